@@ -1,0 +1,1 @@
+# Install rules: filled in with the CMake package and the pkg-config file.

@@ -1,0 +1,3 @@
+# Filled in with the shaders.
+function(kvrun_embed_shaders target)
+endfunction()

@@ -1,0 +1,240 @@
+/* kvrun: long-context language models on edge devices. The C API.
+ *
+ * Objects
+ *   kvrun_model    a GGUF file: shapes, tokenizer, chat form. Needs no device. Immutable: any thread, any
+ * time. kvrun_engine   a model's weights on a device. Calls from several threads are serialised inside.
+ *   kvrun_session  1..16 independent sequences and their KV cache on an engine. One thread at a time each;
+ *                  different sessions of one engine may be used from different threads.
+ * An object must outlive those made from it: model > engine > session.
+ *
+ * Errors
+ *   Functions answer a kvrun_status. On any but KVRUN_OK, kvrun_last_error() gives one message for the
+ *   person at the keyboard: what failed, on what, why, what to do. It belongs to the calling thread and is
+ *   valid until that thread's next call.
+ *
+ * Structs
+ *   Every options struct begins with struct_size: set it to sizeof (the *_init functions do, and fill in the
+ *   defaults), so that later versions can add fields at the end.
+ *
+ * Strings are UTF-8. Text handed out in JSON form is freed with kvrun_string_free.
+ */
+#ifndef KVRUN_KVRUN_H_
+#define KVRUN_KVRUN_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVRUN_VERSION_MAJOR 0
+#define KVRUN_VERSION_MINOR 1
+#define KVRUN_VERSION_PATCH 0
+
+#define KVRUN_MAX_SEQUENCES 16
+
+#if defined(__GNUC__)
+#define KVRUN_API __attribute__((visibility("default")))
+#else
+#define KVRUN_API
+#endif
+
+typedef enum kvrun_status {
+  KVRUN_OK = 0,
+  KVRUN_INVALID_ARGUMENT = 1,
+  KVRUN_NOT_FOUND = 2,
+  KVRUN_CORRUPT = 3,
+  KVRUN_UNSUPPORTED = 4,
+  KVRUN_OUT_OF_MEMORY = 5,
+  KVRUN_CONTEXT_FULL = 6,
+  KVRUN_IO_ERROR = 7,
+  KVRUN_DEVICE_ERROR = 8,
+  KVRUN_CANCELLED = 9,
+  KVRUN_INTERNAL_ERROR = 10
+} kvrun_status;
+
+typedef struct kvrun_model kvrun_model;
+typedef struct kvrun_engine kvrun_engine;
+typedef struct kvrun_session kvrun_session;
+
+/* "0.1.0 (glslc ...)": the library's version and the shader compiler it was built with. */
+KVRUN_API const char* kvrun_version(void);
+KVRUN_API const char* kvrun_last_error(void);
+/* Short name of a status, such as "corrupt". */
+KVRUN_API const char* kvrun_status_name(kvrun_status status);
+KVRUN_API void kvrun_string_free(char* text);
+
+/* What a long call is doing. done and total count bytes while loading and tokens while prefilling. Answer
+ * nonzero to cancel. Called on the calling thread. */
+typedef enum kvrun_phase {
+  KVRUN_PHASE_LOAD = 0,
+  KVRUN_PHASE_PREFILL = 1,
+  KVRUN_PHASE_SELF_TEST = 2
+} kvrun_phase;
+typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
+
+/* ---- Devices --------------------------------------------------------------------------------------- */
+
+/* JSON array, one object per device: index, name, kind ("gpu", "integrated", "cpu"), api_version, driver,
+ * memory_bytes, usable, reason (why not usable). An empty array is not an error. */
+KVRUN_API kvrun_status kvrun_devices_json(char** json);
+
+/* Runs every self-test on the devices that `device` names (see kvrun_engine_options; NULL or "" means all of
+ * them). JSON object: passed (bool), devices: [{name, driver, limits, plan, tests: [{name, passed,
+ * detail}]}]. KVRUN_OK if the tests could be run, whatever they found. */
+KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user,
+                                         char** json);
+
+/* ---- Model ----------------------------------------------------------------------------------------- */
+
+KVRUN_API kvrun_status kvrun_model_open(const char* path, kvrun_model** model);
+KVRUN_API void kvrun_model_close(kvrun_model* model);
+
+/* JSON object: architecture, name, file_bytes, gguf_version, n_layers, n_embd, n_ff, n_heads, n_kv_heads,
+ * head_dim, n_vocab, n_ctx_train, rope, tokenizer, chat_form (null if unknown), tensor_types {type: count},
+ * parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train), context. */
+KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
+
+KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);
+KVRUN_API uint32_t kvrun_model_context_train(const kvrun_model* model);
+/* 1 if the model's file asks for a begin-of-sequence token before a text. */
+KVRUN_API int kvrun_model_adds_bos(const kvrun_model* model);
+KVRUN_API int kvrun_model_is_end_of_generation(const kvrun_model* model, int32_t token);
+
+#define KVRUN_ENCODE_ADD_BOS 1u       /* the begin-of-sequence token first, if the model has one */
+#define KVRUN_ENCODE_PARSE_SPECIAL 2u /* control tokens written in the text are recognised */
+#define KVRUN_ENCODE_BOS_IF_ASKED 4u  /* the begin-of-sequence token first, if the file asks for it */
+
+/* Encodes text_bytes bytes. On entry *count is the room in ids; on return the number of ids of the text.
+ * If the room does not suffice nothing is written and the answer is KVRUN_OK all the same: compare *count. */
+KVRUN_API kvrun_status kvrun_tokenize(const kvrun_model* model, const char* text, size_t text_bytes,
+                                      uint32_t flags, int32_t* ids, size_t* count);
+
+/* The text of ids. *bytes as *count above; no terminating zero. */
+KVRUN_API kvrun_status kvrun_detokenize(const kvrun_model* model, const int32_t* ids, size_t count,
+                                        char* text, size_t* bytes);
+
+typedef struct kvrun_chat_message {
+  const char* role; /* "system", "user" or "assistant" */
+  const char* content;
+} kvrun_chat_message;
+
+/* The messages in the model's own chat form, ready for kvrun_tokenize with KVRUN_ENCODE_PARSE_SPECIAL, ending
+ * where the assistant's answer begins. continued: they follow a conversation that is in the session already.
+ * KVRUN_UNSUPPORTED if the model's form is not known. */
+KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages,
+                                         size_t count, int continued, char** text);
+
+/* ---- Engine ---------------------------------------------------------------------------------------- */
+
+typedef struct kvrun_engine_options {
+  uint32_t struct_size;
+  uint32_t validation; /* nonzero: enable the Vulkan validation layer, if it is installed */
+  /* "auto" (or NULL): the best GPU, else a CPU driver; "vulkan": the same; a part of a device's name; or an
+   * index as in kvrun_devices_json. */
+  const char* device;
+  kvrun_progress_fn progress; /* may be NULL */
+  void* progress_user;
+  uint32_t profile; /* nonzero: time each operation on the device (see kvrun_session_stats_json) */
+} kvrun_engine_options;
+
+KVRUN_API void kvrun_engine_options_init(kvrun_engine_options* options);
+KVRUN_API kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_options* options,
+                                           kvrun_engine** engine);
+KVRUN_API void kvrun_engine_destroy(kvrun_engine* engine);
+/* JSON object: device, kind, driver, is_cpu, plan, notes [..]. */
+KVRUN_API kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json);
+
+/* ---- Session --------------------------------------------------------------------------------------- */
+
+typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
+
+typedef struct kvrun_session_options {
+  uint32_t struct_size;
+  uint32_t n_sequences; /* 1..KVRUN_MAX_SEQUENCES */
+  uint32_t n_ctx;       /* tokens per sequence; 0: what the model was trained with, at most 8192 */
+  kvrun_kv_type kv_type;
+  kvrun_progress_fn progress; /* of prefill; may be NULL */
+  void* progress_user;
+} kvrun_session_options;
+
+KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
+KVRUN_API kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
+                                            kvrun_session** session);
+KVRUN_API void kvrun_session_destroy(kvrun_session* session);
+KVRUN_API uint32_t kvrun_session_context(const kvrun_session* session);
+/* Tokens in a sequence. */
+KVRUN_API uint32_t kvrun_session_length(const kvrun_session* session, uint32_t sequence);
+/* Forgets a sequence's tokens from position `length` on. */
+KVRUN_API kvrun_status kvrun_session_truncate(kvrun_session* session, uint32_t sequence, uint32_t length);
+
+/* Appends ids to a sequence and computes their KV. Nothing is appended on KVRUN_CONTEXT_FULL or
+ * KVRUN_INVALID_ARGUMENT; on KVRUN_CANCELLED the chunks that were finished stay. */
+KVRUN_API kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const int32_t* ids,
+                                          size_t count);
+
+/* Logits of `rows` consecutive positions, the first of which is `position` in the sequence: float
+ * [rows, vocab_size], valid during the call. Answer nonzero to cancel. */
+typedef int (*kvrun_logits_fn)(void* user, uint32_t position, uint32_t rows, const float* logits);
+
+/* Like feed, and hands out the raw logits of the last `last` of these positions (0: of all), in order. */
+KVRUN_API kvrun_status kvrun_session_feed_logits(kvrun_session* session, uint32_t sequence,
+                                                 const int32_t* ids, size_t count, size_t last,
+                                                 kvrun_logits_fn logits, void* user);
+
+typedef struct kvrun_generate_options {
+  uint32_t struct_size;
+  uint32_t max_tokens;      /* per sequence; 0: until the context is full */
+  float temperature;        /* 0: greedy */
+  uint32_t top_k;           /* 0: off */
+  float top_p;              /* 1: off */
+  float min_p;              /* 0: off */
+  float repetition_penalty; /* 1: off; over the last repetition_window tokens, prompt included */
+  uint32_t repetition_window;
+  uint64_t seed;
+  const char* const* stop; /* strings that end generation and are not part of the text */
+  size_t n_stop;
+  uint32_t ignore_end; /* nonzero: go on after end-of-generation tokens (benchmarks) */
+} kvrun_generate_options;
+
+typedef enum kvrun_finish {
+  KVRUN_FINISH_LENGTH = 0,       /* max_tokens reached */
+  KVRUN_FINISH_END = 1,          /* the model ended */
+  KVRUN_FINISH_STOP = 2,         /* a stop string */
+  KVRUN_FINISH_CONTEXT_FULL = 3, /* no room for another token */
+  KVRUN_FINISH_CANCELLED = 4     /* the callback asked to stop */
+} kvrun_finish;
+
+/* Called on the calling thread for each generated token, the end-of-generation token excluded. text is the
+ * part of the answer that became certain: whole UTF-8 characters, possibly none (text_bytes 0), and never a
+ * part of a stop string. With token < 0 it is only text that was held back (at the end). Answer nonzero to
+ * cancel. */
+typedef int (*kvrun_token_fn)(void* user, uint32_t sequence, int32_t token, const char* text,
+                              size_t text_bytes);
+
+typedef struct kvrun_generate_result {
+  uint32_t n_tokens; /* generated, the end-of-generation token excluded */
+  kvrun_finish finish;
+} kvrun_generate_result;
+
+KVRUN_API void kvrun_generate_options_init(kvrun_generate_options* options);
+
+/* Continues `n` sequences, each fed with at least one token before, together: one step of the device computes
+ * the next token of all of them. results: [n], may be NULL. Each generated token but the last of a sequence
+ * is part of its context afterwards; the last is appended too when the sequence is fed or generated again. */
+KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
+                                              const kvrun_generate_options* options, kvrun_token_fn token,
+                                              void* user, kvrun_generate_result* results);
+
+/* JSON object: prefill_tokens, prefill_ms, prefill_tps, decode_tokens, decode_ms, decode_tps, ttft_ms, memory
+ * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile. Counters
+ * run since the session was created or kvrun_session_stats_reset. */
+KVRUN_API kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json);
+KVRUN_API void kvrun_session_stats_reset(kvrun_session* session);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVRUN_KVRUN_H_ */

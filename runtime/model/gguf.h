@@ -1,0 +1,92 @@
+// Reader of GGUF files, versions 2 and 3, little endian.
+//
+// Every count, length and offset in the file is checked against the size of the file before it is used;
+// a hostile file yields a Status that names the file, the place and the reason, and never reads outside of
+// the mapping nor allocates more than a small multiple of the file's size.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/io/mapped_file.h"
+#include "runtime/model/tensor_type.h"
+
+namespace kvrun {
+
+// An array of fixed-size numbers or bools, undecoded: elements may be unaligned in the file.
+struct GgufNumberArray {
+  uint32_t element_type = 0;  // a GGUF value type
+  uint64_t count = 0;
+  std::span<const std::byte> bytes;
+};
+
+// Strings point into the mapping.
+using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view, GgufNumberArray,
+                               std::vector<std::string_view>>;
+
+struct GgufTensor {
+  std::string_view name;
+  TensorType type = TensorType::kF32;
+  uint32_t n_dims = 0;
+  std::array<uint64_t, 4> shape = {1, 1, 1, 1};  // shape[0] is the contiguous (column) dimension
+  std::span<const std::byte> data;               // in the mapping
+
+  uint64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
+};
+
+// Immutable once opened; safe from several threads.
+class GgufFile {
+ public:
+  // Maps the file. Spans and string_views stay valid as long as the GgufFile.
+  static Result<std::unique_ptr<GgufFile>> Open(const std::string& path);
+  // For tests and fuzzing: `bytes` must outlive the GgufFile; `name` appears in messages.
+  static Result<std::unique_ptr<GgufFile>> Parse(std::span<const std::byte> bytes, std::string name);
+
+  const std::string& name() const { return name_; }
+  uint32_t version() const { return version_; }
+  uint64_t size_bytes() const { return bytes_.size(); }
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }
+  const GgufTensor* FindTensor(std::string_view name) const;  // null if absent
+
+  const GgufValue* Find(std::string_view key) const;  // null if absent
+  bool Has(std::string_view key) const { return Find(key) != nullptr; }
+
+  // Typed access. Missing key → kNotFound; another type or a value out of range → kCorrupt; the message
+  // names file and key. The *Or forms answer `fallback` only where the key is missing.
+  Result<uint32_t> U32(std::string_view key) const;  // from any non-negative integer value
+  Result<float> F32(std::string_view key) const;     // from a float or an integer; finite
+  Result<bool> Bool(std::string_view key) const;
+  Result<std::string_view> String(std::string_view key) const;
+  Result<std::vector<std::string_view>> Strings(std::string_view key) const;
+  Result<std::vector<float>> Floats(std::string_view key) const;  // float32 array
+  Result<std::vector<int32_t>> Ints(std::string_view key) const;  // 8- to 32-bit integer array
+  Result<uint32_t> U32Or(std::string_view key, uint32_t fallback) const;
+  Result<float> F32Or(std::string_view key, float fallback) const;
+  Result<bool> BoolOr(std::string_view key, bool fallback) const;
+  Result<std::string_view> StringOr(std::string_view key, std::string_view fallback) const;
+
+  // After the device has its own copy of a tensor, its pages need not stay in memory.
+  void DropResidentPages(std::span<const std::byte> part) const { file_.DropResidentPages(part); }
+
+ private:
+  friend class GgufParser;
+
+  std::string name_;
+  MappedFile file_;
+  std::span<const std::byte> bytes_;
+  uint32_t version_ = 0;
+  std::unordered_map<std::string_view, GgufValue> values_;
+  std::vector<GgufTensor> tensors_;
+  std::unordered_map<std::string_view, size_t> tensor_index_;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,53 @@
+// Text to token ids and back, with the vocabulary of a GGUF file.
+//
+// Two families: byte-level BPE (tokenizer.ggml.model "gpt2") with the pre-tokenizers gpt2, smollm, llama-bpe
+// and qwen2 (tokenizer.ggml.pre), and SentencePiece-style "llama" (scores, byte fall-back).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/model/gguf.h"
+
+namespace kvrun {
+
+using TokenId = int32_t;
+
+struct EncodeOptions {
+  bool add_special = false;    // BOS / EOS as the file says
+  bool parse_special = false;  // "<|im_end|>" in the text becomes the control token, else plain text
+};
+
+// Immutable; safe from several threads. Keeps what it needs: the GgufFile may go.
+class Tokenizer {
+ public:
+  static Result<std::unique_ptr<Tokenizer>> Create(const GgufFile& file);
+  virtual ~Tokenizer() = default;
+
+  // Any bytes are accepted, valid UTF-8 or not; the result decodes to the same bytes where the vocabulary
+  // can say them.
+  virtual Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
+
+  // The bytes of one token: possibly a part of a UTF-8 character. Control tokens give their text only if
+  // `show_special`, else nothing. An id outside of the vocabulary gives nothing.
+  virtual std::string DecodeToken(TokenId id, bool show_special = false) const = 0;
+
+  // All of them, as generated text reads (SentencePiece's leading space removed at the start of a text).
+  virtual std::string Decode(const std::vector<TokenId>& ids, bool show_special = false) const = 0;
+
+  virtual uint32_t n_vocab() const = 0;
+  virtual TokenId bos() const = 0;  // -1 if there is none
+  virtual TokenId eos() const = 0;  // -1 if there is none
+  virtual bool adds_bos() const = 0;
+  // Every token that ends generation: EOS, EOT, EOM and their known spellings (<|im_end|>, <|eot_id|>, ...).
+  virtual bool IsEndOfGeneration(TokenId id) const = 0;
+  virtual bool IsControl(TokenId id) const = 0;
+  // The id whose text is exactly `text`, or -1.
+  virtual TokenId FindToken(std::string_view text) const = 0;
+};
+
+}  // namespace kvrun
