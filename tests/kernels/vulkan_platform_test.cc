@@ -32,8 +32,8 @@ class VulkanPlatform : public ::testing::TestWithParam<const char*> {
   uint64_t messages_before_ = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(Clamp, VulkanPlatform, ::testing::Values("", "floor"), [](const auto& info) {
-  return std::string(*info.param == '\0' ? "none" : info.param);
+INSTANTIATE_TEST_SUITE_P(Clamp, VulkanPlatform, ::testing::Values("", "floor"), [](const auto& clamp) {
+  return std::string(*clamp.param == '\0' ? "none" : clamp.param);
 });
 
 DeviceBuffer Allocate(DeviceAllocator& allocator, uint64_t size_bytes, MemoryKind kind,
