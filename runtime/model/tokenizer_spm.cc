@@ -16,11 +16,23 @@ namespace {
 constexpr std::string_view kScoresKey = "tokenizer.ggml.scores";
 constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
 
+// Where the word that starts at `begin` ends: before the first space mark that follows another character.
+size_t WordEnd(std::string_view text, size_t begin) {
+  size_t letters = begin;
+  while (text.substr(letters, kSpaceMark.size()) == kSpaceMark) letters += kSpaceMark.size();
+  if (letters == text.size()) return text.size();
+  return std::min(text.find(kSpaceMark, letters), text.size());
+}
+
 class SpmTokenizer final : public TokenizerBase {
  public:
   SpmTokenizer(Vocab vocab, std::vector<float> scores, bool adds_space)
       : TokenizerBase(std::move(vocab)), scores_(std::move(scores)), adds_space_(adds_space) {
     for (unsigned byte = 0; byte < 256; ++byte) byte_tokens_[byte] = FindByte(static_cast<uint8_t>(byte));
+    for (TokenId id = 0; this->vocab().Contains(id) && spaces_start_words_; ++id) {
+      const std::string_view text = this->vocab().text(id);
+      if (this->vocab().IsPlain(id) && !text.empty()) spaces_start_words_ = WordEnd(text, 0) == text.size();
+    }
   }
 
   bool CanSayEveryByte() const {
@@ -51,7 +63,7 @@ class SpmTokenizer final : public TokenizerBase {
     }
   };
   struct Work {
-    std::string text;
+    std::string_view word;
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;
   };
@@ -60,10 +72,12 @@ class SpmTokenizer final : public TokenizerBase {
   TokenId FindByte(uint8_t byte) const;
   void Push(uint32_t left, Work* work) const;
   void MergeAll(Work* work) const;
+  void EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const;
   void AppendIds(std::string_view symbol, std::vector<TokenId>* ids) const;
 
   std::vector<float> scores_;
   bool adds_space_;
+  bool spaces_start_words_ = true;  // no token has a space mark after another character: none spans two words
   std::array<TokenId, 256> byte_tokens_{};  // -1 where the vocabulary lacks one
 };
 
@@ -84,7 +98,7 @@ void SpmTokenizer::Push(uint32_t left, Work* work) const {
   const Symbol& symbol = work->symbols[left];
   if (symbol.next == kNone) return;
   const uint32_t bytes = symbol.bytes + work->symbols[symbol.next].bytes;
-  const TokenId id = FindPlain(std::string_view(work->text).substr(symbol.begin, bytes));
+  const TokenId id = FindPlain(work->word.substr(symbol.begin, bytes));
   if (id < 0) return;
   work->heap.push_back({scores_[static_cast<size_t>(id)], left, bytes});
   std::push_heap(work->heap.begin(), work->heap.end());
@@ -124,27 +138,39 @@ void SpmTokenizer::AppendIds(std::string_view symbol, std::vector<TokenId>* ids)
   for (const char byte : symbol) ids->push_back(token_of(byte));
 }
 
-Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const {
-  Work work;
-  work.text.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
-  if (first && adds_space_) work.text += kSpaceMark;
-  for (const char c : text) {
-    if (c == ' ') {
-      work.text += kSpaceMark;
-    } else {
-      work.text += c;
-    }
-  }
-  for (size_t at = 0; at < work.text.size();) {
-    const auto bytes = static_cast<uint32_t>(std::max<size_t>(Utf8CharacterBytes(work.text, at), 1));
-    const auto index = static_cast<uint32_t>(work.symbols.size());
-    const uint32_t next = at + bytes < work.text.size() ? index + 1 : kNone;
-    work.symbols.push_back({static_cast<uint32_t>(at), bytes, index == 0 ? kNone : index - 1, next});
+void SpmTokenizer::EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const {
+  work->word = word;
+  work->symbols.clear();
+  for (size_t at = 0; at < word.size();) {
+    const auto bytes = static_cast<uint32_t>(std::max<size_t>(Utf8CharacterBytes(word, at), 1));
+    const auto index = static_cast<uint32_t>(work->symbols.size());
+    const uint32_t next = at + bytes < word.size() ? index + 1 : kNone;
+    work->symbols.push_back({static_cast<uint32_t>(at), bytes, index == 0 ? kNone : index - 1, next});
     at += bytes;
   }
-  MergeAll(&work);
-  for (const Symbol& symbol : work.symbols) {
-    if (symbol.bytes > 0) AppendIds(std::string_view(work.text).substr(symbol.begin, symbol.bytes), ids);
+  MergeAll(work);
+  for (const Symbol& symbol : work->symbols) {
+    if (symbol.bytes > 0) AppendIds(word.substr(symbol.begin, symbol.bytes), ids);
+  }
+}
+
+Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const {
+  std::string marked;
+  marked.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
+  if (first && adds_space_) marked += kSpaceMark;
+  for (const char c : text) {
+    if (c == ' ') {
+      marked += kSpaceMark;
+    } else {
+      marked += c;
+    }
+  }
+  Work work;
+  const std::string_view all = marked;
+  for (size_t begin = 0; begin < all.size();) {
+    const size_t end = spaces_start_words_ ? WordEnd(all, begin) : all.size();
+    EncodeWord(all.substr(begin, end - begin), &work, ids);
+    begin = end;
   }
   return Status::Ok();
 }
