@@ -42,17 +42,18 @@ constexpr uint32_t kMaxContext = 1U << 27;
 struct NeutralKey {
   std::string_view suffix;
   float neutral;
+  std::string_view feature;
 };
 constexpr std::array kNeutralKeys = {
-    NeutralKey{"expert_count", 0.0F},
-    NeutralKey{"attention.clamp_kqv", 0.0F},
-    NeutralKey{"attention.max_alibi_bias", 0.0F},
-    NeutralKey{"attention.scale", 0.0F},
-    NeutralKey{"attn_logit_softcapping", 0.0F},
-    NeutralKey{"final_logit_softcapping", 0.0F},
-    NeutralKey{"logit_scale", 1.0F},
-    NeutralKey{"residual_scale", 1.0F},
-    NeutralKey{"embedding_scale", 1.0F},
+    NeutralKey{"expert_count", 0.0F, "a mixture of experts"},
+    NeutralKey{"attention.clamp_kqv", 0.0F, "clamped queries and keys"},
+    NeutralKey{"attention.max_alibi_bias", 0.0F, "ALiBi position biases"},
+    NeutralKey{"attention.scale", 0.0F, "its own attention scale"},
+    NeutralKey{"attn_logit_softcapping", 0.0F, "soft-capped attention"},
+    NeutralKey{"final_logit_softcapping", 0.0F, "soft-capped logits"},
+    NeutralKey{"logit_scale", 1.0F, "scaled logits"},
+    NeutralKey{"residual_scale", 1.0F, "scaled residuals"},
+    NeutralKey{"embedding_scale", 1.0F, "scaled embeddings"},
 };
 
 std::string KnownArchitectures() {
@@ -129,8 +130,8 @@ Status ConfigReader::CheckSupported() const {
     KVRUN_ASSIGN_OR_RETURN(const float value, file_.F32Or(Key(key.suffix), key.neutral));
     if (value != key.neutral && value != 0.0F) {
       return {StatusCode::kUnsupported,
-              fmt::format("{}: key \"{}\" is {}; kvrun does not run models that use this", file_.name(),
-                          Key(key.suffix), value)};
+              fmt::format("{}: the model uses {} (key \"{}\" is {}), which kvrun does not support",
+                          file_.name(), key.feature, Key(key.suffix), value)};
     }
   }
   KVRUN_ASSIGN_OR_RETURN(const bool is_causal, file_.BoolOr(Key("attention.causal"), true));

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_set>
@@ -60,7 +62,9 @@ class WeightFinder {
  private:
   uint64_t Elements(Size size) const;
   bool IsNeeded(Needed needed) const;
-  Result<const GgufTensor*> Tensor(std::string_view name, uint64_t in, uint64_t out);
+  Result<const GgufTensor*> Matrix(std::string_view name, uint64_t in, uint64_t out);
+  Result<const GgufTensor*> Vector(std::string_view name, uint64_t elements);
+  Result<const GgufTensor*> Tensor(std::string_view name, std::span<const uint64_t> expected);
   Status FindLayer(uint32_t layer, LayerWeights& weights);
   Status CheckNothingIsLeft() const;
 
@@ -90,38 +94,48 @@ bool WeightFinder::IsNeeded(Needed needed) const {
   return false;
 }
 
-std::string ShapeText(const GgufTensor& tensor) {
-  return fmt::format("[{}]", fmt::join(tensor.shape.begin(), tensor.shape.begin() + tensor.n_dims, ", "));
-}
+std::string ShapeText(std::span<const uint64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-Result<const GgufTensor*> WeightFinder::Tensor(std::string_view name, uint64_t in, uint64_t out) {
-  const bool is_vector = out == 1;
-  const std::string expected = is_vector ? fmt::format("[{}]", in) : fmt::format("[{}, {}]", in, out);
+Result<const GgufTensor*> WeightFinder::Tensor(std::string_view name, std::span<const uint64_t> expected) {
   const GgufTensor* tensor = file_.FindTensor(name);
   if (tensor == nullptr) {
     return Status(StatusCode::kCorrupt,
                   fmt::format("{}: tensor \"{}\" of shape {} is missing; the file holds {} tensors",
-                              file_.name(), name, expected, file_.tensors().size()));
+                              file_.name(), name, ShapeText(expected), file_.tensors().size()));
   }
-  const std::array<uint64_t, 4> shape = {in, out, 1, 1};
+  std::array<uint64_t, 4> shape = {1, 1, 1, 1};
+  std::copy(expected.begin(), expected.end(), shape.begin());
   if (tensor->shape != shape) {
-    return Status(StatusCode::kCorrupt, fmt::format("{}: tensor \"{}\" has shape {}, expected {}",
-                                                    file_.name(), name, ShapeText(*tensor), expected));
-  }
-  if (is_vector && tensor->type != TensorType::kF32) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("{}: tensor \"{}\" is {}; kvrun reads norms and biases in F32", file_.name(),
-                              name, TensorTypeName(tensor->type)));
+    return Status(
+        StatusCode::kCorrupt,
+        fmt::format("{}: tensor \"{}\" has shape {}, expected {}", file_.name(), name,
+                    ShapeText(std::span(tensor->shape).first(tensor->n_dims)), ShapeText(expected)));
   }
   used_.insert(tensor);
   return tensor;
+}
+
+Result<const GgufTensor*> WeightFinder::Matrix(std::string_view name, uint64_t in, uint64_t out) {
+  return Tensor(name, std::array{in, out});
+}
+
+Result<const GgufTensor*> WeightFinder::Vector(std::string_view name, uint64_t elements) {
+  KVRUN_ASSIGN_OR_RETURN(const GgufTensor* tensor, Tensor(name, std::array{elements}));
+  if (tensor->type == TensorType::kF32) return tensor;
+  return Status(StatusCode::kUnsupported,
+                fmt::format("{}: tensor \"{}\" is {}; kvrun reads norms and biases in F32", file_.name(),
+                            name, TensorTypeName(tensor->type)));
 }
 
 Status WeightFinder::FindLayer(uint32_t layer, LayerWeights& weights) {
   for (const LayerRow& row : kLayerRows) {
     if (!IsNeeded(row.needed)) continue;
     const std::string name = fmt::format("blk.{}.{}", layer, row.suffix);
-    KVRUN_ASSIGN_OR_RETURN(weights.*row.slot, Tensor(name, Elements(row.in), Elements(row.out)));
+    Result<const GgufTensor*> tensor = row.out == Size::kOne
+                                           ? Vector(name, Elements(row.in))
+                                           : Matrix(name, Elements(row.in), Elements(row.out));
+    if (!tensor.ok()) return tensor.status();
+    weights.*row.slot = *tensor;
   }
   return Status::Ok();
 }
@@ -142,11 +156,11 @@ Status WeightFinder::CheckNothingIsLeft() const {
 Result<ModelWeights> WeightFinder::Find() {
   ModelWeights weights;
   KVRUN_ASSIGN_OR_RETURN(weights.token_embedding,
-                         Tensor("token_embd.weight", config_.n_embd, config_.n_vocab));
-  KVRUN_ASSIGN_OR_RETURN(weights.output_norm, Tensor("output_norm.weight", config_.n_embd, 1));
+                         Matrix("token_embd.weight", config_.n_embd, config_.n_vocab));
+  KVRUN_ASSIGN_OR_RETURN(weights.output_norm, Vector("output_norm.weight", config_.n_embd));
   weights.output = weights.token_embedding;
   if (!config_.has_tied_output) {
-    KVRUN_ASSIGN_OR_RETURN(weights.output, Tensor("output.weight", config_.n_embd, config_.n_vocab));
+    KVRUN_ASSIGN_OR_RETURN(weights.output, Matrix("output.weight", config_.n_embd, config_.n_vocab));
   }
   weights.layers.resize(config_.n_layers);
   for (uint32_t layer = 0; layer < config_.n_layers; ++layer) {
