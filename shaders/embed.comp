@@ -10,7 +10,7 @@ layout(local_size_x = 64) in;
 layout(push_constant) uniform Params { EmbedParams p; };
 #include "include/packed_weights.glsl"
 layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; };
-layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 
 void main() {
   const uint token = gl_GlobalInvocationID.x / p.planes.n_chunks;

@@ -8,7 +8,7 @@ layout(local_size_x = 64) in;
 layout(push_constant) uniform Params { GatherParams p; };
 layout(set = 0, binding = 0, std430) readonly buffer X { float x[]; };
 layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; };
-layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 
 void main() {
   const uint row = gl_GlobalInvocationID.x / p.n_cols;

@@ -101,14 +101,13 @@ struct AttentionArgs {
   KvShape kv_shape;
   uint32_t n_heads = 0;
   uint32_t n_tokens = 0;
-  // RoPE and norms, float: frequencies [rotary_dim / 2], then q_norm [head_dim], then k_norm [head_dim] where
-  // has_qk_norm.
-  const Buffer* constants = nullptr;
-  uint32_t rotary_dim = 0;
-  bool rope_halves = false;  // pairs are (i, i + rotary_dim / 2), else (2i, 2i + 1)
-  float rope_magnitude = 1.0F;
-  bool has_qk_norm = false;
+  // float [n_tokens, rotary_dim / 2, 2]: cosine and sine of each row's angles, times the RoPE magnitude. Made
+  // by the host: devices differ in the sine of a large angle.
+  const Buffer* angles = nullptr;
+  const Buffer* norms = nullptr;  // float: q_norm [head_dim], k_norm [head_dim]; null: none
   float norm_epsilon = 0.0F;
+  uint32_t rotary_dim = 0;
+  bool rope_halves = false;   // pairs are (i, i + rotary_dim / 2), else (2i, 2i + 1)
   Buffer* output = nullptr;   // Attend: float [n_tokens, n_heads * head_dim]
   Buffer* scratch = nullptr;  // Attend: at least Device::AttendScratchBytes
   // All rows are of one sequence at consecutive positions (a prefill chunk).
@@ -126,7 +125,7 @@ class CommandList {
   virtual Status RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
                          uint32_t n_cols, Buffer* out) = 0;
   virtual Status MatMul(const MatMulArgs& args) = 0;
-  // Normalises (has_qk_norm) and rotates Q in place; writes normalised, rotated K and V into the KV buffer at
+  // Normalises (with norms) and rotates Q in place; writes normalised, rotated K and V into the KV buffer at
   // each row's position.
   virtual Status RopeAndStore(const AttentionArgs& args) = 0;
   // output[t] = softmax(Q K^T / sqrt(head_dim)) V over positions 0..position(t) of the row's sequence.
@@ -136,7 +135,7 @@ class CommandList {
   // out[i] = x[step.tokens[i].output_row], float [n_rows, n_cols].
   virtual Status GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
                             Buffer* out) = 0;
-  // A kReadback buffer's content is the host's after Device::Wait; a copy where the device needs one.
+  // Ends recording. What kReadback buffers hold is the host's to read after Device::Wait.
   virtual Status Finish() = 0;
 };
 
@@ -170,7 +169,7 @@ class Device {
   // The sources stacked in order; all of one type and n_cols.
   virtual Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                        std::span<const MatrixSource> sources) = 0;
-  // Whether CreateMatrix takes this type (all of the type table's, unless a device lacks one).
+  // What AttentionArgs::scratch must hold.
   virtual uint64_t AttendScratchBytes(const AttentionArgs& args) const = 0;
 
   virtual Result<std::unique_ptr<CommandList>> CreateCommandList() = 0;
