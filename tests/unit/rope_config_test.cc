@@ -154,7 +154,7 @@ TEST(RopeTable, YarnRampsBetweenTheCorrectionPairs) {
   EXPECT_NEAR(MakeRopeTable(rope).magnitude, 0.56931471805, 1e-6);
 }
 
-// More betas than pairs turn: the ramp ends at the last rotated dimension, as a number, not at the last pair.
+// At both ends: every pair turns often enough to be kept, or none does.
 TEST(RopeTable, YarnRampIsClampedToTheRotatedDimensions) {
   RopeConfig rope = Base(8, 10000.0F);
   rope.scaling = RopeScaling::kYarn;
