@@ -249,7 +249,10 @@ TEST(SpecialTokens, BosAndEosAsTheFileSays) {
 
 TEST(SentencePiece, BestScoreGoesFirst) {
   const auto tokenizer = CreateOrFail(Spm({"bc", "ab", "▁abc", "abc", "▁", "a", "b", "c", "▁▁"}));
-  EXPECT_EQ(Pieces(*tokenizer, "abc"), (Words{" ", "abc"}));
+  EXPECT_EQ(Pieces(*tokenizer, "abc"), (Words{" abc"}));
+  EXPECT_EQ(Pieces(*tokenizer, "babcc"), (Words{" ", "b", "abc", "c"}));
+  const auto no_abc = CreateOrFail(Spm({"bc", "ab", "▁", "a", "b", "c"}));
+  EXPECT_EQ(Pieces(*no_abc, "abc"), (Words{" ", "a", "bc"}));
   EXPECT_EQ(Pieces(*tokenizer, "ab"), (Words{" ", "ab"}));
   EXPECT_EQ(Pieces(*tokenizer, "  c"), (Words{"  ", " ", "c"}));
   EXPECT_EQ(tokenizer->Decode(*tokenizer->Encode("  c", {})), "  c");
@@ -285,7 +288,9 @@ TEST(SentencePiece, SpacePrefixBeforeTextAndAfterSpecialTokens) {
 
 TEST(SentencePiece, PlainTextNeverBecomesAControlToken) {
   const auto tokenizer = CreateOrFail(Spm({"▁", "</", "s>", "s", ">", "</s"}));
-  for (const TokenId id : *tokenizer->Encode("</s>", {})) EXPECT_FALSE(tokenizer->IsControl(id));
+  const Ids ids = *tokenizer->Encode("</s>", {});
+  EXPECT_EQ(ids.size(), 3U);
+  for (const TokenId id : ids) EXPECT_FALSE(tokenizer->IsControl(id));
   EXPECT_TRUE(tokenizer->IsEndOfGeneration(tokenizer->FindToken("</s>")));
   EXPECT_EQ(tokenizer->bos(), 1);
   EXPECT_EQ(tokenizer->eos(), 2);
