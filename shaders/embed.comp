@@ -1,4 +1,4 @@
-// result[t] = row tokens[t].id of a packed table. One invocation per token and chunk of 64 columns. A table in
+// result[t] = row tokens[t].id of a packed table. One invocation per token and block of 32 columns. A table in
 // several slices takes a dispatch each; rows outside of the slice are left alone.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
@@ -13,15 +13,18 @@ layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; }
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 
 void main() {
-  const uint token = gl_GlobalInvocationID.x / p.planes.n_chunks;
-  const uint chunk = gl_GlobalInvocationID.x % p.planes.n_chunks;
+  const uint n_blocks = p.planes.n_chunks * 2;
+  const uint token = gl_GlobalInvocationID.x / n_blocks;
+  const uint block = gl_GlobalInvocationID.x % n_blocks;
   if (token < p.n_tokens) {
     const uint row = stepp.tokens[token].id - p.row_begin;  // wraps below the slice
     if (row < p.n_rows) {
-      const Chunk c = LoadChunk(p.planes, row, chunk);
-      [[unroll]] for (uint j = 0; j < 16; ++j) {
-        const vec4 w = ChunkWeights(c, j);
-        const uint column = chunk * KVRUN_CHUNK_COLUMNS + 4 * j;
+      const Block b = LoadBlock(p.planes, row, block);
+      uvec4 quants;
+      [[unroll]] for (uint j = 0; j < 8; ++j) {
+        if (j % GROUPS_PER_VECTOR == 0) quants = LoadQuants(p.planes, row, block, j / GROUPS_PER_VECTOR);
+        const vec4 w = BlockWeights(b, quants, j);
+        const uint column = block * 32 + 4 * j;
         [[unroll]] for (uint i = 0; i < 4; ++i) {
           if (column + i < p.n_cols) result[token * p.n_cols + column + i] = w[i];
         }

@@ -62,38 +62,39 @@ void main() {
     [[unroll]] for (uint t = 0; t < TOKENS; ++t) sums[r][t] = 0.0;
   }
 
-  for (uint chunk = split; chunk < p.planes.n_chunks; chunk += SPLITS) {
-    Chunk chunks[ROWS];
-    [[unroll]] for (uint r = 0; r < ROWS; ++r) chunks[r] = LoadChunk(p.planes, rows[r], chunk);
-    [[unroll]] for (uint half_chunk = 0; half_chunk < 2; ++half_chunk) {
+  const uint n_blocks = p.planes.n_chunks * 2;
+  for (uint block = split; block < n_blocks; block += SPLITS) {
 #ifdef PATH_SUBGROUP
-      // The tile's vectors (token, v) = (i / 8, i % 8), i = slot * LANES + lane.
-      vec4 shares[2 * TOKENS];
-      [[unroll]] for (uint slot = 0; slot < 2 * TOKENS; ++slot) {
-        if (slot * LANES < 8 * TOKENS) {
-          const uint i = min(slot * LANES + lane, 8 * TOKENS - 1);
-          shares[slot] = LoadInput(token_begin + i / 8, chunk * 16 + half_chunk * 8 + i % 8);
-        }
+    // The tile's vectors (token, v) = (i / 8, i % 8), i = slot * LANES + lane.
+    vec4 shares[2 * TOKENS];
+    [[unroll]] for (uint slot = 0; slot < 2 * TOKENS; ++slot) {
+      if (slot * LANES < 8 * TOKENS) {
+        const uint i = min(slot * LANES + lane, 8 * TOKENS - 1);
+        shares[slot] = LoadInput(token_begin + i / 8, block * 8 + i % 8);
       }
+    }
 #endif
-      [[unroll]] for (uint j = 0; j < 8; ++j) {
-        vec4 x[TOKENS];
-        [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
+    Block blocks[ROWS];
+    uvec4 quants[ROWS];
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) blocks[r] = LoadBlock(p.planes, rows[r], block);
+    [[unroll]] for (uint j = 0; j < 8; ++j) {
+      vec4 x[TOKENS];
+      [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
 #ifdef PATH_SUBGROUP
-          const uint i = t * 8 + j;
-          x[t] = subgroupShuffle(shares[i / LANES], i % LANES);
+        const uint i = t * 8 + j;
+        x[t] = subgroupShuffle(shares[i / LANES], i % LANES);
 #else
-          x[t] = LoadInput(token_begin + t, chunk * 16 + half_chunk * 8 + j);
+        x[t] = LoadInput(token_begin + t, block * 8 + j);
 #endif
-        }
-        [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-          const vec4 w = ChunkWeights(chunks[r], half_chunk * 8 + j);
-          [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
-            sums[r][t] += w.x * x[t].x;
-            sums[r][t] += w.y * x[t].y;
-            sums[r][t] += w.z * x[t].z;
-            sums[r][t] += w.w * x[t].w;
-          }
+      }
+      [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+        if (j % GROUPS_PER_VECTOR == 0) quants[r] = LoadQuants(p.planes, rows[r], block, j / GROUPS_PER_VECTOR);
+        const vec4 w = BlockWeights(blocks[r], quants[r], j);
+        [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
+          sums[r][t] += w.x * x[t].x;
+          sums[r][t] += w.y * x[t].y;
+          sums[r][t] += w.z * x[t].z;
+          sums[r][t] += w.w * x[t].w;
         }
       }
     }

@@ -38,7 +38,7 @@ Status VulkanCommandList::Embed(const Matrix& table, const Buffer& step, uint32_
                              .n_cols = table.n_cols(),
                              .n_tokens = n_tokens};
     const KernelChoice kernel = Linear(fmt::format("embed_{}_floor", VariantTypeName(table.type())),
-                                       uint64_t{n_tokens} * slice.layout.planes.n_chunks, 64);
+                                       uint64_t{n_tokens} * slice.layout.planes.n_chunks * 2, 64);
     const std::array storage = {Binding{&slice.memory, Access::kRead},
                                 Binding{MemoryOrEmpty(out), Access::kWrite}};
     KVRUN_RETURN_IF_ERROR(
