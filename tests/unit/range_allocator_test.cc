@@ -18,6 +18,15 @@ TEST(RangeAllocator, AlignsAndLeavesTheGapUsable) {
   EXPECT_EQ(ranges.Allocate(644, 1), 356u);
 }
 
+TEST(RangeAllocator, PhaseShiftsTheOffsets) {
+  RangeAllocator ranges(1000);
+  EXPECT_EQ(ranges.Allocate(10, 256, 64), 64u);
+  EXPECT_EQ(ranges.Allocate(10, 256, 64), 320u);
+  EXPECT_EQ(ranges.Allocate(64, 1), 0u);
+  EXPECT_EQ(ranges.Allocate(400, 256, 64), 576u);
+  EXPECT_EQ(ranges.Allocate(300, 256, 64), std::nullopt);
+}
+
 TEST(RangeAllocator, FreedNeighboursJoin) {
   RangeAllocator ranges(300);
   ASSERT_EQ(ranges.Allocate(100, 1), 0u);
