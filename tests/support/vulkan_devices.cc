@@ -14,6 +14,13 @@ extern "C" __attribute__((visibility("default"))) const char* __lsan_default_sup
 }
 #endif
 
+#ifdef __SANITIZE_THREAD__
+// SwiftShader is not instrumented, so its own synchronisation is not seen.
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions() {
+  return "race:libvk_swiftshader.so\n";
+}
+#endif
+
 namespace kvrun::testing {
 namespace {
 
