@@ -133,8 +133,9 @@ Result<std::shared_ptr<MemoryChunk>> NewChunk(AllocatorState& state, const Buffe
 }
 
 Status CheckRequest(const BufferRequest& request, const DevicePlan& plan) {
-  if (request.size_bytes == 0 || request.alignment_bytes == 0) {
-    return {StatusCode::kInternal, fmt::format("a buffer of no size was asked for ({})", request.name)};
+  if (request.size_bytes == 0 || !std::has_single_bit(request.alignment_bytes)) {
+    return {StatusCode::kInternal,
+            fmt::format("a buffer of no size or of an odd alignment was asked for ({})", request.name)};
   }
   if (request.size_bytes <= plan.max_allocation_bytes) return Status::Ok();
   return {StatusCode::kInternal,
@@ -159,23 +160,37 @@ struct Placement {
   uint64_t offset = 0;
 };
 
+// Room in a chunk so that the driver's alignment holds for the offset, and the caller's for the address.
+std::optional<uint64_t> AllocateIn(MemoryChunk& chunk, uint64_t size_bytes, uint64_t offset_alignment,
+                                   uint64_t address_alignment) {
+  const uint64_t alignment = std::lcm(offset_alignment, address_alignment);
+  const uint64_t phase = (0 - reinterpret_cast<uintptr_t>(chunk.mapped)) & (address_alignment - 1);
+  return chunk.ranges.Allocate(size_bytes, alignment, phase % offset_alignment == 0 ? phase : 0);
+}
+
 Result<Placement> Place(AllocatorState& state, const BufferRequest& request, const MemoryUse& use,
                         uint32_t type_index, uint64_t size_bytes, uint64_t alignment) {
   auto& chunks = state.chunks[static_cast<size_t>(request.kind)];
   for (const std::shared_ptr<MemoryChunk>& chunk : chunks) {
     if (chunk->type_index != type_index) continue;
-    if (const auto offset = chunk->ranges.Allocate(size_bytes, alignment)) return Placement{chunk, *offset};
+    const auto offset = AllocateIn(*chunk, size_bytes, alignment, request.alignment_bytes);
+    if (offset) return Placement{chunk, *offset};
   }
   const uint64_t limit = state.device->plan().max_allocation_bytes;
   const uint64_t common = std::min(state.options.chunk_bytes, limit);
-  const uint64_t chunk_bytes = size_bytes > common / 2 ? size_bytes : common;
+  // Mapped memory need not start at the caller's alignment.
+  const uint64_t slack =
+      use.host_visible && request.alignment_bytes > alignment ? request.alignment_bytes : 0;
+  const uint64_t own = size_bytes + slack <= limit ? size_bytes + slack : size_bytes;
+  const uint64_t chunk_bytes = own > common / 2 ? own : common;
   Result<std::shared_ptr<MemoryChunk>> chunk = NewChunk(state, request, use, type_index, chunk_bytes);
   // A heap that is nearly full may still have room for the buffer alone.
-  if (!chunk.ok() && chunk_bytes > size_bytes) chunk = NewChunk(state, request, use, type_index, size_bytes);
+  if (!chunk.ok() && chunk_bytes > own) chunk = NewChunk(state, request, use, type_index, own);
   if (!chunk.ok()) return chunk.status();
-  chunks.push_back(*chunk);
-  const auto offset = (*chunk)->ranges.Allocate(size_bytes, alignment);
+  auto offset = AllocateIn(**chunk, size_bytes, alignment, request.alignment_bytes);
+  if (!offset) offset = (*chunk)->ranges.Allocate(size_bytes, alignment);
   KVRUN_CHECK(offset.has_value());
+  chunks.push_back(*chunk);
   return Placement{*chunk, *offset};
 }
 
@@ -210,7 +225,7 @@ Result<DeviceBuffer> DeviceAllocator::Allocate(const BufferRequest& request) {
   // Atoms matter only where ranges are flushed.
   const bool ranges_flushed = use.host_visible && (!use.coherent || state_->options.shadow_copies);
   const uint64_t atom = ranges_flushed ? device.plan().non_coherent_atom_bytes : 1;
-  const uint64_t alignment = std::lcm(std::lcm(needs.alignment, atom), request.alignment_bytes);
+  const uint64_t alignment = std::lcm(needs.alignment, atom);
   buffer.size_bytes_ = request.size_bytes;
   buffer.reserved_bytes_ = RoundUp(std::max(needs.size, request.size_bytes), atom);
   buffer.name_ = request.name;

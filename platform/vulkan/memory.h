@@ -22,8 +22,9 @@ inline constexpr size_t kMemoryKindCount = 4;
 struct BufferRequest {
   uint64_t size_bytes = 0;
   MemoryKind kind = MemoryKind::kDeviceLocal;
-  std::string_view name;         // for the account and messages: "weights", "kv"
-  uint64_t alignment_bytes = 1;  // of the offset in its memory, such as a page for direct reads
+  std::string_view name;  // for the account and messages: "weights", "kv"
+  // A power of two: of mapped() where there is one, such as a page for direct reads.
+  uint64_t alignment_bytes = 1;
 };
 
 struct MemoryUsage {

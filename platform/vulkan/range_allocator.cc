@@ -9,10 +9,10 @@ RangeAllocator::RangeAllocator(uint64_t size_bytes) : size_bytes_(size_bytes), f
   if (size_bytes > 0) free_[0] = size_bytes;
 }
 
-std::optional<uint64_t> RangeAllocator::Allocate(uint64_t size_bytes, uint64_t alignment) {
-  KVRUN_CHECK(size_bytes > 0 && alignment > 0);
+std::optional<uint64_t> RangeAllocator::Allocate(uint64_t size_bytes, uint64_t alignment, uint64_t phase) {
+  KVRUN_CHECK(size_bytes > 0 && phase < alignment);
   for (const auto& [start, length] : free_) {
-    const uint64_t offset = RoundUp(start, alignment);
+    const uint64_t offset = start <= phase ? phase : RoundUp(start - phase, alignment) + phase;
     const uint64_t skipped = offset - start;
     if (skipped > length || length - skipped < size_bytes) continue;
     const uint64_t end = start + length;

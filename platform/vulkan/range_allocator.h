@@ -11,8 +11,9 @@ class RangeAllocator {
  public:
   explicit RangeAllocator(uint64_t size_bytes);
 
-  // The offset of `size_bytes` free bytes, a multiple of `alignment` (any positive number).
-  std::optional<uint64_t> Allocate(uint64_t size_bytes, uint64_t alignment);
+  // The offset of `size_bytes` free bytes: a multiple of `alignment` (any positive number) plus `phase`,
+  // which is less than `alignment`.
+  std::optional<uint64_t> Allocate(uint64_t size_bytes, uint64_t alignment, uint64_t phase = 0);
   // Gives back exactly what Allocate returned for `size_bytes`.
   void Free(uint64_t offset, uint64_t size_bytes);
 

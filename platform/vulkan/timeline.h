@@ -47,8 +47,9 @@ class Timeline {
                 std::optional<TimelinePoint> wait = std::nullopt);
   // By the host.
   Status Signal(uint64_t value);
-  // False: `timeout_ns` has passed first. What the device wrote can be read by the host if its commands end
-  // with RecordFullBarrier (and after Invalidate).
+  // False: `timeout_ns` has passed first. `value` is one that is signalled, not one in between (validation
+  // layers stumble over those, and over several threads that wait for the same value). What the device wrote
+  // can be read by the host if its commands end with RecordFullBarrier (and after Invalidate).
   Result<bool> Wait(uint64_t value, uint64_t timeout_ns = kWaitForever);
   Result<uint64_t> Completed();
 
