@@ -17,7 +17,9 @@ ByteWriter& ByteWriter::PutString(std::string_view text) {
 }
 
 ByteWriter& ByteWriter::PutBytes(std::span<const std::byte> bytes) {
-  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  const size_t at = bytes_.size();
+  bytes_.resize(at + bytes.size());
+  std::copy(bytes.begin(), bytes.end(), bytes_.begin() + static_cast<std::ptrdiff_t>(at));
   return *this;
 }
 
