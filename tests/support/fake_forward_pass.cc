@@ -14,7 +14,9 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 33);
 }
 
-uint64_t Extend(uint64_t hash, TokenId id) { return Mix(hash + static_cast<uint64_t>(id) + 0x9E3779B97F4A7C15U) | 1U; }
+uint64_t Extend(uint64_t hash, TokenId id) {
+  return Mix(hash + static_cast<uint64_t>(id) + 0x9E3779B97F4A7C15U) | 1U;
+}
 
 void WriteRow(uint64_t hash, std::span<float> logits) {
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -44,7 +46,8 @@ std::string FakeForwardPass::FindMisuse(std::span<const StepRow> rows) const {
     const StepRow& row = rows[i];
     if (row.sequence >= options_.n_sequences || row.position >= options_.n_ctx) return "row out of range";
     if (row.id < 0 || static_cast<uint32_t>(row.id) >= options_.n_vocab) return "id out of range";
-    const bool follows = i > 0 && row.sequence == rows[i - 1].sequence && row.position == rows[i - 1].position + 1;
+    const bool follows =
+        i > 0 && row.sequence == rows[i - 1].sequence && row.position == rows[i - 1].position + 1;
     is_chunk = is_chunk && (i == 0 || follows);
     sequences.insert(row.sequence);
     const size_t place = size_t{row.sequence} * options_.n_ctx + row.position;

@@ -1,5 +1,5 @@
-// A forward pass that computes nothing but is as exact as a model about its KV: the logits of a row are a hash
-// of all tokens up to it, so a token that was lost, repeated or put in another place changes them.
+// A forward pass that computes nothing but is as exact as a model about its KV: the logits of a row are a
+// hash of all tokens up to it, so a token that was lost, repeated or put in another place changes them.
 #pragma once
 
 #include <atomic>

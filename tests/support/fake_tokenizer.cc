@@ -4,7 +4,8 @@
 
 namespace kvrun::testing {
 
-Result<std::vector<TokenId>> FakeTokenizer::Encode(std::string_view text, const EncodeOptions& options) const {
+Result<std::vector<TokenId>> FakeTokenizer::Encode(std::string_view text,
+                                                   const EncodeOptions& options) const {
   constexpr std::string_view kBosText = "<bos>";
   std::vector<TokenId> ids;
   if (options.add_special && adds_bos_) ids.push_back(kBos);
