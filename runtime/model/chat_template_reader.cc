@@ -79,9 +79,10 @@ class JinjaScanner {
     const size_t begin = ++at_;
     while (at_ < jinja_.size() && jinja_[at_] != quote) at_ += jinja_[at_] == '\\' ? 2 : 1;
     const size_t end = std::min(at_, jinja_.size());
-    const std::string_view raw = jinja_.substr(begin, end - begin);
+    std::string raw(jinja_.substr(begin, end - begin));
     literals->push_back(Unescaped(raw));
-    compact->append("'").append(raw).append("'");
+    ReplaceAll("\n", "\\n", &raw);
+    *compact += "'" + raw + "'";
     at_ = std::min(end + 1, jinja_.size());
   }
 
@@ -173,9 +174,9 @@ ChatTemplate ChatTemplateReader::ReadChatMl() const {
                            result.default_system_ == "You are a helpful assistant.";
   result.form_ = qwen_system || Has("Qwen") || Has("enable_thinking") ? ChatForm::kQwen : ChatForm::kChatMl;
   result.trims_content_ = HasCompact("message.content|trim") || HasCompact("message.content.strip()");
-  result.before_role_ = "<|im_start|>";
-  result.after_role_ = "\n";
-  result.answer_end_ = "<|im_end|>\n";
+  result.before_role_ = std::string("<|im_start|>");
+  result.after_role_ = std::string("\n");
+  result.answer_end_ = std::string("<|im_end|>\n");
   const std::string thinking_start = "<|im_start|>assistant\n<think>\n";
   const bool thinks_at_once =
       std::find(literals_.begin(), literals_.end(), thinking_start) != literals_.end();
@@ -189,10 +190,10 @@ ChatTemplate ChatTemplateReader::ReadLlama3() const {
   ChatTemplate result;
   result.form_ = ChatForm::kLlama3;
   result.trims_content_ = TrimsContent();
-  result.before_role_ = "<|start_header_id|>";
-  result.after_role_ = "<|end_header_id|>\n\n";
-  result.answer_end_ = "<|eot_id|>";
-  result.answer_start_ = "<|start_header_id|>assistant<|end_header_id|>\n\n";
+  result.before_role_ = std::string("<|start_header_id|>");
+  result.after_role_ = std::string("<|end_header_id|>\n\n");
+  result.answer_end_ = std::string("<|eot_id|>");
+  result.answer_start_ = std::string("<|start_header_id|>assistant<|end_header_id|>\n\n");
   for (const std::string& literal : literals_) {
     if (!literal.starts_with("Cutting Knowledge Date: ")) continue;
     result.system_preface_ = literal + "Today Date: " + AssignedLiteral("date_string") + "\n\n";
@@ -206,10 +207,10 @@ ChatTemplate ChatTemplateReader::ReadZephyr() const {
   ChatTemplate result;
   result.form_ = ChatForm::kZephyr;
   result.trims_content_ = TrimsContent();
-  result.before_role_ = "<|";
-  result.after_role_ = "|>\n";
+  result.before_role_ = std::string("<|");
+  result.after_role_ = std::string("|>\n");
   result.answer_end_ = tokens_.eos + "\n";
-  result.answer_start_ = "<|assistant|>\n";
+  result.answer_start_ = std::string("<|assistant|>\n");
   return result;
 }
 
@@ -219,13 +220,13 @@ ChatTemplate ChatTemplateReader::ReadLlama2() const {
   result.default_system_ = AssignedLiteral("system");
   result.inserts_system_ = !result.default_system_.empty();
   result.trims_content_ = TrimsContent();
-  result.user_start_ = "[INST] ";
-  result.user_end_ = " [/INST]";
-  result.answer_prefix_ = " ";
+  result.user_start_ = std::string("[INST] ");
+  result.user_end_ = std::string(" [/INST]");
+  result.answer_prefix_ = std::string(" ");
   result.answer_end_ = " " + tokens_.eos;
   result.turn_start_ = tokens_.bos;
-  result.system_start_ = "<<SYS>>\n";
-  result.system_end_ = "\n<</SYS>>\n\n";
+  result.system_start_ = std::string("<<SYS>>\n");
+  result.system_end_ = std::string("\n<</SYS>>\n\n");
   return result;
 }
 
@@ -245,9 +246,9 @@ ChatTemplate ChatTemplateReader::ReadMistral() const {
   result.trims_content_ = HasCompact("message.content|trim");
   result.user_start_ = with_spaces("[INST]");
   result.user_end_ = with_spaces("[/INST]");
-  result.answer_prefix_ = HasCompact("' '+message.content") ? " " : "";
+  if (HasCompact("' '+message.content")) result.answer_prefix_ = std::string(" ");
   result.answer_end_ = tokens_.eos + (HasCompact("eos_token+' '") ? " " : "");
-  result.system_end_ = "\n\n";
+  result.system_end_ = std::string("\n\n");
   result.system_in_last_turn_ = HasCompact("loop.lastandsystem_message");
   return result;
 }
