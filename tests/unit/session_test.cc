@@ -340,7 +340,7 @@ TEST_F(SessionTest, ADeviceErrorWhileGeneratingCanBeTriedAgain) {
   log_.fail_at_run = 3;  // the feed was 0; tokens 2 and 3 are computed
   Ids ids;
   const auto collect = [&](const GeneratedToken& token) {
-    ids.push_back(token.id);
+    if (token.id >= 0) ids.push_back(token.id);
     return false;
   };
   const std::vector<uint32_t> sequences = {0};
