@@ -51,7 +51,7 @@ std::string TakeText(char* text) {
 }
 
 Json TakeJson(char* text) {
-  Json json = Json::parse(TakeText(text), nullptr, /*allow_exceptions=*/false);
+  Json json = ParseJson(TakeText(text));
   if (json.is_discarded()) throw Failure(KVRUN_INTERNAL_ERROR, "the library answered with malformed JSON");
   return json;
 }
@@ -79,8 +79,14 @@ const char* FinishName(kvrun_finish finish) {
   return "unknown";
 }
 
-std::string JsonLine(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+Json ParseJson(std::string_view text) { return Json::parse(text, nullptr, /*allow_exceptions=*/false); }
+
+std::string DumpJson(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+std::string JsonLine(const Json& json) { return DumpJson(json) + "\n"; }
+
+std::string TextOf(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : DumpJson(value);
 }
 
 }  // namespace kvrun::cli

@@ -48,7 +48,14 @@ Json SessionStats(const Session& session);
 
 const char* FinishName(kvrun_finish finish);
 
-// Text as JSON on one line; bytes that are not UTF-8 become U+FFFD.
+// Parsing and writing live in one file because they take seconds to compile.
+// is_discarded() if the text is not JSON.
+Json ParseJson(std::string_view text);
+// On one line; bytes that are not UTF-8 become U+FFFD.
+std::string DumpJson(const Json& json);
+// The same, and the end of the line.
 std::string JsonLine(const Json& json);
+// A string as it is, anything else as DumpJson().
+std::string TextOf(const Json& value);
 
 }  // namespace kvrun::cli

@@ -24,7 +24,7 @@ struct Item {
 };
 
 std::string ParsePrompt(std::string_view text, const std::string& where) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseJson(text);
   if (json.is_discarded()) throw Failure(KVRUN_INVALID_ARGUMENT, where + " is not JSON");
   const auto prompt = json.is_object() ? json.find("prompt") : json.end();
   if (prompt == json.end() || !prompt->is_string()) {

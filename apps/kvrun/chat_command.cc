@@ -167,14 +167,13 @@ int Chat(const ChatOptions& options) {
 
 Command AddChatCommand(CLI::App* program) {
   auto options = std::make_shared<ChatOptions>();
-  CLI::App* app = program->add_subcommand("chat", "Talk with a model, line by line");
-  auto set = std::make_shared<OptionSet>(app);
+  auto set = std::make_shared<OptionSet>(program, "chat", "Talk with a model, line by line");
   AddModelOption(set.get(), &options->shared);
   set->Text("--system", &options->system, "TEXT", "the system message");
   AddGenerationOptions(set.get(), &options->generation, 0);
-  AddEngineOptions(set.get(), &options->shared);
+  AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   AddQuietOptions(set.get(), &options->shared);
-  return {app, set, nullptr, [options] { return Chat(*options); }};
+  return {set, nullptr, [options] { return Chat(*options); }};
 }
 
 }  // namespace kvrun::cli

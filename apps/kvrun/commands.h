@@ -4,14 +4,11 @@
 #include <functional>
 #include <memory>
 
-#include <CLI/CLI.hpp>
-
 #include "apps/kvrun/options.h"
 
 namespace kvrun::cli {
 
 struct Command {
-  CLI::App* app;
   std::shared_ptr<OptionSet> options;
   std::shared_ptr<const bool> json;  // whether errors are to be JSON too; may be null
   std::function<int()> run;          // the answer is the exit code

@@ -13,20 +13,20 @@ namespace {
 constexpr const char* kNoDevice =
     "no Vulkan device was found: install a driver (on Debian, mesa-vulkan-drivers computes on the CPU)";
 
-std::string TextOf(const Json& object, const char* key) {
+std::string FieldText(const Json& object, const char* key) {
   const Json value = object.value(key, Json());
-  if (value.is_null()) return "";
-  return value.is_string() ? value.get<std::string>() : value.dump();
+  return value.is_null() ? "" : TextOf(value);
 }
 
 std::string DeviceText(const Json& device) {
-  std::string text =
-      fmt::format("{:>3}  {}\n     {}, Vulkan {}, driver {}", TextOf(device, "index"), TextOf(device, "name"),
-                  TextOf(device, "kind"), TextOf(device, "api_version"), TextOf(device, "driver"));
+  std::string text = fmt::format("{:>3}  {}\n     {}, Vulkan {}, driver {}", FieldText(device, "index"),
+                                 FieldText(device, "name"), FieldText(device, "kind"),
+                                 FieldText(device, "api_version"), FieldText(device, "driver"));
   if (const Json memory = device.value("memory_bytes", Json()); memory.is_number()) {
     text += ", " + FormatBytes(memory.get<uint64_t>());
   }
-  if (device.value("usable", Json(true)) == false) text += "\n     not usable: " + TextOf(device, "reason");
+  if (device.value("usable", Json(true)) == false)
+    text += "\n     not usable: " + FieldText(device, "reason");
   return text + "\n";
 }
 
@@ -48,19 +48,19 @@ int Devices(const SharedOptions& shared) {
 
 std::string TestText(const Json& test) {
   const bool passed = test.value("passed", Json(false)) == true;
-  const std::string detail = TextOf(test, "detail");
-  return fmt::format("  {}  {}{}{}\n", passed ? "pass" : "FAIL", TextOf(test, "name"),
+  const std::string detail = FieldText(test, "detail");
+  return fmt::format("  {}  {}{}{}\n", passed ? "pass" : "FAIL", FieldText(test, "name"),
                      detail.empty() ? "" : ": ", detail);
 }
 
 std::string CheckUpText(const Json& device) {
-  std::string text = fmt::format("{}\n", TextOf(device, "name"));
+  std::string text = fmt::format("{}\n", FieldText(device, "name"));
   for (const char* key : {"driver", "limits", "plan"}) {
     const Json value = device.value(key, Json());
     if (value.is_structured()) {
       text += fmt::format("  {}\n{}", key, Outline(value, 4));
     } else if (!value.is_null()) {
-      text += fmt::format("  {:<24}{}\n", key, TextOf(device, key));
+      text += fmt::format("  {:<24}{}\n", key, FieldText(device, key));
     }
   }
   size_t failed = 0;
@@ -72,8 +72,8 @@ std::string CheckUpText(const Json& device) {
   return text + fmt::format("  {} of {} self-tests passed\n", tests.size() - failed, tests.size());
 }
 
-int Doctor(const SharedOptions& shared, const CLI::Option& device_option) {
-  const bool all = device_option.count() == 0 && shared.device == "auto";
+int Doctor(const SharedOptions& shared, const OptionSet& set) {
+  const bool all = !set.OnCommandLine("--device") && shared.device == "auto";
   Progress progress(ProgressModeOf(shared));
   char* text = nullptr;
   Check(kvrun_doctor_json(all ? nullptr : shared.device.c_str(), Progress::Callback, &progress, &text));
@@ -100,21 +100,18 @@ int Doctor(const SharedOptions& shared, const CLI::Option& device_option) {
 
 Command AddDevicesCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
-  CLI::App* app = program->add_subcommand("devices", "The devices that can compute");
-  auto set = std::make_shared<OptionSet>(app);
+  auto set = std::make_shared<OptionSet>(program, "devices", "The devices that can compute");
   set->Flag("--json", &shared->json, "a JSON array");
-  return {app, set, {shared, &shared->json}, [shared] { return Devices(*shared); }};
+  return {set, {shared, &shared->json}, [shared] { return Devices(*shared); }};
 }
 
 Command AddDoctorCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
-  CLI::App* app =
-      program->add_subcommand("doctor", "Run every self-test on a device (default: on all of them)");
-  auto set = std::make_shared<OptionSet>(app);
+  auto set = std::make_shared<OptionSet>(program, "doctor",
+                                         "Run every self-test on a device (default: on all of them)");
   AddDeviceOption(set.get(), shared.get());
   AddReportOptions(set.get(), shared.get());
-  const CLI::Option* device = app->get_option("--device");
-  return {app, set, {shared, &shared->json}, [shared, device] { return Doctor(*shared, *device); }};
+  return {set, {shared, &shared->json}, [shared, set = set.get()] { return Doctor(*shared, *set); }};
 }
 
 }  // namespace kvrun::cli

@@ -46,18 +46,16 @@ int Info(const SharedOptions& shared) {
 
 Command AddInfoCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
-  CLI::App* app = program->add_subcommand("info", "Shapes, types and KV size of a model");
-  auto set = std::make_shared<OptionSet>(app);
+  auto set = std::make_shared<OptionSet>(program, "info", "Shapes, types and KV size of a model");
   AddModelOption(set.get(), shared.get());
   set->Number("--ctx", &shared->ctx, 0, std::numeric_limits<uint32_t>::max(),
               "KV size at this many tokens (default 0: what the model was trained with)");
   set->Flag("--json", &shared->json, "a JSON object");
-  return {app, set, {shared, &shared->json}, [shared] { return Info(*shared); }};
+  return {set, {shared, &shared->json}, [shared] { return Info(*shared); }};
 }
 
 Command AddVersionCommand(CLI::App* program) {
-  CLI::App* app = program->add_subcommand("version", "The program's version");
-  return {app, std::make_shared<OptionSet>(app), nullptr, [] {
+  return {std::make_shared<OptionSet>(program, "version", "The program's version"), nullptr, [] {
             WriteStdout(fmt::format("kvrun {}\n", kvrun_version()));
             return 0;
           }};

@@ -164,8 +164,7 @@ int Logits(const LogitsOptions& options) {
 
 Command AddLogitsCommand(CLI::App* program) {
   auto options = std::make_shared<LogitsOptions>();
-  CLI::App* app = program->add_subcommand("logits", "Raw logits or likelihoods of given token ids");
-  auto set = std::make_shared<OptionSet>(app);
+  auto set = std::make_shared<OptionSet>(program, "logits", "Raw logits or likelihoods of given token ids");
   AddModelOption(set.get(), &options->shared);
   set->Text("--ids", &options->ids, "FILE",
             "token ids, separated by white space (-: standard input; required)");
@@ -175,7 +174,7 @@ Command AddLogitsCommand(CLI::App* program) {
   set->Text("--nll", &options->nll, "FILE", "-log p of each next token, float32 [ids - 1]");
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
-  return {app, set, {options, &options->shared.json}, [options] { return Logits(*options); }};
+  return {set, {options, &options->shared.json}, [options] { return Logits(*options); }};
 }
 
 }  // namespace kvrun::cli

@@ -2,8 +2,11 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <new>
 #include <sstream>
 #include <vector>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/kvrun/api.h"
 #include "apps/kvrun/commands.h"
@@ -38,7 +41,7 @@ int RunCommand(const Command& command) {
     return closed.exit_code();
   } catch (const UsageError& error) {
     PrintMessage(error.what());
-    WriteStderr(fmt::format("See `kvrun {} --help`.\n", command.app->get_name()));
+    WriteStderr(fmt::format("See `kvrun {} --help`.\n", command.options->command()));
     return error.exit_code();
   } catch (const Failure& failure) {
     return ReportFailure(failure, json);
@@ -85,7 +88,7 @@ int Main(int argc, char** argv) {
     return AnswerParseError(program, error);
   }
   for (const Command& command : commands) {
-    if (command.app->parsed()) return RunCommand(command);
+    if (command.options->Chosen()) return RunCommand(command);
   }
   return kExitUsage;
 }

@@ -1,7 +1,6 @@
 #include "apps/kvrun/options.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -9,6 +8,8 @@
 #include <limits>
 #include <string_view>
 #include <utility>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/kvrun/failure.h"
 
@@ -21,6 +22,12 @@ std::string VariableName(const CLI::Option& option) {
     name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   }
   return name;
+}
+
+std::string Join(const std::vector<std::string>& texts, const std::string& separator) {
+  std::string joined;
+  for (const std::string& text : texts) joined += (joined.empty() ? "" : separator) + text;
+  return joined;
 }
 
 template <typename T>
@@ -45,68 +52,77 @@ bool ParseFlag(const std::string& name, const std::string& text) {
 
 }  // namespace
 
-CLI::Option* OptionSet::Bind(CLI::Option* option, const std::string& kind, Setter set) {
+OptionSet::OptionSet(CLI::App* program, const std::string& command, const std::string& description)
+    : command_(command), app_(program->add_subcommand(command, description)) {}
+
+void OptionSet::Exclude(const std::string& one, const std::string& other) {
+  app_->get_option(one)->excludes(app_->get_option(other));
+}
+
+bool OptionSet::Chosen() const { return app_->parsed(); }
+
+bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_option(name)->count() > 0; }
+
+void OptionSet::Bind(CLI::Option* option, const std::string& kind, Setter set) {
   const std::string variable = VariableName(*option);
   option->option_text(kind.empty() ? fmt::format("[{}]", variable) : fmt::format("{} [{}]", kind, variable));
   bindings_.push_back({option, variable, std::move(set)});
-  return option;
 }
 
-CLI::Option* OptionSet::Add(const std::string& names, const std::string& kind, const std::string& help,
-                            Setter set) {
+void OptionSet::Add(const std::string& names, const std::string& kind, const std::string& help, Setter set) {
   // CLI11 only splits the command line; Resolve() converts, the same way for both sources.
   CLI::Option* option = app_->add_option(
       names, [](const CLI::results_t&) { return true; }, help);
   option->take_all();
-  return Bind(option, kind, std::move(set));
+  Bind(option, kind, std::move(set));
 }
 
-CLI::Option* OptionSet::Text(const std::string& names, std::string* value, const std::string& kind,
-                             const std::string& help) {
-  return Add(names, kind, help, [value](const auto&, const auto& values) { *value = values.back(); });
+void OptionSet::Text(const std::string& names, std::string* value, const std::string& kind,
+                     const std::string& help) {
+  Add(names, kind, help, [value](const auto&, const auto& values) { *value = values.back(); });
 }
 
-CLI::Option* OptionSet::TextList(const std::string& names, std::vector<std::string>* values,
-                                 const std::string& kind, const std::string& help) {
-  return Add(names, kind, help, [values](const auto&, const auto& given) { *values = given; });
+void OptionSet::TextList(const std::string& names, std::vector<std::string>* values, const std::string& kind,
+                         const std::string& help) {
+  Add(names, kind, help, [values](const auto&, const auto& given) { *values = given; });
 }
 
-CLI::Option* OptionSet::Choice(const std::string& names, std::string* value,
-                               const std::vector<std::string>& allowed, const std::string& help) {
-  return Add(names, fmt::format("{}", fmt::join(allowed, "|")), help,
-             [value, allowed](const std::string& name, const std::vector<std::string>& values) {
-               if (std::ranges::find(allowed, values.back()) == allowed.end()) {
-                 throw UsageError(fmt::format("{}: \"{}\" is not one of {}", name, values.back(),
-                                              fmt::join(allowed, ", ")));
-               }
-               *value = values.back();
-             });
+void OptionSet::Choice(const std::string& names, std::string* value, const std::vector<std::string>& allowed,
+                       const std::string& help) {
+  Add(names, Join(allowed, "|"), help,
+      [value, allowed](const std::string& name, const std::vector<std::string>& values) {
+        if (std::ranges::find(allowed, values.back()) == allowed.end()) {
+          throw UsageError(
+              fmt::format("{}: \"{}\" is not one of {}", name, values.back(), Join(allowed, ", ")));
+        }
+        *value = values.back();
+      });
 }
 
-CLI::Option* OptionSet::Number(const std::string& names, uint32_t* value, uint32_t least, uint32_t most,
-                               const std::string& help) {
-  return Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
+void OptionSet::Number(const std::string& names, uint32_t* value, uint32_t least, uint32_t most,
+                       const std::string& help) {
+  Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
     *value = ParseNumber(name, values.back(), least, most);
   });
 }
 
-CLI::Option* OptionSet::Number(const std::string& names, uint64_t* value, const std::string& help) {
-  return Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
+void OptionSet::Number(const std::string& names, uint64_t* value, const std::string& help) {
+  Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
     *value = ParseNumber<uint64_t>(name, values.back(), 0, std::numeric_limits<uint64_t>::max());
   });
 }
 
-CLI::Option* OptionSet::Number(const std::string& names, float* value, float least, float most,
-                               const std::string& help) {
-  return Add(names, "X", help, [=](const std::string& name, const std::vector<std::string>& values) {
+void OptionSet::Number(const std::string& names, float* value, float least, float most,
+                       const std::string& help) {
+  Add(names, "X", help, [=](const std::string& name, const std::vector<std::string>& values) {
     *value = ParseNumber(name, values.back(), least, most);
   });
 }
 
-CLI::Option* OptionSet::Flag(const std::string& names, bool* value, const std::string& help) {
+void OptionSet::Flag(const std::string& names, bool* value, const std::string& help) {
   CLI::Option* option = app_->add_flag(names, help);
   option->take_all();
-  return Bind(option, "", [value](const std::string& name, const std::vector<std::string>& values) {
+  Bind(option, "", [value](const std::string& name, const std::vector<std::string>& values) {
     *value = ParseFlag(name, values.back());
   });
 }

@@ -23,10 +23,10 @@ struct RunOptions {
   std::string batch;
   std::string system;
   bool chat = false;
-  const CLI::Option* prompt_option = nullptr;
-  const CLI::Option* system_option = nullptr;
+  const OptionSet* set = nullptr;
 
-  bool has_prompt() const { return !prompt.empty() || prompt_option->count() > 0; }
+  // -p "" is a prompt too.
+  bool has_prompt() const { return !prompt.empty() || set->OnCommandLine("--prompt"); }
 };
 
 void CheckUsage(const RunOptions& options) {
@@ -37,7 +37,7 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && (options.has_prompt() || !options.file.empty())) {
     throw UsageError("--batch brings its own prompts: leave out -p and -f (KVRUN_PROMPT and KVRUN_FILE)");
   }
-  if (!options.chat && options.system_option->count() > 0) throw UsageError("--system needs --chat");
+  if (!options.chat && options.set->OnCommandLine("--system")) throw UsageError("--system needs --chat");
 }
 
 void Report(const RunOptions& options, const Session& session, const Json& engine_info, size_t prompt_tokens,
@@ -85,25 +85,24 @@ int Run(const RunOptions& options) {
 
 Command AddRunCommand(CLI::App* program) {
   auto options = std::make_shared<RunOptions>();
-  CLI::App* app = program->add_subcommand("run", "Continue a prompt, or answer it with --chat");
-  auto set = std::make_shared<OptionSet>(app);
+  auto set = std::make_shared<OptionSet>(program, "run", "Continue a prompt, or answer it with --chat");
   AddModelOption(set.get(), &options->shared);
-  CLI::Option* prompt = set->Text("-p,--prompt", &options->prompt, "TEXT",
-                                  "the prompt; with -f the question that follows the file");
-  CLI::Option* file =
-      set->Text("-f,--file", &options->file, "FILE", "a prompt from a file (-: standard input)");
-  CLI::Option* batch = set->Text("--batch", &options->batch, "FILE",
-                                 "JSON lines {\"prompt\": ...} (other keys are ignored), up to 16 at a time "
-                                 "together; a JSON line back for each, in order");
-  batch->excludes(prompt);
-  batch->excludes(file);
+  set->Text("-p,--prompt", &options->prompt, "TEXT",
+            "the prompt; with -f the question that follows the file");
+  set->Text("-f,--file", &options->file, "FILE", "a prompt from a file (-: standard input)");
+  set->Text(
+      "--batch", &options->batch, "FILE",
+      "JSON lines {\"prompt\": ...} (other keys are ignored), up to 16 at a time together; a JSON line back "
+      "for each, in order");
+  set->Exclude("--batch", "--prompt");
+  set->Exclude("--batch", "--file");
   set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");
-  options->system_option = set->Text("--system", &options->system, "TEXT", "the system message, with --chat");
-  options->prompt_option = prompt;
+  set->Text("--system", &options->system, "TEXT", "the system message, with --chat");
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
-  return {app, set, {options, &options->shared.json}, [options] { return Run(*options); }};
+  options->set = set.get();
+  return {set, {options, &options->shared.json}, [options] { return Run(*options); }};
 }
 
 }  // namespace kvrun::cli

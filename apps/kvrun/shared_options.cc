@@ -27,13 +27,11 @@ void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
             "auto (default), vulkan, a part of a device's name, or its index in `kvrun devices`");
 }
 
-void AddEngineOptions(OptionSet* set, SharedOptions* shared) {
+void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
   AddDeviceOption(set, shared);
   set->Choice("--kv-type", &shared->kv_type, {"f16", "f32"}, "type of the KV cache (default f16)");
-  set->Number(
-      "--ctx", &shared->ctx, 0, kMaxU32,
-      "tokens of context per sequence (default 0: as many as the job needs, at most what the model was "
-      "trained with)");
+  set->Number("--ctx", &shared->ctx, 0, kMaxU32,
+              fmt::format("tokens of context per sequence (default 0: {})", default_context));
   set->Flag("--profile", &shared->profile, "time each operation on the device");
   set->Flag("--validation", &shared->validation, "enable the Vulkan validation layer");
 }

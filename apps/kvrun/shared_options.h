@@ -22,10 +22,14 @@ struct SharedOptions {
   bool json = false;
 };
 
+inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
+
 void AddModelOption(OptionSet* set, SharedOptions* shared);
 void AddDeviceOption(OptionSet* set, SharedOptions* shared);
 // --device, --kv-type, --ctx, --profile, --validation.
-void AddEngineOptions(OptionSet* set, SharedOptions* shared);
+// `default_context` says what a --ctx of 0 means.
+void AddEngineOptions(OptionSet* set, SharedOptions* shared,
+                      const std::string& default_context = kContextAsNeeded);
 // --quiet, --progress.
 void AddQuietOptions(OptionSet* set, SharedOptions* shared);
 // The same and --json.
