@@ -255,8 +255,9 @@ TEST(CliFailure, AFullStdoutIsSaid) {
 }
 
 TEST(CliFailure, AClosedPipeEndsQuietly) {
-  const std::string command = fmt::format(
-      "{{ {} run -m endless -p x -n 0 --quiet; echo \"code $?\" >&2; }} | head -c 1", KVRUN_FAKE_PROGRAM);
+  const std::string command =
+      fmt::format("{{ {} run -m slow-endless -p x -n 500 --quiet; echo \"code $?\" >&2; }} | head -c 1",
+                  KVRUN_FAKE_PROGRAM);
   const ProgramResult result = RunProgram("/bin/sh", {"-c", command});
   EXPECT_EQ(result.out, "x");
   EXPECT_EQ(result.err, "code 1\n");
