@@ -1,3 +1,83 @@
-# Filled in with the shaders.
+# kvrun_embed_shaders(TARGET): compiles every variant of shaders/variants.txt to SPIR-V, validates it and embeds it
+# in TARGET, where runtime/device/vulkan/shader_library.h finds it by name.
+#
+# What depends only on the list (the table and the assembler file that includes the binaries) is written when
+# CMake configures; each variant is one command of the build, with a depfile.
+enable_language(ASM)
+find_program(KVRUN_GLSLC glslc REQUIRED)
+find_program(KVRUN_SPIRV_VAL spirv-val REQUIRED)
+
+# Sets OUT to one line such as "glslc: shaderc 2023.2-1, spirv-tools 2022.4, glslang 11.13.0-1".
+function(kvrun_shader_compiler_version out)
+  execute_process(COMMAND ${KVRUN_GLSLC} --version OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX REPLACE "\n\n.*" "" text "${text}")
+  string(STRIP "${text}" text)
+  string(REPLACE "\n" ", " text "${text}")
+  set(${out} "glslc: ${text}" PARENT_SCOPE)
+endfunction()
+
+# Adds the command that makes SPV out of the rest of a line of the list: FILE MACRO=VALUE...
+function(kvrun_compile_shader spv file)
+  set(source ${CMAKE_SOURCE_DIR}/shaders/${file})
+  if(NOT EXISTS ${source})
+    message(FATAL_ERROR "shaders/variants.txt names ${file}, which is not in shaders/")
+  endif()
+  list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE macros)
+  cmake_path(GET spv STEM variant)
+  # Renamed only once it is valid, so that a rejected binary is never taken for an up-to-date one.
+  add_custom_command(
+    OUTPUT ${spv}
+    COMMAND ${KVRUN_GLSLC} --target-env=vulkan1.1 -O -Werror -fshader-stage=compute
+      -I ${CMAKE_SOURCE_DIR}/shaders/include -I ${CMAKE_SOURCE_DIR}/shaders ${macros}
+      -MD -MF ${spv}.d -MT ${spv} -o ${spv}.tmp ${source}
+    COMMAND ${KVRUN_SPIRV_VAL} --target-env vulkan1.1 ${spv}.tmp
+    COMMAND ${CMAKE_COMMAND} -E rename ${spv}.tmp ${spv}
+    DEPENDS ${source}
+    DEPFILE ${spv}.d
+    COMMENT "Shader ${variant}"
+    VERBATIM)
+endfunction()
+
 function(kvrun_embed_shaders target)
+  set(list_file ${CMAKE_SOURCE_DIR}/shaders/variants.txt)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list_file})
+  set(folder ${CMAKE_BINARY_DIR}/shaders)
+  file(MAKE_DIRECTORY ${folder})
+
+  file(STRINGS ${list_file} lines REGEX "^[^#]")
+  set(binaries "")
+  set(names "")
+  foreach(line IN LISTS lines)
+    separate_arguments(fields UNIX_COMMAND "${line}")
+    list(LENGTH fields count)
+    if(count EQUAL 0)
+      continue()
+    elseif(count EQUAL 1)
+      message(FATAL_ERROR "shaders/variants.txt: expected '<name> <file.comp> MACRO=VALUE...', got '${line}'")
+    endif()
+    list(POP_FRONT fields name file)
+    if(name IN_LIST names)
+      message(FATAL_ERROR "shaders/variants.txt: '${name}' is there twice")
+    endif()
+    set(spv ${folder}/${name}.spv)
+    kvrun_compile_shader(${spv} ${file} ${fields})
+    list(APPEND names ${name})
+    list(APPEND binaries ${spv})
+  endforeach()
+
+  set(KVRUN_BLOBS "")
+  set(KVRUN_SYMBOLS "")
+  set(KVRUN_ROWS "")
+  list(SORT names)  # the table is searched by bisection
+  foreach(name IN LISTS names)
+    string(APPEND KVRUN_BLOBS "SHADER kvrun_spv_${name}, \"${folder}/${name}.spv\"\n")
+    string(APPEND KVRUN_SYMBOLS "extern const uint32_t kvrun_spv_${name}[];\n")
+    string(APPEND KVRUN_SYMBOLS "extern const uint32_t kvrun_spv_${name}_words;\n")
+    string(APPEND KVRUN_ROWS "    {\"${name}\", {kvrun_spv_${name}, kvrun_spv_${name}_words}},\n")
+  endforeach()
+  kvrun_shader_compiler_version(KVRUN_SHADER_COMPILER_VERSION)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/shader_blobs.S.in ${folder}/shader_blobs.S @ONLY)
+  configure_file(${CMAKE_SOURCE_DIR}/cmake/shader_table.cc.in ${folder}/shader_table.cc @ONLY)
+  set_source_files_properties(${folder}/shader_blobs.S PROPERTIES OBJECT_DEPENDS "${binaries}")
+  target_sources(${target} PRIVATE ${folder}/shader_blobs.S ${folder}/shader_table.cc)
 endfunction()
