@@ -24,13 +24,27 @@ layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
 #define VECTOR_DIMS 4
 #endif
 #define HALVES (VECTOR_DIMS / 4)
+#ifndef KEYS_PER_LANE
 #define KEYS_PER_LANE 4
+#endif
 #define MAX_VECTORS_PER_LANE 4
 
 const uint VECTORS = HEAD_DIM / VECTOR_DIMS;  // of one entry
 const uint VECTORS_PER_LANE = VECTORS > LANES ? VECTORS / LANES : 1;
 const uint KEY_GROUPS = VECTORS < LANES ? LANES / VECTORS : 1;
 const uint KEYS_PER_GROUP = LANES / KEY_GROUPS;
+
+// Reductions over the lanes that differ in bits at or above `from` of their index. Spelled out, because loops with
+// specialised bounds keep the loops around them from being unrolled.
+#define FOLD(value, from, OP)                                                      \
+  if (LANES > 1 && from <= 1) value = OP(value, subgroupShuffleXor(value, 1));     \
+  if (LANES > 2 && from <= 2) value = OP(value, subgroupShuffleXor(value, 2));     \
+  if (LANES > 4 && from <= 4) value = OP(value, subgroupShuffleXor(value, 4));     \
+  if (LANES > 8 && from <= 8) value = OP(value, subgroupShuffleXor(value, 8));     \
+  if (LANES > 16 && from <= 16) value = OP(value, subgroupShuffleXor(value, 16));  \
+  if (LANES > 32 && from <= 32) value = OP(value, subgroupShuffleXor(value, 32));  \
+  if (LANES > 64 && from <= 64) value = OP(value, subgroupShuffleXor(value, 64));
+#define ADD(a, b) ((a) + (b))
 
 struct KvVector { vec4 part[HALVES]; };
 
@@ -136,9 +150,7 @@ void main() {
         scores[r][k] = position < range.y && position <= positions[r] ? scores[r][k] * p.scale : kMasked;
         block_maximum = max(block_maximum, scores[r][k]);
       }
-      for (uint offset = 1; offset < LANES; offset *= 2) {
-        block_maximum = max(block_maximum, subgroupShuffleXor(block_maximum, offset));
-      }
+      FOLD(block_maximum, 1, max)
       const float new_maximum = max(maximum[r], block_maximum);
       const float correction = exp(maximum[r] - new_maximum);
       maximum[r] = new_maximum;
@@ -148,19 +160,22 @@ void main() {
         scores[r][k] = scores[r][k] > 0.5 * kMasked ? exp(scores[r][k] - new_maximum) : 0.0;
         weight[r] += scores[r][k];
       }
-      [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v)
-        [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] *= correction;
+      [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
+        if (v < VECTORS_PER_LANE) {
+          [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] *= correction;
+        }
+      }
     }
 
-    [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
-      [[unroll]] for (uint i = 0; i < KEYS_PER_GROUP; ++i) {
-        const uint source = i * KEY_GROUPS + (KEY_GROUPS > 1 ? lane / VECTORS : 0);
-        const uint entry = v_begin + min(begin + k * LANES + source, p.n_ctx - 1) * VECTORS;
+    for (uint i = 0; i < KEYS_PER_GROUP; ++i) {
+      const uint source = i * KEY_GROUPS + (KEY_GROUPS > 1 ? lane / VECTORS : 0);
+      [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+        const uint entry = v_begin + min(begin + k * LANES + source, p.n_ctx - 1) * VECTORS + lane % VECTORS;
         float weights[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; ++r) weights[r] = subgroupShuffle(scores[r][k], source);
         [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
           if (v < VECTORS_PER_LANE) {
-            const KvVector value = LoadKv(entry + v * LANES + lane % VECTORS);
+            const KvVector value = LoadKv(entry + v * LANES);
             [[unroll]] for (uint r = 0; r < ROWS; ++r)
               [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] += weights[r] * value.part[h];
           }
@@ -170,9 +185,9 @@ void main() {
   }
 
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-    for (uint offset = 1; offset < LANES; offset *= 2) weight[r] += subgroupShuffleXor(weight[r], offset);
-    for (uint offset = VECTORS; offset < LANES; offset *= 2) {
-      [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][0][h] += subgroupShuffleXor(sums[r][0][h], offset);
+    FOLD(weight[r], 1, ADD)
+    [[unroll]] for (uint h = 0; h < HALVES; ++h) {
+      FOLD(sums[r][0][h], VECTORS, ADD)
     }
   }
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
