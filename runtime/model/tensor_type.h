@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "platform/base/status.h"
@@ -39,6 +40,8 @@ struct TensorTypeInfo {
 const TensorTypeInfo* FindTensorType(uint32_t gguf_type);
 const TensorTypeInfo& GetTensorType(TensorType type);
 std::string_view TensorTypeName(TensorType type);
+// "F32, F16, ..., BF16": what a message about an unknown type lists.
+std::string KnownTensorTypes();
 
 // Decodes `out.size()` elements, a whole number of blocks. `bytes` holds at least that many blocks.
 void DecodeTensor(TensorType type, std::span<const std::byte> bytes, std::span<float> out);

@@ -1,0 +1,92 @@
+#include "apps/kvrun/api.h"
+
+#include "apps/kvrun/failure.h"
+
+namespace kvrun::cli {
+
+void Check(kvrun_status status) {
+  if (status == KVRUN_OK) return;
+  if (status == KVRUN_CANCELLED) throw Interruption();
+  throw Failure(status, kvrun_last_error());
+}
+
+Model OpenModel(const std::string& path) {
+  kvrun_model* model = nullptr;
+  Check(kvrun_model_open(path.c_str(), &model));
+  return Model(model);
+}
+
+Engine CreateEngine(const Model& model, const kvrun_engine_options& options) {
+  kvrun_engine* engine = nullptr;
+  Check(kvrun_engine_create(model.get(), &options, &engine));
+  return Engine(engine);
+}
+
+Session CreateSession(const Engine& engine, const kvrun_session_options& options) {
+  kvrun_session* session = nullptr;
+  Check(kvrun_session_create(engine.get(), &options, &session));
+  return Session(session);
+}
+
+std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_t flags) {
+  std::vector<int32_t> ids(text.size() / 2 + 16);
+  while (true) {
+    size_t count = ids.size();
+    Check(kvrun_tokenize(model.get(), text.data(), text.size(), flags, ids.data(), &count));
+    const bool complete = count <= ids.size();
+    ids.resize(count);
+    if (complete) return ids;
+  }
+}
+
+std::string FormatChat(const Model& model, const std::vector<kvrun_chat_message>& messages, bool continued) {
+  char* text = nullptr;
+  Check(kvrun_chat_format(model.get(), messages.data(), messages.size(), continued ? 1 : 0, &text));
+  return TakeText(text);
+}
+
+std::string TakeText(char* text) {
+  const std::unique_ptr<char, decltype(&kvrun_string_free)> owner(text, kvrun_string_free);
+  return text == nullptr ? std::string() : std::string(text);
+}
+
+Json TakeJson(char* text) {
+  Json json = ParseJson(TakeText(text));
+  if (json.is_discarded()) throw Failure(KVRUN_INTERNAL_ERROR, "the library answered with malformed JSON");
+  return json;
+}
+
+Json EngineInfo(const Engine& engine) {
+  char* text = nullptr;
+  Check(kvrun_engine_info_json(engine.get(), &text));
+  return TakeJson(text);
+}
+
+Json SessionStats(const Session& session) {
+  char* text = nullptr;
+  Check(kvrun_session_stats_json(session.get(), &text));
+  return TakeJson(text);
+}
+
+const char* FinishName(kvrun_finish finish) {
+  switch (finish) {
+    case KVRUN_FINISH_LENGTH: return "length";
+    case KVRUN_FINISH_END: return "end";
+    case KVRUN_FINISH_STOP: return "stop";
+    case KVRUN_FINISH_CONTEXT_FULL: return "context_full";
+    case KVRUN_FINISH_CANCELLED: return "cancelled";
+  }
+  return "unknown";
+}
+
+Json ParseJson(std::string_view text) { return Json::parse(text, nullptr, /*allow_exceptions=*/false); }
+
+std::string DumpJson(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+std::string JsonLine(const Json& json) { return DumpJson(json) + "\n"; }
+
+std::string TextOf(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : DumpJson(value);
+}
+
+}  // namespace kvrun::cli

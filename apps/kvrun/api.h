@@ -1,0 +1,61 @@
+// The C API with owners, exceptions and C++ strings: what the commands use.
+#pragma once
+
+#include <kvrun/kvrun.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace kvrun::cli {
+
+using Json = nlohmann::ordered_json;
+
+struct ModelCloser {
+  void operator()(kvrun_model* model) const { kvrun_model_close(model); }
+};
+struct EngineDestroyer {
+  void operator()(kvrun_engine* engine) const { kvrun_engine_destroy(engine); }
+};
+struct SessionDestroyer {
+  void operator()(kvrun_session* session) const { kvrun_session_destroy(session); }
+};
+using Model = std::unique_ptr<kvrun_model, ModelCloser>;
+using Engine = std::unique_ptr<kvrun_engine, EngineDestroyer>;
+using Session = std::unique_ptr<kvrun_session, SessionDestroyer>;
+
+// Throws what kvrun_last_error() says (an Interruption where the call was cancelled) unless status is
+// KVRUN_OK.
+void Check(kvrun_status status);
+
+Model OpenModel(const std::string& path);
+Engine CreateEngine(const Model& model, const kvrun_engine_options& options);
+Session CreateSession(const Engine& engine, const kvrun_session_options& options);
+
+std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_t flags);
+std::string FormatChat(const Model& model, const std::vector<kvrun_chat_message>& messages, bool continued);
+
+// Take over, parse and free what the API handed out.
+std::string TakeText(char* text);
+Json TakeJson(char* text);
+
+Json EngineInfo(const Engine& engine);
+Json SessionStats(const Session& session);
+
+const char* FinishName(kvrun_finish finish);
+
+// Parsing and writing live in one file because they take seconds to compile.
+// is_discarded() if the text is not JSON.
+Json ParseJson(std::string_view text);
+// On one line; bytes that are not UTF-8 become U+FFFD.
+std::string DumpJson(const Json& json);
+// The same, and the end of the line.
+std::string JsonLine(const Json& json);
+// A string as it is, anything else as DumpJson().
+std::string TextOf(const Json& value);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,23 @@
+// Many prompts from a file of JSON lines, up to 16 computed together.
+#pragma once
+
+#include <string>
+
+#include "apps/kvrun/generation.h"
+#include "apps/kvrun/shared_options.h"
+
+namespace kvrun::cli {
+
+struct BatchJob {
+  const SharedOptions& shared;
+  const GenerationOptions& generation;
+  const std::string& path;
+  bool chat;
+  const std::string& system;
+};
+
+// One JSON object per prompt on standard output, in order: index, text, tokens, finish, prompt_tokens; with
+// --json also the statistics of the group it was computed in. The answer is the exit code.
+int RunBatch(const BatchJob& job);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,136 @@
+#include "apps/kvrun/files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "apps/kvrun/failure.h"
+#include "apps/kvrun/interrupt.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr size_t kReadBytes = 64 * 1024;
+
+int WriteAll(int fd, const void* data, size_t size_bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (size_bytes > 0) {
+    const ssize_t written = ::write(fd, next, size_bytes);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return errno;
+    }
+    next += written;
+    size_bytes -= static_cast<size_t>(written);
+  }
+  return 0;
+}
+
+std::string Reason(int error_number) { return std::strerror(error_number); }
+
+Failure CannotRead(const std::string& name, int error_number) {
+  return Failure(error_number == ENOENT ? KVRUN_NOT_FOUND : KVRUN_IO_ERROR,
+                 fmt::format("cannot read {}: {}", name, Reason(error_number)));
+}
+
+std::string ReadDescriptor(int fd, const std::string& name) {
+  std::string text;
+  char buffer[kReadBytes];
+  while (true) {
+    if (!WaitReadable(fd)) throw Interruption();
+    const ssize_t size = ::read(fd, buffer, sizeof buffer);
+    if (size == 0) return text;
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0) throw CannotRead(name, errno);
+    text.append(buffer, static_cast<size_t>(size));
+  }
+}
+
+mode_t CreationMode() {
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  return static_cast<mode_t>(0666) & ~mask;
+}
+
+}  // namespace
+
+void GuardStandardStreams() {
+  // Opened the wrong way round on purpose: using them still fails, as it would on a closed descriptor.
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0) (void)!::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+  }
+}
+
+std::string ReadText(const std::string& path) {
+  if (path == "-") return ReadDescriptor(STDIN_FILENO, "standard input");
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw CannotRead(path, errno);
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  return ReadDescriptor(fd, path);
+}
+
+int TryWriteStdout(std::string_view text) { return WriteAll(STDOUT_FILENO, text.data(), text.size()); }
+
+void WriteStdout(std::string_view text) {
+  if (const int error_number = TryWriteStdout(text); error_number != 0) ThrowStdoutError(error_number);
+}
+
+void ThrowStdoutError(int error_number) {
+  if (error_number == EPIPE) throw OutputClosed();
+  throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write to standard output: {}", Reason(error_number)));
+}
+
+void PrintMessage(std::string_view message) { WriteStderr(fmt::format("kvrun: {}\n", message)); }
+
+void WriteStderr(std::string_view text) { (void)WriteAll(STDERR_FILENO, text.data(), text.size()); }
+
+ResultFile::ResultFile(const std::string& path) : path_(path), target_(path) {
+  struct stat facts = {};
+  const bool exists = ::stat(path.c_str(), &facts) == 0;
+  if (exists && !S_ISREG(facts.st_mode)) {
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) Fail(errno);
+    return;
+  }
+  char resolved[PATH_MAX];
+  if (exists && ::realpath(path.c_str(), resolved) != nullptr) target_ = resolved;
+  std::string name = target_ + ".XXXXXX";
+  fd_ = ::mkostemp(name.data(), O_CLOEXEC);
+  if (fd_ < 0) Fail(errno);
+  temporary_path_ = name;
+  (void)::fchmod(fd_, exists ? (facts.st_mode & 07777) : CreationMode());
+}
+
+ResultFile::~ResultFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_path_.empty()) ::unlink(temporary_path_.c_str());
+}
+
+void ResultFile::Write(const void* data, size_t size_bytes) {
+  if (const int error_number = WriteAll(fd_, data, size_bytes); error_number != 0) Fail(error_number);
+}
+
+void ResultFile::Commit() {
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) Fail(errno);
+  if (temporary_path_.empty()) return;
+  if (::rename(temporary_path_.c_str(), target_.c_str()) != 0) Fail(errno);
+  temporary_path_.clear();
+}
+
+void ResultFile::Fail(int error_number) const {
+  if (error_number == EPIPE) throw OutputClosed();
+  throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write {}: {}", path_, Reason(error_number)));
+}
+
+}  // namespace kvrun::cli

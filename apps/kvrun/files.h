@@ -1,0 +1,48 @@
+// Input and output of the commands: whole texts in, standard output, and result files.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <string_view>
+
+namespace kvrun::cli {
+
+// Makes sure that descriptors 0 to 2 are taken, so that no file of ours is mistaken for one of them.
+void GuardStandardStreams();
+
+// The whole content of a file; "-" is standard input. Ctrl-C while waiting for it is an Interruption.
+std::string ReadText(const std::string& path);
+
+// Unbuffered. The answer is 0 or an errno value.
+int TryWriteStdout(std::string_view text);
+// The same, or a Failure (OutputClosed if the reader is gone).
+void WriteStdout(std::string_view text);
+[[noreturn]] void ThrowStdoutError(int error_number);
+
+// One line on standard error: "kvrun: MESSAGE".
+void PrintMessage(std::string_view message);
+void WriteStderr(std::string_view text);
+
+// A result file that appears under its name only when it is complete: it is written beside it first. What is
+// not a regular file (/dev/stdout, a pipe) is written directly.
+class ResultFile {
+ public:
+  explicit ResultFile(const std::string& path);
+  ~ResultFile();
+  ResultFile(const ResultFile&) = delete;
+  ResultFile& operator=(const ResultFile&) = delete;
+
+  void Write(const void* data, size_t size_bytes);
+  void Commit();
+
+ private:
+  [[noreturn]] void Fail(int error_number) const;
+
+  std::string path_;            // as the person wrote it
+  std::string target_;          // links followed
+  std::string temporary_path_;  // empty: written directly
+  int fd_ = -1;
+};
+
+}  // namespace kvrun::cli

@@ -1,0 +1,114 @@
+#include "apps/kvrun/generation.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <numeric>
+
+#include "apps/kvrun/failure.h"
+#include "apps/kvrun/files.h"
+#include "apps/kvrun/interrupt.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
+
+struct Collector {
+  std::vector<Answer> answers;
+  bool stream = false;
+  int stdout_error = 0;
+};
+
+int OnToken(void* user, uint32_t sequence, int32_t token, const char* text, size_t text_bytes) {
+  auto* collector = static_cast<Collector*>(user);
+  try {
+    Answer& answer = collector->answers.at(sequence);
+    if (token >= 0) answer.tokens.push_back(token);
+    answer.text.append(text, text_bytes);
+  } catch (...) {
+    return 1;  // nothing may be thrown through the library
+  }
+  if (collector->stream && text_bytes > 0) collector->stdout_error = TryWriteStdout({text, text_bytes});
+  return collector->stdout_error != 0 || Interrupted() ? 1 : 0;
+}
+
+}  // namespace
+
+void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens) {
+  kvrun_generate_options& values = generation->values;
+  values.max_tokens = default_max_tokens;
+  set->Number(
+      "-n,--max-tokens", &values.max_tokens, 0, kMaxU32,
+      fmt::format("most tokens to generate (default {}; 0: until the model ends or the context is full)",
+                  default_max_tokens));
+  set->Number("--temp", &values.temperature, 0.0F, 100.0F, "temperature (default 0: greedy)");
+  set->Number("--top-k", &values.top_k, 0, kMaxU32, "sample among the K likeliest tokens (0: off)");
+  set->Number("--top-p", &values.top_p, 0.0F, 1.0F, "sample among the likeliest tokens of mass P (1: off)");
+  set->Number("--min-p", &values.min_p, 0.0F, 1.0F, "drop tokens below P times the likeliest (0: off)");
+  set->Number("--repeat-penalty", &values.repetition_penalty, 0.01F, 100.0F,
+              "penalty of repeated tokens (1: off)");
+  set->Number("--repeat-window", &values.repetition_window, 0, kMaxU32, "last tokens that count as repeated");
+  set->Number("--seed", &values.seed, fmt::format("seed of the sampler (default {})", values.seed));
+  set->TextList("--stop", &generation->stop, "TEXT", "end before this text (may be given several times)");
+  set->Flag("--ignore-end", &generation->ignore_end, "go on after the model ended (benchmarks)");
+}
+
+void CheckGenerationOptions(const GenerationOptions& generation) {
+  for (const std::string& stop : generation.stop) {
+    if (stop.empty()) throw UsageError("--stop: the text is empty");
+  }
+}
+
+std::string ComposePrompt(const std::string& file, bool has_question, const std::string& question) {
+  if (file.empty()) return question;
+  std::string text = ReadText(file);
+  return has_question ? text + "\n\n" + question : text;
+}
+
+std::vector<int32_t> EncodePlain(const Model& model, const std::string& text, const std::string& what) {
+  std::vector<int32_t> ids = Tokenize(model, text, KVRUN_ENCODE_BOS_IF_ASKED);
+  if (ids.empty()) {
+    throw Failure(KVRUN_INVALID_ARGUMENT,
+                  what + " is empty: there is nothing to continue; give it some text");
+  }
+  return ids;
+}
+
+std::vector<int32_t> EncodeChat(const Model& model, const std::string& system, const std::string& text) {
+  RejectNul(system);
+  RejectNul(text);
+  std::vector<kvrun_chat_message> messages;
+  if (!system.empty()) messages.push_back({"system", system.c_str()});
+  messages.push_back({"user", text.c_str()});
+  return Tokenize(model, FormatChat(model, messages, /*continued=*/false),
+                  KVRUN_ENCODE_PARSE_SPECIAL | KVRUN_ENCODE_BOS_IF_ASKED);
+}
+
+void RejectNul(const std::string& text) {
+  if (text.find('\0') == std::string::npos) return;
+  throw Failure(KVRUN_INVALID_ARGUMENT,
+                "the text has a zero byte, which the chat form cannot carry: is it really a text file?");
+}
+
+std::vector<Answer> Generate(const Session& session, uint32_t n, const GenerationOptions& generation,
+                             bool stream) {
+  std::vector<const char*> stop;
+  for (const std::string& text : generation.stop) stop.push_back(text.c_str());
+  kvrun_generate_options options = generation.values;
+  options.stop = stop.data();
+  options.n_stop = stop.size();
+  options.ignore_end = generation.ignore_end ? 1 : 0;
+  std::vector<uint32_t> sequences(n);
+  std::iota(sequences.begin(), sequences.end(), 0U);
+  std::vector<kvrun_generate_result> results(n, kvrun_generate_result{0, KVRUN_FINISH_CANCELLED});
+  Collector collector{std::vector<Answer>(n), stream, 0};
+  const kvrun_status status = kvrun_session_generate(session.get(), sequences.data(), n, &options, OnToken,
+                                                     &collector, results.data());
+  if (collector.stdout_error != 0) ThrowStdoutError(collector.stdout_error);
+  if (status != KVRUN_CANCELLED) Check(status);
+  for (uint32_t i = 0; i < n; ++i) collector.answers[i].finish = results[i].finish;
+  return std::move(collector.answers);
+}
+
+}  // namespace kvrun::cli

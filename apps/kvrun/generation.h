@@ -1,0 +1,47 @@
+// From a prompt to an answer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/kvrun/api.h"
+#include "apps/kvrun/options.h"
+
+namespace kvrun::cli {
+
+// Owns what kvrun_generate_options points to.
+struct GenerationOptions {
+  GenerationOptions() { kvrun_generate_options_init(&values); }
+
+  kvrun_generate_options values;
+  std::vector<std::string> stop;
+  bool ignore_end = false;
+};
+
+// -n, --temp, --top-k, --top-p, --min-p, --repeat-penalty, --repeat-window, --seed, --stop, --ignore-end.
+void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens);
+void CheckGenerationOptions(const GenerationOptions& generation);
+
+// The file's text ("" is no file, "-" standard input), then the question.
+std::string ComposePrompt(const std::string& file, bool has_question, const std::string& question);
+
+// `system` may be empty. A Failure if no token comes of it; `what` names the prompt.
+std::vector<int32_t> EncodePlain(const Model& model, const std::string& text, const std::string& what);
+std::vector<int32_t> EncodeChat(const Model& model, const std::string& system, const std::string& text);
+
+// The chat form takes C strings.
+void RejectNul(const std::string& text);
+
+struct Answer {
+  std::string text;
+  std::vector<int32_t> tokens;
+  kvrun_finish finish = KVRUN_FINISH_CANCELLED;
+};
+
+// Continues sequences 0 .. n-1. `stream`: the text of sequence 0 goes to standard output as it comes. Ends
+// early on Ctrl-C (finish: cancelled).
+std::vector<Answer> Generate(const Session& session, uint32_t n, const GenerationOptions& generation,
+                             bool stream);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,56 @@
+#include "apps/kvrun/interrupt.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "apps/kvrun/failure.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr int kSignalsUntilExit = 3;
+std::atomic<int> g_signals{0};
+static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
+
+void OnSignal(int) {
+  if (g_signals.fetch_add(1) + 1 >= kSignalsUntilExit) _exit(kExitInterrupted);
+}
+
+}  // namespace
+
+void InstallSignalHandlers() {
+  struct sigaction action = {};
+  action.sa_handler = OnSignal;  // no SA_RESTART: a blocking read must return
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, nullptr);
+}
+
+bool Interrupted() { return g_signals.load() > 0; }
+void ClearInterrupt() { g_signals.store(0); }
+
+bool WaitReadable(int fd) {
+  // The signals are blocked between the check and ppoll, which opens them again atomically: none is missed.
+  sigset_t blocked;
+  sigset_t original;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGINT);
+  sigaddset(&blocked, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &blocked, &original);
+  bool readable = false;
+  while (!Interrupted() && !readable) {
+    pollfd entry = {fd, POLLIN, 0};
+    const int ready = ppoll(&entry, 1, nullptr, &original);
+    readable = ready > 0 || (ready < 0 && errno != EINTR);
+  }
+  pthread_sigmask(SIG_SETMASK, &original, nullptr);
+  return readable;
+}
+
+}  // namespace kvrun::cli

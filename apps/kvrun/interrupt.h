@@ -1,0 +1,16 @@
+// Ctrl-C (SIGINT) and SIGTERM: asked for by polling, so that work ends where it is safe to end.
+#pragma once
+
+namespace kvrun::cli {
+
+// Counts the two signals instead of dying of them; the third that arrives before ClearInterrupt() ends the
+// process at once. A write to a closed pipe fails with EPIPE instead of killing.
+void InstallSignalHandlers();
+
+bool Interrupted();
+void ClearInterrupt();
+
+// Waits until `fd` can be read (or has ended). False if a signal came first.
+bool WaitReadable(int fd);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,143 @@
+#include "apps/kvrun/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/kvrun/failure.h"
+
+namespace kvrun::cli {
+namespace {
+
+std::string VariableName(const CLI::Option& option) {
+  std::string name = "KVRUN_";
+  for (const char c : option.get_lnames().front()) {
+    name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  }
+  return name;
+}
+
+std::string Join(const std::vector<std::string>& texts, const std::string& separator) {
+  std::string joined;
+  for (const std::string& text : texts) joined += (joined.empty() ? "" : separator) + text;
+  return joined;
+}
+
+template <typename T>
+T ParseNumber(const std::string& name, const std::string& text, T least, T most) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  // The comparison is written so that NaN fails it.
+  if (error != std::errc() || rest != end || !(value >= least && value <= most)) {
+    throw UsageError(fmt::format("{}: \"{}\" is not a number from {} to {}", name, text, least, most));
+  }
+  return value;
+}
+
+bool ParseFlag(const std::string& name, const std::string& text) {
+  static constexpr std::string_view kYes[] = {"1", "true", "yes", "on"};
+  static constexpr std::string_view kNo[] = {"0", "false", "no", "off"};
+  if (std::ranges::find(kYes, text) != std::end(kYes)) return true;
+  if (std::ranges::find(kNo, text) != std::end(kNo)) return false;
+  throw UsageError(fmt::format("{}: \"{}\" is neither 1 (on) nor 0 (off)", name, text));
+}
+
+}  // namespace
+
+OptionSet::OptionSet(CLI::App* program, const std::string& command, const std::string& description)
+    : command_(command), app_(program->add_subcommand(command, description)) {}
+
+void OptionSet::Exclude(const std::string& one, const std::string& other) {
+  app_->get_option(one)->excludes(app_->get_option(other));
+}
+
+bool OptionSet::Chosen() const { return app_->parsed(); }
+
+bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_option(name)->count() > 0; }
+
+void OptionSet::Bind(CLI::Option* option, const std::string& kind, Setter set) {
+  const std::string variable = VariableName(*option);
+  option->option_text(kind.empty() ? fmt::format("[{}]", variable) : fmt::format("{} [{}]", kind, variable));
+  bindings_.push_back({option, variable, std::move(set)});
+}
+
+void OptionSet::Add(const std::string& names, const std::string& kind, const std::string& help, Setter set) {
+  // CLI11 only splits the command line; Resolve() converts, the same way for both sources.
+  CLI::Option* option = app_->add_option(
+      names, [](const CLI::results_t&) { return true; }, help);
+  option->take_all();
+  Bind(option, kind, std::move(set));
+}
+
+void OptionSet::Text(const std::string& names, std::string* value, const std::string& kind,
+                     const std::string& help) {
+  Add(names, kind, help, [value](const auto&, const auto& values) { *value = values.back(); });
+}
+
+void OptionSet::TextList(const std::string& names, std::vector<std::string>* values, const std::string& kind,
+                         const std::string& help) {
+  Add(names, kind, help, [values](const auto&, const auto& given) { *values = given; });
+}
+
+void OptionSet::Choice(const std::string& names, std::string* value, const std::vector<std::string>& allowed,
+                       const std::string& help) {
+  Add(names, Join(allowed, "|"), help,
+      [value, allowed](const std::string& name, const std::vector<std::string>& values) {
+        if (std::ranges::find(allowed, values.back()) == allowed.end()) {
+          throw UsageError(
+              fmt::format("{}: \"{}\" is not one of {}", name, values.back(), Join(allowed, ", ")));
+        }
+        *value = values.back();
+      });
+}
+
+void OptionSet::Number(const std::string& names, uint32_t* value, uint32_t least, uint32_t most,
+                       const std::string& help) {
+  Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
+    *value = ParseNumber(name, values.back(), least, most);
+  });
+}
+
+void OptionSet::Number(const std::string& names, uint64_t* value, const std::string& help) {
+  Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
+    *value = ParseNumber<uint64_t>(name, values.back(), 0, std::numeric_limits<uint64_t>::max());
+  });
+}
+
+void OptionSet::Number(const std::string& names, float* value, float least, float most,
+                       const std::string& help) {
+  Add(names, "X", help, [=](const std::string& name, const std::vector<std::string>& values) {
+    *value = ParseNumber(name, values.back(), least, most);
+  });
+}
+
+void OptionSet::Flag(const std::string& names, bool* value, const std::string& help) {
+  CLI::Option* option = app_->add_flag(names, help);
+  option->take_all();
+  Bind(option, "", [value](const std::string& name, const std::vector<std::string>& values) {
+    *value = ParseFlag(name, values.back());
+  });
+}
+
+void OptionSet::Resolve() const {
+  for (const Binding& binding : bindings_) {
+    if (binding.option->count() > 0) {
+      binding.set("--" + binding.option->get_lnames().front(), binding.option->results());
+      continue;
+    }
+    const auto excluded = binding.option->get_excludes();
+    if (std::ranges::any_of(excluded, [](const CLI::Option* other) { return other->count() > 0; })) continue;
+    const char* value = std::getenv(binding.variable.c_str());
+    if (value != nullptr && *value != '\0') binding.set(binding.variable, {value});
+  }
+}
+
+}  // namespace kvrun::cli

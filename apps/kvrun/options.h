@@ -1,0 +1,65 @@
+// Options of a subcommand. Each is bound to a variable and can also be given as an environment variable:
+// --top-k is KVRUN_TOP_K. What is on the command line wins.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+// CLI11's headers take seconds to compile: only options.cc and main.cc include them.
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace kvrun::cli {
+
+class OptionSet {
+ public:
+  OptionSet(CLI::App* program, const std::string& command, const std::string& description);
+
+  // `names` as CLI11 has them, such as "-m,--model"; one of them must be long.
+  void Text(const std::string& names, std::string* value, const std::string& kind, const std::string& help);
+  // May be given several times on the command line; the environment gives one.
+  void TextList(const std::string& names, std::vector<std::string>* values, const std::string& kind,
+                const std::string& help);
+  void Choice(const std::string& names, std::string* value, const std::vector<std::string>& allowed,
+              const std::string& help);
+  void Number(const std::string& names, uint32_t* value, uint32_t least, uint32_t most,
+              const std::string& help);
+  void Number(const std::string& names, uint64_t* value, const std::string& help);
+  void Number(const std::string& names, float* value, float least, float most, const std::string& help);
+  void Flag(const std::string& names, bool* value, const std::string& help);
+
+  // Two options, as "--batch", of which the command line may have one only.
+  void Exclude(const std::string& one, const std::string& other);
+
+  const std::string& command() const { return command_; }
+  // Once the command line is parsed: whether it names this subcommand, or has this option ("--batch").
+  bool Chosen() const;
+  bool OnCommandLine(const std::string& name) const;
+
+  // Sets the variables, once the command line is parsed. Throws UsageError, which names the option or the
+  // variable. An environment variable is ignored if the command line has an option that excludes it.
+  void Resolve() const;
+
+ private:
+  using Setter = std::function<void(const std::string& name, const std::vector<std::string>& values)>;
+  struct Binding {
+    CLI::Option* option;
+    std::string variable;
+    Setter set;
+  };
+
+  void Add(const std::string& names, const std::string& kind, const std::string& help, Setter set);
+  void Bind(CLI::Option* option, const std::string& kind, Setter set);
+
+  std::string command_;
+  CLI::App* app_;
+  std::vector<Binding> bindings_;
+};
+
+}  // namespace kvrun::cli

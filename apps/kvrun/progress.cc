@@ -1,0 +1,98 @@
+#include "apps/kvrun/progress.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "apps/kvrun/files.h"
+#include "apps/kvrun/interrupt.h"
+#include "apps/kvrun/report.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kTerminalPeriod{100};
+constexpr std::chrono::milliseconds kLogPeriod{1000};
+
+const char* PhaseName(kvrun_phase phase) {
+  switch (phase) {
+    case KVRUN_PHASE_LOAD: return "loading";
+    case KVRUN_PHASE_PREFILL: return "prefill";
+    case KVRUN_PHASE_SELF_TEST: return "self-test";
+  }
+  return "working";
+}
+
+std::string Amount(kvrun_phase phase, uint64_t amount) {
+  return phase == KVRUN_PHASE_LOAD ? FormatBytes(amount) : fmt::format("{}", amount);
+}
+
+std::string Rate(kvrun_phase phase, double per_second) {
+  if (phase == KVRUN_PHASE_LOAD) return FormatBytes(static_cast<uint64_t>(per_second)) + "/s";
+  return fmt::format("{:.1f} {}/s", per_second, phase == KVRUN_PHASE_PREFILL ? "token" : "test");
+}
+
+std::string Duration(double seconds) {
+  const auto whole = static_cast<uint64_t>(seconds + 0.5);
+  if (whole < 60) return fmt::format("{} s", whole);
+  return fmt::format("{}:{:02} min", whole / 60, whole % 60);
+}
+
+}  // namespace
+
+Progress::Progress(ProgressMode mode)
+    : shown_(mode == ProgressMode::kAlways || (mode == ProgressMode::kAuto && isatty(STDERR_FILENO) == 1)),
+      terminal_(isatty(STDERR_FILENO) == 1) {}
+
+void Progress::Clear() {
+  if (line_open_) WriteStderr("\r\033[K");
+  line_open_ = false;
+  running_ = false;
+}
+
+int Progress::Callback(void* user, kvrun_phase phase, uint64_t done, uint64_t total) {
+  try {
+    static_cast<Progress*>(user)->Update(phase, done, total);
+  } catch (...) {
+    return 1;  // out of memory while formatting a line: end the call, not the process
+  }
+  return Interrupted() ? 1 : 0;
+}
+
+void Progress::Update(kvrun_phase phase, uint64_t done, uint64_t total) {
+  if (!shown_) return;
+  const auto now = Clock::now();
+  const bool starts = !running_ || phase != phase_;
+  if (starts) {
+    phase_ = phase;
+    first_done_ = done;
+    start_ = now;
+    running_ = true;
+  }
+  const bool ends = done >= total;
+  if (!starts && !ends && now - last_shown_ < (terminal_ ? kTerminalPeriod : kLogPeriod)) return;
+  last_shown_ = now;
+  const std::string line = Line(done, total, std::chrono::duration<double>(now - start_).count());
+  if (terminal_) {
+    WriteStderr("\r\033[K" + line);
+    line_open_ = true;
+    if (ends) Clear();
+  } else {
+    WriteStderr(line + "\n");
+  }
+  if (ends) running_ = false;
+}
+
+std::string Progress::Line(uint64_t done, uint64_t total, double elapsed_s) const {
+  std::string line = PhaseName(phase_);
+  if (!label_.empty() && phase_ == KVRUN_PHASE_PREFILL) line += " (" + label_ + ")";
+  line += fmt::format(": {} of {}", Amount(phase_, done), Amount(phase_, total));
+  if (total > 0) line += fmt::format(", {} %", done * 100 / total);
+  if (done <= first_done_ || elapsed_s <= 0) return line;
+  const double per_second = static_cast<double>(done - first_done_) / elapsed_s;
+  line += ", " + Rate(phase_, per_second);
+  if (done < total)
+    line += fmt::format(", {} left", Duration(static_cast<double>(total - done) / per_second));
+  return line;
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,49 @@
+// Progress of long calls on standard error: what, how far, how fast, how long still. Also the place where
+// Ctrl-C reaches the library, so every long call gets it, shown or not.
+#pragma once
+
+#include <kvrun/kvrun.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace kvrun::cli {
+
+enum class ProgressMode : uint8_t { kAuto, kAlways, kNever };
+
+class Progress {
+ public:
+  // kAuto shows it if standard error is a terminal.
+  explicit Progress(ProgressMode mode);
+  ~Progress() { Clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  // Said after the phase's name, such as "prompt 3 of 16".
+  void SetLabel(const std::string& label) { label_ = label; }
+
+  // Removes the line from the terminal, before something else is written there.
+  void Clear();
+
+  // A kvrun_progress_fn; `user` is a Progress.
+  static int Callback(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void Update(kvrun_phase phase, uint64_t done, uint64_t total);
+  std::string Line(uint64_t done, uint64_t total, double elapsed_s) const;
+
+  bool shown_;
+  bool terminal_;
+  std::string label_;
+  kvrun_phase phase_ = KVRUN_PHASE_LOAD;
+  bool running_ = false;  // between the first and the last call of one phase
+  bool line_open_ = false;
+  uint64_t first_done_ = 0;
+  Clock::time_point start_;
+  Clock::time_point last_shown_;
+};
+
+}  // namespace kvrun::cli

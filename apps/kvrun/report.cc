@@ -1,0 +1,104 @@
+#include "apps/kvrun/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "apps/kvrun/files.h"
+
+namespace kvrun::cli {
+namespace {
+
+double NumberOf(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0.0;
+}
+
+std::string MemoryText(const Json& memory) {
+  std::string text;
+  for (const auto& [part, bytes] : memory.items()) {
+    if (!bytes.is_number()) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, FormatBytes(bytes.get<uint64_t>()));
+  }
+  return text;
+}
+
+std::string OperationsText(const Json& operations) {
+  std::vector<Json> sorted(operations.begin(), operations.end());
+  std::ranges::sort(sorted, std::greater<>(), [](const Json& op) { return NumberOf(op, "ms"); });
+  std::string text = fmt::format("{:>12} {:>10}  operation\n", "ms", "count");
+  for (const Json& operation : sorted) {
+    text += fmt::format("{:>12.3f} {:>10.0f}  {}\n", NumberOf(operation, "ms"), NumberOf(operation, "count"),
+                        TextOf(operation.value("name", Json())));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string FormatBytes(uint64_t bytes) {
+  static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+void PrintNotes(const Json& engine_info, const std::string& asked_device) {
+  bool cpu_mentioned = false;
+  for (const Json& note : engine_info.value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    cpu_mentioned = cpu_mentioned || text.find("CPU") != std::string::npos;
+    PrintMessage("note: " + text);
+  }
+  const bool chosen_for_them = asked_device == "auto" || asked_device == "vulkan";
+  if (chosen_for_them && !cpu_mentioned && engine_info.value("is_cpu", Json(false)) == true) {
+    PrintMessage(fmt::format("note: no GPU was found; computing on the CPU with {}",
+                             TextOf(engine_info.value("device", Json("its Vulkan driver")))));
+  }
+}
+
+std::string StatisticsText(const Json& stats, const Json& engine_info) {
+  std::string text = fmt::format("device   {}\n", TextOf(engine_info.value("device", Json("unknown"))));
+  text += fmt::format("prefill  {:.0f} tokens, {:.2f} token/s\n", NumberOf(stats, "prefill_tokens"),
+                      NumberOf(stats, "prefill_tps"));
+  if (NumberOf(stats, "decode_tokens") > 0) {
+    text += fmt::format("decode   {:.0f} tokens, {:.2f} token/s\n", NumberOf(stats, "decode_tokens"),
+                        NumberOf(stats, "decode_tps"));
+  }
+  if (NumberOf(stats, "ttft_ms") > 0) {
+    text += fmt::format("first    token after {:.0f} ms\n", NumberOf(stats, "ttft_ms"));
+  }
+  text += fmt::format("memory   {}\n", MemoryText(stats.value("memory", Json::object())));
+  const Json operations = stats.value("operations", Json::array());
+  if (!operations.empty()) text += OperationsText(operations);
+  return text;
+}
+
+void AddStatistics(const Json& stats, const Json& engine_info, Json* object) {
+  for (const char* key : {"prefill_tps", "decode_tps", "ttft_ms"}) (*object)[key] = stats.value(key, Json());
+  (*object)["device"] = engine_info.value("device", Json());
+  (*object)["memory"] = stats.value("memory", Json::object());
+  if (const auto operations = stats.find("operations"); operations != stats.end()) {
+    (*object)["operations"] = *operations;
+  }
+}
+
+std::string Outline(const Json& json, int indent) {
+  std::string text;
+  for (const auto& [key, value] : json.items()) {
+    const std::string name = json.is_array() ? "-" : key;
+    const bool nested = value.is_structured() && !value.empty();
+    text += fmt::format("{:{}}{:<{}}{}\n", "", indent, name, nested || json.is_array() ? 2 : 26 - indent,
+                        nested ? "" : TextOf(value));
+    if (nested) text += Outline(value, indent + 2);
+  }
+  return text;
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,26 @@
+// Statistics for people (standard error) and for machines (JSON).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "apps/kvrun/api.h"
+
+namespace kvrun::cli {
+
+// "22.5 KiB", "93.8 MiB".
+std::string FormatBytes(uint64_t bytes);
+
+// What the engine has to say about its device, such as that it is the CPU: one message per line.
+void PrintNotes(const Json& engine_info, const std::string& asked_device);
+
+// `stats` as in kvrun_session_stats_json, `engine_info` as in kvrun_engine_info_json.
+std::string StatisticsText(const Json& stats, const Json& engine_info);
+
+// Adds prefill_tps, decode_tps, ttft_ms, device, memory and (with profile) operations.
+void AddStatistics(const Json& stats, const Json& engine_info, Json* object);
+
+// Nested JSON as indented "name  value" lines.
+std::string Outline(const Json& json, int indent);
+
+}  // namespace kvrun::cli

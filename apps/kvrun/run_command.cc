@@ -1,0 +1,108 @@
+// kvrun run: one prompt, or a batch of them.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "apps/kvrun/batch.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/failure.h"
+#include "apps/kvrun/files.h"
+#include "apps/kvrun/generation.h"
+#include "apps/kvrun/report.h"
+#include "apps/kvrun/shared_options.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr uint32_t kDefaultMaxTokens = 256;
+
+struct RunOptions {
+  SharedOptions shared;
+  GenerationOptions generation;
+  std::string prompt;
+  std::string file;
+  std::string batch;
+  std::string system;
+  bool chat = false;
+  const OptionSet* set = nullptr;
+
+  // -p "" is a prompt too.
+  bool has_prompt() const { return !prompt.empty() || set->OnCommandLine("--prompt"); }
+};
+
+void CheckUsage(const RunOptions& options) {
+  CheckGenerationOptions(options.generation);
+  if (!options.has_prompt() && options.file.empty() && options.batch.empty()) {
+    throw UsageError("nothing to run: give a prompt (-p TEXT), a file (-f FILE) or a batch (--batch FILE)");
+  }
+  if (!options.batch.empty() && (options.has_prompt() || !options.file.empty())) {
+    throw UsageError("--batch brings its own prompts: leave out -p and -f (KVRUN_PROMPT and KVRUN_FILE)");
+  }
+  if (!options.chat && options.set->OnCommandLine("--system")) throw UsageError("--system needs --chat");
+}
+
+void Report(const RunOptions& options, const Session& session, const Json& engine_info, size_t prompt_tokens,
+            const Answer& answer) {
+  const Json stats = SessionStats(session);
+  if (options.shared.json) {
+    Json object = {{"text", answer.text},
+                   {"tokens", answer.tokens},
+                   {"finish", FinishName(answer.finish)},
+                   {"prompt_tokens", prompt_tokens}};
+    AddStatistics(stats, engine_info, &object);
+    WriteStdout(JsonLine(object));
+    return;
+  }
+  if (isatty(STDOUT_FILENO) == 1) WriteStdout("\n");
+  if (options.shared.quiet) return;
+  WriteStderr("\n" + StatisticsText(stats, engine_info) +
+              fmt::format("finish   {}\n", FinishName(answer.finish)));
+}
+
+int RunOne(const RunOptions& options, const Model& model) {
+  const std::string text = ComposePrompt(options.file, options.has_prompt(), options.prompt);
+  const std::vector<int32_t> ids =
+      options.chat ? EncodeChat(model, options.system, text) : EncodePlain(model, text, "the prompt");
+  const uint32_t n_ctx =
+      ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
+  Progress progress(ProgressModeOf(options.shared));
+  const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
+  const Session session = StartSession(loaded, options.shared, 1, n_ctx, &progress);
+  Check(kvrun_session_feed(session.get(), 0, ids.data(), ids.size()));
+  progress.Clear();
+  const std::vector<Answer> answers = Generate(session, 1, options.generation, !options.shared.json);
+  Report(options, session, loaded.info, ids.size(), answers[0]);
+  return answers[0].finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
+}
+
+int Run(const RunOptions& options) {
+  CheckUsage(options);
+  if (options.batch.empty()) return RunOne(options, OpenNamedModel(options.shared));
+  const BatchJob job{options.shared, options.generation, options.batch, options.chat, options.system};
+  return RunBatch(job);
+}
+
+}  // namespace
+
+Command AddRunCommand(CLI::App* program) {
+  auto options = std::make_shared<RunOptions>();
+  auto set = std::make_shared<OptionSet>(program, "run", "Continue a prompt, or answer it with --chat");
+  AddModelOption(set.get(), &options->shared);
+  set->Text("-p,--prompt", &options->prompt, "TEXT",
+            "the prompt; with -f the question that follows the file");
+  set->Text("-f,--file", &options->file, "FILE", "a prompt from a file (-: standard input)");
+  set->Text(
+      "--batch", &options->batch, "FILE",
+      "JSON lines {\"prompt\": ...} (other keys are ignored), up to 16 at a time together; a JSON line back "
+      "for each, in order");
+  set->Exclude("--batch", "--prompt");
+  set->Exclude("--batch", "--file");
+  set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");
+  set->Text("--system", &options->system, "TEXT", "the system message, with --chat");
+  AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
+  AddEngineOptions(set.get(), &options->shared);
+  AddReportOptions(set.get(), &options->shared);
+  options->set = set.get();
+  return {set, {options, &options->shared.json}, [options] { return Run(*options); }};
+}
+
+}  // namespace kvrun::cli

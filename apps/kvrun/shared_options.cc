@@ -1,0 +1,107 @@
+#include "apps/kvrun/shared_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "apps/kvrun/failure.h"
+#include "apps/kvrun/report.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
+// With no limit on the answer's length: this much context, or this much more than the prompt.
+constexpr uint64_t kOpenEndedContext = 8192;
+constexpr uint64_t kOpenEndedRoom = 1024;
+
+}  // namespace
+
+void AddModelOption(OptionSet* set, SharedOptions* shared) {
+  set->Text("-m,--model", &shared->model, "FILE", "the model, a GGUF file (required)");
+}
+
+void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
+  set->Text("--device", &shared->device, "DEVICE",
+            "auto (default), vulkan, a part of a device's name, or its index in `kvrun devices`");
+}
+
+void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
+  AddDeviceOption(set, shared);
+  set->Choice("--kv-type", &shared->kv_type, {"f16", "f32"}, "type of the KV cache (default f16)");
+  set->Number("--ctx", &shared->ctx, 0, kMaxU32,
+              fmt::format("tokens of context per sequence (default 0: {})", default_context));
+  set->Flag("--profile", &shared->profile, "time each operation on the device");
+  set->Flag("--validation", &shared->validation, "enable the Vulkan validation layer");
+}
+
+void AddReportOptions(OptionSet* set, SharedOptions* shared) {
+  set->Flag("--json", &shared->json, "JSON on standard output, errors too: {\"error\": {status, message}}");
+  AddQuietOptions(set, shared);
+}
+
+void AddQuietOptions(OptionSet* set, SharedOptions* shared) {
+  set->Flag("-q,--quiet", &shared->quiet, "no progress, notes or statistics");
+  set->Choice("--progress", &shared->progress, {"auto", "always", "never"},
+              "progress on standard error (default auto: if it is a terminal)");
+}
+
+Model OpenNamedModel(const SharedOptions& shared) {
+  if (shared.model.empty()) throw UsageError("no model is named: give -m FILE, or set KVRUN_MODEL");
+  return OpenModel(shared.model);
+}
+
+ProgressMode ProgressModeOf(const SharedOptions& shared) {
+  if (shared.quiet || shared.progress == "never") return ProgressMode::kNever;
+  return shared.progress == "always" ? ProgressMode::kAlways : ProgressMode::kAuto;
+}
+
+LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progress* progress) {
+  kvrun_engine_options options;
+  kvrun_engine_options_init(&options);
+  options.device = shared.device.c_str();
+  options.validation = shared.validation ? 1 : 0;
+  options.profile = shared.profile ? 1 : 0;
+  options.progress = Progress::Callback;
+  options.progress_user = progress;
+  LoadedEngine loaded{CreateEngine(model, options), Json()};
+  progress->Clear();
+  loaded.info = EngineInfo(loaded.engine);
+  if (!shared.quiet) PrintNotes(loaded.info, shared.device);
+  return loaded;
+}
+
+Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, uint32_t n_sequences,
+                     uint32_t n_ctx, Progress* progress) {
+  kvrun_session_options options;
+  kvrun_session_options_init(&options);
+  options.n_sequences = n_sequences;
+  options.n_ctx = n_ctx;
+  options.kv_type = shared.kv_type == "f32" ? KVRUN_KV_F32 : KVRUN_KV_F16;
+  options.progress = Progress::Callback;
+  options.progress_user = progress;
+  return CreateSession(loaded.engine, options);
+}
+
+uint32_t ChooseContext(const Model& model, const SharedOptions& shared, size_t prompt_tokens,
+                       uint32_t max_tokens, const std::string& what) {
+  const uint32_t trained = kvrun_model_context_train(model.get());
+  if (shared.ctx != 0 && prompt_tokens > shared.ctx) {
+    throw Failure(KVRUN_CONTEXT_FULL,
+                  fmt::format("{} has {} tokens, more than the context of {}: raise --ctx (the model was "
+                              "trained with {}) or shorten the text",
+                              what, prompt_tokens, shared.ctx, trained));
+  }
+  if (shared.ctx != 0) return shared.ctx;
+  if (prompt_tokens > trained) {
+    throw Failure(KVRUN_CONTEXT_FULL, fmt::format("{} has {} tokens, more than the {} that the model was "
+                                                  "trained with: shorten the text",
+                                                  what, prompt_tokens, trained));
+  }
+  const uint64_t needed = max_tokens != 0 ? uint64_t{prompt_tokens} + max_tokens
+                                          : std::max(kOpenEndedContext, prompt_tokens + kOpenEndedRoom);
+  return static_cast<uint32_t>(std::min<uint64_t>(needed, trained));
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,58 @@
+// Options that several subcommands have, and what follows from them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "apps/kvrun/api.h"
+#include "apps/kvrun/options.h"
+#include "apps/kvrun/progress.h"
+
+namespace kvrun::cli {
+
+struct SharedOptions {
+  std::string model;
+  std::string device = "auto";
+  std::string kv_type = "f16";
+  std::string progress = "auto";
+  uint32_t ctx = 0;  // 0: chosen by the command
+  bool validation = false;
+  bool profile = false;
+  bool quiet = false;
+  bool json = false;
+};
+
+inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
+
+void AddModelOption(OptionSet* set, SharedOptions* shared);
+void AddDeviceOption(OptionSet* set, SharedOptions* shared);
+// --device, --kv-type, --ctx, --profile, --validation.
+// `default_context` says what a --ctx of 0 means.
+void AddEngineOptions(OptionSet* set, SharedOptions* shared,
+                      const std::string& default_context = kContextAsNeeded);
+// --quiet, --progress.
+void AddQuietOptions(OptionSet* set, SharedOptions* shared);
+// The same and --json.
+void AddReportOptions(OptionSet* set, SharedOptions* shared);
+
+// Throws UsageError if no model is named.
+Model OpenNamedModel(const SharedOptions& shared);
+
+ProgressMode ProgressModeOf(const SharedOptions& shared);
+
+struct LoadedEngine {
+  Engine engine;
+  Json info;
+};
+// Loads the weights and says which device took them if that may surprise.
+LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progress* progress);
+
+Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, uint32_t n_sequences,
+                     uint32_t n_ctx, Progress* progress);
+
+// Tokens of context for a prompt and up to `max_tokens` (0: unknown) after it: --ctx, else what is needed, at
+// most what the model was trained with. A Failure if the prompt does not fit; `what` names it.
+uint32_t ChooseContext(const Model& model, const SharedOptions& shared, size_t prompt_tokens,
+                       uint32_t max_tokens, const std::string& what);
+
+}  // namespace kvrun::cli

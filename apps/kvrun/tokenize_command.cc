@@ -1,0 +1,56 @@
+// kvrun tokenize: the ids of a text.
+#include <string>
+#include <vector>
+
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/failure.h"
+#include "apps/kvrun/files.h"
+#include "apps/kvrun/generation.h"
+#include "apps/kvrun/shared_options.h"
+
+namespace kvrun::cli {
+namespace {
+
+struct TokenizeOptions {
+  SharedOptions shared;
+  std::string prompt;
+  std::string file;
+  bool bos = false;
+  bool special = false;
+  const OptionSet* set = nullptr;
+};
+
+std::string IdLine(const std::vector<int32_t>& ids) {
+  std::string line;
+  for (const int32_t id : ids) line += (line.empty() ? "" : " ") + std::to_string(id);
+  return line + "\n";
+}
+
+int TokenizeText(const TokenizeOptions& options) {
+  const bool has_prompt = !options.prompt.empty() || options.set->OnCommandLine("--prompt");
+  if (!has_prompt && options.file.empty()) throw UsageError("nothing to encode: give -f FILE or -p TEXT");
+  const Model model = OpenNamedModel(options.shared);
+  const std::string text = ComposePrompt(options.file, has_prompt, options.prompt);
+  const uint32_t flags =
+      (options.bos ? KVRUN_ENCODE_ADD_BOS : 0U) | (options.special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U);
+  const std::vector<int32_t> ids = Tokenize(model, text, flags);
+  WriteStdout(options.shared.json ? JsonLine({{"tokens", ids}}) : IdLine(ids));
+  return 0;
+}
+
+}  // namespace
+
+Command AddTokenizeCommand(CLI::App* program) {
+  auto options = std::make_shared<TokenizeOptions>();
+  auto set = std::make_shared<OptionSet>(program, "tokenize", "Token ids of a text, on one line");
+  AddModelOption(set.get(), &options->shared);
+  set->Text("-f,--file", &options->file, "FILE", "the text (-: standard input)");
+  set->Text("-p,--prompt", &options->prompt, "TEXT", "the text; with -f it follows the file as in run");
+  set->Flag("--bos", &options->bos, "the begin-of-sequence token first, if the model has one");
+  set->Flag("--special", &options->special, "recognise control tokens that are written in the text");
+  set->Flag("--json", &options->shared.json, "an object with \"tokens\" instead of the line");
+  options->set = set.get();
+  return {set, {options, &options->shared.json}, [options] { return TokenizeText(*options); }};
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,40 @@
+// Command buffers: recorded once, submitted often; and one-shot work outside of any loop.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "platform/base/status.h"
+#include "platform/vulkan/device.h"
+
+namespace kvrun {
+
+// Command buffers live as long as their pool. Not thread-safe.
+class CommandPool {
+ public:
+  static Result<CommandPool> Create(const VulkanDevice& device);
+
+  // A primary command buffer; it may be recorded again.
+  Result<VkCommandBuffer> Allocate() const;
+  void Free(VkCommandBuffer commands) const;
+
+ private:
+  CommandPool() = default;
+
+  const VulkanDevice* device_ = nullptr;
+  UniqueCommandPool pool_;
+};
+
+Status BeginCommands(const VulkanDevice& device, VkCommandBuffer commands, bool one_time = false);
+Status EndCommands(const VulkanDevice& device, VkCommandBuffer commands);
+
+// All earlier writes of shaders and copies become visible to all later commands, and to the host.
+void RecordFullBarrier(const VulkanDevice& device, VkCommandBuffer commands);
+// Writes of earlier shaders become visible to later shaders: what stands between dependent dispatches.
+void RecordComputeBarrier(const VulkanDevice& device, VkCommandBuffer commands);
+
+// Records, submits and waits. `what` names the work in messages.
+Status RunOnce(const VulkanDevice& device, std::string_view what,
+               const std::function<void(VkCommandBuffer)>& record);
+
+}  // namespace kvrun

@@ -1,0 +1,206 @@
+#include "runtime/engine/session.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "runtime/capi/border.h"
+#include "runtime/capi/handles.h"
+#include "runtime/capi/session_stats.h"
+
+using kvrun::Status;
+using kvrun::StatusCode;
+using kvrun::TokenId;
+using kvrun::capi::CheckNotNull;
+using kvrun::capi::Guard;
+
+namespace {
+
+kvrun::Result<kvrun::SessionOptions> Translate(const kvrun_session_options& given) {
+  kvrun::SessionOptions options;
+  options.n_sequences = given.n_sequences;
+  options.n_ctx = given.n_ctx;
+  // Read as a number: a C caller may have put any there.
+  std::underlying_type_t<kvrun_kv_type> kv_type = 0;
+  std::memcpy(&kv_type, &given.kv_type, sizeof(kv_type));
+  if (kv_type != KVRUN_KV_F16 && kv_type != KVRUN_KV_F32) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("kv_type {} is not known; use KVRUN_KV_F16 or KVRUN_KV_F32", kv_type));
+  }
+  options.kv_type = kv_type == KVRUN_KV_F16 ? kvrun::KvType::kF16 : kvrun::KvType::kF32;
+  options.progress = kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_PREFILL);
+  return options;
+}
+
+kvrun::Result<kvrun::GenerateOptions> Translate(const kvrun_generate_options& given) {
+  kvrun::GenerateOptions options;
+  options.max_tokens = given.max_tokens;
+  options.sampler = {given.temperature,       given.top_k, given.top_p, given.min_p, given.repetition_penalty,
+                     given.repetition_window, given.seed};
+  options.ignore_end = given.ignore_end != 0;
+  if (given.n_stop > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop, "stop"));
+  for (size_t i = 0; i < given.n_stop; ++i) {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop[i], "stop[]"));
+    options.stops.emplace_back(given.stop[i]);
+  }
+  return options;
+}
+
+kvrun_finish ToC(kvrun::Finish finish) {
+  switch (finish) {
+    case kvrun::Finish::kLength: return KVRUN_FINISH_LENGTH;
+    case kvrun::Finish::kEnd: return KVRUN_FINISH_END;
+    case kvrun::Finish::kStop: return KVRUN_FINISH_STOP;
+    case kvrun::Finish::kContextFull: return KVRUN_FINISH_CONTEXT_FULL;
+    case kvrun::Finish::kCancelled: return KVRUN_FINISH_CANCELLED;
+  }
+  return KVRUN_FINISH_CANCELLED;
+}
+
+kvrun::Result<std::span<const TokenId>> CheckIds(const kvrun_session* session, const int32_t* ids,
+                                                 size_t count) {
+  KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+  if (count == 0) return std::span<const TokenId>();
+  KVRUN_RETURN_IF_ERROR(CheckNotNull(ids, "ids"));
+  return std::span<const TokenId>(ids, count);
+}
+
+kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user) {
+  if (token == nullptr) return {};
+  return [token, user](const kvrun::GeneratedToken& generated) {
+    const char* text = generated.text.empty() ? "" : generated.text.data();
+    return token(user, generated.sequence, generated.id, text, generated.text.size()) != 0;
+  };
+}
+
+}  // namespace
+
+extern "C" {
+
+void kvrun_session_options_init(kvrun_session_options* options) {
+  if (options == nullptr) return;
+  *options = {};
+  options->struct_size = sizeof(*options);
+  options->n_sequences = 1;
+  options->kv_type = KVRUN_KV_F16;
+}
+
+kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
+                                  kvrun_session** session) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    *session = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
+    kvrun_session_options given;
+    kvrun_session_options_init(&given);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_session_options", &given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session_options, Translate(given));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Session> created,
+                           engine->engine->CreateSession(session_options));
+    auto handle = std::make_unique<kvrun_session>();
+    handle->engine = engine->engine.get();
+    handle->session = std::move(created);
+    handle->operations_before = handle->engine->OperationTotals();
+    *session = handle.release();
+    return Status::Ok();
+  });
+}
+
+void kvrun_session_destroy(kvrun_session* session) { delete session; }
+
+uint32_t kvrun_session_context(const kvrun_session* session) {
+  return session == nullptr ? 0 : session->session->n_ctx();
+}
+
+uint32_t kvrun_session_length(const kvrun_session* session, uint32_t sequence) {
+  return session == nullptr ? 0 : session->session->Length(sequence);
+}
+
+kvrun_status kvrun_session_truncate(kvrun_session* session, uint32_t sequence, uint32_t length) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    return session->session->Truncate(sequence, length);
+  });
+}
+
+kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const int32_t* ids, size_t count) {
+  return Guard([&]() -> Status {
+    KVRUN_ASSIGN_OR_RETURN(const std::span<const TokenId> tokens, CheckIds(session, ids, count));
+    return session->session->Feed(sequence, tokens);
+  });
+}
+
+kvrun_status kvrun_session_feed_logits(kvrun_session* session, uint32_t sequence, const int32_t* ids,
+                                       size_t count, size_t last, kvrun_logits_fn logits, void* user) {
+  return Guard([&]() -> Status {
+    KVRUN_ASSIGN_OR_RETURN(const std::span<const TokenId> tokens, CheckIds(session, ids, count));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(logits), "logits"));
+    return session->session->FeedLogits(
+        sequence, tokens, last, [logits, user](uint32_t position, uint32_t rows, const float* values) {
+          return logits(user, position, rows, values) != 0;
+        });
+  });
+}
+
+void kvrun_generate_options_init(kvrun_generate_options* options) {
+  if (options == nullptr) return;
+  const kvrun::SamplerOptions sampler;
+  *options = {};
+  options->struct_size = sizeof(*options);
+  options->temperature = sampler.temperature;
+  options->top_k = sampler.top_k;
+  options->top_p = sampler.top_p;
+  options->min_p = sampler.min_p;
+  options->repetition_penalty = sampler.repetition_penalty;
+  options->repetition_window = sampler.repetition_window;
+  options->seed = sampler.seed;
+}
+
+kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
+                                    const kvrun_generate_options* options, kvrun_token_fn token, void* user,
+                                    kvrun_generate_result* results) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(sequences, "sequences"));
+    if (n > KVRUN_MAX_SEQUENCES) {
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("{} sequences were named to generate for; at most {} go together", n,
+                                KVRUN_MAX_SEQUENCES));
+    }
+    kvrun_generate_options given;
+    kvrun_generate_options_init(&given);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_generate_options", &given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::GenerateOptions generate_options, Translate(given));
+    std::vector<kvrun::GenerateResult> generated(n);
+    const Status status =
+        session->session->Generate({sequences, n}, generate_options, BindToken(token, user), generated);
+    for (size_t i = 0; results != nullptr && i < n; ++i) {
+      results[i] = {generated[i].n_tokens, ToC(generated[i].finish)};
+    }
+    return status;
+  });
+}
+
+kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    return kvrun::capi::CopyOut(kvrun::capi::SessionStatsInfo(*session), json);
+  });
+}
+
+void kvrun_session_stats_reset(kvrun_session* session) {
+  if (session == nullptr) return;
+  (void)Guard([&]() -> Status {
+    session->session->ResetStats();
+    session->operations_before = session->engine->OperationTotals();
+    return Status::Ok();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,59 @@
+#include "runtime/capi/session_stats.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace kvrun::capi {
+namespace {
+
+double PerSecond(uint64_t count, double milliseconds) {
+  return milliseconds > 0.0 ? static_cast<double>(count) * 1e3 / milliseconds : 0.0;
+}
+
+// The parts that kvrun.h names are always there; others follow as the device names them.
+Json MemoryInfo(const Device& device) {
+  Json memory = {
+      {"weights", uint64_t{0}}, {"kv", uint64_t{0}}, {"activations", uint64_t{0}}, {"staging", uint64_t{0}}};
+  uint64_t total = 0;
+  for (const Device::MemoryPart& part : device.MemoryInUse()) {
+    memory[part.part] = memory.value(part.part, uint64_t{0}) + part.bytes;
+    total += part.bytes;
+  }
+  memory["total"] = total;
+  return memory;
+}
+
+Json OperationsInfo(const std::vector<OperationTime>& totals, const std::vector<OperationTime>& before) {
+  Json operations = Json::array();
+  for (OperationTime time : totals) {
+    const auto earlier = std::find_if(before.begin(), before.end(), [&time](const OperationTime& other) {
+      return other.name == time.name;
+    });
+    if (earlier != before.end()) {
+      time.count -= earlier->count;
+      time.milliseconds -= earlier->milliseconds;
+    }
+    if (time.count == 0) continue;
+    operations.push_back({{"name", time.name}, {"count", time.count}, {"ms", time.milliseconds}});
+  }
+  return operations;
+}
+
+}  // namespace
+
+Json SessionStatsInfo(const kvrun_session& session) {
+  const SessionStats& stats = session.session->stats();
+  return {{"prefill_tokens", stats.prefill_tokens},
+          {"prefill_ms", stats.prefill_ms},
+          {"prefill_tps", PerSecond(stats.prefill_tokens, stats.prefill_ms)},
+          {"decode_tokens", stats.decode_tokens},
+          {"decode_ms", stats.decode_ms},
+          {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
+          {"ttft_ms", stats.ttft_ms},
+          {"memory", MemoryInfo(session.engine->device())},
+          {"operations", OperationsInfo(session.engine->OperationTotals(), session.operations_before)},
+          {"notes", session.session->notes()}};
+}
+
+}  // namespace kvrun::capi

@@ -1,0 +1,11 @@
+// What kvrun_session_stats_json says. Memory and operations are of the engine, over all of its sessions.
+#pragma once
+
+#include "runtime/capi/border.h"
+#include "runtime/capi/handles.h"
+
+namespace kvrun::capi {
+
+Json SessionStatsInfo(const kvrun_session& session);
+
+}  // namespace kvrun::capi

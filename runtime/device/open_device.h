@@ -1,0 +1,54 @@
+// Finds devices and opens one by name.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+
+namespace kvrun {
+
+struct DeviceListing {
+  uint32_t index = 0;
+  std::string name;
+  std::string kind;
+  std::string api_version;
+  std::string driver;
+  uint64_t memory_bytes = 0;
+  bool usable = false;
+  std::string reason;  // why not usable
+};
+
+struct OpenDeviceOptions {
+  std::string device = "auto";  // "auto", "vulkan", a part of a name, or an index
+  bool validation = false;
+  bool profile = false;
+};
+
+struct SelfTestResult {
+  std::string name;
+  bool passed = false;
+  std::string detail;
+};
+
+struct DoctorReport {
+  std::string name;
+  std::string kind;
+  std::string driver;
+  std::vector<std::pair<std::string, std::string>> limits;
+  std::vector<std::string> plan;
+  std::vector<SelfTestResult> tests;
+};
+
+// Empty, and ok, where there is no device or no Vulkan loader.
+Result<std::vector<DeviceListing>> ListDevices();
+Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
+// Runs every self-test on the devices named (empty: all). `progress(done, total)` answers true to cancel.
+Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
+                                            const std::function<bool(size_t, size_t)>& progress);
+
+}  // namespace kvrun

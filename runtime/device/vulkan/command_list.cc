@@ -1,0 +1,133 @@
+#include "runtime/device/vulkan/command_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kMaxTimestamps = 4096;
+
+bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffer* buffer) {
+  return std::find(buffers.begin(), buffers.end(), buffer) != buffers.end();
+}
+
+}  // namespace
+
+VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, CommandPool pool)
+    : device_(device), pool_(std::move(pool)), sets_(device.vulkan()) {}
+
+VulkanCommandList::~VulkanCommandList() = default;
+
+Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanComputeDevice& device) {
+  KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(device.vulkan()));
+  std::unique_ptr<VulkanCommandList> list(new VulkanCommandList(device, std::move(pool)));
+  KVRUN_ASSIGN_OR_RETURN(list->commands_, list->pool_.Allocate());
+  KVRUN_RETURN_IF_ERROR(BeginCommands(device.vulkan(), list->commands_));
+  if (device.profile() && device.plan().timestamps) {
+    KVRUN_ASSIGN_OR_RETURN(list->timestamps_, TimestampPool::Create(device.vulkan(), kMaxTimestamps));
+    list->timestamps_->RecordReset(list->commands_);
+    list->timestamps_->RecordWrite(list->commands_, 0);
+  }
+  return list;
+}
+
+const DeviceBuffer* VulkanCommandList::MemoryOrEmpty(const Buffer* buffer) const {
+  const auto* vulkan_buffer =
+      buffer == nullptr ? &device_.empty_buffer() : static_cast<const VulkanBuffer*>(buffer);
+  return &vulkan_buffer->memory();
+}
+
+void VulkanCommandList::NoteHostBuffer(const VulkanBuffer& buffer) {
+  if (buffer.use() == BufferUse::kDevice) return;
+  auto& list = buffer.use() == BufferUse::kUpload ? uploads_ : readbacks_;
+  if (std::find(list.begin(), list.end(), &buffer) == list.end()) list.push_back(&buffer);
+}
+
+void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
+  const bool depends = std::any_of(storage.begin(), storage.end(), [&](const Binding& binding) {
+    return Contains(written_, binding.memory) ||
+           (binding.access != Access::kRead && Contains(read_, binding.memory));
+  });
+  if (depends) {
+    RecordComputeBarrier(device_.vulkan(), commands_);
+    read_.clear();
+    written_.clear();
+  }
+  for (const Binding& binding : storage) {
+    auto& list = binding.access == Access::kRead ? read_ : written_;
+    if (!Contains(list, binding.memory)) list.push_back(binding.memory);
+  }
+}
+
+Status VulkanCommandList::Record(const Dispatch& dispatch) {
+  KVRUN_ASSIGN_OR_RETURN(const ComputePipeline* pipeline,
+                         device_.pipelines().Get({
+                             .variant = dispatch.kernel.variant,
+                             .constants = dispatch.kernel.constants,
+                             .storage_buffers = static_cast<uint32_t>(dispatch.storage.size()),
+                             .uniform_buffers = dispatch.step != nullptr ? 1U : 0U,
+                             .push_constants_bytes = static_cast<uint32_t>(dispatch.params.size()),
+                         }));
+  std::vector<BufferBinding> bindings;
+  for (const Binding& binding : dispatch.storage) {
+    bindings.push_back(
+        {.buffer = binding.memory->handle(), .offset = 0, .length_bytes = binding.memory->size_bytes()});
+  }
+  if (dispatch.step != nullptr) {
+    bindings.push_back({.buffer = dispatch.step->memory().handle(),
+                        .offset = 0,
+                        .length_bytes = dispatch.step->size_bytes()});
+    NoteHostBuffer(*dispatch.step);
+  }
+  KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, sets_.Allocate(*pipeline, bindings));
+
+  OrderAfterEarlier(dispatch.storage);
+  const VolkDeviceTable& vk = device_.vulkan().vk();
+  vk.vkCmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle());
+  vk.vkCmdBindDescriptorSets(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->layout(), 0, 1, &set, 0,
+                             nullptr);
+  vk.vkCmdPushConstants(commands_, pipeline->layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
+                        static_cast<uint32_t>(dispatch.params.size()), dispatch.params.data());
+  const auto& groups = dispatch.kernel.groups;
+  vk.vkCmdDispatch(commands_, groups[0], groups[1], groups[2]);
+
+  if (timestamps_ && timed_.size() + 1 < timestamps_->capacity()) {
+    timed_.push_back(dispatch.kernel.variant);
+    timestamps_->RecordWrite(commands_, static_cast<uint32_t>(timed_.size()));
+  }
+  return Status::Ok();
+}
+
+Status VulkanCommandList::Finish() {
+  RecordFullBarrier(device_.vulkan(), commands_);
+  KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));
+  device_.pipelines().SaveCache();
+  return Status::Ok();
+}
+
+Status VulkanCommandList::FlushUploads() const {
+  for (const VulkanBuffer* buffer : uploads_) KVRUN_RETURN_IF_ERROR(buffer->memory().Flush());
+  return Status::Ok();
+}
+
+Status VulkanCommandList::InvalidateReadbacks() const {
+  for (const VulkanBuffer* buffer : readbacks_) KVRUN_RETURN_IF_ERROR(buffer->memory().Invalidate());
+  return Status::Ok();
+}
+
+Status VulkanCommandList::AddTimes(std::map<std::string, OperationTime>* times) const {
+  if (!timestamps_ || timed_.empty()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<double> ns,
+                         timestamps_->ReadNs(static_cast<uint32_t>(timed_.size() + 1)));
+  for (size_t i = 0; i < timed_.size(); ++i) {
+    OperationTime& time = (*times)[timed_[i]];
+    time.name = timed_[i];
+    ++time.count;
+    time.milliseconds += (ns[i + 1] - ns[i]) / 1e6;
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,233 @@
+#include "runtime/device/vulkan/compute_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "platform/base/units.h"
+#include "runtime/device/vulkan/command_list.h"
+#include "runtime/device/vulkan/kernel_plan.h"
+
+namespace kvrun {
+namespace {
+
+// Kernels read whole chunks of columns and may run past a buffer's last row by less than this; what they read
+// there is multiplied with zeros.
+constexpr uint64_t kSlackBytes = 256;
+constexpr uint64_t kStagingBytes = 16 * kMiB;
+
+MemoryKind KindOf(BufferUse use) {
+  if (use == BufferUse::kUpload) return MemoryKind::kUpload;
+  return use == BufferUse::kReadback ? MemoryKind::kReadback : MemoryKind::kDeviceLocal;
+}
+
+std::string DescribePlan(const DevicePlan& plan) {
+  return fmt::format(
+      "{}, {}, buffers of at most {}",
+      plan.use_subgroup_shuffle ? fmt::format("subgroup kernels ({} lanes)", plan.subgroup_width)
+                                : "floor kernels",
+      plan.use_timeline ? "timeline semaphore" : "fences", FormatBytes(plan.max_binding_bytes));
+}
+
+DeviceInfo MakeInfo(const VulkanDevice& vulkan, std::string note) {
+  const DeviceFacts& facts = vulkan.facts();
+  const DevicePlan& plan = vulkan.plan();
+  DeviceInfo info;
+  info.name = facts.name;
+  info.is_cpu = facts.type == DeviceType::kCpu;
+  info.kind = DeviceTypeName(facts.type);
+  info.driver = fmt::format("{} {}, Vulkan {}", facts.driver_name, facts.driver_info,
+                            FormatApiVersion(facts.api_version));
+  info.plan = DescribePlan(plan);
+  if (!note.empty()) info.notes.push_back(std::move(note));
+  for (const std::string& quirk : plan.quirks) info.notes.push_back("driver quirk: " + quirk);
+  info.max_buffer_bytes = std::min(plan.max_binding_bytes, plan.max_allocation_bytes) - kSlackBytes;
+  return info;
+}
+
+}  // namespace
+
+uint64_t VulkanMatrix::size_bytes() const {
+  return std::accumulate(
+      slices_.begin(), slices_.end(), uint64_t{0},
+      [](uint64_t sum, const MatrixSlice& slice) { return sum + slice.layout.size_bytes; });
+}
+
+Result<std::unique_ptr<VulkanComputeDevice>> VulkanComputeDevice::Create(std::unique_ptr<VulkanDevice> vulkan,
+                                                                         bool profile, std::string note) {
+  std::unique_ptr<VulkanComputeDevice> device(new VulkanComputeDevice);
+  device->vulkan_ = std::move(vulkan);
+  device->info_ = MakeInfo(*device->vulkan_, std::move(note));
+  device->profile_ = profile;
+  if (profile && !device->plan().timestamps) {
+    device->info_.notes.push_back("this device has no timestamps: operations are not timed");
+  }
+  device->allocator_ = std::make_unique<DeviceAllocator>(*device->vulkan_);
+  KVRUN_ASSIGN_OR_RETURN(device->pipelines_, PipelineLibrary::Create(*device->vulkan_));
+  KVRUN_ASSIGN_OR_RETURN(device->timeline_, Timeline::Create(*device->vulkan_));
+  KVRUN_ASSIGN_OR_RETURN(DeviceBuffer empty,
+                         device->AllocateFilled(kSlackBytes, MemoryKind::kDeviceLocal, "activations"));
+  device->empty_ = std::make_unique<VulkanBuffer>(std::move(empty), kSlackBytes, BufferUse::kDevice);
+  return device;
+}
+
+VulkanComputeDevice::~VulkanComputeDevice() = default;
+
+Result<DeviceBuffer> VulkanComputeDevice::AllocateFilled(uint64_t size_bytes, MemoryKind kind,
+                                                         std::string_view part) {
+  KVRUN_ASSIGN_OR_RETURN(DeviceBuffer memory,
+                         allocator_->Allocate({.size_bytes = size_bytes, .kind = kind, .name = part}));
+  if (memory.mapped() != nullptr) {
+    std::memset(memory.mapped(), 0, size_bytes);
+    KVRUN_RETURN_IF_ERROR(memory.Flush());
+    return memory;
+  }
+  KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "clearing a buffer", [&](VkCommandBuffer commands) {
+    vulkan_->vk().vkCmdFillBuffer(commands, memory.handle(), 0, VK_WHOLE_SIZE, 0);
+  }));
+  return memory;
+}
+
+Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateBuffer(uint64_t size_bytes, BufferUse use,
+                                                                  std::string_view part) {
+  if (size_bytes > info_.max_buffer_bytes) {
+    return Status(StatusCode::kOutOfMemory,
+                  fmt::format("a buffer of {} for {} is more than {} can bind ({})", FormatBytes(size_bytes),
+                              part, info_.name, FormatBytes(info_.max_buffer_bytes)));
+  }
+  const uint64_t padded_bytes = RoundUp<uint64_t>(size_bytes, 16) + kSlackBytes;
+  KVRUN_ASSIGN_OR_RETURN(DeviceBuffer memory, AllocateFilled(padded_bytes, KindOf(use), part));
+  return std::unique_ptr<Buffer>(new VulkanBuffer(std::move(memory), size_bytes, use));
+}
+
+Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::byte> bytes) {
+  if (to.mapped() != nullptr) {
+    std::memcpy(to.mapped(), bytes.data(), bytes.size());
+    return to.Flush();
+  }
+  KVRUN_ASSIGN_OR_RETURN(const DeviceBuffer staging,
+                         allocator_->Allocate({.size_bytes = std::min<uint64_t>(bytes.size(), kStagingBytes),
+                                               .kind = MemoryKind::kUpload,
+                                               .name = "staging"}));
+  for (uint64_t at = 0; at < bytes.size(); at += kStagingBytes) {
+    const uint64_t part_bytes = std::min<uint64_t>(bytes.size() - at, kStagingBytes);
+    std::memcpy(staging.mapped(), bytes.data() + at, part_bytes);
+    KVRUN_RETURN_IF_ERROR(staging.Flush());
+    KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying weights to the device", [&](VkCommandBuffer commands) {
+      const VkBufferCopy copy{.srcOffset = 0, .dstOffset = at, .size = part_bytes};
+      vulkan_->vk().vkCmdCopyBuffer(commands, staging.handle(), to.handle(), 1, &copy);
+    }));
+  }
+  return Status::Ok();
+}
+
+Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateConstants(std::span<const float> values,
+                                                                     std::string_view part) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
+                         CreateBuffer(values.size_bytes(), BufferUse::kDevice, part));
+  KVRUN_RETURN_IF_ERROR(Upload(static_cast<VulkanBuffer&>(*buffer).memory(), std::as_bytes(values)));
+  return buffer;
+}
+
+Status VulkanComputeDevice::FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources) {
+  const TensorTypeInfo& type = GetTensorType(slice.layout.type);
+  const uint64_t row_bytes = uint64_t{slice.layout.n_cols} / type.block_elements * type.block_bytes;
+  std::vector<uint32_t> host;
+  std::span<uint32_t> packed;
+  if (slice.memory.mapped() != nullptr) {
+    packed = {reinterpret_cast<uint32_t*>(slice.memory.mapped()), slice.layout.size_bytes / 4};
+  } else {
+    host.resize(slice.layout.size_bytes / 4);
+    packed = host;
+  }
+  uint32_t source_begin = 0;
+  for (const MatrixSource& source : sources) {
+    const uint32_t begin = std::max(source_begin, slice.row_begin);
+    const uint32_t end = std::min(source_begin + source.n_rows, slice.row_begin + slice.layout.n_rows);
+    for (uint32_t row = begin; row < end; ++row) {
+      PackRow(slice.layout, row - slice.row_begin,
+              source.data.subspan((row - source_begin) * row_bytes, row_bytes), packed);
+    }
+    source_begin += source.n_rows;
+  }
+  return host.empty() ? slice.memory.Flush()
+                      : Upload(slice.memory, std::as_bytes(std::span<const uint32_t>(host)));
+}
+
+Result<std::unique_ptr<Matrix>> VulkanComputeDevice::CreateMatrix(TensorType type, uint32_t n_cols,
+                                                                  std::span<const MatrixSource> sources) {
+  uint32_t n_rows = 0;
+  for (const MatrixSource& source : sources) n_rows += source.n_rows;
+  auto matrix = std::make_unique<VulkanMatrix>(type, n_rows, n_cols);
+  const uint32_t rows_per_slice = PackedRowsThatFit(type, n_cols, info_.max_buffer_bytes);
+  if (rows_per_slice == 0) {
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("{} rows of {} columns exceed what {} can bind ({})", KVRUN_ROW_INTERLEAVE,
+                              n_cols, info_.name, FormatBytes(info_.max_buffer_bytes)));
+  }
+  for (uint32_t row = 0; row < n_rows; row += rows_per_slice) {
+    MatrixSlice slice;
+    slice.row_begin = row;
+    slice.layout = MakePackedLayout(type, std::min(rows_per_slice, n_rows - row), n_cols);
+    KVRUN_ASSIGN_OR_RETURN(slice.memory,
+                           AllocateFilled(slice.layout.size_bytes, MemoryKind::kDeviceLocal, "weights"));
+    KVRUN_RETURN_IF_ERROR(FillSlice(slice, sources));
+    matrix->slices_.push_back(std::move(slice));
+  }
+  return std::unique_ptr<Matrix>(std::move(matrix));
+}
+
+uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {
+  const uint32_t n_splits =
+      ChooseAttend(plan(), is_cpu(), args.kv_shape, args.n_heads, args.n_tokens, args.one_sequence).n_splits;
+  if (n_splits == 1) return 16;
+  return uint64_t{args.n_tokens} * args.n_heads * n_splits * (args.kv_shape.head_dim + 2) * sizeof(float);
+}
+
+Result<std::unique_ptr<CommandList>> VulkanComputeDevice::CreateCommandList() {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanCommandList> list, VulkanCommandList::Create(*this));
+  return std::unique_ptr<CommandList>(std::move(list));
+}
+
+Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list) {
+  auto& vulkan_list = static_cast<VulkanCommandList&>(list);
+  KVRUN_RETURN_IF_ERROR(vulkan_list.FlushUploads());
+  const std::lock_guard lock(mutex_);
+  const VkCommandBuffer commands = vulkan_list.commands();
+  KVRUN_RETURN_IF_ERROR(timeline_->Submit({&commands, 1}, last_value_ + 1));
+  ++last_value_;
+  submitted_[last_value_] = &vulkan_list;
+  return last_value_;
+}
+
+Status VulkanComputeDevice::Wait(uint64_t value) {
+  KVRUN_ASSIGN_OR_RETURN(const bool reached, timeline_->Wait(value));
+  if (!reached) return {StatusCode::kDevice, "the device did not finish"};
+  const std::lock_guard lock(mutex_);
+  while (!submitted_.empty() && submitted_.begin()->first <= value) {
+    KVRUN_RETURN_IF_ERROR(submitted_.begin()->second->InvalidateReadbacks());
+    KVRUN_RETURN_IF_ERROR(submitted_.begin()->second->AddTimes(&times_));
+    submitted_.erase(submitted_.begin());
+  }
+  return Status::Ok();
+}
+
+std::vector<Device::MemoryPart> VulkanComputeDevice::MemoryInUse() const {
+  std::vector<MemoryPart> parts;
+  for (const MemoryUsage& usage : allocator_->Usage()) parts.push_back({usage.name, usage.bytes});
+  return parts;
+}
+
+std::vector<OperationTime> VulkanComputeDevice::TakeOperationTimes() {
+  const std::lock_guard lock(mutex_);
+  std::vector<OperationTime> times;
+  for (auto& [name, time] : times_) times.push_back(std::move(time));
+  times_.clear();
+  std::sort(times.begin(), times.end(),
+            [](const OperationTime& a, const OperationTime& b) { return a.milliseconds > b.milliseconds; });
+  return times;
+}
+
+}  // namespace kvrun

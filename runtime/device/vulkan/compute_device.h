@@ -1,0 +1,110 @@
+// The Vulkan device behind runtime/device: buffers, packed matrices, recorded lists.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/vulkan/commands.h"
+#include "platform/vulkan/device.h"
+#include "platform/vulkan/memory.h"
+#include "platform/vulkan/timeline.h"
+#include "runtime/device/device.h"
+#include "runtime/device/vulkan/packed_matrix.h"
+#include "runtime/device/vulkan/pipelines.h"
+
+namespace kvrun {
+
+class VulkanCommandList;
+
+class VulkanBuffer : public Buffer {
+ public:
+  VulkanBuffer(DeviceBuffer memory, uint64_t size_bytes, BufferUse use)
+      : Buffer(size_bytes), memory_(std::move(memory)), use_(use) {}
+
+  std::span<std::byte> host() override {
+    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : memory_.bytes().first(size_bytes_);
+  }
+  const DeviceBuffer& memory() const { return memory_; }
+  BufferUse use() const { return use_; }
+
+ private:
+  DeviceBuffer memory_;
+  BufferUse use_;
+};
+
+// Rows [row_begin, row_begin + layout.n_rows) of a matrix, packed in a buffer of their own.
+struct MatrixSlice {
+  uint32_t row_begin = 0;
+  PackedLayout layout;
+  DeviceBuffer memory;
+};
+
+class VulkanMatrix : public Matrix {
+ public:
+  VulkanMatrix(TensorType type, uint32_t n_rows, uint32_t n_cols) : Matrix(type, n_rows, n_cols) {}
+
+  uint64_t size_bytes() const override;
+  const std::vector<MatrixSlice>& slices() const { return slices_; }
+
+ private:
+  friend class VulkanComputeDevice;
+  std::vector<MatrixSlice> slices_;
+};
+
+class VulkanComputeDevice : public Device {
+ public:
+  // `note` of the choice of device, for DeviceInfo::notes; may be empty.
+  static Result<std::unique_ptr<VulkanComputeDevice>> Create(std::unique_ptr<VulkanDevice> vulkan,
+                                                             bool profile, std::string note);
+  ~VulkanComputeDevice() override;
+
+  const DeviceInfo& info() const override { return info_; }
+  Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
+                                               std::string_view part) override;
+  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
+                                                  std::string_view part) override;
+  Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
+                                               std::span<const MatrixSource> sources) override;
+  uint64_t AttendScratchBytes(const AttentionArgs& args) const override;
+  Result<std::unique_ptr<CommandList>> CreateCommandList() override;
+  Result<uint64_t> Submit(CommandList& list) override;
+  Status Wait(uint64_t value) override;
+  std::vector<MemoryPart> MemoryInUse() const override;
+  std::vector<OperationTime> TakeOperationTimes() override;
+
+  const VulkanDevice& vulkan() const { return *vulkan_; }
+  const DevicePlan& plan() const { return vulkan_->plan(); }
+  bool is_cpu() const { return info_.is_cpu; }
+  bool profile() const { return profile_; }
+  PipelineLibrary& pipelines() { return *pipelines_; }
+  // Bound where an operation has no buffer for a binding.
+  const VulkanBuffer& empty_buffer() const { return *empty_; }
+
+ private:
+  VulkanComputeDevice() = default;
+
+  Result<DeviceBuffer> AllocateFilled(uint64_t size_bytes, MemoryKind kind, std::string_view part);
+  // Copies into device memory that the host may not see.
+  Status Upload(const DeviceBuffer& to, std::span<const std::byte> bytes);
+  Status FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources);
+
+  std::unique_ptr<VulkanDevice> vulkan_;
+  DeviceInfo info_;
+  bool profile_ = false;
+  std::unique_ptr<DeviceAllocator> allocator_;
+  std::unique_ptr<PipelineLibrary> pipelines_;
+  std::unique_ptr<VulkanBuffer> empty_;
+  std::unique_ptr<Timeline> timeline_;
+
+  std::mutex mutex_;  // guards what follows
+  uint64_t last_value_ = 0;
+  std::map<uint64_t, VulkanCommandList*> submitted_;  // until they were waited for
+  std::map<std::string, OperationTime> times_;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,28 @@
+// The Vulkan devices of this machine, as found: facts already clamped by the environment.
+#pragma once
+
+#include <volk.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/vulkan/device_facts.h"
+#include "platform/vulkan/instance.h"
+#include "runtime/device/vulkan/compute_device.h"
+
+namespace kvrun {
+
+struct FoundDevices {
+  std::shared_ptr<VulkanInstance> instance;
+  std::vector<VkPhysicalDevice> handles;
+  std::vector<DeviceFacts> facts;  // of each handle
+};
+
+// No Vulkan loader on the machine is kNotFound.
+Result<FoundDevices> FindDevices(bool validation);
+Result<std::unique_ptr<VulkanComputeDevice>> OpenFoundDevice(const FoundDevices& found, size_t index,
+                                                             bool profile, std::string note);
+
+}  // namespace kvrun

@@ -1,0 +1,70 @@
+#include "runtime/device/open_device.h"
+
+#include <fmt/format.h>
+
+#include "platform/vulkan/device.h"
+#include "platform/vulkan/device_facts_query.h"
+#include "platform/vulkan/instance.h"
+#include "platform/vulkan/select_device.h"
+#include "runtime/device/vulkan/compute_device.h"
+#include "runtime/device/vulkan/found_devices.h"
+
+namespace kvrun {
+
+Result<FoundDevices> FindDevices(bool validation) {
+  InstanceOptions options = InstanceOptions::FromEnvironment();
+  if (validation) options.validation = options.sync_validation = true;
+  FoundDevices found;
+  KVRUN_ASSIGN_OR_RETURN(found.instance, VulkanInstance::Create(options));
+  KVRUN_ASSIGN_OR_RETURN(found.handles, found.instance->PhysicalDevices());
+  for (VkPhysicalDevice handle : found.handles) {
+    KVRUN_ASSIGN_OR_RETURN(DeviceFacts facts, QueryDeviceFacts(handle));
+    KVRUN_ASSIGN_OR_RETURN(facts, ClampFactsByEnvironment(std::move(facts)));
+    found.facts.push_back(std::move(facts));
+  }
+  return found;
+}
+
+Result<std::unique_ptr<VulkanComputeDevice>> OpenFoundDevice(const FoundDevices& found, size_t index,
+                                                             bool profile, std::string note) {
+  KVRUN_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(found.facts[index], {}));
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<VulkanDevice> vulkan,
+      VulkanDevice::Create(found.instance, found.handles[index], found.facts[index], std::move(plan)));
+  return VulkanComputeDevice::Create(std::move(vulkan), profile, std::move(note));
+}
+
+Result<std::vector<DeviceListing>> ListDevices() {
+  std::vector<DeviceListing> listings;
+  Result<FoundDevices> found = FindDevices(false);
+  if (!found.ok()) {
+    if (found.status().code() == StatusCode::kNotFound) return listings;
+    return found.status();
+  }
+  for (const DeviceFacts& facts : found->facts) {
+    DeviceListing listing;
+    listing.index = static_cast<uint32_t>(listings.size());
+    listing.name = facts.name;
+    listing.kind = DeviceTypeName(facts.type);
+    listing.api_version = FormatApiVersion(facts.api_version);
+    listing.driver = fmt::format("{} {}", facts.driver_name, facts.driver_info);
+    for (const MemoryHeapFacts& heap : facts.memory_heaps) {
+      listing.memory_bytes = std::max(listing.memory_bytes, heap.size_bytes);
+    }
+    const Result<DevicePlan> plan = PlanDevice(facts, {});
+    listing.usable = plan.ok();
+    if (!plan.ok()) listing.reason = plan.status().message();
+    listings.push_back(std::move(listing));
+  }
+  return listings;
+}
+
+Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
+  KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
+  KVRUN_ASSIGN_OR_RETURN(DeviceChoice choice, SelectDevice(found.facts, options.device));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> device,
+                         OpenFoundDevice(found, choice.index, options.profile, std::move(choice.note)));
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+}  // namespace kvrun

@@ -1,0 +1,158 @@
+// One launcher per shader: an operation's arguments become bindings, push constants and workgroups.
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/vulkan/command_list.h"
+#include "shaders/shared/op_params.h"
+
+namespace kvrun {
+namespace {
+
+template <typename Params>
+std::span<const std::byte> Bytes(const Params& params) {
+  return std::as_bytes(std::span<const Params, 1>(&params, 1));
+}
+
+const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
+
+KernelChoice Linear(std::string variant, uint64_t invocations, uint32_t local_size,
+                    std::vector<uint32_t> constants = {}) {
+  return {.variant = std::move(variant),
+          .constants = std::move(constants),
+          .groups = {static_cast<uint32_t>(CeilDiv<uint64_t>(invocations, local_size)), 1, 1}};
+}
+
+std::string_view KvTypeName(KvType type) { return type == KvType::kF16 ? "f16" : "f32"; }
+
+}  // namespace
+
+Status VulkanCommandList::Embed(const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) {
+  for (const MatrixSlice& slice : static_cast<const VulkanMatrix&>(table).slices()) {
+    const EmbedParams params{.planes = slice.layout.planes,
+                             .n_rows = slice.layout.n_rows,
+                             .row_begin = slice.row_begin,
+                             .n_cols = table.n_cols(),
+                             .n_tokens = n_tokens};
+    const KernelChoice kernel = Linear(fmt::format("embed_{}_floor", VariantTypeName(table.type())),
+                                       uint64_t{n_tokens} * slice.layout.planes.n_chunks * 2, 64);
+    const std::array storage = {Binding{&slice.memory, Access::kRead},
+                                Binding{MemoryOrEmpty(out), Access::kWrite}};
+    KVRUN_RETURN_IF_ERROR(
+        Record({.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = Bytes(params)}));
+  }
+  return Status::Ok();
+}
+
+Status VulkanCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
+                                  uint32_t n_cols, Buffer* out) {
+  const RmsNormParams params{.n_rows = n_rows, .n_cols = n_cols, .epsilon = epsilon};
+  const KernelChoice kernel{
+      .variant = "rms_norm_f32_floor", .constants = {n_cols % 4 == 0 ? 1U : 0U}, .groups = {n_rows, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
+                              Binding{MemoryOrEmpty(&weight), Access::kRead},
+                              Binding{MemoryOrEmpty(out), Access::kWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+}
+
+Status VulkanCommandList::MatMul(const MatMulArgs& args) {
+  const auto& weight = static_cast<const VulkanMatrix&>(*args.weight);
+  NoteHostBuffer(AsVulkan(*args.output));
+  for (const MatrixSlice& slice : weight.slices()) {
+    const MatMulParams params{
+        .planes = slice.layout.planes,
+        .n_rows = slice.layout.n_rows,
+        .n_cols = weight.n_cols(),
+        .n_tokens = args.n_tokens,
+        .output_stride = args.output_stride != 0 ? args.output_stride : weight.n_rows(),
+        .output_offset = args.output_offset + slice.row_begin,
+        .bias_offset = args.bias_offset + slice.row_begin,
+        .has_bias = args.bias != nullptr ? 1U : 0U,
+        .accumulate = args.accumulate ? 1U : 0U,
+    };
+    const KernelChoice kernel = ChooseMatMul(device_.plan(), device_.is_cpu(), weight.type(),
+                                             slice.layout.n_rows, weight.n_cols(), args.n_tokens);
+    const std::array storage = {Binding{&slice.memory, Access::kRead},
+                                Binding{MemoryOrEmpty(args.input), Access::kRead},
+                                Binding{MemoryOrEmpty(args.output), Access::kReadWrite},
+                                Binding{MemoryOrEmpty(args.bias), Access::kRead}};
+    KVRUN_RETURN_IF_ERROR(Record({.kernel = kernel, .storage = storage, .params = Bytes(params)}));
+  }
+  return Status::Ok();
+}
+
+Status VulkanCommandList::RopeAndStore(const AttentionArgs& args) {
+  const KvShape& kv = args.kv_shape;
+  const RopeStoreParams params{.n_heads = args.n_heads,
+                               .n_kv_heads = kv.n_kv_heads,
+                               .head_dim = kv.head_dim,
+                               .n_ctx = kv.n_ctx,
+                               .n_tokens = args.n_tokens,
+                               .rotary_dim = args.rotary_dim,
+                               .rope_halves = args.rope_halves ? 1U : 0U,
+                               .has_qk_norm = args.norms != nullptr ? 1U : 0U,
+                               .norm_epsilon = args.norm_epsilon};
+  const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", KvTypeName(kv.type)),
+                                     uint64_t{args.n_tokens} * (args.n_heads + 2 * kv.n_kv_heads), 32);
+  NoteHostBuffer(AsVulkan(*args.angles));
+  const std::array storage = {
+      Binding{MemoryOrEmpty(args.qkv), Access::kReadWrite}, Binding{MemoryOrEmpty(args.kv), Access::kWrite},
+      Binding{MemoryOrEmpty(args.angles), Access::kRead}, Binding{MemoryOrEmpty(args.norms), Access::kRead}};
+  return Record(
+      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = Bytes(params)});
+}
+
+Status VulkanCommandList::Attend(const AttentionArgs& args) {
+  const KvShape& kv = args.kv_shape;
+  const AttendChoice choice =
+      ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.one_sequence);
+  const AttendParams params{.n_heads = args.n_heads,
+                            .n_kv_heads = kv.n_kv_heads,
+                            .head_dim = kv.head_dim,
+                            .n_ctx = kv.n_ctx,
+                            .span_tokens = args.one_sequence ? args.n_tokens : 1,
+                            .n_splits = choice.n_splits,
+                            .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
+                            .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim))};
+  const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead},
+                              Binding{MemoryOrEmpty(args.kv), Access::kRead},
+                              Binding{MemoryOrEmpty(args.output), Access::kWrite},
+                              Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
+  KVRUN_RETURN_IF_ERROR(Record(
+      {.kernel = choice.kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = Bytes(params)}));
+  if (choice.n_splits == 1) return Status::Ok();
+
+  const CombineParams combine{
+      .n_rows = args.n_tokens * args.n_heads, .head_dim = kv.head_dim, .n_splits = choice.n_splits};
+  const std::array combine_storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
+                                      Binding{MemoryOrEmpty(args.output), Access::kWrite}};
+  return Record({.kernel = Linear("combine_splits_f32_floor", uint64_t{combine.n_rows} * kv.head_dim, 64),
+                 .storage = combine_storage,
+                 .params = Bytes(combine)});
+}
+
+Status VulkanCommandList::SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) {
+  const SwiGluParams params{.n_tokens = n_tokens, .n_ff = n_ff};
+  const bool vector = n_ff % 4 == 0;
+  const KernelChoice kernel =
+      Linear("swiglu_f32_floor", uint64_t{n_tokens} * (vector ? n_ff / 4 : n_ff), 64, {vector ? 1U : 0U});
+  const std::array storage = {Binding{MemoryOrEmpty(&gate_up), Access::kRead},
+                              Binding{MemoryOrEmpty(out), Access::kWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+}
+
+Status VulkanCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
+                                     Buffer* out) {
+  const GatherParams params{.n_rows = n_rows, .n_cols = n_cols};
+  const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
+                              Binding{MemoryOrEmpty(out), Access::kWrite}};
+  return Record({.kernel = Linear("gather_rows_f32_floor", uint64_t{n_rows} * n_cols, 64),
+                 .storage = storage,
+                 .step = &AsVulkan(step),
+                 .params = Bytes(params)});
+}
+
+}  // namespace kvrun

@@ -1,0 +1,44 @@
+// A model's weights on a device: what lies side by side in a layer is stacked into one matrix where types
+// allow.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+// Matrices with one input whose results lie side by side: each is a run of stacked tensors of one type.
+struct StackedMatrix {
+  std::unique_ptr<Matrix> matrix;
+  uint32_t row_begin = 0;  // in the stack
+};
+using MatrixStack = std::vector<StackedMatrix>;
+
+struct DeviceLayer {
+  std::unique_ptr<Buffer> attention_norm;
+  MatrixStack qkv;                   // [q_dim + 2 * kv_dim, n_embd]
+  std::unique_ptr<Buffer> qkv_bias;  // [q_dim + 2 * kv_dim]; null: none
+  std::unique_ptr<Buffer> qk_norms;  // q_norm, k_norm: [2, head_dim]; null: none
+  MatrixStack attention_output;      // [n_embd, q_dim]
+  std::unique_ptr<Buffer> ffn_norm;
+  MatrixStack gate_up;   // [2 * n_ff, n_embd]
+  MatrixStack ffn_down;  // [n_embd, n_ff]
+};
+
+class DeviceWeights {
+ public:
+  std::unique_ptr<Matrix> token_embedding;
+  std::unique_ptr<Buffer> output_norm;
+  std::unique_ptr<Matrix> untied_output;  // null: the token embedding is the output matrix
+  std::vector<DeviceLayer> layers;
+
+  const Matrix& output() const { return untied_output ? *untied_output : *token_embedding; }
+};
+
+}  // namespace kvrun

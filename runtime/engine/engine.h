@@ -1,0 +1,63 @@
+// A model on a device, and the place where a KV method is wired to it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/device/open_device.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/session.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+struct EngineOptions {
+  OpenDeviceOptions device;
+  ProgressCallback progress;  // of loading, in bytes; may be empty
+};
+
+inline constexpr uint32_t kDefaultMaxContext = 8192;
+
+struct SessionOptions {
+  uint32_t n_sequences = 1;
+  uint32_t n_ctx = 0;  // 0: what the model was trained with, at most kDefaultMaxContext
+  KvType kv_type = KvType::kF16;
+  std::string kv_method = "full";
+  ProgressCallback progress;  // of prefill, in tokens; may be empty
+};
+
+// Any thread. Steps of its sessions run one after another.
+class Engine {
+ public:
+  using ForwardPassFactory =
+      std::function<Result<std::unique_ptr<ForwardPass>>(const ForwardPassOptions& options)>;
+
+  // The model must outlive the engine, and the engine its sessions.
+  static Result<std::unique_ptr<Engine>> Create(const Model& model, const EngineOptions& options);
+  // With any device and forward pass: what Create ends in, and tests begin with.
+  Engine(const Model& model, std::unique_ptr<Device> device, ForwardPassFactory create_forward_pass);
+
+  const Model& model() const { return model_; }
+  const Device& device() const { return *device_; }
+
+  Result<std::unique_ptr<Session>> CreateSession(const SessionOptions& options);
+
+  // With profiling: sums since the engine was made, over all of its sessions.
+  std::vector<OperationTime> OperationTotals();
+
+ private:
+  const Model& model_;
+  std::unique_ptr<Device> device_;
+  ForwardPassFactory create_forward_pass_;  // holds the weights: goes before the device
+  std::mutex device_mutex_;
+  std::mutex totals_mutex_;
+  std::vector<OperationTime> operation_totals_;
+};
+
+}  // namespace kvrun

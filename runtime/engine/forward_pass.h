@@ -1,0 +1,57 @@
+// One step of the model on the device: rows of tokens in, logits out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/resident_cache.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+// A model's weights on a device. Immutable once loaded; shared by the sessions of an engine.
+class DeviceWeights;
+// progress(bytes_done, bytes_total) answers true to cancel.
+Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
+    const Model& model, Device& device, const std::function<bool(uint64_t, uint64_t)>& progress);
+
+struct StepRow {
+  TokenId id = 0;
+  uint32_t position = 0;
+  uint32_t sequence = 0;
+};
+
+// Runs steps against one KV cache. One thread at a time. The seam that sessions are tested through.
+class ForwardPass {
+ public:
+  virtual ~ForwardPass() = default;
+
+  virtual uint32_t max_rows() const = 0;         // of one step: the prefill chunk
+  virtual uint32_t max_output_rows() const = 0;  // of one call of Run
+  virtual uint32_t n_vocab() const = 0;
+
+  // Computes rows, either consecutive positions of one sequence (a prefill chunk), or one row each of
+  // different sequences (a decode step), and writes their KV. Entries at positions before a row's own must be
+  // there. logits: float [outputs.size(), n_vocab], of the rows whose indices `outputs` lists; may be empty.
+  virtual Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                     std::span<float> logits) = 0;
+
+  // More logits of the last Run: for perplexity over a whole chunk, max_output_rows at a time.
+  virtual Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) = 0;
+};
+
+struct ForwardPassOptions {
+  uint32_t n_sequences = 1;
+  uint32_t n_ctx = 0;
+  KvType kv_type = KvType::kF16;
+};
+
+Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
+                                                       std::shared_ptr<const DeviceWeights> weights,
+                                                       Device& device, const ForwardPassOptions& options);
+
+}  // namespace kvrun

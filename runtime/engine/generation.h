@@ -1,0 +1,55 @@
+// One call of Session::Generate: several sequences continued together, a device step per token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/sampler.h"
+#include "runtime/engine/session.h"
+#include "runtime/engine/text_stream.h"
+
+namespace kvrun {
+
+class Generation {
+ public:
+  // All must outlive this; checked by the session.
+  Generation(Session* session, std::span<const uint32_t> sequences, const GenerateOptions& options,
+             const TokenCallback& callback);
+
+  Status Run();
+  // Lanes that did not finish read kCancelled. results: empty or a place for each sequence.
+  void WriteResults(std::span<GenerateResult> results) const;
+
+ private:
+  struct Lane {
+    uint32_t sequence;
+    SequenceState* state;
+    TextStream text;
+    GenerateResult result = {};
+    bool begins_text = false;  // nothing but control tokens before
+    bool is_active = true;
+    std::span<float> logits = {};
+  };
+
+  bool BeginsText(const SequenceState& state) const;
+  void DropFullLanes();
+  bool HasActiveLane() const;
+  Status ComputeLogits();
+  Status SampleLanes();
+  Status SampleLane(Lane* lane);
+  void TakeToken(Lane* lane, TokenId id);
+  void FinishLane(Lane* lane, Finish finish);
+  void HandOut(const Lane& lane, TokenId id, std::string_view text);
+
+  Session* session_;
+  const GenerateOptions& options_;
+  const TokenCallback& callback_;
+  Sampler sampler_;
+  std::vector<Lane> lanes_;
+  bool is_cancelled_ = false;
+};
+
+}  // namespace kvrun

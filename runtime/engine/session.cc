@@ -1,0 +1,252 @@
+#include "runtime/engine/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/engine/generation.h"
+#include "runtime/engine/utf8.h"
+
+namespace kvrun {
+
+// Positions [begin, end) of a sequence, computed in one step.
+struct Session::Chunk {
+  uint32_t sequence;
+  uint32_t begin;
+  uint32_t end;
+  size_t first_logits;  // the first position whose logits are asked for
+  bool is_last;
+};
+
+Result<std::unique_ptr<Session>> Session::Create(Parts parts) {
+  if (parts.n_sequences == 0 || parts.n_sequences > kMaxSequences) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("a session of {} sequences was asked for; it can have 1 to {}",
+                              parts.n_sequences, kMaxSequences));
+  }
+  if (parts.forward_pass->max_rows() < parts.n_sequences || parts.forward_pass->max_output_rows() == 0) {
+    return Status(StatusCode::kInternal, "the forward pass takes fewer rows than the session has sequences");
+  }
+  return std::unique_ptr<Session>(new Session(std::move(parts)));
+}
+
+Session::Session(Parts parts)
+    : runner_(std::move(parts.forward_pass), parts.device_mutex),
+      tokenizer_(parts.tokenizer),
+      n_ctx_(parts.n_ctx),
+      progress_(std::move(parts.progress)),
+      notes_(std::move(parts.notes)),
+      sequences_(parts.n_sequences) {
+  for (SequenceState& state : sequences_) state.tokens.reserve(n_ctx_);
+}
+
+namespace {
+
+// Takes back what an append could not finish: on every way out, no more than the pending token that was there
+// before is left uncomputed.
+class ForgetUnfinished {
+ public:
+  explicit ForgetUnfinished(SequenceState* state) : state_(state), size_before_(state->tokens.size()) {}
+  ForgetUnfinished(const ForgetUnfinished&) = delete;
+  ForgetUnfinished& operator=(const ForgetUnfinished&) = delete;
+  ~ForgetUnfinished() { state_->tokens.resize(std::max<size_t>(state_->n_computed, size_before_)); }
+
+ private:
+  SequenceState* state_;
+  size_t size_before_;
+};
+
+}  // namespace
+
+uint32_t Session::Length(uint32_t sequence) const {
+  return sequence < sequences_.size() ? sequences_[sequence].n_computed : 0;
+}
+
+Status Session::CheckSequence(uint32_t sequence) const {
+  if (sequence < sequences_.size()) return Status::Ok();
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("there is no sequence {}: the session has {}, counted from 0", sequence,
+                            sequences_.size()));
+}
+
+Status Session::Truncate(uint32_t sequence, uint32_t length) {
+  KVRUN_RETURN_IF_ERROR(CheckSequence(sequence));
+  SequenceState& state = sequences_[sequence];
+  if (length > state.n_computed) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("cannot truncate sequence {} to {} tokens: it has {}", sequence, length,
+                              state.n_computed));
+  }
+  if (length < state.tokens.size()) {
+    state.tokens.resize(length);
+    state.n_computed = length;
+    state.has_logits = false;
+  }
+  return Status::Ok();
+}
+
+Status Session::CheckFeed(uint32_t sequence, std::span<const TokenId> ids) const {
+  KVRUN_RETURN_IF_ERROR(CheckSequence(sequence));
+  const size_t n_there = sequences_[sequence].tokens.size();
+  if (ids.size() > n_ctx_ - n_there) {
+    return Status(
+        StatusCode::kContextFull,
+        fmt::format("{} tokens do not fit: the context holds {}, and {} of them are taken; shorten the "
+                    "text or ask for a larger context (--ctx {})",
+                    ids.size(), n_ctx_, n_there, n_there + ids.size()));
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && static_cast<uint32_t>(ids[i]) < n_vocab()) continue;
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("token id {} (number {} of {}) is not in the vocabulary of {} tokens: were the ids "
+                    "made with another model?",
+                    ids[i], i, ids.size(), n_vocab()));
+  }
+  return Status::Ok();
+}
+
+Status Session::Feed(uint32_t sequence, std::span<const TokenId> ids) {
+  return Append(sequence, ids, 0, nullptr);
+}
+
+Status Session::FeedLogits(uint32_t sequence, std::span<const TokenId> ids, size_t last,
+                           const LogitsCallback& callback) {
+  return Append(sequence, ids, last == 0 ? ids.size() : std::min(last, ids.size()), &callback);
+}
+
+Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n_logits,
+                       const LogitsCallback* callback) {
+  KVRUN_RETURN_IF_ERROR(CheckFeed(sequence, ids));
+  SequenceState& state = sequences_[sequence];
+  const ForgetUnfinished forget_unfinished(&state);
+  state.tokens.insert(state.tokens.end(), ids.begin(), ids.end());
+  const uint32_t begin = state.n_computed;
+  const auto size = static_cast<uint32_t>(state.tokens.size());
+  if (begin == size) return Status::Ok();
+  NoteWorkBegins();
+  while (true) {
+    const uint32_t done = state.n_computed - begin;
+    if (progress_ && progress_(done, size - begin)) {
+      return Status(StatusCode::kCancelled,
+                    fmt::format("cancelled after {} of {} tokens of the prompt", done, size - begin));
+    }
+    if (state.n_computed == size) return Status::Ok();
+    const uint32_t end = state.n_computed + std::min(size - state.n_computed, runner_.max_rows());
+    KVRUN_RETURN_IF_ERROR(
+        ComputeChunk({sequence, state.n_computed, end, size - n_logits, end == size}, callback));
+  }
+}
+
+Status Session::ComputeChunk(const Chunk& chunk, const LogitsCallback* callback) {
+  SequenceState& state = sequences_[chunk.sequence];
+  rows_.clear();
+  for (uint32_t i = chunk.begin; i < chunk.end; ++i) rows_.push_back({state.tokens[i], i, chunk.sequence});
+  state.has_logits = false;
+  if (chunk.is_last) state.logits.resize(n_vocab());
+  if (chunk.end > chunk.first_logits) return ComputeAndHandOut(chunk, *callback);
+  const uint32_t last_row = chunk.end - chunk.begin - 1;
+  {
+    const AddElapsed timer(&stats_.prefill_ms);
+    if (chunk.is_last) {
+      KVRUN_RETURN_IF_ERROR(runner_.Run(rows_, {&last_row, 1}, state.logits));
+    } else {
+      KVRUN_RETURN_IF_ERROR(runner_.Run(rows_, {}, {}));
+    }
+  }
+  NoteComputed(chunk);
+  return Status::Ok();
+}
+
+// Computes a chunk with the logits that are asked for, and hands them out as they come.
+Status Session::ComputeAndHandOut(const Chunk& chunk, const LogitsCallback& callback) {
+  SequenceState& state = sequences_[chunk.sequence];
+  outputs_.clear();
+  for (auto i = static_cast<uint32_t>(std::max<size_t>(chunk.begin, chunk.first_logits)); i < chunk.end;
+       ++i) {
+    outputs_.push_back(i - chunk.begin);
+  }
+  logits_.resize(std::min<size_t>(outputs_.size(), runner_.max_output_rows()) * n_vocab());
+  for (size_t done = 0; done < outputs_.size();) {
+    const size_t n = std::min<size_t>(outputs_.size() - done, runner_.max_output_rows());
+    const auto outputs = std::span<const uint32_t>(outputs_).subspan(done, n);
+    const auto logits = std::span<float>(logits_).first(n * n_vocab());
+    {
+      const AddElapsed timer(&stats_.prefill_ms);
+      KVRUN_RETURN_IF_ERROR(done == 0 ? runner_.Run(rows_, outputs, logits)
+                                      : runner_.MoreLogits(outputs, logits));
+    }
+    done += n;
+    const bool is_end = chunk.is_last && done == outputs_.size();
+    if (is_end) std::copy(logits.end() - n_vocab(), logits.end(), state.logits.begin());
+    if (done == n) NoteComputed(chunk);
+    state.has_logits = is_end;
+    if (callback(chunk.begin + outputs.front(), static_cast<uint32_t>(n), logits.data())) {
+      return Status(StatusCode::kCancelled, "cancelled while logits were handed out");
+    }
+  }
+  return Status::Ok();
+}
+
+void Session::NoteComputed(const Chunk& chunk) {
+  SequenceState& state = sequences_[chunk.sequence];
+  state.n_computed = chunk.end;
+  state.has_logits = chunk.is_last;
+  stats_.prefill_tokens += chunk.end - chunk.begin;
+}
+
+Status Session::CheckGenerate(std::span<const uint32_t> sequences, const GenerateOptions& options) const {
+  if (sequences.empty()) return Status(StatusCode::kInvalidArgument, "no sequence was named to generate for");
+  uint32_t seen = 0;
+  for (const uint32_t sequence : sequences) {
+    KVRUN_RETURN_IF_ERROR(CheckSequence(sequence));
+    if ((seen >> sequence & 1U) != 0) {
+      return Status(StatusCode::kInvalidArgument, fmt::format("sequence {} is named twice", sequence));
+    }
+    seen |= 1U << sequence;
+    if (sequences_[sequence].tokens.empty()) {
+      return Status(StatusCode::kInvalidArgument,
+                    fmt::format("sequence {} is empty: there is nothing to continue; feed at least one token "
+                                "(an empty prompt can begin with the begin-of-sequence token)",
+                                sequence));
+    }
+  }
+  for (const std::string& stop : options.stops) {
+    if (stop.empty() || !IsValidUtf8(stop)) {
+      return Status(StatusCode::kInvalidArgument, "a stop string is empty or is not valid UTF-8");
+    }
+  }
+  if (!options.stops.empty() && tokenizer_ == nullptr) {
+    return Status(StatusCode::kUnsupported, "stop strings need a vocabulary, which the model's file lacks");
+  }
+  return CheckSamplerOptions(options.sampler);
+}
+
+Status Session::Generate(std::span<const uint32_t> sequences, const GenerateOptions& options,
+                         const TokenCallback& callback, std::span<GenerateResult> results) {
+  KVRUN_RETURN_IF_ERROR(CheckGenerate(sequences, options));
+  NoteWorkBegins();
+  Generation generation(this, sequences, options, callback);
+  const Status status = generation.Run();
+  generation.WriteResults(results);
+  return status;
+}
+
+void Session::ResetStats() {
+  stats_ = {};
+  work_began_.reset();
+  has_ttft_ = false;
+}
+
+void Session::NoteWorkBegins() {
+  if (!work_began_) work_began_ = Clock::now();
+}
+
+void Session::NoteToken() {
+  if (has_ttft_) return;
+  has_ttft_ = true;
+  stats_.ttft_ms = std::chrono::duration<double, std::milli>(Clock::now() - *work_began_).count();
+}
+
+}  // namespace kvrun

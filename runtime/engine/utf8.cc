@@ -1,0 +1,58 @@
+#include "runtime/engine/utf8.h"
+
+namespace kvrun {
+
+bool IsValidUtf8(std::string_view text) {
+  Utf8Repairer repairer;
+  std::string repaired;
+  repairer.Append(text, &repaired);
+  repairer.Finish(&repaired);
+  return repairer.n_replaced() == 0;
+}
+
+void Utf8Repairer::Append(std::string_view bytes, std::string* out) {
+  for (const char c : bytes) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (n_held_ > 0 && (byte < lowest_ || byte > highest_)) Replace(out);
+    if (n_held_ == 0) {
+      Begin(byte, out);
+      continue;
+    }
+    held_[n_held_++] = c;
+    lowest_ = 0x80;
+    highest_ = 0xBF;
+    if (n_held_ == n_needed_) {
+      out->append(held_.data(), n_held_);
+      n_held_ = 0;
+    }
+  }
+}
+
+void Utf8Repairer::Finish(std::string* out) {
+  if (n_held_ > 0) Replace(out);
+}
+
+// The second byte's range excludes overlong forms, surrogates and values above U+10FFFF.
+void Utf8Repairer::Begin(uint8_t byte, std::string* out) {
+  if (byte < 0x80) {
+    out->push_back(static_cast<char>(byte));
+    return;
+  }
+  if (byte < 0xC2 || byte > 0xF4) {
+    Replace(out);
+    return;
+  }
+  n_needed_ = byte < 0xE0 ? 2 : (byte < 0xF0 ? 3 : 4);
+  lowest_ = byte == 0xE0 ? 0xA0 : (byte == 0xF0 ? 0x90 : 0x80);
+  highest_ = byte == 0xED ? 0x9F : (byte == 0xF4 ? 0x8F : 0xBF);
+  held_[0] = static_cast<char>(byte);
+  n_held_ = 1;
+}
+
+void Utf8Repairer::Replace(std::string* out) {
+  out->append("\xEF\xBF\xBD");
+  n_held_ = 0;
+  ++n_replaced_;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,28 @@
+// A model file, opened and checked: configuration, tensors, tokenizer, chat form. Needs no device.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "platform/base/status.h"
+#include "runtime/model/chat_template.h"
+#include "runtime/model/gguf.h"
+#include "runtime/model/model_config.h"
+#include "runtime/model/tokenizer.h"
+#include "runtime/model/weights.h"
+
+namespace kvrun {
+
+// Immutable; safe from several threads.
+struct Model {
+  std::unique_ptr<GgufFile> file;
+  ModelConfig config;
+  ModelWeights weights;
+  std::unique_ptr<Tokenizer> tokenizer;  // null where the file has no vocabulary: `tokenizer_status` says why
+  Status tokenizer_status;
+  Result<ChatTemplate> chat_template = Status(StatusCode::kUnsupported, "not read yet");
+};
+
+Result<std::unique_ptr<Model>> OpenModel(const std::string& path);
+
+}  // namespace kvrun

@@ -1,0 +1,44 @@
+// What both families of tokenizers share. Internal to the tokenizers.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "runtime/model/tokenizer.h"
+#include "runtime/model/tokenizer_specials.h"
+#include "runtime/model/tokenizer_vocab.h"
+
+namespace kvrun {
+
+class TokenizerBase : public Tokenizer {
+ public:
+  explicit TokenizerBase(Vocab vocab) : vocab_(std::move(vocab)), specials_(vocab_) {}
+
+  Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
+  std::string DecodeToken(TokenId id, bool show_special) const override;
+  std::string Decode(const std::vector<TokenId>& ids, bool show_special) const override;
+
+  uint32_t n_vocab() const override { return vocab_.size(); }
+  TokenId bos() const override { return vocab_.bos(); }
+  TokenId eos() const override { return vocab_.eos(); }
+  bool adds_bos() const override { return vocab_.add_bos(); }
+  bool IsEndOfGeneration(TokenId id) const override { return vocab_.IsEndOfGeneration(id); }
+  bool IsControl(TokenId id) const override;
+  TokenId FindToken(std::string_view text) const override { return vocab_.Find(text); }
+
+ protected:
+  const Vocab& vocab() const { return vocab_; }
+
+  // Appends the ids of text without special tokens. `first`: nothing or a special token comes before it.
+  virtual Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const = 0;
+  // The bytes of a token that is neither control, unknown, user-defined nor unused.
+  virtual std::string DecodePlain(TokenId id) const = 0;
+  virtual bool RemovesLeadingSpace() const = 0;
+
+ private:
+  Vocab vocab_;
+  SpecialTokens specials_;  // points into vocab_
+};
+
+}  // namespace kvrun

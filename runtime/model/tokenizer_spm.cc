@@ -1,0 +1,228 @@
+#include "runtime/model/tokenizer_spm.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "runtime/model/tokenizer_base.h"
+#include "runtime/model/tokenizer_text.h"
+
+namespace kvrun {
+namespace {
+
+constexpr std::string_view kScoresKey = "tokenizer.ggml.scores";
+constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
+
+// Where the word that starts at `begin` ends: before the first space mark that follows another character.
+size_t WordEnd(std::string_view text, size_t begin) {
+  size_t letters = begin;
+  while (text.substr(letters, kSpaceMark.size()) == kSpaceMark) letters += kSpaceMark.size();
+  if (letters == text.size()) return text.size();
+  return std::min(text.find(kSpaceMark, letters), text.size());
+}
+
+class SpmTokenizer final : public TokenizerBase {
+ public:
+  SpmTokenizer(Vocab vocab, std::vector<float> scores, bool adds_space)
+      : TokenizerBase(std::move(vocab)), scores_(std::move(scores)), adds_space_(adds_space) {
+    for (unsigned byte = 0; byte < 256; ++byte) byte_tokens_[byte] = FindByte(static_cast<uint8_t>(byte));
+    for (TokenId id = 0; this->vocab().Contains(id) && spaces_start_words_; ++id) {
+      const std::string_view text = this->vocab().text(id);
+      if (this->vocab().IsPlain(id) && !text.empty()) spaces_start_words_ = WordEnd(text, 0) == text.size();
+    }
+  }
+
+  bool CanSayEveryByte() const {
+    return std::all_of(byte_tokens_.begin(), byte_tokens_.end(), [](TokenId id) { return id >= 0; });
+  }
+
+ protected:
+  Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const override;
+  std::string DecodePlain(TokenId id) const override;
+  bool RemovesLeadingSpace() const override { return adds_space_; }
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  struct Symbol {
+    uint32_t begin;
+    uint32_t bytes;  // 0: merged into the one before
+    uint32_t previous;
+    uint32_t next;
+  };
+  struct Candidate {
+    float score;
+    uint32_t left;
+    uint32_t bytes;  // of both
+
+    // The better one is the greater: by score, then the leftmost.
+    bool operator<(const Candidate& other) const {
+      return score != other.score ? score < other.score : left > other.left;
+    }
+  };
+  struct Work {
+    std::string_view word;
+    std::vector<Symbol> symbols;
+    std::vector<Candidate> heap;
+  };
+
+  TokenId FindPlain(std::string_view text) const;
+  TokenId FindByte(uint8_t byte) const;
+  void Push(uint32_t left, Work* work) const;
+  void MergeAll(Work* work) const;
+  void EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const;
+  void AppendIds(std::string_view symbol, std::vector<TokenId>* ids) const;
+
+  std::vector<float> scores_;
+  bool adds_space_;
+  bool spaces_start_words_ = true;  // no token has a space mark after another character: none spans two words
+  std::array<TokenId, 256> byte_tokens_{};  // -1 where the vocabulary lacks one
+};
+
+TokenId SpmTokenizer::FindPlain(std::string_view text) const {
+  if (text.size() > vocab().longest_text_bytes()) return -1;
+  const TokenId id = vocab().Find(text);
+  return id >= 0 && vocab().IsPlain(id) ? id : -1;
+}
+
+TokenId SpmTokenizer::FindByte(uint8_t byte) const {
+  const TokenId id = vocab().Find(fmt::format("<0x{:02X}>", byte));
+  if (id >= 0 && vocab().type(id) == TokenType::kByte) return id;
+  const char character = static_cast<char>(byte);
+  return FindPlain({&character, 1});
+}
+
+void SpmTokenizer::Push(uint32_t left, Work* work) const {
+  const Symbol& symbol = work->symbols[left];
+  if (symbol.next == kNone) return;
+  const uint32_t bytes = symbol.bytes + work->symbols[symbol.next].bytes;
+  const TokenId id = FindPlain(work->word.substr(symbol.begin, bytes));
+  if (id < 0) return;
+  work->heap.push_back({scores_[static_cast<size_t>(id)], left, bytes});
+  std::push_heap(work->heap.begin(), work->heap.end());
+}
+
+void SpmTokenizer::MergeAll(Work* work) const {
+  for (uint32_t i = 0; i < work->symbols.size(); ++i) Push(i, work);
+  while (!work->heap.empty()) {
+    std::pop_heap(work->heap.begin(), work->heap.end());
+    const Candidate best = work->heap.back();
+    work->heap.pop_back();
+    Symbol& left = work->symbols[best.left];
+    // Outdated where one of the two has been merged since.
+    if (left.bytes == 0 || left.next == kNone) continue;
+    Symbol& right = work->symbols[left.next];
+    if (left.bytes + right.bytes != best.bytes) continue;
+    left.bytes = best.bytes;
+    left.next = right.next;
+    right.bytes = 0;
+    if (left.next != kNone) work->symbols[left.next].previous = best.left;
+    Push(best.left, work);
+    if (left.previous != kNone) Push(left.previous, work);
+  }
+}
+
+void SpmTokenizer::AppendIds(std::string_view symbol, std::vector<TokenId>* ids) const {
+  const TokenId whole = FindPlain(symbol);
+  if (whole >= 0) {
+    ids->push_back(whole);
+    return;
+  }
+  const auto token_of = [this](char byte) { return byte_tokens_[static_cast<uint8_t>(byte)]; };
+  if (std::any_of(symbol.begin(), symbol.end(), [&](char byte) { return token_of(byte) < 0; })) {
+    ids->push_back(vocab().unknown());  // Create has seen to it that there is one
+    return;
+  }
+  for (const char byte : symbol) ids->push_back(token_of(byte));
+}
+
+void SpmTokenizer::EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const {
+  work->word = word;
+  work->symbols.clear();
+  for (size_t at = 0; at < word.size();) {
+    const auto bytes = static_cast<uint32_t>(std::max<size_t>(Utf8CharacterBytes(word, at), 1));
+    const auto index = static_cast<uint32_t>(work->symbols.size());
+    const uint32_t next = at + bytes < word.size() ? index + 1 : kNone;
+    work->symbols.push_back({static_cast<uint32_t>(at), bytes, index == 0 ? kNone : index - 1, next});
+    at += bytes;
+  }
+  MergeAll(work);
+  for (const Symbol& symbol : work->symbols) {
+    if (symbol.bytes > 0) AppendIds(word.substr(symbol.begin, symbol.bytes), ids);
+  }
+}
+
+Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const {
+  std::string marked;
+  marked.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
+  if (first && adds_space_) marked += kSpaceMark;
+  for (const char c : text) {
+    if (c == ' ') {
+      marked += kSpaceMark;
+    } else {
+      marked += c;
+    }
+  }
+  Work work;
+  const std::string_view all = marked;
+  for (size_t begin = 0; begin < all.size();) {
+    const size_t end = spaces_start_words_ ? WordEnd(all, begin) : all.size();
+    EncodeWord(all.substr(begin, end - begin), &work, ids);
+    begin = end;
+  }
+  return Status::Ok();
+}
+
+std::string SpmTokenizer::DecodePlain(TokenId id) const {
+  const std::string_view text = vocab().text(id);
+  if (vocab().type(id) == TokenType::kByte) {
+    const auto found = std::find(byte_tokens_.begin(), byte_tokens_.end(), id);
+    return found == byte_tokens_.end() ? std::string()
+                                       : std::string(1, static_cast<char>(found - byte_tokens_.begin()));
+  }
+  std::string bytes;
+  bytes.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const bool space = text.substr(at, kSpaceMark.size()) == kSpaceMark;
+    bytes += space ? ' ' : text[at];
+    at += space ? kSpaceMark.size() : 1;
+  }
+  return bytes;
+}
+
+Result<std::vector<float>> LoadScores(const GgufFile& file, size_t n_vocab) {
+  KVRUN_ASSIGN_OR_RETURN(std::vector<float> scores, file.Floats(kScoresKey));
+  if (scores.size() != n_vocab) {
+    return Status(StatusCode::kCorrupt, fmt::format("{}: {} has {} entries, but the vocabulary has {} tokens",
+                                                    file.name(), kScoresKey, scores.size(), n_vocab));
+  }
+  const auto nan = std::find_if(scores.begin(), scores.end(), [](float score) { return std::isnan(score); });
+  if (nan != scores.end()) {
+    return Status(StatusCode::kCorrupt, fmt::format("{}: {} of token {} is not a number", file.name(),
+                                                    kScoresKey, nan - scores.begin()));
+  }
+  return scores;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> CreateSpmTokenizer(const GgufFile& file) {
+  const VocabDefaults defaults = {.add_bos = true, .bos = 1, .eos = 2, .unknown = 0};
+  KVRUN_ASSIGN_OR_RETURN(Vocab vocab, Vocab::Load(file, defaults));
+  KVRUN_ASSIGN_OR_RETURN(std::vector<float> scores, LoadScores(file, vocab.size()));
+  KVRUN_ASSIGN_OR_RETURN(const bool adds_space, file.BoolOr("tokenizer.ggml.add_space_prefix", true));
+  const bool has_unknown = vocab.unknown() >= 0;
+  auto tokenizer = std::make_unique<SpmTokenizer>(std::move(vocab), std::move(scores), adds_space);
+  if (!has_unknown && !tokenizer->CanSayEveryByte()) {
+    return Status(
+        StatusCode::kUnsupported,
+        fmt::format("{}: the vocabulary has neither all byte tokens (<0x00> to <0xFF>) nor an unknown token "
+                    "(tokenizer.ggml.unknown_token_id), so it cannot say every text",
+                    file.name()));
+  }
+  return std::unique_ptr<Tokenizer>(std::move(tokenizer));
+}
+
+}  // namespace kvrun

@@ -1,0 +1,127 @@
+#include "runtime/model/tokenizer_vocab.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+namespace kvrun {
+namespace {
+
+constexpr std::string_view kTokensKey = "tokenizer.ggml.tokens";
+constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
+constexpr size_t kMaxTokens = size_t{1} << 24;
+
+constexpr std::string_view kEndOfGenerationTexts[] = {
+    "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>",
+    "<|eom_id|>", "</s>",       "<end_of_turn>", "<|end|>",
+};
+
+}  // namespace
+
+Result<Vocab> Vocab::Load(const GgufFile& file, const VocabDefaults& defaults) {
+  Vocab vocab;
+  KVRUN_RETURN_IF_ERROR(vocab.LoadTexts(file));
+  KVRUN_RETURN_IF_ERROR(vocab.LoadTypes(file));
+  KVRUN_RETURN_IF_ERROR(vocab.LoadSpecials(file, defaults));
+  return vocab;
+}
+
+Status Vocab::LoadTexts(const GgufFile& file) {
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::string_view> texts, file.Strings(kTokensKey));
+  if (texts.empty()) {
+    return {StatusCode::kCorrupt,
+            fmt::format("{}: {} is empty; the file has no vocabulary", file.name(), kTokensKey)};
+  }
+  if (texts.size() > kMaxTokens) {
+    return {StatusCode::kUnsupported,
+            fmt::format("{}: {} has {} entries, more than the {} that are supported", file.name(), kTokensKey,
+                        texts.size(), kMaxTokens)};
+  }
+  size_t total_bytes = 0;
+  for (const std::string_view text : texts) total_bytes += text.size();
+  characters_.reserve(total_bytes);
+  offsets_.reserve(texts.size() + 1);
+  offsets_.push_back(0);
+  for (const std::string_view text : texts) {
+    characters_.insert(characters_.end(), text.begin(), text.end());
+    offsets_.push_back(characters_.size());
+    longest_text_bytes_ = std::max(longest_text_bytes_, text.size());
+  }
+  index_.reserve(texts.size());
+  for (TokenId id = 0; static_cast<size_t>(id) < texts.size(); ++id) {
+    if (!text(id).empty()) index_.insert_or_assign(text(id), id);
+  }
+  return Status::Ok();
+}
+
+Status Vocab::LoadTypes(const GgufFile& file) {
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<int32_t> types, file.Ints(kTypesKey));
+  if (types.size() + 1 != offsets_.size()) {
+    return {StatusCode::kCorrupt,
+            fmt::format("{}: {} has {} entries, {} has {}; they must be as many", file.name(), kTypesKey,
+                        types.size(), kTokensKey, offsets_.size() - 1)};
+  }
+  types_.reserve(types.size());
+  for (const int32_t type : types) {
+    if (type < 0 || type > kMaxTokenType) {
+      return {StatusCode::kCorrupt, fmt::format("{}: {} of token {} is {}; known are 0 to {}", file.name(),
+                                                kTypesKey, types_.size(), type, kMaxTokenType)};
+    }
+    types_.push_back(static_cast<TokenType>(type));
+  }
+  return Status::Ok();
+}
+
+Result<TokenId> Vocab::SpecialId(const GgufFile& file, std::string_view key, TokenId fallback) const {
+  if (!file.Has(key)) return fallback;
+  KVRUN_ASSIGN_OR_RETURN(const uint32_t id, file.U32(key));
+  if (id >= size()) {
+    return Status(StatusCode::kCorrupt, fmt::format("{}: {} is {}, but the vocabulary has {} tokens",
+                                                    file.name(), key, id, size()));
+  }
+  return static_cast<TokenId>(id);
+}
+
+Status Vocab::LoadSpecials(const GgufFile& file, const VocabDefaults& defaults) {
+  const auto if_of_type = [this](TokenId id, TokenType type) {
+    return Contains(id) && this->type(id) == type ? id : -1;
+  };
+  KVRUN_ASSIGN_OR_RETURN(
+      bos_, SpecialId(file, "tokenizer.ggml.bos_token_id", if_of_type(defaults.bos, TokenType::kControl)));
+  KVRUN_ASSIGN_OR_RETURN(
+      eos_, SpecialId(file, "tokenizer.ggml.eos_token_id", if_of_type(defaults.eos, TokenType::kControl)));
+  KVRUN_ASSIGN_OR_RETURN(unknown_, SpecialId(file, "tokenizer.ggml.unknown_token_id",
+                                             if_of_type(defaults.unknown, TokenType::kUnknown)));
+  KVRUN_ASSIGN_OR_RETURN(add_bos_, file.BoolOr("tokenizer.ggml.add_bos_token", defaults.add_bos));
+  KVRUN_ASSIGN_OR_RETURN(add_eos_, file.BoolOr("tokenizer.ggml.add_eos_token", false));
+  KVRUN_ASSIGN_OR_RETURN(const TokenId end_of_turn, SpecialId(file, "tokenizer.ggml.eot_token_id", -1));
+  KVRUN_ASSIGN_OR_RETURN(const TokenId end_of_message, SpecialId(file, "tokenizer.ggml.eom_token_id", -1));
+
+  ends_generation_.assign(size(), false);
+  for (const TokenId id : {eos_, end_of_turn, end_of_message}) {
+    if (id >= 0) ends_generation_[static_cast<size_t>(id)] = true;
+  }
+  for (const std::string_view text : kEndOfGenerationTexts) {
+    const TokenId id = Find(text);
+    if (id >= 0 && type(id) == TokenType::kControl) ends_generation_[static_cast<size_t>(id)] = true;
+  }
+  return Status::Ok();
+}
+
+std::string_view Vocab::text(TokenId id) const {
+  const uint64_t begin = offsets_[static_cast<size_t>(id)];
+  return {characters_.data() + begin, offsets_[static_cast<size_t>(id) + 1] - begin};
+}
+
+bool Vocab::IsPlain(TokenId id) const {
+  return type(id) == TokenType::kNormal || type(id) == TokenType::kUserDefined ||
+         type(id) == TokenType::kUndefined;
+}
+
+TokenId Vocab::Find(std::string_view text) const {
+  const auto found = index_.find(text);
+  return found == index_.end() ? -1 : found->second;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,203 @@
+// output = softmax(Q K^T * scale) V with an online softmax; a subgroup computes ROWS query rows that share a KV
+// head. Scores: lanes lie along positions. Weighted sum of V: lanes lie along the head's dimensions, a vector of
+// VECTOR_DIMS each; where the head has fewer vectors than there are lanes, groups of lanes take every KEY_GROUPS-th
+// position, and are added at the end. Nothing is shared but by subgroup shuffles.
+//
+// Macros: ROWS, KV_F16 or KV_F32. Needs: head_dim / VECTOR_DIMS is a multiple (at most 4) or a divisor of LANES, and
+// a power of two.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#include "shared/op_params.h"
+#include "shared/step_params.h"
+
+layout(constant_id = 0) const uint LANES = 32;
+layout(constant_id = 1) const uint HEAD_DIM = 64;
+layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
+#include "include/attend.glsl"
+
+#ifdef KV_F16
+#define VECTOR_DIMS 8
+#else
+#define VECTOR_DIMS 4
+#endif
+#define HALVES (VECTOR_DIMS / 4)
+#define KEYS_PER_LANE 4
+#define MAX_VECTORS_PER_LANE 4
+
+const uint VECTORS = HEAD_DIM / VECTOR_DIMS;  // of one entry
+const uint VECTORS_PER_LANE = VECTORS > LANES ? VECTORS / LANES : 1;
+const uint KEY_GROUPS = VECTORS < LANES ? LANES / VECTORS : 1;
+const uint KEYS_PER_GROUP = LANES / KEY_GROUPS;
+
+struct KvVector { vec4 part[HALVES]; };
+
+KvVector LoadKv(uint index) {
+  const uvec4 w = kv4[index];
+  KvVector v;
+#ifdef KV_F16
+  v.part[0] = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
+  v.part[1] = vec4(unpackHalf2x16(w.z), unpackHalf2x16(w.w));
+#else
+  v.part[0] = uintBitsToFloat(w);
+#endif
+  return v;
+}
+
+void main() {
+  const uint lane = gl_LocalInvocationIndex % LANES;
+  const uint tile = gl_WorkGroupID.x * (gl_WorkGroupSize.x / LANES) + gl_LocalInvocationIndex / LANES;
+  const uint tiles_per_head = (SpanRows() + ROWS - 1) / ROWS;
+  const uint kv_head = min(tile / tiles_per_head, p.n_kv_heads - 1);
+  const uint row_begin = (tile % tiles_per_head) * ROWS;
+  const uint split = gl_WorkGroupID.y;
+  const uint span = gl_WorkGroupID.z;
+
+  uint positions[ROWS];
+  uint q_begin[ROWS];
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    const uvec2 token_head = TokenAndHead(span, kv_head, row_begin + r);
+    positions[r] = stepp.tokens[token_head.x].position;
+    q_begin[r] = (token_head.x * p.qkv_stride + token_head.y * HEAD_DIM) / 4;
+  }
+  // The lanes share the loads of Q: lane i reads part i % HALVES of row i / HALVES.
+  uint my_q = q_begin[0];
+  [[unroll]] for (uint r = 1; r < ROWS; ++r) {
+    if ((lane / HALVES) % ROWS == r) my_q = q_begin[r];
+  }
+  my_q += lane % HALVES;
+  const uint sequence = stepp.tokens[span * p.span_tokens].sequence;
+  const uint k_begin = (sequence * p.n_kv_heads + kv_head) * 2 * p.n_ctx * VECTORS;
+  const uint v_begin = k_begin + p.n_ctx * VECTORS;
+
+  float maximum[ROWS];
+  float weight[ROWS];  // of this lane's positions
+  vec4 sums[ROWS][MAX_VECTORS_PER_LANE][HALVES];
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    maximum[r] = kMasked;
+    weight[r] = 0.0;
+    [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v)
+      [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] = vec4(0.0);
+  }
+
+  const uint block = KEYS_PER_LANE * LANES;
+  const uvec2 range = SplitRange(positions[ROWS - 1], split, block);
+  for (uint begin = range.x; begin < range.y; begin += block) {
+    float scores[ROWS][KEYS_PER_LANE];
+    uint key_index[KEYS_PER_LANE];
+    [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+      key_index[k] = k_begin + min(begin + k * LANES + lane, p.n_ctx - 1) * VECTORS;
+      [[unroll]] for (uint r = 0; r < ROWS; ++r) scores[r][k] = 0.0;
+    }
+    for (uint v = 0; v < VECTORS; ++v) {
+      KvVector keys[KEYS_PER_LANE];
+      [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) keys[k] = LoadKv(key_index[k] + v);
+#if ROWS * HALVES > 4
+      // More parts than the narrowest subgroup has lanes.
+      const vec4 share = qkv4[my_q + v * HALVES];
+      vec4 share_high = share;
+      if (LANES < ROWS * HALVES) {
+        const uint i = min(LANES + lane, ROWS * HALVES - 1);
+        uint high_q = q_begin[ROWS - 1];
+        [[unroll]] for (uint r = 0; r + 1 < ROWS; ++r) {
+          if (i / HALVES == r) high_q = q_begin[r];
+        }
+        share_high = qkv4[high_q + i % HALVES + v * HALVES];
+      }
+#else
+      const vec4 share = qkv4[my_q + v * HALVES];
+      const vec4 share_high = share;
+#endif
+      [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+        [[unroll]] for (uint h = 0; h < HALVES; ++h) {
+          const uint i = r * HALVES + h;
+          vec4 q;
+          if (i < LANES) {
+            q = subgroupShuffle(share, i);
+          } else {
+            q = subgroupShuffle(share_high, i - LANES);
+          }
+          [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+            scores[r][k] += keys[k].part[h].x * q.x;
+            scores[r][k] += keys[k].part[h].y * q.y;
+            scores[r][k] += keys[k].part[h].z * q.z;
+            scores[r][k] += keys[k].part[h].w * q.w;
+          }
+        }
+      }
+    }
+
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+      float block_maximum = kMasked;
+      [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+        const uint position = begin + k * LANES + lane;
+        scores[r][k] = position < range.y && position <= positions[r] ? scores[r][k] * p.scale : kMasked;
+        block_maximum = max(block_maximum, scores[r][k]);
+      }
+      for (uint offset = 1; offset < LANES; offset *= 2) {
+        block_maximum = max(block_maximum, subgroupShuffleXor(block_maximum, offset));
+      }
+      const float new_maximum = max(maximum[r], block_maximum);
+      const float correction = exp(maximum[r] - new_maximum);
+      maximum[r] = new_maximum;
+      weight[r] *= correction;
+      [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+        // Masked scores stay exact zeros even while nothing but masked ones was seen.
+        scores[r][k] = scores[r][k] > 0.5 * kMasked ? exp(scores[r][k] - new_maximum) : 0.0;
+        weight[r] += scores[r][k];
+      }
+      [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v)
+        [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] *= correction;
+    }
+
+    [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+      [[unroll]] for (uint i = 0; i < KEYS_PER_GROUP; ++i) {
+        const uint source = i * KEY_GROUPS + (KEY_GROUPS > 1 ? lane / VECTORS : 0);
+        const uint entry = v_begin + min(begin + k * LANES + source, p.n_ctx - 1) * VECTORS;
+        float weights[ROWS];
+        [[unroll]] for (uint r = 0; r < ROWS; ++r) weights[r] = subgroupShuffle(scores[r][k], source);
+        [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
+          if (v < VECTORS_PER_LANE) {
+            const KvVector value = LoadKv(entry + v * LANES + lane % VECTORS);
+            [[unroll]] for (uint r = 0; r < ROWS; ++r)
+              [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] += weights[r] * value.part[h];
+          }
+        }
+      }
+    }
+  }
+
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    for (uint offset = 1; offset < LANES; offset *= 2) weight[r] += subgroupShuffleXor(weight[r], offset);
+    for (uint offset = VECTORS; offset < LANES; offset *= 2) {
+      [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][0][h] += subgroupShuffleXor(sums[r][0][h], offset);
+    }
+  }
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    const uvec2 token_head = TokenAndHead(span, kv_head, row_begin + r);
+    if (tile < tiles_per_head * p.n_kv_heads && row_begin + r < SpanRows() && lane < VECTORS) {
+      const uint row = token_head.x * p.n_heads + token_head.y;
+      const uint part = (row * p.n_splits + split) * (HEAD_DIM + 2);
+      [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
+        if (v < VECTORS_PER_LANE) {
+          [[unroll]] for (uint h = 0; h < HALVES; ++h) {
+            [[unroll]] for (uint i = 0; i < 4; ++i) {
+              const uint dim = (v * LANES + lane) * VECTOR_DIMS + h * 4 + i;
+              if (p.n_splits == 1) {
+                result[row * HEAD_DIM + dim] = sums[r][v][h][i] / weight[r];
+              } else {
+                scratch[part + dim] = sums[r][v][h][i];
+              }
+            }
+          }
+        }
+      }
+      if (p.n_splits != 1 && lane == 0) {
+        scratch[part + HEAD_DIM] = maximum[r];
+        scratch[part + HEAD_DIM + 1] = weight[r];
+      }
+    }
+  }
+}

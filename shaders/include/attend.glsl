@@ -1,0 +1,30 @@
+// What both attention kernels share: bindings, and which rows and positions a tile covers.
+layout(push_constant) uniform Params { AttendParams p; };
+layout(set = 0, binding = 0, std430) readonly buffer Qkv4 { vec4 qkv4[]; };
+layout(set = 0, binding = 0, std430) readonly buffer Qkv1 { float qkv1[]; };
+// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim]; f16 entries are two to a word.
+layout(set = 0, binding = 1, std430) readonly buffer Kv4 { uvec4 kv4[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Kv1 { uint kv1[]; };
+layout(set = 0, binding = 2, std430) writeonly buffer Output { float result[]; };
+// [n_tokens * n_heads, n_splits, head_dim + 2], see combine_splits.comp.
+layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float scratch[]; };
+layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+
+const float kMasked = -1e30;
+
+// Rows of a span that share a KV head.
+uint SpanRows() { return p.span_tokens * (p.n_heads / p.n_kv_heads); }
+
+// The step's token and head of a row of a span; rows past the end are the last one again.
+uvec2 TokenAndHead(uint span, uint kv_head, uint row) {
+  const uint group = p.n_heads / p.n_kv_heads;
+  const uint r = min(row, SpanRows() - 1);
+  return uvec2(span * p.span_tokens + r / group, kv_head * group + r % group);
+}
+
+// The part [begin, end) of positions 0 .. last that a split covers, in whole blocks.
+uvec2 SplitRange(uint last, uint split, uint block) {
+  const uint blocks = (last + block) / block;
+  const uint per_split = (blocks + p.n_splits - 1) / p.n_splits;
+  return uvec2(min(split * per_split, blocks) * block, min(min((split + 1) * per_split, blocks) * block, last + 1));
+}

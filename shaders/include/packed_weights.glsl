@@ -1,0 +1,124 @@
+// Decodes packed matrices (docs/formats/packed_matrix.md). Define WEIGHT_<TYPE>; the matrix is at binding 0. A block
+// is 32 columns of one row, an eighth of it a group of four.
+//
+//   Block LoadBlock(planes, row, block)        scales and high bits
+//   uvec4 LoadQuants(planes, row, block, i)    vector i of its QUANT_VECTORS vectors of quants
+//   vec4 BlockWeights(block, quants, j)        weights 4j .. 4j+3 of the block, j in 0..7; quants is the vector
+//                                              j / GROUPS_PER_VECTOR
+
+layout(set = 0, binding = 0, std430) readonly buffer Packed4 { uvec4 packed4[]; };
+layout(set = 0, binding = 0, std430) readonly buffer Packed2 { uvec2 packed2[]; };
+layout(set = 0, binding = 0, std430) readonly buffer Packed1 { uint packed1[]; };
+
+#if defined(WEIGHT_F32)
+#define QUANT_VECTORS 8
+#elif defined(WEIGHT_F16) || defined(WEIGHT_BF16)
+#define QUANT_VECTORS 4
+#elif defined(WEIGHT_Q8_0)
+#define QUANT_VECTORS 2
+#else
+#define QUANT_VECTORS 1
+#endif
+#define GROUPS_PER_VECTOR (8 / QUANT_VECTORS)  // groups of four weights
+
+// What the weights of a block have in common.
+struct Block {
+#if defined(WEIGHT_Q5_0) || defined(WEIGHT_Q5_1) || defined(WEIGHT_Q5_K)
+  uint high;
+#elif defined(WEIGHT_Q6_K)
+  uvec2 high;
+#endif
+#if defined(WEIGHT_Q6_K)
+  vec2 scale;  // of its two halves
+#elif !defined(WEIGHT_F32) && !defined(WEIGHT_F16) && !defined(WEIGHT_BF16)
+  float scale;
+  float offset;  // added to the scaled quant
+#else
+  float unused;
+#endif
+};
+
+// The index of a unit of a plane, in units.
+uint PlaneIndex(uint row, uint units_per_row, uint unit) {
+  return ((row / KVRUN_ROW_INTERLEAVE) * units_per_row + unit) * KVRUN_ROW_INTERLEAVE + row % KVRUN_ROW_INTERLEAVE;
+}
+
+int SignedByte(uint word, uint index) { return int(word << (24u - 8u * index)) >> 24; }
+
+uvec4 LoadQuants(PackedPlanes planes, uint row, uint block, uint i) {
+  return packed4[PlaneIndex(row, planes.n_chunks * 2 * QUANT_VECTORS, block * QUANT_VECTORS + i)];
+}
+
+Block LoadBlock(PackedPlanes planes, uint row, uint block) {
+  Block b;
+  const uint unit = PlaneIndex(row, planes.n_chunks, block / 2);  // of planes with a unit per chunk
+  const uint parity = block % 2;
+#if defined(WEIGHT_Q5_0) || defined(WEIGHT_Q5_1) || defined(WEIGHT_Q5_K)
+  b.high = packed1[planes.high * 4 + unit * 2 + parity];
+#elif defined(WEIGHT_Q6_K)
+  b.high = packed2[planes.high * 2 + unit * 2 + parity];
+#endif
+#if defined(WEIGHT_Q4_0) || defined(WEIGHT_Q5_0) || defined(WEIGHT_Q8_0)
+  b.scale = unpackHalf2x16(packed1[planes.scales * 4 + unit] >> (16 * parity)).x;
+  b.offset = 0.0;
+#elif defined(WEIGHT_Q4_1) || defined(WEIGHT_Q5_1)
+  const vec2 scale_offset = unpackHalf2x16(packed1[planes.scales * 4 + unit * 2 + parity]);
+  b.scale = scale_offset.x;
+  b.offset = scale_offset.y;
+#elif defined(WEIGHT_Q4_K) || defined(WEIGHT_Q5_K) || defined(WEIGHT_Q6_K)
+  // Super-blocks of 256 columns are eight blocks.
+  const uint super_unit = PlaneIndex(row, planes.n_chunks / 4, block / 8);
+  const uint part = block % 8;
+#if defined(WEIGHT_Q6_K)
+  const float d = unpackHalf2x16(packed1[planes.extra * 4 + super_unit]).x;
+  const uint word = packed1[planes.scales * 4 + super_unit * 4 + part / 2] >> (16 * parity);
+  b.scale = d * vec2(SignedByte(word, 0), SignedByte(word, 1));
+#else
+  // words.x: d, dmin; the rest: 12 bits for each block, scale and minimum of 6 bits each.
+  const uvec4 words = packed4[planes.scales + super_unit];
+  const vec2 d = unpackHalf2x16(words.x);
+  const uint at = 12 * part;
+  const uint low_word = at < 32 ? words.y : (at < 64 ? words.z : words.w);
+  const uint high_word = at < 32 ? words.z : words.w;
+  const uint shift = at % 32;
+  const uint bits = (low_word >> shift) | (shift > 20 ? high_word << (32 - shift) : 0);
+  b.scale = d.x * float(bits & 63u);
+  b.offset = -d.y * float((bits >> 6) & 63u);
+#endif
+#endif
+  return b;
+}
+
+vec4 BlockWeights(Block b, uvec4 quants, uint j) {
+#if defined(WEIGHT_F32)
+  return uintBitsToFloat(quants);
+#elif defined(WEIGHT_F16)
+  const uvec2 w = j % 2 == 0 ? quants.xy : quants.zw;
+  return vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
+#elif defined(WEIGHT_BF16)
+  const uvec2 w = j % 2 == 0 ? quants.xy : quants.zw;
+  return uintBitsToFloat(uvec4(w.x << 16, w.x & 0xffff0000u, w.y << 16, w.y & 0xffff0000u));
+#elif defined(WEIGHT_Q8_0)
+  const uint w = quants[j % 4];
+  return b.scale * vec4(SignedByte(w, 0), SignedByte(w, 1), SignedByte(w, 2), SignedByte(w, 3));
+#else
+  const uint low = quants[j / 2] >> ((j % 2) * 16);
+  uvec4 q = uvec4(low, low >> 4, low >> 8, low >> 12) & 15u;
+#if defined(WEIGHT_Q5_0) || defined(WEIGHT_Q5_1) || defined(WEIGHT_Q5_K)
+  const uint high = b.high >> (j * 4);
+  q |= uvec4(high << 4, high << 3, high << 2, high << 1) & 16u;
+#elif defined(WEIGHT_Q6_K)
+  const uint high = b.high[j / 4] >> ((j % 4) * 8);
+  q |= uvec4(high << 4, high << 2, high, high >> 2) & 48u;
+#endif
+#if defined(WEIGHT_Q4_0)
+  return b.scale * (vec4(q) - 8.0);
+#elif defined(WEIGHT_Q5_0)
+  return b.scale * (vec4(q) - 16.0);
+#elif defined(WEIGHT_Q6_K)
+  return b.scale[j / 4] * (vec4(q) - 32.0);
+#else
+  return b.scale * vec4(q) + b.offset;
+#endif
+#endif
+}

@@ -1,0 +1,131 @@
+// output[t, row] = sum over columns of weight[row, column] * input[t, column], on packed quantised weights.
+//
+// Lanes lie along rows: each lane decodes its own ROWS rows and multiplies them with TOKENS tokens, so a decoded
+// weight is used TOKENS times and a lane's words are its neighbour's. The inputs are the same for all lanes:
+//   PATH_SUBGROUP  each lane loads a share of the tile and hands it out with subgroup shuffles
+//   otherwise      every lane reads them itself, from one address
+//
+// Macros: WEIGHT_<TYPE>, ROWS, TOKENS, PATH_SUBGROUP.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#ifdef PATH_SUBGROUP
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
+
+#include "shared/op_params.h"
+
+// Lanes per row tile: the subgroup's width with PATH_SUBGROUP. Tiles per workgroup, of which SPLITS share rows
+// and divide the columns.
+#ifndef LANES
+layout(constant_id = 0) const uint LANES = 32;
+#endif
+layout(constant_id = 1) const uint SPLITS = 1;
+layout(constant_id = 2) const uint VECTOR_INPUT = 1;  // n_cols is a multiple of 4
+layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
+
+layout(push_constant) uniform Params { MatMulParams p; };
+
+#include "include/packed_weights.glsl"
+layout(set = 0, binding = 1, std430) readonly buffer Input4 { vec4 input4[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Input1 { float input1[]; };
+layout(set = 0, binding = 2, std430) buffer Output { float result[]; };
+layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
+
+#define MAX_LOCAL_SIZE 128
+#if TOKENS == 1
+shared float partial_sums[ROWS * MAX_LOCAL_SIZE];
+#endif
+
+// Columns 4v .. 4v+3 of a token's row.
+vec4 LoadInput(uint token, uint v) {
+  const uint t = min(token, p.n_tokens - 1);
+  if (VECTOR_INPUT != 0) return input4[t * (p.n_cols / 4) + v];
+  const uint base = t * p.n_cols + 4 * v;
+  return vec4(input1[base], input1[base + 1], input1[base + 2], input1[base + 3]);
+}
+
+void main() {
+  const uint lane = gl_LocalInvocationIndex % LANES;
+  const uint tile = gl_LocalInvocationIndex / LANES;
+  const uint split = tile % SPLITS;
+  const uint tiles_of_rows = gl_WorkGroupSize.x / LANES / SPLITS;
+  const uint row_begin = (gl_WorkGroupID.x * tiles_of_rows + tile / SPLITS) * ROWS * LANES + lane;
+  const uint token_begin = gl_WorkGroupID.y * TOKENS;
+  const uint row_last = (p.n_rows + KVRUN_ROW_INTERLEAVE - 1) / KVRUN_ROW_INTERLEAVE * KVRUN_ROW_INTERLEAVE - 1;
+
+  uint rows[ROWS];
+  float sums[ROWS][TOKENS];
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    rows[r] = min(row_begin + r * LANES, row_last);
+    [[unroll]] for (uint t = 0; t < TOKENS; ++t) sums[r][t] = 0.0;
+  }
+
+  const uint n_blocks = p.planes.n_chunks * 2;
+  for (uint block = split; block < n_blocks; block += SPLITS) {
+#ifdef PATH_SUBGROUP
+    // The tile's vectors (token, v) = (i / 8, i % 8), i = slot * LANES + lane.
+    vec4 shares[2 * TOKENS];
+    [[unroll]] for (uint slot = 0; slot < 2 * TOKENS; ++slot) {
+      if (slot * LANES < 8 * TOKENS) {
+        const uint i = min(slot * LANES + lane, 8 * TOKENS - 1);
+        shares[slot] = LoadInput(token_begin + i / 8, block * 8 + i % 8);
+      }
+    }
+#endif
+    Block blocks[ROWS];
+    uvec4 quants[ROWS];
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) blocks[r] = LoadBlock(p.planes, rows[r], block);
+    [[unroll]] for (uint j = 0; j < 8; ++j) {
+      vec4 x[TOKENS];
+      [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
+#ifdef PATH_SUBGROUP
+        const uint i = t * 8 + j;
+        x[t] = subgroupShuffle(shares[i / LANES], i % LANES);
+#else
+        x[t] = LoadInput(token_begin + t, block * 8 + j);
+#endif
+      }
+      [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+        if (j % GROUPS_PER_VECTOR == 0) quants[r] = LoadQuants(p.planes, rows[r], block, j / GROUPS_PER_VECTOR);
+        const vec4 w = BlockWeights(blocks[r], quants[r], j);
+        [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
+          sums[r][t] += w.x * x[t].x;
+          sums[r][t] += w.y * x[t].y;
+          sums[r][t] += w.z * x[t].z;
+          sums[r][t] += w.w * x[t].w;
+        }
+      }
+    }
+  }
+
+#if TOKENS == 1
+  if (SPLITS > 1) {
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+      partial_sums[r * MAX_LOCAL_SIZE + gl_LocalInvocationIndex] = sums[r][0];
+    }
+    barrier();
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+      float sum = 0.0;
+      for (uint s = 0; s < SPLITS; ++s) {
+        sum += partial_sums[r * MAX_LOCAL_SIZE + (tile / SPLITS * SPLITS + s) * LANES + lane];
+      }
+      sums[r][0] = sum;
+    }
+  }
+#endif
+
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    const uint row = row_begin + r * LANES;
+    [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
+      if (row < p.n_rows && token_begin + t < p.n_tokens && split == 0) {
+        const uint at = (token_begin + t) * p.output_stride + p.output_offset + row;
+        float value = sums[r][t];
+        if (p.has_bias != 0) value += bias[p.bias_offset + row];
+        if (p.accumulate != 0) value += result[at];
+        result[at] = value;
+      }
+    }
+  }
+}

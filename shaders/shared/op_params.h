@@ -1,0 +1,97 @@
+// Push constants of every operation. Shared by GLSL and C++: 32-bit scalars only, at most 128 bytes each.
+// All counts are in elements (float unless said), rows in rows.
+#ifndef KVRUN_SHADERS_SHARED_OP_PARAMS_H_
+#define KVRUN_SHADERS_SHARED_OP_PARAMS_H_
+
+#ifdef __cplusplus
+#include <cstdint>
+namespace kvrun {
+using uint = uint32_t;
+#endif
+
+// Rows of a packed matrix that lie side by side, so that neighbouring lanes read neighbouring words.
+#define KVRUN_ROW_INTERLEAVE 32
+// Columns of a packed matrix that are padded to, and decoded together.
+#define KVRUN_CHUNK_COLUMNS 64
+
+// Where a packed matrix's planes begin, in units of 4 words (docs/formats/packed_matrix.md).
+struct PackedPlanes {
+  uint high;    // high bits of the quants
+  uint scales;  // scales (and minima)
+  uint extra;   // super-block scales
+  uint n_chunks;
+};
+
+struct EmbedParams {
+  PackedPlanes planes;
+  uint n_rows;     // of the table's slice
+  uint row_begin;  // first row of the slice
+  uint n_cols;
+  uint n_tokens;
+};
+
+struct MatMulParams {
+  PackedPlanes planes;
+  uint n_rows;
+  uint n_cols;
+  uint n_tokens;
+  uint output_stride;
+  uint output_offset;
+  uint bias_offset;
+  uint has_bias;
+  uint accumulate;
+};
+
+struct RmsNormParams {
+  uint n_rows;
+  uint n_cols;
+  float epsilon;
+};
+
+struct RopeStoreParams {
+  uint n_heads;
+  uint n_kv_heads;
+  uint head_dim;
+  uint n_ctx;
+  uint n_tokens;
+  uint rotary_dim;
+  uint rope_halves;
+  uint has_qk_norm;
+  float norm_epsilon;
+};
+
+// A query row is one head of one token. Rows that share a KV head are numbered token by token: row i of a span is
+// head i % (n_heads / n_kv_heads) of the group, of the span's token i / (n_heads / n_kv_heads). A span is the whole
+// step where its rows are one sequence's, else one token.
+struct AttendParams {
+  uint n_heads;
+  uint n_kv_heads;
+  uint head_dim;
+  uint n_ctx;
+  uint span_tokens;
+  uint n_splits;  // parts that a row's positions are divided into; 1: the result goes to the output
+  uint qkv_stride;
+  float scale;
+};
+
+struct CombineParams {
+  uint n_rows;  // n_tokens * n_heads
+  uint head_dim;
+  uint n_splits;
+};
+
+struct SwiGluParams {
+  uint n_tokens;
+  uint n_ff;
+};
+
+struct GatherParams {
+  uint n_rows;
+  uint n_cols;
+};
+
+#ifdef __cplusplus
+}  // namespace kvrun
+#endif
+
+#endif  // KVRUN_SHADERS_SHARED_OP_PARAMS_H_

@@ -1,0 +1,115 @@
+#include "tests/support/engine_fixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "platform/base/check.h"
+#include "runtime/device/open_device.h"
+
+namespace kvrun::testing {
+namespace {
+
+template <typename T>
+T OrDie(Result<T> result) {
+  if (!result.ok()) std::fprintf(stderr, "%s\n", result.status().message().c_str());
+  KVRUN_CHECK(result.ok());
+  return std::move(result).value();
+}
+
+void RunOrDie(const Status& status) {
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
+  KVRUN_CHECK(status.ok());
+}
+
+// log(sum(exp(row))).
+double LogSumExp(std::span<const float> row) {
+  const double maximum = *std::max_element(row.begin(), row.end());
+  double sum = 0.0;
+  for (const float value : row) sum += std::exp(value - maximum);
+  return maximum + std::log(sum);
+}
+
+size_t ArgMax(std::span<const float> row) {
+  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
+}
+
+}  // namespace
+
+Device* SharedDevice() {
+  static const std::unique_ptr<Device> device = []() -> std::unique_ptr<Device> {
+    OpenDeviceOptions options;
+    if (const char* name = std::getenv("KVRUN_DEVICE"); name != nullptr) options.device = name;
+    Result<std::unique_ptr<Device>> opened = OpenDevice(options);
+    if (!opened.ok()) {
+      std::fprintf(stderr, "no device: %s\n", opened.status().message().c_str());
+      return nullptr;
+    }
+    return std::move(opened).value();
+  }();
+  return device.get();
+}
+
+LoadedModel LoadModelOrDie(const std::string& path) {
+  LoadedModel loaded;
+  loaded.model = OrDie(OpenModel(path));
+  loaded.weights = OrDie(LoadDeviceWeights(*loaded.model, *SharedDevice(), {}));
+  return loaded;
+}
+
+std::unique_ptr<ForwardPass> LoadedModel::NewPass(const ForwardPassOptions& options) const {
+  return OrDie(CreateForwardPass(*model, weights, *SharedDevice(), options));
+}
+
+std::vector<float> LogitsOf(ForwardPass& pass, std::span<const int> ids, size_t last, uint32_t sequence) {
+  std::vector<float> logits(last * pass.n_vocab());
+  size_t written = 0;
+  for (size_t begin = 0; begin < ids.size(); begin += pass.max_rows()) {
+    const size_t n = std::min<size_t>(pass.max_rows(), ids.size() - begin);
+    std::vector<StepRow> rows;
+    for (size_t i = 0; i < n; ++i)
+      rows.push_back({ids[begin + i], static_cast<uint32_t>(begin + i), sequence});
+    RunOrDie(pass.Run(rows, {}, {}));
+    std::vector<uint32_t> wanted;
+    for (size_t i = 0; i < n; ++i) {
+      if (begin + i + last >= ids.size()) wanted.push_back(static_cast<uint32_t>(i));
+    }
+    for (size_t at = 0; at < wanted.size(); at += pass.max_output_rows()) {
+      const size_t count = std::min<size_t>(pass.max_output_rows(), wanted.size() - at);
+      RunOrDie(pass.MoreLogits(std::span(wanted).subspan(at, count),
+                               std::span(logits).subspan(written * pass.n_vocab(), count * pass.n_vocab())));
+      written += count;
+    }
+  }
+  KVRUN_CHECK(written == last);
+  return logits;
+}
+
+LogitsDifference CompareLogits(std::span<const float> reference, std::span<const float> ours,
+                               size_t n_vocab) {
+  KVRUN_CHECK(reference.size() == ours.size() && reference.size() % n_vocab == 0);
+  LogitsDifference difference;
+  const size_t n_rows = reference.size() / n_vocab;
+  for (size_t r = 0; r < n_rows; ++r) {
+    const std::span<const float> a = reference.subspan(r * n_vocab, n_vocab);
+    const std::span<const float> b = ours.subspan(r * n_vocab, n_vocab);
+    const double log_a = LogSumExp(a);
+    const double log_b = LogSumExp(b);
+    double kl = 0.0;
+    for (size_t i = 0; i < n_vocab; ++i) {
+      const double gap = std::abs(static_cast<double>(a[i]) - b[i]);
+      difference.max_absolute = std::isfinite(gap) ? std::max(difference.max_absolute, gap) : INFINITY;
+      kl += std::exp(a[i] - log_a) * ((a[i] - log_a) - (b[i] - log_b));
+    }
+    difference.mean_kl += kl / static_cast<double>(n_rows);
+    const size_t top = ArgMax(a);
+    std::vector<float> rest(a.begin(), a.end());
+    rest[top] = -INFINITY;
+    const float margin = a[top] - *std::max_element(rest.begin(), rest.end());
+    if (margin > 0.05F && ArgMax(b) != top) ++difference.wrong_top1;
+  }
+  return difference;
+}
+
+}  // namespace kvrun::testing

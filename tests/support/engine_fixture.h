@@ -1,0 +1,39 @@
+// Opens devices, models and forward passes for tests that need a driver.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/model/model.h"
+
+namespace kvrun::testing {
+
+// The device of $KVRUN_DEVICE (default "auto"); null where there is none, and the test should skip.
+Device* SharedDevice();
+
+// A model on the shared device.
+struct LoadedModel {
+  std::unique_ptr<Model> model;
+  std::shared_ptr<const DeviceWeights> weights;
+
+  std::unique_ptr<ForwardPass> NewPass(const ForwardPassOptions& options) const;
+};
+LoadedModel LoadModelOrDie(const std::string& path);
+
+// Feeds ids to one sequence in chunks and answers the logits of the last `last` positions, [last, n_vocab].
+std::vector<float> LogitsOf(ForwardPass& pass, std::span<const int> ids, size_t last, uint32_t sequence = 0);
+
+// How two sets of logits differ.
+struct LogitsDifference {
+  double max_absolute = 0.0;
+  double mean_kl = 0.0;   // KL(reference || ours), nats
+  size_t wrong_top1 = 0;  // where the reference's margin exceeds 0.05
+};
+LogitsDifference CompareLogits(std::span<const float> reference, std::span<const float> ours, size_t n_vocab);
+
+}  // namespace kvrun::testing

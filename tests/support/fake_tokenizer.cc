@@ -1,0 +1,38 @@
+#include "tests/support/fake_tokenizer.h"
+
+#include <algorithm>
+
+namespace kvrun::testing {
+
+Result<std::vector<TokenId>> FakeTokenizer::Encode(std::string_view text,
+                                                   const EncodeOptions& options) const {
+  constexpr std::string_view kBosText = "<bos>";
+  std::vector<TokenId> ids;
+  if (options.add_special && adds_bos_) ids.push_back(kBos);
+  while (!text.empty()) {
+    const bool is_bos = options.parse_special && text.starts_with(kBosText);
+    ids.push_back(is_bos ? kBos : static_cast<TokenId>(static_cast<unsigned char>(text.front())));
+    text.remove_prefix(is_bos ? kBosText.size() : 1);
+  }
+  return ids;
+}
+
+std::string FakeTokenizer::DecodeToken(TokenId id, bool show_special) const {
+  if (id >= 0 && id < 256) return std::string(1, static_cast<char>(id));
+  if (IsControl(id)) return show_special ? (id == kBos ? "<bos>" : "<eos>") : "";
+  const auto word = static_cast<size_t>(id - kFirstWord);
+  return id >= kFirstWord && word < words_.size() ? words_[word] : std::string();
+}
+
+std::string FakeTokenizer::Decode(const std::vector<TokenId>& ids, bool show_special) const {
+  std::string text;
+  for (const TokenId id : ids) text += DecodeToken(id, show_special);
+  return text.starts_with(' ') ? text.substr(1) : text;
+}
+
+TokenId FakeTokenizer::FindToken(std::string_view text) const {
+  const auto word = std::find(words_.begin(), words_.end(), text);
+  return word == words_.end() ? -1 : kFirstWord + static_cast<TokenId>(word - words_.begin());
+}
+
+}  // namespace kvrun::testing

@@ -1,0 +1,120 @@
+#include "tests/support/program_runner.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+namespace kvrun {
+namespace {
+
+constexpr std::chrono::milliseconds kPoll{5};
+constexpr int kPolls = 2000;
+
+std::vector<char*> Pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+void Redirect(const std::string& path, int target) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+  if (fd < 0 || ::dup2(fd, target) < 0) _exit(126);
+}
+
+}  // namespace
+
+TemporaryFolder::TemporaryFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "kvrun-test-XXXXXX").string();
+  if (::mkdtemp(name.data()) != nullptr) path_ = name;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+}
+
+std::string TemporaryFolder::Write(const std::string& name, const std::string& text) const {
+  std::ofstream(Path(name), std::ios::binary) << text;
+  return Path(name);
+}
+
+std::string ReadWholeFile(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+RunningProgram::RunningProgram(const std::string& program, const std::vector<std::string>& arguments,
+                               const ProgramInput& input)
+    : stdout_path_(input.stdout_path.empty() ? folder_.Path("out") : input.stdout_path) {
+  std::vector<std::string> argv = {program};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> environment = input.environment;
+  if (const char* path = std::getenv("PATH")) environment.push_back(std::string("PATH=") + path);
+  const std::vector<char*> argv_pointers = Pointers(argv);
+  const std::vector<char*> environment_pointers = Pointers(environment);
+  const std::string stderr_path = folder_.Path("err");
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return;
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::dup2(ends[0], STDIN_FILENO);
+    Redirect(stdout_path_, STDOUT_FILENO);
+    Redirect(stderr_path, STDERR_FILENO);
+    ::execve(program.c_str(), argv_pointers.data(), environment_pointers.data());
+    _exit(127);
+  }
+  ::close(ends[0]);
+  stdin_fd_ = ends[1];
+  Type(input.stdin_text);
+}
+
+RunningProgram::~RunningProgram() {
+  if (pid_ > 0) Signal(SIGKILL);
+  (void)Finish();
+}
+
+bool RunningProgram::WaitForOutput(const std::string& text) const {
+  for (int i = 0; i < kPolls; ++i) {
+    for (const std::string& path : {stdout_path_, folder_.Path("err")}) {
+      if (ReadWholeFile(path).find(text) != std::string::npos) return true;
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+  return false;
+}
+
+void RunningProgram::Signal(int number) const { ::kill(pid_, number); }
+
+void RunningProgram::Type(const std::string& text) const {
+  if (!text.empty()) (void)!::write(stdin_fd_, text.data(), text.size());
+}
+
+ProgramResult RunningProgram::Finish() {
+  if (stdin_fd_ >= 0) ::close(std::exchange(stdin_fd_, -1));
+  ProgramResult result;
+  if (pid_ <= 0) return result;
+  int status = 0;
+  ::waitpid(std::exchange(pid_, -1), &status, 0);
+  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  result.err = ReadWholeFile(folder_.Path("err"));
+  if (std::filesystem::is_regular_file(stdout_path_)) result.out = ReadWholeFile(stdout_path_);
+  return result;
+}
+
+ProgramResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
+                         const ProgramInput& input) {
+  return RunningProgram(program, arguments, input).Finish();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,64 @@
+// Runs a program as a shell would and keeps what it said.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace kvrun {
+
+struct ProgramResult {
+  int exit_code = -1;  // 128 + signal if a signal killed it
+  std::string out;
+  std::string err;
+};
+
+struct ProgramInput {
+  std::vector<std::string> environment;  // "NAME=value"; nothing else but PATH is passed on
+  std::string stdin_text;
+  std::string stdout_path;  // empty: captured
+};
+
+// A folder that is removed with all that is in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  std::string Path(const std::string& name) const { return path_ + "/" + name; }
+  std::string Write(const std::string& name, const std::string& text) const;  // answers the path
+
+ private:
+  std::string path_;
+};
+
+std::string ReadWholeFile(const std::string& path);
+
+class RunningProgram {
+ public:
+  RunningProgram(const std::string& program, const std::vector<std::string>& arguments,
+                 const ProgramInput& input);
+  ~RunningProgram();
+  RunningProgram(const RunningProgram&) = delete;
+  RunningProgram& operator=(const RunningProgram&) = delete;
+
+  // Waits, for at most ten seconds, until its standard output or error contains `text`.
+  bool WaitForOutput(const std::string& text) const;
+  void Signal(int number) const;
+  void Type(const std::string& text) const;  // standard input stays open until Finish()
+  ProgramResult Finish();
+
+ private:
+  TemporaryFolder folder_;
+  std::string stdout_path_;
+  pid_t pid_ = -1;
+  int stdin_fd_ = -1;
+};
+
+ProgramResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
+                         const ProgramInput& input = {});
+
+}  // namespace kvrun

@@ -1,0 +1,20 @@
+// Every Vulkan device of this machine, opened with validation, for tests that need a driver.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "platform/vulkan/device.h"
+#include "platform/vulkan/instance.h"
+
+namespace kvrun::testing {
+
+// One instance with (synchronisation) validation for the whole test program; null without a loader.
+std::shared_ptr<VulkanInstance> TestInstance();
+
+// Facts clamped by KVRUN_DEVICE_CLAMP and then by `clamp`. Devices that cannot be planned are left out,
+// with a line on stderr; an error in opening one aborts.
+std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clamp = "");
+
+}  // namespace kvrun::testing

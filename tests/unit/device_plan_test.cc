@@ -1,0 +1,243 @@
+#include "platform/vulkan/device_plan.h"
+
+#include <gtest/gtest.h>
+#include <volk.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "platform/base/units.h"
+#include "platform/vulkan/quirks.h"
+
+namespace kvrun {
+namespace {
+
+const char* const kDevices[] = {"adreno_660", "adreno_740", "adreno_830",  "adreno_840", "mali_g57",
+                                "mali_g710",  "mali_g720",  "jetson_orin", "rtx_4090",   "radeon_rx_6700_xt"};
+
+DeviceFacts Load(const std::string& name) {
+  auto facts = LoadDeviceFacts(std::string(KVRUN_SOURCE_DIR) + "/tests/data/device_facts/" + name + ".json");
+  EXPECT_TRUE(facts.ok()) << facts.status().message();
+  return facts.ok() ? *facts : DeviceFacts{};
+}
+
+DevicePlan Plan(const DeviceFacts& facts) {
+  auto plan = PlanDevice(facts, {});
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return plan.ok() ? *plan : DevicePlan{};
+}
+
+bool HasQuirk(const DevicePlan& plan, std::string_view name) {
+  return std::find(plan.quirks.begin(), plan.quirks.end(), name) != plan.quirks.end();
+}
+
+class EveryDevice : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Facts, EveryDevice, ::testing::ValuesIn(kDevices),
+                         [](const auto& device) { return std::string(device.param); });
+
+TEST(DeviceFactsFiles, AllAreTested) {
+  size_t files = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::string(KVRUN_SOURCE_DIR) + "/tests/data/device_facts")) {
+    files += entry.path().extension() == ".json" ? 1 : 0;
+  }
+  EXPECT_EQ(files, std::size(kDevices));
+}
+
+TEST_P(EveryDevice, NamesItsSource) { EXPECT_GT(Load(GetParam()).source.size(), 40u); }
+
+TEST_P(EveryDevice, PlanIsWithinTheDevice) {
+  const DeviceFacts facts = Load(GetParam());
+  const DevicePlan plan = Plan(facts);
+  EXPECT_NE(facts.queue_families.at(plan.queue_family).flags & VK_QUEUE_COMPUTE_BIT, 0u);
+  EXPECT_LE(plan.max_allocation_bytes, 256 * kMiB);
+  EXPECT_LE(plan.max_allocation_bytes, facts.max_allocation_bytes);
+  EXPECT_LE(plan.max_binding_bytes, facts.max_storage_buffer_range_bytes);
+  EXPECT_GE(plan.max_binding_bytes, 128 * kMiB - 256);
+  EXPECT_EQ(plan.max_binding_bytes % plan.storage_offset_alignment_bytes, 0u);
+  for (const MemoryUse* use : {&plan.device_local, &plan.upload, &plan.readback, &plan.shared}) {
+    const MemoryTypeFacts& type = facts.memory_types.at(use->type_index);
+    EXPECT_EQ(type.heap_index, use->heap_index);
+    EXPECT_EQ((type.flags & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT) != 0, use->coherent);
+    // Protected, lazily allocated and vendor types cannot hold our buffers.
+    EXPECT_EQ(type.flags & ~0xfu, 0u);
+  }
+  EXPECT_TRUE(plan.device_local.device_local);
+  EXPECT_TRUE(plan.upload.host_visible && plan.readback.host_visible && plan.shared.host_visible);
+  EXPECT_FALSE(plan.upload.cached);
+  EXPECT_FALSE(plan.shared.cached);
+  EXPECT_TRUE(plan.readback.cached);
+  EXPECT_TRUE(plan.timestamps);
+}
+
+TEST_P(EveryDevice, FloorClampTurnsEverythingOff) {
+  const auto facts = ClampFacts(Load(GetParam()), "floor");
+  ASSERT_TRUE(facts.ok());
+  const DevicePlan plan = Plan(*facts);
+  EXPECT_EQ(plan.max_workgroup_invocations, 128u);
+  EXPECT_EQ(plan.max_shared_memory_bytes, 16 * kKiB);
+  EXPECT_EQ(plan.max_storage_buffers, 4u);
+  EXPECT_EQ(plan.max_binding_bytes, 128 * kMiB);
+  EXPECT_EQ(plan.storage_offset_alignment_bytes, 256u);
+  EXPECT_EQ(plan.max_push_constants_bytes, 128u);
+  EXPECT_FALSE(plan.use_subgroup_shuffle || plan.use_subgroup_size_control || plan.use_full_subgroups);
+  EXPECT_EQ(plan.subgroup_width, 0u);
+  EXPECT_FALSE(plan.use_float16 || plan.use_int8 || plan.use_int16 || plan.use_integer_dot);
+  EXPECT_FALSE(plan.use_storage_8bit || plan.use_storage_16bit);
+  EXPECT_FALSE(plan.use_timeline || plan.use_external_memory_host || plan.use_memory_budget);
+  EXPECT_EQ(FormatApiVersion(facts->api_version), "1.1.0");
+}
+
+TEST(DevicePlan, Adreno660KeepsAwayFromHostImportAndBytes) {
+  const DevicePlan plan = Plan(Load("adreno_660"));
+  EXPECT_FALSE(plan.use_storage_8bit);
+  EXPECT_FALSE(plan.use_external_memory_host);
+  EXPECT_TRUE(HasQuirk(plan, "adreno-660-host-import"));
+  EXPECT_TRUE(plan.unified_memory);
+  EXPECT_EQ(plan.subgroup_width, 64u);
+  EXPECT_EQ(plan.required_subgroup_width, 0u);
+}
+
+TEST(DevicePlan, Adreno740AllocatesInChunksAndAsksForItsSubgroupWidth) {
+  const DevicePlan plan = Plan(Load("adreno_740"));
+  EXPECT_EQ(plan.max_allocation_bytes, 256 * kMiB);
+  EXPECT_EQ(plan.max_binding_bytes, 128 * kMiB);
+  EXPECT_TRUE(plan.use_subgroup_shuffle);
+  EXPECT_EQ(plan.subgroup_width, 64u);
+  EXPECT_EQ(plan.required_subgroup_width, 64u);  // it would vary from 64 to 128
+  EXPECT_TRUE(plan.split_submits);
+  EXPECT_TRUE(plan.use_storage_8bit);
+  EXPECT_TRUE(plan.readback.coherent);
+  EXPECT_FALSE(plan.few_accumulators);
+}
+
+TEST(DevicePlan, AVaryingSubgroupWidthThatCannotBeAskedForIsNotUsed) {
+  const auto facts = ClampFacts(Load("adreno_740"), "subgroup_size_control=0");
+  const DevicePlan plan = Plan(*facts);
+  EXPECT_FALSE(plan.use_subgroup_shuffle);
+  EXPECT_EQ(plan.subgroup_width, 0u);
+}
+
+TEST(DevicePlan, WithoutShuffleOrWithAnOddWidthSubgroupsAreNotUsed) {
+  DeviceFacts facts = Load("mali_g710");
+  facts.subgroup_ops &= ~uint32_t{VK_SUBGROUP_FEATURE_SHUFFLE_BIT};
+  EXPECT_FALSE(Plan(facts).use_subgroup_shuffle);
+  for (const uint32_t width : {0u, 1u, 2u, 256u}) {  // drivers have reported 0
+    facts = Load("mali_g710");
+    facts.subgroup_width = facts.min_subgroup_width = facts.max_subgroup_width = width;
+    EXPECT_FALSE(Plan(facts).use_subgroup_shuffle) << width;
+  }
+}
+
+TEST(DevicePlan, Adreno825HasNoIntegerDot) {
+  DeviceFacts facts = Load("adreno_830");
+  EXPECT_TRUE(Plan(facts).use_integer_dot);
+  facts.name = "Adreno (TM) 825";
+  const DevicePlan plan = Plan(facts);
+  EXPECT_FALSE(plan.use_integer_dot || plan.use_int8 || plan.use_storage_8bit);
+  EXPECT_TRUE(HasQuirk(plan, "adreno-825-int8-dot"));
+  facts.driver_id = VK_DRIVER_ID_MESA_TURNIP;  // the bug is the proprietary driver's
+  EXPECT_TRUE(Plan(facts).use_integer_dot);
+  facts.driver_id = 0;  // a driver that does not say
+  EXPECT_FALSE(Plan(facts).use_integer_dot);
+}
+
+TEST(DevicePlan, Adreno8xxQuirks) {
+  EXPECT_TRUE(Plan(Load("adreno_830")).few_accumulators);
+  const DevicePlan plan = Plan(Load("adreno_840"));
+  EXPECT_TRUE(plan.literal_shared_sizes && plan.lane_from_local_index);
+  EXPECT_FALSE(plan.few_accumulators);
+  EXPECT_EQ(plan.queue_family, 1u);  // compute alone
+}
+
+TEST(DevicePlan, MaliIsNarrowAndPrefersItsCache) {
+  for (const char* name : {"mali_g57", "mali_g710", "mali_g720"}) {
+    const DevicePlan plan = Plan(Load(name));
+    EXPECT_EQ(plan.subgroup_width, 16u);
+    EXPECT_FALSE(plan.prefer_shared_memory);
+    EXPECT_FALSE(plan.use_external_memory_host);
+    EXPECT_TRUE(plan.unified_memory);
+    EXPECT_TRUE(plan.shared.device_local && plan.shared.coherent);
+  }
+  EXPECT_EQ(Plan(Load("mali_g710")).max_workgroup_invocations, 512u);
+  EXPECT_EQ(Plan(Load("mali_g720")).max_workgroup_invocations, 1024u);
+  // Coherent or cached, never both: reading back is worth the invalidation.
+  const DevicePlan g57 = Plan(Load("mali_g57"));
+  EXPECT_TRUE(g57.readback.cached);
+  EXPECT_FALSE(g57.readback.coherent);
+  EXPECT_TRUE(g57.upload.coherent);
+}
+
+TEST(DevicePlan, OrinIsUnified) {
+  const DevicePlan plan = Plan(Load("jetson_orin"));
+  EXPECT_TRUE(plan.unified_memory);
+  EXPECT_TRUE(plan.shared.device_local && plan.upload.device_local && plan.readback.device_local);
+  EXPECT_EQ(plan.subgroup_width, 32u);
+  EXPECT_EQ(plan.max_shared_memory_bytes, 48 * kKiB);
+  EXPECT_TRUE(plan.use_external_memory_host && plan.prefer_shared_memory && plan.quirks.empty());
+  EXPECT_EQ(plan.max_binding_bytes, uint64_t{4294967280});
+}
+
+TEST(DevicePlan, ADiscreteGpuKeepsItsSmallWindowFree) {
+  const DeviceFacts facts = Load("rtx_4090");
+  const DevicePlan plan = Plan(facts);
+  EXPECT_FALSE(plan.unified_memory);
+  EXPECT_FALSE(plan.device_local.host_visible);
+  EXPECT_FALSE(plan.shared.device_local || plan.upload.device_local || plan.readback.device_local);
+  EXPECT_EQ(plan.queue_family, 2u);  // compute without graphics
+}
+
+TEST(DevicePlan, ADiscreteGpuWhoseMemoryIsAllVisibleSharesIt) {
+  const DevicePlan plan = Plan(Load("radeon_rx_6700_xt"));
+  EXPECT_FALSE(plan.unified_memory);
+  EXPECT_TRUE(plan.shared.device_local && plan.shared.coherent);
+  EXPECT_FALSE(plan.upload.device_local || plan.readback.device_local);
+  EXPECT_EQ(plan.required_subgroup_width, 64u);
+}
+
+TEST(DevicePlan, UnusableDevicesSayWhy) {
+  const struct {
+    const char* clamp;
+    const char* reason;
+  } cases[] = {{"api_version=1.0", "Vulkan 1.0"},
+               {"max_workgroup_invocations=64", "workgroup invocations"},
+               {"max_shared_memory_bytes=8192", "shared memory"},
+               {"max_storage_buffers_per_stage=3", "storage buffers"},
+               {"max_storage_buffer_range_bytes=1000000", "per storage binding"}};
+  for (const auto& item : cases) {
+    const auto plan = PlanDevice(*ClampFacts(Load("adreno_740"), item.clamp), {});
+    ASSERT_FALSE(plan.ok()) << item.clamp;
+    EXPECT_EQ(plan.status().code(), StatusCode::kUnsupported);
+    EXPECT_NE(plan.status().message().find(item.reason), std::string::npos) << plan.status().message();
+    EXPECT_NE(plan.status().message().find("Adreno (TM) 740"), std::string::npos);
+  }
+  DeviceFacts facts = Load("adreno_740");
+  facts.queue_families = {{VK_QUEUE_TRANSFER_BIT, 1, 0}};
+  EXPECT_FALSE(PlanDevice(facts, {}).ok());
+  facts = Load("adreno_740");
+  facts.memory_types = {{0, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT}};
+  EXPECT_FALSE(PlanDevice(facts, {}).ok());
+}
+
+TEST(Quirks, DriverRangesAreInclusive) {
+  // Every row is well-formed and found for a device made after it, at both ends of its range.
+  for (const Quirk& quirk : AllQuirks()) {
+    EXPECT_FALSE(quirk.name.empty() || quirk.symptom.empty() || quirk.source.empty());
+    EXPECT_NE(quirk.effects, 0u);
+    DeviceFacts facts;
+    facts.vendor_id = quirk.vendor_id;
+    facts.name = "some " + std::string(quirk.device_name_part) + " device";
+    facts.driver_id = quirk.driver_id;
+    for (const uint32_t version : {quirk.first_driver_version, quirk.last_driver_version}) {
+      facts.driver_version = version;
+      const auto found = FindQuirks(facts);
+      EXPECT_NE(std::find(found.begin(), found.end(), &quirk), found.end()) << quirk.name;
+    }
+    facts.vendor_id = 1;
+    EXPECT_TRUE(FindQuirks(facts).empty());
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
