@@ -9,9 +9,13 @@ skipped_names=()
 logs=$KVRUN_ROOT/build/test-logs
 mkdir -p "$logs"
 
-# What a person has set for kvrun must not change what is tested.
-unset KVRUN_BATCH KVRUN_CHAT KVRUN_CTX KVRUN_DEVICE KVRUN_DEVICE_CLAMP KVRUN_FILE KVRUN_JSON KVRUN_KV_TYPE \
-  KVRUN_MAX_TOKENS KVRUN_PROMPT KVRUN_QUIET KVRUN_SEED KVRUN_SHADOW_MEMORY KVRUN_TEMP KVRUN_VALIDATION
+# What a person has set for kvrun must not change what is tested, but for where test data lies.
+for variable in $(compgen -e KVRUN_); do
+  case $variable in
+    KVRUN_ROOT | KVRUN_MODEL | KVRUN_SHARED_DIR | KVRUN_SWIFTSHADER_ICD) ;;
+    *) unset "$variable" ;;
+  esac
+done
 
 report() { printf '%-4s  %-34s %s\n' "$@"; }
 

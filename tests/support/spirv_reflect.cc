@@ -75,22 +75,37 @@ class Reflector {
     return Status::Ok();
   }
 
+  // Members of a struct that begins at `base`.
   Status AddMembers(spvc_type_id struct_id, uint32_t base, std::vector<ReflectedMember>& members) const {
     const spvc_type type = spvc_compiler_get_type_handle(compiler_, struct_id);
     for (unsigned i = 0; i < spvc_type_get_num_member_types(type); ++i) {
       unsigned offset = 0;
       KVRUN_RETURN_IF_ERROR(Check(spvc_compiler_type_struct_member_offset(compiler_, type, i, &offset)));
-      const spvc_type_id member_id = spvc_type_get_member_type(type, i);
-      const spvc_type member = spvc_compiler_get_type_handle(compiler_, member_id);
-      if (spvc_type_get_basetype(member) == SPVC_BASETYPE_STRUCT &&
-          spvc_type_get_num_array_dimensions(member) == 0) {
-        KVRUN_RETURN_IF_ERROR(AddMembers(member_id, base + offset, members));
+      const spvc_type member = spvc_compiler_get_type_handle(compiler_, spvc_type_get_member_type(type, i));
+      const unsigned dimensions = spvc_type_get_num_array_dimensions(member);
+      if (dimensions == 0) {
+        KVRUN_RETURN_IF_ERROR(AddElement(member, base + offset, members));
         continue;
       }
-      size_t bytes = 0;
-      KVRUN_RETURN_IF_ERROR(Check(spvc_compiler_get_declared_struct_member_size(compiler_, type, i, &bytes)));
-      members.push_back({base + offset, static_cast<uint32_t>(bytes)});
+      if (dimensions > 1) return {StatusCode::kUnsupported, "an array of arrays"};
+      unsigned stride = 0;
+      KVRUN_RETURN_IF_ERROR(
+          Check(spvc_compiler_type_struct_member_array_stride(compiler_, type, i, &stride)));
+      const unsigned length = spvc_type_get_array_dimension(member, 0);
+      for (unsigned element = 0; element < length; ++element) {
+        KVRUN_RETURN_IF_ERROR(AddElement(member, base + offset + element * stride, members));
+      }
     }
+    return Status::Ok();
+  }
+
+  // A member, or one element of it where it is an array.
+  Status AddElement(spvc_type type, uint32_t offset, std::vector<ReflectedMember>& members) const {
+    if (spvc_type_get_basetype(type) == SPVC_BASETYPE_STRUCT) {
+      return AddMembers(spvc_type_get_base_type_id(type), offset, members);
+    }
+    const unsigned components = spvc_type_get_vector_size(type) * spvc_type_get_columns(type);
+    members.push_back({offset, components * spvc_type_get_bit_width(type) / 8});
     return Status::Ok();
   }
 

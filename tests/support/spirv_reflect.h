@@ -12,7 +12,7 @@
 
 namespace kvrun::testing {
 
-// A scalar, vector or array; structs are flattened, offsets counted from the start of the block.
+// A scalar or vector; structs and arrays are flattened, offsets counted from the start of the block.
 struct ReflectedMember {
   uint32_t offset = 0;
   uint32_t bytes = 0;
@@ -30,7 +30,8 @@ struct ReflectedBinding {
 };
 
 struct ReflectedShader {
-  std::vector<ReflectedBinding> bindings;  // by set, then binding
+  // By set, then binding. Several views of one buffer (as words, as vectors) share a binding.
+  std::vector<ReflectedBinding> bindings;
   std::vector<ReflectedMember> push_constants;
 };
 

@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <set>
+#include <map>
 #include <vector>
 
 #include "runtime/device/vulkan/shader_library.h"
 #include "shaders/shared/fill.h"
+#include "shaders/shared/step_params.h"
 #include "tests/support/spirv_reflect.h"
 
 namespace kvrun {
@@ -69,19 +70,33 @@ TEST(ShaderShared, EveryVariantSharesOnlyPackedWords) {
   EXPECT_FALSE(IsPackedWords({{0, 4}, {4, 8}}));
 }
 
+TEST(ShaderShared, UniformBuffersLieWhereCppPutsThem) {
+  const ShaderCode* embed = FindShader("embed_f32_floor");
+  ASSERT_NE(embed, nullptr);
+  const ReflectedShader reflected = Reflect(*embed);
+  const auto step =
+      std::ranges::find(reflected.bindings, BindingKind::kUniformBuffer, &testing::ReflectedBinding::kind);
+  ASSERT_NE(step, reflected.bindings.end());
+  const std::vector<size_t> offsets = Offsets(step->members);
+  ASSERT_EQ(offsets.size() * 4, sizeof(StepParams));
+  EXPECT_EQ(offsets[1], offsetof(StepParams, n_outputs));
+  EXPECT_EQ(offsets[4], offsetof(StepParams, tokens));
+  EXPECT_EQ(offsets[4 + 4 + 1],
+            offsetof(StepParams, tokens) + sizeof(StepToken) + offsetof(StepToken, position));
+}
+
 TEST(ShaderShared, BindingsAreInOneSetAndFitTheFloor) {
   for (const ShaderCode& shader : AllShaders()) {
     const ReflectedShader reflected = Reflect(shader);
-    std::set<uint32_t> numbers;
+    std::map<uint32_t, BindingKind> kinds;  // several views of a buffer count once
     for (const auto& binding : reflected.bindings) {
       EXPECT_EQ(binding.set, 0U) << shader.name;
-      EXPECT_TRUE(numbers.insert(binding.binding).second) << shader.name << ", binding " << binding.binding;
+      const auto [known, is_new] = kinds.emplace(binding.binding, binding.kind);
+      EXPECT_EQ(known->second, binding.kind) << shader.name << ", binding " << binding.binding;
     }
     if (!shader.name.ends_with("_floor")) continue;
-    EXPECT_LE(
-        std::ranges::count(reflected.bindings, BindingKind::kStorageBuffer, &testing::ReflectedBinding::kind),
-        kFloorStorageBuffers)
-        << shader.name;
+    const auto is_storage = [](const auto& entry) { return entry.second == BindingKind::kStorageBuffer; };
+    EXPECT_LE(std::ranges::count_if(kinds, is_storage), kFloorStorageBuffers) << shader.name;
   }
 }
 
