@@ -1,6 +1,6 @@
 # kvrun_target(NAME): language level, warnings as errors and sanitizers, the same for every target.
 function(kvrun_target name)
-  target_compile_features(${name} PUBLIC cxx_std_20)
+  target_compile_features(${name} PRIVATE cxx_std_20)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
     POSITION_INDEPENDENT_CODE ON)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})

@@ -1,0 +1,107 @@
+# shellcheck shell=bash
+# Sourced by scripts/test and .ci/run: runs steps, keeps their logs and counts what passed, failed and was skipped.
+
+passed=0
+failed=0
+skipped=0
+failed_steps=()
+skipped_names=()
+logs=$KVRUN_ROOT/build/test-logs
+mkdir -p "$logs"
+
+# What a person has set for kvrun must not change what is tested, but for where test data lies.
+for variable in $(compgen -e KVRUN_); do
+  case $variable in
+    KVRUN_ROOT | KVRUN_MODEL | KVRUN_SHARED_DIR | KVRUN_SWIFTSHADER_ICD) ;;
+    *) unset "$variable" ;;
+  esac
+done
+
+report() { printf '%-4s  %-34s %s\n' "$@"; }
+
+# fail_step NAME WHY: counts a failure that no test counted.
+fail_step() {
+  failed=$((failed + 1))
+  failed_steps+=("$1")
+  report FAIL "$1" "$2 (log: ${logs#"$KVRUN_ROOT"/}/$1.log)"
+  tail -n 40 "$logs/$1.log" | sed 's/^/      /'
+}
+
+skip_step() {
+  skipped=$((skipped + 1))
+  skipped_names+=("$1: $2")
+  report SKIP "$1" "$2"
+}
+
+# step NAME COMMAND...: one check, which passes if the command does.
+step() {
+  local name=$1 start=$SECONDS
+  shift
+  if "$@" >"$logs/$name.log" 2>&1; then
+    passed=$((passed + 1))
+    report ok "$name" "$((SECONDS - start)) s"
+  else
+    fail_step "$name" "exit code $?"
+  fi
+}
+
+# The validation layer's messages in a log, but for the test that makes one on purpose.
+validation_messages() {
+  awk '/^\[ RUN      \]/ { on_purpose = /CountsValidationMessages/ }
+       /kvrun: vulkan validation/ && !on_purpose' "$1"
+}
+
+attribute() { sed -n "s/^<testsuites .*\\b$2=\"\\([0-9]*\\)\".*/\\1/p" "$1" | head -n 1; }
+
+# gtest NAME PROGRAM [VARIABLE=VALUE...]: counts the program's tests one by one.
+gtest() {
+  local name=$1 program=$2 start=$SECONDS status=0
+  local xml=$logs/$name.xml log=$logs/$name.log
+  shift 2
+  rm -f -- "$xml"
+  if [[ ! -x $program ]]; then
+    echo "$program was not built" >"$log"
+    fail_step "$name" "not built"
+    return
+  fi
+  env "$@" "$program" --gtest_output="xml:$xml" >"$log" 2>&1 || status=$?
+  if [[ ! -s $xml ]]; then
+    fail_step "$name" "ended without a result, exit code $status"
+    return
+  fi
+  count_results "$name" "$xml" "$log" "$status" "$((SECONDS - start))"
+}
+
+count_results() {
+  local name=$1 xml=$2 log=$3 status=$4 seconds=$5 tests failures left_out
+  tests=$(attribute "$xml" tests)
+  failures=$(attribute "$xml" failures)
+  left_out=$(grep -c -E 'result="(skipped|suppressed)"' "$xml" || true)
+  passed=$((passed + tests - failures - left_out))
+  failed=$((failed + failures))
+  skipped=$((skipped + left_out))
+  mapfile -t -O "${#skipped_names[@]}" skipped_names < <(
+    sed -n "s/^\\[  SKIPPED \\] \\([^ ]*\\) (.*/$name: \\1/p" "$log")
+  if [[ $failures -gt 0 ]]; then
+    failed_steps+=("$name")
+    report FAIL "$name" "$failures of $tests failed (log: ${log#"$KVRUN_ROOT"/})"
+    grep -E '^\[  FAILED  \] .* \(' "$log" | sort -u | sed 's/^/      /' || true
+  elif [[ $status -ne 0 ]]; then
+    fail_step "$name" "its tests passed, but its exit code is $status"
+  elif [[ $tests -eq 0 ]]; then
+    fail_step "$name" "holds no test"
+  elif [[ -n $(validation_messages "$log") ]]; then
+    fail_step "$name" "the validation layer complains"
+  else
+    report ok "$name" "$((tests - left_out)) passed, $left_out skipped, $seconds s"
+  fi
+}
+
+# The list of what was skipped and failed, and the summary on the last line; fails if anything did.
+finish() {
+  echo
+  if [[ ${#skipped_names[@]} -gt 0 ]]; then printf 'skipped: %s\n' "${skipped_names[@]}"; fi
+  if [[ ${#failed_steps[@]} -gt 0 ]]; then printf 'failed: %s\n' "${failed_steps[@]}"; fi
+  echo "$passed passed, $failed failed, $skipped skipped"
+  [[ $failed -eq 0 && $passed -gt 0 ]]
+}
