@@ -135,6 +135,10 @@ class CommandList {
   // out[i] = x[step.tokens[i].output_row], float [n_rows, n_cols].
   virtual Status GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
                             Buffer* out) = 0;
+  // For benchmarks, not for models: multiply-adds without memory (256 per invocation and step, 64 invocations
+  // per group), and reads of neighbouring vectors of 16 bytes (one per invocation and step).
+  virtual Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) = 0;
+  virtual Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) = 0;
   // Ends recording. What kReadback buffers hold is the host's to read after Device::Wait.
   virtual Status Finish() = 0;
 };

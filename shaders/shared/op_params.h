@@ -90,6 +90,11 @@ struct GatherParams {
   uint n_cols;
 };
 
+struct RateParams {
+  uint n_steps;
+  uint stride;
+};
+
 #ifdef __cplusplus
 }  // namespace kvrun
 #endif

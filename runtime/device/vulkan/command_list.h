@@ -46,6 +46,8 @@ class VulkanCommandList : public CommandList {
   Status SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) override;
   Status GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
                     Buffer* out) override;
+  Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
+  Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status Finish() override;
 
   VkCommandBuffer commands() const { return commands_; }

@@ -155,4 +155,18 @@ Status VulkanCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32
                  .params = Bytes(params)});
 }
 
+Status VulkanCommandList::AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
+  const RateParams params{.n_steps = n_steps, .stride = 0};
+  const KernelChoice kernel{.variant = "alu_rate_f32_floor", .constants = {}, .groups = {n_groups, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(values), Access::kReadWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+}
+
+Status VulkanCommandList::ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
+  const RateParams params{.n_steps = n_steps, .stride = n_groups * 64};
+  const KernelChoice kernel{.variant = "read_rate_u32_floor", .constants = {}, .groups = {n_groups, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(values), Access::kReadWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+}
+
 }  // namespace kvrun

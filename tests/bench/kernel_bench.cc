@@ -1,0 +1,191 @@
+// Each kernel at a model's shapes, beside what the device can do at most: multiply-adds without memory, and
+// reads without arithmetic. Times are the device's own timestamps, medians of several runs.
+//
+//   kernel_bench [DEVICE]
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "platform/base/check.h"
+#include "runtime/device/open_device.h"
+#include "runtime/model/tensor_type.h"
+#include "shaders/shared/step_params.h"
+
+namespace kvrun {
+namespace {
+
+constexpr int kRuns = 9;
+
+template <typename T>
+T OrDie(Result<T> result) {
+  if (!result.ok()) fmt::print(stderr, "{}\n", result.status().message());
+  KVRUN_CHECK(result.ok());
+  return std::move(result).value();
+}
+
+void RunOrDie(const Status& status) {
+  if (!status.ok()) fmt::print(stderr, "{}\n", status.message());
+  KVRUN_CHECK(status.ok());
+}
+
+// SmolLM2-135M: what the README's figures are about.
+constexpr uint32_t kEmbd = 576;
+constexpr uint32_t kFf = 1536;
+constexpr uint32_t kHeads = 9;
+constexpr uint32_t kKvHeads = 3;
+constexpr uint32_t kHeadDim = 64;
+constexpr uint32_t kVocab = 49152;
+
+class Bench {
+ public:
+  explicit Bench(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+
+  // Median milliseconds of what `record` records, and the variants that ran.
+  std::pair<double, std::string> Time(const std::function<Status(CommandList&)>& record) {
+    const auto list = OrDie(device_->CreateCommandList());
+    RunOrDie(record(*list));
+    RunOrDie(list->Finish());
+    std::vector<double> times;
+    std::string names;
+    for (int run = 0; run <= kRuns; ++run) {
+      RunOrDie(device_->Wait(OrDie(device_->Submit(*list))));
+      double milliseconds = 0.0;
+      names.clear();
+      for (const OperationTime& time : device_->TakeOperationTimes()) {
+        milliseconds += time.milliseconds;
+        names += (names.empty() ? "" : " + ") + time.name;
+      }
+      if (run > 0) times.push_back(milliseconds);  // the first run compiles
+    }
+    std::sort(times.begin(), times.end());
+    return {times[times.size() / 2], names};
+  }
+
+  std::unique_ptr<Buffer> NewBuffer(uint64_t floats, BufferUse use = BufferUse::kDevice) {
+    return OrDie(device_->CreateBuffer(floats * sizeof(float), use, "bench"));
+  }
+
+  std::unique_ptr<Matrix> NewMatrix(TensorType type, uint32_t rows, uint32_t cols) {
+    const TensorTypeInfo& info = GetTensorType(type);
+    // Zeros: valid in every type, and arithmetic takes no notice of values.
+    const std::vector<std::byte> data(uint64_t{rows} * cols / info.block_elements * info.block_bytes);
+    const MatrixSource source{data, rows};
+    return OrDie(device_->CreateMatrix(type, cols, {&source, 1}));
+  }
+
+  void MeasureLimits() {
+    const auto values = NewBuffer(16 * 1024 * 1024);
+    const double alu_ms = Time([&](CommandList& list) { return list.AluRate(512, 32, values.get()); }).first;
+    peak_flops_ = 512.0 * 64 * 32 * 256 * 2 / alu_ms / 1e6;
+    const double read_ms =
+        Time([&](CommandList& list) { return list.ReadRate(256, 256, values.get()); }).first;
+    peak_bytes_ = 256.0 * 64 * 256 * 16 / read_ms / 1e6;
+    fmt::print("{}\nlimits: {:.1f} GFLOP/s without memory, {:.2f} GB/s of reads without arithmetic\n\n",
+               device_->info().name, peak_flops_, peak_bytes_);
+    fmt::print("{:<34} {:<26} {:>9} {:>9} {:>6} {:>8} {:>6}\n", "variant", "shape", "ms", "GFLOP/s", "of it",
+               "GB/s", "of it");
+  }
+
+  void Report(const std::pair<double, std::string>& timed, const std::string& shape, double flops,
+              double bytes) {
+    const double gflops = flops / timed.first / 1e6;
+    const double gbytes = bytes / timed.first / 1e6;
+    fmt::print("{:<34} {:<26} {:>9.3f} {:>9.2f} {:>5.0f}% {:>8.2f} {:>5.0f}%\n", timed.second, shape,
+               timed.first, gflops, 100 * gflops / peak_flops_, gbytes, 100 * gbytes / peak_bytes_);
+  }
+
+  void MatMul(TensorType type, uint32_t rows, uint32_t cols, uint32_t tokens) {
+    const auto weight = NewMatrix(type, rows, cols);
+    const auto input = NewBuffer(uint64_t{tokens} * cols);
+    const auto output = NewBuffer(uint64_t{tokens} * rows);
+    const auto timed = Time([&](CommandList& list) {
+      return list.MatMul(
+          {.weight = weight.get(), .input = input.get(), .output = output.get(), .n_tokens = tokens});
+    });
+    Report(timed, fmt::format("[{} x {}] x {}", rows, cols, tokens), 2.0 * rows * cols * tokens,
+           static_cast<double>(weight->size_bytes()));
+  }
+
+  void Attend(KvType type, uint32_t tokens, uint32_t depth) {
+    const KvShape shape{.type = type,
+                        .n_sequences = 1,
+                        .n_kv_heads = kKvHeads,
+                        .head_dim = kHeadDim,
+                        .n_ctx = depth + tokens};
+    const uint32_t qkv_dim = (kHeads + 2 * kKvHeads) * kHeadDim;
+    const auto qkv = NewBuffer(uint64_t{tokens} * qkv_dim);
+    const auto kv = OrDie(device_->CreateBuffer(shape.size_bytes(), BufferUse::kDevice, "bench"));
+    const auto output = NewBuffer(uint64_t{tokens} * kHeads * kHeadDim);
+    const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));
+    auto* params = reinterpret_cast<StepParams*>(step->host().data());
+    for (uint32_t t = 0; t < tokens; ++t) params->tokens[t] = {0, depth + t, 0, 0};
+    AttentionArgs args{.qkv = qkv.get(),
+                       .step = step.get(),
+                       .kv = kv.get(),
+                       .kv_shape = shape,
+                       .n_heads = kHeads,
+                       .n_tokens = tokens,
+                       .output = output.get(),
+                       .one_sequence = tokens > 1};
+    const auto scratch =
+        OrDie(device_->CreateBuffer(device_->AttendScratchBytes(args), BufferUse::kDevice, "bench"));
+    args.scratch = scratch.get();
+    const auto timed = Time([&](CommandList& list) { return list.Attend(args); });
+    const double pairs = tokens * (depth + (tokens + 1) / 2.0);
+    Report(timed, fmt::format("{} x {} rows, depth {}", tokens, kHeads, depth),
+           4.0 * pairs * kHeads * kHeadDim,
+           static_cast<double>(2 * (depth + tokens)) * kKvHeads * kHeadDim * KvElementBytes(type));
+  }
+
+  void Elementwise() {
+    const uint32_t tokens = 256;
+    const auto x = NewBuffer(uint64_t{tokens} * 2 * kFf);
+    const auto y = NewBuffer(uint64_t{tokens} * kFf);
+    const auto weight = NewBuffer(kEmbd);
+    Report(Time([&](CommandList& list) { return list.RmsNorm(*x, *weight, 1e-5F, tokens, kEmbd, y.get()); }),
+           fmt::format("{} x {}", tokens, kEmbd), 4.0 * tokens * kEmbd, 8.0 * tokens * kEmbd);
+    Report(Time([&](CommandList& list) { return list.SwiGlu(*x, tokens, kFf, y.get()); }),
+           fmt::format("{} x {}", tokens, kFf), 5.0 * tokens * kFf, 12.0 * tokens * kFf);
+  }
+
+ private:
+  std::unique_ptr<Device> device_;
+  double peak_flops_ = 0.0;  // GFLOP/s
+  double peak_bytes_ = 0.0;  // GB/s
+};
+
+void Run(const std::string& name) {
+  Bench bench(OrDie(OpenDevice({.device = name, .validation = false, .profile = true})));
+  bench.MeasureLimits();
+  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kQ5_1,
+                                TensorType::kF16, TensorType::kF32}) {
+    bench.MatMul(type, 2 * kFf, kEmbd, 1);
+    bench.MatMul(type, 2 * kFf, kEmbd, 256);
+  }
+  for (const TensorType type : {TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K}) {
+    bench.MatMul(type, 2048, 512, 1);
+    bench.MatMul(type, 2048, 512, 256);
+  }
+  bench.MatMul(TensorType::kQ4_1, 2 * kFf, kEmbd, 2);
+  bench.MatMul(TensorType::kQ4_1, 2 * kFf, kEmbd, 4);
+  bench.MatMul(TensorType::kQ8_0, kVocab, kEmbd, 1);
+  bench.Attend(KvType::kF16, 1, 8191);
+  bench.Attend(KvType::kF16, 256, 1792);
+  bench.Attend(KvType::kF32, 256, 1792);
+  bench.Elementwise();
+}
+
+}  // namespace
+}  // namespace kvrun
+
+int main(int argc, char** argv) {
+  kvrun::Run(argc > 1 ? argv[1] : "auto");
+  return 0;
+}
