@@ -8,6 +8,8 @@ namespace kvrun {
 namespace {
 
 constexpr uint32_t kMaxTimestamps = 4096;
+// Where the plan asks for short submissions: about two layers of a model.
+constexpr uint32_t kMaxDispatchesPerPart = 20;
 
 bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffer* buffer) {
   return std::find(buffers.begin(), buffers.end(), buffer) != buffers.end();
@@ -23,14 +25,21 @@ VulkanCommandList::~VulkanCommandList() = default;
 Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanComputeDevice& device) {
   KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(device.vulkan()));
   std::unique_ptr<VulkanCommandList> list(new VulkanCommandList(device, std::move(pool)));
-  KVRUN_ASSIGN_OR_RETURN(list->commands_, list->pool_.Allocate());
-  KVRUN_RETURN_IF_ERROR(BeginCommands(device.vulkan(), list->commands_));
+  KVRUN_RETURN_IF_ERROR(list->BeginPart());
   if (device.profile() && device.plan().timestamps) {
     KVRUN_ASSIGN_OR_RETURN(list->timestamps_, TimestampPool::Create(device.vulkan(), kMaxTimestamps));
     list->timestamps_->RecordReset(list->commands_);
     list->timestamps_->RecordWrite(list->commands_, 0);
   }
   return list;
+}
+
+Status VulkanCommandList::BeginPart() {
+  if (commands_ != VK_NULL_HANDLE) KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));
+  KVRUN_ASSIGN_OR_RETURN(commands_, pool_.Allocate());
+  parts_.push_back(commands_);
+  dispatches_ = 0;
+  return BeginCommands(device_.vulkan(), commands_);
 }
 
 const DeviceBuffer* VulkanCommandList::MemoryOrEmpty(const Buffer* buffer) const {
@@ -83,6 +92,10 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   }
   KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, sets_.Allocate(*pipeline, bindings));
 
+  if (device_.plan().split_submits && dispatches_ == kMaxDispatchesPerPart)
+    KVRUN_RETURN_IF_ERROR(BeginPart());
+  ++dispatches_;
+  // A barrier also orders after the parts before, which are submitted earlier to the same queue.
   OrderAfterEarlier(dispatch.storage);
   const VolkDeviceTable& vk = device_.vulkan().vk();
   vk.vkCmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle());

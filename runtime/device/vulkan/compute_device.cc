@@ -195,9 +195,10 @@ Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list) {
   auto& vulkan_list = static_cast<VulkanCommandList&>(list);
   KVRUN_RETURN_IF_ERROR(vulkan_list.FlushUploads());
   const std::lock_guard lock(mutex_);
-  const VkCommandBuffer commands = vulkan_list.commands();
-  KVRUN_RETURN_IF_ERROR(timeline_->Submit({&commands, 1}, last_value_ + 1));
-  ++last_value_;
+  for (const VkCommandBuffer& commands : vulkan_list.parts()) {
+    KVRUN_RETURN_IF_ERROR(timeline_->Submit({&commands, 1}, last_value_ + 1));
+    ++last_value_;
+  }
   submitted_[last_value_] = &vulkan_list;
   return last_value_;
 }
