@@ -20,7 +20,7 @@ bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffe
 VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, CommandPool pool)
     : device_(device), pool_(std::move(pool)), sets_(device.vulkan()) {}
 
-VulkanCommandList::~VulkanCommandList() = default;
+VulkanCommandList::~VulkanCommandList() { device_.Forget(*this); }
 
 Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanComputeDevice& device) {
   KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(device.vulkan()));
@@ -71,6 +71,14 @@ void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
 }
 
 Status VulkanCommandList::Record(const Dispatch& dispatch) {
+  const DevicePlan& plan = device_.plan();
+  const auto& groups = dispatch.kernel.groups;
+  if (groups[0] > plan.max_workgroup_count_x || groups[1] > plan.max_workgroup_count_y ||
+      groups[2] > plan.max_workgroup_count_z) {
+    return {StatusCode::kUnsupported,
+            fmt::format("{} needs {} x {} x {} workgroups, more than {} can start", dispatch.kernel.variant,
+                        groups[0], groups[1], groups[2], device_.info().name)};
+  }
   KVRUN_ASSIGN_OR_RETURN(const ComputePipeline* pipeline,
                          device_.pipelines().Get({
                              .variant = dispatch.kernel.variant,
@@ -92,8 +100,7 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   }
   KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, sets_.Allocate(*pipeline, bindings));
 
-  if (device_.plan().split_submits && dispatches_ == kMaxDispatchesPerPart)
-    KVRUN_RETURN_IF_ERROR(BeginPart());
+  if (plan.split_submits && dispatches_ == kMaxDispatchesPerPart) KVRUN_RETURN_IF_ERROR(BeginPart());
   ++dispatches_;
   // A barrier also orders after the parts before, which are submitted earlier to the same queue.
   OrderAfterEarlier(dispatch.storage);
@@ -103,7 +110,6 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
                              nullptr);
   vk.vkCmdPushConstants(commands_, pipeline->layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
                         static_cast<uint32_t>(dispatch.params.size()), dispatch.params.data());
-  const auto& groups = dispatch.kernel.groups;
   vk.vkCmdDispatch(commands_, groups[0], groups[1], groups[2]);
 
   if (timestamps_ && timed_.size() + 1 < timestamps_->capacity()) {

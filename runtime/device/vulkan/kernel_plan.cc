@@ -19,8 +19,8 @@ constexpr uint32_t kMatVecRows = 8;
 constexpr uint32_t kMatMulRows = 4;
 
 uint32_t MatMulTokens(const DevicePlan& plan, uint32_t n_tokens) {
-  if (n_tokens <= 2) return n_tokens;
-  return n_tokens <= 4 || plan.few_accumulators ? 4 : 8;
+  if (n_tokens <= 2 || plan.few_accumulators) return std::min(n_tokens, 2U);
+  return n_tokens <= 4 ? 4 : 8;
 }
 
 // Subgroups of one workgroup: as many as leave enough workgroups to keep a device busy.
