@@ -10,6 +10,7 @@ inline constexpr uint64_t kKiB = 1024;
 inline constexpr uint64_t kMiB = 1024 * kKiB;
 inline constexpr uint64_t kGiB = 1024 * kMiB;
 
+// a + b must not overflow.
 template <typename T>
 constexpr T CeilDiv(T a, T b) {
   return (a + b - 1) / b;

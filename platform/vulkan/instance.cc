@@ -82,7 +82,9 @@ VkDebugUtilsMessengerCreateInfoEXT MessengerInfo(VulkanInstance* instance) {
 
 InstanceOptions InstanceOptions::FromEnvironment() {
   const char* value = std::getenv("KVRUN_VALIDATION");
-  const bool on = value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0;
+  const bool on = value != nullptr && *value != '\0' && std::strcmp(value, "0") != 0 &&
+                  std::strcmp(value, "no") != 0 && std::strcmp(value, "off") != 0 &&
+                  std::strcmp(value, "false") != 0;
   return {.validation = on, .sync_validation = on};
 }
 

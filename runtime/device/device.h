@@ -170,7 +170,7 @@ class Device {
   // A kDevice buffer with this content.
   virtual Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
                                                           std::string_view part) = 0;
-  // The sources stacked in order; all of one type and n_cols.
+  // The sources stacked in order, all of one type and n_cols; copied, so that they may go.
   virtual Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                        std::span<const MatrixSource> sources) = 0;
   // What AttentionArgs::scratch must hold.
@@ -179,8 +179,10 @@ class Device {
   virtual Result<std::unique_ptr<CommandList>> CreateCommandList() = 0;
   // Starts a finished list; answers the timeline value that Wait takes.
   virtual Result<uint64_t> Submit(CommandList& list) = 0;
+  // As long as it takes; all lists up to `value` are complete afterwards.
   virtual Status Wait(uint64_t value) = 0;
 
+  // Bytes of live buffers by part, alignment included.
   struct MemoryPart {
     std::string part;
     uint64_t bytes;

@@ -18,7 +18,7 @@ struct DeviceListing {
   std::string kind;
   std::string api_version;
   std::string driver;
-  uint64_t memory_bytes = 0;
+  uint64_t memory_bytes = 0;  // the largest heap
   bool usable = false;
   std::string reason;  // why not usable
 };
@@ -46,6 +46,7 @@ struct DoctorReport {
 
 // Empty, and ok, where there is no device or no Vulkan loader.
 Result<std::vector<DeviceListing>> ListDevices();
+// What the device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
 // Runs every self-test on the devices named (empty: all). `progress(done, total)` answers true to cancel.
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,

@@ -15,7 +15,7 @@ namespace kvrun {
 
 // A model's weights on a device. Immutable once loaded; shared by the sessions of an engine.
 class DeviceWeights;
-// progress(bytes_done, bytes_total) answers true to cancel.
+// progress(bytes_done, bytes_total) answers true to cancel; it may be empty.
 Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
     const Model& model, Device& device, const std::function<bool(uint64_t, uint64_t)>& progress);
 
@@ -25,7 +25,8 @@ struct StepRow {
   uint32_t sequence = 0;
 };
 
-// Runs steps against one KV cache. One thread at a time. The seam that sessions are tested through.
+// Runs steps against a KV cache and activations of its own. One thread at a time. The seam that sessions are
+// tested through.
 class ForwardPass {
  public:
   virtual ~ForwardPass() = default;
@@ -41,6 +42,7 @@ class ForwardPass {
                      std::span<float> logits) = 0;
 
   // More logits of the last Run: for perplexity over a whole chunk, max_output_rows at a time.
+  // outputs: indices of rows of the last Run.
   virtual Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) = 0;
 };
 

@@ -12,7 +12,8 @@ namespace kvrun {
 
 class ResidentCache {
  public:
-  // What does not fit a device is refused with the number of tokens that would.
+  // A layer that exceeds what a device can bind is refused with the number of tokens that would fit; the sum
+  // over layers fails when the driver has no more memory.
   static Result<ResidentCache> Create(Device& device, const KvShape& shape, uint32_t n_layers);
 
   const KvShape& shape() const { return shape_; }

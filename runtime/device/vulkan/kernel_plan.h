@@ -14,8 +14,10 @@
 namespace kvrun {
 
 struct KernelChoice {
-  std::string variant;              // of shaders/variants.txt
-  std::vector<uint32_t> constants;  // of constant_id 0, 1, ...
+  std::string variant;  // of shaders/variants.txt
+  // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,
+  // workgroup size; for attend_subgroup lanes, head_dim, workgroup size.
+  std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };
 

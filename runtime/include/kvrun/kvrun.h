@@ -1,10 +1,11 @@
 /* kvrun: long-context language models on edge devices. The C API.
  *
  * Objects
- *   kvrun_model    a GGUF file: shapes, tokenizer, chat form. Needs no device. Immutable: any thread, any
- * time. kvrun_engine   a model's weights on a device. Calls from several threads are serialised inside.
- *   kvrun_session  1..16 independent sequences and their KV cache on an engine. One thread at a time each;
- *                  different sessions of one engine may be used from different threads.
+ *   kvrun_model: a GGUF file, that is shapes, tokenizer, chat form. Needs no device. Immutable: any thread.
+ *   kvrun_engine: a model's weights on a device. Calls from several threads are serialised inside.
+ *   kvrun_session: 1..16 independent sequences and their KV cache on an engine. One thread at a time each;
+ *   different sessions of one engine may be used from different threads. Callbacks must not use the session
+ *   that they are called for.
  * An object must outlive those made from it: model > engine > session.
  *
  * Errors
@@ -16,7 +17,8 @@
  *   Every options struct begins with struct_size: set it to sizeof (the *_init functions do, and fill in the
  *   defaults), so that later versions can add fields at the end.
  *
- * Strings are UTF-8. Text handed out in JSON form is freed with kvrun_string_free.
+ * Strings are UTF-8. Text handed out in JSON form is freed with kvrun_string_free. Functions that free,
+ * close or destroy take null.
  */
 #ifndef KVRUN_KVRUN_H_
 #define KVRUN_KVRUN_H_
@@ -58,15 +60,16 @@ typedef struct kvrun_model kvrun_model;
 typedef struct kvrun_engine kvrun_engine;
 typedef struct kvrun_session kvrun_session;
 
-/* "0.1.0 (glslc ...)": the library's version and the shader compiler it was built with. */
+/* "0.1.0 (glslc ...)": the library's version and the shader compiler it was built with.
+ * Valid for the program's life. */
 KVRUN_API const char* kvrun_version(void);
 KVRUN_API const char* kvrun_last_error(void);
 /* Short name of a status, such as "corrupt". */
 KVRUN_API const char* kvrun_status_name(kvrun_status status);
 KVRUN_API void kvrun_string_free(char* text);
 
-/* What a long call is doing. done and total count bytes while loading and tokens while prefilling. Answer
- * nonzero to cancel. Called on the calling thread. */
+/* What a long call is doing. done and total count bytes while loading, tokens while prefilling and tests
+ * while self-testing. Answer nonzero to cancel. Called on the calling thread. */
 typedef enum kvrun_phase {
   KVRUN_PHASE_LOAD = 0,
   KVRUN_PHASE_PREFILL = 1,
@@ -76,8 +79,9 @@ typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, u
 
 /* ---- Devices --------------------------------------------------------------------------------------- */
 
-/* JSON array, one object per device: index, name, kind ("gpu", "integrated", "cpu"), api_version, driver,
- * memory_bytes, usable, reason (why not usable). An empty array is not an error. */
+/* JSON array, one object per device: index, name, kind ("gpu", "integrated", "virtual", "cpu"), api_version,
+ * driver, memory_bytes (the largest heap), usable, reason (why not usable). An empty array is not an error.
+ */
 KVRUN_API kvrun_status kvrun_devices_json(char** json);
 
 /* Runs every self-test on the devices that `device` names (see kvrun_engine_options; NULL or "" means all of
@@ -97,6 +101,7 @@ KVRUN_API void kvrun_model_close(kvrun_model* model);
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
 
 KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);
+/* In tokens; at most the sliding window of a model that has one. */
 KVRUN_API uint32_t kvrun_model_context_train(const kvrun_model* model);
 /* 1 if the model's file asks for a begin-of-sequence token before a text. */
 KVRUN_API int kvrun_model_adds_bos(const kvrun_model* model);
@@ -164,13 +169,16 @@ KVRUN_API kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_se
                                             kvrun_session** session);
 KVRUN_API void kvrun_session_destroy(kvrun_session* session);
 KVRUN_API uint32_t kvrun_session_context(const kvrun_session* session);
-/* Tokens in a sequence. */
+/* Tokens whose KV is computed: the last generated token is not counted until the sequence is fed or generated
+ * again. */
 KVRUN_API uint32_t kvrun_session_length(const kvrun_session* session, uint32_t sequence);
-/* Forgets a sequence's tokens from position `length` on. */
+/* Forgets a sequence's tokens from position `length` on, and a generated token that is not computed yet.
+ * KVRUN_INVALID_ARGUMENT if the sequence is shorter. */
 KVRUN_API kvrun_status kvrun_session_truncate(kvrun_session* session, uint32_t sequence, uint32_t length);
 
 /* Appends ids to a sequence and computes their KV. Nothing is appended on KVRUN_CONTEXT_FULL or
- * KVRUN_INVALID_ARGUMENT; on KVRUN_CANCELLED the chunks that were finished stay. */
+ * KVRUN_INVALID_ARGUMENT; on KVRUN_CANCELLED the chunks that were finished stay. count 0 computes a generated
+ * token that is not computed yet, and nothing else. */
 KVRUN_API kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const int32_t* ids,
                                           size_t count);
 
@@ -222,7 +230,8 @@ KVRUN_API void kvrun_generate_options_init(kvrun_generate_options* options);
 
 /* Continues `n` sequences, each fed with at least one token before, together: one step of the device computes
  * the next token of all of them. results: [n], may be NULL. Each generated token but the last of a sequence
- * is part of its context afterwards; the last is appended too when the sequence is fed or generated again. */
+ * is part of its context afterwards; the last is appended too when the sequence is fed or generated again.
+ * KVRUN_OK also when the callback cancels: results then read KVRUN_FINISH_CANCELLED. */
 KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
                                               const kvrun_generate_options* options, kvrun_token_fn token,
                                               void* user, kvrun_generate_result* results);
