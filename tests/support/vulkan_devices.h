@@ -14,7 +14,8 @@ namespace kvrun::testing {
 std::shared_ptr<VulkanInstance> TestInstance();
 
 // Facts clamped by KVRUN_DEVICE_CLAMP and then by `clamp`. Devices that cannot be planned are left out,
-// with a line on stderr; an error in opening one aborts.
-std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clamp = "");
+// with a line on stderr; an error in opening one aborts. `as_gpu`: a CPU driver says that it is an integrated
+// GPU, so that the plans made for GPUs run on it.
+std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clamp = "", bool as_gpu = false);
 
 }  // namespace kvrun::testing
