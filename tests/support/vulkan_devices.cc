@@ -48,7 +48,8 @@ std::shared_ptr<VulkanInstance> TestInstance() {
   return instance;
 }
 
-std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clamp, bool as_gpu) {
+std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(
+    std::string_view clamp, const std::function<void(DeviceFacts&, DevicePlan&)>& change) {
   std::vector<std::unique_ptr<VulkanDevice>> devices;
   const std::shared_ptr<VulkanInstance> instance = TestInstance();
   if (instance == nullptr) return devices;
@@ -59,12 +60,12 @@ std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clam
     if (facts.ok()) facts = ClampFactsByEnvironment(std::move(facts).value());
     if (facts.ok()) facts = ClampFacts(std::move(facts).value(), clamp);
     if (!facts.ok()) Die(facts.status());
-    if (as_gpu && facts->type == DeviceType::kCpu) facts->type = DeviceType::kIntegratedGpu;
     Result<DevicePlan> plan = PlanDevice(*facts, {});
     if (!plan.ok()) {
       std::fprintf(stderr, "not tested: %s\n", plan.status().message().c_str());
       continue;
     }
+    if (change) change(*facts, *plan);
     auto device = VulkanDevice::Create(instance, handle, *facts, *plan);
     if (!device.ok()) Die(device.status());
     devices.push_back(std::move(device).value());

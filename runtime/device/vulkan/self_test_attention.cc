@@ -176,7 +176,7 @@ Result<std::string> CheckRope(VulkanComputeDevice& device, const AttentionCase& 
                   &expected_kv[EntryBegin(c, kSequences - 1, kv_head, is_value ? 1 : 0, c.position + t)]);
     }
   }
-  if (!run.ok()) return run.Compare({}, args.qkv, 0.0);
+  if (!run.status().ok()) return run.Compare({}, args.qkv, 0.0);
   const std::vector<float> found_kv = DecodeKv(c.type, run.Bytes(args.kv, kv_bytes));
   // Halves may be rounded to either neighbour.
   const auto stored = run.Compare(expected_kv, found_kv, c.type == KvType::kF16 ? 1e-3 : 1e-4);

@@ -34,7 +34,7 @@ class SelfTestRun {
   Result<std::string> Compare(std::span<const double> expected, const Buffer* found, double tolerance);
 
   VulkanComputeDevice& device() { return device_; }
-  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
 
  private:
   template <typename T>
