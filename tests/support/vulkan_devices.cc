@@ -48,7 +48,8 @@ std::shared_ptr<VulkanInstance> TestInstance() {
   return instance;
 }
 
-std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clamp) {
+std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(
+    std::string_view clamp, const std::function<void(DeviceFacts&, DevicePlan&)>& change) {
   std::vector<std::unique_ptr<VulkanDevice>> devices;
   const std::shared_ptr<VulkanInstance> instance = TestInstance();
   if (instance == nullptr) return devices;
@@ -64,6 +65,7 @@ std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clam
       std::fprintf(stderr, "not tested: %s\n", plan.status().message().c_str());
       continue;
     }
+    if (change) change(*facts, *plan);
     auto device = VulkanDevice::Create(instance, handle, *facts, *plan);
     if (!device.ok()) Die(device.status());
     devices.push_back(std::move(device).value());

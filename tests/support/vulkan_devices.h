@@ -1,6 +1,7 @@
 // Every Vulkan device of this machine, opened with validation, for tests that need a driver.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -14,7 +15,9 @@ namespace kvrun::testing {
 std::shared_ptr<VulkanInstance> TestInstance();
 
 // Facts clamped by KVRUN_DEVICE_CLAMP and then by `clamp`. Devices that cannot be planned are left out,
-// with a line on stderr; an error in opening one aborts.
-std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(std::string_view clamp = "");
+// with a line on stderr; an error in opening one aborts. `change` may change the plan that was made, and the
+// facts that are kept with it.
+std::vector<std::unique_ptr<VulkanDevice>> OpenTestDevices(
+    std::string_view clamp = "", const std::function<void(DeviceFacts&, DevicePlan&)>& change = {});
 
 }  // namespace kvrun::testing

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "runtime/device/vulkan/shader_library.h"
 #include "shaders/shared/fill.h"
+#include "shaders/shared/op_params.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/spirv_reflect.h"
 
@@ -57,6 +59,78 @@ TEST(ShaderShared, PushConstantsLieWhereCppPutsThem) {
   EXPECT_EQ(reflected.bindings[0].binding, 0U);
 }
 
+// Every member of a struct of push constants, in the order of its declaration.
+struct OffsetTable {
+  size_t size_bytes;
+  std::vector<size_t> offsets;
+};
+
+std::vector<size_t> PlanesThen(std::vector<size_t> rest) {
+  std::vector<size_t> offsets = {offsetof(PackedPlanes, high), offsetof(PackedPlanes, scales),
+                                 offsetof(PackedPlanes, extra), offsetof(PackedPlanes, n_chunks)};
+  offsets.insert(offsets.end(), rest.begin(), rest.end());
+  return offsets;
+}
+
+// By the operation that a variant's name begins with, without the digits of its tile.
+std::map<std::string, OffsetTable> OperationOffsets() {
+  static_assert(offsetof(EmbedParams, planes) == 0 && offsetof(MatMulParams, planes) == 0);
+  const OffsetTable matmul{
+      sizeof(MatMulParams),
+      PlanesThen({offsetof(MatMulParams, n_rows), offsetof(MatMulParams, n_cols),
+                  offsetof(MatMulParams, n_tokens), offsetof(MatMulParams, output_stride),
+                  offsetof(MatMulParams, output_offset), offsetof(MatMulParams, bias_offset),
+                  offsetof(MatMulParams, has_bias), offsetof(MatMulParams, accumulate)})};
+  return {
+      {"embed",
+       {sizeof(EmbedParams), PlanesThen({offsetof(EmbedParams, n_rows), offsetof(EmbedParams, row_begin),
+                                         offsetof(EmbedParams, n_cols), offsetof(EmbedParams, n_tokens)})}},
+      {"matvec", matmul},
+      {"matmul", matmul},
+      {"rms_norm",
+       {sizeof(RmsNormParams),
+        {offsetof(RmsNormParams, n_rows), offsetof(RmsNormParams, n_cols),
+         offsetof(RmsNormParams, epsilon)}}},
+      {"rope_store",
+       {sizeof(RopeStoreParams),
+        {offsetof(RopeStoreParams, n_heads), offsetof(RopeStoreParams, n_kv_heads),
+         offsetof(RopeStoreParams, head_dim), offsetof(RopeStoreParams, n_ctx),
+         offsetof(RopeStoreParams, n_tokens), offsetof(RopeStoreParams, rotary_dim),
+         offsetof(RopeStoreParams, rope_halves), offsetof(RopeStoreParams, has_qk_norm),
+         offsetof(RopeStoreParams, norm_epsilon)}}},
+      {"attend",
+       {sizeof(AttendParams),
+        {offsetof(AttendParams, n_heads), offsetof(AttendParams, n_kv_heads),
+         offsetof(AttendParams, head_dim), offsetof(AttendParams, n_ctx), offsetof(AttendParams, span_tokens),
+         offsetof(AttendParams, n_splits), offsetof(AttendParams, qkv_stride),
+         offsetof(AttendParams, scale)}}},
+      {"combine_splits",
+       {sizeof(CombineParams),
+        {offsetof(CombineParams, n_rows), offsetof(CombineParams, head_dim),
+         offsetof(CombineParams, n_splits)}}},
+      {"swiglu", {sizeof(SwiGluParams), {offsetof(SwiGluParams, n_tokens), offsetof(SwiGluParams, n_ff)}}},
+      {"gather_rows",
+       {sizeof(GatherParams), {offsetof(GatherParams, n_rows), offsetof(GatherParams, n_cols)}}},
+  };
+}
+
+TEST(ShaderShared, EveryOperationsParametersLieWhereCppPutsThem) {
+  const std::map<std::string, OffsetTable> operations = OperationOffsets();
+  std::map<std::string, size_t> seen;
+  for (const ShaderCode& shader : AllShaders()) {
+    const std::string_view name = shader.name;
+    if (name.starts_with("fill_")) continue;  // the test above
+    const auto operation =
+        std::ranges::find_if(operations, [&](const auto& entry) { return name.starts_with(entry.first); });
+    ASSERT_NE(operation, operations.end()) << name << " needs its struct's offsets here";
+    ++seen[operation->first];
+    const ReflectedShader reflected = Reflect(shader);
+    EXPECT_EQ(Offsets(reflected.push_constants), operation->second.offsets) << name;
+    EXPECT_EQ(reflected.push_constants.size() * 4, operation->second.size_bytes) << name;
+  }
+  EXPECT_EQ(seen.size(), operations.size());
+}
+
 TEST(ShaderShared, EveryVariantSharesOnlyPackedWords) {
   for (const ShaderCode& shader : AllShaders()) {
     const ReflectedShader reflected = Reflect(shader);
@@ -71,18 +145,25 @@ TEST(ShaderShared, EveryVariantSharesOnlyPackedWords) {
 }
 
 TEST(ShaderShared, UniformBuffersLieWhereCppPutsThem) {
-  const ShaderCode* embed = FindShader("embed_f32_floor");
-  ASSERT_NE(embed, nullptr);
-  const ReflectedShader reflected = Reflect(*embed);
-  const auto step =
-      std::ranges::find(reflected.bindings, BindingKind::kUniformBuffer, &testing::ReflectedBinding::kind);
-  ASSERT_NE(step, reflected.bindings.end());
-  const std::vector<size_t> offsets = Offsets(step->members);
-  ASSERT_EQ(offsets.size() * 4, sizeof(StepParams));
-  EXPECT_EQ(offsets[1], offsetof(StepParams, n_outputs));
-  EXPECT_EQ(offsets[4], offsetof(StepParams, tokens));
-  EXPECT_EQ(offsets[4 + 4 + 1],
-            offsetof(StepParams, tokens) + sizeof(StepToken) + offsetof(StepToken, position));
+  std::vector<size_t> expected = {offsetof(StepParams, n_tokens), offsetof(StepParams, n_outputs),
+                                  offsetof(StepParams, padding0), offsetof(StepParams, padding1)};
+  for (size_t token = 0; token < KVRUN_MAX_STEP_TOKENS; ++token) {
+    const size_t begin = offsetof(StepParams, tokens) + token * sizeof(StepToken);
+    for (const size_t member : {offsetof(StepToken, id), offsetof(StepToken, position),
+                                offsetof(StepToken, sequence), offsetof(StepToken, output_row)}) {
+      expected.push_back(begin + member);
+    }
+  }
+  ASSERT_EQ(expected.size() * 4, sizeof(StepParams));
+  size_t n_seen = 0;
+  for (const ShaderCode& shader : AllShaders()) {
+    for (const auto& binding : Reflect(shader).bindings) {
+      if (binding.kind != BindingKind::kUniformBuffer) continue;
+      ++n_seen;
+      EXPECT_EQ(Offsets(binding.members), expected) << shader.name;
+    }
+  }
+  EXPECT_GT(n_seen, 0U);
 }
 
 TEST(ShaderShared, BindingsAreInOneSetAndFitTheFloor) {

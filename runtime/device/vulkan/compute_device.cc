@@ -140,6 +140,22 @@ Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::
   return Status::Ok();
 }
 
+Status VulkanComputeDevice::Download(const Buffer& from, std::span<std::byte> to) {
+  KVRUN_ASSIGN_OR_RETURN(
+      const DeviceBuffer staging,
+      allocator_->Allocate({.size_bytes = to.size(), .kind = MemoryKind::kReadback, .name = "staging"}));
+  const DeviceBuffer& memory = static_cast<const VulkanBuffer&>(from).memory();
+  KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying results to the host", [&](VkCommandBuffer commands) {
+    RecordFullBarrier(*vulkan_, commands);
+    const VkBufferCopy copy{.srcOffset = 0, .dstOffset = 0, .size = to.size()};
+    vulkan_->vk().vkCmdCopyBuffer(commands, memory.handle(), staging.handle(), 1, &copy);
+    RecordFullBarrier(*vulkan_, commands);
+  }));
+  KVRUN_RETURN_IF_ERROR(staging.Invalidate());
+  std::memcpy(to.data(), staging.mapped(), to.size());
+  return Status::Ok();
+}
+
 Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateConstants(std::span<const float> values,
                                                                      std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,

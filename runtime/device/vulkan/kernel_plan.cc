@@ -33,8 +33,12 @@ uint32_t TilesPerGroup(uint32_t tiles, uint32_t lanes, uint32_t max_local_size) 
   return per_group;
 }
 
+// With fewer lanes each holds so much of a head that registers do not suffice, and SwiftShader compiles for
+// minutes.
+constexpr uint32_t kFewestAttendLanes = 8;
+
 bool SubgroupAttendFits(uint32_t head_dim, uint32_t vector_dims, uint32_t lanes) {
-  if (head_dim % vector_dims != 0) return false;
+  if (lanes < kFewestAttendLanes || head_dim % vector_dims != 0) return false;
   const uint32_t vectors = head_dim / vector_dims;
   return std::has_single_bit(vectors) && vectors <= 4 * lanes;
 }

@@ -46,6 +46,13 @@ void PipelineLibrary::SaveCache() {
   (void)cache_.Save();
 }
 
+std::set<std::string> PipelineLibrary::UsedVariants() {
+  const std::lock_guard lock(mutex_);
+  std::set<std::string> names;
+  for (const auto& [key, pipeline] : pipelines_) names.insert(key.first);
+  return names;
+}
+
 void PipelineLibrary::OverrideShader(std::string variant, std::vector<uint32_t> spirv) {
   const std::lock_guard lock(mutex_);
   std::erase_if(pipelines_, [&](const auto& entry) { return entry.first.first == variant; });

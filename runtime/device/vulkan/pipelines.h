@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,6 +35,9 @@ class PipelineLibrary {
   Result<const ComputePipeline*> Get(const PipelineShape& shape);
   // Writes the cache file if pipelines were created since the last time.
   void SaveCache();
+
+  // The variants that pipelines were made of, so far.
+  std::set<std::string> UsedVariants();
 
   // For tests of the self-tests: from now on `variant` is compiled from this code.
   void OverrideShader(std::string variant, std::vector<uint32_t> spirv);

@@ -1,0 +1,238 @@
+// RoPE, KV stores and attention over every shape of head, against the scalar reference.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/operations_fixture.h"
+#include "tests/support/scalar_reference.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr uint32_t kHeadDims[] = {8, 10, 16, 48, 64, 80, 96, 128, 256};
+constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kF32};
+
+struct AttendShape {
+  KvShape kv;
+  uint32_t n_heads = 0;
+  bool one_sequence = false;
+  std::vector<StepToken> tokens;
+
+  size_t qkv_count() const { return tokens.size() * (n_heads + 2 * kv.n_kv_heads) * kv.head_dim; }
+};
+
+std::string Describe(const AttendShape& shape) {
+  return ::testing::PrintToString(shape.kv.head_dim) + " dimensions, " +
+         ::testing::PrintToString(shape.n_heads) + "/" + ::testing::PrintToString(shape.kv.n_kv_heads) +
+         " heads, " + ::testing::PrintToString(shape.tokens.size()) + " tokens from " +
+         ::testing::PrintToString(shape.tokens[0].position) +
+         (shape.kv.type == KvType::kF16 ? ", f16" : ", f32") + (shape.one_sequence ? ", one sequence" : "");
+}
+
+StepToken TokenAt(uint32_t position, uint32_t sequence) {
+  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
+}
+
+// Random KV entries in the type's own form; what they stand for goes to `values`. Positions that no token may
+// see hold numbers as well, so that a mask that lets them through shows.
+std::vector<float> RandomKv(const KvShape& kv, std::vector<float>& values) {
+  values = RandomFloats(kv.size_bytes() / KvElementBytes(kv.type), 11);
+  if (kv.type == KvType::kF32) return values;
+  std::vector<uint16_t> halves(values.size());
+  std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
+  std::transform(halves.begin(), halves.end(), values.begin(), HalfToFloat);
+  std::vector<float> stored(values.size() / 2);
+  std::memcpy(stored.data(), halves.data(), kv.size_bytes());
+  return stored;
+}
+
+// Scores are sums of head_dim products of magnitude at most q, times 1 / sqrt(head_dim). Rounding errors add
+// up as a random walk: 8 sqrt(n) roundings are exceeded with negligible probability. exp is good to 3 + 2|x|
+// units in the last place (Vulkan's precision rules; |x| at most twice the largest score), once for each
+// weight and once for each of at most n / 4 blocks whose maximum was corrected. The weighted sum and the sum
+// of weights add n roundings as a random walk again. All relative to the largest value.
+double AttendTolerance(const AttendShape& shape, double largest_query) {
+  const double n = shape.tokens.back().position + 1.0;
+  const double dims = shape.kv.head_dim;
+  const double largest_score = 0.5 * largest_query * std::sqrt(dims);  // values are uniform in [-1, 1)
+  const double score = 8 * std::sqrt(dims) * kRoundoff * largest_score;
+  const double exponential = 2 * kRoundoff * (3 + 4 * largest_score) * 4;
+  return 2 * (score + exponential) + 2 * 8 * std::sqrt(n) * kRoundoff;
+}
+
+void CheckAttend(VulkanComputeDevice& device, const AttendShape& shape) {
+  constexpr float kQueryScale = 3.0F;  // so that weights differ
+  SelfTestRun run(device);
+  std::vector<float> qkv = RandomFloats(shape.qkv_count(), 12);
+  for (float& value : qkv) value *= kQueryScale;
+  std::vector<float> kv;
+  const std::vector<float> stored = RandomKv(shape.kv, kv);
+  const std::vector<double> expected = AttendReference(
+      {.tokens = shape.tokens, .kv_shape = shape.kv, .n_heads = shape.n_heads, .angles = {}, .norms = {}},
+      qkv, kv);
+  AttentionArgs args{.qkv = run.Floats(qkv),
+                     .step = run.Step(shape.tokens),
+                     .kv = run.Floats(stored),
+                     .kv_shape = shape.kv,
+                     .n_heads = shape.n_heads,
+                     .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
+                     .output = PoisonedBuffer(run, Untouched(expected.size())),
+                     .one_sequence = shape.one_sequence};
+  const size_t scratch_floats = device.AttendScratchBytes(args) / sizeof(float);
+  args.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
+  run.Run([&](CommandList& list) { return list.Attend(args); });
+  EXPECT_TRUE(IsClose(run, args.output, expected, AttendTolerance(shape, kQueryScale))) << Describe(shape);
+  std::vector<float> beyond(scratch_floats + kBeyond);
+  std::memcpy(beyond.data(), run.Bytes(args.scratch, beyond.size() * sizeof(float)).data(),
+              beyond.size() * sizeof(float));
+  EXPECT_TRUE(std::all_of(beyond.end() - kBeyond, beyond.end(), [](float v) { return std::isnan(v); }))
+      << "scratch: " << Describe(shape);
+}
+
+class AttentionTest : public OperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, AttentionTest,
+                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
+                                           DeviceMode::kGpuFloor),
+                         ModeName);
+
+TEST_P(AttentionTest, DecodingABatch) {
+  AttendShape shape;
+  for (const uint32_t position : {0U, 1U, 7U, 31U, 32U, 63U, 64U, 65U, 127U, 128U, 256U, 299U}) {
+    shape.tokens.push_back(TokenAt(position, static_cast<uint32_t>(shape.tokens.size() % 4)));
+  }
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : kKvTypes) {
+      for (const uint32_t head_dim : kHeadDims) {
+        for (const uint32_t group : {1U, 2U, 3U, 4U, 7U, 8U}) {
+          shape.kv = {type, 4, 2, head_dim, 300};
+          shape.n_heads = 2 * group;
+          CheckAttend(*device, shape);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, PrefillInChunks) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : kKvTypes) {
+      uint32_t turn = 0;
+      for (const uint32_t head_dim : kHeadDims) {
+        for (const auto& [position, n_tokens] : {std::pair{0U, 17U}, {30U, 5U}, {120U, 20U}, {250U, 1U}}) {
+          constexpr uint32_t kGroups[] = {1, 3, 2, 7, 4, 8};
+          AttendShape shape{.kv = {type, 2, 3, head_dim, 300},
+                            .n_heads = 3 * kGroups[turn++ % 6],
+                            .one_sequence = true,
+                            .tokens = {}};
+          for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(position + t, 1));
+          CheckAttend(*device, shape);
+        }
+      }
+    }
+  }
+}
+
+// One row of a long context: positions are divided, and for the early ones some parts are empty.
+TEST_P(AttentionTest, Splits) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : kKvTypes) {
+      for (const uint32_t head_dim : {64U, 80U}) {
+        for (const uint32_t position : {0U, 31U, 32U, 500U, 2099U}) {
+          const AttendShape shape{.kv = {type, 1, 1, head_dim, 2100},
+                                  .n_heads = 1,
+                                  .one_sequence = false,
+                                  .tokens = {TokenAt(position, 0)}};
+          CheckAttend(*device, shape);
+        }
+      }
+    }
+  }
+}
+
+struct RopeCase {
+  AttendShape shape;
+  uint32_t rotary_dim = 0;
+  bool halves = false;
+  bool norms = false;
+};
+
+// K and V as stored: poisoned where nothing was written, else within the rounding of their type.
+void ExpectKv(SelfTestRun& run, const AttentionArgs& args, std::span<const double> expected,
+              double tolerance) {
+  if (args.kv_shape.type == KvType::kF32) {
+    EXPECT_TRUE(IsClose(run, args.kv, expected, tolerance)) << "KV";
+    return;
+  }
+  std::vector<uint16_t> halves(expected.size());
+  const std::vector<std::byte> bytes = run.Bytes(args.kv, halves.size() * sizeof(uint16_t));
+  ASSERT_TRUE(run.status().ok()) << run.status().message();
+  std::memcpy(halves.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double found = HalfToFloat(halves[i]);
+    if (std::isnan(expected[i])) {
+      ASSERT_TRUE(std::isnan(found)) << "entry " << i << " was overwritten";
+    } else {
+      // A device may round to either neighbour, and flush what is not normal to zero.
+      ASSERT_NEAR(found, expected[i], std::max(std::abs(expected[i]) * 0x1p-10, 0x1p-14) + tolerance) << i;
+    }
+  }
+}
+
+void CheckRope(VulkanComputeDevice& device, const RopeCase& c) {
+  SelfTestRun run(device);
+  const KvShape& kv = c.shape.kv;
+  const std::vector<float> qkv = RandomFloats(c.shape.qkv_count(), 13);
+  const std::vector<float> angles = RandomFloats(c.shape.tokens.size() * c.rotary_dim, 14);
+  const std::vector<float> norms = RandomFloats(size_t{2} * kv.head_dim, 15);
+  const size_t kv_count = kv.size_bytes() / KvElementBytes(kv.type);
+  std::vector<double> expected(qkv.begin(), qkv.end());
+  std::vector<double> expected_kv = Untouched(kv_count);
+  const AttentionArgs args{.qkv = PoisonedBuffer(run, expected),
+                           .step = run.Step(c.shape.tokens),
+                           .kv = PoisonedBuffer(run, Untouched(kv.size_bytes() / sizeof(float))),
+                           .kv_shape = kv,
+                           .n_heads = c.shape.n_heads,
+                           .n_tokens = static_cast<uint32_t>(c.shape.tokens.size()),
+                           .angles = run.Floats(angles),
+                           .norms = c.norms ? run.Floats(norms) : nullptr,
+                           .norm_epsilon = 1e-5F,
+                           .rotary_dim = c.rotary_dim,
+                           .rope_halves = c.halves};
+  run.Run([&](CommandList& list) { return list.RopeAndStore(args); });
+  RopeAndStoreReference({.tokens = c.shape.tokens,
+                         .kv_shape = kv,
+                         .n_heads = c.shape.n_heads,
+                         .angles = angles,
+                         .norms = c.norms ? std::span<const float>(norms) : std::span<const float>{},
+                         .norm_epsilon = args.norm_epsilon,
+                         .rotary_dim = c.rotary_dim,
+                         .rope_halves = c.halves},
+                        expected, expected_kv);
+  // The norm's sum of head_dim squares, root, quotient and products; then two products and a sum.
+  const double tolerance = 2 * LargestMagnitude(expected) * (kv.head_dim + 24) * kRoundoff;
+  EXPECT_TRUE(IsClose(run, args.qkv, expected, tolerance)) << Describe(c.shape);
+  ExpectKv(run, args, expected_kv, tolerance);
+}
+
+TEST_P(AttentionTest, RopeAndStore) {
+  RopeCase c;
+  c.shape.tokens = {TokenAt(0, 2), TokenAt(19, 0), TokenAt(7, 1), TokenAt(8, 1)};
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : kKvTypes) {
+      for (const uint32_t head_dim : kHeadDims) {
+        c.shape.kv = {type, 3, 2, head_dim, 20};
+        c.shape.n_heads = 6;
+        for (uint32_t variation = 0; variation < 8; ++variation) {
+          c.halves = (variation & 1) != 0;
+          c.norms = (variation & 2) != 0;
+          c.rotary_dim = (variation & 4) != 0 ? head_dim : head_dim / 4 * 2;
+          CheckRope(*device, c);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing

@@ -1,0 +1,90 @@
+// The self-tests notice kernels that miscalculate, and name them.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "runtime/device/open_device.h"
+#include "runtime/device/vulkan/broken_shader.h"
+#include "runtime/device/vulkan/self_test.h"
+#include "runtime/device/vulkan/shader_library.h"
+#include "tests/support/vulkan_devices.h"
+
+namespace kvrun {
+namespace {
+
+using testing::OpenTestDevices;
+using testing::TestInstance;
+
+// The variant of a check's name that begins with `prefix`; empty if there is none.
+std::string VariantIn(const std::string& name, std::string_view prefix) {
+  const size_t begin = name.find(prefix);
+  if (begin == std::string::npos) return "";
+  return name.substr(begin, name.find_first_of(" ,", begin) - begin);
+}
+
+void ExpectCaught(VulkanComputeDevice& device, const std::vector<KernelCheck>& checks,
+                  std::string_view prefix) {
+  for (const KernelCheck& check : checks) {
+    const std::string variant = VariantIn(check.name, prefix);
+    if (variant.empty()) continue;
+    const Result<std::string> sound = check.run(device);
+    EXPECT_TRUE(sound.ok()) << check.name << ": " << sound.status().message();
+    const ShaderCode* code = FindShader(variant);
+    ASSERT_NE(code, nullptr) << variant;
+    device.pipelines().OverrideShader(variant, BreakShader(code->words));
+    EXPECT_FALSE(check.run(device).ok()) << check.name;
+    device.pipelines().OverrideShader(variant, {code->words.begin(), code->words.end()});
+    EXPECT_TRUE(check.run(device).ok()) << check.name;
+    return;
+  }
+  ADD_FAILURE() << "no self-test runs a kernel named " << prefix;
+}
+
+TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
+  auto devices = OpenTestDevices();
+  if (devices.empty()) GTEST_SKIP() << "no Vulkan device";
+  const uint64_t messages_before = TestInstance()->validation_messages();
+  for (auto& vulkan : devices) {
+    auto device = VulkanComputeDevice::Create(std::move(vulkan), false, "");
+    ASSERT_TRUE(device.ok()) << device.status().message();
+    const auto checks = KernelChecks((*device)->plan(), (*device)->is_cpu());
+    for (const char* prefix : {"embed_f32", "embed_q4_1", "embed_q6_k", "matvec", "matmul2_q4_0",
+                               "matmul8_f16", "rms_norm", "swiglu", "gather_rows", "rope_store_f16",
+                               "rope_store_f32", "attend1_f16", "attend4_f32_floor", "combine_splits"}) {
+      ExpectCaught(**device, checks, prefix);
+    }
+  }
+  EXPECT_EQ(TestInstance()->validation_messages(), messages_before);
+}
+
+TEST(Doctor, EveryVariantIsMadeWrong) {
+  for (const ShaderCode& shader : AllShaders()) {
+    const std::vector<uint32_t> broken = BreakShader(shader.words);
+    EXPECT_EQ(broken.size(), shader.words.size());
+    EXPECT_FALSE(std::equal(broken.begin(), broken.end(), shader.words.begin())) << shader.name;
+  }
+}
+
+TEST(Doctor, CanBeCancelled) {
+  if (OpenTestDevices().empty()) GTEST_SKIP() << "no Vulkan device";
+  size_t calls = 0;
+  const auto reports = RunDoctor("", [&](size_t done, size_t total) {
+    EXPECT_LT(done, total);
+    return ++calls == 2;
+  });
+  ASSERT_FALSE(reports.ok());
+  EXPECT_EQ(reports.status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(calls, 2U);
+}
+
+TEST(Doctor, RefusesToBreakWhatIsNoKernel) {
+  if (OpenTestDevices().empty()) GTEST_SKIP() << "no Vulkan device";
+  setenv("KVRUN_BREAK_KERNEL", "nonsense", 1);
+  const auto reports = RunDoctor("0", {});
+  unsetenv("KVRUN_BREAK_KERNEL");
+  ASSERT_FALSE(reports.ok());
+  EXPECT_NE(reports.status().message().find("nonsense"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvrun

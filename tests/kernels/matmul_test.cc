@@ -1,0 +1,258 @@
+// Matrix products and embeddings of every tensor type, against the scalar reference.
+#include <array>
+#include <cmath>
+
+#include "runtime/device/vulkan/kernel_plan.h"
+#include "tests/support/operations_fixture.h"
+#include "tests/support/scalar_reference.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr TensorType kTypes[] = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,
+                                 TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1,
+                                 TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
+constexpr uint32_t kTokenCounts[] = {1, 2, 3, 4, 5, 8, 9, 17};
+constexpr uint32_t kRowCounts[] = {1, 31, 33, 100, 576};
+
+std::vector<uint32_t> ColumnCounts(TensorType type) {
+  switch (GetTensorType(type).block_elements) {
+    case 1: return {1, 5, 30, 33, 66};
+    case 32: return {32, 64, 96, 160, 256};
+    default: return {256, 512};
+  }
+}
+
+// A sum of n products in any order is off by at most n roundings of the sum of their magnitudes (and a few
+// for bias and what was there). Decoding a weight d q + m takes at most four roundings of |d q| + |m| in the
+// kernel and in DecodeTensor each, for which four times the largest weight is an upper bound in this data.
+std::vector<double> MatMulTolerance(TensorType type, const ReferenceMatrix& weight,
+                                    const MatMulReferenceArgs& args, std::span<const double> before) {
+  std::vector<float> start(before.size(), 0.0F);
+  for (size_t i = 0; i < before.size(); ++i) {
+    if (!std::isnan(before[i])) start[i] = static_cast<float>(before[i]);
+  }
+  std::vector<double> tolerance(before.size());
+  MatMulMagnitudes(weight, args, start, tolerance);
+  for (double& value : tolerance) value *= (weight.n_cols + 16) * kRoundoff;
+  if (GetTensorType(type).block_elements == 1) return tolerance;
+
+  double largest = 0.0;
+  for (const float value : weight.values) largest = std::max(largest, std::abs(double{value}));
+  const size_t stride = args.output_stride != 0 ? args.output_stride : weight.n_rows;
+  for (size_t t = 0; t < args.n_tokens; ++t) {
+    double inputs = 0.0;
+    for (size_t c = 0; c < weight.n_cols; ++c) inputs += std::abs(args.input[t * weight.n_cols + c]);
+    for (size_t r = 0; r < weight.n_rows; ++r) {
+      tolerance[t * stride + args.output_offset + r] += 2 * 4 * kRoundoff * 4 * largest * inputs;
+    }
+  }
+  return tolerance;
+}
+
+// One product on a device and by the reference. Bits of `variation`: bias, accumulate, stride and offsets.
+struct Product {
+  Product(SelfTestRun& run, TensorType type, const Matrix& matrix, const ReferenceMatrix& reference,
+          uint32_t n_tokens, uint32_t variation)
+      : input(RandomFloats(size_t{n_tokens} * matrix.n_cols(), n_tokens + 1)),
+        bias(RandomFloats(size_t{matrix.n_rows()} + 3, n_tokens + 2)) {
+    const bool has_bias = (variation & 1) != 0;
+    const bool accumulate = (variation & 2) != 0;
+    const bool has_offsets = (variation & 4) != 0;
+    const MatMulReferenceArgs plain{
+        .input = input,
+        .bias = has_bias ? std::span<const float>(bias) : std::span<const float>{},
+        .n_tokens = n_tokens,
+        .output_stride = has_offsets ? matrix.n_rows() + 9 : 0,
+        .output_offset = has_offsets ? 5U : 0U,
+        .bias_offset = has_offsets ? 3U : 0U,
+        .accumulate = accumulate};
+    expected = Untouched(size_t{n_tokens} * (has_offsets ? plain.output_stride : matrix.n_rows()));
+    if (accumulate) {
+      const std::vector<float> before = RandomFloats(expected.size(), 99);
+      expected.assign(before.begin(), before.end());
+    }
+    args = {.weight = &matrix,
+            .input = run.Floats(input),
+            .output = PoisonedBuffer(run, expected),
+            .bias = has_bias ? run.Floats(bias) : nullptr,
+            .n_tokens = n_tokens,
+            .output_stride = plain.output_stride,
+            .output_offset = plain.output_offset,
+            .bias_offset = plain.bias_offset,
+            .accumulate = accumulate};
+    tolerance = MatMulTolerance(type, reference, plain, expected);
+    MatMulReference(reference, plain, expected);
+  }
+
+  std::vector<float> input;
+  std::vector<float> bias;
+  std::vector<double> expected;
+  std::vector<double> tolerance;
+  MatMulArgs args;
+};
+
+void CheckProducts(VulkanComputeDevice& device, TensorType type, uint32_t n_cols,
+                   std::span<const uint32_t> source_rows, std::span<const uint32_t> token_counts,
+                   uint32_t variation) {
+  SelfTestRun run(device);
+  std::vector<std::vector<std::byte>> data;
+  std::vector<MatrixSource> sources;
+  for (const uint32_t n_rows : source_rows) {
+    data.push_back(RandomTensor(type, size_t{n_rows} * n_cols, n_rows + n_cols));
+    sources.push_back({.data = data.back(), .n_rows = n_rows});
+  }
+  const ReferenceMatrix reference(type, n_cols, sources);
+  auto matrix = device.CreateMatrix(type, n_cols, sources);
+  ASSERT_TRUE(matrix.ok()) << matrix.status().message();
+  std::vector<std::unique_ptr<Product>> products;
+  for (const uint32_t n_tokens : token_counts) {
+    products.push_back(std::make_unique<Product>(run, type, **matrix, reference, n_tokens, variation++));
+  }
+  run.Run([&](CommandList& list) -> Status {
+    for (const auto& product : products) KVRUN_RETURN_IF_ERROR(list.MatMul(product->args));
+    return Status::Ok();
+  });
+  for (const auto& product : products) {
+    EXPECT_TRUE(IsClose(run, product->args.output, product->expected, product->tolerance))
+        << device.info().name << ", " << TensorTypeName(type) << ", " << reference.n_rows << " x " << n_cols
+        << ", " << product->args.n_tokens << " tokens, "
+        << ChooseMatMul(device.plan(), device.is_cpu(), type, reference.n_rows, n_cols,
+                        product->args.n_tokens)
+               .variant;
+  }
+}
+
+class MatMulTest : public OperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, MatMulTest,
+                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
+                                           DeviceMode::kGpuFloor),
+                         ModeName);
+
+TEST_P(MatMulTest, EveryTypeAndShape) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const TensorType type : kTypes) {
+      uint32_t variation = 0;
+      for (const uint32_t n_cols : ColumnCounts(type)) {
+        for (const uint32_t n_rows : kRowCounts) {
+          CheckProducts(*device, type, n_cols, {&n_rows, 1}, kTokenCounts, variation++);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(MatMulTest, StackedSources) {
+  constexpr uint32_t kRows[] = {5, 33, 70};
+  for (VulkanComputeDevice* device : devices_) {
+    for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ6_K, TensorType::kF16}) {
+      CheckProducts(*device, type, 512, kRows, kTokenCounts, 1);
+    }
+  }
+}
+
+TEST_P(MatMulTest, AWholeStepOfTokens) {
+  constexpr uint32_t kRows = 40;
+  constexpr uint32_t kTokens = kMaxStepTokens;
+  for (VulkanComputeDevice* device : devices_) {
+    CheckProducts(*device, TensorType::kQ8_0, 64, {&kRows, 1}, {&kTokens, 1}, 0);
+  }
+}
+
+TEST_P(MatMulTest, ResultsReachTheHost) {
+  constexpr uint32_t kRows = 100;
+  for (VulkanComputeDevice* device : devices_) {
+    SelfTestRun run(*device);
+    const std::vector<std::byte> data = RandomTensor(TensorType::kQ4_1, kRows * 64, 1);
+    const MatrixSource source{.data = data, .n_rows = kRows};
+    const Matrix* matrix = run.Weights(TensorType::kQ4_1, kRows, 64, data);
+    ASSERT_NE(matrix, nullptr);
+    Product product(run, TensorType::kQ4_1, *matrix, ReferenceMatrix(TensorType::kQ4_1, 64, {&source, 1}), 2,
+                    0);
+    auto output = device->CreateBuffer(2 * kRows * sizeof(float), BufferUse::kReadback, "test");
+    ASSERT_TRUE(output.ok()) << output.status().message();
+    product.args.output = output->get();
+    run.Run([&](CommandList& list) { return list.MatMul(product.args); });
+    ASSERT_TRUE(run.status().ok()) << run.status().message();
+    const auto* found = reinterpret_cast<const float*>((*output)->host().data());
+    for (size_t i = 0; i < product.expected.size(); ++i) {
+      ASSERT_NEAR(found[i], product.expected[i], product.tolerance[i]) << i;
+    }
+  }
+}
+
+TEST_P(MatMulTest, EmbedEveryType) {
+  constexpr uint32_t kRows = 100;
+  std::vector<StepToken> tokens;
+  for (const uint32_t id : {99U, 0U, 31U, 32U, 0U})
+    tokens.push_back({.id = id, .position = 0, .sequence = 0, .output_row = 0});
+  for (VulkanComputeDevice* device : devices_) {
+    for (const TensorType type : kTypes) {
+      for (const uint32_t n_cols : ColumnCounts(type)) {
+        SelfTestRun run(*device);
+        const std::vector<std::byte> data = RandomTensor(type, size_t{kRows} * n_cols, 1);
+        const MatrixSource source{.data = data, .n_rows = kRows};
+        const std::vector<double> expected =
+            EmbedReference(ReferenceMatrix(type, n_cols, {&source, 1}), tokens);
+        const Matrix* table = run.Weights(type, kRows, n_cols, data);
+        Buffer* output = PoisonedBuffer(run, Untouched(expected.size()));
+        const Buffer* step = run.Step(tokens);
+        run.Run([&](CommandList& list) {
+          return list.Embed(*table, *step, static_cast<uint32_t>(tokens.size()), output);
+        });
+        // Decoding: as in MatMulTolerance.
+        const double tolerance =
+            GetTensorType(type).block_elements == 1 ? 0.0 : 32 * kRoundoff * LargestMagnitude(expected);
+        EXPECT_TRUE(IsClose(run, output, expected, tolerance)) << TensorTypeName(type) << ", " << n_cols;
+      }
+    }
+  }
+}
+
+class SliceTest : public OperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, SliceTest, ::testing::Values(DeviceMode::kSmallBuffers), ModeName);
+
+TEST_P(SliceTest, MatricesInSeveralBuffers) {
+  constexpr uint32_t kRows[] = {100, 476};
+  constexpr uint32_t kTokens[] = {1, 8};
+  for (VulkanComputeDevice* device : devices_) {
+    for (const TensorType type : kTypes) {
+      for (uint32_t variation = 0; variation < 8; ++variation) {
+        CheckProducts(*device, type, GetTensorType(type).block_elements == 256 ? 512 : 160, kRows, kTokens,
+                      variation);
+      }
+    }
+  }
+}
+
+TEST_P(SliceTest, TablesInSeveralBuffers) {
+  constexpr uint32_t kRows = 576;
+  constexpr uint32_t kCols = 256;
+  std::vector<StepToken> tokens;
+  for (uint32_t id = 0; id < kRows; id += 31) {
+    tokens.push_back({.id = kRows - 1 - id, .position = 0, .sequence = 0, .output_row = 0});
+  }
+  for (VulkanComputeDevice* device : devices_) {
+    for (const TensorType type : kTypes) {
+      SelfTestRun run(*device);
+      const std::vector<std::byte> data = RandomTensor(type, size_t{kRows} * kCols, 1);
+      const MatrixSource source{.data = data, .n_rows = kRows};
+      const std::vector<double> expected = EmbedReference(ReferenceMatrix(type, kCols, {&source, 1}), tokens);
+      const Matrix* table = run.Weights(type, kRows, kCols, data);
+      ASSERT_NE(table, nullptr) << run.status().message();
+      EXPECT_GT(static_cast<const VulkanMatrix*>(table)->slices().size(), 1U) << TensorTypeName(type);
+      Buffer* output = PoisonedBuffer(run, Untouched(expected.size()));
+      const Buffer* step = run.Step(tokens);
+      run.Run([&](CommandList& list) {
+        return list.Embed(*table, *step, static_cast<uint32_t>(tokens.size()), output);
+      });
+      EXPECT_TRUE(IsClose(run, output, expected, 32 * kRoundoff * LargestMagnitude(expected)))
+          << TensorTypeName(type);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing

@@ -1,0 +1,159 @@
+#include "tests/support/operations_fixture.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "runtime/device/vulkan/shader_library.h"
+#include "tests/support/vulkan_devices.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr uint32_t kPoison = 0x7fc0fead;  // a NaN, and two NaNs as halves
+
+float PoisonFloat() {
+  float value = 0.0F;
+  std::memcpy(&value, &kPoison, sizeof(value));
+  return value;
+}
+
+bool EnvironmentAsksForFloor() {
+  const char* clamp = std::getenv("KVRUN_DEVICE_CLAMP");
+  return clamp != nullptr && std::string_view(clamp).find("floor") != std::string_view::npos;
+}
+
+std::vector<std::unique_ptr<VulkanComputeDevice>> Open(DeviceMode mode) {
+  const bool floor = mode == DeviceMode::kFloor || mode == DeviceMode::kGpuFloor;
+  std::vector<std::unique_ptr<VulkanComputeDevice>> devices;
+  if (floor && EnvironmentAsksForFloor()) return devices;
+  const auto change = [mode](DeviceFacts& facts, DevicePlan& plan) {
+    const bool as_gpu = mode == DeviceMode::kGpu || mode == DeviceMode::kGpuFloor;
+    if (as_gpu && facts.type == DeviceType::kCpu) facts.type = DeviceType::kIntegratedGpu;
+    if (mode == DeviceMode::kSmallBuffers) plan.max_binding_bytes = kSmallBufferBytes;
+  };
+  for (auto& vulkan : OpenTestDevices(floor ? "floor" : "", change)) {
+    auto device = VulkanComputeDevice::Create(std::move(vulkan), false, "");
+    EXPECT_TRUE(device.ok()) << device.status().message();
+    if (device.ok()) devices.push_back(std::move(device).value());
+  }
+  return devices;
+}
+
+// Owns the devices, and asks in the end which variants ran on them.
+class OpenDevices : public ::testing::Environment {
+ public:
+  std::vector<VulkanComputeDevice*> Get(DeviceMode mode) {
+    const auto [entry, is_new] = devices_.try_emplace(mode);
+    if (is_new) entry->second = Open(mode);
+    std::vector<VulkanComputeDevice*> devices;
+    for (const auto& device : entry->second) devices.push_back(device.get());
+    return devices;
+  }
+
+  void TearDown() override {
+    if (!devices_.empty() && ::testing::GTEST_FLAG(filter) == "*") ExpectEveryVariantRan();
+    devices_.clear();
+  }
+
+ private:
+  void ExpectEveryVariantRan() const {
+    std::set<std::string> used;
+    uint32_t lanes = 0;
+    bool has_cpu = false;
+    for (const auto& [mode, devices] : devices_) {
+      for (const auto& device : devices) {
+        used.merge(device->pipelines().UsedVariants());
+        lanes = std::max(lanes, device->plan().subgroup_width);
+        has_cpu = has_cpu || device->is_cpu();
+      }
+    }
+    if (used.empty()) return;  // no driver
+    for (const ShaderCode& shader : AllShaders()) {
+      const std::string name(shader.name);
+      if (name.starts_with("fill_")) continue;  // run by the platform's tests
+      if (name.ends_with("_subgroup") && lanes == 0) continue;
+      if (name.starts_with("attend") && name.ends_with("_subgroup") && lanes < 8) continue;
+      if (name.starts_with("matvec_") && !has_cpu) continue;  // chosen for CPUs only
+      EXPECT_TRUE(used.contains(name)) << name << " was run by no test";
+    }
+  }
+
+  std::map<DeviceMode, std::vector<std::unique_ptr<VulkanComputeDevice>>> devices_;
+};
+
+OpenDevices* const open_devices =
+    static_cast<OpenDevices*>(::testing::AddGlobalTestEnvironment(new OpenDevices));
+
+}  // namespace
+
+std::vector<VulkanComputeDevice*> DevicesOf(DeviceMode mode) { return open_devices->Get(mode); }
+
+void OperationsTest::SetUp() {
+  devices_ = DevicesOf(GetParam());
+  if (devices_.empty()) GTEST_SKIP() << "no Vulkan device, or the floor is tested anyway";
+  messages_before_ = TestInstance()->validation_messages();
+}
+
+void OperationsTest::TearDown() {
+  if (devices_.empty()) return;
+  EXPECT_EQ(TestInstance()->validation_messages(), messages_before_);
+}
+
+std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {
+  switch (mode.param) {
+    case DeviceMode::kPlanned: return "planned";
+    case DeviceMode::kFloor: return "floor";
+    case DeviceMode::kGpu: return "gpu";
+    case DeviceMode::kGpuFloor: return "gpu_floor";
+    case DeviceMode::kSmallBuffers: return "small_buffers";
+  }
+  return "";
+}
+
+Buffer* PoisonedBuffer(SelfTestRun& run, std::span<const double> values) {
+  std::vector<float> floats(values.size() + kBeyond, PoisonFloat());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!std::isnan(values[i])) floats[i] = static_cast<float>(values[i]);
+  }
+  return run.Floats(floats);
+}
+
+std::vector<double> Untouched(size_t count) { return std::vector<double>(count, kUntouched); }
+
+::testing::AssertionResult IsClose(SelfTestRun& run, const Buffer* found, std::span<const double> expected,
+                                   std::span<const double> tolerance) {
+  std::vector<float> floats(expected.size() + kBeyond);
+  const std::vector<std::byte> bytes =
+      found == nullptr ? std::vector<std::byte>{} : run.Bytes(found, floats.size() * sizeof(float));
+  if (!run.status().ok()) return ::testing::AssertionFailure() << run.status().message();
+  std::memcpy(floats.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < floats.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &floats[i], sizeof(bits));
+    if (i >= expected.size() || std::isnan(expected[i])) {
+      if (bits == kPoison) continue;
+      return ::testing::AssertionFailure()
+             << "value " << i << " of " << expected.size() << " was overwritten with " << floats[i];
+    }
+    if (std::abs(floats[i] - expected[i]) <= tolerance[i]) continue;  // false for NaN
+    return ::testing::AssertionFailure() << "value " << i << " of " << expected.size() << " is " << floats[i]
+                                         << " and not " << expected[i] << " +- " << tolerance[i];
+  }
+  return ::testing::AssertionSuccess();
+}
+
+::testing::AssertionResult IsClose(SelfTestRun& run, const Buffer* found, std::span<const double> expected,
+                                   double tolerance) {
+  return IsClose(run, found, expected, std::vector<double>(expected.size(), tolerance));
+}
+
+double LargestMagnitude(std::span<const double> values) {
+  double largest = 0.0;
+  for (const double value : values) largest = std::max(largest, std::abs(value));
+  return largest;
+}
+
+}  // namespace kvrun::testing

@@ -1,0 +1,58 @@
+// Every operation on every driver: as planned, at the floor, and as planned for a GPU.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/device/vulkan/compute_device.h"
+#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/vulkan/self_test_run.h"
+
+namespace kvrun::testing {
+
+// The unit roundoff of 32-bit floats: an operation's result is off by at most this, relatively.
+inline constexpr double kRoundoff = 0x1p-24;
+// Where an expected value is this, the poison must still be there.
+inline constexpr double kUntouched = std::numeric_limits<double>::quiet_NaN();
+// Floats beyond every output that must stay untouched.
+inline constexpr size_t kBeyond = 64;
+
+enum class DeviceMode { kPlanned, kFloor, kGpu, kGpuFloor, kSmallBuffers };
+// Bytes that kSmallBuffers binds at most, so that small matrices come in slices.
+inline constexpr uint64_t kSmallBufferBytes = 64 * 1024;
+
+// The mode's devices: opened once, closed after the last test. Empty where there is no driver, and for floor
+// modes where the environment asks for the floor anyway.
+std::vector<VulkanComputeDevice*> DevicesOf(DeviceMode mode);
+
+class OperationsTest : public ::testing::TestWithParam<DeviceMode> {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  std::vector<VulkanComputeDevice*> devices_;
+  uint64_t messages_before_ = 0;
+};
+
+std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode);
+
+// `values` and kBeyond poisoned floats after them; kUntouched values are poisoned as well.
+Buffer* PoisonedBuffer(SelfTestRun& run, std::span<const double> values);
+std::vector<double> Untouched(size_t count);
+
+// found[i] is within tolerance[i] of expected[i], or untouched where that is expected; kBeyond floats after
+// them are untouched.
+::testing::AssertionResult IsClose(SelfTestRun& run, const Buffer* found, std::span<const double> expected,
+                                   std::span<const double> tolerance);
+::testing::AssertionResult IsClose(SelfTestRun& run, const Buffer* found, std::span<const double> expected,
+                                   double tolerance);
+
+double LargestMagnitude(std::span<const double> values);
+
+}  // namespace kvrun::testing
