@@ -63,9 +63,8 @@ class Conversation {
   Answer Say(const std::string& message) {
     RejectNul(message);
     std::vector<int32_t> context = context_;
-    const std::vector<int32_t> turn = context_.empty()
-                                          ? EncodeChat(model_, options_.system, message)
-                                          : Tokenize(model_, NextTurn(message), KVRUN_ENCODE_PARSE_SPECIAL);
+    const std::vector<int32_t> turn =
+        context_.empty() ? EncodeChat(model_, options_.system, message) : EncodeNextTurn(message);
     context.insert(context.end(), turn.begin(), turn.end());
     Feed(context);
     context_ = std::move(context);
@@ -76,17 +75,24 @@ class Conversation {
 
  private:
   // What follows the assistant's last answer in the model's chat form: the end of its turn, whatever that is
-  // there, and the user's new message. It is found behind a stand-in for the answer. The end of the turn is
-  // always taken from here and never from what the model generated, because an answer may also have ended
-  // without it.
-  std::string NextTurn(const std::string& message) const {
+  // there, and the user's new message. It is found behind a stand-in for the answer, and encoded with it: a
+  // text that follows another begins otherwise than one at the start. The end of the turn is always taken
+  // from here and never from what the model generated, because an answer may also have ended without it.
+  std::vector<int32_t> EncodeNextTurn(const std::string& message) const {
     static const std::string kStandIn = "<answer>";
-    const std::string text =
+    std::string text =
         FormatChat(model_, {{"user", "?"}, {"assistant", kStandIn.c_str()}, {"user", message.c_str()}},
                    /*continued=*/true);
     const size_t found = text.find(kStandIn);
-    if (found != std::string::npos) return text.substr(found + kStandIn.size());
-    return FormatChat(model_, {{"user", message.c_str()}}, /*continued=*/true);
+    if (found == std::string::npos) {
+      text = FormatChat(model_, {{"user", message.c_str()}}, /*continued=*/true);
+      return Tokenize(model_, text, KVRUN_ENCODE_PARSE_SPECIAL);
+    }
+    const std::vector<int32_t> stand_in = Tokenize(model_, kStandIn, KVRUN_ENCODE_PARSE_SPECIAL);
+    std::vector<int32_t> ids = Tokenize(model_, text.substr(found), KVRUN_ENCODE_PARSE_SPECIAL);
+    const auto differs = std::ranges::mismatch(stand_in, ids);
+    if (differs.in1 == stand_in.end()) return {differs.in2, ids.end()};
+    return Tokenize(model_, text.substr(found + kStandIn.size()), KVRUN_ENCODE_PARSE_SPECIAL);
   }
 
   // Makes the session hold `context`, of which context_ is the beginning. The session may hold more (a

@@ -12,7 +12,8 @@
 namespace kvrun {
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A pipe without a writer would block open() before it can be refused.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return StatusFromErrno(errno, "cannot open " + path);
   struct stat info {};
   if (fstat(fd, &info) != 0) {

@@ -15,6 +15,8 @@ namespace {
 
 constexpr const char* kValidationLayer = "VK_LAYER_KHRONOS_validation";
 
+std::atomic<uint64_t> g_validation_messages{0};
+
 Status LoadLoader() {
   static const VkResult result = volkInitialize();
   if (result == VK_SUCCESS) return Status::Ok();
@@ -154,6 +156,13 @@ void VulkanInstance::CreateMessenger(const VkDebugUtilsMessengerCreateInfoEXT& i
     std::fprintf(stderr, "kvrun: Vulkan validation messages cannot be counted\n");
     validation_enabled_ = false;
   }
+}
+
+uint64_t VulkanInstance::AllValidationMessages() { return g_validation_messages.load(); }
+
+void VulkanInstance::CountValidationMessage() {
+  validation_messages_.fetch_add(1);
+  g_validation_messages.fetch_add(1);
 }
 
 VulkanInstance::~VulkanInstance() {

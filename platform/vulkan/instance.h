@@ -38,7 +38,9 @@ class VulkanInstance {
   bool validation_enabled() const { return validation_enabled_; }
   // Warnings and errors of the validation layer so far; each is written to stderr.
   uint64_t validation_messages() const { return validation_messages_.load(); }
-  void CountValidationMessage() { validation_messages_.fetch_add(1); }
+  // The same over all instances of the process, those that are gone included.
+  static uint64_t AllValidationMessages();
+  void CountValidationMessage();
 
  private:
   VulkanInstance() = default;

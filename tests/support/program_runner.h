@@ -47,6 +47,7 @@ class RunningProgram {
 
   // Waits, for at most ten seconds, until its standard output or error contains `text`.
   bool WaitForOutput(const std::string& text) const;
+  pid_t pid() const { return pid_; }
   void Signal(int number) const;
   void Type(const std::string& text) const;  // standard input stays open until Finish()
   ProgramResult Finish();
