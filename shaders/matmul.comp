@@ -34,6 +34,10 @@ layout(set = 0, binding = 2, std430) buffer Output { float result[]; };
 layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
 
 #define MAX_LOCAL_SIZE 128
+// With one token a weight is used once: cheaper to scale each block's dot product than each weight.
+#if TOKENS == 1 && defined(AFFINE_BLOCKS)
+#define SCALE_ONCE 1
+#endif
 #if TOKENS == 1
 shared float partial_sums[ROWS * MAX_LOCAL_SIZE];
 #endif
@@ -76,6 +80,11 @@ void main() {
 #endif
     Block blocks[ROWS];
     uvec4 quants[ROWS];
+#ifdef SCALE_ONCE
+    float input_sum = 0.0;
+    float dots[ROWS];
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) dots[r] = 0.0;
+#endif
     [[unroll]] for (uint r = 0; r < ROWS; ++r) blocks[r] = LoadBlock(p.planes, rows[r], block);
     [[unroll]] for (uint j = 0; j < 8; ++j) {
       vec4 x[TOKENS];
@@ -89,6 +98,13 @@ void main() {
       }
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
         if (j % GROUPS_PER_VECTOR == 0) quants[r] = LoadQuants(p.planes, rows[r], block, j / GROUPS_PER_VECTOR);
+#ifdef SCALE_ONCE
+        const vec4 q = BlockQuants(blocks[r], quants[r], j);
+        dots[r] += q.x * x[0].x;
+        dots[r] += q.y * x[0].y;
+        dots[r] += q.z * x[0].z;
+        dots[r] += q.w * x[0].w;
+#else
         const vec4 w = BlockWeights(blocks[r], quants[r], j);
         [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
           sums[r][t] += w.x * x[t].x;
@@ -96,8 +112,17 @@ void main() {
           sums[r][t] += w.z * x[t].z;
           sums[r][t] += w.w * x[t].w;
         }
+#endif
       }
+#ifdef SCALE_ONCE
+      input_sum += (x[0].x + x[0].y) + (x[0].z + x[0].w);
+#endif
     }
+#ifdef SCALE_ONCE
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+      sums[r][0] += blocks[r].scale * dots[r] + blocks[r].offset * input_sum;
+    }
+#endif
   }
 
 #if TOKENS == 1

@@ -26,7 +26,8 @@ enum class BufferUse : uint8_t {
   kReadback,  // the device writes, the host reads
 };
 
-// Zero-filled when made. Freed with the object, which must not happen while a submitted list uses it.
+// Zero-filled when made; on the device it reads as zeros for 256 bytes past its end. Freed with the object,
+// which must not happen while a submitted list uses it.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -61,10 +62,6 @@ struct MatrixSource {
   uint32_t n_rows = 0;
 };
 
-// One row of a step: which token, where in which sequence. A step's rows are in a kUpload buffer that begins
-// with a StepParams (shaders/shared/step_params.h), so that a recorded list serves any positions.
-inline constexpr uint32_t kMaxStepTokens = 512;
-
 enum class KvType : uint8_t { kF16, kF32 };
 constexpr uint32_t KvElementBytes(KvType type) { return type == KvType::kF16 ? 2 : 4; }
 
@@ -96,8 +93,10 @@ struct MatMulArgs {
 // What attention works on: qkv is float [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]: Q, then K, then V.
 struct AttentionArgs {
   Buffer* qkv = nullptr;
-  const Buffer* step = nullptr;  // StepParams: positions and sequences of the rows
-  Buffer* kv = nullptr;          // one layer, KvShape
+  // kUpload, a StepParams (shaders/shared/step_params.h): tokens, positions and sequences of the rows are
+  // data, so that a recorded list serves any of them.
+  const Buffer* step = nullptr;
+  Buffer* kv = nullptr;  // one layer, KvShape
   KvShape kv_shape;
   uint32_t n_heads = 0;
   uint32_t n_tokens = 0;
@@ -114,7 +113,8 @@ struct AttentionArgs {
   bool one_sequence = false;
 };
 
-// Operations are carried out as if one after another. Recorded once, submitted any number of times.
+// Operations are carried out as if one after another. Recorded once, finished, then submitted any number of
+// times, each time after the one before was waited for. All that an operation names must outlive the list.
 class CommandList {
  public:
   virtual ~CommandList() = default;

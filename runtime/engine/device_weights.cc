@@ -30,10 +30,14 @@ class WeightLoader {
       KVRUN_ASSIGN_OR_RETURN(DeviceLayer loaded, LoadLayer(layer));
       weights->layers.push_back(std::move(loaded));
     }
+    // What the model does not use as a matrix or vector (RoPE divisors) is not counted while loading.
+    if (progress_ && progress_(total_bytes_, total_bytes_)) return Cancelled();
     return std::shared_ptr<const DeviceWeights>(std::move(weights));
   }
 
  private:
+  static Status Cancelled() { return {StatusCode::kCancelled, "loading was cancelled"}; }
+
   Result<DeviceLayer> LoadLayer(const LayerWeights& source) {
     const ModelConfig& config = model_.config;
     DeviceLayer layer;
@@ -98,8 +102,7 @@ class WeightLoader {
   Status Loaded(const GgufTensor& tensor) {
     model_.file->DropResidentPages(tensor.data);
     done_bytes_ += tensor.data.size();
-    if (progress_ && progress_(done_bytes_, total_bytes_))
-      return {StatusCode::kCancelled, "loading was cancelled"};
+    if (progress_ && progress_(done_bytes_, total_bytes_)) return Cancelled();
     return Status::Ok();
   }
 

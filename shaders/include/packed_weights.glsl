@@ -5,6 +5,8 @@
 //   uvec4 LoadQuants(planes, row, block, i)    vector i of its QUANT_VECTORS vectors of quants
 //   vec4 BlockWeights(block, quants, j)        weights 4j .. 4j+3 of the block, j in 0..7; quants is the vector
 //                                              j / GROUPS_PER_VECTOR
+//   AFFINE_BLOCKS is defined where a weight is scale * quant + offset with one scale and offset per block: then
+//   vec4 BlockQuants(block, quants, j) gives the quants, so that a dot product is scaled once per block.
 
 layout(set = 0, binding = 0, std430) readonly buffer Packed4 { uvec4 packed4[]; };
 layout(set = 0, binding = 0, std430) readonly buffer Packed2 { uvec2 packed2[]; };
@@ -60,7 +62,13 @@ Block LoadBlock(PackedPlanes planes, uint row, uint block) {
 #endif
 #if defined(WEIGHT_Q4_0) || defined(WEIGHT_Q5_0) || defined(WEIGHT_Q8_0)
   b.scale = unpackHalf2x16(packed1[planes.scales * 4 + unit] >> (16 * parity)).x;
+#if defined(WEIGHT_Q4_0)
+  b.offset = -8.0 * b.scale;
+#elif defined(WEIGHT_Q5_0)
+  b.offset = -16.0 * b.scale;
+#else
   b.offset = 0.0;
+#endif
 #elif defined(WEIGHT_Q4_1) || defined(WEIGHT_Q5_1)
   const vec2 scale_offset = unpackHalf2x16(packed1[planes.scales * 4 + unit * 2 + parity]);
   b.scale = scale_offset.x;
@@ -89,7 +97,11 @@ Block LoadBlock(PackedPlanes planes, uint row, uint block) {
   return b;
 }
 
-vec4 BlockWeights(Block b, uvec4 quants, uint j) {
+#if !defined(WEIGHT_F32) && !defined(WEIGHT_F16) && !defined(WEIGHT_BF16) && !defined(WEIGHT_Q6_K)
+#define AFFINE_BLOCKS 1
+#endif
+
+vec4 BlockQuants(Block b, uvec4 quants, uint j) {
 #if defined(WEIGHT_F32)
   return uintBitsToFloat(quants);
 #elif defined(WEIGHT_F16)
@@ -100,7 +112,7 @@ vec4 BlockWeights(Block b, uvec4 quants, uint j) {
   return uintBitsToFloat(uvec4(w.x << 16, w.x & 0xffff0000u, w.y << 16, w.y & 0xffff0000u));
 #elif defined(WEIGHT_Q8_0)
   const uint w = quants[j % 4];
-  return b.scale * vec4(SignedByte(w, 0), SignedByte(w, 1), SignedByte(w, 2), SignedByte(w, 3));
+  return vec4(SignedByte(w, 0), SignedByte(w, 1), SignedByte(w, 2), SignedByte(w, 3));
 #else
   const uint low = quants[j / 2] >> ((j % 2) * 16);
   uvec4 q = uvec4(low, low >> 4, low >> 8, low >> 12) & 15u;
@@ -111,14 +123,17 @@ vec4 BlockWeights(Block b, uvec4 quants, uint j) {
   const uint high = b.high[j / 4] >> ((j % 4) * 8);
   q |= uvec4(high << 4, high << 2, high, high >> 2) & 48u;
 #endif
-#if defined(WEIGHT_Q4_0)
-  return b.scale * (vec4(q) - 8.0);
-#elif defined(WEIGHT_Q5_0)
-  return b.scale * (vec4(q) - 16.0);
-#elif defined(WEIGHT_Q6_K)
-  return b.scale[j / 4] * (vec4(q) - 32.0);
-#else
-  return b.scale * vec4(q) + b.offset;
+  return vec4(ivec4(q));
 #endif
+}
+
+vec4 BlockWeights(Block b, uvec4 quants, uint j) {
+  const vec4 q = BlockQuants(b, quants, j);
+#if defined(AFFINE_BLOCKS)
+  return b.scale * q + b.offset;
+#elif defined(WEIGHT_Q6_K)
+  return b.scale[j / 4] * (q - 32.0);
+#else
+  return q;
 #endif
 }

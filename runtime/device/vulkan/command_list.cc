@@ -8,6 +8,8 @@ namespace kvrun {
 namespace {
 
 constexpr uint32_t kMaxTimestamps = 4096;
+// Where the plan asks for short submissions: about two layers of a model.
+constexpr uint32_t kMaxDispatchesPerPart = 20;
 
 bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffer* buffer) {
   return std::find(buffers.begin(), buffers.end(), buffer) != buffers.end();
@@ -18,19 +20,26 @@ bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffe
 VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, CommandPool pool)
     : device_(device), pool_(std::move(pool)), sets_(device.vulkan()) {}
 
-VulkanCommandList::~VulkanCommandList() = default;
+VulkanCommandList::~VulkanCommandList() { device_.Forget(*this); }
 
 Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanComputeDevice& device) {
   KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(device.vulkan()));
   std::unique_ptr<VulkanCommandList> list(new VulkanCommandList(device, std::move(pool)));
-  KVRUN_ASSIGN_OR_RETURN(list->commands_, list->pool_.Allocate());
-  KVRUN_RETURN_IF_ERROR(BeginCommands(device.vulkan(), list->commands_));
+  KVRUN_RETURN_IF_ERROR(list->BeginPart());
   if (device.profile() && device.plan().timestamps) {
     KVRUN_ASSIGN_OR_RETURN(list->timestamps_, TimestampPool::Create(device.vulkan(), kMaxTimestamps));
     list->timestamps_->RecordReset(list->commands_);
     list->timestamps_->RecordWrite(list->commands_, 0);
   }
   return list;
+}
+
+Status VulkanCommandList::BeginPart() {
+  if (commands_ != VK_NULL_HANDLE) KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));
+  KVRUN_ASSIGN_OR_RETURN(commands_, pool_.Allocate());
+  parts_.push_back(commands_);
+  dispatches_ = 0;
+  return BeginCommands(device_.vulkan(), commands_);
 }
 
 const DeviceBuffer* VulkanCommandList::MemoryOrEmpty(const Buffer* buffer) const {
@@ -62,6 +71,14 @@ void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
 }
 
 Status VulkanCommandList::Record(const Dispatch& dispatch) {
+  const DevicePlan& plan = device_.plan();
+  const auto& groups = dispatch.kernel.groups;
+  if (groups[0] > plan.max_workgroup_count_x || groups[1] > plan.max_workgroup_count_y ||
+      groups[2] > plan.max_workgroup_count_z) {
+    return {StatusCode::kUnsupported,
+            fmt::format("{} needs {} x {} x {} workgroups, more than {} can start", dispatch.kernel.variant,
+                        groups[0], groups[1], groups[2], device_.info().name)};
+  }
   KVRUN_ASSIGN_OR_RETURN(const ComputePipeline* pipeline,
                          device_.pipelines().Get({
                              .variant = dispatch.kernel.variant,
@@ -83,6 +100,9 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   }
   KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, sets_.Allocate(*pipeline, bindings));
 
+  if (plan.split_submits && dispatches_ == kMaxDispatchesPerPart) KVRUN_RETURN_IF_ERROR(BeginPart());
+  ++dispatches_;
+  // A barrier also orders after the parts before, which are submitted earlier to the same queue.
   OrderAfterEarlier(dispatch.storage);
   const VolkDeviceTable& vk = device_.vulkan().vk();
   vk.vkCmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle());
@@ -90,7 +110,6 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
                              nullptr);
   vk.vkCmdPushConstants(commands_, pipeline->layout(), VK_SHADER_STAGE_COMPUTE_BIT, 0,
                         static_cast<uint32_t>(dispatch.params.size()), dispatch.params.data());
-  const auto& groups = dispatch.kernel.groups;
   vk.vkCmdDispatch(commands_, groups[0], groups[1], groups[2]);
 
   if (timestamps_ && timed_.size() + 1 < timestamps_->capacity()) {

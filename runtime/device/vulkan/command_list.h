@@ -50,7 +50,8 @@ class VulkanCommandList : public CommandList {
   Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status Finish() override;
 
-  VkCommandBuffer commands() const { return commands_; }
+  // In order; each is a submission of its own, so that no single one keeps the device for too long.
+  std::span<const VkCommandBuffer> parts() const { return parts_; }
   // Before a submission: what the host wrote reaches the device. After it: what the device wrote reaches the
   // host.
   Status FlushUploads() const;
@@ -62,13 +63,16 @@ class VulkanCommandList : public CommandList {
   explicit VulkanCommandList(VulkanComputeDevice& device, CommandPool pool);
 
   Status Record(const Dispatch& dispatch);
+  Status BeginPart();
   void OrderAfterEarlier(std::span<const Binding> storage);
   void NoteHostBuffer(const VulkanBuffer& buffer);
   const DeviceBuffer* MemoryOrEmpty(const Buffer* buffer) const;
 
   VulkanComputeDevice& device_;
   CommandPool pool_;
-  VkCommandBuffer commands_ = VK_NULL_HANDLE;
+  std::vector<VkCommandBuffer> parts_;
+  VkCommandBuffer commands_ = VK_NULL_HANDLE;  // the last part
+  uint32_t dispatches_ = 0;                    // in the last part
   DescriptorSets sets_;
   std::vector<const DeviceBuffer*> read_;     // since the last barrier
   std::vector<const DeviceBuffer*> written_;  // since the last barrier

@@ -23,6 +23,21 @@ MemoryKind KindOf(BufferUse use) {
   return use == BufferUse::kReadback ? MemoryKind::kReadback : MemoryKind::kDeviceLocal;
 }
 
+}  // namespace
+
+std::string_view DeviceKindName(DeviceType type) {
+  switch (type) {
+    case DeviceType::kIntegratedGpu: return "integrated";
+    case DeviceType::kVirtualGpu: return "virtual";
+    case DeviceType::kCpu: return "cpu";
+    case DeviceType::kDiscreteGpu:
+    case DeviceType::kOther: break;
+  }
+  return "gpu";
+}
+
+namespace {
+
 std::string DescribePlan(const DevicePlan& plan) {
   return fmt::format(
       "{}, {}, buffers of at most {}",
@@ -37,7 +52,7 @@ DeviceInfo MakeInfo(const VulkanDevice& vulkan, std::string note) {
   DeviceInfo info;
   info.name = facts.name;
   info.is_cpu = facts.type == DeviceType::kCpu;
-  info.kind = DeviceTypeName(facts.type);
+  info.kind = DeviceKindName(facts.type);
   info.driver = fmt::format("{} {}, Vulkan {}", facts.driver_name, facts.driver_info,
                             FormatApiVersion(facts.api_version));
   info.plan = DescribePlan(plan);
@@ -86,6 +101,7 @@ Result<DeviceBuffer> VulkanComputeDevice::AllocateFilled(uint64_t size_bytes, Me
   }
   KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "clearing a buffer", [&](VkCommandBuffer commands) {
     vulkan_->vk().vkCmdFillBuffer(commands, memory.handle(), 0, VK_WHOLE_SIZE, 0);
+    RecordFullBarrier(*vulkan_, commands);
   }));
   return memory;
 }
@@ -118,6 +134,7 @@ Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::
     KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying weights to the device", [&](VkCommandBuffer commands) {
       const VkBufferCopy copy{.srcOffset = 0, .dstOffset = at, .size = part_bytes};
       vulkan_->vk().vkCmdCopyBuffer(commands, staging.handle(), to.handle(), 1, &copy);
+      RecordFullBarrier(*vulkan_, commands);
     }));
   }
   return Status::Ok();
@@ -195,9 +212,10 @@ Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list) {
   auto& vulkan_list = static_cast<VulkanCommandList&>(list);
   KVRUN_RETURN_IF_ERROR(vulkan_list.FlushUploads());
   const std::lock_guard lock(mutex_);
-  const VkCommandBuffer commands = vulkan_list.commands();
-  KVRUN_RETURN_IF_ERROR(timeline_->Submit({&commands, 1}, last_value_ + 1));
-  ++last_value_;
+  for (const VkCommandBuffer& commands : vulkan_list.parts()) {
+    KVRUN_RETURN_IF_ERROR(timeline_->Submit({&commands, 1}, last_value_ + 1));
+    ++last_value_;
+  }
   submitted_[last_value_] = &vulkan_list;
   return last_value_;
 }
@@ -212,6 +230,11 @@ Status VulkanComputeDevice::Wait(uint64_t value) {
     submitted_.erase(submitted_.begin());
   }
   return Status::Ok();
+}
+
+void VulkanComputeDevice::Forget(const VulkanCommandList& list) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(submitted_, [&](const auto& entry) { return entry.second == &list; });
 }
 
 std::vector<Device::MemoryPart> VulkanComputeDevice::MemoryInUse() const {

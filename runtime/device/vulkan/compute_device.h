@@ -21,6 +21,9 @@ namespace kvrun {
 
 class VulkanCommandList;
 
+// "gpu", "integrated", "virtual" or "cpu", as DeviceInfo::kind says it.
+std::string_view DeviceKindName(DeviceType type);
+
 class VulkanBuffer : public Buffer {
  public:
   VulkanBuffer(DeviceBuffer memory, uint64_t size_bytes, BufferUse use)
@@ -84,6 +87,8 @@ class VulkanComputeDevice : public Device {
   PipelineLibrary& pipelines() { return *pipelines_; }
   // Bound where an operation has no buffer for a binding.
   const VulkanBuffer& empty_buffer() const { return *empty_; }
+  // The list goes: no later Wait looks at it.
+  void Forget(const VulkanCommandList& list);
 
  private:
   VulkanComputeDevice() = default;

@@ -14,11 +14,13 @@ namespace {
 
 constexpr uint32_t kFloorLanes = 32;
 constexpr uint32_t kMaxLocalSize = 128;
-constexpr uint32_t kMatMulRows = 4;  // of every variant but matvec1
+// Rows per lane of the variants.
+constexpr uint32_t kMatVecRows = 8;
+constexpr uint32_t kMatMulRows = 4;
 
 uint32_t MatMulTokens(const DevicePlan& plan, uint32_t n_tokens) {
-  if (n_tokens <= 2) return n_tokens;
-  return n_tokens <= 4 || plan.few_accumulators ? 4 : 8;
+  if (n_tokens <= 2 || plan.few_accumulators) return std::min(n_tokens, 2U);
+  return n_tokens <= 4 ? 4 : 8;
 }
 
 // Subgroups of one workgroup: as many as leave enough workgroups to keep a device busy.
@@ -54,7 +56,8 @@ KernelChoice ChooseMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, 
   const uint32_t tokens = MatMulTokens(plan, n_tokens);
   // A GPU decodes faster with more invocations, a CPU with more work in each.
   const bool single_row = tokens == 1 && !is_cpu;
-  const uint32_t rows = single_row ? 1 : kMatMulRows;
+  uint32_t rows = tokens == 1 ? kMatVecRows : kMatMulRows;
+  if (single_row) rows = 1;
   const uint32_t n_chunks = CeilDiv<uint32_t>(n_cols, KVRUN_CHUNK_COLUMNS);
 
   uint32_t splits = 1;

@@ -45,7 +45,7 @@ Result<std::vector<DeviceListing>> ListDevices() {
     DeviceListing listing;
     listing.index = static_cast<uint32_t>(listings.size());
     listing.name = facts.name;
-    listing.kind = DeviceTypeName(facts.type);
+    listing.kind = DeviceKindName(facts.type);
     listing.api_version = FormatApiVersion(facts.api_version);
     listing.driver = fmt::format("{} {}", facts.driver_name, facts.driver_info);
     for (const MemoryHeapFacts& heap : facts.memory_heaps) {
