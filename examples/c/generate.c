@@ -20,7 +20,8 @@ int main(int argc, char** argv) {
   if (argc != 3 || strlen(argv[2]) + 8 > count) return fprintf(stderr, "usage: generate MODEL TEXT\n"), 2;
   kvrun_engine_options_init(&on), kvrun_session_options_init(&with), kvrun_generate_options_init(&how);
   how.max_tokens = 64;
-  const int failed = kvrun_model_open(argv[1], &model) || kvrun_engine_create(model, &on, &engine) ||
+  const int failed =
+      kvrun_model_open(argv[1], &model) || kvrun_engine_create(model, &on, &engine) ||
       kvrun_session_create(engine, &with, &session) ||
       kvrun_tokenize(model, argv[2], strlen(argv[2]), KVRUN_ENCODE_BOS_IF_ASKED, ids, &count) ||
       kvrun_session_feed(session, 0, ids, count) ||

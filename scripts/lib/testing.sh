@@ -7,6 +7,7 @@ skipped=0
 failed_steps=()
 skipped_names=()
 logs=$KVRUN_ROOT/build/test-logs
+step_limit_s=1800  # a step that hangs fails
 mkdir -p "$logs"
 
 # What a person has set for kvrun must not change what is tested, but for where test data lies.
@@ -64,7 +65,7 @@ gtest() {
     fail_step "$name" "not built"
     return
   fi
-  env "$@" "$program" --gtest_output="xml:$xml" >"$log" 2>&1 || status=$?
+  timeout "$step_limit_s" env "$@" "$program" --gtest_output="xml:$xml" >"$log" 2>&1 || status=$?
   if [[ ! -s $xml ]]; then
     fail_step "$name" "ended without a result, exit code $status"
     return

@@ -60,9 +60,9 @@ struct RopeStoreParams {
   float norm_epsilon;
 };
 
-// A query row is one head of one token. Rows that share a KV head are numbered token by token: row i of a span is
-// head i % (n_heads / n_kv_heads) of the group, of the span's token i / (n_heads / n_kv_heads). A span is the whole
-// step where its rows are one sequence's, else one token.
+// A query row is one head of one token. Rows that share a KV head are numbered token by token: row i of a
+// span is head i % (n_heads / n_kv_heads) of the group, of the span's token i / (n_heads / n_kv_heads). A
+// span is the whole step where its rows are one sequence's, else one token.
 struct AttendParams {
   uint n_heads;
   uint n_kv_heads;

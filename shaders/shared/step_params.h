@@ -12,8 +12,8 @@ using uint = uint32_t;
 #define KVRUN_MAX_STEP_TOKENS 512
 
 struct StepToken {
-  uint id;          // of the vocabulary
-  uint position;    // in its sequence
+  uint id;        // of the vocabulary
+  uint position;  // in its sequence
   uint sequence;
   uint output_row;  // of GatherRows: output row i is row tokens[i].output_row of the step
 };
