@@ -73,7 +73,7 @@ class OpenDevices : public ::testing::Environment {
     if (used.empty()) return;  // no driver
     for (const ShaderCode& shader : AllShaders()) {
       const std::string name(shader.name);
-      if (name.starts_with("fill_")) continue;  // run by the platform's tests
+      if (name.starts_with("fill_") || name.find("_rate_") != std::string::npos) continue;  // no operations
       if (name.ends_with("_subgroup") && lanes == 0) continue;
       if (name.starts_with("attend") && name.ends_with("_subgroup") && lanes < 8) continue;
       if (name.starts_with("matvec_") && !has_cpu) continue;  // chosen for CPUs only

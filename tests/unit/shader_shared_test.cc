@@ -109,6 +109,8 @@ std::map<std::string, OffsetTable> OperationOffsets() {
         {offsetof(CombineParams, n_rows), offsetof(CombineParams, head_dim),
          offsetof(CombineParams, n_splits)}}},
       {"swiglu", {sizeof(SwiGluParams), {offsetof(SwiGluParams, n_tokens), offsetof(SwiGluParams, n_ff)}}},
+      {"alu_rate", {sizeof(RateParams), {offsetof(RateParams, n_steps), offsetof(RateParams, stride)}}},
+      {"read_rate", {sizeof(RateParams), {offsetof(RateParams, n_steps), offsetof(RateParams, stride)}}},
       {"gather_rows",
        {sizeof(GatherParams), {offsetof(GatherParams, n_rows), offsetof(GatherParams, n_cols)}}},
   };

@@ -174,7 +174,7 @@ class Doctor {
   Result<DoctorReport> Examine(const Patient& patient) {
     const DeviceFacts& facts = found_.facts[patient.index];
     DoctorReport report{.name = facts.name,
-                        .kind = std::string(DeviceTypeName(facts.type)),
+                        .kind = std::string(DeviceKindName(facts.type)),
                         .driver = fmt::format("{} {}", facts.driver_name, facts.driver_info),
                         .limits = DescribeLimits(facts),
                         .plan = {},
