@@ -42,12 +42,19 @@ layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
 shared float partial_sums[ROWS * MAX_LOCAL_SIZE];
 #endif
 
-// Columns 4v .. 4v+3 of a token's row.
+// Columns 4v .. 4v+3 of a token's row. Only rows of float types may be no whole number of vectors; a branch for them
+// is kept out of the other kernels, where some drivers take minutes to compile dozens of them.
 vec4 LoadInput(uint token, uint v) {
   const uint t = min(token, p.n_tokens - 1);
-  if (VECTOR_INPUT != 0) return input4[t * (p.n_cols / 4) + v];
+#if !defined(FLOAT_WEIGHTS)
+  return input4[t * (p.n_cols / 4) + v];
+#else
   const uint base = t * p.n_cols + 4 * v;
+#ifdef PATH_SUBGROUP
+  if (VECTOR_INPUT != 0) return input4[base / 4];
+#endif
   return vec4(input1[base], input1[base + 1], input1[base + 2], input1[base + 3]);
+#endif
 }
 
 void main() {

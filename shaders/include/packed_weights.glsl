@@ -21,6 +21,9 @@ layout(set = 0, binding = 0, std430) readonly buffer Packed1 { uint packed1[]; }
 #else
 #define QUANT_VECTORS 1
 #endif
+#if defined(WEIGHT_F32) || defined(WEIGHT_F16) || defined(WEIGHT_BF16)
+#define FLOAT_WEIGHTS 1
+#endif
 #define GROUPS_PER_VECTOR (8 / QUANT_VECTORS)  // groups of four weights
 
 // What the weights of a block have in common.
@@ -32,7 +35,7 @@ struct Block {
 #endif
 #if defined(WEIGHT_Q6_K)
   vec2 scale;  // of its two halves
-#elif !defined(WEIGHT_F32) && !defined(WEIGHT_F16) && !defined(WEIGHT_BF16)
+#elif !defined(FLOAT_WEIGHTS)
   float scale;
   float offset;  // added to the scaled quant
 #else
@@ -97,7 +100,7 @@ Block LoadBlock(PackedPlanes planes, uint row, uint block) {
   return b;
 }
 
-#if !defined(WEIGHT_F32) && !defined(WEIGHT_F16) && !defined(WEIGHT_BF16) && !defined(WEIGHT_Q6_K)
+#if !defined(FLOAT_WEIGHTS) && !defined(WEIGHT_Q6_K)
 #define AFFINE_BLOCKS 1
 #endif
 

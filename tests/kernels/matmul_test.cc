@@ -154,7 +154,7 @@ TEST_P(MatMulTest, StackedSources) {
 
 TEST_P(MatMulTest, AWholeStepOfTokens) {
   constexpr uint32_t kRows = 40;
-  constexpr uint32_t kTokens = kMaxStepTokens;
+  constexpr uint32_t kTokens = KVRUN_MAX_STEP_TOKENS;
   for (VulkanComputeDevice* device : devices_) {
     CheckProducts(*device, TensorType::kQ8_0, 64, {&kRows, 1}, {&kTokens, 1}, 0);
   }
