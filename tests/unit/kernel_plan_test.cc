@@ -100,8 +100,8 @@ TEST(KernelPlan, FewAccumulatorsMeansSmallTiles) {
     DevicePlan plan = width == 0 ? FloorPlan() : SubgroupPlan(width);
     plan.few_accumulators = true;
     const KernelChoice matmul = ChooseMatMul(plan, false, TensorType::kQ4_0, 100, 64, 64);
-    EXPECT_TRUE(matmul.variant.starts_with("matmul4_")) << matmul.variant;
-    EXPECT_EQ(matmul.groups[1], 16U);
+    EXPECT_TRUE(matmul.variant.starts_with("matmul2_")) << matmul.variant;
+    EXPECT_EQ(matmul.groups[1], 32U);
     const AttendChoice attend = ChooseAttend(plan, false, {KvType::kF16, 1, 1, 64, 512}, 8, 64, true);
     EXPECT_TRUE(attend.kernel.variant.starts_with("attend4_")) << attend.kernel.variant;
   }

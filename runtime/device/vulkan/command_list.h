@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "platform/vulkan/commands.h"
@@ -56,6 +57,8 @@ class VulkanCommandList : public CommandList {
   // host.
   Status FlushUploads() const;
   Status InvalidateReadbacks() const;
+  // True once, for the first call: drivers compile kernels when a list first runs.
+  bool TakeFirstRun() { return std::exchange(is_first_run_, false); }
   // Adds the times of the last submission, by variant.
   Status AddTimes(std::map<std::string, OperationTime>* times) const;
 
@@ -72,7 +75,8 @@ class VulkanCommandList : public CommandList {
   CommandPool pool_;
   std::vector<VkCommandBuffer> parts_;
   VkCommandBuffer commands_ = VK_NULL_HANDLE;  // the last part
-  uint32_t dispatches_ = 0;                    // in the last part
+  bool is_first_run_ = true;
+  uint32_t dispatches_ = 0;  // in the last part
   DescriptorSets sets_;
   std::vector<const DeviceBuffer*> read_;     // since the last barrier
   std::vector<const DeviceBuffer*> written_;  // since the last barrier

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "platform/base/freed_memory.h"
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/command_list.h"
 #include "runtime/device/vulkan/kernel_plan.h"
@@ -240,11 +241,16 @@ Status VulkanComputeDevice::Wait(uint64_t value) {
   KVRUN_ASSIGN_OR_RETURN(const bool reached, timeline_->Wait(value));
   if (!reached) return {StatusCode::kDevice, "the device did not finish"};
   const std::lock_guard lock(mutex_);
+  bool has_compiled = false;
   while (!submitted_.empty() && submitted_.begin()->first <= value) {
-    KVRUN_RETURN_IF_ERROR(submitted_.begin()->second->InvalidateReadbacks());
-    KVRUN_RETURN_IF_ERROR(submitted_.begin()->second->AddTimes(&times_));
+    VulkanCommandList& list = *submitted_.begin()->second;
+    KVRUN_RETURN_IF_ERROR(list.InvalidateReadbacks());
+    KVRUN_RETURN_IF_ERROR(list.AddTimes(&times_));
+    has_compiled |= list.TakeFirstRun();
     submitted_.erase(submitted_.begin());
   }
+  // A driver's compiler leaves tens of MiB behind.
+  if (has_compiled) ReturnFreedMemory();
   return Status::Ok();
 }
 
