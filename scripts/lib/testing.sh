@@ -13,7 +13,7 @@ mkdir -p "$logs"
 # What a person has set for kvrun must not change what is tested, but for where test data lies.
 for variable in $(compgen -e KVRUN_); do
   case $variable in
-    KVRUN_ROOT | KVRUN_MODEL | KVRUN_SHARED_DIR | KVRUN_SWIFTSHADER_ICD) ;;
+    KVRUN_ROOT | KVRUN_MODEL | KVRUN_SHARED_DIR | KVRUN_SWIFTSHADER_ICD | KVRUN_LONG_TESTS) ;;
     *) unset "$variable" ;;
   esac
 done
