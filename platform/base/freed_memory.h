@@ -3,7 +3,8 @@
 
 namespace kvrun {
 
-// Gives what can be given back to the system. Takes milliseconds: after loading or compiling, never in a loop.
+// Gives what can be given back to the system. Takes milliseconds: after loading or compiling, never in a
+// loop.
 void ReturnFreedMemory();
 
 }  // namespace kvrun
