@@ -17,23 +17,15 @@
 #include "runtime/device/open_device.h"
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/step_params.h"
+#include "tests/support/or_die.h"
 
 namespace kvrun {
 namespace {
 
 constexpr int kRuns = 9;
 
-template <typename T>
-T OrDie(Result<T> result) {
-  if (!result.ok()) fmt::print(stderr, "{}\n", result.status().message());
-  KVRUN_CHECK(result.ok());
-  return std::move(result).value();
-}
-
-void RunOrDie(const Status& status) {
-  if (!status.ok()) fmt::print(stderr, "{}\n", status.message());
-  KVRUN_CHECK(status.ok());
-}
+using testing::OrDie;
+using testing::RunOrDie;
 
 // SmolLM2-135M: what the README's figures are about.
 constexpr uint32_t kEmbd = 576;

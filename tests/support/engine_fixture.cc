@@ -7,21 +7,10 @@
 
 #include "platform/base/check.h"
 #include "runtime/device/open_device.h"
+#include "tests/support/or_die.h"
 
 namespace kvrun::testing {
 namespace {
-
-template <typename T>
-T OrDie(Result<T> result) {
-  if (!result.ok()) std::fprintf(stderr, "%s\n", result.status().message().c_str());
-  KVRUN_CHECK(result.ok());
-  return std::move(result).value();
-}
-
-void RunOrDie(const Status& status) {
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
-  KVRUN_CHECK(status.ok());
-}
 
 // log(sum(exp(row))).
 double LogSumExp(std::span<const float> row) {
