@@ -1,0 +1,169 @@
+// Records of KV groups on flash. Knows bytes, not attention. Format: docs/formats/kv_groups.md.
+//
+// A *stream* is what selects on its own: one sequence, or one KV head of one sequence. A record's place is
+// fixed by (layer, stream, group): a stream's groups of a layer lie side by side, padded to the alignment of
+// direct I/O, so that a prefill writes long runs, and neighbours are read at once.
+//
+// A checksum (XXH3, its low 32 bits, seeded with the record's place) of every record is kept in memory: a
+// bad, stale or misdirected record is found whatever the disk answers, and is never handed out.
+//
+// Threads: one at a time, and no other than the file's. Append, Flush and Fetch allocate nothing, but for
+// messages of errors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/io/block_file.h"
+#include "runtime/store/staging_ring.h"
+
+namespace kvrun {
+
+struct GroupStoreShape {
+  uint32_t n_layers = 0;
+  uint32_t n_streams = 0;
+  uint32_t n_groups = 0;      // per layer and stream, at most
+  uint32_t record_bytes = 0;  // as in a slot, without padding
+};
+
+struct GroupFetch {
+  uint32_t group = 0;
+  std::byte* memory = nullptr;  // record_bytes; complete and checked when Fetch returns
+};
+
+struct GroupStoreStats {
+  uint64_t reads = 0;  // of the file; adjacent records are one
+  uint64_t read_bytes = 0;
+  uint64_t records_read = 0;
+  uint64_t records_read_again = 0;  // as their checksum was wrong at first
+  uint64_t writes = 0;
+  uint64_t written_bytes = 0;
+  double read_wait_ms = 0.0;  // spent in Fetch
+};
+
+class GroupStore {
+ public:
+  // Reserves the file's space and registers the staging with it. `staging_bytes` bounds the ring that writes
+  // go through, and reads where records are padded or memory is not aligned: at least a padded record; from
+  // 1 MiB on, runs of 256 KiB and more are written in one request. Whoever wants reads to land in memory that
+  // is registered does that with the file before.
+  static Result<std::unique_ptr<GroupStore>> Create(std::unique_ptr<BlockFile> file,
+                                                    const GroupStoreShape& shape, uint64_t staging_bytes);
+  ~GroupStore() = default;  // waits for what is in flight
+  GroupStore(const GroupStore&) = delete;
+  GroupStore& operator=(const GroupStore&) = delete;
+
+  // What a store of this shape holds in memory: checksums, staging, tables of requests, and its file's.
+  static uint64_t MemoryBytes(const GroupStoreShape& shape, uint64_t staging_bytes, const IoMode& mode);
+  // What it takes on flash, from the start. UINT64_MAX: more than can be.
+  static uint64_t FileBytes(const GroupStoreShape& shape, const IoMode& mode);
+
+  // Writes records [first_group, first_group + records.size() / record_bytes) and notes their checksums;
+  // records that were there are replaced. Returns when `records` may be reused; errors of a write show here,
+  // or once in a later call of Append, Flush or Fetch. Groups whose write has failed, and all groups of an
+  // Append that answers an error, count as not written.
+  Status Append(uint32_t layer, uint32_t stream, uint32_t first_group, std::span<const std::byte> records);
+  // Waits for all writes. (The system may still hold them in memory: nothing is kept beyond the process.)
+  Status Flush();
+  // Reads records that were appended, into memory of the caller. `fetches` by ascending group, for merging.
+  // A record whose checksum is wrong is read once more. An error names layer, stream and groups, and says
+  // that the sequence has to be computed again; the memory then holds anything.
+  Status Fetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches);
+  // Forgets the groups from `n_groups` on, in all layers: they may be appended again.
+  Status Truncate(uint32_t stream, uint32_t n_groups);
+
+  const IoMode& mode() const { return file_->mode(); }
+  const GroupStoreStats& stats() const { return stats_; }
+
+ private:
+  static constexpr std::align_val_t kStagingAlignment{64 * 1024};  // of any direct I/O
+  static constexpr uint32_t kNotWritten = 0;                       // in place of a checksum
+
+  struct FreeStaging {
+    void operator()(std::byte* memory) const { operator delete[](memory, kStagingAlignment); }
+  };
+
+  // Groups of one layer and stream, side by side on flash.
+  struct Run {
+    uint32_t layer = 0;
+    uint32_t stream = 0;
+    uint32_t first_group = 0;
+    uint32_t n_groups = 0;
+  };
+
+  // Of the file, while it carries it out.
+  struct Request {
+    bool in_flight = false;
+    IoKind kind = IoKind::kRead;
+    Run run;
+    const GroupFetch* fetches = nullptr;  // of a read: the run's
+    uint32_t n_checked = 0;               // of a read: records that are complete
+    bool again = false;                   // the record after these is being read once more
+    bool staged = false;
+    StagingRing::Part part;
+    uint32_t n_segments = 0;
+    iovec segments[kMaxIoSegments];
+  };
+
+  GroupStore(std::unique_ptr<BlockFile> file, const GroupStoreShape& shape, uint64_t staging_bytes);
+
+  static uint64_t StrideBytes(const GroupStoreShape& shape, const IoMode& mode);
+  static uint64_t UsableStagingBytes(uint64_t staging_bytes, const IoMode& mode);
+  static uint64_t NumRecords(const GroupStoreShape& shape);
+  uint64_t Place(const Run& run, uint32_t index) const;  // of the run's record, among all records
+  uint32_t Checksum(const std::byte* record, uint64_t place) const;
+  std::byte* Staged(const Request& request, uint32_t index) const;
+  Status CheckRun(const Run& run, const char* what) const;
+  void Forget(const Run& run);
+
+  // Requests of the file. Poll sends what is queued, waits for one completion if asked to, and handles all
+  // that are there.
+  Request* FreeRequest();
+  void Queue(Request& request, uint64_t first_place);
+  Status Poll(bool wait);
+  void Release(Request& request);
+  Status TakeWriteError();
+
+  // Writing.
+  Status AppendRuns(const Run& run, std::span<const std::byte> records);
+  bool StartWrite(const Run& run, const std::byte* records);
+  Status WaitForWrites(const Run& run);
+  void OnWritten(Request& request, int error_number);
+
+  // Reading.
+  Status CheckFetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) const;
+  // How many of the first fetches one request reads.
+  uint32_t RunLength(std::span<const GroupFetch> fetches) const;
+  bool ReadsInPlace(const GroupFetch& fetch) const;
+  bool StartRead(const Run& run, const GroupFetch* fetches);
+  void SetSegments(Request& request, uint32_t first, uint32_t n);
+  void OnRead(Request& request, int error_number);
+  // Checks the record and hands it out.
+  bool Accept(const Request& request, uint32_t index);
+
+  GroupStoreShape shape_;
+  uint64_t stride_bytes_;   // from record to record on flash
+  uint32_t staged_groups_;  // of the longest run that goes through the staging
+  std::unique_ptr<std::byte[], FreeStaging> staging_;
+  StagingRing ring_;
+  std::unique_ptr<uint32_t[]> checksums_;  // by place; kNotWritten
+  std::vector<Request> requests_;
+  std::vector<IoRequest> queued_;
+  std::vector<IoCompletion> completions_;
+  uint32_t n_queued_ = 0;
+  uint32_t n_reads_ = 0;  // queued or in flight
+  uint32_t n_writes_ = 0;
+  Status write_error_;  // not told yet
+  Status read_error_;   // of the Fetch that runs
+  Status file_error_;   // the file is of no use any more
+  GroupStoreStats stats_;
+  std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
+};
+
+}  // namespace kvrun

@@ -1,0 +1,174 @@
+// GroupStore: records from flash, merged, checked, and handed out.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "platform/base/units.h"
+#include "runtime/store/group_store.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint64_t kMaxReadBytes = kMiB;  // of one request, where records are not longer
+
+}  // namespace
+
+Status GroupStore::Fetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto [first, last] =
+      std::minmax_element(fetches.begin(), fetches.end(),
+                          [](const GroupFetch& a, const GroupFetch& b) { return a.group < b.group; });
+  Run all{layer, stream, 0, 0};
+  if (!fetches.empty()) {
+    // As 64 bits: what comes from outside may be anything.
+    const uint64_t n_groups = uint64_t{last->group} - first->group + 1;
+    all = {layer, stream, first->group, static_cast<uint32_t>(std::min<uint64_t>(n_groups, UINT32_MAX))};
+  }
+  KVRUN_RETURN_IF_ERROR(CheckRun(all, "fetch"));
+  KVRUN_RETURN_IF_ERROR(WaitForWrites(all));
+  KVRUN_RETURN_IF_ERROR(file_error_);
+  KVRUN_RETURN_IF_ERROR(TakeWriteError());
+  KVRUN_RETURN_IF_ERROR(CheckFetch(layer, stream, fetches));
+  read_error_ = Status::Ok();
+  while (!fetches.empty() || n_reads_ > 0) {
+    if (!read_error_.ok()) fetches = {};  // those in flight are waited for: the memory is the caller's
+    while (!fetches.empty()) {
+      const Run run{layer, stream, fetches[0].group, RunLength(fetches)};
+      if (!StartRead(run, fetches.data())) break;
+      fetches = fetches.subspan(run.n_groups);
+    }
+    KVRUN_RETURN_IF_ERROR(Poll(n_reads_ + n_writes_ > 0));
+  }
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
+  stats_.read_wait_ms += elapsed.count();
+  return read_error_;
+}
+
+Status GroupStore::CheckFetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) const {
+  for (const GroupFetch& fetch : fetches) {
+    if (checksums_[Place({layer, stream, fetch.group, 1}, 0)] != kNotWritten) continue;
+    return {
+        StatusCode::kIo,
+        fmt::format("layer {}, stream {}, group {} of the KV cache is not on flash: the sequence has to be "
+                    "computed again",
+                    layer, stream, fetch.group)};
+  }
+  return Status::Ok();
+}
+
+bool GroupStore::ReadsInPlace(const GroupFetch& fetch) const {
+  return stride_bytes_ == shape_.record_bytes &&
+         reinterpret_cast<uintptr_t>(fetch.memory) % mode().alignment_bytes == 0;
+}
+
+uint32_t GroupStore::RunLength(std::span<const GroupFetch> fetches) const {
+  const bool in_place = ReadsInPlace(fetches[0]);
+  const uint64_t most = in_place ? std::max<uint64_t>(kMaxReadBytes / stride_bytes_, 1) : staged_groups_;
+  uint32_t n_segments = 1;
+  uint32_t n = 1;
+  for (; n < most && n < fetches.size(); ++n) {
+    const GroupFetch& fetch = fetches[n];
+    const GroupFetch& before = fetches[n - 1];
+    if (uint64_t{fetch.group} != uint64_t{before.group} + 1 || ReadsInPlace(fetch) != in_place) break;
+    if (in_place && fetch.memory != before.memory + shape_.record_bytes && ++n_segments > kMaxIoSegments)
+      break;
+  }
+  return n;
+}
+
+bool GroupStore::StartRead(const Run& run, const GroupFetch* fetches) {
+  Request* const request = FreeRequest();
+  if (request == nullptr) return false;
+  const bool staged = !ReadsInPlace(fetches[0]);
+  if (staged) {
+    const auto part = ring_.Allocate(run.n_groups * stride_bytes_);
+    if (!part) return false;
+    request->part = *part;
+  }
+  request->in_flight = true;
+  request->kind = IoKind::kRead;
+  request->run = run;
+  request->fetches = fetches;
+  request->n_checked = 0;
+  request->again = false;
+  request->staged = staged;
+  SetSegments(*request, 0, run.n_groups);
+  ++n_reads_;
+  Queue(*request, Place(run, 0));
+  return true;
+}
+
+void GroupStore::SetSegments(Request& request, uint32_t first, uint32_t n) {
+  request.n_segments = 1;
+  if (request.staged) {
+    request.segments[0] = {Staged(request, first), n * stride_bytes_};
+    return;
+  }
+  request.segments[0] = {request.fetches[first].memory, shape_.record_bytes};
+  for (uint32_t i = first + 1; i < first + n; ++i) {
+    std::byte* const memory = request.fetches[i].memory;
+    iovec& segment = request.segments[request.n_segments - 1];
+    if (static_cast<std::byte*>(segment.iov_base) + segment.iov_len == memory) {
+      segment.iov_len += shape_.record_bytes;
+    } else {
+      request.segments[request.n_segments++] = {memory, shape_.record_bytes};
+    }
+  }
+}
+
+// Checked where the disk has put it; where that is the staging, it is copied while the processor's cache
+// still holds it.
+bool GroupStore::Accept(const Request& request, uint32_t index) {
+  const uint64_t place = Place(request.run, index);
+  std::byte* const memory = request.fetches[index].memory;
+  const std::byte* const record = request.staged ? Staged(request, index) : memory;
+  if (Checksum(record, place) != checksums_[place]) return false;
+  if (request.staged) std::memcpy(memory, record, shape_.record_bytes);
+  ++stats_.records_read;
+  return true;
+}
+
+void GroupStore::OnRead(Request& request, int error_number) {
+  const Run& run = request.run;
+  if (error_number != 0) {
+    if (read_error_.ok()) {
+      const uint32_t first = run.first_group + (request.again ? request.n_checked : 0);
+      const uint32_t last = request.again ? first : run.first_group + run.n_groups - 1;
+      read_error_ = StatusFromErrno(
+          error_number,
+          fmt::format("layer {}, stream {}, groups {} to {} of the KV cache cannot be read from flash, "
+                      "and the sequence has to be computed again",
+                      run.layer, run.stream, first, last));
+    }
+    Release(request);
+    return;
+  }
+  while (request.n_checked < run.n_groups) {
+    if (Accept(request, request.n_checked)) {
+      ++request.n_checked;
+      request.again = false;
+      continue;
+    }
+    if (!request.again) {
+      // A bit may have flipped on its way: the record, not the run, is read once more.
+      request.again = true;
+      ++stats_.records_read_again;
+      SetSegments(request, request.n_checked, 1);
+      Queue(request, Place(run, request.n_checked));
+      return;
+    }
+    if (read_error_.ok()) {
+      read_error_ = {
+          StatusCode::kCorrupt,
+          fmt::format("layer {}, stream {}, group {} of the KV cache came back changed from flash, "
+                      "twice: the sequence has to be computed again",
+                      run.layer, run.stream, run.first_group + request.n_checked)};
+    }
+    break;
+  }
+  Release(request);
+}
+
+}  // namespace kvrun

@@ -1,0 +1,102 @@
+// GroupStore: records to flash.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "platform/base/units.h"
+#include "runtime/store/group_store.h"
+
+namespace kvrun {
+
+Status GroupStore::Append(uint32_t layer, uint32_t stream, uint32_t first_group,
+                          std::span<const std::byte> records) {
+  const size_t n_groups = records.size() / shape_.record_bytes;
+  if (records.size() % shape_.record_bytes != 0 || n_groups > shape_.n_groups) {
+    return {StatusCode::kInvalidArgument, fmt::format("{} bytes are not 0 to {} records of {} bytes",
+                                                      records.size(), shape_.n_groups, shape_.record_bytes)};
+  }
+  const Run run{layer, stream, first_group, static_cast<uint32_t>(n_groups)};
+  KVRUN_RETURN_IF_ERROR(CheckRun(run, "append"));
+  Status status = AppendRuns(run, records);
+  if (!status.ok()) Forget(run);
+  return status;
+}
+
+Status GroupStore::AppendRuns(const Run& run, std::span<const std::byte> records) {
+  // Two writes to one place have no order: the older one has to end first.
+  KVRUN_RETURN_IF_ERROR(WaitForWrites(run));
+  KVRUN_RETURN_IF_ERROR(Poll(false));
+  KVRUN_RETURN_IF_ERROR(TakeWriteError());
+  // Runs of one length, rather than a short one at the end.
+  const uint32_t n_runs = CeilDiv(run.n_groups, staged_groups_);
+  const uint32_t n_per_run = n_runs > 0 ? CeilDiv(run.n_groups, n_runs) : 0;
+  for (uint32_t begin = 0; begin < run.n_groups; begin += n_per_run) {
+    const Run part{run.layer, run.stream, run.first_group + begin, std::min(n_per_run, run.n_groups - begin)};
+    while (!StartWrite(part, records.data() + uint64_t{begin} * shape_.record_bytes)) {
+      KVRUN_RETURN_IF_ERROR(Poll(true));
+    }
+    KVRUN_RETURN_IF_ERROR(Poll(false));
+    KVRUN_RETURN_IF_ERROR(TakeWriteError());
+  }
+  return Status::Ok();
+}
+
+bool GroupStore::StartWrite(const Run& run, const std::byte* records) {
+  Request* const request = FreeRequest();
+  if (request == nullptr) return false;
+  const uint64_t bytes = run.n_groups * stride_bytes_;
+  const auto part = ring_.Allocate(bytes);
+  if (!part) return false;
+  request->in_flight = true;
+  request->kind = IoKind::kWrite;
+  request->run = run;
+  request->staged = true;
+  request->part = *part;
+  const uint64_t padding_bytes = stride_bytes_ - shape_.record_bytes;
+  for (uint32_t i = 0; i < run.n_groups; ++i) {
+    const uint64_t place = Place(run, i);
+    std::byte* const staged = Staged(*request, i);
+    std::memcpy(staged, records + uint64_t{i} * shape_.record_bytes, shape_.record_bytes);
+    std::memset(staged + shape_.record_bytes, 0, padding_bytes);
+    checksums_[place] = Checksum(staged, place);
+  }
+  request->segments[0] = {Staged(*request, 0), bytes};
+  request->n_segments = 1;
+  ++n_writes_;
+  Queue(*request, Place(run, 0));
+  return true;
+}
+
+Status GroupStore::WaitForWrites(const Run& run) {
+  const auto overlaps = [&](const Request& request) {
+    return request.in_flight && request.kind == IoKind::kWrite && request.run.layer == run.layer &&
+           request.run.stream == run.stream && request.run.first_group < run.first_group + run.n_groups &&
+           run.first_group < request.run.first_group + request.run.n_groups;
+  };
+  while (n_writes_ > 0 && std::any_of(requests_.begin(), requests_.end(), overlaps)) {
+    KVRUN_RETURN_IF_ERROR(Poll(true));
+  }
+  return Status::Ok();
+}
+
+void GroupStore::OnWritten(Request& request, int error_number) {
+  const Run run = request.run;
+  Release(request);
+  if (error_number == 0) return;
+  Forget(run);
+  if (!write_error_.ok()) return;  // the first says why
+  write_error_ = StatusFromErrno(
+      error_number,
+      fmt::format("layer {}, stream {}, groups {} to {} of the KV cache cannot be written to flash, and the "
+                  "sequence has to be computed again",
+                  run.layer, run.stream, run.first_group, run.first_group + run.n_groups - 1));
+}
+
+Status GroupStore::Flush() {
+  while (n_writes_ > 0) KVRUN_RETURN_IF_ERROR(Poll(true));
+  KVRUN_RETURN_IF_ERROR(file_error_);
+  return TakeWriteError();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,65 @@
+#include "runtime/store/spill_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+
+namespace kvrun {
+
+SpillFile::SpillFile(std::unique_ptr<BlockFile> file)
+    : file_(std::move(file)),
+      buffer_(static_cast<std::byte*>(::operator new (kBufferBytes, std::align_val_t{kOffsetAlignment}))) {}
+
+Result<std::unique_ptr<SpillFile>> SpillFile::Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes) {
+  const Status reserved = file->Reserve(RoundUp(size_bytes, kOffsetAlignment));
+  if (!reserved.ok()) return reserved.WithContext("making room for a prompt's intermediate results");
+  std::unique_ptr<SpillFile> spill(new SpillFile(std::move(file)));
+  const iovec region{spill->buffer_.get(), kBufferBytes};
+  spill->file_->RegisterMemory({&region, 1});
+  return spill;
+}
+
+// The file's bytes at `offset`, rounded up to whole blocks, from or to the buffer.
+Status SpillFile::Transfer(IoKind kind, uint64_t offset, uint64_t length) {
+  const iovec segment{buffer_.get(), RoundUp<uint64_t>(length, file_->mode().alignment_bytes)};
+  const IoRequest request{.kind = kind, .offset = offset, .segments = {&segment, 1}, .tag = 0};
+  for (size_t taken = 0; taken == 0;) {
+    KVRUN_ASSIGN_OR_RETURN(taken, file_->Submit({&request, 1}));
+  }
+  IoCompletion completion;
+  KVRUN_RETURN_IF_ERROR(file_->Complete({&completion, 1}, 1).status());
+  if (completion.error_number == 0) return Status::Ok();
+  return StatusFromErrno(
+      completion.error_number,
+      fmt::format("cannot {} {} of a prompt's intermediate results at {} (--kv-dir names another folder)",
+                  kind == IoKind::kRead ? "read" : "write", FormatBytes(length), offset));
+}
+
+Status SpillFile::Write(uint64_t offset, std::span<const std::byte> bytes) {
+  KVRUN_CHECK(offset % kOffsetAlignment == 0);
+  for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
+    const uint64_t n = std::min<uint64_t>(kBufferBytes, bytes.size() - done);
+    std::memcpy(buffer_.get(), bytes.data() + done, n);
+    KVRUN_RETURN_IF_ERROR(Transfer(IoKind::kWrite, offset + done, n));
+  }
+  stats_.written_bytes += bytes.size();
+  return Status::Ok();
+}
+
+Status SpillFile::Read(uint64_t offset, std::span<std::byte> bytes) {
+  KVRUN_CHECK(offset % kOffsetAlignment == 0);
+  for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
+    const uint64_t n = std::min<uint64_t>(kBufferBytes, bytes.size() - done);
+    KVRUN_RETURN_IF_ERROR(Transfer(IoKind::kRead, offset + done, n));
+    std::memcpy(bytes.data() + done, buffer_.get(), n);
+  }
+  stats_.read_bytes += bytes.size();
+  return Status::Ok();
+}
+
+}  // namespace kvrun

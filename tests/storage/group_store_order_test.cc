@@ -1,0 +1,164 @@
+// Requests in flight have no order: the store over a file that carries out the newest first, and none before
+// it has to.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "platform/base/units.h"
+#include "platform/io/faulty_block_file.h"
+#include "runtime/store/group_store.h"
+#include "tests/storage/store_fixture.h"
+
+namespace kvrun::testing {
+namespace {
+
+class NewestFirstFile final : public BlockFile {
+ public:
+  explicit NewestFirstFile(std::unique_ptr<BlockFile> file) : file_(std::move(file)) {}
+
+  const IoMode& mode() const override { return file_->mode(); }
+  Result<size_t> Submit(std::span<const IoRequest> requests) override {
+    EXPECT_LE(held_.size() + requests.size(), mode().queue_depth);
+    held_.insert(held_.end(), requests.begin(), requests.end());
+    most_held_ = std::max(most_held_, held_.size());
+    return requests.size();
+  }
+  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
+    const size_t n = std::min({at_least, completions.size(), held_.size()});
+    for (size_t i = 0; i < n; ++i) {
+      const IoRequest request = held_.back();
+      held_.pop_back();
+      completions[i] = {request.tag,
+                        DoOne(*file_, request.kind, request.offset, request.segments).error_number};
+    }
+    return n;
+  }
+  Status Reserve(uint64_t size_bytes) override { return file_->Reserve(size_bytes); }
+  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
+  void DropCache() override { file_->DropCache(); }
+  IoCounters counters() const override { return file_->counters(); }
+
+  size_t most_held() const { return most_held_; }
+
+ private:
+  std::unique_ptr<BlockFile> file_;
+  std::vector<IoRequest> held_;
+  size_t most_held_ = 0;
+};
+
+constexpr uint32_t kRecordBytes = 1000;
+constexpr uint32_t kGroups = 40;
+constexpr uint32_t kQueueDepth = 6;
+
+class GroupStoreOrder : public ::testing::Test {
+ protected:
+  void Make(uint64_t staging_bytes, const FaultPlan& plan = {}) {
+    auto faulty = std::make_unique<FaultyBlockFile>(
+        fixture_.MakeFile(IoBackend::kThreads, DirectIo::kOff, kQueueDepth), plan);
+    auto file = std::make_unique<NewestFirstFile>(std::move(faulty));
+    file_ = file.get();
+    store_ = GroupStore::Create(std::move(file), {1, 1, kGroups, kRecordBytes}, staging_bytes).value();
+  }
+
+  Status Append(uint32_t first, uint32_t n, uint64_t version) {
+    return store_->Append(0, 0, first, MakeRecords(kRecordBytes, 0, 0, first, n, version));
+  }
+
+  Status Fetch(const std::vector<uint32_t>& groups) {
+    std::vector<GroupFetch> fetches;
+    for (size_t i = 0; i < groups.size(); ++i)
+      fetches.push_back({groups[i], memory_.data() + i * 2 * kRecordBytes});
+    return store_->Fetch(0, 0, fetches);
+  }
+
+  bool Holds(size_t i, uint32_t group, uint64_t version) {
+    return IsRecord(memory_.data() + i * 2 * kRecordBytes, kRecordBytes, 0, 0, group, version);
+  }
+
+  StoreFixture fixture_;
+  NewestFirstFile* file_ = nullptr;
+  std::unique_ptr<GroupStore> store_;
+  AlignedMemory memory_{2 * kGroups * kRecordBytes};
+};
+
+TEST_F(GroupStoreOrder, TheLastWriteToAPlaceCounts) {
+  Make(64 * kKiB);
+  for (uint64_t version = 1; version <= 4; ++version) {
+    ASSERT_TRUE(Append(0, 3, version).ok());
+    ASSERT_TRUE(Append(2, 3, version).ok());  // shares one group
+  }
+  ASSERT_TRUE(Fetch({0, 1, 2, 3, 4}).ok());
+  for (uint32_t group = 0; group < 5; ++group) EXPECT_TRUE(Holds(group, group, 4)) << group;
+}
+
+TEST_F(GroupStoreOrder, AReadComesAfterTheWriteOfItsRecord) {
+  Make(64 * kKiB);
+  ASSERT_TRUE(Append(0, 1, 1).ok());
+  ASSERT_TRUE(Append(10, 2, 1).ok());
+  ASSERT_TRUE(Append(20, 1, 1).ok());
+  ASSERT_TRUE(Fetch({11}).ok());
+  EXPECT_TRUE(Holds(0, 11, 1));
+  ASSERT_TRUE(Fetch({0, 10, 20}).ok());
+  EXPECT_TRUE(Holds(0, 0, 1) && Holds(1, 10, 1) && Holds(2, 20, 1));
+}
+
+TEST_F(GroupStoreOrder, TheQueueIsFilledAndNotOverfilled) {
+  Make(64 * kKiB);
+  for (uint32_t group = 0; group < kGroups; ++group) ASSERT_TRUE(Append(group, 1, 1).ok());
+  EXPECT_EQ(file_->most_held(), kQueueDepth);
+  ASSERT_TRUE(store_->Flush().ok());
+  std::vector<uint32_t> every_second;
+  for (uint32_t group = 0; group < kGroups; group += 2) every_second.push_back(group);
+  ASSERT_TRUE(Fetch(every_second).ok());
+  for (size_t i = 0; i < every_second.size(); ++i) EXPECT_TRUE(Holds(i, every_second[i], 1)) << i;
+  EXPECT_EQ(file_->most_held(), kQueueDepth);
+}
+
+// With room for two records, whatever is released first.
+TEST_F(GroupStoreOrder, LittleStagingIsSharedByWritesInAnyOrder) {
+  Make(2 * kRecordBytes);
+  for (uint32_t group = 0; group < kGroups; ++group) ASSERT_TRUE(Append(group, 1, 1).ok());
+  ASSERT_TRUE(Append(5, 30, 2).ok());
+  ASSERT_TRUE(Fetch({0, 4, 5, 6, 34, 35}).ok());
+  EXPECT_TRUE(Holds(0, 0, 1) && Holds(1, 4, 1) && Holds(2, 5, 2) && Holds(3, 6, 2) && Holds(4, 34, 2) &&
+              Holds(5, 35, 1));
+}
+
+TEST_F(GroupStoreOrder, AFailedWriteIsToldOnceAndCountsAsNotWritten) {
+  FaultPlan plan;
+  plan.faults = {{FaultKind::kIoError, IoKind::kWrite, 1}};
+  Make(64 * kKiB, plan);
+  ASSERT_TRUE(Append(0, 2, 1).ok());
+  ASSERT_TRUE(Append(5, 2, 1).ok());  // in flight, with the one above: carried out first
+  ASSERT_TRUE(Append(9, 2, 1).ok());
+  const Status status = store_->Flush();
+  EXPECT_EQ(status.code(), StatusCode::kIo);
+  EXPECT_NE(status.message().find("layer 0, stream 0, groups 5 to 6"), std::string::npos) << status.message();
+  EXPECT_TRUE(store_->Flush().ok());
+  const Status missing = Fetch({5});
+  EXPECT_NE(missing.message().find("group 5 of the KV cache is not on flash"), std::string::npos)
+      << missing.message();
+  EXPECT_EQ(store_->stats().reads, 0U);
+  ASSERT_TRUE(Fetch({0, 1, 9, 10}).ok());
+  ASSERT_TRUE(Append(5, 2, 2).ok());
+  ASSERT_TRUE(Fetch({5, 6}).ok());
+  EXPECT_TRUE(Holds(0, 5, 2) && Holds(1, 6, 2));
+}
+
+// The caller may free its memory after an error: no read may still be under way.
+TEST_F(GroupStoreOrder, AFetchThatFailsLeavesNoReadBehind) {
+  FaultPlan plan;
+  plan.faults = {{FaultKind::kIoError, IoKind::kRead, 0}};
+  Make(64 * kKiB, plan);
+  ASSERT_TRUE(Append(0, kGroups, 1).ok());
+  ASSERT_TRUE(store_->Flush().ok());
+  EXPECT_FALSE(Fetch({0, 2, 4, 6, 8, 10, 12, 14, 16, 18}).ok());
+  memory_.Fill(0);
+  IoCompletion completion;
+  EXPECT_EQ(file_->Complete({&completion, 1}, 1).value(), 0U);  // nothing is held
+  EXPECT_TRUE(Fetch({0, 2}).ok());
+}
+
+}  // namespace
+}  // namespace kvrun::testing
