@@ -109,7 +109,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < MAX_PAIRS_PER_LANE; ++i) {
       const uint pair = i * LOCAL_SIZE + lane;
       if (pair < pairs && row_begin + r < SpanRows()) {
-        if (p.n_splits == 1) {
+        if (p.keeps_parts == 0) {
           result[row * p.head_dim + 2 * pair] = sums[r][i].x / weight[r];
           result[row * p.head_dim + 2 * pair + 1] = sums[r][i].y / weight[r];
         } else {
@@ -118,7 +118,7 @@ void main() {
         }
       }
     }
-    if (p.n_splits != 1 && lane == 0 && row_begin + r < SpanRows()) {
+    if (p.keeps_parts != 0 && lane == 0 && row_begin + r < SpanRows()) {
       scratch[part + p.head_dim] = maximum[r];
       scratch[part + p.head_dim + 1] = weight[r];
     }

@@ -200,7 +200,7 @@ void main() {
           [[unroll]] for (uint h = 0; h < HALVES; ++h) {
             [[unroll]] for (uint i = 0; i < 4; ++i) {
               const uint dim = (v * LANES + lane) * VECTOR_DIMS + h * 4 + i;
-              if (p.n_splits == 1) {
+              if (p.keeps_parts == 0) {
                 result[row * HEAD_DIM + dim] = sums[r][v][h][i] / weight[r];
               } else {
                 scratch[part + dim] = sums[r][v][h][i];
@@ -209,7 +209,7 @@ void main() {
           }
         }
       }
-      if (p.n_splits != 1 && lane == 0) {
+      if (p.keeps_parts != 0 && lane == 0) {
         scratch[part + HEAD_DIM] = maximum[r];
         scratch[part + HEAD_DIM + 1] = weight[r];
       }

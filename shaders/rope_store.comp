@@ -18,25 +18,8 @@ layout(set = 0, binding = 2, std430) readonly buffer Angles { vec2 angles[]; };
 layout(set = 0, binding = 3, std430) readonly buffer Norms { float norms[]; };
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 
-void NormHead(uint head_begin, uint norm_begin) {
-  float sum = 0.0;
-  for (uint i = 0; i < p.head_dim; ++i) sum += qkv[head_begin + i] * qkv[head_begin + i];
-  const float factor = 1.0 / sqrt(sum / float(p.head_dim) + p.norm_epsilon);
-  for (uint i = 0; i < p.head_dim; ++i) qkv[head_begin + i] *= factor * norms[norm_begin + i];
-}
-
-void RotateHead(uint head_begin, uint token) {
-  const uint pairs = p.rotary_dim / 2;
-  for (uint i = 0; i < pairs; ++i) {
-    const uint first = head_begin + (p.rope_halves != 0 ? i : 2 * i);
-    const uint second = first + (p.rope_halves != 0 ? pairs : 1);
-    const vec2 angle = angles[token * pairs + i];
-    const float a = qkv[first];
-    const float b = qkv[second];
-    qkv[first] = a * angle.x - b * angle.y;
-    qkv[second] = a * angle.y + b * angle.x;
-  }
-}
+#define HEAD_DIM p.head_dim
+#include "include/rope_heads.glsl"
 
 void StoreHead(uint head_begin, uint entry) {
 #ifdef KV_F16

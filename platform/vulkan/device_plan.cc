@@ -163,8 +163,12 @@ Status PlanMemory(const DeviceFacts& facts, DevicePlan& plan) {
 }
 
 // The width that compute kernels will have, if it is certain.
-void PlanSubgroups(const DeviceFacts& facts, uint32_t effects, DevicePlan& plan) {
+void PlanSubgroups(const DeviceFacts& facts, uint32_t effects, bool allowed, DevicePlan& plan) {
   constexpr uint32_t kNeeded = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
+  if (!allowed) {
+    plan.notes.emplace_back("subgroup shuffle has failed its self-test: sums go through shared memory");
+    return;
+  }
   if ((effects & kQuirkNoSubgroups) != 0 || (facts.subgroup_ops & kNeeded) != kNeeded) {
     plan.notes.emplace_back("no subgroup shuffle: sums go through shared memory");
     return;
@@ -210,7 +214,7 @@ void PlanKernels(const DeviceFacts& facts, uint32_t effects, DevicePlan& plan) {
 
 }  // namespace
 
-Result<DevicePlan> PlanDevice(const DeviceFacts& facts, const PlanRequest& /*request*/) {
+Result<DevicePlan> PlanDevice(const DeviceFacts& facts, const PlanRequest& request) {
   KVRUN_RETURN_IF_ERROR(CheckFloor(facts));
   DevicePlan plan;
   const std::optional<uint32_t> family = ChooseQueueFamily(facts);
@@ -224,7 +228,7 @@ Result<DevicePlan> PlanDevice(const DeviceFacts& facts, const PlanRequest& /*req
     plan.notes.push_back(fmt::format("{}: {} ({})", quirk->name, quirk->symptom, quirk->source));
   }
   KVRUN_RETURN_IF_ERROR(PlanMemory(facts, plan));
-  PlanSubgroups(facts, effects, plan);
+  PlanSubgroups(facts, effects, request.allow_subgroups, plan);
   PlanKernels(facts, effects, plan);
   plan.use_external_memory_host = facts.external_memory_host && (effects & kQuirkNoExternalMemoryHost) == 0;
   plan.host_import_alignment_bytes = facts.min_imported_host_pointer_alignment_bytes;

@@ -20,11 +20,9 @@ struct MemoryUse {
   bool cached = false;
 };
 
-// What is to be run; zero where it is not known yet.
+// What is known of a device besides its facts.
 struct PlanRequest {
-  uint32_t hidden_size = 0;
-  uint32_t head_size = 0;
-  uint32_t batch_size = 0;
+  bool allow_subgroups = true;  // false: their self-test has failed
 };
 
 struct DevicePlan {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/device/kv_record.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
@@ -24,6 +25,7 @@ enum class BufferUse : uint8_t {
   kDevice,    // only the device reads and writes it
   kUpload,    // the host writes, the device reads
   kReadback,  // the device writes, the host reads
+  kShared,    // both read and write it: what either wrote reaches the other by Flush and Invalidate
 };
 
 // Zero-filled when made; on the device it reads as zeros for 256 bytes past its end. Freed with the object,
@@ -32,8 +34,12 @@ class Buffer {
  public:
   virtual ~Buffer() = default;
   uint64_t size_bytes() const { return size_bytes_; }
-  // kUpload and kReadback: the host's view, valid for the buffer's life. kDevice: empty.
+  // The host's view, valid for the buffer's life; empty for kDevice.
   virtual std::span<std::byte> host() = 0;
+  // kShared: what the host wrote there can be seen by lists that start later (Flush), and what complete lists
+  // wrote there by the host (Invalidate). Any thread.
+  virtual Status Flush(uint64_t offset_bytes, uint64_t length_bytes) = 0;
+  virtual Status Invalidate(uint64_t offset_bytes, uint64_t length_bytes) = 0;
 
  protected:
   explicit Buffer(uint64_t size_bytes) : size_bytes_(size_bytes) {}
@@ -62,10 +68,10 @@ struct MatrixSource {
   uint32_t n_rows = 0;
 };
 
-enum class KvType : uint8_t { kF16, kF32 };
-constexpr uint32_t KvElementBytes(KvType type) { return type == KvType::kF16 ? 2 : 4; }
+constexpr uint32_t KvElementBytes(KvType type) { return KvElementBits(type) / 8; }  // f16 and f32
 
-// Resident KV of one layer, element type `type`: [n_sequences, n_kv_heads, 2 (K, V), n_ctx, head_dim].
+// Resident KV of one layer, element type `type` (f16 or f32): [n_sequences, n_kv_heads, 2 (K, V), n_ctx,
+// head_dim].
 struct KvShape {
   KvType type = KvType::kF16;
   uint32_t n_sequences = 1;
@@ -84,6 +90,7 @@ struct MatMulArgs {
   Buffer* output = nullptr;        // float [n_tokens, output_stride]
   const Buffer* bias = nullptr;    // float [n_rows] from bias_offset on; null: none
   uint32_t n_tokens = 0;
+  uint32_t n_rows = 0;         // of the weight, from the first on; 0: all
   uint32_t output_stride = 0;  // elements; 0: n_rows
   uint32_t output_offset = 0;  // elements, of the first row's result
   uint32_t bias_offset = 0;    // elements
@@ -111,6 +118,101 @@ struct AttentionArgs {
   Buffer* scratch = nullptr;  // Attend: at least Device::AttendScratchBytes
   // All rows are of one sequence at consecutive positions (a prefill chunk).
   bool one_sequence = false;
+  // Attend: where the KV buffer holds only some of the entries. Instead of to `output`, results go here,
+  // joined with those of other entries that were attended before (null: none): float [n_tokens * n_heads,
+  // head_dim + 2], weighted sums of V, largest score, and sum of weights. FinishAttention makes the output of
+  // them.
+  Buffer* parts_after = nullptr;
+  const Buffer* parts_before = nullptr;
+
+  uint64_t parts_bytes() const {
+    return uint64_t{n_tokens} * n_heads * (kv_shape.head_dim + 2) * sizeof(float);
+  }
+};
+
+// KV in slots: of one layer, records [n_streams, n_slots] of `record`. A *stream* selects on its own: it is
+// one sequence with all KV heads (record.n_heads == n_kv_heads), or one KV head of a sequence (record.n_heads
+// == 1; stream = sequence * n_kv_heads + head). Any of a stream's slots may be chosen by the table; the
+// newest entries lie in a ring of slots at the end: entry `position` is entry position % G of slot n_slots -
+// n_window_slots + (position / G) % n_window_slots.
+struct SlotShape {
+  KvRecordShape record;
+  uint32_t n_streams = 0;
+  uint32_t n_slots = 0;         // of a stream, the window's among them
+  uint32_t n_window_slots = 0;  // at least 1
+  uint32_t table_slots = 0;     // of a stream's mapping table, at most
+
+  uint64_t size_bytes() const { return uint64_t{n_streams} * n_slots * record.size_bytes(); }
+  // uint32 [n_streams, 2 + table_slots]: how many slots follow; how many entries of the last of them count
+  // (the others' all do); the slots.
+  uint64_t table_bytes() const { return uint64_t{n_streams} * (2 + table_slots) * 4; }
+};
+
+struct SlotAttentionArgs {
+  AttentionArgs
+      attention;  // kv, kv_shape.type and .n_ctx are not used; n_sequences, n_kv_heads, head_dim are
+  Buffer* slots = nullptr;
+  SlotShape shape;
+  const Buffer* table = nullptr;  // kShared; Attend
+};
+
+// How the heads' scores become one score of a group (methods.md, section 1).
+enum class HeadReduction : uint8_t { kSum, kSoftmax, kGqa, kPerKvHead };
+
+// The index of one layer: rows of `rank` columns for every entry, [n_streams' sequences, n_groups,
+// group_words]. kF16: two columns to a word; kInt8, kInt4: signed, low bits first, times the column's scale.
+// A group's group_tokens * rank elements lie side by side and end with a whole word.
+struct IndexShape {
+  KvType type = KvType::kF16;  // kF16, kInt8 or kInt4
+  uint32_t rank = 0;
+  uint32_t group_tokens = 0;
+  uint32_t n_groups = 0;  // room, per sequence
+  uint32_t n_sequences = 1;
+
+  constexpr uint32_t group_words() const { return (group_tokens * rank * KvElementBits(type) + 31) / 32; }
+  constexpr uint64_t size_bytes() const { return uint64_t{n_sequences} * n_groups * group_words() * 4; }
+};
+
+// Both sides of a layer's adapter. A score is (q . query_side) . (scale * row), with row the quantised
+// (k . key_side - bias).
+struct IndexSides {
+  const Buffer* query_side = nullptr;  // float [n_kv_heads * head_dim, rank]
+  const Buffer* key_side = nullptr;    // float [n_kv_heads * head_dim, rank]
+  const Buffer* bias = nullptr;        // float [rank]: the mean key times key_side
+  const Buffer* scales = nullptr;      // kShared, float [n_sequences, rank]; ones for kF16
+};
+
+struct ScoreArgs {
+  Buffer* query =
+      nullptr;  // float [n_tokens, n_heads * head_dim]: W_q x, neither normalised nor rotated; changed
+  // As in AttentionArgs: norms' q_norm, angles, rotary_dim, rope_halves, step (position and sequence of each
+  // row).
+  AttentionArgs attention;
+  IndexSides sides;
+  const Buffer* index = nullptr;
+  IndexShape index_shape;
+  HeadReduction reduction = HeadReduction::kSoftmax;
+  uint32_t window_tokens = 0;  // groups that hold one of the newest window_tokens entries cannot be chosen
+  uint32_t n_pinned = 0;       // the first groups, always chosen
+  uint32_t n_chosen = 0;       // M: groups to choose per stream, pinned ones included
+  Buffer* scratch = nullptr;   // at least Device::ScoreScratchBytes
+  // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), 1 + n_chosen]: how many groups were chosen
+  // (all that can be, where those are fewer than n_chosen), and which, ascending.
+  Buffer* chosen = nullptr;
+};
+
+// Sums over entries, for an adapter. rows: float [n_rows, row_stride].
+struct GramArgs {
+  const Buffer* rows = nullptr;
+  uint32_t n_rows = 0;
+  uint32_t row_stride = 0;
+  uint32_t first_column = 0;
+  uint32_t dim = 0;
+  uint32_t n_blocks = 1;   // columns first_column + b * dim of each row are vectors of their own
+  uint32_t skip_rows = 0;  // the first rows are left out
+  // float [dim + 1, dim], added to: the sum of v v^T over vectors, and in the last row the sum of v.
+  Buffer* sums = nullptr;
+  uint32_t sums_offset = 0;  // elements
 };
 
 // Operations are carried out as if one after another. Recorded once, finished, then submitted any number of
@@ -130,11 +232,37 @@ class CommandList {
   virtual Status RopeAndStore(const AttentionArgs& args) = 0;
   // output[t] = softmax(Q K^T / sqrt(head_dim)) V over positions 0..position(t) of the row's sequence.
   virtual Status Attend(const AttentionArgs& args) = 0;
+  // output of all entries that went into args.parts_after.
+  virtual Status FinishAttention(const AttentionArgs& args) = 0;
   // gate_up: float [n_tokens, 2 * n_ff]; out = silu(gate) * up, float [n_tokens, n_ff].
   virtual Status SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) = 0;
   // out[i] = x[step.tokens[i].output_row], float [n_rows, n_cols].
   virtual Status GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
                             Buffer* out) = 0;
+  // As RopeAndStore, but K and V are encoded into the window's slots.
+  virtual Status RopeAndEncode(const SlotAttentionArgs& args) = 0;
+  // output[t] = softmax(Q K^T / sqrt(head_dim)) V over the entries that the mapping tables name.
+  virtual Status AttendSlots(const SlotAttentionArgs& args) = 0;
+  // Entries first_token .. first_token + n_groups * G - 1 of one layer's KV (f16 or f32, one sequence), as
+  // records [n_groups] (all KV heads) or [n_kv_heads, n_groups] (record.n_heads == 1). records: kShared.
+  virtual Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
+                               uint32_t n_groups, const KvRecordShape& record, Buffer* records) = 0;
+  // The reverse, into the KV buffer: what was stored, as f16 or f32.
+  virtual Status DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
+                               uint32_t first_token, const KvShape& kv_shape, Buffer* kv) = 0;
+  // Normalises and rotates the query, projects it, scores every group that can be chosen, and chooses. A
+  // group's score is the largest of its entries'; softmaxes run over all entries that can be chosen. Equal
+  // scores: the lower group.
+  virtual Status ScoreAndSelect(const ScoreArgs& args) = 0;
+  // Projects, quantises and stores the index rows of the step's entries; K: float, normalised and rotated,
+  // from column key_offset of rows of row_stride on.
+  virtual Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
+                             const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
+                             const IndexShape& shape, Buffer* index) = 0;
+  // out[t] = k(first_token + t) . key_side - bias, float [n_tokens, rank], of one layer's KV of one sequence.
+  virtual Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
+                             uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) = 0;
+  virtual Status AccumulateGram(const GramArgs& args) = 0;
   // For benchmarks, not for models: multiply-adds without memory (256 per invocation and step, 64 invocations
   // per group), and reads of neighbouring vectors of 16 bytes (one per invocation and step).
   virtual Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) = 0;
@@ -175,12 +303,25 @@ class Device {
                                                        std::span<const MatrixSource> sources) = 0;
   // What AttentionArgs::scratch must hold.
   virtual uint64_t AttendScratchBytes(const AttentionArgs& args) const = 0;
+  virtual uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) const = 0;
+  // What ScoreArgs::scratch must hold.
+  virtual uint64_t ScoreScratchBytes(const ScoreArgs& args) const = 0;
 
   virtual Result<std::unique_ptr<CommandList>> CreateCommandList() = 0;
-  // Starts a finished list; answers the timeline value that Wait takes.
-  virtual Result<uint64_t> Submit(CommandList& list) = 0;
+  // Starts a finished list, once the host has signalled `wait_host` (0: at once); answers the timeline value
+  // that Wait takes. Where the device has no timeline semaphores, this returns only when `wait_host` was
+  // signalled, which must come from another thread.
+  virtual Result<uint64_t> Submit(CommandList& list, uint64_t wait_host = 0) = 0;
+  // Values for SignalHost, one after another: the first of `count`. They are signalled in order, whoever
+  // reserved them.
+  virtual uint64_t ReserveHostValues(uint32_t count) = 0;
+  // By the host; values only grow. Every value that a stage waits for must be signalled in the end, whatever
+  // fails.
+  virtual Status SignalHost(uint64_t value) = 0;
   // As long as it takes; all lists up to `value` are complete afterwards.
   virtual Status Wait(uint64_t value) = 0;
+  // The latest value that is reached; what Wait does for the host remains to be done.
+  virtual Result<uint64_t> Completed() = 0;
 
   // Bytes of live buffers by part, alignment included.
   struct MemoryPart {

@@ -69,7 +69,8 @@ struct AttendParams {
   uint head_dim;
   uint n_ctx;
   uint span_tokens;
-  uint n_splits;  // parts that a row's positions are divided into; 1: the result goes to the output
+  uint n_splits;     // parts that a row's positions are divided into
+  uint keeps_parts;  // 0: the result goes to the output (of one part); else parts go to scratch
   uint qkv_stride;
   float scale;
 };
@@ -78,6 +79,13 @@ struct CombineParams {
   uint n_rows;  // n_tokens * n_heads
   uint head_dim;
   uint n_splits;
+};
+
+struct MergeParams {
+  uint n_rows;  // n_tokens * n_heads
+  uint head_dim;
+  uint n_splits;
+  uint has_before;
 };
 
 struct SwiGluParams {

@@ -1,20 +1,21 @@
 // Each kernel at a model's shapes, beside what the device can do at most: multiply-adds without memory, and
 // reads without arithmetic. Times are the device's own timestamps, medians of several runs.
 //
-//   kernel_bench [DEVICE]
+//   kernel_bench [DEVICE [index]]   index: the operations on the index alone
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "platform/base/check.h"
 #include "runtime/device/open_device.h"
+#include "runtime/device/vulkan/self_test_data.h"
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/or_die.h"
@@ -39,29 +40,42 @@ class Bench {
  public:
   explicit Bench(std::unique_ptr<Device> device) : device_(std::move(device)) {}
 
-  // Median milliseconds of what `record` records, and the variants that ran.
-  std::pair<double, std::string> Time(const std::function<Status(CommandList&)>& record) {
+  // Median milliseconds of each variant that `record` records.
+  std::vector<std::pair<double, std::string>> TimeEach(const std::function<Status(CommandList&)>& record) {
     const auto list = OrDie(device_->CreateCommandList());
     RunOrDie(record(*list));
     RunOrDie(list->Finish());
-    std::vector<double> times;
-    std::string names;
+    std::map<std::string, std::vector<double>> times;
     for (int run = 0; run <= kRuns; ++run) {
       RunOrDie(device_->Wait(OrDie(device_->Submit(*list))));
-      double milliseconds = 0.0;
-      names.clear();
       for (const OperationTime& time : device_->TakeOperationTimes()) {
-        milliseconds += time.milliseconds;
-        names += (names.empty() ? "" : " + ") + time.name;
+        if (run > 0) times[time.name].push_back(time.milliseconds);  // the first run compiles
       }
-      if (run > 0) times.push_back(milliseconds);  // the first run compiles
     }
-    std::sort(times.begin(), times.end());
-    return {times[times.size() / 2], names};
+    std::vector<std::pair<double, std::string>> medians;
+    for (auto& [name, all] : times) {
+      std::sort(all.begin(), all.end());
+      medians.emplace_back(all[all.size() / 2], name);
+    }
+    return medians;
+  }
+
+  // All of them together.
+  std::pair<double, std::string> Time(const std::function<Status(CommandList&)>& record) {
+    std::pair<double, std::string> sum;
+    for (const auto& [milliseconds, name] : TimeEach(record)) {
+      sum.first += milliseconds;
+      sum.second += (sum.second.empty() ? "" : " + ") + name;
+    }
+    return sum;
   }
 
   std::unique_ptr<Buffer> NewBuffer(uint64_t floats, BufferUse use = BufferUse::kDevice) {
     return OrDie(device_->CreateBuffer(floats * sizeof(float), use, "bench"));
+  }
+
+  std::unique_ptr<Buffer> RandomBuffer(uint64_t floats) {
+    return OrDie(device_->CreateConstants(RandomFloats(floats, 1), "bench"));
   }
 
   std::unique_ptr<Matrix> NewMatrix(TensorType type, uint32_t rows, uint32_t cols) {
@@ -136,6 +150,104 @@ class Bench {
            static_cast<double>(2 * (depth + tokens)) * kKvHeads * kHeadDim * KvElementBytes(type));
   }
 
+  // One token over `slots` slots of group_tokens entries, as offloaded decoding attends.
+  void AttendSlots(KvType type, uint32_t slots, uint32_t group_tokens) {
+    SlotAttentionArgs args;
+    args.shape = {.record = {.k_type = type,
+                             .v_type = type,
+                             .n_heads = kKvHeads,
+                             .head_dim = kHeadDim,
+                             .group_tokens = group_tokens},
+                  .n_streams = 1,
+                  .n_slots = slots,
+                  .n_window_slots = 1,
+                  .table_slots = slots};
+    AttentionArgs& attention = args.attention;
+    attention.kv_shape = {KvType::kF16, 1, kKvHeads, kHeadDim, 0};
+    attention.n_heads = kHeads;
+    attention.n_tokens = 1;
+    const auto qkv = NewBuffer(uint64_t{kHeads + 2 * kKvHeads} * kHeadDim);
+    const auto output = NewBuffer(uint64_t{kHeads} * kHeadDim);
+    const auto memory = OrDie(device_->CreateBuffer(args.shape.size_bytes(), BufferUse::kShared, "bench"));
+    const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));
+    const auto table = OrDie(device_->CreateBuffer(args.shape.table_bytes(), BufferUse::kShared, "bench"));
+    auto* words = reinterpret_cast<uint32_t*>(table->host().data());
+    words[0] = slots;
+    words[1] = group_tokens;
+    for (uint32_t s = 0; s < slots; ++s) words[2 + s] = (s * 7) % slots;
+    RunOrDie(table->Flush(0, args.shape.table_bytes()));
+    attention.qkv = qkv.get();
+    attention.step = step.get();
+    attention.output = output.get();
+    args.slots = memory.get();
+    args.table = table.get();
+    const auto scratch =
+        OrDie(device_->CreateBuffer(device_->AttendSlotsScratchBytes(args), BufferUse::kDevice, "bench"));
+    attention.scratch = scratch.get();
+    const auto timed = Time([&](CommandList& list) { return list.AttendSlots(args); });
+    Report(timed, fmt::format("1 x {} rows, {} slots of {}", kHeads, slots, group_tokens),
+           4.0 * slots * group_tokens * kHeads * kHeadDim, static_cast<double>(args.shape.size_bytes()));
+  }
+
+  // One token's choice among n_entries, SmolLM2's heads and a rank of 24.
+  void Score(HeadReduction reduction, const char* name, KvType type, uint32_t n_entries) {
+    constexpr uint32_t kRank = 24;
+    constexpr uint32_t kGroupTokens = 4;
+    constexpr uint32_t kWindow = 64;
+    const auto query = RandomBuffer(kHeads * kHeadDim);
+    const auto angles = RandomBuffer(kHeadDim);
+    const auto side = RandomBuffer(uint64_t{kKvHeads} * kHeadDim * kRank);
+    const auto scales = RandomBuffer(kRank);
+    const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));
+    reinterpret_cast<StepParams*>(step->host().data())->tokens[0] = {0, n_entries + kWindow - 1, 0, 0};
+    const auto chosen = NewBuffer(uint64_t{kKvHeads} * 128, BufferUse::kReadback);
+    ScoreArgs args{
+        .query = query.get(), .attention = {}, .sides = {}, .index_shape = {}, .reduction = reduction};
+    args.attention = {.step = step.get(),
+                      .kv_shape = {.n_kv_heads = kKvHeads, .head_dim = kHeadDim},
+                      .n_heads = kHeads,
+                      .n_tokens = 1,
+                      .angles = angles.get(),
+                      .rotary_dim = kHeadDim};
+    args.sides = {.query_side = side.get(), .scales = scales.get()};
+    args.index_shape = {
+        .type = type, .rank = kRank, .group_tokens = kGroupTokens, .n_groups = n_entries / kGroupTokens};
+    args.window_tokens = kWindow;
+    args.n_pinned = 1;
+    args.n_chosen = 100;
+    args.chosen = chosen.get();
+    const auto index = RandomBuffer(args.index_shape.size_bytes() / sizeof(float));
+    args.index = index.get();
+    const auto scratch =
+        OrDie(device_->CreateBuffer(device_->ScoreScratchBytes(args), BufferUse::kDevice, "bench"));
+    args.scratch = scratch.get();
+    const double rows = reduction == HeadReduction::kSum   ? 1
+                        : reduction == HeadReduction::kGqa ? kKvHeads
+                                                           : kHeads;
+    const auto timed = TimeEach([&](CommandList& list) { return list.ScoreAndSelect(args); });
+    const std::string shape = fmt::format("{}, {} entries", name, n_entries);
+    double total = 0.0;
+    for (const auto& [milliseconds, variant] : timed) {
+      total += milliseconds;
+      if (!variant.starts_with("score")) {
+        fmt::print("{:<34} {:<26} {:>9.3f}\n", variant, shape, milliseconds);
+      } else {
+        Report({milliseconds, variant}, shape, 2.0 * rows * n_entries * kRank,
+               static_cast<double>(args.index_shape.size_bytes()));
+      }
+    }
+    fmt::print("{:<34} {:<26} {:>9.3f}\n", "all of it", shape, total);
+  }
+
+  void ScoreAll() {
+    for (const uint32_t n_entries : {7680U, 32768U}) {
+      Score(HeadReduction::kSoftmax, "softmax", KvType::kInt4, n_entries);
+      Score(HeadReduction::kGqa, "gqa", KvType::kInt4, n_entries);
+      Score(HeadReduction::kSum, "sum", KvType::kInt4, n_entries);
+    }
+    Score(HeadReduction::kSoftmax, "softmax, f16", KvType::kF16, 7680);
+  }
+
   void Elementwise() {
     const uint32_t tokens = 256;
     const auto x = NewBuffer(uint64_t{tokens} * 2 * kFf);
@@ -153,9 +265,11 @@ class Bench {
   double peak_bytes_ = 0.0;  // GB/s
 };
 
-void Run(const std::string& name) {
+void Run(const std::string& name, bool index_only) {
   Bench bench(OrDie(OpenDevice({.device = name, .validation = false, .profile = true})));
   bench.MeasureLimits();
+  bench.ScoreAll();
+  if (index_only) return;
   for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kQ5_1,
                                 TensorType::kF16, TensorType::kF32}) {
     bench.MatMul(type, 2 * kFf, kEmbd, 1);
@@ -169,6 +283,8 @@ void Run(const std::string& name) {
   bench.MatMul(TensorType::kQ4_1, 2 * kFf, kEmbd, 4);
   bench.MatMul(TensorType::kQ8_0, kVocab, kEmbd, 1);
   bench.Attend(KvType::kF16, 1, 8191);
+  bench.Attend(KvType::kF16, 1, 831);
+  for (const KvType type : {KvType::kFp8, KvType::kF16, KvType::kInt4}) bench.AttendSlots(type, 208, 4);
   bench.Attend(KvType::kF16, 256, 1792);
   bench.Attend(KvType::kF32, 256, 1792);
   bench.Elementwise();
@@ -178,6 +294,6 @@ void Run(const std::string& name) {
 }  // namespace kvrun
 
 int main(int argc, char** argv) {
-  kvrun::Run(argc > 1 ? argv[1] : "auto");
+  kvrun::Run(argc > 1 ? argv[1] : "auto", argc > 2 && std::string_view(argv[2]) == "index");
   return 0;
 }

@@ -150,6 +150,71 @@ TEST_P(AttentionTest, Splits) {
   }
 }
 
+// A prompt's chunk over a KV that is there in tiles, one after the other in one buffer.
+void CheckTiles(VulkanComputeDevice& device, const AttendShape& shape, uint32_t tile_tokens) {
+  constexpr float kQueryScale = 3.0F;
+  SelfTestRun run(device);
+  std::vector<float> qkv = RandomFloats(shape.qkv_count(), 12);
+  for (float& value : qkv) value *= kQueryScale;
+  std::vector<float> kv;
+  RandomKv(shape.kv, kv);
+  const std::vector<double> expected = AttendReference(
+      {.tokens = shape.tokens, .kv_shape = shape.kv, .n_heads = shape.n_heads, .angles = {}, .norms = {}},
+      qkv, kv);
+  KvShape tile_shape = shape.kv;
+  tile_shape.n_ctx = tile_tokens;
+  AttentionArgs args{.qkv = run.Floats(qkv),
+                     .kv_shape = tile_shape,
+                     .n_heads = shape.n_heads,
+                     .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
+                     .output = PoisonedBuffer(run, Untouched(expected.size())),
+                     .one_sequence = true};
+  const std::vector<double> nothing = Untouched(args.parts_bytes() / sizeof(float));
+  const uint32_t n_tiles = shape.kv.n_ctx / tile_tokens;
+  for (uint32_t tile = 0; tile < n_tiles; ++tile) {
+    std::vector<StepToken> tokens = shape.tokens;
+    for (StepToken& token : tokens) {
+      token.position = std::min(token.position - tile * tile_tokens, tile_tokens - 1);
+    }
+    std::vector<float> values;
+    for (uint32_t plane = 0; plane < shape.kv.n_kv_heads * 2; ++plane) {
+      const auto begin =
+          kv.begin() + (size_t{plane} * shape.kv.n_ctx + tile * tile_tokens) * shape.kv.head_dim;
+      values.insert(values.end(), begin, begin + size_t{tile_tokens} * shape.kv.head_dim);
+    }
+    if (shape.kv.type == KvType::kF16) {
+      std::vector<uint16_t> halves(values.size());
+      std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
+      values.resize(values.size() / 2);
+      std::memcpy(values.data(), halves.data(), values.size() * sizeof(float));
+    }
+    args.step = run.Step(tokens);
+    args.kv = run.Floats(values);
+    args.parts_before = args.parts_after;
+    args.parts_after = PoisonedBuffer(run, nothing);
+    args.scratch = PoisonedBuffer(run, Untouched(device.AttendScratchBytes(args) / sizeof(float)));
+    run.Run([&](CommandList& list) { return list.Attend(args); });
+  }
+  run.Run([&](CommandList& list) { return list.FinishAttention(args); });
+  // A correction for each tile, as for each block.
+  EXPECT_TRUE(IsClose(run, args.output, expected, AttendTolerance(shape, kQueryScale))) << Describe(shape);
+}
+
+TEST_P(AttentionTest, PrefillOverTiles) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : kKvTypes) {
+      for (const uint32_t head_dim : {64U, 80U}) {
+        for (const auto& [position, n_tokens] : {std::pair{200U, 20U}, {287U, 1U}, {200U, 2U}}) {
+          AttendShape shape{
+              .kv = {type, 1, 3, head_dim, 288}, .n_heads = 9, .one_sequence = true, .tokens = {}};
+          for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(position + t, 0));
+          CheckTiles(*device, shape, 96);
+        }
+      }
+    }
+  }
+}
+
 struct RopeCase {
   AttendShape shape;
   uint32_t rotary_dim = 0;

@@ -5,6 +5,7 @@
 
 #include "runtime/device/open_device.h"
 #include "runtime/device/vulkan/broken_shader.h"
+#include "runtime/device/vulkan/found_devices.h"
 #include "runtime/device/vulkan/self_test.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "tests/support/vulkan_devices.h"
@@ -48,9 +49,24 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
     auto device = VulkanComputeDevice::Create(std::move(vulkan), false, "");
     ASSERT_TRUE(device.ok()) << device.status().message();
     const auto checks = KernelChecks((*device)->plan(), (*device)->is_cpu());
-    for (const char* prefix : {"embed_f32", "embed_q4_1", "embed_q6_k", "matvec", "matmul2_q4_0",
-                               "matmul8_f16", "rms_norm", "swiglu", "gather_rows", "rope_store_f16",
-                               "rope_store_f32", "attend1_f16", "attend4_f32_floor", "combine_splits"}) {
+    for (const char* prefix : {"embed_f32",          "embed_q4_1",
+                               "embed_q6_k",         "matvec",
+                               "matmul2_q4_0",       "matmul8_f16",
+                               "rms_norm",           "swiglu",
+                               "gather_rows",        "rope_store_f16",
+                               "rope_store_f32",     "attend1_f16",
+                               "attend4_f32_floor",  "combine_splits",
+                               "rope_encode",        "encode_records_f16",
+                               "encode_records_f32", "decode_records_f16",
+                               "decode_records_f32", "attend_slots1_",
+                               "attend_slots3_",     "attend_slots4_any_floor",
+                               "rotate_query",       "project_query",
+                               "score_rows9_int4",   "score_groups9_f16",
+                               "score_groups3_int8", "score_sum_int8",
+                               "select_groups",      "project_row_f32",
+                               "project_rows_f32",   "project_keys_f16",
+                               "quantize_index_f16", "quantize_index_int4",
+                               "accumulate_gram"}) {
       ExpectCaught(**device, checks, prefix);
     }
   }
@@ -62,6 +78,34 @@ TEST(Doctor, EveryVariantIsMadeWrong) {
     const std::vector<uint32_t> broken = BreakShader(shader.words);
     EXPECT_EQ(broken.size(), shader.words.size());
     EXPECT_FALSE(std::equal(broken.begin(), broken.end(), shader.words.begin())) << shader.name;
+  }
+}
+
+TEST(Doctor, SubgroupsThatMiscalculateAreNotUsed) {
+  const auto found = FindDevices(true);
+  if (!found.ok()) GTEST_SKIP() << found.status().message();
+  const auto fails = [](VulkanComputeDevice&) -> Result<std::string> {
+    return Status(StatusCode::kDevice, "off by one");
+  };
+  for (size_t i = 0; i < found->facts.size(); ++i) {
+    if (!PlanDevice(found->facts[i], {}).ok()) continue;
+    const auto sound = OpenCheckedDevice(*found, i, false, "", CheckSubgroups);
+    ASSERT_TRUE(sound.ok()) << sound.status().message();
+    const auto wrong = OpenCheckedDevice(*found, i, false, "a note", fails);
+    ASSERT_TRUE(wrong.ok()) << wrong.status().message();
+    if (!(*sound)->plan().use_subgroup_shuffle) continue;
+    EXPECT_FALSE((*wrong)->plan().use_subgroup_shuffle);
+    EXPECT_NE((*wrong)->info().notes.at(0).find("off by one; a note"), std::string::npos);
+    const DeviceCheck broken = [](VulkanComputeDevice& device) -> Result<std::string> {
+      device.pipelines().OverrideShader("matvec_f32_subgroup",
+                                        BreakShader(FindShader("matvec_f32_subgroup")->words));
+      device.pipelines().OverrideShader("matvec1_f32_subgroup",
+                                        BreakShader(FindShader("matvec1_f32_subgroup")->words));
+      return CheckSubgroups(device);
+    };
+    const auto caught = OpenCheckedDevice(*found, i, false, "", broken);
+    ASSERT_TRUE(caught.ok()) << caught.status().message();
+    EXPECT_FALSE((*caught)->plan().use_subgroup_shuffle);
   }
 }
 

@@ -152,6 +152,38 @@ TEST_P(MatMulTest, StackedSources) {
   }
 }
 
+// Of a stack of matrices, the rows of the first.
+TEST_P(MatMulTest, TheFirstRowsOfAMatrix) {
+  constexpr uint32_t kCols = 96;
+  for (VulkanComputeDevice* device : devices_) {
+    for (const TensorType type : {TensorType::kQ4_1, TensorType::kF16}) {
+      for (const uint32_t n_rows : {1U, 32U, 70U, 99U, 100U}) {
+        SelfTestRun run(*device);
+        const std::vector<std::byte> data = RandomTensor(type, size_t{100} * kCols, 1);
+        const size_t used_bytes = data.size() / 100 * n_rows;
+        const MatrixSource used{.data = std::span(data).first(used_bytes), .n_rows = n_rows};
+        const ReferenceMatrix reference(type, kCols, {&used, 1});
+        const Matrix* matrix = run.Weights(type, 100, kCols, data);
+        for (const uint32_t n_tokens : {1U, 5U}) {
+          const std::vector<float> input = RandomFloats(size_t{n_tokens} * kCols, 2);
+          const MatMulReferenceArgs plain{.input = input, .bias = {}, .n_tokens = n_tokens};
+          std::vector<double> expected = Untouched(size_t{n_tokens} * n_rows);
+          const std::vector<double> tolerance = MatMulTolerance(type, reference, plain, expected);
+          const MatMulArgs args{.weight = matrix,
+                                .input = run.Floats(input),
+                                .output = PoisonedBuffer(run, expected),
+                                .n_tokens = n_tokens,
+                                .n_rows = n_rows};
+          run.Run([&](CommandList& list) { return list.MatMul(args); });
+          MatMulReference(reference, plain, expected);
+          EXPECT_TRUE(IsClose(run, args.output, expected, tolerance))
+              << TensorTypeName(type) << ", " << n_rows << " rows, " << n_tokens << " tokens";
+        }
+      }
+    }
+  }
+}
+
 TEST_P(MatMulTest, AWholeStepOfTokens) {
   constexpr uint32_t kRows = 40;
   constexpr uint32_t kTokens = KVRUN_MAX_STEP_TOKENS;

@@ -33,9 +33,14 @@ class FakeDevice : public Device {
     return None();
   }
   uint64_t AttendScratchBytes(const AttentionArgs&) const override { return 0; }
+  uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs&) const override { return 0; }
+  uint64_t ScoreScratchBytes(const ScoreArgs&) const override { return 0; }
   Result<std::unique_ptr<CommandList>> CreateCommandList() override { return None(); }
-  Result<uint64_t> Submit(CommandList&) override { return None(); }
+  Result<uint64_t> Submit(CommandList&, uint64_t) override { return None(); }
+  uint64_t ReserveHostValues(uint32_t) override { return 1; }
+  Status SignalHost(uint64_t) override { return None(); }
   Status Wait(uint64_t) override { return None(); }
+  Result<uint64_t> Completed() override { return None(); }
   std::vector<MemoryPart> MemoryInUse() const override {
     return {{"weights", 1000}, {"kv", 200}, {"kv", 30}, {"pipelines", 4}};
   }

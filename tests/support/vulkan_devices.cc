@@ -38,8 +38,10 @@ void KeepValidationLayerLoaded() {
 
 std::shared_ptr<VulkanInstance> TestInstance() {
   static const std::shared_ptr<VulkanInstance> instance = []() -> std::shared_ptr<VulkanInstance> {
+    const char* asked = std::getenv("KVRUN_VALIDATION");
+    const bool validation = asked == nullptr || std::string_view(asked) != "0";
     Result<std::shared_ptr<VulkanInstance>> created =
-        VulkanInstance::Create({.validation = true, .sync_validation = true});
+        VulkanInstance::Create({.validation = validation, .sync_validation = validation});
     KeepValidationLayerLoaded();
     if (created.ok()) return std::move(created).value();
     std::fprintf(stderr, "no Vulkan for tests: %s\n", created.status().message().c_str());

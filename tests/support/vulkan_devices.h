@@ -1,4 +1,5 @@
-// Every Vulkan device of this machine, opened with validation, for tests that need a driver.
+// Every Vulkan device of this machine, for tests that need a driver; opened with validation, unless the
+// environment says KVRUN_VALIDATION=0.
 #pragma once
 
 #include <functional>

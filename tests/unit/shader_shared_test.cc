@@ -9,7 +9,9 @@
 
 #include "runtime/device/vulkan/shader_library.h"
 #include "shaders/shared/fill.h"
+#include "shaders/shared/index_params.h"
 #include "shaders/shared/op_params.h"
+#include "shaders/shared/slot_params.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/spirv_reflect.h"
 
@@ -65,11 +67,99 @@ struct OffsetTable {
   std::vector<size_t> offsets;
 };
 
+std::vector<size_t> RecordThen(std::vector<size_t> rest) {
+  std::vector<size_t> offsets = {
+      offsetof(KvRecordLayout, n_heads),       offsetof(KvRecordLayout, head_dim),
+      offsetof(KvRecordLayout, group_tokens),  offsetof(KvRecordLayout, size_words),
+      offsetof(KvRecordLayout, k_row_words),   offsetof(KvRecordLayout, v_row_words),
+      offsetof(KvRecordLayout, k_row_scales),  offsetof(KvRecordLayout, v_row_scales),
+      offsetof(KvRecordLayout, v_begin),       offsetof(KvRecordLayout, k_scales_begin),
+      offsetof(KvRecordLayout, v_scales_begin)};
+  offsets.insert(offsets.end(), rest.begin(), rest.end());
+  return offsets;
+}
+
 std::vector<size_t> PlanesThen(std::vector<size_t> rest) {
   std::vector<size_t> offsets = {offsetof(PackedPlanes, high), offsetof(PackedPlanes, scales),
                                  offsetof(PackedPlanes, extra), offsetof(PackedPlanes, n_chunks)};
   offsets.insert(offsets.end(), rest.begin(), rest.end());
   return offsets;
+}
+
+// Of the operations on KV records.
+std::map<std::string, OffsetTable> RecordOperationOffsets() {
+  static_assert(offsetof(RopeEncodeParams, record) == 0 && offsetof(AttendSlotsParams, record) == 0 &&
+                offsetof(RecordCopyParams, record) == 0);
+  const OffsetTable copy{
+      sizeof(RecordCopyParams),
+      RecordThen({offsetof(RecordCopyParams, n_kv_heads), offsetof(RecordCopyParams, n_ctx),
+                  offsetof(RecordCopyParams, first_token), offsetof(RecordCopyParams, n_groups)})};
+  return {
+      {"encode_records", copy},
+      {"decode_records", copy},
+      {"rope_encode",
+       {sizeof(RopeEncodeParams),
+        RecordThen({offsetof(RopeEncodeParams, n_heads), offsetof(RopeEncodeParams, n_kv_heads),
+                    offsetof(RopeEncodeParams, n_tokens), offsetof(RopeEncodeParams, rotary_dim),
+                    offsetof(RopeEncodeParams, rope_halves), offsetof(RopeEncodeParams, has_qk_norm),
+                    offsetof(RopeEncodeParams, norm_epsilon), offsetof(RopeEncodeParams, n_slots),
+                    offsetof(RopeEncodeParams, n_window_slots)})}},
+      {"attend_slots",
+       {sizeof(AttendSlotsParams),
+        RecordThen({offsetof(AttendSlotsParams, n_heads), offsetof(AttendSlotsParams, n_kv_heads),
+                    offsetof(AttendSlotsParams, n_slots), offsetof(AttendSlotsParams, table_stride),
+                    offsetof(AttendSlotsParams, n_splits), offsetof(AttendSlotsParams, qkv_stride),
+                    offsetof(AttendSlotsParams, scale)})}},
+  };
+}
+
+// Those of shaders/shared/index_params.h.
+std::map<std::string, OffsetTable> IndexOperationOffsets() {
+  const OffsetTable project_keys{sizeof(ProjectKeysParams),
+                                 {offsetof(ProjectKeysParams, n_tokens), offsetof(ProjectKeysParams, n_dims),
+                                  offsetof(ProjectKeysParams, rank), offsetof(ProjectKeysParams, row_begin),
+                                  offsetof(ProjectKeysParams, row_stride),
+                                  offsetof(ProjectKeysParams, head_dim), offsetof(ProjectKeysParams, n_ctx)}};
+  return {
+      {"rotate_query",
+       {sizeof(RotateQueryParams),
+        {offsetof(RotateQueryParams, n_heads), offsetof(RotateQueryParams, head_dim),
+         offsetof(RotateQueryParams, rotary_dim), offsetof(RotateQueryParams, rope_halves),
+         offsetof(RotateQueryParams, has_norm), offsetof(RotateQueryParams, norm_epsilon)}}},
+      {"project_query",
+       {sizeof(ProjectQueryParams),
+        {offsetof(ProjectQueryParams, n_heads), offsetof(ProjectQueryParams, n_kv_heads),
+         offsetof(ProjectQueryParams, head_dim), offsetof(ProjectQueryParams, rank),
+         offsetof(ProjectQueryParams, n_rows), offsetof(ProjectQueryParams, z_begin),
+         offsetof(ProjectQueryParams, scale)}}},
+      {"score",
+       {sizeof(ScoreParams),
+        {offsetof(ScoreParams, n_groups), offsetof(ScoreParams, group_words),
+         offsetof(ScoreParams, window_tokens), offsetof(ScoreParams, n_rows),
+         offsetof(ScoreParams, list_rows), offsetof(ScoreParams, first_row), offsetof(ScoreParams, n_units),
+         offsetof(ScoreParams, n_workgroups), offsetof(ScoreParams, z_begin),
+         offsetof(ScoreParams, softmaxes_begin), offsetof(ScoreParams, totals_begin),
+         offsetof(ScoreParams, scores_begin), offsetof(ScoreParams, scores_stride)}}},
+      {"select_groups",
+       {sizeof(SelectGroupsParams),
+        {offsetof(SelectGroupsParams, n_groups), offsetof(SelectGroupsParams, group_tokens),
+         offsetof(SelectGroupsParams, window_tokens), offsetof(SelectGroupsParams, n_lists),
+         offsetof(SelectGroupsParams, n_pinned), offsetof(SelectGroupsParams, n_chosen),
+         offsetof(SelectGroupsParams, scores_begin), offsetof(SelectGroupsParams, scores_stride)}}},
+      {"quantize_index",
+       {sizeof(QuantizeIndexParams),
+        {offsetof(QuantizeIndexParams, n_tokens), offsetof(QuantizeIndexParams, rank),
+         offsetof(QuantizeIndexParams, group_tokens), offsetof(QuantizeIndexParams, n_groups),
+         offsetof(QuantizeIndexParams, group_words), offsetof(QuantizeIndexParams, row_words)}}},
+      {"accumulate_gram",
+       {sizeof(AccumulateGramParams),
+        {offsetof(AccumulateGramParams, n_vectors), offsetof(AccumulateGramParams, first_row),
+         offsetof(AccumulateGramParams, row_stride), offsetof(AccumulateGramParams, first_column),
+         offsetof(AccumulateGramParams, dim), offsetof(AccumulateGramParams, n_blocks),
+         offsetof(AccumulateGramParams, sums_offset)}}},
+      {"project_keys", project_keys},
+      {"project_row", project_keys},
+  };
 }
 
 // By the operation that a variant's name begins with, without the digits of its tile.
@@ -81,7 +171,7 @@ std::map<std::string, OffsetTable> OperationOffsets() {
                   offsetof(MatMulParams, n_tokens), offsetof(MatMulParams, output_stride),
                   offsetof(MatMulParams, output_offset), offsetof(MatMulParams, bias_offset),
                   offsetof(MatMulParams, has_bias), offsetof(MatMulParams, accumulate)})};
-  return {
+  std::map<std::string, OffsetTable> operations = {
       {"embed",
        {sizeof(EmbedParams), PlanesThen({offsetof(EmbedParams, n_rows), offsetof(EmbedParams, row_begin),
                                          offsetof(EmbedParams, n_cols), offsetof(EmbedParams, n_tokens)})}},
@@ -102,29 +192,37 @@ std::map<std::string, OffsetTable> OperationOffsets() {
        {sizeof(AttendParams),
         {offsetof(AttendParams, n_heads), offsetof(AttendParams, n_kv_heads),
          offsetof(AttendParams, head_dim), offsetof(AttendParams, n_ctx), offsetof(AttendParams, span_tokens),
-         offsetof(AttendParams, n_splits), offsetof(AttendParams, qkv_stride),
-         offsetof(AttendParams, scale)}}},
+         offsetof(AttendParams, n_splits), offsetof(AttendParams, keeps_parts),
+         offsetof(AttendParams, qkv_stride), offsetof(AttendParams, scale)}}},
       {"combine_splits",
        {sizeof(CombineParams),
         {offsetof(CombineParams, n_rows), offsetof(CombineParams, head_dim),
          offsetof(CombineParams, n_splits)}}},
+      {"merge_splits",
+       {sizeof(MergeParams),
+        {offsetof(MergeParams, n_rows), offsetof(MergeParams, head_dim), offsetof(MergeParams, n_splits),
+         offsetof(MergeParams, has_before)}}},
       {"swiglu", {sizeof(SwiGluParams), {offsetof(SwiGluParams, n_tokens), offsetof(SwiGluParams, n_ff)}}},
       {"alu_rate", {sizeof(RateParams), {offsetof(RateParams, n_steps), offsetof(RateParams, stride)}}},
       {"read_rate", {sizeof(RateParams), {offsetof(RateParams, n_steps), offsetof(RateParams, stride)}}},
       {"gather_rows",
        {sizeof(GatherParams), {offsetof(GatherParams, n_rows), offsetof(GatherParams, n_cols)}}},
   };
+  operations.merge(IndexOperationOffsets());
+  return operations;
 }
 
 TEST(ShaderShared, EveryOperationsParametersLieWhereCppPutsThem) {
-  const std::map<std::string, OffsetTable> operations = OperationOffsets();
+  std::map<std::string, OffsetTable> operations = OperationOffsets();
+  operations.merge(RecordOperationOffsets());
   std::map<std::string, size_t> seen;
   for (const ShaderCode& shader : AllShaders()) {
     const std::string_view name = shader.name;
     if (name.starts_with("fill_")) continue;  // the test above
-    const auto operation =
-        std::ranges::find_if(operations, [&](const auto& entry) { return name.starts_with(entry.first); });
-    ASSERT_NE(operation, operations.end()) << name << " needs its struct's offsets here";
+    // From the back: of two prefixes, as attend and attend_slots, the longer one.
+    const auto operation = std::find_if(operations.rbegin(), operations.rend(),
+                                        [&](const auto& entry) { return name.starts_with(entry.first); });
+    ASSERT_NE(operation, operations.rend()) << name << " needs its struct's offsets here";
     ++seen[operation->first];
     const ReflectedShader reflected = Reflect(shader);
     EXPECT_EQ(Offsets(reflected.push_constants), operation->second.offsets) << name;

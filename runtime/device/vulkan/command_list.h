@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct Dispatch {
   std::span<const std::byte> params;   // push constants
 };
 
+struct ProjectKeysParams;
+struct ScorePlan;
+
 class VulkanCommandList : public CommandList {
  public:
   static Result<std::unique_ptr<VulkanCommandList>> Create(VulkanComputeDevice& device);
@@ -44,9 +48,23 @@ class VulkanCommandList : public CommandList {
   Status MatMul(const MatMulArgs& args) override;
   Status RopeAndStore(const AttentionArgs& args) override;
   Status Attend(const AttentionArgs& args) override;
+  Status FinishAttention(const AttentionArgs& args) override;
   Status SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) override;
   Status GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
                     Buffer* out) override;
+  Status RopeAndEncode(const SlotAttentionArgs& args) override;
+  Status AttendSlots(const SlotAttentionArgs& args) override;
+  Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_groups,
+                       const KvRecordShape& record, Buffer* records) override;
+  Status DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
+                       uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
+  Status ScoreAndSelect(const ScoreArgs& args) override;
+  Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
+                     const Buffer& step, uint32_t n_tokens, const IndexSides& sides, const IndexShape& shape,
+                     Buffer* index) override;
+  Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_tokens,
+                     const IndexSides& sides, uint32_t rank, Buffer* out) override;
+  Status AccumulateGram(const GramArgs& args) override;
   Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status Finish() override;
@@ -66,6 +84,18 @@ class VulkanCommandList : public CommandList {
   explicit VulkanCommandList(VulkanComputeDevice& device, CommandPool pool);
 
   Status Record(const Dispatch& dispatch);
+  Status CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
+                       Buffer* output);
+  // The steps of ScoreAndSelect.
+  Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
+  Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score);
+  Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
+                      uint32_t first_row, uint32_t groups_y);
+  // Keys in float rows ("rows_f32") or in a KV buffer ("keys_f16", "keys_f32").
+  Status Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
+                 const ProjectKeysParams& params, const Buffer* out);
+  // What passes between dispatches of one operation; each may use it anew. Lives as long as the list.
+  Result<const Buffer*> Temporary(uint64_t size_bytes);
   Status BeginPart();
   void OrderAfterEarlier(std::span<const Binding> storage);
   void NoteHostBuffer(const VulkanBuffer& buffer);
@@ -82,6 +112,7 @@ class VulkanCommandList : public CommandList {
   std::vector<const DeviceBuffer*> written_;  // since the last barrier
   std::vector<const VulkanBuffer*> uploads_;
   std::vector<const VulkanBuffer*> readbacks_;
+  std::vector<std::unique_ptr<Buffer>> temporaries_;  // ever larger
   std::optional<TimestampPool> timestamps_;
   std::vector<std::string> timed_;  // the variant that ended at timestamp i + 1
 };

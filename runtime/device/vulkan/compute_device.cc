@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "platform/base/freed_memory.h"
 #include "platform/base/units.h"
@@ -18,9 +19,11 @@ namespace {
 // there is multiplied with zeros.
 constexpr uint64_t kSlackBytes = 256;
 constexpr uint64_t kStagingBytes = 16 * kMiB;
+constexpr size_t kSubmittedAtOnce = 1024;  // without growing
 
 MemoryKind KindOf(BufferUse use) {
   if (use == BufferUse::kUpload) return MemoryKind::kUpload;
+  if (use == BufferUse::kShared) return MemoryKind::kShared;
   return use == BufferUse::kReadback ? MemoryKind::kReadback : MemoryKind::kDeviceLocal;
 }
 
@@ -83,6 +86,8 @@ Result<std::unique_ptr<VulkanComputeDevice>> VulkanComputeDevice::Create(std::un
   device->allocator_ = std::make_unique<DeviceAllocator>(*device->vulkan_);
   KVRUN_ASSIGN_OR_RETURN(device->pipelines_, PipelineLibrary::Create(*device->vulkan_));
   KVRUN_ASSIGN_OR_RETURN(device->timeline_, Timeline::Create(*device->vulkan_));
+  KVRUN_ASSIGN_OR_RETURN(device->host_timeline_, Timeline::Create(*device->vulkan_));
+  device->submitted_.reserve(kSubmittedAtOnce);
   KVRUN_ASSIGN_OR_RETURN(DeviceBuffer empty,
                          device->AllocateFilled(kSlackBytes, MemoryKind::kDeviceLocal, "activations"));
   device->empty_ = std::make_unique<VulkanBuffer>(std::move(empty), kSlackBytes, BufferUse::kDevice);
@@ -216,7 +221,7 @@ Result<std::unique_ptr<Matrix>> VulkanComputeDevice::CreateMatrix(TensorType typ
 uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {
   const uint32_t n_splits =
       ChooseAttend(plan(), is_cpu(), args.kv_shape, args.n_heads, args.n_tokens, args.one_sequence).n_splits;
-  if (n_splits == 1) return 16;
+  if (n_splits == 1 && args.parts_after == nullptr) return 16;
   return uint64_t{args.n_tokens} * args.n_heads * n_splits * (args.kv_shape.head_dim + 2) * sizeof(float);
 }
 
@@ -225,29 +230,55 @@ Result<std::unique_ptr<CommandList>> VulkanComputeDevice::CreateCommandList() {
   return std::unique_ptr<CommandList>(std::move(list));
 }
 
-Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list) {
+Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list, uint64_t wait_host) {
+  std::optional<TimelinePoint> wait;
+  if (wait_host != 0) wait = TimelinePoint{host_timeline_.get(), wait_host};
   auto& vulkan_list = static_cast<VulkanCommandList&>(list);
   KVRUN_RETURN_IF_ERROR(vulkan_list.FlushUploads());
-  const std::lock_guard lock(mutex_);
-  for (const VkCommandBuffer& commands : vulkan_list.parts()) {
-    KVRUN_RETURN_IF_ERROR(timeline_->Submit({&commands, 1}, last_value_ + 1));
-    ++last_value_;
+  uint64_t value = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    value = last_value_ += vulkan_list.parts().size();
+    submitted_.push_back({value, &vulkan_list});
   }
-  submitted_[last_value_] = &vulkan_list;
-  return last_value_;
+  // Not under the mutex: with fences this waits, and whoever signals may have to wait for earlier work first.
+  uint64_t part_value = value - vulkan_list.parts().size();
+  for (const VkCommandBuffer& commands : vulkan_list.parts()) {
+    const Status status = timeline_->Submit({&commands, 1}, ++part_value, wait);
+    if (!status.ok()) {
+      Forget(vulkan_list);
+      return status;
+    }
+    wait.reset();
+  }
+  return value;
 }
+
+uint64_t VulkanComputeDevice::ReserveHostValues(uint32_t count) {
+  const std::lock_guard lock(mutex_);
+  last_host_value_ += count;
+  return last_host_value_ - count + 1;
+}
+
+Status VulkanComputeDevice::SignalHost(uint64_t value) { return host_timeline_->Signal(value); }
 
 Status VulkanComputeDevice::Wait(uint64_t value) {
   KVRUN_ASSIGN_OR_RETURN(const bool reached, timeline_->Wait(value));
   if (!reached) return {StatusCode::kDevice, "the device did not finish"};
   const std::lock_guard lock(mutex_);
   bool has_compiled = false;
-  while (!submitted_.empty() && submitted_.begin()->first <= value) {
-    VulkanCommandList& list = *submitted_.begin()->second;
-    KVRUN_RETURN_IF_ERROR(list.InvalidateReadbacks());
-    KVRUN_RETURN_IF_ERROR(list.AddTimes(&times_));
-    has_compiled |= list.TakeFirstRun();
+  while (!submitted_.empty() && submitted_.front().value <= value) {
+    VulkanCommandList& list = *submitted_.front().list;
     submitted_.erase(submitted_.begin());
+    KVRUN_RETURN_IF_ERROR(list.InvalidateReadbacks());
+    if (profile_) untimed_.push_back(&list);
+    has_compiled |= list.TakeFirstRun();
+  }
+  // Only when nothing is under way: a driver may wait for all that was submitted before it hands timestamps
+  // out, and lists may wait for the host.
+  if (submitted_.empty()) {
+    for (const VulkanCommandList* list : untimed_) KVRUN_RETURN_IF_ERROR(list->AddTimes(&times_));
+    untimed_.clear();
   }
   // A driver's compiler leaves tens of MiB behind.
   if (has_compiled) ReturnFreedMemory();
@@ -256,7 +287,8 @@ Status VulkanComputeDevice::Wait(uint64_t value) {
 
 void VulkanComputeDevice::Forget(const VulkanCommandList& list) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(submitted_, [&](const auto& entry) { return entry.second == &list; });
+  std::erase_if(submitted_, [&](const auto& entry) { return entry.list == &list; });
+  std::erase(untimed_, &list);
 }
 
 std::vector<Device::MemoryPart> VulkanComputeDevice::MemoryInUse() const {

@@ -32,6 +32,12 @@ class VulkanBuffer : public Buffer {
   std::span<std::byte> host() override {
     return use_ == BufferUse::kDevice ? std::span<std::byte>{} : memory_.bytes().first(size_bytes_);
   }
+  Status Flush(uint64_t offset_bytes, uint64_t length_bytes) override {
+    return memory_.Flush(offset_bytes, length_bytes);
+  }
+  Status Invalidate(uint64_t offset_bytes, uint64_t length_bytes) override {
+    return memory_.Invalidate(offset_bytes, length_bytes);
+  }
   const DeviceBuffer& memory() const { return memory_; }
   BufferUse use() const { return use_; }
 
@@ -74,9 +80,14 @@ class VulkanComputeDevice : public Device {
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                std::span<const MatrixSource> sources) override;
   uint64_t AttendScratchBytes(const AttentionArgs& args) const override;
+  uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) const override;
+  uint64_t ScoreScratchBytes(const ScoreArgs& args) const override;
   Result<std::unique_ptr<CommandList>> CreateCommandList() override;
-  Result<uint64_t> Submit(CommandList& list) override;
+  Result<uint64_t> Submit(CommandList& list, uint64_t wait_host = 0) override;
+  uint64_t ReserveHostValues(uint32_t count) override;
+  Status SignalHost(uint64_t value) override;
   Status Wait(uint64_t value) override;
+  Result<uint64_t> Completed() override { return timeline_->Completed(); }
   std::vector<MemoryPart> MemoryInUse() const override;
   std::vector<OperationTime> TakeOperationTimes() override;
 
@@ -107,11 +118,18 @@ class VulkanComputeDevice : public Device {
   std::unique_ptr<DeviceAllocator> allocator_;
   std::unique_ptr<PipelineLibrary> pipelines_;
   std::unique_ptr<VulkanBuffer> empty_;
-  std::unique_ptr<Timeline> timeline_;
+  std::unique_ptr<Timeline> timeline_;       // of the device's work
+  std::unique_ptr<Timeline> host_timeline_;  // of the host's signals
 
+  struct Submitted {
+    uint64_t value = 0;
+    VulkanCommandList* list = nullptr;
+  };
   std::mutex mutex_;  // guards what follows
   uint64_t last_value_ = 0;
-  std::map<uint64_t, VulkanCommandList*> submitted_;  // until they were waited for
+  uint64_t last_host_value_ = 0;
+  std::vector<Submitted> submitted_;               // ascending; until they were waited for
+  std::vector<const VulkanCommandList*> untimed_;  // complete, with profile: their times are still to be read
   std::map<std::string, OperationTime> times_;
 };
 

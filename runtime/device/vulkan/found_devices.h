@@ -3,6 +3,7 @@
 
 #include <volk.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,5 +25,10 @@ struct FoundDevices {
 Result<FoundDevices> FindDevices(bool validation);
 Result<std::unique_ptr<VulkanComputeDevice>> OpenFoundDevice(const FoundDevices& found, size_t index,
                                                              bool profile, std::string note);
+// The same, without subgroup operations where `check` finds that they miscalculate; a note says so.
+using DeviceCheck = std::function<Result<std::string>(VulkanComputeDevice&)>;
+Result<std::unique_ptr<VulkanComputeDevice>> OpenCheckedDevice(const FoundDevices& found, size_t index,
+                                                               bool profile, const std::string& note,
+                                                               const DeviceCheck& check);
 
 }  // namespace kvrun

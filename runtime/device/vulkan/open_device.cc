@@ -8,6 +8,7 @@
 #include "platform/vulkan/select_device.h"
 #include "runtime/device/vulkan/compute_device.h"
 #include "runtime/device/vulkan/found_devices.h"
+#include "runtime/device/vulkan/self_test.h"
 
 namespace kvrun {
 
@@ -25,13 +26,37 @@ Result<FoundDevices> FindDevices(bool validation) {
   return found;
 }
 
-Result<std::unique_ptr<VulkanComputeDevice>> OpenFoundDevice(const FoundDevices& found, size_t index,
-                                                             bool profile, std::string note) {
-  KVRUN_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(found.facts[index], {}));
+namespace {
+
+Result<std::unique_ptr<VulkanComputeDevice>> OpenPlanned(const FoundDevices& found, size_t index,
+                                                         const PlanRequest& request, bool profile,
+                                                         std::string note) {
+  KVRUN_ASSIGN_OR_RETURN(DevicePlan plan, PlanDevice(found.facts[index], request));
   KVRUN_ASSIGN_OR_RETURN(
       std::unique_ptr<VulkanDevice> vulkan,
       VulkanDevice::Create(found.instance, found.handles[index], found.facts[index], std::move(plan)));
   return VulkanComputeDevice::Create(std::move(vulkan), profile, std::move(note));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<VulkanComputeDevice>> OpenFoundDevice(const FoundDevices& found, size_t index,
+                                                             bool profile, std::string note) {
+  return OpenPlanned(found, index, {}, profile, std::move(note));
+}
+
+Result<std::unique_ptr<VulkanComputeDevice>> OpenCheckedDevice(const FoundDevices& found, size_t index,
+                                                               bool profile, const std::string& note,
+                                                               const DeviceCheck& check) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> device,
+                         OpenPlanned(found, index, {}, profile, note));
+  if (!device->plan().use_subgroup_shuffle) return device;
+  const Result<std::string> result = check(*device);
+  if (result.ok()) return device;
+  device.reset();
+  const std::string failed = fmt::format("subgroup operations are not used, they miscalculate: {}{}{}",
+                                         result.status().message(), note.empty() ? "" : "; ", note);
+  return OpenPlanned(found, index, {.allow_subgroups = false}, profile, failed);
 }
 
 Result<std::vector<DeviceListing>> ListDevices() {
@@ -61,9 +86,10 @@ Result<std::vector<DeviceListing>> ListDevices() {
 
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
-  KVRUN_ASSIGN_OR_RETURN(DeviceChoice choice, SelectDevice(found.facts, options.device));
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> device,
-                         OpenFoundDevice(found, choice.index, options.profile, std::move(choice.note)));
+  KVRUN_ASSIGN_OR_RETURN(const DeviceChoice choice, SelectDevice(found.facts, options.device));
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<VulkanComputeDevice> device,
+      OpenCheckedDevice(found, choice.index, options.profile, choice.note, CheckSubgroups));
   return std::unique_ptr<Device>(std::move(device));
 }
 

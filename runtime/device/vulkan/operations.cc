@@ -1,6 +1,7 @@
 // One launcher per shader: an operation's arguments become bindings, push constants and workgroups.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -61,20 +62,24 @@ Status VulkanCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float e
 Status VulkanCommandList::MatMul(const MatMulArgs& args) {
   const auto& weight = static_cast<const VulkanMatrix&>(*args.weight);
   NoteHostBuffer(AsVulkan(*args.output));
+  const uint32_t wanted_rows = args.n_rows != 0 ? args.n_rows : weight.n_rows();
+  KVRUN_CHECK(wanted_rows <= weight.n_rows());
   for (const MatrixSlice& slice : weight.slices()) {
+    if (slice.row_begin >= wanted_rows) break;
+    const uint32_t n_rows = std::min(slice.layout.n_rows, wanted_rows - slice.row_begin);
     const MatMulParams params{
         .planes = slice.layout.planes,
-        .n_rows = slice.layout.n_rows,
+        .n_rows = n_rows,
         .n_cols = weight.n_cols(),
         .n_tokens = args.n_tokens,
-        .output_stride = args.output_stride != 0 ? args.output_stride : weight.n_rows(),
+        .output_stride = args.output_stride != 0 ? args.output_stride : wanted_rows,
         .output_offset = args.output_offset + slice.row_begin,
         .bias_offset = args.bias_offset + slice.row_begin,
         .has_bias = args.bias != nullptr ? 1U : 0U,
         .accumulate = args.accumulate ? 1U : 0U,
     };
-    const KernelChoice kernel = ChooseMatMul(device_.plan(), device_.is_cpu(), weight.type(),
-                                             slice.layout.n_rows, weight.n_cols(), args.n_tokens);
+    const KernelChoice kernel =
+        ChooseMatMul(device_.plan(), device_.is_cpu(), weight.type(), n_rows, weight.n_cols(), args.n_tokens);
     const std::array storage = {Binding{&slice.memory, Access::kRead},
                                 Binding{MemoryOrEmpty(args.input), Access::kRead},
                                 Binding{MemoryOrEmpty(args.output), Access::kReadWrite},
@@ -115,6 +120,7 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                             .n_ctx = kv.n_ctx,
                             .span_tokens = args.one_sequence ? args.n_tokens : 1,
                             .n_splits = choice.n_splits,
+                            .keeps_parts = choice.n_splits > 1 || args.parts_after != nullptr ? 1U : 0U,
                             .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
                             .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim))};
   const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead},
@@ -123,14 +129,35 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                               Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
   KVRUN_RETURN_IF_ERROR(Record(
       {.kernel = choice.kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = Bytes(params)}));
-  if (choice.n_splits == 1) return Status::Ok();
+  if (params.keeps_parts == 0) return Status::Ok();
+  const uint32_t n_rows = args.n_tokens * args.n_heads;
+  if (args.parts_after == nullptr) {
+    return CombineSplits(*args.scratch, choice.n_splits, n_rows, kv.head_dim, args.output);
+  }
+  const MergeParams merge{.n_rows = n_rows,
+                          .head_dim = kv.head_dim,
+                          .n_splits = choice.n_splits,
+                          .has_before = args.parts_before != nullptr ? 1U : 0U};
+  const std::array merge_storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
+                                    Binding{MemoryOrEmpty(args.parts_before), Access::kRead},
+                                    Binding{MemoryOrEmpty(args.parts_after), Access::kWrite}};
+  return Record({.kernel = Linear("merge_splits_f32_floor", uint64_t{n_rows} * (kv.head_dim + 2), 64),
+                 .storage = merge_storage,
+                 .params = Bytes(merge)});
+}
 
-  const CombineParams combine{
-      .n_rows = args.n_tokens * args.n_heads, .head_dim = kv.head_dim, .n_splits = choice.n_splits};
-  const std::array combine_storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
-                                      Binding{MemoryOrEmpty(args.output), Access::kWrite}};
-  return Record({.kernel = Linear("combine_splits_f32_floor", uint64_t{combine.n_rows} * kv.head_dim, 64),
-                 .storage = combine_storage,
+Status VulkanCommandList::FinishAttention(const AttentionArgs& args) {
+  return CombineSplits(*args.parts_after, 1, args.n_tokens * args.n_heads, args.kv_shape.head_dim,
+                       args.output);
+}
+
+Status VulkanCommandList::CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows,
+                                        uint32_t head_dim, Buffer* output) {
+  const CombineParams combine{.n_rows = n_rows, .head_dim = head_dim, .n_splits = n_splits};
+  const std::array storage = {Binding{MemoryOrEmpty(&parts), Access::kRead},
+                              Binding{MemoryOrEmpty(output), Access::kWrite}};
+  return Record({.kernel = Linear("combine_splits_f32_floor", uint64_t{n_rows} * head_dim, 64),
+                 .storage = storage,
                  .params = Bytes(combine)});
 }
 

@@ -8,7 +8,9 @@
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/self_test_attention.h"
 #include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/vulkan/self_test_index.h"
 #include "runtime/device/vulkan/self_test_run.h"
+#include "runtime/device/vulkan/self_test_slots.h"
 
 namespace kvrun {
 namespace {
@@ -154,6 +156,10 @@ void AddMatMuls(const DevicePlan& plan, bool is_cpu, Checks& checks) {
 
 }  // namespace
 
+Result<std::string> CheckSubgroups(VulkanComputeDevice& device) {
+  return CheckMatMul(device, TensorType::kF32, 40, 68, 1);
+}
+
 std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
   Checks checks;
   for (const TensorType type : kTypes) {
@@ -169,6 +175,8 @@ std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
   }
   checks.push_back({"gather_rows_f32_floor", CheckGather});
   AddAttentionChecks(plan, is_cpu, checks);
+  AddSlotChecks(plan, is_cpu, checks);
+  AddIndexChecks(plan, is_cpu, checks);
   return checks;
 }
 

@@ -20,4 +20,8 @@ struct KernelCheck {
 // Every variant that the plan can choose, at least once.
 std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu);
 
+// A product by the fast path of the plan, to know before it is first used whether subgroup operations
+// compute.
+Result<std::string> CheckSubgroups(VulkanComputeDevice& device);
+
 }  // namespace kvrun

@@ -76,7 +76,8 @@ void AttendRow(const AttentionCase& c, const float* query, std::span<const float
   }
 }
 
-Result<std::string> CheckAttend(VulkanComputeDevice& device, const AttentionCase& c) {
+// With `in_parts`, every entry is attended twice, which changes no average.
+Result<std::string> CheckAttend(VulkanComputeDevice& device, const AttentionCase& c, bool in_parts) {
   SelfTestRun run(device);
   std::vector<float> qkv = RandomFloats(size_t{c.n_tokens} * c.qkv_stride(), 6);
   for (float& value : qkv) value *= 4.0F;  // so that some positions weigh much more than others
@@ -91,8 +92,18 @@ Result<std::string> CheckAttend(VulkanComputeDevice& device, const AttentionCase
                      .n_tokens = c.n_tokens,
                      .output = run.Poisoned(expected.size()),
                      .one_sequence = c.n_tokens > 1};
+  Buffer* first_parts = in_parts ? run.Zeros(args.parts_bytes()) : nullptr;
+  args.parts_after = first_parts;
   args.scratch = run.Zeros(device.AttendScratchBytes(args));
   run.Run([&](CommandList& list) { return list.Attend(args); });
+  if (in_parts) {
+    args.parts_before = first_parts;
+    args.parts_after = run.Zeros(args.parts_bytes());
+    run.Run([&](CommandList& list) -> Status {
+      KVRUN_RETURN_IF_ERROR(list.Attend(args));
+      return list.FinishAttention(args);
+    });
+  }
 
   for (uint32_t t = 0; t < c.n_tokens; ++t) {
     for (uint32_t h = 0; h < c.n_heads(); ++h) {
@@ -191,7 +202,7 @@ void AddAttend(const DevicePlan& plan, bool is_cpu, const AttentionCase& c,
   checks.push_back({fmt::format("{}{} (head size {}, {})", choice.kernel.variant,
                                 choice.n_splits > 1 ? ", combine_splits_f32_floor" : "", c.head_dim,
                                 c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode"),
-                    [c](VulkanComputeDevice& device) { return CheckAttend(device, c); }});
+                    [c](VulkanComputeDevice& device) { return CheckAttend(device, c, false); }});
 }
 
 }  // namespace
@@ -210,6 +221,10 @@ void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, std::vector<KernelC
       }
       AddAttend(plan, is_cpu, {type, head_dim, 3, 20, 300}, checks);
     }
+    const AttentionCase in_parts{type, 64, 3, 20, 300};
+    checks.push_back(
+        {fmt::format("merge_splits_f32_floor (of {} entries)", type == KvType::kF16 ? "f16" : "f32"),
+         [=](VulkanComputeDevice& device) { return CheckAttend(device, in_parts, true); }});
   }
 }
 

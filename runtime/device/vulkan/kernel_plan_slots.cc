@@ -1,0 +1,131 @@
+// Choices for the operations on KV records.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <optional>
+#include <utility>
+
+#include "platform/base/units.h"
+#include "runtime/device/vulkan/kernel_plan.h"
+#include "shaders/shared/slot_params.h"
+
+namespace kvrun {
+namespace {
+
+static_assert(static_cast<uint32_t>(KvType::kF16) == KVRUN_KV_F16);
+static_assert(static_cast<uint32_t>(KvType::kF32) == KVRUN_KV_F32);
+static_assert(static_cast<uint32_t>(KvType::kFp8) == KVRUN_KV_FP8);
+static_assert(static_cast<uint32_t>(KvType::kInt8) == KVRUN_KV_INT8);
+static_assert(static_cast<uint32_t>(KvType::kInt4) == KVRUN_KV_INT4);
+static_assert(kInt4BlockElements == KVRUN_INT4_BLOCK);
+
+// Of attend_slots_subgroup.comp and attend_slots_floor.comp.
+constexpr uint32_t kKeysPerLane = 4;
+constexpr uint32_t kFloorBlock = 64;
+constexpr uint32_t kFewestLanes = 8;
+constexpr uint32_t kMostRows = 4;
+constexpr uint32_t kDecodedPerInvocation = 8;  // elements, of decode_records.comp
+constexpr uint32_t kCopyLocalSize = 64;        // of encode_records.comp and decode_records.comp
+
+// How variants name a pair that has its own; nothing for the others.
+std::optional<std::string> PairName(KvType k_type, KvType v_type) {
+  if (k_type == v_type) return std::string(VariantTypeName(k_type));
+  constexpr std::array kPairs = {std::pair{KvType::kF16, KvType::kFp8},
+                                 std::pair{KvType::kF16, KvType::kInt4},
+                                 std::pair{KvType::kFp8, KvType::kInt4}};
+  if (std::find(kPairs.begin(), kPairs.end(), std::pair{k_type, v_type}) == kPairs.end()) return std::nullopt;
+  return fmt::format("{}_{}", VariantTypeName(k_type), VariantTypeName(v_type));
+}
+
+// Elements of V whose sums a lane holds for each vector of it.
+uint32_t ValueDims(KvType type) { return type == KvType::kInt4 ? 16 : 128 / KvElementBits(type); }
+
+bool SubgroupFits(const KvRecordShape& record, uint32_t lanes) {
+  if (lanes < kFewestLanes) return false;
+  const uint32_t value_dims = ValueDims(record.v_type);
+  if (record.head_dim % (128 / KvElementBits(record.k_type)) != 0) return false;
+  if (record.head_dim % value_dims != 0) return false;
+  const uint32_t vectors = record.head_dim / value_dims;
+  return std::has_single_bit(vectors) && vectors <= (value_dims == 16 ? 2 : 4) * lanes;
+}
+
+std::vector<uint32_t> TypeConstants(const KvRecordShape& record) {
+  return {static_cast<uint32_t>(record.k_type), static_cast<uint32_t>(record.v_type)};
+}
+
+// Numbered through x and y, as x alone may not suffice.
+std::array<uint32_t, 3> LinearGroups(uint64_t invocations) {
+  constexpr uint64_t kMostInRow = 32768;
+  const auto groups = CeilDiv<uint64_t>(invocations, kCopyLocalSize);
+  return {static_cast<uint32_t>(std::min(groups, kMostInRow)),
+          static_cast<uint32_t>(CeilDiv(groups, kMostInRow)), 1};
+}
+
+KernelChoice ChooseCopy(std::string_view operation, const KvRecordShape& record, KvType type,
+                        uint64_t invocations) {
+  return {.variant = fmt::format("{}_{}_floor", operation, VariantTypeName(type)),
+          .constants = TypeConstants(record),
+          .groups = LinearGroups(invocations)};
+}
+
+}  // namespace
+
+std::string_view VariantTypeName(KvType type) {
+  switch (type) {
+    case KvType::kF32: return "f32";
+    case KvType::kF16: return "f16";
+    case KvType::kFp8: return "fp8";
+    case KvType::kInt8: return "int8";
+    case KvType::kInt4: return "int4";
+  }
+  return "";
+}
+
+AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, uint32_t n_heads,
+                               uint32_t n_kv_heads, uint32_t n_tokens) {
+  const KvRecordShape& record = slots.record;
+  const uint32_t lanes = plan.subgroup_width;
+  const std::optional<std::string> pair = PairName(record.k_type, record.v_type);
+  const bool subgroup = pair && plan.use_subgroup_shuffle && SubgroupFits(record, lanes);
+  const uint32_t group = n_heads / n_kv_heads;
+  const uint32_t max_rows = plan.few_accumulators && subgroup ? kMostRows / 2 : kMostRows;
+  const uint32_t tiles_per_head = CeilDiv(group, max_rows);
+  const uint32_t rows = CeilDiv(group, tiles_per_head);
+  const uint32_t tiles = tiles_per_head * n_kv_heads;
+
+  AttendChoice choice;
+  const uint32_t block = subgroup ? kKeysPerLane * lanes : kFloorBlock;
+  const uint32_t most = CeilDiv(slots.table_slots * record.group_tokens, std::max(block, 128U));
+  const uint32_t wanted = is_cpu ? 24 : 256;
+  choice.n_splits = std::clamp(wanted / (tiles * n_tokens), 1U, std::clamp(most, 1U, 64U));
+  choice.kernel.variant = subgroup ? fmt::format("attend_slots{}_{}_subgroup", rows, *pair)
+                                   : fmt::format("attend_slots{}_any_floor", rows);
+  choice.kernel.constants =
+      subgroup ? std::vector<uint32_t>{lanes, record.head_dim, lanes} : TypeConstants(record);
+  choice.kernel.groups = {tiles, choice.n_splits, n_tokens};
+  return choice;
+}
+
+KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, uint32_t n_heads, uint32_t n_kv_heads,
+                                 uint32_t n_tokens) {
+  constexpr uint32_t kLocalSize = 32;
+  return {.variant = "rope_encode_any_floor",
+          .constants = TypeConstants(record),
+          .groups = {CeilDiv(n_tokens * (n_heads + 2 * n_kv_heads), kLocalSize), 1, 1}};
+}
+
+KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, uint32_t n_kv_heads,
+                                 uint32_t n_groups) {
+  const uint64_t rows = uint64_t{2} * n_kv_heads * n_groups * record.group_tokens;
+  return ChooseCopy("encode_records", record, type, rows);
+}
+
+KernelChoice ChooseDecodeRecords(const KvRecordShape& record, KvType type, uint32_t n_kv_heads,
+                                 uint32_t n_groups) {
+  const uint64_t rows = uint64_t{2} * n_kv_heads * n_groups * record.group_tokens;
+  return ChooseCopy("decode_records", record, type, rows * CeilDiv(record.head_dim, kDecodedPerInvocation));
+}
+
+}  // namespace kvrun

@@ -1,0 +1,253 @@
+// Launchers of the operations on the index: projection, scoring, selection, and the sums that adapters are
+// made of.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/vulkan/command_list.h"
+#include "runtime/device/vulkan/score_plan.h"
+#include "shaders/shared/index_params.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kTileColumns = 32;  // of project_query.comp and project_keys.comp
+constexpr uint32_t kTileQueries = 4;   // of project_query.comp
+constexpr uint32_t kTileRows = 32;     // of project_keys.comp, where there are several
+constexpr uint32_t kFewRows = 8;       // up to so many, rows are projected one by one
+
+template <typename Params>
+std::span<const std::byte> Bytes(const Params& params) {
+  return std::as_bytes(std::span<const Params, 1>(&params, 1));
+}
+
+const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
+
+Status CheckRank(uint32_t rank) {
+  if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
+  return {StatusCode::kUnsupported,
+          fmt::format("an index of rank {} cannot be used; ranks are 1 to {}", rank, KVRUN_MAX_INDEX_RANK)};
+}
+
+uint32_t IsVector(uint32_t columns) { return columns % 4 == 0 ? 1U : 0U; }
+
+ScoreParams ParamsOf(const ScoreArgs& args, const ScorePlan& score, uint32_t first_row) {
+  return {.n_groups = args.index_shape.n_groups,
+          .group_words = args.index_shape.group_words(),
+          .window_tokens = args.window_tokens,
+          .n_rows = score.n_rows,
+          .list_rows = score.list_rows(),
+          .first_row = first_row,
+          .n_units = score.n_units,
+          .n_workgroups = score.workgroups,
+          .z_begin = score.z_begin,
+          .softmaxes_begin = score.softmaxes_begin,
+          .totals_begin = score.totals_begin,
+          .scores_begin = score.scores_begin,
+          .scores_stride = score.scores_stride};
+}
+
+// Whether any four entries that are scored together are whole vectors of the index.
+bool HasWholeVectors(const IndexShape& index) {
+  const uint32_t group = index.group_tokens;
+  const bool whole_rows = index.rank * KvElementBits(index.type) % 32 == 0;
+  return whole_rows && (group % 4 == 0 || (group <= 2 && index.n_groups * group % 4 == 0));
+}
+
+}  // namespace
+
+uint64_t VulkanComputeDevice::ScoreScratchBytes(const ScoreArgs& args) const {
+  return PlanScore(plan(), is_cpu(), args).scratch_words * sizeof(uint32_t);
+}
+
+Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& score) {
+  const AttentionArgs& attention = args.attention;
+  const uint32_t head_dim = attention.kv_shape.head_dim;
+  const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
+  const RotateQueryParams rotate{.n_heads = attention.n_heads,
+                                 .head_dim = head_dim,
+                                 .rotary_dim = attention.rotary_dim,
+                                 .rope_halves = attention.rope_halves ? 1U : 0U,
+                                 .has_norm = attention.norms != nullptr ? 1U : 0U,
+                                 .norm_epsilon = attention.norm_epsilon};
+  const KernelChoice rotate_kernel{.variant = "rotate_query_f32_floor",
+                                   .constants = {},
+                                   .groups = {attention.n_heads, attention.n_tokens, 1}};
+  NoteHostBuffer(AsVulkan(*attention.angles));
+  const std::array rotate_storage = {Binding{MemoryOrEmpty(args.query), Access::kReadWrite},
+                                     Binding{MemoryOrEmpty(attention.angles), Access::kRead},
+                                     Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
+  KVRUN_RETURN_IF_ERROR(
+      Record({.kernel = rotate_kernel, .storage = rotate_storage, .params = Bytes(rotate)}));
+
+  const uint32_t rank = args.index_shape.rank;
+  const uint32_t group = attention.n_heads / n_kv_heads;
+  // Of a row's mean. Softmaxes are computed with powers of 2.
+  const bool is_mean = args.reduction == HeadReduction::kGqa;
+  const double factor =
+      (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) / (is_mean ? group : 1);
+  const uint32_t sharing = std::max(1U, group * score.n_rows / attention.n_heads);
+  const ProjectQueryParams project{.n_heads = attention.n_heads,
+                                   .n_kv_heads = n_kv_heads,
+                                   .head_dim = head_dim,
+                                   .rank = rank,
+                                   .n_rows = score.n_rows,
+                                   .z_begin = score.z_begin,
+                                   .scale = static_cast<float>(factor / std::sqrt(head_dim))};
+  const KernelChoice project_kernel{
+      .variant = "project_query_f32_floor",
+      .constants = {IsVector(rank)},
+      .groups = {CeilDiv(rank, kTileColumns), score.n_rows / sharing * CeilDiv(sharing, kTileQueries),
+                 attention.n_tokens}};
+  NoteHostBuffer(AsVulkan(*args.sides.scales));
+  const std::array project_storage = {Binding{MemoryOrEmpty(args.query), Access::kRead},
+                                      Binding{MemoryOrEmpty(args.sides.query_side), Access::kRead},
+                                      Binding{MemoryOrEmpty(args.sides.scales), Access::kRead},
+                                      Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
+  return Record({.kernel = project_kernel,
+                 .storage = project_storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = Bytes(project)});
+}
+
+Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
+                                       uint32_t first_row, uint32_t groups_y) {
+  const IndexShape& index = args.index_shape;
+  const ScoreParams params = ParamsOf(args, score, first_row);
+  const KernelChoice kernel{.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
+                            .constants = {index.rank, index.group_tokens, score.hoist ? 1U : 0U,
+                                          score.local_size, HasWholeVectors(index) ? 1U : 0U},
+                            .groups = {score.workgroups, groups_y, args.attention.n_tokens}};
+  const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
+                              Binding{MemoryOrEmpty(args.scratch), Access::kRead},
+                              Binding{MemoryOrEmpty(args.scratch), Access::kReadWrite}};
+  return Record({.kernel = kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*args.attention.step),
+                 .params = Bytes(params)});
+}
+
+Status VulkanCommandList::ScoreGroups(const ScoreArgs& args, const ScorePlan& score) {
+  if (args.reduction == HeadReduction::kSum) return ScoreEntries(args, score, "sum", 0, 1);
+  const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
+  KVRUN_RETURN_IF_ERROR(ScoreEntries(args, score, fmt::format("rows{}", score.heads), 0, tiles));
+  for (uint32_t row = 0; row < score.list_rows(); row += score.heads) {
+    KVRUN_RETURN_IF_ERROR(
+        ScoreEntries(args, score, fmt::format("groups{}", score.heads), row, score.n_lists));
+  }
+  return Status::Ok();
+}
+
+Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
+  KVRUN_CHECK(args.n_pinned <= args.n_chosen);
+  KVRUN_RETURN_IF_ERROR(CheckRank(args.index_shape.rank));
+  const ScorePlan score = PlanScore(device_.plan(), device_.is_cpu(), args);
+  KVRUN_RETURN_IF_ERROR(ProjectQuery(args, score));
+  KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score));
+
+  const SelectGroupsParams params{.n_groups = args.index_shape.n_groups,
+                                  .group_tokens = args.index_shape.group_tokens,
+                                  .window_tokens = args.window_tokens,
+                                  .n_lists = score.n_lists,
+                                  .n_pinned = args.n_pinned,
+                                  .n_chosen = args.n_chosen,
+                                  .scores_begin = score.scores_begin,
+                                  .scores_stride = score.scores_stride};
+  const KernelChoice kernel{.variant = "select_groups_f32_floor",
+                            .constants = {},
+                            .groups = {score.n_lists * args.attention.n_tokens, 1, 1}};
+  NoteHostBuffer(AsVulkan(*args.chosen));
+  const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
+                              Binding{MemoryOrEmpty(args.chosen), Access::kWrite}};
+  return Record({.kernel = kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*args.attention.step),
+                 .params = Bytes(params)});
+}
+
+Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
+                                  const ProjectKeysParams& params, const Buffer* out) {
+  const bool one_by_one = source == "rows_f32" && params.n_tokens <= kFewRows;
+  const KernelChoice kernel{
+      .variant = fmt::format("project_{}_floor", one_by_one ? "row_f32" : source),
+      .constants = {IsVector(params.rank)},
+      .groups = {CeilDiv(params.rank, kTileColumns),
+                 one_by_one ? params.n_tokens : CeilDiv(params.n_tokens, kTileRows), 1}};
+  const std::array storage = {
+      Binding{MemoryOrEmpty(&rows), Access::kRead}, Binding{MemoryOrEmpty(sides.key_side), Access::kRead},
+      Binding{MemoryOrEmpty(sides.bias), Access::kRead}, Binding{MemoryOrEmpty(out), Access::kWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+}
+
+Status VulkanCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
+                                      uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens,
+                                      const IndexSides& sides, const IndexShape& shape, Buffer* index) {
+  KVRUN_RETURN_IF_ERROR(CheckRank(shape.rank));
+  KVRUN_ASSIGN_OR_RETURN(const Buffer* projected, Temporary(uint64_t{n_tokens} * shape.rank * sizeof(float)));
+  const ProjectKeysParams project{.n_tokens = n_tokens,
+                                  .n_dims = n_kv_dim,
+                                  .rank = shape.rank,
+                                  .row_begin = key_offset,
+                                  .row_stride = row_stride,
+                                  .head_dim = n_kv_dim,
+                                  .n_ctx = 0};
+  KVRUN_RETURN_IF_ERROR(Project("rows_f32", rows, sides, project, projected));
+
+  const uint32_t per_word = 32 / KvElementBits(shape.type);
+  const QuantizeIndexParams params{.n_tokens = n_tokens,
+                                   .rank = shape.rank,
+                                   .group_tokens = shape.group_tokens,
+                                   .n_groups = shape.n_groups,
+                                   .group_words = shape.group_words(),
+                                   .row_words = CeilDiv(shape.rank, per_word) + 1};
+  const KernelChoice kernel{.variant = fmt::format("quantize_index_{}_floor", IndexTypeName(shape.type)),
+                            .constants = {},
+                            .groups = {CeilDiv(n_tokens * params.row_words, 64U), 1, 1}};
+  NoteHostBuffer(AsVulkan(*sides.scales));
+  const std::array storage = {Binding{MemoryOrEmpty(projected), Access::kRead},
+                              Binding{MemoryOrEmpty(sides.scales), Access::kRead},
+                              Binding{MemoryOrEmpty(index), Access::kReadWrite}};
+  return Record({.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = Bytes(params)});
+}
+
+Status VulkanCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
+                                      uint32_t n_tokens, const IndexSides& sides, uint32_t rank,
+                                      Buffer* out) {
+  NoteHostBuffer(AsVulkan(*out));
+  const ProjectKeysParams params{.n_tokens = n_tokens,
+                                 .n_dims = kv_shape.n_kv_heads * kv_shape.head_dim,
+                                 .rank = rank,
+                                 .row_begin = first_token,
+                                 .row_stride = 0,
+                                 .head_dim = kv_shape.head_dim,
+                                 .n_ctx = kv_shape.n_ctx};
+  return Project(kv_shape.type == KvType::kF16 ? "keys_f16" : "keys_f32", kv, sides, params, out);
+}
+
+Status VulkanCommandList::AccumulateGram(const GramArgs& args) {
+  constexpr uint32_t kTileI = 64;
+  constexpr uint32_t kTileJ = 32;
+  if (args.skip_rows >= args.n_rows) return Status::Ok();
+  const AccumulateGramParams params{.n_vectors = (args.n_rows - args.skip_rows) * args.n_blocks,
+                                    .first_row = args.skip_rows,
+                                    .row_stride = args.row_stride,
+                                    .first_column = args.first_column,
+                                    .dim = args.dim,
+                                    .n_blocks = args.n_blocks,
+                                    .sums_offset = args.sums_offset};
+  const bool vector = args.row_stride % 4 == 0 && args.first_column % 4 == 0 && args.dim % 4 == 0;
+  const KernelChoice kernel{.variant = "accumulate_gram_f32_floor",
+                            .constants = {vector ? 1U : 0U},
+                            .groups = {CeilDiv(args.dim, kTileI), CeilDiv(args.dim, kTileJ), 1}};
+  NoteHostBuffer(AsVulkan(*args.sums));
+  const std::array storage = {Binding{MemoryOrEmpty(args.rows), Access::kRead},
+                              Binding{MemoryOrEmpty(args.sums), Access::kReadWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+}
+
+}  // namespace kvrun

@@ -1,0 +1,77 @@
+#include "runtime/device/vulkan/score_plan.h"
+
+#include <algorithm>
+
+#include "platform/base/units.h"
+
+namespace kvrun {
+namespace {
+
+// Of the variants: rows of z at a time. More of them hold 4 scores each in registers.
+constexpr uint32_t kFewHeads = 3;
+constexpr uint32_t kManyHeads = 9;
+constexpr uint32_t kMaxRankOfManyHeads = 64;
+// A CPU's driver of narrower subgroups (SwiftShader) compiles for minutes what holds z in registers.
+constexpr uint32_t kFewestHoistLanes = 8;
+// A CPU's workgroups take many units each: room in which there is nothing to choose then costs nothing.
+constexpr uint32_t kCpuLocalSize = 16;
+constexpr uint32_t kCpuWorkgroups = 8;
+constexpr uint32_t kGpuLocalSize = 64;
+constexpr uint32_t kGpuWorkgroups = 64;
+
+uint32_t RowsOf(const ScoreArgs& args) {
+  switch (args.reduction) {
+    case HeadReduction::kSum: return 1;
+    case HeadReduction::kGqa: return args.attention.kv_shape.n_kv_heads;
+    case HeadReduction::kSoftmax:
+    case HeadReduction::kPerKvHead: return args.attention.n_heads;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string_view IndexTypeName(KvType type) {
+  if (type == KvType::kF16) return "f16";
+  return type == KvType::kInt8 ? "int8" : "int4";
+}
+
+ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) {
+  const IndexShape& index = args.index_shape;
+  const uint32_t n_tokens = args.attention.n_tokens;
+  const bool is_sum = args.reduction == HeadReduction::kSum;
+  ScorePlan score;
+  score.n_rows = RowsOf(args);
+  score.n_lists = args.reduction == HeadReduction::kPerKvHead ? args.attention.kv_shape.n_kv_heads : 1;
+  const uint32_t unit_groups = index.group_tokens <= 2 ? 4 / index.group_tokens : 1;
+  score.n_units = CeilDiv(index.n_groups, unit_groups);
+  score.scores_stride = CeilDiv(index.n_groups, 4U) * 4;
+
+  if (!is_sum) {
+    const bool few = plan.few_accumulators || score.n_rows <= kFewHeads || index.rank > kMaxRankOfManyHeads;
+    score.heads = few ? kFewHeads : kManyHeads;
+  }
+  score.hoist = is_cpu && plan.use_subgroup_shuffle && plan.subgroup_width >= kFewestHoistLanes;
+  score.local_size = is_cpu ? kCpuLocalSize : kGpuLocalSize;
+  const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
+  const uint32_t wanted = is_cpu ? CeilDiv(kCpuWorkgroups, tiles * n_tokens) : kGpuWorkgroups;
+  score.workgroups = std::min(wanted, CeilDiv(score.n_units, score.local_size));
+
+  uint64_t words = 0;
+  const auto take = [&words, n_tokens](uint64_t per_token) {
+    const auto begin = static_cast<uint32_t>(words);
+    words += CeilDiv<uint64_t>(n_tokens * per_token, 4) * 4;
+    return begin;
+  };
+  score.z_begin = take(uint64_t{score.n_rows} * index.rank);
+  if (!is_sum) score.softmaxes_begin = take(uint64_t{score.n_rows} * score.workgroups * 2);
+  if (score.list_rows() > score.heads) {
+    const uint32_t unit_words = CeilDiv(unit_groups * index.group_tokens, 4U) * 4;
+    score.totals_begin = take(uint64_t{score.n_lists} * score.n_units * unit_words);
+  }
+  score.scores_begin = take(uint64_t{score.n_lists} * score.scores_stride);
+  score.scratch_words = words;
+  return score;
+}
+
+}  // namespace kvrun

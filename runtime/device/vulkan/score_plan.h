@@ -1,0 +1,43 @@
+// How scoring an index is divided among dispatches, and where each leaves its results in the scratch buffer:
+// a pure function of shapes, tested without a device.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "platform/vulkan/device_plan.h"
+#include "runtime/device/device.h"
+
+namespace kvrun {
+
+// A row of z is a projected query, of one head or of several added up. A unit is a group, or as many of them
+// as make four entries (shaders/score.comp).
+struct ScorePlan {
+  uint32_t n_rows = 0;   // of z, per token
+  uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows
+  uint32_t n_units = 0;
+  uint32_t scores_stride = 0;  // groups, rounded up to vectors
+  // Words from the beginning of scratch: z float [tokens, n_rows, rank]; reference and sum of the softmax
+  // over a workgroup's entries float [tokens, n_rows, workgroups, 2]; where rows do not fit into one
+  // dispatch, what was added up so far float [tokens, n_lists, n_units, entries of a unit in whole vectors];
+  // scores float [tokens * n_lists, scores_stride]. With kSum, z and scores are all.
+  uint32_t z_begin = 0;
+  uint32_t softmaxes_begin = 0;
+  uint32_t totals_begin = 0;
+  uint32_t scores_begin = 0;
+  uint64_t scratch_words = 0;
+
+  uint32_t heads = 1;  // rows of z that one invocation multiplies with
+  bool hoist = false;  // z into registers
+  uint32_t local_size = 0;
+  uint32_t workgroups = 0;  // that share a token's entries
+
+  uint32_t list_rows() const { return n_rows / n_lists; }
+};
+
+ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args);
+
+// "int4": how variants name an index's type.
+std::string_view IndexTypeName(KvType type);
+
+}  // namespace kvrun

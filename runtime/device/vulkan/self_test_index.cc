@@ -1,0 +1,348 @@
+#include "runtime/device/vulkan/self_test_index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "runtime/device/vulkan/score_plan.h"
+#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/vulkan/self_test_run.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kRank = 12;
+constexpr uint32_t kGroupTokens = 4;
+constexpr uint32_t kGroups = 80;
+constexpr uint32_t kHeadDim = 16;
+constexpr uint32_t kRotaryDim = 8;
+constexpr uint32_t kWindow = 10;
+constexpr uint32_t kPosition = 300;
+constexpr uint32_t kOldGroups = (kPosition + 1 - kWindow) / kGroupTokens;
+constexpr uint32_t kOldEntries = kOldGroups * kGroupTokens;
+constexpr uint32_t kChosen = 9;
+constexpr float kEpsilon = 1e-3F;
+
+// Column c of entry e, at [e * kRank + c], as codes of the type and as what they stand for.
+struct IndexData {
+  std::vector<float> words;
+  std::vector<float> values;
+};
+
+float LargestCode(KvType type) { return type == KvType::kInt8 ? 127.0F : 7.0F; }
+
+IndexData MakeIndex(const IndexShape& shape) {
+  IndexData data;
+  data.values = RandomFloats(size_t{shape.n_groups} * shape.group_tokens * kRank, 11);
+  const uint32_t bits = KvElementBits(shape.type);
+  std::vector<uint32_t> words(shape.size_bytes() / sizeof(uint32_t));
+  for (size_t i = 0; i < data.values.size(); ++i) {
+    float& value = data.values[i];
+    uint32_t code = FloatToHalf(value);
+    if (shape.type == KvType::kF16) {
+      value = HalfToFloat(static_cast<uint16_t>(code));
+    } else {
+      value = std::round(value * LargestCode(shape.type));
+      code = static_cast<uint32_t>(static_cast<int32_t>(value));
+    }
+    // Groups are whole words here: elements lie without gaps.
+    words[i * bits / 32] |= (code & ((1U << bits) - 1)) << (i * bits % 32);
+  }
+  data.words.resize(words.size());
+  std::memcpy(data.words.data(), words.data(), shape.size_bytes());
+  return data;
+}
+
+struct ScoreCase {
+  KvType type = KvType::kInt4;
+  uint32_t n_heads = 0;
+  uint32_t n_kv_heads = 0;
+  HeadReduction reduction = HeadReduction::kSoftmax;
+
+  IndexShape index() const { return {type, kRank, kGroupTokens, kGroups, 1}; }
+};
+
+// Without buffers: what plans need.
+ScoreArgs ArgsOf(const ScoreCase& c) {
+  ScoreArgs args;
+  args.attention.kv_shape.n_kv_heads = c.n_kv_heads;
+  args.attention.kv_shape.head_dim = kHeadDim;
+  args.attention.n_heads = c.n_heads;
+  args.attention.n_tokens = 1;
+  args.attention.norm_epsilon = kEpsilon;
+  args.attention.rotary_dim = kRotaryDim;
+  args.index_shape = c.index();
+  args.reduction = c.reduction;
+  args.window_tokens = kWindow;
+  args.n_pinned = 1;
+  args.n_chosen = kChosen;
+  return args;
+}
+
+struct QueryData {
+  std::vector<float> query;
+  std::vector<float> angles;
+  std::vector<float> norm;
+  std::vector<float> side;
+  std::vector<float> scales;
+};
+
+QueryData MakeQuery(const ScoreCase& c) {
+  QueryData data{.query = RandomFloats(size_t{c.n_heads} * kHeadDim, 12),
+                 .angles = RandomFloats(kRotaryDim, 13),
+                 .norm = RandomFloats(kHeadDim, 14),
+                 .side = RandomFloats(size_t{c.n_kv_heads} * kHeadDim * kRank, 15),
+                 .scales = RandomFloats(kRank, 16)};
+  const float largest = c.type == KvType::kF16 ? 1.0F : LargestCode(c.type);
+  for (float& scale : data.scales) scale = (1.5F + scale) / largest;
+  return data;
+}
+
+// z of one head, [kRank].
+std::vector<double> ProjectHead(const QueryData& data, const float* query, uint32_t kv_head) {
+  std::vector<double> head(query, query + kHeadDim);
+  double sum = 0.0;
+  for (const double value : head) sum += value * value;
+  for (uint32_t i = 0; i < kHeadDim; ++i) head[i] *= data.norm[i] / std::sqrt(sum / kHeadDim + kEpsilon);
+  for (uint32_t i = 0; i < kRotaryDim; i += 2) {
+    const double a = head[i];
+    head[i] = a * data.angles[i] - head[i + 1] * data.angles[i + 1];
+    head[i + 1] = a * data.angles[i + 1] + head[i + 1] * data.angles[i];
+  }
+  std::vector<double> z(kRank);
+  for (uint32_t r = 0; r < kRank; ++r) {
+    for (uint32_t i = 0; i < kHeadDim; ++i) z[r] += head[i] * data.side[(kv_head * kHeadDim + i) * kRank + r];
+    z[r] *= data.scales[r] / std::sqrt(kHeadDim);
+  }
+  return z;
+}
+
+// Scores of every list's groups, one list after another.
+std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, const IndexData& index,
+                                   const ScorePlan& plan) {
+  const uint32_t heads = c.n_heads / plan.n_rows;  // of a row
+  const double factor = c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0;
+  std::vector<double> totals(size_t{plan.n_lists} * kOldEntries);
+  for (uint32_t row = 0; row < plan.n_rows; ++row) {
+    std::vector<double> scores(kOldEntries);
+    for (uint32_t h = row * heads; h < (row + 1) * heads; ++h) {
+      const std::vector<double> z =
+          ProjectHead(data, &data.query[size_t{h} * kHeadDim], h * c.n_kv_heads / c.n_heads);
+      for (uint32_t i = 0; i < kOldEntries * kRank; ++i) {
+        scores[i / kRank] += factor * z[i % kRank] * index.values[i];
+      }
+    }
+    if (c.reduction != HeadReduction::kSum) {
+      const double largest = *std::max_element(scores.begin(), scores.end());
+      for (double& score : scores) score = std::exp(score - largest);
+      const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
+      for (double& score : scores) score /= sum;
+    }
+    const size_t list = row / plan.list_rows();
+    for (uint32_t e = 0; e < kOldEntries; ++e) totals[list * kOldEntries + e] += scores[e];
+  }
+  std::vector<double> groups;
+  for (size_t e = 0; e < totals.size(); e += kGroupTokens) {
+    groups.push_back(*std::max_element(&totals[e], &totals[e] + kGroupTokens));
+  }
+  return groups;
+}
+
+// The choice as it follows from the scores that the device found.
+std::vector<uint32_t> ExpectedChoice(std::span<const float> scores) {
+  std::vector<uint32_t> groups(scores.size());
+  std::iota(groups.begin(), groups.end(), 0U);
+  std::stable_sort(groups.begin() + 1, groups.end(),
+                   [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+  groups.resize(kChosen);
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
+Result<std::string> CheckScore(VulkanComputeDevice& device, const ScoreCase& c) {
+  SelfTestRun run(device);
+  const QueryData data = MakeQuery(c);
+  const IndexData index = MakeIndex(c.index());
+  ScoreArgs args = ArgsOf(c);
+  const ScorePlan plan = PlanScore(device.plan(), device.is_cpu(), args);
+  args.query = run.Floats(data.query);
+  const StepToken token{.id = 0, .position = kPosition, .sequence = 0, .output_row = 0};
+  args.attention.step = run.Step({&token, 1});
+  args.attention.angles = run.Floats(data.angles);
+  args.attention.norms = run.Floats(data.norm);
+  args.sides.query_side = run.Floats(data.side);
+  args.sides.scales = run.Floats(data.scales);
+  args.index = run.Floats(index.words);
+  args.scratch = run.Poisoned(plan.scratch_words);
+  args.chosen = run.Poisoned(size_t{plan.n_lists} * (1 + kChosen));
+  run.Run([&](CommandList& list) { return list.ScoreAndSelect(args); });
+  KVRUN_RETURN_IF_ERROR(run.status());
+
+  std::vector<float> scratch(plan.scratch_words);
+  std::memcpy(scratch.data(), run.Bytes(args.scratch, scratch.size() * sizeof(float)).data(),
+              scratch.size() * sizeof(float));
+  std::vector<uint32_t> chosen(size_t{plan.n_lists} * (1 + kChosen));
+  std::memcpy(chosen.data(), run.Bytes(args.chosen, chosen.size() * sizeof(uint32_t)).data(),
+              chosen.size() * sizeof(uint32_t));
+  std::vector<float> found;
+  for (uint32_t list = 0; list < plan.n_lists; ++list) {
+    const auto scores =
+        std::span(scratch).subspan(plan.scores_begin + size_t{list} * plan.scores_stride, kOldGroups);
+    found.insert(found.end(), scores.begin(), scores.end());
+    const std::vector<uint32_t> groups = ExpectedChoice(scores);
+    const auto listed = std::span(chosen).subspan(size_t{list} * (1 + kChosen));
+    if (listed[0] != kChosen || !std::equal(groups.begin(), groups.end(), listed.begin() + 1)) {
+      return Status(StatusCode::kDevice,
+                    "not the groups with the largest scores were chosen; the driver or the kernel is wrong");
+    }
+  }
+  return run.Compare(ExpectedScores(c, data, index, plan), found, 2e-3);
+}
+
+// Rows are appended at positions 1 .. n_tokens, whose neighbours share words.
+Result<std::string> CheckAppend(VulkanComputeDevice& device, KvType type, uint32_t n_tokens) {
+  constexpr uint32_t kDims = 40;
+  constexpr uint32_t kOddRank = 17;  // rows begin and end inside of words, and have whole ones
+  const IndexShape shape{type, kOddRank, kGroupTokens, 5, 1};
+  SelfTestRun run(device);
+  const std::vector<float> rows = RandomFloats(size_t{n_tokens} * kDims, 17);
+  const std::vector<float> side = RandomFloats(size_t{kDims} * kOddRank, 18);
+  const std::vector<float> bias = RandomFloats(kOddRank, 19);
+  const double largest = type == KvType::kF16 ? 65504.0 : LargestCode(type);
+  const std::vector<float> scales(kOddRank, type == KvType::kF16 ? 1.0F : static_cast<float>(4.0 / largest));
+  std::vector<StepToken> tokens;
+  for (uint32_t t = 0; t < n_tokens; ++t) {
+    tokens.push_back({.id = 0, .position = t + 1, .sequence = 0, .output_row = 0});
+  }
+  Buffer* index = run.Zeros(shape.size_bytes());
+  const Buffer* input = run.Floats(rows);
+  const Buffer* step = run.Step(tokens);
+  const IndexSides sides{.query_side = nullptr,
+                         .key_side = run.Floats(side),
+                         .bias = run.Floats(bias),
+                         .scales = run.Floats(scales)};
+  run.Run([&](CommandList& list) {
+    return list.AppendIndex(*input, kDims, 0, kDims, *step, n_tokens, sides, shape, index);
+  });
+  KVRUN_RETURN_IF_ERROR(run.status());
+
+  std::vector<uint32_t> words(shape.size_bytes() / sizeof(uint32_t));
+  std::memcpy(words.data(), run.Bytes(index, shape.size_bytes()).data(), shape.size_bytes());
+  const uint32_t bits = KvElementBits(type);
+  std::vector<double> expected;
+  std::vector<float> found;
+  for (uint32_t i = 0; i < n_tokens * kOddRank; ++i) {
+    const uint32_t position = 1 + i / kOddRank;
+    double sum = -bias[i % kOddRank];
+    for (uint32_t k = 0; k < kDims; ++k) {
+      sum += double{rows[i / kOddRank * kDims + k]} * side[k * kOddRank + i % kOddRank];
+    }
+    expected.push_back(std::clamp(sum / scales[0], -largest, largest));
+    const uint32_t bit = (position % kGroupTokens * kOddRank + i % kOddRank) * bits;
+    const uint32_t code = words[position / kGroupTokens * shape.group_words() + bit / 32] >> (bit % 32);
+    const uint32_t shift = 32 - bits;
+    found.push_back(type == KvType::kF16 ? HalfToFloat(static_cast<uint16_t>(code))
+                                         : static_cast<float>(static_cast<int32_t>(code << shift) >> shift));
+  }
+  // Codes are the nearest whole numbers; halves may be rounded to either neighbour.
+  return run.Compare(expected, found, type == KvType::kF16 ? 1e-3 : 0.51 / largest);
+}
+
+Result<std::string> CheckProject(VulkanComputeDevice& device, KvType type) {
+  const KvShape kv{type, 1, 2, kHeadDim, 50};
+  constexpr uint32_t kFirst = 3;
+  constexpr uint32_t kTokens = 40;
+  constexpr uint32_t kDims = 2 * kHeadDim;
+  SelfTestRun run(device);
+  std::vector<float> values = RandomFloats(kv.size_bytes() / KvElementBytes(type), 20);
+  std::vector<float> stored = values;
+  if (type == KvType::kF16) {
+    std::vector<uint16_t> halves(values.size());
+    std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
+    std::transform(halves.begin(), halves.end(), values.begin(), HalfToFloat);
+    stored.resize(values.size() / 2);
+    std::memcpy(stored.data(), halves.data(), kv.size_bytes());
+  }
+  const std::vector<float> side = RandomFloats(size_t{kDims} * kRank, 21);
+  const std::vector<float> bias = RandomFloats(kRank, 22);
+  std::vector<double> expected;
+  for (uint32_t i = 0; i < kTokens * kRank; ++i) {
+    double sum = -bias[i % kRank];
+    for (uint32_t k = 0; k < kDims; ++k) {
+      const size_t row = size_t{k / kHeadDim} * 2 * kv.n_ctx + kFirst + i / kRank;
+      sum += double{values[row * kHeadDim + k % kHeadDim]} * side[k * kRank + i % kRank];
+    }
+    expected.push_back(sum);
+  }
+  Buffer* out = run.Poisoned(expected.size());
+  const Buffer* buffer = run.Floats(stored);
+  const IndexSides sides{
+      .query_side = nullptr, .key_side = run.Floats(side), .bias = run.Floats(bias), .scales = nullptr};
+  run.Run(
+      [&](CommandList& list) { return list.ProjectKeys(*buffer, kv, kFirst, kTokens, sides, kRank, out); });
+  return run.Compare(expected, out, 1e-4);
+}
+
+Result<std::string> CheckGram(VulkanComputeDevice& device, uint32_t dim) {
+  constexpr uint32_t kRows = 40;
+  SelfTestRun run(device);
+  const std::vector<float> rows = RandomFloats(size_t{kRows} * dim, 23);
+  std::vector<double> expected(size_t{dim + 1} * dim, 1.0);
+  for (size_t row = 0; row < kRows; ++row) {
+    const float* v = &rows[row * dim];
+    for (size_t j = 0; j < dim; ++j) {
+      for (size_t i = 0; i < dim; ++i) expected[i * dim + j] += double{v[i]} * v[j];
+      expected[dim * dim + j] += v[j];
+    }
+  }
+  GramArgs args;
+  args.rows = run.Floats(rows);
+  args.n_rows = kRows;
+  args.row_stride = args.dim = dim;
+  args.sums = run.Floats(std::vector<float>(expected.size(), 1.0F));
+  run.Run([&](CommandList& list) { return list.AccumulateGram(args); });
+  return run.Compare(expected, args.sums, 1e-4);
+}
+
+void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how,
+              std::vector<KernelCheck>& checks) {
+  const ScorePlan score = PlanScore(plan, is_cpu, ArgsOf(c));
+  const std::string_view type = IndexTypeName(c.type);
+  const std::string scored =
+      c.reduction == HeadReduction::kSum
+          ? fmt::format("score_sum_{}_floor", type)
+          : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
+  checks.push_back(
+      {fmt::format("rotate_query_f32_floor, project_query_f32_floor, {}, select_groups_f32_floor ({})",
+                   scored, how),
+       [c](VulkanComputeDevice& device) { return CheckScore(device, c); }});
+}
+
+}  // namespace
+
+void AddIndexChecks(const DevicePlan& plan, bool is_cpu, std::vector<KernelCheck>& checks) {
+  for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSum}, "sum", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSoftmax}, "softmax", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
+    for (const uint32_t n_tokens : {2U, 15U}) {
+      checks.push_back({fmt::format("project_{}_f32_floor, quantize_index_{}_floor ({} rows)",
+                                    n_tokens == 2 ? "row" : "rows", IndexTypeName(type), n_tokens),
+                        [=](VulkanComputeDevice& device) { return CheckAppend(device, type, n_tokens); }});
+    }
+  }
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    checks.push_back({fmt::format("project_keys_{}_floor", type == KvType::kF16 ? "f16" : "f32"),
+                      [=](VulkanComputeDevice& device) { return CheckProject(device, type); }});
+  }
+  for (const uint32_t dim : {72U, 30U}) {
+    checks.push_back({fmt::format("accumulate_gram_f32_floor ({} dimensions)", dim),
+                      [=](VulkanComputeDevice& device) { return CheckGram(device, dim); }});
+  }
+}
+
+}  // namespace kvrun

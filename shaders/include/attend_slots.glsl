@@ -1,0 +1,46 @@
+// What both kernels of attention over slots share: bindings, and which entries there are.
+layout(push_constant) uniform Params { AttendSlotsParams p; };
+layout(set = 0, binding = 0, std430) readonly buffer Qkv4 { vec4 qkv4[]; };
+layout(set = 0, binding = 0, std430) readonly buffer Qkv1 { float qkv1[]; };
+// SlotShape: records [n_streams, n_slots].
+layout(set = 0, binding = 1, std430) readonly buffer Slots4 { uvec4 records4[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Slots2 { uvec2 records2[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Slots1 { uint records[]; };
+// [n_streams, 2 + table_slots]: slots in use, entries of the last of them, slots.
+layout(set = 0, binding = 2, std430) readonly buffer Table { uint table[]; };
+// The output [n_tokens * n_heads, head_dim], or with more than one split the parts that combine_splits.comp joins:
+// [n_tokens * n_heads, n_splits, head_dim + 2].
+layout(set = 0, binding = 3, std430) writeonly buffer Result { float result[]; };
+layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+
+const float kMasked = -1e30;
+
+uint StreamOf(uint token, uint kv_head) {
+  return stepp.tokens[token].sequence * (p.n_kv_heads / p.record.n_heads) + kv_head / p.record.n_heads;
+}
+
+uint NumberOfEntries(uint stream) {
+  const uint n_slots = table[stream * p.table_stride];
+  return n_slots == 0 ? 0 : (n_slots - 1) * p.record.group_tokens + table[stream * p.table_stride + 1];
+}
+
+// Of the `index`-th entry: the first word of its record, and its row there.
+uvec2 RecordAndRow(uint stream, uint kv_head, uint index) {
+  const uint nth = index / p.record.group_tokens;
+  const uint slot = table[stream * p.table_stride + 2 + nth];
+  return uvec2((stream * p.n_slots + slot) * p.record.size_words,
+               (kv_head % p.record.n_heads) * p.record.group_tokens + index - nth * p.record.group_tokens);
+}
+
+// The part [begin, end) of n_entries that a split covers, in whole blocks.
+uvec2 SplitRange(uint n_entries, uint split, uint block) {
+  const uint blocks = (n_entries + block - 1) / block;
+  const uint per_split = (blocks + p.n_splits - 1) / p.n_splits;
+  return uvec2(min(split * per_split * block, n_entries), min((split + 1) * per_split * block, n_entries));
+}
+
+// The query head of row `row_begin + r` of a KV head; rows past the end are the last one again.
+uint HeadOf(uint kv_head, uint row) {
+  const uint group = p.n_heads / p.n_kv_heads;
+  return kv_head * group + min(row, group - 1);
+}

@@ -1,0 +1,76 @@
+// Writes rows into `records[]`, an array of words. The includer defines float Element(uint source, uint i): element i
+// of the row to encode. One invocation writes a row; all of a row's words are its own, but a word of scales may
+// hold those of two rows.
+
+// Others may write the word's other half meanwhile: neither step touches it.
+void StoreScale(uint half_index, uint bits) {
+  const uint shift = 16 * (half_index % 2);
+  atomicAnd(records[half_index / 2], ~(0xffffu << shift));
+  atomicOr(records[half_index / 2], bits << shift);
+}
+
+float Inverse(float scale) { return scale == 0.0 ? 0.0 : 1.0 / scale; }
+
+void EncodeFloats(uint source, uint row, uint head_dim) {
+  for (uint i = 0; i < head_dim; ++i) records[row + i] = floatBitsToUint(Element(source, i));
+}
+
+void EncodeHalves(uint source, uint row, uint head_dim) {
+  for (uint i = 0; i < head_dim; i += 2) {
+    records[row + i / 2] = HalfBits(Element(source, i)) | HalfBits(Element(source, i + 1)) << 16;
+  }
+}
+
+// A byte per element, fp8 or int8; zeros beyond the last.
+void EncodeBytes(uint type, uint source, uint row, uint scale_at, uint head_dim) {
+  float largest = 0.0;
+  for (uint i = 0; i < head_dim; ++i) largest = max(largest, abs(Element(source, i)));
+  const uint scale_bits = HalfBits(largest * (type == KVRUN_KV_FP8 ? 1.0 / 448.0 : 1.0 / 127.0));
+  const float inverse = Inverse(HalfValue(scale_bits));
+  for (uint begin = 0; begin < head_dim; begin += 4) {
+    uint word = 0;
+    [[unroll]] for (uint j = 0; j < 4; ++j) {
+      const float x = Element(source, min(begin + j, head_dim - 1)) * inverse;
+      const uint bits = type == KVRUN_KV_FP8 ? Fp8Bits(x) : uint(int(roundEven(clamp(x, -127.0, 127.0)))) & 0xffu;
+      word |= begin + j < head_dim ? bits << (8 * j) : 0;
+    }
+    records[row + begin / 4] = word;
+  }
+  StoreScale(scale_at, scale_bits);
+}
+
+// Four bits per element and a scale per block; zeros beyond the last.
+void EncodeNibbles(uint source, uint row, uint scale_at, uint head_dim) {
+  for (uint block = 0; block < head_dim; block += KVRUN_INT4_BLOCK) {
+    const uint end = min(block + KVRUN_INT4_BLOCK, head_dim);
+    float largest = 0.0;  // of the first of the largest magnitude, with its sign
+    for (uint i = block; i < end; ++i) {
+      const float x = Element(source, i);
+      largest = abs(x) > abs(largest) ? x : largest;
+    }
+    const uint scale_bits = HalfBits(largest * -0.125);
+    const float inverse = Inverse(HalfValue(scale_bits));
+    for (uint begin = block; begin < end; begin += 8) {
+      uint word = 0;
+      for (uint j = 0; j < 8; ++j) {
+        const float x = Element(source, min(begin + j, head_dim - 1)) * inverse;
+        const uint bits = uint(int(roundEven(clamp(x, -8.0, 7.0)))) & 0xfu;
+        word |= begin + j < head_dim ? bits << (4 * j) : 0;
+      }
+      records[row + begin / 8] = word;
+    }
+    StoreScale(scale_at + block / KVRUN_INT4_BLOCK, scale_bits);
+  }
+}
+
+void EncodeRow(uint type, uint source, uint row, uint scale_at, uint head_dim) {
+  if (type == KVRUN_KV_F32) {
+    EncodeFloats(source, row, head_dim);
+  } else if (type == KVRUN_KV_F16) {
+    EncodeHalves(source, row, head_dim);
+  } else if (type == KVRUN_KV_INT4) {
+    EncodeNibbles(source, row, scale_at, head_dim);
+  } else {
+    EncodeBytes(type, source, row, scale_at, head_dim);
+  }
+}

@@ -1,0 +1,86 @@
+// z[token, row, column] = scale * sum of query[token, head, i] * query_side[KV head of head, i, column] over the row's
+// heads and i, times the column's scale in the index. Heads of one KV head are added up before they are multiplied.
+//
+// A workgroup computes 32 columns of up to four rows that share their KV heads: invocations lie along columns, four
+// each, and divide the dimensions.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#include "shared/index_params.h"
+#include "shared/step_params.h"
+
+#define LOCAL_SIZE 32
+#define COLUMN_LANES 8
+#define SLICES (LOCAL_SIZE / COLUMN_LANES)
+layout(local_size_x = LOCAL_SIZE) in;
+layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
+layout(push_constant) uniform Params { ProjectQueryParams p; };
+layout(set = 0, binding = 0, std430) readonly buffer Query { float query[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Side4 { vec4 side4[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Side1 { float side1[]; };
+layout(set = 0, binding = 2, std430) readonly buffer Scales { float scales[]; };
+layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float z[]; };
+layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+
+shared vec4 inputs[LOCAL_SIZE];                 // [dimension]: of four rows
+shared vec4 partial_sums[4 * LOCAL_SIZE];       // [row, slice, lane of a slice]
+#include "include/index_side.glsl"
+
+// Dimension i of a row's heads, added up by KV head.
+float Input(uint token, uint row, uint i) {
+  const uint heads = p.n_heads / p.n_rows;
+  const uint added = min(heads, p.n_heads / p.n_kv_heads);
+  const uint head = token * p.n_heads + row * heads + i / p.head_dim * added;
+  float value = 0.0;
+  for (uint h = 0; h < added; ++h) value += query[(head + h) * p.head_dim + i % p.head_dim];
+  return value;
+}
+
+void main() {
+  const uint lane = gl_LocalInvocationIndex;
+  const uint column = gl_WorkGroupID.x * (4 * COLUMN_LANES) + lane % COLUMN_LANES * 4;
+  const uint token = gl_WorkGroupID.z;
+  const uint group = p.n_heads / p.n_kv_heads;  // heads of a KV head
+  const uint heads = p.n_heads / p.n_rows;      // of a row
+  const uint sharing = max(group / heads, 1);   // rows of a KV head
+  const uint tiles = (sharing + 3) / 4;
+  const uint row_begin = gl_WorkGroupID.y / tiles * sharing + gl_WorkGroupID.y % tiles * 4;
+  const uint n_rows = min(sharing - gl_WorkGroupID.y % tiles * 4, 4);
+  const uint dim_begin = row_begin * heads / group * p.head_dim;  // of query_side
+  const uint n_dims = max(heads / group, 1) * p.head_dim;
+
+  vec4 sums[4];
+  [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] = vec4(0.0);
+  for (uint begin = 0; begin < n_dims; begin += LOCAL_SIZE) {
+    vec4 input4 = vec4(0.0);
+    if (begin + lane < n_dims) {
+      input4.x = Input(token, row_begin, begin + lane);
+      if (n_rows > 1) input4.y = Input(token, row_begin + 1, begin + lane);
+      if (n_rows > 2) input4.z = Input(token, row_begin + 2, begin + lane);
+      if (n_rows > 3) input4.w = Input(token, row_begin + 3, begin + lane);
+    }
+    inputs[lane] = input4;
+    barrier();
+    for (uint k = lane / COLUMN_LANES; k < min(n_dims - begin, LOCAL_SIZE); k += SLICES) {
+      const vec4 side = LoadSide(dim_begin + begin + k, column, p.rank);
+      const vec4 values = inputs[k];
+      [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] += values[r] * side;
+    }
+    barrier();
+  }
+  [[unroll]] for (uint r = 0; r < 4; ++r) partial_sums[r * LOCAL_SIZE + lane] = sums[r];
+  barrier();
+  // Invocation (row, column) adds up the slices.
+  const uint r = lane / COLUMN_LANES;
+  vec4 sum = vec4(0.0);
+  [[unroll]] for (uint s = 0; s < SLICES; ++s) {
+    sum += partial_sums[r * LOCAL_SIZE + s * COLUMN_LANES + lane % COLUMN_LANES];
+  }
+  const uint sequence = stepp.tokens[token].sequence;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    if (r < n_rows && column + i < p.rank) {
+      z[p.z_begin + (token * p.n_rows + row_begin + r) * p.rank + column + i] =
+          p.scale * sum[i] * scales[sequence * p.rank + column + i];
+    }
+  }
+}

@@ -1,0 +1,59 @@
+// Normalises and rotates the heads of Q and K in place, and encodes K and V into the newest slots of their streams.
+// One invocation per token and head of Q, K and V.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#include "shared/slot_params.h"
+#include "shared/step_params.h"
+
+layout(constant_id = 0) const uint K_TYPE = KVRUN_KV_F16;
+layout(constant_id = 1) const uint V_TYPE = KVRUN_KV_F16;
+layout(local_size_x = 32) in;
+layout(push_constant) uniform Params { RopeEncodeParams p; };
+layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
+// SlotShape: records [n_streams, n_slots].
+layout(set = 0, binding = 1, std430) buffer Slots { uint records[]; };
+// [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
+layout(set = 0, binding = 2, std430) readonly buffer Angles { vec2 angles[]; };
+// q_norm [head_dim], k_norm [head_dim].
+layout(set = 0, binding = 3, std430) readonly buffer Norms { float norms[]; };
+layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+
+#define HEAD_DIM p.record.head_dim
+#include "include/rope_heads.glsl"
+
+float Element(uint head_begin, uint i) { return qkv[head_begin + i]; }
+#include "include/kv_record.glsl"
+#include "include/kv_encode.glsl"
+
+void EncodeHead(uint head_begin, uint token, uint kv_head, bool is_value) {
+  const KvRecordLayout r = p.record;
+  const uint position = stepp.tokens[token].position;
+  const uint streams = p.n_kv_heads / r.n_heads;  // of a sequence
+  const uint stream = stepp.tokens[token].sequence * streams + kv_head / r.n_heads;
+  const uint slot = p.n_slots - p.n_window_slots + (position / r.group_tokens) % p.n_window_slots;
+  const uint record = (stream * p.n_slots + slot) * r.size_words;
+  const uint row = (kv_head % r.n_heads) * r.group_tokens + position % r.group_tokens;
+  if (is_value) {
+    EncodeRow(V_TYPE, head_begin, record + r.v_begin + row * r.v_row_words,
+              2 * record + r.v_scales_begin + row * r.v_row_scales, r.head_dim);
+  } else {
+    EncodeRow(K_TYPE, head_begin, record + row * r.k_row_words, 2 * record + r.k_scales_begin + row * r.k_row_scales,
+              r.head_dim);
+  }
+}
+
+void main() {
+  const uint n_rows = p.n_heads + 2 * p.n_kv_heads;
+  const uint token = gl_GlobalInvocationID.x / n_rows;
+  const uint row = gl_GlobalInvocationID.x % n_rows;
+  if (token < p.n_tokens) {
+    const uint head_begin = (token * n_rows + row) * HEAD_DIM;
+    const bool is_value = row >= p.n_heads + p.n_kv_heads;
+    if (!is_value) {
+      if (p.has_qk_norm != 0) NormHead(head_begin, row < p.n_heads ? 0 : HEAD_DIM);
+      RotateHead(head_begin, token);
+    }
+    if (row >= p.n_heads) EncodeHead(head_begin, token, (row - p.n_heads) % p.n_kv_heads, is_value);
+  }
+}

@@ -1,0 +1,281 @@
+// Scores the entries of an index that can be chosen: the products of their rows with rows of z. An invocation scores
+// four consecutive entries at a time, so that a value of z is used four times.
+//
+//   ROWS    per workgroup and row of z, the reference and the sum of a softmax over the entries that it scored
+//   GROUPS  each group's score: the largest of its entries', each the sum of its softmaxes over the rows
+//   SUM     each group's largest product with the one row of z
+//
+// A softmax needs all products before it can weigh one. They are computed twice: kept, they would take more memory than
+// the index, and reading them back costs as much. Products are logarithms to base 2, references whole numbers.
+//
+// Workgroups take units (groups, or as many of them as make four entries) in turn: there are as many workgroups as keep
+// the device busy, whatever room the index has.
+//
+// Macros: INDEX_F16, INDEX_INT8 or INDEX_INT4; ROWS, GROUPS or SUM; HEADS, rows of z at a time.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#include "shared/index_params.h"
+#include "shared/step_params.h"
+
+layout(constant_id = 0) const uint RANK = 24;
+layout(constant_id = 1) const uint GROUP = 4;
+// z in registers: for drivers on which each read of shared memory is a loop over the lanes.
+layout(constant_id = 2) const uint HOIST = 1;
+layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
+layout(constant_id = 4) const uint WHOLE_VECTORS = 1;  // four entries are WORDS vectors that lie side by side
+layout(push_constant) uniform Params { ScoreParams p; };
+layout(set = 0, binding = 0, std430) readonly buffer Index4 { uvec4 index4[]; };
+layout(set = 0, binding = 0, std430) readonly buffer Index1 { uint index1[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Z { float z_rows[]; };
+layout(set = 0, binding = 1, std430) readonly buffer Softmaxes { vec2 softmaxes[]; };
+layout(set = 0, binding = 2, std430) buffer Out1 { float out1[]; };
+layout(set = 0, binding = 2, std430) buffer Out2 { vec2 out2[]; };
+layout(set = 0, binding = 2, std430) buffer Out4 { vec4 out4[]; };
+layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
+#include "include/choosable.glsl"
+
+#if defined(INDEX_F16)
+#define BITS 16
+#elif defined(INDEX_INT8)
+#define BITS 8
+#else
+#define BITS 4
+#endif
+#define PER_WORD (32 / BITS)
+
+// With HOIST the first columns are written out. Not by loops for the driver to unroll: some take minutes.
+#define BLOCK_COLUMNS 32
+#define BLOCK_WORDS (BLOCK_COLUMNS / PER_WORD)
+// Of the loop over the others: whole vectors of columns.
+#define STEP_WORDS (BITS == 16 ? 2 : 1)
+#define STEP_COLUMNS (STEP_WORDS * PER_WORD)
+// Of one entry's row.
+const uint WORDS = (RANK * BITS + 31) / 32;
+// Of a row of shared_z: whole vectors.
+const uint COLUMNS = (RANK + 31) / 32 * 32;
+const uint UNIT_GROUPS = GROUP == 1 ? 4 : GROUP == 2 ? 2 : 1;
+const uint UNIT = UNIT_GROUPS * GROUP;
+const uint UNIT_QUADS = (UNIT + 3) / 4;
+
+const float kSmallest = -16777216.0;
+
+shared vec4 shared_z[HEADS * KVRUN_MAX_INDEX_RANK / 4];
+#ifdef ROWS
+shared int shared_references[HEADS];
+shared uint shared_sums[HEADS];
+#endif
+#ifdef GROUPS
+shared float shared_references[HEADS];
+shared float shared_factors[HEADS];
+#endif
+
+// 2 to the power of a whole number of at most 0.
+float Power(float exponent) { return uintBitsToFloat(uint(int(max(exponent, -126.0)) + 127) << 23); }
+
+// 32 bits of an entry's row from column k * PER_WORD on; zeros beyond its last.
+uint LoadWord(uint sequence, uint entry, uint k) {
+  const uint bit = (entry % GROUP) * RANK * BITS + 32 * k;
+  const uint at = (sequence * p.n_groups + entry / GROUP) * p.group_words + bit / 32;
+  uint word = index1[at];
+  if (RANK * BITS % 32 != 0) {
+    const uint shift = bit % 32;
+    if (shift != 0) word = word >> shift | index1[at + 1] << (32 - shift);
+    if (k == WORDS - 1) word &= (1u << (RANK * BITS % 32)) - 1;
+  }
+  return word;
+}
+
+// Those of four entries; past the last, that one again.
+uvec4 LoadWords(uint sequence, uint entry, uint last, uint k) {
+  return uvec4(LoadWord(sequence, entry, k), LoadWord(sequence, min(entry + 1, last), k),
+               LoadWord(sequence, min(entry + 2, last), k), LoadWord(sequence, min(entry + 3, last), k));
+}
+
+// Column j of the word of each of four entries.
+vec4 Values(uvec4 words, uint j) {
+#if defined(INDEX_F16)
+  const uvec4 halves = j == 0 ? words & 0xffffu : words >> 16;
+  return vec4(unpackHalf2x16(halves.x).x, unpackHalf2x16(halves.y).x, unpackHalf2x16(halves.z).x,
+              unpackHalf2x16(halves.w).x);
+#else
+  return vec4(ivec4(words << (32 - BITS - BITS * j)) >> (32 - BITS));
+#endif
+}
+
+void main() {
+  const uint lane = gl_LocalInvocationIndex;
+  const uint lanes = gl_WorkGroupSize.x;
+  const uint token = gl_WorkGroupID.z;
+  // Rows of z: [row_begin, row_end), of which there are at most HEADS.
+#ifdef GROUPS
+  const uint list = gl_WorkGroupID.y;
+  const uint row_begin = list * p.list_rows + p.first_row;
+  const uint row_end = (list + 1) * p.list_rows;
+#else
+  const uint row_begin = gl_WorkGroupID.y * HEADS;
+  const uint row_end = p.n_rows;
+#endif
+  const uint sequence = stepp.tokens[token].sequence;
+  const uint old = ChoosableEntries(stepp.tokens[token].position, p.window_tokens, GROUP, p.n_groups);
+
+  for (uint i = lane; i < HEADS * COLUMNS / 4; i += lanes) {
+    const uint at = p.z_begin + (token * p.n_rows + min(row_begin + i / (COLUMNS / 4), row_end - 1)) * RANK;
+    const uint column = i % (COLUMNS / 4) * 4;
+    vec4 value = vec4(0.0);
+    [[unroll]] for (uint c = 0; c < 4; ++c) {
+      if (column + c < RANK) value[c] = z_rows[at + column + c];
+    }
+    shared_z[i] = value;
+  }
+#ifdef ROWS
+  if (lane < HEADS) {
+    shared_references[lane] = int(kSmallest);
+    shared_sums[lane] = 0;
+  }
+#endif
+#ifdef GROUPS
+  if (lane < HEADS) {
+    const uint row = token * p.n_rows + min(row_begin + lane, row_end - 1);
+    vec2 all = vec2(kSmallest, 0.0);
+    for (uint i = 0; i < p.n_workgroups; ++i) {
+      const vec2 one = softmaxes[p.softmaxes_begin / 2 + row * p.n_workgroups + i];
+      const float reference = max(all.x, one.x);
+      all = vec2(reference, all.y * Power(all.x - reference) + one.y * Power(one.x - reference));
+    }
+    shared_references[lane] = all.x;
+    shared_factors[lane] = row_begin + lane < row_end ? 1.0 / all.y : 0.0;
+  }
+#endif
+  barrier();
+  vec4 z[HEADS * BLOCK_COLUMNS / 4];
+  if (HOIST != 0) {
+    [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+      [[unroll]] for (uint i = 0; i < BLOCK_COLUMNS / 4; ++i) {
+        z[h * BLOCK_COLUMNS / 4 + i] = 4 * i < RANK ? shared_z[h * (COLUMNS / 4) + i] : vec4(0.0);
+      }
+    }
+  }
+  float references[HEADS];
+  float sums[HEADS];  // GROUPS: what a weight is multiplied with
+  [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+#if defined(GROUPS)
+    references[h] = shared_references[h];
+    sums[h] = shared_factors[h];
+#else
+    references[h] = kSmallest;
+    sums[h] = 0.0;
+#endif
+  }
+
+  const uint stride = gl_NumWorkGroups.x * lanes;
+  for (uint unit = gl_WorkGroupID.x * lanes + lane; unit * UNIT < old; unit += stride) {
+    const uint last = min(unit * UNIT + UNIT, old) - 1;
+    vec4 best = vec4(-3e38);
+    for (uint first = 0; first < UNIT; first += 4) {
+      const uint entry = unit * UNIT + first;
+      vec4 scores[HEADS];
+      [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h] = vec4(0.0);
+      if (HOIST != 0) {
+        uvec4 words[BLOCK_WORDS];  // [k]: word k of each of the four entries
+        if (WHOLE_VECTORS != 0 && WORDS <= BLOCK_WORDS) {
+          uvec4 rows[BLOCK_WORDS];
+          const uint at = (sequence * p.n_groups * GROUP + entry) / 4 * WORDS;
+          [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
+            if (k < WORDS) rows[k] = index4[at + k];
+          }
+          [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
+            if (k < WORDS) {
+              words[k] = uvec4(rows[k / 4][k % 4], rows[(WORDS + k) / 4][(WORDS + k) % 4],
+                               rows[(2 * WORDS + k) / 4][(2 * WORDS + k) % 4],
+                               rows[(3 * WORDS + k) / 4][(3 * WORDS + k) % 4]);
+            }
+          }
+        } else {
+          [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
+            if (k < WORDS) words[k] = LoadWords(sequence, entry, last, k);
+          }
+        }
+        [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
+          if (k < WORDS) {
+            [[unroll]] for (uint j = 0; j < PER_WORD; ++j) {
+              const uint column = k * PER_WORD + j;
+              const vec4 values = Values(words[k], j);
+              [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+                scores[h] += z[h * BLOCK_COLUMNS / 4 + column / 4][column % 4] * values;
+              }
+            }
+          }
+        }
+      }
+      for (uint k = HOIST != 0 ? BLOCK_WORDS : 0; k < WORDS; k += STEP_WORDS) {
+        vec4 values[STEP_COLUMNS];
+        [[unroll]] for (uint w = 0; w < STEP_WORDS; ++w) {
+          const uvec4 words = k + w < WORDS ? LoadWords(sequence, entry, last, k + w) : uvec4(0);
+          [[unroll]] for (uint j = 0; j < PER_WORD; ++j) values[w * PER_WORD + j] = Values(words, j);
+        }
+        [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+          [[unroll]] for (uint c = 0; c < STEP_COLUMNS; c += 4) {
+            const vec4 factors = shared_z[h * (COLUMNS / 4) + (k * PER_WORD + c) / 4];
+            [[unroll]] for (uint i = 0; i < 4; ++i) scores[h] += factors[i] * values[c + i];
+          }
+        }
+      }
+#if defined(ROWS)
+      const bvec4 is_entry = lessThanEqual(uvec4(entry, entry + 1, entry + 2, entry + 3), uvec4(last));
+      [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+        const vec4 score = mix(vec4(kSmallest), scores[h], is_entry);
+        const float reference =
+            max(references[h], ceil(max(max(score.x, score.y), max(score.z, score.w))));
+        const vec4 weights = exp2(score - reference);
+        sums[h] = sums[h] * Power(references[h] - reference) + ((weights.x + weights.y) + (weights.z + weights.w));
+        references[h] = reference;
+      }
+    }
+  }
+#else
+#if defined(GROUPS)
+      vec4 total = vec4(0.0);
+      [[unroll]] for (uint h = 0; h < HEADS; ++h) total += sums[h] * exp2(scores[h] - references[h]);
+      // Of the rows that did not fit: left here by the dispatch before, and for the next.
+      const uint at = p.totals_begin / 4 + ((token * gl_NumWorkGroups.y + list) * p.n_units + unit) * UNIT_QUADS + first / 4;
+      if (p.first_row != 0) total += out4[at];
+      if (row_begin + HEADS < row_end) out4[at] = total;
+#else
+      const vec4 total = scores[0];
+#endif
+      best = max(best, total);
+    }
+#if defined(GROUPS)
+    const uint scores_at = p.scores_begin + (token * gl_NumWorkGroups.y + list) * p.scores_stride;
+#else
+    const uint scores_at = p.scores_begin + token * p.scores_stride;
+#endif
+    if (GROUP == 1) {
+      out4[scores_at / 4 + unit] = best;
+    } else if (GROUP == 2) {
+      out2[scores_at / 2 + unit] = vec2(max(best.x, best.y), max(best.z, best.w));
+    } else {
+      out1[scores_at + unit] = max(max(best.x, best.y), max(best.z, best.w));
+    }
+  }
+#endif
+
+#ifdef ROWS
+  [[unroll]] for (uint h = 0; h < HEADS; ++h) atomicMax(shared_references[h], int(references[h]));
+  barrier();
+  // Whole numbers, so that the sum does not depend on the order. A workgroup's entries have weights of at most 1.
+  const uint n_units = (old + UNIT - 1) / UNIT;
+  const uint most_entries = (n_units + stride - 1) / stride * lanes * UNIT;
+  const float scale = float(1u << (30 - findMSB(most_entries | 1)));
+  [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+    const float sum = sums[h] * Power(references[h] - float(shared_references[h]));
+    atomicAdd(shared_sums[h], uint(round(sum * scale)));
+  }
+  barrier();
+  if (lane < HEADS && row_begin + lane < row_end) {
+    out2[p.softmaxes_begin / 2 + (token * p.n_rows + row_begin + lane) * p.n_workgroups + gl_WorkGroupID.x] =
+        vec2(float(shared_references[lane]), float(shared_sums[lane]) / scale);
+  }
+#endif
+}

@@ -1,0 +1,202 @@
+// Chooses groups by score: the pinned ones, and of the others the n_chosen with the largest scores, the lower group
+// where scores are equal. One workgroup per list.
+//
+// The smallest chosen score is found by histograms of the range that it must be in, each 256 times finer than the one
+// before, until a bin's edge divides the groups, or one score is left. Then each invocation counts, and writes, the
+// chosen ones of a range of consecutive groups.
+#version 450
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_GOOGLE_include_directive : require
+#include "shared/index_params.h"
+#include "shared/step_params.h"
+
+#define LOCAL_SIZE 128
+#define BINS 256
+#define COARSE 16
+#define KEPT 4
+layout(local_size_x = LOCAL_SIZE) in;
+layout(push_constant) uniform Params { SelectGroupsParams p; };
+layout(set = 0, binding = 0, std430) readonly buffer Scores { vec4 scores[]; };
+layout(set = 0, binding = 1, std430) writeonly buffer Chosen { uint chosen[]; };
+layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
+#include "include/choosable.glsl"
+
+// Order of floats as order of words.
+uint SortableBits(float value) {
+  const uint bits = floatBitsToUint(value);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+shared uint histogram[BINS];
+shared uint coarse[COARSE];
+shared uint range_begin;   // the smallest chosen score lies in the range,
+shared uint range_end;     // its end included,
+shared uint n_wanted;      // and of the scores in it so many are chosen,
+shared uint is_divided;    // or all of them, if this is not 0
+shared uvec2 counts[LOCAL_SIZE];  // of groups that are surely chosen, and of those whose score is the smallest chosen
+shared uvec2 sums[COARSE];
+
+// Sortable scores of groups 4 * vector ..; 0, which none has, for those that are pinned or cannot be chosen.
+uvec4 Keys(uint scores_begin, uint vector, uint first, uint end) {
+  const vec4 values = scores[scores_begin + vector];
+  const uvec4 keys =
+      uvec4(SortableBits(values.x), SortableBits(values.y), SortableBits(values.z), SortableBits(values.w));
+  const uvec4 groups = 4 * vector + uvec4(0, 1, 2, 3);
+  const bvec4 is_candidate = bvec4(uvec4(greaterThanEqual(groups, uvec4(first))) & uvec4(lessThan(groups, uvec4(end))));
+  return mix(uvec4(0), clamp(keys, 1u, 0xfffffffeu), is_candidate);
+}
+
+// What an invocation's steps over its groups share.
+uint smallest = 0xffffffffu;
+uint largest = 0;
+uint sure_from;   // keys from here on are chosen,
+bool has_sure;    // if there are any,
+uint tie;         // and the first of this key
+uint ties_wanted;
+uvec2 count = uvec2(0);
+uint ties;        // of earlier groups
+uint at;          // of `chosen`
+
+void FindRange(uvec4 keys) {
+  const uvec4 least = keys - 1;  // those that are none become the largest
+  largest = max(largest, max(max(keys.x, keys.y), max(keys.z, keys.w)));
+  smallest = min(smallest, min(min(least.x, least.y), min(least.z, least.w)));
+}
+
+void CountBins(uvec4 keys, uint low, uint span, uint shift) {
+  const uvec4 offsets = keys - low;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    if (offsets[i] <= span) atomicAdd(histogram[offsets[i] >> shift], 1);
+  }
+}
+
+void CountChosen(uvec4 keys) {
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    if (has_sure && keys[i] >= sure_from) ++count.x;
+    else if (keys[i] == tie) ++count.y;
+  }
+}
+
+void WriteChosen(uint vector, uvec4 keys) {
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    const bool is_sure = has_sure && keys[i] >= sure_from;
+    const bool is_tie = !is_sure && keys[i] == tie;
+    if (is_sure || (is_tie && ties < ties_wanted)) chosen[at++] = 4 * vector + i;
+    if (is_tie) ++ties;
+  }
+}
+
+// How far bins are shifted: the range is at most BINS of them.
+uint BinShift() { return uint(max(findMSB(range_end - range_begin) - 7, 0)); }
+
+// In the range, the bin that the smallest chosen score is in becomes the range.
+void Narrow() {
+  uint left = n_wanted;
+  uint c = COARSE - 1;
+  while (c > 0 && coarse[c] < left) left -= coarse[c--];
+  uint bin = c * (BINS / COARSE) + BINS / COARSE - 1;
+  while (bin > c * (BINS / COARSE) && histogram[bin] < left) left -= histogram[bin--];
+  const uint shift = BinShift();
+  is_divided = histogram[bin] == left ? 1 : 0;
+  n_wanted = left;
+  range_begin += bin << shift;
+  range_end = min(range_end, range_begin + ((1u << shift) - 1));
+}
+
+void main() {
+  const uint lane = gl_LocalInvocationIndex;
+  const uint token = gl_WorkGroupID.x / p.n_lists;
+  const uint n_groups =
+      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
+  const uint n_chosen = min(p.n_chosen, n_groups);
+  const uint n_pinned = min(p.n_pinned, n_chosen);
+  const uint out_begin = gl_WorkGroupID.x * (1 + p.n_chosen);
+  const uint scores_begin = (p.scores_begin + gl_WorkGroupID.x * p.scores_stride) / 4;
+  // An invocation's groups: consecutive, in vectors.
+  const uint n_vectors = (n_groups + 3) / 4;
+  const uint per_lane = (n_vectors + LOCAL_SIZE - 1) / LOCAL_SIZE;
+  const uint begin = min(lane * per_lane, n_vectors);
+  const uint end = min(begin + per_lane, n_vectors);
+  const bool choose = n_pinned < n_chosen && n_chosen < n_groups;
+
+  if (lane == 0) {
+    range_begin = 0xffffffffu;
+    range_end = choose ? 0 : 0xffffffffu;
+    if (!choose && n_chosen > n_pinned) range_begin = 1;  // all
+    n_wanted = n_chosen - n_pinned;
+    is_divided = choose ? 0 : 1;
+    chosen[out_begin] = n_chosen;
+  }
+  barrier();
+  // The first of an invocation's vectors are kept, as reading them is most of the work on a CPU.
+  uvec4 kept[KEPT];
+  [[unroll]] for (uint c = 0; c < KEPT; ++c) {
+    kept[c] = uvec4(0);
+    if (begin + c < end) kept[c] = Keys(scores_begin, begin + c, n_pinned, n_groups);
+  }
+#define REST(v) uint v = begin + KEPT; v < end; ++v
+#define KEYS(v) Keys(scores_begin, v, n_pinned, n_groups)
+
+  [[unroll]] for (uint c = 0; c < KEPT; ++c) FindRange(kept[c]);
+  for (REST(v)) FindRange(KEYS(v));
+  if (choose && largest != 0) {
+    atomicMin(range_begin, smallest + 1);
+    atomicMax(range_end, largest);
+  }
+  barrier();
+
+  // All invocations agree when to stop: `is_divided` was written before the last barrier.
+  for (uint pass = 0; pass < 4 && is_divided == 0; ++pass) {
+    for (uint bin = lane; bin < BINS; bin += LOCAL_SIZE) histogram[bin] = 0;
+    barrier();
+    const uint low = range_begin;
+    const uint span = range_end - low;
+    const uint shift = BinShift();
+    [[unroll]] for (uint c = 0; c < KEPT; ++c) CountBins(kept[c], low, span, shift);
+    for (REST(v)) CountBins(KEYS(v), low, span, shift);
+    barrier();
+    if (lane < COARSE) {
+      uint sum = 0;
+      for (uint bin = 0; bin < BINS / COARSE; ++bin) sum += histogram[lane * (BINS / COARSE) + bin];
+      coarse[lane] = sum;
+    }
+    barrier();
+    if (lane == 0) Narrow();
+    barrier();
+  }
+
+  sure_from = is_divided != 0 ? range_begin : range_end + 1;
+  has_sure = is_divided != 0 || range_end != 0xffffffffu;
+  tie = range_begin;
+  ties_wanted = is_divided != 0 ? 0 : n_wanted;
+  [[unroll]] for (uint c = 0; c < KEPT; ++c) CountChosen(kept[c]);
+  for (REST(v)) CountChosen(KEYS(v));
+  counts[lane] = count;
+  barrier();
+  // Sums of all earlier invocations' counts, in two steps.
+  if (lane < COARSE) {
+    uvec2 sum = uvec2(0);
+    for (uint i = lane * (LOCAL_SIZE / COARSE); i < (lane + 1) * (LOCAL_SIZE / COARSE); ++i) {
+      const uvec2 own = counts[i];
+      counts[i] = sum;
+      sum += own;
+    }
+    sums[lane] = sum;
+  }
+  barrier();
+  if (lane == 0) {
+    uvec2 sum = uvec2(0);
+    for (uint i = 0; i < COARSE; ++i) {
+      const uvec2 own = sums[i];
+      sums[i] = sum;
+      sum += own;
+    }
+  }
+  barrier();
+  const uvec2 earlier = counts[lane] + sums[lane / (LOCAL_SIZE / COARSE)];
+  ties = earlier.y;
+  at = out_begin + 1 + n_pinned + earlier.x + min(ties, ties_wanted);
+  [[unroll]] for (uint c = 0; c < KEPT; ++c) WriteChosen(begin + c, kept[c]);
+  for (REST(v)) WriteChosen(v, KEYS(v));
+  for (uint group = lane; group < n_pinned; group += LOCAL_SIZE) chosen[out_begin + 1 + group] = group;
+}

@@ -1,0 +1,96 @@
+// Push constants of the operations on the index. Shared by GLSL and C++: 32-bit scalars only, at most 128
+// bytes each. All counts are in elements, *_begin in words of the scratch buffer
+// (runtime/device/vulkan/score_plan.h).
+#ifndef KVRUN_SHADERS_SHARED_INDEX_PARAMS_H_
+#define KVRUN_SHADERS_SHARED_INDEX_PARAMS_H_
+
+#ifdef __cplusplus
+#include <cstdint>
+namespace kvrun {
+using uint = uint32_t;
+#endif
+
+// Columns of an index at most: what score.comp has shared memory for.
+#define KVRUN_MAX_INDEX_RANK 256
+struct RotateQueryParams {
+  uint n_heads;
+  uint head_dim;
+  uint rotary_dim;
+  uint rope_halves;
+  uint has_norm;
+  float norm_epsilon;
+};
+
+// A row of z is the projection of n_heads / n_rows neighbouring heads, added up.
+struct ProjectQueryParams {
+  uint n_heads;
+  uint n_kv_heads;
+  uint head_dim;
+  uint rank;
+  uint n_rows;
+  uint z_begin;
+  float scale;
+};
+
+struct ScoreParams {
+  uint n_groups;  // room, per sequence
+  uint group_words;
+  uint window_tokens;
+  uint n_rows;     // of z, per token
+  uint list_rows;  // rows that are added up
+  uint first_row;  // of them, of this dispatch
+  uint n_units;    // room
+  uint n_workgroups;
+  uint z_begin;
+  uint softmaxes_begin;
+  uint totals_begin;
+  uint scores_begin;
+  uint scores_stride;
+};
+
+struct SelectGroupsParams {
+  uint n_groups;
+  uint group_tokens;
+  uint window_tokens;
+  uint n_lists;  // per token
+  uint n_pinned;
+  uint n_chosen;
+  uint scores_begin;
+  uint scores_stride;
+};
+
+// out[t, column] = row t . side[., column] - bias[column].
+struct ProjectKeysParams {
+  uint n_tokens;
+  uint n_dims;  // n_kv_heads * head_dim
+  uint rank;
+  uint row_begin;  // first dimension of row 0; of rows in a KV buffer: the first token
+  uint row_stride;
+  uint head_dim;
+  uint n_ctx;
+};
+
+struct QuantizeIndexParams {
+  uint n_tokens;
+  uint rank;
+  uint group_tokens;
+  uint n_groups;
+  uint group_words;
+  uint row_words;  // that an entry touches at most
+};
+
+struct AccumulateGramParams {
+  uint n_vectors;
+  uint first_row;
+  uint row_stride;
+  uint first_column;
+  uint dim;
+  uint n_blocks;
+  uint sums_offset;
+};
+
+#ifdef __cplusplus
+}  // namespace kvrun
+#endif
+
+#endif  // KVRUN_SHADERS_SHARED_INDEX_PARAMS_H_

@@ -1,0 +1,72 @@
+// Push constants of the operations on KV records (runtime/device/kv_record.h). Shared by GLSL and C++: 32-bit
+// scalars only, at most 128 bytes each.
+#ifndef KVRUN_SHADERS_SHARED_SLOT_PARAMS_H_
+#define KVRUN_SHADERS_SHARED_SLOT_PARAMS_H_
+
+#ifdef __cplusplus
+#include <cstdint>
+namespace kvrun {
+using uint = uint32_t;
+#endif
+
+// The values of KvType: what kernels take as K_TYPE and V_TYPE.
+#define KVRUN_KV_F16 0
+#define KVRUN_KV_F32 1
+#define KVRUN_KV_FP8 2
+#define KVRUN_KV_INT8 3
+#define KVRUN_KV_INT4 4
+// Elements that share a scale of KVRUN_KV_INT4.
+#define KVRUN_INT4_BLOCK 32
+
+// Where things lie in a record. A row is one head's K or V of one entry; row i is of head i / group_tokens.
+struct KvRecordLayout {
+  uint n_heads;
+  uint head_dim;
+  uint group_tokens;
+  uint size_words;
+  uint k_row_words;
+  uint v_row_words;
+  uint k_row_scales;
+  uint v_row_scales;
+  uint v_begin;         // words from the record's begin
+  uint k_scales_begin;  // halves from the record's begin
+  uint v_scales_begin;  // halves from the record's begin
+};
+
+struct RopeEncodeParams {
+  KvRecordLayout record;
+  uint n_heads;
+  uint n_kv_heads;
+  uint n_tokens;
+  uint rotary_dim;
+  uint rope_halves;
+  uint has_qk_norm;
+  float norm_epsilon;
+  uint n_slots;
+  uint n_window_slots;
+};
+
+struct AttendSlotsParams {
+  KvRecordLayout record;
+  uint n_heads;
+  uint n_kv_heads;
+  uint n_slots;
+  uint table_stride;  // words of a stream's mapping table
+  uint n_splits;      // parts that a row's entries are divided into; 1: the output is written, else scratch
+  uint qkv_stride;
+  float scale;
+};
+
+struct RecordCopyParams {
+  KvRecordLayout record;
+  uint n_kv_heads;
+  uint n_ctx;
+  uint first_token;
+  uint n_groups;
+};
+
+#ifdef __cplusplus
+}  // namespace kvrun
+#endif
+
+#endif  // KVRUN_SHADERS_SHARED_SLOT_PARAMS_H_

@@ -1,0 +1,398 @@
+// Scoring and choosing groups by an index, its upkeep, and the sums that adapters are made of, against the
+// scalar reference.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runtime/device/vulkan/score_plan.h"
+#include "tests/support/index_reference.h"
+#include "tests/support/operations_fixture.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
+constexpr uint32_t kRanks[] = {1, 6, 12, 24, 33};
+constexpr uint32_t kGroups[] = {1, 3, 4, 8, 16};
+constexpr HeadReduction kReductions[] = {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa,
+                                         HeadReduction::kPerKvHead};
+
+StepToken TokenAt(uint32_t position, uint32_t sequence) {
+  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
+}
+
+struct ScoreCase {
+  IndexShape index;
+  uint32_t n_heads = 0;
+  uint32_t n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  HeadReduction reduction = HeadReduction::kSoftmax;
+  uint32_t window_tokens = 0;
+  uint32_t n_pinned = 0;
+  uint32_t n_chosen = 0;
+  bool norms = false;
+  bool halves = false;
+  uint32_t distinct_rows = 0;  // entries repeat after so many; 0: they do not
+  std::vector<StepToken> tokens;
+
+  uint32_t rotary_dim() const { return head_dim / 4 * 2; }
+  size_t n_lists() const { return tokens.size() * (reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1); }
+};
+
+std::string Describe(const ScoreCase& c) {
+  return std::string(IndexTypeName(c.index.type)) + ", rank " + std::to_string(c.index.rank) +
+         ", groups of " + std::to_string(c.index.group_tokens) + ", " + std::to_string(c.n_heads) + "/" +
+         std::to_string(c.n_kv_heads) + " heads of " + std::to_string(c.head_dim) + ", reduction " +
+         std::to_string(static_cast<int>(c.reduction)) + ", " + std::to_string(c.n_chosen) + " of " +
+         std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) + " tokens from " +
+         std::to_string(c.tokens[0].position);
+}
+
+void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
+                uint32_t code) {
+  const uint32_t bits = KvElementBits(shape.type);
+  index[group * shape.group_words() + element * bits / 32] |= code << (element * bits % 32);
+}
+
+float LargestCode(KvType type) { return static_cast<float>((1U << (KvElementBits(type) - 1)) - 1); }
+
+// Random rows; NaNs where an f16 index has room but no entry that can be chosen: they may be read, not used.
+std::vector<uint32_t> RandomIndex(const ScoreCase& c) {
+  const IndexShape& shape = c.index;
+  std::vector<uint32_t> choosable(shape.n_sequences);
+  for (const StepToken& token : c.tokens) {
+    choosable[token.sequence] =
+        std::max(choosable[token.sequence],
+                 ChoosableEntriesReference(token.position, c.window_tokens, shape.group_tokens));
+  }
+  const size_t per_group = size_t{shape.group_tokens} * shape.rank;
+  const std::vector<float> values = RandomFloats(shape.n_sequences * shape.n_groups * per_group, 21);
+  const uint32_t bits = KvElementBits(shape.type);
+  std::vector<uint32_t> index(shape.size_bytes() / sizeof(uint32_t));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t group = i / per_group;
+    const size_t entry = i / shape.rank % (size_t{shape.n_groups} * shape.group_tokens);
+    const size_t like = c.distinct_rows != 0 ? entry % c.distinct_rows * shape.rank + i % shape.rank : i;
+    auto code = static_cast<uint32_t>(std::lround(values[like] * LargestCode(c.index.type)));
+    if (shape.type == KvType::kF16) code = FloatToHalf(values[like]);
+    if (shape.type == KvType::kF16 && entry >= choosable[group / shape.n_groups]) code = 0x7fff;
+    PutElement(index, shape, group, i % per_group, code & ((1U << bits) - 1));
+  }
+  return index;
+}
+
+std::vector<float> WordsAsFloats(std::span<const uint32_t> words) {
+  std::vector<float> floats(words.size());
+  std::memcpy(floats.data(), words.data(), words.size_bytes());
+  return floats;
+}
+
+template <typename T>
+std::vector<T> Download(SelfTestRun& run, const Buffer* buffer, size_t count) {
+  std::vector<T> values(count);
+  const std::vector<std::byte> bytes = run.Bytes(buffer, count * sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// Inputs of a case, on the host and on the device.
+struct ScoreInputs {
+  ScoreInputs(SelfTestRun& run, const ScoreCase& c)
+      : query(RandomFloats(c.tokens.size() * c.n_heads * c.head_dim, 22)),
+        angles(RandomFloats(c.tokens.size() * c.rotary_dim(), 23)),
+        norms(RandomFloats(size_t{2} * c.head_dim, 24)),
+        query_side(RandomFloats(size_t{c.n_kv_heads} * c.head_dim * c.index.rank, 25)),
+        scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
+        index(RandomIndex(c)) {
+    // Softmaxes then range over some powers of e.
+    const float largest = c.index.type == KvType::kF16 ? 1.0F : LargestCode(c.index.type);
+    const float factor = 8.0F / largest / std::sqrt(static_cast<float>(c.index.rank));
+    for (float& scale : scales) scale = (1.5F + scale) * factor;
+    reference = {.attention = {.tokens = c.tokens,
+                               .kv_shape = {.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim},
+                               .n_heads = c.n_heads,
+                               .angles = angles,
+                               .norms = c.norms ? std::span<const float>(norms) : std::span<const float>{},
+                               .norm_epsilon = 1e-5F,
+                               .rotary_dim = c.rotary_dim(),
+                               .rope_halves = c.halves},
+                 .query = query,
+                 .query_side = query_side,
+                 .scales = scales,
+                 .index = index,
+                 .shape = c.index,
+                 .reduction = c.reduction,
+                 .window_tokens = c.window_tokens};
+    args = {.query = run.Floats(query),
+            .attention = {.step = run.Step(c.tokens),
+                          .kv_shape = reference.attention.kv_shape,
+                          .n_heads = c.n_heads,
+                          .n_tokens = static_cast<uint32_t>(c.tokens.size()),
+                          .angles = run.Floats(angles),
+                          .norms = c.norms ? run.Floats(norms) : nullptr,
+                          .norm_epsilon = 1e-5F,
+                          .rotary_dim = c.rotary_dim(),
+                          .rope_halves = c.halves},
+            .sides = {.query_side = run.Floats(query_side), .scales = run.Floats(scales)},
+            .index = run.Floats(WordsAsFloats(index)),
+            .index_shape = c.index,
+            .reduction = c.reduction,
+            .window_tokens = c.window_tokens,
+            .n_pinned = c.n_pinned,
+            .n_chosen = c.n_chosen,
+            .scratch = nullptr,
+            .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * (1 + c.n_chosen)))};
+    scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
+    args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
+  }
+
+  std::vector<float> query;
+  std::vector<float> angles;
+  std::vector<float> norms;
+  std::vector<float> query_side;
+  std::vector<float> scales;
+  std::vector<uint32_t> index;
+  ScoreReferenceArgs reference;
+  ScoreArgs args;
+  size_t scratch_words = 0;
+};
+
+// A product's error: roundings of the query's norm and rotation, of the sums over dimensions, heads and
+// columns, and of the factors between, all of the sum of magnitudes. A softmax makes it relative, twice (of
+// the score, and of the sum). To that come exp2, good to 3 + 2|x| units in the last place (Vulkan), x at most
+// 64 here, in both; and the sums' parts rounded to a whole number in 2^-16 of a weight that is at least a
+// half (of fewer than 2^14 entries), by at most 64 invocations.
+double ScoreTolerance(const ScoreCase& c, double magnitude, double score) {
+  const double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kRoundoff * magnitude;
+  if (c.reduction == HeadReduction::kSum) return product;
+  const double exponential = 2 * kRoundoff * (3 + 2 * 64) * 2;
+  return score * (2 * product + exponential + 64 * 0x1p-16 + (c.n_heads + 16) * kRoundoff);
+}
+
+constexpr uint32_t kPoison = 0x7fc0fead;
+
+void ExpectUntouched(std::span<const uint32_t> words, const std::string& what) {
+  EXPECT_TRUE(std::all_of(words.begin(), words.end(), [](uint32_t word) { return word == kPoison; })) << what;
+}
+
+// The groups' scores as the reference has them, and the choice as it follows from the scores that were found.
+void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
+  const ScorePlan plan = PlanScore(run.device().plan(), run.device().is_cpu(), inputs.args);
+  const auto scratch = Download<float>(run, inputs.args.scratch, inputs.scratch_words + kBeyond);
+  const auto chosen = Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * (1 + c.n_chosen) + kBeyond);
+  ASSERT_TRUE(run.status().ok()) << run.status().message();
+  const std::vector<GroupScores> expected = ScoreGroupsReference(inputs.reference);
+  ASSERT_EQ(expected.size(), c.n_lists());
+  for (size_t list = 0; list < expected.size(); ++list) {
+    const std::span<const float> scores = std::span(scratch).subspan(
+        plan.scores_begin + list * plan.scores_stride, expected[list].scores.size());
+    for (size_t g = 0; g < scores.size(); ++g) {
+      const double score = expected[list].scores[g];
+      ASSERT_NEAR(scores[g], score, ScoreTolerance(c, expected[list].magnitude, score))
+          << "group " << g << " of list " << list << ": " << Describe(c);
+    }
+    const std::vector<uint32_t> groups = SelectGroupsReference(scores, c.n_pinned, c.n_chosen);
+    const auto found = std::span(chosen).subspan(list * (1 + c.n_chosen), 1 + c.n_chosen);
+    ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
+    EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
+        << "list " << list << ": " << Describe(c);
+    ExpectUntouched(found.subspan(1 + groups.size()), "what follows a list: " + Describe(c));
+  }
+  ExpectUntouched(std::span(chosen).last(kBeyond), "what follows the lists: " + Describe(c));
+  std::vector<uint32_t> beyond(kBeyond);
+  std::memcpy(beyond.data(), scratch.data() + inputs.scratch_words, kBeyond * sizeof(float));
+  ExpectUntouched(beyond, "what follows scratch: " + Describe(c));
+}
+
+void CheckScore(VulkanComputeDevice& device, const ScoreCase& c) {
+  SelfTestRun run(device);
+  const ScoreInputs inputs(run, c);
+  run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+  ExpectChoice(run, c, inputs);
+}
+
+class IndexTest : public OperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, IndexTest,
+                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
+                                           DeviceMode::kGpuFloor),
+                         ModeName);
+
+// Every type, rank, group and reduction, in a batch whose sequences have nothing, little and all to choose
+// from.
+TEST_P(IndexTest, ChoosesForABatch) {
+  for (VulkanComputeDevice* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : kIndexTypes) {
+      for (const uint32_t rank : kRanks) {
+        const uint32_t group = kGroups[turn++ % 5];
+        const uint32_t room = 43 * group;
+        for (const HeadReduction reduction : kReductions) {
+          ScoreCase c{.index = {type, rank, group, 43, 4},
+                      .n_heads = 9,
+                      .n_kv_heads = 3,
+                      .head_dim = 16,
+                      .reduction = reduction,
+                      .window_tokens = 10,
+                      .n_pinned = 2,
+                      .n_chosen = 11,
+                      .norms = turn % 2 == 0,
+                      .halves = turn % 3 == 0,
+                      .tokens = {}};
+          for (const uint32_t position : {5U, 9U + group, 9U + 5 * group, 9U + room}) {
+            c.tokens.push_back(TokenAt(position, static_cast<uint32_t>(3 - c.tokens.size())));
+          }
+          CheckScore(*device, c);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(IndexTest, GroupsOfEverySize) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const uint32_t group : kGroups) {
+      ScoreCase c{.index = {KvType::kInt4, 24, group, 70, 2},
+                  .n_heads = 4,
+                  .n_kv_heads = 2,
+                  .head_dim = 8,
+                  .n_pinned = 1,
+                  .n_chosen = 20,
+                  .tokens = {TokenAt(69 * group, 1), TokenAt(31 * group + 1, 0)}};
+      for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
+        c.reduction = reduction;
+        CheckScore(*device, c);
+      }
+    }
+  }
+}
+
+// Few heads, heads that are not a multiple of a tile's, and more than fit into one dispatch.
+TEST_P(IndexTest, HeadsOfEveryModel) {
+  struct Heads {
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+  };
+  for (VulkanComputeDevice* device : devices_) {
+    for (const Heads& heads :
+         {Heads{1, 1, 64}, {2, 2, 10}, {14, 2, 64}, {32, 8, 80}, {20, 1, 256}, {5, 5, 48}}) {
+      for (const HeadReduction reduction : kReductions) {
+        CheckScore(*device, {.index = {KvType::kInt4, 24, 4, 130, 1},
+                             .n_heads = heads.n_heads,
+                             .n_kv_heads = heads.n_kv_heads,
+                             .head_dim = heads.head_dim,
+                             .reduction = reduction,
+                             .window_tokens = 3,
+                             .n_chosen = 17,
+                             .norms = true,
+                             .tokens = {TokenAt(500, 0)}});
+      }
+    }
+  }
+}
+
+TEST_P(IndexTest, LongContexts) {
+  for (VulkanComputeDevice* device : devices_) {
+    ScoreCase c{.index = {KvType::kInt4, 6, 1, 32768, 1},
+                .n_heads = 3,
+                .n_kv_heads = 1,
+                .head_dim = 8,
+                .reduction = HeadReduction::kSum,
+                .window_tokens = 64,
+                .n_pinned = 4,
+                .n_chosen = 400,
+                .tokens = {TokenAt(32767 + 64, 0)}};
+    CheckScore(*device, c);
+    c.n_chosen = 20000;
+    CheckScore(*device, c);
+    c.tokens = {TokenAt(20000, 0)};  // fewer than there is room for
+    CheckScore(*device, c);
+    c.index = {KvType::kInt4, 24, 1, 8192, 1};
+    c.reduction = HeadReduction::kSoftmax;
+    c.tokens = {TokenAt(8191, 0)};
+    c.n_chosen = 100;
+    CheckScore(*device, c);
+  }
+}
+
+// Few different scores: the lowest groups of those that tie are chosen.
+TEST_P(IndexTest, Ties) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
+      for (const uint32_t distinct : {1U, 20U}) {
+        for (const uint32_t n_chosen : {1U, 2U, 100U, 777U, 1000U}) {
+          CheckScore(*device, {.index = {KvType::kInt8, 12, 4, 1000, 1},
+                               .n_heads = 3,
+                               .n_kv_heads = 1,
+                               .head_dim = 8,
+                               .reduction = reduction,
+                               .n_pinned = std::min(n_chosen, 3U),
+                               .n_chosen = n_chosen,
+                               .distinct_rows = distinct,
+                               .tokens = {TokenAt(3999, 0)}});
+        }
+      }
+    }
+  }
+}
+
+TEST_P(IndexTest, PinnedGroupsAreTheChoiceWhereTheyAreAsMany) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const auto& [n_pinned, position] : {std::pair{7U, 399U}, {7U, 19U}, {0U, 399U}}) {
+      CheckScore(*device, {.index = {KvType::kInt8, 12, 4, 100, 1},
+                           .n_heads = 3,
+                           .n_kv_heads = 1,
+                           .head_dim = 8,
+                           .reduction = HeadReduction::kSum,
+                           .n_pinned = n_pinned,
+                           .n_chosen = 7,
+                           .tokens = {TokenAt(position, 0)}});
+    }
+  }
+}
+
+// Positions and queries are data: the list that was recorded once chooses as one that is recorded for them.
+TEST_P(IndexTest, ARecordedListServesEveryPosition) {
+  ScoreCase c{.index = {KvType::kInt4, 24, 4, 300, 2},
+              .n_heads = 9,
+              .n_kv_heads = 3,
+              .head_dim = 64,
+              .window_tokens = 16,
+              .n_pinned = 1,
+              .n_chosen = 25,
+              .tokens = {TokenAt(1215, 0), TokenAt(1215, 1)}};
+  for (VulkanComputeDevice* device : devices_) {
+    SelfTestRun run(*device);
+    ScoreInputs inputs(run, c);
+    const size_t chosen_words = c.n_lists() * (1 + c.n_chosen) + kBeyond;
+    auto step = device->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "test");
+    auto query = device->CreateBuffer(inputs.query.size() * sizeof(float), BufferUse::kUpload, "test");
+    auto chosen = device->CreateBuffer(chosen_words * sizeof(uint32_t), BufferUse::kShared, "test");
+    ASSERT_TRUE(step.ok() && query.ok() && chosen.ok());
+    inputs.args.attention.step = step->get();
+    inputs.args.query = query->get();
+    inputs.args.chosen = chosen->get();
+    auto list = device->CreateCommandList();
+    ASSERT_TRUE(list.ok());
+    ASSERT_TRUE((*list)->ScoreAndSelect(inputs.args).ok());
+    ASSERT_TRUE((*list)->Finish().ok());
+    for (const uint32_t position : {1215U, 3U, 40U, 1000U}) {
+      c.tokens = {TokenAt(position, 1), TokenAt(1215 - position, 0)};
+      inputs.reference.attention.tokens = c.tokens;
+      std::copy(c.tokens.begin(), c.tokens.end(),
+                reinterpret_cast<StepParams*>((*step)->host().data())->tokens);
+      std::memcpy((*query)->host().data(), inputs.query.data(), inputs.query.size() * sizeof(float));
+      const std::vector<uint32_t> poison(chosen_words, kPoison);
+      std::memcpy((*chosen)->host().data(), poison.data(), chosen_words * sizeof(uint32_t));
+      ASSERT_TRUE((*chosen)->Flush(0, (*chosen)->size_bytes()).ok());
+      auto value = device->Submit(**list);
+      ASSERT_TRUE(value.ok()) << value.status().message();
+      ASSERT_TRUE(device->Wait(*value).ok());
+      ExpectChoice(run, c, inputs);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing

@@ -1,0 +1,267 @@
+// What fills an index, and the sums that adapters are made of, against the scalar reference.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runtime/device/vulkan/score_plan.h"
+#include "tests/support/index_reference.h"
+#include "tests/support/operations_fixture.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
+constexpr uint32_t kRanks[] = {1, 6, 12, 24, 33};
+constexpr uint32_t kPoison = 0x7fc0fead;
+
+StepToken TokenAt(uint32_t position, uint32_t sequence) {
+  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
+}
+
+// A sum of n products in any order and the bias: at most n + 1 roundings of the sum of the magnitudes.
+double ProjectTolerance(std::span<const float> rows, uint32_t n_dims, double largest_side) {
+  return (n_dims + 2) * kRoundoff *
+         (LargestMagnitude(std::vector<double>(rows.begin(), rows.end())) * n_dims + 1) * largest_side;
+}
+
+class IndexUpkeepTest : public OperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, IndexUpkeepTest,
+                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
+                                           DeviceMode::kGpuFloor),
+                         ModeName);
+
+struct AppendCase {
+  IndexShape shape;
+  uint32_t n_dims = 0;
+  std::vector<StepToken> tokens;
+};
+
+// Bits that belong to none of the tokens' entries.
+std::vector<uint32_t> KeptBits(const AppendCase& c) {
+  const IndexShape& shape = c.shape;
+  const uint32_t bits = KvElementBits(shape.type);
+  std::vector<uint32_t> kept(shape.size_bytes() / sizeof(uint32_t), ~0U);
+  for (const StepToken& token : c.tokens) {
+    const size_t group = size_t{token.sequence} * shape.n_groups + token.position / shape.group_tokens;
+    for (uint32_t r = 0; r < shape.rank; ++r) {
+      const size_t bit = (size_t{token.position % shape.group_tokens} * shape.rank + r) * bits;
+      kept[group * shape.group_words() + bit / 32] &= ~(((1U << bits) - 1) << (bit % 32));
+    }
+  }
+  return kept;
+}
+
+// As stored: the nearest code, where the projection's error and the quotient's (2.5 units in the last place)
+// do not leave two of them; a half within a unit of its last place, whichever way a device rounds.
+void ExpectElement(const IndexShape& shape, double value, double scale, double tolerance, double found) {
+  if (shape.type == KvType::kF16) {
+    EXPECT_NEAR(found, value, std::max(std::abs(value) * 0x1p-10, 0x1p-14) + tolerance);
+    return;
+  }
+  const double largest = (1U << (KvElementBits(shape.type) - 1)) - 1;
+  const double quotient = std::clamp(value / scale, -largest, largest);
+  EXPECT_LE(std::abs(found - quotient), 0.5 + tolerance / scale + 8 * kRoundoff * largest);
+  EXPECT_LE(std::abs(found), largest);
+}
+
+void CheckAppend(VulkanComputeDevice& device, const AppendCase& c) {
+  constexpr uint32_t kKeyOffset = 5;
+  const IndexShape& shape = c.shape;
+  const uint32_t stride = kKeyOffset + c.n_dims + 3;
+  const auto n_tokens = static_cast<uint32_t>(c.tokens.size());
+  SelfTestRun run(device);
+  const std::vector<float> rows = RandomFloats(size_t{n_tokens} * stride, 31);
+  const std::vector<float> key_side = RandomFloats(size_t{c.n_dims} * shape.rank, 32);
+  const std::vector<float> bias = RandomFloats(shape.rank, 33);
+  std::vector<float> scales(size_t{shape.n_sequences} * shape.rank, 1.0F);
+  // Some columns are clipped, others use few codes.
+  for (size_t i = 0; i < scales.size() && shape.type != KvType::kF16; ++i) {
+    scales[i] = 0.02F * static_cast<float>(i % 9 + 1) * (shape.type == KvType::kInt4 ? 10.0F : 1.0F);
+  }
+  const std::vector<double> before = Untouched(shape.size_bytes() / sizeof(uint32_t));
+  Buffer* index = PoisonedBuffer(run, before);
+  const IndexSides sides{
+      .key_side = run.Floats(key_side), .bias = run.Floats(bias), .scales = run.Floats(scales)};
+  const Buffer* input = run.Floats(rows);
+  const Buffer* step = run.Step(c.tokens);
+  run.Run([&](CommandList& list) {
+    return list.AppendIndex(*input, stride, kKeyOffset, c.n_dims, *step, n_tokens, sides, shape, index);
+  });
+  ASSERT_TRUE(run.status().ok()) << run.status().message();
+
+  std::vector<uint32_t> found(before.size() + kBeyond);
+  const std::vector<std::byte> bytes = run.Bytes(index, found.size() * sizeof(uint32_t));
+  std::memcpy(found.data(), bytes.data(), bytes.size());
+  std::vector<uint32_t> kept = KeptBits(c);
+  kept.resize(found.size(), ~0U);
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i] & kept[i], kPoison & kept[i]) << "word " << i << " of others' entries changed";
+  }
+  std::vector<float> keys;
+  for (uint32_t t = 0; t < n_tokens; ++t) {
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(size_t{t} * stride + kKeyOffset);
+    keys.insert(keys.end(), begin, begin + c.n_dims);
+  }
+  const std::vector<double> projected = ProjectReference(keys, c.n_dims, key_side, bias);
+  const double tolerance = ProjectTolerance(keys, c.n_dims, 1.0);
+  for (size_t i = 0; i < projected.size(); ++i) {
+    const StepToken& token = c.tokens[i / shape.rank];
+    const auto column = static_cast<uint32_t>(i % shape.rank);
+    SCOPED_TRACE(::testing::Message() << "column " << column << " at " << token.position << ", "
+                                      << IndexTypeName(shape.type) << ", rank " << shape.rank);
+    ExpectElement(shape, projected[i], scales[size_t{token.sequence} * shape.rank + column], tolerance,
+                  IndexValue(found, shape, token.sequence, token.position, column));
+  }
+}
+
+// Neighbouring entries of a sequence share words; other sequences write elsewhere.
+TEST_P(IndexUpkeepTest, AppendsEntries) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : kIndexTypes) {
+      for (const uint32_t rank : kRanks) {
+        for (const uint32_t group : {1U, 3U, 4U, 16U}) {
+          AppendCase c{.shape = {type, rank, group, 12, 3}, .n_dims = 48, .tokens = {}};
+          c.tokens = {TokenAt(11, 1), TokenAt(0, 0), TokenAt(5, 2)};
+          CheckAppend(*device, c);
+          c.n_dims = 30;
+          for (uint32_t position = 1; position < std::min(11U, 12 * group - 1); ++position) {
+            c.tokens.push_back(TokenAt(position, 0));
+          }
+          CheckAppend(*device, c);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(IndexUpkeepTest, AppendsALongChunkOfEntries) {
+  for (VulkanComputeDevice* device : devices_) {
+    AppendCase c{.shape = {KvType::kInt4, 33, 4, 70, 1}, .n_dims = 192, .tokens = {}};
+    for (uint32_t position = 2; position < 257; ++position) c.tokens.push_back(TokenAt(position, 0));
+    CheckAppend(*device, c);
+  }
+}
+
+void CheckProject(VulkanComputeDevice& device, const KvShape& kv, uint32_t first_token, uint32_t n_tokens,
+                  uint32_t rank) {
+  SelfTestRun run(device);
+  const uint32_t n_dims = kv.n_kv_heads * kv.head_dim;
+  std::vector<float> values = RandomFloats(kv.size_bytes() / KvElementBytes(kv.type), 41);
+  std::vector<float> stored = values;
+  if (kv.type == KvType::kF16) {
+    std::vector<uint16_t> halves(values.size());
+    std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
+    std::transform(halves.begin(), halves.end(), values.begin(), HalfToFloat);
+    stored.resize(values.size() / 2);
+    std::memcpy(stored.data(), halves.data(), kv.size_bytes());
+  }
+  std::vector<float> keys;
+  for (uint32_t token = first_token; token < first_token + n_tokens; ++token) {
+    for (uint32_t head = 0; head < kv.n_kv_heads; ++head) {
+      const size_t begin = (size_t{head} * 2 * kv.n_ctx + token) * kv.head_dim;
+      keys.insert(keys.end(), values.begin() + static_cast<std::ptrdiff_t>(begin),
+                  values.begin() + static_cast<std::ptrdiff_t>(begin + kv.head_dim));
+    }
+  }
+  const std::vector<float> key_side = RandomFloats(size_t{n_dims} * rank, 42);
+  const std::vector<float> bias = RandomFloats(rank, 43);
+  const std::vector<double> expected = ProjectReference(keys, n_dims, key_side, bias);
+  Buffer* out = PoisonedBuffer(run, Untouched(expected.size()));
+  const Buffer* buffer = run.Floats(stored);
+  const IndexSides sides{.key_side = run.Floats(key_side), .bias = run.Floats(bias)};
+  run.Run([&](CommandList& list) {
+    return list.ProjectKeys(*buffer, kv, first_token, n_tokens, sides, rank, out);
+  });
+  EXPECT_TRUE(IsClose(run, out, expected, ProjectTolerance(keys, n_dims, 1.0)))
+      << n_tokens << " tokens, rank " << rank << ", " << n_dims << " dimensions";
+}
+
+TEST_P(IndexUpkeepTest, ProjectsKeys) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const KvType type : {KvType::kF16, KvType::kF32}) {
+      for (const uint32_t rank : kRanks) {
+        CheckProject(*device, {type, 1, 3, 64, 130}, 0, 130, rank);
+        CheckProject(*device, {type, 1, 2, 10, 50}, 7, 33, rank);
+        CheckProject(*device, {type, 1, 1, 80, 9}, 8, 1, rank);
+      }
+    }
+  }
+}
+
+struct GramCase {
+  uint32_t n_rows;
+  uint32_t row_stride;
+  uint32_t first_column;
+  uint32_t dim;
+  uint32_t n_blocks;
+  uint32_t skip_rows;
+  uint32_t sums_offset;
+};
+
+void CheckGram(VulkanComputeDevice& device, const GramCase& c) {
+  SelfTestRun run(device);
+  std::vector<float> rows = RandomFloats(size_t{c.n_rows} * c.row_stride, 51);
+  const std::vector<float> before = RandomFloats(size_t{c.dim + 1} * c.dim, 52);
+  std::vector<double> sums = Untouched(c.sums_offset);
+  sums.insert(sums.end(), before.begin(), before.end());
+  GramArgs args{.n_rows = c.n_rows,
+                .row_stride = c.row_stride,
+                .first_column = c.first_column,
+                .dim = c.dim,
+                .n_blocks = c.n_blocks,
+                .skip_rows = c.skip_rows,
+                .sums_offset = c.sums_offset};
+  std::vector<double> expected = sums;
+  const std::vector<double> added = GramReference(args, rows);
+  for (size_t i = 0; i < added.size(); ++i) expected[c.sums_offset + i] += added[i];
+  // What is left out must not be read.
+  std::fill_n(rows.begin(), size_t{std::min(c.skip_rows, c.n_rows)} * c.row_stride, std::nanf(""));
+  args.rows = run.Floats(rows);
+  args.sums = PoisonedBuffer(run, sums);
+  run.Run([&](CommandList& list) { return list.AccumulateGram(args); });
+  // Sums of n values of at most 1: the errors of partial sums of at most n.
+  const double n = c.n_blocks * (c.n_rows - std::min(c.n_rows, c.skip_rows)) + 1.0;
+  EXPECT_TRUE(IsClose(run, args.sums, expected, (n + 2) * kRoundoff * n))
+      << c.n_rows << " rows, " << c.n_blocks << " blocks of " << c.dim;
+}
+
+TEST_P(IndexUpkeepTest, AddsUpProducts) {
+  for (VulkanComputeDevice* device : devices_) {
+    for (const GramCase& c : {GramCase{1, 1, 0, 1, 1, 0, 0},
+                              {100, 192, 0, 192, 1, 4, 0},
+                              {37, 70, 3, 66, 1, 0, 5},
+                              {50, 9 * 16, 16, 16, 3, 0, 16 * 17},
+                              {33, 131, 1, 10, 13, 1, 2},
+                              {5, 300, 0, 260, 1, 0, 0},
+                              {3, 64, 0, 64, 1, 3, 0},
+                              {3, 64, 0, 64, 1, 7, 0}}) {
+      CheckGram(*device, c);
+    }
+  }
+}
+
+// Adding up twice is adding up all.
+TEST_P(IndexUpkeepTest, AddsUpMoreProducts) {
+  for (VulkanComputeDevice* device : devices_) {
+    SelfTestRun run(*device);
+    const std::vector<float> rows = RandomFloats(size_t{40} * 20, 53);
+    const GramArgs all{.n_rows = 40, .row_stride = 20, .dim = 20};
+    const std::vector<double> expected = GramReference(all, rows);
+    GramArgs half = all;
+    half.rows = run.Floats(rows);
+    half.n_rows = 15;
+    half.sums = PoisonedBuffer(run, std::vector<double>(expected.size(), 0.0));
+    GramArgs rest = half;
+    rest.n_rows = 40;
+    rest.skip_rows = 15;
+    run.Run([&](CommandList& list) -> Status {
+      KVRUN_RETURN_IF_ERROR(list.AccumulateGram(half));
+      return list.AccumulateGram(rest);
+    });
+    EXPECT_TRUE(IsClose(run, half.sums, expected, 42 * kRoundoff * 40));
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing

@@ -1,0 +1,276 @@
+#include "tests/support/slot_reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "runtime/model/tensor_type.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr double kLargestHalf = 65504.0;
+
+KvType TypeOf(const KvRecordShape& record, const RecordRow& row) {
+  return row.plane == 0 ? record.k_type : record.v_type;
+}
+
+uint32_t RowIndex(const KvRecordShape& record, const RecordRow& row) {
+  return row.head * record.group_tokens + row.entry;
+}
+
+// In words.
+size_t RowBegin(const KvRecordShape& record, const RecordRow& row) {
+  return (row.plane == 0 ? 0 : record.v_begin_words()) +
+         size_t{RowIndex(record, row)} * record.row_words(TypeOf(record, row));
+}
+
+// In halves from the record's begin.
+size_t ScalesBegin(const KvRecordShape& record, const RecordRow& row) {
+  return size_t{2} * record.scales_begin_words() + (row.plane == 0 ? 0 : record.v_scales_begin()) +
+         size_t{RowIndex(record, row)} * record.row_scales(TypeOf(record, row));
+}
+
+uint16_t HalfAt(std::span<const uint32_t> words, size_t half_index) {
+  return static_cast<uint16_t>(words[half_index / 2] >> (16 * (half_index % 2)));
+}
+
+void SetHalf(std::span<uint32_t> words, size_t half_index, uint16_t half) {
+  const auto shift = static_cast<uint32_t>(16 * (half_index % 2));
+  words[half_index / 2] = (words[half_index / 2] & ~(0xffffU << shift)) | uint32_t{half} << shift;
+}
+
+double Fp8Magnitude(uint32_t code) {
+  const auto exponent = static_cast<int>(code >> 3);
+  const int mantissa = static_cast<int>(code & 7);
+  return exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+}
+
+// The fp8 code whose magnitude is nearest, of two the even one.
+uint32_t NearestFp8(double magnitude) {
+  uint32_t best = 0;
+  for (uint32_t code = 1; code <= 0x7e; ++code) {
+    const double closer = std::abs(Fp8Magnitude(best) - magnitude) - std::abs(Fp8Magnitude(code) - magnitude);
+    if (closer > 0 || (closer == 0 && code % 2 == 0)) best = code;
+  }
+  return best;
+}
+
+// Half a step of the halves around x: what rounding to the nearest may be off by.
+double HalfStep(double x) {
+  const int exponent = x == 0.0 ? -14 : std::max(std::ilogb(std::abs(x)), -14);
+  return std::ldexp(1.0, exponent - 11);
+}
+
+uint32_t BitsOfElement(KvType type, uint32_t words_bits) {
+  return type == KvType::kInt4 ? words_bits & 0xf : words_bits & 0xff;
+}
+
+double ElementValue(KvType type, uint32_t bits) {
+  switch (type) {
+    case KvType::kF32: return std::bit_cast<float>(bits);
+    case KvType::kF16: return HalfToFloat(static_cast<uint16_t>(bits));
+    case KvType::kFp8: return ((bits & 0x80) != 0 ? -1 : 1) * Fp8Magnitude(bits & 0x7f);
+    case KvType::kInt8: return static_cast<int8_t>(bits);
+    case KvType::kInt4: return bits >= 8 ? static_cast<int>(bits) - 16 : static_cast<int>(bits);
+  }
+  return 0.0;
+}
+
+uint32_t ElementBits(KvType type, double x) {
+  switch (type) {
+    case KvType::kF32: return std::bit_cast<uint32_t>(static_cast<float>(x));
+    case KvType::kF16: return FloatToHalf(static_cast<float>(std::clamp(x, -kLargestHalf, kLargestHalf)));
+    case KvType::kFp8: return (std::signbit(x) ? 0x80U : 0U) | NearestFp8(std::abs(x));
+    case KvType::kInt8:
+    case KvType::kInt4:
+      return BitsOfElement(type, static_cast<uint32_t>(static_cast<int>(NearestElement(type, x))));
+  }
+  return 0;
+}
+
+uint32_t ElementAt(KvType type, std::span<const uint32_t> row, uint32_t i) {
+  const uint32_t bits = KvElementBits(type);
+  const uint32_t per_word = 32 / bits;
+  const uint32_t shifted = row[i / per_word] >> (bits * (i % per_word));
+  return bits == 32 ? shifted : shifted & ((1U << bits) - 1);
+}
+
+uint32_t ElementsPerScale(const KvRecordShape& record, KvType type) {
+  return type == KvType::kInt4 ? kInt4BlockElements : record.head_dim;
+}
+
+// Before it is rounded to a half.
+template <typename T>
+double WantedScale(KvType type, std::span<const T> values) {
+  double largest = 0.0;
+  for (const double value : values) {
+    if (std::abs(value) > std::abs(largest)) largest = value;
+  }
+  if (type == KvType::kInt4) return largest / -8;
+  return std::abs(largest) / (type == KvType::kFp8 ? 448 : 127);
+}
+
+template <typename T>
+std::span<const T> ScaledTogether(const KvRecordShape& record, KvType type, std::span<const T> values,
+                                  uint32_t scale) {
+  const uint32_t begin = scale * ElementsPerScale(record, type);
+  return values.subspan(begin, std::min(ElementsPerScale(record, type), record.head_dim - begin));
+}
+
+}  // namespace
+
+const char* KvTypeText(KvType type) {
+  switch (type) {
+    case KvType::kF32: return "f32";
+    case KvType::kF16: return "f16";
+    case KvType::kFp8: return "fp8";
+    case KvType::kInt8: return "int8";
+    case KvType::kInt4: return "int4";
+  }
+  return "";
+}
+
+double NearestElement(KvType type, double x) {
+  switch (type) {
+    case KvType::kF32: return static_cast<float>(x);
+    case KvType::kF16:
+      return HalfToFloat(FloatToHalf(static_cast<float>(std::clamp(x, -kLargestHalf, kLargestHalf))));
+    case KvType::kFp8: return std::copysign(Fp8Magnitude(NearestFp8(std::abs(x))), x);
+    case KvType::kInt8: return std::clamp(std::nearbyint(x), -127.0, 127.0);
+    case KvType::kInt4: return std::clamp(std::nearbyint(x), -8.0, 7.0);
+  }
+  return 0.0;
+}
+
+std::vector<double> DecodeRow(const KvRecordShape& record, std::span<const uint32_t> words,
+                              const RecordRow& row) {
+  const KvType type = TypeOf(record, row);
+  std::vector<double> values;
+  for (uint32_t i = 0; i < record.head_dim; ++i) {
+    double value = ElementValue(type, ElementAt(type, words.subspan(RowBegin(record, row)), i));
+    if (record.row_scales(type) > 0) {
+      value *= HalfToFloat(HalfAt(words, ScalesBegin(record, row) + i / ElementsPerScale(record, type)));
+    }
+    values.push_back(value);
+  }
+  return values;
+}
+
+void EncodeRow(const KvRecordShape& record, const RecordRow& row, std::span<const float> values,
+               std::span<uint32_t> words) {
+  const KvType type = TypeOf(record, row);
+  std::vector<double> divided(values.begin(), values.end());
+  for (uint32_t s = 0; s < record.row_scales(type); ++s) {
+    const auto block = ScaledTogether(record, type, values, s);
+    const double wanted = std::clamp(WantedScale(type, block), -kLargestHalf, kLargestHalf);
+    const uint16_t half = FloatToHalf(static_cast<float>(wanted));
+    SetHalf(words, ScalesBegin(record, row) + s, half);
+    const double scale = HalfToFloat(half);
+    for (size_t i = 0; i < block.size(); ++i) {
+      divided[size_t{s} * ElementsPerScale(record, type) + i] = scale == 0.0 ? 0.0 : block[i] / scale;
+    }
+  }
+  const std::span<uint32_t> to = words.subspan(RowBegin(record, row), record.row_words(type));
+  std::fill(to.begin(), to.end(), 0U);
+  const uint32_t bits = KvElementBits(type);
+  for (uint32_t i = 0; i < record.head_dim; ++i) {
+    to[i * bits / 32] |= ElementBits(type, divided[i]) << (i * bits % 32);
+  }
+}
+
+void CopyRow(const KvRecordShape& record, const RecordRow& row, std::span<const uint32_t> from,
+             std::span<uint32_t> to) {
+  const KvType type = TypeOf(record, row);
+  std::copy_n(from.begin() + static_cast<ptrdiff_t>(RowBegin(record, row)), record.row_words(type),
+              to.begin() + static_cast<ptrdiff_t>(RowBegin(record, row)));
+  for (uint32_t s = 0; s < record.row_scales(type); ++s) {
+    SetHalf(to, ScalesBegin(record, row) + s, HalfAt(from, ScalesBegin(record, row) + s));
+  }
+}
+
+std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::span<const double> values,
+                     double tolerance, std::span<const uint32_t> words) {
+  constexpr double kDivision = 8 * 0x1p-24;
+  const KvType type = TypeOf(record, row);
+  const std::span<const uint32_t> found = words.subspan(RowBegin(record, row), record.row_words(type));
+  const auto where = [&] {
+    return fmt::format("{} of entry {}, head {} ({})", row.plane == 0 ? "K" : "V", row.entry, row.head,
+                       KvTypeText(type));
+  };
+  const uint32_t used_bits = record.head_dim * KvElementBits(type);
+  if (used_bits % 32 != 0 && found.back() >> (used_bits % 32) != 0) return where() + ": padding is not zero";
+
+  std::vector<double> scales(record.head_dim, 1.0);
+  for (uint32_t s = 0; s < record.row_scales(type); ++s) {
+    const auto block = ScaledTogether(record, type, values, s);
+    const double scale = HalfToFloat(HalfAt(words, ScalesBegin(record, row) + s));
+    const double wanted = std::clamp(WantedScale(type, block), -kLargestHalf, kLargestHalf);
+    const double slack = HalfStep(wanted) * (1 + 0x1p-8) + tolerance / (type == KvType::kInt4 ? 8 : 127);
+    // Of two of nearly one magnitude, either may have been taken for the largest of a block of int4.
+    const bool other_sign = type == KvType::kInt4 && tolerance > 0 && std::abs(scale + wanted) <= slack;
+    if (!(std::abs(scale - wanted) <= slack) && !other_sign)
+      return fmt::format("{}: scale {} is {} and not {}", where(), s, scale, wanted);
+    for (size_t i = 0; i < block.size(); ++i) scales[size_t{s} * ElementsPerScale(record, type) + i] = scale;
+  }
+  for (uint32_t i = 0; i < record.head_dim; ++i) {
+    const double element = ElementValue(type, ElementAt(type, found, i));
+    const double x = scales[i] == 0.0 ? 0.0 : values[i] / scales[i];
+    const double slack = scales[i] == 0.0 ? 0.0 : std::abs(x) * kDivision + tolerance / std::abs(scales[i]);
+    if (!(std::abs(element - x) <= std::abs(NearestElement(type, x) - x) + slack))
+      return fmt::format("{}: element {} is {} and not {} (scale {})", where(), i, element, x, scales[i]);
+  }
+  return "";
+}
+
+uint32_t StreamOf(const SlotReferenceArgs& args, uint32_t sequence, uint32_t kv_head) {
+  return args.shape.record.n_heads == args.n_kv_heads ? sequence : sequence * args.n_kv_heads + kv_head;
+}
+
+WindowPlace PlaceOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t position) {
+  const SlotShape& shape = args.shape;
+  const uint32_t group = shape.record.group_tokens;
+  const uint32_t slot = shape.n_slots - shape.n_window_slots + (position / group) % shape.n_window_slots;
+  return {(size_t{stream} * shape.n_slots + slot) * shape.record.size_words(), position % group};
+}
+
+std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv,
+                                         std::span<const uint32_t> slots, std::span<const uint32_t> tables) {
+  const KvRecordShape& record = args.shape.record;
+  const uint32_t dims = record.head_dim;
+  const size_t stride = size_t{args.n_heads + 2 * args.n_kv_heads} * dims;
+  std::vector<double> out(args.tokens.size() * args.n_heads * dims);
+  for (size_t row = 0; row < args.tokens.size() * args.n_heads; ++row) {
+    const size_t t = row / args.n_heads;
+    const auto head = static_cast<uint32_t>(row % args.n_heads);
+    const uint32_t kv_head = head / (args.n_heads / args.n_kv_heads);
+    const uint32_t stream = StreamOf(args, args.tokens[t].sequence, kv_head);
+    const auto table =
+        tables.subspan(size_t{stream} * (2 + args.shape.table_slots), 2 + args.shape.table_slots);
+    std::vector<double> scores;
+    std::vector<std::vector<double>> values;
+    for (uint32_t s = 0; s < table[0]; ++s) {
+      const auto words = slots.subspan(
+          (size_t{stream} * args.shape.n_slots + table[2 + s]) * record.size_words(), record.size_words());
+      for (uint32_t e = 0; e < (s + 1 == table[0] ? table[1] : record.group_tokens); ++e) {
+        const uint32_t head_in_record = record.n_heads == args.n_kv_heads ? kv_head : 0;
+        const std::vector<double> key = DecodeRow(record, words, {0, head_in_record, e});
+        double score = 0.0;
+        for (uint32_t i = 0; i < dims; ++i) score += key[i] * qkv[t * stride + size_t{head} * dims + i];
+        scores.push_back(score / std::sqrt(dims));
+        values.push_back(DecodeRow(record, words, {1, head_in_record, e}));
+      }
+    }
+    const double maximum = *std::max_element(scores.begin(), scores.end());
+    double total = 0.0;
+    for (double& score : scores) total += score = std::exp(score - maximum);
+    for (size_t entry = 0; entry < scores.size(); ++entry) {
+      for (uint32_t i = 0; i < dims; ++i) out[row * dims + i] += scores[entry] / total * values[entry][i];
+    }
+  }
+  return out;
+}
+
+}  // namespace kvrun::testing

@@ -1,0 +1,116 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "platform/base/units.h"
+#include "runtime/device/vulkan/kernel_plan.h"
+#include "runtime/device/vulkan/shader_library.h"
+
+namespace kvrun {
+namespace {
+
+constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4};
+
+DevicePlan PlanOf(uint32_t width) {  // 0: the floor
+  DevicePlan plan;
+  plan.max_workgroup_invocations = plan.max_workgroup_size_x = 128;
+  plan.max_workgroup_count_x = plan.max_workgroup_count_y = plan.max_workgroup_count_z = 65535;
+  plan.use_subgroup_shuffle = width != 0;
+  plan.subgroup_width = width;
+  return plan;
+}
+
+SlotShape SlotsOf(KvType k_type, KvType v_type, uint32_t head_dim, uint32_t table_slots) {
+  return {{k_type, v_type, 1, head_dim, 4}, 1, table_slots, 1, table_slots};
+}
+
+uint32_t RowsOf(const std::string& variant) {
+  constexpr std::string_view kPrefix = "attend_slots";
+  EXPECT_TRUE(variant.starts_with(kPrefix)) << variant;
+  return static_cast<uint32_t>(variant[kPrefix.size()] - '0');
+}
+
+void CheckAttend(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, uint32_t group,
+                 uint32_t n_tokens) {
+  constexpr uint32_t kKvHeads = 3;
+  const AttendChoice choice = ChooseAttendSlots(plan, is_cpu, slots, group * kKvHeads, kKvHeads, n_tokens);
+  const std::string& variant = choice.kernel.variant;
+  SCOPED_TRACE(variant + ", head size " + std::to_string(slots.record.head_dim));
+  ASSERT_NE(FindShader(variant), nullptr);
+  const uint32_t rows = RowsOf(variant);
+  EXPECT_EQ(choice.kernel.groups[0], CeilDiv(group, rows) * kKvHeads);
+  EXPECT_EQ(choice.kernel.groups[1], choice.n_splits);
+  EXPECT_EQ(choice.kernel.groups[2], n_tokens);
+  EXPECT_GE(choice.n_splits, 1U);
+  EXPECT_LE(choice.n_splits, std::max(1U, CeilDiv(slots.table_slots * slots.record.group_tokens, 128U)));
+  if (variant.ends_with("_floor")) {
+    EXPECT_EQ(choice.kernel.constants, (std::vector<uint32_t>{static_cast<uint32_t>(slots.record.k_type),
+                                                              static_cast<uint32_t>(slots.record.v_type)}));
+    return;
+  }
+  // What attend_slots_subgroup.comp asks for.
+  const uint32_t lanes = plan.subgroup_width;
+  EXPECT_EQ(choice.kernel.constants, (std::vector<uint32_t>{lanes, slots.record.head_dim, lanes}));
+  EXPECT_GE(lanes, 8U);
+  EXPECT_LE(rows, plan.few_accumulators ? 2U : 4U);
+  EXPECT_EQ(slots.record.row_words(slots.record.k_type) % 4, 0U);
+  const uint32_t value_dims =
+      slots.record.v_type == KvType::kInt4 ? 16 : 128 / KvElementBits(slots.record.v_type);
+  const uint32_t vectors = slots.record.head_dim / value_dims;
+  EXPECT_EQ(slots.record.head_dim % value_dims, 0U);
+  EXPECT_TRUE(vectors % lanes == 0 || lanes % vectors == 0);
+  EXPECT_LE(vectors, (value_dims == 16 ? 2 : 4) * lanes);
+}
+
+TEST(KernelPlanSlots, AttendCoversItsShapeAtEveryWidth) {
+  for (const uint32_t width : {0U, 4U, 8U, 16U, 32U, 64U, 128U}) {
+    for (const bool few_accumulators : {false, true}) {
+      DevicePlan plan = PlanOf(width);
+      plan.few_accumulators = few_accumulators;
+      for (const KvType k_type : kTypes) {
+        for (const KvType v_type : kTypes) {
+          for (const uint32_t head_dim : {8U, 32U, 48U, 64U, 66U, 80U, 128U, 256U}) {
+            for (const uint32_t group : {1U, 2U, 3U, 4U, 5U, 7U, 8U}) {
+              CheckAttend(plan, group % 2 == 0, SlotsOf(k_type, v_type, head_dim, 208), group, 1);
+              CheckAttend(plan, group % 2 == 1, SlotsOf(k_type, v_type, head_dim, 1), group, 16);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(KernelPlanSlots, PairsInUseHaveSubgroupVariants) {
+  const auto variant = [](uint32_t width, KvType k_type, KvType v_type, uint32_t group) {
+    return ChooseAttendSlots(PlanOf(width), true, SlotsOf(k_type, v_type, 64, 208), 3 * group, 3, 1)
+        .kernel.variant;
+  };
+  EXPECT_EQ(variant(8, KvType::kFp8, KvType::kFp8, 3), "attend_slots3_fp8_subgroup");
+  EXPECT_EQ(variant(32, KvType::kFp8, KvType::kInt4, 4), "attend_slots4_fp8_int4_subgroup");
+  EXPECT_EQ(variant(64, KvType::kF16, KvType::kF16, 7), "attend_slots4_f16_subgroup");
+  EXPECT_EQ(variant(64, KvType::kF16, KvType::kF16, 5), "attend_slots3_f16_subgroup");
+  EXPECT_EQ(variant(32, KvType::kInt4, KvType::kFp8, 1), "attend_slots1_any_floor");  // no pair of its own
+  EXPECT_EQ(variant(4, KvType::kFp8, KvType::kFp8, 1), "attend_slots1_any_floor");    // too narrow
+  EXPECT_EQ(variant(0, KvType::kFp8, KvType::kFp8, 2), "attend_slots2_any_floor");
+}
+
+TEST(KernelPlanSlots, CopiesOfLongContextsStayWithinWorkgroupCounts) {
+  const KvRecordShape record{KvType::kFp8, KvType::kInt4, 8, 128, 4};
+  for (const uint32_t n_groups : {1U, 64U, 32768U}) {
+    const KernelChoice encode = ChooseEncodeRecords(record, KvType::kF16, 8, n_groups);
+    const KernelChoice decode = ChooseDecodeRecords(record, KvType::kF32, 8, n_groups);
+    EXPECT_EQ(encode.variant, "encode_records_f16_floor");
+    EXPECT_EQ(decode.variant, "decode_records_f32_floor");
+    const uint64_t rows = uint64_t{2} * 8 * n_groups * 4;
+    for (const auto& [choice, invocations] : {std::pair{encode, rows}, {decode, rows * 128 / 8}}) {
+      EXPECT_LE(choice.groups[0], 65535U);
+      EXPECT_LE(choice.groups[1], 65535U);
+      EXPECT_GE(uint64_t{choice.groups[0]} * choice.groups[1] * 64, invocations);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun

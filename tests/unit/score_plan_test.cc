@@ -1,0 +1,118 @@
+// How scoring is divided: every row and entry is somebody's, sections of scratch do not overlap, variants
+// exist.
+#include "runtime/device/vulkan/score_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "runtime/device/vulkan/shader_library.h"
+
+namespace kvrun {
+namespace {
+
+ScoreArgs ArgsOf(uint32_t n_heads, uint32_t n_kv_heads, HeadReduction reduction, const IndexShape& index,
+                 uint32_t n_tokens) {
+  ScoreArgs args;
+  args.attention.n_heads = n_heads;
+  args.attention.n_tokens = n_tokens;
+  args.attention.kv_shape.n_kv_heads = n_kv_heads;
+  args.attention.kv_shape.head_dim = 64;
+  args.index_shape = index;
+  args.reduction = reduction;
+  return args;
+}
+
+struct Section {
+  uint64_t begin;
+  uint64_t words;
+};
+
+std::vector<Section> SectionsOf(const ScorePlan& plan, const ScoreArgs& args) {
+  const IndexShape& index = args.index_shape;
+  const uint64_t tokens = args.attention.n_tokens;
+  std::vector<Section> sections = {{plan.z_begin, tokens * plan.n_rows * index.rank},
+                                   {plan.scores_begin, tokens * plan.n_lists * plan.scores_stride}};
+  if (args.reduction != HeadReduction::kSum) {
+    sections.push_back({plan.softmaxes_begin, tokens * plan.n_rows * plan.workgroups * 2});
+  }
+  if (plan.list_rows() > plan.heads) {
+    const uint64_t entries = uint64_t{plan.n_units} * std::max(4U, (index.group_tokens + 3) / 4 * 4);
+    sections.push_back({plan.totals_begin, tokens * plan.n_lists * entries});
+  }
+  std::sort(sections.begin(), sections.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  return sections;
+}
+
+void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
+  const ScorePlan plan = PlanScore(device, is_cpu, args);
+  const IndexShape& index = args.index_shape;
+  SCOPED_TRACE(std::to_string(args.attention.n_heads) + " heads, groups of " +
+               std::to_string(index.group_tokens) + ", " + std::to_string(index.n_groups) + " groups");
+  uint64_t end = 0;
+  for (const Section& section : SectionsOf(plan, args)) {
+    EXPECT_EQ(section.begin % 4, 0U);
+    EXPECT_GE(section.begin, end);
+    end = section.begin + section.words;
+  }
+  EXPECT_LE(end, plan.scratch_words);
+  EXPECT_GE(plan.n_units * (index.group_tokens == 1   ? 4U
+                            : index.group_tokens == 2 ? 2U
+                                                      : 1U),
+            index.n_groups);
+  EXPECT_GE(plan.scores_stride, index.n_groups);
+  EXPECT_EQ(plan.scores_stride % 4, 0U);
+  EXPECT_GE(plan.workgroups, 1U);
+  EXPECT_LE(plan.local_size, 128U);
+  EXPECT_LE((plan.workgroups - 1) * plan.local_size, plan.n_units);
+  EXPECT_EQ(plan.n_rows % plan.n_lists, 0U);
+  const std::string type(IndexTypeName(index.type));
+  if (args.reduction == HeadReduction::kSum) {
+    EXPECT_NE(FindShader("score_sum_" + type + "_floor"), nullptr);
+    EXPECT_EQ(plan.heads, 1U);
+    return;
+  }
+  const std::string heads = std::to_string(plan.heads);
+  EXPECT_NE(FindShader("score_rows" + heads + "_" + type + "_floor"), nullptr);
+  EXPECT_NE(FindShader("score_groups" + heads + "_" + type + "_floor"), nullptr);
+  EXPECT_LE(plan.heads * 256U * 4U, 15U * 1024U);  // of the floor's 16 KiB of shared memory
+}
+
+TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
+  DevicePlan few;
+  few.few_accumulators = true;
+  for (const DevicePlan& device : {DevicePlan{}, few}) {
+    for (const bool is_cpu : {false, true}) {
+      for (const auto& [n_heads, n_kv_heads] :
+           {std::pair{9U, 3U}, {1U, 1U}, {32U, 8U}, {14U, 2U}, {64U, 8U}}) {
+        for (const HeadReduction reduction :
+             {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa, HeadReduction::kPerKvHead}) {
+          for (const uint32_t group : {1U, 2U, 3U, 4U, 5U, 8U, 16U}) {
+            for (const uint32_t n_groups : {1U, 43U, 32768U}) {
+              const IndexShape index{KvType::kInt4, 24, group, n_groups, 2};
+              for (const uint32_t n_tokens : {1U, 7U}) {
+                CheckPlan(device, is_cpu, ArgsOf(n_heads, n_kv_heads, reduction, index, n_tokens));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// What the memory budget has to hold for 8192 tokens of a model of 9 heads: far less than the index, 96 KiB a
+// layer, or weights of every head.
+TEST(ScorePlan, ScratchIsSmall) {
+  const IndexShape index{KvType::kInt4, 24, 4, 2048, 1};
+  for (const bool is_cpu : {false, true}) {
+    const ScorePlan plan = PlanScore({}, is_cpu, ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1));
+    EXPECT_LE(plan.scratch_words * 4, 16U * 1024U);
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
