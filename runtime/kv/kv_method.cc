@@ -11,6 +11,10 @@ namespace {
 constexpr std::array kMethods = {
     KvMethod{"full", KvIndexKind::kNone, KvSelectorKind::kAll, KvStoreKind::kResident, KvPolicyKind::kNone,
              KvPrecisionKind::kUniform},
+    KvMethod{"flexgen", KvIndexKind::kNone, KvSelectorKind::kAll, KvStoreKind::kGroups, KvPolicyKind::kNone,
+             KvPrecisionKind::kUniform},
+    KvMethod{"kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups, KvStoreKind::kGroups,
+             KvPolicyKind::kByName, KvPrecisionKind::kUniform},
 };
 
 }  // namespace

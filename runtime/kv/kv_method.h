@@ -10,10 +10,10 @@
 
 namespace kvrun {
 
-enum class KvIndexKind : uint8_t { kNone };
-enum class KvSelectorKind : uint8_t { kAll };
-enum class KvStoreKind : uint8_t { kResident };
-enum class KvPolicyKind : uint8_t { kNone };
+enum class KvIndexKind : uint8_t { kNone, kLowRank };      // kLowRank: keys projected by an adapter
+enum class KvSelectorKind : uint8_t { kAll, kTopGroups };  // kTopGroups: M by score, sinks pinned
+enum class KvStoreKind : uint8_t { kResident, kGroups };   // kGroups: records of groups on flash
+enum class KvPolicyKind : uint8_t { kNone, kByName };      // kByName: of the table of replacement policies
 enum class KvPrecisionKind : uint8_t { kUniform };
 
 struct KvMethod {

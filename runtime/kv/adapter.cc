@@ -1,0 +1,199 @@
+#include "runtime/kv/adapter.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <Eigen/Eigenvalues>
+
+#include "platform/base/check.h"
+
+namespace kvrun {
+namespace {
+
+using Matrix = Eigen::MatrixXd;
+using Vector = Eigen::VectorXd;
+using SumsView = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
+
+struct KindName {
+  AdapterKind kind;
+  std::string_view name;
+};
+constexpr std::array kKindNames = {
+    KindName{AdapterKind::kPlain, "plain"},
+    KindName{AdapterKind::kCentred, "centred"},
+    KindName{AdapterKind::kQuery, "query"},
+    KindName{AdapterKind::kQueryCentred, "query-centred"},
+};
+
+// Directions that no query uses are not divided by zero: the smallest eigenvalue of the queries' second
+// moment, as a share of the largest (measured with it: methods.md, section 1).
+constexpr double kSmallestEigenvalue = 1e-4;
+
+// Per KV head, the square root of the queries' second moment and its inverse.
+struct HeadWeights {
+  std::vector<Matrix> roots;
+  std::vector<Matrix> inverses;
+};
+
+bool AllFinite(std::span<const float> values) {
+  return std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+}
+
+Status CheckSums(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
+  const uint64_t key_dim = uint64_t{sums.n_kv_heads} * sums.head_dim;
+  KVRUN_CHECK(sums.keys.size() == (key_dim + 1) * key_dim);
+  if (rank == 0 || rank > key_dim) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("an adapter of rank {} was asked for; keys of {} elements have ranks from 1 to {}",
+                        rank, key_dim, key_dim)};
+  }
+  if (sums.n_keys == 0) return {StatusCode::kInvalidArgument, "an adapter cannot be computed from no keys"};
+  if (!AllFinite(sums.keys)) return {StatusCode::kInvalidArgument, "the sums of keys are not finite"};
+  if (!WeighsByQueries(kind)) return Status::Ok();
+  KVRUN_CHECK(sums.queries.size() == key_dim * sums.head_dim);
+  if (sums.n_queries == 0) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("an adapter of kind {} cannot be computed from no queries", AdapterKindName(kind))};
+  }
+  if (!AllFinite(sums.queries)) return {StatusCode::kInvalidArgument, "the sums of queries are not finite"};
+  return Status::Ok();
+}
+
+// The mean of k k^T, less that of the mean key where the kind says so. [key_dim, key_dim]
+Matrix KeyCovariance(const LayerSums& sums, const Vector& mean) {
+  const Eigen::Index key_dim = mean.size();
+  const SumsView gram(sums.keys.data(), key_dim, key_dim);
+  Matrix covariance = gram.cast<double>() / static_cast<double>(sums.n_keys);
+  covariance.noalias() -= mean * mean.transpose();
+  return covariance;
+}
+
+HeadWeights WeighHeads(const LayerSums& sums) {
+  const Eigen::Index dim = sums.head_dim;
+  HeadWeights weights;
+  for (uint32_t head = 0; head < sums.n_kv_heads; ++head) {
+    const SumsView moment(sums.queries.data() + uint64_t{head} * sums.head_dim * sums.head_dim, dim, dim);
+    const Eigen::SelfAdjointEigenSolver<Matrix> solver(moment.cast<double>() /
+                                                       static_cast<double>(sums.n_queries));
+    const Matrix& axes = solver.eigenvectors();
+    const double largest = solver.eigenvalues()[dim - 1];
+    // A head that no query looks at is not weighed.
+    const double floor = largest > 0 ? largest * kSmallestEigenvalue : 1.0;
+    const Vector scales = solver.eigenvalues().cwiseMax(floor).cwiseSqrt();
+    weights.roots.push_back(axes * scales.asDiagonal() * axes.transpose());
+    weights.inverses.push_back(axes * scales.cwiseInverse().asDiagonal() * axes.transpose());
+  }
+  return weights;
+}
+
+// rows = diag(blocks) * rows, in place.
+void MultiplyHeads(const std::vector<Matrix>& blocks, Matrix& rows) {
+  const Eigen::Index dim = blocks.front().rows();
+  for (size_t head = 0; head < blocks.size(); ++head) {
+    auto part = rows.middleRows(static_cast<Eigen::Index>(head) * dim, dim);
+    for (Eigen::Index column = 0; column < rows.cols(); ++column) {
+      const Vector product = blocks[head] * part.col(column);
+      part.col(column) = product;
+    }
+  }
+}
+
+// The first `rank` eigenvectors by descending eigenvalue, each with its largest component positive.
+Matrix LeadingAxes(const Eigen::SelfAdjointEigenSolver<Matrix>& solver, Eigen::Index rank) {
+  Matrix axes = solver.eigenvectors().rightCols(rank).rowwise().reverse();
+  for (Eigen::Index column = 0; column < rank; ++column) {
+    Eigen::Index largest = 0;
+    axes.col(column).cwiseAbs().maxCoeff(&largest);
+    if (axes(largest, column) < 0) axes.col(column) *= -1;
+  }
+  return axes;
+}
+
+// Cumulative shares of the eigenvalues' sum. Those below zero are rounding of the sums.
+std::vector<float> Energy(const Vector& ascending, uint32_t rank) {
+  const double total = ascending.cwiseMax(0.0).sum();
+  std::vector<float> energy(rank, 1.0F);
+  double kept = 0;
+  for (uint32_t i = 0; i < rank && total > 0; ++i) {
+    kept += std::max(0.0, ascending[ascending.size() - 1 - i]);
+    energy[i] = static_cast<float>(std::min(1.0, kept / total));
+  }
+  return energy;
+}
+
+std::vector<float> RowMajor(const Matrix& matrix) {
+  std::vector<float> values(static_cast<size_t>(matrix.size()));
+  Eigen::Map<Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>(
+      values.data(), matrix.rows(), matrix.cols()) = matrix.cast<float>();
+  return values;
+}
+
+}  // namespace
+
+std::string_view AdapterKindName(AdapterKind kind) {
+  for (const KindName& known : kKindNames) {
+    if (known.kind == kind) return known.name;
+  }
+  return "unknown";
+}
+
+Result<AdapterKind> FindAdapterKind(std::string_view name) {
+  std::string names;
+  for (const KindName& known : kKindNames) {
+    if (known.name == name) return known.kind;
+    if (!names.empty()) names += ", ";
+    names += known.name;
+  }
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("unknown kind of adapter '{}'; known: {}", name, names));
+}
+
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
+  KVRUN_RETURN_IF_ERROR(CheckSums(kind, sums, rank));
+  const auto key_dim = static_cast<Eigen::Index>(sums.n_kv_heads) * sums.head_dim;
+  Vector mean = Vector::Zero(key_dim);
+  if (TakesMeanOff(kind)) {
+    const Eigen::Map<const Eigen::VectorXf> sum(sums.keys.data() + key_dim * key_dim, key_dim);
+    mean = sum.cast<double>() / static_cast<double>(sums.n_keys);
+  }
+  Matrix covariance = KeyCovariance(sums, mean);
+  HeadWeights weights;
+  if (WeighsByQueries(kind)) {
+    weights = WeighHeads(sums);
+    MultiplyHeads(weights.roots, covariance);  // S C
+    covariance.transposeInPlace();             // C S
+    MultiplyHeads(weights.roots, covariance);  // S C S
+  }
+  const Eigen::SelfAdjointEigenSolver<Matrix> solver(covariance);
+  if (solver.info() != Eigen::Success) {
+    return Status(StatusCode::kInternal, "the keys' covariance could not be decomposed");
+  }
+  LayerAdapter adapter;
+  adapter.key_dim = static_cast<uint32_t>(key_dim);
+  adapter.rank = rank;
+  adapter.energy = Energy(solver.eigenvalues(), rank);
+  adapter.mean = RowMajor(mean);
+  Matrix axes = LeadingAxes(solver, rank);
+  if (!WeighsByQueries(kind)) {
+    adapter.key_side = adapter.query_side = RowMajor(axes);
+    return adapter;
+  }
+  Matrix query_side = axes;
+  MultiplyHeads(weights.inverses, query_side);
+  MultiplyHeads(weights.roots, axes);
+  adapter.key_side = RowMajor(axes);
+  adapter.query_side = RowMajor(query_side);
+  return adapter;
+}
+
+uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank) {
+  const uint64_t key_dim = uint64_t{n_kv_heads} * head_dim;
+  // The covariance, its eigenvectors, both sides; per head the root and its inverse.
+  const uint64_t heads = WeighsByQueries(kind) ? 2 * key_dim * head_dim : 0;
+  return (2 * key_dim * key_dim + 2 * key_dim * rank + heads) * sizeof(double);
+}
+
+}  // namespace kvrun

@@ -1,0 +1,74 @@
+// Low-rank adapters of K: which few directions of a layer's keys are kept in memory to score entries with.
+// Source: KVSwap, section 3.2 (kind kPlain); design/methods.md, section 1 (the others).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+
+namespace kvrun {
+
+// kPlain: singular vectors of the keys. kCentred: of the keys less their mean. kQuery: the error of q . k
+// counts, not that of k (keys weighted by the square root of the queries' second moment). kQueryCentred:
+// both.
+enum class AdapterKind : uint8_t { kPlain, kCentred, kQuery, kQueryCentred };
+std::string_view AdapterKindName(AdapterKind kind);  // "plain", "centred", "query", "query-centred"
+Result<AdapterKind> FindAdapterKind(std::string_view name);
+
+// Of one layer; key_dim = n_kv_heads * head_dim. A score is (q_h . query_side rows of its KV head) . (k .
+// key_side - mean . key_side). For kPlain and kCentred both sides are equal and orthonormal; always
+// key_side^T query_side = 1. Nested: the first r columns are the adapter of rank r.
+struct LayerAdapter {
+  uint32_t key_dim = 0;
+  uint32_t rank = 0;
+  std::vector<float> key_side;    // [key_dim, rank]
+  std::vector<float> query_side;  // [key_dim, rank]
+  std::vector<float> mean;        // [key_dim]; zeros unless centred
+  std::vector<float>
+      energy;  // [rank]: share of the (weighted) keys' energy that columns 0..i keep; may be empty
+};
+
+// What an adapter is computed from. Sums over entries, sinks left out.
+struct LayerSums {
+  uint32_t n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint64_t n_keys = 0;
+  std::span<const float> keys;  // [key_dim + 1, key_dim]: the sum of k k^T, then the sum of k
+  uint64_t n_queries = 0;       // per KV head
+  std::span<const float>
+      queries;  // [n_kv_heads, head_dim, head_dim]: the sums of q q^T; empty for kinds without them
+};
+
+// Fails where there are fewer than `rank` directions to find (rank > key_dim, or no keys), or a sum is not
+// finite. The same sums give the same adapter: of each direction the component of largest magnitude is
+// positive. Where all keys are equal (after the mean is taken off), energy is 1 from the first column on.
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank);
+// What ComputeAdapter holds beside sums and answer while it works.
+uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank);
+
+constexpr bool TakesMeanOff(AdapterKind kind) {
+  return kind == AdapterKind::kCentred || kind == AdapterKind::kQueryCentred;
+}
+constexpr bool WeighsByQueries(AdapterKind kind) {
+  return kind == AdapterKind::kQuery || kind == AdapterKind::kQueryCentred;
+}
+
+// All layers of a model, as a file holds them.
+struct Adapter {
+  AdapterKind kind = AdapterKind::kPlain;
+  std::string fingerprint;  // of the model (ModelFingerprint)
+  std::vector<LayerAdapter> layers;
+};
+
+// A GGUF file (docs/formats/adapter.md): sides and mean in f16. Written beside the target and renamed.
+Status WriteAdapter(const Adapter& adapter, const std::string& path);
+// `rank` columns of each layer; refused where the file has fewer, or is of another model: the message says
+// what each is.
+Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
+                            uint32_t key_dim, uint32_t rank);
+
+}  // namespace kvrun

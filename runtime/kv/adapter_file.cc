@@ -1,0 +1,298 @@
+// Adapter files: docs/formats/adapter.md.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/kv/adapter.h"
+#include "runtime/kv/gguf_writer.h"
+#include "runtime/model/gguf.h"
+
+namespace kvrun {
+namespace {
+
+constexpr std::string_view kArchitecture = "kvrun-adapter";
+constexpr uint32_t kVersion = 1;
+constexpr std::string_view kVersionKey = "kvrun-adapter.version";
+constexpr std::string_view kKindKey = "kvrun-adapter.kind";
+constexpr std::string_view kFingerprintKey = "kvrun-adapter.fingerprint";
+constexpr std::string_view kRankKey = "kvrun-adapter.rank";
+constexpr std::string_view kLayersKey = "kvrun-adapter.layers";
+constexpr std::string_view kKeyDimKey = "kvrun-adapter.key_dim";
+constexpr std::string_view kEnergiesKey = "kvrun-adapter.energies";
+constexpr std::string_view kChecksumKey = "kvrun-adapter.checksum";
+
+std::string TensorName(size_t layer, std::string_view part) { return fmt::format("blk.{}.{}", layer, part); }
+
+// The checksum of what a reader relies on, in the file's order. A byte of a tensor that flips changes scores
+// and is seen nowhere else.
+class Checksum {
+ public:
+  void Add(std::span<const std::byte> bytes) {
+    value_ = XXH3_64bits_withSeed(bytes.data(), bytes.size(), value_);
+  }
+  void Add(std::string_view text) { Add(std::as_bytes(std::span(text))); }
+  void Add(uint32_t value) { Add(std::as_bytes(std::span(&value, 1))); }
+  std::string text() const { return fmt::format("{:016x}", value_); }
+
+ private:
+  uint64_t value_ = 0;
+};
+
+// What of an adapter is not in its tensors.
+struct Header {
+  AdapterKind kind = AdapterKind::kPlain;
+  std::string_view fingerprint;
+  uint32_t rank = 0;
+  uint32_t n_layers = 0;
+  uint32_t key_dim = 0;
+  std::vector<float> energies;  // [n_layers, rank], or empty
+};
+
+void AddHeader(const Header& header, Checksum& checksum) {
+  checksum.Add(AdapterKindName(header.kind));
+  checksum.Add(header.fingerprint);
+  for (const uint32_t value : {header.rank, header.n_layers, header.key_dim}) checksum.Add(value);
+  checksum.Add(std::as_bytes(std::span(header.energies)));
+}
+
+// --- Writing -----------------------------------------------------------------------------------------------
+
+Result<std::vector<uint16_t>> Halves(std::span<const float> values, const std::string& name) {
+  std::vector<uint16_t> halves(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    halves[i] = FloatToHalf(values[i]);
+    if (std::isfinite(HalfToFloat(halves[i]))) continue;
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} holds {}, which f16 cannot", name, values[i]));
+  }
+  return halves;
+}
+
+Result<Header> HeaderOf(const Adapter& adapter) {
+  if (adapter.layers.empty()) return Status(StatusCode::kInvalidArgument, "the adapter has no layers");
+  const LayerAdapter& first = adapter.layers.front();
+  Header header = {adapter.kind,  adapter.fingerprint,
+                   first.rank,    static_cast<uint32_t>(adapter.layers.size()),
+                   first.key_dim, {}};
+  for (const LayerAdapter& layer : adapter.layers) {
+    if (layer.rank != header.rank || layer.key_dim != header.key_dim) {
+      return Status(StatusCode::kInvalidArgument, "the adapter's layers differ in rank or in key_dim");
+    }
+    const size_t side = size_t{layer.rank} * layer.key_dim;
+    KVRUN_CHECK(layer.key_side.size() == side && layer.query_side.size() == side);
+    KVRUN_CHECK(layer.mean.size() == layer.key_dim);
+    KVRUN_CHECK(layer.energy.size() == (first.energy.empty() ? 0 : layer.rank));
+    header.energies.insert(header.energies.end(), layer.energy.begin(), layer.energy.end());
+  }
+  return header;
+}
+
+Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) {
+  const auto add = [&](size_t layer, std::string_view part, const std::vector<float>& values,
+                       std::vector<uint64_t> shape) {
+    const std::string name = TensorName(layer, part);
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<uint16_t> halves, Halves(values, name));
+    checksum.Add(std::as_bytes(std::span(halves)));
+    file.AddTensor(name, TensorType::kF16, std::move(shape), std::as_bytes(std::span(halves)));
+    return Status::Ok();
+  };
+  for (size_t i = 0; i < adapter.layers.size(); ++i) {
+    const LayerAdapter& layer = adapter.layers[i];
+    KVRUN_RETURN_IF_ERROR(add(i, "key_side", layer.key_side, {layer.rank, layer.key_dim}));
+    if (WeighsByQueries(adapter.kind)) {
+      KVRUN_RETURN_IF_ERROR(add(i, "query_side", layer.query_side, {layer.rank, layer.key_dim}));
+    }
+    if (TakesMeanOff(adapter.kind)) KVRUN_RETURN_IF_ERROR(add(i, "mean", layer.mean, {layer.key_dim}));
+  }
+  return Status::Ok();
+}
+
+Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return StatusFromErrno(written < 0 ? errno : EIO, "cannot write " + path);
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+  return Status::Ok();
+}
+
+// Whoever reads `path` sees the old file or the whole new one, after a power cut too.
+Status ReplaceFile(const std::string& path, std::span<const std::byte> bytes) {
+  std::string temporary = path + ".XXXXXX";
+  const int fd = mkostemp(temporary.data(), O_CLOEXEC);
+  if (fd < 0) return StatusFromErrno(errno, "cannot create a file beside " + path);
+  Status status = WriteAll(fd, bytes, temporary);
+  // mkostemp's files are private; statistics of keys are as public as the model.
+  if (status.ok() && fchmod(fd, 0644) != 0) status = StatusFromErrno(errno, "cannot set the mode of " + path);
+  if (status.ok() && fsync(fd) != 0) status = StatusFromErrno(errno, "cannot write " + temporary);
+  if (close(fd) != 0 && status.ok()) status = StatusFromErrno(errno, "cannot write " + temporary);
+  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = StatusFromErrno(errno, fmt::format("cannot rename {} to {}", temporary, path));
+  }
+  if (!status.ok()) unlink(temporary.c_str());
+  return status;
+}
+
+// --- Reading -----------------------------------------------------------------------------------------------
+
+Status Damaged(const std::string& path, std::string_view why) {
+  return {StatusCode::kCorrupt,
+          fmt::format("{}: the adapter is damaged ({}): make it again, or run without it", path, why)};
+}
+
+Result<Header> ReadHeader(const GgufFile& file) {
+  const std::string& path = file.name();
+  const auto architecture = file.String("general.architecture");
+  if (!architecture.ok() || *architecture != kArchitecture) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} is not an adapter of kvrun but {}", path,
+                              architecture.ok() ? fmt::format("a file of '{:.40}'", *architecture)
+                                                : "another kind of GGUF file"));
+  }
+  KVRUN_ASSIGN_OR_RETURN(const uint32_t version, file.U32(kVersionKey));
+  if (version != kVersion) {
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("{}: adapters of version {} cannot be read, only of version {}: make it again",
+                              path, version, kVersion));
+  }
+  Header header;
+  KVRUN_ASSIGN_OR_RETURN(const std::string_view kind, file.String(kKindKey));
+  const auto known_kind = FindAdapterKind(kind);
+  if (!known_kind.ok()) return Damaged(path, known_kind.status().message());
+  header.kind = *known_kind;
+  KVRUN_ASSIGN_OR_RETURN(header.fingerprint, file.String(kFingerprintKey));
+  KVRUN_ASSIGN_OR_RETURN(header.rank, file.U32(kRankKey));
+  KVRUN_ASSIGN_OR_RETURN(header.n_layers, file.U32(kLayersKey));
+  KVRUN_ASSIGN_OR_RETURN(header.key_dim, file.U32(kKeyDimKey));
+  KVRUN_ASSIGN_OR_RETURN(header.energies, file.Floats(kEnergiesKey));
+  if (!header.energies.empty() && header.energies.size() != uint64_t{header.n_layers} * header.rank) {
+    return Damaged(path, fmt::format("{} energies", header.energies.size()));
+  }
+  return header;
+}
+
+// Is it of the model, and large enough?
+Status CheckFits(const std::string& path, const Header& header, const std::string& fingerprint,
+                 uint32_t n_layers, uint32_t key_dim, uint32_t rank) {
+  if (header.fingerprint != fingerprint || header.n_layers != n_layers || header.key_dim != key_dim) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format(
+                "{}: the adapter is of another model (fingerprint {:.40}, {} layers, keys of {} elements) "
+                "than the one that runs (fingerprint {}, {} layers, keys of {} elements): give that "
+                "model's adapter, or none",
+                path, header.fingerprint, header.n_layers, header.key_dim, fingerprint, n_layers, key_dim)};
+  }
+  if (rank == 0 || rank > header.rank) {
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("{}: the adapter has rank {}, and {} was asked for: ask for 1 to {}, or give a larger "
+                    "adapter",
+                    path, header.rank, rank, header.rank)};
+  }
+  return Status::Ok();
+}
+
+// The first `n_columns` of each of `n_rows` rows.
+Result<std::vector<float>> ReadTensor(const GgufFile& file, const std::string& name, uint32_t n_columns,
+                                      uint64_t file_columns, uint64_t n_rows, Checksum& checksum) {
+  const GgufTensor* tensor = file.FindTensor(name);
+  if (tensor == nullptr) return Damaged(file.name(), fmt::format("{} is missing", name));
+  if (tensor->type != TensorType::kF16 || tensor->shape[0] != file_columns ||
+      tensor->elements() != file_columns * n_rows) {
+    return Damaged(file.name(), fmt::format("{} has another type or shape", name));
+  }
+  checksum.Add(tensor->data);
+  std::vector<float> values(n_rows * n_columns);
+  const size_t row_bytes = file_columns * sizeof(uint16_t);
+  for (uint64_t row = 0; row < n_rows; ++row) {
+    DecodeTensor(TensorType::kF16, tensor->data.subspan(row * row_bytes, row_bytes),
+                 std::span(values).subspan(row * n_columns, n_columns));
+  }
+  return values;
+}
+
+Result<LayerAdapter> ReadLayer(const GgufFile& file, const Header& header, uint32_t index, uint32_t rank,
+                               Checksum& checksum) {
+  LayerAdapter layer;
+  layer.key_dim = header.key_dim;
+  layer.rank = rank;
+  const auto side = [&](std::string_view part) {
+    return ReadTensor(file, TensorName(index, part), rank, header.rank, header.key_dim, checksum);
+  };
+  KVRUN_ASSIGN_OR_RETURN(layer.key_side, side("key_side"));
+  layer.query_side = layer.key_side;
+  if (WeighsByQueries(header.kind)) {
+    KVRUN_ASSIGN_OR_RETURN(layer.query_side, side("query_side"));
+  }
+  layer.mean.resize(header.key_dim);
+  if (TakesMeanOff(header.kind)) {
+    KVRUN_ASSIGN_OR_RETURN(
+        layer.mean, ReadTensor(file, TensorName(index, "mean"), header.key_dim, header.key_dim, 1, checksum));
+  }
+  if (!header.energies.empty()) {
+    const auto begin = header.energies.begin() + static_cast<std::ptrdiff_t>(uint64_t{index} * header.rank);
+    layer.energy.assign(begin, begin + rank);
+  }
+  return layer;
+}
+
+}  // namespace
+
+Status WriteAdapter(const Adapter& adapter, const std::string& path) {
+  const std::string doing = fmt::format("cannot write the adapter {}", path);
+  const auto header = HeaderOf(adapter);
+  if (!header.ok()) return header.status().WithContext(doing);
+  GgufWriter file;
+  file.Set("general.architecture", kArchitecture);
+  file.Set(kVersionKey, kVersion);
+  file.Set(kKindKey, AdapterKindName(header->kind));
+  file.Set(kFingerprintKey, header->fingerprint);
+  file.Set(kRankKey, header->rank);
+  file.Set(kLayersKey, header->n_layers);
+  file.Set(kKeyDimKey, header->key_dim);
+  file.Set(kEnergiesKey, header->energies);
+  Checksum checksum;
+  AddHeader(*header, checksum);
+  if (const Status status = AddTensors(adapter, file, checksum); !status.ok())
+    return status.WithContext(doing);
+  file.Set(kChecksumKey, checksum.text());
+  return ReplaceFile(path, file.Finish());
+}
+
+Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
+                            uint32_t key_dim, uint32_t rank) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
+  const auto read_header = ReadHeader(*file);
+  if (read_header.status().code() == StatusCode::kNotFound)
+    return Damaged(path, read_header.status().message());
+  KVRUN_RETURN_IF_ERROR(read_header.status());
+  const Header& header = *read_header;
+  KVRUN_RETURN_IF_ERROR(CheckFits(path, header, fingerprint, n_layers, key_dim, rank));
+  Checksum checksum;
+  AddHeader(header, checksum);
+  Adapter adapter;
+  adapter.kind = header.kind;
+  adapter.fingerprint = header.fingerprint;
+  for (uint32_t i = 0; i < n_layers; ++i) {
+    KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(*file, header, i, rank, checksum));
+    adapter.layers.push_back(std::move(layer));
+  }
+  const auto expected = file->String(kChecksumKey);
+  if (!expected.ok()) return Damaged(path, expected.status().message());
+  if (checksum.text() != *expected) return Damaged(path, "its checksum is wrong");
+  return adapter;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,91 @@
+#include "runtime/kv/gguf_writer.h"
+
+#include <bit>
+#include <concepts>
+#include <cstring>
+
+#include "platform/base/units.h"
+
+namespace kvrun {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "GGUF files are little endian");
+
+constexpr uint64_t kAlignment = 32;  // the format's default
+constexpr uint32_t kU32 = 4;         // value types of the format
+constexpr uint32_t kF32 = 6;
+constexpr uint32_t kString = 8;
+constexpr uint32_t kArray = 9;
+
+void PutBytes(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  // Not insert: GCC 12 takes its growth for an overflow.
+  const size_t begin = to.size();
+  to.resize(begin + bytes.size());
+  std::memcpy(to.data() + begin, bytes.data(), bytes.size());
+}
+
+template <std::integral T>
+void Put(std::vector<std::byte>& to, T value) {
+  PutBytes(to, std::as_bytes(std::span(&value, 1)));
+}
+
+void PutString(std::vector<std::byte>& to, std::string_view text) {
+  Put(to, uint64_t{text.size()});
+  PutBytes(to, std::as_bytes(std::span(text)));
+}
+
+void PadToAlignment(std::vector<std::byte>& bytes) { bytes.resize(RoundUp(bytes.size(), kAlignment)); }
+
+}  // namespace
+
+void GgufWriter::Set(std::string_view key, uint32_t value) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kU32);
+  Put(keys_, value);
+}
+
+void GgufWriter::Set(std::string_view key, std::string_view value) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kString);
+  PutString(keys_, value);
+}
+
+void GgufWriter::Set(std::string_view key, std::span<const float> values) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kArray);
+  Put(keys_, kF32);
+  Put(keys_, uint64_t{values.size()});
+  PutBytes(keys_, std::as_bytes(values));
+}
+
+void GgufWriter::AddTensor(std::string_view name, TensorType type, std::vector<uint64_t> shape,
+                           std::span<const std::byte> data) {
+  PadToAlignment(data_);
+  tensors_.push_back({std::string(name), type, std::move(shape), data_.size()});
+  PutBytes(data_, data);
+}
+
+std::vector<std::byte> GgufWriter::Finish() const {
+  std::vector<std::byte> file;
+  PutBytes(file, std::as_bytes(std::span("GGUF", 4)));
+  Put(file, uint32_t{3});
+  Put(file, uint64_t{tensors_.size()});
+  Put(file, n_keys_);
+  PutBytes(file, keys_);
+  for (const Tensor& tensor : tensors_) {
+    PutString(file, tensor.name);
+    Put(file, static_cast<uint32_t>(tensor.shape.size()));
+    for (const uint64_t n : tensor.shape) Put(file, n);
+    Put(file, static_cast<uint32_t>(tensor.type));
+    Put(file, tensor.offset);
+  }
+  PadToAlignment(file);
+  PutBytes(file, data_);
+  return file;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,55 @@
+#include "runtime/kv/index_rows.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "runtime/model/tensor_type.h"
+
+namespace kvrun {
+
+void ColumnScales::Add(std::span<const float> projected) {
+  const size_t rank = largest_.size();
+  for (size_t i = 0; i < projected.size(); ++i) {
+    const size_t c = i % rank;
+    largest_[c] = std::max(largest_[c], std::abs(projected[i]));
+    squares_[c] += double{projected[i]} * projected[i];
+  }
+  n_ += projected.size() / rank;
+}
+
+std::vector<float> ColumnScales::Scales(KvType type) const {
+  std::vector<float> scales(largest_.size(), 1.0F);
+  for (size_t c = 0; c < scales.size(); ++c) {
+    double scale = 1.0;
+    if (type == KvType::kInt8) scale = largest_[c] / 127.0;
+    if (type == KvType::kInt4)
+      scale = 3.0 * std::sqrt(squares_[c] / static_cast<double>(std::max<uint64_t>(n_, 1))) / 7.0;
+    scales[c] = scale > 0.0 ? static_cast<float>(scale) : 1.0F;
+  }
+  return scales;
+}
+
+void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> projected,
+                   std::span<const float> scales, std::span<uint32_t> words) {
+  const uint32_t bits = KvElementBits(shape.type);
+  const uint32_t mask = (1U << bits) - 1;
+  const auto limit = static_cast<float>((1U << (bits - 1)) - 1);
+  for (size_t i = 0; i < projected.size(); ++i) {
+    const auto entry = static_cast<uint32_t>(begin + i / shape.rank);
+    const auto c = static_cast<uint32_t>(i % shape.rank);
+    const uint32_t element = entry % shape.group_tokens * shape.rank + c;
+    uint32_t& word = words[size_t{entry / shape.group_tokens} * shape.group_words() + element * bits / 32];
+    uint32_t value = 0;
+    if (shape.type == KvType::kF16) {
+      value = FloatToHalf(projected[i]);
+    } else {
+      const float quantised = std::clamp(std::nearbyint(projected[i] / scales[c]), -limit, limit);
+      value = static_cast<uint32_t>(static_cast<int32_t>(quantised)) & mask;
+    }
+    const uint32_t shift = element * bits % 32;
+    word = (word & ~(mask << shift)) | value << shift;
+  }
+}
+
+}  // namespace kvrun

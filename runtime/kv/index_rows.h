@@ -1,0 +1,32 @@
+// Rows of the index on the host: quantised as IndexShape says.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/device/device.h"
+
+namespace kvrun {
+
+// What the scales of an index are made of: sums over projected keys, sinks left out.
+class ColumnScales {
+ public:
+  explicit ColumnScales(uint32_t rank) : largest_(rank), squares_(rank) {}
+  // projected: float [n, rank].
+  void Add(std::span<const float> projected);
+  // int8: the largest magnitude / 127; int4: 3 root mean squares / 7 (beyond is clipped); f16: 1.
+  std::vector<float> Scales(KvType type) const;
+
+ private:
+  std::vector<float> largest_;
+  std::vector<double> squares_;
+  uint64_t n_ = 0;
+};
+
+// Stores projected keys (float [n, rank]) of entries `begin` on in one sequence's words of an index; the
+// others stay.
+void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> projected,
+                   std::span<const float> scales, std::span<uint32_t> words);
+
+}  // namespace kvrun

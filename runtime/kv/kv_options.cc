@@ -1,0 +1,297 @@
+#include "runtime/kv/kv_options.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "platform/base/units.h"
+#include "runtime/kv/kv_method.h"
+#include "runtime/kv/slot_cache.h"
+
+namespace kvrun {
+namespace {
+
+// Far above any use: what is larger was mistyped.
+constexpr uint64_t kMaxBudgetBytes = 1024 * kGiB;
+constexpr uint32_t kMaxEntries = 1U << 24;
+constexpr uint32_t kMaxGroupTokens = 256;
+constexpr uint32_t kMaxRank = 8192;
+constexpr uint32_t kMaxStrokeNumber = 1'000'000;
+
+template <typename T>
+struct Named {
+  std::string_view name;
+  T value;
+};
+
+constexpr std::array kTypes = {KvType::kF32, KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4};
+constexpr std::array kIndexTypes = {KvType::kF16, KvType::kInt8, KvType::kInt4};
+constexpr std::array kHeads = {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa,
+                               HeadReduction::kPerKvHead};
+constexpr std::array<Named<DirectIo>, 3> kDirect = {
+    {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
+constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
+constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery,
+                                      AdapterKind::kQueryCentred};
+constexpr std::array kBackends = {IoBackend::kIoUring, IoBackend::kAio, IoBackend::kThreads};
+
+// An option and the value that is being set.
+struct Given {
+  std::string_view name;
+  std::string_view value;
+
+  Status Refuse(std::string_view why) const {
+    return {StatusCode::kInvalidArgument, fmt::format("KV option {}: \"{}\" {}", name, value, why)};
+  }
+};
+
+template <typename T, size_t N>
+std::array<Named<T>, N> NameAll(const std::array<T, N>& values, std::string_view (*name_of)(T)) {
+  std::array<Named<T>, N> named;
+  std::transform(values.begin(), values.end(), named.begin(), [name_of](T value) {
+    return Named<T>{name_of(value), value};
+  });
+  return named;
+}
+
+template <typename Rows>
+std::string Names(const Rows& rows) {
+  std::string names;
+  for (const auto& row : rows) names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+  return names;
+}
+
+template <typename T>
+Result<T> Choose(const Given& given, std::string_view name, std::span<const Named<T>> rows) {
+  for (const Named<T>& row : rows) {
+    if (row.name == name) return row.value;
+  }
+  return given.Refuse("is not one of " + Names(rows));
+}
+
+template <typename T, size_t N, typename Target>
+Status SetChoice(const Given& given, const std::array<Named<T>, N>& rows, Target* target) {
+  KVRUN_ASSIGN_OR_RETURN(const T value, Choose<T>(given, given.value, rows));
+  *target = value;
+  return Status::Ok();
+}
+
+// Of a table whose rows have names, such as the methods.
+template <typename Rows>
+Status SetRow(const Given& given, const Rows& rows, std::string* target) {
+  const auto has_name = [&given](const auto& row) { return row.name == given.value; };
+  if (std::none_of(rows.begin(), rows.end(), has_name)) {
+    return given.Refuse("is not one of " + Names(rows));
+  }
+  *target = given.value;
+  return Status::Ok();
+}
+
+// All of `text`, or nothing.
+template <typename T>
+std::optional<T> ParseNumber(std::string_view text) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  return value;
+}
+
+Status SetCount(const Given& given, uint32_t least, uint32_t most, std::optional<uint32_t>* target) {
+  const std::optional<uint32_t> value = ParseNumber<uint32_t>(given.value);
+  if (!value || *value < least || *value > most) {
+    return given.Refuse(fmt::format("is not a number from {} to {}", least, most));
+  }
+  *target = value;
+  return Status::Ok();
+}
+
+Status SetPath(const Given& given, std::string* target) {
+  if (given.value.empty() || given.value.find('\0') != std::string_view::npos) {
+    return given.Refuse("is not a path");
+  }
+  *target = given.value;
+  return Status::Ok();
+}
+
+Status SetTypes(const Given& given, KvOptions* kv) {
+  const size_t comma = std::min(given.value.find(','), given.value.size());
+  const bool is_pair = comma < given.value.size();
+  const auto types = NameAll(kTypes, KvTypeName);
+  KVRUN_ASSIGN_OR_RETURN(const KvType k_type, Choose<KvType>(given, given.value.substr(0, comma), types));
+  KvType v_type = k_type;
+  if (is_pair) {
+    KVRUN_ASSIGN_OR_RETURN(v_type, Choose<KvType>(given, given.value.substr(comma + 1), types));
+  }
+  kv->k_type = k_type;
+  kv->v_type = v_type;
+  return Status::Ok();
+}
+
+Status SetShare(const Given& given, size_t stroke, KvOptions* kv) {
+  const auto part = ParseNumber<uint32_t>(given.value.substr(0, stroke));
+  const auto whole = ParseNumber<uint32_t>(given.value.substr(stroke + 1));
+  if (!part || !whole || *part == 0 || *part > *whole || *whole > kMaxStrokeNumber) {
+    return given.Refuse("is not a share of the whole KV cache, such as 1/13 (at most 1/1)");
+  }
+  kv->budget_fraction = static_cast<double>(*part) / *whole;
+  kv->budget_bytes.reset();
+  return Status::Ok();
+}
+
+// Bytes without a unit are a whole number; with one they may have decimals.
+std::optional<double> ParseBytes(std::string_view text) {
+  static constexpr std::array<Named<uint64_t>, 3> kUnits = {{{"KiB", kKiB}, {"MiB", kMiB}, {"GiB", kGiB}}};
+  for (const Named<uint64_t>& unit : kUnits) {
+    if (!text.ends_with(unit.name)) continue;
+    const auto value = ParseNumber<double>(text.substr(0, text.size() - unit.name.size()));
+    if (!value) return std::nullopt;
+    return *value * static_cast<double>(unit.value);
+  }
+  const auto value = ParseNumber<uint64_t>(text);
+  if (!value) return std::nullopt;
+  return static_cast<double>(*value);
+}
+
+Status SetBudget(const Given& given, KvOptions* kv) {
+  if (const size_t stroke = given.value.find('/'); stroke != std::string_view::npos) {
+    return SetShare(given, stroke, kv);
+  }
+  const std::optional<double> bytes = ParseBytes(given.value);
+  if (!bytes) {
+    return given.Refuse(
+        "is neither bytes (14155776, 13.5MiB; units are KiB, MiB and GiB) nor a share of the whole KV cache "
+        "(1/13)");
+  }
+  // Written so that NaN fails it.
+  if (!(*bytes >= 1.0 && *bytes <= static_cast<double>(kMaxBudgetBytes))) {
+    return given.Refuse(fmt::format("is not from 1 byte to {}", FormatBytes(kMaxBudgetBytes)));
+  }
+  kv->budget_bytes = static_cast<uint64_t>(std::floor(*bytes));
+  kv->budget_fraction.reset();
+  return Status::Ok();
+}
+
+Status SetBackend(const Given& given, KvStorageOptions* storage) {
+  if (given.value == "auto") {
+    storage->auto_backend = true;
+    return Status::Ok();
+  }
+  const auto backends = NameAll(kBackends, IoBackendName);
+  for (const Named<IoBackend>& row : backends) {
+    if (row.name != given.value) continue;
+    storage->auto_backend = false;
+    storage->backend = row.value;
+    return Status::Ok();
+  }
+  return given.Refuse("is not one of auto, " + Names(backends));
+}
+
+Status SetAdapter(const Given& given, KvSettings* settings) {
+  KVRUN_RETURN_IF_ERROR(SetPath(given, &settings->storage.adapter_path));
+  settings->kv.adapter_from_file = true;
+  return Status::Ok();
+}
+
+using Setter = Status (*)(const Given& given, KvSettings* settings);
+
+constexpr Named<Setter> kSetters[] = {
+    {"method", [](const Given& g, KvSettings* s) { return SetRow(g, KvMethods(), &s->kv.method); }},
+    {"budget", [](const Given& g, KvSettings* s) { return SetBudget(g, &s->kv); }},
+    {"type", [](const Given& g, KvSettings* s) { return SetTypes(g, &s->kv); }},
+    {"group",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxGroupTokens, &s->kv.group_tokens); }},
+    {"select",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.select_entries); }},
+    {"window",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.window_entries); }},
+    {"sinks", [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.sink_entries); }},
+    {"reuse", [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.reuse_groups); }},
+    {"rank", [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxRank, &s->kv.rank); }},
+    {"index",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kIndexTypes, KvTypeName), &s->kv.index_type);
+     }},
+    {"heads", [](const Given& g,
+                 KvSettings* s) { return SetChoice(g, NameAll(kHeads, HeadReductionName), &s->kv.heads); }},
+    {"policy", [](const Given& g, KvSettings* s) { return SetRow(g, ReplacementPolicies(), &s->kv.policy); }},
+    {"adapter", SetAdapter},
+    {"adapter-kind",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kAdapterKinds, AdapterKindName), &s->kv.adapter_kind);
+     }},
+    {"dir", [](const Given& g, KvSettings* s) { return SetPath(g, &s->storage.folder); }},
+    {"io", [](const Given& g, KvSettings* s) { return SetBackend(g, &s->storage); }},
+    {"direct", [](const Given& g, KvSettings* s) { return SetChoice(g, kDirect, &s->storage.direct); }},
+    {"tmpfs", [](const Given& g, KvSettings* s) { return SetChoice(g, kSwitch, &s->storage.allow_tmpfs); }},
+};
+
+std::vector<std::string_view> Words(std::string_view line) {
+  static constexpr std::string_view kBlanks = " \t\r\n";
+  std::vector<std::string_view> words;
+  for (size_t begin = line.find_first_not_of(kBlanks); begin != std::string_view::npos;) {
+    const size_t end = std::min(line.find_first_of(kBlanks, begin), line.size());
+    words.push_back(line.substr(begin, end - begin));
+    begin = line.find_first_not_of(kBlanks, end);
+  }
+  return words;
+}
+
+const char* NonEmptyEnvironment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : nullptr;
+}
+
+}  // namespace
+
+std::string DefaultKvFolder() {
+  if (const char* cache = NonEmptyEnvironment("XDG_CACHE_HOME")) return std::string(cache) + "/kvrun/kv";
+  if (const char* home = NonEmptyEnvironment("HOME")) return std::string(home) + "/.cache/kvrun/kv";
+  return fmt::format("/var/tmp/kvrun-{}/kv", ::getuid());
+}
+
+Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings) {
+  for (const Named<Setter>& row : kSetters) {
+    if (row.name == name) return row.value({name, value}, settings);
+  }
+  return {StatusCode::kInvalidArgument,
+          fmt::format("there is no KV option \"{}\"; known: {}", name, Names(kSetters))};
+}
+
+Status ParseKvOptions(std::string_view line, KvSettings* settings) {
+  static constexpr std::string_view kPrefix = "--kv-";
+  const std::vector<std::string_view> words = Words(line);
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (!words[i].starts_with(kPrefix)) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("\"{}\" is not a KV option: they begin with {} and have one value each", words[i],
+                          kPrefix)};
+    }
+    const std::string_view option = words[i].substr(kPrefix.size());
+    const size_t equals = std::min(option.find('='), option.size());
+    const std::string_view name = option.substr(0, equals);
+    std::string_view value;
+    if (equals < option.size()) {
+      value = option.substr(equals + 1);
+    } else if (i + 1 < words.size() && !words[i + 1].starts_with(kPrefix)) {
+      value = words[++i];
+    } else if (name == "tmpfs") {
+      value = "on";  // the command line has it as a flag
+    } else {
+      return {StatusCode::kInvalidArgument, fmt::format("the option {} lacks its value", words[i])};
+    }
+    KVRUN_RETURN_IF_ERROR(SetKvOption(name, value, settings));
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,60 @@
+// What a user says of the KV cache, as text: the command line, the C API and files of configurations are read
+// alike.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "platform/base/status.h"
+#include "platform/io/block_file.h"
+#include "runtime/kv/kv_plan.h"
+
+namespace kvrun {
+
+// Where the KV lies, for methods that keep it on flash.
+struct KvStorageOptions {
+  std::string folder;  // empty: DefaultKvFolder()
+  bool auto_backend = true;
+  IoBackend backend = IoBackend::kIoUring;
+  DirectIo direct = DirectIo::kAuto;
+  bool allow_tmpfs = false;
+  std::string adapter_path;  // empty: adapters are computed from the first prompt
+};
+
+struct KvSettings {
+  KvOptions kv;
+  KvStorageOptions storage;
+};
+
+// $XDG_CACHE_HOME/kvrun/kv, else ~/.cache/kvrun/kv, else /var/tmp/kvrun-UID/kv.
+std::string DefaultKvFolder();
+
+// Sets one option by name; the value is written as on the command line. A value that is refused changes
+// nothing, and the error names option, value and what is known.
+//   method        a row of KvMethods: full, flexgen, kvswap
+//   budget        bytes (14155776), with a unit (13.5MiB; KiB, MiB, GiB), or a share of the f16 KV of the
+//                 whole context (1/13). Replaces an earlier one. Without a unit and a stroke it is bytes:
+//                 0.5 is refused, 1/2 is meant.
+//   type          f32, f16, fp8, int8, int4: one for both, or K,V (fp8,int4)
+//   group         entries, from 1 to 256
+//   select, window, sinks   entries, from 0
+//   reuse         groups, from 1
+//   rank          columns, from 1
+//   index         f16, int8, int4
+//   heads         sum, softmax, gqa, per-kv-head
+//   policy        a row of ReplacementPolicies: fifo, lru, non-hit
+//   adapter       a file
+//   adapter-kind  plain, centred, query, query-centred
+//   dir           a folder
+//   io            auto, io_uring, aio, threads
+//   direct        auto, on, off
+//   tmpfs         on, off
+// What does not go together, or with a model, is found by PlanKv.
+Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings);
+
+// Options as on a command line, on top of what `settings` holds: "--kv-method kvswap --kv-budget=1/13
+// --kv-tmpfs". Every name has its "--kv-" in front; words are separated by blanks, which no value can hold.
+// On an error the options before the one that it names are set.
+Status ParseKvOptions(std::string_view line, KvSettings* settings);
+
+}  // namespace kvrun

@@ -1,0 +1,291 @@
+#include "runtime/kv/kv_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/kv/kv_method.h"
+#include "runtime/kv/kv_plan_options.h"
+#include "runtime/kv/kv_plan_sizes.h"
+#include "runtime/kv/slot_cache.h"
+
+namespace kvrun {
+namespace {
+
+// The table in kv_plan.h.
+struct Row {
+  double share;
+  KvType k_type;
+  KvType v_type;
+  uint32_t sigma;
+  KvType index_type;
+  uint32_t window_entries;
+};
+constexpr std::array kRows = {
+    Row{3.0 / 4, KvType::kF16, KvType::kF16, 4, KvType::kInt8, 64},
+    Row{1.0 / 4, KvType::kInt8, KvType::kInt8, 4, KvType::kInt8, 64},
+    Row{1.0 / 8, KvType::kFp8, KvType::kFp8, 4, KvType::kInt4, 64},
+    Row{1.0 / 16, KvType::kFp8, KvType::kFp8, 8, KvType::kInt4, 64},
+    Row{1.0 / 26, KvType::kFp8, KvType::kInt4, 12, KvType::kInt4, 48},
+    Row{1.0 / 48, KvType::kInt4, KvType::kInt4, 16, KvType::kInt4, 32},
+    Row{0.0, KvType::kInt4, KvType::kInt4, 32, KvType::kInt4, 16},
+};
+constexpr uint32_t kGroupTokens = 4;
+constexpr uint32_t kFlexgenGroupTokens = 16;
+constexpr uint32_t kSinkEntries = 4;
+constexpr uint32_t kPaperEntries = 400;
+constexpr uint32_t kFewEntries = 128;
+constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
+constexpr std::string_view kDefaultPolicy = "lru";
+
+std::string SequencesText(uint32_t count) {
+  return fmt::format("{} sequence{}", count, count == 1 ? "" : "s");
+}
+
+class Planner {
+ public:
+  Planner(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences,
+          uint32_t io_alignment_bytes)
+      : options_(options), model_(model) {
+    base_.method = options.method;
+    base_.n_ctx = n_ctx;
+    base_.n_sequences = n_sequences;
+    base_.full_bytes =
+        KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
+        model.n_layers;
+    base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
+    is_flexgen_ = options.method == "flexgen";
+    input_ = {model, io_alignment_bytes, !is_flexgen_ && !options.adapter_from_file, is_flexgen_};
+  }
+
+  Result<KvPlan> Full() const;
+  Result<KvPlan> OnFlash();
+
+ private:
+  bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
+  Status Settle();
+  KvPlan Shape(const Row& row) const;
+  KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
+  static bool Holds(const KvPlan& plan) {
+    return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
+  }
+  KvPlan Smallest(const Row& row) const;
+  std::optional<KvPlan> Fit(const Row& row) const;
+  std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  Status TooLarge() const;
+
+  const KvOptions& options_;
+  const KvModelShape& model_;
+  KvSizeInput input_;
+  KvPlan base_;
+  bool is_flexgen_ = false;
+  // Groups; empty: as many as fit.
+  std::optional<uint32_t> n_chosen_;
+  std::optional<uint32_t> n_cache_slots_;
+};
+
+Result<KvPlan> Planner::Full() const {
+  KvPlan plan = base_;
+  const KvType k_type = options_.k_type.value_or(options_.v_type.value_or(KvType::kF16));
+  const KvType v_type = options_.v_type.value_or(k_type);
+  // Kept as records where f16 and f32 planes do not do: all of them in the window.
+  const bool in_records = k_type != v_type || (k_type != KvType::kF16 && k_type != KvType::kF32);
+  plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, in_records ? kFlexgenGroupTokens : 1};
+  plan.n_streams = plan.n_sequences;
+  plan.window_entries = plan.n_ctx;
+  plan.prefill_tile_tokens = plan.n_ctx;
+  const KvShape shape = {k_type, plan.n_sequences, model_.n_kv_heads, model_.head_dim, plan.n_ctx};
+  plan.parts = {{"kv", shape.size_bytes() * model_.n_layers, true, true}};
+  if (in_records) {
+    plan.n_window_slots = plan.n_groups();
+    plan.parts[0].bytes =
+        uint64_t{plan.n_streams} * plan.n_window_slots * plan.record.size_bytes() * model_.n_layers;
+    SizePrefill(input_, plan);
+  }
+  if (Holds(plan)) return plan;
+  const uint64_t token_bytes = plan.parts[0].bytes / plan.n_ctx;
+  return Status(StatusCode::kOutOfMemory,
+                fmt::format("the KV budget of {} does not suffice: the method full needs {} for {} tokens of "
+                            "context in {}; {} tokens would fit: raise the budget, shorten the "
+                            "context, or take a method that keeps KV on flash",
+                            BytesText(plan.budget_bytes), BytesText(plan.parts[0].bytes), plan.n_ctx,
+                            SequencesText(plan.n_sequences), plan.budget_bytes / token_bytes));
+}
+
+// The group's size, pinned groups, and what of M and C is given.
+Status Planner::Settle() {
+  KvRecordShape& record = base_.record;
+  record.group_tokens = options_.group_tokens.value_or(is_flexgen_ ? kFlexgenGroupTokens : kGroupTokens);
+  record.head_dim = model_.head_dim;
+  base_.heads = options_.heads.value_or(HeadReduction::kSoftmax);
+  const bool per_head = !is_flexgen_ && base_.heads == HeadReduction::kPerKvHead;
+  record.n_heads = per_head ? 1 : model_.n_kv_heads;
+  base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
+  const uint32_t n_groups = base_.n_groups();
+  if (is_flexgen_) {
+    n_chosen_ = n_cache_slots_ = n_groups;
+    return Status::Ok();
+  }
+  const uint32_t sinks = options_.sink_entries.value_or(kSinkEntries);
+  base_.n_pinned = static_cast<uint32_t>(
+      std::min<uint64_t>(CeilDiv(uint64_t{sinks}, uint64_t{record.group_tokens}), n_groups));
+  base_.adapter_kind =
+      options_.adapter_kind.value_or(sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred);
+  base_.policy = options_.policy.empty() ? kDefaultPolicy : options_.policy;
+  std::optional<uint32_t> entries = options_.select_entries;
+  if (!entries && !options_.reuse_groups && !has_budget()) entries = kPaperEntries;
+  if (entries) {
+    n_chosen_ = static_cast<uint32_t>(
+        std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / record.group_tokens, n_groups));
+  }
+  if (options_.reuse_groups) n_cache_slots_ = std::min(*options_.reuse_groups, n_groups);
+  return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
+}
+
+// All that a row decides; M and C are left at 0.
+KvPlan Planner::Shape(const Row& row) const {
+  KvPlan plan = base_;
+  plan.record.k_type = options_.k_type.value_or(row.k_type);
+  plan.record.v_type = options_.v_type.value_or(row.v_type);
+  // The entry that is computed is always attended to.
+  plan.window_entries = std::max(options_.window_entries.value_or(is_flexgen_ ? 1 : row.window_entries), 1U);
+  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+  if (is_flexgen_) return plan;
+  const uint32_t key_dim = model_.n_kv_heads * model_.head_dim;
+  plan.index.type = options_.index_type.value_or(row.index_type);
+  plan.index.rank = options_.rank.value_or(std::min(key_dim, RoundUp(std::max(key_dim / row.sigma, 1U), 4U)));
+  plan.index.group_tokens = plan.record.group_tokens;
+  plan.index.n_groups = plan.n_groups();
+  plan.index.n_sequences = plan.n_sequences;
+  return plan;
+}
+
+KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const {
+  KvPlan plan = Shape(row);
+  plan.n_chosen = n_chosen;
+  plan.n_cache_slots = n_cache_slots;
+  SizeParts(input_, plan);
+  SizePrefill(input_, plan);
+  return plan;
+}
+
+// As given; what is open as small as makes sense: one group beside the pinned ones.
+KvPlan Planner::Smallest(const Row& row) const {
+  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
+  const uint32_t n_chosen = n_chosen_.value_or(n_cache_slots_.value_or(least));
+  return Sized(row, n_chosen, n_cache_slots_.value_or(n_chosen));
+}
+
+// The largest M (= C) that fits.
+std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
+  uint32_t fits = std::min(base_.n_pinned + 1, base_.n_groups());
+  if (!Holds(Sized(row, fits, fits))) return std::nullopt;
+  uint32_t end = base_.n_groups() + 1;
+  while (end - fits > 1) {
+    const uint32_t middle = fits + (end - fits) / 2;
+    if (Holds(Sized(row, middle, middle))) {
+      fits = middle;
+    } else {
+      end = middle;
+    }
+  }
+  return Sized(row, fits, fits);
+}
+
+std::optional<KvPlan> Planner::Fit(const Row& row) const {
+  if (!n_chosen_ && !n_cache_slots_) return FitMostGroups(row);
+  KvPlan plan = Smallest(row);
+  if (!Holds(plan)) return std::nullopt;
+  return plan;
+}
+
+Result<KvPlan> Planner::OnFlash() {
+  KVRUN_RETURN_IF_ERROR(Settle());
+  const bool fills_budget = !n_chosen_ && !n_cache_slots_;
+  const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
+  std::optional<KvPlan> best;
+  for (const Row& row : kRows) {
+    if (fills_budget && share < row.share * kNearlyOne) continue;
+    const std::optional<KvPlan> plan = Fit(row);
+    if (!plan) continue;
+    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
+    if (!fills_budget || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return *plan;
+    if (!best || plan->n_chosen > best->n_chosen) best = plan;
+  }
+  if (best) return *best;
+  return TooLarge();
+}
+
+Status Planner::TooLarge() const {
+  const Row& row = kRows.back();
+  const KvPlan plan = Smallest(row);
+  const bool is_prefill = plan.prefill_bytes() > plan.decode_bytes();
+  std::string parts;
+  for (const KvPart& part : plan.parts) {
+    if (is_prefill ? !part.in_prefill : !part.in_decode) continue;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
+  }
+  std::string advice;
+  if (!is_flexgen_ && (n_chosen_ || n_cache_slots_)) {
+    const std::optional<KvPlan> most = FitMostGroups(row);
+    advice = most ? fmt::format("select at most {} entries, ",
+                                (most->n_chosen - most->n_pinned) * most->record.group_tokens)
+                  : "no number of selected entries would fit: ";
+  }
+  return {StatusCode::kOutOfMemory,
+          fmt::format("the KV budget of {} does not suffice: the method {} needs at least {} in {} for {} "
+                      "tokens of context in {} ({}); {}raise the budget to that, or shorten the "
+                      "context",
+                      BytesText(plan.budget_bytes), plan.method,
+                      BytesText(std::max(plan.prefill_bytes(), plan.decode_bytes())),
+                      is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
+                      advice)};
+}
+
+uint64_t Sum(const std::vector<KvPart>& parts, bool KvPart::*counts) {
+  uint64_t bytes = 0;
+  for (const KvPart& part : parts) bytes += part.*counts ? part.bytes : 0;
+  return bytes;
+}
+
+}  // namespace
+
+uint64_t KvPlan::prefill_bytes() const { return Sum(parts, &KvPart::in_prefill); }
+
+uint64_t KvPlan::decode_bytes() const { return Sum(parts, &KvPart::in_decode); }
+
+std::string KvPlan::Describe() const {
+  const std::string budget = budget_bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(budget_bytes);
+  const double part = 100.0 * static_cast<double>(decode_bytes()) / static_cast<double>(full_bytes);
+  std::string text = fmt::format("{}: {} in decoding ({:.1f} % of f16), {} in prefill, {}; K {}, V {}",
+                                 method, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
+                                 budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
+  if (n_cache_slots == 0) return text;
+  const uint32_t group = record.group_tokens;
+  text += fmt::format("; {} of {} entries in groups of {} ({} pinned) and a window of {}", n_chosen * group,
+                      n_ctx, group, n_pinned * group, window_entries);
+  if (index.rank != 0) {
+    text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", n_cache_slots * group, policy,
+                        index.rank, KvTypeName(index.type), AdapterKindName(adapter_kind),
+                        HeadReductionName(heads));
+  }
+  return text + fmt::format("; prefill in tiles of {}{}", prefill_tile_tokens,
+                            spills_hidden ? ", hidden states on flash" : "");
+}
+
+Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences, uint32_t io_alignment_bytes) {
+  KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
+  KVRUN_RETURN_IF_ERROR(FindKvMethod(options.method).status());
+  KVRUN_RETURN_IF_ERROR(CheckSizes(model, n_ctx, n_sequences));
+  KVRUN_RETURN_IF_ERROR(CheckKvOptions(options, model));
+  Planner planner(options, model, n_ctx, n_sequences, io_alignment_bytes);
+  return options.method == "full" ? planner.Full() : planner.OnFlash();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,120 @@
+// What a budget buys: every size of the KV cache, decided before anything is loaded. Pure functions over
+// plain data. The budget covers everything that grows with the context or exists because of offloading: index
+// and its scales, slots, recent window, tables, checksums, score buffers, staging, prefill tiles.
+//
+// kvswap. What is open is taken from the first row of this table that suits the budget, as a share of the f16
+// KV; by measurement (simulated on SmolLM2-135M, 8192 tokens) at 1/13 and 1/34, between and beyond by
+// interpolation. Sigma: n_kv_heads * head_dim / rank; ranks are rounded up to a multiple of 4.
+//
+//   share >=  K     V     sigma  index  window
+//   3/4       f16   f16     4    int8     64     fp8 alone costs KL 0.0008, int8 0.0001
+//   1/4       int8  int8    4    int8     64
+//   1/8       fp8   fp8     4    int4     64
+//   1/16      fp8   fp8     8    int4     64     1/13: KL 0.018
+//   1/26      fp8   int4   12    int4     48
+//   1/48      int4  int4   16    int4     32     1/34: KL 0.095
+//   0         int4  int4   32    int4     16
+//
+// Groups of 4 entries, 4 sinks pinned, query-centred adapter (query where sinks are 0: centring loses them),
+// softmaxes summed, lru; as many entries selected as fit, and C = M. Where a row would leave fewer than 128,
+// the next is tried. Where select_entries or reuse_groups is given, or there is no budget, the first row of
+// all that fits is taken; without either, 400 entries are selected, as in the paper.
+//
+// flexgen. Everything lies on flash and is read again for each layer of each step: n_chosen = n_groups, no
+// index, no pinned groups. All layers take turns with ONE buffer of n_groups + n_window_slots slots
+// (n_cache_slots = n_groups); each layer's window is kept beside it and copied in. Groups of 16; types from
+// the same rows.
+//
+// full. The parts are {"kv"}: nothing lies on flash.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/adapter.h"
+
+namespace kvrun {
+
+std::string_view KvTypeName(KvType type);                     // "f16", "f32", "fp8", "int8", "int4"
+std::string_view HeadReductionName(HeadReduction reduction);  // "sum", "softmax", "gqa", "per-kv-head"
+
+// What the user may say; what is open (nullopt, empty) is chosen from the budget. An explicit value that
+// breaks the budget is an error.
+struct KvOptions {
+  std::string method = "full";            // "full", "flexgen", "kvswap"
+  std::optional<uint64_t> budget_bytes;   // one of these two, or none: as much as it takes
+  std::optional<double> budget_fraction;  // of the f16 KV of n_ctx tokens, over all sequences
+  std::optional<KvType> k_type;
+  std::optional<KvType> v_type;
+  std::optional<uint32_t> group_tokens;  // G
+  std::optional<uint32_t>
+      select_entries;  // M * G, pinned sinks and window not counted; rounded down to groups
+  std::optional<uint32_t> window_entries;  // W
+  std::optional<uint32_t> sink_entries;    // pinned: every group that holds one
+  std::optional<uint32_t> reuse_groups;    // C
+  std::optional<uint32_t> rank;
+  std::optional<KvType> index_type;  // kF16, kInt8, kInt4
+  std::optional<HeadReduction> heads;
+  std::optional<AdapterKind> adapter_kind;
+  bool adapter_from_file = false;  // else computed in prefill, inside the budget
+  std::string policy;              // replacement; empty: chosen
+};
+
+struct KvModelShape {
+  uint32_t n_layers = 0;
+  uint32_t n_heads = 0;
+  uint32_t n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t n_embd = 0;
+};
+
+// A part of the budget, as statistics name it.
+struct KvPart {
+  std::string name;  // "index", "slots", "window", "tables", "checksums", "scores", "staging", "prefill"
+  uint64_t bytes = 0;
+  bool in_prefill = true;
+  bool in_decode = true;
+};
+
+struct KvPlan {
+  std::string method;
+  uint32_t n_ctx = 0;
+  uint32_t n_sequences = 1;
+  uint64_t full_bytes = 0;    // f16 KV of n_ctx tokens, over all sequences
+  uint64_t budget_bytes = 0;  // UINT64_MAX: none
+  KvRecordShape record;
+  uint32_t n_streams = 0;       // per layer
+  uint32_t window_entries = 0;  // W
+  uint32_t n_window_slots = 0;
+  uint32_t n_pinned = 0;       // groups
+  uint32_t n_chosen = 0;       // M: groups per stream and step, pinned ones included
+  uint32_t n_cache_slots = 0;  // C per stream, pinned included; >= n_chosen
+  IndexShape index;
+  HeadReduction heads = HeadReduction::kSoftmax;
+  AdapterKind adapter_kind = AdapterKind::kQueryCentred;
+  std::string policy;
+  uint64_t staging_bytes = 0;
+  // Entries of one layer that are in memory at once: the whole context, else a multiple of 256.
+  uint32_t prefill_tile_tokens = 0;
+  bool spills_hidden = false;  // hidden states between layers lie on flash; two chunks of 256 rows in memory
+  std::vector<KvPart> parts;
+
+  uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
+  uint64_t prefill_bytes() const;
+  uint64_t decode_bytes() const;
+  // One line: what the budget buys.
+  std::string Describe() const;
+};
+
+// `io_alignment_bytes`: a power of two; 1 in buffered mode. A budget that cannot hold is kOutOfMemory, with
+// what is needed by part, the smallest budget that could, and how many entries would fit. Options that
+// contradict each other or the method are kInvalidArgument. Groups are powers of two up to 256.
+Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences, uint32_t io_alignment_bytes);
+
+}  // namespace kvrun

@@ -1,0 +1,160 @@
+#include "runtime/kv/kv_plan_options.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/kv/slot_cache.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kMaxContext = 1U << 30;
+constexpr uint32_t kMaxSequences = 1U << 12;
+constexpr uint32_t kMaxLayers = 1U << 16;
+constexpr uint32_t kMaxHeads = 1U << 16;
+constexpr uint32_t kMaxKeyDim = 1U << 17;
+constexpr uint32_t kMaxGroupTokens = 256;
+
+Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+
+Status NotFor(const KvOptions& options, std::string_view option) {
+  return Invalid(fmt::format("the KV method {} has no {}: leave it out", options.method, option));
+}
+
+// What a method does not have is refused, so that no setting is without effect.
+Status CheckMethodHasOptions(const KvOptions& options) {
+  if (options.method == "kvswap") return Status::Ok();
+  if (options.select_entries) return NotFor(options, "selected entries");
+  if (options.sink_entries) return NotFor(options, "pinned sinks");
+  if (options.reuse_groups) return NotFor(options, "reuse buffer");
+  if (options.rank || options.index_type) return NotFor(options, "index");
+  if (options.heads) return NotFor(options, "reduction of heads");
+  if (options.adapter_kind || options.adapter_from_file) return NotFor(options, "adapter");
+  if (!options.policy.empty()) return NotFor(options, "replacement policy");
+  if (options.method != "full") return Status::Ok();
+  if (options.group_tokens) return NotFor(options, "groups");
+  if (options.window_entries) return NotFor(options, "recent window");
+  return Status::Ok();
+}
+
+}  // namespace
+
+std::string_view KvTypeName(KvType type) {
+  switch (type) {
+    case KvType::kF16: return "f16";
+    case KvType::kF32: return "f32";
+    case KvType::kFp8: return "fp8";
+    case KvType::kInt8: return "int8";
+    case KvType::kInt4: return "int4";
+  }
+  return "unknown";
+}
+
+std::string_view HeadReductionName(HeadReduction reduction) {
+  switch (reduction) {
+    case HeadReduction::kSum: return "sum";
+    case HeadReduction::kSoftmax: return "softmax";
+    case HeadReduction::kGqa: return "gqa";
+    case HeadReduction::kPerKvHead: return "per-kv-head";
+  }
+  return "unknown";
+}
+
+std::string BytesText(uint64_t bytes) {
+  if (bytes < kKiB) return FormatBytes(bytes);
+  return fmt::format("{} ({} bytes)", FormatBytes(bytes), bytes);
+}
+
+Status CheckSizes(const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences) {
+  KVRUN_CHECK(model.n_layers > 0 && model.head_dim > 0 && model.n_embd > 0 && model.n_kv_heads > 0);
+  KVRUN_CHECK(model.n_heads >= model.n_kv_heads && model.n_heads % model.n_kv_heads == 0);
+  if (n_ctx == 0 || n_ctx > kMaxContext) {
+    return Invalid(
+        fmt::format("a context of {} tokens was asked for; it can have 1 to {}", n_ctx, kMaxContext));
+  }
+  if (n_sequences == 0 || n_sequences > kMaxSequences) {
+    return Invalid(
+        fmt::format("{} sequences were asked for; there can be 1 to {}", n_sequences, kMaxSequences));
+  }
+  const uint64_t key_dim = uint64_t{model.n_kv_heads} * model.head_dim;
+  // Above all parts together: an entry's records and index (f32 K and V, f16 index of full rank), tile,
+  // scores, tables for each head, hidden states.
+  const double entry_bytes = 32.0 * static_cast<double>(key_dim) + 128.0 * model.n_kv_heads +
+                             8.0 * model.n_heads + 4.0 * model.n_embd;
+  const double bytes = entry_bytes * model.n_layers * n_sequences * (double{kMaxGroupTokens} + n_ctx);
+  if (model.n_layers > kMaxLayers || model.n_heads > kMaxHeads || key_dim > kMaxKeyDim || bytes > 0x1p60) {
+    return Invalid(
+        fmt::format("the KV of {} tokens in {} sequences of a model with {} layers and {} KV heads of "
+                    "{} is beyond what can be planned: shorten the context",
+                    n_ctx, n_sequences, model.n_layers, model.n_kv_heads, model.head_dim));
+  }
+  return Status::Ok();
+}
+
+Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
+  if (options.budget_bytes && options.budget_fraction) {
+    return Invalid("the KV budget was given twice, in bytes and as a fraction: give one of them");
+  }
+  if (options.budget_fraction && !(std::isfinite(*options.budget_fraction) && *options.budget_fraction > 0)) {
+    return Invalid(fmt::format("a KV budget of {} times the f16 KV was asked for; it must be above 0",
+                               *options.budget_fraction));
+  }
+  KVRUN_RETURN_IF_ERROR(CheckMethodHasOptions(options));
+  if (options.group_tokens && (*options.group_tokens == 0 || *options.group_tokens > kMaxGroupTokens)) {
+    return Invalid(fmt::format("groups of {} entries were asked for; they can have 1 to {}",
+                               *options.group_tokens, kMaxGroupTokens));
+  }
+  const uint32_t key_dim = model.n_kv_heads * model.head_dim;
+  if (options.rank && (*options.rank == 0 || *options.rank > key_dim)) {
+    return Invalid(fmt::format("an index of rank {} was asked for; this model's keys have ranks from 1 to {}",
+                               *options.rank, key_dim));
+  }
+  if (options.index_type && *options.index_type != KvType::kF16 && *options.index_type != KvType::kInt8 &&
+      *options.index_type != KvType::kInt4) {
+    return Invalid(fmt::format("an index of type {} was asked for; it can be f16, int8 or int4",
+                               KvTypeName(*options.index_type)));
+  }
+  if (options.policy.empty()) return Status::Ok();
+  return FindReplacementPolicy(options.policy).status();
+}
+
+Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optional<uint32_t> n_chosen,
+                      std::optional<uint32_t> n_cache_slots) {
+  const uint32_t group = plan.record.group_tokens;
+  if (n_chosen && *n_chosen == 0) {
+    return Invalid(
+        fmt::format("nothing would be selected: {} entries are less than a group of {}, and no sinks "
+                    "are pinned",
+                    options.select_entries.value_or(0), group));
+  }
+  if (!n_cache_slots) return Status::Ok();
+  const uint32_t least = n_chosen.value_or(std::max(plan.n_pinned, 1U));
+  if (*n_cache_slots < least) {
+    return Invalid(
+        fmt::format("a reuse buffer of {} groups was asked for, but a step selects {} ({} of them "
+                    "pinned): give at least that many",
+                    *options.reuse_groups, least, plan.n_pinned));
+  }
+  const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
+  if (policy->needs_equal_capacity && n_chosen && *n_cache_slots != *n_chosen) {
+    return Invalid(
+        fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: "
+                    "leave the reuse buffer's size out",
+                    plan.policy, *n_chosen, *n_cache_slots));
+  }
+  return Status::Ok();
+}
+
+uint64_t KvBudgetBytes(const KvOptions& options, uint64_t full_bytes) {
+  if (options.budget_bytes) return *options.budget_bytes;
+  if (!options.budget_fraction) return UINT64_MAX;
+  const double bytes = *options.budget_fraction * static_cast<double>(full_bytes);
+  return bytes < 0x1p63 ? static_cast<uint64_t>(bytes) : UINT64_MAX;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,130 @@
+#include "runtime/kv/kv_plan_sizes.h"
+
+#include <algorithm>
+
+#include "platform/base/units.h"
+#include "runtime/kv/slot_cache.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint64_t kChecksumBytes = 4;
+constexpr uint64_t kMinStagingBytes = 64 * kKiB;
+constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
+constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
+constexpr uint64_t kStagedRecords = 32;             // as many as are in flight
+
+uint64_t KvDim(const KvModelShape& model) { return uint64_t{model.n_kv_heads} * model.head_dim; }
+
+// Enough for as many reads as are in flight, within what one transfer is efficient at; twice, so that writes
+// are filled while others are under way.
+uint64_t StagingBytes(uint64_t record_bytes, uint32_t alignment_bytes) {
+  const uint64_t padded = RoundUp(record_bytes, uint64_t{alignment_bytes});
+  const uint64_t ring = std::clamp(kStagedRecords * padded, kMinStagingBytes, kMaxStagingBytes);
+  return 2 * std::max(RoundUp(ring, uint64_t{alignment_bytes}), padded);
+}
+
+uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
+  const uint64_t scales = uint64_t{plan.n_sequences} * plan.index.rank * sizeof(float);
+  return input.model.n_layers * (plan.index.size_bytes() + scales);
+}
+
+// Mapping tables, and what the slot caches know.
+uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
+  SlotShape shape;
+  shape.n_streams = plan.n_streams;
+  shape.table_slots = plan.n_chosen + plan.n_window_slots;
+  const uint64_t caches =
+      input.shares_slots ? 0 : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
+  return input.model.n_layers * (shape.table_bytes() + caches);
+}
+
+// One layer's scores, which all layers share, and each layer's list of what was chosen.
+uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
+  if (plan.index.rank == 0) return 0;
+  const uint64_t n_groups = plan.n_groups();
+  uint64_t n_queries = 0;  // whose scores of every entry wait for their softmax's sum
+  if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
+  if (plan.heads == HeadReduction::kSoftmax || plan.heads == HeadReduction::kPerKvHead) {
+    n_queries = input.model.n_heads;
+  }
+  const uint64_t entries = plan.n_sequences * n_queries * n_groups * plan.record.group_tokens * 2;
+  const uint64_t groups = plan.n_streams * n_groups * 4;
+  const uint64_t chosen = uint64_t{input.model.n_layers} * plan.n_streams * (1 + uint64_t{plan.n_chosen}) * 4;
+  return entries + groups + chosen;
+}
+
+// In prefill, of one sequence, beside tile and hidden states.
+uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
+  const KvModelShape& model = input.model;
+  const uint64_t chunk_groups = std::min(kPrefillChunkTokens / plan.record.group_tokens, plan.n_groups());
+  const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
+  const uint64_t encoded = chunk_groups * records_per_group * plan.record.size_bytes();
+  const uint64_t projected = uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
+  if (!input.computes_adapter) return encoded + projected;
+  const uint64_t dim = model.head_dim;
+  uint64_t sums = (KvDim(model) + 1) * KvDim(model);
+  if (WeighsByQueries(plan.adapter_kind)) sums += model.n_kv_heads * (dim + 1) * dim;
+  return encoded + projected + sums * sizeof(float) +
+         AdapterWorkBytes(plan.adapter_kind, model.n_kv_heads, model.head_dim, plan.index.rank);
+}
+
+}  // namespace
+
+uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups) {
+  const uint64_t entries = std::max<uint64_t>(window_entries, 1);  // the token that is being computed
+  // `entries` consecutive ones begin, at worst, at the end of a group.
+  const uint64_t touched = (entries + group_tokens - 2) / group_tokens + 1;
+  return static_cast<uint32_t>(std::min<uint64_t>(touched + 1, n_groups));
+}
+
+void SizeParts(const KvSizeInput& input, KvPlan& plan) {
+  const uint64_t layers = input.model.n_layers;
+  const uint64_t record_bytes = plan.record.size_bytes();
+  const uint64_t slots = plan.n_streams * record_bytes * plan.n_cache_slots;
+  const uint64_t window = plan.n_streams * record_bytes * plan.n_window_slots;
+  plan.staging_bytes = StagingBytes(record_bytes, input.io_alignment_bytes);
+  plan.parts.clear();
+  const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
+    if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});
+  };
+  add("index", IndexBytes(input, plan));
+  // Slots are made when prefill is over.
+  add("slots", input.shares_slots ? slots + window : layers * slots, false);
+  add("window", layers * window, false);
+  add("tables", TableBytes(input, plan));
+  add("tails", layers * (plan.n_streams + plan.n_streams / plan.n_sequences) * record_bytes);
+  add("checksums", layers * plan.n_streams * plan.n_groups() * kChecksumBytes);
+  add("scores", ScoreBytes(input, plan));
+  add("staging", plan.staging_bytes);
+}
+
+void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
+  const bool has_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
+  const uint64_t token_bytes = 2 * KvDim(input.model) * (has_f32 ? 4 : 2);
+  const uint64_t in_memory = uint64_t{plan.n_ctx} * input.model.n_embd * sizeof(float);
+  const uint64_t others = plan.prefill_bytes() + PrefillWorkBytes(input, plan);
+  const uint64_t whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
+  const uint64_t left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
+
+  uint64_t bytes = whole + in_memory;
+  plan.prefill_tile_tokens = plan.n_ctx;
+  plan.spills_hidden = bytes > left;
+  if (plan.spills_hidden) bytes = whole + kSpillBufferBytes;
+  if (bytes > left) {
+    // The tile that is computed and an earlier one, and the attention's results between tiles: two of them in
+    // turn, and what comes from one tile.
+    const uint64_t results =
+        3 * uint64_t{kTiledChunkTokens} * input.model.n_heads * (input.model.head_dim + 2) * sizeof(float);
+    const uint64_t fixed = kSpillBufferBytes + results;
+    const uint64_t grain_bytes = 2 * kPrefillChunkTokens * token_bytes;
+    const uint64_t grains = std::max<uint64_t>((left - std::min(left, fixed)) / grain_bytes, 1);
+    if (grains * kPrefillChunkTokens < plan.n_ctx) {
+      plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
+      bytes = fixed + grains * grain_bytes;
+    }
+  }
+  plan.parts.push_back({"prefill", bytes + PrefillWorkBytes(input, plan), true, false});
+}
+
+}  // namespace kvrun

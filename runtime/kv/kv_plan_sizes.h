@@ -1,0 +1,36 @@
+// What each part of a KvPlan takes, in bytes. Internal to kv_plan.cc. All sizes are those of all layers and
+// sequences together.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/kv/kv_plan.h"
+
+namespace kvrun {
+
+// Beside the plan itself, what sizes depend on.
+struct KvSizeInput {
+  KvModelShape model;
+  uint32_t io_alignment_bytes = 1;
+  bool computes_adapter = false;
+  bool shares_slots = false;  // all layers use one buffer of slots (flexgen)
+};
+
+// Rows of a chunk of prefill, and the grain of prefill tiles.
+inline constexpr uint32_t kPrefillChunkTokens = 256;
+// Where attention goes over tiles, whose results between tiles grow with the chunk.
+inline constexpr uint32_t kTiledChunkTokens = 128;
+
+// The ring that holds the newest entries: from the group of the oldest of `window_entries` on to the group
+// that is being filled, wherever they begin in their groups, and one more, which may still be on its way to
+// flash.
+uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups);
+
+// Sets staging_bytes and every part but "prefill", from the plan's other fields.
+void SizeParts(const KvSizeInput& input, KvPlan& plan);
+
+// Adds the part "prefill": the largest tile that fits, hidden states in memory where they fit beside a tile
+// of the whole context. Where nothing fits, the smallest there is: prefill_bytes() exceeds the budget.
+void SizePrefill(const KvSizeInput& input, KvPlan& plan);
+
+}  // namespace kvrun

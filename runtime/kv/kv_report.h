@@ -1,0 +1,20 @@
+// What a session over KV in records can say of it: for statistics.
+#pragma once
+
+#include <optional>
+
+#include "platform/io/block_file.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/offloaded_cache.h"
+#include "runtime/store/group_store.h"
+
+namespace kvrun {
+
+struct KvReport {
+  KvPlan plan;
+  KvStats stats;             // of decode steps
+  GroupStoreStats store;     // of prefill and decode; zeros where nothing lies on flash
+  std::optional<IoMode> io;  // nothing where nothing lies on flash
+};
+
+}  // namespace kvrun

@@ -1,0 +1,165 @@
+// The KV of methods that select: records of groups on flash, and on the device an index to score them with,
+// slots for those in use, and the recent window. Knows where an entry is; the engine knows when it is needed.
+//
+// Two phases share the budget. In *decode* there are slots, window and mapping tables. In *prefill* they are
+// given up for tiles; what is not on flash yet, each stream's incomplete group (the *tail*), is kept as a
+// record.
+//
+// Threads: one at a time; between BeginStep and EndStep the KV thread calls FetchLayer alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/adapter.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/slot_cache.h"
+#include "runtime/store/group_store.h"
+
+namespace kvrun {
+
+// Of decode steps, since the session's statistics were reset.
+struct KvStats {
+  uint64_t chosen_groups = 0;  // pinned ones left out
+  uint64_t hit_groups = 0;     // of them, those that were in a slot already
+  double fetch_ms = 0.0;       // the KV thread planned and read
+  // For how much of it is hidden behind the device's work. io_ms: a layer's groups were being read from
+  // flash. stall_ms: the device had nothing to do but to wait for them; at most io_ms, but for what planning
+  // and tables take.
+  double io_ms = 0.0;
+  double stall_ms = 0.0;
+  std::vector<double> layer_fetch_ms;
+  std::vector<uint64_t> layer_loads;
+};
+
+// A new entry of a step.
+struct KvRow {
+  uint32_t sequence = 0;
+  uint32_t position = 0;
+};
+
+class OffloadedCache {
+ public:
+  // `store` may be null for plans whose window holds the whole context.
+  static Result<std::unique_ptr<OffloadedCache>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                        std::unique_ptr<GroupStore> store);
+
+  const KvPlan& plan() const { return plan_; }
+  // Entries that are there, of a sequence.
+  uint32_t length(uint32_t sequence) const { return lengths_[sequence]; }
+  const GroupStore* store() const { return store_.get(); }
+
+  // --- Adapters and index.
+  bool has_adapter() const { return has_adapter_; }
+  Status SetAdapter(uint32_t layer, const LayerAdapter& adapter);
+  // Scores are all equal: while few entries are there, whatever is chosen is all of them.
+  Status SetBlankAdapter(uint32_t layer);
+  void NoteAdapterComplete() { has_adapter_ = true; }
+  const IndexSides& sides(uint32_t layer) const { return layers_[layer].sides; }
+  Buffer* index(uint32_t layer) const { return layers_[layer].index.get(); }
+  // From projected keys of a sequence (float [n, rank], of entries `begin` on): the index's column scales,
+  // sinks left out. Only where the index is quantised.
+  Status SetScales(uint32_t layer, uint32_t sequence, std::span<const float> column_scales);
+  // Quantises projected keys into the index.
+  Status WriteIndex(uint32_t layer, uint32_t sequence, uint32_t begin, std::span<const float> projected);
+
+  // --- Prefill of one sequence.
+  // Gives up slots; keeps the tails. Entries of `sequence` from `begin` on are forgotten.
+  Status BeginPrefill(uint32_t sequence, uint32_t begin);
+  // Records of whole groups, [streams of the sequence, n_groups], of one layer.
+  Status AppendGroups(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
+                      std::span<const std::byte> records);
+  // The incomplete group's records, [streams of the sequence]; they count from EndPrefill on.
+  void SetTail(uint32_t layer, std::span<const std::byte> records);
+  // Reads records of whole groups, and the tail where `group` is the incomplete one: [n_groups], of one
+  // stream.
+  Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
+                    std::span<std::byte> records);
+  // All layers have `length` entries of the sequence now.
+  Status EndPrefill(uint32_t sequence, uint32_t length);
+
+  // --- Decode.
+  // Makes slots and fills the windows, where that has not been done since the last prefill.
+  Status BeginDecode();
+  bool in_decode() const { return in_decode_; }
+  SlotShape slot_shape() const;
+  Buffer* slots(uint32_t layer) const { return layers_[layer].slots.get(); }
+  Buffer* table(uint32_t layer) const { return layers_[layer].table.get(); }
+  Buffer* chosen(uint32_t layer) const { return layers_[layer].chosen.get(); }
+
+  // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
+  Status BeginStep(std::span<const KvRow> rows);
+  // KV thread: groups that the last step completed go to flash.
+  Status WriteCompletedGroups();
+  // Without an index every group is read in every step, into slots that all layers share: the layer before
+  // must be complete when a layer is fetched.
+  bool reloads_all() const { return store_ != nullptr && plan_.index.rank == 0; }
+  // KV thread: the layer's chosen groups are known; brings them into slots and writes the mapping tables.
+  Status FetchLayer(uint32_t layer);
+  // The step has succeeded: the rows' entries are there.
+  Status EndStep();
+
+  const KvStats& stats() const { return stats_; }
+  void AddStall(double milliseconds) { stats_.stall_ms += milliseconds; }
+  void ResetStats();
+
+ private:
+  struct Layer {
+    std::unique_ptr<Buffer> index;
+    std::unique_ptr<Buffer> scales;
+    std::unique_ptr<Buffer> key_side;
+    std::unique_ptr<Buffer> query_side;
+    std::unique_ptr<Buffer> bias;
+    IndexSides sides;
+    std::shared_ptr<Buffer> slots;  // where all groups are reloaded: one for all layers
+    std::vector<std::byte> window;  // there: this layer's window, [n_streams, n_window_slots]
+    std::unique_ptr<Buffer> table;
+    std::unique_ptr<Buffer> chosen;
+    std::vector<SlotCache> caches;     // of each stream
+    std::vector<std::byte> tails;      // records, [n_streams]
+    std::vector<std::byte> new_tails;  // of the sequence that is prefilled, until that has succeeded
+  };
+
+  OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, std::unique_ptr<GroupStore> store);
+
+  Status CreateIndex();
+  Status SaveTails();
+  Status FillWindow(Layer& layer, uint32_t layer_index, uint32_t stream);
+  Status FetchStream(uint32_t layer_index, uint32_t row, uint32_t head);
+  Status ForgetFrom(uint32_t sequence, uint32_t length);
+
+  uint32_t heads() const { return plan_.n_streams / plan_.n_sequences; }  // streams of a sequence
+  uint32_t group_tokens() const { return plan_.record.group_tokens; }
+  uint64_t record_bytes() const { return plan_.record.size_bytes(); }
+  // Of a sequence of `length` entries: the first that the window holds, a multiple of the group.
+  uint32_t WindowBegin(uint32_t length) const;
+  uint32_t WindowSlot(uint32_t group) const;
+  std::byte* SlotBytes(const Layer& layer, uint32_t stream, uint32_t slot) const;
+  // Of a group in the window, between steps.
+  std::byte* WindowBytes(Layer& layer, uint32_t stream, uint32_t group) const;
+  Status LoadWindow(uint32_t layer_index);
+  Status KeepWindow(uint32_t layer_index);
+  Result<std::span<const uint32_t>> ReadChosen(uint32_t layer_index, uint32_t stream,
+                                               std::span<const uint32_t> chosen);
+  Status ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n_groups);
+
+  Device& device_;
+  KvPlan plan_;
+  std::unique_ptr<GroupStore> store_;
+  std::vector<Layer> layers_;
+  std::vector<uint32_t> lengths_;        // of each sequence
+  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups on flash
+  std::vector<KvRow> rows_;              // of the step
+  std::vector<GroupFetch> fetches_;
+  bool has_adapter_ = false;
+  bool in_decode_ = false;
+  KvStats stats_;
+};
+
+}  // namespace kvrun

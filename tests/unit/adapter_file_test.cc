@@ -1,0 +1,203 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+
+#include "runtime/kv/adapter.h"
+#include "runtime/model/gguf.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/tiny_model_file.h"
+
+namespace kvrun {
+namespace {
+
+using testing::OrDie;
+using testing::RandomFloats;
+
+constexpr uint32_t kLayers = 3;
+constexpr uint32_t kKeyDim = 10;
+constexpr uint32_t kRank = 4;
+constexpr char kFingerprint[] = "0123456789abcdef0123456789abcdef";
+
+std::vector<float> RoundedToHalf(std::vector<float> values) {
+  for (float& value : values) value = HalfToFloat(FloatToHalf(value));
+  return values;
+}
+
+// Values that f16 holds, so that what is read equals what was written.
+Adapter MakeAdapter(AdapterKind kind) {
+  Adapter adapter = {kind, kFingerprint, {}};
+  for (uint32_t i = 0; i < kLayers; ++i) {
+    LayerAdapter layer;
+    layer.key_dim = kKeyDim;
+    layer.rank = kRank;
+    layer.key_side = layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 1.0F, 10 + i));
+    if (WeighsByQueries(kind)) layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 2.0F, 20 + i));
+    layer.mean.assign(kKeyDim, 0.0F);
+    if (TakesMeanOff(kind)) layer.mean = RoundedToHalf(RandomFloats(kKeyDim, 3.0F, 30 + i));
+    layer.energy = {0.5F, 0.75F, 0.875F, 1.0F};
+    adapter.layers.push_back(layer);
+  }
+  return adapter;
+}
+
+Result<Adapter> Read(const std::string& path, uint32_t rank = kRank) {
+  return ReadAdapter(path, kFingerprint, kLayers, kKeyDim, rank);
+}
+
+void ExpectEqual(const Adapter& a, const Adapter& b) {
+  EXPECT_EQ(a.kind, b.kind);
+  EXPECT_EQ(a.fingerprint, b.fingerprint);
+  ASSERT_EQ(a.layers.size(), b.layers.size());
+  for (size_t i = 0; i < a.layers.size(); ++i) {
+    EXPECT_EQ(a.layers[i].key_dim, b.layers[i].key_dim);
+    EXPECT_EQ(a.layers[i].rank, b.layers[i].rank);
+    EXPECT_EQ(a.layers[i].key_side, b.layers[i].key_side);
+    EXPECT_EQ(a.layers[i].query_side, b.layers[i].query_side);
+    EXPECT_EQ(a.layers[i].mean, b.layers[i].mean);
+    EXPECT_EQ(a.layers[i].energy, b.layers[i].energy);
+  }
+}
+
+void ExpectRefused(const Result<Adapter>& result, StatusCode code, std::string_view part) {
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), code) << result.status().message();
+  EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();
+}
+
+TEST(AdapterFile, HoldsEveryKind) {
+  const TemporaryFolder folder;
+  for (const AdapterKind kind :
+       {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery, AdapterKind::kQueryCentred}) {
+    const Adapter adapter = MakeAdapter(kind);
+    const std::string path = folder.Path("adapter.gguf");  // replaced each time
+    const Status status = WriteAdapter(adapter, path);
+    ASSERT_TRUE(status.ok()) << status.message();
+    const auto read = Read(path);
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    ExpectEqual(*read, adapter);
+  }
+  const auto entries = std::filesystem::directory_iterator(folder.Path(""));
+  EXPECT_EQ(std::distance(begin(entries), end(entries)), 1) << "temporary files were left behind";
+}
+
+TEST(AdapterFile, IsPlainGguf) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  ASSERT_TRUE(WriteAdapter(MakeAdapter(AdapterKind::kQueryCentred), path).ok());
+  const auto file = OrDie(GgufFile::Open(path));
+  EXPECT_EQ(file->version(), 3U);
+  EXPECT_EQ(OrDie(file->String("general.architecture")), "kvrun-adapter");
+  EXPECT_EQ(OrDie(file->U32("kvrun-adapter.rank")), kRank);
+  EXPECT_EQ(file->tensors().size(), 3 * kLayers);
+  struct stat info {};
+  ASSERT_EQ(::stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0644U);
+}
+
+TEST(AdapterFile, ALowerRankIsTheFirstColumns) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  const Adapter adapter = MakeAdapter(AdapterKind::kQueryCentred);
+  ASSERT_TRUE(WriteAdapter(adapter, path).ok());
+  const auto read = Read(path, 3);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    EXPECT_EQ(read->layers[layer].rank, 3U);
+    EXPECT_EQ(read->layers[layer].energy, (std::vector<float>{0.5F, 0.75F, 0.875F}));
+    for (size_t row = 0; row < kKeyDim; ++row) {
+      for (size_t column = 0; column < 3; ++column) {
+        EXPECT_EQ(read->layers[layer].key_side[row * 3 + column],
+                  adapter.layers[layer].key_side[row * kRank + column]);
+        EXPECT_EQ(read->layers[layer].query_side[row * 3 + column],
+                  adapter.layers[layer].query_side[row * kRank + column]);
+      }
+    }
+  }
+}
+
+TEST(AdapterFile, WhatDoesNotFitIsRefused) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  ASSERT_TRUE(WriteAdapter(MakeAdapter(AdapterKind::kPlain), path).ok());
+  ExpectRefused(Read(path, 5), StatusCode::kInvalidArgument, "has rank 4, and 5 was asked for");
+  ExpectRefused(Read(path, 0), StatusCode::kInvalidArgument, "ask for 1 to 4");
+  const auto other_model = ReadAdapter(path, "fedcba", kLayers, kKeyDim, kRank);
+  ExpectRefused(other_model, StatusCode::kInvalidArgument, "of another model");
+  ExpectRefused(other_model, StatusCode::kInvalidArgument, kFingerprint);
+  ExpectRefused(other_model, StatusCode::kInvalidArgument, "fedcba");
+  ExpectRefused(ReadAdapter(path, kFingerprint, 4, kKeyDim, kRank), StatusCode::kInvalidArgument, "3 layers");
+  ExpectRefused(ReadAdapter(path, kFingerprint, kLayers, 12, kRank), StatusCode::kInvalidArgument,
+                "keys of 12");
+}
+
+TEST(AdapterFile, ForeignFilesAreRefused) {
+  const TemporaryFolder folder;
+  ExpectRefused(Read(folder.Path("missing")), StatusCode::kNotFound, "missing");
+  ExpectRefused(Read(folder.Write("text", "hello world")), StatusCode::kCorrupt, "not a GGUF file");
+  const std::string model = testing::WriteModel(folder, "model.gguf", testing::TinyModel().Build());
+  ExpectRefused(Read(model), StatusCode::kInvalidArgument,
+                "is not an adapter of kvrun but a file of 'llama'");
+  testing::GgufBuilder newer;
+  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{2});
+  ExpectRefused(Read(testing::WriteModel(folder, "newer", newer.Build())), StatusCode::kUnsupported,
+                "of version 2");
+  newer.Set("kvrun-adapter.version", uint32_t{1});
+  ExpectRefused(Read(testing::WriteModel(folder, "bare", newer.Build())), StatusCode::kCorrupt, "is missing");
+}
+
+// Whichever byte is damaged or missing: refused, or (padding, unused bits) without effect.
+TEST(AdapterFile, NoDamageGoesUnseen) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  const Adapter adapter = MakeAdapter(AdapterKind::kQueryCentred);
+  ASSERT_TRUE(WriteAdapter(adapter, path).ok());
+  const std::string bytes = ReadWholeFile(path);
+  size_t n_refused = 0;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << i % 8));
+    const auto read = Read(folder.Write("damaged", damaged));
+    if (!read.ok()) {
+      ++n_refused;
+      EXPECT_FALSE(read.status().message().empty());
+      continue;
+    }
+    ASSERT_NO_FATAL_FAILURE(ExpectEqual(*read, adapter)) << "byte " << i;
+  }
+  EXPECT_GT(n_refused, bytes.size() / 6);
+  for (size_t length = 0; length < bytes.size(); length += 41) {
+    EXPECT_FALSE(Read(folder.Write("cut", bytes.substr(0, length))).ok()) << length;
+  }
+}
+
+TEST(AdapterFile, WhatCannotBeWrittenIsRefusedAndLeavesTheOldFile) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  const Adapter old = MakeAdapter(AdapterKind::kPlain);
+  ASSERT_TRUE(WriteAdapter(old, path).ok());
+  Adapter adapter = MakeAdapter(AdapterKind::kPlain);
+  adapter.layers[1].key_side[7] = 70000.0F;
+  EXPECT_NE(WriteAdapter(adapter, path).message().find("blk.1.key_side holds 70000"), std::string::npos);
+  adapter.layers[1].key_side[7] = std::nanf("");
+  EXPECT_FALSE(WriteAdapter(adapter, path).ok());
+  adapter = MakeAdapter(AdapterKind::kPlain);
+  adapter.layers.pop_back();
+  adapter.layers.front() = {
+      kKeyDim, 1, std::vector<float>(kKeyDim), std::vector<float>(kKeyDim), std::vector<float>(kKeyDim),
+      {1.0F}};
+  EXPECT_FALSE(WriteAdapter(adapter, path).ok());
+  EXPECT_FALSE(WriteAdapter({}, path).ok());
+  ExpectEqual(OrDie(Read(path)), old);
+  const Status status = WriteAdapter(old, folder.Path("no/such/folder"));
+  EXPECT_EQ(status.code(), StatusCode::kNotFound) << status.message();
+  EXPECT_NE(status.message().find("no/such/folder"), std::string::npos) << status.message();
+}
+
+}  // namespace
+}  // namespace kvrun

@@ -1,0 +1,289 @@
+#include "runtime/kv/adapter.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <Eigen/SVD>
+
+namespace kvrun {
+namespace {
+
+using Matrix = Eigen::MatrixXd;
+
+constexpr AdapterKind kKinds[] = {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery,
+                                  AdapterKind::kQueryCentred};
+
+// Keys [n_keys, key_dim] and, per KV head, queries [n_queries, head_dim].
+struct Sample {
+  uint32_t n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  Matrix keys;
+  std::vector<Matrix> queries;
+
+  Eigen::Index key_dim() const { return keys.cols(); }
+};
+
+Matrix RandomMatrix(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
+  std::normal_distribution<double> normal;
+  return Matrix::NullaryExpr(rows, columns, [&] { return normal(random); });
+}
+
+// Directions of falling weight, rotated, and a mean as large as they are: so that eigenvalues lie well apart,
+// and leaving the mean in shows.
+Matrix FallingRows(std::mt19937& random, Eigen::Index rows, Eigen::Index columns) {
+  Matrix values = RandomMatrix(random, rows, columns);
+  for (Eigen::Index i = 0; i < columns; ++i) values.col(i) *= std::pow(0.75, static_cast<double>(i));
+  const Eigen::JacobiSVD<Matrix> rotation(RandomMatrix(random, columns, columns), Eigen::ComputeFullU);
+  return (values * rotation.matrixU()).rowwise() + RandomMatrix(random, 1, columns).row(0);
+}
+
+Sample MakeSample(uint32_t n_kv_heads, uint32_t head_dim, uint32_t seed) {
+  std::mt19937 random(seed);
+  Sample sample = {n_kv_heads, head_dim, FallingRows(random, 300, n_kv_heads * head_dim), {}};
+  for (uint32_t head = 0; head < n_kv_heads; ++head) {
+    sample.queries.push_back(FallingRows(random, 200, head_dim));
+  }
+  return sample;
+}
+
+// What a device adds up: sums in f32, rows one after another.
+struct Sums {
+  std::vector<float> keys;
+  std::vector<float> queries;
+  LayerSums view;
+};
+
+void AppendRows(const Matrix& matrix, std::vector<float>& to) {
+  for (Eigen::Index i = 0; i < matrix.rows(); ++i) {
+    for (Eigen::Index j = 0; j < matrix.cols(); ++j) to.push_back(static_cast<float>(matrix(i, j)));
+  }
+}
+
+Sums SumUp(const Sample& sample) {
+  Sums sums;
+  AppendRows(sample.keys.transpose() * sample.keys, sums.keys);
+  AppendRows(sample.keys.colwise().sum(), sums.keys);
+  for (const Matrix& queries : sample.queries) AppendRows(queries.transpose() * queries, sums.queries);
+  sums.view = {sample.n_kv_heads, sample.head_dim, static_cast<uint64_t>(sample.keys.rows()), {}, 0, {}};
+  if (!sample.queries.empty()) sums.view.n_queries = static_cast<uint64_t>(sample.queries[0].rows());
+  return sums;
+}
+
+Result<LayerAdapter> Compute(AdapterKind kind, const Sample& sample, uint32_t rank) {
+  Sums sums = SumUp(sample);
+  sums.view.keys = sums.keys;
+  sums.view.queries = sums.queries;
+  return ComputeAdapter(kind, sums.view, rank);
+}
+
+Matrix Side(const std::vector<float>& values, const LayerAdapter& adapter) {
+  Matrix side(adapter.key_dim, adapter.rank);
+  for (uint32_t i = 0; i < adapter.key_dim; ++i) {
+    for (uint32_t j = 0; j < adapter.rank; ++j) side(i, j) = values[size_t{i} * adapter.rank + j];
+  }
+  return side;
+}
+
+// The same by other means: singular values of the stacked rows themselves, in double.
+struct Reference {
+  Matrix root;  // S, and its inverse
+  Matrix inverse;
+  Matrix axes;                  // right singular vectors of (K - mean) S
+  Eigen::VectorXd eigenvalues;  // descending
+};
+
+Reference Decompose(AdapterKind kind, const Sample& sample) {
+  const Eigen::Index dim = sample.head_dim;
+  Reference reference;
+  reference.root = reference.inverse = Matrix::Identity(sample.key_dim(), sample.key_dim());
+  for (uint32_t head = 0; WeighsByQueries(kind) && head < sample.n_kv_heads; ++head) {
+    const Matrix& queries = sample.queries[head];
+    const Eigen::JacobiSVD<Matrix> svd(queries / std::sqrt(static_cast<double>(queries.rows())),
+                                       Eigen::ComputeFullV);
+    Eigen::VectorXd scales = Eigen::VectorXd::Zero(dim);
+    scales.head(svd.singularValues().size()) = svd.singularValues();
+    scales = scales.cwiseMax(0.01 * scales[0]);  // 1e-4 of the largest eigenvalue
+    const Matrix& v = svd.matrixV();
+    reference.root.block(head * dim, head * dim, dim, dim) = v * scales.asDiagonal() * v.transpose();
+    reference.inverse.block(head * dim, head * dim, dim, dim) =
+        v * scales.cwiseInverse().asDiagonal() * v.transpose();
+  }
+  Matrix rows = sample.keys;
+  if (TakesMeanOff(kind)) rows.rowwise() -= sample.keys.colwise().mean();
+  const Eigen::JacobiSVD<Matrix> svd(rows * reference.root, Eigen::ComputeThinV);
+  reference.axes = svd.matrixV();
+  reference.eigenvalues = svd.singularValues().cwiseAbs2();
+  return reference;
+}
+
+class AdapterOfKind : public ::testing::TestWithParam<AdapterKind> {};
+
+// How far the space of the first `rank` directions may turn (its sine; Davis and Kahan): sums in f32 are off
+// by 2^-24 of the largest, over key_dim columns, and the gap to the next eigenvalue resists. Roots of the
+// queries' moment magnify their error by up to half their condition, of at most 100, and stand on both sides.
+double AngleBound(AdapterKind kind, const Reference& reference, uint32_t rank) {
+  const double largest = reference.eigenvalues[0];
+  const double gap = reference.eigenvalues[rank - 1] - reference.eigenvalues[rank];
+  const double error =
+      0x1p-24 * static_cast<double>(reference.root.rows()) * (WeighsByQueries(kind) ? 100 : 1);
+  return error * largest / gap;
+}
+
+TEST_P(AdapterOfKind, AgreesWithTheSingularValuesOfTheStackedKeys) {
+  for (const auto& [n_kv_heads, head_dim] : {std::pair{3U, 8U}, {1U, 13U}, {5U, 3U}}) {
+    SCOPED_TRACE(n_kv_heads);
+    constexpr uint32_t kRank = 8;
+    const Sample sample = MakeSample(n_kv_heads, head_dim, 7 + head_dim);
+    const auto adapter = Compute(GetParam(), sample, kRank);
+    ASSERT_TRUE(adapter.ok()) << adapter.status().message();
+    const Reference reference = Decompose(GetParam(), sample);
+    for (uint32_t i = 0; i < kRank; ++i) {
+      const double expected = reference.eigenvalues.head(i + 1).sum() / reference.eigenvalues.sum();
+      EXPECT_NEAR(adapter->energy[i], expected, 1e-4) << i;
+    }
+    const Matrix key_side = Side(adapter->key_side, *adapter);
+    const Matrix query_side = Side(adapter->query_side, *adapter);
+    const Matrix axes = reference.inverse * key_side;
+    uint32_t n_compared = 0;
+    for (uint32_t rank = 1; rank <= kRank; ++rank) {
+      const double bound = AngleBound(GetParam(), reference, rank);
+      if (bound > 0.05) continue;  // two eigenvalues side by side: their directions may be mixed
+      ++n_compared;
+      // Cosines of the principal angles between the two spaces of that rank.
+      const Eigen::JacobiSVD<Matrix> angles(axes.leftCols(rank).transpose() * reference.axes.leftCols(rank));
+      EXPECT_GT(angles.singularValues().minCoeff(), std::sqrt(1 - bound * bound) - 1e-6) << rank;
+      EXPECT_LT(angles.singularValues().maxCoeff(), 1 + 1e-4) << rank;
+      // The query side goes with the key side: S V V^T S^-1, whatever the signs.
+      const Matrix product = key_side.leftCols(rank) * query_side.leftCols(rank).transpose();
+      const Matrix expected = reference.root * reference.axes.leftCols(rank) *
+                              reference.axes.leftCols(rank).transpose() * reference.inverse;
+      EXPECT_LT((product - expected).norm(),
+                (1e-5 + 2 * bound) * reference.root.norm() * reference.inverse.norm());
+    }
+    EXPECT_GE(n_compared, 2U);
+  }
+}
+
+TEST_P(AdapterOfKind, TheSidesAreInverse) {
+  const Sample sample = MakeSample(3, 8, 3);
+  const auto adapter = Compute(GetParam(), sample, 24);
+  ASSERT_TRUE(adapter.ok()) << adapter.status().message();
+  const Matrix product = Side(adapter->key_side, *adapter).transpose() * Side(adapter->query_side, *adapter);
+  // Floats of at most a hundred times each other, 24 to a sum.
+  EXPECT_LT((product - Matrix::Identity(24, 24)).cwiseAbs().maxCoeff(), 1e-4);
+  const bool has_equal_sides = adapter->key_side == adapter->query_side;
+  EXPECT_EQ(has_equal_sides, !WeighsByQueries(GetParam()));
+}
+
+// At full rank nothing is left out: the score is q . (k - mean), for queries of any head.
+TEST_P(AdapterOfKind, FullRankGivesTheExactScore) {
+  const Sample sample = MakeSample(3, 8, 4);
+  const auto adapter = Compute(GetParam(), sample, 24);
+  ASSERT_TRUE(adapter.ok()) << adapter.status().message();
+  const Matrix key_side = Side(adapter->key_side, *adapter);
+  const Matrix query_side = Side(adapter->query_side, *adapter);
+  Eigen::RowVectorXd mean(24);
+  for (int i = 0; i < 24; ++i) mean[i] = adapter->mean[static_cast<size_t>(i)];
+  const Eigen::RowVectorXd expected_mean = sample.keys.colwise().mean();
+  EXPECT_LT((mean - (TakesMeanOff(GetParam()) ? expected_mean : 0 * expected_mean)).cwiseAbs().maxCoeff(),
+            1e-5);
+  for (Eigen::Index head = 0; head < 3; ++head) {
+    const Eigen::RowVectorXd query = sample.queries[static_cast<size_t>(head)].row(5);
+    const Eigen::RowVectorXd projected = query * query_side.middleRows(head * 8, 8);
+    const Eigen::VectorXd scores = (sample.keys.rowwise() - mean) * key_side * projected.transpose();
+    const Eigen::VectorXd expected =
+        (sample.keys.rowwise() - mean).middleCols(head * 8, 8) * query.transpose();
+    EXPECT_LT((scores - expected).cwiseAbs().maxCoeff(), 1e-4 * expected.cwiseAbs().maxCoeff()) << head;
+  }
+}
+
+TEST_P(AdapterOfKind, LowerRanksAreTheFirstColumns) {
+  const Sample sample = MakeSample(2, 6, 5);
+  const auto large = Compute(GetParam(), sample, 12);
+  const auto small = Compute(GetParam(), sample, 5);
+  ASSERT_TRUE(large.ok() && small.ok());
+  EXPECT_EQ(Side(small->key_side, *small), Side(large->key_side, *large).leftCols(5));
+  EXPECT_EQ(Side(small->query_side, *small), Side(large->query_side, *large).leftCols(5));
+  EXPECT_TRUE(std::equal(small->energy.begin(), small->energy.end(), large->energy.begin()));
+  EXPECT_TRUE(std::is_sorted(large->energy.begin(), large->energy.end()));
+  EXPECT_NEAR(large->energy.back(), 1.0, 1e-6);
+}
+
+TEST_P(AdapterOfKind, SignsAreSettled) {
+  Sample sample = MakeSample(1, 9, 6);
+  const auto adapter = Compute(GetParam(), sample, 9);
+  ASSERT_TRUE(adapter.ok());
+  const Matrix axes = Decompose(GetParam(), sample).inverse * Side(adapter->key_side, *adapter);
+  for (Eigen::Index i = 0; i < 9; ++i) {
+    Eigen::Index largest = 0;
+    axes.col(i).cwiseAbs().maxCoeff(&largest);
+    EXPECT_GT(axes(largest, i), 0) << i;
+  }
+}
+
+// Fewer keys than directions, keys that are all the same, queries of one direction: still finite sides that
+// are each other's inverse.
+TEST_P(AdapterOfKind, DegenerateSumsAreFine) {
+  std::mt19937 random(8);
+  Sample few = {2, 6, RandomMatrix(random, 3, 12), {}};
+  Sample equal = {2, 6, Matrix::Ones(50, 12), {}};
+  for (Sample* sample : {&few, &equal}) {
+    sample->queries.assign(2, RandomMatrix(random, 40, 1) * RandomMatrix(random, 1, 6));
+    const auto adapter = Compute(GetParam(), *sample, 12);
+    ASSERT_TRUE(adapter.ok()) << adapter.status().message();
+    const Matrix product =
+        Side(adapter->key_side, *adapter).transpose() * Side(adapter->query_side, *adapter);
+    EXPECT_LT((product - Matrix::Identity(12, 12)).cwiseAbs().maxCoeff(), 1e-4);
+    EXPECT_NEAR(adapter->energy.back(), 1.0, 1e-6);
+  }
+  few.queries[1].setZero();
+  const auto adapter = Compute(GetParam(), few, 12);
+  ASSERT_TRUE(adapter.ok());
+  EXPECT_TRUE(Side(adapter->query_side, *adapter).allFinite());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, AdapterOfKind, ::testing::ValuesIn(kKinds), [](const auto& test) {
+  std::string name(AdapterKindName(test.param));
+  std::erase(name, '-');
+  return name;
+});
+
+TEST(Adapter, WhatCannotBeComputedIsRefused) {
+  const Sample sample = MakeSample(2, 4, 9);
+  const auto expect_refused = [](const Result<LayerAdapter>& result, std::string_view part) {
+    ASSERT_EQ(result.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();
+  };
+  expect_refused(Compute(AdapterKind::kPlain, sample, 9), "ranks from 1 to 8");
+  expect_refused(Compute(AdapterKind::kPlain, sample, 0), "ranks from 1 to 8");
+  Sums sums = SumUp(sample);
+  sums.view.queries = sums.queries;
+  sums.view.keys = sums.keys;
+  LayerSums no_keys = sums.view;
+  no_keys.n_keys = 0;
+  expect_refused(ComputeAdapter(AdapterKind::kPlain, no_keys, 2), "no keys");
+  LayerSums no_queries = sums.view;
+  no_queries.n_queries = 0;
+  expect_refused(ComputeAdapter(AdapterKind::kQuery, no_queries, 2), "no queries");
+  sums.queries[3] = std::nanf("");
+  expect_refused(ComputeAdapter(AdapterKind::kQueryCentred, sums.view, 2), "queries are not finite");
+  sums.keys[3] = INFINITY;
+  expect_refused(ComputeAdapter(AdapterKind::kPlain, sums.view, 2), "keys are not finite");
+}
+
+TEST(Adapter, KindsHaveNames) {
+  for (const AdapterKind kind : kKinds) {
+    const auto found = FindAdapterKind(AdapterKindName(kind));
+    ASSERT_TRUE(found.ok());
+    EXPECT_EQ(*found, kind);
+  }
+  EXPECT_EQ(FindAdapterKind("svd").status().message(),
+            "unknown kind of adapter 'svd'; known: plain, centred, query, query-centred");
+}
+
+}  // namespace
+}  // namespace kvrun

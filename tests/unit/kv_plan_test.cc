@@ -1,0 +1,427 @@
+#include "runtime/kv/kv_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <string>
+
+#include "runtime/kv/kv_method.h"
+#include "runtime/kv/slot_cache.h"
+
+namespace kvrun {
+namespace {
+
+constexpr KvModelShape kSmolLm2 = {30, 9, 3, 64, 576};
+constexpr KvModelShape kLlama8b = {32, 32, 8, 128, 4096};
+
+KvOptions Swap(double fraction) {
+  KvOptions options;
+  options.method = "kvswap";
+  options.budget_fraction = fraction;
+  return options;
+}
+
+KvOptions Unlimited(std::string method) {
+  KvOptions options;
+  options.method = std::move(method);
+  return options;
+}
+
+KvPlan Plan(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
+            uint32_t n_sequences = 1, uint32_t alignment = 1) {
+  auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return plan.ok() ? *plan : KvPlan();
+}
+
+Status Refusal(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
+               uint32_t n_sequences = 1, uint32_t alignment = 1) {
+  const auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
+  EXPECT_FALSE(plan.ok()) << plan->Describe();
+  return plan.status();
+}
+
+void ExpectMessage(const Status& status, StatusCode code, std::string_view part) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+}
+
+uint64_t Part(const KvPlan& plan, std::string_view name) {
+  for (const KvPart& part : plan.parts) {
+    if (part.name == name) return part.bytes;
+  }
+  return 0;
+}
+
+uint32_t SelectedEntries(const KvPlan& plan) {
+  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
+}
+
+// Sums that hold for every plan on flash: counted from the plan's fields, not through its parts.
+void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
+  SCOPED_TRACE(plan.Describe());
+  EXPECT_LE(plan.decode_bytes(), plan.budget_bytes);
+  EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
+  EXPECT_LE(plan.n_chosen, plan.n_cache_slots);
+  EXPECT_LE(plan.n_cache_slots, plan.n_groups());
+  EXPECT_LE(plan.n_pinned, plan.n_chosen);
+  EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);
+  EXPECT_GT(plan.prefill_tile_tokens, 0U);
+  EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
+  const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes();
+  if (plan.index.rank != 0) {
+    EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
+    EXPECT_EQ(Part(plan, "index"),
+              model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
+  }
+  EXPECT_EQ(Part(plan, "window"), records * plan.n_window_slots);
+  EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
+  EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
+  const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
+  EXPECT_GE(Part(plan, "prefill"),
+            uint64_t{2} * plan.prefill_tile_tokens * model.n_kv_heads * model.head_dim * element_bytes);
+}
+
+TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
+  struct Case {
+    double fraction;
+    uint32_t least_entries;  // selection.md, "strictly within", less 2 to 5 %
+    KvType k_type;
+    uint32_t rank;
+    uint32_t window_entries;
+  };
+  for (const Case& test :
+       {Case{1.0 / 13, 740, KvType::kFp8, 24, 64}, {1.0 / 34, 380, KvType::kInt4, 12, 32}}) {
+    for (const uint32_t alignment : {1U, 512U, 4096U}) {
+      const KvPlan plan = Plan(Swap(test.fraction), kSmolLm2, 8192, 1, alignment);
+      std::printf("alignment %u: %s\n", alignment, plan.Describe().c_str());
+      ExpectSound(plan, kSmolLm2);
+      EXPECT_EQ(plan.full_bytes, uint64_t{8192} * 30 * 2 * 192 * 2);
+      EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97);
+      EXPECT_EQ(plan.record.k_type, test.k_type);
+      EXPECT_EQ(plan.record.v_type, test.k_type);
+      EXPECT_EQ(plan.index.rank, test.rank);
+      EXPECT_EQ(plan.index.type, KvType::kInt4);
+      EXPECT_EQ(plan.window_entries, test.window_entries);
+      EXPECT_EQ(plan.record.group_tokens, 4U);
+      EXPECT_EQ(plan.n_pinned, 1U);
+      EXPECT_EQ(plan.n_cache_slots, plan.n_chosen);
+      EXPECT_EQ(plan.heads, HeadReduction::kSoftmax);
+      EXPECT_EQ(plan.adapter_kind, AdapterKind::kQueryCentred);
+      EXPECT_EQ(plan.policy, "lru");
+      EXPECT_GE(SelectedEntries(plan), alignment == 1 ? test.least_entries : test.least_entries * 9 / 10);
+    }
+  }
+}
+
+// One more group would not fit: the budget is used up.
+TEST(KvPlan, SelectsAsManyEntriesAsFit) {
+  const KvPlan plan = Plan(Swap(1.0 / 13));
+  KvOptions options = Swap(1.0 / 13);
+  options.k_type = options.v_type = KvType::kFp8;
+  options.rank = 24;
+  options.index_type = KvType::kInt4;
+  options.window_entries = 64;
+  options.select_entries = SelectedEntries(plan);
+  EXPECT_EQ(Plan(options).n_chosen, plan.n_chosen);
+  options.select_entries = SelectedEntries(plan) + 4;
+  const Status status = Refusal(options);
+  ExpectMessage(status, StatusCode::kOutOfMemory,
+                "select at most " + std::to_string(SelectedEntries(plan)) + " entries");
+  ExpectMessage(status, StatusCode::kOutOfMemory, "13.8 MiB (14518744 bytes)");
+  for (const char* part : {"index ", "slots ", "window ", "tables ", "checksums ", "scores ", "staging "}) {
+    ExpectMessage(status, StatusCode::kOutOfMemory, part);
+  }
+}
+
+TEST(KvPlan, EveryBudgetIsHeldAndUsed) {
+  uint32_t last_entries = 0;
+  for (const double denominator :
+       {45.0, 40.0, 34.0, 30.0, 26.0, 20.0, 16.0, 13.0, 10.0, 8.0, 5.0, 4.0, 2.0, 1.25}) {
+    const double share = 1 / denominator;
+    const KvPlan plan = Plan(Swap(share));
+    std::printf("1/%.0f: %s\n", denominator, plan.Describe().c_str());
+    ExpectSound(plan, kSmolLm2);
+    // Below, the prefill's smallest tiles leave little for the index.
+    if (denominator <= 40) {
+      EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97) << share;
+    }
+    EXPECT_GE(SelectedEntries(plan), 100U) << share;
+    last_entries = SelectedEntries(plan);
+  }
+  EXPECT_GT(last_entries, 2000U);
+}
+
+// In types other than f16 and f32, full KV is in records, all of them in the window.
+TEST(KvPlan, FullInRecords) {
+  KvOptions options = Unlimited("full");
+  options.k_type = KvType::kFp8;
+  const KvPlan plan = Plan(options);
+  EXPECT_EQ(plan.n_window_slots, plan.n_groups());
+  EXPECT_EQ(plan.n_cache_slots, 0U);
+  EXPECT_EQ(Part(plan, "kv"), uint64_t{30} * plan.n_groups() * plan.record.size_bytes());
+  EXPECT_GT(plan.prefill_bytes(), plan.decode_bytes());
+}
+
+TEST(KvPlan, LargerModelsScaleTheRank) {
+  for (const uint32_t n_sequences : {1U, 4U}) {
+    const KvPlan relaxed = Plan(Swap(1.0 / 13), kLlama8b, 32768, n_sequences, 4096);
+    std::printf("%s\n", relaxed.Describe().c_str());
+    ExpectSound(relaxed, kLlama8b);
+    EXPECT_EQ(relaxed.full_bytes, uint64_t{4} * 1024 * 1024 * 1024 * n_sequences);
+    EXPECT_EQ(relaxed.index.rank, 128U);
+    EXPECT_GE(relaxed.decode_bytes(), relaxed.budget_bytes / 100 * 97);
+    const KvPlan tight = Plan(Swap(1.0 / 34), kLlama8b, 32768, n_sequences, 4096);
+    ExpectSound(tight, kLlama8b);
+    EXPECT_EQ(tight.index.rank, 64U);
+    EXPECT_TRUE(tight.spills_hidden);
+    ExpectSound(Plan(Swap(1.0 / 64), kLlama8b, 32768, n_sequences, 4096), kLlama8b);
+  }
+}
+
+TEST(KvPlan, ABatchHasItsOwnOfEverythingButScratch) {
+  const KvPlan one = Plan(Swap(1.0 / 13));
+  const KvPlan four = Plan(Swap(1.0 / 13), kSmolLm2, 8192, 4);
+  ExpectSound(four, kSmolLm2);
+  EXPECT_EQ(four.full_bytes, 4 * one.full_bytes);
+  EXPECT_EQ(four.n_streams, 4U);
+  EXPECT_EQ(Part(four, "index"), 4 * Part(one, "index"));
+  EXPECT_EQ(Part(four, "staging"), Part(one, "staging"));
+  EXPECT_GE(SelectedEntries(four), SelectedEntries(one));  // sequences are prefilled one after another
+}
+
+TEST(KvPlan, HeadsThatSelectAloneAreStreams) {
+  KvOptions options = Swap(1.0 / 13);
+  options.heads = HeadReduction::kPerKvHead;
+  const KvPlan plan = Plan(options, kSmolLm2, 8192, 2);
+  ExpectSound(plan, kSmolLm2);
+  EXPECT_EQ(plan.n_streams, 6U);
+  EXPECT_EQ(plan.record.n_heads, 1U);
+  EXPECT_EQ(plan.index.n_sequences, 2U);
+}
+
+TEST(KvPlan, EverythingMayBeSelected) {
+  KvOptions options = Unlimited("kvswap");
+  options.select_entries = 8192;
+  options.k_type = options.v_type = KvType::kF32;
+  const KvPlan plan = Plan(options, kSmolLm2, 8191);
+  ExpectSound(plan, kSmolLm2);
+  EXPECT_EQ(plan.n_groups(), 2048U);
+  EXPECT_EQ(plan.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.prefill_tile_tokens, 8191U);
+  EXPECT_FALSE(plan.spills_hidden);
+  EXPECT_EQ(plan.record.k_type, KvType::kF32);
+}
+
+TEST(KvPlan, WithoutABudgetThePapersNumberIsSelected) {
+  const KvPlan plan = Plan(Unlimited("kvswap"));
+  EXPECT_EQ(SelectedEntries(plan), 400U);
+  EXPECT_EQ(plan.record.k_type, KvType::kF16);
+  EXPECT_EQ(plan.budget_bytes, UINT64_MAX);
+}
+
+TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
+  KvOptions options = Unlimited("kvswap");
+  options.reuse_groups = 150;
+  EXPECT_EQ(Plan(options).n_chosen, 150U);
+  options.select_entries = 402;  // 100 groups and the pinned one
+  const KvPlan plan = Plan(options);
+  EXPECT_EQ(plan.n_chosen, 101U);
+  EXPECT_EQ(plan.n_cache_slots, 150U);
+  options.policy = "non-hit";
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "as many slots as groups are selected, 101");
+  options.reuse_groups = 100;
+  options.policy = "fifo";
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "a reuse buffer of 100 groups");
+  options.reuse_groups.reset();
+  options.policy = "non-hit";
+  EXPECT_EQ(Plan(options).n_cache_slots, 101U);
+  options.select_entries = 0;  // sinks and window alone
+  EXPECT_EQ(Plan(options).n_chosen, 1U);
+  options.sink_entries = 0;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "nothing would be selected");
+}
+
+TEST(KvPlan, CentringNeedsSinks) {
+  KvOptions options = Swap(1.0 / 13);
+  options.sink_entries = 0;
+  EXPECT_EQ(Plan(options).adapter_kind, AdapterKind::kQuery);
+  EXPECT_EQ(Plan(options).n_pinned, 0U);
+  options.sink_entries = 9;
+  EXPECT_EQ(Plan(options).n_pinned, 3U);
+}
+
+// What must be in the ring at once, counted for every position of the newest entry.
+TEST(KvPlan, TheWindowHoldsEveryEntryThatCannotBeSelected) {
+  for (const uint32_t group : {1U, 2U, 4U, 16U}) {
+    for (const uint32_t window : {0U, 1U, 3U, 4U, 5U, 16U, 31U, 32U, 33U, 64U}) {
+      KvOptions options = Unlimited("kvswap");
+      options.group_tokens = group;
+      options.window_entries = window;
+      const KvPlan plan = Plan(options);
+      uint32_t most = 0;
+      for (uint32_t n = std::max(window, 1U); n < 500; ++n) {
+        const uint32_t old = std::min((n - window) / group * group, n - 1);
+        most = std::max(most, (n - 1) / group - old / group + 1);
+      }
+      EXPECT_EQ(plan.n_window_slots, most + 1) << "G " << group << ", W " << window;
+    }
+  }
+  EXPECT_EQ(Plan(Unlimited("kvswap"), kSmolLm2, 10).n_window_slots, 3U) << "no more than there are groups";
+}
+
+TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
+  KvOptions options = Swap(1.0 / 34);
+  const KvPlan computed = Plan(options);
+  options.adapter_from_file = true;
+  const KvPlan read = Plan(options);
+  EXPECT_GT(read.prefill_tile_tokens, computed.prefill_tile_tokens);
+  EXPECT_EQ(read.n_chosen, computed.n_chosen);
+  EXPECT_LT(computed.prefill_tile_tokens, 8192U);
+  EXPECT_GT(computed.prefill_bytes() + 256 * 2 * 192 * 2, computed.budget_bytes) << "a larger tile would fit";
+}
+
+// "words3.2 MiB (3371008 bytes)": 3371008.
+uint64_t BytesAfter(const std::string& text, const std::string& words) {
+  const size_t at = text.find(words);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(text.find('(', at) + 1));
+}
+
+// The smallest budget that a message names suffices, and a byte less does not.
+TEST(KvPlan, BudgetsThatAreTooSmallAreAnsweredWithTheSmallest) {
+  KvOptions selects = Unlimited("kvswap");
+  selects.select_entries = 2000;
+  KvOptions reuses = Unlimited("kvswap");
+  reuses.reuse_groups = 300;
+  for (KvOptions options : {Unlimited("kvswap"), Unlimited("flexgen"), selects, reuses}) {
+    for (const uint64_t budget : {uint64_t{0}, uint64_t{1024}}) {
+      options.budget_bytes = budget;
+      const Status status = Refusal(options);
+      std::printf("%s\n", status.message().c_str());
+      ExpectMessage(status, StatusCode::kOutOfMemory,
+                    budget == 0 ? "budget of 0 B" : "budget of 1.0 KiB (1024 bytes)");
+      const uint64_t smallest = BytesAfter(status.message(), "needs at least ");
+      options.budget_bytes = smallest;
+      ExpectSound(Plan(options), kSmolLm2);
+      --*options.budget_bytes;
+      ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, std::to_string(smallest));
+    }
+  }
+}
+
+TEST(KvPlan, FullKeepsEverything) {
+  const KvPlan plan = Plan(Unlimited("full"), kSmolLm2, 8192, 2);
+  ASSERT_EQ(plan.parts.size(), 1U);
+  EXPECT_EQ(plan.parts[0].name, "kv");
+  EXPECT_EQ(plan.parts[0].bytes, plan.full_bytes);
+  EXPECT_EQ(plan.decode_bytes(), plan.prefill_bytes());
+  KvOptions options = Unlimited("full");
+  options.budget_fraction = 0.5;
+  ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, "4096 tokens would fit");
+  options.budget_fraction = 1.0;
+  EXPECT_EQ(Plan(options).record.k_type, KvType::kF16);
+  options.k_type = KvType::kF32;
+  ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, "does not suffice");
+}
+
+TEST(KvPlan, FlexgenReadsEverythingThroughOneLayersSlots) {
+  const KvPlan plan = Plan(Unlimited("flexgen"));
+  ExpectSound(plan, kSmolLm2);
+  EXPECT_EQ(plan.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.index.rank, 0U);
+  EXPECT_EQ(Part(plan, "index") + Part(plan, "scores"), 0U);
+  EXPECT_EQ(Part(plan, "slots"), plan.record.size_bytes() * (plan.n_groups() + plan.n_window_slots));
+  EXPECT_EQ(plan.record.k_type, KvType::kF16);
+  KvOptions options = Unlimited("flexgen");
+  options.budget_fraction = 1.0 / 13;
+  ExpectSound(Plan(options), kSmolLm2);
+  options.budget_fraction = 1.0 / 34;
+  const KvPlan tight = Plan(options);
+  ExpectSound(tight, kSmolLm2);
+  EXPECT_NE(tight.record.k_type, KvType::kF16);
+}
+
+TEST(KvPlan, ContradictionsAreRefused) {
+  const auto expect_refused = [](const KvOptions& options, std::string_view part) {
+    ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, part);
+  };
+  KvOptions options = Unlimited("magic");
+  expect_refused(options, "known: full, flexgen, kvswap");
+  options = Swap(0.1);
+  options.budget_bytes = 1000;
+  expect_refused(options, "given twice");
+  for (const double fraction : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    expect_refused(Swap(fraction), "must be above 0");
+  }
+  for (const uint32_t group : {0U, 257U}) {
+    options = Swap(0.1);
+    options.group_tokens = group;
+    expect_refused(options, "1 to 256");
+  }
+  options = Swap(0.1);
+  options.rank = 193;
+  expect_refused(options, "ranks from 1 to 192");
+  options = Swap(0.1);
+  options.index_type = KvType::kFp8;
+  expect_refused(options, "f16, int8 or int4");
+  options = Swap(0.1);
+  options.policy = "clock";
+  expect_refused(options, "known: fifo, lru, non-hit");
+  options = Unlimited("flexgen");
+  options.select_entries = 400;
+  expect_refused(options, "flexgen has no selected entries");
+  options = Unlimited("full");
+  options.window_entries = 64;
+  expect_refused(options, "full has no recent window");
+}
+
+TEST(KvPlan, SmallContextsAreFine) {
+  constexpr KvModelShape kTiny = {2, 4, 2, 8, 32};
+  for (const uint32_t n_ctx : {1U, 3U, 4U, 5U, 63U, 64U, 255U, 257U, 511U, 513U}) {
+    for (const char* method : {"kvswap", "flexgen", "full"}) {
+      const KvPlan plan = Plan(Unlimited(method), kTiny, n_ctx, 3, 512);
+      EXPECT_LE(plan.n_chosen, plan.n_groups()) << method << " " << n_ctx;
+      if (plan.n_chosen != 0) ExpectSound(plan, kTiny);
+    }
+  }
+}
+
+// Numbers that no machine has: a plan or a clear refusal, never a wrapped sum.
+TEST(KvPlan, HugeValuesDoNotOverflow) {
+  constexpr uint32_t kHuge = UINT32_MAX;
+  for (const char* method : {"kvswap", "flexgen", "full"}) {
+    ExpectMessage(Refusal(Unlimited(method), kSmolLm2, kHuge), StatusCode::kInvalidArgument, "4294967295");
+    ExpectMessage(Refusal(Unlimited(method), kSmolLm2, 8192, kHuge), StatusCode::kInvalidArgument,
+                  "4294967295");
+    ExpectMessage(Refusal(Unlimited(method), {kHuge, kHuge, kHuge, kHuge, kHuge}),
+                  StatusCode::kInvalidArgument, "beyond what can be planned");
+    const KvPlan plan = Plan(Unlimited(method), kLlama8b, 1U << 30, 16, 4096);
+    EXPECT_GE(plan.full_bytes, uint64_t{1} << 50);
+    EXPECT_GE(plan.prefill_bytes(), (uint64_t{1} << 30) * 4096);
+  }
+  KvOptions options = Unlimited("kvswap");
+  options.select_entries = options.window_entries = options.sink_entries = options.reuse_groups = kHuge;
+  options.rank = 192;
+  options.group_tokens = 256;
+  const KvPlan plan = Plan(options, kSmolLm2, 8192, 4096);
+  ExpectSound(plan, kSmolLm2);
+  EXPECT_EQ(plan.n_cache_slots, 32U);
+  options.budget_bytes = UINT64_MAX - 1;
+  ExpectSound(Plan(options, kSmolLm2, 8192, 4096), kSmolLm2);
+  EXPECT_EQ(Plan(Swap(1e300)).n_chosen, 101U) << "as without a budget";
+}
+
+TEST(KvMethods, EveryMethodHasAPlan) {
+  for (const KvMethod& method : KvMethods()) {
+    EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok()) << method.name;
+    const bool is_on_flash = method.store != KvStoreKind::kResident;
+    EXPECT_EQ(is_on_flash, method.name != "full");
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
