@@ -15,10 +15,12 @@ struct kvrun_model {
 
 struct kvrun_engine {
   std::unique_ptr<kvrun::Engine> engine;
+  bool profile = false;
 };
 
 struct kvrun_session {
   kvrun::Engine* engine = nullptr;
   std::unique_ptr<kvrun::Session> session;
+  bool profile = false;
   std::vector<kvrun::OperationTime> operations_before = {};  // totals when the statistics began
 };

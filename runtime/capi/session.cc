@@ -2,14 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
+#include "runtime/capi/session_options.h"
 #include "runtime/capi/session_stats.h"
 
 using kvrun::Status;
@@ -19,22 +18,6 @@ using kvrun::capi::CheckNotNull;
 using kvrun::capi::Guard;
 
 namespace {
-
-kvrun::Result<kvrun::SessionOptions> Translate(const kvrun_session_options& given) {
-  kvrun::SessionOptions options;
-  options.n_sequences = given.n_sequences;
-  options.n_ctx = given.n_ctx;
-  // Read as a number: a C caller may have put any there.
-  std::underlying_type_t<kvrun_kv_type> kv_type = 0;
-  std::memcpy(&kv_type, &given.kv_type, sizeof(kv_type));
-  if (kv_type != KVRUN_KV_F16 && kv_type != KVRUN_KV_F32) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("kv_type {} is not known; use KVRUN_KV_F16 or KVRUN_KV_F32", kv_type));
-  }
-  options.kv_type = kv_type == KVRUN_KV_F16 ? kvrun::KvType::kF16 : kvrun::KvType::kF32;
-  options.progress = kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_PREFILL);
-  return options;
-}
 
 kvrun::Result<kvrun::GenerateOptions> Translate(const kvrun_generate_options& given) {
   kvrun::GenerateOptions options;
@@ -95,15 +78,14 @@ kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_opti
     KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
     *session = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
-    kvrun_session_options given;
-    kvrun_session_options_init(&given);
-    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_session_options", &given));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session_options, Translate(given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session_options,
+                           kvrun::capi::ReadSessionOptions(options));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Session> created,
                            engine->engine->CreateSession(session_options));
     auto handle = std::make_unique<kvrun_session>();
     handle->engine = engine->engine.get();
     handle->session = std::move(created);
+    handle->profile = engine->profile;
     handle->operations_before = handle->engine->OperationTotals();
     *session = handle.release();
     return Status::Ok();

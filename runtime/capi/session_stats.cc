@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
+
+#include "runtime/capi/kv_info.h"
 
 namespace kvrun::capi {
 namespace {
@@ -44,16 +47,20 @@ Json OperationsInfo(const std::vector<OperationTime>& totals, const std::vector<
 
 Json SessionStatsInfo(const kvrun_session& session) {
   const SessionStats& stats = session.session->stats();
-  return {{"prefill_tokens", stats.prefill_tokens},
-          {"prefill_ms", stats.prefill_ms},
-          {"prefill_tps", PerSecond(stats.prefill_tokens, stats.prefill_ms)},
-          {"decode_tokens", stats.decode_tokens},
-          {"decode_ms", stats.decode_ms},
-          {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
-          {"ttft_ms", stats.ttft_ms},
-          {"memory", MemoryInfo(session.engine->device())},
-          {"operations", OperationsInfo(session.engine->OperationTotals(), session.operations_before)},
-          {"notes", session.session->notes()}};
+  Json info = {{"prefill_tokens", stats.prefill_tokens},
+               {"prefill_ms", stats.prefill_ms},
+               {"prefill_tps", PerSecond(stats.prefill_tokens, stats.prefill_ms)},
+               {"decode_tokens", stats.decode_tokens},
+               {"decode_ms", stats.decode_ms},
+               {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
+               {"ttft_ms", stats.ttft_ms},
+               {"memory", MemoryInfo(session.engine->device())},
+               {"operations", OperationsInfo(session.engine->OperationTotals(), session.operations_before)},
+               {"notes", session.session->notes()}};
+  if (const std::optional<KvReport> report = session.session->kv_report()) {
+    info["kv"] = KvReportInfo(*report, stats.decode_tokens, session.profile);
+  }
+  return info;
 }
 
 }  // namespace kvrun::capi

@@ -5,26 +5,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/engine/evaluation.h"
+#include "runtime/engine/session_kv.h"
 #include "runtime/kv/kv_method.h"
 
 namespace kvrun {
 namespace {
-
-// Which forward pass carries a method out. Today every row of the table is of the one kind.
-Status CheckMethodIsWired(const KvMethod& method) {
-  if (method.index == KvIndexKind::kNone && method.selector == KvSelectorKind::kAll &&
-      method.store == KvStoreKind::kResident && method.policy == KvPolicyKind::kNone &&
-      method.precision == KvPrecisionKind::kUniform) {
-    return Status::Ok();
-  }
-  return Status(StatusCode::kInternal,
-                fmt::format("no forward pass carries out the KV method {}", method.name));
-}
-
-uint32_t ChooseContext(uint32_t asked, const ModelConfig& config) {
-  if (asked != 0) return asked;
-  return config.n_ctx_train == 0 ? kDefaultMaxContext : std::min(config.n_ctx_train, kDefaultMaxContext);
-}
 
 std::vector<std::string> ContextNotes(uint32_t n_ctx, const ModelConfig& config) {
   if (config.n_ctx_train == 0 || n_ctx <= config.n_ctx_train) return {};
@@ -36,6 +22,11 @@ std::vector<std::string> ContextNotes(uint32_t n_ctx, const ModelConfig& config)
 
 }  // namespace
 
+uint32_t ChooseContext(uint32_t asked, const ModelConfig& config) {
+  if (asked != 0) return asked;
+  return config.n_ctx_train == 0 ? kDefaultMaxContext : std::min(config.n_ctx_train, kDefaultMaxContext);
+}
+
 Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options.device));
   ProgressCallback progress = options.progress;
@@ -43,24 +34,20 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
   KVRUN_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeights> weights,
                          LoadDeviceWeights(model, *device, progress));
   Device* device_pointer = device.get();
-  auto create_forward_pass = [&model, device_pointer,
-                              weights = std::move(weights)](const ForwardPassOptions& pass_options) {
+  auto create_forward_pass = [&model, device_pointer, weights](const ForwardPassOptions& pass_options) {
     return CreateForwardPass(model, weights, *device_pointer, pass_options);
   };
-  return std::make_unique<Engine>(model, std::move(device), std::move(create_forward_pass));
+  auto engine = std::make_unique<Engine>(model, std::move(device), std::move(create_forward_pass));
+  engine->weights_ = std::move(weights);
+  return engine;
 }
 
 Engine::Engine(const Model& model, std::unique_ptr<Device> device, ForwardPassFactory create_forward_pass)
     : model_(model), device_(std::move(device)), create_forward_pass_(std::move(create_forward_pass)) {}
 
 Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& options) {
-  if (options.n_sequences == 0 || options.n_sequences > kMaxSequences) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("a session of {} sequences was asked for; it can have 1 to {}",
-                              options.n_sequences, kMaxSequences));
-  }
-  KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.kv_method));
-  KVRUN_RETURN_IF_ERROR(CheckMethodIsWired(method));
+  KVRUN_RETURN_IF_ERROR(CheckSequenceCount(options.n_sequences));
+  KVRUN_RETURN_IF_ERROR(FindKvMethod(options.kv.kv.method).status());
   Session::Parts parts;
   parts.n_sequences = options.n_sequences;
   parts.n_ctx = ChooseContext(options.n_ctx, model_.config);
@@ -68,12 +55,30 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   parts.tokenizer = model_.tokenizer.get();
   parts.device_mutex = &device_mutex_;
   parts.progress = options.progress;
+  ForwardPassOptions pass_options{.n_sequences = options.n_sequences,
+                                  .n_ctx = parts.n_ctx,
+                                  .kv_type = options.kv.kv.k_type.value_or(KvType::kF16),
+                                  .offloaded = nullptr};
+  if (IsPlainResident(options.kv.kv)) {
+    // What was asked for must hold here, too, though nothing of the plan is needed.
+    KVRUN_RETURN_IF_ERROR(PlanSessionKv(model_, options.kv, parts.n_ctx, options.n_sequences).status());
+  } else {
+    KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
+                           PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences));
+    pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));
+  }
   {
     const std::lock_guard lock(device_mutex_);
-    KVRUN_ASSIGN_OR_RETURN(parts.forward_pass,
-                           create_forward_pass_({options.n_sequences, parts.n_ctx, options.kv_type}));
+    KVRUN_ASSIGN_OR_RETURN(parts.forward_pass, create_forward_pass_(pass_options));
   }
   return Session::Create(std::move(parts));
+}
+
+Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const TokenId> ids, uint32_t n_ctx,
+                                                             uint32_t n_steps,
+                                                             const ProgressCallback& progress) {
+  if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to evaluate");
+  return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, n_ctx, n_steps, progress);
 }
 
 std::vector<OperationTime> Engine::OperationTotals() {

@@ -13,6 +13,7 @@
 #include "runtime/device/open_device.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/session.h"
+#include "runtime/kv/kv_options.h"
 #include "runtime/model/model.h"
 
 namespace kvrun {
@@ -27,10 +28,14 @@ inline constexpr uint32_t kDefaultMaxContext = 8192;
 struct SessionOptions {
   uint32_t n_sequences = 1;
   uint32_t n_ctx = 0;  // 0: what the model was trained with, at most kDefaultMaxContext
-  KvType kv_type = KvType::kF16;
-  std::string kv_method = "full";
+  KvSettings kv;
   ProgressCallback progress;  // of prefill, in tokens; may be empty
 };
+
+class Evaluation;
+
+// The context that a session gets where `asked` is 0.
+uint32_t ChooseContext(uint32_t asked, const ModelConfig& config);
 
 // Any thread. Steps of its sessions run one after another.
 class Engine {
@@ -48,13 +53,18 @@ class Engine {
 
   Result<std::unique_ptr<Session>> CreateSession(const SessionOptions& options);
 
+  // Prefills and runs full; holds the engine's lock in every call.
+  Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids, uint32_t n_ctx,
+                                                       uint32_t n_steps, const ProgressCallback& progress);
+
   // With profiling: sums since the engine was made, over all of its sessions.
   std::vector<OperationTime> OperationTotals();
 
  private:
   const Model& model_;
   std::unique_ptr<Device> device_;
-  ForwardPassFactory create_forward_pass_;  // holds the weights: goes before the device
+  ForwardPassFactory create_forward_pass_;        // holds the weights: goes before the device
+  std::shared_ptr<const DeviceWeights> weights_;  // null where a factory was given
   std::mutex device_mutex_;
   std::mutex totals_mutex_;
   std::vector<OperationTime> operation_totals_;

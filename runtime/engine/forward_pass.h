@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/kv/kv_report.h"
 #include "runtime/kv/resident_cache.h"
 #include "runtime/model/model.h"
 
@@ -24,6 +26,9 @@ struct StepRow {
   uint32_t position = 0;
   uint32_t sequence = 0;
 };
+
+// Answers true to cancel.
+using StepProgress = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Runs steps against a KV cache and activations of its own. One thread at a time. The seam that sessions are
 // tested through.
@@ -44,12 +49,23 @@ class ForwardPass {
   // More logits of the last Run: for perplexity over a whole chunk, max_output_rows at a time.
   // outputs: indices of rows of the last Run.
   virtual Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) = 0;
+
+  // Asked now and then during a Run that takes long, in rows of that Run, while nothing of it is in flight on
+  // the device: other passes may use it meanwhile. Where it answers true, Run answers kCancelled, and the
+  // rows count as never given.
+  virtual void SetProgress(StepProgress) {}
+  // Since the last ResetKvReport; nothing where the KV is not kept in records.
+  virtual std::optional<KvReport> kv_report() const { return std::nullopt; }
+  virtual void ResetKvReport() {}
 };
+
+struct OffloadedPassOptions;
 
 struct ForwardPassOptions {
   uint32_t n_sequences = 1;
   uint32_t n_ctx = 0;
-  KvType kv_type = KvType::kF16;
+  KvType kv_type = KvType::kF16;                              // f16 or f32, of a resident cache
+  std::shared_ptr<OffloadedPassOptions> offloaded = nullptr;  // null: resident; its plan says the rest
 };
 
 Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,

@@ -19,12 +19,15 @@ struct Session::Chunk {
   bool is_last;
 };
 
+Status CheckSequenceCount(uint32_t n_sequences) {
+  if (n_sequences != 0 && n_sequences <= kMaxSequences) return Status::Ok();
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("a session of {} sequences was asked for; it can have 1 to {}", n_sequences,
+                            kMaxSequences));
+}
+
 Result<std::unique_ptr<Session>> Session::Create(Parts parts) {
-  if (parts.n_sequences == 0 || parts.n_sequences > kMaxSequences) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("a session of {} sequences was asked for; it can have 1 to {}",
-                              parts.n_sequences, kMaxSequences));
-  }
+  KVRUN_RETURN_IF_ERROR(CheckSequenceCount(parts.n_sequences));
   if (parts.forward_pass->max_rows() < parts.n_sequences || parts.forward_pass->max_output_rows() == 0) {
     return Status(StatusCode::kInternal, "the forward pass takes fewer rows than the session has sequences");
   }
@@ -39,6 +42,7 @@ Session::Session(Parts parts)
       notes_(std::move(parts.notes)),
       sequences_(parts.n_sequences) {
   for (SequenceState& state : sequences_) state.tokens.reserve(n_ctx_);
+  if (progress_) runner_.SetProgress([this](uint64_t rows, uint64_t) { return ReportRows(rows); });
 }
 
 namespace {
@@ -122,21 +126,50 @@ Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n
   SequenceState& state = sequences_[sequence];
   const ForgetUnfinished forget_unfinished(&state);
   state.tokens.insert(state.tokens.end(), ids.begin(), ids.end());
+  if (state.tokens.size() == state.n_computed) return Status::Ok();
+  NoteWorkBegins();
+  feed_ = {.total = state.tokens.size() - state.n_computed};
+  Status status = ComputeChunks(sequence, n_logits, callback);
+  feed_ = {};
+  return status;
+}
+
+// All tokens of a sequence that are not computed yet.
+Status Session::ComputeChunks(uint32_t sequence, size_t n_logits, const LogitsCallback* callback) {
+  const SequenceState& state = sequences_[sequence];
   const uint32_t begin = state.n_computed;
   const auto size = static_cast<uint32_t>(state.tokens.size());
-  if (begin == size) return Status::Ok();
-  NoteWorkBegins();
   while (true) {
-    const uint32_t done = state.n_computed - begin;
-    if (progress_ && progress_(done, size - begin)) {
-      return Status(StatusCode::kCancelled,
-                    fmt::format("cancelled after {} of {} tokens of the prompt", done, size - begin));
+    feed_.before_chunk = state.n_computed - begin;
+    if (ReportProgress(feed_.before_chunk)) {
+      return Status(StatusCode::kCancelled, fmt::format("cancelled after {} of {} tokens of the prompt",
+                                                        feed_.before_chunk, feed_.total));
     }
     if (state.n_computed == size) return Status::Ok();
     const uint32_t end = state.n_computed + std::min(size - state.n_computed, runner_.max_rows());
     KVRUN_RETURN_IF_ERROR(
         ComputeChunk({sequence, state.n_computed, end, size - n_logits, end == size}, callback));
   }
+}
+
+// Each amount is told once, whoever counts it.
+bool Session::ReportProgress(uint64_t done) {
+  if (!progress_ || (feed_.reported && done <= *feed_.reported)) return false;
+  feed_.reported = done;
+  return progress_(done, feed_.total);
+}
+
+// While the forward pass runs: the callback's time is not the prefill's.
+bool Session::ReportRows(uint64_t rows_of_chunk) {
+  if (feed_.total == 0) return false;  // of a generation
+  double callback_ms = 0.0;
+  bool is_cancelled = false;
+  {
+    const AddElapsed timer(&callback_ms);
+    is_cancelled = ReportProgress(feed_.before_chunk + rows_of_chunk);
+  }
+  stats_.prefill_ms -= callback_ms;
+  return is_cancelled;
 }
 
 Status Session::ComputeChunk(const Chunk& chunk, const LogitsCallback* callback) {
@@ -237,6 +270,7 @@ void Session::ResetStats() {
   stats_ = {};
   work_began_.reset();
   has_ttft_ = false;
+  runner_.ResetKvReport();
 }
 
 void Session::NoteWorkBegins() {

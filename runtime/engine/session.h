@@ -22,6 +22,8 @@
 namespace kvrun {
 
 inline constexpr uint32_t kMaxSequences = 16;
+// 1..kMaxSequences.
+Status CheckSequenceCount(uint32_t n_sequences);
 
 // Answers true to cancel.
 using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
@@ -102,12 +104,21 @@ class Session {
                   const TokenCallback& callback, std::span<GenerateResult> results);
 
   const SessionStats& stats() const { return stats_; }
+  // Nothing where all KV stays in memory as it was computed.
+  std::optional<KvReport> kv_report() const { return runner_.kv_report(); }
+  // Of kv_report() too.
   void ResetStats();
 
  private:
   friend class Generation;
   using Clock = std::chrono::steady_clock;
   struct Chunk;
+  // In tokens of the feed that is under way; total 0: there is none.
+  struct FeedProgress {
+    uint64_t total = 0;
+    uint64_t before_chunk = 0;                        // done before the chunk that is being computed
+    std::optional<uint64_t> reported = std::nullopt;  // the last
+  };
 
   explicit Session(Parts parts);
 
@@ -116,9 +127,12 @@ class Session {
   Status CheckGenerate(std::span<const uint32_t> sequences, const GenerateOptions& options) const;
   Status Append(uint32_t sequence, std::span<const TokenId> ids, size_t n_logits,
                 const LogitsCallback* callback);
+  Status ComputeChunks(uint32_t sequence, size_t n_logits, const LogitsCallback* callback);
   Status ComputeChunk(const Chunk& chunk, const LogitsCallback* callback);
   Status ComputeAndHandOut(const Chunk& chunk, const LogitsCallback& callback);
   void NoteComputed(const Chunk& chunk);
+  bool ReportProgress(uint64_t done);
+  bool ReportRows(uint64_t rows_of_chunk);
   void NoteWorkBegins();
   void NoteToken();
 
@@ -126,6 +140,7 @@ class Session {
   const Tokenizer* tokenizer_;
   uint32_t n_ctx_;
   ProgressCallback progress_;
+  FeedProgress feed_;
   std::vector<std::string> notes_;
   std::vector<SequenceState> sequences_;
   SessionStats stats_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -45,6 +46,16 @@ class StepRunner {
   uint32_t max_output_rows() const { return pass_->max_output_rows(); }
   uint32_t n_vocab() const { return pass_->n_vocab(); }
 
+  // Asked during a Run, without the lock. See ForwardPass::SetProgress.
+  void SetProgress(StepProgress progress) {
+    pass_->SetProgress([this, progress = std::move(progress)](uint64_t done, uint64_t total) {
+      const Unlocked unlocked(device_mutex_);
+      return progress(done, total);
+    });
+  }
+  std::optional<KvReport> kv_report() const { return pass_->kv_report(); }
+  void ResetKvReport() { pass_->ResetKvReport(); }
+
   // At most max_rows() rows and max_output_rows() outputs.
   Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits) {
     const std::lock_guard lock(*device_mutex_);
@@ -69,6 +80,17 @@ class StepRunner {
   }
 
  private:
+  class Unlocked {
+   public:
+    explicit Unlocked(std::mutex* mutex) : mutex_(mutex) { mutex_->unlock(); }
+    Unlocked(const Unlocked&) = delete;
+    Unlocked& operator=(const Unlocked&) = delete;
+    ~Unlocked() { mutex_->lock(); }
+
+   private:
+    std::mutex* mutex_;
+  };
+
   std::unique_ptr<ForwardPass> pass_;
   std::mutex* device_mutex_;
 };

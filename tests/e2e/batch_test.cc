@@ -9,36 +9,11 @@
 #include <vector>
 
 #include "tests/support/engine_fixture.h"
-#include "tests/support/gguf_builder.h"
 #include "tests/support/program_runner.h"
-#include "tests/support/reference_files.h"
+#include "tests/support/small_models.h"
 
 namespace kvrun::testing {
 namespace {
-
-// Different for every seed.
-std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab) {
-  std::vector<int> ids;
-  for (size_t i = 0; i < n; ++i)
-    ids.push_back(static_cast<int>(3 + (i * i * 7 + seed * 31 + i) % (n_vocab - 3)));
-  return ids;
-}
-
-// Feeds ids[begin, end) to a sequence, `chunk` at a time, and answers the logits of the last.
-std::vector<float> Feed(ForwardPass& pass, std::span<const int> ids, size_t begin, size_t end, size_t chunk,
-                        uint32_t sequence = 0) {
-  std::vector<float> logits(pass.n_vocab());
-  for (size_t at = begin; at < end; at += chunk) {
-    std::vector<StepRow> rows;
-    for (size_t i = at; i < std::min(at + chunk, end); ++i) {
-      rows.push_back({ids[i], static_cast<uint32_t>(i), sequence});
-    }
-    const uint32_t last = static_cast<uint32_t>(rows.size() - 1);
-    const Status status = pass.Run(rows, std::span(&last, 1), logits);
-    if (!status.ok()) ADD_FAILURE() << status.message();
-  }
-  return logits;
-}
 
 void ExpectEqualWithinBounds(std::span<const float> one, std::span<const float> other, size_t n_vocab) {
   const LogitsDifference difference = CompareLogits(one, other, n_vocab);
@@ -47,36 +22,11 @@ void ExpectEqualWithinBounds(std::span<const float> one, std::span<const float> 
   EXPECT_EQ(difference.wrong_top1, 0U);
 }
 
-struct Source {
-  std::string name;
-  std::string path;  // empty: self-made
-};
-
-std::vector<Source> Sources() {
-  std::vector<Source> sources = {{"SelfMade", ""}};
-  for (const char* name : {"llama-gqa4-Q8_0", "llama-odd-Q4_1", "qwen2-bias-Q5_0", "qwen3-qknorm-Q4_K_M"}) {
-    const auto path = SharedPath(std::string("reference/tiny/") + name + ".gguf");
-    std::string identifier = name;
-    std::replace(identifier.begin(), identifier.end(), '-', '_');
-    if (path) sources.push_back({identifier, *path});
-  }
-  if (const auto path = SharedPath("models/stories260K.gguf")) sources.push_back({"stories260K", *path});
-  return sources;
-}
-
-class Batch : public ::testing::TestWithParam<Source> {
+class Batch : public ::testing::TestWithParam<SmallModel> {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    std::string path = GetParam().path;
-    if (path.empty()) {
-      TinyModelOptions options;
-      options.n_vocab = 300;
-      options.n_ctx_train = 1024;
-      const Bytes bytes = TinyModel(options).Build();
-      path = folder_.Write("tiny.gguf", {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    }
-    loaded_ = LoadModelOrDie(path);
+    loaded_ = LoadSmallModel(GetParam(), folder_);
   }
 
   size_t n_vocab() const { return loaded_.model->config.n_vocab; }
@@ -168,7 +118,7 @@ TEST_P(Batch, ACacheThatWasUsedBeforeDoesNotMatter) {
                           Feed(*used, second, 0, second.size(), 64), n_vocab());
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Batch, ::testing::ValuesIn(Sources()),
+INSTANTIATE_TEST_SUITE_P(Models, Batch, ::testing::ValuesIn(SmallModels()),
                          [](const auto& param) { return param.param.name; });
 
 }  // namespace

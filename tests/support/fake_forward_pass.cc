@@ -66,16 +66,31 @@ Status FakeForwardPass::Run(std::span<const StepRow> rows, std::span<const uint3
   if (const std::string misuse = FindMisuse(rows); !misuse.empty()) {
     status = Status(StatusCode::kInternal, "forward pass misused: " + misuse);
   } else {
-    for (const StepRow& row : rows) {
-      const size_t place = size_t{row.sequence} * options_.n_ctx + row.position;
-      kv_[place] = Extend(row.position == 0 ? 0 : kv_[place - 1], row.id);
-    }
-    last_rows_.assign(rows.begin(), rows.end());
-    status = WriteLogits(outputs, logits);
+    status = ComputeRows(rows);
+    if (status.ok()) status = WriteLogits(outputs, logits);
     if (log != nullptr && log->nan_at_run == run) logits[3] = std::numeric_limits<float>::quiet_NaN();
   }
   if (log != nullptr) --log->n_running;
   return status;
+}
+
+Status FakeForwardPass::ComputeRows(std::span<const StepRow> rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (options_.progress_rows != 0 && progress_ && i % options_.progress_rows == 0 &&
+        progress_(i, rows.size())) {
+      return Status(StatusCode::kCancelled, "the fake run was cancelled");
+    }
+    const size_t place = size_t{rows[i].sequence} * options_.n_ctx + rows[i].position;
+    kv_[place] = Extend(rows[i].position == 0 ? 0 : kv_[place - 1], rows[i].id);
+  }
+  last_rows_.assign(rows.begin(), rows.end());
+  return Status::Ok();
+}
+
+void FakeForwardPass::ResetKvReport() {
+  if (!options_.kv_report) return;
+  options_.kv_report->stats = {};
+  options_.kv_report->store = {};
 }
 
 Status FakeForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/engine/forward_pass.h"
@@ -29,6 +31,8 @@ struct FakePassOptions {
   FakePassLog* log = nullptr;
   // Where it answers an id, that token has by far the largest logit after (sequence, position).
   std::function<TokenId(uint32_t sequence, uint32_t position)> script = {};
+  uint32_t progress_rows = 0;  // Run asks the progress callback before every so many rows; 0: never
+  std::optional<KvReport> kv_report = std::nullopt;
 };
 
 class FakeForwardPass : public ForwardPass {
@@ -41,17 +45,23 @@ class FakeForwardPass : public ForwardPass {
   Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
              std::span<float> logits) override;
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
+  void SetProgress(StepProgress progress) override { progress_ = std::move(progress); }
+  std::optional<KvReport> kv_report() const override { return options_.kv_report; }
+  // Keeps the plan.
+  void ResetKvReport() override;
 
   // The logits after `tokens`, as Run writes them without a script.
   static std::vector<float> LogitsAfter(std::span<const TokenId> tokens, uint32_t n_vocab);
 
  private:
   std::string FindMisuse(std::span<const StepRow> rows) const;
+  Status ComputeRows(std::span<const StepRow> rows);
   Status WriteLogits(std::span<const uint32_t> outputs, std::span<float> logits);
 
   FakePassOptions options_;
   std::vector<uint64_t> kv_;  // [n_sequences, n_ctx]: hash of the tokens so far; 0: never written
   std::vector<StepRow> last_rows_;
+  StepProgress progress_;
 };
 
 }  // namespace kvrun::testing

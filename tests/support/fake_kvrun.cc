@@ -6,6 +6,8 @@
 //   while devicefail             feeding fails                  transcript   answers with its whole context
 //   endless                generates forever
 // Tokens 0..255 are bytes; the control tokens follow.
+#include "tests/support/fake_kvrun.h"
+
 #include <fmt/format.h>
 #include <kvrun/kvrun.h>
 
@@ -19,6 +21,9 @@
 
 #include <nlohmann/json.hpp>
 
+using kvrun::fake::Fail;
+using kvrun::fake::HandOut;
+
 namespace {
 
 constexpr int32_t kBos = 256;
@@ -28,16 +33,6 @@ constexpr uint32_t kVocabSize = 259;
 constexpr std::string_view kControl[] = {"<bos>", "<start>", "<end>"};
 
 thread_local std::string last_error;
-
-kvrun_status Fail(kvrun_status status, const std::string& message) {
-  last_error = message;
-  return status;
-}
-
-kvrun_status HandOut(const std::string& text, char** out) {
-  *out = strdup(text.c_str());
-  return KVRUN_OK;
-}
 
 std::string TextOf(int32_t token) {
   if (token >= kBos) return std::string(kControl[token - kBos]);
@@ -56,10 +51,15 @@ size_t UnfinishedBytes(const std::string& text) {
 
 }  // namespace
 
-struct kvrun_model {
-  std::string path;
-  bool Is(std::string_view word) const { return path.find(word) != std::string::npos; }
-};
+kvrun_status kvrun::fake::Fail(kvrun_status status, const std::string& message) {
+  last_error = message;
+  return status;
+}
+
+kvrun_status kvrun::fake::HandOut(const std::string& text, char** out) {
+  *out = strdup(text.c_str());
+  return KVRUN_OK;
+}
 
 struct kvrun_engine {
   const kvrun_model* model;
@@ -75,6 +75,7 @@ struct Sequence {
 struct kvrun_session {
   kvrun_engine* engine;
   kvrun_session_options options;
+  kvrun::fake::KvOptions kv;
   std::vector<Sequence> sequences;
   uint64_t prefill_tokens = 0;
   uint64_t decode_tokens = 0;
@@ -220,7 +221,8 @@ kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_opti
       options->n_sequences > KVRUN_MAX_SEQUENCES) {
     return Fail(KVRUN_INVALID_ARGUMENT, "session options");
   }
-  *session = new kvrun_session{engine, *options, std::vector<Sequence>(options->n_sequences)};
+  *session = new kvrun_session{engine, *options, kvrun::fake::ReadKvOptions(*options),
+                               std::vector<Sequence>(options->n_sequences)};
   if (options->n_ctx == 0) (*session)->options.n_ctx = kvrun_model_context_train(engine->model);
   return KVRUN_OK;
 }
@@ -358,6 +360,8 @@ kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequ
 }
 
 kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json) {
+  const auto kv_type = session->kv.find("type");
+  const bool is_f32 = kv_type != session->kv.end() && kv_type->second == "f32";
   nlohmann::json stats = {
       {"prefill_tokens", session->prefill_tokens},
       {"prefill_tps", 100.0},
@@ -365,13 +369,34 @@ kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json)
       {"decode_tps", 10.0},
       {"ttft_ms", 5.0},
       {"memory",
-       {{"weights", 1048576},
-        {"kv", session->options.n_ctx * (session->options.kv_type == KVRUN_KV_F32 ? 8 : 4)},
-        {"total", 2097152}}}};
+       {{"weights", 1048576}, {"kv", session->options.n_ctx * (is_f32 ? 8 : 4)}, {"total", 2097152}}}};
+  if (kvrun::fake::MethodOf(session->kv) != "full") {
+    stats["kv"] = kvrun::fake::KvStatistics(session->kv, session->engine->profile);
+  }
   if (session->engine->profile) stats["operations"] = {{{"name", "matvec"}, {"count", 3}, {"ms", 1.5}}};
   return HandOut(stats.dump(), json);
 }
 void kvrun_session_stats_reset(kvrun_session* session) {
   session->prefill_tokens = 0;
   session->decode_tokens = 0;
+}
+void kvrun_eval_options_init(kvrun_eval_options* options) {
+  *options = {};
+  options->struct_size = sizeof(*options);
+}
+
+kvrun_status kvrun_eval_json(kvrun_engine*, const kvrun_eval_options* options, const int32_t*, size_t count,
+                             char** json) {
+  nlohmann::json results = nlohmann::json::array();
+  for (size_t i = 0; i < options->n_configs; ++i) {
+    results.push_back({{"config", options->configs[i]},
+                       {"ppl", 11.0},
+                       {"ppl_full", 10.0},
+                       {"kl_mean", 0.01 * static_cast<double>(options->n_steps)},
+                       {"top1_agreement", 0.9},
+                       {"hit_rate", nullptr},
+                       {"decode_tps", static_cast<double>(count)},
+                       {"decode_tps_full", 1.0}});
+  }
+  return HandOut(results.dump(), json);
 }

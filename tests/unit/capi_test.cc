@@ -1,10 +1,7 @@
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,80 +9,18 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/capi/border.h"
-#include "runtime/capi/handles.h"
-#include "runtime/include/kvrun/kvrun.h"
-#include "tests/support/fake_device.h"
-#include "tests/support/fake_forward_pass.h"
-#include "tests/support/gguf_builder.h"
+#include "tests/support/capi_fixture.h"
 
 namespace kvrun {
 namespace {
 
 using testing::FakeForwardPass;
-using testing::FakePassLog;
-using testing::FakePassOptions;
+using testing::LastError;
+using testing::ParseAndFree;
 
-constexpr uint32_t kVocab = 300;
+constexpr uint32_t kVocab = testing::CapiFixture::kVocab;
 
-// Takes the text over.
-nlohmann::json ParseAndFree(char* text) {
-  auto json = nlohmann::json::parse(text == nullptr ? "null" : text);
-  kvrun_string_free(text);
-  return json;
-}
-
-std::string LastError() { return kvrun_last_error(); }
-
-// A real model file, through the real reader; device and forward pass are fakes.
-class CapiTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    // ctest may run tests at the same time.
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    path_ = ::testing::TempDir() + "kvrun_capi_" + test->name() + std::to_string(::getpid()) + ".gguf";
-    testing::TinyModelOptions options;
-    options.n_vocab = kVocab;
-    const testing::Bytes bytes = testing::TinyModel(options).Build();
-    std::ofstream(path_, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    ASSERT_EQ(kvrun_model_open(path_.c_str(), &model_), KVRUN_OK) << LastError();
-    auto device = std::make_unique<testing::FakeDevice>();
-    device_ = device.get();
-    engine_ = new kvrun_engine{std::make_unique<Engine>(
-        *model_->model, std::move(device),
-        [this](const ForwardPassOptions& pass) -> Result<std::unique_ptr<ForwardPass>> {
-          if (pass.n_ctx > 100000) return Status(StatusCode::kOutOfMemory, "too long");
-          FakePassOptions fake;
-          fake.n_sequences = pass.n_sequences;
-          fake.n_ctx = pass.n_ctx;
-          fake.n_vocab = kVocab;
-          fake.log = &log_;
-          return std::unique_ptr<ForwardPass>(std::make_unique<FakeForwardPass>(fake));
-        })};
-  }
-
-  void TearDown() override {
-    kvrun_engine_destroy(engine_);
-    kvrun_model_close(model_);
-    std::filesystem::remove(path_);
-  }
-
-  kvrun_session* MakeSession(uint32_t n_sequences = 1, uint32_t n_ctx = 64) {
-    kvrun_session_options options;
-    kvrun_session_options_init(&options);
-    options.n_sequences = n_sequences;
-    options.n_ctx = n_ctx;
-    kvrun_session* session = nullptr;
-    EXPECT_EQ(kvrun_session_create(engine_, &options, &session), KVRUN_OK) << LastError();
-    return session;
-  }
-
-  FakePassLog log_;
-  std::string path_;
-  kvrun_model* model_ = nullptr;
-  kvrun_engine* engine_ = nullptr;
-  testing::FakeDevice* device_ = nullptr;
-};
+class CapiTest : public testing::CapiFixture {};
 
 int CollectToken(void* user, uint32_t, int32_t token, const char* text, size_t text_bytes) {
   EXPECT_NE(text, nullptr);
@@ -335,8 +270,10 @@ TEST_F(CapiTest, OptionsOutOfRangeAreRefused) {
   std::memcpy(&options.kv_type, &bad_type, sizeof(options.kv_type));
   EXPECT_EQ(kvrun_session_create(engine_, &options, &session), KVRUN_INVALID_ARGUMENT);
   kvrun_session_options_init(&options);
-  options.n_ctx = 0xFFFFFFFFU;
+  options.n_ctx = 200000;
   EXPECT_EQ(kvrun_session_create(engine_, &options, &session), KVRUN_OUT_OF_MEMORY);
+  options.n_ctx = 0xFFFFFFFFU;
+  EXPECT_EQ(kvrun_session_create(engine_, &options, &session), KVRUN_INVALID_ARGUMENT);
   EXPECT_EQ(session, nullptr);
 }
 

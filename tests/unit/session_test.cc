@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -221,6 +223,63 @@ TEST_F(SessionTest, ProgressCountsTokensAndCanCancelBetweenChunks) {
   ASSERT_TRUE(session->Truncate(0, 0).ok());
   ASSERT_TRUE(session->Feed(0, prompt).ok());
   EXPECT_EQ(seen, (std::vector<uint64_t>{0, 16, 32, 40}));
+}
+
+TEST_F(SessionTest, ARunThatReportsItsRowsIsCountedWithinTheFeed) {
+  std::vector<uint64_t> seen;
+  uint64_t total = 0;
+  const FakePassOptions options{.max_rows = 24, .progress_rows = 8};  // a feed of 40 is two runs
+  auto session = Make(options, {}, [&](uint64_t done, uint64_t of) {
+    seen.push_back(done);
+    total = of;
+    return false;
+  });
+  ASSERT_TRUE(session->Feed(0, SomeIds(40)).ok());
+  EXPECT_EQ(seen, (std::vector<uint64_t>{0, 8, 16, 24, 32, 40})) << "once each";
+  EXPECT_EQ(total, 40U);
+  seen.clear();
+  Generate(session.get(), {0}, Tokens(5));
+  EXPECT_TRUE(seen.empty()) << "a generation is no prompt";
+  ASSERT_TRUE(session->Feed(0, SomeIds(10)).ok());  // and the pending token
+  EXPECT_EQ(seen, (std::vector<uint64_t>{0, 8, 11})) << "counted from this feed's beginning";
+  EXPECT_EQ(total, 11U);
+}
+
+TEST_F(SessionTest, ACancelWithinARunKeepsTheRunsBeforeIt) {
+  uint64_t cancel_at = 32;
+  auto session = Make({.max_rows = 24, .progress_rows = 8}, {},
+                      [&](uint64_t done, uint64_t) { return done == cancel_at; });
+  const Ids prompt = SomeIds(40);
+  EXPECT_EQ(session->Feed(0, prompt).code(), StatusCode::kCancelled);
+  EXPECT_EQ(session->Length(0), 24U);
+  cancel_at = 999;
+  ASSERT_TRUE(session->Feed(0, Ids(prompt.begin() + 24, prompt.end())).ok());
+  EXPECT_EQ(Generate(session.get(), {0}, Tokens(4))[0].ids, GreedyAfter(prompt, 4));
+}
+
+TEST_F(SessionTest, TheDeviceIsFreeAndTheClockStandsWhileProgressIsAsked) {
+  constexpr auto kPause = std::chrono::milliseconds(250);
+  int n_locked = 0;
+  int n_calls = 0;
+  auto session = Make({.max_rows = 64, .progress_rows = 8}, {}, [&](uint64_t, uint64_t) {
+    ++n_calls;
+    std::thread([&] {  // another session's
+      if (mutex_.try_lock()) {
+        mutex_.unlock();
+      } else {
+        ++n_locked;
+      }
+    })
+        .join();
+    std::this_thread::sleep_for(kPause);
+    return false;
+  });
+  ASSERT_TRUE(session->Feed(0, SomeIds(24)).ok());
+  EXPECT_EQ(n_calls, 4);
+  EXPECT_EQ(n_locked, 0);
+  // The fake computes in microseconds; either of the two pauses within the run would show.
+  EXPECT_LT(session->stats().prefill_ms, 250.0);
+  EXPECT_GE(session->stats().prefill_ms, 0.0);
 }
 
 TEST_F(SessionTest, ACancelBeforeTheFirstChunkKeepsThePendingToken) {

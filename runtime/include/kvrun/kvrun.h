@@ -73,7 +73,8 @@ KVRUN_API void kvrun_string_free(char* text);
 typedef enum kvrun_phase {
   KVRUN_PHASE_LOAD = 0,
   KVRUN_PHASE_PREFILL = 1,
-  KVRUN_PHASE_SELF_TEST = 2
+  KVRUN_PHASE_SELF_TEST = 2,
+  KVRUN_PHASE_EVALUATE = 3
 } kvrun_phase;
 typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
 
@@ -155,16 +156,60 @@ KVRUN_API kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char**
 
 typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
 
+/* An option of the KV cache by name. Of two with the same name the later counts.
+ *   method       "full" (default): all of it in memory; "flexgen": all of it on flash, read again for every
+ *                token; "kvswap": all of it on flash, and each token reads what it is predicted to attend to
+ *   budget       memory for all that grows with the context: bytes ("14155776"), with a unit ("13.5MiB";
+ *                KiB, MiB, GiB), or a share of the f16 KV of the whole context ("1/13")
+ *   type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V ("fp8,int4")
+ *   group        consecutive entries that are read as one: a power of two up to 256
+ *   select       entries that a token reads besides sinks and window
+ *   window       newest entries, kept in memory
+ *   sinks        first entries, always attended to
+ *   reuse        groups per layer that are kept in memory in case they are chosen again, from 1
+ *   rank         columns of the index that groups are scored with, from 1
+ *   index        its type: "f16", "int8", "int4"
+ *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
+ *   policy       which group to give up: "fifo", "lru", "non-hit"
+ *   adapter      a file of adapters for the index; else they are computed from the first prompt
+ *   adapter-kind "plain", "centred", "query", "query-centred"
+ *   dir          a folder on flash; else $XDG_CACHE_HOME/kvrun/kv, ~/.cache/kvrun/kv or one in /var/tmp.
+ *                The file in it has no name and is gone with the session
+ *   io           "auto" (default), "io_uring", "aio", "threads"
+ *   direct       past the page cache: "auto" (default: where it can be), "on", "off"
+ *   tmpfs        "on": dir may lie in memory, for tests
+ * What is not said is chosen from the budget; what is said and breaks the budget is an error. */
+typedef struct kvrun_option {
+  const char* name;
+  const char* value;
+} kvrun_option;
+
 typedef struct kvrun_session_options {
   uint32_t struct_size;
-  uint32_t n_sequences; /* 1..KVRUN_MAX_SEQUENCES */
-  uint32_t n_ctx;       /* tokens per sequence; 0: what the model was trained with, at most 8192 */
-  kvrun_kv_type kv_type;
+  uint32_t n_sequences;       /* 1..KVRUN_MAX_SEQUENCES */
+  uint32_t n_ctx;             /* tokens per sequence; 0: what the model was trained with, at most 8192 */
+  kvrun_kv_type kv_type;      /* F16: unless the method chooses; the option "type" says it instead */
   kvrun_progress_fn progress; /* of prefill; may be NULL */
   void* progress_user;
+  const kvrun_option* kv_options; /* [n_kv_options]; read during the call only */
+  size_t n_kv_options;
 } kvrun_session_options;
 
 KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
+
+/* KVRUN_OK if there is such an option and it can have this value; else the message says which can. */
+KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value);
+
+/* What a session with these options would make of its budget, before anything is loaded; KVRUN_OUT_OF_MEMORY
+ * or KVRUN_INVALID_ARGUMENT where it cannot be had, with a message that says what could. JSON object: line
+ * (one for people), method, full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null:
+ * none), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name, bytes, prefill, decode:
+ * whether it is there in this phase}, the largest first], and, counted as the options are, group, select,
+ * window, sinks, reuse, rank (0: no index), index, heads, policy, k_type, v_type, adapter_kind (null where
+ * there is none). */
+KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
+                                          char** json);
+
 KVRUN_API kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
                                             kvrun_session** session);
 KVRUN_API void kvrun_session_destroy(kvrun_session* session);
@@ -237,10 +282,40 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
                                               void* user, kvrun_generate_result* results);
 
 /* JSON object: prefill_tokens, prefill_ms, prefill_tps, decode_tokens, decode_ms, decode_tps, ttft_ms, memory
- * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile. Counters
- * run since the session was created or kvrun_session_stats_reset. */
+ * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile, notes [..].
+ * Where KV is kept in records (any method but "full"; "full" in types other than f16 and f32) also kv:
+ * method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (these as kvrun_kv_plan_json); of
+ * decoding: chosen_groups (sinks not counted), hit_rate (of them, those in memory already),
+ * stall_ms_per_token (the device waited for flash), io_hidden (0..1, the share of reading that it did not
+ * wait for), with profile layers [{loads, ms}]; of prefill and decoding: io_mode ("io_uring direct"),
+ * io_notes [..], reads, read_bytes, records_read_again (bad at first), mean_read_bytes, read_mbps (10^6
+ * bytes/s, while reading), bytes_written. What nothing was counted for is null. Counters run since the
+ * session was created or kvrun_session_stats_reset. */
 KVRUN_API kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json);
 KVRUN_API void kvrun_session_stats_reset(kvrun_session* session);
+
+/* ---- Evaluation ------------------------------------------------------------------------------------ */
+
+typedef struct kvrun_eval_options {
+  uint32_t struct_size;
+  uint32_t n_ctx;   /* ids that are used */
+  uint32_t n_steps; /* of these, the last are fed one by one */
+  /* Each a line of options as on the command line, "--kv-method kvswap --kv-budget 1/13". */
+  const char* const* configs;
+  size_t n_configs;
+  kvrun_progress_fn progress; /* in tokens, of the prefill and then of each configuration; may be NULL */
+  void* progress_user;
+} kvrun_eval_options;
+
+KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
+
+/* What KV methods cost in quality. Prefills ids[0, n_ctx - n_steps) once, then feeds the next n_steps one by
+ * one with all KV in memory (f16), and with each configuration. JSON array, an object for each: config, ppl
+ * and ppl_full (perplexity of the method and of full on the ids that follow), kl_mean (KL(full || method),
+ * nats), top1_agreement, hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json); or
+ * config and error. */
+KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
+                                       const int32_t* ids, size_t count, char** json);
 
 #ifdef __cplusplus
 }

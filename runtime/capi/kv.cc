@@ -1,0 +1,39 @@
+#include <string>
+
+#include "runtime/capi/border.h"
+#include "runtime/capi/handles.h"
+#include "runtime/capi/kv_info.h"
+#include "runtime/capi/session_options.h"
+#include "runtime/engine/session_kv.h"
+
+using kvrun::Status;
+using kvrun::capi::CheckNotNull;
+using kvrun::capi::Guard;
+
+extern "C" {
+
+kvrun_status kvrun_kv_option_check(const char* name, const char* value) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(name, "name"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(value, "value"));
+    kvrun::KvSettings settings;
+    return kvrun::SetKvOption(name, value, &settings);
+  });
+}
+
+kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
+    KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(session.n_sequences));
+    KVRUN_ASSIGN_OR_RETURN(
+        const kvrun::KvPlan plan,
+        kvrun::PlanSessionKv(*model->model, session.kv,
+                             kvrun::ChooseContext(session.n_ctx, model->model->config), session.n_sequences));
+    return kvrun::capi::CopyOut(kvrun::capi::KvPlanInfo(plan), json);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,96 @@
+#include "runtime/capi/kv_info.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace kvrun::capi {
+namespace {
+
+// The largest first.
+Json PartsInfo(const KvPlan& plan) {
+  std::vector<KvPart> parts = plan.parts;
+  std::stable_sort(parts.begin(), parts.end(),
+                   [](const KvPart& a, const KvPart& b) { return a.bytes > b.bytes; });
+  Json info = Json::array();
+  for (const KvPart& part : parts) {
+    info.push_back({{"name", part.name},
+                    {"bytes", part.bytes},
+                    {"prefill", part.in_prefill},
+                    {"decode", part.in_decode}});
+  }
+  return info;
+}
+
+Json SizesInfo(const KvPlan& plan) {
+  constexpr uint64_t kNoBudget = std::numeric_limits<uint64_t>::max();
+  return {{"method", plan.method},
+          {"full_bytes", plan.full_bytes},
+          {"budget_bytes", plan.budget_bytes == kNoBudget ? Json() : Json(plan.budget_bytes)},
+          {"prefill_bytes", plan.prefill_bytes()},
+          {"decode_bytes", plan.decode_bytes()},
+          {"parts", PartsInfo(plan)}};
+}
+
+Json Ratio(double part, double whole) { return whole > 0.0 ? Json(part / whole) : Json(); }
+
+std::string ModeText(const IoMode& mode) {
+  return fmt::format("{} {}", IoBackendName(mode.backend), mode.direct ? "direct" : "buffered");
+}
+
+Json LayersInfo(const KvStats& stats) {
+  Json layers = Json::array();
+  for (size_t i = 0; i < stats.layer_loads.size(); ++i) {
+    layers.push_back({{"loads", stats.layer_loads[i]}, {"ms", stats.layer_fetch_ms[i]}});
+  }
+  return layers;
+}
+
+}  // namespace
+
+Json KvPlanInfo(const KvPlan& plan) {
+  const uint32_t group = plan.record.group_tokens;
+  const bool selects = plan.index.rank != 0;
+  Json info = {{"line", plan.Describe()}};
+  info.update(SizesInfo(plan));
+  info["group"] = group;
+  info["select"] = (plan.n_chosen - plan.n_pinned) * group;
+  info["window"] = plan.window_entries;
+  info["sinks"] = plan.n_pinned * group;
+  info["reuse"] = plan.n_cache_slots;
+  info["rank"] = plan.index.rank;
+  info["index"] = selects ? Json(KvTypeName(plan.index.type)) : Json();
+  info["heads"] = selects ? Json(HeadReductionName(plan.heads)) : Json();
+  info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
+  info["k_type"] = KvTypeName(plan.record.k_type);
+  info["v_type"] = KvTypeName(plan.record.v_type);
+  info["adapter_kind"] = selects ? Json(AdapterKindName(plan.adapter_kind)) : Json();
+  return info;
+}
+
+Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_layers) {
+  const KvStats& stats = report.stats;
+  const GroupStoreStats& store = report.store;
+  const auto read_bytes = static_cast<double>(store.read_bytes);
+  Json info = SizesInfo(report.plan);
+  info["chosen_groups"] = stats.chosen_groups;
+  info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
+  info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
+  info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();
+  info["reads"] = store.reads;
+  info["read_bytes"] = store.read_bytes;
+  info["records_read_again"] = store.records_read_again;
+  info["mean_read_bytes"] = Ratio(read_bytes, static_cast<double>(store.reads));
+  info["read_mbps"] = Ratio(read_bytes / 1e3, store.read_wait_ms);
+  info["bytes_written"] = store.written_bytes;
+  info["stall_ms_per_token"] = Ratio(stats.stall_ms, static_cast<double>(decode_tokens));
+  info["io_hidden"] =
+      stats.io_ms > 0.0 ? Json(std::clamp(1.0 - stats.stall_ms / stats.io_ms, 0.0, 1.0)) : Json();
+  if (with_layers) info["layers"] = LayersInfo(stats);
+  return info;
+}
+
+}  // namespace kvrun::capi

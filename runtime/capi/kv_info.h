@@ -1,0 +1,17 @@
+// What the C API says of a session's KV cache in JSON form: what its budget buys, and what was done with it.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/capi/border.h"
+#include "runtime/kv/kv_report.h"
+
+namespace kvrun::capi {
+
+// As kvrun_kv_plan_json.
+Json KvPlanInfo(const KvPlan& plan);
+
+// The object "kv" of kvrun_session_stats_json. decode_tokens: those that the report's time was spent on.
+Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_layers);
+
+}  // namespace kvrun::capi

@@ -1,0 +1,136 @@
+#include "runtime/engine/evaluation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "runtime/engine/session_kv.h"
+
+namespace kvrun {
+namespace {
+
+// As in the reference simulation: left out of means and covariances, whatever is pinned.
+constexpr uint32_t kSinkRows = 4;
+
+double LogSumExp(std::span<const float> row) {
+  const double maximum = *std::max_element(row.begin(), row.end());
+  double sum = 0.0;
+  for (const float value : row) sum += std::exp(value - maximum);
+  return maximum + std::log(sum);
+}
+
+size_t ArgMax(std::span<const float> row) {
+  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
+}
+
+Status Cancelled() { return {StatusCode::kCancelled, "the evaluation was cancelled"}; }
+
+}  // namespace
+
+Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
+                                                       std::shared_ptr<const DeviceWeights> weights,
+                                                       Device& device, std::mutex* device_mutex,
+                                                       std::span<const TokenId> ids, uint32_t n_ctx,
+                                                       uint32_t n_steps, const Progress& progress) {
+  if (n_steps == 0 || n_ctx < n_steps + 2 || ids.size() < n_ctx) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("cannot evaluate {} tokens at the end of a context of {} with a text of {} tokens: the "
+                    "text must be at least as long as the context, and the context longer than that",
+                    n_steps, n_ctx, ids.size()));
+  }
+  std::unique_ptr<Evaluation> evaluation(new Evaluation(model, std::move(weights), device, device_mutex));
+  evaluation->ids_.assign(ids.begin(), ids.end());
+  evaluation->n_ctx_ = n_ctx;
+  evaluation->n_steps_ = n_steps;
+  const std::lock_guard lock(*device_mutex);
+  KVRUN_RETURN_IF_ERROR(evaluation->Prefill(progress));
+  return evaluation;
+}
+
+Status Evaluation::Prefill(const Progress& progress) {
+  KVRUN_ASSIGN_OR_RETURN(full_, ResidentForwardPass::Create(model_, weights_, device_,
+                                                            {.n_sequences = 1, .n_ctx = n_ctx_}, kSinkRows));
+  std::vector<StepRow> rows;
+  for (uint32_t begin = 0; begin < n_prefill(); begin += full_->max_rows()) {
+    if (progress && progress(begin, n_ctx_)) return Cancelled();
+    rows.clear();
+    for (uint32_t i = begin; i < std::min(n_prefill(), begin + full_->max_rows()); ++i)
+      rows.push_back({ids_[i], i, 0});
+    KVRUN_RETURN_IF_ERROR(full_->Run(rows, {}, {}));
+  }
+  const Progress steps = [&](uint64_t done, uint64_t) {
+    return progress && progress(n_prefill() + done, n_ctx_);
+  };
+  return FeedSteps(*full_, steps, &full_logits_, &full_seconds_);
+}
+
+Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, std::vector<float>* logits,
+                             double* seconds) {
+  const size_t n_vocab = pass.n_vocab();
+  logits->resize(n_steps_ * n_vocab);
+  const auto begin = std::chrono::steady_clock::now();
+  const uint32_t output = 0;
+  for (uint32_t step = 0; step < n_steps_; ++step) {
+    if (progress && progress(step, n_steps_)) return Cancelled();
+    const uint32_t position = n_prefill() + step;
+    const StepRow row{ids_[position], position, 0};
+    KVRUN_RETURN_IF_ERROR(
+        pass.Run({&row, 1}, {&output, 1}, std::span(*logits).subspan(step * n_vocab, n_vocab)));
+  }
+  *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return Status::Ok();
+}
+
+Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progress& progress) {
+  const std::lock_guard lock(*device_mutex_);
+  EvaluationResult result;
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
+  options.import = OffloadedPrefill::ImportSource{
+      .shape = full_->kv_shape(),
+      .layer = [this](uint32_t layer) { return full_->kv(layer); },
+      .sums = [this](uint32_t layer) { return full_->Sums(layer, n_prefill()); }};
+  options.n_import = n_prefill();
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
+                         CreateOffloadedPass(model_, weights_, device_, std::move(options)));
+  std::vector<float> logits;
+  double seconds = 0.0;
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, &logits, &seconds));
+  Compare(logits, &result);
+  result.decode_tps = n_steps_ / seconds;
+  result.decode_tps_full = n_steps_ / full_seconds_;
+  if (const std::optional<KvReport> report = pass->kv_report()) result.report = *report;
+  return result;
+}
+
+void Evaluation::Compare(std::span<const float> logits, EvaluationResult* result) const {
+  const size_t n_vocab = full_->n_vocab();
+  double nll = 0.0;
+  double nll_full = 0.0;
+  uint32_t n_next = 0;
+  for (uint32_t step = 0; step < n_steps_; ++step) {
+    const std::span<const float> full = std::span(full_logits_).subspan(step * n_vocab, n_vocab);
+    const std::span<const float> own = logits.subspan(step * n_vocab, n_vocab);
+    const double log_full = LogSumExp(full);
+    const double log_own = LogSumExp(own);
+    double kl = 0.0;
+    for (size_t i = 0; i < n_vocab; ++i) {
+      const double log_p = full[i] - log_full;
+      kl += std::exp(log_p) * (log_p - (own[i] - log_own));
+    }
+    result->kl_mean += kl / n_steps_;
+    if (ArgMax(full) == ArgMax(own)) result->top1_agreement += 1.0 / n_steps_;
+    const size_t next = n_prefill() + step + 1;
+    if (next >= ids_.size()) continue;
+    nll += log_own - own[static_cast<size_t>(ids_[next])];
+    nll_full += log_full - full[static_cast<size_t>(ids_[next])];
+    ++n_next;
+  }
+  result->ppl = std::exp(nll / std::max(n_next, 1U));
+  result->ppl_full = std::exp(nll_full / std::max(n_next, 1U));
+}
+
+}  // namespace kvrun

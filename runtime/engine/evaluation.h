@@ -1,0 +1,67 @@
+// What a KV method costs in quality: tokens of a text are fed one by one after a long prefill, once with all
+// KV in memory (f16), and once with each of several settings, which start from the same prefill.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/resident_pass.h"
+#include "runtime/kv/kv_options.h"
+#include "runtime/kv/kv_report.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+struct EvaluationResult {
+  double ppl = 0.0;       // on the ids after those that were fed
+  double ppl_full = 0.0;  // of full, on the same
+  double kl_mean = 0.0;   // KL(full || method), nats
+  double top1_agreement = 0.0;
+  double decode_tps = 0.0;
+  double decode_tps_full = 0.0;
+  KvReport report;
+};
+
+class Evaluation {
+ public:
+  using Progress = std::function<bool(uint64_t done, uint64_t total)>;  // in tokens; answers true to cancel
+
+  // Prefills ids[0, n_ctx - n_steps) and feeds the next n_steps with all KV in memory. The model and the
+  // device must outlive this.
+  static Result<std::unique_ptr<Evaluation>> Create(const Model& model,
+                                                    std::shared_ptr<const DeviceWeights> weights,
+                                                    Device& device, std::mutex* device_mutex,
+                                                    std::span<const TokenId> ids, uint32_t n_ctx,
+                                                    uint32_t n_steps, const Progress& progress);
+
+  Result<EvaluationResult> Run(const KvSettings& settings, const Progress& progress);
+
+ private:
+  Evaluation(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+             std::mutex* device_mutex)
+      : model_(model), weights_(std::move(weights)), device_(device), device_mutex_(device_mutex) {}
+
+  Status Prefill(const Progress& progress);
+  Status FeedSteps(ForwardPass& pass, const Progress& progress, std::vector<float>* logits, double* seconds);
+  void Compare(std::span<const float> logits, EvaluationResult* result) const;
+  uint32_t n_prefill() const { return n_ctx_ - n_steps_; }
+
+  const Model& model_;
+  std::shared_ptr<const DeviceWeights> weights_;
+  Device& device_;
+  std::mutex* device_mutex_;
+  std::vector<TokenId> ids_;
+  uint32_t n_ctx_ = 0;
+  uint32_t n_steps_ = 0;
+  std::unique_ptr<ResidentForwardPass> full_;
+  std::vector<float> full_logits_;  // [n_steps, n_vocab]
+  double full_seconds_ = 0.0;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,328 @@
+#include "runtime/engine/offloaded_pass.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "platform/base/check.h"
+#include "runtime/engine/offloaded_prefill.h"
+#include "runtime/engine/step_commands.h"
+#include "runtime/kv/kv_thread.h"
+#include "runtime/kv/offloaded_cache.h"
+
+namespace kvrun {
+namespace {
+
+// A decode step of so many rows and outputs, in the order of submission: first what layers 0 and 1 are
+// predicted from, then each layer with the prediction of the layer after the next.
+struct DecodeLists {
+  uint32_t n_rows = 0;
+  uint32_t n_outputs = 0;
+  std::vector<std::unique_ptr<CommandList>> lists;
+};
+constexpr size_t kMaxRecordedSteps = 4;
+
+class OffloadedForwardPass : public ForwardPass {
+ public:
+  OffloadedForwardPass(Device& device, StepCommands commands, std::unique_ptr<OffloadedCache> cache,
+                       std::unique_ptr<SpillFile> spill)
+      : device_(device), commands_(std::move(commands)), cache_(std::move(cache)), spill_(std::move(spill)) {}
+
+  Status Init(const Adapter* adapter);
+  Status Import(const OffloadedPrefill::ImportSource& source, uint32_t n_entries);
+
+  uint32_t max_rows() const override { return cache_->plan().n_ctx; }
+  uint32_t max_output_rows() const override { return kMaxOutputRows; }
+  uint32_t n_vocab() const override { return commands_.config().n_vocab; }
+  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+             std::span<float> logits) override;
+  Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
+  void SetProgress(StepProgress progress) override { progress_ = std::move(progress); }
+  std::optional<KvReport> kv_report() const override;
+  void ResetKvReport() override;
+
+ private:
+  Status RunPrompt(std::span<const StepRow> rows);
+  Status RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits);
+  Status BeginDecode();
+  Result<DecodeLists*> ListsFor(uint32_t n_rows, uint32_t n_outputs);
+  Status RecordFirst(CommandList& list, uint32_t n_rows);
+  Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
+  Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows);
+  ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
+  SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
+  Result<uint64_t> SubmitStep(const DecodeLists& step);
+
+  bool selects() const { return cache_->plan().index.rank != 0; }
+  uint32_t n_layers() const { return commands_.config().n_layers; }
+
+  Device& device_;
+  StepCommands commands_;
+  std::unique_ptr<OffloadedCache> cache_;
+  std::unique_ptr<SpillFile> spill_;  // null: prompts need none
+  std::optional<KvThread> thread_;
+  std::unique_ptr<OffloadedPrefill> prefill_;  // of the last prompt, until the next step
+  std::unique_ptr<Buffer> query_;              // float [n_sequences, q_dim]
+  std::unique_ptr<Buffer> score_scratch_;
+  std::unique_ptr<Buffer> attend_scratch_;
+  std::vector<DecodeLists> steps_;
+  std::vector<KvRow> kv_rows_;
+  uint32_t last_rows_ = 0;
+  StepProgress progress_;
+  GroupStoreStats store_before_;  // when the report began
+};
+
+GroupStoreStats Since(const GroupStoreStats& before, const GroupStoreStats& now) {
+  return {.reads = now.reads - before.reads,
+          .read_bytes = now.read_bytes - before.read_bytes,
+          .records_read = now.records_read - before.records_read,
+          .records_read_again = now.records_read_again - before.records_read_again,
+          .writes = now.writes - before.writes,
+          .written_bytes = now.written_bytes - before.written_bytes,
+          .read_wait_ms = now.read_wait_ms - before.read_wait_ms};
+}
+
+std::optional<KvReport> OffloadedForwardPass::kv_report() const {
+  KvReport report{.plan = cache_->plan(), .stats = cache_->stats(), .store = {}, .io = std::nullopt};
+  if (const GroupStore* store = cache_->store(); store != nullptr) {
+    report.store = Since(store_before_, store->stats());
+    report.io = store->mode();
+  }
+  return report;
+}
+
+void OffloadedForwardPass::ResetKvReport() {
+  cache_->ResetStats();
+  if (cache_->store() != nullptr) store_before_ = cache_->store()->stats();
+}
+
+Status OffloadedForwardPass::Init(const Adapter* adapter) {
+  const KvPlan& plan = cache_->plan();
+  kv_rows_.reserve(plan.n_sequences);
+  if (cache_->store() != nullptr) thread_.emplace(device_, *cache_, n_layers());
+  if (adapter != nullptr && selects()) {
+    for (uint32_t i = 0; i < n_layers(); ++i)
+      KVRUN_RETURN_IF_ERROR(cache_->SetAdapter(i, adapter->layers[i]));
+    cache_->NoteAdapterComplete();
+  }
+  if (!selects()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(
+      query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
+                                   BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(
+      score_scratch_,
+      device_.CreateBuffer(device_.ScoreScratchBytes(Score(0, plan.n_sequences)), BufferUse::kDevice, "kv"));
+  return Status::Ok();
+}
+
+Status OffloadedForwardPass::Import(const OffloadedPrefill::ImportSource& source, uint32_t n_entries) {
+  KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(0, 0));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedPrefill> import,
+                         OffloadedPrefill::CreateImport(device_, commands_, *cache_));
+  return import->Import(0, n_entries, source);
+}
+
+ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
+  const KvPlan& plan = cache_->plan();
+  return {.query = query_.get(),
+          .attention = commands_.Attention(layer, n_rows, false),
+          .sides = cache_->sides(layer),
+          .index = cache_->index(layer),
+          .index_shape = plan.index,
+          .reduction = plan.heads,
+          .window_tokens = plan.window_entries,
+          .n_pinned = plan.n_pinned,
+          .n_chosen = plan.n_chosen,
+          .scratch = score_scratch_.get(),
+          .chosen = cache_->chosen(layer)};
+}
+
+SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n_rows) const {
+  SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, false),
+                         .slots = cache_->slots(layer),
+                         .shape = cache_->slot_shape(),
+                         .table = cache_->table(layer)};
+  args.attention.kv_shape.n_sequences = cache_->plan().n_sequences;
+  args.attention.scratch = attend_scratch_.get();
+  return args;
+}
+
+Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows) {
+  if (!selects() || layer >= n_layers()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, query_.get()));
+  return list.ScoreAndSelect(Score(layer, n_rows));
+}
+
+Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t n_rows) {
+  KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
+  KVRUN_RETURN_IF_ERROR(RecordPrediction(list, 0, n_rows));
+  return RecordPrediction(list, 1, n_rows);
+}
+
+Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                         uint32_t n_outputs) {
+  const SlotAttentionArgs attention = SlotAttention(layer, n_rows);
+  const ModelConfig& config = commands_.config();
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(list.RopeAndEncode(attention));
+  if (selects()) {
+    KVRUN_RETURN_IF_ERROR(list.AppendIndex(*commands_.qkv(), commands_.qkv_dim(), config.q_dim(),
+                                           config.kv_dim(), *commands_.step(), n_rows, cache_->sides(layer),
+                                           cache_->plan().index, cache_->index(layer)));
+  }
+  KVRUN_RETURN_IF_ERROR(list.AttendSlots(attention));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(RecordPrediction(list, layer + 2, n_rows));
+  if (layer + 1 == n_layers() && n_outputs > 0) return commands_.Head(list, n_outputs);
+  return Status::Ok();
+}
+
+Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_outputs) {
+  for (DecodeLists& step : steps_) {
+    if (step.n_rows == n_rows && step.n_outputs == n_outputs) return &step;
+  }
+  DecodeLists step{n_rows, n_outputs, {}};
+  for (uint32_t i = 0; i <= n_layers(); ++i) {
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(i == 0 ? RecordFirst(*list, n_rows) : RecordLayer(*list, i - 1, n_rows, n_outputs));
+    KVRUN_RETURN_IF_ERROR(list->Finish());
+    step.lists.push_back(std::move(list));
+  }
+  if (steps_.size() >= kMaxRecordedSteps) steps_.erase(steps_.begin());
+  steps_.push_back(std::move(step));
+  return &steps_.back();
+}
+
+Status OffloadedForwardPass::BeginDecode() {
+  prefill_.reset();
+  if (cache_->in_decode() && attend_scratch_ != nullptr) return Status::Ok();
+  steps_.clear();  // recorded with buffers that are gone
+  KVRUN_RETURN_IF_ERROR(cache_->BeginDecode());
+  uint64_t scratch_bytes = 0;
+  for (uint32_t n = 1; n <= cache_->plan().n_sequences; ++n) {
+    scratch_bytes = std::max(scratch_bytes, device_.AttendSlotsScratchBytes(SlotAttention(0, n)));
+  }
+  KVRUN_ASSIGN_OR_RETURN(attend_scratch_,
+                         device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
+  if (!selects() || cache_->has_adapter()) return Status::Ok();
+  for (uint32_t i = 0; i < n_layers(); ++i) {
+    if (cache_->sides(i).key_side == nullptr) KVRUN_RETURN_IF_ERROR(cache_->SetBlankAdapter(i));
+  }
+  return Status::Ok();
+}
+
+// Submits all of it ahead; the KV thread serves the layers while the device computes.
+Result<uint64_t> OffloadedForwardPass::SubmitStep(const DecodeLists& step) {
+  uint64_t first_ready = 0;
+  if (thread_) {
+    first_ready = device_.ReserveHostValues(n_layers());
+    thread_->Begin(first_ready);
+  } else {
+    for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_->FetchLayer(i));
+  }
+  uint64_t value = 0;
+  for (uint32_t i = 0; i < step.lists.size(); ++i) {
+    const uint64_t wait = thread_ && i > 0 ? first_ready + i - 1 : 0;
+    Result<uint64_t> submitted = device_.Submit(*step.lists[i], wait);
+    if (!submitted.ok()) {
+      if (thread_) thread_->Abandon();
+      return submitted;
+    }
+    value = *submitted;
+    if (thread_) thread_->Post(i, value);
+  }
+  return value;
+}
+
+Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                                       std::span<float> logits) {
+  KVRUN_RETURN_IF_ERROR(BeginDecode());
+  kv_rows_.clear();
+  for (const StepRow& row : rows) kv_rows_.push_back({row.sequence, row.position});
+  KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_rows_));
+  commands_.WriteRows(rows);
+  commands_.WriteOutputs(outputs);
+  KVRUN_ASSIGN_OR_RETURN(DecodeLists * step,
+                         ListsFor(static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(outputs.size())));
+  const Result<uint64_t> value = SubmitStep(*step);
+  Status status = thread_ ? thread_->End() : Status::Ok();
+  if (status.ok()) status = value.status();
+  if (value.ok()) {
+    const Status waited = device_.Wait(*value);
+    if (status.ok()) status = waited;
+  }
+  KVRUN_RETURN_IF_ERROR(status);
+  KVRUN_RETURN_IF_ERROR(cache_->EndStep());
+  std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  return Status::Ok();
+}
+
+Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows) {
+  prefill_.reset();
+  steps_.clear();
+  KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(rows[0].sequence, rows[0].position));
+  KVRUN_ASSIGN_OR_RETURN(prefill_, OffloadedPrefill::Create(device_, commands_, *cache_, spill_.get()));
+  return prefill_->Run(rows, progress_);
+}
+
+Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                                 std::span<float> logits) {
+  const KvPlan& plan = cache_->plan();
+  KVRUN_RETURN_IF_ERROR(commands_.CheckRows(rows, plan.n_ctx, plan.n_ctx, plan.n_sequences));
+  KVRUN_CHECK(outputs.size() <= kMaxOutputRows && logits.size() == outputs.size() * n_vocab());
+  last_rows_ = static_cast<uint32_t>(rows.size());
+  const bool is_prompt =
+      (rows.size() > 1 && rows[0].sequence == rows[1].sequence) || (selects() && !cache_->has_adapter());
+  if (!is_prompt) return RunDecode(rows, outputs, logits);
+  KVRUN_RETURN_IF_ERROR(RunPrompt(rows));
+  return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
+}
+
+Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {
+  std::vector<uint32_t> rows;
+  for (size_t done = 0; done < outputs.size(); done += rows.size()) {
+    OffloadedPrefill::Rows loaded{0, last_rows_};
+    if (prefill_ != nullptr) {
+      KVRUN_ASSIGN_OR_RETURN(loaded, prefill_->LoadHidden(outputs[done]));
+    }
+    rows.clear();
+    for (size_t i = done;
+         i < outputs.size() && outputs[i] >= loaded.first && outputs[i] < loaded.first + loaded.count; ++i) {
+      rows.push_back(outputs[i] - loaded.first);
+    }
+    KVRUN_CHECK(!rows.empty());
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(commands_.Head(*list, static_cast<uint32_t>(rows.size())));
+    KVRUN_RETURN_IF_ERROR(list->Finish());
+    commands_.WriteOutputs(rows);
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
+    KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+    std::copy_n(commands_.logits().begin(), rows.size() * n_vocab(), logits.begin() + done * n_vocab());
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
+                                                         std::shared_ptr<const DeviceWeights> weights,
+                                                         Device& device, OffloadedPassOptions options) {
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<OffloadedCache> cache,
+      OffloadedCache::Create(device, options.plan, model.config.n_layers, std::move(options.store)));
+  KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
+                         StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared));
+  std::unique_ptr<SpillFile> spill;
+  const uint64_t spill_bytes = OffloadedPrefill::SpillBytes(options.plan, model.config);
+  if (spill_bytes > 0) {
+    KVRUN_ASSIGN_OR_RETURN(spill, SpillFile::Create(std::move(options.spill), spill_bytes));
+  }
+  auto pass =
+      std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache), std::move(spill));
+  KVRUN_RETURN_IF_ERROR(pass->Init(options.adapter.get()));
+  if (options.import) KVRUN_RETURN_IF_ERROR(pass->Import(*options.import, options.n_import));
+  return std::unique_ptr<ForwardPass>(std::move(pass));
+}
+
+}  // namespace kvrun

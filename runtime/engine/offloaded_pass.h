@@ -1,0 +1,33 @@
+// The forward pass of methods whose KV lies in records: on flash with a selection in memory, or all in slots.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/offloaded_prefill.h"
+#include "runtime/kv/adapter.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/model/model.h"
+#include "runtime/store/group_store.h"
+
+namespace kvrun {
+
+struct OffloadedPassOptions {
+  KvPlan plan;
+  std::unique_ptr<GroupStore> store;  // null: the plan's window holds the whole context
+  std::unique_ptr<BlockFile> spill;   // for prompts that do not fit in memory; may be null where all do
+  // Entries that another pass has computed, of sequence 0: for comparisons.
+  std::optional<OffloadedPrefill::ImportSource> import;
+  uint32_t n_import = 0;
+  std::shared_ptr<const Adapter> adapter;  // null: computed from the first prompt's keys and queries
+};
+
+Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
+                                                         std::shared_ptr<const DeviceWeights> weights,
+                                                         Device& device, OffloadedPassOptions options);
+
+}  // namespace kvrun

@@ -1,0 +1,124 @@
+#include "runtime/engine/resident_pass.h"
+
+#include <algorithm>
+
+#include "platform/base/check.h"
+
+namespace kvrun {
+namespace {
+
+constexpr size_t kMaxRecordedLists = 24;
+
+}  // namespace
+
+Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
+    const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+    const ForwardPassOptions& options, std::optional<uint32_t> sink_rows) {
+  const ModelConfig& config = model.config;
+  const KvShape shape{.type = options.kv_type,
+                      .n_sequences = options.n_sequences,
+                      .n_kv_heads = config.n_kv_heads,
+                      .head_dim = config.head_dim,
+                      .n_ctx = options.n_ctx};
+  KVRUN_ASSIGN_OR_RETURN(ResidentCache cache, ResidentCache::Create(device, shape, config.n_layers));
+  KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
+                         StepCommands::Create(config, std::move(weights), device, BufferUse::kDevice));
+  std::unique_ptr<ResidentForwardPass> pass(
+      new ResidentForwardPass(device, std::move(commands), std::move(cache)));
+  KVRUN_RETURN_IF_ERROR(pass->CreateScratch());
+  pass->sink_rows_ = sink_rows;
+  for (uint32_t i = 0; sink_rows && i < config.n_layers; ++i) {
+    KVRUN_ASSIGN_OR_RETURN(LayerSumBuffers sums, LayerSumBuffers::Create(device, config, "activations"));
+    pass->sums_.push_back(std::move(sums));
+  }
+  return pass;
+}
+
+Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer, uint32_t n_rows) {
+  return sums_[layer].Read(commands_.config(), n_rows, std::min(n_rows, *sink_rows_));
+}
+
+Status ResidentForwardPass::CreateScratch() {
+  uint64_t scratch_bytes = 0;
+  for (uint32_t n = 1; n <= kChunkRows; ++n) {
+    scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, n > 1, 0, false}, 0)));
+  }
+  for (uint32_t n = 1; n <= cache_.shape().n_sequences; ++n) {
+    scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, false, 0, false}, 0)));
+  }
+  KVRUN_ASSIGN_OR_RETURN(scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
+  return Status::Ok();
+}
+
+AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t layer) const {
+  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.one_sequence);
+  args.kv = cache_.layer(layer);
+  args.kv_shape = cache_.shape();
+  args.scratch = scratch_.get();
+  return args;
+}
+
+Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shape, uint32_t index) {
+  const AttentionArgs attention = Attention(shape, index);
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, index, shape.n_rows));
+  KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
+  if (!sums_.empty() && shape.one_sequence) {
+    KVRUN_RETURN_IF_ERROR(sums_[index].Record(list, commands_, shape.n_rows,
+                                              shape.has_sinks ? std::min(*sink_rows_, shape.n_rows) : 0));
+  }
+  KVRUN_RETURN_IF_ERROR(list.Attend(attention));
+  return commands_.AfterAttention(list, index, shape.n_rows);
+}
+
+Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
+  const auto found =
+      std::find_if(lists_.begin(), lists_.end(), [&](const auto& entry) { return entry.first == shape; });
+  if (found != lists_.end()) {
+    lists_.splice(lists_.begin(), lists_, found);
+    return found->second.get();
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  if (shape.n_rows > 0) {
+    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, shape.n_rows));
+    for (uint32_t i = 0; i < commands_.config().n_layers; ++i) {
+      KVRUN_RETURN_IF_ERROR(RecordLayer(*list, shape, i));
+    }
+  }
+  if (shape.n_outputs > 0) KVRUN_RETURN_IF_ERROR(commands_.Head(*list, shape.n_outputs));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  if (lists_.size() >= kMaxRecordedLists) lists_.pop_back();
+  lists_.emplace_front(shape, std::move(list));
+  return lists_.front().second.get();
+}
+
+Status ResidentForwardPass::Execute(const StepShape& shape, std::span<float> logits) {
+  KVRUN_ASSIGN_OR_RETURN(CommandList * list, ListFor(shape));
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
+  KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+  KVRUN_CHECK(logits.size() == size_t{shape.n_outputs} * n_vocab());
+  std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  return Status::Ok();
+}
+
+Status ResidentForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                                std::span<float> logits) {
+  KVRUN_RETURN_IF_ERROR(
+      commands_.CheckRows(rows, kChunkRows, cache_.shape().n_ctx, cache_.shape().n_sequences));
+  KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
+  commands_.WriteRows(rows);
+  commands_.WriteOutputs(outputs);
+  last_rows_ = static_cast<uint32_t>(rows.size());
+  const bool one_sequence = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
+  return Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()),
+                  !sums_.empty() && rows[0].position == 0},
+                 logits);
+}
+
+Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {
+  KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
+  for (const uint32_t row : outputs) KVRUN_CHECK(row < last_rows_);
+  commands_.WriteOutputs(outputs);
+  return Execute({0, false, static_cast<uint32_t>(outputs.size()), false}, logits);
+}
+
+}  // namespace kvrun

@@ -1,0 +1,72 @@
+// The forward pass of the method `full` with f16 or f32 entries: all KV in device memory, one recorded list
+// per shape of step.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/layer_sums.h"
+#include "runtime/engine/step_commands.h"
+#include "runtime/kv/resident_cache.h"
+
+namespace kvrun {
+
+class ResidentForwardPass : public ForwardPass {
+ public:
+  // `sink_rows`: where given, prompts' keys (but the first so many of them) and queries are summed up per
+  // layer, for adapters.
+  static Result<std::unique_ptr<ResidentForwardPass>> Create(
+      const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+      const ForwardPassOptions& options, std::optional<uint32_t> sink_rows = std::nullopt);
+
+  uint32_t max_rows() const override { return kChunkRows; }
+  uint32_t max_output_rows() const override { return kMaxOutputRows; }
+  uint32_t n_vocab() const override { return commands_.config().n_vocab; }
+  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+             std::span<float> logits) override;
+  Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
+
+  const KvShape& kv_shape() const { return cache_.shape(); }
+  const Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
+  // Of `n_rows` rows that were prefilled.
+  Result<LayerSums> Sums(uint32_t layer, uint32_t n_rows);
+
+ private:
+  // Which commands a step needs; its positions and tokens are data.
+  struct StepShape {
+    uint32_t n_rows = 0;        // 0: only logits, of the rows of the step before
+    bool one_sequence = false;  // consecutive positions of one sequence
+    uint32_t n_outputs = 0;
+    bool has_sinks = false;  // and rows are summed up
+
+    bool operator==(const StepShape&) const = default;
+  };
+
+  ResidentForwardPass(Device& device, StepCommands commands, ResidentCache cache)
+      : device_(device), commands_(std::move(commands)), cache_(std::move(cache)) {}
+
+  Status CreateScratch();
+  Status Execute(const StepShape& shape, std::span<float> logits);
+  Result<CommandList*> ListFor(const StepShape& shape);
+  Status RecordLayer(CommandList& list, const StepShape& shape, uint32_t index);
+  AttentionArgs Attention(const StepShape& shape, uint32_t layer) const;
+
+  Device& device_;
+  StepCommands commands_;
+  mutable ResidentCache cache_;
+  std::optional<uint32_t> sink_rows_;
+  std::vector<LayerSumBuffers> sums_;  // of each layer; empty: none
+  std::unique_ptr<Buffer> scratch_;    // of attention
+  uint32_t last_rows_ = 0;
+  std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first
+};
+
+}  // namespace kvrun

@@ -1,0 +1,73 @@
+#include "runtime/engine/session_kv.h"
+
+#include <utility>
+
+#include "runtime/model/fingerprint.h"
+
+namespace kvrun {
+namespace {
+
+// Methods that read what they need from flash.
+bool UsesFlash(const KvOptions& options) { return options.method != "full"; }
+
+Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage) {
+  return CreateBlockFile({.folder = storage.folder.empty() ? DefaultKvFolder() : storage.folder,
+                          .auto_backend = storage.auto_backend,
+                          .backend = storage.backend,
+                          .direct = storage.direct,
+                          .allow_tmpfs = storage.allow_tmpfs});
+}
+
+}  // namespace
+
+KvModelShape ShapeOf(const ModelConfig& config) {
+  return {.n_layers = config.n_layers,
+          .n_heads = config.n_heads,
+          .n_kv_heads = config.n_kv_heads,
+          .head_dim = config.head_dim,
+          .n_embd = config.n_embd};
+}
+
+bool IsPlainResident(const KvOptions& options) {
+  const KvType k_type = options.k_type.value_or(KvType::kF16);
+  return options.method == "full" && k_type == options.v_type.value_or(k_type) &&
+         (k_type == KvType::kF16 || k_type == KvType::kF32);
+}
+
+Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
+                             uint32_t n_sequences) {
+  uint32_t alignment_bytes = 1;
+  if (UsesFlash(settings.kv)) {
+    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage));
+    alignment_bytes = file->mode().alignment_bytes;
+  }
+  return PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes);
+}
+
+Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
+                                                  uint32_t n_ctx, uint32_t n_sequences) {
+  OffloadedPassOptions options;
+  const KvModelShape shape = ShapeOf(model.config);
+  if (!UsesFlash(settings.kv)) {
+    KVRUN_ASSIGN_OR_RETURN(options.plan, PlanKv(settings.kv, shape, n_ctx, n_sequences, 1));
+    return options;
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage));
+  KVRUN_ASSIGN_OR_RETURN(options.plan,
+                         PlanKv(settings.kv, shape, n_ctx, n_sequences, file->mode().alignment_bytes));
+  const KvPlan& plan = options.plan;
+  const GroupStoreShape store{.n_layers = shape.n_layers,
+                              .n_streams = plan.n_streams,
+                              .n_groups = plan.n_groups(),
+                              .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
+  KVRUN_ASSIGN_OR_RETURN(options.store, GroupStore::Create(std::move(file), store, plan.staging_bytes));
+  KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage));
+  if (settings.storage.adapter_path.empty()) return options;
+  KVRUN_ASSIGN_OR_RETURN(
+      Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
+                                   shape.n_layers, shape.n_kv_heads * shape.head_dim, plan.index.rank));
+  options.adapter = std::make_shared<const Adapter>(std::move(adapter));
+  return options;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,29 @@
+// From what a user asks of the KV cache to what a session's forward pass is made with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "platform/base/status.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/offloaded_pass.h"
+#include "runtime/kv/kv_options.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+KvModelShape ShapeOf(const ModelConfig& config);
+
+// True where all KV stays in memory as f16 or f32, as ForwardPassOptions::kv_type says, and nothing limits
+// it.
+bool IsPlainResident(const KvOptions& options);
+
+// What the budget buys; loads and makes nothing but a nameless file, to learn how it can be read.
+Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
+                             uint32_t n_sequences);
+
+// The plan, the store (its space on flash reserved) and the adapter of a session.
+Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
+                                                  uint32_t n_ctx, uint32_t n_sequences);
+
+}  // namespace kvrun

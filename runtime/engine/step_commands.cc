@@ -1,0 +1,190 @@
+#include "runtime/engine/step_commands.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "shaders/shared/step_params.h"
+
+namespace kvrun {
+
+Result<StepCommands> StepCommands::Create(const ModelConfig& config,
+                                          std::shared_ptr<const DeviceWeights> weights, Device& device,
+                                          BufferUse hidden_use) {
+  StepCommands step;
+  step.config_ = &config;
+  step.weights_ = std::move(weights);
+  step.rope_ = MakeRopeTable(config.rope);
+  KVRUN_RETURN_IF_ERROR(step.CreateBuffers(device, hidden_use));
+  return step;
+}
+
+Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
+  const auto make = [&](std::unique_ptr<Buffer>* buffer, uint64_t rows, uint64_t columns,
+                        BufferUse use) -> Status {
+    KVRUN_ASSIGN_OR_RETURN(*buffer, device.CreateBuffer(rows * columns * sizeof(float), use, "activations"));
+    return Status::Ok();
+  };
+  const uint64_t rows = kChunkRows;
+  KVRUN_ASSIGN_OR_RETURN(step_, device.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "activations"));
+  KVRUN_RETURN_IF_ERROR(make(&angles_, rows, config_->rope.rotary_dim, BufferUse::kUpload));
+  KVRUN_RETURN_IF_ERROR(make(&hidden_, rows, config_->n_embd, hidden_use));
+  KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd, BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim(), BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&attended_, rows, config_->q_dim(), BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&gate_up_, rows, 2 * uint64_t{config_->n_ff}, BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&ffn_, rows, config_->n_ff, BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd, BufferUse::kDevice));
+  return make(&logits_, kMaxOutputRows, config_->n_vocab, BufferUse::kReadback);
+}
+
+AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence) const {
+  return {.qkv = qkv_.get(),
+          .step = step_.get(),
+          .kv = nullptr,
+          .kv_shape = {.n_kv_heads = config_->n_kv_heads, .head_dim = config_->head_dim},
+          .n_heads = config_->n_heads,
+          .n_tokens = n_rows,
+          .angles = angles_.get(),
+          .norms = weights_->layers[layer].qk_norms.get(),
+          .norm_epsilon = config_->rms_epsilon,
+          .rotary_dim = config_->rope.rotary_dim,
+          .rope_halves = config_->rope.pairing == RopePairing::kHalves,
+          .output = attended_.get(),
+          .scratch = nullptr,
+          .one_sequence = one_sequence};
+}
+
+void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_position) {
+  auto* step = reinterpret_cast<StepParams*>(step_->host().data());
+  step->n_tokens = static_cast<uint32_t>(rows.size());
+  auto* angles = reinterpret_cast<float*>(angles_->host().data());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    step->tokens[i].id = static_cast<uint32_t>(rows[i].id);
+    step->tokens[i].position = rows[i].position - first_position;
+    step->tokens[i].sequence = rows[i].sequence;
+    for (const float frequency : rope_.frequencies) {
+      const double angle = static_cast<double>(rows[i].position) * static_cast<double>(frequency);
+      *angles++ = static_cast<float>(std::cos(angle)) * rope_.magnitude;
+      *angles++ = static_cast<float>(std::sin(angle)) * rope_.magnitude;
+    }
+  }
+}
+
+void StepCommands::WriteOutputs(std::span<const uint32_t> outputs) {
+  auto* step = reinterpret_cast<StepParams*>(step_->host().data());
+  step->n_outputs = static_cast<uint32_t>(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) step->tokens[i].output_row = outputs[i];
+}
+
+// One product for each matrix of the stack; their results lie side by side.
+Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args) {
+  for (const StackedMatrix& part : stack) {
+    MatMulArgs product = args;
+    product.weight = part.matrix.get();
+    product.output_offset = part.row_begin;
+    product.bias_offset = part.row_begin;
+    KVRUN_RETURN_IF_ERROR(list.MatMul(product));
+  }
+  return Status::Ok();
+}
+
+Status StepCommands::Embed(CommandList& list, uint32_t n_rows) const {
+  return list.Embed(*weights_->token_embedding, *step_, n_rows, hidden_.get());
+}
+
+Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *weights.attention_norm, config_->rms_epsilon, n_rows,
+                                     config_->n_embd, normed_.get()));
+  return Product(list, weights.qkv,
+                 {.input = normed_.get(),
+                  .output = qkv_.get(),
+                  .bias = weights.qkv_bias.get(),
+                  .n_tokens = n_rows,
+                  .output_stride = qkv_dim()});
+}
+
+Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  const uint32_t n_embd = config_->n_embd;
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
+                                {.input = attended_.get(),
+                                 .output = hidden_.get(),
+                                 .n_tokens = n_rows,
+                                 .output_stride = n_embd,
+                                 .accumulate = true}));
+  KVRUN_RETURN_IF_ERROR(
+      list.RmsNorm(*hidden_, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up,
+                                {.input = normed_.get(),
+                                 .output = gate_up_.get(),
+                                 .n_tokens = n_rows,
+                                 .output_stride = 2 * config_->n_ff}));
+  KVRUN_RETURN_IF_ERROR(list.SwiGlu(*gate_up_, n_rows, config_->n_ff, ffn_.get()));
+  return Product(list, weights.ffn_down,
+                 {.input = ffn_.get(),
+                  .output = hidden_.get(),
+                  .n_tokens = n_rows,
+                  .output_stride = n_embd,
+                  .accumulate = true});
+}
+
+Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* query) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *weights.attention_norm, config_->rms_epsilon, n_rows,
+                                     config_->n_embd, normed_.get()));
+  for (const StackedMatrix& part : weights.qkv) {
+    if (part.row_begin >= config_->q_dim()) break;
+    KVRUN_RETURN_IF_ERROR(
+        list.MatMul({.weight = part.matrix.get(),
+                     .input = normed_.get(),
+                     .output = query,
+                     .bias = weights.qkv_bias.get(),
+                     .n_tokens = n_rows,
+                     .n_rows = std::min(part.matrix->n_rows(), config_->q_dim() - part.row_begin),
+                     .output_stride = config_->q_dim(),
+                     .output_offset = part.row_begin,
+                     .bias_offset = part.row_begin}));
+  }
+  return Status::Ok();
+}
+
+Status StepCommands::Head(CommandList& list, uint32_t n_outputs) const {
+  KVRUN_RETURN_IF_ERROR(list.GatherRows(*hidden_, *step_, n_outputs, config_->n_embd, output_rows_.get()));
+  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*output_rows_, *weights_->output_norm, config_->rms_epsilon, n_outputs,
+                                     config_->n_embd, output_rows_.get()));
+  return list.MatMul({.weight = &weights_->output(),
+                      .input = output_rows_.get(),
+                      .output = logits_.get(),
+                      .n_tokens = n_outputs});
+}
+
+std::span<const float> StepCommands::logits() const {
+  const std::span<const std::byte> bytes = logits_->host();
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+Status StepCommands::CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
+                               uint32_t n_sequences) const {
+  if (rows.empty() || rows.size() > max_rows) {
+    return {StatusCode::kInternal,
+            fmt::format("a step of {} rows; 1 to {} can be run", rows.size(), max_rows)};
+  }
+  for (const StepRow& row : rows) {
+    if (row.id < 0 || static_cast<uint32_t>(row.id) >= config_->n_vocab) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("token {} is not in the vocabulary (0 to {})", row.id, config_->n_vocab - 1)};
+    }
+    if (row.position >= n_ctx || row.sequence >= n_sequences) {
+      return {StatusCode::kInternal,
+              fmt::format("position {} of sequence {} is outside of the KV cache ({} x {})", row.position,
+                          row.sequence, n_ctx, n_sequences)};
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,79 @@
+// The buffers of a step's activations, and the commands that every KV method records alike: all of a layer
+// but its attention.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/device_weights.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+inline constexpr uint32_t kChunkRows = 256;
+inline constexpr uint32_t kMaxOutputRows = 32;
+
+class StepCommands {
+ public:
+  // `hidden_use`: kShared where the host moves hidden states of a chunk in and out.
+  static Result<StepCommands> Create(const ModelConfig& config, std::shared_ptr<const DeviceWeights> weights,
+                                     Device& device, BufferUse hidden_use);
+
+  const ModelConfig& config() const { return *config_; }
+  const DeviceLayer& layer(uint32_t index) const { return weights_->layers[index]; }
+  uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
+  Buffer* hidden() const { return hidden_.get(); }  // the residual stream, float [rows, n_embd]
+  Buffer* qkv() const { return qkv_.get(); }        // float [rows, qkv_dim]
+  const Buffer* step() const { return step_.get(); }
+
+  // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
+  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool one_sequence) const;
+
+  // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
+  // buffer.
+  void WriteRows(std::span<const StepRow> rows, uint32_t first_position = 0);
+  // Of which rows logits are wanted.
+  void WriteOutputs(std::span<const uint32_t> outputs);
+
+  Status Embed(CommandList& list, uint32_t n_rows) const;
+  // Norm, and the product to Q, K and V.
+  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  // The output projection and the feed-forward network, added to the residual stream.
+  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  // Q of a layer from the hidden states as they are now: float [n_rows, q_dim], neither normalised nor
+  // rotated.
+  Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* query) const;
+  // Logits of the rows that WriteOutputs names.
+  Status Head(CommandList& list, uint32_t n_outputs) const;
+  // Of the last step that recorded Head; valid until the next.
+  std::span<const float> logits() const;
+
+  // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
+  Status CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
+                   uint32_t n_sequences) const;
+
+ private:
+  StepCommands() = default;
+  Status CreateBuffers(Device& device, BufferUse hidden_use);
+  static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
+
+  const ModelConfig* config_ = nullptr;
+  std::shared_ptr<const DeviceWeights> weights_;
+  RopeTable rope_;
+  std::unique_ptr<Buffer> step_;         // StepParams
+  std::unique_ptr<Buffer> angles_;       // [rows, rotary_dim / 2, 2]
+  std::unique_ptr<Buffer> hidden_;       // [rows, n_embd]
+  std::unique_ptr<Buffer> normed_;       // [rows, n_embd]
+  std::unique_ptr<Buffer> qkv_;          // [rows, qkv_dim]
+  std::unique_ptr<Buffer> attended_;     // [rows, q_dim]
+  std::unique_ptr<Buffer> gate_up_;      // [rows, 2 * n_ff]
+  std::unique_ptr<Buffer> ffn_;          // [rows, n_ff]
+  std::unique_ptr<Buffer> output_rows_;  // [outputs, n_embd]
+  std::unique_ptr<Buffer> logits_;       // [outputs, n_vocab]
+};
+
+}  // namespace kvrun

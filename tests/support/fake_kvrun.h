@@ -1,0 +1,29 @@
+// What the parts of the toy library share.
+#pragma once
+
+#include <kvrun/kvrun.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+struct kvrun_model {
+  std::string path;
+  bool Is(std::string_view word) const { return path.find(word) != std::string::npos; }
+};
+
+namespace kvrun::fake {
+
+kvrun_status Fail(kvrun_status status, const std::string& message);
+kvrun_status HandOut(const std::string& text, char** out);
+
+using KvOptions = std::map<std::string, std::string>;
+KvOptions ReadKvOptions(const kvrun_session_options& options);
+// "full" unless said.
+std::string MethodOf(const KvOptions& options);
+// The statistics' object "kv".
+nlohmann::json KvStatistics(const KvOptions& options, bool with_layers);
+
+}  // namespace kvrun::fake

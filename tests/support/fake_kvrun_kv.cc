@@ -1,0 +1,65 @@
+// The toy library's KV cache: options that begin with "bad" are refused, and so is a budget of 1.
+#include <fmt/format.h>
+
+#include "tests/support/fake_kvrun.h"
+
+namespace kvrun::fake {
+
+KvOptions ReadKvOptions(const kvrun_session_options& options) {
+  KvOptions read;
+  for (size_t i = 0; i < options.n_kv_options; ++i) {
+    read[options.kv_options[i].name] = options.kv_options[i].value;
+  }
+  return read;
+}
+
+std::string MethodOf(const KvOptions& options) {
+  const auto found = options.find("method");
+  return found == options.end() ? "full" : found->second;
+}
+
+nlohmann::json KvStatistics(const KvOptions& options, bool with_layers) {
+  nlohmann::json kv = {{"method", MethodOf(options)},
+                       {"full_bytes", 188743680},
+                       {"budget_bytes", 14155776},
+                       {"prefill_bytes", 13631488},
+                       {"decode_bytes", 12582912},
+                       {"parts",
+                        {{{"name", "slots"}, {"bytes", 8388608}, {"prefill", false}, {"decode", true}},
+                         {{"name", "index"}, {"bytes", 2097152}, {"prefill", true}, {"decode", true}}}},
+                       {"chosen_groups", 1000},
+                       {"hit_rate", 0.75},
+                       {"io_mode", "threads buffered"},
+                       {"io_notes", {"io_uring cannot be used: forbidden"}},
+                       {"reads", 250},
+                       {"read_bytes", 8192000},
+                       {"mean_read_bytes", 32768.0},
+                       {"read_mbps", 512.5},
+                       {"bytes_written", 94371840},
+                       {"stall_ms_per_token", 3.25},
+                       {"io_hidden", 0.875}};
+  if (with_layers) kv["layers"] = {{{"loads", 7}, {"ms", 1.5}}, {{"loads", 8}, {"ms", 2.5}}};
+  return kv;
+}
+
+}  // namespace kvrun::fake
+
+using kvrun::fake::Fail;
+
+kvrun_status kvrun_kv_option_check(const char* name, const char* value) {
+  if (!std::string_view(value).starts_with("bad")) return KVRUN_OK;
+  return Fail(KVRUN_INVALID_ARGUMENT, fmt::format("KV option {}: \"{}\" is not one of good", name, value));
+}
+
+// The line has the options as they came, in alphabetical order.
+kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
+  const kvrun::fake::KvOptions kv = kvrun::fake::ReadKvOptions(*options);
+  const auto budget = kv.find("budget");
+  if (budget != kv.end() && budget->second == "1") {
+    return Fail(KVRUN_OUT_OF_MEMORY, "a budget of 1 B does not suffice; the smallest that does is 9.0 MiB");
+  }
+  std::string line = fmt::format("{} sequences of {} tokens", options->n_sequences,
+                                 options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx);
+  for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);
+  return kvrun::fake::HandOut(nlohmann::json{{"line", line}}.dump(), json);
+}

@@ -1,0 +1,54 @@
+#include "tests/support/small_models.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/support/reference_files.h"
+#include "tests/support/tiny_model_file.h"
+
+namespace kvrun::testing {
+
+std::vector<SmallModel> SmallModels() {
+  std::vector<SmallModel> models = {{"SelfMade", ""}};
+  for (const char* name : {"llama-gqa4-Q8_0", "llama-odd-Q4_1", "qwen2-bias-Q5_0", "qwen3-qknorm-Q4_K_M"}) {
+    const auto path = SharedPath(std::string("reference/tiny/") + name + ".gguf");
+    std::string identifier = name;
+    std::replace(identifier.begin(), identifier.end(), '-', '_');
+    if (path) models.push_back({identifier, *path});
+  }
+  if (const auto path = SharedPath("models/stories260K.gguf")) models.push_back({"stories260K", *path});
+  return models;
+}
+
+LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder) {
+  if (!model.path.empty()) return LoadModelOrDie(model.path);
+  TinyModelOptions options;
+  options.n_vocab = 300;
+  options.n_ctx_train = 1024;
+  return LoadModelOrDie(WriteModel(folder, "tiny.gguf", TinyModel(options).Build()));
+}
+
+std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab) {
+  std::vector<int> ids;
+  for (size_t i = 0; i < n; ++i)
+    ids.push_back(static_cast<int>(3 + (i * i * 7 + seed * 31 + i) % (n_vocab - 3)));
+  return ids;
+}
+
+std::vector<float> Feed(ForwardPass& pass, std::span<const int> ids, size_t begin, size_t end, size_t chunk,
+                        uint32_t sequence) {
+  std::vector<float> logits(pass.n_vocab());
+  for (size_t at = begin; at < end; at += chunk) {
+    std::vector<StepRow> rows;
+    for (size_t i = at; i < std::min(at + chunk, end); ++i) {
+      rows.push_back({ids[i], static_cast<uint32_t>(i), sequence});
+    }
+    const uint32_t last = static_cast<uint32_t>(rows.size() - 1);
+    const Status status = pass.Run(rows, std::span(&last, 1), logits);
+    if (!status.ok()) ADD_FAILURE() << status.message();
+  }
+  return logits;
+}
+
+}  // namespace kvrun::testing

@@ -1,0 +1,29 @@
+// Models small enough for many runs: one that needs no file, and those of ../shared that are there.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tests/support/engine_fixture.h"
+#include "tests/support/program_runner.h"
+
+namespace kvrun::testing {
+
+struct SmallModel {
+  std::string name;
+  std::string path;  // empty: self-made
+};
+std::vector<SmallModel> SmallModels();
+// On the shared device; a self-made one is written to `folder`.
+LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder);
+
+// Different for every seed.
+std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab);
+
+// Feeds ids[begin, end) to a sequence, `chunk` at a time, and answers the logits of the last.
+std::vector<float> Feed(ForwardPass& pass, std::span<const int> ids, size_t begin, size_t end, size_t chunk,
+                        uint32_t sequence = 0);
+
+}  // namespace kvrun::testing

@@ -1,0 +1,280 @@
+// The KV cache in the C API: options by name, what a budget buys, statistics.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/capi/kv_info.h"
+#include "tests/support/capi_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::LastError;
+using testing::ParseAndFree;
+using Json = nlohmann::json;
+
+class CapiKvTest : public testing::CapiFixture {
+ protected:
+  CapiKvTest() {
+    kvrun_session_options_init(&options_);
+    options_.n_ctx = 128;
+  }
+
+  void Ask(std::vector<kvrun_option> kv) {
+    kv_ = std::move(kv);
+    options_.kv_options = kv_.data();
+    options_.n_kv_options = kv_.size();
+  }
+  // On flash, wherever temporary files are.
+  void AskForKvswap(const std::vector<kvrun_option>& more = {}) {
+    std::vector<kvrun_option> kv = {{"method", "kvswap"}, {"dir", folder_.c_str()}, {"tmpfs", "on"}};
+    kv.insert(kv.end(), more.begin(), more.end());
+    Ask(kv);
+  }
+
+  kvrun_status CreateAndDestroy() {
+    kvrun_session* session = nullptr;
+    const kvrun_status status = kvrun_session_create(engine_, &options_, &session);
+    EXPECT_EQ(session != nullptr, status == KVRUN_OK);
+    kvrun_session_destroy(session);
+    return status;
+  }
+  Json Plan() {
+    char* text = nullptr;
+    EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_OK) << LastError();
+    return ParseAndFree(text);
+  }
+
+  std::string folder_ = ::testing::TempDir();
+  std::vector<kvrun_option> kv_;
+  kvrun_session_options options_;
+};
+
+TEST_F(CapiKvTest, AnOptionCanBeCheckedAlone) {
+  EXPECT_EQ(kvrun_kv_option_check("budget", "1/13"), KVRUN_OK) << LastError();
+  EXPECT_EQ(kvrun_kv_option_check("budget", "much"), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("KV option budget: \"much\""), std::string::npos) << LastError();
+  EXPECT_EQ(kvrun_kv_option_check("size", "1"), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvrun_kv_option_check(nullptr, "1"), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvrun_kv_option_check("budget", nullptr), KVRUN_INVALID_ARGUMENT);
+}
+
+TEST_F(CapiKvTest, TheOptionTypeWinsOverTheField) {
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  EXPECT_EQ(kv_type_, KvType::kF16);
+  options_.kv_type = KVRUN_KV_F32;
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  EXPECT_EQ(kv_type_, KvType::kF32);
+  Ask({{"type", "f16"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  EXPECT_EQ(kv_type_, KvType::kF16);
+}
+
+TEST_F(CapiKvTest, OptionsReachTheForwardPass) {
+  AskForKvswap({{"type", "fp8,int4"}, {"group", "8"}, {"sinks", "4"}, {"heads", "gqa"}, {"heads", "sum"}});
+  ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  ASSERT_TRUE(plan_.has_value());
+  EXPECT_EQ(plan_->method, "kvswap");
+  EXPECT_EQ(plan_->record.k_type, KvType::kFp8);
+  EXPECT_EQ(plan_->record.v_type, KvType::kInt4);
+  EXPECT_EQ(plan_->record.group_tokens, 8U);
+  EXPECT_EQ(plan_->heads, HeadReduction::kSum) << "of two with the same name the later counts";
+}
+
+TEST_F(CapiKvTest, BadOptionsAreRefused) {
+  Ask({{"budget", "1/0"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("\"1/0\""), std::string::npos);
+  Ask({{"method", nullptr}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("kv_options[].value"), std::string::npos);
+  options_.kv_options = nullptr;
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("'kv_options'"), std::string::npos);
+}
+
+TEST_F(CapiKvTest, WhatIsResidentKeepsToItsBudgetToo) {
+  const uint64_t full_bytes = uint64_t{128} * 128;  // 128 bytes per token of f16
+  const std::string enough = std::to_string(full_bytes);
+  Ask({{"budget", enough.c_str()}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  EXPECT_FALSE(plan_.has_value());
+  const std::string too_little = std::to_string(full_bytes - 1);
+  Ask({{"budget", too_little.c_str()}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY);
+}
+
+TEST_F(CapiKvTest, AStructFromBeforeTheOptionsIsAllDefaults) {
+  std::vector<std::byte> memory(sizeof(options_), std::byte{0xFF});
+  auto* older = reinterpret_cast<kvrun_session_options*>(memory.data());
+  const auto older_bytes = static_cast<uint32_t>(offsetof(kvrun_session_options, kv_options));
+  std::memcpy(memory.data(), &options_, older_bytes);
+  older->struct_size = older_bytes;
+  kvrun_session* session = nullptr;
+  ASSERT_EQ(kvrun_session_create(engine_, older, &session), KVRUN_OK) << LastError();
+  kvrun_session_destroy(session);
+}
+
+TEST_F(CapiKvTest, ThePlanOfTheDefaults) {
+  const Json plan = Plan();
+  EXPECT_EQ(plan["method"], "full");
+  EXPECT_EQ(plan["full_bytes"], 128 * 128);
+  EXPECT_EQ(plan["budget_bytes"], nullptr);
+  EXPECT_EQ(plan["decode_bytes"], 128 * 128);
+  EXPECT_EQ(plan["rank"], 0);
+  EXPECT_EQ(plan["k_type"], "f16");
+  for (const char* key : {"index", "heads", "policy", "adapter_kind"}) EXPECT_EQ(plan[key], nullptr) << key;
+}
+
+TEST_F(CapiKvTest, ThePlanSaysWhatTheBudgetBuys) {
+  AskForKvswap({{"type", "fp8"},
+                {"group", "4"},
+                {"select", "32"},
+                {"window", "16"},
+                {"sinks", "3"},
+                {"rank", "4"},
+                {"index", "int8"},
+                {"heads", "softmax"},
+                {"policy", "lru"},
+                {"reuse", "20"},
+                {"adapter-kind", "plain"}});
+  options_.n_sequences = 2;
+  const Json plan = Plan();
+  EXPECT_EQ(plan["method"], "kvswap");
+  EXPECT_EQ(plan["full_bytes"], 2 * 128 * 128);
+  EXPECT_NE(plan["line"].get<std::string>().find("kvswap"), std::string::npos);
+  // As they were asked for; sinks are whole groups.
+  const Json expected = {{"group", 4},  {"select", 32},    {"window", 16},       {"sinks", 4},
+                         {"rank", 4},   {"index", "int8"}, {"heads", "softmax"}, {"policy", "lru"},
+                         {"reuse", 20}, {"k_type", "fp8"}, {"v_type", "fp8"},    {"adapter_kind", "plain"}};
+  for (const auto& [key, value] : expected.items()) EXPECT_EQ(plan[key], value) << key;
+  uint64_t prefill_bytes = 0;
+  uint64_t decode_bytes = 0;
+  uint64_t last_bytes = UINT64_MAX;
+  for (const Json& part : plan["parts"]) {
+    const auto bytes = part["bytes"].get<uint64_t>();
+    EXPECT_FALSE(part["name"].get<std::string>().empty());
+    EXPECT_LE(bytes, last_bytes) << "the largest first";
+    last_bytes = bytes;
+    if (part["prefill"].get<bool>()) prefill_bytes += bytes;
+    if (part["decode"].get<bool>()) decode_bytes += bytes;
+  }
+  EXPECT_GT(decode_bytes, 0U);
+  EXPECT_EQ(plan["prefill_bytes"], prefill_bytes);
+  EXPECT_EQ(plan["decode_bytes"], decode_bytes);
+}
+
+TEST_F(CapiKvTest, ThePlanNeedsWhatTheSessionNeeds) {
+  char* text = nullptr;
+  EXPECT_EQ(kvrun_kv_plan_json(nullptr, &options_, &text), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, nullptr), KVRUN_INVALID_ARGUMENT);
+  AskForKvswap({{"budget", "100"}});
+  EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_OUT_OF_MEMORY);
+  EXPECT_EQ(text, nullptr);
+  Ask({});
+  options_.n_sequences = 17;
+  EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("17"), std::string::npos);
+  EXPECT_EQ(kvrun_kv_plan_json(model_, nullptr, &text), KVRUN_OK) << LastError();
+  EXPECT_EQ(ParseAndFree(text)["full_bytes"], 128 * 128) << "the context that a session would get";
+}
+
+KvReport SomeReport() {
+  KvReport report;
+  report.plan.method = "kvswap";
+  report.plan.full_bytes = 1000;
+  report.plan.budget_bytes = 100;
+  report.plan.parts = {{"index", 10, true, true}, {"slots", 50, false, true}, {"prefill", 70, true, false}};
+  report.stats.chosen_groups = 200;
+  report.stats.hit_groups = 150;
+  report.stats.io_ms = 40.0;
+  report.stats.stall_ms = 10.0;
+  report.stats.layer_loads = {3, 4};
+  report.stats.layer_fetch_ms = {1.5, 2.5};
+  report.store.reads = 4;
+  report.store.read_bytes = 8000;
+  report.store.read_wait_ms = 2.0;
+  report.store.written_bytes = 999;
+  report.store.records_read_again = 1;
+  report.io = IoMode{.backend = IoBackend::kAio, .direct = true, .notes = {"io_uring cannot be used"}};
+  return report;
+}
+
+TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
+  kv_report_ = SomeReport();
+  kvrun_session* session = MakeSession();
+  const std::vector<int32_t> ids = {1, 2, 3};
+  ASSERT_EQ(kvrun_session_feed(session, 0, ids.data(), ids.size()), KVRUN_OK);
+  const uint32_t sequence = 0;
+  kvrun_generate_options generate;
+  kvrun_generate_options_init(&generate);
+  generate.max_tokens = 6;  // 5 steps: the first is the feed's
+  generate.ignore_end = 1;
+  ASSERT_EQ(kvrun_session_generate(session, &sequence, 1, &generate, nullptr, nullptr, nullptr), KVRUN_OK);
+  const auto statistics = [session] {
+    char* text = nullptr;
+    EXPECT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK) << LastError();
+    return ParseAndFree(text);
+  };
+  const Json kv = statistics()["kv"];
+  const Json expected = {
+      {"method", "kvswap"},
+      {"full_bytes", 1000},
+      {"budget_bytes", 100},
+      {"prefill_bytes", 80},
+      {"decode_bytes", 60},
+      {"chosen_groups", 200},
+      {"hit_rate", 0.75},
+      {"io_mode", "aio direct"},
+      {"io_notes", Json::array({"io_uring cannot be used"})},
+      {"reads", 4},
+      {"read_bytes", 8000},
+      {"records_read_again", 1},
+      {"mean_read_bytes", 2000.0},
+      {"read_mbps", 4.0},  // 8000 bytes in 2 ms
+      {"bytes_written", 999},
+      {"stall_ms_per_token", 2.0},
+      {"io_hidden", 0.75},
+  };
+  for (const auto& [key, value] : expected.items()) EXPECT_EQ(kv[key], value) << key;
+  EXPECT_EQ(kv["parts"][0]["name"], "prefill");
+  EXPECT_FALSE(kv.contains("layers")) << "with profile only";
+  EXPECT_EQ(kv.size(), expected.size() + 1);
+  kvrun_session_stats_reset(session);
+  const Json after = statistics()["kv"];
+  EXPECT_EQ(after["reads"], 0);
+  EXPECT_EQ(after["full_bytes"], 1000);
+  for (const char* key : {"hit_rate", "mean_read_bytes", "read_mbps", "stall_ms_per_token", "io_hidden"}) {
+    EXPECT_EQ(after[key], nullptr) << key << ": nothing was counted";
+  }
+  kvrun_session_destroy(session);
+}
+
+TEST_F(CapiKvTest, LayersComeWithProfile) {
+  kv_report_ = SomeReport();
+  engine_->profile = true;
+  kvrun_session* session = MakeSession();
+  char* text = nullptr;
+  ASSERT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK) << LastError();
+  EXPECT_EQ(ParseAndFree(text)["kv"]["layers"],
+            Json::parse(R"([{"loads": 3, "ms": 1.5}, {"loads": 4, "ms": 2.5}])"));
+  kvrun_session_destroy(session);
+}
+
+TEST(KvReportInfo, MoreStallThanReadingHidesNothing) {
+  KvReport report = SomeReport();
+  report.stats.stall_ms = 50.0;
+  EXPECT_EQ(capi::KvReportInfo(report, 1, false)["io_hidden"], 0.0);
+  report.io.reset();
+  EXPECT_EQ(capi::KvReportInfo(report, 1, false)["io_mode"], nullptr);
+  EXPECT_TRUE(capi::KvReportInfo(report, 1, false)["io_notes"].empty());
+}
+
+}  // namespace
+}  // namespace kvrun
