@@ -56,6 +56,12 @@ Json TakeJson(char* text) {
   return json;
 }
 
+Json KvPlan(const Model& model, const kvrun_session_options& options) {
+  char* text = nullptr;
+  Check(kvrun_kv_plan_json(model.get(), &options, &text));
+  return TakeJson(text);
+}
+
 Json EngineInfo(const Engine& engine) {
   char* text = nullptr;
   Check(kvrun_engine_info_json(engine.get(), &text));

@@ -43,6 +43,8 @@ std::string FormatChat(const Model& model, const std::vector<kvrun_chat_message>
 std::string TakeText(char* text);
 Json TakeJson(char* text);
 
+// What a session would make of its budget (kvrun_kv_plan_json).
+Json KvPlan(const Model& model, const kvrun_session_options& options);
 Json EngineInfo(const Engine& engine);
 Json SessionStats(const Session& session);
 

@@ -65,6 +65,7 @@ class BatchRunner {
                                             job.generation.values.max_tokens, what));
     }
     const auto n_sequences = static_cast<uint32_t>(std::min<size_t>(items_.size(), KVRUN_MAX_SEQUENCES));
+    AnnounceKvPlan(model, job.shared, n_sequences, n_ctx);
     loaded_ = LoadEngine(model, job.shared, &progress_);
     session_ = StartSession(loaded_, job.shared, n_sequences, n_ctx, &progress_);
   }

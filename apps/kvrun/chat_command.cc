@@ -160,6 +160,7 @@ int Chat(const ChatOptions& options) {
   const Model model = OpenNamedModel(options.shared);
   // An unknown chat form is better said before the weights are loaded.
   (void)EncodeChat(model, options.system, "?");
+  AnnounceKvPlan(model, options.shared, 1, options.shared.ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, 1, options.shared.ctx, &progress);

@@ -18,6 +18,7 @@ Command AddRunCommand(CLI::App* program);
 Command AddChatCommand(CLI::App* program);
 Command AddTokenizeCommand(CLI::App* program);
 Command AddLogitsCommand(CLI::App* program);
+Command AddEvalCommand(CLI::App* program);
 Command AddDevicesCommand(CLI::App* program);
 Command AddInfoCommand(CLI::App* program);
 Command AddDoctorCommand(CLI::App* program);

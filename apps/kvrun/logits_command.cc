@@ -2,17 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <exception>
 #include <numeric>
 #include <optional>
 #include <span>
-#include <string_view>
 
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/failure.h"
 #include "apps/kvrun/files.h"
+#include "apps/kvrun/ids.h"
 #include "apps/kvrun/report.h"
 #include "apps/kvrun/shared_options.h"
 
@@ -26,32 +25,6 @@ struct LogitsOptions {
   std::string nll;
   uint32_t last = 0;
 };
-
-std::vector<int32_t> ReadIds(const std::string& path, uint32_t vocab_size) {
-  static constexpr std::string_view kSpace = " \t\r\n\v\f";
-  const std::string text = ReadText(path);
-  const std::string name = path == "-" ? "standard input" : path;
-  std::vector<int32_t> ids;
-  for (size_t start = text.find_first_not_of(kSpace); start != std::string::npos;) {
-    const size_t end = std::min(text.find_first_of(kSpace, start), text.size());
-    int32_t id = -1;
-    const auto [rest, error] = std::from_chars(text.data() + start, text.data() + end, id);
-    if (error != std::errc() || rest != text.data() + end || id < 0) {
-      throw Failure(KVRUN_INVALID_ARGUMENT,
-                    fmt::format("{}: word {} (\"{}\", at byte {}) is not a token id", name, ids.size() + 1,
-                                text.substr(start, std::min<size_t>(end - start, 40)), start));
-    }
-    if (static_cast<uint32_t>(id) >= vocab_size) {
-      throw Failure(KVRUN_INVALID_ARGUMENT,
-                    fmt::format("{}: word {} is the id {}, but the model has only {} tokens", name,
-                                ids.size() + 1, id, vocab_size));
-    }
-    ids.push_back(id);
-    start = text.find_first_not_of(kSpace, end);
-  }
-  if (ids.empty()) throw Failure(KVRUN_INVALID_ARGUMENT, name + " has no token id in it");
-  return ids;
-}
 
 float NegativeLogLikelihood(std::span<const float> logits, int32_t token) {
   const double largest = *std::ranges::max_element(logits);
@@ -147,6 +120,7 @@ int Logits(const LogitsOptions& options) {
   }
   const uint32_t n_ctx = ChooseContext(model, options.shared, ids.size(), 1, options.ids);
   LogitsSink sink(options, ids, vocab_size);  // before the weights: a folder may refuse the files
+  AnnounceKvPlan(model, options.shared, 1, n_ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, 1, n_ctx, &progress);

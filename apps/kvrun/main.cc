@@ -78,9 +78,9 @@ int Main(int argc, char** argv) {
   program.set_version_flag("--version", fmt::format("kvrun {}", kvrun_version()), "The program's version");
   program.require_subcommand(1);
   const std::vector<Command> commands = {
-      AddRunCommand(&program),    AddChatCommand(&program),    AddTokenizeCommand(&program),
-      AddLogitsCommand(&program), AddInfoCommand(&program),    AddDevicesCommand(&program),
-      AddDoctorCommand(&program), AddVersionCommand(&program),
+      AddRunCommand(&program),     AddChatCommand(&program),   AddTokenizeCommand(&program),
+      AddLogitsCommand(&program),  AddEvalCommand(&program),   AddInfoCommand(&program),
+      AddDevicesCommand(&program), AddDoctorCommand(&program), AddVersionCommand(&program),
   };
   try {
     program.parse(argc, argv);

@@ -120,10 +120,23 @@ void OptionSet::Number(const std::string& names, float* value, float least, floa
 }
 
 void OptionSet::Flag(const std::string& names, bool* value, const std::string& help) {
+  CheckedFlag(names, help, [value](const std::string&, bool given) { *value = given; });
+}
+
+void OptionSet::Checked(const std::string& names, const std::string& kind, const std::string& help,
+                        std::function<void(const std::string&, const std::string&)> set) {
+  Add(names, kind, help,
+      [set = std::move(set)](const std::string& name, const std::vector<std::string>& values) {
+        set(name, values.back());
+      });
+}
+
+void OptionSet::CheckedFlag(const std::string& names, const std::string& help,
+                            std::function<void(const std::string&, bool)> set) {
   CLI::Option* option = app_->add_flag(names, help);
   option->take_all();
-  Bind(option, "", [value](const std::string& name, const std::vector<std::string>& values) {
-    *value = ParseFlag(name, values.back());
+  Bind(option, "", [set = std::move(set)](const std::string& name, const std::vector<std::string>& values) {
+    set(name, ParseFlag(name, values.back()));
   });
 }
 

@@ -33,6 +33,12 @@ class OptionSet {
   void Number(const std::string& names, uint64_t* value, const std::string& help);
   void Number(const std::string& names, float* value, float least, float most, const std::string& help);
   void Flag(const std::string& names, bool* value, const std::string& help);
+  // Handed over by Resolve(), with the option ("--kv-budget") or variable that they are from; what is wrong
+  // with them is thrown as a UsageError.
+  void Checked(const std::string& names, const std::string& kind, const std::string& help,
+               std::function<void(const std::string& source, const std::string& value)> set);
+  void CheckedFlag(const std::string& names, const std::string& help,
+                   std::function<void(const std::string& source, bool value)> set);
 
   // Two options, as "--batch", of which the command line may have one only.
   void Exclude(const std::string& one, const std::string& other);

@@ -18,6 +18,7 @@ const char* PhaseName(kvrun_phase phase) {
     case KVRUN_PHASE_LOAD: return "loading";
     case KVRUN_PHASE_PREFILL: return "prefill";
     case KVRUN_PHASE_SELF_TEST: return "self-test";
+    case KVRUN_PHASE_EVALUATE: return "evaluating";
   }
   return "working";
 }
@@ -28,7 +29,7 @@ std::string Amount(kvrun_phase phase, uint64_t amount) {
 
 std::string Rate(kvrun_phase phase, double per_second) {
   if (phase == KVRUN_PHASE_LOAD) return FormatBytes(static_cast<uint64_t>(per_second)) + "/s";
-  return fmt::format("{:.1f} {}/s", per_second, phase == KVRUN_PHASE_PREFILL ? "token" : "test");
+  return fmt::format("{:.1f} {}/s", per_second, phase == KVRUN_PHASE_SELF_TEST ? "test" : "token");
 }
 
 std::string Duration(double seconds) {

@@ -36,6 +36,64 @@ std::string OperationsText(const Json& operations) {
   return text;
 }
 
+bool HasNumber(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number();
+}
+
+std::string BytesOf(const Json& object, const char* key) {
+  return FormatBytes(static_cast<uint64_t>(NumberOf(object, key)));
+}
+
+std::string KvSizesText(const Json& kv) {
+  const char* peak =
+      NumberOf(kv, "prefill_bytes") > NumberOf(kv, "decode_bytes") ? "prefill_bytes" : "decode_bytes";
+  std::string text =
+      fmt::format("kv       {}: {}", TextOf(kv.value("method", Json("unknown"))), BytesOf(kv, peak));
+  if (HasNumber(kv, "budget_bytes")) text += fmt::format(" (budget {})", BytesOf(kv, "budget_bytes"));
+  text += fmt::format(" for {} of f16\n", BytesOf(kv, "full_bytes"));
+  std::string parts;
+  for (const Json& part : kv.value("parts", Json::array())) {
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", TextOf(part.value("name", Json())),
+                         BytesOf(part, "bytes"));
+  }
+  return parts.empty() ? text : text + fmt::format("parts    {}\n", parts);
+}
+
+std::string KvFlashText(const Json& kv) {
+  std::string text;
+  if (NumberOf(kv, "reads") > 0) {
+    text += fmt::format("read     {} in {:.0f} reads of {}, {:.1f} MB/s", BytesOf(kv, "read_bytes"),
+                        NumberOf(kv, "reads"), BytesOf(kv, "mean_read_bytes"), NumberOf(kv, "read_mbps"));
+    text += fmt::format(" ({})\n", TextOf(kv.value("io_mode", Json("unknown"))));
+  }
+  if (NumberOf(kv, "bytes_written") > 0) text += fmt::format("written  {}\n", BytesOf(kv, "bytes_written"));
+  if (HasNumber(kv, "hit_rate")) {
+    text += fmt::format("groups   {:.0f} chosen, {:.1f} % of them in memory\n", NumberOf(kv, "chosen_groups"),
+                        NumberOf(kv, "hit_rate") * 100.0);
+  }
+  if (HasNumber(kv, "stall_ms_per_token")) {
+    text += fmt::format("stall    {:.2f} ms per token", NumberOf(kv, "stall_ms_per_token"));
+    if (HasNumber(kv, "io_hidden")) {
+      text += fmt::format(", {:.1f} % of reading hidden", NumberOf(kv, "io_hidden") * 100.0);
+    }
+    text += "\n";
+  }
+  for (const Json& note : kv.value("io_notes", Json::array()))
+    text += fmt::format("note     {}\n", TextOf(note));
+  return text;
+}
+
+std::string KvLayersText(const Json& layers) {
+  if (layers.empty()) return "";
+  std::string text = fmt::format("{:>12} {:>10}  layer\n", "ms", "loads");
+  for (size_t i = 0; i < layers.size(); ++i) {
+    text +=
+        fmt::format("{:>12.3f} {:>10.0f}  {}\n", NumberOf(layers[i], "ms"), NumberOf(layers[i], "loads"), i);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string FormatBytes(uint64_t bytes) {
@@ -75,6 +133,9 @@ std::string StatisticsText(const Json& stats, const Json& engine_info) {
     text += fmt::format("first    token after {:.0f} ms\n", NumberOf(stats, "ttft_ms"));
   }
   text += fmt::format("memory   {}\n", MemoryText(stats.value("memory", Json::object())));
+  if (const auto kv = stats.find("kv"); kv != stats.end()) {
+    text += KvSizesText(*kv) + KvFlashText(*kv) + KvLayersText(kv->value("layers", Json::array()));
+  }
   const Json operations = stats.value("operations", Json::array());
   if (!operations.empty()) text += OperationsText(operations);
   return text;
@@ -84,8 +145,8 @@ void AddStatistics(const Json& stats, const Json& engine_info, Json* object) {
   for (const char* key : {"prefill_tps", "decode_tps", "ttft_ms"}) (*object)[key] = stats.value(key, Json());
   (*object)["device"] = engine_info.value("device", Json());
   (*object)["memory"] = stats.value("memory", Json::object());
-  if (const auto operations = stats.find("operations"); operations != stats.end()) {
-    (*object)["operations"] = *operations;
+  for (const char* key : {"kv", "operations"}) {
+    if (const auto found = stats.find(key); found != stats.end()) (*object)[key] = *found;
   }
 }
 

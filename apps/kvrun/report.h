@@ -17,7 +17,7 @@ void PrintNotes(const Json& engine_info, const std::string& asked_device);
 // `stats` as in kvrun_session_stats_json, `engine_info` as in kvrun_engine_info_json.
 std::string StatisticsText(const Json& stats, const Json& engine_info);
 
-// Adds prefill_tps, decode_tps, ttft_ms, device, memory and (with profile) operations.
+// Adds prefill_tps, decode_tps, ttft_ms, device, memory, and where there are any kv and operations.
 void AddStatistics(const Json& stats, const Json& engine_info, Json* object);
 
 // Nested JSON as indented "name  value" lines.

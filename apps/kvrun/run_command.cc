@@ -64,6 +64,7 @@ int RunOne(const RunOptions& options, const Model& model) {
       options.chat ? EncodeChat(model, options.system, text) : EncodePlain(model, text, "the prompt");
   const uint32_t n_ctx =
       ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
+  AnnounceKvPlan(model, options.shared, 1, n_ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, 1, n_ctx, &progress);

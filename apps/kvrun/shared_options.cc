@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "apps/kvrun/failure.h"
+#include "apps/kvrun/files.h"
 #include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
@@ -15,6 +17,18 @@ constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
 // With no limit on the answer's length: this much context, or this much more than the prompt.
 constexpr uint64_t kOpenEndedContext = 8192;
 constexpr uint64_t kOpenEndedRoom = 1024;
+
+// Without progress. Points to `kv`.
+kvrun_session_options SessionOptions(const std::vector<kvrun_option>& kv, uint32_t n_sequences,
+                                     uint32_t n_ctx) {
+  kvrun_session_options options;
+  kvrun_session_options_init(&options);
+  options.n_sequences = n_sequences;
+  options.n_ctx = n_ctx;
+  options.kv_options = kv.data();
+  options.n_kv_options = kv.size();
+  return options;
+}
 
 }  // namespace
 
@@ -29,11 +43,11 @@ void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
   AddDeviceOption(set, shared);
-  set->Choice("--kv-type", &shared->kv_type, {"f16", "f32"}, "type of the KV cache (default f16)");
   set->Number("--ctx", &shared->ctx, 0, kMaxU32,
               fmt::format("tokens of context per sequence (default 0: {})", default_context));
   set->Flag("--profile", &shared->profile, "time each operation on the device");
   set->Flag("--validation", &shared->validation, "enable the Vulkan validation layer");
+  AddKvOptions(set, &shared->kv);
 }
 
 void AddReportOptions(OptionSet* set, SharedOptions* shared) {
@@ -57,6 +71,13 @@ ProgressMode ProgressModeOf(const SharedOptions& shared) {
   return shared.progress == "always" ? ProgressMode::kAlways : ProgressMode::kAuto;
 }
 
+void AnnounceKvPlan(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx) {
+  if (!shared.kv.asks_for_plan()) return;
+  const std::vector<kvrun_option> kv_options = shared.kv.values();
+  const Json plan = KvPlan(model, SessionOptions(kv_options, n_sequences, n_ctx));
+  if (!shared.quiet) PrintMessage("KV cache: " + TextOf(plan.value("line", Json())));
+}
+
 LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progress* progress) {
   kvrun_engine_options options;
   kvrun_engine_options_init(&options);
@@ -74,11 +95,8 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
 
 Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, uint32_t n_sequences,
                      uint32_t n_ctx, Progress* progress) {
-  kvrun_session_options options;
-  kvrun_session_options_init(&options);
-  options.n_sequences = n_sequences;
-  options.n_ctx = n_ctx;
-  options.kv_type = shared.kv_type == "f32" ? KVRUN_KV_F32 : KVRUN_KV_F16;
+  const std::vector<kvrun_option> kv_options = shared.kv.values();
+  kvrun_session_options options = SessionOptions(kv_options, n_sequences, n_ctx);
   options.progress = Progress::Callback;
   options.progress_user = progress;
   return CreateSession(loaded.engine, options);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/kvrun/api.h"
+#include "apps/kvrun/kv_options.h"
 #include "apps/kvrun/options.h"
 #include "apps/kvrun/progress.h"
 
@@ -13,20 +14,20 @@ namespace kvrun::cli {
 struct SharedOptions {
   std::string model;
   std::string device = "auto";
-  std::string kv_type = "f16";
   std::string progress = "auto";
   uint32_t ctx = 0;  // 0: chosen by the command
   bool validation = false;
   bool profile = false;
   bool quiet = false;
   bool json = false;
+  KvOptionList kv;
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
 
 void AddModelOption(OptionSet* set, SharedOptions* shared);
 void AddDeviceOption(OptionSet* set, SharedOptions* shared);
-// --device, --kv-type, --ctx, --profile, --validation.
+// --device, --ctx, --profile, --validation, --kv-method and the others of its kind.
 // `default_context` says what a --ctx of 0 means.
 void AddEngineOptions(OptionSet* set, SharedOptions* shared,
                       const std::string& default_context = kContextAsNeeded);
@@ -39,6 +40,10 @@ void AddReportOptions(OptionSet* set, SharedOptions* shared);
 Model OpenNamedModel(const SharedOptions& shared);
 
 ProgressMode ProgressModeOf(const SharedOptions& shared);
+
+// Says what the budget of the KV cache buys, where one (or a method other than full) was asked for; throws
+// where it cannot be had. To be called before LoadEngine: loading takes long.
+void AnnounceKvPlan(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx);
 
 struct LoadedEngine {
   Engine engine;

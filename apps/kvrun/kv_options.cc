@@ -1,0 +1,82 @@
+#include "apps/kvrun/kv_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "apps/kvrun/failure.h"
+
+namespace kvrun::cli {
+namespace {
+
+struct KvOptionHelp {
+  const char* name;  // without --kv-
+  const char* kind;
+  const char* help;
+};
+
+constexpr KvOptionHelp kOptions[] = {
+    {"method", "METHOD",
+     "full (default: all KV in memory), flexgen (all on flash, all of it read for each token), kvswap (all "
+     "on "
+     "flash, read is what is predicted to matter)"},
+    {"budget", "BYTES|A/B",
+     "memory for all that grows with the context: 14155776, 13.5MiB, or a share of the f16 KV, such as 1/13"},
+    {"dir", "FOLDER", "a folder on flash (default: in the user's cache folder)"},
+    {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)"},
+    {"group", "N", "consecutive entries that are read as one"},
+    {"select", "N", "entries that a token reads besides sinks and window"},
+    {"window", "N", "newest entries, kept in memory"},
+    {"sinks", "N", "first entries, always attended to"},
+    {"reuse", "N", "groups per layer that stay in memory in case they are chosen again"},
+    {"rank", "N", "columns of the index that groups are scored with"},
+    {"index", "TYPE", "the index's type: f16, int8 or int4"},
+    {"heads", "HOW", "how the heads' scores become one: sum, softmax, gqa or per-kv-head"},
+    {"policy", "POLICY", "which group gives way to another: fifo, lru or non-hit"},
+    {"adapter", "FILE", "adapters for the index (default: computed from the first prompt)"},
+    {"adapter-kind", "KIND", "plain, centred, query or query-centred"},
+    {"io", "HOW", "how flash is read: auto (default), io_uring, aio or threads"},
+    {"direct", "WHEN", "past the page cache: auto (default: where it can be), on or off"},
+};
+
+}  // namespace
+
+void KvOptionList::Set(const std::string& source, const std::string& name, const std::string& value) {
+  if (kvrun_kv_option_check(name.c_str(), value.c_str()) != KVRUN_OK) {
+    throw UsageError(fmt::format("{}: {}", source, kvrun_last_error()));
+  }
+  options_.emplace_back(name, value);
+}
+
+bool KvOptionList::asks_for_plan() const {
+  return std::ranges::any_of(options_, [](const auto& option) {
+    return option.first == "budget" || (option.first == "method" && option.second != "full");
+  });
+}
+
+std::string KvOptionList::Line() const {
+  std::string line;
+  for (const auto& [name, value] : options_)
+    line += fmt::format("{}--kv-{} {}", line.empty() ? "" : " ", name, value);
+  return line;
+}
+
+std::vector<kvrun_option> KvOptionList::values() const {
+  std::vector<kvrun_option> values;
+  for (const auto& [name, value] : options_) values.push_back({name.c_str(), value.c_str()});
+  return values;
+}
+
+void AddKvOptions(OptionSet* set, KvOptionList* kv) {
+  for (const KvOptionHelp& option : kOptions) {
+    const std::string name = option.name;
+    set->Checked(
+        "--kv-" + name, option.kind, option.help,
+        [kv, name](const std::string& source, const std::string& value) { kv->Set(source, name, value); });
+  }
+  set->CheckedFlag(
+      "--kv-tmpfs", "--kv-dir may lie in memory, for tests",
+      [kv](const std::string& source, bool value) { kv->Set(source, "tmpfs", value ? "on" : "off"); });
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,36 @@
+// --kv-method and what belongs to it. The library knows which options and values there are; the program
+// names them in its help.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/kvrun/api.h"
+#include "apps/kvrun/options.h"
+
+namespace kvrun::cli {
+
+// What was said, by the library's names: {"budget", "1/13"}.
+class KvOptionList {
+ public:
+  // A UsageError that begins with `source`, the option or the variable, where the library refuses the value.
+  void Set(const std::string& source, const std::string& name, const std::string& value);
+
+  bool empty() const { return options_.empty(); }
+  // A method other than full, or a budget, was asked for.
+  bool asks_for_plan() const;
+  // As one line of options: "--kv-method kvswap --kv-budget 1/13".
+  std::string Line() const;
+  // Points into this; valid until the next Set.
+  std::vector<kvrun_option> values() const;
+
+ private:
+  std::vector<std::pair<std::string, std::string>> options_;
+};
+
+// --kv-method, --kv-budget, --kv-type and so on.
+void AddKvOptions(OptionSet* set, KvOptionList* kv);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,153 @@
+// What the program says when it fails, and options from the environment.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+
+TEST(CliFailure, IsOneLineAndExitCodeOne) {
+  for (const char* model : {"missing", "corrupt", "nodevice", "devicefail"}) {
+    const ProgramResult result = Cli({"run", "-m", model, "-p", "x", "--quiet"});
+    EXPECT_EQ(result.exit_code, 1) << model;
+    EXPECT_EQ(result.out, "");
+    EXPECT_TRUE(result.err.starts_with("kvrun: ")) << result.err;
+    EXPECT_EQ(result.err.find('\n'), result.err.size() - 1) << result.err;
+  }
+}
+
+TEST(CliFailure, IsAnObjectWithJson) {
+  const ProgramResult result = Cli({"run", "-m", "corrupt", "-p", "x", "--json"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(Json::parse(result.out),
+            Json({{"error", {{"status", "corrupt"}, {"message", "corrupt: bad magic"}}}}));
+  EXPECT_EQ(result.err, "kvrun: corrupt: bad magic\n");
+}
+
+TEST(CliFailure, BadUsageIsExitCodeTwo) {
+  const std::vector<std::vector<std::string>> bad = {
+      {},
+      {"fly"},
+      {"run"},
+      {"run", "-m", "toy"},
+      {"run", "-p", "x"},
+      {"run", "-m", "toy", "-p"},
+      {"run", "-m", "toy", "-p", "x", "--no-such-option"},
+      {"run", "-m", "toy", "-p", "x", "stray"},
+      {"run", "-m", "toy", "-p", "x", "-n", "-1"},
+      {"run", "-m", "toy", "-p", "x", "-n", "99999999999"},
+      {"run", "-m", "toy", "-p", "x", "--temp", "warm"},
+      {"run", "-m", "toy", "-p", "x", "--temp", "nan"},
+      {"run", "-m", "toy", "-p", "x", "--top-p", "1.5"},
+      {"run", "-m", "toy", "-p", "x", "--kv-type", "bad8"},
+      {"run", "-m", "toy", "-p", "x", "--stop", ""},
+      {"run", "-m", "toy", "-p", "x", "--batch", "file"},
+      {"run", "-m", "toy", "-p", "x", "--system", "S"},
+      {"tokenize", "-m", "toy"},
+      {"logits", "-m", "toy", "--ids", "file"},
+      {"logits", "-m", "toy", "--out", "file"},
+  };
+  for (const auto& arguments : bad) {
+    const ProgramResult result = Cli(arguments);
+    EXPECT_EQ(result.exit_code, 2) << ::testing::PrintToString(arguments);
+    EXPECT_EQ(result.out, "") << ::testing::PrintToString(arguments);
+    EXPECT_TRUE(result.err.starts_with("kvrun: ")) << result.err;
+  }
+}
+
+TEST(CliFailure, AFileThatCannotBeReadIsNamed) {
+  const ProgramResult absent = Cli({"run", "-m", "toy", "-f", "/no/such/file"});
+  EXPECT_EQ(absent.exit_code, 1);
+  EXPECT_EQ(absent.err, "kvrun: cannot read /no/such/file: No such file or directory\n");
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-f", "/"}).exit_code, 1);
+}
+
+TEST(CliFailure, AFullStdoutIsSaid) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"run", "-m", "toy", "-p", "x"},
+                                                    {"run", "-m", "toy", "-p", "x", "--json"},
+                                                    {"tokenize", "-m", "toy", "-p", "x"},
+                                                    {"info", "-m", "toy"},
+                                                    {"--help"},
+                                                    {"run", "--help"}}) {
+    const ProgramResult result = Cli(arguments, {{}, "", "/dev/full"});
+    EXPECT_EQ(result.exit_code, 1) << ::testing::PrintToString(arguments);
+    EXPECT_PRED2(Contains, result.err, "cannot write to standard output: No space left on device");
+  }
+}
+
+TEST(CliFailure, AClosedPipeEndsQuietly) {
+  const std::string command =
+      fmt::format("{{ {} run -m slow-endless -p x -n 500 --quiet; echo \"code $?\" >&2; }} | head -c 1",
+                  KVRUN_FAKE_PROGRAM);
+  const ProgramResult result = RunProgram("/bin/sh", {"-c", command});
+  EXPECT_EQ(result.out, "x");
+  EXPECT_EQ(result.err, "code 1\n");
+}
+
+TEST(CliFailure, AClosedStdoutIsSaid) {
+  const ProgramResult result =
+      RunProgram("/bin/sh", {"-c", fmt::format("exec {} run -m toy -p x --quiet >&-", KVRUN_FAKE_PROGRAM)});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_PRED2(Contains, result.err, "cannot write to standard output");
+}
+
+TEST(CliEnvironment, GivesEveryKindOfOption) {
+  const ProgramResult result =
+      Cli({"run"}, {{"KVRUN_MODEL=nobos", "KVRUN_PROMPT=x", "KVRUN_TEMP=0.5", "KVRUN_SEED=3", "KVRUN_JSON=1",
+                     "KVRUN_STOP=;", "KVRUN_CTX=100", "KVRUN_KV_TYPE=f32", "KVRUN_DEVICE=cpu7"},
+                    "",
+                    ""});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json object = Json::parse(result.out);
+  EXPECT_EQ(object["text"], "1:t=0.5,k=0,p=1,m=0,r=1,w=64,s=3");
+  EXPECT_EQ(object["device"], "Fake cpu7");
+  EXPECT_EQ(object["memory"]["kv"], 800);
+}
+
+TEST(CliEnvironment, TheCommandLineWins) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "-p", "y", "--json=false", "-n", "2"},
+          {{"KVRUN_MODEL=missing", "KVRUN_PROMPT=x", "KVRUN_JSON=1", "KVRUN_MAX_TOKENS=1"}, "", ""});
+  EXPECT_EQ(result.out, "1:");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST(CliEnvironment, ABadValueNamesTheVariable) {
+  for (const char* entry : {"KVRUN_TEMP=warm", "KVRUN_CTX=-1", "KVRUN_JSON=maybe", "KVRUN_KV_TYPE=bad8"}) {
+    const ProgramResult result = Cli({"run", "-m", "toy", "-p", "x"}, {{entry}, "", ""});
+    EXPECT_EQ(result.exit_code, 2);
+    const std::string text(entry);
+    EXPECT_PRED2(Contains, result.err, text.substr(0, text.find('=')));
+    EXPECT_PRED2(Contains, result.err, text.substr(text.find('=') + 1));
+  }
+}
+
+TEST(CliEnvironment, OptionsOfOtherCommandsDoNotMatter) {
+  EXPECT_EQ(Cli({"devices"}, {{"KVRUN_TEMP=warm"}, "", ""}).exit_code, 0);
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-p", "x"}, {{"KVRUN_TEMP="}, "", ""}).exit_code, 0);
+}
+
+TEST(CliEnvironment, AnExcludedVariableGivesWay) {
+  const TemporaryFolder folder;
+  const std::string batch = folder.Write("batch", "{\"prompt\": \"x\"}\n");
+  EXPECT_EQ(Cli({"run", "-m", "toy", "--batch", batch}, {{"KVRUN_PROMPT=y"}, "", ""}).exit_code, 0);
+}
+
+TEST(CliEnvironment, HelpNamesTheVariables) {
+  const ProgramResult result = Cli({"run", "--help"});
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* name : {"KVRUN_MODEL", "KVRUN_TOP_K", "KVRUN_KV_TYPE", "KVRUN_JSON", "KVRUN_BATCH"}) {
+    EXPECT_PRED2(Contains, result.out, name);
+  }
+}
+
+}  // namespace
+}  // namespace kvrun

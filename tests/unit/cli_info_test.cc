@@ -1,0 +1,55 @@
+// kvrun devices, info, doctor and version.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+
+TEST(CliDevices, AreListed) {
+  EXPECT_PRED2(Contains, Cli({"devices"}).out, "0  Fake GPU");
+  EXPECT_EQ(Json::parse(Cli({"devices", "--json"}).out)[0]["name"], "Fake GPU");
+  const ProgramResult none = Cli({"devices"}, {{"FAKE_NO_DEVICE=1"}, "", ""});
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_PRED2(Contains, none.err, "no Vulkan device");
+}
+
+TEST(CliInfo, ShowsShapesAndKvSize) {
+  const ProgramResult result = Cli({"info", "-m", "toy", "--ctx", "100"});
+  EXPECT_EQ(result.exit_code, 0);
+  for (const char* part :
+       {"n_layers", "F32", "1.0 KiB (f16), 2.0 KiB (f32)", "KV at 100 tokens", "100.0 KiB"}) {
+    EXPECT_PRED2(Contains, result.out, part);
+  }
+  EXPECT_EQ(Json::parse(Cli({"info", "-m", "toy", "--json"}).out)["context"], 4096);
+}
+
+TEST(CliDoctor, FailsIfATestFails) {
+  const ProgramResult good = Cli({"doctor"});
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  for (const char* part :
+       {"Fake GPU", "max_binding_bytes", "tile", "pass  matvec_q4_1", "1 of 1 self-tests"}) {
+    EXPECT_PRED2(Contains, good.out, part);
+  }
+  const ProgramResult bad = Cli({"doctor"}, {{"FAKE_BAD_KERNEL=1"}, "", ""});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_PRED2(Contains, bad.out, "FAIL  matvec_q4_1: error 0.5");
+  EXPECT_EQ(Json::parse(Cli({"doctor", "--json"}, {{"FAKE_BAD_KERNEL=1"}, "", ""}).out)["passed"], false);
+  EXPECT_EQ(Cli({"doctor", "--device", "none"}).exit_code, 1);
+  EXPECT_EQ(Cli({"doctor"}, {{"FAKE_NO_DEVICE=1"}, "", ""}).exit_code, 1);
+}
+
+TEST(CliVersion, IsPrinted) {
+  EXPECT_EQ(Cli({"version"}).out, "kvrun 0.1.0 (fake)\n");
+  EXPECT_EQ(Cli({"--version"}).out, "kvrun 0.1.0 (fake)\n");
+}
+
+}  // namespace
+}  // namespace kvrun

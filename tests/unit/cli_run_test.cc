@@ -1,0 +1,189 @@
+// kvrun run, of one prompt and of a batch.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+using testing::JsonLines;
+
+TEST(CliRun, TextGoesToStdoutAndStatisticsToStderr) {
+  const ProgramResult result = Cli({"run", "-m", "toy", "-p", "hello"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "6:<bos>hello");
+  for (const char* part : {"Fake auto", "CPU", "prefill", "decode", "weights 1.0 MiB", "finish   end"}) {
+    EXPECT_PRED2(Contains, result.err, part);
+  }
+}
+
+TEST(CliRun, QuietSaysNothingBesidesTheText) {
+  const ProgramResult result = Cli({"run", "-m", "toy", "-p", "hello", "--quiet"});
+  EXPECT_EQ(result.out, "6:<bos>hello");
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(CliRun, JsonIsOneObject) {
+  const ProgramResult result = Cli({"run", "-m", "nobos", "-p", "abc", "--json", "--profile", "-n", "4"});
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 1U) << result.out;
+  const Json& object = lines[0];
+  EXPECT_EQ(object["text"], "3:ab");
+  EXPECT_EQ(object["tokens"], Json({'3', ':', 'a', 'b'}));
+  EXPECT_EQ(object["finish"], "length");
+  EXPECT_EQ(object["prompt_tokens"], 3);
+  EXPECT_EQ(object["prefill_tps"], 100.0);
+  EXPECT_EQ(object["decode_tps"], 10.0);
+  EXPECT_EQ(object["ttft_ms"], 5.0);
+  EXPECT_EQ(object["device"], "Fake auto");
+  EXPECT_EQ(object["memory"]["weights"], 1048576);
+  EXPECT_EQ(object["operations"][0]["name"], "matvec");
+}
+
+TEST(CliRun, JsonSurvivesTextThatIsNotUtf8) {
+  const ProgramResult result = Cli({"run", "-m", "nobos", "-p", "a\xC3", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["text"], "2:a\xEF\xBF\xBD");
+}
+
+TEST(CliRun, TheQuestionFollowsTheFile) {
+  const TemporaryFolder folder;
+  const std::string file = folder.Write("text", "F\n");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "Q", "-f", file}).out, "[F\n\n\nQ]");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", file}).out, "[F\n]");
+}
+
+TEST(CliRun, ADashIsStandardInput) {
+  const ProgramResult result = Cli({"run", "-m", "nobos-transcript", "-f", "-"}, {{}, "typed", ""});
+  EXPECT_EQ(result.out, "[typed]");
+}
+
+TEST(CliRun, ChatUsesTheModelsFormAndItsControlTokens) {
+  const ProgramResult result =
+      Cli({"run", "-m", "transcript", "-p", "Q", "--chat", "--system", "S", "--json"});
+  const Json object = Json::parse(result.out);
+  EXPECT_EQ(object["text"], "[<bos><start>system:S<end><start>user:Q<end><start>assistant:]");
+  const size_t bytes_between = std::strlen("system:S") + std::strlen("user:Q") + std::strlen("assistant:");
+  EXPECT_EQ(object["prompt_tokens"], bytes_between + 6);
+}
+
+TEST(CliRun, PlainTextHasNoControlTokens) {
+  const Json object = Json::parse(Cli({"run", "-m", "toy", "-p", "<end>", "--json"}).out);
+  EXPECT_EQ(object["prompt_tokens"], 6);
+}
+
+TEST(CliRun, UnknownChatFormFails) {
+  const ProgramResult result = Cli({"run", "-m", "nochat", "-p", "Q", "--chat"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "kvrun: the chat form of this model is not known\n");
+}
+
+TEST(CliRun, SamplerOptionsArrive) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "-p", "x", "--temp", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p",
+           "0.1", "--repeat-penalty", "1.5", "--repeat-window", "9", "--seed", "18446744073709551615"});
+  EXPECT_EQ(result.out, "1:t=0.5,k=7,p=0.9,m=0.1,r=1.5,w=9,s=18446744073709551615;x");
+}
+
+TEST(CliRun, StopStringsEndTheText) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "-p", "hello", "--json", "--stop", "zz", "--stop", "llo"});
+  EXPECT_EQ(Json::parse(result.out)["text"], "5:he");
+  EXPECT_EQ(Json::parse(result.out)["finish"], "stop");
+}
+
+TEST(CliRun, IgnoreEndGoesOn) {
+  EXPECT_EQ(Cli({"run", "-m", "nobos", "-p", "x", "--ignore-end", "-n", "6"}).out, "1:x!!!");
+}
+
+TEST(CliRun, ContextIsWhatTheJobNeedsUnlessGiven) {
+  const auto kv_bytes = [](const std::vector<std::string>& extra) {
+    std::vector<std::string> arguments = {"run", "-m", "nobos", "-p", "12345", "-n", "10", "--json"};
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    return Json::parse(Cli(arguments).out)["memory"]["kv"].get<int>();
+  };
+  EXPECT_EQ(kv_bytes({}), 15 * 4);
+  EXPECT_EQ(kv_bytes({"--kv-type", "f32"}), 15 * 8);
+  EXPECT_EQ(kv_bytes({"--ctx", "100"}), 100 * 4);
+  EXPECT_EQ(kv_bytes({"-n", "100000"}), 4096 * 4);
+  EXPECT_EQ(kv_bytes({"-n", "0"}), 4096 * 4);
+}
+
+TEST(CliRun, ContextFullIsAnEndAndNotAFailure) {
+  const ProgramResult result = Cli({"run", "-m", "nobos-endless", "-p", "123", "--ctx", "8", "--json"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(Json::parse(result.out)["finish"], "context_full");
+}
+
+TEST(CliRun, APromptLongerThanTheContextFails) {
+  const ProgramResult given = Cli({"run", "-m", "toy", "-p", "123456789", "--ctx", "5"});
+  EXPECT_EQ(given.exit_code, 1);
+  EXPECT_PRED2(Contains, given.err, "kvrun: the prompt has 10 tokens, more than the context of 5");
+  const ProgramResult trained = Cli({"run", "-m", "small", "-p", std::string(64, 'x')});
+  EXPECT_EQ(trained.exit_code, 1);
+  EXPECT_PRED2(Contains, trained.err, "65 tokens, more than the 64");
+}
+
+TEST(CliRun, AnEmptyPromptNeedsABeginning) {
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-p", ""}).exit_code, 0);
+  const ProgramResult result = Cli({"run", "-m", "nobos", "-p", ""});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_PRED2(Contains, result.err, "the prompt is empty");
+}
+
+TEST(CliRun, PromptsMayLookLikeOptionsOrLists) {
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "--temp"}).out, "[--temp]");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "[a,b]"}).out, "[[a,b]]");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "{}"}).out, "[{}]");
+}
+
+TEST(CliBatch, AnswersInOrderInGroupsOfSixteen) {
+  std::string input = "\n";
+  for (int i = 0; i < 20; ++i) input += fmt::format("{{\"prompt\": \"p{}\", \"id\": {}}}\r\n", i, i);
+  const ProgramResult result = Cli({"run", "-m", "nobos", "--batch", "-"}, {{}, input, ""});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 20U);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string prompt = fmt::format("p{}", i);
+    EXPECT_EQ(lines[i]["index"], i);
+    EXPECT_EQ(lines[i]["text"], fmt::format("{}:{}", prompt.size(), prompt));
+    EXPECT_EQ(lines[i]["finish"], "end");
+    EXPECT_EQ(lines[i]["tokens"].size(), prompt.size() + 2);
+    EXPECT_FALSE(lines[i].contains("device"));
+  }
+  EXPECT_PRED2(Contains, result.err, "prompts  17 to 20 of 20");
+}
+
+TEST(CliBatch, JsonAddsTheStatistics) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "--batch", "-", "--json"}, {{}, "{\"prompt\": \"a\"}", ""});
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0]["decode_tps"], 10.0);
+}
+
+TEST(CliBatch, ABadLineIsNamed) {
+  const std::string good = "{\"prompt\": \"a\"}\n";
+  for (const char* bad : {"nonsense", "[1]", "{}", "{\"prompt\": 1}", "\"prompt\""}) {
+    const ProgramResult result = Cli({"run", "-m", "toy", "--batch", "-"}, {{}, good + "\n" + bad, ""});
+    EXPECT_EQ(result.exit_code, 1) << bad;
+    EXPECT_EQ(result.out, "");
+    EXPECT_PRED2(Contains, result.err, "standard input: line 3");
+  }
+  EXPECT_PRED2(Contains, Cli({"run", "-m", "toy", "--batch", "-"}).err, "no prompt");
+  const ProgramResult too_long =
+      Cli({"run", "-m", "toy", "--batch", "-", "--ctx", "3"}, {{}, good + "{\"prompt\": \"abcdef\"}", ""});
+  EXPECT_PRED2(Contains, too_long.err, "line 2: the prompt has 7 tokens");
+}
+
+}  // namespace
+}  // namespace kvrun
