@@ -6,8 +6,8 @@
 #include <span>
 #include <string_view>
 
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/files.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
 #include "apps/kvrun/report.h"
 
 namespace kvrun::cli {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "apps/kvrun/generation.h"
-#include "apps/kvrun/shared_options.h"
+#include "apps/common/shared_options.h"
 
 namespace kvrun::cli {
 

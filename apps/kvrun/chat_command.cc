@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "apps/kvrun/commands.h"
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/files.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
 #include "apps/kvrun/generation.h"
-#include "apps/kvrun/interrupt.h"
+#include "apps/common/interrupt.h"
 #include "apps/kvrun/report.h"
-#include "apps/kvrun/shared_options.h"
+#include "apps/common/shared_options.h"
 
 namespace kvrun::cli {
 namespace {

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include "apps/kvrun/commands.h"
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/files.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
 #include "apps/kvrun/report.h"
-#include "apps/kvrun/shared_options.h"
+#include "apps/common/shared_options.h"
 
 namespace kvrun::cli {
 namespace {

@@ -5,9 +5,9 @@
 #include <limits>
 #include <numeric>
 
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/files.h"
-#include "apps/kvrun/interrupt.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
+#include "apps/common/interrupt.h"
 
 namespace kvrun::cli {
 namespace {

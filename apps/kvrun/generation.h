@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/kvrun/api.h"
-#include "apps/kvrun/options.h"
+#include "apps/common/api.h"
+#include "apps/common/options.h"
 
 namespace kvrun::cli {
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <vector>
 
-#include "apps/kvrun/files.h"
+#include "apps/common/files.h"
 
 namespace kvrun::cli {
 namespace {

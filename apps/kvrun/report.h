@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "apps/kvrun/api.h"
+#include "apps/common/api.h"
 
 namespace kvrun::cli {
 

@@ -50,7 +50,7 @@ TEST_F(LayerChecker, AcceptsIncludesThatPointDown) {
   Write("platform/vulkan/device.h", "#include <vulkan/vulkan.h>\n#include \"platform/base/status.h\"\n");
   Write("runtime/engine/engine.h",
         "#include \"platform/base/status.h\"\n#include \"runtime/device/device.h\"\n");
-  Write("apps/kvrun/main.cc", "#include <kvrun/kvrun.h>\n#include \"apps/kvrun/options.h\"\n");
+  Write("apps/kvrun/main.cc", "#include <kvrun/kvrun.h>\n#include \"apps/common/options.h\"\n");
   EXPECT_TRUE(LayerViolations(root_).empty());
 }
 

@@ -1,4 +1,4 @@
-#include "apps/kvrun/shared_options.h"
+#include "apps/common/shared_options.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/files.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
 #include "apps/kvrun/report.h"
 
 namespace kvrun::cli {

@@ -1,6 +1,6 @@
-#include "apps/kvrun/api.h"
+#include "apps/common/api.h"
 
-#include "apps/kvrun/failure.h"
+#include "apps/common/failure.h"
 
 namespace kvrun::cli {
 

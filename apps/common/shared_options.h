@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string>
 
-#include "apps/kvrun/api.h"
-#include "apps/kvrun/kv_options.h"
-#include "apps/kvrun/options.h"
-#include "apps/kvrun/progress.h"
+#include "apps/common/api.h"
+#include "apps/common/kv_options.h"
+#include "apps/common/options.h"
+#include "apps/common/progress.h"
 
 namespace kvrun::cli {
 

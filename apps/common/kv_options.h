@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/kvrun/api.h"
-#include "apps/kvrun/options.h"
+#include "apps/common/api.h"
+#include "apps/common/options.h"
 
 namespace kvrun::cli {
 

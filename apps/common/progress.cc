@@ -1,10 +1,10 @@
-#include "apps/kvrun/progress.h"
+#include "apps/common/progress.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "apps/kvrun/files.h"
-#include "apps/kvrun/interrupt.h"
+#include "apps/common/files.h"
+#include "apps/common/interrupt.h"
 #include "apps/kvrun/report.h"
 
 namespace kvrun::cli {

@@ -1,4 +1,4 @@
-#include "apps/kvrun/ids.h"
+#include "apps/common/ids.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <charconv>
 #include <string_view>
 
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/files.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
 
 namespace kvrun::cli {
 

@@ -1,4 +1,4 @@
-#include "apps/kvrun/options.h"
+#include "apps/common/options.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/kvrun/failure.h"
+#include "apps/common/failure.h"
 
 namespace kvrun::cli {
 namespace {

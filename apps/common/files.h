@@ -20,7 +20,9 @@ int TryWriteStdout(std::string_view text);
 void WriteStdout(std::string_view text);
 [[noreturn]] void ThrowStdoutError(int error_number);
 
-// One line on standard error: "kvrun: MESSAGE".
+// What messages begin with; "kvrun" until it is set.
+void SetProgramName(const std::string& name);
+// One line on standard error: "NAME: MESSAGE".
 void PrintMessage(std::string_view message);
 void WriteStderr(std::string_view text);
 

@@ -1,10 +1,10 @@
-#include "apps/kvrun/kv_options.h"
+#include "apps/common/kv_options.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "apps/kvrun/failure.h"
+#include "apps/common/failure.h"
 
 namespace kvrun::cli {
 namespace {

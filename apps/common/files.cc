@@ -1,4 +1,4 @@
-#include "apps/kvrun/files.h"
+#include "apps/common/files.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,11 +11,16 @@
 #include <cstring>
 #include <utility>
 
-#include "apps/kvrun/failure.h"
-#include "apps/kvrun/interrupt.h"
+#include "apps/common/failure.h"
+#include "apps/common/interrupt.h"
 
 namespace kvrun::cli {
 namespace {
+
+std::string& ProgramName() {
+  static std::string name = "kvrun";
+  return name;
+}
 
 constexpr size_t kReadBytes = 64 * 1024;
 
@@ -90,7 +95,9 @@ void ThrowStdoutError(int error_number) {
   throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write to standard output: {}", Reason(error_number)));
 }
 
-void PrintMessage(std::string_view message) { WriteStderr(fmt::format("kvrun: {}\n", message)); }
+void SetProgramName(const std::string& name) { ProgramName() = name; }
+
+void PrintMessage(std::string_view message) { WriteStderr(fmt::format("{}: {}\n", ProgramName(), message)); }
 
 void WriteStderr(std::string_view text) { (void)WriteAll(STDERR_FILENO, text.data(), text.size()); }
 

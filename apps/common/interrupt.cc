@@ -1,4 +1,4 @@
-#include "apps/kvrun/interrupt.h"
+#include "apps/common/interrupt.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cerrno>
 
-#include "apps/kvrun/failure.h"
+#include "apps/common/failure.h"
 
 namespace kvrun::cli {
 namespace {

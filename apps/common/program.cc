@@ -1,0 +1,92 @@
+#include "apps/common/program.h"
+
+#include <fmt/format.h>
+
+#include <exception>
+#include <new>
+#include <sstream>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/common/api.h"
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
+#include "apps/common/interrupt.h"
+
+namespace kvrun::cli {
+namespace {
+
+int ReportFailure(const Failure& failure, bool json) {
+  if (json) {
+    const Json error = {{"status", kvrun_status_name(failure.status())}, {"message", failure.what()}};
+    (void)TryWriteStdout(JsonLine({{"error", error}}));
+  }
+  PrintMessage(failure.what());
+  return failure.exit_code();
+}
+
+int RunCommand(const ProgramInfo& info, const Command& command) {
+  bool json = false;
+  try {
+    command.options->Resolve();
+    json = command.json != nullptr && *command.json;
+    return command.run();
+  } catch (const OutputClosed& closed) {
+    return closed.exit_code();
+  } catch (const UsageError& error) {
+    PrintMessage(error.what());
+    WriteStderr(fmt::format("See `{} {} --help`.\n", info.name, command.options->command()));
+    return error.exit_code();
+  } catch (const Failure& failure) {
+    return ReportFailure(failure, json);
+  } catch (const std::bad_alloc&) {
+    return ReportFailure(Failure(KVRUN_OUT_OF_MEMORY, "the memory of this machine does not suffice"), json);
+  } catch (const std::exception& error) {
+    return ReportFailure(Failure(KVRUN_INTERNAL_ERROR, error.what()), json);
+  }
+}
+
+// CLI11's way of saying that the command line is wrong, or that help was asked for.
+int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI::ParseError& error) {
+  std::ostringstream out;
+  std::ostringstream message;
+  if (program.exit(error, out, message) != 0) {
+    PrintMessage(error.what());
+    WriteStderr(fmt::format("See `{0} --help`, or `{0} COMMAND --help`.\n", info.name));
+    return kExitUsage;
+  }
+  try {
+    WriteStdout(out.str());
+  } catch (const OutputClosed& closed) {
+    return closed.exit_code();
+  } catch (const Failure& failure) {
+    return ReportFailure(failure, /*json=*/false);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int RunProgram(const ProgramInfo& info, std::span<const AddCommand> commands, int argc, char** argv) {
+  GuardStandardStreams();
+  InstallSignalHandlers();
+  SetProgramName(info.name);
+  CLI::App program(info.description, info.name);
+  program.set_version_flag("--version", fmt::format("{} {}", info.name, kvrun_version()),
+                           "The program's version");
+  program.require_subcommand(1);
+  std::vector<Command> added;
+  for (const AddCommand add : commands) added.push_back(add(&program));
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return AnswerParseError(info, program, error);
+  }
+  for (const Command& command : added) {
+    if (command.options->Chosen()) return RunCommand(info, command);
+  }
+  return kExitUsage;
+}
+
+}  // namespace kvrun::cli
