@@ -317,6 +317,59 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 
+/* ---- Calibration: adapters from texts -------------------------------------------------------------- */
+
+typedef struct kvrun_calibrate_options {
+  uint32_t struct_size;
+  const char* kind;            /* plain, centred, query, query-centred; NULL: query-centred */
+  uint32_t rank;               /* columns that the file holds; 0: all that there are, at most 256 */
+  uint32_t n_ctx;              /* texts are cut into pieces of at most so many tokens; 0: chosen */
+  const int32_t* const* texts; /* [n_texts], each of counts[i] ids */
+  const size_t* counts;
+  size_t n_texts;
+  kvrun_progress_fn progress; /* in tokens; may be NULL */
+  void* progress_user;
+} kvrun_calibrate_options;
+
+KVRUN_API void kvrun_calibrate_options_init(kvrun_calibrate_options* options);
+
+/* Computes each layer's adapter (KVSwap, section 3.2) from the model's keys and queries on these texts and
+ * writes them to `path` (docs/formats/adapter.md); nothing is written on an error. json, which may be NULL:
+ * an object with kind, rank, n_tokens, n_pieces, fingerprint, layers [{energy: [of columns 0..i, by i]}]. */
+KVRUN_API kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options* options,
+                                       const char* path, char** json);
+
+/* ---- Benchmarks -------------------------------------------------------------------------------------- */
+
+/* A model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B. n_layers 0: the
+ * shape's own number. The names are known to kvrun_shape_names, a list that ends in NULL. */
+KVRUN_API kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model);
+KVRUN_API const char* const* kvrun_shape_names(void);
+
+typedef struct kvrun_bench_options {
+  uint32_t struct_size;
+  const char* kv;         /* "--kv-method kvswap --kv-budget 1/13"; NULL: full */
+  const uint32_t* depths; /* [n_depths]: tokens that are there before the measured ones */
+  size_t n_depths;
+  uint32_t n_prompt;      /* prefilled from an empty context, timed; 0: none */
+  uint32_t n_decode;      /* decoded at each depth, timed; 0: none */
+  uint32_t n_sequences;   /* decoded together; 0: 1 */
+  uint32_t n_repetitions; /* 0: 3 */
+  uint32_t fill_random;   /* nonzero: the KV at a depth is random, not prefilled */
+  float hit_rate;         /* with fill_random: this share of a step's groups were chosen by the last one too */
+  uint32_t io_only;       /* nonzero: also repeats the reads of the last run, without computing */
+  kvrun_progress_fn progress; /* in tokens; may be NULL */
+  void* progress_user;
+} kvrun_bench_options;
+
+KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
+
+/* JSON array, an object per depth: depth, prefill_tps and decode_tps (medians, null where nothing was
+ * measured), prefill_tps_runs and decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and
+ * memory (as in kvrun_session_stats_json, of the last run), and with io_only io {reads, bytes, mbps}. */
+KVRUN_API kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options,
+                                        char** json);
+
 #ifdef __cplusplus
 }
 #endif
