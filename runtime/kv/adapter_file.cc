@@ -15,8 +15,8 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/adapter.h"
-#include "runtime/kv/gguf_writer.h"
 #include "runtime/model/gguf.h"
+#include "runtime/model/gguf_writer.h"
 
 namespace kvrun {
 namespace {

@@ -1,9 +1,10 @@
-#include "runtime/kv/gguf_writer.h"
+#include "runtime/model/gguf_writer.h"
 
 #include <bit>
 #include <concepts>
 #include <cstring>
 
+#include "platform/base/check.h"
 #include "platform/base/units.h"
 
 namespace kvrun {
@@ -62,14 +63,32 @@ void GgufWriter::Set(std::string_view key, std::span<const float> values) {
   PutBytes(keys_, std::as_bytes(values));
 }
 
-void GgufWriter::AddTensor(std::string_view name, TensorType type, std::vector<uint64_t> shape,
-                           std::span<const std::byte> data) {
-  PadToAlignment(data_);
-  tensors_.push_back({std::string(name), type, std::move(shape), data_.size()});
-  PutBytes(data_, data);
+void GgufWriter::Set(std::string_view key, float value) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kF32);
+  Put(keys_, std::bit_cast<uint32_t>(value));
 }
 
-std::vector<std::byte> GgufWriter::Finish() const {
+uint64_t GgufWriter::Declare(std::string_view name, TensorType type, std::vector<uint64_t> shape) {
+  const TensorTypeInfo& info = GetTensorType(type);
+  uint64_t n_bytes = info.block_bytes;
+  for (const uint64_t n : shape) n_bytes *= n;
+  n_bytes /= info.block_elements;
+  const uint64_t offset = RoundUp(data_bytes_, kAlignment);
+  tensors_.push_back({std::string(name), type, std::move(shape), offset});
+  data_bytes_ = offset + n_bytes;
+  return offset;
+}
+
+void GgufWriter::AddTensor(std::string_view name, TensorType type, std::vector<uint64_t> shape,
+                           std::span<const std::byte> data) {
+  data_.resize(Declare(name, type, std::move(shape)));
+  PutBytes(data_, data);
+  KVRUN_CHECK(data_.size() == data_bytes_);
+}
+
+std::vector<std::byte> GgufWriter::Header() const {
   std::vector<std::byte> file;
   PutBytes(file, std::as_bytes(std::span("GGUF", 4)));
   Put(file, uint32_t{3});
@@ -84,6 +103,11 @@ std::vector<std::byte> GgufWriter::Finish() const {
     Put(file, tensor.offset);
   }
   PadToAlignment(file);
+  return file;
+}
+
+std::vector<std::byte> GgufWriter::Finish() const {
+  std::vector<std::byte> file = Header();
   PutBytes(file, data_);
   return file;
 }
