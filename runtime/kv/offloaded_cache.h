@@ -19,6 +19,7 @@
 #include "runtime/device/device.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/kv/replayed_selection.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
 
@@ -42,6 +43,14 @@ struct KvStats {
 struct KvRow {
   uint32_t sequence = 0;
   uint32_t position = 0;
+};
+
+// Reads of chosen groups that were done again: for benchmarks.
+struct RepeatedReads {
+  uint64_t fetches = 0;  // each waits for its reads before the next begins
+  uint64_t reads = 0;
+  uint64_t read_bytes = 0;
+  double milliseconds = 0.0;
 };
 
 class OffloadedCache {
@@ -109,7 +118,28 @@ class OffloadedCache {
   void AddStall(double milliseconds) { stats_.stall_ms += milliseconds; }
   void ResetStats();
 
+  // --- Benchmarks.
+  // From now on, what the device chooses is replaced: see ReplayedSelection. Of no effect without an index.
+  void ReplaySelection(double repeated_share);
+  // Notes the reads of the steps to come; what was noted before is forgotten.
+  void BeginReadLog();
+  // Ends the log and carries out its reads once more, in their order, into the slots they went to. After the
+  // last of the steps that were noted: slots then hold what they held.
+  Result<RepeatedReads> RepeatReads();
+
  private:
+  // Of one layer and stream: fetches [begin, begin + count) of the log.
+  struct LoggedRead {
+    uint32_t layer = 0;
+    uint32_t stream = 0;
+    size_t begin = 0;
+    size_t count = 0;
+  };
+  struct ReadLog {
+    std::vector<LoggedRead> reads;
+    std::vector<GroupFetch> fetches;
+  };
+
   struct Layer {
     std::unique_ptr<Buffer> index;
     std::unique_ptr<Buffer> scales;
@@ -148,6 +178,8 @@ class OffloadedCache {
   Result<std::span<const uint32_t>> ReadChosen(uint32_t layer_index, uint32_t stream,
                                                std::span<const uint32_t> chosen);
   Status ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n_groups);
+  // fetches_ into slots.
+  Status FetchIntoSlots(uint32_t layer_index, uint32_t stream);
 
   Device& device_;
   KvPlan plan_;
@@ -157,6 +189,8 @@ class OffloadedCache {
   std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups on flash
   std::vector<KvRow> rows_;              // of the step
   std::vector<GroupFetch> fetches_;
+  std::vector<ReplayedSelection> replayed_;  // [n_layers, n_streams]; empty: the device chooses
+  std::optional<ReadLog> read_log_;
   bool has_adapter_ = false;
   bool in_decode_ = false;
   KvStats stats_;

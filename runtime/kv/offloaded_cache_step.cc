@@ -66,10 +66,13 @@ Status OffloadedCache::FetchStream(uint32_t layer_index, uint32_t row, uint32_t 
                   "layer {}: the device chose {} groups up to number {}, and there are {}; run kvrun doctor",
                   layer_index, list[0], count > 0 ? list[count] : 0, first_window_group)};
     }
-    KVRUN_ASSIGN_OR_RETURN(const std::span<const uint32_t> slots,
-                           ReadChosen(layer_index, stream, list.subspan(1, count)));
+    const std::span<const uint32_t> chosen =
+        replayed_.empty()
+            ? list.subspan(1, count)
+            : replayed_[size_t{layer_index} * plan_.n_streams + stream].Next(first_window_group);
+    KVRUN_ASSIGN_OR_RETURN(const std::span<const uint32_t> slots, ReadChosen(layer_index, stream, chosen));
     std::copy(slots.begin(), slots.end(), table.begin() + 2);
-    n = count;
+    n = static_cast<uint32_t>(slots.size());
   }
   for (uint32_t group = first_window_group; group <= last_group; ++group) table[2 + n++] = WindowSlot(group);
   KVRUN_CHECK(n <= shape.table_slots);
@@ -86,9 +89,7 @@ Result<std::span<const uint32_t>> OffloadedCache::ReadChosen(uint32_t layer_inde
   fetches_.clear();
   for (const SlotLoad& load : plan.loads)
     fetches_.push_back({load.extent, SlotBytes(layer, stream, load.slot)});
-  const Clock::time_point begin = Clock::now();
-  const Status status = store_->Fetch(layer_index, stream, fetches_);
-  stats_.io_ms += MillisecondsSince(begin);
+  const Status status = FetchIntoSlots(layer_index, stream);
   if (!status.ok()) {
     for (const SlotLoad& load : plan.loads) layer.caches[stream].Drop(load.slot);
     return status;
@@ -109,14 +110,23 @@ Result<std::span<const uint32_t>> OffloadedCache::ReadChosen(uint32_t layer_inde
   return plan.slots;
 }
 
+Status OffloadedCache::FetchIntoSlots(uint32_t layer_index, uint32_t stream) {
+  if (read_log_) {
+    read_log_->reads.push_back({layer_index, stream, read_log_->fetches.size(), fetches_.size()});
+    read_log_->fetches.insert(read_log_->fetches.end(), fetches_.begin(), fetches_.end());
+  }
+  const Clock::time_point begin = Clock::now();
+  const Status status = store_->Fetch(layer_index, stream, fetches_);
+  stats_.io_ms += MillisecondsSince(begin);
+  return status;
+}
+
 Status OffloadedCache::ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n_groups) {
   Layer& layer = layers_[layer_index];
   fetches_.clear();
   for (uint32_t group = 0; group < n_groups; ++group)
     fetches_.push_back({group, SlotBytes(layer, stream, group)});
-  const Clock::time_point begin = Clock::now();
-  KVRUN_RETURN_IF_ERROR(store_->Fetch(layer_index, stream, fetches_));
-  stats_.io_ms += MillisecondsSince(begin);
+  KVRUN_RETURN_IF_ERROR(FetchIntoSlots(layer_index, stream));
   stats_.layer_loads[layer_index] += n_groups;
   return layer.slots->Flush(static_cast<uint64_t>(SlotBytes(layer, stream, 0) - layer.slots->host().data()),
                             n_groups * record_bytes());
