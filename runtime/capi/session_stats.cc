@@ -14,19 +14,6 @@ double PerSecond(uint64_t count, double milliseconds) {
   return milliseconds > 0.0 ? static_cast<double>(count) * 1e3 / milliseconds : 0.0;
 }
 
-// The parts that kvrun.h names are always there; others follow as the device names them.
-Json MemoryInfo(const Device& device) {
-  Json memory = {
-      {"weights", uint64_t{0}}, {"kv", uint64_t{0}}, {"activations", uint64_t{0}}, {"staging", uint64_t{0}}};
-  uint64_t total = 0;
-  for (const Device::MemoryPart& part : device.MemoryInUse()) {
-    memory[part.part] = memory.value(part.part, uint64_t{0}) + part.bytes;
-    total += part.bytes;
-  }
-  memory["total"] = total;
-  return memory;
-}
-
 Json OperationsInfo(const std::vector<OperationTime>& totals, const std::vector<OperationTime>& before) {
   Json operations = Json::array();
   for (OperationTime time : totals) {
@@ -45,6 +32,19 @@ Json OperationsInfo(const std::vector<OperationTime>& totals, const std::vector<
 
 }  // namespace
 
+// The parts that kvrun.h names are always there; others follow as the device names them.
+Json MemoryInfo(std::span<const Device::MemoryPart> parts) {
+  Json memory = {
+      {"weights", uint64_t{0}}, {"kv", uint64_t{0}}, {"activations", uint64_t{0}}, {"staging", uint64_t{0}}};
+  uint64_t total = 0;
+  for (const Device::MemoryPart& part : parts) {
+    memory[part.part] = memory.value(part.part, uint64_t{0}) + part.bytes;
+    total += part.bytes;
+  }
+  memory["total"] = total;
+  return memory;
+}
+
 Json SessionStatsInfo(const kvrun_session& session) {
   const SessionStats& stats = session.session->stats();
   Json info = {{"prefill_tokens", stats.prefill_tokens},
@@ -54,7 +54,7 @@ Json SessionStatsInfo(const kvrun_session& session) {
                {"decode_ms", stats.decode_ms},
                {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
                {"ttft_ms", stats.ttft_ms},
-               {"memory", MemoryInfo(session.engine->device())},
+               {"memory", MemoryInfo(session.engine->device().MemoryInUse())},
                {"operations", OperationsInfo(session.engine->OperationTotals(), session.operations_before)},
                {"notes", session.session->notes()}};
   if (const std::optional<KvReport> report = session.session->kv_report()) {

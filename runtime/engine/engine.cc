@@ -81,6 +81,12 @@ Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const Tok
   return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, n_ctx, n_steps, progress);
 }
 
+Result<std::vector<BenchmarkResult>> Engine::RunBenchmark(const BenchmarkOptions& options,
+                                                          const ProgressCallback& progress) {
+  if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to measure");
+  return kvrun::RunBenchmark(model_, weights_, *device_, &device_mutex_, options, progress);
+}
+
 std::vector<OperationTime> Engine::OperationTotals() {
   const std::lock_guard lock(totals_mutex_);
   for (OperationTime& time : device_->TakeOperationTimes()) {

@@ -11,6 +11,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/device/open_device.h"
+#include "runtime/engine/benchmark.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/session.h"
 #include "runtime/kv/kv_options.h"
@@ -56,6 +57,9 @@ class Engine {
   // Prefills and runs full; holds the engine's lock in every call.
   Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids, uint32_t n_ctx,
                                                        uint32_t n_steps, const ProgressCallback& progress);
+  // Holds the engine's lock all the time.
+  Result<std::vector<BenchmarkResult>> RunBenchmark(const BenchmarkOptions& options,
+                                                    const ProgressCallback& progress);
 
   // With profiling: sums since the engine was made, over all of its sessions.
   std::vector<OperationTime> OperationTotals();

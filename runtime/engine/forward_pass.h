@@ -57,6 +57,8 @@ class ForwardPass {
   // Since the last ResetKvReport; nothing where the KV is not kept in records.
   virtual std::optional<KvReport> kv_report() const { return std::nullopt; }
   virtual void ResetKvReport() {}
+  // Where the KV is kept in records, else null. For benchmarks, between steps.
+  virtual OffloadedCache* offloaded_cache() { return nullptr; }
 };
 
 struct OffloadedPassOptions;

@@ -41,6 +41,7 @@ class OffloadedForwardPass : public ForwardPass {
   void SetProgress(StepProgress progress) override { progress_ = std::move(progress); }
   std::optional<KvReport> kv_report() const override;
   void ResetKvReport() override;
+  OffloadedCache* offloaded_cache() override { return cache_.get(); }
 
  private:
   Status RunPrompt(std::span<const StepRow> rows);

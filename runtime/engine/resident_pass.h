@@ -35,7 +35,7 @@ class ResidentForwardPass : public ForwardPass {
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
 
   const KvShape& kv_shape() const { return cache_.shape(); }
-  const Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
+  Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
   // Of `n_rows` rows that were prefilled.
   Result<LayerSums> Sums(uint32_t layer, uint32_t n_rows);
 

@@ -1,5 +1,7 @@
 // What benchmarks ask of OffloadedCache beside decoding.
 #include <chrono>
+#include <optional>
+#include <utility>
 
 #include "platform/base/check.h"
 #include "runtime/kv/offloaded_cache.h"
@@ -17,9 +19,9 @@ void OffloadedCache::ReplaySelection(double repeated_share) {
 void OffloadedCache::BeginReadLog() { read_log_.emplace(); }
 
 Result<RepeatedReads> OffloadedCache::RepeatReads() {
-  KVRUN_CHECK(in_decode_ && store_ != nullptr && read_log_.has_value());
-  const ReadLog log = std::move(*read_log_);
-  read_log_.reset();
+  const ReadLog log = std::exchange(read_log_, std::nullopt).value_or(ReadLog());
+  if (log.reads.empty()) return RepeatedReads();
+  KVRUN_CHECK(in_decode_);  // the slots that were read into are there
   const GroupStoreStats before = store_->stats();
   const auto begin = std::chrono::steady_clock::now();
   RepeatedReads repeated;

@@ -342,7 +342,9 @@ KVRUN_API kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibra
 /* ---- Benchmarks -------------------------------------------------------------------------------------- */
 
 /* A model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B. n_layers 0: the
- * shape's own number. The names are known to kvrun_shape_names, a list that ends in NULL. */
+ * shape's own number, 4 of Llama-3.1-8B's 32. The weights lie in a nameless file in the folder that
+ * kvrun_option "dir" has by default; there is no tokenizer. The names are known to kvrun_shape_names, a list
+ * that ends in NULL. */
 KVRUN_API kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model);
 KVRUN_API const char* const* kvrun_shape_names(void);
 
@@ -351,7 +353,7 @@ typedef struct kvrun_bench_options {
   const char* kv;         /* "--kv-method kvswap --kv-budget 1/13"; NULL: full */
   const uint32_t* depths; /* [n_depths]: tokens that are there before the measured ones */
   size_t n_depths;
-  uint32_t n_prompt;      /* prefilled from an empty context, timed; 0: none */
+  uint32_t n_prompt;      /* of one sequence, prefilled from an empty context, timed; 0: none */
   uint32_t n_decode;      /* decoded at each depth, timed; 0: none */
   uint32_t n_sequences;   /* decoded together; 0: 1 */
   uint32_t n_repetitions; /* 0: 3 */
@@ -364,9 +366,11 @@ typedef struct kvrun_bench_options {
 
 KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
 
-/* JSON array, an object per depth: depth, prefill_tps and decode_tps (medians, null where nothing was
- * measured), prefill_tps_runs and decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and
- * memory (as in kvrun_session_stats_json, of the last run), and with io_only io {reads, bytes, mbps}. */
+/* Each depth has a session of its own, with as much context as it needs. JSON array, an object per depth:
+ * depth, prefill_tps and decode_tps (medians, null where nothing was measured), prefill_tps_runs and
+ * decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
+ * kvrun_session_stats_json, of the last run), and with io_only io {reads, bytes, fetches (a layer's reads of
+ * one stream; the next begins when they are done), mbps (10^6 bytes/s of the time it took)}. */
 KVRUN_API kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options,
                                         char** json);
 

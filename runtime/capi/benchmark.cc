@@ -1,0 +1,138 @@
+#include "runtime/engine/benchmark.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/capi/border.h"
+#include "runtime/capi/handles.h"
+#include "runtime/capi/kv_info.h"
+#include "runtime/capi/session_stats.h"
+#include "runtime/model/synthetic_model.h"
+
+using kvrun::Status;
+using kvrun::StatusCode;
+using kvrun::capi::CheckNotNull;
+using kvrun::capi::Guard;
+using kvrun::capi::Json;
+
+namespace {
+
+// What eval measured on SmolLM2-135M, at 8192 tokens.
+constexpr float kUsualHitRate = 0.78F;
+
+Json Median(std::vector<double> values) {
+  if (values.empty()) return Json();
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+Json ReadsInfo(const kvrun::RepeatedReads& reads) {
+  const auto bytes = static_cast<double>(reads.read_bytes);
+  return {{"reads", reads.reads},
+          {"bytes", reads.read_bytes},
+          {"fetches", reads.fetches},
+          {"mbps", reads.milliseconds > 0.0 ? Json(bytes / 1e3 / reads.milliseconds) : Json()}};
+}
+
+Json ResultInfo(const kvrun::BenchmarkResult& result) {
+  Json kv;
+  if (result.report) kv = kvrun::capi::KvReportInfo(*result.report, result.decode_tokens, false);
+  const auto of_kv = [&kv](const char* key) { return kv.is_object() ? kv.value(key, Json()) : Json(); };
+  Json info = {{"depth", result.depth},
+               {"prefill_tps", Median(result.prefill_tps)},
+               {"decode_tps", Median(result.decode_tps)},
+               {"prefill_tps_runs", result.prefill_tps},
+               {"decode_tps_runs", result.decode_tps},
+               {"hit_rate", of_kv("hit_rate")},
+               {"io_hidden", of_kv("io_hidden")},
+               {"stall_ms_per_token", of_kv("stall_ms_per_token")},
+               {"kv", kv},
+               {"memory", kvrun::capi::MemoryInfo(result.memory)}};
+  if (result.io) info["io"] = ReadsInfo(*result.io);
+  return info;
+}
+
+kvrun::Result<kvrun::BenchmarkOptions> Translate(const kvrun_bench_options& given) {
+  kvrun::BenchmarkOptions options;
+  if (given.kv != nullptr) KVRUN_RETURN_IF_ERROR(kvrun::ParseKvOptions(given.kv, &options.kv));
+  if (given.n_depths > 0) {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(given.depths, "depths"));
+    options.depths.assign(given.depths, given.depths + given.n_depths);
+  }
+  options.n_prompt = given.n_prompt;
+  options.n_decode = given.n_decode;
+  options.n_sequences = given.n_sequences == 0 ? 1 : given.n_sequences;
+  options.n_repetitions = given.n_repetitions == 0 ? 3 : given.n_repetitions;
+  options.fill_random = given.fill_random != 0;
+  options.hit_rate = static_cast<double>(given.hit_rate);
+  options.io_only = given.io_only != 0;
+  return options;
+}
+
+std::vector<std::string> ShapeNames() {
+  std::vector<std::string> names;
+  for (const kvrun::SyntheticShape& shape : kvrun::SyntheticShapes()) names.emplace_back(shape.name);
+  return names;
+}
+
+}  // namespace
+
+extern "C" {
+
+kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    *model = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(shape, "shape"));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::SyntheticShape found, kvrun::FindSyntheticShape(shape));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> made,
+                           kvrun::MakeSyntheticModel(found, n_layers, kvrun::DefaultKvFolder()));
+    *model = new kvrun_model{std::move(made)};
+    return Status::Ok();
+  });
+}
+
+const char* const* kvrun_shape_names(void) {
+  static const std::vector<std::string> names = ShapeNames();
+  static const std::vector<const char*> pointers = [] {
+    std::vector<const char*> list;
+    for (const std::string& name : names) list.push_back(name.c_str());
+    list.push_back(nullptr);
+    return list;
+  }();
+  return pointers.data();
+}
+
+void kvrun_bench_options_init(kvrun_bench_options* options) {
+  if (options == nullptr) return;
+  *options = {};
+  options->struct_size = sizeof(*options);
+  options->n_sequences = 1;
+  options->n_repetitions = 3;
+  options->hit_rate = kUsualHitRate;
+}
+
+kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+    kvrun_bench_options given;
+    kvrun_bench_options_init(&given);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_bench_options", &given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::BenchmarkOptions benchmark, Translate(given));
+    const auto progress =
+        kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::BenchmarkResult> results,
+                           engine->engine->RunBenchmark(benchmark, progress));
+    Json info = Json::array();
+    for (const kvrun::BenchmarkResult& result : results) info.push_back(ResultInfo(result));
+    return kvrun::capi::CopyOut(info, json);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,259 @@
+#include "runtime/engine/benchmark.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "platform/base/random.h"
+#include "runtime/engine/random_kv.h"
+#include "runtime/engine/resident_pass.h"
+#include "runtime/engine/session.h"
+#include "runtime/engine/session_kv.h"
+
+namespace kvrun {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Progress = std::function<bool(uint64_t, uint64_t)>;
+
+constexpr uint64_t kMaxContext = uint64_t{1} << 27;
+
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+Status CheckOptions(const BenchmarkOptions& options) {
+  KVRUN_RETURN_IF_ERROR(CheckSequenceCount(options.n_sequences));
+  const auto refuse = [](std::string message) {
+    return Status(StatusCode::kInvalidArgument, std::move(message));
+  };
+  if (options.depths.empty()) return refuse("no depth is named to measure at");
+  if (options.n_prompt == 0 && options.n_decode == 0) {
+    return refuse("nothing is to be measured: ask for tokens to prefill, or to decode");
+  }
+  if (options.n_repetitions == 0) return refuse("0 runs measure nothing: ask for 1 or more");
+  const uint32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());
+  if (uint64_t{deepest} + options.n_decode > kMaxContext || options.n_prompt > kMaxContext) {
+    return refuse(fmt::format("a context of {} tokens is more than the {} that there can be",
+                              std::max(uint64_t{deepest} + options.n_decode, uint64_t{options.n_prompt}),
+                              kMaxContext));
+  }
+  if (!(options.hit_rate >= 0.0 && options.hit_rate <= 1.0)) {
+    return refuse(fmt::format("a hit rate of {} is none: it is from 0 to 1", options.hit_rate));
+  }
+  if (options.io_only && (options.kv.kv.method == "full" || options.n_decode == 0)) {
+    return refuse("there are no reads to repeat: decode with a method that keeps KV on flash");
+  }
+  return Status::Ok();
+}
+
+class Benchmark {
+ public:
+  Benchmark(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+            const BenchmarkOptions& options, const Progress& progress)
+      : model_(model),
+        weights_(std::move(weights)),
+        device_(device),
+        options_(options),
+        progress_(progress),
+        random_(1) {
+    total_ = TokensToCompute();
+  }
+
+  Result<BenchmarkResult> Run(uint32_t depth);
+
+ private:
+  struct Pass {
+    std::unique_ptr<ForwardPass> forward;
+    ResidentForwardPass* resident = nullptr;  // null: the KV is kept in records
+  };
+
+  uint64_t TokensToCompute() const;
+  uint32_t ContextAt(uint32_t depth) const;
+  Result<Pass> MakePass(uint32_t depth) const;
+  Status NoteProgress(uint64_t tokens);
+  // From an empty sequence on.
+  Status Prefill(ForwardPass& pass, uint32_t sequence, uint32_t n_tokens);
+  Status MeasurePrefill(uint32_t depth, BenchmarkResult* result);
+  Status Fill(Pass& pass, uint32_t depth);
+  Status DecodeStep(ForwardPass& pass, uint32_t position);
+  Status MeasureDecode(uint32_t depth, BenchmarkResult* result);
+  TokenId RandomId() { return static_cast<TokenId>(random_.Below(model_.config.n_vocab)); }
+
+  const Model& model_;
+  std::shared_ptr<const DeviceWeights> weights_;
+  Device& device_;
+  const BenchmarkOptions& options_;
+  const Progress& progress_;
+  Random random_;
+  uint64_t done_ = 0;  // tokens, for progress
+  uint64_t total_ = 0;
+  bool is_warm_ = false;  // prefill's pipelines were made
+  std::vector<StepRow> rows_;
+  std::vector<uint32_t> outputs_;
+  std::vector<float> logits_;
+};
+
+// The same sums as are added up in done_.
+uint64_t Benchmark::TokensToCompute() const {
+  const uint64_t n_runs = options_.n_repetitions;
+  const uint64_t n_depths = options_.depths.size();
+  uint64_t tokens = options_.n_prompt == 0 ? 0 : options_.n_prompt * (n_runs * n_depths + 1);
+  if (options_.n_decode == 0) return tokens;
+  for (const uint32_t depth : options_.depths) {
+    if (!options_.fill_random) tokens += uint64_t{options_.n_sequences} * depth;
+    tokens += uint64_t{options_.n_sequences} * (options_.n_decode + 1) * n_runs;
+  }
+  return tokens;
+}
+
+uint32_t Benchmark::ContextAt(uint32_t depth) const {
+  // At depth 0, the step that warms up takes one.
+  return std::max({depth + options_.n_decode, options_.n_prompt, 1U});
+}
+
+Status Benchmark::NoteProgress(uint64_t tokens) {
+  done_ += tokens;
+  if (progress_ && progress_(done_, total_)) return {StatusCode::kCancelled, "the benchmark was cancelled"};
+  return Status::Ok();
+}
+
+Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) const {
+  const uint32_t n_ctx = ContextAt(depth);
+  Pass pass;
+  if (IsPlainResident(options_.kv.kv)) {
+    // What was asked for must hold here, too.
+    KVRUN_RETURN_IF_ERROR(PlanSessionKv(model_, options_.kv, n_ctx, options_.n_sequences).status());
+    KVRUN_ASSIGN_OR_RETURN(
+        std::unique_ptr<ResidentForwardPass> resident,
+        ResidentForwardPass::Create(model_, weights_, device_,
+                                    {.n_sequences = options_.n_sequences,
+                                     .n_ctx = n_ctx,
+                                     .kv_type = options_.kv.kv.k_type.value_or(KvType::kF16)}));
+    pass.resident = resident.get();
+    pass.forward = std::move(resident);
+    return pass;
+  }
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
+                         PrepareOffloadedPass(model_, options_.kv, n_ctx, options_.n_sequences));
+  KVRUN_ASSIGN_OR_RETURN(pass.forward, CreateOffloadedPass(model_, weights_, device_, std::move(offloaded)));
+  return pass;
+}
+
+Status Benchmark::Prefill(ForwardPass& pass, uint32_t sequence, uint32_t n_tokens) {
+  const uint64_t before = done_;
+  pass.SetProgress(
+      [this, before](uint64_t done, uint64_t) { return progress_ && progress_(before + done, total_); });
+  for (uint32_t begin = 0; begin < n_tokens;) {
+    const uint32_t end = std::min(n_tokens, begin + pass.max_rows());
+    rows_.clear();
+    for (uint32_t i = begin; i < end; ++i) rows_.push_back({RandomId(), i, sequence});
+    const bool is_last = end == n_tokens;
+    const uint32_t last_row = end - begin - 1;
+    logits_.resize(is_last ? pass.n_vocab() : 0);
+    KVRUN_RETURN_IF_ERROR(pass.Run(rows_, {&last_row, is_last ? 1U : 0U}, logits_));
+    KVRUN_RETURN_IF_ERROR(NoteProgress(end - begin));
+    begin = end;
+  }
+  return Status::Ok();
+}
+
+// Each run begins as a session does, adapters and all.
+Status Benchmark::MeasurePrefill(uint32_t depth, BenchmarkResult* result) {
+  if (options_.n_prompt == 0) return Status::Ok();
+  for (uint32_t run = 0; run < options_.n_repetitions + (is_warm_ ? 0U : 1U); ++run) {
+    KVRUN_ASSIGN_OR_RETURN(const Pass pass, MakePass(depth));
+    const Clock::time_point begin = Clock::now();
+    KVRUN_RETURN_IF_ERROR(Prefill(*pass.forward, 0, options_.n_prompt));
+    if (is_warm_ || run > 0) result->prefill_tps.push_back(options_.n_prompt / SecondsSince(begin));
+    result->memory = device_.MemoryInUse();
+  }
+  is_warm_ = true;
+  return Status::Ok();
+}
+
+Status Benchmark::Fill(Pass& pass, uint32_t depth) {
+  if (!options_.fill_random) {
+    for (uint32_t i = 0; i < options_.n_sequences && depth > 0; ++i) {
+      KVRUN_RETURN_IF_ERROR(Prefill(*pass.forward, i, depth));
+    }
+    return Status::Ok();
+  }
+  if (pass.resident != nullptr) {
+    std::vector<Buffer*> layers;
+    for (uint32_t i = 0; i < model_.config.n_layers; ++i) layers.push_back(pass.resident->kv(i));
+    return FillRandomly(device_, pass.resident->kv_shape(), layers, depth);
+  }
+  OffloadedCache& cache = *pass.forward->offloaded_cache();
+  for (uint32_t i = 0; i < options_.n_sequences; ++i) {
+    KVRUN_RETURN_IF_ERROR(FillRandomly(cache, model_.config.n_layers, i, depth));
+  }
+  cache.ReplaySelection(options_.hit_rate);
+  return Status::Ok();
+}
+
+Status Benchmark::DecodeStep(ForwardPass& pass, uint32_t position) {
+  rows_.clear();
+  outputs_.clear();
+  for (uint32_t i = 0; i < options_.n_sequences; ++i) {
+    rows_.push_back({RandomId(), position, i});
+    outputs_.push_back(i);
+  }
+  logits_.resize(size_t{options_.n_sequences} * pass.n_vocab());
+  KVRUN_RETURN_IF_ERROR(pass.Run(rows_, outputs_, logits_));
+  return NoteProgress(options_.n_sequences);
+}
+
+Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
+  if (options_.n_decode == 0) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(Pass pass, MakePass(depth));
+  KVRUN_RETURN_IF_ERROR(Fill(pass, depth));
+  ForwardPass& forward = *pass.forward;
+  const uint64_t n_tokens = uint64_t{options_.n_decode} * options_.n_sequences;
+  for (uint32_t run = 0; run < options_.n_repetitions; ++run) {
+    // Forgets what the run before has added, and warms up: pipelines, and groups that stay in memory.
+    KVRUN_RETURN_IF_ERROR(DecodeStep(forward, std::max(depth, 1U) - 1));
+    forward.ResetKvReport();
+    if (options_.io_only && run + 1 == options_.n_repetitions) forward.offloaded_cache()->BeginReadLog();
+    const Clock::time_point begin = Clock::now();
+    for (uint32_t i = 0; i < options_.n_decode; ++i) KVRUN_RETURN_IF_ERROR(DecodeStep(forward, depth + i));
+    result->decode_tps.push_back(static_cast<double>(n_tokens) / SecondsSince(begin));
+  }
+  result->decode_tokens = n_tokens;
+  result->report = forward.kv_report();
+  result->memory = device_.MemoryInUse();
+  if (!options_.io_only) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(result->io, forward.offloaded_cache()->RepeatReads());
+  return Status::Ok();
+}
+
+Result<BenchmarkResult> Benchmark::Run(uint32_t depth) {
+  BenchmarkResult result;
+  result.depth = depth;
+  KVRUN_RETURN_IF_ERROR(MeasurePrefill(depth, &result));
+  KVRUN_RETURN_IF_ERROR(MeasureDecode(depth, &result));
+  return result;
+}
+
+}  // namespace
+
+Result<std::vector<BenchmarkResult>> RunBenchmark(const Model& model,
+                                                  std::shared_ptr<const DeviceWeights> weights,
+                                                  Device& device, std::mutex* device_mutex,
+                                                  const BenchmarkOptions& options, const Progress& progress) {
+  KVRUN_RETURN_IF_ERROR(CheckOptions(options));
+  const std::lock_guard lock(*device_mutex);
+  Benchmark benchmark(model, std::move(weights), device, options, progress);
+  std::vector<BenchmarkResult> results;
+  for (const uint32_t depth : options.depths) {
+    Result<BenchmarkResult> result = benchmark.Run(depth);
+    if (!result.ok() && result.status().code() == StatusCode::kCancelled) return result.status();
+    if (!result.ok()) return result.status().WithContext(fmt::format("at a depth of {} tokens", depth));
+    results.push_back(std::move(result).value());
+  }
+  return results;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,50 @@
+// How fast prefill and decoding are at given depths of the context, with the statistics of the KV cache.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/kv/kv_options.h"
+#include "runtime/kv/kv_report.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+struct BenchmarkOptions {
+  KvSettings kv;
+  std::vector<uint32_t> depths;  // tokens that are there before the measured ones
+  uint32_t n_prompt = 0;         // prefilled from an empty context; 0: none
+  uint32_t n_decode = 0;         // decoded at each depth; 0: none
+  uint32_t n_sequences = 1;      // decoded together
+  uint32_t n_repetitions = 3;
+  bool fill_random = false;  // the KV at a depth is random, and choices are replayed with...
+  double hit_rate = 0.0;     // this share of groups that the step before has chosen too
+  bool io_only = false;      // repeats the reads of the last run, without computing
+};
+
+// At one depth. A context is as long as the depth and the tokens that are decoded need, or the prompt.
+struct BenchmarkResult {
+  uint32_t depth = 0;
+  std::vector<double> prefill_tps;         // of each run
+  std::vector<double> decode_tps;          // of each run, over all sequences
+  uint64_t decode_tokens = 0;              // of the report's run
+  std::optional<KvReport> report;          // of the last run that decoded; nothing where no records are kept
+  std::vector<Device::MemoryPart> memory;  // during the last run
+  std::optional<RepeatedReads> io;
+};
+
+// Holds the lock all the time. progress(done, total), in tokens, answers true to cancel; it may be empty.
+Result<std::vector<BenchmarkResult>> RunBenchmark(const Model& model,
+                                                  std::shared_ptr<const DeviceWeights> weights,
+                                                  Device& device, std::mutex* device_mutex,
+                                                  const BenchmarkOptions& options,
+                                                  const std::function<bool(uint64_t, uint64_t)>& progress);
+
+}  // namespace kvrun
