@@ -5,8 +5,8 @@
 int main(int argc, char** argv) {
   using namespace kvrun::cli;
   static constexpr AddCommand kCommands[] = {
-      AddRunCommand,  AddChatCommand,    AddTokenizeCommand, AddLogitsCommand,  AddEvalCommand,
-      AddInfoCommand, AddDevicesCommand, AddDoctorCommand,   AddVersionCommand,
+      AddRunCommand,   AddChatCommand, AddTokenizeCommand, AddLogitsCommand, AddEvalCommand,
+      AddBenchCommand, AddInfoCommand, AddDevicesCommand,  AddDoctorCommand, AddVersionCommand,
   };
   const ProgramInfo info{
       "kvrun",

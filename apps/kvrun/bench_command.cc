@@ -1,0 +1,197 @@
+// kvrun bench: prefill and decode rates at given depths of the context, and what the KV cache did meanwhile.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
+#include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr uint32_t kMaxTokens = 1U << 27;
+
+struct BenchOptions {
+  SharedOptions shared;
+  std::string shape;
+  uint32_t layers = 0;
+  uint32_t prompt = 512;
+  uint32_t decode = 32;
+  std::vector<uint32_t> depths = {0};
+  uint32_t repetitions = 3;
+  uint32_t sequences = 1;
+  bool random_fill = false;
+  float hit_rate = 0.0F;
+  bool io_only = false;
+};
+
+void SetDepths(const std::string& source, const std::string& text, std::vector<uint32_t>* depths) {
+  depths->clear();
+  for (std::string_view rest = text;;) {
+    const std::string_view number = rest.substr(0, rest.find(','));
+    uint32_t depth = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), depth);
+    if (error != std::errc() || end != number.data() + number.size() || depth > kMaxTokens) {
+      throw UsageError(fmt::format("{}: \"{}\" is not a list of numbers from 0 to {}, such as 0,4096,32768",
+                                   source, text, kMaxTokens));
+    }
+    depths->push_back(depth);
+    if (number.size() == rest.size()) return;
+    rest.remove_prefix(number.size() + 1);
+  }
+}
+
+std::vector<std::string> ShapeNames() {
+  std::vector<std::string> names;
+  for (const char* const* name = kvrun_shape_names(); *name != nullptr; ++name) names.emplace_back(*name);
+  return names;
+}
+
+void CheckOptions(const BenchOptions& options) {
+  if (options.shared.model.empty() == options.shape.empty()) {
+    throw UsageError(
+        "name what to measure: a model (-m FILE), or a shape with random weights (--shape NAME)");
+  }
+  if (options.shape.empty() && options.layers != 0) throw UsageError("--layers goes with --shape only");
+  if (options.prompt == 0 && options.decode == 0) {
+    throw UsageError("nothing is to be measured: -p and -n are both 0");
+  }
+  if (options.io_only && options.decode == 0)
+    throw UsageError("--io-only repeats what decoding reads: -n is 0");
+}
+
+Model OpenOrMake(const BenchOptions& options) {
+  if (options.shape.empty()) return OpenModel(options.shared.model);
+  kvrun_model* model = nullptr;
+  Check(kvrun_model_make(options.shape.c_str(), options.layers, &model));
+  return Model(model);
+}
+
+Json Measure(const BenchOptions& options, const LoadedEngine& loaded, Progress* progress) {
+  const std::string kv = options.shared.kv.Line();
+  kvrun_bench_options given;
+  kvrun_bench_options_init(&given);
+  given.kv = kv.c_str();
+  given.depths = options.depths.data();
+  given.n_depths = options.depths.size();
+  given.n_prompt = options.prompt;
+  given.n_decode = options.decode;
+  given.n_sequences = options.sequences;
+  given.n_repetitions = options.repetitions;
+  given.fill_random = options.random_fill || !options.shape.empty() ? 1 : 0;
+  given.hit_rate = options.hit_rate;
+  given.io_only = options.io_only ? 1 : 0;
+  given.progress = Progress::Callback;
+  given.progress_user = progress;
+  char* json = nullptr;
+  Check(kvrun_bench_json(loaded.engine.get(), &given, &json));
+  progress->Clear();
+  return TakeJson(json);
+}
+
+// "-" where nothing was measured.
+std::string Cell(const Json& object, const char* key, const char* form, double factor = 1.0) {
+  const Json value = object.is_object() ? object.value(key, Json()) : Json();
+  return value.is_number() ? fmt::format(fmt::runtime(form), value.get<double>() * factor) : "-";
+}
+
+// "12.3 (11.9-12.5)": the median, the slowest and the fastest run.
+std::string Rate(const Json& result, const char* key) {
+  const std::string median = Cell(result, key, "{:.2f}");
+  const Json runs = result.value(std::string(key) + "_runs", Json::array());
+  if (median == "-" || runs.empty()) return median;
+  const auto [slowest, fastest] =
+      std::minmax_element(runs.begin(), runs.end(),
+                          [](const Json& a, const Json& b) { return a.get<double>() < b.get<double>(); });
+  return fmt::format("{} ({:.2f}-{:.2f})", median, slowest->get<double>(), fastest->get<double>());
+}
+
+constexpr const char* kRow = "{:>8}  {:>26}  {:>26}  {:>7}  {:>7}  {:>9}  {:>9}\n";
+
+std::string Table(const Json& results) {
+  std::string text = fmt::format(fmt::runtime(kRow), "depth", "prefill token/s", "decode token/s", "hits",
+                                 "hidden", "stall ms", "read MB/s");
+  for (const Json& result : results) {
+    text += fmt::format(fmt::runtime(kRow), Cell(result, "depth", "{:.0f}"), Rate(result, "prefill_tps"),
+                        Rate(result, "decode_tps"), Cell(result, "hit_rate", "{:.1f} %", 100.0),
+                        Cell(result, "io_hidden", "{:.1f} %", 100.0),
+                        Cell(result, "stall_ms_per_token", "{:.2f}"),
+                        Cell(result.value("kv", Json()), "read_mbps", "{:.1f}"));
+  }
+  for (const Json& result : results) {
+    const Json io = result.value("io", Json());
+    if (!io.is_object()) continue;
+    const double reads = io.value("reads", 0.0);
+    const double fetches = io.value("fetches", 0.0);
+    text += fmt::format("reads alone, depth {}: {} MB/s, {:.0f} reads of {:.1f} KiB, {:.1f} at a time\n",
+                        Cell(result, "depth", "{:.0f}"), Cell(io, "mbps", "{:.1f}"), reads,
+                        io.value("bytes", 0.0) / 1024 / std::max(reads, 1.0), reads / std::max(fetches, 1.0));
+  }
+  return text;
+}
+
+int Bench(const BenchOptions& options) {
+  CheckOptions(options);
+  const Model model = OpenOrMake(options);
+  for (const uint32_t depth : options.depths) {
+    AnnounceKvPlan(model, options.shared, options.sequences,
+                   std::max({depth + options.decode, options.prompt, 1U}));
+  }
+  Progress progress(ProgressModeOf(options.shared));
+  const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
+  const Json results = Measure(options, loaded, &progress);
+  WriteStdout(options.shared.json ? JsonLine(results) : Table(results));
+  return 0;
+}
+
+void AddWorkOptions(OptionSet* set, BenchOptions* options) {
+  set->Number("-p,--n-prompt", &options->prompt, 0, kMaxTokens,
+              "tokens that are prefilled from an empty context; 0: none (default 512)");
+  set->Number("-n,--n-decode", &options->decode, 0, kMaxTokens,
+              "tokens that are decoded at each depth; 0: none (default 32)");
+  set->Checked("-d,--depth", "N,...", "tokens that are there before those that are decoded (default 0)",
+               [options](const std::string& source, const std::string& text) {
+                 SetDepths(source, text, &options->depths);
+               });
+  set->Number("-r,--repetitions", &options->repetitions, 1, 1000,
+              "runs of each; their median counts (default 3)");
+  set->Number("--sequences,--batch-size", &options->sequences, 1, KVRUN_MAX_SEQUENCES,
+              "sequences that are decoded together (default 1)");
+  set->Flag("--random-fill", &options->random_fill,
+            "random KV at the depth, in place of a prefill; always with --shape");
+  set->Number("--hit-rate", &options->hit_rate, 0.0F, 1.0F,
+              fmt::format("with random KV: the share of a token's groups that the last one has read too "
+                          "(default {:.2f}, that of text)",
+                          options->hit_rate));
+  set->Flag("--io-only", &options->io_only, "also the last run's reads once more, without computing");
+}
+
+}  // namespace
+
+Command AddBenchCommand(CLI::App* program) {
+  auto options = std::make_shared<BenchOptions>();
+  kvrun_bench_options defaults;
+  kvrun_bench_options_init(&defaults);
+  options->hit_rate = defaults.hit_rate;
+  auto set = std::make_shared<OptionSet>(program, "bench", "How fast prefill and decoding are");
+  set->Text("-m,--model", &options->shared.model, "FILE", "the model, a GGUF file");
+  set->Choice("--shape", &options->shape, ShapeNames(),
+              "in place of a model: this one's shape, random weights");
+  set->Exclude("--model", "--shape");
+  set->Number("--layers", &options->layers, 1, 1024, "with --shape: so many layers (default: the shape's)");
+  AddWorkOptions(set.get(), options.get());
+  AddDeviceOption(set.get(), &options->shared);
+  set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
+  AddKvOptions(set.get(), &options->shared.kv);
+  AddReportOptions(set.get(), &options->shared);
+  return {set, {options, &options->shared.json}, [options] { return Bench(*options); }};
+}
+
+}  // namespace kvrun::cli
