@@ -130,7 +130,7 @@ std::string Table(const Json& results) {
     if (!io.is_object()) continue;
     const double reads = io.value("reads", 0.0);
     const double fetches = io.value("fetches", 0.0);
-    text += fmt::format("reads alone, depth {}: {} MB/s, {:.0f} reads of {:.1f} KiB, {:.1f} at a time\n",
+    text += fmt::format("reads alone, depth {}: {} MB/s, {:.0f} reads of {:.1f} KiB, in batches of {:.1f}\n",
                         Cell(result, "depth", "{:.0f}"), Cell(io, "mbps", "{:.1f}"), reads,
                         io.value("bytes", 0.0) / 1024 / std::max(reads, 1.0), reads / std::max(fetches, 1.0));
   }

@@ -1,0 +1,259 @@
+// Benchmarks on a real device: what they measure is there, and is what was asked for.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/capi/handles.h"
+#include "runtime/model/synthetic_model.h"
+#include "tests/support/capi_fixture.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/real_program.h"
+
+namespace kvrun::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr SyntheticShape kTiny{.name = "tiny",
+                               .n_layers = 2,
+                               .n_embd = 64,
+                               .n_ff = 96,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .head_dim = 32,
+                               .n_vocab = 300,
+                               .n_ctx_train = 1024,
+                               .rope_base = 10000.0F,
+                               .embedding_type = TensorType::kQ8_0,
+                               .matrix_type = TensorType::kQ4_1,
+                               .has_tied_output = true};
+// 20 groups besides the pinned one, and no room for others.
+constexpr const char* kKvSwap =
+    "--kv-method kvswap --kv-group 4 --kv-select 80 --kv-window 16 --kv-sinks 4 --kv-rank 8";
+
+class Bench : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    model_.model = OrDie(MakeSyntheticModel(kTiny, 0, folder_.Path("weights")));
+    ASSERT_EQ(kvrun_engine_create(&model_, nullptr, &engine_), KVRUN_OK) << LastError();
+    kvrun_bench_options_init(&options_);
+    options_.depths = depths_.data();
+    options_.n_depths = depths_.size();
+    options_.n_decode = 12;
+    options_.n_repetitions = 2;
+  }
+  void TearDown() override { kvrun_engine_destroy(engine_); }
+
+  std::string WithFolder(const std::string& kv) const {
+    return kv.empty() ? kv : kv + " --kv-tmpfs --kv-dir " + folder_.Path("kv");
+  }
+
+  Json Run(const std::string& kv) {
+    const std::string line = WithFolder(kv);
+    options_.kv = line.c_str();
+    char* json = nullptr;
+    EXPECT_EQ(kvrun_bench_json(engine_, &options_, &json), KVRUN_OK) << LastError();
+    return ParseAndFree(json);
+  }
+
+  TemporaryFolder folder_;
+  std::vector<uint32_t> depths_ = {150, 601};
+  kvrun_model model_;
+  kvrun_engine* engine_ = nullptr;
+  kvrun_bench_options options_;
+};
+
+void ExpectRuns(const Json& result, const char* rate, size_t n_runs) {
+  const Json& runs = result[std::string(rate) + "_runs"];
+  ASSERT_EQ(runs.size(), n_runs) << result;
+  for (const Json& run : runs) EXPECT_GT(run.get<double>(), 0.0);
+  if (n_runs == 0) {
+    EXPECT_TRUE(result[rate].is_null());
+  } else {
+    EXPECT_NEAR(result[rate].get<double>(), (runs[0].get<double>() + runs[1].get<double>()) / 2, 1e-3);
+  }
+}
+
+TEST_F(Bench, FullHasRatesAndMemory) {
+  options_.n_prompt = 40;
+  for (const bool random : {false, true}) {
+    options_.fill_random = random ? 1 : 0;
+    const Json results = Run("");
+    ASSERT_EQ(results.size(), 2U);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(results[i]["depth"], depths_[i]);
+      ExpectRuns(results[i], "prefill_tps", 2);
+      ExpectRuns(results[i], "decode_tps", 2);
+      EXPECT_TRUE(results[i]["kv"].is_null());
+      EXPECT_TRUE(results[i]["hit_rate"].is_null());
+      EXPECT_FALSE(results[i].contains("io"));
+      // f16, K and V of 2 heads of 32.
+      const uint64_t kv_bytes = uint64_t{2} * 2 * 2 * 2 * 32 * (depths_[i] + 12);
+      EXPECT_GE(results[i]["memory"]["kv"].get<uint64_t>(), kv_bytes);
+      EXPECT_LT(results[i]["memory"]["kv"].get<uint64_t>(), 2 * kv_bytes);
+    }
+  }
+}
+
+TEST_F(Bench, RandomKvIsReadWithTheHitRateThatWasAskedFor) {
+  options_.fill_random = 1;
+  options_.io_only = 1;
+  options_.n_decode = 25;
+  for (const char* more : {" --kv-type f16", " --kv-type fp8,int4 --kv-index int4",
+                           " --kv-type int8 --kv-heads per-kv-head", " --kv-type f32 --kv-index f16"}) {
+    for (const float hit_rate : {0.4F, 0.78F}) {
+      options_.hit_rate = hit_rate;
+      const Json results = Run(std::string(kKvSwap) + more);
+      for (const Json& result : results) {
+        EXPECT_NEAR(result["hit_rate"].get<double>(), hit_rate, 0.01) << more << result["depth"];
+        EXPECT_EQ(result["kv"]["chosen_groups"].get<uint64_t>() % (25U * 2 * 20), 0U);
+        EXPECT_GT(result["kv"]["read_bytes"].get<uint64_t>(), 0U);
+        EXPECT_EQ(result["io"]["bytes"], result["kv"]["read_bytes"]) << more;
+        EXPECT_EQ(result["io"]["reads"], result["kv"]["reads"]) << more;
+        EXPECT_GT(result["io"]["mbps"].get<double>(), 0.0);
+        EXPECT_TRUE(result["stall_ms_per_token"].is_number());
+        EXPECT_TRUE(result["io_hidden"].is_number());
+      }
+    }
+  }
+}
+
+TEST_F(Bench, PrefilledKvIsDecodedFromToo) {
+  options_.n_prompt = 150;
+  const Json results = Run(kKvSwap);
+  for (const Json& result : results) {
+    ExpectRuns(result, "prefill_tps", 2);
+    ExpectRuns(result, "decode_tps", 2);
+    EXPECT_EQ(result["kv"]["chosen_groups"], 12U * 2 * 20);
+    EXPECT_EQ(result["kv"]["method"], "kvswap");
+  }
+}
+
+TEST_F(Bench, SequencesAreDecodedTogetherByEveryMethod) {
+  options_.n_sequences = 3;
+  options_.io_only = 0;
+  for (const bool random : {false, true}) {
+    options_.fill_random = random ? 1 : 0;
+    for (const char* kv :
+         {"", "--kv-method full --kv-type int8", "--kv-method flexgen --kv-type fp8", kKvSwap}) {
+      for (const Json& result : Run(kv)) ExpectRuns(result, "decode_tps", 2);
+    }
+  }
+}
+
+TEST_F(Bench, AllThatFlexgenReadsIsReadAgain) {
+  options_.fill_random = 1;
+  options_.io_only = 1;
+  for (const Json& result : Run("--kv-method flexgen --kv-type f16")) {
+    EXPECT_EQ(result["io"]["bytes"], result["kv"]["read_bytes"]);
+    EXPECT_EQ(result["io"]["fetches"], 12U * 2);
+  }
+}
+
+TEST_F(Bench, AnEmptyContextIsADepthToo) {
+  depths_ = {0};
+  options_.n_depths = 1;
+  for (const bool random : {false, true}) {
+    options_.fill_random = random ? 1 : 0;
+    for (const char* kv : {"", "--kv-method flexgen", kKvSwap}) {
+      for (const Json& result : Run(kv)) ExpectRuns(result, "decode_tps", 2);
+    }
+  }
+}
+
+TEST_F(Bench, ProgressCountsAllTokensAndCancels) {
+  options_.n_prompt = 40;
+  struct Seen {
+    uint64_t done = 0;
+    uint64_t total = 0;
+    uint64_t cancel_at = UINT64_MAX;
+  } seen;
+  options_.progress = [](void* user, kvrun_phase, uint64_t done, uint64_t total) {
+    auto* state = static_cast<Seen*>(user);
+    EXPECT_GE(done, state->done);
+    *state = {done, total, state->cancel_at};
+    return done >= state->cancel_at ? 1 : 0;
+  };
+  options_.progress_user = &seen;
+  for (const char* kv : {"", kKvSwap}) {
+    seen = {};
+    Run(kv);
+    EXPECT_EQ(seen.done, seen.total);
+    EXPECT_EQ(seen.total, 40U * 5 + 150 + 601 + 2 * 2 * 13);
+  }
+  seen = {0, 0, 100};
+  options_.kv = nullptr;
+  char* json = nullptr;
+  EXPECT_EQ(kvrun_bench_json(engine_, &options_, &json), KVRUN_CANCELLED);
+  EXPECT_EQ(json, nullptr);
+}
+
+TEST_F(Bench, RefusesWhatCannotBeMeasured) {
+  const auto refused = [&](const char* kv, const std::string& message) {
+    const std::string line = WithFolder(kv);
+    options_.kv = line.c_str();
+    char* json = nullptr;
+    EXPECT_NE(kvrun_bench_json(engine_, &options_, &json), KVRUN_OK);
+    EXPECT_NE(LastError().find(message), std::string::npos) << LastError();
+    kvrun_bench_options_init(&options_);
+    options_.depths = depths_.data();
+    options_.n_depths = depths_.size();
+    options_.n_decode = 12;
+  };
+  options_.n_depths = 0;
+  refused("", "no depth is named");
+  options_.n_decode = 0;
+  refused("", "nothing is to be measured");
+  options_.n_sequences = 17;
+  refused("", "17");
+  options_.hit_rate = 1.5F;
+  refused("", "a hit rate of 1.5 is none");
+  options_.io_only = 1;
+  refused("", "there are no reads to repeat");
+  refused("--kv-method kvswap --kv-budget 1", "at a depth of 150 tokens: ");
+  refused("--kv-method unheard-of", "unheard-of");
+}
+
+TEST(BenchProgram, MeasuresAShape) {
+  if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+  const TemporaryFolder folder;
+  const ProgramResult result = RunProgram(RealProgram(),
+                                          {"bench",
+                                           "--shape",
+                                           "SmolLM2-135M",
+                                           "--layers",
+                                           "1",
+                                           "-p",
+                                           "0",
+                                           "-n",
+                                           "2",
+                                           "-d",
+                                           "300",
+                                           "-r",
+                                           "1",
+                                           "--kv-method",
+                                           "kvswap",
+                                           "--kv-select",
+                                           "100",
+                                           "--kv-dir",
+                                           folder.Path("kv"),
+                                           "--kv-tmpfs",
+                                           "--json",
+                                           "--quiet"},
+                                          WithDrivers({"XDG_CACHE_HOME=" + folder.Path("cache")}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json results = Json::parse(result.out, nullptr, false);
+  ASSERT_EQ(results.size(), 1U);
+  EXPECT_GT(results[0]["decode_tps"].get<double>(), 0.0);
+  EXPECT_NEAR(results[0]["hit_rate"].get<double>(), 0.78, 0.03);
+}
+
+}  // namespace
+}  // namespace kvrun::testing

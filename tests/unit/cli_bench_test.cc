@@ -1,0 +1,132 @@
+// kvrun bench: how its options reach the library, and what it says of the results.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+
+ProgramResult Bench(const std::vector<std::string>& more, const ProgramInput& input = {}) {
+  std::vector<std::string> arguments = {"bench"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return Cli(arguments, input);
+}
+
+Json BenchJson(std::vector<std::string> arguments) {
+  arguments.push_back("--json");
+  const ProgramResult result = Bench(arguments);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return Json::parse(result.out, nullptr, false);
+}
+
+TEST(CliBench, MeasuresAtDepth0UnlessAsked) {
+  const Json results = BenchJson({"-m", "toy"});
+  ASSERT_EQ(results.size(), 1U);
+  EXPECT_EQ(results[0]["depth"], 0);
+  EXPECT_EQ(results[0]["prefill_tps_runs"], Json({512, 513, 514}));
+  EXPECT_EQ(results[0]["decode_tps_runs"], Json({32, 33, 34}));
+  EXPECT_EQ(results[0]["asked"], Json({{"kv", ""}, {"sequences", 1}, {"random", 0}, {"io_only", 0}}));
+}
+
+TEST(CliBench, EveryOptionReachesTheLibrary) {
+  const Json results = BenchJson({"-m",
+                                  "toy",
+                                  "-p",
+                                  "7",
+                                  "-n",
+                                  "5",
+                                  "-d",
+                                  "0,4096",
+                                  "-r",
+                                  "2",
+                                  "--sequences",
+                                  "4",
+                                  "--kv-method",
+                                  "kvswap",
+                                  "--kv-budget",
+                                  "1/13",
+                                  "--random-fill",
+                                  "--hit-rate",
+                                  "0.75",
+                                  "--io-only"});
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0]["depth"], 0);
+  EXPECT_EQ(results[1]["depth"], 4096);
+  EXPECT_EQ(results[1]["prefill_tps_runs"], Json({7, 8}));
+  EXPECT_EQ(results[1]["decode_tps_runs"], Json({5, 6}));
+  EXPECT_EQ(results[1]["hit_rate"], 0.75);
+  EXPECT_EQ(
+      results[1]["asked"],
+      Json({{"kv", "--kv-method kvswap --kv-budget 1/13"}, {"sequences", 4}, {"random", 1}, {"io_only", 1}}));
+}
+
+TEST(CliBench, AShapeIsFilledAtRandomWithTheLibrarysHitRate) {
+  const ProgramResult result =
+      Bench({"--shape", "Toy-8B", "--layers", "3", "--kv-method", "kvswap", "--json", "-d", "9"},
+            {{"KVRUN_MODEL=missing"}, "", ""});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json results = Json::parse(result.out, nullptr, false);
+  EXPECT_EQ(results[0]["asked"]["random"], 1);
+  EXPECT_EQ(results[0]["hit_rate"], 0.5);
+}
+
+TEST(CliBench, ATableForPeople) {
+  const ProgramResult result =
+      Bench({"-m", "toy", "-p", "0", "-d", "0,128", "--kv-method", "kvswap", "--io-only"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "   depth             prefill token/s              decode token/s     hits   hidden   stall ms  "
+            "read MB/s\n"
+            "       0                           -         32.00 (32.00-34.00)   50.0 %   87.5 %       3.25   "
+            "   512.5\n"
+            "     128                           -         32.00 (32.00-34.00)   50.0 %   87.5 %       3.25   "
+            "   512.5\n"
+            "reads alone, depth 0: 700.2 MB/s, 100 reads of 4.0 KiB, in batches of 10.0\n"
+            "reads alone, depth 128: 700.2 MB/s, 100 reads of 4.0 KiB, in batches of 10.0\n");
+  EXPECT_PRED2(Contains, result.err, "KV cache: 1 sequences of 32 tokens, method kvswap\n");
+  EXPECT_PRED2(Contains, result.err, "KV cache: 1 sequences of 160 tokens, method kvswap\n");
+  EXPECT_PRED2(Contains, Bench({"-m", "toy"}).out, "       -        -          -          -\n");
+}
+
+TEST(CliBench, RefusesWhatMakesNoSense) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{}, "name what to measure"},
+      {{"-m", "toy", "--shape", "Toy-1B"}, "excludes"},
+      {{"--shape", "Toy-2B"}, "\"Toy-2B\" is not one of Toy-1B, Toy-8B"},
+      {{"-m", "toy", "--layers", "3"}, "--layers goes with --shape only"},
+      {{"-m", "toy", "-p", "0", "-n", "0"}, "-p and -n are both 0"},
+      {{"-m", "toy", "-n", "0", "--io-only"}, "-n is 0"},
+      {{"-m", "toy", "-d", ""}, "is not a list of numbers"},
+      {{"-m", "toy", "-d", "1,,2"}, "\"1,,2\" is not a list of numbers"},
+      {{"-m", "toy", "-d", "1,2,"}, "is not a list of numbers"},
+      {{"-m", "toy", "-d", "4k"}, "is not a list of numbers"},
+      {{"-m", "toy", "-d", "134217729"}, "is not a list of numbers"},
+      {{"-m", "toy", "-r", "0"}, "--repetitions"},
+      {{"-m", "toy", "--sequences", "17"}, "--sequences"},
+      {{"-m", "toy", "--hit-rate", "1.5"}, "--hit-rate"},
+      {{"-m", "toy", "--kv-rank", "bad"}, "--kv-rank"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    const ProgramResult result = Bench(arguments);
+    EXPECT_EQ(result.exit_code, 2) << ::testing::PrintToString(arguments);
+    EXPECT_PRED2(Contains, result.err, message);
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST(CliBench, SaysWhatTheLibraryCouldNotDo) {
+  const ProgramResult result = Bench({"-m", "toy", "-d", "1,666", "--json"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(Json::parse(result.out, nullptr, false)["error"]["status"], "out of memory");
+  EXPECT_PRED2(Contains, result.err, "at a depth of 666 tokens: too deep");
+}
+
+}  // namespace
+}  // namespace kvrun
