@@ -90,6 +90,8 @@ class OffloadedPrefill {
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk);
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
   Status LoadStoredEntries(uint32_t layer, uint32_t tile);
+  Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
+                                            const KvRecordShape& shape);
   Status StoreRecords(uint32_t layer, uint32_t tile);
   Status StoreIndex(uint32_t layer);
   using ProjectedFn = std::function<Status(uint32_t begin, std::span<const float> projected)>;

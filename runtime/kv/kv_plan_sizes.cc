@@ -31,12 +31,15 @@ uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 // Mapping tables, and what the slot caches know.
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  SlotShape shape;
-  shape.n_streams = plan.n_streams;
-  shape.table_slots = plan.n_chosen + plan.n_window_slots;
-  const uint64_t caches =
-      input.shares_slots ? 0 : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
-  return input.model.n_layers * (shape.table_bytes() + caches);
+  SlotShape slots;
+  slots.n_streams = plan.n_streams;
+  slots.table_slots = plan.n_chosen;
+  SlotShape window = slots;
+  window.table_slots = plan.n_window_slots;
+  const uint64_t caches = input.shares_slots || plan.method == "full"
+                              ? 0
+                              : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
+  return input.model.n_layers * (slots.table_bytes() + window.table_bytes() + caches);
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
@@ -54,12 +57,24 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   return entries + groups + chosen;
 }
 
+uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return input.model.n_layers * uint64_t{plan.n_streams} * plan.window_record.size_bytes() *
+         plan.n_window_slots;
+}
+
+// What a prompt that fails gives back: the incomplete group of its sequence.
+void AddTails(const KvSizeInput& input, KvPlan& plan) {
+  plan.parts.push_back(
+      {"tails", WindowBytes(input, plan) / plan.n_sequences / plan.n_window_slots, true, false});
+}
+
 // In prefill, of one sequence, beside tile and hidden states.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
   const uint64_t chunk_groups = std::min(kPrefillChunkTokens / plan.record.group_tokens, plan.n_groups());
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
-  const uint64_t encoded = chunk_groups * records_per_group * plan.record.size_bytes();
+  const uint64_t encoded =
+      chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
   const uint64_t projected = uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
@@ -82,7 +97,6 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
   const uint64_t record_bytes = plan.record.size_bytes();
   const uint64_t slots = plan.n_streams * record_bytes * plan.n_cache_slots;
-  const uint64_t window = plan.n_streams * record_bytes * plan.n_window_slots;
   plan.staging_bytes = StagingBytes(record_bytes, input.io_alignment_bytes);
   plan.parts.clear();
   const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
@@ -90,13 +104,20 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots are made when prefill is over.
-  add("slots", input.shares_slots ? slots + window : layers * slots, false);
-  add("window", layers * window, false);
+  add("slots", input.shares_slots ? slots : layers * slots, false);
+  add("window", WindowBytes(input, plan));
+  AddTails(input, plan);
   add("tables", TableBytes(input, plan));
-  add("tails", layers * (plan.n_streams + plan.n_streams / plan.n_sequences) * record_bytes);
   add("checksums", layers * plan.n_streams * plan.n_groups() * kChecksumBytes);
   add("scores", ScoreBytes(input, plan));
   add("staging", plan.staging_bytes);
+}
+
+void SizeResident(const KvSizeInput& input, KvPlan& plan) {
+  const uint64_t slots =
+      input.model.n_layers * uint64_t{plan.n_streams} * plan.record.size_bytes() * plan.n_cache_slots;
+  plan.parts = {{"kv", slots + WindowBytes(input, plan) + TableBytes(input, plan), true, true}};
+  AddTails(input, plan);
 }
 
 void SizePrefill(const KvSizeInput& input, KvPlan& plan) {

@@ -77,7 +77,8 @@ void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
     EXPECT_EQ(Part(plan, "index"),
               model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
   }
-  EXPECT_EQ(Part(plan, "window"), records * plan.n_window_slots);
+  EXPECT_EQ(Part(plan, "window"),
+            uint64_t{plan.n_streams} * model.n_layers * plan.window_record.size_bytes() * plan.n_window_slots);
   EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
   EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
   const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
@@ -155,14 +156,17 @@ TEST(KvPlan, EveryBudgetIsHeldAndUsed) {
   EXPECT_GT(last_entries, 2000U);
 }
 
-// In types other than f16 and f32, full KV is in records, all of them in the window.
+// In types other than f16 and f32, full KV is in records, and the newest entries in a window besides.
 TEST(KvPlan, FullInRecords) {
   KvOptions options = Unlimited("full");
   options.k_type = KvType::kFp8;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_window_slots, plan.n_groups());
-  EXPECT_EQ(plan.n_cache_slots, 0U);
-  EXPECT_EQ(Part(plan, "kv"), uint64_t{30} * plan.n_groups() * plan.record.size_bytes());
+  EXPECT_EQ(plan.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.n_cache_slots, plan.n_groups());
+  EXPECT_EQ(plan.exact_entries(), kExactEntries);
+  EXPECT_EQ(plan.window_record.k_type, KvType::kF16);
+  EXPECT_GE(Part(plan, "kv"), 30 * (plan.n_groups() * plan.record.size_bytes() +
+                                    plan.n_window_slots * plan.window_record.size_bytes()));
   EXPECT_GT(plan.prefill_bytes(), plan.decode_bytes());
 }
 
@@ -334,7 +338,7 @@ TEST(KvPlan, FlexgenReadsEverythingThroughOneLayersSlots) {
   EXPECT_EQ(plan.n_chosen, plan.n_groups());
   EXPECT_EQ(plan.index.rank, 0U);
   EXPECT_EQ(Part(plan, "index") + Part(plan, "scores"), 0U);
-  EXPECT_EQ(Part(plan, "slots"), plan.record.size_bytes() * (plan.n_groups() + plan.n_window_slots));
+  EXPECT_EQ(Part(plan, "slots"), plan.record.size_bytes() * plan.n_groups());
   EXPECT_EQ(plan.record.k_type, KvType::kF16);
   KvOptions options = Unlimited("flexgen");
   options.budget_fraction = 1.0 / 13;
