@@ -5,7 +5,7 @@
 
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
-#include "apps/kvrun/report.h"
+#include "apps/common/report.h"
 
 namespace kvrun::cli {
 namespace {
