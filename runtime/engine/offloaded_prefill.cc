@@ -64,7 +64,7 @@ Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& devic
                                                                    OffloadedCache& cache, SpillFile* spill) {
   std::unique_ptr<OffloadedPrefill> prefill(new OffloadedPrefill(device, commands, cache, spill));
   KVRUN_RETURN_IF_ERROR(prefill->CreateBuffers());
-  KVRUN_RETURN_IF_ERROR(prefill->CreateAttentionBuffers());
+  KVRUN_RETURN_IF_ERROR(prefill->CreateTile());
   return prefill;
 }
 
@@ -105,14 +105,18 @@ Status OffloadedPrefill::CreateBuffers() {
   return Status::Ok();
 }
 
-Status OffloadedPrefill::CreateAttentionBuffers() {
-  const bool is_tiled = tile_shape_.n_ctx < cache_.plan().n_ctx;
+Status OffloadedPrefill::CreateTile() {
   KVRUN_RETURN_IF_ERROR(
-      MakeBuffer(&tile_, tile_shape_.size_bytes(), is_tiled ? BufferUse::kShared : BufferUse::kDevice));
+      MakeBuffer(&tile_, tile_shape_.size_bytes(), is_tiled() ? BufferUse::kShared : BufferUse::kDevice));
   source_ = tile_.get();
+  return Status::Ok();
+}
+
+Status OffloadedPrefill::CreateAttentionBuffers() {
+  if (scratch_ != nullptr) return Status::Ok();
   const uint32_t chunk_rows = ChunkRows(cache_.plan(), commands_.config());
   AttentionArgs attention = TileAttention(0, chunk_rows);
-  if (is_tiled) {
+  if (is_tiled()) {
     KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tile_shape_.size_bytes(), BufferUse::kShared));
     for (auto& parts : parts_)
       KVRUN_RETURN_IF_ERROR(MakeBuffer(&parts, attention.parts_bytes(), BufferUse::kDevice));
@@ -128,6 +132,17 @@ Status OffloadedPrefill::CreateAttentionBuffers() {
     scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(attention));
   }
   return MakeBuffer(&scratch_, scratch_bytes, BufferUse::kDevice);
+}
+
+// Between layers of tiles: the adapter's work takes their room.
+void OffloadedPrefill::DropAttentionBuffers() {
+  if (!is_tiled()) return;
+  lists_.clear();
+  earlier_lists_.clear();
+  earlier_.reset();
+  for (auto& parts : parts_) parts.reset();
+  whole_tile_.reset();
+  scratch_.reset();
 }
 
 AttentionArgs OffloadedPrefill::TileAttention(uint32_t layer, uint32_t n_rows) const {
@@ -233,6 +248,7 @@ Result<OffloadedPrefill::Rows> OffloadedPrefill::LoadHidden(uint32_t row) {
 Status OffloadedPrefill::RunLayer(uint32_t layer, std::span<const StepRow> rows,
                                   const StepProgress& progress) {
   lists_.clear();
+  KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   if (makes_adapter()) KVRUN_RETURN_IF_ERROR(sums_->Clear());
   auto chunk = chunks_.begin();
   for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
@@ -326,6 +342,7 @@ bool OffloadedPrefill::HasEnoughKeys() const {
 
 Status OffloadedPrefill::MakeAdapter(uint32_t layer) {
   if (!HasEnoughKeys()) return cache_.SetBlankAdapter(layer);
+  DropAttentionBuffers();
   const uint32_t n_rows = end_ - begin_;
   const uint32_t n_skipped = begin_ < n_sinks() ? std::min(n_rows, n_sinks() - begin_) : 0;
   KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, sums_->Read(commands_.config(), n_rows, n_skipped));

@@ -34,10 +34,6 @@ Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
   return pass;
 }
 
-Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer, uint32_t n_rows) {
-  return sums_[layer].Read(commands_.config(), n_rows, std::min(n_rows, *sink_rows_));
-}
-
 Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer) {
   return sums_[layer].Read(commands_.config(), n_summed_, n_skipped_);
 }

@@ -36,8 +36,6 @@ class ResidentForwardPass : public ForwardPass {
 
   const KvShape& kv_shape() const { return cache_.shape(); }
   const Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
-  // Of `n_rows` rows that were prefilled from an empty context.
-  Result<LayerSums> Sums(uint32_t layer, uint32_t n_rows);
   // Of all rows that were summed up since the pass was created, or ClearSums: over any number of prompts,
   // each from position 0, whose sinks are left out. Steps of a single row are not summed up. Points into
   // this.

@@ -68,7 +68,7 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
       {"tails", WindowBytes(input, plan) / plan.n_sequences / plan.n_window_slots, true, false});
 }
 
-// In prefill, of one sequence, beside tile and hidden states.
+// In prefill, of one sequence, beside tile and hidden states: all the time.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
   const uint64_t chunk_groups = std::min(kPrefillChunkTokens / plan.record.group_tokens, plan.n_groups());
@@ -80,8 +80,13 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);
   if (WeighsByQueries(plan.adapter_kind)) sums += model.n_kv_heads * (dim + 1) * dim;
-  return encoded + projected + sums * sizeof(float) +
-         AdapterWorkBytes(plan.adapter_kind, model.n_kv_heads, model.head_dim, plan.index.rank);
+  return encoded + projected + sums * sizeof(float);
+}
+
+// While a layer's adapter is computed.
+uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
+  if (!input.computes_adapter) return 0;
+  return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
 }
 
 }  // namespace
@@ -128,21 +133,25 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
   const uint64_t left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
 
-  uint64_t bytes = whole + in_memory;
+  const uint64_t adapter = PrefillAdapterBytes(input, plan);
+  uint64_t bytes = whole + in_memory + adapter;
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = bytes > left;
-  if (plan.spills_hidden) bytes = whole + kSpillBufferBytes;
+  if (plan.spills_hidden) bytes = whole + kSpillBufferBytes + adapter;
   if (bytes > left) {
-    // The tile that is computed and an earlier one, and the attention's results between tiles: two of them in
-    // turn, and what comes from one tile.
+    // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
+    // them in turn, and what comes from one tile); these make room for the adapter's work.
     const uint64_t results =
         3 * uint64_t{kTiledChunkTokens} * input.model.n_heads * (input.model.head_dim + 2) * sizeof(float);
-    const uint64_t fixed = kSpillBufferBytes + results;
-    const uint64_t grain_bytes = 2 * kPrefillChunkTokens * token_bytes;
-    const uint64_t grains = std::max<uint64_t>((left - std::min(left, fixed)) / grain_bytes, 1);
+    const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
+    const auto tiled_bytes = [&](uint64_t grains) {
+      return kSpillBufferBytes + grains * grain_bytes + std::max(grains * grain_bytes + results, adapter);
+    };
+    uint64_t grains = 1;
+    while ((grains + 1) * kPrefillChunkTokens < plan.n_ctx && tiled_bytes(grains + 1) <= left) ++grains;
     if (grains * kPrefillChunkTokens < plan.n_ctx) {
       plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
-      bytes = fixed + grains * grain_bytes;
+      bytes = tiled_bytes(grains);
     }
   }
   plan.parts.push_back({"prefill", bytes + PrefillWorkBytes(input, plan), true, false});
