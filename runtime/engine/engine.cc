@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/engine/calibration.h"
 #include "runtime/engine/evaluation.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/kv_method.h"
@@ -85,6 +86,12 @@ Result<std::vector<BenchmarkResult>> Engine::RunBenchmark(const BenchmarkOptions
                                                           const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to measure");
   return kvrun::RunBenchmark(model_, weights_, *device_, &device_mutex_, options, progress);
+}
+
+Result<Calibration> Engine::Calibrate(const CalibrationOptions& options, const std::string& path,
+                                      const ProgressCallback& progress) {
+  if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to calibrate");
+  return CalibrateAdapter(model_, weights_, *device_, &device_mutex_, options, path, progress);
 }
 
 std::vector<OperationTime> Engine::OperationTotals() {

@@ -34,6 +34,8 @@ struct SessionOptions {
 };
 
 class Evaluation;
+struct CalibrationOptions;
+struct Calibration;
 
 // The context that a session gets where `asked` is 0.
 uint32_t ChooseContext(uint32_t asked, const ModelConfig& config);
@@ -60,6 +62,10 @@ class Engine {
   // Holds the engine's lock all the time.
   Result<std::vector<BenchmarkResult>> RunBenchmark(const BenchmarkOptions& options,
                                                     const ProgressCallback& progress);
+
+  // Computes adapters and writes them to `path`. Holds the engine's lock, but not while `progress` is asked.
+  Result<Calibration> Calibrate(const CalibrationOptions& options, const std::string& path,
+                                const ProgressCallback& progress);
 
   // With profiling: sums since the engine was made, over all of its sessions.
   std::vector<OperationTime> OperationTotals();

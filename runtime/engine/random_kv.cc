@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "platform/base/random.h"
+#include "platform/base/units.h"
 #include "runtime/kv/index_rows.h"
 #include "runtime/model/tensor_type.h"
 
@@ -121,6 +122,9 @@ Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence,
       std::clamp<uint64_t>(kBlockBytes / (heads * record_bytes), 1, std::max(n_groups, 1U)));
   Random random(sequence);
   const std::vector<std::byte> block = RandomRecords(plan.record, heads * n_at_once, random);
+  const uint32_t first_in_window = cache.FirstWindowGroup(n_entries);
+  const uint32_t n_in_window = CeilDiv(n_entries, plan.record.group_tokens) - first_in_window;
+  const std::vector<std::byte> window = RandomRecords(plan.window_record, heads * n_in_window, random);
   KVRUN_RETURN_IF_ERROR(cache.BeginPrefill(sequence, 0));
   for (uint32_t layer = 0; layer < n_layers; ++layer) {
     for (uint32_t group = 0; group < n_groups; group += n_at_once) {
@@ -128,7 +132,9 @@ Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence,
       KVRUN_RETURN_IF_ERROR(
           cache.AppendGroups(layer, sequence, group, n, std::span(block).first(n * heads * record_bytes)));
     }
-    cache.SetTail(layer, std::span(block).first(heads * record_bytes));
+    if (n_in_window > 0) {
+      KVRUN_RETURN_IF_ERROR(cache.PutWindow(layer, first_in_window, n_in_window, window));
+    }
     if (plan.index.rank == 0) continue;
     if (!cache.has_adapter()) KVRUN_RETURN_IF_ERROR(SetRandomAdapter(cache, layer, random));
     KVRUN_RETURN_IF_ERROR(FillIndex(cache, layer, sequence, n_entries, random));
