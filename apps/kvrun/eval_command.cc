@@ -1,17 +1,18 @@
 // kvrun eval: what a KV method costs in quality, on a text, against all KV in memory.
 #include <fmt/format.h>
 
+#include <exception>
 #include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "apps/kvrun/commands.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/kvrun/generation.h"
 #include "apps/common/ids.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/generation.h"
 
 namespace kvrun::cli {
 namespace {
@@ -43,16 +44,62 @@ std::vector<std::string> Configs(const EvalOptions& options) {
   return configs;
 }
 
+std::string Percent(const Json& result, const char* name) {
+  const Json value = result.value(name, Json());
+  return value.is_null() ? "-" : fmt::format("{:.1f} %", 100 * value.get<double>());
+}
+
 std::string Row(const Json& result) {
   const std::string config = result["config"];
   if (result.contains("error"))
     return fmt::format("{}\n  error: {}\n", config, result["error"].get<std::string>());
-  const Json& hit_rate = result["hit_rate"];
-  return fmt::format("{:9.3f} {:9.4f} {:7.1f} % {:>8} {:8.1f}  {}\n", result["ppl"].get<double>(),
-                     result["kl_mean"].get<double>(), 100 * result["top1_agreement"].get<double>(),
-                     hit_rate.is_null() ? "-" : fmt::format("{:.1f} %", 100 * hit_rate.get<double>()),
+  return fmt::format("{:9.3f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  {}\n", result["ppl"].get<double>(),
+                     result["kl_mean"].get<double>(), Percent(result, "top1_agreement"),
+                     Percent(result, "recall"), Percent(result, "recall_oracle"), Percent(result, "hit_rate"),
                      result["decode_tps"].get<double>(), config);
 }
+
+std::string FullRow(const Json& result) {
+  return fmt::format("{:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  {}\n", "ppl", "KL mean", "top-1", "recall",
+                     "oracle", "hits", "token/s", "configuration") +
+         fmt::format("{:9.3f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  full\n",
+                     result["ppl_full"].get<double>(), 0.0, "100.0 %", "100.0 %", "-", "-",
+                     result["decode_tps_full"].get<double>());
+}
+
+// Rows of the table as they come: a configuration takes minutes.
+class ResultTable {
+ public:
+  explicit ResultTable(Progress* progress) : progress_(progress) {}
+
+  // A kvrun_eval_result_fn; `user` is a ResultTable. What it throws is kept for Finish.
+  static void Callback(void* user, const char* json) {
+    auto* table = static_cast<ResultTable*>(user);
+    try {
+      if (!table->failure_) table->Write(ParseJson(json));
+    } catch (...) {
+      table->failure_ = std::current_exception();
+    }
+  }
+
+  void Finish() const {
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  void Write(const Json& result) {
+    progress_->Clear();
+    if (!has_full_ && result.contains("ppl_full")) {
+      WriteStdout(FullRow(result));
+      has_full_ = true;
+    }
+    WriteStdout(Row(result));
+  }
+
+  Progress* progress_;
+  bool has_full_ = false;
+  std::exception_ptr failure_;
+};
 
 int Eval(const EvalOptions& options) {
   const Model model = OpenNamedModel(options.shared);
@@ -62,6 +109,7 @@ int Eval(const EvalOptions& options) {
   for (const std::string& config : configs) lines.push_back(config.c_str());
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
+  ResultTable table(&progress);
   kvrun_eval_options given;
   kvrun_eval_options_init(&given);
   given.n_ctx = options.shared.ctx != 0 ? options.shared.ctx : static_cast<uint32_t>(ids.size());
@@ -70,24 +118,16 @@ int Eval(const EvalOptions& options) {
   given.n_configs = lines.size();
   given.progress = Progress::Callback;
   given.progress_user = &progress;
+  if (!options.shared.json) {
+    given.result = ResultTable::Callback;
+    given.result_user = &table;
+  }
   char* json = nullptr;
   Check(kvrun_eval_json(loaded.engine.get(), &given, ids.data(), ids.size(), &json));
   const Json results = TakeJson(json);
   progress.Clear();
-  if (options.shared.json) {
-    WriteStdout(JsonLine(options.configs.empty() ? results.at(0) : results));
-  } else {
-    std::string text = "      ppl   KL mean      top-1      hits  token/s  configuration\n";
-    for (const Json& result : results) {
-      if (&result == &results.front() && result.contains("ppl_full")) {
-        text +=
-            fmt::format("{:9.3f} {:9.4f} {:7.1f} % {:>8} {:8.1f}  full\n", result["ppl_full"].get<double>(),
-                        0.0, 100.0, "-", result["decode_tps_full"].get<double>());
-      }
-      text += Row(result);
-    }
-    WriteStdout(text);
-  }
+  table.Finish();
+  if (options.shared.json) WriteStdout(JsonLine(options.configs.empty() ? results.at(0) : results));
   for (const Json& result : results) {
     if (result.contains("error")) return 1;
   }

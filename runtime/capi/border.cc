@@ -76,9 +76,9 @@ Status CopyOut(std::string_view text, char** out) {
   return Status::Ok();
 }
 
-Status CopyOut(const Json& json, char** out) {
-  return CopyOut(std::string_view(json.dump(-1, ' ', false, Json::error_handler_t::replace)), out);
-}
+std::string ToText(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+Status CopyOut(const Json& json, char** out) { return CopyOut(std::string_view(ToText(json)), out); }
 
 std::function<bool(uint64_t, uint64_t)> BindProgress(kvrun_progress_fn progress, void* user,
                                                      kvrun_phase phase) {

@@ -44,8 +44,9 @@ kvrun_status Guard(Body&& body) noexcept {
 Status CheckNotNull(const void* pointer, std::string_view name);
 
 // Copies text to memory that kvrun_string_free frees. *out is null on an error.
+std::string ToText(const Json& json);  // on one line; invalid UTF-8 is replaced
 Status CopyOut(std::string_view text, char** out);
-Status CopyOut(const Json& json, char** out);  // invalid UTF-8 is replaced
+Status CopyOut(const Json& json, char** out);
 
 std::function<bool(uint64_t, uint64_t)> BindProgress(kvrun_progress_fn progress, void* user,
                                                      kvrun_phase phase);

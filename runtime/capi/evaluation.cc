@@ -21,6 +21,10 @@ Json ResultInfo(const kvrun::EvaluationResult& result, uint32_t n_steps) {
           {"ppl_full", result.ppl_full},
           {"kl_mean", result.kl_mean},
           {"top1_agreement", result.top1_agreement},
+          {"recall", result.recall.method},
+          {"recall_oracle", result.recall.oracle},
+          {"recall_recent", result.recall.recent},
+          {"recall_random", result.recall.random},
           {"hit_rate", kv.value("hit_rate", Json())},
           {"decode_tps", result.decode_tps},
           {"decode_tps_full", result.decode_tps_full},
@@ -76,6 +80,8 @@ kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* opt
     for (size_t i = 0; i < given.n_configs; ++i) {
       KVRUN_RETURN_IF_ERROR(CheckNotNull(given.configs[i], "configs[]"));
       results.push_back(RunConfig(*evaluation, given.configs[i], given.n_steps, progress));
+      if (given.result != nullptr)
+        given.result(given.result_user, kvrun::capi::ToText(results.back()).c_str());
     }
     return kvrun::capi::CopyOut(results, json);
   });

@@ -14,6 +14,8 @@ namespace {
 
 // As in the reference simulation: left out of means and covariances, whatever is pinned.
 constexpr uint32_t kSinkRows = 4;
+// Recall is measured in one step of so many: the exact attention is computed by the host.
+constexpr uint32_t kStepsPerProbe = 8;
 
 double LogSumExp(std::span<const float> row) {
   const double maximum = *std::max_element(row.begin(), row.end());
@@ -65,23 +67,36 @@ Status Evaluation::Prefill(const Progress& progress) {
   const Progress steps = [&](uint64_t done, uint64_t) {
     return progress && progress(n_prefill() + done, n_ctx_);
   };
-  return FeedSteps(*full_, steps, &full_logits_, &full_seconds_);
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, steps, {}, &full_logits_, &full_seconds_));
+  return ReadKeys();
 }
 
-Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, std::vector<float>* logits,
-                             double* seconds) {
+Status Evaluation::ReadKeys() {
+  std::vector<const Buffer*> layers;
+  for (uint32_t i = 0; i < model_.config.n_layers; ++i) layers.push_back(full_->kv(i));
+  KVRUN_ASSIGN_OR_RETURN(keys_, HostKeys::Read(device_, model_.config, layers, full_->kv_shape(), n_ctx_));
+  return Status::Ok();
+}
+
+Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
+                             std::vector<float>* logits, double* seconds) {
+  using Clock = std::chrono::steady_clock;
   const size_t n_vocab = pass.n_vocab();
   logits->resize(n_steps_ * n_vocab);
-  const auto begin = std::chrono::steady_clock::now();
   const uint32_t output = 0;
+  Clock::duration elapsed{};
   for (uint32_t step = 0; step < n_steps_; ++step) {
     if (progress && progress(step, n_steps_)) return Cancelled();
     const uint32_t position = n_prefill() + step;
     const StepRow row{ids_[position], position, 0};
+    if (hooks.before) hooks.before(step);
+    const Clock::time_point begin = Clock::now();
     KVRUN_RETURN_IF_ERROR(
         pass.Run({&row, 1}, {&output, 1}, std::span(*logits).subspan(step * n_vocab, n_vocab)));
+    elapsed += Clock::now() - begin;
+    if (hooks.after) hooks.after(step);
   }
-  *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  *seconds = std::chrono::duration<double>(elapsed).count();
   return Status::Ok();
 }
 
@@ -89,16 +104,26 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   const std::lock_guard lock(*device_mutex_);
   EvaluationResult result;
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  options.import = OffloadedPrefill::ImportSource{
-      .shape = full_->kv_shape(),
-      .layer = [this](uint32_t layer) { return full_->kv(layer); },
-      .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
+  options.import =
+      OffloadedPrefill::ImportSource{.shape = full_->kv_shape(),
+                                     .layer = [this](uint32_t layer) { return full_->kv(layer); },
+                                     .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
   options.n_import = n_prefill();
+  options.probe = std::make_shared<StepProbe>();
+  const KvPlan plan = options.plan;
+  RecallMeter recall(model_.config, plan, keys_);
+  const StepHooks hooks{
+      .before = [&, probe = options.probe](uint32_t step) { probe->wanted = step % kStepsPerProbe == 0; },
+      .after =
+          [&, probe = options.probe](uint32_t) {
+            if (probe->wanted) recall.Add(*probe);
+          }};
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   std::vector<float> logits;
   double seconds = 0.0;
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, &logits, &seconds));
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, hooks, &logits, &seconds));
+  result.recall = recall.Mean();
   Compare(logits, &result);
   result.decode_tps = n_steps_ / seconds;
   result.decode_tps_full = n_steps_ / full_seconds_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/recall.h"
 #include "runtime/engine/resident_pass.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/kv/kv_report.h"
@@ -23,6 +24,7 @@ struct EvaluationResult {
   double ppl_full = 0.0;  // of full, on the same
   double kl_mean = 0.0;   // KL(full || method), nats
   double top1_agreement = 0.0;
+  Recall recall;
   double decode_tps = 0.0;
   double decode_tps_full = 0.0;
   KvReport report;
@@ -48,7 +50,14 @@ class Evaluation {
       : model_(model), weights_(std::move(weights)), device_(device), device_mutex_(device_mutex) {}
 
   Status Prefill(const Progress& progress);
-  Status FeedSteps(ForwardPass& pass, const Progress& progress, std::vector<float>* logits, double* seconds);
+  // `before` and `after` are called around each step, which is timed without them; either may be empty.
+  struct StepHooks {
+    std::function<void(uint32_t step)> before;
+    std::function<void(uint32_t step)> after;
+  };
+  Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
+                   std::vector<float>* logits, double* seconds);
+  Status ReadKeys();
   void Compare(std::span<const float> logits, EvaluationResult* result) const;
   uint32_t n_prefill() const { return n_ctx_ - n_steps_; }
 
@@ -60,6 +69,7 @@ class Evaluation {
   uint32_t n_ctx_ = 0;
   uint32_t n_steps_ = 0;
   std::unique_ptr<ResidentForwardPass> full_;
+  HostKeys keys_;                   // full's
   std::vector<float> full_logits_;  // [n_steps, n_vocab]
   double full_seconds_ = 0.0;
 };

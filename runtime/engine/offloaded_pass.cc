@@ -19,6 +19,7 @@ namespace {
 struct DecodeLists {
   uint32_t n_rows = 0;
   uint32_t n_outputs = 0;
+  bool is_probed = false;
   std::vector<std::unique_ptr<CommandList>> lists;
 };
 constexpr size_t kMaxRecordedSteps = 4;
@@ -26,8 +27,12 @@ constexpr size_t kMaxRecordedSteps = 4;
 class OffloadedForwardPass : public ForwardPass {
  public:
   OffloadedForwardPass(Device& device, StepCommands commands, std::unique_ptr<OffloadedCache> cache,
-                       std::unique_ptr<SpillFile> spill)
-      : device_(device), commands_(std::move(commands)), cache_(std::move(cache)), spill_(std::move(spill)) {}
+                       std::unique_ptr<SpillFile> spill, std::shared_ptr<StepProbe> probe)
+      : device_(device),
+        commands_(std::move(commands)),
+        cache_(std::move(cache)),
+        spill_(std::move(spill)),
+        probe_(std::move(probe)) {}
 
   Status Init(const Adapter* adapter);
   Status Import(const OffloadedPrefill::ImportSource& source, uint32_t n_entries);
@@ -54,8 +59,10 @@ class OffloadedForwardPass : public ForwardPass {
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
   SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
   Result<uint64_t> SubmitStep(const DecodeLists& step);
+  Status ReadProbe(uint32_t position);
 
   bool selects() const { return cache_->plan().index.rank != 0; }
+  bool is_probed() const { return probe_ != nullptr && probe_->wanted; }
   uint32_t n_layers() const { return commands_.config().n_layers; }
 
   Device& device_;
@@ -67,6 +74,8 @@ class OffloadedForwardPass : public ForwardPass {
   std::unique_ptr<Buffer> query_;              // float [n_sequences, q_dim]
   std::unique_ptr<Buffer> score_scratch_;
   std::unique_ptr<Buffer> attend_scratch_;
+  std::shared_ptr<StepProbe> probe_;              // may be null
+  std::vector<std::unique_ptr<Buffer>> queries_;  // of each layer, where probed: kReadback, float [qkv_dim]
   std::vector<DecodeLists> steps_;
   std::vector<KvRow> kv_rows_;
   uint32_t last_rows_ = 0;
@@ -106,6 +115,12 @@ Status OffloadedForwardPass::Init(const Adapter* adapter) {
     for (uint32_t i = 0; i < n_layers(); ++i)
       KVRUN_RETURN_IF_ERROR(cache_->SetAdapter(i, adapter->layers[i]));
     cache_->NoteAdapterComplete();
+  }
+  for (uint32_t i = 0; probe_ != nullptr && i < n_layers(); ++i) {
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> queries,
+                           device_.CreateBuffer(uint64_t{commands_.qkv_dim()} * sizeof(float),
+                                                BufferUse::kReadback, "activations"));
+    queries_.push_back(std::move(queries));
   }
   if (!selects()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(
@@ -170,6 +185,10 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
   const ModelConfig& config = commands_.config();
   KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, n_rows));
   KVRUN_RETURN_IF_ERROR(list.RopeAndEncode(attention));
+  if (is_probed()) {
+    KVRUN_RETURN_IF_ERROR(
+        list.GatherRows(*commands_.qkv(), *commands_.step(), 1, commands_.qkv_dim(), queries_[layer].get()));
+  }
   if (selects()) {
     KVRUN_RETURN_IF_ERROR(list.AppendIndex(*commands_.qkv(), commands_.qkv_dim(), config.q_dim(),
                                            config.kv_dim(), *commands_.step(), n_rows, cache_->sides(layer),
@@ -184,9 +203,9 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
 
 Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_outputs) {
   for (DecodeLists& step : steps_) {
-    if (step.n_rows == n_rows && step.n_outputs == n_outputs) return &step;
+    if (step.n_rows == n_rows && step.n_outputs == n_outputs && step.is_probed == is_probed()) return &step;
   }
-  DecodeLists step{n_rows, n_outputs, {}};
+  DecodeLists step{n_rows, n_outputs, is_probed(), {}};
   for (uint32_t i = 0; i <= n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
     KVRUN_RETURN_IF_ERROR(i == 0 ? RecordFirst(*list, n_rows) : RecordLayer(*list, i - 1, n_rows, n_outputs));
@@ -258,8 +277,21 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
     if (status.ok()) status = waited;
   }
   KVRUN_RETURN_IF_ERROR(status);
+  if (is_probed()) KVRUN_RETURN_IF_ERROR(ReadProbe(rows[0].position));
   KVRUN_RETURN_IF_ERROR(cache_->EndStep());
   std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  return Status::Ok();
+}
+
+Status OffloadedForwardPass::ReadProbe(uint32_t position) {
+  probe_->position = position;
+  probe_->queries.resize(n_layers());
+  probe_->chosen.resize(n_layers());
+  for (uint32_t i = 0; i < n_layers(); ++i) {
+    const auto* query = reinterpret_cast<const float*>(queries_[i]->host().data());
+    probe_->queries[i].assign(query, query + commands_.config().q_dim());
+    probe_->chosen[i] = cache_->GroupsBeforeWindow(i, 0, position);
+  }
   return Status::Ok();
 }
 
@@ -323,8 +355,8 @@ Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
   if (spill_bytes > 0) {
     KVRUN_ASSIGN_OR_RETURN(spill, SpillFile::Create(std::move(options.spill), spill_bytes));
   }
-  auto pass =
-      std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache), std::move(spill));
+  auto pass = std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache),
+                                                     std::move(spill), std::move(options.probe));
   KVRUN_RETURN_IF_ERROR(pass->Init(options.adapter.get()));
   if (options.import) KVRUN_RETURN_IF_ERROR(pass->Import(*options.import, options.n_import));
   return std::unique_ptr<ForwardPass>(std::move(pass));

@@ -9,6 +9,7 @@
 #include "runtime/device/device.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/offloaded_prefill.h"
+#include "runtime/engine/step_probe.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/model/model.h"
@@ -18,11 +19,12 @@ namespace kvrun {
 
 struct OffloadedPassOptions {
   KvPlan plan;
-  std::unique_ptr<GroupStore> store;  // null: the plan's window holds the whole context
+  std::unique_ptr<GroupStore> store;  // null: the plan has slots for all groups
   std::unique_ptr<BlockFile> spill;   // for prompts that do not fit in memory; may be null where all do
   // Entries that another pass has computed, of sequence 0: for comparisons.
   std::optional<OffloadedPrefill::ImportSource> import;
   uint32_t n_import = 0;
+  std::shared_ptr<StepProbe> probe;  // filled by steps of one sequence for which it is wanted; may be null
   std::shared_ptr<const Adapter> adapter;  // null: computed from the first prompt's keys and queries
 };
 

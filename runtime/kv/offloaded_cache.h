@@ -124,6 +124,11 @@ class OffloadedCache {
   // The step has succeeded: the rows' entries are there.
   Status EndStep();
 
+  // What the step's row attended to before its window, of each stream of its sequence: groups. Between the
+  // step and the next.
+  std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
+                                                        uint32_t position) const;
+
   const KvStats& stats() const { return stats_; }
   void AddStall(double milliseconds) { stats_.stall_ms += milliseconds; }
   void ResetStats();

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <numeric>
 
 #include "platform/base/check.h"
 #include "runtime/kv/host_buffer.h"
@@ -119,6 +119,23 @@ Status OffloadedCache::ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n
   stats_.layer_loads[layer_index] += n_groups;
   return layer.slots->Flush(static_cast<uint64_t>(SlotBytes(layer, stream, 0) - layer.slots->host().data()),
                             n_groups * record_bytes());
+}
+
+std::vector<std::vector<uint32_t>> OffloadedCache::GroupsBeforeWindow(uint32_t layer, uint32_t row,
+                                                                      uint32_t position) const {
+  std::vector<std::vector<uint32_t>> groups(heads());
+  for (uint32_t head = 0; head < heads(); ++head) {
+    if (!selects()) {
+      groups[head].resize(window_.FirstGroup(position + 1));
+      std::iota(groups[head].begin(), groups[head].end(), 0U);
+      continue;
+    }
+    const std::span<const uint32_t> list =
+        Words(*layers_[layer].chosen)
+            .subspan((size_t{row} * heads() + head) * (1 + plan_.n_chosen), 1 + plan_.n_chosen);
+    groups[head].assign(list.begin() + 1, list.begin() + 1 + list[0]);
+  }
+  return groups;
 }
 
 Status OffloadedCache::EndStep() {

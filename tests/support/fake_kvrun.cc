@@ -388,9 +388,12 @@ kvrun_status kvrun_eval_json(kvrun_engine*, const kvrun_eval_options* options, c
                        {"ppl_full", 10.0},
                        {"kl_mean", 0.01 * static_cast<double>(options->n_steps)},
                        {"top1_agreement", 0.9},
+                       {"recall", 0.8},
+                       {"recall_oracle", 0.95},
                        {"hit_rate", nullptr},
                        {"decode_tps", static_cast<double>(count)},
                        {"decode_tps_full", 1.0}});
+    if (options->result != nullptr) options->result(options->result_user, results.back().dump().c_str());
   }
   return HandOut(results.dump(), json);
 }

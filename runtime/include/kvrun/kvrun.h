@@ -297,6 +297,9 @@ KVRUN_API void kvrun_session_stats_reset(kvrun_session* session);
 
 /* ---- Evaluation ------------------------------------------------------------------------------------ */
 
+/* The JSON object of one configuration, as soon as it is known; valid during the call. */
+typedef void (*kvrun_eval_result_fn)(void* user, const char* json);
+
 typedef struct kvrun_eval_options {
   uint32_t struct_size;
   uint32_t n_ctx;   /* ids that are used */
@@ -306,6 +309,8 @@ typedef struct kvrun_eval_options {
   size_t n_configs;
   kvrun_progress_fn progress; /* in tokens, of the prefill and then of each configuration; may be NULL */
   void* progress_user;
+  kvrun_eval_result_fn result; /* may be NULL */
+  void* result_user;
 } kvrun_eval_options;
 
 KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
@@ -313,8 +318,11 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
 /* What KV methods cost in quality. Prefills ids[0, n_ctx - n_steps) once, then feeds the next n_steps one by
  * one with all KV in memory (f16), and with each configuration. JSON array, an object for each: config, ppl
  * and ppl_full (perplexity of the method and of full on the ids that follow), kl_mean (KL(full || method),
- * nats), top1_agreement, hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json); or
- * config and error. */
+ * nats), top1_agreement, recall (of one step in eight: the share of the exact attention, by full's keys, that
+ * lies on the attended entries; mean over query heads, layers, steps), recall_oracle, recall_recent and
+ * recall_random (of as many groups chosen by the exact attention, of as many of the newest entries, of as many
+ * groups by chance), hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json); or config and
+ * error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 
