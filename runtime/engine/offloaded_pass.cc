@@ -310,7 +310,7 @@ Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const 
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows && logits.size() == outputs.size() * n_vocab());
   last_rows_ = static_cast<uint32_t>(rows.size());
   const bool is_prompt =
-      (rows.size() > 1 && rows[0].sequence == rows[1].sequence) || (selects() && !cache_->has_adapter());
+      rows.size() > 1 ? rows[0].sequence == rows[1].sequence : selects() && !cache_->has_adapter();
   if (!is_prompt) return RunDecode(rows, outputs, logits);
   KVRUN_RETURN_IF_ERROR(RunPrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);

@@ -165,5 +165,30 @@ TEST_P(KvSwap, ABatchIsEachAlone) {
   }
 }
 
+// Too short for an adapter: what is chosen is arbitrary, but here it is all there is.
+TEST_P(KvSwap, ABatchOfShortPromptsIsEachAlone) {
+  const std::string options =
+      "--kv-method kvswap --kv-select 4096 --kv-window 6 --kv-sinks 2 --kv-rank 16 "
+      "--kv-type f32 --kv-group 4";
+  const auto together = NewPass(options, 2);
+  const auto full = NewPass("--kv-type f32", 2);
+  std::vector<float> expected;
+  std::vector<float> found;
+  for (uint32_t s = 0; s < 2; ++s) {
+    const std::vector<int> ids = SomeIds(5 + s, s, n_vocab());
+    for (ForwardPass* pass : {together.get(), full.get()}) Feed(*pass, ids, 0, ids.size(), ids.size(), s);
+  }
+  for (uint32_t step = 0; step < 12; ++step) {
+    const std::vector<StepRow> rows = {{10, 5 + step, 0}, {20, 6 + step, 1}};
+    const std::vector<uint32_t> outputs = {0, 1};
+    std::vector<float> logits(2 * n_vocab());
+    RunOrDie(full->Run(rows, outputs, logits));
+    expected.insert(expected.end(), logits.begin(), logits.end());
+    RunOrDie(together->Run(rows, outputs, logits));
+    found.insert(found.end(), logits.begin(), logits.end());
+  }
+  ExpectSame("two sequences", expected, found, 0.02);
+}
+
 }  // namespace
 }  // namespace kvrun::testing
