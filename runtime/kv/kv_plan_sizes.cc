@@ -12,6 +12,7 @@ constexpr uint64_t kChecksumBytes = 4;
 constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
 constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
+constexpr uint64_t kSpillPieceBytes = 16 * kKiB;    // SpillFile::kOffsetAlignment: a checksum for each
 constexpr uint64_t kStagedRecords = 32;             // as many as are in flight
 
 uint64_t KvDim(const KvModelShape& model) { return uint64_t{model.n_kv_heads} * model.head_dim; }
@@ -69,6 +70,17 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
          AdapterWorkBytes(plan.adapter_kind, model.n_kv_heads, model.head_dim, plan.index.rank);
 }
 
+// Of hidden states and tiles in the spill file, at most: as for the smallest tiles, each of which begins a
+// chunk and ends in a part of a piece.
+uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t layer_bytes) {
+  const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
+  const uint64_t n_chunks = CeilDiv(plan.n_ctx, kTiledChunkTokens) + n_tiles + 1;
+  const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
+  const uint64_t pieces =
+      n_chunks * CeilDiv(chunk_bytes, kSpillPieceBytes) + layer_bytes / kSpillPieceBytes + n_tiles;
+  return pieces * kChecksumBytes;
+}
+
 }  // namespace
 
 uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups) {
@@ -110,13 +122,14 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   uint64_t bytes = whole + in_memory;
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = bytes > left;
-  if (plan.spills_hidden) bytes = whole + kSpillBufferBytes;
+  const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
+  if (plan.spills_hidden) bytes = whole + spill_bytes;
   if (bytes > left) {
     // The tile that is computed and an earlier one, and the attention's results between tiles: two of them in
     // turn, and what comes from one tile.
     const uint64_t results =
         3 * uint64_t{kTiledChunkTokens} * input.model.n_heads * (input.model.head_dim + 2) * sizeof(float);
-    const uint64_t fixed = kSpillBufferBytes + results;
+    const uint64_t fixed = spill_bytes + results;
     const uint64_t grain_bytes = 2 * kPrefillChunkTokens * token_bytes;
     const uint64_t grains = std::max<uint64_t>((left - std::min(left, fixed)) / grain_bytes, 1);
     if (grains * kPrefillChunkTokens < plan.n_ctx) {

@@ -2,10 +2,30 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 namespace kvrun::testing {
 
 // Calls of operator new by this thread since it started.
 uint64_t AllocationsOfThisThread();
+
+// While it lives: calls of operator new, on all threads, that were made by code of this program: the nearest
+// frame outside of the C++ library lies in the program's file. A Vulkan driver, its compiler and validation
+// layers, which are C++ too, are shared libraries: theirs are left out, whoever called them. What is got by
+// malloc alone is not seen: kvrun's own code has no such calls, and C libraries' are not its own. One at a
+// time.
+class OwnAllocations {
+ public:
+  OwnAllocations();
+  ~OwnAllocations();
+  OwnAllocations(const OwnAllocations&) = delete;
+  OwnAllocations& operator=(const OwnAllocations&) = delete;
+
+  uint64_t count() const;
+  uint64_t count_of_others() const;  // left out
+  // Of the first ones: "kvrun_e2e_tests+0x1234 ...", for addr2line.
+  std::vector<std::string> stacks() const;
+};
 
 }  // namespace kvrun::testing
