@@ -12,7 +12,6 @@ constexpr uint64_t kChecksumBytes = 4;
 constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
 constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
-constexpr uint64_t kSpillPieceBytes = 16 * kKiB;    // SpillFile::kOffsetAlignment: a checksum for each
 constexpr uint64_t kStagedRecords = 32;             // as many as are in flight
 
 uint64_t KvDim(const KvModelShape& model) { return uint64_t{model.n_kv_heads} * model.head_dim; }
@@ -70,14 +69,14 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
          AdapterWorkBytes(plan.adapter_kind, model.n_kv_heads, model.head_dim, plan.index.rank);
 }
 
-// Of hidden states and tiles in the spill file, at most: as for the smallest tiles, each of which begins a
-// chunk and ends in a part of a piece.
+// Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: as much as for the smallest tiles,
+// each of which begins a chunk and ends in a piece of its own.
 uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t layer_bytes) {
   const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
   const uint64_t n_chunks = CeilDiv(plan.n_ctx, kTiledChunkTokens) + n_tiles + 1;
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
   const uint64_t pieces =
-      n_chunks * CeilDiv(chunk_bytes, kSpillPieceBytes) + layer_bytes / kSpillPieceBytes + n_tiles;
+      n_chunks * CeilDiv(chunk_bytes, kSpillBufferBytes) + layer_bytes / kSpillBufferBytes + n_tiles;
   return pieces * kChecksumBytes;
 }
 

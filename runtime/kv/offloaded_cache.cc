@@ -160,7 +160,8 @@ Status OffloadedCache::SaveTails() {
   return Status::Ok();
 }
 
-// What is beyond `length` goes; its incomplete group becomes the tail.
+// What is beyond `length` goes; its incomplete group becomes the tail. Nothing is read where there is none: a
+// sequence can be computed again from its beginning whatever has become of its groups.
 Status OffloadedCache::ForgetFrom(uint32_t sequence, uint32_t length) {
   if (length >= lengths_[sequence]) return Status::Ok();
   if (store_ == nullptr) {
@@ -170,10 +171,11 @@ Status OffloadedCache::ForgetFrom(uint32_t sequence, uint32_t length) {
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
   if (in_decode_) KVRUN_RETURN_IF_ERROR(SaveTails());
   const uint32_t group = length / group_tokens();
+  const bool has_tail = length % group_tokens() != 0;
   const uint32_t first_stream = sequence * heads();
   for (uint32_t i = 0; i < layers_.size(); ++i) {
     for (uint32_t stream = first_stream; stream < first_stream + heads(); ++stream) {
-      if (group < groups_stored_[sequence]) {
+      if (has_tail && group < groups_stored_[sequence]) {
         const GroupFetch fetch{group, layers_[i].tails.data() + stream * record_bytes()};
         KVRUN_RETURN_IF_ERROR(store_->Fetch(i, stream, {&fetch, 1}));
       }
@@ -186,12 +188,28 @@ Status OffloadedCache::ForgetFrom(uint32_t sequence, uint32_t length) {
   lengths_[sequence] = length;
   groups_stored_[sequence] = std::min(groups_stored_[sequence], group);
   if (!in_decode_) return Status::Ok();
+  const Status filled = FillWindows(sequence);
+  if (!filled.ok()) LeaveDecode();  // a window that is filled in part must not be used
+  return filled;
+}
+
+Status OffloadedCache::FillWindows(uint32_t sequence) {
   for (uint32_t i = 0; i < layers_.size(); ++i) {
-    for (uint32_t stream = first_stream; stream < first_stream + heads(); ++stream) {
+    for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
       KVRUN_RETURN_IF_ERROR(FillWindow(layers_[i], i, stream));
     }
   }
   return Status::Ok();
+}
+
+void OffloadedCache::LeaveDecode() {
+  in_decode_ = false;
+  for (Layer& layer : layers_) {
+    layer.slots.reset();
+    layer.table.reset();
+    layer.chosen.reset();
+    layer.caches.clear();
+  }
 }
 
 Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
@@ -204,13 +222,7 @@ Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
   }
   if (!in_decode_) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(SaveTails());
-  in_decode_ = false;
-  for (Layer& layer : layers_) {
-    layer.slots.reset();
-    layer.table.reset();
-    layer.chosen.reset();
-    layer.caches.clear();
-  }
+  LeaveDecode();
   return Status::Ok();
 }
 
@@ -274,6 +286,12 @@ Status OffloadedCache::EndPrefill(uint32_t sequence, uint32_t length) {
 
 Status OffloadedCache::BeginDecode() {
   if (in_decode_) return Status::Ok();
+  const Status made = MakeSlots();
+  if (!made.ok()) LeaveDecode();
+  return made;
+}
+
+Status OffloadedCache::MakeSlots() {
   const SlotShape shape = slot_shape();
   const ReplacementPolicy* policy = nullptr;
   if (store_ != nullptr && !reloads_all()) {

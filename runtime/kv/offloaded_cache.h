@@ -131,6 +131,10 @@ class OffloadedCache {
   Status CreateIndex();
   Status SaveTails();
   Status FillWindow(Layer& layer, uint32_t layer_index, uint32_t stream);
+  Status FillWindows(uint32_t sequence);
+  Status MakeSlots();
+  // Gives slots, tables and windows up: BeginDecode makes them anew, from flash and the tails.
+  void LeaveDecode();
   Status FetchStream(uint32_t layer_index, uint32_t row, uint32_t head);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
 

@@ -14,7 +14,7 @@ namespace kvrun {
 
 SpillFile::SpillFile(std::unique_ptr<BlockFile> file, uint64_t size_bytes)
     : file_(std::move(file)),
-      buffer_(static_cast<std::byte*>(::operator new (kBufferBytes, std::align_val_t{kOffsetAlignment}))),
+      buffer_(static_cast<std::byte*>(::operator new(kBufferBytes, kMemoryAlignment))),
       checksums_(CeilDiv(size_bytes, kOffsetAlignment)) {}
 
 Result<std::unique_ptr<SpillFile>> SpillFile::Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes) {

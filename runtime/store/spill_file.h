@@ -30,8 +30,8 @@ class SpillFile {
   // Reserves `size_bytes` of space: a full disk shows here.
   static Result<std::unique_ptr<SpillFile>> Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
 
-  // Offsets are multiples of kOffsetAlignment.
-  static constexpr uint64_t kOffsetAlignment = 16 * 1024;
+  // Offsets are multiples of kOffsetAlignment: a checksum for each.
+  static constexpr uint64_t kOffsetAlignment = kBufferBytes;
   Status Write(uint64_t offset, std::span<const std::byte> bytes);
   // Of what one Write has written, from its beginning on: all of it. What differs from what was written is
   // read once more. After an error `bytes` holds anything, and the prompt has to be computed again.
@@ -40,8 +40,10 @@ class SpillFile {
   SpillStats stats() const { return stats_; }
 
  private:
+  static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
+
   struct AlignedDelete {
-    void operator()(std::byte* bytes) const { ::operator delete (bytes, std::align_val_t{kOffsetAlignment}); }
+    void operator()(std::byte* bytes) const { ::operator delete(bytes, kMemoryAlignment); }
   };
 
   static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
