@@ -115,8 +115,8 @@ void main() {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     if (row_begin + r < group) {
       const uint row = token * p.n_heads + HeadOf(kv_head, row_begin + r);
-      const uint to = p.n_splits == 1 ? row * head_dim : (row * p.n_splits + split) * (head_dim + 2);
-      const float factor = p.n_splits == 1 ? 1.0 / weight[r] : 1.0;
+      const uint to = p.n_parts == 1 ? row * head_dim : (row * p.n_parts + p.first_part + split) * (head_dim + 2);
+      const float factor = p.n_parts == 1 ? 1.0 / weight[r] : 1.0;
       [[unroll]] for (uint i = 0; i < MAX_PAIRS_PER_LANE; ++i) {
         const uint pair = i * LOCAL_SIZE + lane;
         if (pair < pairs) {
@@ -124,7 +124,7 @@ void main() {
           result[to + 2 * pair + 1] = sums[r][i].y * factor;
         }
       }
-      if (p.n_splits != 1 && lane == 0) {
+      if (p.n_parts != 1 && lane == 0) {
         result[to + head_dim] = maximum[r];
         result[to + head_dim + 1] = weight[r];
       }

@@ -243,8 +243,8 @@ void main() {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     if (row_begin + r < group && lane < V_VECTORS) {
       const uint row = token * p.n_heads + HeadOf(kv_head, row_begin + r);
-      const uint to = p.n_splits == 1 ? row * HEAD_DIM : (row * p.n_splits + split) * (HEAD_DIM + 2);
-      const float factor = p.n_splits == 1 ? 1.0 / weight[r] : 1.0;
+      const uint to = p.n_parts == 1 ? row * HEAD_DIM : (row * p.n_parts + p.first_part + split) * (HEAD_DIM + 2);
+      const float factor = p.n_parts == 1 ? 1.0 / weight[r] : 1.0;
       [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
         if (v < VECTORS_PER_LANE) {
           [[unroll]] for (uint h = 0; h < V_PARTS; ++h) {
@@ -254,7 +254,7 @@ void main() {
           }
         }
       }
-      if (p.n_splits != 1 && lane == 0) {
+      if (p.n_parts != 1 && lane == 0) {
         result[to + HEAD_DIM] = maximum[r];
         result[to + HEAD_DIM + 1] = weight[r];
       }

@@ -139,7 +139,7 @@ struct SlotShape {
   KvRecordShape record;
   uint32_t n_streams = 0;
   uint32_t n_slots = 0;         // of a stream, the window's among them
-  uint32_t n_window_slots = 0;  // at least 1
+  uint32_t n_window_slots = 0;  // at least 1, but where the window is a buffer of its own
   uint32_t table_slots = 0;     // of a stream's mapping table, at most
 
   uint64_t size_bytes() const { return uint64_t{n_streams} * n_slots * record.size_bytes(); }
@@ -154,6 +154,11 @@ struct SlotAttentionArgs {
   Buffer* slots = nullptr;
   SlotShape shape;
   const Buffer* table = nullptr;  // kShared; Attend
+  // Where the window is a buffer of its own, with records of other types (null: it is in `slots`): new
+  // entries go there, and both are attended to. `shape` then has no window slots, and may have no slots.
+  Buffer* window = nullptr;
+  SlotShape window_shape;
+  const Buffer* window_table = nullptr;  // kShared; Attend
 };
 
 // How the heads' scores become one score of a group (methods.md, section 1).

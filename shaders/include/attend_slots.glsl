@@ -8,8 +8,8 @@ layout(set = 0, binding = 1, std430) readonly buffer Slots2 { uvec2 records2[]; 
 layout(set = 0, binding = 1, std430) readonly buffer Slots1 { uint records[]; };
 // [n_streams, 2 + table_slots]: slots in use, entries of the last of them, slots.
 layout(set = 0, binding = 2, std430) readonly buffer Table { uint table[]; };
-// The output [n_tokens * n_heads, head_dim], or with more than one split the parts that combine_splits.comp joins:
-// [n_tokens * n_heads, n_splits, head_dim + 2].
+// The output [n_tokens * n_heads, head_dim], or with more than one part the parts that combine_splits.comp joins:
+// [n_tokens * n_heads, n_parts, head_dim + 2].
 layout(set = 0, binding = 3, std430) writeonly buffer Result { float result[]; };
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 

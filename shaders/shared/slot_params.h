@@ -52,7 +52,9 @@ struct AttendSlotsParams {
   uint n_kv_heads;
   uint n_slots;
   uint table_stride;  // words of a stream's mapping table
-  uint n_splits;      // parts that a row's entries are divided into; 1: the output is written, else scratch
+  uint n_splits;      // parts that these entries are divided into
+  uint first_part;    // of them, among a row's parts
+  uint n_parts;       // of a row; 1: the output is written, else scratch
   uint qkv_stride;
   float scale;
 };

@@ -108,7 +108,8 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
        {sizeof(AttendSlotsParams),
         RecordThen({offsetof(AttendSlotsParams, n_heads), offsetof(AttendSlotsParams, n_kv_heads),
                     offsetof(AttendSlotsParams, n_slots), offsetof(AttendSlotsParams, table_stride),
-                    offsetof(AttendSlotsParams, n_splits), offsetof(AttendSlotsParams, qkv_stride),
+                    offsetof(AttendSlotsParams, n_splits), offsetof(AttendSlotsParams, first_part),
+                    offsetof(AttendSlotsParams, n_parts), offsetof(AttendSlotsParams, qkv_stride),
                     offsetof(AttendSlotsParams, scale)})}},
   };
 }

@@ -5,7 +5,6 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/command_list.h"
-#include "shaders/shared/op_params.h"
 #include "shaders/shared/slot_params.h"
 
 namespace kvrun {
@@ -41,13 +40,26 @@ void CheckRecord(const KvRecordShape& record, uint32_t n_kv_heads, uint32_t head
   KVRUN_CHECK(record.group_tokens > 0);
 }
 
-void CheckSlots(const SlotAttentionArgs& args) {
+// Records that are attended to together.
+struct SlotSource {
+  Buffer* slots = nullptr;
+  const SlotShape* shape = nullptr;
+  const Buffer* table = nullptr;
+};
+
+// Where new entries go.
+SlotSource WindowOf(const SlotAttentionArgs& args) {
+  if (args.window != nullptr) return {args.window, &args.window_shape, args.window_table};
+  return {args.slots, &args.shape, args.table};
+}
+
+void CheckSlots(const SlotAttentionArgs& args, const SlotSource& source) {
   const KvShape& kv = args.attention.kv_shape;
-  const SlotShape& shape = args.shape;
+  const SlotShape& shape = *source.shape;
   CheckRecord(shape.record, kv.n_kv_heads, kv.head_dim);
   KVRUN_CHECK(shape.n_streams == kv.n_sequences * (kv.n_kv_heads / shape.record.n_heads));
-  KVRUN_CHECK(shape.n_window_slots >= 1 && shape.n_window_slots <= shape.n_slots);
-  KVRUN_CHECK(args.slots->size_bytes() >= shape.size_bytes());
+  KVRUN_CHECK(shape.n_window_slots <= shape.n_slots);
+  KVRUN_CHECK(source.slots->size_bytes() >= shape.size_bytes());
 }
 
 RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, uint32_t first_token,
@@ -63,26 +75,36 @@ RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, uint
           .n_groups = n_groups};
 }
 
-AttendChoice Choose(const VulkanComputeDevice& device, const SlotAttentionArgs& args) {
+AttendChoice Choose(const VulkanComputeDevice& device, const SlotAttentionArgs& args,
+                    const SlotShape& shape) {
   const AttentionArgs& attention = args.attention;
-  return ChooseAttendSlots(device.plan(), device.is_cpu(), args.shape, attention.n_heads,
+  return ChooseAttendSlots(device.plan(), device.is_cpu(), shape, attention.n_heads,
                            attention.kv_shape.n_kv_heads, attention.n_tokens);
+}
+
+uint32_t CountParts(const VulkanComputeDevice& device, const SlotAttentionArgs& args) {
+  uint32_t n_parts = 0;
+  if (args.shape.n_slots != 0) n_parts += Choose(device, args, args.shape).n_splits;
+  if (args.window != nullptr) n_parts += Choose(device, args, args.window_shape).n_splits;
+  return n_parts;
 }
 
 }  // namespace
 
 uint64_t VulkanComputeDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& args) const {
-  const uint32_t n_splits = Choose(*this, args).n_splits;
-  if (n_splits == 1) return 16;
-  return uint64_t{args.attention.n_tokens} * args.attention.n_heads * n_splits *
-         (args.shape.record.head_dim + 2) * sizeof(float);
+  const uint32_t n_parts = CountParts(*this, args);
+  if (n_parts == 1) return 16;
+  return uint64_t{args.attention.n_tokens} * args.attention.n_heads * n_parts *
+         (args.attention.kv_shape.head_dim + 2) * sizeof(float);
 }
 
 Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
-  CheckSlots(args);
+  const SlotSource window = WindowOf(args);
+  CheckSlots(args, window);
+  KVRUN_CHECK(window.shape->n_window_slots >= 1);
   const AttentionArgs& attention = args.attention;
   const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
-  const RopeEncodeParams params{.record = LayoutOf(args.shape.record),
+  const RopeEncodeParams params{.record = LayoutOf(window.shape->record),
                                 .n_heads = attention.n_heads,
                                 .n_kv_heads = n_kv_heads,
                                 .n_tokens = attention.n_tokens,
@@ -90,51 +112,62 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                                 .rope_halves = attention.rope_halves ? 1U : 0U,
                                 .has_qk_norm = attention.norms != nullptr ? 1U : 0U,
                                 .norm_epsilon = attention.norm_epsilon,
-                                .n_slots = args.shape.n_slots,
-                                .n_window_slots = args.shape.n_window_slots};
+                                .n_slots = window.shape->n_slots,
+                                .n_window_slots = window.shape->n_window_slots};
   const KernelChoice kernel =
-      ChooseRopeAndEncode(args.shape.record, attention.n_heads, n_kv_heads, attention.n_tokens);
+      ChooseRopeAndEncode(window.shape->record, attention.n_heads, n_kv_heads, attention.n_tokens);
   NoteHostBuffer(AsVulkan(*attention.angles));
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kReadWrite},
-                              Binding{MemoryOrEmpty(args.slots), Access::kReadWrite},
+                              Binding{MemoryOrEmpty(window.slots), Access::kReadWrite},
                               Binding{MemoryOrEmpty(attention.angles), Access::kRead},
                               Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
   return Record(
       {.kernel = kernel, .storage = storage, .step = &AsVulkan(*attention.step), .params = Bytes(params)});
 }
 
-Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
-  CheckSlots(args);
+// Of one source: parts from `first_part` on, or the output where there is one part in all.
+Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, bool is_window, uint32_t first_part,
+                                       uint32_t n_parts) {
+  const SlotSource source = is_window ? WindowOf(args) : SlotSource{args.slots, &args.shape, args.table};
+  CheckSlots(args, source);
   const AttentionArgs& attention = args.attention;
+  const SlotShape& shape = *source.shape;
   const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
-  const uint32_t head_dim = args.shape.record.head_dim;
-  const AttendChoice choice = Choose(device_, args);
-  const AttendSlotsParams params{.record = LayoutOf(args.shape.record),
+  const uint32_t head_dim = shape.record.head_dim;
+  const AttendChoice choice = Choose(device_, args, shape);
+  const AttendSlotsParams params{.record = LayoutOf(shape.record),
                                  .n_heads = attention.n_heads,
                                  .n_kv_heads = n_kv_heads,
-                                 .n_slots = args.shape.n_slots,
-                                 .table_stride = 2 + args.shape.table_slots,
+                                 .n_slots = shape.n_slots,
+                                 .table_stride = 2 + shape.table_slots,
                                  .n_splits = choice.n_splits,
+                                 .first_part = first_part,
+                                 .n_parts = n_parts,
                                  .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
                                  .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
-  const Buffer* result = choice.n_splits == 1 ? attention.output : attention.scratch;
+  const Buffer* result = n_parts == 1 ? attention.output : attention.scratch;
   const std::array storage = {
-      Binding{MemoryOrEmpty(attention.qkv), Access::kRead}, Binding{MemoryOrEmpty(args.slots), Access::kRead},
-      Binding{MemoryOrEmpty(args.table), Access::kRead}, Binding{MemoryOrEmpty(result), Access::kWrite}};
-  KVRUN_RETURN_IF_ERROR(Record({.kernel = choice.kernel,
-                                .storage = storage,
-                                .step = &AsVulkan(*attention.step),
-                                .params = Bytes(params)}));
-  if (choice.n_splits == 1) return Status::Ok();
+      Binding{MemoryOrEmpty(attention.qkv), Access::kRead}, Binding{MemoryOrEmpty(source.slots), Access::kRead},
+      Binding{MemoryOrEmpty(source.table), Access::kRead}, Binding{MemoryOrEmpty(result), Access::kWrite}};
+  return Record({.kernel = choice.kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = Bytes(params)});
+}
 
-  const CombineParams combine{
-      .n_rows = attention.n_tokens * attention.n_heads, .head_dim = head_dim, .n_splits = choice.n_splits};
-  const KernelChoice kernel{.variant = "combine_splits_f32_floor",
-                            .constants = {},
-                            .groups = {CeilDiv(combine.n_rows * head_dim, 64U), 1, 1}};
-  const std::array combine_storage = {Binding{MemoryOrEmpty(attention.scratch), Access::kRead},
-                                      Binding{MemoryOrEmpty(attention.output), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = combine_storage, .params = Bytes(combine)});
+Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
+  const AttentionArgs& attention = args.attention;
+  const uint32_t n_parts = CountParts(device_, args);
+  uint32_t first_part = 0;
+  if (args.shape.n_slots != 0) {
+    KVRUN_RETURN_IF_ERROR(AttendSource(args, false, 0, n_parts));
+    first_part = Choose(device_, args, args.shape).n_splits;
+  }
+  if (args.window != nullptr) KVRUN_RETURN_IF_ERROR(AttendSource(args, true, first_part, n_parts));
+  if (n_parts == 1) return Status::Ok();
+
+  return CombineSplits(*attention.scratch, n_parts, attention.n_tokens * attention.n_heads,
+                       attention.kv_shape.head_dim, attention.output);
 }
 
 Status VulkanCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
