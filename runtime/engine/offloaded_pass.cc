@@ -142,7 +142,8 @@ SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n
   SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, false),
                          .slots = cache_->slots(layer),
                          .shape = cache_->slot_shape(),
-                         .table = cache_->table(layer)};
+                         .table = cache_->table(layer),
+                         .window_shape = {}};
   args.attention.kv_shape.n_sequences = cache_->plan().n_sequences;
   args.attention.scratch = attend_scratch_.get();
   return args;

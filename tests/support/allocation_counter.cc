@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <new>
 #include <string_view>
 
@@ -17,7 +18,7 @@ extern "C" const char etext;
 
 namespace {
 
-constexpr int kMaxFrames = 24;
+constexpr int kMaxFrames = 40;
 constexpr uint64_t kMaxStacks = 8;
 
 struct Stack {
@@ -38,13 +39,14 @@ bool IsOwnCode(const void* address) {
   return at >= reinterpret_cast<uintptr_t>(&__executable_start) && at < reinterpret_cast<uintptr_t>(&etext);
 }
 
-// Their code does what its caller asks for.
-bool IsInCppLibrary(const void* address) {
+// Code in shared libraries that does what its caller asks for, or has called the program's.
+bool IsTransparent(const void* address) {
+  static constexpr std::string_view kNames[] = {"libstdc++", "libc++", "libfmt", "libc.", "libgtest", "ld-"};
   Dl_info info{};
   if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return false;
   const std::string_view name = info.dli_fname;
-  return name.find("libstdc++") != name.npos || name.find("libc++") != name.npos ||
-         name.find("libfmt") != name.npos;
+  return std::any_of(std::begin(kNames), std::end(kNames),
+                     [name](std::string_view part) { return name.find(part) != name.npos; });
 }
 
 // `caller`: where operator new returns to.
@@ -54,9 +56,17 @@ void Watch(const void* caller) {
   Stack stack;
   stack.n_frames = backtrace(stack.frames, kMaxFrames);
   auto* const end = stack.frames + stack.n_frames;
-  auto first = std::find(stack.frames, end, caller) - stack.frames;
-  while (first < stack.n_frames && IsInCppLibrary(stack.frames[first])) ++first;
-  if (first < stack.n_frames && IsOwnCode(stack.frames[first])) {
+  // Templates of the program may serve other libraries, too: the whole stack says who asked for it.
+  bool is_own = false;
+  for (auto* frame = std::find(stack.frames, end, caller); frame != end; ++frame) {
+    if (IsOwnCode(*frame)) {
+      is_own = true;
+    } else if (!IsTransparent(*frame)) {
+      is_own = false;
+      break;
+    }
+  }
+  if (is_own) {
     const uint64_t index = g_own.fetch_add(1);
     if (index < kMaxStacks) g_stacks[index] = stack;
   } else {

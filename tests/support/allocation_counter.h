@@ -10,11 +10,10 @@ namespace kvrun::testing {
 // Calls of operator new by this thread since it started.
 uint64_t AllocationsOfThisThread();
 
-// While it lives: calls of operator new, on all threads, that were made by code of this program: the nearest
-// frame outside of the C++ library lies in the program's file. A Vulkan driver, its compiler and validation
-// layers, which are C++ too, are shared libraries: theirs are left out, whoever called them. What is got by
-// malloc alone is not seen: kvrun's own code has no such calls, and C libraries' are not its own. One at a
-// time.
+// While it lives: calls of operator new, on all threads, that were made by code of this program: no frame on
+// the stack lies in a shared library but those of C and C++, fmt and GoogleTest. A Vulkan driver, its
+// compiler and validation layers, which are C++ too, are shared libraries: what is got inside of them is left
+// out. So is what is got by malloc alone: kvrun's own code has no such calls. One at a time.
 class OwnAllocations {
  public:
   OwnAllocations();
