@@ -1,4 +1,4 @@
-# Installs the program, the library and its header, with a CMake package (kvrun::kvrun) and kvrun.pc.
+# Installs the programs, the library and its header, with a CMake package (kvrun::kvrun) and kvrun.pc.
 # tests/install/run builds the C example against both.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
@@ -9,7 +9,7 @@ install(TARGETS kvrun EXPORT kvrunTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LI
 install(DIRECTORY runtime/include/kvrun DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT kvrunTargets NAMESPACE kvrun:: DESTINATION ${KVRUN_PACKAGE_DIR})
 if(TARGET kvrun_cli)
-  install(TARGETS kvrun_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS kvrun_cli kvadapt RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
 configure_package_config_file(cmake/kvrunConfig.cmake.in ${CMAKE_BINARY_DIR}/kvrunConfig.cmake

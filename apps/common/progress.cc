@@ -5,7 +5,7 @@
 
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
-#include "apps/kvrun/report.h"
+#include "apps/common/report.h"
 
 namespace kvrun::cli {
 namespace {
@@ -19,6 +19,7 @@ const char* PhaseName(kvrun_phase phase) {
     case KVRUN_PHASE_PREFILL: return "prefill";
     case KVRUN_PHASE_SELF_TEST: return "self-test";
     case KVRUN_PHASE_EVALUATE: return "evaluating";
+    case KVRUN_PHASE_CALIBRATE: return "calibrating";
   }
   return "working";
 }

@@ -8,7 +8,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/kvrun/report.h"
+#include "apps/common/report.h"
 
 namespace kvrun::cli {
 namespace {

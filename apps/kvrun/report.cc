@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
-
-#include "apps/common/files.h"
 
 namespace kvrun::cli {
 namespace {
@@ -95,31 +92,6 @@ std::string KvLayersText(const Json& layers) {
 }
 
 }  // namespace
-
-std::string FormatBytes(uint64_t bytes) {
-  static constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
-    value /= 1024.0;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
-}
-
-void PrintNotes(const Json& engine_info, const std::string& asked_device) {
-  bool cpu_mentioned = false;
-  for (const Json& note : engine_info.value("notes", Json::array())) {
-    const std::string text = TextOf(note);
-    cpu_mentioned = cpu_mentioned || text.find("CPU") != std::string::npos;
-    PrintMessage("note: " + text);
-  }
-  const bool chosen_for_them = asked_device == "auto" || asked_device == "vulkan";
-  if (chosen_for_them && !cpu_mentioned && engine_info.value("is_cpu", Json(false)) == true) {
-    PrintMessage(fmt::format("note: no GPU was found; computing on the CPU with {}",
-                             TextOf(engine_info.value("device", Json("its Vulkan driver")))));
-  }
-}
 
 std::string StatisticsText(const Json& stats, const Json& engine_info) {
   std::string text = fmt::format("device   {}\n", TextOf(engine_info.value("device", Json("unknown"))));

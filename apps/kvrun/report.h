@@ -1,18 +1,12 @@
 // Statistics for people (standard error) and for machines (JSON).
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 #include "apps/common/api.h"
+#include "apps/common/report.h"
 
 namespace kvrun::cli {
-
-// "22.5 KiB", "93.8 MiB".
-std::string FormatBytes(uint64_t bytes);
-
-// What the engine has to say about its device, such as that it is the CPU: one message per line.
-void PrintNotes(const Json& engine_info, const std::string& asked_device);
 
 // `stats` as in kvrun_session_stats_json, `engine_info` as in kvrun_engine_info_json.
 std::string StatisticsText(const Json& stats, const Json& engine_info);

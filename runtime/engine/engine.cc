@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/engine/calibration.h"
 #include "runtime/engine/evaluation.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/kv_method.h"
@@ -79,6 +80,12 @@ Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const Tok
                                                              const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to evaluate");
   return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, n_ctx, n_steps, progress);
+}
+
+Result<Calibration> Engine::Calibrate(const CalibrationOptions& options, const std::string& path,
+                                      const ProgressCallback& progress) {
+  if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to calibrate");
+  return CalibrateAdapter(model_, weights_, *device_, &device_mutex_, options, path, progress);
 }
 
 std::vector<OperationTime> Engine::OperationTotals() {

@@ -33,6 +33,8 @@ struct SessionOptions {
 };
 
 class Evaluation;
+struct CalibrationOptions;
+struct Calibration;
 
 // The context that a session gets where `asked` is 0.
 uint32_t ChooseContext(uint32_t asked, const ModelConfig& config);
@@ -56,6 +58,10 @@ class Engine {
   // Prefills and runs full; holds the engine's lock in every call.
   Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids, uint32_t n_ctx,
                                                        uint32_t n_steps, const ProgressCallback& progress);
+
+  // Computes adapters and writes them to `path`. Holds the engine's lock, but not while `progress` is asked.
+  Result<Calibration> Calibrate(const CalibrationOptions& options, const std::string& path,
+                                const ProgressCallback& progress);
 
   // With profiling: sums since the engine was made, over all of its sessions.
   std::vector<OperationTime> OperationTotals();

@@ -92,7 +92,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   options.import = OffloadedPrefill::ImportSource{
       .shape = full_->kv_shape(),
       .layer = [this](uint32_t layer) { return full_->kv(layer); },
-      .sums = [this](uint32_t layer) { return full_->Sums(layer, n_prefill()); }};
+      .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
   options.n_import = n_prefill();
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));

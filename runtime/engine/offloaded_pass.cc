@@ -143,7 +143,9 @@ SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n
                          .slots = cache_->slots(layer),
                          .shape = cache_->slot_shape(),
                          .table = cache_->table(layer),
-                         .window_shape = {}};
+                         .window = cache_->window().records(layer),
+                         .window_shape = cache_->window().shape(),
+                         .window_table = cache_->window().table(layer)};
   args.attention.kv_shape.n_sequences = cache_->plan().n_sequences;
   args.attention.scratch = attend_scratch_.get();
   return args;
@@ -220,6 +222,7 @@ Result<uint64_t> OffloadedForwardPass::SubmitStep(const DecodeLists& step) {
     first_ready = device_.ReserveHostValues(n_layers());
     thread_->Begin(first_ready);
   } else {
+    KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
     for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_->FetchLayer(i));
   }
   uint64_t value = 0;

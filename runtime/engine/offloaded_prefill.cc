@@ -64,7 +64,7 @@ Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& devic
                                                                    OffloadedCache& cache, SpillFile* spill) {
   std::unique_ptr<OffloadedPrefill> prefill(new OffloadedPrefill(device, commands, cache, spill));
   KVRUN_RETURN_IF_ERROR(prefill->CreateBuffers());
-  KVRUN_RETURN_IF_ERROR(prefill->CreateAttentionBuffers());
+  KVRUN_RETURN_IF_ERROR(prefill->CreateTile());
   return prefill;
 }
 
@@ -92,8 +92,10 @@ Status OffloadedPrefill::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t si
 Status OffloadedPrefill::CreateBuffers() {
   const ModelConfig& config = commands_.config();
   const KvPlan& plan = cache_.plan();
-  KVRUN_RETURN_IF_ERROR(
-      MakeBuffer(&records_, kRecordsAtOnce * heads() * plan.record.size_bytes(), BufferUse::kShared));
+  KVRUN_RETURN_IF_ERROR(MakeBuffer(
+      &records_,
+      kRecordsAtOnce * heads() * std::max(plan.record.size_bytes(), plan.window_record.size_bytes()),
+      BufferUse::kShared));
   if (plan.index.rank != 0) {
     KVRUN_RETURN_IF_ERROR(
         MakeBuffer(&projected_, uint64_t{kChunkRows} * plan.index.rank * sizeof(float), BufferUse::kShared));
@@ -103,14 +105,18 @@ Status OffloadedPrefill::CreateBuffers() {
   return Status::Ok();
 }
 
-Status OffloadedPrefill::CreateAttentionBuffers() {
-  const bool is_tiled = tile_shape_.n_ctx < cache_.plan().n_ctx;
+Status OffloadedPrefill::CreateTile() {
   KVRUN_RETURN_IF_ERROR(
-      MakeBuffer(&tile_, tile_shape_.size_bytes(), is_tiled ? BufferUse::kShared : BufferUse::kDevice));
+      MakeBuffer(&tile_, tile_shape_.size_bytes(), is_tiled() ? BufferUse::kShared : BufferUse::kDevice));
   source_ = tile_.get();
+  return Status::Ok();
+}
+
+Status OffloadedPrefill::CreateAttentionBuffers() {
+  if (scratch_ != nullptr) return Status::Ok();
   const uint32_t chunk_rows = ChunkRows(cache_.plan(), commands_.config());
   AttentionArgs attention = TileAttention(0, chunk_rows);
-  if (is_tiled) {
+  if (is_tiled()) {
     KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tile_shape_.size_bytes(), BufferUse::kShared));
     for (auto& parts : parts_)
       KVRUN_RETURN_IF_ERROR(MakeBuffer(&parts, attention.parts_bytes(), BufferUse::kDevice));
@@ -126,6 +132,17 @@ Status OffloadedPrefill::CreateAttentionBuffers() {
     scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(attention));
   }
   return MakeBuffer(&scratch_, scratch_bytes, BufferUse::kDevice);
+}
+
+// Between layers of tiles: the adapter's work takes their room.
+void OffloadedPrefill::DropAttentionBuffers() {
+  if (!is_tiled()) return;
+  lists_.clear();
+  earlier_lists_.clear();
+  earlier_.reset();
+  for (auto& parts : parts_) parts.reset();
+  whole_tile_.reset();
+  scratch_.reset();
 }
 
 AttentionArgs OffloadedPrefill::TileAttention(uint32_t layer, uint32_t n_rows) const {
@@ -233,6 +250,7 @@ Result<OffloadedPrefill::Rows> OffloadedPrefill::LoadHidden(uint32_t row) {
 Status OffloadedPrefill::RunLayer(uint32_t layer, std::span<const StepRow> rows,
                                   const StepProgress& progress) {
   lists_.clear();
+  KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   if (makes_adapter()) KVRUN_RETURN_IF_ERROR(sums_->Clear());
   auto chunk = chunks_.begin();
   for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
@@ -326,6 +344,7 @@ bool OffloadedPrefill::HasEnoughKeys() const {
 
 Status OffloadedPrefill::MakeAdapter(uint32_t layer) {
   if (!HasEnoughKeys()) return cache_.SetBlankAdapter(layer);
+  DropAttentionBuffers();
   const uint32_t n_rows = end_ - begin_;
   const uint32_t n_skipped = begin_ < n_sinks() ? std::min(n_rows, n_sinks() - begin_) : 0;
   KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, sums_->Read(commands_.config(), n_rows, n_skipped));
@@ -358,50 +377,66 @@ Status OffloadedPrefill::Import(uint32_t sequence, uint32_t n_entries, const Imp
   return cache_.EndPrefill(sequence_, end_);
 }
 
-// What was stored of entries before the prompt comes back into their tile.
+// Entries before the prompt come back into their tile: from the window, or as they were stored.
 Status OffloadedPrefill::LoadStoredEntries(uint32_t layer, uint32_t tile) {
-  const KvRecordShape& record = cache_.plan().record;
-  const uint32_t first_group = tile * tile_tokens() / record.group_tokens;
-  const uint32_t end_group = CeilDiv(std::min(begin_, (tile + 1) * tile_tokens()), record.group_tokens);
-  for (uint32_t group = first_group; group < end_group; group += kRecordsAtOnce) {
-    const uint32_t n = std::min(kRecordsAtOnce, end_group - group);
+  const uint32_t group_tokens = cache_.plan().record.group_tokens;
+  const uint32_t first_group = tile * tile_tokens() / group_tokens;
+  const uint32_t end_group = CeilDiv(std::min(begin_, (tile + 1) * tile_tokens()), group_tokens);
+  const uint32_t window_group = cache_.FirstWindowGroup(begin_);
+  for (uint32_t group = first_group; group < end_group;) {
+    const bool in_window = group >= window_group;
+    const KvRecordShape& record = in_window ? cache_.plan().window_record : cache_.plan().record;
+    const uint32_t n =
+        std::min(kRecordsAtOnce, (in_window ? end_group : std::min(end_group, window_group)) - group);
     const uint64_t stream_bytes = n * record.size_bytes();
     for (uint32_t head = 0; head < heads(); ++head) {
-      KVRUN_RETURN_IF_ERROR(cache_.ReadGroups(layer, sequence_ * heads() + head, group, n,
-                                              records_->host().subspan(head * stream_bytes, stream_bytes)));
+      const uint32_t stream = sequence_ * heads() + head;
+      const std::span<std::byte> records = records_->host().subspan(head * stream_bytes, stream_bytes);
+      KVRUN_RETURN_IF_ERROR(in_window ? cache_.ReadWindow(layer, stream, group, n, records)
+                                      : cache_.ReadGroups(layer, stream, group, n, records));
     }
     KVRUN_RETURN_IF_ERROR(records_->Flush(0, heads() * stream_bytes));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(
-        *records_, record, n, (group - first_group) * record.group_tokens, tile_shape_, tile_.get()));
+    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records_, record, n, (group - first_group) * group_tokens,
+                                              tile_shape_, tile_.get()));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(Execute(*list));
+    group += n;
   }
   return Status::Ok();
 }
 
+// Groups of the tile as records of `shape`, [streams of the sequence, n]; valid until the next call.
+Result<std::span<const std::byte>> OffloadedPrefill::Encode(uint32_t tile, uint32_t group, uint32_t n,
+                                                            const KvRecordShape& shape) {
+  const uint32_t token = group * shape.group_tokens - tile * tile_tokens();
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*source_, tile_shape_, token, n, shape, records_.get()));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  KVRUN_RETURN_IF_ERROR(Execute(*list));
+  const uint64_t bytes = n * heads() * shape.size_bytes();
+  KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
+  return std::span<const std::byte>(records_->host().first(bytes));
+}
+
+// Whole groups to flash, and the newest, with the one that is not complete, to the window.
 Status OffloadedPrefill::StoreRecords(uint32_t layer, uint32_t tile) {
-  const KvRecordShape& record = cache_.plan().record;
-  const uint32_t tile_group = tile * tile_tokens() / record.group_tokens;
-  const uint32_t whole_groups = end_ / record.group_tokens;
-  const uint32_t end_group = CeilDiv(std::min(end_, (tile + 1) * tile_tokens()), record.group_tokens);
-  for (uint32_t group = std::max(begin_ / record.group_tokens, tile_group); group < end_group;) {
-    // The tail is a batch of its own.
-    const uint32_t n =
-        group < whole_groups ? std::min({kRecordsAtOnce, whole_groups - group, end_group - group}) : 1;
-    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(list->EncodeRecords(
-        *source_, tile_shape_, (group - tile_group) * record.group_tokens, n, record, records_.get()));
-    KVRUN_RETURN_IF_ERROR(list->Finish());
-    KVRUN_RETURN_IF_ERROR(Execute(*list));
-    const uint64_t bytes = n * heads() * record.size_bytes();
-    KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
-    const std::span<const std::byte> records = records_->host().first(bytes);
-    if (group < whole_groups) {
-      KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, sequence_, group, n, records));
-    } else {
-      cache_.SetTail(layer, records);
-    }
+  const KvPlan& plan = cache_.plan();
+  const uint32_t group_tokens = plan.record.group_tokens;
+  const uint32_t first = std::max(begin_ / group_tokens, tile * tile_tokens() / group_tokens);
+  const uint32_t end = std::min(end_, (tile + 1) * tile_tokens());
+  const uint32_t end_whole = end / group_tokens;
+  for (uint32_t group = first; group < end_whole;) {
+    const uint32_t n = std::min(kRecordsAtOnce, end_whole - group);
+    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan.record));
+    KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, sequence_, group, n, records));
+    group += n;
+  }
+  const uint32_t end_group = CeilDiv(end, group_tokens);
+  for (uint32_t group = std::max(first, cache_.FirstWindowGroup(end_)); group < end_group;) {
+    const uint32_t n = std::min(kRecordsAtOnce, end_group - group);
+    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan.window_record));
+    KVRUN_RETURN_IF_ERROR(cache_.PutWindow(layer, group, n, records));
     group += n;
   }
   return Status::Ok();

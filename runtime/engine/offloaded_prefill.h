@@ -81,7 +81,9 @@ class OffloadedPrefill {
 
   Status MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use);
   Status CreateBuffers();
+  Status CreateTile();
   Status CreateAttentionBuffers();
+  void DropAttentionBuffers();
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
   Status RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress);
@@ -90,6 +92,8 @@ class OffloadedPrefill {
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk);
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
   Status LoadStoredEntries(uint32_t layer, uint32_t tile);
+  Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
+                                            const KvRecordShape& shape);
   Status StoreRecords(uint32_t layer, uint32_t tile);
   Status StoreIndex(uint32_t layer);
   using ProjectedFn = std::function<Status(uint32_t begin, std::span<const float> projected)>;
@@ -105,6 +109,7 @@ class OffloadedPrefill {
 
   bool makes_adapter() const { return cache_.plan().index.rank != 0 && !cache_.has_adapter(); }
   uint32_t n_sinks() const { return cache_.plan().n_pinned * cache_.plan().record.group_tokens; }
+  bool is_tiled() const { return tile_shape_.n_ctx < cache_.plan().n_ctx; }
   uint32_t tile_tokens() const { return tile_shape_.n_ctx; }
   uint32_t n_tiles() const { return (end_ + tile_tokens() - 1) / tile_tokens(); }
   uint32_t heads() const { return cache_.plan().n_streams / cache_.plan().n_sequences; }

@@ -34,8 +34,14 @@ Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
   return pass;
 }
 
-Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer, uint32_t n_rows) {
-  return sums_[layer].Read(commands_.config(), n_rows, std::min(n_rows, *sink_rows_));
+Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer) {
+  return sums_[layer].Read(commands_.config(), n_summed_, n_skipped_);
+}
+
+Status ResidentForwardPass::ClearSums() {
+  for (LayerSumBuffers& sums : sums_) KVRUN_RETURN_IF_ERROR(sums.Clear());
+  n_summed_ = n_skipped_ = 0;
+  return Status::Ok();
 }
 
 Status ResidentForwardPass::CreateScratch() {
@@ -109,9 +115,14 @@ Status ResidentForwardPass::Run(std::span<const StepRow> rows, std::span<const u
   commands_.WriteOutputs(outputs);
   last_rows_ = static_cast<uint32_t>(rows.size());
   const bool one_sequence = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
-  return Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()),
-                  !sums_.empty() && rows[0].position == 0},
-                 logits);
+  const bool has_sinks = !sums_.empty() && rows[0].position == 0;
+  KVRUN_RETURN_IF_ERROR(
+      Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks}, logits));
+  if (!sums_.empty() && one_sequence) {
+    n_summed_ += last_rows_;
+    n_skipped_ += has_sinks ? std::min(*sink_rows_, last_rows_) : 0;
+  }
+  return Status::Ok();
 }
 
 Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {

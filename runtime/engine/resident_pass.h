@@ -36,8 +36,11 @@ class ResidentForwardPass : public ForwardPass {
 
   const KvShape& kv_shape() const { return cache_.shape(); }
   const Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
-  // Of `n_rows` rows that were prefilled.
-  Result<LayerSums> Sums(uint32_t layer, uint32_t n_rows);
+  // Of all rows that were summed up since the pass was created, or ClearSums: over any number of prompts,
+  // each from position 0, whose sinks are left out. Steps of a single row are not summed up. Points into
+  // this.
+  Result<LayerSums> Sums(uint32_t layer);
+  Status ClearSums();
 
  private:
   // Which commands a step needs; its positions and tokens are data.
@@ -64,6 +67,8 @@ class ResidentForwardPass : public ForwardPass {
   mutable ResidentCache cache_;
   std::optional<uint32_t> sink_rows_;
   std::vector<LayerSumBuffers> sums_;  // of each layer; empty: none
+  uint64_t n_summed_ = 0;              // rows in them
+  uint64_t n_skipped_ = 0;             // of these, sinks
   std::unique_ptr<Buffer> scratch_;    // of attention
   uint32_t last_rows_ = 0;
   std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first

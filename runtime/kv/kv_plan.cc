@@ -43,6 +43,14 @@ constexpr uint32_t kFewEntries = 128;
 constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
 constexpr std::string_view kDefaultPolicy = "lru";
 
+// Exact enough to be rounded from.
+KvRecordShape WindowRecord(KvRecordShape record) {
+  for (KvType* type : {&record.k_type, &record.v_type}) {
+    if (*type != KvType::kF32) *type = KvType::kF16;
+  }
+  return record;
+}
+
 std::string SequencesText(uint32_t count) {
   return fmt::format("{} sequence{}", count, count == 1 ? "" : "s");
 }
@@ -96,15 +104,17 @@ Result<KvPlan> Planner::Full() const {
   // Kept as records where f16 and f32 planes do not do: all of them in the window.
   const bool in_records = k_type != v_type || (k_type != KvType::kF16 && k_type != KvType::kF32);
   plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, in_records ? kFlexgenGroupTokens : 1};
+  plan.window_record = WindowRecord(plan.record);
   plan.n_streams = plan.n_sequences;
   plan.window_entries = plan.n_ctx;
   plan.prefill_tile_tokens = plan.n_ctx;
   const KvShape shape = {k_type, plan.n_sequences, model_.n_kv_heads, model_.head_dim, plan.n_ctx};
   plan.parts = {{"kv", shape.size_bytes() * model_.n_layers, true, true}};
   if (in_records) {
-    plan.n_window_slots = plan.n_groups();
-    plan.parts[0].bytes =
-        uint64_t{plan.n_streams} * plan.n_window_slots * plan.record.size_bytes() * model_.n_layers;
+    plan.window_entries = std::max(options_.window_entries.value_or(kRows.front().window_entries), 1U);
+    plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+    plan.n_chosen = plan.n_cache_slots = plan.n_groups();
+    SizeResident(input_, plan);
     SizePrefill(input_, plan);
   }
   if (Holds(plan)) return plan;
@@ -153,8 +163,9 @@ KvPlan Planner::Shape(const Row& row) const {
   plan.record.k_type = options_.k_type.value_or(row.k_type);
   plan.record.v_type = options_.v_type.value_or(row.v_type);
   // The entry that is computed is always attended to.
-  plan.window_entries = std::max(options_.window_entries.value_or(is_flexgen_ ? 1 : row.window_entries), 1U);
+  plan.window_entries = std::max(options_.window_entries.value_or(row.window_entries), 1U);
   plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+  plan.window_record = WindowRecord(plan.record);
   if (is_flexgen_) return plan;
   const uint32_t key_dim = model_.n_kv_heads * model_.head_dim;
   plan.index.type = options_.index_type.value_or(row.index_type);
@@ -265,7 +276,7 @@ std::string KvPlan::Describe() const {
   std::string text = fmt::format("{}: {} in decoding ({:.1f} % of f16), {} in prefill, {}; K {}, V {}",
                                  method, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
-  if (n_cache_slots == 0) return text;
+  if (method == "full") return text;
   const uint32_t group = record.group_tokens;
   text += fmt::format("; {} of {} entries in groups of {} ({} pinned) and a window of {}", n_chosen * group,
                       n_ctx, group, n_pinned * group, window_entries);

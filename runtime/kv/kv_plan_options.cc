@@ -38,7 +38,10 @@ Status CheckMethodHasOptions(const KvOptions& options) {
   if (!options.policy.empty()) return NotFor(options, "replacement policy");
   if (options.method != "full") return Status::Ok();
   if (options.group_tokens) return NotFor(options, "groups");
-  if (options.window_entries) return NotFor(options, "recent window");
+  const KvType k_type = options.k_type.value_or(KvType::kF16);
+  const bool rounds =
+      k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
+  if (options.window_entries && !rounds) return NotFor(options, "recent window in f16 and f32");
   return Status::Ok();
 }
 

@@ -31,12 +31,15 @@ uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 // Mapping tables, and what the slot caches know.
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  SlotShape shape;
-  shape.n_streams = plan.n_streams;
-  shape.table_slots = plan.n_chosen + plan.n_window_slots;
-  const uint64_t caches =
-      input.shares_slots ? 0 : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
-  return input.model.n_layers * (shape.table_bytes() + caches);
+  SlotShape slots;
+  slots.n_streams = plan.n_streams;
+  slots.table_slots = plan.n_chosen;
+  SlotShape window = slots;
+  window.table_slots = plan.n_window_slots;
+  const uint64_t caches = input.shares_slots || plan.method == "full"
+                              ? 0
+                              : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
+  return input.model.n_layers * (slots.table_bytes() + window.table_bytes() + caches);
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
@@ -54,19 +57,36 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   return entries + groups + chosen;
 }
 
-// In prefill, of one sequence, beside tile and hidden states.
+uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return input.model.n_layers * uint64_t{plan.n_streams} * plan.window_record.size_bytes() *
+         plan.n_window_slots;
+}
+
+// What a prompt that fails gives back: the incomplete group of its sequence.
+void AddTails(const KvSizeInput& input, KvPlan& plan) {
+  plan.parts.push_back(
+      {"tails", WindowBytes(input, plan) / plan.n_sequences / plan.n_window_slots, true, false});
+}
+
+// In prefill, of one sequence, beside tile and hidden states: all the time.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
   const uint64_t chunk_groups = std::min(kPrefillChunkTokens / plan.record.group_tokens, plan.n_groups());
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
-  const uint64_t encoded = chunk_groups * records_per_group * plan.record.size_bytes();
+  const uint64_t encoded =
+      chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
   const uint64_t projected = uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);
   if (WeighsByQueries(plan.adapter_kind)) sums += model.n_kv_heads * (dim + 1) * dim;
-  return encoded + projected + sums * sizeof(float) +
-         AdapterWorkBytes(plan.adapter_kind, model.n_kv_heads, model.head_dim, plan.index.rank);
+  return encoded + projected + sums * sizeof(float);
+}
+
+// While a layer's adapter is computed.
+uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
+  if (!input.computes_adapter) return 0;
+  return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
 }
 
 // Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: as much as for the smallest tiles,
@@ -93,7 +113,6 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
   const uint64_t record_bytes = plan.record.size_bytes();
   const uint64_t slots = plan.n_streams * record_bytes * plan.n_cache_slots;
-  const uint64_t window = plan.n_streams * record_bytes * plan.n_window_slots;
   plan.staging_bytes = StagingBytes(record_bytes, input.io_alignment_bytes);
   plan.parts.clear();
   const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
@@ -101,13 +120,20 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots are made when prefill is over.
-  add("slots", input.shares_slots ? slots + window : layers * slots, false);
-  add("window", layers * window, false);
+  add("slots", input.shares_slots ? slots : layers * slots, false);
+  add("window", WindowBytes(input, plan));
+  AddTails(input, plan);
   add("tables", TableBytes(input, plan));
-  add("tails", layers * (plan.n_streams + plan.n_streams / plan.n_sequences) * record_bytes);
   add("checksums", layers * plan.n_streams * plan.n_groups() * kChecksumBytes);
   add("scores", ScoreBytes(input, plan));
   add("staging", plan.staging_bytes);
+}
+
+void SizeResident(const KvSizeInput& input, KvPlan& plan) {
+  const uint64_t slots =
+      input.model.n_layers * uint64_t{plan.n_streams} * plan.record.size_bytes() * plan.n_cache_slots;
+  plan.parts = {{"kv", slots + WindowBytes(input, plan) + TableBytes(input, plan), true, true}};
+  AddTails(input, plan);
 }
 
 void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
@@ -118,22 +144,26 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
   const uint64_t left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
 
-  uint64_t bytes = whole + in_memory;
+  const uint64_t adapter = PrefillAdapterBytes(input, plan);
+  uint64_t bytes = whole + in_memory + adapter;
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = bytes > left;
   const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
-  if (plan.spills_hidden) bytes = whole + spill_bytes;
+  if (plan.spills_hidden) bytes = whole + spill_bytes + adapter;
   if (bytes > left) {
-    // The tile that is computed and an earlier one, and the attention's results between tiles: two of them in
-    // turn, and what comes from one tile.
+    // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
+    // them in turn, and what comes from one tile); these make room for the adapter's work.
     const uint64_t results =
         3 * uint64_t{kTiledChunkTokens} * input.model.n_heads * (input.model.head_dim + 2) * sizeof(float);
-    const uint64_t fixed = spill_bytes + results;
-    const uint64_t grain_bytes = 2 * kPrefillChunkTokens * token_bytes;
-    const uint64_t grains = std::max<uint64_t>((left - std::min(left, fixed)) / grain_bytes, 1);
+    const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
+    const auto tiled_bytes = [&](uint64_t grains) {
+      return spill_bytes + grains * grain_bytes + std::max(grains * grain_bytes + results, adapter);
+    };
+    uint64_t grains = 1;
+    while ((grains + 1) * kPrefillChunkTokens < plan.n_ctx && tiled_bytes(grains + 1) <= left) ++grains;
     if (grains * kPrefillChunkTokens < plan.n_ctx) {
       plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
-      bytes = fixed + grains * grain_bytes;
+      bytes = tiled_bytes(grains);
     }
   }
   plan.parts.push_back({"prefill", bytes + PrefillWorkBytes(input, plan), true, false});

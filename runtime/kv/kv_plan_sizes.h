@@ -29,6 +29,9 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 // Sets staging_bytes and every part but "prefill", from the plan's other fields.
 void SizeParts(const KvSizeInput& input, KvPlan& plan);
 
+// Sets the only part of full KV in records: its slots and window.
+void SizeResident(const KvSizeInput& input, KvPlan& plan);
+
 // Adds the part "prefill": the largest tile that fits, hidden states in memory where they fit beside a tile
 // of the whole context. Where nothing fits, the smallest there is: prefill_bytes() exceeds the budget.
 void SizePrefill(const KvSizeInput& input, KvPlan& plan);

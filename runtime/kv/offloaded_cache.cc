@@ -7,16 +7,18 @@
 #include "platform/base/check.h"
 #include "runtime/kv/host_buffer.h"
 #include "runtime/kv/index_rows.h"
+#include "runtime/kv/record_codec.h"
 
 namespace kvrun {
 
 OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers,
                                std::unique_ptr<GroupStore> store)
-    : device_(device), plan_(plan), store_(std::move(store)), layers_(n_layers) {
+    : device_(device), plan_(plan), store_(std::move(store)), layers_(n_layers), window_(plan_) {
   lengths_.resize(plan.n_sequences);
   groups_stored_.resize(plan.n_sequences);
   rows_.reserve(plan.n_sequences);
   fetches_.reserve(plan.n_chosen);
+  encoded_.resize(plan.record.size_bytes());
   ResetStats();
 }
 
@@ -24,12 +26,15 @@ Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, c
                                                                uint32_t n_layers,
                                                                std::unique_ptr<GroupStore> store) {
   std::unique_ptr<OffloadedCache> cache(new OffloadedCache(device, plan, n_layers, std::move(store)));
-  for (Layer& layer : cache->layers_) {
-    layer.tails.resize(plan.n_streams * plan.record.size_bytes());
-    layer.new_tails.resize(cache->heads() * plan.record.size_bytes());
-  }
+  KVRUN_RETURN_IF_ERROR(cache->CreateWindow());
   if (plan.index.rank != 0) KVRUN_RETURN_IF_ERROR(cache->CreateIndex());
   return cache;
+}
+
+Status OffloadedCache::CreateWindow() {
+  KVRUN_ASSIGN_OR_RETURN(window_,
+                         RecentWindow::Create(device_, plan_, static_cast<uint32_t>(layers_.size())));
+  return Status::Ok();
 }
 
 Status OffloadedCache::CreateIndex() {
@@ -103,83 +108,82 @@ Status OffloadedCache::WriteIndex(uint32_t layer_index, uint32_t sequence, uint3
 SlotShape OffloadedCache::slot_shape() const {
   return {.record = plan_.record,
           .n_streams = plan_.n_streams,
-          .n_slots = plan_.n_cache_slots + plan_.n_window_slots,
-          .n_window_slots = plan_.n_window_slots,
-          .table_slots = plan_.n_chosen + plan_.n_window_slots};
-}
-
-uint32_t OffloadedCache::WindowBegin(uint32_t length) const {
-  return length > plan_.window_entries ? (length - plan_.window_entries) / group_tokens() * group_tokens()
-                                       : 0;
-}
-
-uint32_t OffloadedCache::WindowSlot(uint32_t group) const {
-  return plan_.n_cache_slots + group % plan_.n_window_slots;
+          .n_slots = plan_.n_cache_slots,
+          .n_window_slots = 0,
+          .table_slots = plan_.n_chosen};
 }
 
 std::byte* OffloadedCache::SlotBytes(const Layer& layer, uint32_t stream, uint32_t slot) const {
-  const uint64_t n_slots = plan_.n_cache_slots + plan_.n_window_slots;
-  return layer.slots->host().data() + (stream * n_slots + slot) * record_bytes();
+  return layer.slots->host().data() + (uint64_t{stream} * plan_.n_cache_slots + slot) * record_bytes();
 }
 
-std::byte* OffloadedCache::WindowBytes(Layer& layer, uint32_t stream, uint32_t group) const {
-  if (!reloads_all()) return SlotBytes(layer, stream, WindowSlot(group));
-  return layer.window.data() +
-         (stream * plan_.n_window_slots + group % plan_.n_window_slots) * record_bytes();
+// One record to where it stays: flash, or the group's own slot.
+Status OffloadedCache::StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group,
+                                  std::span<const std::byte> record) {
+  if (store_ != nullptr) return store_->Append(layer_index, stream, group, record);
+  Layer& layer = layers_[layer_index];
+  std::byte* slot = SlotBytes(layer, stream, group);
+  std::memcpy(slot, record.data(), record_bytes());
+  return layer.slots->Flush(static_cast<uint64_t>(slot - layer.slots->host().data()), record_bytes());
 }
 
-Status OffloadedCache::SaveTails() {
-  for (uint32_t i = 0; i < layers_.size(); ++i) {
-    Layer& layer = layers_[i];
-    KVRUN_RETURN_IF_ERROR(layer.slots->Invalidate(0, layer.slots->size_bytes()));
-    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-      const uint32_t group = lengths_[stream / heads()] / group_tokens();
-      std::memcpy(layer.tails.data() + stream * record_bytes(), WindowBytes(layer, stream, group),
-                  record_bytes());
+// The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
+// is read of a group without entries: a sequence can be computed again from its beginning, whatever has
+// become of its groups on flash.
+Status OffloadedCache::RestoreWindow(uint32_t sequence, uint32_t length) {
+  const uint32_t first = window_.FirstGroup(length);
+  const uint32_t end = (length + group_tokens() - 1) / group_tokens();
+  for (uint32_t group = first; group < end; ++group) {
+    if (window_.Holds(sequence, lengths_[sequence], group) || group >= groups_stored_[sequence]) continue;
+    for (uint32_t i = 0; i < layers_.size(); ++i) {
+      for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+        KVRUN_RETURN_IF_ERROR(ReadGroups(i, stream, group, 1, encoded_));
+        KVRUN_RETURN_IF_ERROR(window_.Restore(i, stream, group, encoded_));
+      }
     }
   }
+  window_.NoteFirstGroup(sequence, first);
   return Status::Ok();
 }
 
-// What is beyond `length` goes; its incomplete group becomes the tail. Nothing is read where there is none: a
-// sequence can be computed again from its beginning whatever has become of its groups.
+// What is beyond `length` goes; its incomplete group lies in the window.
 Status OffloadedCache::ForgetFrom(uint32_t sequence, uint32_t length) {
   if (length >= lengths_[sequence]) return Status::Ok();
-  if (store_ == nullptr) {
-    lengths_[sequence] = length;
-    return Status::Ok();
-  }
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
-  if (in_decode_) KVRUN_RETURN_IF_ERROR(SaveTails());
+  KVRUN_RETURN_IF_ERROR(RestoreWindow(sequence, length));
   const uint32_t group = length / group_tokens();
-  const bool has_tail = length % group_tokens() != 0;
-  const uint32_t first_stream = sequence * heads();
-  for (uint32_t i = 0; i < layers_.size(); ++i) {
-    for (uint32_t stream = first_stream; stream < first_stream + heads(); ++stream) {
-      if (has_tail && group < groups_stored_[sequence]) {
-        const GroupFetch fetch{group, layers_[i].tails.data() + stream * record_bytes()};
-        KVRUN_RETURN_IF_ERROR(store_->Fetch(i, stream, {&fetch, 1}));
-      }
-      if (in_decode_ && !reloads_all()) layers_[i].caches[stream].Truncate(group);
+  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+    if (store_ != nullptr) KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, group));
+    for (Layer& layer : layers_) {
+      if (!layer.caches.empty()) layer.caches[stream].Truncate(group);
     }
-  }
-  for (uint32_t stream = first_stream; stream < first_stream + heads(); ++stream) {
-    KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, group));
   }
   lengths_[sequence] = length;
   groups_stored_[sequence] = std::min(groups_stored_[sequence], group);
-  if (!in_decode_) return Status::Ok();
-  const Status filled = FillWindows(sequence);
-  if (!filled.ok()) LeaveDecode();  // a window that is filled in part must not be used
-  return filled;
+  return Status::Ok();
 }
 
-Status OffloadedCache::FillWindows(uint32_t sequence) {
-  for (uint32_t i = 0; i < layers_.size(); ++i) {
-    for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-      KVRUN_RETURN_IF_ERROR(FillWindow(layers_[i], i, stream));
-    }
+// After a prefill that has failed: what the sequence had before. The rest of its window comes back when the
+// sequence is used again: it may be to begin anew, and nothing has to be read for that.
+Status OffloadedCache::UndoPrefill() { return window_.in_prefill() ? window_.UndoPrefill() : Status::Ok(); }
+
+// Entries of `sequence` from `length` on are forgotten; those before are there, and the window is whole.
+Status OffloadedCache::Prepare(uint32_t sequence, uint32_t length) {
+  KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, length));
+  return RestoreWindow(sequence, lengths_[sequence]);
+}
+
+Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
+  KVRUN_RETURN_IF_ERROR(UndoPrefill());
+  KVRUN_RETURN_IF_ERROR(Prepare(sequence, begin));
+  KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin));
+  if (store_ == nullptr) return BeginDecode();  // the slots are where everything is
+  KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
+  // What a prefill that failed has left.
+  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+    KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, begin / group_tokens()));
   }
+  LeaveDecode();
   return Status::Ok();
 }
 
@@ -193,20 +197,6 @@ void OffloadedCache::LeaveDecode() {
   }
 }
 
-Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
-  KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, begin));
-  if (store_ == nullptr) return BeginDecode();  // the slots are where everything is
-  if (in_decode_) KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
-  // What a prefill that failed has left.
-  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-    KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, begin / group_tokens()));
-  }
-  if (!in_decode_) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(SaveTails());
-  LeaveDecode();
-  return Status::Ok();
-}
-
 Status OffloadedCache::AppendGroups(uint32_t layer, uint32_t sequence, uint32_t first_group,
                                     uint32_t n_groups, std::span<const std::byte> records) {
   const uint64_t stream_bytes = n_groups * record_bytes();
@@ -218,48 +208,41 @@ Status OffloadedCache::AppendGroups(uint32_t layer, uint32_t sequence, uint32_t 
       continue;
     }
     for (uint32_t i = 0; i < n_groups; ++i) {
-      std::memcpy(SlotBytes(layers_[layer], stream, WindowSlot(first_group + i)),
-                  of_stream.data() + i * record_bytes(), record_bytes());
+      KVRUN_RETURN_IF_ERROR(
+          StoreGroup(layer, stream, first_group + i, of_stream.subspan(i * record_bytes(), record_bytes())));
     }
   }
-  return store_ != nullptr ? Status::Ok() : FlushAll(*layers_[layer].slots);
-}
-
-void OffloadedCache::SetTail(uint32_t layer, std::span<const std::byte> records) {
-  std::memcpy(layers_[layer].new_tails.data(), records.data(), heads() * record_bytes());
+  return Status::Ok();
 }
 
 Status OffloadedCache::ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                                   std::span<std::byte> records) {
-  const uint32_t tail = lengths_[stream / heads()] / group_tokens();
+  fetches_.clear();
   for (uint32_t i = 0; i < n_groups; ++i) {
     std::byte* record = records.data() + i * record_bytes();
-    const uint32_t group = first_group + i;
     if (store_ == nullptr) {
-      std::memcpy(record, SlotBytes(layers_[layer], stream, WindowSlot(group)), record_bytes());
-    } else if (group == tail) {
-      std::memcpy(record, layers_[layer].tails.data() + stream * record_bytes(), record_bytes());
+      std::memcpy(record, SlotBytes(layers_[layer], stream, first_group + i), record_bytes());
+    } else {
+      fetches_.push_back({first_group + i, record});
     }
   }
-  if (store_ == nullptr) return Status::Ok();
-  fetches_.clear();
-  for (uint32_t i = 0; i < n_groups && first_group + i < tail; ++i) {
-    fetches_.push_back({first_group + i, records.data() + i * record_bytes()});
+  return store_ == nullptr ? Status::Ok() : store_->Fetch(layer, stream, fetches_);
+}
+
+Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
+                                  std::span<std::byte> records) {
+  const uint64_t bytes = plan_.window_record.size_bytes();
+  for (uint32_t i = 0; i < n_groups; ++i) {
+    KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record,
+                           window_.Read(layer, stream, first_group + i));
+    std::memcpy(records.data() + i * bytes, record.data(), bytes);
   }
-  return store_->Fetch(layer, stream, fetches_);
+  return Status::Ok();
 }
 
 Status OffloadedCache::EndPrefill(uint32_t sequence, uint32_t length) {
   if (store_ != nullptr) KVRUN_RETURN_IF_ERROR(store_->Flush());
-  for (Layer& layer : layers_) {
-    for (uint32_t head = 0; head < heads(); ++head) {
-      const uint32_t stream = sequence * heads() + head;
-      std::byte* tail = store_ != nullptr ? layer.tails.data() + stream * record_bytes()
-                                          : SlotBytes(layer, stream, WindowSlot(length / group_tokens()));
-      std::memcpy(tail, layer.new_tails.data() + head * record_bytes(), record_bytes());
-    }
-    if (store_ == nullptr) KVRUN_RETURN_IF_ERROR(FlushAll(*layer.slots));
-  }
+  KVRUN_RETURN_IF_ERROR(window_.EndPrefill(length));
   lengths_[sequence] = length;
   groups_stored_[sequence] = length / group_tokens();
   return Status::Ok();
@@ -268,14 +251,14 @@ Status OffloadedCache::EndPrefill(uint32_t sequence, uint32_t length) {
 Status OffloadedCache::BeginDecode() {
   if (in_decode_) return Status::Ok();
   const Status made = MakeSlots();
-  if (!made.ok()) LeaveDecode();
+  if (!made.ok()) LeaveDecode();  // those of some layers would stay beside the next ones
   return made;
 }
 
 Status OffloadedCache::MakeSlots() {
   const SlotShape shape = slot_shape();
   const ReplacementPolicy* policy = nullptr;
-  if (store_ != nullptr && !reloads_all()) {
+  if (selects()) {
     KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.policy));
   }
   for (uint32_t i = 0; i < layers_.size(); ++i) {
@@ -285,62 +268,36 @@ Status OffloadedCache::MakeSlots() {
     } else {
       KVRUN_ASSIGN_OR_RETURN(layer.slots, device_.CreateBuffer(shape.size_bytes(), BufferUse::kShared, "kv"));
     }
-    if (reloads_all()) layer.window.resize(uint64_t{plan_.n_streams} * plan_.n_window_slots * record_bytes());
     KVRUN_ASSIGN_OR_RETURN(layer.table, device_.CreateBuffer(shape.table_bytes(), BufferUse::kShared, "kv"));
+    if (!selects()) continue;
     KVRUN_ASSIGN_OR_RETURN(layer.chosen, device_.CreateBuffer(uint64_t{plan_.n_streams} *
                                                                   (1 + plan_.n_chosen) * sizeof(uint32_t),
                                                               BufferUse::kShared, "kv"));
-    if (store_ == nullptr) continue;
-    if (!reloads_all()) {
-      layer.caches.assign(plan_.n_streams, SlotCache(plan_.n_cache_slots, plan_.n_chosen, policy));
-    }
-    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-      KVRUN_RETURN_IF_ERROR(FillWindow(layer, i, stream));
-    }
+    layer.caches.assign(plan_.n_streams, SlotCache(plan_.n_cache_slots, plan_.n_chosen, policy));
   }
   in_decode_ = true;
   return Status::Ok();
 }
 
-Status OffloadedCache::FillWindow(Layer& layer, uint32_t layer_index, uint32_t stream) {
-  const uint32_t length = lengths_[stream / heads()];
-  if (length == 0) return Status::Ok();
-  const uint32_t tail = length / group_tokens();
-  // A step's window may begin a group earlier than that of its end.
-  for (uint32_t group = WindowBegin(length) / group_tokens(); group <= tail; ++group) {
-    std::byte* slot = WindowBytes(layer, stream, group);
-    if (group == tail) {
-      std::memcpy(slot, layer.tails.data() + stream * record_bytes(), record_bytes());
-    } else {
-      const GroupFetch fetch{group, slot};
-      KVRUN_RETURN_IF_ERROR(store_->Fetch(layer_index, stream, {&fetch, 1}));
-    }
-  }
-  return FlushAll(*layer.slots);
-}
-
 Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
+  KVRUN_RETURN_IF_ERROR(UndoPrefill());
   for (const KvRow& row : rows) {
     KVRUN_CHECK(row.position <= lengths_[row.sequence]);
-    KVRUN_RETURN_IF_ERROR(ForgetFrom(row.sequence, row.position));
+    KVRUN_RETURN_IF_ERROR(Prepare(row.sequence, row.position));
   }
   rows_.assign(rows.begin(), rows.end());
   return Status::Ok();
 }
 
 Status OffloadedCache::WriteCompletedGroups() {
-  if (store_ == nullptr) return Status::Ok();
   for (uint32_t sequence = 0; sequence < lengths_.size(); ++sequence) {
     for (; groups_stored_[sequence] < lengths_[sequence] / group_tokens(); ++groups_stored_[sequence]) {
       const uint32_t group = groups_stored_[sequence];
       for (uint32_t i = 0; i < layers_.size(); ++i) {
         for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-          const std::byte* record = WindowBytes(layers_[i], stream, group);
-          if (!reloads_all()) {
-            KVRUN_RETURN_IF_ERROR(layers_[i].slots->Invalidate(
-                static_cast<uint64_t>(record - layers_[i].slots->host().data()), record_bytes()));
-          }
-          KVRUN_RETURN_IF_ERROR(store_->Append(i, stream, group, {record, record_bytes()}));
+          KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
+          TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
+          KVRUN_RETURN_IF_ERROR(StoreGroup(i, stream, group, encoded_));
         }
       }
     }

@@ -1,9 +1,8 @@
 // The KV of methods that select: records of groups on flash, and on the device an index to score them with,
 // slots for those in use, and the recent window. Knows where an entry is; the engine knows when it is needed.
 //
-// Two phases share the budget. In *decode* there are slots, window and mapping tables. In *prefill* they are
-// given up for tiles; what is not on flash yet, each stream's incomplete group (the *tail*), is kept as a
-// record.
+// Two phases share the budget. In *decode* there are slots and their mapping tables. In *prefill* they are
+// given up for tiles. The window, which holds what is not on flash yet, stays.
 //
 // Threads: one at a time; between BeginStep and EndStep the KV thread calls FetchLayer alone.
 #pragma once
@@ -19,6 +18,7 @@
 #include "runtime/device/device.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/kv/recent_window.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
 
@@ -46,7 +46,7 @@ struct KvRow {
 
 class OffloadedCache {
  public:
-  // `store` may be null for plans whose window holds the whole context.
+  // `store` may be null for plans that have slots for all groups.
   static Result<std::unique_ptr<OffloadedCache>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
                                                         std::unique_ptr<GroupStore> store);
 
@@ -70,27 +70,36 @@ class OffloadedCache {
   Status WriteIndex(uint32_t layer, uint32_t sequence, uint32_t begin, std::span<const float> projected);
 
   // --- Prefill of one sequence.
-  // Gives up slots; keeps the tails. Entries of `sequence` from `begin` on are forgotten.
+  // Gives up slots, where there is a store. Entries of `sequence` from `begin` on are forgotten.
   Status BeginPrefill(uint32_t sequence, uint32_t begin);
   // Records of whole groups, [streams of the sequence, n_groups], of one layer.
   Status AppendGroups(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
                       std::span<const std::byte> records);
-  // The incomplete group's records, [streams of the sequence]; they count from EndPrefill on.
-  void SetTail(uint32_t layer, std::span<const std::byte> records);
-  // Reads records of whole groups, and the tail where `group` is the incomplete one: [n_groups], of one
-  // stream.
+  // Groups that the window is to hold, as records of the window: [streams of the sequence, n_groups]. After
+  // those of the layer that lie there were read (ReadWindow).
+  Status PutWindow(uint32_t layer, uint32_t first_group, uint32_t n_groups,
+                   std::span<const std::byte> records) {
+    return window_.Put(layer, first_group, n_groups, records);
+  }
+  // The first group that the window holds of the first `length` entries.
+  uint32_t FirstWindowGroup(uint32_t length) const { return window_.FirstGroup(length); }
+  // Reads records of whole groups that are stored: [n_groups], of one stream.
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
+                    std::span<std::byte> records);
+  // Of groups that the window holds: records of the window.
+  Status ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records);
   // All layers have `length` entries of the sequence now.
   Status EndPrefill(uint32_t sequence, uint32_t length);
 
   // --- Decode.
-  // Makes slots and fills the windows, where that has not been done since the last prefill.
+  // Makes slots, where that has not been done since the last prefill.
   Status BeginDecode();
   bool in_decode() const { return in_decode_; }
   SlotShape slot_shape() const;
   Buffer* slots(uint32_t layer) const { return layers_[layer].slots.get(); }
   Buffer* table(uint32_t layer) const { return layers_[layer].table.get(); }
+  const RecentWindow& window() const { return window_; }
   Buffer* chosen(uint32_t layer) const { return layers_[layer].chosen.get(); }
 
   // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
@@ -99,6 +108,7 @@ class OffloadedCache {
   Status WriteCompletedGroups();
   // Without an index every group is read in every step, into slots that all layers share: the layer before
   // must be complete when a layer is fetched.
+  bool selects() const { return plan_.index.rank != 0; }
   bool reloads_all() const { return store_ != nullptr && plan_.index.rank == 0; }
   // KV thread: the layer's chosen groups are known; brings them into slots and writes the mapping tables.
   Status FetchLayer(uint32_t layer);
@@ -118,22 +128,20 @@ class OffloadedCache {
     std::unique_ptr<Buffer> bias;
     IndexSides sides;
     std::shared_ptr<Buffer> slots;  // where all groups are reloaded: one for all layers
-    std::vector<std::byte> window;  // there: this layer's window, [n_streams, n_window_slots]
     std::unique_ptr<Buffer> table;
     std::unique_ptr<Buffer> chosen;
-    std::vector<SlotCache> caches;     // of each stream
-    std::vector<std::byte> tails;      // records, [n_streams]
-    std::vector<std::byte> new_tails;  // of the sequence that is prefilled, until that has succeeded
+    std::vector<SlotCache> caches;  // of each stream
   };
 
   OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, std::unique_ptr<GroupStore> store);
 
+  Status CreateWindow();
   Status CreateIndex();
-  Status SaveTails();
-  Status FillWindow(Layer& layer, uint32_t layer_index, uint32_t stream);
-  Status FillWindows(uint32_t sequence);
+  Status StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group, std::span<const std::byte> record);
+  Status RestoreWindow(uint32_t sequence, uint32_t length);
+  Status UndoPrefill();
+  Status Prepare(uint32_t sequence, uint32_t length);
   Status MakeSlots();
-  // Gives slots, tables and windows up: BeginDecode makes them anew, from flash and the tails.
   void LeaveDecode();
   Status FetchStream(uint32_t layer_index, uint32_t row, uint32_t head);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
@@ -141,14 +149,7 @@ class OffloadedCache {
   uint32_t heads() const { return plan_.n_streams / plan_.n_sequences; }  // streams of a sequence
   uint32_t group_tokens() const { return plan_.record.group_tokens; }
   uint64_t record_bytes() const { return plan_.record.size_bytes(); }
-  // Of a sequence of `length` entries: the first that the window holds, a multiple of the group.
-  uint32_t WindowBegin(uint32_t length) const;
-  uint32_t WindowSlot(uint32_t group) const;
   std::byte* SlotBytes(const Layer& layer, uint32_t stream, uint32_t slot) const;
-  // Of a group in the window, between steps.
-  std::byte* WindowBytes(Layer& layer, uint32_t stream, uint32_t group) const;
-  Status LoadWindow(uint32_t layer_index);
-  Status KeepWindow(uint32_t layer_index);
   Result<std::span<const uint32_t>> ReadChosen(uint32_t layer_index, uint32_t stream,
                                                std::span<const uint32_t> chosen);
   Status ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n_groups);
@@ -157,8 +158,10 @@ class OffloadedCache {
   KvPlan plan_;
   std::unique_ptr<GroupStore> store_;
   std::vector<Layer> layers_;
+  RecentWindow window_;
   std::vector<uint32_t> lengths_;        // of each sequence
-  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups on flash
+  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups on flash, or in their slots
+  std::vector<std::byte> encoded_;       // a record that leaves the window
   std::vector<KvRow> rows_;              // of the step
   std::vector<GroupFetch> fetches_;
   bool has_adapter_ = false;

@@ -23,12 +23,7 @@ double MillisecondsSince(Clock::time_point begin) {
 Status OffloadedCache::FetchLayer(uint32_t layer_index) {
   const Clock::time_point begin = Clock::now();
   Layer& layer = layers_[layer_index];
-  if (reloads_all()) {
-    if (layer_index > 0) KVRUN_RETURN_IF_ERROR(KeepWindow(layer_index - 1));
-    KVRUN_RETURN_IF_ERROR(LoadWindow(layer_index));
-  } else if (plan_.n_chosen != 0) {
-    KVRUN_RETURN_IF_ERROR(layer.chosen->Invalidate(0, layer.chosen->size_bytes()));
-  }
+  if (selects()) KVRUN_RETURN_IF_ERROR(layer.chosen->Invalidate(0, layer.chosen->size_bytes()));
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
       KVRUN_RETURN_IF_ERROR(FetchStream(layer_index, row, head));
@@ -41,41 +36,36 @@ Status OffloadedCache::FetchLayer(uint32_t layer_index) {
   return status;
 }
 
-// The groups of a row before its window into slots, and the row's mapping table.
+// The groups of a row before its window into slots, and the row's mapping tables.
 Status OffloadedCache::FetchStream(uint32_t layer_index, uint32_t row, uint32_t head) {
   Layer& layer = layers_[layer_index];
   const KvRow& entry = rows_[row];
   const uint32_t stream = entry.sequence * heads() + head;
-  const uint32_t first_window_group = WindowBegin(entry.position + 1) / group_tokens();
-  const uint32_t last_group = entry.position / group_tokens();
+  const uint32_t n_before_window = window_.FirstGroup(entry.position + 1);
   const SlotShape shape = slot_shape();
   const std::span<uint32_t> table =
       Words(*layer.table).subspan(size_t{stream} * (2 + shape.table_slots), 2 + shape.table_slots);
-  uint32_t n = 0;
-  if (reloads_all()) {
-    KVRUN_RETURN_IF_ERROR(ReadAll(layer_index, stream, first_window_group));
-    for (; n < first_window_group; ++n) table[2 + n] = n;
-  } else if (store_ != nullptr && plan_.n_chosen != 0) {
-    const std::span<const uint32_t> list =
-        Words(*layer.chosen)
-            .subspan((size_t{row} * heads() + head) * (1 + plan_.n_chosen), 1 + plan_.n_chosen);
-    const uint32_t count = std::min(list[0], plan_.n_chosen);
-    if (count != list[0] || (count > 0 && list[count] >= first_window_group)) {
-      return {StatusCode::kDevice,
-              fmt::format(
-                  "layer {}: the device chose {} groups up to number {}, and there are {}; run kvrun doctor",
-                  layer_index, list[0], count > 0 ? list[count] : 0, first_window_group)};
-    }
-    KVRUN_ASSIGN_OR_RETURN(const std::span<const uint32_t> slots,
-                           ReadChosen(layer_index, stream, list.subspan(1, count)));
-    std::copy(slots.begin(), slots.end(), table.begin() + 2);
-    n = count;
+  table[0] = n_before_window;
+  table[1] = group_tokens();
+  if (!selects()) {
+    if (reloads_all()) KVRUN_RETURN_IF_ERROR(ReadAll(layer_index, stream, n_before_window));
+    for (uint32_t n = 0; n < n_before_window; ++n) table[2 + n] = n;
+    return window_.BeginEntry(layer_index, stream, entry.position);
   }
-  for (uint32_t group = first_window_group; group <= last_group; ++group) table[2 + n++] = WindowSlot(group);
-  KVRUN_CHECK(n <= shape.table_slots);
-  table[0] = n;
-  table[1] = entry.position % group_tokens() + 1;
-  return Status::Ok();
+  const std::span<const uint32_t> list =
+      Words(*layer.chosen).subspan((size_t{row} * heads() + head) * (1 + plan_.n_chosen), 1 + plan_.n_chosen);
+  const uint32_t count = std::min(list[0], plan_.n_chosen);
+  if (count != list[0] || (count > 0 && list[count] >= n_before_window)) {
+    return {StatusCode::kDevice,
+            fmt::format(
+                "layer {}: the device chose {} groups up to number {}, and there are {}; run kvrun doctor",
+                layer_index, list[0], count > 0 ? list[count] : 0, n_before_window)};
+  }
+  KVRUN_ASSIGN_OR_RETURN(const std::span<const uint32_t> slots,
+                         ReadChosen(layer_index, stream, list.subspan(1, count)));
+  std::copy(slots.begin(), slots.end(), table.begin() + 2);
+  table[0] = count;
+  return window_.BeginEntry(layer_index, stream, entry.position);
 }
 
 // Answers the slots of the chosen groups.
@@ -122,34 +112,7 @@ Status OffloadedCache::ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n
                             n_groups * record_bytes());
 }
 
-// The layer's own window into the slots that all layers share.
-Status OffloadedCache::LoadWindow(uint32_t layer_index) {
-  Layer& layer = layers_[layer_index];
-  const uint64_t bytes = plan_.n_window_slots * record_bytes();
-  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-    std::byte* slot = SlotBytes(layer, stream, plan_.n_cache_slots);
-    std::memcpy(slot, layer.window.data() + stream * bytes, bytes);
-    KVRUN_RETURN_IF_ERROR(
-        layer.slots->Flush(static_cast<uint64_t>(slot - layer.slots->host().data()), bytes));
-  }
-  return Status::Ok();
-}
-
-// And back, with the step's new entries.
-Status OffloadedCache::KeepWindow(uint32_t layer_index) {
-  Layer& layer = layers_[layer_index];
-  const uint64_t bytes = plan_.n_window_slots * record_bytes();
-  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-    const std::byte* slot = SlotBytes(layer, stream, plan_.n_cache_slots);
-    KVRUN_RETURN_IF_ERROR(
-        layer.slots->Invalidate(static_cast<uint64_t>(slot - layer.slots->host().data()), bytes));
-    std::memcpy(layer.window.data() + stream * bytes, slot, bytes);
-  }
-  return Status::Ok();
-}
-
 Status OffloadedCache::EndStep() {
-  if (reloads_all()) KVRUN_RETURN_IF_ERROR(KeepWindow(static_cast<uint32_t>(layers_.size()) - 1));
   for (const KvRow& row : rows_) lengths_[row.sequence] = row.position + 1;
   return Status::Ok();
 }

@@ -336,5 +336,97 @@ TEST_P(SlotsTest, AttendsInSplits) {
   }
 }
 
+// All entries of both sources, one to a record of floats: what the reference takes.
+void AppendAsFloats(const SlotCase& c, const SlotData& data, SlotCase* all, std::vector<uint32_t>* words,
+                    std::vector<std::vector<uint32_t>>* tables) {
+  const KvRecordShape& record = c.shape.record;
+  for (uint32_t stream = 0; stream < c.shape.n_streams; ++stream) {
+    const uint32_t* table = &data.tables[size_t{stream} * (2 + c.shape.table_slots)];
+    for (uint32_t s = 0; s < table[0]; ++s) {
+      const auto source =
+          std::span(data.slots)
+              .subspan((size_t{stream} * c.shape.n_slots + table[2 + s]) * record.size_words(),
+                       record.size_words());
+      for (uint32_t entry = 0; entry < (s + 1 == table[0] ? table[1] : record.group_tokens); ++entry) {
+        const auto nth = static_cast<uint32_t>((*tables)[stream].size());
+        (*tables)[stream].push_back(nth);
+        const auto to = std::span(*words).subspan(
+            (size_t{stream} * all->shape.n_slots + nth) * all->shape.record.size_words(),
+            all->shape.record.size_words());
+        for (uint32_t row = 0; row < 2 * record.n_heads; ++row) {
+          const std::vector<double> values = DecodeRow(record, source, {row % 2, row / 2, entry});
+          EncodeRow(all->shape.record, {row % 2, row / 2, 0},
+                    std::vector<float>(values.begin(), values.end()), to);
+        }
+      }
+    }
+  }
+}
+
+// The window in a buffer of its own, with its own types; tables of slots may be empty.
+void CheckAttendWithWindow(VulkanComputeDevice& device, const SlotCase& c,
+                           std::span<const TableLength> lengths, KvType window_type) {
+  SlotCase w = c;
+  w.shape.record.k_type = w.shape.record.v_type = window_type;
+  w.shape.n_slots = w.shape.n_window_slots = 11;
+  w.shape.table_slots = 9;
+  const std::vector<TableLength> window_lengths = {{9, 1}, {1, c.shape.record.group_tokens}, {4, 1}};
+  const SlotData slots = MakeSlots(c, lengths, false);
+  const SlotData window = MakeSlots(w, window_lengths, false);
+
+  SlotCase all = c;
+  all.shape.record = {KvType::kF32, KvType::kF32, c.shape.record.n_heads, c.head_dim(), 1};
+  all.shape.n_slots = all.shape.table_slots =
+      (c.shape.table_slots + w.shape.table_slots) * c.shape.record.group_tokens;
+  std::vector<uint32_t> words(all.shape.size_bytes() / sizeof(uint32_t));
+  std::vector<std::vector<uint32_t>> lists(c.shape.n_streams);
+  AppendAsFloats(c, slots, &all, &words, &lists);
+  AppendAsFloats(w, window, &all, &words, &lists);
+  std::vector<uint32_t> tables(all.shape.table_bytes() / sizeof(uint32_t));
+  for (uint32_t stream = 0; stream < c.shape.n_streams; ++stream) {
+    uint32_t* table = &tables[size_t{stream} * (2 + all.shape.table_slots)];
+    table[0] = static_cast<uint32_t>(lists[stream].size());
+    table[1] = 1;
+    std::copy(lists[stream].begin(), lists[stream].end(), table + 2);
+  }
+
+  constexpr float kQueryScale = 3.0F;
+  SelfTestRun run(device);
+  std::vector<float> qkv = RandomFloats(c.qkv_count(), 43);
+  for (float& value : qkv) value *= kQueryScale;
+  const std::vector<double> expected = AttendSlotsReference(all.reference(), qkv, words, tables);
+  SlotAttentionArgs args = c.args();
+  args.shape.n_window_slots = 0;
+  args.attention.qkv = run.Floats(qkv);
+  args.attention.step = run.Step(c.tokens);
+  args.attention.output = PoisonedBuffer(run, Untouched(expected.size()));
+  args.slots = Words(run, slots.slots);
+  args.table = Words(run, slots.tables);
+  args.window = Words(run, window.slots);
+  args.window_shape = w.shape;
+  args.window_table = Words(run, window.tables);
+  args.attention.scratch =
+      PoisonedBuffer(run, Untouched(device.AttendSlotsScratchBytes(args) / sizeof(float)));
+  run.Run([&](CommandList& list) { return list.AttendSlots(args); });
+  EXPECT_TRUE(IsClose(run, args.attention.output, expected,
+                      AttendTolerance(c, slots.most_entries + window.most_entries, kQueryScale, false)))
+      << Describe(c);
+}
+
+TEST_P(SlotsTest, AttendsToAWindowApart) {
+  for (VulkanComputeDevice* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : {KvType::kFp8, KvType::kInt4, KvType::kF16, KvType::kInt8}) {
+      const SlotCase c =
+          AttendCase(type, type, turn % 2 == 0 ? 64 : 80, 1 + 3 * (turn % 2), 3, turn % 3 != 0);
+      ++turn;
+      if (!Fits(*device, c.shape.size_bytes())) continue;
+      std::vector<TableLength> lengths = Lengths(c.shape.record.group_tokens);
+      lengths[1] = {0, c.shape.record.group_tokens};  // nothing but the window
+      CheckAttendWithWindow(*device, c, lengths, turn == 3 ? KvType::kF32 : KvType::kF16);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvrun::testing

@@ -61,12 +61,6 @@ kvrun_status kvrun::fake::HandOut(const std::string& text, char** out) {
   return KVRUN_OK;
 }
 
-struct kvrun_engine {
-  const kvrun_model* model;
-  std::string device;
-  bool profile;
-};
-
 struct Sequence {
   std::vector<int32_t> tokens;
   int32_t pending = -1;  // generated, but not in the context yet; the end token too

@@ -14,6 +14,12 @@ struct kvrun_model {
   bool Is(std::string_view word) const { return path.find(word) != std::string::npos; }
 };
 
+struct kvrun_engine {
+  const kvrun_model* model;
+  std::string device;
+  bool profile;
+};
+
 namespace kvrun::fake {
 
 kvrun_status Fail(kvrun_status status, const std::string& message);

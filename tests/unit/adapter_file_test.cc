@@ -199,5 +199,33 @@ TEST(AdapterFile, WhatCannotBeWrittenIsRefusedAndLeavesTheOldFile) {
   EXPECT_NE(status.message().find("no/such/folder"), std::string::npos) << status.message();
 }
 
+TEST(AdapterFile, APathCanBeCheckedBeforehand) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  EXPECT_TRUE(CheckAdapterPath(path).ok());
+  EXPECT_TRUE(std::filesystem::is_empty(folder.Path(""))) << "the check left something behind";
+  folder.Write("adapter.gguf", "old");
+  EXPECT_TRUE(CheckAdapterPath(path).ok());
+  EXPECT_EQ(ReadWholeFile(path), "old");
+  EXPECT_EQ(CheckAdapterPath(folder.Path("no/such/folder")).code(), StatusCode::kNotFound);
+}
+
+TEST(AdapterFile, WhatIsNoFileIsNotReplacedAndALinkIsKept) {
+  const TemporaryFolder folder;
+  const std::string fifo = folder.Path("fifo");
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const Adapter adapter = MakeAdapter(AdapterKind::kPlain);
+  for (const std::string& path : {folder.Path(""), fifo}) {
+    EXPECT_EQ(CheckAdapterPath(path).code(), StatusCode::kInvalidArgument) << path;
+    EXPECT_EQ(WriteAdapter(adapter, path).code(), StatusCode::kInvalidArgument) << path;
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+  const std::string link = folder.Path("link");
+  std::filesystem::create_symlink(folder.Write("target", "old"), link);
+  ASSERT_TRUE(WriteAdapter(adapter, link).ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  ExpectEqual(OrDie(Read(folder.Path("target"))), adapter);
+}
+
 }  // namespace
 }  // namespace kvrun

@@ -77,7 +77,8 @@ void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
     EXPECT_EQ(Part(plan, "index"),
               model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
   }
-  EXPECT_EQ(Part(plan, "window"), records * plan.n_window_slots);
+  EXPECT_EQ(Part(plan, "window"),
+            uint64_t{plan.n_streams} * model.n_layers * plan.window_record.size_bytes() * plan.n_window_slots);
   EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
   EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
   const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
@@ -88,13 +89,13 @@ void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
 TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
   struct Case {
     double fraction;
-    uint32_t least_entries;  // selection.md, "strictly within", less 2 to 5 %
+    uint32_t least_entries;  // selection.md, "strictly within", less 2 to 7 %: the window is exact
     KvType k_type;
     uint32_t rank;
     uint32_t window_entries;
   };
   for (const Case& test :
-       {Case{1.0 / 13, 740, KvType::kFp8, 24, 64}, {1.0 / 34, 380, KvType::kInt4, 12, 32}}) {
+       {Case{1.0 / 13, 740, KvType::kFp8, 24, 64}, {1.0 / 34, 372, KvType::kInt4, 12, 32}}) {
     for (const uint32_t alignment : {1U, 512U, 4096U}) {
       const KvPlan plan = Plan(Swap(test.fraction), kSmolLm2, 8192, 1, alignment);
       std::printf("alignment %u: %s\n", alignment, plan.Describe().c_str());
@@ -155,14 +156,17 @@ TEST(KvPlan, EveryBudgetIsHeldAndUsed) {
   EXPECT_GT(last_entries, 2000U);
 }
 
-// In types other than f16 and f32, full KV is in records, all of them in the window.
+// In types other than f16 and f32, full KV is in records, and the newest entries in a window besides.
 TEST(KvPlan, FullInRecords) {
   KvOptions options = Unlimited("full");
   options.k_type = KvType::kFp8;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_window_slots, plan.n_groups());
-  EXPECT_EQ(plan.n_cache_slots, 0U);
-  EXPECT_EQ(Part(plan, "kv"), uint64_t{30} * plan.n_groups() * plan.record.size_bytes());
+  EXPECT_EQ(plan.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.n_cache_slots, plan.n_groups());
+  EXPECT_EQ(plan.exact_entries(), kExactEntries);
+  EXPECT_EQ(plan.window_record.k_type, KvType::kF16);
+  EXPECT_GE(Part(plan, "kv"), 30 * (plan.n_groups() * plan.record.size_bytes() +
+                                    plan.n_window_slots * plan.window_record.size_bytes()));
   EXPECT_GT(plan.prefill_bytes(), plan.decode_bytes());
 }
 
@@ -278,7 +282,8 @@ TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   const KvPlan computed = Plan(options);
   options.adapter_from_file = true;
   const KvPlan read = Plan(options);
-  EXPECT_GT(read.prefill_tile_tokens, computed.prefill_tile_tokens);
+  EXPECT_GE(read.prefill_tile_tokens, computed.prefill_tile_tokens);
+  EXPECT_LT(read.prefill_bytes(), computed.prefill_bytes());
   EXPECT_EQ(read.n_chosen, computed.n_chosen);
   EXPECT_LT(computed.prefill_tile_tokens, 8192U);
   EXPECT_GT(computed.prefill_bytes() + 256 * 2 * 192 * 2, computed.budget_bytes) << "a larger tile would fit";
@@ -334,7 +339,7 @@ TEST(KvPlan, FlexgenReadsEverythingThroughOneLayersSlots) {
   EXPECT_EQ(plan.n_chosen, plan.n_groups());
   EXPECT_EQ(plan.index.rank, 0U);
   EXPECT_EQ(Part(plan, "index") + Part(plan, "scores"), 0U);
-  EXPECT_EQ(Part(plan, "slots"), plan.record.size_bytes() * (plan.n_groups() + plan.n_window_slots));
+  EXPECT_EQ(Part(plan, "slots"), plan.record.size_bytes() * plan.n_groups());
   EXPECT_EQ(plan.record.k_type, KvType::kF16);
   KvOptions options = Unlimited("flexgen");
   options.budget_fraction = 1.0 / 13;

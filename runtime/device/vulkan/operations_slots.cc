@@ -146,9 +146,10 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, bool is_wi
                                  .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
                                  .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
   const Buffer* result = n_parts == 1 ? attention.output : attention.scratch;
-  const std::array storage = {
-      Binding{MemoryOrEmpty(attention.qkv), Access::kRead}, Binding{MemoryOrEmpty(source.slots), Access::kRead},
-      Binding{MemoryOrEmpty(source.table), Access::kRead}, Binding{MemoryOrEmpty(result), Access::kWrite}};
+  const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kRead},
+                              Binding{MemoryOrEmpty(source.slots), Access::kRead},
+                              Binding{MemoryOrEmpty(source.table), Access::kRead},
+                              Binding{MemoryOrEmpty(result), Access::kWrite}};
   return Record({.kernel = choice.kernel,
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),

@@ -74,7 +74,8 @@ typedef enum kvrun_phase {
   KVRUN_PHASE_LOAD = 0,
   KVRUN_PHASE_PREFILL = 1,
   KVRUN_PHASE_SELF_TEST = 2,
-  KVRUN_PHASE_EVALUATE = 3
+  KVRUN_PHASE_EVALUATE = 3,
+  KVRUN_PHASE_CALIBRATE = 4
 } kvrun_phase;
 typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
 
@@ -356,8 +357,8 @@ typedef struct kvrun_bench_options {
   uint32_t n_sequences;   /* decoded together; 0: 1 */
   uint32_t n_repetitions; /* 0: 3 */
   uint32_t fill_random;   /* nonzero: the KV at a depth is random, not prefilled */
-  float hit_rate;         /* with fill_random: this share of a step's groups were chosen by the last one too */
-  uint32_t io_only;       /* nonzero: also repeats the reads of the last run, without computing */
+  float hit_rate;   /* with fill_random: this share of a step's groups were chosen by the last one too */
+  uint32_t io_only; /* nonzero: also repeats the reads of the last run, without computing */
   kvrun_progress_fn progress; /* in tokens; may be NULL */
   void* progress_user;
 } kvrun_bench_options;

@@ -1,0 +1,10 @@
+// The subcommands: each adds itself to the program and says how it is run.
+#pragma once
+
+#include "apps/common/program.h"
+
+namespace kvrun::cli {
+
+Command AddCalibrateCommand(CLI::App* program);
+
+}  // namespace kvrun::cli

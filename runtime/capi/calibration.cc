@@ -1,0 +1,73 @@
+#include "runtime/engine/calibration.h"
+
+#include "runtime/capi/border.h"
+#include "runtime/capi/handles.h"
+
+using kvrun::Status;
+using kvrun::StatusCode;
+using kvrun::capi::CheckNotNull;
+using kvrun::capi::Guard;
+using kvrun::capi::Json;
+
+namespace {
+
+kvrun::Result<kvrun::CalibrationOptions> Translate(const kvrun_calibrate_options& given) {
+  kvrun::CalibrationOptions options;
+  if (given.kind != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(options.kind, kvrun::FindAdapterKind(given.kind));
+  }
+  options.rank = given.rank;
+  options.n_ctx = given.n_ctx;
+  if (given.n_texts > 0) {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(given.texts, "texts"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(given.counts, "counts"));
+  }
+  for (size_t i = 0; i < given.n_texts; ++i) {
+    if (given.counts[i] > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.texts[i], "texts[]"));
+    options.texts.emplace_back(given.texts[i], given.counts[i]);
+  }
+  return options;
+}
+
+Json Info(const kvrun::Calibration& calibration) {
+  const kvrun::Adapter& adapter = calibration.adapter;
+  Json layers = Json::array();
+  for (const kvrun::LayerAdapter& layer : adapter.layers) layers.push_back({{"energy", layer.energy}});
+  return {{"kind", kvrun::AdapterKindName(adapter.kind)},
+          {"rank", adapter.layers.front().rank},
+          {"n_tokens", calibration.n_tokens},
+          {"n_pieces", calibration.n_pieces},
+          {"fingerprint", adapter.fingerprint},
+          {"layers", layers}};
+}
+
+}  // namespace
+
+extern "C" {
+
+void kvrun_calibrate_options_init(kvrun_calibrate_options* options) {
+  if (options == nullptr) return;
+  *options = {};
+  options->struct_size = sizeof(*options);
+}
+
+kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options* options, const char* path,
+                             char** json) {
+  return Guard([&]() -> Status {
+    if (json != nullptr) *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
+    kvrun_calibrate_options given;
+    kvrun_calibrate_options_init(&given);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_calibrate_options", &given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options, Translate(given));
+    const auto progress =
+        kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_CALIBRATE);
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::Calibration calibration,
+                           engine->engine->Calibrate(calibrate_options, path, progress));
+    return json == nullptr ? Status::Ok() : kvrun::capi::CopyOut(Info(calibration), json);
+  });
+}
+
+}  // extern "C"

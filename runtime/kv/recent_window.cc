@@ -1,0 +1,131 @@
+#include "runtime/kv/recent_window.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/kv/host_buffer.h"
+#include "runtime/kv/record_codec.h"
+
+namespace kvrun {
+
+Result<RecentWindow> RecentWindow::Create(Device& device, const KvPlan& plan, uint32_t n_layers) {
+  RecentWindow window(plan);
+  window.first_groups_.resize(plan.n_sequences);
+  const SlotShape shape = window.shape();
+  for (uint32_t i = 0; i < n_layers; ++i) {
+    Layer layer;
+    KVRUN_ASSIGN_OR_RETURN(layer.records, device.CreateBuffer(shape.size_bytes(), BufferUse::kShared, "kv"));
+    KVRUN_ASSIGN_OR_RETURN(layer.table, device.CreateBuffer(shape.table_bytes(), BufferUse::kShared, "kv"));
+    window.layers_.push_back(std::move(layer));
+  }
+  return window;
+}
+
+SlotShape RecentWindow::shape() const {
+  return {.record = plan_->window_record,
+          .n_streams = plan_->n_streams,
+          .n_slots = n_slots(),
+          .n_window_slots = n_slots(),
+          .table_slots = n_slots()};
+}
+
+uint32_t RecentWindow::FirstGroup(uint32_t length) const {
+  return length > plan_->window_entries ? (length - plan_->window_entries) / group_tokens() : 0;
+}
+
+bool RecentWindow::Holds(uint32_t sequence, uint32_t length, uint32_t group) const {
+  // A step that failed may have written the next entry.
+  const uint32_t last = length / group_tokens();
+  return group >= first_groups_[sequence] && group <= last && group + n_slots() > last;
+}
+
+Result<std::span<const std::byte>> RecentWindow::Read(uint32_t layer, uint32_t stream, uint32_t group) {
+  KVRUN_RETURN_IF_ERROR(layers_[layer].records->Invalidate(Offset(stream, group), record_bytes()));
+  return std::span<const std::byte>(Record(layer, stream, group));
+}
+
+Status RecentWindow::Restore(uint32_t layer, uint32_t stream, uint32_t group,
+                             std::span<const std::byte> stored) {
+  TranscodeRecord(plan_->record, stored, plan_->window_record, Record(layer, stream, group));
+  return layers_[layer].records->Flush(Offset(stream, group), record_bytes());
+}
+
+Status RecentWindow::BeginPrefill(uint32_t sequence, uint32_t length) {
+  Prefill prefill{sequence, length / group_tokens(), {}};
+  prefill.record.reserve(layers_.size() * heads() * record_bytes());
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      KVRUN_ASSIGN_OR_RETURN(const auto record, Read(i, sequence * heads() + head, prefill.group));
+      prefill.record.insert(prefill.record.end(), record.begin(), record.end());
+    }
+  }
+  prefilled_ = std::move(prefill);
+  return Status::Ok();
+}
+
+Status RecentWindow::Put(uint32_t layer, uint32_t first_group, uint32_t n_groups,
+                         std::span<const std::byte> records) {
+  for (uint32_t head = 0; head < heads(); ++head) {
+    for (uint32_t i = 0; i < n_groups; ++i) {
+      std::memcpy(Record(layer, prefilled_->sequence * heads() + head, first_group + i).data(),
+                  records.data() + (uint64_t{head} * n_groups + i) * record_bytes(), record_bytes());
+    }
+  }
+  return FlushAll(*layers_[layer].records);
+}
+
+Status RecentWindow::EndPrefill(uint32_t length) {
+  const uint32_t first = FirstGroup(length);
+  const uint32_t n_rounded = length >= exact_entries() ? length - exact_entries() + 1 : 0;
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      for (uint32_t entry = first * group_tokens(); entry < n_rounded; ++entry) {
+        KVRUN_RETURN_IF_ERROR(Round(i, prefilled_->sequence * heads() + head, entry));
+      }
+    }
+  }
+  first_groups_[prefilled_->sequence] = first;
+  prefilled_.reset();
+  return Status::Ok();
+}
+
+Status RecentWindow::UndoPrefill() {
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      std::memcpy(Record(i, prefilled_->sequence * heads() + head, prefilled_->group).data(),
+                  prefilled_->record.data() + (uint64_t{i} * heads() + head) * record_bytes(),
+                  record_bytes());
+    }
+    KVRUN_RETURN_IF_ERROR(FlushAll(*layers_[i].records));
+  }
+  first_groups_[prefilled_->sequence] = prefilled_->group;
+  prefilled_.reset();
+  return Status::Ok();
+}
+
+Status RecentWindow::Round(uint32_t layer, uint32_t stream, uint32_t position) {
+  if (is_exact()) return Status::Ok();
+  Buffer& records = *layers_[layer].records;
+  const uint32_t group = position / group_tokens();
+  const uint64_t offset = Offset(stream, group);
+  KVRUN_RETURN_IF_ERROR(records.Invalidate(offset, record_bytes()));
+  RoundEntry(plan_->window_record, plan_->record, position % group_tokens(), Record(layer, stream, group));
+  return records.Flush(offset, record_bytes());
+}
+
+Status RecentWindow::BeginEntry(uint32_t layer, uint32_t stream, uint32_t position) {
+  const uint32_t first = FirstGroup(position + 1);
+  if (position >= exact_entries() && (position - exact_entries()) / group_tokens() >= first) {
+    KVRUN_RETURN_IF_ERROR(Round(layer, stream, position - exact_entries()));
+  }
+  Buffer& buffer = *layers_[layer].table;
+  const uint64_t words = 2 + uint64_t{n_slots()};
+  const std::span<uint32_t> table = Words(buffer).subspan(stream * words, words);
+  const uint32_t last = position / group_tokens();
+  table[0] = last - first + 1;
+  table[1] = position % group_tokens() + 1;
+  for (uint32_t group = first; group <= last; ++group) table[2 + group - first] = group % n_slots();
+  return buffer.Flush(stream * words * sizeof(uint32_t), words * sizeof(uint32_t));
+}
+
+}  // namespace kvrun

@@ -1,0 +1,175 @@
+#include "runtime/kv/record_codec.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "platform/base/check.h"
+#include "runtime/model/tensor_type.h"
+
+namespace kvrun {
+namespace {
+
+// K or V of one entry and head. Words are those of a record.
+struct RowPlace {
+  KvType type = KvType::kF16;
+  uint32_t begin_words = 0;
+  uint32_t scale_half = 0;  // the first, in halves from the record's begin
+};
+
+RowPlace PlaceOf(const KvRecordShape& shape, bool is_value, uint32_t row) {
+  const KvType type = is_value ? shape.v_type : shape.k_type;
+  return {.type = type,
+          .begin_words = (is_value ? shape.v_begin_words() : 0) + row * shape.row_words(type),
+          .scale_half = 2 * shape.scales_begin_words() + (is_value ? shape.v_scales_begin() : 0) +
+                        row * shape.row_scales(type)};
+}
+
+uint16_t LoadHalf(std::span<const uint32_t> words, uint32_t at) {
+  return static_cast<uint16_t>(words[at / 2] >> (16 * (at % 2)));
+}
+
+void StoreHalf(std::span<uint32_t> words, uint32_t at, uint16_t half) {
+  const uint32_t shift = 16 * (at % 2);
+  words[at / 2] = (words[at / 2] & ~(0xffffU << shift)) | uint32_t{half} << shift;
+}
+
+// E4M3 without infinities, by runtime/device/kv_record.h.
+float Fp8ToFloat(uint32_t bits) {
+  const uint32_t magnitude = bits & 0x7f;
+  const float value = magnitude < 8 ? static_cast<float>(magnitude) / 512.0F
+                                    : std::bit_cast<float>((magnitude << 20) + (120U << 23));
+  return (bits & 0x80) != 0 ? -value : value;
+}
+
+uint32_t FloatToFp8(float value) {
+  constexpr float kLargest = 448.0F;
+  constexpr float kSmallestNormal = 0x1p-6F;
+  const uint32_t sign = std::signbit(value) ? 0x80 : 0;
+  const float magnitude = std::min(std::abs(value), kLargest);
+  if (magnitude < kSmallestNormal) return sign | static_cast<uint32_t>(std::nearbyint(magnitude * 512.0F));
+  const auto bits = std::bit_cast<uint32_t>(magnitude);
+  const uint32_t rounded = (bits + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+  return sign | std::min(rounded - (120U << 3), 0x7eU);
+}
+
+float HalfScale(float scale) { return std::clamp(scale, -65504.0F, 65504.0F); }
+
+void LoadRow(const RowPlace& place, std::span<const uint32_t> words, std::span<float> row) {
+  const uint32_t bits = KvElementBits(place.type);
+  for (uint32_t i = 0; i < row.size(); ++i) {
+    const uint32_t shifted = words[place.begin_words + i * bits / 32] >> (i * bits % 32);
+    switch (place.type) {
+      case KvType::kF32: row[i] = std::bit_cast<float>(shifted); break;
+      case KvType::kF16: row[i] = HalfToFloat(static_cast<uint16_t>(shifted)); break;
+      case KvType::kFp8: row[i] = Fp8ToFloat(shifted & 0xff); break;
+      case KvType::kInt8: row[i] = static_cast<int8_t>(shifted & 0xff); break;
+      case KvType::kInt4: row[i] = static_cast<float>(static_cast<int>((shifted & 0xf) ^ 8) - 8); break;
+    }
+  }
+  if (place.type == KvType::kF32 || place.type == KvType::kF16) return;
+  const uint32_t block = place.type == KvType::kInt4 ? kInt4BlockElements : static_cast<uint32_t>(row.size());
+  for (uint32_t i = 0; i < row.size(); ++i)
+    row[i] *= HalfToFloat(LoadHalf(words, place.scale_half + i / block));
+}
+
+uint32_t EncodeElement(KvType type, float value) {
+  switch (type) {
+    case KvType::kF32: return std::bit_cast<uint32_t>(value);
+    case KvType::kF16: return FloatToHalf(HalfScale(value));
+    case KvType::kFp8: return FloatToFp8(value);
+    case KvType::kInt8:
+      return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(value, -127.0F, 127.0F)))) &
+             0xff;
+    case KvType::kInt4:
+      return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(value, -8.0F, 7.0F)))) & 0xf;
+  }
+  return 0;
+}
+
+// The scale that elements of one block get: of the first that is largest.
+float ScaleOf(KvType type, std::span<const float> block) {
+  const float largest = *std::max_element(block.begin(), block.end(),
+                                          [](float a, float b) { return std::abs(a) < std::abs(b); });
+  switch (type) {
+    case KvType::kFp8: return std::abs(largest) / 448.0F;
+    case KvType::kInt8: return std::abs(largest) / 127.0F;
+    case KvType::kInt4: return largest / -8.0F;
+    default: return 1.0F;
+  }
+}
+
+void StoreRow(const RowPlace& place, std::span<const float> row, std::span<uint32_t> words) {
+  const uint32_t bits = KvElementBits(place.type);
+  const auto count = static_cast<uint32_t>(row.size());
+  std::fill_n(words.begin() + place.begin_words, (count * bits + 31) / 32, 0U);
+  const bool has_scales = place.type != KvType::kF32 && place.type != KvType::kF16;
+  const uint32_t block = place.type == KvType::kInt4 ? kInt4BlockElements : count;
+  for (uint32_t begin = 0; begin < count; begin += block) {
+    const std::span<const float> values = row.subspan(begin, std::min(block, count - begin));
+    float inverse = 1.0F;
+    if (has_scales) {
+      const uint16_t half = FloatToHalf(HalfScale(ScaleOf(place.type, values)));
+      StoreHalf(words, place.scale_half + begin / block, half);
+      const float scale = HalfToFloat(half);
+      inverse = scale == 0.0F ? 0.0F : 1.0F / scale;
+    }
+    for (uint32_t i = 0; i < values.size(); ++i) {
+      const uint32_t bit = (begin + i) * bits;
+      words[place.begin_words + bit / 32] |= EncodeElement(place.type, values[i] * inverse) << (bit % 32);
+    }
+  }
+}
+
+std::span<uint32_t> AsWords(std::span<std::byte> bytes) {
+  return {reinterpret_cast<uint32_t*>(bytes.data()), bytes.size() / sizeof(uint32_t)};
+}
+
+std::span<const uint32_t> AsWords(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const uint32_t*>(bytes.data()), bytes.size() / sizeof(uint32_t)};
+}
+
+}  // namespace
+
+void TranscodeRecord(const KvRecordShape& from_shape, std::span<const std::byte> from,
+                     const KvRecordShape& to_shape, std::span<std::byte> to) {
+  KVRUN_CHECK(from_shape.n_rows() == to_shape.n_rows() && from_shape.head_dim == to_shape.head_dim);
+  KVRUN_CHECK(from_shape.head_dim <= kMaxCodecHeadDim);
+  KVRUN_CHECK(from.size() >= from_shape.size_bytes() && to.size() >= to_shape.size_bytes());
+  if (from_shape == to_shape) {
+    std::memcpy(to.data(), from.data(), from_shape.size_bytes());
+    return;
+  }
+  std::memset(to.data(), 0, to_shape.size_bytes());
+  float elements[kMaxCodecHeadDim];
+  const std::span<float> values(elements, from_shape.head_dim);
+  for (uint32_t row = 0; row < from_shape.n_rows(); ++row) {
+    for (const bool is_value : {false, true}) {
+      LoadRow(PlaceOf(from_shape, is_value, row), AsWords(from), values);
+      StoreRow(PlaceOf(to_shape, is_value, row), values, AsWords(to));
+    }
+  }
+}
+
+void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_t entry,
+                std::span<std::byte> record) {
+  KVRUN_CHECK(shape.head_dim <= kMaxCodecHeadDim && entry < shape.group_tokens);
+  // One row alone: its words, then its scales.
+  uint32_t words[kMaxCodecHeadDim + kMaxCodecHeadDim / kInt4BlockElements];
+  float elements[kMaxCodecHeadDim];
+  const std::span<float> values(elements, shape.head_dim);
+  for (uint32_t head = 0; head < shape.n_heads; ++head) {
+    for (const bool is_value : {false, true}) {
+      const KvType type = is_value ? stored.v_type : stored.k_type;
+      const RowPlace place = PlaceOf(shape, is_value, head * shape.group_tokens + entry);
+      const RowPlace alone{type, 0, 2 * kMaxCodecHeadDim};
+      LoadRow(place, AsWords(record), values);
+      StoreRow(alone, values, words);
+      LoadRow(alone, words, values);
+      StoreRow(place, values, AsWords(record));
+    }
+  }
+}
+
+}  // namespace kvrun

@@ -1,0 +1,26 @@
+// KV records on the host, for the few entries that leave the recent window: what EncodeRecords and
+// DecodeRecords (runtime/device/device.h) do on the device for whole tiles. Elements and scales are those of
+// runtime/device/kv_record.h, rounded to nearest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "runtime/device/kv_record.h"
+
+namespace kvrun {
+
+// Records of up to so many elements to a row.
+inline constexpr uint32_t kMaxCodecHeadDim = 256;
+
+// The record `from` in other types. Heads, head_dim and group_tokens of both shapes are equal; memory is
+// aligned to words. Allocates nothing.
+void TranscodeRecord(const KvRecordShape& from_shape, std::span<const std::byte> from,
+                     const KvRecordShape& to_shape, std::span<std::byte> to);
+
+// One entry of `record` (of `shape`, f16 or f32) as it would come back from a record of `stored`.
+void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_t entry,
+                std::span<std::byte> record);
+
+}  // namespace kvrun

@@ -1,0 +1,487 @@
+// Adapters computed from texts: what they are mathematically, that they serve sessions, and that failures
+// leave no file.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/capi/handles.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/resident_pass.h"
+#include "runtime/model/fingerprint.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/or_die.h"
+#include "tests/support/real_program.h"
+#include "tests/support/small_models.h"
+#include "tests/support/tiny_model_file.h"
+
+namespace kvrun::testing {
+namespace {
+
+using Ids = std::vector<int32_t>;
+using Json = nlohmann::json;
+
+constexpr const char* kKinds[] = {"plain", "centred", "query", "query-centred"};
+
+struct Asked {
+  std::string kind = "query-centred";
+  uint32_t rank = 0;
+  uint32_t n_ctx = 0;
+  std::vector<Ids> texts;
+  kvrun_progress_fn progress = nullptr;
+  void* user = nullptr;
+};
+
+// A model and its engine through the C API.
+class Opened {
+ public:
+  explicit Opened(const std::string& path) {
+    EXPECT_EQ(kvrun_model_open(path.c_str(), &model_), KVRUN_OK) << kvrun_last_error();
+    kvrun_engine_options options;
+    kvrun_engine_options_init(&options);
+    options.device = std::getenv("KVRUN_DEVICE");
+    EXPECT_EQ(kvrun_engine_create(model_, &options, &engine_), KVRUN_OK) << kvrun_last_error();
+  }
+  ~Opened() {
+    kvrun_engine_destroy(engine_);
+    kvrun_model_close(model_);
+  }
+  Opened(const Opened&) = delete;
+  Opened& operator=(const Opened&) = delete;
+
+  kvrun_engine* engine() const { return engine_; }
+  const Model& model() const { return *model_->model; }
+  const ModelConfig& config() const { return model().config; }
+
+  kvrun_status Calibrate(const Asked& asked, const std::string& path, Json* info = nullptr) const {
+    std::vector<const int32_t*> texts;
+    std::vector<size_t> counts;
+    for (const Ids& ids : asked.texts) {
+      texts.push_back(ids.data());
+      counts.push_back(ids.size());
+    }
+    kvrun_calibrate_options options;
+    kvrun_calibrate_options_init(&options);
+    options.kind = asked.kind.c_str();
+    options.rank = asked.rank;
+    options.n_ctx = asked.n_ctx;
+    options.texts = texts.data();
+    options.counts = counts.data();
+    options.n_texts = texts.size();
+    options.progress = asked.progress;
+    options.progress_user = asked.user;
+    char* json = nullptr;
+    const kvrun_status status =
+        kvrun_calibrate(engine_, &options, path.c_str(), info == nullptr ? nullptr : &json);
+    if (info != nullptr) *info = Json::parse(json == nullptr ? "null" : json);
+    kvrun_string_free(json);
+    return status;
+  }
+
+  Adapter CalibrateOrDie(const Asked& asked, const std::string& path, uint32_t rank) const {
+    EXPECT_EQ(Calibrate(asked, path), KVRUN_OK) << kvrun_last_error();
+    return OrDie(ReadAdapter(path, ModelFingerprint(*model().file, config()), config().n_layers,
+                             config().kv_dim(), rank));
+  }
+
+  kvrun_status StartSession(const std::string& adapter, const std::string& folder,
+                            kvrun_session** session) const {
+    const kvrun_option kv[] = {{"method", "kvswap"}, {"dir", folder.c_str()}, {"tmpfs", "on"},
+                               {"rank", "4"},        {"select", "16"},        {"window", "6"},
+                               {"sinks", "4"},       {"group", "4"},          {"adapter", adapter.c_str()}};
+    kvrun_session_options options;
+    kvrun_session_options_init(&options);
+    options.n_ctx = 128;
+    options.kv_options = kv;
+    options.n_kv_options = std::size(kv);
+    return kvrun_session_create(engine_, &options, session);
+  }
+
+ private:
+  kvrun_model* model_ = nullptr;
+  kvrun_engine* engine_ = nullptr;
+};
+
+// [rank, rank]: a^T b.
+std::vector<double> Product(const LayerAdapter& layer, const std::vector<float>& a,
+                            const std::vector<float>& b) {
+  std::vector<double> product(size_t{layer.rank} * layer.rank);
+  for (uint32_t d = 0; d < layer.key_dim; ++d) {
+    for (uint32_t i = 0; i < layer.rank; ++i) {
+      for (uint32_t j = 0; j < layer.rank; ++j)
+        product[i * layer.rank + j] += double{a[d * layer.rank + i]} * b[d * layer.rank + j];
+    }
+  }
+  return product;
+}
+
+double DistanceFromIdentity(const std::vector<double>& product, uint32_t rank) {
+  double distance = 0;
+  for (uint32_t i = 0; i < rank; ++i) {
+    for (uint32_t j = 0; j < rank; ++j)
+      distance = std::max(distance, std::abs(product[i * rank + j] - (i == j ? 1.0 : 0.0)));
+  }
+  return distance;
+}
+
+class Calibrate : public ::testing::TestWithParam<SmallModel> {
+ protected:
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    path_ = GetParam().path;
+    if (path_.empty()) {
+      TinyModelOptions options;
+      options.n_vocab = 300;
+      options.n_ctx_train = 1024;
+      path_ = WriteModel(folder_, "tiny.gguf", TinyModel(options).Build());
+    }
+    opened_ = std::make_unique<Opened>(path_);
+    out_ = folder_.Path("adapter.gguf");
+  }
+
+  Ids Text(size_t n, size_t seed) const { return SomeIds(n, seed, opened_->config().n_vocab); }
+  size_t FilesInFolder() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_.Path("")), {}));
+  }
+
+  TemporaryFolder folder_;
+  std::string path_;
+  std::unique_ptr<Opened> opened_;
+  std::string out_;
+};
+
+std::vector<SmallModel> CalibrateModels() {
+  std::vector<SmallModel> models = SmallModels();
+  std::erase_if(models, [](const SmallModel& model) {
+    return model.name != "SelfMade" && model.name != "llama_odd_Q4_1" && model.name != "qwen3_qknorm_Q4_K_M";
+  });
+  return models;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Calibrate, ::testing::ValuesIn(CalibrateModels()),
+                         [](const ::testing::TestParamInfo<SmallModel>& source) {
+                           return source.param.name;
+                         });
+
+TEST_P(Calibrate, SidesAreInverseAndOrthonormalUnlessWeighted) {
+  const uint32_t rank = std::min(opened_->config().kv_dim(), 16U);
+  for (const char* kind : kKinds) {
+    const Adapter adapter = opened_->CalibrateOrDie(
+        {.kind = kind, .rank = rank, .texts = {Text(300, 1), Text(100, 2)}}, out_, rank);
+    EXPECT_EQ(AdapterKindName(adapter.kind), kind);
+    for (const LayerAdapter& layer : adapter.layers) {
+      EXPECT_LT(DistanceFromIdentity(Product(layer, layer.key_side, layer.query_side), rank), 1e-2) << kind;
+      if (!WeighsByQueries(adapter.kind)) {
+        EXPECT_LT(DistanceFromIdentity(Product(layer, layer.key_side, layer.key_side), rank), 1e-3) << kind;
+      }
+      EXPECT_TRUE(std::is_sorted(layer.energy.begin(), layer.energy.end()));
+      EXPECT_GT(layer.energy.front(), 0.0F);
+      EXPECT_LE(layer.energy.back(), 1.0F);
+      const bool has_mean =
+          std::any_of(layer.mean.begin(), layer.mean.end(), [](float value) { return value != 0.0F; });
+      EXPECT_EQ(has_mean, TakesMeanOff(adapter.kind)) << kind;
+    }
+  }
+}
+
+TEST_P(Calibrate, ALowerRankIsTheFirstColumns) {
+  const uint32_t all = opened_->config().kv_dim();
+  for (const char* kind : {"plain", "query-centred"}) {
+    const std::vector<Ids> texts = {Text(300, 3)};
+    const Adapter high = opened_->CalibrateOrDie({.kind = kind, .texts = texts}, out_, 4);
+    Json info;
+    ASSERT_EQ(opened_->Calibrate({.kind = kind, .texts = texts}, out_, &info), KVRUN_OK);
+    EXPECT_EQ(info["rank"], std::min(all, kMaxDefaultRank));
+    const Adapter low = opened_->CalibrateOrDie({.kind = kind, .rank = 4, .texts = texts}, out_, 4);
+    for (size_t i = 0; i < high.layers.size(); ++i) {
+      EXPECT_EQ(high.layers[i].key_side, low.layers[i].key_side);
+      EXPECT_EQ(high.layers[i].query_side, low.layers[i].query_side);
+      EXPECT_EQ(high.layers[i].energy, low.layers[i].energy);
+    }
+  }
+}
+
+// A text is cut where pieces end, and the order of pieces does not matter.
+TEST_P(Calibrate, PiecesAreTextsInAnyOrder) {
+  const Ids text = Text(203, 4);  // the last three are left out
+  const Ids first(text.begin(), text.begin() + 100);
+  const Ids second(text.begin() + 100, text.begin() + 200);
+  for (const char* kind : kKinds) {
+    Json whole;
+    ASSERT_EQ(opened_->Calibrate({.kind = kind, .rank = 4, .n_ctx = 100, .texts = {text}}, out_, &whole),
+              KVRUN_OK)
+        << kvrun_last_error();
+    const std::string bytes = ReadWholeFile(out_);
+    EXPECT_EQ(whole["n_tokens"], 200);
+    EXPECT_EQ(whole["n_pieces"], 2);
+    Json parts;
+    ASSERT_EQ(opened_->Calibrate({.kind = kind, .rank = 4, .texts = {second, first}}, out_, &parts), KVRUN_OK)
+        << kvrun_last_error();
+    EXPECT_EQ(whole, parts) << kind;
+    EXPECT_TRUE(bytes == ReadWholeFile(out_)) << kind;
+    ASSERT_EQ(opened_->Calibrate({.kind = kind, .rank = 4, .texts = {first}}, out_), KVRUN_OK);
+    EXPECT_FALSE(bytes == ReadWholeFile(out_)) << kind << ": the second piece does not count";
+  }
+}
+
+// Keys of all entries of a layer, [n, kv_dim], as the device cached them.
+std::vector<float> CachedKeys(ResidentForwardPass& pass, uint32_t layer, uint32_t n) {
+  Device& device = *SharedDevice();
+  const KvShape& shape = pass.kv_shape();
+  const KvRecordShape record{.k_type = KvType::kF32,
+                             .v_type = KvType::kF32,
+                             .n_heads = shape.n_kv_heads,
+                             .head_dim = shape.head_dim,
+                             .group_tokens = 1};
+  const auto records = OrDie(device.CreateBuffer(record.size_bytes() * n, BufferUse::kShared, "kv"));
+  const auto list = OrDie(device.CreateCommandList());
+  RunOrDie(list->EncodeRecords(*pass.kv(layer), shape, 0, n, record, records.get()));
+  RunOrDie(list->Finish());
+  RunOrDie(device.Wait(OrDie(device.Submit(*list))));
+  RunOrDie(records->Invalidate(0, records->size_bytes()));
+  const size_t kv_dim = size_t{shape.n_kv_heads} * shape.head_dim;
+  std::vector<float> keys(n * kv_dim);
+  for (uint32_t t = 0; t < n; ++t) {
+    std::memcpy(keys.data() + t * kv_dim, records->host().data() + t * record.size_bytes(),
+                kv_dim * sizeof(float));
+  }
+  return keys;
+}
+
+// Sums of keys over several prompts, without the first kCalibrationSinks of each: [kv_dim + 1, kv_dim].
+struct HostSums {
+  std::vector<std::vector<double>> layers;
+  uint64_t n_keys = 0;
+};
+
+HostSums SumOnHost(const LoadedModel& loaded, const std::vector<Ids>& pieces) {
+  const size_t dim = loaded.model->config.kv_dim();
+  HostSums sums;
+  sums.layers.assign(loaded.model->config.n_layers, std::vector<double>((dim + 1) * dim));
+  for (const Ids& piece : pieces) {
+    const auto n = static_cast<uint32_t>(piece.size());
+    const auto pass = OrDie(ResidentForwardPass::Create(*loaded.model, loaded.weights, *SharedDevice(),
+                                                        {.n_ctx = n, .kv_type = KvType::kF32}));
+    Feed(*pass, piece, 0, n, 100);
+    for (uint32_t layer = 0; layer < sums.layers.size(); ++layer) {
+      const std::vector<float> keys = CachedKeys(*pass, layer, n);
+      for (size_t t = kCalibrationSinks; t < n; ++t) {
+        const float* key = keys.data() + t * dim;
+        for (size_t i = 0; i <= dim; ++i) {
+          for (size_t j = 0; j < dim; ++j)
+            sums.layers[layer][i * dim + j] += (i < dim ? double{key[i]} : 1.0) * key[j];
+        }
+      }
+    }
+    sums.n_keys += n - kCalibrationSinks;
+  }
+  return sums;
+}
+
+// What the host sums up from the keys of each piece is what the device summed up over all of them. 257 tokens
+// are a step and a single row more.
+TEST_P(Calibrate, SumsOverPiecesAreThoseOfTheirKeys) {
+  const std::vector<Ids> pieces = {Text(257, 5), Text(40, 6), Text(120, 7)};
+  const HostSums host = SumOnHost(LoadModelOrDie(path_), pieces);
+  constexpr uint32_t kRank = 4;
+  for (const char* kind : {"plain", "centred"}) {
+    const Adapter adapter =
+        opened_->CalibrateOrDie({.kind = kind, .rank = kRank, .texts = pieces}, out_, kRank);
+    for (size_t i = 0; i < host.layers.size(); ++i) {
+      const std::vector<float> keys(host.layers[i].begin(), host.layers[i].end());
+      const LayerSums sums{.n_kv_heads = opened_->config().n_kv_heads,
+                           .head_dim = opened_->config().head_dim,
+                           .n_keys = host.n_keys,
+                           .keys = keys,
+                           .n_queries = 0,
+                           .queries = {}};
+      const LayerAdapter expected = OrDie(ComputeAdapter(adapter.kind, sums, kRank));
+      for (uint32_t r = 0; r < kRank; ++r) {
+        EXPECT_NEAR(adapter.layers[i].energy[r], expected.energy[r], 1e-4) << kind << ", layer " << i;
+        // The same directions, or others that keep as much (equal eigenvalues).
+        const auto cross = Product(expected, expected.key_side, adapter.layers[i].key_side);
+        double aligned = 0;
+        for (uint32_t k = 0; k < kRank; ++k) aligned += cross[k * kRank + r] * cross[k * kRank + r];
+        EXPECT_NEAR(aligned, 1.0, 2e-2) << kind << ", layer " << i << ", column " << r;
+      }
+      for (uint32_t d = 0; d < expected.key_dim; ++d)
+        EXPECT_NEAR(adapter.layers[i].mean[d], expected.mean[d], 2e-3 * (1 + std::abs(expected.mean[d])));
+    }
+  }
+}
+
+// How often the device's sums are drained must not show.
+TEST_P(Calibrate, DrainingAfterEveryStepGivesTheSame) {
+  const LoadedModel loaded = LoadModelOrDie(path_);
+  const std::vector<Ids> texts = {Text(300, 8), Text(90, 9)};
+  std::mutex mutex;
+  std::vector<Calibration> made;
+  for (const uint32_t rows_per_drain : {1U, 16384U}) {
+    CalibrationOptions options;
+    options.rank = 4;
+    options.rows_per_drain = rows_per_drain;
+    for (const Ids& ids : texts) options.texts.emplace_back(ids);
+    made.push_back(
+        OrDie(CalibrateAdapter(*loaded.model, loaded.weights, *SharedDevice(), &mutex, options, out_, {})));
+  }
+  for (size_t i = 0; i < made[0].adapter.layers.size(); ++i) {
+    const LayerAdapter& often = made[0].adapter.layers[i];
+    const LayerAdapter& once = made[1].adapter.layers[i];
+    for (uint32_t r = 0; r < 4; ++r) EXPECT_NEAR(often.energy[r], once.energy[r], 1e-5);
+    for (uint32_t d = 0; d < often.key_dim; ++d) EXPECT_NEAR(often.mean[d], once.mean[d], 1e-5);
+  }
+}
+
+int KeepLogits(void* user, uint32_t, uint32_t rows, const float* logits) {
+  auto* kept = static_cast<std::pair<size_t, std::vector<float>>*>(user);
+  kept->second.insert(kept->second.end(), logits, logits + rows * kept->first);
+  return 0;
+}
+
+TEST_P(Calibrate, AFileServesASession) {
+  ASSERT_EQ(opened_->Calibrate({.rank = 8, .texts = {Text(200, 10)}}, out_), KVRUN_OK) << kvrun_last_error();
+  kvrun_session* session = nullptr;
+  ASSERT_EQ(opened_->StartSession(out_, folder_.Path(""), &session), KVRUN_OK) << kvrun_last_error();
+  const Ids prompt = Text(70, 11);
+  EXPECT_EQ(kvrun_session_feed(session, 0, prompt.data(), prompt.size()), KVRUN_OK) << kvrun_last_error();
+  std::pair<size_t, std::vector<float>> kept{opened_->config().n_vocab, {}};
+  for (const int32_t id : Text(6, 12)) {
+    EXPECT_EQ(kvrun_session_feed_logits(session, 0, &id, 1, 1, KeepLogits, &kept), KVRUN_OK)
+        << kvrun_last_error();
+  }
+  kvrun_session_destroy(session);
+  EXPECT_EQ(kept.second.size(), 6 * kept.first);
+  EXPECT_TRUE(std::all_of(kept.second.begin(), kept.second.end(), [](float x) { return std::isfinite(x); }));
+}
+
+TEST_P(Calibrate, AnotherModelsAdapterIsRefused) {
+  TinyModelOptions options;
+  options.n_vocab = 300;
+  options.seed = 77;
+  const Opened other(WriteModel(folder_, "other.gguf", TinyModel(options).Build()));
+  ASSERT_EQ(other.Calibrate({.texts = {SomeIds(200, 1, 300)}}, out_), KVRUN_OK) << kvrun_last_error();
+  kvrun_session* session = nullptr;
+  EXPECT_EQ(opened_->StartSession(out_, folder_.Path(""), &session), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(session, nullptr);
+  EXPECT_NE(std::string(kvrun_last_error()).find("the adapter is of another model"), std::string::npos)
+      << kvrun_last_error();
+}
+
+// Cancels at `cancel_at` tokens; meanwhile another session of the engine can be used.
+struct Watcher {
+  kvrun_session* session = nullptr;
+  uint64_t cancel_at = UINT64_MAX;
+  std::vector<uint64_t> done;
+  uint64_t total = 0;
+
+  static int Callback(void* user, kvrun_phase phase, uint64_t done, uint64_t total) {
+    auto* watcher = static_cast<Watcher*>(user);
+    EXPECT_EQ(phase, KVRUN_PHASE_CALIBRATE);
+    watcher->done.push_back(done);
+    watcher->total = total;
+    const int32_t id = 5;
+    if (watcher->session != nullptr) {
+      EXPECT_EQ(kvrun_session_feed(watcher->session, 0, &id, 1), KVRUN_OK) << kvrun_last_error();
+    }
+    return done >= watcher->cancel_at ? 1 : 0;
+  }
+};
+
+TEST_P(Calibrate, ProgressIsOverAllPiecesAndTheEngineIsFreeMeanwhile) {
+  Watcher watcher;
+  kvrun_session_options options;
+  kvrun_session_options_init(&options);
+  options.n_ctx = 64;
+  ASSERT_EQ(kvrun_session_create(opened_->engine(), &options, &watcher.session), KVRUN_OK)
+      << kvrun_last_error();
+  EXPECT_EQ(opened_->Calibrate({.rank = 4,
+                                .n_ctx = 64,
+                                .texts = {Text(130, 13), Text(64, 14)},
+                                .progress = Watcher::Callback,
+                                .user = &watcher},
+                               out_),
+            KVRUN_OK)
+      << kvrun_last_error();
+  EXPECT_EQ(kvrun_session_length(watcher.session, 0), watcher.done.size());
+  kvrun_session_destroy(watcher.session);
+  EXPECT_TRUE(std::is_sorted(watcher.done.begin(), watcher.done.end()));
+  EXPECT_EQ(watcher.total, 192U);
+  EXPECT_EQ(watcher.done.front(), 0U);
+  EXPECT_EQ(watcher.done.back(), 192U);
+  for (const uint64_t piece : {64U, 128U})
+    EXPECT_EQ(std::count(watcher.done.begin(), watcher.done.end(), piece), 1) << piece;
+}
+
+TEST_P(Calibrate, CancellingLeavesNoFile) {
+  const size_t n_files = FilesInFolder();
+  for (const uint64_t cancel_at : {0U, 64U, 127U, 128U}) {
+    Watcher watcher;
+    watcher.cancel_at = cancel_at;
+    const Asked asked{
+        .rank = 4, .n_ctx = 64, .texts = {Text(128, 15)}, .progress = Watcher::Callback, .user = &watcher};
+    Json info = 1;
+    EXPECT_EQ(opened_->Calibrate(asked, out_, &info), KVRUN_CANCELLED) << cancel_at;
+    EXPECT_TRUE(info.is_null());
+    EXPECT_EQ(FilesInFolder(), n_files) << cancel_at;
+  }
+}
+
+TEST_P(Calibrate, WhatCannotSucceedFailsBeforeItIsComputed) {
+  Watcher watcher;
+  const auto expect_refused = [&](Asked asked, const std::string& path, kvrun_status status,
+                                  const std::string& part) {
+    asked.progress = Watcher::Callback;
+    asked.user = &watcher;
+    EXPECT_EQ(opened_->Calibrate(asked, path), status) << part;
+    EXPECT_NE(std::string(kvrun_last_error()).find(part), std::string::npos) << kvrun_last_error();
+  };
+  const std::vector<Ids> texts = {Text(100, 16)};
+  expect_refused({.rank = 4, .texts = texts}, folder_.Path("no/such/file"), KVRUN_NOT_FOUND, "no/such/file");
+  expect_refused({.rank = 4, .texts = texts}, folder_.Path(""), KVRUN_INVALID_ARGUMENT, "not a file");
+  expect_refused({.rank = 4, .texts = {Text(7, 1)}}, out_, KVRUN_INVALID_ARGUMENT,
+                 "too little text: 7 tokens");
+  expect_refused({.rank = 4096, .texts = texts}, out_, KVRUN_INVALID_ARGUMENT, "rank 4096");
+  expect_refused({.rank = 4, .texts = {{1, 2, 1 << 30}}}, out_, KVRUN_INVALID_ARGUMENT, "token 3");
+  expect_refused({.kind = "svd", .texts = texts}, out_, KVRUN_INVALID_ARGUMENT, "svd");
+  EXPECT_TRUE(watcher.done.empty());
+  EXPECT_FALSE(std::filesystem::exists(out_));
+}
+
+// The program as a person runs it: what kvadapt writes, kvrun reads.
+TEST(CalibrateProgram, WritesWhatKvrunReads) {
+  if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+  const TemporaryFolder folder;
+  const std::string model = WriteModel(folder, "tiny.gguf", TalkingModel().Build());
+  const std::string adapter = folder.Path("adapter.gguf");
+  std::string text;
+  for (int i = 0; i < 60; ++i) text += fmt::format("{} words and {} more. ", i * i, i * 37 % 11);
+  const std::string file = folder.Write("text", text);
+  const std::string kvadapt = std::filesystem::path(RealProgram()).replace_filename("kvadapt");
+  const ProgramResult made = RunProgram(
+      kvadapt, {"calibrate", "-m", model, "-f", file, "-f", file, "-o", adapter, "--json"}, WithDrivers());
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  const Json info = Json::parse(made.out);
+  EXPECT_EQ(info["path"], adapter);
+  EXPECT_EQ(info["kind"], "query-centred");
+  EXPECT_EQ(info["layers"].size(), 2U);
+  const ProgramResult run =
+      RunProgram(RealProgram(),
+                 {"run",   "-m",       model,           "-f",         file,           "-n",     "5",
+                  "--ctx", "2048",     "--ignore-end",  "--json",     "--kv-method",  "kvswap", "--kv-rank",
+                  "4",     "--kv-dir", folder.Path(""), "--kv-tmpfs", "--kv-adapter", adapter},
+                 WithDrivers());
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(Json::parse(run.out)["tokens"].size(), 5U);
+}
+
+}  // namespace
+}  // namespace kvrun::testing

@@ -1,0 +1,60 @@
+// The toy library's calibration: column i of layer l of an adapter of rank R keeps (i + 1) / (R + l) of the
+// energy; a rank of 0 means 40. The file says what was asked for. A "slow" model takes its time for each
+// token, a "devicefail" loses the device half way.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "tests/support/fake_kvrun.h"
+
+using kvrun::fake::Fail;
+using kvrun::fake::HandOut;
+
+namespace {
+
+nlohmann::json Layer(uint32_t layer, uint32_t rank) {
+  nlohmann::json energy = nlohmann::json::array();
+  for (uint32_t i = 0; i < rank; ++i) energy.push_back(double(i + 1) / (rank + layer));
+  return {{"energy", energy}};
+}
+
+}  // namespace
+
+void kvrun_calibrate_options_init(kvrun_calibrate_options* options) {
+  *options = {};
+  options->struct_size = sizeof(*options);
+}
+
+kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options* options, const char* path,
+                             char** json) {
+  if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
+  const std::string asked = fmt::format("kind {} rank {} ctx {} device {}", options->kind, options->rank,
+                                        options->n_ctx, engine->device);
+  std::string texts;
+  size_t total = 0;
+  for (size_t i = 0; i < options->n_texts; ++i) {
+    texts += " |";
+    for (size_t k = 0; k < options->counts[i]; ++k) texts += fmt::format(" {}", options->texts[i][k]);
+    total += options->counts[i];
+  }
+  for (size_t done = 0; done <= total; ++done) {
+    if (engine->model->Is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (engine->model->Is("devicefail") && done > total / 2)
+      return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
+    if (options->progress(options->progress_user, KVRUN_PHASE_CALIBRATE, done, total) != 0) {
+      return Fail(KVRUN_CANCELLED, "cancelled");
+    }
+  }
+  std::ofstream(path) << asked << texts;
+  const uint32_t rank = options->rank == 0 ? 40 : options->rank;
+  return HandOut(nlohmann::json{{"kind", options->kind},
+                                {"rank", rank},
+                                {"n_tokens", total},
+                                {"n_pieces", options->n_texts},
+                                {"fingerprint", "0123"},
+                                {"layers", {Layer(0, rank), Layer(1, rank)}}}
+                     .dump(),
+                 json);
+}

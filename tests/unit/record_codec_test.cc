@@ -1,0 +1,101 @@
+#include "runtime/kv/record_codec.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "tests/support/gguf_builder.h"
+#include "tests/support/slot_reference.h"
+
+namespace kvrun {
+namespace {
+
+using testing::CheckRow;
+using testing::DecodeRow;
+using testing::kAllKvTypes;
+using testing::KvTypeText;
+using testing::RecordRow;
+
+KvRecordShape Shape(KvType k_type, KvType v_type) { return {k_type, v_type, 2, 72, 3}; }
+
+std::vector<RecordRow> Rows(const KvRecordShape& shape) {
+  std::vector<RecordRow> rows;
+  for (uint32_t plane = 0; plane < 2; ++plane) {
+    for (uint32_t head = 0; head < shape.n_heads; ++head) {
+      for (uint32_t entry = 0; entry < shape.group_tokens; ++entry) rows.push_back({plane, head, entry});
+    }
+  }
+  return rows;
+}
+
+// Values of very different sizes, some rows all zeros.
+std::vector<float> RowValues(const KvRecordShape& shape, uint32_t seed) {
+  std::vector<float> values = testing::RandomFloats(shape.head_dim, 1.0F, seed);
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = seed % 7 == 0 ? 0.0F : std::ldexp(values[i], static_cast<int>(i % 9) - 6);
+  }
+  return values;
+}
+
+std::vector<uint32_t> Encoded(const KvRecordShape& shape) {
+  std::vector<uint32_t> words(shape.size_words());
+  uint32_t seed = 1;
+  for (const RecordRow& row : Rows(shape)) EncodeRow(shape, row, RowValues(shape, seed++), words);
+  return words;
+}
+
+TEST(RecordCodec, EveryTypeFromHalvesAndFloats) {
+  for (const KvType from_type : {KvType::kF16, KvType::kF32}) {
+    const KvRecordShape from = Shape(from_type, from_type);
+    const std::vector<uint32_t> words = Encoded(from);
+    for (const KvType k_type : kAllKvTypes) {
+      for (const KvType v_type : kAllKvTypes) {
+        const KvRecordShape to = Shape(k_type, v_type);
+        std::vector<uint32_t> found(to.size_words(), 0xffffffffU);
+        TranscodeRecord(from, std::as_bytes(std::span(words)), to, std::as_writable_bytes(std::span(found)));
+        for (const RecordRow& row : Rows(to)) {
+          const std::vector<double> values = DecodeRow(from, words, row);
+          EXPECT_EQ(CheckRow(to, row, values, 0.0, found), "") << KvTypeText(k_type) << KvTypeText(v_type);
+        }
+      }
+    }
+  }
+}
+
+TEST(RecordCodec, BackToHalves) {
+  const KvRecordShape halves = Shape(KvType::kF16, KvType::kF16);
+  for (const KvType type : kAllKvTypes) {
+    const KvRecordShape stored = Shape(type, type);
+    const std::vector<uint32_t> words = Encoded(stored);
+    std::vector<uint32_t> found(halves.size_words());
+    TranscodeRecord(stored, std::as_bytes(std::span(words)), halves,
+                    std::as_writable_bytes(std::span(found)));
+    for (const RecordRow& row : Rows(halves)) {
+      EXPECT_EQ(CheckRow(halves, row, DecodeRow(stored, words, row), 0.0, found), "") << KvTypeText(type);
+    }
+  }
+}
+
+TEST(RecordCodec, RoundingAnEntryIsStoringItAndBack) {
+  const KvRecordShape halves = Shape(KvType::kF16, KvType::kF16);
+  const std::vector<uint32_t> words = Encoded(halves);
+  for (const KvType type : kAllKvTypes) {
+    const KvRecordShape stored = Shape(type, KvType::kInt4);
+    std::vector<uint32_t> there(stored.size_words());
+    std::vector<uint32_t> back(halves.size_words());
+    TranscodeRecord(halves, std::as_bytes(std::span(words)), stored,
+                    std::as_writable_bytes(std::span(there)));
+    TranscodeRecord(stored, std::as_bytes(std::span(there)), halves, std::as_writable_bytes(std::span(back)));
+    std::vector<uint32_t> found = words;
+    RoundEntry(halves, stored, 1, std::as_writable_bytes(std::span(found)));
+    for (const RecordRow& row : Rows(halves)) {
+      EXPECT_EQ(DecodeRow(halves, found, row), DecodeRow(halves, row.entry == 1 ? back : words, row))
+          << KvTypeText(type) << " entry " << row.entry;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
