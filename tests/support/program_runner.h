@@ -20,7 +20,7 @@ struct ProgramInput {
   std::string stdin_text;
   std::string stdout_path;  // empty: captured
   // In the child, before the program begins; false ends it with exit code 126. For limits and filters.
-  std::function<bool()> before_program;
+  std::function<bool()> before_program = {};
 };
 
 // A folder that is removed with all that is in it.
