@@ -30,6 +30,7 @@ void InstallSignalHandlers() {
   sigaction(SIGTERM, &action, nullptr);
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);
+  sigaction(SIGXFSZ, &action, nullptr);  // a limit of `ulimit -f` is an error of the write, not an end
 }
 
 bool Interrupted() { return g_signals.load() > 0; }

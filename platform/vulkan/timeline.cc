@@ -148,7 +148,7 @@ Status Timeline::CollectFences() {
     if (result != VK_SUCCESS) break;
     completed_ = std::max(completed_, first.value);
     spare_.push_back(std::move(first.fence));
-    pending_.pop_front();
+    pending_.erase(pending_.begin());
     changed_.notify_all();
   }
   return Status::Ok();

@@ -4,7 +4,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -80,7 +79,7 @@ class Timeline {
   // Fences only.
   std::condition_variable changed_;  // a fence was submitted, or completed_ has grown
   uint64_t completed_ = 0;
-  std::deque<PendingFence> pending_;
+  std::vector<PendingFence> pending_;                // few; keeps its memory from step to step
   std::vector<std::shared_ptr<UniqueFence>> spare_;  // signalled; reset before use, once nobody waits
 };
 

@@ -188,8 +188,10 @@ Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& 
   }
   lists_.clear();
   earlier_lists_.clear();
+  KVRUN_RETURN_IF_ERROR(cache_.EndPrefill(sequence_, end_));
+  // Not before: after an error the next prompt makes its own.
   if (makes_adapter() && HasEnoughKeys()) cache_.NoteAdapterComplete();
-  return cache_.EndPrefill(sequence_, end_);
+  return Status::Ok();
 }
 
 Status OffloadedPrefill::Embed(std::span<const StepRow> rows) {

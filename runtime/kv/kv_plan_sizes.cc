@@ -89,6 +89,17 @@ uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
   return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
 }
 
+// Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: as much as for the smallest tiles,
+// each of which begins a chunk and ends in a piece of its own.
+uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t layer_bytes) {
+  const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
+  const uint64_t n_chunks = CeilDiv(plan.n_ctx, kTiledChunkTokens) + n_tiles + 1;
+  const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
+  const uint64_t pieces =
+      n_chunks * CeilDiv(chunk_bytes, kSpillBufferBytes) + layer_bytes / kSpillBufferBytes + n_tiles;
+  return pieces * kChecksumBytes;
+}
+
 }  // namespace
 
 uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups) {
@@ -137,7 +148,8 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   uint64_t bytes = whole + in_memory + adapter;
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = bytes > left;
-  if (plan.spills_hidden) bytes = whole + kSpillBufferBytes + adapter;
+  const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
+  if (plan.spills_hidden) bytes = whole + spill_bytes + adapter;
   if (bytes > left) {
     // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
     // them in turn, and what comes from one tile); these make room for the adapter's work.
@@ -145,7 +157,7 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
         3 * uint64_t{kTiledChunkTokens} * input.model.n_heads * (input.model.head_dim + 2) * sizeof(float);
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
     const auto tiled_bytes = [&](uint64_t grains) {
-      return kSpillBufferBytes + grains * grain_bytes + std::max(grains * grain_bytes + results, adapter);
+      return spill_bytes + grains * grain_bytes + std::max(grains * grain_bytes + results, adapter);
     };
     uint64_t grains = 1;
     while ((grains + 1) * kPrefillChunkTokens < plan.n_ctx && tiled_bytes(grains + 1) <= left) ++grains;

@@ -127,11 +127,13 @@ Status OffloadedCache::StoreGroup(uint32_t layer_index, uint32_t stream, uint32_
   return layer.slots->Flush(static_cast<uint64_t>(slot - layer.slots->host().data()), record_bytes());
 }
 
-// The window of a sequence that is to end at `length`: what it has lost comes back as it was stored.
+// The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
+// is read of a group without entries: a sequence can be computed again from its beginning, whatever has
+// become of its groups on flash.
 Status OffloadedCache::RestoreWindow(uint32_t sequence, uint32_t length) {
   const uint32_t first = window_.FirstGroup(length);
-  const uint32_t last = length / group_tokens();
-  for (uint32_t group = first; group <= last; ++group) {
+  const uint32_t end = (length + group_tokens() - 1) / group_tokens();
+  for (uint32_t group = first; group < end; ++group) {
     if (window_.Holds(sequence, lengths_[sequence], group) || group >= groups_stored_[sequence]) continue;
     for (uint32_t i = 0; i < layers_.size(); ++i) {
       for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
@@ -161,17 +163,19 @@ Status OffloadedCache::ForgetFrom(uint32_t sequence, uint32_t length) {
   return Status::Ok();
 }
 
-// After a prefill that has failed: what the sequence had before. Entries come back as they were stored.
-Status OffloadedCache::UndoPrefill() {
-  if (!window_.in_prefill()) return Status::Ok();
-  const uint32_t sequence = window_.prefilled_sequence();
-  KVRUN_RETURN_IF_ERROR(window_.UndoPrefill());
+// After a prefill that has failed: what the sequence had before. The rest of its window comes back when the
+// sequence is used again: it may be to begin anew, and nothing has to be read for that.
+Status OffloadedCache::UndoPrefill() { return window_.in_prefill() ? window_.UndoPrefill() : Status::Ok(); }
+
+// Entries of `sequence` from `length` on are forgotten; those before are there, and the window is whole.
+Status OffloadedCache::Prepare(uint32_t sequence, uint32_t length) {
+  KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, length));
   return RestoreWindow(sequence, lengths_[sequence]);
 }
 
 Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
-  KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, begin));
+  KVRUN_RETURN_IF_ERROR(Prepare(sequence, begin));
   KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin));
   if (store_ == nullptr) return BeginDecode();  // the slots are where everything is
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
@@ -179,6 +183,11 @@ Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, begin / group_tokens()));
   }
+  LeaveDecode();
+  return Status::Ok();
+}
+
+void OffloadedCache::LeaveDecode() {
   in_decode_ = false;
   for (Layer& layer : layers_) {
     layer.slots.reset();
@@ -186,7 +195,6 @@ Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
     layer.chosen.reset();
     layer.caches.clear();
   }
-  return Status::Ok();
 }
 
 Status OffloadedCache::AppendGroups(uint32_t layer, uint32_t sequence, uint32_t first_group,
@@ -242,6 +250,12 @@ Status OffloadedCache::EndPrefill(uint32_t sequence, uint32_t length) {
 
 Status OffloadedCache::BeginDecode() {
   if (in_decode_) return Status::Ok();
+  const Status made = MakeSlots();
+  if (!made.ok()) LeaveDecode();  // those of some layers would stay beside the next ones
+  return made;
+}
+
+Status OffloadedCache::MakeSlots() {
   const SlotShape shape = slot_shape();
   const ReplacementPolicy* policy = nullptr;
   if (selects()) {
@@ -269,7 +283,7 @@ Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
   for (const KvRow& row : rows) {
     KVRUN_CHECK(row.position <= lengths_[row.sequence]);
-    KVRUN_RETURN_IF_ERROR(ForgetFrom(row.sequence, row.position));
+    KVRUN_RETURN_IF_ERROR(Prepare(row.sequence, row.position));
   }
   rows_.assign(rows.begin(), rows.end());
   return Status::Ok();

@@ -175,6 +175,9 @@ class OffloadedCache {
   Status StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group, std::span<const std::byte> record);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   Status UndoPrefill();
+  Status Prepare(uint32_t sequence, uint32_t length);
+  Status MakeSlots();
+  void LeaveDecode();
   Status FetchStream(uint32_t layer_index, uint32_t row, uint32_t head);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
 

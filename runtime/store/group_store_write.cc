@@ -89,7 +89,7 @@ void GroupStore::OnWritten(Request& request, int error_number) {
   write_error_ = StatusFromErrno(
       error_number,
       fmt::format("layer {}, stream {}, groups {} to {} of the KV cache cannot be written to flash, and the "
-                  "sequence has to be computed again",
+                  "sequence has to be computed again (--kv-dir names another folder)",
                   run.layer, run.stream, run.first_group, run.first_group + run.n_groups - 1));
 }
 

@@ -1,5 +1,7 @@
-// What a prefill puts aside while it does not fit in memory: plain bytes at offsets, through one aligned
-// buffer.
+// What a prefill puts aside while it does not fit in memory: bytes at offsets, through one aligned buffer.
+//
+// A checksum of every piece of up to kBufferBytes (XXH3, its low 32 bits, seeded with the offset) is kept in
+// memory: what comes back bad, old or from another place is found, and never handed out.
 //
 // Threads: one at a time.
 #pragma once
@@ -9,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <span>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
@@ -27,23 +30,33 @@ class SpillFile {
   // Reserves `size_bytes` of space: a full disk shows here.
   static Result<std::unique_ptr<SpillFile>> Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
 
-  // Offsets are multiples of kOffsetAlignment.
-  static constexpr uint64_t kOffsetAlignment = 16 * 1024;
+  // Offsets are multiples of kOffsetAlignment: a checksum for each.
+  static constexpr uint64_t kOffsetAlignment = kBufferBytes;
   Status Write(uint64_t offset, std::span<const std::byte> bytes);
+  // Of what one Write has written, from its beginning on: all of it. What differs from what was written is
+  // read once more. After an error `bytes` holds anything, and the prompt has to be computed again.
   Status Read(uint64_t offset, std::span<std::byte> bytes);
 
   SpillStats stats() const { return stats_; }
 
  private:
+  static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
+
   struct AlignedDelete {
-    void operator()(std::byte* bytes) const { ::operator delete (bytes, std::align_val_t{kOffsetAlignment}); }
+    void operator()(std::byte* bytes) const { ::operator delete(bytes, kMemoryAlignment); }
   };
 
-  explicit SpillFile(std::unique_ptr<BlockFile> file);
+  static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
+
+  SpillFile(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
   Status Transfer(IoKind kind, uint64_t offset, uint64_t length);
+  Status ReadChecked(uint64_t offset, uint64_t length);
+  // Of the buffer's first bytes.
+  uint32_t Checksum(uint64_t offset, uint64_t length) const;
 
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<std::byte, AlignedDelete> buffer_;
+  std::vector<uint32_t> checksums_;  // by offset / kOffsetAlignment
   SpillStats stats_;
 };
 

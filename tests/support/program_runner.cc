@@ -71,6 +71,7 @@ RunningProgram::RunningProgram(const std::string& program, const std::vector<std
     ::dup2(ends[0], STDIN_FILENO);
     Redirect(stdout_path_, STDOUT_FILENO);
     Redirect(stderr_path, STDERR_FILENO);
+    if (input.before_program && !input.before_program()) _exit(126);
     ::execve(program.c_str(), argv_pointers.data(), environment_pointers.data());
     _exit(127);
   }

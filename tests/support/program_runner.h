@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct ProgramInput {
   std::vector<std::string> environment;  // "NAME=value"; nothing else but PATH is passed on
   std::string stdin_text;
   std::string stdout_path;  // empty: captured
+  // In the child, before the program begins; false ends it with exit code 126. For limits and filters.
+  std::function<bool()> before_program = {};
 };
 
 // A folder that is removed with all that is in it.
@@ -48,6 +51,7 @@ class RunningProgram {
   // Waits, for at most ten seconds, until its standard output or error contains `text`.
   bool WaitForOutput(const std::string& text) const;
   pid_t pid() const { return pid_; }
+  const std::string& stdout_path() const { return stdout_path_; }
   void Signal(int number) const;
   void Type(const std::string& text) const;  // standard input stays open until Finish()
   ProgramResult Finish();
