@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <exception>
 #include <new>
 #include <sstream>
@@ -66,9 +70,20 @@ int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI
   return 0;
 }
 
+// What is given up goes back to the system: the budget of the KV cache is one of resident memory. Without
+// this glibc raises its threshold with every large block that is freed, and keeps the next ones.
+void ReturnMemoryAtOnce() {
+#ifdef __GLIBC__
+  constexpr int kThresholdBytes = 128 * 1024;
+  mallopt(M_MMAP_THRESHOLD, kThresholdBytes);
+  mallopt(M_TRIM_THRESHOLD, kThresholdBytes);
+#endif
+}
+
 }  // namespace
 
 int RunProgram(const ProgramInfo& info, std::span<const AddCommand> commands, int argc, char** argv) {
+  ReturnMemoryAtOnce();
   GuardStandardStreams();
   InstallSignalHandlers();
   SetProgramName(info.name);

@@ -328,6 +328,10 @@ class Device {
   // The latest value that is reached; what Wait does for the host remains to be done.
   virtual Result<uint64_t> Completed() = 0;
 
+  // Compiled kernels that no list needs are given up; they are made again where one does. Some drivers keep
+  // megabytes for each.
+  virtual Status DropUnusedKernels() = 0;
+
   // Bytes of live buffers by part, alignment included.
   struct MemoryPart {
     std::string part;

@@ -61,6 +61,10 @@ class OffloadedForwardPass : public ForwardPass {
   Result<uint64_t> SubmitStep(const DecodeLists& step);
   Status ReadProbe(uint32_t position);
 
+  // Prefill and decoding have few kernels in common: under a budget they are not both kept.
+  Status DropKernels() {
+    return cache_->plan().budget_bytes != UINT64_MAX ? device_.DropUnusedKernels() : Status::Ok();
+  }
   bool selects() const { return cache_->plan().index.rank != 0; }
   bool is_probed() const { return probe_ != nullptr && probe_->wanted; }
   uint32_t n_layers() const { return commands_.config().n_layers; }
@@ -221,6 +225,7 @@ Status OffloadedForwardPass::BeginDecode() {
   prefill_.reset();
   if (cache_->in_decode() && attend_scratch_ != nullptr) return Status::Ok();
   steps_.clear();  // recorded with buffers that are gone
+  KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginDecode());
   uint64_t scratch_bytes = 0;
   for (uint32_t n = 1; n <= cache_->plan().n_sequences; ++n) {
@@ -298,6 +303,7 @@ Status OffloadedForwardPass::ReadProbe(uint32_t position) {
 Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows) {
   prefill_.reset();
   steps_.clear();
+  KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(rows[0].sequence, rows[0].position));
   KVRUN_ASSIGN_OR_RETURN(prefill_, OffloadedPrefill::Create(device_, commands_, *cache_, spill_.get()));
   return prefill_->Run(rows, progress_);

@@ -33,6 +33,7 @@ class FakeDevice : public Device {
     return None();
   }
   uint64_t AttendScratchBytes(const AttentionArgs&) const override { return 0; }
+  Status DropUnusedKernels() override { return Status::Ok(); }
   uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs&) const override { return 0; }
   uint64_t ScoreScratchBytes(const ScoreArgs&) const override { return 0; }
   Result<std::unique_ptr<CommandList>> CreateCommandList() override { return None(); }

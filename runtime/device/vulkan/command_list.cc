@@ -79,7 +79,7 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
             fmt::format("{} needs {} x {} x {} workgroups, more than {} can start", dispatch.kernel.variant,
                         groups[0], groups[1], groups[2], device_.info().name)};
   }
-  KVRUN_ASSIGN_OR_RETURN(const ComputePipeline* pipeline,
+  KVRUN_ASSIGN_OR_RETURN(const std::shared_ptr<const ComputePipeline> pipeline,
                          device_.pipelines().Get({
                              .variant = dispatch.kernel.variant,
                              .constants = dispatch.kernel.constants,
@@ -87,6 +87,8 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
                              .uniform_buffers = dispatch.step != nullptr ? 1U : 0U,
                              .push_constants_bytes = static_cast<uint32_t>(dispatch.params.size()),
                          }));
+  if (std::find(pipelines_.begin(), pipelines_.end(), pipeline) == pipelines_.end())
+    pipelines_.push_back(pipeline);
   std::vector<BufferBinding> bindings;
   for (const Binding& binding : dispatch.storage) {
     bindings.push_back(

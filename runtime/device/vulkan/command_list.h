@@ -106,7 +106,8 @@ class VulkanCommandList : public CommandList {
   VulkanComputeDevice& device_;
   CommandPool pool_;
   std::vector<VkCommandBuffer> parts_;
-  VkCommandBuffer commands_ = VK_NULL_HANDLE;  // the last part
+  std::vector<std::shared_ptr<const ComputePipeline>> pipelines_;  // that the list runs
+  VkCommandBuffer commands_ = VK_NULL_HANDLE;                      // the last part
   bool is_first_run_ = true;
   uint32_t dispatches_ = 0;  // in the last part
   DescriptorSets sets_;

@@ -218,6 +218,15 @@ Result<std::unique_ptr<Matrix>> VulkanComputeDevice::CreateMatrix(TensorType typ
   return std::unique_ptr<Matrix>(std::move(matrix));
 }
 
+Status VulkanComputeDevice::DropUnusedKernels() {
+  pipelines_->DropUnused();
+  // lavapipe frees pipelines with the next submission.
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> nothing, CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(nothing->Finish());
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, Submit(*nothing));
+  return Wait(value);
+}
+
 uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {
   const uint32_t n_splits =
       ChooseAttend(plan(), is_cpu(), args.kv_shape, args.n_heads, args.n_tokens, args.one_sequence).n_splits;

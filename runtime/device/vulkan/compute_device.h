@@ -80,6 +80,7 @@ class VulkanComputeDevice : public Device {
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                std::span<const MatrixSource> sources) override;
   uint64_t AttendScratchBytes(const AttentionArgs& args) const override;
+  Status DropUnusedKernels() override;
   uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) const override;
   uint64_t ScoreScratchBytes(const ScoreArgs& args) const override;
   Result<std::unique_ptr<CommandList>> CreateCommandList() override;

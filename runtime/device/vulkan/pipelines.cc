@@ -11,10 +11,10 @@ Result<std::unique_ptr<PipelineLibrary>> PipelineLibrary::Create(const VulkanDev
   return std::unique_ptr<PipelineLibrary>(new PipelineLibrary(device, std::move(cache)));
 }
 
-Result<const ComputePipeline*> PipelineLibrary::Get(const PipelineShape& shape) {
+Result<std::shared_ptr<const ComputePipeline>> PipelineLibrary::Get(const PipelineShape& shape) {
   const std::lock_guard lock(mutex_);
   Key key{std::string(shape.variant), {shape.constants.begin(), shape.constants.end()}};
-  if (const auto found = pipelines_.find(key); found != pipelines_.end()) return &found->second;
+  if (const auto found = pipelines_.find(key); found != pipelines_.end()) return found->second;
 
   const ShaderCode* code = FindShader(shape.variant);
   if (code == nullptr) {
@@ -35,7 +35,13 @@ Result<const ComputePipeline*> PipelineLibrary::Get(const PipelineShape& shape) 
   };
   KVRUN_ASSIGN_OR_RETURN(ComputePipeline pipeline, ComputePipeline::Create(device_, spec, cache_.handle()));
   is_cache_stale_ = true;
-  return &pipelines_.emplace(std::move(key), std::move(pipeline)).first->second;
+  return pipelines_.emplace(std::move(key), std::make_shared<const ComputePipeline>(std::move(pipeline)))
+      .first->second;
+}
+
+void PipelineLibrary::DropUnused() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(pipelines_, [](const auto& entry) { return entry.second.use_count() == 1; });
 }
 
 void PipelineLibrary::SaveCache() {

@@ -27,12 +27,14 @@ struct PipelineShape {
   uint32_t push_constants_bytes = 0;
 };
 
-// Thread-safe. Pipelines live as long as the library.
+// Thread-safe. Pipelines live as long as the library, or until they are dropped.
 class PipelineLibrary {
  public:
   static Result<std::unique_ptr<PipelineLibrary>> Create(const VulkanDevice& device);
 
-  Result<const ComputePipeline*> Get(const PipelineShape& shape);
+  Result<std::shared_ptr<const ComputePipeline>> Get(const PipelineShape& shape);
+  // Those that nobody else holds; Get makes them again.
+  void DropUnused();
   // Writes the cache file if pipelines were created since the last time.
   void SaveCache();
 
@@ -52,7 +54,7 @@ class PipelineLibrary {
   std::mutex mutex_;
   PipelineCache cache_;
   bool is_cache_stale_ = false;
-  std::map<Key, ComputePipeline> pipelines_;
+  std::map<Key, std::shared_ptr<const ComputePipeline>> pipelines_;
   std::map<std::string, std::vector<uint32_t>> overrides_;
 };
 
