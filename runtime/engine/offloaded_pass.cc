@@ -52,6 +52,7 @@ class OffloadedForwardPass : public ForwardPass {
   Status RunPrompt(std::span<const StepRow> rows);
   Status RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits);
   Status BeginDecode();
+  Status BuildIndex();
   Result<DecodeLists*> ListsFor(uint32_t n_rows, uint32_t n_outputs);
   Status RecordFirst(CommandList& list, uint32_t n_rows);
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
@@ -240,6 +241,16 @@ Status OffloadedForwardPass::BeginDecode() {
   return Status::Ok();
 }
 
+// From the longest of the step's sequences.
+Status OffloadedForwardPass::BuildIndex() {
+  steps_.clear();  // recorded with adapters that will be gone
+  const auto longest = std::max_element(kv_rows_.begin(), kv_rows_.end(), [](const KvRow& a, const KvRow& b) {
+    return a.position < b.position;
+  });
+  KVRUN_RETURN_IF_ERROR(cache_->BuildIndex(longest->sequence));
+  return BeginDecode();
+}
+
 // Submits all of it ahead; the KV thread serves the layers while the device computes.
 Result<uint64_t> OffloadedForwardPass::SubmitStep(const DecodeLists& step) {
   uint64_t first_ready = 0;
@@ -270,6 +281,7 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   kv_rows_.clear();
   for (const StepRow& row : rows) kv_rows_.push_back({row.sequence, row.position});
   KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_rows_));
+  if (cache_->NeedsIndex(kv_rows_)) KVRUN_RETURN_IF_ERROR(BuildIndex());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
   KVRUN_ASSIGN_OR_RETURN(DecodeLists * step,
@@ -315,8 +327,7 @@ Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const 
   KVRUN_RETURN_IF_ERROR(commands_.CheckRows(rows, plan.n_ctx, plan.n_ctx, plan.n_sequences));
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows && logits.size() == outputs.size() * n_vocab());
   last_rows_ = static_cast<uint32_t>(rows.size());
-  const bool is_prompt =
-      rows.size() > 1 ? rows[0].sequence == rows[1].sequence : selects() && !cache_->has_adapter();
+  const bool is_prompt = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
   if (!is_prompt) return RunDecode(rows, outputs, logits);
   KVRUN_RETURN_IF_ERROR(RunPrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);

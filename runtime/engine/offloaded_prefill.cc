@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -337,11 +338,6 @@ Result<OffloadedPrefill::ChunkLists*> OffloadedPrefill::ListsFor(uint32_t layer,
   return &lists_.back();
 }
 
-// Fewer say little about the keys to come; while there are so few, most of them are chosen anyway.
-bool OffloadedPrefill::HasEnoughKeys() const {
-  return end_ - begin_ >= n_sinks() + 2 * cache_.plan().index.rank;
-}
-
 Status OffloadedPrefill::MakeAdapter(uint32_t layer) {
   if (!HasEnoughKeys()) return cache_.SetBlankAdapter(layer);
   DropAttentionBuffers();
@@ -352,9 +348,8 @@ Status OffloadedPrefill::MakeAdapter(uint32_t layer) {
 }
 
 Status OffloadedPrefill::SetAdapter(uint32_t layer, const LayerSums& sums) {
-  KVRUN_ASSIGN_OR_RETURN(const LayerAdapter adapter,
-                         ComputeAdapter(cache_.plan().adapter_kind, sums, cache_.plan().index.rank));
-  return cache_.SetAdapter(layer, adapter);
+  KVRUN_ASSIGN_OR_RETURN(made_, ComputeAdapter(cache_.plan().adapter_kind, sums, cache_.plan().index.rank));
+  return cache_.SetAdapter(layer, *made_);
 }
 
 // The entries of one sequence that are all in memory, as if they had been prefilled here.
@@ -469,8 +464,11 @@ Status OffloadedPrefill::ProjectAndVisit(uint32_t layer, uint32_t begin, const P
 
 Status OffloadedPrefill::StoreIndex(uint32_t layer) {
   const IndexShape& index = cache_.plan().index;
+  // What was there before the adapter has to be projected by it as well.
+  const std::optional<LayerAdapter> made = std::exchange(made_, std::nullopt);
+  const uint32_t begin = made ? 0 : begin_;
   // Scales are of the sequence's first prompt; later entries are clipped.
-  if (index.type != KvType::kF16 && begin_ == 0) {
+  if (index.type != KvType::kF16 && begin == 0) {
     ColumnScales scales(index.rank);
     KVRUN_RETURN_IF_ERROR(ProjectAndVisit(layer, std::min(n_sinks(), end_ - 1),
                                           [&](uint32_t, std::span<const float> projected) {
@@ -479,9 +477,10 @@ Status OffloadedPrefill::StoreIndex(uint32_t layer) {
                                           }));
     KVRUN_RETURN_IF_ERROR(cache_.SetScales(layer, sequence_, scales.Scales(index.type)));
   }
-  return ProjectAndVisit(layer, begin_, [&](uint32_t first, std::span<const float> projected) {
+  KVRUN_RETURN_IF_ERROR(ProjectAndVisit(layer, begin, [&](uint32_t first, std::span<const float> projected) {
     return cache_.WriteIndex(layer, sequence_, first, projected);
-  });
+  }));
+  return made ? cache_.IndexOthers(layer, sequence_, *made) : Status::Ok();
 }
 
 }  // namespace kvrun

@@ -98,7 +98,8 @@ class OffloadedPrefill {
   Status StoreIndex(uint32_t layer);
   using ProjectedFn = std::function<Status(uint32_t begin, std::span<const float> projected)>;
   Status ProjectAndVisit(uint32_t layer, uint32_t begin, const ProjectedFn& visit);
-  bool HasEnoughKeys() const;
+  // While there are too few, most entries are chosen anyway; decoding makes the adapter when they are not.
+  bool HasEnoughKeys() const { return end_ - begin_ >= cache_.min_adapter_entries(); }
   Status MakeAdapter(uint32_t layer);
   Status SetAdapter(uint32_t layer, const LayerSums& sums);
   Status Execute(CommandList& list);
@@ -131,8 +132,9 @@ class OffloadedPrefill {
   std::unique_ptr<Buffer> records_;     // kShared
   std::unique_ptr<Buffer> projected_;   // kShared, float [kChunkRows, rank]
   std::optional<LayerSumBuffers> sums_;
-  const Buffer* source_ = nullptr;  // what records and index are made from: tile_, or what is imported
-  std::vector<float> hidden_;       // [rows, n_embd]; empty where it is spilled
+  std::optional<LayerAdapter> made_;  // of the layer, until its index is stored
+  const Buffer* source_ = nullptr;    // what records and index are made from: tile_, or what is imported
+  std::vector<float> hidden_;         // [rows, n_embd]; empty where it is spilled
   std::vector<StepRow> tile_rows_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
   std::vector<EarlierList> earlier_lists_;

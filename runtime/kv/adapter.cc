@@ -15,7 +15,8 @@ namespace {
 
 using Matrix = Eigen::MatrixXd;
 using Vector = Eigen::VectorXd;
-using SumsView = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
+using RowMajorFloats = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using RowsView = Eigen::Map<const RowMajorFloats>;
 
 struct KindName {
   AdapterKind kind;
@@ -65,7 +66,7 @@ Status CheckSums(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
 // The mean of k k^T, less that of the mean key where the kind says so. [key_dim, key_dim]
 Matrix KeyCovariance(const LayerSums& sums, const Vector& mean) {
   const Eigen::Index key_dim = mean.size();
-  const SumsView gram(sums.keys.data(), key_dim, key_dim);
+  const RowsView gram(sums.keys.data(), key_dim, key_dim);
   Matrix covariance = gram.cast<double>() / static_cast<double>(sums.n_keys);
   covariance.noalias() -= mean * mean.transpose();
   return covariance;
@@ -75,7 +76,7 @@ HeadWeights WeighHeads(const LayerSums& sums) {
   const Eigen::Index dim = sums.head_dim;
   HeadWeights weights;
   for (uint32_t head = 0; head < sums.n_kv_heads; ++head) {
-    const SumsView moment(sums.queries.data() + uint64_t{head} * sums.head_dim * sums.head_dim, dim, dim);
+    const RowsView moment(sums.queries.data() + uint64_t{head} * sums.head_dim * sums.head_dim, dim, dim);
     const Eigen::SelfAdjointEigenSolver<Matrix> solver(moment.cast<double>() /
                                                        static_cast<double>(sums.n_queries));
     const Matrix& axes = solver.eigenvectors();
@@ -126,8 +127,7 @@ std::vector<float> Energy(const Vector& ascending, uint32_t rank) {
 
 std::vector<float> RowMajor(const Matrix& matrix) {
   std::vector<float> values(static_cast<size_t>(matrix.size()));
-  Eigen::Map<Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>(
-      values.data(), matrix.rows(), matrix.cols()) = matrix.cast<float>();
+  Eigen::Map<RowMajorFloats>(values.data(), matrix.rows(), matrix.cols()) = matrix.cast<float>();
   return values;
 }
 
@@ -187,6 +187,24 @@ Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uin
   adapter.key_side = RowMajor(axes);
   adapter.query_side = RowMajor(query_side);
   return adapter;
+}
+
+void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums) {
+  KVRUN_CHECK(keys.size() % key_dim == 0 && sums.size() == (size_t{key_dim} + 1) * key_dim);
+  const auto dim = static_cast<Eigen::Index>(key_dim);
+  const RowsView rows(keys.data(), static_cast<Eigen::Index>(keys.size() / key_dim), dim);
+  Eigen::Map<RowMajorFloats>(sums.data(), dim, dim).noalias() += rows.transpose() * rows;
+  Eigen::Map<Eigen::RowVectorXf>(sums.data() + dim * dim, dim) += rows.colwise().sum();
+}
+
+void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::span<float> projected) {
+  const auto dim = static_cast<Eigen::Index>(adapter.key_dim);
+  const auto n = static_cast<Eigen::Index>(keys.size() / adapter.key_dim);
+  const auto rank = static_cast<Eigen::Index>(adapter.rank);
+  KVRUN_CHECK(keys.size() % adapter.key_dim == 0 && projected.size() == static_cast<size_t>(n * rank));
+  const Eigen::Map<const Eigen::RowVectorXf> mean(adapter.mean.data(), dim);
+  Eigen::Map<RowMajorFloats>(projected.data(), n, rank).noalias() =
+      (RowsView(keys.data(), n, dim).rowwise() - mean) * RowsView(adapter.key_side.data(), dim, rank);
 }
 
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank) {

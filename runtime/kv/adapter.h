@@ -47,6 +47,11 @@ struct LayerSums {
 // finite. The same sums give the same adapter: of each direction the component of largest magnitude is
 // positive. Where all keys are equal (after the mean is taken off), energy is 1 from the first column on.
 Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank);
+// On the host, for keys that are not on the device any more. `keys`: float [n, key_dim].
+// Adds them to sums as LayerSums::keys.
+void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums);
+// projected: float [n, rank] = (k - mean) . key_side, as the index has it.
+void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::span<float> projected);
 // What ComputeAdapter holds beside sums and answer while it works.
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank);
 
@@ -55,6 +60,10 @@ constexpr bool TakesMeanOff(AdapterKind kind) {
 }
 constexpr bool WeighsByQueries(AdapterKind kind) {
   return kind == AdapterKind::kQuery || kind == AdapterKind::kQueryCentred;
+}
+// The kind nearest to it that takes no queries.
+constexpr AdapterKind WithoutQueries(AdapterKind kind) {
+  return TakesMeanOff(kind) ? AdapterKind::kCentred : AdapterKind::kPlain;
 }
 
 // All layers of a model, as a file holds them.

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -77,6 +78,17 @@ class OffloadedCache {
   Status SetScales(uint32_t layer, uint32_t sequence, std::span<const float> column_scales);
   // Quantises projected keys into the index.
   Status WriteIndex(uint32_t layer, uint32_t sequence, uint32_t begin, std::span<const float> projected);
+  // Of fewer entries no adapter is made: they say little about the keys to come.
+  uint32_t min_adapter_entries() const { return n_sinks() + 2 * plan_.index.rank; }
+  // Whether there is no adapter yet, though a row cannot have all groups before its window chosen, and its
+  // sequence has enough entries.
+  bool NeedsIndex(std::span<const KvRow> rows) const;
+  // Adapters of a sequence's entries, without queries, and the index of all sequences. Gives up slots, where
+  // there is a store: decoding has to begin again. After an error there is no adapter, and the index may be
+  // of some layers.
+  Status BuildIndex(uint32_t sequence);
+  // `adapter` is new, of `sequence`, whose scales are set: the layer's index of all other sequences' entries.
+  Status IndexOthers(uint32_t layer, uint32_t sequence, const LayerAdapter& adapter);
 
   // --- Prefill of one sequence.
   // Gives up slots, where there is a store. Entries of `sequence` from `begin` on are forgotten.
@@ -172,6 +184,15 @@ class OffloadedCache {
 
   Status CreateWindow();
   Status CreateIndex();
+  // Keys of a sequence's entries from `begin` on, float [n, key_dim], with the first one's position.
+  using KeysFn = std::function<Status(uint32_t first, std::span<const float> keys)>;
+  Status VisitKeys(uint32_t layer_index, uint32_t sequence, uint32_t begin, const KeysFn& visit);
+  Result<LayerAdapter> ComputeLayerAdapter(uint32_t layer_index, uint32_t sequence);
+  // All entries of the sequence. `sets_scales`: to what suits them.
+  Status IndexSequence(uint32_t layer_index, uint32_t sequence, const LayerAdapter& adapter,
+                       bool sets_scales);
+  uint32_t key_dim() const { return plan_.record.n_heads * heads() * plan_.record.head_dim; }
+  uint32_t n_sinks() const { return plan_.n_pinned * group_tokens(); }
   Status StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group, std::span<const std::byte> record);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   Status UndoPrefill();

@@ -6,8 +6,14 @@
 #include "runtime/kv/host_buffer.h"
 #include "runtime/kv/index_rows.h"
 #include "runtime/kv/offloaded_cache.h"
+#include "runtime/kv/record_codec.h"
 
 namespace kvrun {
+namespace {
+
+constexpr uint32_t kKeysAtOnce = 64;  // but for longer groups
+
+}  // namespace
 
 Status OffloadedCache::CreateIndex() {
   const uint64_t scales_bytes = uint64_t{plan_.n_sequences} * plan_.index.rank * sizeof(float);
@@ -47,13 +53,12 @@ Status OffloadedCache::SetAdapter(uint32_t layer_index, const LayerAdapter& adap
 }
 
 Status OffloadedCache::SetBlankAdapter(uint32_t layer) {
-  const uint32_t key_dim = plan_.record.n_heads * heads() * plan_.record.head_dim;
-  const std::vector<float> zeros(size_t{key_dim} * plan_.index.rank);
-  return SetAdapter(layer, {.key_dim = key_dim,
+  const std::vector<float> zeros(size_t{key_dim()} * plan_.index.rank);
+  return SetAdapter(layer, {.key_dim = key_dim(),
                             .rank = plan_.index.rank,
                             .key_side = zeros,
                             .query_side = zeros,
-                            .mean = std::vector<float>(key_dim),
+                            .mean = std::vector<float>(key_dim()),
                             .energy = {}});
 }
 
@@ -75,6 +80,117 @@ Status OffloadedCache::WriteIndex(uint32_t layer_index, uint32_t sequence, uint3
   PackIndexRows(shape, begin, projected, {scales, shape.rank},
                 Words(*layer.index).subspan(sequence * sequence_words, sequence_words));
   return FlushAll(*layer.index);
+}
+
+bool OffloadedCache::NeedsIndex(std::span<const KvRow> rows) const {
+  if (!selects() || has_adapter_) return false;
+  return std::any_of(rows.begin(), rows.end(), [this](const KvRow& row) {
+    return row.position >= min_adapter_entries() && window_.FirstGroup(row.position + 1) > plan_.n_chosen;
+  });
+}
+
+// Whole groups are stored, what is beyond them lies in the window.
+Status OffloadedCache::VisitKeys(uint32_t layer_index, uint32_t sequence, uint32_t begin,
+                                 const KeysFn& visit) {
+  const uint32_t length = lengths_[sequence];
+  const uint32_t n_stored = groups_stored_[sequence];
+  KVRUN_CHECK(n_stored == length / group_tokens());
+  const uint32_t at_once = std::max(1U, kKeysAtOnce / group_tokens());
+  const uint32_t head_columns = plan_.record.n_heads * plan_.record.head_dim;
+  std::vector<std::byte> records(at_once * record_bytes());
+  std::vector<float> keys(size_t{at_once} * group_tokens() * key_dim());
+  for (uint32_t group = begin / group_tokens(); group * group_tokens() < length;) {
+    const bool is_stored = group < n_stored;
+    const uint32_t n = is_stored ? std::min(at_once, n_stored - group) : 1;
+    for (uint32_t head = 0; head < heads(); ++head) {
+      const uint32_t stream = sequence * heads() + head;
+      if (is_stored) KVRUN_RETURN_IF_ERROR(ReadGroups(layer_index, stream, group, n, records));
+      for (uint32_t i = 0; i < n; ++i) {
+        std::span<const std::byte> record = std::span(records).subspan(i * record_bytes(), record_bytes());
+        if (!is_stored) {
+          KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer_index, stream, group));
+        }
+        DecodeKeys(is_stored ? plan_.record : plan_.window_record, record, key_dim(),
+                   std::span(keys).subspan(size_t{i} * group_tokens() * key_dim() + head * head_columns));
+      }
+    }
+    const uint32_t first = std::max(begin, group * group_tokens());
+    const uint32_t end = std::min(length, (group + n) * group_tokens());
+    KVRUN_RETURN_IF_ERROR(
+        visit(first, std::span(keys).subspan(size_t{first - group * group_tokens()} * key_dim(),
+                                             size_t{end - first} * key_dim())));
+    group += n;
+  }
+  return Status::Ok();
+}
+
+Result<LayerAdapter> OffloadedCache::ComputeLayerAdapter(uint32_t layer_index, uint32_t sequence) {
+  std::vector<float> sums((size_t{key_dim()} + 1) * key_dim());
+  KVRUN_RETURN_IF_ERROR(
+      VisitKeys(layer_index, sequence, n_sinks(), [&](uint32_t, std::span<const float> keys) {
+        AddKeys(keys, key_dim(), sums);
+        return Status::Ok();
+      }));
+  return ComputeAdapter(WithoutQueries(plan_.adapter_kind),
+                        {.n_kv_heads = key_dim() / plan_.record.head_dim,
+                         .head_dim = plan_.record.head_dim,
+                         .n_keys = lengths_[sequence] - n_sinks(),
+                         .keys = sums,
+                         .n_queries = 0,
+                         .queries = {}},
+                        plan_.index.rank);
+}
+
+Status OffloadedCache::IndexSequence(uint32_t layer_index, uint32_t sequence, const LayerAdapter& adapter,
+                                     bool sets_scales) {
+  std::vector<float> projected;
+  const auto visit_projected = [&](uint32_t begin, const KeysFn& visit) {
+    return VisitKeys(layer_index, sequence, begin, [&](uint32_t first, std::span<const float> keys) {
+      projected.resize(keys.size() / adapter.key_dim * adapter.rank);
+      ProjectKeys(adapter, keys, projected);
+      return visit(first, projected);
+    });
+  };
+  if (sets_scales && plan_.index.type != KvType::kF16) {
+    ColumnScales scales(plan_.index.rank);
+    KVRUN_RETURN_IF_ERROR(visit_projected(n_sinks(), [&](uint32_t, std::span<const float> rows) {
+      scales.Add(rows);
+      return Status::Ok();
+    }));
+    KVRUN_RETURN_IF_ERROR(SetScales(layer_index, sequence, scales.Scales(plan_.index.type)));
+  }
+  // What steps have written shares words with what is written now.
+  Buffer& index = *layers_[layer_index].index;
+  KVRUN_RETURN_IF_ERROR(index.Invalidate(0, index.size_bytes()));
+  return visit_projected(0, [&](uint32_t first, std::span<const float> rows) {
+    return WriteIndex(layer_index, sequence, first, rows);
+  });
+}
+
+Status OffloadedCache::IndexOthers(uint32_t layer_index, uint32_t sequence, const LayerAdapter& adapter) {
+  const auto* scales = reinterpret_cast<const float*>(layers_[layer_index].scales->host().data()) +
+                       size_t{sequence} * plan_.index.rank;
+  for (uint32_t other = 0; other < lengths_.size(); ++other) {
+    if (other == sequence || lengths_[other] == 0) continue;
+    // Of few entries the scales would be too small for those to come.
+    const bool is_short = lengths_[other] < min_adapter_entries();
+    if (is_short) KVRUN_RETURN_IF_ERROR(SetScales(layer_index, other, {scales, plan_.index.rank}));
+    KVRUN_RETURN_IF_ERROR(IndexSequence(layer_index, other, adapter, !is_short));
+  }
+  return Status::Ok();
+}
+
+Status OffloadedCache::BuildIndex(uint32_t sequence) {
+  KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
+  if (store_ != nullptr) LeaveDecode();  // their room is for the work on adapters, as in prefill
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    KVRUN_ASSIGN_OR_RETURN(const LayerAdapter adapter, ComputeLayerAdapter(i, sequence));
+    KVRUN_RETURN_IF_ERROR(SetAdapter(i, adapter));
+    KVRUN_RETURN_IF_ERROR(IndexSequence(i, sequence, adapter, true));
+    KVRUN_RETURN_IF_ERROR(IndexOthers(i, sequence, adapter));
+  }
+  NoteAdapterComplete();
+  return Status::Ok();
 }
 
 }  // namespace kvrun

@@ -172,4 +172,15 @@ void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_
   }
 }
 
+void DecodeKeys(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
+                std::span<float> keys) {
+  KVRUN_CHECK(row_stride >= shape.n_heads * shape.head_dim && record.size() >= shape.size_bytes());
+  for (uint32_t head = 0; head < shape.n_heads; ++head) {
+    for (uint32_t entry = 0; entry < shape.group_tokens; ++entry) {
+      LoadRow(PlaceOf(shape, false, head * shape.group_tokens + entry), AsWords(record),
+              keys.subspan(size_t{entry} * row_stride + size_t{head} * shape.head_dim, shape.head_dim));
+    }
+  }
+}
+
 }  // namespace kvrun

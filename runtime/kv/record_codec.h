@@ -1,6 +1,6 @@
 // KV records on the host, for the few entries that leave the recent window: what EncodeRecords and
-// DecodeRecords (runtime/device/device.h) do on the device for whole tiles. Elements and scales are those of
-// runtime/device/kv_record.h, rounded to nearest.
+// DecodeRecords (runtime/device/device.h) do on the device for whole tiles, and keys that an index is made of
+// where no prefill makes it. Elements and scales are those of runtime/device/kv_record.h, rounded to nearest.
 #pragma once
 
 #include <cstddef>
@@ -22,5 +22,10 @@ void TranscodeRecord(const KvRecordShape& from_shape, std::span<const std::byte>
 // One entry of `record` (of `shape`, f16 or f32) as it would come back from a record of `stored`.
 void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_t entry,
                 std::span<std::byte> record);
+
+// K of the record's entries: float [group_tokens, n_heads * head_dim], rows `row_stride` elements apart.
+// Allocates nothing.
+void DecodeKeys(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
+                std::span<float> keys);
 
 }  // namespace kvrun
