@@ -285,5 +285,45 @@ TEST(Adapter, KindsHaveNames) {
             "unknown kind of adapter 'svd'; known: plain, centred, query, query-centred");
 }
 
+TEST(Adapter, SumsOfKeysOnTheHost) {
+  Sample sample = MakeSample(2, 6, 5);
+  const Sums expected = SumUp(sample);
+  std::vector<float> keys;
+  AppendRows(sample.keys, keys);
+  std::vector<float> sums(expected.keys.size());
+  const size_t part = size_t{100} * 12;
+  AddKeys(std::span(keys).first(part), 12, sums);
+  AddKeys(std::span(keys).subspan(part), 12, sums);
+  for (size_t i = 0; i < sums.size(); ++i) EXPECT_NEAR(sums[i], expected.keys[i], 0.01) << i;
+}
+
+TEST(Adapter, KeysAreProjectedAsSidesAndMeanSay) {
+  const Sample sample = MakeSample(2, 6, 6);
+  std::vector<float> keys;
+  AppendRows(sample.keys, keys);
+  for (const AdapterKind kind : kKinds) {
+    const Result<LayerAdapter> adapter = Compute(kind, sample, 5);
+    ASSERT_TRUE(adapter.ok());
+    std::vector<float> projected(size_t{300} * 5);
+    ProjectKeys(*adapter, keys, projected);
+    for (size_t entry : {0, 7, 299}) {
+      for (size_t c = 0; c < 5; ++c) {
+        double sum = 0.0;
+        for (size_t i = 0; i < 12; ++i) {
+          sum += (double{keys[entry * 12 + i]} - adapter->mean[i]) * adapter->key_side[i * 5 + c];
+        }
+        EXPECT_NEAR(projected[entry * 5 + c], sum, 1e-4) << AdapterKindName(kind);
+      }
+    }
+  }
+}
+
+TEST(Adapter, KindsWithoutQueriesKeepTheirMean) {
+  for (const AdapterKind kind : kKinds) {
+    EXPECT_EQ(TakesMeanOff(WithoutQueries(kind)), TakesMeanOff(kind));
+    EXPECT_FALSE(WeighsByQueries(WithoutQueries(kind)));
+  }
+}
+
 }  // namespace
 }  // namespace kvrun

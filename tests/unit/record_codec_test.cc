@@ -97,5 +97,29 @@ TEST(RecordCodec, RoundingAnEntryIsStoringItAndBack) {
   }
 }
 
+TEST(RecordCodec, KeysAsFloats) {
+  constexpr uint32_t kPadding = 5;
+  for (const KvType type : kAllKvTypes) {
+    const KvRecordShape shape = Shape(type, KvType::kInt4);
+    const std::vector<uint32_t> words = Encoded(shape);
+    const uint32_t columns = shape.n_heads * shape.head_dim;
+    const uint32_t stride = columns + kPadding;
+    std::vector<float> keys(size_t{stride} * shape.group_tokens, -1234.0F);
+    DecodeKeys(shape, std::as_bytes(std::span(words)), stride, keys);
+    for (const RecordRow& row : Rows(shape)) {
+      if (row.plane != 0) continue;
+      const std::vector<double> expected = DecodeRow(shape, words, row);
+      for (uint32_t i = 0; i < shape.head_dim; ++i) {
+        EXPECT_FLOAT_EQ(keys[row.entry * stride + row.head * shape.head_dim + i],
+                        static_cast<float>(expected[i]))
+            << KvTypeText(type) << " head " << row.head << " entry " << row.entry << " element " << i;
+      }
+    }
+    for (uint32_t entry = 0; entry < shape.group_tokens; ++entry) {
+      for (uint32_t i = columns; i < stride; ++i) EXPECT_EQ(keys[entry * stride + i], -1234.0F);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvrun
