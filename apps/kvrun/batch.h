@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "apps/kvrun/generation.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/generation.h"
 
 namespace kvrun::cli {
 

@@ -7,13 +7,13 @@
 #include <optional>
 #include <utility>
 
-#include "apps/kvrun/commands.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/kvrun/generation.h"
 #include "apps/common/interrupt.h"
-#include "apps/kvrun/report.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/generation.h"
+#include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
 namespace {

@@ -1,11 +1,11 @@
 // kvrun devices and kvrun doctor: what computes here, and whether it computes right.
 #include <fmt/format.h>
 
-#include "apps/kvrun/commands.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/kvrun/report.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
 namespace {

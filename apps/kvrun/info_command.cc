@@ -3,10 +3,10 @@
 
 #include <limits>
 
-#include "apps/kvrun/commands.h"
 #include "apps/common/files.h"
-#include "apps/kvrun/report.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
 namespace {

@@ -8,12 +8,12 @@
 #include <optional>
 #include <span>
 
-#include "apps/kvrun/commands.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/ids.h"
-#include "apps/kvrun/report.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
 namespace {

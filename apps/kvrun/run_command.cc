@@ -2,13 +2,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "apps/kvrun/batch.h"
-#include "apps/kvrun/commands.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/shared_options.h"
+#include "apps/kvrun/batch.h"
+#include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
 #include "apps/kvrun/report.h"
-#include "apps/common/shared_options.h"
 
 namespace kvrun::cli {
 namespace {

@@ -2,11 +2,11 @@
 #include <string>
 #include <vector>
 
-#include "apps/kvrun/commands.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/kvrun/generation.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+#include "apps/kvrun/generation.h"
 
 namespace kvrun::cli {
 namespace {

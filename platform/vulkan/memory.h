@@ -90,8 +90,8 @@ class DeviceAllocator {
     // Hands out copies in place of mapped memory, which only Flush and Invalidate bring together: stands in
     // for memory that is not coherent. Copies start with the byte 0xcd.
     bool shadow_copies = false;
-    // Buffers of more than half of it get an allocation of their own, which goes back to the system with them:
-    // what a phase gives up must not stay resident in the next.
+    // Buffers of more than half of it get an allocation of their own, which goes back to the system with
+    // them: what a phase gives up must not stay resident in the next.
     uint64_t chunk_bytes = 256 * 1024;
 
     static Options FromEnvironment();  // KVRUN_SHADOW_MEMORY=1

@@ -77,8 +77,8 @@ void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
     EXPECT_EQ(Part(plan, "index"),
               model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
   }
-  EXPECT_EQ(Part(plan, "window"),
-            uint64_t{plan.n_streams} * model.n_layers * plan.window_record.size_bytes() * plan.n_window_slots);
+  EXPECT_EQ(Part(plan, "window"), uint64_t{plan.n_streams} * model.n_layers *
+                                      plan.window_record.size_bytes() * plan.n_window_slots);
   EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
   EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
   const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;

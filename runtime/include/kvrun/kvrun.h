@@ -320,9 +320,9 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
  * and ppl_full (perplexity of the method and of full on the ids that follow), kl_mean (KL(full || method),
  * nats), top1_agreement, recall (of one step in eight: the share of the exact attention, by full's keys, that
  * lies on the attended entries; mean over query heads, layers, steps), recall_oracle, recall_recent and
- * recall_random (of as many groups chosen by the exact attention, of as many of the newest entries, of as many
- * groups by chance), hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json); or config and
- * error. */
+ * recall_random (of as many groups chosen by the exact attention, of as many of the newest entries, of as
+ * many groups by chance), hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json); or
+ * config and error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 
