@@ -188,9 +188,10 @@ class OffloadedCache {
   using KeysFn = std::function<Status(uint32_t first, std::span<const float> keys)>;
   Status VisitKeys(uint32_t layer_index, uint32_t sequence, uint32_t begin, const KeysFn& visit);
   Result<LayerAdapter> ComputeLayerAdapter(uint32_t layer_index, uint32_t sequence);
-  // All entries of the sequence. `sets_scales`: to what suits them.
+  // All entries of the sequence, with scales that suit them. `smallest_scales`: float [rank], or empty where
+  // there are more entries than sinks.
   Status IndexSequence(uint32_t layer_index, uint32_t sequence, const LayerAdapter& adapter,
-                       bool sets_scales);
+                       std::span<const float> smallest_scales);
   uint32_t key_dim() const { return plan_.record.n_heads * heads() * plan_.record.head_dim; }
   uint32_t n_sinks() const { return plan_.n_pinned * group_tokens(); }
   Status StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group, std::span<const std::byte> record);

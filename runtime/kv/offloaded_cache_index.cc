@@ -142,7 +142,7 @@ Result<LayerAdapter> OffloadedCache::ComputeLayerAdapter(uint32_t layer_index, u
 }
 
 Status OffloadedCache::IndexSequence(uint32_t layer_index, uint32_t sequence, const LayerAdapter& adapter,
-                                     bool sets_scales) {
+                                     std::span<const float> smallest_scales) {
   std::vector<float> projected;
   const auto visit_projected = [&](uint32_t begin, const KeysFn& visit) {
     return VisitKeys(layer_index, sequence, begin, [&](uint32_t first, std::span<const float> keys) {
@@ -151,13 +151,18 @@ Status OffloadedCache::IndexSequence(uint32_t layer_index, uint32_t sequence, co
       return visit(first, projected);
     });
   };
-  if (sets_scales && plan_.index.type != KvType::kF16) {
-    ColumnScales scales(plan_.index.rank);
-    KVRUN_RETURN_IF_ERROR(visit_projected(n_sinks(), [&](uint32_t, std::span<const float> rows) {
-      scales.Add(rows);
-      return Status::Ok();
-    }));
-    KVRUN_RETURN_IF_ERROR(SetScales(layer_index, sequence, scales.Scales(plan_.index.type)));
+  if (plan_.index.type != KvType::kF16) {
+    std::vector<float> scales(smallest_scales.begin(), smallest_scales.end());
+    if (lengths_[sequence] > n_sinks()) {
+      ColumnScales columns(plan_.index.rank);
+      KVRUN_RETURN_IF_ERROR(visit_projected(n_sinks(), [&](uint32_t, std::span<const float> rows) {
+        columns.Add(rows);
+        return Status::Ok();
+      }));
+      scales = columns.Scales(plan_.index.type);
+      for (size_t c = 0; c < smallest_scales.size(); ++c) scales[c] = std::max(scales[c], smallest_scales[c]);
+    }
+    KVRUN_RETURN_IF_ERROR(SetScales(layer_index, sequence, scales));
   }
   // What steps have written shares words with what is written now.
   Buffer& index = *layers_[layer_index].index;
@@ -168,14 +173,15 @@ Status OffloadedCache::IndexSequence(uint32_t layer_index, uint32_t sequence, co
 }
 
 Status OffloadedCache::IndexOthers(uint32_t layer_index, uint32_t sequence, const LayerAdapter& adapter) {
-  const auto* scales = reinterpret_cast<const float*>(layers_[layer_index].scales->host().data()) +
-                       size_t{sequence} * plan_.index.rank;
+  const uint32_t rank = plan_.index.rank;
+  const auto* scales = reinterpret_cast<const float*>(layers_[layer_index].scales->host().data());
+  const std::span<const float> of_sequence(scales + size_t{sequence} * rank, rank);
   for (uint32_t other = 0; other < lengths_.size(); ++other) {
     if (other == sequence || lengths_[other] == 0) continue;
-    // Of few entries the scales would be too small for those to come.
+    // Of few entries alone they would be too small for those to come.
     const bool is_short = lengths_[other] < min_adapter_entries();
-    if (is_short) KVRUN_RETURN_IF_ERROR(SetScales(layer_index, other, {scales, plan_.index.rank}));
-    KVRUN_RETURN_IF_ERROR(IndexSequence(layer_index, other, adapter, !is_short));
+    KVRUN_RETURN_IF_ERROR(
+        IndexSequence(layer_index, other, adapter, is_short ? of_sequence : std::span<const float>()));
   }
   return Status::Ok();
 }
@@ -186,7 +192,7 @@ Status OffloadedCache::BuildIndex(uint32_t sequence) {
   for (uint32_t i = 0; i < layers_.size(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(const LayerAdapter adapter, ComputeLayerAdapter(i, sequence));
     KVRUN_RETURN_IF_ERROR(SetAdapter(i, adapter));
-    KVRUN_RETURN_IF_ERROR(IndexSequence(i, sequence, adapter, true));
+    KVRUN_RETURN_IF_ERROR(IndexSequence(i, sequence, adapter, {}));
     KVRUN_RETURN_IF_ERROR(IndexOthers(i, sequence, adapter));
   }
   NoteAdapterComplete();
