@@ -370,6 +370,7 @@ void CheckAttendWithWindow(VulkanComputeDevice& device, const SlotCase& c,
   w.shape.record.k_type = w.shape.record.v_type = window_type;
   w.shape.n_slots = w.shape.n_window_slots = 11;
   w.shape.table_slots = 9;
+  if (!Fits(device, w.shape.size_bytes())) return;
   const std::vector<TableLength> window_lengths = {{9, 1}, {1, c.shape.record.group_tokens}, {4, 1}};
   const SlotData slots = MakeSlots(c, lengths, false);
   const SlotData window = MakeSlots(w, window_lengths, false);
