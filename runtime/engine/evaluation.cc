@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "platform/base/units.h"
 #include "runtime/engine/session_kv.h"
 
 namespace kvrun {
@@ -14,6 +15,8 @@ namespace {
 
 // As in the reference simulation: left out of means and covariances, whatever is pinned.
 constexpr uint32_t kSinkRows = 4;
+// Whole groups are imported from the full run's KV.
+constexpr uint32_t kMostGroupTokens = 256;
 // Recall is measured in one step of so many: the exact attention is computed by the host.
 constexpr uint32_t kStepsPerProbe = 8;
 
@@ -40,9 +43,10 @@ Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
   if (n_steps == 0 || n_ctx < n_steps + 2 || ids.size() < n_ctx) {
     return Status(
         StatusCode::kInvalidArgument,
-        fmt::format("cannot evaluate {} tokens at the end of a context of {} with a text of {} tokens: the "
-                    "text must be at least as long as the context, and the context longer than that",
-                    n_steps, n_ctx, ids.size()));
+        fmt::format(
+            "cannot evaluate {} tokens at the end of a context of {} with a text of {} tokens: give a "
+            "text of at least {} tokens, and evaluate at most {} of them",
+            n_steps, n_ctx, ids.size(), n_ctx, n_ctx < 2 ? 0 : n_ctx - 2));
   }
   std::unique_ptr<Evaluation> evaluation(new Evaluation(model, std::move(weights), device, device_mutex));
   evaluation->ids_.assign(ids.begin(), ids.end());
@@ -54,8 +58,10 @@ Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
 }
 
 Status Evaluation::Prefill(const Progress& progress) {
-  KVRUN_ASSIGN_OR_RETURN(full_, ResidentForwardPass::Create(model_, weights_, device_,
-                                                            {.n_sequences = 1, .n_ctx = n_ctx_}, kSinkRows));
+  KVRUN_ASSIGN_OR_RETURN(
+      full_,
+      ResidentForwardPass::Create(model_, weights_, device_,
+                                  {.n_sequences = 1, .n_ctx = RoundUp(n_ctx_, kMostGroupTokens)}, kSinkRows));
   std::vector<StepRow> rows;
   for (uint32_t begin = 0; begin < n_prefill(); begin += full_->max_rows()) {
     if (progress && progress(begin, n_ctx_)) return Cancelled();

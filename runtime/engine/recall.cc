@@ -145,7 +145,8 @@ void RecallMeter::Add(const StepProbe& probe) {
 
 Recall RecallMeter::Mean() const {
   const double n = static_cast<double>(std::max<uint64_t>(n_heads_counted_, 1));
-  return {sums_.method / n, sums_.oracle / n, sums_.recent / n, sums_.random / n};
+  const auto mean = [n](double sum) { return std::min(sum / n, 1.0); };  // sums are rounded
+  return {mean(sums_.method), mean(sums_.oracle), mean(sums_.recent), mean(sums_.random)};
 }
 
 }  // namespace kvrun

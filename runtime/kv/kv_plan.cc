@@ -103,17 +103,16 @@ Result<KvPlan> Planner::Full() const {
   const KvType v_type = options_.v_type.value_or(k_type);
   // Kept as records where f16 and f32 planes do not do: all of them in the window.
   const bool in_records = k_type != v_type || (k_type != KvType::kF16 && k_type != KvType::kF32);
-  plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, in_records ? kFlexgenGroupTokens : 1};
+  plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, kFlexgenGroupTokens};
   plan.window_record = WindowRecord(plan.record);
   plan.n_streams = plan.n_sequences;
-  plan.window_entries = plan.n_ctx;
+  plan.window_entries = std::max(options_.window_entries.value_or(kRows.front().window_entries), 1U);
+  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+  plan.n_chosen = plan.n_cache_slots = plan.n_groups();
   plan.prefill_tile_tokens = plan.n_ctx;
   const KvShape shape = {k_type, plan.n_sequences, model_.n_kv_heads, model_.head_dim, plan.n_ctx};
   plan.parts = {{"kv", shape.size_bytes() * model_.n_layers, true, true}};
   if (in_records) {
-    plan.window_entries = std::max(options_.window_entries.value_or(kRows.front().window_entries), 1U);
-    plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
-    plan.n_chosen = plan.n_cache_slots = plan.n_groups();
     SizeResident(input_, plan);
     SizePrefill(input_, plan);
   }

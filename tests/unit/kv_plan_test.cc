@@ -390,7 +390,7 @@ TEST(KvPlan, SmallContextsAreFine) {
     for (const char* method : {"kvswap", "flexgen", "full"}) {
       const KvPlan plan = Plan(Unlimited(method), kTiny, n_ctx, 3, 512);
       EXPECT_LE(plan.n_chosen, plan.n_groups()) << method << " " << n_ctx;
-      if (plan.n_chosen != 0) ExpectSound(plan, kTiny);
+      if (plan.method != "full") ExpectSound(plan, kTiny);
     }
   }
 }
