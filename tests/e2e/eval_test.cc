@@ -1,0 +1,117 @@
+// kvrun eval through the C API, on the test model and a text that every Debian machine has.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/support/capi_fixture.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/reference_files.h"
+
+namespace kvrun::testing {
+namespace {
+
+using Json = nlohmann::json;
+
+class Eval : public ::testing::Test {
+ protected:
+  static constexpr const char* kText = "/usr/share/common-licenses/GPL-3";
+
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    const std::optional<std::string> path = TestModelPath();
+    std::ifstream file(kText);
+    if (!path || !file) GTEST_SKIP() << "no test model, or no " << kText;
+    ASSERT_EQ(kvrun_model_open(path->c_str(), &model_), KVRUN_OK) << LastError();
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    ids_.resize(text.size());
+    size_t count = ids_.size();
+    ASSERT_EQ(kvrun_tokenize(model_, text.data(), text.size(), 0, ids_.data(), &count), KVRUN_OK)
+        << LastError();
+    ids_.resize(count);
+    ASSERT_EQ(kvrun_engine_create(model_, nullptr, &engine_), KVRUN_OK) << LastError();
+  }
+  void TearDown() override {
+    kvrun_engine_destroy(engine_);
+    kvrun_model_close(model_);
+  }
+
+  // The results of these lines of options, on a context of n_ctx.
+  Json Run(uint32_t n_ctx, uint32_t n_steps, const std::vector<std::string>& configs) {
+    std::vector<std::string> lines;
+    std::vector<const char*> pointers;
+    for (const std::string& config : configs)
+      lines.push_back(config + " --kv-tmpfs --kv-dir " + folder_.Path("kv"));
+    for (const std::string& line : lines) pointers.push_back(line.c_str());
+    kvrun_eval_options options;
+    kvrun_eval_options_init(&options);
+    options.n_ctx = n_ctx;
+    options.n_steps = n_steps;
+    options.configs = pointers.data();
+    options.n_configs = pointers.size();
+    options.result = [](void* user, const char* json) {
+      static_cast<std::vector<std::string>*>(user)->emplace_back(json);
+    };
+    options.result_user = &told_;
+    char* json = nullptr;
+    EXPECT_EQ(kvrun_eval_json(engine_, &options, ids_.data(), ids_.size(), &json), KVRUN_OK) << LastError();
+    if (json == nullptr) return Json::array();
+    Json results = Json::parse(json);
+    kvrun_string_free(json);
+    return results;
+  }
+
+  TemporaryFolder folder_;
+  kvrun_model* model_ = nullptr;
+  kvrun_engine* engine_ = nullptr;
+  std::vector<int32_t> ids_;
+  std::vector<std::string> told_;  // results as they came
+};
+
+// Contexts that are no multiple of any group, and shorter than one.
+TEST_F(Eval, EverythingAttendedToIsFull) {
+  const Json results =
+      Run(27, 2,
+          {"--kv-method full", "--kv-method full --kv-type f32", "--kv-method flexgen",
+           "--kv-method kvswap --kv-select 4096 --kv-window 5 --kv-group 7 --kv-rank 8",
+           "--kv-method kvswap --kv-select 4096 --kv-window 0 --kv-group 256 --kv-heads per-kv-head"});
+  ASSERT_EQ(results.size(), 5U);
+  ASSERT_EQ(told_.size(), 5U);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Json& result = results[i];
+    ASSERT_FALSE(result.contains("error")) << result;
+    EXPECT_NEAR(result["kl_mean"], 0.0, 1e-3) << result["config"];
+    EXPECT_NEAR(result["ppl"].get<double>() / result["ppl_full"].get<double>(), 1.0, 0.01)
+        << result["config"];
+    EXPECT_NEAR(result["recall"], 1.0, 1e-6) << result["config"];
+    EXPECT_EQ(Json::parse(told_[i]), result);
+  }
+}
+
+// methods.md, section 1: without it the paper's method loses 29 points and more.
+TEST_F(Eval, TheRecentWindowMatters) {
+  const std::string options =
+      "--kv-method kvswap --kv-rank 12 --kv-index int8 --kv-adapter-kind plain --kv-select 100 --kv-sinks 0 "
+      "--kv-group 4 --kv-window ";
+  const Json results = Run(900, 32, {options + "64", options + "0", options + "64 --kv-heads sum"});
+  ASSERT_EQ(results.size(), 3U);
+  for (const Json& result : results) {
+    ASSERT_FALSE(result.contains("error")) << result;
+    const double recall = result["recall"];
+    EXPECT_GT(recall, result["recall_random"].get<double>()) << result["config"];
+    EXPECT_GT(result["recall_oracle"].get<double>(), recall - 0.02) << result["config"];
+    EXPECT_LE(result["recall_oracle"].get<double>(), 1.0) << result["config"];
+    EXPECT_GT(result["hit_rate"].get<double>(), 0.3) << result["config"];
+  }
+  EXPECT_GT(results[1]["kl_mean"].get<double>(), 2 * results[0]["kl_mean"].get<double>());
+  EXPECT_LT(results[1]["top1_agreement"].get<double>(), results[0]["top1_agreement"].get<double>());
+}
+
+}  // namespace
+}  // namespace kvrun::testing
