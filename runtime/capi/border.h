@@ -43,8 +43,8 @@ kvrun_status Guard(Body&& body) noexcept {
 // kInvalidArgument with the name of the parameter if `pointer` is null.
 Status CheckNotNull(const void* pointer, std::string_view name);
 
-// Copies text to memory that kvrun_string_free frees. *out is null on an error.
 std::string ToText(const Json& json);  // on one line; invalid UTF-8 is replaced
+// Copies text to memory that kvrun_string_free frees. *out is null on an error.
 Status CopyOut(std::string_view text, char** out);
 Status CopyOut(const Json& json, char** out);
 

@@ -127,8 +127,7 @@ void RecallMeter::AddStream(std::span<const uint32_t> chosen, uint32_t n_entries
 
 void RecallMeter::Add(const StepProbe& probe) {
   const uint32_t n_entries = probe.position + 1;
-  const uint32_t n_before_window =
-      n_entries > plan_.window_entries ? (n_entries - plan_.window_entries) / plan_.record.group_tokens : 0;
+  const uint32_t n_before_window = plan_.FirstWindowGroup(n_entries);
   for (uint32_t layer = 0; layer < probe.queries.size(); ++layer) {
     const auto n_streams = static_cast<uint32_t>(probe.chosen[layer].size());
     for (uint32_t stream = 0; stream < n_streams; ++stream) {

@@ -116,6 +116,10 @@ struct KvPlan {
 
   // Of the newest entries, those that are not rounded to `record`'s types.
   uint32_t exact_entries() const { return window_entries < kExactEntries ? window_entries : kExactEntries; }
+  // Of a sequence of `length` entries: the first group that the window holds, and how many lie before it.
+  uint32_t FirstWindowGroup(uint32_t length) const {
+    return length > window_entries ? (length - window_entries) / record.group_tokens : 0;
+  }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
   uint64_t prefill_bytes() const;
   uint64_t decode_bytes() const;

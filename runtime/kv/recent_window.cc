@@ -29,10 +29,6 @@ SlotShape RecentWindow::shape() const {
           .table_slots = n_slots()};
 }
 
-uint32_t RecentWindow::FirstGroup(uint32_t length) const {
-  return length > plan_->window_entries ? (length - plan_->window_entries) / group_tokens() : 0;
-}
-
 bool RecentWindow::Holds(uint32_t sequence, uint32_t length, uint32_t group) const {
   // A step that failed may have written the next entry.
   const uint32_t last = length / group_tokens();

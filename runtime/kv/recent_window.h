@@ -32,7 +32,7 @@ class RecentWindow {
   Buffer* table(uint32_t layer) const { return layers_[layer].table.get(); }
 
   // The first group that a window holds whose last entry is `length` - 1.
-  uint32_t FirstGroup(uint32_t length) const;
+  uint32_t FirstGroup(uint32_t length) const { return plan_->FirstWindowGroup(length); }
   // Whether the ring holds the group's entries, of a sequence of `length` entries.
   bool Holds(uint32_t sequence, uint32_t length, uint32_t group) const;
   // A group of the ring; the device's writes are seen.
