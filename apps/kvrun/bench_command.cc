@@ -115,6 +115,22 @@ std::string Rate(const Json& result, const char* key) {
 
 constexpr const char* kRow = "{:>8}  {:>26}  {:>26}  {:>7}  {:>7}  {:>9}  {:>9}\n";
 
+// Empty without --profile.
+std::string OperationTable(const Json& result) {
+  Json operations = result.value("operations", Json::array());
+  if (operations.empty()) return "";
+  std::sort(operations.begin(), operations.end(), [](const Json& a, const Json& b) {
+    return a.value("ms_per_token", 0.0) > b.value("ms_per_token", 0.0);
+  });
+  std::string text = fmt::format("\n{:<40}  {:>9}  {:>12}  depth {}\n", "operation", "per token",
+                                 "ms per token", Cell(result, "depth", "{:.0f}"));
+  for (const Json& operation : operations) {
+    text += fmt::format("{:<40}  {:>9}  {:>12}\n", operation.value("name", ""),
+                        Cell(operation, "per_token", "{:.1f}"), Cell(operation, "ms_per_token", "{:.3f}"));
+  }
+  return text;
+}
+
 std::string Table(const Json& results) {
   std::string text = fmt::format(fmt::runtime(kRow), "depth", "prefill token/s", "decode token/s", "hits",
                                  "hidden", "stall ms", "read MB/s");
@@ -134,6 +150,7 @@ std::string Table(const Json& results) {
                         Cell(result, "depth", "{:.0f}"), Cell(io, "mbps", "{:.1f}"), reads,
                         io.value("bytes", 0.0) / 1024 / std::max(reads, 1.0), reads / std::max(fetches, 1.0));
   }
+  for (const Json& result : results) text += OperationTable(result);
   return text;
 }
 
@@ -188,6 +205,7 @@ Command AddBenchCommand(CLI::App* program) {
   set->Number("--layers", &options->layers, 1, 1024, "with --shape: so many layers (default: the shape's)");
   AddWorkOptions(set.get(), options.get());
   AddDeviceOption(set.get(), &options->shared);
+  set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
   AddKvOptions(set.get(), &options->shared.kv);
   AddReportOptions(set.get(), &options->shared);

@@ -37,6 +37,17 @@ Json ReadsInfo(const kvrun::RepeatedReads& reads) {
           {"mbps", reads.milliseconds > 0.0 ? Json(bytes / 1e3 / reads.milliseconds) : Json()}};
 }
 
+Json OperationsInfo(const kvrun::BenchmarkResult& result) {
+  Json operations = Json::array();
+  for (const kvrun::OperationTime& time : result.operations) {
+    const auto n_tokens = static_cast<double>(std::max<uint64_t>(result.decode_tokens, 1));
+    operations.push_back({{"name", time.name},
+                          {"per_token", static_cast<double>(time.count) / n_tokens},
+                          {"ms_per_token", time.milliseconds / n_tokens}});
+  }
+  return operations;
+}
+
 Json ResultInfo(const kvrun::BenchmarkResult& result) {
   Json kv;
   if (result.report) kv = kvrun::capi::KvReportInfo(*result.report, result.decode_tokens, false);
@@ -50,7 +61,8 @@ Json ResultInfo(const kvrun::BenchmarkResult& result) {
                {"io_hidden", of_kv("io_hidden")},
                {"stall_ms_per_token", of_kv("stall_ms_per_token")},
                {"kv", kv},
-               {"memory", kvrun::capi::MemoryInfo(result.memory)}};
+               {"memory", kvrun::capi::MemoryInfo(result.memory)},
+               {"operations", OperationsInfo(result)}};
   if (result.io) info["io"] = ReadsInfo(*result.io);
   return info;
 }

@@ -217,11 +217,13 @@ Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
     KVRUN_RETURN_IF_ERROR(DecodeStep(forward, std::max(depth, 1U) - 1));
     forward.ResetKvReport();
     if (options_.io_only && run + 1 == options_.n_repetitions) forward.offloaded_cache()->BeginReadLog();
+    device_.TakeOperationTimes();
     const Clock::time_point begin = Clock::now();
     for (uint32_t i = 0; i < options_.n_decode; ++i) KVRUN_RETURN_IF_ERROR(DecodeStep(forward, depth + i));
     result->decode_tps.push_back(static_cast<double>(n_tokens) / SecondsSince(begin));
   }
   result->decode_tokens = n_tokens;
+  result->operations = device_.TakeOperationTimes();
   result->report = forward.kv_report();
   result->memory = device_.MemoryInUse();
   if (!options_.io_only) return Status::Ok();

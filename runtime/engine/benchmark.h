@@ -37,6 +37,7 @@ struct BenchmarkResult {
   uint64_t decode_tokens = 0;              // of the report's run
   std::optional<KvReport> report;          // of the last run that decoded; nothing where no records are kept
   std::vector<Device::MemoryPart> memory;  // during the last run
+  std::vector<OperationTime> operations;   // of the report's run; empty without profiling
   std::optional<RepeatedReads> io;
 };
 

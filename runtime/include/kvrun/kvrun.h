@@ -378,7 +378,8 @@ KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
 /* Each depth has a session of its own, with as much context as it needs. JSON array, an object per depth:
  * depth, prefill_tps and decode_tps (medians, null where nothing was measured), prefill_tps_runs and
  * decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
- * kvrun_session_stats_json, of the last run), and with io_only io {reads, bytes, fetches (a layer's reads of
+ * kvrun_session_stats_json, of the last run), operations [{name, per_token, ms_per_token}] of the last run
+ * that decoded, with the engine's profile, and with io_only io {reads, bytes, fetches (a layer's reads of
  * one stream; the next begins when they are done), mbps (10^6 bytes/s of the time it took)}. */
 KVRUN_API kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options,
                                         char** json);
