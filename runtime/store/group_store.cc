@@ -154,7 +154,7 @@ void GroupStore::Queue(Request& request, uint64_t first_place) {
   (reads ? stats_.read_bytes : stats_.written_bytes) += bytes;
 }
 
-Status GroupStore::Poll(bool wait) {
+Status GroupStore::Poll(uint32_t wait_for) {
   KVRUN_RETURN_IF_ERROR(file_error_);
   auto taken = file_->Submit(std::span(queued_).first(n_queued_));
   if (taken.ok() && *taken != n_queued_) {
@@ -162,7 +162,7 @@ Status GroupStore::Poll(bool wait) {
   }
   if (!taken.ok()) return file_error_ = taken.status();
   n_queued_ = 0;
-  const auto n_done = file_->Complete(completions_, wait ? 1 : 0);
+  const auto n_done = file_->Complete(completions_, wait_for);
   if (!n_done.ok()) return file_error_ = n_done.status();
   for (size_t i = 0; i < *n_done; ++i) {
     Request& request = requests_[completions_[i].tag];

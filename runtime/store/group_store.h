@@ -122,11 +122,11 @@ class GroupStore {
   Status CheckRun(const Run& run, const char* what) const;
   void Forget(const Run& run);
 
-  // Requests of the file. Poll sends what is queued, waits for one completion if asked to, and handles all
-  // that are there.
+  // Requests of the file. Poll sends what is queued, waits for so many completions (no more than there are
+  // requests), and handles all that are there.
   Request* FreeRequest();
   void Queue(Request& request, uint64_t first_place);
-  Status Poll(bool wait);
+  Status Poll(uint32_t wait_for);
   void Release(Request& request);
   Status TakeWriteError();
 

@@ -26,7 +26,7 @@ Status GroupStore::Append(uint32_t layer, uint32_t stream, uint32_t first_group,
 Status GroupStore::AppendRuns(const Run& run, std::span<const std::byte> records) {
   // Two writes to one place have no order: the older one has to end first.
   KVRUN_RETURN_IF_ERROR(WaitForWrites(run));
-  KVRUN_RETURN_IF_ERROR(Poll(false));
+  KVRUN_RETURN_IF_ERROR(Poll(0));
   KVRUN_RETURN_IF_ERROR(TakeWriteError());
   // Runs of one length, rather than a short one at the end.
   const uint32_t n_runs = CeilDiv(run.n_groups, staged_groups_);
@@ -34,9 +34,9 @@ Status GroupStore::AppendRuns(const Run& run, std::span<const std::byte> records
   for (uint32_t begin = 0; begin < run.n_groups; begin += n_per_run) {
     const Run part{run.layer, run.stream, run.first_group + begin, std::min(n_per_run, run.n_groups - begin)};
     while (!StartWrite(part, records.data() + uint64_t{begin} * shape_.record_bytes)) {
-      KVRUN_RETURN_IF_ERROR(Poll(true));
+      KVRUN_RETURN_IF_ERROR(Poll(1));
     }
-    KVRUN_RETURN_IF_ERROR(Poll(false));
+    KVRUN_RETURN_IF_ERROR(Poll(0));
     KVRUN_RETURN_IF_ERROR(TakeWriteError());
   }
   return Status::Ok();
@@ -75,7 +75,7 @@ Status GroupStore::WaitForWrites(const Run& run) {
            run.first_group < request.run.first_group + request.run.n_groups;
   };
   while (n_writes_ > 0 && std::any_of(requests_.begin(), requests_.end(), overlaps)) {
-    KVRUN_RETURN_IF_ERROR(Poll(true));
+    KVRUN_RETURN_IF_ERROR(Poll(1));
   }
   return Status::Ok();
 }
@@ -94,7 +94,7 @@ void GroupStore::OnWritten(Request& request, int error_number) {
 }
 
 Status GroupStore::Flush() {
-  while (n_writes_ > 0) KVRUN_RETURN_IF_ERROR(Poll(true));
+  while (n_writes_ > 0) KVRUN_RETURN_IF_ERROR(Poll(1));
   KVRUN_RETURN_IF_ERROR(file_error_);
   return TakeWriteError();
 }
