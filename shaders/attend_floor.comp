@@ -21,10 +21,10 @@ shared float weights[ROWS * LOCAL_SIZE];
 // Dimensions 2i and 2i + 1 of the entry at `entry`.
 vec2 LoadPair(uint entry, uint i) {
 #ifdef KV_F16
-  return unpackHalf2x16(kv1[entry * (p.head_dim / 2) + i]);
+  return unpackHalf2x16(kv_uint(entry * (p.head_dim / 2) + i));
 #else
   const uint at = entry * p.head_dim + 2 * i;
-  return vec2(uintBitsToFloat(kv1[at]), uintBitsToFloat(kv1[at + 1]));
+  return vec2(uintBitsToFloat(kv_uint(at)), uintBitsToFloat(kv_uint(at + 1)));
 #endif
 }
 
@@ -63,7 +63,7 @@ void main() {
     for (uint i = 0; i < pairs; ++i) {
       const vec2 k = LoadPair(key, i);
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-        score[r] += k.x * qkv1[q_begin[r] + 2 * i] + k.y * qkv1[q_begin[r] + 2 * i + 1];
+        score[r] += k.x * qkv_float(q_begin[r] + 2 * i) + k.y * qkv_float(q_begin[r] + 2 * i + 1);
       }
     }
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {

@@ -37,7 +37,7 @@ void AddScores(uint row, uint scales, uint q_begin[ROWS], inout float score[ROWS
     for (uint i = begin; i < end; ++i) {
       const vec2 k = LoadPair(K_TYPE, row, i);
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-        part[r] += k.x * qkv1[q_begin[r] + 2 * i] + k.y * qkv1[q_begin[r] + 2 * i + 1];
+        part[r] += k.x * qkv_float(q_begin[r] + 2 * i) + k.y * qkv_float(q_begin[r] + 2 * i + 1);
       }
     }
     const float scale = LoadScale(K_TYPE, scales + ScaleOfElement(K_TYPE, 2 * begin));

@@ -86,14 +86,14 @@ vec4 DecodePart(uint type, uvec4 vector, uint part) {
 
 uvec4 LoadV(uint index) {
 #if V_TYPE == KVRUN_KV_INT4
-  return uvec4(records2[index], 0, 0);
+  return uvec4(records_uvec2(index), 0, 0);
 #else
-  return records4[index];
+  return records_uvec4(index);
 #endif
 }
 #define V_LOAD_WORDS (V_TYPE == KVRUN_KV_INT4 ? 2 : 4)
 
-float LoadScale(uint half_index) { return HalfValue(records[half_index / 2] >> (16 * (half_index % 2))); }
+float LoadScale(uint half_index) { return HalfValue(records_uint(half_index / 2) >> (16 * (half_index % 2))); }
 
 void main() {
   const uint lane = gl_LocalInvocationIndex;
@@ -140,10 +140,10 @@ void main() {
     }
     for (uint v = 0; v < K_VECTORS; ++v) {
       uvec4 vectors[KEYS_PER_LANE];
-      [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) vectors[k] = records4[keys[k] + v];
+      [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) vectors[k] = records_uvec4(keys[k] + v);
       vec4 shares[SHARES];
       [[unroll]] for (uint s = 0; s < SHARES; ++s) {
-        if (s * LANES < ROWS * K_PARTS) shares[s] = qkv4[my_q[s] + v * K_PARTS];
+        if (s * LANES < ROWS * K_PARTS) shares[s] = qkv_vec4(my_q[s] + v * K_PARTS);
       }
       float parts[ROWS][KEYS_PER_LANE];
       [[unroll]] for (uint r = 0; r < ROWS; ++r)

@@ -49,7 +49,7 @@ const uint KEYS_PER_GROUP = LANES / KEY_GROUPS;
 struct KvVector { vec4 part[HALVES]; };
 
 KvVector LoadKv(uint index) {
-  const uvec4 w = kv4[index];
+  const uvec4 w = kv_uvec4(index);
   KvVector v;
 #ifdef KV_F16
   v.part[0] = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
@@ -110,7 +110,7 @@ void main() {
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) keys[k] = LoadKv(key_index[k] + v);
 #if ROWS * HALVES > 4
       // More parts than the narrowest subgroup has lanes.
-      const vec4 share = qkv4[my_q + v * HALVES];
+      const vec4 share = qkv_vec4(my_q + v * HALVES);
       vec4 share_high = share;
       if (LANES < ROWS * HALVES) {
         const uint i = min(LANES + lane, ROWS * HALVES - 1);
@@ -118,10 +118,10 @@ void main() {
         [[unroll]] for (uint r = 0; r + 1 < ROWS; ++r) {
           if (i / HALVES == r) high_q = q_begin[r];
         }
-        share_high = qkv4[high_q + i % HALVES + v * HALVES];
+        share_high = qkv_vec4(high_q + i % HALVES + v * HALVES);
       }
 #else
-      const vec4 share = qkv4[my_q + v * HALVES];
+      const vec4 share = qkv_vec4(my_q + v * HALVES);
       const vec4 share_high = share;
 #endif
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {

@@ -5,8 +5,9 @@
 #include "shared/op_params.h"
 
 layout(local_size_x = 64) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { CombineParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Scratch { float scratch[]; };
+READ_ONLY(0, scratch)
 layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; };
 
 void main() {
@@ -16,14 +17,14 @@ void main() {
     const uint stride = p.head_dim + 2;
     const uint begin = row * p.n_splits * stride;
     float maximum = -1e30;
-    for (uint s = 0; s < p.n_splits; ++s) maximum = max(maximum, scratch[begin + s * stride + p.head_dim]);
+    for (uint s = 0; s < p.n_splits; ++s) maximum = max(maximum, scratch_float(begin + s * stride + p.head_dim));
     float value = 0.0;
     float weight = 0.0;
     for (uint s = 0; s < p.n_splits; ++s) {
       const uint part = begin + s * stride;
-      const float factor = exp(scratch[part + p.head_dim] - maximum);
-      value += factor * scratch[part + i];
-      weight += factor * scratch[part + p.head_dim + 1];
+      const float factor = exp(scratch_float(part + p.head_dim) - maximum);
+      value += factor * scratch_float(part + i);
+      weight += factor * scratch_float(part + p.head_dim + 1);
     }
     result[row * p.head_dim + i] = value / weight;
   }

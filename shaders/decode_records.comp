@@ -9,8 +9,9 @@
 layout(constant_id = 0) const uint K_TYPE = KVRUN_KV_F16;
 layout(constant_id = 1) const uint V_TYPE = KVRUN_KV_F16;
 layout(local_size_x = 64) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { RecordCopyParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Records { uint records[]; };
+READ_ONLY(0, records)
 layout(set = 0, binding = 1, std430) writeonly buffer Kv { uint kv[]; };
 
 #include "include/kv_record.glsl"

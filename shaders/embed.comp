@@ -8,6 +8,7 @@
 
 layout(local_size_x = 64) in;
 layout(push_constant) uniform Params { EmbedParams p; };
+#include "include/read_only.glsl"
 #include "include/packed_weights.glsl"
 layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; };
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };

@@ -5,7 +5,7 @@
 //   PATH_SUBGROUP  each lane loads a share of the tile and hands it out with subgroup shuffles
 //   otherwise      every lane reads them itself, from one address
 //
-// Macros: WEIGHT_<TYPE>, ROWS, TOKENS, PATH_SUBGROUP.
+// Macros: WEIGHT_<TYPE>, ROWS, TOKENS, PATH_SUBGROUP; PATH_TEXEL (read_only.glsl).
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -25,13 +25,13 @@ layout(constant_id = 1) const uint SPLITS = 1;
 layout(constant_id = 2) const uint VECTOR_INPUT = 1;  // n_cols is a multiple of 4
 layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
 
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { MatMulParams p; };
 
 #include "include/packed_weights.glsl"
-layout(set = 0, binding = 1, std430) readonly buffer Input4 { vec4 input4[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Input1 { float input1[]; };
+READ_ONLY(1, inputs)
 layout(set = 0, binding = 2, std430) buffer Output { float result[]; };
-layout(set = 0, binding = 3, std430) readonly buffer Bias { float bias[]; };
+READ_ONLY(3, bias)
 
 #define MAX_LOCAL_SIZE 128
 // With one token a weight is used once: cheaper to scale each block's dot product than each weight.
@@ -47,13 +47,13 @@ shared float partial_sums[ROWS * MAX_LOCAL_SIZE];
 vec4 LoadInput(uint token, uint v) {
   const uint t = min(token, p.n_tokens - 1);
 #if !defined(FLOAT_WEIGHTS)
-  return input4[t * (p.n_cols / 4) + v];
+  return inputs_vec4(t * (p.n_cols / 4) + v);
 #else
   const uint base = t * p.n_cols + 4 * v;
 #ifdef PATH_SUBGROUP
-  if (VECTOR_INPUT != 0) return input4[base / 4];
+  if (VECTOR_INPUT != 0) return inputs_vec4(base / 4);
 #endif
-  return vec4(input1[base], input1[base + 1], input1[base + 2], input1[base + 3]);
+  return vec4(inputs_float(base), inputs_float(base + 1), inputs_float(base + 2), inputs_float(base + 3));
 #endif
 }
 
@@ -148,14 +148,16 @@ void main() {
   }
 #endif
 
+  // Some drivers read push constants anew in each branch.
+  const MatMulParams end = p;
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     const uint row = row_begin + r * LANES;
     [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
-      if (row < p.n_rows && token_begin + t < p.n_tokens && split == 0) {
-        const uint at = (token_begin + t) * p.output_stride + p.output_offset + row;
+      if (row < end.n_rows && token_begin + t < end.n_tokens && split == 0) {
+        const uint at = (token_begin + t) * end.output_stride + end.output_offset + row;
         float value = sums[r][t];
-        if (p.has_bias != 0) value += bias[p.bias_offset + row];
-        if (p.accumulate != 0) value += result[at];
+        if (end.has_bias != 0) value += bias_float(end.bias_offset + row);
+        if (end.accumulate != 0) value += result[at];
         result[at] = value;
       }
     }

@@ -5,11 +5,12 @@
 #include "shared/op_params.h"
 
 layout(local_size_x = 64) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { MergeParams p; };
 // [n_rows, n_splits, head_dim + 2].
-layout(set = 0, binding = 0, std430) readonly buffer Scratch { float scratch[]; };
+READ_ONLY(0, scratch)
 // [n_rows, head_dim + 2], both.
-layout(set = 0, binding = 1, std430) readonly buffer Before { float before[]; };
+READ_ONLY(1, before)
 layout(set = 0, binding = 2, std430) writeonly buffer After { float after[]; };
 
 void main() {
@@ -18,15 +19,15 @@ void main() {
   const uint i = gl_GlobalInvocationID.x % stride;
   if (row < p.n_rows) {
     const uint begin = row * p.n_splits * stride;
-    float maximum = p.has_before != 0 ? before[row * stride + p.head_dim] : -1e30;
-    for (uint s = 0; s < p.n_splits; ++s) maximum = max(maximum, scratch[begin + s * stride + p.head_dim]);
+    float maximum = p.has_before != 0 ? before_float(row * stride + p.head_dim) : -1e30;
+    for (uint s = 0; s < p.n_splits; ++s) maximum = max(maximum, scratch_float(begin + s * stride + p.head_dim));
     float value = maximum;
     if (i != p.head_dim) {
       value = 0.0;
-      if (p.has_before != 0) value = exp(before[row * stride + p.head_dim] - maximum) * before[row * stride + i];
+      if (p.has_before != 0) value = exp(before_float(row * stride + p.head_dim) - maximum) * before_float(row * stride + i);
       for (uint s = 0; s < p.n_splits; ++s) {
         const uint part = begin + s * stride;
-        value += exp(scratch[part + p.head_dim] - maximum) * scratch[part + i];
+        value += exp(scratch_float(part + p.head_dim) - maximum) * scratch_float(part + i);
       }
     }
     after[row * stride + i] = value;

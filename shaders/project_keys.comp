@@ -1,4 +1,4 @@
-// out[t, column] = row t . side[., column] - bias[column]: the keys of entries, projected.
+// out[t, column] = row t . side[., column] - bias_float(column): the keys of entries, projected.
 //
 //   ROWS=1  one row; invocations lie along columns, four each, and divide the dimensions
 //   ROWS=32 tiles of 32 rows and 32 columns, four by four to an invocation
@@ -12,11 +12,11 @@
 #define LOCAL_SIZE 64
 layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectKeysParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Rows { uint rows[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Side4 { vec4 side4[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Side1 { float side1[]; };
-layout(set = 0, binding = 2, std430) readonly buffer Bias { float bias[]; };
+READ_ONLY(0, rows)
+READ_ONLY(1, side)
+READ_ONLY(2, bias)
 layout(set = 0, binding = 3, std430) writeonly buffer Output { float result[]; };
 
 #define COLUMN_LANES 8
@@ -26,22 +26,22 @@ layout(set = 0, binding = 3, std430) writeonly buffer Output { float result[]; }
 
 float LoadRow(uint row, uint dim) {
 #if defined(SOURCE_ROWS)
-  return uintBitsToFloat(rows[row * p.row_stride + p.row_begin + dim]);
+  return uintBitsToFloat(rows_uint(row * p.row_stride + p.row_begin + dim));
 #else
   const uint plane = dim / p.head_dim * 2;
   const uint at = (plane * p.n_ctx + p.row_begin + row) * p.head_dim + dim % p.head_dim;
 #if defined(SOURCE_F16)
-  const vec2 pair = unpackHalf2x16(rows[at / 2]);
+  const vec2 pair = unpackHalf2x16(rows_uint(at / 2));
   return at % 2 == 0 ? pair.x : pair.y;
 #else
-  return uintBitsToFloat(rows[at]);
+  return uintBitsToFloat(rows_uint(at));
 #endif
 #endif
 }
 
 void Store(uint row, uint column, vec4 sum) {
   [[unroll]] for (uint i = 0; i < 4; ++i) {
-    if (row < p.n_tokens && column + i < p.rank) result[row * p.rank + column + i] = sum[i] - bias[column + i];
+    if (row < p.n_tokens && column + i < p.rank) result[row * p.rank + column + i] = sum[i] - bias_float(column + i);
   }
 }
 

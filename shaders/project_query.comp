@@ -1,4 +1,4 @@
-// z[token, row, column] = scale * sum of query[token, head, i] * query_side[KV head of head, i, column] over the row's
+// z[token, row, column] = scale * sum of query_float(token, head, i) * query_side[KV head of head, i, column] over the row's
 // heads and i, times the column's scale in the index. Heads of one KV head are added up before they are multiplied.
 //
 // A workgroup computes 32 columns of up to four rows that share their KV heads: invocations lie along columns, four
@@ -14,11 +14,11 @@
 #define SLICES (LOCAL_SIZE / COLUMN_LANES)
 layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectQueryParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Query { float query[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Side4 { vec4 side4[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Side1 { float side1[]; };
-layout(set = 0, binding = 2, std430) readonly buffer Scales { float scales[]; };
+READ_ONLY(0, query)
+READ_ONLY(1, side)
+READ_ONLY(2, scales)
 layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float z[]; };
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 
@@ -32,7 +32,7 @@ float Input(uint token, uint row, uint i) {
   const uint added = min(heads, p.n_heads / p.n_kv_heads);
   const uint head = token * p.n_heads + row * heads + i / p.head_dim * added;
   float value = 0.0;
-  for (uint h = 0; h < added; ++h) value += query[(head + h) * p.head_dim + i % p.head_dim];
+  for (uint h = 0; h < added; ++h) value += query_float((head + h) * p.head_dim + i % p.head_dim);
   return value;
 }
 
@@ -80,7 +80,7 @@ void main() {
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     if (r < n_rows && column + i < p.rank) {
       z[p.z_begin + (token * p.n_rows + row_begin + r) * p.rank + column + i] =
-          p.scale * sum[i] * scales[sequence * p.rank + column + i];
+          p.scale * sum[i] * scales_float(sequence * p.rank + column + i);
     }
   }
 }

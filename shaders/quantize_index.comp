@@ -9,9 +9,10 @@
 #include "shared/step_params.h"
 
 layout(local_size_x = 64) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { QuantizeIndexParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Rows { float rows[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Scales { float scales[]; };
+READ_ONLY(0, rows)
+READ_ONLY(1, scales)
 layout(set = 0, binding = 2, std430) buffer Index { uint index[]; };
 layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
 
@@ -48,7 +49,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < PER_WORD; ++i) {
       const uint column = first + i - begin;  // of earlier entries: huge
       if (column < p.rank) {
-        bits |= Encode(rows[row * p.rank + column], scales[token.sequence * p.rank + column]) << (i * BITS);
+        bits |= Encode(rows_float(row * p.rank + column), scales_float(token.sequence * p.rank + column)) << (i * BITS);
         mask |= ((1u << BITS) - 1) << (i * BITS);
       }
     }

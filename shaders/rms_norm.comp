@@ -6,11 +6,10 @@
 #define LOCAL_SIZE 32
 layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // n_cols is a multiple of 4
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { RmsNormParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer X4 { vec4 x4[]; };
-layout(set = 0, binding = 0, std430) readonly buffer X1 { float x1[]; };
-layout(set = 0, binding = 1, std430) readonly buffer W4 { vec4 weight4[]; };
-layout(set = 0, binding = 1, std430) readonly buffer W1 { float weight1[]; };
+READ_ONLY(0, x)
+READ_ONLY(1, weight)
 layout(set = 0, binding = 2, std430) buffer R4 { vec4 result4[]; };
 layout(set = 0, binding = 2, std430) buffer R1 { float result1[]; };
 
@@ -23,10 +22,10 @@ void main() {
   float sum = 0.0;
   for (uint i = lane; i < n; i += LOCAL_SIZE) {
     if (VECTOR_COLUMNS != 0) {
-      const vec4 v = x4[row * n + i];
+      const vec4 v = x_vec4(row * n + i);
       sum += dot(v, v);
     } else {
-      const float v = x1[row * n + i];
+      const float v = x_float(row * n + i);
       sum += v * v;
     }
   }
@@ -37,9 +36,9 @@ void main() {
   const float factor = 1.0 / sqrt(sum / float(p.n_cols) + p.epsilon);
   for (uint i = lane; i < n; i += LOCAL_SIZE) {
     if (VECTOR_COLUMNS != 0) {
-      result4[row * n + i] = x4[row * n + i] * weight4[i] * factor;
+      result4[row * n + i] = x_vec4(row * n + i) * weight_vec4(i) * factor;
     } else {
-      result1[row * n + i] = x1[row * n + i] * weight1[i] * factor;
+      result1[row * n + i] = x_float(row * n + i) * weight_float(i) * factor;
     }
   }
 }

@@ -9,14 +9,15 @@
 layout(constant_id = 0) const uint K_TYPE = KVRUN_KV_F16;
 layout(constant_id = 1) const uint V_TYPE = KVRUN_KV_F16;
 layout(local_size_x = 32) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { RopeEncodeParams p; };
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
 // SlotShape: records [n_streams, n_slots].
 layout(set = 0, binding = 1, std430) buffer Slots { uint records[]; };
 // [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
-layout(set = 0, binding = 2, std430) readonly buffer Angles { vec2 angles[]; };
+READ_ONLY(2, angles)
 // q_norm [head_dim], k_norm [head_dim].
-layout(set = 0, binding = 3, std430) readonly buffer Norms { float norms[]; };
+READ_ONLY(3, norms)
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 
 #define HEAD_DIM p.record.head_dim

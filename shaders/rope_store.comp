@@ -8,14 +8,15 @@
 #include "shared/step_params.h"
 
 layout(local_size_x = 32) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { RopeStoreParams p; };
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
 // KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim]; f16 entries are two to a word.
 layout(set = 0, binding = 1, std430) writeonly buffer Kv { uint kv[]; };
 // [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
-layout(set = 0, binding = 2, std430) readonly buffer Angles { vec2 angles[]; };
+READ_ONLY(2, angles)
 // q_norm [head_dim], k_norm [head_dim].
-layout(set = 0, binding = 3, std430) readonly buffer Norms { float norms[]; };
+READ_ONLY(3, norms)
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 
 #define HEAD_DIM p.head_dim

@@ -5,11 +5,12 @@
 
 #define LOCAL_SIZE 32
 layout(local_size_x = LOCAL_SIZE) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { RotateQueryParams p; };
 layout(set = 0, binding = 0, std430) buffer Query { float query[]; };
 // [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
-layout(set = 0, binding = 1, std430) readonly buffer Angles { vec2 angles[]; };
-layout(set = 0, binding = 2, std430) readonly buffer Norms { float norms[]; };
+READ_ONLY(1, angles)
+READ_ONLY(2, norms)
 
 shared float sums[LOCAL_SIZE];
 
@@ -25,7 +26,7 @@ void main() {
     sum = 0.0;
     for (uint i = 0; i < LOCAL_SIZE; ++i) sum += sums[i];
     const float factor = 1.0 / sqrt(sum / float(p.head_dim) + p.norm_epsilon);
-    for (uint i = lane; i < p.head_dim; i += LOCAL_SIZE) query[begin + i] *= factor * norms[i];
+    for (uint i = lane; i < p.head_dim; i += LOCAL_SIZE) query[begin + i] *= factor * norms_float(i);
     memoryBarrierBuffer();
     barrier();
   }
@@ -33,7 +34,7 @@ void main() {
   for (uint i = lane; i < pairs; i += LOCAL_SIZE) {
     const uint first = begin + (p.rope_halves != 0 ? i : 2 * i);
     const uint second = first + (p.rope_halves != 0 ? pairs : 1);
-    const vec2 angle = angles[token * pairs + i];
+    const vec2 angle = angles_vec2(token * pairs + i);
     const float a = query[first];
     const float b = query[second];
     query[first] = a * angle.x - b * angle.y;

@@ -24,11 +24,10 @@ layout(constant_id = 1) const uint GROUP = 4;
 layout(constant_id = 2) const uint HOIST = 1;
 layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 4) const uint WHOLE_VECTORS = 1;  // four entries are WORDS vectors that lie side by side
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { ScoreParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Index4 { uvec4 index4[]; };
-layout(set = 0, binding = 0, std430) readonly buffer Index1 { uint index1[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Z { float z_rows[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Softmaxes { vec2 softmaxes[]; };
+READ_ONLY(0, index)
+READ_ONLY(1, scratch)
 layout(set = 0, binding = 2, std430) buffer Out1 { float out1[]; };
 layout(set = 0, binding = 2, std430) buffer Out2 { vec2 out2[]; };
 layout(set = 0, binding = 2, std430) buffer Out4 { vec4 out4[]; };
@@ -50,6 +49,9 @@ layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
 // Of the loop over the others: whole vectors of columns.
 #define STEP_WORDS (BITS == 16 ? 2 : 1)
 #define STEP_COLUMNS (STEP_WORDS * PER_WORD)
+// With z in registers the four entries take turns: a loop that is four times as long does not fit into what a
+// processor keeps of decoded instructions, and runs at half the speed.
+const bool ONE_BY_ONE = HEADS > 1 && HOIST != 0 && RANK <= BLOCK_COLUMNS;
 // Of one entry's row.
 const uint WORDS = (RANK * BITS + 31) / 32;
 // Of a row of shared_z: whole vectors.
@@ -77,10 +79,10 @@ float Power(float exponent) { return uintBitsToFloat(uint(int(max(exponent, -126
 uint LoadWord(uint sequence, uint entry, uint k) {
   const uint bit = (entry % GROUP) * RANK * BITS + 32 * k;
   const uint at = (sequence * p.n_groups + entry / GROUP) * p.group_words + bit / 32;
-  uint word = index1[at];
+  uint word = index_uint(at);
   if (RANK * BITS % 32 != 0) {
     const uint shift = bit % 32;
-    if (shift != 0) word = word >> shift | index1[at + 1] << (32 - shift);
+    if (shift != 0) word = word >> shift | index_uint(at + 1) << (32 - shift);
     if (k == WORDS - 1) word &= (1u << (RANK * BITS % 32)) - 1;
   }
   return word;
@@ -103,6 +105,25 @@ vec4 Values(uvec4 words, uint j) {
 #endif
 }
 
+// Four columns of a row of z; zeros beyond the last.
+vec4 LoadZ(uint row, uint column) {
+  const uint at = p.z_begin + row * RANK + column;
+  if (RANK % 4 == 0) return column < RANK ? scratch_vec4(at / 4) : vec4(0.0);
+  vec4 value = vec4(0.0);
+  [[unroll]] for (uint c = 0; c < 4; ++c) {
+    if (column + c < RANK) value[c] = scratch_float(at + c);
+  }
+  return value;
+}
+
+float Value(uint word, uint j) {
+#if defined(INDEX_F16)
+  return unpackHalf2x16(j == 0 ? word : word >> 16).x;
+#else
+  return float(int(word << (32 - BITS - BITS * j)) >> (32 - BITS));
+#endif
+}
+
 void main() {
   const uint lane = gl_LocalInvocationIndex;
   const uint lanes = gl_WorkGroupSize.x;
@@ -119,32 +140,26 @@ void main() {
   const uint sequence = stepp.tokens[token].sequence;
   const uint old = ChoosableEntries(stepp.tokens[token].position, p.window_tokens, GROUP, p.n_groups);
 
-  for (uint i = lane; i < HEADS * COLUMNS / 4; i += lanes) {
-    const uint at = p.z_begin + (token * p.n_rows + min(row_begin + i / (COLUMNS / 4), row_end - 1)) * RANK;
-    const uint column = i % (COLUMNS / 4) * 4;
-    vec4 value = vec4(0.0);
-    [[unroll]] for (uint c = 0; c < 4; ++c) {
-      if (column + c < RANK) value[c] = z_rows[at + column + c];
-    }
-    shared_z[i] = value;
+  for (uint i = lane; !ONE_BY_ONE && i < HEADS * COLUMNS / 4; i += lanes) {
+    shared_z[i] = LoadZ(token * p.n_rows + min(row_begin + i / (COLUMNS / 4), row_end - 1), i % (COLUMNS / 4) * 4);
   }
 #ifdef ROWS
-  if (lane < HEADS) {
-    shared_references[lane] = int(kSmallest);
-    shared_sums[lane] = 0;
+  for (uint h = lane; h < HEADS; h += lanes) {
+    shared_references[h] = int(kSmallest);
+    shared_sums[h] = 0;
   }
 #endif
 #ifdef GROUPS
-  if (lane < HEADS) {
-    const uint row = token * p.n_rows + min(row_begin + lane, row_end - 1);
+  for (uint h = lane; h < HEADS; h += lanes) {
+    const uint row = token * p.n_rows + min(row_begin + h, row_end - 1);
     vec2 all = vec2(kSmallest, 0.0);
     for (uint i = 0; i < p.n_workgroups; ++i) {
-      const vec2 one = softmaxes[p.softmaxes_begin / 2 + row * p.n_workgroups + i];
+      const vec2 one = scratch_vec2(p.softmaxes_begin / 2 + row * p.n_workgroups + i);
       const float reference = max(all.x, one.x);
       all = vec2(reference, all.y * Power(all.x - reference) + one.y * Power(one.x - reference));
     }
-    shared_references[lane] = all.x;
-    shared_factors[lane] = row_begin + lane < row_end ? 1.0 / all.y : 0.0;
+    shared_references[h] = all.x;
+    shared_factors[h] = row_begin + h < row_end ? 1.0 / all.y : 0.0;
   }
 #endif
   barrier();
@@ -152,7 +167,12 @@ void main() {
   if (HOIST != 0) {
     [[unroll]] for (uint h = 0; h < HEADS; ++h) {
       [[unroll]] for (uint i = 0; i < BLOCK_COLUMNS / 4; ++i) {
-        z[h * BLOCK_COLUMNS / 4 + i] = 4 * i < RANK ? shared_z[h * (COLUMNS / 4) + i] : vec4(0.0);
+        z[h * BLOCK_COLUMNS / 4 + i] = vec4(0.0);
+        if (ONE_BY_ONE && 4 * i < RANK) {
+          z[h * BLOCK_COLUMNS / 4 + i] = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), 4 * i);
+        } else if (4 * i < RANK) {
+          z[h * BLOCK_COLUMNS / 4 + i] = shared_z[h * (COLUMNS / 4) + i];
+        }
       }
     }
   }
@@ -175,6 +195,7 @@ void main() {
     for (uint first = 0; first < UNIT; first += 4) {
       const uint entry = unit * UNIT + first;
       vec4 scores[HEADS];
+      vec4 total = vec4(0.0);
       [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h] = vec4(0.0);
       if (HOIST != 0) {
         uvec4 words[BLOCK_WORDS];  // [k]: word k of each of the four entries
@@ -182,7 +203,7 @@ void main() {
           uvec4 rows[BLOCK_WORDS];
           const uint at = (sequence * p.n_groups * GROUP + entry) / 4 * WORDS;
           [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
-            if (k < WORDS) rows[k] = index4[at + k];
+            if (k < WORDS) rows[k] = index_uvec4(at + k);
           }
           [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
             if (k < WORDS) {
@@ -196,6 +217,31 @@ void main() {
             if (k < WORDS) words[k] = LoadWords(sequence, entry, last, k);
           }
         }
+        if (ONE_BY_ONE) {
+          for (uint e = 0; e < 4; ++e) {
+            float score[HEADS];
+            [[unroll]] for (uint h = 0; h < HEADS; ++h) score[h] = 0.0;
+            [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
+              if (k < WORDS) {
+                const uint word = words[k][e];
+                [[unroll]] for (uint j = 0; j < PER_WORD; ++j) {
+                  const uint column = k * PER_WORD + j;
+                  const float value = Value(word, j);
+                  [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+                    score[h] += z[h * BLOCK_COLUMNS / 4 + column / 4][column % 4] * value;
+                  }
+                }
+              }
+            }
+#ifdef GROUPS
+            float one = 0.0;
+            [[unroll]] for (uint h = 0; h < HEADS; ++h) one += sums[h] * exp2(score[h] - references[h]);
+            total[e] = one;
+#else
+            [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h][e] = score[h];
+#endif
+          }
+        } else
         [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
           if (k < WORDS) {
             [[unroll]] for (uint j = 0; j < PER_WORD; ++j) {
@@ -235,14 +281,15 @@ void main() {
   }
 #else
 #if defined(GROUPS)
-      vec4 total = vec4(0.0);
-      [[unroll]] for (uint h = 0; h < HEADS; ++h) total += sums[h] * exp2(scores[h] - references[h]);
+      [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+        if (!ONE_BY_ONE) total += sums[h] * exp2(scores[h] - references[h]);
+      }
       // Of the rows that did not fit: left here by the dispatch before, and for the next.
       const uint at = p.totals_begin / 4 + ((token * gl_NumWorkGroups.y + list) * p.n_units + unit) * UNIT_QUADS + first / 4;
       if (p.first_row != 0) total += out4[at];
       if (row_begin + HEADS < row_end) out4[at] = total;
 #else
-      const vec4 total = scores[0];
+      total = scores[0];
 #endif
       best = max(best, total);
     }
@@ -273,9 +320,9 @@ void main() {
     atomicAdd(shared_sums[h], uint(round(sum * scale)));
   }
   barrier();
-  if (lane < HEADS && row_begin + lane < row_end) {
-    out2[p.softmaxes_begin / 2 + (token * p.n_rows + row_begin + lane) * p.n_workgroups + gl_WorkGroupID.x] =
-        vec2(float(shared_references[lane]), float(shared_sums[lane]) / scale);
+  for (uint h = lane; h < HEADS && row_begin + h < row_end; h += lanes) {
+    out2[p.softmaxes_begin / 2 + (token * p.n_rows + row_begin + h) * p.n_workgroups + gl_WorkGroupID.x] =
+        vec2(float(shared_references[h]), float(shared_sums[h]) / scale);
   }
 #endif
 }

@@ -15,8 +15,9 @@
 #define COARSE 16
 #define KEPT 4
 layout(local_size_x = LOCAL_SIZE) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { SelectGroupsParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Scores { vec4 scores[]; };
+READ_ONLY(0, scores)
 layout(set = 0, binding = 1, std430) writeonly buffer Chosen { uint chosen[]; };
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
@@ -38,7 +39,7 @@ shared uvec2 sums[COARSE];
 
 // Sortable scores of groups 4 * vector ..; 0, which none has, for those that are pinned or cannot be chosen.
 uvec4 Keys(uint scores_begin, uint vector, uint first, uint end) {
-  const vec4 values = scores[scores_begin + vector];
+  const vec4 values = scores_vec4(scores_begin + vector);
   const uvec4 keys =
       uvec4(SortableBits(values.x), SortableBits(values.y), SortableBits(values.z), SortableBits(values.w));
   const uvec4 groups = 4 * vector + uvec4(0, 1, 2, 3);

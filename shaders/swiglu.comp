@@ -5,9 +5,9 @@
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // n_ff is a multiple of 4
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { SwiGluParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer G4 { vec4 gate_up4[]; };
-layout(set = 0, binding = 0, std430) readonly buffer G1 { float gate_up1[]; };
+READ_ONLY(0, gate_up)
 layout(set = 0, binding = 1, std430) writeonly buffer R4 { vec4 result4[]; };
 layout(set = 0, binding = 1, std430) writeonly buffer R1 { float result1[]; };
 
@@ -17,11 +17,11 @@ void main() {
   const uint i = gl_GlobalInvocationID.x % n;
   if (token < p.n_tokens) {
     if (VECTOR_COLUMNS != 0) {
-      const vec4 g = gate_up4[token * 2 * n + i];
-      result4[token * n + i] = g / (1.0 + exp(-g)) * gate_up4[token * 2 * n + n + i];
+      const vec4 g = gate_up_vec4(token * 2 * n + i);
+      result4[token * n + i] = g / (1.0 + exp(-g)) * gate_up_vec4(token * 2 * n + n + i);
     } else {
-      const float g = gate_up1[token * 2 * n + i];
-      result1[token * n + i] = g / (1.0 + exp(-g)) * gate_up1[token * 2 * n + n + i];
+      const float g = gate_up_float(token * 2 * n + i);
+      result1[token * n + i] = g / (1.0 + exp(-g)) * gate_up_float(token * 2 * n + n + i);
     }
   }
 }

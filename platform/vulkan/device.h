@@ -86,6 +86,7 @@ class UniqueHandle {
 };
 
 using UniqueBuffer = UniqueHandle<VkBuffer, &VolkDeviceTable::vkDestroyBuffer>;
+using UniqueBufferView = UniqueHandle<VkBufferView, &VolkDeviceTable::vkDestroyBufferView>;
 using UniqueMemory = UniqueHandle<VkDeviceMemory, &VolkDeviceTable::vkFreeMemory>;
 using UniqueFence = UniqueHandle<VkFence, &VolkDeviceTable::vkDestroyFence>;
 using UniqueSemaphore = UniqueHandle<VkSemaphore, &VolkDeviceTable::vkDestroySemaphore>;

@@ -17,6 +17,7 @@ namespace {
 // The floor profile: what a device must offer, and all that the floor kernels use.
 constexpr std::string_view kFloor =
     "api_version=1.1,max_storage_buffer_range_bytes=134217728,max_uniform_buffer_range_bytes=16384,"
+    "max_texel_buffer_elements=65536,"
     "min_storage_buffer_offset_alignment_bytes=256,min_uniform_buffer_offset_alignment_bytes=256,"
     "max_allocation_bytes=1073741824,max_allocations=4096,max_push_constants_bytes=128,"
     "max_bound_descriptor_sets=4,max_storage_buffers_per_stage=4,max_uniform_buffers_per_stage=12,"

@@ -53,6 +53,7 @@ struct DeviceFacts {
   // Limits.
   uint64_t max_storage_buffer_range_bytes = 0;
   uint64_t max_uniform_buffer_range_bytes = 0;
+  uint32_t max_texel_buffer_elements = 0;
   uint64_t min_storage_buffer_offset_alignment_bytes = 0;
   uint64_t min_uniform_buffer_offset_alignment_bytes = 0;
   uint64_t non_coherent_atom_bytes = 0;

@@ -33,6 +33,7 @@ void VisitDeviceFacts(Facts& facts, Visitor&& visit) {
   KVRUN_FACT(kFixed, device_uuid);
   KVRUN_FACT(kAtMost, max_storage_buffer_range_bytes);
   KVRUN_FACT(kAtMost, max_uniform_buffer_range_bytes);
+  KVRUN_FACT(kAtMost, max_texel_buffer_elements);
   KVRUN_FACT(kAtLeast, min_storage_buffer_offset_alignment_bytes);
   KVRUN_FACT(kAtLeast, min_uniform_buffer_offset_alignment_bytes);
   KVRUN_FACT(kAtLeast, non_coherent_atom_bytes);

@@ -51,6 +51,7 @@ void SetIdentity(const VkPhysicalDeviceProperties& properties, DeviceFacts& fact
 void SetLimits(const VkPhysicalDeviceLimits& limits, DeviceFacts& facts) {
   facts.max_storage_buffer_range_bytes = limits.maxStorageBufferRange;
   facts.max_uniform_buffer_range_bytes = limits.maxUniformBufferRange;
+  facts.max_texel_buffer_elements = limits.maxTexelBufferElements;
   facts.min_storage_buffer_offset_alignment_bytes = limits.minStorageBufferOffsetAlignment;
   facts.min_uniform_buffer_offset_alignment_bytes = limits.minUniformBufferOffsetAlignment;
   facts.non_coherent_atom_bytes = limits.nonCoherentAtomSize;

@@ -190,6 +190,14 @@ void PlanSubgroups(const DeviceFacts& facts, uint32_t effects, bool allowed, Dev
   plan.required_subgroup_width = varies ? facts.subgroup_width : 0;
 }
 
+// Mesa's CPU driver reads storage lane by lane in a loop with a bounds check in each, but texels with
+// gathers: several times faster. Drivers of GPUs are left with storage until one is measured.
+uint32_t PlanTexels(const DeviceFacts& facts) {
+  constexpr uint32_t kFewestTexels = 1U << 20;  // 16 MiB: most matrices
+  const bool use = facts.type == DeviceType::kCpu && facts.max_texel_buffer_elements >= kFewestTexels;
+  return use ? facts.max_texel_buffer_elements : 0;
+}
+
 void PlanKernels(const DeviceFacts& facts, uint32_t effects, DevicePlan& plan) {
   plan.max_storage_buffers = std::min(facts.max_storage_buffers_per_stage, facts.max_storage_buffers_per_set);
   plan.max_workgroup_invocations = facts.max_workgroup_invocations;
@@ -209,6 +217,7 @@ void PlanKernels(const DeviceFacts& facts, uint32_t effects, DevicePlan& plan) {
   plan.few_accumulators = (effects & kQuirkFewAccumulators) != 0;
   plan.literal_shared_sizes = (effects & kQuirkLiteralSharedSizes) != 0;
   plan.lane_from_local_index = (effects & kQuirkNoSubgroupInvocationId) != 0;
+  plan.max_texels = PlanTexels(facts);
   plan.prefer_shared_memory = (effects & kQuirkSharedMemorySlow) == 0;
 }
 

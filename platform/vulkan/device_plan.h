@@ -69,6 +69,8 @@ struct DevicePlan {
   bool literal_shared_sizes = false;
   bool lane_from_local_index = false;
   bool prefer_shared_memory = true;
+  // What kernels only read, they read as texels, of buffers of at most so many; 0: as storage.
+  uint32_t max_texels = 0;
 
   // Submission.
   bool use_timeline = false;

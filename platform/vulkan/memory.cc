@@ -52,6 +52,8 @@ constexpr VkBufferUsageFlags kUsage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
                                       VK_BUFFER_USAGE_UNIFORM_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT |
                                       VK_BUFFER_USAGE_TRANSFER_DST_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT;
 
+constexpr uint64_t kTexelBytes = 16;
+
 const MemoryUse& UseOf(const DevicePlan& plan, MemoryKind kind) {
   switch (kind) {
     case MemoryKind::kDeviceLocal: return plan.device_local;
@@ -143,16 +145,34 @@ Status CheckRequest(const BufferRequest& request, const DevicePlan& plan) {
                       FormatBytes(request.size_bytes), request.name, FormatBytes(plan.max_allocation_bytes))};
 }
 
+bool HasTexels(const DevicePlan& plan, const BufferRequest& request) {
+  return request.size_bytes >= kTexelBytes && request.size_bytes / kTexelBytes <= plan.max_texels;
+}
+
 Result<UniqueBuffer> NewBuffer(const VulkanDevice& device, const BufferRequest& request) {
   VkBufferCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
   info.size = request.size_bytes;
   info.usage = kUsage;
+  if (HasTexels(device.plan(), request)) info.usage |= VK_BUFFER_USAGE_UNIFORM_TEXEL_BUFFER_BIT;
   info.sharingMode = VK_SHARING_MODE_EXCLUSIVE;
   VkBuffer handle = VK_NULL_HANDLE;
   KVRUN_RETURN_IF_VK_ERROR(device.vk().vkCreateBuffer(device.handle(), &info, nullptr, &handle),
                            fmt::format("cannot create a buffer for {}", request.name));
   return UniqueBuffer(device, handle);
+}
+
+Result<UniqueBufferView> NewTexels(const VulkanDevice& device, const BufferRequest& request,
+                                   VkBuffer buffer) {
+  VkBufferViewCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_BUFFER_VIEW_CREATE_INFO;
+  info.buffer = buffer;
+  info.format = VK_FORMAT_R32G32B32A32_UINT;
+  info.range = request.size_bytes / kTexelBytes * kTexelBytes;
+  VkBufferView view = VK_NULL_HANDLE;
+  KVRUN_RETURN_IF_VK_ERROR(device.vk().vkCreateBufferView(device.handle(), &info, nullptr, &view),
+                           fmt::format("cannot create a view of texels for {}", request.name));
+  return UniqueBufferView(device, view);
 }
 
 struct Placement {
@@ -244,6 +264,9 @@ Result<DeviceBuffer> DeviceAllocator::Allocate(const BufferRequest& request) {
   KVRUN_RETURN_IF_VK_ERROR(device.vk().vkBindBufferMemory(device.handle(), buffer.handle(),
                                                           buffer.chunk_->memory.get(), buffer.offset_),
                            fmt::format("cannot bind memory for {}", request.name));
+  if (HasTexels(device.plan(), request)) {
+    KVRUN_ASSIGN_OR_RETURN(buffer.texels_, NewTexels(device, request, buffer.handle()));
+  }
   if (buffer.chunk_->mapped == nullptr) return buffer;
   buffer.mapped_ = buffer.chunk_->mapped + buffer.offset_;
   if (state_->options.shadow_copies) buffer.UseShadow(request.alignment_bytes);
@@ -271,6 +294,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(state_, other.state_);
   std::swap(chunk_, other.chunk_);
   std::swap(buffer_, other.buffer_);
+  std::swap(texels_, other.texels_);
   std::swap(shadow_, other.shadow_);
   std::swap(name_, other.name_);
   std::swap(mapped_, other.mapped_);
@@ -283,6 +307,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 DeviceBuffer::~DeviceBuffer() { Release(); }
 
 void DeviceBuffer::Release() {
+  texels_ = {};
   buffer_ = {};  // before its memory
   if (state_ == nullptr) return;
   const std::lock_guard lock(state_->mutex);

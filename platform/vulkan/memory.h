@@ -57,6 +57,8 @@ class DeviceBuffer {
   explicit operator bool() const { return static_cast<bool>(buffer_); }
   VkBuffer handle() const { return buffer_.get(); }
   uint64_t size_bytes() const { return size_bytes_; }
+  // All of it as unsigned integers [size_bytes / 16, 4]; null where the plan has no texels, or not so many.
+  VkBufferView texels() const { return texels_.get(); }
   // Null unless the memory is visible to the host.
   std::byte* mapped() const { return mapped_; }
   std::span<std::byte> bytes() const { return {mapped_, mapped_ == nullptr ? 0 : size_bytes_}; }
@@ -75,6 +77,7 @@ class DeviceBuffer {
   std::shared_ptr<AllocatorState> state_;
   std::shared_ptr<MemoryChunk> chunk_;
   UniqueBuffer buffer_;
+  UniqueBufferView texels_;
   std::unique_ptr<std::byte, ShadowDeleter> shadow_;
   std::string name_;
   std::byte* mapped_ = nullptr;

@@ -39,16 +39,21 @@ Status CheckSpec(const VulkanDevice& device, const PipelineSpec& spec) {
   return Status::Ok();
 }
 
-VkDescriptorType UniformType(bool dynamic) {
-  return dynamic ? VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER_DYNAMIC : VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER;
+// Of binding i of a PipelineSpec, or of a ComputePipeline's.
+VkDescriptorType TypeOf(uint32_t i, uint32_t storage_buffers, uint32_t texel_buffers_mask, bool dynamic) {
+  if (i >= storage_buffers) {
+    return dynamic ? VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER_DYNAMIC : VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER;
+  }
+  return (texel_buffers_mask >> i & 1) != 0 ? VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER
+                                            : VK_DESCRIPTOR_TYPE_STORAGE_BUFFER;
 }
 
 Result<UniqueSetLayout> CreateSetLayout(const VulkanDevice& device, const PipelineSpec& spec) {
   std::vector<VkDescriptorSetLayoutBinding> bindings(spec.storage_buffers + spec.uniform_buffers);
   for (uint32_t i = 0; i < bindings.size(); ++i) {
     bindings[i].binding = i;
-    bindings[i].descriptorType = i < spec.storage_buffers ? VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-                                                          : UniformType(spec.dynamic_uniform_buffers);
+    bindings[i].descriptorType =
+        TypeOf(i, spec.storage_buffers, spec.texel_buffers_mask, spec.dynamic_uniform_buffers);
     bindings[i].descriptorCount = 1;
     bindings[i].stageFlags = VK_SHADER_STAGE_COMPUTE_BIT;
   }
@@ -130,6 +135,7 @@ Result<ComputePipeline> ComputePipeline::Create(const VulkanDevice& device, cons
   KVRUN_RETURN_IF_ERROR(CheckSpec(device, spec));
   ComputePipeline result;
   result.storage_buffers_ = spec.storage_buffers;
+  result.texel_buffers_mask_ = spec.texel_buffers_mask;
   result.uniform_buffers_ = spec.uniform_buffers;
   result.dynamic_uniform_buffers_ = spec.dynamic_uniform_buffers;
   result.push_constants_bytes_ = spec.push_constants_bytes;
@@ -142,6 +148,7 @@ Result<ComputePipeline> ComputePipeline::Create(const VulkanDevice& device, cons
 Status DescriptorSets::AddPool() {
   const uint32_t count = sets_per_pool_ * kDescriptorsPerSet;
   const VkDescriptorPoolSize sizes[] = {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, count},
+                                        {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, count},
                                         {VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER, sets_per_pool_},
                                         {VK_DESCRIPTOR_TYPE_UNIFORM_BUFFER_DYNAMIC, sets_per_pool_}};
   VkDescriptorPoolCreateInfo info{};
@@ -187,10 +194,10 @@ void DescriptorSets::Write(VkDescriptorSet set, const ComputePipeline& pipeline,
     writes[i].dstSet = set;
     writes[i].dstBinding = i;
     writes[i].descriptorCount = 1;
-    writes[i].descriptorType = i < pipeline.storage_buffers()
-                                   ? VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-                                   : UniformType(pipeline.dynamic_uniform_buffers());
+    writes[i].descriptorType = TypeOf(i, pipeline.storage_buffers(), pipeline.texel_buffers_mask(),
+                                      pipeline.dynamic_uniform_buffers());
     writes[i].pBufferInfo = &buffers[i];
+    writes[i].pTexelBufferView = &bindings[i].texels;
   }
   device_->vk().vkUpdateDescriptorSets(device_->handle(), static_cast<uint32_t>(writes.size()), writes.data(),
                                        0, nullptr);

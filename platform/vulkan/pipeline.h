@@ -11,12 +11,14 @@
 
 namespace kvrun {
 
-// One set (set 0): storage buffers at bindings 0 …, then uniform buffers.
+// One set (set 0): storage buffers at bindings 0 …, then uniform buffers. Some of the former may be texel
+// buffers (of four 32-bit words each): they are read only, through what the device has for textures.
 struct PipelineSpec {
   std::string_view name;
   std::span<const uint32_t> spirv;
   std::span<const uint32_t> constants;  // of constant_id 0, 1, …
   uint32_t storage_buffers = 0;
+  uint32_t texel_buffers_mask = 0;  // bit i: binding i is a texel buffer
   uint32_t uniform_buffers = 0;
   bool dynamic_uniform_buffers = false;
   uint32_t push_constants_bytes = 0;
@@ -36,6 +38,7 @@ class ComputePipeline {
   VkPipelineLayout layout() const { return layout_.get(); }
   VkDescriptorSetLayout set_layout() const { return set_layout_.get(); }
   uint32_t storage_buffers() const { return storage_buffers_; }
+  uint32_t texel_buffers_mask() const { return texel_buffers_mask_; }
   uint32_t uniform_buffers() const { return uniform_buffers_; }
   bool dynamic_uniform_buffers() const { return dynamic_uniform_buffers_; }
   uint32_t push_constants_bytes() const { return push_constants_bytes_; }
@@ -45,6 +48,7 @@ class ComputePipeline {
   UniquePipelineLayout layout_;
   UniquePipeline pipeline_;
   uint32_t storage_buffers_ = 0;
+  uint32_t texel_buffers_mask_ = 0;
   uint32_t uniform_buffers_ = 0;
   bool dynamic_uniform_buffers_ = false;
   uint32_t push_constants_bytes_ = 0;
@@ -55,6 +59,7 @@ struct BufferBinding {
   VkBuffer buffer = VK_NULL_HANDLE;
   uint64_t offset = 0;
   uint64_t length_bytes = VK_WHOLE_SIZE;
+  VkBufferView texels = VK_NULL_HANDLE;  // of texel buffers, in place of the others
 };
 
 // Descriptor sets out of pools that grow; sets live as long as this does. Not thread-safe.

@@ -1,10 +1,9 @@
 // What both attention kernels share: bindings, and which rows and positions a tile covers.
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Qkv4 { vec4 qkv4[]; };
-layout(set = 0, binding = 0, std430) readonly buffer Qkv1 { float qkv1[]; };
+READ_ONLY(0, qkv)
 // KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim]; f16 entries are two to a word.
-layout(set = 0, binding = 1, std430) readonly buffer Kv4 { uvec4 kv4[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Kv1 { uint kv1[]; };
+READ_ONLY(1, kv)
 layout(set = 0, binding = 2, std430) writeonly buffer Output { float result[]; };
 // [n_tokens * n_heads, n_splits, head_dim + 2], see combine_splits.comp.
 layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float scratch[]; };

@@ -1,13 +1,11 @@
 // What both kernels of attention over slots share: bindings, and which entries there are.
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendSlotsParams p; };
-layout(set = 0, binding = 0, std430) readonly buffer Qkv4 { vec4 qkv4[]; };
-layout(set = 0, binding = 0, std430) readonly buffer Qkv1 { float qkv1[]; };
+READ_ONLY(0, qkv)
 // SlotShape: records [n_streams, n_slots].
-layout(set = 0, binding = 1, std430) readonly buffer Slots4 { uvec4 records4[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Slots2 { uvec2 records2[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Slots1 { uint records[]; };
+READ_ONLY(1, records)
 // [n_streams, 2 + table_slots]: slots in use, entries of the last of them, slots.
-layout(set = 0, binding = 2, std430) readonly buffer Table { uint table[]; };
+READ_ONLY(2, table)
 // The output [n_tokens * n_heads, head_dim], or with more than one part the parts that combine_splits.comp joins:
 // [n_tokens * n_heads, n_parts, head_dim + 2].
 layout(set = 0, binding = 3, std430) writeonly buffer Result { float result[]; };
@@ -20,14 +18,14 @@ uint StreamOf(uint token, uint kv_head) {
 }
 
 uint NumberOfEntries(uint stream) {
-  const uint n_slots = table[stream * p.table_stride];
-  return n_slots == 0 ? 0 : (n_slots - 1) * p.record.group_tokens + table[stream * p.table_stride + 1];
+  const uint n_slots = table_uint(stream * p.table_stride);
+  return n_slots == 0 ? 0 : (n_slots - 1) * p.record.group_tokens + table_uint(stream * p.table_stride + 1);
 }
 
 // Of the `index`-th entry: the first word of its record, and its row there.
 uvec2 RecordAndRow(uint stream, uint kv_head, uint index) {
   const uint nth = index / p.record.group_tokens;
-  const uint slot = table[stream * p.table_stride + 2 + nth];
+  const uint slot = table_uint(stream * p.table_stride + 2 + nth);
   return uvec2((stream * p.n_slots + slot) * p.record.size_words,
                (kv_head % p.record.n_heads) * p.record.group_tokens + index - nth * p.record.group_tokens);
 }

@@ -1,8 +1,8 @@
-// Four columns of a dimension's row of query_side or key_side, bound as side4 and side1; the last again beyond it.
+// Four columns of a dimension's row of query_side or key_side, a buffer named side (read_only.glsl); the last again beyond it.
 vec4 LoadSide(uint dim, uint column, uint rank) {
   const uint last = rank - 1;
-  if (VECTOR_COLUMNS != 0) return side4[dim * (rank / 4) + min(column, last) / 4];
+  if (VECTOR_COLUMNS != 0) return side_vec4(dim * (rank / 4) + min(column, last) / 4);
   const uint at = dim * rank;
-  return vec4(side1[at + min(column, last)], side1[at + min(column + 1, last)], side1[at + min(column + 2, last)],
-              side1[at + min(column + 3, last)]);
+  return vec4(side_float(at + min(column, last)), side_float(at + min(column + 1, last)), side_float(at + min(column + 2, last)),
+              side_float(at + min(column + 3, last)));
 }

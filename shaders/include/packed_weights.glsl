@@ -8,9 +8,7 @@
 //   AFFINE_BLOCKS is defined where a weight is scale * quant + offset with one scale and offset per block: then
 //   vec4 BlockQuants(block, quants, j) gives the quants, so that a dot product is scaled once per block.
 
-layout(set = 0, binding = 0, std430) readonly buffer Packed4 { uvec4 packed4[]; };
-layout(set = 0, binding = 0, std430) readonly buffer Packed2 { uvec2 packed2[]; };
-layout(set = 0, binding = 0, std430) readonly buffer Packed1 { uint packed1[]; };
+READ_ONLY(0, packed)
 
 #if defined(WEIGHT_F32)
 #define QUANT_VECTORS 8
@@ -51,7 +49,7 @@ uint PlaneIndex(uint row, uint units_per_row, uint unit) {
 int SignedByte(uint word, uint index) { return int(word << (24u - 8u * index)) >> 24; }
 
 uvec4 LoadQuants(PackedPlanes planes, uint row, uint block, uint i) {
-  return packed4[PlaneIndex(row, planes.n_chunks * 2 * QUANT_VECTORS, block * QUANT_VECTORS + i)];
+  return packed_uvec4(PlaneIndex(row, planes.n_chunks * 2 * QUANT_VECTORS, block * QUANT_VECTORS + i));
 }
 
 Block LoadBlock(PackedPlanes planes, uint row, uint block) {
@@ -59,12 +57,12 @@ Block LoadBlock(PackedPlanes planes, uint row, uint block) {
   const uint unit = PlaneIndex(row, planes.n_chunks, block / 2);  // of planes with a unit per chunk
   const uint parity = block % 2;
 #if defined(WEIGHT_Q5_0) || defined(WEIGHT_Q5_1) || defined(WEIGHT_Q5_K)
-  b.high = packed1[planes.high * 4 + unit * 2 + parity];
+  b.high = packed_uint(planes.high * 4 + unit * 2 + parity);
 #elif defined(WEIGHT_Q6_K)
-  b.high = packed2[planes.high * 2 + unit * 2 + parity];
+  b.high = packed_uvec2(planes.high * 2 + unit * 2 + parity);
 #endif
 #if defined(WEIGHT_Q4_0) || defined(WEIGHT_Q5_0) || defined(WEIGHT_Q8_0)
-  b.scale = unpackHalf2x16(packed1[planes.scales * 4 + unit] >> (16 * parity)).x;
+  b.scale = unpackHalf2x16(packed_uint(planes.scales * 4 + unit) >> (16 * parity)).x;
 #if defined(WEIGHT_Q4_0)
   b.offset = -8.0 * b.scale;
 #elif defined(WEIGHT_Q5_0)
@@ -73,7 +71,7 @@ Block LoadBlock(PackedPlanes planes, uint row, uint block) {
   b.offset = 0.0;
 #endif
 #elif defined(WEIGHT_Q4_1) || defined(WEIGHT_Q5_1)
-  const vec2 scale_offset = unpackHalf2x16(packed1[planes.scales * 4 + unit * 2 + parity]);
+  const vec2 scale_offset = unpackHalf2x16(packed_uint(planes.scales * 4 + unit * 2 + parity));
   b.scale = scale_offset.x;
   b.offset = scale_offset.y;
 #elif defined(WEIGHT_Q4_K) || defined(WEIGHT_Q5_K) || defined(WEIGHT_Q6_K)
@@ -81,12 +79,12 @@ Block LoadBlock(PackedPlanes planes, uint row, uint block) {
   const uint super_unit = PlaneIndex(row, planes.n_chunks / 4, block / 8);
   const uint part = block % 8;
 #if defined(WEIGHT_Q6_K)
-  const float d = unpackHalf2x16(packed1[planes.extra * 4 + super_unit]).x;
-  const uint word = packed1[planes.scales * 4 + super_unit * 4 + part / 2] >> (16 * parity);
+  const float d = unpackHalf2x16(packed_uint(planes.extra * 4 + super_unit)).x;
+  const uint word = packed_uint(planes.scales * 4 + super_unit * 4 + part / 2) >> (16 * parity);
   b.scale = d * vec2(SignedByte(word, 0), SignedByte(word, 1));
 #else
   // words.x: d, dmin; the rest: 12 bits for each block, scale and minimum of 6 bits each.
-  const uvec4 words = packed4[planes.scales + super_unit];
+  const uvec4 words = packed_uvec4(planes.scales + super_unit);
   const vec2 d = unpackHalf2x16(words.x);
   const uint at = 12 * part;
   const uint low_word = at < 32 ? words.y : (at < 64 ? words.z : words.w);

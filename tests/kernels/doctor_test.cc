@@ -97,10 +97,9 @@ TEST(Doctor, SubgroupsThatMiscalculateAreNotUsed) {
     EXPECT_FALSE((*wrong)->plan().use_subgroup_shuffle);
     EXPECT_NE((*wrong)->info().notes.at(0).find("off by one; a note"), std::string::npos);
     const DeviceCheck broken = [](VulkanComputeDevice& device) -> Result<std::string> {
-      device.pipelines().OverrideShader("matvec_f32_subgroup",
-                                        BreakShader(FindShader("matvec_f32_subgroup")->words));
-      device.pipelines().OverrideShader("matvec1_f32_subgroup",
-                                        BreakShader(FindShader("matvec1_f32_subgroup")->words));
+      for (const char* name : {"matvec_f32_subgroup", "matvec1_f32_subgroup", "matvec_f32_subgroup_texel"}) {
+        device.pipelines().OverrideShader(name, BreakShader(FindShader(name)->words));
+      }
       return CheckSubgroups(device);
     };
     const auto caught = OpenCheckedDevice(*found, i, false, "", broken);

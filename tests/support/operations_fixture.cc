@@ -32,6 +32,7 @@ std::vector<std::unique_ptr<VulkanComputeDevice>> Open(DeviceMode mode) {
   const auto change = [mode](DeviceFacts& facts, DevicePlan& plan) {
     const bool as_gpu = mode == DeviceMode::kGpu || mode == DeviceMode::kGpuFloor;
     if (as_gpu && facts.type == DeviceType::kCpu) facts.type = DeviceType::kIntegratedGpu;
+    if (as_gpu) plan.max_texels = 0;
     if (mode == DeviceMode::kSmallBuffers) plan.max_binding_bytes = kSmallBufferBytes;
   };
   for (auto& vulkan : OpenTestDevices(floor ? "floor" : "", change)) {
@@ -63,19 +64,24 @@ class OpenDevices : public ::testing::Environment {
     std::set<std::string> used;
     uint32_t lanes = 0;
     bool has_cpu = false;
+    bool has_texels = false;
     for (const auto& [mode, devices] : devices_) {
       for (const auto& device : devices) {
         used.merge(device->pipelines().UsedVariants());
         lanes = std::max(lanes, device->plan().subgroup_width);
         has_cpu = has_cpu || device->is_cpu();
+        has_texels = has_texels || device->plan().max_texels != 0;
       }
     }
     if (used.empty()) return;  // no driver
     for (const ShaderCode& shader : AllShaders()) {
       const std::string name(shader.name);
       if (name.starts_with("fill_") || name.find("_rate_") != std::string::npos) continue;  // no operations
-      if (name.ends_with("_subgroup") && lanes == 0) continue;
-      if (name.starts_with("attend") && name.ends_with("_subgroup") && lanes < 8) continue;
+      const bool is_subgroup = name.find("_subgroup") != std::string::npos;
+      if (is_subgroup && lanes == 0) continue;
+      if (name.starts_with("attend") && is_subgroup && lanes < 8) continue;
+      if (name.ends_with("_texel") && !has_texels) continue;
+      if (name.starts_with("matvec_") && name.ends_with("_subgroup") && has_texels) continue;  // CPUs without
       if (name.starts_with("matvec_") && !has_cpu) continue;  // chosen for CPUs only
       EXPECT_TRUE(used.contains(name)) << name << " was run by no test";
     }

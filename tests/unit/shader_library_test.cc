@@ -25,7 +25,12 @@ std::vector<std::string> ListedVariants() {
   std::vector<std::string> names;
   for (std::string line; std::getline(list, line);) {
     std::istringstream fields(line);
-    if (std::string name; fields >> name && name.front() != '#') names.push_back(name);
+    std::string name;
+    if (!(fields >> name) || name.front() == '#') continue;
+    names.push_back(name);
+    for (std::string field; fields >> field;) {
+      if (field == "+texel") names.push_back(name + "_texel");
+    }
   }
   return names;
 }
@@ -33,8 +38,9 @@ std::vector<std::string> ListedVariants() {
 // <op>_<type>_<path>. A type has the name of its tensor type in lower case.
 bool IsVariantName(const std::string& name) {
   static const std::regex pattern(
-      "[a-z][a-z0-9_]*_(any|u32|i32|f32|f16|bf16|fp8|int8|int4|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k)_[a-z]"
-      "[a-z0-9]*");
+      "[a-z][a-z0-9_]*_(any|u32|i32|f32|f16|bf16|fp8|int8|int4|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k)_("
+      "floor|"
+      "subgroup)(_texel)?");
   return std::regex_match(name, pattern);
 }
 

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+
+#include "runtime/device/vulkan/shader_library.h"
 
 namespace kvrun {
 namespace {
@@ -70,6 +73,13 @@ void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
   }
 }
 
+bool VulkanCommandList::ReadsTexels(const Dispatch& dispatch) const {
+  if (device_.plan().max_texels == 0 || TexelVariant(dispatch.kernel.variant).empty()) return false;
+  return std::all_of(dispatch.storage.begin(), dispatch.storage.end(), [](const Binding& binding) {
+    return binding.access != Access::kRead || binding.memory->texels() != VK_NULL_HANDLE;
+  });
+}
+
 Status VulkanCommandList::Record(const Dispatch& dispatch) {
   const DevicePlan& plan = device_.plan();
   const auto& groups = dispatch.kernel.groups;
@@ -79,21 +89,28 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
             fmt::format("{} needs {} x {} x {} workgroups, more than {} can start", dispatch.kernel.variant,
                         groups[0], groups[1], groups[2], device_.info().name)};
   }
+  const bool reads_texels = ReadsTexels(dispatch);
+  const std::string variant = reads_texels ? TexelVariant(dispatch.kernel.variant) : dispatch.kernel.variant;
+  std::vector<BufferBinding> bindings;
+  uint32_t texel_buffers_mask = 0;
+  for (const Binding& binding : dispatch.storage) {
+    if (reads_texels && binding.access == Access::kRead) texel_buffers_mask |= 1U << bindings.size();
+    bindings.push_back({.buffer = binding.memory->handle(),
+                        .offset = 0,
+                        .length_bytes = binding.memory->size_bytes(),
+                        .texels = binding.memory->texels()});
+  }
   KVRUN_ASSIGN_OR_RETURN(const std::shared_ptr<const ComputePipeline> pipeline,
                          device_.pipelines().Get({
-                             .variant = dispatch.kernel.variant,
+                             .variant = variant,
                              .constants = dispatch.kernel.constants,
                              .storage_buffers = static_cast<uint32_t>(dispatch.storage.size()),
+                             .texel_buffers_mask = texel_buffers_mask,
                              .uniform_buffers = dispatch.step != nullptr ? 1U : 0U,
                              .push_constants_bytes = static_cast<uint32_t>(dispatch.params.size()),
                          }));
   if (std::find(pipelines_.begin(), pipelines_.end(), pipeline) == pipelines_.end())
     pipelines_.push_back(pipeline);
-  std::vector<BufferBinding> bindings;
-  for (const Binding& binding : dispatch.storage) {
-    bindings.push_back(
-        {.buffer = binding.memory->handle(), .offset = 0, .length_bytes = binding.memory->size_bytes()});
-  }
   if (dispatch.step != nullptr) {
     bindings.push_back({.buffer = dispatch.step->memory().handle(),
                         .offset = 0,
@@ -115,7 +132,7 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   vk.vkCmdDispatch(commands_, groups[0], groups[1], groups[2]);
 
   if (timestamps_ && timed_.size() + 1 < timestamps_->capacity()) {
-    timed_.push_back(dispatch.kernel.variant);
+    timed_.push_back(variant);
     timestamps_->RecordWrite(commands_, static_cast<uint32_t>(timed_.size()));
   }
   return Status::Ok();

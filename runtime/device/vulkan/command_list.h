@@ -84,6 +84,8 @@ class VulkanCommandList : public CommandList {
   explicit VulkanCommandList(VulkanComputeDevice& device, CommandPool pool);
 
   Status Record(const Dispatch& dispatch);
+  // Whether the kernel has a variant that reads texels, and all that it reads can be read so.
+  bool ReadsTexels(const Dispatch& dispatch) const;
   Status CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
                        Buffer* output);
   // Attention over the slots, or the window where it is a buffer of its own.

@@ -21,12 +21,13 @@ Result<std::shared_ptr<const ComputePipeline>> PipelineLibrary::Get(const Pipeli
     return Status(StatusCode::kInternal, fmt::format("no shader variant is named {}", shape.variant));
   }
   const auto override = overrides_.find(key.first);
-  const bool is_subgroup = shape.variant.ends_with("_subgroup");
+  const bool is_subgroup = shape.variant.find("_subgroup") != std::string_view::npos;
   const PipelineSpec spec{
       .name = shape.variant,
       .spirv = override != overrides_.end() ? std::span<const uint32_t>(override->second) : code->words,
       .constants = shape.constants,
       .storage_buffers = shape.storage_buffers,
+      .texel_buffers_mask = shape.texel_buffers_mask,
       .uniform_buffers = shape.uniform_buffers,
       .dynamic_uniform_buffers = false,
       .push_constants_bytes = shape.push_constants_bytes,

@@ -23,6 +23,7 @@ struct PipelineShape {
   std::string_view variant;
   std::span<const uint32_t> constants;
   uint32_t storage_buffers = 0;
+  uint32_t texel_buffers_mask = 0;
   uint32_t uniform_buffers = 0;
   uint32_t push_constants_bytes = 0;
 };

@@ -14,7 +14,7 @@ constexpr uint32_t kMaxRankOfManyHeads = 64;
 // A CPU's driver of narrower subgroups (SwiftShader) compiles for minutes what holds z in registers.
 constexpr uint32_t kFewestHoistLanes = 8;
 // A CPU's workgroups take many units each: room in which there is nothing to choose then costs nothing.
-constexpr uint32_t kCpuLocalSize = 16;
+constexpr uint32_t kCpuLocalSize = 8;
 constexpr uint32_t kCpuWorkgroups = 8;
 constexpr uint32_t kGpuLocalSize = 64;
 constexpr uint32_t kGpuWorkgroups = 64;

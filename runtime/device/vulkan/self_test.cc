@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
 
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/self_test_attention.h"
@@ -11,6 +13,7 @@
 #include "runtime/device/vulkan/self_test_index.h"
 #include "runtime/device/vulkan/self_test_run.h"
 #include "runtime/device/vulkan/self_test_slots.h"
+#include "runtime/device/vulkan/shader_library.h"
 
 namespace kvrun {
 namespace {
@@ -154,6 +157,23 @@ void AddMatMuls(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   }
 }
 
+// Names begin with the variants that run, with ", " between them.
+void NameTexelVariants(Checks& checks) {
+  for (KernelCheck& check : checks) {
+    std::string name;
+    size_t begin = 0;
+    while (begin < check.name.size()) {
+      const size_t end = std::min(check.name.find_first_of(" ,", begin), check.name.size());
+      const std::string word = check.name.substr(begin, end - begin);
+      const std::string texel = TexelVariant(word);
+      name += texel.empty() ? word : texel;
+      begin = std::min(check.name.find_first_not_of(" ,", end), check.name.size());
+      name += check.name.substr(end, begin - end);
+    }
+    check.name = name;
+  }
+}
+
 }  // namespace
 
 Result<std::string> CheckSubgroups(VulkanComputeDevice& device) {
@@ -177,6 +197,7 @@ std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
   AddAttentionChecks(plan, is_cpu, checks);
   AddSlotChecks(plan, is_cpu, checks);
   AddIndexChecks(plan, is_cpu, checks);
+  if (plan.max_texels != 0) NameTexelVariants(checks);
   return checks;
 }
 

@@ -14,6 +14,11 @@ const ShaderCode* FindShader(std::string_view name) {
   return found != shaders.end() && found->name == name ? &*found : nullptr;
 }
 
+std::string TexelVariant(std::string_view name) {
+  std::string texel = std::string(name) + "_texel";
+  return FindShader(texel) != nullptr ? texel : "";
+}
+
 uint64_t ShaderSetHash() {
   static const uint64_t hash = [] {
     XXH64_hash_t chained = 0;

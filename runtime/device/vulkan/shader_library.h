@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace kvrun {
@@ -14,6 +15,9 @@ struct ShaderCode {
 
 // Nothing where no variant has this name.
 const ShaderCode* FindShader(std::string_view name);
+// The same kernel with what it only reads in texel buffers: its name with _texel after it; empty if there is
+// none.
+std::string TexelVariant(std::string_view name);
 // Sorted by name.
 std::span<const ShaderCode> AllShaders();
 // One line that names the compiler: some drivers accept the code of some compilers only.
