@@ -1,6 +1,7 @@
 // out[t, column] = row t . side[., column] - bias_float(column): the keys of entries, projected.
 //
-//   ROWS=1  one row; invocations lie along columns, four each, and divide the dimensions
+//   ROWS=1  one row; invocations lie along columns, four each, and divide the dimensions. With DIRECT a workgroup is
+//           COLUMN_LANES invocations, each of which takes all dimensions
 //   ROWS=32 tiles of 32 rows and 32 columns, four by four to an invocation
 //
 // Macros: ROWS; SOURCE_ROWS (float rows), SOURCE_F16 or SOURCE_F32 (the K entries of a KV buffer's first sequence).
@@ -10,8 +11,13 @@
 #include "shared/index_params.h"
 
 #define LOCAL_SIZE 64
-layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
+#if ROWS == 1
+layout(constant_id = 1) const uint DIRECT = 0;  // needs whole vectors of rows: n_dims, row_begin, row_stride
+layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;  // LOCAL_SIZE or COLUMN_LANES
+#else
+layout(local_size_x = LOCAL_SIZE) in;
+#endif
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectKeysParams p; };
 READ_ONLY(0, rows)
@@ -55,6 +61,14 @@ void main() {
   const uint slice = lane / COLUMN_LANES;
   const uint row = gl_WorkGroupID.y;
   vec4 sum = vec4(0.0);
+  if (DIRECT != 0) {
+    for (uint dim = 0; dim < p.n_dims; dim += 4) {
+      const vec4 values = rows_vec4((row * p.row_stride + p.row_begin + dim) / 4);
+      [[unroll]] for (uint d = 0; d < 4; ++d) sum += values[d] * LoadSide(dim + d, column, p.rank);
+    }
+    Store(row, column, sum);
+    return;
+  }
   for (uint dim = slice; dim < p.n_dims; dim += SLICES) sum += LoadRow(row, dim) * LoadSide(dim, column, p.rank);
   partial_sums[lane] = sum;
   barrier();

@@ -2,7 +2,8 @@
 // heads and i, times the column's scale in the index. Heads of one KV head are added up before they are multiplied.
 //
 // A workgroup computes 32 columns of up to four rows that share their KV heads: invocations lie along columns, four
-// each, and divide the dimensions.
+// each, and divide the dimensions. With DIRECT nothing is shared: a workgroup is COLUMN_LANES invocations, each of which
+// takes all dimensions.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -12,8 +13,9 @@
 #define LOCAL_SIZE 32
 #define COLUMN_LANES 8
 #define SLICES (LOCAL_SIZE / COLUMN_LANES)
-layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
+layout(constant_id = 1) const uint DIRECT = 0;          // needs head_dim to be a multiple of 4
+layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;  // LOCAL_SIZE or COLUMN_LANES
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectQueryParams p; };
 READ_ONLY(0, query)
@@ -26,14 +28,36 @@ shared vec4 inputs[LOCAL_SIZE];                 // [dimension]: of four rows
 shared vec4 partial_sums[4 * LOCAL_SIZE];       // [row, slice, lane of a slice]
 #include "include/index_side.glsl"
 
+uint HeadsAdded() { return min(p.n_heads / p.n_rows, p.n_heads / p.n_kv_heads); }
+
+// Where dimension i of the first of a row's heads that are added up is.
+uint InputBegin(uint token, uint row, uint i) {
+  const uint head = token * p.n_heads + row * (p.n_heads / p.n_rows) + i / p.head_dim * HeadsAdded();
+  return head * p.head_dim + i % p.head_dim;
+}
+
 // Dimension i of a row's heads, added up by KV head.
 float Input(uint token, uint row, uint i) {
-  const uint heads = p.n_heads / p.n_rows;
-  const uint added = min(heads, p.n_heads / p.n_kv_heads);
-  const uint head = token * p.n_heads + row * heads + i / p.head_dim * added;
   float value = 0.0;
-  for (uint h = 0; h < added; ++h) value += query_float((head + h) * p.head_dim + i % p.head_dim);
+  for (uint h = 0; h < HeadsAdded(); ++h) value += query_float(InputBegin(token, row, i) + h * p.head_dim);
   return value;
+}
+
+// Dimensions i .. i + 3.
+vec4 InputVector(uint token, uint row, uint i) {
+  vec4 value = vec4(0.0);
+  for (uint h = 0; h < HeadsAdded(); ++h) value += query_vec4((InputBegin(token, row, i) + h * p.head_dim) / 4);
+  return value;
+}
+
+void Store(uint token, uint row, uint column, vec4 sum) {
+  const uint sequence = stepp.tokens[token].sequence;
+  [[unroll]] for (uint i = 0; i < 4; ++i) {
+    if (column + i < p.rank) {
+      z[p.z_begin + (token * p.n_rows + row) * p.rank + column + i] =
+          p.scale * sum[i] * scales_float(sequence * p.rank + column + i);
+    }
+  }
 }
 
 void main() {
@@ -51,6 +75,20 @@ void main() {
 
   vec4 sums[4];
   [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] = vec4(0.0);
+  if (DIRECT != 0) {
+    for (uint dim = 0; dim < n_dims; dim += 4) {
+      vec4 values[4];
+      [[unroll]] for (uint r = 0; r < 4; ++r) values[r] = InputVector(token, row_begin + min(r, n_rows - 1), dim);
+      [[unroll]] for (uint d = 0; d < 4; ++d) {
+        const vec4 side = LoadSide(dim_begin + dim + d, column, p.rank);
+        [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] += values[r][d] * side;
+      }
+    }
+    [[unroll]] for (uint r = 0; r < 4; ++r) {
+      if (r < n_rows) Store(token, row_begin + r, column, sums[r]);
+    }
+    return;
+  }
   for (uint begin = 0; begin < n_dims; begin += LOCAL_SIZE) {
     vec4 input4 = vec4(0.0);
     if (begin + lane < n_dims) {
@@ -76,11 +114,5 @@ void main() {
   [[unroll]] for (uint s = 0; s < SLICES; ++s) {
     sum += partial_sums[r * LOCAL_SIZE + s * COLUMN_LANES + lane % COLUMN_LANES];
   }
-  const uint sequence = stepp.tokens[token].sequence;
-  [[unroll]] for (uint i = 0; i < 4; ++i) {
-    if (r < n_rows && column + i < p.rank) {
-      z[p.z_begin + (token * p.n_rows + row_begin + r) * p.rank + column + i] =
-          p.scale * sum[i] * scales_float(sequence * p.rank + column + i);
-    }
-  }
+  if (r < n_rows) Store(token, row_begin + r, column, sum);
 }

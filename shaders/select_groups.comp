@@ -21,12 +21,7 @@ READ_ONLY(0, scores)
 layout(set = 0, binding = 1, std430) writeonly buffer Chosen { uint chosen[]; };
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
-
-// Order of floats as order of words.
-uint SortableBits(float value) {
-  const uint bits = floatBitsToUint(value);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
+#include "include/score_keys.glsl"
 
 shared uint histogram[BINS];
 shared uint coarse[COARSE];
@@ -36,16 +31,6 @@ shared uint n_wanted;      // and of the scores in it so many are chosen,
 shared uint is_divided;    // or all of them, if this is not 0
 shared uvec2 counts[LOCAL_SIZE];  // of groups that are surely chosen, and of those whose score is the smallest chosen
 shared uvec2 sums[COARSE];
-
-// Sortable scores of groups 4 * vector ..; 0, which none has, for those that are pinned or cannot be chosen.
-uvec4 Keys(uint scores_begin, uint vector, uint first, uint end) {
-  const vec4 values = scores_vec4(scores_begin + vector);
-  const uvec4 keys =
-      uvec4(SortableBits(values.x), SortableBits(values.y), SortableBits(values.z), SortableBits(values.w));
-  const uvec4 groups = 4 * vector + uvec4(0, 1, 2, 3);
-  const bvec4 is_candidate = bvec4(uvec4(greaterThanEqual(groups, uvec4(first))) & uvec4(lessThan(groups, uvec4(end))));
-  return mix(uvec4(0), clamp(keys, 1u, 0xfffffffeu), is_candidate);
-}
 
 // What an invocation's steps over its groups share.
 uint smallest = 0xffffffffu;

@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <utility>
+#include <vector>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -20,6 +22,9 @@ constexpr uint32_t kTileColumns = 32;  // of project_query.comp and project_keys
 constexpr uint32_t kTileQueries = 4;   // of project_query.comp
 constexpr uint32_t kTileRows = 32;     // of project_keys.comp, where there are several
 constexpr uint32_t kFewRows = 8;       // up to so many, rows are projected one by one
+constexpr uint32_t kQueryLocalSize = 32;  // of project_query.comp
+constexpr uint32_t kRowLocalSize = 64;    // of project_keys.comp with ROWS=1
+constexpr uint32_t kDirectLocalSize = 8;  // of both with DIRECT
 
 template <typename Params>
 std::span<const std::byte> Bytes(const Params& params) {
@@ -99,9 +104,11 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                                    .n_rows = score.n_rows,
                                    .z_begin = score.z_begin,
                                    .scale = static_cast<float>(factor / std::sqrt(head_dim))};
+  // On a CPU, what is shared costs more than what is read twice.
+  const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
   const KernelChoice project_kernel{
       .variant = "project_query_f32_floor",
-      .constants = {IsVector(rank)},
+      .constants = {IsVector(rank), is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kQueryLocalSize},
       .groups = {CeilDiv(rank, kTileColumns), score.n_rows / sharing * CeilDiv(sharing, kTileQueries),
                  attention.n_tokens}};
   NoteHostBuffer(AsVulkan(*args.sides.scales));
@@ -158,9 +165,14 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
                                   .n_chosen = args.n_chosen,
                                   .scores_begin = score.scores_begin,
                                   .scores_stride = score.scores_stride};
-  const KernelChoice kernel{.variant = "select_groups_f32_floor",
-                            .constants = {},
-                            .groups = {score.n_lists * args.attention.n_tokens, 1, 1}};
+  const uint32_t n_lists = score.n_lists * args.attention.n_tokens;
+  const KernelChoice kernel = score.narrow_select_lanes != 0
+                                  ? KernelChoice{.variant = "select_groups_narrow_f32_floor",
+                                                 .constants = {score.narrow_select_lanes},
+                                                 .groups = {n_lists, 1, 1}}
+                                  : KernelChoice{.variant = "select_groups_f32_floor",
+                                                 .constants = {},
+                                                 .groups = {n_lists, 1, 1}};
   NoteHostBuffer(AsVulkan(*args.chosen));
   const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(args.chosen), Access::kWrite}};
@@ -173,9 +185,15 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
 Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
                                   const ProjectKeysParams& params, const Buffer* out) {
   const bool one_by_one = source == "rows_f32" && params.n_tokens <= kFewRows;
+  const bool is_direct = device_.is_cpu() && params.n_dims % 4 == 0 && params.row_begin % 4 == 0 &&
+                         params.row_stride % 4 == 0;
+  std::vector<uint32_t> constants = {IsVector(params.rank)};
+  if (one_by_one) {
+    constants.insert(constants.end(), {is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kRowLocalSize});
+  }
   const KernelChoice kernel{
       .variant = fmt::format("project_{}_floor", one_by_one ? "row_f32" : source),
-      .constants = {IsVector(params.rank)},
+      .constants = std::move(constants),
       .groups = {CeilDiv(params.rank, kTileColumns),
                  one_by_one ? params.n_tokens : CeilDiv(params.n_tokens, kTileRows), 1}};
   const std::array storage = {

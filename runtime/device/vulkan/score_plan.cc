@@ -16,6 +16,7 @@ constexpr uint32_t kFewestHoistLanes = 8;
 // A CPU's workgroups take many units each: room in which there is nothing to choose then costs nothing.
 constexpr uint32_t kCpuLocalSize = 8;
 constexpr uint32_t kCpuWorkgroups = 8;
+constexpr uint32_t kMaxNarrowLanes = 32;  // of select_groups_narrow.comp
 constexpr uint32_t kGpuLocalSize = 64;
 constexpr uint32_t kGpuWorkgroups = 64;
 
@@ -52,6 +53,7 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     score.heads = few ? kFewHeads : kManyHeads;
   }
   score.hoist = is_cpu && plan.use_subgroup_shuffle && plan.subgroup_width >= kFewestHoistLanes;
+  if (is_cpu) score.narrow_select_lanes = std::clamp(plan.subgroup_width, kCpuLocalSize, kMaxNarrowLanes);
   score.local_size = is_cpu ? kCpuLocalSize : kGpuLocalSize;
   const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
   const uint32_t wanted = is_cpu ? CeilDiv(kCpuWorkgroups, tiles * n_tokens) : kGpuWorkgroups;

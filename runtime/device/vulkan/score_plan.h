@@ -31,6 +31,7 @@ struct ScorePlan {
   bool hoist = false;  // z into registers
   uint32_t local_size = 0;
   uint32_t workgroups = 0;  // that share a token's entries
+  uint32_t narrow_select_lanes = 0;  // of select_groups_narrow; 0: select_groups
 
   uint32_t list_rows() const { return n_rows / n_lists; }
 };

@@ -316,8 +316,8 @@ void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const cha
           ? fmt::format("score_sum_{}_floor", type)
           : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
   checks.push_back(
-      {fmt::format("rotate_query_f32_floor, project_query_f32_floor, {}, select_groups_f32_floor ({})",
-                   scored, how),
+      {fmt::format("rotate_query_f32_floor, project_query_f32_floor, {}, select_groups{}_f32_floor ({})",
+                   scored, score.narrow_select_lanes != 0 ? "_narrow" : "", how),
        [c](VulkanComputeDevice& device) { return CheckScore(device, c); }});
 }
 
