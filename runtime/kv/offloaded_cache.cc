@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "platform/base/check.h"
-#include "runtime/kv/record_codec.h"
+#include "runtime/device/record_codec.h"
 
 namespace kvrun {
 

@@ -3,10 +3,10 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/device/record_codec.h"
 #include "runtime/kv/host_buffer.h"
 #include "runtime/kv/index_rows.h"
 #include "runtime/kv/offloaded_cache.h"
-#include "runtime/kv/record_codec.h"
 
 namespace kvrun {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/device/record_codec.h"
 #include "runtime/kv/host_buffer.h"
-#include "runtime/kv/record_codec.h"
 
 namespace kvrun {
 

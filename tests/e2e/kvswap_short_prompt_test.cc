@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/device/record_codec.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/offloaded_cache.h"
-#include "runtime/kv/record_codec.h"
 #include "runtime/model/tensor_type.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"

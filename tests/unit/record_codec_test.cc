@@ -1,4 +1,4 @@
-#include "runtime/kv/record_codec.h"
+#include "runtime/device/record_codec.h"
 
 #include <gtest/gtest.h>
 

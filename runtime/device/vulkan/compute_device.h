@@ -92,8 +92,7 @@ class VulkanComputeDevice : public Device {
   std::vector<MemoryPart> MemoryInUse() const override;
   std::vector<OperationTime> TakeOperationTimes() override;
 
-  // The first to.size() bytes of `from`, whatever its use. Waits for all that was submitted; for self-tests.
-  Status Download(const Buffer& from, std::span<std::byte> to);
+  Status Download(const Buffer& from, std::span<std::byte> to) override;
 
   const VulkanDevice& vulkan() const { return *vulkan_; }
   const DevicePlan& plan() const { return vulkan_->plan(); }

@@ -1,0 +1,58 @@
+#include "runtime/device/host/host_cores.h"
+
+#include <fmt/format.h>
+#include <hwy/targets.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <bit>
+#include <fstream>
+#include <string_view>
+
+namespace kvrun::host {
+namespace {
+
+// In kHz; 0 where the system does not say.
+uint64_t HighestClock(uint32_t core) {
+  std::ifstream file(fmt::format("/sys/devices/system/cpu/cpu{}/cpufreq/cpuinfo_max_freq", core));
+  uint64_t khz = 0;
+  file >> khz;
+  return file ? khz : 0;
+}
+
+}  // namespace
+
+std::vector<uint32_t> PerformanceCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<uint32_t> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (uint32_t core = 0; core < CPU_SETSIZE; ++core) {
+      if (CPU_ISSET(core, &set)) cores.push_back(core);
+    }
+  }
+  if (cores.empty()) return {0};
+  uint64_t fastest = 0;
+  for (const uint32_t core : cores) fastest = std::max(fastest, HighestClock(core));
+  // Cores of one kind may differ by a few percent.
+  std::erase_if(cores, [fastest](uint32_t core) { return HighestClock(core) < fastest / 10 * 9; });
+  return cores;
+}
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("model name")) continue;
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "CPU";
+}
+
+std::string InstructionSet() {
+  // Highway orders targets by bits, the best lowest.
+  const auto supported = static_cast<uint64_t>(hwy::SupportedTargets());
+  return hwy::TargetName(static_cast<int64_t>(uint64_t{1} << std::countr_zero(supported)));
+}
+
+}  // namespace kvrun::host

@@ -1,0 +1,234 @@
+#include "runtime/device/host/host_device.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <system_error>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/host/host_command_list.h"
+#include "runtime/device/host/host_cores.h"
+#include "runtime/device/host/operations.h"
+
+namespace kvrun::host {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+constexpr uint64_t kSlackBytes = 256;  // of zeros after each buffer
+
+}  // namespace
+
+void MemoryAccount::Add(std::string_view part, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = bytes_.find(part);
+  if (found != bytes_.end())
+    found->second += bytes;
+  else
+    bytes_.emplace(part, bytes);
+}
+
+void MemoryAccount::Remove(std::string_view part, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto found = bytes_.find(part);
+  KVRUN_CHECK(found != bytes_.end() && found->second >= bytes);
+  found->second -= bytes;
+  if (found->second == 0) bytes_.erase(found);
+}
+
+std::vector<Device::MemoryPart> MemoryAccount::Parts() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Device::MemoryPart> parts;
+  for (const auto& [part, bytes] : bytes_) parts.push_back({part, bytes});
+  return parts;
+}
+
+Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryAccount> account,
+                                                         std::string_view part, uint64_t size_bytes) {
+  auto* data = static_cast<std::byte*>(::operator new[](size_bytes + kSlackBytes, kAlignment, std::nothrow));
+  if (data == nullptr) {
+    return Status(StatusCode::kOutOfMemory,
+                  fmt::format("no memory for {} ({})", part, FormatBytes(size_bytes)));
+  }
+  std::memset(data, 0, size_bytes + kSlackBytes);
+  return std::unique_ptr<HostMemory>(new HostMemory(std::move(account), part, data, size_bytes));
+}
+
+HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::byte* data,
+                       uint64_t size_bytes)
+    : account_(std::move(account)), part_(part), data_(data), size_bytes_(size_bytes) {
+  account_->Add(part_, size_bytes_ + kSlackBytes);
+}
+
+HostMemory::~HostMemory() {
+  account_->Remove(part_, size_bytes_ + kSlackBytes);
+  ::operator delete[](data_, kAlignment);
+}
+
+Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
+  std::unique_ptr<HostDevice> device(new HostDevice(options));
+  try {
+    device->thread_ = std::thread([raw = device.get()] { raw->Main(); });
+  } catch (const std::system_error& error) {
+    return StatusFromErrno(error.code().value(), "starting the thread of the CPU as a device");
+  }
+  return device;
+}
+
+HostDevice::HostDevice(const HostDeviceOptions& options)
+    : options_(options),
+      pool_(options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(PerformanceCores().size())) {
+  info_.name = CpuName();
+  info_.kind = "cpu";
+  info_.driver = "kvrun host";
+  info_.plan = fmt::format("{} thread{}, {}, {}", pool_.size(), pool_.size() == 1 ? "" : "s",
+                           InstructionSet(), options.exact ? "float activations" : "activations of 8 bits");
+  if (!options.note.empty()) info_.notes.push_back(options.note);
+  info_.is_cpu = true;
+  info_.max_buffer_bytes = std::numeric_limits<uint32_t>::max();
+}
+
+HostDevice::~HostDevice() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<std::unique_ptr<Buffer>> HostDevice::CreateBuffer(uint64_t size_bytes, BufferUse use,
+                                                         std::string_view part) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
+                         HostMemory::Allocate(account_, part, size_bytes));
+  return std::unique_ptr<Buffer>(new HostBuffer(std::move(memory), size_bytes, use));
+}
+
+Result<std::unique_ptr<Buffer>> HostDevice::CreateConstants(std::span<const float> values,
+                                                            std::string_view part) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
+                         CreateBuffer(values.size_bytes(), BufferUse::kDevice, part));
+  std::memcpy(Data<std::byte>(buffer.get()), values.data(), values.size_bytes());
+  return buffer;
+}
+
+Result<std::unique_ptr<Matrix>> HostDevice::CreateMatrix(TensorType type, uint32_t n_cols,
+                                                         std::span<const MatrixSource> sources) {
+  return PackMatrix(account_, pool_, type, n_cols, sources);
+}
+
+uint64_t HostDevice::AttendScratchBytes(const AttentionArgs& args) const {
+  return host::AttendScratchBytes(pool_, args);
+}
+
+uint64_t HostDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& args) const {
+  return host::AttendSlotsScratchBytes(pool_, args);
+}
+
+uint64_t HostDevice::ScoreScratchBytes(const ScoreArgs& args) const {
+  return host::ScoreScratchBytes(pool_, args);
+}
+
+Result<std::unique_ptr<CommandList>> HostDevice::CreateCommandList() {
+  return std::unique_ptr<CommandList>(std::make_unique<HostCommandList>(*this));
+}
+
+Result<uint64_t> HostDevice::Submit(CommandList& list, uint64_t wait_host) {
+  uint64_t value = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    value = ++last_value_;
+    queue_.push_back({static_cast<const HostCommandList*>(&list), value, wait_host});
+  }
+  changed_.notify_all();
+  return value;
+}
+
+uint64_t HostDevice::ReserveHostValues(uint32_t count) {
+  const std::lock_guard lock(mutex_);
+  const uint64_t first = last_host_value_ + 1;
+  last_host_value_ += count;
+  return first;
+}
+
+Status HostDevice::SignalHost(uint64_t value) {
+  {
+    const std::lock_guard lock(mutex_);
+    host_value_ = std::max(host_value_, value);
+  }
+  changed_.notify_all();
+  return Status::Ok();
+}
+
+Status HostDevice::Wait(uint64_t value) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return completed_ >= value; });
+  return Status::Ok();
+}
+
+Result<uint64_t> HostDevice::Completed() {
+  const std::lock_guard lock(mutex_);
+  return completed_;
+}
+
+// What was submitted is carried out even while stopping: whoever waits for it must come back.
+void HostDevice::Main() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] {
+      return (!queue_.empty() && queue_.front().wait_host <= host_value_) || (stopping_ && queue_.empty());
+    });
+    if (queue_.empty()) return;
+    const Submitted next = queue_.front();
+    queue_.pop_front();
+    lock.unlock();
+    Execute(*next.list);
+    lock.lock();
+    completed_ = next.value;
+    changed_.notify_all();
+  }
+}
+
+void HostDevice::Execute(const HostCommandList& list) {
+  for (const HostOperation& operation : list.operations()) {
+    if (!options_.profile) {
+      operation.run(pool_);
+      continue;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    operation.run(pool_);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    const std::lock_guard lock(mutex_);
+    OperationTime& time = times_[std::string(operation.name)];
+    time.name = operation.name;
+    ++time.count;
+    time.milliseconds += took.count();
+  }
+}
+
+std::vector<OperationTime> HostDevice::TakeOperationTimes() {
+  const std::lock_guard lock(mutex_);
+  std::vector<OperationTime> times;
+  for (auto& [name, time] : times_) times.push_back(std::move(time));
+  times_.clear();
+  return times;
+}
+
+Status HostDevice::Download(const Buffer& from, std::span<std::byte> to) {
+  uint64_t last = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    last = last_value_;
+  }
+  KVRUN_RETURN_IF_ERROR(Wait(last));
+  std::memcpy(to.data(), Data<std::byte>(&from), to.size());
+  return Status::Ok();
+}
+
+}  // namespace kvrun::host

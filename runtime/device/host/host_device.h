@@ -1,0 +1,156 @@
+// The CPU as a device: the operations of runtime/device/device.h on threads of this process.
+//
+// A submitted list is carried out by the device's own thread (worker 0 of a ThreadPool), operation after
+// operation, each divided among the workers. Buffers are this process's memory: host() of every use but
+// kDevice, Flush and Invalidate have nothing to do.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/device/host/thread_pool.h"
+
+namespace kvrun::host {
+
+// What buffers and matrices of one device hold, by part. Thread-safe.
+class MemoryAccount {
+ public:
+  void Add(std::string_view part, uint64_t bytes);
+  void Remove(std::string_view part, uint64_t bytes);
+  std::vector<Device::MemoryPart> Parts() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, uint64_t, std::less<>> bytes_;
+};
+
+// Memory of an account: zeros, 64-byte aligned, and 256 bytes of zeros after it.
+class HostMemory {
+ public:
+  static Result<std::unique_ptr<HostMemory>> Allocate(std::shared_ptr<MemoryAccount> account,
+                                                      std::string_view part, uint64_t size_bytes);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  uint64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::byte* data,
+             uint64_t size_bytes);
+
+  std::shared_ptr<MemoryAccount> account_;
+  std::string part_;
+  std::byte* data_;
+  uint64_t size_bytes_;
+};
+
+class HostBuffer : public Buffer {
+ public:
+  HostBuffer(std::unique_ptr<HostMemory> memory, uint64_t size_bytes, BufferUse use)
+      : Buffer(size_bytes), memory_(std::move(memory)), use_(use) {}
+
+  std::span<std::byte> host() override {
+    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : std::span(memory_->data(), size_bytes_);
+  }
+  Status Flush(uint64_t, uint64_t) override { return Status::Ok(); }
+  Status Invalidate(uint64_t, uint64_t) override { return Status::Ok(); }
+  // Whatever the use: for operations.
+  std::byte* data() const { return memory_->data(); }
+
+ private:
+  std::unique_ptr<HostMemory> memory_;
+  BufferUse use_;
+};
+
+// A buffer's content, for operations. `T` is what the operation's arguments say that it holds.
+template <typename T>
+T* Data(Buffer* buffer) {
+  return reinterpret_cast<T*>(static_cast<HostBuffer*>(buffer)->data());
+}
+template <typename T>
+const T* Data(const Buffer* buffer) {
+  return reinterpret_cast<const T*>(static_cast<const HostBuffer*>(buffer)->data());
+}
+
+struct HostDeviceOptions {
+  uint32_t n_threads = 0;  // 0: one for each performance core
+  bool exact = false;      // activations stay float in matrix products; else they are rounded to 8 bits
+  bool profile = false;
+  std::string note;  // of the choice of device, for DeviceInfo::notes; may be empty
+};
+
+class HostCommandList;
+
+class HostDevice : public Device {
+ public:
+  static Result<std::unique_ptr<HostDevice>> Create(const HostDeviceOptions& options);
+  ~HostDevice() override;
+
+  const DeviceInfo& info() const override { return info_; }
+  Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
+                                               std::string_view part) override;
+  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
+                                                  std::string_view part) override;
+  Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
+                                               std::span<const MatrixSource> sources) override;
+  uint64_t AttendScratchBytes(const AttentionArgs& args) const override;
+  uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) const override;
+  uint64_t ScoreScratchBytes(const ScoreArgs& args) const override;
+  Result<std::unique_ptr<CommandList>> CreateCommandList() override;
+  Result<uint64_t> Submit(CommandList& list, uint64_t wait_host = 0) override;
+  uint64_t ReserveHostValues(uint32_t count) override;
+  Status SignalHost(uint64_t value) override;
+  Status Wait(uint64_t value) override;
+  Result<uint64_t> Completed() override;
+  Status DropUnusedKernels() override { return Status::Ok(); }
+  std::vector<MemoryPart> MemoryInUse() const override { return account_->Parts(); }
+  std::vector<OperationTime> TakeOperationTimes() override;
+  Status Download(const Buffer& from, std::span<std::byte> to) override;
+
+  bool exact() const { return options_.exact; }
+  ThreadPool& pool() { return pool_; }
+
+ private:
+  struct Submitted {
+    const HostCommandList* list;
+    uint64_t value;
+    uint64_t wait_host;
+  };
+
+  explicit HostDevice(const HostDeviceOptions& options);
+  void Main();
+  void Execute(const HostCommandList& list);
+
+  HostDeviceOptions options_;
+  DeviceInfo info_;
+  std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
+  ThreadPool pool_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<Submitted> queue_;
+  uint64_t last_value_ = 0;
+  uint64_t completed_ = 0;
+  uint64_t last_host_value_ = 0;
+  uint64_t host_value_ = 0;
+  bool stopping_ = false;
+  std::map<std::string, OperationTime> times_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace kvrun::host

@@ -1,0 +1,64 @@
+// What the host device's operations are made of: one function for each of CommandList's, with its arguments
+// (runtime/device/device.h says what they hold). Each divides its work among the pool's workers; none
+// allocates but by ThreadPool::Scratch.
+//
+// Kernels are compiled for several instruction sets (Highway's foreach_target) and chosen at run time. Sums
+// are in a fixed order: results do not depend on the time of day, but may on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/device/host/host_device.h"
+#include "runtime/device/host/thread_pool.h"
+
+namespace kvrun::host {
+
+// elementwise.cc
+void RmsNorm(ThreadPool& pool, const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
+             uint32_t n_cols, Buffer* out);
+void SwiGlu(ThreadPool& pool, const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out);
+void GatherRows(ThreadPool& pool, const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
+                Buffer* out);
+
+// matrix.cc, matmul.cc: packed weights, and products with them.
+Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> account, ThreadPool& pool,
+                                           TensorType type, uint32_t n_cols,
+                                           std::span<const MatrixSource> sources);
+// exact: float activations; else activations are rounded to 8 bits, in blocks of 32 with a scale each.
+void MatMul(ThreadPool& pool, const MatMulArgs& args, bool exact);
+void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out);
+
+// attention.cc: KV in memory.
+void RopeAndStore(ThreadPool& pool, const AttentionArgs& args);
+uint64_t AttendScratchBytes(const ThreadPool& pool, const AttentionArgs& args);
+void Attend(ThreadPool& pool, const AttentionArgs& args);
+void FinishAttention(ThreadPool& pool, const AttentionArgs& args);
+
+// slots.cc, records.cc: KV in records.
+void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args);
+uint64_t AttendSlotsScratchBytes(const ThreadPool& pool, const SlotAttentionArgs& args);
+void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args);
+void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
+                   uint32_t n_groups, const KvRecordShape& record, Buffer* records);
+void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
+                   uint32_t first_token, const KvShape& kv_shape, Buffer* kv);
+
+// index.cc: scores, choice and upkeep of the index; sums for adapters.
+uint64_t ScoreScratchBytes(const ThreadPool& pool, const ScoreArgs& args);
+void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args);
+void AppendIndex(ThreadPool& pool, const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
+                 uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
+                 const IndexShape& shape, Buffer* index);
+void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
+                 uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out);
+void AccumulateGram(ThreadPool& pool, const GramArgs& args);
+
+// rates.cc: bounds for benchmarks.
+void AluRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values);
+void ReadRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values);
+
+}  // namespace kvrun::host
