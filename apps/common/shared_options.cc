@@ -37,12 +37,23 @@ void AddModelOption(OptionSet* set, SharedOptions* shared) {
 }
 
 void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
-  set->Text("--device", &shared->device, "DEVICE",
-            "auto (default), vulkan, a part of a device's name, or its index in `kvrun devices`");
+  set->Text(
+      "--device", &shared->device, "DEVICE",
+      "auto (default), vulkan, host (the CPU itself), a part of a device's name, or its index in `kvrun "
+      "devices`");
+}
+
+void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
+  AddDeviceOption(set, shared);
+  set->Number("--threads", &shared->threads, 0, KVRUN_MAX_THREADS,
+              "with --device host: threads that compute (default 0: one for each performance core)");
+  set->Flag(
+      "--exact", &shared->exact,
+      "with --device host: activations stay float, as on Vulkan, and are not rounded to 8 bits; slower");
 }
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
-  AddDeviceOption(set, shared);
+  AddDeviceOptions(set, shared);
   set->Number("--ctx", &shared->ctx, 0, kMaxU32,
               fmt::format("tokens of context per sequence (default 0: {})", default_context));
   set->Flag("--profile", &shared->profile, "time each operation on the device");
@@ -84,6 +95,8 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
   options.device = shared.device.c_str();
   options.validation = shared.validation ? 1 : 0;
   options.profile = shared.profile ? 1 : 0;
+  options.exact = shared.exact ? 1 : 0;
+  options.n_threads = shared.threads;
   options.progress = Progress::Callback;
   options.progress_user = progress;
   LoadedEngine loaded{CreateEngine(model, options), Json()};

@@ -15,7 +15,9 @@ struct SharedOptions {
   std::string model;
   std::string device = "auto";
   std::string progress = "auto";
-  uint32_t ctx = 0;  // 0: chosen by the command
+  uint32_t ctx = 0;      // 0: chosen by the command
+  uint32_t threads = 0;  // 0: chosen by the library
+  bool exact = false;
   bool validation = false;
   bool profile = false;
   bool quiet = false;
@@ -27,7 +29,9 @@ inline constexpr const char* kContextAsNeeded = "what the job needs, at most wha
 
 void AddModelOption(OptionSet* set, SharedOptions* shared);
 void AddDeviceOption(OptionSet* set, SharedOptions* shared);
-// --device, --ctx, --profile, --validation, --kv-method and the others of its kind.
+// --device, --threads, --exact.
+void AddDeviceOptions(OptionSet* set, SharedOptions* shared);
+// The same, --ctx, --profile, --validation, --kv-method and the others of its kind.
 // `default_context` says what a --ctx of 0 means.
 void AddEngineOptions(OptionSet* set, SharedOptions* shared,
                       const std::string& default_context = kContextAsNeeded);

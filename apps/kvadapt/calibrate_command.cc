@@ -160,7 +160,7 @@ Command AddCalibrateCommand(CLI::App* program) {
               "texts are cut into pieces of at most N tokens (default 0: what the model was trained with, at "
               "most 8192 and what 512 MiB of KV hold)");
   set->Text("-o,--output", &options->output, "FILE", "the adapter to write, a GGUF file (required)");
-  AddDeviceOption(set.get(), &options->shared);
+  AddDeviceOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return RunCalibrate(*options); }};
 }

@@ -204,7 +204,7 @@ Command AddBenchCommand(CLI::App* program) {
   set->Exclude("--model", "--shape");
   set->Number("--layers", &options->layers, 1, 1024, "with --shape: so many layers (default: the shape's)");
   AddWorkOptions(set.get(), options.get());
-  AddDeviceOption(set.get(), &options->shared);
+  AddDeviceOptions(set.get(), &options->shared);
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
   AddKvOptions(set.get(), &options->shared.kv);

@@ -19,9 +19,11 @@ std::string FieldText(const Json& object, const char* key) {
 }
 
 std::string DeviceText(const Json& device) {
-  std::string text = fmt::format("{:>3}  {}\n     {}, Vulkan {}, driver {}", FieldText(device, "index"),
-                                 FieldText(device, "name"), FieldText(device, "kind"),
-                                 FieldText(device, "api_version"), FieldText(device, "driver"));
+  const std::string version = FieldText(device, "api_version");  // empty where Vulkan is not used
+  std::string text =
+      fmt::format("{:>3}  {}\n     {}, {}driver {}", FieldText(device, "index"), FieldText(device, "name"),
+                  FieldText(device, "kind"), version.empty() ? "" : fmt::format("Vulkan {}, ", version),
+                  FieldText(device, "driver"));
   if (const Json memory = device.value("memory_bytes", Json()); memory.is_number()) {
     text += ", " + FormatBytes(memory.get<uint64_t>());
   }

@@ -10,6 +10,8 @@ using kvrun::Status;
 using kvrun::capi::CheckNotNull;
 using kvrun::capi::Guard;
 
+static_assert(KVRUN_MAX_THREADS == kvrun::kMaxThreads);
+
 extern "C" {
 
 void kvrun_engine_options_init(kvrun_engine_options* options) {
@@ -31,6 +33,8 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
     if (given.device != nullptr && *given.device != '\0') engine_options.device.device = given.device;
     engine_options.device.validation = given.validation != 0;
     engine_options.device.profile = given.profile != 0;
+    engine_options.device.exact = given.exact != 0;
+    engine_options.device.n_threads = given.n_threads;
     engine_options.progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_LOAD);
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Engine> created,

@@ -16,17 +16,22 @@ struct DeviceListing {
   uint32_t index = 0;
   std::string name;
   std::string kind;
-  std::string api_version;
+  std::string api_version;  // of Vulkan; empty where that is not used
   std::string driver;
-  uint64_t memory_bytes = 0;  // the largest heap
+  uint64_t memory_bytes = 0;  // the largest heap, or the machine's memory
   bool usable = false;
   std::string reason;  // why not usable
 };
 
+inline constexpr uint32_t kMaxThreads = 1024;
+
 struct OpenDeviceOptions {
-  std::string device = "auto";  // "auto", "vulkan", a part of a name, or an index
+  std::string device = "auto";  // "auto", "vulkan", "host", a part of a name, or an index
   bool validation = false;
   bool profile = false;
+  // Of the CPU as a device alone:
+  uint32_t n_threads = 0;  // at most kMaxThreads; 0: one for each performance core
+  bool exact = false;      // activations stay float in matrix products
 };
 
 struct SelfTestResult {
@@ -44,11 +49,12 @@ struct DoctorReport {
   std::vector<SelfTestResult> tests;
 };
 
-// Empty, and ok, where there is no device or no Vulkan loader.
+// Vulkan's devices, of which there may be none, then the CPU.
 Result<std::vector<DeviceListing>> ListDevices();
-// What the device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
+// What a Vulkan device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
-// Runs every self-test on the devices named (empty: all). `progress(done, total)` answers true to cancel.
+// Runs every self-test on the Vulkan devices named (empty: all). `progress(done, total)` answers true to
+// cancel. The CPU as a device has none: kUnsupported.
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
                                             const std::function<bool(size_t, size_t)>& progress);
 

@@ -63,13 +63,6 @@ class Api : public ::testing::Test {
     kvrun_model_close(model_);
   }
 
-  static kvrun_engine_options EngineOptionsHere() {
-    kvrun_engine_options options;
-    kvrun_engine_options_init(&options);
-    options.device = std::getenv("KVRUN_DEVICE");
-    return options;
-  }
-
   kvrun_session* MakeSession(uint32_t n_sequences = 1, uint32_t n_ctx = 128) {
     kvrun_session_options options;
     kvrun_session_options_init(&options);

@@ -46,9 +46,7 @@ class Opened {
  public:
   explicit Opened(const std::string& path) {
     EXPECT_EQ(kvrun_model_open(path.c_str(), &model_), KVRUN_OK) << kvrun_last_error();
-    kvrun_engine_options options;
-    kvrun_engine_options_init(&options);
-    options.device = std::getenv("KVRUN_DEVICE");
+    const kvrun_engine_options options = EngineOptionsHere();
     EXPECT_EQ(kvrun_engine_create(model_, &options, &engine_), KVRUN_OK) << kvrun_last_error();
   }
   ~Opened() {

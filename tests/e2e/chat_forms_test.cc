@@ -114,9 +114,7 @@ class ChatForms : public ::testing::TestWithParam<size_t> {
 
   // The text and ids of a greedy answer to a context.
   std::pair<std::string, Ids> AnswerTo(const Ids& context) const {
-    kvrun_engine_options engine_options;
-    kvrun_engine_options_init(&engine_options);
-    engine_options.device = std::getenv("KVRUN_DEVICE");
+    const kvrun_engine_options engine_options = EngineOptionsHere();
     kvrun_engine* engine = nullptr;
     EXPECT_EQ(kvrun_engine_create(model_, &engine_options, &engine), KVRUN_OK) << kvrun_last_error();
     kvrun_session_options session_options;

@@ -155,8 +155,39 @@ TEST_F(CliReal, DevicesNamesTheDevice) {
 TEST_F(CliReal, NoDriverIsSaid) {
   const std::vector<std::string> none = {"VK_DRIVER_FILES=/nonexistent.json",
                                          "VK_ICD_FILENAMES=/nonexistent.json", "KVRUN_VALIDATION="};
-  ExpectFailure(Cli({"run", "-m", path_, "-p", "x"}, none), "no Vulkan driver is installed");
-  ExpectFailure(Cli({"devices"}, none), "no Vulkan device was found");
+  ExpectFailure(Cli({"run", "-m", path_, "-p", "x", "--device", "vulkan"}, none),
+                "no Vulkan driver is installed");
+  ExpectFailure(Cli({"doctor"}, none), "no Vulkan driver is installed");
+}
+
+// No Vulkan is no lack: the CPU is there.
+TEST_F(CliReal, TheCpuIsListedWithoutADriver) {
+  const std::vector<std::string> none = {"VK_DRIVER_FILES=/dev/null", "VK_ICD_FILENAMES=/dev/null",
+                                         "KVRUN_VALIDATION="};
+  const ProgramResult listed = Cli({"devices", "--json"}, none);
+  ASSERT_EQ(listed.exit_code, 0) << listed.err;
+  const Json devices = Json::parse(listed.out);
+  ASSERT_EQ(devices.size(), 1U) << listed.out;
+  EXPECT_EQ(devices[0]["index"], 0);
+  EXPECT_EQ(devices[0]["kind"], "cpu");
+  EXPECT_EQ(devices[0]["driver"], "kvrun host");
+  EXPECT_EQ(devices[0]["api_version"], "");
+  EXPECT_EQ(devices[0]["usable"], true);
+  EXPECT_GT(devices[0]["memory_bytes"].get<uint64_t>(), uint64_t{1} << 26);
+  EXPECT_EQ(Cli({"devices"}, none).out.find("Vulkan"), std::string::npos);
+  ExpectFailure(Cli({"doctor", "--device", "host"}, none), "no self-tests");
+  ExpectFailure(Cli({"run", "-m", path_, "-p", "x", "--device", "nonsense"}, none),
+                devices[0]["name"].get<std::string>());
+}
+
+TEST_F(CliReal, TheCpuIsListedLast) {
+  const ProgramResult listed = Cli({"devices", "--json"});
+  ASSERT_EQ(listed.exit_code, 0) << listed.err;
+  const Json devices = Json::parse(listed.out);
+  for (size_t i = 0; i < devices.size(); ++i) {
+    EXPECT_EQ(devices[i]["index"], i);
+    EXPECT_EQ(devices[i]["driver"] == "kvrun host", i + 1 == devices.size()) << devices[i];
+  }
 }
 
 TEST_F(CliReal, ADeviceThatIsNotThereIsNamed) {

@@ -26,7 +26,7 @@ std::vector<std::pair<std::string, Environment>> Drivers() {
   std::vector<std::pair<std::string, Environment>> drivers;
   const auto add = [&](const std::string& name, const std::string& icd, const Environment& more) {
     if (!std::filesystem::exists(icd)) return;
-    Environment environment = {"VK_DRIVER_FILES=" + icd, "VK_ICD_FILENAMES=" + icd};
+    Environment environment = {"VK_DRIVER_FILES=" + icd, "VK_ICD_FILENAMES=" + icd, "KVRUN_DEVICE=vulkan"};
     environment.insert(environment.end(), more.begin(), more.end());
     drivers.emplace_back(name, environment);
   };

@@ -1,12 +1,13 @@
 #include "tests/support/engine_fixture.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include "platform/base/check.h"
-#include "runtime/device/open_device.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun::testing {
@@ -20,17 +21,47 @@ double LogSumExp(std::span<const float> row) {
   return maximum + std::log(sum);
 }
 
+// Null where it is not set, or empty.
+const char* Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
 size_t ArgMax(std::span<const float> row) {
   return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
 }
 
 }  // namespace
 
+OpenDeviceOptions DeviceOptionsHere() {
+  OpenDeviceOptions options;
+  if (const char* name = Variable("KVRUN_DEVICE"); name != nullptr) options.device = name;
+  if (const char* threads = Variable("KVRUN_THREADS"); threads != nullptr) {
+    const std::string_view text = threads;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.n_threads);
+    KVRUN_CHECK(error == std::errc() && end == text.data() + text.size());
+  }
+  if (const char* exact = Variable("KVRUN_EXACT"); exact != nullptr) {
+    const std::string_view text = exact;
+    KVRUN_CHECK(text == "0" || text == "1");
+    options.exact = text == "1";
+  }
+  return options;
+}
+
+kvrun_engine_options EngineOptionsHere() {
+  const OpenDeviceOptions here = DeviceOptionsHere();
+  kvrun_engine_options options;
+  kvrun_engine_options_init(&options);
+  options.device = Variable("KVRUN_DEVICE");
+  options.n_threads = here.n_threads;
+  options.exact = here.exact ? 1 : 0;
+  return options;
+}
+
 Device* SharedDevice() {
   static const std::unique_ptr<Device> device = []() -> std::unique_ptr<Device> {
-    OpenDeviceOptions options;
-    if (const char* name = std::getenv("KVRUN_DEVICE"); name != nullptr) options.device = name;
-    Result<std::unique_ptr<Device>> opened = OpenDevice(options);
+    Result<std::unique_ptr<Device>> opened = OpenDevice(DeviceOptionsHere());
     if (!opened.ok()) {
       std::fprintf(stderr, "no device: %s\n", opened.status().message().c_str());
       return nullptr;

@@ -8,12 +8,19 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/device/open_device.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/include/kvrun/kvrun.h"
 #include "runtime/model/model.h"
 
 namespace kvrun::testing {
 
-// The device of $KVRUN_DEVICE (default "auto"); null where there is none, and the test should skip.
+// What $KVRUN_DEVICE (default "auto"), $KVRUN_THREADS and $KVRUN_EXACT say, as the program reads them; the
+// second points to the environment.
+OpenDeviceOptions DeviceOptionsHere();
+kvrun_engine_options EngineOptionsHere();
+
+// The device that they say; null where there is none, and the test should skip.
 Device* SharedDevice();
 
 // A model on the shared device.

@@ -93,7 +93,9 @@ const char* kvrun_status_name(kvrun_status status) {
 kvrun_status kvrun_devices_json(char** json) {
   if (std::getenv("FAKE_NO_DEVICE") != nullptr) return HandOut("[]", json);
   return HandOut(R"([{"index": 0, "name": "Fake GPU", "kind": "cpu", "api_version": "1.1", "driver": "fake 1",
-                      "memory_bytes": 1073741824, "usable": true, "reason": ""}])",
+                      "memory_bytes": 1073741824, "usable": true, "reason": ""},
+                     {"index": 1, "name": "Fake CPU", "kind": "cpu", "api_version": "", "driver": "fake host",
+                      "memory_bytes": 2147483648, "usable": true, "reason": ""}])",
                  json);
 }
 
@@ -190,17 +192,18 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
       return Fail(KVRUN_CANCELLED, "cancelled");
     }
   }
-  *engine =
-      new kvrun_engine{model, options->device == nullptr ? "auto" : options->device, options->profile != 0};
+  *engine = new kvrun_engine{model, options->device == nullptr ? "auto" : options->device,
+                             options->profile != 0, options->exact != 0, options->n_threads};
   return KVRUN_OK;
 }
 void kvrun_engine_destroy(kvrun_engine* engine) { delete engine; }
 
 kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
+  nlohmann::json notes = {"tiles of 4"};
+  if (engine->n_threads != 0) notes.push_back(fmt::format("{} threads", engine->n_threads));
+  if (engine->exact) notes.push_back("float activations");
   return HandOut(
-      nlohmann::json{{"device", "Fake " + engine->device}, {"is_cpu", true}, {"notes", {"tiles of 4"}}}
-          .dump(),
-      json);
+      nlohmann::json{{"device", "Fake " + engine->device}, {"is_cpu", true}, {"notes", notes}}.dump(), json);
 }
 
 void kvrun_session_options_init(kvrun_session_options* options) {

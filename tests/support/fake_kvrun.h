@@ -18,6 +18,8 @@ struct kvrun_engine {
   const kvrun_model* model;
   std::string device;
   bool profile;
+  bool exact;
+  uint32_t n_threads;
 };
 
 namespace kvrun::fake {

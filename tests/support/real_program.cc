@@ -9,9 +9,20 @@
 namespace kvrun::testing {
 namespace {
 
-constexpr std::string_view kPassedOn[] = {
-    "VK_",   "LP_",           "MESA_",          "KVRUN_VALIDATION=", "KVRUN_DEVICE_CLAMP=", "KVRUN_DEVICE=",
-    "HOME=", "ASAN_OPTIONS=", "UBSAN_OPTIONS=", "TSAN_OPTIONS=",     "LD_LIBRARY_PATH=",    "XDG_"};
+constexpr std::string_view kPassedOn[] = {"VK_",
+                                          "LP_",
+                                          "MESA_",
+                                          "KVRUN_VALIDATION=",
+                                          "KVRUN_DEVICE_CLAMP=",
+                                          "KVRUN_DEVICE=",
+                                          "KVRUN_THREADS=",
+                                          "KVRUN_EXACT=",
+                                          "HOME=",
+                                          "ASAN_OPTIONS=",
+                                          "UBSAN_OPTIONS=",
+                                          "TSAN_OPTIONS=",
+                                          "LD_LIBRARY_PATH=",
+                                          "XDG_"};
 
 std::string_view NameOf(std::string_view variable) { return variable.substr(0, variable.find('=')); }
 

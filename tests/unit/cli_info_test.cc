@@ -15,6 +15,8 @@ using testing::Json;
 
 TEST(CliDevices, AreListed) {
   EXPECT_PRED2(Contains, Cli({"devices"}).out, "0  Fake GPU");
+  EXPECT_PRED2(Contains, Cli({"devices"}).out, "cpu, Vulkan 1.1, driver fake 1, 1.0 GiB\n");
+  EXPECT_PRED2(Contains, Cli({"devices"}).out, "1  Fake CPU\n     cpu, driver fake host, 2.0 GiB\n");
   EXPECT_EQ(Json::parse(Cli({"devices", "--json"}).out)[0]["name"], "Fake GPU");
   const ProgramResult none = Cli({"devices"}, {{"FAKE_NO_DEVICE=1"}, "", ""});
   EXPECT_EQ(none.exit_code, 1);

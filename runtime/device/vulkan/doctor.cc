@@ -5,9 +5,7 @@
 
 #include "platform/base/units.h"
 #include "platform/vulkan/pipeline_cache.h"
-#include "platform/vulkan/select_device.h"
 #include "platform/vulkan/self_tests.h"
-#include "runtime/device/open_device.h"
 #include "runtime/device/vulkan/broken_shader.h"
 #include "runtime/device/vulkan/found_devices.h"
 #include "runtime/device/vulkan/self_test.h"
@@ -213,16 +211,10 @@ class Doctor {
 
 }  // namespace
 
-Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
-                                            const std::function<bool(size_t, size_t)>& progress) {
-  KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(false));
+Result<std::vector<DoctorReport>> ExamineDevices(const FoundDevices& found, std::span<const size_t> indices,
+                                                 const std::function<bool(size_t, size_t)>& progress) {
   Doctor doctor(found, progress);
-  if (device.empty()) {
-    for (size_t i = 0; i < found.facts.size(); ++i) doctor.Add(i);
-  } else {
-    KVRUN_ASSIGN_OR_RETURN(const DeviceChoice choice, SelectDevice(found.facts, device));
-    doctor.Add(choice.index);
-  }
+  for (const size_t index : indices) doctor.Add(index);
   return doctor.Run();
 }
 

@@ -5,12 +5,14 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "platform/base/status.h"
 #include "platform/vulkan/device_facts.h"
 #include "platform/vulkan/instance.h"
+#include "runtime/device/open_device.h"
 #include "runtime/device/vulkan/compute_device.h"
 
 namespace kvrun {
@@ -21,8 +23,9 @@ struct FoundDevices {
   std::vector<DeviceFacts> facts;  // of each handle
 };
 
-// No Vulkan loader on the machine is kNotFound.
+// No Vulkan loader or driver on the machine is kNotFound.
 Result<FoundDevices> FindDevices(bool validation);
+std::vector<DeviceListing> ListFoundDevices(const FoundDevices& found);
 Result<std::unique_ptr<VulkanComputeDevice>> OpenFoundDevice(const FoundDevices& found, size_t index,
                                                              bool profile, std::string note);
 // The same, without subgroup operations where `check` finds that they miscalculate; a note says so.
@@ -30,5 +33,8 @@ using DeviceCheck = std::function<Result<std::string>(VulkanComputeDevice&)>;
 Result<std::unique_ptr<VulkanComputeDevice>> OpenCheckedDevice(const FoundDevices& found, size_t index,
                                                                bool profile, const std::string& note,
                                                                const DeviceCheck& check);
+// Runs every self-test on the devices `indices`, as RunDoctor says it.
+Result<std::vector<DoctorReport>> ExamineDevices(const FoundDevices& found, std::span<const size_t> indices,
+                                                 const std::function<bool(size_t, size_t)>& progress);
 
 }  // namespace kvrun

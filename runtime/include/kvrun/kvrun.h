@@ -35,6 +35,7 @@ extern "C" {
 #define KVRUN_VERSION_PATCH 0
 
 #define KVRUN_MAX_SEQUENCES 16
+#define KVRUN_MAX_THREADS 1024
 
 #if defined(__GNUC__)
 #define KVRUN_API __attribute__((visibility("default")))
@@ -81,14 +82,15 @@ typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, u
 
 /* ---- Devices --------------------------------------------------------------------------------------- */
 
-/* JSON array, one object per device: index, name, kind ("gpu", "integrated", "virtual", "cpu"), api_version,
- * driver, memory_bytes (the largest heap), usable, reason (why not usable). An empty array is not an error.
- */
+/* JSON array, one object per device: index, name, kind ("gpu", "integrated", "virtual", "cpu"), api_version
+ * (of Vulkan; empty where that is not used), driver, memory_bytes (the largest heap, or the machine's
+ * memory), usable, reason (why not usable). Vulkan's devices come first; the CPU itself is the last. */
 KVRUN_API kvrun_status kvrun_devices_json(char** json);
 
-/* Runs every self-test on the devices that `device` names (see kvrun_engine_options; NULL or "" means all of
- * them). JSON object: passed (bool), devices: [{name, driver, limits, plan, tests: [{name, passed,
- * detail}]}]. KVRUN_OK if the tests could be run, whatever they found. */
+/* Runs every self-test on the Vulkan devices that `device` names (see kvrun_engine_options; NULL or "" means
+ * all of them; KVRUN_UNSUPPORTED for the CPU itself, which has no self-tests). JSON object: passed (bool),
+ * devices: [{name, driver, limits, plan, tests: [{name, passed, detail}]}]. KVRUN_OK if the tests could be
+ * run, whatever they found. */
 KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user,
                                          char** json);
 
@@ -138,12 +140,16 @@ KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_c
 typedef struct kvrun_engine_options {
   uint32_t struct_size;
   uint32_t validation; /* nonzero: enable the Vulkan validation layer, if it is installed */
-  /* "auto" (or NULL): the best GPU, else a CPU driver; "vulkan": the same; a part of a device's name; or an
-   * index as in kvrun_devices_json. */
+  /* "auto" (or NULL): the best GPU, else a Vulkan driver for the CPU, else the CPU itself; "vulkan": the same
+   * without the last; "host": the CPU itself; a part of a device's name; or an index as in
+   * kvrun_devices_json. */
   const char* device;
   kvrun_progress_fn progress; /* may be NULL */
   void* progress_user;
   uint32_t profile; /* nonzero: time each operation on the device (see kvrun_session_stats_json) */
+  /* Of the CPU itself; others do not look at them. */
+  uint32_t exact; /* nonzero: activations stay float in matrix products; else they are rounded to 8 bits */
+  uint32_t n_threads; /* at most KVRUN_MAX_THREADS; 0: one for each performance core */
 } kvrun_engine_options;
 
 KVRUN_API void kvrun_engine_options_init(kvrun_engine_options* options);

@@ -1,14 +1,13 @@
-#include "runtime/device/open_device.h"
+#include "runtime/device/vulkan/found_devices.h"
 
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "platform/vulkan/device.h"
 #include "platform/vulkan/device_facts_query.h"
 #include "platform/vulkan/instance.h"
-#include "platform/vulkan/select_device.h"
 #include "runtime/device/vulkan/compute_device.h"
-#include "runtime/device/vulkan/found_devices.h"
-#include "runtime/device/vulkan/self_test.h"
 
 namespace kvrun {
 
@@ -59,14 +58,9 @@ Result<std::unique_ptr<VulkanComputeDevice>> OpenCheckedDevice(const FoundDevice
   return OpenPlanned(found, index, {.allow_subgroups = false}, profile, failed);
 }
 
-Result<std::vector<DeviceListing>> ListDevices() {
+std::vector<DeviceListing> ListFoundDevices(const FoundDevices& found) {
   std::vector<DeviceListing> listings;
-  Result<FoundDevices> found = FindDevices(false);
-  if (!found.ok()) {
-    if (found.status().code() == StatusCode::kNotFound) return listings;
-    return found.status();
-  }
-  for (const DeviceFacts& facts : found->facts) {
+  for (const DeviceFacts& facts : found.facts) {
     DeviceListing listing;
     listing.index = static_cast<uint32_t>(listings.size());
     listing.name = facts.name;
@@ -82,15 +76,6 @@ Result<std::vector<DeviceListing>> ListDevices() {
     listings.push_back(std::move(listing));
   }
   return listings;
-}
-
-Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
-  KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
-  KVRUN_ASSIGN_OR_RETURN(const DeviceChoice choice, SelectDevice(found.facts, options.device));
-  KVRUN_ASSIGN_OR_RETURN(
-      std::unique_ptr<VulkanComputeDevice> device,
-      OpenCheckedDevice(found, choice.index, options.profile, choice.note, CheckSubgroups));
-  return std::unique_ptr<Device>(std::move(device));
 }
 
 }  // namespace kvrun

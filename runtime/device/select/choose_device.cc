@@ -1,0 +1,56 @@
+#include "runtime/device/select/choose_device.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "platform/vulkan/select_device.h"
+
+namespace kvrun {
+namespace {
+
+std::string LowerCase(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
+
+// Digits are in every CPU's name: an index that is not there must not be taken for a part of it.
+bool IsNumber(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+Status NoSuchDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name, std::string_view wanted) {
+  std::string list;
+  for (size_t i = 0; i < vulkan.size(); ++i) {
+    list += fmt::format("{}: {} ({}), ", i, vulkan[i].name, DeviceTypeName(vulkan[i].type));
+  }
+  return {StatusCode::kNotFound, fmt::format("no device is named \"{}\"; there are: {}{}: {} (host)", wanted,
+                                             list, vulkan.size(), cpu_name)};
+}
+
+}  // namespace
+
+bool IsHostName(std::string_view wanted) { return LowerCase(wanted) == "host"; }
+
+Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
+                                     std::string_view wanted) {
+  const std::string name = LowerCase(wanted);
+  const AnyDeviceChoice host{.vulkan = std::nullopt, .note = {}};
+  if (name == "host" || name == std::to_string(vulkan.size())) return host;
+  if (vulkan.empty() && (name.empty() || name == "auto")) {
+    return AnyDeviceChoice{.vulkan = std::nullopt,
+                           .note = "no Vulkan device was found; computing on the CPU itself"};
+  }
+  if (!vulkan.empty() || name == "vulkan") {
+    const Result<DeviceChoice> choice = SelectDevice(vulkan, wanted);
+    if (choice.ok()) return AnyDeviceChoice{.vulkan = choice->index, .note = choice->note};
+    if (name == "vulkan") return choice.status();
+  }
+  if (!IsNumber(name) && LowerCase(cpu_name).find(name) != std::string::npos) return host;
+  return NoSuchDevice(vulkan, cpu_name, wanted);
+}
+
+}  // namespace kvrun

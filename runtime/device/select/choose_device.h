@@ -1,0 +1,28 @@
+// Which device is meant by --device, of Vulkan's and the CPU itself.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "platform/base/status.h"
+#include "platform/vulkan/device_facts.h"
+
+namespace kvrun {
+
+struct AnyDeviceChoice {
+  std::optional<size_t> vulkan;  // an index into Vulkan's devices; none: the CPU itself
+  std::string note;              // something the user should know; may be empty
+};
+
+// "host" (in either case): the CPU. Then nothing else needs to be looked for.
+bool IsHostName(std::string_view wanted);
+
+// `wanted`: "host"; "" or "auto" (as SelectDevice chooses; the CPU where Vulkan has no device); "vulkan"; an
+// index, where the CPU comes after Vulkan's devices; or a part of a name in either case, Vulkan's first.
+Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
+                                     std::string_view wanted);
+
+}  // namespace kvrun

@@ -1,0 +1,84 @@
+#include "runtime/device/open_device.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <utility>
+
+#include "runtime/device/host/host_cores.h"
+#include "runtime/device/host/host_device.h"
+#include "runtime/device/host/host_listing.h"
+#include "runtime/device/select/choose_device.h"
+#include "runtime/device/vulkan/found_devices.h"
+#include "runtime/device/vulkan/self_test.h"
+
+namespace kvrun {
+namespace {
+
+Status CheckOptions(const OpenDeviceOptions& options) {
+  if (options.n_threads <= kMaxThreads) return Status::Ok();
+  return {StatusCode::kInvalidArgument,
+          fmt::format("{} threads: there can be at most {}", options.n_threads, kMaxThreads)};
+}
+
+// Of what was found, or of nothing where Vulkan is not there.
+Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::string& wanted) {
+  const std::string cpu = host::CpuName();
+  if (found.ok()) return ChooseDevice(found->facts, cpu, wanted);
+  if (found.status().code() != StatusCode::kNotFound) return found.status();
+  if (wanted == "vulkan") return found.status();
+  return ChooseDevice({}, cpu, wanted);
+}
+
+Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::string note) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> device,
+                         host::HostDevice::Create({.n_threads = options.n_threads,
+                                                   .exact = options.exact,
+                                                   .profile = options.profile,
+                                                   .note = std::move(note)}));
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+}  // namespace
+
+Result<std::vector<DeviceListing>> ListDevices() {
+  const Result<FoundDevices> found = FindDevices(false);
+  if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
+  std::vector<DeviceListing> listings;
+  if (found.ok()) listings = ListFoundDevices(*found);
+  listings.push_back(host::ListHostDevice(static_cast<uint32_t>(listings.size())));
+  return listings;
+}
+
+Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
+  KVRUN_RETURN_IF_ERROR(CheckOptions(options));
+  if (IsHostName(options.device)) return OpenHost(options, "");
+  const Result<FoundDevices> found = FindDevices(options.validation);
+  KVRUN_ASSIGN_OR_RETURN(AnyDeviceChoice choice, Choose(found, options.device));
+  if (!choice.vulkan) return OpenHost(options, std::move(choice.note));
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<VulkanComputeDevice> device,
+      OpenCheckedDevice(*found, *choice.vulkan, options.profile, choice.note, CheckSubgroups));
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
+                                            const std::function<bool(size_t, size_t)>& progress) {
+  std::vector<size_t> indices;
+  const Result<FoundDevices> found = FindDevices(false);
+  if (device.empty()) {
+    KVRUN_RETURN_IF_ERROR(found.status());
+    indices.resize(found->facts.size());
+    std::iota(indices.begin(), indices.end(), size_t{0});
+  } else {
+    KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, device));
+    if (!choice.vulkan) {
+      return Status(StatusCode::kUnsupported,
+                    "the CPU as a device has no self-tests: they are for Vulkan drivers");
+    }
+    indices = {*choice.vulkan};
+  }
+  return ExamineDevices(*found, indices, progress);
+}
+
+}  // namespace kvrun
