@@ -60,7 +60,7 @@ double AttendTolerance(const AttendShape& shape, double largest_query) {
   return 2 * (score + exponential) + 2 * 8 * std::sqrt(n) * kRoundoff;
 }
 
-void CheckAttend(VulkanComputeDevice& device, const AttendShape& shape) {
+void CheckAttend(Device& device, const AttendShape& shape) {
   constexpr float kQueryScale = 3.0F;  // so that weights differ
   SelfTestRun run(device);
   std::vector<float> qkv = RandomFloats(shape.qkv_count(), 12);
@@ -92,8 +92,9 @@ void CheckAttend(VulkanComputeDevice& device, const AttendShape& shape) {
 class AttentionTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, AttentionTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
-                                           DeviceMode::kGpuFloor),
+                         ::testing::ValuesIn(ModesOf(Operations::kAttention,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor,
+                                                      DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
 
 TEST_P(AttentionTest, DecodingABatch) {
@@ -101,7 +102,7 @@ TEST_P(AttentionTest, DecodingABatch) {
   for (const uint32_t position : {0U, 1U, 7U, 31U, 32U, 63U, 64U, 65U, 127U, 128U, 256U, 299U}) {
     shape.tokens.push_back(TokenAt(position, static_cast<uint32_t>(shape.tokens.size() % 4)));
   }
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : kKvTypes) {
       for (const uint32_t head_dim : kHeadDims) {
         for (const uint32_t group : {1U, 2U, 3U, 4U, 7U, 8U}) {
@@ -115,7 +116,7 @@ TEST_P(AttentionTest, DecodingABatch) {
 }
 
 TEST_P(AttentionTest, PrefillInChunks) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : kKvTypes) {
       uint32_t turn = 0;
       for (const uint32_t head_dim : kHeadDims) {
@@ -135,7 +136,7 @@ TEST_P(AttentionTest, PrefillInChunks) {
 
 // One row of a long context: positions are divided, and for the early ones some parts are empty.
 TEST_P(AttentionTest, Splits) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : kKvTypes) {
       for (const uint32_t head_dim : {64U, 80U}) {
         for (const uint32_t position : {0U, 31U, 32U, 500U, 2099U}) {
@@ -151,7 +152,7 @@ TEST_P(AttentionTest, Splits) {
 }
 
 // A prompt's chunk over a KV that is there in tiles, one after the other in one buffer.
-void CheckTiles(VulkanComputeDevice& device, const AttendShape& shape, uint32_t tile_tokens) {
+void CheckTiles(Device& device, const AttendShape& shape, uint32_t tile_tokens) {
   constexpr float kQueryScale = 3.0F;
   SelfTestRun run(device);
   std::vector<float> qkv = RandomFloats(shape.qkv_count(), 12);
@@ -201,7 +202,7 @@ void CheckTiles(VulkanComputeDevice& device, const AttendShape& shape, uint32_t 
 }
 
 TEST_P(AttentionTest, PrefillOverTiles) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : kKvTypes) {
       for (const uint32_t head_dim : {64U, 80U}) {
         for (const auto& [position, n_tokens] : {std::pair{200U, 20U}, {287U, 1U}, {200U, 2U}}) {
@@ -244,7 +245,7 @@ void ExpectKv(SelfTestRun& run, const AttentionArgs& args, std::span<const doubl
   }
 }
 
-void CheckRope(VulkanComputeDevice& device, const RopeCase& c) {
+void CheckRope(Device& device, const RopeCase& c) {
   SelfTestRun run(device);
   const KvShape& kv = c.shape.kv;
   const std::vector<float> qkv = RandomFloats(c.shape.qkv_count(), 13);
@@ -283,7 +284,7 @@ void CheckRope(VulkanComputeDevice& device, const RopeCase& c) {
 TEST_P(AttentionTest, RopeAndStore) {
   RopeCase c;
   c.shape.tokens = {TokenAt(0, 2), TokenAt(19, 0), TokenAt(7, 1), TokenAt(8, 1)};
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : kKvTypes) {
       for (const uint32_t head_dim : kHeadDims) {
         c.shape.kv = {type, 3, 2, head_dim, 20};

@@ -27,8 +27,9 @@ double ProjectTolerance(std::span<const float> rows, uint32_t n_dims, double lar
 class IndexUpkeepTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, IndexUpkeepTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
-                                           DeviceMode::kGpuFloor),
+                         ::testing::ValuesIn(ModesOf(Operations::kIndexUpkeep,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor,
+                                                      DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
 
 struct AppendCase {
@@ -65,7 +66,7 @@ void ExpectElement(const IndexShape& shape, double value, double scale, double t
   EXPECT_LE(std::abs(found), largest);
 }
 
-void CheckAppend(VulkanComputeDevice& device, const AppendCase& c) {
+void CheckAppend(Device& device, const AppendCase& c) {
   constexpr uint32_t kKeyOffset = 5;
   const IndexShape& shape = c.shape;
   const uint32_t stride = kKeyOffset + c.n_dims + 3;
@@ -117,7 +118,7 @@ void CheckAppend(VulkanComputeDevice& device, const AppendCase& c) {
 
 // Neighbouring entries of a sequence share words; other sequences write elsewhere.
 TEST_P(IndexUpkeepTest, AppendsEntries) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : kIndexTypes) {
       for (const uint32_t rank : kRanks) {
         for (const uint32_t group : {1U, 3U, 4U, 16U}) {
@@ -136,15 +137,14 @@ TEST_P(IndexUpkeepTest, AppendsEntries) {
 }
 
 TEST_P(IndexUpkeepTest, AppendsALongChunkOfEntries) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     AppendCase c{.shape = {KvType::kInt4, 33, 4, 70, 1}, .n_dims = 192, .tokens = {}};
     for (uint32_t position = 2; position < 257; ++position) c.tokens.push_back(TokenAt(position, 0));
     CheckAppend(*device, c);
   }
 }
 
-void CheckProject(VulkanComputeDevice& device, const KvShape& kv, uint32_t first_token, uint32_t n_tokens,
-                  uint32_t rank) {
+void CheckProject(Device& device, const KvShape& kv, uint32_t first_token, uint32_t n_tokens, uint32_t rank) {
   SelfTestRun run(device);
   const uint32_t n_dims = kv.n_kv_heads * kv.head_dim;
   std::vector<float> values = RandomFloats(kv.size_bytes() / KvElementBytes(kv.type), 41);
@@ -178,7 +178,7 @@ void CheckProject(VulkanComputeDevice& device, const KvShape& kv, uint32_t first
 }
 
 TEST_P(IndexUpkeepTest, ProjectsKeys) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : {KvType::kF16, KvType::kF32}) {
       for (const uint32_t rank : kRanks) {
         CheckProject(*device, {type, 1, 3, 64, 130}, 0, 130, rank);
@@ -199,7 +199,7 @@ struct GramCase {
   uint32_t sums_offset;
 };
 
-void CheckGram(VulkanComputeDevice& device, const GramCase& c) {
+void CheckGram(Device& device, const GramCase& c) {
   SelfTestRun run(device);
   std::vector<float> rows = RandomFloats(size_t{c.n_rows} * c.row_stride, 51);
   const std::vector<float> before = RandomFloats(size_t{c.dim + 1} * c.dim, 52);
@@ -227,7 +227,7 @@ void CheckGram(VulkanComputeDevice& device, const GramCase& c) {
 }
 
 TEST_P(IndexUpkeepTest, AddsUpProducts) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const GramCase& c : {GramCase{1, 1, 0, 1, 1, 0, 0},
                               {100, 192, 0, 192, 1, 4, 0},
                               {37, 70, 3, 66, 1, 0, 5},
@@ -243,7 +243,7 @@ TEST_P(IndexUpkeepTest, AddsUpProducts) {
 
 // Adding up twice is adding up all.
 TEST_P(IndexUpkeepTest, AddsUpMoreProducts) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     SelfTestRun run(*device);
     const std::vector<float> rows = RandomFloats(size_t{40} * 20, 53);
     const GramArgs all{.n_rows = 40, .row_stride = 20, .dim = 20};

@@ -92,9 +92,18 @@ struct Product {
   MatMulArgs args;
 };
 
-void CheckProducts(VulkanComputeDevice& device, TensorType type, uint32_t n_cols,
-                   std::span<const uint32_t> source_rows, std::span<const uint32_t> token_counts,
-                   uint32_t variation) {
+// The kernel of a product, where there are several; for messages.
+std::string VariantOf(const Device& device, const Product& product, TensorType type) {
+  const VulkanComputeDevice* vulkan = AsVulkan(device);
+  if (vulkan == nullptr) return "host";
+  const Matrix& weight = *product.args.weight;
+  return ChooseMatMul(vulkan->plan(), vulkan->is_cpu(), type, weight.n_rows(), weight.n_cols(),
+                      product.args.n_tokens)
+      .variant;
+}
+
+void CheckProducts(Device& device, TensorType type, uint32_t n_cols, std::span<const uint32_t> source_rows,
+                   std::span<const uint32_t> token_counts, uint32_t variation) {
   SelfTestRun run(device);
   std::vector<std::vector<std::byte>> data;
   std::vector<MatrixSource> sources;
@@ -116,22 +125,20 @@ void CheckProducts(VulkanComputeDevice& device, TensorType type, uint32_t n_cols
   for (const auto& product : products) {
     EXPECT_TRUE(IsClose(run, product->args.output, product->expected, product->tolerance))
         << device.info().name << ", " << TensorTypeName(type) << ", " << reference.n_rows << " x " << n_cols
-        << ", " << product->args.n_tokens << " tokens, "
-        << ChooseMatMul(device.plan(), device.is_cpu(), type, reference.n_rows, n_cols,
-                        product->args.n_tokens)
-               .variant;
+        << ", " << product->args.n_tokens << " tokens, " << VariantOf(device, *product, type);
   }
 }
 
 class MatMulTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, MatMulTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
-                                           DeviceMode::kGpuFloor),
+                         ::testing::ValuesIn(ModesOf(Operations::kMatMul,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor,
+                                                      DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
 
 TEST_P(MatMulTest, EveryTypeAndShape) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const TensorType type : kTypes) {
       uint32_t variation = 0;
       for (const uint32_t n_cols : ColumnCounts(type)) {
@@ -145,7 +152,7 @@ TEST_P(MatMulTest, EveryTypeAndShape) {
 
 TEST_P(MatMulTest, StackedSources) {
   constexpr uint32_t kRows[] = {5, 33, 70};
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ6_K, TensorType::kF16}) {
       CheckProducts(*device, type, 512, kRows, kTokenCounts, 1);
     }
@@ -155,7 +162,7 @@ TEST_P(MatMulTest, StackedSources) {
 // Of a stack of matrices, the rows of the first.
 TEST_P(MatMulTest, TheFirstRowsOfAMatrix) {
   constexpr uint32_t kCols = 96;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const TensorType type : {TensorType::kQ4_1, TensorType::kF16}) {
       for (const uint32_t n_rows : {1U, 32U, 70U, 99U, 100U}) {
         SelfTestRun run(*device);
@@ -187,14 +194,14 @@ TEST_P(MatMulTest, TheFirstRowsOfAMatrix) {
 TEST_P(MatMulTest, AWholeStepOfTokens) {
   constexpr uint32_t kRows = 40;
   constexpr uint32_t kTokens = KVRUN_MAX_STEP_TOKENS;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     CheckProducts(*device, TensorType::kQ8_0, 64, {&kRows, 1}, {&kTokens, 1}, 0);
   }
 }
 
 TEST_P(MatMulTest, ResultsReachTheHost) {
   constexpr uint32_t kRows = 100;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     SelfTestRun run(*device);
     const std::vector<std::byte> data = RandomTensor(TensorType::kQ4_1, kRows * 64, 1);
     const MatrixSource source{.data = data, .n_rows = kRows};
@@ -219,7 +226,7 @@ TEST_P(MatMulTest, EmbedEveryType) {
   std::vector<StepToken> tokens;
   for (const uint32_t id : {99U, 0U, 31U, 32U, 0U})
     tokens.push_back({.id = id, .position = 0, .sequence = 0, .output_row = 0});
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const TensorType type : kTypes) {
       for (const uint32_t n_cols : ColumnCounts(type)) {
         SelfTestRun run(*device);
@@ -249,7 +256,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, SliceTest, ::testing::Values(DeviceMode::kSmallB
 TEST_P(SliceTest, MatricesInSeveralBuffers) {
   constexpr uint32_t kRows[] = {100, 476};
   constexpr uint32_t kTokens[] = {1, 8};
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const TensorType type : kTypes) {
       for (uint32_t variation = 0; variation < 8; ++variation) {
         CheckProducts(*device, type, GetTensorType(type).block_elements == 256 ? 512 : 160, kRows, kTokens,
@@ -266,7 +273,7 @@ TEST_P(SliceTest, TablesInSeveralBuffers) {
   for (uint32_t id = 0; id < kRows; id += 31) {
     tokens.push_back({.id = kRows - 1 - id, .position = 0, .sequence = 0, .output_row = 0});
   }
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const TensorType type : kTypes) {
       SelfTestRun run(*device);
       const std::vector<std::byte> data = RandomTensor(type, size_t{kRows} * kCols, 1);

@@ -12,12 +12,14 @@ constexpr uint32_t kColumnCounts[] = {1, 5, 30, 32, 33, 64, 66, 100, 576, 2050};
 class RowOperationsTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, RowOperationsTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor), ModeName);
+                         ::testing::ValuesIn(ModesOf(Operations::kRows,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor})),
+                         ModeName);
 
 TEST_P(RowOperationsTest, RmsNorm) {
   constexpr uint32_t kRows = 5;
   constexpr float kEpsilon = 1e-2F;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const uint32_t n_cols : kColumnCounts) {
       for (const bool in_place : {false, true}) {
         SelfTestRun run(*device);
@@ -42,7 +44,7 @@ TEST_P(RowOperationsTest, RmsNorm) {
 
 TEST_P(RowOperationsTest, SwiGlu) {
   constexpr uint32_t kTokens = 3;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const uint32_t n_ff : kColumnCounts) {
       SelfTestRun run(*device);
       std::vector<float> gate_up = RandomFloats(size_t{kTokens} * 2 * n_ff, n_ff);
@@ -60,7 +62,7 @@ TEST_P(RowOperationsTest, SwiGlu) {
 }
 
 TEST_P(RowOperationsTest, GatherRows) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const uint32_t n_cols : kColumnCounts) {
       SelfTestRun run(*device);
       const std::vector<float> x = RandomFloats(size_t{7} * n_cols, n_cols);

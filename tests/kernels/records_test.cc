@@ -14,8 +14,9 @@ class RecordsTest : public OperationsTest {};
 
 // The kernels do not depend on a plan's choices for GPUs.
 INSTANTIATE_TEST_SUITE_P(Modes, RecordsTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor,
-                                           DeviceMode::kSmallBuffers),
+                         ::testing::ValuesIn(ModesOf(Operations::kRecords,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor,
+                                                      DeviceMode::kSmallBuffers})),
                          ModeName);
 
 // Values of very different size, zeros, and rows of nothing but zeros, of what is too small for a scale, and
@@ -86,7 +87,7 @@ void ForEachRow(const CopyCase& c, const StoredKv& kv, Visitor&& visit) {
   }
 }
 
-void CheckEncode(VulkanComputeDevice& device, const CopyCase& c) {
+void CheckEncode(Device& device, const CopyCase& c) {
   SelfTestRun run(device);
   const StoredKv kv = MakeKv(c.kv);
   const Buffer* from = Words(run, kv.words);
@@ -111,7 +112,7 @@ void CheckEncode(VulkanComputeDevice& device, const CopyCase& c) {
 
 // DecodeRecords of `records` into KV that holds other numbers: each row's elements, and nothing else, are
 // `decoded` as DecodeRow says. Products of a half and at most 8 bits are exact in a float.
-void CheckDecode(VulkanComputeDevice& device, const CopyCase& c, std::span<const uint32_t> records) {
+void CheckDecode(Device& device, const CopyCase& c, std::span<const uint32_t> records) {
   SelfTestRun run(device);
   const StoredKv kv = MakeKv(c.kv);
   const Buffer* from = Words(run, records);
@@ -171,7 +172,7 @@ std::vector<CopyCase> CopyCases(KvType kv_type) {
 
 TEST_P(RecordsTest, EncodesAndDecodesRecords) {
   size_t checked = 0;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : {KvType::kF16, KvType::kF32}) {
       for (const CopyCase& c : CopyCases(type)) {
         // How KV is read and written does not depend on the pair: fewer kernels to compile.
@@ -195,7 +196,7 @@ CopyCase OneRow(KvType type, uint32_t head_dim) {
 // Numbers halfway between two neighbours, in rows whose scale is 1, go to the even one.
 TEST_P(RecordsTest, RoundsHalvesOfAStepToEven) {
   constexpr uint32_t kDims = 256;
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
       std::vector<float> row(kDims);
       for (uint32_t i = 0; i < kDims; ++i) {
@@ -232,7 +233,7 @@ TEST_P(RecordsTest, RoundsHalvesOfAStepToEven) {
 
 // Every number of fp8, int8 and int4 there is, with scales of one, negative, and too small for a normal half.
 TEST_P(RecordsTest, DecodesEveryElement) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : {KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
       for (const uint32_t scale : {0x3c00U, 0xb800U, 0x0003U, 0x83ffU, 0U}) {
         const CopyCase c = OneRow(type, 256);

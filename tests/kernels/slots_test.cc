@@ -17,13 +17,15 @@ class SlotsTest : public OperationsTest {};
 class RopeAndEncodeTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, SlotsTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
-                                           DeviceMode::kGpuFloor, DeviceMode::kSmallBuffers),
+                         ::testing::ValuesIn(ModesOf(
+                             Operations::kSlots, {DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
+                                                  DeviceMode::kGpuFloor, DeviceMode::kSmallBuffers})),
                          ModeName);
 // The kernel does not depend on a plan's choices for GPUs.
 INSTANTIATE_TEST_SUITE_P(Modes, RopeAndEncodeTest,
-                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kFloor,
-                                           DeviceMode::kSmallBuffers),
+                         ::testing::ValuesIn(ModesOf(Operations::kSlots,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor,
+                                                      DeviceMode::kSmallBuffers})),
                          ModeName);
 
 StepToken TokenAt(uint32_t position, uint32_t sequence) {
@@ -65,7 +67,7 @@ struct RopeOptions {
   uint32_t rotary_dim = 0;
 };
 
-void CheckRopeAndEncode(VulkanComputeDevice& device, const SlotCase& c, const RopeOptions& options) {
+void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& options) {
   SelfTestRun run(device);
   const std::vector<float> qkv = RandomFloats(c.qkv_count(), 31);
   const std::vector<float> angles = RandomFloats(c.tokens.size() * options.rotary_dim, 32);
@@ -125,7 +127,7 @@ void CheckRopeAndEncode(VulkanComputeDevice& device, const SlotCase& c, const Ro
 TEST_P(RopeAndEncodeTest, IntoTheWindow) {
   constexpr uint32_t kHeadDims[] = {66, 64, 80, 8, 128, 256};
   constexpr uint32_t kGroups[] = {1, 4, 3, 16, 8};
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     uint32_t turn = 0;
     for (const auto& [k_type, v_type] : AllKvPairs()) {
       for (const bool together : {true, false}) {
@@ -153,7 +155,7 @@ TEST_P(RopeAndEncodeTest, IntoTheWindow) {
 // Several entries of one group in one step, each of a sequence's own: halves of one word have several
 // writers.
 TEST_P(RopeAndEncodeTest, NeighbouringEntriesOfOneStep) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : {KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
       SlotCase c;
       c.n_kv_heads = 3;
@@ -225,7 +227,7 @@ double AttendTolerance(const SlotCase& c, uint32_t n_entries, double largest_que
          (uneven ? 0x1p-15 : 0);
 }
 
-void CheckAttend(VulkanComputeDevice& device, const SlotCase& c, std::span<const TableLength> lengths,
+void CheckAttend(Device& device, const SlotCase& c, std::span<const TableLength> lengths,
                  bool uneven = false) {
   constexpr float kQueryScale = 3.0F;  // so that weights differ
   SelfTestRun run(device);
@@ -281,7 +283,7 @@ std::vector<TableLength> Lengths(uint32_t group_tokens) {
 TEST_P(SlotsTest, AttendsToEveryPairOfTypes) {
   constexpr uint32_t kHeadDims[] = {64, 66, 128, 80, 8, 256};
   constexpr uint32_t kGroupTokens[] = {4, 1, 3, 8, 16};
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     uint32_t turn = 0;
     for (const auto& [k_type, v_type] : AllKvPairs()) {
       const uint32_t group_tokens = kGroupTokens[turn % 5];
@@ -299,12 +301,14 @@ TEST_P(SlotsTest, AttendsWithSharedHeads) {
       {KvType::kF32, KvType::kF32},   {KvType::kF16, KvType::kF16},   {KvType::kFp8, KvType::kFp8},
       {KvType::kInt8, KvType::kInt8}, {KvType::kInt4, KvType::kInt4}, {KvType::kF16, KvType::kFp8},
       {KvType::kF16, KvType::kInt4},  {KvType::kFp8, KvType::kInt4}};
-  for (VulkanComputeDevice* device : devices_) {
-    const bool subgroups = device->plan().use_subgroup_shuffle && device->plan().subgroup_width >= 8;
+  for (Device* device : devices_) {
+    const VulkanComputeDevice* vulkan = AsVulkan(*device);
+    const bool is_floor =
+        vulkan != nullptr && (!vulkan->plan().use_subgroup_shuffle || vulkan->plan().subgroup_width < 8);
     uint32_t turn = 0;
     for (const auto& [k_type, v_type] : kPairs) {
       // To the floor kernel types are constants, and every pair is in the test above: one will do.
-      if (!subgroups && (k_type != KvType::kFp8 || v_type != KvType::kInt4)) continue;
+      if (is_floor && (k_type != KvType::kFp8 || v_type != KvType::kInt4)) continue;
       for (const uint32_t group : {1U, 2U, 3U, 4U, 7U}) {
         const uint32_t group_tokens = turn % 2 == 0 ? 4 : 3;
         const SlotCase c = AttendCase(k_type, v_type, 64, group_tokens, group, turn % 3 == 0);
@@ -321,7 +325,7 @@ TEST_P(SlotsTest, AttendsWithSharedHeads) {
 
 // One token and a long table: entries are divided, and of short tables some parts are empty.
 TEST_P(SlotsTest, AttendsInSplits) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     for (const KvType type : {KvType::kF16, KvType::kFp8, KvType::kInt4}) {
       for (const uint32_t head_dim : {64U, 80U}) {
         SlotCase c;
@@ -364,8 +368,8 @@ void AppendAsFloats(const SlotCase& c, const SlotData& data, SlotCase* all, std:
 }
 
 // The window in a buffer of its own, with its own types; tables of slots may be empty.
-void CheckAttendWithWindow(VulkanComputeDevice& device, const SlotCase& c,
-                           std::span<const TableLength> lengths, KvType window_type) {
+void CheckAttendWithWindow(Device& device, const SlotCase& c, std::span<const TableLength> lengths,
+                           KvType window_type) {
   SlotCase w = c;
   w.shape.record.k_type = w.shape.record.v_type = window_type;
   w.shape.n_slots = w.shape.n_window_slots = 11;
@@ -415,7 +419,7 @@ void CheckAttendWithWindow(VulkanComputeDevice& device, const SlotCase& c,
 }
 
 TEST_P(SlotsTest, AttendsToAWindowApart) {
-  for (VulkanComputeDevice* device : devices_) {
+  for (Device* device : devices_) {
     uint32_t turn = 0;
     for (const KvType type : {KvType::kFp8, KvType::kInt4, KvType::kF16, KvType::kInt8}) {
       const SlotCase c =

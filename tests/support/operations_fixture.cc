@@ -6,7 +6,9 @@
 #include <cstring>
 #include <map>
 
+#include "runtime/device/host/host_device.h"
 #include "runtime/device/vulkan/shader_library.h"
+#include "tests/support/or_die.h"
 #include "tests/support/vulkan_devices.h"
 
 namespace kvrun::testing {
@@ -25,7 +27,14 @@ bool EnvironmentAsksForFloor() {
   return clamp != nullptr && std::string_view(clamp).find("floor") != std::string_view::npos;
 }
 
-std::vector<std::unique_ptr<VulkanComputeDevice>> Open(DeviceMode mode) {
+bool IsHost(DeviceMode mode) { return mode == DeviceMode::kHost || mode == DeviceMode::kHostThreads; }
+
+std::unique_ptr<Device> OpenHost(DeviceMode mode) {
+  return OrDie(host::HostDevice::Create(
+      {.n_threads = mode == DeviceMode::kHostThreads ? kUnevenThreads : 0, .exact = true, .note = {}}));
+}
+
+std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {
   const bool floor = mode == DeviceMode::kFloor || mode == DeviceMode::kGpuFloor;
   std::vector<std::unique_ptr<VulkanComputeDevice>> devices;
   if (floor && EnvironmentAsksForFloor()) return devices;
@@ -46,10 +55,15 @@ std::vector<std::unique_ptr<VulkanComputeDevice>> Open(DeviceMode mode) {
 // Owns the devices, and asks in the end which variants ran on them.
 class OpenDevices : public ::testing::Environment {
  public:
-  std::vector<VulkanComputeDevice*> Get(DeviceMode mode) {
+  std::vector<Device*> Get(DeviceMode mode) {
+    if (IsHost(mode)) {
+      std::unique_ptr<Device>& device = host_devices_[mode];
+      if (device == nullptr) device = OpenHost(mode);
+      return {device.get()};
+    }
     const auto [entry, is_new] = devices_.try_emplace(mode);
-    if (is_new) entry->second = Open(mode);
-    std::vector<VulkanComputeDevice*> devices;
+    if (is_new) entry->second = OpenVulkan(mode);
+    std::vector<Device*> devices;
     for (const auto& device : entry->second) devices.push_back(device.get());
     return devices;
   }
@@ -57,6 +71,7 @@ class OpenDevices : public ::testing::Environment {
   void TearDown() override {
     if (!devices_.empty() && ::testing::GTEST_FLAG(filter) == "*") ExpectEveryVariantRan();
     devices_.clear();
+    host_devices_.clear();
   }
 
  private:
@@ -87,25 +102,42 @@ class OpenDevices : public ::testing::Environment {
     }
   }
 
-  std::map<DeviceMode, std::vector<std::unique_ptr<VulkanComputeDevice>>> devices_;
+  std::map<DeviceMode, std::vector<std::unique_ptr<VulkanComputeDevice>>> devices_;  // Vulkan's
+  std::map<DeviceMode, std::unique_ptr<Device>> host_devices_;
 };
 
 OpenDevices* const open_devices =
     static_cast<OpenDevices*>(::testing::AddGlobalTestEnvironment(new OpenDevices));
 
+// Of the mode's devices; the host has none, and must do without an instance.
+uint64_t ValidationMessages(DeviceMode mode) {
+  return IsHost(mode) ? 0 : TestInstance()->validation_messages();
+}
+
 }  // namespace
 
-std::vector<VulkanComputeDevice*> DevicesOf(DeviceMode mode) { return open_devices->Get(mode); }
+std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes) {
+  if (std::ranges::find(kHostOperations, operations) != kHostOperations.end()) {
+    vulkan_modes.insert(vulkan_modes.end(), {DeviceMode::kHost, DeviceMode::kHostThreads});
+  }
+  return vulkan_modes;
+}
+
+std::vector<Device*> DevicesOf(DeviceMode mode) { return open_devices->Get(mode); }
+
+const VulkanComputeDevice* AsVulkan(const Device& device) {
+  return dynamic_cast<const VulkanComputeDevice*>(&device);
+}
 
 void OperationsTest::SetUp() {
   devices_ = DevicesOf(GetParam());
   if (devices_.empty()) GTEST_SKIP() << "no Vulkan device, or the floor is tested anyway";
-  messages_before_ = TestInstance()->validation_messages();
+  messages_before_ = ValidationMessages(GetParam());
 }
 
 void OperationsTest::TearDown() {
   if (devices_.empty()) return;
-  EXPECT_EQ(TestInstance()->validation_messages(), messages_before_);
+  EXPECT_EQ(ValidationMessages(GetParam()), messages_before_);
 }
 
 std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {
@@ -115,6 +147,8 @@ std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {
     case DeviceMode::kGpu: return "gpu";
     case DeviceMode::kGpuFloor: return "gpu_floor";
     case DeviceMode::kSmallBuffers: return "small_buffers";
+    case DeviceMode::kHost: return "host";
+    case DeviceMode::kHostThreads: return "host_threads";
   }
   return "";
 }

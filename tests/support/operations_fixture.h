@@ -1,8 +1,9 @@
-// Every operation on every driver: as planned, at the floor, and as planned for a GPU.
+// Every operation on every device: drivers as planned, at the floor, and as planned for a GPU; and the CPU.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <set>
@@ -10,9 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/device.h"
+#include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/compute_device.h"
 #include "runtime/device/vulkan/self_test_data.h"
-#include "runtime/device/vulkan/self_test_run.h"
 
 namespace kvrun::testing {
 
@@ -23,20 +25,36 @@ inline constexpr double kUntouched = std::numeric_limits<double>::quiet_NaN();
 // Floats beyond every output that must stay untouched.
 inline constexpr size_t kBeyond = 64;
 
-enum class DeviceMode { kPlanned, kFloor, kGpu, kGpuFloor, kSmallBuffers };
+// kHost, kHostThreads: the CPU as a device with float activations, on as many threads as it chooses, and on a
+// number that does not divide work evenly.
+enum class DeviceMode { kPlanned, kFloor, kGpu, kGpuFloor, kSmallBuffers, kHost, kHostThreads };
 // Bytes that kSmallBuffers binds at most, so that small matrices come in slices.
 inline constexpr uint64_t kSmallBufferBytes = 64 * 1024;
 
+// Of kHostThreads.
+inline constexpr uint32_t kUnevenThreads = 3;
+
+// The files of tests/kernels that test operations.
+enum class Operations { kAttention, kIndex, kIndexUpkeep, kMatMul, kRows, kRecords, kSlots };
+// Those that the CPU as a device has.
+inline constexpr std::initializer_list<Operations> kHostOperations = {};
+
+// `vulkan_modes`, and the host's where it has these operations.
+std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes);
+
 // The mode's devices: opened once, closed after the last test. Empty where there is no driver, and for floor
-// modes where the environment asks for the floor anyway.
-std::vector<VulkanComputeDevice*> DevicesOf(DeviceMode mode);
+// modes where the environment asks for the floor anyway; the host modes need no driver.
+std::vector<Device*> DevicesOf(DeviceMode mode);
+
+// For what tests know of Vulkan's plan alone: null for other devices.
+const VulkanComputeDevice* AsVulkan(const Device& device);
 
 class OperationsTest : public ::testing::TestWithParam<DeviceMode> {
  protected:
   void SetUp() override;
   void TearDown() override;
 
-  std::vector<VulkanComputeDevice*> devices_;
+  std::vector<Device*> devices_;
   uint64_t messages_before_ = 0;
 };
 

@@ -20,7 +20,7 @@ std::vector<uint32_t> WordsOf(SelfTestRun& run, const Buffer* buffer, size_t cou
   return words;
 }
 
-bool Fits(const VulkanComputeDevice& device, uint64_t size_bytes) {
+bool Fits(const Device& device, uint64_t size_bytes) {
   return size_bytes + kBeyond * sizeof(float) <= device.info().max_buffer_bytes;
 }
 

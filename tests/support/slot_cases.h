@@ -17,7 +17,7 @@ inline constexpr uint32_t kGarbage = 0x9e3779b9;
 Buffer* Words(SelfTestRun& run, std::span<const uint32_t> words);
 std::vector<uint32_t> WordsOf(SelfTestRun& run, const Buffer* buffer, size_t count);
 // Whether the device can bind so much and the words beyond it.
-bool Fits(const VulkanComputeDevice& device, uint64_t size_bytes);
+bool Fits(const Device& device, uint64_t size_bytes);
 
 std::string Describe(const KvRecordShape& record);
 std::vector<std::pair<KvType, KvType>> AllKvPairs();

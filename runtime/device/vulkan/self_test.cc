@@ -7,11 +7,11 @@
 #include <cmath>
 #include <string>
 
+#include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/self_test_attention.h"
 #include "runtime/device/vulkan/self_test_data.h"
 #include "runtime/device/vulkan/self_test_index.h"
-#include "runtime/device/vulkan/self_test_run.h"
 #include "runtime/device/vulkan/self_test_slots.h"
 #include "runtime/device/vulkan/shader_library.h"
 

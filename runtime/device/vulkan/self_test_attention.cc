@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/self_test_data.h"
-#include "runtime/device/vulkan/self_test_run.h"
 
 namespace kvrun {
 namespace {

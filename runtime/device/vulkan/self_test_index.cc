@@ -7,9 +7,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/score_plan.h"
 #include "runtime/device/vulkan/self_test_data.h"
-#include "runtime/device/vulkan/self_test_run.h"
 
 namespace kvrun {
 namespace {

@@ -1,4 +1,5 @@
-// What self-tests of kernels share: buffers with known content, one submission, and the comparison.
+// What self-tests of operations share, on any device: buffers with known content, one submission, and the
+// comparison.
 #pragma once
 
 #include <functional>
@@ -8,14 +9,14 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/device/vulkan/compute_device.h"
+#include "runtime/device/device.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
 
 class SelfTestRun {
  public:
-  explicit SelfTestRun(VulkanComputeDevice& device) : device_(device) {}
+  explicit SelfTestRun(Device& device) : device_(device) {}
 
   // Buffers live as long as the run; null after an error, which Compare reports.
   Buffer* Floats(std::span<const float> values);
@@ -33,14 +34,14 @@ class SelfTestRun {
                               double tolerance);
   Result<std::string> Compare(std::span<const double> expected, const Buffer* found, double tolerance);
 
-  VulkanComputeDevice& device() { return device_; }
+  Device& device() { return device_; }
   const Status& status() const { return status_; }
 
  private:
   template <typename T>
   T* Keep(Result<std::unique_ptr<T>> made, std::vector<std::unique_ptr<T>>& kept);
 
-  VulkanComputeDevice& device_;
+  Device& device_;
   Status status_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   std::vector<std::unique_ptr<Matrix>> matrices_;

@@ -1,4 +1,4 @@
-#include "runtime/device/vulkan/self_test_run.h"
+#include "runtime/device/self_test_run.h"
 
 #include <fmt/format.h>
 
