@@ -147,7 +147,7 @@ double ScoreTolerance(const ScoreCase& c, double magnitude, double score) {
   const double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kHostRoundoff * magnitude;
   if (c.reduction == HeadReduction::kSum) return product;
   const double exponential = 2 * kHostRoundoff * (4 + 128);
-  const double sums = (double{c.index.n_groups} * c.index.group_tokens + c.n_heads + 16) * kHostRoundoff;
+  const double sums = (1.0 * c.index.n_groups * c.index.group_tokens + c.n_heads + 16) * kHostRoundoff;
   return score * (2 * product + exponential + sums);
 }
 

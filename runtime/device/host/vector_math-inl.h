@@ -39,7 +39,9 @@ HWY_INLINE V Exp2(D d, V x) {
 // Lanes [0, n) of what lies at `from`, zeros beyond. Up to a vector of memory after them may be read.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadFirst(D d, const float* from, size_t n) {
-  return n >= hn::Lanes(d) ? hn::LoadU(d, from) : hn::MaskedLoad(hn::FirstN(d, n), d, from);
+  // Not MaskedLoad: on some targets it wants an aligned address.
+  const auto all = hn::LoadU(d, from);
+  return n >= hn::Lanes(d) ? all : hn::IfThenElseZero(hn::FirstN(d, n), all);
 }
 
 // Writes nothing else, not even what was there: that may be another thread's.
