@@ -1,0 +1,90 @@
+// Rows of an index as columns of floats. Compiled once for each instruction set, hence the guard.
+#if defined(KVRUN_HOST_INDEX_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_HOST_INDEX_DECODE_INL_H_
+#undef KVRUN_HOST_INDEX_DECODE_INL_H_
+#else
+#define KVRUN_HOST_INDEX_DECODE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/device/device.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Element kJ of words of elements of kBits: signed numbers, or halves.
+template <int kBits, int kJ, class D, class V>
+HWY_INLINE hn::Vec<D> Element(D d, V words) {
+  const hn::RebindToSigned<D> di;
+  const hn::RebindToUnsigned<D> du;
+  if constexpr (kBits == 16) {
+    const auto half = kJ == 0 ? hn::And(words, hn::Set(du, 0xffffU)) : hn::ShiftRight<16>(words);
+    const auto magnitude = hn::ShiftLeft<13>(hn::And(half, hn::Set(du, 0x7fffU)));
+    const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000U)));
+    // The exponents' biases differ by 112. Infinities, which no index holds, become 2^16.
+    const auto value = hn::Mul(hn::BitCast(d, magnitude), hn::Set(d, 0x1p112F));
+    return hn::Or(value, hn::BitCast(d, sign));
+  } else {
+    const auto highest = hn::BitCast(di, hn::ShiftLeft<32 - kBits - kBits * kJ>(words));
+    return hn::ConvertTo(d, hn::ShiftRight<32 - kBits>(highest));
+  }
+}
+
+template <int kBits, int kJ, class D, class V>
+HWY_INLINE void StoreElements(D d, V words, size_t n_columns, float* to, size_t stride) {
+  if constexpr (kJ * kBits < 32) {
+    if (kJ >= n_columns) return;
+    hn::Store(Element<kBits, kJ>(d, words), d, to + kJ * stride);
+    StoreElements<kBits, kJ + 1>(d, words, n_columns, to, stride);
+  }
+}
+
+// Where a tile's rows begin: bytes from the tile's first row on, and bits of that byte that belong to the row
+// before (int4 of an odd rank).
+struct RowOffsets {
+  int32_t* bytes;
+  int32_t* bits;
+};
+
+// tile[column * n_entries + i] = column of entry i; n_entries: a multiple of the vectors' lanes.
+template <int kBits>
+void DecodeTile(const uint8_t* first_row, const RowOffsets& offsets, size_t rank, size_t n_entries,
+                float* tile) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  // With bits to drop, a word holds half as many columns that are whole.
+  const bool has_bits = kBits == 4 && rank % 2 != 0;
+  const size_t per_word = has_bits ? 4 : 32 / kBits;
+  for (size_t i = 0; i < n_entries; i += hn::Lanes(d)) {
+    const auto at = hn::Load(di, offsets.bytes + i);
+    const auto* const base = reinterpret_cast<const int32_t*>(first_row);
+    for (size_t column = 0; column < rank; column += per_word) {
+      const auto bytes = hn::Set(di, static_cast<int32_t>(column * kBits / 8));
+      auto words = hn::BitCast(du, hn::GatherOffset(di, base, hn::Add(at, bytes)));
+      if (has_bits) words = hn::Shr(words, hn::BitCast(du, hn::Load(di, offsets.bits + i)));
+      StoreElements<kBits, 0>(d, words, HWY_MIN(per_word, rank - column), tile + column * n_entries + i,
+                              n_entries);
+    }
+  }
+}
+
+inline void DecodeTile(KvType type, const uint8_t* first_row, const RowOffsets& offsets, size_t rank,
+                       size_t n_entries, float* tile) {
+  switch (type) {
+    case KvType::kF16: return DecodeTile<16>(first_row, offsets, rank, n_entries, tile);
+    case KvType::kInt8: return DecodeTile<8>(first_row, offsets, rank, n_entries, tile);
+    default: return DecodeTile<4>(first_row, offsets, rank, n_entries, tile);
+  }
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_HOST_INDEX_DECODE_INL_H_

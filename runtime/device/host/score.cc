@@ -1,0 +1,587 @@
+// Scores and chooses groups of an index.
+//
+// Entries are taken in tiles of a few vectors: decoded to columns of floats, multiplied with all rows of z,
+// three at a time. A softmax needs all products before it can weigh one. A first pass finds each softmax'
+// reference and sum; of its first tiles a worker keeps the weights, as many as its share of the processor's
+// cache holds. A second pass adds up the weights; those that were not kept are computed again. So the memory
+// that it takes does not grow with the context, but for the groups' scores. Products are logarithms to base
+// 2, references whole numbers.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/device/host/score.cc"
+#include <hwy/foreach_target.h>
+// What is compiled for each target may use these.
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "platform/base/units.h"
+#include "runtime/device/host/index_decode-inl.h"
+#include "runtime/device/host/operations.h"
+#include "runtime/device/host/project-inl.h"
+#include "runtime/device/host/score.h"
+#include "runtime/device/host/vector_math-inl.h"
+#include "shaders/shared/index_params.h"
+#include "shaders/shared/step_params.h"
+
+#ifndef KVRUN_HOST_SCORE_ONCE
+#define KVRUN_HOST_SCORE_ONCE
+namespace kvrun::host {
+namespace {
+
+constexpr float kNoReference = -16777216.0F;
+// Weights that each worker keeps: of 4,551 entries and 9 heads, half a core's second-level cache or less.
+constexpr size_t kKeptBytes = size_t{160} * 1024;
+
+// 2 to the power of a whole number of at most 0.
+float Power(float exponent) {
+  return std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(std::max(exponent, -126.0F)) + 127)
+                              << 23);
+}
+
+struct Softmax {
+  float reference = kNoReference;
+  float sum = 0.0F;
+};
+
+// A unit is what a worker's share consists of: as many whole groups as fit into a tile, or one that takes
+// several tiles.
+struct Tiling {
+  Tiling(const IndexShape& index, size_t lanes)
+      : tile_entries(lanes),
+        unit_groups(std::max<size_t>(1, tile_entries / index.group_tokens)),
+        unit_entries(unit_groups * index.group_tokens),
+        unit_tiles((unit_entries + tile_entries - 1) / tile_entries),
+        row_bits(size_t{index.rank} * KvElementBits(index.type)),
+        unit_bytes(unit_groups * index.group_words() * 4) {}
+
+  size_t tile_entries;  // room: the last may stay empty
+  size_t unit_groups;
+  size_t unit_entries;
+  size_t unit_tiles;
+  size_t row_bits;
+  size_t unit_bytes;
+};
+
+// What a worker has of its own, in ThreadPool::Scratch.
+struct WorkerMemory {
+  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes) {
+    n_kept = kKeptBytes / (n_rows * (tiling.tile_entries + 1) * sizeof(float));
+    std::byte* at = begin;
+    const auto take = [&at]<typename T>(T*& to, size_t count) {
+      to = reinterpret_cast<T*>(at);
+      at += RoundUp<size_t>(count * sizeof(T), 64);
+    };
+    take(tile, rank * tiling.tile_entries);
+    take(products, n_rows * tiling.tile_entries);
+    take(totals, tiling.tile_entries);
+    take(bytes, tiling.tile_entries);
+    take(bits, tiling.tile_entries);
+    take(references, n_rows);
+    take(factors, n_rows);
+    take(sums, n_rows * max_lanes);
+    take(kept, n_kept * n_rows * tiling.tile_entries);
+    take(kept_references, n_kept * n_rows);
+    n_bytes = static_cast<size_t>(at - begin);
+  }
+
+  float* tile;      // [rank, tile_entries]
+  float* products;  // [n_rows, tile_entries]; or weights
+  float* totals;    // [tile_entries]
+  int32_t* bytes;   // RowOffsets of the tile
+  int32_t* bits;
+  float* references;       // [n_rows], so far
+  float* factors;          // [n_rows]: what weights are multiplied with in the end
+  float* sums;             // [n_rows, lanes] of weights, by lane
+  float* kept;             // [n_kept, n_rows, tile_entries]
+  float* kept_references;  // [n_kept, n_rows]
+  size_t n_kept = 0;       // tiles that there is room for
+  size_t n_bytes = 0;
+};
+
+// One token's scoring.
+struct Scoring {
+  const ScoreArgs& args;
+  const ScoreLayout& layout;
+  const Tiling& tiling;
+  const uint8_t* index;  // of the token's sequence
+  const float* z;        // [n_rows, rank]
+  Softmax* softmaxes;    // [n_workers, n_rows]
+  float* scores;         // [n_lists, n_groups]
+  size_t n_entries;      // that can be chosen
+  size_t n_workers;
+
+  size_t n_units() const { return (n_entries + tiling.unit_entries - 1) / tiling.unit_entries; }
+};
+
+}  // namespace
+}  // namespace kvrun::host
+#endif  // KVRUN_HOST_SCORE_ONCE
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+namespace {
+
+constexpr size_t kVectors = 4;  // of a tile
+constexpr size_t kTileRows = 3;
+
+size_t VectorLanes() { return hn::Lanes(hn::ScalableTag<float>()); }
+
+// Of a tile of n entries; further ones are the last again.
+void FindOffsets(const Scoring& s, size_t n, const WorkerMemory& own) {
+  const uint32_t group_tokens = s.args.index_shape.group_tokens;
+  const size_t group_bits = size_t{s.args.index_shape.group_words()} * 32;
+  size_t bit = 0;
+  for (size_t i = 0, in_group = 0, group_begin = 0; i < s.tiling.tile_entries; ++i) {
+    if (i < n) {
+      bit = group_begin + in_group * s.tiling.row_bits;
+      if (++in_group == group_tokens) {
+        in_group = 0;
+        group_begin += group_bits;
+      }
+    }
+    own.bytes[i] = static_cast<int32_t>(bit / 8);
+    own.bits[i] = static_cast<int32_t>(bit % 8);
+  }
+}
+
+// products[row, i] = z of row . entry i, of kRows rows.
+template <size_t kRows>
+void Multiply(const float* HWY_RESTRICT tile, const float* HWY_RESTRICT z, size_t rank,
+              float* HWY_RESTRICT products) {
+  const hn::ScalableTag<float> d;
+  const size_t n = hn::Lanes(d);
+  const float* const z1 = z + (kRows > 1 ? rank : 0);
+  const float* const z2 = z + (kRows > 2 ? 2 * rank : 0);
+  auto a0 = hn::Zero(d), a1 = hn::Zero(d), a2 = hn::Zero(d), a3 = hn::Zero(d);
+  auto b0 = hn::Zero(d), b1 = hn::Zero(d), b2 = hn::Zero(d), b3 = hn::Zero(d);
+  auto c0 = hn::Zero(d), c1 = hn::Zero(d), c2 = hn::Zero(d), c3 = hn::Zero(d);
+  for (size_t column = 0; column < rank; ++column, tile += kVectors * n) {
+    const auto v0 = hn::Load(d, tile);
+    const auto v1 = hn::Load(d, tile + n);
+    const auto v2 = hn::Load(d, tile + 2 * n);
+    const auto v3 = hn::Load(d, tile + 3 * n);
+    const auto a = hn::Set(d, z[column]);
+    a0 = hn::MulAdd(a, v0, a0);
+    a1 = hn::MulAdd(a, v1, a1);
+    a2 = hn::MulAdd(a, v2, a2);
+    a3 = hn::MulAdd(a, v3, a3);
+    if constexpr (kRows > 1) {
+      const auto b = hn::Set(d, z1[column]);
+      b0 = hn::MulAdd(b, v0, b0);
+      b1 = hn::MulAdd(b, v1, b1);
+      b2 = hn::MulAdd(b, v2, b2);
+      b3 = hn::MulAdd(b, v3, b3);
+    }
+    if constexpr (kRows > 2) {
+      const auto c = hn::Set(d, z2[column]);
+      c0 = hn::MulAdd(c, v0, c0);
+      c1 = hn::MulAdd(c, v1, c1);
+      c2 = hn::MulAdd(c, v2, c2);
+      c3 = hn::MulAdd(c, v3, c3);
+    }
+  }
+  hn::Store(a0, d, products);
+  hn::Store(a1, d, products + n);
+  hn::Store(a2, d, products + 2 * n);
+  hn::Store(a3, d, products + 3 * n);
+  if constexpr (kRows > 1) {
+    products += kVectors * n;
+    hn::Store(b0, d, products);
+    hn::Store(b1, d, products + n);
+    hn::Store(b2, d, products + 2 * n);
+    hn::Store(b3, d, products + 3 * n);
+  }
+  if constexpr (kRows > 2) {
+    products += kVectors * n;
+    hn::Store(c0, d, products);
+    hn::Store(c1, d, products + n);
+    hn::Store(c2, d, products + 2 * n);
+    hn::Store(c3, d, products + 3 * n);
+  }
+}
+
+// The products of a tile of n entries from `first` on; further ones get the smallest.
+void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, const WorkerMemory& own,
+                  float* products) {
+  const IndexShape& shape = s.args.index_shape;
+  if (*offsets_of != n) FindOffsets(s, n, own);
+  *offsets_of = n;
+  const size_t in_unit = first % s.tiling.unit_entries;
+  const uint8_t* const rows =
+      s.index + first / s.tiling.unit_entries * s.tiling.unit_bytes + in_unit * s.tiling.row_bits / 8;
+  DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries, own.tile);
+  size_t row = 0;
+  const auto step = [&](size_t n_rows) {
+    const float* const z = s.z + row * shape.rank;
+    float* const to = products + row * s.tiling.tile_entries;
+    if (n_rows == 3) {
+      Multiply<3>(own.tile, z, shape.rank, to);
+    } else if (n_rows == 2) {
+      Multiply<2>(own.tile, z, shape.rank, to);
+    } else {
+      Multiply<1>(own.tile, z, shape.rank, to);
+    }
+    row += n_rows;
+  };
+  while (row < s.layout.n_rows) step(std::min<size_t>(kTileRows, s.layout.n_rows - row));
+  for (row = 0; n < s.tiling.tile_entries && row < s.layout.n_rows; ++row) {
+    float* const to = products + row * s.tiling.tile_entries;
+    std::fill(to + n, to + s.tiling.tile_entries, kNoReference);
+  }
+}
+
+// products become weights: powers of 2 of what they are above the row's reference, which is raised first
+// where a product is larger; `sums` (by lane) are added to.
+void Weigh(float* products, float* reference, float* sums) {
+  const hn::ScalableTag<float> d;
+  const size_t n = hn::Lanes(d);
+  const auto v0 = hn::Load(d, products);
+  const auto v1 = hn::Load(d, products + n);
+  const auto v2 = hn::Load(d, products + 2 * n);
+  const auto v3 = hn::Load(d, products + 3 * n);
+  const auto largest = hn::Max(hn::Max(v0, v1), hn::Max(v2, v3));
+  auto sum = hn::Load(d, sums);
+  if (!hn::AllFalse(d, hn::Gt(largest, hn::Set(d, *reference)))) {
+    const float raised = std::ceil(hn::GetLane(hn::MaxOfLanes(d, largest)));
+    sum = hn::Mul(sum, hn::Set(d, Power(*reference - raised)));
+    *reference = raised;
+  }
+  const auto r = hn::Set(d, *reference);
+  const auto w0 = Exp2(d, hn::Sub(v0, r));
+  const auto w1 = Exp2(d, hn::Sub(v1, r));
+  const auto w2 = Exp2(d, hn::Sub(v2, r));
+  const auto w3 = Exp2(d, hn::Sub(v3, r));
+  hn::Store(w0, d, products);
+  hn::Store(w1, d, products + n);
+  hn::Store(w2, d, products + 2 * n);
+  hn::Store(w3, d, products + 3 * n);
+  hn::Store(hn::Add(sum, hn::Add(hn::Add(w0, w1), hn::Add(w2, w3))), d, sums);
+}
+
+// First pass: references and sums of a worker's units [begin, end), and the weights of the first of its
+// tiles.
+void FindSoftmaxes(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own, Softmax* softmaxes) {
+  const hn::ScalableTag<float> d;
+  const size_t n_rows = s.layout.n_rows;
+  std::fill_n(own.references, n_rows, kNoReference);
+  std::fill_n(own.sums, n_rows * hn::Lanes(d), 0.0F);
+  const size_t last = std::min(end * s.tiling.unit_entries, s.n_entries);
+  size_t offsets_of = 0;
+  size_t tile = 0;
+  for (size_t unit = begin; unit < end; ++unit) {
+    const size_t unit_end = std::min((unit + 1) * s.tiling.unit_entries, last);
+    for (size_t first = unit * s.tiling.unit_entries; first < unit_end;
+         first += s.tiling.tile_entries, ++tile) {
+      const bool keep = tile < own.n_kept;
+      float* const weights = keep ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
+      MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
+      for (size_t row = 0; row < n_rows; ++row) {
+        Weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
+      }
+      if (keep) std::copy_n(own.references, n_rows, own.kept_references + tile * n_rows);
+    }
+  }
+  for (size_t row = 0; row < n_rows; ++row) {
+    const auto sums = hn::Load(d, own.sums + row * hn::Lanes(d));
+    softmaxes[row] = {own.references[row], hn::GetLane(hn::SumOfLanes(d, sums))};
+  }
+}
+
+// Of all workers' entries: references, and the reciprocals of the sums as factors.
+void JoinSoftmaxes(const Scoring& s, const WorkerMemory& own) {
+  for (size_t row = 0; row < s.layout.n_rows; ++row) {
+    Softmax all;
+    for (size_t worker = 0; worker < s.n_workers; ++worker) {
+      const Softmax& one = s.softmaxes[worker * s.layout.n_rows + row];
+      const float reference = std::max(all.reference, one.reference);
+      all = {reference,
+             all.sum * Power(all.reference - reference) + one.sum * Power(one.reference - reference)};
+    }
+    own.references[row] = all.reference;
+    own.factors[row] = 1.0F / all.sum;
+  }
+}
+
+// totals = the sums over rows of weights times a factor of each.
+void AddUp(const float* weights, const float* factors, size_t n_rows, float* totals) {
+  const hn::ScalableTag<float> d;
+  const size_t n = hn::Lanes(d);
+  auto t0 = hn::Zero(d), t1 = hn::Zero(d), t2 = hn::Zero(d), t3 = hn::Zero(d);
+  for (size_t row = 0; row < n_rows; ++row, weights += kVectors * n) {
+    const auto factor = hn::Set(d, factors[row]);
+    t0 = hn::MulAdd(factor, hn::Load(d, weights), t0);
+    t1 = hn::MulAdd(factor, hn::Load(d, weights + n), t1);
+    t2 = hn::MulAdd(factor, hn::Load(d, weights + 2 * n), t2);
+    t3 = hn::MulAdd(factor, hn::Load(d, weights + 3 * n), t3);
+  }
+  hn::Store(t0, d, totals);
+  hn::Store(t1, d, totals + n);
+  hn::Store(t2, d, totals + 2 * n);
+  hn::Store(t3, d, totals + 3 * n);
+}
+
+// The weights of a tile for good: products less the references, to the power of 2.
+void WeighAgain(float* products, const float* references, size_t n_rows) {
+  const hn::ScalableTag<float> d;
+  for (size_t row = 0; row < n_rows; ++row) {
+    const auto reference = hn::Set(d, references[row]);
+    for (size_t i = 0; i < kVectors; ++i, products += hn::Lanes(d)) {
+      hn::Store(Exp2(d, hn::Sub(hn::Load(d, products), reference)), d, products);
+    }
+  }
+}
+
+// The groups' scores become the largest of n entries' totals; those begin with a group, or within one that
+// has a score already. No score is a NaN.
+void RaiseScores(const float* totals, size_t n, size_t group_tokens, bool is_new, float* scores) {
+  for (size_t i = 0; i < n; i += group_tokens, ++scores) {
+    float best = is_new ? std::numeric_limits<float>::lowest() : *scores;
+    for (size_t e = i; e < std::min(n, i + group_tokens); ++e) best = totals[e] > best ? totals[e] : best;
+    *scores = best;
+  }
+}
+
+// Second pass (with sums, the only one): the scores of a worker's units [begin, end).
+void ScoreUnits(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own) {
+  const bool is_sum = s.args.reduction == HeadReduction::kSum;
+  const size_t n_rows = s.layout.n_rows;
+  const size_t list_rows = n_rows / s.layout.n_lists;
+  const size_t group_tokens = s.args.index_shape.group_tokens;
+  if (!is_sum) JoinSoftmaxes(s, own);
+  size_t offsets_of = 0;
+  size_t tile = 0;
+  for (size_t unit = begin; unit < end; ++unit) {
+    const size_t unit_begin = unit * s.tiling.unit_entries;
+    const size_t unit_end = std::min(unit_begin + s.tiling.unit_entries, s.n_entries);
+    for (size_t first = unit_begin; first < unit_end; first += s.tiling.tile_entries, ++tile) {
+      const size_t n = std::min(s.tiling.tile_entries, unit_end - first);
+      const bool was_kept = !is_sum && tile < own.n_kept;
+      const float* weights = was_kept ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
+      if (!was_kept) MultiplyTile(s, first, n, &offsets_of, own, own.products);
+      if (!was_kept && !is_sum) WeighAgain(own.products, own.references, n_rows);
+      for (size_t list = 0; list < s.layout.n_lists; ++list) {
+        const float* totals = own.products;
+        if (!is_sum) {
+          // Weights that were kept are in proportion to the reference of their time; sums is free by now.
+          for (size_t row = list * list_rows; row < (list + 1) * list_rows; ++row) {
+            const float power =
+                was_kept ? Power(own.kept_references[tile * n_rows + row] - own.references[row]) : 1.0F;
+            own.sums[row] = own.factors[row] * power;
+          }
+          AddUp(weights + list * list_rows * s.tiling.tile_entries, own.sums + list * list_rows, list_rows,
+                own.totals);
+          totals = own.totals;
+        }
+        RaiseScores(totals, n, group_tokens, first == unit_begin,
+                    s.scores + list * s.args.index_shape.n_groups + unit * s.tiling.unit_groups);
+      }
+    }
+  }
+}
+
+// z of one KV head's rows (with sums: of all heads), added to. `own` holds heads that are added up.
+void ProjectHeads(const ScoreArgs& args, const float* query, uint32_t kv_head, uint32_t rows_of_head,
+                  float* sum, float* z) {
+  const size_t head_dim = args.attention.kv_shape.head_dim;
+  const size_t rank = args.index_shape.rank;
+  const size_t group = args.attention.n_heads / args.attention.kv_shape.n_kv_heads;
+  const float* heads = query + kv_head * group * head_dim;
+  const float* const side = Data<float>(args.sides.query_side) + kv_head * head_dim * rank;
+  if (rows_of_head == group) {
+    AddProjections(heads, head_dim, group, head_dim, side, rank, z);
+    return;
+  }
+  std::copy_n(heads, head_dim, sum);
+  for (size_t h = 1; h < group; ++h) {
+    for (size_t i = 0; i < head_dim; ++i) sum[i] += heads[h * head_dim + i];
+  }
+  AddProjections(sum, head_dim, 1, head_dim, side, rank, z);
+}
+
+// Of a worker's part, on its own memory: scratch that a Tiling of this target needs.
+void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
+  const Tiling tiling(args.index_shape, kVectors * VectorLanes());
+  const size_t rank = args.index_shape.rank;
+  const WorkerMemory sizes(nullptr, tiling, rank, layout.n_rows, VectorLanes());
+  pool.ReserveScratch(sizes.n_bytes);
+  const auto* step = Data<StepParams>(args.attention.step);
+  float* const scratch = Data<float>(args.scratch);
+  for (size_t token = 0; token < args.attention.n_tokens; ++token) {
+    const StepToken& row = step->tokens[token];
+    const size_t sequence_words = size_t{args.index_shape.n_groups} * args.index_shape.group_words();
+    const Scoring s{
+        .args = args,
+        .layout = layout,
+        .tiling = tiling,
+        .index = Data<uint8_t>(args.index) + row.sequence * sequence_words * 4,
+        .z = scratch + token * layout.n_rows * rank,
+        .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
+        .scores = scratch + layout.scores_begin + token * layout.n_lists * args.index_shape.n_groups,
+        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.group_tokens,
+        .n_workers = pool.size()};
+    if (s.n_entries == 0) continue;
+    const auto memory = [&](uint32_t worker) {
+      return WorkerMemory(pool.Scratch(worker, sizes.n_bytes), tiling, rank, layout.n_rows, VectorLanes());
+    };
+    if (args.reduction != HeadReduction::kSum) {
+      pool.Run([&](uint32_t worker) {
+        const auto [begin, end] = pool.Part(s.n_units(), 1, worker);
+        FindSoftmaxes(s, begin, end, memory(worker), s.softmaxes + worker * layout.n_rows);
+      });
+    }
+    pool.Run([&](uint32_t worker) {
+      const auto [begin, end] = pool.Part(s.n_units(), 1, worker);
+      if (begin < end) ScoreUnits(s, begin, end, memory(worker));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvrun::host {
+namespace {
+
+HWY_EXPORT(ProjectHeads);
+HWY_EXPORT(Score);
+
+// Multiply-adds that are worth a second thread.
+constexpr size_t kProjectGrain = 40000;
+constexpr size_t kSelectGrain = 1;
+
+uint32_t RowsOf(const ScoreArgs& args) {
+  switch (args.reduction) {
+    case HeadReduction::kSum: return 1;
+    case HeadReduction::kGqa: return args.attention.kv_shape.n_kv_heads;
+    case HeadReduction::kSoftmax:
+    case HeadReduction::kPerKvHead: return args.attention.n_heads;
+  }
+  return 0;
+}
+
+// Normalises and rotates one head in place.
+void Rotate(const AttentionArgs& attention, size_t token, float* head) {
+  const size_t head_dim = attention.kv_shape.head_dim;
+  if (attention.norms != nullptr) {
+    const auto* norms = Data<float>(attention.norms);
+    float sum = 0.0F;
+    for (size_t i = 0; i < head_dim; ++i) sum += head[i] * head[i];
+    const float factor = 1.0F / std::sqrt(sum / static_cast<float>(head_dim) + attention.norm_epsilon);
+    for (size_t i = 0; i < head_dim; ++i) head[i] *= factor * norms[i];
+  }
+  const size_t pairs = attention.rotary_dim / 2;
+  const float* const angles = Data<float>(attention.angles) + token * pairs * 2;
+  for (size_t i = 0; i < pairs; ++i) {
+    float& first = head[attention.rope_halves ? i : 2 * i];
+    float& second = head[attention.rope_halves ? i + pairs : 2 * i + 1];
+    const float a = first;
+    const float b = second;
+    first = a * angles[2 * i] - b * angles[2 * i + 1];
+    second = a * angles[2 * i + 1] + b * angles[2 * i];
+  }
+}
+
+// Rotates the heads that make rows [row, row + n_rows) of a token's z, and computes those.
+void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token, uint32_t first_kv_head,
+                 uint32_t n_kv_heads, float* sum) {
+  const AttentionArgs& attention = args.attention;
+  const size_t head_dim = attention.kv_shape.head_dim;
+  const size_t rank = args.index_shape.rank;
+  const uint32_t group = attention.n_heads / attention.kv_shape.n_kv_heads;
+  const uint32_t rows_of_head =
+      args.reduction == HeadReduction::kSum ? 0 : layout.n_rows / attention.kv_shape.n_kv_heads;
+  float* const query = Data<float>(args.query) + token * attention.n_heads * head_dim;
+  float* const z = Data<float>(args.scratch) + (token * layout.n_rows + first_kv_head * rows_of_head) * rank;
+  const size_t n_z = std::max(1U, rows_of_head * n_kv_heads) * rank;
+  std::fill_n(z, n_z, 0.0F);
+  for (uint32_t head = first_kv_head * group; head < (first_kv_head + n_kv_heads) * group; ++head) {
+    Rotate(attention, token, query + head * head_dim);
+  }
+  for (uint32_t head = 0; head < n_kv_heads; ++head) {
+    HWY_DYNAMIC_DISPATCH(ProjectHeads)
+    (args, query, first_kv_head + head, rows_of_head, sum, z + head * rows_of_head * rank);
+  }
+  // Of a row's mean. Softmaxes are computed with powers of 2.
+  const double factor = (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) /
+                        (args.reduction == HeadReduction::kGqa ? group : 1);
+  const auto scale = static_cast<float>(factor / std::sqrt(head_dim));
+  const uint32_t sequence = Data<StepParams>(attention.step)->tokens[token].sequence;
+  const float* const scales = Data<float>(args.sides.scales) + size_t{sequence} * rank;
+  for (size_t i = 0; i < n_z; ++i) z[i] *= scale * scales[i % rank];
+}
+
+// z of all tokens. With sums all heads share a row; else KV heads are independent of each other.
+void Project(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
+  const uint32_t n_kv_heads = args.attention.kv_shape.n_kv_heads;
+  const size_t head_dim = args.attention.kv_shape.head_dim;
+  const uint32_t parts = args.reduction == HeadReduction::kSum ? 1 : n_kv_heads;
+  const uint32_t heads_of_part = n_kv_heads / parts;
+  const size_t work = args.attention.n_heads / parts * head_dim * args.index_shape.rank;
+  // A vector more: reads of a row's last columns may go beyond it.
+  const size_t sum_bytes = (head_dim + 64) * sizeof(float);
+  pool.ReserveScratch(sum_bytes);
+  pool.ParallelFor(size_t{args.attention.n_tokens} * parts, kProjectGrain / work + 1,
+                   [&](size_t begin, size_t end, uint32_t worker) {
+                     auto* sum = reinterpret_cast<float*>(pool.Scratch(worker, sum_bytes));
+                     for (size_t i = begin; i < end; ++i) {
+                       ProjectRows(args, layout, i / parts, static_cast<uint32_t>(i % parts) * heads_of_part,
+                                   heads_of_part, sum);
+                     }
+                   });
+}
+
+}  // namespace
+
+ScoreLayout LayOutScores(uint32_t n_workers, const ScoreArgs& args) {
+  const size_t n_tokens = args.attention.n_tokens;
+  ScoreLayout layout;
+  layout.n_rows = RowsOf(args);
+  layout.n_lists = args.reduction == HeadReduction::kPerKvHead ? args.attention.kv_shape.n_kv_heads : 1;
+  const auto take = [&layout](size_t n_floats) {
+    const size_t begin = layout.n_floats;
+    layout.n_floats += RoundUp<size_t>(n_floats, 16);
+    return begin;
+  };
+  take(n_tokens * layout.n_rows * args.index_shape.rank);
+  if (args.reduction != HeadReduction::kSum)
+    layout.softmaxes_begin = take(size_t{n_workers} * layout.n_rows * 2);
+  layout.scores_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
+  return layout;
+}
+
+uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
+  const uint32_t entries = position + 1;
+  const uint32_t before = entries > args.window_tokens ? entries - args.window_tokens : 0;
+  return std::min(before / args.index_shape.group_tokens, args.index_shape.n_groups);
+}
+
+uint64_t ScoreScratchBytes(const ThreadPool& pool, const ScoreArgs& args) {
+  return LayOutScores(pool.size(), args).n_floats * sizeof(float);
+}
+
+void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
+  const ScoreLayout layout = LayOutScores(pool.size(), args);
+  Project(pool, args, layout);
+  HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout);
+  const auto* step = Data<StepParams>(args.attention.step);
+  const float* const scores = Data<float>(args.scratch) + layout.scores_begin;
+  auto* chosen = Data<uint32_t>(args.chosen);
+  pool.ParallelFor(size_t{args.attention.n_tokens} * layout.n_lists, kSelectGrain,
+                   [&](size_t begin, size_t end, uint32_t) {
+                     for (size_t list = begin; list < end; ++list) {
+                       const uint32_t position = step->tokens[list / layout.n_lists].position;
+                       SelectGroups(scores + list * args.index_shape.n_groups,
+                                    ChoosableGroups(args, position), args.n_pinned, args.n_chosen,
+                                    chosen + list * (1 + size_t{args.n_chosen}));
+                     }
+                   });
+}
+
+}  // namespace kvrun::host
+#endif  // HWY_ONCE

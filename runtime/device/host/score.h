@@ -1,0 +1,31 @@
+// How scoring an index is laid out in ScoreArgs::scratch, and the choice that follows from the scores.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/device/device.h"
+
+namespace kvrun::host {
+
+// A row of z is a projected query, of one head or of several added up. In floats from the beginning of
+// scratch: z [n_tokens, n_rows, rank]; of one token's softmaxes, reference and sum over each worker's entries
+// [n_workers, n_rows, 2]; scores [n_tokens, n_lists, n_groups].
+struct ScoreLayout {
+  uint32_t n_rows = 0;   // of z, per token
+  uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows
+  size_t softmaxes_begin = 0;
+  size_t scores_begin = 0;
+  size_t n_floats = 0;
+};
+ScoreLayout LayOutScores(uint32_t n_workers, const ScoreArgs& args);
+
+// Groups of a sequence that ends with `position` that can be chosen.
+uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);
+
+// Writes to `chosen` how many groups are chosen, and which, ascending: the first n_pinned, and of the others
+// those with the largest scores, the lower of equals. Scores are no NaNs.
+void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
+                  uint32_t* chosen);
+
+}  // namespace kvrun::host

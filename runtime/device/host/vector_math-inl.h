@@ -1,0 +1,62 @@
+// Functions of vectors that Highway's package does not have. Compiled once for each instruction set, hence
+// the guard.
+#if defined(KVRUN_HOST_VECTOR_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_HOST_VECTOR_MATH_INL_H_
+#undef KVRUN_HOST_VECTOR_MATH_INL_H_
+#else
+#define KVRUN_HOST_VECTOR_MATH_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstring>
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// 2^x, within 2 units in the last place. x is clamped to [-126, 127].
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2(D d, V x) {
+  const hn::RebindToSigned<D> di;
+  x = hn::Min(hn::Max(x, hn::Set(d, -126.0F)), hn::Set(d, 127.0F));
+  const auto whole = hn::NearestInt(x);
+  const V f = hn::Sub(x, hn::ConvertTo(d, whole));  // in [-1/2, 1/2], exact
+  // Interpolates 2^f at Chebyshev's nodes: relative error below 4e-9.
+  V power = hn::Set(d, 1.5461445e-4F);
+  power = hn::MulAdd(power, f, hn::Set(d, 1.3400428e-3F));
+  power = hn::MulAdd(power, f, hn::Set(d, 9.6180567e-3F));
+  power = hn::MulAdd(power, f, hn::Set(d, 5.5503272e-2F));
+  power = hn::MulAdd(power, f, hn::Set(d, 2.4022651e-1F));
+  power = hn::MulAdd(power, f, hn::Set(d, 6.9314721e-1F));
+  power = hn::MulAdd(power, f, hn::Set(d, 1.0F));
+  // power is in [0.7, 1.42]: its exponent takes what is added.
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(whole)));
+}
+
+// Lanes [0, n) of what lies at `from`, zeros beyond. Up to a vector of memory after them may be read.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadFirst(D d, const float* from, size_t n) {
+  // Not MaskedLoad: on some targets it wants an aligned address.
+  const auto all = hn::LoadU(d, from);
+  return n >= hn::Lanes(d) ? all : hn::IfThenElseZero(hn::FirstN(d, n), all);
+}
+
+// Writes nothing else, not even what was there: that may be another thread's.
+template <class D>
+HWY_INLINE void StoreFirst(D d, hn::Vec<D> value, float* to, size_t n) {
+  if (n >= hn::Lanes(d)) {
+    hn::StoreU(value, d, to);
+    return;
+  }
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)];
+  hn::Store(value, d, lanes);
+  std::memcpy(to, lanes, n * sizeof(float));
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_HOST_VECTOR_MATH_INL_H_

@@ -1,0 +1,265 @@
+// What fills an index, and the sums that adapters are made of, on the CPU device, against the scalar
+// reference: the cases of tests/kernels/index_upkeep_test.cc.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/host_operation_run.h"
+#include "tests/support/index_reference.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
+constexpr uint32_t kRanks[] = {1, 6, 12, 24, 33};
+
+StepToken TokenAt(uint32_t position, uint32_t sequence) {
+  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
+}
+
+// A sum of n products in any order and the bias: at most n + 1 roundings of the sum of the magnitudes.
+double ProjectTolerance(std::span<const float> rows, uint32_t n_dims, double largest_side) {
+  double largest = 0.0;
+  for (const float value : rows) largest = std::max(largest, std::abs(double{value}));
+  return (n_dims + 2) * kHostRoundoff * (largest * n_dims + 1) * largest_side;
+}
+
+struct AppendCase {
+  IndexShape shape;
+  uint32_t n_dims = 0;
+  std::vector<StepToken> tokens;
+};
+
+// Bits that belong to none of the tokens' entries.
+std::vector<uint32_t> KeptBits(const AppendCase& c) {
+  const IndexShape& shape = c.shape;
+  const uint32_t bits = KvElementBits(shape.type);
+  std::vector<uint32_t> kept(shape.size_bytes() / sizeof(uint32_t), ~0U);
+  for (const StepToken& token : c.tokens) {
+    const size_t group = size_t{token.sequence} * shape.n_groups + token.position / shape.group_tokens;
+    for (uint32_t r = 0; r < shape.rank; ++r) {
+      const size_t bit = (size_t{token.position % shape.group_tokens} * shape.rank + r) * bits;
+      kept[group * shape.group_words() + bit / 32] &= ~(((1U << bits) - 1) << (bit % 32));
+    }
+  }
+  return kept;
+}
+
+// As stored: the nearest code, where the projection's error and the quotient's (2.5 units in the last place)
+// do not leave two of them; a half within a unit of its last place, whichever way a device rounds.
+void ExpectElement(const IndexShape& shape, double value, double scale, double tolerance, double found) {
+  if (shape.type == KvType::kF16) {
+    EXPECT_NEAR(found, value, std::max(std::abs(value) * 0x1p-10, 0x1p-14) + tolerance);
+    return;
+  }
+  const double largest = (1U << (KvElementBits(shape.type) - 1)) - 1;
+  const double quotient = std::clamp(value / scale, -largest, largest);
+  EXPECT_LE(std::abs(found - quotient), 0.5 + tolerance / scale + 8 * kHostRoundoff * largest);
+  EXPECT_LE(std::abs(found), largest);
+}
+
+void CheckAppend(host::HostDevice& device, const AppendCase& c) {
+  constexpr uint32_t kKeyOffset = 5;
+  const IndexShape& shape = c.shape;
+  const uint32_t stride = kKeyOffset + c.n_dims + 3;
+  const auto n_tokens = static_cast<uint32_t>(c.tokens.size());
+  HostOperationRun run(device);
+  const std::vector<float> rows = HostRandomFloats(size_t{n_tokens} * stride, 31);
+  const std::vector<float> key_side = HostRandomFloats(size_t{c.n_dims} * shape.rank, 32);
+  const std::vector<float> bias = HostRandomFloats(shape.rank, 33);
+  std::vector<float> scales(size_t{shape.n_sequences} * shape.rank, 1.0F);
+  // Some columns are clipped, others use few codes.
+  for (size_t i = 0; i < scales.size() && shape.type != KvType::kF16; ++i) {
+    scales[i] = 0.02F * static_cast<float>(i % 9 + 1) * (shape.type == KvType::kInt4 ? 10.0F : 1.0F);
+  }
+  const size_t n_words = shape.size_bytes() / sizeof(uint32_t);
+  Buffer* index = run.Poisoned(n_words);
+  const IndexSides sides{
+      .key_side = run.Values(key_side), .bias = run.Values(bias), .scales = run.Values(scales)};
+  const Buffer* input = run.Values(rows);
+  const Buffer* step = run.Step(c.tokens);
+  run.Run([&](CommandList& list) {
+    return list.AppendIndex(*input, stride, kKeyOffset, c.n_dims, *step, n_tokens, sides, shape, index);
+  });
+  const auto found = run.Read<uint32_t>(index, n_words + kHostBeyond);
+  std::vector<uint32_t> kept = KeptBits(c);
+  kept.resize(found.size(), ~0U);
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i] & kept[i], kHostPoison & kept[i]) << "word " << i << " of others' entries changed";
+  }
+  std::vector<float> keys;
+  for (uint32_t t = 0; t < n_tokens; ++t) {
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(size_t{t} * stride + kKeyOffset);
+    keys.insert(keys.end(), begin, begin + c.n_dims);
+  }
+  const std::vector<double> projected = ProjectReference(keys, c.n_dims, key_side, bias);
+  const double tolerance = ProjectTolerance(keys, c.n_dims, 1.0);
+  for (size_t i = 0; i < projected.size(); ++i) {
+    const StepToken& token = c.tokens[i / shape.rank];
+    const auto column = static_cast<uint32_t>(i % shape.rank);
+    SCOPED_TRACE(::testing::Message() << "column " << column << " at " << token.position << ", "
+                                      << KvElementBits(shape.type) << " bits"
+                                      << ", rank " << shape.rank);
+    ExpectElement(shape, projected[i], scales[size_t{token.sequence} * shape.rank + column], tolerance,
+                  IndexValue(found, shape, token.sequence, token.position, column));
+  }
+}
+
+// Neighbouring entries of a sequence share words; other sequences write elsewhere.
+TEST(HostIndexUpkeepTest, AppendsEntries) {
+  OnEveryHostTarget([](host::HostDevice& device) {
+    for (const KvType type : kIndexTypes) {
+      for (const uint32_t rank : kRanks) {
+        for (const uint32_t group : {1U, 3U, 4U, 16U}) {
+          AppendCase c{.shape = {type, rank, group, 12, 3}, .n_dims = 48, .tokens = {}};
+          c.tokens = {TokenAt(11, 1), TokenAt(0, 0), TokenAt(5, 2)};
+          CheckAppend(device, c);
+          c.n_dims = 30;
+          for (uint32_t position = 1; position < std::min(11U, 12 * group - 1); ++position) {
+            c.tokens.push_back(TokenAt(position, 0));
+          }
+          CheckAppend(device, c);
+        }
+      }
+    }
+  });
+}
+
+TEST(HostIndexUpkeepTest, AppendsALongChunkOfEntries) {
+  OnEveryHostTarget([](host::HostDevice& device) {
+    AppendCase c{.shape = {KvType::kInt4, 33, 4, 70, 1}, .n_dims = 192, .tokens = {}};
+    for (uint32_t position = 2; position < 257; ++position) c.tokens.push_back(TokenAt(position, 0));
+    CheckAppend(device, c);
+  });
+}
+
+void CheckProject(host::HostDevice& device, const KvShape& kv, uint32_t first_token, uint32_t n_tokens,
+                  uint32_t rank) {
+  HostOperationRun run(device);
+  const uint32_t n_dims = kv.n_kv_heads * kv.head_dim;
+  std::vector<float> values = HostRandomFloats(kv.size_bytes() / KvElementBytes(kv.type), 41);
+  std::vector<float> stored = values;
+  if (kv.type == KvType::kF16) {
+    std::vector<uint16_t> halves(values.size());
+    std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
+    std::transform(halves.begin(), halves.end(), values.begin(), HalfToFloat);
+    stored.resize(values.size() / 2);
+    std::memcpy(stored.data(), halves.data(), kv.size_bytes());
+  }
+  std::vector<float> keys;
+  for (uint32_t token = first_token; token < first_token + n_tokens; ++token) {
+    for (uint32_t head = 0; head < kv.n_kv_heads; ++head) {
+      const size_t begin = (size_t{head} * 2 * kv.n_ctx + token) * kv.head_dim;
+      keys.insert(keys.end(), values.begin() + static_cast<std::ptrdiff_t>(begin),
+                  values.begin() + static_cast<std::ptrdiff_t>(begin + kv.head_dim));
+    }
+  }
+  const std::vector<float> key_side = HostRandomFloats(size_t{n_dims} * rank, 42);
+  const std::vector<float> bias = HostRandomFloats(rank, 43);
+  const std::vector<double> expected = ProjectReference(keys, n_dims, key_side, bias);
+  Buffer* out = run.Poisoned(expected.size());
+  const Buffer* buffer = run.Values(stored);
+  const IndexSides sides{.key_side = run.Values(key_side), .bias = run.Values(bias)};
+  run.Run([&](CommandList& list) {
+    return list.ProjectKeys(*buffer, kv, first_token, n_tokens, sides, rank, out);
+  });
+  EXPECT_TRUE(run.IsUntouched(out, expected.size()));
+  EXPECT_TRUE(AreClose(run.Read<float>(out, expected.size()), expected,
+                       std::vector<double>{ProjectTolerance(keys, n_dims, 1.0)}))
+      << n_tokens << " tokens, rank " << rank << ", " << n_dims << " dimensions";
+}
+
+TEST(HostIndexUpkeepTest, ProjectsKeys) {
+  OnEveryHostTarget([](host::HostDevice& device) {
+    for (const KvType type : {KvType::kF16, KvType::kF32}) {
+      for (const uint32_t rank : kRanks) {
+        CheckProject(device, {type, 1, 3, 64, 130}, 0, 130, rank);
+        CheckProject(device, {type, 1, 2, 10, 50}, 7, 33, rank);
+        CheckProject(device, {type, 1, 1, 80, 9}, 8, 1, rank);
+      }
+    }
+  });
+}
+
+struct GramCase {
+  uint32_t n_rows;
+  uint32_t row_stride;
+  uint32_t first_column;
+  uint32_t dim;
+  uint32_t n_blocks;
+  uint32_t skip_rows;
+  uint32_t sums_offset;
+};
+
+void CheckGram(host::HostDevice& device, const GramCase& c) {
+  HostOperationRun run(device);
+  std::vector<float> rows = HostRandomFloats(size_t{c.n_rows} * c.row_stride, 51);
+  const std::vector<float> before = HostRandomFloats(size_t{c.dim + 1} * c.dim, 52);
+  std::vector<float> sums(c.sums_offset, std::bit_cast<float>(kHostPoison));
+  sums.insert(sums.end(), before.begin(), before.end());
+  GramArgs args{.n_rows = c.n_rows,
+                .row_stride = c.row_stride,
+                .first_column = c.first_column,
+                .dim = c.dim,
+                .n_blocks = c.n_blocks,
+                .skip_rows = c.skip_rows,
+                .sums_offset = c.sums_offset};
+  std::vector<double> expected(before.begin(), before.end());
+  const std::vector<double> added = GramReference(args, rows);
+  for (size_t i = 0; i < added.size(); ++i) expected[i] += added[i];
+  // What is left out must not be read.
+  std::fill_n(rows.begin(), size_t{std::min(c.skip_rows, c.n_rows)} * c.row_stride, std::nanf(""));
+  args.rows = run.Values(rows);
+  args.sums = run.Output(sums);
+  run.Run([&](CommandList& list) { return list.AccumulateGram(args); });
+  // Sums of n values of at most 1: the errors of partial sums of at most n.
+  const double n = c.n_blocks * (c.n_rows - std::min(c.n_rows, c.skip_rows)) + 1.0;
+  const auto found = run.Read<float>(args.sums, sums.size());
+  EXPECT_TRUE(AreClose(std::span(found).subspan(c.sums_offset), expected,
+                       std::vector<double>{(n + 2) * kHostRoundoff * n}))
+      << c.n_rows << " rows, " << c.n_blocks << " blocks of " << c.dim;
+  for (size_t i = 0; i < c.sums_offset; ++i) EXPECT_EQ(std::bit_cast<uint32_t>(found[i]), kHostPoison);
+  EXPECT_TRUE(run.IsUntouched(args.sums, sums.size()));
+}
+
+TEST(HostIndexUpkeepTest, AddsUpProducts) {
+  OnEveryHostTarget([](host::HostDevice& device) {
+    for (const GramCase& c : {GramCase{1, 1, 0, 1, 1, 0, 0},
+                              {100, 192, 0, 192, 1, 4, 0},
+                              {37, 70, 3, 66, 1, 0, 5},
+                              {50, 9 * 16, 16, 16, 3, 0, 16 * 17},
+                              {33, 131, 1, 10, 13, 1, 2},
+                              {5, 300, 0, 260, 1, 0, 0},
+                              {3, 64, 0, 64, 1, 3, 0},
+                              {3, 64, 0, 64, 1, 7, 0}}) {
+      CheckGram(device, c);
+    }
+  });
+}
+
+// Adding up twice is adding up all.
+TEST(HostIndexUpkeepTest, AddsUpMoreProducts) {
+  OnEveryHostTarget([](host::HostDevice& device) {
+    HostOperationRun run(device);
+    const std::vector<float> rows = HostRandomFloats(size_t{40} * 20, 53);
+    const GramArgs all{.n_rows = 40, .row_stride = 20, .dim = 20};
+    const std::vector<double> expected = GramReference(all, rows);
+    GramArgs half = all;
+    half.rows = run.Values(rows);
+    half.n_rows = 15;
+    half.sums = run.Output(std::vector<float>(expected.size(), 0.0F));
+    GramArgs rest = half;
+    rest.n_rows = 40;
+    rest.skip_rows = 15;
+    run.Run([&](CommandList& list) -> Status {
+      KVRUN_RETURN_IF_ERROR(list.AccumulateGram(half));
+      return list.AccumulateGram(rest);
+    });
+    EXPECT_TRUE(AreClose(run.Read<float>(half.sums, expected.size()), expected,
+                         std::vector<double>{42 * kHostRoundoff * 40}));
+  });
+}
+
+}  // namespace
+}  // namespace kvrun::testing
