@@ -1,5 +1,7 @@
 #include "runtime/device/host/matmul_kernels.h"
 
+#include <atomic>
+
 #include "platform/base/check.h"
 
 #define HWY_WANT_AVX3_DL  // it has VNNI
@@ -22,7 +24,15 @@ namespace kvrun::host {
 
 HWY_EXPORT(MatMulKernelsOfTarget);
 
-MatMulKernels GetMatMulKernels() { return HWY_DYNAMIC_DISPATCH(MatMulKernelsOfTarget)(); }
+namespace {
+std::atomic<bool> dot_forbidden{false};
+}
+
+MatMulKernels GetMatMulKernels() {
+  return HWY_DYNAMIC_DISPATCH(MatMulKernelsOfTarget)(dot_forbidden.load(std::memory_order_relaxed));
+}
+
+void ForbidDotForTest(bool forbid) { dot_forbidden.store(forbid, std::memory_order_relaxed); }
 
 }  // namespace kvrun::host
 #endif

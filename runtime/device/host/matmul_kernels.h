@@ -24,6 +24,8 @@ inline constexpr uint32_t kTileTokens = 8;
 using TileSums = float[kTileTokens][kPanelRows];
 
 struct MatMulKernels {
+  const char* target;    // Highway's name of the instruction set
+  bool has_dot;          // by an instruction that adds four products of 8 bits in 32
   uint32_t tile_tokens;  // how many tokens at a time suit the registers: a power of two, at most kTileTokens
 
   // n_blocks blocks of 32 floats, for products with matrices of `type`.
@@ -39,5 +41,8 @@ struct MatMulKernels {
 };
 
 MatMulKernels GetMatMulKernels();
+
+// Instruction sets that may or may not have such an instruction do as if they had not, from the next call on.
+void ForbidDotForTest(bool forbid);
 
 }  // namespace kvrun::host

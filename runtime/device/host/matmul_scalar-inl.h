@@ -64,8 +64,8 @@ inline void MultiplyFloat(const float* panel, uint32_t n_cols, const float* x, u
   }
 }
 
-inline MatMulKernels MatMulKernelsOfTarget() {
-  return {kTileTokens, Quantize, MultiplyInt8, Decode, MultiplyFloat};
+inline MatMulKernels MatMulKernelsOfTarget(bool /*forbid_dot*/) {
+  return {hwy::TargetName(HWY_TARGET), false, kTileTokens, Quantize, MultiplyInt8, Decode, MultiplyFloat};
 }
 
 }  // namespace kvrun::host::HWY_NAMESPACE

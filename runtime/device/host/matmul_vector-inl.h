@@ -227,23 +227,25 @@ inline void MultiplyFloat(const float* panel, uint32_t n_cols, const float* x, u
 }
 
 template <typename Dot>
-MatMulKernels KernelsWith() {
-  return {kTileTokensOfTarget, Quantize<Dot>, MultiplyInt8<Dot>, Decode, MultiplyFloat};
+MatMulKernels KernelsWith(bool has_dot) {
+  return {hwy::TargetName(HWY_TARGET), has_dot, kTileTokensOfTarget, Quantize<Dot>,
+          MultiplyInt8<Dot>,           Decode,  MultiplyFloat};
 }
 
-inline MatMulKernels MatMulKernelsOfTarget() {
+// The dot instruction is part of AVX3_DL; of AVX2 and NEON, it depends.
+inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
 #if HWY_TARGET == HWY_AVX3_DL
-  return KernelsWith<Vnni512Dot>();
+  return KernelsWith<Vnni512Dot>(true);
 #elif HWY_TARGET == HWY_AVX2
-  static const bool has_vnni = AvxVnniDot::IsThere();
-  return has_vnni ? KernelsWith<AvxVnniDot>() : KernelsWith<MaddubsDot>();
+  static const bool has_dot = AvxVnniDot::IsThere();
+  return has_dot && !forbid_dot ? KernelsWith<AvxVnniDot>(true) : KernelsWith<MaddubsDot>(false);
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_SSE4
-  return KernelsWith<MaddubsDot>();
+  return KernelsWith<MaddubsDot>(false);
 #elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
   static const bool has_dot = SdotDot::IsThere();
-  return has_dot ? KernelsWith<SdotDot>() : KernelsWith<PortableDot>();
+  return has_dot && !forbid_dot ? KernelsWith<SdotDot>(true) : KernelsWith<PortableDot>(false);
 #else
-  return KernelsWith<PortableDot>();
+  return KernelsWith<PortableDot>(false);
 #endif
 }
 
