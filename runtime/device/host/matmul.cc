@@ -66,18 +66,21 @@ void MultiplyFloats(ThreadPool& pool, const MatMulKernels& kernels, const Produc
   const PanelLayout& layout = product.matrix.layout();
   const uint32_t n_cols = layout.n_cols;
   const size_t panel_bytes = size_t{n_cols} * kPanelRows * sizeof(float);
-  // Floats are used as they lie.
-  const bool decodes = layout.type != TensorType::kF32;
+  const bool decodes = layout.n_blocks != 0;
   if (decodes) pool.ReserveScratch(panel_bytes);
   pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t worker) {
-    auto* decoded = decodes ? reinterpret_cast<float*>(pool.Scratch(worker, panel_bytes)) : nullptr;
     for (size_t row = begin; row < end; row += kPanelRows) {
-      const std::byte* packed = product.matrix.panel(row / kPanelRows);
-      if (decodes) kernels.decode(layout, packed, decoded);
-      const float* panel = decodes ? decoded : reinterpret_cast<const float*>(packed);
+      const std::byte* panel = product.matrix.panel(row / kPanelRows);
+      TensorType type = layout.type;
+      if (decodes) {
+        std::byte* decoded = pool.Scratch(worker, panel_bytes);
+        kernels.decode(layout, panel, reinterpret_cast<float*>(decoded));
+        panel = decoded;
+        type = TensorType::kF32;
+      }
       ForTiles(product, kernels.tile_tokens, 0, product.n_tokens, row,
                [&](size_t t, uint32_t n, TileSums& sums) {
-                 kernels.multiply_float(panel, n_cols, product.x + t * n_cols, n, sums);
+                 kernels.multiply_float(type, panel, n_cols, product.x + t * n_cols, n, sums);
                });
     }
   });

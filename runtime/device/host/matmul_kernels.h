@@ -33,11 +33,11 @@ struct MatMulKernels {
   // A panel times n_tokens (1, 2, 4 or 8) rows of layout.n_blocks blocks.
   void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
                         uint32_t n_tokens, TileSums& sums);
-  // A panel as floats [n_cols, 16].
+  // A panel of a quantised type as floats [n_cols, 16]: a panel of F32.
   void (*decode)(const PanelLayout& layout, const std::byte* panel, float* out);
-  // Such a panel times n_tokens (1, 2, 4 or 8) rows of n_cols floats.
-  void (*multiply_float)(const float* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
-                         TileSums& sums);
+  // A panel of a float type times n_tokens (1, 2, 4 or 8) rows of n_cols floats.
+  void (*multiply_float)(TensorType type, const std::byte* panel, uint32_t n_cols, const float* x,
+                         uint32_t n_tokens, TileSums& sums);
 };
 
 MatMulKernels GetMatMulKernels();

@@ -38,11 +38,6 @@ inline void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, cons
 
 inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out) {
   for (uint32_t r = 0; r < kPanelRows; ++r) {
-    if (layout.n_blocks == 0) {
-      for (uint32_t c = 0; c < layout.n_cols; ++c) {
-        out[size_t{c} * kPanelRows + r] = UnpackValue(layout, panel, r, c);
-      }
-    }
     for (uint32_t b = 0; b < layout.n_blocks; ++b) {
       const UnpackedBlock w = UnpackBlock(layout, panel, r, b);
       for (uint32_t i = 0; i < kBlockColumns; ++i) {
@@ -53,13 +48,14 @@ inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out
   }
 }
 
-inline void MultiplyFloat(const float* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
-                          TileSums& sums) {
-  for (uint32_t t = 0; t < n_tokens; ++t) {
-    for (uint32_t r = 0; r < kPanelRows; ++r) sums[t][r] = 0.0F;
+inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_cols, const float* x,
+                          uint32_t n_tokens, TileSums& sums) {
+  const PanelLayout layout = MakePanelLayout(type, n_cols);
+  for (uint32_t r = 0; r < kPanelRows; ++r) {
+    for (uint32_t t = 0; t < n_tokens; ++t) sums[t][r] = 0.0F;
     for (uint32_t c = 0; c < n_cols; ++c) {
-      const float value = x[size_t{t} * n_cols + c];
-      for (uint32_t r = 0; r < kPanelRows; ++r) sums[t][r] += panel[size_t{c} * kPanelRows + r] * value;
+      const float w = UnpackValue(layout, panel, r, c);
+      for (uint32_t t = 0; t < n_tokens; ++t) sums[t][r] += w * x[size_t{t} * n_cols + c];
     }
   }
 }

@@ -151,22 +151,8 @@ void DecodeQuants(const PanelLayout& layout, const std::byte* panel, float* out)
   }
 }
 
-template <typename Half>  // hwy::float16_t or hwy::bfloat16_t
-void DecodeHalves(const PanelLayout& layout, const std::byte* panel, float* out) {
-  const hn::Rebind<Half, DF> d;
-  const auto* from = reinterpret_cast<const Half*>(panel);
-  const size_t n = size_t{layout.n_cols} * kPanelRows;
-  for (size_t i = 0; i < n; i += kLanes)
-    hn::StoreU(hn::PromoteTo(DF(), hn::LoadU(d, from + i)), DF(), out + i);
-}
-
 inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out) {
   switch (layout.type) {
-    case TensorType::kF32:
-      std::memcpy(out, panel, size_t{layout.n_cols} * kPanelRows * sizeof(float));
-      return;
-    case TensorType::kF16: return DecodeHalves<hwy::float16_t>(layout, panel, out);
-    case TensorType::kBF16: return DecodeHalves<hwy::bfloat16_t>(layout, panel, out);
     case TensorType::kQ8_0: return DecodeQuants<TensorType::kQ8_0>(layout, panel, out);
     case TensorType::kQ4_0: return DecodeQuants<TensorType::kQ4_0>(layout, panel, out);
     case TensorType::kQ4_1: return DecodeQuants<TensorType::kQ4_1>(layout, panel, out);
@@ -175,23 +161,31 @@ inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out
     case TensorType::kQ4_K: return DecodeQuants<TensorType::kQ4_K>(layout, panel, out);
     case TensorType::kQ5_K: return DecodeQuants<TensorType::kQ5_K>(layout, panel, out);
     case TensorType::kQ6_K: return DecodeQuants<TensorType::kQ6_K>(layout, panel, out);
+    default: KVRUN_CHECK(false);  // float types are floats
   }
 }
 
-template <uint32_t kTokens>
-void MultiplyFloatTile(const float* panel, size_t n_cols, const float* x, TileSums& sums) {
+HWY_INLINE VF LoadFloats(const float* from) { return hn::LoadU(DF(), from); }
+
+template <typename Half>  // hwy::float16_t or hwy::bfloat16_t
+HWY_INLINE VF LoadFloats(const Half* from) {
+  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<Half, DF>(), from));
+}
+
+template <uint32_t kTokens, typename T>
+void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
   // Enough sums that none waits for itself.
   constexpr size_t kParts = 8 / kTokens;
   for (size_t row = 0; row < kPanelRows; row += kLanes) {
     VF sum[kTokens * kParts];
     KVRUN_UNROLL
     for (VF& part : sum) part = hn::Zero(DF());
-    const float* w = panel + row;
+    const T* w = panel + row;
     size_t c = 0;
     for (; c + kParts <= n_cols; c += kParts) {
       KVRUN_UNROLL
       for (size_t i = 0; i < kParts; ++i) {
-        const VF values = hn::LoadU(DF(), w + (c + i) * kPanelRows);
+        const VF values = LoadFloats(w + (c + i) * kPanelRows);
         KVRUN_UNROLL
         for (uint32_t t = 0; t < kTokens; ++t) {
           sum[i * kTokens + t] =
@@ -200,7 +194,7 @@ void MultiplyFloatTile(const float* panel, size_t n_cols, const float* x, TileSu
       }
     }
     for (; c < n_cols; ++c) {
-      const VF values = hn::LoadU(DF(), w + c * kPanelRows);
+      const VF values = LoadFloats(w + c * kPanelRows);
       KVRUN_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         sum[t] = hn::MulAdd(values, hn::Set(DF(), x[t * n_cols + c]), sum[t]);
@@ -215,14 +209,26 @@ void MultiplyFloatTile(const float* panel, size_t n_cols, const float* x, TileSu
   }
 }
 
-inline void MultiplyFloat(const float* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
-                          TileSums& sums) {
+template <typename T>
+void MultiplyFloats(const std::byte* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
+                    TileSums& sums) {
+  const auto* values = reinterpret_cast<const T*>(panel);
   switch (n_tokens) {
-    case 1: return MultiplyFloatTile<1>(panel, n_cols, x, sums);
-    case 2: return MultiplyFloatTile<2>(panel, n_cols, x, sums);
-    case 4: return MultiplyFloatTile<4>(panel, n_cols, x, sums);
-    case 8: return MultiplyFloatTile<8>(panel, n_cols, x, sums);
+    case 1: return MultiplyFloatTile<1>(values, n_cols, x, sums);
+    case 2: return MultiplyFloatTile<2>(values, n_cols, x, sums);
+    case 4: return MultiplyFloatTile<4>(values, n_cols, x, sums);
+    case 8: return MultiplyFloatTile<8>(values, n_cols, x, sums);
     default: KVRUN_CHECK(false);
+  }
+}
+
+inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_cols, const float* x,
+                          uint32_t n_tokens, TileSums& sums) {
+  switch (type) {
+    case TensorType::kF32: return MultiplyFloats<float>(panel, n_cols, x, n_tokens, sums);
+    case TensorType::kF16: return MultiplyFloats<hwy::float16_t>(panel, n_cols, x, n_tokens, sums);
+    case TensorType::kBF16: return MultiplyFloats<hwy::bfloat16_t>(panel, n_cols, x, n_tokens, sums);
+    default: KVRUN_CHECK(false);  // others are decoded first
   }
 }
 
