@@ -67,6 +67,7 @@ void CheckTarget() {
 #if HWY_TARGET == HWY_AVX3_DL
   CheckDot<Vnni512Dot>();
 #elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  CheckDot<NeonMullDot>();
   if (SdotDot::IsThere()) CheckDot<SdotDot>();
 #elif HWY_ARCH_X86
   CheckDot<MaddubsDot>();

@@ -249,7 +249,7 @@ inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
   return KernelsWith<MaddubsDot>(false);
 #elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
   static const bool has_dot = SdotDot::IsThere();
-  return has_dot && !forbid_dot ? KernelsWith<SdotDot>(true) : KernelsWith<PortableDot>(false);
+  return has_dot && !forbid_dot ? KernelsWith<SdotDot>(true) : KernelsWith<NeonMullDot>(false);
 #else
   return KernelsWith<PortableDot>(false);
 #endif
