@@ -1,0 +1,262 @@
+// Sums of products of 8-bit numbers in 32 bits, which Highway 1.0.3 has not: by each instruction set's own
+// instruction. To be included once per target, by a file that uses foreach_target.h.
+//
+// A Dot is a struct with
+//   kBias        what Q8_0's weights must have added to them (128: the instruction wants them unsigned)
+//   Columns<kBits, kGroups>(sum, w, a)
+// where lane i of sum gets added, for g = 0 .. kGroups - 1 and j = 0 .. 3, byte 4 i + j of w[g] times a[4 g +
+// j]. Weights are unsigned of kBits bits; with kBits == 8 they are signed, less kBias mod 256.
+
+#if defined(KVRUN_INT8_DOT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_INT8_DOT_INL_H_
+#undef KVRUN_INT8_DOT_INL_H_
+#else
+#define KVRUN_INT8_DOT_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+#include <cstring>
+
+#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64 && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+// sdot %0.4s, %1.16b, %2.16b, for an assembler that has not been told that the processor knows it.
+#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64 && !defined(__ARM_FEATURE_DOTPROD) && !defined(KVRUN_SDOT)
+#if defined(__clang__)  // no directive of clang 14 allows it: bits, with the numbers of %0's ("v7") registers
+asm(".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n"
+    ".set .Lkvrun_v\\n, \\n\n"
+    ".endr\n");
+#define KVRUN_SDOT ".inst 0x4e809400 | (.Lkvrun_%2 << 16) | (.Lkvrun_%1 << 5) | .Lkvrun_%0"
+#else
+#define KVRUN_SDOT ".arch armv8.2-a+dotprod+crypto\n\tsdot %0.4s, %1.16b, %2.16b"
+#endif
+#endif
+
+// Loops over arrays of vectors must be unrolled, or the arrays lie in memory.
+#undef KVRUN_UNROLL
+#if defined(__clang__)
+#define KVRUN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define KVRUN_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+// As HWY_BEFORE_NAMESPACE, with the instructions used here.
+#undef KVRUN_BEFORE_NAMESPACE
+#if HWY_TARGET == HWY_AVX3_DL
+#define KVRUN_BEFORE_NAMESPACE() \
+  HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512vnni") static_assert(true, "For requiring trailing semicolon")
+#else
+#define KVRUN_BEFORE_NAMESPACE() HWY_BEFORE_NAMESPACE()
+#endif
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
+KVRUN_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using DF = hn::ScalableTag<float>;
+using DI = hn::ScalableTag<int32_t>;
+using DU8 = hn::Repartition<uint8_t, DI>;
+using DI8 = hn::Repartition<int8_t, DI>;
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+using VU8 = hn::Vec<DU8>;
+
+// The four activations of a group in every lane.
+HWY_INLINE VI FourOf(const int8_t* a) {
+  int32_t four;
+  std::memcpy(&four, a, sizeof(four));
+  return hn::Set(DI(), four);
+}
+
+// Any target: four products of sign-extended bytes. Slow; stands in where there is nothing better.
+struct PortableDot {
+  static constexpr int32_t kBias = 0;
+
+  template <int kBits, int kGroups>
+  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
+    for (int g = 0; g < kGroups; ++g) {
+      const VI four = hn::BitCast(DI(), w[g]);
+      sum = hn::Add(sum, hn::Mul(hn::ShiftRight<24>(hn::ShiftLeft<24>(four)), hn::Set(DI(), a[4 * g])));
+      sum = hn::Add(sum, hn::Mul(hn::ShiftRight<24>(hn::ShiftLeft<16>(four)), hn::Set(DI(), a[4 * g + 1])));
+      sum = hn::Add(sum, hn::Mul(hn::ShiftRight<24>(hn::ShiftLeft<8>(four)), hn::Set(DI(), a[4 * g + 2])));
+      sum = hn::Add(sum, hn::Mul(hn::ShiftRight<24>(four), hn::Set(DI(), a[4 * g + 3])));
+    }
+    return sum;
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3_DL
+
+struct Vnni512Dot {
+  static constexpr int32_t kBias = 128;
+
+  template <int kBits, int kGroups>
+  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
+    KVRUN_UNROLL
+    for (int g = 0; g < kGroups; ++g) sum.raw = _mm512_dpbusd_epi32(sum.raw, w[g].raw, FourOf(a + 4 * g).raw);
+    return sum;
+  }
+};
+
+#endif
+
+#if HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+
+// pmaddubsw adds two products in 16 bits, and more are added there while they fit; pmaddwd then widens.
+struct MaddubsDot {
+  static constexpr int32_t kBias = 0;
+  using VI16 = hn::Vec<hn::Repartition<int16_t, DI>>;
+
+  template <int kBits, int kGroups>
+  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
+    // (2^kBits - 1) * 127 * 2 each, of 32767.
+    constexpr int kGroupsIn16Bits = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
+    KVRUN_UNROLL
+    for (int g = 0; g < kGroups; g += kGroupsIn16Bits) {
+      VI16 pairs = Pairs<kBits == 8>(w[g], FourOf(a + 4 * g));
+      KVRUN_UNROLL
+      for (int i = 1; i < kGroupsIn16Bits && g + i < kGroups; ++i) {
+        pairs = hn::Add(pairs, Pairs<kBits == 8>(w[g + i], FourOf(a + 4 * (g + i))));
+      }
+      sum = hn::Add(sum, Widen(pairs));
+    }
+    return sum;
+  }
+
+ private:
+  // Signed weights: magnitudes times activations with the weights' signs; 128 * 127 * 2 fits.
+  template <bool kSigned>
+  static HWY_INLINE VI16 Pairs(VU8 weights, VI a) {
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (kSigned) {
+      const __mmask64 negative = _mm512_movepi8_mask(weights.raw);
+      a.raw = _mm512_mask_sub_epi8(a.raw, negative, _mm512_setzero_si512(), a.raw);
+      weights.raw = _mm512_abs_epi8(weights.raw);
+    }
+    return VI16{_mm512_maddubs_epi16(weights.raw, a.raw)};
+#elif HWY_TARGET == HWY_AVX2
+    if constexpr (kSigned) {
+      a.raw = _mm256_sign_epi8(a.raw, weights.raw);
+      weights.raw = _mm256_abs_epi8(weights.raw);
+    }
+    return VI16{_mm256_maddubs_epi16(weights.raw, a.raw)};
+#else
+    if constexpr (kSigned) {
+      a.raw = _mm_sign_epi8(a.raw, weights.raw);
+      weights.raw = _mm_abs_epi8(weights.raw);
+    }
+    return VI16{_mm_maddubs_epi16(weights.raw, a.raw)};
+#endif
+  }
+
+  static HWY_INLINE VI Widen(VI16 pairs) {
+#if HWY_TARGET == HWY_AVX3
+    return VI{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(1))};
+#elif HWY_TARGET == HWY_AVX2
+    return VI{_mm256_madd_epi16(pairs.raw, _mm256_set1_epi16(1))};
+#else
+    return VI{_mm_madd_epi16(pairs.raw, _mm_set1_epi16(1))};
+#endif
+  }
+};
+
+#endif
+
+#if HWY_TARGET == HWY_AVX2
+
+// AVX-VNNI is on processors that Highway knows as AVX2. By assembler: to allow the compiler these
+// instructions would allow it to use them everywhere in this target.
+struct AvxVnniDot {
+  static constexpr int32_t kBias = 128;
+
+  static bool IsThere() {
+    uint32_t a = 7;
+    uint32_t b = 0;
+    uint32_t c = 1;
+    uint32_t d = 0;
+    asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    return (a >> 4 & 1U) != 0;
+  }
+
+  template <int kBits, int kGroups>
+  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
+    KVRUN_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      const VI four = FourOf(a + 4 * g);
+      asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum.raw) : "x"(w[g].raw), "x"(four.raw));
+    }
+    return sum;
+  }
+};
+
+#endif
+
+#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+
+// Products of bytes in 16 bits, and more added there while they fit; then both halves, pairwise, in 32.
+struct NeonMullDot {
+  static constexpr int32_t kBias = 0;
+
+  template <int kBits, int kGroups>
+  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
+    // (2^kBits - 1) * 127 each, or 128 * 127 with 8 bits, of 32767.
+    constexpr int kGroupsIn16Bits = kBits <= 5 ? 8 : kBits == 6 ? 4 : 2;
+    KVRUN_UNROLL
+    for (int g = 0; g < kGroups; g += kGroupsIn16Bits) {
+      int16x8_t low = vdupq_n_s16(0);
+      int16x8_t high = vdupq_n_s16(0);
+      KVRUN_UNROLL
+      for (int i = g; i < g + kGroupsIn16Bits && i < kGroups; ++i) {
+        const int8x16_t weights = vreinterpretq_s8_u8(w[i].raw);
+        const int8x16_t four = vreinterpretq_s8_s32(FourOf(a + 4 * i).raw);
+        low = vmlal_s8(low, vget_low_s8(weights), vget_low_s8(four));
+        high = vmlal_high_s8(high, weights, four);
+      }
+      sum.raw = vaddq_s32(sum.raw, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+    }
+    return sum;
+  }
+};
+
+// By assembler, where not every processor has it: see AvxVnniDot.
+struct SdotDot {
+  static constexpr int32_t kBias = 0;
+
+  static bool IsThere() {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return true;
+#elif defined(__linux__)
+    return (getauxval(AT_HWCAP) >> 20 & 1U) != 0;  // HWCAP_ASIMDDP
+#else
+    return false;
+#endif
+  }
+
+  template <int kBits, int kGroups>
+  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
+    KVRUN_UNROLL
+    for (int g = 0; g < kGroups; ++g) {
+      const VI four = FourOf(a + 4 * g);
+#if defined(__ARM_FEATURE_DOTPROD)
+      sum.raw = vdotq_s32(sum.raw, vreinterpretq_s8_u8(w[g].raw), vreinterpretq_s8_s32(four.raw));
+#else
+      asm(KVRUN_SDOT : "+w"(sum.raw) : "w"(w[g].raw), "w"(four.raw));
+#endif
+    }
+    return sum;
+  }
+};
+
+#endif
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // not HWY_SCALAR
+
+#endif  // KVRUN_INT8_DOT_INL_H_

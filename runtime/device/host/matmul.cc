@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <bit>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/host/matmul_kernels.h"
+#include "runtime/device/host/matrix.h"
+#include "runtime/device/host/operations.h"
+
+namespace kvrun::host {
+namespace {
+
+// Activations that are rounded by the calling thread alone: sooner done than another one wakes up.
+constexpr size_t kSerialElements = size_t{16} * 1024;
+// Activations in use at a time: they stay in the second-level cache while panels go past.
+constexpr size_t kChunkBytes = size_t{512} * 1024;
+
+struct Product {
+  explicit Product(const MatMulArgs& args)
+      : matrix(static_cast<const HostMatrix&>(*args.weight)),
+        x(Data<float>(args.input)),
+        out(Data<float>(args.output) + args.output_offset),
+        bias(args.bias == nullptr ? nullptr : Data<float>(args.bias) + args.bias_offset),
+        n_tokens(args.n_tokens),
+        n_rows(args.n_rows != 0 ? args.n_rows : matrix.n_rows()),
+        stride(args.output_stride != 0 ? args.output_stride : n_rows),
+        accumulate(args.accumulate) {}
+
+  const HostMatrix& matrix;
+  const float* x;
+  float* out;
+  const float* bias;  // null: none
+  uint32_t n_tokens;
+  uint32_t n_rows;
+  size_t stride;
+  bool accumulate;
+};
+
+void StoreTile(const Product& product, const TileSums& sums, size_t first_token, uint32_t n_tokens,
+               size_t first_row) {
+  const size_t n_rows = std::min<size_t>(kPanelRows, product.n_rows - first_row);
+  for (uint32_t t = 0; t < n_tokens; ++t) {
+    float* out = product.out + (first_token + t) * product.stride + first_row;
+    for (size_t r = 0; r < n_rows; ++r) {
+      float sum = sums[t][r];
+      if (product.bias != nullptr) sum += product.bias[first_row + r];
+      out[r] = product.accumulate ? out[r] + sum : sum;
+    }
+  }
+}
+
+// multiply(first_token, n_tokens, sums) for tiles of [begin, end) with as many tokens as the kernels take.
+template <typename F>
+void ForTiles(const Product& product, uint32_t tile_tokens, size_t begin, size_t end, size_t first_row,
+              const F& multiply) {
+  alignas(64) TileSums sums;
+  for (size_t t = begin; t < end;) {
+    const auto n = static_cast<uint32_t>(std::min<size_t>(tile_tokens, std::bit_floor(end - t)));
+    multiply(t, n, sums);
+    StoreTile(product, sums, t, n, first_row);
+    t += n;
+  }
+}
+
+void MultiplyFloats(ThreadPool& pool, const MatMulKernels& kernels, const Product& product) {
+  const PanelLayout& layout = product.matrix.layout();
+  const uint32_t n_cols = layout.n_cols;
+  const size_t panel_bytes = size_t{n_cols} * kPanelRows * sizeof(float);
+  const bool decodes = layout.n_blocks != 0;
+  if (decodes) pool.ReserveScratch(panel_bytes);
+  pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t worker) {
+    for (size_t row = begin; row < end; row += kPanelRows) {
+      const std::byte* panel = product.matrix.panel(row / kPanelRows);
+      TensorType type = layout.type;
+      if (decodes) {
+        std::byte* decoded = pool.Scratch(worker, panel_bytes);
+        kernels.decode(layout, panel, reinterpret_cast<float*>(decoded));
+        panel = decoded;
+        type = TensorType::kF32;
+      }
+      ForTiles(product, kernels.tile_tokens, 0, product.n_tokens, row,
+               [&](size_t t, uint32_t n, TileSums& sums) {
+                 kernels.multiply_float(type, panel, n_cols, product.x + t * n_cols, n, sums);
+               });
+    }
+  });
+}
+
+void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product& product) {
+  const PanelLayout& layout = product.matrix.layout();
+  const size_t n_blocks = layout.n_blocks;
+  const size_t row_bytes = n_blocks * sizeof(ActivationBlock);
+  // All workers' scratch together holds the activations.
+  const size_t n_all_blocks = product.n_tokens * n_blocks;
+  const size_t bytes_per_worker = CeilDiv<size_t>(n_all_blocks * sizeof(ActivationBlock), pool.size());
+  auto* activations = reinterpret_cast<ActivationBlock*>(pool.Scratch(0, bytes_per_worker));
+  const auto quantize = [&](size_t begin, size_t end, uint32_t) {
+    kernels.quantize(layout.type, product.x + begin * kBlockColumns, end - begin, activations + begin);
+  };
+  if (n_all_blocks * kBlockColumns <= kSerialElements)
+    quantize(0, n_all_blocks, 0);
+  else
+    pool.ParallelFor(n_all_blocks, 1, quantize);
+
+  const size_t chunk = std::max(kChunkBytes / row_bytes / kTileTokens * kTileTokens, size_t{kTileTokens});
+  pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t) {
+    for (size_t token = 0; token < product.n_tokens; token += chunk) {
+      const size_t last = std::min<size_t>(token + chunk, product.n_tokens);
+      for (size_t row = begin; row < end; row += kPanelRows) {
+        const std::byte* panel = product.matrix.panel(row / kPanelRows);
+        ForTiles(product, kernels.tile_tokens, token, last, row, [&](size_t t, uint32_t n, TileSums& sums) {
+          kernels.multiply_int8(layout, panel, activations + t * n_blocks, n, sums);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void MatMul(ThreadPool& pool, const MatMulArgs& args, bool exact) {
+  const Product product(args);
+  KVRUN_CHECK(product.n_rows <= product.matrix.n_rows());
+  if (product.n_tokens == 0 || product.n_rows == 0) return;
+  const MatMulKernels kernels = GetMatMulKernels();
+  // Float weights have no steps that would be coarser than those of rounded activations.
+  if (exact || product.matrix.layout().n_blocks == 0)
+    MultiplyFloats(pool, kernels, product);
+  else
+    MultiplyInt8(pool, kernels, product);
+}
+
+}  // namespace kvrun::host

@@ -1,0 +1,38 @@
+#include "runtime/device/host/matmul_kernels.h"
+
+#include <atomic>
+
+#include "platform/base/check.h"
+
+#define HWY_WANT_AVX3_DL  // it has VNNI
+// SSSE3 without SSE4: hardly any; the others' vectors have no fixed size and cannot be kept in arrays.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/device/host/matmul_kernels.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "runtime/device/host/int8_dot-inl.h"
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#include "runtime/device/host/matmul_scalar-inl.h"
+#else
+#include "runtime/device/host/matmul_vector-inl.h"
+#endif
+
+#if HWY_ONCE
+namespace kvrun::host {
+
+HWY_EXPORT(MatMulKernelsOfTarget);
+
+namespace {
+std::atomic<bool> dot_forbidden{false};
+}
+
+MatMulKernels GetMatMulKernels() {
+  return HWY_DYNAMIC_DISPATCH(MatMulKernelsOfTarget)(dot_forbidden.load(std::memory_order_relaxed));
+}
+
+void ForbidDotForTest(bool forbid) { dot_forbidden.store(forbid, std::memory_order_relaxed); }
+
+}  // namespace kvrun::host
+#endif

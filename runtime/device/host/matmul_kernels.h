@@ -1,0 +1,48 @@
+// The inner loops of matrix products, for the best instruction set that the processor has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/device/host/matrix.h"
+
+namespace kvrun::host {
+
+// 32 activations in 8 bits: x[i] = scale * quants[i], to half a step.
+struct ActivationBlock {
+  int8_t quants[kBlockColumns];
+  float scale;       // largest magnitude / 127; not a number where an activation is infinite or none
+  float scaled_sum;  // scale * sum of quants: what a minimum is multiplied with
+  // What the sums of products start with, so that what a type subtracts from its quants is subtracted: minus
+  // offset * sum of quants; [0] of all, or of columns 0 to 15 and 16 to 31 where these have their own scales.
+  int32_t start[2];
+};
+static_assert(sizeof(ActivationBlock) == 48);
+
+// Tokens of one call at most, and what a kernel writes: sums[token][row of the panel].
+inline constexpr uint32_t kTileTokens = 8;
+using TileSums = float[kTileTokens][kPanelRows];
+
+struct MatMulKernels {
+  const char* target;    // Highway's name of the instruction set
+  bool has_dot;          // by an instruction that adds four products of 8 bits in 32
+  uint32_t tile_tokens;  // how many tokens at a time suit the registers: a power of two, at most kTileTokens
+
+  // n_blocks blocks of 32 floats, for products with matrices of `type`.
+  void (*quantize)(TensorType type, const float* x, size_t n_blocks, ActivationBlock* out);
+  // A panel times n_tokens (1, 2, 4 or 8) rows of layout.n_blocks blocks.
+  void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+                        uint32_t n_tokens, TileSums& sums);
+  // A panel of a quantised type as floats [n_cols, 16]: a panel of F32.
+  void (*decode)(const PanelLayout& layout, const std::byte* panel, float* out);
+  // A panel of a float type times n_tokens (1, 2, 4 or 8) rows of n_cols floats.
+  void (*multiply_float)(TensorType type, const std::byte* panel, uint32_t n_cols, const float* x,
+                         uint32_t n_tokens, TileSums& sums);
+};
+
+MatMulKernels GetMatMulKernels();
+
+// Instruction sets that may or may not have such an instruction do as if they had not, from the next call on.
+void ForbidDotForTest(bool forbid);
+
+}  // namespace kvrun::host

@@ -1,0 +1,70 @@
+// The kernels of matmul_kernels.h in plain C++: for processors without vectors that Highway knows, and for
+// what the others are compared with. To be included once per target.
+
+#if defined(KVRUN_MATMUL_SCALAR_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_MATMUL_SCALAR_INL_H_
+#undef KVRUN_MATMUL_SCALAR_INL_H_
+#else
+#define KVRUN_MATMUL_SCALAR_INL_H_
+#endif
+
+#include "runtime/device/host/quantize_activations-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+inline void Quantize(TensorType type, const float* x, size_t n_blocks, ActivationBlock* out) {
+  QuantizeActivations(type, 0, x, n_blocks, out);
+}
+
+// UnpackBlock has subtracted what ActivationBlock::start is for.
+inline void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+                         uint32_t n_tokens, TileSums& sums) {
+  for (uint32_t r = 0; r < kPanelRows; ++r) {
+    for (uint32_t t = 0; t < n_tokens; ++t) sums[t][r] = 0.0F;
+    for (uint32_t b = 0; b < layout.n_blocks; ++b) {
+      const UnpackedBlock w = UnpackBlock(layout, panel, r, b);
+      for (uint32_t t = 0; t < n_tokens; ++t) {
+        const ActivationBlock& a = x[size_t{t} * layout.n_blocks + b];
+        int32_t products[2] = {0, 0};
+        for (uint32_t i = 0; i < kBlockColumns; ++i) products[i / 16] += w.quants[i] * a.quants[i];
+        sums[t][r] += a.scale * (w.scale[0] * static_cast<float>(products[0]) +
+                                 w.scale[1] * static_cast<float>(products[1])) +
+                      a.scaled_sum * w.minimum;
+      }
+    }
+  }
+}
+
+inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out) {
+  for (uint32_t r = 0; r < kPanelRows; ++r) {
+    for (uint32_t b = 0; b < layout.n_blocks; ++b) {
+      const UnpackedBlock w = UnpackBlock(layout, panel, r, b);
+      for (uint32_t i = 0; i < kBlockColumns; ++i) {
+        out[size_t{b * kBlockColumns + i} * kPanelRows + r] =
+            static_cast<float>(w.quants[i]) * w.scale[i / 16] + w.minimum;
+      }
+    }
+  }
+}
+
+inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_cols, const float* x,
+                          uint32_t n_tokens, TileSums& sums) {
+  const PanelLayout layout = MakePanelLayout(type, n_cols);
+  for (uint32_t r = 0; r < kPanelRows; ++r) {
+    for (uint32_t t = 0; t < n_tokens; ++t) sums[t][r] = 0.0F;
+    for (uint32_t c = 0; c < n_cols; ++c) {
+      const float w = UnpackValue(layout, panel, r, c);
+      for (uint32_t t = 0; t < n_tokens; ++t) sums[t][r] += w * x[size_t{t} * n_cols + c];
+    }
+  }
+}
+
+inline MatMulKernels MatMulKernelsOfTarget(bool /*forbid_dot*/) {
+  return {hwy::TargetName(HWY_TARGET), false, kTileTokens, Quantize, MultiplyInt8, Decode, MultiplyFloat};
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_MATMUL_SCALAR_INL_H_

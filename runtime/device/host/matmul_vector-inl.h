@@ -1,0 +1,261 @@
+// The kernels of matmul_kernels.h with vectors. To be included once per target.
+//
+// Lanes are rows: a vector of weights meets one activation (or four, of 8 bits) in all lanes, and no sum is
+// ever taken across lanes. A tile keeps the sums of several tokens in registers, so that a vector of weights
+// is read and unpacked once for all of them.
+
+#if defined(KVRUN_MATMUL_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_MATMUL_VECTOR_INL_H_
+#undef KVRUN_MATMUL_VECTOR_INL_H_
+#else
+#define KVRUN_MATMUL_VECTOR_INL_H_
+#endif
+
+#include "platform/base/check.h"
+#include "runtime/device/host/int8_dot-inl.h"
+#include "runtime/device/host/panel_formats-inl.h"
+#include "runtime/device/host/quantize_activations-inl.h"
+
+KVRUN_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+static_assert(kPanelRows % HWY_LANES(float) == 0);
+inline constexpr size_t kLanes = HWY_LANES(float);
+
+// Half the registers for sums, the others for eight vectors of weights and what comes and goes.
+inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 4 : 8;
+
+template <typename Dot>
+void Quantize(TensorType type, const float* x, size_t n_blocks, ActivationBlock* out) {
+  QuantizeActivations(type, Dot::kBias, x, n_blocks, out);
+}
+
+template <TensorType kType, typename Dot, uint32_t kTokens>
+void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+                  TileSums& sums) {
+  using Format = PanelFormat<kType>;
+  constexpr int kBits = Format::kBits;
+  const size_t n_blocks = layout.n_blocks;
+  for (size_t row = 0; row < kPanelRows; row += kLanes) {
+    VF sum[kTokens];
+    KVRUN_UNROLL
+    for (uint32_t t = 0; t < kTokens; ++t) sum[t] = hn::Zero(DF());
+    for (size_t b = 0; b < n_blocks; ++b) {
+      VU8 w[kBlockGroups];
+      Format::LoadQuants(layout, panel, b, row, w);
+      if constexpr (kBits == 8 && Dot::kBias != 0) {
+        KVRUN_UNROLL
+        for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
+      }
+      const BlockScales scales = Format::LoadScales(layout, panel, b, row);
+      KVRUN_UNROLL
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const ActivationBlock& a = x[t * n_blocks + b];
+        const VF scale = hn::Set(DF(), a.scale);
+        const VI start = hn::Set(DI(), a.start[0]);
+        if constexpr (Format::kHalves) {
+          const VI first = Dot::template Columns<kBits, 4>(start, w, a.quants);
+          const VI second = Dot::template Columns<kBits, 4>(hn::Set(DI(), a.start[1]), w + 4, a.quants + 16);
+          const VF both = hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
+                                     hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
+          sum[t] = hn::MulAdd(both, scale, sum[t]);
+        } else {
+          const VI products = Dot::template Columns<kBits, kBlockGroups>(start, w, a.quants);
+          sum[t] = hn::MulAdd(hn::ConvertTo(DF(), products), hn::Mul(scales.scale, scale), sum[t]);
+        }
+        if constexpr (Format::kHasMinimum) {
+          sum[t] = hn::MulAdd(scales.minimum, hn::Set(DF(), a.scaled_sum), sum[t]);
+        }
+      }
+    }
+    KVRUN_UNROLL
+    for (uint32_t t = 0; t < kTokens; ++t) hn::StoreU(sum[t], DF(), sums[t] + row);
+  }
+}
+
+template <TensorType kType, typename Dot>
+void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+                  uint32_t n_tokens, TileSums& sums) {
+  switch (n_tokens) {
+    case 1: return MultiplyTile<kType, Dot, 1>(layout, panel, x, sums);
+    case 2: return MultiplyTile<kType, Dot, 2>(layout, panel, x, sums);
+    case 4: return MultiplyTile<kType, Dot, 4>(layout, panel, x, sums);
+    default: break;
+  }
+  if constexpr (kTileTokensOfTarget == 8) {
+    KVRUN_CHECK(n_tokens == 8);
+    MultiplyTile<kType, Dot, 8>(layout, panel, x, sums);
+  } else {
+    KVRUN_CHECK(false);
+  }
+}
+
+template <typename Dot>
+void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+                  uint32_t n_tokens, TileSums& sums) {
+  switch (layout.type) {
+    case TensorType::kQ8_0: return MultiplyType<TensorType::kQ8_0, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ4_0: return MultiplyType<TensorType::kQ4_0, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ4_1: return MultiplyType<TensorType::kQ4_1, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ5_0: return MultiplyType<TensorType::kQ5_0, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ5_1: return MultiplyType<TensorType::kQ5_1, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ4_K: return MultiplyType<TensorType::kQ4_K, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ5_K: return MultiplyType<TensorType::kQ5_K, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ6_K: return MultiplyType<TensorType::kQ6_K, Dot>(layout, panel, x, n_tokens, sums);
+    default: KVRUN_CHECK(false);  // float types have no quants
+  }
+}
+
+// Byte kByte of every lane: as the number that it is.
+template <bool kSigned, int kByte>
+HWY_INLINE VF ByteOfLanes(VU8 w, VF offset) {
+  VI q = hn::BitCast(DI(), w);
+  if constexpr (kSigned) {
+    if constexpr (kByte < 3) q = hn::ShiftLeft<24 - 8 * kByte>(q);
+    return hn::ConvertTo(DF(), hn::ShiftRight<24>(q));
+  }
+  if constexpr (kByte > 0) q = hn::ShiftRight<8 * kByte>(q);
+  return hn::Sub(hn::ConvertTo(DF(), hn::And(q, hn::Set(DI(), 255))), offset);
+}
+
+template <TensorType kType>
+void DecodeQuants(const PanelLayout& layout, const std::byte* panel, float* out) {
+  using Format = PanelFormat<kType>;
+  constexpr bool kSigned = Format::kBits == 8;
+  const VF offset = hn::Set(DF(), static_cast<float>(Format::kOffset));
+  for (size_t b = 0; b < layout.n_blocks; ++b) {
+    for (size_t row = 0; row < kPanelRows; row += kLanes) {
+      VU8 w[kBlockGroups];
+      Format::LoadQuants(layout, panel, b, row, w);
+      const BlockScales scales = Format::LoadScales(layout, panel, b, row);
+      float* to = out + b * kBlockColumns * kPanelRows + row;
+      KVRUN_UNROLL
+      for (size_t g = 0; g < kBlockGroups; ++g, to += 4 * kPanelRows) {
+        const VF scale = Format::kHalves && g >= 4 ? scales.second : scales.scale;
+        VF v0 = hn::Mul(ByteOfLanes<kSigned, 0>(w[g], offset), scale);
+        VF v1 = hn::Mul(ByteOfLanes<kSigned, 1>(w[g], offset), scale);
+        VF v2 = hn::Mul(ByteOfLanes<kSigned, 2>(w[g], offset), scale);
+        VF v3 = hn::Mul(ByteOfLanes<kSigned, 3>(w[g], offset), scale);
+        if constexpr (Format::kHasMinimum) {
+          v0 = hn::Add(v0, scales.minimum);
+          v1 = hn::Add(v1, scales.minimum);
+          v2 = hn::Add(v2, scales.minimum);
+          v3 = hn::Add(v3, scales.minimum);
+        }
+        hn::StoreU(v0, DF(), to);
+        hn::StoreU(v1, DF(), to + kPanelRows);
+        hn::StoreU(v2, DF(), to + 2 * kPanelRows);
+        hn::StoreU(v3, DF(), to + 3 * kPanelRows);
+      }
+    }
+  }
+}
+
+inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out) {
+  switch (layout.type) {
+    case TensorType::kQ8_0: return DecodeQuants<TensorType::kQ8_0>(layout, panel, out);
+    case TensorType::kQ4_0: return DecodeQuants<TensorType::kQ4_0>(layout, panel, out);
+    case TensorType::kQ4_1: return DecodeQuants<TensorType::kQ4_1>(layout, panel, out);
+    case TensorType::kQ5_0: return DecodeQuants<TensorType::kQ5_0>(layout, panel, out);
+    case TensorType::kQ5_1: return DecodeQuants<TensorType::kQ5_1>(layout, panel, out);
+    case TensorType::kQ4_K: return DecodeQuants<TensorType::kQ4_K>(layout, panel, out);
+    case TensorType::kQ5_K: return DecodeQuants<TensorType::kQ5_K>(layout, panel, out);
+    case TensorType::kQ6_K: return DecodeQuants<TensorType::kQ6_K>(layout, panel, out);
+    default: KVRUN_CHECK(false);  // float types are floats
+  }
+}
+
+HWY_INLINE VF LoadFloats(const float* from) { return hn::LoadU(DF(), from); }
+
+template <typename Half>  // hwy::float16_t or hwy::bfloat16_t
+HWY_INLINE VF LoadFloats(const Half* from) {
+  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<Half, DF>(), from));
+}
+
+template <uint32_t kTokens, typename T>
+void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
+  // Enough sums that none waits for itself.
+  constexpr size_t kParts = 8 / kTokens;
+  for (size_t row = 0; row < kPanelRows; row += kLanes) {
+    VF sum[kTokens * kParts];
+    KVRUN_UNROLL
+    for (VF& part : sum) part = hn::Zero(DF());
+    const T* w = panel + row;
+    size_t c = 0;
+    for (; c + kParts <= n_cols; c += kParts) {
+      KVRUN_UNROLL
+      for (size_t i = 0; i < kParts; ++i) {
+        const VF values = LoadFloats(w + (c + i) * kPanelRows);
+        KVRUN_UNROLL
+        for (uint32_t t = 0; t < kTokens; ++t) {
+          sum[i * kTokens + t] =
+              hn::MulAdd(values, hn::Set(DF(), x[t * n_cols + c + i]), sum[i * kTokens + t]);
+        }
+      }
+    }
+    for (; c < n_cols; ++c) {
+      const VF values = LoadFloats(w + c * kPanelRows);
+      KVRUN_UNROLL
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        sum[t] = hn::MulAdd(values, hn::Set(DF(), x[t * n_cols + c]), sum[t]);
+      }
+    }
+    KVRUN_UNROLL
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      KVRUN_UNROLL
+      for (size_t i = 1; i < kParts; ++i) sum[t] = hn::Add(sum[t], sum[i * kTokens + t]);
+      hn::StoreU(sum[t], DF(), sums[t] + row);
+    }
+  }
+}
+
+template <typename T>
+void MultiplyFloats(const std::byte* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
+                    TileSums& sums) {
+  const auto* values = reinterpret_cast<const T*>(panel);
+  switch (n_tokens) {
+    case 1: return MultiplyFloatTile<1>(values, n_cols, x, sums);
+    case 2: return MultiplyFloatTile<2>(values, n_cols, x, sums);
+    case 4: return MultiplyFloatTile<4>(values, n_cols, x, sums);
+    case 8: return MultiplyFloatTile<8>(values, n_cols, x, sums);
+    default: KVRUN_CHECK(false);
+  }
+}
+
+inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_cols, const float* x,
+                          uint32_t n_tokens, TileSums& sums) {
+  switch (type) {
+    case TensorType::kF32: return MultiplyFloats<float>(panel, n_cols, x, n_tokens, sums);
+    case TensorType::kF16: return MultiplyFloats<hwy::float16_t>(panel, n_cols, x, n_tokens, sums);
+    case TensorType::kBF16: return MultiplyFloats<hwy::bfloat16_t>(panel, n_cols, x, n_tokens, sums);
+    default: KVRUN_CHECK(false);  // others are decoded first
+  }
+}
+
+template <typename Dot>
+MatMulKernels KernelsWith(bool has_dot) {
+  return {hwy::TargetName(HWY_TARGET), has_dot, kTileTokensOfTarget, Quantize<Dot>,
+          MultiplyInt8<Dot>,           Decode,  MultiplyFloat};
+}
+
+// The dot instruction is part of AVX3_DL; of AVX2 and NEON, it depends.
+inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
+#if HWY_TARGET == HWY_AVX3_DL
+  return KernelsWith<Vnni512Dot>(true);
+#elif HWY_TARGET == HWY_AVX2
+  static const bool has_dot = AvxVnniDot::IsThere();
+  return has_dot && !forbid_dot ? KernelsWith<AvxVnniDot>(true) : KernelsWith<MaddubsDot>(false);
+#elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_SSE4
+  return KernelsWith<MaddubsDot>(false);
+#elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  static const bool has_dot = SdotDot::IsThere();
+  return has_dot && !forbid_dot ? KernelsWith<SdotDot>(true) : KernelsWith<NeonMullDot>(false);
+#else
+  return KernelsWith<PortableDot>(false);
+#endif
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_MATMUL_VECTOR_INL_H_

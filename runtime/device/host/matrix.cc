@@ -1,0 +1,312 @@
+#include "runtime/device/host/matrix.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/host/operations.h"
+#include "shaders/shared/step_params.h"
+
+namespace kvrun::host {
+namespace {
+
+constexpr uint64_t kPlaneAlignment = 64;
+
+// Bytes of each plane of a panel: per column for values, per block otherwise, per super-block for supers.
+struct PlaneBytes {
+  uint32_t values = 0;
+  uint32_t quants = 0;
+  uint32_t high = 0;
+  uint32_t scales = 0;
+  uint32_t supers = 0;
+};
+
+PlaneBytes GetPlaneBytes(TensorType type) {
+  switch (type) {
+    case TensorType::kF32: return {.values = 64};
+    case TensorType::kF16:
+    case TensorType::kBF16: return {.values = 32};
+    case TensorType::kQ8_0: return {.quants = 512, .scales = 32};
+    case TensorType::kQ4_0: return {.quants = 256, .scales = 32};
+    case TensorType::kQ4_1: return {.quants = 256, .scales = 64};
+    case TensorType::kQ5_0: return {.quants = 256, .high = 64, .scales = 32};
+    case TensorType::kQ5_1: return {.quants = 256, .high = 64, .scales = 64};
+    case TensorType::kQ4_K: return {.quants = 256, .scales = 32, .supers = 64};
+    case TensorType::kQ5_K: return {.quants = 256, .high = 64, .scales = 32, .supers = 64};
+    case TensorType::kQ6_K: return {.quants = 256, .high = 128, .scales = 32, .supers = 32};
+  }
+  return {};
+}
+
+uint32_t Byte(const std::byte* bytes, size_t index) { return std::to_integer<uint32_t>(bytes[index]); }
+
+uint32_t ReadU32(const std::byte* bytes) {
+  return Byte(bytes, 0) | Byte(bytes, 1) << 8 | Byte(bytes, 2) << 16 | Byte(bytes, 3) << 24;
+}
+
+float LoadHalf(const std::byte* bytes) {
+  uint16_t half = 0;
+  std::memcpy(&half, bytes, sizeof(half));
+  return HalfToFloat(half);
+}
+
+// What one block of a row holds in the file.
+struct FileBlock {
+  uint8_t quants[kBlockColumns];
+  const std::byte* halves[2] = {nullptr, nullptr};  // d and m, of the block or the super-block
+  uint8_t scales[2] = {0, 0};                       // within a super-block
+};
+
+// In all 4- and 5-bit small blocks byte j holds element j in its low and element j + 16 in its high nibble.
+void ReadNibbles(const std::byte* nibbles, uint32_t high_bits, uint8_t* quants) {
+  for (uint32_t j = 0; j < 16; ++j) {
+    quants[j] = static_cast<uint8_t>((Byte(nibbles, j) & 15U) | (high_bits >> j & 1U) << 4);
+    quants[j + 16] = static_cast<uint8_t>(Byte(nibbles, j) >> 4 | (high_bits >> (j + 16) & 1U) << 4);
+  }
+}
+
+FileBlock ReadSmallBlock(TensorType type, const std::byte* row, uint32_t block) {
+  const std::byte* at = row + size_t{GetTensorType(type).block_bytes} * block;
+  FileBlock out{};
+  out.halves[0] = at;
+  at += 2;
+  if (type == TensorType::kQ8_0) {
+    std::memcpy(out.quants, at, kBlockColumns);
+    return out;
+  }
+  if (type == TensorType::kQ4_1 || type == TensorType::kQ5_1) {
+    out.halves[1] = at;
+    at += 2;
+  }
+  uint32_t high_bits = 0;
+  if (type == TensorType::kQ5_0 || type == TensorType::kQ5_1) {
+    high_bits = ReadU32(at);
+    at += 4;
+  }
+  ReadNibbles(at, high_bits, out.quants);
+  return out;
+}
+
+// Sub-block `sub` of a Q4_K or Q5_K super-block; runtime/model/tensor_type.cc says where its bits are.
+FileBlock ReadScaledBlock(const std::byte* super_block, uint32_t sub, bool has_fifth_bits) {
+  FileBlock out{};
+  out.halves[0] = super_block;
+  out.halves[1] = super_block + 2;
+  const std::byte* packed = super_block + 4;
+  if (sub < 4) {
+    out.scales[0] = static_cast<uint8_t>(Byte(packed, sub) & 63U);
+    out.scales[1] = static_cast<uint8_t>(Byte(packed, sub + 4) & 63U);
+  } else {
+    out.scales[0] = static_cast<uint8_t>((Byte(packed, sub + 4) & 15U) | Byte(packed, sub - 4) >> 6 << 4);
+    out.scales[1] = static_cast<uint8_t>(Byte(packed, sub + 4) >> 4 | Byte(packed, sub) >> 6 << 4);
+  }
+  const std::byte* fifth_bits = super_block + 16;
+  const std::byte* nibbles = super_block + (has_fifth_bits ? 48 : 16) + sub / 2 * 32;
+  for (uint32_t i = 0; i < kBlockColumns; ++i) {
+    uint32_t q = Byte(nibbles, i) >> (sub % 2 * 4) & 15U;
+    if (has_fifth_bits) q |= (Byte(fifth_bits, i) >> sub & 1U) << 4;
+    out.quants[i] = static_cast<uint8_t>(q);
+  }
+  return out;
+}
+
+FileBlock ReadQ6Block(const std::byte* super_block, uint32_t sub) {
+  FileBlock out{};
+  const std::byte* low = super_block + sub / 4 * 64 + sub % 2 * 32;
+  const std::byte* high = super_block + 128 + sub / 4 * 32;
+  const std::byte* scales = super_block + 192;
+  out.halves[0] = super_block + 208;
+  out.scales[0] = static_cast<uint8_t>(Byte(scales, size_t{2} * sub));
+  out.scales[1] = static_cast<uint8_t>(Byte(scales, size_t{2} * sub + 1));
+  for (uint32_t i = 0; i < kBlockColumns; ++i) {
+    const uint32_t nibble = Byte(low, i) >> (sub % 4 / 2 * 4) & 15U;
+    out.quants[i] = static_cast<uint8_t>(nibble | (Byte(high, i) >> (sub % 4 * 2) & 3U) << 4);
+  }
+  return out;
+}
+
+FileBlock ReadBlock(TensorType type, const std::byte* row, uint32_t block) {
+  const TensorTypeInfo& info = GetTensorType(type);
+  if (info.block_elements == kBlockColumns) return ReadSmallBlock(type, row, block);
+  const std::byte* super_block = row + size_t{info.block_bytes} * (block / kSuperBlocks);
+  const uint32_t sub = block % kSuperBlocks;
+  if (type == TensorType::kQ6_K) return ReadQ6Block(super_block, sub);
+  return ReadScaledBlock(super_block, sub, type == TensorType::kQ5_K);
+}
+
+void PackQuants(const PanelLayout& layout, const PlaneBytes& bytes, const FileBlock& block, uint32_t b,
+                uint32_t r, std::byte* panel) {
+  auto* quants = reinterpret_cast<uint8_t*>(panel) + size_t{bytes.quants} * b;
+  auto* high = reinterpret_cast<uint8_t*>(panel) + layout.high + size_t{bytes.high} * b;
+  for (uint32_t i = 0; i < kBlockColumns; ++i) {
+    const uint32_t g = i / 4;
+    const uint32_t at = 4 * r + i % 4;
+    const uint32_t q = block.quants[i];
+    if (layout.type == TensorType::kQ8_0) {
+      quants[64 * g + at] = static_cast<uint8_t>(q);
+      continue;
+    }
+    quants[64 * (g / 2) + at] |= static_cast<uint8_t>((q & 15U) << (g % 2 * 4));
+    if (bytes.high == 64) high[at] |= static_cast<uint8_t>(q >> 4 << g);
+    if (bytes.high == 128) high[64 * (g / 4) + at] |= static_cast<uint8_t>(q >> 4 << (g % 4 * 2));
+  }
+}
+
+}  // namespace
+
+PanelLayout MakePanelLayout(TensorType type, uint32_t n_cols) {
+  const PlaneBytes bytes = GetPlaneBytes(type);
+  PanelLayout layout{.type = type, .n_cols = n_cols};
+  if (bytes.values != 0) {
+    layout.panel_bytes = RoundUp<uint64_t>(uint64_t{bytes.values} * n_cols, kPlaneAlignment);
+    return layout;
+  }
+  layout.n_blocks = n_cols / kBlockColumns;
+  uint64_t at = 0;
+  const auto place = [&at](uint64_t plane_bytes) {
+    return std::exchange(at, at + RoundUp(plane_bytes, kPlaneAlignment));
+  };
+  place(uint64_t{bytes.quants} * layout.n_blocks);
+  layout.high = place(uint64_t{bytes.high} * layout.n_blocks);
+  layout.scales = place(uint64_t{bytes.scales} * layout.n_blocks);
+  layout.supers = place(uint64_t{bytes.supers} * (layout.n_blocks / kSuperBlocks));
+  layout.panel_bytes = place(0);
+  return layout;
+}
+
+void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::byte* panel) {
+  const PlaneBytes bytes = GetPlaneBytes(layout.type);
+  if (bytes.values != 0) {
+    const size_t size = bytes.values / kPanelRows;
+    for (size_t c = 0; c < layout.n_cols; ++c) {
+      std::memcpy(panel + (c * kPanelRows + r) * size, row + c * size, size);
+    }
+    return;
+  }
+  for (uint32_t b = 0; b < layout.n_blocks; ++b) {
+    const FileBlock block = ReadBlock(layout.type, row, b);
+    PackQuants(layout, bytes, block, b, r, panel);
+    std::byte* scales = panel + layout.scales + size_t{bytes.scales} * b;
+    std::byte* halves = scales;
+    if (bytes.supers != 0) {
+      scales[r] = std::byte{block.scales[0]};
+      scales[kPanelRows + r] = std::byte{block.scales[1]};
+      halves = panel + layout.supers + size_t{bytes.supers} * (b / kSuperBlocks);
+    }
+    for (uint32_t i = 0; i < 2; ++i) {
+      if (block.halves[i] != nullptr) std::memcpy(halves + 2 * (kPanelRows * i + r), block.halves[i], 2);
+    }
+  }
+}
+
+UnpackedBlock UnpackBlock(const PanelLayout& layout, const std::byte* panel, uint32_t r, uint32_t b) {
+  const PlaneBytes bytes = GetPlaneBytes(layout.type);
+  const std::byte* quants = panel + size_t{bytes.quants} * b;
+  const std::byte* high = panel + layout.high + size_t{bytes.high} * b;
+  UnpackedBlock out{};
+  int32_t subtracted = 0;
+  if (layout.type == TensorType::kQ4_0) subtracted = 8;
+  if (layout.type == TensorType::kQ5_0) subtracted = 16;
+  if (layout.type == TensorType::kQ6_K) subtracted = 32;
+  for (uint32_t i = 0; i < kBlockColumns; ++i) {
+    const uint32_t g = i / 4;
+    const uint32_t at = 4 * r + i % 4;
+    if (layout.type == TensorType::kQ8_0) {
+      out.quants[i] = static_cast<int8_t>(Byte(quants, 64 * g + at));
+      continue;
+    }
+    uint32_t q = Byte(quants, 64 * (g / 2) + at) >> (g % 2 * 4) & 15U;
+    if (bytes.high == 64) q |= (Byte(high, at) >> g & 1U) << 4;
+    if (bytes.high == 128) q |= (Byte(high, 64 * (g / 4) + at) >> (g % 4 * 2) & 3U) << 4;
+    out.quants[i] = static_cast<int8_t>(static_cast<int32_t>(q) - subtracted);
+  }
+  const std::byte* scales = panel + layout.scales + size_t{bytes.scales} * b;
+  if (bytes.supers == 0) {
+    out.scale[0] = out.scale[1] = LoadHalf(scales + size_t{2} * r);
+    if (bytes.scales == 64) out.minimum = LoadHalf(scales + 2 * (kPanelRows + r));
+    return out;
+  }
+  const std::byte* super = panel + layout.supers + size_t{bytes.supers} * (b / kSuperBlocks);
+  const float d = LoadHalf(super + size_t{2} * r);
+  if (layout.type == TensorType::kQ6_K) {
+    out.scale[0] = d * static_cast<float>(static_cast<int8_t>(Byte(scales, r)));
+    out.scale[1] = d * static_cast<float>(static_cast<int8_t>(Byte(scales, kPanelRows + r)));
+  } else {
+    out.scale[0] = out.scale[1] = d * static_cast<float>(Byte(scales, r));
+    out.minimum = -LoadHalf(super + 2 * (kPanelRows + r)) * static_cast<float>(Byte(scales, kPanelRows + r));
+  }
+  return out;
+}
+
+float UnpackValue(const PanelLayout& layout, const std::byte* panel, uint32_t r, uint32_t column) {
+  const size_t index = size_t{column} * kPanelRows + r;
+  if (layout.type == TensorType::kF32) return std::bit_cast<float>(ReadU32(panel + 4 * index));
+  const auto bits = static_cast<uint16_t>(Byte(panel, 2 * index) | Byte(panel, 2 * index + 1) << 8);
+  return layout.type == TensorType::kF16 ? HalfToFloat(bits) : BFloat16ToFloat(bits);
+}
+
+Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> account, ThreadPool& pool,
+                                           TensorType type, uint32_t n_cols,
+                                           std::span<const MatrixSource> sources) {
+  const TensorTypeInfo& info = GetTensorType(type);
+  KVRUN_CHECK(n_cols % info.block_elements == 0);
+  const uint64_t row_bytes = uint64_t{n_cols} / info.block_elements * info.block_bytes;
+  uint64_t n_rows = 0;
+  for (const MatrixSource& source : sources) {
+    KVRUN_CHECK(source.data.size() >= source.n_rows * row_bytes);
+    n_rows += source.n_rows;
+  }
+  KVRUN_CHECK(n_rows <= std::numeric_limits<uint32_t>::max());
+  const PanelLayout layout = MakePanelLayout(type, n_cols);
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
+                         HostMemory::Allocate(std::move(account), "weights",
+                                              CeilDiv<uint64_t>(n_rows, kPanelRows) * layout.panel_bytes));
+  std::byte* packed = memory->data();
+  pool.ParallelFor(n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t) {
+    size_t first = 0;  // row of the source
+    for (const MatrixSource& source : sources) {
+      for (size_t row = std::max(begin, first); row < std::min(end, first + source.n_rows); ++row) {
+        PackRow(layout, source.data.data() + (row - first) * row_bytes,
+                static_cast<uint32_t>(row % kPanelRows), packed + row / kPanelRows * layout.panel_bytes);
+      }
+      first += source.n_rows;
+    }
+  });
+  return std::unique_ptr<Matrix>(
+      std::make_unique<HostMatrix>(layout, static_cast<uint32_t>(n_rows), std::move(memory)));
+}
+
+void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) {
+  const auto& matrix = static_cast<const HostMatrix&>(table);
+  const PanelLayout& layout = matrix.layout();
+  const auto* params = Data<StepParams>(&step);
+  auto* to = Data<float>(out);
+  const auto embed = [&](size_t begin, size_t end, uint32_t) {
+    for (size_t t = begin; t < end; ++t) {
+      const uint32_t id = params->tokens[t].id;
+      const std::byte* panel = matrix.panel(id / kPanelRows);
+      const uint32_t r = id % kPanelRows;
+      float* values = to + t * layout.n_cols;
+      if (layout.n_blocks == 0) {
+        for (uint32_t c = 0; c < layout.n_cols; ++c) values[c] = UnpackValue(layout, panel, r, c);
+      }
+      for (uint32_t b = 0; b < layout.n_blocks; ++b) {
+        const UnpackedBlock block = UnpackBlock(layout, panel, r, b);
+        for (uint32_t i = 0; i < kBlockColumns; ++i) {
+          values[b * kBlockColumns + i] =
+              static_cast<float>(block.quants[i]) * block.scale[i / 16] + block.minimum;
+        }
+      }
+    }
+  };
+  // One row is read sooner than another thread wakes up.
+  if (n_tokens == 1)
+    embed(0, 1, 0);
+  else
+    pool.ParallelFor(n_tokens, 1, embed);
+}
+
+}  // namespace kvrun::host

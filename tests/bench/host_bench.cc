@@ -1,0 +1,207 @@
+// Matrix products of the CPU device at a model's shapes. One token: bytes of weights per second, beside what
+// the same threads read of the same memory without arithmetic. A prompt's 256 tokens: operations per second.
+// Results are compared with sums in double before anything is timed. The best of several runs.
+//
+//   host_bench [THREADS [TARGET]]   TARGET: of Highway's, "AVX2"; default: the best
+#include <fmt/format.h>
+
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tests/bench/host_bench.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+// All bytes from `from` on, a multiple of 64, once. What is answered depends on all of them.
+inline uint64_t ReadAll(const unsigned char* from, size_t n_bytes) {
+  namespace hn = hwy::HWY_NAMESPACE;
+  const hn::CappedTag<uint64_t, 8> d;
+  const size_t lanes = hn::Lanes(d);
+  const auto* words = reinterpret_cast<const uint64_t*>(from);
+  auto sum0 = hn::Zero(d);
+  auto sum1 = hn::Zero(d);
+  size_t i = 0;
+  for (; i + 2 * lanes <= n_bytes / 8; i += 2 * lanes) {
+    sum0 = hn::Xor(sum0, hn::LoadU(d, words + i));
+    sum1 = hn::Xor(sum1, hn::LoadU(d, words + i + lanes));
+  }
+  for (; i < n_bytes / 8; i += lanes) sum0 = hn::Xor(sum0, hn::LoadU(d, words + i));
+  return hn::GetLane(hn::SumOfLanes(d, hn::Xor(sum0, sum1)));
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/check.h"
+#include "runtime/device/host/matmul_kernels.h"
+#include "runtime/device/host/matrix.h"
+#include "runtime/device/host/operations.h"
+#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/model/tensor_type.h"
+#include "tests/support/or_die.h"
+
+namespace kvrun::host {
+namespace {
+
+HWY_EXPORT(ReadAll);
+
+using testing::OrDie;
+
+constexpr int kRuns = 31;
+constexpr uint32_t kPromptTokens = 256;
+// Copies of a matrix take at least so much: as with a model's layers, none stays in a core's own cache.
+constexpr uint64_t kWorkingSetBytes = uint64_t{24} << 20;
+
+// The shortest: others use this machine too, and a product takes as long as its slowest worker.
+template <typename F>
+double LeastSeconds(const F& run) {
+  double least = 1e9;
+  for (int i = 0; i < kRuns; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    least = std::min(least, took.count());
+  }
+  return least;
+}
+
+class Bench {
+ public:
+  explicit Bench(uint32_t n_threads) : pool_(n_threads) {}
+
+  void Shape(TensorType type, uint32_t n_rows, uint32_t n_cols) {
+    const std::vector<std::byte> data = RandomTensor(type, size_t{n_rows} * n_cols, 1);
+    const MatrixSource source{data, n_rows};
+    std::vector<std::unique_ptr<Matrix>> copies;
+    uint64_t bytes = 0;
+    do {
+      copies.push_back(OrDie(PackMatrix(account_, pool_, type, n_cols, {&source, 1})));
+      bytes += copies.back()->size_bytes();
+    } while (bytes < kWorkingSetBytes);
+
+    const auto x = NewBuffer(RandomFloats(size_t{kPromptTokens} * n_cols, 2));
+    const auto y = NewBuffer(std::vector<float>(size_t{kPromptTokens} * n_rows));
+    MatMulArgs args{.weight = copies[0].get(), .input = x.get(), .output = y.get(), .n_tokens = 3};
+    for (const bool exact : {true, false}) {
+      MatMul(pool_, args, exact);
+      Compare(type, data, args, exact);
+    }
+
+    args.n_tokens = 1;
+    const auto decode = [&](bool exact) {
+      return static_cast<double>(bytes) / 1e9 / LeastSeconds([&] {
+               for (const auto& matrix : copies) {
+                 args.weight = matrix.get();
+                 MatMul(pool_, args, exact);
+               }
+             });
+    };
+    const double read = static_cast<double>(bytes) / 1e9 / LeastSeconds([&] {
+                          for (const auto& matrix : copies) Read(*matrix);
+                        });
+    const double decode_gbytes = decode(false);
+    const double exact_gbytes = decode(true);
+    args.n_tokens = kPromptTokens;
+    const auto prompt = [&](bool exact) {
+      return 2.0 * n_rows * n_cols * kPromptTokens / 1e9 / LeastSeconds([&] { MatMul(pool_, args, exact); });
+    };
+    fmt::print("{:<5} {:>14} {:>8.2f} {:>8.2f} {:>5.0f}% {:>8.2f} {:>5.0f}% {:>9.1f} {:>9.1f}\n",
+               TensorTypeName(type), fmt::format("[{} x {}]", n_rows, n_cols), read, decode_gbytes,
+               100 * decode_gbytes / read, exact_gbytes, 100 * exact_gbytes / read, prompt(false),
+               prompt(true));
+  }
+
+ private:
+  std::unique_ptr<Buffer> NewBuffer(const std::vector<float>& values) {
+    const uint64_t bytes = values.size() * sizeof(float);
+    auto memory = OrDie(HostMemory::Allocate(account_, "bench", bytes));
+    std::memcpy(memory->data(), values.data(), bytes);
+    return std::make_unique<HostBuffer>(std::move(memory), bytes, BufferUse::kShared);
+  }
+
+  // Every packed byte, by the workers that multiply with it.
+  void Read(const Matrix& matrix) {
+    const auto& host = static_cast<const HostMatrix&>(matrix);
+    pool_.ParallelFor(matrix.n_rows(), kPanelRows, [&](size_t begin, size_t end, uint32_t worker) {
+      const auto* from = reinterpret_cast<const unsigned char*>(host.panel(begin / kPanelRows));
+      const auto* last =
+          reinterpret_cast<const unsigned char*>(host.panel((end + kPanelRows - 1) / kPanelRows));
+      sink_[worker % 16 * 8] += HWY_DYNAMIC_DISPATCH(ReadAll)(from, static_cast<size_t>(last - from));
+    });
+  }
+
+  // Bounds as in tests/unit/host_matmul_test.cc, less exact: what is timed is not something else.
+  static void Compare(TensorType type, std::span<const std::byte> data, const MatMulArgs& args, bool exact) {
+    const uint32_t n_cols = args.weight->n_cols();
+    const uint32_t n_rows = args.weight->n_rows();
+    const TensorTypeInfo& info = GetTensorType(type);
+    std::vector<float> row(n_cols);
+    for (uint32_t r = 0; r < n_rows; r += r % 16 == 15 ? 240 : 1) {
+      DecodeTensor(type, data.subspan(size_t{r} * n_cols / info.block_elements * info.block_bytes), row);
+      for (uint32_t t = 0; t < args.n_tokens; ++t) {
+        const float* x = Data<float>(args.input) + size_t{t} * n_cols;
+        double expected = 0.0;
+        double magnitude = 0.0;
+        for (uint32_t c = 0; c < n_cols; ++c) {
+          expected += double{row[c]} * x[c];
+          magnitude += std::abs(double{row[c]});  // activations are below one
+        }
+        const double found = Data<float>(args.output)[size_t{t} * n_rows + r];
+        KVRUN_CHECK(std::abs(found - expected) <= magnitude * (exact ? 1e-4 : 0.51 / 127));
+      }
+    }
+  }
+
+  ThreadPool pool_;
+  std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
+  uint64_t sink_[16 * 8] = {};
+};
+
+int Main(int argc, char** argv) {
+  const uint32_t n_threads = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
+  if (argc > 2) {
+    for (int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
+      const int64_t bit = left & -left;
+      if (std::string_view(hwy::TargetName(bit)) == argv[2]) hwy::SetSupportedTargetsForTest(bit);
+    }
+  }
+  const MatMulKernels kernels = GetMatMulKernels();
+  fmt::print("{} threads, {}{}\n", n_threads, kernels.target,
+             kernels.has_dot ? " with a dot instruction" : "");
+  fmt::print("{:<5} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
+             "exact", "", "256 tok", "exact");
+  fmt::print("{:<5} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",
+             "of it", "GB/s", "of it", "GFLOP/s", "GFLOP/s");
+  Bench bench(n_threads);
+  // SmolLM2-135M: QKV, output of attention, gate and up, down, logits.
+  bench.Shape(TensorType::kQ4_1, 960, 576);
+  bench.Shape(TensorType::kQ4_1, 576, 576);
+  bench.Shape(TensorType::kQ4_1, 3072, 576);
+  bench.Shape(TensorType::kQ4_1, 576, 1536);
+  bench.Shape(TensorType::kQ8_0, 49152, 576);
+  for (const TensorType type :
+       {TensorType::kF32, TensorType::kF16, TensorType::kBF16, TensorType::kQ8_0, TensorType::kQ4_0,
+        TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K}) {
+    bench.Shape(type, 3072, 768);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvrun::host
+
+int main(int argc, char** argv) { return kvrun::host::Main(argc, argv); }
+#endif
