@@ -18,10 +18,10 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kTileColumns = 32;  // of project_query.comp and project_keys.comp
-constexpr uint32_t kTileQueries = 4;   // of project_query.comp
-constexpr uint32_t kTileRows = 32;     // of project_keys.comp, where there are several
-constexpr uint32_t kFewRows = 8;       // up to so many, rows are projected one by one
+constexpr uint32_t kTileColumns = 32;     // of project_query.comp and project_keys.comp
+constexpr uint32_t kTileQueries = 4;      // of project_query.comp
+constexpr uint32_t kTileRows = 32;        // of project_keys.comp, where there are several
+constexpr uint32_t kFewRows = 8;          // up to so many, rows are projected one by one
 constexpr uint32_t kQueryLocalSize = 32;  // of project_query.comp
 constexpr uint32_t kRowLocalSize = 64;    // of project_keys.comp with ROWS=1
 constexpr uint32_t kDirectLocalSize = 8;  // of both with DIRECT
@@ -166,13 +166,12 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
                                   .scores_begin = score.scores_begin,
                                   .scores_stride = score.scores_stride};
   const uint32_t n_lists = score.n_lists * args.attention.n_tokens;
-  const KernelChoice kernel = score.narrow_select_lanes != 0
-                                  ? KernelChoice{.variant = "select_groups_narrow_f32_floor",
-                                                 .constants = {score.narrow_select_lanes},
-                                                 .groups = {n_lists, 1, 1}}
-                                  : KernelChoice{.variant = "select_groups_f32_floor",
-                                                 .constants = {},
-                                                 .groups = {n_lists, 1, 1}};
+  const KernelChoice kernel =
+      score.narrow_select_lanes != 0
+          ? KernelChoice{.variant = "select_groups_narrow_f32_floor",
+                         .constants = {score.narrow_select_lanes},
+                         .groups = {n_lists, 1, 1}}
+          : KernelChoice{.variant = "select_groups_f32_floor", .constants = {}, .groups = {n_lists, 1, 1}};
   NoteHostBuffer(AsVulkan(*args.chosen));
   const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(args.chosen), Access::kWrite}};
@@ -185,8 +184,8 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
 Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
                                   const ProjectKeysParams& params, const Buffer* out) {
   const bool one_by_one = source == "rows_f32" && params.n_tokens <= kFewRows;
-  const bool is_direct = device_.is_cpu() && params.n_dims % 4 == 0 && params.row_begin % 4 == 0 &&
-                         params.row_stride % 4 == 0;
+  const bool is_direct =
+      device_.is_cpu() && params.n_dims % 4 == 0 && params.row_begin % 4 == 0 && params.row_stride % 4 == 0;
   std::vector<uint32_t> constants = {IsVector(params.rank)};
   if (one_by_one) {
     constants.insert(constants.end(), {is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kRowLocalSize});
