@@ -276,13 +276,18 @@ std::string KvPlan::Describe() const {
                                  method, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
   if (method == "full") return text;
-  const uint32_t group = record.group_tokens;
-  text += fmt::format("; {} of {} entries in groups of {} ({} pinned) and a window of {}", n_chosen * group,
-                      n_ctx, group, n_pinned * group, window_entries);
+  const auto entries = [this](uint32_t n_some) {
+    return std::min(uint64_t{n_some} * record.group_tokens, uint64_t{n_ctx});  // the last group may be cut
+  };
+  text += n_chosen == n_groups() ? fmt::format("; all {} entries", n_ctx)
+                                 : fmt::format("; {} of {} entries", entries(n_chosen), n_ctx);
+  text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
+                      entries(n_pinned), window_entries);
   if (index.rank != 0) {
-    text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", n_cache_slots * group, policy,
-                        index.rank, KvTypeName(index.type), AdapterKindName(adapter_kind),
-                        HeadReductionName(heads));
+    const std::string cached =
+        n_cache_slots == n_groups() ? "all" : fmt::format("{}", entries(n_cache_slots));
+    text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", cached, policy, index.rank,
+                        KvTypeName(index.type), AdapterKindName(adapter_kind), HeadReductionName(heads));
   }
   return text + fmt::format("; prefill in tiles of {}{}", prefill_tile_tokens,
                             spills_hidden ? ", hidden states on flash" : "");

@@ -249,6 +249,18 @@ TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "nothing would be selected");
 }
 
+TEST(KvPlan, NoMoreEntriesAreNamedThanThereAre) {
+  KvOptions options = Unlimited("kvswap");
+  options.select_entries = 604;
+  const std::string all = Plan(options, kSmolLm2, 603).Describe();
+  EXPECT_NE(all.find("; all 603 entries in groups of 4 "), std::string::npos) << all;
+  EXPECT_NE(all.find(", all in the cache (lru)"), std::string::npos) << all;
+  const std::string pinned = Plan(Unlimited("kvswap"), kSmolLm2, 3).Describe();
+  EXPECT_NE(pinned.find("all 3 entries in groups of 4 (3 pinned)"), std::string::npos) << pinned;
+  const std::string flexgen = Plan(Unlimited("flexgen"), kSmolLm2, 603).Describe();
+  EXPECT_NE(flexgen.find("; all 603 entries in groups of 16 "), std::string::npos) << flexgen;
+}
+
 TEST(KvPlan, CentringNeedsSinks) {
   KvOptions options = Swap(1.0 / 13);
   options.sink_entries = 0;
