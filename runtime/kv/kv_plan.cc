@@ -147,12 +147,13 @@ Status Planner::Settle() {
       options_.adapter_kind.value_or(sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred);
   base_.policy = options_.policy.empty() ? kDefaultPolicy : options_.policy;
   std::optional<uint32_t> entries = options_.select_entries;
-  if (!entries && !options_.reuse_groups && !has_budget()) entries = kPaperEntries;
+  if (!entries && !has_budget()) entries = kPaperEntries;
   if (entries) {
     n_chosen_ = static_cast<uint32_t>(
         std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / record.group_tokens, n_groups));
   }
   if (options_.reuse_groups) n_cache_slots_ = std::min(*options_.reuse_groups, n_groups);
+  base_.reuse_limits_selection = !n_chosen_ && n_cache_slots_ && *n_cache_slots_ < n_groups;
   return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
 }
 
@@ -281,6 +282,9 @@ std::string KvPlan::Describe() const {
   };
   text += n_chosen == n_groups() ? fmt::format("; all {} entries", n_ctx)
                                  : fmt::format("; {} of {} entries", entries(n_chosen), n_ctx);
+  if (reuse_limits_selection) {
+    text += fmt::format(" (no more, as the reuse buffer was given {} groups)", n_cache_slots);
+  }
   text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
                       entries(n_pinned), window_entries);
   if (index.rank != 0) {
