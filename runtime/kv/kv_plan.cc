@@ -248,10 +248,13 @@ Status Planner::TooLarge() const {
                                 (most->n_chosen - most->n_pinned) * most->record.group_tokens)
                   : "no number of selected entries would fit: ";
   }
+  // A share of a longer context is more, one of a shorter context less.
+  advice += options_.budget_fraction
+                ? "give that as the budget, or a larger share: one of a short context is little"
+                : "raise the budget to that, or shorten the context";
   return {StatusCode::kOutOfMemory,
           fmt::format("the KV budget of {} does not suffice: the method {} needs at least {} in {} for {} "
-                      "tokens of context in {} ({}); {}raise the budget to that, or shorten the "
-                      "context",
+                      "tokens of context in {} ({}); {}",
                       BytesText(plan.budget_bytes), plan.method,
                       BytesText(std::max(plan.prefill_bytes(), plan.decode_bytes())),
                       is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,

@@ -359,6 +359,18 @@ TEST(KvPlan, BudgetsThatAreTooSmallAreAnsweredWithTheSmallest) {
   }
 }
 
+// What the budget is a share of shrinks with the context: to shorten it would not help.
+TEST(KvPlan, AShareOfAShortContextIsAnsweredWithBytes) {
+  const Status share = Refusal(Swap(1.0 / 13), kSmolLm2, 100);
+  ExpectMessage(share, StatusCode::kOutOfMemory, "; give that as the budget, or a larger share: ");
+  KvOptions options = Unlimited("kvswap");
+  options.budget_bytes = BytesAfter(share.message(), "needs at least ");
+  ExpectSound(Plan(options, kSmolLm2, 100), kSmolLm2);
+  options.budget_bytes = 1000;
+  ExpectMessage(Refusal(options, kSmolLm2, 100), StatusCode::kOutOfMemory,
+                "; raise the budget to that, or shorten the context");
+}
+
 TEST(KvPlan, FullKeepsEverything) {
   const KvPlan plan = Plan(Unlimited("full"), kSmolLm2, 8192, 2);
   ASSERT_EQ(plan.parts.size(), 1U);
