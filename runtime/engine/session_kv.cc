@@ -24,6 +24,17 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
                           .allow_tmpfs = storage.allow_tmpfs});
 }
 
+// Null where none was named.
+Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, const KvSettings& settings,
+                                                        const KvPlan& plan) {
+  if (settings.storage.adapter_path.empty()) return std::shared_ptr<const Adapter>();
+  const KvModelShape shape = ShapeOf(model.config);
+  KVRUN_ASSIGN_OR_RETURN(
+      Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
+                                   shape.n_layers, shape.n_kv_heads * shape.head_dim, plan.index.rank));
+  return std::make_shared<const Adapter>(std::move(adapter));
+}
+
 }  // namespace
 
 KvModelShape ShapeOf(const ModelConfig& config) {
@@ -48,7 +59,10 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
                            OpenKvFile(settings.storage, FileUse::kIsTried));
     alignment_bytes = file->mode().alignment_bytes;
   }
-  return PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes);
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
+                         PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes));
+  KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
+  return plan;
 }
 
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
@@ -68,11 +82,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
                               .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
   KVRUN_ASSIGN_OR_RETURN(options.store, GroupStore::Create(std::move(file), store, plan.staging_bytes));
   KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage, FileUse::kIsKept));
-  if (settings.storage.adapter_path.empty()) return options;
-  KVRUN_ASSIGN_OR_RETURN(
-      Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
-                                   shape.n_layers, shape.n_kv_heads * shape.head_dim, plan.index.rank));
-  options.adapter = std::make_shared<const Adapter>(std::move(adapter));
+  KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, plan));
   return options;
 }
 

@@ -183,6 +183,8 @@ TEST_F(CapiKvTest, AFolderIsMadeByASessionAloneAndOnlyIfItCanBe) {
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY);
   AskForKvswap({{"dir", kv_folder.c_str()}, {"rank", "4096"}});
   EXPECT_EQ(CreateAndDestroy(), KVRUN_INVALID_ARGUMENT);
+  AskForKvswap({{"dir", kv_folder.c_str()}, {"adapter", "/no/such/file"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_NOT_FOUND) << LastError();
   EXPECT_FALSE(is_there()) << "a session that could not be had";
   AskForKvswap({{"dir", kv_folder.c_str()}});
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
@@ -194,6 +196,16 @@ TEST_F(CapiKvTest, AFolderIsMadeByASessionAloneAndOnlyIfItCanBe) {
   EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_IO_ERROR);
   EXPECT_NE(LastError().find("there is no folder " + folder.Path("no")), std::string::npos) << LastError();
   EXPECT_EQ(CreateAndDestroy(), KVRUN_IO_ERROR);
+}
+
+TEST_F(CapiKvTest, ThePlanReadsTheAdapter) {
+  const TemporaryFolder folder;
+  const std::string wrong = folder.Write("adapter.gguf", "no GGUF file");
+  char* text = nullptr;
+  AskForKvswap({{"adapter", wrong.c_str()}});
+  EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_CORRUPT) << LastError();
+  EXPECT_NE(LastError().find(wrong), std::string::npos) << LastError();
+  EXPECT_EQ(text, nullptr);
 }
 
 TEST_F(CapiKvTest, ThePlanNeedsWhatTheSessionNeeds) {
