@@ -9,6 +9,7 @@
 
 #define MAX_LOCAL_SIZE 32
 #define VALUES 7
+#define TOGETHER 4  // vectors of scores that are read at a time
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { SelectGroupsParams p; };
@@ -16,7 +17,20 @@ READ_ONLY(0, scores)
 layout(set = 0, binding = 1, std430) writeonly buffer Chosen { uint chosen[]; };
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
-#include "include/score_keys.glsl"
+
+// Finite floats in their order: keys from kLow to below kHigh.
+const uint kLow = 0x00800000u;
+const uint kHigh = 0xff800000u;
+
+float FloatOf(uint key) { return uintBitsToFloat((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key); }
+
+// Scores of groups 4 * vector ..; less than any finite one for those that are pinned or cannot be chosen.
+vec4 Scores(uint scores_begin, uint vector, uint first, uint end) {
+  const vec4 values = scores_vec4(scores_begin + vector);
+  const uvec4 groups = 4 * vector + uvec4(0, 1, 2, 3);
+  const bvec4 is_candidate = lessThan(groups - first, uvec4(end - first));  // those before `first` are huge
+  return mix(vec4(uintBitsToFloat(0xff800000u)), values, is_candidate);
+}
 
 shared uint counts[VALUES * MAX_LOCAL_SIZE];  // [value, invocation]
 shared uvec2 own[MAX_LOCAL_SIZE];  // groups that are surely chosen, and those whose score is the smallest chosen
@@ -41,19 +55,26 @@ void main() {
   if (lane == 0) chosen[out_begin] = n_chosen;
   for (uint group = lane; group < n_pinned; group += lanes) chosen[out_begin + 1 + group] = group;
 
-  // n_wanted keys, and no fewer than in [low, high), are at least `low`; n_above, fewer, at least `high`.
-  uint low = 1;
-  uint high = 0xffffffffu;
+  // At least n_wanted scores reach that of the key `low`; n_above, fewer, that of `high`.
+  uint low = kLow;
+  uint high = kHigh;
   uint n_above = 0;
-  bool is_divided = n_chosen == n_groups;  // exactly n_wanted keys are at least `low`
+  bool is_divided = n_chosen == n_groups;  // exactly n_wanted reach `low`
   while (!is_divided && high - low > 1) {
     const uint step = max((high - low) / (VALUES + 1), 1);
     uvec4 reach[VALUES];
-    [[unroll]] for (uint i = 0; i < VALUES; ++i) reach[i] = uvec4(0);
-    for (uint v = begin; v < end; ++v) {
-      const uvec4 keys = Keys(scores_begin, v, n_pinned, n_groups);
-      [[unroll]] for (uint i = 0; i < VALUES; ++i) {
-        reach[i] += uvec4(greaterThanEqual(keys, uvec4(low + min((i + 1) * step, high - low))));
+    float values[VALUES];
+    [[unroll]] for (uint i = 0; i < VALUES; ++i) {
+      reach[i] = uvec4(0);
+      values[i] = FloatOf(low + min((i + 1) * step, high - low));
+    }
+    for (uint v = begin; v < end; v += TOGETHER) {
+      vec4 scores[TOGETHER];
+      [[unroll]] for (uint k = 0; k < TOGETHER; ++k) {
+        scores[k] = Scores(scores_begin, min(v + k, end - 1), n_pinned, v + k < end ? n_groups : n_pinned);
+      }
+      [[unroll]] for (uint k = 0; k < TOGETHER; ++k) {
+        [[unroll]] for (uint i = 0; i < VALUES; ++i) reach[i] += uvec4(greaterThanEqual(scores[k], vec4(values[i])));
       }
     }
     [[unroll]] for (uint i = 0; i < VALUES; ++i) {
@@ -78,16 +99,16 @@ void main() {
     high = to;
     barrier();
   }
-  const uint sure_from = is_divided ? low : high;
-  const uint tie = is_divided ? 0xffffffffu : low;  // no key is so large
+  const float sure_from = FloatOf(is_divided ? low : high);
+  const float tie = FloatOf(is_divided ? kHigh : low);  // infinite: none
   const uint ties_wanted = is_divided ? 0 : n_wanted - n_above;
 
   uvec4 sure = uvec4(0);
   uvec4 tied = uvec4(0);
   for (uint v = begin; v < end; ++v) {
-    const uvec4 keys = Keys(scores_begin, v, n_pinned, n_groups);
-    sure += uvec4(greaterThanEqual(keys, uvec4(sure_from)));
-    tied += uvec4(equal(keys, uvec4(tie)));
+    const vec4 values = Scores(scores_begin, v, n_pinned, n_groups);
+    sure += uvec4(greaterThanEqual(values, vec4(sure_from)));
+    tied += uvec4(equal(values, vec4(tie)));
   }
   own[lane] = uvec2((sure.x + sure.y) + (sure.z + sure.w), (tied.x + tied.y) + (tied.z + tied.w));
   barrier();
@@ -96,11 +117,11 @@ void main() {
   uint ties = earlier.y;
   uint at = out_begin + 1 + n_pinned + earlier.x + min(ties, ties_wanted);
   for (uint v = begin; v < end; ++v) {
-    const uvec4 keys = Keys(scores_begin, v, n_pinned, n_groups);
+    const vec4 values = Scores(scores_begin, v, n_pinned, n_groups);
     uint mask = 0;
     [[unroll]] for (uint i = 0; i < 4; ++i) {
-      const bool is_tie = keys[i] == tie;
-      if (keys[i] >= sure_from || (is_tie && ties < ties_wanted)) mask |= 1u << i;
+      const bool is_tie = values[i] == tie;
+      if (values[i] >= sure_from || (is_tie && ties < ties_wanted)) mask |= 1u << i;
       if (is_tie) ++ties;
     }
     while (mask != 0) {

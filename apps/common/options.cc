@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -141,16 +142,26 @@ void OptionSet::CheckedFlag(const std::string& names, const std::string& help,
 }
 
 void OptionSet::Resolve() const {
+  std::optional<UsageError> first_error;
   for (const Binding& binding : bindings_) {
-    if (binding.option->count() > 0) {
-      binding.set("--" + binding.option->get_lnames().front(), binding.option->results());
-      continue;
+    try {
+      Resolve(binding);
+    } catch (const UsageError& error) {
+      if (!first_error) first_error = error;
     }
-    const auto excluded = binding.option->get_excludes();
-    if (std::ranges::any_of(excluded, [](const CLI::Option* other) { return other->count() > 0; })) continue;
-    const char* value = std::getenv(binding.variable.c_str());
-    if (value != nullptr && *value != '\0') binding.set(binding.variable, {value});
   }
+  if (first_error) throw UsageError(*first_error);
+}
+
+void OptionSet::Resolve(const Binding& binding) {
+  if (binding.option->count() > 0) {
+    binding.set("--" + binding.option->get_lnames().front(), binding.option->results());
+    return;
+  }
+  const auto excluded = binding.option->get_excludes();
+  if (std::ranges::any_of(excluded, [](const CLI::Option* other) { return other->count() > 0; })) return;
+  const char* value = std::getenv(binding.variable.c_str());
+  if (value != nullptr && *value != '\0') binding.set(binding.variable, {value});
 }
 
 }  // namespace kvrun::cli

@@ -49,7 +49,8 @@ class OptionSet {
   bool OnCommandLine(const std::string& name) const;
 
   // Sets the variables, once the command line is parsed. Throws UsageError, which names the option or the
-  // variable. An environment variable is ignored if the command line has an option that excludes it.
+  // variable, when all others are set: --json then says how to report it. An environment variable is ignored
+  // if the command line has an option that excludes it.
   void Resolve() const;
 
  private:
@@ -60,6 +61,7 @@ class OptionSet {
     Setter set;
   };
 
+  static void Resolve(const Binding& binding);
   void Add(const std::string& names, const std::string& kind, const std::string& help, Setter set);
   void Bind(CLI::Option* option, const std::string& kind, Setter set);
 

@@ -6,9 +6,11 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
 #include <exception>
 #include <new>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -30,35 +32,42 @@ int ReportFailure(const Failure& failure, bool json) {
   return failure.exit_code();
 }
 
+int ReportUsageError(const UsageError& error, bool json, const std::string& see) {
+  const int exit_code = ReportFailure(error, json);
+  WriteStderr(fmt::format("See {}.\n", see));
+  return exit_code;
+}
+
 int RunCommand(const ProgramInfo& info, const Command& command) {
-  bool json = false;
+  const auto json = [&command] { return command.json != nullptr && *command.json; };
   try {
     command.options->Resolve();
-    json = command.json != nullptr && *command.json;
     return command.run();
   } catch (const OutputClosed& closed) {
     return closed.exit_code();
   } catch (const UsageError& error) {
-    PrintMessage(error.what());
-    WriteStderr(fmt::format("See `{} {} --help`.\n", info.name, command.options->command()));
-    return error.exit_code();
+    return ReportUsageError(error, json(),
+                            fmt::format("`{} {} --help`", info.name, command.options->command()));
   } catch (const Failure& failure) {
-    return ReportFailure(failure, json);
+    return ReportFailure(failure, json());
   } catch (const std::bad_alloc&) {
-    return ReportFailure(Failure(KVRUN_OUT_OF_MEMORY, "the memory of this machine does not suffice"), json);
+    return ReportFailure(Failure(KVRUN_OUT_OF_MEMORY, "the memory of this machine does not suffice"), json());
   } catch (const std::exception& error) {
-    return ReportFailure(Failure(KVRUN_INTERNAL_ERROR, error.what()), json);
+    return ReportFailure(Failure(KVRUN_INTERNAL_ERROR, error.what()), json());
   }
 }
 
-// CLI11's way of saying that the command line is wrong, or that help was asked for.
-int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI::ParseError& error) {
+// CLI11's way of saying that the command line is wrong, or that help was asked for. A line that is wrong was
+// not taken apart to its end: whether it asks for JSON is seen from its words.
+int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI::ParseError& error,
+                     std::span<char* const> words) {
   std::ostringstream out;
   std::ostringstream message;
   if (program.exit(error, out, message) != 0) {
-    PrintMessage(error.what());
-    WriteStderr(fmt::format("See `{0} --help`, or `{0} COMMAND --help`.\n", info.name));
-    return kExitUsage;
+    const bool json =
+        std::ranges::any_of(words, [](const char* word) { return std::string_view(word) == "--json"; });
+    return ReportUsageError(UsageError(error.what()), json,
+                            fmt::format("`{0} --help`, or `{0} COMMAND --help`", info.name));
   }
   try {
     WriteStdout(out.str());
@@ -96,7 +105,7 @@ int RunProgram(const ProgramInfo& info, std::span<const AddCommand> commands, in
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return AnswerParseError(info, program, error);
+    return AnswerParseError(info, program, error, {argv, static_cast<size_t>(argc)});
   }
   for (const Command& command : added) {
     if (command.options->Chosen()) return RunCommand(info, command);

@@ -1,6 +1,7 @@
 // kvrun eval: what a KV method costs in quality, on a text, against all KV in memory.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <exception>
 #include <limits>
 #include <sstream>
@@ -49,14 +50,18 @@ std::string Percent(const Json& result, const char* name) {
   return value.is_null() ? "-" : fmt::format("{:.1f} %", 100 * value.get<double>());
 }
 
+// A configuration that could not be run does not end the others, but the program's status tells.
+bool Failed(const Json& result) { return result.contains("error"); }
+
+void PrintError(const Json& result) {
+  PrintMessage(fmt::format("{}: {}", result["config"].get<std::string>(), TextOf(result["error"])));
+}
+
 std::string Row(const Json& result) {
-  const std::string config = result["config"];
-  if (result.contains("error"))
-    return fmt::format("{}\n  error: {}\n", config, result["error"].get<std::string>());
   return fmt::format("{:9.3f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  {}\n", result["ppl"].get<double>(),
                      result["kl_mean"].get<double>(), Percent(result, "top1_agreement"),
                      Percent(result, "recall"), Percent(result, "recall_oracle"), Percent(result, "hit_rate"),
-                     result["decode_tps"].get<double>(), config);
+                     result["decode_tps"].get<double>(), result["config"].get<std::string>());
 }
 
 std::string FullRow(const Json& result) {
@@ -93,7 +98,11 @@ class ResultTable {
       WriteStdout(FullRow(result));
       has_full_ = true;
     }
-    WriteStdout(Row(result));
+    if (Failed(result)) {
+      PrintError(result);
+    } else {
+      WriteStdout(Row(result));
+    }
   }
 
   Progress* progress_;
@@ -127,11 +136,13 @@ int Eval(const EvalOptions& options) {
   const Json results = TakeJson(json);
   progress.Clear();
   table.Finish();
-  if (options.shared.json) WriteStdout(JsonLine(options.configs.empty() ? results.at(0) : results));
-  for (const Json& result : results) {
-    if (result.contains("error")) return 1;
+  if (options.shared.json) {
+    WriteStdout(JsonLine(options.configs.empty() ? results.at(0) : results));
+    std::ranges::for_each(results, [](const Json& result) {
+      if (Failed(result)) PrintError(result);
+    });
   }
-  return 0;
+  return std::ranges::any_of(results, Failed) ? kExitFailure : 0;
 }
 
 }  // namespace

@@ -88,7 +88,11 @@ class BlockFile {
 };
 
 struct BlockFileOptions {
-  std::string folder;        // where the file is made; it is made itself (0700) where it is missing
+  std::string folder;          // where the file is made; it is made itself (0700) where it is missing
+  bool makes_parents = false;  // of a folder that is missing, where they are too; else that is an error
+  // To learn what there would be: makes no folder. In place of one that is missing, the nearest above it,
+  // which is on the same file system, takes the file.
+  bool only_tries = false;
   bool auto_backend = true;  // the best that works; else `backend` or an error
   IoBackend backend = IoBackend::kIoUring;
   DirectIo direct = DirectIo::kAuto;

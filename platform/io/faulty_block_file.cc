@@ -15,6 +15,13 @@ constexpr FaultKind kAllKinds[] = {FaultKind::kIoError,   FaultKind::kNoSpace,  
                                    FaultKind::kBitFlip,   FaultKind::kMisdirected, FaultKind::kLostWrite,
                                    FaultKind::kTornWrite, FaultKind::kStaleData};
 
+bool Overlap(const IoRequest& request, std::span<const std::byte> memory) {
+  return std::any_of(request.segments.begin(), request.segments.end(), [memory](const iovec& segment) {
+    const auto* begin = static_cast<const std::byte*>(segment.iov_base);
+    return begin < memory.data() + memory.size() && memory.data() < begin + segment.iov_len;
+  });
+}
+
 uint64_t BytesOf(const IoRequest& request) {
   uint64_t bytes = 0;
   for (const iovec& segment : request.segments) bytes += segment.iov_len;
@@ -143,6 +150,10 @@ bool FaultyBlockFile::Prepare(Request& request, IoRequest& handed, int& error_nu
   const bool reads = request.given.kind == IoKind::kRead;
   const uint64_t alignment = mode().alignment_bytes;
   uint64_t kept_bytes = request.bytes;
+  if (reads && Overlap(request.given, plan_.refused_memory)) {
+    error_number = EFAULT;
+    return false;
+  }
   switch (request.fault) {
     case FaultKind::kIoError:
       error_number = EIO;

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "platform/base/units.h"
+#include "platform/io/folder.h"
 
 namespace kvrun {
 namespace {
@@ -33,18 +34,16 @@ Status FolderError(int error_number, const std::string& folder, std::string_view
                                        what, folder, ErrnoText(error_number))};
 }
 
-// mkdir -p, for this user only.
-Status MakeFolder(const std::string& folder) {
-  struct stat info {};
-  if (stat(folder.c_str(), &info) == 0) {
-    return S_ISDIR(info.st_mode) ? Status::Ok() : FolderError(ENOTDIR, folder, "make a file in");
-  }
-  for (size_t end = folder.find('/', 1);; end = folder.find('/', end + 1)) {
-    const std::string part = folder.substr(0, end);
-    if (mkdir(part.c_str(), 0700) != 0 && errno != EEXIST)
-      return FolderError(errno, folder, "make the folder");
-    if (end == std::string::npos) return Status::Ok();
-  }
+// Where the file is to lie: the folder, or one above it that is on the same file system.
+Result<std::string> Place(const BlockFileOptions& options) {
+  const MissingParents parents =
+      options.makes_parents ? MissingParents::kAreMade : MissingParents::kAreErrors;
+  Status made;
+  if (!options.only_tries) made = MakeFolder(options.folder, parents);
+  Result<std::string> place = made.ok() ? NearestFolder(options.folder, parents) : made;
+  if (place.ok()) return place;
+  return Status(place.status().code(),
+                place.status().message() + "; or name another folder for the KV cache with --kv-dir");
 }
 
 Result<UniqueFd> OpenWithoutName(const std::string& folder) {
@@ -144,8 +143,8 @@ Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options) {
   }
   NamelessFile file;
   file.folder = options.folder;
-  KVRUN_RETURN_IF_ERROR(MakeFolder(file.folder));
-  KVRUN_ASSIGN_OR_RETURN(file.fd, OpenWithoutName(file.folder));
+  KVRUN_ASSIGN_OR_RETURN(const std::string place, Place(options));
+  KVRUN_ASSIGN_OR_RETURN(file.fd, OpenWithoutName(place));
   const bool in_memory = IsInMemory(file.fd.get());
   if (in_memory && !options.allow_tmpfs) {
     return Status(

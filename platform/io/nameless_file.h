@@ -19,7 +19,7 @@ struct NamelessFile {
   std::vector<std::string> notes;
 };
 
-// Uses `folder`, `direct` and `allow_tmpfs` of the options. Messages say to name another folder (--kv-dir).
+// Uses what the options say of the folder, and `direct`. Messages say to name another folder (--kv-dir).
 Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options);
 
 // As BlockFile::Reserve. Answers a note if the space could not be reserved for want of a file system that

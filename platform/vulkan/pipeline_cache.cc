@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -11,6 +10,7 @@
 #include <cstring>
 
 #include "platform/base/units.h"
+#include "platform/io/folder.h"
 #include "platform/io/mapped_file.h"
 #include "platform/vulkan/vk_status.h"
 
@@ -52,16 +52,6 @@ FileHeader MakeHeader(const PipelineCacheKey& key, std::span<const std::byte> pa
 
 Status Reject(std::string_view why) {
   return {StatusCode::kCorrupt, fmt::format("the pipeline cache is not used: {}", why)};
-}
-
-// mkdir -p, for this user only.
-Status MakeFolders(const std::string& folder) {
-  for (size_t end = folder.find('/', 1);; end = folder.find('/', end + 1)) {
-    const std::string part = folder.substr(0, end);
-    if (mkdir(part.c_str(), 0700) != 0 && errno != EEXIST)
-      return StatusFromErrno(errno, "cannot create " + part);
-    if (end == std::string::npos) return Status::Ok();
-  }
 }
 
 Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
@@ -178,7 +168,7 @@ Status PipelineCache::Save() {
   payload.resize(size);
   const uint64_t hash = XXH64(payload.data(), payload.size(), 0);
   if (result == VK_INCOMPLETE || hash == stored_hash_) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(MakeFolders(*folder_));
+  KVRUN_RETURN_IF_ERROR(MakeFolder(*folder_, MissingParents::kAreMade));
   KVRUN_RETURN_IF_ERROR(
       WriteAtomically(PipelineCachePath(*folder_, key_), EncodePipelineCache(key_, payload)));
   stored_hash_ = hash;

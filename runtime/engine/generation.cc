@@ -9,6 +9,7 @@ Generation::Generation(Session* session, std::span<const uint32_t> sequences, co
                        const TokenCallback& callback)
     : session_(session), options_(options), callback_(callback), sampler_(options.sampler) {
   lanes_.reserve(sequences.size());
+  bytes_.reserve(kUsualTextBytes);
   for (const uint32_t sequence : sequences) {
     SequenceState& state = session->sequences_[sequence];
     lanes_.push_back({sequence, &state, TextStream(options.stops)});
@@ -111,10 +112,11 @@ void Generation::TakeToken(Lane* lane, TokenId id) {
     return;
   }
   ++lane->result.n_tokens;
-  std::string bytes;
-  if (tokenizer != nullptr) bytes = lane->begins_text ? tokenizer->Decode({id}) : tokenizer->DecodeToken(id);
-  lane->begins_text = lane->begins_text && bytes.empty();
-  HandOut(*lane, id, lane->text.Append(bytes));
+  bytes_.clear();
+  if (tokenizer != nullptr && lane->begins_text) bytes_ += tokenizer->Decode({id});
+  if (tokenizer != nullptr && !lane->begins_text) tokenizer->AppendToken(id, false, &bytes_);
+  lane->begins_text = lane->begins_text && bytes_.empty();
+  HandOut(*lane, id, lane->text.Append(bytes_));
   if (is_cancelled_) return;
   if (lane->text.stopped()) {
     FinishLane(lane, Finish::kStop);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -49,6 +50,7 @@ class Generation {
   const TokenCallback& callback_;
   Sampler sampler_;
   std::vector<Lane> lanes_;
+  std::string bytes_;  // of the token that was sampled; kept, as a new one would cost an allocation per token
   bool is_cancelled_ = false;
 };
 

@@ -10,12 +10,29 @@ namespace {
 // Methods that read what they need from flash.
 bool UsesFlash(const KvOptions& options) { return options.method != "full"; }
 
-Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage) {
-  return CreateBlockFile({.folder = storage.folder.empty() ? DefaultKvFolder() : storage.folder,
+enum class FileUse : bool { kIsKept, kIsTried };
+
+// A folder that the user named is made, but not those above it: they are rather a slip.
+Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, FileUse use) {
+  const bool is_default = storage.folder.empty();
+  return CreateBlockFile({.folder = is_default ? DefaultKvFolder() : storage.folder,
+                          .makes_parents = is_default,
+                          .only_tries = use == FileUse::kIsTried,
                           .auto_backend = storage.auto_backend,
                           .backend = storage.backend,
                           .direct = storage.direct,
                           .allow_tmpfs = storage.allow_tmpfs});
+}
+
+// Null where none was named.
+Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, const KvSettings& settings,
+                                                        const KvPlan& plan) {
+  if (settings.storage.adapter_path.empty()) return std::shared_ptr<const Adapter>();
+  const KvModelShape shape = ShapeOf(model.config);
+  KVRUN_ASSIGN_OR_RETURN(
+      Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
+                                   shape.n_layers, shape.n_kv_heads * shape.head_dim, plan.index.rank));
+  return std::make_shared<const Adapter>(std::move(adapter));
 }
 
 }  // namespace
@@ -38,21 +55,24 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
                              uint32_t n_sequences) {
   uint32_t alignment_bytes = 1;
   if (UsesFlash(settings.kv)) {
-    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage));
+    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                           OpenKvFile(settings.storage, FileUse::kIsTried));
     alignment_bytes = file->mode().alignment_bytes;
   }
-  return PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes);
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
+                         PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes));
+  KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
+  return plan;
 }
 
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
                                                   uint32_t n_ctx, uint32_t n_sequences) {
   OffloadedPassOptions options;
+  // First, as no folder is to be made for what cannot be had.
+  KVRUN_ASSIGN_OR_RETURN(options.plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
+  if (!UsesFlash(settings.kv)) return options;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   const KvModelShape shape = ShapeOf(model.config);
-  if (!UsesFlash(settings.kv)) {
-    KVRUN_ASSIGN_OR_RETURN(options.plan, PlanKv(settings.kv, shape, n_ctx, n_sequences, 1));
-    return options;
-  }
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage));
   KVRUN_ASSIGN_OR_RETURN(options.plan,
                          PlanKv(settings.kv, shape, n_ctx, n_sequences, file->mode().alignment_bytes));
   const KvPlan& plan = options.plan;
@@ -61,12 +81,8 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
                               .n_groups = plan.n_groups(),
                               .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
   KVRUN_ASSIGN_OR_RETURN(options.store, GroupStore::Create(std::move(file), store, plan.staging_bytes));
-  KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage));
-  if (settings.storage.adapter_path.empty()) return options;
-  KVRUN_ASSIGN_OR_RETURN(
-      Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
-                                   shape.n_layers, shape.n_kv_heads * shape.head_dim, plan.index.rank));
-  options.adapter = std::make_shared<const Adapter>(std::move(adapter));
+  KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage, FileUse::kIsKept));
+  KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, plan));
   return options;
 }
 

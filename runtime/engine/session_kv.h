@@ -18,7 +18,8 @@ KvModelShape ShapeOf(const ModelConfig& config);
 // it.
 bool IsPlainResident(const KvOptions& options);
 
-// What the budget buys; loads and makes nothing but a nameless file, to learn how it can be read.
+// What the budget buys. Loads and makes nothing but a nameless file, to learn how it can be read; the folder
+// for it is not made. An adapter's file is read, and is an error where it is not one for model and plan.
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences);
 

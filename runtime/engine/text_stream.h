@@ -14,12 +14,16 @@
 
 namespace kvrun {
 
+// More than most tokens have: buffers of this size do not grow while text comes.
+inline constexpr size_t kUsualTextBytes = 256;
+
 class TextStream {
  public:
   // stops: valid UTF-8, none empty; must outlive this.
-  explicit TextStream(std::span<const std::string> stops) : stops_(stops) {}
+  explicit TextStream(std::span<const std::string> stops) : stops_(stops) { text_.reserve(kUsualTextBytes); }
 
-  // The text that became certain, valid until the next call. Nothing once stopped.
+  // The text that became certain, valid until the next call. Nothing once stopped. Allocates only where more
+  // than kUsualTextBytes come at once or are held back.
   std::string_view Append(std::string_view bytes);
   // The end: what was held back.
   std::string_view Finish();

@@ -147,12 +147,13 @@ Status Planner::Settle() {
       options_.adapter_kind.value_or(sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred);
   base_.policy = options_.policy.empty() ? kDefaultPolicy : options_.policy;
   std::optional<uint32_t> entries = options_.select_entries;
-  if (!entries && !options_.reuse_groups && !has_budget()) entries = kPaperEntries;
+  if (!entries && !has_budget()) entries = kPaperEntries;
   if (entries) {
     n_chosen_ = static_cast<uint32_t>(
         std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / record.group_tokens, n_groups));
   }
   if (options_.reuse_groups) n_cache_slots_ = std::min(*options_.reuse_groups, n_groups);
+  base_.reuse_limits_selection = !n_chosen_ && n_cache_slots_ && *n_cache_slots_ < n_groups;
   return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
 }
 
@@ -247,10 +248,13 @@ Status Planner::TooLarge() const {
                                 (most->n_chosen - most->n_pinned) * most->record.group_tokens)
                   : "no number of selected entries would fit: ";
   }
+  // A share of a longer context is more, one of a shorter context less.
+  advice += options_.budget_fraction
+                ? "give that as the budget, or a larger share: one of a short context is little"
+                : "raise the budget to that, or shorten the context";
   return {StatusCode::kOutOfMemory,
           fmt::format("the KV budget of {} does not suffice: the method {} needs at least {} in {} for {} "
-                      "tokens of context in {} ({}); {}raise the budget to that, or shorten the "
-                      "context",
+                      "tokens of context in {} ({}); {}",
                       BytesText(plan.budget_bytes), plan.method,
                       BytesText(std::max(plan.prefill_bytes(), plan.decode_bytes())),
                       is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
@@ -276,13 +280,21 @@ std::string KvPlan::Describe() const {
                                  method, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
   if (method == "full") return text;
-  const uint32_t group = record.group_tokens;
-  text += fmt::format("; {} of {} entries in groups of {} ({} pinned) and a window of {}", n_chosen * group,
-                      n_ctx, group, n_pinned * group, window_entries);
+  const auto entries = [this](uint32_t n_some) {
+    return std::min(uint64_t{n_some} * record.group_tokens, uint64_t{n_ctx});  // the last group may be cut
+  };
+  text += n_chosen == n_groups() ? fmt::format("; all {} entries", n_ctx)
+                                 : fmt::format("; {} of {} entries", entries(n_chosen), n_ctx);
+  if (reuse_limits_selection) {
+    text += fmt::format(" (no more, as the reuse buffer was given {} groups)", n_cache_slots);
+  }
+  text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
+                      entries(n_pinned), window_entries);
   if (index.rank != 0) {
-    text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", n_cache_slots * group, policy,
-                        index.rank, KvTypeName(index.type), AdapterKindName(adapter_kind),
-                        HeadReductionName(heads));
+    const std::string cached =
+        n_cache_slots == n_groups() ? "all" : fmt::format("{}", entries(n_cache_slots));
+    text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", cached, policy, index.rank,
+                        KvTypeName(index.type), AdapterKindName(adapter_kind), HeadReductionName(heads));
   }
   return text + fmt::format("; prefill in tiles of {}{}", prefill_tile_tokens,
                             spills_hidden ? ", hidden states on flash" : "");

@@ -18,7 +18,9 @@
 // Groups of 4 entries, 4 sinks pinned, query-centred adapter (query where sinks are 0: centring loses them),
 // softmaxes summed, lru; as many entries selected as fit, and C = M. Where a row would leave fewer than 128,
 // the next is tried. Where select_entries or reuse_groups is given, or there is no budget, the first row of
-// all that fits is taken; without either, 400 entries are selected, as in the paper.
+// all that fits is taken. Without a budget 400 entries are selected, as in the paper; with one, and
+// reuse_groups alone, M = C, which Describe says. C < M is refused, as is a C with room for pinned groups
+// alone.
 //
 // The window's records are f16 (f32 where K or V is): of what is recent, all but the last exact_entries() are
 // rounded to the types above, so that results do not depend on the group, nor on windows from kExactEntries
@@ -101,9 +103,10 @@ struct KvPlan {
   uint32_t n_streams = 0;       // per layer
   uint32_t window_entries = 0;  // W
   uint32_t n_window_slots = 0;
-  uint32_t n_pinned = 0;       // groups
-  uint32_t n_chosen = 0;       // M: groups per stream and step, pinned ones included
-  uint32_t n_cache_slots = 0;  // C per stream, pinned included; >= n_chosen
+  uint32_t n_pinned = 0;                // groups
+  uint32_t n_chosen = 0;                // M: groups per stream and step, pinned ones included
+  uint32_t n_cache_slots = 0;           // C per stream, pinned included; >= n_chosen
+  bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
   IndexShape index;
   HeadReduction heads = HeadReduction::kSoftmax;
   AdapterKind adapter_kind = AdapterKind::kQueryCentred;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -136,12 +137,17 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
                     options.select_entries.value_or(0), group));
   }
   if (!n_cache_slots) return Status::Ok();
-  const uint32_t least = n_chosen.value_or(std::max(plan.n_pinned, 1U));
+  const uint32_t least = n_chosen.value_or(std::min(plan.n_pinned + 1, plan.n_groups()));
   if (*n_cache_slots < least) {
+    std::string advice = fmt::format("give it {} or more", least);
+    if (n_chosen && *n_cache_slots > plan.n_pinned) {
+      advice += fmt::format(", or select at most {} entries", (*n_cache_slots - plan.n_pinned) * group);
+    }
     return Invalid(
-        fmt::format("a reuse buffer of {} groups was asked for, but a step selects {} ({} of them "
-                    "pinned): give at least that many",
-                    *options.reuse_groups, least, plan.n_pinned));
+        fmt::format("a reuse buffer of {} groups was asked for, but {} {} of {} entries each, pinned sinks "
+                    "included: {}",
+                    *options.reuse_groups, n_chosen ? "a token selects" : "the least that a token selects is",
+                    least, group, advice));
   }
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
   if (policy->needs_equal_capacity && n_chosen && *n_cache_slots != *n_chosen) {

@@ -200,8 +200,10 @@ Status WriteTensors(int fd, uint64_t header_bytes, const std::vector<TensorPlace
 }
 
 Result<NamelessFile> WriteModelFile(const FilePlan& plan, const std::string& folder) {
-  KVRUN_ASSIGN_OR_RETURN(NamelessFile file,
-                         OpenNamelessFile({.folder = folder, .direct = DirectIo::kOff, .allow_tmpfs = true}));
+  KVRUN_ASSIGN_OR_RETURN(
+      NamelessFile file,
+      OpenNamelessFile(
+          {.folder = folder, .makes_parents = true, .direct = DirectIo::kOff, .allow_tmpfs = true}));
   const std::vector<std::byte> header = plan.writer.Header();
   KVRUN_RETURN_IF_ERROR(ReserveFile(file, header.size() + plan.writer.data_bytes()).status());
   KVRUN_RETURN_IF_ERROR(WriteAt(file.fd.get(), 0, header));

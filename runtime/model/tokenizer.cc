@@ -27,6 +27,12 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
                   file.name(), model));
 }
 
+std::string Tokenizer::DecodeToken(TokenId id, bool show_special) const {
+  std::string bytes;
+  AppendToken(id, show_special, &bytes);
+  return bytes;
+}
+
 Result<std::vector<TokenId>> TokenizerBase::Encode(std::string_view text,
                                                    const EncodeOptions& options) const {
   if (text.size() > kMaxTextBytes) {
@@ -50,14 +56,16 @@ Result<std::vector<TokenId>> TokenizerBase::Encode(std::string_view text,
   return ids;
 }
 
-std::string TokenizerBase::DecodeToken(TokenId id, bool show_special) const {
-  if (!vocab_.Contains(id)) return {};
+void TokenizerBase::AppendToken(TokenId id, bool show_special, std::string* bytes) const {
+  if (!vocab_.Contains(id)) return;
   switch (vocab_.type(id)) {
     case TokenType::kControl:
-    case TokenType::kUnknown: return show_special ? std::string(vocab_.text(id)) : std::string();
-    case TokenType::kUserDefined: return std::string(vocab_.text(id));
-    case TokenType::kUnused: return {};
-    default: return DecodePlain(id);
+    case TokenType::kUnknown:
+      if (show_special) *bytes += vocab_.text(id);
+      return;
+    case TokenType::kUserDefined: *bytes += vocab_.text(id); return;
+    case TokenType::kUnused: return;
+    default: AppendPlain(id, bytes);
   }
 }
 
@@ -65,15 +73,14 @@ std::string TokenizerBase::Decode(const std::vector<TokenId>& ids, bool show_spe
   std::string text;
   bool at_start = RemovesLeadingSpace();
   for (const TokenId id : ids) {
-    const std::string piece = DecodeToken(id, show_special);
+    const size_t begin = text.size();
+    AppendToken(id, show_special, &text);
     const bool special = vocab_.Contains(id) &&
                          (vocab_.type(id) == TokenType::kControl || vocab_.type(id) == TokenType::kUnknown);
-    if (!at_start || special || !vocab_.Contains(id)) {
-      text += piece;
-      continue;
-    }
-    const bool added = piece.starts_with(' ') && vocab_.type(id) != TokenType::kUserDefined;
-    text += added ? piece.substr(1) : piece;
+    if (!at_start || special || !vocab_.Contains(id)) continue;
+    const bool added =
+        std::string_view(text).substr(begin).starts_with(' ') && vocab_.type(id) != TokenType::kUserDefined;
+    if (added) text.erase(begin, 1);
     at_start = false;
   }
   return text;

@@ -32,9 +32,11 @@ class Tokenizer {
   // can say them.
   virtual Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
 
-  // The bytes of one token: possibly a part of a UTF-8 character. Control tokens give their text only if
-  // `show_special`, else nothing. An id outside of the vocabulary gives nothing.
-  virtual std::string DecodeToken(TokenId id, bool show_special = false) const = 0;
+  // Appends the bytes of one token: possibly a part of a UTF-8 character. Control tokens give their text only
+  // if `show_special`, else nothing. An id outside of the vocabulary gives nothing. Allocates nothing but
+  // what `bytes` needs to grow.
+  virtual void AppendToken(TokenId id, bool show_special, std::string* bytes) const = 0;
+  std::string DecodeToken(TokenId id, bool show_special = false) const;
 
   // All of them, as generated text reads (SentencePiece's leading space removed at the start of a text).
   virtual std::string Decode(const std::vector<TokenId>& ids, bool show_special = false) const = 0;

@@ -16,7 +16,7 @@ class TokenizerBase : public Tokenizer {
   explicit TokenizerBase(Vocab vocab) : vocab_(std::move(vocab)), specials_(vocab_) {}
 
   Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
-  std::string DecodeToken(TokenId id, bool show_special) const override;
+  void AppendToken(TokenId id, bool show_special, std::string* bytes) const override;
   std::string Decode(const std::vector<TokenId>& ids, bool show_special) const override;
 
   uint32_t n_vocab() const override { return vocab_.size(); }
@@ -32,8 +32,8 @@ class TokenizerBase : public Tokenizer {
 
   // Appends the ids of text without special tokens. `first`: nothing or a special token comes before it.
   virtual Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const = 0;
-  // The bytes of a token that is neither control, unknown, user-defined nor unused.
-  virtual std::string DecodePlain(TokenId id) const = 0;
+  // Appends the bytes of a token that is neither control, unknown, user-defined nor unused.
+  virtual void AppendPlain(TokenId id, std::string* bytes) const = 0;
   virtual bool RemovesLeadingSpace() const = 0;
 
  private:

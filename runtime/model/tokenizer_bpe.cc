@@ -26,7 +26,7 @@ class BpeTokenizer final : public TokenizerBase {
 
  protected:
   Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const override;
-  std::string DecodePlain(TokenId id) const override;
+  void AppendPlain(TokenId id, std::string* bytes) const override;
   bool RemovesLeadingSpace() const override { return false; }
 
  private:
@@ -64,10 +64,10 @@ Status BpeTokenizer::EncodePlain(std::string_view text, bool /*first*/, std::vec
   return Status::Ok();
 }
 
-std::string BpeTokenizer::DecodePlain(TokenId id) const {
+void BpeTokenizer::AppendPlain(TokenId id, std::string* bytes) const {
   const std::string_view text = vocab().text(id);
   // Added tokens stand in some files as they are, not in the alphabet.
-  return ByteAlphabet::Get().Decode(text).value_or(std::string(text));
+  if (!ByteAlphabet::Get().Decode(text, bytes)) *bytes += text;
 }
 
 Result<std::string_view> PreTokenizerName(const GgufFile& file) {

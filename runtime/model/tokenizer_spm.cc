@@ -41,7 +41,7 @@ class SpmTokenizer final : public TokenizerBase {
 
  protected:
   Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const override;
-  std::string DecodePlain(TokenId id) const override;
+  void AppendPlain(TokenId id, std::string* bytes) const override;
   bool RemovesLeadingSpace() const override { return adds_space_; }
 
  private:
@@ -175,21 +175,18 @@ Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::vector<
   return Status::Ok();
 }
 
-std::string SpmTokenizer::DecodePlain(TokenId id) const {
+void SpmTokenizer::AppendPlain(TokenId id, std::string* bytes) const {
   const std::string_view text = vocab().text(id);
   if (vocab().type(id) == TokenType::kByte) {
     const auto found = std::find(byte_tokens_.begin(), byte_tokens_.end(), id);
-    return found == byte_tokens_.end() ? std::string()
-                                       : std::string(1, static_cast<char>(found - byte_tokens_.begin()));
+    if (found != byte_tokens_.end()) *bytes += static_cast<char>(found - byte_tokens_.begin());
+    return;
   }
-  std::string bytes;
-  bytes.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const bool space = text.substr(at, kSpaceMark.size()) == kSpaceMark;
-    bytes += space ? ' ' : text[at];
+    *bytes += space ? ' ' : text[at];
     at += space ? kSpaceMark.size() : 1;
   }
-  return bytes;
 }
 
 Result<std::vector<float>> LoadScores(const GgufFile& file, size_t n_vocab) {

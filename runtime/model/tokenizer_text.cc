@@ -81,20 +81,24 @@ std::string ByteAlphabet::Encode(std::string_view bytes) const {
   return text;
 }
 
-std::optional<std::string> ByteAlphabet::Decode(std::string_view text) const {
-  std::string bytes;
-  bytes.reserve(text.size());
+bool ByteAlphabet::Decode(std::string_view text, std::string* bytes) const {
+  const size_t begin = bytes->size();
   for (size_t i = 0; i < text.size();) {
     const size_t character_bytes = Utf8CharacterBytes(text, i);
-    if (character_bytes == 0 || character_bytes > 2) return std::nullopt;
-    const size_t code_point = character_bytes == 1
-                                  ? ByteAt(text, i)
-                                  : (ByteAt(text, i) & 0x1fU) << 6 | (ByteAt(text, i + 1) & 0x3fU);
-    if (code_point >= kCodePoints || bytes_[code_point] < 0) return std::nullopt;
-    bytes += static_cast<char>(bytes_[code_point]);
+    const bool is_short = character_bytes == 1 || character_bytes == 2;
+    size_t code_point = kCodePoints;
+    if (is_short) {
+      code_point = character_bytes == 1 ? ByteAt(text, i)
+                                        : (ByteAt(text, i) & 0x1fU) << 6 | (ByteAt(text, i + 1) & 0x3fU);
+    }
+    if (code_point >= kCodePoints || bytes_[code_point] < 0) {
+      bytes->resize(begin);
+      return false;
+    }
+    *bytes += static_cast<char>(bytes_[code_point]);
     i += character_bytes;
   }
-  return bytes;
+  return true;
 }
 
 }  // namespace kvrun

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -24,8 +23,8 @@ class ByteAlphabet {
 
   std::string_view CharacterOf(uint8_t byte) const { return {characters_[byte].data(), lengths_[byte]}; }
   std::string Encode(std::string_view bytes) const;
-  // Nothing if a character of `text` is not in the alphabet.
-  std::optional<std::string> Decode(std::string_view text) const;
+  // Appends the bytes; false, and nothing appended, if a character of `text` is not in the alphabet.
+  bool Decode(std::string_view text, std::string* bytes) const;
 
  private:
   ByteAlphabet();

@@ -93,6 +93,7 @@ GroupStore::GroupStore(std::unique_ptr<BlockFile> file, const GroupStoreShape& s
       requests_(file->mode().queue_depth),
       queued_(file->mode().queue_depth),
       completions_(file->mode().queue_depth),
+      mode_(file->mode()),
       file_(std::move(file)) {}
 
 uint64_t GroupStore::Place(const Run& run, uint32_t index) const {

@@ -73,12 +73,13 @@ class GroupStore {
   Status Flush();
   // Reads records that were appended, into memory of the caller. `fetches` by ascending group, for merging.
   // A record whose checksum is wrong is read once more. An error names layer, stream and groups, and says
-  // that the sequence has to be computed again; the memory then holds anything.
+  // that the sequence has to be computed again; the memory then holds anything. Memory that the system cannot
+  // read into directly is filled through the staging from then on, and a note in mode() says so.
   Status Fetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches);
   // Forgets the groups from `n_groups` on, in all layers: they may be appended again.
   Status Truncate(uint32_t stream, uint32_t n_groups);
 
-  const IoMode& mode() const { return file_->mode(); }
+  const IoMode& mode() const { return mode_; }
   const GroupStoreStats& stats() const { return stats_; }
 
  private:
@@ -137,6 +138,7 @@ class GroupStore {
   void OnWritten(Request& request, int error_number);
 
   // Reading.
+  Status FetchAll(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches);
   Status CheckFetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) const;
   // How many of the first fetches one request reads.
   uint32_t RunLength(std::span<const GroupFetch> fetches) const;
@@ -157,12 +159,15 @@ class GroupStore {
   std::vector<IoRequest> queued_;
   std::vector<IoCompletion> completions_;
   uint32_t n_queued_ = 0;
-  uint32_t n_reads_ = 0;  // queued or in flight
+  bool reads_in_place_ = true;   // where alignments allow it
+  bool memory_refused_ = false;  // a read in place of the Fetch that runs has met EFAULT
+  uint32_t n_reads_ = 0;         // queued or in flight
   uint32_t n_writes_ = 0;
   Status write_error_;  // not told yet
   Status read_error_;   // of the Fetch that runs
   Status file_error_;   // the file is of no use any more
   GroupStoreStats stats_;
+  IoMode mode_;                      // the file's, and what was noticed here
   std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
 };
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 
@@ -31,9 +32,24 @@ Status GroupStore::Fetch(uint32_t layer, uint32_t stream, std::span<const GroupF
   KVRUN_RETURN_IF_ERROR(file_error_);
   KVRUN_RETURN_IF_ERROR(TakeWriteError());
   KVRUN_RETURN_IF_ERROR(CheckFetch(layer, stream, fetches));
+  Status status = FetchAll(layer, stream, fetches);
+  if (status.ok() && memory_refused_) {
+    // Some drivers' memory cannot be reached by direct I/O: what came by other ways is right.
+    reads_in_place_ = false;
+    mode_.notes.emplace_back("device memory takes no direct reads: they go through a buffer, and are copied");
+    status = FetchAll(layer, stream, fetches);
+  }
+  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
+  stats_.read_wait_ms += elapsed.count();
+  return status;
+}
+
+Status GroupStore::FetchAll(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) {
   read_error_ = Status::Ok();
+  memory_refused_ = false;
   while (!fetches.empty() || n_reads_ > 0) {
-    if (!read_error_.ok()) fetches = {};  // those in flight are waited for: the memory is the caller's
+    if (!read_error_.ok() || memory_refused_)
+      fetches = {};  // those in flight are waited for: the memory is the caller's
     while (!fetches.empty()) {
       const Run run{layer, stream, fetches[0].group, RunLength(fetches)};
       if (!StartRead(run, fetches.data())) break;
@@ -43,8 +59,6 @@ Status GroupStore::Fetch(uint32_t layer, uint32_t stream, std::span<const GroupF
     // this thread wakes takes time from a device that computes on the same cores.
     KVRUN_RETURN_IF_ERROR(Poll(fetches.empty() ? n_reads_ : std::max((n_reads_ + n_writes_) / 2, 1U)));
   }
-  const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
-  stats_.read_wait_ms += elapsed.count();
   return read_error_;
 }
 
@@ -61,7 +75,7 @@ Status GroupStore::CheckFetch(uint32_t layer, uint32_t stream, std::span<const G
 }
 
 bool GroupStore::ReadsInPlace(const GroupFetch& fetch) const {
-  return stride_bytes_ == shape_.record_bytes &&
+  return reads_in_place_ && stride_bytes_ == shape_.record_bytes &&
          reinterpret_cast<uintptr_t>(fetch.memory) % mode().alignment_bytes == 0;
 }
 
@@ -134,6 +148,11 @@ bool GroupStore::Accept(const Request& request, uint32_t index) {
 
 void GroupStore::OnRead(Request& request, int error_number) {
   const Run& run = request.run;
+  if (error_number == EFAULT && !request.staged) {
+    memory_refused_ = true;
+    Release(request);
+    return;
+  }
   if (error_number != 0) {
     if (read_error_.ok()) {
       const uint32_t first = run.first_group + (request.again ? request.n_checked : 0);

@@ -63,6 +63,7 @@ struct VulkanCalls {
 // What is counted from one token to the last.
 struct Counted {
   uint32_t tokens = 0;
+  uint64_t text_bytes = 0;
   uint64_t pipelines_before = 0;
   uint64_t waits_before = 0;
   std::optional<OwnAllocations> allocations;
@@ -73,8 +74,9 @@ struct Counted {
   uint64_t waits = 0;
 };
 
-int OnToken(void* user, uint32_t sequence, int32_t token, const char* /*text*/, size_t /*text_bytes*/) {
+int OnToken(void* user, uint32_t sequence, int32_t token, const char* /*text*/, size_t text_bytes) {
   auto& counted = *static_cast<Counted*>(user);
+  counted.text_bytes += text_bytes;
   if (sequence != 0 || token < 0) return 0;
   ++counted.tokens;
   if (counted.tokens == kUncounted) {
@@ -92,11 +94,24 @@ int OnToken(void* user, uint32_t sequence, int32_t token, const char* /*text*/, 
   return 0;
 }
 
+// Whatever it says is longer than what a std::string holds by itself.
+GgufBuilder ModelOfLongTokens() {
+  GgufBuilder model = TalkingModel();
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> types = {2, 3, 3};  // unknown, control, control, then normal ones
+  while (tokens.size() < 300) {
+    tokens.push_back("a token of more than fifteen bytes, number " + std::to_string(tokens.size()));
+    types.push_back(1);
+  }
+  model.SetStrings("tokenizer.ggml.tokens", tokens).SetArray("tokenizer.ggml.token_type", types);
+  return model;
+}
+
 class DecodeCost : public ::testing::Test {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    const std::string path = WriteModel(folder_, "tiny.gguf", TalkingModel().Build());
+    const std::string path = WriteModel(folder_, "tiny.gguf", ModelOfLongTokens().Build());
     ASSERT_EQ(kvrun_model_open(path.c_str(), &model_), KVRUN_OK) << kvrun_last_error();
     kvrun_engine_options options;
     kvrun_engine_options_init(&options);
@@ -150,6 +165,7 @@ class DecodeCost : public ::testing::Test {
 
   static void ExpectNothing(const std::string& name, const Counted& counted) {
     EXPECT_EQ(counted.tokens, kTokens + 5) << name;
+    EXPECT_GT(counted.text_bytes, counted.tokens * 20) << name;
     EXPECT_EQ(counted.own_allocations, 0U) << name;
     for (const std::string& stack : counted.stacks) ADD_FAILURE() << name << ", allocated at" << stack;
     EXPECT_EQ(counted.pipelines, 0U) << name;

@@ -35,13 +35,46 @@ BlockFileOptions In(const std::string& folder) {
 TEST(CreateBlockFile, MakesFoldersForThisUserAndLeavesNoName) {
   const TemporaryFolder folder;
   const std::string deep = folder.Path("a/b/c");
-  const auto file = CreateBlockFile(In(deep));
+  BlockFileOptions options = In(deep);
+  const auto refused = CreateBlockFile(options);
+  EXPECT_EQ(refused.status().code(), StatusCode::kIo);
+  EXPECT_TRUE(Contains(refused.status().message(), "cannot make the folder " + deep +
+                                                       ": there is no folder " + folder.Path("a/b") +
+                                                       ", in which it would lie"))
+      << refused.status().message();
+  EXPECT_FALSE(fs::exists(folder.Path("a")));
+  options.makes_parents = true;
+  const auto file = CreateBlockFile(options);
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_TRUE(fs::is_empty(deep));
   for (const char* part : {"a", "a/b", "a/b/c"}) {
     struct stat info {};
     ASSERT_EQ(::stat(folder.Path(part).c_str(), &info), 0);
     EXPECT_EQ(info.st_mode & 0777, 0700U) << part;
+  }
+}
+
+// As a file there would be, and in the same words where there could be none; but nothing is left.
+TEST(CreateBlockFile, TryingMakesNoFolder) {
+  const TemporaryFolder folder;
+  const auto make = [&folder](const std::string& name, bool only_tries) {
+    BlockFileOptions options = In(folder.Path(name));
+    options.only_tries = only_tries;
+    return CreateBlockFile(options);
+  };
+  const auto tried = make("kv", true);
+  ASSERT_TRUE(tried.ok()) << tried.status().message();
+  EXPECT_TRUE(fs::is_empty(folder.Path("")));
+  const auto made = make("kv", false);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_EQ((*tried)->mode().alignment_bytes, (*made)->mode().alignment_bytes);
+  EXPECT_EQ((*tried)->mode().direct, (*made)->mode().direct);
+  EXPECT_EQ((*tried)->mode().backend, (*made)->mode().backend);
+  folder.Write("plain", "text");
+  for (const char* name : {"plain", "plain/kv", "no/kv"}) {
+    const auto refused = make(name, true);
+    EXPECT_FALSE(refused.ok()) << name;
+    EXPECT_EQ(refused.status().message(), make(name, false).status().message());
   }
 }
 

@@ -29,8 +29,9 @@ class Checked {
   static constexpr uint32_t kStreams = 2;
   static constexpr uint32_t kGroups = 12;
 
-  Checked(std::unique_ptr<BlockFile> file, uint32_t record_bytes, const FaultPlan& plan)
+  Checked(std::unique_ptr<BlockFile> file, uint32_t record_bytes, FaultPlan plan, bool refuses_memory = false)
       : record_bytes_(record_bytes) {
+    if (refuses_memory) plan.refused_memory = {memory_.data(), memory_.size()};
     const uint64_t stride = RoundUp<uint64_t>(record_bytes, file->mode().alignment_bytes);
     auto faulty = std::make_unique<FaultyBlockFile>(std::move(file), plan);
     faulty_ = faulty.get();
@@ -104,6 +105,7 @@ class Checked {
   uint64_t n_faults() const { return faulty_->n_faults(); }
   IoCounters counters() const { return faulty_->counters(); }
   const GroupStoreStats& stats() const { return store_->stats(); }
+  const IoMode& mode() const { return store_->mode(); }
 
  private:
   static constexpr uint64_t kGone = 0;
@@ -141,6 +143,7 @@ class GroupStoreFaults : public ::testing::TestWithParam<Case> {
     ASSERT_TRUE(healthy.errors().empty());
     ASSERT_EQ(healthy.n_good_fetches(), 9U);
     healthy_ = healthy.counters();
+    healthy_notes_ = healthy.mode().notes.size();
   }
 
   std::unique_ptr<BlockFile> MakeFile() {
@@ -158,6 +161,7 @@ class GroupStoreFaults : public ::testing::TestWithParam<Case> {
 
   StoreFixture fixture_;
   IoCounters healthy_;
+  size_t healthy_notes_ = 0;
   uint64_t n_faults_ = 0;
   uint64_t n_read_again_ = 0;
 };
@@ -184,6 +188,16 @@ TEST_P(GroupStoreFaults, EveryReadInEveryWay) {
       }
     }
   }
+}
+
+// Memory that disks cannot reach is filled by a copy, and somebody is told.
+TEST_P(GroupStoreFaults, MemoryThatTakesNoReads) {
+  Checked store(MakeFile(), GetParam().record_bytes, {}, true);
+  store.RunScenario();
+  EXPECT_TRUE(store.errors().empty());
+  EXPECT_EQ(store.n_good_fetches(), 9U);
+  const bool padded = GetParam().record_bytes % store.mode().alignment_bytes != 0;
+  EXPECT_EQ(store.mode().notes.size(), healthy_notes_ + (padded ? 0U : 1U));
 }
 
 // All reads from one on: the second look does not help.

@@ -66,8 +66,11 @@ TEST_F(SpillFileTest, EveryFaultIsFoundOrHarmless) {
       for (uint64_t index = 0; index < n_requests; ++index) {
         const std::string name = fmt::format("{} at {} {}", FaultKindName(kind),
                                              request == IoKind::kRead ? "read" : "write", index);
-        const auto spill =
-            Make({.faults = {{kind, request, index, 1}}, .random_kinds = {}, .seed = index + 1}, &faulty);
+        const auto spill = Make({.faults = {{kind, request, index, 1}},
+                                 .refused_memory = {},
+                                 .random_kinds = {},
+                                 .seed = index + 1},
+                                &faulty);
         const Status status = WriteAndRead(*spill, name);
         EXPECT_EQ(faulty->n_faults(), 1U) << name;
         // What is read badly once is read again; what was told to have failed is an error at once.

@@ -17,16 +17,20 @@ Result<std::vector<TokenId>> FakeTokenizer::Encode(std::string_view text,
   return ids;
 }
 
-std::string FakeTokenizer::DecodeToken(TokenId id, bool show_special) const {
-  if (id >= 0 && id < 256) return std::string(1, static_cast<char>(id));
-  if (IsControl(id)) return show_special ? (id == kBos ? "<bos>" : "<eos>") : "";
+void FakeTokenizer::AppendToken(TokenId id, bool show_special, std::string* bytes) const {
   const auto word = static_cast<size_t>(id - kFirstWord);
-  return id >= kFirstWord && word < words_.size() ? words_[word] : std::string();
+  if (id >= 0 && id < 256) {
+    *bytes += static_cast<char>(id);
+  } else if (IsControl(id)) {
+    if (show_special) *bytes += id == kBos ? "<bos>" : "<eos>";
+  } else if (id >= kFirstWord && word < words_.size()) {
+    *bytes += words_[word];
+  }
 }
 
 std::string FakeTokenizer::Decode(const std::vector<TokenId>& ids, bool show_special) const {
   std::string text;
-  for (const TokenId id : ids) text += DecodeToken(id, show_special);
+  for (const TokenId id : ids) AppendToken(id, show_special, &text);
   return text.starts_with(' ') ? text.substr(1) : text;
 }
 

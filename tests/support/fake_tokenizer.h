@@ -21,7 +21,7 @@ class FakeTokenizer : public Tokenizer {
 
   // One id per byte; "<bos>" is recognised with parse_special.
   Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
-  std::string DecodeToken(TokenId id, bool show_special = false) const override;
+  void AppendToken(TokenId id, bool show_special, std::string* bytes) const override;
   // Like SentencePiece, without the space that begins the text.
   std::string Decode(const std::vector<TokenId>& ids, bool show_special = false) const override;
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 
 #include "runtime/capi/kv_info.h"
 #include "tests/support/capi_fixture.h"
+#include "tests/support/program_runner.h"
 
 namespace kvrun {
 namespace {
@@ -168,6 +170,42 @@ TEST_F(CapiKvTest, ThePlanSaysWhatTheBudgetBuys) {
   EXPECT_GT(decode_bytes, 0U);
   EXPECT_EQ(plan["prefill_bytes"], prefill_bytes);
   EXPECT_EQ(plan["decode_bytes"], decode_bytes);
+}
+
+TEST_F(CapiKvTest, AFolderIsMadeByASessionAloneAndOnlyIfItCanBe) {
+  const TemporaryFolder folder;
+  const std::string kv_folder = folder.Path("kv");
+  const auto is_there = [&kv_folder] { return std::filesystem::exists(kv_folder); };
+  AskForKvswap({{"dir", kv_folder.c_str()}});
+  Plan();
+  EXPECT_FALSE(is_there()) << "a plan";
+  AskForKvswap({{"dir", kv_folder.c_str()}, {"budget", "100"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY);
+  AskForKvswap({{"dir", kv_folder.c_str()}, {"rank", "4096"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_INVALID_ARGUMENT);
+  AskForKvswap({{"dir", kv_folder.c_str()}, {"adapter", "/no/such/file"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_NOT_FOUND) << LastError();
+  EXPECT_FALSE(is_there()) << "a session that could not be had";
+  AskForKvswap({{"dir", kv_folder.c_str()}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  EXPECT_TRUE(is_there());
+
+  const std::string deep = folder.Path("no/kv");
+  AskForKvswap({{"dir", deep.c_str()}});
+  char* text = nullptr;
+  EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_IO_ERROR);
+  EXPECT_NE(LastError().find("there is no folder " + folder.Path("no")), std::string::npos) << LastError();
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_IO_ERROR);
+}
+
+TEST_F(CapiKvTest, ThePlanReadsTheAdapter) {
+  const TemporaryFolder folder;
+  const std::string wrong = folder.Write("adapter.gguf", "no GGUF file");
+  char* text = nullptr;
+  AskForKvswap({{"adapter", wrong.c_str()}});
+  EXPECT_EQ(kvrun_kv_plan_json(model_, &options_, &text), KVRUN_CORRUPT) << LastError();
+  EXPECT_NE(LastError().find(wrong), std::string::npos) << LastError();
+  EXPECT_EQ(text, nullptr);
 }
 
 TEST_F(CapiKvTest, ThePlanNeedsWhatTheSessionNeeds) {

@@ -63,6 +63,31 @@ TEST(CliFailure, BadUsageIsExitCodeTwo) {
   }
 }
 
+// Wherever --json stands, and whoever finds the error: the command line's parser, an option, the command.
+TEST(CliFailure, BadUsageIsAnObjectWithJson) {
+  const std::vector<std::vector<std::string>> bad = {
+      {"run", "-m", "toy", "-p", "x", "--no-such-option", "--json"},
+      {"run", "-m", "toy", "--json", "-p"},
+      {"run", "-m", "toy", "-p", "x", "--temp", "warm", "--json"},
+      {"run", "-m", "toy", "-p", "x", "--json", "--kv-type", "bad8"},
+      {"run", "-m", "toy", "--json"},
+      {"fly", "--json"},
+  };
+  for (const auto& arguments : bad) {
+    SCOPED_TRACE(::testing::PrintToString(arguments));
+    const ProgramResult result = Cli(arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    const Json error = Json::parse(result.out, nullptr, false).value("error", Json::object());
+    EXPECT_EQ(error.value("status", ""), "invalid argument") << result.out;
+    const std::string message = error.value("message", "");
+    EXPECT_FALSE(message.empty());
+    EXPECT_TRUE(result.err.starts_with("kvrun: " + message + "\nSee `kvrun ")) << result.err;
+  }
+  const ProgramResult variable = Cli({"run", "-m", "toy"}, {{"KVRUN_TEMP=warm", "KVRUN_JSON=1"}, "", ""});
+  EXPECT_EQ(variable.exit_code, 2);
+  EXPECT_PRED2(Contains, variable.out, "KVRUN_TEMP");
+}
+
 TEST(CliFailure, AFileThatCannotBeReadIsNamed) {
   const ProgramResult absent = Cli({"run", "-m", "toy", "-f", "/no/such/file"});
   EXPECT_EQ(absent.exit_code, 1);

@@ -230,7 +230,7 @@ TEST(KvPlan, WithoutABudgetThePapersNumberIsSelected) {
 TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   KvOptions options = Unlimited("kvswap");
   options.reuse_groups = 150;
-  EXPECT_EQ(Plan(options).n_chosen, 150U);
+  EXPECT_EQ(Plan(options).n_chosen, 101U);
   options.select_entries = 402;  // 100 groups and the pinned one
   const KvPlan plan = Plan(options);
   EXPECT_EQ(plan.n_chosen, 101U);
@@ -239,7 +239,13 @@ TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "as many slots as groups are selected, 101");
   options.reuse_groups = 100;
   options.policy = "fifo";
-  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "a reuse buffer of 100 groups");
+  ExpectMessage(
+      Refusal(options), StatusCode::kInvalidArgument,
+      "a reuse buffer of 100 groups was asked for, but a token selects 101 of 4 entries each, pinned "
+      "sinks included: give it 101 or more, or select at most 396 entries");
+  options.select_entries = 396;
+  EXPECT_EQ(Plan(options).n_chosen, 100U);
+  options.select_entries = 402;
   options.reuse_groups.reset();
   options.policy = "non-hit";
   EXPECT_EQ(Plan(options).n_cache_slots, 101U);
@@ -247,6 +253,41 @@ TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   EXPECT_EQ(Plan(options).n_chosen, 1U);
   options.sink_entries = 0;
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "nothing would be selected");
+}
+
+// Nothing but the sinks and the window would be attended to.
+TEST(KvPlan, ASmallReuseBufferDoesNotShrinkTheSelectionSilently) {
+  KvOptions options = Unlimited("kvswap");
+  options.reuse_groups = 1;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "give it 101 or more");
+  options.reuse_groups = 50;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "or select at most 196 entries");
+  EXPECT_EQ(Plan(options, kSmolLm2, 200).n_chosen, 50U) << "all that there are";
+
+  options = Swap(1.0 / 13);
+  EXPECT_EQ(Plan(options).Describe().find("reuse buffer"), std::string::npos);
+  options.reuse_groups = 1;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
+                "the least that a token selects is 2 of 4 entries each, pinned sinks included: give it 2 or");
+  options.reuse_groups = 50;
+  const KvPlan plan = Plan(options);
+  EXPECT_EQ(plan.n_chosen, 50U);
+  EXPECT_NE(
+      plan.Describe().find("; 200 of 8192 entries (no more, as the reuse buffer was given 50 groups) in"),
+      std::string::npos)
+      << plan.Describe();
+}
+
+TEST(KvPlan, NoMoreEntriesAreNamedThanThereAre) {
+  KvOptions options = Unlimited("kvswap");
+  options.select_entries = 604;
+  const std::string all = Plan(options, kSmolLm2, 603).Describe();
+  EXPECT_NE(all.find("; all 603 entries in groups of 4 "), std::string::npos) << all;
+  EXPECT_NE(all.find(", all in the cache (lru)"), std::string::npos) << all;
+  const std::string pinned = Plan(Unlimited("kvswap"), kSmolLm2, 3).Describe();
+  EXPECT_NE(pinned.find("all 3 entries in groups of 4 (3 pinned)"), std::string::npos) << pinned;
+  const std::string flexgen = Plan(Unlimited("flexgen"), kSmolLm2, 603).Describe();
+  EXPECT_NE(flexgen.find("; all 603 entries in groups of 16 "), std::string::npos) << flexgen;
 }
 
 TEST(KvPlan, CentringNeedsSinks) {
@@ -316,6 +357,18 @@ TEST(KvPlan, BudgetsThatAreTooSmallAreAnsweredWithTheSmallest) {
       ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, std::to_string(smallest));
     }
   }
+}
+
+// What the budget is a share of shrinks with the context: to shorten it would not help.
+TEST(KvPlan, AShareOfAShortContextIsAnsweredWithBytes) {
+  const Status share = Refusal(Swap(1.0 / 13), kSmolLm2, 100);
+  ExpectMessage(share, StatusCode::kOutOfMemory, "; give that as the budget, or a larger share: ");
+  KvOptions options = Unlimited("kvswap");
+  options.budget_bytes = BytesAfter(share.message(), "needs at least ");
+  ExpectSound(Plan(options, kSmolLm2, 100), kSmolLm2);
+  options.budget_bytes = 1000;
+  ExpectMessage(Refusal(options, kSmolLm2, 100), StatusCode::kOutOfMemory,
+                "; raise the budget to that, or shorten the context");
 }
 
 TEST(KvPlan, FullKeepsEverything) {

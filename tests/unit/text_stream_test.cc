@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/allocation_counter.h"
+
 namespace kvrun {
 namespace {
 
@@ -51,6 +53,17 @@ TEST(TextStream, NeverShowsThePartsOfAStopString) {
   EXPECT_TRUE(stream.stopped());
   EXPECT_EQ(stream.Append("after"), "");
   EXPECT_EQ(stream.Finish(), "");
+}
+
+TEST(TextStream, LongTokensAllocateNothing) {
+  const std::vector<std::string> stops = {"a stop string that never comes"};
+  const std::string token(100, 'a');  // its end may begin the stop string
+  TextStream stream(stops);
+  const uint64_t before = testing::AllocationsOfThisThread();
+  size_t n_bytes = 0;
+  for (int i = 0; i < 20; ++i) n_bytes += stream.Append(token).size();
+  EXPECT_EQ(testing::AllocationsOfThisThread() - before, 0U);
+  EXPECT_EQ(n_bytes + stream.Finish().size(), 2000U);
 }
 
 TEST(TextStream, TextBeforeAStopStringInTheSameTokenIsHandedOut) {

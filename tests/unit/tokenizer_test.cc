@@ -11,6 +11,7 @@
 
 #include "runtime/model/gguf.h"
 #include "runtime/model/tokenizer_text.h"
+#include "tests/support/allocation_counter.h"
 #include "tests/support/gguf_builder.h"
 
 namespace kvrun {
@@ -213,6 +214,28 @@ TEST(SpecialTokens, ControlTokensAreHiddenUnlessAskedFor) {
   EXPECT_EQ(tokenizer->DecodeToken(-1, true), "");
   EXPECT_EQ(tokenizer->DecodeToken(static_cast<TokenId>(tokenizer->n_vocab()), true), "");
   EXPECT_EQ(tokenizer->FindToken("no such token"), -1);
+}
+
+// Generation appends to a buffer that it keeps: a token costs no allocation, however long it is.
+TEST(Tokenizers, ATokenIsAppendedWithoutAnyAllocation) {
+  const std::string word(40, 'w');
+  const auto spm = CreateOrFail(Spm({"▁" + word}));
+  const auto bpe = CreateOrFail(Bpe("gpt-2", {}, {"Ġ" + word, "▁" + word}));
+  for (const auto* tokenizer : {spm.get(), bpe.get()}) {
+    std::string bytes = "before";
+    bytes.reserve(100);
+    const TokenId id = tokenizer->FindToken((tokenizer == spm.get() ? "▁" : "Ġ") + word);
+    const uint64_t before = testing::AllocationsOfThisThread();
+    tokenizer->AppendToken(id, false, &bytes);
+    EXPECT_EQ(testing::AllocationsOfThisThread() - before, 0U);
+    EXPECT_EQ(bytes, "before " + word);
+    tokenizer->AppendToken(-1, true, &bytes);
+    EXPECT_EQ(bytes, "before " + word);
+  }
+  // A token that byte-level BPE's alphabet does not cover stands as it is: nothing of a first try is left.
+  std::string bytes;
+  bpe->AppendToken(bpe->FindToken("▁" + word), false, &bytes);
+  EXPECT_EQ(bytes, "▁" + word);
 }
 
 TEST(SpecialTokens, EndOfGenerationByKeyAndBySpelling) {

@@ -1,0 +1,69 @@
+// kvrun eval: its table, its errors, JSON.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+
+ProgramResult Eval(const std::string& configs, const std::vector<std::string>& more = {}) {
+  const TemporaryFolder folder;
+  std::vector<std::string> arguments = {
+      "eval", "-m", "toy", "--ids", "-", "--tokens", "2", "--configs", folder.Write("configs", configs),
+      "-q"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return Cli(arguments, {{}, "1 2 3 4", ""});
+}
+
+const std::string kTable =
+    "      ppl   KL mean    top-1   recall   oracle     hits  token/s  configuration\n"
+    "   10.000    0.0000  100.0 %  100.0 %        -        -      1.0  full\n"
+    "   11.000    0.0200   90.0 %   80.0 %   95.0 %        -      4.0  --kv-budget 1/13\n"
+    "   11.000    0.0200   90.0 %   80.0 %   95.0 %        -      4.0  --kv-budget 1/34\n";
+
+TEST(CliEval, EachConfigurationIsARow) {
+  const ProgramResult result =
+      Eval("# lines like this one are left out\n--kv-budget 1/13\n\n--kv-budget 1/34\n");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, kTable);
+  EXPECT_EQ(result.err, "");
+}
+
+TEST(CliEval, AConfigurationThatFailsIsSaidOnStandardErrorAndTheOthersRun) {
+  const std::string configs = "--kv-budget 1\n--kv-budget 1/13\n--kv-budget 1\n--kv-budget 1/34\n";
+  const std::string error = "kvrun: --kv-budget 1: a budget of 1 B does not suffice\n";
+  const ProgramResult table = Eval(configs);
+  EXPECT_EQ(table.exit_code, 1);
+  EXPECT_EQ(table.out, kTable);
+  EXPECT_EQ(table.err, error + error);
+  const ProgramResult json = Eval(configs, {"--json"});
+  EXPECT_EQ(json.exit_code, 1);
+  EXPECT_EQ(json.err, error + error);
+  const Json results = Json::parse(json.out);
+  ASSERT_EQ(results.size(), 4U);
+  EXPECT_EQ(results[0]["error"], "a budget of 1 B does not suffice");
+  EXPECT_EQ(results[1]["ppl"], 11.0);
+}
+
+TEST(CliEval, OneConfigurationIsOneObject) {
+  const std::vector<std::string> one = {"eval", "-m", "toy", "--ids", "-", "-q", "--json", "--kv-budget"};
+  const auto with_budget = [&one](const std::string& budget) {
+    std::vector<std::string> arguments = one;
+    arguments.push_back(budget);
+    return Cli(arguments, {{}, "1 2 3 4", ""});
+  };
+  EXPECT_EQ(Json::parse(with_budget("1/13").out)["config"], "--kv-budget 1/13");
+  const ProgramResult failed = with_budget("1");
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_EQ(Json::parse(failed.out)["error"], "a budget of 1 B does not suffice");
+}
+
+}  // namespace
+}  // namespace kvrun
