@@ -40,7 +40,7 @@ struct Fault {
 struct FaultPlan {
   std::vector<Fault> faults;
   // Reads into this memory answer EFAULT, like a device's memory that disks cannot reach.
-  std::span<const std::byte> refused_memory;
+  std::span<const std::byte> refused_memory = {};
   uint64_t capacity_bytes = UINT64_MAX;  // writes beyond so many bytes in all answer ENOSPC, like a full disk
   double probability = 0.0;              // of a random fault, of each request that no fault above is for
   std::vector<FaultKind> random_kinds;   // empty: all that fit
