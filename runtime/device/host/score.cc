@@ -24,7 +24,6 @@
 #include "runtime/device/host/project-inl.h"
 #include "runtime/device/host/score.h"
 #include "runtime/device/host/vector_math-inl.h"
-#include "shaders/shared/index_params.h"
 #include "shaders/shared/step_params.h"
 
 #ifndef KVRUN_HOST_SCORE_ONCE
@@ -38,10 +37,10 @@ constexpr float kNoReference = -16777216.0F;
 // at 2.7 GHz, AVX-512).
 constexpr size_t kKeptBytes = size_t{160} * 1024;
 
-// 2 to the power of a whole number of at most 0.
+// 2 to the power of a whole number of at most 0; something at least, of a NaN.
 float Power(float exponent) {
-  return std::bit_cast<float>(static_cast<uint32_t>(static_cast<int32_t>(std::max(exponent, -126.0F)) + 127)
-                              << 23);
+  const auto whole = static_cast<int32_t>(std::min(0.0F, std::max(-126.0F, exponent)));
+  return std::bit_cast<float>(static_cast<uint32_t>(whole + 127) << 23);
 }
 
 struct Softmax {
@@ -56,14 +55,12 @@ struct Tiling {
       : tile_entries(lanes),
         unit_groups(std::max<size_t>(1, tile_entries / index.group_tokens)),
         unit_entries(unit_groups * index.group_tokens),
-        unit_tiles((unit_entries + tile_entries - 1) / tile_entries),
         row_bits(size_t{index.rank} * KvElementBits(index.type)),
         unit_bytes(unit_groups * index.group_words() * 4) {}
 
   size_t tile_entries;  // room: the last may stay empty
   size_t unit_groups;
   size_t unit_entries;
-  size_t unit_tiles;
   size_t row_bits;
   size_t unit_bytes;
 };
