@@ -2,7 +2,8 @@
 // tests/kernels/index_test.cc.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <functional>
+#include <limits>
 
 #include "runtime/device/host/score.h"
 #include "shaders/shared/index_params.h"
@@ -379,6 +380,32 @@ TEST(HostIndexTest, ChoosesAmongScoresOfEveryKind) {
           expected.resize(n_chosen + 2, kHostPoison);
           EXPECT_EQ(chosen, expected) << n_chosen << " of " << n << ", " << n_pinned << " pinned";
         }
+      }
+    }
+  });
+}
+
+// Numbers that are none choose what can be read: whoever reads the groups trusts their numbers.
+TEST(HostIndexTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
+  OnEveryHostTarget([](host::HostDevice& device) {
+    for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
+      for (const uint32_t group : {1U, 3U, 4U}) {
+        const ScoreCase c{.index = {KvType::kInt4, 24, group, 200, 1},
+                          .n_heads = 3,
+                          .n_kv_heads = 1,
+                          .head_dim = 8,
+                          .reduction = reduction,
+                          .n_pinned = 1,
+                          .n_chosen = 50,
+                          .tokens = {TokenAt(200 * group - 1, 0)}};
+        HostOperationRun run(device);
+        const ScoreInputs inputs(run, c);
+        std::fill_n(host::Data<float>(inputs.args.query), inputs.query.size(), std::nanf(""));
+        run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+        const auto chosen = run.Read<uint32_t>(inputs.args.chosen, 1 + c.n_chosen);
+        ASSERT_EQ(chosen[0], c.n_chosen);
+        EXPECT_LT(chosen.back(), 200U);
+        EXPECT_TRUE(std::is_sorted(chosen.begin() + 1, chosen.end(), std::less_equal<>()));
       }
     }
   });

@@ -55,7 +55,8 @@ void Activate(const float* gate, const float* up, size_t n, float* out) {
   const auto minus_log2e = hn::Set(d, -std::numbers::log2e_v<float>);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
     const auto g = LoadFirst(d, gate + i, n - i);
-    const auto silu = hn::Div(g, hn::Add(one, Exp2(d, hn::Mul(g, minus_log2e))));
+    const auto exponent = hn::Min(hn::Mul(g, minus_log2e), hn::Set(d, 127.0F));
+    const auto silu = hn::Div(g, hn::Add(one, Exp2(d, exponent)));
     StoreFirst(d, hn::Mul(silu, LoadFirst(d, up + i, n - i)), out + i, n - i);
   }
 }
