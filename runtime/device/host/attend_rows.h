@@ -1,0 +1,53 @@
+// Softmax attention of a few query rows over blocks of entries, with running maxima: what attention over KV
+// in memory and over KV in slots have in common.
+//
+// Few rows (decoding): lanes lie along the head's dimensions, and K and V are decoded in registers. More
+// (prompts): lanes lie along the rows, and each block is decoded once for all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/device/kv_record.h"
+
+namespace kvrun::host {
+
+inline constexpr uint32_t kBlockEntries = 64;
+inline constexpr uint32_t kMaxAttendRows = 64;
+inline constexpr uint32_t kMaxHeadDim = 256;
+
+// Where K and V of up to kBlockEntries entries lie. What follows a row for 64 bytes can be read. Scales: f16,
+// as in kv_record.h.
+struct KvBlock {
+  KvType k_type = KvType::kF16;
+  KvType v_type = KvType::kF16;
+  uint32_t n_entries = 0;
+  const std::byte* k[kBlockEntries];
+  const std::byte* v[kBlockEntries];
+  const std::byte* k_scales[kBlockEntries];
+  const std::byte* v_scales[kBlockEntries];
+};
+
+// One worker's rows. `memory` is laid out by whoever begins.
+struct AttendRows {
+  uint32_t n_rows = 0;  // at most kMaxAttendRows
+  uint32_t head_dim = 0;
+  std::byte* memory = nullptr;  // AttendRowsBytes(head_dim), 64-byte aligned
+  // How many of the block's entries each row sees: the first ones.
+  uint32_t visible[kMaxAttendRows];
+};
+
+size_t AttendRowsBytes(uint32_t head_dim);
+// Of a row's result: weighted sums of V, the largest score, the sum of weights.
+constexpr uint32_t AttendPartFloats(uint32_t head_dim) { return head_dim + 2; }
+
+// queries: of each row, head_dim floats.
+void BeginAttend(const AttendRows& rows, const float* const* queries);
+void AttendBlock(const AttendRows& rows, const KvBlock& block);
+// parts: [n_rows, AttendPartFloats].
+void EndAttend(const AttendRows& rows, float* parts);
+
+// The highest score of a row that saw nothing.
+inline constexpr float kMaskedScore = -1e30F;
+
+}  // namespace kvrun::host

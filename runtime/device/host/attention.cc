@@ -1,0 +1,105 @@
+// Attention over KV in memory.
+#include <algorithm>
+
+#include "platform/base/check.h"
+#include "runtime/device/host/attend_work.h"
+#include "runtime/device/host/operations.h"
+#include "runtime/device/host/rope.h"
+
+namespace kvrun::host {
+namespace {
+
+// Positions 0 .. of the sequence of an item's tokens.
+class ResidentKv {
+ public:
+  explicit ResidentKv(const AttentionArgs& args)
+      : shape_(args.kv_shape),
+        step_(*Data<StepParams>(args.step)),
+        items_(args),
+        kv_(Data<std::byte>(args.kv)),
+        row_bytes_(size_t{shape_.head_dim} * KvElementBytes(shape_.type)) {}
+
+  uint32_t CountBlocks(const AttendItem& item) const {
+    uint32_t last = 0;
+    const uint32_t end = items_.TokenOf(item, item.n_rows - 1);
+    for (uint32_t token = items_.TokenOf(item, 0); token <= end; ++token)
+      last = std::max(last, step_.tokens[token].position);
+    return std::min(last, shape_.n_ctx - 1) / kBlockEntries + 1;
+  }
+
+  void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block, AttendRows* rows) const {
+    const uint32_t first = nth * kBlockEntries;
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < item.n_rows; ++r) {
+      const uint32_t position = step_.tokens[items_.TokenOf(item, r)].position;
+      const uint32_t end = std::min(position, shape_.n_ctx - 1) + 1;
+      rows->visible[r] = end > first ? std::min(end - first, kBlockEntries) : 0;
+      n = std::max(n, rows->visible[r]);
+    }
+    const size_t sequence = step_.tokens[item.first_token].sequence;
+    const std::byte* k =
+        kv_ + ((sequence * shape_.n_kv_heads + item.kv_head) * 2 * shape_.n_ctx + first) * row_bytes_;
+    const std::byte* v = k + shape_.n_ctx * row_bytes_;
+    block->k_type = block->v_type = shape_.type;
+    block->n_entries = n;
+    for (uint32_t i = 0; i < n; ++i) {
+      block->k[i] = k + i * row_bytes_;
+      block->v[i] = v + i * row_bytes_;
+    }
+  }
+
+ private:
+  const KvShape& shape_;
+  const StepParams& step_;
+  AttendItems items_;
+  const std::byte* kv_;
+  size_t row_bytes_;
+};
+
+void CheckArgs(const AttentionArgs& args) {
+  const KvShape& kv = args.kv_shape;
+  KVRUN_CHECK(kv.type == KvType::kF16 || kv.type == KvType::kF32);
+  KVRUN_CHECK(kv.head_dim % 2 == 0 && kv.head_dim <= kMaxHeadDim && args.n_heads % kv.n_kv_heads == 0);
+}
+
+}  // namespace
+
+void RopeAndStore(ThreadPool& pool, const AttentionArgs& args) {
+  CheckArgs(args);
+  const KvShape& kv = args.kv_shape;
+  const StepParams& step = *Data<StepParams>(args.step);
+  std::byte* to = Data<std::byte>(args.kv);
+  const size_t row_bytes = size_t{kv.head_dim} * KvElementBytes(kv.type);
+  RopeHeads(pool, args, [&](uint32_t token, uint32_t kv_head, bool is_value, const float* row) {
+    const size_t plane =
+        (size_t{step.tokens[token].sequence} * kv.n_kv_heads + kv_head) * 2 + (is_value ? 1 : 0);
+    std::byte* entry = to + (plane * kv.n_ctx + step.tokens[token].position) * row_bytes;
+    if (kv.type == KvType::kF16) {
+      FloatsToHalves(row, kv.head_dim, reinterpret_cast<uint16_t*>(entry));
+    } else {
+      std::memcpy(entry, row, row_bytes);
+    }
+  });
+}
+
+uint64_t AttendScratchBytes(const ThreadPool& pool, const AttentionArgs& args) {
+  return CutPartsBytes(pool, args);
+}
+
+void Attend(ThreadPool& pool, const AttentionArgs& args) {
+  CheckArgs(args);
+  const ResidentKv source(args);
+  AttendWork(pool, args, source).Run();
+}
+
+void FinishAttention(ThreadPool& pool, const AttentionArgs& args) {
+  const uint32_t head_dim = args.kv_shape.head_dim;
+  const auto* parts = Data<float>(args.parts_after);
+  auto* output = Data<float>(args.output);
+  pool.ParallelFor(size_t{args.n_tokens} * args.n_heads, 16, [&](size_t begin, size_t end, uint32_t) {
+    for (size_t row = begin; row < end; ++row)
+      FinishPart(parts + row * AttendPartFloats(head_dim), head_dim, output + row * head_dim);
+  });
+}
+
+}  // namespace kvrun::host
