@@ -1,0 +1,69 @@
+#include "tests/support/host_run.h"
+
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvrun::testing {
+namespace {
+
+constexpr size_t kBeyondBytes = HostRun::kBeyondFloats * sizeof(float);
+
+}  // namespace
+
+void ForEachHostPool(const std::function<void(host::ThreadPool&)>& function) {
+  static host::ThreadPool one(1);
+  static host::ThreadPool three(3);
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    SCOPED_TRACE(hwy::TargetName(target));
+    hwy::SetSupportedTargetsForTest(target);
+    for (host::ThreadPool* pool : {&one, &three}) {
+      SCOPED_TRACE(pool->size());
+      function(*pool);
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+Buffer* HostRun::Step(std::span<const StepToken> tokens) {
+  StepParams step{};
+  step.n_tokens = static_cast<uint32_t>(tokens.size());
+  std::copy(tokens.begin(), tokens.end(), step.tokens);
+  return Values(std::span<const StepParams>(&step, 1));
+}
+
+Buffer* HostRun::Bytes(std::span<const std::byte> bytes) {
+  auto memory = host::HostMemory::Allocate(account_, "test", bytes.size() + kBeyondBytes);
+  KVRUN_CHECK(memory.ok());
+  std::memcpy((*memory)->data(), bytes.data(), bytes.size());
+  std::memset((*memory)->data() + bytes.size(), 0xff, kBeyondBytes);
+  buffers_.push_back(
+      std::make_unique<host::HostBuffer>(std::move(*memory), bytes.size(), BufferUse::kShared));
+  return buffers_.back().get();
+}
+
+void HostRun::ExpectBeyondUntouched() {
+  for (const auto& buffer : buffers_) {
+    const std::byte* beyond = host::Data<std::byte>(buffer.get()) + buffer->size_bytes();
+    EXPECT_TRUE(std::all_of(beyond, beyond + kBeyondBytes, [](std::byte b) { return b == std::byte{0xff}; }))
+        << "after a buffer of " << buffer->size_bytes() << " bytes";
+  }
+}
+
+::testing::AssertionResult AreClose(std::span<const float> found, std::span<const double> expected,
+                                    double tolerance) {
+  if (found.size() != expected.size())
+    return ::testing::AssertionFailure() << found.size() << " values, not " << expected.size();
+  for (size_t i = 0; i < found.size(); ++i) {
+    const bool is_close =
+        std::isnan(expected[i]) ? std::isnan(found[i]) : std::abs(found[i] - expected[i]) <= tolerance;
+    if (!is_close) {
+      return ::testing::AssertionFailure()
+             << "value " << i << " is " << found[i] << ", not " << expected[i] << " +- " << tolerance;
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace kvrun::testing
