@@ -1,0 +1,625 @@
+// KV in records on the CPU as a device: RoPE into slots, attention over mapping tables, copies from and to KV
+// in memory, against the scalar references.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "runtime/device/host/operations.h"
+#include "runtime/device/vulkan/self_test_data.h"
+#include "tests/support/host_run.h"
+#include "tests/support/scalar_reference.h"
+#include "tests/support/slot_reference.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr double kRoundoff = 0x1p-24;
+constexpr uint32_t kGarbage = 0x9e3779b9;
+constexpr float kQueryScale = 3.0F;  // so that weights differ
+
+StepToken TokenAt(uint32_t position, uint32_t sequence) {
+  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
+}
+
+std::vector<std::pair<KvType, KvType>> AllPairs() {
+  std::vector<std::pair<KvType, KvType>> pairs;
+  for (const KvType k : kAllKvTypes)
+    for (const KvType v : kAllKvTypes) pairs.emplace_back(k, v);
+  return pairs;
+}
+
+struct SlotCase {
+  SlotShape shape;
+  uint32_t n_sequences = 1;
+  uint32_t n_kv_heads = 1;
+  uint32_t group = 1;  // query heads of a KV head
+  std::vector<StepToken> tokens;
+
+  uint32_t n_heads() const { return n_kv_heads * group; }
+  uint32_t head_dim() const { return shape.record.head_dim; }
+  size_t qkv_count() const { return tokens.size() * (n_heads() + 2 * n_kv_heads) * head_dim(); }
+  SlotReferenceArgs reference() const {
+    return {.tokens = tokens, .shape = shape, .n_heads = n_heads(), .n_kv_heads = n_kv_heads};
+  }
+  SlotAttentionArgs args() const {
+    SlotAttentionArgs args;
+    args.shape = shape;
+    args.attention.kv_shape = {KvType::kF16, n_sequences, n_kv_heads, head_dim(), 0};
+    args.attention.n_heads = n_heads();
+    args.attention.n_tokens = static_cast<uint32_t>(tokens.size());
+    return args;
+  }
+};
+
+std::string Describe(const KvRecordShape& record) {
+  return fmt::format("{}/{}, {} heads of {}, groups of {}", KvTypeText(record.k_type),
+                     KvTypeText(record.v_type), record.n_heads, record.head_dim, record.group_tokens);
+}
+
+std::string Describe(const SlotCase& c) {
+  return fmt::format("{}; {}/{} heads, {} tokens, {} streams, tables of {}", Describe(c.shape.record),
+                     c.n_heads(), c.n_kv_heads, c.tokens.size(), c.shape.n_streams, c.shape.table_slots);
+}
+
+struct RopeOptions {
+  bool halves = false;
+  bool norms = false;
+  uint32_t rotary_dim = 0;
+};
+
+// Rows of the step's entries are `expected`, rounded; all other words are as before.
+void ExpectWindow(const SlotCase& c, std::span<const double> expected, double tolerance,
+                  std::span<const uint32_t> found, std::vector<uint32_t> words) {
+  const KvRecordShape& record = c.shape.record;
+  for (size_t t = 0; t < c.tokens.size(); ++t) {
+    for (uint32_t head = 0; head < 2 * c.n_kv_heads; ++head) {
+      const uint32_t kv_head = head % c.n_kv_heads;
+      const WindowPlace place = PlaceOf(c.reference(), StreamOf(c.reference(), c.tokens[t].sequence, kv_head),
+                                        c.tokens[t].position);
+      const RecordRow row{head / c.n_kv_heads, record.n_heads == 1 ? 0 : kv_head, place.entry};
+      const size_t begin = (t * (c.n_heads() + 2 * c.n_kv_heads) + c.n_heads() + head) * c.head_dim();
+      const auto record_words = found.subspan(place.record_begin, record.size_words());
+      EXPECT_EQ(CheckRow(record, row, expected.subspan(begin, c.head_dim()), tolerance, record_words), "")
+          << Describe(c);
+      CopyRow(record, row, record_words, std::span(words).subspan(place.record_begin, record.size_words()));
+    }
+  }
+  EXPECT_TRUE(std::equal(found.begin(), found.end(), words.begin(), words.end())) << Describe(c);
+}
+
+void CheckRopeAndEncode(const SlotCase& c, const RopeOptions& options) {
+  const std::vector<float> qkv = RandomFloats(c.qkv_count(), 31);
+  const std::vector<float> angles = RandomFloats(c.tokens.size() * options.rotary_dim, 32);
+  const std::vector<float> norms = RandomFloats(size_t{2} * c.head_dim(), 33);
+  const std::vector<uint32_t> before(c.shape.size_bytes() / sizeof(uint32_t), kGarbage);
+  // Norms and rotation are RopeAndStore's: its reference leaves K and V in qkv.
+  std::vector<double> expected(qkv.begin(), qkv.end());
+  KvShape resident = c.args().attention.kv_shape;
+  for (const StepToken& token : c.tokens) resident.n_ctx = std::max(resident.n_ctx, token.position + 1);
+  std::vector<double> ignored(resident.size_bytes() / KvElementBytes(resident.type));
+  RopeAndStoreReference({.tokens = c.tokens,
+                         .kv_shape = resident,
+                         .n_heads = c.n_heads(),
+                         .angles = angles,
+                         .norms = options.norms ? std::span<const float>(norms) : std::span<const float>{},
+                         .norm_epsilon = 1e-5F,
+                         .rotary_dim = options.rotary_dim,
+                         .rope_halves = options.halves},
+                        expected, ignored);
+  double largest = 0.0;
+  for (const double value : expected) largest = std::max(largest, std::abs(value));
+  const double tolerance = 2 * largest * (c.head_dim() + 24) * kRoundoff;
+  for (const bool is_apart : {false, true}) {
+    ForEachHostPool([&](host::ThreadPool& pool) {
+      HostRun run;
+      SlotAttentionArgs args = c.args();
+      args.attention.qkv = run.Values(qkv);
+      args.attention.step = run.Step(c.tokens);
+      args.attention.angles = run.Values(angles);
+      args.attention.norms = options.norms ? run.Values(norms) : nullptr;
+      args.attention.norm_epsilon = 1e-5F;
+      args.attention.rotary_dim = options.rotary_dim;
+      args.attention.rope_halves = options.halves;
+      Buffer* slots = run.Values(before);
+      if (is_apart) {
+        args.window_shape = c.shape;
+        args.window = slots;
+        args.shape.n_slots = args.shape.n_window_slots = 0;
+      } else {
+        args.slots = slots;
+      }
+      host::RopeAndEncode(pool, args);
+      EXPECT_TRUE(AreClose(run.Read<float>(args.attention.qkv), expected, tolerance)) << Describe(c);
+      ExpectWindow(c, expected, tolerance, run.Read<uint32_t>(slots), before);
+    });
+  }
+}
+
+TEST(HostSlots, RopeIntoTheWindow) {
+  constexpr uint32_t kHeadDims[] = {66, 64, 80, 8, 128, 256};
+  constexpr uint32_t kGroups[] = {1, 4, 3, 16, 8};
+  uint32_t turn = 0;
+  for (const auto& [k_type, v_type] : AllPairs()) {
+    for (const bool together : {true, false}) {
+      SlotCase c;
+      c.n_sequences = 3;
+      c.n_kv_heads = 1 + turn % 3;
+      c.group = 1 + turn % 2;
+      c.tokens = {TokenAt(19, 2), TokenAt(0, 0), TokenAt(6 + turn, 1)};
+      c.shape.record = {k_type, v_type, together ? c.n_kv_heads : 1, kHeadDims[turn % 6], kGroups[turn % 5]};
+      c.shape.n_streams = c.n_sequences * (together ? 1 : c.n_kv_heads);
+      c.shape.n_window_slots = 1 + turn % 3;
+      c.shape.n_slots = c.shape.n_window_slots + 1;
+      c.shape.table_slots = c.shape.n_slots;
+      CheckRopeAndEncode(c, {.halves = turn % 2 == 0,
+                             .norms = turn % 4 < 2,
+                             .rotary_dim = turn % 3 == 0 ? c.head_dim() : c.head_dim() / 4 * 2});
+      ++turn;
+    }
+  }
+}
+
+// Several entries of one group in one step: halves of one word have several writers.
+TEST(HostSlots, NeighbouringEntriesOfOneStep) {
+  for (const KvType type : {KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
+    SlotCase c;
+    c.n_kv_heads = 3;
+    c.shape = {{type, type, 3, 64, 3}, 1, 4, 3, 4};
+    for (uint32_t position = 4; position < 13; ++position) c.tokens.push_back(TokenAt(position, 0));
+    CheckRopeAndEncode(c, {.rotary_dim = 64});
+  }
+}
+
+// Slots and tables for a case: what no table names, and what comes after a last slot's entries, is NaN.
+struct SlotData {
+  std::vector<uint32_t> slots;
+  std::vector<uint32_t> tables;
+  uint32_t most_entries = 0;
+};
+
+struct TableLength {
+  uint32_t slots = 0;
+  uint32_t last_entries = 0;
+};
+
+SlotData MakeSlots(const SlotCase& c, std::span<const TableLength> lengths, bool uneven) {
+  const SlotShape& shape = c.shape;
+  const KvRecordShape& record = shape.record;
+  const size_t count = size_t{shape.n_streams} * shape.n_slots * 2 * record.n_rows() * record.head_dim;
+  std::vector<float> values = RandomFloats(count, 41);
+  for (size_t i = 0; uneven && i < count; ++i)
+    values[i] = std::ldexp(values[i], -static_cast<int>(i * 5 % 23));
+  SlotData data{std::vector<uint32_t>(shape.size_bytes() / sizeof(uint32_t), 0xffffffffU),
+                std::vector<uint32_t>(shape.table_bytes() / sizeof(uint32_t)), 0};
+  size_t at = 0;
+  for (uint32_t stream = 0; stream < shape.n_streams; ++stream) {
+    const TableLength length = lengths[stream % lengths.size()];
+    data.most_entries = std::max(data.most_entries, length.slots * record.group_tokens);
+    uint32_t* table = &data.tables[size_t{stream} * (2 + shape.table_slots)];
+    table[0] = length.slots;
+    table[1] = length.last_entries;
+    for (uint32_t s = 0; s < shape.table_slots; ++s) {
+      // A permutation, as the step is prime to the number of slots; beyond the length: slots that must not be
+      // read.
+      table[2 + s] = (stream + s * 7) % shape.n_slots;
+      if (s >= length.slots) continue;
+      const auto words = std::span(data.slots)
+                             .subspan((size_t{stream} * shape.n_slots + table[2 + s]) * record.size_words(),
+                                      record.size_words());
+      const uint32_t n_entries = s + 1 == length.slots ? length.last_entries : record.group_tokens;
+      for (uint32_t entry = 0; entry < n_entries; ++entry) {
+        for (uint32_t row = 0; row < 2 * record.n_heads; ++row, at += record.head_dim)
+          EncodeRow(record, {row % 2, row / 2, entry}, std::span(values).subspan(at, record.head_dim), words);
+      }
+    }
+  }
+  return data;
+}
+
+// As for attention over resident KV, with one rounding more for each scale.
+double AttendTolerance(const SlotCase& c, uint32_t n_entries) {
+  const double dims = c.head_dim();
+  const double largest_score = 0.5 * kQueryScale * std::sqrt(dims);
+  const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score;
+  const double exponential = 2 * kRoundoff * (3 + 4 * largest_score) * 4;
+  return 2 * (score + exponential) + 2 * 8 * std::sqrt(n_entries + 1.0) * kRoundoff;
+}
+
+std::vector<float> Queries(const SlotCase& c) {
+  std::vector<float> qkv = RandomFloats(c.qkv_count(), 42);
+  for (float& value : qkv) value *= kQueryScale;
+  return qkv;
+}
+
+void CheckAttend(const SlotCase& c, std::span<const TableLength> lengths, bool uneven = false) {
+  const std::vector<float> qkv = Queries(c);
+  const SlotData data = MakeSlots(c, lengths, uneven);
+  const std::vector<double> expected = AttendSlotsReference(c.reference(), qkv, data.slots, data.tables);
+  ForEachHostPool([&](host::ThreadPool& pool) {
+    HostRun run;
+    SlotAttentionArgs args = c.args();
+    args.attention.qkv = run.Values(qkv);
+    args.attention.step = run.Step(c.tokens);
+    args.attention.output = run.Poisoned(expected.size());
+    args.slots = run.Values(data.slots);
+    args.table = run.Values(data.tables);
+    args.attention.scratch = run.Poisoned(host::AttendSlotsScratchBytes(pool, args) / sizeof(float));
+    host::AttendSlots(pool, args);
+    EXPECT_TRUE(
+        AreClose(run.Read<float>(args.attention.output), expected, AttendTolerance(c, data.most_entries)))
+        << Describe(c);
+  });
+}
+
+constexpr uint32_t kPrimeSlots = 23;
+
+SlotCase AttendCase(KvType k_type, KvType v_type, uint32_t head_dim, uint32_t group_tokens, uint32_t group,
+                    bool together) {
+  SlotCase c;
+  c.n_sequences = 3;
+  c.n_kv_heads = 2;
+  c.group = group;
+  c.tokens = {TokenAt(50, 1), TokenAt(51, 2), TokenAt(52, 0), TokenAt(53, 1)};
+  c.shape.record = {k_type, v_type, together ? c.n_kv_heads : 1, head_dim, group_tokens};
+  c.shape.n_streams = c.n_sequences * (together ? 1 : c.n_kv_heads);
+  c.shape.n_slots = kPrimeSlots;
+  c.shape.n_window_slots = 2;
+  c.shape.table_slots = kPrimeSlots - 2;
+  return c;
+}
+
+// Full, nearly empty, and anything between; the last slot full or not.
+std::vector<TableLength> Lengths(uint32_t group_tokens) {
+  return {{kPrimeSlots - 2, 1},
+          {1, 1},
+          {kPrimeSlots - 2, group_tokens},
+          {7, (group_tokens + 1) / 2},
+          {2, group_tokens}};
+}
+
+TEST(HostSlots, AttendsToEveryPairOfTypes) {
+  constexpr uint32_t kHeadDims[] = {64, 66, 128, 80, 8, 256};
+  constexpr uint32_t kGroupTokens[] = {4, 1, 3, 8, 16};
+  uint32_t turn = 0;
+  for (const auto& [k_type, v_type] : AllPairs()) {
+    const uint32_t group_tokens = kGroupTokens[turn % 5];
+    CheckAttend(AttendCase(k_type, v_type, kHeadDims[turn % 6], group_tokens, 1 + turn % 4, turn % 2 == 0),
+                Lengths(group_tokens));
+    ++turn;
+  }
+}
+
+// Every type with every number of rows, and more rows than lie along dimensions.
+TEST(HostSlots, AttendsWithSharedHeads) {
+  uint32_t turn = 0;
+  for (const KvType type : kAllKvTypes) {
+    for (const uint32_t group : {1U, 2U, 3U, 4U, 7U, 8U, 9U}) {
+      const uint32_t group_tokens = turn % 2 == 0 ? 4 : 3;
+      const uint32_t head_dim = turn % 4 == 0 ? 80 : 64;
+      CheckAttend(AttendCase(type, type, head_dim, group_tokens, group, turn % 3 == 0), Lengths(group_tokens),
+                  group == 2);
+      ++turn;
+    }
+    for (const uint32_t head_dim : {10U, 32U, 128U, 256U})
+      CheckAttend(AttendCase(type, type, head_dim, 8, head_dim == 10 ? 12 : 8, head_dim == 128), Lengths(8));
+  }
+}
+
+// One token and a long table: entries are divided.
+TEST(HostSlots, AttendsInSplits) {
+  for (const KvType type : {KvType::kF16, KvType::kFp8, KvType::kInt4}) {
+    for (const uint32_t head_dim : {64U, 80U}) {
+      SlotCase c;
+      c.tokens = {TokenAt(2000, 0)};
+      c.shape = {{type, type, 1, head_dim, 4}, 1, 211, 3, 208};
+      for (const TableLength length : {TableLength{208, 4}, {208, 1}, {1, 1}, {8, 4}, {17, 1}, {100, 3}})
+        CheckAttend(c, {&length, 1});
+    }
+  }
+}
+
+// All entries of both sources, one to a record of floats: what the reference takes.
+void AppendAsFloats(const SlotCase& c, const SlotData& data, SlotCase* all, std::vector<uint32_t>* words,
+                    std::vector<std::vector<uint32_t>>* tables) {
+  const KvRecordShape& record = c.shape.record;
+  for (uint32_t stream = 0; stream < c.shape.n_streams; ++stream) {
+    const uint32_t* table = &data.tables[size_t{stream} * (2 + c.shape.table_slots)];
+    for (uint32_t s = 0; s < table[0]; ++s) {
+      const auto source =
+          std::span(data.slots)
+              .subspan((size_t{stream} * c.shape.n_slots + table[2 + s]) * record.size_words(),
+                       record.size_words());
+      for (uint32_t entry = 0; entry < (s + 1 == table[0] ? table[1] : record.group_tokens); ++entry) {
+        const auto nth = static_cast<uint32_t>((*tables)[stream].size());
+        (*tables)[stream].push_back(nth);
+        const auto to = std::span(*words).subspan(
+            (size_t{stream} * all->shape.n_slots + nth) * all->shape.record.size_words(),
+            all->shape.record.size_words());
+        for (uint32_t row = 0; row < 2 * record.n_heads; ++row) {
+          const std::vector<double> values = DecodeRow(record, source, {row % 2, row / 2, entry});
+          EncodeRow(all->shape.record, {row % 2, row / 2, 0},
+                    std::vector<float>(values.begin(), values.end()), to);
+        }
+      }
+    }
+  }
+}
+
+std::vector<double> ExpectedOfBoth(const SlotCase& c, const SlotData& slots, const SlotCase& w,
+                                   const SlotData& window, std::span<const float> qkv) {
+  SlotCase all = c;
+  all.shape.record = {KvType::kF32, KvType::kF32, c.shape.record.n_heads, c.head_dim(), 1};
+  all.shape.n_slots = all.shape.table_slots =
+      (c.shape.table_slots + w.shape.table_slots) * c.shape.record.group_tokens;
+  std::vector<uint32_t> words(all.shape.size_bytes() / sizeof(uint32_t));
+  std::vector<std::vector<uint32_t>> lists(c.shape.n_streams);
+  AppendAsFloats(c, slots, &all, &words, &lists);
+  AppendAsFloats(w, window, &all, &words, &lists);
+  std::vector<uint32_t> tables(all.shape.table_bytes() / sizeof(uint32_t));
+  for (uint32_t stream = 0; stream < c.shape.n_streams; ++stream) {
+    uint32_t* table = &tables[size_t{stream} * (2 + all.shape.table_slots)];
+    table[0] = static_cast<uint32_t>(lists[stream].size());
+    table[1] = 1;
+    std::copy(lists[stream].begin(), lists[stream].end(), table + 2);
+  }
+  return AttendSlotsReference(all.reference(), qkv, words, tables);
+}
+
+// The window in a buffer of its own, with its own types; tables of slots may be empty, or there are no slots.
+void CheckAttendWithWindow(const SlotCase& c, std::span<const TableLength> lengths, KvType window_type,
+                           bool has_slots) {
+  SlotCase w = c;
+  w.shape.record.k_type = w.shape.record.v_type = window_type;
+  w.shape.n_slots = w.shape.n_window_slots = 11;
+  w.shape.table_slots = 9;
+  const std::vector<TableLength> window_lengths = {{9, 1}, {1, c.shape.record.group_tokens}, {4, 1}};
+  const SlotData slots = MakeSlots(c, lengths, false);
+  const SlotData window = MakeSlots(w, window_lengths, false);
+  const std::vector<float> qkv = Queries(c);
+  const std::vector<double> expected = ExpectedOfBoth(c, slots, w, window, qkv);
+  ForEachHostPool([&](host::ThreadPool& pool) {
+    HostRun run;
+    SlotAttentionArgs args = c.args();
+    args.shape.n_window_slots = 0;
+    args.attention.qkv = run.Values(qkv);
+    args.attention.step = run.Step(c.tokens);
+    args.attention.output = run.Poisoned(expected.size());
+    if (has_slots) {
+      args.slots = run.Values(slots.slots);
+      args.table = run.Values(slots.tables);
+    } else {
+      args.shape.n_slots = 0;
+    }
+    args.window = run.Values(window.slots);
+    args.window_shape = w.shape;
+    args.window_table = run.Values(window.tables);
+    args.attention.scratch = run.Poisoned(host::AttendSlotsScratchBytes(pool, args) / sizeof(float));
+    host::AttendSlots(pool, args);
+    EXPECT_TRUE(AreClose(run.Read<float>(args.attention.output), expected,
+                         AttendTolerance(c, slots.most_entries + window.most_entries)))
+        << Describe(c);
+  });
+}
+
+TEST(HostSlots, AttendsToAWindowApart) {
+  uint32_t turn = 0;
+  for (const KvType type : {KvType::kFp8, KvType::kInt4, KvType::kF16, KvType::kInt8}) {
+    const SlotCase c = AttendCase(type, type, turn % 2 == 0 ? 64 : 80, 1 + 3 * (turn % 2), 3, turn % 3 != 0);
+    ++turn;
+    std::vector<TableLength> lengths = Lengths(c.shape.record.group_tokens);
+    lengths[1] = {0, c.shape.record.group_tokens};  // nothing but the window
+    const KvType window_type = turn == 3 ? KvType::kF32 : KvType::kF16;
+    CheckAttendWithWindow(c, lengths, window_type, true);
+    const std::vector<TableLength> none = {{0, 0}};
+    CheckAttendWithWindow(c, none, window_type, false);
+  }
+}
+
+// Values of very different size, zeros, and rows of nothing but zeros, of what is too small for a scale, and
+// of what is too large for halves.
+std::vector<float> UnevenFloats(size_t count, uint32_t row_length, uint32_t seed) {
+  std::vector<float> values = RandomFloats(count, seed);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = std::ldexp(values[i], -static_cast<int>((i * 7 + i / row_length) % 19));
+    const size_t row = i / row_length % 13;
+    if (i % 11 == 3 || row == 5) values[i] = 0.0F;
+    if (row == 7) values[i] *= 0x1p-26F;
+    if (row == 9) values[i] *= 0x1p+12F;
+    if (row == 11) values[i] *= 0x1p+30F;
+  }
+  return values;
+}
+
+// One layer's KV of one sequence: as values, and as it is stored.
+struct StoredKv {
+  KvShape shape;
+  std::vector<float> values;
+  std::vector<uint32_t> words;
+
+  size_t entry(uint32_t kv_head, uint32_t plane, uint32_t token) const {
+    return ((size_t{kv_head} * 2 + plane) * shape.n_ctx + token) * shape.head_dim;
+  }
+};
+
+StoredKv MakeKv(const KvShape& shape) {
+  StoredKv kv{shape, UnevenFloats(shape.size_bytes() / KvElementBytes(shape.type), shape.head_dim, 21), {}};
+  kv.words.resize(shape.size_bytes() / sizeof(uint32_t));
+  if (shape.type == KvType::kF32) {
+    std::memcpy(kv.words.data(), kv.values.data(), shape.size_bytes());
+    return kv;
+  }
+  for (size_t i = 0; i < kv.values.size(); ++i) {
+    const uint16_t half = FloatToHalf(std::clamp(kv.values[i], -65504.0F, 65504.0F));
+    kv.values[i] = HalfToFloat(half);
+    kv.words[i / 2] |= uint32_t{half} << (16 * (i % 2));
+  }
+  return kv;
+}
+
+struct CopyCase {
+  KvRecordShape record;
+  KvShape kv;
+  uint32_t first_token = 0;
+  uint32_t n_groups = 0;
+
+  size_t record_words() const {
+    return size_t{kv.n_kv_heads / record.n_heads} * n_groups * record.size_words();
+  }
+};
+
+// Calls visit(words of the record from its first on, row, index of the KV entry's first element).
+template <typename Visitor>
+void ForEachRow(const CopyCase& c, const StoredKv& kv, Visitor&& visit) {
+  for (uint32_t kv_head = 0; kv_head < c.kv.n_kv_heads; ++kv_head) {
+    for (uint32_t token = 0; token < c.n_groups * c.record.group_tokens; ++token) {
+      const bool together = c.record.n_heads == c.kv.n_kv_heads;
+      const uint32_t group = token / c.record.group_tokens;
+      const size_t record = together ? group : size_t{kv_head} * c.n_groups + group;
+      for (const uint32_t plane : {0U, 1U}) {
+        visit(record * c.record.size_words(),
+              RecordRow{plane, together ? kv_head : 0, token % c.record.group_tokens},
+              kv.entry(kv_head, plane, c.first_token + token));
+      }
+    }
+  }
+}
+
+void CheckEncode(const CopyCase& c) {
+  const StoredKv kv = MakeKv(c.kv);
+  // What belongs to no row must be zeros.
+  std::vector<uint32_t> expected(c.record_words());
+  ForEachHostPool([&](host::ThreadPool& pool) {
+    HostRun run;
+    const Buffer* from = run.Values(kv.words);
+    Buffer* to = run.Values(std::vector<uint32_t>(c.record_words(), kGarbage));
+    host::EncodeRecords(pool, *from, c.kv, c.first_token, c.n_groups, c.record, to);
+    const std::vector<uint32_t> found = run.Read<uint32_t>(to);
+    ForEachRow(c, kv, [&](size_t begin, const RecordRow& row, size_t entry) {
+      const std::vector<double> values(kv.values.begin() + static_cast<ptrdiff_t>(entry),
+                                       kv.values.begin() + static_cast<ptrdiff_t>(entry + c.kv.head_dim));
+      const auto words = std::span(found).subspan(begin, c.record.size_words());
+      EXPECT_EQ(CheckRow(c.record, row, values, 0.0, words), "") << Describe(c.record);
+      CopyRow(c.record, row, words, std::span(expected).subspan(begin, c.record.size_words()));
+    });
+    EXPECT_EQ(found, expected) << Describe(c.record);
+  });
+}
+
+// Each row's elements, and nothing else, are what DecodeRow says. Products of a half and at most 8 bits are
+// exact in a float.
+void CheckDecode(const CopyCase& c, const std::vector<uint32_t>& records) {
+  const StoredKv kv = MakeKv(c.kv);
+  std::vector<double> expected(kv.values.begin(), kv.values.end());
+  ForEachRow(c, kv, [&](size_t begin, const RecordRow& row, size_t entry) {
+    const auto decoded = DecodeRow(c.record, std::span(records).subspan(begin, c.record.size_words()), row);
+    for (uint32_t i = 0; i < c.kv.head_dim; ++i) expected[entry + i] = NearestElement(c.kv.type, decoded[i]);
+  });
+  ForEachHostPool([&](host::ThreadPool& pool) {
+    HostRun run;
+    const Buffer* from = run.Values(records);
+    Buffer* to = run.Values(kv.words);
+    host::DecodeRecords(pool, *from, c.record, c.n_groups, c.first_token, c.kv, to);
+    const std::vector<uint32_t> words = run.Read<uint32_t>(to);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      float found = 0.0F;
+      if (c.kv.type == KvType::kF32) {
+        std::memcpy(&found, &words[i], sizeof(found));
+      } else {
+        found = HalfToFloat(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2))));
+      }
+      ASSERT_EQ(found, expected[i]) << "element " << i << ", " << Describe(c.record);
+    }
+  });
+}
+
+// What EncodeRow makes of uneven values.
+std::vector<uint32_t> MakeRecords(const CopyCase& c) {
+  const StoredKv kv = MakeKv(c.kv);
+  const std::vector<float> values = UnevenFloats(kv.values.size(), c.kv.head_dim, 22);
+  std::vector<uint32_t> records(c.record_words(), kGarbage);
+  ForEachRow(c, kv, [&](size_t begin, const RecordRow& row, size_t entry) {
+    EncodeRow(c.record, row, std::span(values).subspan(entry, c.kv.head_dim),
+              std::span(records).subspan(begin, c.record.size_words()));
+  });
+  return records;
+}
+
+TEST(HostRecords, EncodesAndDecodesRecords) {
+  constexpr uint32_t kHeadDims[] = {64, 66, 8, 80, 128, 256};
+  constexpr uint32_t kGroups[] = {4, 1, 3, 8, 16};
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    uint32_t turn = 0;
+    for (const auto& [k_type, v_type] : AllPairs()) {
+      for (const bool together : {true, false}) {
+        CopyCase c;
+        c.kv = {type, 1, 1 + turn % 3, kHeadDims[turn % 6], 40};
+        c.record = {k_type, v_type, together ? c.kv.n_kv_heads : 1, c.kv.head_dim, kGroups[turn % 5]};
+        c.first_token = turn % 4;
+        c.n_groups = 35 / c.record.group_tokens;
+        CheckEncode(c);
+        CheckDecode(c, MakeRecords(c));
+        ++turn;
+      }
+    }
+  }
+}
+
+// One record of one entry: K is what is looked at, V is zeros.
+CopyCase OneRow(KvType type, uint32_t head_dim, KvType kv_type = KvType::kF32) {
+  return {.record = {type, type, 1, head_dim, 1}, .kv = {kv_type, 1, 1, head_dim, 1}, .n_groups = 1};
+}
+
+// Numbers halfway between two neighbours, in rows whose scale is 1, go to the even one.
+TEST(HostRecords, RoundsHalvesOfAStepToEven) {
+  constexpr uint32_t kDims = 256;
+  for (const KvType type : {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
+    std::vector<float> kv(2 * kDims);
+    for (uint32_t i = 0; i < kDims; ++i) {
+      const double n = i / 2 + 0.5;
+      double x = n;  // int8
+      if (type == KvType::kInt4) x = std::fmod(n, 8.0);
+      if (type == KvType::kF16) x = (1024 + n) * std::ldexp(1.0, static_cast<int>(i % 40) - 30);
+      if (type == KvType::kF16 && i % 40 < 6) x = n * 0x1p-24;  // subnormal
+      if (type == KvType::kFp8) x = (8 + i % 8 + 0.5) * std::ldexp(1.0, static_cast<int>(i / 8 % 15) - 9);
+      if (type == KvType::kFp8 && i < 16) x = (i % 8 + 0.5) * 0x1p-9;  // subnormal
+      kv[i] = static_cast<float>((i % 3 == 0 ? -1.0 : 1.0) * std::min(x, type == KvType::kFp8 ? 416.0 : 1e9));
+    }
+    for (uint32_t i = 31; i < kDims; i += 32) {  // what makes the scale 1
+      if (type == KvType::kFp8) kv[i] = 448.0F;
+      if (type == KvType::kInt8) kv[i] = -127.0F;
+      if (type == KvType::kInt4) kv[i] = -8.0F;
+    }
+    const CopyCase c = OneRow(type, kDims);
+    std::vector<uint32_t> expected(c.record_words());
+    EncodeRow(c.record, {0, 0, 0}, std::span(kv).first(kDims), expected);
+    EncodeRow(c.record, {1, 0, 0}, std::span(kv).subspan(kDims), expected);
+    ForEachHostPool([&](host::ThreadPool& pool) {
+      HostRun run;
+      Buffer* to = run.Values(std::vector<uint32_t>(c.record_words(), kGarbage));
+      host::EncodeRecords(pool, *run.Values(kv), c.kv, 0, 1, c.record, to);
+      EXPECT_EQ(run.Read<uint32_t>(to), expected) << Describe(c.record);
+    });
+  }
+}
+
+// Every number of fp8, int8 and int4 there is, with scales of one, negative, and too small for a normal half.
+TEST(HostRecords, DecodesEveryElement) {
+  for (const KvType type : {KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
+    for (const uint32_t scale : {0x3c00U, 0xb800U, 0x0003U, 0x83ffU, 0U}) {
+      for (const KvType kv_type : {KvType::kF32, KvType::kF16}) {
+        const CopyCase c = OneRow(type, 256, kv_type);
+        std::vector<uint32_t> records(c.record_words(), scale | scale << 16);
+        for (uint32_t i = 0; i < c.record.scales_begin_words(); ++i) {
+          records[i] = 4 * i | (4 * i + 1) << 8 | (4 * i + 2) << 16 | (4 * i + 3) << 24;
+          if (type == KvType::kFp8) records[i] &= i % 32 == 31 ? 0xfeffffffU : 0xffffffffU;  // no NaN
+        }
+        CheckDecode(c, records);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing
