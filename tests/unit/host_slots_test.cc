@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "runtime/device/host/operations.h"
 #include "runtime/device/vulkan/self_test_data.h"
@@ -490,12 +491,18 @@ void CheckEncode(const CopyCase& c) {
   const StoredKv kv = MakeKv(c.kv);
   // What belongs to no row must be zeros.
   std::vector<uint32_t> expected(c.record_words());
+  bool is_first = true;
   ForEachHostPool([&](host::ThreadPool& pool) {
     HostRun run;
     const Buffer* from = run.Values(kv.words);
     Buffer* to = run.Values(std::vector<uint32_t>(c.record_words(), kGarbage));
     host::EncodeRecords(pool, *from, c.kv, c.first_token, c.n_groups, c.record, to);
     const std::vector<uint32_t> found = run.Read<uint32_t>(to);
+    // All others: the same bits.
+    if (!std::exchange(is_first, false)) {
+      EXPECT_EQ(found, expected) << Describe(c.record);
+      return;
+    }
     ForEachRow(c, kv, [&](size_t begin, const RecordRow& row, size_t entry) {
       const std::vector<double> values(kv.values.begin() + static_cast<ptrdiff_t>(entry),
                                        kv.values.begin() + static_cast<ptrdiff_t>(entry + c.kv.head_dim));

@@ -10,6 +10,7 @@
 #define HWY_TARGET_INCLUDE "runtime/device/host/attend_rows.cc"
 #include <hwy/foreach_target.h>
 //
+#include <hwy/cache_control.h>
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
@@ -58,6 +59,10 @@ struct Layout {
 constexpr uint32_t RowScales(KvType type, uint32_t head_dim) {
   if (type == KvType::kF16 || type == KvType::kF32) return 0;
   return type == KvType::kInt4 ? CeilDiv(head_dim, kInt4BlockElements) : 1;
+}
+
+constexpr size_t RowBytes(KvType type, uint32_t head_dim) {
+  return CeilDiv(size_t{head_dim} * KvElementBits(type), size_t{8});
 }
 
 }  // namespace
@@ -157,9 +162,24 @@ HWY_INLINE Vector SumEach(Vector* HWY_RESTRICT v) {
   return v[0];
 }
 
+// Rows to be prefetched while others are computed with.
+struct Ahead {
+  size_t n_entries = 0;
+  size_t row_bytes = 0;
+  const std::byte* const* rows = nullptr;
+  const std::byte* const* scales = nullptr;  // null: none
+
+  HWY_INLINE void Prefetch(size_t entry) const {
+    if (entry >= n_entries) return;
+    for (size_t i = 0; i < row_bytes; i += 64) hwy::Prefetch(rows[entry] + i);
+    if (scales != nullptr) hwy::Prefetch(scales[entry]);
+  }
+};
+
 // scores[r * kBlockEntries + entry] = q[r] . k[entry], without scales of whole rows.
 template <KvType kType, size_t kRows>
-HWY_NOINLINE void ScoreFew(const KvBlock& block, size_t head_dim, const Layout& at, size_t first_row) {
+HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const Layout& at,
+                           size_t first_row) {
   constexpr size_t kEntries = HWY_MIN(kLanes, (kRows > 2 && !kManyRegisters) ? 2 : 4);
   constexpr size_t kParts = kLanes / kEntries;
   const Floats d;
@@ -176,6 +196,7 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, size_t head_dim, const Layout& 
       for (size_t e = 0; e < kEntries; ++e) {
         // Beyond the last entry: the last again.
         const size_t entry = HWY_MIN(begin + part * kEntries + e, block.n_entries - 1);
+        ahead.Prefetch(begin + part * kEntries + e);
         rows[e] = block.k[entry];
         scales[e] = at.k_scales() + entry * n_scales;
         for (size_t r = 0; r < kRows; ++r) sums[r][e] = hn::Zero(d);
@@ -204,13 +225,14 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, size_t head_dim, const Layout& 
 }
 
 // Scores to weights, row by row. k_scales, v_scales: one for each entry, or null.
-HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const Layout& at, size_t n_entries,
+HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const Layout& at, const KvBlock& block,
                              const float* k_scales, const float* v_scales) {
   const Floats d;
   const Vector masked = hn::Set(d, kMaskedScore);
+  const size_t n_entries = block.n_entries;
   for (size_t r = 0; r < rows.n_rows; ++r) {
     float* scores = at.scores() + r * kBlockEntries;
-    const size_t visible = HWY_MIN(rows.visible[r], n_entries);
+    const size_t visible = HWY_MIN(size_t{block.visible[r]}, n_entries);
     Vector largest = hn::Set(d, at.maximum()[r]);
     for (size_t i = 0; i < n_entries; i += kLanes) {
       Vector score = hn::Load(d, scores + i);
@@ -240,8 +262,8 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const Layout& at, size_t n_
 
 // Sums of kVectors vectors of dimensions from `begin` on.
 template <KvType kType, size_t kRows, size_t kVectors, bool kIsTail>
-HWY_INLINE void AccumulatePart(const KvBlock& block, size_t head_dim, const Layout& at, size_t first_row,
-                               size_t begin) {
+HWY_INLINE void AccumulatePart(const KvBlock& block, const Ahead& ahead, size_t head_dim, const Layout& at,
+                               size_t first_row, size_t begin) {
   const Floats d;
   const size_t n_scales = RowScales(kType, static_cast<uint32_t>(head_dim));
   const float* HWY_RESTRICT weights = at.scores() + first_row * kBlockEntries;
@@ -255,6 +277,7 @@ HWY_INLINE void AccumulatePart(const KvBlock& block, size_t head_dim, const Layo
     }
   }
   for (size_t entry = 0; entry < block.n_entries; ++entry) {
+    ahead.Prefetch(entry);
     Vector values[kVectors];
     for (size_t v = 0; v < kVectors; ++v) {
       const size_t i = begin + v * kLanes;
@@ -272,16 +295,20 @@ HWY_INLINE void AccumulatePart(const KvBlock& block, size_t head_dim, const Layo
 }
 
 template <KvType kType, size_t kRows>
-HWY_NOINLINE void AccumulateFew(const KvBlock& block, size_t head_dim, const Layout& at, size_t first_row) {
+HWY_NOINLINE void AccumulateFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const Layout& at,
+                                size_t first_row) {
   constexpr size_t kVectors = (kRows > 2 && !kManyRegisters) ? 2 : 4;
+  Ahead once = ahead;
   size_t begin = 0;
   for (; begin + kVectors * kLanes <= head_dim; begin += kVectors * kLanes) {
-    AccumulatePart<kType, kRows, kVectors, false>(block, head_dim, at, first_row, begin);
+    AccumulatePart<kType, kRows, kVectors, false>(block, once, head_dim, at, first_row, begin);
+    once = {};
   }
   for (; begin + kLanes <= head_dim; begin += kLanes) {
-    AccumulatePart<kType, kRows, 1, false>(block, head_dim, at, first_row, begin);
+    AccumulatePart<kType, kRows, 1, false>(block, once, head_dim, at, first_row, begin);
+    once = {};
   }
-  if (begin < head_dim) AccumulatePart<kType, kRows, 1, true>(block, head_dim, at, first_row, begin);
+  if (begin < head_dim) AccumulatePart<kType, kRows, 1, true>(block, once, head_dim, at, first_row, begin);
 }
 
 // Calls function.template operator()<type>().
@@ -298,14 +325,15 @@ HWY_INLINE void WithType(KvType type, const F& function) {
 
 // Four rows at a time.
 template <bool kIsValue>
-void ForRows(KvType type, const KvBlock& block, const AttendRows& rows, const Layout& at) {
+void ForRows(KvType type, const KvBlock& block, const Ahead& ahead, const AttendRows& rows,
+             const Layout& at) {
   WithType(type, [&]<KvType kType>() {
     for (size_t row = 0; row < rows.n_rows; row += 4) {
       const auto run = [&]<size_t kRows>() {
         if constexpr (kIsValue) {
-          AccumulateFew<kType, kRows>(block, rows.head_dim, at, row);
+          AccumulateFew<kType, kRows>(block, row == 0 ? ahead : Ahead(), rows.head_dim, at, row);
         } else {
-          ScoreFew<kType, kRows>(block, rows.head_dim, at, row);
+          ScoreFew<kType, kRows>(block, row == 0 ? ahead : Ahead(), rows.head_dim, at, row);
         }
       };
       switch (rows.n_rows - row) {
@@ -343,11 +371,17 @@ void LoadScales(KvType type, uint32_t head_dim, size_t n_entries, const std::byt
   }
 }
 
-void AttendFew(const AttendRows& rows, const Layout& at, const KvBlock& block) {
-  ForRows<false>(block.k_type, block, rows, at);
-  SoftmaxFew(rows, at, block.n_entries, HasRowScale(block.k_type) ? at.k_scales() : nullptr,
+void AttendFew(const AttendRows& rows, const Layout& at, const KvBlock& block, const KvBlock* next) {
+  const Ahead values{block.n_entries, RowBytes(block.v_type, rows.head_dim), block.v, nullptr};
+  ForRows<false>(block.k_type, block, values, rows, at);
+  SoftmaxFew(rows, at, block, HasRowScale(block.k_type) ? at.k_scales() : nullptr,
              HasRowScale(block.v_type) ? at.v_scales() : nullptr);
-  ForRows<true>(block.v_type, block, rows, at);
+  Ahead keys;
+  if (next != nullptr) {
+    keys = {next->n_entries, RowBytes(next->k_type, rows.head_dim), next->k, nullptr};
+    if (RowScales(next->k_type, rows.head_dim) != 0) keys.scales = next->k_scales;
+  }
+  ForRows<true>(block.v_type, block, keys, rows, at);
 }
 
 // to: [n_entries, dims], what the elements stand for.
@@ -481,19 +515,19 @@ void AttendMany(const AttendRows& rows, const Layout& at, const KvBlock& block) 
   DecodeBlock(block.v_type, block.v, at.v_scales(), n, head_dim, at, at.values());
   ForLanes<false>(at, n, head_dim);
   alignas(64) float visible[kMaxAttendRows] = {};
-  for (size_t r = 0; r < rows.n_rows; ++r) visible[r] = static_cast<float>(rows.visible[r]);
+  for (size_t r = 0; r < rows.n_rows; ++r) visible[r] = static_cast<float>(block.visible[r]);
   for (size_t lane = 0; lane < at.lanes; lane += kLanes) SoftmaxMany(at, n, lane, visible);
   ForLanes<true>(at, n, head_dim);
 }
 
 }  // namespace
 
-void AttendBlockHere(const AttendRows& rows, const KvBlock& block) {
+void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
   const Layout at(rows);
   LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, at.k_scales());
   LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, at.v_scales());
   if (at.lanes == 0) {
-    AttendFew(rows, at, block);
+    AttendFew(rows, at, block, next);
   } else {
     AttendMany(rows, at, block);
   }
@@ -512,7 +546,7 @@ namespace kvrun::host {
 HWY_EXPORT(AttendBlockHere);
 
 size_t AttendRowsBytes(uint32_t head_dim) {
-  const AttendRows rows{.head_dim = head_dim, .visible = {}};
+  const AttendRows rows{.head_dim = head_dim};
   return Layout(rows).count() * sizeof(float);
 }
 
@@ -532,8 +566,8 @@ void BeginAttend(const AttendRows& rows, const float* const* queries) {
   }
 }
 
-void AttendBlock(const AttendRows& rows, const KvBlock& block) {
-  HWY_DYNAMIC_DISPATCH(AttendBlockHere)(rows, block);
+void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
+  HWY_DYNAMIC_DISPATCH(AttendBlockHere)(rows, block, next);
 }
 
 void EndAttend(const AttendRows& rows, float* parts) {

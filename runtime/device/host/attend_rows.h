@@ -26,6 +26,8 @@ struct KvBlock {
   const std::byte* v[kBlockEntries];
   const std::byte* k_scales[kBlockEntries];
   const std::byte* v_scales[kBlockEntries];
+  // How many of the entries each row sees: the first ones.
+  uint32_t visible[kMaxAttendRows];
 };
 
 // One worker's rows. `memory` is laid out by whoever begins.
@@ -33,8 +35,6 @@ struct AttendRows {
   uint32_t n_rows = 0;  // at most kMaxAttendRows
   uint32_t head_dim = 0;
   std::byte* memory = nullptr;  // AttendRowsBytes(head_dim), 64-byte aligned
-  // How many of the block's entries each row sees: the first ones.
-  uint32_t visible[kMaxAttendRows];
 };
 
 size_t AttendRowsBytes(uint32_t head_dim);
@@ -43,7 +43,8 @@ constexpr uint32_t AttendPartFloats(uint32_t head_dim) { return head_dim + 2; }
 
 // queries: of each row, head_dim floats.
 void BeginAttend(const AttendRows& rows, const float* const* queries);
-void AttendBlock(const AttendRows& rows, const KvBlock& block);
+// next: what comes after it, for prefetches; null: nothing.
+void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* next);
 // parts: [n_rows, AttendPartFloats].
 void EndAttend(const AttendRows& rows, float* parts);
 

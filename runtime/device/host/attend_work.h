@@ -88,7 +88,7 @@ inline uint64_t CutPartsBytes(const ThreadPool& pool, const AttentionArgs& args)
 
 // The source is what items attend to:
 //   uint32_t CountBlocks(const AttendItem&) const: at least 1;
-//   void LoadBlock(const AttendItem&, uint32_t nth, KvBlock*, AttendRows*) const: and what rows see of it.
+//   void LoadBlock(const AttendItem&, uint32_t nth, KvBlock*) const.
 template <typename Source>
 class AttendWork {
  public:
@@ -138,7 +138,7 @@ class AttendWork {
 
   void Attend(const AttendItem& item, uint32_t first_block, uint32_t end_block, std::byte* memory,
               float* parts) const {
-    AttendRows rows{.n_rows = item.n_rows, .head_dim = head_dim_, .memory = memory, .visible = {}};
+    const AttendRows rows{.n_rows = item.n_rows, .head_dim = head_dim_, .memory = memory};
     const size_t stride = size_t{args_.n_heads + 2 * args_.kv_shape.n_kv_heads} * head_dim_;
     const float* queries[kMaxAttendRows];
     for (uint32_t r = 0; r < item.n_rows; ++r) {
@@ -146,10 +146,13 @@ class AttendWork {
                    size_t{items_.OutputRow(item, r) % args_.n_heads} * head_dim_;
     }
     BeginAttend(rows, queries);
-    KvBlock block;
+    KvBlock blocks[2];
+    source_.LoadBlock(item, first_block, &blocks[0]);
     for (uint32_t nth = first_block; nth < end_block; ++nth) {
-      source_.LoadBlock(item, nth, &block, &rows);
-      if (block.n_entries > 0) AttendBlock(rows, block);
+      const KvBlock& block = blocks[(nth - first_block) % 2];
+      KvBlock* next = nth + 1 < end_block ? &blocks[(nth + 1 - first_block) % 2] : nullptr;
+      if (next != nullptr) source_.LoadBlock(item, nth + 1, next);
+      if (block.n_entries > 0) AttendBlock(rows, block, next);
     }
     EndAttend(rows, parts);
   }

@@ -27,14 +27,14 @@ class ResidentKv {
     return std::min(last, shape_.n_ctx - 1) / kBlockEntries + 1;
   }
 
-  void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block, AttendRows* rows) const {
+  void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block) const {
     const uint32_t first = nth * kBlockEntries;
     uint32_t n = 0;
     for (uint32_t r = 0; r < item.n_rows; ++r) {
       const uint32_t position = step_.tokens[items_.TokenOf(item, r)].position;
       const uint32_t end = std::min(position, shape_.n_ctx - 1) + 1;
-      rows->visible[r] = end > first ? std::min(end - first, kBlockEntries) : 0;
-      n = std::max(n, rows->visible[r]);
+      block->visible[r] = end > first ? std::min(end - first, kBlockEntries) : 0;
+      n = std::max(n, block->visible[r]);
     }
     const size_t sequence = step_.tokens[item.first_token].sequence;
     const std::byte* k =

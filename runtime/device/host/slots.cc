@@ -66,12 +66,12 @@ class SlottedKv {
     return std::max(n_blocks, 1U);
   }
 
-  void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block, AttendRows* rows) const {
+  void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block) const {
     const uint32_t n_first = CountBlocksOf(sources_[0], item);
     const Slots& source = sources_[nth < n_first ? 0 : 1];
     block->n_entries = 0;
     if (source.shape != nullptr) LoadEntries(source, item, nth < n_first ? nth : nth - n_first, block);
-    for (uint32_t r = 0; r < item.n_rows; ++r) rows->visible[r] = block->n_entries;
+    for (uint32_t r = 0; r < item.n_rows; ++r) block->visible[r] = block->n_entries;
   }
 
  private:
