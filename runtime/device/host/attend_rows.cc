@@ -23,12 +23,13 @@ namespace {
 constexpr uint32_t kFewRows = 8;
 // Rows of floats are padded to this, which is a multiple of every vector.
 constexpr uint32_t kPadFloats = 16;
+static_assert(DecodedRowFloats(1) == kPadFloats);
 constexpr uint32_t kMaxRowScales = kMaxHeadDim / kInt4BlockElements;
 
 // What AttendRows::memory holds, in floats.
 struct Layout {
   explicit Layout(const AttendRows& rows)
-      : dims(RoundUp(rows.head_dim, kPadFloats)),
+      : dims(static_cast<uint32_t>(DecodedRowFloats(rows.head_dim))),
         lanes(rows.n_rows > kFewRows ? RoundUp(rows.n_rows, kPadFloats) : 0),
         memory(reinterpret_cast<float*>(rows.memory)) {}
 
@@ -386,14 +387,15 @@ void AttendFew(const AttendRows& rows, const Layout& at, const KvBlock& block, c
 
 // to: [n_entries, dims], what the elements stand for.
 void DecodeBlock(KvType type, const std::byte* const* from, const float* scales, size_t n_entries,
-                 size_t head_dim, const Layout& at, float* HWY_RESTRICT to) {
+                 size_t head_dim, float* HWY_RESTRICT to) {
+  const size_t dims = DecodedRowFloats(static_cast<uint32_t>(head_dim));
   const Floats d;
   const size_t n_scales = RowScales(type, static_cast<uint32_t>(head_dim));
   WithType(type, [&]<KvType kType>() HWY_ATTR {
     for (size_t entry = 0; entry < n_entries; ++entry) {
       const float* row_scales = scales + entry * n_scales;
       const Vector scale = hn::Set(d, HasRowScale(kType) ? row_scales[0] : 1.0F);
-      for (size_t i = 0; i < at.dims; i += kLanes) {
+      for (size_t i = 0; i < dims; i += kLanes) {
         Vector elements = hn::Zero(d);
         if (i + kLanes <= head_dim) {
           elements = LoadScaled<kType>(from[entry], row_scales, i);
@@ -401,7 +403,7 @@ void DecodeBlock(KvType type, const std::byte* const* from, const float* scales,
           elements = LoadTail<kType>(from[entry], row_scales, i, head_dim);
         }
         if constexpr (HasRowScale(kType)) elements = hn::Mul(elements, scale);
-        hn::Store(elements, d, to + entry * at.dims + i);
+        hn::Store(elements, d, to + entry * dims + i);
       }
     }
   });
@@ -509,10 +511,10 @@ void ForLanes(const Layout& at, size_t n_entries, size_t head_dim) {
 void AttendMany(const AttendRows& rows, const Layout& at, const KvBlock& block) {
   const size_t n = block.n_entries;
   const size_t head_dim = rows.head_dim;
-  DecodeBlock(block.k_type, block.k, at.k_scales(), n, head_dim, at, at.keys());
+  DecodeBlock(block.k_type, block.k, at.k_scales(), n, head_dim, at.keys());
   const size_t padded = RoundUp<size_t>(n, 4);
   std::memset(at.keys() + n * at.dims, 0, (padded - n) * at.dims * sizeof(float));
-  DecodeBlock(block.v_type, block.v, at.v_scales(), n, head_dim, at, at.values());
+  DecodeBlock(block.v_type, block.v, at.v_scales(), n, head_dim, at.values());
   ForLanes<false>(at, n, head_dim);
   alignas(64) float visible[kMaxAttendRows] = {};
   for (size_t r = 0; r < rows.n_rows; ++r) visible[r] = static_cast<float>(block.visible[r]);
@@ -533,6 +535,13 @@ void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock
   }
 }
 
+void DecodeRowsHere(KvType type, uint32_t head_dim, uint32_t n_entries, const std::byte* const* rows,
+                    const std::byte* const* scales, float* to) {
+  alignas(64) float row_scales[kBlockEntries * kMaxRowScales + kPadFloats];
+  LoadScales(type, head_dim, n_entries, scales, row_scales);
+  DecodeBlock(type, rows, row_scales, n_entries, head_dim, to);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvrun::host
 HWY_AFTER_NAMESPACE();
@@ -544,6 +553,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvrun::host {
 
 HWY_EXPORT(AttendBlockHere);
+HWY_EXPORT(DecodeRowsHere);
 
 size_t AttendRowsBytes(uint32_t head_dim) {
   const AttendRows rows{.head_dim = head_dim};
@@ -568,6 +578,11 @@ void BeginAttend(const AttendRows& rows, const float* const* queries) {
 
 void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
   HWY_DYNAMIC_DISPATCH(AttendBlockHere)(rows, block, next);
+}
+
+void DecodeRows(KvType type, uint32_t head_dim, uint32_t n_entries, const std::byte* const* rows,
+                const std::byte* const* scales, float* to) {
+  HWY_DYNAMIC_DISPATCH(DecodeRowsHere)(type, head_dim, n_entries, rows, scales, to);
 }
 
 void EndAttend(const AttendRows& rows, float* parts) {

@@ -48,6 +48,11 @@ void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* ne
 // parts: [n_rows, AttendPartFloats].
 void EndAttend(const AttendRows& rows, float* parts);
 
+// Rows of K or V as numbers: [n_entries (up to kBlockEntries), DecodedRowFloats], 64-byte aligned. Exact.
+constexpr size_t DecodedRowFloats(uint32_t head_dim) { return (size_t{head_dim} + 15) / 16 * 16; }
+void DecodeRows(KvType type, uint32_t head_dim, uint32_t n_entries, const std::byte* const* rows,
+                const std::byte* const* scales, float* to);
+
 // The highest score of a row that saw nothing.
 inline constexpr float kMaskedScore = -1e30F;
 

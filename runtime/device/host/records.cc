@@ -3,11 +3,21 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/device/host/attend_rows.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/host/record_place.h"
+#include "runtime/device/host/rope.h"
 #include "runtime/device/record_codec.h"
 
 namespace kvrun::host {
 namespace {
+
+// group_tokens rows of K or V of a record, and where they lie in the KV, in bytes.
+struct RecordRows {
+  bool is_value = false;
+  size_t first = 0;
+  size_t in_kv = 0;
+};
 
 // Which entries of one layer's KV, of one sequence, are which records.
 struct RecordCopy {
@@ -33,7 +43,7 @@ struct RecordCopy {
     KVRUN_CHECK(uint64_t{first_token} + uint64_t{n_groups} * record.group_tokens <= kv.n_ctx);
   }
 
-  // Calls visit(offset in the KV, offset in a resident record) for each of a record's rows_bytes().
+  // Calls visit(RecordRows) for each head and plane of a record.
   template <typename Visitor>
   void ForRows(size_t nth, const Visitor& visit) const {
     const size_t first_head = nth / n_groups * record.n_heads;
@@ -41,12 +51,38 @@ struct RecordCopy {
     for (size_t head = 0; head < record.n_heads; ++head) {
       for (size_t plane = 0; plane < 2; ++plane) {
         const size_t row = ((first_head + head) * 2 + plane) * kv.n_ctx + token;
-        visit(row * record.head_dim * KvElementBytes(kv.type),
-              (plane * record.n_heads + head) * rows_bytes());
+        visit(RecordRows{.is_value = plane != 0,
+                         .first = head * record.group_tokens,
+                         .in_kv = row * record.head_dim * KvElementBytes(kv.type)});
       }
     }
   }
 };
+
+// The record's rows from `first` on, of one head.
+void DecodeTo(const RecordCopy& copy, const PlanePlace& place, size_t first, const std::byte* record,
+              float* scratch, std::byte* to) {
+  const uint32_t head_dim = copy.kv.head_dim;
+  const size_t stride = DecodedRowFloats(head_dim);
+  const size_t row_bytes = size_t{head_dim} * KvElementBytes(copy.kv.type);
+  for (uint32_t begin = 0; begin < copy.record.group_tokens; begin += kBlockEntries) {
+    const uint32_t n = std::min(copy.record.group_tokens - begin, kBlockEntries);
+    const std::byte* rows[kBlockEntries];
+    const std::byte* scales[kBlockEntries];
+    for (uint32_t i = 0; i < n; ++i) {
+      rows[i] = record + place.row(first + begin + i);
+      scales[i] = record + place.scales(first + begin + i);
+    }
+    DecodeRows(place.type, head_dim, n, rows, scales, scratch);
+    for (uint32_t i = 0; i < n; ++i, to += row_bytes) {
+      if (copy.kv.type == KvType::kF32) {
+        std::memcpy(to, scratch + i * stride, row_bytes);
+      } else {
+        FloatsToHalves(scratch + i * stride, head_dim, reinterpret_cast<uint16_t*>(to));
+      }
+    }
+  }
+}
 
 }  // namespace
 
@@ -55,14 +91,16 @@ void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, 
   const RecordCopy copy{kv_shape, record, first_token, n_groups};
   copy.Check();
   const KvRecordShape resident = copy.resident();
+  const PlanePlace places[2] = {{resident, false}, {resident, true}};
   const auto* from = Data<std::byte>(&kv);
   auto* to = Data<std::byte>(records);
   pool.ReserveScratch(resident.size_bytes());
   pool.ParallelFor(copy.n_records(), 1, [&](size_t begin, size_t end, uint32_t worker) {
     std::byte* rows = pool.Scratch(worker, resident.size_bytes());
     for (size_t i = begin; i < end; ++i) {
-      copy.ForRows(i, [&](size_t in_kv, size_t in_record) {
-        std::memcpy(rows + in_record, from + in_kv, copy.rows_bytes());
+      copy.ForRows(i, [&](const RecordRows& place) {
+        std::memcpy(rows + places[place.is_value ? 1 : 0].row(place.first), from + place.in_kv,
+                    copy.rows_bytes());
       });
       std::byte* one = to + i * record.size_bytes();
       TranscodeRecord(resident, {rows, resident.size_bytes()}, record, {one, record.size_bytes()});
@@ -74,21 +112,22 @@ void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape&
                    uint32_t first_token, const KvShape& kv_shape, Buffer* kv) {
   const RecordCopy copy{kv_shape, record, first_token, n_groups};
   copy.Check();
-  const KvRecordShape resident = copy.resident();
+  const PlanePlace places[2] = {{record, false}, {record, true}};
   const auto* from = Data<std::byte>(&records);
   auto* to = Data<std::byte>(kv);
-  pool.ReserveScratch(resident.size_bytes());
+  const size_t scratch_bytes = kBlockEntries * DecodedRowFloats(record.head_dim) * sizeof(float);
+  pool.ReserveScratch(scratch_bytes);
   pool.ParallelFor(copy.n_records(), 1, [&](size_t begin, size_t end, uint32_t worker) {
-    std::byte* rows = pool.Scratch(worker, resident.size_bytes());
+    auto* scratch = reinterpret_cast<float*>(pool.Scratch(worker, scratch_bytes));
     for (size_t i = begin; i < end; ++i) {
       const std::byte* one = from + i * record.size_bytes();
-      if (record == resident) {
-        rows = const_cast<std::byte*>(one);
-      } else {
-        TranscodeRecord(record, {one, record.size_bytes()}, resident, {rows, resident.size_bytes()});
-      }
-      copy.ForRows(i, [&](size_t in_kv, size_t in_record) {
-        std::memcpy(to + in_kv, rows + in_record, copy.rows_bytes());
+      copy.ForRows(i, [&](const RecordRows& rows) {
+        const PlanePlace& place = places[rows.is_value ? 1 : 0];
+        if (place.type == kv_shape.type) {
+          std::memcpy(to + rows.in_kv, one + place.row(rows.first), copy.rows_bytes());
+        } else {
+          DecodeTo(copy, place, rows.first, one, scratch, to + rows.in_kv);
+        }
       });
     }
   });

@@ -6,6 +6,7 @@
 #include "platform/base/units.h"
 #include "runtime/device/host/attend_work.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/host/record_place.h"
 #include "runtime/device/host/rope.h"
 #include "runtime/device/record_codec.h"
 
@@ -35,20 +36,6 @@ struct Slots {
   const std::byte* Record(uint32_t stream, uint32_t slot) const {
     return records + (size_t{stream} * shape->n_slots + slot) * record_bytes;
   }
-};
-
-// Where K or V of one record's rows lie, in bytes from its begin.
-struct PlanePlace {
-  explicit PlanePlace(const KvRecordShape& record, bool is_value)
-      : begin(is_value ? size_t{record.v_begin_words()} * 4 : 0),
-        row_bytes(size_t{record.row_words(is_value ? record.v_type : record.k_type)} * 4),
-        scales_begin(size_t{record.scales_begin_words()} * 4 + (is_value ? record.v_scales_begin() * 2 : 0)),
-        row_scales_bytes(size_t{record.row_scales(is_value ? record.v_type : record.k_type)} * 2) {}
-
-  size_t begin;
-  size_t row_bytes;
-  size_t scales_begin;
-  size_t row_scales_bytes;
 };
 
 // The entries that the tables name: of the slots, then of the window apart.
@@ -102,10 +89,10 @@ class SlottedKv {
       const std::byte* at = source.Record(stream, slots[group]);
       for (; entry < record.group_tokens && i < n; ++entry, ++i) {
         const size_t row = first_row + entry;
-        block->k[i] = at + k.begin + row * k.row_bytes;
-        block->v[i] = at + v.begin + row * v.row_bytes;
-        block->k_scales[i] = at + k.scales_begin + row * k.row_scales_bytes;
-        block->v_scales[i] = at + v.scales_begin + row * v.row_scales_bytes;
+        block->k[i] = at + k.row(row);
+        block->v[i] = at + v.row(row);
+        block->k_scales[i] = at + k.scales(row);
+        block->v_scales[i] = at + v.scales(row);
       }
     }
   }
@@ -138,8 +125,8 @@ AttentionArgs ApartFrom(const AttentionArgs& args) {
 // A row of K or V into its place. Scales are stored as halves: a word of them may have several writers.
 void EncodeRow(const KvRecordShape& record, bool is_value, uint32_t row, const float* from, std::byte* to) {
   const PlanePlace place(record, is_value);
-  const KvType type = is_value ? record.v_type : record.k_type;
-  std::byte* elements = to + place.begin + row * place.row_bytes;
+  const KvType type = place.type;
+  std::byte* elements = to + place.row(row);
   if (type == KvType::kF32) {
     std::memcpy(elements, from, record.head_dim * sizeof(float));
     return;
@@ -157,8 +144,7 @@ void EncodeRow(const KvRecordShape& record, bool is_value, uint32_t row, const f
   TranscodeRecord(floats, source, encoded, result);
   const PlanePlace one(encoded, false);
   std::memcpy(elements, result, one.row_bytes);
-  std::memcpy(to + place.scales_begin + row * place.row_scales_bytes, result + one.scales_begin,
-              one.row_scales_bytes);
+  std::memcpy(to + place.scales(row), result + one.scales_begin, one.row_scales_bytes);
 }
 
 }  // namespace
