@@ -36,7 +36,7 @@ Buffer* HostRun::Step(std::span<const StepToken> tokens) {
 Buffer* HostRun::Bytes(std::span<const std::byte> bytes) {
   auto memory = host::HostMemory::Allocate(account_, "test", bytes.size() + kBeyondBytes);
   KVRUN_CHECK(memory.ok());
-  std::memcpy((*memory)->data(), bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy((*memory)->data(), bytes.data(), bytes.size());
   std::memset((*memory)->data() + bytes.size(), 0xff, kBeyondBytes);
   buffers_.push_back(
       std::make_unique<host::HostBuffer>(std::move(*memory), bytes.size(), BufferUse::kShared));

@@ -45,7 +45,7 @@ class HostRun {
   template <typename T>
   std::vector<T> Read(const Buffer* buffer) {
     std::vector<T> values(buffer->size_bytes() / sizeof(T));
-    std::memcpy(values.data(), host::Data<std::byte>(buffer), values.size() * sizeof(T));
+    if (!values.empty()) std::memcpy(values.data(), host::Data<std::byte>(buffer), values.size() * sizeof(T));
     return values;
   }
 
