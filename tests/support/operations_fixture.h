@@ -37,7 +37,9 @@ inline constexpr uint32_t kUnevenThreads = 3;
 // The files of tests/kernels that test operations.
 enum class Operations { kAttention, kIndex, kIndexUpkeep, kMatMul, kRows, kRecords, kSlots };
 // Those that the CPU as a device has.
-inline constexpr std::initializer_list<Operations> kHostOperations = {};
+inline constexpr std::initializer_list<Operations> kHostOperations = {
+    Operations::kAttention, Operations::kIndex,   Operations::kIndexUpkeep, Operations::kMatMul,
+    Operations::kRows,      Operations::kRecords, Operations::kSlots};
 
 // `vulkan_modes`, and the host's where it has these operations.
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes);
