@@ -29,6 +29,7 @@ find_drivers() {
 # driver_environment NAME: VARIABLE=VALUE lines. Loaders before 1.3.234 know VK_ICD_FILENAMES only.
 driver_environment() {
   local icd=${icd_files[${1%%-*}]}
-  printf '%s\n' "VK_DRIVER_FILES=$icd" "VK_ICD_FILENAMES=$icd"
+  # These are drivers for the CPU, which are not chosen by themselves.
+  printf '%s\n' "VK_DRIVER_FILES=$icd" "VK_ICD_FILENAMES=$icd" KVRUN_DEVICE=vulkan
   if [[ $1 == lavapipe-* ]]; then printf 'LP_NATIVE_VECTOR_WIDTH=%s\n' "${1#*-}"; fi
 }

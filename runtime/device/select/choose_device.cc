@@ -40,9 +40,10 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
   const std::string name = LowerCase(wanted);
   const AnyDeviceChoice host{.vulkan = std::nullopt, .note = {}};
   if (name == "host" || name == std::to_string(vulkan.size())) return host;
-  if (vulkan.empty() && (name.empty() || name == "auto")) {
-    return AnyDeviceChoice{.vulkan = std::nullopt,
-                           .note = "no Vulkan device was found; computing on the CPU itself"};
+  const bool has_gpu =
+      std::ranges::any_of(vulkan, [](const DeviceFacts& facts) { return facts.type != DeviceType::kCpu; });
+  if (!has_gpu && (name.empty() || name == "auto")) {
+    return AnyDeviceChoice{.vulkan = std::nullopt, .note = "no GPU was found; computing on the CPU itself"};
   }
   if (!vulkan.empty() || name == "vulkan") {
     const Result<DeviceChoice> choice = SelectDevice(vulkan, wanted);

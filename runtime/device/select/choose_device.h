@@ -20,8 +20,9 @@ struct AnyDeviceChoice {
 // "host" (in either case): the CPU. Then nothing else needs to be looked for.
 bool IsHostName(std::string_view wanted);
 
-// `wanted`: "host"; "" or "auto" (as SelectDevice chooses; the CPU where Vulkan has no device); "vulkan"; an
-// index, where the CPU comes after Vulkan's devices; or a part of a name in either case, Vulkan's first.
+// `wanted`: "host"; "" or "auto" (as SelectDevice chooses; the CPU itself where Vulkan has no GPU, as a
+// driver for CPUs is several times slower); "vulkan"; an index, where the CPU comes after Vulkan's devices;
+// or a part of a name in either case, Vulkan's first.
 Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
                                      std::string_view wanted);
 
