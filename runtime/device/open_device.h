@@ -30,8 +30,8 @@ struct OpenDeviceOptions {
   bool validation = false;
   bool profile = false;
   // Of the CPU as a device alone:
-  uint32_t n_threads = 0;  // at most kMaxThreads; 0: one for each performance core
-  bool exact = false;      // activations stay float in matrix products
+  uint32_t n_threads = 0;           // at most kMaxThreads; 0: one for each performance core
+  bool rounds_activations = false;  // to 8 bits, in matrix products
 };
 
 struct SelfTestResult {

@@ -42,7 +42,8 @@ class Bench : public ::testing::Test {
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
     model_.model = OrDie(MakeSyntheticModel(kTiny, 0, folder_.Path("weights")));
-    ASSERT_EQ(kvrun_engine_create(&model_, nullptr, &engine_), KVRUN_OK) << LastError();
+    const kvrun_engine_options engine_options = EngineOptionsHere();
+    ASSERT_EQ(kvrun_engine_create(&model_, &engine_options, &engine_), KVRUN_OK) << LastError();
     kvrun_bench_options_init(&options_);
     options_.depths = depths_.data();
     options_.n_depths = depths_.size();

@@ -113,8 +113,8 @@ class DecodeCost : public ::testing::Test {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
     const std::string path = WriteModel(folder_, "tiny.gguf", ModelOfLongTokens().Build());
     ASSERT_EQ(kvrun_model_open(path.c_str(), &model_), KVRUN_OK) << kvrun_last_error();
-    kvrun_engine_options options;
-    kvrun_engine_options_init(&options);
+    kvrun_engine_options options = EngineOptionsHere();
+    options.device = "vulkan";  // whose calls are counted
     ASSERT_EQ(kvrun_engine_create(model_, &options, &engine_), KVRUN_OK) << kvrun_last_error();
     const auto* device = dynamic_cast<const VulkanComputeDevice*>(&engine_->engine->device());
     ASSERT_NE(device, nullptr);

@@ -35,7 +35,8 @@ class Eval : public ::testing::Test {
     ASSERT_EQ(kvrun_tokenize(model_, text.data(), text.size(), 0, ids_.data(), &count), KVRUN_OK)
         << LastError();
     ids_.resize(count);
-    ASSERT_EQ(kvrun_engine_create(model_, nullptr, &engine_), KVRUN_OK) << LastError();
+    const kvrun_engine_options engine_options = EngineOptionsHere();
+    ASSERT_EQ(kvrun_engine_create(model_, &engine_options, &engine_), KVRUN_OK) << LastError();
   }
   void TearDown() override {
     kvrun_engine_destroy(engine_);

@@ -41,10 +41,10 @@ OpenDeviceOptions DeviceOptionsHere() {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.n_threads);
     KVRUN_CHECK(error == std::errc() && end == text.data() + text.size());
   }
-  if (const char* exact = Variable("KVRUN_EXACT"); exact != nullptr) {
-    const std::string_view text = exact;
+  if (const char* rounds = Variable("KVRUN_ROUND_ACTIVATIONS"); rounds != nullptr) {
+    const std::string_view text = rounds;
     KVRUN_CHECK(text == "0" || text == "1");
-    options.exact = text == "1";
+    options.rounds_activations = text == "1";
   }
   return options;
 }
@@ -55,7 +55,7 @@ kvrun_engine_options EngineOptionsHere() {
   kvrun_engine_options_init(&options);
   options.device = Variable("KVRUN_DEVICE");
   options.n_threads = here.n_threads;
-  options.exact = here.exact ? 1 : 0;
+  options.round_activations = here.rounds_activations ? 1 : 0;
   return options;
 }
 

@@ -31,7 +31,7 @@ bool IsHost(DeviceMode mode) { return mode == DeviceMode::kHost || mode == Devic
 
 std::unique_ptr<Device> OpenHost(DeviceMode mode) {
   return OrDie(host::HostDevice::Create(
-      {.n_threads = mode == DeviceMode::kHostThreads ? kUnevenThreads : 0, .exact = true, .note = {}}));
+      {.n_threads = mode == DeviceMode::kHostThreads ? kUnevenThreads : 0, .note = {}}));
 }
 
 std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {

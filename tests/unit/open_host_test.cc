@@ -7,7 +7,7 @@ namespace kvrun {
 namespace {
 
 TEST(OpenHost, OptionsReachTheDevice) {
-  const auto device = OpenDevice({.device = "Host", .n_threads = 3, .exact = true});
+  const auto device = OpenDevice({.device = "Host", .n_threads = 3});
   ASSERT_TRUE(device.ok()) << device.status().message();
   const DeviceInfo& info = (*device)->info();
   EXPECT_EQ(info.kind, "cpu");
@@ -16,7 +16,7 @@ TEST(OpenHost, OptionsReachTheDevice) {
   EXPECT_TRUE(info.notes.empty()) << info.notes[0];
   EXPECT_NE(info.plan.find("3 threads"), std::string::npos) << info.plan;
   EXPECT_NE(info.plan.find("float activations"), std::string::npos) << info.plan;
-  const auto rounding = OpenDevice({.device = "host", .n_threads = 1});
+  const auto rounding = OpenDevice({.device = "host", .n_threads = 1, .rounds_activations = true});
   ASSERT_TRUE(rounding.ok()) << rounding.status().message();
   EXPECT_NE((*rounding)->info().plan.find("1 thread,"), std::string::npos) << (*rounding)->info().plan;
   EXPECT_NE((*rounding)->info().plan.find("activations of 8 bits"), std::string::npos);

@@ -20,8 +20,9 @@ Status HostCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float eps
 
 Status HostCommandList::MatMul(const MatMulArgs& args) {
   KVRUN_CHECK(args.n_rows <= args.weight->n_rows());
-  return Record(args.n_tokens == 1 ? "matvec" : "matmul",
-                [args, exact = device_.exact()](ThreadPool& pool) { host::MatMul(pool, args, exact); });
+  return Record(
+      args.n_tokens == 1 ? "matvec" : "matmul",
+      [args, exact = !device_.rounds_activations()](ThreadPool& pool) { host::MatMul(pool, args, exact); });
 }
 
 Status HostCommandList::RopeAndStore(const AttentionArgs& args) {
