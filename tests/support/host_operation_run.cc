@@ -8,26 +8,21 @@
 #include <random>
 
 #include "runtime/device/host/host_cores.h"
+#include "tests/support/host_targets.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun::testing {
 
 void OnEveryHostTarget(const std::function<void(host::HostDevice&)>& test) {
-  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  ASSERT_FALSE(targets.empty());
-  for (const int64_t target : targets) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  ForEachHostTarget([&](int64_t target) {
     for (const uint32_t n_threads : {1U, 3U}) {
-      SCOPED_TRACE(::testing::Message() << hwy::TargetName(target) << ", " << n_threads << " threads");
+      SCOPED_TRACE(::testing::Message() << n_threads << " threads");
       const auto device = OrDie(host::HostDevice::Create({.n_threads = n_threads, .note = {}}));
       EXPECT_EQ(host::InstructionSet(), hwy::TargetName(target));
       EXPECT_EQ(device->pool().size(), n_threads);
       test(*device);
     }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  });
 }
 
 Buffer* HostOperationRun::Words(std::span<const std::byte> bytes, size_t n_poisoned) {

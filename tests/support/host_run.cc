@@ -1,9 +1,9 @@
 #include "tests/support/host_run.h"
 
-#include <hwy/targets.h>
-
 #include <algorithm>
 #include <cmath>
+
+#include "tests/support/host_targets.h"
 
 namespace kvrun::testing {
 namespace {
@@ -15,15 +15,12 @@ constexpr size_t kBeyondBytes = HostRun::kBeyondFloats * sizeof(float);
 void ForEachHostPool(const std::function<void(host::ThreadPool&)>& function) {
   static host::ThreadPool one(1);
   static host::ThreadPool three(3);
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
+  ForEachHostTarget([&](int64_t) {
     for (host::ThreadPool* pool : {&one, &three}) {
       SCOPED_TRACE(pool->size());
       function(*pool);
     }
-  }
-  hwy::SetSupportedTargetsForTest(0);
+  });
 }
 
 Buffer* HostRun::Step(std::span<const StepToken> tokens) {

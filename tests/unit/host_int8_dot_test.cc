@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include "runtime/device/host/int8_dot-inl.h"
+#include "tests/support/host_targets.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 KVRUN_BEFORE_NAMESPACE();
@@ -93,14 +94,10 @@ HWY_EXPORT(CheckTarget);
 
 TEST(Int8Dot, EveryTarget) {
   int checked = 0;
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  testing::ForEachHostTarget([&checked](int64_t target) {
     HWY_DYNAMIC_DISPATCH(CheckTarget)();
     checked += target != HWY_SCALAR ? 1 : 0;
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  });
   if (checked == 0) GTEST_SKIP() << "no vectors on this processor";
 }
 
