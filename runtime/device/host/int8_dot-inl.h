@@ -205,13 +205,15 @@ struct NeonMullDot {
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
     // (2^kBits - 1) * 127 each, or 128 * 127 with 8 bits, of 32767.
-    constexpr int kGroupsIn16Bits = kBits <= 5 ? 8 : kBits == 6 ? 4 : 2;
+    constexpr int kFitting = kBits <= 5 ? 8 : kBits == 6 ? 4 : 2;
+    constexpr int kGroupsIn16Bits = kGroups < kFitting ? kGroups : kFitting;
+    static_assert(kGroups % kGroupsIn16Bits == 0);
     KVRUN_UNROLL
     for (int g = 0; g < kGroups; g += kGroupsIn16Bits) {
       int16x8_t low = vdupq_n_s16(0);
       int16x8_t high = vdupq_n_s16(0);
       KVRUN_UNROLL
-      for (int i = g; i < g + kGroupsIn16Bits && i < kGroups; ++i) {
+      for (int i = g; i < g + kGroupsIn16Bits; ++i) {
         const int8x16_t weights = vreinterpretq_s8_u8(w[i].raw);
         const int8x16_t four = vreinterpretq_s8_s32(FourOf(a + 4 * i).raw);
         low = vmlal_s8(low, vget_low_s8(weights), vget_low_s8(four));

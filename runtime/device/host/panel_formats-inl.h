@@ -74,6 +74,9 @@ HWY_INLINE void AddFifthAndSixthBits(const std::byte* at, VU8* w) {
 
 // Scales of one block of as many rows as there are lanes: value = (quant - kOffset) * scale + minimum.
 struct BlockScales {
+  HWY_INLINE BlockScales() {
+  }  // GCC makes an implicit one without this target's instructions, which NEON's VF() needs
+
   VF scale;
   VF second;   // of columns 16 to 31, where kHalves
   VF minimum;  // where kHasMinimum
