@@ -8,6 +8,7 @@ failed_steps=()
 skipped_names=()
 logs=$KVRUN_ROOT/build/test-logs
 step_limit_s=1800  # a step that hangs fails
+launcher=()        # what runs the test programs where this machine cannot by itself: words, the first of them a path
 mkdir -p "$logs"
 
 # What a person has set for kvrun must not change what is tested, but for where test data lies.
@@ -54,7 +55,8 @@ validation_messages() {
 
 attribute() { sed -n "s/^<testsuites .*\\b$2=\"\\([0-9]*\\)\".*/\\1/p" "$1" | head -n 1; }
 
-# gtest NAME PROGRAM [VARIABLE=VALUE...]: counts the program's tests one by one.
+# gtest NAME PROGRAM [VARIABLE=VALUE...]: counts the program's tests one by one. The programs that it starts are run by the
+# launcher too.
 gtest() {
   local name=$1 program=$2 start=$SECONDS status=0
   local xml=$logs/$name.xml log=$logs/$name.log
@@ -65,7 +67,7 @@ gtest() {
     fail_step "$name" "not built"
     return
   fi
-  timeout "$step_limit_s" env "$@" "$program" --gtest_output="xml:$xml" >"$log" 2>&1 || status=$?
+  timeout "$step_limit_s" env ${launcher[0]:+KVRUN_TEST_LAUNCHER="${launcher[*]}"} "$@" "${launcher[@]}" "$program" --gtest_output="xml:$xml" >"$log" 2>&1 || status=$?
   if [[ ! -s $xml ]]; then
     fail_step "$name" "ended without a result, exit code $status"
     return

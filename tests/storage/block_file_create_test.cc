@@ -242,6 +242,9 @@ TEST(CreateBlockFile, ATrapOfIoUringLeadsToTheNextBackEnd) {
 TEST(CreateBlockFile, OtherTrapsEndTheProcessAsBefore) {
   const TemporaryFolder folder;
   const int status = StatusOfChild(folder.Path("kv"), SYS_ftruncate, SYS_ftruncate);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kNoFilter) {
+    GTEST_SKIP() << "no seccomp filter can be installed here";
+  }
   ASSERT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(WTERMSIG(status), SIGSYS);
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -18,12 +19,20 @@ namespace {
 
 constexpr std::chrono::milliseconds kPoll{5};
 constexpr int kPolls = 2000;
+constexpr const char* kShell = "/bin/sh";
 
 std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   std::vector<char*> pointers;
   for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
   pointers.push_back(nullptr);
   return pointers;
+}
+
+// The words of KVRUN_TEST_LAUNCHER: what runs programs that this machine cannot run by itself.
+std::vector<std::string> Launcher() {
+  const char* variable = std::getenv("KVRUN_TEST_LAUNCHER");
+  std::istringstream words(variable == nullptr ? "" : variable);
+  return {std::istream_iterator<std::string>(words), {}};
 }
 
 void Redirect(const std::string& path, int target) {
@@ -57,7 +66,9 @@ std::string ReadWholeFile(const std::string& path) {
 RunningProgram::RunningProgram(const std::string& program, const std::vector<std::string>& arguments,
                                const ProgramInput& input)
     : stdout_path_(input.stdout_path.empty() ? folder_.Path("out") : input.stdout_path) {
-  std::vector<std::string> argv = {program};
+  std::vector<std::string> argv;
+  if (program != kShell) argv = Launcher();
+  argv.push_back(program);
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<std::string> environment = input.environment;
   if (const char* path = std::getenv("PATH")) environment.push_back(std::string("PATH=") + path);
@@ -72,7 +83,7 @@ RunningProgram::RunningProgram(const std::string& program, const std::vector<std
     Redirect(stdout_path_, STDOUT_FILENO);
     Redirect(stderr_path, STDERR_FILENO);
     if (input.before_program && !input.before_program()) _exit(126);
-    ::execve(program.c_str(), argv_pointers.data(), environment_pointers.data());
+    ::execve(argv_pointers[0], argv_pointers.data(), environment_pointers.data());
     _exit(127);
   }
   ::close(ends[0]);
@@ -116,6 +127,14 @@ ProgramResult RunningProgram::Finish() {
 ProgramResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
                          const ProgramInput& input) {
   return RunningProgram(program, arguments, input).Finish();
+}
+
+ProgramResult RunShell(const std::string& command) { return RunProgram(kShell, {"-c", command}); }
+
+std::string ShellWords(const std::string& program) {
+  std::string words;
+  for (const std::string& word : Launcher()) words += word + " ";
+  return words + program;
 }
 
 }  // namespace kvrun

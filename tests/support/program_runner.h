@@ -40,6 +40,8 @@ class TemporaryFolder {
 
 std::string ReadWholeFile(const std::string& path);
 
+// Where KVRUN_TEST_LAUNCHER names what runs programs that this machine cannot run by itself, it runs this one
+// too.
 class RunningProgram {
  public:
   RunningProgram(const std::string& program, const std::vector<std::string>& arguments,
@@ -65,5 +67,9 @@ class RunningProgram {
 
 ProgramResult RunProgram(const std::string& program, const std::vector<std::string>& arguments,
                          const ProgramInput& input = {});
+
+// The same with a command of the shell, in which ShellWords(program) stands for a program.
+ProgramResult RunShell(const std::string& command);
+std::string ShellWords(const std::string& program);
 
 }  // namespace kvrun

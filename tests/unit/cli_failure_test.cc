@@ -111,15 +111,15 @@ TEST(CliFailure, AFullStdoutIsSaid) {
 TEST(CliFailure, AClosedPipeEndsQuietly) {
   const std::string command =
       fmt::format("{{ {} run -m slow-endless -p x -n 500 --quiet; echo \"code $?\" >&2; }} | head -c 1",
-                  KVRUN_FAKE_PROGRAM);
-  const ProgramResult result = RunProgram("/bin/sh", {"-c", command});
+                  ShellWords(KVRUN_FAKE_PROGRAM));
+  const ProgramResult result = RunShell(command);
   EXPECT_EQ(result.out, "x");
   EXPECT_EQ(result.err, "code 1\n");
 }
 
 TEST(CliFailure, AClosedStdoutIsSaid) {
   const ProgramResult result =
-      RunProgram("/bin/sh", {"-c", fmt::format("exec {} run -m toy -p x --quiet >&-", KVRUN_FAKE_PROGRAM)});
+      RunShell(fmt::format("exec {} run -m toy -p x --quiet >&-", ShellWords(KVRUN_FAKE_PROGRAM)));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_PRED2(Contains, result.err, "cannot write to standard output");
 }
