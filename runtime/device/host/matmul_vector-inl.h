@@ -64,6 +64,7 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
         for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
       }
       const BlockScales scales = Format::LoadScales(layout, panel, b, row);
+      if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
       KVRUN_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         const ActivationBlock& a = x.blocks[t * n_blocks + b];
