@@ -111,8 +111,8 @@ struct PanelFormat {
     }
   }
 
-  // What LoadQuants and LoadScales will read, but for supers: planes are short, and processors notice too late
-  // that another begins.
+  // What LoadQuants and LoadScales will read, but for supers: planes are short, and processors notice too
+  // late that another begins.
   static HWY_INLINE void PrefetchBlock(const PanelLayout& layout, const std::byte* panel, size_t block,
                                        size_t first_row) {
     const size_t bytes = kBits == 8 ? 512 : 256;
