@@ -90,6 +90,21 @@ HWY_INLINE Vector LoadTail(const std::byte* row, const float* scales, size_t beg
   return hn::IfThenElseZero(hn::FirstN(Floats(), dims - begin), elements);
 }
 
+// Lane i: the sum of all lanes of v[i], where there are as many vectors as lanes; else parts of it.
+template <size_t kCount>
+HWY_INLINE Vector SumEach(Vector* HWY_RESTRICT v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kCount > 1) {
+    const Floats d;
+    for (size_t i = 0; i < kCount / 2; ++i) {
+      v[i] = hn::Add(hn::ConcatEven(d, v[2 * i + 1], v[2 * i]), hn::ConcatOdd(d, v[2 * i + 1], v[2 * i]));
+    }
+    return SumEach<kCount / 2>(v);
+  }
+#endif
+  return v[0];
+}
+
 // Calls function.template operator()<type>().
 template <class F>
 HWY_INLINE void WithType(KvType type, const F& function) {

@@ -11,25 +11,13 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "runtime/device/host/attend_elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
-
-// Lane i: the sum of all lanes of v[i], where there are as many vectors as lanes; else parts of it.
-template <size_t kCount>
-HWY_INLINE Vector SumEach(Vector* HWY_RESTRICT v) {
-#if HWY_TARGET != HWY_SCALAR
-  if constexpr (kCount > 1) {
-    const Floats d;
-    for (size_t i = 0; i < kCount / 2; ++i) {
-      v[i] = hn::Add(hn::ConcatEven(d, v[2 * i + 1], v[2 * i]), hn::ConcatOdd(d, v[2 * i + 1], v[2 * i]));
-    }
-    return SumEach<kCount / 2>(v);
-  }
-#endif
-  return v[0];
-}
 
 // Rows to be prefetched while others are computed with.
 struct Ahead {
@@ -47,7 +35,7 @@ struct Ahead {
 
 // scores[r * kBlockEntries + entry] = q[r] . k[entry], without scales of whole rows.
 template <KvType kType, size_t kRows>
-HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const Layout& at,
+HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const FewLayout& at,
                            size_t first_row) {
   constexpr size_t kEntries = HWY_MIN(kLanes, (kRows > 2 && !kManyRegisters) ? 2 : 4);
   constexpr size_t kParts = kLanes / kEntries;
@@ -94,7 +82,7 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head
 }
 
 // Scores to weights, row by row. k_scales, v_scales: one for each entry, or null.
-HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const Layout& at, const KvBlock& block,
+HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
                              const float* k_scales, const float* v_scales) {
   const Floats d;
   const Vector masked = hn::Set(d, kMaskedScore);
@@ -131,7 +119,7 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const Layout& at, const KvB
 
 // Sums of kVectors vectors of dimensions from `begin` on.
 template <KvType kType, size_t kRows, size_t kVectors, bool kIsTail>
-HWY_INLINE void AccumulatePart(const KvBlock& block, const Ahead& ahead, size_t head_dim, const Layout& at,
+HWY_INLINE void AccumulatePart(const KvBlock& block, const Ahead& ahead, size_t head_dim, const FewLayout& at,
                                size_t first_row, size_t begin) {
   const Floats d;
   const size_t n_scales = RowScales(kType, static_cast<uint32_t>(head_dim));
@@ -164,8 +152,8 @@ HWY_INLINE void AccumulatePart(const KvBlock& block, const Ahead& ahead, size_t 
 }
 
 template <KvType kType, size_t kRows>
-HWY_NOINLINE void AccumulateFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const Layout& at,
-                                size_t first_row) {
+HWY_NOINLINE void AccumulateFew(const KvBlock& block, const Ahead& ahead, size_t head_dim,
+                                const FewLayout& at, size_t first_row) {
   constexpr size_t kVectors = (kRows > 2 && !kManyRegisters) ? 2 : 4;
   Ahead once = ahead;
   size_t begin = 0;
@@ -184,7 +172,7 @@ HWY_NOINLINE void AccumulateFew(const KvBlock& block, const Ahead& ahead, size_t
 // passes took as long or longer (8 rows of 64 and 128 dimensions, every type, AVX-512 and AVX2).
 template <bool kIsValue>
 void ForRows(KvType type, const KvBlock& block, const Ahead& ahead, const AttendRows& rows,
-             const Layout& at) {
+             const FewLayout& at) {
   WithType(type, [&]<KvType kType>() {
     for (size_t row = 0; row < rows.n_rows; row += 4) {
       const auto run = [&]<size_t kRows>() {
@@ -204,7 +192,8 @@ void ForRows(KvType type, const KvBlock& block, const Ahead& ahead, const Attend
   });
 }
 
-void AttendFew(const AttendRows& rows, const Layout& at, const KvBlock& block, const KvBlock* next) {
+void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
+  const FewLayout at(rows);
   const Ahead values{block.n_entries, RowBytes(block.v_type, rows.head_dim), block.v, nullptr};
   ForRows<false>(block.k_type, block, values, rows, at);
   SoftmaxFew(rows, at, block, HasRowScale(block.k_type) ? at.k_scales() : nullptr,
@@ -215,6 +204,27 @@ void AttendFew(const AttendRows& rows, const Layout& at, const KvBlock& block, c
     if (RowScales(next->k_type, rows.head_dim) != 0) keys.scales = next->k_scales;
   }
   ForRows<true>(block.v_type, block, keys, rows, at);
+}
+
+void BeginFew(const AttendRows& rows, const float* const* queries) {
+  const FewLayout at(rows);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(rows.head_dim));
+  std::fill_n(at.queries(), rows.n_rows * at.dims, 0.0F);
+  std::fill_n(at.sums(), rows.n_rows * at.dims, 0.0F);
+  std::fill_n(at.maximum(), rows.n_rows, kMaskedScore);
+  std::fill_n(at.weight(), rows.n_rows, 0.0F);
+  for (uint32_t r = 0; r < rows.n_rows; ++r) {
+    for (uint32_t i = 0; i < rows.head_dim; ++i) at.queries()[r * at.dims + i] = queries[r][i] * scale;
+  }
+}
+
+void EndFew(const AttendRows& rows, float* parts) {
+  const FewLayout at(rows);
+  for (uint32_t r = 0; r < rows.n_rows; ++r, parts += AttendPartFloats(rows.head_dim)) {
+    std::copy_n(at.sums() + r * at.dims, rows.head_dim, parts);
+    parts[rows.head_dim] = at.maximum()[r];
+    parts[rows.head_dim + 1] = at.weight()[r];
+  }
 }
 
 }  // namespace kvrun::host::HWY_NAMESPACE
