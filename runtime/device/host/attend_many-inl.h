@@ -16,6 +16,14 @@
 #include "runtime/device/host/attend_elements-inl.h"
 #include "runtime/device/host/vector_math-inl.h"
 
+// Loops over arrays of vectors must be unrolled, or the arrays lie in memory.
+#undef KVRUN_UNROLL_ATTEND
+#if defined(__clang__)
+#define KVRUN_UNROLL_ATTEND _Pragma("clang loop unroll(full)")
+#else
+#define KVRUN_UNROLL_ATTEND _Pragma("GCC unroll 4")
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
@@ -60,9 +68,12 @@ HWY_INLINE void Multiply(const float* HWY_RESTRICT left, size_t left_stride, siz
   const Floats d;
   for (size_t i = 0; i < count; ++i) {
     Vector vectors[kVectors];
+    KVRUN_UNROLL_ATTEND
     for (size_t v = 0; v < kVectors; ++v) vectors[v] = hn::Load(d, right + i * kTileRows + v * kLanes);
+    KVRUN_UNROLL_ATTEND
     for (size_t j = 0; j < 4; ++j) {
       const Vector number = hn::Set(d, left[j * left_stride + i * left_step]);
+      KVRUN_UNROLL_ATTEND
       for (size_t v = 0; v < kVectors; ++v) to[j][v] = hn::MulAdd(number, vectors[v], to[j][v]);
     }
   }
@@ -74,13 +85,15 @@ HWY_NOINLINE void ScoreMany(const ManyLayout& at, const Tile& tile, size_t head_
   const Floats d;
   for (size_t entry = 0; entry < tile.n_entries; entry += 4) {
     Vector scores[4][kVectors];
-    for (size_t j = 0; j < 4; ++j)
-      for (size_t v = 0; v < kVectors; ++v) scores[j][v] = hn::Zero(d);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v) scores[j][v] = hn::Zero(d);
     Multiply<kVectors>(at.keys() + entry * at.dims, at.dims, 1, at.queries(tile.index) + lane, head_dim,
                        scores);
-    for (size_t j = 0; j < 4; ++j)
-      for (size_t v = 0; v < kVectors; ++v)
-        hn::Store(scores[j][v], d, at.scores() + (entry + j) * kTileRows + lane + v * kLanes);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v)
+      hn::Store(scores[j][v], d, at.scores() + (entry + j) * kTileRows + lane + v * kLanes);
   }
 }
 
@@ -90,14 +103,17 @@ HWY_NOINLINE void AccumulateMany(const ManyLayout& at, const Tile& tile, size_t 
   for (size_t i = 0; i < head_dim; i += 4) {
     Vector sums[4][kVectors];
     float* HWY_RESTRICT to = at.sums(tile.index) + i * kTileRows + lane;
+    KVRUN_UNROLL_ATTEND
     for (size_t v = 0; v < kVectors; ++v) {
       const Vector correction = hn::Load(d, at.correction() + lane + v * kLanes);
+      KVRUN_UNROLL_ATTEND
       for (size_t j = 0; j < 4; ++j)
         sums[j][v] = hn::Mul(hn::Load(d, to + j * kTileRows + v * kLanes), correction);
     }
     Multiply<kVectors>(at.values() + i, 1, at.dims, at.scores() + lane, tile.n_entries, sums);
-    for (size_t j = 0; j < 4; ++j)
-      for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[j][v], d, to + j * kTileRows + v * kLanes);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[j][v], d, to + j * kTileRows + v * kLanes);
   }
 }
 
@@ -175,15 +191,19 @@ void AttendMany(const AttendRows& rows, const KvBlock& block) {
   ForTiles(at, block, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim); });
 }
 
+void BeginTile(const ManyLayout& at, uint32_t tile) {
+  std::fill_n(at.sums(tile), kTileRows * at.dims, 0.0F);
+  std::fill_n(at.maximum(tile), kTileRows, kMaskedScore);
+  std::fill_n(at.weight(tile), kTileRows, 0.0F);
+}
+
 void BeginMany(const AttendRows& rows, const float* const* queries) {
   const ManyLayout at(rows);
   const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
   for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
     const uint32_t first = tile * kTileRows;
     const uint32_t n = std::min(at.n_rows - first, kTileRows);
-    std::fill_n(at.sums(tile), kTileRows * at.dims, 0.0F);
-    std::fill_n(at.maximum(tile), kTileRows, kMaskedScore);
-    std::fill_n(at.weight(tile), kTileRows, 0.0F);
+    BeginTile(at, tile);
     float* HWY_RESTRICT to = at.queries(tile);
     for (uint32_t i = 0; i < rows.head_dim; ++i, to += kTileRows) {
       for (uint32_t r = 0; r < n; ++r) to[r] = queries[first + r][i] * scale;

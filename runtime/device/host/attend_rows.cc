@@ -3,6 +3,7 @@
 #include <algorithm>
 
 // Vectors lie in arrays here, which those of unknown length cannot; processors that have them have NEON.
+#define HWY_WANT_AVX3_DL  // it has VNNI
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/attend_rows.cc"
@@ -12,17 +13,18 @@
 
 #include "runtime/device/host/attend_few-inl.h"
 #include "runtime/device/host/attend_many-inl.h"
+#include "runtime/device/host/attend_rounded-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host {
 namespace HWY_NAMESPACE {
 
 void BeginAttendHere(const AttendRows& rows, const float* const* queries) {
-  if (rows.n_rows > kFewRows) {
-    BeginMany(rows, queries);
-  } else {
-    BeginFew(rows, queries);
-  }
+  if (rows.n_rows <= kFewRows) return BeginFew(rows, queries);
+#if KVRUN_ATTENDS_ROUNDED
+  if (rows.rounds) return BeginRounded(rows, queries);
+#endif
+  BeginMany(rows, queries);
 }
 
 void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
@@ -31,11 +33,11 @@ void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock
   float* v_scales = is_many ? ManyLayout(rows).v_scales() : FewLayout(rows).v_scales();
   LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, k_scales);
   LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, v_scales);
-  if (is_many) {
-    AttendMany(rows, block);
-  } else {
-    AttendFew(rows, block, next);
-  }
+  if (!is_many) return AttendFew(rows, block, next);
+#if KVRUN_ATTENDS_ROUNDED
+  if (rows.rounds) return AttendRounded(rows, block);
+#endif
+  AttendMany(rows, block);
 }
 
 void EndAttendHere(const AttendRows& rows, float* parts) {
