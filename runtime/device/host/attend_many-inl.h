@@ -214,11 +214,17 @@ void BeginMany(const AttendRows& rows, const float* const* queries) {
 
 void EndMany(const AttendRows& rows, float* parts) {
   const ManyLayout at(rows);
+  const Floats d;
+  const hn::Rebind<int32_t, Floats> di;
+  const auto offsets = hn::Mul(hn::Iota(di, 0), hn::Set(di, kTileRows));
   for (uint32_t row = 0; row < rows.n_rows; ++row, parts += AttendPartFloats(rows.head_dim)) {
     const uint32_t tile = row / kTileRows;
     const uint32_t lane = row % kTileRows;
     const float* HWY_RESTRICT sums = at.sums(tile) + lane;
-    for (uint32_t i = 0; i < rows.head_dim; ++i) parts[i] = sums[i * kTileRows];
+    uint32_t i = 0;
+    for (; i + kLanes <= rows.head_dim; i += kLanes)
+      hn::StoreU(hn::GatherIndex(d, sums + i * kTileRows, offsets), d, parts + i);
+    for (; i < rows.head_dim; ++i) parts[i] = sums[i * kTileRows];
     parts[rows.head_dim] = at.maximum(tile)[lane] * std::numbers::ln2_v<float>;
     parts[rows.head_dim + 1] = at.weight(tile)[lane];
   }
