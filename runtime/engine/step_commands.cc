@@ -65,11 +65,32 @@ void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_posit
     step->tokens[i].id = static_cast<uint32_t>(rows[i].id);
     step->tokens[i].position = rows[i].position - first_position;
     step->tokens[i].sequence = rows[i].sequence;
-    for (const float frequency : rope_.frequencies) {
-      const double angle = static_cast<double>(rows[i].position) * static_cast<double>(frequency);
-      *angles++ = static_cast<float>(std::cos(angle)) * rope_.magnitude;
-      *angles++ = static_cast<float>(std::sin(angle)) * rope_.magnitude;
+  }
+  for (size_t i = 0; i < rope_.frequencies.size(); ++i) WriteAngles(rows, i, angles);
+}
+
+// Of one frequency. Sines take long: consecutive positions turn by the same angle, which costs 2^-53 or so a
+// step, and is given up now and then.
+void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const {
+  constexpr size_t kMostSteps = 64;
+  const auto frequency = static_cast<double>(rope_.frequencies[nth]);
+  const double step_cos = rows.size() > 1 ? std::cos(frequency) : 1.0;
+  const double step_sin = rows.size() > 1 ? std::sin(frequency) : 0.0;
+  double cosine = 1.0;
+  double sine = 0.0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i % kMostSteps == 0 || rows[i].position != rows[i - 1].position + 1) {
+      const double angle = static_cast<double>(rows[i].position) * frequency;
+      cosine = std::cos(angle);
+      sine = std::sin(angle);
+    } else {
+      const double turned = cosine * step_cos - sine * step_sin;
+      sine = sine * step_cos + cosine * step_sin;
+      cosine = turned;
     }
+    float* to = angles + (i * rope_.frequencies.size() + nth) * 2;
+    to[0] = static_cast<float>(cosine) * rope_.magnitude;
+    to[1] = static_cast<float>(sine) * rope_.magnitude;
   }
 }
 

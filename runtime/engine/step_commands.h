@@ -59,6 +59,7 @@ class StepCommands {
  private:
   StepCommands() = default;
   Status CreateBuffers(Device& device, BufferUse hidden_use);
+  void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
   static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
 
   const ModelConfig* config_ = nullptr;

@@ -30,8 +30,9 @@ bool EnvironmentAsksForFloor() {
 bool IsHost(DeviceMode mode) { return mode == DeviceMode::kHost || mode == DeviceMode::kHostThreads; }
 
 std::unique_ptr<Device> OpenHost(DeviceMode mode) {
-  return OrDie(host::HostDevice::Create(
-      {.n_threads = mode == DeviceMode::kHostThreads ? kUnevenThreads : 0, .note = {}}));
+  return OrDie(host::HostDevice::Create({.n_threads = mode == DeviceMode::kHostThreads ? kUnevenThreads : 0,
+                                         .exact_activations = true,
+                                         .note = {}}));
 }
 
 std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {

@@ -13,7 +13,7 @@
 namespace kvrun::host {
 
 inline constexpr uint32_t kBlockEntries = 64;
-inline constexpr uint32_t kMaxAttendRows = 64;
+inline constexpr uint32_t kMaxAttendRows = 192;
 inline constexpr uint32_t kMaxHeadDim = 256;
 
 // Where K and V of up to kBlockEntries entries lie. What follows a row for 64 bytes can be read. Scales: f16,
@@ -34,6 +34,8 @@ struct KvBlock {
 struct AttendRows {
   uint32_t n_rows = 0;  // at most kMaxAttendRows
   uint32_t head_dim = 0;
+  // Of many rows Q, K, V and weights may be rounded to 13 to 16 bits, where this is faster.
+  bool rounds = false;
   std::byte* memory = nullptr;  // AttendRowsBytes(head_dim), 64-byte aligned
 };
 

@@ -92,9 +92,11 @@ inline uint64_t CutPartsBytes(const ThreadPool& pool, const AttentionArgs& args)
 template <typename Source>
 class AttendWork {
  public:
-  AttendWork(ThreadPool& pool, const AttentionArgs& args, const Source& source)
+  // rounds: as in AttendRows.
+  AttendWork(ThreadPool& pool, const AttentionArgs& args, const Source& source, bool rounds)
       : pool_(pool),
         args_(args),
+        rounds_(rounds),
         source_(source),
         items_(args),
         head_dim_(args.kv_shape.head_dim),
@@ -138,7 +140,7 @@ class AttendWork {
 
   void Attend(const AttendItem& item, uint32_t first_block, uint32_t end_block, std::byte* memory,
               float* parts) const {
-    const AttendRows rows{.n_rows = item.n_rows, .head_dim = head_dim_, .memory = memory};
+    const AttendRows rows{.n_rows = item.n_rows, .head_dim = head_dim_, .rounds = rounds_, .memory = memory};
     const size_t stride = size_t{args_.n_heads + 2 * args_.kv_shape.n_kv_heads} * head_dim_;
     const float* queries[kMaxAttendRows];
     for (uint32_t r = 0; r < item.n_rows; ++r) {
@@ -195,6 +197,7 @@ class AttendWork {
 
   ThreadPool& pool_;
   const AttentionArgs& args_;
+  bool rounds_;
   const Source& source_;
   AttendItems items_;
   uint32_t head_dim_;

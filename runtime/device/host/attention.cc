@@ -86,10 +86,10 @@ uint64_t AttendScratchBytes(const ThreadPool& pool, const AttentionArgs& args) {
   return CutPartsBytes(pool, args);
 }
 
-void Attend(ThreadPool& pool, const AttentionArgs& args) {
+void Attend(ThreadPool& pool, const AttentionArgs& args, bool exact) {
   CheckArgs(args);
   const ResidentKv source(args);
-  AttendWork(pool, args, source).Run();
+  AttendWork(pool, args, source, !exact).Run();
 }
 
 void FinishAttention(ThreadPool& pool, const AttentionArgs& args) {

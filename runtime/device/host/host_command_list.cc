@@ -30,7 +30,9 @@ Status HostCommandList::RopeAndStore(const AttentionArgs& args) {
 }
 
 Status HostCommandList::Attend(const AttentionArgs& args) {
-  return Record("attend", [args](ThreadPool& pool) { host::Attend(pool, args); });
+  return Record("attend", [args, exact = device_.exact_activations()](ThreadPool& pool) {
+    host::Attend(pool, args, exact);
+  });
 }
 
 Status HostCommandList::FinishAttention(const AttentionArgs& args) {

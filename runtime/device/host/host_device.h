@@ -88,8 +88,10 @@ const T* Data(const Buffer* buffer) {
 }
 
 struct HostDeviceOptions {
-  uint32_t n_threads = 0;          // 0: one for each performance core
-  bool exact_activations = false;  // matrix products take floats; else they round them to 8 bits
+  uint32_t n_threads = 0;  // 0: one for each performance core
+  // Matrix products and attention take floats; else those round them to 8 bits, and a prompt's attention
+  // to 16.
+  bool exact_activations = false;
   bool profile = false;
   std::string note;  // of the choice of device, for DeviceInfo::notes; may be empty
 };

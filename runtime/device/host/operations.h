@@ -35,7 +35,8 @@ void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n
 // attention.cc: KV in memory.
 void RopeAndStore(ThreadPool& pool, const AttentionArgs& args);
 uint64_t AttendScratchBytes(const ThreadPool& pool, const AttentionArgs& args);
-void Attend(ThreadPool& pool, const AttentionArgs& args);
+// exact: as in MatMul; else many rows (a prompt's) may be rounded as attend_rounded-inl.h says.
+void Attend(ThreadPool& pool, const AttentionArgs& args, bool exact);
 void FinishAttention(ThreadPool& pool, const AttentionArgs& args);
 
 // slots.cc, records.cc: KV in records.

@@ -178,7 +178,7 @@ void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
   if (args.window != nullptr) CheckSlots(args, args.window, args.window_shape);
   const AttentionArgs attention = ApartFrom(args.attention);
   const SlottedKv source(args);
-  AttendWork(pool, attention, source).Run();
+  AttendWork(pool, attention, source, /*rounds=*/false).Run();
 }
 
 }  // namespace kvrun::host

@@ -1,0 +1,172 @@
+// Elements of K and V as numbers. Compiled once for each instruction set, hence the guard.
+#if defined(KVRUN_HOST_ATTEND_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_HOST_ATTEND_ELEMENTS_INL_H_
+#undef KVRUN_HOST_ATTEND_ELEMENTS_INL_H_
+#else
+#define KVRUN_HOST_ATTEND_ELEMENTS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "runtime/device/host/attend_layout.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::CappedTag<float, kPadFloats>;
+using Vector = hn::Vec<Floats>;
+constexpr size_t kLanes = hn::MaxLanes(Floats());
+// AVX-512 and NEON have 32 registers.
+#if HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY_NEON
+constexpr bool kManyRegisters = true;
+#else
+constexpr bool kManyRegisters = false;
+#endif
+
+// What an element stands for is this times its scale, times what LoadElements returns.
+constexpr float TypeFactor(KvType type) { return type == KvType::kFp8 ? 256.0F : 1.0F; }
+constexpr bool HasRowScale(KvType type) { return type == KvType::kFp8 || type == KvType::kInt8; }
+
+// kLanes elements from `begin` on, a multiple of kLanes.
+template <KvType kType>
+HWY_INLINE Vector LoadElements(const std::byte* row, size_t begin) {
+  const Floats d;
+  if constexpr (kType == KvType::kF32) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(row) + begin);
+  } else if constexpr (kType == KvType::kF16) {
+    const hn::Rebind<hwy::float16_t, Floats> halves;
+    return hn::PromoteTo(d, hn::LoadU(halves, reinterpret_cast<const hwy::float16_t*>(row) + begin));
+  } else if constexpr (kType == KvType::kFp8) {
+    // E4M3's bits in a half stand for a 256th of it, subnormal numbers too.
+    const hn::Rebind<uint8_t, Floats> bytes;
+    const hn::Rebind<uint16_t, Floats> words;
+    const hn::Rebind<hwy::float16_t, Floats> halves;
+    const auto bits = hn::PromoteTo(words, hn::LoadU(bytes, reinterpret_cast<const uint8_t*>(row) + begin));
+    const auto sign = hn::And(hn::ShiftLeft<8>(bits), hn::Set(words, 0x8000));
+    const auto magnitude = hn::And(hn::ShiftLeft<7>(bits), hn::Set(words, 0x3f80));
+    return hn::PromoteTo(d, hn::BitCast(halves, hn::Or(sign, magnitude)));
+  } else if constexpr (kType == KvType::kInt8) {
+    const hn::Rebind<int8_t, Floats> bytes;
+    const hn::Rebind<int32_t, Floats> words;
+    return hn::ConvertTo(
+        d, hn::PromoteTo(words, hn::LoadU(bytes, reinterpret_cast<const int8_t*>(row) + begin)));
+  } else {
+#if HWY_TARGET == HWY_SCALAR
+    const auto byte = static_cast<int>(row[begin / 2]);
+    return hn::Set(d, static_cast<float>(((byte >> (begin % 2 * 4) & 0xf) ^ 8) - 8));
+#else
+    const hn::CappedTag<uint8_t, kLanes / 2> packed;
+    const hn::Rebind<uint16_t, decltype(packed)> pairs;
+    const hn::Rebind<int8_t, Floats> bytes;
+    const hn::Rebind<int32_t, Floats> words;
+    const auto pair =
+        hn::PromoteTo(pairs, hn::LoadU(packed, reinterpret_cast<const uint8_t*>(row) + begin / 2));
+    const auto nibbles = hn::And(hn::Or(pair, hn::ShiftLeft<4>(pair)), hn::Set(pairs, 0x0f0f));
+    const auto eight = hn::Set(bytes, 8);
+    const auto numbers = hn::Sub(hn::Xor(hn::BitCast(bytes, nibbles), eight), eight);
+    return hn::ConvertTo(d, hn::PromoteTo(words, numbers));
+#endif
+  }
+}
+
+// With the scales of a row's blocks, where there are such.
+template <KvType kType>
+HWY_INLINE Vector LoadScaled(const std::byte* row, const float* scales, size_t begin) {
+  const Vector elements = LoadElements<kType>(row, begin);
+  if constexpr (kType != KvType::kInt4) return elements;
+  return hn::Mul(elements, hn::Set(Floats(), scales[begin / kInt4BlockElements]));
+}
+
+// Zeros beyond the row's end: what lies there may be no number.
+template <KvType kType>
+HWY_INLINE Vector LoadTail(const std::byte* row, const float* scales, size_t begin, size_t dims) {
+  const Vector elements = LoadScaled<kType>(row, scales, begin);
+  return hn::IfThenElseZero(hn::FirstN(Floats(), dims - begin), elements);
+}
+
+// Lane i: the sum of all lanes of v[i], where there are as many vectors as lanes; else parts of it.
+template <size_t kCount>
+HWY_INLINE Vector SumEach(Vector* HWY_RESTRICT v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kCount > 1) {
+    const Floats d;
+    for (size_t i = 0; i < kCount / 2; ++i) {
+      v[i] = hn::Add(hn::ConcatEven(d, v[2 * i + 1], v[2 * i]), hn::ConcatOdd(d, v[2 * i + 1], v[2 * i]));
+    }
+    return SumEach<kCount / 2>(v);
+  }
+#endif
+  return v[0];
+}
+
+// Calls function.template operator()<type>().
+template <class F>
+HWY_INLINE void WithType(KvType type, const F& function) {
+  switch (type) {
+    case KvType::kF32: return function.template operator()<KvType::kF32>();
+    case KvType::kF16: return function.template operator()<KvType::kF16>();
+    case KvType::kFp8: return function.template operator()<KvType::kFp8>();
+    case KvType::kInt8: return function.template operator()<KvType::kInt8>();
+    case KvType::kInt4: return function.template operator()<KvType::kInt4>();
+  }
+}
+
+// Halves to floats, kMaxRowScales or fewer for each entry, with the type's factor; zeros up to a whole
+// vector.
+void LoadScales(KvType type, uint32_t head_dim, size_t n_entries, const std::byte* const* from, float* to) {
+  const Floats d;
+  const hn::Rebind<hwy::float16_t, Floats> halves;
+  const size_t n_scales = RowScales(type, head_dim);
+  if (n_scales == 0) return;
+  alignas(64) uint16_t gathered[kBlockEntries * kMaxRowScales + kPadFloats];
+  const size_t count = n_entries * n_scales;
+  for (size_t entry = 0; entry < n_entries; ++entry) {
+    if (n_scales == 1) {
+      std::memcpy(gathered + entry, from[entry], sizeof(uint16_t));
+    } else {
+      std::memcpy(gathered + entry * n_scales, from[entry], n_scales * sizeof(uint16_t));
+    }
+  }
+  std::memset(gathered + count, 0, kPadFloats * sizeof(uint16_t));
+  const Vector factor = hn::Set(d, TypeFactor(type));
+  for (size_t i = 0; i < count; i += kLanes) {
+    const Vector scale =
+        hn::PromoteTo(d, hn::Load(halves, reinterpret_cast<const hwy::float16_t*>(gathered + i)));
+    hn::Store(hn::Mul(scale, factor), d, to + i);
+  }
+}
+
+// to: [n_entries, dims], what the elements stand for.
+void DecodeBlock(KvType type, const std::byte* const* from, const float* scales, size_t n_entries,
+                 size_t head_dim, float* HWY_RESTRICT to) {
+  const size_t dims = DecodedRowFloats(static_cast<uint32_t>(head_dim));
+  const Floats d;
+  const size_t n_scales = RowScales(type, static_cast<uint32_t>(head_dim));
+  WithType(type, [&]<KvType kType>() HWY_ATTR {
+    for (size_t entry = 0; entry < n_entries; ++entry) {
+      const float* row_scales = scales + entry * n_scales;
+      const Vector scale = hn::Set(d, HasRowScale(kType) ? row_scales[0] : 1.0F);
+      for (size_t i = 0; i < dims; i += kLanes) {
+        Vector elements = hn::Zero(d);
+        if (i + kLanes <= head_dim) {
+          elements = LoadScaled<kType>(from[entry], row_scales, i);
+        } else if (i < head_dim) {
+          elements = LoadTail<kType>(from[entry], row_scales, i, head_dim);
+        }
+        if constexpr (HasRowScale(kType)) elements = hn::Mul(elements, scale);
+        hn::Store(elements, d, to + entry * dims + i);
+      }
+    }
+  });
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_HOST_ATTEND_ELEMENTS_INL_H_

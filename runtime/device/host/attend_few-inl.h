@@ -1,0 +1,233 @@
+// Attention of few rows: lanes lie along dimensions, and K and V are decoded in registers. Compiled once
+// for each instruction set, hence the guard.
+#if defined(KVRUN_HOST_ATTEND_FEW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_HOST_ATTEND_FEW_INL_H_
+#undef KVRUN_HOST_ATTEND_FEW_INL_H_
+#else
+#define KVRUN_HOST_ATTEND_FEW_INL_H_
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "runtime/device/host/attend_elements-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+// Rows to be prefetched while others are computed with.
+struct Ahead {
+  size_t n_entries = 0;
+  size_t row_bytes = 0;
+  const std::byte* const* rows = nullptr;
+  const std::byte* const* scales = nullptr;  // null: none
+
+  HWY_INLINE void Prefetch(size_t entry) const {
+    if (entry >= n_entries) return;
+    for (size_t i = 0; i < row_bytes; i += 64) hwy::Prefetch(rows[entry] + i);
+    if (scales != nullptr) hwy::Prefetch(scales[entry]);
+  }
+};
+
+// scores[r * kBlockEntries + entry] = q[r] . k[entry], without scales of whole rows.
+template <KvType kType, size_t kRows>
+HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const FewLayout& at,
+                           size_t first_row) {
+  constexpr size_t kEntries = HWY_MIN(kLanes, (kRows > 2 && !kManyRegisters) ? 2 : 4);
+  constexpr size_t kParts = kLanes / kEntries;
+  const Floats d;
+  const size_t n_scales = RowScales(kType, static_cast<uint32_t>(head_dim));
+  const float* HWY_RESTRICT queries = at.queries() + first_row * at.dims;
+  float* HWY_RESTRICT scores = at.scores() + first_row * kBlockEntries;
+  const size_t whole = head_dim / kLanes * kLanes;
+  for (size_t begin = 0; begin < block.n_entries; begin += kLanes) {
+    Vector parts[kRows][kParts];
+    for (size_t part = 0; part < kParts; ++part) {
+      const std::byte* rows[kEntries];
+      const float* scales[kEntries];
+      Vector sums[kRows][kEntries];
+      for (size_t e = 0; e < kEntries; ++e) {
+        // Beyond the last entry: the last again.
+        const size_t entry = HWY_MIN(begin + part * kEntries + e, block.n_entries - 1);
+        ahead.Prefetch(begin + part * kEntries + e);
+        rows[e] = block.k[entry];
+        scales[e] = at.k_scales() + entry * n_scales;
+        for (size_t r = 0; r < kRows; ++r) sums[r][e] = hn::Zero(d);
+      }
+      const auto add = [&](size_t i, const Vector(&keys)[kEntries]) HWY_ATTR {
+        for (size_t r = 0; r < kRows; ++r) {
+          const Vector query = hn::Load(d, queries + r * at.dims + i);
+          for (size_t e = 0; e < kEntries; ++e) sums[r][e] = hn::MulAdd(keys[e], query, sums[r][e]);
+        }
+      };
+      Vector keys[kEntries];
+      for (size_t i = 0; i < whole; i += kLanes) {
+        for (size_t e = 0; e < kEntries; ++e) keys[e] = LoadScaled<kType>(rows[e], scales[e], i);
+        add(i, keys);
+      }
+      if (whole < head_dim) {
+        for (size_t e = 0; e < kEntries; ++e) keys[e] = LoadTail<kType>(rows[e], scales[e], whole, head_dim);
+        add(whole, keys);
+      }
+      for (size_t r = 0; r < kRows; ++r) parts[r][part] = SumEach<kEntries>(sums[r]);
+    }
+    for (size_t r = 0; r < kRows; ++r) {
+      hn::Store(SumEach<kParts>(parts[r]), d, scores + r * kBlockEntries + begin);
+    }
+  }
+}
+
+// Scores to weights, row by row. k_scales, v_scales: one for each entry, or null.
+HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
+                             const float* k_scales, const float* v_scales) {
+  const Floats d;
+  const Vector masked = hn::Set(d, kMaskedScore);
+  const size_t n_entries = block.n_entries;
+  for (size_t r = 0; r < rows.n_rows; ++r) {
+    float* scores = at.scores() + r * kBlockEntries;
+    const size_t visible = HWY_MIN(size_t{block.visible[r]}, n_entries);
+    Vector largest = hn::Set(d, at.maximum()[r]);
+    for (size_t i = 0; i < n_entries; i += kLanes) {
+      Vector score = hn::Load(d, scores + i);
+      if (k_scales != nullptr) score = hn::Mul(score, hn::Load(d, k_scales + i));
+      if (i + kLanes > visible) {
+        score = hn::IfThenElse(hn::FirstN(d, visible > i ? visible - i : 0), score, masked);
+      }
+      hn::Store(score, d, scores + i);
+      largest = hn::Max(largest, score);
+    }
+    const Vector maximum = hn::MaxOfLanes(d, largest);
+    const float correction = hn::GetLane(hn::Exp(d, hn::Sub(hn::Set(d, at.maximum()[r]), maximum)));
+    at.maximum()[r] = hn::GetLane(maximum);
+    at.correction()[r] = correction;
+    Vector weight = hn::Zero(d);
+    for (size_t i = 0; i < n_entries; i += kLanes) {
+      const Vector score = hn::Load(d, scores + i);
+      const auto is_seen = hn::Gt(score, hn::Set(d, 0.5F * kMaskedScore));
+      Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, maximum)));
+      weight = hn::Add(weight, one);
+      if (v_scales != nullptr) one = hn::Mul(one, hn::Load(d, v_scales + i));
+      hn::Store(one, d, scores + i);
+    }
+    at.weight()[r] = at.weight()[r] * correction + hn::GetLane(hn::SumOfLanes(d, weight));
+  }
+}
+
+// Sums of kVectors vectors of dimensions from `begin` on.
+template <KvType kType, size_t kRows, size_t kVectors, bool kIsTail>
+HWY_INLINE void AccumulatePart(const KvBlock& block, const Ahead& ahead, size_t head_dim, const FewLayout& at,
+                               size_t first_row, size_t begin) {
+  const Floats d;
+  const size_t n_scales = RowScales(kType, static_cast<uint32_t>(head_dim));
+  const float* HWY_RESTRICT weights = at.scores() + first_row * kBlockEntries;
+  const float* HWY_RESTRICT scales = at.v_scales();
+  float* HWY_RESTRICT to = at.sums() + first_row * at.dims + begin;
+  Vector sums[kRows][kVectors];
+  for (size_t r = 0; r < kRows; ++r) {
+    const Vector correction = hn::Set(d, at.correction()[first_row + r]);
+    for (size_t v = 0; v < kVectors; ++v) {
+      sums[r][v] = hn::Mul(hn::Load(d, to + r * at.dims + v * kLanes), correction);
+    }
+  }
+  for (size_t entry = 0; entry < block.n_entries; ++entry) {
+    ahead.Prefetch(entry);
+    Vector values[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) {
+      const size_t i = begin + v * kLanes;
+      values[v] = kIsTail ? LoadTail<kType>(block.v[entry], scales + entry * n_scales, i, head_dim)
+                          : LoadScaled<kType>(block.v[entry], scales + entry * n_scales, i);
+    }
+    for (size_t r = 0; r < kRows; ++r) {
+      const Vector weight = hn::Set(d, weights[r * kBlockEntries + entry]);
+      for (size_t v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(values[v], weight, sums[r][v]);
+    }
+  }
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[r][v], d, to + r * at.dims + v * kLanes);
+  }
+}
+
+template <KvType kType, size_t kRows>
+HWY_NOINLINE void AccumulateFew(const KvBlock& block, const Ahead& ahead, size_t head_dim,
+                                const FewLayout& at, size_t first_row) {
+  constexpr size_t kVectors = (kRows > 2 && !kManyRegisters) ? 2 : 4;
+  Ahead once = ahead;
+  size_t begin = 0;
+  for (; begin + kVectors * kLanes <= head_dim; begin += kVectors * kLanes) {
+    AccumulatePart<kType, kRows, kVectors, false>(block, once, head_dim, at, first_row, begin);
+    once = {};
+  }
+  for (; begin + kLanes <= head_dim; begin += kLanes) {
+    AccumulatePart<kType, kRows, 1, false>(block, once, head_dim, at, first_row, begin);
+    once = {};
+  }
+  if (begin < head_dim) AccumulatePart<kType, kRows, 1, true>(block, once, head_dim, at, first_row, begin);
+}
+
+// Four rows at a time. For more, elements are decoded again, from the cache: to decode a block once for both
+// passes took as long or longer (8 rows of 64 and 128 dimensions, every type, AVX-512 and AVX2).
+template <bool kIsValue>
+void ForRows(KvType type, const KvBlock& block, const Ahead& ahead, const AttendRows& rows,
+             const FewLayout& at) {
+  WithType(type, [&]<KvType kType>() {
+    for (size_t row = 0; row < rows.n_rows; row += 4) {
+      const auto run = [&]<size_t kRows>() {
+        if constexpr (kIsValue) {
+          AccumulateFew<kType, kRows>(block, row == 0 ? ahead : Ahead(), rows.head_dim, at, row);
+        } else {
+          ScoreFew<kType, kRows>(block, row == 0 ? ahead : Ahead(), rows.head_dim, at, row);
+        }
+      };
+      switch (rows.n_rows - row) {
+        case 1: run.template operator()<1>(); break;
+        case 2: run.template operator()<2>(); break;
+        case 3: run.template operator()<3>(); break;
+        default: run.template operator()<4>(); break;
+      }
+    }
+  });
+}
+
+void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
+  const FewLayout at(rows);
+  const Ahead values{block.n_entries, RowBytes(block.v_type, rows.head_dim), block.v, nullptr};
+  ForRows<false>(block.k_type, block, values, rows, at);
+  SoftmaxFew(rows, at, block, HasRowScale(block.k_type) ? at.k_scales() : nullptr,
+             HasRowScale(block.v_type) ? at.v_scales() : nullptr);
+  Ahead keys;
+  if (next != nullptr) {
+    keys = {next->n_entries, RowBytes(next->k_type, rows.head_dim), next->k, nullptr};
+    if (RowScales(next->k_type, rows.head_dim) != 0) keys.scales = next->k_scales;
+  }
+  ForRows<true>(block.v_type, block, keys, rows, at);
+}
+
+void BeginFew(const AttendRows& rows, const float* const* queries) {
+  const FewLayout at(rows);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(rows.head_dim));
+  std::fill_n(at.queries(), rows.n_rows * at.dims, 0.0F);
+  std::fill_n(at.sums(), rows.n_rows * at.dims, 0.0F);
+  std::fill_n(at.maximum(), rows.n_rows, kMaskedScore);
+  std::fill_n(at.weight(), rows.n_rows, 0.0F);
+  for (uint32_t r = 0; r < rows.n_rows; ++r) {
+    for (uint32_t i = 0; i < rows.head_dim; ++i) at.queries()[r * at.dims + i] = queries[r][i] * scale;
+  }
+}
+
+void EndFew(const AttendRows& rows, float* parts) {
+  const FewLayout at(rows);
+  for (uint32_t r = 0; r < rows.n_rows; ++r, parts += AttendPartFloats(rows.head_dim)) {
+    std::copy_n(at.sums() + r * at.dims, rows.head_dim, parts);
+    parts[rows.head_dim] = at.maximum()[r];
+    parts[rows.head_dim + 1] = at.weight()[r];
+  }
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_HOST_ATTEND_FEW_INL_H_

@@ -1,0 +1,236 @@
+// Attention of many rows: lanes lie along the rows, and each block is decoded once for all of them.
+// Compiled once for each instruction set, hence the guard.
+#if defined(KVRUN_HOST_ATTEND_MANY_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_HOST_ATTEND_MANY_INL_H_
+#undef KVRUN_HOST_ATTEND_MANY_INL_H_
+#else
+#define KVRUN_HOST_ATTEND_MANY_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "runtime/device/host/attend_elements-inl.h"
+#include "runtime/device/host/vector_math-inl.h"
+
+// Loops over arrays of vectors must be unrolled, or the arrays lie in memory.
+#undef KVRUN_UNROLL_ATTEND
+#if defined(__clang__)
+#define KVRUN_UNROLL_ATTEND _Pragma("clang loop unroll(full)")
+#else
+#define KVRUN_UNROLL_ATTEND _Pragma("GCC unroll 4")
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+// A tile's rows, and how many of a block's entries these see.
+struct Tile {
+  uint32_t index = 0;
+  uint32_t lanes = 0;
+  size_t n_entries = 0;
+  const float* visible = nullptr;  // of each lane, as a number
+};
+
+// Lanes that see all entries need no mask.
+HWY_INLINE bool SeesAll(const Tile& tile, size_t lane) {
+  const Floats d;
+  return hn::AllTrue(
+      d, hn::Ge(hn::Load(d, tile.visible + lane), hn::Set(d, static_cast<float>(tile.n_entries))));
+}
+
+// Masks what is not seen; the largest score, for rows that see nothing more than any of theirs.
+HWY_INLINE Vector MaskAndFindLargest(const Tile& tile, size_t lane, float* HWY_RESTRICT scores) {
+  const Floats d;
+  const Vector last = hn::Load(d, tile.visible + lane);
+  const Vector masked = hn::Set(d, kMaskedScore);
+  const bool sees_all = SeesAll(tile, lane);
+  Vector largest = hn::Set(d, 0.5F * kMaskedScore);
+  for (size_t entry = 0; entry < tile.n_entries; ++entry) {
+    Vector score = hn::Load(d, scores + entry * kTileRows);
+    if (!sees_all) {
+      score = hn::IfThenElse(hn::Lt(hn::Set(d, static_cast<float>(entry)), last), score, masked);
+      hn::Store(score, d, scores + entry * kTileRows);
+    }
+    largest = hn::Max(largest, score);
+  }
+  return largest;
+}
+
+// Products of four rows of numbers from `left` (one number after the other) with vectors of `right`:
+// to[j][v] += left[j * left_stride + i * left_step] * right[i][v], for i below `count`.
+template <size_t kVectors>
+HWY_INLINE void Multiply(const float* HWY_RESTRICT left, size_t left_stride, size_t left_step,
+                         const float* HWY_RESTRICT right, size_t count, Vector (&to)[4][kVectors]) {
+  const Floats d;
+  for (size_t i = 0; i < count; ++i) {
+    Vector vectors[kVectors];
+    KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v) vectors[v] = hn::Load(d, right + i * kTileRows + v * kLanes);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) {
+      const Vector number = hn::Set(d, left[j * left_stride + i * left_step]);
+      KVRUN_UNROLL_ATTEND
+      for (size_t v = 0; v < kVectors; ++v) to[j][v] = hn::MulAdd(number, vectors[v], to[j][v]);
+    }
+  }
+}
+
+// scores[entry][lane], of kVectors vectors of rows from `lane` on. Keys beyond the last entry are zeros.
+template <size_t kVectors>
+HWY_NOINLINE void ScoreMany(const ManyLayout& at, const Tile& tile, size_t head_dim, size_t lane) {
+  const Floats d;
+  for (size_t entry = 0; entry < tile.n_entries; entry += 4) {
+    Vector scores[4][kVectors];
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v) scores[j][v] = hn::Zero(d);
+    Multiply<kVectors>(at.keys() + entry * at.dims, at.dims, 1, at.queries(tile.index) + lane, head_dim,
+                       scores);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v)
+      hn::Store(scores[j][v], d, at.scores() + (entry + j) * kTileRows + lane + v * kLanes);
+  }
+}
+
+template <size_t kVectors>
+HWY_NOINLINE void AccumulateMany(const ManyLayout& at, const Tile& tile, size_t head_dim, size_t lane) {
+  const Floats d;
+  for (size_t i = 0; i < head_dim; i += 4) {
+    Vector sums[4][kVectors];
+    float* HWY_RESTRICT to = at.sums(tile.index) + i * kTileRows + lane;
+    KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v) {
+      const Vector correction = hn::Load(d, at.correction() + lane + v * kLanes);
+      KVRUN_UNROLL_ATTEND
+      for (size_t j = 0; j < 4; ++j)
+        sums[j][v] = hn::Mul(hn::Load(d, to + j * kTileRows + v * kLanes), correction);
+    }
+    Multiply<kVectors>(at.values() + i, 1, at.dims, at.scores() + lane, tile.n_entries, sums);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) KVRUN_UNROLL_ATTEND
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[j][v], d, to + j * kTileRows + v * kLanes);
+  }
+}
+
+// A vector of rows from `lane` on: scores to weights.
+HWY_NOINLINE void SoftmaxMany(const ManyLayout& at, const Tile& tile, size_t lane) {
+  const Floats d;
+  float* HWY_RESTRICT scores = at.scores() + lane;
+  const Vector before = hn::Load(d, at.maximum(tile.index) + lane);
+  const Vector maximum = hn::Max(before, MaskAndFindLargest(tile, lane, scores));
+  const Vector correction = Exp2(d, hn::Sub(before, maximum));
+  Vector weight = hn::Mul(hn::Load(d, at.weight(tile.index) + lane), correction);
+  for (size_t entry = 0; entry < tile.n_entries; ++entry) {
+    const Vector one = Exp2(d, hn::Sub(hn::Load(d, scores + entry * kTileRows), maximum));
+    hn::Store(one, d, scores + entry * kTileRows);
+    weight = hn::Add(weight, one);
+  }
+  hn::Store(maximum, d, at.maximum(tile.index) + lane);
+  hn::Store(weight, d, at.weight(tile.index) + lane);
+  hn::Store(correction, d, at.correction() + lane);
+}
+
+// Calls function.template operator()<vectors>(lane) for all lanes of a tile.
+template <class F>
+HWY_INLINE void ForLanes(uint32_t lanes, const F& function) {
+  constexpr size_t kMost = kManyRegisters ? 4 : 2;
+  size_t lane = 0;
+  const auto run = [&]<size_t kVectors>() {
+    for (; lane + kVectors * kLanes <= lanes; lane += kVectors * kLanes)
+      function.template operator()<kVectors>(lane);
+  };
+  run.template operator()<kMost>();
+  if constexpr (kMost > 2) run.template operator()<2>();
+  run.template operator()<1>();
+}
+
+void AttendTile(const ManyLayout& at, const Tile& tile, size_t head_dim) {
+  ForLanes(tile.lanes, [&]<size_t kVectors>(size_t lane) { ScoreMany<kVectors>(at, tile, head_dim, lane); });
+  for (size_t lane = 0; lane < tile.lanes; lane += kLanes) SoftmaxMany(at, tile, lane);
+  ForLanes(tile.lanes,
+           [&]<size_t kVectors>(size_t lane) { AccumulateMany<kVectors>(at, tile, head_dim, lane); });
+}
+
+// A block's keys and values to numbers; rows of zeros up to a multiple of four.
+void DecodeKeysAndValues(const ManyLayout& at, const KvBlock& block, size_t head_dim) {
+  const size_t n = block.n_entries;
+  const size_t missing = RoundUp<size_t>(n, 4) - n;
+  DecodeBlock(block.k_type, block.k, at.k_scales(), n, head_dim, at.keys());
+  DecodeBlock(block.v_type, block.v, at.v_scales(), n, head_dim, at.values());
+  std::memset(at.keys() + n * at.dims, 0, missing * at.dims * sizeof(float));
+  std::memset(at.values() + n * at.dims, 0, missing * at.dims * sizeof(float));
+}
+
+// function(Tile) for each tile that sees anything of a block.
+template <class F>
+HWY_INLINE void ForTiles(const ManyLayout& at, const KvBlock& block, const F& function) {
+  alignas(64) float visible[kTileRows];
+  for (uint32_t index = 0; index < at.n_tiles(); ++index) {
+    const uint32_t first = index * kTileRows;
+    const uint32_t n_rows = std::min(at.n_rows - first, kTileRows);
+    uint32_t n_entries = 0;
+    for (uint32_t r = 0; r < n_rows; ++r) {
+      n_entries = std::max(n_entries, block.visible[first + r]);
+      visible[r] = static_cast<float>(block.visible[first + r]);
+    }
+    n_entries = std::min(n_entries, block.n_entries);
+    if (n_entries == 0) continue;
+    std::fill(visible + n_rows, visible + kTileRows, static_cast<float>(kBlockEntries));
+    function(Tile{.index = index, .lanes = at.lanes(index), .n_entries = n_entries, .visible = visible});
+  }
+}
+
+void AttendMany(const AttendRows& rows, const KvBlock& block) {
+  const ManyLayout at(rows);
+  DecodeKeysAndValues(at, block, rows.head_dim);
+  ForTiles(at, block, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim); });
+}
+
+void BeginTile(const ManyLayout& at, uint32_t tile) {
+  std::fill_n(at.sums(tile), kTileRows * at.dims, 0.0F);
+  std::fill_n(at.maximum(tile), kTileRows, kMaskedScore);
+  std::fill_n(at.weight(tile), kTileRows, 0.0F);
+}
+
+void BeginMany(const AttendRows& rows, const float* const* queries) {
+  const ManyLayout at(rows);
+  const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
+  for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
+    const uint32_t first = tile * kTileRows;
+    const uint32_t n = std::min(at.n_rows - first, kTileRows);
+    BeginTile(at, tile);
+    float* HWY_RESTRICT to = at.queries(tile);
+    for (uint32_t i = 0; i < rows.head_dim; ++i, to += kTileRows) {
+      for (uint32_t r = 0; r < n; ++r) to[r] = queries[first + r][i] * scale;
+      std::fill(to + n, to + at.lanes(tile), 0.0F);
+    }
+  }
+}
+
+void EndMany(const AttendRows& rows, float* parts) {
+  const ManyLayout at(rows);
+  const Floats d;
+  const hn::Rebind<int32_t, Floats> di;
+  const auto offsets = hn::Mul(hn::Iota(di, 0), hn::Set(di, kTileRows));
+  for (uint32_t row = 0; row < rows.n_rows; ++row, parts += AttendPartFloats(rows.head_dim)) {
+    const uint32_t tile = row / kTileRows;
+    const uint32_t lane = row % kTileRows;
+    const float* HWY_RESTRICT sums = at.sums(tile) + lane;
+    uint32_t i = 0;
+    for (; i + kLanes <= rows.head_dim; i += kLanes)
+      hn::StoreU(hn::GatherIndex(d, sums + i * kTileRows, offsets), d, parts + i);
+    for (; i < rows.head_dim; ++i) parts[i] = sums[i * kTileRows];
+    parts[rows.head_dim] = at.maximum(tile)[lane] * std::numbers::ln2_v<float>;
+    parts[rows.head_dim + 1] = at.weight(tile)[lane];
+  }
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_HOST_ATTEND_MANY_INL_H_

@@ -1,0 +1,310 @@
+// Attention of many rows with Q, K, V and weights rounded to whole numbers of 16 bits, two products of which
+// one instruction adds in 32: half as many as of floats. Compiled once for each instruction set, hence the
+// guard.
+//
+// No sum can overflow: a query and a key are scaled to a length of 32,700, which bounds their product; the
+// weights of a block are at most 8,191 and its values 4,095, and there are 64 of them. Rounding is finer than
+// that of f16 for what matters: of Q and K 2^-15 of the vector's length, of weights 2^-14 of the row's
+// largest in the block, of V 2^-13 of the dimension's largest in the block.
+#if defined(KVRUN_HOST_ATTEND_ROUNDED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVRUN_HOST_ATTEND_ROUNDED_INL_H_
+#undef KVRUN_HOST_ATTEND_ROUNDED_INL_H_
+#else
+#define KVRUN_HOST_ATTEND_ROUNDED_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <type_traits>
+#include <utility>
+
+#include "runtime/device/host/attend_many-inl.h"
+
+// x86 has the instruction; elsewhere it saves nothing.
+#undef KVRUN_ATTENDS_ROUNDED
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#define KVRUN_ATTENDS_ROUNDED 1
+#else
+#define KVRUN_ATTENDS_ROUNDED 0
+#endif
+
+#if KVRUN_ATTENDS_ROUNDED
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host::HWY_NAMESPACE {
+
+using Ints = hn::Rebind<int32_t, Floats>;
+using IntVector = hn::Vec<Ints>;
+
+constexpr float kRoundedLength = 32700.0F;  // of queries and keys
+constexpr float kRoundedWeight = 8191.0F;
+constexpr float kRoundedValue = 4095.0F;
+static_assert(int64_t{8191} * 4095 * kBlockEntries < int64_t{1} << 31);
+// A number of up to 22 bits added to this is rounded, and lies in its lowest bits.
+constexpr float kToLowBits = 0x1.8p23F;
+
+// Each lane is two numbers of 16 bits: sum + a[0] b[0] + a[1] b[1].
+HWY_INLINE IntVector AddPairs(IntVector sum, IntVector a, IntVector b) {
+#if HWY_TARGET == HWY_AVX3_DL
+  // Not the intrinsic: around that, GCC 12 moves every sum to another register and back.
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+  return sum;
+#else
+  const hn::Repartition<int16_t, Ints> words;
+  IntVector unused = hn::Zero(Ints());
+  return hn::ReorderWidenMulAccumulate(Ints(), hn::BitCast(words, a), hn::BitCast(words, b), sum, unused);
+#endif
+}
+
+HWY_INLINE IntVector PairOf(const int16_t* pair) {
+  int32_t both;
+  std::memcpy(&both, pair, sizeof(both));
+  return hn::Set(Ints(), both);
+}
+
+// The lowest bits of both in each lane. Both: with kToLowBits added.
+HWY_INLINE IntVector MakePairs(Vector first, Vector second) {
+  const Ints d;
+  const IntVector low = hn::And(hn::BitCast(d, first), hn::Set(d, 0xffff));
+  return hn::Or(low, hn::ShiftLeft<16>(hn::BitCast(d, second)));
+}
+
+// 1 / step, or 0.
+HWY_INLINE Vector InverseOf(Vector step) {
+  const Floats d;
+  return hn::IfThenElseZero(hn::Gt(step, hn::Zero(d)), hn::Div(hn::Set(d, 1.0F), step));
+}
+
+// Rows of numbers [n_rows, dims], n_rows up to kBlockEntries, to whole numbers and the steps these stand for.
+// What is no number makes a step that is none. Memory of `from` up to a multiple of kLanes rows is read.
+void RoundRows(const float* HWY_RESTRICT from, size_t n_rows, size_t dims, int16_t* HWY_RESTRICT to,
+               float* HWY_RESTRICT steps) {
+  const Floats d;
+  const hn::Rebind<uint16_t, Floats> words;
+  const hn::Rebind<uint32_t, Floats> bits;
+  const Vector to_low_bits = hn::Set(d, kToLowBits);
+  alignas(64) float inverses[kLanes];
+  for (size_t begin = 0; begin < n_rows; begin += kLanes) {
+    Vector squares[kLanes];
+    for (size_t r = 0; r < kLanes; ++r) {
+      squares[r] = hn::Zero(d);
+      for (size_t i = 0; i < dims; i += kLanes) {
+        const Vector x = hn::Load(d, from + (begin + r) * dims + i);
+        squares[r] = hn::MulAdd(x, x, squares[r]);
+      }
+    }
+    const Vector step = hn::Mul(hn::Sqrt(SumEach<kLanes>(squares)), hn::Set(d, 1.0F / kRoundedLength));
+    hn::Store(step, d, steps + begin);
+    hn::Store(InverseOf(step), d, inverses);
+    for (size_t r = 0; r < HWY_MIN(kLanes, n_rows - begin); ++r) {
+      const Vector inverse = hn::Set(d, inverses[r]);
+      for (size_t i = (begin + r) * dims; i < (begin + r + 1) * dims; i += kLanes) {
+        const Vector rounded = hn::MulAdd(hn::Load(d, from + i), inverse, to_low_bits);
+        hn::StoreU(hn::TruncateTo(words, hn::BitCast(bits, rounded)), words,
+                   reinterpret_cast<uint16_t*>(to) + i);
+      }
+    }
+  }
+}
+
+// [n_entries (even), dims] to pairs [n_entries / 2, dims, 2].
+void RoundValues(const float* HWY_RESTRICT from, size_t n_entries, size_t dims, int16_t* HWY_RESTRICT to,
+                 float* HWY_RESTRICT steps) {
+  const Floats d;
+  const Vector to_low_bits = hn::Set(d, kToLowBits);
+  for (size_t i = 0; i < dims; i += kLanes) {
+    Vector largest = hn::Zero(d);
+    for (size_t entry = 0; entry < n_entries; ++entry)
+      largest = hn::Max(hn::Abs(hn::Load(d, from + entry * dims + i)), largest);
+    const Vector step = hn::Mul(largest, hn::Set(d, 1.0F / kRoundedValue));
+    hn::Store(step, d, steps + i);
+    const Vector inverse = InverseOf(step);
+    for (size_t entry = 0; entry < n_entries; entry += 2) {
+      const Vector first = hn::MulAdd(hn::Load(d, from + entry * dims + i), inverse, to_low_bits);
+      const Vector second = hn::MulAdd(hn::Load(d, from + (entry + 1) * dims + i), inverse, to_low_bits);
+      hn::Store(MakePairs(first, second), Ints(), reinterpret_cast<int32_t*>(to) + entry / 2 * dims + i);
+    }
+  }
+}
+
+// Calls function(constant) for 0 .. kCount - 1: indices must be constants for arrays of vectors to lie in
+// registers.
+template <size_t kCount, class F>
+HWY_INLINE void ForConstants(const F& function) {
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (function(std::integral_constant<size_t, kIndex>()), ...);
+  }
+  (std::make_index_sequence<kCount>());
+}
+
+// to[j * kVectors + v] = sum of the pairs left[j * left_stride + i * left_step] times right[i][v], for i
+// below `count`. Strides are of pairs.
+template <size_t kVectors>
+HWY_INLINE void MultiplyPairs(const int16_t* HWY_RESTRICT left, size_t left_stride, size_t left_step,
+                              const int32_t* HWY_RESTRICT right, size_t count,
+                              IntVector (&to)[4 * kVectors]) {
+  const Ints d;
+  IntVector sums[4 * kVectors];
+  ForConstants<4 * kVectors>([&](auto k) { sums[k] = hn::Zero(d); });
+  for (size_t i = 0; i < count; ++i) {
+    IntVector vectors[kVectors];
+    ForConstants<kVectors>([&](auto v) { vectors[v] = hn::Load(d, right + i * kTileRows + v * kLanes); });
+    ForConstants<4>([&](auto j) {
+      const IntVector pair = PairOf(left + 2 * (j * left_stride + i * left_step));
+      ForConstants<kVectors>(
+          [&](auto v) { sums[j * kVectors + v] = AddPairs(sums[j * kVectors + v], vectors[v], pair); });
+    });
+  }
+  ForConstants<4 * kVectors>([&](auto k) { to[k] = sums[k]; });
+}
+
+template <size_t kVectors>
+HWY_NOINLINE void ScoreRounded(const ManyLayout& at, const Tile& tile, size_t head_dim, size_t lane) {
+  const Floats d;
+  Vector query_steps[kVectors];
+  KVRUN_UNROLL_ATTEND
+  for (size_t v = 0; v < kVectors; ++v)
+    query_steps[v] = hn::Load(d, at.query_steps(tile.index) + lane + v * kLanes);
+  for (size_t entry = 0; entry < tile.n_entries; entry += 4) {
+    IntVector products[4 * kVectors];
+    MultiplyPairs<kVectors>(at.rounded_keys() + entry * at.dims, at.dims / 2, 1,
+                            reinterpret_cast<const int32_t*>(at.queries(tile.index)) + lane,
+                            CeilDiv<size_t>(head_dim, 2), products);
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j) {
+      const Vector key_step = hn::Set(d, at.key_steps()[entry + j]);
+      KVRUN_UNROLL_ATTEND
+      for (size_t v = 0; v < kVectors; ++v) {
+        const Vector score =
+            hn::Mul(hn::ConvertTo(d, products[j * kVectors + v]), hn::Mul(query_steps[v], key_step));
+        hn::Store(score, d, at.scores() + (entry + j) * kTileRows + lane + v * kLanes);
+      }
+    }
+  }
+}
+
+// As Exp2, within 4e-6 of it.
+HWY_INLINE Vector Exp2Near(Vector x) {
+  const Floats d;
+  const Ints di;
+  const Vector shift = hn::Set(d, kToLowBits);
+  x = hn::Max(x, hn::Set(d, -126.0F));
+  const Vector shifted = hn::Add(x, shift);
+  const Vector f = hn::Sub(x, hn::Sub(shifted, shift));
+  Vector power = hn::Set(d, 0.00966636852F);
+  power = hn::MulAdd(power, f, hn::Set(d, 0.0559219758F));
+  power = hn::MulAdd(power, f, hn::Set(d, 0.24022349F));
+  power = hn::MulAdd(power, f, hn::Set(d, 0.693121045F));
+  power = hn::MulAdd(power, f, hn::Set(d, 1.0F));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+}
+
+// A vector of rows from `lane` on: scores to pairs of weights that are relative to the block's largest.
+HWY_NOINLINE void SoftmaxRounded(const ManyLayout& at, const Tile& tile, size_t lane) {
+  const Floats d;
+  float* HWY_RESTRICT scores = at.scores() + lane;
+  const Vector largest = MaskAndFindLargest(tile, lane, scores);
+  const Vector before = hn::Load(d, at.maximum(tile.index) + lane);
+  const Vector maximum = hn::Max(before, largest);
+  const Vector correction = Exp2(d, hn::Sub(before, maximum));
+  const Vector factor = hn::Mul(Exp2(d, hn::Sub(largest, maximum)), hn::Set(d, 1.0F / kRoundedWeight));
+  const Vector to_low_bits = hn::Set(d, kToLowBits);
+  const Vector weight_one = hn::Set(d, kRoundedWeight);
+  const auto round = [&](size_t entry) HWY_ATTR {
+    const Vector score = hn::Load(d, scores + entry * kTileRows);
+    return hn::MulAdd(Exp2Near(hn::Sub(score, largest)), weight_one, to_low_bits);
+  };
+  const IntVector ones = hn::Set(Ints(), 0x10001);
+  IntVector sum = hn::Zero(Ints());
+  for (size_t entry = 0; entry < tile.n_entries; entry += 2) {
+    const Vector first = round(entry);
+    // Beyond the last: a weight of 0.
+    const Vector second = entry + 1 < tile.n_entries ? round(entry + 1) : to_low_bits;
+    const IntVector pair = MakePairs(first, second);
+    sum = AddPairs(sum, pair, ones);
+    hn::Store(pair, Ints(), reinterpret_cast<int32_t*>(scores) + entry / 2 * kTileRows);
+  }
+  const Vector weight = hn::MulAdd(hn::Load(d, at.weight(tile.index) + lane), correction,
+                                   hn::Mul(hn::ConvertTo(d, sum), factor));
+  hn::Store(maximum, d, at.maximum(tile.index) + lane);
+  hn::Store(weight, d, at.weight(tile.index) + lane);
+  hn::Store(correction, d, at.correction() + lane);
+  hn::Store(factor, d, at.factor() + lane);
+}
+
+template <size_t kVectors>
+HWY_NOINLINE void AccumulateRounded(const ManyLayout& at, const Tile& tile, size_t head_dim, size_t lane) {
+  const Floats d;
+  Vector corrections[kVectors];
+  Vector factors[kVectors];
+  KVRUN_UNROLL_ATTEND
+  for (size_t v = 0; v < kVectors; ++v) {
+    corrections[v] = hn::Load(d, at.correction() + lane + v * kLanes);
+    factors[v] = hn::Load(d, at.factor() + lane + v * kLanes);
+  }
+  for (size_t i = 0; i < head_dim; i += 4) {
+    IntVector products[4 * kVectors];
+    MultiplyPairs<kVectors>(at.rounded_values() + 2 * i, 1, at.dims,
+                            reinterpret_cast<const int32_t*>(at.scores()) + lane,
+                            CeilDiv<size_t>(tile.n_entries, 2), products);
+    float* HWY_RESTRICT to = at.sums(tile.index) + i * kTileRows + lane;
+    KVRUN_UNROLL_ATTEND
+    for (size_t j = 0; j < 4; ++j, to += kTileRows) {
+      const Vector step = hn::Set(d, at.value_steps()[i + j]);
+      KVRUN_UNROLL_ATTEND
+      for (size_t v = 0; v < kVectors; ++v) {
+        const Vector sum = hn::Mul(hn::Load(d, to + v * kLanes), corrections[v]);
+        const Vector product = hn::Mul(hn::ConvertTo(d, products[j * kVectors + v]), step);
+        hn::Store(hn::MulAdd(product, factors[v], sum), d, to + v * kLanes);
+      }
+    }
+  }
+}
+
+void AttendRounded(const AttendRows& rows, const KvBlock& block) {
+  const ManyLayout at(rows);
+  const size_t head_dim = rows.head_dim;
+  DecodeKeysAndValues(at, block, head_dim);
+  const size_t n = RoundUp<size_t>(block.n_entries, 4);
+  RoundRows(at.keys(), n, at.dims, at.rounded_keys(), at.key_steps());
+  RoundValues(at.values(), n, at.dims, at.rounded_values(), at.value_steps());
+  ForTiles(at, block, [&](const Tile& tile) {
+    ForLanes(tile.lanes,
+             [&]<size_t kVectors>(size_t lane) { ScoreRounded<kVectors>(at, tile, head_dim, lane); });
+    for (size_t lane = 0; lane < tile.lanes; lane += kLanes) SoftmaxRounded(at, tile, lane);
+    ForLanes(tile.lanes,
+             [&]<size_t kVectors>(size_t lane) { AccumulateRounded<kVectors>(at, tile, head_dim, lane); });
+  });
+}
+
+// Room for what it needs is where a block will be.
+void BeginRounded(const AttendRows& rows, const float* const* queries) {
+  const ManyLayout at(rows);
+  const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
+  const size_t n_pairs = CeilDiv<size_t>(rows.head_dim, 2);
+  for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
+    const uint32_t first = tile * kTileRows;
+    const uint32_t n = std::min(at.n_rows - first, kTileRows);
+    BeginTile(at, tile);
+    std::fill_n(at.keys(), kTileRows * at.dims, 0.0F);
+    for (uint32_t r = 0; r < n; ++r) std::copy_n(queries[first + r], rows.head_dim, at.keys() + r * at.dims);
+    RoundRows(at.keys(), kTileRows, at.dims, at.rounded_keys(), at.query_steps(tile));
+    for (uint32_t r = 0; r < kTileRows; ++r) at.query_steps(tile)[r] *= scale;
+    const auto* HWY_RESTRICT from = reinterpret_cast<const int32_t*>(at.rounded_keys());
+    auto* HWY_RESTRICT to = reinterpret_cast<int32_t*>(at.queries(tile));
+    for (size_t i = 0; i < n_pairs; ++i, to += kTileRows) {
+      for (size_t r = 0; r < kTileRows; ++r) to[r] = from[r * at.dims / 2 + i];
+    }
+  }
+}
+
+}  // namespace kvrun::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // KVRUN_ATTENDS_ROUNDED
+
+#endif  // KVRUN_HOST_ATTEND_ROUNDED_INL_H_
