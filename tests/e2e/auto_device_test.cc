@@ -1,15 +1,16 @@
 // The program on the device that it measures to be fastest: what is measured is kept, and what is kept is
 // believed.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <algorithm>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "runtime/device/open_device.h"
 #include "runtime/engine/device_times_file.h"
 #include "tests/support/or_die.h"
 #include "tests/support/real_program.h"
@@ -38,11 +39,11 @@ class AutoDeviceProgram : public ::testing::Test {
     return result;
   }
   std::string File() const { return cache_ + "/kvrun/device_times.json"; }
-  // "" where there is none.
+  // A line on standard error; "" where there is none.
   static std::string NoteWith(const ProgramResult& result, const std::string& part) {
-    const Json notes = Json::parse(result.out).value("notes", Json::array());
-    for (const Json& note : notes) {
-      if (note.get<std::string>().find(part) != std::string::npos) return note.get<std::string>();
+    std::istringstream lines(result.err);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("note: ") != std::string::npos && line.find(part) != std::string::npos) return line;
     }
     return "";
   }
@@ -58,7 +59,7 @@ class AutoDeviceProgram : public ::testing::Test {
 TEST_F(AutoDeviceProgram, TheSecondStartMeasuresNothingAndIsTheSame) {
   const ProgramResult first = Run();
   const std::string reason = NoteWith(first, "auto: ");
-  EXPECT_NE(reason.find("token/s"), std::string::npos) << first.out;
+  EXPECT_NE(reason.find("token/s"), std::string::npos) << first.err;
   const std::string kept = ReadWholeFile(File());
   ASSERT_EQ(OrDie(ReadTimes(File())).size(), 1U);
   struct stat before {};
@@ -82,12 +83,12 @@ TEST_F(AutoDeviceProgram, WhatIsKeptDecides) {
   entry.gpu = {.prefill_us = 2.0, .decode_us = 2.0};
   RunOrDie(WriteTimes(File(), entry));
   const ProgramResult on_cpu = Run();
-  EXPECT_NE(NoteWith(on_cpu, "auto: computing on the CPU: prefill 1000000 token/s"), "") << on_cpu.out;
+  EXPECT_NE(NoteWith(on_cpu, "auto: computing on the CPU: prefill 1000000 token/s"), "") << on_cpu.err;
   EXPECT_EQ(DeviceOf(on_cpu), entry.key.cpu);
   std::swap(entry.cpu, entry.gpu);
   RunOrDie(WriteTimes(File(), entry));
   const ProgramResult on_gpu = Run();
-  EXPECT_EQ(DeviceOf(on_gpu), entry.key.gpu) << on_gpu.out;
+  EXPECT_EQ(DeviceOf(on_gpu), entry.key.gpu) << on_gpu.err;
   EXPECT_EQ(OrDie(ReadTimes(File())), std::vector<TimesEntry>{entry});
   // Other threads are another key.
   Run({"KVRUN_THREADS=1"});
@@ -106,9 +107,9 @@ TEST_F(AutoDeviceProgram, AFolderThatCannotBeWrittenAndADamagedFileCostTheMeasur
 
 TEST_F(AutoDeviceProgram, WithoutAUsableVulkanDeviceNothingIsMeasured) {
   const ProgramResult unusable = Run({"KVRUN_DEVICE_CLAMP=max_storage_buffers_per_stage=1"});
-  EXPECT_NE(NoteWith(unusable, "computing on the CPU itself"), "") << unusable.out;
+  EXPECT_NE(NoteWith(unusable, "computing on the CPU itself"), "") << unusable.err;
   const ProgramResult none = Run({"VK_DRIVER_FILES=/dev/null", "VK_ICD_FILENAMES=/dev/null"});
-  EXPECT_NE(NoteWith(none, "no GPU was found"), "") << none.out;
+  EXPECT_NE(NoteWith(none, "no GPU was found"), "") << none.err;
   EXPECT_EQ(ReadTimes(File()).status().code(), StatusCode::kNotFound);
 }
 
