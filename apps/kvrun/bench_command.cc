@@ -131,6 +131,16 @@ std::string OperationTable(const Json& result) {
   return text;
 }
 
+// Decoding reads all weights for each step: how near that is to what memory allows.
+std::string WeightsLine(const Json& result) {
+  const Json weights = result.value("weights", Json());
+  if (!weights.is_object()) return "";
+  const double stream = weights.value("stream_mbps", 0.0);
+  return fmt::format("weights, depth {}: {} GB/s, {:.0f} % of the {:.1f} GB/s that reading alone reaches\n",
+                     Cell(result, "depth", "{:.0f}"), Cell(weights, "mbps", "{:.1f}", 1e-3),
+                     100 * weights.value("mbps", 0.0) / std::max(stream, 1.0), stream / 1e3);
+}
+
 std::string Table(const Json& results) {
   std::string text = fmt::format(fmt::runtime(kRow), "depth", "prefill token/s", "decode token/s", "hits",
                                  "hidden", "stall ms", "read MB/s");
@@ -150,6 +160,7 @@ std::string Table(const Json& results) {
                         Cell(result, "depth", "{:.0f}"), Cell(io, "mbps", "{:.1f}"), reads,
                         io.value("bytes", 0.0) / 1024 / std::max(reads, 1.0), reads / std::max(fetches, 1.0));
   }
+  for (const Json& result : results) text += WeightsLine(result);
   for (const Json& result : results) text += OperationTable(result);
   return text;
 }

@@ -64,6 +64,11 @@ Json ResultInfo(const kvrun::BenchmarkResult& result) {
                {"memory", kvrun::capi::MemoryInfo(result.memory)},
                {"operations", OperationsInfo(result)}};
   if (result.io) info["io"] = ReadsInfo(*result.io);
+  if (result.weights) {
+    info["weights"] = {{"step_bytes", result.weights->step_bytes},
+                       {"mbps", result.weights->bytes_per_s / 1e6},
+                       {"stream_mbps", result.weights->stream_per_s / 1e6}};
+  }
   return info;
 }
 

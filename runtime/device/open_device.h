@@ -31,8 +31,8 @@ struct OpenDeviceOptions {
   bool validation = false;
   bool profile = false;
   // Of the CPU as a device alone:
-  uint32_t n_threads = 0;           // at most kMaxThreads; 0: one for each performance core
-  bool rounds_activations = false;  // to 8 bits, in matrix products
+  uint32_t n_threads = 0;          // at most kMaxThreads; 0: one for each performance core
+  bool exact_activations = false;  // matrix products do not round them to 8 bits
 };
 
 // What "auto" chooses from: the CPU, and Vulkan's best device.

@@ -35,7 +35,7 @@ class Chooser {
                           .driver = gpu.driver,
                           .cpu = candidates.cpu_name,
                           .n_threads = candidates.n_threads,
-                          .rounds_activations = options_.rounds_activations,
+                          .exact_activations = options_.exact_activations,
                           .model = ModelFingerprint(*model_.file, model_.config),
                           .kvrun = version_};
     KVRUN_ASSIGN_OR_RETURN(const std::optional<TimesEntry> times, Times(gpu, key));

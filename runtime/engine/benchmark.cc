@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "platform/base/random.h"
@@ -19,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 using Progress = std::function<bool(uint64_t, uint64_t)>;
 
 constexpr uint64_t kMaxContext = uint64_t{1} << 27;
+constexpr uint64_t kMaxStreamBytes = uint64_t{256} << 20;
 
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -80,6 +82,7 @@ class Benchmark {
   Status Fill(Pass& pass, uint32_t depth);
   Status DecodeStep(ForwardPass& pass, uint32_t position);
   Status MeasureDecode(uint32_t depth, BenchmarkResult* result);
+  Result<WeightReads> MeasureWeightReads(std::vector<double> decode_tps);
   TokenId RandomId() { return static_cast<TokenId>(random_.Below(model_.config.n_vocab)); }
 
   const Model& model_;
@@ -226,9 +229,41 @@ Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
   result->operations = device_.TakeOperationTimes();
   result->report = forward.kv_report();
   result->memory = device_.MemoryInUse();
-  if (!options_.io_only) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(result->io, forward.offloaded_cache()->RepeatReads());
+  if (options_.io_only) {
+    KVRUN_ASSIGN_OR_RETURN(result->io, forward.offloaded_cache()->RepeatReads());
+  }
+  KVRUN_ASSIGN_OR_RETURN(result->weights, MeasureWeightReads(result->decode_tps));
   return Status::Ok();
+}
+
+// In the same run, as other programs on the machine read too.
+Result<WeightReads> Benchmark::MeasureWeightReads(std::vector<double> decode_tps) {
+  constexpr uint32_t kGroups = 1024;
+  constexpr uint64_t kStepBytes = uint64_t{kGroups} * 64 * 16;
+  constexpr uint32_t kStepsAtOnce = 8;  // of the kernel
+  constexpr int kRuns = 9;
+  const uint64_t step_bytes = weights_->StepBytes();
+  const uint64_t limit = std::min(kMaxStreamBytes, device_.info().max_buffer_bytes);
+  const uint64_t n_steps =
+      std::clamp(step_bytes, kStepBytes * kStepsAtOnce, limit) / kStepBytes / kStepsAtOnce * kStepsAtOnce;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> stream,
+                         device_.CreateBuffer(n_steps * kStepBytes, BufferUse::kDevice, "benchmark"));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(list->ReadRate(kGroups, static_cast<uint32_t>(n_steps), stream.get()));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  double least_s = std::numeric_limits<double>::infinity();
+  for (int run = 0; run < kRuns; ++run) {
+    const Clock::time_point begin = Clock::now();
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
+    KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+    least_s = std::min(least_s, SecondsSince(begin));
+  }
+  device_.TakeOperationTimes();
+  const auto middle = decode_tps.begin() + static_cast<ptrdiff_t>(decode_tps.size() / 2);
+  std::nth_element(decode_tps.begin(), middle, decode_tps.end());
+  return WeightReads{.step_bytes = step_bytes,
+                     .bytes_per_s = static_cast<double>(step_bytes) * *middle / options_.n_sequences,
+                     .stream_per_s = static_cast<double>(n_steps * kStepBytes) / least_s};
 }
 
 Result<BenchmarkResult> Benchmark::Run(uint32_t depth) {

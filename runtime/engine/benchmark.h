@@ -29,6 +29,13 @@ struct BenchmarkOptions {
   bool io_only = false;      // repeats the reads of the last run, without computing
 };
 
+// What decoding reads of the weights, beside what the device can read.
+struct WeightReads {
+  uint64_t step_bytes = 0;    // of the weights, each once
+  double bytes_per_s = 0.0;   // those, by the median run
+  double stream_per_s = 0.0;  // bytes: a buffer as large, read from begin to end without any arithmetic
+};
+
 // At one depth. A context is as long as the depth and the tokens that are decoded need, or the prompt.
 struct BenchmarkResult {
   uint32_t depth = 0;
@@ -39,6 +46,7 @@ struct BenchmarkResult {
   std::vector<Device::MemoryPart> memory;  // during the last run
   std::vector<OperationTime> operations;   // of the report's run; empty without profiling
   std::optional<RepeatedReads> io;
+  std::optional<WeightReads> weights;  // where decoding was measured
 };
 
 // Holds the lock all the time. progress(done, total), in tokens, answers true to cancel; it may be empty.

@@ -34,7 +34,7 @@ Json ToJson(const TimesKey& key) {
           {"driver", key.driver},
           {"cpu", key.cpu},
           {"threads", key.n_threads},
-          {"round_activations", key.rounds_activations},
+          {"exact_activations", key.exact_activations},
           {"model", key.model},
           {"kvrun", key.kvrun}};
 }
@@ -56,7 +56,7 @@ TimesEntry EntryIn(const Json& json) {
                   .driver = key.at("driver").get<std::string>(),
                   .cpu = key.at("cpu").get<std::string>(),
                   .n_threads = key.at("threads").get<uint32_t>(),
-                  .rounds_activations = key.at("round_activations").get<bool>(),
+                  .exact_activations = key.at("exact_activations").get<bool>(),
                   .model = key.at("model").get<std::string>(),
                   .kvrun = key.at("kvrun").get<std::string>()},
           .cpu = TimesIn(json.at("cpu")),

@@ -18,7 +18,7 @@ struct TimesKey {
   std::string driver;  // with its version
   std::string cpu;
   uint32_t n_threads = 0;
-  bool rounds_activations = false;
+  bool exact_activations = false;
   std::string model;  // its fingerprint
   std::string kvrun;  // version
 

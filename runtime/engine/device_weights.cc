@@ -128,4 +128,14 @@ Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
   return WeightLoader(file, config, weights, device, progress).Load();
 }
 
+uint64_t DeviceWeights::StepBytes() const {
+  uint64_t bytes = output().size_bytes();
+  for (const DeviceLayer& layer : layers) {
+    for (const MatrixStack* stack : {&layer.qkv, &layer.attention_output, &layer.gate_up, &layer.ffn_down}) {
+      for (const StackedMatrix& part : *stack) bytes += part.matrix->size_bytes();
+    }
+  }
+  return bytes;
+}
+
 }  // namespace kvrun

@@ -39,6 +39,8 @@ class DeviceWeights {
   std::vector<DeviceLayer> layers;
 
   const Matrix& output() const { return untied_output ? *untied_output : *token_embedding; }
+  // Of the matrices that each step multiplies with.
+  uint64_t StepBytes() const;
 };
 
 // As LoadDeviceWeights of a model, of a part of it: `config` and `weights` describe the same layers and

@@ -95,6 +95,13 @@ TEST_F(Bench, FullHasRatesAndMemory) {
       EXPECT_TRUE(results[i]["kv"].is_null());
       EXPECT_TRUE(results[i]["hit_rate"].is_null());
       EXPECT_FALSE(results[i].contains("io"));
+      const Json& weights = results[i]["weights"];
+      EXPECT_LE(weights["step_bytes"], results[i]["memory"]["weights"]);
+      EXPECT_GT(weights["step_bytes"], results[i]["memory"]["weights"].get<uint64_t>() / 3);
+      EXPECT_NEAR(weights["mbps"].get<double>(),
+                  weights["step_bytes"].get<double>() * results[i]["decode_tps"].get<double>() / 1e6,
+                  weights["mbps"].get<double>() / 2);
+      EXPECT_GT(weights["stream_mbps"], 0.0);
       // f16, K and V of 2 heads of 32.
       const uint64_t kv_bytes = uint64_t{2} * 2 * 2 * 2 * 32 * (depths_[i] + 12);
       EXPECT_GE(results[i]["memory"]["kv"].get<uint64_t>(), kv_bytes);

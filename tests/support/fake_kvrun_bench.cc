@@ -68,6 +68,7 @@ kvrun_status kvrun_bench_json(kvrun_engine*, const kvrun_bench_options* options,
     }
     if (options->io_only != 0) {
       result["io"] = {{"reads", 100}, {"bytes", 409600}, {"fetches", 10}, {"mbps", 700.25}};
+      result["weights"] = {{"step_bytes", 1000000}, {"mbps", 40000.0}, {"stream_mbps", 50000.0}};
     }
     results.push_back(result);
   }

@@ -67,7 +67,7 @@ class AutoDevice : public ::testing::Test {
                           .driver = "some 1.0",
                           .cpu = "Some CPU",
                           .n_threads = 1,
-                          .rounds_activations = false,
+                          .exact_activations = false,
                           .model = ModelFingerprint(*model_->file, model_->config),
                           .kvrun = "1"};
     testing::RunOrDie(WriteTimes(*source_.times_path, {.key = key, .cpu = cpu, .gpu = gpu}));

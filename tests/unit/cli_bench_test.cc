@@ -89,7 +89,9 @@ TEST(CliBench, ATableForPeople) {
             "     128                           -         32.00 (32.00-34.00)   50.0 %   87.5 %       3.25   "
             "   512.5\n"
             "reads alone, depth 0: 700.2 MB/s, 100 reads of 4.0 KiB, in batches of 10.0\n"
-            "reads alone, depth 128: 700.2 MB/s, 100 reads of 4.0 KiB, in batches of 10.0\n");
+            "reads alone, depth 128: 700.2 MB/s, 100 reads of 4.0 KiB, in batches of 10.0\n"
+            "weights, depth 0: 40.0 GB/s, 80 % of the 50.0 GB/s that reading alone reaches\n"
+            "weights, depth 128: 40.0 GB/s, 80 % of the 50.0 GB/s that reading alone reaches\n");
   EXPECT_PRED2(Contains, result.err, "KV cache: 1 sequences of 32 tokens, method kvswap\n");
   EXPECT_PRED2(Contains, result.err, "KV cache: 1 sequences of 160 tokens, method kvswap\n");
   EXPECT_PRED2(Contains, Bench({"-m", "toy"}).out, "       -        -          -          -\n");

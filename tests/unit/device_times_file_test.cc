@@ -17,7 +17,7 @@ TimesEntry Entry(const std::string& model) {
                   .driver = "panvk 25.1",
                   .cpu = "Cortex-A76",
                   .n_threads = 4,
-                  .rounds_activations = true,
+                  .exact_activations = true,
                   .model = model,
                   .kvrun = "0.1.0"},
           .cpu = {.prefill_us = 1.25, .decode_us = 1e6 / 3.0},
@@ -54,7 +54,7 @@ TEST(DeviceTimesFile, AnyOtherFieldIsAnotherKey) {
       [](TimesKey* key) { key->driver = "panvk 25.2"; },
       [](TimesKey* key) { key->cpu += "x"; },
       [](TimesKey* key) { key->n_threads = 3; },
-      [](TimesKey* key) { key->rounds_activations = false; },
+      [](TimesKey* key) { key->exact_activations = false; },
       [](TimesKey* key) { key->model += "x"; },
       [](TimesKey* key) { key->kvrun = "0.2.0"; },
   };

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "runtime/device/device.h"
+#include "runtime/device/host/thread_pool.h"
 
 namespace kvrun::host {
 
@@ -19,6 +20,9 @@ struct ScoreLayout {
   size_t n_floats = 0;
 };
 ScoreLayout LayOutScores(uint32_t n_workers, const ScoreArgs& args);
+
+// Normalises and rotates args.query in place, and writes z of all tokens, times the factors that scores take.
+void ProjectQueries(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout);
 
 // Groups of a sequence that ends with `position` that can be chosen.
 uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);

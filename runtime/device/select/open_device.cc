@@ -35,7 +35,7 @@ Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::str
 Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::string note) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> device,
                          host::HostDevice::Create({.n_threads = options.n_threads,
-                                                   .rounds_activations = options.rounds_activations,
+                                                   .exact_activations = options.exact_activations,
                                                    .profile = options.profile,
                                                    .note = std::move(note)}));
   return std::unique_ptr<Device>(std::move(device));

@@ -149,7 +149,7 @@ typedef struct kvrun_engine_options {
   void* progress_user;
   uint32_t profile; /* nonzero: time each operation on the device (see kvrun_session_stats_json) */
   /* Of the CPU itself; others do not look at them. */
-  uint32_t round_activations; /* nonzero: matrix products round activations to 8 bits: faster, less exact */
+  uint32_t exact_activations; /* nonzero: matrix products do not round activations to 8 bits: slower */
   uint32_t n_threads;         /* at most KVRUN_MAX_THREADS; 0: one for each performance core */
 } kvrun_engine_options;
 
@@ -387,7 +387,9 @@ KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
  * decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
  * kvrun_session_stats_json, of the last run), operations [{name, per_token, ms_per_token}] of the last run
  * that decoded, with the engine's profile, and with io_only io {reads, bytes, fetches (a layer's reads of
- * one stream; the next begins when they are done), mbps (10^6 bytes/s of the time it took)}. */
+ * one stream; the next begins when they are done), mbps (10^6 bytes/s of the time it took)}. Where decoding
+ * was measured, weights {step_bytes (of all that a step multiplies with), mbps (those, at the median rate),
+ * stream_mbps (what the device reaches that only reads as much from memory, in the same run)}. */
 KVRUN_API kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options,
                                         char** json);
 
