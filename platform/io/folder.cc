@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include <cerrno>
+#include <cstdlib>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -60,6 +61,12 @@ Result<Path> Look(const std::string& folder, MissingParents parents) {
   }
 }
 
+// Null where it is no absolute path.
+const char* AbsolutePathIn(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value == '/' ? value : nullptr;
+}
+
 }  // namespace
 
 Result<std::string> NearestFolder(const std::string& folder, MissingParents parents) {
@@ -73,6 +80,12 @@ Status MakeFolder(const std::string& folder, MissingParents parents) {
     if (mkdir(part->c_str(), 0700) != 0 && errno != EEXIST) return CannotMake(folder, errno);
   }
   return Status::Ok();
+}
+
+std::optional<std::string> CacheFolder() {
+  if (const char* cache = AbsolutePathIn("XDG_CACHE_HOME")) return std::string(cache) + "/kvrun";
+  if (const char* home = AbsolutePathIn("HOME")) return std::string(home) + "/.cache/kvrun";
+  return std::nullopt;
 }
 
 }  // namespace kvrun

@@ -1,6 +1,7 @@
 // Folders for what kvrun writes: made where they are missing, for this user only (0700).
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "platform/base/status.h"
@@ -15,5 +16,9 @@ enum class MissingParents : bool { kAreErrors, kAreMade };
 Result<std::string> NearestFolder(const std::string& folder, MissingParents parents);
 
 Status MakeFolder(const std::string& folder, MissingParents parents);
+
+// Where kvrun keeps what saves time at the next start: $XDG_CACHE_HOME/kvrun, else $HOME/.cache/kvrun;
+// nothing if neither is set to an absolute path. It need not be there.
+std::optional<std::string> CacheFolder();
 
 }  // namespace kvrun

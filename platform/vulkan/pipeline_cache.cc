@@ -1,17 +1,14 @@
 #include "platform/vulkan/pipeline_cache.h"
 
 #include <fmt/format.h>
-#include <stdlib.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "platform/base/units.h"
 #include "platform/io/folder.h"
 #include "platform/io/mapped_file.h"
+#include "platform/io/replace_file.h"
 #include "platform/vulkan/vk_status.h"
 
 namespace kvrun {
@@ -54,34 +51,6 @@ Status Reject(std::string_view why) {
   return {StatusCode::kCorrupt, fmt::format("the pipeline cache is not used: {}", why)};
 }
 
-Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return StatusFromErrno(written < 0 ? errno : EIO, "cannot write " + path);
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
-  return Status::Ok();
-}
-
-Status WriteAtomically(const std::string& path, std::span<const std::byte> bytes) {
-  std::string temporary = path + ".XXXXXX";
-  const int fd = mkstemp(temporary.data());  // mode 0600
-  if (fd < 0) return StatusFromErrno(errno, "cannot create " + temporary);
-  Status status = WriteAll(fd, bytes, temporary);
-  if (close(fd) != 0 && status.ok()) status = StatusFromErrno(errno, "cannot write " + temporary);
-  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = StatusFromErrno(errno, "cannot rename " + temporary);
-  }
-  if (!status.ok()) unlink(temporary.c_str());
-  return status;
-}
-
-const char* NonEmptyEnvironment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value == '/' ? value : nullptr;
-}
-
 }  // namespace
 
 PipelineCacheKey MakePipelineCacheKey(const DeviceFacts& facts, uint64_t shaders_hash) {
@@ -113,12 +82,6 @@ Result<std::span<const std::byte>> DecodePipelineCache(const PipelineCacheKey& k
     return Reject("it belongs to another device, driver or set of shaders");
   }
   return payload;
-}
-
-std::optional<std::string> PipelineCacheFolder() {
-  if (const char* cache = NonEmptyEnvironment("XDG_CACHE_HOME")) return std::string(cache) + "/kvrun";
-  if (const char* home = NonEmptyEnvironment("HOME")) return std::string(home) + "/.cache/kvrun";
-  return std::nullopt;
 }
 
 std::string PipelineCachePath(const std::string& folder, const PipelineCacheKey& key) {
@@ -169,8 +132,7 @@ Status PipelineCache::Save() {
   const uint64_t hash = XXH64(payload.data(), payload.size(), 0);
   if (result == VK_INCOMPLETE || hash == stored_hash_) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(MakeFolder(*folder_, MissingParents::kAreMade));
-  KVRUN_RETURN_IF_ERROR(
-      WriteAtomically(PipelineCachePath(*folder_, key_), EncodePipelineCache(key_, payload)));
+  KVRUN_RETURN_IF_ERROR(ReplaceFile(PipelineCachePath(*folder_, key_), EncodePipelineCache(key_, payload)));
   stored_hash_ = hash;
   return Status::Ok();
 }

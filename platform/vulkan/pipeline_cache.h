@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/io/folder.h"
 #include "platform/vulkan/device.h"
 
 namespace kvrun {
@@ -30,8 +31,6 @@ std::vector<std::byte> EncodePipelineCache(const PipelineCacheKey& key, std::spa
 Result<std::span<const std::byte>> DecodePipelineCache(const PipelineCacheKey& key,
                                                        std::span<const std::byte> file);
 
-// $XDG_CACHE_HOME/kvrun, else $HOME/.cache/kvrun; nothing if neither is set.
-std::optional<std::string> PipelineCacheFolder();
 std::string PipelineCachePath(const std::string& folder, const PipelineCacheKey& key);
 
 // Neither a bad cache nor an unwritable folder is an error; load_note() says what happened.
@@ -39,7 +38,7 @@ class PipelineCache {
  public:
   // `folder`: nothing for a cache in memory only.
   static Result<PipelineCache> Create(const VulkanDevice& device, uint64_t shaders_hash,
-                                      std::optional<std::string> folder = PipelineCacheFolder());
+                                      std::optional<std::string> folder = CacheFolder());
 
   VkPipelineCache handle() const { return cache_.get(); }
   const std::string& load_note() const { return load_note_; }

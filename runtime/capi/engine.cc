@@ -35,6 +35,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
     engine_options.device.profile = given.profile != 0;
     engine_options.device.exact_activations = given.exact_activations != 0;
     engine_options.device.n_threads = given.n_threads;
+    engine_options.version = kvrun_version();
     engine_options.progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_LOAD);
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Engine> created,
@@ -52,8 +53,9 @@ kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
     const kvrun::DeviceInfo& info = engine->engine->device().info();
-    const kvrun::capi::Json object = {{"device", info.name},   {"kind", info.kind}, {"driver", info.driver},
-                                      {"is_cpu", info.is_cpu}, {"plan", info.plan}, {"notes", info.notes}};
+    const kvrun::capi::Json object = {{"device", info.name},   {"kind", info.kind},
+                                      {"driver", info.driver}, {"is_cpu", info.is_cpu},
+                                      {"plan", info.plan},     {"notes", engine->engine->DeviceNotes()}};
     return kvrun::capi::CopyOut(object, json);
   });
 }

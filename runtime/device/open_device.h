@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,6 +35,22 @@ struct OpenDeviceOptions {
   bool exact_activations = false;  // matrix products do not round them to 8 bits
 };
 
+// What "auto" chooses from: the CPU, and Vulkan's best device.
+struct GpuCandidate {
+  std::string device;  // for OpenDeviceOptions::device
+  std::string name;
+  std::string driver;               // its name and version, and what else changes how fast it is here
+  bool runs_on_cpu = false;         // a Vulkan driver for the CPU: it shares the cores
+  bool has_unified_memory = false;  // with the CPU
+};
+
+struct AutoCandidates {
+  std::optional<GpuCandidate> gpu;
+  std::string note;  // why `gpu` is none though there is one; may be empty
+  std::string cpu_name;
+  uint32_t n_threads = 0;  // that the CPU would compute with
+};
+
 struct SelfTestResult {
   std::string name;
   bool passed = false;
@@ -51,6 +68,12 @@ struct DoctorReport {
 
 // Vulkan's devices, of which there may be none, then the CPU.
 Result<std::vector<DeviceListing>> ListDevices();
+// Opens nothing: the names of devices, and what is known of them.
+Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options);
+// "" or "auto", in either case.
+bool IsAutoName(std::string_view wanted);
+// "auto" is here a GPU where Vulkan has one, else the CPU: which is faster depends on the model
+// (runtime/engine/auto_device.h).
 // What a Vulkan device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
 // Runs every self-test on the Vulkan devices named (empty: all). `progress(done, total)` answers true to

@@ -13,20 +13,20 @@ namespace {
 
 class WeightLoader {
  public:
-  WeightLoader(const Model& model, Device& device, const std::function<bool(uint64_t, uint64_t)>& progress)
-      : model_(model), device_(device), progress_(progress) {
-    for (const GgufTensor& tensor : model.file->tensors()) total_bytes_ += tensor.data.size();
+  WeightLoader(const GgufFile& file, const ModelConfig& config, const ModelWeights& source, Device& device,
+               const std::function<bool(uint64_t, uint64_t)>& progress)
+      : file_(file), config_(config), source_(source), device_(device), progress_(progress) {
+    for (const GgufTensor& tensor : file.tensors()) total_bytes_ += tensor.data.size();
   }
 
   Result<std::shared_ptr<const DeviceWeights>> Load() {
-    const ModelWeights& source = model_.weights;
     auto weights = std::make_shared<DeviceWeights>();
-    KVRUN_ASSIGN_OR_RETURN(weights->token_embedding, LoadMatrix(*source.token_embedding));
-    if (source.output != source.token_embedding) {
-      KVRUN_ASSIGN_OR_RETURN(weights->untied_output, LoadMatrix(*source.output));
+    KVRUN_ASSIGN_OR_RETURN(weights->token_embedding, LoadMatrix(*source_.token_embedding));
+    if (source_.output != source_.token_embedding) {
+      KVRUN_ASSIGN_OR_RETURN(weights->untied_output, LoadMatrix(*source_.output));
     }
-    KVRUN_ASSIGN_OR_RETURN(weights->output_norm, LoadVectors({source.output_norm}, {model_.config.n_embd}));
-    for (const LayerWeights& layer : source.layers) {
+    KVRUN_ASSIGN_OR_RETURN(weights->output_norm, LoadVectors({source_.output_norm}, {config_.n_embd}));
+    for (const LayerWeights& layer : source_.layers) {
       KVRUN_ASSIGN_OR_RETURN(DeviceLayer loaded, LoadLayer(layer));
       weights->layers.push_back(std::move(loaded));
     }
@@ -39,16 +39,16 @@ class WeightLoader {
   static Status Cancelled() { return {StatusCode::kCancelled, "loading was cancelled"}; }
 
   Result<DeviceLayer> LoadLayer(const LayerWeights& source) {
-    const ModelConfig& config = model_.config;
     DeviceLayer layer;
-    KVRUN_ASSIGN_OR_RETURN(layer.attention_norm, LoadVectors({source.attention_norm}, {config.n_embd}));
+    KVRUN_ASSIGN_OR_RETURN(layer.attention_norm, LoadVectors({source.attention_norm}, {config_.n_embd}));
     KVRUN_ASSIGN_OR_RETURN(layer.qkv, LoadStack({source.q, source.k, source.v}));
-    KVRUN_ASSIGN_OR_RETURN(layer.qkv_bias, LoadVectors({source.q_bias, source.k_bias, source.v_bias},
-                                                       {config.q_dim(), config.kv_dim(), config.kv_dim()}));
+    KVRUN_ASSIGN_OR_RETURN(layer.qkv_bias,
+                           LoadVectors({source.q_bias, source.k_bias, source.v_bias},
+                                       {config_.q_dim(), config_.kv_dim(), config_.kv_dim()}));
     KVRUN_ASSIGN_OR_RETURN(layer.qk_norms,
-                           LoadVectors({source.q_norm, source.k_norm}, {config.head_dim, config.head_dim}));
+                           LoadVectors({source.q_norm, source.k_norm}, {config_.head_dim, config_.head_dim}));
     KVRUN_ASSIGN_OR_RETURN(layer.attention_output, LoadStack({source.attention_output}));
-    KVRUN_ASSIGN_OR_RETURN(layer.ffn_norm, LoadVectors({source.ffn_norm}, {config.n_embd}));
+    KVRUN_ASSIGN_OR_RETURN(layer.ffn_norm, LoadVectors({source.ffn_norm}, {config_.n_embd}));
     KVRUN_ASSIGN_OR_RETURN(layer.gate_up, LoadStack({source.ffn_gate, source.ffn_up}));
     KVRUN_ASSIGN_OR_RETURN(layer.ffn_down, LoadStack({source.ffn_down}));
     return layer;
@@ -100,13 +100,15 @@ class WeightLoader {
   }
 
   Status Loaded(const GgufTensor& tensor) {
-    model_.file->DropResidentPages(tensor.data);
+    file_.DropResidentPages(tensor.data);
     done_bytes_ += tensor.data.size();
     if (progress_ && progress_(done_bytes_, total_bytes_)) return Cancelled();
     return Status::Ok();
   }
 
-  const Model& model_;
+  const GgufFile& file_;
+  const ModelConfig& config_;
+  const ModelWeights& source_;
   Device& device_;
   const std::function<bool(uint64_t, uint64_t)>& progress_;
   uint64_t done_bytes_ = 0;
@@ -117,7 +119,13 @@ class WeightLoader {
 
 Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
     const Model& model, Device& device, const std::function<bool(uint64_t, uint64_t)>& progress) {
-  return WeightLoader(model, device, progress).Load();
+  return LoadDeviceWeights(*model.file, model.config, model.weights, device, progress);
+}
+
+Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
+    const GgufFile& file, const ModelConfig& config, const ModelWeights& weights, Device& device,
+    const std::function<bool(uint64_t, uint64_t)>& progress) {
+  return WeightLoader(file, config, weights, device, progress).Load();
 }
 
 uint64_t DeviceWeights::StepBytes() const {

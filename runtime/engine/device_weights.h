@@ -43,4 +43,10 @@ class DeviceWeights {
   uint64_t StepBytes() const;
 };
 
+// As LoadDeviceWeights of a model, of a part of it: `config` and `weights` describe the same layers and
+// columns, the tensors' data lie in `file`.
+Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
+    const GgufFile& file, const ModelConfig& config, const ModelWeights& weights, Device& device,
+    const std::function<bool(uint64_t, uint64_t)>& progress);
+
 }  // namespace kvrun

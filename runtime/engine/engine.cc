@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "runtime/engine/auto_device.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/evaluation.h"
 #include "runtime/engine/session_kv.h"
@@ -29,16 +30,32 @@ uint32_t ChooseContext(uint32_t asked, const ModelConfig& config) {
 }
 
 Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineOptions& options) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Device> device, OpenDevice(options.device));
   ProgressCallback progress = options.progress;
   if (!progress) progress = [](uint64_t, uint64_t) { return false; };
-  KVRUN_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeights> weights,
-                         LoadDeviceWeights(model, *device, progress));
-  Device* device_pointer = device.get();
+  uint64_t model_bytes = 0;
+  for (const GgufTensor& tensor : model.file->tensors()) model_bytes += tensor.data.size();
+  // While devices are measured nothing is loaded yet.
+  const auto is_cancelled = [&] { return progress(0, model_bytes); };
+  KVRUN_ASSIGN_OR_RETURN(OpenedDevice opened,
+                         OpenDeviceFor(model, options.device, options.version, is_cancelled));
+  Result<std::shared_ptr<const DeviceWeights>> loaded = LoadDeviceWeights(model, *opened.device, progress);
+  if (!loaded.ok() && opened.can_be_host && loaded.status().code() != StatusCode::kCancelled) {
+    // The trial loads a part of the weights: all of them may not fit.
+    opened.notes.push_back(fmt::format("computing on the CPU itself: {} cannot be used: {}",
+                                       opened.device->info().name, loaded.status().message()));
+    OpenDeviceOptions host = options.device;
+    host.device = "host";
+    opened.device.reset();
+    KVRUN_ASSIGN_OR_RETURN(opened.device, OpenDevice(host));
+    loaded = LoadDeviceWeights(model, *opened.device, progress);
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeights> weights, std::move(loaded));
+  Device* device_pointer = opened.device.get();
   auto create_forward_pass = [&model, device_pointer, weights](const ForwardPassOptions& pass_options) {
     return CreateForwardPass(model, weights, *device_pointer, pass_options);
   };
-  auto engine = std::make_unique<Engine>(model, std::move(device), std::move(create_forward_pass));
+  auto engine = std::make_unique<Engine>(model, std::move(opened.device), std::move(create_forward_pass));
+  engine->choice_notes_ = std::move(opened.notes);
   engine->weights_ = std::move(weights);
   return engine;
 }
@@ -92,6 +109,12 @@ Result<Calibration> Engine::Calibrate(const CalibrationOptions& options, const s
                                       const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to calibrate");
   return CalibrateAdapter(model_, weights_, *device_, &device_mutex_, options, path, progress);
+}
+
+std::vector<std::string> Engine::DeviceNotes() const {
+  std::vector<std::string> notes = choice_notes_;
+  notes.insert(notes.end(), device_->info().notes.begin(), device_->info().notes.end());
+  return notes;
 }
 
 std::vector<OperationTime> Engine::OperationTotals() {

@@ -22,6 +22,7 @@ namespace kvrun {
 struct EngineOptions {
   OpenDeviceOptions device;
   ProgressCallback progress;  // of loading, in bytes; may be empty
+  std::string version;        // of kvrun: what devices were measured to do is kept for it alone
 };
 
 inline constexpr uint32_t kDefaultMaxContext = 8192;
@@ -53,6 +54,8 @@ class Engine {
 
   const Model& model() const { return model_; }
   const Device& device() const { return *device_; }
+  // Why the device was chosen, where none was named, and what the device has to say.
+  std::vector<std::string> DeviceNotes() const;
 
   Result<std::unique_ptr<Session>> CreateSession(const SessionOptions& options);
 
@@ -73,6 +76,7 @@ class Engine {
  private:
   const Model& model_;
   std::unique_ptr<Device> device_;
+  std::vector<std::string> choice_notes_;         // of the device's choice
   ForwardPassFactory create_forward_pass_;        // holds the weights: goes before the device
   std::shared_ptr<const DeviceWeights> weights_;  // null where a factory was given
   std::mutex device_mutex_;

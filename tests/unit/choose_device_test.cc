@@ -76,5 +76,53 @@ TEST(ChooseDevice, AnIndexThatIsNotThereIsNoName) {
   }
 }
 
+DeviceFacts Recorded(const std::string& name) {
+  const auto facts =
+      LoadDeviceFacts(std::string(KVRUN_SOURCE_DIR) + "/tests/data/device_facts/" + name + ".json");
+  EXPECT_TRUE(facts.ok()) << facts.status().message();
+  return facts.ok() ? *facts : DeviceFacts{};
+}
+
+TEST(ChooseCandidates, TheBestOfVulkanWithWhatIsKnownOfIt) {
+  const DeviceFacts phone = Recorded("mali_g710");
+  DeviceFacts cpu_driver = phone;
+  cpu_driver.type = DeviceType::kCpu;
+  const AutoCandidates two = ChooseCandidates(std::vector{cpu_driver, phone}, "");
+  ASSERT_TRUE(two.gpu.has_value());
+  EXPECT_EQ(two.gpu->device, "1");
+  EXPECT_EQ(two.gpu->name, phone.name);
+  EXPECT_FALSE(two.gpu->runs_on_cpu);
+  EXPECT_TRUE(two.gpu->has_unified_memory);
+  const AutoCandidates one = ChooseCandidates(std::vector{cpu_driver}, "clamped to floor");
+  ASSERT_TRUE(one.gpu.has_value());
+  EXPECT_TRUE(one.gpu->runs_on_cpu);
+  EXPECT_NE(one.gpu->driver, two.gpu->driver) << "the clamp is a part of it";
+  const AutoCandidates discrete = ChooseCandidates(std::vector{Recorded("rtx_4090")}, "");
+  ASSERT_TRUE(discrete.gpu.has_value());
+  EXPECT_FALSE(discrete.gpu->has_unified_memory);
+}
+
+TEST(ChooseCandidates, ANewDriverIsAnother) {
+  DeviceFacts facts = Recorded("mali_g710");
+  const std::string before = ChooseCandidates(std::vector{facts}, "").gpu->driver;
+  ++facts.driver_version;
+  EXPECT_NE(ChooseCandidates(std::vector{facts}, "").gpu->driver, before);
+}
+
+TEST(ChooseCandidates, NoneWhereThereIsNoneOrItCannotBeUsed) {
+  const AutoCandidates none = ChooseCandidates({}, "");
+  EXPECT_FALSE(none.gpu.has_value());
+  EXPECT_EQ(none.note, "");
+  const AutoCandidates unusable = ChooseCandidates(kTwo, "");
+  EXPECT_FALSE(unusable.gpu.has_value());
+  EXPECT_NE(unusable.note.find("Some UHD Graphics"), std::string::npos) << unusable.note;
+  EXPECT_NE(unusable.note.find("on the CPU itself"), std::string::npos) << unusable.note;
+}
+
+TEST(IsAutoName, NothingOrTheWord) {
+  for (const char* name : {"", "auto", "AUTO"}) EXPECT_TRUE(IsAutoName(name)) << name;
+  for (const char* name : {"autom", "host", "0", "vulkan"}) EXPECT_FALSE(IsAutoName(name)) << name;
+}
+
 }  // namespace
 }  // namespace kvrun

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "tests/support/program_runner.h"
@@ -61,6 +63,34 @@ TEST(Folder, WhatIsNoFolderIsInTheWay) {
   EXPECT_EQ(status.message(), "cannot make the folder " + plain + ": " + plain + " is no folder");
   EXPECT_EQ(MakeFolder(plain + "/a/b", kAreMade).code(), StatusCode::kIo);
   EXPECT_EQ(MakeFolder("/proc/kvrun", kAreMade).code(), StatusCode::kIo);
+}
+
+class EnvironmentVariable {
+ public:
+  EnvironmentVariable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    value == nullptr ? unsetenv(name) : setenv(name, value, 1);
+  }
+  ~EnvironmentVariable() { old_ ? setenv(name_, old_->c_str(), 1) : unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+TEST(CacheFolder, FollowsTheEnvironment) {
+  const EnvironmentVariable home("HOME", "/home/ada");
+  {
+    const EnvironmentVariable cache("XDG_CACHE_HOME", "/tmp/cache");
+    EXPECT_EQ(CacheFolder(), "/tmp/cache/kvrun");
+  }
+  {
+    const EnvironmentVariable cache("XDG_CACHE_HOME", "relative/is/ignored");
+    EXPECT_EQ(CacheFolder(), "/home/ada/.cache/kvrun");
+  }
+  const EnvironmentVariable cache("XDG_CACHE_HOME", nullptr);
+  const EnvironmentVariable no_home("HOME", nullptr);
+  EXPECT_EQ(CacheFolder(), std::nullopt);
 }
 
 }  // namespace

@@ -55,33 +55,5 @@ TEST(PipelineCacheFile, EveryOtherLengthIsRejected) {
   EXPECT_FALSE(DecodePipelineCache(kKey, file).ok());
 }
 
-class EnvironmentVariable {
- public:
-  EnvironmentVariable(const char* name, const char* value) : name_(name) {
-    if (const char* old = std::getenv(name)) old_ = old;
-    value == nullptr ? unsetenv(name) : setenv(name, value, 1);
-  }
-  ~EnvironmentVariable() { old_ ? setenv(name_, old_->c_str(), 1) : unsetenv(name_); }
-
- private:
-  const char* name_;
-  std::optional<std::string> old_;
-};
-
-TEST(PipelineCacheFile, FolderFollowsTheEnvironment) {
-  const EnvironmentVariable home("HOME", "/home/ada");
-  {
-    const EnvironmentVariable cache("XDG_CACHE_HOME", "/tmp/cache");
-    EXPECT_EQ(PipelineCacheFolder(), "/tmp/cache/kvrun");
-  }
-  {
-    const EnvironmentVariable cache("XDG_CACHE_HOME", "relative/is/ignored");
-    EXPECT_EQ(PipelineCacheFolder(), "/home/ada/.cache/kvrun");
-  }
-  const EnvironmentVariable cache("XDG_CACHE_HOME", nullptr);
-  const EnvironmentVariable no_home("HOME", nullptr);
-  EXPECT_EQ(PipelineCacheFolder(), std::nullopt);
-}
-
 }  // namespace
 }  // namespace kvrun

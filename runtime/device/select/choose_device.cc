@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "platform/vulkan/device_plan.h"
 #include "platform/vulkan/select_device.h"
 
 namespace kvrun {
@@ -35,6 +36,28 @@ Status NoSuchDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_na
 
 bool IsHostName(std::string_view wanted) { return LowerCase(wanted) == "host"; }
 
+bool IsAutoName(std::string_view wanted) { return wanted.empty() || LowerCase(wanted) == "auto"; }
+
+AutoCandidates ChooseCandidates(std::span<const DeviceFacts> vulkan, std::string_view changes) {
+  AutoCandidates candidates;
+  const Result<DeviceChoice> choice = SelectDevice(vulkan, "auto");
+  if (!choice.ok()) return candidates;  // there is none
+  const DeviceFacts& facts = vulkan[choice->index];
+  const Result<DevicePlan> plan = PlanDevice(facts, {});
+  if (!plan.ok()) {
+    candidates.note = fmt::format("computing on the CPU itself; {}", plan.status().message());
+    return candidates;
+  }
+  candidates.gpu = {
+      .device = std::to_string(choice->index),
+      .name = facts.name,
+      .driver = fmt::format("{} {} {:x} {}{}{}", facts.driver_name, facts.driver_info, facts.driver_version,
+                            facts.device_uuid, changes.empty() ? "" : " ", changes),
+      .runs_on_cpu = facts.type == DeviceType::kCpu,
+      .has_unified_memory = plan->unified_memory};
+  return candidates;
+}
+
 Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
                                      std::string_view wanted) {
   const std::string name = LowerCase(wanted);
@@ -42,7 +65,7 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
   if (name == "host" || name == std::to_string(vulkan.size())) return host;
   const bool has_gpu =
       std::ranges::any_of(vulkan, [](const DeviceFacts& facts) { return facts.type != DeviceType::kCpu; });
-  if (!has_gpu && (name.empty() || name == "auto")) {
+  if (!has_gpu && IsAutoName(wanted)) {
     return AnyDeviceChoice{.vulkan = std::nullopt, .note = "no GPU was found; computing on the CPU itself"};
   }
   if (!vulkan.empty() || name == "vulkan") {

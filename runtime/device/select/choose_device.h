@@ -9,6 +9,7 @@
 
 #include "platform/base/status.h"
 #include "platform/vulkan/device_facts.h"
+#include "runtime/device/open_device.h"
 
 namespace kvrun {
 
@@ -25,5 +26,9 @@ bool IsHostName(std::string_view wanted);
 // or a part of a name in either case, Vulkan's first.
 Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
                                      std::string_view wanted);
+
+// Of Vulkan's devices the one that SelectDevice takes for "auto", if it can be used. `changes`: what is not
+// in its facts and changes how fast it is.
+AutoCandidates ChooseCandidates(std::span<const DeviceFacts> vulkan, std::string_view changes);
 
 }  // namespace kvrun

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
+#include "platform/vulkan/instance.h"
 #include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/host_listing.h"
@@ -39,7 +41,27 @@ Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::
   return std::unique_ptr<Device>(std::move(device));
 }
 
+// What slows a Vulkan device down or takes kernels from it, beyond its driver.
+std::string ChangesByEnvironment(bool validation) {
+  const char* clamp = std::getenv("KVRUN_DEVICE_CLAMP");
+  std::string changes = clamp == nullptr || *clamp == '\0' ? "" : fmt::format("clamped to {}", clamp);
+  if (validation || InstanceOptions::FromEnvironment().validation) changes += " validated";
+  return changes;
+}
+
 }  // namespace
+
+Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
+  KVRUN_RETURN_IF_ERROR(CheckOptions(options));
+  const Result<FoundDevices> found = FindDevices(options.validation);
+  if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
+  AutoCandidates candidates;
+  if (found.ok()) candidates = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
+  candidates.cpu_name = host::CpuName();
+  candidates.n_threads =
+      options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(host::PerformanceCores().size());
+  return candidates;
+}
 
 Result<std::vector<DeviceListing>> ListDevices() {
   const Result<FoundDevices> found = FindDevices(false);

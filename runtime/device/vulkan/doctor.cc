@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "platform/base/units.h"
-#include "platform/vulkan/pipeline_cache.h"
+#include "platform/io/folder.h"
 #include "platform/vulkan/self_tests.h"
 #include "runtime/device/vulkan/broken_shader.h"
 #include "runtime/device/vulkan/found_devices.h"
@@ -96,7 +96,7 @@ std::vector<std::string> DescribePlan(const DevicePlan& plan) {
 // Where files can be made: the cache folder if there is one already.
 std::string TestFolder() {
   std::error_code error;
-  const std::optional<std::string> cache = PipelineCacheFolder();
+  const std::optional<std::string> cache = CacheFolder();
   if (cache && std::filesystem::is_directory(*cache, error)) return *cache;
   const char* folder = std::getenv("TMPDIR");
   return folder != nullptr && *folder != '\0' ? folder : "/tmp";

@@ -140,9 +140,10 @@ KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_c
 typedef struct kvrun_engine_options {
   uint32_t struct_size;
   uint32_t validation; /* nonzero: enable the Vulkan validation layer, if it is installed */
-  /* "auto" (or NULL): the best GPU, else a Vulkan driver for the CPU, else the CPU itself; "vulkan": the same
-   * without the last; "host": the CPU itself; a part of a device's name; or an index as in
-   * kvrun_devices_json. */
+  /* "auto" (or NULL): Vulkan's best device or the CPU itself, whichever computes this model faster; this is
+   * measured at first use, kept in the user's cache folder, and said in kvrun_engine_info_json's notes.
+   * "vulkan": the best GPU, else a Vulkan driver for the CPU; "host": the CPU itself; a part of a device's
+   * name; or an index as in kvrun_devices_json. */
   const char* device;
   kvrun_progress_fn progress; /* may be NULL */
   void* progress_user;

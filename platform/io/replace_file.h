@@ -1,0 +1,16 @@
+// A small file, written so that a reader sees the old one or the whole new one.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "platform/base/status.h"
+
+namespace kvrun {
+
+// Under another name beside it first, then renamed; mode 0600. What a power cut leaves may be empty or cut:
+// for files whose reader checks them.
+Status ReplaceFile(const std::string& path, std::span<const std::byte> bytes);
+
+}  // namespace kvrun

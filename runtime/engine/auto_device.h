@@ -1,0 +1,40 @@
+// Opens the device that a model is to be computed with: the one named, or for "auto" what was measured to be
+// fastest.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/device/open_device.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+struct OpenedDevice {
+  std::unique_ptr<Device> device;
+  std::vector<std::string> notes;  // what was chosen, and why; empty where a device was named
+  bool can_be_host = false;        // chosen for its speed alone: the CPU would do as well
+};
+
+// Where devices come from, and where is kept what they were measured to do (nothing: nowhere).
+struct DeviceSource {
+  std::function<Result<AutoCandidates>(const OpenDeviceOptions&)> find;
+  std::function<Result<std::unique_ptr<Device>>(const OpenDeviceOptions&)> open;
+  std::optional<std::string> times_path;
+};
+// Those of this machine, and the user's cache folder.
+DeviceSource DevicesHere();
+
+// `version`: of kvrun; what another version measured does not count. `is_cancelled` is asked while devices
+// are measured; it may be empty.
+// A GPU that cannot be opened or measured costs a note, and so do files that cannot be read or written.
+Result<OpenedDevice> OpenDeviceFor(const Model& model, const OpenDeviceOptions& options,
+                                   const std::string& version, const std::function<bool()>& is_cancelled,
+                                   const DeviceSource& source = DevicesHere());
+
+}  // namespace kvrun

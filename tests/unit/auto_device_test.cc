@@ -1,0 +1,237 @@
+// What "auto" opens, measures, keeps and says. The CPU stands for the GPU where something is computed.
+#include "runtime/engine/auto_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/device_times_file.h"
+#include "runtime/engine/device_trial.h"
+#include "runtime/model/fingerprint.h"
+#include "runtime/model/synthetic_model.h"
+#include "tests/support/fake_device.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+
+namespace kvrun {
+namespace {
+
+using testing::OrDie;
+using OpenedNames = std::vector<std::string>;
+
+constexpr SyntheticShape kTiny{.name = "tiny",
+                               .n_layers = 3,
+                               .n_embd = 64,
+                               .n_ff = 96,
+                               .n_heads = 4,
+                               .n_kv_heads = 2,
+                               .head_dim = 32,
+                               .n_vocab = 300,
+                               .n_ctx_train = 1024,
+                               .rope_base = 10000.0F,
+                               .embedding_type = TensorType::kQ8_0,
+                               .matrix_type = TensorType::kQ4_1,
+                               .has_tied_output = true};
+constexpr const char* kGpu = "1";  // the candidate's name to open it by
+const Status kGone(StatusCode::kDevice, "it is gone");
+
+// Devices by name: those that compute are the CPU with one thread.
+class AutoDevice : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    model_ = OrDie(MakeSyntheticModel(kTiny, 0, folder_.Path("weights")));
+    candidates_ = {.gpu = GpuCandidate{.device = kGpu,
+                                       .name = "Some GPU",
+                                       .driver = "some 1.0",
+                                       .runs_on_cpu = false,
+                                       .has_unified_memory = true},
+                   .note = {},
+                   .cpu_name = "Some CPU",
+                   .n_threads = 1};
+    source_.find = [this](const OpenDeviceOptions&) -> Result<AutoCandidates> { return candidates_; };
+    source_.open = [this](const OpenDeviceOptions& options) -> Result<std::unique_ptr<Device>> {
+      opened_.push_back(options.device);
+      if (fails_.contains(options.device)) return fails_.at(options.device);
+      if (options.device == fake_) return std::unique_ptr<Device>(new testing::FakeDevice());
+      return OpenDevice({.device = "host", .n_threads = 1});
+    };
+    source_.times_path = folder_.Path("times.json");
+  }
+
+  // What a run before has found.
+  void Know(DeviceTimes cpu, DeviceTimes gpu) {
+    const TimesKey key = {.gpu = "Some GPU",
+                          .driver = "some 1.0",
+                          .cpu = "Some CPU",
+                          .n_threads = 1,
+                          .exact_activations = false,
+                          .model = ModelFingerprint(*model_->file, model_->config),
+                          .kvrun = "1"};
+    testing::RunOrDie(WriteTimes(*source_.times_path, {.key = key, .cpu = cpu, .gpu = gpu}));
+  }
+
+  Result<OpenedDevice> Open(const std::string& device = "auto",
+                            const std::function<bool()>& is_cancelled = {}) {
+    opened_.clear();
+    return OpenDeviceFor(*model_, {.device = device}, "1", is_cancelled, source_);
+  }
+  std::string Notes(const OpenedDevice& opened) {
+    std::string all;
+    for (const std::string& note : opened.notes) all += note + "\n";
+    return all;
+  }
+
+  const TemporaryFolder folder_;
+  std::unique_ptr<Model> model_;
+  AutoCandidates candidates_;
+  DeviceSource source_;
+  std::map<std::string, Status> fails_;
+  std::string fake_ = "none";
+  OpenedNames opened_;
+};
+
+TEST_F(AutoDevice, MeasuresBothAndKeepsWhatItFound) {
+  const OpenedDevice first = OrDie(Open());
+  ASSERT_EQ(opened_.size(), 3U);
+  EXPECT_EQ(opened_[0], kGpu);
+  EXPECT_EQ(opened_[1], "host");
+  ASSERT_EQ(first.notes.size(), 1U);
+  EXPECT_TRUE(first.notes[0].starts_with("auto: ")) << first.notes[0];
+  EXPECT_NE(first.notes[0].find("Some GPU"), std::string::npos) << first.notes[0];
+  const auto entries = OrDie(ReadTimes(*source_.times_path));
+  ASSERT_EQ(entries.size(), 1U);
+  EXPECT_EQ(entries[0].key.driver, "some 1.0");
+
+  const std::string decided = opened_[2];
+  const OpenedDevice second = OrDie(Open("Auto"));
+  EXPECT_EQ(opened_, OpenedNames{decided}) << "nothing was measured";
+  EXPECT_EQ(second.notes, first.notes);
+
+  candidates_.gpu->driver = "some 1.1";
+  OrDie(Open());
+  EXPECT_EQ(opened_.size(), 3U) << "another driver";
+  EXPECT_EQ(OrDie(ReadTimes(*source_.times_path)).size(), 2U);
+}
+
+TEST_F(AutoDevice, ADeviceThatIsNamedIsOpened) {
+  const OpenedDevice opened = OrDie(Open("name"));
+  EXPECT_EQ(opened_, OpenedNames{"name"});
+  EXPECT_TRUE(opened.notes.empty());
+  EXPECT_FALSE(opened.can_be_host);
+}
+
+TEST_F(AutoDevice, WithoutAnotherDeviceNothingIsMeasured) {
+  candidates_.gpu.reset();
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"auto"}) << "which says why";
+  candidates_.note = "it has no queue";
+  const OpenedDevice opened = OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+  EXPECT_EQ(opened.notes, std::vector<std::string>{"it has no queue"});
+  EXPECT_EQ(ReadTimes(*source_.times_path).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(AutoDevice, AGpuThatCannotBeOpenedOrFailsInTheTrialLeavesTheCpu) {
+  fails_ = {{kGpu, kGone}};
+  EXPECT_NE(Notes(OrDie(Open())).find("Some GPU cannot be used: it is gone"), std::string::npos);
+  EXPECT_EQ(opened_, (OpenedNames{kGpu, "host"}));
+  fails_.clear();
+  fake_ = kGpu;
+  EXPECT_NE(Notes(OrDie(Open())).find("the fake device computes nothing"), std::string::npos);
+  EXPECT_EQ(opened_, (OpenedNames{kGpu, "host"}));
+  EXPECT_EQ(ReadTimes(*source_.times_path).status().code(), StatusCode::kNotFound) << "it may be there later";
+}
+
+TEST_F(AutoDevice, OnePhaseOnEachIsOneDevice) {
+  Know({.prefill_us = 10, .decode_us = 10}, {.prefill_us = 1, .decode_us = 100});
+  const OpenedDevice opened = OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"1+host"});
+  EXPECT_TRUE(opened.can_be_host);
+  EXPECT_TRUE(Notes(opened).starts_with("auto: decoding on the CPU (100000 token/s; ")) << Notes(opened);
+  // Where that cannot be: the better one, and both are said.
+  fails_ = {{"1+host", kGone}};
+  const OpenedDevice one = OrDie(Open());
+  EXPECT_EQ(opened_, (OpenedNames{"1+host", "host"}));
+  ASSERT_EQ(one.notes.size(), 2U);
+  EXPECT_NE(one.notes[0].find("it is gone"), std::string::npos);
+  EXPECT_NE(one.notes[1].find("computing on the CPU"), std::string::npos);
+}
+
+TEST_F(AutoDevice, AGpuThatIsNotThereAnyMoreLeavesTheCpu) {
+  Know({.prefill_us = 10, .decode_us = 10}, {.prefill_us = 1, .decode_us = 1});
+  EXPECT_TRUE(OrDie(Open()).can_be_host);
+  EXPECT_EQ(opened_, OpenedNames{kGpu});
+  fails_ = {{kGpu, kGone}};
+  EXPECT_NE(Notes(OrDie(Open())).find("it is gone"), std::string::npos);
+  EXPECT_EQ(opened_, (OpenedNames{kGpu, "host"}));
+}
+
+TEST_F(AutoDevice, FilesThatAreDamagedOrCannotBeWrittenCostANote) {
+  source_.times_path = folder_.Write("damaged.json", "{");
+  const OpenedDevice opened = OrDie(Open());
+  EXPECT_EQ(opened_.size(), 3U);
+  EXPECT_NE(Notes(opened).find("measured again"), std::string::npos);
+  EXPECT_EQ(OrDie(Open()).notes.size(), 1U) << "it was replaced";
+  source_.times_path = folder_.Write("file", "") + "/times.json";
+  EXPECT_NE(Notes(OrDie(Open())).find("is not kept"), std::string::npos);
+  source_.times_path.reset();
+  EXPECT_EQ(OrDie(Open()).notes.size(), 1U);
+}
+
+TEST_F(AutoDevice, CanBeCancelledWhileItMeasures) {
+  size_t calls = 0;
+  const auto opened = Open("auto", [&] { return ++calls == 30; });
+  ASSERT_FALSE(opened.ok());
+  EXPECT_EQ(opened.status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(calls, 30U);
+  EXPECT_EQ(ReadTimes(*source_.times_path).status().code(), StatusCode::kNotFound);
+}
+
+uint64_t BytesInUse(const Device& device) {
+  uint64_t bytes = 0;
+  for (const Device::MemoryPart& part : device.MemoryInUse()) bytes += part.bytes;
+  return bytes;
+}
+
+TEST(DeviceTrial, AnyNumberOfLayersIsTimedAndAllIsGivenBack) {
+  const TemporaryFolder folder;
+  const auto device = OrDie(OpenDevice({.device = "host", .n_threads = 1}));
+  const uint64_t before = BytesInUse(*device);
+  for (const bool is_tied : {true, false}) {
+    for (const uint32_t n_layers : {1U, 2U, 5U}) {
+      SyntheticShape shape = kTiny;
+      shape.has_tied_output = is_tied;
+      const auto model = OrDie(MakeSyntheticModel(shape, n_layers, folder.Path("weights")));
+      const DeviceTimes times =
+          OrDie(MeasureDevice(*model, *device, {.budget_seconds = 0.05, .is_cancelled = {}}));
+      EXPECT_GT(times.prefill_us, 0.0);
+      EXPECT_GT(times.decode_us, 0.0);
+      EXPECT_EQ(BytesInUse(*device), before);
+    }
+  }
+}
+
+TEST(DeviceTrial, MoreLayersAndAWiderVocabularyTakeLonger) {
+  const TemporaryFolder folder;
+  const auto device = OrDie(OpenDevice({.device = "host", .n_threads = 1}));
+  SyntheticShape shape = kTiny;
+  shape.n_embd = 256;
+  shape.n_ff = 512;
+  const auto measure = [&](uint32_t n_layers, uint32_t n_vocab) {
+    shape.n_vocab = n_vocab;
+    const auto model = OrDie(MakeSyntheticModel(shape, n_layers, folder.Path("weights")));
+    return OrDie(MeasureDevice(*model, *device, {}));
+  };
+  const DeviceTimes small = measure(4, 300);
+  const DeviceTimes deep = measure(64, 300);
+  const DeviceTimes wide = measure(4, 100'000);  // more than the trial computes
+  EXPECT_GT(deep.decode_us, 3 * small.decode_us);
+  EXPECT_GT(deep.prefill_us, 3 * small.prefill_us);
+  EXPECT_GT(wide.decode_us, 3 * small.decode_us);
+}
+
+}  // namespace
+}  // namespace kvrun
