@@ -26,4 +26,11 @@ bool IsHostName(std::string_view wanted);
 Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
                                      std::string_view wanted);
 
+// "A+host": two devices as one, of which A computes prompts and the CPU itself decodes. Answers A; nothing
+// where `wanted` names one device; an error where it names another pair.
+Result<std::optional<std::string>> PrefillDeviceOfPair(std::string_view wanted);
+// A of such a pair: one of Vulkan's devices, as ChooseDevice understands it.
+Result<AnyDeviceChoice> ChoosePrefillDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
+                                            std::string_view wanted);
+
 }  // namespace kvrun

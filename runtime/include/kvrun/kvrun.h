@@ -142,7 +142,8 @@ typedef struct kvrun_engine_options {
   uint32_t validation; /* nonzero: enable the Vulkan validation layer, if it is installed */
   /* "auto" (or NULL): the best GPU, else a Vulkan driver for the CPU, else the CPU itself; "vulkan": the same
    * without the last; "host": the CPU itself; a part of a device's name; or an index as in
-   * kvrun_devices_json. */
+   * kvrun_devices_json. "A+host", where A is a Vulkan device named in one of these ways: A computes prompts,
+   * the CPU itself decodes, in one memory that both see; the weights are held twice. */
   const char* device;
   kvrun_progress_fn progress; /* may be NULL */
   void* progress_user;
