@@ -17,7 +17,7 @@ struct SharedOptions {
   std::string progress = "auto";
   uint32_t ctx = 0;      // 0: chosen by the command
   uint32_t threads = 0;  // 0: chosen by the library
-  bool round_activations = false;
+  bool exact_activations = false;
   bool validation = false;
   bool profile = false;
   bool quiet = false;
@@ -29,7 +29,7 @@ inline constexpr const char* kContextAsNeeded = "what the job needs, at most wha
 
 void AddModelOption(OptionSet* set, SharedOptions* shared);
 void AddDeviceOption(OptionSet* set, SharedOptions* shared);
-// --device, --threads, --round-activations.
+// --device, --threads, --exact-activations.
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared);
 // The same, --ctx, --profile, --validation, --kv-method and the others of its kind.
 // `default_context` says what a --ctx of 0 means.

@@ -33,7 +33,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
     if (given.device != nullptr && *given.device != '\0') engine_options.device.device = given.device;
     engine_options.device.validation = given.validation != 0;
     engine_options.device.profile = given.profile != 0;
-    engine_options.device.rounds_activations = given.round_activations != 0;
+    engine_options.device.exact_activations = given.exact_activations != 0;
     engine_options.device.n_threads = given.n_threads;
     engine_options.progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_LOAD);

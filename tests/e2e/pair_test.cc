@@ -36,7 +36,7 @@ struct Loaded {
 
 Loaded Load(const std::string& device, const std::string& path) {
   Loaded loaded;
-  loaded.device = OrDie(OpenDevice({.device = device, .profile = true}));
+  loaded.device = OrDie(OpenDevice({.device = device, .profile = true, .exact_activations = true}));
   loaded.model = OrDie(OpenModel(path));
   loaded.weights = OrDie(LoadDeviceWeights(*loaded.model, *loaded.device, {}));
   return loaded;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/support/engine_fixture.h"
+#include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"
 
 namespace kvrun::testing {
@@ -95,23 +96,27 @@ class SmolLm2Reference : public ::testing::Test {
     const auto folder = SharedPath("reference/smollm2");
     const auto model = TestModelPath();
     if (!folder || !model) GTEST_SKIP() << "the test model or its reference is not here";
-    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    device_ = OpenOrSkip();
+    if (device_ == nullptr) GTEST_SKIP() << "no device";
     ids_ = ReadIds(*folder + "/moby.ids");
     nll_ = ReadFloats(*folder + "/moby.nll");
     logits_ = ReadFloats(*folder + "/moby.logits");
-    loaded_ = LoadModelOrDie(*model);
+    loaded_ = LoadModelOrDie(*model, device_);
     n_vocab_ = loaded_.model->config.n_vocab;
     ASSERT_EQ(ids_.size(), kLong);
     ASSERT_EQ(nll_.size(), kLong - 1);
     ASSERT_EQ(logits_.size(), size_t{48} * n_vocab_);
   }
 
-  Evaluation Evaluate(size_t n, KvType kv_type) {
+  virtual Device* OpenOrSkip() { return SharedDevice(); }
+
+  // Checks the perplexity of the first n ids, relative to the reference's.
+  Evaluation Evaluate(size_t n, KvType kv_type, double tolerance = 1e-3) {
     const auto pass = loaded_.NewPass({.n_ctx = static_cast<uint32_t>(n), .kv_type = kv_type});
     Evaluation result = Evaluator(*pass, std::span(ids_).first(n)).Run();
     const double ours = Perplexity(result.nll);
     const double reference = Perplexity(std::span(nll_).first(result.nll.size()));
-    EXPECT_NEAR(ours / reference, 1.0, 1e-3) << "perplexity " << ours << ", reference " << reference;
+    EXPECT_NEAR(ours / reference, 1.0, tolerance) << "perplexity " << ours << ", reference " << reference;
     RecordProperty("perplexity", std::to_string(ours));
     RecordProperty("perplexity_reference", std::to_string(reference));
     return result;
@@ -139,6 +144,7 @@ class SmolLm2Reference : public ::testing::Test {
     return value != nullptr && std::string(value) == "1";
   }
 
+  Device* device_ = nullptr;
   std::vector<int> ids_;
   std::vector<float> nll_;
   std::vector<float> logits_;
@@ -163,6 +169,31 @@ TEST_F(SmolLm2Reference, EightThousandTokensInFloat16) {
   const Evaluation ours = Evaluate(kLong, KvType::kF16);
   EXPECT_LE(Difference(kFirstRows, ours.first_rows).mean_kl, 1e-3);
   EXPECT_LE(Difference(kLastRows, ours.last_rows).mean_kl, 1e-3);
+}
+
+// The CPU as a device with what it does by default.
+class SmolLm2RoundedActivations : public SmolLm2Reference {
+ protected:
+  Device* OpenOrSkip() override {
+    OpenDeviceOptions options = DeviceOptionsHere();
+    if (options.device != "host") return nullptr;
+    options.exact_activations = false;
+    own_device_ = OrDie(OpenDevice(options));
+    return own_device_.get();
+  }
+  void TearDown() override { loaded_ = {}; }
+
+  std::unique_ptr<Device> own_device_;
+};
+
+TEST_F(SmolLm2RoundedActivations, ReferenceLogits) {
+  const Evaluation ours = Evaluate(kLong, KvType::kF32, 5e-3);
+  for (const auto& [rows, logits] :
+       {std::pair(kFirstRows, &ours.first_rows), std::pair(kLastRows, &ours.last_rows)}) {
+    const LogitsDifference difference = Difference(rows, *logits);
+    EXPECT_LE(difference.mean_kl, 2e-3);
+    EXPECT_GT(difference.mean_kl, 1e-5) << "nothing was rounded";
+  }
 }
 
 }  // namespace

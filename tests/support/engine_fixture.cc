@@ -41,10 +41,11 @@ OpenDeviceOptions DeviceOptionsHere() {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), options.n_threads);
     KVRUN_CHECK(error == std::errc() && end == text.data() + text.size());
   }
-  if (const char* rounds = Variable("KVRUN_ROUND_ACTIVATIONS"); rounds != nullptr) {
-    const std::string_view text = rounds;
+  options.exact_activations = true;
+  if (const char* exact = Variable("KVRUN_EXACT_ACTIVATIONS"); exact != nullptr) {
+    const std::string_view text = exact;
     KVRUN_CHECK(text == "0" || text == "1");
-    options.rounds_activations = text == "1";
+    options.exact_activations = text == "1";
   }
   return options;
 }
@@ -55,7 +56,7 @@ kvrun_engine_options EngineOptionsHere() {
   kvrun_engine_options_init(&options);
   options.device = Variable("KVRUN_DEVICE");
   options.n_threads = here.n_threads;
-  options.round_activations = here.rounds_activations ? 1 : 0;
+  options.exact_activations = here.exact_activations ? 1 : 0;
   return options;
 }
 
@@ -71,15 +72,16 @@ Device* SharedDevice() {
   return device.get();
 }
 
-LoadedModel LoadModelOrDie(const std::string& path) {
+LoadedModel LoadModelOrDie(const std::string& path, Device* device) {
   LoadedModel loaded;
+  loaded.device = device != nullptr ? device : SharedDevice();
   loaded.model = OrDie(OpenModel(path));
-  loaded.weights = OrDie(LoadDeviceWeights(*loaded.model, *SharedDevice(), {}));
+  loaded.weights = OrDie(LoadDeviceWeights(*loaded.model, *loaded.device, {}));
   return loaded;
 }
 
 std::unique_ptr<ForwardPass> LoadedModel::NewPass(const ForwardPassOptions& options) const {
-  return OrDie(CreateForwardPass(*model, weights, *SharedDevice(), options));
+  return OrDie(CreateForwardPass(*model, weights, *device, options));
 }
 
 std::vector<float> LogitsOf(ForwardPass& pass, std::span<const int> ids, size_t last, uint32_t sequence) {

@@ -15,22 +15,24 @@
 
 namespace kvrun::testing {
 
-// What $KVRUN_DEVICE (default "auto"), $KVRUN_THREADS and $KVRUN_EXACT say, as the program reads them; the
-// second points to the environment.
+// What $KVRUN_DEVICE (default "auto"), $KVRUN_THREADS and $KVRUN_EXACT_ACTIVATIONS say, as the program reads
+// them, but activations are exact by default: results are compared with references. The second points to the
+// environment.
 OpenDeviceOptions DeviceOptionsHere();
 kvrun_engine_options EngineOptionsHere();
 
 // The device that they say; null where there is none, and the test should skip.
 Device* SharedDevice();
 
-// A model on the shared device.
 struct LoadedModel {
+  Device* device = nullptr;
   std::unique_ptr<Model> model;
   std::shared_ptr<const DeviceWeights> weights;
 
   std::unique_ptr<ForwardPass> NewPass(const ForwardPassOptions& options) const;
 };
-LoadedModel LoadModelOrDie(const std::string& path);
+// On the shared device, where none is given; one that is must outlive it.
+LoadedModel LoadModelOrDie(const std::string& path, Device* device = nullptr);
 
 // Feeds ids to one sequence in chunks and answers the logits of the last `last` positions, [last, n_vocab].
 std::vector<float> LogitsOf(ForwardPass& pass, std::span<const int> ids, size_t last, uint32_t sequence = 0);

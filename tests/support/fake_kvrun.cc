@@ -193,7 +193,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
     }
   }
   *engine = new kvrun_engine{model, options->device == nullptr ? "auto" : options->device,
-                             options->profile != 0, options->round_activations != 0, options->n_threads};
+                             options->profile != 0, options->exact_activations != 0, options->n_threads};
   return KVRUN_OK;
 }
 void kvrun_engine_destroy(kvrun_engine* engine) { delete engine; }
@@ -201,7 +201,7 @@ void kvrun_engine_destroy(kvrun_engine* engine) { delete engine; }
 kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
   nlohmann::json notes = {"tiles of 4"};
   if (engine->n_threads != 0) notes.push_back(fmt::format("{} threads", engine->n_threads));
-  if (engine->rounds_activations) notes.push_back("activations of 8 bits");
+  if (engine->exact_activations) notes.push_back("float activations");
   return HandOut(
       nlohmann::json{{"device", "Fake " + engine->device}, {"is_cpu", true}, {"notes", notes}}.dump(), json);
 }

@@ -18,7 +18,7 @@ struct kvrun_engine {
   const kvrun_model* model;
   std::string device;
   bool profile;
-  bool rounds_activations;
+  bool exact_activations;
   uint32_t n_threads;
 };
 

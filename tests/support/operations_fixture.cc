@@ -58,7 +58,9 @@ std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {
 std::vector<std::unique_ptr<Device>> OpenPairs() {
   std::vector<std::unique_ptr<Device>> pairs;
   for (auto& vulkan : OpenVulkan(DeviceMode::kPlanned)) {
-    auto pair = MakePair(std::move(vulkan), OrDie(host::HostDevice::Create({.note = {}})), kPairDecodeRows);
+    auto pair =
+        MakePair(std::move(vulkan), OrDie(host::HostDevice::Create({.exact_activations = true, .note = {}})),
+                 kPairDecodeRows);
     EXPECT_TRUE(pair.ok()) << pair.status().message();
     if (pair.ok()) pairs.push_back(std::move(pair).value());
   }

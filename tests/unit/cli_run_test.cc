@@ -25,21 +25,20 @@ TEST(CliRun, TextGoesToStdoutAndStatisticsToStderr) {
   }
 }
 
-TEST(CliRun, ThreadsAndRoundingReachTheEngine) {
+TEST(CliRun, ThreadsAndExactActivationsReachTheEngine) {
   const std::vector<std::string> run = {"run", "-m", "toy", "-p", "hello"};
   const ProgramResult neither = Cli(run);
-  EXPECT_FALSE(Contains(neither.err, "threads") || Contains(neither.err, "activations of 8 bits"))
-      << neither.err;
+  EXPECT_FALSE(Contains(neither.err, "threads") || Contains(neither.err, "float activations")) << neither.err;
   std::vector<std::string> with_both = run;
-  with_both.insert(with_both.end(), {"--device", "host", "--threads", "3", "--round-activations"});
+  with_both.insert(with_both.end(), {"--device", "host", "--threads", "3", "--exact-activations"});
   const ProgramResult both = Cli(with_both);
-  for (const char* part : {"Fake host", "note: 3 threads", "note: activations of 8 bits"}) {
+  for (const char* part : {"Fake host", "note: 3 threads", "note: float activations"}) {
     EXPECT_PRED2(Contains, both.err, part);
   }
-  const ProgramResult variables = Cli(run, {{"KVRUN_THREADS=1024", "KVRUN_ROUND_ACTIVATIONS=1"}, "", ""});
+  const ProgramResult variables = Cli(run, {{"KVRUN_THREADS=1024", "KVRUN_EXACT_ACTIVATIONS=1"}, "", ""});
   EXPECT_PRED2(Contains, variables.err, "note: 1024 threads");
-  EXPECT_PRED2(Contains, variables.err, "note: activations of 8 bits");
-  const ProgramResult bench = Cli({"bench", "-m", "toy", "-p", "8", "--threads", "2", "--round-activations"});
+  EXPECT_PRED2(Contains, variables.err, "note: float activations");
+  const ProgramResult bench = Cli({"bench", "-m", "toy", "-p", "8", "--threads", "2", "--exact-activations"});
   EXPECT_PRED2(Contains, bench.err, "note: 2 threads");
   for (const char* threads : {"1025", "-1", "many"}) {
     const ProgramResult refused = Cli(run, {{fmt::format("KVRUN_THREADS={}", threads)}, "", ""});

@@ -290,7 +290,7 @@ TEST(HostIndexTest, HeadsOfEveryModel) {
   });
 }
 
-// The last has more weights than a worker keeps.
+// The last has more weights than a worker keeps of any processor.
 TEST(HostIndexTest, LongContexts) {
   OnEveryHostTarget([](host::HostDevice& device) {
     ScoreCase c{.index = {KvType::kInt4, 6, 1, 32768, 1},
@@ -312,10 +312,10 @@ TEST(HostIndexTest, LongContexts) {
     c.tokens = {TokenAt(8191, 0)};
     c.n_chosen = 100;
     CheckScore(device, c);
-    c.index = {KvType::kInt4, 12, 4, 16384 / 4, 1};
+    c.index = {KvType::kInt4, 12, 4, 32768 / 4, 1};
     c.n_heads = 12;
     c.n_kv_heads = 2;
-    c.tokens = {TokenAt(16383 + 64, 0)};
+    c.tokens = {TokenAt(32767 + 64, 0)};
     for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kPerKvHead}) {
       c.reduction = reduction;
       CheckScore(device, c);

@@ -15,11 +15,11 @@ TEST(OpenHost, OptionsReachTheDevice) {
   EXPECT_TRUE(info.is_cpu);
   EXPECT_TRUE(info.notes.empty()) << info.notes[0];
   EXPECT_NE(info.plan.find("3 threads"), std::string::npos) << info.plan;
-  EXPECT_NE(info.plan.find("float activations"), std::string::npos) << info.plan;
-  const auto rounding = OpenDevice({.device = "host", .n_threads = 1, .rounds_activations = true});
-  ASSERT_TRUE(rounding.ok()) << rounding.status().message();
-  EXPECT_NE((*rounding)->info().plan.find("1 thread,"), std::string::npos) << (*rounding)->info().plan;
-  EXPECT_NE((*rounding)->info().plan.find("activations of 8 bits"), std::string::npos);
+  EXPECT_NE(info.plan.find("activations of 8 bits"), std::string::npos) << info.plan;
+  const auto exact = OpenDevice({.device = "host", .n_threads = 1, .exact_activations = true});
+  ASSERT_TRUE(exact.ok()) << exact.status().message();
+  EXPECT_NE((*exact)->info().plan.find("1 thread,"), std::string::npos) << (*exact)->info().plan;
+  EXPECT_NE((*exact)->info().plan.find("float activations"), std::string::npos);
 }
 
 TEST(OpenHost, TooManyThreadsAreRefused) {

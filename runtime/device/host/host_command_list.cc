@@ -22,7 +22,7 @@ Status HostCommandList::MatMul(const MatMulArgs& args) {
   KVRUN_CHECK(args.n_rows <= args.weight->n_rows());
   return Record(
       args.n_tokens == 1 ? "matvec" : "matmul",
-      [args, exact = !device_.rounds_activations()](ThreadPool& pool) { host::MatMul(pool, args, exact); });
+      [args, exact = device_.exact_activations()](ThreadPool& pool) { host::MatMul(pool, args, exact); });
 }
 
 Status HostCommandList::RopeAndStore(const AttentionArgs& args) {

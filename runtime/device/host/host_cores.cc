@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <hwy/targets.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -37,6 +38,14 @@ std::vector<uint32_t> PerformanceCores() {
   // Cores of one kind may differ by a few percent.
   std::erase_if(cores, [fastest](uint32_t core) { return HighestClock(core) < fastest / 10 * 9; });
   return cores;
+}
+
+size_t SecondLevelCacheBytes() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  return static_cast<size_t>(std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0L));
+#else
+  return 0;
+#endif
 }
 
 std::string CpuName() {

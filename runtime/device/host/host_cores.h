@@ -1,6 +1,7 @@
 // What the processor is.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@ namespace kvrun::host {
 // The numbers of the cores that this process may use and that are as fast as the fastest of them, by the
 // highest clock that the system reports; all, where it reports none. At least one.
 std::vector<uint32_t> PerformanceCores();
+// Of one core; 0 where the system does not say.
+size_t SecondLevelCacheBytes();
 // "Intel(R) Xeon(R) Processor", or "CPU" where the system does not say.
 std::string CpuName();
 // What operations are compiled for and will run with here: "AVX3_DL", "AVX2", "NEON" (Highway's names).

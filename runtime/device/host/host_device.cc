@@ -89,7 +89,7 @@ HostDevice::HostDevice(const HostDeviceOptions& options)
   info_.driver = "kvrun host";
   info_.plan =
       fmt::format("{} thread{}, {}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", InstructionSet(),
-                  options.rounds_activations ? "activations of 8 bits" : "float activations");
+                  options.exact_activations ? "float activations" : "activations of 8 bits");
   if (!options.note.empty()) info_.notes.push_back(options.note);
   info_.is_cpu = true;
   info_.max_buffer_bytes = std::numeric_limits<uint32_t>::max();

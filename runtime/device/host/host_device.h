@@ -96,8 +96,8 @@ const T* Data(const Buffer* buffer) {
 }
 
 struct HostDeviceOptions {
-  uint32_t n_threads = 0;           // 0: one for each performance core
-  bool rounds_activations = false;  // to 8 bits, in matrix products; else they stay float
+  uint32_t n_threads = 0;          // 0: one for each performance core
+  bool exact_activations = false;  // matrix products take floats; else they round them to 8 bits
   bool profile = false;
   std::string note;  // of the choice of device, for DeviceInfo::notes; may be empty
 };
@@ -130,7 +130,7 @@ class HostDevice : public Device {
   std::vector<OperationTime> TakeOperationTimes() override;
   Status Download(const Buffer& from, std::span<std::byte> to) override;
 
-  bool rounds_activations() const { return options_.rounds_activations; }
+  bool exact_activations() const { return options_.exact_activations; }
   ThreadPool& pool() { return pool_; }
 
  private:

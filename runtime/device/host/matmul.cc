@@ -86,22 +86,51 @@ void MultiplyFloats(ThreadPool& pool, const MatMulKernels& kernels, const Produc
   });
 }
 
+// Rounded activations of all tokens, in all workers' scratch together.
+struct RoundedActivations {
+  RoundedActivations(ThreadPool& pool, size_t n_tokens, size_t blocks_per_token)
+      : n_blocks(blocks_per_token) {
+    const size_t n_all = n_tokens * n_blocks;
+    const size_t n_masks = CeilDiv<size_t>(n_tokens, kMaskTokens) * n_blocks;
+    const size_t bytes = n_all * (sizeof(ActivationBlock) + sizeof(FineBlock)) + n_masks;
+    std::byte* at = pool.Scratch(0, CeilDiv<size_t>(bytes, pool.size()));
+    blocks = reinterpret_cast<ActivationBlock*>(at);
+    fine = reinterpret_cast<FineBlock*>(at + n_all * sizeof(ActivationBlock));
+    has_fine = reinterpret_cast<uint8_t*>(at + bytes - n_masks);
+  }
+
+  ActivationTile Tile(size_t token) const {
+    return {.blocks = blocks + token * n_blocks,
+            .fine = fine + token * n_blocks,
+            .has_fine = has_fine + token / kMaskTokens * n_blocks,
+            .first_bit = static_cast<uint32_t>(token % kMaskTokens)};
+  }
+
+  static constexpr size_t kMaskTokens = 8;  // bits of has_fine
+  size_t n_blocks;
+  ActivationBlock* blocks;
+  FineBlock* fine;
+  uint8_t* has_fine;  // [n_tokens / 8, n_blocks]
+};
+
 void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product& product) {
   const PanelLayout& layout = product.matrix.layout();
   const size_t n_blocks = layout.n_blocks;
-  const size_t row_bytes = n_blocks * sizeof(ActivationBlock);
-  // All workers' scratch together holds the activations.
-  const size_t n_all_blocks = product.n_tokens * n_blocks;
-  const size_t bytes_per_worker = CeilDiv<size_t>(n_all_blocks * sizeof(ActivationBlock), pool.size());
-  auto* activations = reinterpret_cast<ActivationBlock*>(pool.Scratch(0, bytes_per_worker));
+  const RoundedActivations activations(pool, product.n_tokens, n_blocks);
+  constexpr size_t kRows = RoundedActivations::kMaskTokens;
   const auto quantize = [&](size_t begin, size_t end, uint32_t) {
-    kernels.quantize(layout.type, product.x + begin * kBlockColumns, end - begin, activations + begin);
+    for (size_t t = begin; t < end; t += kRows) {
+      const size_t at = t * n_blocks;
+      kernels.quantize(layout.type, product.x + at * kBlockColumns, std::min(kRows, end - t), n_blocks,
+                       activations.blocks + at, activations.fine + at, activations.has_fine + at / kRows);
+    }
   };
-  if (n_all_blocks * kBlockColumns <= kSerialElements)
-    quantize(0, n_all_blocks, 0);
+  if (product.n_tokens * n_blocks * kBlockColumns <= kSerialElements)
+    quantize(0, product.n_tokens, 0);
   else
-    pool.ParallelFor(n_all_blocks, 1, quantize);
+    pool.ParallelFor(product.n_tokens, kRows, quantize);
 
+  const size_t row_bytes = n_blocks * sizeof(ActivationBlock);
   const size_t chunk = std::max(kChunkBytes / row_bytes / kTileTokens * kTileTokens, size_t{kTileTokens});
   pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t) {
     for (size_t token = 0; token < product.n_tokens; token += chunk) {
@@ -109,7 +138,7 @@ void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product&
       for (size_t row = begin; row < end; row += kPanelRows) {
         const std::byte* panel = product.matrix.panel(row / kPanelRows);
         ForTiles(product, kernels.tile_tokens, token, last, row, [&](size_t t, uint32_t n, TileSums& sums) {
-          kernels.multiply_int8(layout, panel, activations + t * n_blocks, n, sums);
+          kernels.multiply_int8(layout, panel, activations.Tile(t), n, sums);
         });
       }
     }

@@ -10,28 +10,46 @@ namespace kvrun::host {
 
 // 32 activations in 8 bits: x[i] = scale * quants[i], to half a step.
 struct ActivationBlock {
-  int8_t quants[kBlockColumns];
+  int8_t quants[kBlockColumns];  // never -128
   float scale;       // largest magnitude / 127; not a number where an activation is infinite or none
-  float scaled_sum;  // scale * sum of quants: what a minimum is multiplied with
+  float scaled_sum;  // of the activations as stored: what a minimum is multiplied with
   // What the sums of products start with, so that what a type subtracts from its quants is subtracted: minus
   // offset * sum of quants; [0] of all, or of columns 0 to 15 and 16 to 31 where these have their own scales.
   int32_t start[2];
 };
 static_assert(sizeof(ActivationBlock) == 48);
 
+// Where a block is larger than most of its row, its step would outweigh those of all others. Such a block has
+// 8 bits more: x[i] = scale * (quants[i] + quants'[i] / 256), to a step and a half of those.
+struct FineBlock {
+  int8_t quants[kBlockColumns];  // never -128
+  int32_t start[2];
+};
+
 // Tokens of one call at most, and what a kernel writes: sums[token][row of the panel].
 inline constexpr uint32_t kTileTokens = 8;
 using TileSums = float[kTileTokens][kPanelRows];
+
+// Activations of a tile's tokens, n_blocks blocks each, one token after another.
+struct ActivationTile {
+  const ActivationBlock* blocks = nullptr;
+  const FineBlock* fine = nullptr;  // of the same index; only those that `has_fine` names
+  // Bit first_bit + t of has_fine[b]: block b of the tile's token t has a fine block.
+  const uint8_t* has_fine = nullptr;
+  uint32_t first_bit = 0;
+};
 
 struct MatMulKernels {
   const char* target;    // Highway's name of the instruction set
   bool has_dot;          // by an instruction that adds four products of 8 bits in 32
   uint32_t tile_tokens;  // how many tokens at a time suit the registers: a power of two, at most kTileTokens
 
-  // n_blocks blocks of 32 floats, for products with matrices of `type`.
-  void (*quantize)(TensorType type, const float* x, size_t n_blocks, ActivationBlock* out);
+  // At most 8 rows of n_blocks blocks of 32 floats, for products with matrices of `type`: blocks and fine are
+  // [n_rows, n_blocks], has_fine is [n_blocks], bit r for row r.
+  void (*quantize)(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
+                   FineBlock* fine, uint8_t* has_fine);
   // A panel times n_tokens (1, 2, 4 or 8) rows of layout.n_blocks blocks.
-  void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+  void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                         uint32_t n_tokens, TileSums& sums);
   // A panel of a quantised type as floats [n_cols, 16]: a panel of F32.
   void (*decode)(const PanelLayout& layout, const std::byte* panel, float* out);

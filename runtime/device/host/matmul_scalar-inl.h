@@ -13,23 +13,29 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
-inline void Quantize(TensorType type, const float* x, size_t n_blocks, ActivationBlock* out) {
-  QuantizeActivations(type, 0, x, n_blocks, out);
+inline void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
+                     FineBlock* fine, uint8_t* has_fine) {
+  QuantizeActivations(type, 0, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
 // UnpackBlock has subtracted what ActivationBlock::start is for.
-inline void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+inline void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                          uint32_t n_tokens, TileSums& sums) {
   for (uint32_t r = 0; r < kPanelRows; ++r) {
     for (uint32_t t = 0; t < n_tokens; ++t) sums[t][r] = 0.0F;
     for (uint32_t b = 0; b < layout.n_blocks; ++b) {
       const UnpackedBlock w = UnpackBlock(layout, panel, r, b);
       for (uint32_t t = 0; t < n_tokens; ++t) {
-        const ActivationBlock& a = x[size_t{t} * layout.n_blocks + b];
-        int32_t products[2] = {0, 0};
-        for (uint32_t i = 0; i < kBlockColumns; ++i) products[i / 16] += w.quants[i] * a.quants[i];
-        sums[t][r] += a.scale * (w.scale[0] * static_cast<float>(products[0]) +
-                                 w.scale[1] * static_cast<float>(products[1])) +
+        const ActivationBlock& a = x.blocks[size_t{t} * layout.n_blocks + b];
+        const FineBlock& fine = x.fine[size_t{t} * layout.n_blocks + b];
+        const bool is_fine = (x.has_fine[b] >> (x.first_bit + t) & 1U) != 0;
+        int32_t products[2] = {0, 0};  // times 256
+        for (uint32_t i = 0; i < kBlockColumns; ++i) {
+          products[i / 16] += w.quants[i] * (256 * a.quants[i] + (is_fine ? fine.quants[i] : 0));
+        }
+        sums[t][r] += a.scale / 256.0F *
+                          (w.scale[0] * static_cast<float>(products[0]) +
+                           w.scale[1] * static_cast<float>(products[1])) +
                       a.scaled_sum * w.minimum;
       }
     }

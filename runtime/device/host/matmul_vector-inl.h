@@ -26,15 +26,31 @@ inline constexpr size_t kLanes = HWY_LANES(float);
 inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 4 : 8;
 
 template <typename Dot>
-void Quantize(TensorType type, const float* x, size_t n_blocks, ActivationBlock* out) {
-  QuantizeActivations(type, Dot::kBias, x, n_blocks, out);
+void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
+              FineBlock* fine, uint8_t* has_fine) {
+  QuantizeActivations(type, Dot::kBias, x, n_rows, n_blocks, blocks, fine, has_fine);
+}
+
+// The products of a block of weights and quants of activations, times the weights' scales.
+template <TensorType kType, typename Dot>
+HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8_t* quants,
+                             const int32_t* start) {
+  constexpr int kBits = PanelFormat<kType>::kBits;
+  if constexpr (PanelFormat<kType>::kHalves) {
+    const VI first = Dot::template Columns<kBits, 4>(hn::Set(DI(), start[0]), w, quants);
+    const VI second = Dot::template Columns<kBits, 4>(hn::Set(DI(), start[1]), w + 4, quants + 16);
+    return hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
+                      hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
+  } else {
+    const VI products = Dot::template Columns<kBits, kBlockGroups>(hn::Set(DI(), start[0]), w, quants);
+    return hn::Mul(hn::ConvertTo(DF(), products), scales.scale);
+  }
 }
 
 template <TensorType kType, typename Dot, uint32_t kTokens>
-void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   TileSums& sums) {
   using Format = PanelFormat<kType>;
-  constexpr int kBits = Format::kBits;
   const size_t n_blocks = layout.n_blocks;
   for (size_t row = 0; row < kPanelRows; row += kLanes) {
     VF sum[kTokens];
@@ -43,29 +59,30 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
     for (size_t b = 0; b < n_blocks; ++b) {
       VU8 w[kBlockGroups];
       Format::LoadQuants(layout, panel, b, row, w);
-      if constexpr (kBits == 8 && Dot::kBias != 0) {
+      if constexpr (Format::kBits == 8 && Dot::kBias != 0) {
         KVRUN_UNROLL
         for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
       }
       const BlockScales scales = Format::LoadScales(layout, panel, b, row);
+      if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
       KVRUN_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
-        const ActivationBlock& a = x[t * n_blocks + b];
-        const VF scale = hn::Set(DF(), a.scale);
-        const VI start = hn::Set(DI(), a.start[0]);
-        if constexpr (Format::kHalves) {
-          const VI first = Dot::template Columns<kBits, 4>(start, w, a.quants);
-          const VI second = Dot::template Columns<kBits, 4>(hn::Set(DI(), a.start[1]), w + 4, a.quants + 16);
-          const VF both = hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
-                                     hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
-          sum[t] = hn::MulAdd(both, scale, sum[t]);
-        } else {
-          const VI products = Dot::template Columns<kBits, kBlockGroups>(start, w, a.quants);
-          sum[t] = hn::MulAdd(hn::ConvertTo(DF(), products), hn::Mul(scales.scale, scale), sum[t]);
-        }
+        const ActivationBlock& a = x.blocks[t * n_blocks + b];
+        const VF products = ScaledProducts<kType, Dot>(w, scales, a.quants, a.start);
+        sum[t] = hn::MulAdd(products, hn::Set(DF(), a.scale), sum[t]);
         if constexpr (Format::kHasMinimum) {
           sum[t] = hn::MulAdd(scales.minimum, hn::Set(DF(), a.scaled_sum), sum[t]);
         }
+      }
+      const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit;
+      if (HWY_LIKELY((has_fine & ((1U << kTokens) - 1)) == 0)) continue;
+      KVRUN_UNROLL
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        if ((has_fine >> t & 1U) == 0) continue;
+        const FineBlock& fine = x.fine[t * n_blocks + b];
+        const VF products = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
+        const float scale = x.blocks[t * n_blocks + b].scale / 256.0F;
+        sum[t] = hn::MulAdd(products, hn::Set(DF(), scale), sum[t]);
       }
     }
     KVRUN_UNROLL
@@ -74,7 +91,7 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
 }
 
 template <TensorType kType, typename Dot>
-void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
   switch (n_tokens) {
     case 1: return MultiplyTile<kType, Dot, 1>(layout, panel, x, sums);
@@ -91,7 +108,7 @@ void MultiplyType(const PanelLayout& layout, const std::byte* panel, const Activ
 }
 
 template <typename Dot>
-void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationBlock* x,
+void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
   switch (layout.type) {
     case TensorType::kQ8_0: return MultiplyType<TensorType::kQ8_0, Dot>(layout, panel, x, n_tokens, sums);

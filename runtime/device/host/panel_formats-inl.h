@@ -7,6 +7,7 @@
 #define KVRUN_PANEL_FORMATS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include "runtime/device/host/int8_dot-inl.h"
@@ -108,6 +109,22 @@ struct PanelFormat {
       if constexpr (kBits == 5) AddFifthBits(high + 64 * block, w);
       if constexpr (kBits == 6) AddFifthAndSixthBits(high + 128 * block, w);
     }
+  }
+
+  // What LoadQuants and LoadScales will read, but for supers: planes are short, and processors notice too
+  // late that another begins.
+  static HWY_INLINE void PrefetchBlock(const PanelLayout& layout, const std::byte* panel, size_t block,
+                                       size_t first_row) {
+    const size_t bytes = kBits == 8 ? 512 : 256;
+    const std::byte* quants = panel + bytes * block + 4 * first_row;
+    KVRUN_UNROLL
+    for (size_t i = 0; i < bytes; i += 64) hwy::Prefetch(quants + i);
+    if constexpr (kBits == 5) hwy::Prefetch(panel + layout.high + 64 * block + 4 * first_row);
+    if constexpr (kBits == 6) {
+      hwy::Prefetch(panel + layout.high + 128 * block + 4 * first_row);
+      hwy::Prefetch(panel + layout.high + 128 * block + 64 + 4 * first_row);
+    }
+    hwy::Prefetch(panel + layout.scales + (kHasMinimum && !kHasSupers ? 64 : 32) * block);
   }
 
   static HWY_INLINE BlockScales LoadScales(const PanelLayout& layout, const std::byte* panel, size_t block,

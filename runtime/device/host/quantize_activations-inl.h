@@ -9,60 +9,132 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
+
 #include "runtime/device/host/matmul_kernels.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
-// Below this, 127 / largest is infinite; such a block counts as zeros.
-inline constexpr float kSmallestLargest = 1e-36F;
+namespace hn = hwy::HWY_NAMESPACE;
 
-// q8_bias: what is added to Q8_0's weights in the kernel.
-inline void QuantizeActivations(TensorType type, int32_t q8_bias, const float* x, size_t n_blocks,
-                                ActivationBlock* out) {
-  namespace hn = hwy::HWY_NAMESPACE;
-  const hn::CappedTag<float, 16> df;
-  const hn::Rebind<int32_t, decltype(df)> di;
-  const hn::Rebind<int8_t, decltype(df)> di8;
-  const size_t lanes = hn::Lanes(df);
-  int32_t offset = 0;
-  if (type == TensorType::kQ8_0) offset = q8_bias;
-  if (type == TensorType::kQ4_0) offset = 8;
-  if (type == TensorType::kQ5_0) offset = 16;
-  if (type == TensorType::kQ6_K) offset = 32;
-  const bool halves = type == TensorType::kQ6_K;
+// Below this, 256 * 127 / largest is infinite; such a block counts as zeros.
+inline constexpr float kSmallestLargest = 1e-33F;
+// A block is fine where its largest magnitude squared is so many times the mean of its row's blocks: one
+// in ten of a model's, which hold most of what rounding costs (docs/decisions.md).
+inline constexpr float kFineFrom = 2.25F;
 
+using ActivationTag = hn::CappedTag<float, 16>;
+
+// Leaves in out[b].scale the largest magnitude of each block, and in .scaled_sum what is not a number where x
+// is infinite or not a number, else 0. Answers the magnitude squared from which on a block is fine.
+inline float MeasureBlocks(const float* x, size_t n_blocks, ActivationBlock* out) {
+  const ActivationTag df;
+  float sum_of_squares = 0.0F;
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
     auto largest = hn::Zero(df);
-    auto zeros = hn::Zero(df);  // not a number where x is infinite or not a number
-    for (size_t i = 0; i < kBlockColumns; i += lanes) {
+    auto zeros = hn::Zero(df);
+    for (size_t i = 0; i < kBlockColumns; i += hn::Lanes(df)) {
       const auto v = hn::LoadU(df, x + i);
       largest = hn::Max(largest, hn::Abs(v));
       zeros = hn::MulAdd(v, hn::Zero(df), zeros);
     }
-    const float most = hn::GetLane(hn::MaxOfLanes(df, largest));
-    const float poison = hn::GetLane(hn::SumOfLanes(df, zeros));
-    ActivationBlock& block = out[b];
-    if (!(most >= kSmallestLargest) || poison != 0.0F) {
+    out[b].scale = hn::GetLane(hn::MaxOfLanes(df, largest));
+    out[b].scaled_sum = hn::GetLane(hn::SumOfLanes(df, zeros));
+    sum_of_squares += out[b].scale * out[b].scale;
+  }
+  return kFineFrom * sum_of_squares / static_cast<float>(n_blocks);
+}
+
+// 32 floats times `inverse`, rounded; sums: of columns 0 to 15 and 16 to 31.
+inline void RoundBlock(const float* x, float inverse, int8_t* quants, int32_t (&sums)[2]) {
+  const ActivationTag df;
+  const hn::Rebind<int32_t, decltype(df)> di;
+  const hn::Rebind<int8_t, decltype(df)> di8;
+  for (size_t half = 0; half < 2; ++half) {
+    auto sum = hn::Zero(di);
+    for (size_t i = 16 * half; i < 16 * half + 16; i += hn::Lanes(df)) {
+      const auto q = hn::NearestInt(hn::Mul(hn::LoadU(df, x + i), hn::Set(df, inverse)));
+      sum = hn::Add(sum, q);
+      hn::StoreU(hn::DemoteTo(di8, q), di8, quants + i);
+    }
+    sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
+  }
+}
+
+// The same to 16 bits, less the 8 that are in `quants`. What rounds to -128 becomes -127.
+inline void RoundFineBlock(const float* x, float inverse, const int8_t* quants, int8_t* fine,
+                           int32_t (&sums)[2]) {
+  const ActivationTag df;
+  const hn::Rebind<int32_t, decltype(df)> di;
+  const hn::Rebind<int8_t, decltype(df)> di8;
+  for (size_t half = 0; half < 2; ++half) {
+    auto sum = hn::Zero(di);
+    for (size_t i = 16 * half; i < 16 * half + 16; i += hn::Lanes(df)) {
+      const auto all = hn::NearestInt(hn::Mul(hn::LoadU(df, x + i), hn::Set(df, inverse * 256.0F)));
+      const auto high = hn::ShiftLeft<8>(hn::PromoteTo(di, hn::LoadU(di8, quants + i)));
+      const auto q = hn::Min(hn::Max(hn::Sub(all, high), hn::Set(di, -127)), hn::Set(di, 127));
+      sum = hn::Add(sum, q);
+      hn::StoreU(hn::DemoteTo(di8, q), di8, fine + i);
+    }
+    sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
+  }
+}
+
+// What a kernel's weights are more than what they stand for. q8_bias: what it adds to those of Q8_0.
+inline int32_t OffsetOf(TensorType type, int32_t q8_bias) {
+  switch (type) {
+    case TensorType::kQ8_0: return q8_bias;
+    case TensorType::kQ4_0: return 8;
+    case TensorType::kQ5_0: return 16;
+    case TensorType::kQ6_K: return 32;
+    default: return 0;
+  }
+}
+
+inline void SetStart(int32_t offset, bool halves, const int32_t* sums, int32_t* start) {
+  start[0] = -offset * (halves ? sums[0] : sums[0] + sums[1]);
+  start[1] = halves ? -offset * sums[1] : 0;
+}
+
+// bit: the row's, of has_fine.
+inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t n_blocks,
+                        ActivationBlock* blocks, FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
+  const bool halves = type == TensorType::kQ6_K;
+  const float fine_from = MeasureBlocks(x, n_blocks, blocks);
+  for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
+    ActivationBlock& block = blocks[b];
+    const float largest = block.scale;
+    const float poison = block.scaled_sum;
+    if (!(largest >= kSmallestLargest) || poison != 0.0F) {
       block = {};
       block.scale = block.scaled_sum = poison;
       continue;
     }
-    const auto inverse = hn::Set(df, 127.0F / most);
-    int32_t sums[2] = {0, 0};
-    for (size_t half = 0; half < 2; ++half) {
-      auto sum = hn::Zero(di);
-      for (size_t i = 16 * half; i < 16 * half + 16; i += lanes) {
-        const auto q = hn::NearestInt(hn::Mul(hn::LoadU(df, x + i), inverse));
-        sum = hn::Add(sum, q);
-        hn::StoreU(hn::DemoteTo(di8, q), di8, block.quants + i);
-      }
-      sums[half] = hn::GetLane(hn::SumOfLanes(di, sum));
+    int32_t sums[2];
+    const float inverse = 127.0F / largest;
+    RoundBlock(x, inverse, block.quants, sums);
+    block.scale = largest / 127.0F;
+    SetStart(offset, halves, sums, block.start);
+    auto sum = static_cast<float>(sums[0] + sums[1]);
+    if (largest * largest > fine_from) {
+      RoundFineBlock(x, inverse, block.quants, fine[b].quants, sums);
+      SetStart(offset, halves, sums, fine[b].start);
+      sum += static_cast<float>(sums[0] + sums[1]) / 256.0F;
+      has_fine[b] = static_cast<uint8_t>(has_fine[b] | bit);
     }
-    block.scale = most / 127.0F;
-    block.scaled_sum = block.scale * static_cast<float>(sums[0] + sums[1]);
-    block.start[0] = -offset * (halves ? sums[0] : sums[0] + sums[1]);
-    block.start[1] = halves ? -offset * sums[1] : 0;
+    block.scaled_sum = block.scale * sum;
+  }
+}
+
+inline void QuantizeActivations(TensorType type, int32_t q8_bias, const float* x, size_t n_rows,
+                                size_t n_blocks, ActivationBlock* blocks, FineBlock* fine,
+                                uint8_t* has_fine) {
+  const int32_t offset = OffsetOf(type, q8_bias);
+  std::fill_n(has_fine, n_blocks, uint8_t{0});
+  for (size_t r = 0; r < n_rows; ++r) {
+    QuantizeRow(type, offset, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks,
+                fine + r * n_blocks, static_cast<uint8_t>(1U << r), has_fine);
   }
 }
 

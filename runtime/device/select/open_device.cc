@@ -35,7 +35,7 @@ Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::str
 
 Result<std::unique_ptr<host::HostDevice>> CreateHost(const OpenDeviceOptions& options, std::string note) {
   return host::HostDevice::Create({.n_threads = options.n_threads,
-                                   .rounds_activations = options.rounds_activations,
+                                   .exact_activations = options.exact_activations,
                                    .profile = options.profile,
                                    .note = std::move(note)});
 }
