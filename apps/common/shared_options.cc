@@ -40,7 +40,7 @@ void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
   set->Text(
       "--device", &shared->device, "DEVICE",
       "auto (default), vulkan, host (the CPU itself), a part of a device's name, or its index in `kvrun "
-      "devices`");
+      "devices`; with +host after a Vulkan device it computes prompts, and the CPU itself decodes");
 }
 
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {

@@ -54,6 +54,8 @@ class Matrix {
   uint32_t n_cols() const { return n_cols_; }
   TensorType type() const { return type_; }
   virtual uint64_t size_bytes() const = 0;  // on the device
+  // Of those, what a product of one row reads.
+  virtual uint64_t row_product_bytes() const { return size_bytes(); }
 
  protected:
   Matrix(TensorType type, uint32_t n_rows, uint32_t n_cols) : type_(type), n_rows_(n_rows), n_cols_(n_cols) {}

@@ -27,10 +27,12 @@ struct DeviceListing {
 inline constexpr uint32_t kMaxThreads = 1024;
 
 struct OpenDeviceOptions {
-  std::string device = "auto";  // "auto", "vulkan", "host", a part of a name, or an index
+  // "auto", "vulkan", "host", a part of a name, or an index; "A+host": a Vulkan device for prompts, and the
+  // CPU for decoding (runtime/device/pair).
+  std::string device = "auto";
   bool validation = false;
   bool profile = false;
-  // Of the CPU as a device alone:
+  // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: one for each performance core
   bool exact_activations = false;  // matrix products do not round them to 8 bits
 };

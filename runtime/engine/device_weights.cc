@@ -129,10 +129,10 @@ Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
 }
 
 uint64_t DeviceWeights::StepBytes() const {
-  uint64_t bytes = output().size_bytes();
+  uint64_t bytes = output().row_product_bytes();
   for (const DeviceLayer& layer : layers) {
     for (const MatrixStack* stack : {&layer.qkv, &layer.attention_output, &layer.gate_up, &layer.ffn_down}) {
-      for (const StackedMatrix& part : *stack) bytes += part.matrix->size_bytes();
+      for (const StackedMatrix& part : *stack) bytes += part.matrix->row_product_bytes();
     }
   }
   return bytes;

@@ -5,8 +5,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <utility>
 
 #include "runtime/device/host/host_device.h"
+#include "runtime/device/select/make_pair.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "tests/support/or_die.h"
 #include "tests/support/vulkan_devices.h"
@@ -53,6 +56,18 @@ std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {
   return devices;
 }
 
+std::vector<std::unique_ptr<Device>> OpenPairs() {
+  std::vector<std::unique_ptr<Device>> pairs;
+  for (auto& vulkan : OpenVulkan(DeviceMode::kPlanned)) {
+    auto pair =
+        MakePair(std::move(vulkan), OrDie(host::HostDevice::Create({.exact_activations = true, .note = {}})),
+                 kPairDecodeRows);
+    EXPECT_TRUE(pair.ok()) << pair.status().message();
+    if (pair.ok()) pairs.push_back(std::move(pair).value());
+  }
+  return pairs;
+}
+
 // Owns the devices, and asks in the end which variants ran on them.
 class OpenDevices : public ::testing::Environment {
  public:
@@ -62,9 +77,14 @@ class OpenDevices : public ::testing::Environment {
       if (device == nullptr) device = OpenHost(mode);
       return {device.get()};
     }
+    std::vector<Device*> devices;
+    if (mode == DeviceMode::kPair) {
+      if (!pairs_) pairs_ = OpenPairs();
+      for (const auto& pair : *pairs_) devices.push_back(pair.get());
+      return devices;
+    }
     const auto [entry, is_new] = devices_.try_emplace(mode);
     if (is_new) entry->second = OpenVulkan(mode);
-    std::vector<Device*> devices;
     for (const auto& device : entry->second) devices.push_back(device.get());
     return devices;
   }
@@ -73,6 +93,7 @@ class OpenDevices : public ::testing::Environment {
     if (!devices_.empty() && ::testing::GTEST_FLAG(filter) == "*") ExpectEveryVariantRan();
     devices_.clear();
     host_devices_.clear();
+    pairs_.reset();
   }
 
  private:
@@ -105,6 +126,7 @@ class OpenDevices : public ::testing::Environment {
 
   std::map<DeviceMode, std::vector<std::unique_ptr<VulkanComputeDevice>>> devices_;  // Vulkan's
   std::map<DeviceMode, std::unique_ptr<Device>> host_devices_;
+  std::optional<std::vector<std::unique_ptr<Device>>> pairs_;
 };
 
 OpenDevices* const open_devices =
@@ -119,7 +141,7 @@ uint64_t ValidationMessages(DeviceMode mode) {
 
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes) {
   if (std::ranges::find(kHostOperations, operations) != kHostOperations.end()) {
-    vulkan_modes.insert(vulkan_modes.end(), {DeviceMode::kHost, DeviceMode::kHostThreads});
+    vulkan_modes.insert(vulkan_modes.end(), {DeviceMode::kHost, DeviceMode::kHostThreads, DeviceMode::kPair});
   }
   return vulkan_modes;
 }
@@ -150,6 +172,7 @@ std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {
     case DeviceMode::kSmallBuffers: return "small_buffers";
     case DeviceMode::kHost: return "host";
     case DeviceMode::kHostThreads: return "host_threads";
+    case DeviceMode::kPair: return "pair";
   }
   return "";
 }

@@ -26,10 +26,13 @@ inline constexpr double kUntouched = std::numeric_limits<double>::quiet_NaN();
 inline constexpr size_t kBeyond = 64;
 
 // kHost, kHostThreads: the CPU as a device with float activations, on as many threads as it chooses, and on a
-// number that does not divide work evenly.
-enum class DeviceMode { kPlanned, kFloor, kGpu, kGpuFloor, kSmallBuffers, kHost, kHostThreads };
+// number that does not divide work evenly. kPair: a driver as planned and the CPU as one device, of which the
+// CPU gets up to kPairDecodeRows rows, so that both get some of most cases.
+enum class DeviceMode { kPlanned, kFloor, kGpu, kGpuFloor, kSmallBuffers, kHost, kHostThreads, kPair };
 // Bytes that kSmallBuffers binds at most, so that small matrices come in slices.
 inline constexpr uint64_t kSmallBufferBytes = 64 * 1024;
+
+inline constexpr uint32_t kPairDecodeRows = 2;
 
 // Of kHostThreads.
 inline constexpr uint32_t kUnevenThreads = 3;
@@ -41,7 +44,7 @@ inline constexpr std::initializer_list<Operations> kHostOperations = {
     Operations::kAttention, Operations::kIndex,   Operations::kIndexUpkeep, Operations::kMatMul,
     Operations::kRows,      Operations::kRecords, Operations::kSlots};
 
-// `vulkan_modes`, and the host's where it has these operations.
+// `vulkan_modes`, and the host's and the pair's where the host has these operations.
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes);
 
 // The mode's devices: opened once, closed after the last test. Empty where there is no driver, and for floor

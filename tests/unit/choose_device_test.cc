@@ -124,5 +124,39 @@ TEST(IsAutoName, NothingOrTheWord) {
   for (const char* name : {"autom", "host", "0", "vulkan"}) EXPECT_FALSE(IsAutoName(name)) << name;
 }
 
+TEST(ChoosePair, ThePrefillDeviceIsNamedFirst) {
+  EXPECT_EQ(PrefillDeviceOfPair("vulkan+host").value(), "vulkan");
+  EXPECT_EQ(PrefillDeviceOfPair("UHD graphics+HOST").value(), "UHD graphics");
+  EXPECT_EQ(PrefillDeviceOfPair("1+host").value(), "1");
+  for (const char* one : {"", "auto", "vulkan", "host", "1", "UHD"}) {
+    const auto none = PrefillDeviceOfPair(one);
+    ASSERT_TRUE(none.ok()) << one;
+    EXPECT_FALSE(none->has_value()) << one;
+  }
+  EXPECT_EQ(ChoosePrefillDevice(kTwo, kCpu, "vulkan")->vulkan, 1U);
+  EXPECT_EQ(ChoosePrefillDevice(kTwo, kCpu, "llvm")->vulkan, 0U);
+  EXPECT_EQ(ChoosePrefillDevice(kTwo, kCpu, "nosuch").status().code(), StatusCode::kNotFound);
+}
+
+TEST(ChoosePair, OthersAreRefusedWithOneMessage) {
+  for (const char* wanted : {"host+vulkan", "host+host", "vulkan+vulkan", "vulkan+", "+host", "+",
+                             "vulkan+host+host", "vulkan+host+", "vulkan + host"}) {
+    const auto refused = PrefillDeviceOfPair(wanted);
+    ASSERT_FALSE(refused.ok()) << wanted;
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    const std::string& message = refused.status().message();
+    EXPECT_NE(message.find(std::string("\"") + wanted + "\""), std::string::npos) << message;
+    EXPECT_NE(message.find("\"vulkan+host\""), std::string::npos) << message;
+  }
+  // The CPU itself, by its index, its name, and as there is no GPU.
+  for (const char* cpu : {"2", "core i7", "auto"}) {
+    const auto facts = std::string_view(cpu) == "auto" ? std::span(kTwo).first(1) : std::span(kTwo);
+    const auto refused = ChoosePrefillDevice(facts, kCpu, cpu);
+    ASSERT_FALSE(refused.ok()) << cpu;
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(refused.status().message().find("no pair"), std::string::npos) << refused.status().message();
+  }
+}
+
 }  // namespace
 }  // namespace kvrun

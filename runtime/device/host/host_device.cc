@@ -20,8 +20,7 @@
 namespace kvrun::host {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
-constexpr uint64_t kSlackBytes = 256;  // of zeros after each buffer
+constexpr std::align_val_t kAlignment{kMemoryAlignmentBytes};
 
 }  // namespace
 
@@ -51,23 +50,24 @@ std::vector<Device::MemoryPart> MemoryAccount::Parts() const {
 
 Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryAccount> account,
                                                          std::string_view part, uint64_t size_bytes) {
-  auto* data = static_cast<std::byte*>(::operator new[](size_bytes + kSlackBytes, kAlignment, std::nothrow));
+  auto* data =
+      static_cast<std::byte*>(::operator new[](size_bytes + kMemorySlackBytes, kAlignment, std::nothrow));
   if (data == nullptr) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("no memory for {} ({})", part, FormatBytes(size_bytes)));
   }
-  std::memset(data, 0, size_bytes + kSlackBytes);
+  std::memset(data, 0, size_bytes + kMemorySlackBytes);
   return std::unique_ptr<HostMemory>(new HostMemory(std::move(account), part, data, size_bytes));
 }
 
 HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::byte* data,
                        uint64_t size_bytes)
     : account_(std::move(account)), part_(part), data_(data), size_bytes_(size_bytes) {
-  account_->Add(part_, size_bytes_ + kSlackBytes);
+  account_->Add(part_, size_bytes_ + kMemorySlackBytes);
 }
 
 HostMemory::~HostMemory() {
-  account_->Remove(part_, size_bytes_ + kSlackBytes);
+  account_->Remove(part_, size_bytes_ + kMemorySlackBytes);
   ::operator delete[](data_, kAlignment);
 }
 

@@ -37,7 +37,11 @@ class MemoryAccount {
   std::map<std::string, uint64_t, std::less<>> bytes_;
 };
 
-// Memory of an account: zeros, 64-byte aligned, and 256 bytes of zeros after it.
+// What operations on the CPU may expect of a buffer's memory.
+inline constexpr uint64_t kMemoryAlignmentBytes = 64;
+inline constexpr uint64_t kMemorySlackBytes = 256;  // of zeros after it
+
+// Memory of an account: zeros, aligned, and with slack.
 class HostMemory {
  public:
   static Result<std::unique_ptr<HostMemory>> Allocate(std::shared_ptr<MemoryAccount> account,
@@ -62,18 +66,22 @@ class HostMemory {
 class HostBuffer : public Buffer {
  public:
   HostBuffer(std::unique_ptr<HostMemory> memory, uint64_t size_bytes, BufferUse use)
-      : Buffer(size_bytes), memory_(std::move(memory)), use_(use) {}
+      : Buffer(size_bytes), memory_(std::move(memory)), data_(memory_->data()), use_(use) {}
+  // A view of memory that is not its own, which must outlive it: aligned as HostMemory, with zeros after it.
+  explicit HostBuffer(std::span<std::byte> bytes)
+      : Buffer(bytes.size()), data_(bytes.data()), use_(BufferUse::kShared) {}
 
   std::span<std::byte> host() override {
-    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : std::span(memory_->data(), size_bytes_);
+    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : std::span(data_, size_bytes_);
   }
   Status Flush(uint64_t, uint64_t) override { return Status::Ok(); }
   Status Invalidate(uint64_t, uint64_t) override { return Status::Ok(); }
   // Whatever the use: for operations.
-  std::byte* data() const { return memory_->data(); }
+  std::byte* data() const { return data_; }
 
  private:
-  std::unique_ptr<HostMemory> memory_;
+  std::unique_ptr<HostMemory> memory_;  // null: a view
+  std::byte* data_;
   BufferUse use_;
 };
 

@@ -32,6 +32,14 @@ Status NoSuchDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_na
                                              list, vulkan.size(), cpu_name)};
 }
 
+Status NoSuchPair(std::string_view wanted) {
+  return {
+      StatusCode::kInvalidArgument,
+      fmt::format("\"{}\" is no pair of devices: name a Vulkan device that computes prompts, then \"+host\", "
+                  "as in \"vulkan+host\"",
+                  wanted)};
+}
+
 }  // namespace
 
 bool IsHostName(std::string_view wanted) { return LowerCase(wanted) == "host"; }
@@ -75,6 +83,22 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
   }
   if (!IsNumber(name) && LowerCase(cpu_name).find(name) != std::string::npos) return host;
   return NoSuchDevice(vulkan, cpu_name, wanted);
+}
+
+Result<std::optional<std::string>> PrefillDeviceOfPair(std::string_view wanted) {
+  const size_t plus = wanted.find('+');
+  if (plus == std::string_view::npos) return std::optional<std::string>();
+  const std::string_view first = wanted.substr(0, plus);
+  if (first.empty() || IsHostName(first) || !IsHostName(wanted.substr(plus + 1))) return NoSuchPair(wanted);
+  return std::optional<std::string>(first);
+}
+
+Result<AnyDeviceChoice> ChoosePrefillDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
+                                            std::string_view wanted) {
+  KVRUN_ASSIGN_OR_RETURN(AnyDeviceChoice choice, ChooseDevice(vulkan, cpu_name, wanted));
+  // By its index or name, or as there is nothing better.
+  if (!choice.vulkan) return NoSuchPair(fmt::format("{}+host", wanted));
+  return choice;
 }
 
 }  // namespace kvrun

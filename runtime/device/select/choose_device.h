@@ -31,4 +31,11 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
 // in its facts and changes how fast it is.
 AutoCandidates ChooseCandidates(std::span<const DeviceFacts> vulkan, std::string_view changes);
 
+// "A+host": two devices as one, of which A computes prompts and the CPU itself decodes. Answers A; nothing
+// where `wanted` names one device; an error where it names another pair.
+Result<std::optional<std::string>> PrefillDeviceOfPair(std::string_view wanted);
+// A of such a pair: one of Vulkan's devices, as ChooseDevice understands it.
+Result<AnyDeviceChoice> ChoosePrefillDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
+                                            std::string_view wanted);
+
 }  // namespace kvrun

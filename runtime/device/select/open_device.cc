@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "platform/vulkan/instance.h"
@@ -11,6 +13,7 @@
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/host_listing.h"
 #include "runtime/device/select/choose_device.h"
+#include "runtime/device/select/make_pair.h"
 #include "runtime/device/vulkan/found_devices.h"
 #include "runtime/device/vulkan/self_test.h"
 
@@ -32,12 +35,15 @@ Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::str
   return ChooseDevice({}, cpu, wanted);
 }
 
+Result<std::unique_ptr<host::HostDevice>> CreateHost(const OpenDeviceOptions& options, std::string note) {
+  return host::HostDevice::Create({.n_threads = options.n_threads,
+                                   .exact_activations = options.exact_activations,
+                                   .profile = options.profile,
+                                   .note = std::move(note)});
+}
+
 Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::string note) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> device,
-                         host::HostDevice::Create({.n_threads = options.n_threads,
-                                                   .exact_activations = options.exact_activations,
-                                                   .profile = options.profile,
-                                                   .note = std::move(note)}));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> device, CreateHost(options, std::move(note)));
   return std::unique_ptr<Device>(std::move(device));
 }
 
@@ -47,6 +53,22 @@ std::string ChangesByEnvironment(bool validation) {
   std::string changes = clamp == nullptr || *clamp == '\0' ? "" : fmt::format("clamped to {}", clamp);
   if (validation || InstanceOptions::FromEnvironment().validation) changes += " validated";
   return changes;
+}
+
+Result<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(const FoundDevices& found,
+                                                        const AnyDeviceChoice& choice,
+                                                        const OpenDeviceOptions& options) {
+  return OpenCheckedDevice(found, *choice.vulkan, options.profile, choice.note, CheckSubgroups);
+}
+
+// What `prefill` names, and the CPU.
+Result<std::unique_ptr<Device>> OpenPair(const std::string& prefill, const OpenDeviceOptions& options) {
+  KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice,
+                         ChoosePrefillDevice(found.facts, host::CpuName(), prefill));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> vulkan, OpenVulkan(found, choice, options));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> host, CreateHost(options, ""));
+  return MakePair(std::move(vulkan), std::move(host));
 }
 
 }  // namespace
@@ -75,18 +97,23 @@ Result<std::vector<DeviceListing>> ListDevices() {
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckOptions(options));
   if (IsHostName(options.device)) return OpenHost(options, "");
+  KVRUN_ASSIGN_OR_RETURN(const std::optional<std::string> prefill, PrefillDeviceOfPair(options.device));
+  if (prefill) return OpenPair(*prefill, options);
   const Result<FoundDevices> found = FindDevices(options.validation);
   KVRUN_ASSIGN_OR_RETURN(AnyDeviceChoice choice, Choose(found, options.device));
   if (!choice.vulkan) return OpenHost(options, std::move(choice.note));
-  KVRUN_ASSIGN_OR_RETURN(
-      std::unique_ptr<VulkanComputeDevice> device,
-      OpenCheckedDevice(*found, *choice.vulkan, options.profile, choice.note, CheckSubgroups));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> device, OpenVulkan(*found, choice, options));
   return std::unique_ptr<Device>(std::move(device));
 }
 
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
                                             const std::function<bool(size_t, size_t)>& progress) {
   std::vector<size_t> indices;
+  KVRUN_ASSIGN_OR_RETURN(const std::optional<std::string> prefill, PrefillDeviceOfPair(device));
+  if (prefill) {
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("a pair of devices has no self-tests of its own: name \"{}\" alone", *prefill));
+  }
   const Result<FoundDevices> found = FindDevices(false);
   if (device.empty()) {
     KVRUN_RETURN_IF_ERROR(found.status());

@@ -97,9 +97,11 @@ Result<std::unique_ptr<VulkanComputeDevice>> VulkanComputeDevice::Create(std::un
 VulkanComputeDevice::~VulkanComputeDevice() = default;
 
 Result<DeviceBuffer> VulkanComputeDevice::AllocateFilled(uint64_t size_bytes, MemoryKind kind,
-                                                         std::string_view part) {
-  KVRUN_ASSIGN_OR_RETURN(DeviceBuffer memory,
-                         allocator_->Allocate({.size_bytes = size_bytes, .kind = kind, .name = part}));
+                                                         std::string_view part, uint64_t alignment_bytes) {
+  KVRUN_ASSIGN_OR_RETURN(
+      DeviceBuffer memory,
+      allocator_->Allocate(
+          {.size_bytes = size_bytes, .kind = kind, .name = part, .alignment_bytes = alignment_bytes}));
   if (memory.mapped() != nullptr) {
     std::memset(memory.mapped(), 0, size_bytes);
     KVRUN_RETURN_IF_ERROR(memory.Flush());
@@ -112,16 +114,36 @@ Result<DeviceBuffer> VulkanComputeDevice::AllocateFilled(uint64_t size_bytes, Me
   return memory;
 }
 
-Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateBuffer(uint64_t size_bytes, BufferUse use,
-                                                                  std::string_view part) {
+Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::NewBuffer(uint64_t size_bytes, BufferUse use,
+                                                                     MemoryKind kind, std::string_view part,
+                                                                     uint64_t alignment_bytes) {
   if (size_bytes > info_.max_buffer_bytes) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("a buffer of {} for {} is more than {} can bind ({})", FormatBytes(size_bytes),
                               part, info_.name, FormatBytes(info_.max_buffer_bytes)));
   }
   const uint64_t padded_bytes = RoundUp<uint64_t>(size_bytes, 16) + kSlackBytes;
-  KVRUN_ASSIGN_OR_RETURN(DeviceBuffer memory, AllocateFilled(padded_bytes, KindOf(use), part));
-  return std::unique_ptr<Buffer>(new VulkanBuffer(std::move(memory), size_bytes, use));
+  KVRUN_ASSIGN_OR_RETURN(DeviceBuffer memory, AllocateFilled(padded_bytes, kind, part, alignment_bytes));
+  return std::make_unique<VulkanBuffer>(std::move(memory), size_bytes, use);
+}
+
+Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateBuffer(uint64_t size_bytes, BufferUse use,
+                                                                  std::string_view part) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanBuffer> buffer,
+                         NewBuffer(size_bytes, use, KindOf(use), part, 1));
+  return std::unique_ptr<Buffer>(std::move(buffer));
+}
+
+Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::CreateCachedBuffer(uint64_t size_bytes,
+                                                                              BufferUse use,
+                                                                              std::string_view part,
+                                                                              uint64_t alignment_bytes) {
+  // The plan takes cached memory for readbacks wherever there is any.
+  if (!plan().readback.cached) {
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("{} has no memory that the CPU reads through its caches", info_.name));
+  }
+  return NewBuffer(size_bytes, use, MemoryKind::kReadback, part, alignment_bytes);
 }
 
 Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::byte> bytes) {

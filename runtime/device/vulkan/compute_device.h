@@ -75,6 +75,10 @@ class VulkanComputeDevice : public Device {
   const DeviceInfo& info() const override { return info_; }
   Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
                                                std::string_view part) override;
+  // In memory that the CPU sees through caches, whatever the use, so that a device on the CPU can compute
+  // there too: mapped, aligned to `alignment_bytes`. kUnsupported where the device has no such memory.
+  Result<std::unique_ptr<VulkanBuffer>> CreateCachedBuffer(uint64_t size_bytes, BufferUse use,
+                                                           std::string_view part, uint64_t alignment_bytes);
   Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
                                                   std::string_view part) override;
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
@@ -107,7 +111,10 @@ class VulkanComputeDevice : public Device {
  private:
   VulkanComputeDevice() = default;
 
-  Result<DeviceBuffer> AllocateFilled(uint64_t size_bytes, MemoryKind kind, std::string_view part);
+  Result<DeviceBuffer> AllocateFilled(uint64_t size_bytes, MemoryKind kind, std::string_view part,
+                                      uint64_t alignment_bytes = 1);
+  Result<std::unique_ptr<VulkanBuffer>> NewBuffer(uint64_t size_bytes, BufferUse use, MemoryKind kind,
+                                                  std::string_view part, uint64_t alignment_bytes);
   // Copies into device memory that the host may not see.
   Status Upload(const DeviceBuffer& to, std::span<const std::byte> bytes);
   Status FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources);

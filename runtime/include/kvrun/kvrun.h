@@ -143,7 +143,9 @@ typedef struct kvrun_engine_options {
   /* "auto" (or NULL): Vulkan's best device or the CPU itself, whichever computes this model faster; this is
    * measured at first use, kept in the user's cache folder, and said in kvrun_engine_info_json's notes.
    * "vulkan": the best GPU, else a Vulkan driver for the CPU; "host": the CPU itself; a part of a device's
-   * name; or an index as in kvrun_devices_json. */
+   * name; or an index as in kvrun_devices_json. "A+host", where A is a Vulkan device named in one of these
+   * ways: A computes prompts, the CPU itself decodes, in one memory that both see; the weights are held
+   * twice. */
   const char* device;
   kvrun_progress_fn progress; /* may be NULL */
   void* progress_user;

@@ -1,0 +1,515 @@
+// Two devices as one: which gets a list, with which arguments, and what happens in between. The prefill
+// device is a fake that writes down what it is asked for; the decode device is the CPU.
+#include "runtime/device/pair/pair_device.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/support/fake_device.h"
+#include "tests/support/or_die.h"
+
+namespace kvrun::testing {
+namespace {
+
+using pair::kMaxDecodeRows;
+using pair::PairBuffer;
+using pair::PairDevice;
+using pair::Side;
+using Log = std::vector<std::string>;
+
+// In memory of the host, aligned and with slack as the pair asks for.
+class LoggedBuffer : public Buffer {
+ public:
+  LoggedBuffer(std::string part, std::unique_ptr<host::HostMemory> memory, Log& log)
+      : Buffer(memory->size_bytes()), part_(std::move(part)), memory_(std::move(memory)), log_(log) {}
+
+  std::span<std::byte> host() override { return {memory_->data(), size_bytes_}; }
+  Status Flush(uint64_t offset, uint64_t length) override { return Note("flush", offset, length); }
+  Status Invalidate(uint64_t offset, uint64_t length) override { return Note("invalidate", offset, length); }
+
+ private:
+  Status Note(const char* what, uint64_t offset, uint64_t length) {
+    log_.push_back(offset == 0 && length == size_bytes_
+                       ? fmt::format("{} {}", what, part_)
+                       : fmt::format("{} {} {}+{}", what, part_, offset, length));
+    return Status::Ok();
+  }
+
+  std::string part_;
+  std::unique_ptr<host::HostMemory> memory_;
+  Log& log_;
+};
+
+class LoggedMatrix : public Matrix {
+ public:
+  LoggedMatrix(TensorType type, uint32_t n_rows, uint32_t n_cols) : Matrix(type, n_rows, n_cols) {}
+  uint64_t size_bytes() const override { return 1000; }
+};
+
+// What the last operation was given.
+struct Given {
+  std::vector<const Buffer*> buffers;
+  const Matrix* matrix = nullptr;
+};
+
+class LoggedList : public CommandList {
+ public:
+  LoggedList(Log& log, Given& given) : log_(log), given_(given) {}
+
+  Status Embed(const Matrix& table, const Buffer& step, uint32_t, Buffer* out) override {
+    return Note("embed", {&step, out}, &table);
+  }
+  Status RmsNorm(const Buffer& x, const Buffer& weight, float, uint32_t, uint32_t, Buffer* out) override {
+    return Note("rms_norm", {&x, &weight, out});
+  }
+  Status MatMul(const MatMulArgs& args) override {
+    return Note("matmul", {args.input, args.output, args.bias}, args.weight);
+  }
+  Status RopeAndStore(const AttentionArgs& args) override { return Note("rope_and_store", Of(args)); }
+  Status Attend(const AttentionArgs& args) override { return Note("attend", Of(args)); }
+  Status FinishAttention(const AttentionArgs& args) override { return Note("finish_attention", Of(args)); }
+  Status SwiGlu(const Buffer& gate_up, uint32_t, uint32_t, Buffer* out) override {
+    return Note("swiglu", {&gate_up, out});
+  }
+  Status GatherRows(const Buffer& x, const Buffer& step, uint32_t, uint32_t, Buffer* out) override {
+    return Note("gather_rows", {&x, &step, out});
+  }
+  Status RopeAndEncode(const SlotAttentionArgs& args) override { return Note("rope_and_encode", Of(args)); }
+  Status AttendSlots(const SlotAttentionArgs& args) override { return Note("attend_slots", Of(args)); }
+  Status EncodeRecords(const Buffer& kv, const KvShape&, uint32_t, uint32_t, const KvRecordShape&,
+                       Buffer* records) override {
+    return Note("encode_records", {&kv, records});
+  }
+  Status DecodeRecords(const Buffer& records, const KvRecordShape&, uint32_t, uint32_t, const KvShape&,
+                       Buffer* kv) override {
+    return Note("decode_records", {&records, kv});
+  }
+  Status ScoreAndSelect(const ScoreArgs& args) override {
+    std::vector<const Buffer*> buffers = Of(args.attention);
+    const std::vector<const Buffer*> sides = Of(args.sides);
+    buffers.insert(buffers.end(), sides.begin(), sides.end());
+    buffers.insert(buffers.end(), {args.query, args.index, args.scratch, args.chosen});
+    return Note("score_and_select", buffers);
+  }
+  Status AppendIndex(const Buffer& rows, uint32_t, uint32_t, uint32_t, const Buffer& step, uint32_t,
+                     const IndexSides& sides, const IndexShape&, Buffer* index) override {
+    std::vector<const Buffer*> buffers = Of(sides);
+    buffers.insert(buffers.end(), {&rows, &step, index});
+    return Note("append_index", buffers);
+  }
+  Status ProjectKeys(const Buffer& kv, const KvShape&, uint32_t, uint32_t, const IndexSides& sides, uint32_t,
+                     Buffer* out) override {
+    std::vector<const Buffer*> buffers = Of(sides);
+    buffers.insert(buffers.end(), {&kv, out});
+    return Note("project_keys", buffers);
+  }
+  Status AccumulateGram(const GramArgs& args) override {
+    return Note("accumulate_gram", {args.rows, args.sums});
+  }
+  Status AluRate(uint32_t, uint32_t, Buffer* values) override { return Note("alu_rate", {values}); }
+  Status ReadRate(uint32_t, uint32_t, Buffer* values) override { return Note("read_rate", {values}); }
+  Status Finish() override { return Status::Ok(); }
+
+ private:
+  static std::vector<const Buffer*> Of(const AttentionArgs& args) {
+    return {args.qkv,    args.step,    args.kv,          args.angles,      args.norms,
+            args.output, args.scratch, args.parts_after, args.parts_before};
+  }
+  static std::vector<const Buffer*> Of(const SlotAttentionArgs& args) {
+    std::vector<const Buffer*> buffers = Of(args.attention);
+    buffers.insert(buffers.end(), {args.slots, args.table, args.window, args.window_table});
+    return buffers;
+  }
+  static std::vector<const Buffer*> Of(const IndexSides& sides) {
+    return {sides.query_side, sides.key_side, sides.bias, sides.scales};
+  }
+  Status Note(const char* name, std::vector<const Buffer*> buffers, const Matrix* matrix = nullptr) {
+    log_.emplace_back(name);
+    given_ = {std::move(buffers), matrix};
+    return Status::Ok();
+  }
+
+  Log& log_;
+  Given& given_;
+};
+
+// Values grow by three with each list, as where a list is several submissions.
+class LoggedDevice : public FakeDevice {
+ public:
+  Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
+                                               std::span<const MatrixSource> sources) override {
+    return std::unique_ptr<Matrix>(std::make_unique<LoggedMatrix>(type, sources[0].n_rows, n_cols));
+  }
+  Result<std::unique_ptr<CommandList>> CreateCommandList() override {
+    return std::unique_ptr<CommandList>(std::make_unique<LoggedList>(log, given));
+  }
+  Result<uint64_t> Submit(CommandList&, uint64_t wait_host) override {
+    last_value += 3;
+    log.push_back(
+        fmt::format("submit {}{}", last_value, wait_host == 0 ? "" : fmt::format(" after {}", wait_host)));
+    return last_value;
+  }
+  uint64_t ReserveHostValues(uint32_t count) override {
+    last_host_value += count;
+    return last_host_value - count + 1;
+  }
+  Status SignalHost(uint64_t value) override {
+    log.push_back(fmt::format("signal {}", value));
+    return Status::Ok();
+  }
+  Status Wait(uint64_t value) override {
+    log.push_back(fmt::format("wait {}", value));
+    completed = std::max(completed, value);
+    return Status::Ok();
+  }
+  Result<uint64_t> Completed() override { return completed; }
+  uint64_t AttendScratchBytes(const AttentionArgs& args) const override {
+    return args.n_tokens == 1 ? 0 : 1U << 30;
+  }
+
+  Log log;
+  Given given;
+  uint64_t last_value = 0;
+  uint64_t completed = 0;
+  uint64_t last_host_value = 0;
+};
+
+class PairDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto prefill = std::make_unique<LoggedDevice>();
+    prefill_ = prefill.get();
+    auto decode = OrDie(host::HostDevice::Create({.n_threads = 1, .note = {}}));
+    const auto make_shared = [this](uint64_t size_bytes, BufferUse,
+                                    std::string_view part) -> Result<pair::SharedBuffer> {
+      auto memory = OrDie(host::HostMemory::Allocate(account_, part, size_bytes));
+      std::byte* const bytes = memory->data();
+      return pair::SharedBuffer{
+          std::make_unique<LoggedBuffer>(std::string(part), std::move(memory), prefill_->log), bytes};
+    };
+    device_ = std::make_unique<PairDevice>(pair::PairParts{.prefill = std::move(prefill),
+                                                           .decode = std::move(decode),
+                                                           .make_shared = make_shared,
+                                                           .notes = {"a note of the pair"}});
+  }
+
+  std::unique_ptr<Buffer> NewBuffer(const std::string& name, uint64_t n_floats = 4096,
+                                    BufferUse use = BufferUse::kDevice) {
+    return OrDie(device_->CreateBuffer(n_floats * sizeof(float), use, name));
+  }
+  // A finished list of RmsNorm.
+  std::unique_ptr<CommandList> NormList(uint32_t n_rows, const Buffer& x, const Buffer& weight, Buffer* out) {
+    auto list = OrDie(device_->CreateCommandList());
+    RunOrDie(list->RmsNorm(x, weight, 1e-5F, n_rows, 4, out));
+    RunOrDie(list->Finish());
+    return list;
+  }
+  Log TakeLog() { return std::exchange(prefill_->log, {}); }
+
+  std::shared_ptr<host::MemoryAccount> account_ = std::make_shared<host::MemoryAccount>();
+  LoggedDevice* prefill_ = nullptr;
+  std::unique_ptr<PairDevice> device_;
+};
+
+TEST_F(PairDeviceTest, RowsOfTheFirstOperationChoose) {
+  const auto x = NewBuffer("x");
+  const auto weight = NewBuffer("weight");
+  const auto out = NewBuffer("out");
+  const KvShape kv{.n_kv_heads = 1, .head_dim = 8, .n_ctx = 64};
+  const KvRecordShape record{KvType::kF16, KvType::kF16, 1, 8, 4};
+  const auto is_prefill = [&](const auto& record_operation) {
+    TakeLog();
+    const auto list = OrDie(device_->CreateCommandList());
+    RunOrDie(record_operation(*list));
+    return !TakeLog().empty();
+  };
+  for (const uint32_t rows : {1U, kMaxDecodeRows - 1, kMaxDecodeRows, kMaxDecodeRows + 1, 256U}) {
+    const bool expected = rows > kMaxDecodeRows;
+    SCOPED_TRACE(rows);
+    EXPECT_EQ(expected,
+              is_prefill([&](CommandList& l) { return l.RmsNorm(*x, *weight, 0, rows, 4, out.get()); }));
+    EXPECT_EQ(expected, is_prefill([&](CommandList& l) { return l.SwiGlu(*x, rows, 4, out.get()); }));
+    EXPECT_EQ(expected, is_prefill([&](CommandList& l) { return l.GatherRows(*x, *x, rows, 4, out.get()); }));
+    EXPECT_EQ(expected,
+              is_prefill([&](CommandList& l) { return l.Attend({.kv_shape = {}, .n_tokens = rows}); }));
+    EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
+                return l.AttendSlots(
+                    {.attention = {.kv_shape = {}, .n_tokens = rows}, .shape = {}, .window_shape = {}});
+              }));
+    EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
+                return l.AccumulateGram({.rows = x.get(), .n_rows = rows, .sums = out.get()});
+              }));
+    EXPECT_EQ(expected,
+              is_prefill([&](CommandList& l) { return l.ProjectKeys(*x, kv, 0, rows, {}, 4, out.get()); }));
+  }
+  for (const uint32_t n_groups : {1U, kMaxDecodeRows / 4, kMaxDecodeRows / 4 + 1}) {
+    const bool expected = n_groups * 4 > kMaxDecodeRows;
+    EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
+                return l.EncodeRecords(*x, kv, 0, n_groups, record, out.get());
+              }));
+    EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
+                return l.DecodeRecords(*x, record, n_groups, 0, kv, out.get());
+              }));
+  }
+  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AluRate(1, 1, out.get()); }));
+}
+
+TEST_F(PairDeviceTest, AListIsWhollyOneDevices) {
+  const auto x = NewBuffer("x");
+  const auto out = NewBuffer("out");
+  const auto large = OrDie(device_->CreateCommandList());
+  RunOrDie(large->RmsNorm(*x, *x, 0, 40, 4, out.get()));
+  RunOrDie(large->GatherRows(*x, *x, 1, 4, out.get()));
+  EXPECT_EQ(TakeLog(), (Log{"rms_norm", "gather_rows"}));
+  const auto small = OrDie(device_->CreateCommandList());
+  RunOrDie(small->RmsNorm(*x, *x, 0, 1, 4, out.get()));
+  RunOrDie(small->GatherRows(*x, *x, 40, 4, out.get()));
+  EXPECT_EQ(TakeLog(), Log{});
+}
+
+// The devices' memory is one: what each writes, the other has; only when work goes over are caches looked
+// after, and only of what was written.
+TEST_F(PairDeviceTest, CachesAreFlushedAndInvalidatedOnlyAtASwitch) {
+  const auto x = NewBuffer("x", 256, BufferUse::kUpload);
+  const auto weight = OrDie(device_->CreateConstants(std::vector<float>{2, 2, 2, 2}, "weight"));
+  const auto a = NewBuffer("a", 256);
+  const auto b = NewBuffer("b", 256);
+  EXPECT_EQ(TakeLog(), Log{"flush weight"});
+  const auto large = NormList(64, *x, *weight, a.get());
+  const auto small = NormList(1, *x, *weight, b.get());
+  const auto small_too = NormList(2, *x, *weight, b.get());
+  TakeLog();
+
+  RunOrDie(device_->Submit(*large).status());
+  RunOrDie(device_->Submit(*large).status());
+  EXPECT_EQ(TakeLog(), (Log{"submit 3", "submit 6"}));
+  reinterpret_cast<float*>(x->host().data())[0] = 3.0F;
+  RunOrDie(device_->Submit(*small).status());
+  EXPECT_EQ(TakeLog(), (Log{"wait 6", "invalidate a"}));
+  const uint64_t value = OrDie(device_->Submit(*small_too));
+  RunOrDie(device_->Wait(value));
+  EXPECT_EQ(TakeLog(), Log{});
+  float result = 0.0F;
+  RunOrDie(device_->Download(*b, std::as_writable_bytes(std::span(&result, 1))));
+  EXPECT_NEAR(result, 4.0F, 1e-3F) << "the CPU has computed in this memory";
+
+  RunOrDie(device_->Submit(*large).status());
+  EXPECT_EQ(TakeLog(), (Log{"flush b", "submit 9"}));
+  RunOrDie(device_->Submit(*large).status());
+  EXPECT_EQ(TakeLog(), Log{"submit 12"});
+}
+
+TEST_F(PairDeviceTest, BuffersThatAreGoneAreLeftAlone) {
+  const auto x = NewBuffer("x", 256);
+  const auto kept = NewBuffer("kept", 256);
+  auto gone = NewBuffer("gone", 256);
+  auto large = NormList(64, *x, *x, gone.get());
+  const auto large_too = NormList(64, *x, *x, kept.get());
+  RunOrDie(device_->Wait(OrDie(device_->Submit(*large))));
+  RunOrDie(device_->Submit(*large_too).status());
+  large.reset();
+  gone.reset();
+  TakeLog();
+  const auto small = NormList(1, *x, *x, kept.get());
+  RunOrDie(device_->Wait(OrDie(device_->Submit(*small))));
+  EXPECT_EQ(TakeLog(), (Log{"wait 6", "invalidate kept"}));
+}
+
+// What the CPU wrote may still be in its caches: the caller's Invalidate must not take it away.
+TEST_F(PairDeviceTest, InvalidateDoesNothingWhileTheCpuComputes) {
+  const auto shared = NewBuffer("shared", 256, BufferUse::kShared);
+  const auto large = NormList(64, *shared, *shared, shared.get());
+  const auto small = NormList(1, *shared, *shared, shared.get());
+  RunOrDie(device_->Submit(*large).status());
+  TakeLog();
+  RunOrDie(shared->Flush(4, 8));
+  RunOrDie(shared->Invalidate(8, 16));
+  EXPECT_EQ(TakeLog(), (Log{"flush shared 4+8", "invalidate shared 8+16"}));
+  RunOrDie(device_->Wait(OrDie(device_->Submit(*small))));
+  TakeLog();
+  RunOrDie(shared->Flush(4, 8));
+  RunOrDie(shared->Invalidate(8, 16));
+  EXPECT_EQ(TakeLog(), Log{"flush shared 4+8"});
+}
+
+TEST_F(PairDeviceTest, OneTimelineOfBoth) {
+  const auto x = NewBuffer("x", 256);
+  const auto y = NewBuffer("y", 256);
+  const auto large = NormList(64, *x, *x, y.get());
+  const auto small = NormList(1, *x, *x, y.get());
+  EXPECT_EQ(OrDie(device_->Completed()), 0U);
+  EXPECT_EQ(OrDie(device_->Submit(*large)), 1U);
+  EXPECT_EQ(OrDie(device_->Submit(*large)), 2U);
+  EXPECT_EQ(OrDie(device_->Completed()), 0U);
+  prefill_->completed = 5;  // the first list, and a part of the second
+  EXPECT_EQ(OrDie(device_->Completed()), 1U);
+  TakeLog();
+  RunOrDie(device_->Wait(1));
+  EXPECT_EQ(TakeLog(), Log{"wait 3"});
+  EXPECT_EQ(OrDie(device_->Submit(*small)), 3U);
+  EXPECT_EQ(OrDie(device_->Submit(*small)), 4U);
+  EXPECT_EQ(TakeLog(), (Log{"wait 6", "invalidate y"}));
+  RunOrDie(device_->Wait(4));
+  EXPECT_EQ(OrDie(device_->Completed()), 4U);
+  RunOrDie(device_->Wait(2));  // again
+  EXPECT_EQ(TakeLog(), Log{});
+  EXPECT_EQ(OrDie(device_->Submit(*large)), 5U);
+  EXPECT_EQ(OrDie(device_->Completed()), 4U);
+  prefill_->completed = 9;
+  EXPECT_EQ(OrDie(device_->Completed()), 5U);
+}
+
+TEST_F(PairDeviceTest, TheHostsValuesReachWhicheverWaits) {
+  const auto x = NewBuffer("x", 256);
+  const auto large = NormList(64, *x, *x, x.get());
+  const auto small = NormList(1, *x, *x, x.get());
+  const uint64_t first = device_->ReserveHostValues(3);
+  EXPECT_EQ(first, 1U);
+  EXPECT_EQ(prefill_->last_host_value, 3U);
+  RunOrDie(device_->SignalHost(first));
+  const uint64_t ahead = OrDie(device_->Submit(*small, first + 1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(OrDie(device_->Completed()), 0U);
+  std::thread other([&] { RunOrDie(device_->SignalHost(first + 1)); });
+  RunOrDie(device_->Wait(ahead));
+  other.join();
+  EXPECT_EQ(OrDie(device_->Completed()), ahead);
+  TakeLog();
+  RunOrDie(device_->Submit(*large, first + 2).status());
+  RunOrDie(device_->SignalHost(first + 2));
+  EXPECT_EQ(TakeLog(), (Log{"flush x", "submit 3 after 3", "signal 3"}));
+  EXPECT_EQ(device_->ReserveHostValues(1), first + 3);
+}
+
+// The switch waits, while the thread that signals goes on.
+TEST_F(PairDeviceTest, ASwitchWaitsForWhatTheHostSignals) {
+  const auto x = NewBuffer("x", 256);
+  const auto large = NormList(64, *x, *x, x.get());
+  const auto small = NormList(1, *x, *x, x.get());
+  const uint64_t first = device_->ReserveHostValues(1);
+  const uint64_t ahead = OrDie(device_->Submit(*small, first));
+  TakeLog();
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(OrDie(device_->Completed()), 0U);
+    RunOrDie(device_->SignalHost(first));
+  });
+  RunOrDie(device_->Submit(*large).status());
+  other.join();
+  EXPECT_EQ(TakeLog(), (Log{"signal 1", "flush x", "submit 3"}));
+  RunOrDie(device_->Wait(ahead));
+}
+
+// Each operation's buffers, all different, as the device's own and in order.
+TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  for (int i = 0; i < 24; ++i) buffers.push_back(NewBuffer("b", 4));
+  std::vector<std::byte> zeros(sizeof(float) * 32 * 4);
+  const MatrixSource source{.data = zeros, .n_rows = 4};
+  const auto matrix = OrDie(device_->CreateMatrix(TensorType::kF32, 32, std::span(&source, 1)));
+  EXPECT_GT(matrix->size_bytes(), 1000U) << "of both";
+  const auto at = [&](int i) { return buffers[static_cast<size_t>(i)].get(); };
+  const AttentionArgs attention{.qkv = at(0),
+                                .step = at(1),
+                                .kv = at(2),
+                                .kv_shape = {},
+                                .n_tokens = 99,
+                                .angles = at(3),
+                                .norms = at(4),
+                                .output = at(5),
+                                .scratch = at(6),
+                                .parts_after = at(7),
+                                .parts_before = at(8)};
+  const IndexSides sides{.query_side = at(9), .key_side = at(10), .bias = at(11), .scales = at(12)};
+  const SlotAttentionArgs slots{.attention = attention,
+                                .slots = at(9),
+                                .shape = {},
+                                .table = at(10),
+                                .window = at(11),
+                                .window_shape = {},
+                                .window_table = at(12)};
+  const auto expect = [&](const char* name, std::vector<int> wanted, const auto& record) {
+    const auto list = OrDie(device_->CreateCommandList());
+    prefill_->given = {};
+    RunOrDie(record(*list));
+    std::vector<const Buffer*> own;
+    for (const int i : wanted) own.push_back(static_cast<PairBuffer*>(at(i))->On(Side::kPrefill));
+    EXPECT_EQ(prefill_->given.buffers, own) << name;
+  };
+  using List = CommandList;
+  const std::vector<int> of_attention = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+  const std::vector<int> of_slots = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  expect("embed", {0, 1}, [&](List& l) { return l.Embed(*matrix, *at(0), 99, at(1)); });
+  EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
+  expect("rms_norm", {0, 1, 2}, [&](List& l) { return l.RmsNorm(*at(0), *at(1), 0, 99, 1, at(2)); });
+  expect("matmul", {0, 1, 2}, [&](List& l) {
+    return l.MatMul({.weight = matrix.get(), .input = at(0), .output = at(1), .bias = at(2), .n_tokens = 99});
+  });
+  EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
+  expect("rope_and_store", of_attention, [&](List& l) { return l.RopeAndStore(attention); });
+  expect("attend", of_attention, [&](List& l) { return l.Attend(attention); });
+  expect("finish_attention", of_attention, [&](List& l) { return l.FinishAttention(attention); });
+  expect("swiglu", {0, 1}, [&](List& l) { return l.SwiGlu(*at(0), 99, 1, at(1)); });
+  expect("gather_rows", {0, 1, 2}, [&](List& l) { return l.GatherRows(*at(0), *at(1), 99, 1, at(2)); });
+  expect("rope_and_encode", of_slots, [&](List& l) { return l.RopeAndEncode(slots); });
+  expect("attend_slots", of_slots, [&](List& l) { return l.AttendSlots(slots); });
+  const KvRecordShape record{KvType::kF16, KvType::kF16, 1, 8, 4};
+  expect("encode", {0, 1}, [&](List& l) { return l.EncodeRecords(*at(0), {}, 0, 99, record, at(1)); });
+  expect("decode", {0, 1}, [&](List& l) { return l.DecodeRecords(*at(0), record, 99, 0, {}, at(1)); });
+  expect("score", {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, [&](List& l) {
+    return l.ScoreAndSelect({.query = at(13),
+                             .attention = attention,
+                             .sides = sides,
+                             .index = at(14),
+                             .index_shape = {},
+                             .scratch = at(15),
+                             .chosen = at(16)});
+  });
+  expect("append", {9, 10, 11, 12, 0, 1, 2},
+         [&](List& l) { return l.AppendIndex(*at(0), 1, 0, 1, *at(1), 99, sides, {}, at(2)); });
+  expect("project", {9, 10, 11, 12, 0, 1},
+         [&](List& l) { return l.ProjectKeys(*at(0), {}, 0, 99, sides, 1, at(1)); });
+  expect("gram", {0, 1},
+         [&](List& l) { return l.AccumulateGram({.rows = at(0), .n_rows = 99, .sums = at(1)}); });
+  expect("alu", {0}, [&](List& l) { return l.AluRate(1, 1, at(0)); });
+  expect("read", {0}, [&](List& l) { return l.ReadRate(1, 1, at(0)); });
+}
+
+TEST_F(PairDeviceTest, ItIsDescribedAsBoth) {
+  const DeviceInfo& info = device_->info();
+  EXPECT_TRUE(info.name.starts_with("Fake device (prefill) and ")) << info.name;
+  EXPECT_TRUE(info.name.ends_with(" (decoding)")) << info.name;
+  EXPECT_NE(info.plan.find("all fake"), std::string::npos);
+  EXPECT_NE(info.plan.find("1 thread"), std::string::npos);
+  EXPECT_EQ(info.max_buffer_bytes, 0U) << "the fake's";
+  ASSERT_EQ(info.notes.size(), 3U);
+  EXPECT_EQ(info.notes[0], "a note");
+  EXPECT_EQ(info.notes[1], "a note of the pair");
+  EXPECT_NE(info.notes[2].find("weights are held twice"), std::string::npos);
+  EXPECT_EQ(device_->AttendScratchBytes({.kv_shape = {.head_dim = 8}, .n_heads = 1, .n_tokens = 20}),
+            1U << 30);
+  EXPECT_GT(device_->AttendScratchBytes(
+                {.kv_shape = {.n_kv_heads = 1, .head_dim = 8, .n_ctx = 8}, .n_heads = 1, .n_tokens = 1}),
+            0U);
+
+  const std::vector<std::byte> zeros(sizeof(float) * 32 * 4);
+  const MatrixSource source{.data = zeros, .n_rows = 4};
+  const auto matrix = OrDie(device_->CreateMatrix(TensorType::kF32, 32, std::span(&source, 1)));
+  const auto parts = device_->MemoryInUse();
+  ASSERT_EQ(parts.size(), 3U) << "of a fake that has parts of the same name";
+  EXPECT_EQ(parts[0].part, "weights");
+  EXPECT_GT(parts[0].bytes, 1000U + zeros.size());
+  EXPECT_EQ(parts[1].bytes, 230U);
+}
+
+}  // namespace
+}  // namespace kvrun::testing
