@@ -261,6 +261,7 @@ TEST_F(PairDeviceTest, RowsOfTheFirstOperationChoose) {
               }));
   }
   EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AluRate(1, 1, out.get()); }));
+  EXPECT_FALSE(is_prefill([&](CommandList& l) { return l.ReadRate(1, 1, out.get()); }));
 }
 
 TEST_F(PairDeviceTest, AListIsWhollyOneDevices) {
@@ -481,7 +482,6 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
   expect("gram", {0, 1},
          [&](List& l) { return l.AccumulateGram({.rows = at(0), .n_rows = 99, .sums = at(1)}); });
   expect("alu", {0}, [&](List& l) { return l.AluRate(1, 1, at(0)); });
-  expect("read", {0}, [&](List& l) { return l.ReadRate(1, 1, at(0)); });
 }
 
 TEST_F(PairDeviceTest, ItIsDescribedAsBoth) {
