@@ -180,7 +180,9 @@ int Main(int argc, char** argv) {
   }
   const MatMulKernels kernels = GetMatMulKernels();
   fmt::print("{} threads, {}{}\n", n_threads, kernels.target,
-             kernels.has_dot ? " with a dot instruction" : "");
+             kernels.begin_int8 != nullptr ? " with tiles of bytes"
+             : kernels.has_dot             ? " with a dot instruction"
+                                           : "");
   fmt::print("{:<5} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
              "exact", "", "256 tok", "exact");
   fmt::print("{:<5} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",

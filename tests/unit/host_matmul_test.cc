@@ -50,7 +50,8 @@ std::vector<uint32_t> ColumnCounts(TensorType type) {
 struct Target {
   int64_t bit;
   bool has_dot;
-  bool forbid_dot;  // what has the instruction does without
+  uint32_t tile_tokens;  // int8_tile_tokens
+  bool forbid_dot;       // what has these instructions does without
 };
 
 // targets 0: the best.
@@ -69,8 +70,10 @@ std::vector<Target> Targets() {
       const MatMulKernels kernels = GetMatMulKernels();
       if (std::strcmp(kernels.target, hwy::TargetName(bit)) != 0)
         continue;  // not compiled: another stands in
-      if (forbid_dot && (kernels.has_dot || !targets.back().has_dot)) continue;
-      targets.push_back({bit, kernels.has_dot, forbid_dot});
+      const Target target{bit, kernels.has_dot, kernels.int8_tile_tokens, forbid_dot};
+      const bool is_another = !forbid_dot || target.has_dot != targets.back().has_dot ||
+                              target.tile_tokens != targets.back().tile_tokens;
+      if (is_another) targets.push_back(target);
     }
   }
   Choose(0, false);
@@ -78,7 +81,9 @@ std::vector<Target> Targets() {
 }
 
 std::string NameOf(const Target& target) {
-  return std::string(hwy::TargetName(target.bit)) + (target.forbid_dot ? "_without_dot" : "");
+  return std::string(hwy::TargetName(target.bit)) + (!target.forbid_dot ? ""
+                                                     : target.has_dot   ? "_without_tiles"
+                                                                        : "_without_dot");
 }
 
 struct Case {
@@ -106,6 +111,7 @@ class HostMatMulTest : public ::testing::TestWithParam<Target> {
     const MatMulKernels kernels = GetMatMulKernels();
     ASSERT_STREQ(kernels.target, hwy::TargetName(GetParam().bit));
     ASSERT_EQ(kernels.has_dot, GetParam().has_dot);
+    ASSERT_EQ(kernels.int8_tile_tokens, GetParam().tile_tokens);
   }
   void TearDown() override { Choose(0, false); }
 
@@ -314,7 +320,7 @@ TEST_P(HostMatMulTest, BlocksThatAreLargerThanTheOthers) {
     const uint32_t n_rows = 33;
     const Weights weights =
         MakeWeights(account_, three_, type, n_cols, RandomTensor(type, n_rows * n_cols, 8), {&n_rows, 1});
-    for (const uint32_t n_tokens : {1U, 2U, 7U, 8U, 21U}) {
+    for (const uint32_t n_tokens : {1U, 2U, 7U, 8U, 16U, 53U}) {
       const Case c{type, n_rows, n_cols, n_tokens, n_tokens % 8, false, false, true};
       CheckProduct(three_, c, *weights.matrix, weights.reference);
       if (HasFatalFailure()) return;
@@ -348,10 +354,10 @@ TEST_P(HostMatMulTest, LargestQuants) {
           std::fill(input.begin() + 32, input.end(), 0.0F);
           input[0] = 127.0F;
         }
-        const auto x = Floats(input);
-        const auto y = NewBuffer(n_rows * sizeof(float));
-        MatMul(one_, {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = 1},
-               false);
+        std::vector<float> inputs;
+        for (uint32_t t = 0; t < kTileTokens; ++t) inputs.insert(inputs.end(), input.begin(), input.end());
+        const auto x = Floats(inputs);
+        const auto y = NewBuffer(kTileTokens * n_rows * sizeof(float));
         double expected = 0.0;
         double magnitude = 0.0;
         for (uint32_t i = 0; i < n_cols; ++i) {
@@ -359,9 +365,14 @@ TEST_P(HostMatMulTest, LargestQuants) {
           expected += product;
           magnitude += 4 * std::abs(product) + 127 * 64.0;
         }
-        for (uint32_t r = 0; r < n_rows; ++r) {
-          ASSERT_NEAR(Data<float>(y.get())[r], expected, 32 * kRoundoff * magnitude)
-              << TensorTypeName(type) << ", bytes " << int{quants};
+        for (const uint32_t n_tokens : {1U, kTileTokens}) {
+          MatMul(one_,
+                 {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = n_tokens},
+                 false);
+          for (uint32_t i = 0; i < n_tokens * n_rows; ++i) {
+            ASSERT_NEAR(Data<float>(y.get())[i], expected, 32 * kRoundoff * magnitude)
+                << TensorTypeName(type) << ", bytes " << int{quants} << ", element " << i;
+          }
         }
       }
     }

@@ -132,16 +132,20 @@ void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product&
 
   const size_t row_bytes = n_blocks * sizeof(ActivationBlock);
   const size_t chunk = std::max(kChunkBytes / row_bytes / kTileTokens * kTileTokens, size_t{kTileTokens});
+  const bool takes_tiles = kernels.begin_int8 != nullptr && product.n_tokens >= kernels.int8_tile_tokens;
   pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t) {
+    if (takes_tiles) kernels.begin_int8();
     for (size_t token = 0; token < product.n_tokens; token += chunk) {
       const size_t last = std::min<size_t>(token + chunk, product.n_tokens);
       for (size_t row = begin; row < end; row += kPanelRows) {
         const std::byte* panel = product.matrix.panel(row / kPanelRows);
-        ForTiles(product, kernels.tile_tokens, token, last, row, [&](size_t t, uint32_t n, TileSums& sums) {
-          kernels.multiply_int8(layout, panel, activations.Tile(t), n, sums);
-        });
+        ForTiles(product, kernels.int8_tile_tokens, token, last, row,
+                 [&](size_t t, uint32_t n, TileSums& sums) {
+                   kernels.multiply_int8(layout, panel, activations.Tile(t), n, sums);
+                 });
       }
     }
+    if (takes_tiles) kernels.end_int8();
   });
 }
 

@@ -27,28 +27,33 @@ struct FineBlock {
 };
 
 // Tokens of one call at most, and what a kernel writes: sums[token][row of the panel].
-inline constexpr uint32_t kTileTokens = 8;
+inline constexpr uint32_t kTileTokens = 16;
 using TileSums = float[kTileTokens][kPanelRows];
 
 // Activations of a tile's tokens, n_blocks blocks each, one token after another.
 struct ActivationTile {
   const ActivationBlock* blocks = nullptr;
   const FineBlock* fine = nullptr;  // of the same index; only those that `has_fine` names
-  // Bit first_bit + t of has_fine[b]: block b of the tile's token t has a fine block.
+  // Bit first_bit + t of has_fine[b]: block b of the tile's token t has a fine block. Of tokens from 8 on,
+  // has_fine[n_blocks + b].
   const uint8_t* has_fine = nullptr;
   uint32_t first_bit = 0;
 };
 
 struct MatMulKernels {
-  const char* target;    // Highway's name of the instruction set
-  bool has_dot;          // by an instruction that adds four products of 8 bits in 32
-  uint32_t tile_tokens;  // how many tokens at a time suit the registers: a power of two, at most kTileTokens
+  const char* target;         // Highway's name of the instruction set
+  bool has_dot;               // by an instruction that adds four products of 8 bits in 32
+  uint32_t tile_tokens;       // how many tokens at a time suit the registers: a power of two, at most 8
+  uint32_t int8_tile_tokens;  // the same of multiply_int8: at most kTileTokens
 
   // At most 8 rows of n_blocks blocks of 32 floats, for products with matrices of `type`: blocks and fine are
   // [n_rows, n_blocks], has_fine is [n_blocks], bit r for row r.
   void (*quantize)(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                    FineBlock* fine, uint8_t* has_fine);
-  // A panel times n_tokens (1, 2, 4 or 8) rows of layout.n_blocks blocks.
+  // On each thread around any number of multiply_int8; null: nothing is to be done.
+  void (*begin_int8)();
+  void (*end_int8)();
+  // A panel times n_tokens (1, 2, 4, 8, or 16 if that is int8_tile_tokens) rows of layout.n_blocks blocks.
   void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                         uint32_t n_tokens, TileSums& sums);
   // A panel of a quantised type as floats [n_cols, 16]: a panel of F32.
@@ -60,7 +65,8 @@ struct MatMulKernels {
 
 MatMulKernels GetMatMulKernels();
 
-// Instruction sets that may or may not have such an instruction do as if they had not, from the next call on.
+// Instruction sets that may or may not have such an instruction, or one for whole tiles, do as if they had
+// not, from the next call on.
 void ForbidDotForTest(bool forbid);
 
 }  // namespace kvrun::host

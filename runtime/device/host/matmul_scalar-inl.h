@@ -67,7 +67,16 @@ inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_co
 }
 
 inline MatMulKernels MatMulKernelsOfTarget(bool /*forbid_dot*/) {
-  return {hwy::TargetName(HWY_TARGET), false, kTileTokens, Quantize, MultiplyInt8, Decode, MultiplyFloat};
+  return {.target = hwy::TargetName(HWY_TARGET),
+          .has_dot = false,
+          .tile_tokens = 8,
+          .int8_tile_tokens = 8,
+          .quantize = Quantize,
+          .begin_int8 = nullptr,
+          .end_int8 = nullptr,
+          .multiply_int8 = MultiplyInt8,
+          .decode = Decode,
+          .multiply_float = MultiplyFloat};
 }
 
 }  // namespace kvrun::host::HWY_NAMESPACE

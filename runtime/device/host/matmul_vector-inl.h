@@ -11,8 +11,11 @@
 #define KVRUN_MATMUL_VECTOR_INL_H_
 #endif
 
+#include <cstring>
+
 #include "platform/base/check.h"
 #include "runtime/device/host/int8_dot-inl.h"
+#include "runtime/device/host/int8_tiles-inl.h"
 #include "runtime/device/host/panel_formats-inl.h"
 #include "runtime/device/host/quantize_activations-inl.h"
 
@@ -90,6 +93,126 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
   }
 }
 
+#if KVRUN_HAS_TILES
+
+// Sixteen tokens. What goes to the matrix instruction and comes from it goes through memory, and takes its
+// time: so a turn unpacks a block's weights, has those of the one before multiplied, takes the sums of the
+// one before that, and scales those of the turn before.
+template <TensorType kType, typename Dot>
+class TileProduct {
+ public:
+  TileProduct(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x)
+      : layout_(layout), panel_(panel), x_(x), n_blocks_(layout.n_blocks) {}
+
+  HWY_INLINE void Run(TileSums& sums) {
+    VF sum[kTokens];
+    KVRUN_UNROLL
+    for (VF& one : sum) one = hn::Zero(DF());
+    for (size_t b = 0; b < n_blocks_ + 3; b += 2) {
+      Turn<0>(b, sum);
+      Turn<1>(b + 1, sum);
+    }
+    KVRUN_UNROLL
+    for (size_t t = 0; t < kTokens; ++t) {
+      if (has_fine_) sum[t] = hn::Add(sum[t], hn::Load(DF(), fine_sums_[t]));
+      hn::StoreU(sum[t], DF(), sums[t]);
+    }
+  }
+
+ private:
+  using Format = PanelFormat<kType>;
+  static constexpr bool kSigned = Format::kBits == 8;
+  static constexpr size_t kTokens = Tiles::kTokens;
+  static constexpr size_t kBuffers = 4;
+  static_assert(kTokens == kTileTokens && kLanes == kPanelRows && !Format::kHalves);
+
+  // Blocks that are not there are left out.
+  template <int kTile>
+  HWY_INLINE void Turn(size_t b, VF (&sum)[kTokens]) {
+    if (b - 2 < n_blocks_) Tiles::Store<kTile>(products_[(b - 2) % kBuffers]);
+    if (b - 1 < n_blocks_) Multiply<1 - kTile>(b - 1);
+    if (b < n_blocks_) Unpack(b);
+    if (b - 3 < n_blocks_) Scale(b - 3, sum);
+  }
+
+  HWY_INLINE void Unpack(size_t b) {
+    VU8 w[kBlockGroups];
+    Format::LoadQuants(layout_, panel_, b, 0, w);
+    KVRUN_UNROLL
+    for (size_t g = 0; g < kBlockGroups; ++g) hn::Store(w[g], DU8(), weights_[b % kBuffers] + 64 * g);
+  }
+
+  template <int kTile>
+  HWY_INLINE void Multiply(size_t b) {
+    Tiles::Multiply<kTile, kSigned>(x_.blocks[b].quants, n_blocks_ * sizeof(ActivationBlock),
+                                    weights_[b % kBuffers]);
+  }
+
+  HWY_INLINE void Scale(size_t b, VF (&sum)[kTokens]) {
+    const BlockScales scales = Format::LoadScales(layout_, panel_, b, 0);
+    const ActivationBlock* of_token = x_.blocks + b;
+    KVRUN_UNROLL
+    for (size_t t = 0; t < kTokens; ++t, of_token += n_blocks_) {
+      VI whole = hn::Load(DI(), products_[b % kBuffers] + t * kPanelRows);
+      if constexpr (Format::kOffset != 0) whole = hn::Add(whole, hn::Set(DI(), of_token->start[0]));
+      const VF scaled = hn::Mul(hn::ConvertTo(DF(), whole), scales.scale);
+      sum[t] = hn::MulAdd(scaled, hn::Set(DF(), of_token->scale), sum[t]);
+      if constexpr (Format::kHasMinimum) {
+        sum[t] = hn::MulAdd(scales.minimum, hn::Set(DF(), of_token->scaled_sum), sum[t]);
+      }
+    }
+    const uint32_t has_fine = x_.has_fine[b] | static_cast<uint32_t>(x_.has_fine[n_blocks_ + b]) << 8;
+    if (HWY_UNLIKELY(has_fine != 0)) AddFine(b, has_fine);
+  }
+
+  // In memory, and out of line: the sums of Run stay in registers.
+  HWY_NOINLINE void AddFine(size_t b, uint32_t has_fine) {
+    if (!has_fine_) std::memset(fine_sums_, 0, sizeof(fine_sums_));
+    has_fine_ = true;
+    VU8 w[kBlockGroups];
+    Format::LoadQuants(layout_, panel_, b, 0, w);
+    if constexpr (kSigned && Dot::kBias != 0) {
+      KVRUN_UNROLL
+      for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
+    }
+    const BlockScales scales = Format::LoadScales(layout_, panel_, b, 0);
+    for (; has_fine != 0; has_fine &= has_fine - 1) {
+      const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
+      const FineBlock& fine = x_.fine[t * n_blocks_ + b];
+      const VF scaled = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
+      const VF scale = hn::Set(DF(), x_.blocks[t * n_blocks_ + b].scale / 256.0F);
+      hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), fine_sums_[t])), DF(), fine_sums_[t]);
+    }
+  }
+
+  const PanelLayout& layout_;
+  const std::byte* panel_;
+  const ActivationTile& x_;
+  size_t n_blocks_;
+  alignas(64) uint8_t weights_[kBuffers][512];
+  alignas(64) int32_t products_[kBuffers][kTokens * kPanelRows];
+  bool has_fine_ = false;
+  alignas(64) float fine_sums_[kTokens][kPanelRows];  // where has_fine_
+};
+
+template <TensorType kType, typename Dot>
+void MultiplySixteen(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                     TileSums& sums) {
+  if constexpr (PanelFormat<kType>::kHalves) {
+    // Half a block makes too small a tile.
+    const size_t next = size_t{8} * layout.n_blocks;
+    alignas(64) TileSums second;
+    MultiplyTile<kType, Dot, 8>(layout, panel, x, sums);
+    MultiplyTile<kType, Dot, 8>(
+        layout, panel, {x.blocks + next, x.fine + next, x.has_fine + layout.n_blocks, x.first_bit}, second);
+    std::memcpy(sums[8], second, 8 * sizeof(second[0]));
+  } else {
+    TileProduct<kType, Dot>(layout, panel, x).Run(sums);
+  }
+}
+
+#endif  // KVRUN_HAS_TILES
+
 template <TensorType kType, typename Dot>
 void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
@@ -97,6 +220,9 @@ void MultiplyType(const PanelLayout& layout, const std::byte* panel, const Activ
     case 1: return MultiplyTile<kType, Dot, 1>(layout, panel, x, sums);
     case 2: return MultiplyTile<kType, Dot, 2>(layout, panel, x, sums);
     case 4: return MultiplyTile<kType, Dot, 4>(layout, panel, x, sums);
+#if KVRUN_HAS_TILES
+    case Tiles::kTokens: return MultiplySixteen<kType, Dot>(layout, panel, x, sums);
+#endif
     default: break;
   }
   if constexpr (kTileTokensOfTarget == 8) {
@@ -251,13 +377,35 @@ inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_co
 
 template <typename Dot>
 MatMulKernels KernelsWith(bool has_dot) {
-  return {hwy::TargetName(HWY_TARGET), has_dot, kTileTokensOfTarget, Quantize<Dot>,
-          MultiplyInt8<Dot>,           Decode,  MultiplyFloat};
+  return {.target = hwy::TargetName(HWY_TARGET),
+          .has_dot = has_dot,
+          .tile_tokens = kTileTokensOfTarget,
+          .int8_tile_tokens = kTileTokensOfTarget,
+          .quantize = Quantize<Dot>,
+          .begin_int8 = nullptr,
+          .end_int8 = nullptr,
+          .multiply_int8 = MultiplyInt8<Dot>,
+          .decode = Decode,
+          .multiply_float = MultiplyFloat};
 }
+
+#if KVRUN_HAS_TILES
+template <typename Dot>
+MatMulKernels KernelsWithTiles() {
+  MatMulKernels kernels = KernelsWith<Dot>(true);
+  kernels.int8_tile_tokens = Tiles::kTokens;
+  kernels.begin_int8 = Tiles::Begin;
+  kernels.end_int8 = Tiles::End;
+  return kernels;
+}
+#endif
 
 // The dot instruction is part of AVX3_DL; of AVX2 and NEON, it depends.
 inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
-#if HWY_TARGET == HWY_AVX3_DL
+#if KVRUN_HAS_TILES
+  if (Tiles::AreThere() && !forbid_dot) return KernelsWithTiles<Vnni512Dot>();
+  return KernelsWith<Vnni512Dot>(true);
+#elif HWY_TARGET == HWY_AVX3_DL
   return KernelsWith<Vnni512Dot>(true);
 #elif HWY_TARGET == HWY_AVX2
   static const bool has_dot = AvxVnniDot::IsThere();
