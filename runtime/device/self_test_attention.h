@@ -27,8 +27,9 @@ struct AttentionCase {
 };
 
 // On success a line of detail, else what is wrong. With `in_parts`, every entry is attended twice, which
-// changes no average.
-Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool in_parts);
+// changes no average. `tolerance`: a part of the largest value, more where a device rounds.
+Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool in_parts,
+                                   double tolerance = 2e-4);
 // RopeAndStore. `halves`: which elements are rotated together.
 Result<std::string> CheckRope(Device& device, const AttentionCase& c, bool halves);
 

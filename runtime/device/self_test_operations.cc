@@ -10,9 +10,6 @@
 namespace kvrun {
 namespace {
 
-// Sums of up to 512 products in 32-bit floats, taken in any order, are far closer than this.
-constexpr double kTolerance = 1e-4;
-
 std::vector<float> Decode(TensorType type, std::span<const std::byte> data, size_t count) {
   std::vector<float> values(count);
   DecodeTensor(type, data, values);
@@ -22,7 +19,7 @@ std::vector<float> Decode(TensorType type, std::span<const std::byte> data, size
 }  // namespace
 
 Result<std::string> CheckMatMul(Device& device, TensorType type, uint32_t n_rows, uint32_t n_cols,
-                                uint32_t n_tokens) {
+                                uint32_t n_tokens, double tolerance) {
   SelfTestRun run(device);
   const std::vector<std::byte> data = RandomTensor(type, size_t{n_rows} * n_cols, 1);
   const std::vector<float> weights = Decode(type, data, size_t{n_rows} * n_cols);
@@ -46,7 +43,7 @@ Result<std::string> CheckMatMul(Device& device, TensorType type, uint32_t n_rows
       expected[t * n_rows + r] += sum;
     }
   }
-  return run.Compare(expected, output, kTolerance);
+  return run.Compare(expected, output, tolerance);
 }
 
 Result<std::string> CheckEmbed(Device& device, TensorType type) {
@@ -87,7 +84,7 @@ Result<std::string> CheckRmsNorm(Device& device, uint32_t n_cols) {
     const double scale = 1.0 / std::sqrt(sum / n_cols + kEpsilon);
     for (size_t c = 0; c < n_cols; ++c) expected[r * n_cols + c] = x[r * n_cols + c] * scale * weight[c];
   }
-  return run.Compare(expected, output, kTolerance);
+  return run.Compare(expected, output, kSelfTestTolerance);
 }
 
 Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff) {
@@ -105,7 +102,7 @@ Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff) {
       expected.push_back(gate / (1.0 + std::exp(-gate)) * gate_up[(t * 2 + 1) * n_ff + i]);
     }
   }
-  return run.Compare(expected, output, kTolerance);
+  return run.Compare(expected, output, kSelfTestTolerance);
 }
 
 Result<std::string> CheckGather(Device& device) {
