@@ -42,12 +42,12 @@ std::string ProductName(TensorType type, uint32_t n_rows, uint32_t n_cols, uint3
                      n_rows, n_cols, n_tokens, n_tokens == 1 ? "" : "s");
 }
 
-// 100 rows: the last panel of sixteen is not full. 13 tokens: tiles of every size.
+// 100 rows: the last panel of sixteen is not full. 29 tokens: tiles of every size.
 void AddMatMuls(Checks& checks) {
   constexpr uint32_t kRows = 100;
   for (const TensorType type : kSelfTestTypes) {
     const bool is_float = GetTensorType(type).block_elements == 1;
-    for (const uint32_t n_tokens : {1U, 2U, 4U, 13U}) {
+    for (const uint32_t n_tokens : {1U, 2U, 4U, 29U}) {
       for (const uint32_t n_cols : {512U, 66U}) {
         if (n_cols == 66 && (!is_float || n_tokens != 1)) continue;  // only floats have such rows
         const std::string name = ProductName(type, kRows, n_cols, n_tokens);
