@@ -78,8 +78,9 @@ bool IsAutoName(std::string_view wanted);
 // (runtime/engine/auto_device.h).
 // What a Vulkan device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
-// Runs every self-test on the Vulkan devices named (empty: all). `progress(done, total)` answers true to
-// cancel. The CPU as a device has none: kUnsupported.
+// Runs every self-test on the device named (empty: on all, the CPU last). `progress(done, total)` answers
+// true to cancel. While the CPU's run, the process's other devices of that kind compute with the instruction
+// set under test.
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
                                             const std::function<bool(size_t, size_t)>& progress);
 

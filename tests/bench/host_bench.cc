@@ -49,7 +49,7 @@ HWY_AFTER_NAMESPACE();
 #include "runtime/device/host/matmul_kernels.h"
 #include "runtime/device/host/matrix.h"
 #include "runtime/device/host/operations.h"
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 #include "runtime/model/tensor_type.h"
 #include "tests/support/or_die.h"
 

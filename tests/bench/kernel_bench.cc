@@ -15,7 +15,7 @@
 
 #include "platform/base/check.h"
 #include "runtime/device/open_device.h"
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/or_die.h"

@@ -1,7 +1,9 @@
 // The self-tests notice kernels that miscalculate, and name them.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 
 #include "runtime/device/open_device.h"
 #include "runtime/device/vulkan/broken_shader.h"
@@ -118,6 +120,27 @@ TEST(Doctor, CanBeCancelled) {
   ASSERT_FALSE(reports.ok());
   EXPECT_EQ(reports.status().code(), StatusCode::kCancelled);
   EXPECT_EQ(calls, 2U);
+}
+
+// How many tests a device has, without running more than the first.
+size_t CountTests(const std::string& device) {
+  size_t count = 0;
+  const auto reports = RunDoctor(device, [&](size_t, size_t total) {
+    count = total;
+    return true;
+  });
+  EXPECT_EQ(reports.status().code(), StatusCode::kCancelled) << device;
+  return count;
+}
+
+TEST(Doctor, ExaminesTheCpuAfterTheOthers) {
+  const auto devices = ListDevices();
+  ASSERT_TRUE(devices.ok()) << devices.status().message();
+  size_t total = 0;
+  for (const DeviceListing& device : *devices) total += CountTests(fmt::format("{}", device.index));
+  EXPECT_EQ(CountTests(""), total);
+  EXPECT_EQ(CountTests(fmt::format("{}", devices->back().index)), CountTests("host"));
+  EXPECT_GT(CountTests("host"), 100U);
 }
 
 TEST(Doctor, RefusesToBreakWhatIsNoKernel) {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "runtime/device/host/host_cores.h"
+#include "runtime/device/host/instruction_sets.h"
 #include "tests/support/host_targets.h"
 #include "tests/support/or_die.h"
 
@@ -18,7 +18,7 @@ void OnEveryHostTarget(const std::function<void(host::HostDevice&)>& test) {
     for (const uint32_t n_threads : {1U, 3U}) {
       SCOPED_TRACE(::testing::Message() << n_threads << " threads");
       const auto device = OrDie(host::HostDevice::Create({.n_threads = n_threads, .note = {}}));
-      EXPECT_EQ(host::InstructionSet(), hwy::TargetName(target));
+      EXPECT_EQ(host::InstructionSetName(), hwy::TargetName(target));
       EXPECT_EQ(device->pool().size(), n_threads);
       test(*device);
     }

@@ -1,23 +1,21 @@
 #include "tests/support/host_targets.h"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <vector>
+
+#include "runtime/device/host/instruction_sets.h"
 
 namespace kvrun::testing {
 
 void ForEachHostTarget(const std::function<void(int64_t target)>& function) {
-  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  ASSERT_FALSE(targets.empty());
-  for (const int64_t target : targets) {
-    SCOPED_TRACE(hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    function(target);
+  const std::vector<host::InstructionSet> sets = host::InstructionSets();
+  ASSERT_FALSE(sets.empty());
+  for (const host::InstructionSet& set : sets) {
+    SCOPED_TRACE(set.name);
+    const host::ChosenInstructionSet chosen(set);
+    function(set.target);
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 }  // namespace kvrun::testing

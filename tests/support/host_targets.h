@@ -7,7 +7,8 @@
 
 namespace kvrun::testing {
 
-// Calls function(target) while that target (of hwy/targets.h) alone is chosen; afterwards the best is again.
+// Calls function(target) while that target (of hwy/targets.h) is chosen, as if the processor had no better
+// one; afterwards the best is again.
 void ForEachHostTarget(const std::function<void(int64_t target)>& function);
 
 }  // namespace kvrun::testing

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "runtime/device/device.h"
+#include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/compute_device.h"
-#include "runtime/device/vulkan/self_test_data.h"
 
 namespace kvrun::testing {
 

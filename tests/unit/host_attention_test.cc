@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "runtime/device/host/operations.h"
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 #include "tests/support/host_run.h"
 #include "tests/support/scalar_reference.h"
 

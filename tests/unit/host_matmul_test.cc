@@ -14,7 +14,7 @@
 
 #include "runtime/device/host/matmul_kernels.h"
 #include "runtime/device/host/operations.h"
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/or_die.h"
 #include "tests/support/scalar_reference.h"

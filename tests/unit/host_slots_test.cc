@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "runtime/device/host/operations.h"
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 #include "tests/support/host_run.h"
 #include "tests/support/scalar_reference.h"
 #include "tests/support/slot_reference.h"

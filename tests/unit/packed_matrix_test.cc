@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 
 namespace kvrun {
 namespace {

@@ -6,14 +6,14 @@
 namespace kvrun::host {
 
 Status HostCommandList::Embed(const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) {
-  return Record("embed", [&table, &step, n_tokens, out](ThreadPool& pool) {
+  return Record("embed", out, [&table, &step, n_tokens, out](ThreadPool& pool) {
     host::Embed(pool, table, step, n_tokens, out);
   });
 }
 
 Status HostCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
                                 uint32_t n_cols, Buffer* out) {
-  return Record("rms_norm", [&x, &weight, epsilon, n_rows, n_cols, out](ThreadPool& pool) {
+  return Record("rms_norm", out, [&x, &weight, epsilon, n_rows, n_cols, out](ThreadPool& pool) {
     host::RmsNorm(pool, x, weight, epsilon, n_rows, n_cols, out);
   });
 }
@@ -21,89 +21,94 @@ Status HostCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float eps
 Status HostCommandList::MatMul(const MatMulArgs& args) {
   KVRUN_CHECK(args.n_rows <= args.weight->n_rows());
   return Record(
-      args.n_tokens == 1 ? "matvec" : "matmul",
+      args.n_tokens == 1 ? "matvec" : "matmul", args.output,
       [args, exact = device_.exact_activations()](ThreadPool& pool) { host::MatMul(pool, args, exact); });
 }
 
 Status HostCommandList::RopeAndStore(const AttentionArgs& args) {
-  return Record("rope_and_store", [args](ThreadPool& pool) { host::RopeAndStore(pool, args); });
+  return Record("rope_and_store", args.qkv, [args](ThreadPool& pool) { host::RopeAndStore(pool, args); });
 }
 
 Status HostCommandList::Attend(const AttentionArgs& args) {
-  return Record("attend", [args, exact = device_.exact_activations()](ThreadPool& pool) {
-    host::Attend(pool, args, exact);
-  });
+  return Record(
+      "attend", args.parts_after != nullptr ? args.parts_after : args.output,
+      [args, exact = device_.exact_activations()](ThreadPool& pool) { host::Attend(pool, args, exact); });
 }
 
 Status HostCommandList::FinishAttention(const AttentionArgs& args) {
-  return Record("finish_attention", [args](ThreadPool& pool) { host::FinishAttention(pool, args); });
+  return Record("finish_attention", args.output,
+                [args](ThreadPool& pool) { host::FinishAttention(pool, args); });
 }
 
 Status HostCommandList::SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) {
-  return Record("swiglu", [&gate_up, n_tokens, n_ff, out](ThreadPool& pool) {
+  return Record("swiglu", out, [&gate_up, n_tokens, n_ff, out](ThreadPool& pool) {
     host::SwiGlu(pool, gate_up, n_tokens, n_ff, out);
   });
 }
 
 Status HostCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
                                    Buffer* out) {
-  return Record("gather_rows", [&x, &step, n_rows, n_cols, out](ThreadPool& pool) {
+  return Record("gather_rows", out, [&x, &step, n_rows, n_cols, out](ThreadPool& pool) {
     host::GatherRows(pool, x, step, n_rows, n_cols, out);
   });
 }
 
 Status HostCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
-  return Record("rope_and_encode", [args](ThreadPool& pool) { host::RopeAndEncode(pool, args); });
+  return Record("rope_and_encode", args.slots, [args](ThreadPool& pool) { host::RopeAndEncode(pool, args); });
 }
 
 Status HostCommandList::AttendSlots(const SlotAttentionArgs& args) {
-  return Record("attend_slots", [args](ThreadPool& pool) { host::AttendSlots(pool, args); });
+  return Record("attend_slots", args.attention.output,
+                [args](ThreadPool& pool) { host::AttendSlots(pool, args); });
 }
 
 Status HostCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                                       uint32_t n_groups, const KvRecordShape& record, Buffer* records) {
-  return Record("encode_records", [=, &kv](ThreadPool& pool) {
+  return Record("encode_records", records, [=, &kv](ThreadPool& pool) {
     host::EncodeRecords(pool, kv, kv_shape, first_token, n_groups, record, records);
   });
 }
 
 Status HostCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
                                       uint32_t first_token, const KvShape& kv_shape, Buffer* kv) {
-  return Record("decode_records", [=, &records](ThreadPool& pool) {
+  return Record("decode_records", kv, [=, &records](ThreadPool& pool) {
     host::DecodeRecords(pool, records, record, n_groups, first_token, kv_shape, kv);
   });
 }
 
 Status HostCommandList::ScoreAndSelect(const ScoreArgs& args) {
   KVRUN_CHECK(args.n_pinned <= args.n_chosen);
-  return Record("score_and_select", [args](ThreadPool& pool) { host::ScoreAndSelect(pool, args); });
+  return Record("score_and_select", args.chosen,
+                [args](ThreadPool& pool) { host::ScoreAndSelect(pool, args); });
 }
 
 Status HostCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
                                     uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens,
                                     const IndexSides& sides, const IndexShape& shape, Buffer* index) {
-  return Record("append_index", [=, &rows, &step](ThreadPool& pool) {
+  return Record("append_index", index, [=, &rows, &step](ThreadPool& pool) {
     host::AppendIndex(pool, rows, row_stride, key_offset, n_kv_dim, step, n_tokens, sides, shape, index);
   });
 }
 
 Status HostCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                                     uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) {
-  return Record("project_keys", [=, &kv](ThreadPool& pool) {
+  return Record("project_keys", out, [=, &kv](ThreadPool& pool) {
     host::ProjectKeys(pool, kv, kv_shape, first_token, n_tokens, sides, rank, out);
   });
 }
 
 Status HostCommandList::AccumulateGram(const GramArgs& args) {
-  return Record("accumulate_gram", [args](ThreadPool& pool) { host::AccumulateGram(pool, args); });
+  return Record("accumulate_gram", args.sums, [args](ThreadPool& pool) { host::AccumulateGram(pool, args); });
 }
 
 Status HostCommandList::AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
-  return Record("alu_rate", [=](ThreadPool& pool) { host::AluRate(pool, n_groups, n_steps, values); });
+  return Record("alu_rate", values,
+                [=](ThreadPool& pool) { host::AluRate(pool, n_groups, n_steps, values); });
 }
 
 Status HostCommandList::ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
-  return Record("read_rate", [=](ThreadPool& pool) { host::ReadRate(pool, n_groups, n_steps, values); });
+  return Record("read_rate", values,
+                [=](ThreadPool& pool) { host::ReadRate(pool, n_groups, n_steps, values); });
 }
 
 }  // namespace kvrun::host

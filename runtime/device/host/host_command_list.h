@@ -13,6 +13,7 @@ namespace kvrun::host {
 
 struct HostOperation {
   std::string_view name;  // a literal: "matmul_q4_1", for profiles
+  Buffer* result;         // or one of them
   std::function<void(ThreadPool&)> run;
 };
 
@@ -51,8 +52,8 @@ class HostCommandList : public CommandList {
 
  private:
   template <typename F>
-  Status Record(std::string_view name, F run) {
-    operations_.push_back({name, std::move(run)});
+  Status Record(std::string_view name, Buffer* result, F run) {
+    operations_.push_back({name, result, std::move(run)});
     return Status::Ok();
   }
 

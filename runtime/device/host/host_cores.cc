@@ -1,12 +1,10 @@
 #include "runtime/device/host/host_cores.h"
 
 #include <fmt/format.h>
-#include <hwy/targets.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <fstream>
 #include <string_view>
 
@@ -56,12 +54,6 @@ std::string CpuName() {
     if (colon != std::string::npos) return line.substr(colon + 2);
   }
   return "CPU";
-}
-
-std::string InstructionSet() {
-  // Highway orders targets by bits, the best lowest.
-  const auto supported = static_cast<uint64_t>(hwy::SupportedTargets());
-  return hwy::TargetName(static_cast<int64_t>(uint64_t{1} << std::countr_zero(supported)));
 }
 
 }  // namespace kvrun::host

@@ -15,7 +15,5 @@ std::vector<uint32_t> PerformanceCores();
 size_t SecondLevelCacheBytes();
 // "Intel(R) Xeon(R) Processor", or "CPU" where the system does not say.
 std::string CpuName();
-// What operations are compiled for and will run with here: "AVX3_DL", "AVX2", "NEON" (Highway's names).
-std::string InstructionSet();
 
 }  // namespace kvrun::host

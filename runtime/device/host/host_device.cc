@@ -15,12 +15,22 @@
 #include "platform/base/units.h"
 #include "runtime/device/host/host_command_list.h"
 #include "runtime/device/host/host_cores.h"
+#include "runtime/device/host/instruction_sets.h"
 #include "runtime/device/host/operations.h"
 
 namespace kvrun::host {
 namespace {
 
 constexpr std::align_val_t kAlignment{kMemoryAlignmentBytes};
+
+// Runs it, and inverts the first word that it changed.
+void RunAndSpoil(const HostOperation& operation, ThreadPool& pool) {
+  auto* words = Data<uint32_t>(operation.result);
+  const std::vector<uint32_t> before(words, words + operation.result->size_bytes() / sizeof(uint32_t));
+  operation.run(pool);
+  const auto changed = std::mismatch(before.begin(), before.end(), words);
+  if (changed.first != before.end()) *changed.second = ~*changed.second;
+}
 
 }  // namespace
 
@@ -88,7 +98,7 @@ HostDevice::HostDevice(const HostDeviceOptions& options)
   info_.kind = "cpu";
   info_.driver = "kvrun host";
   info_.plan =
-      fmt::format("{} thread{}, {}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", InstructionSet(),
+      fmt::format("{} thread{}, {}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", InstructionSetName(),
                   options.exact_activations ? "float activations" : "activations of 8 bits");
   if (!options.note.empty()) info_.notes.push_back(options.note);
   info_.is_cpu = true;
@@ -197,7 +207,12 @@ void HostDevice::Main() {
 }
 
 void HostDevice::Execute(const HostCommandList& list) {
+  const auto kept = KeepInstructionSet();
   for (const HostOperation& operation : list.operations()) {
+    if (operation.name == options_.spoiled_operation) {
+      RunAndSpoil(operation, pool_);
+      continue;
+    }
     if (!options_.profile) {
       operation.run(pool_);
       continue;

@@ -102,6 +102,8 @@ struct HostDeviceOptions {
   bool exact_activations = false;
   bool profile = false;
   std::string note;  // of the choice of device, for DeviceInfo::notes; may be empty
+  // For tests of self-tests: operations of this name get one of their results wrong. Empty: none.
+  std::string spoiled_operation = {};
 };
 
 class HostCommandList;

@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "platform/vulkan/instance.h"
+#include "runtime/device/check_up.h"
+#include "runtime/device/host/doctor.h"
 #include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/host_listing.h"
@@ -71,6 +72,24 @@ Result<std::unique_ptr<Device>> OpenPair(const std::string& prefill, const OpenD
   return MakePair(std::move(vulkan), std::move(host));
 }
 
+Result<std::vector<DoctorReport>> RunCheckUps(const std::vector<CheckUp>& check_ups,
+                                              const std::function<bool(size_t, size_t)>& progress) {
+  size_t done = 0;
+  size_t total = 0;
+  for (const CheckUp& check_up : check_ups) total += check_up.n_tests;
+  const auto tick = [&]() -> Status {
+    ++done;
+    if (progress && progress(done, total)) return {StatusCode::kCancelled, "the self-tests were cancelled"};
+    return Status::Ok();
+  };
+  std::vector<DoctorReport> reports;
+  for (const CheckUp& check_up : check_ups) {
+    KVRUN_ASSIGN_OR_RETURN(DoctorReport report, check_up.run(tick));
+    reports.push_back(std::move(report));
+  }
+  return reports;
+}
+
 }  // namespace
 
 Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
@@ -108,26 +127,25 @@ Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
 
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
                                             const std::function<bool(size_t, size_t)>& progress) {
-  std::vector<size_t> indices;
+  if (IsHostName(device)) return RunCheckUps({host::PlanCheckUp("")}, progress);
   KVRUN_ASSIGN_OR_RETURN(const std::optional<std::string> prefill, PrefillDeviceOfPair(device));
   if (prefill) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("a pair of devices has no self-tests of its own: name \"{}\" alone", *prefill));
+    return Status(
+        StatusCode::kUnsupported,
+        fmt::format("a pair of devices has no self-tests of its own: name \"{}\" or \"host\"", *prefill));
   }
   const Result<FoundDevices> found = FindDevices(false);
-  if (device.empty()) {
-    KVRUN_RETURN_IF_ERROR(found.status());
-    indices.resize(found->facts.size());
-    std::iota(indices.begin(), indices.end(), size_t{0});
-  } else {
+  std::vector<CheckUp> check_ups;
+  if (!device.empty()) {
     KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, device));
-    if (!choice.vulkan) {
-      return Status(StatusCode::kUnsupported,
-                    "the CPU as a device has no self-tests: they are for Vulkan drivers");
-    }
-    indices = {*choice.vulkan};
+    check_ups.push_back(choice.vulkan ? PlanCheckUp(*found, *choice.vulkan) : host::PlanCheckUp(choice.note));
+    return RunCheckUps(check_ups, progress);
   }
-  return ExamineDevices(*found, indices, progress);
+  if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
+  const size_t n_vulkan = found.ok() ? found->facts.size() : 0;
+  for (size_t i = 0; i < n_vulkan; ++i) check_ups.push_back(PlanCheckUp(*found, i));
+  check_ups.push_back(host::PlanCheckUp(found.ok() ? "" : found.status().message()));
+  return RunCheckUps(check_ups, progress);
 }
 
 }  // namespace kvrun

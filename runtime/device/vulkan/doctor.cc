@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
+#include <utility>
 
 #include "platform/base/units.h"
 #include "platform/io/folder.h"
@@ -117,10 +119,6 @@ std::vector<KernelCheck> SystemChecks() {
            }}};
 }
 
-SelfTestResult ToResult(const std::string& name, const Result<std::string>& outcome) {
-  return {name, outcome.ok(), outcome.ok() ? *outcome : outcome.status().message()};
-}
-
 Status BreakKernel(VulkanComputeDevice& device) {
   const char* name = std::getenv(kBreakKernel);
   if (name == nullptr || *name == '\0') return Status::Ok();
@@ -134,88 +132,58 @@ Status BreakKernel(VulkanComputeDevice& device) {
   return Status::Ok();
 }
 
-// The tests of all devices, counted together.
-class Doctor {
+// One device's tests. `found` outlives it.
+class Examination {
  public:
-  Doctor(const FoundDevices& found, const std::function<bool(size_t, size_t)>& progress)
-      : found_(found), progress_(progress) {}
-
-  void Add(size_t index) {
-    Patient patient{.index = index, .plan = PlanDevice(found_.facts[index], {}), .checks = {}};
-    if (patient.plan.ok()) {
-      patient.checks = SystemChecks();
-      const bool is_cpu = found_.facts[index].type == DeviceType::kCpu;
-      for (KernelCheck& check : KernelChecks(*patient.plan, is_cpu)) {
-        patient.checks.push_back(std::move(check));
-      }
-    }
-    total_ += 1 + patient.checks.size();
-    patients_.push_back(std::move(patient));
+  Examination(const FoundDevices& found, size_t index)
+      : found_(found), index_(index), plan_(PlanDevice(found.facts[index], {})) {
+    if (!plan_.ok()) return;
+    checks_ = SystemChecks();
+    const bool is_cpu = found.facts[index].type == DeviceType::kCpu;
+    for (KernelCheck& check : KernelChecks(*plan_, is_cpu)) checks_.push_back(std::move(check));
   }
 
-  Result<std::vector<DoctorReport>> Run() {
-    std::vector<DoctorReport> reports;
-    for (const Patient& patient : patients_) {
-      KVRUN_ASSIGN_OR_RETURN(DoctorReport report, Examine(patient));
-      reports.push_back(std::move(report));
-    }
-    return reports;
-  }
+  size_t n_tests() const { return 1 + checks_.size(); }
 
- private:
-  struct Patient {
-    size_t index;
-    Result<DevicePlan> plan;
-    std::vector<KernelCheck> checks;
-  };
-
-  Result<DoctorReport> Examine(const Patient& patient) {
-    const DeviceFacts& facts = found_.facts[patient.index];
+  Result<DoctorReport> Run(const std::function<Status()>& tick) const {
+    const DeviceFacts& facts = found_.facts[index_];
     DoctorReport report{.name = facts.name,
                         .kind = std::string(DeviceKindName(facts.type)),
                         .driver = fmt::format("{} {}", facts.driver_name, facts.driver_info),
                         .limits = DescribeLimits(facts),
                         .plan = {},
                         .tests = {}};
-    if (!patient.plan.ok()) {
-      report.tests.push_back({"usable", false, patient.plan.status().message()});
-      KVRUN_RETURN_IF_ERROR(Tick());
+    if (!plan_.ok()) {
+      report.tests.push_back({"usable", false, plan_.status().message()});
+      KVRUN_RETURN_IF_ERROR(tick());
       return report;
     }
-    report.plan = DescribePlan(*patient.plan);
-    auto device = OpenFoundDevice(found_, patient.index, false, "");
+    report.plan = DescribePlan(*plan_);
+    auto device = OpenFoundDevice(found_, index_, false, "");
     report.tests.push_back({"opening the device", device.ok(), device.ok() ? "" : device.status().message()});
-    KVRUN_RETURN_IF_ERROR(Tick());
+    KVRUN_RETURN_IF_ERROR(tick());
     if (!device.ok()) return report;
     KVRUN_RETURN_IF_ERROR(BreakKernel(**device));
-    for (const KernelCheck& check : patient.checks) {
+    for (const KernelCheck& check : checks_) {
       report.tests.push_back(ToResult(check.name, check.run(**device)));
-      KVRUN_RETURN_IF_ERROR(Tick());
+      KVRUN_RETURN_IF_ERROR(tick());
     }
     return report;
   }
 
-  Status Tick() {
-    ++done_;
-    if (progress_ && progress_(done_, total_))
-      return {StatusCode::kCancelled, "the self-tests were cancelled"};
-    return Status::Ok();
-  }
-
+ private:
   const FoundDevices& found_;
-  const std::function<bool(size_t, size_t)>& progress_;
-  std::vector<Patient> patients_;
-  size_t done_ = 0;
-  size_t total_ = 0;
+  size_t index_;
+  Result<DevicePlan> plan_;
+  std::vector<KernelCheck> checks_;
 };
 
 }  // namespace
 
-Result<std::vector<DoctorReport>> ExamineDevices(const FoundDevices& found, std::span<const size_t> indices,
-                                                 const std::function<bool(size_t, size_t)>& progress) {
-  Doctor doctor(found, progress);
-  for (const size_t index : indices) doctor.Add(index);
-  return doctor.Run();
+CheckUp PlanCheckUp(const FoundDevices& found, size_t index) {
+  const auto examination = std::make_shared<const Examination>(found, index);
+  return {.n_tests = examination->n_tests(),
+          .run = [examination](const std::function<Status()>& tick) { return examination->Run(tick); }};
 }
 
 }  // namespace kvrun

@@ -12,6 +12,7 @@
 #include "platform/base/status.h"
 #include "platform/vulkan/device_facts.h"
 #include "platform/vulkan/instance.h"
+#include "runtime/device/check_up.h"
 #include "runtime/device/open_device.h"
 #include "runtime/device/vulkan/compute_device.h"
 
@@ -33,8 +34,7 @@ using DeviceCheck = std::function<Result<std::string>(VulkanComputeDevice&)>;
 Result<std::unique_ptr<VulkanComputeDevice>> OpenCheckedDevice(const FoundDevices& found, size_t index,
                                                                bool profile, const std::string& note,
                                                                const DeviceCheck& check);
-// Runs every self-test on the devices `indices`, as RunDoctor says it.
-Result<std::vector<DoctorReport>> ExamineDevices(const FoundDevices& found, std::span<const size_t> indices,
-                                                 const std::function<bool(size_t, size_t)>& progress);
+// Every self-test of one device. `found` outlives what is planned.
+CheckUp PlanCheckUp(const FoundDevices& found, size_t index);
 
 }  // namespace kvrun

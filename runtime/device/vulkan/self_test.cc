@@ -3,16 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <string>
 
-#include "runtime/device/self_test_run.h"
+#include "runtime/device/self_test_attention.h"
+#include "runtime/device/self_test_index.h"
+#include "runtime/device/self_test_operations.h"
+#include "runtime/device/self_test_slots.h"
 #include "runtime/device/vulkan/kernel_plan.h"
-#include "runtime/device/vulkan/self_test_attention.h"
-#include "runtime/device/vulkan/self_test_data.h"
-#include "runtime/device/vulkan/self_test_index.h"
-#include "runtime/device/vulkan/self_test_slots.h"
+#include "runtime/device/vulkan/score_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
 
 namespace kvrun {
@@ -20,127 +18,8 @@ namespace {
 
 using Checks = std::vector<KernelCheck>;
 
-// Sums of up to 512 products in 32-bit floats, taken in any order, are far closer than this.
-constexpr double kTolerance = 1e-4;
-
-constexpr std::array kTypes = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,
-                               TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1,
-                               TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
-
-std::vector<float> Decode(TensorType type, std::span<const std::byte> data, size_t count) {
-  std::vector<float> values(count);
-  DecodeTensor(type, data, values);
-  return values;
-}
-
-// With a bias, and added to what is there.
-Result<std::string> CheckMatMul(VulkanComputeDevice& device, TensorType type, uint32_t n_rows,
-                                uint32_t n_cols, uint32_t n_tokens) {
-  SelfTestRun run(device);
-  const std::vector<std::byte> data = RandomTensor(type, size_t{n_rows} * n_cols, 1);
-  const std::vector<float> weights = Decode(type, data, size_t{n_rows} * n_cols);
-  const std::vector<float> input = RandomFloats(size_t{n_tokens} * n_cols, 2);
-  const std::vector<float> bias = RandomFloats(n_rows, 3);
-  const std::vector<float> before = RandomFloats(size_t{n_tokens} * n_rows, 4);
-  Buffer* output = run.Floats(before);
-  const MatMulArgs args{.weight = run.Weights(type, n_rows, n_cols, data),
-                        .input = run.Floats(input),
-                        .output = output,
-                        .bias = run.Floats(bias),
-                        .n_tokens = n_tokens,
-                        .accumulate = true};
-  run.Run([&](CommandList& list) { return list.MatMul(args); });
-
-  std::vector<double> expected(before.begin(), before.end());
-  for (size_t t = 0; t < n_tokens; ++t) {
-    for (size_t r = 0; r < n_rows; ++r) {
-      double sum = bias[r];
-      for (size_t c = 0; c < n_cols; ++c) sum += double{weights[r * n_cols + c]} * input[t * n_cols + c];
-      expected[t * n_rows + r] += sum;
-    }
-  }
-  return run.Compare(expected, output, kTolerance);
-}
-
-Result<std::string> CheckEmbed(VulkanComputeDevice& device, TensorType type) {
-  constexpr uint32_t kRows = 100;
-  constexpr uint32_t kCols = 256;
-  constexpr std::array<uint32_t, 3> kIds = {99, 0, 32};
-  SelfTestRun run(device);
-  const std::vector<std::byte> data = RandomTensor(type, kRows * kCols, 1);
-  const std::vector<float> table = Decode(type, data, kRows * kCols);
-  std::vector<StepToken> tokens;
-  std::vector<double> expected;
-  for (const uint32_t id : kIds) {
-    tokens.push_back({.id = id, .position = 0, .sequence = 0, .output_row = 0});
-    expected.insert(expected.end(), table.begin() + id * kCols, table.begin() + (id + 1) * kCols);
-  }
-  Buffer* output = run.Poisoned(expected.size());
-  const Buffer* step = run.Step(tokens);
-  const Matrix* matrix = run.Weights(type, kRows, kCols, data);
-  run.Run([&](CommandList& list) { return list.Embed(*matrix, *step, kIds.size(), output); });
-  return run.Compare(expected, output, 1e-6);
-}
-
-Result<std::string> CheckRmsNorm(VulkanComputeDevice& device, uint32_t n_cols) {
-  constexpr uint32_t kRows = 3;
-  constexpr float kEpsilon = 1e-3F;
-  SelfTestRun run(device);
-  const std::vector<float> x = RandomFloats(size_t{kRows} * n_cols, 1);
-  const std::vector<float> weight = RandomFloats(n_cols, 2);
-  Buffer* output = run.Poisoned(x.size());
-  const Buffer* in = run.Floats(x);
-  const Buffer* factors = run.Floats(weight);
-  run.Run([&](CommandList& list) { return list.RmsNorm(*in, *factors, kEpsilon, kRows, n_cols, output); });
-
-  std::vector<double> expected(x.size());
-  for (size_t r = 0; r < kRows; ++r) {
-    double sum = 0.0;
-    for (size_t c = 0; c < n_cols; ++c) sum += double{x[r * n_cols + c]} * x[r * n_cols + c];
-    const double scale = 1.0 / std::sqrt(sum / n_cols + kEpsilon);
-    for (size_t c = 0; c < n_cols; ++c) expected[r * n_cols + c] = x[r * n_cols + c] * scale * weight[c];
-  }
-  return run.Compare(expected, output, kTolerance);
-}
-
-Result<std::string> CheckSwiGlu(VulkanComputeDevice& device, uint32_t n_ff) {
-  constexpr uint32_t kTokens = 3;
-  SelfTestRun run(device);
-  const std::vector<float> gate_up = RandomFloats(size_t{kTokens} * 2 * n_ff, 1);
-  Buffer* output = run.Poisoned(size_t{kTokens} * n_ff);
-  const Buffer* in = run.Floats(gate_up);
-  run.Run([&](CommandList& list) { return list.SwiGlu(*in, kTokens, n_ff, output); });
-
-  std::vector<double> expected;
-  for (size_t t = 0; t < kTokens; ++t) {
-    for (size_t i = 0; i < n_ff; ++i) {
-      const double gate = gate_up[t * 2 * n_ff + i];
-      expected.push_back(gate / (1.0 + std::exp(-gate)) * gate_up[(t * 2 + 1) * n_ff + i]);
-    }
-  }
-  return run.Compare(expected, output, kTolerance);
-}
-
-Result<std::string> CheckGather(VulkanComputeDevice& device) {
-  constexpr uint32_t kCols = 70;
-  constexpr std::array<uint32_t, 3> kRows = {4, 0, 2};
-  SelfTestRun run(device);
-  const std::vector<float> x = RandomFloats(5 * kCols, 1);
-  std::vector<StepToken> tokens;
-  std::vector<double> expected;
-  for (const uint32_t row : kRows) {
-    tokens.push_back({.id = 0, .position = 0, .sequence = 0, .output_row = row});
-    expected.insert(expected.end(), x.begin() + row * kCols, x.begin() + (row + 1) * kCols);
-  }
-  Buffer* output = run.Poisoned(expected.size());
-  const Buffer* in = run.Floats(x);
-  const Buffer* step = run.Step(tokens);
-  run.Run([&](CommandList& list) { return list.GatherRows(*in, *step, kRows.size(), kCols, output); });
-  return run.Compare(expected, output, 0.0);
-}
-
 void AddMatMuls(const DevicePlan& plan, bool is_cpu, Checks& checks) {
-  for (const TensorType type : kTypes) {
+  for (const TensorType type : kSelfTestTypes) {
     const bool is_float = GetTensorType(type).block_elements == 1;
     for (const uint32_t n_tokens : {1U, 2U, 4U, 8U}) {
       for (const uint32_t n_cols : {512U, 66U}) {
@@ -154,6 +33,120 @@ void AddMatMuls(const DevicePlan& plan, bool is_cpu, Checks& checks) {
                           }});
       }
     }
+  }
+}
+
+void AddAttend(const DevicePlan& plan, bool is_cpu, const AttentionCase& c, Checks& checks) {
+  const AttendChoice choice =
+      ChooseAttend(plan, is_cpu, c.kv_shape(), c.n_heads(), c.n_tokens, c.n_tokens > 1);
+  checks.push_back({fmt::format("{}{} (head size {}, {})", choice.kernel.variant,
+                                choice.n_splits > 1 ? ", combine_splits_f32_floor" : "", c.head_dim,
+                                c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode"),
+                    [c](VulkanComputeDevice& device) { return CheckAttention(device, c, false); }});
+}
+
+void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    for (const bool halves : {false, true}) {
+      const AttentionCase c{.type = type, .group = 3, .n_tokens = 3, .position = 100};
+      checks.push_back({fmt::format("rope_store_{}_floor ({})", type == KvType::kF16 ? "f16" : "f32",
+                                    halves ? "halves" : "neighbours"),
+                        [=](VulkanComputeDevice& device) { return CheckRope(device, c, halves); }});
+    }
+    for (const uint32_t head_dim : {64U, 80U}) {  // 80 is never a subgroup's
+      for (const uint32_t group : {1U, 2U, 4U, 8U}) {
+        AddAttend(plan, is_cpu, {type, head_dim, group, 1, 450}, checks);
+      }
+      AddAttend(plan, is_cpu, {type, head_dim, 3, 20, 300}, checks);
+    }
+    const AttentionCase in_parts{type, 64, 3, 20, 300};
+    checks.push_back(
+        {fmt::format("merge_splits_f32_floor (of {} entries)", type == KvType::kF16 ? "f16" : "f32"),
+         [=](VulkanComputeDevice& device) { return CheckAttention(device, in_parts, true); }});
+  }
+}
+
+void AddAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Checks& checks) {
+  const AttendChoice choice = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), SlotCase::kKvHeads, 1);
+  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {})", choice.kernel.variant,
+                                choice.n_splits > 1 ? ", combine_splits_f32_floor" : "",
+                                VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim),
+                    [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
+}
+
+void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
+  for (const KvType type : kSelfTestRecordTypes) {
+    for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
+      checks.push_back({fmt::format("encode_records_{0}_floor, decode_records_{0}_floor ({1})",
+                                    VariantTypeName(kv_type), VariantTypeName(type)),
+                        [=](VulkanComputeDevice& device) { return CheckRecords(device, kv_type, type); }});
+    }
+    checks.push_back(
+        {fmt::format("rope_encode_any_floor ({})", VariantTypeName(type)), [=](VulkanComputeDevice& device) {
+           return CheckRopeAndEncode(device, {.k_type = type, .v_type = type});
+         }});
+  }
+  // Every pair of types; those that a subgroup may take in every size of a tile. Heads of 72 are never a
+  // subgroup's.
+  uint32_t turn = 0;
+  for (const KvType k_type : kSelfTestRecordTypes) {
+    for (const KvType v_type : kSelfTestRecordTypes) {
+      for (uint32_t group = 1; group <= 4; ++group) {
+        const SlotCase c{k_type, v_type, 64, group};
+        const bool subgroup = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), SlotCase::kKvHeads, 1)
+                                  .kernel.variant.ends_with("_subgroup");
+        if (subgroup || group == turn % 4 + 1) AddAttendSlots(plan, is_cpu, c, checks);
+      }
+      ++turn;
+    }
+  }
+  for (const uint32_t group : {1U, 2U, 3U, 4U}) {
+    AddAttendSlots(plan, is_cpu, {KvType::kFp8, KvType::kInt4, 72, group}, checks);
+  }
+}
+
+ScorePlace PlaceOf(const ScorePlan& plan) {
+  return {.n_rows = plan.n_rows,
+          .n_lists = plan.n_lists,
+          .scores_begin = plan.scores_begin,
+          .scores_stride = plan.scores_stride,
+          .scratch_floats = plan.scratch_words};
+}
+
+void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how, Checks& checks) {
+  const ScorePlan score = PlanScore(plan, is_cpu, ScoreArgsOf(c));
+  const std::string_view type = IndexTypeName(c.type);
+  const std::string scored =
+      c.reduction == HeadReduction::kSum
+          ? fmt::format("score_sum_{}_floor", type)
+          : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
+  checks.push_back(
+      {fmt::format("rotate_query_f32_floor, project_query_f32_floor, {}, select_groups{}_f32_floor ({})",
+                   scored, score.narrow_select_lanes != 0 ? "_narrow" : "", how),
+       [c](VulkanComputeDevice& device) {
+         return CheckScore(device, c, PlaceOf(PlanScore(device.plan(), device.is_cpu(), ScoreArgsOf(c))));
+       }});
+}
+
+void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
+  for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSum}, "sum", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSoftmax}, "softmax", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
+    for (const uint32_t n_tokens : {2U, 15U}) {
+      checks.push_back({fmt::format("project_{}_f32_floor, quantize_index_{}_floor ({} rows)",
+                                    n_tokens == 2 ? "row" : "rows", IndexTypeName(type), n_tokens),
+                        [=](VulkanComputeDevice& device) { return CheckAppend(device, type, n_tokens); }});
+    }
+  }
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    checks.push_back({fmt::format("project_keys_{}_floor", type == KvType::kF16 ? "f16" : "f32"),
+                      [=](VulkanComputeDevice& device) { return CheckProjectKeys(device, type); }});
+  }
+  for (const uint32_t dim : {72U, 30U}) {
+    checks.push_back({fmt::format("accumulate_gram_f32_floor ({} dimensions)", dim),
+                      [=](VulkanComputeDevice& device) { return CheckGram(device, dim); }});
   }
 }
 
@@ -182,7 +175,7 @@ Result<std::string> CheckSubgroups(VulkanComputeDevice& device) {
 
 std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
   Checks checks;
-  for (const TensorType type : kTypes) {
+  for (const TensorType type : kSelfTestTypes) {
     checks.push_back({fmt::format("embed_{}_floor", VariantTypeName(type)),
                       [=](VulkanComputeDevice& device) { return CheckEmbed(device, type); }});
   }

@@ -87,10 +87,11 @@ typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, u
  * memory), usable, reason (why not usable). Vulkan's devices come first; the CPU itself is the last. */
 KVRUN_API kvrun_status kvrun_devices_json(char** json);
 
-/* Runs every self-test on the Vulkan devices that `device` names (see kvrun_engine_options; NULL or "" means
- * all of them; KVRUN_UNSUPPORTED for the CPU itself, which has no self-tests). JSON object: passed (bool),
- * devices: [{name, driver, limits, plan, tests: [{name, passed, detail}]}]. KVRUN_OK if the tests could be
- * run, whatever they found. */
+/* Runs every self-test on the device that `device` names (see kvrun_engine_options; NULL or "" means on all
+ * of them; KVRUN_UNSUPPORTED for a pair), the CPU's with each instruction set that the processor has;
+ * meanwhile the process's engines on the CPU compute with that one. JSON object: passed (bool), devices:
+ * [{name, driver, limits, plan, tests: [{name, passed, detail}]}]. KVRUN_OK if the tests could be run,
+ * whatever they found. */
 KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user,
                                          char** json);
 

@@ -1,39 +1,20 @@
-#include "runtime/device/vulkan/self_test_attention.h"
-
-#include <fmt/format.h>
+#include "runtime/device/self_test_attention.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 
+#include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
-#include "runtime/device/vulkan/kernel_plan.h"
-#include "runtime/device/vulkan/self_test_data.h"
 
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kContext = 512;
-constexpr uint32_t kSequences = 2;
-constexpr uint32_t kKvHeads = 2;
-
-struct AttentionCase {
-  KvType type = KvType::kF16;
-  uint32_t head_dim = 64;
-  uint32_t group = 1;     // query heads of a KV head
-  uint32_t n_tokens = 1;  // more than one: a chunk of one sequence
-  uint32_t position = 0;  // of the first token
-
-  KvShape kv_shape() const { return {type, kSequences, kKvHeads, head_dim, kContext}; }
-  uint32_t n_heads() const { return group * kKvHeads; }
-  uint32_t qkv_stride() const { return (n_heads() + 2 * kKvHeads) * head_dim; }
-};
-
 std::vector<StepToken> TokensOf(const AttentionCase& c) {
   std::vector<StepToken> tokens;
   for (uint32_t t = 0; t < c.n_tokens; ++t) {
-    tokens.push_back({.id = 0, .position = c.position + t, .sequence = kSequences - 1, .output_row = 0});
+    tokens.push_back(
+        {.id = 0, .position = c.position + t, .sequence = AttentionCase::kSequences - 1, .output_row = 0});
   }
   return tokens;
 }
@@ -54,7 +35,9 @@ std::vector<float> MakeKv(const AttentionCase& c, std::vector<float>& values) {
 // The head's entry of K (plane 0) or V (plane 1) at a position.
 size_t EntryBegin(const AttentionCase& c, uint32_t sequence, uint32_t kv_head, uint32_t plane,
                   uint32_t position) {
-  return ((size_t{sequence * kKvHeads + kv_head} * 2 + plane) * kContext + position) * c.head_dim;
+  return ((size_t{sequence * AttentionCase::kKvHeads + kv_head} * 2 + plane) * AttentionCase::kContext +
+          position) *
+         c.head_dim;
 }
 
 void AttendRow(const AttentionCase& c, const float* query, std::span<const float> kv, uint32_t kv_head,
@@ -62,7 +45,7 @@ void AttendRow(const AttentionCase& c, const float* query, std::span<const float
   std::vector<double> weights(position + 1);
   double maximum = -INFINITY;
   for (uint32_t p = 0; p <= position; ++p) {
-    const size_t key = EntryBegin(c, kSequences - 1, kv_head, 0, p);
+    const size_t key = EntryBegin(c, AttentionCase::kSequences - 1, kv_head, 0, p);
     double score = 0.0;
     for (uint32_t i = 0; i < c.head_dim; ++i) score += double{query[i]} * kv[key + i];
     weights[p] = score / std::sqrt(c.head_dim);
@@ -71,47 +54,9 @@ void AttendRow(const AttentionCase& c, const float* query, std::span<const float
   double total = 0.0;
   for (double& weight : weights) total += weight = std::exp(weight - maximum);
   for (uint32_t p = 0; p <= position; ++p) {
-    const size_t value = EntryBegin(c, kSequences - 1, kv_head, 1, p);
+    const size_t value = EntryBegin(c, AttentionCase::kSequences - 1, kv_head, 1, p);
     for (uint32_t i = 0; i < c.head_dim; ++i) output[i] += weights[p] / total * kv[value + i];
   }
-}
-
-// With `in_parts`, every entry is attended twice, which changes no average.
-Result<std::string> CheckAttend(VulkanComputeDevice& device, const AttentionCase& c, bool in_parts) {
-  SelfTestRun run(device);
-  std::vector<float> qkv = RandomFloats(size_t{c.n_tokens} * c.qkv_stride(), 6);
-  for (float& value : qkv) value *= 4.0F;  // so that some positions weigh much more than others
-  std::vector<float> kv;
-  const std::vector<float> stored = MakeKv(c, kv);
-  std::vector<double> expected(size_t{c.n_tokens} * c.n_heads() * c.head_dim);
-  AttentionArgs args{.qkv = run.Floats(qkv),
-                     .step = run.Step(TokensOf(c)),
-                     .kv = run.Floats(stored),
-                     .kv_shape = c.kv_shape(),
-                     .n_heads = c.n_heads(),
-                     .n_tokens = c.n_tokens,
-                     .output = run.Poisoned(expected.size()),
-                     .one_sequence = c.n_tokens > 1};
-  Buffer* first_parts = in_parts ? run.Zeros(args.parts_bytes()) : nullptr;
-  args.parts_after = first_parts;
-  args.scratch = run.Zeros(device.AttendScratchBytes(args));
-  run.Run([&](CommandList& list) { return list.Attend(args); });
-  if (in_parts) {
-    args.parts_before = first_parts;
-    args.parts_after = run.Zeros(args.parts_bytes());
-    run.Run([&](CommandList& list) -> Status {
-      KVRUN_RETURN_IF_ERROR(list.Attend(args));
-      return list.FinishAttention(args);
-    });
-  }
-
-  for (uint32_t t = 0; t < c.n_tokens; ++t) {
-    for (uint32_t h = 0; h < c.n_heads(); ++h) {
-      AttendRow(c, &qkv[size_t{t} * c.qkv_stride() + h * c.head_dim], kv, h / c.group, c.position + t,
-                &expected[(size_t{t} * c.n_heads() + h) * c.head_dim]);
-    }
-  }
-  return run.Compare(expected, args.output, 2e-4);
 }
 
 // The angles, norms and query rows of a rope_store check.
@@ -153,7 +98,46 @@ std::vector<float> DecodeKv(KvType type, std::span<const std::byte> bytes) {
   return values;
 }
 
-Result<std::string> CheckRope(VulkanComputeDevice& device, const AttentionCase& c, bool halves) {
+}  // namespace
+
+Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool in_parts, double tolerance) {
+  SelfTestRun run(device);
+  std::vector<float> qkv = RandomFloats(size_t{c.n_tokens} * c.qkv_stride(), 6);
+  for (float& value : qkv) value *= 4.0F;  // so that some positions weigh much more than others
+  std::vector<float> kv;
+  const std::vector<float> stored = MakeKv(c, kv);
+  std::vector<double> expected(size_t{c.n_tokens} * c.n_heads() * c.head_dim);
+  AttentionArgs args{.qkv = run.Floats(qkv),
+                     .step = run.Step(TokensOf(c)),
+                     .kv = run.Floats(stored),
+                     .kv_shape = c.kv_shape(),
+                     .n_heads = c.n_heads(),
+                     .n_tokens = c.n_tokens,
+                     .output = run.Poisoned(expected.size()),
+                     .one_sequence = c.n_tokens > 1};
+  Buffer* first_parts = in_parts ? run.Zeros(args.parts_bytes()) : nullptr;
+  args.parts_after = first_parts;
+  args.scratch = run.Zeros(device.AttendScratchBytes(args));
+  run.Run([&](CommandList& list) { return list.Attend(args); });
+  if (in_parts) {
+    args.parts_before = first_parts;
+    args.parts_after = run.Zeros(args.parts_bytes());
+    run.Run([&](CommandList& list) -> Status {
+      KVRUN_RETURN_IF_ERROR(list.Attend(args));
+      return list.FinishAttention(args);
+    });
+  }
+
+  for (uint32_t t = 0; t < c.n_tokens; ++t) {
+    for (uint32_t h = 0; h < c.n_heads(); ++h) {
+      AttendRow(c, &qkv[size_t{t} * c.qkv_stride() + h * c.head_dim], kv, h / c.group, c.position + t,
+                &expected[(size_t{t} * c.n_heads() + h) * c.head_dim]);
+    }
+  }
+  return run.Compare(expected, args.output, tolerance);
+}
+
+Result<std::string> CheckRope(Device& device, const AttentionCase& c, bool halves) {
   SelfTestRun run(device);
   const RopeInputs in{.qkv = RandomFloats(size_t{c.n_tokens} * c.qkv_stride(), 7),
                       .angles = RandomFloats(size_t{c.n_tokens} * c.head_dim, 8),
@@ -177,14 +161,15 @@ Result<std::string> CheckRope(VulkanComputeDevice& device, const AttentionCase& 
   std::vector<double> expected(in.qkv.begin(), in.qkv.end());
   std::vector<double> expected_kv(kv_bytes / KvElementBytes(c.type));
   for (uint32_t t = 0; t < c.n_tokens; ++t) {
-    for (uint32_t h = 0; h < c.n_heads() + 2 * kKvHeads; ++h) {
+    for (uint32_t h = 0; h < c.n_heads() + 2 * AttentionCase::kKvHeads; ++h) {
       double* head = &expected[size_t{t} * c.qkv_stride() + h * c.head_dim];
-      const bool is_value = h >= c.n_heads() + kKvHeads;
+      const bool is_value = h >= c.n_heads() + AttentionCase::kKvHeads;
       if (!is_value) NormAndRotate(in, c.head_dim, t, h >= c.n_heads(), head);
       if (h < c.n_heads()) continue;
-      const uint32_t kv_head = (h - c.n_heads()) % kKvHeads;
+      const uint32_t kv_head = (h - c.n_heads()) % AttentionCase::kKvHeads;
       std::copy_n(head, c.head_dim,
-                  &expected_kv[EntryBegin(c, kSequences - 1, kv_head, is_value ? 1 : 0, c.position + t)]);
+                  &expected_kv[EntryBegin(c, AttentionCase::kSequences - 1, kv_head, is_value ? 1 : 0,
+                                          c.position + t)]);
     }
   }
   if (!run.status().ok()) return run.Compare({}, args.qkv, 0.0);
@@ -193,39 +178,6 @@ Result<std::string> CheckRope(VulkanComputeDevice& device, const AttentionCase& 
   const auto stored = run.Compare(expected_kv, found_kv, c.type == KvType::kF16 ? 1e-3 : 1e-4);
   if (!stored.ok()) return Status(stored.status().code(), "KV: " + stored.status().message());
   return run.Compare(expected, args.qkv, 1e-4);
-}
-
-void AddAttend(const DevicePlan& plan, bool is_cpu, const AttentionCase& c,
-               std::vector<KernelCheck>& checks) {
-  const AttendChoice choice =
-      ChooseAttend(plan, is_cpu, c.kv_shape(), c.n_heads(), c.n_tokens, c.n_tokens > 1);
-  checks.push_back({fmt::format("{}{} (head size {}, {})", choice.kernel.variant,
-                                choice.n_splits > 1 ? ", combine_splits_f32_floor" : "", c.head_dim,
-                                c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode"),
-                    [c](VulkanComputeDevice& device) { return CheckAttend(device, c, false); }});
-}
-
-}  // namespace
-
-void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, std::vector<KernelCheck>& checks) {
-  for (const KvType type : {KvType::kF16, KvType::kF32}) {
-    for (const bool halves : {false, true}) {
-      const AttentionCase c{.type = type, .group = 3, .n_tokens = 3, .position = 100};
-      checks.push_back({fmt::format("rope_store_{}_floor ({})", type == KvType::kF16 ? "f16" : "f32",
-                                    halves ? "halves" : "neighbours"),
-                        [=](VulkanComputeDevice& device) { return CheckRope(device, c, halves); }});
-    }
-    for (const uint32_t head_dim : {64U, 80U}) {  // 80 is never a subgroup's
-      for (const uint32_t group : {1U, 2U, 4U, 8U}) {
-        AddAttend(plan, is_cpu, {type, head_dim, group, 1, 450}, checks);
-      }
-      AddAttend(plan, is_cpu, {type, head_dim, 3, 20, 300}, checks);
-    }
-    const AttentionCase in_parts{type, 64, 3, 20, 300};
-    checks.push_back(
-        {fmt::format("merge_splits_f32_floor (of {} entries)", type == KvType::kF16 ? "f16" : "f32"),
-         [=](VulkanComputeDevice& device) { return CheckAttend(device, in_parts, true); }});
-  }
 }
 
 }  // namespace kvrun

@@ -1,25 +1,15 @@
-#include "runtime/device/vulkan/self_test_slots.h"
-
-#include <fmt/format.h>
+#include "runtime/device/self_test_slots.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 
+#include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
-#include "runtime/device/vulkan/kernel_plan.h"
-#include "runtime/device/vulkan/self_test_data.h"
 
 namespace kvrun {
 namespace {
-
-constexpr uint32_t kKvHeads = 2;
-constexpr uint32_t kGroupTokens = 3;
-constexpr uint32_t kSlots = 70;
-// Those with scales first: only where a kernel multiplies can its products be wrong.
-constexpr std::array kTypes = {KvType::kFp8, KvType::kInt8, KvType::kInt4, KvType::kF16, KvType::kF32};
 
 // Half a step of a type, as a part of the largest of those that share a scale, and what the scale's own
 // rounding adds: a clamped element is off by up to 2^-11 of itself.
@@ -86,118 +76,6 @@ double KvAt(const KvShape& kv, std::span<const uint32_t> words, size_t i) {
   return HalfToFloat(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2))));
 }
 
-// Encodes, looks at the records, decodes, and looks at what came back.
-Result<std::string> CheckCopies(VulkanComputeDevice& device, KvType kv_type, KvType type) {
-  constexpr uint32_t kGroups = 5;
-  constexpr uint32_t kDims = 72;
-  const KvShape kv{kv_type, 1, kKvHeads, kDims, kGroups * kGroupTokens};
-  const KvRecordShape record{type, type, kKvHeads, kDims, kGroupTokens};
-  SelfTestRun run(device);
-  const size_t count = kv.size_bytes() / KvElementBytes(kv_type);
-  const std::vector<float> values = RandomFloats(count, 10);
-  std::vector<float> stored = values;
-  if (kv_type == KvType::kF16) {
-    std::vector<uint16_t> halves(count);
-    std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
-    stored.resize(count / 2);
-    std::memcpy(stored.data(), halves.data(), count * sizeof(uint16_t));
-  }
-  const Buffer* from = run.Floats(stored);
-  Buffer* records = run.Poisoned(size_t{kGroups} * record.size_words());
-  Buffer* back = run.Poisoned(stored.size());
-  if (!run.status().ok()) return run.status();
-  run.Run([&](CommandList& list) -> Status {
-    KVRUN_RETURN_IF_ERROR(list.EncodeRecords(*from, kv, 0, kGroups, record, records));
-    return list.DecodeRecords(*records, record, kGroups, 0, kv, back);
-  });
-  const std::vector<uint32_t> words = WordsOf(run, records, size_t{kGroups} * record.size_words());
-  const std::vector<uint32_t> decoded = WordsOf(run, back, stored.size());
-
-  std::vector<double> expected;
-  std::vector<float> found_in_records;
-  std::vector<double> in_records;
-  std::vector<float> found_back;
-  for (size_t i = 0; i < count; ++i) {
-    const auto plane = static_cast<uint32_t>(i / kDims / kv.n_ctx);
-    const auto token = static_cast<uint32_t>(i / kDims % kv.n_ctx);
-    const RecordReader reader(
-        record,
-        std::span(words).subspan(size_t{token / kGroupTokens} * record.size_words(), record.size_words()));
-    const double value = reader.At(plane % 2 != 0, plane / 2 * kGroupTokens + token % kGroupTokens,
-                                   static_cast<uint32_t>(i % kDims));
-    expected.push_back(values[i]);
-    in_records.push_back(value);
-    found_in_records.push_back(static_cast<float>(value));
-    found_back.push_back(static_cast<float>(KvAt(kv, decoded, i)));
-  }
-  const auto encoded = run.Compare(expected, found_in_records, RoundingOf(type) + RoundingOf(kv_type) + 1e-6);
-  if (!encoded.ok()) return Status(encoded.status().code(), "records: " + encoded.status().message());
-  return run.Compare(in_records, found_back, RoundingOf(kv_type) + 1e-6);
-}
-
-struct SlotCheck {
-  KvType k_type = KvType::kF16;
-  KvType v_type = KvType::kF16;
-  uint32_t head_dim = 64;
-  uint32_t group = 1;  // query heads of a KV head
-
-  uint32_t n_heads() const { return group * kKvHeads; }
-  uint32_t qkv_stride() const { return (n_heads() + 2 * kKvHeads) * head_dim; }
-  SlotShape shape() const {
-    return {{k_type, v_type, kKvHeads, head_dim, kGroupTokens}, 1, kSlots, 2, kSlots - 2};
-  }
-  SlotAttentionArgs args() const {
-    SlotAttentionArgs args;
-    args.shape = shape();
-    args.attention.kv_shape = {KvType::kF16, 1, kKvHeads, head_dim, 0};
-    args.attention.n_heads = n_heads();
-    args.attention.n_tokens = 1;
-    return args;
-  }
-};
-
-// Rotates and stores into slots that hold zeros.
-Result<std::string> CheckRopeAndEncode(VulkanComputeDevice& device, const SlotCheck& c) {
-  constexpr uint32_t kPosition = 100;
-  SelfTestRun run(device);
-  const std::vector<float> qkv = RandomFloats(c.qkv_stride(), 11);
-  const std::vector<float> angles = RandomFloats(c.head_dim, 12);
-  const StepToken token{.id = 0, .position = kPosition, .sequence = 0, .output_row = 0};
-  SlotAttentionArgs args = c.args();
-  args.attention.qkv = run.Floats(qkv);
-  args.attention.step = run.Step({&token, 1});
-  args.attention.angles = run.Floats(angles);
-  args.attention.rotary_dim = c.head_dim;
-  args.attention.rope_halves = true;
-  args.slots = run.Zeros(c.shape().size_bytes());
-  if (!run.status().ok()) return run.status();
-  run.Run([&](CommandList& list) { return list.RopeAndEncode(args); });
-
-  const KvRecordShape record = c.shape().record;
-  const std::vector<uint32_t> words = WordsOf(run, args.slots, c.shape().size_bytes() / sizeof(uint32_t));
-  const uint32_t slot = kSlots - 2 + kPosition / kGroupTokens % 2;
-  const RecordReader reader(
-      record, std::span(words).subspan(size_t{slot} * record.size_words(), record.size_words()));
-  std::vector<double> expected;
-  std::vector<float> found;
-  const uint32_t pairs = c.head_dim / 2;
-  for (uint32_t head = 0; head < 2 * kKvHeads; ++head) {
-    const float* from = &qkv[(c.n_heads() + head) * c.head_dim];
-    const bool is_value = head >= kKvHeads;
-    for (uint32_t i = 0; i < c.head_dim; ++i) {
-      const double a = from[i % pairs];
-      const double b = from[i % pairs + pairs];
-      const double cosine = angles[2 * (i % pairs)];
-      const double sine = angles[2 * (i % pairs) + 1];
-      const double rotated = i < pairs ? a * cosine - b * sine : a * sine + b * cosine;
-      expected.push_back(is_value ? from[i] : rotated);
-      found.push_back(static_cast<float>(
-          reader.At(is_value, head % kKvHeads * kGroupTokens + kPosition % kGroupTokens, i)));
-    }
-  }
-  return run.Compare(expected, found, std::max(RoundingOf(c.k_type), RoundingOf(c.v_type)) + 1e-4);
-}
-
 // A scale that brings elements to about 1.
 uint32_t RandomScale(KvType type, float random) {
   const uint32_t mantissa = FloatToHalf(random) & 0x3ffU;
@@ -234,7 +112,100 @@ std::vector<uint32_t> RandomSlots(const SlotShape& shape) {
   return words;
 }
 
-Result<std::string> CheckAttend(VulkanComputeDevice& device, const SlotCheck& c) {
+}  // namespace
+
+Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type) {
+  constexpr uint32_t kGroups = 5;
+  constexpr uint32_t kDims = 72;
+  const KvShape kv{kv_type, 1, SlotCase::kKvHeads, kDims, kGroups * SlotCase::kGroupTokens};
+  const KvRecordShape record{type, type, SlotCase::kKvHeads, kDims, SlotCase::kGroupTokens};
+  SelfTestRun run(device);
+  const size_t count = kv.size_bytes() / KvElementBytes(kv_type);
+  const std::vector<float> values = RandomFloats(count, 10);
+  std::vector<float> stored = values;
+  if (kv_type == KvType::kF16) {
+    std::vector<uint16_t> halves(count);
+    std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
+    stored.resize(count / 2);
+    std::memcpy(stored.data(), halves.data(), count * sizeof(uint16_t));
+  }
+  const Buffer* from = run.Floats(stored);
+  Buffer* records = run.Poisoned(size_t{kGroups} * record.size_words());
+  Buffer* back = run.Poisoned(stored.size());
+  if (!run.status().ok()) return run.status();
+  run.Run([&](CommandList& list) -> Status {
+    KVRUN_RETURN_IF_ERROR(list.EncodeRecords(*from, kv, 0, kGroups, record, records));
+    return list.DecodeRecords(*records, record, kGroups, 0, kv, back);
+  });
+  const std::vector<uint32_t> words = WordsOf(run, records, size_t{kGroups} * record.size_words());
+  const std::vector<uint32_t> decoded = WordsOf(run, back, stored.size());
+
+  std::vector<double> expected;
+  std::vector<float> found_in_records;
+  std::vector<double> in_records;
+  std::vector<float> found_back;
+  for (size_t i = 0; i < count; ++i) {
+    const auto plane = static_cast<uint32_t>(i / kDims / kv.n_ctx);
+    const auto token = static_cast<uint32_t>(i / kDims % kv.n_ctx);
+    const RecordReader reader(
+        record, std::span(words).subspan(size_t{token / SlotCase::kGroupTokens} * record.size_words(),
+                                         record.size_words()));
+    const double value =
+        reader.At(plane % 2 != 0, plane / 2 * SlotCase::kGroupTokens + token % SlotCase::kGroupTokens,
+                  static_cast<uint32_t>(i % kDims));
+    expected.push_back(values[i]);
+    in_records.push_back(value);
+    found_in_records.push_back(static_cast<float>(value));
+    found_back.push_back(static_cast<float>(KvAt(kv, decoded, i)));
+  }
+  const auto encoded = run.Compare(expected, found_in_records, RoundingOf(type) + RoundingOf(kv_type) + 1e-6);
+  if (!encoded.ok()) return Status(encoded.status().code(), "records: " + encoded.status().message());
+  return run.Compare(in_records, found_back, RoundingOf(kv_type) + 1e-6);
+}
+
+Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c) {
+  constexpr uint32_t kPosition = 100;
+  SelfTestRun run(device);
+  const std::vector<float> qkv = RandomFloats(c.qkv_stride(), 11);
+  const std::vector<float> angles = RandomFloats(c.head_dim, 12);
+  const StepToken token{.id = 0, .position = kPosition, .sequence = 0, .output_row = 0};
+  SlotAttentionArgs args = c.args();
+  args.attention.qkv = run.Floats(qkv);
+  args.attention.step = run.Step({&token, 1});
+  args.attention.angles = run.Floats(angles);
+  args.attention.rotary_dim = c.head_dim;
+  args.attention.rope_halves = true;
+  args.slots = run.Zeros(c.shape().size_bytes());
+  if (!run.status().ok()) return run.status();
+  run.Run([&](CommandList& list) { return list.RopeAndEncode(args); });
+
+  const KvRecordShape record = c.shape().record;
+  const std::vector<uint32_t> words = WordsOf(run, args.slots, c.shape().size_bytes() / sizeof(uint32_t));
+  const uint32_t slot = SlotCase::kSlots - 2 + kPosition / SlotCase::kGroupTokens % 2;
+  const RecordReader reader(
+      record, std::span(words).subspan(size_t{slot} * record.size_words(), record.size_words()));
+  std::vector<double> expected;
+  std::vector<float> found;
+  const uint32_t pairs = c.head_dim / 2;
+  for (uint32_t head = 0; head < 2 * SlotCase::kKvHeads; ++head) {
+    const float* from = &qkv[(c.n_heads() + head) * c.head_dim];
+    const bool is_value = head >= SlotCase::kKvHeads;
+    for (uint32_t i = 0; i < c.head_dim; ++i) {
+      const double a = from[i % pairs];
+      const double b = from[i % pairs + pairs];
+      const double cosine = angles[2 * (i % pairs)];
+      const double sine = angles[2 * (i % pairs) + 1];
+      const double rotated = i < pairs ? a * cosine - b * sine : a * sine + b * cosine;
+      expected.push_back(is_value ? from[i] : rotated);
+      found.push_back(static_cast<float>(reader.At(
+          is_value, head % SlotCase::kKvHeads * SlotCase::kGroupTokens + kPosition % SlotCase::kGroupTokens,
+          i)));
+    }
+  }
+  return run.Compare(expected, found, std::max(RoundingOf(c.k_type), RoundingOf(c.v_type)) + 1e-4);
+}
+
+Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c) {
   SelfTestRun run(device);
   const SlotShape shape = c.shape();
   const KvRecordShape& record = shape.record;
@@ -243,8 +214,8 @@ Result<std::string> CheckAttend(VulkanComputeDevice& device, const SlotCheck& c)
   const std::vector<uint32_t> slots = RandomSlots(shape);
   std::vector<float> as_floats(slots.size());
   std::memcpy(as_floats.data(), slots.data(), slots.size() * sizeof(float));
-  std::vector<uint32_t> table = {kSlots - 2, kGroupTokens - 1};
-  for (uint32_t s = 0; s < kSlots - 2; ++s) table.push_back((s * 3 + 1) % kSlots);
+  std::vector<uint32_t> table = {SlotCase::kSlots - 2, SlotCase::kGroupTokens - 1};
+  for (uint32_t s = 0; s < SlotCase::kSlots - 2; ++s) table.push_back((s * 3 + 1) % SlotCase::kSlots);
   std::vector<float> table_as_floats(table.size());
   std::memcpy(table_as_floats.data(), table.data(), table.size() * sizeof(float));
   const StepToken token{.id = 0, .position = 0, .sequence = 0, .output_row = 0};
@@ -259,12 +230,12 @@ Result<std::string> CheckAttend(VulkanComputeDevice& device, const SlotCheck& c)
   if (!run.status().ok()) return run.status();
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
 
-  const uint32_t n_entries = (table[0] - 1) * kGroupTokens + table[1];
+  const uint32_t n_entries = (table[0] - 1) * SlotCase::kGroupTokens + table[1];
   for (uint32_t h = 0; h < c.n_heads(); ++h) {
     const auto element = [&](bool is_value, uint32_t entry, uint32_t i) {
-      const size_t begin = size_t{table[2 + entry / kGroupTokens]} * record.size_words();
+      const size_t begin = size_t{table[2 + entry / SlotCase::kGroupTokens]} * record.size_words();
       return RecordReader(record, std::span(slots).subspan(begin, record.size_words()))
-          .At(is_value, h / c.group * kGroupTokens + entry % kGroupTokens, i);
+          .At(is_value, h / c.group * SlotCase::kGroupTokens + entry % SlotCase::kGroupTokens, i);
     };
     std::vector<double> weights(n_entries);
     double maximum = -INFINITY;
@@ -284,47 +255,6 @@ Result<std::string> CheckAttend(VulkanComputeDevice& device, const SlotCheck& c)
     }
   }
   return run.Compare(expected, args.attention.output, 3e-4);
-}
-
-void AddAttend(const DevicePlan& plan, bool is_cpu, const SlotCheck& c, std::vector<KernelCheck>& checks) {
-  const AttendChoice choice = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), kKvHeads, 1);
-  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {})", choice.kernel.variant,
-                                choice.n_splits > 1 ? ", combine_splits_f32_floor" : "",
-                                VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim),
-                    [c](VulkanComputeDevice& device) { return CheckAttend(device, c); }});
-}
-
-}  // namespace
-
-void AddSlotChecks(const DevicePlan& plan, bool is_cpu, std::vector<KernelCheck>& checks) {
-  for (const KvType type : kTypes) {
-    for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
-      checks.push_back({fmt::format("encode_records_{0}_floor, decode_records_{0}_floor ({1})",
-                                    VariantTypeName(kv_type), VariantTypeName(type)),
-                        [=](VulkanComputeDevice& device) { return CheckCopies(device, kv_type, type); }});
-    }
-    checks.push_back(
-        {fmt::format("rope_encode_any_floor ({})", VariantTypeName(type)), [=](VulkanComputeDevice& device) {
-           return CheckRopeAndEncode(device, {.k_type = type, .v_type = type});
-         }});
-  }
-  // Every pair of types; those that a subgroup may take in every size of a tile. Heads of 72 are never a
-  // subgroup's.
-  uint32_t turn = 0;
-  for (const KvType k_type : kTypes) {
-    for (const KvType v_type : kTypes) {
-      for (uint32_t group = 1; group <= 4; ++group) {
-        const SlotCheck c{k_type, v_type, 64, group};
-        const bool subgroup = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), kKvHeads, 1)
-                                  .kernel.variant.ends_with("_subgroup");
-        if (subgroup || group == turn % 4 + 1) AddAttend(plan, is_cpu, c, checks);
-      }
-      ++turn;
-    }
-  }
-  for (const uint32_t group : {1U, 2U, 3U, 4U}) {
-    AddAttend(plan, is_cpu, {KvType::kFp8, KvType::kInt4, 72, group}, checks);
-  }
 }
 
 }  // namespace kvrun

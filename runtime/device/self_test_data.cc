@@ -1,4 +1,4 @@
-#include "runtime/device/vulkan/self_test_data.h"
+#include "runtime/device/self_test_data.h"
 
 #include <cmath>
 #include <cstring>

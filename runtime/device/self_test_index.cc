@@ -1,15 +1,12 @@
-#include "runtime/device/vulkan/self_test_index.h"
-
-#include <fmt/format.h>
+#include "runtime/device/self_test_index.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 
+#include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
-#include "runtime/device/vulkan/score_plan.h"
-#include "runtime/device/vulkan/self_test_data.h"
 
 namespace kvrun {
 namespace {
@@ -56,32 +53,6 @@ IndexData MakeIndex(const IndexShape& shape) {
   return data;
 }
 
-struct ScoreCase {
-  KvType type = KvType::kInt4;
-  uint32_t n_heads = 0;
-  uint32_t n_kv_heads = 0;
-  HeadReduction reduction = HeadReduction::kSoftmax;
-
-  IndexShape index() const { return {type, kRank, kGroupTokens, kGroups, 1}; }
-};
-
-// Without buffers: what plans need.
-ScoreArgs ArgsOf(const ScoreCase& c) {
-  ScoreArgs args;
-  args.attention.kv_shape.n_kv_heads = c.n_kv_heads;
-  args.attention.kv_shape.head_dim = kHeadDim;
-  args.attention.n_heads = c.n_heads;
-  args.attention.n_tokens = 1;
-  args.attention.norm_epsilon = kEpsilon;
-  args.attention.rotary_dim = kRotaryDim;
-  args.index_shape = c.index();
-  args.reduction = c.reduction;
-  args.window_tokens = kWindow;
-  args.n_pinned = 1;
-  args.n_chosen = kChosen;
-  return args;
-}
-
 struct QueryData {
   std::vector<float> query;
   std::vector<float> angles;
@@ -122,11 +93,11 @@ std::vector<double> ProjectHead(const QueryData& data, const float* query, uint3
 
 // Scores of every list's groups, one list after another.
 std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, const IndexData& index,
-                                   const ScorePlan& plan) {
-  const uint32_t heads = c.n_heads / plan.n_rows;  // of a row
+                                   const ScorePlace& place) {
+  const uint32_t heads = c.n_heads / place.n_rows;  // of a row
   const double factor = c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0;
-  std::vector<double> totals(size_t{plan.n_lists} * kOldEntries);
-  for (uint32_t row = 0; row < plan.n_rows; ++row) {
+  std::vector<double> totals(size_t{place.n_lists} * kOldEntries);
+  for (uint32_t row = 0; row < place.n_rows; ++row) {
     std::vector<double> scores(kOldEntries);
     for (uint32_t h = row * heads; h < (row + 1) * heads; ++h) {
       const std::vector<double> z =
@@ -141,7 +112,7 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
       const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
       for (double& score : scores) score /= sum;
     }
-    const size_t list = row / plan.list_rows();
+    const size_t list = row / (place.n_rows / place.n_lists);
     for (uint32_t e = 0; e < kOldEntries; ++e) totals[list * kOldEntries + e] += scores[e];
   }
   std::vector<double> groups;
@@ -162,12 +133,29 @@ std::vector<uint32_t> ExpectedChoice(std::span<const float> scores) {
   return groups;
 }
 
-Result<std::string> CheckScore(VulkanComputeDevice& device, const ScoreCase& c) {
+}  // namespace
+
+ScoreArgs ScoreArgsOf(const ScoreCase& c) {
+  ScoreArgs args;
+  args.attention.kv_shape.n_kv_heads = c.n_kv_heads;
+  args.attention.kv_shape.head_dim = kHeadDim;
+  args.attention.n_heads = c.n_heads;
+  args.attention.n_tokens = 1;
+  args.attention.norm_epsilon = kEpsilon;
+  args.attention.rotary_dim = kRotaryDim;
+  args.index_shape = {c.type, kRank, kGroupTokens, kGroups, 1};
+  args.reduction = c.reduction;
+  args.window_tokens = kWindow;
+  args.n_pinned = 1;
+  args.n_chosen = kChosen;
+  return args;
+}
+
+Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place) {
   SelfTestRun run(device);
   const QueryData data = MakeQuery(c);
-  const IndexData index = MakeIndex(c.index());
-  ScoreArgs args = ArgsOf(c);
-  const ScorePlan plan = PlanScore(device.plan(), device.is_cpu(), args);
+  ScoreArgs args = ScoreArgsOf(c);
+  const IndexData index = MakeIndex(args.index_shape);
   args.query = run.Floats(data.query);
   const StepToken token{.id = 0, .position = kPosition, .sequence = 0, .output_row = 0};
   args.attention.step = run.Step({&token, 1});
@@ -176,21 +164,21 @@ Result<std::string> CheckScore(VulkanComputeDevice& device, const ScoreCase& c) 
   args.sides.query_side = run.Floats(data.side);
   args.sides.scales = run.Floats(data.scales);
   args.index = run.Floats(index.words);
-  args.scratch = run.Poisoned(plan.scratch_words);
-  args.chosen = run.Poisoned(size_t{plan.n_lists} * (1 + kChosen));
+  args.scratch = run.Poisoned(place.scratch_floats);
+  args.chosen = run.Poisoned(size_t{place.n_lists} * (1 + kChosen));
   run.Run([&](CommandList& list) { return list.ScoreAndSelect(args); });
   KVRUN_RETURN_IF_ERROR(run.status());
 
-  std::vector<float> scratch(plan.scratch_words);
+  std::vector<float> scratch(place.scratch_floats);
   std::memcpy(scratch.data(), run.Bytes(args.scratch, scratch.size() * sizeof(float)).data(),
               scratch.size() * sizeof(float));
-  std::vector<uint32_t> chosen(size_t{plan.n_lists} * (1 + kChosen));
+  std::vector<uint32_t> chosen(size_t{place.n_lists} * (1 + kChosen));
   std::memcpy(chosen.data(), run.Bytes(args.chosen, chosen.size() * sizeof(uint32_t)).data(),
               chosen.size() * sizeof(uint32_t));
   std::vector<float> found;
-  for (uint32_t list = 0; list < plan.n_lists; ++list) {
+  for (uint32_t list = 0; list < place.n_lists; ++list) {
     const auto scores =
-        std::span(scratch).subspan(plan.scores_begin + size_t{list} * plan.scores_stride, kOldGroups);
+        std::span(scratch).subspan(place.scores_begin + size_t{list} * place.scores_stride, kOldGroups);
     found.insert(found.end(), scores.begin(), scores.end());
     const std::vector<uint32_t> groups = ExpectedChoice(scores);
     const auto listed = std::span(chosen).subspan(size_t{list} * (1 + kChosen));
@@ -199,11 +187,10 @@ Result<std::string> CheckScore(VulkanComputeDevice& device, const ScoreCase& c) 
                     "not the groups with the largest scores were chosen; the driver or the kernel is wrong");
     }
   }
-  return run.Compare(ExpectedScores(c, data, index, plan), found, 2e-3);
+  return run.Compare(ExpectedScores(c, data, index, place), found, 2e-3);
 }
 
-// Rows are appended at positions 1 .. n_tokens, whose neighbours share words.
-Result<std::string> CheckAppend(VulkanComputeDevice& device, KvType type, uint32_t n_tokens) {
+Result<std::string> CheckAppend(Device& device, KvType type, uint32_t n_tokens) {
   constexpr uint32_t kDims = 40;
   constexpr uint32_t kOddRank = 17;  // rows begin and end inside of words, and have whole ones
   const IndexShape shape{type, kOddRank, kGroupTokens, 5, 1};
@@ -251,7 +238,7 @@ Result<std::string> CheckAppend(VulkanComputeDevice& device, KvType type, uint32
   return run.Compare(expected, found, type == KvType::kF16 ? 1e-3 : 0.51 / largest);
 }
 
-Result<std::string> CheckProject(VulkanComputeDevice& device, KvType type) {
+Result<std::string> CheckProjectKeys(Device& device, KvType type) {
   const KvShape kv{type, 1, 2, kHeadDim, 50};
   constexpr uint32_t kFirst = 3;
   constexpr uint32_t kTokens = 40;
@@ -286,7 +273,7 @@ Result<std::string> CheckProject(VulkanComputeDevice& device, KvType type) {
   return run.Compare(expected, out, 1e-4);
 }
 
-Result<std::string> CheckGram(VulkanComputeDevice& device, uint32_t dim) {
+Result<std::string> CheckGram(Device& device, uint32_t dim) {
   constexpr uint32_t kRows = 40;
   SelfTestRun run(device);
   const std::vector<float> rows = RandomFloats(size_t{kRows} * dim, 23);
@@ -305,44 +292,6 @@ Result<std::string> CheckGram(VulkanComputeDevice& device, uint32_t dim) {
   args.sums = run.Floats(std::vector<float>(expected.size(), 1.0F));
   run.Run([&](CommandList& list) { return list.AccumulateGram(args); });
   return run.Compare(expected, args.sums, 1e-4);
-}
-
-void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how,
-              std::vector<KernelCheck>& checks) {
-  const ScorePlan score = PlanScore(plan, is_cpu, ArgsOf(c));
-  const std::string_view type = IndexTypeName(c.type);
-  const std::string scored =
-      c.reduction == HeadReduction::kSum
-          ? fmt::format("score_sum_{}_floor", type)
-          : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
-  checks.push_back(
-      {fmt::format("rotate_query_f32_floor, project_query_f32_floor, {}, select_groups{}_f32_floor ({})",
-                   scored, score.narrow_select_lanes != 0 ? "_narrow" : "", how),
-       [c](VulkanComputeDevice& device) { return CheckScore(device, c); }});
-}
-
-}  // namespace
-
-void AddIndexChecks(const DevicePlan& plan, bool is_cpu, std::vector<KernelCheck>& checks) {
-  for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
-    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSum}, "sum", checks);
-    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSoftmax}, "softmax", checks);
-    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
-    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
-    for (const uint32_t n_tokens : {2U, 15U}) {
-      checks.push_back({fmt::format("project_{}_f32_floor, quantize_index_{}_floor ({} rows)",
-                                    n_tokens == 2 ? "row" : "rows", IndexTypeName(type), n_tokens),
-                        [=](VulkanComputeDevice& device) { return CheckAppend(device, type, n_tokens); }});
-    }
-  }
-  for (const KvType type : {KvType::kF16, KvType::kF32}) {
-    checks.push_back({fmt::format("project_keys_{}_floor", type == KvType::kF16 ? "f16" : "f32"),
-                      [=](VulkanComputeDevice& device) { return CheckProject(device, type); }});
-  }
-  for (const uint32_t dim : {72U, 30U}) {
-    checks.push_back({fmt::format("accumulate_gram_f32_floor ({} dimensions)", dim),
-                      [=](VulkanComputeDevice& device) { return CheckGram(device, dim); }});
-  }
 }
 
 }  // namespace kvrun

@@ -1,0 +1,180 @@
+#include "runtime/device/host/self_test.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "runtime/device/host/score.h"
+#include "runtime/device/self_test_attention.h"
+#include "runtime/device/self_test_index.h"
+#include "runtime/device/self_test_operations.h"
+#include "runtime/device/self_test_slots.h"
+
+namespace kvrun::host {
+namespace {
+
+using Checks = std::vector<HostCheck>;
+
+// Activations of 8 bits are off by up to 1/254 of the largest of 32, here by 0.2 % on average, in either
+// direction: products of 512 by so much of a typical one, and the largest by three times that.
+constexpr double kRoundedTolerance = 1e-2;
+// A prompt's queries, weights and values in 16 bits.
+constexpr double kRoundedAttentionTolerance = 1e-3;
+
+std::string_view TypeName(KvType type) {
+  switch (type) {
+    case KvType::kF16: return "f16";
+    case KvType::kF32: return "f32";
+    case KvType::kFp8: return "fp8";
+    case KvType::kInt8: return "int8";
+    case KvType::kInt4: return "int4";
+  }
+  return "";
+}
+
+template <typename Run>
+void Add(Checks& checks, std::string name, Run run, bool exact_activations = true) {
+  checks.push_back({std::move(name), exact_activations, std::move(run)});
+}
+
+std::string ProductName(TensorType type, uint32_t n_rows, uint32_t n_cols, uint32_t n_tokens) {
+  return fmt::format("{} ({}, {} x {}, {} token{}", n_tokens == 1 ? "matvec" : "matmul", TensorTypeName(type),
+                     n_rows, n_cols, n_tokens, n_tokens == 1 ? "" : "s");
+}
+
+// 100 rows: the last panel of sixteen is not full. 29 tokens: tiles of every size.
+void AddMatMuls(Checks& checks) {
+  constexpr uint32_t kRows = 100;
+  for (const TensorType type : kSelfTestTypes) {
+    const bool is_float = GetTensorType(type).block_elements == 1;
+    for (const uint32_t n_tokens : {1U, 2U, 4U, 29U}) {
+      for (const uint32_t n_cols : {512U, 66U}) {
+        if (n_cols == 66 && (!is_float || n_tokens != 1)) continue;  // only floats have such rows
+        const std::string name = ProductName(type, kRows, n_cols, n_tokens);
+        Add(checks, name + ")",
+            [=](HostDevice& device) { return CheckMatMul(device, type, kRows, n_cols, n_tokens); });
+        if (is_float) continue;  // nothing is rounded then
+        Add(
+            checks, name + ", activations of 8 bits)",
+            [=](HostDevice& device) {
+              return CheckMatMul(device, type, kRows, n_cols, n_tokens, kRoundedTolerance);
+            },
+            false);
+      }
+    }
+  }
+}
+
+void AddAttend(Checks& checks, const AttentionCase& c) {
+  const std::string name = fmt::format("attend ({}, head size {}, {} head{} of a KV head, {}",
+                                       TypeName(c.type), c.head_dim, c.group, c.group == 1 ? "" : "s",
+                                       c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode");
+  Add(checks, name + ")", [c](HostDevice& device) { return CheckAttention(device, c, false); });
+  if (c.n_tokens == 1) return;  // nothing is rounded then
+  Add(
+      checks, name + ", rounded to 16 bits)",
+      [c](HostDevice& device) { return CheckAttention(device, c, false, kRoundedAttentionTolerance); },
+      false);
+}
+
+void AddAttentionChecks(Checks& checks) {
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    for (const bool halves : {false, true}) {
+      const AttentionCase c{.type = type, .group = 3, .n_tokens = 3, .position = 100};
+      Add(checks, fmt::format("rope_and_store ({}, {})", TypeName(type), halves ? "halves" : "neighbours"),
+          [=](HostDevice& device) { return CheckRope(device, c, halves); });
+    }
+    for (const uint32_t head_dim : {64U, 80U}) {
+      for (const uint32_t group : {1U, 2U, 4U, 8U}) AddAttend(checks, {type, head_dim, group, 1, 450});
+      AddAttend(checks, {type, head_dim, 3, 20, 300});
+    }
+    const AttentionCase in_parts{type, 64, 3, 20, 300};
+    Add(checks, fmt::format("attend, finish_attention ({})", TypeName(type)),
+        [=](HostDevice& device) { return CheckAttention(device, in_parts, true); });
+  }
+}
+
+void AddSlotChecks(Checks& checks) {
+  for (const KvType type : kSelfTestRecordTypes) {
+    for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
+      Add(checks,
+          fmt::format("encode_records, decode_records ({} of {} entries)", TypeName(type), TypeName(kv_type)),
+          [=](HostDevice& device) { return CheckRecords(device, kv_type, type); });
+    }
+    Add(checks, fmt::format("rope_and_encode ({})", TypeName(type)),
+        [=](HostDevice& device) { return CheckRopeAndEncode(device, {.k_type = type, .v_type = type}); });
+  }
+  const auto add_attend = [&checks](const SlotCase& c) {
+    Add(checks,
+        fmt::format("attend_slots (K {}, V {}, head size {}, {} head{} of a KV head)", TypeName(c.k_type),
+                    TypeName(c.v_type), c.head_dim, c.group, c.group == 1 ? "" : "s"),
+        [c](HostDevice& device) { return CheckSlotAttention(device, c); });
+  };
+  // Every pair of types, and in turn every number of heads.
+  uint32_t turn = 0;
+  for (const KvType k_type : kSelfTestRecordTypes) {
+    for (const KvType v_type : kSelfTestRecordTypes) add_attend({k_type, v_type, 64, turn++ % 4 + 1});
+  }
+  for (const uint32_t group : {1U, 2U, 3U, 4U}) add_attend({KvType::kFp8, KvType::kInt4, 72, group});
+}
+
+Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
+  const ScoreArgs args = ScoreArgsOf(c);
+  const ScoreLayout layout = LayOutScores(device.pool().size(), args);
+  return CheckScore(device, c,
+                    {.n_rows = layout.n_rows,
+                     .n_lists = layout.n_lists,
+                     .scores_begin = layout.scores_begin,
+                     .scores_stride = args.index_shape.n_groups,
+                     .scratch_floats = layout.n_floats});
+}
+
+void AddIndexChecks(Checks& checks) {
+  for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
+    const auto add_score = [&](HeadReduction reduction, std::string_view how) {
+      Add(checks, fmt::format("score_and_select ({}, {})", TypeName(type), how), [=](HostDevice& device) {
+        return CheckScoreHere(device, {type, 10, 2, reduction});
+      });
+    };
+    add_score(HeadReduction::kSum, "sum");
+    add_score(HeadReduction::kSoftmax, "softmax");
+    add_score(HeadReduction::kGqa, "gqa");
+    add_score(HeadReduction::kPerKvHead, "per KV head");
+    for (const uint32_t n_tokens : {2U, 15U}) {
+      Add(checks, fmt::format("append_index ({}, {} rows)", TypeName(type), n_tokens),
+          [=](HostDevice& device) { return CheckAppend(device, type, n_tokens); });
+    }
+  }
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    Add(checks, fmt::format("project_keys ({})", TypeName(type)),
+        [=](HostDevice& device) { return CheckProjectKeys(device, type); });
+  }
+  for (const uint32_t dim : {72U, 30U}) {
+    Add(checks, fmt::format("accumulate_gram ({} dimensions)", dim),
+        [=](HostDevice& device) { return CheckGram(device, dim); });
+  }
+}
+
+}  // namespace
+
+std::vector<HostCheck> HostChecks() {
+  Checks checks;
+  for (const TensorType type : kSelfTestTypes) {
+    Add(checks, fmt::format("embed ({})", TensorTypeName(type)),
+        [=](HostDevice& device) { return CheckEmbed(device, type); });
+  }
+  AddMatMuls(checks);
+  for (const uint32_t n : {576U, 30U}) {
+    Add(checks, fmt::format("rms_norm ({} columns)", n),
+        [=](HostDevice& device) { return CheckRmsNorm(device, n); });
+    Add(checks, fmt::format("swiglu ({} columns)", n),
+        [=](HostDevice& device) { return CheckSwiGlu(device, n); });
+  }
+  Add(checks, "gather_rows", CheckGather);
+  AddAttentionChecks(checks);
+  AddSlotChecks(checks);
+  AddIndexChecks(checks);
+  return checks;
+}
+
+}  // namespace kvrun::host

@@ -1,0 +1,40 @@
+// Self-tests of the operations on the index: each against a small computation here, on any device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+
+namespace kvrun {
+
+struct ScoreCase {
+  KvType type = KvType::kInt4;
+  uint32_t n_heads = 0;
+  uint32_t n_kv_heads = 0;
+  HeadReduction reduction = HeadReduction::kSoftmax;
+};
+
+// Without buffers: what plans need.
+ScoreArgs ScoreArgsOf(const ScoreCase& c);
+
+// Where a device leaves the scores of a list's groups in ScoreArgs::scratch. A row is a projected query, of
+// one head or of several added up; each list adds up n_rows / n_lists of them.
+struct ScorePlace {
+  uint32_t n_rows = 0;
+  uint32_t n_lists = 0;
+  size_t scores_begin = 0;
+  size_t scores_stride = 0;
+  size_t scratch_floats = 0;
+};
+
+// On success a line of detail, else what is wrong.
+Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place);
+// Rows are appended at positions 1 .. n_tokens, whose neighbours share words.
+Result<std::string> CheckAppend(Device& device, KvType type, uint32_t n_tokens);
+Result<std::string> CheckProjectKeys(Device& device, KvType type);
+Result<std::string> CheckGram(Device& device, uint32_t dim);
+
+}  // namespace kvrun

@@ -1,0 +1,126 @@
+#include "runtime/device/self_test_operations.h"
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "runtime/device/self_test_data.h"
+#include "runtime/device/self_test_run.h"
+
+namespace kvrun {
+namespace {
+
+std::vector<float> Decode(TensorType type, std::span<const std::byte> data, size_t count) {
+  std::vector<float> values(count);
+  DecodeTensor(type, data, values);
+  return values;
+}
+
+}  // namespace
+
+Result<std::string> CheckMatMul(Device& device, TensorType type, uint32_t n_rows, uint32_t n_cols,
+                                uint32_t n_tokens, double tolerance) {
+  SelfTestRun run(device);
+  const std::vector<std::byte> data = RandomTensor(type, size_t{n_rows} * n_cols, 1);
+  const std::vector<float> weights = Decode(type, data, size_t{n_rows} * n_cols);
+  const std::vector<float> input = RandomFloats(size_t{n_tokens} * n_cols, 2);
+  const std::vector<float> bias = RandomFloats(n_rows, 3);
+  const std::vector<float> before = RandomFloats(size_t{n_tokens} * n_rows, 4);
+  Buffer* output = run.Floats(before);
+  const MatMulArgs args{.weight = run.Weights(type, n_rows, n_cols, data),
+                        .input = run.Floats(input),
+                        .output = output,
+                        .bias = run.Floats(bias),
+                        .n_tokens = n_tokens,
+                        .accumulate = true};
+  run.Run([&](CommandList& list) { return list.MatMul(args); });
+
+  std::vector<double> expected(before.begin(), before.end());
+  for (size_t t = 0; t < n_tokens; ++t) {
+    for (size_t r = 0; r < n_rows; ++r) {
+      double sum = bias[r];
+      for (size_t c = 0; c < n_cols; ++c) sum += double{weights[r * n_cols + c]} * input[t * n_cols + c];
+      expected[t * n_rows + r] += sum;
+    }
+  }
+  return run.Compare(expected, output, tolerance);
+}
+
+Result<std::string> CheckEmbed(Device& device, TensorType type) {
+  constexpr uint32_t kRows = 100;
+  constexpr uint32_t kCols = 256;
+  constexpr std::array<uint32_t, 3> kIds = {99, 0, 32};
+  SelfTestRun run(device);
+  const std::vector<std::byte> data = RandomTensor(type, kRows * kCols, 1);
+  const std::vector<float> table = Decode(type, data, kRows * kCols);
+  std::vector<StepToken> tokens;
+  std::vector<double> expected;
+  for (const uint32_t id : kIds) {
+    tokens.push_back({.id = id, .position = 0, .sequence = 0, .output_row = 0});
+    expected.insert(expected.end(), table.begin() + id * kCols, table.begin() + (id + 1) * kCols);
+  }
+  Buffer* output = run.Poisoned(expected.size());
+  const Buffer* step = run.Step(tokens);
+  const Matrix* matrix = run.Weights(type, kRows, kCols, data);
+  run.Run([&](CommandList& list) { return list.Embed(*matrix, *step, kIds.size(), output); });
+  return run.Compare(expected, output, 1e-6);
+}
+
+Result<std::string> CheckRmsNorm(Device& device, uint32_t n_cols) {
+  constexpr uint32_t kRows = 3;
+  constexpr float kEpsilon = 1e-3F;
+  SelfTestRun run(device);
+  const std::vector<float> x = RandomFloats(size_t{kRows} * n_cols, 1);
+  const std::vector<float> weight = RandomFloats(n_cols, 2);
+  Buffer* output = run.Poisoned(x.size());
+  const Buffer* in = run.Floats(x);
+  const Buffer* factors = run.Floats(weight);
+  run.Run([&](CommandList& list) { return list.RmsNorm(*in, *factors, kEpsilon, kRows, n_cols, output); });
+
+  std::vector<double> expected(x.size());
+  for (size_t r = 0; r < kRows; ++r) {
+    double sum = 0.0;
+    for (size_t c = 0; c < n_cols; ++c) sum += double{x[r * n_cols + c]} * x[r * n_cols + c];
+    const double scale = 1.0 / std::sqrt(sum / n_cols + kEpsilon);
+    for (size_t c = 0; c < n_cols; ++c) expected[r * n_cols + c] = x[r * n_cols + c] * scale * weight[c];
+  }
+  return run.Compare(expected, output, kSelfTestTolerance);
+}
+
+Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff) {
+  constexpr uint32_t kTokens = 3;
+  SelfTestRun run(device);
+  const std::vector<float> gate_up = RandomFloats(size_t{kTokens} * 2 * n_ff, 1);
+  Buffer* output = run.Poisoned(size_t{kTokens} * n_ff);
+  const Buffer* in = run.Floats(gate_up);
+  run.Run([&](CommandList& list) { return list.SwiGlu(*in, kTokens, n_ff, output); });
+
+  std::vector<double> expected;
+  for (size_t t = 0; t < kTokens; ++t) {
+    for (size_t i = 0; i < n_ff; ++i) {
+      const double gate = gate_up[t * 2 * n_ff + i];
+      expected.push_back(gate / (1.0 + std::exp(-gate)) * gate_up[(t * 2 + 1) * n_ff + i]);
+    }
+  }
+  return run.Compare(expected, output, kSelfTestTolerance);
+}
+
+Result<std::string> CheckGather(Device& device) {
+  constexpr uint32_t kCols = 70;
+  constexpr std::array<uint32_t, 3> kRows = {4, 0, 2};
+  SelfTestRun run(device);
+  const std::vector<float> x = RandomFloats(5 * kCols, 1);
+  std::vector<StepToken> tokens;
+  std::vector<double> expected;
+  for (const uint32_t row : kRows) {
+    tokens.push_back({.id = 0, .position = 0, .sequence = 0, .output_row = row});
+    expected.insert(expected.end(), x.begin() + row * kCols, x.begin() + (row + 1) * kCols);
+  }
+  Buffer* output = run.Poisoned(expected.size());
+  const Buffer* in = run.Floats(x);
+  const Buffer* step = run.Step(tokens);
+  run.Run([&](CommandList& list) { return list.GatherRows(*in, *step, kRows.size(), kCols, output); });
+  return run.Compare(expected, output, 0.0);
+}
+
+}  // namespace kvrun

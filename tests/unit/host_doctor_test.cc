@@ -1,0 +1,108 @@
+// The CPU's self-tests pass with every instruction set, and notice operations that miscalculate.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "runtime/device/host/instruction_sets.h"
+#include "runtime/device/host/self_test.h"
+#include "runtime/device/open_device.h"
+
+namespace kvrun::host {
+namespace {
+
+std::unique_ptr<HostDevice> Open(bool exact_activations, const std::string& spoiled_operation) {
+  auto device = HostDevice::Create(
+      {.exact_activations = exact_activations, .note = {}, .spoiled_operation = spoiled_operation});
+  EXPECT_TRUE(device.ok()) << device.status().message();
+  return std::move(device).value();
+}
+
+// "encode_records, decode_records (f16 of f32 entries)": two operations.
+std::set<std::string> OperationsOf(const std::string& check_name) {
+  std::set<std::string> operations;
+  const std::string names = check_name.substr(0, check_name.find(" ("));
+  for (size_t begin = 0; begin < names.size();) {
+    const size_t end = std::min(names.find(", ", begin), names.size());
+    operations.insert(names.substr(begin, end - begin));
+    begin = end + 2;
+  }
+  return operations;
+}
+
+TEST(HostDoctor, PassesWithEveryInstructionSet) {
+  size_t calls = 0;
+  size_t planned = 0;
+  const auto reports = RunDoctor("host", [&](size_t done, size_t total) {
+    EXPECT_EQ(done, ++calls);
+    planned = total;
+    return false;
+  });
+  ASSERT_TRUE(reports.ok()) << reports.status().message();
+  ASSERT_EQ(reports->size(), 1U);
+  const DoctorReport& report = reports->at(0);
+  EXPECT_EQ(report.kind, "cpu");
+  EXPECT_EQ(report.driver, "kvrun host");
+  const size_t n_sets = InstructionSets().size();
+  EXPECT_EQ(report.tests.size(), n_sets * (1 + HostChecks().size()));
+  EXPECT_EQ(calls, report.tests.size());
+  EXPECT_EQ(planned, report.tests.size());
+  std::set<std::string> names;
+  for (const SelfTestResult& test : report.tests) {
+    EXPECT_TRUE(test.passed) << test.name << ": " << test.detail;
+    EXPECT_TRUE(names.insert(test.name).second) << test.name << " is there twice";
+  }
+  for (const InstructionSet& set : InstructionSets()) {
+    const auto of_set = [&](const SelfTestResult& test) { return test.name.starts_with(set.name + ": "); };
+    ASSERT_EQ(std::count_if(report.tests.begin(), report.tests.end(), of_set), report.tests.size() / n_sets);
+    const auto opening = std::find_if(report.tests.begin(), report.tests.end(), of_set);
+    EXPECT_NE(opening->detail.find(set.name), std::string::npos) << "ran with " << opening->detail;
+  }
+  EXPECT_EQ(InstructionSetName(), InstructionSets().front().name) << "the best is not in use again";
+}
+
+// One value is wrong, and exactly those tests fail that name the operation.
+TEST(HostDoctor, AWrongOperationIsCaughtByTheTestsThatNameIt) {
+  const auto checks = HostChecks();
+  std::set<std::string> operations;
+  for (const HostCheck& check : checks) operations.merge(OperationsOf(check.name));
+  EXPECT_EQ(operations,
+            (std::set<std::string>{"accumulate_gram", "append_index", "attend", "attend_slots",
+                                   "decode_records", "embed", "encode_records", "finish_attention",
+                                   "gather_rows", "matmul", "matvec", "project_keys", "rms_norm",
+                                   "rope_and_encode", "rope_and_store", "score_and_select", "swiglu"}));
+  for (const std::string& operation : operations) {
+    const auto exact = Open(true, operation);
+    const auto rounded = Open(false, operation);
+    for (const HostCheck& check : checks) {
+      const Result<std::string> outcome = check.run(check.exact_activations ? *exact : *rounded);
+      EXPECT_NE(outcome.ok(), OperationsOf(check.name).contains(operation))
+          << operation << " is wrong, and " << check.name << ": "
+          << (outcome.ok() ? *outcome : outcome.status().message());
+    }
+  }
+}
+
+TEST(HostDoctor, CanBeCancelled) {
+  size_t calls = 0;
+  const auto reports = RunDoctor("host", [&](size_t done, size_t total) {
+    EXPECT_LT(done, total);
+    return ++calls == 2;
+  });
+  ASSERT_FALSE(reports.ok());
+  EXPECT_EQ(reports.status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(calls, 2U);
+  EXPECT_EQ(InstructionSetName(), InstructionSets().front().name) << "the best is not in use again";
+}
+
+TEST(HostDoctor, APairIsRefused) {
+  const auto reports = RunDoctor("vulkan+host", {});
+  ASSERT_FALSE(reports.ok());
+  EXPECT_EQ(reports.status().code(), StatusCode::kUnsupported);
+}
+
+}  // namespace
+}  // namespace kvrun::host
