@@ -36,7 +36,8 @@ Status OffloadedCache::FetchLayer(uint32_t layer_index) {
   return status;
 }
 
-// The groups of a row before its window into slots, and the row's mapping tables.
+// The groups of a row before its window into slots, and the row's mapping tables. After an error the table
+// names nothing: the device reads it nevertheless.
 Status OffloadedCache::FetchStream(uint32_t layer_index, uint32_t row, uint32_t head) {
   Layer& layer = layers_[layer_index];
   const KvRow& entry = rows_[row];
@@ -45,11 +46,12 @@ Status OffloadedCache::FetchStream(uint32_t layer_index, uint32_t row, uint32_t 
   const SlotShape shape = slot_shape();
   const std::span<uint32_t> table =
       Words(*layer.table).subspan(size_t{stream} * (2 + shape.table_slots), 2 + shape.table_slots);
-  table[0] = n_before_window;
+  table[0] = 0;
   table[1] = group_tokens();
   if (!selects()) {
     if (reloads_all()) KVRUN_RETURN_IF_ERROR(ReadAll(layer_index, stream, n_before_window));
     for (uint32_t n = 0; n < n_before_window; ++n) table[2 + n] = n;
+    table[0] = n_before_window;
     return window_.BeginEntry(layer_index, stream, entry.position);
   }
   const std::span<const uint32_t> list =
