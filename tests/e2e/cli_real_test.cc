@@ -181,7 +181,7 @@ TEST_F(CliReal, TheCpuIsListedWithoutADriver) {
 
 TEST_F(CliReal, TheCpuIsExaminedWithoutADriver) {
   const std::vector<std::string> none = {"VK_DRIVER_FILES=/dev/null", "VK_ICD_FILENAMES=/dev/null",
-                                         "KVRUN_VALIDATION="};
+                                         "KVRUN_VALIDATION=", "KVRUN_DEVICE="};
   for (const std::vector<std::string>& device :
        {std::vector<std::string>{}, {"--device", "host"}, {"--device", "0"}}) {
     std::vector<std::string> arguments = {"doctor", "--json"};

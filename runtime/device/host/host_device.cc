@@ -155,6 +155,9 @@ Result<uint64_t> HostDevice::Submit(CommandList& list, uint64_t wait_host) {
   {
     const std::lock_guard lock(mutex_);
     value = ++last_value_;
+    if (queue_begin_ > 0 && queue_.size() == queue_.capacity()) {
+      queue_.erase(queue_.begin(), queue_.begin() + static_cast<ptrdiff_t>(std::exchange(queue_begin_, 0)));
+    }
     queue_.push_back({static_cast<const HostCommandList*>(&list), value, wait_host});
   }
   changed_.notify_all();
@@ -193,11 +196,10 @@ void HostDevice::Main() {
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] {
-      return (!queue_.empty() && queue_.front().wait_host <= host_value_) || (stopping_ && queue_.empty());
+      return queue_begin_ == queue_.size() ? stopping_ : queue_[queue_begin_].wait_host <= host_value_;
     });
-    if (queue_.empty()) return;
-    const Submitted next = queue_.front();
-    queue_.pop_front();
+    if (queue_begin_ == queue_.size()) return;
+    const Submitted next = queue_[queue_begin_++];
     lock.unlock();
     Execute(*next.list);
     lock.lock();

@@ -8,7 +8,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -155,7 +154,9 @@ class HostDevice : public Device {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<Submitted> queue_;
+  // Those from queue_begin_ on are to be carried out. No std::deque: that allocates even if nothing grows.
+  std::vector<Submitted> queue_;
+  size_t queue_begin_ = 0;
   uint64_t last_value_ = 0;
   uint64_t completed_ = 0;
   uint64_t last_host_value_ = 0;
