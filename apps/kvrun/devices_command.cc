@@ -74,8 +74,8 @@ std::string CheckUpText(const Json& device) {
   return text + fmt::format("  {} of {} self-tests passed\n", tests.size() - failed, tests.size());
 }
 
-int Doctor(const SharedOptions& shared, const OptionSet& set) {
-  const bool all = !set.OnCommandLine("--device") && shared.device == "auto";
+int Doctor(const SharedOptions& shared) {
+  const bool all = shared.device == "auto";
   Progress progress(ProgressModeOf(shared));
   char* text = nullptr;
   Check(kvrun_doctor_json(all ? nullptr : shared.device.c_str(), Progress::Callback, &progress, &text));
@@ -113,7 +113,7 @@ Command AddDoctorCommand(CLI::App* program) {
                                          "Run every self-test on a device (default: on all of them)");
   AddDeviceOption(set.get(), shared.get());
   AddReportOptions(set.get(), shared.get());
-  return {set, {shared, &shared->json}, [shared, set = set.get()] { return Doctor(*shared, *set); }};
+  return {set, {shared, &shared->json}, [shared] { return Doctor(*shared); }};
 }
 
 }  // namespace kvrun::cli

@@ -173,7 +173,7 @@ class Trial {
       }
       const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
       const bool is_enough = turn >= kMinTurns && spent > 0.5 * options_.budget_seconds;
-      if (is_enough || spent > 3.0 * options_.budget_seconds) break;
+      if (is_enough || (turn > 0 && spent > 3.0 * options_.budget_seconds)) break;
     }
     return least_us;
   }

@@ -1,5 +1,6 @@
 // RoPE, KV stores and attention on the CPU as a device, against the scalar references.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -169,6 +170,59 @@ TEST(HostAttention, RoundedZeros) {
   for (uint32_t t = 0; t < 40; ++t) shape.tokens.push_back(TokenAt(100 + t, 0));
   CheckAttendOf(shape, false, Queries(shape), std::vector<float>(shape.kv.size_bytes() / 2, 0.0F));
   CheckAttendOf(shape, false, std::vector<float>(shape.qkv_count(), 0.0F), RandomKv(shape.kv));
+}
+
+// Whether any of each row's head's results is no number: [n_tokens, n_heads].
+std::vector<bool> HeadsWithNaN(const AttendShape& shape, bool exact, const std::vector<float>& qkv,
+                               std::vector<float> kv) {
+  const std::vector<std::byte> stored = Stored(shape.kv.type, kv);
+  std::vector<bool> heads(shape.tokens.size() * shape.n_heads);
+  ForEachHostPool([&](host::ThreadPool& pool) {
+    HostRun run;
+    AttentionArgs args{.qkv = run.Values(qkv),
+                       .step = run.Step(shape.tokens),
+                       .kv = run.Values(stored),
+                       .kv_shape = shape.kv,
+                       .n_heads = shape.n_heads,
+                       .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
+                       .output = run.Values(std::vector<float>(heads.size() * shape.kv.head_dim)),
+                       .one_sequence = shape.one_sequence};
+    args.scratch = run.Poisoned(host::AttendScratchBytes(pool, args) / sizeof(float));
+    host::Attend(pool, args, exact);
+    const std::vector<float> output = run.Read<float>(args.output);
+    for (size_t i = 0; i < output.size(); ++i) {
+      if (std::isnan(output[i])) heads[i / shape.kv.head_dim] = true;
+    }
+  });
+  return heads;
+}
+
+// A damaged model must not go unnoticed: what is no number makes results that are none.
+TEST(HostAttention, NaNsAreNotLost) {
+  const auto odd_nan = std::bit_cast<float>(0x7fcab123U);
+  for (const uint32_t n_tokens : {1U, 3U, 40U}) {
+    for (const KvType type : kKvTypes) {
+      for (const bool exact : {true, false}) {
+        AttendShape shape{.kv = {type, 1, 1, 64, 300}, .n_heads = 3, .one_sequence = true, .tokens = {}};
+        for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(100 + t, 0));
+        const std::string name = Describe(shape) + (exact ? "" : ", rounded");
+        const std::vector<float> qkv = Queries(shape);
+        const std::vector<float> kv = RandomKv(shape.kv);
+        EXPECT_EQ(std::ranges::count(HeadsWithNaN(shape, exact, qkv, kv), true), 0) << name;
+        std::vector<float> damaged = qkv;
+        damaged[5] = odd_nan;  // the first row's first head
+        const std::vector<bool> of_query = HeadsWithNaN(shape, exact, damaged, kv);
+        EXPECT_TRUE(of_query[0]) << name;
+        EXPECT_EQ(std::ranges::count(of_query, true), 1) << name;
+        for (const size_t element : {size_t{3 * 64 + 5}, size_t{(300 + 3) * 64 + 5}}) {
+          damaged = kv;
+          damaged[element] = odd_nan;  // of K, of V
+          const std::vector<bool> heads = HeadsWithNaN(shape, exact, qkv, damaged);
+          EXPECT_EQ(std::ranges::count(heads, false), 0) << name << ", element " << element;
+        }
+      }
+    }
+  }
 }
 
 // More query heads of one KV head than rows of a tile.

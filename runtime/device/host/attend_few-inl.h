@@ -109,6 +109,7 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const 
       const Vector score = hn::Load(d, scores + i);
       const auto is_seen = hn::Gt(score, hn::Set(d, 0.5F * kMaskedScore));
       Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, maximum)));
+      one = hn::IfThenElse(hn::IsNaN(score), score, one);  // Exp makes it 0
       weight = hn::Add(weight, one);
       if (v_scales != nullptr) one = hn::Mul(one, hn::Load(d, v_scales + i));
       hn::Store(one, d, scores + i);

@@ -118,9 +118,13 @@ void RoundValues(const float* HWY_RESTRICT from, size_t n_entries, size_t dims, 
   const Vector to_low_bits = hn::Set(d, kToLowBits);
   for (size_t i = 0; i < dims; i += kLanes) {
     Vector largest = hn::Zero(d);
-    for (size_t entry = 0; entry < n_entries; ++entry)
-      largest = hn::Max(hn::Abs(hn::Load(d, from + entry * dims + i)), largest);
-    const Vector step = hn::Mul(largest, hn::Set(d, 1.0F / kRoundedValue));
+    Vector zeros = hn::Zero(d);  // not a number where one of them is none
+    for (size_t entry = 0; entry < n_entries; ++entry) {
+      const Vector value = hn::Load(d, from + entry * dims + i);
+      largest = hn::Max(hn::Abs(value), largest);
+      zeros = hn::MulAdd(value, hn::Zero(d), zeros);
+    }
+    const Vector step = hn::MulAdd(largest, hn::Set(d, 1.0F / kRoundedValue), zeros);
     hn::Store(step, d, steps + i);
     const Vector inverse = InverseOf(step);
     for (size_t entry = 0; entry < n_entries; entry += 2) {
@@ -192,15 +196,18 @@ HWY_INLINE Vector Exp2Near(Vector x) {
   const Floats d;
   const Ints di;
   const Vector shift = hn::Set(d, kToLowBits);
-  x = hn::Max(x, hn::Set(d, -126.0F));
-  const Vector shifted = hn::Add(x, shift);
-  const Vector f = hn::Sub(x, hn::Sub(shifted, shift));
+  const auto is_nan = hn::IsNaN(x);
+  const Vector bounded = hn::Max(x, hn::Set(d, -126.0F));
+  const Vector shifted = hn::Add(bounded, shift);
+  const Vector f = hn::Sub(bounded, hn::Sub(shifted, shift));
   Vector power = hn::Set(d, 0.00966636852F);
   power = hn::MulAdd(power, f, hn::Set(d, 0.0559219758F));
   power = hn::MulAdd(power, f, hn::Set(d, 0.24022349F));
   power = hn::MulAdd(power, f, hn::Set(d, 0.693121045F));
   power = hn::MulAdd(power, f, hn::Set(d, 1.0F));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  const Vector result =
+      hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  return hn::IfThenElse(is_nan, x, result);
 }
 
 // A vector of rows from `lane` on: scores to pairs of weights that are relative to the block's largest.
@@ -211,11 +218,13 @@ HWY_NOINLINE void SoftmaxRounded(const ManyLayout& at, const Tile& tile, size_t 
   const Vector before = hn::Load(d, at.maximum(tile.index) + lane);
   const Vector maximum = hn::Max(before, largest);
   const Vector correction = Exp2(d, hn::Sub(before, maximum));
-  const Vector factor = hn::Mul(Exp2(d, hn::Sub(largest, maximum)), hn::Set(d, 1.0F / kRoundedWeight));
+  Vector factor = hn::Mul(Exp2(d, hn::Sub(largest, maximum)), hn::Set(d, 1.0F / kRoundedWeight));
   const Vector to_low_bits = hn::Set(d, kToLowBits);
   const Vector weight_one = hn::Set(d, kRoundedWeight);
+  Vector zeros = hn::Zero(d);  // not a number where a score is none: whole numbers cannot say so
   const auto round = [&](size_t entry) HWY_ATTR {
     const Vector score = hn::Load(d, scores + entry * kTileRows);
+    zeros = hn::MulAdd(score, hn::Zero(d), zeros);
     return hn::MulAdd(Exp2Near(hn::Sub(score, largest)), weight_one, to_low_bits);
   };
   const IntVector ones = hn::Set(Ints(), 0x10001);
@@ -228,6 +237,7 @@ HWY_NOINLINE void SoftmaxRounded(const ManyLayout& at, const Tile& tile, size_t 
     sum = AddPairs(sum, pair, ones);
     hn::Store(pair, Ints(), reinterpret_cast<int32_t*>(scores) + entry / 2 * kTileRows);
   }
+  factor = hn::Add(factor, zeros);
   const Vector weight = hn::MulAdd(hn::Load(d, at.weight(tile.index) + lane), correction,
                                    hn::Mul(hn::ConvertTo(d, sum), factor));
   hn::Store(maximum, d, at.maximum(tile.index) + lane);

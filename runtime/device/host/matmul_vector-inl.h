@@ -50,11 +50,44 @@ HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8
   }
 }
 
+// What fine blocks add, apart from the other sums: whatever the size of a tile, a token's are added up in the
+// same order.
+struct FineSums {
+  bool are_any = false;
+  alignas(64) float sums[kTileTokens][kPanelRows];  // where are_any
+};
+
+// Block b of the tokens that has_fine names, of a vector of rows. Out of line, and in memory: the other sums
+// stay in registers.
+template <TensorType kType, typename Dot>
+HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                          size_t b, size_t row, uint32_t has_fine, FineSums& to) {
+  using Format = PanelFormat<kType>;
+  if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
+  to.are_any = true;
+  VU8 w[kBlockGroups];
+  Format::LoadQuants(layout, panel, b, row, w);
+  if constexpr (Format::kBits == 8 && Dot::kBias != 0) {
+    KVRUN_UNROLL
+    for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
+  }
+  const BlockScales scales = Format::LoadScales(layout, panel, b, row);
+  for (; has_fine != 0; has_fine &= has_fine - 1) {
+    const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
+    const FineBlock& fine = x.fine[t * layout.n_blocks + b];
+    const VF scaled = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
+    const VF scale = hn::Set(DF(), x.blocks[t * layout.n_blocks + b].scale / 256.0F);
+    float* const sum = to.sums[t] + row;
+    hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), sum)), DF(), sum);
+  }
+}
+
 template <TensorType kType, typename Dot, uint32_t kTokens>
 void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   TileSums& sums) {
   using Format = PanelFormat<kType>;
   const size_t n_blocks = layout.n_blocks;
+  FineSums fine;
   for (size_t row = 0; row < kPanelRows; row += kLanes) {
     VF sum[kTokens];
     KVRUN_UNROLL
@@ -77,19 +110,14 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
           sum[t] = hn::MulAdd(scales.minimum, hn::Set(DF(), a.scaled_sum), sum[t]);
         }
       }
-      const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit;
-      if (HWY_LIKELY((has_fine & ((1U << kTokens) - 1)) == 0)) continue;
-      KVRUN_UNROLL
-      for (uint32_t t = 0; t < kTokens; ++t) {
-        if ((has_fine >> t & 1U) == 0) continue;
-        const FineBlock& fine = x.fine[t * n_blocks + b];
-        const VF products = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
-        const float scale = x.blocks[t * n_blocks + b].scale / 256.0F;
-        sum[t] = hn::MulAdd(products, hn::Set(DF(), scale), sum[t]);
-      }
+      const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit & ((1U << kTokens) - 1);
+      if (HWY_UNLIKELY(has_fine != 0)) AddFine<kType, Dot>(layout, panel, x, b, row, has_fine, fine);
     }
     KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) hn::StoreU(sum[t], DF(), sums[t] + row);
+    for (uint32_t t = 0; t < kTokens; ++t) {
+      if (fine.are_any) sum[t] = hn::Add(sum[t], hn::Load(DF(), fine.sums[t] + row));
+      hn::StoreU(sum[t], DF(), sums[t] + row);
+    }
   }
 }
 
@@ -114,7 +142,7 @@ class TileProduct {
     }
     KVRUN_UNROLL
     for (size_t t = 0; t < kTokens; ++t) {
-      if (has_fine_) sum[t] = hn::Add(sum[t], hn::Load(DF(), fine_sums_[t]));
+      if (fine_.are_any) sum[t] = hn::Add(sum[t], hn::Load(DF(), fine_.sums[t]));
       hn::StoreU(sum[t], DF(), sums[t]);
     }
   }
@@ -162,27 +190,7 @@ class TileProduct {
       }
     }
     const uint32_t has_fine = x_.has_fine[b] | static_cast<uint32_t>(x_.has_fine[n_blocks_ + b]) << 8;
-    if (HWY_UNLIKELY(has_fine != 0)) AddFine(b, has_fine);
-  }
-
-  // In memory, and out of line: the sums of Run stay in registers.
-  HWY_NOINLINE void AddFine(size_t b, uint32_t has_fine) {
-    if (!has_fine_) std::memset(fine_sums_, 0, sizeof(fine_sums_));
-    has_fine_ = true;
-    VU8 w[kBlockGroups];
-    Format::LoadQuants(layout_, panel_, b, 0, w);
-    if constexpr (kSigned && Dot::kBias != 0) {
-      KVRUN_UNROLL
-      for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
-    }
-    const BlockScales scales = Format::LoadScales(layout_, panel_, b, 0);
-    for (; has_fine != 0; has_fine &= has_fine - 1) {
-      const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
-      const FineBlock& fine = x_.fine[t * n_blocks_ + b];
-      const VF scaled = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
-      const VF scale = hn::Set(DF(), x_.blocks[t * n_blocks_ + b].scale / 256.0F);
-      hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), fine_sums_[t])), DF(), fine_sums_[t]);
-    }
+    if (HWY_UNLIKELY(has_fine != 0)) AddFine<kType, Dot>(layout_, panel_, x_, b, 0, has_fine, fine_);
   }
 
   const PanelLayout& layout_;
@@ -191,8 +199,7 @@ class TileProduct {
   size_t n_blocks_;
   alignas(64) uint8_t weights_[kBuffers][512];
   alignas(64) int32_t products_[kBuffers][kTokens * kPanelRows];
-  bool has_fine_ = false;
-  alignas(64) float fine_sums_[kTokens][kPanelRows];  // where has_fine_
+  FineSums fine_;
 };
 
 template <TensorType kType, typename Dot>

@@ -90,7 +90,9 @@ void FloatsToHalvesHere(const float* from, size_t count, uint16_t* to) {
   const hn::Rebind<hwy::float16_t, Floats> halves;
   const size_t lanes = hn::Lanes(d);
   for (; i + lanes <= count; i += lanes) {
-    const auto x = hn::Clamp(hn::LoadU(d, from + i), hn::Set(d, -kLargest), hn::Set(d, kLargest));
+    const auto given = hn::LoadU(d, from + i);
+    const auto clamped = hn::Clamp(given, hn::Set(d, -kLargest), hn::Set(d, kLargest));
+    const auto x = hn::IfThenElse(hn::IsNaN(given), given, clamped);  // Clamp may lose it
     hn::StoreU(hn::DemoteTo(halves, x), halves, reinterpret_cast<hwy::float16_t*>(to + i));
   }
 #endif

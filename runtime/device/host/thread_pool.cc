@@ -105,8 +105,9 @@ std::pair<size_t, size_t> ThreadPool::Part(size_t n, size_t grain, uint32_t work
 
 void ThreadPool::ReserveScratch(size_t bytes_per_worker) {
   if (bytes_per_worker <= scratch_bytes_) return;
-  scratch_bytes_ = RoundUp<size_t>(bytes_per_worker, static_cast<size_t>(kAlignment));
-  scratch_.reset(static_cast<std::byte*>(::operator new[](scratch_bytes_* n_workers_, kAlignment)));
+  const size_t bytes = RoundUp<size_t>(bytes_per_worker, static_cast<size_t>(kAlignment));
+  scratch_.reset(static_cast<std::byte*>(::operator new[](bytes* n_workers_, kAlignment)));
+  scratch_bytes_ = bytes;
 }
 
 std::byte* ThreadPool::Scratch(uint32_t worker, size_t bytes_per_worker) {

@@ -17,16 +17,17 @@ namespace kvrun::host::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// 2^x, within 2 units in the last place, of x up to 127; of x below -126 what it is there.
+// 2^x, within 2 units in the last place, of x up to 127; of x below -126 what it is there; of a NaN that.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2(D d, V x) {
   const hn::RebindToSigned<D> di;
   // Adding this leaves the nearest whole number in the lowest bits. Highway's NearestInt also looks after
   // numbers that are too large.
   const V shift = hn::Set(d, 0x1.8p23F);
-  x = hn::Max(x, hn::Set(d, -126.0F));
-  const V shifted = hn::Add(x, shift);
-  const V f = hn::Sub(x, hn::Sub(shifted, shift));  // in [-1/2, 1/2], exact
+  const auto is_nan = hn::IsNaN(x);  // its bits would become any number's, and Max may lose it
+  const V bounded = hn::Max(x, hn::Set(d, -126.0F));
+  const V shifted = hn::Add(bounded, shift);
+  const V f = hn::Sub(bounded, hn::Sub(shifted, shift));  // in [-1/2, 1/2], exact
   // Interpolates 2^f at Chebyshev's nodes: relative error below 4e-9.
   V power = hn::Set(d, 1.5461445e-4F);
   power = hn::MulAdd(power, f, hn::Set(d, 1.3400428e-3F));
@@ -36,7 +37,9 @@ HWY_INLINE V Exp2(D d, V x) {
   power = hn::MulAdd(power, f, hn::Set(d, 6.9314721e-1F));
   power = hn::MulAdd(power, f, hn::Set(d, 1.0F));
   // power is in [0.7, 1.42]: its exponent takes what is added.
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  const V result =
+      hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  return hn::IfThenElse(is_nan, x, result);
 }
 
 // Lanes [0, n) of what lies at `from`, zeros beyond. Up to a vector of memory after them may be read.
