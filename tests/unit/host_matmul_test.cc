@@ -408,18 +408,21 @@ TEST_P(HostMatMulTest, AWholeStepOfTokens) {
 // Which numbers come does not depend on how many threads or tokens there are.
 TEST_P(HostMatMulTest, ThreadsAndTilesDoNotChangeResults) {
   const uint32_t n_rows = 100;
-  const uint32_t n_cols = 256;
-  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ6_K}) {
+  const uint32_t n_cols = 1024;
+  constexpr uint32_t kTokens = 31;  // tiles of every size
+  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ8_0, TensorType::kQ4_0, TensorType::kQ6_K}) {
     const Weights weights =
         MakeWeights(account_, three_, type, n_cols, RandomTensor(type, n_rows * n_cols, 3), {&n_rows, 1});
-    const auto x = Floats(RandomFloats(size_t{15} * n_cols, 5));
-    const auto many = NewBuffer(size_t{15} * n_rows * sizeof(float));
-    MatMul(three_, {.weight = weights.matrix.get(), .input = x.get(), .output = many.get(), .n_tokens = 15},
+    // With blocks that are larger than others, several in a row.
+    const auto x = Floats(Input({type, n_rows, n_cols, kTokens, 0, false, false, true}));
+    const auto many = NewBuffer(size_t{kTokens} * n_rows * sizeof(float));
+    MatMul(three_,
+           {.weight = weights.matrix.get(), .input = x.get(), .output = many.get(), .n_tokens = kTokens},
            false);
     const auto single = NewBuffer(n_rows * sizeof(float));
-    for (uint32_t t = 0; t < 15; ++t) {
+    for (uint32_t t = 0; t < kTokens; ++t) {
       const auto row =
-          Floats(std::span(Data<float>(x.get()), size_t{15} * n_cols).subspan(t * n_cols, n_cols));
+          Floats(std::span(Data<float>(x.get()), size_t{kTokens} * n_cols).subspan(t * n_cols, n_cols));
       MatMul(one_,
              {.weight = weights.matrix.get(), .input = row.get(), .output = single.get(), .n_tokens = 1},
              false);
