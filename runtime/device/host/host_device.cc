@@ -93,7 +93,8 @@ Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& 
 
 HostDevice::HostDevice(const HostDeviceOptions& options)
     : options_(options),
-      pool_(options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(PerformanceCores().size())) {
+      pool_(options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(PerformanceCores().size()),
+            PerformanceCores()) {
   info_.name = CpuName();
   info_.kind = "cpu";
   info_.driver = "kvrun host";
@@ -193,6 +194,7 @@ Result<uint64_t> HostDevice::Completed() {
 
 // What was submitted is carried out even while stopping: whoever waits for it must come back.
 void HostDevice::Main() {
+  pool_.PinCaller();
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] {

@@ -62,6 +62,11 @@ ThreadPool::ThreadPool(uint32_t n_threads, std::span<const uint32_t> cores)
     if (!cores.empty()) Pin(threads_.back().native_handle(), cores[worker % cores.size()]);
     ++n_workers_;
   }
+  if (!cores.empty() && n_workers_ > 1) callers_core_ = cores[0];
+}
+
+void ThreadPool::PinCaller() const {
+  if (callers_core_) Pin(pthread_self(), *callers_core_);
 }
 
 ThreadPool::~ThreadPool() {

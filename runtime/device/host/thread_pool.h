@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -32,13 +33,17 @@ class WorkerFunction {
 class ThreadPool {
  public:
   // The caller of Run is worker 0; n_threads - 1 threads are started (fewer, if the system has no more).
-  // `cores`: worker i is pinned to cores[i % size] where this is not empty; the caller is not.
+  // `cores`: worker i is pinned to cores[i % size] where this is not empty, the caller by PinCaller.
+  // Unpinned, two share a core that others leave free for them, half as fast as on a core each beside one
+  // busy program.
   explicit ThreadPool(uint32_t n_threads, std::span<const uint32_t> cores = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   uint32_t size() const { return n_workers_; }
+  // Pins the calling thread, which will call Run, to the first of the cores.
+  void PinCaller() const;
 
   // function(worker) on every worker, 0 .. size() - 1, at once; returns when all have returned. Not to be
   // called by two threads at a time, nor by a worker.
@@ -77,6 +82,7 @@ class ThreadPool {
   };
 
   uint32_t n_workers_ = 1;
+  std::optional<uint32_t> callers_core_;
   std::atomic<uint64_t> generation_{0};  // of calls of Run
   std::atomic<bool> stopping_{false};
   const WorkerFunction* function_ = nullptr;
