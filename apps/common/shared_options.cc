@@ -46,10 +46,10 @@ void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
   AddDeviceOption(set, shared);
   set->Number("--threads", &shared->threads, 0, KVRUN_MAX_THREADS,
-              "with --device host: threads that compute (default 0: one for each performance core)");
-  set->Flag(
-      "--exact-activations", &shared->exact_activations,
-      "with --device host: matrix products do not round activations to 8 bits, which is a third as fast");
+              "on the CPU itself: threads that compute (default 0: one for each performance core)");
+  set->Flag("--exact-activations", &shared->exact_activations,
+            "on the CPU itself: products do not round activations to 8 bits, nor a prompt's attention to 16: "
+            "slower");
 }
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
   };
   const ProgramInfo info{
       "kvrun",
-      "kvrun: long-context language models on any Vulkan device.\n"
+      "kvrun: long-context language models on any Vulkan device, or the CPU.\n"
       "Every option can be given as the environment variable named beside it; the command line wins.\n"
       "Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted."};
   return RunProgram(info, kCommands, argc, argv);

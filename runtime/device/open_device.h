@@ -34,7 +34,7 @@ struct OpenDeviceOptions {
   bool profile = false;
   // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: one for each performance core
-  bool exact_activations = false;  // matrix products do not round them to 8 bits
+  bool exact_activations = false;  // products do not round them to 8 bits, nor a prompt's attention to 16
 };
 
 // What "auto" chooses from: the CPU, and Vulkan's best device.

@@ -28,7 +28,8 @@ void GatherRows(ThreadPool& pool, const Buffer& x, const Buffer& step, uint32_t 
 Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> account, ThreadPool& pool,
                                            TensorType type, uint32_t n_cols,
                                            std::span<const MatrixSource> sources);
-// exact: float activations; else activations are rounded to 8 bits, in blocks of 32 with a scale each.
+// exact: float activations; else activations are rounded to 8 bits, in blocks of 32 with a scale each, to 16
+// where a block is larger than most of its row.
 void MatMul(ThreadPool& pool, const MatMulArgs& args, bool exact);
 void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out);
 

@@ -152,7 +152,7 @@ typedef struct kvrun_engine_options {
   void* progress_user;
   uint32_t profile; /* nonzero: time each operation on the device (see kvrun_session_stats_json) */
   /* Of the CPU itself; others do not look at them. */
-  uint32_t exact_activations; /* nonzero: matrix products do not round activations to 8 bits: slower */
+  uint32_t exact_activations; /* nonzero: products round nothing to 8 bits, attention nothing to 16: slower */
   uint32_t n_threads;         /* at most KVRUN_MAX_THREADS; 0: one for each performance core */
 } kvrun_engine_options;
 
