@@ -22,6 +22,7 @@ namespace kvrun::host {
 namespace {
 
 constexpr std::align_val_t kAlignment{kMemoryAlignmentBytes};
+constexpr size_t kQueuedLists = 1024;  // more are possible, but allocate
 
 // Runs it, and inverts the first word that it changed.
 void RunAndSpoil(const HostOperation& operation, ThreadPool& pool) {
@@ -95,6 +96,7 @@ HostDevice::HostDevice(const HostDeviceOptions& options)
     : options_(options),
       pool_(options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(PerformanceCores().size()),
             PerformanceCores()) {
+  queue_.reserve(kQueuedLists);
   info_.name = CpuName();
   info_.kind = "cpu";
   info_.driver = "kvrun host";

@@ -154,7 +154,8 @@ class HostDevice : public Device {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  // Those from queue_begin_ on are to be carried out. No std::deque: that allocates even if nothing grows.
+  // Those from queue_begin_ on are to be carried out. Has room for what any step submits ahead, a list per
+  // layer: how many wait at a time depends on time, and a decoded token must not allocate.
   std::vector<Submitted> queue_;
   size_t queue_begin_ = 0;
   uint64_t last_value_ = 0;
