@@ -34,6 +34,17 @@ void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, A
   QuantizeActivations(type, Dot::kBias, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
+// Quants of a block as Dot wants them.
+template <TensorType kType, typename Dot>
+HWY_INLINE void LoadForDot(const PanelLayout& layout, const std::byte* panel, size_t block, size_t row,
+                           VU8* w) {
+  PanelFormat<kType>::LoadQuants(layout, panel, block, row, w);
+  if constexpr (PanelFormat<kType>::kBits == 8 && Dot::kBias != 0) {
+    KVRUN_UNROLL
+    for (size_t g = 0; g < kBlockGroups; ++g) w[g] = hn::Xor(w[g], hn::Set(DU8(), uint8_t{Dot::kBias}));
+  }
+}
+
 // The products of a block of weights and quants of activations, times the weights' scales.
 template <TensorType kType, typename Dot>
 HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8_t* quants,
@@ -66,11 +77,7 @@ HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, con
   if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
   to.are_any = true;
   VU8 w[kBlockGroups];
-  Format::LoadQuants(layout, panel, b, row, w);
-  if constexpr (Format::kBits == 8 && Dot::kBias != 0) {
-    KVRUN_UNROLL
-    for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
-  }
+  LoadForDot<kType, Dot>(layout, panel, b, row, w);
   const BlockScales scales = Format::LoadScales(layout, panel, b, row);
   for (; has_fine != 0; has_fine &= has_fine - 1) {
     const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
@@ -94,11 +101,7 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
     for (uint32_t t = 0; t < kTokens; ++t) sum[t] = hn::Zero(DF());
     for (size_t b = 0; b < n_blocks; ++b) {
       VU8 w[kBlockGroups];
-      Format::LoadQuants(layout, panel, b, row, w);
-      if constexpr (Format::kBits == 8 && Dot::kBias != 0) {
-        KVRUN_UNROLL
-        for (VU8& four : w) four = hn::Xor(four, hn::Set(DU8(), uint8_t{Dot::kBias}));
-      }
+      LoadForDot<kType, Dot>(layout, panel, b, row, w);
       const BlockScales scales = Format::LoadScales(layout, panel, b, row);
       if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
       KVRUN_UNROLL
