@@ -66,11 +66,25 @@ constexpr AdapterKind WithoutQueries(AdapterKind kind) {
   return TakesMeanOff(kind) ? AdapterKind::kCentred : AdapterKind::kPlain;
 }
 
+// A row of the table from the reuse buffer's capacity to its hit rate, measured on the texts of the
+// calibration. Source: KVSwap, appendix A.1.
+struct ReuseRate {
+  std::string policy;           // a row of ReplacementPolicies
+  uint32_t group_tokens = 0;    // G
+  uint32_t select_entries = 0;  // M * G, sinks and window not counted
+  uint32_t n_ctx = 0;           // tokens before the measured ones
+  uint32_t reuse_groups = 0;    // C, per layer, sinks not counted
+  float rate = 0.0F;            // of chosen groups, sinks not counted: the share that was in a slot already
+  bool operator==(const ReuseRate&) const = default;
+};
+
 // All layers of a model, as a file holds them.
 struct Adapter {
   AdapterKind kind = AdapterKind::kPlain;
   std::string fingerprint;  // of the model (ModelFingerprint)
   std::vector<LayerAdapter> layers;
+  std::vector<ReuseRate> reuse;           // may be empty
+  std::vector<float> cluster_thresholds;  // [n_layers, n_kv_heads], of DynaKV; empty: none were measured
 };
 
 // A GGUF file (docs/formats/adapter.md): sides and mean in f16. Written beside the target, which

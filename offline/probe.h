@@ -1,0 +1,43 @@
+// `kvadapt probe`: measures storage and device into a DeviceProfile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "offline/device_profile.h"
+#include "platform/base/status.h"
+#include "runtime/include/kvrun/kvrun.h"
+
+namespace kvrun::offline {
+
+// What a long call is doing ("storage", "operations", ..), and how far it is, in steps of its own. Answers
+// true to cancel.
+using OfflineProgress = std::function<bool(const std::string& what, uint64_t done, uint64_t total)>;
+
+struct StorageProbeOptions {
+  std::string folder;            // empty: where sessions keep their KV
+  std::string backend = "auto";  // "auto": the one that sessions take
+  bool all_modes = true;         // every back end and buffered reads too; else what sessions take alone
+  bool allow_tmpfs = false;
+  uint64_t file_bytes = 0;       // 0: chosen, at most 256 MiB and an eighth of the free space
+  double budget_seconds = 30.0;  // about; each point is measured at least once
+};
+Result<StorageProfile> ProbeStorage(const StorageProbeOptions& options, const OfflineProgress& progress);
+
+struct OperationProbeOptions {
+  std::vector<uint32_t> batches = {1};
+  std::vector<uint32_t> contexts = {8192};
+  std::string folder;  // as above
+  bool allow_tmpfs = false;
+};
+// The engine must have been made with profile on. Decodes with random KV at points that vary one thing at a
+// time.
+Result<std::vector<OperationRow>> ProbeOperations(kvrun_engine* engine, const OperationProbeOptions& options,
+                                                  const OfflineProgress& progress);
+
+// Of the machine, without measuring. `folder` as above.
+Result<MachineIdentity> IdentifyMachine(kvrun_engine* engine, const std::string& folder);
+
+}  // namespace kvrun::offline

@@ -1,0 +1,82 @@
+// What `kvadapt tune` found for a model on a machine: a TOML file (docs/config.md) with one solution per
+// batch size and context, which sessions take their KV options from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "platform/base/status.h"
+
+namespace kvrun {
+
+// KV options by name and value, as kvrun_option: {"group", "4"}.
+using NamedKvOptions = std::vector<std::pair<std::string, std::string>>;
+
+struct ConfigSolution {
+  uint32_t batch = 1;         // sequences
+  uint32_t ctx = 0;           // tokens of each
+  uint64_t budget_bytes = 0;  // of all sequences
+  // type, group, select, reuse, window, sinks, rank, index, heads, policy, adapter-kind: as many as are said.
+  NamedKvOptions options;
+  // What was found, for people and for `kvadapt inspect`; 0 or empty: not said.
+  double predicted_ms = 0.0;  // of a decoding step
+  double measured_ms = 0.0;
+  double kl = 0.0;    // mean KL to full, nats
+  std::string bound;  // "I/O", "compute" or "memory"
+  bool operator==(const ConfigSolution&) const = default;
+};
+
+struct KvConfig {
+  std::string model;               // name, for people
+  std::string model_fingerprint;   // ModelFingerprint
+  std::string device;              // as kvrun_engine_info_json's; another one is refused
+  std::string driver;              // another one is a note
+  std::string cpu;                 // another one is refused where the device is a CPU, else a note
+  std::string storage;             // "ext4 on vda"; another one is a note
+  bool exact_activations = false;  // of the CPU as a device: another setting is a note
+  std::string method = "kvswap";
+  std::string adapter;  // a file, relative to the config's folder; empty: computed from prompts
+  std::vector<ConfigSolution> solutions;  // at least one
+  bool operator==(const KvConfig&) const = default;
+};
+
+// With a comment for each key. What ConfigFromToml reads is the same config again.
+std::string ConfigToToml(const KvConfig& config);
+// `path` is what messages name: "kvrun.toml:12:9: ...": a key that is not known, a value of the wrong type or
+// one that the option refuses, a key that lacks, two solutions for one (batch, ctx).
+Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path);
+Result<KvConfig> ReadConfig(const std::string& path);
+
+// What a session runs on, for comparison with what was tuned.
+struct ConfigTarget {
+  std::string model_fingerprint;
+  std::string device;  // empty: not known yet, and not compared
+  std::string driver;
+  std::string cpu;
+  bool device_is_cpu = false;
+  std::string storage;  // empty: not compared
+};
+struct ConfigFit {
+  std::string refusal;             // empty: it fits. Else why not, and what to do
+  std::vector<std::string> notes;  // what differs but need not matter
+};
+ConfigFit CompareConfig(const KvConfig& config, const ConfigTarget& target);
+
+// The solution of (batch, ctx), else the nearest: by the sum of |log2| of the ratios, the larger context
+// where two are as near. Source: KVSwap, appendix A.4.
+struct ChosenSolution {
+  const ConfigSolution* solution = nullptr;
+  bool is_exact = false;
+  // For a session of this batch and context: "method", "budget" (the solution's per sequence, times the
+  // batch), "adapter" and the solution's options. Where the context is longer than the solution's, without
+  // "select" and "reuse": the index takes more of the budget, and the rest is filled.
+  NamedKvOptions options;
+};
+// `config_path`: what the adapter's path is relative to.
+ChosenSolution ChooseSolution(const KvConfig& config, const std::string& config_path, uint32_t batch,
+                              uint32_t ctx);
+
+}  // namespace kvrun
