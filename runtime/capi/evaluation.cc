@@ -73,9 +73,10 @@ kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* opt
     if (given.n_configs > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.configs, "configs"));
     const auto progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
-    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<kvrun::Evaluation> evaluation,
-                           engine->engine->CreateEvaluation(std::span<const int32_t>(ids, count), given.n_ctx,
-                                                            given.n_steps, progress));
+    KVRUN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<kvrun::Evaluation> evaluation,
+        engine->engine->CreateEvaluation(std::span<const int32_t>(ids, count),
+                                         {.n_ctx = given.n_ctx, .n_steps = given.n_steps}, progress));
     Json results = Json::array();
     for (size_t i = 0; i < given.n_configs; ++i) {
       KVRUN_RETURN_IF_ERROR(CheckNotNull(given.configs[i], "configs[]"));

@@ -92,11 +92,11 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   return Session::Create(std::move(parts));
 }
 
-Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const TokenId> ids, uint32_t n_ctx,
-                                                             uint32_t n_steps,
+Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const TokenId> ids,
+                                                             const EvaluationOptions& options,
                                                              const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to evaluate");
-  return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, n_ctx, n_steps, progress);
+  return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, options, progress);
 }
 
 Result<std::vector<BenchmarkResult>> Engine::RunBenchmark(const BenchmarkOptions& options,

@@ -35,6 +35,7 @@ struct SessionOptions {
 };
 
 class Evaluation;
+struct EvaluationOptions;
 struct CalibrationOptions;
 struct Calibration;
 
@@ -60,8 +61,9 @@ class Engine {
   Result<std::unique_ptr<Session>> CreateSession(const SessionOptions& options);
 
   // Prefills and runs full; holds the engine's lock in every call.
-  Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids, uint32_t n_ctx,
-                                                       uint32_t n_steps, const ProgressCallback& progress);
+  Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids,
+                                                       const EvaluationOptions& options,
+                                                       const ProgressCallback& progress);
   // Holds the engine's lock all the time.
   Result<std::vector<BenchmarkResult>> RunBenchmark(const BenchmarkOptions& options,
                                                     const ProgressCallback& progress);

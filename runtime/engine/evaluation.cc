@@ -38,8 +38,11 @@ Status Cancelled() { return {StatusCode::kCancelled, "the evaluation was cancell
 Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
                                                        std::shared_ptr<const DeviceWeights> weights,
                                                        Device& device, std::mutex* device_mutex,
-                                                       std::span<const TokenId> ids, uint32_t n_ctx,
-                                                       uint32_t n_steps, const Progress& progress) {
+                                                       std::span<const TokenId> ids,
+                                                       const EvaluationOptions& options,
+                                                       const Progress& progress) {
+  const uint32_t n_ctx = options.n_ctx;
+  const uint32_t n_steps = options.n_steps;
   if (n_steps == 0 || n_ctx < n_steps + 2 || ids.size() < n_ctx) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -52,6 +55,7 @@ Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
   evaluation->ids_.assign(ids.begin(), ids.end());
   evaluation->n_ctx_ = n_ctx;
   evaluation->n_steps_ = n_steps;
+  evaluation->measures_recall_ = options.measures_recall;
   const std::lock_guard lock(*device_mutex);
   KVRUN_RETURN_IF_ERROR(evaluation->Prefill(progress));
   return evaluation;
@@ -74,7 +78,7 @@ Status Evaluation::Prefill(const Progress& progress) {
     return progress && progress(n_prefill() + done, n_ctx_);
   };
   KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, steps, {}, &full_logits_, &full_seconds_));
-  return ReadKeys();
+  return measures_recall_ ? ReadKeys() : Status::Ok();
 }
 
 Status Evaluation::ReadKeys() {
@@ -115,21 +119,23 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
                                      .layer = [this](uint32_t layer) { return full_->kv(layer); },
                                      .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
   options.n_import = n_prefill();
-  options.probe = std::make_shared<StepProbe>();
   const KvPlan plan = options.plan;
   RecallMeter recall(model_.config, plan, keys_);
-  const StepHooks hooks{
-      .before = [&, probe = options.probe](uint32_t step) { probe->wanted = step % kStepsPerProbe == 0; },
-      .after =
-          [&, probe = options.probe](uint32_t) {
-            if (probe->wanted) recall.Add(*probe);
-          }};
+  StepHooks hooks;
+  if (measures_recall_) options.probe = std::make_shared<StepProbe>();
+  if (measures_recall_)
+    hooks = {
+        .before = [&, probe = options.probe](uint32_t step) { probe->wanted = step % kStepsPerProbe == 0; },
+        .after =
+            [&, probe = options.probe](uint32_t) {
+              if (probe->wanted) recall.Add(*probe);
+            }};
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   std::vector<float> logits;
   double seconds = 0.0;
   KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, hooks, &logits, &seconds));
-  result.recall = recall.Mean();
+  if (measures_recall_) result.recall = recall.Mean();
   Compare(logits, &result);
   result.decode_tps = n_steps_ / seconds;
   result.decode_tps_full = n_steps_ / full_seconds_;

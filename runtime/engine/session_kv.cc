@@ -51,13 +51,16 @@ bool IsPlainResident(const KvOptions& options) {
          (k_type == KvType::kF16 || k_type == KvType::kF32);
 }
 
+Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file, OpenKvFile(storage, FileUse::kIsTried));
+  return file->mode().alignment_bytes;
+}
+
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences) {
   uint32_t alignment_bytes = 1;
   if (UsesFlash(settings.kv)) {
-    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
-                           OpenKvFile(settings.storage, FileUse::kIsTried));
-    alignment_bytes = file->mode().alignment_bytes;
+    KVRUN_ASSIGN_OR_RETURN(alignment_bytes, KvAlignmentBytes(settings.storage));
   }
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
                          PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes));
