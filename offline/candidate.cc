@@ -1,0 +1,235 @@
+#include "offline/candidate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvrun::offline {
+namespace {
+
+constexpr uint32_t kSinkEntries = 4;  // what kvswap takes by itself
+constexpr uint32_t kFewestEntries = 64;
+constexpr uint32_t kMostColumns = 64;
+constexpr uint32_t kPaperEntries = 400;
+constexpr uint32_t kPaperSigma = 32;
+constexpr uint32_t kPaperWindow = 64;
+
+KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
+  KvOptions options;
+  options.method = "kvswap";
+  options.budget_bytes = setting.budget_bytes;
+  options.k_type = candidate.k_type;
+  options.v_type = candidate.v_type;
+  options.group_tokens = candidate.group_tokens;
+  options.rank = candidate.rank;
+  options.index_type = candidate.index_type;
+  options.heads = candidate.heads;
+  options.window_entries = candidate.window_entries;
+  options.policy = candidate.policy;
+  options.adapter_from_file = candidate.adapter_from_file;
+  return options;
+}
+
+std::string TypesText(KvType k_type, KvType v_type) {
+  if (k_type == v_type) return std::string(KvTypeName(k_type));
+  return fmt::format("{},{}", KvTypeName(k_type), KvTypeName(v_type));
+}
+
+NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
+  return {{"type", TypesText(candidate.k_type, candidate.v_type)},
+          {"sinks", std::to_string(kSinkEntries)},
+          {"group", std::to_string(candidate.group_tokens)},
+          {"select", std::to_string((plan.n_chosen - plan.n_pinned) * candidate.group_tokens)},
+          {"reuse", std::to_string(plan.n_cache_slots)},
+          {"window", std::to_string(candidate.window_entries)},
+          {"rank", std::to_string(candidate.rank)},
+          {"index", std::string(KvTypeName(candidate.index_type))},
+          {"heads", std::string(HeadReductionName(candidate.heads))},
+          {"policy", candidate.policy}};
+}
+
+// The values beside `value` in an ascending list; those at the ends where it is not in the list.
+template <typename T>
+std::vector<T> Beside(const std::vector<T>& values, const T& value) {
+  std::vector<T> beside;
+  const auto above = std::upper_bound(values.begin(), values.end(), value);
+  const auto at_least = std::lower_bound(values.begin(), values.end(), value);
+  if (at_least != values.begin()) beside.push_back(*(at_least - 1));
+  if (above != values.end()) beside.push_back(*above);
+  return beside;
+}
+
+// What a part of the cache's groups takes is what all of them take: only M changes.
+KvPlan ChoosingLess(KvPlan plan, uint32_t percent) {
+  const uint32_t n_free = plan.n_chosen - plan.n_pinned;
+  if (percent < 100) plan.n_chosen = plan.n_pinned + std::max(n_free * percent / 100, 1U);
+  return plan;
+}
+
+}  // namespace
+
+Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting) {
+  const KvOptions options = OptionsOf(candidate, setting);
+  KVRUN_ASSIGN_OR_RETURN(
+      KvPlan plan, PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes));
+  plan = ChoosingLess(std::move(plan), candidate.chosen_percent);
+  SizedCandidate sized{candidate, std::move(plan), {}};
+  sized.options = NamesOf(candidate, sized.plan);
+  return sized;
+}
+
+Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
+  KvOptions options;
+  options.method = "kvswap";
+  options.budget_bytes = setting.budget_bytes;
+  KVRUN_ASSIGN_OR_RETURN(
+      KvPlan plan, PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes));
+  Candidate candidate;
+  candidate.group_tokens = plan.record.group_tokens;
+  candidate.k_type = plan.record.k_type;
+  candidate.v_type = plan.record.v_type;
+  candidate.rank = plan.index.rank;
+  candidate.index_type = plan.index.type;
+  candidate.heads = plan.heads;
+  candidate.window_entries = plan.window_entries;
+  candidate.policy = plan.policy;
+  SizedCandidate own{candidate, std::move(plan), {}};
+  own.options = NamesOf(candidate, own.plan);
+  return own;
+}
+
+Result<NamedKvOptions> PaperDefaults(const SearchSetting& setting) {
+  Candidate paper;
+  paper.k_type = paper.v_type = paper.index_type = KvType::kF16;
+  paper.heads = HeadReduction::kSum;
+  paper.policy = "fifo";
+  const uint32_t key_dim = setting.model.n_kv_heads * setting.model.head_dim;
+  paper.rank = std::max(key_dim / kPaperSigma, 1U);
+  paper.window_entries = kPaperWindow;
+  const uint64_t window_bytes =
+      uint64_t{setting.model.n_layers} * setting.batch * kPaperWindow * key_dim * 2 * sizeof(uint16_t);
+  if (window_bytes > setting.budget_bytes / 6) paper.window_entries = kPaperWindow / 2;
+  KVRUN_ASSIGN_OR_RETURN(const SizedCandidate sized, SizeCandidate(paper, setting));
+  NamedKvOptions options = sized.options;
+  const uint32_t select = std::min(sized.select_entries(), kPaperEntries);
+  for (auto& [name, value] : options) {
+    if (name == "select") value = std::to_string(select);
+    if (name == "reuse") value = std::to_string(select / paper.group_tokens + sized.plan.n_pinned);
+  }
+  options.emplace_back("adapter-kind", "plain");
+  return options;
+}
+
+std::vector<uint32_t> GroupSizes() { return {1, 2, 4, 8, 16, 32}; }
+
+std::vector<uint32_t> Ranks(const SearchSetting& setting) {
+  const uint32_t key_dim = setting.model.n_kv_heads * setting.model.head_dim;
+  const uint32_t most = std::min(kMostColumns, setting.max_rank == 0 ? key_dim : setting.max_rank);
+  std::vector<uint32_t> ranks;
+  for (const uint32_t rank : {4, 8, 12, 16, 20, 24, 32, 40, 48, 64}) {
+    if (rank <= most && rank * 2 <= key_dim) ranks.push_back(rank);
+  }
+  if (ranks.empty()) ranks.push_back(std::max(std::min(most, key_dim / 2), 1U));
+  return ranks;
+}
+
+// By falling size; those that were dominated wherever they were tried are left out (fp8 beside int8, which
+// takes the same bytes, has a tenth of the error and is cheaper to decode; docs/performance.md).
+std::vector<EntryTypes> EntryTypePairs() {
+  return {{KvType::kInt4, KvType::kInt4}, {KvType::kInt8, KvType::kInt4}, {KvType::kFp8, KvType::kInt4},
+          {KvType::kInt8, KvType::kInt8}, {KvType::kFp8, KvType::kFp8},   {KvType::kF16, KvType::kF16}};
+}
+
+std::vector<KvType> IndexTypes() { return {KvType::kInt4, KvType::kInt8, KvType::kF16}; }
+
+std::vector<HeadReduction> HeadReductions(const SearchSetting& setting) {
+  if (setting.model.n_kv_heads == 1) return {HeadReduction::kSoftmax};
+  return {HeadReduction::kSoftmax, HeadReduction::kPerKvHead};
+}
+
+std::vector<uint32_t> Windows() { return {16, 32, 48, 64, 96}; }
+
+std::vector<uint32_t> ChosenPercents() { return {25, 35, 50, 65, 80, 100}; }
+
+std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
+  std::vector<SizedCandidate> all;
+  Candidate candidate;
+  candidate.adapter_from_file = setting.max_rank > 0;
+  const auto add = [&] {
+    candidate.chosen_percent = 100;
+    const Result<SizedCandidate> most = SizeCandidate(candidate, setting);
+    if (!most.ok()) return;
+    for (const uint32_t percent : ChosenPercents()) {
+      SizedCandidate sized{candidate, ChoosingLess(most->plan, percent), {}};
+      sized.candidate.chosen_percent = percent;
+      const bool has_all = sized.plan.n_chosen == sized.plan.n_groups();
+      if (sized.select_entries() < kFewestEntries && !has_all) continue;
+      sized.options = NamesOf(sized.candidate, sized.plan);
+      all.push_back(std::move(sized));
+    }
+  };
+  for (const uint32_t group : GroupSizes()) {
+    candidate.group_tokens = group;
+    for (const EntryTypes& types : EntryTypePairs()) {
+      candidate.k_type = types.k_type;
+      candidate.v_type = types.v_type;
+      for (const uint32_t rank : Ranks(setting)) {
+        candidate.rank = rank;
+        for (const KvType index_type : IndexTypes()) {
+          candidate.index_type = index_type;
+          for (const HeadReduction heads : HeadReductions(setting)) {
+            candidate.heads = heads;
+            for (const uint32_t window : Windows()) {
+              candidate.window_entries = window;
+              add();
+            }
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& setting) {
+  std::vector<Neighbour> neighbours;
+  const auto add = [&](std::string change, auto set) {
+    Candidate candidate = from;
+    set(candidate);
+    neighbours.push_back({candidate, std::move(change)});
+  };
+  for (const uint32_t group : Beside(GroupSizes(), from.group_tokens))
+    add(fmt::format("group {}", group), [&](Candidate& c) { c.group_tokens = group; });
+  for (const EntryTypes& types : EntryTypePairs()) {
+    if (types.k_type == from.k_type && types.v_type == from.v_type) continue;
+    add("type " + TypesText(types.k_type, types.v_type), [&](Candidate& c) {
+      c.k_type = types.k_type;
+      c.v_type = types.v_type;
+    });
+  }
+  for (const uint32_t rank : Beside(Ranks(setting), from.rank))
+    add(fmt::format("rank {}", rank), [&](Candidate& c) { c.rank = rank; });
+  for (const KvType type : IndexTypes()) {
+    if (type == from.index_type) continue;
+    add(fmt::format("index {}", KvTypeName(type)), [&](Candidate& c) { c.index_type = type; });
+  }
+  for (const HeadReduction heads : HeadReductions(setting)) {
+    if (heads == from.heads) continue;
+    add(fmt::format("heads {}", HeadReductionName(heads)), [&](Candidate& c) { c.heads = heads; });
+  }
+  for (const uint32_t window : Beside(Windows(), from.window_entries))
+    add(fmt::format("window {}", window), [&](Candidate& c) { c.window_entries = window; });
+  for (const uint32_t percent : Beside(ChosenPercents(), from.chosen_percent))
+    add(fmt::format("{} % of the cache chosen", percent), [&](Candidate& c) { c.chosen_percent = percent; });
+  return neighbours;
+}
+
+std::string OptionLine(const NamedKvOptions& options) {
+  std::string line;
+  for (const auto& [name, value] : options)
+    line += fmt::format("{}--kv-{} {}", line.empty() ? "" : " ", name, value);
+  return line;
+}
+
+}  // namespace kvrun::offline

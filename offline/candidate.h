@@ -1,0 +1,87 @@
+// A point of the search space: what `kvadapt tune` decides about the KV cache of kvswap, and what a budget
+// makes of it. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/config_file.h"
+#include "runtime/kv/kv_plan.h"
+
+namespace kvrun::offline {
+
+struct Candidate {
+  uint32_t group_tokens = 4;  // G
+  KvType k_type = KvType::kFp8;
+  KvType v_type = KvType::kFp8;
+  uint32_t rank = 24;
+  KvType index_type = KvType::kInt4;
+  HeadReduction heads = HeadReduction::kSoftmax;
+  uint32_t window_entries = 64;  // W
+  // M in percent of C, what is pinned not counted. C is always what the budget holds.
+  uint32_t chosen_percent = 100;
+  std::string policy = "lru";
+  bool adapter_from_file = false;
+
+  bool operator==(const Candidate&) const = default;
+};
+
+// What does not change between candidates of one search.
+struct SearchSetting {
+  KvModelShape model;
+  uint32_t batch = 1;
+  uint32_t ctx = 0;           // tokens of each sequence
+  uint64_t budget_bytes = 0;  // of all sequences
+  uint32_t io_alignment_bytes = 1;
+  uint32_t max_rank = 0;  // of the adapter's file; 0: there is none
+};
+
+struct SizedCandidate {
+  Candidate candidate;
+  KvPlan plan;
+  // As a session takes them, M and C among them; without method, budget and adapter.
+  NamedKvOptions options;
+
+  uint32_t select_entries() const { return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens; }
+  uint32_t reuse_groups() const { return plan.n_cache_slots; }
+};
+
+// kOutOfMemory where the budget does not hold it.
+Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting);
+
+// What kvrun itself chooses from the budget: the search begins there, and no answer may be worse.
+Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting);
+// KVSwap's fixed settings (section 4): plain adapters, index and entries in f16, groups of 4, raw scores
+// summed, sigma 32, 400 entries (or as many as the budget holds), a window of 64 (32 where that takes more
+// than a sixth of the budget), fifo. Not a candidate of the search: something to compare with.
+Result<NamedKvOptions> PaperDefaults(const SearchSetting& setting);
+
+// The values of each dimension that a search looks at: those that the model allows.
+std::vector<uint32_t> GroupSizes();
+std::vector<uint32_t> Ranks(const SearchSetting& setting);
+struct EntryTypes {
+  KvType k_type;
+  KvType v_type;
+};
+std::vector<EntryTypes> EntryTypePairs();
+std::vector<KvType> IndexTypes();
+std::vector<HeadReduction> HeadReductions(const SearchSetting& setting);
+std::vector<uint32_t> Windows();
+std::vector<uint32_t> ChosenPercents();
+
+// Every combination that fits the budget and has at least 64 entries to choose, or all that there are.
+std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting);
+// Those of AllCandidates that differ from `from` in one dimension by one step, and what they differ in:
+// "group 8".
+struct Neighbour {
+  Candidate candidate;
+  std::string change;
+};
+std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& setting);
+
+// "--kv-group 4 --kv-type fp8 ..."
+std::string OptionLine(const NamedKvOptions& options);
+
+}  // namespace kvrun::offline

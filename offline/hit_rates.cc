@@ -1,0 +1,96 @@
+#include "offline/hit_rates.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "runtime/kv/slot_cache.h"
+
+namespace kvrun::offline {
+namespace {
+
+// Of English texts on SmolLM2-135M (docs/performance.md): misses at C = M, and how they fall as C grows.
+constexpr double kUsualMisses = 0.22;
+constexpr double kUsualFall = 0.8;
+constexpr double kFewestMisses = 1e-3;
+
+// At `x` between the points of a map by ascending logarithm of the key; beyond its ends the last value.
+double Interpolate(const std::map<double, double>& points, double x) {
+  const auto above = points.lower_bound(x);
+  if (above == points.begin()) return above->second;
+  if (above == points.end()) return std::prev(above)->second;
+  const auto below = std::prev(above);
+  const double share =
+      (std::log(x) - std::log(below->first)) / (std::log(above->first) - std::log(below->first));
+  return (1 - share) * below->second + share * above->second;
+}
+
+}  // namespace
+
+HitRates::HitRates(std::span<const ReuseRate> table) : table_(table.begin(), table.end()) {
+  std::erase_if(table_, [](const ReuseRate& row) {
+    return row.group_tokens == 0 || row.select_entries < row.group_tokens || row.reuse_groups == 0;
+  });
+}
+
+double HitRates::Table(uint32_t group_tokens, uint32_t select_entries, double capacity_share,
+                       const std::string& policy) const {
+  double nearest = std::numeric_limits<double>::infinity();
+  uint32_t group = 0;
+  for (const ReuseRate& row : table_) {
+    if (row.policy != policy) continue;
+    const double distance = std::abs(std::log2(double{1.0} * row.group_tokens / group_tokens));
+    if (distance >= nearest) continue;
+    nearest = distance;
+    group = row.group_tokens;
+  }
+  if (group == 0) return 1.0 - kUsualMisses * std::pow(capacity_share, -kUsualFall);
+  std::map<double, std::map<double, double>> by_select;
+  for (const ReuseRate& row : table_) {
+    if (row.policy != policy || row.group_tokens != group) continue;
+    const double n_chosen = static_cast<double>(row.select_entries) / group;
+    by_select[row.select_entries][row.reuse_groups / n_chosen] = static_cast<double>(row.rate);
+  }
+  std::map<double, double> at_share;
+  for (const auto& [select, rates] : by_select) at_share[select] = Interpolate(rates, capacity_share);
+  return Interpolate(at_share, std::max(select_entries, 1U));
+}
+
+double HitRates::Rate(const SizedCandidate& candidate, const std::string& policy) const {
+  const KvPlan& plan = candidate.plan;
+  if (plan.n_cache_slots >= plan.n_groups()) return 1.0;
+  const double n_chosen = std::max(plan.n_chosen - plan.n_pinned, 1U);
+  const double capacity_share = (plan.n_cache_slots - plan.n_pinned) / n_chosen;
+  const double misses = 1.0 - Table(plan.record.group_tokens, candidate.select_entries(),
+                                    std::max(capacity_share, 1.0), policy);
+  return 1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0);
+}
+
+void HitRates::Correct(const SizedCandidate& candidate, double measured_rate) {
+  if (candidate.plan.n_cache_slots >= candidate.plan.n_groups()) return;
+  const double guessed = std::max(1.0 - Rate(candidate, candidate.candidate.policy), kFewestMisses);
+  const double error = std::log(std::max(1.0 - measured_rate, kFewestMisses) / guessed);
+  // The mean of what each measurement asks for.
+  ++n_corrections_;
+  log_miss_correction_ += error / n_corrections_;
+}
+
+std::string HitRates::BestPolicy(const SizedCandidate& candidate) const {
+  std::string best = candidate.candidate.policy;
+  double best_rate = Rate(candidate, best);
+  for (const ReplacementPolicy& policy : ReplacementPolicies()) {
+    if (policy.needs_equal_capacity && candidate.plan.n_chosen != candidate.plan.n_cache_slots) continue;
+    const std::string name(policy.name);
+    const bool is_known =
+        std::ranges::any_of(table_, [&](const ReuseRate& row) { return row.policy == name; });
+    if (!is_known) continue;
+    const double rate = Rate(candidate, name);
+    if (rate <= best_rate) continue;
+    best_rate = rate;
+    best = name;
+  }
+  return best;
+}
+
+}  // namespace kvrun::offline

@@ -1,0 +1,60 @@
+#include "offline/quality_meter.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvrun::offline {
+
+Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const QualityMeterOptions& options,
+                                                           const OfflineProgress& progress) {
+  const size_t n_ids = options.ids.size();
+  if (n_ids < options.ctx) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the text has {} tokens, too few to measure quality at a context of {}: give "
+                              "longer texts (-f, several times), or tune for shorter contexts",
+                              n_ids, options.ctx));
+  }
+  auto meter = std::make_unique<QualityMeter>();
+  meter->n_steps_ = options.n_steps;
+  const size_t n_pieces = std::min<size_t>(options.n_pieces, n_ids / options.ctx);
+  for (size_t i = 0; i < n_pieces; ++i) {
+    const size_t begin = n_pieces == 1 ? 0 : (n_ids - options.ctx) * i / (n_pieces - 1);
+    const auto piece_progress = [&](uint64_t done, uint64_t total) {
+      return progress && progress("reading the texts", i * total + done, n_pieces * total);
+    };
+    KVRUN_ASSIGN_OR_RETURN(
+        std::unique_ptr<Evaluation> piece,
+        engine.CreateEvaluation(options.ids.subspan(begin, options.ctx),
+                                {.n_ctx = options.ctx, .n_steps = options.n_steps, .measures_recall = false},
+                                piece_progress));
+    meter->pieces_.push_back(std::move(piece));
+  }
+  return meter;
+}
+
+Result<Quality> QualityMeter::Measure(const KvSettings& settings, const std::function<bool()>& is_cancelled) {
+  Quality quality;
+  quality.reads_per_load = 0.0;
+  uint64_t chosen = 0;
+  uint64_t hits = 0;
+  uint64_t reads = 0;
+  const auto n_pieces = static_cast<double>(pieces_.size());
+  for (const std::unique_ptr<Evaluation>& piece : pieces_) {
+    KVRUN_ASSIGN_OR_RETURN(const EvaluationResult result,
+                           piece->Run(settings, [&](uint64_t, uint64_t) { return is_cancelled(); }));
+    quality.kl += result.kl_mean / n_pieces;
+    quality.top1 += result.top1_agreement / n_pieces;
+    quality.step_ms += 1e3 / result.decode_tps / n_pieces;
+    chosen += result.report.stats.chosen_groups;
+    hits += result.report.stats.hit_groups;
+    reads += result.report.store.reads;
+  }
+  const uint64_t loads = chosen - hits;
+  quality.hit_rate = chosen == 0 ? 1.0 : static_cast<double>(hits) / static_cast<double>(chosen);
+  quality.reads_per_load =
+      loads == 0 ? 1.0 : std::min(1.0, static_cast<double>(reads) / static_cast<double>(loads));
+  return quality;
+}
+
+}  // namespace kvrun::offline

@@ -1,0 +1,40 @@
+// What a candidate costs in quality, measured: tokens of texts fed one by one after a long prefill, against
+// all KV in memory. The texts are prefilled once for all candidates.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "offline/probe.h"
+#include "offline/solver.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/evaluation.h"
+
+namespace kvrun::offline {
+
+struct QualityMeterOptions {
+  uint32_t ctx = 0;      // tokens of a piece
+  uint32_t n_steps = 0;  // of these, the last are fed one by one
+  uint32_t n_pieces = 0;
+  std::span<const TokenId> ids;  // pieces are taken from it, spread evenly; read by Create only
+};
+
+class QualityMeter {
+ public:
+  // kInvalidArgument where the text is shorter than a piece: the message says by how much. Fewer pieces are
+  // taken where the text has no more. Holds the KV of all pieces on the device.
+  static Result<std::unique_ptr<QualityMeter>> Create(Engine& engine, const QualityMeterOptions& options,
+                                                      const OfflineProgress& progress);
+
+  // Means over the pieces. One sequence, whatever the batch.
+  Result<Quality> Measure(const KvSettings& settings, const std::function<bool()>& is_cancelled);
+  size_t n_pieces() const { return pieces_.size(); }
+
+ private:
+  std::vector<std::unique_ptr<Evaluation>> pieces_;
+  uint32_t n_steps_ = 0;
+};
+
+}  // namespace kvrun::offline

@@ -1,0 +1,135 @@
+#include "offline/solver.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "offline/quality_model.h"
+
+namespace kvrun::offline {
+namespace {
+
+// A candidate must be predicted to be so much faster than the best to be worth a measurement.
+constexpr double kWorthwhile = 0.995;
+// How hopeful a guess is taken, in standard deviations.
+constexpr double kHope = 0.5;
+// Before the limit is reached: as many of own's neighbours as are not slower than this tell the model what
+// each dimension does.
+constexpr double kSlowestNeighbour = 1.5;
+
+class Search {
+ public:
+  explicit Search(const SolverInput& input) : input_(input), is_done_(input.all.size()) {}
+
+  Result<SolverAnswer> Run();
+
+ private:
+  Status Measure(const SizedCandidate& candidate);
+  Status MeasureNeighbours();
+  const SizedCandidate* Next();
+  bool IsOver() const { return answer_.ended_early; }
+  double BestMs() const;
+
+  const SolverInput& input_;
+  std::vector<bool> is_done_;
+  QualityModel model_;
+  SolverAnswer answer_;
+};
+
+Status Search::Measure(const SizedCandidate& candidate) {
+  KVRUN_ASSIGN_OR_RETURN(const Quality quality, input_.measure(candidate));
+  answer_.measured.push_back({candidate, quality, input_.predict_ms(candidate)});
+  model_.Add(candidate, quality.kl);
+  for (size_t i = 0; i < input_.all.size(); ++i) {
+    if (input_.all[i].candidate == candidate.candidate) is_done_[i] = true;
+  }
+  if (answer_.measured.size() >= input_.max_measurements) answer_.ended_early = true;
+  if (input_.is_enough && input_.is_enough(answer_.measured.back())) answer_.ended_early = true;
+  return Status::Ok();
+}
+
+// Of those that are accepted, by what is predicted now.
+double Search::BestMs() const {
+  double best = std::numeric_limits<double>::infinity();
+  for (const Measured& measured : answer_.measured) {
+    if (measured.quality.kl <= answer_.kl_limit) best = std::min(best, input_.predict_ms(measured.sized));
+  }
+  return best;
+}
+
+Status Search::MeasureNeighbours() {
+  const SizedCandidate& own = input_.own;
+  const double slowest = kSlowestNeighbour * input_.predict_ms(own);
+  Candidate from = own.candidate;
+  from.adapter_from_file = input_.setting.max_rank > 0;
+  std::vector<Candidate> first = {from};
+  for (const Neighbour& neighbour : Neighbours(from, input_.setting)) first.push_back(neighbour.candidate);
+  for (const Candidate& candidate : first) {
+    if (IsOver()) break;
+    if (candidate == own.candidate) continue;
+    const Result<SizedCandidate> sized = SizeCandidate(candidate, input_.setting);
+    if (!sized.ok() || input_.predict_ms(*sized) > slowest) continue;
+    KVRUN_RETURN_IF_ERROR(Measure(*sized));
+  }
+  return Status::Ok();
+}
+
+// The fastest of those that may be good enough; where none was good enough yet, the one that seems best.
+const SizedCandidate* Search::Next() {
+  const double best_ms = BestMs();
+  const double log_limit = std::log(answer_.kl_limit);
+  const SizedCandidate* next = nullptr;
+  double next_value = std::isinf(best_ms) ? std::numeric_limits<double>::infinity() : kWorthwhile * best_ms;
+  for (size_t i = 0; i < input_.all.size(); ++i) {
+    if (is_done_[i]) continue;
+    const GuessedKl guess = model_.Guess(input_.all[i]);
+    const double hopeful = guess.log_mean - kHope * guess.log_deviation;
+    if (!std::isinf(best_ms) && hopeful > log_limit) continue;
+    const double value = std::isinf(best_ms) ? hopeful : input_.predict_ms(input_.all[i]);
+    if (value >= next_value) continue;
+    next_value = value;
+    next = &input_.all[i];
+  }
+  return next;
+}
+
+Result<SolverAnswer> Search::Run() {
+  answer_.kl_limit = input_.kl_limit;
+  KVRUN_RETURN_IF_ERROR(Measure(input_.own));
+  answer_.own = answer_.measured.front();
+  if (answer_.kl_limit == 0.0) answer_.kl_limit = kOwnShare * answer_.own.quality.kl;
+  if (!IsOver()) KVRUN_RETURN_IF_ERROR(MeasureNeighbours());
+  while (!IsOver()) {
+    const SizedCandidate* next = Next();
+    if (next == nullptr) break;
+    KVRUN_RETURN_IF_ERROR(Measure(*next));
+  }
+  for (const Measured& measured : answer_.measured) {
+    if (measured.quality.kl > answer_.kl_limit) continue;
+    answer_.accepted.push_back(measured);
+    answer_.accepted.back().predicted_ms = input_.predict_ms(measured.sized);
+  }
+  std::stable_sort(answer_.accepted.begin(), answer_.accepted.end(),
+                   [](const Measured& a, const Measured& b) { return a.predicted_ms < b.predicted_ms; });
+  return std::move(answer_);
+}
+
+}  // namespace
+
+Result<SolverAnswer> Solve(const SolverInput& input) { return Search(input).Run(); }
+
+std::vector<FrontPoint> ParetoFront(const std::vector<std::pair<double, double>>& points) {
+  std::vector<FrontPoint> sorted;
+  for (size_t i = 0; i < points.size(); ++i) sorted.push_back({points[i].first, points[i].second, i});
+  std::sort(sorted.begin(), sorted.end(), [](const FrontPoint& a, const FrontPoint& b) {
+    return std::pair(a.step_ms, a.kl) < std::pair(b.step_ms, b.kl);
+  });
+  std::vector<FrontPoint> front;
+  for (const FrontPoint& point : sorted) {
+    if (front.empty() || point.kl < front.back().kl) front.push_back(point);
+  }
+  return front;
+}
+
+}  // namespace kvrun::offline

@@ -1,0 +1,77 @@
+#include "offline/step_sampler.h"
+
+#include <algorithm>
+#include <array>
+
+#include "platform/base/random.h"
+
+namespace kvrun::offline {
+namespace {
+
+constexpr uint32_t kStepsPerRun = 12;
+constexpr size_t kFewestPerSetting = 4;
+constexpr std::array kShares = {1.0, 0.9, 0.8, 0.7, 0.5};
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
+                                    const std::vector<std::vector<SizedCandidate>>& candidates, size_t count,
+                                    uint64_t seed) {
+  std::vector<StepPoint> points;
+  if (settings.empty()) return points;
+  const size_t per_setting = std::max(kFewestPerSetting, (count + settings.size() - 1) / settings.size());
+  Random random(seed);
+  for (size_t i = 0; i < settings.size(); ++i) {
+    if (candidates[i].empty()) continue;
+    for (size_t k = 0; k < per_setting; ++k) {
+      const uint32_t which = random.Below(static_cast<uint32_t>(candidates[i].size()));
+      points.push_back({settings[i], candidates[i][which], kShares[k % kShares.size()]});
+    }
+  }
+  return points;
+}
+
+Result<KvSettings> SettingsOf(const NamedKvOptions& options, const KvStorageOptions& storage) {
+  KvSettings settings;
+  settings.storage = storage;
+  KVRUN_RETURN_IF_ERROR(SetKvOption("method", "kvswap", &settings));
+  for (const auto& [name, value] : options) KVRUN_RETURN_IF_ERROR(SetKvOption(name, value, &settings));
+  return settings;
+}
+
+Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,
+                               uint32_t n_runs) {
+  BenchmarkOptions options;
+  KVRUN_ASSIGN_OR_RETURN(options.kv, SettingsOf(point.sized.options, storage));
+  options.kv.storage.adapter_path.clear();  // random keys have none
+  options.kv.kv.adapter_from_file = false;
+  const uint32_t n_decode = std::min(kStepsPerRun, point.setting.ctx / 2);
+  options.depths = {point.setting.ctx - n_decode};
+  options.n_decode = n_decode;
+  options.n_sequences = point.setting.batch;
+  options.n_repetitions = n_runs;
+  options.fill_random = true;
+  options.hit_rate = point.repeated_share;
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<BenchmarkResult> results,
+                         engine.RunBenchmark(options, [](uint64_t, uint64_t) { return false; }));
+  const BenchmarkResult& result = results.front();
+  StepSample sample;
+  sample.step_ms = 1e3 * point.setting.batch / Median(result.decode_tps);
+  const KvStats& stats = result.report->stats;
+  const double hit_rate = stats.chosen_groups == 0 ? 1.0
+                                                   : static_cast<double>(stats.hit_groups) /
+                                                         static_cast<double>(stats.chosen_groups);
+  sample.point = PointOf(point.setting, point.sized.plan, hit_rate, 1.0);
+  sample.point.loads = static_cast<double>(stats.chosen_groups - stats.hit_groups) / n_decode;
+  sample.point.reads =
+      std::min(sample.point.loads, static_cast<double>(result.report->store.reads) / n_decode);
+  return sample;
+}
+
+}  // namespace kvrun::offline

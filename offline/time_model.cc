@@ -1,0 +1,256 @@
+#include "offline/time_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <utility>
+
+namespace kvrun::offline {
+namespace {
+
+// A larger one follows the larger of two times more closely.
+constexpr double kSharpness = 8.0;
+constexpr double kRidge = 1e-4;
+constexpr int kSweeps = 3000;
+// A sample whose reads alone take so much of its time says little of anything else.
+constexpr double kMostlyReading = 0.75;
+constexpr size_t kFewestSamples = 4;
+
+constexpr std::array kTypes = {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4, KvType::kF32};
+
+size_t TypeNumber(KvType type) {
+  return static_cast<size_t>(std::find(kTypes.begin(), kTypes.end(), type) - kTypes.begin());
+}
+
+// After the constants of the batch sizes; the last two are of reading.
+constexpr size_t kTerms = 3 * kTypes.size() + 6;
+constexpr size_t kReadingTerms = 2;
+
+std::array<double, kTerms> Terms(const TimePoint& point) {
+  std::array<double, kTerms> terms{};
+  const double batch = point.batch;
+  const double n_entries = static_cast<double>(point.n_streams) * point.chosen_groups * point.group_tokens *
+                           point.heads_per_record;
+  const double scored = batch * point.ctx;
+  terms[TypeNumber(point.k_type)] = n_entries / 1e3;
+  terms[kTypes.size() + TypeNumber(point.v_type)] = n_entries / 1e3;
+  terms[2 * kTypes.size() + TypeNumber(point.index_type)] = scored * point.rank / 1e5;
+  size_t next = 3 * kTypes.size();
+  terms[next++] = scored / 1e4;
+  terms[next++] = point.per_kv_head ? scored / 1e4 : 0.0;
+  terms[next++] = static_cast<double>(point.n_streams) * point.chosen_groups * point.n_layers / 1e4;
+  terms[next++] = batch * point.window_entries / 1e2;
+  terms[next++] = point.loads / 1e3;
+  terms[next++] = point.loads * point.record_bytes / 1e6;
+  return terms;
+}
+
+double SoftMaximum(double a, double b) {
+  const double larger = std::max(a, b);
+  if (larger <= 0.0) return 0.0;
+  return larger *
+         std::pow(std::pow(a / larger, kSharpness) + std::pow(b / larger, kSharpness), 1 / kSharpness);
+}
+
+// The row's weight in the sum of the two that a value lies between, and which they are.
+struct Between {
+  size_t below = 0;
+  size_t above = 0;
+  double share = 0.0;  // of `above`
+};
+Between Locate(const std::vector<double>& values, double value) {
+  const auto above = std::lower_bound(values.begin(), values.end(), value);
+  if (above == values.begin()) return {0, 0, 0.0};
+  if (above == values.end()) return {values.size() - 1, values.size() - 1, 0.0};
+  const auto index = static_cast<size_t>(above - values.begin());
+  const double low = std::log(values[index - 1]);
+  return {index - 1, index, (std::log(value) - low) / (std::log(values[index]) - low)};
+}
+
+void SortUnique(std::vector<double>* values) {
+  std::sort(values->begin(), values->end());
+  values->erase(std::unique(values->begin(), values->end()), values->end());
+}
+
+}  // namespace
+
+TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_rate, double reads_per_load) {
+  const uint32_t alignment = setting.io_alignment_bytes;
+  const auto record_bytes = static_cast<uint32_t>(plan.record.size_bytes());
+  TimePoint point;
+  point.batch = setting.batch;
+  point.ctx = setting.ctx;
+  point.n_layers = setting.model.n_layers;
+  point.n_streams = plan.n_streams;
+  point.chosen_groups = plan.n_chosen;
+  point.group_tokens = plan.record.group_tokens;
+  point.heads_per_record = plan.record.n_heads;
+  point.window_entries = plan.window_entries;
+  point.rank = plan.index.rank;
+  point.index_type = plan.index.type;
+  point.k_type = plan.record.k_type;
+  point.v_type = plan.record.v_type;
+  point.per_kv_head = plan.heads == HeadReduction::kPerKvHead;
+  point.record_bytes = (record_bytes + alignment - 1) / alignment * alignment;
+  point.loads = static_cast<double>(point.n_layers) * plan.n_streams * (plan.n_chosen - plan.n_pinned) *
+                (1.0 - hit_rate);
+  point.reads = point.loads * reads_per_load;
+  return point;
+}
+
+StorageModel::StorageModel(const StorageProfile& storage) {
+  std::map<std::pair<double, double>, double> rates;
+  for (const StorageRate& rate : storage.rates) {
+    const StorageRate& first = storage.rates.front();
+    if (rate.backend != first.backend || rate.direct != first.direct) continue;
+    block_bytes_.push_back(rate.block_bytes);
+    depths_.push_back(rate.depth);
+    rates[{rate.block_bytes, rate.depth}] = rate.bytes_per_s;
+  }
+  SortUnique(&block_bytes_);
+  SortUnique(&depths_);
+  for (const double bytes : block_bytes_) {
+    double last = 0.0;  // of the next smaller depth, where one was left out
+    for (const double depth : depths_) {
+      const auto found = rates.find({bytes, depth});
+      if (found != rates.end()) last = std::log(std::max(found->second, 1.0));
+      log_rates_.push_back(last);
+    }
+  }
+}
+
+double StorageModel::BytesPerSecond(double block_bytes, double depth) const {
+  const Between b = Locate(block_bytes_, block_bytes);
+  const Between d = Locate(depths_, depth);
+  const auto at = [&](size_t size_index, size_t depth_index) {
+    return log_rates_[size_index * depths_.size() + depth_index];
+  };
+  const double low = (1 - d.share) * at(b.below, d.below) + d.share * at(b.below, d.above);
+  const double high = (1 - d.share) * at(b.above, d.below) + d.share * at(b.above, d.above);
+  const double rate = std::exp((1 - b.share) * low + b.share * high);
+  // Smaller blocks than were measured come as often as those.
+  return rate * std::min(1.0, block_bytes / block_bytes_.front());
+}
+
+double StorageModel::Milliseconds(const TimePoint& point) const {
+  if (point.loads <= 0.0 || block_bytes_.empty()) return 0.0;
+  const double n_fetches = static_cast<double>(point.n_layers) * point.n_streams;
+  const double bytes = point.loads * point.record_bytes;
+  return bytes / BytesPerSecond(bytes / point.reads, std::max(point.reads / n_fetches, 1.0)) * 1e3;
+}
+
+std::vector<double> NonNegativeLeastSquares(const std::vector<std::vector<double>>& x,
+                                            const std::vector<double>& y, double ridge) {
+  const size_t n = x.empty() ? 0 : x.front().size();
+  std::vector<double> lengths(n);
+  for (const auto& row : x) {
+    for (size_t i = 0; i < n; ++i) lengths[i] += row[i] * row[i];
+  }
+  for (double& length : lengths) length = std::sqrt(length);
+  std::vector<double> products(n * n);
+  std::vector<double> targets(n);
+  const auto scaled = [&](const std::vector<double>& row, size_t i) {
+    return lengths[i] > 0.0 ? row[i] / lengths[i] : 0.0;
+  };
+  for (size_t row = 0; row < x.size(); ++row) {
+    for (size_t i = 0; i < n; ++i) {
+      targets[i] += scaled(x[row], i) * y[row];
+      for (size_t j = 0; j < n; ++j) products[i * n + j] += scaled(x[row], i) * scaled(x[row], j);
+    }
+  }
+  std::vector<double> weights(n);
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    for (size_t i = 0; i < n; ++i) {
+      if (lengths[i] <= 0.0) continue;
+      double slope = targets[i];
+      for (size_t j = 0; j < n; ++j) slope -= products[i * n + j] * weights[j];
+      const double curvature = products[i * n + i] + ridge;
+      weights[i] = std::max(0.0, weights[i] + (slope - ridge * weights[i]) / curvature);
+    }
+  }
+  for (size_t i = 0; i < n; ++i) weights[i] = lengths[i] > 0.0 ? weights[i] / lengths[i] : 0.0;
+  return weights;
+}
+
+Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const StorageProfile& storage) {
+  if (samples.size() < kFewestSamples) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} measured steps are too few to predict others from: {} are needed",
+                              samples.size(), kFewestSamples));
+  }
+  TimeModel model;
+  model.storage_ = StorageModel(storage);
+  for (const StepSample& sample : samples) model.batches_.push_back(sample.point.batch);
+  std::sort(model.batches_.begin(), model.batches_.end());
+  model.batches_.erase(std::unique(model.batches_.begin(), model.batches_.end()), model.batches_.end());
+  std::vector<std::vector<double>> x;
+  std::vector<double> y;
+  std::vector<std::vector<double>> all_x;
+  std::vector<double> all_y;
+  for (const StepSample& sample : samples) {
+    // Errors count relative to the step's time.
+    std::vector<double> row;
+    for (const uint32_t batch : model.batches_) row.push_back(batch == sample.point.batch ? 1.0 : 0.0);
+    for (const double term : Terms(sample.point)) row.push_back(term);
+    for (double& value : row) value /= sample.step_ms;
+    all_x.push_back(row);
+    all_y.push_back(1.0);
+    if (model.storage_.Milliseconds(sample.point) > kMostlyReading * sample.step_ms) continue;
+    x.push_back(std::move(row));
+    y.push_back(1.0);
+  }
+  // Where every sample waits for flash the rest is no more than that.
+  const bool too_few = x.size() < kFewestSamples;
+  model.weights_ = NonNegativeLeastSquares(too_few ? all_x : x, too_few ? all_y : y, kRidge);
+  // Of steps that flash decides: how much longer than its own rates say they take.
+  std::vector<double> scales;
+  for (const StepSample& sample : samples) {
+    const PredictedTime time = model.Predict(sample.point);
+    if (time.storage_ms > 1.25 * (time.model_ms + time.reading_ms))
+      scales.push_back(sample.step_ms / time.storage_ms);
+  }
+  if (!scales.empty()) {
+    const auto middle = scales.begin() + static_cast<ptrdiff_t>(scales.size() / 2);
+    std::nth_element(scales.begin(), middle, scales.end());
+    model.storage_scale_ = std::clamp(*middle, 0.5, 2.0);
+  }
+  for (const StepSample& sample : samples) {
+    const double error = std::abs(model.Predict(sample.point).step_ms / sample.step_ms - 1.0);
+    model.max_error_ = std::max(model.max_error_, error);
+    model.mean_error_ += error / static_cast<double>(samples.size());
+  }
+  return model;
+}
+
+PredictedTime TimeModel::PredictAt(const TimePoint& point, uint32_t sampled_batch) const {
+  PredictedTime time;
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    if (batches_[i] == sampled_batch) time.model_ms += weights_[i];
+  }
+  const std::array<double, kTerms> terms = Terms(point);
+  for (size_t i = 0; i < kTerms; ++i) {
+    const bool is_reading = i >= kTerms - kReadingTerms;
+    (is_reading ? time.reading_ms : time.model_ms) += weights_[batches_.size() + i] * terms[i];
+  }
+  time.storage_ms = storage_scale_ * storage_.Milliseconds(point);
+  time.step_ms = SoftMaximum(time.model_ms + time.reading_ms, time.storage_ms);
+  return time;
+}
+
+PredictedTime TimeModel::Predict(const TimePoint& point) const {
+  const auto above = std::lower_bound(batches_.begin(), batches_.end(), point.batch);
+  if (above == batches_.end()) return PredictAt(point, batches_.back());
+  if (*above == point.batch || above == batches_.begin()) return PredictAt(point, *above);
+  const double low = *(above - 1);
+  const double share = (point.batch - low) / (*above - low);
+  PredictedTime time = PredictAt(point, *above);
+  const PredictedTime below = PredictAt(point, *(above - 1));
+  time.model_ms = share * time.model_ms + (1 - share) * below.model_ms;
+  time.step_ms = SoftMaximum(time.model_ms + time.reading_ms, time.storage_ms);
+  return time;
+}
+
+}  // namespace kvrun::offline

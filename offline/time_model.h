@@ -1,0 +1,102 @@
+// How long a step of decoding takes, predicted: KVSwap's T_io and T_model (appendix A.3), fitted to sampled
+// steps and to the storage's rates. Pure.
+//
+// On a device that shares the processor with the thread that reads, a group that is read costs processor time
+// whatever the disk does; elsewhere that time is hidden and its fitted weight near 0. So
+//   T = soft maximum of (T_model + c_loads * loads + c_bytes * bytes) and T_io
+// where T_model is a sum of terms, each with a weight >= 0: a constant per batch size; entries attended to,
+// by their types; entries scored, by rank and index type; softmaxes; choices that are looked up.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "offline/candidate.h"
+#include "offline/device_profile.h"
+#include "platform/base/status.h"
+
+namespace kvrun::offline {
+
+// What a step's time depends on.
+struct TimePoint {
+  uint32_t batch = 1;
+  uint32_t ctx = 0;
+  uint32_t n_layers = 0;
+  uint32_t n_streams = 1;      // of all sequences
+  uint32_t chosen_groups = 0;  // per stream and layer
+  uint32_t group_tokens = 1;
+  uint32_t heads_per_record = 1;
+  uint32_t window_entries = 0;
+  uint32_t rank = 0;
+  KvType index_type = KvType::kInt4;
+  KvType k_type = KvType::kFp8;
+  KvType v_type = KvType::kFp8;
+  bool per_kv_head = false;
+  uint32_t record_bytes = 0;  // on flash, padded
+  double loads = 0.0;         // groups per step, all layers and streams
+  double reads = 0.0;         // the same, adjacent ones as one
+};
+// `hit_rate`: of chosen groups that are not pinned. `reads_per_load`: at most 1.
+TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_rate, double reads_per_load);
+
+// What flash alone takes: rates by block size and depth, those of the mode that sessions take (the profile's
+// first row's), interpolated between what was measured.
+class StorageModel {
+ public:
+  StorageModel() = default;
+  explicit StorageModel(const StorageProfile& storage);
+
+  // Of a step: a layer's reads of a stream are in flight together, the next layer's wait for them. 0 where
+  // nothing is read or nothing was measured.
+  double Milliseconds(const TimePoint& point) const;
+
+ private:
+  double BytesPerSecond(double block_bytes, double depth) const;
+
+  std::vector<double> block_bytes_;  // ascending
+  std::vector<double> depths_;
+  std::vector<double> log_rates_;  // [block_bytes, depths]
+};
+
+struct StepSample {
+  TimePoint point;
+  double step_ms = 0.0;
+};
+
+struct PredictedTime {
+  double step_ms = 0.0;
+  double model_ms = 0.0;    // the device's work alone
+  double reading_ms = 0.0;  // what reading adds to it, without waiting
+  double storage_ms = 0.0;  // flash alone
+  bool is_io_bound() const { return storage_ms > model_ms + reading_ms; }
+};
+
+class TimeModel {
+ public:
+  // kInvalidArgument where a batch size that samples are asked about has none, or there are fewer than 4.
+  static Result<TimeModel> Fit(const std::vector<StepSample>& samples, const StorageProfile& storage);
+
+  // Of a batch size that was sampled; others are interpolated between those around them.
+  PredictedTime Predict(const TimePoint& point) const;
+  // The largest and the mean error relative to the samples that were fitted.
+  double max_error() const { return max_error_; }
+  double mean_error() const { return mean_error_; }
+
+ private:
+  PredictedTime PredictAt(const TimePoint& point, uint32_t sampled_batch) const;
+
+  StorageModel storage_;
+  std::vector<uint32_t> batches_;  // ascending
+  std::vector<double> weights_;
+  double storage_scale_ = 1.0;
+  double max_error_ = 0.0;
+  double mean_error_ = 0.0;
+};
+
+// The weights w >= 0 that minimise |X w - y|^2 + ridge * |w|^2, columns scaled to the same length. Rows of X
+// have as many values as there are weights.
+std::vector<double> NonNegativeLeastSquares(const std::vector<std::vector<double>>& x,
+                                            const std::vector<double>& y, double ridge);
+
+}  // namespace kvrun::offline

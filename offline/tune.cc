@@ -1,0 +1,496 @@
+#include "offline/tune.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "offline/hit_rates.h"
+#include "offline/quality_meter.h"
+#include "offline/quality_model.h"
+#include "offline/step_sampler.h"
+#include "runtime/capi/handles.h"
+#include "runtime/engine/session_kv.h"
+#include "runtime/kv/adapter.h"
+#include "runtime/model/fingerprint.h"
+
+namespace kvrun::offline {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint64_t kSampleSeed = 1;
+constexpr uint64_t kCheckSeed = 2;
+constexpr uint32_t kSampleRuns = 3;
+constexpr uint32_t kFinalRuns = 5;
+constexpr size_t kFinalists = 3;
+// Of the time that is given: for sampled steps, and for the last measurements of a solution.
+constexpr double kSamplingShare = 0.2;
+constexpr double kFinalShare = 0.1;
+constexpr size_t kFewestSamples = 16;
+constexpr size_t kMostSamples = 64;
+// Where twice the budget would be faster by this, memory is what bounds.
+constexpr double kMuchFaster = 0.95;
+constexpr uint32_t kMaxSequences = KVRUN_MAX_SEQUENCES;
+
+Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+
+// Bytes of one sequence at the largest context.
+Result<uint64_t> SequenceBudget(const TuneOptions& options, const KvModelShape& shape) {
+  KvSettings settings;
+  KVRUN_RETURN_IF_ERROR(SetKvOption("budget", options.budget, &settings));
+  const uint32_t n_batch = *std::max_element(options.batches.begin(), options.batches.end());
+  if (settings.kv.budget_bytes) return *settings.kv.budget_bytes / n_batch;
+  const uint32_t n_ctx = *std::max_element(options.contexts.begin(), options.contexts.end());
+  const KvShape full{KvType::kF16, 1, shape.n_kv_heads, shape.head_dim, n_ctx};
+  return static_cast<uint64_t>(static_cast<double>(full.size_bytes() * shape.n_layers) *
+                               *settings.kv.budget_fraction);
+}
+
+Status CheckNumbers(const TuneOptions& options) {
+  if (options.budget.empty()) return Invalid("no budget is given: --budget BYTES, or a share such as 1/13");
+  if (options.contexts.empty() || options.batches.empty()) {
+    return Invalid("nothing is to be tuned: name a context and a batch size");
+  }
+  const uint32_t shortest = *std::min_element(options.contexts.begin(), options.contexts.end());
+  if (shortest < 2 * options.n_steps) {
+    return Invalid(
+        fmt::format("a context of {} tokens is too short to tune for: {} of it are fed one by one, and "
+                    "no fewer must be there before; take at least {}",
+                    shortest, options.n_steps, 2 * options.n_steps));
+  }
+  const uint32_t n_batch = *std::max_element(options.batches.begin(), options.batches.end());
+  const uint32_t least = *std::min_element(options.batches.begin(), options.batches.end());
+  if (least == 0 || n_batch > kMaxSequences) {
+    return Invalid(fmt::format("a batch is of 1 to {} sequences", kMaxSequences));
+  }
+  if (!(options.kl_limit >= 0.0 && std::isfinite(options.kl_limit))) {
+    return Invalid("a KL to full attention is a number from 0");
+  }
+  return Status::Ok();
+}
+
+class Tuner {
+ public:
+  Tuner(kvrun_engine* handle, const TuneOptions& options, const OfflineProgress& progress)
+      : handle_(handle),
+        engine_(*handle->engine),
+        options_(options),
+        progress_(progress),
+        rates_({}),
+        begin_(Clock::now()) {
+    storage_.folder = options.folder;
+    storage_.allow_tmpfs = options.allow_tmpfs;
+  }
+
+  Result<TuneResult> Run();
+
+ private:
+  Status Prepare();
+  Status ProbeFlash();
+  Status SampleSteps();
+  Status SolveContext(uint32_t n_ctx);
+  Result<TuneSolution> SolveOne(size_t which, QualityMeter* meter);
+  Status MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution);
+  Result<double> FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter);
+  Status CheckPredictions();
+  Status FillConfig();
+
+  Result<Quality> MeasureQuality(const SizedCandidate& sized, QualityMeter* meter);
+  Result<KvSettings> QualitySettings(const SizedCandidate& sized) const;
+  PredictedTime Predict(const SizedCandidate& sized, const SearchSetting& setting) const;
+  std::vector<RejectedNeighbour> Rejected(const TuneSolution& solution) const;
+  double TwiceTheBudgetMs(const TuneSolution& solution) const;
+  std::string Bound(const TuneSolution& solution) const;
+  Status Tell(const std::string& what, uint64_t done, uint64_t total) const {
+    if (!progress_ || !progress_(what, done, total)) return Status::Ok();
+    return {StatusCode::kCancelled, "the tuning was cancelled"};
+  }
+  double Minutes() const { return std::chrono::duration<double>(Clock::now() - begin_).count() / 60; }
+
+  kvrun_engine* handle_;
+  Engine& engine_;
+  const TuneOptions& options_;
+  const OfflineProgress& progress_;
+  KvStorageOptions storage_;
+  std::vector<SearchSetting> settings_;
+  std::vector<std::vector<SizedCandidate>> candidates_;  // of each setting
+  HitRates rates_;
+  double reads_per_load_ = 1.0;
+  std::optional<TimeModel> time_model_;
+  std::map<std::string, Quality> qualities_;  // by context and options: no batch changes them
+  size_t n_solved_ = 0;
+  TuneResult result_;
+  Clock::time_point begin_;
+};
+
+Result<std::vector<SearchSetting>> Settings(const Model& model, const TuneOptions& options,
+                                            uint32_t alignment, uint32_t max_rank) {
+  const KvModelShape shape = ShapeOf(model.config);
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t sequence_budget, SequenceBudget(options, shape));
+  std::vector<SearchSetting> settings;
+  for (const uint32_t n_ctx : options.contexts) {
+    for (const uint32_t batch : options.batches) {
+      settings.push_back({.model = shape,
+                          .batch = batch,
+                          .ctx = n_ctx,
+                          .budget_bytes = sequence_budget * batch,
+                          .io_alignment_bytes = alignment,
+                          .max_rank = max_rank});
+      const Result<SizedCandidate> own = BudgetsOwnChoice(settings.back());
+      if (!own.ok()) {
+        return own.status().WithContext(
+            fmt::format("{} tokens of context, {} sequence{}", n_ctx, batch, batch == 1 ? "" : "s"));
+      }
+    }
+  }
+  return settings;
+}
+
+Result<std::optional<Adapter>> AdapterOf(const Model& model, const std::string& path) {
+  if (path.empty()) return std::optional<Adapter>();
+  KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadWholeAdapter(path));
+  const uint32_t rank = adapter.layers.empty() ? 0 : adapter.layers.front().rank;
+  // Says what is wrong where it is another model's.
+  KVRUN_RETURN_IF_ERROR(ReadAdapter(path, ModelFingerprint(*model.file, model.config), model.config.n_layers,
+                                    model.config.kv_dim(), rank)
+                            .status());
+  return std::optional<Adapter>(std::move(adapter));
+}
+
+Status Tuner::Prepare() {
+  KVRUN_RETURN_IF_ERROR(CheckNumbers(options_));
+  KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
+                         AdapterOf(engine_.model(), options_.adapter_path));
+  uint32_t max_rank = 0;
+  if (adapter) {
+    max_rank = adapter->layers.front().rank;
+    rates_ = HitRates(adapter->reuse);
+  }
+  KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage_));
+  KVRUN_ASSIGN_OR_RETURN(settings_, Settings(engine_.model(), options_, alignment, max_rank));
+  for (const SearchSetting& setting : settings_) {
+    KVRUN_RETURN_IF_ERROR(Tell("planning", candidates_.size(), settings_.size()));
+    candidates_.push_back(AllCandidates(setting));
+  }
+  return Status::Ok();
+}
+
+Status Tuner::ProbeFlash() {
+  if (options_.storage != nullptr) {
+    result_.storage = *options_.storage;
+    return Status::Ok();
+  }
+  StorageProbeOptions probe;
+  probe.folder = options_.folder;
+  probe.all_modes = false;
+  probe.allow_tmpfs = options_.allow_tmpfs;
+  KVRUN_ASSIGN_OR_RETURN(result_.storage, ProbeStorage(probe, progress_));
+  return Status::Ok();
+}
+
+Status Tuner::SampleSteps() {
+  const Clock::time_point begin = Clock::now();
+  const double seconds = kSamplingShare * 60 * options_.minutes;
+  const std::vector<StepPoint> points = SpreadPoints(settings_, candidates_, kMostSamples, kSampleSeed);
+  // In an order in which each setting and each share comes early, as time may end it.
+  const size_t per_setting = points.size() / std::max<size_t>(settings_.size(), 1);
+  std::vector<StepSample> samples;
+  for (size_t k = 0; k < points.size(); ++k) {
+    const size_t i = k % settings_.size() * per_setting + k / settings_.size();
+    KVRUN_RETURN_IF_ERROR(Tell("sampling steps", k, points.size()));
+    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kSampleRuns));
+    samples.push_back(sample);
+    const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (elapsed_s > seconds && samples.size() >= std::max(kFewestSamples, 2 * settings_.size())) break;
+  }
+  KVRUN_ASSIGN_OR_RETURN(time_model_, TimeModel::Fit(samples, result_.storage));
+  result_.n_samples = samples.size();
+  result_.model_max_error = time_model_->max_error();
+  result_.model_mean_error = time_model_->mean_error();
+  return Status::Ok();
+}
+
+PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& setting) const {
+  return time_model_->Predict(
+      PointOf(setting, sized.plan, rates_.Rate(sized, sized.candidate.policy), reads_per_load_));
+}
+
+// Without a budget: what is measured on one sequence has been sized for the whole batch.
+Result<KvSettings> Tuner::QualitySettings(const SizedCandidate& sized) const {
+  KVRUN_ASSIGN_OR_RETURN(KvSettings settings, SettingsOf(sized.options, storage_));
+  if (sized.candidate.adapter_from_file) {
+    KVRUN_RETURN_IF_ERROR(SetKvOption("adapter", options_.adapter_path, &settings));
+  }
+  return settings;
+}
+
+Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter* meter) {
+  const std::string key =
+      fmt::format("{} {} {}", sized.plan.n_ctx, OptionLine(sized.options), sized.candidate.adapter_from_file);
+  if (const auto known = qualities_.find(key); known != qualities_.end()) return known->second;
+  KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, QualitySettings(sized));
+  const auto is_cancelled = [this] { return !Tell("", 0, 0).ok(); };
+  KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, is_cancelled));
+  rates_.Correct(sized, quality.hit_rate);
+  reads_per_load_ += (quality.reads_per_load - reads_per_load_) / static_cast<double>(qualities_.size() + 1);
+  qualities_.emplace(key, quality);
+  return quality;
+}
+
+// One sequence is measured on the text itself; several with random KV at the hit rate that the text had.
+Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter) {
+  if (setting.batch == 1) {
+    KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, QualitySettings(measured.sized));
+    KVRUN_ASSIGN_OR_RETURN(const Quality quality,
+                           meter->Measure(settings, [this] { return !Tell("", 0, 0).ok(); }));
+    return quality.step_ms;
+  }
+  KVRUN_ASSIGN_OR_RETURN(
+      const StepSample sample,
+      MeasureStep(engine_, storage_, {setting, measured.sized, measured.quality.hit_rate}, kSampleRuns));
+  return sample.step_ms;
+}
+
+double MedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Of those whose adapters come from where the config's will.
+const Measured& LeastKl(const std::vector<Measured>& measured, bool from_file) {
+  const Measured* least = nullptr;
+  for (const Measured& one : measured) {
+    if (one.sized.candidate.adapter_from_file != from_file) continue;
+    if (least == nullptr || one.quality.kl < least->quality.kl) least = &one;
+  }
+  return least == nullptr ? measured.front() : *least;
+}
+
+// The machine is noisy: the best by prediction take turns, and kvrun's own choice with them.
+Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution) {
+  std::vector<const Measured*> points;
+  for (size_t i = 0; i < std::min(kFinalists, answer->accepted.size()); ++i)
+    points.push_back(&answer->accepted[i]);
+  if (points.empty()) points.push_back(&LeastKl(answer->measured, solution->setting.max_rank > 0));
+  points.push_back(&answer->own);
+  std::vector<std::vector<double>> times(points.size());
+  for (uint32_t run = 0; run < kFinalRuns; ++run) {
+    for (size_t i = 0; i < points.size(); ++i) {
+      KVRUN_RETURN_IF_ERROR(
+          Tell("comparing the best", run * points.size() + i, size_t{kFinalRuns} * points.size()));
+      KVRUN_ASSIGN_OR_RETURN(const double ms, FinalMs(*points[i], solution->setting, meter));
+      times[i].push_back(ms);
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& runs : times) medians.push_back(MedianOf(runs));
+  solution->own_measured_ms = medians.back();
+  const auto best = std::min_element(medians.begin(), medians.end() - 1);
+  solution->measured_ms = *best;
+  solution->chosen = *points[static_cast<size_t>(best - medians.begin())];
+  return Status::Ok();
+}
+
+double Tuner::TwiceTheBudgetMs(const TuneSolution& solution) const {
+  QualityModel guesses;
+  for (const Measured& measured : solution.measured) guesses.Add(measured.sized, measured.quality.kl);
+  SearchSetting roomy = solution.setting;
+  roomy.budget_bytes *= 2;
+  double best = solution.predicted.step_ms;
+  for (const SizedCandidate& sized : AllCandidates(roomy)) {
+    const double ms = Predict(sized, roomy).step_ms;
+    if (ms < best && guesses.Guess(sized).log_mean <= std::log(solution.kl_limit)) best = ms;
+  }
+  return best;
+}
+
+std::string Tuner::Bound(const TuneSolution& solution) const {
+  if (solution.twice_budget_ms < kMuchFaster * solution.predicted.step_ms) return "memory";
+  return solution.predicted.is_io_bound() ? "I/O" : "compute";
+}
+
+std::vector<RejectedNeighbour> Tuner::Rejected(const TuneSolution& solution) const {
+  QualityModel guesses;
+  for (const Measured& measured : solution.measured) guesses.Add(measured.sized, measured.quality.kl);
+  std::vector<RejectedNeighbour> rejected;
+  for (const Neighbour& neighbour : Neighbours(solution.chosen.sized.candidate, solution.setting)) {
+    RejectedNeighbour row{.change = neighbour.change, .reason = "does not fit"};
+    const Result<SizedCandidate> sized = SizeCandidate(neighbour.candidate, solution.setting);
+    if (sized.ok()) {
+      row.predicted_ms = Predict(*sized, solution.setting).step_ms;
+      row.kl = std::exp(guesses.Guess(*sized).log_mean);
+      for (const Measured& measured : solution.measured) {
+        if (measured.sized.options != sized->options) continue;
+        row.kl = measured.quality.kl;
+        row.kl_is_measured = true;
+      }
+      const bool is_good = row.kl <= solution.kl_limit;
+      const bool is_slower = row.predicted_ms > solution.predicted.step_ms;
+      row.reason = is_good ? (is_slower ? "slower" : "no faster when measured, or by too little to try")
+                           : (is_slower ? "KL, and slower" : "KL");
+    }
+    rejected.push_back(std::move(row));
+  }
+  return rejected;
+}
+
+Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
+  const SearchSetting& setting = settings_[which];
+  TuneSolution solution;
+  solution.setting = setting;
+  SolverInput input;
+  input.setting = setting;
+  input.all = candidates_[which];
+  KVRUN_ASSIGN_OR_RETURN(input.own, BudgetsOwnChoice(setting));
+  input.kl_limit = options_.kl_limit;
+  input.predict_ms = [&](const SizedCandidate& sized) { return Predict(sized, setting).step_ms; };
+  const std::string what = fmt::format("searching, {} tokens x {}", setting.ctx, setting.batch);
+  const double begin = Minutes();
+  const double share =
+      (options_.minutes * (1 - kFinalShare) - begin) / static_cast<double>(settings_.size() - n_solved_);
+  size_t n_measured = 0;
+  input.measure = [&](const SizedCandidate& sized) -> Result<Quality> {
+    const double spent = std::clamp((Minutes() - begin) / std::max(share, 1e-6), 0.0, 1.0);
+    KVRUN_RETURN_IF_ERROR(
+        Tell(fmt::format("{}, point {}", what, ++n_measured), static_cast<uint64_t>(spent * 1000), 1000));
+    return MeasureQuality(sized, meter);
+  };
+  input.is_enough = [&](const Measured&) { return Minutes() - begin > share * (1 - kFinalShare); };
+  KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, Solve(input));
+  solution.kl_limit = answer.kl_limit;
+  solution.own = answer.own;
+  solution.measured = answer.measured;
+  if (answer.accepted.empty() && options_.kl_limit > 0.0) {
+    const auto best =
+        std::min_element(answer.measured.begin(), answer.measured.end(),
+                         [](const Measured& a, const Measured& b) { return a.quality.kl < b.quality.kl; });
+    return Status(
+        StatusCode::kOutOfMemory,
+        fmt::format("no configuration within the budget was found whose KL to full attention is at most "
+                    "{:.4f} at {} tokens: the best of {} has {:.4f} ({}): raise the budget, or accept more",
+                    options_.kl_limit, setting.ctx, answer.measured.size(), best->quality.kl,
+                    OptionLine(best->sized.options)));
+  }
+  KVRUN_RETURN_IF_ERROR(MeasureFinalists(meter, &answer, &solution));
+  solution.predicted = Predict(solution.chosen.sized, setting);
+  solution.own_predicted = Predict(solution.own.sized, setting);
+  solution.twice_budget_ms = TwiceTheBudgetMs(solution);
+  solution.bound = Bound(solution);
+  solution.rejected = Rejected(solution);
+  return solution;
+}
+
+Status Tuner::SolveContext(uint32_t n_ctx) {
+  KVRUN_ASSIGN_OR_RETURN(
+      const std::unique_ptr<QualityMeter> meter,
+      QualityMeter::Create(
+          engine_,
+          {.ctx = n_ctx, .n_steps = options_.n_steps, .n_pieces = options_.n_pieces, .ids = options_.ids},
+          progress_));
+  for (size_t i = 0; i < settings_.size(); ++i) {
+    if (settings_[i].ctx != n_ctx) continue;
+    KVRUN_ASSIGN_OR_RETURN(TuneSolution solution, SolveOne(i, meter.get()));
+    result_.solutions.push_back(std::move(solution));
+    ++n_solved_;
+  }
+  return Status::Ok();
+}
+
+Status Tuner::CheckPredictions() {
+  if (options_.n_checks == 0) return Status::Ok();
+  std::vector<StepPoint> points = SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed);
+  for (size_t i = 0; i < points.size(); ++i) {
+    KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
+    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kFinalRuns));
+    const SearchSetting& setting = points[i].setting;
+    result_.checks.push_back({.batch = setting.batch,
+                              .ctx = setting.ctx,
+                              .options = points[i].sized.options,
+                              .hit_rate = points[i].repeated_share,
+                              .predicted_ms = time_model_->Predict(sample.point).step_ms,
+                              .measured_ms = sample.step_ms});
+  }
+  return Status::Ok();
+}
+
+Status Tuner::FillConfig() {
+  const Model& model = engine_.model();
+  KVRUN_ASSIGN_OR_RETURN(const MachineIdentity machine, IdentifyMachine(handle_, options_.folder));
+  KvConfig& config = result_.config;
+  config.model = model.config.name;
+  config.model_fingerprint = ModelFingerprint(*model.file, model.config);
+  config.device = machine.device;
+  config.driver = machine.driver;
+  config.cpu = machine.cpu;
+  config.storage = machine.storage;
+  config.exact_activations = options_.exact_activations;
+  config.adapter = options_.adapter_path;
+  for (const TuneSolution& solution : result_.solutions) {
+    NamedKvOptions options = solution.chosen.sized.options;
+    const std::string policy = rates_.BestPolicy(solution.chosen.sized);
+    for (auto& [name, value] : options) {
+      if (name == "policy") value = policy;
+    }
+    config.solutions.push_back({.batch = solution.setting.batch,
+                                .ctx = solution.setting.ctx,
+                                .budget_bytes = solution.setting.budget_bytes,
+                                .options = std::move(options),
+                                .predicted_ms = solution.predicted.step_ms,
+                                .measured_ms = solution.measured_ms,
+                                .kl = solution.chosen.quality.kl,
+                                .bound = solution.bound});
+  }
+  return Status::Ok();
+}
+
+Result<TuneResult> Tuner::Run() {
+  KVRUN_RETURN_IF_ERROR(Prepare());
+  KVRUN_RETURN_IF_ERROR(ProbeFlash());
+  KVRUN_RETURN_IF_ERROR(SampleSteps());
+  std::vector<uint32_t> contexts = options_.contexts;
+  std::sort(contexts.begin(), contexts.end());
+  contexts.erase(std::unique(contexts.begin(), contexts.end()), contexts.end());
+  for (const uint32_t n_ctx : contexts) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
+  KVRUN_RETURN_IF_ERROR(CheckPredictions());
+  KVRUN_RETURN_IF_ERROR(FillConfig());
+  return std::move(result_);
+}
+
+}  // namespace
+
+Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
+  KVRUN_RETURN_IF_ERROR(CheckNumbers(options));
+  KvStorageOptions storage;
+  storage.folder = options.folder;
+  storage.allow_tmpfs = options.allow_tmpfs;
+  KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
+                         AdapterOf(*model->model, options.adapter_path));
+  KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage));
+  KVRUN_RETURN_IF_ERROR(
+      Settings(*model->model, options, alignment, adapter ? adapter->layers.front().rank : 0).status());
+  const uint32_t longest = *std::max_element(options.contexts.begin(), options.contexts.end());
+  if (options.ids.size() >= longest) return Status::Ok();
+  return Invalid(
+      fmt::format("the text has {} tokens, too few to measure quality at a context of {}: give longer "
+                  "texts (-f, several times), or tune for shorter contexts",
+                  options.ids.size(), longest));
+}
+
+Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress) {
+  return Tuner(engine, options, progress).Run();
+}
+
+std::vector<FrontPoint> FrontOf(const TuneSolution& solution) {
+  std::vector<std::pair<double, double>> points;
+  for (const Measured& measured : solution.measured)
+    points.emplace_back(measured.predicted_ms, measured.quality.kl);
+  return ParetoFront(points);
+}
+
+}  // namespace kvrun::offline

@@ -1,0 +1,90 @@
+// `kvadapt tune`: from a model on a device, a folder on flash and a budget to a config with one solution per
+// batch size and context. Source: KVSwap, section 3.5 and appendix A.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offline/candidate.h"
+#include "offline/device_profile.h"
+#include "offline/probe.h"
+#include "offline/solver.h"
+#include "offline/time_model.h"
+#include "platform/base/status.h"
+#include "runtime/engine/config_file.h"
+#include "runtime/include/kvrun/kvrun.h"
+
+namespace kvrun::offline {
+
+struct TuneOptions {
+  std::string budget;              // as --kv-budget; of the largest batch at the largest context
+  std::vector<uint32_t> contexts;  // tokens per sequence; one solution for each, with each batch size
+  std::vector<uint32_t> batches;
+  double kl_limit = 0.0;     // the greatest KL accepted; 0: less than what kvrun chooses from the budget has
+  std::vector<int32_t> ids;  // of texts, to measure quality on
+  std::string adapter_path;  // empty: adapters are computed from prompts
+  std::string folder;        // for KV; empty: where sessions keep it
+  bool allow_tmpfs = false;
+  bool exact_activations = false;  // what the engine was made with
+  double minutes = 8.0;            // about; what is begun is finished
+  uint32_t n_steps = 128;          // of a piece of text, fed one by one
+  uint32_t n_pieces = 2;
+  uint32_t n_checks = 0;                    // random points: predicted beside measured
+  const StorageProfile* storage = nullptr;  // measured before; null: measured now
+};
+
+// Why a point that differs in one thing was not taken.
+struct RejectedNeighbour {
+  std::string change;         // "group 8"
+  std::string reason;         // "slower", "KL", "does not fit"
+  double predicted_ms = 0.0;  // 0 where it does not fit
+  double kl = 0.0;
+  bool kl_is_measured = false;  // else guessed
+};
+
+struct TuneSolution {
+  SearchSetting setting;
+  Measured chosen;
+  Measured own;  // what kvrun chooses from the budget alone
+  double kl_limit = 0.0;
+  PredictedTime predicted;  // of `chosen`
+  PredictedTime own_predicted;
+  double measured_ms = 0.0;  // of `chosen`, median of runs that took turns with own_measured_ms
+  double own_measured_ms = 0.0;
+  std::string bound;             // "I/O", "compute" or "memory"
+  double twice_budget_ms = 0.0;  // predicted for the best guess with twice the budget
+  std::vector<RejectedNeighbour> rejected;
+  std::vector<Measured> measured;  // all points of this search
+};
+
+struct CheckedPoint {
+  uint32_t batch = 0;
+  uint32_t ctx = 0;
+  NamedKvOptions options;
+  double hit_rate = 0.0;
+  double predicted_ms = 0.0;
+  double measured_ms = 0.0;
+};
+
+struct TuneResult {
+  KvConfig config;
+  std::vector<TuneSolution> solutions;
+  StorageProfile storage;
+  size_t n_samples = 0;
+  double model_max_error = 0.0;  // of the time model on its samples
+  double model_mean_error = 0.0;
+  std::vector<CheckedPoint> checks;
+};
+
+// What can be found wrong before anything long is done: budget, contexts, batches, adapter, text. Needs no
+// device.
+Status CheckTune(const kvrun_model* model, const TuneOptions& options);
+
+Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress);
+
+// Of the measured points of a solution, by time and KL.
+std::vector<FrontPoint> FrontOf(const TuneSolution& solution);
+
+}  // namespace kvrun::offline
