@@ -19,7 +19,8 @@ struct ConfigSolution {
   uint32_t batch = 1;         // sequences
   uint32_t ctx = 0;           // tokens of each
   uint64_t budget_bytes = 0;  // of all sequences
-  // type, group, select, reuse, window, sinks, rank, index, heads, policy, adapter-kind: as many as are said.
+  // type, group, select, reuse, window, sinks, rank, index, heads, policy, adapter-kind: as many as are said,
+  // each once, with values that SetKvOption takes.
   NamedKvOptions options;
   // What was found, for people and for `kvadapt inspect`; 0 or empty: not said.
   double predicted_ms = 0.0;  // of a decoding step
@@ -34,8 +35,8 @@ struct KvConfig {
   std::string model_fingerprint;   // ModelFingerprint
   std::string device;              // as kvrun_engine_info_json's; another one is refused
   std::string driver;              // another one is a note
-  std::string cpu;                 // another one is refused where the device is a CPU, else a note
-  std::string storage;             // "ext4 on vda"; another one is a note
+  std::string cpu;                 // CpuName(): another one is refused where the device is a CPU, else a note
+  std::string storage;             // StorageName(): another one is a note
   bool exact_activations = false;  // of the CPU as a device: another setting is a note
   std::string method = "kvswap";
   std::string adapter;  // a file, relative to the config's folder; empty: computed from prompts
@@ -43,30 +44,38 @@ struct KvConfig {
   bool operator==(const KvConfig&) const = default;
 };
 
-// With a comment for each key. What ConfigFromToml reads is the same config again.
+inline constexpr uint32_t kConfigVersion = 1;
+
+// With a comment where a key is written first. What ConfigFromToml reads is the same config again, but for
+// bytes that are no UTF-8, which are repaired. Empty texts, and figures that are not above 0, are left out.
 std::string ConfigToToml(const KvConfig& config);
-// `path` is what messages name: "kvrun.toml:12:9: ...": a key that is not known, a value of the wrong type or
-// one that the option refuses, a key that lacks, two solutions for one (batch, ctx).
+// `path` is what messages name, with line and column: "kvrun.toml:12:9: ...": a key that is not known, a
+// value of the wrong type or one that the option refuses, a key that lacks, two solutions for one (batch,
+// ctx).
 Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path);
+// A file of at most 1 MiB.
 Result<KvConfig> ReadConfig(const std::string& path);
 
 // What a session runs on, for comparison with what was tuned.
 struct ConfigTarget {
   std::string model_fingerprint;
-  std::string device;  // empty: not known yet, and not compared
+  std::string device;  // empty: not known yet, and neither compared nor what follows, but for the storage
   std::string driver;
   std::string cpu;
   bool device_is_cpu = false;
+  bool exact_activations = false;
   std::string storage;  // empty: not compared
 };
+// What the config does not say is not compared.
 struct ConfigFit {
-  std::string refusal;             // empty: it fits. Else why not, and what to do
-  std::vector<std::string> notes;  // what differs but need not matter
+  std::string refusal;               // empty: it fits. Else why not, and what to do
+  std::vector<std::string> reasons;  // of the refusal, one by one
+  std::vector<std::string> notes;    // what differs but need not matter
 };
 ConfigFit CompareConfig(const KvConfig& config, const ConfigTarget& target);
 
-// The solution of (batch, ctx), else the nearest: by the sum of |log2| of the ratios, the larger context
-// where two are as near. Source: KVSwap, appendix A.4.
+// The solution of (batch, ctx), else the nearest: by the sum of |log2| of the ratios; where two are as near
+// the larger context, and of two with the same one the larger batch. Source: KVSwap, appendix A.4.
 struct ChosenSolution {
   const ConfigSolution* solution = nullptr;
   bool is_exact = false;
@@ -75,7 +84,7 @@ struct ChosenSolution {
   // "select" and "reuse": the index takes more of the budget, and the rest is filled.
   NamedKvOptions options;
 };
-// `config_path`: what the adapter's path is relative to.
+// `config_path`: what the adapter's path is relative to. The answer points into `config`.
 ChosenSolution ChooseSolution(const KvConfig& config, const std::string& config_path, uint32_t batch,
                               uint32_t ctx);
 

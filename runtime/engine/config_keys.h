@@ -1,0 +1,30 @@
+// The keys of a solution that are options of the KV cache. Internal to what reads and writes configs.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace kvrun {
+
+struct ConfigOptionKey {
+  std::string_view key;     // in the file
+  std::string_view option;  // SetKvOption's name
+  bool is_count = false;    // written as a whole number, else as a text
+  std::string_view comment;
+};
+
+inline constexpr std::array<ConfigOptionKey, 11> kConfigOptionKeys = {{
+    {"group", "group", true, "consecutive entries that are read as one"},
+    {"select", "select", true, "entries that a token reads besides sinks and window"},
+    {"reuse", "reuse", true, "groups per layer that stay in memory in case they are chosen again"},
+    {"window", "window", true, "newest entries, kept in memory"},
+    {"sinks", "sinks", true, "first entries, always attended to"},
+    {"rank", "rank", true, "columns of the index that groups are scored with"},
+    {"type", "type", false, "of both, or \"K,V\": f32, f16, fp8, int8, int4"},
+    {"index", "index", false, "the index's type: f16, int8, int4"},
+    {"heads", "heads", false, "how the heads' scores become one: sum, softmax, gqa, per-kv-head"},
+    {"policy", "policy", false, "which group gives way to another: fifo, lru, non-hit"},
+    {"adapter_kind", "adapter-kind", false, "plain, centred, query, query-centred"},
+}};
+
+}  // namespace kvrun

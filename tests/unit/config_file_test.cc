@@ -1,0 +1,425 @@
+#include "runtime/engine/config_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "runtime/kv/kv_options.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/reference_files.h"
+
+namespace kvrun {
+namespace {
+
+ConfigSolution Solution(uint32_t batch, uint32_t ctx, uint64_t budget_bytes) {
+  ConfigSolution solution;
+  solution.batch = batch;
+  solution.ctx = ctx;
+  solution.budget_bytes = budget_bytes;
+  return solution;
+}
+
+KvConfig Example() {
+  KvConfig config;
+  config.model = "Some \"model\"\\ of\ttwo\nlines";
+  config.model_fingerprint = "0123456789abcdef0123456789abcdef";
+  config.device = "Some GPU";
+  config.driver = "driver 1.2";
+  config.cpu = "Some CPU";
+  config.storage = "ext4 on vda";
+  config.exact_activations = true;
+  config.adapter = "adapters/some.gguf";
+  config.solutions = {{.batch = 1,
+                       .ctx = 8192,
+                       .budget_bytes = 14155776,
+                       .options = {{"type", "fp8,int4"},
+                                   {"group", "4"},
+                                   {"select", "400"},
+                                   {"reuse", "120"},
+                                   {"window", "64"},
+                                   {"sinks", "0"},
+                                   {"rank", "32"},
+                                   {"index", "int8"},
+                                   {"heads", "per-kv-head"},
+                                   {"policy", "lru"},
+                                   {"adapter-kind", "query-centred"}},
+                       .predicted_ms = 12.0,
+                       .measured_ms = 13.0625,
+                       .kl = 1e-5,
+                       .bound = "I/O"},
+                      Solution(4, 32768, 1)};
+  return config;
+}
+
+// A config that is right, with `line` in place of the line that begins with `key`, or after the last.
+std::string With(const std::string& key, const std::string& line) {
+  const std::string right =
+      "version = 1\n"           // 1
+      "[model]\n"               // 2
+      "fingerprint = \"ab\"\n"  // 3
+      "[machine]\n"             // 4
+      "device = \"GPU\"\n"      // 5
+      "[kv]\n"                  // 6
+      "method = \"kvswap\"\n"   // 7
+      "[[solution]]\n"          // 8
+      "batch = 2\n"             // 9
+      "ctx = 4096\n"            // 10
+      "budget_bytes = 1000\n";  // 11
+  if (key.empty()) return right + line;
+  const size_t begin = right.find(key);
+  const size_t end = right.find('\n', begin) + 1;
+  return right.substr(0, begin) + line + right.substr(end);
+}
+
+std::string ErrorOf(const std::string& text) {
+  const Result<KvConfig> config = ConfigFromToml(text, "c.toml");
+  return config.ok() ? "no error" : config.status().message();
+}
+
+void ExpectError(const std::string& text, const std::string& begin, const std::string& part = "") {
+  const std::string error = ErrorOf(text);
+  EXPECT_TRUE(error.starts_with(begin)) << error << "\n not " << begin;
+  EXPECT_NE(error.find(part), std::string::npos) << error << "\n without " << part;
+}
+
+TEST(ConfigFile, WhatIsWrittenIsReadAgain) {
+  const KvConfig config = Example();
+  const Result<KvConfig> read = ConfigFromToml(ConfigToToml(config), "c.toml");
+  ASSERT_TRUE(read.ok()) << read.status().message() << "\n" << ConfigToToml(config);
+  EXPECT_EQ(*read, config) << ConfigToToml(config);
+}
+
+TEST(ConfigFile, EachKeyIsExplainedWhereItStandsFirst) {
+  const std::string text = ConfigToToml(Example());
+  const auto count = [&text](const std::string& part) {
+    size_t n = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("# tokens of each"), 1U) << text;
+  EXPECT_EQ(count("\nctx = "), 2U);
+  EXPECT_EQ(count("# newest entries"), 1U);
+  EXPECT_EQ(count("window = 64 "), 1U);
+  EXPECT_EQ(count("predicted_ms"), 1U);
+}
+
+TEST(ConfigFile, BytesThatAreNoTextAreRepaired) {
+  KvConfig config = Example();
+  config.model =
+      "a\xFF"
+      "b";
+  config.solutions[0].kl = std::nan("");
+  const Result<KvConfig> read = ConfigFromToml(ConfigToToml(config), "c.toml");
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->model,
+            "a\xEF\xBF\xBD"
+            "b");
+  EXPECT_EQ(read->solutions[0].kl, 0.0);
+}
+
+TEST(ConfigFile, WhatNeedNotBeSaidHasADefault) {
+  const Result<KvConfig> read = ConfigFromToml(With("batch", ""), "c.toml");
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  KvConfig config;
+  config.model_fingerprint = "ab";
+  config.device = "GPU";
+  config.solutions = {Solution(1, 4096, 1000)};
+  EXPECT_EQ(*read, config);
+  EXPECT_EQ(config.method, "kvswap");
+}
+
+TEST(ConfigFile, UnknownKeysAreErrorsEverywhere) {
+  ExpectError(With("version", "version = 1\ncolour = 2\n"),
+              "c.toml:2:1: there is no key \"colour\"; known: ", "version, model, machine, kv, solution");
+  ExpectError(With("fingerprint", "fingerprint = \"ab\"\n  files = 2\n"),
+              "c.toml:4:3: there is no key \"files\" in [model]; known: name, fingerprint");
+  ExpectError(With("device", "gpu = 1\n"),
+              "c.toml:5:1: there is no key \"gpu\" in [machine]; known: device, ");
+  ExpectError(With("method", "dir = \"/\"\n"),
+              "c.toml:7:1: there is no key \"dir\" in [kv]; known: method, ");
+  ExpectError(With("", "zoo = 1\nkv-group = 4\n"), "c.toml:12:1: there is no key \"zoo\" in [[solution]]; ",
+              "budget_bytes, group, select, reuse, window, sinks, rank, type, index, heads, policy, "
+              "adapter_kind, predicted_ms, measured_ms, kl, bound");
+}
+
+TEST(ConfigFile, ValuesOfAWrongTypeSayWhichIsMeant) {
+  ExpectError(With("version", "version = \"1\"\n"),
+              "c.toml:1:11: version is a text, where a whole number is meant");
+  ExpectError(With("fingerprint", "fingerprint = 7\n"),
+              "c.toml:3:15: fingerprint is a whole number, where a text in quotes is meant");
+  ExpectError(With("device", "device = \"GPU\"\nexact_activations = 1\n"),
+              "c.toml:6:21: exact_activations is a whole number, where true or false is meant");
+  ExpectError(With("ctx", "ctx = 4096.5\n"),
+              "c.toml:10:7: ctx is a number with decimals, where a whole number is meant");
+  ExpectError(With("", "group = \"4\"\n"), "c.toml:12:9: group is a text, where a whole number is meant");
+  ExpectError(With("", "type = [\"fp8\", \"int4\"]\n"),
+              "c.toml:12:8: type is a list, where a text in quotes");
+  ExpectError(With("", "kl = true\n"), "c.toml:12:6: kl is true or false, where a number is meant");
+  ExpectError(With("", "bound = 2026-11-22\n"), "c.toml:12:9: bound is a date or a time, where a text");
+  ExpectError(With("[[solution]]", "[solution]\n"),
+              "c.toml:8:1: solution is a table, where [[solution]], in double brackets, is meant");
+  ExpectError("version = 1\nmodel = 3\n", "c.toml:2:9: model is a whole number, where a table, [model], is");
+}
+
+TEST(ConfigFile, ValuesThatAnOptionRefusesAreRefused) {
+  ExpectError(With("", "group = 257\n"),
+              "c.toml:12:9: KV option group: \"257\" is not a number from 1 to 256");
+  ExpectError(With("", "sinks = -1\n"), "c.toml:12:9: KV option sinks: \"-1\" is not a number from 0");
+  ExpectError(With("", "type = \"fp7\"\n"), "c.toml:12:8: KV option type: \"fp7\" is not one of f32, f16");
+  ExpectError(With("", "adapter_kind = \"\"\n"), "c.toml:12:16: KV option adapter-kind: \"\" is not one of");
+  ExpectError(With("method", "method = \"swap\"\n"), "c.toml:7:10: KV option method: \"swap\" is not one of");
+  ExpectError(With("method", "adapter = \"\"\n"), "c.toml:7:11: KV option adapter: \"\" is not a path");
+  ExpectError(With("budget", "budget_bytes = 0\n"), "c.toml:11:16: budget_bytes is 0, which is not from 1");
+  ExpectError(With("budget", "budget_bytes = 9007199254740993\n"),
+              "c.toml:11:16: KV option budget: ", "is not from 1 byte to 1024");
+}
+
+TEST(ConfigFile, NumbersHaveRanges) {
+  ExpectError(With("batch", "batch = 0\n"), "c.toml:9:9: batch is 0, which is not from 1 to 16");
+  ExpectError(With("batch", "batch = 17\n"), "c.toml:9:9: batch is 17, which is not from 1 to 16");
+  ExpectError(With("ctx", "ctx = 4294967296\n"), "c.toml:10:7: ctx is 4294967296, which is not from 1 to ");
+  ExpectError(With("", "kl = -0.1\n"), "c.toml:12:6: kl is -0.1, which is not from 0");
+  ExpectError(With("", "measured_ms = nan\n"), "c.toml:12:15: measured_ms is nan, which is not from 0");
+  ExpectError(With("", "predicted_ms = inf\n"), "c.toml:12:16: predicted_ms is inf, which is not from 0");
+  EXPECT_EQ(ErrorOf(With("", "measured_ms = 3\nkl = 0\n")), "no error");
+}
+
+TEST(ConfigFile, WhatLacksIsNamed) {
+  ExpectError("", "c.toml:1:1: the file lacks the key \"version\"");
+  ExpectError(With("version", ""), "c.toml:1:1: the file lacks the key \"version\"");
+  ExpectError("version = 1\n", "c.toml:1:1: the file lacks the key \"model\"");
+  ExpectError(With("fingerprint", ""), "c.toml:2:1: [model] lacks the key \"fingerprint\"");
+  ExpectError(With("fingerprint", "fingerprint = \"\"\n"), "c.toml:3:15: fingerprint is empty");
+  ExpectError(With("device", "cpu = \"a\"\n"), "c.toml:4:1: [machine] lacks the key \"device\"");
+  ExpectError(With("ctx", ""), "c.toml:8:1: [[solution]] lacks the key \"ctx\"");
+  ExpectError(With("budget", ""), "c.toml:8:1: [[solution]] lacks the key \"budget_bytes\"");
+  const std::string head = With("", "").substr(0, With("", "").find("[[solution]]"));
+  ExpectError(head, "c.toml:1:1: the file has no [[solution]]");
+  ExpectError("solution = []\n" + head, "c.toml:1:12: the list of solutions is empty");
+  ExpectError("solution = [3]\n" + head, "c.toml:1:13: solution is a whole number, where a table is meant");
+}
+
+TEST(ConfigFile, TwoOfAKindAreErrors) {
+  ExpectError(With("batch", "batch = 1\nbatch = 2\n"), "c.toml:10:", "batch");
+  ExpectError(With("", "[machine]\n"), "c.toml:12:", "machine");
+  ExpectError(With("", "[[solution]]\nbatch = 2\nctx = 4096\nbudget_bytes = 7\n"),
+              "c.toml:12:1: this is the second solution for batch 2 and ctx 4096");
+}
+
+TEST(ConfigFile, AnotherVersionIsUnsupportedWhateverItHolds) {
+  const Result<KvConfig> config = ConfigFromToml("future = {}\nversion = 2\n", "c.toml");
+  EXPECT_EQ(config.status().code(), StatusCode::kUnsupported);
+  ExpectError("future = {}\nversion = 2\n", "c.toml:2:11: the config is of version 2, and this kvrun reads");
+  EXPECT_EQ(ConfigFromToml("version = 0\n", "c.toml").status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(ConfigFile, WhatIsNoTomlIsSaidByItsParser) {
+  ExpectError("version = 1\n[model\n", "c.toml:2:7: ");
+  ExpectError("{\"json\": 1}", "c.toml:1:1: ");
+  ExpectError(With("device", "device = GPU\n"), "c.toml:5:10: ");
+  ExpectError(std::string("a = \"\xFF\"\n"), "c.toml:1:");
+  ExpectError(std::string(3, '\0'), "c.toml:1:");
+  ExpectError("a = " + std::string(10000, '['), "c.toml:1:");
+}
+
+TEST(ConfigFile, FilesThatCannotBeReadAreErrors) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(ReadConfig(folder.Path("missing.toml")).status().code(), StatusCode::kNotFound);
+  const std::string a_folder = ReadConfig(folder.Path("")).status().message();
+  EXPECT_NE(a_folder.find("is not a regular file"), std::string::npos) << a_folder;
+
+  const std::string path = folder.Path("config.toml");
+  std::ofstream(path) << ConfigToToml(Example());
+  const Result<KvConfig> read = ReadConfig(path);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(*read, Example());
+
+  std::ofstream(path, std::ios::app) << "# " << std::string(1 << 20, '-') << "\n";
+  const std::string too_large = ReadConfig(path).status().message();
+  EXPECT_TRUE(too_large.starts_with(path + " has 1.0 MiB, more than any config")) << too_large;
+
+  std::ofstream(path) << "version = 1\nx\n";
+  EXPECT_TRUE(ReadConfig(path).status().message().starts_with(path + ":2:"));
+  std::ofstream(path) << "";
+  EXPECT_TRUE(ReadConfig(path).status().message().starts_with(path + ":1:1: "));
+  if (geteuid() == 0) return;  // whom nothing is forbidden
+  ASSERT_EQ(chmod(path.c_str(), 0), 0);
+  EXPECT_EQ(ReadConfig(path).status().code(), StatusCode::kIo);
+}
+
+ConfigTarget Fitting() {
+  return {.model_fingerprint = "0123456789abcdef0123456789abcdef",
+          .device = "Some GPU",
+          .driver = "driver 1.2",
+          .cpu = "Some CPU",
+          .storage = "ext4 on vda"};
+}
+
+TEST(CompareConfig, WhatFitsNeedsNoWord) {
+  const ConfigFit fit = CompareConfig(Example(), Fitting());
+  EXPECT_EQ(fit.refusal, "");
+  EXPECT_TRUE(fit.notes.empty());
+}
+
+TEST(CompareConfig, AnotherModelOrDeviceIsRefused) {
+  ConfigTarget target = Fitting();
+  target.model_fingerprint = "ffff";
+  const ConfigFit other_model = CompareConfig(Example(), target);
+  EXPECT_NE(other_model.refusal.find("and this is ffff: run kvadapt tune here, or take it all the same with "
+                                     "--force-config"),
+            std::string::npos)
+      << other_model.refusal;
+  target.device = "Other GPU";
+  target.driver = "of which no word is needed";
+  const ConfigFit both = CompareConfig(Example(), target);
+  EXPECT_EQ(both.reasons.size(), 2U);
+  EXPECT_NE(both.refusal.find("on the device Some GPU, and this is Other GPU"), std::string::npos);
+  EXPECT_TRUE(both.notes.empty());
+}
+
+TEST(CompareConfig, TheProcessorMattersWhereItIsTheDevice) {
+  ConfigTarget target = Fitting();
+  target.cpu = "Other CPU";
+  EXPECT_EQ(CompareConfig(Example(), target).refusal, "");
+  EXPECT_EQ(CompareConfig(Example(), target).notes.size(), 1U);
+  target.device_is_cpu = true;  // as a Vulkan driver for it
+  target.exact_activations = true;
+  EXPECT_EQ(CompareConfig(Example(), target).reasons.size(), 1U);
+  EXPECT_TRUE(CompareConfig(Example(), target).notes.empty());
+  KvConfig host = Example();
+  host.device = host.cpu;
+  target.device = target.cpu;
+  EXPECT_EQ(CompareConfig(host, target).reasons.size(), 1U) << "the name is said twice";
+}
+
+TEST(CompareConfig, DriverStorageAndRoundingAreNotes) {
+  ConfigTarget target = Fitting();
+  target.driver = "driver 1.3";
+  target.storage = "btrfs on sda";
+  EXPECT_EQ(CompareConfig(Example(), target).refusal, "");
+  EXPECT_EQ(CompareConfig(Example(), target).notes.size(), 2U);
+  target.device_is_cpu = true;
+  const ConfigFit fit = CompareConfig(Example(), target);
+  ASSERT_EQ(fit.notes.size(), 3U);
+  EXPECT_EQ(fit.notes[1], "it was tuned with --exact-activations");
+}
+
+TEST(CompareConfig, WhatIsNotKnownIsNotCompared) {
+  ConfigTarget target;
+  target.model_fingerprint = Example().model_fingerprint;
+  target.cpu = "other";  // the device, which says what it means, is not known
+  EXPECT_EQ(CompareConfig(Example(), target).refusal, "");
+  EXPECT_TRUE(CompareConfig(Example(), target).notes.empty());
+  KvConfig config = Example();
+  config.driver = config.cpu = config.storage = "";
+  target = Fitting();
+  target.driver = target.cpu = target.storage = "other";
+  EXPECT_TRUE(CompareConfig(config, target).notes.empty());
+}
+
+std::pair<uint32_t, uint32_t> Nearest(const std::vector<std::pair<uint32_t, uint32_t>>& solved,
+                                      uint32_t batch, uint32_t ctx) {
+  KvConfig config;
+  for (const auto& [b, c] : solved) config.solutions.push_back(Solution(b, c, 1));
+  const ChosenSolution chosen = ChooseSolution(config, "c.toml", batch, ctx);
+  return {chosen.solution->batch, chosen.solution->ctx};
+}
+
+TEST(ChooseSolution, TakesTheNearest) {
+  using Pair = std::pair<uint32_t, uint32_t>;
+  EXPECT_EQ(Nearest({{1, 4096}, {2, 4096}, {1, 8192}}, 2, 4096), Pair(2, 4096));
+  EXPECT_EQ(Nearest({{1, 1024}, {1, 32768}}, 1, 2048), Pair(1, 1024));
+  EXPECT_EQ(Nearest({{1, 4096}, {8, 8192}}, 2, 4096), Pair(1, 4096));
+  EXPECT_EQ(Nearest({{1, 4096}}, 16, 100), Pair(1, 4096));
+  EXPECT_EQ(Nearest({{2, 3000}, {3, 3000}}, 5, 3000), Pair(3, 3000));
+}
+
+TEST(ChooseSolution, WhereTwoAreAsNearTheLargerContextIsTaken) {
+  using Pair = std::pair<uint32_t, uint32_t>;
+  EXPECT_EQ(Nearest({{1, 2048}, {1, 8192}}, 1, 4096), Pair(1, 8192));
+  EXPECT_EQ(Nearest({{1, 8192}, {1, 2048}}, 1, 4096), Pair(1, 8192));
+  EXPECT_EQ(Nearest({{1, 3000}, {1, 27000}}, 1, 9000), Pair(1, 27000));  // by 3 each
+  EXPECT_EQ(Nearest({{1, 27000}, {3, 9000}}, 1, 9000), Pair(1, 27000));
+  EXPECT_EQ(Nearest({{2, 4096}, {8, 4096}}, 4, 4096), Pair(8, 4096));
+}
+
+std::string OptionOf(const ChosenSolution& chosen, const std::string& name) {
+  for (const auto& [option, value] : chosen.options) {
+    if (option == name) return value;
+  }
+  return "not said";
+}
+
+TEST(ChooseSolution, TheBudgetIsOfEachSequence) {
+  KvConfig config = Example();
+  config.solutions = {Solution(4, 100, 1000)};
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 4, 100), "budget"), "1000");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 1, 100), "budget"), "250");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 6, 100), "budget"), "1500");
+  config.solutions = {Solution(1, 100, uint64_t{1} << 40)};
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 16, 100), "budget"), "17592186044416");
+}
+
+TEST(ChooseSolution, ALongerContextLeavesTheSelectionOpen) {
+  const KvConfig config = Example();
+  const ChosenSolution same = ChooseSolution(config, "c", 1, 8192);
+  EXPECT_TRUE(same.is_exact);
+  EXPECT_EQ(OptionOf(same, "select"), "400");
+  const ChosenSolution longer = ChooseSolution(config, "c", 1, 8193);
+  EXPECT_FALSE(longer.is_exact);
+  EXPECT_EQ(OptionOf(longer, "select"), "not said");
+  EXPECT_EQ(OptionOf(longer, "reuse"), "not said");
+  EXPECT_EQ(OptionOf(longer, "window"), "64");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 2, 8000), "reuse"), "120");
+}
+
+TEST(ChooseSolution, TheAdapterLiesBesideTheConfig) {
+  KvConfig config = Example();
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/etc/adapters/some.gguf");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c.toml", 1, 8192), "adapter"), "adapters/some.gguf");
+  config.adapter = "/other/a.gguf";
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/other/a.gguf");
+  config.adapter = "";
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "not said");
+}
+
+TEST(ChooseSolution, WhatItAnswersAreOptions) {
+  const ChosenSolution chosen = ChooseSolution(Example(), "c.toml", 1, 8192);
+  EXPECT_EQ(chosen.options.size(), 14U);
+  KvSettings settings;
+  for (const auto& [name, value] : chosen.options) {
+    const Status status = SetKvOption(name, value, &settings);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+  EXPECT_EQ(settings.kv.method, "kvswap");
+  EXPECT_EQ(ChooseSolution(KvConfig{}, "c.toml", 1, 8192).solution, nullptr);
+}
+
+// docs/config.md shows a file and names every key.
+TEST(ConfigFile, TheDocumentIsTrue) {
+  const std::string document = testing::ReadFileOrDie(std::string(KVRUN_SOURCE_DIR) + "/docs/config.md");
+  const std::string fence = "```toml\n";
+  const size_t begin = document.find(fence);
+  ASSERT_NE(begin, std::string::npos);
+  const size_t end = document.find("\n```", begin + fence.size());
+  const std::string example = document.substr(begin + fence.size(), end + 1 - begin - fence.size());
+  const Result<KvConfig> config = ConfigFromToml(example, "docs/config.md");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->solutions.size(), 2U);
+  // The example is what is written: comments and order are the writer's.
+  EXPECT_EQ(ConfigToToml(*config), example);
+  const std::string all = ConfigToToml(Example());
+  for (size_t at = 0; at < all.size(); at = all.find('\n', at) + 1) {
+    const std::string line = all.substr(at, all.find('\n', at) - at);
+    const size_t equals = line.find(" = ");
+    if (equals == std::string::npos || line[0] == '#') continue;
+    EXPECT_NE(document.find("`" + line.substr(0, equals) + "`"), std::string::npos) << line;
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
