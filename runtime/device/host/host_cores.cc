@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <string_view>
 
 namespace kvrun::host {
 namespace {
@@ -44,16 +43,6 @@ size_t SecondLevelCacheBytes() {
 #else
   return 0;
 #endif
-}
-
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with("model name")) continue;
-    const size_t colon = line.find(": ");
-    if (colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "CPU";
 }
 
 }  // namespace kvrun::host

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace kvrun::host {
@@ -13,7 +12,5 @@ namespace kvrun::host {
 std::vector<uint32_t> PerformanceCores();
 // Of one core; 0 where the system does not say.
 size_t SecondLevelCacheBytes();
-// "Intel(R) Xeon(R) Processor", or "CPU" where the system does not say.
-std::string CpuName();
 
 }  // namespace kvrun::host

@@ -13,6 +13,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "platform/io/cpu_name.h"
 #include "runtime/device/host/host_command_list.h"
 #include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/instruction_sets.h"

@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include "runtime/device/host/host_cores.h"
+#include "platform/io/cpu_name.h"
 
 namespace kvrun::host {
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "platform/io/cpu_name.h"
 #include "platform/vulkan/instance.h"
 #include "runtime/device/check_up.h"
 #include "runtime/device/host/doctor.h"
@@ -29,7 +30,7 @@ Status CheckOptions(const OpenDeviceOptions& options) {
 
 // Of what was found, or of nothing where Vulkan is not there.
 Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::string& wanted) {
-  const std::string cpu = host::CpuName();
+  const std::string cpu = CpuName();
   if (found.ok()) return ChooseDevice(found->facts, cpu, wanted);
   if (found.status().code() != StatusCode::kNotFound) return found.status();
   if (wanted == "vulkan") return found.status();
@@ -65,8 +66,7 @@ Result<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(const FoundDevices& foun
 // What `prefill` names, and the CPU.
 Result<std::unique_ptr<Device>> OpenPair(const std::string& prefill, const OpenDeviceOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
-  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice,
-                         ChoosePrefillDevice(found.facts, host::CpuName(), prefill));
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, ChoosePrefillDevice(found.facts, CpuName(), prefill));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> vulkan, OpenVulkan(found, choice, options));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> host, CreateHost(options, ""));
   return MakePair(std::move(vulkan), std::move(host));
@@ -98,7 +98,7 @@ Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   AutoCandidates candidates;
   if (found.ok()) candidates = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
-  candidates.cpu_name = host::CpuName();
+  candidates.cpu_name = CpuName();
   candidates.n_threads =
       options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(host::PerformanceCores().size());
   return candidates;
