@@ -172,14 +172,18 @@ Result<std::optional<IoBackend>> BackendNamed(const std::string& name) {
                 fmt::format("there is no back end \"{}\": auto, io_uring, aio, threads", name));
 }
 
-Result<Files> OpenFiles(const StorageProbeOptions& options, const std::string& folder) {
+Result<BlockFileOptions> FileOptions(const StorageProbeOptions& options, const std::string& folder) {
   KVRUN_ASSIGN_OR_RETURN(const std::optional<IoBackend> backend, BackendNamed(options.backend));
-  const BlockFileOptions asked{.folder = folder,
-                               .makes_parents = options.folder.empty(),
-                               .auto_backend = !backend.has_value(),
-                               .backend = backend.value_or(IoBackend::kIoUring),
-                               .queue_depth = kQueueDepth,
-                               .allow_tmpfs = options.allow_tmpfs};
+  return BlockFileOptions{.folder = folder,
+                          .makes_parents = options.folder.empty(),
+                          .auto_backend = !backend.has_value(),
+                          .backend = backend.value_or(IoBackend::kIoUring),
+                          .queue_depth = kQueueDepth,
+                          .allow_tmpfs = options.allow_tmpfs};
+}
+
+Result<Files> OpenFiles(const StorageProbeOptions& options, const std::string& folder) {
+  KVRUN_ASSIGN_OR_RETURN(const BlockFileOptions asked, FileOptions(options, folder));
   if (options.all_modes) return CreateBlockFileModes(asked);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, CreateBlockFile(asked));
   Files files;
@@ -300,6 +304,14 @@ Result<uint64_t> FillRandomly(BlockFile& file, const FillLimits& limits,
       return Status(StatusCode::kCancelled, "the measurement of storage was cancelled");
     }
   }
+}
+
+Status CheckStorage(const StorageProbeOptions& options) {
+  const std::string folder = options.folder.empty() ? DefaultKvFolder() : options.folder;
+  KVRUN_ASSIGN_OR_RETURN(BlockFileOptions asked, FileOptions(options, folder));
+  asked.only_tries = true;
+  KVRUN_RETURN_IF_ERROR(CreateBlockFile(asked).status());
+  return FileBytes(options, folder).status();
 }
 
 Result<StorageProfile> ProbeStorage(const StorageProbeOptions& options, const OfflineProgress& progress) {
