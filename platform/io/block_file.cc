@@ -2,11 +2,16 @@
 
 #include <fmt/format.h>
 #include <linux/aio_abi.h>
+#include <sys/statvfs.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
+#include <cerrno>
 #include <utility>
 
 #include "platform/base/units.h"
+#include "platform/io/folder.h"
 #include "platform/io/nameless_file.h"
 #include "platform/io/queued_file.h"
 #include "platform/io/sigsys_guard.h"
@@ -43,6 +48,24 @@ Result<std::unique_ptr<BlockFile>> MakeFile(IoBackend backend, const SharedFile&
   return Status(StatusCode::kInvalidArgument, "no such back end");
 }
 
+Status CheckQueueDepth(uint32_t queue_depth) {
+  if (queue_depth != 0 && queue_depth <= kMaxQueueDepth) return Status::Ok();
+  return {StatusCode::kInvalidArgument,
+          fmt::format("a queue depth of {}: 1 to {} are possible", queue_depth, kMaxQueueDepth)};
+}
+
+Status CannotUse(IoBackend backend, const Status& why) {
+  return {why.code(), fmt::format("{} cannot be used: {}", IoBackendName(backend), why.message())};
+}
+
+// From the best on, or the one that was asked for and then the others.
+std::array<IoBackend, 3> InOrder(const BlockFileOptions& options) {
+  std::array<IoBackend, 3> order = {IoBackend::kIoUring, IoBackend::kAio, IoBackend::kThreads};
+  if (!options.auto_backend)
+    std::rotate(order.begin(), std::ranges::find(order, options.backend), order.end());
+  return order;
+}
+
 }  // namespace
 
 std::string_view IoBackendName(IoBackend backend) {
@@ -55,10 +78,7 @@ std::string_view IoBackendName(IoBackend backend) {
 }
 
 Result<std::unique_ptr<BlockFile>> CreateBlockFile(const BlockFileOptions& options) {
-  if (options.queue_depth == 0 || options.queue_depth > kMaxQueueDepth) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("a queue depth of {}: 1 to {} are possible",
-                                                            options.queue_depth, kMaxQueueDepth));
-  }
+  KVRUN_RETURN_IF_ERROR(CheckQueueDepth(options.queue_depth));
   KVRUN_ASSIGN_OR_RETURN(NamelessFile opened, OpenNamelessFile(options));
   const auto file = std::make_shared<NamelessFile>(std::move(opened));
   Status failure;
@@ -66,11 +86,46 @@ Result<std::unique_ptr<BlockFile>> CreateBlockFile(const BlockFileOptions& optio
     if (!options.auto_backend && backend != options.backend) continue;
     auto made = MakeFile(backend, file, options.queue_depth);
     if (made.ok()) return made;
-    const Status& status = made.status();
-    failure = {status.code(), fmt::format("{} cannot be used: {}", IoBackendName(backend), status.message())};
+    failure = CannotUse(backend, made.status());
     file->notes.push_back(failure.message());
   }
   return failure.WithContext("file for the KV cache in " + options.folder);
+}
+
+Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const BlockFileOptions& options) {
+  KVRUN_RETURN_IF_ERROR(CheckQueueDepth(options.queue_depth));
+  KVRUN_ASSIGN_OR_RETURN(NamelessFile opened, OpenNamelessFile(options));
+  std::vector<SharedFile> ways = {std::make_shared<NamelessFile>(std::move(opened))};
+  if (ways.front()->direct) {
+    Result<NamelessFile> buffered =
+        OpenBuffered(*ways.front());  // fails without /proc: direct I/O alone then
+    if (buffered.ok()) ways.push_back(std::make_shared<NamelessFile>(std::move(buffered).value()));
+  }
+  std::vector<std::unique_ptr<BlockFile>> files;
+  Status failure;
+  for (const SharedFile& file : ways) {
+    for (const IoBackend backend : InOrder(options)) {
+      auto made = MakeFile(backend, file, options.queue_depth);
+      if (made.ok()) {
+        files.push_back(std::move(made).value());
+        continue;
+      }
+      failure = CannotUse(backend, made.status());
+      if (!options.auto_backend && files.empty()) break;
+      file->notes.push_back(failure.message());
+    }
+    if (files.empty()) return failure.WithContext("file for the KV cache in " + options.folder);
+  }
+  return files;
+}
+
+Result<uint64_t> FreeSpaceBytes(const std::string& folder) {
+  KVRUN_ASSIGN_OR_RETURN(const std::string place, NearestFolder(folder, MissingParents::kAreMade));
+  struct statvfs info {};
+  if (statvfs(place.c_str(), &info) != 0) {
+    return StatusFromErrno(errno, "cannot learn how much space is free in " + place);
+  }
+  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
 }
 
 uint64_t BlockFileMemoryBytes(const IoMode& mode) {

@@ -105,6 +105,14 @@ inline constexpr uint32_t kMaxQueueDepth = 1024;
 // process ends. Every choice is tried with a real write and read.
 Result<std::unique_ptr<BlockFile>> CreateBlockFile(const BlockFileOptions& options);
 
+// One nameless file through every back end that works, direct and buffered, to measure them: each of them
+// reads what the others wrote. The first is what CreateBlockFile would give; others of its kind follow, then
+// buffered ones. Only one may have requests in flight at a time. With `direct` kOff all are buffered.
+Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const BlockFileOptions& options);
+
+// Free for this user in the file system of a folder, or of the nearest above it that is there.
+Result<uint64_t> FreeSpaceBytes(const std::string& folder);
+
 // What a file in this mode holds in memory: its tables, the rings it shares with the system, and 16 KiB for
 // the stack of each thread.
 uint64_t BlockFileMemoryBytes(const IoMode& mode);

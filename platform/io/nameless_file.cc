@@ -174,6 +174,17 @@ Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options) {
   return file;
 }
 
+Result<NamelessFile> OpenBuffered(const NamelessFile& file) {
+  // Not a duplicate of the descriptor: direct I/O is set for all duplicates together.
+  const std::string path = fmt::format("/proc/self/fd/{}", file.fd.get());
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return StatusFromErrno(errno, "cannot open a file without a name again");
+  NamelessFile buffered;
+  buffered.fd = UniqueFd(fd);
+  buffered.folder = file.folder;
+  return buffered;
+}
+
 Result<std::string> ReserveFile(const NamelessFile& file, uint64_t size_bytes) {
   struct stat info {};
   if (fstat(file.fd.get(), &info) != 0) return FolderError(errno, file.folder, "look at a file in");

@@ -22,6 +22,9 @@ struct NamelessFile {
 // Uses what the options say of the folder, and `direct`. Messages say to name another folder (--kv-dir).
 Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options);
 
+// The same file past its first user's direct I/O: through the page cache.
+Result<NamelessFile> OpenBuffered(const NamelessFile& file);
+
 // As BlockFile::Reserve. Answers a note if the space could not be reserved for want of a file system that
 // can.
 Result<std::string> ReserveFile(const NamelessFile& file, uint64_t size_bytes);

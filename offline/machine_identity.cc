@@ -1,0 +1,40 @@
+#include <sched.h>
+
+#include "offline/probe.h"
+#include "runtime/capi/handles.h"
+#include "runtime/engine/machine.h"
+#include "runtime/model/fingerprint.h"
+
+namespace kvrun::offline {
+namespace {
+
+uint32_t UsableCpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  // Fails where there are more than 1024 processors; nobody is hurt by a 0.
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
+  return static_cast<uint32_t>(CPU_COUNT(&set));
+}
+
+}  // namespace
+
+Result<MachineIdentity> IdentifyMachine(kvrun_engine* engine, const std::string& folder) {
+  MachineIdentity machine{.device = "",
+                          .driver = "",
+                          .cpu = CpuName(),
+                          .n_cpus = UsableCpus(),
+                          .storage = StorageName(folder),
+                          .kvrun = kvrun_version()};
+  if (engine == nullptr) return machine;
+  const DeviceInfo& info = engine->engine->device().info();
+  machine.device = info.name;
+  machine.driver = info.driver;
+  return machine;
+}
+
+ModelIdentity IdentifyModel(kvrun_engine* engine) {
+  const Model& model = engine->engine->model();
+  return {.name = model.config.name, .fingerprint = ModelFingerprint(*model.file, model.config)};
+}
+
+}  // namespace kvrun::offline
