@@ -36,7 +36,8 @@ std::string Rate(kvrun_phase phase, double per_second) {
 std::string Duration(double seconds) {
   const auto whole = static_cast<uint64_t>(seconds + 0.5);
   if (whole < 60) return fmt::format("{} s", whole);
-  return fmt::format("{}:{:02} min", whole / 60, whole % 60);
+  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
+  return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
 }
 
 }  // namespace

@@ -18,6 +18,10 @@ kvrun::Result<kvrun::CalibrationOptions> Translate(const kvrun_calibrate_options
   }
   options.rank = given.rank;
   options.n_ctx = given.n_ctx;
+  if (given.checkpoint != nullptr) options.checkpoint_path = given.checkpoint;
+  if (given.sums != nullptr) options.sums_path = given.sums;
+  options.restarts = given.restart != 0;
+  if (given.checkpoint_ms != 0) options.checkpoint_period_s = given.checkpoint_ms / 1000.0;
   if (given.n_texts > 0) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.texts, "texts"));
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.counts, "counts"));
@@ -29,6 +33,13 @@ kvrun::Result<kvrun::CalibrationOptions> Translate(const kvrun_calibrate_options
   return options;
 }
 
+kvrun::Result<kvrun_calibrate_options> Read(const kvrun_calibrate_options* options) {
+  kvrun_calibrate_options given;
+  kvrun_calibrate_options_init(&given);
+  KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_calibrate_options", &given));
+  return given;
+}
+
 Json Info(const kvrun::Calibration& calibration) {
   const kvrun::Adapter& adapter = calibration.adapter;
   Json layers = Json::array();
@@ -37,6 +48,8 @@ Json Info(const kvrun::Calibration& calibration) {
           {"rank", adapter.layers.front().rank},
           {"n_tokens", calibration.n_tokens},
           {"n_pieces", calibration.n_pieces},
+          {"resumed_tokens", calibration.n_resumed_tokens},
+          {"notes", calibration.notes},
           {"fingerprint", adapter.fingerprint},
           {"layers", layers}};
 }
@@ -58,15 +71,33 @@ kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options
     KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
     KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
     KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
-    kvrun_calibrate_options given;
-    kvrun_calibrate_options_init(&given);
-    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_calibrate_options", &given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun_calibrate_options given, Read(options));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options, Translate(given));
     const auto progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_CALIBRATE);
     KVRUN_ASSIGN_OR_RETURN(const kvrun::Calibration calibration,
                            engine->engine->Calibrate(calibrate_options, path, progress));
     return json == nullptr ? Status::Ok() : kvrun::capi::CopyOut(Info(calibration), json);
+  });
+}
+
+kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine* engine, const kvrun_calibrate_options* options,
+                                             char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun_calibrate_options given, Read(options));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options, Translate(given));
+    const kvrun::Model& model = engine->engine->model();
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationPlan plan,
+                           kvrun::PlanCalibration(calibrate_options, model.config));
+    const kvrun::FoundCheckpoint found = kvrun::FindCheckpoint(model, calibrate_options, plan);
+    return kvrun::capi::CopyOut(Json{{"resumed_tokens", found.sums ? found.sums->n_tokens : 0},
+                                     {"n_tokens", plan.n_tokens},
+                                     {"note", found.note}},
+                                json);
   });
 }
 

@@ -40,7 +40,8 @@ ScaleBytes ScalesOf(TensorType type) {
     case TensorType::kQ6_K: return {208, 1};
     case TensorType::kF32:
     case TensorType::kF16:
-    case TensorType::kBF16: break;
+    case TensorType::kBF16:
+    case TensorType::kF64: break;
   }
   return {0, 0};
 }

@@ -1,8 +1,10 @@
 #include "runtime/engine/calibration.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "platform/base/units.h"
@@ -52,46 +54,19 @@ void CutIntoPieces(std::span<const TokenId> text, uint32_t n_ctx, CalibrationPla
   }
 }
 
-// A layer's sums in double precision.
-class SumTotals {
- public:
-  void Add(const LayerSums& sums) {
-    shape_ = sums;
-    AddTo(sums.keys, &keys_);
-    AddTo(sums.queries, &queries_);
-    n_keys_ += sums.n_keys;
-    n_queries_ += sums.n_queries;
-  }
-
-  Result<LayerAdapter> Compute(AdapterKind kind, uint32_t rank) const {
-    const std::vector<float> keys(keys_.begin(), keys_.end());
-    const std::vector<float> queries(queries_.begin(), queries_.end());
-    LayerSums sums = shape_;
-    sums.n_keys = n_keys_;
-    sums.keys = keys;
-    sums.n_queries = n_queries_;
-    sums.queries = queries;
-    return ComputeAdapter(kind, sums, rank);
-  }
-
- private:
-  static void AddTo(std::span<const float> values, std::vector<double>* totals) {
-    totals->resize(values.size());
-    for (size_t i = 0; i < values.size(); ++i) (*totals)[i] += values[i];
-  }
-
-  LayerSums shape_;
-  std::vector<double> keys_;
-  std::vector<double> queries_;
-  uint64_t n_keys_ = 0;
-  uint64_t n_queries_ = 0;
-};
-
 class Calibrator {
  public:
+  // `sums`: what is there already.
   Calibrator(const Model& model, std::mutex* device_mutex, const CalibrationPlan& plan,
-             const CalibrationOptions& options, const ProgressCallback& progress)
-      : model_(model), device_mutex_(device_mutex), plan_(plan), options_(options), progress_(progress) {}
+             const CalibrationOptions& options, const ProgressCallback& progress, CalibrationSums sums)
+      : model_(model),
+        device_mutex_(device_mutex),
+        plan_(plan),
+        options_(options),
+        progress_(progress),
+        sums_(std::move(sums)),
+        n_saved_pieces_(sums_.n_pieces),
+        n_done_(sums_.n_tokens) {}
   Calibrator(const Calibrator&) = delete;
   Calibrator& operator=(const Calibrator&) = delete;
   ~Calibrator() {
@@ -99,7 +74,10 @@ class Calibrator {
     pass_.reset();
   }
 
+  const CalibrationSums& sums() const { return sums_; }
+
   Status SumUp(std::shared_ptr<const DeviceWeights> weights, Device& device) {
+    if (sums_.n_pieces == plan_.pieces.size()) return Ask(plan_.n_tokens - 1);
     {
       const std::lock_guard lock(*device_mutex_);
       KVRUN_ASSIGN_OR_RETURN(pass_,
@@ -107,19 +85,22 @@ class Calibrator {
                                                          {.n_sequences = 1, .n_ctx = plan_.max_piece_tokens},
                                                          kCalibrationSinks));
     }
-    totals_.resize(model_.config.n_layers);
-    for (const std::span<const TokenId> piece : plan_.pieces) KVRUN_RETURN_IF_ERROR(Prefill(piece));
+    sums_.layers.resize(model_.config.n_layers);
+    while (sums_.n_pieces < plan_.pieces.size()) {
+      const std::span<const TokenId> piece = plan_.pieces[sums_.n_pieces];
+      KVRUN_RETURN_IF_ERROR(Prefill(piece));
+      KVRUN_RETURN_IF_ERROR(EndPiece(piece));
+    }
     const std::lock_guard lock(*device_mutex_);
-    if (n_undrained_ > 0) KVRUN_RETURN_IF_ERROR(Drain());
     pass_.reset();
     return Status::Ok();
   }
 
   Result<std::vector<LayerAdapter>> Compute() {
     std::vector<LayerAdapter> layers;
-    for (const SumTotals& totals : totals_) {
+    for (const LayerTotals& totals : sums_.layers) {
       KVRUN_RETURN_IF_ERROR(Ask(plan_.n_tokens - 1));
-      auto layer = totals.Compute(options_.kind, plan_.rank);
+      auto layer = ComputeAdapter(options_.kind, totals.View(), plan_.rank);
       if (!layer.ok()) return layer.status().WithContext(fmt::format("layer {}", layers.size()));
       layers.push_back(std::move(layer).value());
     }
@@ -127,7 +108,20 @@ class Calibrator {
     return layers;
   }
 
+  // Of whole pieces, where there are more than the file has. A disk that is full must not end what may take
+  // hours: it is said in the end.
+  void Save() {
+    if (options_.checkpoint_path.empty() || !is_whole_ || sums_.n_pieces == n_saved_pieces_) return;
+    const Status status = WriteSums(sums_, options_.checkpoint_path);
+    if (status.ok()) n_saved_pieces_ = sums_.n_pieces;
+    save_error_ = status.ok() ? "" : "what was summed up could not be kept: " + status.message();
+    last_save_ = Clock::now();
+  }
+  const std::string& save_error() const { return save_error_; }
+
  private:
+  using Clock = std::chrono::steady_clock;
+
   Status Ask(uint64_t done) const {
     if (!progress_ || !progress_(done, plan_.n_tokens)) return Status::Ok();
     return {StatusCode::kCancelled, "the calibration was cancelled"};
@@ -146,16 +140,34 @@ class Calibrator {
       KVRUN_RETURN_IF_ERROR(pass_->Run(rows, {}, {}));
       n_done_ += n_rows;
       n_undrained_ += n_rows;
-      if (n_undrained_ >= options_.rows_per_drain) KVRUN_RETURN_IF_ERROR(Drain());
+      if (n_undrained_ >= options_.rows_per_drain) KVRUN_RETURN_IF_ERROR(DrainTo(&piece_));
     }
     return Status::Ok();
   }
 
+  // The device's sums begin at zero for each piece: whether others were summed up in this run does not show.
+  Status EndPiece(std::span<const TokenId> piece) {
+    is_whole_ = false;
+    {
+      const std::lock_guard lock(*device_mutex_);
+      if (n_undrained_ > 0) KVRUN_RETURN_IF_ERROR(DrainTo(piece_.empty() ? &sums_.layers : &piece_));
+    }
+    for (size_t i = 0; i < piece_.size(); ++i) sums_.layers[i].Add(piece_[i]);
+    piece_.clear();
+    ++sums_.n_pieces;
+    sums_.n_tokens += piece.size();
+    is_whole_ = true;
+    if (std::chrono::duration<double>(Clock::now() - last_save_).count() >= options_.checkpoint_period_s)
+      Save();
+    return Status::Ok();
+  }
+
   // Under the lock.
-  Status Drain() {
-    for (uint32_t i = 0; i < totals_.size(); ++i) {
+  Status DrainTo(std::vector<LayerTotals>* totals) {
+    totals->resize(model_.config.n_layers);
+    for (uint32_t i = 0; i < totals->size(); ++i) {
       KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, pass_->Sums(i));
-      totals_[i].Add(sums);
+      (*totals)[i].Add(sums);
     }
     n_undrained_ = 0;
     return pass_->ClearSums();
@@ -167,10 +179,60 @@ class Calibrator {
   const CalibrationOptions& options_;
   const ProgressCallback& progress_;
   std::unique_ptr<ResidentForwardPass> pass_;
-  std::vector<SumTotals> totals_;  // of each layer
-  uint64_t n_done_ = 0;
+  CalibrationSums sums_;
+  bool is_whole_ = true;            // sums_ are those of whole pieces
+  std::vector<LayerTotals> piece_;  // of the current piece, where it was drained before its end
+  uint64_t n_saved_pieces_ = 0;
+  Clock::time_point last_save_ = Clock::now();
+  std::string save_error_;
+  uint64_t n_done_ = 0;       // tokens
   uint64_t n_undrained_ = 0;  // rows in the device's sums
 };
+
+// Sums of nothing yet, of this plan.
+CalibrationSums EmptySums(const Model& model, const CalibrationPlan& plan) {
+  CalibrationSums sums;
+  sums.fingerprint = ModelFingerprint(*model.file, model.config);
+  sums.texts = TextsHash(plan.pieces);
+  sums.n_ctx = plan.n_ctx;
+  sums.n_sinks = kCalibrationSinks;
+  return sums;
+}
+
+// Why the calibration that `expected` begins cannot go on from `found`; empty: it can.
+std::string WhyAnother(const CalibrationSums& found, const CalibrationSums& expected,
+                       const ModelConfig& config, const CalibrationPlan& plan) {
+  if (found.fingerprint != expected.fingerprint) return "it is of another model";
+  if (found.n_ctx != expected.n_ctx) {
+    return fmt::format("its pieces have {} tokens, not {}", found.n_ctx, expected.n_ctx);
+  }
+  if (found.texts != expected.texts) return "it is of other texts";
+  const LayerTotals& shape = found.layers.front();
+  if (found.n_sinks != expected.n_sinks || found.n_pieces > plan.pieces.size() ||
+      found.layers.size() != config.n_layers || shape.n_kv_heads != config.n_kv_heads ||
+      shape.head_dim != config.head_dim) {
+    return "it was made by another version of kvrun";
+  }
+  return "";
+}
+
+Status CheckPaths(const CalibrationOptions& options, const std::string& path) {
+  for (const std::string& each : {path, options.checkpoint_path, options.sums_path}) {
+    if (!each.empty()) KVRUN_RETURN_IF_ERROR(CheckAdapterPath(each));
+  }
+  return Status::Ok();
+}
+
+// All that can fail once there may be something to save.
+Status RunToTheEnd(Calibrator& calibrator, std::shared_ptr<const DeviceWeights> weights, Device& device,
+                   const CalibrationOptions& options, const std::string& path, Calibration* calibration) {
+  KVRUN_RETURN_IF_ERROR(calibrator.SumUp(std::move(weights), device));
+  calibration->adapter.kind = options.kind;
+  calibration->adapter.fingerprint = calibrator.sums().fingerprint;
+  KVRUN_ASSIGN_OR_RETURN(calibration->adapter.layers, calibrator.Compute());
+  if (!options.sums_path.empty()) KVRUN_RETURN_IF_ERROR(WriteSums(calibrator.sums(), options.sums_path));
+  return WriteAdapter(calibration->adapter, path);
+}
 
 }  // namespace
 
@@ -187,6 +249,7 @@ Result<CalibrationPlan> PlanCalibration(const CalibrationOptions& options, const
                                n_ctx, kMinPieceTokens));
   }
   CalibrationPlan plan;
+  plan.n_ctx = n_ctx;
   plan.rank = options.rank == 0 ? std::min(config.kv_dim(), kMaxDefaultRank) : options.rank;
   if (plan.rank > config.kv_dim()) {
     return Invalid(
@@ -200,21 +263,41 @@ Result<CalibrationPlan> PlanCalibration(const CalibrationOptions& options, const
   return plan;
 }
 
+FoundCheckpoint FindCheckpoint(const Model& model, const CalibrationOptions& options,
+                               const CalibrationPlan& plan) {
+  const std::string& path = options.checkpoint_path;
+  if (path.empty()) return {};
+  auto sums = ReadSums(path);
+  if (sums.status().code() == StatusCode::kNotFound) return {};
+  if (options.restarts) return {{}, fmt::format("starting anew, as asked, and not from {}", path)};
+  if (!sums.ok()) return {{}, fmt::format("starting anew: {}", sums.status().message())};
+  const std::string why = WhyAnother(*sums, EmptySums(model, plan), model.config, plan);
+  if (!why.empty()) return {{}, fmt::format("starting anew, and not from {}: {}", path, why)};
+  std::string note =
+      fmt::format("going on from {}: {} of {} tokens are done", path, sums->n_tokens, plan.n_tokens);
+  return {std::move(sums).value(), std::move(note)};
+}
+
 Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                      Device& device, std::mutex* device_mutex,
                                      const CalibrationOptions& options, const std::string& path,
                                      const ProgressCallback& progress) {
   KVRUN_ASSIGN_OR_RETURN(const CalibrationPlan plan, PlanCalibration(options, model.config));
-  KVRUN_RETURN_IF_ERROR(CheckAdapterPath(path));
-  Calibrator calibrator(model, device_mutex, plan, options, progress);
-  KVRUN_RETURN_IF_ERROR(calibrator.SumUp(std::move(weights), device));
+  KVRUN_RETURN_IF_ERROR(CheckPaths(options, path));
+  FoundCheckpoint found = FindCheckpoint(model, options, plan);
   Calibration calibration;
-  calibration.adapter.kind = options.kind;
-  calibration.adapter.fingerprint = ModelFingerprint(*model.file, model.config);
-  KVRUN_ASSIGN_OR_RETURN(calibration.adapter.layers, calibrator.Compute());
+  if (found.sums) calibration.n_resumed_tokens = found.sums->n_tokens;
+  Calibrator calibrator(model, device_mutex, plan, options, progress,
+                        found.sums ? *std::move(found.sums) : EmptySums(model, plan));
+  const Status status = RunToTheEnd(calibrator, std::move(weights), device, options, path, &calibration);
+  if (!status.ok()) calibrator.Save();
+  const std::string& save_error = calibrator.save_error();
+  if (!status.ok())
+    return save_error.empty() ? status : Status(status.code(), status.message() + "; " + save_error);
+  if (!save_error.empty()) calibration.notes.push_back(save_error);
+  if (!options.checkpoint_path.empty()) unlink(options.checkpoint_path.c_str());
   calibration.n_tokens = plan.n_tokens;
   calibration.n_pieces = plan.pieces.size();
-  KVRUN_RETURN_IF_ERROR(WriteAdapter(calibration.adapter, path));
   return calibration;
 }
 

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/calibration_sums.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/session.h"
 #include "runtime/kv/adapter.h"
@@ -31,12 +33,20 @@ struct CalibrationOptions {
   // The device's sums are float32. After so many rows (64 steps) they are added to sums in double precision
   // on the host, so that rounding does not grow with the length of the texts.
   uint32_t rows_per_drain = 16384;
+  // Where the sums of whole pieces are kept until the adapters are written, at the end of a piece after so
+  // long and when the calibration ends early; the same texts then go on from there. Empty: nowhere.
+  std::string checkpoint_path;
+  double checkpoint_period_s = 30.0;
+  bool restarts = false;  // what the checkpoint holds is not used
+  std::string sums_path;  // where the sums go too that the adapters are computed from; empty: nowhere
 };
 
 struct Calibration {
   Adapter adapter;
   uint64_t n_tokens = 0;  // in pieces
   uint64_t n_pieces = 0;
+  uint64_t n_resumed_tokens = 0;   // of them, those that came with the checkpoint
+  std::vector<std::string> notes;  // for people
 };
 
 // What a session's context would be (keys depend on their positions: short pieces show few of them), as long
@@ -46,15 +56,25 @@ uint32_t DefaultPieceTokens(const ModelConfig& config);
 // What the options come to, checked; needs no device.
 struct CalibrationPlan {
   uint32_t rank = 0;
+  uint32_t n_ctx = 0;
   std::vector<std::span<const TokenId>> pieces;  // at least kMinPieceTokens each
   uint32_t max_piece_tokens = 0;
   uint64_t n_tokens = 0;
 };
 Result<CalibrationPlan> PlanCalibration(const CalibrationOptions& options, const ModelConfig& config);
 
+// What CalibrateAdapter will go on from.
+struct FoundCheckpoint {
+  std::optional<CalibrationSums> sums;  // none: it begins anew
+  std::string note;                     // that it goes on, or why it does not; empty where there is no file
+};
+FoundCheckpoint FindCheckpoint(const Model& model, const CalibrationOptions& options,
+                               const CalibrationPlan& plan);
+
 // Prefills each piece from an empty context. Takes the mutex while it uses the device, and not while it asks
 // `progress`, in tokens over all pieces (the last of them counts when the adapters are computed). There is no
-// file where the answer is not ok; that `path` can be written is found before anything is computed.
+// file where the answer is not ok, but for the checkpoint; that `path` and the others can be written is found
+// before anything is computed.
 Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                      Device& device, std::mutex* device_mutex,
                                      const CalibrationOptions& options, const std::string& path,

@@ -17,6 +17,8 @@ using Matrix = Eigen::MatrixXd;
 using Vector = Eigen::VectorXd;
 using RowMajorFloats = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using RowsView = Eigen::Map<const RowMajorFloats>;
+template <typename Number>
+using SquareView = Eigen::Map<const Eigen::Matrix<Number, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 
 struct KindName {
   AdapterKind kind;
@@ -39,11 +41,13 @@ struct HeadWeights {
   std::vector<Matrix> inverses;
 };
 
-bool AllFinite(std::span<const float> values) {
-  return std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+template <typename Number>
+bool AllFinite(std::span<const Number> values) {
+  return std::all_of(values.begin(), values.end(), [](Number value) { return std::isfinite(value); });
 }
 
-Status CheckSums(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
+template <typename Number>
+Status CheckSums(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank) {
   const uint64_t key_dim = uint64_t{sums.n_kv_heads} * sums.head_dim;
   KVRUN_CHECK(sums.keys.size() == (key_dim + 1) * key_dim);
   if (rank == 0 || rank > key_dim) {
@@ -64,20 +68,23 @@ Status CheckSums(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
 }
 
 // The mean of k k^T, less that of the mean key where the kind says so. [key_dim, key_dim]
-Matrix KeyCovariance(const LayerSums& sums, const Vector& mean) {
+template <typename Number>
+Matrix KeyCovariance(const SumsOf<Number>& sums, const Vector& mean) {
   const Eigen::Index key_dim = mean.size();
-  const RowsView gram(sums.keys.data(), key_dim, key_dim);
-  Matrix covariance = gram.cast<double>() / static_cast<double>(sums.n_keys);
+  const SquareView<Number> gram(sums.keys.data(), key_dim, key_dim);
+  Matrix covariance = gram.template cast<double>() / static_cast<double>(sums.n_keys);
   covariance.noalias() -= mean * mean.transpose();
   return covariance;
 }
 
-HeadWeights WeighHeads(const LayerSums& sums) {
+template <typename Number>
+HeadWeights WeighHeads(const SumsOf<Number>& sums) {
   const Eigen::Index dim = sums.head_dim;
   HeadWeights weights;
   for (uint32_t head = 0; head < sums.n_kv_heads; ++head) {
-    const RowsView moment(sums.queries.data() + uint64_t{head} * sums.head_dim * sums.head_dim, dim, dim);
-    const Eigen::SelfAdjointEigenSolver<Matrix> solver(moment.cast<double>() /
+    const SquareView<Number> moment(sums.queries.data() + uint64_t{head} * sums.head_dim * sums.head_dim, dim,
+                                    dim);
+    const Eigen::SelfAdjointEigenSolver<Matrix> solver(moment.template cast<double>() /
                                                        static_cast<double>(sums.n_queries));
     const Matrix& axes = solver.eigenvectors();
     const double largest = solver.eigenvalues()[dim - 1];
@@ -131,33 +138,15 @@ std::vector<float> RowMajor(const Matrix& matrix) {
   return values;
 }
 
-}  // namespace
-
-std::string_view AdapterKindName(AdapterKind kind) {
-  for (const KindName& known : kKindNames) {
-    if (known.kind == kind) return known.name;
-  }
-  return "unknown";
-}
-
-Result<AdapterKind> FindAdapterKind(std::string_view name) {
-  std::string names;
-  for (const KindName& known : kKindNames) {
-    if (known.name == name) return known.kind;
-    if (!names.empty()) names += ", ";
-    names += known.name;
-  }
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("unknown kind of adapter '{}'; known: {}", name, names));
-}
-
-Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
+template <typename Number>
+Result<LayerAdapter> Compute(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank) {
   KVRUN_RETURN_IF_ERROR(CheckSums(kind, sums, rank));
   const auto key_dim = static_cast<Eigen::Index>(sums.n_kv_heads) * sums.head_dim;
   Vector mean = Vector::Zero(key_dim);
   if (TakesMeanOff(kind)) {
-    const Eigen::Map<const Eigen::VectorXf> sum(sums.keys.data() + key_dim * key_dim, key_dim);
-    mean = sum.cast<double>() / static_cast<double>(sums.n_keys);
+    const Eigen::Map<const Eigen::Matrix<Number, Eigen::Dynamic, 1>> sum(sums.keys.data() + key_dim * key_dim,
+                                                                         key_dim);
+    mean = sum.template cast<double>() / static_cast<double>(sums.n_keys);
   }
   Matrix covariance = KeyCovariance(sums, mean);
   HeadWeights weights;
@@ -187,6 +176,34 @@ Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uin
   adapter.key_side = RowMajor(axes);
   adapter.query_side = RowMajor(query_side);
   return adapter;
+}
+
+}  // namespace
+
+std::string_view AdapterKindName(AdapterKind kind) {
+  for (const KindName& known : kKindNames) {
+    if (known.kind == kind) return known.name;
+  }
+  return "unknown";
+}
+
+Result<AdapterKind> FindAdapterKind(std::string_view name) {
+  std::string names;
+  for (const KindName& known : kKindNames) {
+    if (known.name == name) return known.kind;
+    if (!names.empty()) names += ", ";
+    names += known.name;
+  }
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("unknown kind of adapter '{}'; known: {}", name, names));
+}
+
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
+  return Compute(kind, sums, rank);
+}
+
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank) {
+  return Compute(kind, sums, rank);
 }
 
 void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums) {

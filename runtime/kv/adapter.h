@@ -33,20 +33,24 @@ struct LayerAdapter {
 };
 
 // What an adapter is computed from. Sums over entries, sinks left out.
-struct LayerSums {
+template <typename Number>
+struct SumsOf {
   uint32_t n_kv_heads = 0;
   uint32_t head_dim = 0;
   uint64_t n_keys = 0;
-  std::span<const float> keys;  // [key_dim + 1, key_dim]: the sum of k k^T, then the sum of k
-  uint64_t n_queries = 0;       // per KV head
-  std::span<const float>
+  std::span<const Number> keys;  // [key_dim + 1, key_dim]: the sum of k k^T, then the sum of k
+  uint64_t n_queries = 0;        // per KV head
+  std::span<const Number>
       queries;  // [n_kv_heads, head_dim, head_dim]: the sums of q q^T; empty for kinds without them
 };
+using LayerSums = SumsOf<float>;  // as a device makes them
+using PreciseLayerSums = SumsOf<double>;
 
 // Fails where there are fewer than `rank` directions to find (rank > key_dim, or no keys), or a sum is not
 // finite. The same sums give the same adapter: of each direction the component of largest magnitude is
 // positive. Where all keys are equal (after the mean is taken off), energy is 1 from the first column on.
 Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank);
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank);
 // On the host, for keys that are not on the device any more. `keys`: float [n, key_dim].
 // Adds them to sums as LayerSums::keys.
 void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums);

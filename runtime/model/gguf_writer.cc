@@ -17,6 +17,7 @@ constexpr uint32_t kU32 = 4;         // value types of the format
 constexpr uint32_t kF32 = 6;
 constexpr uint32_t kString = 8;
 constexpr uint32_t kArray = 9;
+constexpr uint32_t kU64 = 10;
 
 void PutBytes(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
   if (bytes.empty()) return;
@@ -44,6 +45,13 @@ void GgufWriter::Set(std::string_view key, uint32_t value) {
   ++n_keys_;
   PutString(keys_, key);
   Put(keys_, kU32);
+  Put(keys_, value);
+}
+
+void GgufWriter::Set(std::string_view key, uint64_t value) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kU64);
   Put(keys_, value);
 }
 

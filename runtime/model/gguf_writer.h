@@ -17,6 +17,7 @@ namespace kvrun {
 class GgufWriter {
  public:
   void Set(std::string_view key, uint32_t value);
+  void Set(std::string_view key, uint64_t value);
   void Set(std::string_view key, float value);
   void Set(std::string_view key, std::string_view value);
   void Set(std::string_view key, std::span<const float> values);

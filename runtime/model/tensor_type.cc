@@ -28,6 +28,10 @@ uint32_t ReadU32(const std::byte* bytes) {
 float ReadHalf(const std::byte* bytes) { return HalfToFloat(ReadU16(bytes)); }
 
 void DecodeF32(const std::byte* block, float* out) { *out = std::bit_cast<float>(ReadU32(block)); }
+void DecodeF64(const std::byte* block, float* out) {
+  *out = static_cast<float>(
+      std::bit_cast<double>(uint64_t{ReadU32(block)} | uint64_t{ReadU32(block + 4)} << 32));
+}
 void DecodeF16(const std::byte* block, float* out) { *out = ReadHalf(block); }
 void DecodeBF16(const std::byte* block, float* out) { *out = BFloat16ToFloat(ReadU16(block)); }
 
@@ -140,6 +144,7 @@ constexpr std::array kTypes = {
     TensorTypeInfo{TensorType::kQ4_K, "Q4_K", kSuperBlock, 144, DecodeQ4_K},
     TensorTypeInfo{TensorType::kQ5_K, "Q5_K", kSuperBlock, 176, DecodeQ5_K},
     TensorTypeInfo{TensorType::kQ6_K, "Q6_K", kSuperBlock, 210, DecodeQ6_K},
+    TensorTypeInfo{TensorType::kF64, "F64", 1, 8, DecodeF64},
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ enum class TensorType : uint32_t {
   kQ4_K = 12,
   kQ5_K = 13,
   kQ6_K = 14,
+  kF64 = 28,  // of files that kvrun writes (docs/formats/sums.md); no type of weights
   kBF16 = 30,
 };
 

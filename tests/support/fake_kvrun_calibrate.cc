@@ -1,9 +1,11 @@
 // The toy library's calibration: column i of layer l of an adapter of rank R keeps (i + 1) / (R + l) of the
 // energy; a rank of 0 means 40. The file says what was asked for. A "slow" model takes its time for each
-// token, a "devicefail" loses the device half way.
+// token, a "devicefail" loses the device half way; one that is cancelled leaves the number of tokens that are
+// done in the checkpoint, from which the next call goes on.
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <thread>
 
@@ -20,11 +22,26 @@ nlohmann::json Layer(uint32_t layer, uint32_t rank) {
   return {{"energy", energy}};
 }
 
+size_t Resumed(const kvrun_calibrate_options& options) {
+  size_t done = 0;
+  if (options.restart == 0) std::ifstream(options.checkpoint) >> done;
+  return done;
+}
+
 }  // namespace
 
 void kvrun_calibrate_options_init(kvrun_calibrate_options* options) {
   *options = {};
   options->struct_size = sizeof(*options);
+}
+
+kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine*, const kvrun_calibrate_options* options,
+                                             char** json) {
+  const size_t resumed = Resumed(*options);
+  std::string note;
+  if (resumed > 0) note = fmt::format("going on from {}", options->checkpoint);
+  if (options->restart != 0) note = "starting anew, as asked";
+  return HandOut(nlohmann::json{{"resumed_tokens", resumed}, {"n_tokens", 0}, {"note", note}}.dump(), json);
 }
 
 kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options* options, const char* path,
@@ -39,20 +56,26 @@ kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options
     for (size_t k = 0; k < options->counts[i]; ++k) texts += fmt::format(" {}", options->texts[i][k]);
     total += options->counts[i];
   }
-  for (size_t done = 0; done <= total; ++done) {
+  const size_t resumed = Resumed(*options);
+  for (size_t done = resumed; done <= total; ++done) {
     if (engine->model->Is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (engine->model->Is("devicefail") && done > total / 2)
       return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
     if (options->progress(options->progress_user, KVRUN_PHASE_CALIBRATE, done, total) != 0) {
+      if (done > 0) std::ofstream(options->checkpoint) << done;
       return Fail(KVRUN_CANCELLED, "cancelled");
     }
   }
+  std::remove(options->checkpoint);
+  if (options->sums != nullptr) std::ofstream(options->sums) << "sums";
   std::ofstream(path) << asked << texts;
   const uint32_t rank = options->rank == 0 ? 40 : options->rank;
   return HandOut(nlohmann::json{{"kind", options->kind},
                                 {"rank", rank},
                                 {"n_tokens", total},
                                 {"n_pieces", options->n_texts},
+                                {"resumed_tokens", resumed},
+                                {"notes", nlohmann::json::array()},
                                 {"fingerprint", "0123"},
                                 {"layers", {Layer(0, rank), Layer(1, rank)}}}
                      .dump(),

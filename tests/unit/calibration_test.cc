@@ -123,6 +123,11 @@ TEST_F(CapiCalibrate, ArgumentsAreChecked) {
   options_.counts = &count;
   ExpectRefused(KVRUN_INVALID_ARGUMENT, "'texts[]' is NULL");
   options_.n_texts = 0;
+  options_.n_ctx = 7;
+  char* json = nullptr;
+  EXPECT_EQ(kvrun_calibrate_checkpoint_json(engine_, &options_, &json), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("pieces of 7 tokens"), std::string::npos) << LastError();
+  EXPECT_EQ(kvrun_calibrate_checkpoint_json(engine_, &options_, nullptr), KVRUN_INVALID_ARGUMENT);
   ExpectRefused(KVRUN_UNSUPPORTED, "no weights");  // the fixture's engine is a fake
   options_.struct_size = 0;
   ExpectRefused(KVRUN_INVALID_ARGUMENT, "kvrun_calibrate_options.struct_size");

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -109,10 +110,11 @@ TEST_F(CliCalibrate, OptionsAreVariablesToo) {
 TEST_F(CliCalibrate, BadUsageIsSaid) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"-m", "toy", "-f", ab_}, "-o ADAPTER.gguf"},
-      {{"-m", "toy", "-o", out_}, "give texts"},
+      {{"-m", "toy", "-f", ab_, "-o", out_, "--plot", out_}, "named for two results"},
+      {{"-m", "toy", "-f", ab_, "-o", out_, "--dump-gram", out_}, "named for two results"},
       {{"-f", ab_, "-o", out_}, "no model is named"},
       {{"-m", "toy", "-f", ab_, "--ids", ab_, "-o", out_}, "--ids"},
-      {{"-m", "toy", "-f", ab_, "--tokens", "3", "-o", out_}, "--tokens"},
+      {{"-m", "toy", "-f", ab_, "--tokens", "some", "-o", out_}, "--tokens"},
       {{"-m", "toy", "-f", ab_, "--kind", "svd", "-o", out_}, "--kind"},
       {{"-m", "toy", "-f", ab_, "--rank", "-1", "-o", out_}, "--rank"},
       {{"-m", "toy", "-f", ab_, "--ctx", "all", "-o", out_}, "--ctx"},
@@ -153,18 +155,122 @@ TEST_F(CliCalibrate, FailuresAreOneLineAndLeaveNoFile) {
   }
 }
 
-TEST_F(CliCalibrate, ProgressIsShownAndCtrlCLeavesNoFile) {
+TEST_F(CliCalibrate, ProgressIsShown) {
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--progress", "always"}).err, "calibrating: 2 of 2, 100 %");
-  std::filesystem::remove(out_);
-  const size_t n_files = FilesInFolder();
-  RunningProgram program(
-      KVADAPT_FAKE_PROGRAM,
-      Arguments("slow", {"-f", folder_.Write("ab", std::string(1000, 'x')), "--progress", "always"}), {});
-  ASSERT_TRUE(program.WaitForOutput("calibrating"));
+}
+
+TEST_F(CliCalibrate, CtrlCKeepsWhatTheSameCommandGoesOnFrom) {
+  const std::string partial = out_ + ".partial";
+  const std::string text = folder_.Write("text", std::string(1000, 'x'));
+  RunningProgram program(KVADAPT_FAKE_PROGRAM, Arguments("slow", {"-f", text, "--progress", "always"}), {});
+  ASSERT_TRUE(program.WaitForOutput("calibrating: 1"));
   program.Signal(SIGINT);
   const ProgramResult result = program.Finish();
   EXPECT_EQ(result.exit_code, 130);
-  EXPECT_PRED2(Contains, result.err, "kvadapt: interrupted");
+  EXPECT_PRED2(Contains, result.err, "kvadapt: interrupted; the same command goes on from " + partial + "\n");
+  EXPECT_FALSE(std::filesystem::exists(out_));
+  ASSERT_TRUE(std::filesystem::exists(partial));
+  folder_.Write("adapter.gguf.partial", "990");
+  const ProgramResult second = Run({"-f", text, "--progress", "always"});
+  EXPECT_EQ(second.exit_code, 0);
+  EXPECT_PRED2(Contains, second.err, "kvadapt: note: going on from " + partial + "\n");
+  EXPECT_PRED2(Contains, second.err, "calibrating: 990 of 1000, 99 %\n");
+  EXPECT_FALSE(std::filesystem::exists(partial));
+  folder_.Write("adapter.gguf.partial", "990");
+  const ProgramResult anew = Run({"-f", text, "--restart", "--progress", "always"});
+  EXPECT_PRED2(Contains, anew.err, "note: starting anew");
+  EXPECT_PRED2(Contains, anew.err, "calibrating: 0 of 1000");
+}
+
+// What is left is told from what this run did, not from what came with the checkpoint.
+TEST_F(CliCalibrate, TheTimeLeftIsSensibleAfterGoingOn) {
+  const std::string text = folder_.Write("text", std::string(1000, 'x'));
+  folder_.Write("adapter.gguf.partial", "940");
+  const ProgramResult result = Run({"-f", text, "--progress", "always"}, {}, "slow nobos");
+  const size_t at = result.err.find("token/s, ");
+  ASSERT_NE(at, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.substr(at + 9, result.err.find(' ', at + 9) - at - 9).size(), 1U)
+      << "60 tokens of 20 ms: seconds\n"
+      << result.err;
+  EXPECT_PRED2(Contains, result.err, " s left");
+}
+
+TEST_F(CliCalibrate, FoldersAreReadInTheirOrder) {
+  namespace fs = std::filesystem;
+  const std::string texts = folder_.Path("texts");
+  fs::create_directories(texts + "/b/.git");
+  fs::create_directories(texts + "/empty");
+  folder_.Write("texts/c", "33");
+  folder_.Write("texts/b/2", "2\xc3\xa9");
+  folder_.Write("texts/a", "1");
+  folder_.Write("texts/b/.git/x", "no");
+  folder_.Write("texts/.hidden", "no");
+  folder_.Write("texts/none", "");
+  folder_.Write("texts/zero", std::string("a\0b", 3));
+  folder_.Write("texts/latin", "\xe9\xe8\xe9");
+  folder_.Write("texts/z-copy", "33");
+  fs::create_symlink(texts, texts + "/b/round");
+  fs::create_symlink(texts + "/a", texts + "/link");
+  const ProgramResult result = Run({"-f", texts, "-f", c_});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(Written().ends_with(" | 49 50 195 169 51 51 | 99")) << Written();
+  EXPECT_PRED2(
+      Contains, result.err,
+      "kvadapt: note: 4 texts, 7 tokens; skipped: 2 copies, 1 empty, 2 hidden, 1 links to folders, 2 "
+      "not text\n");
+  EXPECT_EQ(Run({"-f", texts, "-q"}).err, "");
+  const ProgramResult nothing = Run({"-f", texts + "/empty"});
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_PRED2(Contains, nothing.err, "kvadapt: there is no text in what was named: 0 texts, 0 tokens\n");
+  const ProgramResult named = Run({"-f", texts + "/zero"});
+  EXPECT_EQ(named.exit_code, 1);
+  EXPECT_EQ(named.err,
+            "kvadapt: " + texts + "/zero is not text: it has zero bytes, or is mostly not UTF-8\n");
+}
+
+TEST_F(CliCalibrate, NoMoreThanSoManyTokensAreRead) {
+  const ProgramResult result = Run({"-f", ab_, "-f", ab_, "-f", c_, "--tokens", "3"});
+  EXPECT_TRUE(Written().ends_with(" | 97 98 | 97")) << Written();
+  EXPECT_PRED2(Contains, result.err,
+               "kvadapt: note: 2 texts, 3 tokens; the rest is not read: --tokens N takes more\n");
+  EXPECT_EQ(Run({"-f", ab_, "--tokens", "2"}).err.find("texts"), std::string::npos) << "nothing is left out";
+  // The toy's tokens are bytes.
+  Run({"-f", folder_.Write("large", std::string(400000, 'x')), "--json"});
+  const std::string written = Written();
+  EXPECT_EQ(std::count(written.begin() + static_cast<std::ptrdiff_t>(written.find('|')), written.end(), ' '),
+            131072);
+  Run({"-f", "-", "--tokens", "90000"}, {{}, std::string(200000, 'y'), ""});
+  const std::string piped = Written();
+  EXPECT_EQ(std::count(piped.begin() + static_cast<std::ptrdiff_t>(piped.find('|')), piped.end(), ' '),
+            90000);
+}
+
+TEST_F(CliCalibrate, DebiansTextsAreTheDefault) {
+  const std::string first = "/usr/share/common-licenses/Apache-2.0";
+  if (!std::filesystem::exists(first)) GTEST_SKIP() << "no " << first;
+  const ProgramResult result = Run({"--tokens", "400"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.err,
+               "kvadapt: note: no texts are named; of Debian's own: 1 text, 400 tokens");
+  std::string expected = " |";
+  for (const char byte : ReadWholeFile(first).substr(0, 400)) expected += " " + std::to_string(int{byte});
+  EXPECT_TRUE(Written().ends_with(expected)) << Written();
+}
+
+TEST_F(CliCalibrate, PlotAndSumsAreWrittenToo) {
+  const std::string plot = folder_.Path("plot.svg");
+  const std::string sums = folder_.Path("sums.gguf");
+  ASSERT_EQ(Run({"-f", ab_, "--plot", plot, "--dump-gram", sums}).exit_code, 0);
+  EXPECT_TRUE(ReadWholeFile(plot).starts_with("<svg")) << ReadWholeFile(plot);
+  EXPECT_PRED2(Contains, ReadWholeFile(plot), "Energy of keys kept by rank, query-centred");
+  EXPECT_EQ(ReadWholeFile(sums), "sums");
+  for (const char* option : {"--plot", "--dump-gram"}) {
+    const ProgramResult result = Run({"-f", ab_, option, "/no/such/folder/x", "--progress", "always"});
+    EXPECT_EQ(result.exit_code, 1) << option;
+    EXPECT_EQ(result.err, "kvadapt: cannot write /no/such/folder/x: No such file or directory\n");
+  }
+  const size_t n_files = FilesInFolder();
+  Run({"-f", ab_, "--plot", folder_.Path("other.svg")}, {}, "devicefail");
   EXPECT_EQ(FilesInFolder(), n_files);
 }
 

@@ -46,7 +46,7 @@ TEST(TensorType, TableIsThatOfTheFormat) {
                            Row{TensorType::kQ4_0, "Q4_0", 32, 18},   Row{TensorType::kQ4_1, "Q4_1", 32, 20},
                            Row{TensorType::kQ5_0, "Q5_0", 32, 22},   Row{TensorType::kQ5_1, "Q5_1", 32, 24},
                            Row{TensorType::kQ4_K, "Q4_K", 256, 144}, Row{TensorType::kQ5_K, "Q5_K", 256, 176},
-                           Row{TensorType::kQ6_K, "Q6_K", 256, 210}};
+                           Row{TensorType::kQ6_K, "Q6_K", 256, 210}, Row{TensorType::kF64, "F64", 1, 8}};
   for (const Row& row : rows) {
     const TensorTypeInfo* info = FindTensorType(static_cast<uint32_t>(row.type));
     ASSERT_NE(info, nullptr) << row.name;
@@ -108,6 +108,8 @@ TEST(TensorType, PlainFloats) {
             (std::vector{1.25F, -3e-20F}));
   EXPECT_EQ(Decode(TensorType::kF16, ByteWriter().Put(kHalfTwo).Put(kHalfQuarter).Take()),
             (std::vector{2.0F, 0.25F}));
+  EXPECT_EQ(Decode(TensorType::kF64, ByteWriter().Put(uint64_t{0xC004000000000000}).Take()),
+            (std::vector<float>{-2.5F}));
   EXPECT_EQ(Decode(TensorType::kBF16, ByteWriter().Put(uint16_t{0x3FC0}).Put(uint16_t{0xC2C8}).Take()),
             (std::vector{1.5F, -100.0F}));
 }

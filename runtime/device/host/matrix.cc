@@ -37,6 +37,7 @@ PlaneBytes GetPlaneBytes(TensorType type) {
     case TensorType::kQ4_K: return {.quants = 256, .scales = 32, .supers = 64};
     case TensorType::kQ5_K: return {.quants = 256, .high = 64, .scales = 32, .supers = 64};
     case TensorType::kQ6_K: return {.quants = 256, .high = 128, .scales = 32, .supers = 32};
+    case TensorType::kF64: break;  // no type of weights
   }
   return {};
 }

@@ -36,6 +36,7 @@ PlaneWords GetPlaneWords(TensorType type) {
     case TensorType::kQ4_K: return {8, 0, 0, 4, 0};
     case TensorType::kQ5_K: return {8, 2, 0, 4, 0};
     case TensorType::kQ6_K: return {8, 4, 0, 4, 1};
+    case TensorType::kF64: break;  // no type of weights
   }
   return {};
 }
@@ -264,6 +265,7 @@ void PackRow(const PackedLayout& layout, uint32_t row_index, std::span<const std
     case TensorType::kQ4_K: PackQ4K(writer, row.data(), n_super_blocks, false); break;
     case TensorType::kQ5_K: PackQ4K(writer, row.data(), n_super_blocks, true); break;
     case TensorType::kQ6_K: PackQ6K(writer, row.data(), n_super_blocks); break;
+    case TensorType::kF64: KVRUN_CHECK(false);
   }
 }
 
