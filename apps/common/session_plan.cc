@@ -45,6 +45,20 @@ void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan
   }
 }
 
+// Options of one method are mostly none of another's.
+void LeaveOutForOtherMethod(const SharedOptions& shared, SessionPlan* plan) {
+  const std::string* given = shared.kv.Find("method");
+  const std::string* tuned = plan->kv.Find("method");
+  if (given == nullptr || tuned == nullptr || *given == *tuned) return;
+  if (!shared.quiet) {
+    PrintMessage(
+        fmt::format("note: {}: it was tuned for the method {}, and {} is asked for: none of its options "
+                    "is taken",
+                    shared.config, *tuned, *given));
+  }
+  plan->kv = KvOptionList();
+}
+
 }  // namespace
 
 SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
@@ -59,6 +73,7 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
       plan.kv.Set(shared.config, TextOf(option.value("name", Json())), TextOf(option.value("value", Json())));
     }
     SayNotes(shared, config, &plan);
+    LeaveOutForOtherMethod(shared, &plan);
   }
   plan.kv.Override(shared.kv);
   return plan;

@@ -65,6 +65,16 @@ TEST_F(CliConfig, OptionsOnTheCommandLineAndVariablesTakeThePlaceOfSingleOnes) {
                "asked 1x15@/flash, budget 1/13, dir /flash, group 4, method kvswap, rank 7\n");
 }
 
+TEST_F(CliConfig, WithAnotherMethodNoneOfItsOptionsIsTaken) {
+  const ProgramResult result = Run(kConfig, {"--kv-method", "flexgen", "--kv-budget", "2000"});
+  EXPECT_PRED2(Contains, result.err, "tokens, budget 2000, method flexgen\n");
+  EXPECT_PRED2(
+      Contains, result.err,
+      ": it was tuned for the method kvswap, and flexgen is asked for: none of its options is taken\n");
+  EXPECT_PRED2(Contains, Run(kConfig, {"--kv-method", "kvswap"}).err,
+               "budget 1000, group 8, method kvswap\n");
+}
+
 TEST_F(CliConfig, ItIsAVariableToo) {
   const ProgramResult result =
       Cli({"run", "-m", "nobos", "-p", "hello", "-n", "10"}, {{"KVRUN_CONFIG=" + Write(kConfig)}, "", ""});
