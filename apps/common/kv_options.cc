@@ -49,6 +49,18 @@ void KvOptionList::Set(const std::string& source, const std::string& name, const
   options_.emplace_back(name, value);
 }
 
+void KvOptionList::Override(const KvOptionList& other) {
+  std::erase_if(options_, [&other](const auto& option) { return other.Find(option.first) != nullptr; });
+  options_.insert(options_.end(), other.options_.begin(), other.options_.end());
+}
+
+const std::string* KvOptionList::Find(const std::string& name) const {
+  for (auto option = options_.rbegin(); option != options_.rend(); ++option) {
+    if (option->first == name) return &option->second;
+  }
+  return nullptr;
+}
+
 bool KvOptionList::asks_for_plan() const {
   return std::ranges::any_of(options_, [](const auto& option) {
     return option.first == "budget" || (option.first == "method" && option.second != "full");

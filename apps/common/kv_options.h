@@ -18,6 +18,11 @@ class KvOptionList {
   // A UsageError that begins with `source`, the option or the variable, where the library refuses the value.
   void Set(const std::string& source, const std::string& name, const std::string& value);
 
+  // What `other` says takes the place of what this says of the same name.
+  void Override(const KvOptionList& other);
+
+  // What was said last; null: nothing.
+  const std::string* Find(const std::string& name) const;
   bool empty() const { return options_.empty(); }
   // A method other than full, or a budget, was asked for.
   bool asks_for_plan() const;

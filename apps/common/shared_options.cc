@@ -18,18 +18,6 @@ constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
 constexpr uint64_t kOpenEndedContext = 8192;
 constexpr uint64_t kOpenEndedRoom = 1024;
 
-// Without progress. Points to `kv`.
-kvrun_session_options SessionOptions(const std::vector<kvrun_option>& kv, uint32_t n_sequences,
-                                     uint32_t n_ctx) {
-  kvrun_session_options options;
-  kvrun_session_options_init(&options);
-  options.n_sequences = n_sequences;
-  options.n_ctx = n_ctx;
-  options.kv_options = kv.data();
-  options.n_kv_options = kv.size();
-  return options;
-}
-
 }  // namespace
 
 void AddModelOption(OptionSet* set, SharedOptions* shared) {
@@ -52,13 +40,21 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
             "slower");
 }
 
+void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
+  AddKvOptions(set, &shared->kv);
+  set->Text("--config", &shared->config, "FILE",
+            "what kvadapt tune found for this model here; --kv-... options take the place of single ones");
+  set->Flag("--force-config", &shared->force_config,
+            "take --config's options also where it is of another model or another device");
+}
+
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
   AddDeviceOptions(set, shared);
   set->Number("--ctx", &shared->ctx, 0, kMaxU32,
               fmt::format("tokens of context per sequence (default 0: {})", default_context));
   set->Flag("--profile", &shared->profile, "time each operation on the device");
   set->Flag("--validation", &shared->validation, "enable the Vulkan validation layer");
-  AddKvOptions(set, &shared->kv);
+  AddSessionOptions(set, shared);
 }
 
 void AddReportOptions(OptionSet* set, SharedOptions* shared) {
@@ -82,13 +78,6 @@ ProgressMode ProgressModeOf(const SharedOptions& shared) {
   return shared.progress == "always" ? ProgressMode::kAlways : ProgressMode::kAuto;
 }
 
-void AnnounceKvPlan(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx) {
-  if (!shared.kv.asks_for_plan()) return;
-  const std::vector<kvrun_option> kv_options = shared.kv.values();
-  const Json plan = KvPlan(model, SessionOptions(kv_options, n_sequences, n_ctx));
-  if (!shared.quiet) PrintMessage("KV cache: " + TextOf(plan.value("line", Json())));
-}
-
 LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progress* progress) {
   kvrun_engine_options options;
   kvrun_engine_options_init(&options);
@@ -104,15 +93,6 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
   loaded.info = EngineInfo(loaded.engine);
   if (!shared.quiet) PrintNotes(loaded.info, shared.device);
   return loaded;
-}
-
-Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, uint32_t n_sequences,
-                     uint32_t n_ctx, Progress* progress) {
-  const std::vector<kvrun_option> kv_options = shared.kv.values();
-  kvrun_session_options options = SessionOptions(kv_options, n_sequences, n_ctx);
-  options.progress = Progress::Callback;
-  options.progress_user = progress;
-  return CreateSession(loaded.engine, options);
 }
 
 uint32_t ChooseContext(const Model& model, const SharedOptions& shared, size_t prompt_tokens,

@@ -22,7 +22,9 @@ struct SharedOptions {
   bool profile = false;
   bool quiet = false;
   bool json = false;
-  KvOptionList kv;
+  KvOptionList kv;     // as given; what a session takes is in its SessionPlan
+  std::string config;  // a file; empty: none
+  bool force_config = false;
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
@@ -31,7 +33,9 @@ void AddModelOption(OptionSet* set, SharedOptions* shared);
 void AddDeviceOption(OptionSet* set, SharedOptions* shared);
 // --device, --threads, --exact-activations.
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared);
-// The same, --ctx, --profile, --validation, --kv-method and the others of its kind.
+// --kv-method and the others of its kind, --config, --force-config.
+void AddSessionOptions(OptionSet* set, SharedOptions* shared);
+// The same, --ctx, --profile, --validation, and what belongs to the device.
 // `default_context` says what a --ctx of 0 means.
 void AddEngineOptions(OptionSet* set, SharedOptions* shared,
                       const std::string& default_context = kContextAsNeeded);
@@ -45,19 +49,12 @@ Model OpenNamedModel(const SharedOptions& shared);
 
 ProgressMode ProgressModeOf(const SharedOptions& shared);
 
-// Says what the budget of the KV cache buys, where one (or a method other than full) was asked for; throws
-// where it cannot be had. To be called before LoadEngine: loading takes long.
-void AnnounceKvPlan(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx);
-
 struct LoadedEngine {
   Engine engine;
   Json info;
 };
 // Loads the weights and says which device took them if that may surprise.
 LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progress* progress);
-
-Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, uint32_t n_sequences,
-                     uint32_t n_ctx, Progress* progress);
 
 // Tokens of context for a prompt and up to `max_tokens` (0: unknown) after it: --ctx, else what is needed, at
 // most what the model was trained with. A Failure if the prompt does not fit; `what` names it.

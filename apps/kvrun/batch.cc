@@ -8,6 +8,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/session_plan.h"
 #include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
@@ -65,9 +66,9 @@ class BatchRunner {
                                             job.generation.values.max_tokens, what));
     }
     const auto n_sequences = static_cast<uint32_t>(std::min<size_t>(items_.size(), KVRUN_MAX_SEQUENCES));
-    AnnounceKvPlan(model, job.shared, n_sequences, n_ctx);
+    SessionPlan plan = PlanSession(model, job.shared, n_sequences, n_ctx);
     loaded_ = LoadEngine(model, job.shared, &progress_);
-    session_ = StartSession(loaded_, job.shared, n_sequences, n_ctx, &progress_);
+    session_ = StartSession(loaded_, job.shared, &plan, &progress_);
   }
 
   int Run() {

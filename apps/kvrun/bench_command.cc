@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 
@@ -74,13 +77,17 @@ Model OpenOrMake(const BenchOptions& options) {
   return Model(model);
 }
 
-Json Measure(const BenchOptions& options, const LoadedEngine& loaded, Progress* progress) {
-  const std::string kv = options.shared.kv.Line();
+uint32_t ContextOf(const BenchOptions& options, uint32_t depth) {
+  return std::max({depth + options.decode, options.prompt, 1U});
+}
+
+Json Measure(const BenchOptions& options, const LoadedEngine& loaded, const std::string& kv,
+             std::span<const uint32_t> depths, Progress* progress) {
   kvrun_bench_options given;
   kvrun_bench_options_init(&given);
   given.kv = kv.c_str();
-  given.depths = options.depths.data();
-  given.n_depths = options.depths.size();
+  given.depths = depths.data();
+  given.n_depths = depths.size();
   given.n_prompt = options.prompt;
   given.n_decode = options.decode;
   given.n_sequences = options.sequences;
@@ -94,6 +101,20 @@ Json Measure(const BenchOptions& options, const LoadedEngine& loaded, Progress* 
   Check(kvrun_bench_json(loaded.engine.get(), &given, &json));
   progress->Clear();
   return TakeJson(json);
+}
+
+// A config may have other options for each depth.
+Json MeasureByConfig(const BenchOptions& options, const LoadedEngine& loaded, std::vector<SessionPlan>* plans,
+                     Progress* progress) {
+  for (SessionPlan& plan : *plans) CheckConfig(loaded, options.shared, &plan);
+  Json results = Json::array();
+  for (size_t i = 0; i < plans->size(); ++i) {
+    const std::span<const uint32_t> depth(&options.depths[i], 1);
+    for (Json& result : Measure(options, loaded, (*plans)[i].kv.Line(), depth, progress)) {
+      results.push_back(std::move(result));
+    }
+  }
+  return results;
 }
 
 // "-" where nothing was measured.
@@ -168,13 +189,15 @@ std::string Table(const Json& results) {
 int Bench(const BenchOptions& options) {
   CheckOptions(options);
   const Model model = OpenOrMake(options);
+  std::vector<SessionPlan> plans;
   for (const uint32_t depth : options.depths) {
-    AnnounceKvPlan(model, options.shared, options.sequences,
-                   std::max({depth + options.decode, options.prompt, 1U}));
+    plans.push_back(PlanSession(model, options.shared, options.sequences, ContextOf(options, depth)));
   }
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const Json results = Measure(options, loaded, &progress);
+  const Json results = options.shared.config.empty()
+                           ? Measure(options, loaded, options.shared.kv.Line(), options.depths, &progress)
+                           : MeasureByConfig(options, loaded, &plans, &progress);
   WriteStdout(options.shared.json ? JsonLine(results) : Table(results));
   return 0;
 }
@@ -218,7 +241,7 @@ Command AddBenchCommand(CLI::App* program) {
   AddDeviceOptions(set.get(), &options->shared);
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
-  AddKvOptions(set.get(), &options->shared.kv);
+  AddSessionOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Bench(*options); }};
 }

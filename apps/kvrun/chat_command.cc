@@ -10,6 +10,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
+#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
@@ -160,10 +161,10 @@ int Chat(const ChatOptions& options) {
   const Model model = OpenNamedModel(options.shared);
   // An unknown chat form is better said before the weights are loaded.
   (void)EncodeChat(model, options.system, "?");
-  AnnounceKvPlan(model, options.shared, 1, options.shared.ctx);
+  SessionPlan plan = PlanSession(model, options.shared, 1, options.shared.ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const Session session = StartSession(loaded, options.shared, 1, options.shared.ctx, &progress);
+  const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Conversation conversation(options, model, session, &progress);
   const int exit_code = Converse(&conversation, kvrun_session_context(session.get()));
   if (!options.shared.quiet) WriteStderr(StatisticsText(SessionStats(session), loaded.info));

@@ -11,6 +11,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/ids.h"
+#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
@@ -32,10 +33,10 @@ std::vector<int32_t> InputIds(const EvalOptions& options, const Model& model) {
   return Tokenize(model, ReadText(options.file), KVRUN_ENCODE_BOS_IF_ASKED);
 }
 
-// One configuration of the options that were given, or those of the lines of a file; lines that begin with #
-// are left out.
-std::vector<std::string> Configs(const EvalOptions& options) {
-  if (options.configs.empty()) return {options.shared.kv.Line()};
+// One configuration of the options that were given (and of --config), or those of the lines of a file; lines
+// that begin with # are left out.
+std::vector<std::string> Configs(const EvalOptions& options, const SessionPlan& plan) {
+  if (options.configs.empty()) return {plan.kv.Line()};
   std::vector<std::string> configs;
   std::istringstream lines(ReadText(options.configs));
   for (std::string line; std::getline(lines, line);) {
@@ -111,17 +112,23 @@ class ResultTable {
 };
 
 int Eval(const EvalOptions& options) {
+  if (!options.configs.empty() && !options.shared.config.empty()) {
+    throw UsageError("--configs brings its own options: leave out --config (KVRUN_CONFIG)");
+  }
   const Model model = OpenNamedModel(options.shared);
   const std::vector<int32_t> ids = InputIds(options, model);
-  const std::vector<std::string> configs = Configs(options);
+  const uint32_t n_ctx = options.shared.ctx != 0 ? options.shared.ctx : static_cast<uint32_t>(ids.size());
+  SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
+  const std::vector<std::string> configs = Configs(options, plan);
   std::vector<const char*> lines;
   for (const std::string& config : configs) lines.push_back(config.c_str());
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
+  CheckConfig(loaded, options.shared, &plan);
   ResultTable table(&progress);
   kvrun_eval_options given;
   kvrun_eval_options_init(&given);
-  given.n_ctx = options.shared.ctx != 0 ? options.shared.ctx : static_cast<uint32_t>(ids.size());
+  given.n_ctx = n_ctx;
   given.n_steps = options.steps;
   given.configs = lines.data();
   given.n_configs = lines.size();
@@ -159,6 +166,7 @@ Command AddEvalCommand(CLI::App* program) {
   set->Text("--configs", &options->configs, "FILE",
             "a line of --kv-... options for each configuration: one prefill serves all");
   AddEngineOptions(set.get(), &options->shared, "the whole text");
+  set->Exclude("--configs", "--config");
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Eval(*options); }};
 }

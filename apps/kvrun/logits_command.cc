@@ -11,6 +11,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/ids.h"
+#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
@@ -120,10 +121,10 @@ int Logits(const LogitsOptions& options) {
   }
   const uint32_t n_ctx = ChooseContext(model, options.shared, ids.size(), 1, options.ids);
   LogitsSink sink(options, ids, vocab_size);  // before the weights: a folder may refuse the files
-  AnnounceKvPlan(model, options.shared, 1, n_ctx);
+  SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const Session session = StartSession(loaded, options.shared, 1, n_ctx, &progress);
+  const Session session = StartSession(loaded, options.shared, &plan, &progress);
   const kvrun_status status = kvrun_session_feed_logits(session.get(), 0, ids.data(), ids.size(), sink.last(),
                                                         LogitsSink::Callback, &sink);
   progress.Clear();

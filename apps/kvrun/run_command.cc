@@ -4,6 +4,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/batch.h"
 #include "apps/kvrun/commands.h"
@@ -64,10 +65,10 @@ int RunOne(const RunOptions& options, const Model& model) {
       options.chat ? EncodeChat(model, options.system, text) : EncodePlain(model, text, "the prompt");
   const uint32_t n_ctx =
       ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
-  AnnounceKvPlan(model, options.shared, 1, n_ctx);
+  SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const Session session = StartSession(loaded, options.shared, 1, n_ctx, &progress);
+  const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Check(kvrun_session_feed(session.get(), 0, ids.data(), ids.size()));
   progress.Clear();
   const std::vector<Answer> answers = Generate(session, 1, options.generation, !options.shared.json);

@@ -40,7 +40,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_LOAD);
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Engine> created,
                            kvrun::Engine::Create(*model->model, engine_options));
-    *engine = new kvrun_engine{std::move(created), given.profile != 0};
+    *engine = new kvrun_engine{std::move(created), given.profile != 0, given.exact_activations != 0};
     return Status::Ok();
   });
 }

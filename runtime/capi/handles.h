@@ -16,6 +16,7 @@ struct kvrun_model {
 struct kvrun_engine {
   std::unique_ptr<kvrun::Engine> engine;
   bool profile = false;
+  bool exact_activations = false;
 };
 
 struct kvrun_session {

@@ -221,6 +221,33 @@ KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
+typedef struct kvrun_config_options {
+  uint32_t struct_size;
+  uint32_t n_sequences; /* as the session's */
+  uint32_t n_ctx;       /* as the session's */
+  uint32_t force;       /* nonzero: what would be refused is a note */
+  const char* kv_dir;   /* as the option "dir"; NULL: its default */
+} kvrun_config_options;
+
+KVRUN_API void kvrun_config_options_init(kvrun_config_options* options);
+
+/* Reads a config, which `kvadapt tune` writes (docs/config.md), and takes from it what it has for a session
+ * of n_sequences and n_ctx. KVRUN_UNSUPPORTED where it is of another model, or of another device than
+ * `engine`'s; engine NULL: the device is not compared, as before loading. JSON object: kv_options [{name,
+ * value}], to be given to kvrun_session_create as kvrun_option, followed by the caller's own, of which the
+ * later counts; exact (bool: it has a solution for these n_sequences and n_ctx; else the nearest was taken),
+ * solution {batch, ctx, budget_bytes, predicted_ms, measured_ms, kl, bound: null where the config does not
+ * say}, notes [..] (what differs from where it was tuned, and which solution was taken if not an exact one).
+ *
+ *   kvrun_config_json("kvrun.toml", model, NULL, &options, &json)      before loading: what will be taken
+ *   kvrun_engine_create(model, &engine_options, &engine)
+ *   kvrun_config_json("kvrun.toml", model, engine, &options, &json)    refused where the device is another
+ *   session_options.kv_options = .., session_options.n_kv_options = ..
+ *   kvrun_session_create(engine, &session_options, &session)           with the same n_sequences and n_ctx */
+KVRUN_API kvrun_status kvrun_config_json(const char* path, const kvrun_model* model,
+                                         const kvrun_engine* engine, const kvrun_config_options* options,
+                                         char** json);
+
 KVRUN_API kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
                                             kvrun_session** session);
 KVRUN_API void kvrun_session_destroy(kvrun_session* session);

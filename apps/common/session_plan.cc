@@ -1,0 +1,107 @@
+#include "apps/common/session_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "apps/common/files.h"
+
+namespace kvrun::cli {
+namespace {
+
+// Without progress. Points to `kv`.
+kvrun_session_options SessionOptions(const std::vector<kvrun_option>& kv, uint32_t n_sequences,
+                                     uint32_t n_ctx) {
+  kvrun_session_options options;
+  kvrun_session_options_init(&options);
+  options.n_sequences = n_sequences;
+  options.n_ctx = n_ctx;
+  options.kv_options = kv.data();
+  options.n_kv_options = kv.size();
+  return options;
+}
+
+// kvrun_config_json for the plan's session. `engine` may be null.
+Json ReadConfig(const SharedOptions& shared, const SessionPlan& plan, const kvrun_engine* engine) {
+  kvrun_config_options options;
+  kvrun_config_options_init(&options);
+  options.n_sequences = plan.n_sequences;
+  options.n_ctx = plan.n_ctx;
+  options.force = shared.force_config ? 1 : 0;
+  const std::string* folder = shared.kv.Find("dir");
+  options.kv_dir = folder == nullptr ? nullptr : folder->c_str();
+  char* json = nullptr;
+  Check(kvrun_config_json(shared.config.c_str(), plan.model->get(), engine, &options, &json));
+  return TakeJson(json);
+}
+
+// Those that were not said before.
+void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan) {
+  for (const Json& note : config.value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    if (std::ranges::find(plan->notes, text) != plan->notes.end()) continue;
+    plan->notes.push_back(text);
+    if (!shared.quiet) PrintMessage(fmt::format("note: {}: {}", shared.config, text));
+  }
+}
+
+// Options of one method are mostly none of another's.
+void LeaveOutForOtherMethod(const SharedOptions& shared, SessionPlan* plan) {
+  const std::string* given = shared.kv.Find("method");
+  const std::string* tuned = plan->kv.Find("method");
+  if (given == nullptr || tuned == nullptr || *given == *tuned) return;
+  if (!shared.quiet) {
+    PrintMessage(
+        fmt::format("note: {}: it was tuned for the method {}, and {} is asked for: none of its options "
+                    "is taken",
+                    shared.config, *tuned, *given));
+  }
+  plan->kv = KvOptionList();
+}
+
+}  // namespace
+
+SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
+                       uint32_t n_ctx) {
+  SessionPlan plan;
+  plan.model = &model;
+  plan.n_sequences = n_sequences;
+  plan.n_ctx = n_ctx;
+  if (!shared.config.empty()) {
+    const Json config = ReadConfig(shared, plan, nullptr);
+    for (const Json& option : config.value("kv_options", Json::array())) {
+      plan.kv.Set(shared.config, TextOf(option.value("name", Json())), TextOf(option.value("value", Json())));
+    }
+    SayNotes(shared, config, &plan);
+    LeaveOutForOtherMethod(shared, &plan);
+  }
+  plan.kv.Override(shared.kv);
+  return plan;
+}
+
+SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
+                        uint32_t n_ctx) {
+  SessionPlan plan = TakeConfig(model, shared, n_sequences, n_ctx);
+  if (!plan.kv.asks_for_plan()) return plan;
+  const std::vector<kvrun_option> kv_options = plan.kv.values();
+  const Json kv_plan = KvPlan(model, SessionOptions(kv_options, n_sequences, n_ctx));
+  if (!shared.quiet) PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
+  return plan;
+}
+
+void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan) {
+  if (shared.config.empty()) return;
+  SayNotes(shared, ReadConfig(shared, *plan, loaded.engine.get()), plan);
+}
+
+Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,
+                     Progress* progress) {
+  CheckConfig(loaded, shared, plan);
+  const std::vector<kvrun_option> kv_options = plan->kv.values();
+  kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
+  options.progress = Progress::Callback;
+  options.progress_user = progress;
+  return CreateSession(loaded.engine, options);
+}
+
+}  // namespace kvrun::cli

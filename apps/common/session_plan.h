@@ -1,0 +1,40 @@
+// What a session is given: the options of its KV cache, from a config and from the command line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/common/api.h"
+#include "apps/common/kv_options.h"
+#include "apps/common/progress.h"
+#include "apps/common/shared_options.h"
+
+namespace kvrun::cli {
+
+// The model must outlive it.
+struct SessionPlan {
+  const Model* model = nullptr;
+  uint32_t n_sequences = 1;
+  uint32_t n_ctx = 0;
+  KvOptionList kv;
+  std::vector<std::string> notes;  // of the config, that were said
+};
+
+// The options of --config, where one is named, for a session of this size, and in their place those that were
+// given. Throws where the config cannot be read or is of another model; says its notes.
+SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx);
+
+// The same, and says what the budget of the KV cache buys, where one (or a method other than full) is asked
+// for; throws where it cannot be had. To be called before LoadEngine: loading takes long.
+SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
+                        uint32_t n_ctx);
+
+// Throws where the config is of another device than the one that was loaded; says its notes that are new.
+void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan);
+
+// Checks the config, too.
+Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,
+                     Progress* progress);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,100 @@
+#include <fmt/format.h>
+
+#include <string>
+
+#include "runtime/capi/border.h"
+#include "runtime/capi/handles.h"
+#include "runtime/engine/config_file.h"
+#include "runtime/engine/machine.h"
+#include "runtime/model/fingerprint.h"
+
+using kvrun::Status;
+using kvrun::StatusCode;
+using kvrun::capi::CheckNotNull;
+using kvrun::capi::Guard;
+using kvrun::capi::Json;
+
+namespace {
+
+kvrun::ConfigTarget TargetOf(const kvrun::Model& model, const kvrun_engine* engine,
+                             const kvrun_config_options& options, bool lies_on_flash) {
+  kvrun::ConfigTarget target;
+  target.model_fingerprint = kvrun::ModelFingerprint(*model.file, model.config);
+  target.cpu = kvrun::CpuName();
+  if (lies_on_flash) target.storage = kvrun::StorageName(options.kv_dir == nullptr ? "" : options.kv_dir);
+  if (engine == nullptr) return target;
+  const kvrun::DeviceInfo& info = engine->engine->device().info();
+  target.device = info.name;
+  target.driver = info.driver;
+  target.device_is_cpu = info.is_cpu;
+  target.exact_activations = engine->exact_activations;
+  return target;
+}
+
+std::string Sequences(uint32_t n) { return fmt::format("{} sequence{}", n, n == 1 ? "" : "s"); }
+
+Json SolutionInfo(const kvrun::ConfigSolution& solution) {
+  const auto figure = [](double value) { return value > 0.0 ? Json(value) : Json(); };
+  return {{"batch", solution.batch},
+          {"ctx", solution.ctx},
+          {"budget_bytes", solution.budget_bytes},
+          {"predicted_ms", figure(solution.predicted_ms)},
+          {"measured_ms", figure(solution.measured_ms)},
+          {"kl", figure(solution.kl)},
+          {"bound", solution.bound.empty() ? Json() : Json(solution.bound)}};
+}
+
+Json Info(const kvrun::ChosenSolution& chosen, const kvrun::ConfigFit& fit, uint32_t n_sequences,
+          uint32_t n_ctx) {
+  Json options = Json::array();
+  for (const auto& [name, value] : chosen.options) options.push_back({{"name", name}, {"value", value}});
+  Json notes = Json::array();
+  for (const std::string& reason : fit.reasons) notes.push_back(reason + ": taken all the same");
+  for (const std::string& note : fit.notes) notes.push_back(note);
+  if (!chosen.is_exact) {
+    notes.push_back(fmt::format("it was tuned for {} tokens, {}: the nearest to {} tokens, {}",
+                                chosen.solution->ctx, Sequences(chosen.solution->batch), n_ctx,
+                                Sequences(n_sequences)));
+  }
+  return {{"kv_options", options},
+          {"exact", chosen.is_exact},
+          {"solution", SolutionInfo(*chosen.solution)},
+          {"notes", notes}};
+}
+
+}  // namespace
+
+extern "C" {
+
+void kvrun_config_options_init(kvrun_config_options* options) {
+  if (options == nullptr) return;
+  *options = {};
+  options->struct_size = sizeof(*options);
+  options->n_sequences = 1;
+}
+
+kvrun_status kvrun_config_json(const char* path, const kvrun_model* model, const kvrun_engine* engine,
+                               const kvrun_config_options* options, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    kvrun_config_options given;
+    kvrun_config_options_init(&given);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_config_options", &given));
+    KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(given.n_sequences));
+    const uint32_t n_ctx = kvrun::ChooseContext(given.n_ctx, model->model->config);
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::KvConfig config, kvrun::ReadConfig(path));
+    const bool lies_on_flash = config.method != "full";
+    const kvrun::ConfigFit fit =
+        kvrun::CompareConfig(config, TargetOf(*model->model, engine, given, lies_on_flash));
+    if (!fit.refusal.empty() && given.force == 0) {
+      return Status(StatusCode::kUnsupported, fmt::format("{}: {}", path, fit.refusal));
+    }
+    const kvrun::ChosenSolution chosen = kvrun::ChooseSolution(config, path, given.n_sequences, n_ctx);
+    return kvrun::capi::CopyOut(Info(chosen, fit, given.n_sequences, n_ctx), json);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,179 @@
+// --config and --force-config: how a config's options reach the library, what is said, what is refused.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+class CliConfig : public ::testing::Test {
+ protected:
+  std::string Write(const Json& config) const { return folder_.Write("c.toml", config.dump()); }
+
+  ProgramResult Run(const Json& config, const std::vector<std::string>& more = {},
+                    const ProgramInput& input = {}) const {
+    std::vector<std::string> arguments = {"run", "-m", "nobos",    "-p",         "hello",
+                                          "-n",  "10", "--config", Write(config)};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments, input);
+  }
+  std::string Path() const { return folder_.Path("c.toml"); }
+
+  const Json kConfig = {{"options", {{"method", "kvswap"}, {"budget", "1000"}, {"group", "8"}}},
+                        {"notes", {"the driver is another"}},
+                        {"device", "Fake auto"},
+                        {"model", "nobos"}};
+  TemporaryFolder folder_;
+};
+
+TEST_F(CliConfig, ItsOptionsReachTheLibraryAndThePlanIsSaidBeforeLoading) {
+  const ProgramResult result = Run(kConfig, {"--progress", "always"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "5:hello");
+  const std::string plan =
+      "kvrun: KV cache: 1 sequences of 15 tokens, asked 1x15@default, budget 1000, group 8, method kvswap\n";
+  EXPECT_PRED2(Contains, result.err, plan);
+  EXPECT_LT(result.err.find(plan), result.err.find("loading"));
+  EXPECT_PRED2(Contains, Run(kConfig, {"--json"}).out, R"("method":"kvswap")");  // the session has them, too
+}
+
+TEST_F(CliConfig, ANoteIsSaidOnceAndNotWithQuiet) {
+  const ProgramResult result = Run(kConfig);
+  EXPECT_EQ(Count(result.err, "kvrun: note: " + Path() + ": the driver is another\n"), 1U) << result.err;
+  const ProgramResult quiet = Run(kConfig, {"-q"});
+  EXPECT_EQ(quiet.exit_code, 0);
+  EXPECT_EQ(quiet.err, "");
+}
+
+TEST_F(CliConfig, OptionsOnTheCommandLineAndVariablesTakeThePlaceOfSingleOnes) {
+  const ProgramResult result = Run(kConfig, {"--kv-budget", "1/13", "--kv-rank", "7", "--kv-dir", "/flash"},
+                                   {{"KVRUN_KV_GROUP=4"}, "", ""});
+  EXPECT_PRED2(Contains, result.err,
+               "asked 1x15@/flash, budget 1/13, dir /flash, group 4, method kvswap, rank 7\n");
+}
+
+TEST_F(CliConfig, WithAnotherMethodNoneOfItsOptionsIsTaken) {
+  const ProgramResult result = Run(kConfig, {"--kv-method", "flexgen", "--kv-budget", "2000"});
+  EXPECT_PRED2(Contains, result.err, "tokens, budget 2000, method flexgen\n");
+  EXPECT_PRED2(
+      Contains, result.err,
+      ": it was tuned for the method kvswap, and flexgen is asked for: none of its options is taken\n");
+  EXPECT_PRED2(Contains, Run(kConfig, {"--kv-method", "kvswap"}).err,
+               "budget 1000, group 8, method kvswap\n");
+}
+
+TEST_F(CliConfig, ItIsAVariableToo) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "-p", "hello", "-n", "10"}, {{"KVRUN_CONFIG=" + Write(kConfig)}, "", ""});
+  EXPECT_PRED2(Contains, result.err, "budget 1000");
+}
+
+TEST_F(CliConfig, AnotherModelIsRefusedBeforeLoadingAndAnotherDeviceAfter) {
+  Json config = kConfig;
+  config["model"] = "other";
+  const ProgramResult model = Run(config, {"--progress", "always"});
+  EXPECT_EQ(model.exit_code, 1);
+  EXPECT_EQ(model.err, "kvrun: " + Path() + ": it is of the model other\n");
+  config = kConfig;
+  config["device"] = "Other GPU";
+  const ProgramResult device = Run(config, {"--json"});
+  EXPECT_EQ(device.exit_code, 1);
+  EXPECT_PRED2(Contains, device.err, "kvrun: " + Path() + ": it is of the device Other GPU\n");
+  EXPECT_EQ(Json::parse(device.out)["error"]["status"], "unsupported");
+}
+
+TEST_F(CliConfig, WithForceARefusalIsANote) {
+  Json config = kConfig;
+  config["model"] = "other";
+  config["device"] = "Other GPU";
+  const ProgramResult result = Run(config, {"--force-config"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "5:hello");
+  EXPECT_EQ(Count(result.err, ": it is of the model other\n"), 1U) << result.err;
+  EXPECT_EQ(Count(result.err, ": it is of the device Other GPU\n"), 1U) << result.err;
+}
+
+TEST_F(CliConfig, TheDeviceIsNotChangedByIt) {
+  Json config = kConfig;
+  config["device"] = "Fake host";
+  EXPECT_EQ(Run(config, {"--device", "host"}).exit_code, 0);
+  EXPECT_EQ(Run(config).exit_code, 1);
+}
+
+TEST_F(CliConfig, WhatCannotBeReadIsSaidBeforeLoading) {
+  const ProgramResult missing =
+      Cli({"run", "-m", "toy", "-p", "x", "--progress", "always", "--config", folder_.Path("none")});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_EQ(missing.err, "kvrun: cannot open " + folder_.Path("none") + "\n");
+  const ProgramResult no_config = Cli({"run", "-m", "toy", "-p", "x", "--config", folder_.Write("x", "[")});
+  EXPECT_EQ(no_config.exit_code, 1);
+  EXPECT_EQ(no_config.err, "kvrun: " + folder_.Path("x") + ":1:1: not a config\n");
+}
+
+TEST_F(CliConfig, ChatLogitsAndBatchesTakeIt) {
+  const std::string config = Write({{"options", {{"budget", "1000"}}}});
+  const ProgramResult chat = Cli({"chat", "-m", "toy", "--config", config}, {{}, "hi\n", ""});
+  EXPECT_PRED2(Contains, chat.err, "asked 1x0@default, budget 1000\n");
+  const ProgramResult logits = Cli({"logits", "-m", "toy", "--ids", folder_.Write("ids", "1 2 3"), "--out",
+                                    folder_.Path("o"), "--config", config});
+  EXPECT_EQ(logits.exit_code, 0) << logits.err;
+  EXPECT_PRED2(Contains, logits.err, "asked 1x4@default, budget 1000\n");
+  const std::string prompts = folder_.Write("prompts", "{\"prompt\": \"a\"}\n{\"prompt\": \"bcd\"}\n");
+  const ProgramResult batch = Cli({"run", "-m", "nobos", "--batch", prompts, "-n", "10", "--config", config});
+  EXPECT_EQ(batch.exit_code, 0) << batch.err;
+  EXPECT_PRED2(Contains, batch.err, "asked 2x13@default, budget 1000\n");
+}
+
+TEST_F(CliConfig, EachDepthOfABenchmarkHasItsOwnOptions) {
+  const std::string config = Write({{"options", {{"budget", "1000"}}}});
+  const ProgramResult result = Cli({"bench", "-m", "toy", "-p", "7", "-n", "5", "-d", "0,100", "--sequences",
+                                    "2", "--config", config, "--kv-group", "4", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json results = Json::parse(result.out);
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0]["asked"]["kv"], "--kv-budget 1000 --kv-asked 2x7@default --kv-group 4");
+  EXPECT_EQ(results[1]["depth"], 100);
+  EXPECT_EQ(results[1]["asked"]["kv"], "--kv-budget 1000 --kv-asked 2x105@default --kv-group 4");
+  const std::string other = Write({{"device", "Other GPU"}});
+  const ProgramResult refused = Cli({"bench", "-m", "toy", "--config", other});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_EQ(refused.out, "");
+}
+
+TEST_F(CliConfig, AnEvaluationTakesItWhereNoOthersAreNamed) {
+  const std::string config = Write({{"options", {{"budget", "1000"}}}});
+  const ProgramInput ids{{}, "1 2 3 4", ""};
+  const ProgramResult result =
+      Cli({"eval", "-m", "toy", "--ids", "-", "--config", config, "--json", "--kv-rank", "8"}, ids);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["config"], "--kv-budget 1000 --kv-asked 1x4@default --kv-rank 8");
+  const std::string lines = folder_.Write("lines", "--kv-budget 1/13\n");
+  const ProgramResult both =
+      Cli({"eval", "-m", "toy", "--ids", "-", "--config", config, "--configs", lines}, ids);
+  EXPECT_EQ(both.exit_code, 2);
+  const ProgramResult variable = Cli({"eval", "-m", "toy", "--ids", "-", "--configs", lines, "--json"},
+                                     {{"KVRUN_CONFIG=" + config}, "1 2 3 4", ""});
+  EXPECT_EQ(Json::parse(variable.out)[0]["config"], "--kv-budget 1/13");
+  EXPECT_EQ(Cli({"eval", "-m", "toy", "--ids", "-"},
+                {{"KVRUN_CONFIG=" + config, "KVRUN_CONFIGS=" + lines}, "1 2 3 4", ""})
+                .exit_code,
+            2);
+  const std::string other = Write({{"device", "Other GPU"}});
+  EXPECT_EQ(Cli({"eval", "-m", "toy", "--ids", "-", "--config", other}, ids).exit_code, 1);
+}
+
+}  // namespace
+}  // namespace kvrun
