@@ -225,6 +225,8 @@ std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& se
   return neighbours;
 }
 
+std::string TypeName(KvType type) { return std::string(KvTypeName(type)); }
+
 std::string OptionLine(const NamedKvOptions& options) {
   std::string line;
   for (const auto& [name, value] : options)

@@ -81,6 +81,7 @@ struct Neighbour {
 };
 std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& setting);
 
+std::string TypeName(KvType type);
 // "--kv-group 4 --kv-type fp8 ..."
 std::string OptionLine(const NamedKvOptions& options);
 

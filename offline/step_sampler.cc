@@ -8,7 +8,7 @@
 namespace kvrun::offline {
 namespace {
 
-constexpr uint32_t kStepsPerRun = 12;
+constexpr uint32_t kStepsPerRun = 16;
 constexpr size_t kFewestPerSetting = 4;
 constexpr std::array kShares = {1.0, 0.9, 0.8, 0.7, 0.5};
 

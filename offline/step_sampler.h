@@ -25,7 +25,7 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
                                     const std::vector<std::vector<SizedCandidate>>& candidates, size_t count,
                                     uint64_t seed);
 
-// Milliseconds are the median of `n_runs` runs of 12 steps. The reads are counted as they were made.
+// Milliseconds are the median of `n_runs` runs of 16 steps. The reads are counted as they were made.
 Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,
                                uint32_t n_runs);
 

@@ -18,6 +18,8 @@ constexpr int kSweeps = 3000;
 // A sample whose reads alone take so much of its time says little of anything else.
 constexpr double kMostlyReading = 0.75;
 constexpr size_t kFewestSamples = 4;
+constexpr int kRobustRounds = 6;
+constexpr double kUsualError = 0.04;
 
 constexpr std::array kTypes = {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4, KvType::kF32};
 
@@ -73,6 +75,26 @@ Between Locate(const std::vector<double>& values, double value) {
 void SortUnique(std::vector<double>* values) {
   std::sort(values->begin(), values->end());
   values->erase(std::unique(values->begin(), values->end()), values->end());
+}
+
+// A sample that something else on the machine disturbed must not bend the rest: what is far off the sum
+// counts by its distance, not by its square. Every target is 1.
+std::vector<double> RobustFit(const std::vector<std::vector<double>>& x, const std::vector<double>& y) {
+  std::vector<double> weights = NonNegativeLeastSquares(x, y, kRidge);
+  for (int round = 0; round < kRobustRounds; ++round) {
+    std::vector<std::vector<double>> rows = x;
+    std::vector<double> targets = y;
+    for (size_t i = 0; i < x.size(); ++i) {
+      double sum = 0.0;
+      for (size_t k = 0; k < weights.size(); ++k) sum += x[i][k] * weights[k];
+      const double error = std::abs(sum - y[i]);
+      const double factor = std::sqrt(std::min(1.0, kUsualError / std::max(error, 1e-9)));
+      for (double& value : rows[i]) value *= factor;
+      targets[i] *= factor;
+    }
+    weights = NonNegativeLeastSquares(rows, targets, kRidge);
+  }
+  return weights;
 }
 
 }  // namespace
@@ -204,7 +226,7 @@ Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const S
   }
   // Where every sample waits for flash the rest is no more than that.
   const bool too_few = x.size() < kFewestSamples;
-  model.weights_ = NonNegativeLeastSquares(too_few ? all_x : x, too_few ? all_y : y, kRidge);
+  model.weights_ = RobustFit(too_few ? all_x : x, too_few ? all_y : y);
   // Of steps that flash decides: how much longer than its own rates say they take.
   std::vector<double> scales;
   for (const StepSample& sample : samples) {

@@ -25,7 +25,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kSampleSeed = 1;
 constexpr uint64_t kCheckSeed = 2;
-constexpr uint32_t kSampleRuns = 3;
+constexpr double kProbeSeconds = 2.0;
+constexpr uint32_t kSampleRuns = 5;
 constexpr uint32_t kFinalRuns = 5;
 constexpr size_t kFinalists = 3;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
@@ -106,10 +107,11 @@ class Tuner {
   std::vector<RejectedNeighbour> Rejected(const TuneSolution& solution) const;
   double TwiceTheBudgetMs(const TuneSolution& solution) const;
   std::string Bound(const TuneSolution& solution) const;
-  Status Tell(const std::string& what, uint64_t done, uint64_t total) const {
-    if (!progress_ || !progress_(what, done, total)) return Status::Ok();
-    return {StatusCode::kCancelled, "the tuning was cancelled"};
+  Status Tell(const std::string& what, uint64_t done, uint64_t total) {
+    told_ = {what, done, total};
+    return IsCancelled() ? Status(StatusCode::kCancelled, "the tuning was cancelled") : Status::Ok();
   }
+  bool IsCancelled() const { return progress_ && progress_(told_.what, told_.done, told_.total); }
   double Minutes() const { return std::chrono::duration<double>(Clock::now() - begin_).count() / 60; }
 
   kvrun_engine* handle_;
@@ -124,6 +126,11 @@ class Tuner {
   std::optional<TimeModel> time_model_;
   std::map<std::string, Quality> qualities_;  // by context and options: no batch changes them
   size_t n_solved_ = 0;
+  struct {
+    std::string what;
+    uint64_t done = 0;
+    uint64_t total = 0;
+  } told_;
   TuneResult result_;
   Clock::time_point begin_;
 };
@@ -188,6 +195,7 @@ Status Tuner::ProbeFlash() {
   StorageProbeOptions probe;
   probe.folder = options_.folder;
   probe.all_modes = false;
+  probe.budget_seconds = kProbeSeconds;
   probe.allow_tmpfs = options_.allow_tmpfs;
   KVRUN_ASSIGN_OR_RETURN(result_.storage, ProbeStorage(probe, progress_));
   return Status::Ok();
@@ -209,7 +217,7 @@ Status Tuner::SampleSteps() {
     if (elapsed_s > seconds && samples.size() >= std::max(kFewestSamples, 2 * settings_.size())) break;
   }
   KVRUN_ASSIGN_OR_RETURN(time_model_, TimeModel::Fit(samples, result_.storage));
-  result_.n_samples = samples.size();
+  result_.samples = std::move(samples);
   result_.model_max_error = time_model_->max_error();
   result_.model_mean_error = time_model_->mean_error();
   return Status::Ok();
@@ -234,8 +242,7 @@ Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter*
       fmt::format("{} {} {}", sized.plan.n_ctx, OptionLine(sized.options), sized.candidate.adapter_from_file);
   if (const auto known = qualities_.find(key); known != qualities_.end()) return known->second;
   KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, QualitySettings(sized));
-  const auto is_cancelled = [this] { return !Tell("", 0, 0).ok(); };
-  KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, is_cancelled));
+  KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
   rates_.Correct(sized, quality.hit_rate);
   reads_per_load_ += (quality.reads_per_load - reads_per_load_) / static_cast<double>(qualities_.size() + 1);
   qualities_.emplace(key, quality);
@@ -246,8 +253,7 @@ Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter*
 Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter) {
   if (setting.batch == 1) {
     KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, QualitySettings(measured.sized));
-    KVRUN_ASSIGN_OR_RETURN(const Quality quality,
-                           meter->Measure(settings, [this] { return !Tell("", 0, 0).ok(); }));
+    KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
     return quality.step_ms;
   }
   KVRUN_ASSIGN_OR_RETURN(
@@ -485,6 +491,8 @@ Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress) {
   return Tuner(engine, options, progress).Run();
 }
+
+std::string ConfigText(const TuneResult& result) { return ConfigToToml(result.config); }
 
 std::vector<FrontPoint> FrontOf(const TuneSolution& solution) {
   std::vector<std::pair<double, double>> points;

@@ -72,8 +72,8 @@ struct TuneResult {
   KvConfig config;
   std::vector<TuneSolution> solutions;
   StorageProfile storage;
-  size_t n_samples = 0;
-  double model_max_error = 0.0;  // of the time model on its samples
+  std::vector<StepSample> samples;  // what the time model was fitted to
+  double model_max_error = 0.0;     // of the time model on its samples
   double model_mean_error = 0.0;
   std::vector<CheckedPoint> checks;
 };
@@ -83,6 +83,9 @@ struct TuneResult {
 Status CheckTune(const kvrun_model* model, const TuneOptions& options);
 
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress);
+
+// The file's text (docs/config.md).
+std::string ConfigText(const TuneResult& result);
 
 // Of the measured points of a solution, by time and KL.
 std::vector<FrontPoint> FrontOf(const TuneSolution& solution);

@@ -6,5 +6,6 @@
 namespace kvrun::cli {
 
 Command AddCalibrateCommand(CLI::App* program);
+Command AddTuneCommand(CLI::App* program);
 
 }  // namespace kvrun::cli

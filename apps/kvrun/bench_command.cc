@@ -2,16 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/number_list.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
@@ -34,22 +33,6 @@ struct BenchOptions {
   float hit_rate = 0.0F;
   bool io_only = false;
 };
-
-void SetDepths(const std::string& source, const std::string& text, std::vector<uint32_t>* depths) {
-  depths->clear();
-  for (std::string_view rest = text;;) {
-    const std::string_view number = rest.substr(0, rest.find(','));
-    uint32_t depth = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), depth);
-    if (error != std::errc() || end != number.data() + number.size() || depth > kMaxTokens) {
-      throw UsageError(fmt::format("{}: \"{}\" is not a list of numbers from 0 to {}, such as 0,4096,32768",
-                                   source, text, kMaxTokens));
-    }
-    depths->push_back(depth);
-    if (number.size() == rest.size()) return;
-    rest.remove_prefix(number.size() + 1);
-  }
-}
 
 std::vector<std::string> ShapeNames() {
   std::vector<std::string> names;
@@ -209,7 +192,7 @@ void AddWorkOptions(OptionSet* set, BenchOptions* options) {
               "tokens that are decoded at each depth; 0: none (default 32)");
   set->Checked("-d,--depth", "N,...", "tokens that are there before those that are decoded (default 0)",
                [options](const std::string& source, const std::string& text) {
-                 SetDepths(source, text, &options->depths);
+                 options->depths = ParseNumberList(source, text, 0, kMaxTokens, "0,4096,32768");
                });
   set->Number("-r,--repetitions", &options->repetitions, 1, 1000,
               "runs of each; their median counts (default 3)");

@@ -1,0 +1,193 @@
+// kvadapt tune: a config for `kvrun --config`, from a model, this machine and a budget.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
+#include "apps/common/number_list.h"
+#include "apps/common/shared_options.h"
+#include "apps/kvadapt/commands.h"
+#include "apps/kvadapt/offline_calls.h"
+#include "apps/kvadapt/text_sources.h"
+#include "apps/kvadapt/tune_report.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr uint32_t kLeastContext = 256;
+constexpr uint32_t kMostContext = 1U << 27;
+// Texts that quality is measured on: so many pieces of the longest context.
+constexpr uint32_t kPieces = 2;
+
+struct TuneCommand {
+  SharedOptions shared;
+  std::string output;
+  std::string budget;
+  std::vector<uint32_t> contexts = {8192};
+  std::vector<uint32_t> batches = {1};
+  float kl_limit = 0.0F;
+  float minutes = 8.0F;
+  std::vector<std::string> files;
+  std::string adapter;
+  std::string profile;
+  std::string folder;
+  bool tmpfs = false;
+  bool pareto = false;
+  std::string plot;
+  uint32_t checks = 0;
+};
+
+void CheckUsage(const TuneCommand& command) {
+  if (command.budget.empty()) throw UsageError("no budget is given: --budget BYTES, or a share such as 1/13");
+  if (command.output.empty()) throw UsageError("name the file to write: -o kvrun.toml");
+}
+
+// As the config names it: relative to the config's folder where it lies below it, so that both can be moved.
+std::string BesideConfig(const std::string& adapter, const std::string& config) {
+  if (adapter.empty()) return "";
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path file = fs::weakly_canonical(adapter, error);
+  const fs::path folder = fs::weakly_canonical(fs::path(config).parent_path() / ".", error);
+  const fs::path relative = file.lexically_relative(folder);
+  const bool is_below = !relative.empty() && *relative.begin() != "..";
+  return (is_below ? relative : file).string();
+}
+
+std::vector<int32_t> ReadIds(const TuneCommand& command, const Model& model) {
+  uint64_t longest = 0;
+  for (const uint32_t ctx : command.contexts) longest = std::max<uint64_t>(longest, ctx);
+  const uint64_t most = longest * kPieces;
+  const CollectedTexts texts =
+      command.files.empty() ? CollectDefaultTexts(model, most) : CollectTexts(model, command.files, most);
+  std::vector<int32_t> ids;
+  for (const std::vector<int32_t>& text : texts.texts) ids.insert(ids.end(), text.begin(), text.end());
+  if (!command.shared.quiet) PrintMessage("quality is measured on " + DescribeTexts(texts));
+  return ids;
+}
+
+offline::TuneOptions OptionsOf(const TuneCommand& command, const Model& model) {
+  offline::TuneOptions options;
+  options.budget = command.budget;
+  options.contexts = command.contexts;
+  options.batches = command.batches;
+  options.kl_limit = static_cast<double>(command.kl_limit);
+  options.minutes = static_cast<double>(command.minutes);
+  options.ids = ReadIds(command, model);
+  options.adapter_path = command.adapter;
+  options.folder = command.folder;
+  options.allow_tmpfs = command.tmpfs;
+  options.exact_activations = command.shared.exact_activations;
+  options.n_pieces = kPieces;
+  options.n_checks = command.checks;
+  return options;
+}
+
+// A profile of another machine or disk would predict other times.
+std::optional<offline::StorageProfile> StorageOf(const TuneCommand& command) {
+  if (command.profile.empty()) return std::nullopt;
+  const offline::DeviceProfile profile = Value(offline::ReadProfile(command.profile));
+  const offline::MachineIdentity here = Value(offline::IdentifyMachine(nullptr, command.folder));
+  if (profile.machine.storage != here.storage || profile.machine.cpu != here.cpu) {
+    throw Failure(
+        KVRUN_UNSUPPORTED,
+        fmt::format("{} was measured on {} with {}, and this is {} with {}: run kvadapt probe here, or "
+                    "leave --profile out",
+                    command.profile, profile.machine.cpu, profile.machine.storage, here.cpu, here.storage));
+  }
+  if (profile.storage.rates.empty()) {
+    throw Failure(
+        KVRUN_INVALID_ARGUMENT,
+        fmt::format("{} says nothing of storage: run kvadapt probe without --device-only", command.profile));
+  }
+  return profile.storage;
+}
+
+void Write(ResultFile* file, const std::string& text) {
+  file->Write(text.data(), text.size());
+  file->Commit();
+}
+
+int RunTune(const TuneCommand& command) {
+  CheckUsage(command);
+  const Model model = OpenNamedModel(command.shared);
+  ResultFile output(command.output);
+  std::optional<ResultFile> plot;
+  if (!command.plot.empty()) plot.emplace(command.plot);
+  const std::optional<offline::StorageProfile> storage = StorageOf(command);
+  offline::TuneOptions options = OptionsOf(command, model);
+  if (storage) options.storage = &*storage;
+  Check(offline::CheckTune(model.get(), options));
+  Progress progress(ProgressModeOf(command.shared));
+  const LoadedEngine loaded = LoadEngine(model, command.shared, &progress);
+  offline::TuneResult result = Value(offline::Tune(loaded.engine.get(), options, ShowIn(&progress)));
+  progress.Clear();
+  result.config.adapter = BesideConfig(command.adapter, command.output);
+  Write(&output, offline::ConfigText(result));
+  if (plot) Write(&*plot, offline::SvgText(ParetoPlot(result)));
+  if (command.shared.json) {
+    Json json = TuneJson(result);
+    json["path"] = command.output;
+    WriteStdout(JsonLine(json));
+    return 0;
+  }
+  WriteStdout(TuneText(result, command.pareto) + fmt::format("{}: for kvrun --config, {} solution{}\n",
+                                                             command.output, result.solutions.size(),
+                                                             result.solutions.size() == 1 ? "" : "s"));
+  return 0;
+}
+
+void AddWorkOptions(OptionSet* set, TuneCommand* command) {
+  set->Text(
+      "--budget", &command->budget, "BYTES|A/B",
+      "memory for all that grows with the context, of the largest batch at the largest context: 14155776, "
+      "13.5MiB, or a share of its f16 KV, such as 1/13 (required)");
+  set->Checked("--ctx", "N,...", "tokens of context per sequence; a solution for each (default 8192)",
+               [command](const std::string& source, const std::string& text) {
+                 command->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
+               });
+  set->Checked("--batch", "N,...", "sequences that are decoded together; a solution for each (default 1)",
+               [command](const std::string& source, const std::string& text) {
+                 command->batches = ParseNumberList(source, text, 1, KVRUN_MAX_SEQUENCES, "1,2,4");
+               });
+  set->Number(
+      "--quality-floor", &command->kl_limit, 0.0F, 100.0F,
+      "the greatest mean KL to full attention that is accepted, in nats (default 0: less than what kvrun "
+      "chooses from the budget alone has)");
+  set->TextList("-f,--file", &command->files, "TEXT",
+                "texts to measure quality on: files, folders, - (default: texts that come with Debian)");
+  set->Text("--kv-adapter", &command->adapter, "FILE",
+            "adapters of kvadapt calibrate, for the config (default: computed from each prompt)");
+  set->Text("--kv-dir", &command->folder, "FOLDER",
+            "a folder on flash (default: in the user's cache folder)");
+  set->Flag("--kv-tmpfs", &command->tmpfs, "--kv-dir may lie in memory, for tests");
+  set->Text("--profile", &command->profile, "FILE",
+            "what kvadapt probe found of the storage (default: measured now, in an instant)");
+  set->Number("--minutes", &command->minutes, 0.01F, 1440.0F, "how long to search, about (default 8)");
+  set->Flag("--pareto", &command->pareto, "also the front of time and quality of each solution");
+  set->Text("--plot", &command->plot, "FILE", "the measured points and their front, as SVG");
+  set->Number("--check", &command->checks, 0, 1000,
+              "measure N random points beside their predictions in the end (default 0)");
+}
+
+}  // namespace
+
+Command AddTuneCommand(CLI::App* program) {
+  auto command = std::make_shared<TuneCommand>();
+  auto set = std::make_shared<OptionSet>(
+      program, "tune", "Find the best KV options for a budget on this machine, for `kvrun run --config`");
+  AddModelOption(set.get(), &command->shared);
+  AddWorkOptions(set.get(), command.get());
+  set->Text("-o,--output", &command->output, "FILE", "the config to write (required)");
+  AddDeviceOptions(set.get(), &command->shared);
+  AddReportOptions(set.get(), &command->shared);
+  return {set, {command, &command->shared.json}, [command] { return RunTune(*command); }};
+}
+
+}  // namespace kvrun::cli

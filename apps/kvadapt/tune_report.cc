@@ -1,0 +1,209 @@
+#include "apps/kvadapt/tune_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/common/report.h"
+
+namespace kvrun::cli {
+namespace {
+
+using offline::CheckedPoint;
+using offline::FrontPoint;
+using offline::Measured;
+using offline::TuneResult;
+using offline::TuneSolution;
+
+std::string SettingText(const offline::SearchSetting& setting) {
+  return fmt::format("{} tokens x {} sequence{}, {}", setting.ctx, setting.batch,
+                     setting.batch == 1 ? "" : "s", FormatBytes(setting.budget_bytes));
+}
+
+std::string BoundText(const TuneSolution& solution) {
+  const offline::PredictedTime& time = solution.predicted;
+  std::string text = fmt::format(
+      "bounded by {}: computing {:.2f} ms, reading takes {:.2f} of the processor, flash "
+      "alone {:.2f}",
+      solution.bound, time.model_ms, time.reading_ms, time.storage_ms);
+  if (solution.bound == "memory") {
+    text += fmt::format("; with twice the budget {:.2f} ms are predicted", solution.twice_budget_ms);
+  }
+  return text;
+}
+
+std::string PointLine(const char* name, const Measured& measured, double predicted_ms, double measured_ms) {
+  return fmt::format(
+      "  {:<10} {:>8.2f} ms predicted {:>8.2f} measured   KL {:.4f}  top-1 {:.1f} %  hits {:.1f} %\n"
+      "             {}\n",
+      name, predicted_ms, measured_ms, measured.quality.kl, 100 * measured.quality.top1,
+      100 * measured.quality.hit_rate, offline::OptionLine(measured.sized.options));
+}
+
+std::string NeighbourTable(const TuneSolution& solution) {
+  std::string text = "  neighbours          predicted        KL\n";
+  for (const offline::RejectedNeighbour& row : solution.rejected) {
+    if (row.predicted_ms == 0.0) {
+      text += fmt::format("    {:<24} {}\n", row.change, row.reason);
+      continue;
+    }
+    text += fmt::format("    {:<24} {:>7.2f} ms  {:.4f}{} {}\n", row.change, row.predicted_ms, row.kl,
+                        row.kl_is_measured ? "          " : " (guessed)", row.reason);
+  }
+  return text;
+}
+
+std::string FrontTable(const TuneSolution& solution) {
+  std::string text = fmt::format("  front of {} measured points\n", solution.measured.size());
+  for (const FrontPoint& point : FrontOf(solution)) {
+    text += fmt::format("    {:>7.2f} ms  KL {:.4f}  {}\n", point.step_ms, point.kl,
+                        offline::OptionLine(solution.measured[point.index].sized.options));
+  }
+  return text;
+}
+
+std::string CheckTable(const TuneResult& result) {
+  std::string text =
+      "predictions checked at random points\n   batch   ctx  hits   predicted   measured   ratio\n";
+  double worst = 0.0;
+  for (const CheckedPoint& check : result.checks) {
+    const double ratio = check.predicted_ms / check.measured_ms;
+    worst = std::max(worst, std::abs(ratio - 1.0));
+    text += fmt::format("  {:>6} {:>5} {:>5.2f} {:>8.2f} ms {:>7.2f} ms {:>7.3f}  {}\n", check.batch,
+                        check.ctx, check.hit_rate, check.predicted_ms, check.measured_ms, ratio,
+                        offline::OptionLine(check.options));
+  }
+  return text + fmt::format("  the worst is off by {:.1f} %\n", 100 * worst);
+}
+
+Json OptionsJson(const NamedKvOptions& options) {
+  Json json = Json::object();
+  for (const auto& [name, value] : options) json[name] = value;
+  return json;
+}
+
+Json MeasuredJson(const Measured& measured) {
+  return {{"options", OptionsJson(measured.sized.options)},
+          {"kl", measured.quality.kl},
+          {"top1", measured.quality.top1},
+          {"hit_rate", measured.quality.hit_rate},
+          {"predicted_ms", measured.predicted_ms},
+          {"text_ms", measured.quality.step_ms}};
+}
+
+Json SampleJson(const offline::StepSample& sample) {
+  const offline::TimePoint& point = sample.point;
+  return {{"batch", point.batch},
+          {"ctx", point.ctx},
+          {"streams", point.n_streams},
+          {"chosen_groups", point.chosen_groups},
+          {"group", point.group_tokens},
+          {"window", point.window_entries},
+          {"rank", point.rank},
+          {"index", offline::TypeName(point.index_type)},
+          {"k_type", offline::TypeName(point.k_type)},
+          {"v_type", offline::TypeName(point.v_type)},
+          {"record_bytes", point.record_bytes},
+          {"loads", point.loads},
+          {"reads", point.reads},
+          {"step_ms", sample.step_ms}};
+}
+
+Json SolutionJson(const TuneSolution& solution) {
+  Json chosen = MeasuredJson(solution.chosen);
+  chosen["predicted_ms"] = solution.predicted.step_ms;
+  chosen["measured_ms"] = solution.measured_ms;
+  Json own = MeasuredJson(solution.own);
+  own["predicted_ms"] = solution.own_predicted.step_ms;
+  own["measured_ms"] = solution.own_measured_ms;
+  Json rejected = Json::array();
+  for (const offline::RejectedNeighbour& row : solution.rejected) {
+    const bool fits = row.predicted_ms > 0.0;
+    rejected.push_back({{"change", row.change},
+                        {"reason", row.reason},
+                        {"predicted_ms", fits ? Json(row.predicted_ms) : Json()},
+                        {"kl", fits ? Json(row.kl) : Json()},
+                        {"kl_is_measured", row.kl_is_measured}});
+  }
+  Json measured = Json::array();
+  for (const Measured& point : solution.measured) measured.push_back(MeasuredJson(point));
+  Json front = Json::array();
+  for (const FrontPoint& point : FrontOf(solution)) front.push_back(point.index);
+  return {{"batch", solution.setting.batch},
+          {"ctx", solution.setting.ctx},
+          {"budget_bytes", solution.setting.budget_bytes},
+          {"kl_limit", solution.kl_limit},
+          {"bound", solution.bound},
+          {"model_ms", solution.predicted.model_ms},
+          {"reading_ms", solution.predicted.reading_ms},
+          {"storage_ms", solution.predicted.storage_ms},
+          {"twice_budget_ms", solution.twice_budget_ms},
+          {"chosen", chosen},
+          {"own", own},
+          {"rejected", rejected},
+          {"measured", measured},
+          {"front", front}};
+}
+
+}  // namespace
+
+std::string TuneText(const TuneResult& result, bool pareto) {
+  std::string text;
+  for (const TuneSolution& solution : result.solutions) {
+    text += fmt::format("{}; KL at most {:.4f}\n", SettingText(solution.setting), solution.kl_limit);
+    text += PointLine("chosen", solution.chosen, solution.predicted.step_ms, solution.measured_ms);
+    text += PointLine("by budget", solution.own, solution.own_predicted.step_ms, solution.own_measured_ms);
+    text += "  " + BoundText(solution) + "\n";
+    text += NeighbourTable(solution);
+    if (pareto) text += FrontTable(solution);
+  }
+  if (!result.checks.empty()) text += CheckTable(result);
+  return text +
+         fmt::format(
+             "times are predicted from {} sampled steps, which they fit within {:.1f} % (mean {:.1f})\n",
+             result.samples.size(), 100 * result.model_max_error, 100 * result.model_mean_error);
+}
+
+Json TuneJson(const TuneResult& result) {
+  Json solutions = Json::array();
+  for (const TuneSolution& solution : result.solutions) solutions.push_back(SolutionJson(solution));
+  Json checks = Json::array();
+  for (const CheckedPoint& check : result.checks) {
+    checks.push_back({{"batch", check.batch},
+                      {"ctx", check.ctx},
+                      {"options", OptionsJson(check.options)},
+                      {"hit_rate", check.hit_rate},
+                      {"predicted_ms", check.predicted_ms},
+                      {"measured_ms", check.measured_ms}});
+  }
+  Json samples = Json::array();
+  for (const offline::StepSample& sample : result.samples) samples.push_back(SampleJson(sample));
+  return {{"solutions", solutions},
+          {"checks", checks},
+          {"samples", samples},
+          {"model_max_error", result.model_max_error},
+          {"model_mean_error", result.model_mean_error}};
+}
+
+offline::Plot ParetoPlot(const TuneResult& result) {
+  offline::Plot plot;
+  plot.title = "Time and quality of the measured points";
+  plot.x.label = "decoding step, ms (predicted)";
+  plot.y = {"mean KL to full attention, nats", offline::Scale::kLog10};
+  for (const TuneSolution& solution : result.solutions) {
+    const std::string name = fmt::format("{} x {}", solution.setting.ctx, solution.setting.batch);
+    offline::PlotSeries all{name + ", all", {}, false};
+    for (const Measured& point : solution.measured)
+      all.points.emplace_back(point.predicted_ms, point.quality.kl);
+    offline::PlotSeries front{name + ", front", {}, true};
+    for (const FrontPoint& point : FrontOf(solution)) front.points.emplace_back(point.step_ms, point.kl);
+    plot.series.push_back(std::move(all));
+    plot.series.push_back(std::move(front));
+    plot.series.push_back(
+        {name + ", chosen", {{solution.predicted.step_ms, solution.chosen.quality.kl}}, false});
+  }
+  return plot;
+}
+
+}  // namespace kvrun::cli
