@@ -163,7 +163,7 @@ TEST_F(CliCalibrate, CtrlCKeepsWhatTheSameCommandGoesOnFrom) {
   const std::string partial = out_ + ".partial";
   const std::string text = folder_.Write("text", std::string(1000, 'x'));
   RunningProgram program(KVADAPT_FAKE_PROGRAM, Arguments("slow", {"-f", text, "--progress", "always"}), {});
-  ASSERT_TRUE(program.WaitForOutput("calibrating: 1"));
+  ASSERT_TRUE(program.WaitForOutput("token/s"));
   program.Signal(SIGINT);
   const ProgramResult result = program.Finish();
   EXPECT_EQ(result.exit_code, 130);
@@ -187,12 +187,11 @@ TEST_F(CliCalibrate, TheTimeLeftIsSensibleAfterGoingOn) {
   const std::string text = folder_.Write("text", std::string(1000, 'x'));
   folder_.Write("adapter.gguf.partial", "940");
   const ProgramResult result = Run({"-f", text, "--progress", "always"}, {}, "slow nobos");
-  const size_t at = result.err.find("token/s, ");
-  ASSERT_NE(at, std::string::npos) << result.err;
-  EXPECT_EQ(result.err.substr(at + 9, result.err.find(' ', at + 9) - at - 9).size(), 1U)
-      << "60 tokens of 20 ms: seconds\n"
-      << result.err;
-  EXPECT_PRED2(Contains, result.err, " s left");
+  const size_t end = result.err.find(" token/s, ");
+  ASSERT_NE(end, std::string::npos) << result.err;
+  const size_t begin = result.err.rfind(' ', end - 1) + 1;
+  EXPECT_LE(std::stod(result.err.substr(begin, end - begin)), 50.0) << "20 ms a token\n" << result.err;
+  EXPECT_PRED2(Contains, result.err, " left");
 }
 
 TEST_F(CliCalibrate, FoldersAreReadInTheirOrder) {
