@@ -6,5 +6,6 @@
 namespace kvrun::cli {
 
 Command AddCalibrateCommand(CLI::App* program);
+Command AddProbeCommand(CLI::App* program);
 
 }  // namespace kvrun::cli
