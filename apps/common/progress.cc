@@ -54,19 +54,25 @@ void Progress::Clear() {
 
 int Progress::Callback(void* user, kvrun_phase phase, uint64_t done, uint64_t total) {
   try {
-    static_cast<Progress*>(user)->Update(phase, done, total);
+    static_cast<Progress*>(user)->Update(phase, "", done, total);
   } catch (...) {
     return 1;  // out of memory while formatting a line: end the call, not the process
   }
   return Interrupted() ? 1 : 0;
 }
 
-void Progress::Update(kvrun_phase phase, uint64_t done, uint64_t total) {
+bool Progress::Note(const std::string& what, uint64_t done, uint64_t total) {
+  Update(KVRUN_PHASE_SELF_TEST, what, done, total);
+  return Interrupted();
+}
+
+void Progress::Update(kvrun_phase phase, const std::string& what, uint64_t done, uint64_t total) {
   if (!shown_) return;
   const auto now = Clock::now();
-  const bool starts = !running_ || phase != phase_;
+  const bool starts = !running_ || phase != phase_ || what != what_;
   if (starts) {
     phase_ = phase;
+    what_ = what;
     first_done_ = done;
     start_ = now;
     running_ = true;
@@ -86,13 +92,13 @@ void Progress::Update(kvrun_phase phase, uint64_t done, uint64_t total) {
 }
 
 std::string Progress::Line(uint64_t done, uint64_t total, double elapsed_s) const {
-  std::string line = PhaseName(phase_);
+  std::string line = what_.empty() ? PhaseName(phase_) : what_;
   if (!label_.empty() && phase_ == KVRUN_PHASE_PREFILL) line += " (" + label_ + ")";
   line += fmt::format(": {} of {}", Amount(phase_, done), Amount(phase_, total));
   if (total > 0) line += fmt::format(", {} %", done * 100 / total);
   if (done <= first_done_ || elapsed_s <= 0) return line;
   const double per_second = static_cast<double>(done - first_done_) / elapsed_s;
-  line += ", " + Rate(phase_, per_second);
+  if (what_.empty()) line += ", " + Rate(phase_, per_second);
   if (done < total)
     line += fmt::format(", {} left", Duration(static_cast<double>(total - done) / per_second));
   return line;

@@ -26,19 +26,24 @@ class Progress {
   // Removes the line from the terminal, before something else is written there.
   void Clear();
 
+  // The same for what is no call of the library: `what` is done in steps of its own. True to cancel.
+  bool Note(const std::string& what, uint64_t done, uint64_t total);
+
   // A kvrun_progress_fn; `user` is a Progress.
   static int Callback(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  void Update(kvrun_phase phase, uint64_t done, uint64_t total);
+  // `what` is empty where the phase says it.
+  void Update(kvrun_phase phase, const std::string& what, uint64_t done, uint64_t total);
   std::string Line(uint64_t done, uint64_t total, double elapsed_s) const;
 
   bool shown_;
   bool terminal_;
   std::string label_;
   kvrun_phase phase_ = KVRUN_PHASE_LOAD;
+  std::string what_;
   bool running_ = false;  // between the first and the last call of one phase
   bool line_open_ = false;
   uint64_t first_done_ = 0;

@@ -6,6 +6,7 @@
 namespace kvrun::cli {
 
 Command AddCalibrateCommand(CLI::App* program);
+Command AddProbeCommand(CLI::App* program);
 Command AddTuneCommand(CLI::App* program);
 
 }  // namespace kvrun::cli

@@ -1,0 +1,175 @@
+// kvadapt probe: what this machine's storage and device do, measured, into a profile.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "apps/common/failure.h"
+#include "apps/common/files.h"
+#include "apps/common/number_list.h"
+#include "apps/common/shared_options.h"
+#include "apps/kvadapt/commands.h"
+#include "apps/kvadapt/offline_calls.h"
+#include "apps/kvadapt/probe_report.h"
+
+namespace kvrun::cli {
+namespace {
+
+constexpr uint32_t kLeastContext = 256;
+constexpr uint32_t kMostContext = 1U << 27;
+constexpr uint32_t kUsualContext = 8192;
+
+struct ProbeOptions {
+  SharedOptions shared;
+  std::string output;
+  std::string plot;
+  std::string folder;
+  bool tmpfs = false;
+  bool storage_only = false;
+  bool device_only = false;
+  float storage_seconds = 30.0F;
+  std::vector<uint32_t> batches = {1};
+  std::vector<uint32_t> contexts = {kUsualContext};
+};
+
+void CheckUsage(const ProbeOptions& options) {
+  if (options.storage_only && options.device_only) {
+    throw UsageError("--storage-only and --device-only leave nothing to measure: give one of them, or none");
+  }
+}
+
+// The files of results. Making one of these finds what cannot be written.
+struct Outputs {
+  struct Drawing {
+    ResultFile file;
+    offline::Plot (*plot)(const offline::DeviceProfile&);
+  };
+  std::unique_ptr<ResultFile> profile;
+  std::vector<std::unique_ptr<Drawing>> drawings;
+  std::vector<std::string> paths;
+
+  explicit Outputs(const ProbeOptions& options) {
+    if (!options.output.empty()) {
+      profile = std::make_unique<ResultFile>(options.output);
+      paths.push_back(options.output);
+    }
+    if (options.plot.empty()) return;
+    if (!options.device_only) {
+      Draw(options.plot + "-storage.svg", StoragePlot);
+      Draw(options.plot + "-modes.svg", ModePlot);
+    }
+    if (!options.storage_only) Draw(options.plot + "-operations.svg", OperationPlot);
+  }
+
+  void Write(const offline::DeviceProfile& measured) {
+    if (profile != nullptr) Write(profile.get(), offline::ProfileToJson(measured));
+    for (const auto& drawing : drawings) Write(&drawing->file, offline::SvgText(drawing->plot(measured)));
+  }
+
+ private:
+  void Draw(const std::string& path, offline::Plot (*plot)(const offline::DeviceProfile&)) {
+    drawings.push_back(std::unique_ptr<Drawing>(new Drawing{ResultFile(path), plot}));
+    paths.push_back(path);
+  }
+  static void Write(ResultFile* file, const std::string& text) {
+    file->Write(text.data(), text.size());
+    file->Commit();
+  }
+};
+
+offline::StorageProbeOptions StorageOptions(const ProbeOptions& options) {
+  return {.folder = options.folder,
+          .allow_tmpfs = options.tmpfs,
+          .budget_seconds = static_cast<double>(options.storage_seconds)};
+}
+
+offline::DeviceProfile Measure(const ProbeOptions& options, kvrun_engine* engine, Progress* progress) {
+  offline::DeviceProfile profile;
+  profile.machine = Value(offline::IdentifyMachine(engine, options.folder));
+  if (!options.device_only) {
+    profile.storage = Value(offline::ProbeStorage(StorageOptions(options), ShowIn(progress)));
+    progress->Clear();
+  }
+  if (engine == nullptr) return profile;
+  offline::ModelIdentity model = offline::IdentifyModel(engine);
+  profile.model = std::move(model.name);
+  profile.model_fingerprint = std::move(model.fingerprint);
+  profile.operations = Value(offline::ProbeOperations(engine,
+                                                      {.batches = options.batches,
+                                                       .contexts = options.contexts,
+                                                       .folder = options.folder,
+                                                       .allow_tmpfs = options.tmpfs},
+                                                      ShowIn(progress)));
+  progress->Clear();
+  return profile;
+}
+
+void Report(const ProbeOptions& options, const offline::DeviceProfile& profile,
+            const std::vector<std::string>& paths) {
+  if (options.shared.json) {
+    Json object = ParseJson(offline::ProfileToJson(profile));
+    object["paths"] = paths;
+    WriteStdout(JsonLine(object));
+    return;
+  }
+  std::string text = StorageTable(profile);
+  const std::string operations = OperationTable(profile);
+  if (!text.empty() && !operations.empty()) text += "\n";
+  WriteStdout(text + operations);
+  if (options.shared.quiet) return;
+  for (const std::string& path : paths) PrintMessage("wrote " + path);
+}
+
+int RunProbe(const ProbeOptions& options) {
+  CheckUsage(options);
+  std::optional<Model> model;
+  if (!options.storage_only) model = OpenNamedModel(options.shared);
+  Check(offline::CheckStorage(StorageOptions(options)));
+  { const Outputs tried(options); }  // not kept: who is killed while measuring leaves nothing behind
+  Progress progress(ProgressModeOf(options.shared));
+  std::optional<LoadedEngine> loaded;
+  if (model) loaded = LoadEngine(*model, options.shared, &progress);
+  const offline::DeviceProfile profile = Measure(options, loaded ? loaded->engine.get() : nullptr, &progress);
+  Outputs outputs(options);
+  outputs.Write(profile);
+  Report(options, profile, outputs.paths);
+  return 0;
+}
+
+}  // namespace
+
+Command AddProbeCommand(CLI::App* program) {
+  auto options = std::make_shared<ProbeOptions>();
+  options->shared.profile = true;
+  auto set = std::make_shared<OptionSet>(
+      program, "probe", "Measure this machine: storage by block size, operations of decoding by shape");
+  set->Text("-m,--model", &options->shared.model, "FILE",
+            "the model, a GGUF file (required but for --storage-only)");
+  set->Text("-o,--output", &options->output, "FILE", "the profile to write, a JSON file");
+  set->Text("--plot", &options->plot, "PREFIX",
+            "also draw PREFIX-storage.svg, PREFIX-modes.svg and PREFIX-operations.svg");
+  set->Text("--kv-dir", &options->folder, "FOLDER",
+            "the folder on flash to measure (default: where sessions keep their KV)");
+  set->Flag("--kv-tmpfs", &options->tmpfs, "--kv-dir may lie in memory, for tests");
+  set->Flag("--storage-only", &options->storage_only, "measure storage alone: needs no model");
+  set->Flag("--device-only", &options->device_only, "measure the device alone");
+  set->Number("--storage-seconds", &options->storage_seconds, 0.1F, 3600.0F,
+              "time that storage may take, about (default 30)");
+  set->Checked("--batch", "N,N",
+               "sequences decoded together (default 1); the first is what else is measured with",
+               [options = options.get()](const std::string& source, const std::string& text) {
+                 options->batches = ParseNumberList(source, text, 1, KVRUN_MAX_SEQUENCES, "1,2,4");
+               });
+  set->Checked("--ctx", "N,N", "tokens of context (default 8192); the first is what else is measured with",
+               [options = options.get()](const std::string& source, const std::string& text) {
+                 options->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
+               });
+  AddDeviceOptions(set.get(), &options->shared);
+  AddReportOptions(set.get(), &options->shared);
+  return {set, {options, &options->shared.json}, [options] { return RunProbe(*options); }};
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,74 @@
+// In place of offline/'s tuning, for the program over the toy library: says what it was asked for in the
+// model's name of the config, and finds one solution.
+#include <fmt/format.h>
+
+#include "offline/tune.h"
+
+namespace kvrun::offline {
+namespace {
+
+std::string Asked(const TuneOptions& options) {
+  std::string text = fmt::format("budget {} kl {} minutes {} checks {} adapter {} folder {} ids {} ctx",
+                                 options.budget, options.kl_limit, options.minutes, options.n_checks,
+                                 options.adapter_path, options.folder, options.ids.size());
+  for (const uint32_t n_ctx : options.contexts) text += fmt::format(" {}", n_ctx);
+  text += " batch";
+  for (const uint32_t batch : options.batches) text += fmt::format(" {}", batch);
+  return text;
+}
+
+Measured Point(double kl, double ms, const std::string& group) {
+  Measured measured;
+  measured.sized.options = {{"group", group}};
+  measured.quality = {.kl = kl, .top1 = 0.9, .hit_rate = 0.8, .reads_per_load = 1.0, .step_ms = ms};
+  measured.predicted_ms = ms;
+  return measured;
+}
+
+}  // namespace
+
+std::string TypeName(KvType type) { return type == KvType::kFp8 ? "fp8" : "another"; }
+
+std::string OptionLine(const NamedKvOptions& options) {
+  std::string line;
+  for (const auto& [name, value] : options) line += fmt::format("--kv-{} {}", name, value);
+  return line;
+}
+
+Status CheckTune(const kvrun_model*, const TuneOptions& options) {
+  if (options.budget != "nothing") return Status::Ok();
+  return {StatusCode::kOutOfMemory, "the toy's budget does not suffice"};
+}
+
+Result<TuneResult> Tune(kvrun_engine*, const TuneOptions& options, const OfflineProgress& progress) {
+  if (progress("searching", 1, 2)) return Status(StatusCode::kCancelled, "cancelled");
+  TuneResult result;
+  result.config.model = Asked(options);
+  TuneSolution solution;
+  solution.setting.batch = options.batches.front();
+  solution.setting.ctx = options.contexts.front();
+  solution.chosen = Point(0.01, 5.0, "4");
+  solution.own = Point(0.02, 6.0, "8");
+  solution.kl_limit = 0.015;
+  solution.predicted.step_ms = 5.0;
+  solution.own_predicted.step_ms = 6.0;
+  solution.measured_ms = 5.5;
+  solution.own_measured_ms = 6.5;
+  solution.bound = "compute";
+  solution.rejected = {{"group 8", "slower", 6.0, 0.02, true}, {"type f16", "does not fit", 0.0, 0.0, false}};
+  solution.measured = {solution.own, solution.chosen};
+  result.solutions.push_back(solution);
+  if (options.n_checks > 0) {
+    result.checks.push_back(
+        {.batch = 1, .ctx = 256, .options = {}, .hit_rate = 1.0, .predicted_ms = 11.0, .measured_ms = 10.0});
+  }
+  return result;
+}
+
+std::string ConfigText(const TuneResult& result) {
+  return result.config.model + " from " + result.config.adapter + "\n";
+}
+
+std::vector<FrontPoint> FrontOf(const TuneSolution&) { return {{.step_ms = 5.0, .kl = 0.01, .index = 1}}; }
+
+}  // namespace kvrun::offline
