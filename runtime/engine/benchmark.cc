@@ -224,9 +224,10 @@ Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
     const Clock::time_point begin = Clock::now();
     for (uint32_t i = 0; i < options_.n_decode; ++i) KVRUN_RETURN_IF_ERROR(DecodeStep(forward, depth + i));
     result->decode_tps.push_back(static_cast<double>(n_tokens) / SecondsSince(begin));
+    result->operations_of_runs.push_back(device_.TakeOperationTimes());
   }
   result->decode_tokens = n_tokens;
-  result->operations = device_.TakeOperationTimes();
+  result->operations = result->operations_of_runs.back();
   result->report = forward.kv_report();
   result->memory = device_.MemoryInUse();
   if (options_.io_only) {

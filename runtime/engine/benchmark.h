@@ -45,6 +45,7 @@ struct BenchmarkResult {
   std::optional<KvReport> report;          // of the last run that decoded; nothing where no records are kept
   std::vector<Device::MemoryPart> memory;  // during the last run
   std::vector<OperationTime> operations;   // of the report's run; empty without profiling
+  std::vector<std::vector<OperationTime>> operations_of_runs;  // of each run that decoded
   std::optional<RepeatedReads> io;
   std::optional<WeightReads> weights;  // where decoding was measured
 };
