@@ -414,13 +414,10 @@ Status Tuner::CheckPredictions() {
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kFinalRuns));
-    const SearchSetting& setting = points[i].setting;
-    result_.checks.push_back({.batch = setting.batch,
-                              .ctx = setting.ctx,
-                              .options = points[i].sized.options,
-                              .hit_rate = points[i].repeated_share,
-                              .predicted_ms = time_model_->Predict(sample.point).step_ms,
-                              .measured_ms = sample.step_ms});
+    result_.checks.push_back({.options = points[i].sized.options,
+                              .repeated_share = points[i].repeated_share,
+                              .sample = sample,
+                              .predicted_ms = time_model_->Predict(sample.point).step_ms});
   }
   return Status::Ok();
 }

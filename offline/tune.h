@@ -60,12 +60,10 @@ struct TuneSolution {
 };
 
 struct CheckedPoint {
-  uint32_t batch = 0;
-  uint32_t ctx = 0;
   NamedKvOptions options;
-  double hit_rate = 0.0;
+  double repeated_share = 0.0;  // of chosen groups, those of the step before
+  StepSample sample;            // as it was measured
   double predicted_ms = 0.0;
-  double measured_ms = 0.0;
 };
 
 struct TuneResult {

@@ -68,10 +68,10 @@ std::string CheckTable(const TuneResult& result) {
       "predictions checked at random points\n   batch   ctx  hits   predicted   measured   ratio\n";
   double worst = 0.0;
   for (const CheckedPoint& check : result.checks) {
-    const double ratio = check.predicted_ms / check.measured_ms;
+    const double ratio = check.predicted_ms / check.sample.step_ms;
     worst = std::max(worst, std::abs(ratio - 1.0));
     text += fmt::format("  {:>6} {:>5} {:>5.2f} {:>8.2f} ms {:>7.2f} ms {:>7.3f}  {}\n", check.batch,
-                        check.ctx, check.hit_rate, check.predicted_ms, check.measured_ms, ratio,
+                        check.ctx, check.repeated_share, check.predicted_ms, check.sample.step_ms, ratio,
                         offline::OptionLine(check.options));
   }
   return text + fmt::format("  the worst is off by {:.1f} %\n", 100 * worst);
@@ -170,12 +170,10 @@ Json TuneJson(const TuneResult& result) {
   for (const TuneSolution& solution : result.solutions) solutions.push_back(SolutionJson(solution));
   Json checks = Json::array();
   for (const CheckedPoint& check : result.checks) {
-    checks.push_back({{"batch", check.batch},
-                      {"ctx", check.ctx},
-                      {"options", OptionsJson(check.options)},
-                      {"hit_rate", check.hit_rate},
-                      {"predicted_ms", check.predicted_ms},
-                      {"measured_ms", check.measured_ms}});
+    Json point = SampleJson(check.sample);
+    point["options"] = OptionsJson(check.options);
+    point["predicted_ms"] = check.predicted_ms;
+    checks.push_back(std::move(point));
   }
   Json samples = Json::array();
   for (const offline::StepSample& sample : result.samples) samples.push_back(SampleJson(sample));
