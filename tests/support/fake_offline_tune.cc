@@ -59,8 +59,12 @@ Result<TuneResult> Tune(kvrun_engine*, const TuneOptions& options, const Offline
   solution.measured = {solution.own, solution.chosen};
   result.solutions.push_back(solution);
   if (options.n_checks > 0) {
-    result.checks.push_back(
-        {.batch = 1, .ctx = 256, .options = {}, .hit_rate = 1.0, .predicted_ms = 11.0, .measured_ms = 10.0});
+    CheckedPoint check;
+    check.repeated_share = 1.0;
+    check.predicted_ms = 11.0;
+    check.sample.point.ctx = 256;
+    check.sample.step_ms = 10.0;
+    result.checks.push_back(check);
   }
   return result;
 }
