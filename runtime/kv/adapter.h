@@ -96,5 +96,7 @@ Status CheckAdapterPath(const std::string& path);
 // what each is.
 Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
                             uint32_t key_dim, uint32_t rank);
+// All that the file holds, of whatever model.
+Result<Adapter> ReadWholeAdapter(const std::string& path);
 
 }  // namespace kvrun

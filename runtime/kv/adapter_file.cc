@@ -23,7 +23,8 @@ namespace kvrun {
 namespace {
 
 constexpr std::string_view kArchitecture = "kvrun-adapter";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
+constexpr uint32_t kOldestVersion = 1;  // without reuse rates and thresholds
 constexpr std::string_view kVersionKey = "kvrun-adapter.version";
 constexpr std::string_view kKindKey = "kvrun-adapter.kind";
 constexpr std::string_view kFingerprintKey = "kvrun-adapter.fingerprint";
@@ -31,6 +32,13 @@ constexpr std::string_view kRankKey = "kvrun-adapter.rank";
 constexpr std::string_view kLayersKey = "kvrun-adapter.layers";
 constexpr std::string_view kKeyDimKey = "kvrun-adapter.key_dim";
 constexpr std::string_view kEnergiesKey = "kvrun-adapter.energies";
+constexpr std::string_view kReusePolicyKey = "kvrun-adapter.reuse.policy";
+constexpr std::string_view kReuseGroupKey = "kvrun-adapter.reuse.group";
+constexpr std::string_view kReuseSelectKey = "kvrun-adapter.reuse.select";
+constexpr std::string_view kReuseCtxKey = "kvrun-adapter.reuse.ctx";
+constexpr std::string_view kReuseCapacityKey = "kvrun-adapter.reuse.capacity";
+constexpr std::string_view kReuseRateKey = "kvrun-adapter.reuse.rate";
+constexpr std::string_view kThresholdsKey = "kvrun-adapter.cluster_thresholds";
 constexpr std::string_view kChecksumKey = "kvrun-adapter.checksum";
 
 std::string TensorName(size_t layer, std::string_view part) { return fmt::format("blk.{}.{}", layer, part); }
@@ -52,12 +60,15 @@ class Checksum {
 
 // What of an adapter is not in its tensors.
 struct Header {
+  uint32_t version = kVersion;
   AdapterKind kind = AdapterKind::kPlain;
   std::string_view fingerprint;
   uint32_t rank = 0;
   uint32_t n_layers = 0;
   uint32_t key_dim = 0;
   std::vector<float> energies;  // [n_layers, rank], or empty
+  std::vector<ReuseRate> reuse;
+  std::vector<float> cluster_thresholds;
 };
 
 void AddHeader(const Header& header, Checksum& checksum) {
@@ -65,6 +76,32 @@ void AddHeader(const Header& header, Checksum& checksum) {
   checksum.Add(header.fingerprint);
   for (const uint32_t value : {header.rank, header.n_layers, header.key_dim}) checksum.Add(value);
   checksum.Add(std::as_bytes(std::span(header.energies)));
+  if (header.version < 2) return;
+  checksum.Add(static_cast<uint32_t>(header.reuse.size()));
+  for (const ReuseRate& row : header.reuse) {
+    checksum.Add(row.policy);
+    for (const uint32_t value : {row.group_tokens, row.select_entries, row.n_ctx, row.reuse_groups})
+      checksum.Add(value);
+    checksum.Add(std::bit_cast<uint32_t>(row.rate));
+  }
+  checksum.Add(std::as_bytes(std::span(header.cluster_thresholds)));
+}
+
+// What no measurement can have given: of files to be read and to be written. Empty: nothing.
+std::string WrongIn(const Header& header) {
+  for (size_t i = 0; i < header.reuse.size(); ++i) {
+    const ReuseRate& row = header.reuse[i];
+    if (!(row.rate >= 0.0F && row.rate <= 1.0F)) return fmt::format("reuse rate {} is {}", i, row.rate);
+    if (row.group_tokens == 0 || row.select_entries == 0 || row.reuse_groups == 0)
+      return fmt::format("reuse rate {} is of nothing", i);
+  }
+  const std::vector<float>& thresholds = header.cluster_thresholds;
+  const size_t n_heads = thresholds.size() / header.n_layers;
+  if (thresholds.size() % header.n_layers != 0 || (n_heads != 0 && header.key_dim % n_heads != 0))
+    return fmt::format("{} cluster thresholds", thresholds.size());
+  const auto is_no_threshold = [](float value) { return !std::isfinite(value) || value < 0.0F; };
+  const auto wrong = std::find_if(thresholds.begin(), thresholds.end(), is_no_threshold);
+  return wrong == thresholds.end() ? "" : fmt::format("a cluster threshold is {}", *wrong);
 }
 
 // --- Writing -----------------------------------------------------------------------------------------------
@@ -83,9 +120,14 @@ Result<std::vector<uint16_t>> Halves(std::span<const float> values, const std::s
 Result<Header> HeaderOf(const Adapter& adapter) {
   if (adapter.layers.empty()) return Status(StatusCode::kInvalidArgument, "the adapter has no layers");
   const LayerAdapter& first = adapter.layers.front();
-  Header header = {adapter.kind,  adapter.fingerprint,
-                   first.rank,    static_cast<uint32_t>(adapter.layers.size()),
-                   first.key_dim, {}};
+  Header header;
+  header.kind = adapter.kind;
+  header.fingerprint = adapter.fingerprint;
+  header.rank = first.rank;
+  header.n_layers = static_cast<uint32_t>(adapter.layers.size());
+  header.key_dim = first.key_dim;
+  header.reuse = adapter.reuse;
+  header.cluster_thresholds = adapter.cluster_thresholds;
   for (const LayerAdapter& layer : adapter.layers) {
     if (layer.rank != header.rank || layer.key_dim != header.key_dim) {
       return Status(StatusCode::kInvalidArgument, "the adapter's layers differ in rank or in key_dim");
@@ -96,7 +138,33 @@ Result<Header> HeaderOf(const Adapter& adapter) {
     KVRUN_CHECK(layer.energy.size() == (first.energy.empty() ? 0 : layer.rank));
     header.energies.insert(header.energies.end(), layer.energy.begin(), layer.energy.end());
   }
+  if (const std::string wrong = WrongIn(header); !wrong.empty())
+    return Status(StatusCode::kInvalidArgument, wrong);
   return header;
+}
+
+// Keys that are not there stand for empty arrays.
+void SetMeasured(const Header& header, GgufWriter& file) {
+  if (!header.reuse.empty()) {
+    std::vector<std::string> policies;
+    std::vector<float> rates;
+    for (const ReuseRate& row : header.reuse) {
+      policies.push_back(row.policy);
+      rates.push_back(row.rate);
+    }
+    const auto set_column = [&](std::string_view key, uint32_t ReuseRate::*column) {
+      std::vector<uint32_t> values;
+      for (const ReuseRate& row : header.reuse) values.push_back(row.*column);
+      file.Set(key, values);
+    };
+    file.Set(kReusePolicyKey, policies);
+    set_column(kReuseGroupKey, &ReuseRate::group_tokens);
+    set_column(kReuseSelectKey, &ReuseRate::select_entries);
+    set_column(kReuseCtxKey, &ReuseRate::n_ctx);
+    set_column(kReuseCapacityKey, &ReuseRate::reuse_groups);
+    file.Set(kReuseRateKey, rates);
+  }
+  if (!header.cluster_thresholds.empty()) file.Set(kThresholdsKey, header.cluster_thresholds);
 }
 
 Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) {
@@ -177,6 +245,39 @@ Status Damaged(const std::string& path, std::string_view why) {
           fmt::format("{}: the adapter is damaged ({}): make it again, or run without it", path, why)};
 }
 
+Status ReadReuse(const GgufFile& file, std::vector<ReuseRate>* rows) {
+  if (!file.Has(kReusePolicyKey)) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::string_view> policies, file.Strings(kReusePolicyKey));
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<float> rates, file.Floats(kReuseRateKey));
+  if (rates.size() != policies.size()) return Damaged(file.name(), "reuse rates of different numbers");
+  rows->resize(policies.size());
+  for (size_t i = 0; i < rows->size(); ++i) {
+    (*rows)[i].policy = policies[i];
+    (*rows)[i].rate = rates[i];
+  }
+  const std::pair<std::string_view, uint32_t ReuseRate::*> columns[] = {
+      {kReuseGroupKey, &ReuseRate::group_tokens},
+      {kReuseSelectKey, &ReuseRate::select_entries},
+      {kReuseCtxKey, &ReuseRate::n_ctx},
+      {kReuseCapacityKey, &ReuseRate::reuse_groups}};
+  for (const auto& [key, column] : columns) {
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<int32_t> values, file.Ints(key));
+    if (values.size() != rows->size()) return Damaged(file.name(), "reuse rates of different numbers");
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (values[i] < 0) return Damaged(file.name(), fmt::format("{} holds {}", key, values[i]));
+      (*rows)[i].*column = static_cast<uint32_t>(values[i]);
+    }
+  }
+  return Status::Ok();
+}
+
+Status ReadMeasured(const GgufFile& file, Header* header) {
+  KVRUN_RETURN_IF_ERROR(ReadReuse(file, &header->reuse));
+  if (!file.Has(kThresholdsKey)) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(header->cluster_thresholds, file.Floats(kThresholdsKey));
+  return Status::Ok();
+}
+
 Result<Header> ReadHeader(const GgufFile& file) {
   const std::string& path = file.name();
   const auto architecture = file.String("general.architecture");
@@ -187,12 +288,13 @@ Result<Header> ReadHeader(const GgufFile& file) {
                                                 : "another kind of GGUF file"));
   }
   KVRUN_ASSIGN_OR_RETURN(const uint32_t version, file.U32(kVersionKey));
-  if (version != kVersion) {
+  if (version < kOldestVersion || version > kVersion) {
     return Status(StatusCode::kUnsupported,
-                  fmt::format("{}: adapters of version {} cannot be read, only of version {}: make it again",
-                              path, version, kVersion));
+                  fmt::format("{}: adapters of version {} cannot be read, only of {} to {}: make it again",
+                              path, version, kOldestVersion, kVersion));
   }
   Header header;
+  header.version = version;
   KVRUN_ASSIGN_OR_RETURN(const std::string_view kind, file.String(kKindKey));
   const auto known_kind = FindAdapterKind(kind);
   if (!known_kind.ok()) return Damaged(path, known_kind.status().message());
@@ -205,6 +307,12 @@ Result<Header> ReadHeader(const GgufFile& file) {
   if (!header.energies.empty() && header.energies.size() != uint64_t{header.n_layers} * header.rank) {
     return Damaged(path, fmt::format("{} energies", header.energies.size()));
   }
+  if (header.rank == 0 || header.rank > header.key_dim || header.n_layers == 0) {
+    return Damaged(path,
+                   fmt::format("rank {} of {}, {} layers", header.rank, header.key_dim, header.n_layers));
+  }
+  if (version >= 2) KVRUN_RETURN_IF_ERROR(ReadMeasured(file, &header));
+  if (const std::string wrong = WrongIn(header); !wrong.empty()) return Damaged(path, wrong);
   return header;
 }
 
@@ -273,6 +381,32 @@ Result<LayerAdapter> ReadLayer(const GgufFile& file, const Header& header, uint3
   return layer;
 }
 
+// A key that lacks is damage, not a missing file.
+Result<Header> ReadHeaderOf(const GgufFile& file) {
+  auto header = ReadHeader(file);
+  if (header.status().code() == StatusCode::kNotFound) return Damaged(file.name(), header.status().message());
+  return header;
+}
+
+// `rank` columns of each layer.
+Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t rank) {
+  Checksum checksum;
+  AddHeader(header, checksum);
+  Adapter adapter;
+  adapter.kind = header.kind;
+  adapter.fingerprint = header.fingerprint;
+  adapter.reuse = header.reuse;
+  adapter.cluster_thresholds = header.cluster_thresholds;
+  for (uint32_t i = 0; i < header.n_layers; ++i) {
+    KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(file, header, i, rank, checksum));
+    adapter.layers.push_back(std::move(layer));
+  }
+  const auto expected = file.String(kChecksumKey);
+  if (!expected.ok()) return Damaged(file.name(), expected.status().message());
+  if (checksum.text() != *expected) return Damaged(file.name(), "its checksum is wrong");
+  return adapter;
+}
+
 }  // namespace
 
 Status WriteAdapter(const Adapter& adapter, const std::string& path) {
@@ -288,6 +422,7 @@ Status WriteAdapter(const Adapter& adapter, const std::string& path) {
   file.Set(kLayersKey, header->n_layers);
   file.Set(kKeyDimKey, header->key_dim);
   file.Set(kEnergiesKey, header->energies);
+  SetMeasured(*header, file);
   Checksum checksum;
   AddHeader(*header, checksum);
   if (const Status status = AddTensors(adapter, file, checksum); !status.ok())
@@ -307,25 +442,15 @@ Status CheckAdapterPath(const std::string& path) {
 Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
                             uint32_t key_dim, uint32_t rank) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
-  const auto read_header = ReadHeader(*file);
-  if (read_header.status().code() == StatusCode::kNotFound)
-    return Damaged(path, read_header.status().message());
-  KVRUN_RETURN_IF_ERROR(read_header.status());
-  const Header& header = *read_header;
+  KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
   KVRUN_RETURN_IF_ERROR(CheckFits(path, header, fingerprint, n_layers, key_dim, rank));
-  Checksum checksum;
-  AddHeader(header, checksum);
-  Adapter adapter;
-  adapter.kind = header.kind;
-  adapter.fingerprint = header.fingerprint;
-  for (uint32_t i = 0; i < n_layers; ++i) {
-    KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(*file, header, i, rank, checksum));
-    adapter.layers.push_back(std::move(layer));
-  }
-  const auto expected = file->String(kChecksumKey);
-  if (!expected.ok()) return Damaged(path, expected.status().message());
-  if (checksum.text() != *expected) return Damaged(path, "its checksum is wrong");
-  return adapter;
+  return ReadLayers(*file, header, rank);
+}
+
+Result<Adapter> ReadWholeAdapter(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
+  KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
+  return ReadLayers(*file, header, header.rank);
 }
 
 }  // namespace kvrun

@@ -63,6 +63,24 @@ void GgufWriter::Set(std::string_view key, std::span<const float> values) {
   PutBytes(keys_, std::as_bytes(values));
 }
 
+void GgufWriter::Set(std::string_view key, std::span<const uint32_t> values) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kArray);
+  Put(keys_, kU32);
+  Put(keys_, uint64_t{values.size()});
+  PutBytes(keys_, std::as_bytes(values));
+}
+
+void GgufWriter::Set(std::string_view key, std::span<const std::string> values) {
+  ++n_keys_;
+  PutString(keys_, key);
+  Put(keys_, kArray);
+  Put(keys_, kString);
+  Put(keys_, uint64_t{values.size()});
+  for (const std::string& value : values) PutString(keys_, value);
+}
+
 void GgufWriter::Set(std::string_view key, float value) {
   ++n_keys_;
   PutString(keys_, key);

@@ -20,6 +20,8 @@ class GgufWriter {
   void Set(std::string_view key, float value);
   void Set(std::string_view key, std::string_view value);
   void Set(std::string_view key, std::span<const float> values);
+  void Set(std::string_view key, std::span<const uint32_t> values);
+  void Set(std::string_view key, std::span<const std::string> values);
   // shape[0] is the contiguous dimension, whole blocks of the type. Answers where the data begin, in bytes
   // after the header.
   uint64_t Declare(std::string_view name, TensorType type, std::vector<uint64_t> shape);

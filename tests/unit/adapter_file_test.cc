@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "runtime/kv/adapter.h"
@@ -31,7 +32,9 @@ std::vector<float> RoundedToHalf(std::vector<float> values) {
 
 // Values that f16 holds, so that what is read equals what was written.
 Adapter MakeAdapter(AdapterKind kind) {
-  Adapter adapter = {kind, kFingerprint, {}};
+  Adapter adapter;
+  adapter.kind = kind;
+  adapter.fingerprint = kFingerprint;
   for (uint32_t i = 0; i < kLayers; ++i) {
     LayerAdapter layer;
     layer.key_dim = kKeyDim;
@@ -43,6 +46,8 @@ Adapter MakeAdapter(AdapterKind kind) {
     layer.energy = {0.5F, 0.75F, 0.875F, 1.0F};
     adapter.layers.push_back(layer);
   }
+  adapter.reuse = {{"lru", 4, 96, 8096, 24, 0.75F}, {"non-hit", 16, 384, 8096, 24, 0.0F}};
+  adapter.cluster_thresholds = {0.0F, 1.5F, 2.0F, 3.0F, 0.25F, 1.0F};
   return adapter;
 }
 
@@ -53,6 +58,8 @@ Result<Adapter> Read(const std::string& path, uint32_t rank = kRank) {
 void ExpectEqual(const Adapter& a, const Adapter& b) {
   EXPECT_EQ(a.kind, b.kind);
   EXPECT_EQ(a.fingerprint, b.fingerprint);
+  EXPECT_EQ(a.reuse, b.reuse);
+  EXPECT_EQ(a.cluster_thresholds, b.cluster_thresholds);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {
     EXPECT_EQ(a.layers[i].key_dim, b.layers[i].key_dim);
@@ -81,6 +88,7 @@ TEST(AdapterFile, HoldsEveryKind) {
     const auto read = Read(path);
     ASSERT_TRUE(read.ok()) << read.status().message();
     ExpectEqual(*read, adapter);
+    ExpectEqual(OrDie(ReadWholeAdapter(path)), adapter);
   }
   const auto entries = std::filesystem::directory_iterator(folder.Path(""));
   EXPECT_EQ(std::distance(begin(entries), end(entries)), 1) << "temporary files were left behind";
@@ -144,11 +152,133 @@ TEST(AdapterFile, ForeignFilesAreRefused) {
   ExpectRefused(Read(model), StatusCode::kInvalidArgument,
                 "is not an adapter of kvrun but a file of 'llama'");
   testing::GgufBuilder newer;
-  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{2});
+  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{3});
   ExpectRefused(Read(testing::WriteModel(folder, "newer", newer.Build())), StatusCode::kUnsupported,
-                "of version 2");
+                "of version 3 cannot be read, only of 1 to 2");
+  newer.Set("kvrun-adapter.version", uint32_t{0});
+  ExpectRefused(Read(testing::WriteModel(folder, "older", newer.Build())), StatusCode::kUnsupported,
+                "of version 0");
   newer.Set("kvrun-adapter.version", uint32_t{1});
   ExpectRefused(Read(testing::WriteModel(folder, "bare", newer.Build())), StatusCode::kCorrupt, "is missing");
+}
+
+// What was measured may lack; then the file has no keys of it.
+TEST(AdapterFile, ReuseRatesAndThresholdsAreOptional) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Path("adapter.gguf");
+  Adapter adapter = MakeAdapter(AdapterKind::kQuery);
+  adapter.reuse.clear();
+  adapter.cluster_thresholds.clear();
+  ASSERT_TRUE(WriteAdapter(adapter, path).ok());
+  const auto file = OrDie(GgufFile::Open(path));
+  EXPECT_FALSE(file->Has("kvrun-adapter.reuse.policy"));
+  EXPECT_FALSE(file->Has("kvrun-adapter.cluster_thresholds"));
+  ExpectEqual(OrDie(ReadWholeAdapter(path)), adapter);
+}
+
+TEST(AdapterFile, WhatCannotHaveBeenMeasuredIsNotWritten) {
+  const TemporaryFolder folder;
+  const std::pair<std::function<void(Adapter&)>, std::string> cases[] = {
+      {[](Adapter& a) { a.reuse[1].rate = 1.5F; }, "reuse rate 1 is 1.5"},
+      {[](Adapter& a) { a.reuse[1].rate = -0.1F; }, "reuse rate 1 is -0.1"},
+      {[](Adapter& a) { a.reuse[0].rate = std::nanf(""); }, "reuse rate 0 is nan"},
+      {[](Adapter& a) { a.reuse[0].reuse_groups = 0; }, "reuse rate 0 is of nothing"},
+      {[](Adapter& a) { a.cluster_thresholds.pop_back(); }, "5 cluster thresholds"},
+      {[](Adapter& a) { a.cluster_thresholds.resize(9); }, "9 cluster thresholds"},  // 3 heads of 10
+      {[](Adapter& a) { a.cluster_thresholds[2] = -1.0F; }, "a cluster threshold is -1"},
+      {[](Adapter& a) { a.cluster_thresholds[2] = INFINITY; }, "a cluster threshold is inf"},
+  };
+  for (const auto& [damage, part] : cases) {
+    Adapter adapter = MakeAdapter(AdapterKind::kPlain);
+    damage(adapter);
+    const Status status = WriteAdapter(adapter, folder.Path("adapter.gguf"));
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << part;
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.Path("")));
+}
+
+// A file of version 1, as it was written before there were reuse rates: one layer, keys of two elements.
+testing::GgufBuilder OldFile() {
+  testing::GgufBuilder file;
+  file.Set("general.architecture", "kvrun-adapter")
+      .Set("kvrun-adapter.version", uint32_t{1})
+      .Set("kvrun-adapter.kind", "plain")
+      .Set("kvrun-adapter.fingerprint", "0123")
+      .Set("kvrun-adapter.rank", uint32_t{1})
+      .Set("kvrun-adapter.layers", uint32_t{1})
+      .Set("kvrun-adapter.key_dim", uint32_t{2})
+      .SetArray("kvrun-adapter.energies", std::vector<float>{0.75F})
+      .Set("kvrun-adapter.checksum", "278230e60f976c98");
+  testing::ByteWriter halves;
+  halves.Put(uint16_t{0x3c00}).Put(uint16_t{0x3800});
+  file.AddTensor("blk.0.key_side", TensorType::kF16, {1, 2}, halves.Take());
+  return file;
+}
+
+TEST(AdapterFile, VersionOneIsStillRead) {
+  const TemporaryFolder folder;
+  const std::string path = testing::WriteModel(folder, "old", OldFile().Build());
+  for (const auto& read : {ReadWholeAdapter(path), ReadAdapter(path, "0123", 1, 2, 1)}) {
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    EXPECT_EQ(read->layers[0].key_side, (std::vector<float>{1.0F, 0.5F}));
+    EXPECT_EQ(read->layers[0].energy, (std::vector<float>{0.75F}));
+    EXPECT_TRUE(read->reuse.empty());
+    EXPECT_TRUE(read->cluster_thresholds.empty());
+  }
+  const auto renamed = OldFile().Set("kvrun-adapter.version", uint32_t{2}).Build();
+  ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "renamed", renamed)), StatusCode::kCorrupt,
+                "its checksum is wrong");
+}
+
+// What a hostile file says of sizes and rates is found before it is relied on.
+TEST(AdapterFile, HostileFilesAreRefused) {
+  const TemporaryFolder folder;
+  const auto with_rates = [] {
+    return OldFile()
+        .Set("kvrun-adapter.version", uint32_t{2})
+        .SetStrings("kvrun-adapter.reuse.policy", {"lru", "fifo"})
+        .SetArray("kvrun-adapter.reuse.group", std::vector<uint32_t>{4, 4})
+        .SetArray("kvrun-adapter.reuse.select", std::vector<uint32_t>{96, 96})
+        .SetArray("kvrun-adapter.reuse.ctx", std::vector<uint32_t>{1000, 1000})
+        .SetArray("kvrun-adapter.reuse.capacity", std::vector<uint32_t>{24, 24})
+        .SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F, 0.25F});
+  };
+  const auto expect_refused = [&](const testing::GgufBuilder& file, const std::string& part) {
+    ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "hostile", file.Build())),
+                  StatusCode::kCorrupt, part);
+  };
+  expect_refused(with_rates(), "its checksum is wrong");  // and nothing else
+  for (const char* column : {"group", "select", "ctx", "capacity"}) {
+    const std::string key = std::string("kvrun-adapter.reuse.") + column;
+    expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1}), "reuse rates of different numbers");
+    expect_refused(with_rates().SetArray(key, std::vector<int32_t>{1, -1}), "holds -1");
+    expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, UINT32_MAX}), "below 2^31");
+    expect_refused(with_rates().Erase(key), "is missing");
+    if (key != "kvrun-adapter.reuse.ctx")
+      expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, 0}), "reuse rate 1 is of nothing");
+  }
+  for (const float rate : {-0.5F, 1.5F, std::nanf(""), INFINITY}) {
+    expect_refused(with_rates().SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F, rate}),
+                   "reuse rate 1 is ");
+  }
+  expect_refused(with_rates().SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F}),
+                 "reuse rates of different numbers");
+  expect_refused(with_rates().SetArray("kvrun-adapter.cluster_thresholds", std::vector<float>(3)),
+                 "3 cluster thresholds");
+  const std::pair<const char*, uint32_t> sizes[] = {{"rank", 0},
+                                                    {"rank", 3},
+                                                    {"key_dim", 0},
+                                                    {"layers", 0},
+                                                    {"layers", UINT32_MAX},
+                                                    {"key_dim", UINT32_MAX}};
+  for (const auto& [key, value] : sizes) {
+    expect_refused(OldFile()
+                       .Erase("kvrun-adapter.energies")
+                       .SetArray("kvrun-adapter.energies", std::vector<float>())
+                       .Set(std::string("kvrun-adapter.") + key, value),
+                   "the adapter is damaged");
+  }
 }
 
 // Whichever byte is damaged or missing: refused, or (padding, unused bits) without effect.
