@@ -14,6 +14,8 @@
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
+#include "apps/kvadapt/energy_table.h"
+#include "apps/kvadapt/reuse_table.h"
 
 namespace kvrun::cli {
 namespace {
@@ -28,6 +30,7 @@ struct CalibrateOptions {
   std::string kind = "query-centred";
   uint32_t rank = 0;
   std::string output;
+  bool no_reuse_rates = false;
 };
 
 using Ids = std::vector<int32_t>;
@@ -92,31 +95,6 @@ Json Calibrate(const LoadedEngine& loaded, const CalibrateOptions& options, cons
   return TakeJson(json);
 }
 
-// What the first `rank` columns keep of the keys' energy: on average, and in the layer where it is least.
-std::string EnergyRow(const Json& layers, uint32_t rank) {
-  double sum = 0;
-  double least = 2;
-  size_t worst = 0;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const double energy = layers[i]["energy"].at(rank - 1).get<double>();
-    sum += energy;
-    if (energy >= least) continue;
-    least = energy;
-    worst = i;
-  }
-  return fmt::format("{:>6} {:>8.2f} % {:>8.2f} %  {}\n", rank,
-                     100 * sum / static_cast<double>(layers.size()), 100 * least, worst);
-}
-
-std::string Table(const Json& result) {
-  const auto rank = result["rank"].get<uint32_t>();
-  std::string text = "  rank  energy kept     lowest  in layer\n";
-  for (const uint32_t shown : {4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
-    if (shown < rank) text += EnergyRow(result["layers"], shown);
-  }
-  return text + EnergyRow(result["layers"], rank);
-}
-
 int RunCalibrate(const CalibrateOptions& options) {
   CheckUsage(options);
   const Model model = OpenNamedModel(options.shared);
@@ -125,6 +103,8 @@ int RunCalibrate(const CalibrateOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   Json result = Calibrate(loaded, options, texts, &progress);
+  if (!options.no_reuse_rates)
+    result["reuse"] = MeasureReuseRates(loaded, options.output, texts, options.shared.ctx, &progress);
   if (options.shared.json) {
     result["path"] = options.output;
     WriteStdout(JsonLine(result));
@@ -132,11 +112,11 @@ int RunCalibrate(const CalibrateOptions& options) {
   }
   std::error_code error;
   const uintmax_t bytes = std::filesystem::file_size(options.output, error);
-  WriteStdout(Table(result) + fmt::format("{}: {}, rank {}, {} layers, {}; from {} tokens in {} pieces\n",
-                                          options.output, TextOf(result["kind"]),
-                                          result["rank"].get<uint32_t>(), result["layers"].size(),
-                                          FormatBytes(error ? 0 : bytes), result["n_tokens"].get<uint64_t>(),
-                                          result["n_pieces"].get<uint64_t>()));
+  WriteStdout(EnergyTable(result) + ReuseTable(result) +
+              fmt::format("{}: {}, rank {}, {} layers, {}; from {} tokens in {} pieces\n", options.output,
+                          TextOf(result["kind"]), result["rank"].get<uint32_t>(), result["layers"].size(),
+                          FormatBytes(error ? 0 : bytes), result["n_tokens"].get<uint64_t>(),
+                          result["n_pieces"].get<uint64_t>()));
   return 0;
 }
 
@@ -160,6 +140,8 @@ Command AddCalibrateCommand(CLI::App* program) {
               "texts are cut into pieces of at most N tokens (default 0: what the model was trained with, at "
               "most 8192 and what 512 MiB of KV hold)");
   set->Text("-o,--output", &options->output, "FILE", "the adapter to write, a GGUF file (required)");
+  set->Flag("--no-reuse-rates", &options->no_reuse_rates,
+            "do not measure how often what is selected is in memory already (the file then has no table)");
   AddDeviceOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return RunCalibrate(*options); }};

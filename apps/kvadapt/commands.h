@@ -6,5 +6,7 @@
 namespace kvrun::cli {
 
 Command AddCalibrateCommand(CLI::App* program);
+Command AddInspectCommand(CLI::App* program);
+Command AddVerifyCommand(CLI::App* program);
 
 }  // namespace kvrun::cli

@@ -5,7 +5,7 @@
 
 int main(int argc, char** argv) {
   using namespace kvrun::cli;
-  static constexpr AddCommand kCommands[] = {AddCalibrateCommand};
+  static constexpr AddCommand kCommands[] = {AddCalibrateCommand, AddInspectCommand, AddVerifyCommand};
   const ProgramInfo info{
       "kvadapt",
       "kvadapt: adapts kvrun to a model.\n"
