@@ -11,15 +11,12 @@
 namespace kvrun::offline {
 namespace {
 
-// A larger one follows the larger of two times more closely.
-constexpr double kSharpness = 8.0;
-constexpr double kRidge = 1e-4;
-constexpr int kSweeps = 3000;
-// A sample whose reads alone take so much of its time says little of anything else.
-constexpr double kMostlyReading = 0.75;
+constexpr double kSharpness = 4.0;
+constexpr double kRidge = 1e-3;
+constexpr int kSweeps = 400;
+constexpr int kRounds = 14;
+constexpr double kUsualError = 0.05;
 constexpr size_t kFewestSamples = 4;
-constexpr int kRobustRounds = 6;
-constexpr double kUsualError = 0.04;
 
 constexpr std::array kTypes = {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4, KvType::kF32};
 
@@ -27,11 +24,17 @@ size_t TypeNumber(KvType type) {
   return static_cast<size_t>(std::find(kTypes.begin(), kTypes.end(), type) - kTypes.begin());
 }
 
-// After the constants of the batch sizes; the last two are of reading.
-constexpr size_t kTerms = 3 * kTypes.size() + 6;
-constexpr size_t kReadingTerms = 2;
+// Of A, after the constants of the batch sizes. What several types have in common is a term of its own, so
+// that few samples of one type are not all that is known of it.
+constexpr size_t kReadingTerms = 3;  // the last
+constexpr size_t kTerms = 3 * kTypes.size() + 2 + 5 + kReadingTerms;
+constexpr size_t kStorageTerms = 3;
 
-std::array<double, kTerms> Terms(const TimePoint& point) {
+double Fetches(const TimePoint& point) {
+  return point.loads > 0.0 ? static_cast<double>(point.n_layers) * point.n_streams : 0.0;
+}
+
+std::array<double, kTerms> DeviceTerms(const TimePoint& point) {
   std::array<double, kTerms> terms{};
   const double batch = point.batch;
   const double n_entries = static_cast<double>(point.n_streams) * point.chosen_groups * point.group_tokens *
@@ -41,16 +44,20 @@ std::array<double, kTerms> Terms(const TimePoint& point) {
   terms[kTypes.size() + TypeNumber(point.v_type)] = n_entries / 1e3;
   terms[2 * kTypes.size() + TypeNumber(point.index_type)] = scored * point.rank / 1e5;
   size_t next = 3 * kTypes.size();
+  terms[next++] = n_entries / 1e3;
+  terms[next++] = scored * point.rank / 1e5;
   terms[next++] = scored / 1e4;
   terms[next++] = point.per_kv_head ? scored / 1e4 : 0.0;
+  terms[next++] = scored / point.group_tokens / 1e4;
   terms[next++] = static_cast<double>(point.n_streams) * point.chosen_groups * point.n_layers / 1e4;
   terms[next++] = batch * point.window_entries / 1e2;
   terms[next++] = point.loads / 1e3;
   terms[next++] = point.loads * point.record_bytes / 1e6;
+  terms[next++] = Fetches(point) / 1e2;
   return terms;
 }
 
-double SoftMaximum(double a, double b) {
+double Join(double a, double b) {
   const double larger = std::max(a, b);
   if (larger <= 0.0) return 0.0;
   return larger *
@@ -75,26 +82,6 @@ Between Locate(const std::vector<double>& values, double value) {
 void SortUnique(std::vector<double>* values) {
   std::sort(values->begin(), values->end());
   values->erase(std::unique(values->begin(), values->end()), values->end());
-}
-
-// A sample that something else on the machine disturbed must not bend the rest: what is far off the sum
-// counts by its distance, not by its square. Every target is 1.
-std::vector<double> RobustFit(const std::vector<std::vector<double>>& x, const std::vector<double>& y) {
-  std::vector<double> weights = NonNegativeLeastSquares(x, y, kRidge);
-  for (int round = 0; round < kRobustRounds; ++round) {
-    std::vector<std::vector<double>> rows = x;
-    std::vector<double> targets = y;
-    for (size_t i = 0; i < x.size(); ++i) {
-      double sum = 0.0;
-      for (size_t k = 0; k < weights.size(); ++k) sum += x[i][k] * weights[k];
-      const double error = std::abs(sum - y[i]);
-      const double factor = std::sqrt(std::min(1.0, kUsualError / std::max(error, 1e-9)));
-      for (double& value : rows[i]) value *= factor;
-      targets[i] *= factor;
-    }
-    weights = NonNegativeLeastSquares(rows, targets, kRidge);
-  }
-  return weights;
 }
 
 }  // namespace
@@ -197,6 +184,45 @@ std::vector<double> NonNegativeLeastSquares(const std::vector<std::vector<double
   return weights;
 }
 
+struct TimeModel::Row {
+  std::vector<double> device;   // A's terms
+  std::vector<double> storage;  // B's terms
+  double step_ms = 0.0;
+};
+
+TimeModel::Row TimeModel::RowOf(const StepSample& sample) const {
+  Row row;
+  for (const uint32_t batch : batches_) row.device.push_back(batch == sample.point.batch ? 1.0 : 0.0);
+  for (const double term : DeviceTerms(sample.point)) row.device.push_back(term);
+  row.storage = {storage_.Milliseconds(sample.point), sample.point.loads / 1e3, Fetches(sample.point) / 1e2};
+  row.step_ms = sample.step_ms;
+  return row;
+}
+
+// T is homogeneous: it equals the sum of its terms, each times its weight and times how T changes with A or B
+// (Euler). With those changes as they are now the weights are a least squares problem; errors count relative
+// to the step's time, and where one is far off (something else disturbed the machine) by its distance only.
+void TimeModel::Refine(const std::vector<Row>& rows) {
+  std::vector<std::vector<double>> x;
+  std::vector<double> y;
+  for (const Row& row : rows) {
+    double a = 0.0;
+    double b = 0.0;
+    for (size_t i = 0; i < row.device.size(); ++i) a += weights_[i] * row.device[i];
+    for (size_t i = 0; i < row.storage.size(); ++i) b += weights_[row.device.size() + i] * row.storage[i];
+    const double time = std::max(Join(a, b), 1e-9);
+    const double error = std::abs(time / row.step_ms - 1.0);
+    const double weight = std::sqrt(std::min(1.0, kUsualError / std::max(error, 1e-9))) / row.step_ms;
+    std::vector<double> terms;
+    for (const double term : row.device) terms.push_back(weight * term * std::pow(a / time, kSharpness - 1));
+    for (const double term : row.storage) terms.push_back(weight * term * std::pow(b / time, kSharpness - 1));
+    x.push_back(std::move(terms));
+    y.push_back(weight * row.step_ms);
+  }
+  const std::vector<double> refined = NonNegativeLeastSquares(x, y, kRidge);
+  for (size_t i = 0; i < weights_.size(); ++i) weights_[i] = (weights_[i] + refined[i]) / 2;
+}
+
 Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const StorageProfile& storage) {
   if (samples.size() < kFewestSamples) {
     return Status(StatusCode::kInvalidArgument,
@@ -208,37 +234,18 @@ Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const S
   for (const StepSample& sample : samples) model.batches_.push_back(sample.point.batch);
   std::sort(model.batches_.begin(), model.batches_.end());
   model.batches_.erase(std::unique(model.batches_.begin(), model.batches_.end()), model.batches_.end());
+  std::vector<Row> rows;
   std::vector<std::vector<double>> x;
-  std::vector<double> y;
-  std::vector<std::vector<double>> all_x;
-  std::vector<double> all_y;
   for (const StepSample& sample : samples) {
-    // Errors count relative to the step's time.
-    std::vector<double> row;
-    for (const uint32_t batch : model.batches_) row.push_back(batch == sample.point.batch ? 1.0 : 0.0);
-    for (const double term : Terms(sample.point)) row.push_back(term);
-    for (double& value : row) value /= sample.step_ms;
-    all_x.push_back(row);
-    all_y.push_back(1.0);
-    if (model.storage_.Milliseconds(sample.point) > kMostlyReading * sample.step_ms) continue;
-    x.push_back(std::move(row));
-    y.push_back(1.0);
+    rows.push_back(model.RowOf(sample));
+    x.push_back(rows.back().device);
+    for (double& term : x.back()) term /= sample.step_ms;
   }
-  // Where every sample waits for flash the rest is no more than that.
-  const bool too_few = x.size() < kFewestSamples;
-  model.weights_ = RobustFit(too_few ? all_x : x, too_few ? all_y : y);
-  // Of steps that flash decides: how much longer than its own rates say they take.
-  std::vector<double> scales;
-  for (const StepSample& sample : samples) {
-    const PredictedTime time = model.Predict(sample.point);
-    if (time.storage_ms > 1.25 * (time.model_ms + time.reading_ms))
-      scales.push_back(sample.step_ms / time.storage_ms);
-  }
-  if (!scales.empty()) {
-    const auto middle = scales.begin() + static_cast<ptrdiff_t>(scales.size() / 2);
-    std::nth_element(scales.begin(), middle, scales.end());
-    model.storage_scale_ = std::clamp(*middle, 0.5, 2.0);
-  }
+  // To begin with flash takes what its rates say, and the device all of the time.
+  model.weights_ = NonNegativeLeastSquares(x, std::vector<double>(x.size(), 1.0), kRidge);
+  model.weights_.resize(model.weights_.size() + kStorageTerms);
+  model.weights_[model.weights_.size() - kStorageTerms] = 1.0;
+  for (int round = 0; round < kRounds; ++round) model.Refine(rows);
   for (const StepSample& sample : samples) {
     const double error = std::abs(model.Predict(sample.point).step_ms / sample.step_ms - 1.0);
     model.max_error_ = std::max(model.max_error_, error);
@@ -249,16 +256,20 @@ Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const S
 
 PredictedTime TimeModel::PredictAt(const TimePoint& point, uint32_t sampled_batch) const {
   PredictedTime time;
-  for (size_t i = 0; i < batches_.size(); ++i) {
+  const size_t n_batches = batches_.size();
+  for (size_t i = 0; i < n_batches; ++i) {
     if (batches_[i] == sampled_batch) time.model_ms += weights_[i];
   }
-  const std::array<double, kTerms> terms = Terms(point);
+  const std::array<double, kTerms> terms = DeviceTerms(point);
   for (size_t i = 0; i < kTerms; ++i) {
-    const bool is_reading = i >= kTerms - kReadingTerms;
-    (is_reading ? time.reading_ms : time.model_ms) += weights_[batches_.size() + i] * terms[i];
+    (i + kReadingTerms >= kTerms ? time.reading_ms : time.model_ms) += weights_[n_batches + i] * terms[i];
   }
-  time.storage_ms = storage_scale_ * storage_.Milliseconds(point);
-  time.step_ms = SoftMaximum(time.model_ms + time.reading_ms, time.storage_ms);
+  const std::array<double, kStorageTerms> storage = {storage_.Milliseconds(point), point.loads / 1e3,
+                                                     Fetches(point) / 1e2};
+  for (size_t i = 0; i < kStorageTerms; ++i) {
+    time.storage_ms += weights_[n_batches + kTerms + i] * storage[i];
+  }
+  time.step_ms = Join(time.model_ms + time.reading_ms, time.storage_ms);
   return time;
 }
 
@@ -271,7 +282,7 @@ PredictedTime TimeModel::Predict(const TimePoint& point) const {
   PredictedTime time = PredictAt(point, *above);
   const PredictedTime below = PredictAt(point, *(above - 1));
   time.model_ms = share * time.model_ms + (1 - share) * below.model_ms;
-  time.step_ms = SoftMaximum(time.model_ms + time.reading_ms, time.storage_ms);
+  time.step_ms = Join(time.model_ms + time.reading_ms, time.storage_ms);
   return time;
 }
 

@@ -1,11 +1,14 @@
 // How long a step of decoding takes, predicted: KVSwap's T_io and T_model (appendix A.3), fitted to sampled
 // steps and to the storage's rates. Pure.
 //
-// On a device that shares the processor with the thread that reads, a group that is read costs processor time
-// whatever the disk does; elsewhere that time is hidden and its fitted weight near 0. So
-//   T = soft maximum of (T_model + c_loads * loads + c_bytes * bytes) and T_io
-// where T_model is a sum of terms, each with a weight >= 0: a constant per batch size; entries attended to,
-// by their types; entries scored, by rank and index type; softmaxes; choices that are looked up.
+// Two things go on at once, and the longer one decides, but for what they disturb each other:
+//   T = (A^4 + B^4)^(1/4)
+//   A   the device: a constant per batch size; entries attended to, by their types; entries scored, by rank
+//   and
+//       index type; softmaxes; choices; and, where the reading thread shares the device's processor, what
+//       each group and each byte that is read takes of it (elsewhere that is fitted to be near 0)
+//   B   the thread that reads: what flash alone takes, and a part for each group and each layer's wait
+// Each term has a weight >= 0.
 #pragma once
 
 #include <cstdint>
@@ -66,9 +69,9 @@ struct StepSample {
 
 struct PredictedTime {
   double step_ms = 0.0;
-  double model_ms = 0.0;    // the device's work alone
-  double reading_ms = 0.0;  // what reading adds to it, without waiting
-  double storage_ms = 0.0;  // flash alone
+  double model_ms = 0.0;    // of A, the device's work
+  double reading_ms = 0.0;  // of A, what reading takes of its processor
+  double storage_ms = 0.0;  // B
   bool is_io_bound() const { return storage_ms > model_ms + reading_ms; }
 };
 
@@ -84,12 +87,14 @@ class TimeModel {
   double mean_error() const { return mean_error_; }
 
  private:
+  struct Row;
+  Row RowOf(const StepSample& sample) const;
+  void Refine(const std::vector<Row>& rows);
   PredictedTime PredictAt(const TimePoint& point, uint32_t sampled_batch) const;
 
   StorageModel storage_;
   std::vector<uint32_t> batches_;  // ascending
-  std::vector<double> weights_;
-  double storage_scale_ = 1.0;
+  std::vector<double> weights_;    // of the batches' constants, A's other terms, B's terms
   double max_error_ = 0.0;
   double mean_error_ = 0.0;
 };

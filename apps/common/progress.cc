@@ -93,7 +93,8 @@ void Progress::Update(kvrun_phase phase, const std::string& what, uint64_t done,
 
 std::string Progress::Line(uint64_t done, uint64_t total, double elapsed_s) const {
   std::string line = what_.empty() ? PhaseName(phase_) : what_;
-  if (!label_.empty() && phase_ == KVRUN_PHASE_PREFILL) line += " (" + label_ + ")";
+  const bool is_labelled = phase_ == KVRUN_PHASE_PREFILL || phase_ == KVRUN_PHASE_EVALUATE;
+  if (!label_.empty() && is_labelled) line += " (" + label_ + ")";
   line += fmt::format(": {} of {}", Amount(phase_, done), Amount(phase_, total));
   if (total > 0) line += fmt::format(", {} %", done * 100 / total);
   if (done <= first_done_ || elapsed_s <= 0) return line;

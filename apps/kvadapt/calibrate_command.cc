@@ -15,6 +15,8 @@
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
+#include "apps/kvadapt/energy_table.h"
+#include "apps/kvadapt/reuse_table.h"
 #include "apps/kvadapt/text_sources.h"
 #include "offline/svg_plot.h"
 
@@ -34,6 +36,7 @@ struct CalibrateOptions {
   std::string sums;
   std::string plot;
   bool restart = false;
+  bool no_reuse_rates = false;
 };
 
 // On two cores of a small machine minutes with a model of 135 million parameters: sixteen pieces of 8192
@@ -154,55 +157,10 @@ Json Calibrate(const LoadedEngine& loaded, const CalibrateOptions& options, cons
   return result;
 }
 
-// What the first `rank` columns keep of the keys' energy: on average, and in the layer where it is least.
-struct KeptEnergy {
-  double mean = 0;
-  double least = 2;
-  size_t worst_layer = 0;
-};
-
-KeptEnergy EnergyAt(const Json& layers, uint32_t rank) {
-  KeptEnergy kept;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const double energy = layers[i]["energy"].at(rank - 1).get<double>();
-    kept.mean += energy / static_cast<double>(layers.size());
-    if (energy >= kept.least) continue;
-    kept.least = energy;
-    kept.worst_layer = i;
-  }
-  return kept;
-}
-
-std::string EnergyRow(const Json& layers, uint32_t rank) {
-  const KeptEnergy kept = EnergyAt(layers, rank);
-  return fmt::format("{:>6} {:>8.2f} % {:>8.2f} %  {}\n", rank, 100 * kept.mean, 100 * kept.least,
-                     kept.worst_layer);
-}
-
 void WritePlot(const Json& result, ResultFile* file) {
-  offline::PlotSeries mean{.name = "mean of all layers", .points = {}};
-  offline::PlotSeries worst{.name = "worst layer", .points = {}};
-  for (uint32_t rank = 1; rank <= result["rank"].get<uint32_t>(); ++rank) {
-    const KeptEnergy kept = EnergyAt(result["layers"], rank);
-    mean.points.emplace_back(rank, 100 * kept.mean);
-    worst.points.emplace_back(rank, 100 * kept.least);
-  }
-  const std::string svg =
-      offline::SvgText({.title = fmt::format("Energy of keys kept by rank, {}", TextOf(result["kind"])),
-                        .x = {.label = "rank, columns"},
-                        .y = {.label = "energy kept, %"},
-                        .series = {mean, worst}});
+  const std::string svg = offline::SvgText(EnergyPlot(result));
   file->Write(svg.data(), svg.size());
   file->Commit();
-}
-
-std::string Table(const Json& result) {
-  const auto rank = result["rank"].get<uint32_t>();
-  std::string text = "  rank  energy kept     lowest  in layer\n";
-  for (const uint32_t shown : {4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024}) {
-    if (shown < rank) text += EnergyRow(result["layers"], shown);
-  }
-  return text + EnergyRow(result["layers"], rank);
 }
 
 int RunCalibrate(const CalibrateOptions& options) {
@@ -217,6 +175,8 @@ int RunCalibrate(const CalibrateOptions& options) {
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   Json result = Calibrate(loaded, options, texts, &progress);
   if (plot) WritePlot(result, &*plot);
+  if (!options.no_reuse_rates)
+    result["reuse"] = MeasureReuseRates(loaded, options.output, texts, options.shared.ctx, &progress);
   if (options.shared.json) {
     result["path"] = options.output;
     WriteStdout(JsonLine(result));
@@ -224,11 +184,11 @@ int RunCalibrate(const CalibrateOptions& options) {
   }
   std::error_code error;
   const uintmax_t bytes = std::filesystem::file_size(options.output, error);
-  WriteStdout(Table(result) + fmt::format("{}: {}, rank {}, {} layers, {}; from {} tokens in {} pieces\n",
-                                          options.output, TextOf(result["kind"]),
-                                          result["rank"].get<uint32_t>(), result["layers"].size(),
-                                          FormatBytes(error ? 0 : bytes), result["n_tokens"].get<uint64_t>(),
-                                          result["n_pieces"].get<uint64_t>()));
+  WriteStdout(EnergyTable(result) + ReuseTable(result) +
+              fmt::format("{}: {}, rank {}, {} layers, {}; from {} tokens in {} pieces\n", options.output,
+                          TextOf(result["kind"]), result["rank"].get<uint32_t>(), result["layers"].size(),
+                          FormatBytes(error ? 0 : bytes), result["n_tokens"].get<uint64_t>(),
+                          result["n_pieces"].get<uint64_t>()));
   return 0;
 }
 
@@ -259,6 +219,8 @@ Command AddCalibrateCommand(CLI::App* program) {
             "the sums of k k^T and q q^T too, a GGUF file (docs/formats/sums.md)");
   set->Text("--plot", &options->plot, "FILE", "energy kept by rank too, as SVG");
   set->Flag("--restart", &options->restart, "begin anew, whatever an interrupted run left in OUTPUT.partial");
+  set->Flag("--no-reuse-rates", &options->no_reuse_rates,
+            "do not measure how often what is selected is in memory already (the file then has no table)");
   AddDeviceOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return RunCalibrate(*options); }};

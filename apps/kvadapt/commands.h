@@ -6,7 +6,9 @@
 namespace kvrun::cli {
 
 Command AddCalibrateCommand(CLI::App* program);
+Command AddInspectCommand(CLI::App* program);
 Command AddProbeCommand(CLI::App* program);
 Command AddTuneCommand(CLI::App* program);
+Command AddVerifyCommand(CLI::App* program);
 
 }  // namespace kvrun::cli

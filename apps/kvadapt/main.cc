@@ -5,7 +5,8 @@
 
 int main(int argc, char** argv) {
   using namespace kvrun::cli;
-  static constexpr AddCommand kCommands[] = {AddCalibrateCommand, AddProbeCommand, AddTuneCommand};
+  static constexpr AddCommand kCommands[] = {AddCalibrateCommand, AddProbeCommand, AddTuneCommand,
+                                             AddInspectCommand, AddVerifyCommand};
   const ProgramInfo info{
       "kvadapt",
       "kvadapt: adapts kvrun to a model and a machine.\n"

@@ -8,6 +8,7 @@
 #include "runtime/engine/auto_device.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/evaluation.h"
+#include "runtime/engine/reuse_trace.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/kv_method.h"
 
@@ -109,6 +110,13 @@ Result<Calibration> Engine::Calibrate(const CalibrationOptions& options, const s
                                       const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to calibrate");
   return CalibrateAdapter(model_, weights_, *device_, &device_mutex_, options, path, progress);
+}
+
+Result<ReuseMeasurement> Engine::MeasureReuse(const std::string& adapter_path, std::span<const TokenId> ids,
+                                              const ReuseOptions& options, const ProgressCallback& progress) {
+  if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to measure");
+  return kvrun::MeasureReuse(model_, weights_, *device_, &device_mutex_, adapter_path, ids, options,
+                             progress);
 }
 
 std::vector<std::string> Engine::DeviceNotes() const {

@@ -38,6 +38,8 @@ class Evaluation;
 struct EvaluationOptions;
 struct CalibrationOptions;
 struct Calibration;
+struct ReuseOptions;
+struct ReuseMeasurement;
 
 // The context that a session gets where `asked` is 0.
 uint32_t ChooseContext(uint32_t asked, const ModelConfig& config);
@@ -71,6 +73,10 @@ class Engine {
   // Computes adapters and writes them to `path`. Holds the engine's lock, but not while `progress` is asked.
   Result<Calibration> Calibrate(const CalibrationOptions& options, const std::string& path,
                                 const ProgressCallback& progress);
+
+  // Of what an adapter's file chooses on a text; into that file. Holds the engine's lock for each setting.
+  Result<ReuseMeasurement> MeasureReuse(const std::string& adapter_path, std::span<const TokenId> ids,
+                                        const ReuseOptions& options, const ProgressCallback& progress);
 
   // With profiling: sums since the engine was made, over all of its sessions.
   std::vector<OperationTime> OperationTotals();

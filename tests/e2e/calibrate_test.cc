@@ -465,7 +465,8 @@ TEST(CalibrateProgram, WritesWhatKvrunReads) {
   const std::string file = folder.Write("text", text);
   const std::string kvadapt = std::filesystem::path(RealProgram()).replace_filename("kvadapt");
   const ProgramResult made = RunProgram(
-      kvadapt, {"calibrate", "-m", model, "-f", file, "-f", file, "-o", adapter, "--json"}, WithDrivers());
+      kvadapt, {"calibrate", "-m", model, "-f", file, "-f", file, "-o", adapter, "--json"},
+      WithDrivers({"XDG_CACHE_HOME=" + folder.Path("")}));  // reuse rates are measured with KV on flash
   ASSERT_EQ(made.exit_code, 0) << made.err;
   const Json info = Json::parse(made.out);
   EXPECT_EQ(info["path"], adapter);

@@ -1,7 +1,8 @@
 // The toy library's calibration: column i of layer l of an adapter of rank R keeps (i + 1) / (R + l) of the
 // energy; a rank of 0 means 40. The file says what was asked for. A "slow" model takes its time for each
 // token, a "devicefail" loses the device half way; one that is cancelled leaves the number of tokens that are
-// done in the checkpoint, from which the next call goes on.
+// done in the checkpoint, from which the next call goes on. Reuse rates are of the text's length: an "unread"
+// model loses the device while they are measured, a "short" text has none.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -29,6 +30,39 @@ size_t Resumed(const kvrun_calibrate_options& options) {
 }
 
 }  // namespace
+
+void kvrun_reuse_options_init(kvrun_reuse_options* options) {
+  *options = {};
+  options->struct_size = sizeof(*options);
+}
+
+kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options* options,
+                                 const char* adapter_path, const int32_t*, size_t count, char** json) {
+  if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
+  if (!std::ifstream(adapter_path)) return Fail(KVRUN_NOT_FOUND, "there is no adapter");
+  if (engine->model->Is("unread")) return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
+  if (options->progress(options->progress_user, KVRUN_PHASE_EVALUATE, count, count) != 0)
+    return Fail(KVRUN_CANCELLED, "cancelled");
+  nlohmann::json rates = nlohmann::json::array();
+  // A text of two has selections of 96 and 384, one of more no row at all for C = 2 M.
+  for (const char* policy : {"fifo", "lru"}) {
+    for (const uint32_t select : {96U, 384U}) {
+      for (const uint32_t times : {1U, 2U}) {
+        if (count < 2 || (count > 2 && times == 2)) continue;
+        const double rate = (policy[0] == 'l' ? 0.5 : 0.4) + 0.1 * times + 0.001 * select / 96;
+        rates.push_back({{"policy", policy},
+                         {"group", 16},
+                         {"select", select},
+                         {"ctx", options->n_ctx},
+                         {"capacity", select / 16 * times},
+                         {"rate", rate}});
+      }
+    }
+  }
+  nlohmann::json info = {{"n_ctx", count}, {"rates", rates}};
+  if (rates.empty()) info["note"] = "no reuse rates: too short";
+  return HandOut(info.dump(), json);
+}
 
 void kvrun_calibrate_options_init(kvrun_calibrate_options* options) {
   *options = {};

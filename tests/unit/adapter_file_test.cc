@@ -211,7 +211,7 @@ testing::GgufBuilder OldFile() {
       .SetArray("kvrun-adapter.energies", std::vector<float>{0.75F})
       .Set("kvrun-adapter.checksum", "278230e60f976c98");
   testing::ByteWriter halves;
-  for (const uint16_t half : {0x3c00, 0x3800}) halves.Put(half);
+  halves.Put(uint16_t{0x3c00}).Put(uint16_t{0x3800});
   file.AddTensor("blk.0.key_side", TensorType::kF16, {1, 2}, halves.Take());
   return file;
 }

@@ -71,10 +71,34 @@ TEST_F(CliCalibrate, TheEnergyHasATable) {
             "    16    39.51 %    39.02 %  1\n"
             "    24    59.27 %    58.54 %  1\n"
             "    32    79.02 %    78.05 %  1\n"
-            "    40    98.78 %    97.56 %  1\n" +
+            "    40    98.78 %    97.56 %  1\n"
+            "reuse rates with lru, 384 entries selected (M groups), by groups kept (C)\n"
+            "  group    C = M   1.25 M    1.5 M      2 M      3 M      4 M\n"
+            "     16   60.4 %        -        -   70.4 %        -        -\n" +
                 out_ + ": query-centred, rank 40, 2 layers, 56 B; from 3 tokens in 2 pieces\n");
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--rank", "3"}).out,
                "lowest  in layer\n     3    87.50 %    75.00 %  1\n");
+}
+
+// Of the longest text.
+TEST_F(CliCalibrate, ReuseRatesAreMeasuredUnlessSaidOtherwise) {
+  const Json measured = Json::parse(Run({"-f", c_, "-f", ab_, "--ctx", "512", "--json"}).out);
+  EXPECT_EQ(measured["reuse"]["n_ctx"], 2);
+  EXPECT_EQ(measured["reuse"]["rates"].size(), 8U);
+  EXPECT_EQ(measured["reuse"]["rates"][0]["ctx"], 512);
+  EXPECT_PRED2(Contains, Run({"-f", c_}).out, "\nno reuse rates: too short\n");
+  EXPECT_FALSE(Json::parse(Run({"-f", ab_, "--no-reuse-rates", "--json"}).out).contains("reuse"));
+  EXPECT_FALSE(Contains(Run({"-f", ab_, "--no-reuse-rates"}).out, "reuse"));
+  EXPECT_PRED2(Contains, Run({"-f", ab_, "--progress", "always"}).err, "evaluating (reuse rates): 2 of 2");
+}
+
+TEST_F(CliCalibrate, WithoutReuseRatesTheAdapterStays) {
+  const ProgramResult result = Run({"-f", ab_, "--quiet"}, {}, "unread");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "kvadapt: " + out_ +
+                            " is complete but for its reuse rates, which --no-reuse-rates leaves out\n"
+                            "kvadapt: the device was lost\n");
+  EXPECT_PRED2(Contains, Written(), "kind query-centred");
 }
 
 TEST_F(CliCalibrate, JsonIsTheLibrarysObjectAndThePath) {

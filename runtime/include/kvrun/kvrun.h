@@ -397,6 +397,30 @@ KVRUN_API kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibra
 KVRUN_API kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine* engine,
                                                        const kvrun_calibrate_options* options, char** json);
 
+/* ---- Reuse rates: how often a selected group is in memory already ----------------------------------- */
+
+typedef struct kvrun_reuse_options {
+  uint32_t struct_size;
+  uint32_t n_ctx;             /* ids that are used, at most; 0: chosen, at most 8192 */
+  const char* folder;         /* the KV lies in it meanwhile; NULL: as kvrun_option "dir" */
+  uint32_t allow_tmpfs;       /* nonzero: a folder in memory will do */
+  kvrun_progress_fn progress; /* in tokens; may be NULL */
+  void* progress_user;
+} kvrun_reuse_options;
+
+KVRUN_API void kvrun_reuse_options_init(kvrun_reuse_options* options);
+
+/* Measures how often a group that was chosen with this adapter is in the reuse buffer already, by the
+ * buffer's capacity (KVSwap, appendix A.1), and puts the table into the adapter's file in place of an earlier
+ * one; the file is as it was on an error. Reads the first of these ids at once and decodes the last of those,
+ * for several sizes of groups and numbers of selected entries. json, which may be NULL: an object with n_ctx
+ * (ids that were used), n_steps (of these the last, which are counted), rank (of the selection), note (where
+ * there are no rates: why) and rates [{policy, group, select (entries), ctx (tokens before the counted ones),
+ * capacity (groups per layer, sinks not counted), rate (0..1)}]. */
+KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options* options,
+                                           const char* adapter_path, const int32_t* ids, size_t count,
+                                           char** json);
+
 /* ---- Benchmarks -------------------------------------------------------------------------------------- */
 
 /* A model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B. n_layers 0: the

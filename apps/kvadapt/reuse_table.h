@@ -1,0 +1,21 @@
+// How often what is selected is in memory already: measured after a calibration, and shown.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/common/shared_options.h"
+
+namespace kvrun::cli {
+
+// Of the longest text; into the adapter's file (kvrun_measure_reuse). What fails or is interrupted leaves the
+// adapter as it was, and says so.
+Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
+                       const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx, Progress* progress);
+
+// Of lru, at the number of selected entries nearest to the paper's 400: a row for each size of groups, a
+// column for each capacity. `adapter["reuse"]`: as MeasureReuseRates answers; none: nothing is said.
+std::string ReuseTable(const Json& adapter);
+
+}  // namespace kvrun::cli

@@ -1,0 +1,199 @@
+#include "runtime/engine/reuse_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "platform/base/units.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/session_kv.h"
+#include "runtime/model/fingerprint.h"
+
+namespace kvrun {
+namespace {
+
+// Whole groups are imported from the full run's KV.
+constexpr uint32_t kMostGroupTokens = 256;
+// The buffer fills up in the first: at four times what is chosen, and a fifth of it new in each step, it is
+// full after 15.
+constexpr uint32_t kWarmUpSteps = 32;
+constexpr uint32_t kCountedSteps = 96;
+constexpr uint32_t kWindowEntries = 64;
+constexpr uint32_t kSinkEntries = 4;
+
+Status Cancelled() { return {StatusCode::kCancelled, "measuring reuse rates was cancelled"}; }
+
+struct ReusePlan {
+  uint32_t n_ctx = 0;
+  uint32_t n_warm_up = 0;
+  uint32_t n_steps = 0;                                 // counted
+  std::vector<std::pair<uint32_t, uint32_t>> settings;  // group, selected entries
+
+  uint32_t n_prefill() const { return n_ctx - n_warm_up - n_steps; }
+};
+
+// Of short texts a quarter is decoded, and a quarter of that is the warm-up.
+ReusePlan PlanReuse(const ReuseOptions& options, const ModelConfig& config, size_t n_ids) {
+  ReusePlan plan;
+  const uint32_t most = options.n_ctx != 0 ? options.n_ctx : DefaultPieceTokens(config);
+  plan.n_ctx = static_cast<uint32_t>(std::min<size_t>(most, n_ids));
+  const uint32_t n_decoded = std::min(plan.n_ctx / 4, kWarmUpSteps + kCountedSteps);
+  plan.n_warm_up = n_decoded / 4;
+  plan.n_steps = n_decoded - plan.n_warm_up;
+  if (plan.n_prefill() <= kWindowEntries + kSinkEntries) return plan;
+  const uint32_t room = plan.n_prefill() - kWindowEntries - kSinkEntries;
+  for (const uint32_t group : options.groups) {
+    for (const uint32_t select : options.select_entries) {
+      if (select >= group && select <= room / 2) plan.settings.emplace_back(group, select);
+    }
+  }
+  return plan;
+}
+
+uint32_t SelectionRank(const Adapter& adapter) {
+  const LayerAdapter& layer = adapter.layers.front();
+  return std::min<uint32_t>(layer.rank, RoundUp(CeilDiv(layer.key_dim, 8U), 4U));
+}
+
+// Adds `before` to what is done, of `total`.
+ProgressCallback Shifted(const ProgressCallback& progress, uint64_t before, uint64_t total) {
+  return [&progress, before, total](uint64_t done, uint64_t) {
+    return progress && progress(before + done, total);
+  };
+}
+
+}  // namespace
+
+KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_t group_tokens,
+                         uint32_t select_entries) {
+  KvSettings settings{.kv = {}, .storage = storage};
+  settings.kv.method = "kvswap";
+  settings.kv.k_type = settings.kv.v_type = KvType::kFp8;
+  settings.kv.group_tokens = group_tokens;
+  settings.kv.select_entries = select_entries;
+  settings.kv.window_entries = kWindowEntries;
+  settings.kv.sink_entries = kSinkEntries;
+  settings.kv.rank = rank;
+  settings.kv.index_type = KvType::kInt4;
+  settings.kv.heads = HeadReduction::kSoftmax;
+  settings.kv.adapter_from_file = !storage.adapter_path.empty();
+  return settings;
+}
+
+Result<std::unique_ptr<ReuseRecorder>> ReuseRecorder::Create(const Model& model,
+                                                             std::shared_ptr<const DeviceWeights> weights,
+                                                             Device& device, std::mutex* device_mutex,
+                                                             std::span<const TokenId> ids, uint32_t n_prefill,
+                                                             const ProgressCallback& progress) {
+  if (n_prefill == 0 || ids.size() <= n_prefill) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("cannot decode after {} tokens of a text of {}: give a longer text", n_prefill,
+                              ids.size()));
+  }
+  std::unique_ptr<ReuseRecorder> recorder(new ReuseRecorder(model, std::move(weights), device, device_mutex));
+  recorder->ids_.assign(ids.begin(), ids.end());
+  recorder->n_prefill_ = n_prefill;
+  const std::lock_guard lock(*device_mutex);
+  KVRUN_RETURN_IF_ERROR(recorder->Prefill(progress));
+  return recorder;
+}
+
+Status ReuseRecorder::Prefill(const ProgressCallback& progress) {
+  KVRUN_ASSIGN_OR_RETURN(
+      full_, ResidentForwardPass::Create(model_, weights_, device_,
+                                         {.n_sequences = 1, .n_ctx = RoundUp(n_prefill_, kMostGroupTokens)}));
+  std::vector<StepRow> rows;
+  for (uint32_t begin = 0; begin < n_prefill_; begin += full_->max_rows()) {
+    if (progress && progress(begin, n_prefill_)) return Cancelled();
+    rows.clear();
+    for (uint32_t i = begin; i < std::min(n_prefill_, begin + full_->max_rows()); ++i)
+      rows.push_back({ids_[i], i, 0});
+    KVRUN_RETURN_IF_ERROR(full_->Run(rows, {}, {}));
+  }
+  return Status::Ok();
+}
+
+Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_steps,
+                                         const ProgressCallback& progress) {
+  if (n_steps > ids_.size() - n_prefill_) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("cannot decode {} tokens after {} of a text of {}: give a longer text", n_steps,
+                              n_prefill_, ids_.size()));
+  }
+  const std::lock_guard lock(*device_mutex_);
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options,
+                         PrepareOffloadedPass(model_, settings, n_prefill_ + n_steps, 1));
+  options.import =
+      OffloadedPrefill::ImportSource{.shape = full_->kv_shape(),
+                                     .layer = [this](uint32_t layer) { return full_->kv(layer); },
+                                     .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
+  options.n_import = n_prefill_;
+  const auto probe = options.probe = std::make_shared<StepProbe>();
+  const KvPlan plan = options.plan;
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
+                         CreateOffloadedPass(model_, weights_, device_, std::move(options)));
+  const uint32_t n_streams = plan.n_streams / plan.n_sequences;
+  ReuseTrace trace{.group_tokens = plan.record.group_tokens,
+                   .n_chosen = plan.n_chosen - plan.n_pinned,
+                   .n_pinned = plan.n_pinned,
+                   .n_groups = plan.FirstWindowGroup(n_prefill_ + n_steps),
+                   .n_ctx = n_prefill_,
+                   .streams = {}};
+  trace.n_groups -= std::min(trace.n_groups, plan.n_pinned);
+  trace.streams.resize(size_t{model_.config.n_layers} * n_streams);
+  probe->wanted = true;
+  for (uint32_t step = 0; step < n_steps; ++step) {
+    if (progress && progress(step, n_steps)) return Cancelled();
+    const StepRow row{ids_[n_prefill_ + step], n_prefill_ + step, 0};
+    KVRUN_RETURN_IF_ERROR(pass->Run({&row, 1}, {}, {}));
+    for (size_t i = 0; i < trace.streams.size(); ++i)
+      trace.streams[i].push_back(probe->chosen[i / n_streams][i % n_streams]);
+  }
+  return trace;
+}
+
+Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
+                                      Device& device, std::mutex* device_mutex,
+                                      const std::string& adapter_path, std::span<const TokenId> ids,
+                                      const ReuseOptions& options, const ProgressCallback& progress) {
+  const ModelConfig& config = model.config;
+  KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadWholeAdapter(adapter_path));
+  const uint32_t rank = SelectionRank(adapter);
+  // Says so where it is another model's.
+  KVRUN_RETURN_IF_ERROR(
+      ReadAdapter(adapter_path, ModelFingerprint(*model.file, config), config.n_layers, config.kv_dim(), rank)
+          .status());
+  KVRUN_RETURN_IF_ERROR(CheckAdapterPath(adapter_path));
+  const ReusePlan plan = PlanReuse(options, config, ids.size());
+  ReuseMeasurement measured{
+      .rates = {}, .n_ctx = plan.n_ctx, .n_steps = plan.n_steps, .rank = rank, .note = {}};
+  if (plan.settings.empty()) {
+    measured.note = fmt::format(
+        "no reuse rates: {} tokens of text are too few for a selection: give a longer text", plan.n_ctx);
+  } else {
+    const uint32_t n_decoded = plan.n_warm_up + plan.n_steps;
+    const uint64_t total = plan.n_prefill() + plan.settings.size() * uint64_t{n_decoded};
+    KVRUN_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ReuseRecorder> recorder,
+        ReuseRecorder::Create(model, std::move(weights), device, device_mutex, ids.first(plan.n_ctx),
+                              plan.n_prefill(), Shifted(progress, 0, total)));
+    KvStorageOptions storage = options.storage;
+    storage.adapter_path = adapter_path;
+    uint64_t done = plan.n_prefill();
+    for (const auto& [group, select] : plan.settings) {
+      KVRUN_ASSIGN_OR_RETURN(const ReuseTrace trace,
+                             recorder->Record(ReuseSettings(storage, rank, group, select), n_decoded,
+                                              Shifted(progress, done, total)));
+      const std::vector<ReuseRate> rates = ReuseRatesOf(trace, options.capacities, plan.n_warm_up);
+      measured.rates.insert(measured.rates.end(), rates.begin(), rates.end());
+      done += n_decoded;
+    }
+    if (progress && progress(total, total)) return Cancelled();
+  }
+  adapter.reuse = measured.rates;
+  KVRUN_RETURN_IF_ERROR(WriteAdapter(adapter, adapter_path));
+  return measured;
+}
+
+}  // namespace kvrun

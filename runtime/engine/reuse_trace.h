@@ -1,0 +1,80 @@
+// Which groups each layer chooses, step by step, on a text; and the table of reuse rates that an adapter's
+// file has room for, measured from it. Source: KVSwap, appendix A.1.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/resident_pass.h"
+#include "runtime/engine/session.h"
+#include "runtime/kv/kv_options.h"
+#include "runtime/kv/reuse_rates.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+// One prefill with all KV in memory, from which any number of settings decode the same text.
+class ReuseRecorder {
+ public:
+  // Prefills ids[0, n_prefill). The model and the device must outlive this. Every call holds the mutex.
+  static Result<std::unique_ptr<ReuseRecorder>> Create(const Model& model,
+                                                       std::shared_ptr<const DeviceWeights> weights,
+                                                       Device& device, std::mutex* device_mutex,
+                                                       std::span<const TokenId> ids, uint32_t n_prefill,
+                                                       const ProgressCallback& progress);
+
+  // Feeds the next n_steps ids one by one. The settings are of a method that selects.
+  Result<ReuseTrace> Record(const KvSettings& settings, uint32_t n_steps, const ProgressCallback& progress);
+
+ private:
+  ReuseRecorder(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+                std::mutex* device_mutex)
+      : model_(model), weights_(std::move(weights)), device_(device), device_mutex_(device_mutex) {}
+
+  Status Prefill(const ProgressCallback& progress);
+
+  const Model& model_;
+  std::shared_ptr<const DeviceWeights> weights_;
+  Device& device_;
+  std::mutex* device_mutex_;
+  std::vector<TokenId> ids_;
+  uint32_t n_prefill_ = 0;
+  std::unique_ptr<ResidentForwardPass> full_;
+};
+
+struct ReuseOptions {
+  uint32_t n_ctx = 0;        // of the text, the measured tokens included; 0: DefaultPieceTokens
+  KvStorageOptions storage;  // where the KV lies meanwhile
+  std::vector<uint32_t> groups = {1, 2, 4, 8, 16};
+  std::vector<uint32_t> select_entries = {96, 192, 384, 768};  // those that at most half a context holds
+  std::vector<double> capacities = {1, 1.25, 1.5, 2, 3, 4};    // times the groups that are chosen
+};
+
+struct ReuseMeasurement {
+  std::vector<ReuseRate> rates;
+  uint32_t n_ctx = 0;    // of the text that was used
+  uint32_t n_steps = 0;  // of it, the last: counted
+  uint32_t rank = 0;     // of the selection
+  std::string note;      // why there are no rates, where there are none
+};
+
+// Everything that is not in the grid is as a budget of 1/13 has it: fp8, a rank of an eighth of the keys (or
+// what the file has), an index of int4, a window of 64, 4 sinks, heads by softmax.
+KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_t group_tokens,
+                         uint32_t select_entries);
+
+// Measures on the first tokens of `ids`, and writes the rates into the adapter's file, whose other contents
+// stay; the file is as it was where the answer is not ok. Where the text is too short for any setting, the
+// table is empty. `progress`: in tokens.
+Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
+                                      Device& device, std::mutex* device_mutex,
+                                      const std::string& adapter_path, std::span<const TokenId> ids,
+                                      const ReuseOptions& options, const ProgressCallback& progress);
+
+}  // namespace kvrun

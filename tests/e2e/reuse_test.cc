@@ -1,0 +1,207 @@
+// Reuse rates: replayed choices have the hit rate of a session, and the table finds its way into the file.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/capi/handles.h"
+#include "runtime/engine/calibration.h"
+#include "runtime/engine/evaluation.h"
+#include "runtime/engine/reuse_trace.h"
+#include "runtime/kv/adapter.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/or_die.h"
+#include "tests/support/real_program.h"
+#include "tests/support/small_models.h"
+#include "tests/support/tiny_model_file.h"
+
+namespace kvrun::testing {
+namespace {
+
+using Ids = std::vector<int32_t>;
+using Json = nlohmann::json;
+
+class Reuse : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    TinyModelOptions options;
+    options.n_vocab = 300;
+    options.n_ctx_train = 1024;
+    path_ = WriteModel(folder_, "tiny.gguf", TinyModel(options).Build());
+    ASSERT_EQ(kvrun_model_open(path_.c_str(), &model_), KVRUN_OK) << kvrun_last_error();
+    const kvrun_engine_options engine_options = EngineOptionsHere();
+    ASSERT_EQ(kvrun_engine_create(model_, &engine_options, &engine_), KVRUN_OK) << kvrun_last_error();
+    CalibrationOptions calibration;
+    const Ids text = SomeIds(400, 1, 300);
+    calibration.texts = {text};
+    OrDie(engine_->engine->Calibrate(calibration, adapter_, {}));
+  }
+  void TearDown() override {
+    kvrun_engine_destroy(engine_);
+    kvrun_model_close(model_);
+  }
+
+  kvrun_status Measure(const Ids& ids, Json* info, kvrun_progress_fn progress = nullptr,
+                       void* user = nullptr) {
+    kvrun_reuse_options options;
+    kvrun_reuse_options_init(&options);
+    const std::string kv = folder_.Path("kv");
+    options.folder = kv.c_str();
+    options.allow_tmpfs = 1;
+    options.progress = progress;
+    options.progress_user = user;
+    char* json = nullptr;
+    const kvrun_status status =
+        kvrun_measure_reuse(engine_, &options, adapter_.c_str(), ids.data(), ids.size(), &json);
+    *info = Json::parse(json == nullptr ? "null" : json);
+    kvrun_string_free(json);
+    return status;
+  }
+  KvStorageOptions Storage() const {
+    KvStorageOptions storage;
+    storage.folder = folder_.Path("kv");
+    storage.allow_tmpfs = true;
+    storage.adapter_path = adapter_;
+    return storage;
+  }
+
+  TemporaryFolder folder_;
+  std::string path_;
+  std::string adapter_ = folder_.Path("adapter.gguf");
+  kvrun_model* model_ = nullptr;
+  kvrun_engine* engine_ = nullptr;
+};
+
+// To the group: what is replayed is what was chosen, and capacities change no choice.
+TEST_F(Reuse, ReplayedChoicesHaveASessionsHitRate) {
+  constexpr uint32_t kPrefill = 300;
+  constexpr uint32_t kSteps = 60;
+  const Ids ids = SomeIds(kPrefill + kSteps, 2, 300);
+  const LoadedModel loaded = LoadModelOrDie(path_);
+  std::mutex mutex;
+  const auto recorder =
+      OrDie(ReuseRecorder::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids, kPrefill, {}));
+  const auto evaluation = OrDie(Evaluation::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids,
+                                                   kPrefill + kSteps, kSteps, {}));
+  const std::pair<uint32_t, std::optional<HeadReduction>> settings_of[] = {
+      {1, std::nullopt}, {4, std::nullopt}, {4, HeadReduction::kPerKvHead}};
+  for (const auto& [group, heads] : settings_of) {
+    KvSettings settings = ReuseSettings(Storage(), 4, group, 32);
+    if (heads) settings.kv.heads = heads;
+    const ReuseTrace trace = OrDie(recorder->Record(settings, kSteps, {}));
+    EXPECT_EQ(trace.n_chosen, 32 / group);
+    for (const char* policy : {"lru", "fifo"}) {
+      for (const uint32_t n_slots : {32 / group, 64 / group}) {
+        settings.kv.policy = policy;
+        settings.kv.reuse_groups = n_slots + trace.n_pinned;
+        const EvaluationResult result = OrDie(evaluation->Run(settings, {}));
+        const double rate = static_cast<double>(result.report.stats.hit_groups) /
+                            static_cast<double>(result.report.stats.chosen_groups);
+        EXPECT_NEAR(ReuseRateOf(trace, *OrDie(FindReplacementPolicy(policy)), n_slots, 0), rate, 1e-9)
+            << group << " " << policy << " " << n_slots;
+        EXPECT_GT(rate, 0.05);
+        EXPECT_LT(rate, 0.999);
+      }
+    }
+  }
+}
+
+TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
+  const Adapter before = OrDie(ReadWholeAdapter(adapter_));
+  EXPECT_TRUE(before.reuse.empty());
+  Json info;
+  ASSERT_EQ(Measure(SomeIds(700, 3, 300), &info), KVRUN_OK) << kvrun_last_error();
+  EXPECT_EQ(info["n_ctx"], 700);
+  EXPECT_FALSE(info.contains("note"));
+  const Adapter after = OrDie(ReadWholeAdapter(adapter_));
+  ASSERT_EQ(after.reuse.size(), info["rates"].size());
+  EXPECT_EQ(after.layers[1].key_side, before.layers[1].key_side);
+  EXPECT_EQ(after.layers[1].query_side, before.layers[1].query_side);
+  EXPECT_EQ(after.layers[1].mean, before.layers[1].mean);
+  EXPECT_EQ(after.layers[1].energy, before.layers[1].energy);
+  for (size_t i = 0; i < after.reuse.size(); ++i) {
+    const ReuseRate& row = after.reuse[i];
+    EXPECT_EQ(info["rates"][i]["policy"], row.policy);
+    EXPECT_EQ(info["rates"][i]["capacity"], row.reuse_groups);
+    EXPECT_EQ(info["rates"][i]["rate"].get<float>(), row.rate);
+    EXPECT_LE(row.select_entries, 350U) << "at most a half of the context";
+    EXPECT_EQ(row.n_ctx, 700 - info["n_steps"].get<uint32_t>());
+  }
+  for (const uint32_t group : {1U, 2U, 4U, 8U, 16U}) {
+    for (const uint32_t select : {96U, 192U}) {
+      EXPECT_TRUE(std::ranges::any_of(after.reuse,
+                                      [&](const ReuseRate& row) {
+                                        return row.policy == "lru" && row.group_tokens == group &&
+                                               row.select_entries == select &&
+                                               row.reuse_groups == 2 * select / group;
+                                      }))
+          << group << " " << select;
+    }
+  }
+  // Measured again, it is replaced; of a short text it is empty.
+  ASSERT_EQ(Measure(SomeIds(100, 3, 300), &info), KVRUN_OK) << kvrun_last_error();
+  EXPECT_NE(info["note"].get<std::string>().find("no reuse rates: 100 tokens"), std::string::npos);
+  EXPECT_TRUE(info["rates"].empty());
+  EXPECT_TRUE(OrDie(ReadWholeAdapter(adapter_)).reuse.empty());
+}
+
+TEST_F(Reuse, FailuresLeaveTheFileAsItWas) {
+  const std::string bytes = ReadWholeFile(adapter_);
+  Json info;
+  for (const uint64_t cancel_at : {uint64_t{0}, uint64_t{600}}) {
+    uint64_t at = cancel_at;
+    const auto cancel = [](void* user, kvrun_phase, uint64_t done, uint64_t) {
+      return done >= *static_cast<uint64_t*>(user) ? 1 : 0;
+    };
+    EXPECT_EQ(Measure(SomeIds(700, 3, 300), &info, cancel, &at), KVRUN_CANCELLED);
+    EXPECT_TRUE(info.is_null());
+  }
+  Ids ids = SomeIds(700, 3, 300);
+  ids[650] = 1 << 30;
+  EXPECT_EQ(Measure(ids, &info), KVRUN_INVALID_ARGUMENT);
+  EXPECT_TRUE(bytes == ReadWholeFile(adapter_));
+  Adapter other = OrDie(ReadWholeAdapter(adapter_));
+  other.fingerprint = "another";
+  ASSERT_TRUE(WriteAdapter(other, adapter_).ok());
+  EXPECT_EQ(Measure(SomeIds(700, 3, 300), &info), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(kvrun_last_error()).find("of another model"), std::string::npos);
+}
+
+// The program as a person runs it.
+TEST_F(Reuse, TheProgramMeasuresInspectsAndVerifies) {
+  std::string text;
+  for (const int32_t id : SomeIds(400, 4, 300)) text += std::to_string(id) + " ";
+  const std::string ids = folder_.Write("ids", text);
+  const std::string kvadapt = std::filesystem::path(RealProgram()).replace_filename("kvadapt");
+  const std::string out = folder_.Path("made.gguf");
+  const ProgramInput input = WithDrivers({"XDG_CACHE_HOME=" + folder_.Path("")});
+  const ProgramResult made =
+      RunProgram(kvadapt, {"calibrate", "-m", path_, "--ids", ids, "-o", out, "--json"}, input);
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  const Json info = Json::parse(made.out);
+  ASSERT_FALSE(info["reuse"]["rates"].empty());
+  const ProgramResult seen = RunProgram(kvadapt, {"inspect", out, "--json"}, input);
+  ASSERT_EQ(seen.exit_code, 0) << seen.err;
+  EXPECT_EQ(Json::parse(seen.out)["reuse"]["rates"], info["reuse"]["rates"]);
+  EXPECT_EQ(Json::parse(seen.out)["layers"], info["layers"]);
+  const ProgramResult verified = RunProgram(kvadapt, {"verify", out, "-m", path_}, input);
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  Adapter broken = OrDie(ReadWholeAdapter(out));
+  for (float& value : broken.layers[1].key_side) value *= 1.5F;
+  ASSERT_TRUE(WriteAdapter(broken, out).ok());
+  const ProgramResult failed = RunProgram(kvadapt, {"verify", out, "-m", path_}, input);
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_NE(failed.out.find("FAILED  sides inverse: off by at most 0.5"), std::string::npos) << failed.out;
+  std::filesystem::resize_file(out, std::filesystem::file_size(out) - 8);
+  EXPECT_EQ(RunProgram(kvadapt, {"verify", out, "-m", path_}, input).exit_code, 1);
+}
+
+}  // namespace
+}  // namespace kvrun::testing

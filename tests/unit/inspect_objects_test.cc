@@ -1,0 +1,88 @@
+// What kvadapt inspect says of each kind of file.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "offline/inspect_file.h"
+#include "tests/support/program_runner.h"
+
+namespace kvrun::offline {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST(InspectFile, AnAdapterIsToldFromItsContent) {
+  const TemporaryFolder folder;
+  Adapter adapter;
+  adapter.kind = AdapterKind::kPlain;
+  adapter.fingerprint = "0123";
+  adapter.layers.push_back({2, 1, {1.0F, 0.5F}, {1.0F, 0.5F}, {0.0F, 0.0F}, {0.75F}});
+  adapter.reuse = {{"lru", 4, 96, 1000, 24, 0.5F}};
+  adapter.cluster_thresholds = {1.0F, 2.0F};
+  const std::string path = folder.Path("kvrun.toml");
+  ASSERT_TRUE(WriteAdapter(adapter, path).ok());
+  const auto text = InspectFile(path);
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  const Json object = Json::parse(*text);
+  EXPECT_EQ(object["what"], "adapter");
+  EXPECT_EQ(object["kind"], "plain");
+  EXPECT_EQ(object["rank"], 1);
+  EXPECT_EQ(object["n_layers"], 1);
+  EXPECT_EQ(object["key_dim"], 2);
+  EXPECT_EQ(object["fingerprint"], "0123");
+  EXPECT_EQ(object["bytes"], ReadWholeFile(path).size());
+  EXPECT_EQ(object["layers"][0]["energy"][0], 0.75);
+  ASSERT_EQ(object["reuse"]["rates"].size(), 1U);
+  const Json row = {{"policy", "lru"}, {"group", 4},     {"select", 96},
+                    {"ctx", 1000},     {"capacity", 24}, {"rate", 0.5}};
+  EXPECT_EQ(object["reuse"]["rates"][0], row);
+  EXPECT_EQ(object["cluster_thresholds"], 2);
+}
+
+TEST(InspectFile, WhatIsNoneOfOursIsRefused) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(InspectFile(folder.Path("missing")).status().code(), StatusCode::kNotFound);
+  for (const std::string& bytes : {std::string(), std::string(" \n"), std::string("a\0b", 3)}) {
+    const Status status = InspectFile(folder.Write("file", bytes)).status();
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status.message();
+    EXPECT_NE(status.message().find("is none of kvrun's files"), std::string::npos) << status.message();
+  }
+  EXPECT_EQ(InspectFile(folder.Write("file", "GGUF")).status().code(), StatusCode::kCorrupt);
+}
+
+TEST(InspectObjects, AConfigurationHasItsSolutions) {
+  KvConfig config;
+  config.model = "toy";
+  config.adapter = "a.gguf";
+  ConfigSolution solution;
+  solution.batch = 2;
+  solution.ctx = 4096;
+  solution.budget_bytes = 1 << 20;
+  solution.options = {{"group", "4"}, {"type", "fp8"}};
+  solution.bound = "I/O";
+  config.solutions = {solution};
+  const Json object = Json::parse(ConfigObject(config));
+  EXPECT_EQ(object["what"], "config");
+  EXPECT_EQ(object["model"], "toy");
+  EXPECT_EQ(object["method"], "kvswap");
+  EXPECT_EQ(object["solutions"][0]["batch"], 2);
+  EXPECT_EQ(object["solutions"][0]["options"], Json({{"group", "4"}, {"type", "fp8"}}));
+  EXPECT_EQ(object["solutions"][0]["bound"], "I/O");
+}
+
+TEST(InspectObjects, AProfileHasItsStorage) {
+  DeviceProfile profile;
+  profile.machine.device = "Toy \xFF";  // names come from drivers
+  profile.storage.alignment_bytes = 512;
+  profile.storage.rates = {{"aio", true, 4096, 8, 1e8, 90.0, 300.0}};
+  profile.steps.resize(3);
+  const Json object = Json::parse(ProfileObject(profile));
+  EXPECT_EQ(object["what"], "profile");
+  EXPECT_EQ(object["device"], "Toy \xEF\xBF\xBD");
+  EXPECT_EQ(object["alignment_bytes"], 512);
+  EXPECT_EQ(object["rates"][0]["block_bytes"], 4096);
+  EXPECT_EQ(object["n_steps"], 3);
+}
+
+}  // namespace
+}  // namespace kvrun::offline
