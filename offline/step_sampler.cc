@@ -37,6 +37,16 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
   return points;
 }
 
+void SteadyClock::Refer(double reference_ms) { references_.push_back(reference_ms); }
+
+double SteadyClock::Slowness(size_t k) const {
+  if (references_.empty()) return 1.0;
+  const size_t n_before = std::clamp<size_t>(noted_[k], 1, references_.size());
+  const double before = references_[n_before - 1];
+  const double after = references_[std::min(n_before, references_.size() - 1)];
+  return (before + after) / 2 / Median(references_);
+}
+
 Result<KvSettings> SettingsOf(const NamedKvOptions& options, const KvStorageOptions& storage) {
   KvSettings settings;
   settings.storage = storage;

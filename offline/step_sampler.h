@@ -29,6 +29,21 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
 Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,
                                uint32_t n_runs);
 
+// A machine that others use is now faster, now slower. One point measured again and again between others says
+// how much slower than at its usual it was around each of them.
+class SteadyClock {
+ public:
+  void Refer(double reference_ms);                       // the same point, once more
+  void Note() { noted_.push_back(references_.size()); }  // another point was measured
+  // Around the k-th noted point: the mean of the references before and after it, relative to the median of
+  // all.
+  double Slowness(size_t k) const;
+
+ private:
+  std::vector<double> references_;
+  std::vector<size_t> noted_;  // how many references were before it
+};
+
 // As a session would be given it, by name: options, and where KV lies.
 Result<KvSettings> SettingsOf(const NamedKvOptions& options, const KvStorageOptions& storage);
 

@@ -33,7 +33,8 @@ constexpr size_t kFinalists = 3;
 constexpr double kSamplingShare = 0.2;
 constexpr double kFinalShare = 0.1;
 constexpr size_t kFewestSamples = 16;
-constexpr size_t kMostSamples = 64;
+constexpr size_t kMostSamples = 64;  // of one setting
+constexpr size_t kSamplesPerReference = 4;
 // Where twice the budget would be faster by this, memory is what bounds.
 constexpr double kMuchFaster = 0.95;
 constexpr uint32_t kMaxSequences = KVRUN_MAX_SEQUENCES;
@@ -94,6 +95,7 @@ class Tuner {
   Status Prepare();
   Status ProbeFlash();
   Status SampleSteps();
+  Status MeasureReference();
   Status SolveContext(uint32_t n_ctx);
   Result<TuneSolution> SolveOne(size_t which, QualityMeter* meter);
   Status MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution);
@@ -125,6 +127,8 @@ class Tuner {
   double reads_per_load_ = 1.0;
   std::optional<TimeModel> time_model_;
   std::map<std::string, Quality> qualities_;  // by context and options: no batch changes them
+  SteadyClock steady_;
+  size_t n_sampled_ = 0;
   size_t n_solved_ = 0;
   struct {
     std::string what;
@@ -204,22 +208,37 @@ Status Tuner::ProbeFlash() {
 Status Tuner::SampleSteps() {
   const Clock::time_point begin = Clock::now();
   const double seconds = kSamplingShare * 60 * options_.minutes;
-  const std::vector<StepPoint> points = SpreadPoints(settings_, candidates_, kMostSamples, kSampleSeed);
+  const std::vector<StepPoint> points =
+      SpreadPoints(settings_, candidates_, kMostSamples * settings_.size(), kSampleSeed);
   // In an order in which each setting and each share comes early, as time may end it.
   const size_t per_setting = points.size() / std::max<size_t>(settings_.size(), 1);
   std::vector<StepSample> samples;
   for (size_t k = 0; k < points.size(); ++k) {
     const size_t i = k % settings_.size() * per_setting + k / settings_.size();
     KVRUN_RETURN_IF_ERROR(Tell("sampling steps", k, points.size()));
+    if (k % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kSampleRuns));
     samples.push_back(sample);
+    steady_.Note();
     const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
     if (elapsed_s > seconds && samples.size() >= std::max(kFewestSamples, 2 * settings_.size())) break;
   }
+  KVRUN_RETURN_IF_ERROR(MeasureReference());
+  for (size_t k = 0; k < samples.size(); ++k) samples[k].step_ms /= steady_.Slowness(k);
   KVRUN_ASSIGN_OR_RETURN(time_model_, TimeModel::Fit(samples, result_.storage));
+  n_sampled_ = samples.size();
   result_.samples = std::move(samples);
   result_.model_max_error = time_model_->max_error();
   result_.model_mean_error = time_model_->mean_error();
+  return Status::Ok();
+}
+
+// Without reads: what is compared is how fast the machine computes just then.
+Status Tuner::MeasureReference() {
+  KVRUN_ASSIGN_OR_RETURN(const SizedCandidate own, BudgetsOwnChoice(settings_.front()));
+  KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
+                         MeasureStep(engine_, storage_, {settings_.front(), own, 1.0}, kSampleRuns));
+  steady_.Refer(sample.step_ms);
   return Status::Ok();
 }
 
@@ -413,12 +432,16 @@ Status Tuner::CheckPredictions() {
   std::vector<StepPoint> points = SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed);
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
+    KVRUN_RETURN_IF_ERROR(MeasureReference());
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kFinalRuns));
+    steady_.Note();
     result_.checks.push_back({.options = points[i].sized.options,
                               .repeated_share = points[i].repeated_share,
                               .sample = sample,
                               .predicted_ms = time_model_->Predict(sample.point).step_ms});
   }
+  KVRUN_RETURN_IF_ERROR(MeasureReference());
+  for (size_t i = 0; i < points.size(); ++i) result_.checks[i].slowness = steady_.Slowness(n_sampled_ + i);
   return Status::Ok();
 }
 

@@ -63,6 +63,7 @@ struct CheckedPoint {
   NamedKvOptions options;
   double repeated_share = 0.0;  // of chosen groups, those of the step before
   StepSample sample;            // as it was measured
+  double slowness = 1.0;        // how much slower than while steps were sampled the machine was around it
   double predicted_ms = 0.0;
 };
 

@@ -10,7 +10,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/energy_table.h"
-#include "apps/kvadapt/offline_result.h"
+#include "apps/kvadapt/offline_calls.h"
 #include "apps/kvadapt/reuse_table.h"
 #include "offline/inspect_file.h"
 
@@ -62,7 +62,7 @@ std::string SolutionText(const Json& solution) {
 int Inspect(const InspectOptions& options) {
   if (options.files.size() != 1) throw UsageError("name one file: kvadapt inspect FILE");
   const std::string& path = options.files.front();
-  Json object = ParseJson(Take(offline::InspectFile(path)));
+  Json object = ParseJson(Value(offline::InspectFile(path)));
   if (options.shared.json) {
     object["path"] = path;
     WriteStdout(JsonLine(object));

@@ -65,14 +65,16 @@ std::string FrontTable(const TuneSolution& solution) {
 
 std::string CheckTable(const TuneResult& result) {
   std::string text =
-      "predictions checked at random points\n   batch   ctx  hits   predicted   measured   ratio\n";
+      "predictions checked at random points; drift: of the machine since it was sampled\n"
+      "   batch   ctx  hits   predicted   measured   drift   ratio\n";
   double worst = 0.0;
   for (const CheckedPoint& check : result.checks) {
-    const double ratio = check.predicted_ms / check.sample.step_ms;
+    const double ratio = check.predicted_ms * check.slowness / check.sample.step_ms;
     worst = std::max(worst, std::abs(ratio - 1.0));
-    text += fmt::format("  {:>6} {:>5} {:>5.2f} {:>8.2f} ms {:>7.2f} ms {:>7.3f}  {}\n",
-                        check.sample.point.batch, check.sample.point.ctx, check.repeated_share,
-                        check.predicted_ms, check.sample.step_ms, ratio, offline::OptionLine(check.options));
+    text +=
+        fmt::format("  {:>6} {:>5} {:>5.2f} {:>8.2f} ms {:>7.2f} ms {:>7.3f}  {}\n", check.sample.point.batch,
+                    check.sample.point.ctx, check.repeated_share, check.predicted_ms, check.sample.step_ms,
+                    check.slowness, ratio, offline::OptionLine(check.options));
   }
   return text + fmt::format("  the worst is off by {:.1f} %\n", 100 * worst);
 }
@@ -173,6 +175,7 @@ Json TuneJson(const TuneResult& result) {
     Json point = SampleJson(check.sample);
     point["options"] = OptionsJson(check.options);
     point["predicted_ms"] = check.predicted_ms;
+    point["slowness"] = check.slowness;
     checks.push_back(std::move(point));
   }
   Json samples = Json::array();

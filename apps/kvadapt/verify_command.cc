@@ -9,7 +9,7 @@
 #include "apps/common/files.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
-#include "apps/kvadapt/offline_result.h"
+#include "apps/kvadapt/offline_calls.h"
 #include "offline/verify_adapter.h"
 
 namespace kvrun::cli {
@@ -38,7 +38,7 @@ int Verify(const VerifyOptions& options) {
   if (options.files.size() != 1) throw UsageError("name one file: kvadapt verify ADAPTER -m MODEL");
   if (options.shared.model.empty()) throw UsageError("no model is named: give -m FILE, or set KVRUN_MODEL");
   const std::string& path = options.files.front();
-  const auto checks = Take(offline::VerifyAdapterFile(path, options.shared.model));
+  const auto checks = Value(offline::VerifyAdapterFile(path, options.shared.model));
   const bool ok = std::ranges::all_of(checks, &offline::AdapterCheck::ok);
   WriteStdout(options.shared.json ? JsonLine(Object(path, checks, ok)) : Text(checks));
   return ok ? 0 : kExitFailure;
