@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <optional>
@@ -41,9 +42,7 @@ constexpr size_t kWriteDepth = 4;
 constexpr uint64_t kCachedShare = 8;  // of the file, what a point may read of it through the page cache
 constexpr std::align_val_t kMemoryAlignment{64 * 1024};
 
-double SecondsBetween(Clock::time_point begin, Clock::time_point end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
+double SystemSeconds() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
 class AlignedMemory {
  public:
@@ -67,8 +66,13 @@ double Quantile(std::vector<double>* values, double share) {
 // Requests of one length to one file, so many in flight.
 class Stream {
  public:
-  Stream(BlockFile& file, IoKind kind, size_t block_bytes, size_t depth)
-      : file_(file), kind_(kind), block_bytes_(block_bytes), memory_(block_bytes * depth), slots_(depth) {
+  Stream(BlockFile& file, IoKind kind, size_t block_bytes, size_t depth, std::function<double()> now_s)
+      : file_(file),
+        now_s_(std::move(now_s)),
+        kind_(kind),
+        block_bytes_(block_bytes),
+        memory_(block_bytes * depth),
+        slots_(depth) {
     completions_.resize(depth);
     for (size_t i = depth; i > 0; --i) free_.push_back(i - 1);
     for (size_t i = 0; i < depth; ++i) slots_[i].segment = {memory_.data() + i * block_bytes, block_bytes};
@@ -87,8 +91,8 @@ class Stream {
   }
 
   Status Kick() {
-    const Clock::time_point now = Clock::now();
-    for (const IoRequest& request : requests_) slots_[request.tag].submitted = now;
+    const double now_s = now_s_();
+    for (const IoRequest& request : requests_) slots_[request.tag].submitted_s = now_s;
     size_t n_taken = 0;
     while (n_taken < requests_.size()) {
       KVRUN_ASSIGN_OR_RETURN(const size_t n, file_.Submit(std::span(requests_).subspan(n_taken)));
@@ -102,7 +106,7 @@ class Stream {
   // Waits for at least one. Appends each one's time from submission on, in microseconds.
   Status Take(std::vector<double>* latencies_us) {
     KVRUN_ASSIGN_OR_RETURN(const size_t n_done, file_.Complete(completions_, 1));
-    const Clock::time_point now = Clock::now();
+    const double now_s = now_s_();
     for (size_t i = 0; i < n_done; ++i) {
       const IoCompletion& completion = completions_[i];
       free_.push_back(completion.tag);
@@ -111,7 +115,7 @@ class Stream {
                                                             ? "cannot read what was just written"
                                                             : "cannot write a file to measure");
       }
-      latencies_us->push_back(1e6 * SecondsBetween(slots_[completion.tag].submitted, now));
+      latencies_us->push_back(1e6 * (now_s - slots_[completion.tag].submitted_s));
     }
     return Status::Ok();
   }
@@ -130,10 +134,11 @@ class Stream {
  private:
   struct Slot {
     iovec segment = {};
-    Clock::time_point submitted;
+    double submitted_s = 0.0;
   };
 
   BlockFile& file_;
+  std::function<double()> now_s_;
   IoKind kind_;
   size_t block_bytes_;
   AlignedMemory memory_;
@@ -241,7 +246,8 @@ Result<StorageRate> MeasureRate(BlockFile& file, const RatePoint& point, const R
   const uint64_t n_blocks = std::min<uint64_t>(limits.file_bytes / point.block_bytes, UINT32_MAX);
   const uint64_t run_bytes = limits.max_bytes / kRateRuns;
   Random random(n_blocks + point.depth);
-  Stream stream(file, IoKind::kRead, point.block_bytes, point.depth);
+  const std::function<double()> now_s = limits.now_s ? limits.now_s : SystemSeconds;
+  Stream stream(file, IoKind::kRead, point.block_bytes, point.depth, now_s);
   std::vector<double> latencies_us;
   std::vector<double> rates;
   const auto add = [&] {
@@ -253,21 +259,26 @@ Result<StorageRate> MeasureRate(BlockFile& file, const RatePoint& point, const R
   KVRUN_RETURN_IF_ERROR(add());
   std::vector<double> first_us;
   KVRUN_RETURN_IF_ERROR(stream.Take(&first_us));
-  Clock::time_point begin = Clock::now();
+  double begin_s = now_s();
   for (uint32_t run = 0; run < kRateRuns; ++run) {
     const size_t n_before = latencies_us.size();
     while (true) {
       KVRUN_RETURN_IF_ERROR(add());
       KVRUN_RETURN_IF_ERROR(stream.Take(&latencies_us));
-      const Clock::time_point now = Clock::now();
-      const double seconds = SecondsBetween(begin, now);
+      const double end_s = now_s();
+      const double seconds = end_s - begin_s;
       const uint64_t n_reads = latencies_us.size() - n_before;
       const uint64_t bytes = n_reads * point.block_bytes;
       if (n_reads < kHandful || (seconds < limits.seconds / kRateRuns && bytes < run_bytes)) continue;
       rates.push_back(static_cast<double>(bytes) / std::max(seconds, 1e-9));
-      begin = now;
+      begin_s = end_s;
       break;
     }
+  }
+  // Those that were submitted together at first did not wait for a full queue each.
+  const size_t n_first = point.depth - std::min<size_t>(point.depth, first_us.size());
+  if (latencies_us.size() >= n_first + kHandful) {
+    latencies_us.erase(latencies_us.begin(), latencies_us.begin() + static_cast<ptrdiff_t>(n_first));
   }
   return StorageRate{.backend = std::string(IoBackendName(file.mode().backend)),
                      .direct = file.mode().direct,
@@ -282,12 +293,13 @@ Result<uint64_t> FillRandomly(BlockFile& file, const FillLimits& limits,
                               const std::function<bool(uint64_t, uint64_t)>& progress) {
   KVRUN_RETURN_IF_ERROR(file.Reserve(limits.file_bytes));
   Random random(limits.file_bytes);
-  Stream stream(file, IoKind::kWrite, kWriteBytes, std::min<size_t>(kWriteDepth, file.mode().queue_depth));
+  Stream stream(file, IoKind::kWrite, kWriteBytes, std::min<size_t>(kWriteDepth, file.mode().queue_depth),
+                SystemSeconds);
   std::vector<double> latencies_us;
-  const Clock::time_point begin = Clock::now();
+  const double begin_s = SystemSeconds();
   uint64_t added_bytes = 0;
   while (true) {
-    const bool in_time = SecondsBetween(begin, Clock::now()) < limits.seconds;
+    const bool in_time = SystemSeconds() - begin_s < limits.seconds;
     while (!stream.full() && added_bytes < limits.file_bytes &&
            (in_time || added_bytes < limits.least_bytes)) {
       for (size_t i = 0; i < kWriteBytes; i += sizeof(uint64_t)) {

@@ -21,12 +21,14 @@ struct RateLimits {
   uint64_t file_bytes = 0;          // written, at least a block; reads are anywhere in it
   double seconds = 0.1;             // all runs together
   uint64_t max_bytes = UINT64_MAX;  // read at most, but for the handful: a page cache must not learn the file
+  std::function<double()> now_s = {};  // a clock that never goes back; empty: the system's
 };
 
 inline constexpr uint32_t kRateRuns = 3;
 
 // Random reads, `depth` of them in flight all the time. Runs follow each other without a pause; the first
-// reads are not counted, nor are those that are only waited for at the end.
+// reads are not counted, nor are those that are only waited for at the end. Latencies are those of a full
+// queue, but where a slow disk was through with less than its first queue in time.
 Result<StorageRate> MeasureRate(BlockFile& file, const RatePoint& point, const RateLimits& limits);
 
 // Writes up to `file_bytes` that cannot be compressed, from the file's begin on; ends earlier where it takes

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -57,45 +58,125 @@ double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-TEST_F(StorageProbe, AKnownRateIsFound) {
-  RateLimitedBlockFile file = Limited({.bytes_per_s = 50'000'000});
-  for (const uint32_t depth : {1U, 4U, 16U}) {
-    const StorageRate rate =
-        MeasureRate(file, {64 * 1024, depth}, {.file_bytes = kFileBytes, .seconds = 0.3}).value();
-    EXPECT_GT(rate.bytes_per_s, 0.75 * 50e6) << depth;
-    EXPECT_LT(rate.bytes_per_s, 1.05 * 50e6) << depth;
-    // The disk carries out what came before first.
-    EXPECT_GT(rate.latency_us, 0.7 * depth * 65536 / 50.0) << depth;
-    EXPECT_LT(rate.latency_us, 1.5 * depth * 65536 / 50.0) << depth;
-    EXPECT_GE(rate.latency_p99_us, rate.latency_us);
-    EXPECT_EQ(rate.backend, "threads");
-    EXPECT_EQ(rate.block_bytes, 65536U);
-    EXPECT_EQ(rate.depth, depth);
-    EXPECT_EQ(rate.direct, file.mode().direct);
+// A disk that carries out one read after another, in time of its own: what the machine does meanwhile is of
+// no matter. Every `slow_every`th read takes ten times as long.
+class SimulatedDisk final : public BlockFile {
+ public:
+  explicit SimulatedDisk(double bytes_per_s, double latency_s = 0.0, uint64_t slow_every = UINT64_MAX)
+      : bytes_per_s_(bytes_per_s), latency_s_(latency_s), slow_every_(slow_every) {
+    mode_.queue_depth = 32;
+  }
+  double now_s() const { return now_s_; }
+  const IoMode& mode() const override { return mode_; }
+  Result<size_t> Submit(std::span<const IoRequest> requests) override {
+    for (const IoRequest& request : requests) {
+      EXPECT_LE(request.offset + request.segments.front().iov_len, kFileBytes);
+      const auto bytes = static_cast<double>(request.segments.front().iov_len);
+      const double factor = ++counters_.reads % slow_every_ == 0 ? 10.0 : 1.0;
+      busy_until_s_ = std::max(busy_until_s_, now_s_) + factor * bytes / bytes_per_s_;
+      in_flight_.push_back({busy_until_s_ + latency_s_, request.tag});
+    }
+    EXPECT_LE(in_flight_.size(), mode_.queue_depth);
+    return requests.size();
+  }
+  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
+    if (at_least > 0) now_s_ = std::max(now_s_, in_flight_.front().due_s);
+    size_t n = 0;
+    while (n < completions.size() && !in_flight_.empty() && in_flight_.front().due_s <= now_s_) {
+      completions[n++] = {in_flight_.front().tag, 0};
+      in_flight_.pop_front();
+    }
+    return n;
+  }
+  Status Reserve(uint64_t) override { return Status::Ok(); }
+  void RegisterMemory(std::span<const iovec>) override {}
+  void DropCache() override {}
+  IoCounters counters() const override { return counters_; }
+  size_t n_in_flight() const { return in_flight_.size(); }
+
+ private:
+  struct Read {
+    double due_s = 0.0;
+    uint64_t tag = 0;
+  };
+  IoMode mode_;
+  IoCounters counters_;
+  double bytes_per_s_;
+  double latency_s_;
+  uint64_t slow_every_;
+  double now_s_ = 0.0;
+  double busy_until_s_ = 0.0;
+  std::deque<Read> in_flight_;
+};
+
+StorageRate RateOf(SimulatedDisk& disk, const RatePoint& point, double seconds) {
+  const RateLimits limits{
+      .file_bytes = kFileBytes, .seconds = seconds, .now_s = [&] { return disk.now_s(); }};
+  const StorageRate rate = MeasureRate(disk, point, limits).value();
+  EXPECT_EQ(disk.n_in_flight(), 0U);
+  return rate;
+}
+
+TEST(StorageRates, AKnownRateIsFound) {
+  for (const double bytes_per_s : {25e6, 250e6, 3e9}) {
+    for (const uint32_t depth : {1U, 4U, 32U}) {
+      SimulatedDisk disk(bytes_per_s);
+      const StorageRate rate = RateOf(disk, {65536, depth}, 0.1);
+      EXPECT_NEAR(rate.bytes_per_s, bytes_per_s, 1e-3 * bytes_per_s) << depth;
+      // The disk carries out what came before first.
+      EXPECT_NEAR(rate.latency_us, depth * 65536e6 / bytes_per_s, 1.0) << depth;
+    }
   }
 }
 
-TEST_F(StorageProbe, LatencyIsHiddenByDepthAlone) {
-  RateLimitedBlockFile file = Limited({.latency_us = 4000});
-  const RateLimits limits{.file_bytes = kFileBytes, .seconds = 0.2};
-  const StorageRate one = MeasureRate(file, {4096, 1}, limits).value();
-  const StorageRate sixteen = MeasureRate(file, {4096, 16}, limits).value();
-  EXPECT_GT(one.latency_us, 3900.0);
-  EXPECT_LT(one.bytes_per_s, 1.05 * 4096 / 0.004);
-  EXPECT_GT(one.bytes_per_s, 0.5 * 4096 / 0.004);
-  EXPECT_GT(sixteen.bytes_per_s, 6 * one.bytes_per_s);
+TEST(StorageRates, LatencyIsHiddenByDepthAlone) {
+  SimulatedDisk disk(1e9, 0.004);
+  const StorageRate one = RateOf(disk, {4096, 1}, 0.2);
+  const StorageRate sixteen = RateOf(disk, {4096, 16}, 0.2);
+  EXPECT_NEAR(one.latency_us, 4004.1, 1.0);
+  EXPECT_NEAR(one.bytes_per_s, 4096 / 0.0040041, 0.01 * one.bytes_per_s);
+  EXPECT_NEAR(sixteen.bytes_per_s, 16 * one.bytes_per_s, 0.1 * sixteen.bytes_per_s);
 }
 
-TEST_F(StorageProbe, APointOfASlowDiskEnds) {
-  RateLimitedBlockFile file = Limited({.bytes_per_s = 10'000'000});
-  const auto begin = std::chrono::steady_clock::now();
-  const StorageRate rate =
-      MeasureRate(file, {64 * 1024, 4}, {.file_bytes = kFileBytes, .seconds = 0.001}).value();
-  // A handful in each of the runs, and those in flight: some 20 reads of 6.5 ms.
-  EXPECT_LT(SecondsSince(begin), 5.0);
-  EXPECT_GT(rate.bytes_per_s, 0.6 * 10e6);
-  EXPECT_LT(rate.bytes_per_s, 1.3 * 10e6);
-  EXPECT_LT(file.counters().reads, 40U);
+TEST(StorageRates, WhatIsSeldomIsInTheTail) {
+  SimulatedDisk disk(100e6, 0.0, 50);
+  const StorageRate rate = RateOf(disk, {65536, 1}, 1.0);
+  EXPECT_NEAR(rate.latency_us, 655.4, 1.0);
+  EXPECT_NEAR(rate.latency_p99_us, 6553.6, 1.0);
+}
+
+TEST(StorageRates, APointOfASlowDiskEnds) {
+  SimulatedDisk disk(1e6);
+  const StorageRate rate = RateOf(disk, {1 << 20, 4}, 0.001);
+  EXPECT_NEAR(rate.bytes_per_s, 1e6, 1e3);
+  // The first, a handful in each of the runs, and those that are still in flight.
+  EXPECT_LE(disk.counters().reads, 1U + 3U * 5U + 4U);
+  // Another is bounded by time: it reads for 0.1 seconds and no longer.
+  SimulatedDisk fast(1e9);
+  RateOf(fast, {4096, 32}, 0.1);
+  EXPECT_NEAR(fast.now_s(), 0.1, 0.01);
+}
+
+// In real time. Whatever else the machine does makes it slower, never faster: once it must come close.
+TEST_F(StorageProbe, ARateLimitedFileIsMeasured) {
+  constexpr double kRate = 20e6;
+  RateLimitedBlockFile file = Limited({.bytes_per_s = static_cast<uint64_t>(kRate)});
+  for (const uint32_t depth : {1U, 16U}) {
+    double best = 0;
+    for (int attempt = 0; attempt < 20 && best < 0.75 * kRate; ++attempt) {
+      const StorageRate rate =
+          MeasureRate(file, {64 * 1024, depth}, {.file_bytes = kFileBytes, .seconds = 0.15}).value();
+      // A run may begin with what was held up before it: the queue, at most.
+      EXPECT_LT(rate.bytes_per_s, 1.6 * kRate) << depth;
+      EXPECT_GE(rate.latency_p99_us, rate.latency_us);
+      EXPECT_EQ(rate.backend, "threads");
+      EXPECT_EQ(rate.block_bytes, 65536U);
+      EXPECT_EQ(rate.depth, depth);
+      EXPECT_EQ(rate.direct, file.mode().direct);
+      best = std::max(best, rate.bytes_per_s);
+    }
+    EXPECT_GT(best, 0.75 * kRate) << depth;
+  }
 }
 
 TEST_F(StorageProbe, APageCacheLearnsAPartOfTheFileOnly) {
@@ -191,7 +272,7 @@ TEST_F(StorageProbe, TheCheapPartIsTheSessionsModeAlone) {
     return false;
   });
   ASSERT_TRUE(profile.ok()) << profile.status().message();
-  EXPECT_LT(SecondsSince(begin), 10.0);
+  EXPECT_LT(SecondsSince(begin), 30.0) << "0.3, on a machine that does nothing else";
   std::set<uint32_t> depths;
   std::set<uint32_t> blocks;
   for (const StorageRate& rate : profile->rates) {

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 DeviceProfile Example() {
   return {
       .machine = {.device = "Intel(R) Xeon(R) Processor",
-                  .driver = "host",
+                  .driver = "kvrun host",
                   .cpu = "Intel(R) Xeon(R) Processor",
                   .n_cpus = 2,
                   .storage = "ext4 on vda",
