@@ -89,7 +89,7 @@ TEST_F(Reuse, ReplayedChoicesHaveASessionsHitRate) {
   const auto recorder =
       OrDie(ReuseRecorder::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids, kPrefill, {}));
   const auto evaluation = OrDie(Evaluation::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids,
-                                                   kPrefill + kSteps, kSteps, {}));
+                                                   {.n_ctx = kPrefill + kSteps, .n_steps = kSteps}, {}));
   const std::pair<uint32_t, std::optional<HeadReduction>> settings_of[] = {
       {1, std::nullopt}, {4, std::nullopt}, {4, HeadReduction::kPerKvHead}};
   for (const auto& [group, heads] : settings_of) {

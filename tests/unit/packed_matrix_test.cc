@@ -47,6 +47,7 @@ class PackedReader {
       case TensorType::kQ5_K:
         return SuperAffine(row, block, Nibble(row, column) + 16 * HighBit(row, block, i));
       case TensorType::kQ6_K: return SignedSuper(row, column);
+      case TensorType::kF64: break;  // of no weights
     }
     return 0.0F;
   }
