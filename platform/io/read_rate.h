@@ -1,18 +1,17 @@
-// How fast random reads of one file are: what ProbeStorage consists of, over any BlockFile.
+// How fast random reads of one file are, over any BlockFile.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 
-#include "offline/device_profile.h"
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
 
-namespace kvrun::offline {
+namespace kvrun {
 
 struct RatePoint {
   uint32_t block_bytes = 0;  // a multiple of the file's alignment
-  uint32_t depth = 0;        // at most the file's
+  uint32_t depth = 0;        // reads in flight, at most the file's
 };
 
 // Bounds in time: on a disk of any rate a point is over after about `seconds`, but that each run has a
@@ -23,21 +22,28 @@ struct RateLimits {
   uint64_t max_bytes = UINT64_MAX;  // read at most, but for the handful: a page cache must not learn the file
 };
 
+struct ReadRate {
+  double bytes_per_s = 0.0;  // median of the runs
+  double latency_us = 0.0;   // median of one read, from its submission on
+  double latency_p99_us = 0.0;
+};
+
 inline constexpr uint32_t kRateRuns = 3;
 
 // Random reads, `depth` of them in flight all the time. Runs follow each other without a pause; the first
 // reads are not counted, nor are those that are only waited for at the end.
-Result<StorageRate> MeasureRate(BlockFile& file, const RatePoint& point, const RateLimits& limits);
+Result<ReadRate> MeasureReadRate(BlockFile& file, const RatePoint& point, const RateLimits& limits);
 
 // Writes up to `file_bytes` that cannot be compressed, from the file's begin on; ends earlier where it takes
-// longer than `seconds`, but not before `least_bytes`. Answers what was written. progress(done, total), in
-// bytes, answers true to cancel.
+// longer than `seconds`, but not before `least_bytes`. All are multiples of kFillBytes. Answers what was
+// written. progress(done, total), in bytes, answers true to cancel; it may be empty.
 struct FillLimits {
   uint64_t file_bytes = 0;
   uint64_t least_bytes = 0;
   double seconds = 0.0;
 };
-Result<uint64_t> FillRandomly(BlockFile& file, const FillLimits& limits,
-                              const std::function<bool(uint64_t, uint64_t)>& progress);
+inline constexpr uint64_t kFillBytes = 1024 * 1024;
+Result<uint64_t> FillWithNoise(BlockFile& file, const FillLimits& limits,
+                               const std::function<bool(uint64_t, uint64_t)>& progress);
 
-}  // namespace kvrun::offline
+}  // namespace kvrun
