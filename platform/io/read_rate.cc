@@ -177,6 +177,40 @@ Result<ReadRate> MeasureReadRate(BlockFile& file, const RatePoint& point, const 
                   .latency_p99_us = std::max(Quantile(&latencies_us, 0.99), 1e-3)};
 }
 
+Result<double> BestReadsPerSecond(BlockFile& file, const RatePoint& point, const RateLimits& limits) {
+  KVRUN_RETURN_IF_ERROR(CheckPoint(file, point, limits));
+  const uint64_t n_blocks = std::min<uint64_t>(limits.file_bytes / point.block_bytes, UINT32_MAX);
+  const uint64_t window_reads = limits.max_bytes / point.block_bytes / kRateWindows;
+  Random random(n_blocks + point.depth);
+  Stream stream(file, IoKind::kRead, point.block_bytes, point.depth);
+  std::vector<double> latencies_us;
+  uint64_t n_reads = 0;
+  double best = 0.0;
+  const Clock::time_point first_begin = Clock::now();
+  for (uint32_t window = 0;; ++window) {
+    const double elapsed = SecondsBetween(first_begin, Clock::now());
+    const bool is_enough = elapsed >= limits.seconds || n_reads * point.block_bytes >= limits.max_bytes;
+    if (window >= kLeastWindows && is_enough) return best;
+    uint64_t n_added = 0;
+    latencies_us.clear();
+    const Clock::time_point begin = Clock::now();
+    const auto is_open = [&] {
+      if (n_added < point.depth) return true;
+      return n_added < window_reads && SecondsBetween(begin, Clock::now()) < limits.seconds / kRateWindows;
+    };
+    do {
+      for (; !stream.full() && is_open(); ++n_added) {
+        stream.Add(uint64_t{random.Below(static_cast<uint32_t>(n_blocks))} * point.block_bytes);
+      }
+      KVRUN_RETURN_IF_ERROR(stream.Kick());
+      KVRUN_RETURN_IF_ERROR(stream.Take(&latencies_us));
+    } while (stream.n_in_flight() > 0);
+    const double seconds = SecondsBetween(begin, Clock::now());
+    best = std::max(best, static_cast<double>(n_added) / std::max(seconds, 1e-9));
+    n_reads += n_added;
+  }
+}
+
 Result<uint64_t> FillWithNoise(BlockFile& file, const FillLimits& limits,
                                const std::function<bool(uint64_t, uint64_t)>& progress) {
   KVRUN_RETURN_IF_ERROR(file.Reserve(limits.file_bytes));

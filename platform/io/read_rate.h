@@ -34,6 +34,13 @@ inline constexpr uint32_t kRateRuns = 3;
 // reads are not counted, nor are those that are only waited for at the end.
 Result<ReadRate> MeasureReadRate(BlockFile& file, const RatePoint& point, const RateLimits& limits);
 
+// The most reads per second that one of several short windows found. Each begins and ends with nothing in
+// flight, so that whatever disturbs one makes it slower, never faster. They follow each other until
+// `seconds` are over, but there are at least kLeastWindows of `depth` reads.
+inline constexpr uint32_t kRateWindows = 10;  // in `seconds`, about
+inline constexpr uint32_t kLeastWindows = 3;
+Result<double> BestReadsPerSecond(BlockFile& file, const RatePoint& point, const RateLimits& limits);
+
 // Writes up to `file_bytes` that cannot be compressed, from the file's begin on; ends earlier where it takes
 // longer than `seconds`, but not before `least_bytes`. All are multiples of kFillBytes. Answers what was
 // written. progress(done, total), in bytes, answers true to cancel; it may be empty.
