@@ -19,7 +19,8 @@ namespace {
 constexpr uint32_t kBlockBytes = 4096;
 constexpr uint32_t kDepth = 16;
 constexpr uint64_t kFileBytes = 4 * kMiB;
-constexpr double kSeconds = 0.1;
+constexpr double kSeconds = 0.1;  // of a try
+constexpr uint32_t kTries = 3;    // of what seems slow: a busy machine is slow for longer than a window
 constexpr uint32_t kCardGroupTokens = 8;
 constexpr uint32_t kDiskGroupTokens = 16;
 constexpr uint64_t kCachedShare = 8;  // of the file, what may be read of it through the page cache
@@ -78,10 +79,15 @@ Result<double> MeasureReadsPerSecond(BlockFile& file) {
   KVRUN_ASSIGN_OR_RETURN(
       const uint64_t file_bytes,
       FillWithNoise(file, {.file_bytes = kFileBytes, .least_bytes = kFillBytes, .seconds = kSeconds}, {}));
-  file.DropCache();
   RateLimits limits{.file_bytes = file_bytes, .seconds = kSeconds};
   if (!file.mode().direct) limits.max_bytes = file_bytes / kCachedShare;
-  return BestReadsPerSecond(file, {kBlockBytes, kDepth}, limits);
+  double best = 0.0;
+  for (uint32_t i = 0; i < kTries && best < kFlashReadsPerSecond; ++i) {
+    file.DropCache();
+    KVRUN_ASSIGN_OR_RETURN(const double found, BestReadsPerSecond(file, {kBlockBytes, kDepth}, limits));
+    best = std::max(best, found);
+  }
+  return best;
 }
 
 std::optional<double> ReadsPerSecondOf(BlockFile& file, const SpeedQuestion& question) {

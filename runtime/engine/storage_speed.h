@@ -24,8 +24,9 @@ uint32_t GroupTokensFor(double reads_per_s);
 // "flash reads 4,200 blocks of 4 KiB a second: groups of 8, as on eMMC". For groups that are not of 4.
 std::string GroupNote(double reads_per_s);
 
-// Writes a few MiB to a file of which nothing is used yet, and reads from it: 0.1 seconds on flash, a second
-// or so on a hard disk. The best of several windows (BestReadsPerSecond).
+// Writes a few MiB to a file of which nothing is used yet, and reads from it: 0.1 seconds where storage is
+// fast, three times that where it is slow, as that is kept and so must not be a busy machine's doing; a
+// second or two on a hard disk. The best of several windows (BestReadsPerSecond).
 Result<double> MeasureReadsPerSecond(BlockFile& file);
 
 struct SpeedQuestion {

