@@ -85,7 +85,9 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
   if (!plan.kv.asks_for_plan()) return plan;
   const std::vector<kvrun_option> kv_options = plan.kv.values();
   const Json kv_plan = KvPlan(model, SessionOptions(kv_options, n_sequences, n_ctx));
-  if (!shared.quiet) PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
+  if (shared.quiet) return plan;
+  PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
+  for (const Json& note : kv_plan.value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
   return plan;
 }
 

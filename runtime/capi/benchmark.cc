@@ -74,6 +74,7 @@ Json ResultInfo(const kvrun::BenchmarkResult& result) {
 
 kvrun::Result<kvrun::BenchmarkOptions> Translate(const kvrun_bench_options& given) {
   kvrun::BenchmarkOptions options;
+  options.kv.version = kvrun_version();
   if (given.kv != nullptr) KVRUN_RETURN_IF_ERROR(kvrun::ParseKvOptions(given.kv, &options.kv));
   if (given.n_depths > 0) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.depths, "depths"));

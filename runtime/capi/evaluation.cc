@@ -36,6 +36,7 @@ Json RunConfig(kvrun::Evaluation& evaluation, const std::string& config, uint32_
                const kvrun::ProgressCallback& progress) {
   Json object = {{"config", config}};
   kvrun::KvSettings settings;
+  settings.version = kvrun_version();
   Status status = kvrun::ParseKvOptions(config, &settings);
   if (status.ok()) {
     const auto result = evaluation.Run(settings, progress);

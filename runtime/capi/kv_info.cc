@@ -67,6 +67,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);
+  info["notes"] = plan.notes;
   info["adapter_kind"] = selects ? Json(AdapterKindName(plan.adapter_kind)) : Json();
   return info;
 }

@@ -33,6 +33,7 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   options.n_sequences = read.n_sequences;
   options.n_ctx = read.n_ctx;
   options.progress = BindProgress(read.progress, read.progress_user, KVRUN_PHASE_PREFILL);
+  options.kv.version = kvrun_version();
   KVRUN_RETURN_IF_ERROR(SetKvType(read.kv_type, &options.kv.kv));
   if (read.n_kv_options > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(read.kv_options, "kv_options"));
   for (size_t i = 0; i < read.n_kv_options; ++i) {

@@ -84,6 +84,8 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   } else {
     KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
                            PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences));
+    const std::vector<std::string>& notes = offloaded.plan.notes;
+    parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
     pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));
   }
   {

@@ -67,7 +67,8 @@ ProgressCallback Shifted(const ProgressCallback& progress, uint64_t before, uint
 
 KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_t group_tokens,
                          uint32_t select_entries) {
-  KvSettings settings{.kv = {}, .storage = storage};
+  KvSettings settings;
+  settings.storage = storage;
   settings.kv.method = "kvswap";
   settings.kv.k_type = settings.kv.v_type = KvType::kFp8;
   settings.kv.group_tokens = group_tokens;

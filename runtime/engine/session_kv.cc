@@ -1,7 +1,11 @@
 #include "runtime/engine/session_kv.h"
 
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "runtime/engine/storage_speed.h"
 #include "runtime/model/fingerprint.h"
 
 namespace kvrun {
@@ -35,6 +39,36 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
   return std::make_shared<const Adapter>(std::move(adapter));
 }
 
+// Nothing where no default depends on it, or where it cannot be told.
+std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
+  if (settings.kv.method != "kvswap" || settings.kv.group_tokens || settings.version.empty()) {
+    return std::nullopt;
+  }
+  const std::string& folder = settings.storage.folder;
+  // Where a file may lie in memory, its speed says nothing of flash.
+  return ReadsPerSecondOf(file, {.folder = folder.empty() ? DefaultKvFolder() : folder,
+                                 .version = settings.version,
+                                 .may_measure = !settings.storage.allow_tmpfs,
+                                 .path = SpeedsPath()});
+}
+
+// A group that only the storage asks for never costs what can be had without it.
+Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32_t n_ctx,
+                            uint32_t n_sequences, uint32_t alignment_bytes, std::optional<double> speed) {
+  const auto plan_with = [&](uint32_t group_tokens) {
+    options.default_group_tokens = group_tokens;
+    return PlanKv(options, shape, n_ctx, n_sequences, alignment_bytes);
+  };
+  const uint32_t group_tokens = speed ? GroupTokensFor(*speed) : kDefaultGroupTokens;
+  const bool selects_one = options.select_entries.value_or(group_tokens) >= group_tokens;
+  if (group_tokens != kDefaultGroupTokens && selects_one) {
+    Result<KvPlan> plan = plan_with(group_tokens);
+    if (plan.ok()) plan->notes.push_back(GroupNote(*speed));
+    if (plan.ok()) return plan;
+  }
+  return plan_with(kDefaultGroupTokens);
+}
+
 }  // namespace
 
 KvModelShape ShapeOf(const ModelConfig& config) {
@@ -59,11 +93,15 @@ Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage) {
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences) {
   uint32_t alignment_bytes = 1;
+  std::optional<double> speed;
   if (UsesFlash(settings.kv)) {
-    KVRUN_ASSIGN_OR_RETURN(alignment_bytes, KvAlignmentBytes(settings.storage));
+    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                           OpenKvFile(settings.storage, FileUse::kIsTried));
+    alignment_bytes = file->mode().alignment_bytes;
+    speed = SpeedFor(settings, *file);
   }
-  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
-                         PlanKv(settings.kv, ShapeOf(model.config), n_ctx, n_sequences, alignment_bytes));
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanForSpeed(settings.kv, ShapeOf(model.config), n_ctx, n_sequences,
+                                                   alignment_bytes, speed));
   KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
   return plan;
 }
@@ -76,8 +114,12 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   if (!UsesFlash(settings.kv)) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   const KvModelShape shape = ShapeOf(model.config);
+  KvOptions same_group = settings.kv;
+  same_group.default_group_tokens = options.plan.record.group_tokens;
+  std::vector<std::string> notes = std::move(options.plan.notes);
   KVRUN_ASSIGN_OR_RETURN(options.plan,
-                         PlanKv(settings.kv, shape, n_ctx, n_sequences, file->mode().alignment_bytes));
+                         PlanKv(same_group, shape, n_ctx, n_sequences, file->mode().alignment_bytes));
+  options.plan.notes = std::move(notes);
   const KvPlan& plan = options.plan;
   const GroupStoreShape store{.n_layers = shape.n_layers,
                               .n_streams = plan.n_streams,

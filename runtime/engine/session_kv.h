@@ -21,8 +21,9 @@ bool IsPlainResident(const KvOptions& options);
 // What records are padded to on flash, there: of a nameless file that is tried; 1 where reads are buffered.
 Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage);
 
-// What the budget buys. Loads and makes nothing but a nameless file, to learn how it can be read; the folder
-// for it is not made. An adapter's file is read, and is an error where it is not one for model and plan.
+// What the budget buys. Loads and makes nothing but a nameless file, to learn how it can be read, and how
+// fast where a default depends on it (storage_speed.h); the folder for it is not made. An adapter's file is
+// read, and is an error where it is not one for model and plan.
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences);
 

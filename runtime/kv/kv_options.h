@@ -24,6 +24,8 @@ struct KvStorageOptions {
 struct KvSettings {
   KvOptions kv;
   KvStorageOptions storage;
+  // Of kvrun: how fast storage is is kept for it alone. Empty: nobody asks how fast it is.
+  std::string version;
 };
 
 // $XDG_CACHE_HOME/kvrun/kv, else ~/.cache/kvrun/kv, else /var/tmp/kvrun-UID/kv.

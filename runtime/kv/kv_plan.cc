@@ -35,7 +35,6 @@ constexpr std::array kRows = {
     Row{1.0 / 48, KvType::kInt4, KvType::kInt4, 16, KvType::kInt4, 32},
     Row{0.0, KvType::kInt4, KvType::kInt4, 32, KvType::kInt4, 16},
 };
-constexpr uint32_t kGroupTokens = 4;
 constexpr uint32_t kFlexgenGroupTokens = 16;
 constexpr uint32_t kSinkEntries = 4;
 constexpr uint32_t kPaperEntries = 400;
@@ -129,7 +128,8 @@ Result<KvPlan> Planner::Full() const {
 // The group's size, pinned groups, and what of M and C is given.
 Status Planner::Settle() {
   KvRecordShape& record = base_.record;
-  record.group_tokens = options_.group_tokens.value_or(is_flexgen_ ? kFlexgenGroupTokens : kGroupTokens);
+  record.group_tokens =
+      options_.group_tokens.value_or(is_flexgen_ ? kFlexgenGroupTokens : options_.default_group_tokens);
   record.head_dim = model_.head_dim;
   base_.heads = options_.heads.value_or(HeadReduction::kSoftmax);
   const bool per_head = !is_flexgen_ && base_.heads == HeadReduction::kPerKvHead;

@@ -15,12 +15,12 @@
 //   1/48      int4  int4   16    int4     32     1/34: KL 0.095
 //   0         int4  int4   32    int4     16
 //
-// Groups of 4 entries, 4 sinks pinned, query-centred adapter (query where sinks are 0: centring loses them),
-// softmaxes summed, lru; as many entries selected as fit, and C = M. Where a row would leave fewer than 128,
-// the next is tried. Where select_entries or reuse_groups is given, or there is no budget, the first row of
-// all that fits is taken. Without a budget 400 entries are selected, as in the paper; with one, and
-// reuse_groups alone, M = C, which Describe says. C < M is refused, as is a C with room for pinned groups
-// alone.
+// Groups of default_group_tokens, 4 sinks pinned, query-centred adapter (query where sinks are 0: centring
+// loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Where a row would leave
+// fewer than 128, the next is tried. Where select_entries or reuse_groups is given, or there is no budget,
+// the first row of all that fits is taken. Without a budget 400 entries are selected, as in the paper; with
+// one, and reuse_groups alone, M = C, which Describe says. C < M is refused, as is a C with room for pinned
+// groups alone.
 //
 // The window's records are f16 (f32 where K or V is): of what is recent, all but the last exact_entries() are
 // rounded to the types above, so that results do not depend on the group, nor on windows from kExactEntries
@@ -54,6 +54,9 @@ inline constexpr uint32_t kExactEntries = 32;
 std::string_view KvTypeName(KvType type);                     // "f16", "f32", "fp8", "int8", "int4"
 std::string_view HeadReductionName(HeadReduction reduction);  // "sum", "softmax", "gqa", "per-kv-head"
 
+// A group of kvswap where nothing is known of the flash.
+inline constexpr uint32_t kDefaultGroupTokens = 4;
+
 // What the user may say; what is open (nullopt, empty) is chosen from the budget. An explicit value that
 // breaks the budget is an error.
 struct KvOptions {
@@ -74,6 +77,8 @@ struct KvOptions {
   std::optional<AdapterKind> adapter_kind;
   bool adapter_from_file = false;  // else computed in prefill, inside the budget
   std::string policy;              // replacement; empty: chosen
+  // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
+  uint32_t default_group_tokens = kDefaultGroupTokens;
 };
 
 struct KvModelShape {
@@ -116,6 +121,7 @@ struct KvPlan {
   uint32_t prefill_tile_tokens = 0;
   bool spills_hidden = false;  // hidden states between layers lie on flash; two chunks of 256 rows in memory
   std::vector<KvPart> parts;
+  std::vector<std::string> notes;  // for people, of those who give PlanKv its input: it adds none
 
   // Of the newest entries, those that are not rounded to `record`'s types.
   uint32_t exact_entries() const { return window_entries < kExactEntries ? window_entries : kExactEntries; }

@@ -61,5 +61,9 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
   std::string line = fmt::format("{} sequences of {} tokens", options->n_sequences,
                                  options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx);
   for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);
-  return kvrun::fake::HandOut(nlohmann::json{{"line", line}}.dump(), json);
+  nlohmann::json plan = {{"line", line}, {"notes", nlohmann::json::array()}};
+  if (const auto dir = kv.find("dir"); dir != kv.end() && dir->second == "/slow") {
+    plan["notes"].push_back("flash is slow: groups of 8");
+  }
+  return kvrun::fake::HandOut(plan.dump(), json);
 }

@@ -2,15 +2,20 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "platform/io/block_file.h"
 #include "runtime/capi/kv_info.h"
+#include "runtime/engine/storage_speed.h"
+#include "runtime/engine/storage_speed_file.h"
 #include "tests/support/capi_fixture.h"
 #include "tests/support/program_runner.h"
 
@@ -87,6 +92,96 @@ TEST_F(CapiKvTest, OptionsReachTheForwardPass) {
   EXPECT_EQ(plan_->record.v_type, KvType::kInt4);
   EXPECT_EQ(plan_->record.group_tokens, 8U);
   EXPECT_EQ(plan_->heads, HeadReduction::kSum) << "of two with the same name the later counts";
+}
+
+// What is kept says that the storage under the KV is slow.
+class CapiKvSpeedTest : public CapiKvTest {
+ protected:
+  void SetUp() override {
+    CapiKvTest::SetUp();
+    const char* old = std::getenv("XDG_CACHE_HOME");
+    if (old != nullptr) old_cache_ = old;
+    setenv("XDG_CACHE_HOME", cache_.Path("").c_str(), 1);
+  }
+  void TearDown() override {
+    old_cache_ ? setenv("XDG_CACHE_HOME", old_cache_->c_str(), 1) : unsetenv("XDG_CACHE_HOME");
+    CapiKvTest::TearDown();
+  }
+  void Keep(double reads_per_s) {
+    const auto file = CreateBlockFile({.folder = folder_, .allow_tmpfs = true});
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    const auto key = SpeedKeyOf(folder_, (*file)->mode(), kvrun_version());
+    ASSERT_TRUE(key.ok()) << key.status().message();
+    ASSERT_TRUE(WriteSpeed(SpeedsPath().value(), {*key, reads_per_s}).ok());
+  }
+  // Of the plan, after a session was made that has the same.
+  uint32_t Group() {
+    const Json plan = Plan();
+    EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+    EXPECT_EQ(plan_->record.group_tokens, plan["group"].get<uint32_t>());
+    EXPECT_EQ(Json(plan_->notes), plan["notes"]);
+    notes_ = plan["notes"];
+    return plan["group"];
+  }
+  bool CanBePlanned(const std::vector<kvrun_option>& more) {
+    AskForKvswap(more);
+    char* text = nullptr;
+    const kvrun_status status = kvrun_kv_plan_json(model_, &options_, &text);
+    kvrun_string_free(text);
+    return status == KVRUN_OK;
+  }
+
+  TemporaryFolder cache_;
+  std::optional<std::string> old_cache_;
+  Json notes_;
+};
+
+TEST_F(CapiKvSpeedTest, OfSlowStoragePlanAndSessionTakeLongerGroups) {
+  Keep(4200.0);
+  AskForKvswap();
+  EXPECT_EQ(Group(), 8U);
+  EXPECT_EQ(notes_, Json({"flash reads 4,200 blocks of 4 KiB a second: groups of 8, as on eMMC"}));
+  kvrun_session* session = nullptr;
+  ASSERT_EQ(kvrun_session_create(engine_, &options_, &session), KVRUN_OK) << LastError();
+  char* text = nullptr;
+  EXPECT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK);
+  EXPECT_EQ(ParseAndFree(text)["notes"].back(), notes_[0]);
+  kvrun_session_destroy(session);
+  // What is given, or of another method, or too long for what is asked for, stays as it is.
+  for (const auto& more : std::vector<std::vector<kvrun_option>>{
+           {{"group", "4"}}, {{"group", "2"}}, {{"method", "flexgen"}}, {{"select", "6"}}}) {
+    const bool is_flexgen = more[0].value == std::string("flexgen");
+    const bool is_two = more[0].value == std::string("2");
+    AskForKvswap(more);
+    EXPECT_EQ(Group(), is_flexgen ? 16U : is_two ? 2U : 4U) << more[0].value;
+    EXPECT_TRUE(notes_.empty()) << notes_;
+  }
+}
+
+TEST_F(CapiKvSpeedTest, OfHardDisksToo) {
+  Keep(110.0);
+  AskForKvswap();
+  EXPECT_EQ(Group(), 16U);
+  EXPECT_EQ(notes_.size(), 1U);
+}
+
+TEST_F(CapiKvSpeedTest, FastStorageSaysNothing) {
+  Keep(15000.0);
+  AskForKvswap();
+  EXPECT_EQ(Group(), 4U);
+  EXPECT_TRUE(notes_.empty()) << notes_;
+}
+
+TEST_F(CapiKvSpeedTest, LongerGroupsCostNothingThatCanBeHadWithoutThem) {
+  Keep(110.0);
+  uint32_t n_rescued = 0;
+  for (uint32_t budget = 256; budget < 65536; budget += 128) {
+    const std::string bytes = std::to_string(budget);
+    if (!CanBePlanned({{"budget", bytes.c_str()}, {"group", "4"}})) continue;
+    EXPECT_TRUE(CanBePlanned({{"budget", bytes.c_str()}})) << budget << LastError();
+    if (!CanBePlanned({{"budget", bytes.c_str()}, {"group", "16"}})) ++n_rescued;
+  }
+  EXPECT_GT(n_rescued, 0U);
 }
 
 TEST_F(CapiKvTest, BadOptionsAreRefused) {

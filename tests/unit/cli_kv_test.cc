@@ -102,6 +102,18 @@ TEST(CliKv, NothingIsSaidUnlessItWasAskedForOrWhenQuiet) {
   }
 }
 
+TEST(CliKv, NotesOfThePlanAreSaidOnceUnlessQuiet) {
+  const std::vector<std::string> slow = {"--kv-method", "kvswap", "--kv-dir", "/slow"};
+  const std::string note = "\nkvrun: note: flash is slow: groups of 8\n";
+  const std::string said = Cli(RunHello(slow)).err;
+  const size_t at = said.find(note);
+  EXPECT_NE(at, std::string::npos) << said;
+  EXPECT_EQ(said.find("groups of 8", at + note.size()), std::string::npos) << said;
+  EXPECT_EQ(Cli(RunHello({"--kv-method", "kvswap", "--kv-dir", "/slow", "-q"})).err.find("slow"),
+            std::string::npos);
+  EXPECT_EQ(Cli(RunHello({"--kv-method", "kvswap"})).err.find("note: flash"), std::string::npos);
+}
+
 TEST(CliKv, ARefusedValueIsBadUsageAndNamesTheOption) {
   for (const auto& [name, value] : Options()) {
     const ProgramResult result = Cli(RunHello({"--kv-" + name, "bad"}));

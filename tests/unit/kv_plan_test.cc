@@ -473,6 +473,28 @@ TEST(KvPlan, HugeValuesDoNotOverflow) {
   EXPECT_EQ(Plan(Swap(1e300)).n_chosen, 101U) << "as without a budget";
 }
 
+TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
+  KvOptions options = Swap(1.0 / 13);
+  EXPECT_EQ(Plan(options).record.group_tokens, 4U);
+  for (const uint32_t group_tokens : {8U, 16U}) {
+    options.default_group_tokens = group_tokens;
+    const KvPlan plan = Plan(options);
+    ExpectSound(plan, kSmolLm2);
+    EXPECT_EQ(plan.record.group_tokens, group_tokens);
+    EXPECT_EQ(plan.index.group_tokens, group_tokens);
+    EXPECT_NE(plan.Describe().find("in groups of " + std::to_string(group_tokens)), std::string::npos);
+    EXPECT_TRUE(plan.notes.empty());
+  }
+  options.group_tokens = 2;
+  EXPECT_EQ(Plan(options).record.group_tokens, 2U) << "given";
+  for (const char* method : {"flexgen", "full"}) {
+    KvOptions other = Unlimited(method);
+    const uint32_t usual = Plan(other).record.group_tokens;
+    other.default_group_tokens = 8;
+    EXPECT_EQ(Plan(other).record.group_tokens, usual) << method;
+  }
+}
+
 TEST(KvMethods, EveryMethodHasAPlan) {
   for (const KvMethod& method : KvMethods()) {
     EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok()) << method.name;

@@ -217,7 +217,10 @@ KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value
  * none), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name, bytes, prefill, decode:
  * whether it is there in this phase}, the largest first], and, counted as the options are, group, select,
  * window, sinks, reuse, rank (0: no index), index, heads, policy, k_type, v_type, adapter_kind (null where
- * there is none). A file of adapters is read to see that it suits; the folder for KV is not made. */
+ * there is none), notes [..]. A file of adapters is read to see that it suits; the folder for KV is not made.
+ * The group that kvswap takes where none is given depends on the storage under that folder, which is measured
+ * at first use, 0.1 to 0.4 seconds on flash, and kept in the user's cache folder; a note says where it is
+ * not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 

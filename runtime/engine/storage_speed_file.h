@@ -1,0 +1,45 @@
+// How fast storage was measured to be, kept between runs: docs/formats/storage_speed.md.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/io/block_file.h"
+
+namespace kvrun {
+
+// What was measured: another one in any field is measured anew.
+struct SpeedKey {
+  std::string storage;  // StorageName of the folder
+  std::string device;   // its number, "254:1"
+  std::string mode;     // how sessions read: "io_uring direct"
+  std::string kvrun;    // version
+
+  bool operator==(const SpeedKey&) const = default;
+};
+// Of a folder, or the nearest above it that is there.
+Result<SpeedKey> SpeedKeyOf(const std::string& folder, const IoMode& mode, const std::string& version);
+
+struct SpeedEntry {
+  SpeedKey key;
+  double reads_per_s = 0.0;  // random, of 4 KiB, 16 in flight
+
+  bool operator==(const SpeedEntry&) const = default;
+};
+
+inline constexpr size_t kMaxSpeedEntries = 64;
+
+// The file's text and what it says. Reading refuses what is no such text, and speeds that are no speeds.
+std::string SpeedsToJson(const std::vector<SpeedEntry>& entries);
+Result<std::vector<SpeedEntry>> SpeedsFromJson(std::string_view text);
+
+// kNotFound where there is no file.
+Result<std::vector<SpeedEntry>> ReadSpeeds(const std::string& path);
+// Puts an entry last in place of one with its key, and drops the first where there are too many. What cannot
+// be read is replaced. The folder is made.
+Status WriteSpeed(const std::string& path, const SpeedEntry& entry);
+
+}  // namespace kvrun
