@@ -63,6 +63,8 @@ Status Search::MeasureNeighbours() {
   const double slowest = kSlowestNeighbour * input_.predict_ms(own);
   Candidate from = own.candidate;
   from.adapter_from_file = input_.setting.max_rank > 0;
+  // A file's adapters may have fewer columns than those that kvrun would compute.
+  if (from.adapter_from_file) from.rank = std::min(from.rank, input_.setting.max_rank);
   std::vector<Candidate> first = {from};
   for (const Neighbour& neighbour : Neighbours(from, input_.setting)) first.push_back(neighbour.candidate);
   for (const Candidate& candidate : first) {

@@ -76,6 +76,13 @@ Status CheckNumbers(const TuneOptions& options) {
   return Status::Ok();
 }
 
+// Each once: a config has one solution per batch size and context.
+std::vector<uint32_t> Distinct(std::vector<uint32_t> values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return values;
+}
+
 class Tuner {
  public:
   Tuner(kvrun_engine* handle, const TuneOptions& options, const OfflineProgress& progress)
@@ -144,8 +151,8 @@ Result<std::vector<SearchSetting>> Settings(const Model& model, const TuneOption
   const KvModelShape shape = ShapeOf(model.config);
   KVRUN_ASSIGN_OR_RETURN(const uint64_t sequence_budget, SequenceBudget(options, shape));
   std::vector<SearchSetting> settings;
-  for (const uint32_t n_ctx : options.contexts) {
-    for (const uint32_t batch : options.batches) {
+  for (const uint32_t n_ctx : Distinct(options.contexts)) {
+    for (const uint32_t batch : Distinct(options.batches)) {
       settings.push_back({.model = shape,
                           .batch = batch,
                           .ctx = n_ctx,
@@ -479,10 +486,7 @@ Result<TuneResult> Tuner::Run() {
   KVRUN_RETURN_IF_ERROR(Prepare());
   KVRUN_RETURN_IF_ERROR(ProbeFlash());
   KVRUN_RETURN_IF_ERROR(SampleSteps());
-  std::vector<uint32_t> contexts = options_.contexts;
-  std::sort(contexts.begin(), contexts.end());
-  contexts.erase(std::unique(contexts.begin(), contexts.end()), contexts.end());
-  for (const uint32_t n_ctx : contexts) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
+  for (const uint32_t n_ctx : Distinct(options_.contexts)) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
   KVRUN_RETURN_IF_ERROR(CheckPredictions());
   KVRUN_RETURN_IF_ERROR(FillConfig());
   return std::move(result_);

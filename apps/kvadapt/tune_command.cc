@@ -46,6 +46,8 @@ struct TuneCommand {
 void CheckUsage(const TuneCommand& command) {
   if (command.budget.empty()) throw UsageError("no budget is given: --budget BYTES, or a share such as 1/13");
   if (command.output.empty()) throw UsageError("name the file to write: -o kvrun.toml");
+  if (command.output == command.plot)
+    throw UsageError(fmt::format("{} is named for two results", command.output));
 }
 
 // As the config names it: relative to the config's folder where it lies below it, so that both can be moved.
@@ -64,10 +66,11 @@ std::vector<int32_t> ReadIds(const TuneCommand& command, const Model& model) {
   uint64_t longest = 0;
   for (const uint32_t ctx : command.contexts) longest = std::max<uint64_t>(longest, ctx);
   const uint64_t most = longest * kPieces;
-  const CollectedTexts texts =
+  CollectedTexts texts =
       command.files.empty() ? CollectDefaultTexts(model, most) : CollectTexts(model, command.files, most);
   std::vector<int32_t> ids;
   for (const std::vector<int32_t>& text : texts.texts) ids.insert(ids.end(), text.begin(), text.end());
+  texts.is_cut = false;  // no more is needed, and no option would take more
   if (!command.shared.quiet) PrintMessage("quality is measured on " + DescribeTexts(texts));
   return ids;
 }

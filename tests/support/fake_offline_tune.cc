@@ -1,8 +1,12 @@
 // In place of offline/'s tuning, for the program over the toy library: says what it was asked for in the
-// model's name of the config, and finds one solution.
+// model's name of the config, and finds one solution; with a slow model in two seconds, if nothing ends it.
 #include <fmt/format.h>
 
+#include <chrono>
+#include <thread>
+
 #include "offline/tune.h"
+#include "tests/support/fake_kvrun.h"
 
 namespace kvrun::offline {
 namespace {
@@ -40,8 +44,12 @@ Status CheckTune(const kvrun_model*, const TuneOptions& options) {
   return {StatusCode::kOutOfMemory, "the toy's budget does not suffice"};
 }
 
-Result<TuneResult> Tune(kvrun_engine*, const TuneOptions& options, const OfflineProgress& progress) {
-  if (progress("searching", 1, 2)) return Status(StatusCode::kCancelled, "cancelled");
+Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress) {
+  const int n_turns = engine->model->Is("slow") ? 100 : 1;
+  for (int i = 0; i < n_turns; ++i) {
+    if (n_turns > 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (progress("searching", 1, 2)) return Status(StatusCode::kCancelled, "cancelled");
+  }
   TuneResult result;
   result.config.model = Asked(options);
   TuneSolution solution;

@@ -1,0 +1,139 @@
+// kvadapt tune as a program, on the tiny trained model: a config that kvrun takes, and what is refused.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "runtime/engine/config_file.h"
+#include "tests/support/real_program.h"
+#include "tests/support/reference_files.h"
+
+namespace kvrun::testing {
+namespace {
+
+using Json = nlohmann::json;
+using Arguments = std::vector<std::string>;
+
+class Tune : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto model = SharedPath("models/stories260K.gguf");
+    const auto text = SharedPath("texts/frankenstein.txt");
+    if (!model || !text) GTEST_SKIP() << "stories260K or its text is not there";
+    model_ = *model;
+    text_ = *text;
+  }
+
+  // Less than all of its KV takes with what a prefill needs: 112 of 256 tokens are chosen.
+  ProgramResult Run(const Arguments& more, const std::string& budget = "340KiB") const {
+    const std::string program = std::filesystem::path(RealProgram()).replace_filename("kvadapt").string();
+    Arguments arguments = {"tune",
+                           "-m",
+                           model_,
+                           "--ctx",
+                           "256",
+                           "--budget",
+                           budget,
+                           "--minutes",
+                           "0.1",
+                           "--kv-dir",
+                           folder_.Path("kv"),
+                           "--kv-tmpfs"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return RunProgram(program, arguments, WithDrivers({"KVRUN_DEVICE=host"}));
+  }
+  bool HasConfig() const { return std::filesystem::exists(out_); }
+
+  TemporaryFolder folder_;
+  std::string out_ = folder_.Path("kvrun.toml");
+  std::string model_;
+  std::string text_;
+};
+
+TEST_F(Tune, WritesAConfigThatKvrunTakes) {
+  const ProgramResult result = Run({"-f", text_, "-o", out_, "--json", "-q", "--check", "3"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const Json json = Json::parse(result.out);
+  EXPECT_GE(json["checks"].size(), 3U);
+  for (const Json& check : json["checks"]) {
+    EXPECT_GT(check["predicted_ms"], 0.0);
+    EXPECT_GT(check["step_ms"], 0.0);
+  }
+  ASSERT_EQ(json["solutions"].size(), 1U);
+  const Json& solution = json["solutions"][0];
+  EXPECT_LE(solution["chosen"]["kl"], solution["own"]["kl"]) << "no worse than what the budget alone gives";
+  const Result<KvConfig> config = ReadConfig(out_);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  ASSERT_EQ(config->solutions.size(), 1U);
+  EXPECT_EQ(config->solutions[0].ctx, 256U);
+  EXPECT_EQ(config->solutions[0].budget_bytes, 340U * 1024);
+  EXPECT_NEAR(config->solutions[0].kl, solution["chosen"]["kl"].get<double>(), 1e-3);
+  const ProgramResult text =
+      RunProgram(RealProgram(),
+                 {"run", "-m", model_, "-p", "Once upon a time", "-n", "20", "--ctx", "256", "--config", out_,
+                  "--kv-dir", folder_.Path("kv"), "--kv-tmpfs", "--json"},
+                 WithDrivers({"KVRUN_DEVICE=host"}));
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_NE(Json::parse(text.out)["text"], "");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("kv"))) << "no KV is left";
+}
+
+TEST_F(Tune, ReportsAreTablesAndWhatIsNamedTwiceIsSolvedOnce) {
+  const ProgramResult result = Run({"-f", text_, "-o", out_, "-q", "--check", "3", "--pareto", "--plot",
+                                    folder_.Path("p.svg"), "--ctx", "256,256", "--batch", "1,1"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* part : {"predictions checked at random points", "the worst is off by", "front of",
+                           "neighbours", "bounded by", ": for kvrun --config, 1 solution"}) {
+    EXPECT_NE(result.out.find(part), std::string::npos) << part << " lacks in " << result.out;
+  }
+  EXPECT_NE(ReadWholeFile(folder_.Path("p.svg")).find("<circle"), std::string::npos);
+  const Result<KvConfig> config = ReadConfig(out_);
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->solutions.size(), 1U);
+}
+
+TEST_F(Tune, WhatCannotBeTunedIsOneMessage) {
+  const std::string few = folder_.Write("few", "Once upon a time there was a girl.");
+  const struct {
+    Arguments more;
+    std::string budget;
+    const char* part;
+  } cases[] = {
+      {{"-f", text_}, "100KiB", "does not suffice"},
+      {{"-f", text_}, "1/2", "does not suffice"},
+      {{"-f", text_}, "some", "budget"},
+      {{"-f", few}, "340KiB", "too few to measure quality"},
+  };
+  for (const auto& one : cases) {
+    Arguments more = one.more;
+    more.insert(more.end(), {"-q", "-o", out_});
+    const ProgramResult result = Run(more, one.budget);
+    EXPECT_EQ(result.exit_code, 1) << one.part;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_NE(result.err.find(one.part), std::string::npos) << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_FALSE(HasConfig());
+  }
+}
+
+TEST_F(Tune, AFolderThatCannotBeWrittenIsRefused) {
+  const ProgramResult missing = Run({"-f", text_, "-o", folder_.Path("none/x.toml"), "-q"});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_NE(missing.err.find("cannot write"), std::string::npos) << missing.err;
+  if (geteuid() == 0) return;  // who may write everywhere
+  std::filesystem::create_directory(folder_.Path("locked"));
+  ASSERT_EQ(chmod(folder_.Path("locked").c_str(), 0500), 0);
+  const ProgramResult locked = Run({"-f", text_, "-o", folder_.Path("locked/x.toml"), "-q"});
+  EXPECT_EQ(locked.exit_code, 1);
+  EXPECT_NE(locked.err.find("cannot write"), std::string::npos) << locked.err;
+}
+
+}  // namespace
+}  // namespace kvrun::testing

@@ -1,0 +1,257 @@
+// kvadapt tune: what reaches offline/, and what is said and written of its answer.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "offline/device_profile.h"
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Contains;
+using testing::Json;
+
+class CliTune : public ::testing::Test {
+ protected:
+  static ProgramResult Tune(const std::vector<std::string>& more, const ProgramInput& input = {}) {
+    std::vector<std::string> arguments = {"tune"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return RunProgram(KVADAPT_FAKE_PROGRAM, arguments, input);
+  }
+  // With what must be given.
+  ProgramResult Run(const std::vector<std::string>& more, const std::string& model = "nobos") const {
+    std::vector<std::string> arguments = {"-m", model, "-f", text_, "-o", out_, "--budget", "1/13"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Tune(arguments);
+  }
+  std::string Written() const { return ReadWholeFile(out_); }
+  // The text alone, where nothing was written.
+  size_t NewFiles() const {
+    return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder_.Path("")), {})) - 1;
+  }
+
+  TemporaryFolder folder_;
+  std::string out_ = folder_.Path("kvrun.toml");
+  std::string text_ = folder_.Write("text", std::string(1000, 'a'));
+};
+
+TEST_F(CliTune, OptionsReachTheSearch) {
+  ASSERT_EQ(Run({}).exit_code, 0);
+  EXPECT_EQ(Written(),
+            "budget 1/13 kl 0 minutes 8 checks 0 adapter  folder  ids 1000 ctx 8192 batch 1 from \n");
+  ASSERT_EQ(Run({"--ctx", "256,300", "--batch", "4,1", "--quality-floor", "0.5", "--minutes", "0.25",
+                 "--check", "7", "--kv-dir", "/there"})
+                .exit_code,
+            0);
+  EXPECT_EQ(Written(),
+            "budget 1/13 kl 0.5 minutes 0.25 checks 7 adapter  folder /there ids 600 ctx 256 300 batch 4 1 "
+            "from \n")
+      << "two pieces of the longest context are read, and no more";
+}
+
+TEST_F(CliTune, TheAdapterIsNamedFromTheConfigsFolder) {
+  const std::string near = folder_.Write("near.gguf", "x");
+  ASSERT_EQ(Run({"--kv-adapter", near}).exit_code, 0);
+  EXPECT_PRED2(Contains, Written(), "adapter " + near + " folder");
+  EXPECT_TRUE(Written().ends_with("from near.gguf\n")) << Written();
+  const TemporaryFolder elsewhere;
+  const std::string far = std::filesystem::canonical(elsewhere.Write("far.gguf", "x")).string();
+  ASSERT_EQ(Run({"--kv-adapter", far}).exit_code, 0);
+  EXPECT_TRUE(Written().ends_with("from " + far + "\n")) << Written();
+}
+
+TEST_F(CliTune, TheReportNamesChoiceAndNeighbours) {
+  const ProgramResult result = Run({"--ctx", "256"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* part :
+       {"256 tokens x 1 sequence", "KL at most 0.0150", "chosen         5.00 ms predicted     5.50 measured",
+        "by budget      6.00 ms predicted     6.50 measured", "--kv-group 4", "bounded by compute", "group 8",
+        "slower", "type f16", "does not fit"}) {
+    EXPECT_PRED2(Contains, result.out, part);
+  }
+  EXPECT_TRUE(result.out.ends_with(out_ + ": for kvrun --config, 1 solution\n")) << result.out;
+  EXPECT_FALSE(Contains(result.out, "front of")) << "only where --pareto asks";
+  EXPECT_FALSE(Contains(result.out, "predictions checked"));
+  EXPECT_PRED2(Contains, Run({"--pareto"}).out, "front of 2 measured points\n       5.00 ms  KL 0.0100");
+  const ProgramResult checked = Run({"--check", "1"});
+  EXPECT_PRED2(Contains, checked.out, "11.00 ms   10.00 ms   1.100");
+  EXPECT_PRED2(Contains, checked.out, "the worst is off by 10.0 %");
+}
+
+TEST_F(CliTune, JsonIsOneObject) {
+  const ProgramResult result = Run({"--json", "--check", "1", "-q"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const Json json = Json::parse(result.out);
+  EXPECT_EQ(json["path"], out_);
+  ASSERT_EQ(json["solutions"].size(), 1U);
+  const Json& solution = json["solutions"][0];
+  EXPECT_EQ(solution["chosen"]["options"], Json({{"group", "4"}}));
+  EXPECT_EQ(solution["chosen"]["measured_ms"], 5.5);
+  EXPECT_EQ(solution["own"]["predicted_ms"], 6.0);
+  EXPECT_EQ(solution["bound"], "compute");
+  EXPECT_EQ(solution["rejected"][0]["kl"], 0.02);
+  EXPECT_TRUE(solution["rejected"][1]["predicted_ms"].is_null()) << "it does not fit";
+  EXPECT_EQ(solution["measured"].size(), 2U);
+  EXPECT_EQ(solution["front"], Json::array({1}));
+  EXPECT_EQ(json["checks"][0]["predicted_ms"], 11.0);
+}
+
+TEST_F(CliTune, PlotsAreDrawn) {
+  const std::string plot = folder_.Path("front.svg");
+  ASSERT_EQ(Run({"--plot", plot, "--ctx", "256"}).exit_code, 0);
+  const std::string svg = ReadWholeFile(plot);
+  for (const char* part : {"<svg", ">256 x 1, all<", ">256 x 1, front<", ">256 x 1, chosen<", "KL"})
+    EXPECT_PRED2(Contains, svg, part);
+  EXPECT_EQ(NewFiles(), 2U) << "nothing is left beside config and plot";
+}
+
+TEST_F(CliTune, OptionsAreVariablesToo) {
+  const ProgramInput input{{"KVRUN_MODEL=nobos", "KVRUN_FILE=" + text_, "KVRUN_OUTPUT=" + out_,
+                            "KVRUN_BUDGET=5MiB", "KVRUN_CTX=512", "KVRUN_BATCH=2", "KVRUN_MINUTES=3",
+                            "KVRUN_QUALITY_FLOOR=0.25", "KVRUN_CHECK=2", "KVRUN_QUIET=1"},
+                           "",
+                           ""};
+  const ProgramResult result = Tune({}, input);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_PRED2(Contains, Written(), "budget 5MiB kl 0.25 minutes 3 checks 2");
+  EXPECT_PRED2(Contains, Written(), "ctx 512 batch 2");
+}
+
+TEST_F(CliTune, WhatQualityIsMeasuredOnIsSaid) {
+  const ProgramResult result = Run({"--ctx", "256"});
+  EXPECT_PRED2(Contains, result.err, "quality is measured on 1 text, 512 tokens");
+  EXPECT_FALSE(Contains(result.err, "--tokens")) << "tune has no such option: " << result.err;
+  EXPECT_PRED2(Contains, Run({"--progress", "always"}).err, "searching");
+  EXPECT_EQ(Run({"-q"}).err, "");
+}
+
+TEST_F(CliTune, BadUsageIsSaid) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"-m", "toy", "-o", out_}, "no budget is given"},
+      {{"-m", "toy", "--budget", "1/13"}, "-o kvrun.toml"},
+      {{"-o", out_, "--budget", "1/13"}, "no model is named"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--plot", out_}, "named for two results"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--ctx", "255"}, "--ctx"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--ctx", "256,"}, "--ctx"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--batch", "17"}, "--batch"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--batch", "0"}, "--batch"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--quality-floor", "-1"}, "--quality-floor"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--quality-floor", "nan"}, "--quality-floor"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--minutes", "0"}, "--minutes"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--check", "-1"}, "--check"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--unknown"}, "--unknown"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    const ProgramResult result = Tune(arguments);
+    EXPECT_EQ(result.exit_code, 2) << part;
+    EXPECT_EQ(result.out, "") << part;
+    EXPECT_PRED2(Contains, result.err, part);
+  }
+  EXPECT_EQ(NewFiles(), 0U);
+}
+
+TEST_F(CliTune, AnOutputThatCannotBeWrittenIsRefusedBeforeAnything) {
+  const std::string missing = folder_.Path("no/such");
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"-o", missing}, "kvadapt: cannot write " + missing + ": No such file or directory\n"},
+      {{"-o", folder_.Path("")}, "kvadapt: cannot write " + folder_.Path("") + ": Is a directory\n"},
+      {{"-o", out_, "--plot", missing}, "kvadapt: cannot write " + missing + ": No such file or directory\n"},
+  };
+  for (const auto& [arguments, message] : cases) {
+    std::vector<std::string> all = {"-m", "toy", "-f", text_, "--budget", "1/13", "--progress", "always"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const ProgramResult result = Tune(all);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.err, message) << "neither a text is read nor a model loaded before";
+    EXPECT_EQ(result.out, "");
+  }
+  EXPECT_EQ(NewFiles(), 0U);
+}
+
+TEST_F(CliTune, FailuresAreOneLineAndLeaveNoFile) {
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{"-m", "missing"}, "not found"},
+      {{"-m", "nodevice"}, "not found"},
+      {{"-m", "toy", "--budget", "nothing"}, "out of memory"},
+      {{"-m", "toy", "-f", folder_.Path("none")}, "not found"},
+      {{"-m", "toy", "--profile", folder_.Path("none")}, "not found"},
+  };
+  for (const auto& [arguments, status] : cases) {
+    std::vector<std::string> all = {"--json", "-q", "-o", out_, "--plot", folder_.Path("plot")};
+    const bool has_budget = std::count(arguments.begin(), arguments.end(), "--budget") > 0;
+    if (!has_budget) all.insert(all.end(), {"--budget", "1/13"});
+    const bool has_text = std::count(arguments.begin(), arguments.end(), "-f") > 0;
+    if (!has_text) all.insert(all.end(), {"-f", text_});
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const ProgramResult result = Tune(all);
+    EXPECT_EQ(result.exit_code, 1) << status;
+    EXPECT_EQ(Json::parse(result.out, nullptr, false)["error"]["status"], status) << result.out;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+  EXPECT_EQ(NewFiles(), 0U);
+  folder_.Write("kvrun.toml", "before");
+  EXPECT_EQ(Run({"--budget", "nothing"}).exit_code, 1);
+  EXPECT_EQ(Written(), "before") << "what was there stays";
+}
+
+class CliTuneProfile : public CliTune {
+ protected:
+  // As the toy's kvadapt probe would write it here.
+  offline::DeviceProfile Profile() const {
+    offline::DeviceProfile profile;
+    profile.machine = {"", "", "Toy CPU", 2, "toyfs on toy", "0"};
+    profile.storage = {"/there", 4096, {{"io_uring", true, 4096, 1, 1e8, 40, 80}}};
+    return profile;
+  }
+  ProgramResult With(const offline::DeviceProfile& profile) const {
+    return Run({"--profile", folder_.Write("profile.json", offline::ProfileToJson(profile))});
+  }
+};
+
+TEST_F(CliTuneProfile, OfThisMachineIsTaken) {
+  const ProgramResult result = With(Profile());
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST_F(CliTuneProfile, OfAnotherMachineIsRefused) {
+  offline::DeviceProfile profile = Profile();
+  profile.machine.cpu = "Other CPU";
+  const ProgramResult cpu = With(profile);
+  EXPECT_EQ(cpu.exit_code, 1);
+  EXPECT_PRED2(Contains, cpu.err, "was measured on Other CPU with toyfs on toy, and this is Toy CPU");
+  EXPECT_PRED2(Contains, cpu.err, "run kvadapt probe here");
+  profile = Profile();
+  profile.machine.storage = "otherfs on tape";
+  EXPECT_PRED2(Contains, With(profile).err, "otherfs on tape");
+  profile = Profile();
+  profile.storage.rates.clear();
+  EXPECT_PRED2(Contains, With(profile).err, "says nothing of storage");
+  const ProgramResult bad = Run({"--profile", text_});
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_PRED2(Contains, bad.err, text_);
+  EXPECT_FALSE(std::filesystem::exists(out_));
+}
+
+TEST_F(CliTune, CtrlCEndsItAndLeavesNoFile) {
+  const std::vector<std::string> arguments = {"tune", "-m",       "slownobos", "-f",         text_,   "-o",
+                                              out_,   "--budget", "1/13",      "--progress", "always"};
+  RunningProgram program(KVADAPT_FAKE_PROGRAM, arguments, {});
+  ASSERT_TRUE(program.WaitForOutput("searching"));
+  program.Signal(SIGINT);
+  const ProgramResult result = program.Finish();
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_EQ(result.out, "");
+  EXPECT_PRED2(Contains, result.err, "kvadapt: interrupted");
+  EXPECT_EQ(NewFiles(), 0U);
+}
+
+}  // namespace
+}  // namespace kvrun

@@ -1,0 +1,213 @@
+// The search space of kvadapt tune: what a budget makes of a point, and which points lie beside it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "offline/candidate.h"
+#include "offline/step_sampler.h"
+#include "tests/support/tune_cases.h"
+
+namespace kvrun::offline {
+namespace {
+
+using testing::SettingFor;
+using testing::SmolLm2Setting;
+
+uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
+
+// As a session plans what a config names.
+Result<KvPlan> PlanOf(const NamedKvOptions& options, const SearchSetting& setting, bool from_file = false) {
+  KVRUN_ASSIGN_OR_RETURN(KvSettings settings, SettingsOf(options, {}));
+  settings.kv.budget_bytes = setting.budget_bytes;
+  settings.kv.adapter_from_file = from_file;
+  return PlanKv(settings.kv, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes);
+}
+
+void ExpectSamePlan(const KvPlan& a, const KvPlan& b) {
+  EXPECT_EQ(a.n_chosen, b.n_chosen);
+  EXPECT_EQ(a.n_cache_slots, b.n_cache_slots);
+  EXPECT_EQ(a.n_pinned, b.n_pinned);
+  EXPECT_EQ(a.n_streams, b.n_streams);
+  EXPECT_EQ(a.window_entries, b.window_entries);
+  EXPECT_EQ(a.record.k_type, b.record.k_type);
+  EXPECT_EQ(a.record.v_type, b.record.v_type);
+  EXPECT_EQ(a.record.group_tokens, b.record.group_tokens);
+  EXPECT_EQ(a.record.n_heads, b.record.n_heads);
+  EXPECT_EQ(a.index.rank, b.index.rank);
+  EXPECT_EQ(a.index.type, b.index.type);
+  EXPECT_EQ(a.heads, b.heads);
+  EXPECT_EQ(a.policy, b.policy);
+  EXPECT_EQ(a.adapter_kind, b.adapter_kind);
+}
+
+std::string Value(const NamedKvOptions& options, const std::string& name) {
+  for (const auto& [key, value] : options) {
+    if (key == name) return value;
+  }
+  return "";
+}
+
+// What holds for each candidate of a setting; `step`: of so many one is planned again from its options.
+void ExpectSound(const SearchSetting& setting, size_t step) {
+  const std::vector<SizedCandidate> all = AllCandidates(setting);
+  ASSERT_FALSE(all.empty());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const SizedCandidate& sized = all[i];
+    SCOPED_TRACE(OptionLine(sized.options));
+    EXPECT_LE(NeededBytes(sized.plan), setting.budget_bytes);
+    EXPECT_GE(sized.plan.n_cache_slots, sized.plan.n_chosen);
+    EXPECT_GT(sized.plan.n_chosen, sized.plan.n_pinned);
+    EXPECT_TRUE(sized.select_entries() >= 64 || sized.plan.n_chosen == sized.plan.n_groups());
+    if (i % step == 0) {
+      const Result<KvPlan> again = PlanOf(sized.options, setting, sized.candidate.adapter_from_file);
+      ASSERT_TRUE(again.ok()) << again.status().message();
+      ExpectSamePlan(*again, sized.plan);
+      EXPECT_LE(NeededBytes(*again), setting.budget_bytes);
+      const Result<SizedCandidate> sized_again = SizeCandidate(sized.candidate, setting);
+      ASSERT_TRUE(sized_again.ok());
+      EXPECT_EQ(sized_again->options, sized.options);
+    }
+    if (::testing::Test::HasFailure()) return;  // one is enough to read
+  }
+}
+
+TEST(OfflineCandidate, AllFitTheBudgetAndAreWhatTheirOptionsSay) {
+  ExpectSound(SmolLm2Setting(13), 211);
+  ExpectSound(SmolLm2Setting(34), 101);
+  ExpectSound(SmolLm2Setting(13, 4, 2048), 211);
+  ExpectSound(SmolLm2Setting(1), 211);
+}
+
+TEST(OfflineCandidate, AdaptersOfAFileLimitTheRank) {
+  SearchSetting setting = SmolLm2Setting(13);
+  setting.max_rank = 20;
+  EXPECT_EQ(Ranks(setting), (std::vector<uint32_t>{4, 8, 12, 16, 20}));
+  ExpectSound(setting, 211);
+  for (const SizedCandidate& sized : AllCandidates(setting)) ASSERT_TRUE(sized.candidate.adapter_from_file);
+  setting.max_rank = 3;
+  EXPECT_EQ(Ranks(setting), std::vector<uint32_t>{3});
+}
+
+TEST(OfflineCandidate, SmallAndStrangeModels) {
+  const KvModelShape one_head = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 1, .head_dim = 8, .n_embd = 32};
+  const SearchSetting small = SettingFor(one_head, 256, 1);
+  EXPECT_EQ(HeadReductions(small), std::vector<HeadReduction>{HeadReduction::kSoftmax})
+      << "with one KV head, each for itself is the same";
+  EXPECT_EQ(Ranks(small), std::vector<uint32_t>{4});
+  SearchSetting roomy = small;
+  roomy.budget_bytes *= 32;  // a small model's staging takes more than its KV
+  ExpectSound(roomy, 7);
+  const KvModelShape stories = {.n_layers = 5, .n_heads = 8, .n_kv_heads = 4, .head_dim = 8, .n_embd = 64};
+  roomy = SettingFor(stories, 512, 1);
+  roomy.budget_bytes *= 4;
+  ExpectSound(roomy, 17);
+  const KvModelShape tiny = {.n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .n_embd = 2};
+  EXPECT_EQ(Ranks(SettingFor(tiny, 256, 1)), std::vector<uint32_t>{1});
+}
+
+TEST(OfflineCandidate, ABudgetTooSmallIsRefused) {
+  SearchSetting setting = SmolLm2Setting(13);
+  setting.budget_bytes = 100000;
+  EXPECT_TRUE(AllCandidates(setting).empty());
+  EXPECT_EQ(SizeCandidate({}, setting).status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(BudgetsOwnChoice(setting).status().code(), StatusCode::kOutOfMemory);
+  EXPECT_EQ(PaperDefaults(setting).status().code(), StatusCode::kOutOfMemory);
+}
+
+TEST(OfflineCandidate, TheOwnChoiceIsWhatKvrunPlans) {
+  for (const uint32_t divisor : {1U, 2U, 6U, 13U, 20U, 34U}) {
+    for (const uint32_t batch : {1U, 4U}) {
+      const SearchSetting setting = SmolLm2Setting(divisor, batch);
+      SCOPED_TRACE(divisor);
+      KvOptions options;
+      options.method = "kvswap";
+      options.budget_bytes = setting.budget_bytes;
+      const Result<KvPlan> plan =
+          PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes);
+      const Result<SizedCandidate> own = BudgetsOwnChoice(setting);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      ASSERT_TRUE(own.ok()) << own.status().message();
+      ExpectSamePlan(own->plan, *plan);
+      const Result<KvPlan> named = PlanOf(own->options, setting);
+      ASSERT_TRUE(named.ok()) << named.status().message();
+      ExpectSamePlan(*named, *plan);
+      // The same point of the search space.
+      const Result<SizedCandidate> sized = SizeCandidate(own->candidate, setting);
+      ASSERT_TRUE(sized.ok()) << sized.status().message();
+      EXPECT_EQ(sized->options, own->options);
+    }
+  }
+}
+
+TEST(OfflineCandidate, ThePapersDefaultsFit) {
+  for (const uint32_t divisor : {13U, 30U}) {
+    const SearchSetting setting = SmolLm2Setting(divisor);
+    const Result<NamedKvOptions> paper = PaperDefaults(setting);
+    ASSERT_TRUE(paper.ok()) << paper.status().message();
+    EXPECT_EQ(Value(*paper, "rank"), "6");
+    EXPECT_EQ(Value(*paper, "heads"), "sum");
+    EXPECT_EQ(Value(*paper, "policy"), "fifo");
+    EXPECT_EQ(Value(*paper, "type"), "f16");
+    EXPECT_EQ(Value(*paper, "adapter-kind"), "plain");
+    const Result<KvPlan> plan = PlanOf(*paper, setting);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_LE(NeededBytes(*plan), setting.budget_bytes);
+    EXPECT_EQ(plan->adapter_kind, AdapterKind::kPlain);
+    EXPECT_EQ(plan->n_cache_slots, plan->n_chosen) << "C = M";
+    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
+    EXPECT_LE(entries, 400U);
+    EXPECT_GE(entries, 64U);
+    EXPECT_TRUE(divisor == 30 || entries == 400U) << entries;
+  }
+  EXPECT_EQ(Value(*PaperDefaults(SmolLm2Setting(13)), "window"), "64");
+  EXPECT_EQ(Value(*PaperDefaults(SmolLm2Setting(30)), "window"), "32");
+  // An index in f16 takes half of it, and a prefill's chunks a third.
+  EXPECT_EQ(PaperDefaults(SmolLm2Setting(34)).status().code(), StatusCode::kOutOfMemory);
+}
+
+size_t Differences(const Candidate& a, const Candidate& b) {
+  const bool differs[] = {a.group_tokens != b.group_tokens,
+                          a.k_type != b.k_type || a.v_type != b.v_type,
+                          a.rank != b.rank,
+                          a.index_type != b.index_type,
+                          a.heads != b.heads,
+                          a.window_entries != b.window_entries,
+                          a.chosen_percent != b.chosen_percent,
+                          a.policy != b.policy,
+                          a.adapter_from_file != b.adapter_from_file};
+  return static_cast<size_t>(std::count(std::begin(differs), std::end(differs), true));
+}
+
+TEST(OfflineCandidate, NeighboursDifferInOneThing) {
+  const SearchSetting setting = SmolLm2Setting(13);
+  Candidate odd;  // between the values that are looked at
+  odd.window_entries = 50;
+  odd.rank = 22;
+  for (const Candidate& from : {Candidate{}, odd, BudgetsOwnChoice(setting)->candidate}) {
+    std::set<std::string> changes;
+    for (const Neighbour& neighbour : Neighbours(from, setting)) {
+      EXPECT_EQ(Differences(from, neighbour.candidate), 1U) << neighbour.change;
+      EXPECT_TRUE(changes.insert(neighbour.change).second) << neighbour.change << " twice";
+    }
+    EXPECT_TRUE(changes.contains("group 2") && changes.contains("group 8")) << "both sides";
+    EXPECT_TRUE(changes.contains("heads per-kv-head"));
+    EXPECT_TRUE(changes.contains("80 % of the cache chosen"));
+    EXPECT_FALSE(changes.contains("group 16")) << "one step";
+  }
+  std::set<std::string> beside;
+  for (const Neighbour& neighbour : Neighbours(odd, setting)) beside.insert(neighbour.change);
+  for (const char* change : {"window 48", "window 64", "rank 20", "rank 24"})
+    EXPECT_TRUE(beside.contains(change)) << change;
+}
+
+TEST(OfflineCandidate, OptionsReadAsOnACommandLine) {
+  EXPECT_EQ(OptionLine({{"group", "4"}, {"type", "fp8,int4"}}), "--kv-group 4 --kv-type fp8,int4");
+  EXPECT_EQ(OptionLine({}), "");
+  EXPECT_EQ(TypeName(KvType::kInt4), "int4");
+}
+
+}  // namespace
+}  // namespace kvrun::offline
