@@ -11,9 +11,6 @@ namespace {
 constexpr uint32_t kSinkEntries = 4;  // what kvswap takes by itself
 constexpr uint32_t kFewestEntries = 64;
 constexpr uint32_t kMostColumns = 64;
-constexpr uint32_t kPaperEntries = 400;
-constexpr uint32_t kPaperSigma = 32;
-constexpr uint32_t kPaperWindow = 64;
 
 KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
   KvOptions options;
@@ -99,28 +96,6 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   return own;
 }
 
-Result<NamedKvOptions> PaperDefaults(const SearchSetting& setting) {
-  Candidate paper;
-  paper.k_type = paper.v_type = paper.index_type = KvType::kF16;
-  paper.heads = HeadReduction::kSum;
-  paper.policy = "fifo";
-  const uint32_t key_dim = setting.model.n_kv_heads * setting.model.head_dim;
-  paper.rank = std::max(key_dim / kPaperSigma, 1U);
-  paper.window_entries = kPaperWindow;
-  const uint64_t window_bytes =
-      uint64_t{setting.model.n_layers} * setting.batch * kPaperWindow * key_dim * 2 * sizeof(uint16_t);
-  if (window_bytes > setting.budget_bytes / 6) paper.window_entries = kPaperWindow / 2;
-  KVRUN_ASSIGN_OR_RETURN(const SizedCandidate sized, SizeCandidate(paper, setting));
-  NamedKvOptions options = sized.options;
-  const uint32_t select = std::min(sized.select_entries(), kPaperEntries);
-  for (auto& [name, value] : options) {
-    if (name == "select") value = std::to_string(select);
-    if (name == "reuse") value = std::to_string(select / paper.group_tokens + sized.plan.n_pinned);
-  }
-  options.emplace_back("adapter-kind", "plain");
-  return options;
-}
-
 std::vector<uint32_t> GroupSizes() { return {1, 2, 4, 8, 16, 32}; }
 
 std::vector<uint32_t> Ranks(const SearchSetting& setting) {
@@ -154,6 +129,7 @@ std::vector<uint32_t> ChosenPercents() { return {25, 35, 50, 65, 80, 100}; }
 
 std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
   std::vector<SizedCandidate> all;
+  std::vector<SizedCandidate> small;
   Candidate candidate;
   candidate.adapter_from_file = setting.max_rank > 0;
   const auto add = [&] {
@@ -164,9 +140,9 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
       SizedCandidate sized{candidate, ChoosingLess(most->plan, percent), {}};
       sized.candidate.chosen_percent = percent;
       const bool has_all = sized.plan.n_chosen == sized.plan.n_groups();
-      if (sized.select_entries() < kFewestEntries && !has_all) continue;
       sized.options = NamesOf(sized.candidate, sized.plan);
-      all.push_back(std::move(sized));
+      const bool is_enough = sized.select_entries() >= kFewestEntries || has_all;
+      (is_enough ? all : small).push_back(std::move(sized));
     }
   };
   for (const uint32_t group : GroupSizes()) {
@@ -189,7 +165,7 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
       }
     }
   }
-  return all;
+  return all.empty() ? small : all;
 }
 
 std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& setting) {

@@ -51,13 +51,8 @@ struct SizedCandidate {
 // kOutOfMemory where the budget does not hold it.
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting);
 
-// What kvrun itself chooses from the budget: the search begins there, and no answer may be worse.
+// What kvrun itself chooses from the budget: the search begins there, and no answer may have a higher KL.
 Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting);
-// KVSwap's fixed settings (section 4): plain adapters, index and entries in f16, groups of 4, raw scores
-// summed, sigma 32, 400 entries (or as many as the budget holds), a window of 64 (32 where that takes more
-// than a sixth of the budget), fifo. Not a candidate of the search: something to compare with.
-Result<NamedKvOptions> PaperDefaults(const SearchSetting& setting);
-
 // The values of each dimension that a search looks at: those that the model allows.
 std::vector<uint32_t> GroupSizes();
 std::vector<uint32_t> Ranks(const SearchSetting& setting);
@@ -71,10 +66,11 @@ std::vector<HeadReduction> HeadReductions(const SearchSetting& setting);
 std::vector<uint32_t> Windows();
 std::vector<uint32_t> ChosenPercents();
 
-// Every combination that fits the budget and has at least 64 entries to choose, or all that there are.
+// Every combination that fits the budget and has at least 64 entries to choose, or all that there are; where
+// there is none, those with fewer.
 std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting);
-// Those of AllCandidates that differ from `from` in one dimension by one step, and what they differ in:
-// "group 8".
+// What differs from `from` in one dimension: by a step where its values are numbers, by any other value where
+// they are names. They need not fit the budget.
 struct Neighbour {
   Candidate candidate;
   std::string change;

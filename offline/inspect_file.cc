@@ -30,21 +30,18 @@ Result<FileKind> KindOf(const std::string& path) {
   return begin[first] == '{' ? FileKind::kProfile : FileKind::kConfig;
 }
 
-// The one place that is still to be wired: ReadConfig (runtime/engine/config_file.h) and ReadProfile
-// (offline/device_profile.h) are declared, but nothing that can be linked with defines them. Then:
-//   if (kind == FileKind::kProfile) { KVRUN_ASSIGN_OR_RETURN(profile, ReadProfile(path)); return
-//   ProfileObject(profile); } and likewise ReadConfig and ConfigObject.
-Result<std::string> InspectConfigOrProfile(FileKind kind, const std::string& path) {
-  return Status(StatusCode::kUnsupported,
-                fmt::format("{} looks like {}, which this version cannot show: adapters only", path,
-                            kind == FileKind::kProfile ? "a device's profile" : "a configuration"));
-}
-
 }  // namespace
 
 Result<std::string> InspectFile(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(const FileKind kind, KindOf(path));
-  if (kind != FileKind::kAdapter) return InspectConfigOrProfile(kind, path);
+  if (kind == FileKind::kProfile) {
+    KVRUN_ASSIGN_OR_RETURN(const DeviceProfile profile, ReadProfile(path));
+    return ProfileObject(profile);
+  }
+  if (kind == FileKind::kConfig) {
+    KVRUN_ASSIGN_OR_RETURN(const KvConfig config, ReadConfig(path));
+    return ConfigObject(config);
+  }
   KVRUN_ASSIGN_OR_RETURN(const Adapter adapter, ReadWholeAdapter(path));
   struct stat facts = {};
   if (stat(path.c_str(), &facts) != 0) return StatusFromErrno(errno, "cannot open " + path);

@@ -122,7 +122,11 @@ StorageModel::StorageModel(const StorageProfile& storage) {
   SortUnique(&block_bytes_);
   SortUnique(&depths_);
   for (const double bytes : block_bytes_) {
-    double last = 0.0;  // of the next smaller depth, where one was left out
+    // Where a depth was left out, the next smaller one's; before the first that is there, that one's.
+    const auto known = std::find_if(depths_.begin(), depths_.end(), [&](double depth) {
+      return rates.contains({bytes, depth});
+    });
+    double last = std::log(std::max(rates[{bytes, *known}], 1.0));
     for (const double depth : depths_) {
       const auto found = rates.find({bytes, depth});
       if (found != rates.end()) last = std::log(std::max(found->second, 1.0));

@@ -304,19 +304,28 @@ const Measured& LeastKl(const std::vector<Measured>& measured, bool from_file) {
   return least == nullptr ? measured.front() : *least;
 }
 
+void SetPolicy(const std::string& policy, SizedCandidate* sized) {
+  sized->candidate.policy = policy;
+  for (auto& [name, value] : sized->options) {
+    if (name == "policy") value = policy;
+  }
+}
+
 // The machine is noisy: the best by prediction take turns, and kvrun's own choice with them.
 Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution) {
-  std::vector<const Measured*> points;
+  std::vector<Measured> points;
   for (size_t i = 0; i < std::min(kFinalists, answer->accepted.size()); ++i)
-    points.push_back(&answer->accepted[i]);
-  if (points.empty()) points.push_back(&LeastKl(answer->measured, solution->setting.max_rank > 0));
-  points.push_back(&answer->own);
+    points.push_back(answer->accepted[i]);
+  if (points.empty()) points.push_back(LeastKl(answer->measured, solution->setting.max_rank > 0));
+  // Which group gives way to another changes hits, not what is attended to.
+  for (Measured& point : points) SetPolicy(rates_.BestPolicy(point.sized), &point.sized);
+  points.push_back(answer->own);
   std::vector<std::vector<double>> times(points.size());
   for (uint32_t run = 0; run < kFinalRuns; ++run) {
     for (size_t i = 0; i < points.size(); ++i) {
       KVRUN_RETURN_IF_ERROR(
           Tell("comparing the best", run * points.size() + i, size_t{kFinalRuns} * points.size()));
-      KVRUN_ASSIGN_OR_RETURN(const double ms, FinalMs(*points[i], solution->setting, meter));
+      KVRUN_ASSIGN_OR_RETURN(const double ms, FinalMs(points[i], solution->setting, meter));
       times[i].push_back(ms);
     }
   }
@@ -325,7 +334,7 @@ Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSo
   solution->own_measured_ms = medians.back();
   const auto best = std::min_element(medians.begin(), medians.end() - 1);
   solution->measured_ms = *best;
-  solution->chosen = *points[static_cast<size_t>(best - medians.begin())];
+  solution->chosen = points[static_cast<size_t>(best - medians.begin())];
   return Status::Ok();
 }
 
@@ -358,13 +367,17 @@ std::vector<RejectedNeighbour> Tuner::Rejected(const TuneSolution& solution) con
       row.predicted_ms = Predict(*sized, solution.setting).step_ms;
       row.kl = std::exp(guesses.Guess(*sized).log_mean);
       for (const Measured& measured : solution.measured) {
-        if (measured.sized.options != sized->options) continue;
+        Candidate same = measured.sized.candidate;
+        same.policy = sized->candidate.policy;
+        if (same != sized->candidate) continue;
         row.kl = measured.quality.kl;
         row.kl_is_measured = true;
       }
       const bool is_good = row.kl <= solution.kl_limit;
       const bool is_slower = row.predicted_ms > solution.predicted.step_ms;
-      row.reason = is_good ? (is_slower ? "slower" : "no faster when measured, or by too little to try")
+      row.reason = is_good ? (is_slower            ? "slower"
+                              : row.kl_is_measured ? "no faster when measured"
+                                                   : "not tried")
                            : (is_slower ? "KL, and slower" : "KL");
     }
     rejected.push_back(std::move(row));
@@ -436,7 +449,11 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
 
 Status Tuner::CheckPredictions() {
   if (options_.n_checks == 0) return Status::Ok();
-  std::vector<StepPoint> points = SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed);
+  const std::vector<StepPoint> spread = SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed);
+  const size_t per_setting = spread.size() / settings_.size();
+  std::vector<StepPoint> points;
+  for (size_t k = 0; k < std::min<size_t>(options_.n_checks, spread.size()); ++k)
+    points.push_back(spread[k % settings_.size() * per_setting + k / settings_.size()]);
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
     KVRUN_RETURN_IF_ERROR(MeasureReference());
@@ -465,15 +482,10 @@ Status Tuner::FillConfig() {
   config.exact_activations = options_.exact_activations;
   config.adapter = options_.adapter_path;
   for (const TuneSolution& solution : result_.solutions) {
-    NamedKvOptions options = solution.chosen.sized.options;
-    const std::string policy = rates_.BestPolicy(solution.chosen.sized);
-    for (auto& [name, value] : options) {
-      if (name == "policy") value = policy;
-    }
     config.solutions.push_back({.batch = solution.setting.batch,
                                 .ctx = solution.setting.ctx,
                                 .budget_bytes = solution.setting.budget_bytes,
-                                .options = std::move(options),
+                                .options = solution.chosen.sized.options,
                                 .predicted_ms = solution.predicted.step_ms,
                                 .measured_ms = solution.measured_ms,
                                 .kl = solution.chosen.quality.kl,

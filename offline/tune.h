@@ -38,7 +38,7 @@ struct TuneOptions {
 // Why a point that differs in one thing was not taken.
 struct RejectedNeighbour {
   std::string change;         // "group 8"
-  std::string reason;         // "slower", "KL", "does not fit"
+  std::string reason;         // "slower", "KL", "does not fit", "not tried", ..
   double predicted_ms = 0.0;  // 0 where it does not fit
   double kl = 0.0;
   bool kl_is_measured = false;  // else guessed

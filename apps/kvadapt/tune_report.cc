@@ -71,10 +71,10 @@ std::string CheckTable(const TuneResult& result) {
   for (const CheckedPoint& check : result.checks) {
     const double ratio = check.predicted_ms * check.slowness / check.sample.step_ms;
     worst = std::max(worst, std::abs(ratio - 1.0));
-    text +=
-        fmt::format("  {:>6} {:>5} {:>5.2f} {:>8.2f} ms {:>7.2f} ms {:>7.3f}  {}\n", check.sample.point.batch,
-                    check.sample.point.ctx, check.repeated_share, check.predicted_ms, check.sample.step_ms,
-                    check.slowness, ratio, offline::OptionLine(check.options));
+    text += fmt::format("  {:>6} {:>5} {:>5.2f} {:>8.2f} ms {:>7.2f} ms {:>7.2f} {:>7.3f}  {}\n",
+                        check.sample.point.batch, check.sample.point.ctx, check.repeated_share,
+                        check.predicted_ms, check.sample.step_ms, check.slowness, ratio,
+                        offline::OptionLine(check.options));
   }
   return text + fmt::format("  the worst is off by {:.1f} %\n", 100 * worst);
 }

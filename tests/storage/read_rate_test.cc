@@ -143,7 +143,6 @@ TEST(SimulatedReadRate, APointOfASlowDiskEnds) {
   EXPECT_NEAR(fast.now_s(), 0.1, 0.01);
 }
 
-
 TEST_F(ReadRateTest, APageCacheLearnsAPartOfTheFileOnly) {
   RateLimitedBlockFile file = Limited({});
   const uint64_t before = file.counters().read_bytes;

@@ -80,7 +80,7 @@ TEST_F(CliTune, TheReportNamesChoiceAndNeighbours) {
   EXPECT_FALSE(Contains(result.out, "predictions checked"));
   EXPECT_PRED2(Contains, Run({"--pareto"}).out, "front of 2 measured points\n       5.00 ms  KL 0.0100");
   const ProgramResult checked = Run({"--check", "1"});
-  EXPECT_PRED2(Contains, checked.out, "11.00 ms   10.00 ms   1.100");
+  EXPECT_PRED2(Contains, checked.out, "11.00 ms   10.00 ms    1.00   1.100");
   EXPECT_PRED2(Contains, checked.out, "the worst is off by 10.0 %");
 }
 

@@ -43,13 +43,6 @@ void ExpectSamePlan(const KvPlan& a, const KvPlan& b) {
   EXPECT_EQ(a.adapter_kind, b.adapter_kind);
 }
 
-std::string Value(const NamedKvOptions& options, const std::string& name) {
-  for (const auto& [key, value] : options) {
-    if (key == name) return value;
-  }
-  return "";
-}
-
 // What holds for each candidate of a setting; `step`: of so many one is planned again from its options.
 void ExpectSound(const SearchSetting& setting, size_t step) {
   const std::vector<SizedCandidate> all = AllCandidates(setting);
@@ -114,7 +107,6 @@ TEST(OfflineCandidate, ABudgetTooSmallIsRefused) {
   EXPECT_TRUE(AllCandidates(setting).empty());
   EXPECT_EQ(SizeCandidate({}, setting).status().code(), StatusCode::kOutOfMemory);
   EXPECT_EQ(BudgetsOwnChoice(setting).status().code(), StatusCode::kOutOfMemory);
-  EXPECT_EQ(PaperDefaults(setting).status().code(), StatusCode::kOutOfMemory);
 }
 
 TEST(OfflineCandidate, TheOwnChoiceIsWhatKvrunPlans) {
@@ -140,32 +132,6 @@ TEST(OfflineCandidate, TheOwnChoiceIsWhatKvrunPlans) {
       EXPECT_EQ(sized->options, own->options);
     }
   }
-}
-
-TEST(OfflineCandidate, ThePapersDefaultsFit) {
-  for (const uint32_t divisor : {13U, 30U}) {
-    const SearchSetting setting = SmolLm2Setting(divisor);
-    const Result<NamedKvOptions> paper = PaperDefaults(setting);
-    ASSERT_TRUE(paper.ok()) << paper.status().message();
-    EXPECT_EQ(Value(*paper, "rank"), "6");
-    EXPECT_EQ(Value(*paper, "heads"), "sum");
-    EXPECT_EQ(Value(*paper, "policy"), "fifo");
-    EXPECT_EQ(Value(*paper, "type"), "f16");
-    EXPECT_EQ(Value(*paper, "adapter-kind"), "plain");
-    const Result<KvPlan> plan = PlanOf(*paper, setting);
-    ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_LE(NeededBytes(*plan), setting.budget_bytes);
-    EXPECT_EQ(plan->adapter_kind, AdapterKind::kPlain);
-    EXPECT_EQ(plan->n_cache_slots, plan->n_chosen) << "C = M";
-    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
-    EXPECT_LE(entries, 400U);
-    EXPECT_GE(entries, 64U);
-    EXPECT_TRUE(divisor == 30 || entries == 400U) << entries;
-  }
-  EXPECT_EQ(Value(*PaperDefaults(SmolLm2Setting(13)), "window"), "64");
-  EXPECT_EQ(Value(*PaperDefaults(SmolLm2Setting(30)), "window"), "32");
-  // An index in f16 takes half of it, and a prefill's chunks a third.
-  EXPECT_EQ(PaperDefaults(SmolLm2Setting(34)).status().code(), StatusCode::kOutOfMemory);
 }
 
 size_t Differences(const Candidate& a, const Candidate& b) {
