@@ -174,12 +174,12 @@ TEST_F(CapiKvSpeedTest, FastStorageSaysNothing) {
 
 TEST_F(CapiKvSpeedTest, LongerGroupsCostNothingThatCanBeHadWithoutThem) {
   Keep(110.0);
-  options_.n_ctx = 4096;
+  options_.n_ctx = 32768;
   uint32_t n_rescued = 0;
-  for (uint32_t budget = 8192; budget < 524288; budget += 8192) {
+  for (uint32_t budget = 65536; budget < 2097152; budget += 65536) {
     const std::string bytes = std::to_string(budget);
     // Counted in groups: longer ones take more.
-    std::vector<kvrun_option> kv = {{"budget", bytes.c_str()}, {"reuse", "200"}, {"group", "4"}};
+    std::vector<kvrun_option> kv = {{"budget", bytes.c_str()}, {"reuse", "2000"}, {"group", "4"}};
     if (!CanBePlanned(kv)) continue;
     kv.back().value = "16";
     if (!CanBePlanned(kv)) ++n_rescued;
