@@ -79,6 +79,7 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
 Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   KvOptions options;
   options.method = "kvswap";
+  options.default_group_tokens = setting.default_group_tokens;
   options.budget_bytes = setting.budget_bytes;
   KVRUN_ASSIGN_OR_RETURN(
       KvPlan plan, PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes));

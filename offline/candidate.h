@@ -35,7 +35,8 @@ struct SearchSetting {
   uint32_t ctx = 0;           // tokens of each sequence
   uint64_t budget_bytes = 0;  // of all sequences
   uint32_t io_alignment_bytes = 1;
-  uint32_t max_rank = 0;  // of the adapter's file; 0: there is none
+  uint32_t max_rank = 0;                                // of the adapter's file; 0: there is none
+  uint32_t default_group_tokens = kDefaultGroupTokens;  // what kvrun takes on this storage
 };
 
 struct SizedCandidate {

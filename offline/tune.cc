@@ -146,9 +146,21 @@ class Tuner {
   Clock::time_point begin_;
 };
 
+// What kvrun takes where nobody says: by the storage's speed.
+uint32_t DefaultGroup(const Model& model, const KvStorageOptions& storage, const SearchSetting& setting) {
+  KvSettings settings;
+  settings.kv.method = "kvswap";
+  settings.kv.budget_bytes = setting.budget_bytes;
+  settings.storage = storage;
+  settings.version = kvrun_version();
+  const Result<KvPlan> plan = PlanSessionKv(model, settings, setting.ctx, setting.batch);
+  return plan.ok() ? plan->record.group_tokens : kDefaultGroupTokens;
+}
+
 Result<std::vector<SearchSetting>> Settings(const Model& model, const TuneOptions& options,
-                                            uint32_t alignment, uint32_t max_rank) {
+                                            const KvStorageOptions& storage, uint32_t max_rank) {
   const KvModelShape shape = ShapeOf(model.config);
+  KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage));
   KVRUN_ASSIGN_OR_RETURN(const uint64_t sequence_budget, SequenceBudget(options, shape));
   std::vector<SearchSetting> settings;
   for (const uint32_t n_ctx : Distinct(options.contexts)) {
@@ -159,6 +171,7 @@ Result<std::vector<SearchSetting>> Settings(const Model& model, const TuneOption
                           .budget_bytes = sequence_budget * batch,
                           .io_alignment_bytes = alignment,
                           .max_rank = max_rank});
+      settings.back().default_group_tokens = DefaultGroup(model, storage, settings.back());
       const Result<SizedCandidate> own = BudgetsOwnChoice(settings.back());
       if (!own.ok()) {
         return own.status().WithContext(
@@ -189,8 +202,7 @@ Status Tuner::Prepare() {
     max_rank = adapter->layers.front().rank;
     rates_ = HitRates(adapter->reuse);
   }
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage_));
-  KVRUN_ASSIGN_OR_RETURN(settings_, Settings(engine_.model(), options_, alignment, max_rank));
+  KVRUN_ASSIGN_OR_RETURN(settings_, Settings(engine_.model(), options_, storage_, max_rank));
   for (const SearchSetting& setting : settings_) {
     KVRUN_RETURN_IF_ERROR(Tell("planning", candidates_.size(), settings_.size()));
     candidates_.push_back(AllCandidates(setting));
@@ -513,9 +525,8 @@ Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
   storage.allow_tmpfs = options.allow_tmpfs;
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
                          AdapterOf(*model->model, options.adapter_path));
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage));
   KVRUN_RETURN_IF_ERROR(
-      Settings(*model->model, options, alignment, adapter ? adapter->layers.front().rank : 0).status());
+      Settings(*model->model, options, storage, adapter ? adapter->layers.front().rank : 0).status());
   const uint32_t longest = *std::max_element(options.contexts.begin(), options.contexts.end());
   if (options.ids.size() >= longest) return Status::Ok();
   return Invalid(
