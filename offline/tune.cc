@@ -11,8 +11,9 @@
 
 #include "offline/hit_rates.h"
 #include "offline/quality_meter.h"
-#include "offline/quality_model.h"
 #include "offline/step_sampler.h"
+#include "offline/tune_explain.h"
+#include "offline/tune_setting.h"
 #include "runtime/capi/handles.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/adapter.h"
@@ -35,53 +36,6 @@ constexpr double kFinalShare = 0.1;
 constexpr size_t kFewestSamples = 16;
 constexpr size_t kMostSamples = 64;  // of one setting
 constexpr size_t kSamplesPerReference = 4;
-// Where twice the budget would be faster by this, memory is what bounds.
-constexpr double kMuchFaster = 0.95;
-constexpr uint32_t kMaxSequences = KVRUN_MAX_SEQUENCES;
-
-Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
-
-// Bytes of one sequence at the largest context.
-Result<uint64_t> SequenceBudget(const TuneOptions& options, const KvModelShape& shape) {
-  KvSettings settings;
-  KVRUN_RETURN_IF_ERROR(SetKvOption("budget", options.budget, &settings));
-  const uint32_t n_batch = *std::max_element(options.batches.begin(), options.batches.end());
-  if (settings.kv.budget_bytes) return *settings.kv.budget_bytes / n_batch;
-  const uint32_t n_ctx = *std::max_element(options.contexts.begin(), options.contexts.end());
-  const KvShape full{KvType::kF16, 1, shape.n_kv_heads, shape.head_dim, n_ctx};
-  return static_cast<uint64_t>(static_cast<double>(full.size_bytes() * shape.n_layers) *
-                               *settings.kv.budget_fraction);
-}
-
-Status CheckNumbers(const TuneOptions& options) {
-  if (options.budget.empty()) return Invalid("no budget is given: --budget BYTES, or a share such as 1/13");
-  if (options.contexts.empty() || options.batches.empty()) {
-    return Invalid("nothing is to be tuned: name a context and a batch size");
-  }
-  const uint32_t shortest = *std::min_element(options.contexts.begin(), options.contexts.end());
-  if (shortest < 2 * options.n_steps) {
-    return Invalid(
-        fmt::format("a context of {} tokens is too short to tune for: {} of it are fed one by one, and "
-                    "no fewer must be there before; take at least {}",
-                    shortest, options.n_steps, 2 * options.n_steps));
-  }
-  const uint32_t n_batch = *std::max_element(options.batches.begin(), options.batches.end());
-  const uint32_t least = *std::min_element(options.batches.begin(), options.batches.end());
-  if (least == 0 || n_batch > kMaxSequences) {
-    return Invalid(fmt::format("a batch is of 1 to {} sequences", kMaxSequences));
-  }
-  if (!(options.kl_limit >= 0.0 && std::isfinite(options.kl_limit))) {
-    return Invalid("a KL to full attention is a number from 0");
-  }
-  return Status::Ok();
-}
-
-// Each once: a config has one solution per batch size and context.
-std::vector<uint32_t> Distinct(std::vector<uint32_t> values) {
-  std::sort(values.begin(), values.end());
-  values.erase(std::unique(values.begin(), values.end()), values.end());
-  return values;
-}
 
 class Tuner {
  public:
@@ -113,9 +67,6 @@ class Tuner {
   Result<Quality> MeasureQuality(const SizedCandidate& sized, QualityMeter* meter);
   Result<KvSettings> QualitySettings(const SizedCandidate& sized) const;
   PredictedTime Predict(const SizedCandidate& sized, const SearchSetting& setting) const;
-  std::vector<RejectedNeighbour> Rejected(const TuneSolution& solution) const;
-  double TwiceTheBudgetMs(const TuneSolution& solution) const;
-  std::string Bound(const TuneSolution& solution) const;
   Status Tell(const std::string& what, uint64_t done, uint64_t total) {
     told_ = {what, done, total};
     return IsCancelled() ? Status(StatusCode::kCancelled, "the tuning was cancelled") : Status::Ok();
@@ -146,63 +97,16 @@ class Tuner {
   Clock::time_point begin_;
 };
 
-// What kvrun takes where nobody says: by the storage's speed.
-uint32_t DefaultGroup(const Model& model, const KvStorageOptions& storage, const SearchSetting& setting) {
-  KvSettings settings;
-  settings.kv.method = "kvswap";
-  settings.kv.budget_bytes = setting.budget_bytes;
-  settings.storage = storage;
-  settings.version = kvrun_version();
-  const Result<KvPlan> plan = PlanSessionKv(model, settings, setting.ctx, setting.batch);
-  return plan.ok() ? plan->record.group_tokens : kDefaultGroupTokens;
-}
-
-Result<std::vector<SearchSetting>> Settings(const Model& model, const TuneOptions& options,
-                                            const KvStorageOptions& storage, uint32_t max_rank) {
-  const KvModelShape shape = ShapeOf(model.config);
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage));
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t sequence_budget, SequenceBudget(options, shape));
-  std::vector<SearchSetting> settings;
-  for (const uint32_t n_ctx : Distinct(options.contexts)) {
-    for (const uint32_t batch : Distinct(options.batches)) {
-      settings.push_back({.model = shape,
-                          .batch = batch,
-                          .ctx = n_ctx,
-                          .budget_bytes = sequence_budget * batch,
-                          .io_alignment_bytes = alignment,
-                          .max_rank = max_rank});
-      settings.back().default_group_tokens = DefaultGroup(model, storage, settings.back());
-      const Result<SizedCandidate> own = BudgetsOwnChoice(settings.back());
-      if (!own.ok()) {
-        return own.status().WithContext(
-            fmt::format("{} tokens of context, {} sequence{}", n_ctx, batch, batch == 1 ? "" : "s"));
-      }
-    }
-  }
-  return settings;
-}
-
-Result<std::optional<Adapter>> AdapterOf(const Model& model, const std::string& path) {
-  if (path.empty()) return std::optional<Adapter>();
-  KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadWholeAdapter(path));
-  const uint32_t rank = adapter.layers.empty() ? 0 : adapter.layers.front().rank;
-  // Says what is wrong where it is another model's.
-  KVRUN_RETURN_IF_ERROR(ReadAdapter(path, ModelFingerprint(*model.file, model.config), model.config.n_layers,
-                                    model.config.kv_dim(), rank)
-                            .status());
-  return std::optional<Adapter>(std::move(adapter));
-}
-
 Status Tuner::Prepare() {
-  KVRUN_RETURN_IF_ERROR(CheckNumbers(options_));
+  KVRUN_RETURN_IF_ERROR(CheckTuneNumbers(options_));
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
-                         AdapterOf(engine_.model(), options_.adapter_path));
+                         TuningAdapter(engine_.model(), options_.adapter_path));
   uint32_t max_rank = 0;
   if (adapter) {
     max_rank = adapter->layers.front().rank;
     rates_ = HitRates(adapter->reuse);
   }
-  KVRUN_ASSIGN_OR_RETURN(settings_, Settings(engine_.model(), options_, storage_, max_rank));
+  KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, max_rank));
   for (const SearchSetting& setting : settings_) {
     KVRUN_RETURN_IF_ERROR(Tell("planning", candidates_.size(), settings_.size()));
     candidates_.push_back(AllCandidates(setting));
@@ -350,53 +254,6 @@ Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSo
   return Status::Ok();
 }
 
-double Tuner::TwiceTheBudgetMs(const TuneSolution& solution) const {
-  QualityModel guesses;
-  for (const Measured& measured : solution.measured) guesses.Add(measured.sized, measured.quality.kl);
-  SearchSetting roomy = solution.setting;
-  roomy.budget_bytes *= 2;
-  double best = solution.predicted.step_ms;
-  for (const SizedCandidate& sized : AllCandidates(roomy)) {
-    const double ms = Predict(sized, roomy).step_ms;
-    if (ms < best && guesses.Guess(sized).log_mean <= std::log(solution.kl_limit)) best = ms;
-  }
-  return best;
-}
-
-std::string Tuner::Bound(const TuneSolution& solution) const {
-  if (solution.twice_budget_ms < kMuchFaster * solution.predicted.step_ms) return "memory";
-  return solution.predicted.is_io_bound() ? "I/O" : "compute";
-}
-
-std::vector<RejectedNeighbour> Tuner::Rejected(const TuneSolution& solution) const {
-  QualityModel guesses;
-  for (const Measured& measured : solution.measured) guesses.Add(measured.sized, measured.quality.kl);
-  std::vector<RejectedNeighbour> rejected;
-  for (const Neighbour& neighbour : Neighbours(solution.chosen.sized.candidate, solution.setting)) {
-    RejectedNeighbour row{.change = neighbour.change, .reason = "does not fit"};
-    const Result<SizedCandidate> sized = SizeCandidate(neighbour.candidate, solution.setting);
-    if (sized.ok()) {
-      row.predicted_ms = Predict(*sized, solution.setting).step_ms;
-      row.kl = std::exp(guesses.Guess(*sized).log_mean);
-      for (const Measured& measured : solution.measured) {
-        Candidate same = measured.sized.candidate;
-        same.policy = sized->candidate.policy;
-        if (same != sized->candidate) continue;
-        row.kl = measured.quality.kl;
-        row.kl_is_measured = true;
-      }
-      const bool is_good = row.kl <= solution.kl_limit;
-      const bool is_slower = row.predicted_ms > solution.predicted.step_ms;
-      row.reason = is_good ? (is_slower            ? "slower"
-                              : row.kl_is_measured ? "no faster when measured"
-                                                   : "not tried")
-                           : (is_slower ? "KL, and slower" : "KL");
-    }
-    rejected.push_back(std::move(row));
-  }
-  return rejected;
-}
-
 Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   const SearchSetting& setting = settings_[which];
   TuneSolution solution;
@@ -437,9 +294,8 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   KVRUN_RETURN_IF_ERROR(MeasureFinalists(meter, &answer, &solution));
   solution.predicted = Predict(solution.chosen.sized, setting);
   solution.own_predicted = Predict(solution.own.sized, setting);
-  solution.twice_budget_ms = TwiceTheBudgetMs(solution);
-  solution.bound = Bound(solution);
-  solution.rejected = Rejected(solution);
+  ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at) { return Predict(sized, at); },
+                  &solution);
   return solution;
 }
 
@@ -517,23 +373,6 @@ Result<TuneResult> Tuner::Run() {
 }
 
 }  // namespace
-
-Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
-  KVRUN_RETURN_IF_ERROR(CheckNumbers(options));
-  KvStorageOptions storage;
-  storage.folder = options.folder;
-  storage.allow_tmpfs = options.allow_tmpfs;
-  KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
-                         AdapterOf(*model->model, options.adapter_path));
-  KVRUN_RETURN_IF_ERROR(
-      Settings(*model->model, options, storage, adapter ? adapter->layers.front().rank : 0).status());
-  const uint32_t longest = *std::max_element(options.contexts.begin(), options.contexts.end());
-  if (options.ids.size() >= longest) return Status::Ok();
-  return Invalid(
-      fmt::format("the text has {} tokens, too few to measure quality at a context of {}: give longer "
-                  "texts (-f, several times), or tune for shorter contexts",
-                  options.ids.size(), longest));
-}
 
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress) {
   return Tuner(engine, options, progress).Run();
