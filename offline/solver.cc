@@ -30,6 +30,11 @@ class Search {
   const SizedCandidate* Next();
   bool IsOver() const { return answer_.ended_early; }
   double BestMs() const;
+  // `own` has adapters from prompts: where there is a file, it is something to compare with.
+  bool IsAccepted(const Measured& measured) const {
+    const bool is_from_file = measured.sized.candidate.adapter_from_file;
+    return measured.quality.kl <= answer_.kl_limit && is_from_file == (input_.setting.max_rank > 0);
+  }
 
   const SolverInput& input_;
   std::vector<bool> is_done_;
@@ -53,7 +58,7 @@ Status Search::Measure(const SizedCandidate& candidate) {
 double Search::BestMs() const {
   double best = std::numeric_limits<double>::infinity();
   for (const Measured& measured : answer_.measured) {
-    if (measured.quality.kl <= answer_.kl_limit) best = std::min(best, input_.predict_ms(measured.sized));
+    if (IsAccepted(measured)) best = std::min(best, input_.predict_ms(measured.sized));
   }
   return best;
 }
@@ -108,7 +113,7 @@ Result<SolverAnswer> Search::Run() {
     KVRUN_RETURN_IF_ERROR(Measure(*next));
   }
   for (const Measured& measured : answer_.measured) {
-    if (measured.quality.kl > answer_.kl_limit) continue;
+    if (!IsAccepted(measured)) continue;
     answer_.accepted.push_back(measured);
     answer_.accepted.back().predicted_ms = input_.predict_ms(measured.sized);
   }

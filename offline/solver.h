@@ -47,7 +47,8 @@ inline constexpr double kOwnShare = 0.94;
 
 struct SolverAnswer {
   double kl_limit = 0.0;
-  // Those within the limit, the one of least predicted time first; empty: none was found.
+  // Those within the limit whose adapters are from the file, where the setting has one; the one of least
+  // predicted time first. Empty: none was found.
   std::vector<Measured> accepted;
   Measured own;
   std::vector<Measured> measured;  // all, in the order they were measured; `own` is the first

@@ -33,7 +33,7 @@ constexpr size_t kFinalists = 3;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
 constexpr double kSamplingShare = 0.2;
 constexpr double kFinalShare = 0.1;
-constexpr size_t kFewestSamples = 16;
+constexpr size_t kFewestSamples = 24;
 constexpr size_t kMostSamples = 64;  // of one setting
 constexpr size_t kSamplesPerReference = 4;
 
@@ -232,7 +232,11 @@ Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSo
   std::vector<Measured> points;
   for (size_t i = 0; i < std::min(kFinalists, answer->accepted.size()); ++i)
     points.push_back(answer->accepted[i]);
-  if (points.empty()) points.push_back(LeastKl(answer->measured, solution->setting.max_rank > 0));
+  solution->is_within_limit = !points.empty();
+  // One solution may do without the file; several have one adapter together.
+  const Measured& least = LeastKl(answer->measured, solution->setting.max_rank > 0);
+  const bool takes_own = settings_.size() == 1 && answer->own.quality.kl <= least.quality.kl;
+  if (points.empty()) points.push_back(takes_own ? answer->own : least);
   // Which group gives way to another changes hits, not what is attended to.
   for (Measured& point : points) SetPolicy(rates_.BestPolicy(point.sized), &point.sized);
   points.push_back(answer->own);
@@ -275,7 +279,7 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
         Tell(fmt::format("{}, point {}", what, ++n_measured), static_cast<uint64_t>(spent * 1000), 1000));
     return MeasureQuality(sized, meter);
   };
-  input.is_enough = [&](const Measured&) { return Minutes() - begin > share * (1 - kFinalShare); };
+  input.is_enough = [&](const Measured&) { return Minutes() - begin > share; };
   KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, Solve(input));
   solution.kl_limit = answer.kl_limit;
   solution.own = answer.own;
@@ -348,7 +352,10 @@ Status Tuner::FillConfig() {
   config.cpu = machine.cpu;
   config.storage = machine.storage;
   config.exact_activations = options_.exact_activations;
-  config.adapter = options_.adapter_path;
+  const bool uses_file = std::ranges::any_of(result_.solutions, [](const TuneSolution& solution) {
+    return solution.chosen.sized.candidate.adapter_from_file;
+  });
+  if (uses_file) config.adapter = options_.adapter_path;
   for (const TuneSolution& solution : result_.solutions) {
     config.solutions.push_back({.batch = solution.setting.batch,
                                 .ctx = solution.setting.ctx,

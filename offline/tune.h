@@ -49,7 +49,8 @@ struct TuneSolution {
   Measured chosen;
   Measured own;  // what kvrun chooses from the budget alone
   double kl_limit = 0.0;
-  PredictedTime predicted;  // of `chosen`
+  bool is_within_limit = true;  // else nothing was found in time that is: `chosen` has the least KL found
+  PredictedTime predicted;      // of `chosen`
   PredictedTime own_predicted;
   double measured_ms = 0.0;  // of `chosen`, median of runs that took turns with own_measured_ms
   double own_measured_ms = 0.0;
@@ -77,9 +78,11 @@ struct TuneResult {
   std::vector<CheckedPoint> checks;
 };
 
-// What can be found wrong before anything long is done: budget, contexts, batches, adapter, text. Needs no
-// device.
+// What can be found wrong before anything long is done: budget, contexts, batches, adapter. Needs no device
+// and no text.
 Status CheckTune(const kvrun_model* model, const TuneOptions& options);
+// Whether the text is long enough for the contexts.
+Status CheckTuneText(const TuneOptions& options);
 
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress);
 

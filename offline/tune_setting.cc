@@ -115,8 +115,10 @@ Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
   storage.allow_tmpfs = options.allow_tmpfs;
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
                          TuningAdapter(*model->model, options.adapter_path));
-  KVRUN_RETURN_IF_ERROR(
-      SearchSettings(*model->model, options, storage, adapter ? adapter->layers.front().rank : 0).status());
+  return SearchSettings(*model->model, options, storage, adapter ? adapter->layers.front().rank : 0).status();
+}
+
+Status CheckTuneText(const TuneOptions& options) {
   const uint32_t longest = *std::max_element(options.contexts.begin(), options.contexts.end());
   if (options.ids.size() >= longest) return Status::Ok();
   return Invalid(

@@ -16,6 +16,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/energy_table.h"
+#include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/reuse_table.h"
 #include "apps/kvadapt/text_sources.h"
 #include "offline/svg_plot.h"
@@ -37,11 +38,13 @@ struct CalibrateOptions {
   std::string plot;
   bool restart = false;
   bool no_reuse_rates = false;
+  std::string folder;  // for KV, while they are measured
 };
 
 // On two cores of a small machine minutes with a model of 135 million parameters: sixteen pieces of 8192
 // tokens, hundreds of keys for each column.
 constexpr uint32_t kDefaultTokens = 131072;
+constexpr uint32_t kSmallContext = 256;
 
 using Ids = std::vector<int32_t>;
 
@@ -49,12 +52,6 @@ void CheckUsage(const CalibrateOptions& options) {
   if (!options.files.empty() && !options.ids.empty())
     throw UsageError("give texts (-f TEXT, once or more) or --ids FILE, not both");
   if (options.output.empty()) throw UsageError("name the file to write: -o ADAPTER.gguf");
-  const auto same = [&](const std::string& one, const std::string& other) {
-    if (!one.empty() && one == other) throw UsageError(fmt::format("{} is named for two results", one));
-  };
-  same(options.output, options.sums);
-  same(options.output, options.plot);
-  same(options.sums, options.plot);
 }
 
 // Calibrating takes long; this does not. The library asks again.
@@ -66,6 +63,19 @@ void CheckOutput(const std::string& path) {
                   fmt::format("cannot write {}: it is there and not a file: name another", path));
   }
   const ResultFile beside(path);
+}
+
+void CheckFiles(const CalibrateOptions& options) {
+  std::vector<std::string> outputs = {options.output};
+  for (const std::string& output : {options.sums, options.plot}) {
+    if (!output.empty()) outputs.push_back(output);
+  }
+  std::vector<std::string> inputs = options.files;
+  inputs.push_back(options.shared.model);
+  if (!options.ids.empty()) inputs.push_back(options.ids);
+  CheckOutput(options.output);
+  if (!options.sums.empty()) CheckOutput(options.sums);
+  CheckOutputs(outputs, inputs);
 }
 
 std::vector<Ids> ReadNamedIds(const CalibrateOptions& options, const Model& model) {
@@ -157,26 +167,31 @@ Json Calibrate(const LoadedEngine& loaded, const CalibrateOptions& options, cons
   return result;
 }
 
-void WritePlot(const Json& result, ResultFile* file) {
-  const std::string svg = offline::SvgText(EnergyPlot(result));
-  file->Write(svg.data(), svg.size());
-  file->Commit();
+// For the reuse rates, which are measured last.
+void CheckFolder(const Model& model, const std::string& folder) {
+  std::vector<kvrun_option> kv = {{"method", "flexgen"}, {"tmpfs", "on"}};
+  if (!folder.empty()) kv.push_back({"dir", folder.c_str()});
+  kvrun_session_options options;
+  kvrun_session_options_init(&options);
+  options.n_ctx = kSmallContext;
+  options.kv_options = kv.data();
+  options.n_kv_options = kv.size();
+  KvPlan(model, options);
 }
 
 int RunCalibrate(const CalibrateOptions& options) {
   CheckUsage(options);
   const Model model = OpenNamedModel(options.shared);
-  CheckOutput(options.output);
-  if (!options.sums.empty()) CheckOutput(options.sums);
-  std::optional<ResultFile> plot;
-  if (!options.plot.empty()) plot.emplace(options.plot);
+  CheckFiles(options);
+  if (!options.no_reuse_rates) CheckFolder(model, options.folder);
   const std::vector<Ids> texts = ReadTexts(options, model);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   Json result = Calibrate(loaded, options, texts, &progress);
-  if (plot) WritePlot(result, &*plot);
+  if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
   if (!options.no_reuse_rates)
-    result["reuse"] = MeasureReuseRates(loaded, options.output, texts, options.shared.ctx, &progress);
+    result["reuse"] =
+        MeasureReuseRates(loaded, options.output, texts, options.shared.ctx, options.folder, &progress);
   if (options.shared.json) {
     result["path"] = options.output;
     WriteStdout(JsonLine(result));
@@ -219,6 +234,8 @@ Command AddCalibrateCommand(CLI::App* program) {
             "the sums of k k^T and q q^T too, a GGUF file (docs/formats/sums.md)");
   set->Text("--plot", &options->plot, "FILE", "energy kept by rank too, as SVG");
   set->Flag("--restart", &options->restart, "begin anew, whatever an interrupted run left in OUTPUT.partial");
+  set->Text("--kv-dir", &options->folder, "FOLDER",
+            "where KV lies while reuse rates are measured (default: in the user's cache folder)");
   set->Flag("--no-reuse-rates", &options->no_reuse_rates,
             "do not measure how often what is selected is in memory already (the file then has no table)");
   AddDeviceOptions(set.get(), &options->shared);

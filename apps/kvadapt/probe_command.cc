@@ -13,6 +13,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/offline_calls.h"
+#include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/probe_report.h"
 
 namespace kvrun::cli {
@@ -128,7 +129,10 @@ int RunProbe(const ProbeOptions& options) {
   std::optional<Model> model;
   if (!options.storage_only) model = OpenNamedModel(options.shared);
   Check(offline::CheckStorage(StorageOptions(options)));
-  { const Outputs tried(options); }  // not kept: who is killed while measuring leaves nothing behind
+  {  // not kept: who is killed while measuring leaves nothing behind
+    const Outputs tried(options);
+    CheckOutputs(tried.paths, {options.shared.model});
+  }
   Progress progress(ProgressModeOf(options.shared));
   std::optional<LoadedEngine> loaded;
   if (model) loaded = LoadEngine(*model, options.shared, &progress);

@@ -42,11 +42,13 @@ std::string Cell(const Json& rates, uint32_t group, uint32_t select, double capa
 }  // namespace
 
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
-                       const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx, Progress* progress) {
+                       const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
+                       const std::string& folder, Progress* progress) {
   const auto longest = std::ranges::max_element(texts, {}, [](const auto& text) { return text.size(); });
   kvrun_reuse_options given;
   kvrun_reuse_options_init(&given);
   given.n_ctx = n_ctx;
+  if (!folder.empty()) given.folder = folder.c_str();
   given.allow_tmpfs = 1;  // rates do not depend on where it lies
   given.progress = Progress::Callback;
   given.progress_user = progress;

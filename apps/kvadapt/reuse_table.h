@@ -10,9 +10,10 @@
 namespace kvrun::cli {
 
 // Of the longest text; into the adapter's file (kvrun_measure_reuse). What fails or is interrupted leaves the
-// adapter as it was, and says so.
+// adapter as it was, and says so. `folder`: for KV; empty: where sessions keep it.
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
-                       const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx, Progress* progress);
+                       const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
+                       const std::string& folder, Progress* progress);
 
 // Of lru, at the number of selected entries nearest to the paper's 400: a row for each size of groups, a
 // column for each capacity. `adapter["reuse"]`: as MeasureReuseRates answers; none: nothing is said.

@@ -14,6 +14,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/offline_calls.h"
+#include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/text_sources.h"
 #include "apps/kvadapt/tune_report.h"
 
@@ -24,6 +25,8 @@ constexpr uint32_t kLeastContext = 256;
 constexpr uint32_t kMostContext = 1U << 27;
 // Texts that quality is measured on: so many pieces of the longest context.
 constexpr uint32_t kPieces = 2;
+// Mean error of a time model from which on its predictions say little.
+constexpr double kMuchError = 0.25;
 
 struct TuneCommand {
   SharedOptions shared;
@@ -46,8 +49,6 @@ struct TuneCommand {
 void CheckUsage(const TuneCommand& command) {
   if (command.budget.empty()) throw UsageError("no budget is given: --budget BYTES, or a share such as 1/13");
   if (command.output.empty()) throw UsageError("name the file to write: -o kvrun.toml");
-  if (command.output == command.plot)
-    throw UsageError(fmt::format("{} is named for two results", command.output));
 }
 
 // As the config names it: relative to the config's folder where it lies below it, so that both can be moved.
@@ -75,14 +76,13 @@ std::vector<int32_t> ReadIds(const TuneCommand& command, const Model& model) {
   return ids;
 }
 
-offline::TuneOptions OptionsOf(const TuneCommand& command, const Model& model) {
+offline::TuneOptions OptionsOf(const TuneCommand& command) {
   offline::TuneOptions options;
   options.budget = command.budget;
   options.contexts = command.contexts;
   options.batches = command.batches;
   options.kl_limit = static_cast<double>(command.kl_limit);
   options.minutes = static_cast<double>(command.minutes);
-  options.ids = ReadIds(command, model);
   options.adapter_path = command.adapter;
   options.folder = command.folder;
   options.allow_tmpfs = command.tmpfs;
@@ -112,28 +112,54 @@ std::optional<offline::StorageProfile> StorageOf(const TuneCommand& command) {
   return profile.storage;
 }
 
-void Write(ResultFile* file, const std::string& text) {
-  file->Write(text.data(), text.size());
-  file->Commit();
+std::vector<std::string> Outputs(const TuneCommand& command) {
+  if (command.plot.empty()) return {command.output};
+  return {command.output, command.plot};
+}
+
+std::vector<std::string> Inputs(const TuneCommand& command) {
+  std::vector<std::string> inputs = command.files;
+  for (const std::string& input : {command.shared.model, command.adapter, command.profile}) {
+    if (!input.empty()) inputs.push_back(input);
+  }
+  return inputs;
+}
+
+// Where what was found is less than what was asked for.
+void PrintDoubts(const offline::TuneResult& result) {
+  for (const offline::TuneSolution& solution : result.solutions) {
+    if (solution.is_within_limit) continue;
+    PrintMessage(fmt::format(
+        "note: at {} tokens x {} nothing was found within the limit of KL {:.4f}; what was taken has "
+        "{:.4f}: give it more --minutes, a larger budget{}",
+        solution.setting.ctx, solution.setting.batch, solution.kl_limit, solution.chosen.quality.kl,
+        solution.setting.max_rank > 0 ? ", or leave --kv-adapter out" : ""));
+  }
+  if (result.model_mean_error <= kMuchError) return;
+  PrintMessage(fmt::format(
+      "note: the machine was busy while steps were sampled: predicted times are off by {:.0f} % on "
+      "average; tune again when it is quiet",
+      100 * result.model_mean_error));
 }
 
 int RunTune(const TuneCommand& command) {
   CheckUsage(command);
   const Model model = OpenNamedModel(command.shared);
-  ResultFile output(command.output);
-  std::optional<ResultFile> plot;
-  if (!command.plot.empty()) plot.emplace(command.plot);
+  CheckOutputs(Outputs(command), Inputs(command));
   const std::optional<offline::StorageProfile> storage = StorageOf(command);
-  offline::TuneOptions options = OptionsOf(command, model);
+  offline::TuneOptions options = OptionsOf(command);
   if (storage) options.storage = &*storage;
   Check(offline::CheckTune(model.get(), options));
+  options.ids = ReadIds(command, model);
+  Check(offline::CheckTuneText(options));
   Progress progress(ProgressModeOf(command.shared));
   const LoadedEngine loaded = LoadEngine(model, command.shared, &progress);
   offline::TuneResult result = Value(offline::Tune(loaded.engine.get(), options, ShowIn(&progress)));
   progress.Clear();
-  result.config.adapter = BesideConfig(command.adapter, command.output);
-  Write(&output, offline::ConfigText(result));
-  if (plot) Write(&*plot, offline::SvgText(ParetoPlot(result)));
+  result.config.adapter = BesideConfig(result.config.adapter, command.output);
+  WriteResult(command.output, offline::ConfigText(result));
+  if (!command.plot.empty()) WriteResult(command.plot, offline::SvgText(ParetoPlot(result)));
+  if (!command.shared.quiet) PrintDoubts(result);
   if (command.shared.json) {
     Json json = TuneJson(result);
     json["path"] = command.output;

@@ -42,7 +42,7 @@ std::string PointLine(const char* name, const Measured& measured, double predict
 }
 
 std::string NeighbourTable(const TuneSolution& solution) {
-  std::string text = "  neighbours          predicted        KL\n";
+  std::string text = "  neighbours                predicted        KL\n";
   for (const offline::RejectedNeighbour& row : solution.rejected) {
     if (row.predicted_ms == 0.0) {
       text += fmt::format("    {:<24} {}\n", row.change, row.reason);
@@ -136,6 +136,7 @@ Json SolutionJson(const TuneSolution& solution) {
           {"ctx", solution.setting.ctx},
           {"budget_bytes", solution.setting.budget_bytes},
           {"kl_limit", solution.kl_limit},
+          {"is_within_limit", solution.is_within_limit},
           {"bound", solution.bound},
           {"model_ms", solution.predicted.model_ms},
           {"reading_ms", solution.predicted.reading_ms},

@@ -275,9 +275,43 @@ Status ReadSolutions(const Section& file, const std::string& path, KvConfig* con
   return Status::Ok();
 }
 
+// A table within a table for each part of a dotted key: thousands of them are more than a stack holds. The
+// line (from 1) whose keys may have more parts than kMostDots; 0: none has. Dots in strings and comments do
+// not count.
+size_t LineOfDeepKey(std::string_view text) {
+  constexpr size_t kMostDots = 32;
+  size_t line = 1;
+  size_t n_dots = 0;
+  char quote = '\0';
+  bool is_comment = false;
+  for (const char c : text) {
+    if (c == '\n') {
+      ++line;
+      n_dots = 0;
+      quote = '\0';
+      is_comment = false;
+    } else if (is_comment) {
+      continue;
+    } else if (quote != '\0') {
+      if (c == quote) quote = '\0';
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+    } else if (c == '#') {
+      is_comment = true;
+    } else if (c == '.' && ++n_dots > kMostDots) {
+      return line;
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path) {
+  if (const size_t line = LineOfDeepKey(text); line != 0) {
+    return Status(StatusCode::kCorrupt,
+                  fmt::format("{}:{}:1: a key of more parts than a config has", path, line));
+  }
   static constexpr std::string_view kKeys[] = {"version", "model", "machine", "kv", "solution"};
   const toml::parse_result parsed = toml::parse(text);
   const toml::table no_table;

@@ -44,6 +44,8 @@ Status CheckTune(const kvrun_model*, const TuneOptions& options) {
   return {StatusCode::kOutOfMemory, "the toy's budget does not suffice"};
 }
 
+Status CheckTuneText(const TuneOptions&) { return Status::Ok(); }
+
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress) {
   const int n_turns = engine->model->Is("slow") ? 100 : 1;
   for (int i = 0; i < n_turns; ++i) {
@@ -52,6 +54,7 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
   }
   TuneResult result;
   result.config.model = Asked(options);
+  result.config.adapter = options.adapter_path;
   TuneSolution solution;
   solution.setting.batch = options.batches.front();
   solution.setting.ctx = options.contexts.front();

@@ -134,8 +134,8 @@ TEST_F(CliCalibrate, OptionsAreVariablesToo) {
 TEST_F(CliCalibrate, BadUsageIsSaid) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"-m", "toy", "-f", ab_}, "-o ADAPTER.gguf"},
-      {{"-m", "toy", "-f", ab_, "-o", out_, "--plot", out_}, "named for two results"},
-      {{"-m", "toy", "-f", ab_, "-o", out_, "--dump-gram", out_}, "named for two results"},
+      {{"-m", "toy", "-f", ab_, "-o", out_, "--plot", out_}, "would hold two results"},
+      {{"-m", "toy", "-f", ab_, "-o", out_, "--dump-gram", out_}, "would hold two results"},
       {{"-f", ab_, "-o", out_}, "no model is named"},
       {{"-m", "toy", "-f", ab_, "--ids", ab_, "-o", out_}, "--ids"},
       {{"-m", "toy", "-f", ab_, "--tokens", "some", "-o", out_}, "--tokens"},

@@ -217,6 +217,19 @@ TEST(ConfigFile, AnotherVersionIsUnsupportedWhateverItHolds) {
   EXPECT_EQ(ConfigFromToml("version = 0\n", "c.toml").status().code(), StatusCode::kInvalidArgument);
 }
 
+TEST(ConfigFile, KeysOfManyPartsAreRefusedBeforeTheyFillTheStack) {
+  std::string deep = "\n# a.b.c." + std::string(400, '.') + "\nb";
+  for (int i = 0; i < 300000; ++i) deep += ".b";
+  for (const std::string& text :
+       {deep + "=1\n", "x = {a = 'it.s', " + deep.substr(deep.rfind('\n') + 1) + "=1}\n"}) {
+    const auto config = ConfigFromToml(text, "deep.toml");
+    ASSERT_FALSE(config.ok());
+    EXPECT_TRUE(config.status().message().starts_with("deep.toml:")) << config.status().message();
+    EXPECT_TRUE(config.status().message().ends_with("a key of more parts than a config has"));
+  }
+  EXPECT_TRUE(ConfigFromToml(deep + "=1\n", "deep.toml").status().message().starts_with("deep.toml:3:"));
+}
+
 TEST(ConfigFile, WhatIsNoTomlIsSaidByItsParser) {
   ExpectError("version = 1\n[model\n", "c.toml:2:7: ");
   ExpectError("{\"json\": 1}", "c.toml:1:1: ");

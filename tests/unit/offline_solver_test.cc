@@ -185,6 +185,19 @@ TEST_F(OfflineSolver, OnlyRanksOfTheFileAreAskedOfIt) {
   EXPECT_GT(n_from_file, 5U);
 }
 
+TEST_F(OfflineSolver, WhereThereIsAFileOnlyItsAdaptersAreAccepted) {
+  SolverInput input = Input();
+  input.setting.max_rank = 64;
+  input.all = AllCandidates(input.setting);
+  input.kl_limit = 50.0;  // all are good enough, the own choice too
+  const Result<SolverAnswer> answer = Solve(input);
+  ASSERT_TRUE(answer.ok()) << answer.status().message();
+  ASSERT_FALSE(answer->accepted.empty());
+  for (const Measured& measured : answer->accepted)
+    EXPECT_TRUE(measured.sized.candidate.adapter_from_file) << OptionLine(measured.sized.options);
+  EXPECT_FALSE(answer->own.sized.candidate.adapter_from_file);
+}
+
 TEST(OfflineParetoFront, HoldsWhatNoOtherBeats) {
   const std::vector<FrontPoint> front =
       ParetoFront({{3, 0.5}, {1, 0.9}, {2, 0.9}, {2, 0.4}, {4, 0.1}, {3, 0.4}, {5, 0.1}});
