@@ -341,6 +341,9 @@ Status Tuner::CheckPredictions() {
   return Status::Ok();
 }
 
+// What people read: a hundredth of a millisecond is noise.
+double Rounded(double value, double parts) { return std::round(value * parts) / parts; }
+
 Status Tuner::FillConfig() {
   const Model& model = engine_.model();
   KVRUN_ASSIGN_OR_RETURN(const MachineIdentity machine, IdentifyMachine(handle_, options_.folder));
@@ -361,9 +364,9 @@ Status Tuner::FillConfig() {
                                 .ctx = solution.setting.ctx,
                                 .budget_bytes = solution.setting.budget_bytes,
                                 .options = solution.chosen.sized.options,
-                                .predicted_ms = solution.predicted.step_ms,
-                                .measured_ms = solution.measured_ms,
-                                .kl = solution.chosen.quality.kl,
+                                .predicted_ms = Rounded(solution.predicted.step_ms, 100),
+                                .measured_ms = Rounded(solution.measured_ms, 100),
+                                .kl = Rounded(solution.chosen.quality.kl, 10000),
                                 .bound = solution.bound});
   }
   return Status::Ok();
