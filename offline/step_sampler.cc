@@ -12,13 +12,13 @@ constexpr uint32_t kStepsPerRun = 16;
 constexpr size_t kFewestPerSetting = 4;
 constexpr std::array kShares = {1.0, 0.9, 0.8, 0.7, 0.5};
 
+}  // namespace
+
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
-
-}  // namespace
 
 std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
                                     const std::vector<std::vector<SizedCandidate>>& candidates, size_t count,

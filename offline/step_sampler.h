@@ -29,6 +29,9 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
 Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,
                                uint32_t n_runs);
 
+// Of at least one value; of an even number the upper middle.
+double Median(std::vector<double> values);
+
 // A machine that others use is now faster, now slower. One point measured again and again between others says
 // how much slower than at its usual it was around each of them.
 class SteadyClock {

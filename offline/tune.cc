@@ -128,19 +128,26 @@ Status Tuner::ProbeFlash() {
   return Status::Ok();
 }
 
+// Points that stand setting by setting, in an order in which each setting comes early: time or a count may
+// end it anywhere.
+std::vector<StepPoint> InTurns(const std::vector<StepPoint>& points, size_t n_settings) {
+  const size_t per_setting = points.size() / std::max<size_t>(n_settings, 1);
+  std::vector<StepPoint> turns;
+  for (size_t k = 0; k < points.size(); ++k)
+    turns.push_back(points[k % n_settings * per_setting + k / n_settings]);
+  return turns;
+}
+
 Status Tuner::SampleSteps() {
   const Clock::time_point begin = Clock::now();
   const double seconds = kSamplingShare * 60 * options_.minutes;
-  const std::vector<StepPoint> points =
-      SpreadPoints(settings_, candidates_, kMostSamples * settings_.size(), kSampleSeed);
-  // In an order in which each setting and each share comes early, as time may end it.
-  const size_t per_setting = points.size() / std::max<size_t>(settings_.size(), 1);
+  const std::vector<StepPoint> points = InTurns(
+      SpreadPoints(settings_, candidates_, kMostSamples * settings_.size(), kSampleSeed), settings_.size());
   std::vector<StepSample> samples;
   for (size_t k = 0; k < points.size(); ++k) {
-    const size_t i = k % settings_.size() * per_setting + k / settings_.size();
     KVRUN_RETURN_IF_ERROR(Tell("sampling steps", k, points.size()));
     if (k % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kSampleRuns));
+    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[k], kSampleRuns));
     samples.push_back(sample);
     steady_.Note();
     const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -204,12 +211,6 @@ Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& set
   return sample.step_ms;
 }
 
-double MedianOf(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // Of those whose adapters come from where the config's will.
 const Measured& LeastKl(const std::vector<Measured>& measured, bool from_file) {
   const Measured* least = nullptr;
@@ -250,7 +251,7 @@ Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSo
     }
   }
   std::vector<double> medians;
-  for (std::vector<double>& runs : times) medians.push_back(MedianOf(runs));
+  for (std::vector<double>& runs : times) medians.push_back(Median(std::move(runs)));
   solution->own_measured_ms = medians.back();
   const auto best = std::min_element(medians.begin(), medians.end() - 1);
   solution->measured_ms = *best;
@@ -321,11 +322,9 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
 
 Status Tuner::CheckPredictions() {
   if (options_.n_checks == 0) return Status::Ok();
-  const std::vector<StepPoint> spread = SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed);
-  const size_t per_setting = spread.size() / settings_.size();
-  std::vector<StepPoint> points;
-  for (size_t k = 0; k < std::min<size_t>(options_.n_checks, spread.size()); ++k)
-    points.push_back(spread[k % settings_.size() * per_setting + k / settings_.size()]);
+  std::vector<StepPoint> points =
+      InTurns(SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed), settings_.size());
+  points.resize(std::min<size_t>(options_.n_checks, points.size()));
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
     KVRUN_RETURN_IF_ERROR(MeasureReference());

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "runtime/capi/status_code.h"
 #include "runtime/engine/utf8.h"
 
 namespace kvrun::capi {
@@ -21,23 +22,6 @@ struct LastError {
 LastError& ThreadLastError() {
   thread_local LastError last_error;
   return last_error;
-}
-
-kvrun_status ToC(StatusCode code) {
-  switch (code) {
-    case StatusCode::kOk: return KVRUN_OK;
-    case StatusCode::kInvalidArgument: return KVRUN_INVALID_ARGUMENT;
-    case StatusCode::kNotFound: return KVRUN_NOT_FOUND;
-    case StatusCode::kCorrupt: return KVRUN_CORRUPT;
-    case StatusCode::kUnsupported: return KVRUN_UNSUPPORTED;
-    case StatusCode::kOutOfMemory: return KVRUN_OUT_OF_MEMORY;
-    case StatusCode::kContextFull: return KVRUN_CONTEXT_FULL;
-    case StatusCode::kIo: return KVRUN_IO_ERROR;
-    case StatusCode::kDevice: return KVRUN_DEVICE_ERROR;
-    case StatusCode::kCancelled: return KVRUN_CANCELLED;
-    case StatusCode::kInternal: return KVRUN_INTERNAL_ERROR;
-  }
-  return KVRUN_INTERNAL_ERROR;
 }
 
 }  // namespace
