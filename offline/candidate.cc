@@ -24,7 +24,7 @@ KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
   options.heads = candidate.heads;
   options.window_entries = candidate.window_entries;
   options.policy = candidate.policy;
-  options.adapter_from_file = candidate.adapter_from_file;
+  options.adapter_from_file = !candidate.adapter.empty();
   return options;
 }
 
@@ -34,16 +34,19 @@ std::string TypesText(KvType k_type, KvType v_type) {
 }
 
 NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
-  return {{"type", TypesText(candidate.k_type, candidate.v_type)},
-          {"sinks", std::to_string(kSinkEntries)},
-          {"group", std::to_string(candidate.group_tokens)},
-          {"select", std::to_string((plan.n_chosen - plan.n_pinned) * candidate.group_tokens)},
-          {"reuse", std::to_string(plan.n_cache_slots)},
-          {"window", std::to_string(candidate.window_entries)},
-          {"rank", std::to_string(candidate.rank)},
-          {"index", std::string(KvTypeName(candidate.index_type))},
-          {"heads", std::string(HeadReductionName(candidate.heads))},
-          {"policy", candidate.policy}};
+  NamedKvOptions options = {
+      {"type", TypesText(candidate.k_type, candidate.v_type)},
+      {"sinks", std::to_string(kSinkEntries)},
+      {"group", std::to_string(candidate.group_tokens)},
+      {"select", std::to_string((plan.n_chosen - plan.n_pinned) * candidate.group_tokens)},
+      {"reuse", std::to_string(plan.n_cache_slots)},
+      {"window", std::to_string(candidate.window_entries)},
+      {"rank", std::to_string(candidate.rank)},
+      {"index", std::string(KvTypeName(candidate.index_type))},
+      {"heads", std::string(HeadReductionName(candidate.heads))},
+      {"policy", candidate.policy}};
+  if (!candidate.adapter.empty()) options.emplace_back("adapter", candidate.adapter);
+  return options;
 }
 
 // The values beside `value` in an ascending list; those at the ends where it is not in the list.
@@ -62,6 +65,21 @@ KvPlan ChoosingLess(KvPlan plan, uint32_t percent) {
   const uint32_t n_free = plan.n_chosen - plan.n_pinned;
   if (percent < 100) plan.n_chosen = plan.n_pinned + std::max(n_free * percent / 100, 1U);
   return plan;
+}
+
+// What an index of a rank can be, and the window beside it.
+template <typename Add>
+void AddIndexes(const SearchSetting& setting, Candidate* candidate, const Add& add) {
+  for (const KvType index_type : IndexTypes()) {
+    candidate->index_type = index_type;
+    for (const HeadReduction heads : HeadReductions(setting)) {
+      candidate->heads = heads;
+      for (const uint32_t window : Windows()) {
+        candidate->window_entries = window;
+        add();
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -99,9 +117,9 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
 
 std::vector<uint32_t> GroupSizes() { return {1, 2, 4, 8, 16, 32}; }
 
-std::vector<uint32_t> Ranks(const SearchSetting& setting) {
+std::vector<uint32_t> Ranks(const SearchSetting& setting, bool from_file) {
   const uint32_t key_dim = setting.model.n_kv_heads * setting.model.head_dim;
-  const uint32_t most = std::min(kMostColumns, setting.max_rank == 0 ? key_dim : setting.max_rank);
+  const uint32_t most = std::min(kMostColumns, from_file ? setting.max_rank : key_dim);
   std::vector<uint32_t> ranks;
   for (const uint32_t rank : {4, 8, 12, 16, 20, 24, 32, 40, 48, 64}) {
     if (rank <= most && rank * 2 <= key_dim) ranks.push_back(rank);
@@ -128,11 +146,15 @@ std::vector<uint32_t> Windows() { return {16, 32, 48, 64, 96}; }
 
 std::vector<uint32_t> ChosenPercents() { return {25, 35, 50, 65, 80, 100}; }
 
+std::vector<std::string> Adapters(const SearchSetting& setting) {
+  if (setting.adapter_path.empty()) return {""};
+  return {"", setting.adapter_path};
+}
+
 std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
   std::vector<SizedCandidate> all;
   std::vector<SizedCandidate> small;
   Candidate candidate;
-  candidate.adapter_from_file = setting.max_rank > 0;
   const auto add = [&] {
     candidate.chosen_percent = 100;
     const Result<SizedCandidate> most = SizeCandidate(candidate, setting);
@@ -151,17 +173,11 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
     for (const EntryTypes& types : EntryTypePairs()) {
       candidate.k_type = types.k_type;
       candidate.v_type = types.v_type;
-      for (const uint32_t rank : Ranks(setting)) {
-        candidate.rank = rank;
-        for (const KvType index_type : IndexTypes()) {
-          candidate.index_type = index_type;
-          for (const HeadReduction heads : HeadReductions(setting)) {
-            candidate.heads = heads;
-            for (const uint32_t window : Windows()) {
-              candidate.window_entries = window;
-              add();
-            }
-          }
+      for (const std::string& adapter : Adapters(setting)) {
+        candidate.adapter = adapter;
+        for (const uint32_t rank : Ranks(setting, !adapter.empty())) {
+          candidate.rank = rank;
+          AddIndexes(setting, &candidate, add);
         }
       }
     }
@@ -185,7 +201,7 @@ std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& se
       c.v_type = types.v_type;
     });
   }
-  for (const uint32_t rank : Beside(Ranks(setting), from.rank))
+  for (const uint32_t rank : Beside(Ranks(setting, !from.adapter.empty()), from.rank))
     add(fmt::format("rank {}", rank), [&](Candidate& c) { c.rank = rank; });
   for (const KvType type : IndexTypes()) {
     if (type == from.index_type) continue;
@@ -199,6 +215,14 @@ std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& se
     add(fmt::format("window {}", window), [&](Candidate& c) { c.window_entries = window; });
   for (const uint32_t percent : Beside(ChosenPercents(), from.chosen_percent))
     add(fmt::format("{} % of the cache chosen", percent), [&](Candidate& c) { c.chosen_percent = percent; });
+  for (const std::string& adapter : Adapters(setting)) {
+    if (adapter == from.adapter) continue;
+    add(adapter.empty() ? "adapters of the prompt" : "adapters of the file", [&](Candidate& c) {
+      c.adapter = adapter;
+      // A file's adapters may have fewer columns than those that kvrun would compute.
+      if (!adapter.empty()) c.rank = std::min(c.rank, setting.max_rank);
+    });
+  }
   return neighbours;
 }
 

@@ -23,7 +23,7 @@ struct Candidate {
   // M in percent of C, what is pinned not counted. C is always what the budget holds.
   uint32_t chosen_percent = 100;
   std::string policy = "lru";
-  bool adapter_from_file = false;
+  std::string adapter;  // its file; empty: computed from each prompt
 
   bool operator==(const Candidate&) const = default;
 };
@@ -35,14 +35,15 @@ struct SearchSetting {
   uint32_t ctx = 0;           // tokens of each sequence
   uint64_t budget_bytes = 0;  // of all sequences
   uint32_t io_alignment_bytes = 1;
-  uint32_t max_rank = 0;                                // of the adapter's file; 0: there is none
+  std::string adapter_path;                             // of kvadapt calibrate; empty: there is none
+  uint32_t max_rank = 0;                                // of that file
   uint32_t default_group_tokens = kDefaultGroupTokens;  // what kvrun takes on this storage
 };
 
 struct SizedCandidate {
   Candidate candidate;
   KvPlan plan;
-  // As a session takes them, M and C among them; without method, budget and adapter.
+  // As a session takes them, M and C among them; without method and budget.
   NamedKvOptions options;
 
   uint32_t select_entries() const { return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens; }
@@ -56,7 +57,8 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
 Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting);
 // The values of each dimension that a search looks at: those that the model allows.
 std::vector<uint32_t> GroupSizes();
-std::vector<uint32_t> Ranks(const SearchSetting& setting);
+// `from_file`: those that the adapter's file has.
+std::vector<uint32_t> Ranks(const SearchSetting& setting, bool from_file);
 struct EntryTypes {
   KvType k_type;
   KvType v_type;
@@ -66,6 +68,7 @@ std::vector<KvType> IndexTypes();
 std::vector<HeadReduction> HeadReductions(const SearchSetting& setting);
 std::vector<uint32_t> Windows();
 std::vector<uint32_t> ChosenPercents();
+std::vector<std::string> Adapters(const SearchSetting& setting);
 
 // Every combination that fits the budget and has at least 64 entries to choose, or all that there are; where
 // there is none, those with fewer.

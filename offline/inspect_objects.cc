@@ -58,7 +58,6 @@ std::string ConfigObject(const KvConfig& config) {
                  {"cpu", config.cpu},
                  {"storage", config.storage},
                  {"method", config.method},
-                 {"adapter", config.adapter},
                  {"solutions", solutions}});
 }
 

@@ -51,7 +51,7 @@ std::array<double, kTerms> Terms(const SizedCandidate& sized) {
           is(c.v_type == KvType::kInt8),
           is(c.v_type == KvType::kFp8),
           is(c.v_type == KvType::kInt4),
-          is(c.adapter_from_file)};
+          is(!c.adapter.empty())};
 }
 
 // L of a positive definite L L^T, in its place; solves with it.

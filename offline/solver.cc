@@ -30,11 +30,7 @@ class Search {
   const SizedCandidate* Next();
   bool IsOver() const { return answer_.ended_early; }
   double BestMs() const;
-  // `own` has adapters from prompts: where there is a file, it is something to compare with.
-  bool IsAccepted(const Measured& measured) const {
-    const bool is_from_file = measured.sized.candidate.adapter_from_file;
-    return measured.quality.kl <= answer_.kl_limit && is_from_file == (input_.setting.max_rank > 0);
-  }
+  bool IsAccepted(const Measured& measured) const { return measured.quality.kl <= answer_.kl_limit; }
 
   const SolverInput& input_;
   std::vector<bool> is_done_;
@@ -66,16 +62,9 @@ double Search::BestMs() const {
 Status Search::MeasureNeighbours() {
   const SizedCandidate& own = input_.own;
   const double slowest = kSlowestNeighbour * input_.predict_ms(own);
-  Candidate from = own.candidate;
-  from.adapter_from_file = input_.setting.max_rank > 0;
-  // A file's adapters may have fewer columns than those that kvrun would compute.
-  if (from.adapter_from_file) from.rank = std::min(from.rank, input_.setting.max_rank);
-  std::vector<Candidate> first = {from};
-  for (const Neighbour& neighbour : Neighbours(from, input_.setting)) first.push_back(neighbour.candidate);
-  for (const Candidate& candidate : first) {
+  for (const Neighbour& neighbour : Neighbours(own.candidate, input_.setting)) {
     if (IsOver()) break;
-    if (candidate == own.candidate) continue;
-    const Result<SizedCandidate> sized = SizeCandidate(candidate, input_.setting);
+    const Result<SizedCandidate> sized = SizeCandidate(neighbour.candidate, input_.setting);
     if (!sized.ok() || input_.predict_ms(*sized) > slowest) continue;
     KVRUN_RETURN_IF_ERROR(Measure(*sized));
   }
@@ -118,7 +107,9 @@ Result<SolverAnswer> Search::Run() {
     answer_.accepted.back().predicted_ms = input_.predict_ms(measured.sized);
   }
   std::stable_sort(answer_.accepted.begin(), answer_.accepted.end(),
-                   [](const Measured& a, const Measured& b) { return a.predicted_ms < b.predicted_ms; });
+                   [](const Measured& a, const Measured& b) {
+                     return std::pair(a.predicted_ms, a.quality.kl) < std::pair(b.predicted_ms, b.quality.kl);
+                   });
   return std::move(answer_);
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ struct Measured {
 
 struct SolverInput {
   SearchSetting setting;
-  std::vector<SizedCandidate> all;
+  std::span<const SizedCandidate> all;
   SizedCandidate own;  // what kvrun would choose
   // The greatest KL that is accepted; 0: kOwnShare of what `own` has.
   double kl_limit = 0.0;
@@ -47,8 +48,8 @@ inline constexpr double kOwnShare = 0.94;
 
 struct SolverAnswer {
   double kl_limit = 0.0;
-  // Those within the limit whose adapters are from the file, where the setting has one; the one of least
-  // predicted time first. Empty: none was found.
+  // Those within the limit; the one of least predicted time first, of equal ones the one of least KL. Empty:
+  // none was found.
   std::vector<Measured> accepted;
   Measured own;
   std::vector<Measured> measured;  // all, in the order they were measured; `own` is the first

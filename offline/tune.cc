@@ -65,7 +65,6 @@ class Tuner {
   Status FillConfig();
 
   Result<Quality> MeasureQuality(const SizedCandidate& sized, QualityMeter* meter);
-  Result<KvSettings> QualitySettings(const SizedCandidate& sized) const;
   PredictedTime Predict(const SizedCandidate& sized, const SearchSetting& setting) const;
   Status Tell(const std::string& what, uint64_t done, uint64_t total) {
     told_ = {what, done, total};
@@ -101,12 +100,8 @@ Status Tuner::Prepare() {
   KVRUN_RETURN_IF_ERROR(CheckTuneNumbers(options_));
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
                          TuningAdapter(engine_.model(), options_.adapter_path));
-  uint32_t max_rank = 0;
-  if (adapter) {
-    max_rank = adapter->layers.front().rank;
-    rates_ = HitRates(adapter->reuse);
-  }
-  KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, max_rank));
+  if (adapter) rates_ = HitRates(adapter->reuse);
+  KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, adapter));
   for (const SearchSetting& setting : settings_) {
     KVRUN_RETURN_IF_ERROR(Tell("planning", candidates_.size(), settings_.size()));
     candidates_.push_back(AllCandidates(setting));
@@ -178,19 +173,10 @@ PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& s
 }
 
 // Without a budget: what is measured on one sequence has been sized for the whole batch.
-Result<KvSettings> Tuner::QualitySettings(const SizedCandidate& sized) const {
-  KVRUN_ASSIGN_OR_RETURN(KvSettings settings, SettingsOf(sized.options, storage_));
-  if (sized.candidate.adapter_from_file) {
-    KVRUN_RETURN_IF_ERROR(SetKvOption("adapter", options_.adapter_path, &settings));
-  }
-  return settings;
-}
-
 Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter* meter) {
-  const std::string key =
-      fmt::format("{} {} {}", sized.plan.n_ctx, OptionLine(sized.options), sized.candidate.adapter_from_file);
+  const std::string key = fmt::format("{} {}", sized.plan.n_ctx, OptionLine(sized.options));
   if (const auto known = qualities_.find(key); known != qualities_.end()) return known->second;
-  KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, QualitySettings(sized));
+  KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(sized.options, storage_));
   KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
   rates_.Correct(sized, quality.hit_rate);
   reads_per_load_ += (quality.reads_per_load - reads_per_load_) / static_cast<double>(qualities_.size() + 1);
@@ -201,7 +187,7 @@ Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter*
 // One sequence is measured on the text itself; several with random KV at the hit rate that the text had.
 Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter) {
   if (setting.batch == 1) {
-    KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, QualitySettings(measured.sized));
+    KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(measured.sized.options, storage_));
     KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
     return quality.step_ms;
   }
@@ -211,14 +197,8 @@ Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& set
   return sample.step_ms;
 }
 
-// Of those whose adapters come from where the config's will.
-const Measured& LeastKl(const std::vector<Measured>& measured, bool from_file) {
-  const Measured* least = nullptr;
-  for (const Measured& one : measured) {
-    if (one.sized.candidate.adapter_from_file != from_file) continue;
-    if (least == nullptr || one.quality.kl < least->quality.kl) least = &one;
-  }
-  return least == nullptr ? measured.front() : *least;
+const Measured& LeastKl(const std::vector<Measured>& measured) {
+  return *std::ranges::min_element(measured, {}, [](const Measured& one) { return one.quality.kl; });
 }
 
 void SetPolicy(const std::string& policy, SizedCandidate* sized) {
@@ -234,10 +214,7 @@ Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSo
   for (size_t i = 0; i < std::min(kFinalists, answer->accepted.size()); ++i)
     points.push_back(answer->accepted[i]);
   solution->is_within_limit = !points.empty();
-  // One solution may do without the file; several have one adapter together.
-  const Measured& least = LeastKl(answer->measured, solution->setting.max_rank > 0);
-  const bool takes_own = settings_.size() == 1 && answer->own.quality.kl <= least.quality.kl;
-  if (points.empty()) points.push_back(takes_own ? answer->own : least);
+  if (points.empty()) points.push_back(LeastKl(answer->measured));
   // Which group gives way to another changes hits, not what is attended to.
   for (Measured& point : points) SetPolicy(rates_.BestPolicy(point.sized), &point.sized);
   points.push_back(answer->own);
@@ -286,15 +263,13 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   solution.own = answer.own;
   solution.measured = answer.measured;
   if (answer.accepted.empty() && options_.kl_limit > 0.0) {
-    const auto best =
-        std::min_element(answer.measured.begin(), answer.measured.end(),
-                         [](const Measured& a, const Measured& b) { return a.quality.kl < b.quality.kl; });
+    const Measured& best = LeastKl(answer.measured);
     return Status(
         StatusCode::kOutOfMemory,
         fmt::format("no configuration within the budget was found whose KL to full attention is at most "
                     "{:.4f} at {} tokens: the best of {} has {:.4f} ({}): raise the budget, or accept more",
-                    options_.kl_limit, setting.ctx, answer.measured.size(), best->quality.kl,
-                    OptionLine(best->sized.options)));
+                    options_.kl_limit, setting.ctx, answer.measured.size(), best.quality.kl,
+                    OptionLine(best.sized.options)));
   }
   KVRUN_RETURN_IF_ERROR(MeasureFinalists(meter, &answer, &solution));
   solution.predicted = Predict(solution.chosen.sized, setting);
@@ -354,10 +329,6 @@ Status Tuner::FillConfig() {
   config.cpu = machine.cpu;
   config.storage = machine.storage;
   config.exact_activations = options_.exact_activations;
-  const bool uses_file = std::ranges::any_of(result_.solutions, [](const TuneSolution& solution) {
-    return solution.chosen.sized.candidate.adapter_from_file;
-  });
-  if (uses_file) config.adapter = options_.adapter_path;
   for (const TuneSolution& solution : result_.solutions) {
     config.solutions.push_back({.batch = solution.setting.batch,
                                 .ctx = solution.setting.ctx,

@@ -24,8 +24,10 @@ struct TuneOptions {
   std::vector<uint32_t> batches;
   double kl_limit = 0.0;     // the greatest KL accepted; 0: less than what kvrun chooses from the budget has
   std::vector<int32_t> ids;  // of texts, to measure quality on
-  std::string adapter_path;  // empty: adapters are computed from prompts
-  std::string folder;        // for KV; empty: where sessions keep it
+  // Of kvadapt calibrate: tried beside adapters that are computed from prompts, which are all there are where
+  // this is empty.
+  std::string adapter_path;
+  std::string folder;  // for KV; empty: where sessions keep it
   bool allow_tmpfs = false;
   bool exact_activations = false;  // what the engine was made with
   double minutes = 8.0;            // about; what is begun is finished

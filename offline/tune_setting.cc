@@ -73,7 +73,8 @@ std::vector<uint32_t> Distinct(std::vector<uint32_t> values) {
 }
 
 Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const TuneOptions& options,
-                                                  const KvStorageOptions& storage, uint32_t max_rank) {
+                                                  const KvStorageOptions& storage,
+                                                  const std::optional<Adapter>& adapter) {
   const KvModelShape shape = ShapeOf(model.config);
   KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage));
   KVRUN_ASSIGN_OR_RETURN(const uint64_t sequence_budget, SequenceBudget(options, shape));
@@ -85,7 +86,8 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
                           .ctx = n_ctx,
                           .budget_bytes = sequence_budget * batch,
                           .io_alignment_bytes = alignment,
-                          .max_rank = max_rank});
+                          .adapter_path = options.adapter_path,
+                          .max_rank = adapter ? adapter->layers.front().rank : 0});
       settings.back().default_group_tokens = DefaultGroup(model, storage, settings.back());
       const Result<SizedCandidate> own = BudgetsOwnChoice(settings.back());
       if (!own.ok()) {
@@ -115,7 +117,7 @@ Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
   storage.allow_tmpfs = options.allow_tmpfs;
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
                          TuningAdapter(*model->model, options.adapter_path));
-  return SearchSettings(*model->model, options, storage, adapter ? adapter->layers.front().rank : 0).status();
+  return SearchSettings(*model->model, options, storage, adapter).status();
 }
 
 Status CheckTuneText(const TuneOptions& options) {

@@ -19,8 +19,8 @@ std::vector<uint32_t> Distinct(std::vector<uint32_t> values);
 Result<std::optional<Adapter>> TuningAdapter(const Model& model, const std::string& path);
 
 // One for each context and batch size; a budget that one of them cannot be had with is kOutOfMemory.
-// `max_rank`: of the adapter's file; 0: there is none.
 Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const TuneOptions& options,
-                                                  const KvStorageOptions& storage, uint32_t max_rank);
+                                                  const KvStorageOptions& storage,
+                                                  const std::optional<Adapter>& adapter);
 
 }  // namespace kvrun::offline

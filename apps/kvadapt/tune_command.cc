@@ -53,7 +53,6 @@ void CheckUsage(const TuneCommand& command) {
 
 // As the config names it: relative to the config's folder where it lies below it, so that both can be moved.
 std::string BesideConfig(const std::string& adapter, const std::string& config) {
-  if (adapter.empty()) return "";
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::path file = fs::weakly_canonical(adapter, error);
@@ -131,9 +130,8 @@ void PrintDoubts(const offline::TuneResult& result) {
     if (solution.is_within_limit) continue;
     PrintMessage(fmt::format(
         "note: at {} tokens x {} nothing was found within the limit of KL {:.4f}; what was taken has "
-        "{:.4f}: give it more --minutes, a larger budget{}",
-        solution.setting.ctx, solution.setting.batch, solution.kl_limit, solution.chosen.quality.kl,
-        solution.setting.max_rank > 0 ? ", or leave --kv-adapter out" : ""));
+        "{:.4f}: give it more --minutes, or a larger budget",
+        solution.setting.ctx, solution.setting.batch, solution.kl_limit, solution.chosen.quality.kl));
   }
   if (result.model_mean_error <= kMuchError) return;
   PrintMessage(fmt::format(
@@ -156,7 +154,11 @@ int RunTune(const TuneCommand& command) {
   const LoadedEngine loaded = LoadEngine(model, command.shared, &progress);
   offline::TuneResult result = Value(offline::Tune(loaded.engine.get(), options, ShowIn(&progress)));
   progress.Clear();
-  result.config.adapter = BesideConfig(result.config.adapter, command.output);
+  for (ConfigSolution& solution : result.config.solutions) {
+    for (auto& [name, value] : solution.options) {
+      if (name == "adapter") value = BesideConfig(value, command.output);
+    }
+  }
   WriteResult(command.output, offline::ConfigText(result));
   if (!command.plot.empty()) WriteResult(command.plot, offline::SvgText(ParetoPlot(result)));
   if (!command.shared.quiet) PrintDoubts(result);
@@ -191,8 +193,10 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
       "chooses from the budget alone has)");
   set->TextList("-f,--file", &command->files, "TEXT",
                 "texts to measure quality on: files, folders, - (default: texts that come with Debian)");
-  set->Text("--kv-adapter", &command->adapter, "FILE",
-            "adapters of kvadapt calibrate, for the config (default: computed from each prompt)");
+  set->Text(
+      "--kv-adapter", &command->adapter, "FILE",
+      "adapters of kvadapt calibrate: the config names them where they do better than a prompt's own, and "
+      "their hit rates are taken (default: adapters are computed from each prompt)");
   set->Text("--kv-dir", &command->folder, "FOLDER",
             "a folder on flash (default: in the user's cache folder)");
   set->Flag("--kv-tmpfs", &command->tmpfs, "--kv-dir may lie in memory, for tests");

@@ -103,13 +103,10 @@ ChosenSolution ChooseSolution(const KvConfig& config, const std::string& config_
   chosen.is_exact = solution.batch == batch && solution.ctx == ctx;
   const uint64_t budget_bytes = solution.budget_bytes * batch / solution.batch;
   chosen.options = {{"method", config.method}, {"budget", fmt::format("{}", budget_bytes)}};
-  if (!config.adapter.empty()) {
-    const std::filesystem::path folder = std::filesystem::path(config_path).parent_path();
-    chosen.options.emplace_back("adapter", (folder / config.adapter).string());
-  }
+  const std::filesystem::path folder = std::filesystem::path(config_path).parent_path();
   for (const auto& [name, value] : solution.options) {
     if (ctx > solution.ctx && (name == "select" || name == "reuse")) continue;
-    chosen.options.emplace_back(name, value);
+    chosen.options.emplace_back(name, name == "adapter" ? (folder / value).string() : value);
   }
   return chosen;
 }

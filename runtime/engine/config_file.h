@@ -19,8 +19,9 @@ struct ConfigSolution {
   uint32_t batch = 1;         // sequences
   uint32_t ctx = 0;           // tokens of each
   uint64_t budget_bytes = 0;  // of all sequences
-  // type, group, select, reuse, window, sinks, rank, index, heads, policy, adapter-kind: as many as are said,
-  // each once, with values that SetKvOption takes.
+  // type, group, select, reuse, window, sinks, rank, index, heads, policy, adapter, adapter-kind: as many as
+  // are said, each once, with values that SetKvOption takes. "adapter" is a path relative to the config's
+  // folder; where it is not said, adapters are computed from prompts.
   NamedKvOptions options;
   // What was found, for people and for `kvadapt inspect`; 0 or empty: not said.
   double predicted_ms = 0.0;  // of a decoding step
@@ -39,7 +40,6 @@ struct KvConfig {
   std::string storage;             // StorageName(): another one is a note
   bool exact_activations = false;  // of the CPU as a device: another setting is a note
   std::string method = "kvswap";
-  std::string adapter;  // a file, relative to the config's folder; empty: computed from prompts
   std::vector<ConfigSolution> solutions;  // at least one
   bool operator==(const KvConfig&) const = default;
 };
@@ -80,11 +80,11 @@ struct ChosenSolution {
   const ConfigSolution* solution = nullptr;
   bool is_exact = false;
   // For a session of this batch and context: "method", "budget" (the solution's per sequence, times the
-  // batch), "adapter" and the solution's options. Where the context is longer than the solution's, without
+  // batch) and the solution's options. Where the context is longer than the solution's, without
   // "select" and "reuse": the index takes more of the budget, and the rest is filled.
   NamedKvOptions options;
 };
-// `config_path`: what the adapter's path is relative to. The answer points into `config`.
+// `config_path`: what an adapter's path is relative to. The answer points into `config`.
 ChosenSolution ChooseSolution(const KvConfig& config, const std::string& config_path, uint32_t batch,
                               uint32_t ctx);
 

@@ -13,7 +13,7 @@ struct ConfigOptionKey {
   std::string_view comment;
 };
 
-inline constexpr std::array<ConfigOptionKey, 11> kConfigOptionKeys = {{
+inline constexpr std::array<ConfigOptionKey, 12> kConfigOptionKeys = {{
     {"group", "group", true, "consecutive entries that are read as one"},
     {"select", "select", true, "entries that a token reads besides sinks and window"},
     {"reuse", "reuse", true, "groups per layer that stay in memory in case they are chosen again"},
@@ -24,6 +24,7 @@ inline constexpr std::array<ConfigOptionKey, 11> kConfigOptionKeys = {{
     {"index", "index", false, "the index's type: f16, int8, int4"},
     {"heads", "heads", false, "how the heads' scores become one: sum, softmax, gqa, per-kv-head"},
     {"policy", "policy", false, "which group gives way to another: fifo, lru, non-hit"},
+    {"adapter", "adapter", false, "of kvadapt calibrate: a file, relative to this one's folder"},
     {"adapter_kind", "adapter-kind", false, "plain, centred, query, query-centred"},
 }};
 

@@ -183,17 +183,13 @@ Status CheckOption(const Section& section, std::string_view key, std::string_vie
 }
 
 Status ReadKv(const Section& file, KvConfig* config) {
-  static constexpr std::string_view kKeys[] = {"method", "adapter"};
+  static constexpr std::string_view kKeys[] = {"method"};
   if (file.Find("kv") == nullptr) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(const Section kv, file.Table("kv"));
   KVRUN_RETURN_IF_ERROR(kv.CheckKeys(kKeys));
   KVRUN_RETURN_IF_ERROR(kv.Text("method", &config->method));
-  KVRUN_RETURN_IF_ERROR(kv.Text("adapter", &config->adapter));
   if (kv.Find("method") != nullptr) {
     KVRUN_RETURN_IF_ERROR(CheckOption(kv, "method", "method", config->method));
-  }
-  if (kv.Find("adapter") != nullptr) {
-    KVRUN_RETURN_IF_ERROR(CheckOption(kv, "adapter", "adapter", config->adapter));
   }
   return Status::Ok();
 }

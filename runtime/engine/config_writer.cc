@@ -112,7 +112,6 @@ std::string ConfigToToml(const KvConfig& config) {
   WriteMachine(config, &writer);
   writer.Table("[kv]");
   writer.Text("method", config.method, "where the KV lies, and what of it is read");
-  writer.Text("adapter", config.adapter, "a file, relative to this one's folder");
   for (const ConfigSolution& solution : config.solutions) WriteSolution(solution, &writer);
   return writer.Take();
 }

@@ -54,7 +54,10 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
   }
   TuneResult result;
   result.config.model = Asked(options);
-  result.config.adapter = options.adapter_path;
+  result.config.solutions.emplace_back();
+  if (!options.adapter_path.empty()) {
+    result.config.solutions.front().options = {{"group", "4"}, {"adapter", options.adapter_path}};
+  }
   TuneSolution solution;
   solution.setting.batch = options.batches.front();
   solution.setting.ctx = options.contexts.front();
@@ -81,7 +84,8 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
 }
 
 std::string ConfigText(const TuneResult& result) {
-  return result.config.model + " from " + result.config.adapter + "\n";
+  const NamedKvOptions& named = result.config.solutions.front().options;
+  return result.config.model + " from " + (named.empty() ? "" : named.back().second) + "\n";
 }
 
 std::vector<FrontPoint> FrontOf(const TuneSolution&) { return {{.step_ms = 5.0, .kl = 0.01, .index = 1}}; }

@@ -19,6 +19,7 @@ inline offline::SearchSetting SettingFor(const KvModelShape& shape, uint32_t n_c
           .ctx = n_ctx,
           .budget_bytes = full / divisor,
           .io_alignment_bytes = 512,
+          .adapter_path = "",
           .max_rank = 0};
 }
 

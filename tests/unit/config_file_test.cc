@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -32,7 +33,6 @@ KvConfig Example() {
   config.cpu = "Some CPU";
   config.storage = "ext4 on vda";
   config.exact_activations = true;
-  config.adapter = "adapters/some.gguf";
   config.solutions = {{.batch = 1,
                        .ctx = 8192,
                        .budget_bytes = 14155776,
@@ -46,6 +46,7 @@ KvConfig Example() {
                                    {"index", "int8"},
                                    {"heads", "per-kv-head"},
                                    {"policy", "lru"},
+                                   {"adapter", "adapters/some.gguf"},
                                    {"adapter-kind", "query-centred"}},
                        .predicted_ms = 12.0,
                        .measured_ms = 13.0625,
@@ -139,11 +140,10 @@ TEST(ConfigFile, UnknownKeysAreErrorsEverywhere) {
               "c.toml:4:3: there is no key \"files\" in [model]; known: name, fingerprint");
   ExpectError(With("device", "gpu = 1\n"),
               "c.toml:5:1: there is no key \"gpu\" in [machine]; known: device, ");
-  ExpectError(With("method", "dir = \"/\"\n"),
-              "c.toml:7:1: there is no key \"dir\" in [kv]; known: method, ");
+  ExpectError(With("method", "dir = \"/\"\n"), "c.toml:7:1: there is no key \"dir\" in [kv]; known: method");
   ExpectError(With("", "zoo = 1\nkv-group = 4\n"), "c.toml:12:1: there is no key \"zoo\" in [[solution]]; ",
               "budget_bytes, group, select, reuse, window, sinks, rank, type, index, heads, policy, "
-              "adapter_kind, predicted_ms, measured_ms, kl, bound");
+              "adapter, adapter_kind, predicted_ms, measured_ms, kl, bound");
 }
 
 TEST(ConfigFile, ValuesOfAWrongTypeSayWhichIsMeant) {
@@ -172,7 +172,7 @@ TEST(ConfigFile, ValuesThatAnOptionRefusesAreRefused) {
   ExpectError(With("", "type = \"fp7\"\n"), "c.toml:12:8: KV option type: \"fp7\" is not one of f32, f16");
   ExpectError(With("", "adapter_kind = \"\"\n"), "c.toml:12:16: KV option adapter-kind: \"\" is not one of");
   ExpectError(With("method", "method = \"swap\"\n"), "c.toml:7:10: KV option method: \"swap\" is not one of");
-  ExpectError(With("method", "adapter = \"\"\n"), "c.toml:7:11: KV option adapter: \"\" is not a path");
+  ExpectError(With("", "adapter = \"\"\n"), "c.toml:12:11: KV option adapter: \"\" is not a path");
   ExpectError(With("budget", "budget_bytes = 0\n"), "c.toml:11:16: budget_bytes is 0, which is not from 1");
   ExpectError(With("budget", "budget_bytes = 9007199254740993\n"),
               "c.toml:11:16: KV option budget: ", "is not from 1 byte to 1024");
@@ -394,9 +394,10 @@ TEST(ChooseSolution, TheAdapterLiesBesideTheConfig) {
   KvConfig config = Example();
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/etc/adapters/some.gguf");
   EXPECT_EQ(OptionOf(ChooseSolution(config, "c.toml", 1, 8192), "adapter"), "adapters/some.gguf");
-  config.adapter = "/other/a.gguf";
+  NamedKvOptions& options = config.solutions[0].options;
+  std::ranges::find(options, "adapter", &NamedKvOptions::value_type::first)->second = "/other/a.gguf";
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/other/a.gguf");
-  config.adapter = "";
+  std::erase_if(options, [](const auto& option) { return option.first == "adapter"; });
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "not said");
 }
 

@@ -53,12 +53,11 @@ TEST(InspectFile, WhatIsNoneOfOursIsRefused) {
 TEST(InspectObjects, AConfigurationHasItsSolutions) {
   KvConfig config;
   config.model = "toy";
-  config.adapter = "a.gguf";
   ConfigSolution solution;
   solution.batch = 2;
   solution.ctx = 4096;
   solution.budget_bytes = 1 << 20;
-  solution.options = {{"group", "4"}, {"type", "fp8"}};
+  solution.options = {{"group", "4"}, {"type", "fp8"}, {"adapter", "a.gguf"}};
   solution.bound = "I/O";
   config.solutions = {solution};
   const Json object = Json::parse(ConfigObject(config));
@@ -66,7 +65,8 @@ TEST(InspectObjects, AConfigurationHasItsSolutions) {
   EXPECT_EQ(object["model"], "toy");
   EXPECT_EQ(object["method"], "kvswap");
   EXPECT_EQ(object["solutions"][0]["batch"], 2);
-  EXPECT_EQ(object["solutions"][0]["options"], Json({{"group", "4"}, {"type", "fp8"}}));
+  EXPECT_EQ(object["solutions"][0]["options"],
+            Json({{"group", "4"}, {"type", "fp8"}, {"adapter", "a.gguf"}}));
   EXPECT_EQ(object["solutions"][0]["bound"], "I/O");
 }
 

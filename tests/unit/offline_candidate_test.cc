@@ -55,7 +55,7 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
     EXPECT_GT(sized.plan.n_chosen, sized.plan.n_pinned);
     EXPECT_TRUE(sized.select_entries() >= 64 || sized.plan.n_chosen == sized.plan.n_groups());
     if (i % step == 0) {
-      const Result<KvPlan> again = PlanOf(sized.options, setting, sized.candidate.adapter_from_file);
+      const Result<KvPlan> again = PlanOf(sized.options, setting, !sized.candidate.adapter.empty());
       ASSERT_TRUE(again.ok()) << again.status().message();
       ExpectSamePlan(*again, sized.plan);
       EXPECT_LE(NeededBytes(*again), setting.budget_bytes);
@@ -76,12 +76,24 @@ TEST(OfflineCandidate, AllFitTheBudgetAndAreWhatTheirOptionsSay) {
 
 TEST(OfflineCandidate, AdaptersOfAFileLimitTheRank) {
   SearchSetting setting = SmolLm2Setting(13);
+  const size_t n_without = AllCandidates(setting).size();
+  setting.adapter_path = "/there/a.gguf";
   setting.max_rank = 20;
-  EXPECT_EQ(Ranks(setting), (std::vector<uint32_t>{4, 8, 12, 16, 20}));
+  EXPECT_EQ(Ranks(setting, true), (std::vector<uint32_t>{4, 8, 12, 16, 20}));
+  EXPECT_EQ(Ranks(setting, false), (std::vector<uint32_t>{4, 8, 12, 16, 20, 24, 32, 40, 48, 64}));
   ExpectSound(setting, 211);
-  for (const SizedCandidate& sized : AllCandidates(setting)) ASSERT_TRUE(sized.candidate.adapter_from_file);
+  size_t n_from_file = 0;
+  size_t n_from_prompts = 0;
+  for (const SizedCandidate& sized : AllCandidates(setting)) {
+    ++(sized.candidate.adapter.empty() ? n_from_prompts : n_from_file);
+    if (sized.candidate.adapter.empty()) continue;
+    ASSERT_LE(sized.candidate.rank, 20U);
+    ASSERT_EQ(sized.options.back(), std::pair(std::string("adapter"), setting.adapter_path));
+  }
+  EXPECT_EQ(n_from_prompts, n_without);
+  EXPECT_GT(n_from_file, n_without / 3);
   setting.max_rank = 3;
-  EXPECT_EQ(Ranks(setting), std::vector<uint32_t>{3});
+  EXPECT_EQ(Ranks(setting, true), std::vector<uint32_t>{3});
 }
 
 TEST(OfflineCandidate, SmallAndStrangeModels) {
@@ -89,7 +101,7 @@ TEST(OfflineCandidate, SmallAndStrangeModels) {
   const SearchSetting small = SettingFor(one_head, 256, 1);
   EXPECT_EQ(HeadReductions(small), std::vector<HeadReduction>{HeadReduction::kSoftmax})
       << "with one KV head, each for itself is the same";
-  EXPECT_EQ(Ranks(small), std::vector<uint32_t>{4});
+  EXPECT_EQ(Ranks(small, false), std::vector<uint32_t>{4});
   SearchSetting roomy = small;
   roomy.budget_bytes *= 32;  // a small model's staging takes more than its KV
   ExpectSound(roomy, 7);
@@ -98,7 +110,7 @@ TEST(OfflineCandidate, SmallAndStrangeModels) {
   roomy.budget_bytes *= 4;
   ExpectSound(roomy, 17);
   const KvModelShape tiny = {.n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .n_embd = 2};
-  EXPECT_EQ(Ranks(SettingFor(tiny, 256, 1)), std::vector<uint32_t>{1});
+  EXPECT_EQ(Ranks(SettingFor(tiny, 256, 1), false), std::vector<uint32_t>{1});
 }
 
 TEST(OfflineCandidate, ABudgetTooSmallIsRefused) {
@@ -143,7 +155,7 @@ size_t Differences(const Candidate& a, const Candidate& b) {
                           a.window_entries != b.window_entries,
                           a.chosen_percent != b.chosen_percent,
                           a.policy != b.policy,
-                          a.adapter_from_file != b.adapter_from_file};
+                          a.adapter != b.adapter};
   return static_cast<size_t>(std::count(std::begin(differs), std::end(differs), true));
 }
 
