@@ -1,6 +1,7 @@
 #include "offline/solver.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -12,8 +13,8 @@ namespace {
 
 // A candidate must be predicted to be so much faster than the best to be worth a measurement.
 constexpr double kWorthwhile = 0.995;
-// How hopeful a guess is taken, in standard deviations.
-constexpr double kHope = 0.5;
+// How hopeful guesses are taken, in standard deviations: at first a little; more where nothing else is left.
+constexpr std::array kHopes = {0.5, 1.0, 1.5, 2.0};
 // Before the limit is reached: as many of own's neighbours as are not slower than this tell the model what
 // each dimension does.
 constexpr double kSlowestNeighbour = 1.5;
@@ -27,10 +28,13 @@ class Search {
  private:
   Status Measure(const SizedCandidate& candidate);
   Status MeasureNeighbours();
-  const SizedCandidate* Next();
+  const SizedCandidate* Next(double hope) const;
   bool IsOver() const { return answer_.ended_early; }
   double BestMs() const;
-  bool IsAccepted(const Measured& measured) const { return measured.quality.kl <= answer_.kl_limit; }
+  bool IsAccepted(const Measured& measured) const {
+    const bool is_own = measured.sized.candidate == input_.own.candidate;
+    return measured.quality.kl <= answer_.kl_limit || (is_own && input_.kl_limit == 0.0);
+  }
 
   const SolverInput& input_;
   std::vector<bool> is_done_;
@@ -40,7 +44,7 @@ class Search {
 
 Status Search::Measure(const SizedCandidate& candidate) {
   KVRUN_ASSIGN_OR_RETURN(const Quality quality, input_.measure(candidate));
-  answer_.measured.push_back({candidate, quality, input_.predict_ms(candidate)});
+  answer_.measured.push_back({candidate, quality, input_.predict_ms(candidate, &quality)});
   model_.Add(candidate, quality.kl);
   for (size_t i = 0; i < input_.all.size(); ++i) {
     if (input_.all[i].candidate == candidate.candidate) is_done_[i] = true;
@@ -54,25 +58,25 @@ Status Search::Measure(const SizedCandidate& candidate) {
 double Search::BestMs() const {
   double best = std::numeric_limits<double>::infinity();
   for (const Measured& measured : answer_.measured) {
-    if (IsAccepted(measured)) best = std::min(best, input_.predict_ms(measured.sized));
+    if (IsAccepted(measured)) best = std::min(best, input_.predict_ms(measured.sized, &measured.quality));
   }
   return best;
 }
 
 Status Search::MeasureNeighbours() {
   const SizedCandidate& own = input_.own;
-  const double slowest = kSlowestNeighbour * input_.predict_ms(own);
+  const double slowest = kSlowestNeighbour * input_.predict_ms(own, &answer_.own.quality);
   for (const Neighbour& neighbour : Neighbours(own.candidate, input_.setting)) {
     if (IsOver()) break;
     const Result<SizedCandidate> sized = SizeCandidate(neighbour.candidate, input_.setting);
-    if (!sized.ok() || input_.predict_ms(*sized) > slowest) continue;
+    if (!sized.ok() || input_.predict_ms(*sized, nullptr) > slowest) continue;
     KVRUN_RETURN_IF_ERROR(Measure(*sized));
   }
   return Status::Ok();
 }
 
 // The fastest of those that may be good enough; where none was good enough yet, the one that seems best.
-const SizedCandidate* Search::Next() {
+const SizedCandidate* Search::Next(double hope) const {
   const double best_ms = BestMs();
   const double log_limit = std::log(answer_.kl_limit);
   const SizedCandidate* next = nullptr;
@@ -80,9 +84,9 @@ const SizedCandidate* Search::Next() {
   for (size_t i = 0; i < input_.all.size(); ++i) {
     if (is_done_[i]) continue;
     const GuessedKl guess = model_.Guess(input_.all[i]);
-    const double hopeful = guess.log_mean - kHope * guess.log_deviation;
+    const double hopeful = guess.log_mean - hope * guess.log_deviation;
     if (!std::isinf(best_ms) && hopeful > log_limit) continue;
-    const double value = std::isinf(best_ms) ? hopeful : input_.predict_ms(input_.all[i]);
+    const double value = std::isinf(best_ms) ? hopeful : input_.predict_ms(input_.all[i], nullptr);
     if (value >= next_value) continue;
     next_value = value;
     next = &input_.all[i];
@@ -96,15 +100,18 @@ Result<SolverAnswer> Search::Run() {
   answer_.own = answer_.measured.front();
   if (answer_.kl_limit == 0.0) answer_.kl_limit = kOwnShare * answer_.own.quality.kl;
   if (!IsOver()) KVRUN_RETURN_IF_ERROR(MeasureNeighbours());
-  while (!IsOver()) {
-    const SizedCandidate* next = Next();
-    if (next == nullptr) break;
-    KVRUN_RETURN_IF_ERROR(Measure(*next));
+  for (size_t i = 0; i < kHopes.size() && !IsOver();) {
+    const SizedCandidate* next = Next(kHopes[i]);
+    if (next == nullptr) {
+      ++i;
+    } else {
+      KVRUN_RETURN_IF_ERROR(Measure(*next));
+    }
   }
   for (const Measured& measured : answer_.measured) {
     if (!IsAccepted(measured)) continue;
     answer_.accepted.push_back(measured);
-    answer_.accepted.back().predicted_ms = input_.predict_ms(measured.sized);
+    answer_.accepted.back().predicted_ms = input_.predict_ms(measured.sized, &measured.quality);
   }
   std::stable_sort(answer_.accepted.begin(), answer_.accepted.end(),
                    [](const Measured& a, const Measured& b) {

@@ -32,18 +32,19 @@ struct SolverInput {
   SearchSetting setting;
   std::span<const SizedCandidate> all;
   SizedCandidate own;  // what kvrun would choose
-  // The greatest KL that is accepted; 0: kOwnShare of what `own` has.
+  // The greatest KL that is accepted; 0: kOwnShare of what `own` has, and `own` itself.
   double kl_limit = 0.0;
-  uint32_t max_measurements = 48;
-  // Milliseconds of a step. Asked of every candidate, and anew after each measurement.
-  std::function<double(const SizedCandidate& candidate)> predict_ms;
+  uint32_t max_measurements = 256;
+  // Milliseconds of a step. Asked of every candidate, and anew after each measurement. `quality`: of those
+  // that were measured, else null.
+  std::function<double(const SizedCandidate& candidate, const Quality* quality)> predict_ms;
   std::function<Result<Quality>(const SizedCandidate& candidate)> measure;
   // After each measurement: true where no more should be made (time is up). May be empty.
   std::function<bool(const Measured& measured)> is_enough;
 };
 
-// Measured on one text: on another a candidate that is just as good may be a little worse. So it must be
-// better by this.
+// Measured on one text: on another a candidate that is just as good as kvrun's own choice may be a little
+// worse. So it must be better by this.
 inline constexpr double kOwnShare = 0.94;
 
 struct SolverAnswer {

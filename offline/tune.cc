@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "offline/hit_rates.h"
 #include "offline/quality_meter.h"
 #include "offline/step_sampler.h"
+#include "offline/step_times.h"
 #include "offline/tune_explain.h"
 #include "offline/tune_setting.h"
 #include "runtime/capi/handles.h"
@@ -30,6 +32,8 @@ constexpr double kProbeSeconds = 2.0;
 constexpr uint32_t kSampleRuns = 5;
 constexpr uint32_t kFinalRuns = 5;
 constexpr size_t kFinalists = 3;
+// Less than this is noise.
+constexpr double kHardlySlower = 1.02;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
 constexpr double kSamplingShare = 0.2;
 constexpr double kFinalShare = 0.1;
@@ -64,8 +68,11 @@ class Tuner {
   Status CheckPredictions();
   Status FillConfig();
 
-  Result<Quality> MeasureQuality(const SizedCandidate& sized, QualityMeter* meter);
-  PredictedTime Predict(const SizedCandidate& sized, const SearchSetting& setting) const;
+  Result<Quality> MeasureQuality(const SizedCandidate& sized, const SearchSetting& setting,
+                                 QualityMeter* meter);
+  Status LearnTime(const SizedCandidate& sized, const SearchSetting& setting, const Quality& quality);
+  PredictedTime Predict(const SizedCandidate& sized, const SearchSetting& setting,
+                        const Quality* quality) const;
   Status Tell(const std::string& what, uint64_t done, uint64_t total) {
     told_ = {what, done, total};
     return IsCancelled() ? Status(StatusCode::kCancelled, "the tuning was cancelled") : Status::Ok();
@@ -82,10 +89,8 @@ class Tuner {
   std::vector<std::vector<SizedCandidate>> candidates_;  // of each setting
   HitRates rates_;
   double reads_per_load_ = 1.0;
-  std::optional<TimeModel> time_model_;
+  std::optional<StepTimes> times_;
   std::map<std::string, Quality> qualities_;  // by context and options: no batch changes them
-  SteadyClock steady_;
-  size_t n_sampled_ = 0;
   size_t n_solved_ = 0;
   struct {
     std::string what;
@@ -138,24 +143,17 @@ Status Tuner::SampleSteps() {
   const double seconds = kSamplingShare * 60 * options_.minutes;
   const std::vector<StepPoint> points = InTurns(
       SpreadPoints(settings_, candidates_, kMostSamples * settings_.size(), kSampleSeed), settings_.size());
-  std::vector<StepSample> samples;
+  times_.emplace(result_.storage);
   for (size_t k = 0; k < points.size(); ++k) {
     KVRUN_RETURN_IF_ERROR(Tell("sampling steps", k, points.size()));
     if (k % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[k], kSampleRuns));
-    samples.push_back(sample);
-    steady_.Note();
+    times_->Add(sample);
     const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (elapsed_s > seconds && samples.size() >= std::max(kFewestSamples, 2 * settings_.size())) break;
+    if (elapsed_s > seconds && k + 1 >= std::max(kFewestSamples, 2 * settings_.size())) break;
   }
   KVRUN_RETURN_IF_ERROR(MeasureReference());
-  for (size_t k = 0; k < samples.size(); ++k) samples[k].step_ms /= steady_.Slowness(k);
-  KVRUN_ASSIGN_OR_RETURN(time_model_, TimeModel::Fit(samples, result_.storage));
-  n_sampled_ = samples.size();
-  result_.samples = std::move(samples);
-  result_.model_max_error = time_model_->max_error();
-  result_.model_mean_error = time_model_->mean_error();
-  return Status::Ok();
+  return times_->Fit();
 }
 
 // Without reads: what is compared is how fast the machine computes just then.
@@ -163,17 +161,21 @@ Status Tuner::MeasureReference() {
   KVRUN_ASSIGN_OR_RETURN(const SizedCandidate own, BudgetsOwnChoice(settings_.front()));
   KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
                          MeasureStep(engine_, storage_, {settings_.front(), own, 1.0}, kSampleRuns));
-  steady_.Refer(sample.step_ms);
+  times_->Refer(sample.step_ms);
   return Status::Ok();
 }
 
-PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& setting) const {
-  return time_model_->Predict(
-      PointOf(setting, sized.plan, rates_.Rate(sized, sized.candidate.policy), reads_per_load_));
+// With hits as they were measured, else as they are expected.
+PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& setting,
+                             const Quality* quality) const {
+  const double hit_rate = quality != nullptr ? quality->hit_rate : rates_.Rate(sized, sized.candidate.policy);
+  const double reads_per_load = quality != nullptr ? quality->reads_per_load : reads_per_load_;
+  return times_->model().Predict(PointOf(setting, sized.plan, hit_rate, reads_per_load));
 }
 
 // Without a budget: what is measured on one sequence has been sized for the whole batch.
-Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter* meter) {
+Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, const SearchSetting& setting,
+                                      QualityMeter* meter) {
   const std::string key = fmt::format("{} {}", sized.plan.n_ctx, OptionLine(sized.options));
   if (const auto known = qualities_.find(key); known != qualities_.end()) return known->second;
   KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(sized.options, storage_));
@@ -181,7 +183,16 @@ Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, QualityMeter*
   rates_.Correct(sized, quality.hit_rate);
   reads_per_load_ += (quality.reads_per_load - reads_per_load_) / static_cast<double>(qualities_.size() + 1);
   qualities_.emplace(key, quality);
+  KVRUN_RETURN_IF_ERROR(LearnTime(sized, setting, quality));
   return quality;
+}
+
+// One sequence's steps on the text are one more sample, and one from where the search is.
+Status Tuner::LearnTime(const SizedCandidate& sized, const SearchSetting& setting, const Quality& quality) {
+  if (setting.batch != 1) return Status::Ok();
+  times_->Add({PointOf(setting, sized.plan, quality.hit_rate, quality.reads_per_load), quality.step_ms});
+  if (qualities_.size() % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
+  return times_->Fit();
 }
 
 // One sequence is measured on the text itself; several with random KV at the hit rate that the text had.
@@ -208,13 +219,38 @@ void SetPolicy(const std::string& policy, SizedCandidate* sized) {
   }
 }
 
-// The machine is noisy: the best by prediction take turns, and kvrun's own choice with them.
+// By what is predicted, and by how long one sequence took on the text: either is some 5 to 10 % off.
+void SortByLikelyTime(uint32_t batch, std::vector<Measured>* accepted) {
+  const auto likely_ms = [batch](const Measured& measured) {
+    return batch == 1 ? std::sqrt(measured.predicted_ms * measured.quality.step_ms) : measured.predicted_ms;
+  };
+  std::ranges::stable_sort(*accepted, {}, likely_ms);
+}
+
+bool IsOwn(const Measured& point, const SolverAnswer& answer) {
+  return point.sized.candidate == answer.own.sized.candidate;
+}
+
+// The fastest; of those that are hardly slower the one of least KL.
+size_t BestOf(const std::vector<Measured>& points, const std::vector<double>& medians) {
+  const double fastest_ms = *std::ranges::min_element(medians);
+  size_t best = 0;
+  double least_kl = std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < points.size(); ++i) {
+    if (medians[i] > kHardlySlower * fastest_ms || points[i].quality.kl >= least_kl) continue;
+    least_kl = points[i].quality.kl;
+    best = i;
+  }
+  return best;
+}
+
+// The machine is noisy: those that seem best take turns, and kvrun's own choice with them.
 Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution) {
+  SortByLikelyTime(solution->setting.batch, &answer->accepted);
   std::vector<Measured> points;
   for (size_t i = 0; i < std::min(kFinalists, answer->accepted.size()); ++i)
     points.push_back(answer->accepted[i]);
-  solution->is_within_limit = !points.empty();
-  if (points.empty()) points.push_back(LeastKl(answer->measured));
+  std::erase_if(points, [&](const Measured& point) { return IsOwn(point, *answer); });
   // Which group gives way to another changes hits, not what is attended to.
   for (Measured& point : points) SetPolicy(rates_.BestPolicy(point.sized), &point.sized);
   points.push_back(answer->own);
@@ -230,9 +266,16 @@ Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSo
   std::vector<double> medians;
   for (std::vector<double>& runs : times) medians.push_back(Median(std::move(runs)));
   solution->own_measured_ms = medians.back();
-  const auto best = std::min_element(medians.begin(), medians.end() - 1);
-  solution->measured_ms = *best;
-  solution->chosen = points[static_cast<size_t>(best - medians.begin())];
+  const bool may_be_own =
+      std::ranges::any_of(answer->accepted, [&](const Measured& point) { return IsOwn(point, *answer); });
+  if (!may_be_own) {
+    points.pop_back();
+    medians.pop_back();
+  }
+  const size_t best = BestOf(points, medians);
+  solution->measured_ms = medians[best];
+  solution->chosen = points[best];
+  solution->is_own = IsOwn(points[best], *answer);
   return Status::Ok();
 }
 
@@ -245,7 +288,9 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   input.all = candidates_[which];
   KVRUN_ASSIGN_OR_RETURN(input.own, BudgetsOwnChoice(setting));
   input.kl_limit = options_.kl_limit;
-  input.predict_ms = [&](const SizedCandidate& sized) { return Predict(sized, setting).step_ms; };
+  input.predict_ms = [&](const SizedCandidate& sized, const Quality* quality) {
+    return Predict(sized, setting, quality).step_ms;
+  };
   const std::string what = fmt::format("searching, {} tokens x {}", setting.ctx, setting.batch);
   const double begin = Minutes();
   const double share =
@@ -255,7 +300,7 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
     const double spent = std::clamp((Minutes() - begin) / std::max(share, 1e-6), 0.0, 1.0);
     KVRUN_RETURN_IF_ERROR(
         Tell(fmt::format("{}, point {}", what, ++n_measured), static_cast<uint64_t>(spent * 1000), 1000));
-    return MeasureQuality(sized, meter);
+    return MeasureQuality(sized, setting, meter);
   };
   input.is_enough = [&](const Measured&) { return Minutes() - begin > share; };
   KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, Solve(input));
@@ -272,9 +317,10 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
                     OptionLine(best.sized.options)));
   }
   KVRUN_RETURN_IF_ERROR(MeasureFinalists(meter, &answer, &solution));
-  solution.predicted = Predict(solution.chosen.sized, setting);
-  solution.own_predicted = Predict(solution.own.sized, setting);
-  ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at) { return Predict(sized, at); },
+  solution.predicted = Predict(solution.chosen.sized, setting, &solution.chosen.quality);
+  solution.own_predicted = Predict(solution.own.sized, setting, &solution.own.quality);
+  ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at,
+                         const Quality* quality) { return Predict(sized, at, quality); },
                   &solution);
   return solution;
 }
@@ -300,18 +346,19 @@ Status Tuner::CheckPredictions() {
   std::vector<StepPoint> points =
       InTurns(SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed), settings_.size());
   points.resize(std::min<size_t>(options_.n_checks, points.size()));
+  std::vector<size_t> numbers;
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
     KVRUN_RETURN_IF_ERROR(MeasureReference());
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kFinalRuns));
-    steady_.Note();
+    numbers.push_back(times_->Note());
     result_.checks.push_back({.options = points[i].sized.options,
                               .repeated_share = points[i].repeated_share,
                               .sample = sample,
-                              .predicted_ms = time_model_->Predict(sample.point).step_ms});
+                              .predicted_ms = times_->model().Predict(sample.point).step_ms});
   }
   KVRUN_RETURN_IF_ERROR(MeasureReference());
-  for (size_t i = 0; i < points.size(); ++i) result_.checks[i].slowness = steady_.Slowness(n_sampled_ + i);
+  for (size_t i = 0; i < points.size(); ++i) result_.checks[i].slowness = times_->Slowness(numbers[i]);
   return Status::Ok();
 }
 
@@ -347,6 +394,9 @@ Result<TuneResult> Tuner::Run() {
   KVRUN_RETURN_IF_ERROR(ProbeFlash());
   KVRUN_RETURN_IF_ERROR(SampleSteps());
   for (const uint32_t n_ctx : Distinct(options_.contexts)) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
+  result_.samples = times_->SteadySamples();
+  result_.model_max_error = times_->model().max_error();
+  result_.model_mean_error = times_->model().mean_error();
   KVRUN_RETURN_IF_ERROR(CheckPredictions());
   KVRUN_RETURN_IF_ERROR(FillConfig());
   return std::move(result_);

@@ -51,8 +51,8 @@ struct TuneSolution {
   Measured chosen;
   Measured own;  // what kvrun chooses from the budget alone
   double kl_limit = 0.0;
-  bool is_within_limit = true;  // else nothing was found in time that is: `chosen` has the least KL found
-  PredictedTime predicted;      // of `chosen`
+  bool is_own = false;      // nothing better was found: `chosen` is `own`
+  PredictedTime predicted;  // of `chosen`
   PredictedTime own_predicted;
   double measured_ms = 0.0;  // of `chosen`, median of runs that took turns with own_measured_ms
   double own_measured_ms = 0.0;
@@ -74,7 +74,7 @@ struct TuneResult {
   KvConfig config;
   std::vector<TuneSolution> solutions;
   StorageProfile storage;
-  std::vector<StepSample> samples;  // what the time model was fitted to
+  std::vector<StepSample> samples;  // what the time model was fitted to, the machine's drift taken out
   double model_max_error = 0.0;     // of the time model on its samples
   double model_mean_error = 0.0;
   std::vector<CheckedPoint> checks;

@@ -18,7 +18,7 @@ double TwiceTheBudgetMs(const TuneSolution& solution, const PredictTime& predict
   roomy.budget_bytes *= 2;
   double best = solution.predicted.step_ms;
   for (const SizedCandidate& sized : AllCandidates(roomy)) {
-    const double ms = predict(sized, roomy).step_ms;
+    const double ms = predict(sized, roomy, nullptr).step_ms;
     if (ms < best && guesses.Guess(sized).log_mean <= std::log(solution.kl_limit)) best = ms;
   }
   return best;
@@ -37,7 +37,7 @@ std::vector<RejectedNeighbour> Rejected(const TuneSolution& solution, const Pred
     RejectedNeighbour row{.change = neighbour.change, .reason = "does not fit"};
     const Result<SizedCandidate> sized = SizeCandidate(neighbour.candidate, solution.setting);
     if (sized.ok()) {
-      row.predicted_ms = predict(*sized, solution.setting).step_ms;
+      row.predicted_ms = predict(*sized, solution.setting, nullptr).step_ms;
       row.kl = std::exp(guesses.Guess(*sized).log_mean);
       for (const Measured& measured : solution.measured) {
         Candidate same = measured.sized.candidate;
@@ -45,6 +45,7 @@ std::vector<RejectedNeighbour> Rejected(const TuneSolution& solution, const Pred
         if (same != sized->candidate) continue;
         row.kl = measured.quality.kl;
         row.kl_is_measured = true;
+        row.predicted_ms = predict(*sized, solution.setting, &measured.quality).step_ms;
       }
       const bool is_good = row.kl <= solution.kl_limit;
       const bool is_slower = row.predicted_ms > solution.predicted.step_ms;

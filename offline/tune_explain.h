@@ -7,8 +7,9 @@
 
 namespace kvrun::offline {
 
-using PredictTime =
-    std::function<PredictedTime(const SizedCandidate& candidate, const SearchSetting& setting)>;
+// `quality`: of those that were measured, else null.
+using PredictTime = std::function<PredictedTime(const SizedCandidate& candidate, const SearchSetting& setting,
+                                                const Quality* quality)>;
 
 // Sets twice_budget_ms, bound and rejected, from the solution's other fields. KLs that were not measured are
 // guessed from those that were.

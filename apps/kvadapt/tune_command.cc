@@ -127,11 +127,12 @@ std::vector<std::string> Inputs(const TuneCommand& command) {
 // Where what was found is less than what was asked for.
 void PrintDoubts(const offline::TuneResult& result) {
   for (const offline::TuneSolution& solution : result.solutions) {
-    if (solution.is_within_limit) continue;
-    PrintMessage(fmt::format(
-        "note: at {} tokens x {} nothing was found within the limit of KL {:.4f}; what was taken has "
-        "{:.4f}: give it more --minutes, or a larger budget",
-        solution.setting.ctx, solution.setting.batch, solution.kl_limit, solution.chosen.quality.kl));
+    if (!solution.is_own) continue;
+    PrintMessage(
+        fmt::format("note: at {} tokens x {} nothing was found that is faster than what kvrun chooses from "
+                    "the budget alone "
+                    "and as good: the config names just that",
+                    solution.setting.ctx, solution.setting.batch));
   }
   if (result.model_mean_error <= kMuchError) return;
   PrintMessage(fmt::format(

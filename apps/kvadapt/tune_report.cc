@@ -136,7 +136,7 @@ Json SolutionJson(const TuneSolution& solution) {
           {"ctx", solution.setting.ctx},
           {"budget_bytes", solution.setting.budget_bytes},
           {"kl_limit", solution.kl_limit},
-          {"is_within_limit", solution.is_within_limit},
+          {"is_own", solution.is_own},
           {"bound", solution.bound},
           {"model_ms", solution.predicted.model_ms},
           {"reading_ms", solution.predicted.reading_ms},
