@@ -13,7 +13,8 @@
 
 namespace kvrun::offline {
 
-// Of what was measured: other machines, devices and models have other times.
+// Of what was measured: other machines, devices and models have other times. Names are UTF-8: those of
+// IdentifyMachine are, so that they are compared as they are kept.
 struct MachineIdentity {
   std::string device;   // as kvrun_engine_info_json's
   std::string driver;   // with its version

@@ -3,6 +3,7 @@
 #include "offline/probe.h"
 #include "runtime/capi/handles.h"
 #include "runtime/engine/machine.h"
+#include "runtime/engine/utf8.h"
 #include "runtime/model/fingerprint.h"
 
 namespace kvrun::offline {
@@ -21,14 +22,14 @@ uint32_t UsableCpus() {
 Result<MachineIdentity> IdentifyMachine(kvrun_engine* engine, const std::string& folder) {
   MachineIdentity machine{.device = "",
                           .driver = "",
-                          .cpu = CpuName(),
+                          .cpu = RepairedUtf8(CpuName()),
                           .n_cpus = UsableCpus(),
                           .storage = StorageName(folder),
                           .kvrun = kvrun_version()};
   if (engine == nullptr) return machine;
   const DeviceInfo& info = engine->engine->device().info();
-  machine.device = info.name;
-  machine.driver = info.driver;
+  machine.device = RepairedUtf8(info.name);
+  machine.driver = RepairedUtf8(info.driver);
   return machine;
 }
 

@@ -163,6 +163,7 @@ Result<BenchmarkResult> Measure(Engine& engine, const Point& point, const Operat
   asked.n_repetitions = kRuns;
   asked.fill_random = true;
   asked.hit_rate = 1.0;
+  asked.weight_reads = false;
   KVRUN_ASSIGN_OR_RETURN(std::vector<BenchmarkResult> results, engine.RunBenchmark(asked, progress));
   return std::move(results.front());
 }

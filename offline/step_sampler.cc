@@ -68,6 +68,7 @@ Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, 
   options.n_repetitions = n_runs;
   options.fill_random = true;
   options.hit_rate = point.repeated_share;
+  options.weight_reads = false;
   KVRUN_ASSIGN_OR_RETURN(const std::vector<BenchmarkResult> results,
                          engine.RunBenchmark(options, [](uint64_t, uint64_t) { return false; }));
   const BenchmarkResult& result = results.front();

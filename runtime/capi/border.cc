@@ -36,10 +36,7 @@ kvrun_status Report(const Status& status) noexcept {
   if (status.ok()) return ReportText(code, "");
   LastError& last_error = ThreadLastError();
   try {
-    Utf8Repairer repairer;  // messages quote files and arguments
-    last_error.message.clear();
-    repairer.Append(status.message(), &last_error.message);
-    repairer.Finish(&last_error.message);
+    last_error.message = RepairedUtf8(status.message());  // messages quote files and arguments
     last_error.shown = last_error.message.c_str();
   } catch (...) {
     last_error.shown = "out of memory while writing an error message";

@@ -6,6 +6,7 @@
 #include "runtime/capi/handles.h"
 #include "runtime/engine/config_file.h"
 #include "runtime/engine/machine.h"
+#include "runtime/engine/utf8.h"
 #include "runtime/model/fingerprint.h"
 
 using kvrun::Status;
@@ -20,12 +21,12 @@ kvrun::ConfigTarget TargetOf(const kvrun::Model& model, const kvrun_engine* engi
                              const kvrun_config_options& options, bool lies_on_flash) {
   kvrun::ConfigTarget target;
   target.model_fingerprint = kvrun::ModelFingerprint(*model.file, model.config);
-  target.cpu = kvrun::CpuName();
+  target.cpu = kvrun::RepairedUtf8(kvrun::CpuName());  // names are as a config has them
   if (lies_on_flash) target.storage = kvrun::StorageName(options.kv_dir == nullptr ? "" : options.kv_dir);
   if (engine == nullptr) return target;
   const kvrun::DeviceInfo& info = engine->engine->device().info();
-  target.device = info.name;
-  target.driver = info.driver;
+  target.device = kvrun::RepairedUtf8(info.name);
+  target.driver = kvrun::RepairedUtf8(info.driver);
   target.device_is_cpu = info.is_cpu;
   target.exact_activations = engine->exact_activations;
   return target;

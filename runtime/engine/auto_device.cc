@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "platform/io/available_memory.h"
@@ -59,12 +58,9 @@ class Chooser {
   Result<std::optional<TimesEntry>> Times(const GpuCandidate& gpu, const TimesKey& key) {
     const std::optional<std::string>& path = source_.times_path;
     if (path) {
-      const Result<std::vector<TimesEntry>> known = ReadTimes(*path);
-      if (known.ok()) {
-        const auto same = [&](const TimesEntry& entry) { return entry.key == key; };
-        const auto found = std::find_if(known->begin(), known->end(), same);
-        if (found != known->end()) return std::optional(*found);
-      } else if (known.status().code() != StatusCode::kNotFound) {
+      const Result<TimesEntry> known = FindTimes(*path, key);
+      if (known.ok()) return std::optional(*known);
+      if (known.status().code() != StatusCode::kNotFound) {
         Note("devices are measured again: " + known.status().message());
       }
     }

@@ -233,7 +233,9 @@ Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
   if (options_.io_only) {
     KVRUN_ASSIGN_OR_RETURN(result->io, forward.offloaded_cache()->RepeatReads());
   }
-  KVRUN_ASSIGN_OR_RETURN(result->weights, MeasureWeightReads(result->decode_tps));
+  if (options_.weight_reads) {
+    KVRUN_ASSIGN_OR_RETURN(result->weights, MeasureWeightReads(result->decode_tps));
+  }
   return Status::Ok();
 }
 

@@ -27,6 +27,7 @@ struct BenchmarkOptions {
   bool fill_random = false;  // the KV at a depth is random, and choices are replayed with...
   double hit_rate = 0.0;     // this share of groups that the step before has chosen too
   bool io_only = false;      // repeats the reads of the last run, without computing
+  bool weight_reads = true;  // measures, after decoding, how fast the device reads weights: 0.1 s
 };
 
 // What decoding reads of the weights, beside what the device can read.
@@ -47,7 +48,7 @@ struct BenchmarkResult {
   std::vector<OperationTime> operations;   // of the report's run; empty without profiling
   std::vector<std::vector<OperationTime>> operations_of_runs;  // of each run that decoded
   std::optional<RepeatedReads> io;
-  std::optional<WeightReads> weights;  // where decoding was measured
+  std::optional<WeightReads> weights;  // where decoding was measured, and they were wanted
 };
 
 // Holds the lock all the time. progress(done, total), in tokens, answers true to cancel; it may be empty.

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -33,18 +32,12 @@ struct TimesEntry {
   bool operator==(const TimesEntry&) const = default;
 };
 
-inline constexpr size_t kMaxTimesEntries = 64;
-
-// The file's text and what it says. Reading refuses what is no such text, and times that are no times.
-std::string TimesToJson(const std::vector<TimesEntry>& entries);
-Result<std::vector<TimesEntry>> TimesFromJson(std::string_view text);
-
 // Nothing where there is no folder for it.
 std::optional<std::string> TimesPath();
-// kNotFound where there is no file.
+
+// As runtime/engine/kept_list.h says of all such files. Times that are no times are refused.
 Result<std::vector<TimesEntry>> ReadTimes(const std::string& path);
-// Puts an entry last in place of one with its key, and drops the first where there are too many. What cannot
-// be read is replaced. The folder is made.
+Result<TimesEntry> FindTimes(const std::string& path, const TimesKey& key);
 Status WriteTimes(const std::string& path, const TimesEntry& entry);
 
 }  // namespace kvrun

@@ -7,16 +7,11 @@
 #include <cmath>
 #include <utility>
 
-#include "platform/base/units.h"
 #include "runtime/engine/session_kv.h"
 
 namespace kvrun {
 namespace {
 
-// As in the reference simulation: left out of means and covariances, whatever is pinned.
-constexpr uint32_t kSinkRows = 4;
-// Whole groups are imported from the full run's KV.
-constexpr uint32_t kMostGroupTokens = 256;
 // Recall is measured in one step of so many: the exact attention is computed by the host.
 constexpr uint32_t kStepsPerProbe = 8;
 
@@ -62,22 +57,12 @@ Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
 }
 
 Status Evaluation::Prefill(const Progress& progress) {
-  KVRUN_ASSIGN_OR_RETURN(
-      full_,
-      ResidentForwardPass::Create(model_, weights_, device_,
-                                  {.n_sequences = 1, .n_ctx = RoundUp(n_ctx_, kMostGroupTokens)}, kSinkRows));
-  std::vector<StepRow> rows;
-  for (uint32_t begin = 0; begin < n_prefill(); begin += full_->max_rows()) {
-    if (progress && progress(begin, n_ctx_)) return Cancelled();
-    rows.clear();
-    for (uint32_t i = begin; i < std::min(n_prefill(), begin + full_->max_rows()); ++i)
-      rows.push_back({ids_[i], i, 0});
-    KVRUN_RETURN_IF_ERROR(full_->Run(rows, {}, {}));
-  }
-  const Progress steps = [&](uint64_t done, uint64_t) {
-    return progress && progress(n_prefill() + done, n_ctx_);
+  const auto of_all = [&](uint32_t before) -> Progress {
+    return [&, before](uint64_t done, uint64_t) { return progress && progress(before + done, n_ctx_); };
   };
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, steps, {}, &full_logits_, &full_seconds_));
+  const std::span<const TokenId> prompt = std::span(ids_).first(n_prefill());
+  KVRUN_ASSIGN_OR_RETURN(full_, PrefillInMemory(model_, weights_, device_, prompt, n_ctx_, of_all(0)));
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, of_all(n_prefill()), {}, &full_logits_, &full_seconds_));
   return measures_recall_ ? ReadKeys() : Status::Ok();
 }
 
@@ -114,10 +99,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   const std::lock_guard lock(*device_mutex_);
   EvaluationResult result;
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  options.import =
-      OffloadedPrefill::ImportSource{.shape = full_->kv_shape(),
-                                     .layer = [this](uint32_t layer) { return full_->kv(layer); },
-                                     .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
+  options.import = full_.get();
   options.n_import = n_prefill();
   const KvPlan plan = options.plan;
   RecallMeter recall(model_.config, plan, keys_);

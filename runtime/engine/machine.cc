@@ -10,6 +10,7 @@
 #include <sstream>
 #include <vector>
 
+#include "runtime/engine/utf8.h"
 #include "runtime/kv/kv_options.h"
 
 namespace kvrun {
@@ -88,9 +89,9 @@ std::string StorageNameFrom(std::string_view mountinfo, std::string_view path,
   if (const std::string disk = disk_of(mount->number); !disk.empty()) return mount->type + " on " + disk;
   // Btrfs and others have numbers of their own, and what is on the net has no block device.
   constexpr std::string_view kDevices = "/dev/";
-  if (mount->source.starts_with(kDevices))
-    return mount->type + " on " + mount->source.substr(kDevices.size());
-  if (mount->source.find('/') != std::string::npos) return mount->type + " on " + mount->source;
+  const std::string source = RepairedUtf8(mount->source);
+  if (source.starts_with(kDevices)) return mount->type + " on " + source.substr(kDevices.size());
+  if (source.find('/') != std::string::npos) return mount->type + " on " + source;
   return mount->type;
 }
 

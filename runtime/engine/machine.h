@@ -11,8 +11,8 @@
 namespace kvrun {
 
 // File system and disk of a folder, or of the nearest above it that is there: "ext4 on vda", "tmpfs",
-// "nfs4 on server:/export"; "unknown" where the system does not say. Empty: the folder in which sessions keep
-// their KV.
+// "nfs4 on server:/export"; "unknown" where the system does not say. UTF-8: what is none is
+// repaired. Empty: the folder in which sessions keep their KV.
 std::string StorageName(const std::string& folder);
 
 // The same of an absolute path without links, given what /proc/self/mountinfo says. `disk_of` answers the

@@ -35,7 +35,7 @@ class OffloadedForwardPass : public ForwardPass {
         probe_(std::move(probe)) {}
 
   Status Init(const Adapter* adapter);
-  Status Import(const OffloadedPrefill::ImportSource& source, uint32_t n_entries);
+  Status Import(ResidentForwardPass& from, uint32_t n_entries);
 
   uint32_t max_rows() const override { return cache_->plan().n_ctx; }
   uint32_t max_output_rows() const override { return kMaxOutputRows; }
@@ -137,11 +137,11 @@ Status OffloadedForwardPass::Init(const Adapter* adapter) {
   return Status::Ok();
 }
 
-Status OffloadedForwardPass::Import(const OffloadedPrefill::ImportSource& source, uint32_t n_entries) {
+Status OffloadedForwardPass::Import(ResidentForwardPass& from, uint32_t n_entries) {
   KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(0, 0));
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedPrefill> import,
                          OffloadedPrefill::CreateImport(device_, commands_, *cache_));
-  return import->Import(0, n_entries, source);
+  return import->Import(0, n_entries, from);
 }
 
 ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
@@ -375,7 +375,7 @@ Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
   auto pass = std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache),
                                                      std::move(spill), std::move(options.probe));
   KVRUN_RETURN_IF_ERROR(pass->Init(options.adapter.get()));
-  if (options.import) KVRUN_RETURN_IF_ERROR(pass->Import(*options.import, options.n_import));
+  if (options.import != nullptr) KVRUN_RETURN_IF_ERROR(pass->Import(*options.import, options.n_import));
   return std::unique_ptr<ForwardPass>(std::move(pass));
 }
 

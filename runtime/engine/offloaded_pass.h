@@ -21,8 +21,8 @@ struct OffloadedPassOptions {
   KvPlan plan;
   std::unique_ptr<GroupStore> store;  // null: the plan has slots for all groups
   std::unique_ptr<BlockFile> spill;   // for prompts that do not fit in memory; may be null where all do
-  // Entries that another pass has computed, of sequence 0: for comparisons.
-  std::optional<OffloadedPrefill::ImportSource> import;
+  // Has computed the first n_import entries of sequence 0 (PrefillInMemory), for comparisons; may be null.
+  ResidentForwardPass* import = nullptr;
   uint32_t n_import = 0;
   std::shared_ptr<StepProbe> probe;  // filled by steps of one sequence for which it is wanted; may be null
   std::shared_ptr<const Adapter> adapter;  // null: computed from the first prompt's keys and queries

@@ -353,17 +353,17 @@ Status OffloadedPrefill::SetAdapter(uint32_t layer, const LayerSums& sums) {
 }
 
 // The entries of one sequence that are all in memory, as if they had been prefilled here.
-Status OffloadedPrefill::Import(uint32_t sequence, uint32_t n_entries, const ImportSource& source) {
+Status OffloadedPrefill::Import(uint32_t sequence, uint32_t n_entries, ResidentForwardPass& from) {
   sequence_ = sequence;
   begin_ = 0;
   end_ = n_entries;
-  tile_shape_ = source.shape;
+  tile_shape_ = from.kv_shape();
   for (uint32_t layer = 0; layer < commands_.config().n_layers; ++layer) {
-    source_ = source.layer(layer);
+    source_ = from.kv(layer);
     KVRUN_RETURN_IF_ERROR(StoreRecords(layer, 0));
     if (cache_.plan().index.rank == 0) continue;
     if (makes_adapter()) {
-      KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, source.sums(layer));
+      KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, from.Sums(layer));
       KVRUN_RETURN_IF_ERROR(SetAdapter(layer, sums));
     }
     KVRUN_RETURN_IF_ERROR(StoreIndex(layer));

@@ -15,6 +15,7 @@
 #include "runtime/device/device.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/layer_sums.h"
+#include "runtime/engine/resident_pass.h"
 #include "runtime/engine/step_commands.h"
 #include "runtime/kv/offloaded_cache.h"
 #include "runtime/store/spill_file.h"
@@ -35,14 +36,9 @@ class OffloadedPrefill {
   Status Run(std::span<const StepRow> rows, const StepProgress& progress);
   // In place of computing: entries that another pass has computed, for comparisons. Only Import may be called
   // then.
-  struct ImportSource {
-    KvShape shape;  // of one sequence
-    std::function<const Buffer*(uint32_t layer)> layer;
-    std::function<Result<LayerSums>(uint32_t layer)> sums;
-  };
   static Result<std::unique_ptr<OffloadedPrefill>> CreateImport(Device& device, StepCommands& commands,
                                                                 OffloadedCache& cache);
-  Status Import(uint32_t sequence, uint32_t n_entries, const ImportSource& source);
+  Status Import(uint32_t sequence, uint32_t n_entries, ResidentForwardPass& from);
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into Run's rows, into the
   // commands' hidden buffer; answers which rows these are.

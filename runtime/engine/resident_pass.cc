@@ -1,13 +1,21 @@
 #include "runtime/engine/resident_pass.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
 
 namespace kvrun {
 namespace {
 
 constexpr size_t kMaxRecordedLists = 24;
+// Of texts that others import. As in the reference simulation: left out of means and covariances, whatever is
+// pinned.
+constexpr uint32_t kSinkRows = 4;
+// Whole groups are imported.
+constexpr uint32_t kMostGroupTokens = 256;
 
 }  // namespace
 
@@ -130,6 +138,28 @@ Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::s
   for (const uint32_t row : outputs) KVRUN_CHECK(row < last_rows_);
   commands_.WriteOutputs(outputs);
   return Execute({0, false, static_cast<uint32_t>(outputs.size()), false}, logits);
+}
+
+Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
+                                                             std::shared_ptr<const DeviceWeights> weights,
+                                                             Device& device, std::span<const TokenId> ids,
+                                                             uint32_t n_ctx, const StepProgress& progress) {
+  const ForwardPassOptions options{.n_sequences = 1, .n_ctx = RoundUp(n_ctx, kMostGroupTokens)};
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
+                         ResidentForwardPass::Create(model, std::move(weights), device, options, kSinkRows));
+  std::vector<StepRow> rows;
+  for (uint32_t begin = 0; begin < ids.size(); begin += static_cast<uint32_t>(rows.size())) {
+    if (progress && progress(begin, ids.size())) {
+      return Status(StatusCode::kCancelled,
+                    fmt::format("cancelled after {} of {} tokens of the text", begin, ids.size()));
+    }
+    rows.clear();
+    for (const TokenId id : ids.subspan(begin, std::min<size_t>(ids.size() - begin, pass->max_rows()))) {
+      rows.push_back({id, begin + static_cast<uint32_t>(rows.size()), 0});
+    }
+    KVRUN_RETURN_IF_ERROR(pass->Run(rows, {}, {}));
+  }
+  return pass;
 }
 
 }  // namespace kvrun

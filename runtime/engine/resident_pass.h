@@ -74,4 +74,12 @@ class ResidentForwardPass : public ForwardPass {
   std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first
 };
 
+// A text's KV, f16, all in memory, with room for `n_ctx` tokens; and its sums. What passes of other methods
+// go on from (OffloadedPassOptions::import), whatever their groups. kCancelled where `progress`, in tokens,
+// says so.
+Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
+                                                             std::shared_ptr<const DeviceWeights> weights,
+                                                             Device& device, std::span<const TokenId> ids,
+                                                             uint32_t n_ctx, const StepProgress& progress);
+
 }  // namespace kvrun

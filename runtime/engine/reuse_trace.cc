@@ -13,8 +13,6 @@
 namespace kvrun {
 namespace {
 
-// Whole groups are imported from the full run's KV.
-constexpr uint32_t kMostGroupTokens = 256;
 // The buffer fills up in the first: at four times what is chosen, and a fifth of it new in each step, it is
 // full after 15.
 constexpr uint32_t kWarmUpSteps = 32;
@@ -96,23 +94,9 @@ Result<std::unique_ptr<ReuseRecorder>> ReuseRecorder::Create(const Model& model,
   recorder->ids_.assign(ids.begin(), ids.end());
   recorder->n_prefill_ = n_prefill;
   const std::lock_guard lock(*device_mutex);
-  KVRUN_RETURN_IF_ERROR(recorder->Prefill(progress));
+  KVRUN_ASSIGN_OR_RETURN(recorder->full_, PrefillInMemory(model, recorder->weights_, device,
+                                                          ids.first(n_prefill), n_prefill, progress));
   return recorder;
-}
-
-Status ReuseRecorder::Prefill(const ProgressCallback& progress) {
-  KVRUN_ASSIGN_OR_RETURN(
-      full_, ResidentForwardPass::Create(model_, weights_, device_,
-                                         {.n_sequences = 1, .n_ctx = RoundUp(n_prefill_, kMostGroupTokens)}));
-  std::vector<StepRow> rows;
-  for (uint32_t begin = 0; begin < n_prefill_; begin += full_->max_rows()) {
-    if (progress && progress(begin, n_prefill_)) return Cancelled();
-    rows.clear();
-    for (uint32_t i = begin; i < std::min(n_prefill_, begin + full_->max_rows()); ++i)
-      rows.push_back({ids_[i], i, 0});
-    KVRUN_RETURN_IF_ERROR(full_->Run(rows, {}, {}));
-  }
-  return Status::Ok();
 }
 
 Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_steps,
@@ -125,10 +109,7 @@ Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_
   const std::lock_guard lock(*device_mutex_);
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options,
                          PrepareOffloadedPass(model_, settings, n_prefill_ + n_steps, 1));
-  options.import =
-      OffloadedPrefill::ImportSource{.shape = full_->kv_shape(),
-                                     .layer = [this](uint32_t layer) { return full_->kv(layer); },
-                                     .sums = [this](uint32_t layer) { return full_->Sums(layer); }};
+  options.import = full_.get();
   options.n_import = n_prefill_;
   const auto probe = options.probe = std::make_shared<StepProbe>();
   const KvPlan plan = options.plan;

@@ -37,8 +37,6 @@ class ReuseRecorder {
                 std::mutex* device_mutex)
       : model_(model), weights_(std::move(weights)), device_(device), device_mutex_(device_mutex) {}
 
-  Status Prefill(const ProgressCallback& progress);
-
   const Model& model_;
   std::shared_ptr<const DeviceWeights> weights_;
   Device& device_;

@@ -44,11 +44,8 @@ Answers& AnswersOfProcess() {
 
 std::optional<double> KeptSpeed(const std::optional<std::string>& path, const SpeedKey& key) {
   if (!path) return std::nullopt;
-  const Result<std::vector<SpeedEntry>> kept = ReadSpeeds(*path);
-  if (!kept.ok()) return std::nullopt;
-  const auto same = [&](const SpeedEntry& entry) { return entry.key == key; };
-  const auto found = std::find_if(kept->begin(), kept->end(), same);
-  return found == kept->end() ? std::nullopt : std::optional(found->reads_per_s);
+  const Result<double> kept = FindSpeed(*path, key);
+  return kept.ok() ? std::optional(*kept) : std::nullopt;
 }
 
 // Of what is below a million: 4236.7 as "4,200", as no more than two digits of it count.

@@ -1,9 +1,7 @@
 // How fast storage was measured to be, kept between runs: docs/formats/storage_speed.md.
 #pragma once
 
-#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -30,16 +28,9 @@ struct SpeedEntry {
   bool operator==(const SpeedEntry&) const = default;
 };
 
-inline constexpr size_t kMaxSpeedEntries = 64;
-
-// The file's text and what it says. Reading refuses what is no such text, and speeds that are no speeds.
-std::string SpeedsToJson(const std::vector<SpeedEntry>& entries);
-Result<std::vector<SpeedEntry>> SpeedsFromJson(std::string_view text);
-
-// kNotFound where there is no file.
+// As runtime/engine/kept_list.h says of all such files. Speeds that are no speeds are refused.
 Result<std::vector<SpeedEntry>> ReadSpeeds(const std::string& path);
-// Puts an entry last in place of one with its key, and drops the first where there are too many. What cannot
-// be read is replaced. The folder is made.
+Result<double> FindSpeed(const std::string& path, const SpeedKey& key);
 Status WriteSpeed(const std::string& path, const SpeedEntry& entry);
 
 }  // namespace kvrun

@@ -10,6 +10,14 @@ bool IsValidUtf8(std::string_view text) {
   return repairer.n_replaced() == 0;
 }
 
+std::string RepairedUtf8(std::string_view text) {
+  Utf8Repairer repairer;
+  std::string repaired;
+  repairer.Append(text, &repaired);
+  repairer.Finish(&repaired);
+  return repaired;
+}
+
 void Utf8Repairer::Append(std::string_view bytes, std::string* out) {
   for (const char c : bytes) {
     const auto byte = static_cast<uint8_t>(c);

@@ -110,6 +110,19 @@ TEST_F(Bench, FullHasRatesAndMemory) {
   }
 }
 
+TEST_F(Bench, WeightReadsAreMeasuredWhereTheyAreWanted) {
+  BenchmarkOptions options;
+  options.depths = {40};
+  options.n_decode = 2;
+  options.n_repetitions = 1;
+  options.fill_random = true;
+  EXPECT_TRUE(OrDie(engine_->engine->RunBenchmark(options, {})).at(0).weights.has_value());
+  options.weight_reads = false;
+  const BenchmarkResult without = OrDie(engine_->engine->RunBenchmark(options, {})).at(0);
+  EXPECT_FALSE(without.weights.has_value());
+  EXPECT_EQ(without.decode_tps.size(), 1U);
+}
+
 TEST_F(Bench, RandomKvIsReadWithTheHitRateThatWasAskedFor) {
   options_.fill_random = 1;
   options_.io_only = 1;

@@ -9,9 +9,7 @@
 
 #include "runtime/engine/config_file.h"
 #include "runtime/model/fingerprint.h"
-#include "tests/support/engine_fixture.h"
-#include "tests/support/real_program.h"
-#include "tests/support/tiny_model_file.h"
+#include "tests/support/long_run_fixture.h"
 
 namespace kvrun::testing {
 namespace {
@@ -19,11 +17,11 @@ namespace {
 using Json = nlohmann::json;
 using Arguments = std::vector<std::string>;
 
-class Config : public ::testing::Test {
+class Config : public LongRunFixture {
  protected:
   void SetUp() override {
-    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    model_ = WriteModel(folder_, "tiny.gguf", TalkingModel().Build());
+    LongRunFixture::SetUp();
+    if (IsSkipped()) return;
     const Result<std::unique_ptr<Model>> model = OpenModel(model_);
     ASSERT_TRUE(model.ok()) << model.status().message();
     config_.model_fingerprint = ModelFingerprint(*(*model)->file, (*model)->config);
@@ -37,33 +35,17 @@ class Config : public ::testing::Test {
     config_.solutions = {solution};
   }
 
-  ProgramResult Run(Arguments more) const {
-    Arguments arguments = {"run",
-                           "-m",
-                           model_,
-                           "-p",
-                           std::string(200, 'a') + "b",
-                           "-n",
-                           "60",
-                           "--ctx",
-                           "400",
-                           "--json",
-                           "--ignore-end",
-                           "--kv-tmpfs",
-                           "--kv-dir",
-                           folder_.Path("kv")};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return RunProgram(RealProgram(), arguments, WithDrivers());
+  ProgramResult RunInMemory(Arguments more) const {
+    more.push_back("--kv-tmpfs");
+    return Run(more);
   }
   Json Answer(const Arguments& more) const {
-    const ProgramResult result = Run(more);
+    const ProgramResult result = RunInMemory(more);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return Json::parse(result.out, nullptr, false);
   }
   std::string Written() const { return folder_.Write("c.toml", ConfigToToml(config_)); }
 
-  TemporaryFolder folder_;
-  std::string model_;
   KvConfig config_;
 };
 
@@ -75,7 +57,7 @@ TEST_F(Config, IsTheSameAsItsOptionsOnTheCommandLine) {
   }
   const Json by_line = Answer(line);
   const Json by_config = Answer({"--config", Written()});
-  EXPECT_EQ(by_config["tokens"].size(), 60U);
+  EXPECT_EQ(by_config["tokens"].size(), kTokens);
   EXPECT_EQ(by_config["text"], by_line["text"]);
   EXPECT_EQ(by_config["tokens"], by_line["tokens"]);
   EXPECT_EQ(by_config["kv"]["method"], "kvswap");
@@ -90,7 +72,7 @@ TEST_F(Config, IsTheSameAsItsOptionsOnTheCommandLine) {
 
 TEST_F(Config, OfAnotherDeviceIsRefusedUnlessForced) {
   config_.device = "Some other device";
-  const ProgramResult refused = Run({"--config", Written(), "-q"});
+  const ProgramResult refused = RunInMemory({"--config", Written(), "-q"});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_NE(refused.err.find("it was tuned on the device Some other device, and this is "), std::string::npos)
       << refused.err;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -90,10 +91,15 @@ TEST_F(Reuse, ReplayedChoicesHaveASessionsHitRate) {
       OrDie(ReuseRecorder::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids, kPrefill, {}));
   const auto evaluation = OrDie(Evaluation::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids,
                                                    {.n_ctx = kPrefill + kSteps, .n_steps = kSteps}, {}));
-  const std::pair<uint32_t, std::optional<HeadReduction>> settings_of[] = {
-      {1, std::nullopt}, {4, std::nullopt}, {4, HeadReduction::kPerKvHead}};
-  for (const auto& [group, heads] : settings_of) {
-    KvSettings settings = ReuseSettings(Storage(), 4, group, 32);
+  KvStorageOptions computed = Storage();  // the adapter, from the prompt
+  computed.adapter_path.clear();
+  const std::tuple<uint32_t, std::optional<HeadReduction>, KvStorageOptions> settings_of[] = {
+      {1, std::nullopt, Storage()},
+      {4, std::nullopt, Storage()},
+      {4, HeadReduction::kPerKvHead, Storage()},
+      {4, std::nullopt, computed}};
+  for (const auto& [group, heads, storage] : settings_of) {
+    KvSettings settings = ReuseSettings(storage, 4, group, 32);
     if (heads) settings.kv.heads = heads;
     const ReuseTrace trace = OrDie(recorder->Record(settings, kSteps, {}));
     EXPECT_EQ(trace.n_chosen, 32 / group);

@@ -10,9 +10,7 @@
 #include "platform/io/block_file.h"
 #include "runtime/engine/storage_speed_file.h"
 #include "runtime/include/kvrun/kvrun.h"
-#include "tests/support/engine_fixture.h"
-#include "tests/support/real_program.h"
-#include "tests/support/tiny_model_file.h"
+#include "tests/support/long_run_fixture.h"
 
 namespace kvrun::testing {
 namespace {
@@ -20,32 +18,12 @@ namespace {
 using Json = nlohmann::json;
 using Arguments = std::vector<std::string>;
 
-class StorageSpeed : public ::testing::Test {
+class StorageSpeed : public LongRunFixture {
  protected:
-  void SetUp() override {
-    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    model_ = WriteModel(folder_, "tiny.gguf", TalkingModel().Build());
-  }
-
   // With the method kvswap, unless told.
-  ProgramResult Run(const Arguments& more, const std::string& method = "kvswap") const {
-    Arguments arguments = {"run",
-                           "-m",
-                           model_,
-                           "-p",
-                           std::string(200, 'a') + "b",
-                           "-n",
-                           "20",
-                           "--ctx",
-                           "400",
-                           "--json",
-                           "--kv-method",
-                           method,
-                           "--kv-dir",
-                           folder_.Path("kv"),
-                           "--ignore-end"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return RunProgram(RealProgram(), arguments, WithDrivers({"XDG_CACHE_HOME=" + folder_.Path("cache")}));
+  ProgramResult RunWith(Arguments more, const std::string& method = "kvswap") const {
+    more.insert(more.end(), {"--kv-method", method});
+    return Run(more, {"XDG_CACHE_HOME=" + folder_.Path("cache")});
   }
   void Keep(double reads_per_s) const {
     const auto file =
@@ -56,14 +34,11 @@ class StorageSpeed : public ::testing::Test {
     ASSERT_TRUE(WriteSpeed(SpeedFile(), {*key, reads_per_s}).ok());
   }
   std::string SpeedFile() const { return folder_.Path("cache/kvrun/storage_speed.json"); }
-
-  TemporaryFolder folder_;
-  std::string model_;
 };
 
 TEST_F(StorageSpeed, SlowStorageIsReadInLongerGroups) {
   Keep(4200.0);
-  const ProgramResult slow = Run({"--kv-tmpfs"});
+  const ProgramResult slow = RunWith({"--kv-tmpfs"});
   ASSERT_EQ(slow.exit_code, 0) << slow.err;
   EXPECT_NE(slow.err.find(" in groups of 8 ("), std::string::npos) << slow.err;
   const std::string note = "flash reads 4,200 blocks of 4 KiB a second: groups of 8, as on eMMC\n";
@@ -72,24 +47,24 @@ TEST_F(StorageSpeed, SlowStorageIsReadInLongerGroups) {
   EXPECT_EQ(slow.err.find(note, at + 1), std::string::npos) << slow.err;
   const Json kv = Json::parse(slow.out)["kv"];
   // The session is the plan's, and the same as where the group is given.
-  const ProgramResult given = Run({"--kv-tmpfs", "--kv-group", "8"});
+  const ProgramResult given = RunWith({"--kv-tmpfs", "--kv-group", "8"});
   EXPECT_EQ(given.err.find("flash reads"), std::string::npos) << given.err;
   EXPECT_EQ(Json::parse(given.out)["kv"]["parts"], kv["parts"]);
   EXPECT_EQ(Json::parse(given.out)["text"], Json::parse(slow.out)["text"]);
-  const ProgramResult four = Run({"--kv-tmpfs", "--kv-group", "4"});
+  const ProgramResult four = RunWith({"--kv-tmpfs", "--kv-group", "4"});
   EXPECT_NE(four.err.find(" in groups of 4 ("), std::string::npos) << four.err;
   EXPECT_NE(Json::parse(four.out)["kv"]["parts"], kv["parts"]);
 }
 
 TEST_F(StorageSpeed, IsMeasuredOnceWhereNothingIsKept) {
-  const ProgramResult first = Run({});
+  const ProgramResult first = RunWith({});
   if (first.err.find("tmpfs") != std::string::npos) GTEST_SKIP() << "temporary files lie in memory";
   ASSERT_EQ(first.exit_code, 0) << first.err;
   const auto kept = ReadSpeeds(SpeedFile());
   ASSERT_TRUE(kept.ok()) << kept.status().message();
   ASSERT_EQ(kept->size(), 1U);
   EXPECT_GT(kept->front().reads_per_s, 0.0);
-  ASSERT_EQ(Run({}).exit_code, 0);
+  ASSERT_EQ(RunWith({}).exit_code, 0);
   EXPECT_EQ(ReadSpeeds(SpeedFile()).value(), *kept);
 }
 
@@ -98,10 +73,10 @@ TEST_F(StorageSpeed, IsNotAskedForWhereNothingDependsOnIt) {
     EXPECT_TRUE(result.exit_code == 0 || result.err.find("tmpfs") != std::string::npos) << result.err;
     EXPECT_FALSE(std::filesystem::exists(SpeedFile())) << result.err;
   };
-  expect_nothing(Run({"--kv-group", "4"}));
-  expect_nothing(Run({"--kv-tmpfs"}));
-  expect_nothing(Run({}, "flexgen"));
-  expect_nothing(Run({}, "full"));
+  expect_nothing(RunWith({"--kv-group", "4"}));
+  expect_nothing(RunWith({"--kv-tmpfs"}));
+  expect_nothing(RunWith({}, "flexgen"));
+  expect_nothing(RunWith({}, "full"));
 }
 
 }  // namespace

@@ -103,6 +103,14 @@ TEST_F(CapiConfigTest, TheDeviceIsComparedOnceThereIsAnEngine) {
             Json({"it was tuned on the device Other device, and this is Fake device: taken all the same"}));
 }
 
+TEST_F(CapiConfigTest, ADriverWhoseNameIsNoUtf8IsTheSameOne) {
+  config_.driver = device_->info().driver;
+  const Json taken = Take(engine_);
+  EXPECT_EQ(taken["notes"], Json::array());
+  config_.driver += "x";
+  EXPECT_EQ(Take(engine_)["notes"].size(), 1U);
+}
+
 TEST_F(CapiConfigTest, AnotherModelIsRefusedAtOnce) {
   config_.model_fingerprint = "ffff";
   EXPECT_NE(Refusal(nullptr).find("it was tuned for the model ffff, and this is "), std::string::npos);

@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "offline/probe.h"
+#include "tests/support/capi_fixture.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/reference_files.h"
 
@@ -76,6 +78,16 @@ TEST(DeviceProfile, WhatIsWrittenIsReadToTheBit) {
   EXPECT_EQ(ProfileFromJson(ProfileToJson({})).value(), DeviceProfile{}) << "lists may be empty";
   profile.machine.driver = "no UTF-8: \xff";
   EXPECT_TRUE(ProfileFromJson(ProfileToJson(profile)).ok());
+}
+
+using MachineIdentityTest = testing::CapiFixture;
+
+// The fake device's driver is no UTF-8.
+TEST_F(MachineIdentityTest, IsTheSameOnceItIsKept) {
+  DeviceProfile profile = Example();
+  profile.machine = IdentifyMachine(engine_, "").value();
+  EXPECT_EQ(profile.machine.driver, "fake 1.0 \xEF\xBF\xBD");
+  EXPECT_EQ(ProfileFromJson(ProfileToJson(profile))->machine, profile.machine);
 }
 
 TEST(DeviceProfile, EveryKeyMustBeThere) {

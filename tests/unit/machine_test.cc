@@ -18,6 +18,7 @@ constexpr const char* kMountinfo =
     "31 27 0:40 /@home /home rw - btrfs /dev/sdb2 rw,subvol=/@home\n"
     "32 27 0:41 / /mnt/net rw - nfs4 server:/export rw\n"
     "33 27 8:1 / /mnt/two\\040words rw - vfat /dev/sda1 rw\n"
+    "37 27 0:44 / /mnt/odd rw - nfs4 server:/\xfcml rw\n"
     "34 27 0:42 / /layers rw - overlay overlay rw,lowerdir=/a\n"
     "not a mount\n"
     "35 30 0:43 / /data/covered rw - tmpfs none rw\n"
@@ -48,6 +49,7 @@ TEST(StorageName, WithoutABlockDeviceTheSourceIsNamedIfItSaysAnything) {
   EXPECT_EQ(NameOf("/mnt/net/kv"), "nfs4 on server:/export");
   EXPECT_EQ(NameOf("/dev/shm/kv"), "tmpfs");
   EXPECT_EQ(NameOf("/layers"), "overlay");
+  EXPECT_EQ(NameOf("/mnt/odd"), "nfs4 on server:/\xEF\xBF\xBDml") << "a name that files can keep";
 }
 
 TEST(StorageName, IsUnknownWhereTheSystemDoesNotSay) {

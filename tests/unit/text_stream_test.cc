@@ -131,6 +131,14 @@ TEST(TextStream, TextDoesNotDependOnHowItIsCut) {
   }
 }
 
+TEST(Utf8, IsRepaired) {
+  EXPECT_EQ(RepairedUtf8("a\xC3\xA4"), "a\xC3\xA4");
+  EXPECT_EQ(RepairedUtf8("a\xFF"
+                         "b\xE2\x82"),
+            "a\xEF\xBF\xBD"
+            "b\xEF\xBF\xBD");
+}
+
 TEST(Utf8, KnowsWhatIsValid) {
   EXPECT_TRUE(IsValidUtf8(""));
   EXPECT_TRUE(IsValidUtf8("a\xC3\xA4\xE2\x82\xAC\xF4\x8F\xBF\xBF"));
