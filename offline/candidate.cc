@@ -226,6 +226,13 @@ std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& se
   return neighbours;
 }
 
+void SetPolicy(const std::string& policy, SizedCandidate* sized) {
+  sized->candidate.policy = policy;
+  for (auto& [name, value] : sized->options) {
+    if (name == "policy") value = policy;
+  }
+}
+
 std::string TypeName(KvType type) { return std::string(KvTypeName(type)); }
 
 std::string OptionLine(const NamedKvOptions& options) {

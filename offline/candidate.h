@@ -81,6 +81,9 @@ struct Neighbour {
 };
 std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& setting);
 
+// In its options too.
+void SetPolicy(const std::string& policy, SizedCandidate* sized);
+
 std::string TypeName(KvType type);
 // "--kv-group 4 --kv-type fp8 ..."
 std::string OptionLine(const NamedKvOptions& options);

@@ -18,10 +18,12 @@ Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const
   auto meter = std::make_unique<QualityMeter>();
   meter->n_steps_ = options.n_steps;
   const size_t n_pieces = std::min<size_t>(options.n_pieces, n_ids / options.ctx);
-  for (size_t i = 0; i < n_pieces; ++i) {
+  const size_t first = options.held_out && n_pieces > 1 ? 1 : 0;
+  const size_t n_taken = (n_pieces - first + 1) / 2;
+  for (size_t i = first; i < n_pieces; i += 2) {
     const size_t begin = n_pieces == 1 ? 0 : (n_ids - options.ctx) * i / (n_pieces - 1);
     const auto piece_progress = [&](uint64_t done, uint64_t total) {
-      return progress && progress("reading the texts", i * total + done, n_pieces * total);
+      return progress && progress("reading the texts", i / 2 * total + done, n_taken * total);
     };
     KVRUN_ASSIGN_OR_RETURN(
         std::unique_ptr<Evaluation> piece,

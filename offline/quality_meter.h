@@ -15,16 +15,18 @@
 namespace kvrun::offline {
 
 struct QualityMeterOptions {
-  uint32_t ctx = 0;      // tokens of a piece
-  uint32_t n_steps = 0;  // of these, the last are fed one by one
-  uint32_t n_pieces = 0;
+  uint32_t ctx = 0;       // tokens of a piece
+  uint32_t n_steps = 0;   // of these, the last are fed one by one
+  uint32_t n_pieces = 0;  // of the whole text, as many as it has room for
+  // Every second of them is for the search, the others are held out; a single one is for both.
+  bool held_out = false;
   std::span<const TokenId> ids;  // pieces are taken from it, spread evenly; read by Create only
 };
 
 class QualityMeter {
  public:
-  // kInvalidArgument where the text is shorter than a piece: the message says by how much. Fewer pieces are
-  // taken where the text has no more. Holds the KV of all pieces on the device.
+  // kInvalidArgument where the text is shorter than a piece: the message says by how much. Holds the KV of
+  // all pieces on the device.
   static Result<std::unique_ptr<QualityMeter>> Create(Engine& engine, const QualityMeterOptions& options,
                                                       const OfflineProgress& progress);
 

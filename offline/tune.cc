@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "offline/final_choice.h"
 #include "offline/hit_rates.h"
 #include "offline/quality_meter.h"
 #include "offline/step_sampler.h"
@@ -30,13 +31,10 @@ constexpr uint64_t kSampleSeed = 1;
 constexpr uint64_t kCheckSeed = 2;
 constexpr double kProbeSeconds = 2.0;
 constexpr uint32_t kSampleRuns = 5;
-constexpr uint32_t kFinalRuns = 5;
-constexpr size_t kFinalists = 3;
-// Less than this is noise.
-constexpr double kHardlySlower = 1.02;
+constexpr uint32_t kCheckRuns = 5;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
 constexpr double kSamplingShare = 0.2;
-constexpr double kFinalShare = 0.1;
+constexpr double kFinalShare = 0.25;
 constexpr size_t kFewestSamples = 24;
 constexpr size_t kMostSamples = 64;  // of one setting
 constexpr size_t kSamplesPerReference = 4;
@@ -62,8 +60,10 @@ class Tuner {
   Status SampleSteps();
   Status MeasureReference();
   Status SolveContext(uint32_t n_ctx);
-  Result<TuneSolution> SolveOne(size_t which, QualityMeter* meter);
-  Status MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution);
+  Result<std::unique_ptr<QualityMeter>> ReadTexts(uint32_t n_ctx, bool held_out);
+  // Its solution is the next of the result's, but for what Finish adds.
+  Result<SolverAnswer> SolveOne(size_t which, QualityMeter* meter);
+  Status Finish(size_t which, const SolverAnswer& answer, QualityMeter* meter);
   Result<double> FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter);
   Status CheckPredictions();
   Status FillConfig();
@@ -91,7 +91,6 @@ class Tuner {
   double reads_per_load_ = 1.0;
   std::optional<StepTimes> times_;
   std::map<std::string, Quality> qualities_;  // by context and options: no batch changes them
-  size_t n_solved_ = 0;
   struct {
     std::string what;
     uint64_t done = 0;
@@ -212,74 +211,39 @@ const Measured& LeastKl(const std::vector<Measured>& measured) {
   return *std::ranges::min_element(measured, {}, [](const Measured& one) { return one.quality.kl; });
 }
 
-void SetPolicy(const std::string& policy, SizedCandidate* sized) {
-  sized->candidate.policy = policy;
-  for (auto& [name, value] : sized->options) {
-    if (name == "policy") value = policy;
-  }
-}
-
-// By what is predicted, and by how long one sequence took on the text: either is some 5 to 10 % off.
-void SortByLikelyTime(uint32_t batch, std::vector<Measured>* accepted) {
-  const auto likely_ms = [batch](const Measured& measured) {
-    return batch == 1 ? std::sqrt(measured.predicted_ms * measured.quality.step_ms) : measured.predicted_ms;
+// Of a solved search.
+Status Tuner::Finish(size_t which, const SolverAnswer& answer, QualityMeter* meter) {
+  TuneSolution& solution = result_.solutions[which];
+  const SearchSetting& setting = settings_[which];
+  FinalChoiceInput input;
+  input.batch = setting.batch;
+  input.kl_limit = options_.kl_limit;
+  input.measure_held_out = [&](const SizedCandidate& sized) -> Result<Quality> {
+    KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(sized.options, storage_));
+    return meter->Measure(settings, [this] { return IsCancelled(); });
   };
-  std::ranges::stable_sort(*accepted, {}, likely_ms);
-}
-
-bool IsOwn(const Measured& point, const SolverAnswer& answer) {
-  return point.sized.candidate == answer.own.sized.candidate;
-}
-
-// The fastest; of those that are hardly slower the one of least KL.
-size_t BestOf(const std::vector<Measured>& points, const std::vector<double>& medians) {
-  const double fastest_ms = *std::ranges::min_element(medians);
-  size_t best = 0;
-  double least_kl = std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < points.size(); ++i) {
-    if (medians[i] > kHardlySlower * fastest_ms || points[i].quality.kl >= least_kl) continue;
-    least_kl = points[i].quality.kl;
-    best = i;
-  }
-  return best;
-}
-
-// The machine is noisy: those that seem best take turns, and kvrun's own choice with them.
-Status Tuner::MeasureFinalists(QualityMeter* meter, SolverAnswer* answer, TuneSolution* solution) {
-  SortByLikelyTime(solution->setting.batch, &answer->accepted);
-  std::vector<Measured> points;
-  for (size_t i = 0; i < std::min(kFinalists, answer->accepted.size()); ++i)
-    points.push_back(answer->accepted[i]);
-  std::erase_if(points, [&](const Measured& point) { return IsOwn(point, *answer); });
-  // Which group gives way to another changes hits, not what is attended to.
-  for (Measured& point : points) SetPolicy(rates_.BestPolicy(point.sized), &point.sized);
-  points.push_back(answer->own);
-  std::vector<std::vector<double>> times(points.size());
-  for (uint32_t run = 0; run < kFinalRuns; ++run) {
-    for (size_t i = 0; i < points.size(); ++i) {
-      KVRUN_RETURN_IF_ERROR(
-          Tell("comparing the best", run * points.size() + i, size_t{kFinalRuns} * points.size()));
-      KVRUN_ASSIGN_OR_RETURN(const double ms, FinalMs(points[i], solution->setting, meter));
-      times[i].push_back(ms);
-    }
-  }
-  std::vector<double> medians;
-  for (std::vector<double>& runs : times) medians.push_back(Median(std::move(runs)));
-  solution->own_measured_ms = medians.back();
-  const bool may_be_own =
-      std::ranges::any_of(answer->accepted, [&](const Measured& point) { return IsOwn(point, *answer); });
-  if (!may_be_own) {
-    points.pop_back();
-    medians.pop_back();
-  }
-  const size_t best = BestOf(points, medians);
-  solution->measured_ms = medians[best];
-  solution->chosen = points[best];
-  solution->is_own = IsOwn(points[best], *answer);
+  input.measure_ms = [&](const Measured& measured) { return FinalMs(measured, setting, meter); };
+  input.best_policy = [&](const SizedCandidate& sized) { return rates_.BestPolicy(sized); };
+  input.is_late = [&] { return Minutes() > options_.minutes; };
+  input.tell = [&](uint64_t done, uint64_t total) {
+    return Tell(fmt::format("comparing the best, {} tokens x {}", setting.ctx, setting.batch), done, total);
+  };
+  KVRUN_ASSIGN_OR_RETURN(FinalChoice choice, ChooseFinally(answer, input));
+  solution.chosen = std::move(choice.chosen);
+  solution.is_own = choice.is_own;
+  solution.held_out_kl = choice.held_out_kl;
+  solution.own_held_out_kl = choice.own_held_out_kl;
+  solution.measured_ms = choice.measured_ms;
+  solution.own_measured_ms = choice.own_measured_ms;
+  solution.predicted = Predict(solution.chosen.sized, setting, &solution.chosen.quality);
+  solution.own_predicted = Predict(solution.own.sized, setting, &solution.own.quality);
+  ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at,
+                         const Quality* quality) { return Predict(sized, at, quality); },
+                  &solution);
   return Status::Ok();
 }
 
-Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
+Result<SolverAnswer> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   const SearchSetting& setting = settings_[which];
   TuneSolution solution;
   solution.setting = setting;
@@ -293,8 +257,8 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   };
   const std::string what = fmt::format("searching, {} tokens x {}", setting.ctx, setting.batch);
   const double begin = Minutes();
-  const double share =
-      (options_.minutes * (1 - kFinalShare) - begin) / static_cast<double>(settings_.size() - n_solved_);
+  const double share = (options_.minutes * (1 - kFinalShare) - begin) /
+                       static_cast<double>(settings_.size() - result_.solutions.size());
   size_t n_measured = 0;
   input.measure = [&](const SizedCandidate& sized) -> Result<Quality> {
     const double spent = std::clamp((Minutes() - begin) / std::max(share, 1e-6), 0.0, 1.0);
@@ -316,28 +280,33 @@ Result<TuneSolution> Tuner::SolveOne(size_t which, QualityMeter* meter) {
                     options_.kl_limit, setting.ctx, answer.measured.size(), best.quality.kl,
                     OptionLine(best.sized.options)));
   }
-  KVRUN_RETURN_IF_ERROR(MeasureFinalists(meter, &answer, &solution));
-  solution.predicted = Predict(solution.chosen.sized, setting, &solution.chosen.quality);
-  solution.own_predicted = Predict(solution.own.sized, setting, &solution.own.quality);
-  ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at,
-                         const Quality* quality) { return Predict(sized, at, quality); },
-                  &solution);
-  return solution;
+  result_.solutions.push_back(std::move(solution));
+  return answer;
 }
 
+Result<std::unique_ptr<QualityMeter>> Tuner::ReadTexts(uint32_t n_ctx, bool held_out) {
+  const QualityMeterOptions options{.ctx = n_ctx,
+                                    .n_steps = options_.n_steps,
+                                    .n_pieces = options_.n_pieces,
+                                    .held_out = held_out,
+                                    .ids = options_.ids};
+  return QualityMeter::Create(engine_, options, progress_);
+}
+
+// One meter after the other: each holds the KV of its pieces.
 Status Tuner::SolveContext(uint32_t n_ctx) {
-  KVRUN_ASSIGN_OR_RETURN(
-      const std::unique_ptr<QualityMeter> meter,
-      QualityMeter::Create(
-          engine_,
-          {.ctx = n_ctx, .n_steps = options_.n_steps, .n_pieces = options_.n_pieces, .ids = options_.ids},
-          progress_));
-  for (size_t i = 0; i < settings_.size(); ++i) {
-    if (settings_[i].ctx != n_ctx) continue;
-    KVRUN_ASSIGN_OR_RETURN(TuneSolution solution, SolveOne(i, meter.get()));
-    result_.solutions.push_back(std::move(solution));
-    ++n_solved_;
+  const size_t first = result_.solutions.size();
+  std::vector<SolverAnswer> answers;
+  {
+    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<QualityMeter> meter, ReadTexts(n_ctx, false));
+    for (size_t i = first; i < settings_.size() && settings_[i].ctx == n_ctx; ++i) {
+      KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, SolveOne(i, meter.get()));
+      answers.push_back(std::move(answer));
+    }
   }
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<QualityMeter> meter, ReadTexts(n_ctx, true));
+  for (size_t k = 0; k < answers.size(); ++k)
+    KVRUN_RETURN_IF_ERROR(Finish(first + k, answers[k], meter.get()));
   return Status::Ok();
 }
 
@@ -350,7 +319,7 @@ Status Tuner::CheckPredictions() {
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
     KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kFinalRuns));
+    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kCheckRuns));
     numbers.push_back(times_->Note());
     result_.checks.push_back({.options = points[i].sized.options,
                               .repeated_share = points[i].repeated_share,
@@ -383,7 +352,7 @@ Status Tuner::FillConfig() {
                                 .options = solution.chosen.sized.options,
                                 .predicted_ms = Rounded(solution.predicted.step_ms, 100),
                                 .measured_ms = Rounded(solution.measured_ms, 100),
-                                .kl = Rounded(solution.chosen.quality.kl, 10000),
+                                .kl = Rounded((solution.chosen.quality.kl + solution.held_out_kl) / 2, 10000),
                                 .bound = solution.bound});
   }
   return Status::Ok();

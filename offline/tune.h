@@ -29,10 +29,10 @@ struct TuneOptions {
   std::string adapter_path;
   std::string folder;  // for KV; empty: where sessions keep it
   bool allow_tmpfs = false;
-  bool exact_activations = false;  // what the engine was made with
-  double minutes = 8.0;            // about; what is begun is finished
-  uint32_t n_steps = 128;          // of a piece of text, fed one by one
-  uint32_t n_pieces = 2;
+  bool exact_activations = false;           // what the engine was made with
+  double minutes = 8.0;                     // about; what is begun is finished
+  uint32_t n_steps = 128;                   // of a piece of text, fed one by one
+  uint32_t n_pieces = 4;                    // half of them for the search, half for the final choice
   uint32_t n_checks = 0;                    // random points: predicted beside measured
   const StorageProfile* storage = nullptr;  // measured before; null: measured now
 };
@@ -51,7 +51,9 @@ struct TuneSolution {
   Measured chosen;
   Measured own;  // what kvrun chooses from the budget alone
   double kl_limit = 0.0;
-  bool is_own = false;      // nothing better was found: `chosen` is `own`
+  bool is_own = false;       // nothing better was found: `chosen` is `own`
+  double held_out_kl = 0.0;  // of `chosen`, on parts of the text that the search has not seen
+  double own_held_out_kl = 0.0;
   PredictedTime predicted;  // of `chosen`
   PredictedTime own_predicted;
   double measured_ms = 0.0;  // of `chosen`, median of runs that took turns with own_measured_ms

@@ -24,7 +24,7 @@ namespace {
 constexpr uint32_t kLeastContext = 256;
 constexpr uint32_t kMostContext = 1U << 27;
 // Texts that quality is measured on: so many pieces of the longest context.
-constexpr uint32_t kPieces = 2;
+constexpr uint32_t kPieces = 4;
 // Mean error of a time model from which on its predictions say little.
 constexpr double kMuchError = 0.25;
 

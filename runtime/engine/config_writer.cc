@@ -13,12 +13,8 @@ namespace {
 
 // As TOML has it, in quotes.
 std::string Quoted(std::string_view text) {
-  std::string valid;
-  Utf8Repairer repairer;
-  repairer.Append(text, &valid);
-  repairer.Finish(&valid);
   std::string quoted = "\"";
-  for (const char c : valid) {
+  for (const char c : RepairedUtf8(text)) {
     const auto byte = static_cast<unsigned char>(c);
     if (c == '"' || c == '\\') {
       quoted += '\\';

@@ -1,0 +1,45 @@
+// The end of a search. Of many that were measured on one text, those that seem best are partly those that
+// were lucky on it: they are measured again on parts of the text that the search has not seen. Those that are
+// still good take turns, as the machine is noisy. Pure but for what it is given to measure with.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "offline/solver.h"
+#include "platform/base/status.h"
+
+namespace kvrun::offline {
+
+struct FinalChoiceInput {
+  uint32_t batch = 1;
+  double kl_limit = 0.0;  // as SolverInput's
+  // On other parts of the text.
+  std::function<Result<Quality>(const SizedCandidate& candidate)> measure_held_out;
+  std::function<Result<double>(const Measured& measured)> measure_ms;
+  std::function<std::string(const SizedCandidate& candidate)> best_policy;
+  // Fewer turns are taken then.
+  std::function<bool()> is_late;
+  // Before each measurement. What it fails with ends it.
+  std::function<Status(uint64_t done, uint64_t total)> tell;
+};
+
+struct FinalChoice {
+  Measured chosen;      // its quality is the search's
+  bool is_own = false;  // it is what kvrun chooses from the budget alone
+  double held_out_kl = 0.0;
+  double own_held_out_kl = 0.0;
+  double measured_ms = 0.0;  // medians, in turns
+  double own_measured_ms = 0.0;
+};
+
+// Of the search's and the other parts' KL the mean counts: at most this share of what kvrun's own choice has
+// there, or the given limit.
+inline constexpr double kConfirmedShare = 0.95;
+
+// `answer.accepted` is not empty. Where none is confirmed the own choice is taken if it is accepted, else the
+// one with the least mean KL.
+Result<FinalChoice> ChooseFinally(const SolverAnswer& answer, const FinalChoiceInput& input);
+
+}  // namespace kvrun::offline

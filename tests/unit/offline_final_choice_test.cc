@@ -1,0 +1,142 @@
+// Which of a search's best is taken: confirmed on other text, and by times in turns.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "offline/final_choice.h"
+
+namespace kvrun::offline {
+namespace {
+
+// A point by its group: what the search found of it, and what is found afterwards.
+struct Case {
+  uint32_t group = 0;
+  double kl = 0.0;
+  double likely_ms = 0.0;
+  double held_out_kl = 0.0;
+  std::vector<double> turns_ms;  // the last for all that follow
+};
+
+constexpr uint32_t kOwn = 4;
+
+class OfflineFinalChoice : public ::testing::Test {
+ protected:
+  // The first is kvrun's own choice.
+  Result<FinalChoice> Choose(const std::vector<Case>& cases, bool own_is_accepted = true,
+                             double limit = 0.0) {
+    SolverAnswer answer;
+    for (const Case& one : cases) {
+      cases_[one.group] = one;
+      Measured measured;
+      measured.sized.candidate.group_tokens = one.group;
+      measured.quality.kl = one.kl;
+      measured.quality.step_ms = one.likely_ms;
+      measured.predicted_ms = one.likely_ms;
+      if (one.group == kOwn) answer.own = measured;
+      if (one.group != kOwn || own_is_accepted) answer.accepted.push_back(measured);
+    }
+    FinalChoiceInput input;
+    input.kl_limit = limit;
+    input.measure_held_out = [this](const SizedCandidate& sized) -> Result<Quality> {
+      ++n_held_out_;
+      return Quality{.kl = cases_[sized.candidate.group_tokens].held_out_kl};
+    };
+    input.measure_ms = [this](const Measured& measured) -> Result<double> {
+      const uint32_t group = measured.sized.candidate.group_tokens;
+      const std::vector<double>& turns = cases_[group].turns_ms;
+      return turns[std::min(n_turns_[group]++, turns.size() - 1)];
+    };
+    input.best_policy = [](const SizedCandidate&) { return std::string("fifo"); };
+    input.is_late = [this] { return is_late_; };
+    input.tell = [this](uint64_t done, uint64_t total) {
+      EXPECT_LT(done, total);
+      return told_;
+    };
+    return ChooseFinally(answer, input);
+  }
+
+  std::map<uint32_t, Case> cases_;
+  std::map<uint32_t, size_t> n_turns_;
+  size_t n_held_out_ = 0;
+  bool is_late_ = false;
+  Status told_;
+};
+
+TEST_F(OfflineFinalChoice, TheFastestInTurnsIsTaken) {
+  const FinalChoice choice = Choose({{kOwn, 0.010, 10, 0.012, {10}},
+                                     {8, 0.009, 8, 0.010, {7, 9, 9, 9, 7}},
+                                     {16, 0.009, 9, 0.010, {8, 8, 30, 8, 1}}})
+                                 .value();
+  EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U) << "by medians, not by what seemed likely";
+  EXPECT_EQ(choice.measured_ms, 8.0);
+  EXPECT_EQ(choice.own_measured_ms, 10.0);
+  EXPECT_EQ(choice.held_out_kl, 0.010);
+  EXPECT_EQ(choice.own_held_out_kl, 0.012);
+  EXPECT_EQ(choice.chosen.quality.kl, 0.009);
+  EXPECT_EQ(choice.chosen.sized.candidate.policy, "fifo");
+  EXPECT_FALSE(choice.is_own);
+  EXPECT_EQ(n_turns_[8], 5U);
+}
+
+TEST_F(OfflineFinalChoice, WhatWasLuckyInTheSearchIsRefused) {
+  const FinalChoice choice =
+      Choose({{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.0090, 8, 0.0101, {8}}, {16, 0.0093, 9, 0.0096, {9}}})
+          .value();
+  EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U) << "0.955 of the own choice is more than 0.95";
+  EXPECT_EQ(n_turns_[8], 0U);
+  EXPECT_EQ(n_held_out_, 3U);
+}
+
+TEST_F(OfflineFinalChoice, WhereNoneIsConfirmedOrFasterTheOwnChoiceIsTaken) {
+  const std::vector<Case> unlucky = {{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.009, 8, 0.0110, {8}}};
+  EXPECT_TRUE(Choose(unlucky)->is_own);
+  const std::vector<Case> slow = {{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.009, 8, 0.0090, {10.5}}};
+  const FinalChoice choice = Choose(slow).value();
+  EXPECT_TRUE(choice.is_own);
+  EXPECT_EQ(choice.measured_ms, 10.0);
+  EXPECT_NE(choice.chosen.sized.candidate.policy, "fifo") << "it stays what it is";
+}
+
+TEST_F(OfflineFinalChoice, OfThoseThatAreHardlySlowerTheOneOfLeastKlIsTaken) {
+  const FinalChoice choice = Choose({{kOwn, 0.010, 10, 0.010, {10}},
+                                     {8, 0.0094, 9, 0.0094, {9.0}},
+                                     {16, 0.0080, 9, 0.0080, {9.2}},
+                                     {32, 0.0010, 9, 0.0010, {9.9}}})
+                                 .value();
+  EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U);
+}
+
+TEST_F(OfflineFinalChoice, AGivenLimitIsForTheMeanOfAllParts) {
+  const std::vector<Case> cases = {
+      {kOwn, 0.030, 10, 0.030, {5}}, {8, 0.018, 8, 0.023, {8}}, {16, 0.018, 9, 0.021, {9}}};
+  const FinalChoice choice = Choose(cases, false, 0.02).value();
+  EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U) << "own is faster, but not within the limit";
+  EXPECT_EQ(choice.own_measured_ms, 5.0);
+  const FinalChoice nearest = Choose(cases, false, 0.019).value();
+  EXPECT_EQ(nearest.chosen.sized.candidate.group_tokens, 16U)
+      << "none is: the one of least KL, whatever the own choice has";
+}
+
+TEST_F(OfflineFinalChoice, FewTakeTurnsAndFewerTurnsWhereItIsLate) {
+  std::vector<Case> cases = {{kOwn, 0.010, 10, 0.010, {10}}};
+  for (uint32_t group = 100; group < 120; ++group)
+    cases.push_back({group, 0.005, group / 10.0, group < 105 ? 0.02 : 0.005, {8}});
+  is_late_ = true;
+  ASSERT_TRUE(Choose(cases).ok());
+  EXPECT_EQ(n_held_out_, 9U) << "the own choice and the eight that seem fastest";
+  EXPECT_EQ(n_turns_[105], 3U);
+  EXPECT_EQ(n_turns_[104], 0U);
+  EXPECT_EQ(n_turns_[108], 0U);
+}
+
+TEST_F(OfflineFinalChoice, CancellingEndsIt) {
+  told_ = Status(StatusCode::kCancelled, "cancelled");
+  EXPECT_EQ(Choose({{kOwn, 0.010, 10, 0.010, {10}}}).status().code(), StatusCode::kCancelled);
+  EXPECT_EQ(n_held_out_, 0U);
+}
+
+}  // namespace
+}  // namespace kvrun::offline
