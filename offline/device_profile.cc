@@ -196,7 +196,6 @@ StepRow StepIn(const Reader& reader) {
 
 DeviceProfile ProfileIn(const Json& json) {
   const Reader file(json, "");
-  if (file.Text("format") != kFormat) throw Refusal("it is another kind of file");
   const uint32_t version = file.Count("version", 0, kMaxCount);
   if (version != kVersion)
     throw Refusal(fmt::format("version is {}, and this kvrun reads {}", version, kVersion));
@@ -214,6 +213,14 @@ DeviceProfile ProfileIn(const Json& json) {
 Status Refuse(std::string_view why) {
   return {StatusCode::kCorrupt,
           fmt::format("it is no profile that can be read: {}; measure again with kvadapt probe", why)};
+}
+
+// Why it is no damaged profile, but none at all; empty: it may be one.
+std::string OtherKind(const Json& json) {
+  if (!json.is_object()) return fmt::format("it is a JSON {}, and a profile is an object", json.type_name());
+  const auto format = json.find("format");
+  if (format == json.end()) return "format is missing";
+  return *format == kFormat ? "" : fmt::format("format is not \"{}\"", kFormat);
 }
 
 }  // namespace
@@ -236,7 +243,14 @@ std::string ProfileToJson(const DeviceProfile& profile) {
 
 Result<DeviceProfile> ProfileFromJson(std::string_view text) {
   try {
-    return ProfileIn(Json::parse(text));
+    const Json json = Json::parse(text);
+    if (const std::string why = OtherKind(json); !why.empty()) {
+      return Status(StatusCode::kCorrupt,
+                    fmt::format("it is no device's profile, but JSON of another kind ({}): name a file that "
+                                "kvadapt probe wrote",
+                                why));
+    }
+    return ProfileIn(json);
   } catch (const Json::parse_error& error) {
     return Refuse(fmt::format("no JSON at byte {}", error.byte));
   } catch (const std::exception& error) {

@@ -51,6 +51,18 @@ bool ParseFlag(const std::string& name, const std::string& text) {
   throw UsageError(fmt::format("{}: \"{}\" is neither 1 (on) nor 0 (off)", name, text));
 }
 
+// Not as a part of another word.
+bool Mentions(std::string_view message, std::string_view value) {
+  constexpr std::string_view kEnds = " ,;:\"'()\n";
+  const auto is_end = [&](size_t at) {
+    return at >= message.size() || kEnds.find(message[at]) != kEnds.npos;
+  };
+  for (size_t at = message.find(value); at != message.npos; at = message.find(value, at + 1)) {
+    if ((at == 0 || is_end(at - 1)) && is_end(at + value.size())) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 OptionSet::OptionSet(CLI::App* program, const std::string& command, const std::string& description)
@@ -67,7 +79,7 @@ bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_
 void OptionSet::Bind(CLI::Option* option, const std::string& kind, Setter set) {
   const std::string variable = VariableName(*option);
   option->option_text(kind.empty() ? fmt::format("[{}]", variable) : fmt::format("{} [{}]", kind, variable));
-  bindings_.push_back({option, variable, std::move(set)});
+  bindings_.push_back({option, variable, std::move(set), false});
 }
 
 void OptionSet::Add(const std::string& names, const std::string& kind, const std::string& help, Setter set) {
@@ -81,11 +93,13 @@ void OptionSet::Add(const std::string& names, const std::string& kind, const std
 void OptionSet::Text(const std::string& names, std::string* value, const std::string& kind,
                      const std::string& help) {
   Add(names, kind, help, [value](const auto&, const auto& values) { *value = values.back(); });
+  bindings_.back().is_text = true;
 }
 
 void OptionSet::TextList(const std::string& names, std::vector<std::string>* values, const std::string& kind,
                          const std::string& help) {
   Add(names, kind, help, [values](const auto&, const auto& given) { *values = given; });
+  bindings_.back().is_text = true;
 }
 
 void OptionSet::Choice(const std::string& names, std::string* value, const std::vector<std::string>& allowed,
@@ -153,15 +167,38 @@ void OptionSet::Resolve() const {
   if (first_error) throw UsageError(*first_error);
 }
 
-void OptionSet::Resolve(const Binding& binding) {
+void OptionSet::Resolve(const Binding& binding) const {
   if (binding.option->count() > 0) {
     binding.set("--" + binding.option->get_lnames().front(), binding.option->results());
     return;
   }
+  if (const char* value = ValueOfVariable(binding)) {
+    binding.set(fmt::format("{} ({})", binding.variable, OfCommand(binding)), {value});
+  }
+}
+
+const char* OptionSet::ValueOfVariable(const Binding& binding) {
+  if (binding.option->count() > 0) return nullptr;
   const auto excluded = binding.option->get_excludes();
-  if (std::ranges::any_of(excluded, [](const CLI::Option* other) { return other->count() > 0; })) return;
+  if (std::ranges::any_of(excluded, [](const CLI::Option* other) { return other->count() > 0; }))
+    return nullptr;
   const char* value = std::getenv(binding.variable.c_str());
-  if (value != nullptr && *value != '\0') binding.set(binding.variable, {value});
+  return value == nullptr || *value == '\0' ? nullptr : value;
+}
+
+std::string OptionSet::OfCommand(const Binding& binding) const {
+  return fmt::format("--{} of {} {}", binding.option->get_lnames().front(), app_->get_parent()->get_name(),
+                     command_);
+}
+
+std::string OptionSet::VariablesIn(const std::string& message) const {
+  std::string text;
+  for (const Binding& binding : bindings_) {
+    const char* value = binding.is_text ? ValueOfVariable(binding) : nullptr;
+    if (value == nullptr || !Mentions(message, value)) continue;
+    text += fmt::format("{}{}, {}", text.empty() ? " (" : "; ", binding.variable, OfCommand(binding));
+  }
+  return text.empty() ? "" : text + ")";
 }
 
 }  // namespace kvrun::cli

@@ -1,5 +1,6 @@
 // Options of a subcommand. Each is bound to a variable and can also be given as an environment variable:
-// --top-k is KVRUN_TOP_K. What is on the command line wins.
+// --top-k is KVRUN_TOP_K. What is on the command line wins. Commands have options of one name and different
+// meaning (--batch is a file, or numbers), of which the variable is one: messages name the command with it.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +53,9 @@ class OptionSet {
   // variable, when all others are set: --json then says how to report it. An environment variable is ignored
   // if the command line has an option that excludes it.
   void Resolve() const;
+  // " (KVRUN_FILE, --file of kvrun run)", where a text of an environment variable is in the message of a
+  // failure; else empty.
+  std::string VariablesIn(const std::string& message) const;
 
  private:
   using Setter = std::function<void(const std::string& name, const std::vector<std::string>& values)>;
@@ -59,9 +63,12 @@ class OptionSet {
     CLI::Option* option;
     std::string variable;
     Setter set;
+    bool is_text = false;  // as it is: a path, a prompt
   };
 
-  static void Resolve(const Binding& binding);
+  void Resolve(const Binding& binding) const;
+  static const char* ValueOfVariable(const Binding& binding);  // null: none that counts
+  std::string OfCommand(const Binding& binding) const;
   void Add(const std::string& names, const std::string& kind, const std::string& help, Setter set);
   void Bind(CLI::Option* option, const std::string& kind, Setter set);
 

@@ -49,7 +49,8 @@ int RunCommand(const ProgramInfo& info, const Command& command) {
     return ReportUsageError(error, json(),
                             fmt::format("`{} {} --help`", info.name, command.options->command()));
   } catch (const Failure& failure) {
-    return ReportFailure(failure, json());
+    const std::string message = failure.what() + command.options->VariablesIn(failure.what());
+    return ReportFailure(Failure(failure.status(), message, failure.exit_code()), json());
   } catch (const std::bad_alloc&) {
     return ReportFailure(Failure(KVRUN_OUT_OF_MEMORY, "the memory of this machine does not suffice"), json());
   } catch (const std::exception& error) {

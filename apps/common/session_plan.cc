@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "apps/common/failure.h"
 #include "apps/common/files.h"
 
 namespace kvrun::cli {
@@ -57,6 +58,35 @@ void LeaveOutForOtherMethod(const SharedOptions& shared, SessionPlan* plan) {
                     shared.config, *tuned, *given));
   }
   plan->kv = KvOptionList();
+  plan->origin.clear();
+}
+
+std::string OriginOf(const std::string& path, const Json& config, const SessionPlan& plan) {
+  const Json solution = config.value("solution", Json());
+  if (!solution.is_object()) return "";
+  std::string text = fmt::format("the options are of {}, its solution for {} x {} tokens", path,
+                                 solution.value("batch", 0U), solution.value("ctx", 0U));
+  if (!config.value("exact", true)) {
+    const uint32_t n_ctx = plan.n_ctx != 0 ? plan.n_ctx : kvrun_model_context_train(plan.model->get());
+    text += fmt::format(", the nearest that it has to {} x {}: run kvadapt tune for that, or",
+                        plan.n_sequences, n_ctx);
+  } else {
+    text += ":";
+  }
+  return text + " give --kv-... options in the place of single ones";
+}
+
+// What refuses a session, with where its options come from.
+template <typename Ask>
+auto Explained(const SessionPlan& plan, const Ask& ask) {
+  try {
+    return ask();
+  } catch (const Failure& failure) {
+    const bool is_of_options =
+        failure.status() == KVRUN_OUT_OF_MEMORY || failure.status() == KVRUN_INVALID_ARGUMENT;
+    if (plan.origin.empty() || !is_of_options) throw;
+    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), plan.origin), failure.exit_code());
+  }
 }
 
 }  // namespace
@@ -73,18 +103,24 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
       plan.kv.Set(shared.config, TextOf(option.value("name", Json())), TextOf(option.value("value", Json())));
     }
     SayNotes(shared, config, &plan);
+    plan.origin = OriginOf(shared.config, config, plan);
     LeaveOutForOtherMethod(shared, &plan);
   }
   plan.kv.Override(shared.kv);
   return plan;
 }
 
+Json AskPlan(const SessionPlan& plan) {
+  const std::vector<kvrun_option> kv_options = plan.kv.values();
+  const kvrun_session_options options = SessionOptions(kv_options, plan.n_sequences, plan.n_ctx);
+  return Explained(plan, [&] { return KvPlan(*plan.model, options); });
+}
+
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
                         uint32_t n_ctx) {
   SessionPlan plan = TakeConfig(model, shared, n_sequences, n_ctx);
   if (!plan.kv.asks_for_plan()) return plan;
-  const std::vector<kvrun_option> kv_options = plan.kv.values();
-  const Json kv_plan = KvPlan(model, SessionOptions(kv_options, n_sequences, n_ctx));
+  const Json kv_plan = AskPlan(plan);
   if (shared.quiet) return plan;
   PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
   for (const Json& note : kv_plan.value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
@@ -103,7 +139,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
   options.progress = Progress::Callback;
   options.progress_user = progress;
-  return CreateSession(loaded.engine, options);
+  return Explained(*plan, [&] { return CreateSession(loaded.engine, options); });
 }
 
 }  // namespace kvrun::cli

@@ -18,6 +18,8 @@ struct SessionPlan {
   uint32_t n_sequences = 1;
   uint32_t n_ctx = 0;
   KvOptionList kv;
+  // Where the options are a config's: which of its solutions they are, as a message goes on; else empty.
+  std::string origin;
   std::vector<std::string> notes;  // of the config, that were said
 };
 
@@ -29,6 +31,9 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
 // for; throws where it cannot be had. To be called before LoadEngine: loading takes long.
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
                         uint32_t n_ctx);
+
+// What the options buy; throws where they cannot be had, and says which solution of a config they are.
+Json AskPlan(const SessionPlan& plan);
 
 // Throws where the config is of another device than the one that was loaded; says its notes that are new.
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan);

@@ -119,6 +119,7 @@ int Eval(const EvalOptions& options) {
   const std::vector<int32_t> ids = InputIds(options, model);
   const uint32_t n_ctx = options.shared.ctx != 0 ? options.shared.ctx : static_cast<uint32_t>(ids.size());
   SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
+  if (!plan.origin.empty()) AskPlan(plan);
   const std::vector<std::string> configs = Configs(options, plan);
   std::vector<const char*> lines;
   for (const std::string& config : configs) lines.push_back(config.c_str());

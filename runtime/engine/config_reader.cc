@@ -147,8 +147,13 @@ class Section {
 Status ReadVersion(const Section& file) {
   KVRUN_ASSIGN_OR_RETURN(const toml::node* node, file.Need("version"));
   int64_t version = 0;
-  KVRUN_RETURN_IF_ERROR(file.Count("version", 1, std::numeric_limits<int64_t>::max(), &version));
+  KVRUN_RETURN_IF_ERROR(file.Count("version", std::numeric_limits<int64_t>::min(),
+                                   std::numeric_limits<int64_t>::max(), &version));
   if (version == kConfigVersion) return Status::Ok();
+  if (version < kConfigVersion) {
+    return file.Refuse(
+        *node, fmt::format("there is no version {} of configs: write version = {}", version, kConfigVersion));
+  }
   const Status refused = file.Refuse(
       *node, fmt::format("the config is of version {}, and this kvrun reads version {}: update kvrun, or run "
                          "kvadapt tune again",
@@ -251,11 +256,20 @@ Status ReadSolutions(const Section& file, const std::string& path, KvConfig* con
     return file.Refuse(file.table(), "the file has no [[solution]]: there is nothing to take from it");
   }
   const toml::node& node = *file.Find("solution");
+  constexpr std::string_view kWrite =
+      "begin each solution with a line [[solution]], in double brackets, and its keys, as ctx = 8192, below";
   const toml::array* list = node.as_array();
-  if (list == nullptr) return file.WrongType("solution", node, "[[solution]], in double brackets,");
-  if (list->empty()) return file.Refuse(node, "the list of solutions is empty");
+  if (list == nullptr) {
+    return file.Refuse(node, node.is_table()
+                                 ? "solution is a single table: write [[solution]], in double brackets"
+                                 : fmt::format("solution is {}: {}", TypeWords(node.type()), kWrite));
+  }
+  if (list->empty()) return file.Refuse(node, fmt::format("the list of solutions is empty: {}", kWrite));
   for (const toml::node& element : *list) {
-    if (element.as_table() == nullptr) return file.WrongType("solution", element, "a table");
+    if (element.as_table() == nullptr) {
+      return file.Refuse(
+          element, fmt::format("solution is a list with {} in it: {}", TypeWords(element.type()), kWrite));
+    }
     const Section section(*element.as_table(), "[[solution]]", path);
     KVRUN_ASSIGN_OR_RETURN(ConfigSolution solution, ReadSolution(section));
     const bool is_there = std::ranges::any_of(config->solutions, [&](const ConfigSolution& other) {

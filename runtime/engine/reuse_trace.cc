@@ -49,6 +49,23 @@ ReusePlan PlanReuse(const ReuseOptions& options, const ModelConfig& config, size
   return plan;
 }
 
+// Why there is no setting to measure: the text ends before the context does, or the context is short.
+std::string NothingToMeasure(const ReuseOptions& options, const ReusePlan& plan, size_t n_ids) {
+  if (options.select_entries.empty() || options.groups.empty()) return "no reuse rates: none is asked for";
+  const uint64_t least_prefill =
+      uint64_t{2} * *std::ranges::min_element(options.select_entries) + kWindowEntries + kSinkEntries;
+  uint64_t least = least_prefill;
+  while (least - std::min<uint64_t>(least / 4, kWarmUpSteps + kCountedSteps) < least_prefill) ++least;
+  if (n_ids > plan.n_ctx) {
+    return fmt::format(
+        "no reuse rates: a context of {} tokens is too short for a selection: give one of at least {}",
+        plan.n_ctx, least);
+  }
+  return fmt::format(
+      "no reuse rates: {} tokens of text are too few for a selection: give a text of at least {}", plan.n_ctx,
+      least);
+}
+
 uint32_t SelectionRank(const Adapter& adapter) {
   const LayerAdapter& layer = adapter.layers.front();
   return std::min<uint32_t>(layer.rank, RoundUp(CeilDiv(layer.key_dim, 8U), 4U));
@@ -151,8 +168,7 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
   ReuseMeasurement measured{
       .rates = {}, .n_ctx = plan.n_ctx, .n_steps = plan.n_steps, .rank = rank, .note = {}};
   if (plan.settings.empty()) {
-    measured.note = fmt::format(
-        "no reuse rates: {} tokens of text are too few for a selection: give a longer text", plan.n_ctx);
+    measured.note = NothingToMeasure(options, plan, ids.size());
   } else {
     const uint32_t n_decoded = plan.n_warm_up + plan.n_steps;
     const uint64_t total = plan.n_prefill() + plan.settings.size() * uint64_t{n_decoded};

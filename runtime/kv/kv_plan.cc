@@ -82,8 +82,10 @@ class Planner {
     return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
   }
   KvPlan Smallest(const Row& row) const;
+  uint64_t SuitableFrom(const Row& row) const;
   std::optional<KvPlan> Fit(const Row& row) const;
   std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  std::string SelectLess() const;
   Status TooLarge() const;
 
   const KvOptions& options_;
@@ -121,7 +123,8 @@ Result<KvPlan> Planner::Full() const {
                 fmt::format("the KV budget of {} does not suffice: the method full needs {} for {} tokens of "
                             "context in {}; {} tokens would fit: raise the budget, shorten the "
                             "context, or take a method that keeps KV on flash",
-                            BytesText(plan.budget_bytes), BytesText(plan.parts[0].bytes), plan.n_ctx,
+                            BytesText(plan.budget_bytes),
+                            BytesText(std::max(plan.prefill_bytes(), plan.decode_bytes())), plan.n_ctx,
                             SequencesText(plan.n_sequences), plan.budget_bytes / token_bytes));
 }
 
@@ -192,6 +195,12 @@ KvPlan Planner::Smallest(const Row& row) const {
   return Sized(row, n_chosen, n_cache_slots_.value_or(n_chosen));
 }
 
+// The smallest budget with which the row is tried.
+uint64_t Planner::SuitableFrom(const Row& row) const {
+  if (n_chosen_ || n_cache_slots_) return 0;
+  return static_cast<uint64_t>(std::ceil(row.share * kNearlyOne * static_cast<double>(base_.full_bytes)));
+}
+
 // The largest M (= C) that fits.
 std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
   uint32_t fits = std::min(base_.n_pinned + 1, base_.n_groups());
@@ -218,10 +227,9 @@ std::optional<KvPlan> Planner::Fit(const Row& row) const {
 Result<KvPlan> Planner::OnFlash() {
   KVRUN_RETURN_IF_ERROR(Settle());
   const bool fills_budget = !n_chosen_ && !n_cache_slots_;
-  const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
   std::optional<KvPlan> best;
   for (const Row& row : kRows) {
-    if (fills_budget && share < row.share * kNearlyOne) continue;
+    if (base_.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
     const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
@@ -232,9 +240,29 @@ Result<KvPlan> Planner::OnFlash() {
   return TooLarge();
 }
 
+// What of the selection and the reuse buffer would fit.
+std::string Planner::SelectLess() const {
+  std::optional<KvPlan> most;
+  for (const Row& row : kRows) {
+    const std::optional<KvPlan> fits = FitMostGroups(row);
+    if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
+  }
+  if (!most) return "no number of selected entries would fit: ";
+  const uint32_t entries = (most->n_chosen - most->n_pinned) * most->record.group_tokens;
+  if (!n_cache_slots_) return fmt::format("select at most {} entries, ", entries);
+  return fmt::format("select at most {} entries and reuse at most {} groups, ", entries, most->n_cache_slots);
+}
+
+// The last row mostly takes least, but not where heads are so small that the scales of int4 outweigh it.
 Status Planner::TooLarge() const {
-  const Row& row = kRows.back();
-  const KvPlan plan = Smallest(row);
+  KvPlan plan;
+  uint64_t least_bytes = UINT64_MAX;
+  for (const Row& row : kRows) {
+    const KvPlan smallest = Smallest(row);
+    const uint64_t bytes = std::max({smallest.prefill_bytes(), smallest.decode_bytes(), SuitableFrom(row)});
+    if (bytes <= least_bytes) plan = smallest;
+    least_bytes = std::min(least_bytes, bytes);
+  }
   const bool is_prefill = plan.prefill_bytes() > plan.decode_bytes();
   std::string parts;
   for (const KvPart& part : plan.parts) {
@@ -242,12 +270,7 @@ Status Planner::TooLarge() const {
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
   }
   std::string advice;
-  if (!is_flexgen_ && (n_chosen_ || n_cache_slots_)) {
-    const std::optional<KvPlan> most = FitMostGroups(row);
-    advice = most ? fmt::format("select at most {} entries, ",
-                                (most->n_chosen - most->n_pinned) * most->record.group_tokens)
-                  : "no number of selected entries would fit: ";
-  }
+  if (!is_flexgen_ && (n_chosen_ || n_cache_slots_)) advice = SelectLess();
   // A share of a longer context is more, one of a shorter context less.
   advice += options_.budget_fraction
                 ? "give that as the budget, or a larger share: one of a short context is little"
@@ -255,8 +278,7 @@ Status Planner::TooLarge() const {
   return {StatusCode::kOutOfMemory,
           fmt::format("the KV budget of {} does not suffice: the method {} needs at least {} in {} for {} "
                       "tokens of context in {} ({}); {}",
-                      BytesText(plan.budget_bytes), plan.method,
-                      BytesText(std::max(plan.prefill_bytes(), plan.decode_bytes())),
+                      BytesText(plan.budget_bytes), plan.method, BytesText(least_bytes),
                       is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
                       advice)};
 }

@@ -145,11 +145,12 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
 
   const uint64_t adapter = PrefillAdapterBytes(input, plan);
-  uint64_t bytes = whole + in_memory + adapter;
-  plan.prefill_tile_tokens = plan.n_ctx;
-  plan.spills_hidden = bytes > left;
   const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
-  if (plan.spills_hidden) bytes = whole + spill_bytes + adapter;
+  const uint64_t kept = whole + in_memory + adapter;
+  const uint64_t spilled = whole + spill_bytes + adapter;
+  plan.prefill_tile_tokens = plan.n_ctx;
+  plan.spills_hidden = kept > left;
+  uint64_t bytes = plan.spills_hidden ? spilled : kept;
   if (bytes > left) {
     // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
     // them in turn, and what comes from one tile); these make room for the adapter's work.
@@ -165,6 +166,12 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
       plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
       bytes = tiled_bytes(grains);
     }
+  }
+  // Of a short context, tiles and what spills take more than hidden states in memory.
+  if (bytes > left && std::min(kept, spilled) < bytes) {
+    plan.prefill_tile_tokens = plan.n_ctx;
+    plan.spills_hidden = spilled < kept;
+    bytes = std::min(kept, spilled);
   }
   plan.parts.push_back({"prefill", bytes + PrefillWorkBytes(input, plan), true, false});
 }

@@ -49,10 +49,11 @@ class Reuse : public ::testing::Test {
     kvrun_model_close(model_);
   }
 
-  kvrun_status Measure(const Ids& ids, Json* info, kvrun_progress_fn progress = nullptr,
-                       void* user = nullptr) {
+  kvrun_status Measure(const Ids& ids, Json* info, kvrun_progress_fn progress = nullptr, void* user = nullptr,
+                       uint32_t n_ctx = 0) {
     kvrun_reuse_options options;
     kvrun_reuse_options_init(&options);
+    options.n_ctx = n_ctx;
     const std::string kv = folder_.Path("kv");
     options.folder = kv.c_str();
     options.allow_tmpfs = 1;
@@ -156,6 +157,22 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
   EXPECT_NE(info["note"].get<std::string>().find("no reuse rates: 100 tokens"), std::string::npos);
   EXPECT_TRUE(info["rates"].empty());
   EXPECT_TRUE(OrDie(ReadWholeAdapter(adapter_)).reuse.empty());
+}
+
+TEST_F(Reuse, WhatIsTooShortIsNamedAndHowMuchWouldDo) {
+  Json info;
+  const auto note = [&](size_t n_ids, uint32_t n_ctx) {
+    EXPECT_EQ(Measure(SomeIds(n_ids, 3, 300), &info, nullptr, nullptr, n_ctx), KVRUN_OK)
+        << kvrun_last_error();
+    return info.value("note", "");
+  };
+  EXPECT_EQ(note(700, 256),
+            "no reuse rates: a context of 256 tokens is too short for a selection: give one of at least 346");
+  EXPECT_EQ(note(256, 0),
+            "no reuse rates: 256 tokens of text are too few for a selection: give a text of at least 346");
+  EXPECT_NE(note(700, 345), "");
+  EXPECT_EQ(note(700, 346), "");
+  EXPECT_FALSE(info["rates"].empty());
 }
 
 TEST_F(Reuse, FailuresLeaveTheFileAsItWas) {

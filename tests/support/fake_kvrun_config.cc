@@ -1,6 +1,7 @@
 // The toy library's configs: JSON files, which hold a little of the answer: "options" {name: value}, "notes"
-// [..]; "model" and "device", which are compared with the model's path and the device's name. A config that
-// cannot be read is not found. The option "asked" says what was asked for.
+// [..]; "solution" {batch, ctx}, which is exact where these are asked for; "model" and "device", which are
+// compared with the model's path and the device's name. A config that cannot be read is not found. The option
+// "asked" says what was asked for.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -46,5 +47,11 @@ kvrun_status kvrun_config_json(const char* path, const kvrun_model* model, const
   const char* folder = options->kv_dir == nullptr ? "default" : options->kv_dir;
   kv.push_back(
       {{"name", "asked"}, {"value", fmt::format("{}x{}@{}", options->n_sequences, options->n_ctx, folder)}});
-  return HandOut(nlohmann::json{{"kv_options", kv}, {"notes", notes}}.dump(), json);
+  nlohmann::json answer = {{"kv_options", kv}, {"notes", notes}};
+  if (config.contains("solution")) {
+    answer["solution"] = config["solution"];
+    answer["exact"] =
+        config["solution"] == nlohmann::json{{"batch", options->n_sequences}, {"ctx", options->n_ctx}};
+  }
+  return HandOut(answer.dump(), json);
 }

@@ -124,7 +124,8 @@ TEST_F(CliCalibrate, OptionsAreVariablesToo) {
   const ProgramResult bad = Run({"-f", ab_}, {{"KVRUN_KIND=svd"}, "", ""});
   EXPECT_EQ(bad.exit_code, 2);
   EXPECT_PRED2(Contains, bad.err,
-               "kvadapt: KVRUN_KIND: \"svd\" is not one of plain, centred, query, query-centred");
+               "kvadapt: KVRUN_KIND (--kind of kvadapt calibrate): \"svd\" is not one of plain, centred, "
+               "query, query-centred");
   const ProgramResult help = RunProgram(KVADAPT_FAKE_PROGRAM, {"calibrate", "--help"});
   for (const char* name :
        {"KVRUN_FILE", "KVRUN_IDS", "KVRUN_TOKENS", "KVRUN_KIND", "KVRUN_RANK", "KVRUN_OUTPUT"})

@@ -123,6 +123,27 @@ TEST_F(CliConfig, WhatCannotBeReadIsSaidBeforeLoading) {
   EXPECT_EQ(no_config.err, "kvrun: " + folder_.Path("x") + ":1:1: not a config\n");
 }
 
+TEST_F(CliConfig, WhatDoesNotFitNamesTheSolution) {
+  Json config = {{"options", {{"method", "kvswap"}, {"budget", "1"}}},
+                 {"solution", {{"batch", 2}, {"ctx", 512}}}};
+  const std::string origin = "; the options are of " + Path() + ", its solution for 2 x 512 tokens";
+  const ProgramResult near = Run(config);
+  EXPECT_EQ(near.exit_code, 1);
+  EXPECT_PRED2(Contains, near.err, "smallest that does is 9.0 MiB" + origin);
+  EXPECT_PRED2(Contains, near.err,
+               ", the nearest that it has to 1 x 15: run kvadapt tune for that, or give --kv-");
+  EXPECT_EQ(Json::parse(Run(config, {"--json"}).out)["error"]["status"], "out of memory");
+  const ProgramResult eval = Cli(
+      {"eval", "-m", "toy", "--ids", "-", "--config", Path(), "--progress", "always"}, {{}, "1 2 3 4", ""});
+  EXPECT_EQ(eval.exit_code, 1);
+  EXPECT_PRED2(Contains, eval.err, origin + ", the nearest that it has to 1 x 4:");
+  EXPECT_FALSE(Contains(eval.err, "loading"));
+  config["solution"] = {{"batch", 1}, {"ctx", 15}};
+  const ProgramResult exact = Run(config);
+  EXPECT_PRED2(Contains, exact.err, "its solution for 1 x 15 tokens: give --kv-... options in the place of");
+  EXPECT_FALSE(Contains(Run(config, {"--kv-method", "flexgen", "--kv-budget", "1"}).err, "solution"));
+}
+
 TEST_F(CliConfig, ChatLogitsAndBatchesTakeIt) {
   const std::string config = Write({{"options", {{"budget", "1000"}}}});
   const ProgramResult chat = Cli({"chat", "-m", "toy", "--config", config}, {{}, "hi\n", ""});

@@ -155,6 +155,35 @@ TEST(CliEnvironment, ABadValueNamesTheVariable) {
   }
 }
 
+// One variable, which is a file for one command and numbers, or on and off, for another.
+TEST(CliEnvironment, WhatAnotherCommandTakesIsRefusedWithTheCommandsName) {
+  const auto run = [](std::vector<std::string> arguments, const std::string& entry) {
+    const bool is_kvrun = arguments[0] == "run" || arguments[0] == "eval";
+    return RunProgram(is_kvrun ? KVRUN_FAKE_PROGRAM : KVADAPT_FAKE_PROGRAM, arguments, {{entry}, "", ""});
+  };
+  const TemporaryFolder folder;
+  const std::string text = folder.Write("text", "hello");
+  const ProgramResult numbers =
+      run({"tune", "-m", "nobos", "-f", text, "-o", folder.Path("o")}, "KVRUN_BATCH=p.jsonl");
+  EXPECT_EQ(numbers.exit_code, 2);
+  EXPECT_PRED2(Contains, numbers.err, "kvadapt: KVRUN_BATCH (--batch of kvadapt tune): \"p.jsonl\" is not");
+  const ProgramResult file = run({"run", "-m", "toy"}, "KVRUN_BATCH=1,4");
+  EXPECT_EQ(file.exit_code, 1);
+  EXPECT_PRED2(Contains, file.err,
+               "cannot read 1,4: No such file or directory (KVRUN_BATCH, --batch of kvrun run)\n");
+  EXPECT_PRED2(Contains, run({"run", "-m", "toy", "-p", "x"}, "KVRUN_PROFILE=p.json").err,
+               "KVRUN_PROFILE (--profile of kvrun run): \"p.json\" is neither 1 (on) nor 0 (off)");
+  EXPECT_EQ(run({"run", "-m", "toy", "-p", "x"}, "KVRUN_BATCH=1,4").exit_code, 0) << "-p excludes it";
+  const ProgramResult inspected = run({"inspect"}, "KVRUN_FILE=" + text);
+  EXPECT_EQ(inspected.exit_code, 1);
+  EXPECT_PRED2(Contains, inspected.err, "kvrun's files (KVRUN_FILE, --file of kvadapt inspect)\n");
+  const std::string none = folder.Path("none");
+  EXPECT_FALSE(Contains(run({"eval", "-m", "toy", "-f", none}, "KVRUN_FILE=" + none).err, "KVRUN"))
+      << "not from it";
+  EXPECT_FALSE(Contains(run({"eval", "-m", "toy", "-f", none}, "KVRUN_IDS=none").err, "KVRUN"))
+      << "a part of a word";
+}
+
 TEST(CliEnvironment, OptionsOfOtherCommandsDoNotMatter) {
   EXPECT_EQ(Cli({"devices"}, {{"KVRUN_TEMP=warm"}, "", ""}).exit_code, 0);
   EXPECT_EQ(Cli({"run", "-m", "toy", "-p", "x"}, {{"KVRUN_TEMP="}, "", ""}).exit_code, 0);

@@ -123,7 +123,8 @@ TEST(CliKv, ARefusedValueIsBadUsageAndNamesTheOption) {
   }
   const ProgramResult variable = Cli(RunHello({}), {{"KVRUN_KV_BUDGET=bad"}, "", ""});
   EXPECT_EQ(variable.exit_code, 2);
-  EXPECT_PRED2(Contains, variable.err, "kvrun: KVRUN_KV_BUDGET: KV option budget: \"bad\"");
+  EXPECT_PRED2(Contains, variable.err,
+               "kvrun: KVRUN_KV_BUDGET (--kv-budget of kvrun run): KV option budget: \"bad\"");
   EXPECT_EQ(Cli(RunHello({"--kv-tmpfs=maybe"})).exit_code, 2);
 }
 

@@ -161,7 +161,7 @@ TEST(ConfigFile, ValuesOfAWrongTypeSayWhichIsMeant) {
   ExpectError(With("", "kl = true\n"), "c.toml:12:6: kl is true or false, where a number is meant");
   ExpectError(With("", "bound = 2026-11-22\n"), "c.toml:12:9: bound is a date or a time, where a text");
   ExpectError(With("[[solution]]", "[solution]\n"),
-              "c.toml:8:1: solution is a table, where [[solution]], in double brackets, is meant");
+              "c.toml:8:1: solution is a single table: write [[solution]], in double brackets");
   ExpectError("version = 1\nmodel = 3\n", "c.toml:2:9: model is a whole number, where a table, [model], is");
 }
 
@@ -199,8 +199,11 @@ TEST(ConfigFile, WhatLacksIsNamed) {
   ExpectError(With("budget", ""), "c.toml:8:1: [[solution]] lacks the key \"budget_bytes\"");
   const std::string head = With("", "").substr(0, With("", "").find("[[solution]]"));
   ExpectError(head, "c.toml:1:1: the file has no [[solution]]");
-  ExpectError("solution = []\n" + head, "c.toml:1:12: the list of solutions is empty");
-  ExpectError("solution = [3]\n" + head, "c.toml:1:13: solution is a whole number, where a table is meant");
+  const std::string advice = ": begin each solution with a line [[solution]], in double brackets";
+  ExpectError("solution = []\n" + head, "c.toml:1:12: the list of solutions is empty" + advice);
+  ExpectError("solution = [3]\n" + head,
+              "c.toml:1:13: solution is a list with a whole number in it" + advice);
+  ExpectError("solution = 3\n" + head, "c.toml:1:12: solution is a whole number" + advice);
 }
 
 TEST(ConfigFile, TwoOfAKindAreErrors) {
@@ -215,6 +218,8 @@ TEST(ConfigFile, AnotherVersionIsUnsupportedWhateverItHolds) {
   EXPECT_EQ(config.status().code(), StatusCode::kUnsupported);
   ExpectError("future = {}\nversion = 2\n", "c.toml:2:11: the config is of version 2, and this kvrun reads");
   EXPECT_EQ(ConfigFromToml("version = 0\n", "c.toml").status().code(), StatusCode::kInvalidArgument);
+  ExpectError("version = 0\n", "c.toml:1:11: there is no version 0 of configs: write version = 1");
+  ExpectError("\n  version = -3\n", "c.toml:2:13: there is no version -3 of configs: write version = 1");
 }
 
 TEST(ConfigFile, KeysOfManyPartsAreRefusedBeforeTheyFillTheStack) {

@@ -50,6 +50,30 @@ TEST(InspectFile, WhatIsNoneOfOursIsRefused) {
   EXPECT_EQ(InspectFile(folder.Write("file", "GGUF")).status().code(), StatusCode::kCorrupt);
 }
 
+TEST(InspectFile, WhatIsThereInsteadIsSaid) {
+  const TemporaryFolder folder;
+  const auto message = [&](const std::string& text) {
+    const std::string path = folder.Write("file", text);
+    const std::string said = InspectFile(path).status().message();
+    EXPECT_TRUE(said.starts_with(path)) << said;
+    return said.substr(std::min(said.size(), path.size()));
+  };
+  const std::string shown = "; an adapter, a configuration or a device's profile can be shown";
+  const std::string none = " is none of kvrun's files: ";
+  EXPECT_EQ(message(""), none + "it is empty" + shown);
+  for (const char* list : {"[1, 2]", " \n[\n {\"a\": 1}]", "[]", "[[\"a\"]]"}) {
+    EXPECT_EQ(message(list), none + "it is a JSON list" + shown) << list;
+  }
+  EXPECT_EQ(
+      message("{\"a\": 1}"),
+      ": it is no device's profile, but JSON of another kind (format is missing): name a file that kvadapt "
+      "probe wrote");
+  EXPECT_EQ(message("[[solution]]\n"), ":1:1: the file lacks the key \"version\"") << "a configuration";
+  const Status status = InspectFile(folder.Path("")).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), folder.Path("") + " is a folder: name a file in it");
+}
+
 TEST(InspectObjects, AConfigurationHasItsSolutions) {
   KvConfig config;
   config.model = "toy";

@@ -49,6 +49,13 @@ void ExpectMessage(const Status& status, StatusCode code, std::string_view part)
   EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
 }
 
+// "words3.2 MiB (3371008 bytes)": 3371008.
+uint64_t BytesAfter(const std::string& text, const std::string& words) {
+  const size_t at = text.find(words);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(text.find('(', at) + 1));
+}
+
 uint64_t Part(const KvPlan& plan, std::string_view name) {
   for (const KvPart& part : plan.parts) {
     if (part.name == name) return part.bytes;
@@ -168,6 +175,13 @@ TEST(KvPlan, FullInRecords) {
   EXPECT_GE(Part(plan, "kv"), 30 * (plan.n_groups() * plan.record.size_bytes() +
                                     plan.n_window_slots * plan.window_record.size_bytes()));
   EXPECT_GT(plan.prefill_bytes(), plan.decode_bytes());
+  options.budget_bytes = plan.decode_bytes();
+  const uint64_t needed = BytesAfter(Refusal(options).message(), "full needs ");
+  EXPECT_GT(needed, plan.decode_bytes());
+  options.budget_bytes = needed;
+  EXPECT_EQ(Plan(options).prefill_bytes(), needed);
+  options.budget_bytes = needed - 1;
+  ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, std::to_string(needed));
 }
 
 TEST(KvPlan, LargerModelsScaleTheRank) {
@@ -330,13 +344,6 @@ TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   EXPECT_GT(computed.prefill_bytes() + 256 * 2 * 192 * 2, computed.budget_bytes) << "a larger tile would fit";
 }
 
-// "words3.2 MiB (3371008 bytes)": 3371008.
-uint64_t BytesAfter(const std::string& text, const std::string& words) {
-  const size_t at = text.find(words);
-  EXPECT_NE(at, std::string::npos) << text;
-  return at == std::string::npos ? 0 : std::stoull(text.substr(text.find('(', at) + 1));
-}
-
 // The smallest budget that a message names suffices, and a byte less does not.
 TEST(KvPlan, BudgetsThatAreTooSmallAreAnsweredWithTheSmallest) {
   KvOptions selects = Unlimited("kvswap");
@@ -355,6 +362,33 @@ TEST(KvPlan, BudgetsThatAreTooSmallAreAnsweredWithTheSmallest) {
       ExpectSound(Plan(options), kSmolLm2);
       --*options.budget_bytes;
       ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, std::to_string(smallest));
+    }
+  }
+}
+
+// Whatever the shape: of heads of 2, int4 takes more than f16; of a short context, tiles more than all of it.
+TEST(KvPlan, TheSmallestBudgetIsTheLeastOfAllRows) {
+  constexpr KvModelShape kStories = {5, 8, 4, 8, 64};
+  constexpr KvModelShape kTwoNumbers = {2, 4, 4, 2, 8};
+  KvOptions selects = Unlimited("kvswap");
+  selects.select_entries = 40;
+  KvOptions per_head = Unlimited("kvswap");
+  per_head.heads = HeadReduction::kPerKvHead;
+  for (const KvModelShape& model : {kStories, kTwoNumbers, kSmolLm2, kLlama8b}) {
+    for (const uint32_t n_ctx : {40U, 100U, 256U, 300U, 512U, 2048U, 8192U}) {
+      for (const uint32_t alignment : {1U, 512U, 4096U}) {
+        for (KvOptions options : {Unlimited("kvswap"), Unlimited("flexgen"), selects, per_head}) {
+          options.budget_bytes = 0;
+          const Status refusal = Refusal(options, model, n_ctx, 2, alignment);
+          const uint64_t smallest = BytesAfter(refusal.message(), "needs at least ");
+          options.budget_bytes = smallest;
+          const KvPlan plan = Plan(options, model, n_ctx, 2, alignment);
+          EXPECT_EQ(std::max(plan.decode_bytes(), plan.prefill_bytes()), smallest) << refusal.message();
+          options.budget_bytes = smallest - 1;
+          ExpectMessage(Refusal(options, model, n_ctx, 2, alignment), StatusCode::kOutOfMemory,
+                        std::to_string(smallest));
+        }
+      }
     }
   }
 }
