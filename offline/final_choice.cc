@@ -12,8 +12,8 @@
 namespace kvrun::offline {
 namespace {
 
-constexpr size_t kMostConfirmed = 4;  // besides kvrun's own choice
-constexpr size_t kMostTried = 8;
+constexpr size_t kMostConfirmed = 3;  // besides kvrun's own choice
+constexpr size_t kMostTried = 6;
 constexpr uint32_t kMostTurns = 5;
 constexpr uint32_t kFewestTurns = 3;
 // Of those that are slower than the fastest by no more, the one of least KL is taken.

@@ -34,7 +34,7 @@ constexpr uint32_t kSampleRuns = 5;
 constexpr uint32_t kCheckRuns = 5;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
 constexpr double kSamplingShare = 0.2;
-constexpr double kFinalShare = 0.25;
+constexpr double kFinalShare = 0.3;
 constexpr size_t kFewestSamples = 24;
 constexpr size_t kMostSamples = 64;  // of one setting
 constexpr size_t kSamplesPerReference = 4;

@@ -38,21 +38,21 @@ class CliTune : public ::testing::Test {
 
   TemporaryFolder folder_;
   std::string out_ = folder_.Path("kvrun.toml");
-  std::string text_ = folder_.Write("text", std::string(1000, 'a'));
+  std::string text_ = folder_.Write("text", std::string(2000, 'a'));
 };
 
 TEST_F(CliTune, OptionsReachTheSearch) {
   ASSERT_EQ(Run({}).exit_code, 0);
   EXPECT_EQ(Written(),
-            "budget 1/13 kl 0 minutes 8 checks 0 adapter  folder  ids 1000 ctx 8192 batch 1 from \n");
+            "budget 1/13 kl 0 minutes 8 checks 0 adapter  folder  ids 2000 ctx 8192 batch 1 from \n");
   ASSERT_EQ(Run({"--ctx", "256,300", "--batch", "4,1", "--quality-floor", "0.5", "--minutes", "0.25",
                  "--check", "7", "--kv-dir", "/there"})
                 .exit_code,
             0);
   EXPECT_EQ(Written(),
-            "budget 1/13 kl 0.5 minutes 0.25 checks 7 adapter  folder /there ids 600 ctx 256 300 batch 4 1 "
+            "budget 1/13 kl 0.5 minutes 0.25 checks 7 adapter  folder /there ids 1200 ctx 256 300 batch 4 1 "
             "from \n")
-      << "two pieces of the longest context are read, and no more";
+      << "four pieces of the longest context are read, and no more";
 }
 
 TEST_F(CliTune, TheAdapterIsNamedFromTheConfigsFolder) {
@@ -127,7 +127,7 @@ TEST_F(CliTune, OptionsAreVariablesToo) {
 
 TEST_F(CliTune, WhatQualityIsMeasuredOnIsSaid) {
   const ProgramResult result = Run({"--ctx", "256"});
-  EXPECT_PRED2(Contains, result.err, "quality is measured on 1 text, 512 tokens");
+  EXPECT_PRED2(Contains, result.err, "quality is measured on 1 text, 1024 tokens");
   EXPECT_FALSE(Contains(result.err, "--tokens")) << "tune has no such option: " << result.err;
   EXPECT_PRED2(Contains, Run({"--progress", "always"}).err, "searching");
   EXPECT_EQ(Run({"-q"}).err, "");
