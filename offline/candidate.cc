@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kSinkEntries = 4;  // what kvswap takes by itself
 constexpr uint32_t kFewestEntries = 64;
-constexpr uint32_t kMostColumns = 64;
+constexpr uint32_t kMostColumns = 256;
 
 KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
   KvOptions options;
@@ -121,7 +121,7 @@ std::vector<uint32_t> Ranks(const SearchSetting& setting, bool from_file) {
   const uint32_t key_dim = setting.model.n_kv_heads * setting.model.head_dim;
   const uint32_t most = std::min(kMostColumns, from_file ? setting.max_rank : key_dim);
   std::vector<uint32_t> ranks;
-  for (const uint32_t rank : {4, 8, 12, 16, 20, 24, 32, 40, 48, 64}) {
+  for (const uint32_t rank : {4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256}) {
     if (rank <= most && rank * 2 <= key_dim) ranks.push_back(rank);
   }
   if (ranks.empty()) ranks.push_back(std::max(std::min(most, key_dim / 2), 1U));

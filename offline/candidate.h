@@ -53,7 +53,8 @@ struct SizedCandidate {
 // kOutOfMemory where the budget does not hold it.
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting);
 
-// What kvrun itself chooses from the budget: the search begins there, and no answer may have a higher KL.
+// What kvrun itself chooses from the budget: the search begins there, and where no limit is
+// given no answer may have a higher KL.
 Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting);
 // The values of each dimension that a search looks at: those that the model allows.
 std::vector<uint32_t> GroupSizes();

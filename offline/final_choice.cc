@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -23,6 +24,7 @@ struct Finalist {
   Measured measured;
   bool is_own = false;
   double held_out_kl = 0.0;
+  bool is_good = false;  // else it is there to be compared with
   std::vector<double> times_ms;
 
   double kl() const { return (measured.quality.kl + held_out_kl) / 2; }
@@ -42,23 +44,22 @@ class Choice {
  private:
   Status Confirm();
   Status TakeTurns();
-  size_t Best() const;
+  const Finalist& Best() const;
   bool IsOwn(const Measured& measured) const {
     return measured.sized.candidate == answer_.own.sized.candidate;
-  }
-  bool OwnIsAccepted() const {
-    return std::ranges::any_of(answer_.accepted, [this](const Measured& one) { return IsOwn(one); });
   }
   Result<Finalist> HeldOut(const Measured& measured) const;
 
   const SolverAnswer& answer_;
   const FinalChoiceInput& input_;
-  std::vector<Finalist> finalists_;  // kvrun's own choice first, whether it is accepted or not
+  std::vector<Finalist> finalists_;  // kvrun's own choice first, good or not
+  bool is_within_limit_ = true;
+  uint32_t n_refused_ = 0;
 };
 
 Result<Finalist> Choice::HeldOut(const Measured& measured) const {
   KVRUN_ASSIGN_OR_RETURN(const Quality quality, input_.measure_held_out(measured.sized));
-  return Finalist{measured, IsOwn(measured), quality.kl, {}};
+  return Finalist{measured, IsOwn(measured), quality.kl, false, {}};
 }
 
 Status Choice::Confirm() {
@@ -69,19 +70,26 @@ Status Choice::Confirm() {
   std::ranges::stable_sort(accepted, {}, [this](const Measured& one) { return LikelyMs(one, input_.batch); });
   accepted.resize(std::min(accepted.size(), kMostTried));
   const uint64_t total = accepted.size() + 1;
-  KVRUN_RETURN_IF_ERROR(input_.tell(0, total));
+  KVRUN_RETURN_IF_ERROR(input_.tell("confirming the best", 0, total));
   KVRUN_ASSIGN_OR_RETURN(Finalist own, HeldOut(answer_.own));
+  own.is_good = input_.kl_limit == 0.0 || own.kl() <= input_.kl_limit;
   finalists_.push_back(std::move(own));
   const double limit = input_.kl_limit > 0.0 ? input_.kl_limit : kConfirmedShare * finalists_.front().kl();
   std::vector<Finalist> refused;
   for (const Measured& measured : accepted) {
-    if (finalists_.size() > kMostConfirmed) break;
-    KVRUN_RETURN_IF_ERROR(input_.tell(finalists_.size() + refused.size(), total));
+    if (finalists_.size() > (input_.is_late() ? 1 : kMostConfirmed)) break;
+    KVRUN_RETURN_IF_ERROR(input_.tell("confirming the best", finalists_.size() + refused.size(), total));
     KVRUN_ASSIGN_OR_RETURN(Finalist finalist, HeldOut(measured));
-    (finalist.kl() <= limit ? finalists_ : refused).push_back(std::move(finalist));
+    finalist.is_good = finalist.kl() <= limit;
+    (finalist.is_good ? finalists_ : refused).push_back(std::move(finalist));
   }
-  if (finalists_.size() > 1 || OwnIsAccepted() || refused.empty()) return Status::Ok();
-  finalists_.push_back(*std::ranges::min_element(refused, {}, [](const Finalist& one) { return one.kl(); }));
+  n_refused_ = static_cast<uint32_t>(refused.size());
+  if (std::ranges::any_of(finalists_, &Finalist::is_good)) return Status::Ok();
+  is_within_limit_ = false;
+  std::ranges::move(refused, std::back_inserter(finalists_));
+  const auto least = std::ranges::min_element(finalists_, {}, [](const Finalist& one) { return one.kl(); });
+  least->is_good = true;
+  std::erase_if(finalists_, [](const Finalist& one) { return !one.is_good && !one.is_own; });
   return Status::Ok();
 }
 
@@ -94,7 +102,7 @@ Status Choice::TakeTurns() {
   for (uint32_t turn = 0; turn < kMostTurns; ++turn) {
     if (turn >= kFewestTurns && input_.is_late()) break;
     for (size_t i = 0; i < finalists_.size(); ++i) {
-      KVRUN_RETURN_IF_ERROR(input_.tell(turn * finalists_.size() + i, total));
+      KVRUN_RETURN_IF_ERROR(input_.tell("comparing the best", turn * finalists_.size() + i, total));
       KVRUN_ASSIGN_OR_RETURN(const double ms, input_.measure_ms(finalists_[i].measured));
       finalists_[i].times_ms.push_back(ms);
     }
@@ -102,29 +110,31 @@ Status Choice::TakeTurns() {
   return Status::Ok();
 }
 
-size_t Choice::Best() const {
-  const size_t first = OwnIsAccepted() ? 0 : 1;
-  double fastest_ms = std::numeric_limits<double>::infinity();
-  for (size_t i = first; i < finalists_.size(); ++i)
-    fastest_ms = std::min(fastest_ms, Median(finalists_[i].times_ms));
-  size_t best = first;
-  double least_kl = std::numeric_limits<double>::infinity();
-  for (size_t i = first; i < finalists_.size(); ++i) {
-    const bool is_slow = Median(finalists_[i].times_ms) > kHardlySlower * fastest_ms;
-    if (is_slow || finalists_[i].kl() >= least_kl) continue;
-    least_kl = finalists_[i].kl();
-    best = i;
+const Finalist& Choice::Best() const {
+  double slowest_ms = std::numeric_limits<double>::infinity();
+  for (const Finalist& one : finalists_) {
+    if (!one.is_good) continue;
+    // Without a given limit nothing is slower than kvrun's own choice.
+    const double slack = one.is_own && input_.kl_limit == 0.0 ? 1.0 : kHardlySlower;
+    slowest_ms = std::min(slowest_ms, slack * Median(one.times_ms));
   }
-  return best;
+  const Finalist* best = nullptr;
+  for (const Finalist& one : finalists_) {
+    if (!one.is_good || Median(one.times_ms) > slowest_ms) continue;
+    if (best == nullptr || one.kl() < best->kl()) best = &one;
+  }
+  return *best;
 }
 
 Result<FinalChoice> Choice::Run() {
   KVRUN_RETURN_IF_ERROR(Confirm());
   KVRUN_RETURN_IF_ERROR(TakeTurns());
   const Finalist& own = finalists_.front();
-  const Finalist& best = finalists_[Best()];
+  const Finalist& best = Best();
   return FinalChoice{.chosen = best.measured,
                      .is_own = best.is_own,
+                     .is_within_limit = is_within_limit_,
+                     .n_refused = n_refused_,
                      .held_out_kl = best.held_out_kl,
                      .own_held_out_kl = own.held_out_kl,
                      .measured_ms = Median(best.times_ms),

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "offline/solver.h"
 #include "platform/base/status.h"
@@ -19,15 +20,17 @@ struct FinalChoiceInput {
   std::function<Result<Quality>(const SizedCandidate& candidate)> measure_held_out;
   std::function<Result<double>(const Measured& measured)> measure_ms;
   std::function<std::string(const SizedCandidate& candidate)> best_policy;
-  // Fewer turns are taken then.
+  // Fewer are looked at then, and fewer turns taken.
   std::function<bool()> is_late;
   // Before each measurement. What it fails with ends it.
-  std::function<Status(uint64_t done, uint64_t total)> tell;
+  std::function<Status(const std::string& what, uint64_t done, uint64_t total)> tell;
 };
 
 struct FinalChoice {
-  Measured chosen;      // its quality is the search's
-  bool is_own = false;  // it is what kvrun chooses from the budget alone
+  Measured chosen;              // its quality is the search's
+  bool is_own = false;          // it is what kvrun chooses from the budget alone
+  bool is_within_limit = true;  // else none is, on all parts of the text: the one of least KL
+  uint32_t n_refused = 0;       // for their KL on other parts
   double held_out_kl = 0.0;
   double own_held_out_kl = 0.0;
   double measured_ms = 0.0;  // medians, in turns
@@ -38,8 +41,8 @@ struct FinalChoice {
 // there, or the given limit.
 inline constexpr double kConfirmedShare = 0.95;
 
-// `answer.accepted` is not empty. Where none is confirmed the own choice is taken if it is accepted, else the
-// one with the least mean KL.
+// `answer.accepted` is not empty. Without a given limit kvrun's own choice takes part, and nothing that is
+// slower in turns is taken; with one, it takes part if it is within it.
 Result<FinalChoice> ChooseFinally(const SolverAnswer& answer, const FinalChoiceInput& input);
 
 }  // namespace kvrun::offline

@@ -28,32 +28,32 @@ double Interpolate(const std::map<double, double>& points, double x) {
 
 }  // namespace
 
-HitRates::HitRates(std::span<const ReuseRate> table) : table_(table.begin(), table.end()) {
-  std::erase_if(table_, [](const ReuseRate& row) {
-    return row.group_tokens == 0 || row.select_entries < row.group_tokens || row.reuse_groups == 0;
-  });
+HitRates::HitRates(std::span<const ReuseRate> table) {
+  for (const ReuseRate& row : table) {
+    if (row.group_tokens == 0 || row.select_entries < row.group_tokens || row.reuse_groups == 0) continue;
+    auto curves = std::ranges::find_if(curves_, [&](const Curves& one) {
+      return one.policy == row.policy && one.group_tokens == row.group_tokens;
+    });
+    if (curves == curves_.end()) curves = curves_.insert(curves_.end(), {row.policy, row.group_tokens, {}});
+    const double n_chosen = static_cast<double>(row.select_entries) / row.group_tokens;
+    curves->by_select[row.select_entries][row.reuse_groups / n_chosen] = static_cast<double>(row.rate);
+  }
 }
 
 double HitRates::Table(uint32_t group_tokens, uint32_t select_entries, double capacity_share,
                        const std::string& policy) const {
   double nearest = std::numeric_limits<double>::infinity();
-  uint32_t group = 0;
-  for (const ReuseRate& row : table_) {
-    if (row.policy != policy) continue;
-    const double distance = std::abs(std::log2(double{1.0} * row.group_tokens / group_tokens));
+  const Curves* curves = nullptr;
+  for (const Curves& one : curves_) {
+    if (one.policy != policy) continue;
+    const double distance = std::abs(std::log2(double{1.0} * one.group_tokens / group_tokens));
     if (distance >= nearest) continue;
     nearest = distance;
-    group = row.group_tokens;
+    curves = &one;
   }
-  if (group == 0) return 1.0 - kUsualMisses * std::pow(capacity_share, -kUsualFall);
-  std::map<double, std::map<double, double>> by_select;
-  for (const ReuseRate& row : table_) {
-    if (row.policy != policy || row.group_tokens != group) continue;
-    const double n_chosen = static_cast<double>(row.select_entries) / group;
-    by_select[row.select_entries][row.reuse_groups / n_chosen] = static_cast<double>(row.rate);
-  }
+  if (curves == nullptr) return 1.0 - kUsualMisses * std::pow(capacity_share, -kUsualFall);
   std::map<double, double> at_share;
-  for (const auto& [select, rates] : by_select) at_share[select] = Interpolate(rates, capacity_share);
+  for (const auto& [select, rates] : curves->by_select) at_share[select] = Interpolate(rates, capacity_share);
   return Interpolate(at_share, std::max(select_entries, 1U));
 }
 
@@ -83,7 +83,7 @@ std::string HitRates::BestPolicy(const SizedCandidate& candidate) const {
     if (policy.needs_equal_capacity && candidate.plan.n_chosen != candidate.plan.n_cache_slots) continue;
     const std::string name(policy.name);
     const bool is_known =
-        std::ranges::any_of(table_, [&](const ReuseRate& row) { return row.policy == name; });
+        std::ranges::any_of(curves_, [&](const Curves& curves) { return curves.policy == name; });
     if (!is_known) continue;
     const double rate = Rate(candidate, name);
     if (rate <= best_rate) continue;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,7 +29,13 @@ class HitRates {
   double Table(uint32_t group_tokens, uint32_t select_entries, double capacity_share,
                const std::string& policy) const;
 
-  std::vector<ReuseRate> table_;
+  // Hit rates by capacity (in groups chosen), by selected entries: of a policy and a group size.
+  struct Curves {
+    std::string policy;
+    uint32_t group_tokens = 0;
+    std::map<double, std::map<double, double>> by_select;
+  };
+  std::vector<Curves> curves_;
   double log_miss_correction_ = 0.0;
   uint32_t n_corrections_ = 0;
 };

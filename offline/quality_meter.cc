@@ -9,7 +9,7 @@ namespace kvrun::offline {
 Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const QualityMeterOptions& options,
                                                            const OfflineProgress& progress) {
   const size_t n_ids = options.ids.size();
-  if (n_ids < options.ctx) {
+  if (n_ids < options.ctx * (options.held_out ? uint64_t{2} : uint64_t{1})) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("the text has {} tokens, too few to measure quality at a context of {}: give "
                               "longer texts (-f, several times), or tune for shorter contexts",
@@ -18,7 +18,7 @@ Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const
   auto meter = std::make_unique<QualityMeter>();
   meter->n_steps_ = options.n_steps;
   const size_t n_pieces = std::min<size_t>(options.n_pieces, n_ids / options.ctx);
-  const size_t first = options.held_out && n_pieces > 1 ? 1 : 0;
+  const size_t first = options.held_out ? 1 : 0;
   const size_t n_taken = (n_pieces - first + 1) / 2;
   for (size_t i = first; i < n_pieces; i += 2) {
     const size_t begin = n_pieces == 1 ? 0 : (n_ids - options.ctx) * i / (n_pieces - 1);

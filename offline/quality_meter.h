@@ -18,7 +18,7 @@ struct QualityMeterOptions {
   uint32_t ctx = 0;       // tokens of a piece
   uint32_t n_steps = 0;   // of these, the last are fed one by one
   uint32_t n_pieces = 0;  // of the whole text, as many as it has room for
-  // Every second of them is for the search, the others are held out; a single one is for both.
+  // Every second of them is for the search, the others are held out; of a single one nothing is.
   bool held_out = false;
   std::span<const TokenId> ids;  // pieces are taken from it, spread evenly; read by Create only
 };

@@ -56,7 +56,7 @@ Result<KvSettings> SettingsOf(const NamedKvOptions& options, const KvStorageOpti
 }
 
 Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,
-                               uint32_t n_runs) {
+                               uint32_t n_runs, const std::function<bool()>& is_cancelled) {
   BenchmarkOptions options;
   KVRUN_ASSIGN_OR_RETURN(options.kv, SettingsOf(point.sized.options, storage));
   options.kv.storage.adapter_path.clear();  // random keys have none
@@ -70,7 +70,7 @@ Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, 
   options.hit_rate = point.repeated_share;
   options.weight_reads = false;
   KVRUN_ASSIGN_OR_RETURN(const std::vector<BenchmarkResult> results,
-                         engine.RunBenchmark(options, [](uint64_t, uint64_t) { return false; }));
+                         engine.RunBenchmark(options, [&](uint64_t, uint64_t) { return is_cancelled(); }));
   const BenchmarkResult& result = results.front();
   StepSample sample;
   sample.step_ms = 1e3 * point.setting.batch / Median(result.decode_tps);

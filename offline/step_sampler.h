@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "offline/candidate.h"
@@ -26,8 +27,9 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
                                     uint64_t seed);
 
 // Milliseconds are the median of `n_runs` runs of 16 steps. The reads are counted as they were made.
+// `is_cancelled` is asked at each step; kCancelled where it says so.
 Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,
-                               uint32_t n_runs);
+                               uint32_t n_runs, const std::function<bool()>& is_cancelled);
 
 // Of at least one value; of an even number the upper middle.
 double Median(std::vector<double> values);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -28,7 +29,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kSampleSeed = 1;
-constexpr uint64_t kCheckSeed = 2;
+constexpr uint64_t kCheckSeed = 1001;
 constexpr double kProbeSeconds = 2.0;
 constexpr uint32_t kSampleRuns = 5;
 constexpr uint32_t kCheckRuns = 5;
@@ -61,8 +62,10 @@ class Tuner {
   Status MeasureReference();
   Status SolveContext(uint32_t n_ctx);
   Result<std::unique_ptr<QualityMeter>> ReadTexts(uint32_t n_ctx, bool held_out);
-  // Its solution is the next of the result's, but for what Finish adds.
-  Result<SolverAnswer> SolveOne(size_t which, QualityMeter* meter);
+  // Its solution is the next of the result's, but for what Finish adds. `n_left`: of searches of its context.
+  Result<SolverAnswer> SolveOne(size_t which, double n_left, QualityMeter* meter);
+  void ShareTime(uint32_t n_ctx);
+  bool HasHeldOut(uint32_t n_ctx) const { return options_.ids.size() >= 2 * uint64_t{n_ctx}; }
   Status Finish(size_t which, const SolverAnswer& answer, QualityMeter* meter);
   Result<double> FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter);
   Status CheckPredictions();
@@ -77,6 +80,10 @@ class Tuner {
     told_ = {what, done, total};
     return IsCancelled() ? Status(StatusCode::kCancelled, "the tuning was cancelled") : Status::Ok();
   }
+  // Of the time there is for it.
+  Status TellShare(const std::string& what, double share) {
+    return Tell(what, static_cast<uint64_t>(100 * std::clamp(share, 0.0, 1.0)), 100);
+  }
   bool IsCancelled() const { return progress_ && progress_(told_.what, told_.done, told_.total); }
   double Minutes() const { return std::chrono::duration<double>(Clock::now() - begin_).count() / 60; }
 
@@ -86,7 +93,8 @@ class Tuner {
   const OfflineProgress& progress_;
   KvStorageOptions storage_;
   std::vector<SearchSetting> settings_;
-  std::vector<std::vector<SizedCandidate>> candidates_;  // of each setting
+  std::vector<StepPoint> sample_points_;  // setting by setting
+  std::vector<StepPoint> check_points_;
   HitRates rates_;
   double reads_per_load_ = 1.0;
   std::optional<StepTimes> times_;
@@ -98,6 +106,8 @@ class Tuner {
   } told_;
   TuneResult result_;
   Clock::time_point begin_;
+  double search_end_ = 0.0;  // of the context that is looked at, in minutes from begin_
+  double context_end_ = 0.0;
 };
 
 Status Tuner::Prepare() {
@@ -106,9 +116,15 @@ Status Tuner::Prepare() {
                          TuningAdapter(engine_.model(), options_.adapter_path));
   if (adapter) rates_ = HitRates(adapter->reuse);
   KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, adapter));
-  for (const SearchSetting& setting : settings_) {
-    KVRUN_RETURN_IF_ERROR(Tell("planning", candidates_.size(), settings_.size()));
-    candidates_.push_back(AllCandidates(setting));
+  // A setting's candidates take some hundred MiB: they are made again when it is solved.
+  for (size_t i = 0; i < settings_.size(); ++i) {
+    KVRUN_RETURN_IF_ERROR(Tell("planning", i, settings_.size()));
+    const std::vector<SizedCandidate> all = AllCandidates(settings_[i]);
+    std::ranges::move(SpreadPoints({settings_[i]}, {all}, kMostSamples, kSampleSeed + i),
+                      std::back_inserter(sample_points_));
+    if (options_.n_checks == 0) continue;
+    std::ranges::move(SpreadPoints({settings_[i]}, {all}, options_.n_checks, kCheckSeed + i),
+                      std::back_inserter(check_points_));
   }
   return Status::Ok();
 }
@@ -140,16 +156,17 @@ std::vector<StepPoint> InTurns(const std::vector<StepPoint>& points, size_t n_se
 Status Tuner::SampleSteps() {
   const Clock::time_point begin = Clock::now();
   const double seconds = kSamplingShare * 60 * options_.minutes;
-  const std::vector<StepPoint> points = InTurns(
-      SpreadPoints(settings_, candidates_, kMostSamples * settings_.size(), kSampleSeed), settings_.size());
+  const std::vector<StepPoint> points = InTurns(sample_points_, settings_.size());
   times_.emplace(result_.storage);
   for (size_t k = 0; k < points.size(); ++k) {
-    KVRUN_RETURN_IF_ERROR(Tell("sampling steps", k, points.size()));
+    const double spent = std::chrono::duration<double>(Clock::now() - begin).count() / seconds;
+    const double part = std::max(static_cast<double>(k) / static_cast<double>(points.size()), spent);
+    KVRUN_RETURN_IF_ERROR(TellShare("sampling steps", part));
     if (k % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[k], kSampleRuns));
+    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[k], kSampleRuns,
+                                                                [this] { return IsCancelled(); }));
     times_->Add(sample);
-    const double elapsed_s = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (elapsed_s > seconds && k + 1 >= std::max(kFewestSamples, 2 * settings_.size())) break;
+    if (spent > 1.0 && k + 1 >= std::max(kFewestSamples, 2 * settings_.size())) break;
   }
   KVRUN_RETURN_IF_ERROR(MeasureReference());
   return times_->Fit();
@@ -159,7 +176,8 @@ Status Tuner::SampleSteps() {
 Status Tuner::MeasureReference() {
   KVRUN_ASSIGN_OR_RETURN(const SizedCandidate own, BudgetsOwnChoice(settings_.front()));
   KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
-                         MeasureStep(engine_, storage_, {settings_.front(), own, 1.0}, kSampleRuns));
+                         MeasureStep(engine_, storage_, {settings_.front(), own, 1.0}, kSampleRuns,
+                                     [this] { return IsCancelled(); }));
   times_->Refer(sample.step_ms);
   return Status::Ok();
 }
@@ -201,9 +219,9 @@ Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& set
     KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
     return quality.step_ms;
   }
-  KVRUN_ASSIGN_OR_RETURN(
-      const StepSample sample,
-      MeasureStep(engine_, storage_, {setting, measured.sized, measured.quality.hit_rate}, kSampleRuns));
+  KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
+                         MeasureStep(engine_, storage_, {setting, measured.sized, measured.quality.hit_rate},
+                                     kSampleRuns, [this] { return IsCancelled(); }));
   return sample.step_ms;
 }
 
@@ -224,13 +242,16 @@ Status Tuner::Finish(size_t which, const SolverAnswer& answer, QualityMeter* met
   };
   input.measure_ms = [&](const Measured& measured) { return FinalMs(measured, setting, meter); };
   input.best_policy = [&](const SizedCandidate& sized) { return rates_.BestPolicy(sized); };
-  input.is_late = [&] { return Minutes() > options_.minutes; };
-  input.tell = [&](uint64_t done, uint64_t total) {
-    return Tell(fmt::format("comparing the best, {} tokens x {}", setting.ctx, setting.batch), done, total);
+  input.is_late = [&] { return Minutes() > context_end_; };
+  input.tell = [&](const std::string& what, uint64_t done, uint64_t total) {
+    return Tell(fmt::format("{}, {} tokens x {}", what, setting.ctx, setting.batch), done, total);
   };
   KVRUN_ASSIGN_OR_RETURN(FinalChoice choice, ChooseFinally(answer, input));
   solution.chosen = std::move(choice.chosen);
   solution.is_own = choice.is_own;
+  solution.is_within_limit = choice.is_within_limit;
+  solution.n_refused = choice.n_refused;
+  solution.has_held_out = HasHeldOut(setting.ctx);
   solution.held_out_kl = choice.held_out_kl;
   solution.own_held_out_kl = choice.own_held_out_kl;
   solution.measured_ms = choice.measured_ms;
@@ -243,13 +264,14 @@ Status Tuner::Finish(size_t which, const SolverAnswer& answer, QualityMeter* met
   return Status::Ok();
 }
 
-Result<SolverAnswer> Tuner::SolveOne(size_t which, QualityMeter* meter) {
+Result<SolverAnswer> Tuner::SolveOne(size_t which, double n_left, QualityMeter* meter) {
   const SearchSetting& setting = settings_[which];
   TuneSolution solution;
   solution.setting = setting;
   SolverInput input;
   input.setting = setting;
-  input.all = candidates_[which];
+  const std::vector<SizedCandidate> all = AllCandidates(setting);
+  input.all = all;
   KVRUN_ASSIGN_OR_RETURN(input.own, BudgetsOwnChoice(setting));
   input.kl_limit = options_.kl_limit;
   input.predict_ms = [&](const SizedCandidate& sized, const Quality* quality) {
@@ -257,17 +279,18 @@ Result<SolverAnswer> Tuner::SolveOne(size_t which, QualityMeter* meter) {
   };
   const std::string what = fmt::format("searching, {} tokens x {}", setting.ctx, setting.batch);
   const double begin = Minutes();
-  const double share = (options_.minutes * (1 - kFinalShare) - begin) /
-                       static_cast<double>(settings_.size() - result_.solutions.size());
-  size_t n_measured = 0;
+  const double share = (search_end_ - begin) / n_left;
   input.measure = [&](const SizedCandidate& sized) -> Result<Quality> {
-    const double spent = std::clamp((Minutes() - begin) / std::max(share, 1e-6), 0.0, 1.0);
-    KVRUN_RETURN_IF_ERROR(
-        Tell(fmt::format("{}, point {}", what, ++n_measured), static_cast<uint64_t>(spent * 1000), 1000));
+    const double spent = (Minutes() - begin) / std::max(share, 1e-6);
+    KVRUN_RETURN_IF_ERROR(TellShare(what, spent));
     return MeasureQuality(sized, setting, meter);
   };
   input.is_enough = [&](const Measured&) { return Minutes() - begin > share; };
   KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, Solve(input));
+  if (setting.batch == 1) {
+    KVRUN_RETURN_IF_ERROR(MeasureReference());
+    KVRUN_RETURN_IF_ERROR(times_->Fit());
+  }
   solution.kl_limit = answer.kl_limit;
   solution.own = answer.own;
   solution.measured = answer.measured;
@@ -276,9 +299,9 @@ Result<SolverAnswer> Tuner::SolveOne(size_t which, QualityMeter* meter) {
     return Status(
         StatusCode::kOutOfMemory,
         fmt::format("no configuration within the budget was found whose KL to full attention is at most "
-                    "{:.4f} at {} tokens: the best of {} has {:.4f} ({}): raise the budget, or accept more",
+                    "{:.4f} at {} tokens: the best of {} has {:.4f} ({}): {}raise the budget, or accept more",
                     options_.kl_limit, setting.ctx, answer.measured.size(), best.quality.kl,
-                    OptionLine(best.sized.options)));
+                    OptionLine(best.sized.options), answer.ended_early ? "give it more minutes, " : ""));
   }
   result_.solutions.push_back(std::move(solution));
   return answer;
@@ -293,18 +316,32 @@ Result<std::unique_ptr<QualityMeter>> Tuner::ReadTexts(uint32_t n_ctx, bool held
   return QualityMeter::Create(engine_, options, progress_);
 }
 
+// Of the time that is left, by the tokens of this context and of those that are still to come: reading the
+// texts and measuring candidates take longer where it is longer.
+void Tuner::ShareTime(uint32_t n_ctx) {
+  uint64_t n_left = 0;
+  for (const uint32_t other : Distinct(options_.contexts)) n_left += other >= n_ctx ? other : 0;
+  const double minutes = std::max(options_.minutes - Minutes(), 0.0) * n_ctx / static_cast<double>(n_left);
+  search_end_ = Minutes() + (1 - kFinalShare) * minutes;
+  context_end_ = Minutes() + minutes;
+}
+
 // One meter after the other: each holds the KV of its pieces.
 Status Tuner::SolveContext(uint32_t n_ctx) {
+  ShareTime(n_ctx);
   const size_t first = result_.solutions.size();
   std::vector<SolverAnswer> answers;
-  {
-    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<QualityMeter> meter, ReadTexts(n_ctx, false));
-    for (size_t i = first; i < settings_.size() && settings_[i].ctx == n_ctx; ++i) {
-      KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, SolveOne(i, meter.get()));
-      answers.push_back(std::move(answer));
-    }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<QualityMeter> meter, ReadTexts(n_ctx, false));
+  const auto n_batches = std::ranges::count(settings_, n_ctx, &SearchSetting::ctx);
+  for (auto k = decltype(n_batches){0}; k < n_batches; ++k) {
+    KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, SolveOne(first + static_cast<size_t>(k),
+                                                         static_cast<double>(n_batches - k), meter.get()));
+    answers.push_back(std::move(answer));
   }
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<QualityMeter> meter, ReadTexts(n_ctx, true));
+  if (HasHeldOut(n_ctx)) {
+    meter.reset();
+    KVRUN_ASSIGN_OR_RETURN(meter, ReadTexts(n_ctx, true));
+  }
   for (size_t k = 0; k < answers.size(); ++k)
     KVRUN_RETURN_IF_ERROR(Finish(first + k, answers[k], meter.get()));
   return Status::Ok();
@@ -312,14 +349,14 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
 
 Status Tuner::CheckPredictions() {
   if (options_.n_checks == 0) return Status::Ok();
-  std::vector<StepPoint> points =
-      InTurns(SpreadPoints(settings_, candidates_, options_.n_checks, kCheckSeed), settings_.size());
+  std::vector<StepPoint> points = InTurns(check_points_, settings_.size());
   points.resize(std::min<size_t>(options_.n_checks, points.size()));
   std::vector<size_t> numbers;
   for (size_t i = 0; i < points.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
     KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kCheckRuns));
+    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kCheckRuns,
+                                                                [this] { return IsCancelled(); }));
     numbers.push_back(times_->Note());
     result_.checks.push_back({.options = points[i].sized.options,
                               .repeated_share = points[i].repeated_share,

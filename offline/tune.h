@@ -51,8 +51,11 @@ struct TuneSolution {
   Measured chosen;
   Measured own;  // what kvrun chooses from the budget alone
   double kl_limit = 0.0;
-  bool is_own = false;       // nothing better was found: `chosen` is `own`
-  double held_out_kl = 0.0;  // of `chosen`, on parts of the text that the search has not seen
+  bool is_own = false;          // nothing better was found: `chosen` is `own`
+  bool is_within_limit = true;  // of a limit that was given, on all parts of the text
+  uint32_t n_refused = 0;       // were good in the search, and not on other parts of the text
+  bool has_held_out = true;     // else the text has no other parts, and nothing was confirmed
+  double held_out_kl = 0.0;     // of `chosen`, on parts of the text that the search has not seen, if any
   double own_held_out_kl = 0.0;
   PredictedTime predicted;  // of `chosen`
   PredictedTime own_predicted;

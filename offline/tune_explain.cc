@@ -50,7 +50,7 @@ std::vector<RejectedNeighbour> Rejected(const TuneSolution& solution, const Pred
       const bool is_good = row.kl <= solution.kl_limit;
       const bool is_slower = row.predicted_ms > solution.predicted.step_ms;
       row.reason = is_good ? (is_slower            ? "slower"
-                              : row.kl_is_measured ? "no faster when measured"
+                              : row.kl_is_measured ? "no better in the end"
                                                    : "not tried")
                            : (is_slower ? "KL, and slower" : "KL");
     }

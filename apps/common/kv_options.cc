@@ -40,6 +40,17 @@ constexpr KvOptionHelp kOptions[] = {
     {"direct", "WHEN", "past the page cache: auto (default: where it can be), on or off"},
 };
 
+// As a line of options has it (kvrun_eval_options.configs).
+std::string Quoted(const std::string& value) {
+  if (value.find_first_of(" \t\r\n\"\\") == std::string::npos) return value;
+  std::string quoted = "\"";
+  for (const char c : value) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
 }  // namespace
 
 void KvOptionList::Set(const std::string& source, const std::string& name, const std::string& value) {
@@ -70,7 +81,7 @@ bool KvOptionList::asks_for_plan() const {
 std::string KvOptionList::Line() const {
   std::string line;
   for (const auto& [name, value] : options_)
-    line += fmt::format("{}--kv-{} {}", line.empty() ? "" : " ", name, value);
+    line += fmt::format("{}--kv-{} {}", line.empty() ? "" : " ", name, Quoted(value));
   return line;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -49,6 +50,12 @@ bool ParseFlag(const std::string& name, const std::string& text) {
   if (std::ranges::find(kYes, text) != std::end(kYes)) return true;
   if (std::ranges::find(kNo, text) != std::end(kNo)) return false;
   throw UsageError(fmt::format("{}: \"{}\" is neither 1 (on) nor 0 (off)", name, text));
+}
+
+// A plain word, or a dash, is in many messages that have nothing to do with it.
+bool IsTelling(std::string_view value) {
+  const auto is_letter = [](char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; };
+  return value.size() > 1 && !std::ranges::all_of(value, is_letter);
 }
 
 // Not as a part of another word.
@@ -195,7 +202,7 @@ std::string OptionSet::VariablesIn(const std::string& message) const {
   std::string text;
   for (const Binding& binding : bindings_) {
     const char* value = binding.is_text ? ValueOfVariable(binding) : nullptr;
-    if (value == nullptr || !Mentions(message, value)) continue;
+    if (value == nullptr || !IsTelling(value) || !Mentions(message, value)) continue;
     text += fmt::format("{}{}, {}", text.empty() ? " (" : "; ", binding.variable, OfCommand(binding));
   }
   return text.empty() ? "" : text + ")";

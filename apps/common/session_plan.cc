@@ -139,7 +139,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
   options.progress = Progress::Callback;
   options.progress_user = progress;
-  return Explained(*plan, [&] { return CreateSession(loaded.engine, options); });
+  return CreateSession(loaded.engine, options);
 }
 
 }  // namespace kvrun::cli

@@ -124,15 +124,29 @@ std::vector<std::string> Inputs(const TuneCommand& command) {
   return inputs;
 }
 
+std::string DoubtOf(const offline::TuneSolution& solution) {
+  const std::string refused =
+      solution.n_refused == 0 ? "" : fmt::format(" ({} not on other parts of the text)", solution.n_refused);
+  if (!solution.is_within_limit) {
+    return fmt::format(
+        "what was taken has a KL above the floor where all parts of the text count{}: give it more "
+        "--minutes, or a larger budget",
+        refused);
+  }
+  if (!solution.is_own) return "";
+  return fmt::format(
+      "none of {} points tried is both faster than what kvrun chooses from the budget alone and as "
+      "good{}: the config names just that; more --minutes try more",
+      solution.measured.size(), refused);
+}
+
 // Where what was found is less than what was asked for.
 void PrintDoubts(const offline::TuneResult& result) {
   for (const offline::TuneSolution& solution : result.solutions) {
-    if (!solution.is_own) continue;
-    PrintMessage(
-        fmt::format("note: at {} tokens x {} nothing was found that is faster than what kvrun chooses from "
-                    "the budget alone "
-                    "and as good: the config names just that",
-                    solution.setting.ctx, solution.setting.batch));
+    if (const std::string doubt = DoubtOf(solution); !doubt.empty()) {
+      PrintMessage(
+          fmt::format("note: at {} tokens x {} {}", solution.setting.ctx, solution.setting.batch, doubt));
+    }
   }
   if (result.model_mean_error <= kMuchError) return;
   PrintMessage(fmt::format(

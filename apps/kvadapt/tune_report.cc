@@ -137,8 +137,10 @@ Json SolutionJson(const TuneSolution& solution) {
           {"budget_bytes", solution.setting.budget_bytes},
           {"kl_limit", solution.kl_limit},
           {"is_own", solution.is_own},
-          {"held_out_kl", solution.held_out_kl},
-          {"own_held_out_kl", solution.own_held_out_kl},
+          {"is_within_limit", solution.is_within_limit},
+          {"held_out_kl", solution.has_held_out ? Json(solution.held_out_kl) : Json()},
+          {"own_held_out_kl", solution.has_held_out ? Json(solution.own_held_out_kl) : Json()},
+          {"n_refused", solution.n_refused},
           {"bound", solution.bound},
           {"model_ms", solution.predicted.model_ms},
           {"reading_ms", solution.predicted.reading_ms},
@@ -159,8 +161,11 @@ std::string TuneText(const TuneResult& result, bool pareto) {
     text += fmt::format("{}; KL at most {:.4f}\n", SettingText(solution.setting), solution.kl_limit);
     text += PointLine("chosen", solution.chosen, solution.predicted.step_ms, solution.measured_ms);
     text += PointLine("by budget", solution.own, solution.own_predicted.step_ms, solution.own_measured_ms);
-    text += fmt::format("  on parts of the text that the search has not seen: KL {:.4f}, by budget {:.4f}\n",
-                        solution.held_out_kl, solution.own_held_out_kl);
+    text += solution.has_held_out
+                ? fmt::format(
+                      "  on parts of the text that the search has not seen: KL {:.4f}, by budget {:.4f}\n",
+                      solution.held_out_kl, solution.own_held_out_kl)
+                : "  the text has no second part of that many tokens: nothing was confirmed on another\n";
     text += "  " + BoundText(solution) + "\n";
     text += NeighbourTable(solution);
     if (pareto) text += FrontTable(solution);

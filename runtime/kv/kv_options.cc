@@ -235,15 +235,31 @@ constexpr Named<Setter> kSetters[] = {
     {"tmpfs", [](const Given& g, KvSettings* s) { return SetChoice(g, kSwitch, &s->storage.allow_tmpfs); }},
 };
 
-std::vector<std::string_view> Words(std::string_view line) {
-  static constexpr std::string_view kBlanks = " \t\r\n";
-  std::vector<std::string_view> words;
-  for (size_t begin = line.find_first_not_of(kBlanks); begin != std::string_view::npos;) {
-    const size_t end = std::min(line.find_first_of(kBlanks, begin), line.size());
-    words.push_back(line.substr(begin, end - begin));
-    begin = line.find_first_not_of(kBlanks, end);
+// Separated by blanks; what stands between double quotes is as it is, but for \" and \\.
+Result<std::vector<std::string>> Words(std::string_view line) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  std::vector<std::string> words;
+  bool is_in_word = false;
+  bool is_quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    char c = line[i];
+    if (!is_quoted && kBlanks.find(c) != kBlanks.npos) {
+      is_in_word = false;
+      continue;
+    }
+    if (!is_in_word) words.emplace_back();
+    is_in_word = true;
+    if (c == '"') {
+      is_quoted = !is_quoted;
+      continue;
+    }
+    const bool is_escape = is_quoted && c == '\\' && i + 1 < line.size();
+    if (is_escape && (line[i + 1] == '"' || line[i + 1] == '\\')) c = line[++i];
+    words.back() += c;
   }
-  return words;
+  if (!is_quoted) return words;
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("a quote is not closed in the KV options {}", line));
 }
 
 const char* NonEmptyEnvironment(const char* name) {
@@ -269,14 +285,14 @@ Status SetKvOption(std::string_view name, std::string_view value, KvSettings* se
 
 Status ParseKvOptions(std::string_view line, KvSettings* settings) {
   static constexpr std::string_view kPrefix = "--kv-";
-  const std::vector<std::string_view> words = Words(line);
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::string> words, Words(line));
   for (size_t i = 0; i < words.size(); ++i) {
     if (!words[i].starts_with(kPrefix)) {
       return {StatusCode::kInvalidArgument,
               fmt::format("\"{}\" is not a KV option: they begin with {} and have one value each", words[i],
                           kPrefix)};
     }
-    const std::string_view option = words[i].substr(kPrefix.size());
+    const std::string_view option = std::string_view(words[i]).substr(kPrefix.size());
     const size_t equals = std::min(option.find('='), option.size());
     const std::string_view name = option.substr(0, equals);
     std::string_view value;

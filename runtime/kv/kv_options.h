@@ -55,7 +55,8 @@ std::string DefaultKvFolder();
 Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings);
 
 // Options as on a command line, on top of what `settings` holds: "--kv-method kvswap --kv-budget=1/13
-// --kv-tmpfs". Every name has its "--kv-" in front; words are separated by blanks, which no value can hold.
+// --kv-tmpfs". Every name has its "--kv-" in front; words are separated by blanks; a value that holds
+// blanks stands between double quotes, with a backslash before quotes and backslashes in it.
 // On an error the options before the one that it names are set.
 Status ParseKvOptions(std::string_view line, KvSettings* settings);
 

@@ -118,14 +118,14 @@ Result<KvPlan> Planner::Full() const {
     SizePrefill(input_, plan);
   }
   if (Holds(plan)) return plan;
-  const uint64_t token_bytes = plan.parts[0].bytes / plan.n_ctx;
+  const uint64_t needed = std::max(plan.prefill_bytes(), plan.decode_bytes());
+  const double fitting = static_cast<double>(plan.budget_bytes) / static_cast<double>(needed) * plan.n_ctx;
   return Status(StatusCode::kOutOfMemory,
                 fmt::format("the KV budget of {} does not suffice: the method full needs {} for {} tokens of "
-                            "context in {}; {} tokens would fit: raise the budget, shorten the "
+                            "context in {}; about {} tokens would fit: raise the budget, shorten the "
                             "context, or take a method that keeps KV on flash",
-                            BytesText(plan.budget_bytes),
-                            BytesText(std::max(plan.prefill_bytes(), plan.decode_bytes())), plan.n_ctx,
-                            SequencesText(plan.n_sequences), plan.budget_bytes / token_bytes));
+                            BytesText(plan.budget_bytes), BytesText(needed), plan.n_ctx,
+                            SequencesText(plan.n_sequences), static_cast<uint64_t>(fitting)));
 }
 
 // The group's size, pinned groups, and what of M and C is given.

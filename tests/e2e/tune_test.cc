@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -68,13 +70,17 @@ TEST_F(Tune, WritesAConfigThatKvrunTakes) {
   }
   ASSERT_EQ(json["solutions"].size(), 1U);
   const Json& solution = json["solutions"][0];
-  EXPECT_LE(solution["chosen"]["kl"], solution["own"]["kl"]) << "no worse than what the budget alone gives";
+  const auto mean_kl = [&](const char* point, const char* held_out) {
+    return (solution[point]["kl"].get<double>() + solution[held_out].get<double>()) / 2;
+  };
+  EXPECT_LE(mean_kl("chosen", "held_out_kl"), mean_kl("own", "own_held_out_kl"))
+      << "no worse than what the budget alone gives";
   const Result<KvConfig> config = ReadConfig(out_);
   ASSERT_TRUE(config.ok()) << config.status().message();
   ASSERT_EQ(config->solutions.size(), 1U);
   EXPECT_EQ(config->solutions[0].ctx, 256U);
   EXPECT_EQ(config->solutions[0].budget_bytes, 340U * 1024);
-  EXPECT_NEAR(config->solutions[0].kl, solution["chosen"]["kl"].get<double>(), 1e-3);
+  EXPECT_NEAR(config->solutions[0].kl, mean_kl("chosen", "held_out_kl"), 1e-3);
   const ProgramResult text =
       RunProgram(RealProgram(),
                  {"run", "-m", model_, "-p", "Once upon a time", "-n", "20", "--ctx", "256", "--config", out_,
@@ -83,6 +89,41 @@ TEST_F(Tune, WritesAConfigThatKvrunTakes) {
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_NE(Json::parse(text.out)["text"], "");
   EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("kv"))) << "no KV is left";
+}
+
+TEST_F(Tune, EachContextAndBatchHasASolution) {
+  const ProgramResult result = Run({"-f", text_, "-o", out_, "--json", "-q", "--ctx", "512,256", "--batch",
+                                    "2,1", "--minutes", "0.3", "--check", "4"},
+                                   "1200KiB");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = Json::parse(result.out);
+  ASSERT_EQ(json["solutions"].size(), 4U);
+  std::set<std::pair<uint32_t, uint32_t>> settings;
+  for (const Json& solution : json["solutions"]) {
+    settings.emplace(solution["ctx"], solution["batch"]);
+    EXPECT_EQ(solution["budget_bytes"], 600U * 1024 * solution["batch"].get<uint32_t>());
+    EXPECT_GE(solution["measured"].size(), 3U) << "each had its share of the time";
+    EXPECT_GT(solution["held_out_kl"], 0.0);
+  }
+  EXPECT_EQ(settings.size(), 4U);
+  EXPECT_EQ(json["checks"].size(), 4U);
+  EXPECT_EQ(ReadConfig(out_)->solutions.size(), 4U);
+}
+
+TEST_F(Tune, AGivenLimitAndATextOfOnePiece) {
+  const std::string text = folder_.Write("short.txt", ReadWholeFile(text_).substr(20000, 700));
+  const ProgramResult result = Run({"-f", text, "-o", out_, "--json", "--quality-floor", "50"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json solution = Json::parse(result.out)["solutions"][0];
+  EXPECT_EQ(solution["kl_limit"], 50.0);
+  EXPECT_EQ(solution["is_within_limit"], true);
+  EXPECT_TRUE(solution["held_out_kl"].is_null()) << "there is no other part";
+  std::filesystem::remove(out_);
+  const ProgramResult refused = Run({"-f", text_, "-o", out_, "--quality-floor", "1e-9"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("whose KL to full attention is at most 0.0000"), std::string::npos)
+      << refused.err;
+  EXPECT_FALSE(HasConfig());
 }
 
 TEST_F(Tune, ReportsAreTablesAndWhatIsNamedTwiceIsSolvedOnce) {

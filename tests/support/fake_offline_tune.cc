@@ -63,6 +63,12 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
   solution.setting.ctx = options.contexts.front();
   solution.chosen = Point(0.01, 5.0, "4");
   solution.own = Point(0.02, 6.0, "8");
+  solution.is_own = options.budget == "1/14";
+  solution.is_within_limit = options.budget != "1/15";
+  solution.n_refused = 3;
+  solution.has_held_out = options.budget != "1/16";
+  solution.held_out_kl = 0.012;
+  solution.own_held_out_kl = 0.024;
   solution.kl_limit = 0.015;
   solution.predicted.step_ms = 5.0;
   solution.own_predicted.step_ms = 6.0;

@@ -125,6 +125,27 @@ TEST_F(CliTune, OptionsAreVariablesToo) {
   EXPECT_PRED2(Contains, Written(), "ctx 512 batch 2");
 }
 
+TEST_F(CliTune, WhatWasNotReachedIsSaid) {
+  EXPECT_FALSE(Contains(Run({}).err, "note: at"));
+  EXPECT_PRED2(Contains, Run({"--budget", "1/14"}).err,
+               "note: at 8192 tokens x 1 none of 2 points tried is both faster than what kvrun chooses from "
+               "the budget "
+               "alone and as good (3 not on other parts of the text): ");
+  EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err,
+               "has a KL above the floor where all parts of the text count");
+}
+
+TEST_F(CliTune, WhetherItWasConfirmedOnOtherTextIsSaid) {
+  EXPECT_PRED2(Contains, Run({}).out, "that the search has not seen: KL 0.0120, by budget 0.0240");
+  EXPECT_PRED2(Contains, Run({"--budget", "1/16"}).out, "nothing was confirmed on another");
+  const Json solution = Json::parse(Run({"--json"}).out)["solutions"][0];
+  EXPECT_EQ(solution["held_out_kl"], 0.012);
+  EXPECT_EQ(solution["own_held_out_kl"], 0.024);
+  EXPECT_EQ(solution["is_own"], false);
+  EXPECT_EQ(solution["is_within_limit"], true);
+  EXPECT_EQ(solution["n_refused"], 3);
+}
+
 TEST_F(CliTune, WhatQualityIsMeasuredOnIsSaid) {
   const ProgramResult result = Run({"--ctx", "256"});
   EXPECT_PRED2(Contains, result.err, "quality is measured on 1 text, 1024 tokens");

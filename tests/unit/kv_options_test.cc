@@ -232,6 +232,16 @@ TEST(KvOptions, ALineIsReadAsACommandLineIs) {
   ASSERT_TRUE(ParseKvOptions(" \n", &settings).ok());
 }
 
+TEST(KvOptions, AValueInQuotesMayHoldBlanks) {
+  KvSettings settings;
+  const Status status =
+      ParseKvOptions(R"(--kv-dir "/a b\"c\\d\e" --kv-group 8 --kv-adapter=" x")", &settings);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(settings.storage.folder, R"(/a b"c\d\e)");
+  EXPECT_EQ(settings.kv.group_tokens, 8U);
+  EXPECT_EQ(settings.storage.adapter_path, " x");
+}
+
 TEST(KvOptions, ABadLineNamesTheWord) {
   const std::vector<std::pair<const char*, const char*>> bad = {
       {"method kvswap", "\"method\" is not a KV option"},
@@ -242,6 +252,7 @@ TEST(KvOptions, ABadLineNamesTheWord) {
       {"--kv-bugdet 4", "there is no KV option \"bugdet\""},
       {"--kv-budget 1/13 --kv-group 0", "KV option group: \"0\""},
       {"--kv-group=", "KV option group: \"\""},
+      {"--kv-dir \"/a b", "a quote is not closed"},
       {"--kv-tmpfs maybe", "KV option tmpfs: \"maybe\""},
   };
   for (const auto& [line, expected] : bad) {

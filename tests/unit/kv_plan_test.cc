@@ -10,88 +10,10 @@
 
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/slot_cache.h"
+#include "tests/support/kv_plan_cases.h"
 
-namespace kvrun {
+namespace kvrun::testing {
 namespace {
-
-constexpr KvModelShape kSmolLm2 = {30, 9, 3, 64, 576};
-constexpr KvModelShape kLlama8b = {32, 32, 8, 128, 4096};
-
-KvOptions Swap(double fraction) {
-  KvOptions options;
-  options.method = "kvswap";
-  options.budget_fraction = fraction;
-  return options;
-}
-
-KvOptions Unlimited(std::string method) {
-  KvOptions options;
-  options.method = std::move(method);
-  return options;
-}
-
-KvPlan Plan(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
-            uint32_t n_sequences = 1, uint32_t alignment = 1) {
-  auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
-  EXPECT_TRUE(plan.ok()) << plan.status().message();
-  return plan.ok() ? *plan : KvPlan();
-}
-
-Status Refusal(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
-               uint32_t n_sequences = 1, uint32_t alignment = 1) {
-  const auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
-  EXPECT_FALSE(plan.ok()) << plan->Describe();
-  return plan.status();
-}
-
-void ExpectMessage(const Status& status, StatusCode code, std::string_view part) {
-  EXPECT_EQ(status.code(), code) << status.message();
-  EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
-}
-
-// "words3.2 MiB (3371008 bytes)": 3371008.
-uint64_t BytesAfter(const std::string& text, const std::string& words) {
-  const size_t at = text.find(words);
-  EXPECT_NE(at, std::string::npos) << text;
-  return at == std::string::npos ? 0 : std::stoull(text.substr(text.find('(', at) + 1));
-}
-
-uint64_t Part(const KvPlan& plan, std::string_view name) {
-  for (const KvPart& part : plan.parts) {
-    if (part.name == name) return part.bytes;
-  }
-  return 0;
-}
-
-uint32_t SelectedEntries(const KvPlan& plan) {
-  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
-}
-
-// Sums that hold for every plan on flash: counted from the plan's fields, not through its parts.
-void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
-  SCOPED_TRACE(plan.Describe());
-  EXPECT_LE(plan.decode_bytes(), plan.budget_bytes);
-  EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
-  EXPECT_LE(plan.n_chosen, plan.n_cache_slots);
-  EXPECT_LE(plan.n_cache_slots, plan.n_groups());
-  EXPECT_LE(plan.n_pinned, plan.n_chosen);
-  EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);
-  EXPECT_GT(plan.prefill_tile_tokens, 0U);
-  EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
-  const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes();
-  if (plan.index.rank != 0) {
-    EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
-    EXPECT_EQ(Part(plan, "index"),
-              model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
-  }
-  EXPECT_EQ(Part(plan, "window"), uint64_t{plan.n_streams} * model.n_layers *
-                                      plan.window_record.size_bytes() * plan.n_window_slots);
-  EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
-  EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
-  const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
-  EXPECT_GE(Part(plan, "prefill"),
-            uint64_t{2} * plan.prefill_tile_tokens * model.n_kv_heads * model.head_dim * element_bytes);
-}
 
 TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
   struct Case {
@@ -344,67 +266,6 @@ TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   EXPECT_GT(computed.prefill_bytes() + 256 * 2 * 192 * 2, computed.budget_bytes) << "a larger tile would fit";
 }
 
-// The smallest budget that a message names suffices, and a byte less does not.
-TEST(KvPlan, BudgetsThatAreTooSmallAreAnsweredWithTheSmallest) {
-  KvOptions selects = Unlimited("kvswap");
-  selects.select_entries = 2000;
-  KvOptions reuses = Unlimited("kvswap");
-  reuses.reuse_groups = 300;
-  for (KvOptions options : {Unlimited("kvswap"), Unlimited("flexgen"), selects, reuses}) {
-    for (const uint64_t budget : {uint64_t{0}, uint64_t{1024}}) {
-      options.budget_bytes = budget;
-      const Status status = Refusal(options);
-      std::printf("%s\n", status.message().c_str());
-      ExpectMessage(status, StatusCode::kOutOfMemory,
-                    budget == 0 ? "budget of 0 B" : "budget of 1.0 KiB (1024 bytes)");
-      const uint64_t smallest = BytesAfter(status.message(), "needs at least ");
-      options.budget_bytes = smallest;
-      ExpectSound(Plan(options), kSmolLm2);
-      --*options.budget_bytes;
-      ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, std::to_string(smallest));
-    }
-  }
-}
-
-// Whatever the shape: of heads of 2, int4 takes more than f16; of a short context, tiles more than all of it.
-TEST(KvPlan, TheSmallestBudgetIsTheLeastOfAllRows) {
-  constexpr KvModelShape kStories = {5, 8, 4, 8, 64};
-  constexpr KvModelShape kTwoNumbers = {2, 4, 4, 2, 8};
-  KvOptions selects = Unlimited("kvswap");
-  selects.select_entries = 40;
-  KvOptions per_head = Unlimited("kvswap");
-  per_head.heads = HeadReduction::kPerKvHead;
-  for (const KvModelShape& model : {kStories, kTwoNumbers, kSmolLm2, kLlama8b}) {
-    for (const uint32_t n_ctx : {40U, 100U, 256U, 300U, 512U, 2048U, 8192U}) {
-      for (const uint32_t alignment : {1U, 512U, 4096U}) {
-        for (KvOptions options : {Unlimited("kvswap"), Unlimited("flexgen"), selects, per_head}) {
-          options.budget_bytes = 0;
-          const Status refusal = Refusal(options, model, n_ctx, 2, alignment);
-          const uint64_t smallest = BytesAfter(refusal.message(), "needs at least ");
-          options.budget_bytes = smallest;
-          const KvPlan plan = Plan(options, model, n_ctx, 2, alignment);
-          EXPECT_EQ(std::max(plan.decode_bytes(), plan.prefill_bytes()), smallest) << refusal.message();
-          options.budget_bytes = smallest - 1;
-          ExpectMessage(Refusal(options, model, n_ctx, 2, alignment), StatusCode::kOutOfMemory,
-                        std::to_string(smallest));
-        }
-      }
-    }
-  }
-}
-
-// What the budget is a share of shrinks with the context: to shorten it would not help.
-TEST(KvPlan, AShareOfAShortContextIsAnsweredWithBytes) {
-  const Status share = Refusal(Swap(1.0 / 13), kSmolLm2, 100);
-  ExpectMessage(share, StatusCode::kOutOfMemory, "; give that as the budget, or a larger share: ");
-  KvOptions options = Unlimited("kvswap");
-  options.budget_bytes = BytesAfter(share.message(), "needs at least ");
-  ExpectSound(Plan(options, kSmolLm2, 100), kSmolLm2);
-  options.budget_bytes = 1000;
-  ExpectMessage(Refusal(options, kSmolLm2, 100), StatusCode::kOutOfMemory,
-                "; raise the budget to that, or shorten the context");
-}
-
 TEST(KvPlan, FullKeepsEverything) {
   const KvPlan plan = Plan(Unlimited("full"), kSmolLm2, 8192, 2);
   ASSERT_EQ(plan.parts.size(), 1U);
@@ -435,40 +296,6 @@ TEST(KvPlan, FlexgenReadsEverythingThroughOneLayersSlots) {
   const KvPlan tight = Plan(options);
   ExpectSound(tight, kSmolLm2);
   EXPECT_NE(tight.record.k_type, KvType::kF16);
-}
-
-TEST(KvPlan, ContradictionsAreRefused) {
-  const auto expect_refused = [](const KvOptions& options, std::string_view part) {
-    ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, part);
-  };
-  KvOptions options = Unlimited("magic");
-  expect_refused(options, "known: full, flexgen, kvswap");
-  options = Swap(0.1);
-  options.budget_bytes = 1000;
-  expect_refused(options, "given twice");
-  for (const double fraction : {0.0, -1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    expect_refused(Swap(fraction), "must be above 0");
-  }
-  for (const uint32_t group : {0U, 257U}) {
-    options = Swap(0.1);
-    options.group_tokens = group;
-    expect_refused(options, "1 to 256");
-  }
-  options = Swap(0.1);
-  options.rank = 193;
-  expect_refused(options, "ranks from 1 to 192");
-  options = Swap(0.1);
-  options.index_type = KvType::kFp8;
-  expect_refused(options, "f16, int8 or int4");
-  options = Swap(0.1);
-  options.policy = "clock";
-  expect_refused(options, "known: fifo, lru, non-hit");
-  options = Unlimited("flexgen");
-  options.select_entries = 400;
-  expect_refused(options, "flexgen has no selected entries");
-  options = Unlimited("full");
-  options.window_entries = 64;
-  expect_refused(options, "full has no recent window");
 }
 
 TEST(KvPlan, SmallContextsAreFine) {
@@ -538,4 +365,4 @@ TEST(KvMethods, EveryMethodHasAPlan) {
 }
 
 }  // namespace
-}  // namespace kvrun
+}  // namespace kvrun::testing

@@ -80,7 +80,7 @@ TEST(OfflineCandidate, AdaptersOfAFileLimitTheRank) {
   setting.adapter_path = "/there/a.gguf";
   setting.max_rank = 20;
   EXPECT_EQ(Ranks(setting, true), (std::vector<uint32_t>{4, 8, 12, 16, 20}));
-  EXPECT_EQ(Ranks(setting, false), (std::vector<uint32_t>{4, 8, 12, 16, 20, 24, 32, 40, 48, 64}));
+  EXPECT_EQ(Ranks(setting, false), (std::vector<uint32_t>{4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96}));
   ExpectSound(setting, 211);
   size_t n_from_file = 0;
   size_t n_from_prompts = 0;

@@ -27,6 +27,7 @@ class OfflineFinalChoice : public ::testing::Test {
   // The first is kvrun's own choice.
   Result<FinalChoice> Choose(const std::vector<Case>& cases, bool own_is_accepted = true,
                              double limit = 0.0) {
+    n_turns_.clear();
     SolverAnswer answer;
     for (const Case& one : cases) {
       cases_[one.group] = one;
@@ -51,7 +52,7 @@ class OfflineFinalChoice : public ::testing::Test {
     };
     input.best_policy = [](const SizedCandidate&) { return std::string("fifo"); };
     input.is_late = [this] { return is_late_; };
-    input.tell = [this](uint64_t done, uint64_t total) {
+    input.tell = [this](const std::string&, uint64_t done, uint64_t total) {
       EXPECT_LT(done, total);
       return told_;
     };
@@ -88,12 +89,14 @@ TEST_F(OfflineFinalChoice, WhatWasLuckyInTheSearchIsRefused) {
   EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U) << "0.955 of the own choice is more than 0.95";
   EXPECT_EQ(n_turns_[8], 0U);
   EXPECT_EQ(n_held_out_, 3U);
+  EXPECT_EQ(choice.n_refused, 1U);
+  EXPECT_TRUE(choice.is_within_limit);
 }
 
 TEST_F(OfflineFinalChoice, WhereNoneIsConfirmedOrFasterTheOwnChoiceIsTaken) {
   const std::vector<Case> unlucky = {{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.009, 8, 0.0110, {8}}};
   EXPECT_TRUE(Choose(unlucky)->is_own);
-  const std::vector<Case> slow = {{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.009, 8, 0.0090, {10.5}}};
+  const std::vector<Case> slow = {{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.009, 8, 0.0090, {10.1}}};
   const FinalChoice choice = Choose(slow).value();
   EXPECT_TRUE(choice.is_own);
   EXPECT_EQ(choice.measured_ms, 10.0);
@@ -116,18 +119,40 @@ TEST_F(OfflineFinalChoice, AGivenLimitIsForTheMeanOfAllParts) {
   EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U) << "own is faster, but not within the limit";
   EXPECT_EQ(choice.own_measured_ms, 5.0);
   const FinalChoice nearest = Choose(cases, false, 0.019).value();
+  EXPECT_FALSE(nearest.is_within_limit);
+  EXPECT_EQ(nearest.n_refused, 2U);
   EXPECT_EQ(nearest.chosen.sized.candidate.group_tokens, 16U)
       << "none is: the one of least KL, whatever the own choice has";
+}
+
+TEST_F(OfflineFinalChoice, AGivenLimitHoldsForTheOwnChoiceToo) {
+  const FinalChoice choice =
+      Choose({{kOwn, 0.010, 5, 0.050, {5}}, {8, 0.012, 8, 0.012, {8}}}, true, 0.02).value();
+  EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 8U) << "own's mean is 0.03";
+  EXPECT_TRUE(choice.is_within_limit);
+  const FinalChoice own =
+      Choose({{kOwn, 0.010, 5, 0.020, {5}}, {8, 0.012, 8, 0.012, {8}}}, true, 0.02).value();
+  EXPECT_TRUE(own.is_own);
+  EXPECT_TRUE(own.is_within_limit);
+  const FinalChoice none =
+      Choose({{kOwn, 0.010, 5, 0.050, {5}}, {8, 0.012, 8, 0.060, {8}}}, true, 0.02).value();
+  EXPECT_TRUE(none.is_own) << "its mean is the least";
+  EXPECT_FALSE(none.is_within_limit);
 }
 
 TEST_F(OfflineFinalChoice, FewTakeTurnsAndFewerTurnsWhereItIsLate) {
   std::vector<Case> cases = {{kOwn, 0.010, 10, 0.010, {10}}};
   for (uint32_t group = 100; group < 120; ++group)
     cases.push_back({group, 0.005, group / 10.0, group < 104 ? 0.02 : 0.005, {8}});
-  is_late_ = true;
   ASSERT_TRUE(Choose(cases).ok());
   EXPECT_EQ(n_held_out_, 7U) << "the own choice and the six that seem fastest";
-  EXPECT_EQ(n_turns_[105], 3U);
+  EXPECT_EQ(n_turns_[104], 5U);
+  EXPECT_EQ(n_turns_[105], 5U);
+  is_late_ = true;
+  ASSERT_TRUE(Choose(cases).ok());
+  EXPECT_EQ(n_held_out_, 7U + 6U) << "none after the first that is confirmed";
+  EXPECT_EQ(n_turns_[104], 3U);
+  EXPECT_EQ(n_turns_[105], 0U);
   EXPECT_EQ(n_turns_[103], 0U);
   EXPECT_EQ(n_turns_[106], 0U);
 }

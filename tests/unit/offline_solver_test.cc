@@ -114,8 +114,7 @@ TEST_F(OfflineSolver, WhereNothingIsFasterTheOwnChoiceIsTaken) {
   EXPECT_GT(answer.accepted.front().quality.kl, answer.kl_limit);
   input.kl_limit = 0.5 * LawKl(input.own);
   const SolverAnswer strict = Solve(input).value();
-  for (const Measured& measured : strict.accepted)
-    EXPECT_NE(measured.sized.candidate, input.own.candidate);
+  for (const Measured& measured : strict.accepted) EXPECT_NE(measured.sized.candidate, input.own.candidate);
 }
 
 TEST_F(OfflineSolver, WhatWasMeasuredOfACandidateIsToldWhoPredicts) {

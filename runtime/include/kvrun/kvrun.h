@@ -344,7 +344,8 @@ typedef struct kvrun_eval_options {
   uint32_t struct_size;
   uint32_t n_ctx;   /* ids that are used */
   uint32_t n_steps; /* of these, the last are fed one by one */
-  /* Each a line of options as on the command line, "--kv-method kvswap --kv-budget 1/13". */
+  /* Each a line of options as on the command line, "--kv-method kvswap --kv-budget 1/13"; a value
+     with blanks in it stands between double quotes. */
   const char* const* configs;
   size_t n_configs;
   kvrun_progress_fn progress; /* in tokens, of the prefill and then of each configuration; may be NULL */

@@ -1,0 +1,94 @@
+// Plans of the KV cache for tests: made, refused, and what holds for each.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "runtime/kv/kv_plan.h"
+
+namespace kvrun::testing {
+
+inline constexpr KvModelShape kSmolLm2 = {30, 9, 3, 64, 576};
+inline constexpr KvModelShape kLlama8b = {32, 32, 8, 128, 4096};
+
+inline KvOptions Swap(double fraction) {
+  KvOptions options;
+  options.method = "kvswap";
+  options.budget_fraction = fraction;
+  return options;
+}
+
+inline KvOptions Unlimited(std::string method) {
+  KvOptions options;
+  options.method = std::move(method);
+  return options;
+}
+
+inline KvPlan Plan(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
+                   uint32_t n_sequences = 1, uint32_t alignment = 1) {
+  auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return plan.ok() ? *plan : KvPlan();
+}
+
+inline Status Refusal(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
+                      uint32_t n_sequences = 1, uint32_t alignment = 1) {
+  const auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
+  EXPECT_FALSE(plan.ok()) << plan->Describe();
+  return plan.status();
+}
+
+inline void ExpectMessage(const Status& status, StatusCode code, std::string_view part) {
+  EXPECT_EQ(status.code(), code) << status.message();
+  EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+}
+
+// "words3.2 MiB (3371008 bytes)": 3371008.
+inline uint64_t BytesAfter(const std::string& text, const std::string& words) {
+  const size_t at = text.find(words);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(text.find('(', at) + 1));
+}
+
+inline uint64_t Part(const KvPlan& plan, std::string_view name) {
+  for (const KvPart& part : plan.parts) {
+    if (part.name == name) return part.bytes;
+  }
+  return 0;
+}
+
+inline uint32_t SelectedEntries(const KvPlan& plan) {
+  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
+}
+
+// Sums that hold for every plan on flash: counted from the plan's fields, not through its parts.
+inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
+  SCOPED_TRACE(plan.Describe());
+  EXPECT_LE(plan.decode_bytes(), plan.budget_bytes);
+  EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
+  EXPECT_LE(plan.n_chosen, plan.n_cache_slots);
+  EXPECT_LE(plan.n_cache_slots, plan.n_groups());
+  EXPECT_LE(plan.n_pinned, plan.n_chosen);
+  EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);
+  EXPECT_GT(plan.prefill_tile_tokens, 0U);
+  EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
+  const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes();
+  if (plan.index.rank != 0) {
+    EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
+    EXPECT_EQ(Part(plan, "index"),
+              model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
+  }
+  EXPECT_EQ(Part(plan, "window"), uint64_t{plan.n_streams} * model.n_layers *
+                                      plan.window_record.size_bytes() * plan.n_window_slots);
+  EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
+  EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
+  const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
+  EXPECT_GE(Part(plan, "prefill"),
+            uint64_t{2} * plan.prefill_tile_tokens * model.n_kv_heads * model.head_dim * element_bytes);
+}
+
+}  // namespace kvrun::testing
