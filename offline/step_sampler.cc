@@ -11,6 +11,14 @@ namespace {
 constexpr uint32_t kStepsPerRun = 16;
 constexpr size_t kFewestPerSetting = 4;
 constexpr std::array kShares = {1.0, 0.9, 0.8, 0.7, 0.5};
+// Of a layer and a sequence, in a step: two to three times what a text asks for. Where more is read steps
+// take several times as long, by laws of their own, and nothing that is chosen is near.
+constexpr double kMostLoads = 100.0;
+constexpr int kTries = 50;
+
+double LoadsOf(const SizedCandidate& sized, double share, uint32_t batch) {
+  return sized.plan.n_streams * (1.0 - share) * (sized.plan.n_chosen - sized.plan.n_pinned) / batch;
+}
 
 }  // namespace
 
@@ -30,8 +38,13 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
   for (size_t i = 0; i < settings.size(); ++i) {
     if (candidates[i].empty()) continue;
     for (size_t k = 0; k < per_setting; ++k) {
-      const uint32_t which = random.Below(static_cast<uint32_t>(candidates[i].size()));
-      points.push_back({settings[i], candidates[i][which], kShares[k % kShares.size()]});
+      const double share = kShares[k % kShares.size()];
+      const SizedCandidate* sized = nullptr;
+      for (int n_tried = 0; n_tried < kTries; ++n_tried) {
+        sized = &candidates[i][random.Below(static_cast<uint32_t>(candidates[i].size()))];
+        if (LoadsOf(*sized, share, settings[i].batch) <= kMostLoads) break;
+      }
+      points.push_back({settings[i], *sized, share});
     }
   }
   return points;

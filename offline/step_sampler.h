@@ -21,7 +21,8 @@ struct StepPoint {
 };
 
 // `count` of them in all, spread over the settings (at least 4 of each): random candidates, and shares from
-// 0.5 to 1. The same seed gives the same points. `candidates`: of each setting.
+// 0.5 to 1, which together read no more than a few times what texts make them read, where there are such.
+// The same seed gives the same points. `candidates`: of each setting.
 std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
                                     const std::vector<std::vector<SizedCandidate>>& candidates, size_t count,
                                     uint64_t seed);

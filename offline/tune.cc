@@ -35,6 +35,7 @@ constexpr uint32_t kSampleRuns = 5;
 constexpr uint32_t kCheckRuns = 5;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
 constexpr double kSamplingShare = 0.2;
+constexpr double kSamplingShareOfSeveral = 0.3;  // settings: each needs some
 constexpr double kFinalShare = 0.3;
 constexpr size_t kFewestSamples = 24;
 constexpr size_t kMostSamples = 64;  // of one setting
@@ -155,7 +156,8 @@ std::vector<StepPoint> InTurns(const std::vector<StepPoint>& points, size_t n_se
 
 Status Tuner::SampleSteps() {
   const Clock::time_point begin = Clock::now();
-  const double seconds = kSamplingShare * 60 * options_.minutes;
+  const double share = settings_.size() == 1 ? kSamplingShare : kSamplingShareOfSeveral;
+  const double seconds = share * 60 * options_.minutes;
   const std::vector<StepPoint> points = InTurns(sample_points_, settings_.size());
   times_.emplace(result_.storage);
   for (size_t k = 0; k < points.size(); ++k) {

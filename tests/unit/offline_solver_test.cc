@@ -282,6 +282,9 @@ TEST(OfflineSpreadPoints, CoverAllSettingsAndAreTheSameAgain) {
       ++counts[k];
       shares.insert({k, points[i].repeated_share});
       EXPECT_LE(points[i].sized.plan.decode_bytes(), settings[k].budget_bytes);
+      const KvPlan& plan = points[i].sized.plan;
+      EXPECT_LE(plan.n_streams * (plan.n_chosen - plan.n_pinned) * (1 - points[i].repeated_share),
+                100.0 * settings[k].batch + 1e-9);
     }
   }
   EXPECT_LT(n_equal, points.size() / 2) << "another seed, other points";
