@@ -15,7 +15,7 @@ constexpr double kSharpness = 4.0;
 constexpr double kRidge = 1e-3;
 constexpr int kSweeps = 400;
 constexpr int kRounds = 14;
-constexpr double kUsualError = 0.05;
+constexpr double kUsualError = 0.15;
 constexpr size_t kFewestSamples = 4;
 
 constexpr std::array kTypes = {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4, KvType::kF32};
@@ -205,7 +205,7 @@ TimeModel::Row TimeModel::RowOf(const StepSample& sample) const {
 
 // T is homogeneous: it equals the sum of its terms, each times its weight and times how T changes with A or B
 // (Euler). With those changes as they are now the weights are a least squares problem; errors count relative
-// to the step's time, and where one is far off (something else disturbed the machine) by its distance only.
+// to the step's time, and the less the farther one is off (something else disturbed the machine).
 void TimeModel::Refine(const std::vector<Row>& rows) {
   std::vector<std::vector<double>> x;
   std::vector<double> y;
@@ -216,7 +216,7 @@ void TimeModel::Refine(const std::vector<Row>& rows) {
     for (size_t i = 0; i < row.storage.size(); ++i) b += weights_[row.device.size() + i] * row.storage[i];
     const double time = std::max(Join(a, b), 1e-9);
     const double error = std::abs(time / row.step_ms - 1.0);
-    const double weight = std::sqrt(std::min(1.0, kUsualError / std::max(error, 1e-9))) / row.step_ms;
+    const double weight = 1.0 / std::hypot(1.0, error / kUsualError) / row.step_ms;
     std::vector<double> terms;
     for (const double term : row.device) terms.push_back(weight * term * std::pow(a / time, kSharpness - 1));
     for (const double term : row.storage) terms.push_back(weight * term * std::pow(b / time, kSharpness - 1));

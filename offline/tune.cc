@@ -63,11 +63,13 @@ class Tuner {
   Status MeasureReference();
   Status SolveContext(uint32_t n_ctx);
   Result<std::unique_ptr<QualityMeter>> ReadTexts(uint32_t n_ctx, bool held_out);
-  // Its solution is the next of the result's, but for what Finish adds. `n_left`: of searches of its context.
-  Result<SolverAnswer> SolveOne(size_t which, double n_left, QualityMeter* meter);
+  // Adds a solution, but for what Finish adds, and an answer; or what was not reached. `n_left`: of searches
+  // of the setting's context.
+  Status SolveOne(const SearchSetting& setting, double n_left, QualityMeter* meter,
+                  std::vector<SolverAnswer>* answers);
   void ShareTime(uint32_t n_ctx);
   bool HasHeldOut(uint32_t n_ctx) const { return options_.ids.size() >= 2 * uint64_t{n_ctx}; }
-  Status Finish(size_t which, const SolverAnswer& answer, QualityMeter* meter);
+  Status Finish(const SolverAnswer& answer, QualityMeter* meter, TuneSolution* solution);
   Result<double> FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter);
   Status CheckPredictions();
   Status FillConfig();
@@ -232,9 +234,8 @@ const Measured& LeastKl(const std::vector<Measured>& measured) {
 }
 
 // Of a solved search.
-Status Tuner::Finish(size_t which, const SolverAnswer& answer, QualityMeter* meter) {
-  TuneSolution& solution = result_.solutions[which];
-  const SearchSetting& setting = settings_[which];
+Status Tuner::Finish(const SolverAnswer& answer, QualityMeter* meter, TuneSolution* solution) {
+  const SearchSetting& setting = solution->setting;
   FinalChoiceInput input;
   input.batch = setting.batch;
   input.kl_limit = options_.kl_limit;
@@ -249,25 +250,25 @@ Status Tuner::Finish(size_t which, const SolverAnswer& answer, QualityMeter* met
     return Tell(fmt::format("{}, {} tokens x {}", what, setting.ctx, setting.batch), done, total);
   };
   KVRUN_ASSIGN_OR_RETURN(FinalChoice choice, ChooseFinally(answer, input));
-  solution.chosen = std::move(choice.chosen);
-  solution.is_own = choice.is_own;
-  solution.is_within_limit = choice.is_within_limit;
-  solution.n_refused = choice.n_refused;
-  solution.has_held_out = HasHeldOut(setting.ctx);
-  solution.held_out_kl = choice.held_out_kl;
-  solution.own_held_out_kl = choice.own_held_out_kl;
-  solution.measured_ms = choice.measured_ms;
-  solution.own_measured_ms = choice.own_measured_ms;
-  solution.predicted = Predict(solution.chosen.sized, setting, &solution.chosen.quality);
-  solution.own_predicted = Predict(solution.own.sized, setting, &solution.own.quality);
+  solution->chosen = std::move(choice.chosen);
+  solution->is_own = choice.is_own;
+  solution->is_within_limit = choice.is_within_limit;
+  solution->n_refused = choice.n_refused;
+  solution->has_held_out = HasHeldOut(setting.ctx);
+  solution->held_out_kl = choice.held_out_kl;
+  solution->own_held_out_kl = choice.own_held_out_kl;
+  solution->measured_ms = choice.measured_ms;
+  solution->own_measured_ms = choice.own_measured_ms;
+  solution->predicted = Predict(solution->chosen.sized, setting, &solution->chosen.quality);
+  solution->own_predicted = Predict(solution->own.sized, setting, &solution->own.quality);
   ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at,
                          const Quality* quality) { return Predict(sized, at, quality); },
-                  &solution);
+                  solution);
   return Status::Ok();
 }
 
-Result<SolverAnswer> Tuner::SolveOne(size_t which, double n_left, QualityMeter* meter) {
-  const SearchSetting& setting = settings_[which];
+Status Tuner::SolveOne(const SearchSetting& setting, double n_left, QualityMeter* meter,
+                       std::vector<SolverAnswer>* answers) {
   TuneSolution solution;
   solution.setting = setting;
   SolverInput input;
@@ -298,15 +299,16 @@ Result<SolverAnswer> Tuner::SolveOne(size_t which, double n_left, QualityMeter* 
   solution.measured = answer.measured;
   if (answer.accepted.empty() && options_.kl_limit > 0.0) {
     const Measured& best = LeastKl(answer.measured);
-    return Status(
-        StatusCode::kOutOfMemory,
-        fmt::format("no configuration within the budget was found whose KL to full attention is at most "
-                    "{:.4f} at {} tokens: the best of {} has {:.4f} ({}): {}raise the budget, or accept more",
-                    options_.kl_limit, setting.ctx, answer.measured.size(), best.quality.kl,
-                    OptionLine(best.sized.options), answer.ended_early ? "give it more minutes, " : ""));
+    result_.unreached.push_back(fmt::format(
+        "no configuration within the budget was found whose KL to full attention is at most "
+        "{:.4f} at {} tokens x {}: the best of {} has {:.4f} ({}): {}raise the budget, or accept more",
+        options_.kl_limit, setting.ctx, setting.batch, answer.measured.size(), best.quality.kl,
+        OptionLine(best.sized.options), answer.ended_early ? "give it more minutes, " : ""));
+    return Status::Ok();
   }
   result_.solutions.push_back(std::move(solution));
-  return answer;
+  answers->push_back(std::move(answer));
+  return Status::Ok();
 }
 
 Result<std::unique_ptr<QualityMeter>> Tuner::ReadTexts(uint32_t n_ctx, bool held_out) {
@@ -334,18 +336,17 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
   const size_t first = result_.solutions.size();
   std::vector<SolverAnswer> answers;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<QualityMeter> meter, ReadTexts(n_ctx, false));
-  const auto n_batches = std::ranges::count(settings_, n_ctx, &SearchSetting::ctx);
-  for (auto k = decltype(n_batches){0}; k < n_batches; ++k) {
-    KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, SolveOne(first + static_cast<size_t>(k),
-                                                         static_cast<double>(n_batches - k), meter.get()));
-    answers.push_back(std::move(answer));
+  auto n_left = static_cast<double>(std::ranges::count(settings_, n_ctx, &SearchSetting::ctx));
+  for (const SearchSetting& setting : settings_) {
+    if (setting.ctx == n_ctx) KVRUN_RETURN_IF_ERROR(SolveOne(setting, n_left--, meter.get(), &answers));
   }
+  if (answers.empty()) return Status::Ok();
   if (HasHeldOut(n_ctx)) {
     meter.reset();
     KVRUN_ASSIGN_OR_RETURN(meter, ReadTexts(n_ctx, true));
   }
   for (size_t k = 0; k < answers.size(); ++k)
-    KVRUN_RETURN_IF_ERROR(Finish(first + k, answers[k], meter.get()));
+    KVRUN_RETURN_IF_ERROR(Finish(answers[k], meter.get(), &result_.solutions[first + k]));
   return Status::Ok();
 }
 
@@ -402,6 +403,7 @@ Result<TuneResult> Tuner::Run() {
   KVRUN_RETURN_IF_ERROR(ProbeFlash());
   KVRUN_RETURN_IF_ERROR(SampleSteps());
   for (const uint32_t n_ctx : Distinct(options_.contexts)) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
+  if (result_.solutions.empty()) return Status(StatusCode::kOutOfMemory, result_.unreached.front());
   result_.samples = times_->SteadySamples();
   result_.model_max_error = times_->model().max_error();
   result_.model_mean_error = times_->model().mean_error();

@@ -77,7 +77,9 @@ struct CheckedPoint {
 
 struct TuneResult {
   KvConfig config;
-  std::vector<TuneSolution> solutions;
+  std::vector<TuneSolution> solutions;  // at least one
+  std::vector<std::string>
+      unreached;  // for which settings a given limit could not be kept, and how near it came
   StorageProfile storage;
   std::vector<StepSample> samples;  // what the time model was fitted to, the machine's drift taken out
   double model_max_error = 0.0;     // of the time model on its samples

@@ -111,9 +111,16 @@ std::optional<offline::StorageProfile> StorageOf(const TuneCommand& command) {
   return profile.storage;
 }
 
+// The front's: beside the config, where no place is named.
+std::string PlotPath(const TuneCommand& command) {
+  if (!command.plot.empty() || !command.pareto) return command.plot;
+  return std::filesystem::path(command.output).replace_extension(".svg").string();
+}
+
 std::vector<std::string> Outputs(const TuneCommand& command) {
-  if (command.plot.empty()) return {command.output};
-  return {command.output, command.plot};
+  const std::string plot = PlotPath(command);
+  if (plot.empty()) return {command.output};
+  return {command.output, plot};
 }
 
 std::vector<std::string> Inputs(const TuneCommand& command) {
@@ -142,6 +149,7 @@ std::string DoubtOf(const offline::TuneSolution& solution) {
 
 // Where what was found is less than what was asked for.
 void PrintDoubts(const offline::TuneResult& result) {
+  for (const std::string& unreached : result.unreached) PrintMessage("note: no solution: " + unreached);
   for (const offline::TuneSolution& solution : result.solutions) {
     if (const std::string doubt = DoubtOf(solution); !doubt.empty()) {
       PrintMessage(
@@ -175,17 +183,21 @@ int RunTune(const TuneCommand& command) {
     }
   }
   WriteResult(command.output, offline::ConfigText(result));
-  if (!command.plot.empty()) WriteResult(command.plot, offline::SvgText(ParetoPlot(result)));
+  const std::string plot = PlotPath(command);
+  if (!plot.empty()) WriteResult(plot, offline::SvgText(ParetoPlot(result)));
   if (!command.shared.quiet) PrintDoubts(result);
   if (command.shared.json) {
     Json json = TuneJson(result);
     json["path"] = command.output;
+    if (!plot.empty()) json["plot"] = plot;
     WriteStdout(JsonLine(json));
     return 0;
   }
-  WriteStdout(TuneText(result, command.pareto) + fmt::format("{}: for kvrun --config, {} solution{}\n",
-                                                             command.output, result.solutions.size(),
-                                                             result.solutions.size() == 1 ? "" : "s"));
+  const std::string drawn =
+      plot.empty() ? "" : plot + ": time and KL of the measured points, and their front\n";
+  WriteStdout(TuneText(result, command.pareto) + drawn +
+              fmt::format("{}: for kvrun --config, {} solution{}\n", command.output, result.solutions.size(),
+                          result.solutions.size() == 1 ? "" : "s"));
   return 0;
 }
 
@@ -218,8 +230,11 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Text("--profile", &command->profile, "FILE",
             "what kvadapt probe found of the storage (default: measured now, in an instant)");
   set->Number("--minutes", &command->minutes, 0.01F, 1440.0F, "how long to search, about (default 8)");
-  set->Flag("--pareto", &command->pareto, "also the front of time and quality of each solution");
-  set->Text("--plot", &command->plot, "FILE", "the measured points and their front, as SVG");
+  set->Flag("--pareto", &command->pareto,
+            "also the front of time and quality of each solution, and its plot beside the config");
+  set->Text(
+      "--plot", &command->plot, "FILE",
+      "the measured points and their front, as SVG (with --pareto default: the config's name with .svg)");
   set->Number("--check", &command->checks, 0, 1000,
               "measure N random points beside their predictions in the end (default 0)");
 }

@@ -78,7 +78,11 @@ TEST_F(CliTune, TheReportNamesChoiceAndNeighbours) {
   EXPECT_TRUE(result.out.ends_with(out_ + ": for kvrun --config, 1 solution\n")) << result.out;
   EXPECT_FALSE(Contains(result.out, "front of")) << "only where --pareto asks";
   EXPECT_FALSE(Contains(result.out, "predictions checked"));
+  EXPECT_EQ(NewFiles(), 1U);
   EXPECT_PRED2(Contains, Run({"--pareto"}).out, "front of 2 measured points\n       5.00 ms  KL 0.0100");
+  const std::string plot = std::filesystem::path(out_).replace_extension(".svg").string();
+  EXPECT_TRUE(ReadWholeFile(plot).starts_with("<svg")) << "beside the config";
+  EXPECT_EQ(Json::parse(Run({"--pareto", "--json"}).out)["plot"], plot);
   const ProgramResult checked = Run({"--check", "1"});
   EXPECT_PRED2(Contains, checked.out, "11.00 ms   10.00 ms    1.00   1.100");
   EXPECT_PRED2(Contains, checked.out, "the worst is off by 10.0 %");
@@ -131,6 +135,8 @@ TEST_F(CliTune, WhatWasNotReachedIsSaid) {
                "note: at 8192 tokens x 1 none of 2 points tried is both faster than what kvrun chooses from "
                "the budget "
                "alone and as good (3 not on other parts of the text): ");
+  EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err,
+               "note: no solution: not within the toy's limit at 4096");
   EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err,
                "has a KL above the floor where all parts of the text count");
 }
