@@ -74,6 +74,7 @@ class Tuner {
   Status CheckPredictions();
   Status FillConfig();
 
+  Result<Quality> MeasureOnText(const SizedCandidate& sized, QualityMeter* meter) const;
   Result<Quality> MeasureQuality(const SizedCandidate& sized, const SearchSetting& setting,
                                  QualityMeter* meter);
   Status LearnTime(const SizedCandidate& sized, const SearchSetting& setting, const Quality& quality);
@@ -195,12 +196,17 @@ PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& s
 }
 
 // Without a budget: what is measured on one sequence has been sized for the whole batch.
+Result<Quality> Tuner::MeasureOnText(const SizedCandidate& sized, QualityMeter* meter) const {
+  KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(sized.options, storage_));
+  return meter->Measure(settings, [this] { return IsCancelled(); });
+}
+
+// Once for each context; what it teaches is kept.
 Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, const SearchSetting& setting,
                                       QualityMeter* meter) {
   const std::string key = fmt::format("{} {}", sized.plan.n_ctx, OptionLine(sized.options));
   if (const auto known = qualities_.find(key); known != qualities_.end()) return known->second;
-  KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(sized.options, storage_));
-  KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
+  KVRUN_ASSIGN_OR_RETURN(const Quality quality, MeasureOnText(sized, meter));
   rates_.Correct(sized, quality.hit_rate);
   reads_per_load_ += (quality.reads_per_load - reads_per_load_) / static_cast<double>(qualities_.size() + 1);
   qualities_.emplace(key, quality);
@@ -219,8 +225,7 @@ Status Tuner::LearnTime(const SizedCandidate& sized, const SearchSetting& settin
 // One sequence is measured on the text itself; several with random KV at the hit rate that the text had.
 Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter) {
   if (setting.batch == 1) {
-    KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(measured.sized.options, storage_));
-    KVRUN_ASSIGN_OR_RETURN(const Quality quality, meter->Measure(settings, [this] { return IsCancelled(); }));
+    KVRUN_ASSIGN_OR_RETURN(const Quality quality, MeasureOnText(measured.sized, meter));
     return quality.step_ms;
   }
   KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
@@ -239,10 +244,7 @@ Status Tuner::Finish(const SolverAnswer& answer, QualityMeter* meter, TuneSoluti
   FinalChoiceInput input;
   input.batch = setting.batch;
   input.kl_limit = options_.kl_limit;
-  input.measure_held_out = [&](const SizedCandidate& sized) -> Result<Quality> {
-    KVRUN_ASSIGN_OR_RETURN(const KvSettings settings, SettingsOf(sized.options, storage_));
-    return meter->Measure(settings, [this] { return IsCancelled(); });
-  };
+  input.measure_held_out = [&](const SizedCandidate& sized) { return MeasureOnText(sized, meter); };
   input.measure_ms = [&](const Measured& measured) { return FinalMs(measured, setting, meter); };
   input.best_policy = [&](const SizedCandidate& sized) { return rates_.BestPolicy(sized); };
   input.is_late = [&] { return Minutes() > context_end_; };
