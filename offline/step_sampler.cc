@@ -50,6 +50,18 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
   return points;
 }
 
+std::vector<StepPoint> InTurns(const std::vector<std::vector<StepPoint>>& points) {
+  size_t n_most = 0;
+  for (const auto& of_setting : points) n_most = std::max(n_most, of_setting.size());
+  std::vector<StepPoint> turns;
+  for (size_t k = 0; k < n_most; ++k) {
+    for (const auto& of_setting : points) {
+      if (k < of_setting.size()) turns.push_back(of_setting[k]);
+    }
+  }
+  return turns;
+}
+
 void SteadyClock::Refer(double reference_ms) { references_.push_back(reference_ms); }
 
 double SteadyClock::Slowness(size_t k) const {

@@ -27,6 +27,9 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
                                     const std::vector<std::vector<SizedCandidate>>& candidates, size_t count,
                                     uint64_t seed);
 
+// Each setting's points, one of each in turns: time or a count may end them anywhere.
+std::vector<StepPoint> InTurns(const std::vector<std::vector<StepPoint>>& points);
+
 // Milliseconds are the median of `n_runs` runs of 16 steps. The reads are counted as they were made.
 // `is_cancelled` is asked at each step; kCancelled where it says so.
 Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, const StepPoint& point,

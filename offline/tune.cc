@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <iterator>
-#include <limits>
 #include <map>
 #include <optional>
 #include <utility>
@@ -14,8 +12,8 @@
 #include "offline/final_choice.h"
 #include "offline/hit_rates.h"
 #include "offline/quality_meter.h"
+#include "offline/step_meter.h"
 #include "offline/step_sampler.h"
-#include "offline/step_times.h"
 #include "offline/tune_explain.h"
 #include "offline/tune_setting.h"
 #include "runtime/capi/handles.h"
@@ -31,15 +29,12 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kSampleSeed = 1;
 constexpr uint64_t kCheckSeed = 1001;
 constexpr double kProbeSeconds = 2.0;
-constexpr uint32_t kSampleRuns = 5;
-constexpr uint32_t kCheckRuns = 5;
 // Of the time that is given: for sampled steps, and for the last measurements of a solution.
 constexpr double kSamplingShare = 0.2;
 constexpr double kSamplingShareOfSeveral = 0.3;  // settings: each needs some
 constexpr double kFinalShare = 0.3;
 constexpr size_t kFewestSamples = 24;
 constexpr size_t kMostSamples = 64;  // of one setting
-constexpr size_t kSamplesPerReference = 4;
 
 class Tuner {
  public:
@@ -60,7 +55,6 @@ class Tuner {
   Status Prepare();
   Status ProbeFlash();
   Status SampleSteps();
-  Status MeasureReference();
   Status SolveContext(uint32_t n_ctx);
   Result<std::unique_ptr<QualityMeter>> ReadTexts(uint32_t n_ctx, bool held_out);
   // Adds a solution, but for what Finish adds, and an answer; or what was not reached. `n_left`: of searches
@@ -97,11 +91,11 @@ class Tuner {
   const OfflineProgress& progress_;
   KvStorageOptions storage_;
   std::vector<SearchSetting> settings_;
-  std::vector<StepPoint> sample_points_;  // setting by setting
-  std::vector<StepPoint> check_points_;
+  std::vector<std::vector<StepPoint>> sample_points_;  // of each setting
+  std::vector<std::vector<StepPoint>> check_points_;
   HitRates rates_;
   double reads_per_load_ = 1.0;
-  std::optional<StepTimes> times_;
+  std::optional<StepMeter> steps_;
   std::map<std::string, Quality> qualities_;  // by context and options: no batch changes them
   struct {
     std::string what;
@@ -124,11 +118,9 @@ Status Tuner::Prepare() {
   for (size_t i = 0; i < settings_.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("planning", i, settings_.size()));
     const std::vector<SizedCandidate> all = AllCandidates(settings_[i]);
-    std::ranges::move(SpreadPoints({settings_[i]}, {all}, kMostSamples, kSampleSeed + i),
-                      std::back_inserter(sample_points_));
+    sample_points_.push_back(SpreadPoints({settings_[i]}, {all}, kMostSamples, kSampleSeed + i));
     if (options_.n_checks == 0) continue;
-    std::ranges::move(SpreadPoints({settings_[i]}, {all}, options_.n_checks, kCheckSeed + i),
-                      std::back_inserter(check_points_));
+    check_points_.push_back(SpreadPoints({settings_[i]}, {all}, options_.n_checks, kCheckSeed + i));
   }
   return Status::Ok();
 }
@@ -147,44 +139,16 @@ Status Tuner::ProbeFlash() {
   return Status::Ok();
 }
 
-// Points that stand setting by setting, in an order in which each setting comes early: time or a count may
-// end it anywhere.
-std::vector<StepPoint> InTurns(const std::vector<StepPoint>& points, size_t n_settings) {
-  const size_t per_setting = points.size() / std::max<size_t>(n_settings, 1);
-  std::vector<StepPoint> turns;
-  for (size_t k = 0; k < points.size(); ++k)
-    turns.push_back(points[k % n_settings * per_setting + k / n_settings]);
-  return turns;
-}
-
 Status Tuner::SampleSteps() {
-  const Clock::time_point begin = Clock::now();
-  const double share = settings_.size() == 1 ? kSamplingShare : kSamplingShareOfSeveral;
-  const double seconds = share * 60 * options_.minutes;
-  const std::vector<StepPoint> points = InTurns(sample_points_, settings_.size());
-  times_.emplace(result_.storage);
-  for (size_t k = 0; k < points.size(); ++k) {
-    const double spent = std::chrono::duration<double>(Clock::now() - begin).count() / seconds;
-    const double part = std::max(static_cast<double>(k) / static_cast<double>(points.size()), spent);
-    KVRUN_RETURN_IF_ERROR(TellShare("sampling steps", part));
-    if (k % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[k], kSampleRuns,
-                                                                [this] { return IsCancelled(); }));
-    times_->Add(sample);
-    if (spent > 1.0 && k + 1 >= std::max(kFewestSamples, 2 * settings_.size())) break;
-  }
-  KVRUN_RETURN_IF_ERROR(MeasureReference());
-  return times_->Fit();
-}
-
-// Without reads: what is compared is how fast the machine computes just then.
-Status Tuner::MeasureReference() {
   KVRUN_ASSIGN_OR_RETURN(const SizedCandidate own, BudgetsOwnChoice(settings_.front()));
-  KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
-                         MeasureStep(engine_, storage_, {settings_.front(), own, 1.0}, kSampleRuns,
-                                     [this] { return IsCancelled(); }));
-  times_->Refer(sample.step_ms);
-  return Status::Ok();
+  steps_.emplace(engine_, StepMeterOptions{.kv_storage = storage_,
+                                           .storage = result_.storage,
+                                           .reference = {settings_.front(), own, 1.0},
+                                           .is_cancelled = [this] { return IsCancelled(); }});
+  const double share = settings_.size() == 1 ? kSamplingShare : kSamplingShareOfSeveral;
+  return steps_->Sample(InTurns(sample_points_), std::max(kFewestSamples, 2 * settings_.size()),
+                        share * 60 * options_.minutes,
+                        [this](uint64_t done, uint64_t total) { return Tell("sampling steps", done, total); });
 }
 
 // With hits as they were measured, else as they are expected.
@@ -192,7 +156,7 @@ PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& s
                              const Quality* quality) const {
   const double hit_rate = quality != nullptr ? quality->hit_rate : rates_.Rate(sized, sized.candidate.policy);
   const double reads_per_load = quality != nullptr ? quality->reads_per_load : reads_per_load_;
-  return times_->model().Predict(PointOf(setting, sized.plan, hit_rate, reads_per_load));
+  return steps_->Predict(PointOf(setting, sized.plan, hit_rate, reads_per_load));
 }
 
 // Without a budget: what is measured on one sequence has been sized for the whole batch.
@@ -217,9 +181,8 @@ Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, const SearchS
 // One sequence's steps on the text are one more sample, and one from where the search is.
 Status Tuner::LearnTime(const SizedCandidate& sized, const SearchSetting& setting, const Quality& quality) {
   if (setting.batch != 1) return Status::Ok();
-  times_->Add({PointOf(setting, sized.plan, quality.hit_rate, quality.reads_per_load), quality.step_ms});
-  if (qualities_.size() % kSamplesPerReference == 0) KVRUN_RETURN_IF_ERROR(MeasureReference());
-  return times_->Fit();
+  return steps_->Learn(
+      {PointOf(setting, sized.plan, quality.hit_rate, quality.reads_per_load), quality.step_ms});
 }
 
 // One sequence is measured on the text itself; several with random KV at the hit rate that the text had.
@@ -228,10 +191,7 @@ Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& set
     KVRUN_ASSIGN_OR_RETURN(const Quality quality, MeasureOnText(measured.sized, meter));
     return quality.step_ms;
   }
-  KVRUN_ASSIGN_OR_RETURN(const StepSample sample,
-                         MeasureStep(engine_, storage_, {setting, measured.sized, measured.quality.hit_rate},
-                                     kSampleRuns, [this] { return IsCancelled(); }));
-  return sample.step_ms;
+  return steps_->MeasureMs({setting, measured.sized, measured.quality.hit_rate});
 }
 
 const Measured& LeastKl(const std::vector<Measured>& measured) {
@@ -292,10 +252,7 @@ Status Tuner::SolveOne(const SearchSetting& setting, double n_left, QualityMeter
   };
   input.is_enough = [&](const Measured&) { return Minutes() - begin > share; };
   KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, Solve(input));
-  if (setting.batch == 1) {
-    KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_RETURN_IF_ERROR(times_->Fit());
-  }
+  if (setting.batch == 1) KVRUN_RETURN_IF_ERROR(steps_->Refit());
   solution.kl_limit = answer.kl_limit;
   solution.own = answer.own;
   solution.measured = answer.measured;
@@ -353,23 +310,11 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
 }
 
 Status Tuner::CheckPredictions() {
-  if (options_.n_checks == 0) return Status::Ok();
-  std::vector<StepPoint> points = InTurns(check_points_, settings_.size());
+  std::vector<StepPoint> points = InTurns(check_points_);
   points.resize(std::min<size_t>(options_.n_checks, points.size()));
-  std::vector<size_t> numbers;
-  for (size_t i = 0; i < points.size(); ++i) {
-    KVRUN_RETURN_IF_ERROR(Tell("checking predictions", i, points.size()));
-    KVRUN_RETURN_IF_ERROR(MeasureReference());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, MeasureStep(engine_, storage_, points[i], kCheckRuns,
-                                                                [this] { return IsCancelled(); }));
-    numbers.push_back(times_->Note());
-    result_.checks.push_back({.options = points[i].sized.options,
-                              .repeated_share = points[i].repeated_share,
-                              .sample = sample,
-                              .predicted_ms = times_->model().Predict(sample.point).step_ms});
-  }
-  KVRUN_RETURN_IF_ERROR(MeasureReference());
-  for (size_t i = 0; i < points.size(); ++i) result_.checks[i].slowness = times_->Slowness(numbers[i]);
+  KVRUN_ASSIGN_OR_RETURN(result_.checks, steps_->Check(points, [this](uint64_t done, uint64_t total) {
+    return Tell("checking predictions", done, total);
+  }));
   return Status::Ok();
 }
 
@@ -406,9 +351,10 @@ Result<TuneResult> Tuner::Run() {
   KVRUN_RETURN_IF_ERROR(SampleSteps());
   for (const uint32_t n_ctx : Distinct(options_.contexts)) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
   if (result_.solutions.empty()) return Status(StatusCode::kOutOfMemory, result_.unreached.front());
-  result_.samples = times_->SteadySamples();
-  result_.model_max_error = times_->model().max_error();
-  result_.model_mean_error = times_->model().mean_error();
+  const StepTimes& times = steps_->times();
+  result_.samples = times.SteadySamples();
+  result_.model_max_error = times.model().max_error();
+  result_.model_mean_error = times.model().mean_error();
   KVRUN_RETURN_IF_ERROR(CheckPredictions());
   KVRUN_RETURN_IF_ERROR(FillConfig());
   return std::move(result_);

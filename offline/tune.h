@@ -11,6 +11,7 @@
 #include "offline/device_profile.h"
 #include "offline/probe.h"
 #include "offline/solver.h"
+#include "offline/step_meter.h"
 #include "offline/time_model.h"
 #include "platform/base/status.h"
 #include "runtime/engine/config_file.h"
@@ -30,7 +31,7 @@ struct TuneOptions {
   std::string folder;  // for KV; empty: where sessions keep it
   bool allow_tmpfs = false;
   bool exact_activations = false;           // what the engine was made with
-  double minutes = 8.0;                     // about; what is begun is finished
+  double minutes = 7.0;                     // about; what is begun is finished
   uint32_t n_steps = 128;                   // of a piece of text, fed one by one
   uint32_t n_pieces = 4;                    // half of them for the search, half for the final choice
   uint32_t n_checks = 0;                    // random points: predicted beside measured
@@ -65,14 +66,6 @@ struct TuneSolution {
   double twice_budget_ms = 0.0;  // predicted for the best guess with twice the budget
   std::vector<RejectedNeighbour> rejected;
   std::vector<Measured> measured;  // all points of this search
-};
-
-struct CheckedPoint {
-  NamedKvOptions options;
-  double repeated_share = 0.0;  // of chosen groups, those of the step before
-  StepSample sample;            // as it was measured
-  double slowness = 1.0;        // how much slower than while steps were sampled the machine was around it
-  double predicted_ms = 0.0;
 };
 
 struct TuneResult {

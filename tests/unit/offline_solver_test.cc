@@ -296,6 +296,21 @@ TEST(OfflineSpreadPoints, CoverAllSettingsAndAreTheSameAgain) {
   EXPECT_EQ(SpreadPoints(settings, candidates, 1, 1).size(), 4 * (settings.size() - 1));
 }
 
+TEST(OfflineSpreadPoints, TakeTurns) {
+  const auto of_batch = [](uint32_t batch, double share) {
+    StepPoint point;
+    point.setting.batch = batch;
+    point.repeated_share = share;
+    return point;
+  };
+  const std::vector<StepPoint> turns =
+      InTurns({{of_batch(1, 0.1), of_batch(1, 0.2), of_batch(1, 0.3)}, {}, {of_batch(3, 0.4)}});
+  std::vector<std::pair<uint32_t, double>> seen;
+  for (const StepPoint& point : turns) seen.emplace_back(point.setting.batch, point.repeated_share);
+  EXPECT_EQ(seen, (std::vector<std::pair<uint32_t, double>>{{1, 0.1}, {3, 0.4}, {1, 0.2}, {1, 0.3}}));
+  EXPECT_TRUE(InTurns({}).empty());
+}
+
 TEST(OfflineSettings, AreThoseOfTheOptions) {
   KvStorageOptions storage;
   storage.folder = "/there";
