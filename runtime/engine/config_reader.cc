@@ -285,32 +285,49 @@ Status ReadSolutions(const Section& file, const std::string& path, KvConfig* con
   return Status::Ok();
 }
 
+// Behind the text in quotes that begins at `at`; a line's end ends one of a single line, whose parser refuses
+// it there.
+size_t EndOfQuotes(std::string_view text, size_t at) {
+  const char quote = text[at];
+  const std::string triple(3, quote);
+  const bool has_lines = text.substr(at).starts_with(triple);
+  for (at += has_lines ? 3 : 1; at < text.size(); ++at) {
+    if (quote == '"' && text[at] == '\\') {
+      ++at;
+    } else if (!has_lines && text[at] == '\n') {
+      return at;
+    } else if (!has_lines && text[at] == quote) {
+      return at + 1;
+    } else if (has_lines && text.substr(at).starts_with(triple)) {
+      at += 3;
+      // Up to two more belong to the text.
+      for (int n = 0; n < 2 && text.substr(at).starts_with(quote); ++n) ++at;
+      return at;
+    }
+  }
+  return text.size();
+}
+
 // A table within a table for each part of a dotted key: thousands of them are more than a stack holds. The
-// line (from 1) whose keys may have more parts than kMostDots; 0: none has. Dots in strings and comments do
+// line (from 1) whose keys may have more parts than kMostDots; 0: none has. Dots in quotes and comments do
 // not count.
 size_t LineOfDeepKey(std::string_view text) {
   constexpr size_t kMostDots = 32;
   size_t line = 1;
   size_t n_dots = 0;
-  char quote = '\0';
-  bool is_comment = false;
-  for (const char c : text) {
-    if (c == '\n') {
-      ++line;
+  for (size_t at = 0; at < text.size();) {
+    size_t next = at + 1;
+    if (text[at] == '\n') {
       n_dots = 0;
-      quote = '\0';
-      is_comment = false;
-    } else if (is_comment) {
-      continue;
-    } else if (quote != '\0') {
-      if (c == quote) quote = '\0';
-    } else if (c == '"' || c == '\'') {
-      quote = c;
-    } else if (c == '#') {
-      is_comment = true;
-    } else if (c == '.' && ++n_dots > kMostDots) {
+    } else if (text[at] == '"' || text[at] == '\'') {
+      next = EndOfQuotes(text, at);
+    } else if (text[at] == '#') {
+      next = std::min(text.find('\n', at), text.size());
+    } else if (text[at] == '.' && ++n_dots > kMostDots) {
       return line;
     }
+    line += static_cast<size_t>(std::ranges::count(text.substr(at, next - at), '\n'));
+    at = next;
   }
   return 0;
 }
