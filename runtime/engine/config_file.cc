@@ -104,8 +104,9 @@ ChosenSolution ChooseSolution(const KvConfig& config, const std::string& config_
   const uint64_t budget_bytes = solution.budget_bytes * batch / solution.batch;
   chosen.options = {{"method", config.method}, {"budget", fmt::format("{}", budget_bytes)}};
   const std::filesystem::path folder = std::filesystem::path(config_path).parent_path();
+  const bool leaves_open = ctx > solution.ctx || batch < solution.batch;
   for (const auto& [name, value] : solution.options) {
-    if (ctx > solution.ctx && (name == "select" || name == "reuse")) continue;
+    if (leaves_open && (name == "select" || name == "reuse")) continue;
     chosen.options.emplace_back(name, name == "adapter" ? (folder / value).string() : value);
   }
   return chosen;

@@ -80,8 +80,9 @@ struct ChosenSolution {
   const ConfigSolution* solution = nullptr;
   bool is_exact = false;
   // For a session of this batch and context: "method", "budget" (the solution's per sequence, times the
-  // batch) and the solution's options. Where the context is longer than the solution's, without
-  // "select" and "reuse": the index takes more of the budget, and the rest is filled.
+  // batch) and the solution's options. Where the context is longer than the solution's,
+  // or the sequences are fewer, without "select" and "reuse": the index takes more of the budget, or what all
+  // sequences share takes more of each one's, and the rest is filled.
   NamedKvOptions options;
 };
 // `config_path`: what an adapter's path is relative to. The answer points into `config`.

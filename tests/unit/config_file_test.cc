@@ -414,6 +414,17 @@ TEST(ChooseSolution, ALongerContextLeavesTheSelectionOpen) {
   EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 2, 8000), "reuse"), "120");
 }
 
+TEST(ChooseSolution, FewerSequencesLeaveTheSelectionOpen) {
+  KvConfig config = Example();
+  config.solutions = {config.solutions[0]};
+  config.solutions[0].batch = 4;
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 4, 8192), "select"), "400");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 5, 8192), "select"), "400");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 3, 8192), "select"), "not said");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 3, 8192), "reuse"), "not said");
+  EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 3, 8192), "window"), "64");
+}
+
 TEST(ChooseSolution, TheAdapterLiesBesideTheConfig) {
   KvConfig config = Example();
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/etc/adapters/some.gguf");
