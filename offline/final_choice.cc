@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,7 +15,7 @@ namespace kvrun::offline {
 namespace {
 
 constexpr size_t kMostConfirmed = 3;  // besides kvrun's own choice
-constexpr size_t kMostTried = 6;
+constexpr size_t kMostTried = 6;      // of the fastest; as many of the least KL
 constexpr uint32_t kMostTurns = 5;
 constexpr uint32_t kFewestTurns = 3;
 // Of those that are slower than the fastest by no more, the one of least KL is taken.
@@ -42,6 +43,7 @@ class Choice {
   Result<FinalChoice> Run();
 
  private:
+  std::vector<Measured> InOrder() const;
   Status Confirm();
   Status TakeTurns();
   const Finalist& Best() const;
@@ -62,29 +64,41 @@ Result<Finalist> Choice::HeldOut(const Measured& measured) const {
   return Finalist{measured, IsOwn(measured), quality.kl, false, {}};
 }
 
-Status Choice::Confirm() {
-  std::vector<Measured> accepted;
+// Accepted points but kvrun's own choice: those that are probably the fastest, then those of least KL.
+std::vector<Measured> Choice::InOrder() const {
+  std::vector<Measured> order;
   for (const Measured& measured : answer_.accepted) {
-    if (!IsOwn(measured)) accepted.push_back(measured);
+    if (!IsOwn(measured)) order.push_back(measured);
   }
-  std::ranges::stable_sort(accepted, {}, [this](const Measured& one) { return LikelyMs(one, input_.batch); });
-  accepted.resize(std::min(accepted.size(), kMostTried));
-  const uint64_t total = accepted.size() + 1;
+  std::ranges::stable_sort(order, {}, [this](const Measured& one) { return LikelyMs(one, input_.batch); });
+  const auto others = std::span(order).subspan(std::min(order.size(), kMostTried));
+  std::ranges::stable_sort(others, {}, [](const Measured& one) { return one.quality.kl; });
+  order.resize(std::min(order.size(), 2 * kMostTried));
+  return order;
+}
+
+Status Choice::Confirm() {
+  const std::vector<Measured> order = InOrder();
+  const uint64_t total = order.size() + 1;
   KVRUN_RETURN_IF_ERROR(input_.tell("confirming the best", 0, total));
   KVRUN_ASSIGN_OR_RETURN(Finalist own, HeldOut(answer_.own));
   own.is_good = input_.kl_limit == 0.0 || own.kl() <= input_.kl_limit;
+  bool any_is_good = own.is_good;
   finalists_.push_back(std::move(own));
   const double limit = input_.kl_limit > 0.0 ? input_.kl_limit : kConfirmedShare * finalists_.front().kl();
   std::vector<Finalist> refused;
-  for (const Measured& measured : accepted) {
+  for (size_t i = 0; i < order.size(); ++i) {
     if (finalists_.size() > (input_.is_late() ? 1 : kMostConfirmed)) break;
-    KVRUN_RETURN_IF_ERROR(input_.tell("confirming the best", finalists_.size() + refused.size(), total));
-    KVRUN_ASSIGN_OR_RETURN(Finalist finalist, HeldOut(measured));
+    // The others are for a given limit that nothing has kept yet.
+    if (i >= kMostTried && any_is_good) break;
+    KVRUN_RETURN_IF_ERROR(input_.tell("confirming the best", i + 1, total));
+    KVRUN_ASSIGN_OR_RETURN(Finalist finalist, HeldOut(order[i]));
     finalist.is_good = finalist.kl() <= limit;
+    any_is_good = any_is_good || finalist.is_good;
     (finalist.is_good ? finalists_ : refused).push_back(std::move(finalist));
   }
   n_refused_ = static_cast<uint32_t>(refused.size());
-  if (std::ranges::any_of(finalists_, &Finalist::is_good)) return Status::Ok();
+  if (any_is_good) return Status::Ok();
   is_within_limit_ = false;
   std::ranges::move(refused, std::back_inserter(finalists_));
   const auto least = std::ranges::min_element(finalists_, {}, [](const Finalist& one) { return one.kl(); });

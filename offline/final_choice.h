@@ -29,7 +29,7 @@ struct FinalChoiceInput {
 struct FinalChoice {
   Measured chosen;              // its quality is the search's
   bool is_own = false;          // it is what kvrun chooses from the budget alone
-  bool is_within_limit = true;  // else none is, on all parts of the text: the one of least KL
+  bool is_within_limit = true;  // else none that was tried is, on all parts: the one of least KL
   uint32_t n_refused = 0;       // for their KL on other parts
   double held_out_kl = 0.0;
   double own_held_out_kl = 0.0;

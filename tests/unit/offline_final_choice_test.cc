@@ -140,6 +140,22 @@ TEST_F(OfflineFinalChoice, AGivenLimitHoldsForTheOwnChoiceToo) {
   EXPECT_FALSE(none.is_within_limit);
 }
 
+TEST_F(OfflineFinalChoice, WhereNoneOfTheFastestKeepsALimitThoseOfLeastKlAreTried) {
+  std::vector<Case> cases = {{kOwn, 0.030, 10, 0.030, {10}}};
+  for (uint32_t i = 0; i < 10; ++i) cases.push_back({100 + i, 0.0199 - 1e-4 * i, 5.0 + i, 0.021, {5.0 + i}});
+  cases.push_back({7, 0.010, 15, 0.012, {15}});
+  const FinalChoice choice = Choose(cases, false, 0.02).value();
+  EXPECT_TRUE(choice.is_within_limit);
+  EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 7U);
+  EXPECT_EQ(choice.n_refused, 6U);
+  EXPECT_EQ(n_held_out_, 8U);
+  // Where the own choice keeps it, the slower ones are not needed.
+  cases[0] = {kOwn, 0.015, 10, 0.015, {10}};
+  n_held_out_ = 0;
+  EXPECT_TRUE(Choose(cases, true, 0.02)->is_own);
+  EXPECT_EQ(n_held_out_, 7U);
+}
+
 TEST_F(OfflineFinalChoice, FewTakeTurnsAndFewerTurnsWhereItIsLate) {
   std::vector<Case> cases = {{kOwn, 0.010, 10, 0.010, {10}}};
   for (uint32_t group = 100; group < 120; ++group)
