@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "runtime/engine/sampler.h"
 #include "runtime/engine/session_kv.h"
 
 namespace kvrun {
@@ -86,9 +87,10 @@ Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const 
     const StepRow row{ids_[position], position, 0};
     if (hooks.before) hooks.before(step);
     const Clock::time_point begin = Clock::now();
-    KVRUN_RETURN_IF_ERROR(
-        pass.Run({&row, 1}, {&output, 1}, std::span(*logits).subspan(step * n_vocab, n_vocab)));
+    const std::span<float> step_logits = std::span(*logits).subspan(step * n_vocab, n_vocab);
+    KVRUN_RETURN_IF_ERROR(pass.Run({&row, 1}, {&output, 1}, step_logits));
     elapsed += Clock::now() - begin;
+    KVRUN_RETURN_IF_ERROR(CheckFinite(step_logits));
     if (hooks.after) hooks.after(step);
   }
   *seconds = std::chrono::duration<double>(elapsed).count();

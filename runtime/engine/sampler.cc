@@ -30,6 +30,8 @@ TokenId ArgMax(std::span<const float> logits) {
   return static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
+}  // namespace
+
 Status CheckFinite(std::span<const float> logits) {
   const auto bad = std::find_if_not(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); });
   if (bad == logits.end()) return Status::Ok();
@@ -39,8 +41,6 @@ Status CheckFinite(std::span<const float> logits) {
                   "driver computes wrongly; `kvrun doctor` tests the device",
                   *bad, bad - logits.begin()));
 }
-
-}  // namespace
 
 Status CheckSamplerOptions(const SamplerOptions& options) {
   const float most = std::numeric_limits<float>::max();

@@ -35,6 +35,9 @@ Status CheckSamplerOptions(const SamplerOptions& options);
 // Uniform in [0, 1), independent for each seed, stream and position.
 double UniformAt(uint64_t seed, uint64_t stream, uint64_t position);
 
+// kDevice where one is not: what the device or the model computes wrongly says nothing.
+Status CheckFinite(std::span<const float> logits);
+
 // Serves any number of sequences, one thread at a time. Allocates for the first token only.
 class Sampler {
  public:
