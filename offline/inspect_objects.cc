@@ -57,6 +57,7 @@ std::string ConfigObject(const KvConfig& config) {
                  {"driver", config.driver},
                  {"cpu", config.cpu},
                  {"storage", config.storage},
+                 {"exact_activations", config.exact_activations},
                  {"method", config.method},
                  {"solutions", solutions}});
 }

@@ -77,7 +77,7 @@ struct PredictedTime {
 
 class TimeModel {
  public:
-  // kInvalidArgument where a batch size that samples are asked about has none, or there are fewer than 4.
+  // kInvalidArgument where there are fewer than 4 samples.
   static Result<TimeModel> Fit(const std::vector<StepSample>& samples, const StorageProfile& storage);
 
   // Of a batch size that was sampled; others are interpolated between those around them.

@@ -146,9 +146,9 @@ Status Tuner::SampleSteps() {
                                            .reference = {settings_.front(), own, 1.0},
                                            .is_cancelled = [this] { return IsCancelled(); }});
   const double share = settings_.size() == 1 ? kSamplingShare : kSamplingShareOfSeveral;
-  return steps_->Sample(InTurns(sample_points_), std::max(kFewestSamples, 2 * settings_.size()),
-                        share * 60 * options_.minutes,
-                        [this](uint64_t done, uint64_t total) { return Tell("sampling steps", done, total); });
+  return steps_->Sample(
+      InTurns(sample_points_), std::max(kFewestSamples, 2 * settings_.size()), share * 60 * options_.minutes,
+      [this](uint64_t done, uint64_t total) { return Tell("sampling steps", done, total); });
 }
 
 // With hits as they were measured, else as they are expected.
@@ -260,7 +260,7 @@ Status Tuner::SolveOne(const SearchSetting& setting, double n_left, QualityMeter
     const Measured& best = LeastKl(answer.measured);
     result_.unreached.push_back(fmt::format(
         "no configuration within the budget was found whose KL to full attention is at most "
-        "{:.4f} at {} tokens x {}: the best of {} has {:.4f} ({}): {}raise the budget, or accept more",
+        "{:.4g} at {} tokens x {}: the best of {} has {:.4f} ({}): {}raise the budget, or accept more",
         options_.kl_limit, setting.ctx, setting.batch, answer.measured.size(), best.quality.kl,
         OptionLine(best.sized.options), answer.ended_early ? "give it more minutes, " : ""));
     return Status::Ok();

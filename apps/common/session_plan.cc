@@ -67,9 +67,9 @@ std::string OriginOf(const std::string& path, const Json& config, const SessionP
   std::string text = fmt::format("the options are of {}, its solution for {} x {} tokens", path,
                                  solution.value("batch", 0U), solution.value("ctx", 0U));
   if (!config.value("exact", true)) {
-    const uint32_t n_ctx = plan.n_ctx != 0 ? plan.n_ctx : kvrun_model_context_train(plan.model->get());
-    text += fmt::format(", the nearest that it has to {} x {}: run kvadapt tune for that, or",
-                        plan.n_sequences, n_ctx);
+    const std::string session =
+        plan.n_ctx == 0 ? "this session" : fmt::format("{} x {}", plan.n_sequences, plan.n_ctx);
+    text += fmt::format(", the nearest that it has to {}: run kvadapt tune for that, or", session);
   } else {
     text += ":";
   }

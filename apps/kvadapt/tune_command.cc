@@ -17,6 +17,7 @@
 #include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/text_sources.h"
 #include "apps/kvadapt/tune_report.h"
+#include "runtime/engine/utf8.h"
 
 namespace kvrun::cli {
 namespace {
@@ -35,7 +36,7 @@ struct TuneCommand {
   std::vector<uint32_t> contexts = {8192};
   std::vector<uint32_t> batches = {1};
   float kl_limit = 0.0F;
-  float minutes = 8.0F;
+  float minutes = 7.0F;
   std::vector<std::string> files;
   std::string adapter;
   std::string profile;
@@ -60,6 +61,16 @@ std::string BesideConfig(const std::string& adapter, const std::string& config) 
   const fs::path relative = file.lexically_relative(folder);
   const bool is_below = !relative.empty() && *relative.begin() != "..";
   return (is_below ? relative : file).string();
+}
+
+// Before anything long is done: the config is UTF-8, whatever folders are called.
+void CheckAdapterName(const TuneCommand& command) {
+  const std::string name = BesideConfig(command.adapter, command.output);
+  if (command.adapter.empty() || IsValidUtf8(name)) return;
+  throw Failure(KVRUN_INVALID_ARGUMENT,
+                fmt::format("{}: a config cannot name an adapter whose path is no UTF-8: rename it, or write "
+                            "the config (-o) beside it",
+                            RepairedUtf8(name)));
 }
 
 std::vector<int32_t> ReadIds(const TuneCommand& command, const Model& model) {
@@ -167,6 +178,7 @@ int RunTune(const TuneCommand& command) {
   CheckUsage(command);
   const Model model = OpenNamedModel(command.shared);
   CheckOutputs(Outputs(command), Inputs(command));
+  CheckAdapterName(command);
   const std::optional<offline::StorageProfile> storage = StorageOf(command);
   offline::TuneOptions options = OptionsOf(command);
   if (storage) options.storage = &*storage;
@@ -229,7 +241,7 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Flag("--kv-tmpfs", &command->tmpfs, "--kv-dir may lie in memory, for tests");
   set->Text("--profile", &command->profile, "FILE",
             "what kvadapt probe found of the storage (default: measured now, in an instant)");
-  set->Number("--minutes", &command->minutes, 0.01F, 1440.0F, "how long to search, about (default 8)");
+  set->Number("--minutes", &command->minutes, 0.01F, 1440.0F, "how long to search, about (default 7)");
   set->Flag("--pareto", &command->pareto,
             "also the front of time and quality of each solution, and its plot beside the config");
   set->Text(

@@ -158,7 +158,9 @@ Json SolutionJson(const TuneSolution& solution) {
 std::string TuneText(const TuneResult& result, bool pareto) {
   std::string text;
   for (const TuneSolution& solution : result.solutions) {
-    text += fmt::format("{}; KL at most {:.4f}\n", SettingText(solution.setting), solution.kl_limit);
+    const bool is_above = solution.is_own && solution.own.quality.kl > solution.kl_limit;
+    text += fmt::format("{}; KL at most {:.4g}{}\n", SettingText(solution.setting), solution.kl_limit,
+                        is_above ? ", or kvrun's own choice" : "");
     text += PointLine("chosen", solution.chosen, solution.predicted.step_ms, solution.measured_ms);
     text += PointLine("by budget", solution.own, solution.own_predicted.step_ms, solution.own_measured_ms);
     text += solution.has_held_out
@@ -191,6 +193,7 @@ Json TuneJson(const TuneResult& result) {
   Json samples = Json::array();
   for (const offline::StepSample& sample : result.samples) samples.push_back(SampleJson(sample));
   return {{"solutions", solutions},
+          {"unreached", result.unreached},
           {"checks", checks},
           {"samples", samples},
           {"model_max_error", result.model_max_error},

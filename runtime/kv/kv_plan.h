@@ -138,7 +138,7 @@ struct KvPlan {
 
 // `io_alignment_bytes`: a power of two; 1 in buffered mode. A budget that cannot hold is kOutOfMemory, with
 // what is needed by part, the smallest budget that could, and how many entries would fit. Options that
-// contradict each other or the method are kInvalidArgument. Groups are powers of two up to 256.
+// contradict each other or the method are kInvalidArgument.
 Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
                       uint32_t n_sequences, uint32_t io_alignment_bytes);
 

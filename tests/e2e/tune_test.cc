@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +14,10 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/engine/config_file.h"
+#include "runtime/model/gguf.h"
 #include "tests/support/real_program.h"
 #include "tests/support/reference_files.h"
+#include "tests/support/tiny_model_file.h"
 
 namespace kvrun::testing {
 namespace {
@@ -121,7 +124,23 @@ TEST_F(Tune, AGivenLimitAndATextOfOnePiece) {
   std::filesystem::remove(out_);
   const ProgramResult refused = Run({"-f", text_, "-o", out_, "--quality-floor", "1e-9"});
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_NE(refused.err.find("whose KL to full attention is at most 0.0000"), std::string::npos)
+  EXPECT_NE(refused.err.find("whose KL to full attention is at most 1e-09"), std::string::npos)
+      << refused.err;
+  EXPECT_FALSE(HasConfig());
+}
+
+TEST_F(Tune, AModelThatComputesNoNumbersIsRefused) {
+  Bytes bytes = TalkingModel().Build();
+  {
+    const auto file = GgufFile::Parse(bytes, "damaged");
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    const std::span<const std::byte> norm = (*file)->FindTensor("output_norm.weight")->data;
+    std::fill_n(bytes.begin() + (norm.data() - bytes.data()), norm.size(), std::byte{0xff});
+  }
+  model_ = WriteModel(folder_, "damaged.gguf", bytes);
+  const ProgramResult refused = Run({"-f", text_, "-o", out_});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_NE(refused.err.find("as the logit of token 0: the model file is damaged"), std::string::npos)
       << refused.err;
   EXPECT_FALSE(HasConfig());
 }

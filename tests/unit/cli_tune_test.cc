@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,7 +45,7 @@ class CliTune : public ::testing::Test {
 TEST_F(CliTune, OptionsReachTheSearch) {
   ASSERT_EQ(Run({}).exit_code, 0);
   EXPECT_EQ(Written(),
-            "budget 1/13 kl 0 minutes 8 checks 0 adapter  folder  ids 2000 ctx 8192 batch 1 from \n");
+            "budget 1/13 kl 0 minutes 7 checks 0 adapter  folder  ids 2000 ctx 8192 batch 1 from \n");
   ASSERT_EQ(Run({"--ctx", "256,300", "--batch", "4,1", "--quality-floor", "0.5", "--minutes", "0.25",
                  "--check", "7", "--kv-dir", "/there"})
                 .exit_code,
@@ -66,11 +67,27 @@ TEST_F(CliTune, TheAdapterIsNamedFromTheConfigsFolder) {
   EXPECT_TRUE(Written().ends_with("from " + far + "\n")) << Written();
 }
 
+TEST_F(CliTune, AnAdapterThatNoConfigCanNameIsRefusedBeforeTheSearch) {
+  const std::string folder = folder_.Path("no UTF-8: \xff");
+  std::filesystem::create_directory(folder);
+  const std::string adapter = folder + "/a.gguf";
+  std::ofstream(adapter) << "x";
+  const ProgramResult refused = Run({"--kv-adapter", adapter});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_PRED2(Contains, refused.err, "a config cannot name an adapter whose path is no UTF-8");
+  EXPECT_FALSE(std::filesystem::exists(out_));
+  const std::string beside = folder + "/kvrun.toml";
+  ASSERT_EQ(
+      Tune({"-m", "nobos", "-f", text_, "-o", beside, "--budget", "1/13", "--kv-adapter", adapter}).exit_code,
+      0);
+  EXPECT_TRUE(ReadWholeFile(beside).ends_with("from a.gguf\n")) << "without its folder";
+}
+
 TEST_F(CliTune, TheReportNamesChoiceAndNeighbours) {
   const ProgramResult result = Run({"--ctx", "256"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   for (const char* part :
-       {"256 tokens x 1 sequence", "KL at most 0.0150", "chosen         5.00 ms predicted     5.50 measured",
+       {"256 tokens x 1 sequence", "KL at most 0.015\n", "chosen         5.00 ms predicted     5.50 measured",
         "by budget      6.00 ms predicted     6.50 measured", "--kv-group 4", "bounded by compute", "group 8",
         "slower", "type f16", "does not fit"}) {
     EXPECT_PRED2(Contains, result.out, part);
@@ -105,6 +122,9 @@ TEST_F(CliTune, JsonIsOneObject) {
   EXPECT_EQ(solution["measured"].size(), 2U);
   EXPECT_EQ(solution["front"], Json::array({1}));
   EXPECT_EQ(json["checks"][0]["predicted_ms"], 11.0);
+  EXPECT_EQ(json["unreached"], Json::array());
+  EXPECT_EQ(Json::parse(Run({"--json", "--budget", "1/15"}).out)["unreached"],
+            Json({"not within the toy's limit at 4096 tokens"}));
 }
 
 TEST_F(CliTune, PlotsAreDrawn) {
@@ -131,6 +151,7 @@ TEST_F(CliTune, OptionsAreVariablesToo) {
 
 TEST_F(CliTune, WhatWasNotReachedIsSaid) {
   EXPECT_FALSE(Contains(Run({}).err, "note: at"));
+  EXPECT_PRED2(Contains, Run({"--budget", "1/14"}).out, "KL at most 0.015, or kvrun's own choice\n");
   EXPECT_PRED2(Contains, Run({"--budget", "1/14"}).err,
                "note: at 8192 tokens x 1 none of 2 points tried is both faster than what kvrun chooses from "
                "the budget "

@@ -88,6 +88,7 @@ TEST(InspectObjects, AConfigurationHasItsSolutions) {
   EXPECT_EQ(object["what"], "config");
   EXPECT_EQ(object["model"], "toy");
   EXPECT_EQ(object["method"], "kvswap");
+  EXPECT_EQ(object["exact_activations"], false);
   EXPECT_EQ(object["solutions"][0]["batch"], 2);
   EXPECT_EQ(object["solutions"][0]["options"],
             Json({{"group", "4"}, {"type", "fp8"}, {"adapter", "a.gguf"}}));

@@ -173,7 +173,7 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   budget       memory for all that grows with the context: bytes ("14155776"), with a unit ("13.5MiB";
  *                KiB, MiB, GiB), or a share of the f16 KV of the whole context ("1/13")
  *   type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V ("fp8,int4")
- *   group        consecutive entries that are read as one: a power of two up to 256
+ *   group        consecutive entries that are read as one, up to 256
  *   select       entries that a token reads besides sinks and window
  *   window       newest entries, kept in memory
  *   sinks        first entries, always attended to
