@@ -8,7 +8,6 @@
 
 #include "runtime/capi/handles.h"
 #include "runtime/engine/session_kv.h"
-#include "runtime/engine/utf8.h"
 #include "runtime/model/fingerprint.h"
 
 namespace kvrun::offline {
@@ -102,10 +101,6 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
 
 Result<std::optional<Adapter>> TuningAdapter(const Model& model, const std::string& path) {
   if (path.empty()) return std::optional<Adapter>();
-  if (!IsValidUtf8(path)) {
-    return Invalid(fmt::format("{}: a config cannot name an adapter whose path is no UTF-8; rename it",
-                               RepairedUtf8(path)));
-  }
   KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadWholeAdapter(path));
   const uint32_t rank = adapter.layers.empty() ? 0 : adapter.layers.front().rank;
   // Says what is wrong where it is another model's.

@@ -17,7 +17,7 @@
 #include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/text_sources.h"
 #include "apps/kvadapt/tune_report.h"
-#include "runtime/engine/utf8.h"
+#include "offline/adapter_name.h"
 
 namespace kvrun::cli {
 namespace {
@@ -50,27 +50,6 @@ struct TuneCommand {
 void CheckUsage(const TuneCommand& command) {
   if (command.budget.empty()) throw UsageError("no budget is given: --budget BYTES, or a share such as 1/13");
   if (command.output.empty()) throw UsageError("name the file to write: -o kvrun.toml");
-}
-
-// As the config names it: relative to the config's folder where it lies below it, so that both can be moved.
-std::string BesideConfig(const std::string& adapter, const std::string& config) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  const fs::path file = fs::weakly_canonical(adapter, error);
-  const fs::path folder = fs::weakly_canonical(fs::path(config).parent_path() / ".", error);
-  const fs::path relative = file.lexically_relative(folder);
-  const bool is_below = !relative.empty() && *relative.begin() != "..";
-  return (is_below ? relative : file).string();
-}
-
-// Before anything long is done: the config is UTF-8, whatever folders are called.
-void CheckAdapterName(const TuneCommand& command) {
-  const std::string name = BesideConfig(command.adapter, command.output);
-  if (command.adapter.empty() || IsValidUtf8(name)) return;
-  throw Failure(KVRUN_INVALID_ARGUMENT,
-                fmt::format("{}: a config cannot name an adapter whose path is no UTF-8: rename it, or write "
-                            "the config (-o) beside it",
-                            RepairedUtf8(name)));
 }
 
 std::vector<int32_t> ReadIds(const TuneCommand& command, const Model& model) {
@@ -178,7 +157,8 @@ int RunTune(const TuneCommand& command) {
   CheckUsage(command);
   const Model model = OpenNamedModel(command.shared);
   CheckOutputs(Outputs(command), Inputs(command));
-  CheckAdapterName(command);
+  const std::string adapter_name =
+      command.adapter.empty() ? "" : Value(offline::AdapterName(command.adapter, command.output));
   const std::optional<offline::StorageProfile> storage = StorageOf(command);
   offline::TuneOptions options = OptionsOf(command);
   if (storage) options.storage = &*storage;
@@ -191,7 +171,7 @@ int RunTune(const TuneCommand& command) {
   progress.Clear();
   for (ConfigSolution& solution : result.config.solutions) {
     for (auto& [name, value] : solution.options) {
-      if (name == "adapter") value = BesideConfig(value, command.output);
+      if (name == "adapter") value = adapter_name;
     }
   }
   WriteResult(command.output, offline::ConfigText(result));
