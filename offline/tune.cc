@@ -34,7 +34,8 @@ constexpr double kSamplingShare = 0.2;
 constexpr double kSamplingShareOfSeveral = 0.3;  // settings: each needs some
 constexpr double kFinalShare = 0.3;
 constexpr size_t kFewestSamples = 24;
-constexpr size_t kMostSamples = 64;  // of one setting
+constexpr size_t kFewestMeasured = 3;  // of one setting, however late it is
+constexpr size_t kMostSamples = 64;    // of one setting
 
 class Tuner {
  public:
@@ -250,7 +251,10 @@ Status Tuner::SolveOne(const SearchSetting& setting, double n_left, QualityMeter
     KVRUN_RETURN_IF_ERROR(TellShare(what, spent));
     return MeasureQuality(sized, setting, meter);
   };
-  input.is_enough = [&](const Measured&) { return Minutes() - begin > share; };
+  size_t n_measured = 0;
+  input.is_enough = [&](const Measured&) {
+    return ++n_measured >= kFewestMeasured && Minutes() - begin > share;
+  };
   KVRUN_ASSIGN_OR_RETURN(SolverAnswer answer, Solve(input));
   if (setting.batch == 1) KVRUN_RETURN_IF_ERROR(steps_->Refit());
   solution.kl_limit = answer.kl_limit;

@@ -105,7 +105,7 @@ TEST_F(Tune, EachContextAndBatchHasASolution) {
   for (const Json& solution : json["solutions"]) {
     settings.emplace(solution["ctx"], solution["batch"]);
     EXPECT_EQ(solution["budget_bytes"], 600U * 1024 * solution["batch"].get<uint32_t>());
-    EXPECT_GE(solution["measured"].size(), 3U) << "each had its share of the time";
+    EXPECT_GE(solution["measured"].size(), 3U) << "however late it was";
     EXPECT_GT(solution["held_out_kl"], 0.0);
   }
   EXPECT_EQ(settings.size(), 4U);
