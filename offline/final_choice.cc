@@ -85,7 +85,9 @@ Status Choice::Confirm() {
   own.is_good = input_.kl_limit == 0.0 || own.kl() <= input_.kl_limit;
   bool any_is_good = own.is_good;
   finalists_.push_back(std::move(own));
-  const double limit = input_.kl_limit > 0.0 ? input_.kl_limit : kConfirmedShare * finalists_.front().kl();
+  const double limit = input_.kl_limit > 0.0
+                           ? input_.kl_limit
+                           : std::max(kConfirmedShare * finalists_.front().kl(), kNegligibleKl);
   std::vector<Finalist> refused;
   for (size_t i = 0; i < order.size(); ++i) {
     if (finalists_.size() > (input_.is_late() ? 1 : kMostConfirmed)) break;

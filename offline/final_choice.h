@@ -38,7 +38,7 @@ struct FinalChoice {
 };
 
 // Of the search's and the other parts' KL the mean counts: at most this share of what kvrun's own choice has
-// there, or the given limit.
+// there (kNegligibleKl at least), or the given limit.
 inline constexpr double kConfirmedShare = 0.95;
 
 // `answer.accepted` is not empty. Without a given limit kvrun's own choice takes part, and nothing that is

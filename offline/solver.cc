@@ -98,7 +98,7 @@ Result<SolverAnswer> Search::Run() {
   answer_.kl_limit = input_.kl_limit;
   KVRUN_RETURN_IF_ERROR(Measure(input_.own));
   answer_.own = answer_.measured.front();
-  if (answer_.kl_limit == 0.0) answer_.kl_limit = kOwnShare * answer_.own.quality.kl;
+  if (answer_.kl_limit == 0.0) answer_.kl_limit = std::max(kOwnShare * answer_.own.quality.kl, kNegligibleKl);
   if (!IsOver()) KVRUN_RETURN_IF_ERROR(MeasureNeighbours());
   for (size_t i = 0; i < kHopes.size() && !IsOver();) {
     const SizedCandidate* next = Next(kHopes[i]);

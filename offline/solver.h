@@ -32,7 +32,8 @@ struct SolverInput {
   SearchSetting setting;
   std::span<const SizedCandidate> all;
   SizedCandidate own;  // what kvrun would choose
-  // The greatest KL that is accepted; 0: kOwnShare of what `own` has, and `own` itself.
+  // The greatest KL that is accepted; 0: kOwnShare of what `own` has (kNegligibleKl at
+  // least), and `own` itself.
   double kl_limit = 0.0;
   uint32_t max_measurements = 256;
   // Milliseconds of a step. Asked of every candidate, and anew after each measurement. `quality`: of those
@@ -46,6 +47,8 @@ struct SolverInput {
 // Measured on one text: on another a candidate that is just as good as kvrun's own choice may be a little
 // worse. So it must be better by this.
 inline constexpr double kOwnShare = 0.94;
+// Nats. Less is what rounding does: where kvrun's own choice has less, no other is refused for it.
+inline constexpr double kNegligibleKl = 1e-4;
 
 struct SolverAnswer {
   double kl_limit = 0.0;

@@ -93,6 +93,12 @@ TEST_F(OfflineFinalChoice, WhatWasLuckyInTheSearchIsRefused) {
   EXPECT_TRUE(choice.is_within_limit);
 }
 
+TEST_F(OfflineFinalChoice, AKlThatIsNegligibleIsNotCompared) {
+  const std::vector<Case> cases = {
+      {kOwn, 1e-8, 10, 1e-8, {10}}, {8, 5e-5, 8, 9e-5, {8}}, {16, 5e-5, 7, 3e-4, {7}}};
+  EXPECT_EQ(Choose(cases)->chosen.sized.candidate.group_tokens, 8U);
+}
+
 TEST_F(OfflineFinalChoice, WhereNoneIsConfirmedOrFasterTheOwnChoiceIsTaken) {
   const std::vector<Case> unlucky = {{kOwn, 0.010, 10, 0.010, {10}}, {8, 0.009, 8, 0.0110, {8}}};
   EXPECT_TRUE(Choose(unlucky)->is_own);

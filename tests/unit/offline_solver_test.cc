@@ -194,7 +194,7 @@ TEST_F(OfflineSolver, WhereNothingIsLostTheFastestIsTaken) {
   SolverInput input = Input(1);
   input.measure = [](const SizedCandidate&) -> Result<Quality> { return Quality{.kl = 0.0}; };
   const SolverAnswer answer = Solve(input).value();
-  EXPECT_EQ(answer.kl_limit, 0.0);
+  EXPECT_EQ(answer.kl_limit, kNegligibleKl);
   ASSERT_FALSE(answer.accepted.empty());
   EXPECT_LE(answer.accepted.front().predicted_ms, LawMs(input.own));
 }
@@ -234,6 +234,17 @@ TEST_F(OfflineSolver, TheBetterAdaptersAreFoundWhereverTheyComeFrom) {
     }
     EXPECT_LE(best.predicted_ms, 1.02 * fastest_ms) << OptionLine(best.sized.options);
   }
+}
+
+TEST_F(OfflineSolver, AKlThatIsNegligibleIsNotCompared) {
+  SolverInput input = Input();
+  input.measure = [&](const SizedCandidate& sized) -> Result<Quality> {
+    return Quality{.kl = sized.candidate == input.own.candidate ? 1e-8 : 5e-5};
+  };
+  const SolverAnswer answer = Solve(input).value();
+  EXPECT_EQ(answer.kl_limit, kNegligibleKl);
+  EXPECT_GT(answer.accepted.size(), 2U);
+  EXPECT_NE(answer.accepted.front().sized.candidate, input.own.candidate) << "others are faster";
 }
 
 TEST_F(OfflineSolver, OfTwoThatAreAsFastTheOneOfLessKlIsFirst) {
