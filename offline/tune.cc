@@ -79,9 +79,9 @@ class Tuner {
     told_ = {what, done, total};
     return IsCancelled() ? Status(StatusCode::kCancelled, "the tuning was cancelled") : Status::Ok();
   }
-  // Of the time there is for it.
+  // Of the time there is for it. It is not done yet, however late it is.
   Status TellShare(const std::string& what, double share) {
-    return Tell(what, static_cast<uint64_t>(100 * std::clamp(share, 0.0, 1.0)), 100);
+    return Tell(what, static_cast<uint64_t>(100 * std::clamp(share, 0.0, 0.99)), 100);
   }
   bool IsCancelled() const { return progress_ && progress_(told_.what, told_.done, told_.total); }
   double Minutes() const { return std::chrono::duration<double>(Clock::now() - begin_).count() / 60; }
@@ -264,7 +264,7 @@ Status Tuner::SolveOne(const SearchSetting& setting, double n_left, QualityMeter
     const Measured& best = LeastKl(answer.measured);
     result_.unreached.push_back(fmt::format(
         "no configuration within the budget was found whose KL to full attention is at most "
-        "{:.4g} at {} tokens x {}: the best of {} has {:.4f} ({}): {}raise the budget, or accept more",
+        "{:.4g} at {} tokens x {}: the best of {} has {:.4g} ({}): {}raise the budget, or accept more",
         options_.kl_limit, setting.ctx, setting.batch, answer.measured.size(), best.quality.kl,
         OptionLine(best.sized.options), answer.ended_early ? "give it more minutes, " : ""));
     return Status::Ok();
@@ -324,6 +324,10 @@ Status Tuner::CheckPredictions() {
 
 // What people read: a hundredth of a millisecond is noise.
 double Rounded(double value, double parts) { return std::round(value * parts) / parts; }
+double ThreeDigits(double value) {
+  const double parts = std::pow(10.0, 2 - std::floor(std::log10(value)));
+  return value > 0.0 ? Rounded(value, parts) : 0.0;
+}
 
 Status Tuner::FillConfig() {
   const Model& model = engine_.model();
@@ -343,7 +347,7 @@ Status Tuner::FillConfig() {
                                 .options = solution.chosen.sized.options,
                                 .predicted_ms = Rounded(solution.predicted.step_ms, 100),
                                 .measured_ms = Rounded(solution.measured_ms, 100),
-                                .kl = Rounded((solution.chosen.quality.kl + solution.held_out_kl) / 2, 10000),
+                                .kl = ThreeDigits((solution.chosen.quality.kl + solution.held_out_kl) / 2),
                                 .bound = solution.bound});
   }
   return Status::Ok();

@@ -21,6 +21,11 @@ std::string SettingText(const offline::SearchSetting& setting) {
                      setting.batch == 1 ? "" : "s", FormatBytes(setting.budget_bytes));
 }
 
+// Four decimals say nothing of what is smaller.
+std::string KlText(double kl) {
+  return kl == 0.0 || kl >= 1e-3 ? fmt::format("{:.4f}", kl) : fmt::format("{:.1e}", kl);
+}
+
 std::string BoundText(const TuneSolution& solution) {
   const offline::PredictedTime& time = solution.predicted;
   std::string text = fmt::format(
@@ -35,9 +40,9 @@ std::string BoundText(const TuneSolution& solution) {
 
 std::string PointLine(const char* name, const Measured& measured, double predicted_ms, double measured_ms) {
   return fmt::format(
-      "  {:<10} {:>8.2f} ms predicted {:>8.2f} measured   KL {:.4f}  top-1 {:.1f} %  hits {:.1f} %\n"
+      "  {:<10} {:>8.2f} ms predicted {:>8.2f} measured   KL {}  top-1 {:.1f} %  hits {:.1f} %\n"
       "             {}\n",
-      name, predicted_ms, measured_ms, measured.quality.kl, 100 * measured.quality.top1,
+      name, predicted_ms, measured_ms, KlText(measured.quality.kl), 100 * measured.quality.top1,
       100 * measured.quality.hit_rate, offline::OptionLine(measured.sized.options));
 }
 
@@ -48,7 +53,7 @@ std::string NeighbourTable(const TuneSolution& solution) {
       text += fmt::format("    {:<24} {}\n", row.change, row.reason);
       continue;
     }
-    text += fmt::format("    {:<24} {:>7.2f} ms  {:.4f}{} {}\n", row.change, row.predicted_ms, row.kl,
+    text += fmt::format("    {:<24} {:>7.2f} ms  {}{} {}\n", row.change, row.predicted_ms, KlText(row.kl),
                         row.kl_is_measured ? "          " : " (guessed)", row.reason);
   }
   return text;
@@ -57,7 +62,7 @@ std::string NeighbourTable(const TuneSolution& solution) {
 std::string FrontTable(const TuneSolution& solution) {
   std::string text = fmt::format("  front of {} measured points\n", solution.measured.size());
   for (const FrontPoint& point : FrontOf(solution)) {
-    text += fmt::format("    {:>7.2f} ms  KL {:.4f}  {}\n", point.step_ms, point.kl,
+    text += fmt::format("    {:>7.2f} ms  KL {}  {}\n", point.step_ms, KlText(point.kl),
                         offline::OptionLine(solution.measured[point.index].sized.options));
   }
   return text;
@@ -165,8 +170,11 @@ std::string TuneText(const TuneResult& result, bool pareto) {
     text += PointLine("by budget", solution.own, solution.own_predicted.step_ms, solution.own_measured_ms);
     text += solution.has_held_out
                 ? fmt::format(
-                      "  on parts of the text that the search has not seen: KL {:.4f}, by budget {:.4f}\n",
-                      solution.held_out_kl, solution.own_held_out_kl)
+                      "  on parts of the text that the search has not seen: KL {}, by budget {}; on all "
+                      "parts {}, {}\n",
+                      KlText(solution.held_out_kl), KlText(solution.own_held_out_kl),
+                      KlText((solution.chosen.quality.kl + solution.held_out_kl) / 2),
+                      KlText((solution.own.quality.kl + solution.own_held_out_kl) / 2))
                 : "  the text has no second part of that many tokens: nothing was confirmed on another\n";
     text += "  " + BoundText(solution) + "\n";
     text += NeighbourTable(solution);
