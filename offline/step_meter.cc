@@ -32,8 +32,11 @@ Status StepMeter::Sample(std::span<const StepPoint> points, size_t n_fewest, dou
   const Clock::time_point begin = Clock::now();
   for (size_t k = 0; k < points.size(); ++k) {
     const double spent = std::chrono::duration<double>(Clock::now() - begin).count() / seconds;
-    const double share = std::max(static_cast<double>(k) / static_cast<double>(points.size()), spent);
-    KVRUN_RETURN_IF_ERROR(tell(static_cast<uint64_t>(100 * std::min(share, 1.0)), 100));
+    const auto n_done = static_cast<double>(k);
+    // Both the time and the fewest are waited for.
+    const double share = std::max(n_done / static_cast<double>(points.size()),
+                                  std::min(spent, n_done / static_cast<double>(n_fewest)));
+    KVRUN_RETURN_IF_ERROR(tell(static_cast<uint64_t>(100 * std::min(share, 0.99)), 100));
     if (k % kPointsPerReference == 0) KVRUN_RETURN_IF_ERROR(Refer());
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, Measure(points[k]));
     times_.Add(sample);
