@@ -174,22 +174,29 @@ int RunTune(const TuneCommand& command) {
       if (name == "adapter") value = adapter_name;
     }
   }
-  WriteResult(command.output, offline::ConfigText(result));
+  const std::string config = offline::ConfigText(result);
+  try {
+    WriteResult(command.output, config);
+  } catch (const Failure& failure) {
+    throw Failure(failure.status(), fmt::format("{}; what was found:\n{}", failure.what(), config),
+                  failure.exit_code());
+  }
   const std::string plot = PlotPath(command);
-  if (!plot.empty()) WriteResult(plot, offline::SvgText(ParetoPlot(result)));
   if (!command.shared.quiet) PrintDoubts(result);
   if (command.shared.json) {
     Json json = TuneJson(result);
     json["path"] = command.output;
     if (!plot.empty()) json["plot"] = plot;
+    if (!plot.empty()) WriteResult(plot, offline::SvgText(ParetoPlot(result)));
     WriteStdout(JsonLine(json));
     return 0;
   }
-  const std::string drawn =
-      plot.empty() ? "" : plot + ": time and KL of the measured points, and their front\n";
-  WriteStdout(TuneText(result, command.pareto) + drawn +
-              fmt::format("{}: for kvrun --config, {} solution{}\n", command.output, result.solutions.size(),
-                          result.solutions.size() == 1 ? "" : "s"));
+  WriteStdout(TuneText(result, command.pareto) + fmt::format("{}: for kvrun --config, {} solution{}\n",
+                                                             command.output, result.solutions.size(),
+                                                             result.solutions.size() == 1 ? "" : "s"));
+  if (plot.empty()) return 0;
+  WriteResult(plot, offline::SvgText(ParetoPlot(result)));
+  WriteStdout(plot + ": time and KL of the measured points, and their front\n");
   return 0;
 }
 

@@ -127,6 +127,41 @@ TEST_F(CliTune, JsonIsOneObject) {
             Json({"not within the toy's limit at 4096 tokens"}));
 }
 
+TEST_F(CliTune, TextsInAFolderAreNotReplaced) {
+  const std::string folder = folder_.Path("texts");
+  std::filesystem::create_directory(folder);
+  const std::string book = folder + "/book.txt";
+  std::ofstream(book) << "a book";
+  const std::vector<std::string> most = {"-m", "nobos", "-f", folder, "--budget", "1/13"};
+  const auto run = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), most.begin(), most.end());
+    return Tune(more);
+  };
+  const ProgramResult refused = run({"-o", folder + "/../texts/book.txt"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_PRED2(Contains, refused.err,
+               "book.txt would be replaced, and lies in " + folder + ", which is read");
+  EXPECT_EQ(run({"-o", out_, "--plot", book}).exit_code, 2);
+  EXPECT_EQ(ReadWholeFile(book), "a book");
+  EXPECT_EQ(run({"-o", folder + "/kvrun.toml", "--plot", folder + "/front.svg"}).exit_code, 0);
+  std::ofstream(folder + "/kvrun.toml") << "# Options of the KV cache for one model on one machine: ..\n";
+  EXPECT_EQ(run({"-o", folder + "/kvrun.toml", "--plot", folder + "/front.svg"}).exit_code, 0)
+      << "an earlier run's results are";
+}
+
+TEST_F(CliTune, WhatCannotBeWrittenIsSaid) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  const ProgramResult full = Tune({"-m", "nobos", "-f", text_, "-o", "/dev/full", "--budget", "1/13"});
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_PRED2(Contains, full.err,
+               "cannot write /dev/full: No space left on device; what was found:\nbudget 1/13");
+  const ProgramResult plot = Run({"--plot", "/dev/full"});
+  EXPECT_EQ(plot.exit_code, 1);
+  EXPECT_PRED2(Contains, plot.out, "by budget");
+  EXPECT_PRED2(Contains, plot.err, "cannot write /dev/full");
+  EXPECT_PRED2(Contains, Written(), "budget 1/13");
+}
+
 TEST_F(CliTune, PlotsAreDrawn) {
   const std::string plot = folder_.Path("front.svg");
   ASSERT_EQ(Run({"--plot", plot, "--ctx", "256"}).exit_code, 0);
@@ -163,7 +198,8 @@ TEST_F(CliTune, WhatWasNotReachedIsSaid) {
 }
 
 TEST_F(CliTune, WhetherItWasConfirmedOnOtherTextIsSaid) {
-  EXPECT_PRED2(Contains, Run({}).out, "that the search has not seen: KL 0.0120, by budget 0.0240");
+  EXPECT_PRED2(Contains, Run({}).out,
+               "that the search has not seen: KL 0.0120, by budget 0.0240; on all parts 0.0110, 0.0220\n");
   EXPECT_PRED2(Contains, Run({"--budget", "1/16"}).out, "nothing was confirmed on another");
   const Json solution = Json::parse(Run({"--json"}).out)["solutions"][0];
   EXPECT_EQ(solution["held_out_kl"], 0.012);
