@@ -1,5 +1,6 @@
 #include "platform/io/replace_file.h"
 
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -7,10 +8,14 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <optional>
+#include <random>
 #include <utility>
 
 namespace kvrun {
 namespace {
+
+constexpr int kNames = 100;  // tried before it is given up
 
 Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
   while (!bytes.empty()) {
@@ -26,15 +31,52 @@ Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& pat
 Status Finish(Status status, int fd, const std::string& temporary, const std::string& path) {
   if (close(fd) != 0 && status.ok()) status = StatusFromErrno(errno, "cannot write " + temporary);
   if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = StatusFromErrno(errno, "cannot rename " + temporary);
+    status = StatusFromErrno(errno, "cannot rename " + temporary + " to " + path);
   }
   if (!status.ok()) unlink(temporary.c_str());
   return status;
 }
 
-std::string BehindLinks(const std::string& path) {
+// What takes the place of `path`: the file that it leads to, and the mode that it has.
+struct Target {
+  std::string path;
+  std::optional<mode_t> mode;  // none: there is no file yet
+};
+
+// A link is kept, and what is no file (/dev/null, a folder) is not replaced.
+Result<Target> TargetOf(const std::string& path) {
+  struct stat facts = {};
+  if (stat(path.c_str(), &facts) != 0) return Target{path, std::nullopt};
+  if (!S_ISREG(facts.st_mode)) {
+    return Status(StatusCode::kInvalidArgument,
+                  "cannot write " + path + ": it is there and not a file: name another");
+  }
   char resolved[PATH_MAX];
-  return realpath(path.c_str(), resolved) == nullptr ? path : std::string(resolved);
+  const bool is_resolved = realpath(path.c_str(), resolved) != nullptr;
+  return Target{is_resolved ? std::string(resolved) : path, facts.st_mode & 07777};
+}
+
+struct TemporaryFile {
+  std::string path;
+  int fd;
+};
+
+// Not mkstemp, whose files are private: the kernel knows the umask, which no thread can ask for without
+// changing it for all of them.
+Result<TemporaryFile> CreateBeside(const Target& target, const std::string& path) {
+  static constexpr char kDigits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+  std::random_device random;
+  for (int attempt = 0; attempt < kNames; ++attempt) {
+    TemporaryFile file{target.path + ".", -1};
+    for (int i = 0; i < 6; ++i) file.path += kDigits[random() % (sizeof kDigits - 1)];
+    file.fd = open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode ? 0600 : 0666);
+    if (file.fd < 0 && errno == EEXIST) continue;
+    if (file.fd < 0) return StatusFromErrno(errno, "cannot write " + path);
+    // A file system without modes has none to keep.
+    if (target.mode) (void)fchmod(file.fd, *target.mode);
+    return file;
+  }
+  return StatusFromErrno(EEXIST, "cannot write " + path);
 }
 
 }  // namespace
@@ -47,18 +89,22 @@ Status ReplaceFile(const std::string& path, std::span<const std::byte> bytes) {
 }
 
 Status ReplaceResultFile(const std::string& path, std::span<const std::span<const std::byte>> parts) {
-  const std::string target = BehindLinks(path);
-  std::string temporary = target + ".XXXXXX";
-  const int fd = mkstemp(temporary.data());
-  if (fd < 0) return StatusFromErrno(errno, "cannot create " + temporary);
+  KVRUN_ASSIGN_OR_RETURN(const Target target, TargetOf(path));
+  KVRUN_ASSIGN_OR_RETURN(const TemporaryFile file, CreateBeside(target, path));
   Status status = Status::Ok();
   for (const std::span<const std::byte> part : parts) {
-    if (status.ok()) status = WriteAll(fd, part, temporary);
+    if (status.ok()) status = WriteAll(file.fd, part, file.path);
   }
-  if (status.ok() && fchmod(fd, 0644) != 0)
-    status = StatusFromErrno(errno, "cannot set the mode of " + temporary);
-  if (status.ok() && fsync(fd) != 0) status = StatusFromErrno(errno, "cannot write " + temporary);
-  return Finish(std::move(status), fd, temporary, target);
+  if (status.ok() && fsync(file.fd) != 0) status = StatusFromErrno(errno, "cannot write " + file.path);
+  return Finish(std::move(status), file.fd, file.path, target.path);
+}
+
+Status CheckResultFile(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(const Target target, TargetOf(path));
+  KVRUN_ASSIGN_OR_RETURN(const TemporaryFile file, CreateBeside(target, path));
+  close(file.fd);
+  unlink(file.path.c_str());
+  return Status::Ok();
 }
 
 }  // namespace kvrun

@@ -13,8 +13,11 @@ namespace kvrun {
 // for files whose reader checks them.
 Status ReplaceFile(const std::string& path, std::span<const std::byte> bytes);
 
-// The same for a file that a person asked for, which may be large, so it comes in parts: synced, mode 0644,
-// and a link to it stays a link.
+// The same for a file that a person asked for, which may be large, so it comes in parts: synced; a new file
+// gets the mode that the umask leaves, another keeps its own; a link stays a link, and what is there and is
+// no file is refused.
 Status ReplaceResultFile(const std::string& path, std::span<const std::span<const std::byte>> parts);
+// Whether it can be written, to be asked before a long computation; leaves nothing behind.
+Status CheckResultFile(const std::string& path);
 
 }  // namespace kvrun

@@ -1,20 +1,14 @@
 // Adapter files: docs/formats/adapter.md.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <limits.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "platform/io/replace_file.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/gguf_writer.h"
@@ -185,57 +179,6 @@ Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) 
     if (TakesMeanOff(adapter.kind)) KVRUN_RETURN_IF_ERROR(add(i, "mean", layer.mean, {layer.key_dim}));
   }
   return Status::Ok();
-}
-
-Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return StatusFromErrno(written < 0 ? errno : EIO, "cannot write " + path);
-    bytes = bytes.subspan(static_cast<size_t>(written));
-  }
-  return Status::Ok();
-}
-
-// The file that `path` leads to: a link is kept, and what is no file (/dev/null, a folder) is not replaced.
-Result<std::string> FileBehind(const std::string& path) {
-  struct stat facts = {};
-  if (stat(path.c_str(), &facts) != 0) return path;
-  if (!S_ISREG(facts.st_mode)) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("cannot write {}: it is there and not a file: name another", path));
-  }
-  char resolved[PATH_MAX];
-  return realpath(path.c_str(), resolved) == nullptr ? path : std::string(resolved);
-}
-
-struct TemporaryFile {
-  std::string path;
-  int fd;
-};
-
-Result<TemporaryFile> CreateBeside(const std::string& target, const std::string& path) {
-  TemporaryFile file{target + ".XXXXXX", -1};
-  file.fd = mkostemp(file.path.data(), O_CLOEXEC);
-  if (file.fd < 0) return StatusFromErrno(errno, "cannot write " + path);
-  return file;
-}
-
-// Whoever reads `path` sees the old file or the whole new one, after a power cut too.
-Status ReplaceFile(const std::string& path, std::span<const std::byte> bytes) {
-  KVRUN_ASSIGN_OR_RETURN(const std::string target, FileBehind(path));
-  KVRUN_ASSIGN_OR_RETURN(const TemporaryFile file, CreateBeside(target, path));
-  const auto& [temporary, fd] = file;
-  Status status = WriteAll(fd, bytes, temporary);
-  // mkostemp's files are private; statistics of keys are as public as the model.
-  if (status.ok() && fchmod(fd, 0644) != 0) status = StatusFromErrno(errno, "cannot set the mode of " + path);
-  if (status.ok() && fsync(fd) != 0) status = StatusFromErrno(errno, "cannot write " + temporary);
-  if (close(fd) != 0 && status.ok()) status = StatusFromErrno(errno, "cannot write " + temporary);
-  if (status.ok() && std::rename(temporary.c_str(), target.c_str()) != 0) {
-    status = StatusFromErrno(errno, fmt::format("cannot rename {} to {}", temporary, target));
-  }
-  if (!status.ok()) unlink(temporary.c_str());
-  return status;
 }
 
 // --- Reading -----------------------------------------------------------------------------------------------
@@ -428,16 +371,12 @@ Status WriteAdapter(const Adapter& adapter, const std::string& path) {
   if (const Status status = AddTensors(adapter, file, checksum); !status.ok())
     return status.WithContext(doing);
   file.Set(kChecksumKey, checksum.text());
-  return ReplaceFile(path, file.Finish());
+  const std::vector<std::byte> bytes = file.Finish();
+  const std::span<const std::byte> parts[] = {bytes};
+  return ReplaceResultFile(path, parts);
 }
 
-Status CheckAdapterPath(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(const std::string target, FileBehind(path));
-  KVRUN_ASSIGN_OR_RETURN(const TemporaryFile file, CreateBeside(target, path));
-  close(file.fd);
-  unlink(file.path.c_str());
-  return Status::Ok();
-}
+Status CheckAdapterPath(const std::string& path) { return CheckResultFile(path); }
 
 Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
                             uint32_t key_dim, uint32_t rank) {

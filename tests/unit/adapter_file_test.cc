@@ -103,9 +103,31 @@ TEST(AdapterFile, IsPlainGguf) {
   EXPECT_EQ(OrDie(file->String("general.architecture")), "kvrun-adapter");
   EXPECT_EQ(OrDie(file->U32("kvrun-adapter.rank")), kRank);
   EXPECT_EQ(file->tensors().size(), 3 * kLayers);
-  struct stat info {};
-  ASSERT_EQ(::stat(path.c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0644U);
+}
+
+// As all programs do it: a new file is as private as the umask says, and another stays as private as it was.
+TEST(AdapterFile, TheUmaskAndTheModeThatIsThereCount) {
+  const TemporaryFolder folder;
+  const Adapter adapter = MakeAdapter(AdapterKind::kPlain);
+  const auto mode_of = [](const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(::stat(path.c_str(), &info), 0) << path;
+    return info.st_mode & 07777;
+  };
+  for (const mode_t mask : {0027U, 0077U, 0002U}) {
+    const std::string path = folder.Path("new");
+    const mode_t before = ::umask(mask);
+    EXPECT_TRUE(WriteAdapter(adapter, path).ok());
+    ::umask(before);
+    EXPECT_EQ(mode_of(path), 0666U & ~mask);
+    std::filesystem::remove(path);
+  }
+  const std::string old = folder.Write("old", "old");
+  for (const mode_t mode : {0600U, 0664U, 0444U}) {
+    ASSERT_EQ(::chmod(old.c_str(), mode), 0);
+    ASSERT_TRUE(WriteAdapter(adapter, old).ok());
+    EXPECT_EQ(mode_of(old), mode);
+  }
 }
 
 TEST(AdapterFile, ALowerRankIsTheFirstColumns) {
