@@ -93,7 +93,8 @@ kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine* engine, const kvrun_c
     const kvrun::Model& model = engine->engine->model();
     KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationPlan plan,
                            kvrun::PlanCalibration(calibrate_options, model.config));
-    const kvrun::FoundCheckpoint found = kvrun::FindCheckpoint(model, calibrate_options, plan);
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::FoundCheckpoint found,
+                           kvrun::FindCheckpoint(model, calibrate_options, plan));
     return kvrun::capi::CopyOut(Json{{"resumed_tokens", found.sums ? found.sums->n_tokens : 0},
                                      {"n_tokens", plan.n_tokens},
                                      {"note", found.note}},

@@ -216,6 +216,14 @@ std::string WhyAnother(const CalibrationSums& found, const CalibrationSums& expe
   return "";
 }
 
+Status NoCheckpoint(const std::string& path) {
+  return Invalid(fmt::format(
+      "{} is not what an interrupted calibration left, and would be lost: sums are kept under that "
+      "name until the adapter is written; move it away, name another output, or give --restart, "
+      "which replaces it",
+      path));
+}
+
 Status CheckPaths(const CalibrationOptions& options, const std::string& path) {
   for (const std::string& each : {path, options.checkpoint_path, options.sums_path}) {
     if (!each.empty()) KVRUN_RETURN_IF_ERROR(CheckAdapterPath(each));
@@ -263,19 +271,22 @@ Result<CalibrationPlan> PlanCalibration(const CalibrationOptions& options, const
   return plan;
 }
 
-FoundCheckpoint FindCheckpoint(const Model& model, const CalibrationOptions& options,
-                               const CalibrationPlan& plan) {
+Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOptions& options,
+                                       const CalibrationPlan& plan) {
   const std::string& path = options.checkpoint_path;
-  if (path.empty()) return {};
+  if (path.empty()) return FoundCheckpoint{};
   auto sums = ReadSums(path);
-  if (sums.status().code() == StatusCode::kNotFound) return {};
-  if (options.restarts) return {{}, fmt::format("starting anew, as asked, and not from {}", path)};
-  if (!sums.ok()) return {{}, fmt::format("starting anew: {}", sums.status().message())};
+  if (sums.status().code() == StatusCode::kNotFound) return FoundCheckpoint{};
+  const auto anew = [](std::string note) { return FoundCheckpoint{{}, std::move(note)}; };
+  if (options.restarts) return anew(fmt::format("starting anew, as asked, and not from {}", path));
+  KVRUN_ASSIGN_OR_RETURN(const bool is_ours, BeginsAsSums(path));
+  if (!is_ours) return NoCheckpoint(path);
+  if (!sums.ok()) return anew(fmt::format("starting anew: {}", sums.status().message()));
   const std::string why = WhyAnother(*sums, EmptySums(model, plan), model.config, plan);
-  if (!why.empty()) return {{}, fmt::format("starting anew, and not from {}: {}", path, why)};
+  if (!why.empty()) return anew(fmt::format("starting anew, and not from {}: {}", path, why));
   std::string note =
       fmt::format("going on from {}: {} of {} tokens are done", path, sums->n_tokens, plan.n_tokens);
-  return {std::move(sums).value(), std::move(note)};
+  return FoundCheckpoint{std::move(sums).value(), std::move(note)};
 }
 
 Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const DeviceWeights> weights,
@@ -284,7 +295,7 @@ Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const D
                                      const ProgressCallback& progress) {
   KVRUN_ASSIGN_OR_RETURN(const CalibrationPlan plan, PlanCalibration(options, model.config));
   KVRUN_RETURN_IF_ERROR(CheckPaths(options, path));
-  FoundCheckpoint found = FindCheckpoint(model, options, plan);
+  KVRUN_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(model, options, plan));
   Calibration calibration;
   if (found.sums) calibration.n_resumed_tokens = found.sums->n_tokens;
   Calibrator calibrator(model, device_mutex, plan, options, progress,

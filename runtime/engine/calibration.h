@@ -68,8 +68,9 @@ struct FoundCheckpoint {
   std::optional<CalibrationSums> sums;  // none: it begins anew
   std::string note;                     // that it goes on, or why it does not; empty where there is no file
 };
-FoundCheckpoint FindCheckpoint(const Model& model, const CalibrationOptions& options,
-                               const CalibrationPlan& plan);
+// Refuses, unless it `restarts`, what is no checkpoint: it would be replaced, and removed in the end.
+Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOptions& options,
+                                       const CalibrationPlan& plan);
 
 // Prefills each piece from an empty context. Takes the mutex while it uses the device, and not while it asks
 // `progress`, in tokens over all pieces (the last of them counts when the adapters are computed). There is no

@@ -1,9 +1,13 @@
 #include "runtime/engine/calibration_sums.h"
 
 #include <fmt/format.h>
+#include <system_error>
 #include <xxhash.h>
 
+#include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <variant>
 
 #include "platform/base/check.h"
@@ -159,6 +163,8 @@ Result<CalibrationSums> ReadFile(const GgufFile& file) {
   return sums;
 }
 
+constexpr size_t kStartBytes = 4096;  // the names of all keys are in them
+
 }  // namespace
 
 void LayerTotals::Add(const LayerSums& sums) { AddSums(this, sums); }
@@ -225,6 +231,17 @@ Status WriteSums(const CalibrationSums& sums, const std::string& path) {
 Result<CalibrationSums> ReadSums(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
   return ReadFile(*file);
+}
+
+Result<bool> BeginsAsSums(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return true;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return StatusFromErrno(errno, "cannot read " + path);
+  std::string start(kStartBytes, '\0');
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  start.resize(static_cast<size_t>(file.gcount()));
+  return start.empty() || (start.starts_with("GGUF") && start.find(kArchitecture) != std::string::npos);
 }
 
 }  // namespace kvrun

@@ -46,5 +46,8 @@ std::string TextsHash(std::span<const std::span<const TokenId>> pieces);
 Status WriteSums(const CalibrationSums& sums, const std::string& path);
 // Refuses what is damaged or no such file, naming it.
 Result<CalibrationSums> ReadSums(const std::string& path);
+// Whether a file begins as such files do, damaged or not, so that nothing is lost where sums take its place.
+// An empty file does; what is no file, or is not there, is not looked at.
+Result<bool> BeginsAsSums(const std::string& path);
 
 }  // namespace kvrun

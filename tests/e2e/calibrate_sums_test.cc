@@ -61,7 +61,7 @@ class CalibrateSums : public ::testing::Test {
     EXPECT_FALSE(std::filesystem::exists(out_));
   }
   FoundCheckpoint Find(const CalibrationOptions& options) const {
-    return FindCheckpoint(*loaded_.model, options, OrDie(PlanCalibration(options, config())));
+    return OrDie(FindCheckpoint(*loaded_.model, options, OrDie(PlanCalibration(options, config()))));
   }
   void ExpectAnew(const CalibrationOptions& options, const std::string& why) const {
     const FoundCheckpoint found = Find(options);
@@ -148,13 +148,35 @@ TEST_F(CalibrateSums, ABrokenCheckpointIsNotUsed) {
   const std::string good = ReadWholeFile(partial_);
   std::string flipped = good;
   flipped[flipped.size() - 100] = static_cast<char>(flipped[flipped.size() - 100] ^ 1);
-  for (const std::string& bad : {flipped, good.substr(0, good.size() / 2), std::string(), std::string("x")}) {
+  for (const std::string& bad :
+       {flipped, good.substr(0, good.size() / 2), good.substr(0, 100), std::string()}) {
     folder_.Write("adapter.gguf.partial", bad);
     ExpectAnew(Options(), partial_);
     const auto made = Calibrate(Options(), out_);
     ASSERT_TRUE(made.ok()) << made.status().message();
     EXPECT_EQ(made->n_resumed_tokens, 0U);
   }
+}
+
+TEST_F(CalibrateSums, WhatIsNoCheckpointIsNotReplacedUnasked) {
+  const CalibrationPlan plan = OrDie(PlanCalibration(Options(), config()));
+  const std::string model = ReadWholeFile(WriteModel(folder_, "model.gguf", TinyModel({}).Build()));
+  for (const std::string& text : {std::string("precious\n"), std::string("GGUF precious"), model,
+                                  model.substr(0, model.size() / 2), "kvrun-sums " + model}) {
+    folder_.Write("adapter.gguf.partial", text);
+    bool began = false;
+    const auto refused = Calibrate(Options(), out_, [&](uint64_t, uint64_t) { return began = true; });
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(refused.status().message().starts_with(partial_ + " is not what an interrupted calibration"))
+        << refused.status().message();
+    EXPECT_EQ(FindCheckpoint(*loaded_.model, Options(), plan).status().message(), refused.status().message());
+    EXPECT_FALSE(began);
+    EXPECT_TRUE(ReadWholeFile(partial_) == text);
+  }
+  CalibrationOptions asked = Options();
+  asked.restarts = true;
+  EXPECT_TRUE(Calibrate(asked, out_).ok());
+  EXPECT_FALSE(std::filesystem::exists(partial_));
 }
 
 TEST_F(CalibrateSums, AFolderThatCannotBeWrittenIsSaidFirst) {

@@ -380,9 +380,10 @@ typedef struct kvrun_calibrate_options {
   kvrun_progress_fn progress; /* in tokens; may be NULL */
   void* progress_user;
   const char* checkpoint; /* a file that keeps sums until `path` is written, so that an interrupted call can
-                             be continued by the same call; NULL: none */
+                             be continued by the same call; another kind of file of that name is refused;
+                             NULL: none */
   const char* sums;       /* a file for the sums that adapters are computed from; NULL: none */
-  uint32_t restart;       /* nonzero: begins anew, whatever `checkpoint` holds */
+  uint32_t restart;       /* nonzero: begins anew, and replaces `checkpoint`, whatever it holds */
   uint32_t checkpoint_ms; /* at least so long from one writing of `checkpoint` to the next; 0: 30000 */
 } kvrun_calibrate_options;
 
