@@ -44,9 +44,19 @@ bool IsTextIn(const std::string& output, const std::string& folder) {
   return !below.empty() && *below.begin() != ".." && !IsEarlierResult(output);
 }
 
+// As an input, - is standard input.
+void CheckNames(const std::vector<std::string>& outputs) {
+  for (const std::string& output : outputs) {
+    if (output != "-") continue;
+    throw UsageError(
+        "an output is a file, and - is no file's name here: name one (./- for a file of that name)");
+  }
+}
+
 }  // namespace
 
 void CheckOutputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
+  CheckNames(outputs);
   for (size_t i = 0; i < outputs.size(); ++i) {
     for (const std::string& input : inputs) {
       if (IsSameFile(outputs[i], input)) {

@@ -156,6 +156,22 @@ TEST_F(CliCalibrate, BadUsageIsSaid) {
   EXPECT_FALSE(std::filesystem::exists(out_));
 }
 
+// - is standard input, and never an output.
+TEST_F(CliCalibrate, AnOutputIsAFileWithAName) {
+  const std::vector<std::string> cases[] = {
+      {"calibrate", "-m", "toy", "-f", "-", "-o", "-"},
+      {"calibrate", "-m", "toy", "-f", ab_, "-o", out_, "--plot", "-"},
+      {"tune", "-m", "toy", "-f", ab_, "--budget", "1GiB", "-o", "-"},
+      {"probe", "-m", "toy", "-o", "-"},
+  };
+  for (const std::vector<std::string>& arguments : cases) {
+    const ProgramResult result = RunProgram(KVADAPT_FAKE_PROGRAM, arguments, {{}, "text", ""});
+    EXPECT_EQ(result.exit_code, 2) << arguments[0];
+    EXPECT_TRUE(result.err.starts_with("kvadapt: an output is a file, and - is no file's name here"))
+        << result.err;
+  }
+}
+
 TEST_F(CliCalibrate, AnOutputThatCannotBeWrittenFailsBeforeLoading) {
   const std::pair<std::string, std::string> cases[] = {
       {"/no/such/folder/x", "kvadapt: cannot write /no/such/folder/x: No such file or directory\n"},
