@@ -19,6 +19,7 @@
 #include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/reuse_table.h"
 #include "apps/kvadapt/text_sources.h"
+#include "apps/kvadapt/unrated_adapter.h"
 #include "offline/svg_plot.h"
 
 namespace kvrun::cli {
@@ -65,17 +66,24 @@ void CheckOutput(const std::string& path) {
   const ResultFile beside(path);
 }
 
-void CheckFiles(const CalibrateOptions& options) {
+// Sums of an interrupted run, beside the output.
+std::string CheckpointPath(const CalibrateOptions& options) { return options.output + ".partial"; }
+
+void CheckFiles(const CalibrateOptions& options, const std::optional<UnratedAdapter>& unrated) {
   std::vector<std::string> outputs = {options.output};
   for (const std::string& output : {options.sums, options.plot}) {
     if (!output.empty()) outputs.push_back(output);
   }
+  outputs.push_back(CheckpointPath(options));
+  if (unrated) outputs.push_back(unrated->path());
   std::vector<std::string> inputs = options.files;
   inputs.push_back(options.shared.model);
   if (!options.ids.empty()) inputs.push_back(options.ids);
   CheckOutput(options.output);
+  CheckOutput(CheckpointPath(options));
   if (!options.sums.empty()) CheckOutput(options.sums);
   CheckOutputs(outputs, inputs);
+  if (unrated) unrated->Check();
 }
 
 std::vector<Ids> ReadNamedIds(const CalibrateOptions& options, const Model& model) {
@@ -107,9 +115,6 @@ std::vector<Ids> ReadTexts(const CalibrateOptions& options, const Model& model) 
   return std::move(collected.texts);
 }
 
-// Sums of an interrupted run, beside the output.
-std::string CheckpointPath(const CalibrateOptions& options) { return options.output + ".partial"; }
-
 Json AskCheckpoint(const LoadedEngine& loaded, const kvrun_calibrate_options& given) {
   char* text = nullptr;
   Check(kvrun_calibrate_checkpoint_json(loaded.engine.get(), &given, &text));
@@ -134,7 +139,7 @@ void CheckCalibrated(kvrun_status status, const LoadedEngine& loaded, kvrun_cali
 }
 
 Json Calibrate(const LoadedEngine& loaded, const CalibrateOptions& options, const std::vector<Ids>& texts,
-               Progress* progress) {
+               const std::string& path, Progress* progress) {
   std::vector<const int32_t*> pointers;
   std::vector<size_t> counts;
   for (const Ids& text : texts) {
@@ -157,7 +162,7 @@ Json Calibrate(const LoadedEngine& loaded, const CalibrateOptions& options, cons
   given.restart = options.restart ? 1 : 0;
   if (!options.shared.quiet) SayWhatIsGoneOnFrom(loaded, given);
   char* json = nullptr;
-  const kvrun_status status = kvrun_calibrate(loaded.engine.get(), &given, options.output.c_str(), &json);
+  const kvrun_status status = kvrun_calibrate(loaded.engine.get(), &given, path.c_str(), &json);
   progress->Clear();
   CheckCalibrated(status, loaded, given);
   Json result = TakeJson(json);
@@ -182,16 +187,26 @@ void CheckFolder(const Model& model, const std::string& folder) {
 int RunCalibrate(const CalibrateOptions& options) {
   CheckUsage(options);
   const Model model = OpenNamedModel(options.shared);
-  CheckFiles(options);
+  std::optional<UnratedAdapter> unrated;
+  if (!options.no_reuse_rates) unrated.emplace(options.output);
+  CheckFiles(options, unrated);
   if (!options.no_reuse_rates) CheckFolder(model, options.folder);
   const std::vector<Ids> texts = ReadTexts(options, model);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  Json result = Calibrate(loaded, options, texts, &progress);
-  if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
-  if (!options.no_reuse_rates)
-    result["reuse"] =
-        MeasureReuseRates(loaded, options.output, texts, options.shared.ctx, options.folder, &progress);
+  Json result = Calibrate(loaded, options, texts, unrated ? unrated->path() : options.output, &progress);
+  const auto write_plot = [&] {
+    if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
+  };
+  if (unrated) {
+    unrated->Complete([&] {
+      write_plot();
+      result["reuse"] =
+          MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder, &progress);
+    });
+  } else {
+    write_plot();
+  }
   if (options.shared.json) {
     result["path"] = options.output;
     WriteStdout(JsonLine(result));

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "apps/common/failure.h"
-#include "apps/common/files.h"
 
 namespace kvrun::cli {
 namespace {
@@ -58,11 +57,10 @@ Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
                                                   longest->data(), longest->size(), &json);
   progress->Clear();
   progress->SetLabel("");
+  if (status == KVRUN_CANCELLED) throw Interruption();
   if (status != KVRUN_OK) {
-    PrintMessage(
-        fmt::format("{} is complete but for its reuse rates, which --no-reuse-rates leaves out", adapter));
+    throw Failure(status, fmt::format("reuse rates could not be measured: {}", kvrun_last_error()));
   }
-  Check(status);
   return TakeJson(json);
 }
 

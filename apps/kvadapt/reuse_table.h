@@ -10,7 +10,7 @@
 namespace kvrun::cli {
 
 // Of the longest text; into the adapter's file (kvrun_measure_reuse). What fails or is interrupted leaves the
-// adapter as it was, and says so. `folder`: for KV; empty: where sessions keep it.
+// adapter as it was. `folder`: for KV; empty: where sessions keep it.
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
                        const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
                        const std::string& folder, Progress* progress);

@@ -2,7 +2,7 @@
 // energy; a rank of 0 means 40. The file says what was asked for. A "slow" model takes its time for each
 // token, a "devicefail" loses the device half way; one that is cancelled leaves the number of tokens that are
 // done in the checkpoint, from which the next call goes on. Reuse rates are of the text's length: an "unread"
-// model loses the device while they are measured, a "short" text has none.
+// model loses the device while they are measured, an "idle" one takes its time, a "short" text has none.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -41,8 +41,11 @@ kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options
   if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
   if (!std::ifstream(adapter_path)) return Fail(KVRUN_NOT_FOUND, "there is no adapter");
   if (engine->model->Is("unread")) return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
-  if (options->progress(options->progress_user, KVRUN_PHASE_EVALUATE, count, count) != 0)
-    return Fail(KVRUN_CANCELLED, "cancelled");
+  for (size_t done = engine->model->Is("idle") ? 0 : count; done <= count; ++done) {
+    if (done < count) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (options->progress(options->progress_user, KVRUN_PHASE_EVALUATE, done, count) != 0)
+      return Fail(KVRUN_CANCELLED, "cancelled");
+  }
   nlohmann::json rates = nlohmann::json::array();
   // A text of two has selections of 96 and 384, one of more no row at all for C = 2 M.
   for (const char* policy : {"fifo", "lru"}) {

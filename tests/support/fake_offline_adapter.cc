@@ -1,5 +1,6 @@
 // In place of what reads adapters for kvadapt: a file's text says what is found in it. "adapter": an adapter
-// of two layers with reuse rates; "bare": one without rates; "profile"; "config"; else it is refused.
+// of two layers with reuse rates; "bare", or what the toy's calibration writes: one without rates; "profile";
+// "config"; else it is refused.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -44,7 +45,8 @@ Json AdapterOf(bool is_bare) {
 
 Result<std::string> InspectFile(const std::string& path) {
   const std::string text = ReadAll(path);
-  if (text == "adapter" || text == "bare") return AdapterOf(text == "bare").dump();
+  if (text == "adapter") return AdapterOf(false).dump();
+  if (text == "bare" || text.starts_with("kind ")) return AdapterOf(true).dump();
   if (text == "profile") return Json{{"what", "profile"}, {"device", "toy"}, {"rates", {1, 2, 3}}}.dump();
   if (text == "config") {
     const Json solution = {{"batch", 2}, {"ctx", 512}, {"budget_bytes", 1024}, {"options", {{"group", "4"}}}};

@@ -92,13 +92,86 @@ TEST_F(CliCalibrate, ReuseRatesAreMeasuredUnlessSaidOtherwise) {
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--progress", "always"}).err, "evaluating (reuse rates): 2 of 2");
 }
 
-TEST_F(CliCalibrate, WithoutReuseRatesTheAdapterStays) {
+TEST_F(CliCalibrate, WithoutReuseRatesANewAdapterStays) {
+  const size_t n_files = FilesInFolder();
   const ProgramResult result = Run({"-f", ab_, "--quiet"}, {}, "unread");
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_EQ(result.err, "kvadapt: " + out_ +
-                            " is complete but for its reuse rates, which --no-reuse-rates leaves out\n"
-                            "kvadapt: the device was lost\n");
+  EXPECT_EQ(result.err, "kvadapt: reuse rates could not be measured: the device was lost; " + out_ +
+                            " is the new adapter without reuse rates: take it as it is, or run the same "
+                            "command again\n");
   EXPECT_PRED2(Contains, Written(), "kind query-centred");
+  EXPECT_EQ(FilesInFolder(), n_files + 1);
+}
+
+// What is there is replaced by a complete adapter alone.
+TEST_F(CliCalibrate, WithoutReuseRatesTheOldAdapterStaysAsItWas) {
+  folder_.Write("adapter.gguf", "old");
+  const std::string unrated = out_ + ".unrated";
+  const std::string what = out_ + " is as it was before, and " + unrated +
+                           " is the new adapter without reuse rates: rename it to take it, or run the same "
+                           "command again";
+  const ProgramResult failed = Run({"-f", ab_, "--quiet", "--json"}, {}, "unread");
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_EQ(failed.err, "kvadapt: reuse rates could not be measured: the device was lost; " + what + "\n");
+  EXPECT_EQ(Json::parse(failed.out)["error"]["message"],
+            "reuse rates could not be measured: the device was lost; " + what);
+  EXPECT_EQ(Written(), "old");
+  EXPECT_PRED2(Contains, ReadWholeFile(unrated), "kind query-centred");
+
+  const std::string text = folder_.Write("text", std::string(1000, 'x'));
+  RunningProgram program(KVADAPT_FAKE_PROGRAM,
+                         Arguments("idle", {"-f", text, "--kind", "plain", "--progress", "always"}), {});
+  ASSERT_TRUE(program.WaitForOutput("evaluating (reuse rates)"));
+  program.Signal(SIGINT);
+  const ProgramResult stopped = program.Finish();
+  EXPECT_EQ(stopped.exit_code, 130);
+  EXPECT_TRUE(stopped.err.ends_with("kvadapt: interrupted; " + what + "\n")) << stopped.err;
+  EXPECT_EQ(stopped.err.find("kvadapt: ", stopped.err.find("evaluating")), stopped.err.rfind("kvadapt: "))
+      << "one message";
+  EXPECT_EQ(Written(), "old");
+  EXPECT_PRED2(Contains, ReadWholeFile(unrated), "kind plain");
+
+  EXPECT_EQ(Run({"-f", ab_, "--plot", "/dev/full", "--quiet"}).err,
+            "kvadapt: cannot write /dev/full: No space left on device; " + what + "\n");
+  EXPECT_EQ(Written(), "old");
+  ASSERT_EQ(Run({"-f", ab_}).exit_code, 0);
+  EXPECT_PRED2(Contains, Written(), "kind query-centred");
+  EXPECT_FALSE(std::filesystem::exists(unrated));
+}
+
+TEST_F(CliCalibrate, TheOldOnesPlaceAndModeAreTaken) {
+  namespace fs = std::filesystem;
+  fs::create_directory(folder_.Path("far"));
+  const std::string old = folder_.Write("far/old", "old");
+  fs::permissions(old, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink(old, out_);
+  ASSERT_EQ(Run({"-f", ab_}, {}, "unread").exit_code, 1);
+  EXPECT_EQ(ReadWholeFile(old), "old");
+  EXPECT_PRED2(Contains, ReadWholeFile(old + ".unrated"), "kind query-centred");
+  EXPECT_EQ(fs::status(old + ".unrated").permissions(), fs::status(old).permissions());
+  ASSERT_EQ(Run({"-f", ab_}).exit_code, 0);
+  EXPECT_TRUE(fs::is_symlink(out_));
+  EXPECT_PRED2(Contains, ReadWholeFile(old), "kind query-centred");
+  EXPECT_EQ(fs::status(old).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_FALSE(fs::exists(old + ".unrated"));
+}
+
+// Names that are written meanwhile are checked as the others are.
+TEST_F(CliCalibrate, NothingElseIsLostMeanwhile) {
+  const std::string unrated = folder_.Write("adapter.gguf.unrated", "precious");
+  const ProgramResult refused = Run({"-f", ab_, "--progress", "always"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_TRUE(refused.err.starts_with("kvadapt: " + unrated + " is there and no adapter")) << refused.err;
+  EXPECT_EQ(refused.err.find('\n'), refused.err.size() - 1) << refused.err;
+  EXPECT_EQ(ReadWholeFile(unrated), "precious");
+  EXPECT_EQ(Run({"-f", ab_, "--no-reuse-rates"}).exit_code, 0);
+  EXPECT_EQ(ReadWholeFile(unrated), "precious");
+  const ProgramResult read = Run({"-f", unrated});
+  EXPECT_EQ(read.exit_code, 2);
+  EXPECT_PRED2(Contains, read.err, unrated + " would replace " + unrated + ", which is read");
+  const std::string partial = folder_.Write("adapter.gguf.partial", "0");
+  EXPECT_EQ(Run({"-f", partial}).exit_code, 2);
+  EXPECT_EQ(Run({"-f", ab_, "--dump-gram", unrated}).exit_code, 2);
 }
 
 TEST_F(CliCalibrate, JsonIsTheLibrarysObjectAndThePath) {
