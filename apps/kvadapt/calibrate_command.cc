@@ -249,8 +249,9 @@ Command AddCalibrateCommand(CLI::App* program) {
             "the sums of k k^T and q q^T too, a GGUF file (docs/formats/sums.md)");
   set->Text("--plot", &options->plot, "FILE", "energy kept by rank too, as SVG");
   set->Flag("--restart", &options->restart, "begin anew, whatever an interrupted run left in OUTPUT.partial");
-  set->Text("--kv-dir", &options->folder, "FOLDER",
-            "where KV lies while reuse rates are measured (default: in the user's cache folder)");
+  set->Text(
+      "--kv-dir", &options->folder, "FOLDER",
+      "where KV lies while reuse rates are measured, in memory too (default: in the user's cache folder)");
   set->Flag("--no-reuse-rates", &options->no_reuse_rates,
             "do not measure how often what is selected is in memory already (the file then has no table)");
   AddDeviceOptions(set.get(), &options->shared);

@@ -6,8 +6,8 @@
 
 namespace kvrun::cli {
 
-// Before any long work. A UsageError where an output is an input, a file in a folder that is an input (but for
-// what kvadapt has written there), or another output, whatever they are called, or is called -; a Failure
+// Before any long work. A UsageError where an output is an input, a file in a folder that is an input (but
+// for what kvadapt has written there), or another output, whatever they are called, or is called -; a Failure
 // where one cannot be written. Leaves nothing behind.
 void CheckOutputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
 

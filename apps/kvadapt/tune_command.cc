@@ -178,8 +178,10 @@ int RunTune(const TuneCommand& command) {
   try {
     WriteResult(command.output, config);
   } catch (const Failure& failure) {
-    throw Failure(failure.status(), fmt::format("{}; what was found:\n{}", failure.what(), config),
-                  failure.exit_code());
+    if (!command.shared.json) WriteStdout(config);
+    const std::string where =
+        command.shared.json ? "what was found: " + config : "what was found is on standard output";
+    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), where), failure.exit_code());
   }
   const std::string plot = PlotPath(command);
   if (!command.shared.quiet) PrintDoubts(result);

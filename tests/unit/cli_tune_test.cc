@@ -153,8 +153,14 @@ TEST_F(CliTune, WhatCannotBeWrittenIsSaid) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
   const ProgramResult full = Tune({"-m", "nobos", "-f", text_, "-o", "/dev/full", "--budget", "1/13"});
   EXPECT_EQ(full.exit_code, 1);
-  EXPECT_PRED2(Contains, full.err,
-               "cannot write /dev/full: No space left on device; what was found:\nbudget 1/13");
+  EXPECT_EQ(
+      full.err.substr(full.err.find("kvadapt: cannot")),
+      "kvadapt: cannot write /dev/full: No space left on device; what was found is on standard output\n");
+  EXPECT_TRUE(full.out.starts_with("budget 1/13")) << full.out;
+  const ProgramResult json =
+      Tune({"-m", "nobos", "-f", text_, "-o", "/dev/full", "--budget", "1/13", "--json", "-q"});
+  EXPECT_PRED2(Contains, Json::parse(json.out)["error"]["message"].get<std::string>(),
+               "No space left on device; what was found: budget 1/13");
   const ProgramResult plot = Run({"--plot", "/dev/full"});
   EXPECT_EQ(plot.exit_code, 1);
   EXPECT_PRED2(Contains, plot.out, "by budget");
