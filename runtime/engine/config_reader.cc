@@ -239,10 +239,7 @@ Result<ConfigSolution> ReadSolution(const Section& section) {
   KVRUN_RETURN_IF_ERROR(section.Need("ctx").status());
   KVRUN_RETURN_IF_ERROR(section.Count("ctx", 1, std::numeric_limits<uint32_t>::max(), &solution.ctx));
   KVRUN_RETURN_IF_ERROR(section.Need("budget_bytes").status());
-  KVRUN_RETURN_IF_ERROR(
-      section.Count("budget_bytes", 1, std::numeric_limits<int64_t>::max(), &solution.budget_bytes));
-  KVRUN_RETURN_IF_ERROR(
-      CheckOption(section, "budget_bytes", "budget", fmt::format("{}", solution.budget_bytes)));
+  KVRUN_RETURN_IF_ERROR(section.Count("budget_bytes", 1, int64_t{kMaxBudgetBytes}, &solution.budget_bytes));
   KVRUN_RETURN_IF_ERROR(ReadOptions(section, &solution.options));
   KVRUN_RETURN_IF_ERROR(section.Figure("predicted_ms", &solution.predicted_ms));
   KVRUN_RETURN_IF_ERROR(section.Figure("measured_ms", &solution.measured_ms));

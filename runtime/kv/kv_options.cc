@@ -21,7 +21,6 @@ namespace kvrun {
 namespace {
 
 // Far above any use: what is larger was mistyped.
-constexpr uint64_t kMaxBudgetBytes = 1024 * kGiB;
 constexpr uint32_t kMaxEntries = 1U << 24;
 constexpr uint32_t kMaxGroupTokens = 256;
 constexpr uint32_t kMaxRank = 8192;

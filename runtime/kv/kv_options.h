@@ -6,10 +6,14 @@
 #include <string_view>
 
 #include "platform/base/status.h"
+#include "platform/base/units.h"
 #include "platform/io/block_file.h"
 #include "runtime/kv/kv_plan.h"
 
 namespace kvrun {
+
+// Of the option "budget". Far above any use: what is larger was mistyped.
+inline constexpr uint64_t kMaxBudgetBytes = 1024 * kGiB;
 
 // Where the KV lies, for methods that keep it on flash.
 struct KvStorageOptions {
