@@ -13,6 +13,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/interrupt.h"
+#include "apps/common/printable.h"
 
 namespace kvrun::cli {
 namespace {
@@ -97,7 +98,9 @@ void ThrowStdoutError(int error_number) {
 
 void SetProgramName(const std::string& name) { ProgramName() = name; }
 
-void PrintMessage(std::string_view message) { WriteStderr(fmt::format("{}: {}\n", ProgramName(), message)); }
+void PrintMessage(std::string_view message) {
+  WriteStderr(fmt::format("{}: {}\n", ProgramName(), Printable(message)));
+}
 
 void WriteStderr(std::string_view text) { (void)WriteAll(STDERR_FILENO, text.data(), text.size()); }
 

@@ -22,7 +22,7 @@ void WriteStdout(std::string_view text);
 
 // What messages begin with; "kvrun" until it is set.
 void SetProgramName(const std::string& name);
-// One line on standard error: "NAME: MESSAGE".
+// One line on standard error: "NAME: MESSAGE", the message Printable.
 void PrintMessage(std::string_view message);
 void WriteStderr(std::string_view text);
 

@@ -6,6 +6,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/printable.h"
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
@@ -25,7 +26,7 @@ struct InspectOptions {
 std::string AdapterText(const std::string& path, const Json& adapter) {
   const auto n_thresholds = adapter["cluster_thresholds"].get<uint64_t>();
   return EnergyTable(adapter) + ReuseTable(adapter) +
-         fmt::format("{}: an adapter, {}, rank {}, {} layers, keys of {} elements, {}\n", path,
+         fmt::format("{}: an adapter, {}, rank {}, {} layers, keys of {} elements, {}\n", Printable(path),
                      TextOf(adapter["kind"]), adapter["rank"].get<uint32_t>(),
                      adapter["n_layers"].get<uint64_t>(), adapter["key_dim"].get<uint32_t>(),
                      FormatBytes(adapter["bytes"].get<uint64_t>())) +
@@ -34,7 +35,7 @@ std::string AdapterText(const std::string& path, const Json& adapter) {
                          ? "none"
                          : fmt::format("{} rows", adapter["reuse"]["rates"].size()),
                      n_thresholds == 0 ? "none" : fmt::to_string(n_thresholds)) +
-         fmt::format("of the model with the fingerprint {}\n", TextOf(adapter["fingerprint"]));
+         fmt::format("of the model with the fingerprint {}\n", Printable(TextOf(adapter["fingerprint"])));
 }
 
 // "device  SwiftShader": what is a text or a number, a line each; lists are left to --json.
@@ -44,7 +45,7 @@ std::string PlainText(const Json& object) {
     if (value.is_array()) {
       text += fmt::format("{:<16} {} (--json shows them)\n", name, value.size());
     } else {
-      text += fmt::format("{:<16} {}\n", name, TextOf(value));
+      text += fmt::format("{:<16} {}\n", name, Printable(TextOf(value)));
     }
   }
   return text;
@@ -53,7 +54,7 @@ std::string PlainText(const Json& object) {
 std::string SolutionText(const Json& solution) {
   std::string options;
   for (const auto& [name, value] : solution["options"].items())
-    options += fmt::format(" --kv-{} {}", name, TextOf(value));
+    options += fmt::format(" --kv-{} {}", name, Printable(TextOf(value)));
   return fmt::format("{} x {} tokens, {}:{}\n", solution["batch"].get<uint32_t>(),
                      solution["ctx"].get<uint32_t>(), FormatBytes(solution["budget_bytes"].get<uint64_t>()),
                      options);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "apps/common/failure.h"
+#include "apps/common/printable.h"
 #include "apps/common/progress.h"
 #include "offline/failure_code.h"
 #include "offline/probe.h"
@@ -17,7 +18,8 @@ namespace kvrun::cli {
 inline void Check(const Status& status) {
   if (status.ok()) return;
   if (status.code() == StatusCode::kCancelled) throw Interruption();
-  throw Failure(offline::FailureCode(status.code()), status.message());
+  // As kvrun_last_error has it: an exception's text ends at its first NUL.
+  throw Failure(offline::FailureCode(status.code()), Printable(status.message()));
 }
 
 template <typename T>

@@ -7,6 +7,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/printable.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/offline_calls.h"
@@ -23,7 +24,7 @@ struct VerifyOptions {
 std::string Text(const std::vector<offline::AdapterCheck>& checks) {
   std::string text;
   for (const offline::AdapterCheck& check : checks)
-    text += fmt::format("{:<6}  {}: {}\n", check.ok ? "ok" : "FAILED", check.name, check.detail);
+    text += fmt::format("{:<6}  {}: {}\n", check.ok ? "ok" : "FAILED", check.name, Printable(check.detail));
   return text;
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "apps/common/printable.h"
+
 namespace kvrun::cli {
 namespace {
 
@@ -128,7 +130,7 @@ std::string Outline(const Json& json, int indent) {
     const std::string name = json.is_array() ? "-" : key;
     const bool nested = value.is_structured() && !value.empty();
     text += fmt::format("{:{}}{:<{}}{}\n", "", indent, name, nested || json.is_array() ? 2 : 26 - indent,
-                        nested ? "" : TextOf(value));
+                        nested ? "" : Printable(TextOf(value)));
     if (nested) text += Outline(value, indent + 2);
   }
   return text;

@@ -36,7 +36,7 @@ kvrun_status Report(const Status& status) noexcept {
   if (status.ok()) return ReportText(code, "");
   LastError& last_error = ThreadLastError();
   try {
-    last_error.message = RepairedUtf8(status.message());  // messages quote files and arguments
+    last_error.message = MessageText(status.message());  // messages quote files and arguments
     last_error.shown = last_error.message.c_str();
   } catch (...) {
     last_error.shown = "out of memory while writing an error message";

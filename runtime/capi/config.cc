@@ -50,8 +50,10 @@ Json Info(const kvrun::ChosenSolution& chosen, const kvrun::ConfigFit& fit, uint
   Json options = Json::array();
   for (const auto& [name, value] : chosen.options) options.push_back({{"name", name}, {"value", value}});
   Json notes = Json::array();
-  for (const std::string& reason : fit.reasons) notes.push_back(reason + ": taken all the same");
-  for (const std::string& note : fit.notes) notes.push_back(note);
+  for (const std::string& reason : fit.reasons) {
+    notes.push_back(kvrun::MessageText(reason) + ": taken all the same");
+  }
+  for (const std::string& note : fit.notes) notes.push_back(kvrun::MessageText(note));
   if (!chosen.is_exact) {
     notes.push_back(fmt::format("it was tuned for {} tokens, {}: the nearest to {} tokens, {}",
                                 chosen.solution->ctx, Sequences(chosen.solution->batch), n_ctx,

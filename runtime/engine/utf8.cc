@@ -1,5 +1,7 @@
 #include "runtime/engine/utf8.h"
 
+#include <fmt/format.h>
+
 namespace kvrun {
 
 bool IsValidUtf8(std::string_view text) {
@@ -16,6 +18,21 @@ std::string RepairedUtf8(std::string_view text) {
   repairer.Append(text, &repaired);
   repairer.Finish(&repaired);
   return repaired;
+}
+
+std::string MessageText(std::string_view text) {
+  std::string shown;
+  for (const char c : RepairedUtf8(text)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7F) {
+      shown += c;
+    } else if (c == '\n' || c == '\r' || c == '\t') {
+      shown += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
+    } else {
+      shown += fmt::format("\\x{:02x}", byte);
+    }
+  }
+  return shown;
 }
 
 void Utf8Repairer::Append(std::string_view bytes, std::string* out) {

@@ -14,6 +14,10 @@ bool IsValidUtf8(std::string_view text);
 // Repaired as Utf8Repairer does. Names that files keep are compared with names of here in this form.
 std::string RepairedUtf8(std::string_view text);
 
+// As a message has it, in one line: repaired, and control characters (below 0x20, 0x7f) as \n, \r, \t or
+// \x1b. What is so already is not changed.
+std::string MessageText(std::string_view text);
+
 // Passes valid UTF-8 on, character by character; each maximal piece of an invalid one becomes one U+FFFD, as
 // the Unicode Standard recommends (chapter 3.9). An incomplete character at the end is held back.
 class Utf8Repairer {

@@ -1,6 +1,7 @@
 // In place of what reads adapters for kvadapt: a file's text says what is found in it. "adapter": an adapter
 // of two layers with reuse rates; "bare", or what the toy's calibration writes: one without rates; "profile";
-// "config"; else it is refused.
+// "config"; "controls": a config with control characters in it; else it is refused, for "nul" with a NUL in the
+// message.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -54,7 +55,15 @@ Result<std::string> InspectFile(const std::string& path) {
     config["solutions"].push_back(solution);
     return config.dump();
   }
-  return Status(StatusCode::kCorrupt, fmt::format("{} is none of kvrun's files", path));
+  if (text == "controls") {
+    const Json solution = {
+        {"batch", 2}, {"ctx", 512}, {"budget_bytes", 1024}, {"options", {{"adapter", "a\nb"}}}};
+    return Json{
+        {"what", "config"}, {"model", "\x1B[31mred\nfingerprint  xx"}, {"solutions", Json::array({solution})}}
+        .dump();
+  }
+  const std::string_view more = text == "nul" ? std::string_view("\0behind", 7) : "";
+  return Status(StatusCode::kCorrupt, fmt::format("{} is none of kvrun's files{}", path, more));
 }
 
 Result<std::vector<AdapterCheck>> VerifyAdapterFile(const std::string& adapter_path,

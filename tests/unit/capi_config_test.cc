@@ -72,6 +72,25 @@ TEST_F(CapiConfigTest, AnExactSolutionIsTakenWithoutAWord) {
   EXPECT_EQ(Take(nullptr), taken);
 }
 
+TEST_F(CapiConfigTest, ControlCharactersOfAFileAreTextInMessages) {
+  const std::string path = folder_.Path("c.toml");
+  config_.solutions[0].options = {{"adapter", std::string("a\0b\x1B[31m\n", 9)}};
+  char* json = nullptr;
+  EXPECT_EQ(Ask(engine_, &json), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("KV option adapter: \"a\\x00b\\x1b[31m\\n\" is not a path"), std::string::npos)
+      << LastError();
+  folder_.Write("c.toml", "version = 1\n\"\\u001b[31m\\n\" = 2\n");
+  EXPECT_EQ(kvrun_config_json(path.c_str(), model_, engine_, &options_, &json), KVRUN_INVALID_ARGUMENT);
+  EXPECT_TRUE(LastError().starts_with(path + ":2:1: there is no key \"\\x1b[31m\\n\"; known: "))
+      << LastError();
+  config_.solutions[0].options = {};
+  config_.device = "A\nB";
+  EXPECT_NE(Refusal(engine_).find("on the device A\\nB, and this is Fake device"), std::string::npos);
+  options_.force = 1;
+  EXPECT_EQ(Take(engine_)["notes"][0],
+            "it was tuned on the device A\\nB, and this is Fake device: taken all the same");
+}
+
 TEST_F(CapiConfigTest, TheNearestSolutionIsNoted) {
   options_.n_sequences = 2;
   options_.n_ctx = 128;

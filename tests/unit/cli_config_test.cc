@@ -58,6 +58,12 @@ TEST_F(CliConfig, ANoteIsSaidOnceAndNotWithQuiet) {
   EXPECT_EQ(quiet.err, "");
 }
 
+TEST_F(CliConfig, ControlCharactersInANoteAreShownAsText) {
+  Json config = kConfig;
+  config["notes"] = {"a \x1B[31m\nkvrun: forged"};
+  EXPECT_PRED2(Contains, Run(config).err, "kvrun: note: " + Path() + ": a \\x1b[31m\\nkvrun: forged\n");
+}
+
 TEST_F(CliConfig, OptionsOnTheCommandLineAndVariablesTakeThePlaceOfSingleOnes) {
   const ProgramResult result = Run(kConfig, {"--kv-budget", "1/13", "--kv-rank", "7", "--kv-dir", "/flash"},
                                    {{"KVRUN_KV_GROUP=4"}, "", ""});

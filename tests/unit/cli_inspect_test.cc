@@ -49,6 +49,16 @@ TEST_F(CliInspect, OtherFilesAreShownToo) {
   EXPECT_PRED2(Contains, config.out, "2 x 512 tokens, 1.0 KiB: --kv-group 4\n");
 }
 
+TEST_F(CliInspect, ControlCharactersAreShownAsTextInOneLine) {
+  const std::string path = folder_.Write("c", "controls");
+  EXPECT_EQ(Run({"inspect", path}).out,
+            "what             config\n"
+            "model            \\x1b[31mred\\nfingerprint  xx\n"
+            "solutions        1 (--json shows them)\n"
+            "2 x 512 tokens, 1.0 KiB: --kv-adapter a\\nb\n");
+  EXPECT_EQ(Json::parse(Run({"inspect", path, "--json"}).out)["model"], "\x1B[31mred\nfingerprint  xx");
+}
+
 TEST_F(CliInspect, JsonIsTheObjectAndThePath) {
   const Json object = Json::parse(Run({"inspect", adapter_, "--json"}).out);
   EXPECT_EQ(object["path"], adapter_);
@@ -65,6 +75,7 @@ TEST_F(CliInspect, WhatIsNoneOfOursIsRefused) {
   EXPECT_EQ(result.out, "");
   EXPECT_EQ(result.err, "kvadapt: " + other + " is none of kvrun's files\n");
   EXPECT_EQ(Json::parse(Run({"inspect", other, "--json"}).out)["error"]["status"], "corrupt");
+  EXPECT_PRED2(Contains, Run({"inspect", folder_.Write("o", "nul")}).err, "kvrun's files\\x00behind\n");
 }
 
 TEST_F(CliInspect, VerifySaysOneLinePerCheck) {

@@ -139,6 +139,13 @@ TEST(Utf8, IsRepaired) {
             "b\xEF\xBF\xBD");
 }
 
+TEST(Utf8, AMessageIsOneLineThatATerminalOnlyShows) {
+  EXPECT_EQ(MessageText("a \xC3\xA4 \\ \"b\" ~"), "a \xC3\xA4 \\ \"b\" ~");
+  EXPECT_EQ(MessageText(std::string_view("\x1B[31m\n\r\t\0\x1F\x7F\xFF", 12)),
+            "\\x1b[31m\\n\\r\\t\\x00\\x1f\\x7f\xEF\xBF\xBD");
+  EXPECT_EQ(MessageText(MessageText("\x1B\n")), "\\x1b\\n");
+}
+
 TEST(Utf8, KnowsWhatIsValid) {
   EXPECT_TRUE(IsValidUtf8(""));
   EXPECT_TRUE(IsValidUtf8("a\xC3\xA4\xE2\x82\xAC\xF4\x8F\xBF\xBF"));
