@@ -6,6 +6,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/printable.h"
 
 namespace kvrun::cli {
 namespace {
@@ -76,16 +77,26 @@ std::string OriginOf(const std::string& path, const Json& config, const SessionP
   return text + " give --kv-... options in the place of single ones";
 }
 
+// A file that lacks, is damaged or of another version has a status of its own.
+bool NamesAdapter(const SessionPlan& plan, const std::string& message) {
+  return !plan.adapter.empty() && message.find(Printable(plan.adapter)) != std::string::npos;
+}
+
+std::string WithOrigin(const SessionPlan& plan, const std::string& message) {
+  return fmt::format("{}; {}", message, plan.origin);
+}
+
 // What refuses a session, with where its options come from.
 template <typename Ask>
 auto Explained(const SessionPlan& plan, const Ask& ask) {
   try {
     return ask();
   } catch (const Failure& failure) {
-    const bool is_of_options =
-        failure.status() == KVRUN_OUT_OF_MEMORY || failure.status() == KVRUN_INVALID_ARGUMENT;
+    const bool is_of_options = failure.status() == KVRUN_OUT_OF_MEMORY ||
+                               failure.status() == KVRUN_INVALID_ARGUMENT ||
+                               NamesAdapter(plan, failure.what());
     if (plan.origin.empty() || !is_of_options) throw;
-    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), plan.origin), failure.exit_code());
+    throw Failure(failure.status(), WithOrigin(plan, failure.what()), failure.exit_code());
   }
 }
 
@@ -105,6 +116,8 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
     SayNotes(shared, config, &plan);
     plan.origin = OriginOf(shared.config, config, plan);
     LeaveOutForOtherMethod(shared, &plan);
+    const std::string* adapter = plan.kv.Find("adapter");
+    if (adapter != nullptr && shared.kv.Find("adapter") == nullptr) plan.adapter = *adapter;
   }
   plan.kv.Override(shared.kv);
   return plan;
@@ -127,6 +140,10 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
   return plan;
 }
 
+std::string ExplainAdapter(const SessionPlan& plan, const std::string& message) {
+  return plan.origin.empty() || !NamesAdapter(plan, message) ? message : WithOrigin(plan, message);
+}
+
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan) {
   if (shared.config.empty()) return;
   SayNotes(shared, ReadConfig(shared, *plan, loaded.engine.get()), plan);
@@ -139,7 +156,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
   options.progress = Progress::Callback;
   options.progress_user = progress;
-  return CreateSession(loaded.engine, options);
+  return ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
 }
 
 }  // namespace kvrun::cli

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/common/api.h"
+#include "apps/common/failure.h"
 #include "apps/common/kv_options.h"
 #include "apps/common/progress.h"
 #include "apps/common/shared_options.h"
@@ -20,6 +21,7 @@ struct SessionPlan {
   KvOptionList kv;
   // Where the options are a config's: which of its solutions they are, as a message goes on; else empty.
   std::string origin;
+  std::string adapter;  // the file that the config names, where none was given in its place; else empty
   std::vector<std::string> notes;  // of the config, that were said
 };
 
@@ -34,6 +36,20 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
 
 // What the options buy; throws where they cannot be had, and says which solution of a config they are.
 Json AskPlan(const SessionPlan& plan);
+
+// `message`, and where it names the adapter of a config, of which of its solutions that is.
+std::string ExplainAdapter(const SessionPlan& plan, const std::string& message);
+// ask(), with what fails there explained so.
+template <typename Ask>
+auto ExplainingAdapter(const SessionPlan& plan, const Ask& ask) {
+  try {
+    return ask();
+  } catch (const Failure& failure) {
+    const std::string message = ExplainAdapter(plan, failure.what());
+    if (message == failure.what()) throw;
+    throw Failure(failure.status(), message, failure.exit_code());
+  }
+}
 
 // Throws where the config is of another device than the one that was loaded; says its notes that are new.
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan);

@@ -93,9 +93,10 @@ Json MeasureByConfig(const BenchOptions& options, const LoadedEngine& loaded, st
   Json results = Json::array();
   for (size_t i = 0; i < plans->size(); ++i) {
     const std::span<const uint32_t> depth(&options.depths[i], 1);
-    for (Json& result : Measure(options, loaded, (*plans)[i].kv.Line(), depth, progress)) {
-      results.push_back(std::move(result));
-    }
+    const SessionPlan& plan = (*plans)[i];
+    Json measured =
+        ExplainingAdapter(plan, [&] { return Measure(options, loaded, plan.kv.Line(), depth, progress); });
+    for (Json& result : measured) results.push_back(std::move(result));
   }
   return results;
 }

@@ -54,6 +54,11 @@ std::string Percent(const Json& result, const char* name) {
 // A configuration that could not be run does not end the others, but the program's status tells.
 bool Failed(const Json& result) { return result.contains("error"); }
 
+// A config's options are those of the line, so its adapter is explained with them.
+void Explain(const SessionPlan& plan, Json* result) {
+  if (Failed(*result)) (*result)["error"] = ExplainAdapter(plan, TextOf((*result)["error"]));
+}
+
 void PrintError(const Json& result) {
   PrintMessage(fmt::format("{}: {}", result["config"].get<std::string>(), TextOf(result["error"])));
 }
@@ -76,13 +81,15 @@ std::string FullRow(const Json& result) {
 // Rows of the table as they come: a configuration takes minutes.
 class ResultTable {
  public:
-  explicit ResultTable(Progress* progress) : progress_(progress) {}
+  ResultTable(const SessionPlan& plan, Progress* progress) : plan_(plan), progress_(progress) {}
 
   // A kvrun_eval_result_fn; `user` is a ResultTable. What it throws is kept for Finish.
   static void Callback(void* user, const char* json) {
     auto* table = static_cast<ResultTable*>(user);
     try {
-      if (!table->failure_) table->Write(ParseJson(json));
+      Json result = ParseJson(json);
+      Explain(table->plan_, &result);
+      if (!table->failure_) table->Write(result);
     } catch (...) {
       table->failure_ = std::current_exception();
     }
@@ -106,6 +113,7 @@ class ResultTable {
     }
   }
 
+  const SessionPlan& plan_;
   Progress* progress_;
   bool has_full_ = false;
   std::exception_ptr failure_;
@@ -126,7 +134,7 @@ int Eval(const EvalOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   CheckConfig(loaded, options.shared, &plan);
-  ResultTable table(&progress);
+  ResultTable table(plan, &progress);
   kvrun_eval_options given;
   kvrun_eval_options_init(&given);
   given.n_ctx = n_ctx;
@@ -141,7 +149,8 @@ int Eval(const EvalOptions& options) {
   }
   char* json = nullptr;
   Check(kvrun_eval_json(loaded.engine.get(), &given, ids.data(), ids.size(), &json));
-  const Json results = TakeJson(json);
+  Json results = TakeJson(json);
+  for (Json& result : results) Explain(plan, &result);
   progress.Clear();
   table.Finish();
   if (options.shared.json) {

@@ -81,5 +81,27 @@ TEST_F(Config, OfAnotherDeviceIsRefusedUnlessForced) {
   EXPECT_EQ(forced["kv"]["method"], "kvswap");
 }
 
+TEST_F(Config, AnAdapterThatCannotBeReadIsTracedToTheConfig) {
+  const std::string adapter = folder_.Path("a.gguf");
+  config_.solutions[0].options.emplace_back("adapter", "a.gguf");
+  const auto expect = [&](const std::string& why, const std::string& status) {
+    const std::string path = Written();
+    const ProgramResult result = RunInMemory({"--config", path, "-q"});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
+    EXPECT_NE(result.err.find("; the options are of " + path + ", its solution for 1 x 400 tokens: give"),
+              std::string::npos)
+        << result.err;
+    EXPECT_EQ(Json::parse(result.out)["error"]["status"], status) << result.err;
+  };
+  expect("cannot open " + adapter + ": No such file", "not found");
+  folder_.Write("a.gguf", ReadWholeFile(model_).substr(0, 100));
+  expect("cut short or damaged", "corrupt");
+  folder_.Write("a.gguf", "no GGUF");
+  expect("this is not a GGUF file", "corrupt");
+  folder_.Write("a.gguf", ReadWholeFile(model_));
+  expect("is not an adapter of kvrun but a file of", "invalid argument");
+}
+
 }  // namespace
 }  // namespace kvrun::testing

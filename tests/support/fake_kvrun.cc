@@ -218,6 +218,11 @@ kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_opti
       options->n_sequences > KVRUN_MAX_SEQUENCES) {
     return Fail(KVRUN_INVALID_ARGUMENT, "session options");
   }
+  const kvrun::fake::KvOptions kv = kvrun::fake::ReadKvOptions(*options);
+  if (const auto adapter = kv.find("adapter"); adapter != kv.end() && adapter->second.ends_with("nope")) {
+    return Fail(KVRUN_NOT_FOUND, fmt::format("cannot open {}", adapter->second));
+  }
+  if (kv.contains("dir") && kv.at("dir") == "/full") return Fail(KVRUN_IO_ERROR, "/full: no space");
   *session = new kvrun_session{engine, *options, kvrun::fake::ReadKvOptions(*options),
                                std::vector<Sequence>(options->n_sequences)};
   if (options->n_ctx == 0) (*session)->options.n_ctx = kvrun_model_context_train(engine->model);
@@ -382,7 +387,7 @@ void kvrun_eval_options_init(kvrun_eval_options* options) {
   options->struct_size = sizeof(*options);
 }
 
-// A configuration of a budget of 1 fails.
+// A configuration of a budget of 1 fails, and one of an adapter "nope".
 kvrun_status kvrun_eval_json(kvrun_engine*, const kvrun_eval_options* options, const int32_t*, size_t count,
                              char** json) {
   nlohmann::json results = nlohmann::json::array();
@@ -390,6 +395,8 @@ kvrun_status kvrun_eval_json(kvrun_engine*, const kvrun_eval_options* options, c
     nlohmann::json result = {{"config", options->configs[i]}};
     if (result["config"] == "--kv-budget 1") {
       result["error"] = "a budget of 1 B does not suffice";
+    } else if (result["config"].get<std::string>().find("--kv-adapter nope") != std::string::npos) {
+      result["error"] = "cannot open nope";
     } else {
       result.update({{"ppl", 11.0},
                      {"ppl_full", 10.0},

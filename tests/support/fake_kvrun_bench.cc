@@ -1,4 +1,5 @@
-// The toy library's benchmark: what it measures says what it was asked for. A depth of 666 fails.
+// The toy library's benchmark: what it measures says what it was asked for. A depth of 666 fails, and
+// so does an adapter "nope".
 #include <fmt/format.h>
 
 #include "tests/support/fake_kvrun.h"
@@ -37,6 +38,7 @@ kvrun_status kvrun_bench_json(kvrun_engine*, const kvrun_bench_options* options,
   if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
   const std::string line = options->kv;
   const bool keeps_records = line.find("--kv-method kvswap") != std::string::npos;
+  if (line.find("--kv-adapter nope") != std::string::npos) return Fail(KVRUN_CORRUPT, "nope: damaged");
   nlohmann::json results = nlohmann::json::array();
   for (size_t i = 0; i < options->n_depths; ++i) {
     const uint32_t depth = options->depths[i];

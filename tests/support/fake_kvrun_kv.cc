@@ -1,4 +1,5 @@
-// The toy library's KV cache: options that begin with "bad" are refused, and so is a budget of 1.
+// The toy library's KV cache: options that begin with "bad" are refused, and so are a budget of 1
+// and an adapter "gone".
 #include <fmt/format.h>
 
 #include "tests/support/fake_kvrun.h"
@@ -58,6 +59,7 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
   if (budget != kv.end() && budget->second == "1") {
     return Fail(KVRUN_OUT_OF_MEMORY, "a budget of 1 B does not suffice; the smallest that does is 9.0 MiB");
   }
+  if (kv.contains("adapter") && kv.at("adapter") == "gone") return Fail(KVRUN_NOT_FOUND, "cannot open gone");
   std::string line = fmt::format("{} sequences of {} tokens", options->n_sequences,
                                  options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx);
   for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);

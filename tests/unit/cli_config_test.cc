@@ -150,6 +150,44 @@ TEST_F(CliConfig, WhatDoesNotFitNamesTheSolution) {
   EXPECT_FALSE(Contains(Run(config, {"--kv-method", "flexgen", "--kv-budget", "1"}).err, "solution"));
 }
 
+TEST_F(CliConfig, AnAdapterThatCannotBeReadIsTracedToIt) {
+  const Json config = {{"options", {{"adapter", "nope"}}}, {"solution", {{"batch", 1}, {"ctx", 512}}}};
+  const std::string origin = "; the options are of " + Path() + ", its solution for 1 x 512 tokens";
+  const ProgramResult result = Run(config);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_PRED2(Contains, result.err, "kvrun: cannot open nope" + origin);
+  const Json error = Json::parse(Run(config, {"--json"}).out)["error"];
+  EXPECT_EQ(error["status"], "not found");
+  EXPECT_PRED2(Contains, error["message"].get<std::string>(), origin);
+  Json planned = config;
+  planned["options"] = {{"adapter", "gone"}, {"budget", "1000"}};
+  EXPECT_PRED2(Contains, Run(planned).err, "kvrun: cannot open gone" + origin);
+  Write(config);
+  const ProgramResult bench = Cli({"bench", "-m", "toy", "--config", Path()});
+  EXPECT_EQ(bench.exit_code, 1);
+  EXPECT_PRED2(Contains, bench.err, "kvrun: nope: damaged" + origin);
+  const ProgramInput ids{{}, "1 2 3 4", ""};
+  const std::vector<std::string> eval = {"eval", "-m", "toy", "--ids", "-", "--config", Path()};
+  EXPECT_PRED2(Contains, Cli(eval, ids).err, "cannot open nope" + origin);
+  std::vector<std::string> with_json = eval;
+  with_json.push_back("--json");
+  EXPECT_PRED2(Contains, Json::parse(Cli(with_json, ids).out)["error"].get<std::string>(), origin);
+}
+
+TEST_F(CliConfig, OnlyItsOwnAdapterIsTracedToIt) {
+  const Json config = {{"options", {{"adapter", "nope"}}}, {"solution", {{"batch", 1}, {"ctx", 512}}}};
+  const std::string begin = "the options are of ";
+  const ProgramResult given = Run(config, {"--kv-adapter", "other-nope"});
+  EXPECT_PRED2(Contains, given.err, "kvrun: cannot open other-nope\n");
+  EXPECT_FALSE(Contains(given.err, begin));
+  Json good = config;
+  good["options"]["adapter"] = "good";
+  const ProgramResult full = Run(good, {"--kv-dir", "/full"});
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_PRED2(Contains, full.err, "kvrun: /full: no space\n");
+  EXPECT_FALSE(Contains(full.err, begin));
+}
+
 TEST_F(CliConfig, ChatLogitsAndBatchesTakeIt) {
   const std::string config = Write({{"options", {{"budget", "1000"}}}});
   const ProgramResult chat = Cli({"chat", "-m", "toy", "--config", config}, {{}, "hi\n", ""});
