@@ -103,6 +103,17 @@ void OptionSet::Text(const std::string& names, std::string* value, const std::st
   bindings_.back().is_text = true;
 }
 
+void OptionSet::NonEmptyText(const std::string& names, std::string* value, const std::string& kind,
+                             const std::string& help) {
+  Add(names, kind, help, [=](const std::string& name, const std::vector<std::string>& values) {
+    if (values.back().empty()) {
+      throw UsageError(fmt::format("{}: it is empty: name a {}, or leave the option out", name, kind));
+    }
+    *value = values.back();
+  });
+  bindings_.back().is_text = true;
+}
+
 void OptionSet::TextList(const std::string& names, std::vector<std::string>* values, const std::string& kind,
                          const std::string& help) {
   Add(names, kind, help, [values](const auto&, const auto& given) { *values = given; });

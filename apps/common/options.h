@@ -24,6 +24,9 @@ class OptionSet {
 
   // `names` as CLI11 has them, such as "-m,--model"; one of them must be long.
   void Text(const std::string& names, std::string* value, const std::string& kind, const std::string& help);
+  // The same of what may not be empty, as the name of a file.
+  void NonEmptyText(const std::string& names, std::string* value, const std::string& kind,
+                    const std::string& help);
   // May be given several times on the command line; the environment gives one.
   void TextList(const std::string& names, std::vector<std::string>* values, const std::string& kind,
                 const std::string& help);

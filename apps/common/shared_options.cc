@@ -42,10 +42,18 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
 
 void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
   AddKvOptions(set, &shared->kv);
-  set->Text("--config", &shared->config, "FILE",
-            "what kvadapt tune found for this model here; --kv-... options take the place of single ones");
-  set->Flag("--force-config", &shared->force_config,
-            "take --config's options also where it is of another model or another device");
+  set->NonEmptyText(
+      "--config", &shared->config, "FILE",
+      "what kvadapt tune found for this model here; --kv-... options take the place of single ones");
+  // Resolved after --config. The variable says what is to be done with any config, where there is one.
+  set->CheckedFlag(
+      "--force-config", "take --config's options also where it is of another model or another device",
+      [shared](const std::string& source, bool given) {
+        if (given && source == "--force-config" && shared->config.empty()) {
+          throw UsageError("--force-config: there is no config to take: name it with --config FILE");
+        }
+        shared->force_config = given;
+      });
 }
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {

@@ -112,6 +112,37 @@ TEST_F(CliConfig, WithForceARefusalIsANote) {
   EXPECT_EQ(Count(result.err, ": it is of the device Other GPU\n"), 1U) << result.err;
 }
 
+TEST_F(CliConfig, ForceWithoutAConfigIsBadUsage) {
+  const std::vector<std::vector<std::string>> commands = {
+      {"run", "-m", "nobos", "-p", "hello", "-n", "10"},
+      {"chat", "-m", "toy"},
+      {"bench", "-m", "toy"},
+      {"eval", "-m", "toy", "--ids", "-"},
+      {"logits", "-m", "toy", "--ids", folder_.Write("ids", "1 2 3"), "--out", folder_.Path("o")}};
+  for (std::vector<std::string> command : commands) {
+    command.push_back("--force-config");
+    const ProgramResult result = Cli(command, {{"KVRUN_CONFIG="}, "1 2 3 4", ""});
+    EXPECT_EQ(result.exit_code, 2) << command[0];
+    EXPECT_PRED2(Contains, result.err,
+                 "kvrun: --force-config: there is no config to take: name it with --config FILE\n");
+    command.back() = "--config";
+    command.push_back("");
+    const ProgramResult empty = Cli(command, {{"KVRUN_CONFIG=" + Write(kConfig)}, "1 2 3 4", ""});
+    EXPECT_EQ(empty.exit_code, 2) << command[0];
+    EXPECT_PRED2(Contains, empty.err, "kvrun: --config: it is empty: name a FILE, or leave the option out\n");
+  }
+  const std::vector<std::string> run = {"run", "-m", "nobos", "-p", "hello", "-n", "10"};
+  EXPECT_EQ(Cli(run, {{"KVRUN_CONFIG="}, "", ""}).exit_code, 0);
+  // The variable is for any config there may be.
+  EXPECT_EQ(Cli(run, {{"KVRUN_FORCE_CONFIG=1"}, "", ""}).exit_code, 0);
+  Json other = kConfig;
+  other["model"] = "other";
+  EXPECT_EQ(Run(other, {}, {{"KVRUN_FORCE_CONFIG=1"}, "", ""}).exit_code, 0);
+  std::vector<std::string> by_variable = run;
+  by_variable.push_back("--force-config");
+  EXPECT_EQ(Cli(by_variable, {{"KVRUN_CONFIG=" + Write(other)}, "", ""}).exit_code, 0);
+}
+
 TEST_F(CliConfig, TheDeviceIsNotChangedByIt) {
   Json config = kConfig;
   config["device"] = "Fake host";
