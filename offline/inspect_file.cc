@@ -8,9 +8,15 @@
 #include <cctype>
 #include <cerrno>
 #include <filesystem>
+#include <memory>
+#include <string>
 #include <string_view>
 
 #include "platform/io/mapped_file.h"
+#include "runtime/engine/calibration_sums.h"
+#include "runtime/engine/config_keys.h"
+#include "runtime/model/gguf.h"
+#include "runtime/model/gguf_parser.h"
 
 namespace kvrun::offline {
 namespace {
@@ -19,11 +25,13 @@ constexpr size_t kBeginBytes = 256;
 
 enum class FileKind : uint8_t { kAdapter, kProfile, kConfig };
 
-Status NoneOfOurs(const std::string& path, std::string_view why) {
+Status NotShown(const std::string& path, std::string_view what) {
   return {StatusCode::kCorrupt,
-          fmt::format("{} is none of kvrun's files: {}; an adapter, a configuration or a "
-                      "device's profile can be shown",
-                      path, why)};
+          fmt::format("{} {}; an adapter, a configuration or a device's profile can be shown", path, what)};
+}
+
+Status NoneOfOurs(const std::string& path, std::string_view why) {
+  return NotShown(path, fmt::format("is none of kvrun's files: {}", why));
 }
 
 // A list, where a configuration has the name of a section in its brackets.
@@ -47,6 +55,58 @@ Result<FileKind> KindOf(const std::string& path) {
   return text[first] == '{' ? FileKind::kProfile : FileKind::kConfig;
 }
 
+// Whether the first line that says something is a configuration's: a key or a header of one. Any text begins
+// as TOML, until a parser says where it does not go on.
+bool BeginsAsConfig(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\r\n";
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  size_t at = text.find_first_not_of(kBlanks);
+  while (at != std::string_view::npos && text[at] == '#') {
+    at = text.find_first_not_of(kBlanks, std::min(text.find('\n', at), text.size()));
+  }
+  if (at == std::string_view::npos) return true;  // comments alone
+  at = std::min(text.find_first_not_of("[ \t", at), text.size());
+  return std::ranges::any_of(kConfigKeys, [rest = text.substr(at)](std::string_view key) {
+    if (!rest.starts_with(key)) return false;
+    const size_t next = rest.find_first_not_of(" \t", key.size());
+    return next != std::string_view::npos &&
+           std::string_view("=.]").find(rest[next]) != std::string_view::npos;
+  });
+}
+
+Result<std::string> InspectConfig(const std::string& path) {
+  const Result<KvConfig> config = ReadConfig(path);
+  if (config.ok()) return ConfigObject(*config);
+  KVRUN_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  if (BeginsAsConfig(text)) return config.status();
+  return NoneOfOurs(path, fmt::format("it is text, but no configuration ({})", config.status().message()));
+}
+
+// What is GGUF, but no adapter.
+Status OtherGguf(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
+  const auto architecture = file->String("general.architecture");
+  if (!architecture.ok()) return NoneOfOurs(path, "it is a GGUF file that does not say what of");
+  if (*architecture == kSumsArchitecture) {
+    return NotShown(path,
+                    "holds the sums of a calibration: those of kvadapt calibrate --dump-gram, or what an "
+                    "interrupted one goes on from (OUTPUT.partial)");
+  }
+  return NoneOfOurs(path,
+                    fmt::format("it is a GGUF file of {}, and kvrun info -m {} shows it if it is a model",
+                                QuoteForMessage(*architecture), path));
+}
+
+Result<std::string> InspectAdapter(const std::string& path) {
+  const Result<Adapter> adapter = ReadWholeAdapter(path);
+  if (adapter.status().code() == StatusCode::kInvalidArgument) return OtherGguf(path);
+  KVRUN_RETURN_IF_ERROR(adapter.status());
+  struct stat facts = {};
+  if (stat(path.c_str(), &facts) != 0) return StatusFromErrno(errno, "cannot open " + path);
+  return AdapterObject(*adapter, static_cast<uint64_t>(facts.st_size));
+}
+
 }  // namespace
 
 Result<std::string> InspectFile(const std::string& path) {
@@ -59,14 +119,7 @@ Result<std::string> InspectFile(const std::string& path) {
     KVRUN_ASSIGN_OR_RETURN(const DeviceProfile profile, ReadProfile(path));
     return ProfileObject(profile);
   }
-  if (kind == FileKind::kConfig) {
-    KVRUN_ASSIGN_OR_RETURN(const KvConfig config, ReadConfig(path));
-    return ConfigObject(config);
-  }
-  KVRUN_ASSIGN_OR_RETURN(const Adapter adapter, ReadWholeAdapter(path));
-  struct stat facts = {};
-  if (stat(path.c_str(), &facts) != 0) return StatusFromErrno(errno, "cannot open " + path);
-  return AdapterObject(adapter, static_cast<uint64_t>(facts.st_size));
+  return kind == FileKind::kConfig ? InspectConfig(path) : InspectAdapter(path);
 }
 
 }  // namespace kvrun::offline

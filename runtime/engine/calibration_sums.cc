@@ -19,7 +19,6 @@
 namespace kvrun {
 namespace {
 
-constexpr std::string_view kArchitecture = "kvrun-sums";
 constexpr uint32_t kVersion = 1;
 constexpr std::string_view kArchitectureKey = "general.architecture";
 constexpr std::string_view kVersionKey = "kvrun-sums.version";
@@ -101,7 +100,7 @@ Result<uint64_t> Count(const GgufFile& file, std::string_view key) {
 // Reads the header of `file` into `sums`, and the shape of its layers, of which there are `n_layers`.
 Result<LayerTotals> ReadHeader(const GgufFile& file, CalibrationSums* sums, uint32_t* n_layers) {
   const auto architecture = file.String(kArchitectureKey);
-  if (!architecture.ok() || *architecture != kArchitecture) {
+  if (!architecture.ok() || *architecture != kSumsArchitecture) {
     return Status(StatusCode::kInvalidArgument, file.name() + " does not hold sums of a calibration");
   }
   KVRUN_ASSIGN_OR_RETURN(const uint32_t version, file.U32(kVersionKey));
@@ -193,7 +192,7 @@ Status WriteSums(const CalibrationSums& sums, const std::string& path) {
   KVRUN_CHECK(!sums.layers.empty());
   const LayerTotals& shape = sums.layers.front();
   GgufWriter file;
-  file.Set(kArchitectureKey, kArchitecture);
+  file.Set(kArchitectureKey, kSumsArchitecture);
   file.Set(kVersionKey, kVersion);
   file.Set(kFingerprintKey, sums.fingerprint);
   file.Set(kTextsKey, sums.texts);
@@ -241,7 +240,7 @@ Result<bool> BeginsAsSums(const std::string& path) {
   std::string start(kStartBytes, '\0');
   file.read(start.data(), static_cast<std::streamsize>(start.size()));
   start.resize(static_cast<size_t>(file.gcount()));
-  return start.empty() || (start.starts_with("GGUF") && start.find(kArchitecture) != std::string::npos);
+  return start.empty() || (start.starts_with("GGUF") && start.find(kSumsArchitecture) != std::string::npos);
 }
 
 }  // namespace kvrun

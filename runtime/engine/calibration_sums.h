@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -38,6 +39,9 @@ struct CalibrationSums {
   uint64_t n_tokens = 0;    // in those pieces
   std::vector<LayerTotals> layers;
 };
+
+// What such a file's general.architecture is.
+inline constexpr std::string_view kSumsArchitecture = "kvrun-sums";
 
 // 32 hexadecimal digits, of the pieces' lengths and ids in their order.
 std::string TextsHash(std::span<const std::span<const TokenId>> pieces);

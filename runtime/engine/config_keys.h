@@ -1,10 +1,13 @@
-// The keys of a solution that are options of the KV cache. Internal to what reads and writes configs.
+// The keys of a config: those of the file itself, and those of a solution that are options of the KV cache.
 #pragma once
 
 #include <array>
 #include <string_view>
 
 namespace kvrun {
+
+inline constexpr std::array<std::string_view, 5> kConfigKeys = {"version", "model", "machine", "kv",
+                                                                "solution"};
 
 struct ConfigOptionKey {
   std::string_view key;     // in the file

@@ -336,7 +336,6 @@ Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path) 
     return Status(StatusCode::kCorrupt,
                   fmt::format("{}:{}:1: a key of more parts than a config has", path, line));
   }
-  static constexpr std::string_view kKeys[] = {"version", "model", "machine", "kv", "solution"};
   const toml::parse_result parsed = toml::parse(text);
   const toml::table no_table;
   if (!parsed) {
@@ -346,7 +345,7 @@ Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path) 
   KvConfig config;
   // Another version may have other keys.
   KVRUN_RETURN_IF_ERROR(ReadVersion(file));
-  KVRUN_RETURN_IF_ERROR(file.CheckKeys(kKeys));
+  KVRUN_RETURN_IF_ERROR(file.CheckKeys(kConfigKeys));
   KVRUN_RETURN_IF_ERROR(ReadModel(file, &config));
   KVRUN_RETURN_IF_ERROR(ReadMachine(file, &config));
   KVRUN_RETURN_IF_ERROR(ReadKv(file, &config));

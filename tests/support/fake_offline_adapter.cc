@@ -1,7 +1,7 @@
 // In place of what reads adapters for kvadapt: a file's text says what is found in it. "adapter": an adapter
 // of two layers with reuse rates; "bare", or what the toy's calibration writes: one without rates; "profile";
-// "config"; "controls": a config with control characters in it; else it is refused, for "nul" with a NUL in the
-// message.
+// "config"; "controls": a config with control characters in it; else it is refused, for "nul" with a NUL in
+// the message.
 #include <fmt/format.h>
 
 #include <fstream>

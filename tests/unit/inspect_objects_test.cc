@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "offline/inspect_file.h"
+#include "runtime/engine/calibration_sums.h"
 #include "tests/support/program_runner.h"
+#include "tests/support/tiny_model_file.h"
 
 namespace kvrun::offline {
 namespace {
@@ -72,6 +74,72 @@ TEST(InspectFile, WhatIsThereInsteadIsSaid) {
   const Status status = InspectFile(folder.Path("")).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), folder.Path("") + " is a folder: name a file in it");
+}
+
+TEST(InspectFile, TextThatIsNoConfigurationIsSaidToBeNone) {
+  const TemporaryFolder folder;
+  const std::string shown = "; an adapter, a configuration or a device's profile can be shown";
+  const auto refusal = [&](const std::string& text) {
+    const std::string path = folder.Write("file", text);
+    const Status status = InspectFile(path).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_TRUE(status.message().starts_with(path)) << status.message();
+    return status.message().substr(path.size());
+  };
+  const std::string none =
+      " is none of kvrun's files: it is text, but no configuration (" + folder.Path("file");
+  const std::string prose = "# A title\n\nA version = 1 of prose\n";
+  const std::string texts[] = {prose,
+                               "hello",
+                               "<svg>\n",
+                               "modelling = 1\n",
+                               "kv",
+                               "[package]\nname = \"a\"\n",
+                               std::string(2 << 20, 'a')};
+  for (const std::string& text : texts) {
+    const std::string message = refusal(text);
+    EXPECT_TRUE(message.starts_with(none)) << message;
+    EXPECT_TRUE(message.ends_with(")" + shown)) << message;
+  }
+  EXPECT_TRUE(refusal(prose).starts_with(none + ":3:3: ")) << refusal(prose);
+  // What is meant as a configuration has its place at once.
+  for (const char* begin : {"", "# of kvrun\n\n  # more\n", "\xEF\xBB\xBF"}) {
+    for (const char* broken : {"version = 1\n[model\n", "version = 2 3\n", "[model]\nfingerprint\n",
+                               "[ kv ]\n= 3", "[[solution]]\n[[", "model.name = a\n"}) {
+      const std::string message = refusal(std::string(begin) + broken);
+      EXPECT_TRUE(message.size() > 4 && message[0] == ':' && message[1] >= '1' && message[1] <= '9')
+          << message;
+      EXPECT_EQ(message.find("can be shown"), std::string::npos) << message;
+    }
+  }
+  EXPECT_TRUE(refusal("# of kvrun\n").starts_with(":")) << "comments alone";
+}
+
+TEST(InspectFile, OtherFilesOfGgufAreSaidToBeWhatTheyAre) {
+  const TemporaryFolder folder;
+  const std::string shown = "; an adapter, a configuration or a device's profile can be shown";
+  const std::string model = testing::WriteModel(folder, "model.gguf", testing::TinyModel().Build());
+  const Status of_model = InspectFile(model).status();
+  EXPECT_EQ(of_model.code(), StatusCode::kCorrupt);
+  EXPECT_EQ(of_model.message(),
+            model + " is none of kvrun's files: it is a GGUF file of \"llama\", and kvrun info -m " + model +
+                " shows it if it is a model" + shown);
+  CalibrationSums sums;
+  sums.layers.push_back({1, 2, 3, 3, std::vector<double>(6, 1.0), std::vector<double>(4, 1.0)});
+  const std::string path = folder.Path("sums");
+  ASSERT_TRUE(WriteSums(sums, path).ok());
+  EXPECT_EQ(InspectFile(path).status().message(), path +
+                                                      " holds the sums of a calibration: those of kvadapt "
+                                                      "calibrate --dump-gram, or what an interrupted one "
+                                                      "goes on from (OUTPUT.partial)" +
+                                                      shown);
+  testing::GgufBuilder nameless;
+  nameless.Set("a", uint32_t{1});
+  const std::string other = testing::WriteModel(folder, "other", nameless.Build());
+  EXPECT_EQ(InspectFile(other).status().message(),
+            other + " is none of kvrun's files: it is a GGUF file that does not say what of" + shown);
+  const std::string cut = folder.Write("cut", ReadWholeFile(model).substr(0, 100));
+  EXPECT_NE(InspectFile(cut).status().message().find("cut short or damaged"), std::string::npos);
 }
 
 TEST(InspectObjects, AConfigurationHasItsSolutions) {
