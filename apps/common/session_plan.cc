@@ -87,17 +87,11 @@ std::string WithOrigin(const SessionPlan& plan, const std::string& message) {
 }
 
 // What refuses a session, with where its options come from.
-template <typename Ask>
-auto Explained(const SessionPlan& plan, const Ask& ask) {
-  try {
-    return ask();
-  } catch (const Failure& failure) {
-    const bool is_of_options = failure.status() == KVRUN_OUT_OF_MEMORY ||
-                               failure.status() == KVRUN_INVALID_ARGUMENT ||
-                               NamesAdapter(plan, failure.what());
-    if (plan.origin.empty() || !is_of_options) throw;
-    throw Failure(failure.status(), WithOrigin(plan, failure.what()), failure.exit_code());
-  }
+std::string ExplainRefusal(const SessionPlan& plan, const Failure& failure) {
+  const bool is_of_options =
+      failure.status() == KVRUN_OUT_OF_MEMORY || failure.status() == KVRUN_INVALID_ARGUMENT;
+  if (plan.origin.empty() || !is_of_options) return ExplainAdapter(plan, failure.what());
+  return WithOrigin(plan, failure.what());
 }
 
 }  // namespace
@@ -126,7 +120,8 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
 Json AskPlan(const SessionPlan& plan) {
   const std::vector<kvrun_option> kv_options = plan.kv.values();
   const kvrun_session_options options = SessionOptions(kv_options, plan.n_sequences, plan.n_ctx);
-  return Explained(plan, [&] { return KvPlan(*plan.model, options); });
+  return Explained([&] { return KvPlan(*plan.model, options); },
+                   [&](const Failure& failure) { return ExplainRefusal(plan, failure); });
 }
 
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,

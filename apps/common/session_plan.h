@@ -37,18 +37,24 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
 // What the options buy; throws where they cannot be had, and says which solution of a config they are.
 Json AskPlan(const SessionPlan& plan);
 
+// ask(), where explain(failure) is what a failure says.
+template <typename Ask, typename Explain>
+auto Explained(const Ask& ask, const Explain& explain) {
+  try {
+    return ask();
+  } catch (const Failure& failure) {
+    const std::string message = explain(failure);
+    if (message == failure.what()) throw;
+    throw Failure(failure.status(), message, failure.exit_code());
+  }
+}
+
 // `message`, and where it names the adapter of a config, of which of its solutions that is.
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message);
 // ask(), with what fails there explained so.
 template <typename Ask>
 auto ExplainingAdapter(const SessionPlan& plan, const Ask& ask) {
-  try {
-    return ask();
-  } catch (const Failure& failure) {
-    const std::string message = ExplainAdapter(plan, failure.what());
-    if (message == failure.what()) throw;
-    throw Failure(failure.status(), message, failure.exit_code());
-  }
+  return Explained(ask, [&](const Failure& failure) { return ExplainAdapter(plan, failure.what()); });
 }
 
 // Throws where the config is of another device than the one that was loaded; says its notes that are new.
