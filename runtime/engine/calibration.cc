@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "platform/io/replace_file.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/resident_pass.h"
 #include "runtime/model/fingerprint.h"
@@ -226,7 +227,7 @@ Status NoCheckpoint(const std::string& path) {
 
 Status CheckPaths(const CalibrationOptions& options, const std::string& path) {
   for (const std::string& each : {path, options.checkpoint_path, options.sums_path}) {
-    if (!each.empty()) KVRUN_RETURN_IF_ERROR(CheckAdapterPath(each));
+    if (!each.empty()) KVRUN_RETURN_IF_ERROR(CheckResultFile(each));
   }
   return Status::Ok();
 }
@@ -279,9 +280,11 @@ Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOpti
   if (sums.status().code() == StatusCode::kNotFound) return FoundCheckpoint{};
   const auto anew = [](std::string note) { return FoundCheckpoint{{}, std::move(note)}; };
   if (options.restarts) return anew(fmt::format("starting anew, as asked, and not from {}", path));
-  KVRUN_ASSIGN_OR_RETURN(const bool is_ours, BeginsAsSums(path));
-  if (!is_ours) return NoCheckpoint(path);
-  if (!sums.ok()) return anew(fmt::format("starting anew: {}", sums.status().message()));
+  if (!sums.ok()) {
+    KVRUN_ASSIGN_OR_RETURN(const bool is_ours, BeginsAsSums(path));
+    if (!is_ours) return NoCheckpoint(path);
+    return anew(fmt::format("starting anew: {}", sums.status().message()));
+  }
   const std::string why = WhyAnother(*sums, EmptySums(model, plan), model.config, plan);
   if (!why.empty()) return anew(fmt::format("starting anew, and not from {}: {}", path, why));
   std::string note =

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "platform/io/replace_file.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/model/fingerprint.h"
@@ -163,7 +164,7 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
   KVRUN_RETURN_IF_ERROR(
       ReadAdapter(adapter_path, ModelFingerprint(*model.file, config), config.n_layers, config.kv_dim(), rank)
           .status());
-  KVRUN_RETURN_IF_ERROR(CheckAdapterPath(adapter_path));
+  KVRUN_RETURN_IF_ERROR(CheckResultFile(adapter_path));
   const ReusePlan plan = PlanReuse(options, config, ids.size());
   ReuseMeasurement measured{
       .rates = {}, .n_ctx = plan.n_ctx, .n_steps = plan.n_steps, .rank = rank, .note = {}};

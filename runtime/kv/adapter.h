@@ -94,8 +94,6 @@ struct Adapter {
 // A GGUF file (docs/formats/adapter.md): sides and mean in f16. Written beside the target, which
 // may be a link, and renamed.
 Status WriteAdapter(const Adapter& adapter, const std::string& path);
-// Whether WriteAdapter can write there, to be asked before a long computation; leaves nothing behind.
-Status CheckAdapterPath(const std::string& path);
 // `rank` columns of each layer; refused where the file has fewer, or is of another model: the message says
 // what each is.
 Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,

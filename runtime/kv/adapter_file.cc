@@ -376,8 +376,6 @@ Status WriteAdapter(const Adapter& adapter, const std::string& path) {
   return ReplaceResultFile(path, parts);
 }
 
-Status CheckAdapterPath(const std::string& path) { return CheckResultFile(path); }
-
 Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
                             uint32_t key_dim, uint32_t rank) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <string>
 
+#include "platform/io/replace_file.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/model/gguf.h"
 #include "tests/support/gguf_builder.h"
@@ -354,12 +355,12 @@ TEST(AdapterFile, WhatCannotBeWrittenIsRefusedAndLeavesTheOldFile) {
 TEST(AdapterFile, APathCanBeCheckedBeforehand) {
   const TemporaryFolder folder;
   const std::string path = folder.Path("adapter.gguf");
-  EXPECT_TRUE(CheckAdapterPath(path).ok());
+  EXPECT_TRUE(CheckResultFile(path).ok());
   EXPECT_TRUE(std::filesystem::is_empty(folder.Path(""))) << "the check left something behind";
   folder.Write("adapter.gguf", "old");
-  EXPECT_TRUE(CheckAdapterPath(path).ok());
+  EXPECT_TRUE(CheckResultFile(path).ok());
   EXPECT_EQ(ReadWholeFile(path), "old");
-  EXPECT_EQ(CheckAdapterPath(folder.Path("no/such/folder")).code(), StatusCode::kNotFound);
+  EXPECT_EQ(CheckResultFile(folder.Path("no/such/folder")).code(), StatusCode::kNotFound);
 }
 
 TEST(AdapterFile, WhatIsNoFileIsNotReplacedAndALinkIsKept) {
@@ -368,7 +369,7 @@ TEST(AdapterFile, WhatIsNoFileIsNotReplacedAndALinkIsKept) {
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   const Adapter adapter = MakeAdapter(AdapterKind::kPlain);
   for (const std::string& path : {folder.Path(""), fifo}) {
-    EXPECT_EQ(CheckAdapterPath(path).code(), StatusCode::kInvalidArgument) << path;
+    EXPECT_EQ(CheckResultFile(path).code(), StatusCode::kInvalidArgument) << path;
     EXPECT_EQ(WriteAdapter(adapter, path).code(), StatusCode::kInvalidArgument) << path;
   }
   EXPECT_TRUE(std::filesystem::is_fifo(fifo));
