@@ -195,17 +195,16 @@ int RunCalibrate(const CalibrateOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   Json result = Calibrate(loaded, options, texts, unrated ? unrated->path() : options.output, &progress);
-  const auto write_plot = [&] {
+  const auto finish = [&] {
     if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
+    if (!unrated) return;
+    result["reuse"] =
+        MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder, &progress);
   };
   if (unrated) {
-    unrated->Complete([&] {
-      write_plot();
-      result["reuse"] =
-          MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder, &progress);
-    });
+    unrated->Complete(finish);
   } else {
-    write_plot();
+    finish();
   }
   if (options.shared.json) {
     result["path"] = options.output;

@@ -6,7 +6,6 @@
 #include <filesystem>
 
 #include "apps/common/failure.h"
-#include "apps/common/files.h"
 #include "apps/common/report.h"
 #include "offline/inspect_file.h"
 
@@ -42,7 +41,6 @@ void UnratedAdapter::Check() const {
                     "--no-reuse-rates",
                     path_));
   }
-  const ResultFile beside(path_);
 }
 
 void UnratedAdapter::Complete(const std::function<void()>& work) const {
@@ -50,8 +48,7 @@ void UnratedAdapter::Complete(const std::function<void()>& work) const {
   try {
     work();
   } catch (const Failure& failure) {
-    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), WhatIsWhere()),
-                  failure.exit_code());
+    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), Settle()), failure.exit_code());
   }
   std::error_code error;
   fs::rename(path_, target_, error);
@@ -73,7 +70,7 @@ void UnratedAdapter::TakeModeOfOld() const {
   if (!error && fs::exists(old)) fs::permissions(path_, old.permissions(), error);
 }
 
-std::string UnratedAdapter::WhatIsWhere() const {
+std::string UnratedAdapter::Settle() const {
   if (HasOld()) {
     return fmt::format(
         "{} is as it was before, and {} is the new adapter without reuse rates: rename it to "

@@ -14,7 +14,7 @@ class UnratedAdapter {
 
   const std::string& path() const { return path_; }
 
-  // Before any long work: a Failure where path() cannot be written, or is there and is no adapter.
+  // Before any long work, beside CheckOutputs: a Failure where path() is there and is no adapter.
   void Check() const;
 
   // `work` adds to the file what lacks; then it takes the output's name, and the mode of what was there.
@@ -24,7 +24,8 @@ class UnratedAdapter {
  private:
   bool HasOld() const;
   void TakeModeOfOld() const;
-  std::string WhatIsWhere() const;  // after a failure
+  // After a failure: an output that is not there yet is the unrated one. Says what lies where.
+  std::string Settle() const;
 
   std::string output_;  // as the person wrote it
   std::string target_;  // links followed
