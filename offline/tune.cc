@@ -347,7 +347,7 @@ Status Tuner::FillConfig() {
                                 .options = solution.chosen.sized.options,
                                 .predicted_ms = Rounded(solution.predicted.step_ms, 100),
                                 .measured_ms = Rounded(solution.measured_ms, 100),
-                                .kl = ThreeDigits((solution.chosen.quality.kl + solution.held_out_kl) / 2),
+                                .kl = ThreeDigits(solution.kl()),
                                 .bound = solution.bound});
   }
   return Status::Ok();

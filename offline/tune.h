@@ -66,6 +66,10 @@ struct TuneSolution {
   double twice_budget_ms = 0.0;  // predicted for the best guess with twice the budget
   std::vector<RejectedNeighbour> rejected;
   std::vector<Measured> measured;  // all points of this search
+
+  // Over all parts of the text.
+  double kl() const { return (chosen.quality.kl + held_out_kl) / 2; }
+  double own_kl() const { return (own.quality.kl + own_held_out_kl) / 2; }
 };
 
 struct TuneResult {

@@ -153,6 +153,18 @@ void PrintDoubts(const offline::TuneResult& result) {
       100 * result.model_mean_error));
 }
 
+// A full disk does not lose what took minutes to find.
+void WriteConfig(const TuneCommand& command, const std::string& config) {
+  try {
+    WriteResult(command.output, config);
+  } catch (const Failure& failure) {
+    if (!command.shared.json) WriteStdout(config);
+    const std::string where =
+        command.shared.json ? "what was found: " + config : "what was found is on standard output";
+    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), where), failure.exit_code());
+  }
+}
+
 int RunTune(const TuneCommand& command) {
   CheckUsage(command);
   const Model model = OpenNamedModel(command.shared);
@@ -174,22 +186,16 @@ int RunTune(const TuneCommand& command) {
       if (name == "adapter") value = adapter_name;
     }
   }
-  const std::string config = offline::ConfigText(result);
-  try {
-    WriteResult(command.output, config);
-  } catch (const Failure& failure) {
-    if (!command.shared.json) WriteStdout(config);
-    const std::string where =
-        command.shared.json ? "what was found: " + config : "what was found is on standard output";
-    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), where), failure.exit_code());
-  }
+  WriteConfig(command, offline::ConfigText(result));
   const std::string plot = PlotPath(command);
   if (!command.shared.quiet) PrintDoubts(result);
   if (command.shared.json) {
     Json json = TuneJson(result);
     json["path"] = command.output;
-    if (!plot.empty()) json["plot"] = plot;
-    if (!plot.empty()) WriteResult(plot, offline::SvgText(ParetoPlot(result)));
+    if (!plot.empty()) {
+      json["plot"] = plot;
+      WriteResult(plot, offline::SvgText(ParetoPlot(result)));
+    }
     WriteStdout(JsonLine(json));
     return 0;
   }

@@ -172,9 +172,8 @@ std::string TuneText(const TuneResult& result, bool pareto) {
                 ? fmt::format(
                       "  on parts of the text that the search has not seen: KL {}, by budget {}; on all "
                       "parts {}, {}\n",
-                      KlText(solution.held_out_kl), KlText(solution.own_held_out_kl),
-                      KlText((solution.chosen.quality.kl + solution.held_out_kl) / 2),
-                      KlText((solution.own.quality.kl + solution.own_held_out_kl) / 2))
+                      KlText(solution.held_out_kl), KlText(solution.own_held_out_kl), KlText(solution.kl()),
+                      KlText(solution.own_kl()))
                 : "  the text has no second part of that many tokens: nothing was confirmed on another\n";
     text += "  " + BoundText(solution) + "\n";
     text += NeighbourTable(solution);
