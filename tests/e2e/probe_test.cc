@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -87,21 +88,35 @@ TEST_F(Probe, OperationsAreTimedByShape) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("kv")));
 }
 
-TEST_F(Probe, ContextsThatAreLongerTakeLonger) {
+// What scoring takes with the first point's choices, by context.
+std::map<uint32_t, double> ScoringByContext(const std::vector<OperationRow>& rows) {
+  std::map<uint32_t, double> us;
+  for (const OperationRow& row : rows) {
+    std::map<std::string, uint32_t> shape = row.shape;
+    shape["ctx"] = rows.front().shape.at("ctx");
+    if (shape == rows.front().shape && row.operation.find("score") != std::string::npos) {
+      us[row.shape.at("ctx")] += row.us;
+    }
+  }
+  return us;
+}
+
+// All groups of a context are scored: 256 times as many take 15 to 35 times as long here. What else the
+// machine does can add more to either, so one try of some counts; chance alone would hardly give four times.
+TEST_F(Probe, LongerContextsTakeLongerToScore) {
   OperationProbeOptions options = Options();
   options.batches = {1};
-  options.contexts = {256, 16384};
-  const auto rows = offline::ProbeOperations(engine_, options, {});
-  ASSERT_TRUE(rows.ok()) << rows.status().message();
-  double short_us = 0;
-  double long_us = 0;
-  for (const OperationRow& row : *rows) {
-    if (!row.shape.contains("rank") || row.shape.at("k_type") != 3 || row.shape.at("v_type") != 3) continue;
-    if (row.shape.at("index_type") != 5 || row.shape.at("rank") != rows->front().shape.at("rank")) continue;
-    if (row.shape.at("entries") != rows->front().shape.at("entries")) continue;
-    (row.shape.at("ctx") == 256 ? short_us : long_us) += row.us;
+  options.contexts = {256, 65536};
+  std::string measured;
+  for (int i = 0; i < 5; ++i) {
+    const auto rows = offline::ProbeOperations(engine_, options, {});
+    ASSERT_TRUE(rows.ok()) << rows.status().message();
+    std::map<uint32_t, double> us = ScoringByContext(*rows);
+    ASSERT_EQ(us.size(), 2U);
+    if (us[256] > 0 && us[65536] > 4 * us[256]) return;
+    measured += " " + std::to_string(us[256]) + " and " + std::to_string(us[65536]) + " us";
   }
-  EXPECT_GT(long_us, short_us) << "all groups of the context are scored";
+  FAIL() << "256 and 65536 tokens:" << measured;
 }
 
 TEST_F(Probe, WhatCannotBeMeasuredIsSaid) {
