@@ -7,13 +7,13 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "platform/base/units.h"
+#include "platform/io/folder.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/slot_cache.h"
 
@@ -261,16 +261,10 @@ Result<std::vector<std::string>> Words(std::string_view line) {
                 fmt::format("a quote is not closed in the KV options {}", line));
 }
 
-const char* NonEmptyEnvironment(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr && *value != '\0' ? value : nullptr;
-}
-
 }  // namespace
 
 std::string DefaultKvFolder() {
-  if (const char* cache = NonEmptyEnvironment("XDG_CACHE_HOME")) return std::string(cache) + "/kvrun/kv";
-  if (const char* home = NonEmptyEnvironment("HOME")) return std::string(home) + "/.cache/kvrun/kv";
+  if (const auto cache = CacheFolder()) return *cache + "/kv";
   return fmt::format("/var/tmp/kvrun-{}/kv", ::getuid());
 }
 

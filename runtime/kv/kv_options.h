@@ -32,7 +32,7 @@ struct KvSettings {
   std::string version;
 };
 
-// $XDG_CACHE_HOME/kvrun/kv, else ~/.cache/kvrun/kv, else /var/tmp/kvrun-UID/kv.
+// kv in the CacheFolder (platform/io/folder.h), else /var/tmp/kvrun-UID/kv.
 std::string DefaultKvFolder();
 
 // Sets one option by name; the value is written as on the command line. A value that is refused changes

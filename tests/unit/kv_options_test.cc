@@ -293,8 +293,8 @@ TEST(KvOptions, TheFolderIsACacheOfTheUser) {
     const Environment environment("/cache", "/home/a");
     EXPECT_EQ(DefaultKvFolder(), "/cache/kvrun/kv");
   }
-  {
-    const Environment environment("", "/home/a");
+  for (const char* unusable : {"", "relative/is/ignored"}) {
+    const Environment environment(unusable, "/home/a");
     EXPECT_EQ(DefaultKvFolder(), "/home/a/.cache/kvrun/kv");
   }
   const Environment environment(nullptr, nullptr);
