@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace kvrun::offline {
@@ -17,6 +18,8 @@ constexpr int kSweeps = 400;
 constexpr int kRounds = 14;
 constexpr double kUsualError = 0.15;
 constexpr size_t kFewestSamples = 4;
+// Than any sample. They are spread over all that there is to choose: what is said far from them is noise.
+constexpr double kMostBeyond = 10.0;
 
 constexpr std::array kTypes = {KvType::kF16, KvType::kFp8, KvType::kInt8, KvType::kInt4, KvType::kF32};
 
@@ -203,17 +206,33 @@ TimeModel::Row TimeModel::RowOf(const StepSample& sample) const {
   return row;
 }
 
+double TimeModel::DeviceTime(const Row& row) const {
+  return std::inner_product(row.device.begin(), row.device.end(), weights_.begin(), 0.0);
+}
+double TimeModel::StorageTime(const Row& row) const {
+  const auto first = weights_.begin() + static_cast<std::ptrdiff_t>(row.device.size());
+  return std::inner_product(row.storage.begin(), row.storage.end(), first, 0.0);
+}
+
+// Grows with the error as its logarithm: what was disturbed by something else counts little.
+double TimeModel::Loss(const std::vector<Row>& rows) const {
+  double loss = 0.0;
+  for (const Row& row : rows) {
+    const double error = Join(DeviceTime(row), StorageTime(row)) / row.step_ms - 1.0;
+    loss += std::log1p(error * error / (kUsualError * kUsualError));
+  }
+  return loss;
+}
+
 // T is homogeneous: it equals the sum of its terms, each times its weight and times how T changes with A or B
 // (Euler). With those changes as they are now the weights are a least squares problem; errors count relative
-// to the step's time, and the less the farther one is off (something else disturbed the machine).
-void TimeModel::Refine(const std::vector<Row>& rows) {
+// to the step's time, and the less the farther one is off, as in Loss.
+std::vector<double> TimeModel::Refined(const std::vector<Row>& rows) const {
   std::vector<std::vector<double>> x;
   std::vector<double> y;
   for (const Row& row : rows) {
-    double a = 0.0;
-    double b = 0.0;
-    for (size_t i = 0; i < row.device.size(); ++i) a += weights_[i] * row.device[i];
-    for (size_t i = 0; i < row.storage.size(); ++i) b += weights_[row.device.size() + i] * row.storage[i];
+    const double a = DeviceTime(row);
+    const double b = StorageTime(row);
     const double time = std::max(Join(a, b), 1e-9);
     const double error = std::abs(time / row.step_ms - 1.0);
     const double weight = 1.0 / std::hypot(1.0, error / kUsualError) / row.step_ms;
@@ -223,8 +242,21 @@ void TimeModel::Refine(const std::vector<Row>& rows) {
     x.push_back(std::move(terms));
     y.push_back(weight * row.step_ms);
   }
-  const std::vector<double> refined = NonNegativeLeastSquares(x, y, kRidge);
-  for (size_t i = 0; i < weights_.size(); ++i) weights_[i] = (weights_[i] + refined[i]) / 2;
+  return NonNegativeLeastSquares(x, y, kRidge);
+}
+
+// What hardly shows in the samples may get any weight, where the changes are far from what they are here:
+// only steps after which the samples are explained better are taken, shorter ones where the first does not.
+bool TimeModel::Refine(const std::vector<Row>& rows) {
+  const std::vector<double> before = weights_;
+  const std::vector<double> refined = Refined(rows);
+  const double loss = Loss(rows);
+  for (double step = 0.5; step > 0.01; step /= 2) {
+    for (size_t i = 0; i < weights_.size(); ++i) weights_[i] = before[i] + step * (refined[i] - before[i]);
+    if (Loss(rows) < loss) return true;
+  }
+  weights_ = before;
+  return false;
 }
 
 Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const StorageProfile& storage) {
@@ -249,13 +281,21 @@ Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const S
   model.weights_ = NonNegativeLeastSquares(x, std::vector<double>(x.size(), 1.0), kRidge);
   model.weights_.resize(model.weights_.size() + kStorageTerms);
   model.weights_[model.weights_.size() - kStorageTerms] = 1.0;
-  for (int round = 0; round < kRounds; ++round) model.Refine(rows);
+  for (int round = 0; round < kRounds && model.Refine(rows); ++round) {
+  }
+  const auto [shortest, longest] = std::ranges::minmax(samples, {}, &StepSample::step_ms);
+  model.least_ms_ = shortest.step_ms / kMostBeyond;
+  model.most_ms_ = longest.step_ms * kMostBeyond;
   for (const StepSample& sample : samples) {
     const double error = std::abs(model.Predict(sample.point).step_ms / sample.step_ms - 1.0);
     model.max_error_ = std::max(model.max_error_, error);
     model.mean_error_ += error / static_cast<double>(samples.size());
   }
   return model;
+}
+
+double TimeModel::StepTime(const PredictedTime& time) const {
+  return std::clamp(Join(time.model_ms + time.reading_ms, time.storage_ms), least_ms_, most_ms_);
 }
 
 PredictedTime TimeModel::PredictAt(const TimePoint& point, uint32_t sampled_batch) const {
@@ -273,7 +313,7 @@ PredictedTime TimeModel::PredictAt(const TimePoint& point, uint32_t sampled_batc
   for (size_t i = 0; i < kStorageTerms; ++i) {
     time.storage_ms += weights_[n_batches + kTerms + i] * storage[i];
   }
-  time.step_ms = Join(time.model_ms + time.reading_ms, time.storage_ms);
+  time.step_ms = StepTime(time);
   return time;
 }
 
@@ -286,7 +326,7 @@ PredictedTime TimeModel::Predict(const TimePoint& point) const {
   PredictedTime time = PredictAt(point, *above);
   const PredictedTime below = PredictAt(point, *(above - 1));
   time.model_ms = share * time.model_ms + (1 - share) * below.model_ms;
-  time.step_ms = Join(time.model_ms + time.reading_ms, time.storage_ms);
+  time.step_ms = StepTime(time);
   return time;
 }
 

@@ -80,7 +80,8 @@ class TimeModel {
   // kInvalidArgument where there are fewer than 4 samples.
   static Result<TimeModel> Fit(const std::vector<StepSample>& samples, const StorageProfile& storage);
 
-  // Of a batch size that was sampled; others are interpolated between those around them.
+  // Of a batch size that was sampled; others are interpolated between those around them. Nothing is more than
+  // ten times shorter or longer than all samples.
   PredictedTime Predict(const TimePoint& point) const;
   // The largest and the mean error relative to the samples that were fitted.
   double max_error() const { return max_error_; }
@@ -89,12 +90,19 @@ class TimeModel {
  private:
   struct Row;
   Row RowOf(const StepSample& sample) const;
-  void Refine(const std::vector<Row>& rows);
+  double DeviceTime(const Row& row) const;   // A
+  double StorageTime(const Row& row) const;  // B
+  double Loss(const std::vector<Row>& rows) const;
+  std::vector<double> Refined(const std::vector<Row>& rows) const;  // weights
+  bool Refine(const std::vector<Row>& rows);                        // whether there was anything to gain
+  double StepTime(const PredictedTime& time) const;
   PredictedTime PredictAt(const TimePoint& point, uint32_t sampled_batch) const;
 
   StorageModel storage_;
   std::vector<uint32_t> batches_;  // ascending
   std::vector<double> weights_;    // of the batches' constants, A's other terms, B's terms
+  double least_ms_ = 0.0;          // of what is predicted
+  double most_ms_ = 0.0;
   double max_error_ = 0.0;
   double mean_error_ = 0.0;
 };

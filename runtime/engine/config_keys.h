@@ -9,6 +9,8 @@ namespace kvrun {
 inline constexpr std::array<std::string_view, 5> kConfigKeys = {"version", "model", "machine", "kv",
                                                                 "solution"};
 
+inline constexpr double kMaxConfigFigure = 1e12;  // of predicted_ms, measured_ms and kl
+
 struct ConfigOptionKey {
   std::string_view key;     // in the file
   std::string_view option;  // SetKvOption's name

@@ -19,8 +19,6 @@
 namespace kvrun {
 namespace {
 
-constexpr double kMaxFigure = 1e12;
-
 std::string Names(std::span<const std::string_view> names) {
   std::string text;
   for (const std::string_view name : names) text += fmt::format("{}{}", text.empty() ? "" : ", ", name);
@@ -113,8 +111,9 @@ class Section {
     if (node == nullptr) return Status::Ok();
     const std::optional<double> value = node->is_number() ? node->value<double>() : std::nullopt;
     if (!value) return WrongType(key, *node, "a number");
-    if (!(*value >= 0.0 && *value <= kMaxFigure)) {  // written so that NaN fails it
-      return Refuse(*node, fmt::format("{} is {}, which is not from 0 to {:g}", key, *value, kMaxFigure));
+    if (!(*value >= 0.0 && *value <= kMaxConfigFigure)) {  // written so that NaN fails it
+      return Refuse(*node,
+                    fmt::format("{} is {}, which is not from 0 to {:g}", key, *value, kMaxConfigFigure));
     }
     *figure = *value;
     return Status::Ok();

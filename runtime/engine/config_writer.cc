@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "runtime/engine/config_file.h"
@@ -48,7 +47,7 @@ class Writer {
     if (!value.empty()) Key(key, Quoted(value), comment);
   }
   void Figure(std::string_view key, double value, std::string_view comment) {
-    if (std::isfinite(value) && value > 0.0) Key(key, fmt::format("{}", value), comment);
+    if (value > 0.0 && value <= kMaxConfigFigure) Key(key, fmt::format("{}", value), comment);
   }
   void Table(std::string_view header) {
     table_ = header;

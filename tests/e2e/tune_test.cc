@@ -110,7 +110,9 @@ TEST_F(Tune, EachContextAndBatchHasASolution) {
   }
   EXPECT_EQ(settings.size(), 4U);
   EXPECT_EQ(json["checks"].size(), 4U);
-  EXPECT_EQ(ReadConfig(out_)->solutions.size(), 4U);
+  const Result<KvConfig> config = ReadConfig(out_);
+  ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << ReadWholeFile(out_);
+  EXPECT_EQ(config->solutions.size(), 4U);
 }
 
 TEST_F(Tune, AGivenLimitAndATextOfOnePiece) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "runtime/kv/kv_options.h"
@@ -114,13 +115,21 @@ TEST(ConfigFile, BytesThatAreNoTextAreRepaired) {
   config.model =
       "a\xFF"
       "b";
-  config.solutions[0].kl = std::nan("");
   const Result<KvConfig> read = ConfigFromToml(ConfigToToml(config), "c.toml");
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(read->model,
             "a\xEF\xBF\xBD"
             "b");
-  EXPECT_EQ(read->solutions[0].kl, 0.0);
+}
+
+TEST(ConfigFile, FiguresThatWouldBeRefusedAreLeftOut) {
+  for (const double figure : {std::nan(""), std::numeric_limits<double>::infinity(), -1.0, 1.1e12}) {
+    KvConfig config = Example();
+    config.solutions[0].predicted_ms = figure;
+    const Result<KvConfig> read = ConfigFromToml(ConfigToToml(config), "c.toml");
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    EXPECT_EQ(read->solutions[0].predicted_ms, 0.0);
+  }
 }
 
 TEST(ConfigFile, WhatNeedNotBeSaidHasADefault) {

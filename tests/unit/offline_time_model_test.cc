@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -215,6 +216,30 @@ TEST(OfflineTimeModel, FlashThatIsSlowerThanItsRatesIsLearnt) {
   const Errors errors = ErrorsOf(*model, waiting);
   EXPECT_LT(errors.mean, 0.05) << "by the rates alone it would be 0.29";
   EXPECT_LT(errors.worst, 0.25);
+}
+
+// Other programs take the processor: few steps, each of them longer by a factor that says nothing.
+TEST(OfflineTimeModel, NoiseDoesNotRunAway) {
+  const Cases cases = CasesOf({SmolLm2Setting(13), SmolLm2Setting(13, 2)}, ComputeMs);
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 40; ++i) {
+    std::vector<StepSample> samples = cases.samples;
+    std::ranges::shuffle(samples, random);
+    samples.resize(4 + random() % 12);
+    for (StepSample& sample : samples) {
+      sample.step_ms *= std::exp(4.0 * std::generate_canonical<double, 53>(random));
+    }
+    const auto [shortest, longest] = std::ranges::minmax(samples, {}, &StepSample::step_ms);
+    const Result<TimeModel> model = TimeModel::Fit(samples, i % 2 == 0 ? SteadyDisk(2e9) : StorageProfile{});
+    ASSERT_TRUE(model.ok());
+    for (const StepSample& sample : cases.held_out) {
+      const PredictedTime time = model->Predict(sample.point);
+      EXPECT_GE(time.step_ms, shortest.step_ms / 10) << i;
+      EXPECT_LE(time.step_ms, longest.step_ms * 10) << i;
+      EXPECT_LT(time.model_ms + time.reading_ms + time.storage_ms, longest.step_ms * 30)
+          << i << ": the fit's own";
+    }
+  }
 }
 
 TEST(OfflineTimeModel, ABatchBetweenThoseSampledIsInterpolated) {
