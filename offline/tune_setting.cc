@@ -17,12 +17,15 @@ constexpr uint32_t kMaxSequences = KVRUN_MAX_SEQUENCES;
 
 Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
+uint32_t LargestBatch(const TuneOptions& options) {
+  return *std::max_element(options.batches.begin(), options.batches.end());
+}
+
 // Bytes of one sequence at the largest context.
 Result<uint64_t> SequenceBudget(const TuneOptions& options, const KvModelShape& shape) {
   KvSettings settings;
   KVRUN_RETURN_IF_ERROR(SetKvOption("budget", options.budget, &settings));
-  const uint32_t n_batch = *std::max_element(options.batches.begin(), options.batches.end());
-  if (settings.kv.budget_bytes) return *settings.kv.budget_bytes / n_batch;
+  if (settings.kv.budget_bytes) return *settings.kv.budget_bytes / LargestBatch(options);
   const uint32_t n_ctx = *std::max_element(options.contexts.begin(), options.contexts.end());
   const KvShape full{KvType::kF16, 1, shape.n_kv_heads, shape.head_dim, n_ctx};
   return static_cast<uint64_t>(static_cast<double>(full.size_bytes() * shape.n_layers) *
@@ -40,7 +43,48 @@ uint32_t DefaultGroup(const Model& model, const KvStorageOptions& storage, const
   return plan.ok() ? plan->record.group_tokens : kDefaultGroupTokens;
 }
 
+constexpr uint64_t kMaxSequenceBytes = uint64_t{1} << 40;  // far above any need
+
+// Bytes for one of the setting's sequences, to a KiB; more than kMaxSequenceBytes where none suffice.
+uint64_t LeastSequenceBudget(SearchSetting setting) {
+  const auto suffices = [&setting](uint64_t bytes) {
+    setting.budget_bytes = bytes * setting.batch;
+    return BudgetsOwnChoice(setting).ok();
+  };
+  uint64_t most = 1024;
+  while (most <= kMaxSequenceBytes && !suffices(most)) most *= 2;
+  uint64_t least = most / 2;
+  while (most - least > 1024) {
+    const uint64_t middle = RoundUp((least + most) / 2, uint64_t{1024});
+    (suffices(middle) ? most : least) = middle;
+  }
+  return most;
+}
+
+// Where the budget is shared: what one batch size lacks is not what the whole budget lacks.
+Status SharedBudgetTooSmall(const std::vector<SearchSetting>& settings, const SearchSetting& refused,
+                            const Status& status) {
+  uint32_t n_batch = 0;
+  uint64_t least = 0;
+  for (const SearchSetting& setting : settings) {
+    n_batch = std::max(n_batch, setting.batch);
+    least = std::max(least, LeastSequenceBudget(setting));
+  }
+  if (refused.batch == n_batch || least > kMaxSequenceBytes) return status;
+  return {status.code(),
+          fmt::format(
+              "--budget is for {} sequences: {} of them {} {} of it, which is too little at {} tokens of "
+              "context; give {} or more, or leave a batch of {} out",
+              n_batch, refused.batch, refused.batch == 1 ? "has" : "have", FormatBytes(refused.budget_bytes),
+              refused.ctx, fmt::format("{}KiB", least * n_batch / 1024), refused.batch)};
+}
+
 }  // namespace
+
+Status CheckBudget(const std::string& budget) {
+  KvSettings settings;
+  return SetKvOption("budget", budget, &settings);
+}
 
 Status CheckTuneNumbers(const TuneOptions& options) {
   if (options.budget.empty()) return Invalid("no budget is given: --budget BYTES, or a share such as 1/13");
@@ -54,9 +98,8 @@ Status CheckTuneNumbers(const TuneOptions& options) {
                     "no fewer must be there before; take at least {}",
                     shortest, options.n_steps, 2 * options.n_steps));
   }
-  const uint32_t n_batch = *std::max_element(options.batches.begin(), options.batches.end());
   const uint32_t least = *std::min_element(options.batches.begin(), options.batches.end());
-  if (least == 0 || n_batch > kMaxSequences) {
+  if (least == 0 || LargestBatch(options) > kMaxSequences) {
     return Invalid(fmt::format("a batch is of 1 to {} sequences", kMaxSequences));
   }
   if (!(options.kl_limit >= 0.0 && std::isfinite(options.kl_limit))) {
@@ -89,12 +132,15 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
                           .adapter_path = options.adapter_path,
                           .max_rank = adapter ? adapter->layers.front().rank : 0});
       settings.back().default_group_tokens = DefaultGroup(model, storage, settings.back());
-      const Result<SizedCandidate> own = BudgetsOwnChoice(settings.back());
-      if (!own.ok()) {
-        return own.status().WithContext(
-            fmt::format("{} tokens of context, {} sequence{}", n_ctx, batch, batch == 1 ? "" : "s"));
-      }
     }
+  }
+  for (const SearchSetting& setting : settings) {
+    const Result<SizedCandidate> own = BudgetsOwnChoice(setting);
+    if (own.ok()) continue;
+    return SharedBudgetTooSmall(
+        settings, setting,
+        own.status().WithContext(fmt::format("{} tokens of context, {} sequence{}", setting.ctx,
+                                             setting.batch, setting.batch == 1 ? "" : "s")));
   }
   return settings;
 }
