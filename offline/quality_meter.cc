@@ -3,8 +3,38 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "platform/base/units.h"
+#include "platform/io/available_memory.h"
 
 namespace kvrun::offline {
+namespace {
+
+// Of available memory. What else a prefill and a session take is small beside it.
+constexpr double kMemoryShare = 0.8;
+
+}  // namespace
+
+Result<uint64_t> MostPieces(const Engine& engine, uint32_t n_ctx, uint32_t n_steps, uint64_t memory_bytes) {
+  constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+  if (memory_bytes == 0) {
+    if (engine.device().info().kind == "gpu") return kNoLimit;
+    const std::optional<uint64_t> available = AvailableMemoryBytes();
+    if (!available) return kNoLimit;
+    memory_bytes = static_cast<uint64_t>(kMemoryShare * static_cast<double>(*available));
+  }
+  const ModelConfig& config = engine.model().config;
+  const uint64_t piece_bytes =
+      n_ctx * config.KvBytesPerToken(2) + uint64_t{n_steps} * config.n_vocab * sizeof(float);
+  if (piece_bytes <= memory_bytes) return memory_bytes / piece_bytes;
+  return Status(
+      StatusCode::kOutOfMemory,
+      fmt::format("quality is measured against all KV of {} tokens in memory, which takes {}, and {} can "
+                  "be had: tune for a shorter context, or where there is more memory",
+                  n_ctx, FormatBytes(piece_bytes), FormatBytes(memory_bytes)));
+}
 
 Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const QualityMeterOptions& options,
                                                            const OfflineProgress& progress) {
@@ -17,7 +47,10 @@ Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const
   }
   auto meter = std::make_unique<QualityMeter>();
   meter->n_steps_ = options.n_steps;
-  const size_t n_pieces = std::min<size_t>(options.n_pieces, n_ids / options.ctx);
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t most,
+                         MostPieces(engine, options.ctx, options.n_steps, options.memory_bytes));
+  size_t n_pieces = std::min<uint64_t>({options.n_pieces, n_ids / options.ctx, most < 2 ? 2 : most * 2});
+  if (n_pieces > 1) n_pieces -= n_pieces % 2;  // so that what is held out counts as much as the rest
   const size_t first = options.held_out ? 1 : 0;
   const size_t n_taken = (n_pieces - first + 1) / 2;
   for (size_t i = first; i < n_pieces; i += 2) {

@@ -17,16 +17,21 @@ namespace kvrun::offline {
 struct QualityMeterOptions {
   uint32_t ctx = 0;       // tokens of a piece
   uint32_t n_steps = 0;   // of these, the last are fed one by one
-  uint32_t n_pieces = 0;  // of the whole text, as many as it has room for
+  uint32_t n_pieces = 0;  // of the whole text, as many as it has room for; of several an even number
   // Every second of them is for the search, the others are held out; of a single one nothing is.
   bool held_out = false;
   std::span<const TokenId> ids;  // pieces are taken from it, spread evenly; read by Create only
+  uint64_t memory_bytes = 0;     // for the pieces' KV; 0: what is available
 };
+
+// Pieces whose KV (f16) and logits fit into memory at a time. kOutOfMemory where not one does. What a device
+// of its own memory has is not asked: it refuses what does not fit there. `memory_bytes` as above.
+Result<uint64_t> MostPieces(const Engine& engine, uint32_t n_ctx, uint32_t n_steps, uint64_t memory_bytes);
 
 class QualityMeter {
  public:
   // kInvalidArgument where the text is shorter than a piece: the message says by how much. Holds the KV of
-  // all pieces on the device.
+  // all pieces on the device: fewer pieces where memory has no room for more.
   static Result<std::unique_ptr<QualityMeter>> Create(Engine& engine, const QualityMeterOptions& options,
                                                       const OfflineProgress& progress);
 

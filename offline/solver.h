@@ -25,7 +25,7 @@ struct Quality {
 struct Measured {
   SizedCandidate sized;
   Quality quality;
-  double predicted_ms = 0.0;  // as of when it was measured
+  double predicted_ms = 0.0;  // in an answer's `measured`, as of when it was measured
 };
 
 struct SolverInput {

@@ -56,6 +56,7 @@ class Tuner {
   Status Prepare();
   Status ProbeFlash();
   Status SampleSteps();
+  Status SolveContexts();
   Status SolveContext(uint32_t n_ctx);
   Result<std::unique_ptr<QualityMeter>> ReadTexts(uint32_t n_ctx, bool held_out);
   // Adds a solution, but for what Finish adds, and an answer; or what was not reached. `n_left`: of searches
@@ -104,6 +105,7 @@ class Tuner {
     uint64_t total = 0;
   } told_;
   TuneResult result_;
+  size_t n_finished_ = 0;  // of its solutions
   Clock::time_point begin_;
   double search_end_ = 0.0;  // of the context that is looked at, in minutes from begin_
   double context_end_ = 0.0;
@@ -115,6 +117,9 @@ Status Tuner::Prepare() {
                          TuningAdapter(engine_.model(), options_.adapter_path));
   if (adapter) rates_ = HitRates(adapter->reuse);
   KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, adapter));
+  for (const uint32_t n_ctx : Distinct(options_.contexts)) {
+    KVRUN_RETURN_IF_ERROR(MostPieces(engine_, n_ctx, options_.n_steps, options_.memory_bytes).status());
+  }
   // A setting's candidates take some hundred MiB: they are made again when it is solved.
   for (size_t i = 0; i < settings_.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(Tell("planning", i, settings_.size()));
@@ -224,6 +229,10 @@ Status Tuner::Finish(const SolverAnswer& answer, QualityMeter* meter, TuneSoluti
   solution->own_measured_ms = choice.own_measured_ms;
   solution->predicted = Predict(solution->chosen.sized, setting, &solution->chosen.quality);
   solution->own_predicted = Predict(solution->own.sized, setting, &solution->own.quality);
+  // More is known of times now than when they were measured.
+  for (Measured& measured : solution->measured) {
+    measured.predicted_ms = Predict(measured.sized, setting, &measured.quality).step_ms;
+  }
   ExplainSolution([this](const SizedCandidate& sized, const SearchSetting& at,
                          const Quality* quality) { return Predict(sized, at, quality); },
                   solution);
@@ -279,7 +288,8 @@ Result<std::unique_ptr<QualityMeter>> Tuner::ReadTexts(uint32_t n_ctx, bool held
                                     .n_steps = options_.n_steps,
                                     .n_pieces = options_.n_pieces,
                                     .held_out = held_out,
-                                    .ids = options_.ids};
+                                    .ids = options_.ids,
+                                    .memory_bytes = options_.memory_bytes};
   return QualityMeter::Create(engine_, options, progress_);
 }
 
@@ -308,17 +318,41 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
     meter.reset();
     KVRUN_ASSIGN_OR_RETURN(meter, ReadTexts(n_ctx, true));
   }
-  for (size_t k = 0; k < answers.size(); ++k)
+  for (size_t k = 0; k < answers.size(); ++k) {
     KVRUN_RETURN_IF_ERROR(Finish(answers[k], meter.get(), &result_.solutions[first + k]));
+    ++n_finished_;
+  }
   return Status::Ok();
+}
+
+// What is done is not lost to what fails after it.
+Status Tuner::SolveContexts() {
+  Status first = Status::Ok();
+  for (const uint32_t n_ctx : Distinct(options_.contexts)) {
+    const Status status = SolveContext(n_ctx);
+    if (status.ok()) continue;
+    if (status.code() == StatusCode::kCancelled) return status;
+    result_.solutions.erase(result_.solutions.begin() + static_cast<std::ptrdiff_t>(n_finished_),
+                            result_.solutions.end());
+    result_.unreached.push_back(fmt::format("{} tokens of context: {}", n_ctx, status.message()));
+    if (first.ok()) first = status;
+  }
+  if (!result_.solutions.empty()) return Status::Ok();
+  return first.ok() ? Status(StatusCode::kOutOfMemory, result_.unreached.front()) : first;
 }
 
 Status Tuner::CheckPredictions() {
   std::vector<StepPoint> points = InTurns(check_points_);
   points.resize(std::min<size_t>(options_.n_checks, points.size()));
-  KVRUN_ASSIGN_OR_RETURN(result_.checks, steps_->Check(points, [this](uint64_t done, uint64_t total) {
-    return Tell("checking predictions", done, total);
-  }));
+  Result<std::vector<CheckedPoint>> checks = steps_->Check(
+      points, [this](uint64_t done, uint64_t total) { return Tell("checking predictions", done, total); });
+  if (checks.ok()) {
+    result_.checks = *std::move(checks);
+  } else if (checks.status().code() == StatusCode::kCancelled) {
+    return checks.status();
+  } else {
+    result_.unreached.push_back("predictions could not be checked: " + checks.status().message());
+  }
   return Status::Ok();
 }
 
@@ -357,8 +391,7 @@ Result<TuneResult> Tuner::Run() {
   KVRUN_RETURN_IF_ERROR(Prepare());
   KVRUN_RETURN_IF_ERROR(ProbeFlash());
   KVRUN_RETURN_IF_ERROR(SampleSteps());
-  for (const uint32_t n_ctx : Distinct(options_.contexts)) KVRUN_RETURN_IF_ERROR(SolveContext(n_ctx));
-  if (result_.solutions.empty()) return Status(StatusCode::kOutOfMemory, result_.unreached.front());
+  KVRUN_RETURN_IF_ERROR(SolveContexts());
   const StepTimes& times = steps_->times();
   result_.samples = times.SteadySamples();
   result_.model_max_error = times.model().max_error();

@@ -35,6 +35,7 @@ struct TuneOptions {
   uint32_t n_steps = 128;                   // of a piece of text, fed one by one
   uint32_t n_pieces = 4;                    // half of them for the search, half for the final choice
   uint32_t n_checks = 0;                    // random points: predicted beside measured
+  uint64_t memory_bytes = 0;                // for the KV of texts; 0: what is available
   const StorageProfile* storage = nullptr;  // measured before; null: measured now
 };
 
@@ -75,8 +76,9 @@ struct TuneSolution {
 struct TuneResult {
   KvConfig config;
   std::vector<TuneSolution> solutions;  // at least one
-  std::vector<std::string>
-      unreached;  // for which settings a given limit could not be kept, and how near it came
+  // What was asked for and is not there, and why: settings for which a given limit could not be kept,
+  // contexts that failed after others were done, checks of predictions that failed.
+  std::vector<std::string> unreached;
   StorageProfile storage;
   std::vector<StepSample> samples;  // what the time model was fitted to, the machine's drift taken out
   double model_max_error = 0.0;     // of the time model on its samples
@@ -84,12 +86,18 @@ struct TuneResult {
   std::vector<CheckedPoint> checks;
 };
 
+// Whether it is written as a budget is.
+Status CheckBudget(const std::string& budget);
+
 // What can be found wrong before anything long is done: budget, contexts, batches, adapter. Needs no device
 // and no text.
 Status CheckTune(const kvrun_model* model, const TuneOptions& options);
 // Whether the text is long enough for the contexts.
 Status CheckTuneText(const TuneOptions& options);
 
+// Texts are prefilled with all of their KV in memory, up to half of options.n_pieces at a time: kOutOfMemory
+// where not even one of the longest context fits. A context that fails when another one is done does not lose
+// that (TuneResult::unreached); a cancellation does.
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress);
 
 // The file's text (docs/config.md).

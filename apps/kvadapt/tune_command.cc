@@ -50,6 +50,9 @@ struct TuneCommand {
 void CheckUsage(const TuneCommand& command) {
   if (command.budget.empty()) throw UsageError("no budget is given: --budget BYTES, or a share such as 1/13");
   if (command.output.empty()) throw UsageError("name the file to write: -o kvrun.toml");
+  if (const Status status = offline::CheckBudget(command.budget); !status.ok()) {
+    throw UsageError("--budget: " + status.message());
+  }
 }
 
 std::vector<int32_t> ReadIds(const TuneCommand& command, const Model& model) {
@@ -90,7 +93,7 @@ std::optional<offline::StorageProfile> StorageOf(const TuneCommand& command) {
     throw Failure(
         KVRUN_UNSUPPORTED,
         fmt::format("{} was measured on {} with {}, and this is {} with {}: run kvadapt probe here, or "
-                    "leave --profile out",
+                    "leave --device-profile out",
                     command.profile, profile.machine.cpu, profile.machine.storage, here.cpu, here.storage));
   }
   if (profile.storage.rates.empty()) {
@@ -139,7 +142,6 @@ std::string DoubtOf(const offline::TuneSolution& solution) {
 
 // Where what was found is less than what was asked for.
 void PrintDoubts(const offline::TuneResult& result) {
-  for (const std::string& unreached : result.unreached) PrintMessage("note: no solution: " + unreached);
   for (const offline::TuneSolution& solution : result.solutions) {
     if (const std::string doubt = DoubtOf(solution); !doubt.empty()) {
       PrintMessage(
@@ -192,11 +194,9 @@ int RunTune(const TuneCommand& command) {
   if (command.shared.json) {
     Json json = TuneJson(result);
     json["path"] = command.output;
-    if (!plot.empty()) {
-      json["plot"] = plot;
-      WriteResult(plot, offline::SvgText(ParetoPlot(result)));
-    }
-    WriteStdout(JsonLine(json));
+    if (!plot.empty()) json["plot"] = plot;
+    WriteStdout(JsonLine(json));  // first: it is not lost where the plot cannot be written
+    if (!plot.empty()) WriteResult(plot, offline::SvgText(ParetoPlot(result)));
     return 0;
   }
   WriteStdout(TuneText(result, command.pareto) + fmt::format("{}: for kvrun --config, {} solution{}\n",
@@ -224,7 +224,7 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Number(
       "--quality-floor", &command->kl_limit, 0.0F, 100.0F,
       "the greatest mean KL to full attention that is accepted, in nats (default 0: less than what kvrun "
-      "chooses from the budget alone has)");
+      "chooses from the budget alone has, or less than 0.0001)");
   set->TextList("-f,--file", &command->files, "TEXT",
                 "texts to measure quality on: files, folders, - (default: texts that come with Debian)");
   set->Text(
@@ -234,7 +234,7 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Text("--kv-dir", &command->folder, "FOLDER",
             "a folder on flash (default: in the user's cache folder)");
   set->Flag("--kv-tmpfs", &command->tmpfs, "--kv-dir may lie in memory, for tests");
-  set->Text("--profile", &command->profile, "FILE",
+  set->Text("--device-profile", &command->profile, "FILE",
             "what kvadapt probe found of the storage (default: measured now, in an instant)");
   set->Number("--minutes", &command->minutes, 0.01F, 1440.0F, "how long to search, about (default 7)");
   set->Flag("--pareto", &command->pareto,

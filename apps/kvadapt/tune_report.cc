@@ -60,7 +60,8 @@ std::string NeighbourTable(const TuneSolution& solution) {
 }
 
 std::string FrontTable(const TuneSolution& solution) {
-  std::string text = fmt::format("  front of {} measured points\n", solution.measured.size());
+  std::string text =
+      fmt::format("  front of the {} points measured, with predicted times\n", solution.measured.size());
   for (const FrontPoint& point : FrontOf(solution)) {
     text += fmt::format("    {:>7.2f} ms  KL {}  {}\n", point.step_ms, KlText(point.kl),
                         offline::OptionLine(solution.measured[point.index].sized.options));
@@ -180,6 +181,7 @@ std::string TuneText(const TuneResult& result, bool pareto) {
     if (pareto) text += FrontTable(solution);
   }
   if (!result.checks.empty()) text += CheckTable(result);
+  for (const std::string& unreached : result.unreached) text += unreached + "\n";
   return text +
          fmt::format(
              "times are predicted from {} sampled steps, which they fit within {:.1f} % (mean {:.1f})\n",
@@ -195,6 +197,7 @@ Json TuneJson(const TuneResult& result) {
     point["options"] = OptionsJson(check.options);
     point["predicted_ms"] = check.predicted_ms;
     point["slowness"] = check.slowness;
+    point["hit_rate"] = check.repeated_share;
     checks.push_back(std::move(point));
   }
   Json samples = Json::array();

@@ -1,4 +1,6 @@
 // kvadapt tune as a program, on the tiny trained model: a config that kvrun takes, and what is refused.
+#include "offline/tune.h"
+
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,8 +15,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "offline/quality_meter.h"
+#include "runtime/capi/handles.h"
 #include "runtime/engine/config_file.h"
 #include "runtime/model/gguf.h"
+#include "tests/support/engine_fixture.h"
 #include "tests/support/real_program.h"
 #include "tests/support/reference_files.h"
 #include "tests/support/tiny_model_file.h"
@@ -73,6 +78,8 @@ TEST_F(Tune, WritesAConfigThatKvrunTakes) {
   }
   ASSERT_EQ(json["solutions"].size(), 1U);
   const Json& solution = json["solutions"][0];
+  EXPECT_EQ(solution["own"]["predicted_ms"], solution["measured"][0]["predicted_ms"])
+      << "the first point measured is kvrun's own choice";
   const auto mean_kl = [&](const char* point, const char* held_out) {
     return (solution[point]["kl"].get<double>() + solution[held_out].get<double>()) / 2;
   };
@@ -113,6 +120,108 @@ TEST_F(Tune, EachContextAndBatchHasASolution) {
   const Result<KvConfig> config = ReadConfig(out_);
   ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << ReadWholeFile(out_);
   EXPECT_EQ(config->solutions.size(), 4U);
+}
+
+// Through the library, with an engine of its own.
+class TuneCalls : public Tune {
+ protected:
+  void SetUp() override {
+    Tune::SetUp();
+    if (IsSkipped()) return;
+    ASSERT_EQ(kvrun_model_open(model_.c_str(), &handle_), KVRUN_OK) << kvrun_last_error();
+    kvrun_engine_options options = EngineOptionsHere();
+    options.device = "host";
+    ASSERT_EQ(kvrun_engine_create(handle_, &options, &engine_), KVRUN_OK) << kvrun_last_error();
+    options_.budget = "340KiB";
+    options_.contexts = {256};
+    options_.batches = {1};
+    options_.ids = TokensOf(5000);
+    options_.folder = folder_.Path("kv");
+    options_.allow_tmpfs = true;
+    options_.minutes = 0.05;
+    options_.n_steps = 64;
+  }
+  void TearDown() override {
+    kvrun_engine_destroy(engine_);
+    kvrun_model_close(handle_);
+  }
+  std::vector<TokenId> TokensOf(size_t count) const {
+    std::vector<TokenId> ids =
+        handle_->model->tokenizer->Encode(ReadWholeFile(text_).substr(20000, 8 * count), {}).value();
+    ids.resize(std::min(ids.size(), count));
+    return ids;
+  }
+
+  kvrun_model* handle_ = nullptr;
+  kvrun_engine* engine_ = nullptr;
+  offline::TuneOptions options_;
+};
+
+TEST_F(TuneCalls, ASharedBudgetThatIsTooSmallSaysWhatSuffices) {
+  options_.budget = "500KiB";
+  options_.batches = {1, 4};
+  const Status status = offline::CheckTune(handle_, options_);
+  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory);
+  EXPECT_NE(status.message().find("--budget is for 4 sequences: 1 of them has 125.0 KiB"), std::string::npos)
+      << status.message();
+  const size_t at = status.message().find("give ");
+  ASSERT_NE(at, std::string::npos);
+  const uint64_t kib = std::stoul(status.message().substr(at + 5));
+  EXPECT_GT(kib, 500U);
+  const auto with = [&](uint64_t budget_kib) {
+    options_.budget = std::to_string(budget_kib) + "KiB";
+    return offline::CheckTune(handle_, options_);
+  };
+  EXPECT_TRUE(with(kib).ok()) << with(kib).message();
+  EXPECT_FALSE(with(kib - 8).ok()) << "the least, to a KiB of each sequence";
+}
+
+TEST_F(TuneCalls, TextsThatDoNotFitIntoMemoryAreFewerOrRefused) {
+  const uint64_t piece_bytes = 256 * handle_->model->config.KvBytesPerToken(2) +
+                               uint64_t{64} * handle_->model->config.n_vocab * sizeof(float);
+  offline::QualityMeterOptions options{
+      .ctx = 256, .n_steps = 64, .n_pieces = 4, .ids = options_.ids, .memory_bytes = 2 * piece_bytes};
+  const auto n_pieces = [&] {
+    const auto meter = offline::QualityMeter::Create(*engine_->engine, options, {});
+    return meter.ok() ? (*meter)->n_pieces() : 0;
+  };
+  EXPECT_EQ(n_pieces(), 2U);
+  options.memory_bytes -= 1;
+  EXPECT_EQ(n_pieces(), 1U);
+  options.memory_bytes = 0;
+  EXPECT_EQ(n_pieces(), 2U);
+  options.ids = options.ids.first(3 * 256);
+  EXPECT_EQ(n_pieces(), 1U) << "of three pieces one is not looked at: else it would count twice";
+  options_.memory_bytes = piece_bytes - 1;
+  const auto refused = offline::Tune(engine_, options_, {});
+  EXPECT_EQ(refused.status().code(), StatusCode::kOutOfMemory);
+  EXPECT_NE(refused.status().message().find("all KV of 256 tokens in memory"), std::string::npos)
+      << refused.status().message();
+}
+
+TEST_F(TuneCalls, WhatIsDoneIsNotLostToWhatFailsAfterIt) {
+  options_.budget = "600KiB";
+  options_.contexts = {256, 512};
+  options_.n_checks = 2;
+  // No file can be made in the folder from there on.
+  const auto break_folder = [&](const std::string& what, uint64_t, uint64_t) {
+    if (what != "searching, 512 tokens x 1") return false;
+    std::filesystem::remove_all(folder_.Path("kv"));
+    folder_.Write("kv", "no folder");
+    return false;
+  };
+  const auto result = offline::Tune(engine_, options_, break_folder);
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  ASSERT_EQ(result->config.solutions.size(), 1U);
+  EXPECT_EQ(result->config.solutions[0].ctx, 256U);
+  EXPECT_TRUE(result->checks.empty());
+  ASSERT_EQ(result->unreached.size(), 2U);
+  EXPECT_TRUE(result->unreached[0].starts_with("512 tokens of context: ")) << result->unreached[0];
+  EXPECT_TRUE(result->unreached[1].starts_with("predictions could not be checked: ")) << result->unreached[1];
+  std::filesystem::remove(folder_.Path("kv"));
+  const auto cancelled =
+      offline::Tune(engine_, options_, [](const std::string&, uint64_t, uint64_t) { return true; });
+  EXPECT_EQ(cancelled.status().code(), StatusCode::kCancelled) << cancelled.status().message();
 }
 
 TEST_F(Tune, AGivenLimitAndATextOfOnePiece) {
@@ -170,7 +279,7 @@ TEST_F(Tune, WhatCannotBeTunedIsOneMessage) {
   } cases[] = {
       {{"-f", text_}, "100KiB", "does not suffice"},
       {{"-f", text_}, "1/2", "does not suffice"},
-      {{"-f", text_}, "some", "budget"},
+      {{"-f", text_, "--batch", "1,4"}, "700KiB", "--budget is for 4 sequences"},
       {{"-f", few}, "340KiB", "too few to measure quality"},
   };
   for (const auto& one : cases) {

@@ -39,6 +39,11 @@ std::string OptionLine(const NamedKvOptions& options) {
   return line;
 }
 
+Status CheckBudget(const std::string& budget) {
+  if (budget != "3 fortnights") return Status::Ok();
+  return {StatusCode::kInvalidArgument, "the toy knows no fortnights"};
+}
+
 Status CheckTune(const kvrun_model*, const TuneOptions& options) {
   if (options.budget != "nothing") return Status::Ok();
   return {StatusCode::kOutOfMemory, "the toy's budget does not suffice"};
