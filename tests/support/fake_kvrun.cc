@@ -2,9 +2,9 @@
 // deterministic and needs neither a file nor a device. What it does wrong is chosen by the model's path:
 //   missing, corrupt       kvrun_model_open fails         nobos        the file asks for no BOS
 //   nodevice               kvrun_engine_create fails      nochat       the chat form is unknown
-//   small                  trained with 64 tokens         slow         loading, prefill and decoding take a
-//   while devicefail             feeding fails                  transcript   answers with its whole context
-//   endless                generates forever
+//   small                  trained with 64 tokens         slow         loading, prefill, decoding take time
+//   devicefail             feeding fails                  transcript   answers with its whole context
+//   endless                generates for long             loud         says on standard error that it decodes
 // Tokens 0..255 are bytes; the control tokens follow.
 #include "tests/support/fake_kvrun.h"
 
@@ -12,6 +12,7 @@
 #include <kvrun/kvrun.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -143,7 +144,9 @@ kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, c
 }
 
 uint32_t kvrun_model_vocab_size(const kvrun_model*) { return kVocabSize; }
-uint32_t kvrun_model_context_train(const kvrun_model* model) { return model->Is("small") ? 64 : 4096; }
+uint32_t kvrun_model_context_train(const kvrun_model* model) {
+  return model->Is("small") ? 64 : model->Is("endless") ? 1U << 20 : 4096;
+}
 int kvrun_model_adds_bos(const kvrun_model* model) { return model->Is("nobos") ? 0 : 1; }
 int kvrun_model_is_end_of_generation(const kvrun_model*, int32_t token) { return token == kEnd; }
 
@@ -317,6 +320,7 @@ struct Generator {
 
   void Run(uint32_t id, Sequence& sequence) {
     reply = Reply(*session, sequence, *options);
+    if (session->engine->model->Is("loud")) std::fputs("the toy decodes\n", stderr);
     size_t stop = std::string::npos;
     for (size_t i = 0; i < options->n_stop; ++i) stop = std::min(stop, reply.find(options->stop[i]));
     for (size_t i = 0;; ++i) {

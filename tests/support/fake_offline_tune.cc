@@ -1,5 +1,5 @@
 // In place of offline/'s tuning, for the program over the toy library: says what it was asked for in the
-// model's name of the config, and finds one solution; with a slow model in two seconds, if nothing ends it.
+// model's name of the config, and finds one solution; with a slow model in minutes, if nothing ends it.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -52,7 +52,7 @@ Status CheckTune(const kvrun_model*, const TuneOptions& options) {
 Status CheckTuneText(const TuneOptions&) { return Status::Ok(); }
 
 Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const OfflineProgress& progress) {
-  const int n_turns = engine->model->Is("slow") ? 100 : 1;
+  const int n_turns = engine->model->Is("slow") ? 20000 : 1;
   for (int i = 0; i < n_turns; ++i) {
     if (n_turns > 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (progress("searching", 1, 2)) return Status(StatusCode::kCancelled, "cancelled");

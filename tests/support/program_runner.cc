@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ namespace kvrun {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{5};
-constexpr int kPolls = 2000;
+constexpr std::chrono::seconds kPatience{120};  // a loaded machine may stop any process for long
 constexpr const char* kShell = "/bin/sh";
 
 std::vector<char*> Pointers(const std::vector<std::string>& texts) {
@@ -96,14 +97,34 @@ RunningProgram::~RunningProgram() {
   (void)Finish();
 }
 
-bool RunningProgram::WaitForOutput(const std::string& text) const {
-  for (int i = 0; i < kPolls; ++i) {
-    for (const std::string& path : {stdout_path_, folder_.Path("err")}) {
-      if (ReadWholeFile(path).find(text) != std::string::npos) return true;
-    }
+bool RunningProgram::HasEnded() const {
+  siginfo_t info = {};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid != 0;
+}
+
+bool RunningProgram::WaitUntil(const std::function<bool()>& holds) const {
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (true) {
+    const bool is_last = HasEnded() || std::chrono::steady_clock::now() >= end;
+    if (holds()) return true;
+    if (is_last) return false;
     std::this_thread::sleep_for(kPoll);
   }
-  return false;
+}
+
+bool RunningProgram::WaitForOutput(const std::string& text) const {
+  return WaitUntil([&] {
+    return ReadWholeFile(stdout_path_).find(text) != std::string::npos ||
+           ReadWholeFile(folder_.Path("err")).find(text) != std::string::npos;
+  });
+}
+
+bool RunningProgram::WaitForRead() const {
+  return WaitUntil([&] {
+    int n_bytes = 0;
+    return ::ioctl(stdin_fd_, FIONREAD, &n_bytes) == 0 && n_bytes == 0;
+  });
 }
 
 void RunningProgram::Signal(int number) const { ::kill(pid_, number); }

@@ -50,8 +50,11 @@ class RunningProgram {
   RunningProgram(const RunningProgram&) = delete;
   RunningProgram& operator=(const RunningProgram&) = delete;
 
-  // Waits, for at most ten seconds, until its standard output or error contains `text`.
+  // Waits until its standard output or error contains `text`. False if it ended without, or after two
+  // minutes.
   bool WaitForOutput(const std::string& text) const;
+  // The same, until it has read all that was typed.
+  bool WaitForRead() const;
   pid_t pid() const { return pid_; }
   const std::string& stdout_path() const { return stdout_path_; }
   void Signal(int number) const;
@@ -59,6 +62,9 @@ class RunningProgram {
   ProgramResult Finish();
 
  private:
+  bool HasEnded() const;
+  bool WaitUntil(const std::function<bool()>& holds) const;
+
   TemporaryFolder folder_;
   std::string stdout_path_;
   pid_t pid_ = -1;

@@ -1,6 +1,7 @@
 // What "auto" opens, measures, keeps and says. The CPU stands for the GPU where something is computed.
 #include "runtime/engine/auto_device.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -214,6 +215,8 @@ TEST(DeviceTrial, AnyNumberOfLayersIsTimedAndAllIsGivenBack) {
   }
 }
 
+// 16 times the layers, 300 times the vocabulary. What else the machine does adds to either time and halves a
+// ratio easily, so one try of some counts; chance alone would hardly give three times.
 TEST(DeviceTrial, MoreLayersAndAWiderVocabularyTakeLonger) {
   const TemporaryFolder folder;
   const auto device = OrDie(OpenDevice({.device = "host", .n_threads = 1}));
@@ -225,12 +228,19 @@ TEST(DeviceTrial, MoreLayersAndAWiderVocabularyTakeLonger) {
     const auto model = OrDie(MakeSyntheticModel(shape, n_layers, folder.Path("weights")));
     return OrDie(MeasureDevice(*model, *device, {}));
   };
-  const DeviceTimes small = measure(4, 300);
-  const DeviceTimes deep = measure(64, 300);
-  const DeviceTimes wide = measure(4, 100'000);  // more than the trial computes
-  EXPECT_GT(deep.decode_us, 3 * small.decode_us);
-  EXPECT_GT(deep.prefill_us, 3 * small.prefill_us);
-  EXPECT_GT(wide.decode_us, 3 * small.decode_us);
+  std::string measured;
+  for (int i = 0; i < 5; ++i) {
+    const DeviceTimes small = measure(4, 300);
+    const DeviceTimes deep = measure(64, 300);
+    const DeviceTimes wide = measure(4, 100'000);  // more than the trial computes
+    if (deep.decode_us > 3 * small.decode_us && deep.prefill_us > 3 * small.prefill_us &&
+        wide.decode_us > 3 * small.decode_us) {
+      return;
+    }
+    measured += fmt::format("; prefill {} {}, decode {} {} {} us", small.prefill_us, deep.prefill_us,
+                            small.decode_us, deep.decode_us, wide.decode_us);
+  }
+  FAIL() << "small, deep, wide" << measured;
 }
 
 }  // namespace

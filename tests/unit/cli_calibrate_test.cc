@@ -118,7 +118,7 @@ TEST_F(CliCalibrate, WithoutReuseRatesTheOldAdapterStaysAsItWas) {
   EXPECT_EQ(Written(), "old");
   EXPECT_PRED2(Contains, ReadWholeFile(unrated), "kind query-centred");
 
-  const std::string text = folder_.Write("text", std::string(1000, 'x'));
+  const std::string text = folder_.Write("text", std::string(10000, 'x'));
   RunningProgram program(KVADAPT_FAKE_PROGRAM,
                          Arguments("idle", {"-f", text, "--kind", "plain", "--progress", "always"}), {});
   ASSERT_TRUE(program.WaitForOutput("evaluating (reuse rates)"));
@@ -275,7 +275,7 @@ TEST_F(CliCalibrate, ProgressIsShown) {
 
 TEST_F(CliCalibrate, CtrlCKeepsWhatTheSameCommandGoesOnFrom) {
   const std::string partial = out_ + ".partial";
-  const std::string text = folder_.Write("text", std::string(1000, 'x'));
+  const std::string text = folder_.Write("text", std::string(10000, 'x'));
   RunningProgram program(KVADAPT_FAKE_PROGRAM, Arguments("slow", {"-f", text, "--progress", "always"}), {});
   ASSERT_TRUE(program.WaitForOutput("token/s"));
   program.Signal(SIGINT);
@@ -284,16 +284,16 @@ TEST_F(CliCalibrate, CtrlCKeepsWhatTheSameCommandGoesOnFrom) {
   EXPECT_PRED2(Contains, result.err, "kvadapt: interrupted; the same command goes on from " + partial + "\n");
   EXPECT_FALSE(std::filesystem::exists(out_));
   ASSERT_TRUE(std::filesystem::exists(partial));
-  folder_.Write("adapter.gguf.partial", "990");
+  folder_.Write("adapter.gguf.partial", "9990");
   const ProgramResult second = Run({"-f", text, "--progress", "always"});
   EXPECT_EQ(second.exit_code, 0);
   EXPECT_PRED2(Contains, second.err, "kvadapt: note: going on from " + partial + "\n");
-  EXPECT_PRED2(Contains, second.err, "calibrating: 990 of 1000, 99 %\n");
+  EXPECT_PRED2(Contains, second.err, "calibrating: 9990 of 10000, 99 %\n");
   EXPECT_FALSE(std::filesystem::exists(partial));
-  folder_.Write("adapter.gguf.partial", "990");
+  folder_.Write("adapter.gguf.partial", "9990");
   const ProgramResult anew = Run({"-f", text, "--restart", "--progress", "always"});
   EXPECT_PRED2(Contains, anew.err, "note: starting anew");
-  EXPECT_PRED2(Contains, anew.err, "calibrating: 0 of 1000");
+  EXPECT_PRED2(Contains, anew.err, "calibrating: 0 of 10000");
 }
 
 // What is left is told from what this run did, not from what came with the checkpoint.
