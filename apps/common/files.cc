@@ -65,6 +65,11 @@ mode_t CreationMode() {
   return static_cast<mode_t>(0666) & ~mask;
 }
 
+[[noreturn]] void ThrowCannotWrite(const std::string& path, int error_number) {
+  if (error_number == EPIPE) throw OutputClosed();
+  throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write {}: {}", path, Reason(error_number)));
+}
+
 }  // namespace
 
 void GuardStandardStreams() {
@@ -104,6 +109,18 @@ void PrintMessage(std::string_view message) {
 
 void WriteStderr(std::string_view text) { (void)WriteAll(STDERR_FILENO, text.data(), text.size()); }
 
+void CheckWritable(const std::string& path) {
+  struct stat facts = {};
+  if (::stat(path.c_str(), &facts) != 0 || S_ISREG(facts.st_mode)) {
+    const ResultFile beside(path);
+    return;
+  }
+  // What opening it to write would say.
+  if (S_ISDIR(facts.st_mode)) ThrowCannotWrite(path, EISDIR);
+  if (S_ISSOCK(facts.st_mode)) ThrowCannotWrite(path, ENXIO);
+  if (::access(path.c_str(), W_OK) != 0) ThrowCannotWrite(path, errno);
+}
+
 ResultFile::ResultFile(const std::string& path) : path_(path), target_(path) {
   struct stat facts = {};
   const bool exists = ::stat(path.c_str(), &facts) == 0;
@@ -138,9 +155,6 @@ void ResultFile::Commit() {
   temporary_path_.clear();
 }
 
-void ResultFile::Fail(int error_number) const {
-  if (error_number == EPIPE) throw OutputClosed();
-  throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write {}: {}", path_, Reason(error_number)));
-}
+void ResultFile::Fail(int error_number) const { ThrowCannotWrite(path_, error_number); }
 
 }  // namespace kvrun::cli

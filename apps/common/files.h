@@ -26,6 +26,10 @@ void SetProgramName(const std::string& name);
 void PrintMessage(std::string_view message);
 void WriteStderr(std::string_view text);
 
+// Throws where a ResultFile of this path could not be written, and leaves nothing. What is not a regular file
+// is not opened: whoever reads a pipe would see it end.
+void CheckWritable(const std::string& path);
+
 // A result file that appears under its name only when it is complete: it is written beside it first. What is
 // not a regular file (/dev/stdout, a pipe) is written directly.
 class ResultFile {

@@ -73,7 +73,7 @@ void CheckOutputs(const std::vector<std::string>& outputs, const std::vector<std
       throw UsageError(fmt::format("{} would hold two results: name two files", outputs[i]));
     }
   }
-  for (const std::string& output : outputs) const ResultFile beside(output);
+  for (const std::string& output : outputs) CheckWritable(output);
 }
 
 void WriteResult(const std::string& path, const std::string& text) {

@@ -42,44 +42,40 @@ void CheckUsage(const ProbeOptions& options) {
   }
 }
 
-// The files of results. Making one of these finds what cannot be written.
-struct Outputs {
-  struct Drawing {
-    ResultFile file;
-    offline::Plot (*plot)(const offline::DeviceProfile&);
-  };
-  std::unique_ptr<ResultFile> profile;
-  std::vector<std::unique_ptr<Drawing>> drawings;
-  std::vector<std::string> paths;
-
-  explicit Outputs(const ProbeOptions& options) {
-    if (!options.output.empty()) {
-      profile = std::make_unique<ResultFile>(options.output);
-      paths.push_back(options.output);
-    }
-    if (options.plot.empty()) return;
-    if (!options.device_only) {
-      Draw(options.plot + "-storage.svg", StoragePlot);
-      Draw(options.plot + "-modes.svg", ModePlot);
-    }
-    if (!options.storage_only) Draw(options.plot + "-operations.svg", OperationPlot);
-  }
-
-  void Write(const offline::DeviceProfile& measured) {
-    if (profile != nullptr) Write(profile.get(), offline::ProfileToJson(measured));
-    for (const auto& drawing : drawings) Write(&drawing->file, offline::SvgText(drawing->plot(measured)));
-  }
-
- private:
-  void Draw(const std::string& path, offline::Plot (*plot)(const offline::DeviceProfile&)) {
-    drawings.push_back(std::unique_ptr<Drawing>(new Drawing{ResultFile(path), plot}));
-    paths.push_back(path);
-  }
-  static void Write(ResultFile* file, const std::string& text) {
-    file->Write(text.data(), text.size());
-    file->Commit();
-  }
+struct Output {
+  std::string path;
+  offline::Plot (*plot)(const offline::DeviceProfile&) = nullptr;  // null: the profile itself
 };
+
+std::vector<Output> OutputsOf(const ProbeOptions& options) {
+  std::vector<Output> outputs;
+  if (!options.output.empty()) outputs.push_back({options.output});
+  if (options.plot.empty()) return outputs;
+  if (!options.device_only) {
+    outputs.push_back({options.plot + "-storage.svg", StoragePlot});
+    outputs.push_back({options.plot + "-modes.svg", ModePlot});
+  }
+  if (!options.storage_only) outputs.push_back({options.plot + "-operations.svg", OperationPlot});
+  return outputs;
+}
+
+std::vector<std::string> PathsOf(const std::vector<Output>& outputs) {
+  std::vector<std::string> paths;
+  for (const Output& output : outputs) paths.push_back(output.path);
+  return paths;
+}
+
+// All can be made before one is there.
+void Write(const std::vector<Output>& outputs, const offline::DeviceProfile& measured) {
+  std::vector<std::unique_ptr<ResultFile>> files;
+  for (const Output& output : outputs) files.push_back(std::make_unique<ResultFile>(output.path));
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string text = outputs[i].plot == nullptr ? offline::ProfileToJson(measured)
+                                                        : offline::SvgText(outputs[i].plot(measured));
+    files[i]->Write(text.data(), text.size());
+    files[i]->Commit();
+  }
+}
 
 offline::StorageProbeOptions StorageOptions(const ProbeOptions& options) {
   return {.folder = options.folder,
@@ -129,17 +125,14 @@ int RunProbe(const ProbeOptions& options) {
   std::optional<Model> model;
   if (!options.storage_only) model = OpenNamedModel(options.shared);
   Check(offline::CheckStorage(StorageOptions(options)));
-  {  // not kept: who is killed while measuring leaves nothing behind
-    const Outputs tried(options);
-    CheckOutputs(tried.paths, {options.shared.model});
-  }
+  const std::vector<Output> outputs = OutputsOf(options);
+  CheckOutputs(PathsOf(outputs), {options.shared.model});
   Progress progress(ProgressModeOf(options.shared));
   std::optional<LoadedEngine> loaded;
   if (model) loaded = LoadEngine(*model, options.shared, &progress);
   const offline::DeviceProfile profile = Measure(options, loaded ? loaded->engine.get() : nullptr, &progress);
-  Outputs outputs(options);
-  outputs.Write(profile);
-  Report(options, profile, outputs.paths);
+  Write(outputs, profile);
+  Report(options, profile, PathsOf(outputs));
   return 0;
 }
 

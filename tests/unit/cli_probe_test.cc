@@ -1,6 +1,8 @@
 // kvadapt probe: what reaches offline/, and what is said of its answer.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -171,6 +173,8 @@ TEST_F(CliProbe, WhatCannotBeDoneFailsBeforeAnythingIsMeasured) {
   }
   EXPECT_EQ(Run({"-m", "toy", "--kv-dir", "/memory", "--kv-tmpfs"}).exit_code, 0);
   EXPECT_EQ(FilesInFolder(), 0U);
+      {{"-m", "toy", "-o", folder_.Path(".") + "/"},
+       "kvadapt: cannot write " + folder_.Path(".") + "/: Is a directory\n"},
 }
 
 TEST_F(CliProbe, FailuresAreOneLineAndLeaveNoFile) {
@@ -186,6 +190,19 @@ TEST_F(CliProbe, FailuresAreOneLineAndLeaveNoFile) {
     const ProgramResult result = Run(all);
     EXPECT_EQ(result.exit_code, 1) << status;
     EXPECT_EQ(Json::parse(result.out)["error"]["status"], status) << result.out;
+// A pipe is opened once: a reader takes the first end of it for the end of all.
+TEST_F(CliProbe, APipeGetsTheProfile) {
+  const std::string pipe = folder_.Path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const ProgramResult result = RunShell(fmt::format(
+      "timeout 120 cat {0} & timeout 120 {1} probe --storage-only -q -o {0} >{2}; echo $? >&2; wait", pipe,
+      ShellWords(KVADAPT_FAKE_PROGRAM), folder_.Path("table")));
+  EXPECT_EQ(result.err, "0\n");
+  const auto profile = offline::ProfileFromJson(result.out);
+  ASSERT_TRUE(profile.ok()) << profile.status().message() << result.out;
+  EXPECT_EQ(profile->storage.rates.size(), 12U);
+}
+
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
   EXPECT_EQ(FilesInFolder(), 0U);
