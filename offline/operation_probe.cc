@@ -1,9 +1,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
+#include "offline/fitting_points.h"
 #include "offline/probe.h"
 #include "platform/base/units.h"
 #include "runtime/capi/handles.h"
@@ -170,29 +170,31 @@ Result<BenchmarkResult> Measure(Engine& engine, const Point& point, const Operat
 
 }  // namespace
 
-Result<std::vector<OperationRow>> ProbeOperations(kvrun_engine* engine, const OperationProbeOptions& options,
-                                                  const OfflineProgress& progress) {
+Result<OperationProfile> ProbeOperations(kvrun_engine* engine, const OperationProbeOptions& options,
+                                         const OfflineProgress& progress) {
   KVRUN_RETURN_IF_ERROR(CheckOptions(engine, options));
   const std::vector<Point> points = PointsOf(options, engine->engine->model().config.kv_dim());
-  std::vector<OperationRow> rows;
+  std::vector<NamedPoint> named;
   for (size_t i = 0; i < points.size(); ++i) {
-    const auto note = [&](uint64_t, uint64_t) {
-      return progress && progress("operations", i, points.size());
+    const auto measure = [&, i]() -> Result<std::vector<OperationRow>> {
+      const auto note = [&](uint64_t, uint64_t) {
+        return progress && progress("operations", i, points.size());
+      };
+      if (note(0, 0)) return Status(StatusCode::kCancelled, "the measurement of operations was cancelled");
+      KVRUN_ASSIGN_OR_RETURN(const BenchmarkResult result,
+                             Measure(*engine->engine, points[i], options, note));
+      return MedianRows(result, ShapeOf(points[i], result));
     };
-    if (note(0, 0)) return Status(StatusCode::kCancelled, "the measurement of operations was cancelled");
-    const Result<BenchmarkResult> result = Measure(*engine->engine, points[i], options, note);
-    if (!result.ok() && result.status().code() == StatusCode::kCancelled) return result.status();
-    if (!result.ok()) {
-      return result.status().WithContext(fmt::format("measuring {} sequences of {} tokens with {}",
-                                                     points[i].batch, points[i].ctx, points[i].options));
-    }
-    std::ranges::move(MedianRows(*result, ShapeOf(points[i], *result)), std::back_inserter(rows));
+    named.push_back(
+        {fmt::format("{} sequences of {} tokens with {}", points[i].batch, points[i].ctx, points[i].options),
+         measure});
   }
-  if (rows.empty()) {
+  KVRUN_ASSIGN_OR_RETURN(OperationProfile profile, MeasureWhatFits(named));
+  if (profile.rows.empty()) {
     return Status(StatusCode::kUnsupported, "the device times no operations: its driver has no timestamps");
   }
   if (progress) progress("operations", points.size(), points.size());
-  return rows;
+  return profile;
 }
 
 }  // namespace kvrun::offline

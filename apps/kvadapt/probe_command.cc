@@ -83,32 +83,41 @@ offline::StorageProbeOptions StorageOptions(const ProbeOptions& options) {
           .budget_seconds = static_cast<double>(options.storage_seconds)};
 }
 
-offline::DeviceProfile Measure(const ProbeOptions& options, kvrun_engine* engine, Progress* progress) {
+struct Measured {
   offline::DeviceProfile profile;
+  std::vector<std::string> skipped;  // points that did not fit
+};
+
+Measured Measure(const ProbeOptions& options, kvrun_engine* engine, Progress* progress) {
+  Measured measured;
+  offline::DeviceProfile& profile = measured.profile;
   profile.machine = Value(offline::IdentifyMachine(engine, options.folder));
   if (!options.device_only) {
     profile.storage = Value(offline::ProbeStorage(StorageOptions(options), ShowIn(progress)));
     progress->Clear();
   }
-  if (engine == nullptr) return profile;
+  if (engine == nullptr) return measured;
   offline::ModelIdentity model = offline::IdentifyModel(engine);
   profile.model = std::move(model.name);
   profile.model_fingerprint = std::move(model.fingerprint);
-  profile.operations = Value(offline::ProbeOperations(engine,
-                                                      {.batches = options.batches,
-                                                       .contexts = options.contexts,
-                                                       .folder = options.folder,
-                                                       .allow_tmpfs = options.tmpfs},
-                                                      ShowIn(progress)));
+  offline::OperationProfile operations = Value(offline::ProbeOperations(engine,
+                                                                        {.batches = options.batches,
+                                                                         .contexts = options.contexts,
+                                                                         .folder = options.folder,
+                                                                         .allow_tmpfs = options.tmpfs},
+                                                                        ShowIn(progress)));
   progress->Clear();
-  return profile;
+  profile.operations = std::move(operations.rows);
+  measured.skipped = std::move(operations.skipped);
+  return measured;
 }
 
-void Report(const ProbeOptions& options, const offline::DeviceProfile& profile,
-            const std::vector<std::string>& paths) {
+void Report(const ProbeOptions& options, const Measured& measured, const std::vector<std::string>& paths) {
+  const offline::DeviceProfile& profile = measured.profile;
   if (options.shared.json) {
     Json object = ParseJson(offline::ProfileToJson(profile));
     object["paths"] = paths;
+    object["skipped"] = measured.skipped;
     WriteStdout(JsonLine(object));
     return;
   }
@@ -130,9 +139,14 @@ int RunProbe(const ProbeOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   std::optional<LoadedEngine> loaded;
   if (model) loaded = LoadEngine(*model, options.shared, &progress);
-  const offline::DeviceProfile profile = Measure(options, loaded ? loaded->engine.get() : nullptr, &progress);
-  Write(outputs, profile);
-  Report(options, profile, PathsOf(outputs));
+  const Measured measured = Measure(options, loaded ? loaded->engine.get() : nullptr, &progress);
+  if (!options.shared.quiet) {
+    for (const std::string& point : measured.skipped) {
+      PrintMessage("note: left out, for memory does not suffice: " + point);
+    }
+  }
+  Write(outputs, measured.profile);
+  Report(options, measured, PathsOf(outputs));
   return 0;
 }
 

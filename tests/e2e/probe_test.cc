@@ -61,7 +61,7 @@ std::set<uint32_t> ValuesOf(const std::vector<OperationRow>& rows, const std::st
 
 TEST_F(Probe, OperationsAreTimedByShape) {
   uint64_t last = 0;
-  const auto rows =
+  const auto profile =
       offline::ProbeOperations(engine_, Options(), [&](const std::string& what, uint64_t done, uint64_t n) {
         EXPECT_EQ(what, "operations");
         EXPECT_LE(last, done);
@@ -69,20 +69,22 @@ TEST_F(Probe, OperationsAreTimedByShape) {
         last = done;
         return false;
       });
-  ASSERT_TRUE(rows.ok()) << rows.status().message();
-  EXPECT_EQ(ValuesOf(*rows, "batch"), (std::set<uint32_t>{1, 2}));
-  EXPECT_EQ(ValuesOf(*rows, "ctx"), (std::set<uint32_t>{512, 1024}));
-  EXPECT_GE(ValuesOf(*rows, "entries").size(), 4U);
-  EXPECT_EQ(ValuesOf(*rows, "index_type"), (std::set<uint32_t>{2, 4, 5}));
-  EXPECT_EQ(ValuesOf(*rows, "k_type"), (std::set<uint32_t>{2, 3, 4, 5}));
-  EXPECT_EQ(ValuesOf(*rows, "v_type"), (std::set<uint32_t>{2, 3, 4, 5}));
-  EXPECT_EQ(rows->front().shape.at("batch"), 1U);
-  EXPECT_EQ(rows->front().shape.at("ctx"), 512U);
+  ASSERT_TRUE(profile.ok()) << profile.status().message();
+  EXPECT_EQ(profile->skipped, std::vector<std::string>());
+  const std::vector<OperationRow>& rows = profile->rows;
+  EXPECT_EQ(ValuesOf(rows, "batch"), (std::set<uint32_t>{1, 2}));
+  EXPECT_EQ(ValuesOf(rows, "ctx"), (std::set<uint32_t>{512, 1024}));
+  EXPECT_GE(ValuesOf(rows, "entries").size(), 4U);
+  EXPECT_EQ(ValuesOf(rows, "index_type"), (std::set<uint32_t>{2, 4, 5}));
+  EXPECT_EQ(ValuesOf(rows, "k_type"), (std::set<uint32_t>{2, 3, 4, 5}));
+  EXPECT_EQ(ValuesOf(rows, "v_type"), (std::set<uint32_t>{2, 3, 4, 5}));
+  EXPECT_EQ(rows.front().shape.at("batch"), 1U);
+  EXPECT_EQ(rows.front().shape.at("ctx"), 512U);
   double total_us = 0;
-  for (const OperationRow& row : *rows) {
+  for (const OperationRow& row : rows) {
     EXPECT_GE(row.us, 0.0);
     EXPECT_NE(row.operation, "");
-    if (row.shape == rows->front().shape) total_us += row.us;
+    if (row.shape == rows.front().shape) total_us += row.us;
   }
   EXPECT_GT(total_us, 1.0);
   EXPECT_TRUE(std::filesystem::is_empty(folder_.Path("kv")));
@@ -109,9 +111,9 @@ TEST_F(Probe, LongerContextsTakeLongerToScore) {
   options.contexts = {256, 65536};
   std::string measured;
   for (int i = 0; i < 5; ++i) {
-    const auto rows = offline::ProbeOperations(engine_, options, {});
-    ASSERT_TRUE(rows.ok()) << rows.status().message();
-    std::map<uint32_t, double> us = ScoringByContext(*rows);
+    const auto profile = offline::ProbeOperations(engine_, options, {});
+    ASSERT_TRUE(profile.ok()) << profile.status().message();
+    std::map<uint32_t, double> us = ScoringByContext(profile->rows);
     ASSERT_EQ(us.size(), 2U);
     if (us[256] > 0 && us[65536] > 4 * us[256]) return;
     measured += " " + std::to_string(us[256]) + " and " + std::to_string(us[65536]) + " us";

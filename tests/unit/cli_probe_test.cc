@@ -83,6 +83,19 @@ TEST_F(CliProbe, PartsAreMeasuredAlone) {
   EXPECT_FALSE(Contains(Run({"--storage-only"}).out, "operations"));
 }
 
+TEST_F(CliProbe, WhatDoesNotFitIsSaidAndTheRestIsWritten) {
+  const ProgramResult result = Run({"-m", "tight", "-o", out_, "--json"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Json::parse(result.out)["skipped"],
+            Json({"the second point: no memory", "the last point: too large"}));
+  EXPECT_PRED2(Contains, result.err,
+               "kvadapt: note: left out, for memory does not suffice: the second point: no memory\n"
+               "kvadapt: note: left out, for memory does not suffice: the last point: too large\n");
+  EXPECT_FALSE(offline::ReadProfile(out_).value().operations.empty());
+  EXPECT_EQ(Run({"-m", "tight", "-q"}).err, "");
+  EXPECT_EQ(Json::parse(Run({"-m", "toy", "--json"}).out)["skipped"], Json::array());
+}
+
 TEST_F(CliProbe, PlotsAreDrawn) {
   const std::string prefix = folder_.Path("here");
   ASSERT_EQ(Run({"-m", "toy", "--plot", prefix}).exit_code, 0);
@@ -160,6 +173,8 @@ TEST_F(CliProbe, WhatCannotBeDoneFailsBeforeAnythingIsMeasured) {
        "kvadapt: cannot write " + missing + "/x: No such file or directory\n"},
       {{"-m", "toy", "-o", folder_.Path("")},
        "kvadapt: cannot write " + folder_.Path("") + ": Is a directory\n"},
+      {{"-m", "toy", "-o", folder_.Path(".") + "/"},
+       "kvadapt: cannot write " + folder_.Path(".") + "/: Is a directory\n"},
       {{"-m", "toy", "--plot", missing + "/x"},
        "kvadapt: cannot write " + missing + "/x-storage.svg: No such file or directory\n"},
   };
@@ -173,8 +188,19 @@ TEST_F(CliProbe, WhatCannotBeDoneFailsBeforeAnythingIsMeasured) {
   }
   EXPECT_EQ(Run({"-m", "toy", "--kv-dir", "/memory", "--kv-tmpfs"}).exit_code, 0);
   EXPECT_EQ(FilesInFolder(), 0U);
-      {{"-m", "toy", "-o", folder_.Path(".") + "/"},
-       "kvadapt: cannot write " + folder_.Path(".") + "/: Is a directory\n"},
+}
+
+// A pipe is opened once: a reader takes the first end of it for the end of all.
+TEST_F(CliProbe, APipeGetsTheProfile) {
+  const std::string pipe = folder_.Path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const ProgramResult result = RunShell(fmt::format(
+      "timeout 120 cat {0} & timeout 120 {1} probe --storage-only -q -o {0} >{2}; echo $? >&2; wait", pipe,
+      ShellWords(KVADAPT_FAKE_PROGRAM), folder_.Path("table")));
+  EXPECT_EQ(result.err, "0\n");
+  const auto profile = offline::ProfileFromJson(result.out);
+  ASSERT_TRUE(profile.ok()) << profile.status().message() << result.out;
+  EXPECT_EQ(profile->storage.rates.size(), 12U);
 }
 
 TEST_F(CliProbe, FailuresAreOneLineAndLeaveNoFile) {
@@ -190,19 +216,6 @@ TEST_F(CliProbe, FailuresAreOneLineAndLeaveNoFile) {
     const ProgramResult result = Run(all);
     EXPECT_EQ(result.exit_code, 1) << status;
     EXPECT_EQ(Json::parse(result.out)["error"]["status"], status) << result.out;
-// A pipe is opened once: a reader takes the first end of it for the end of all.
-TEST_F(CliProbe, APipeGetsTheProfile) {
-  const std::string pipe = folder_.Path("pipe");
-  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  const ProgramResult result = RunShell(fmt::format(
-      "timeout 120 cat {0} & timeout 120 {1} probe --storage-only -q -o {0} >{2}; echo $? >&2; wait", pipe,
-      ShellWords(KVADAPT_FAKE_PROGRAM), folder_.Path("table")));
-  EXPECT_EQ(result.err, "0\n");
-  const auto profile = offline::ProfileFromJson(result.out);
-  ASSERT_TRUE(profile.ok()) << profile.status().message() << result.out;
-  EXPECT_EQ(profile->storage.rates.size(), 12U);
-}
-
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
   EXPECT_EQ(FilesInFolder(), 0U);
