@@ -25,7 +25,6 @@ constexpr size_t kMaxRows = 100'000;    // of each kind
 constexpr size_t kMaxTextBytes = 4096;  // a name
 constexpr size_t kMaxShapeKeys = 32;    // of an operation
 constexpr double kMaxNumber = 1e15;     // of microseconds, 30 years; of bytes/s, a petabyte
-constexpr uint32_t kMaxBatch = 4096;
 constexpr uint32_t kMaxCount = 1U << 30;
 
 Json ToJson(const MachineIdentity& machine) {
@@ -45,13 +44,6 @@ Json ToJson(const StorageRate& rate) {
 
 Json ToJson(const OperationRow& row) {
   return {{"operation", row.operation}, {"shape", row.shape}, {"us", row.us}};
-}
-
-Json ToJson(const StepRow& row) {
-  return {{"options", row.options},  {"batch", row.batch},
-          {"ctx", row.ctx},          {"repeated_share", row.repeated_share},
-          {"loads", row.loads},      {"step_us", row.step_us},
-          {"fetch_us", row.fetch_us}};
 }
 
 template <typename Row>
@@ -103,11 +95,11 @@ class Reader {
   }
 
   // JSON has no number that is not finite: the writer makes it null, and 1e999 cannot be read.
-  double Number(const char* name, double most = kMaxNumber) const {
+  double Number(const char* name) const {
     const Json& value = At(name);
     const double number = value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
-    if (!(number >= 0 && number <= most)) {
-      Refuse(name, fmt::format("is {}, not a number from 0 to {:g}", Shown(value), most));
+    if (!(number >= 0 && number <= kMaxNumber)) {
+      Refuse(name, fmt::format("is {}, not a number from 0 to {:g}", Shown(value), kMaxNumber));
     }
     return number;
   }
@@ -184,16 +176,6 @@ OperationRow OperationIn(const Reader& reader) {
   return {.operation = reader.Text("operation"), .shape = reader.Shape("shape"), .us = reader.Number("us")};
 }
 
-StepRow StepIn(const Reader& reader) {
-  return {.options = reader.Text("options"),
-          .batch = reader.Count("batch", 1, kMaxBatch),
-          .ctx = reader.Count("ctx", 1, kMaxCount),
-          .repeated_share = reader.Number("repeated_share", 1.0),
-          .loads = reader.Number("loads"),
-          .step_us = reader.Positive("step_us"),
-          .fetch_us = reader.Number("fetch_us")};
-}
-
 DeviceProfile ProfileIn(const Json& json) {
   const Reader file(json, "");
   const uint32_t version = file.Count("version", 0, kMaxCount);
@@ -206,8 +188,7 @@ DeviceProfile ProfileIn(const Json& json) {
           .storage = {.folder = storage.Text("folder"),
                       .alignment_bytes = storage.Count("alignment_bytes", 1, 1U << 20),
                       .rates = storage.List<StorageRate>("rates", RateIn)},
-          .operations = file.List<OperationRow>("operations", OperationIn),
-          .steps = file.List<StepRow>("steps", StepIn)};
+          .operations = file.List<OperationRow>("operations", OperationIn)};
 }
 
 Status Refuse(std::string_view why) {
@@ -235,8 +216,7 @@ std::string ProfileToJson(const DeviceProfile& profile) {
                       {{"folder", profile.storage.folder},
                        {"alignment_bytes", profile.storage.alignment_bytes},
                        {"rates", ListOf(profile.storage.rates)}}},
-                     {"operations", ListOf(profile.operations)},
-                     {"steps", ListOf(profile.steps)}};
+                     {"operations", ListOf(profile.operations)}};
   // Names of drivers and folders may be no UTF-8.
   return file.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

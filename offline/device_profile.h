@@ -1,6 +1,6 @@
-// What a machine does, measured: its storage by block size, its device by operation and shape, and whole
-// steps of decoding. A JSON file (docs/formats/device_profile.md) that `kvadapt probe` writes and `kvadapt
-// tune` reads. Source: KVSwap, appendix A.3.
+// What a machine does, measured: its storage by block size, its device by operation and shape. A JSON file
+// (docs/formats/device_profile.md) that `kvadapt probe` writes; `kvadapt tune` reads what it says of storage.
+// Source: KVSwap, appendix A.3.
 #pragma once
 
 #include <cstdint>
@@ -52,25 +52,12 @@ struct OperationRow {
   bool operator==(const OperationRow&) const = default;
 };
 
-// A whole decoding step, measured through the engine with random KV and replayed choices.
-struct StepRow {
-  std::string options;  // "--kv-group 4 --kv-type fp8 ..": the point, as on the command line
-  uint32_t batch = 0;
-  uint32_t ctx = 0;
-  double repeated_share = 0.0;  // of chosen groups, those of the step before
-  double loads = 0.0;           // groups read per step, all layers and sequences
-  double step_us = 0.0;         // median
-  double fetch_us = 0.0;        // of the KV thread, per step
-  bool operator==(const StepRow&) const = default;
-};
-
 struct DeviceProfile {
   MachineIdentity machine;
   std::string model;              // name, for people
   std::string model_fingerprint;  // ModelFingerprint
   StorageProfile storage;
   std::vector<OperationRow> operations;
-  std::vector<StepRow> steps;  // may be empty: kvadapt tune measures them
   bool operator==(const DeviceProfile&) const = default;
 };
 

@@ -16,8 +16,7 @@ namespace kvrun::offline {
 //   config:  model, fingerprint, device, driver, cpu, storage, method, adapter, solutions [{batch, ctx,
 //            budget_bytes, options {..}, predicted_ms, measured_ms, kl, bound}]
 //   profile: model, fingerprint, device, driver, cpu, n_cpus, storage, kvrun, folder, alignment_bytes, rates
-//            [{backend, direct, block_bytes, depth, bytes_per_s, latency_us, latency_p99_us}], n_operations,
-//            n_steps
+//            [{backend, direct, block_bytes, depth, bytes_per_s, latency_us, latency_p99_us}], n_operations
 Result<std::string> InspectFile(const std::string& path);
 
 // The objects, of what was read.

@@ -85,8 +85,7 @@ std::string ProfileObject(const DeviceProfile& profile) {
                  {"folder", profile.storage.folder},
                  {"alignment_bytes", profile.storage.alignment_bytes},
                  {"rates", rates},
-                 {"n_operations", profile.operations.size()},
-                 {"n_steps", profile.steps.size()}});
+                 {"n_operations", profile.operations.size()}});
 }
 
 }  // namespace kvrun::offline

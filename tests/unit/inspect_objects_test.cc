@@ -168,13 +168,13 @@ TEST(InspectObjects, AProfileHasItsStorage) {
   profile.machine.device = "Toy \xFF";  // names come from drivers
   profile.storage.alignment_bytes = 512;
   profile.storage.rates = {{"aio", true, 4096, 8, 1e8, 90.0, 300.0}};
-  profile.steps.resize(3);
   const Json object = Json::parse(ProfileObject(profile));
   EXPECT_EQ(object["what"], "profile");
   EXPECT_EQ(object["device"], "Toy \xEF\xBF\xBD");
   EXPECT_EQ(object["alignment_bytes"], 512);
   EXPECT_EQ(object["rates"][0]["block_bytes"], 4096);
-  EXPECT_EQ(object["n_steps"], 3);
+  profile.operations.resize(2);
+  EXPECT_EQ(object["n_operations"], 2);
 }
 
 }  // namespace
