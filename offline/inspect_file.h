@@ -14,7 +14,7 @@ namespace kvrun::offline {
 //   adapter: kind, rank, n_layers, key_dim, fingerprint, bytes (of the file), layers [{energy: [of columns
 //            0..i, by i]}], reuse {rates [..]} as kvrun_measure_reuse, cluster_thresholds (how many)
 //   config:  model, fingerprint, device, driver, cpu, storage, method, adapter, solutions [{batch, ctx,
-//            budget_bytes, options {..}, predicted_ms, measured_ms, kl, bound}]
+//            budget_bytes, options {..}, predicted_ms, measured_ms, kl, bound: null where it does not say}]
 //   profile: model, fingerprint, device, driver, cpu, n_cpus, storage, kvrun, folder, alignment_bytes, rates
 //            [{backend, direct, block_bytes, depth, bytes_per_s, latency_us, latency_p99_us}], n_operations
 Result<std::string> InspectFile(const std::string& path);

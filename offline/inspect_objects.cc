@@ -37,6 +37,7 @@ std::string AdapterObject(const Adapter& adapter, uint64_t file_bytes) {
 }
 
 std::string ConfigObject(const KvConfig& config) {
+  const auto figure = [](double value) { return value > 0.0 ? Json(value) : Json(); };
   Json solutions = Json::array();
   for (const ConfigSolution& solution : config.solutions) {
     Json options = Json::object();
@@ -45,10 +46,10 @@ std::string ConfigObject(const KvConfig& config) {
                          {"ctx", solution.ctx},
                          {"budget_bytes", solution.budget_bytes},
                          {"options", options},
-                         {"predicted_ms", solution.predicted_ms},
-                         {"measured_ms", solution.measured_ms},
-                         {"kl", solution.kl},
-                         {"bound", solution.bound}});
+                         {"predicted_ms", figure(solution.predicted_ms)},
+                         {"measured_ms", figure(solution.measured_ms)},
+                         {"kl", figure(solution.kl)},
+                         {"bound", solution.bound.empty() ? Json() : Json(solution.bound)}});
   }
   return ToText({{"what", "config"},
                  {"model", config.model},

@@ -151,7 +151,8 @@ TEST(InspectObjects, AConfigurationHasItsSolutions) {
   solution.budget_bytes = 1 << 20;
   solution.options = {{"group", "4"}, {"type", "fp8"}, {"adapter", "a.gguf"}};
   solution.bound = "I/O";
-  config.solutions = {solution};
+  solution.measured_ms = 8.5;
+  config.solutions = {solution, {.batch = 1, .ctx = 512, .options = {}, .bound = {}}};
   const Json object = Json::parse(ConfigObject(config));
   EXPECT_EQ(object["what"], "config");
   EXPECT_EQ(object["model"], "toy");
@@ -161,19 +162,25 @@ TEST(InspectObjects, AConfigurationHasItsSolutions) {
   EXPECT_EQ(object["solutions"][0]["options"],
             Json({{"group", "4"}, {"type", "fp8"}, {"adapter", "a.gguf"}}));
   EXPECT_EQ(object["solutions"][0]["bound"], "I/O");
+  EXPECT_EQ(object["solutions"][0]["measured_ms"], 8.5);
+  EXPECT_EQ(object["solutions"][0]["predicted_ms"], nullptr);
+  for (const char* key : {"predicted_ms", "measured_ms", "kl", "bound"}) {
+    ASSERT_TRUE(object["solutions"][1].contains(key)) << key;
+    EXPECT_EQ(object["solutions"][1][key], nullptr) << key;
+  }
 }
 
 TEST(InspectObjects, AProfileHasItsStorage) {
   DeviceProfile profile;
   profile.machine.device = "Toy \xFF";  // names come from drivers
   profile.storage.alignment_bytes = 512;
+  profile.operations.resize(2);
   profile.storage.rates = {{"aio", true, 4096, 8, 1e8, 90.0, 300.0}};
   const Json object = Json::parse(ProfileObject(profile));
   EXPECT_EQ(object["what"], "profile");
   EXPECT_EQ(object["device"], "Toy \xEF\xBF\xBD");
   EXPECT_EQ(object["alignment_bytes"], 512);
   EXPECT_EQ(object["rates"][0]["block_bytes"], 4096);
-  profile.operations.resize(2);
   EXPECT_EQ(object["n_operations"], 2);
 }
 
