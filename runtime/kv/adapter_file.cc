@@ -183,9 +183,10 @@ Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) 
 
 // --- Reading -----------------------------------------------------------------------------------------------
 
+constexpr std::string_view kWhatToDo = "make it again, or run without it";
+
 Status Damaged(const std::string& path, std::string_view why) {
-  return {StatusCode::kCorrupt,
-          fmt::format("{}: the adapter is damaged ({}): make it again, or run without it", path, why)};
+  return {StatusCode::kCorrupt, fmt::format("{}: the adapter is damaged ({}): {}", path, why, kWhatToDo)};
 }
 
 Status ReadReuse(const GgufFile& file, std::vector<ReuseRate>* rows) {
@@ -324,6 +325,13 @@ Result<LayerAdapter> ReadLayer(const GgufFile& file, const Header& header, uint3
   return layer;
 }
 
+// One that is cut, empty or no GGUF at all is found here.
+Result<std::unique_ptr<GgufFile>> OpenAdapter(const std::string& path) {
+  auto file = GgufFile::Open(path);
+  if (file.status().code() != StatusCode::kCorrupt) return file;
+  return Status(StatusCode::kCorrupt, fmt::format("{}: {}", file.status().message(), kWhatToDo));
+}
+
 // A key that lacks is damage, not a missing file.
 Result<Header> ReadHeaderOf(const GgufFile& file) {
   auto header = ReadHeader(file);
@@ -378,14 +386,14 @@ Status WriteAdapter(const Adapter& adapter, const std::string& path) {
 
 Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerprint, uint32_t n_layers,
                             uint32_t key_dim, uint32_t rank) {
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, OpenAdapter(path));
   KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
   KVRUN_RETURN_IF_ERROR(CheckFits(path, header, fingerprint, n_layers, key_dim, rank));
   return ReadLayers(*file, header, rank);
 }
 
 Result<Adapter> ReadWholeAdapter(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, OpenAdapter(path));
   KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
   return ReadLayers(*file, header, header.rank);
 }
