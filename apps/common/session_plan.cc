@@ -103,6 +103,7 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
   plan.n_sequences = n_sequences;
   plan.n_ctx = n_ctx;
   if (!shared.config.empty()) {
+    plan.config = shared.config;
     const Json config = ReadConfig(shared, plan, nullptr);
     for (const Json& option : config.value("kv_options", Json::array())) {
       plan.kv.Set(shared.config, TextOf(option.value("name", Json())), TextOf(option.value("value", Json())));
@@ -136,7 +137,11 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
 }
 
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message) {
-  return plan.origin.empty() || !NamesAdapter(plan, message) ? message : WithOrigin(plan, message);
+  if (!NamesAdapter(plan, message)) return message;
+  return fmt::format(
+      "{}; {} names this adapter, relative to its own folder: move the adapter along with it, or "
+      "give one with --kv-adapter",
+      message, plan.config);
 }
 
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan) {

@@ -22,6 +22,7 @@ struct SessionPlan {
   // Where the options are a config's: which of its solutions they are, as a message goes on; else empty.
   std::string origin;
   std::string adapter;  // the file that the config names, where none was given in its place; else empty
+  std::string config;   // its path, where one is named
   std::vector<std::string> notes;  // of the config, that were said
 };
 
@@ -49,7 +50,7 @@ auto Explained(const Ask& ask, const Explain& explain) {
   }
 }
 
-// `message`, and where it names the adapter of a config, of which of its solutions that is.
+// `message`, and where it names the adapter of a config, that it is that one's and what to do.
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message);
 // ask(), with what fails there explained so.
 template <typename Ask>

@@ -89,14 +89,16 @@ TEST_F(Config, AnAdapterThatCannotBeReadIsTracedToTheConfig) {
     const ProgramResult result = RunInMemory({"--config", path, "-q"});
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
-    EXPECT_NE(result.err.find("; the options are of " + path + ", its solution for 1 x 400 tokens: give"),
+    EXPECT_NE(result.err.find("; " + path + " names this adapter, relative to its own folder: move"),
               std::string::npos)
         << result.err;
     EXPECT_EQ(Json::parse(result.out)["error"]["status"], status) << result.err;
   };
   expect("cannot open " + adapter + ": No such file", "not found");
   folder_.Write("a.gguf", ReadWholeFile(model_).substr(0, 100));
-  expect("cut short or damaged", "corrupt");
+  expect("cut short or damaged: make it again, or run without it;", "corrupt");
+  folder_.Write("a.gguf", "");
+  expect("the file is empty (0 bytes): make it again, or run without it;", "corrupt");
   folder_.Write("a.gguf", "no GGUF");
   expect("this is not a GGUF file", "corrupt");
   folder_.Write("a.gguf", ReadWholeFile(model_));

@@ -183,10 +183,11 @@ TEST_F(CliConfig, WhatDoesNotFitNamesTheSolution) {
 
 TEST_F(CliConfig, AnAdapterThatCannotBeReadIsTracedToIt) {
   const Json config = {{"options", {{"adapter", "nope"}}}, {"solution", {{"batch", 1}, {"ctx", 512}}}};
-  const std::string origin = "; the options are of " + Path() + ", its solution for 1 x 512 tokens";
+  const std::string origin = "; " + Path() + " names this adapter, relative to its own folder: move the " +
+                             "adapter along with it, or give one with --kv-adapter";
   const ProgramResult result = Run(config);
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_PRED2(Contains, result.err, "kvrun: cannot open nope" + origin);
+  EXPECT_PRED2(Contains, result.err, "kvrun: cannot open nope" + origin + "\n");
   const Json error = Json::parse(Run(config, {"--json"}).out)["error"];
   EXPECT_EQ(error["status"], "not found");
   EXPECT_PRED2(Contains, error["message"].get<std::string>(), origin);
@@ -207,7 +208,7 @@ TEST_F(CliConfig, AnAdapterThatCannotBeReadIsTracedToIt) {
 
 TEST_F(CliConfig, OnlyItsOwnAdapterIsTracedToIt) {
   const Json config = {{"options", {{"adapter", "nope"}}}, {"solution", {{"batch", 1}, {"ctx", 512}}}};
-  const std::string begin = "the options are of ";
+  const std::string begin = "names this adapter";
   const ProgramResult given = Run(config, {"--kv-adapter", "other-nope"});
   EXPECT_PRED2(Contains, given.err, "kvrun: cannot open other-nope\n");
   EXPECT_FALSE(Contains(given.err, begin));
