@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -66,7 +67,7 @@ void CheckOutput(const std::string& path) {
   const ResultFile beside(path);
 }
 
-// Sums of an interrupted run, beside the output.
+// Sums of a run that did not come to its end, beside the output.
 std::string CheckpointPath(const CalibrateOptions& options) { return options.output + ".partial"; }
 
 void CheckFiles(const CalibrateOptions& options, const std::optional<UnratedAdapter>& unrated) {
@@ -115,62 +116,93 @@ std::vector<Ids> ReadTexts(const CalibrateOptions& options, const Model& model) 
   return std::move(collected.texts);
 }
 
-Json AskCheckpoint(const LoadedEngine& loaded, const kvrun_calibrate_options& given) {
-  char* text = nullptr;
-  Check(kvrun_calibrate_checkpoint_json(loaded.engine.get(), &given, &text));
-  return TakeJson(text);
-}
+// With the adapter, before the sums are of no more use.
+bool HasMoreToDo(const CalibrateOptions& options) { return !options.no_reuse_rates || !options.plot.empty(); }
 
-void SayWhatIsGoneOnFrom(const LoadedEngine& loaded, const kvrun_calibrate_options& given) {
-  const std::string note = TextOf(AskCheckpoint(loaded, given)["note"]);
-  if (!note.empty()) PrintMessage("note: " + note);
-}
-
-// As Check, but an interruption says what was kept.
-void CheckCalibrated(kvrun_status status, const LoadedEngine& loaded, kvrun_calibrate_options given) {
-  if (status != KVRUN_CANCELLED) return Check(status);
-  const bool was_asked = given.restart != 0;
-  given.restart = 0;
-  if (AskCheckpoint(loaded, given)["resumed_tokens"].get<uint64_t>() == 0) Check(status);
-  throw Failure(KVRUN_CANCELLED,
-                fmt::format("interrupted; the same command{} goes on from {}",
-                            was_asked ? " without --restart" : "", given.checkpoint),
-                kExitInterrupted);
-}
-
-Json Calibrate(const LoadedEngine& loaded, const CalibrateOptions& options, const std::vector<Ids>& texts,
-               const std::string& path, Progress* progress) {
-  std::vector<const int32_t*> pointers;
-  std::vector<size_t> counts;
-  for (const Ids& text : texts) {
-    pointers.push_back(text.data());
-    counts.push_back(text.size());
+// The adapter's calculation, and the checkpoint that it leaves until more is done.
+class CalibrationRun {
+ public:
+  // `options`, `texts` and `progress` must outlive it.
+  CalibrationRun(const LoadedEngine& loaded, const CalibrateOptions& options, const std::vector<Ids>& texts,
+                 Progress* progress)
+      : loaded_(loaded), options_(options), progress_(progress), checkpoint_(CheckpointPath(options)) {
+    for (const Ids& text : texts) {
+      pointers_.push_back(text.data());
+      counts_.push_back(text.size());
+    }
+    kvrun_calibrate_options_init(&given_);
+    given_.kind = options.kind.c_str();
+    given_.rank = options.rank;
+    given_.n_ctx = options.shared.ctx;
+    given_.texts = pointers_.data();
+    given_.counts = counts_.data();
+    given_.n_texts = texts.size();
+    given_.progress = Progress::Callback;
+    given_.progress_user = progress;
+    given_.checkpoint = checkpoint_.c_str();
+    given_.sums = options.sums.empty() ? nullptr : options.sums.c_str();
+    given_.restart = options.restart ? 1 : 0;
+    given_.keep_checkpoint = HasMoreToDo(options) ? 1 : 0;
   }
-  kvrun_calibrate_options given;
-  kvrun_calibrate_options_init(&given);
-  given.kind = options.kind.c_str();
-  given.rank = options.rank;
-  given.n_ctx = options.shared.ctx;
-  given.texts = pointers.data();
-  given.counts = counts.data();
-  given.n_texts = texts.size();
-  given.progress = Progress::Callback;
-  given.progress_user = progress;
-  const std::string checkpoint = CheckpointPath(options);
-  given.checkpoint = checkpoint.c_str();
-  given.sums = options.sums.empty() ? nullptr : options.sums.c_str();
-  given.restart = options.restart ? 1 : 0;
-  if (!options.shared.quiet) SayWhatIsGoneOnFrom(loaded, given);
-  char* json = nullptr;
-  const kvrun_status status = kvrun_calibrate(loaded.engine.get(), &given, path.c_str(), &json);
-  progress->Clear();
-  CheckCalibrated(status, loaded, given);
-  Json result = TakeJson(json);
-  for (const Json& note : result.value("notes", Json::array())) {
-    if (!options.shared.quiet) PrintMessage("note: " + TextOf(note));
+  CalibrationRun(const CalibrationRun&) = delete;
+  CalibrationRun& operator=(const CalibrationRun&) = delete;
+
+  Json WriteTo(const std::string& path) const {
+    if (!options_.shared.quiet) SayWhatIsGoneOnFrom();
+    char* json = nullptr;
+    const kvrun_status status = kvrun_calibrate(loaded_.engine.get(), &given_, path.c_str(), &json);
+    progress_->Clear();
+    if (status != KVRUN_OK) Fail(status);
+    Json result = TakeJson(json);
+    for (const Json& note : result.value("notes", Json::array())) {
+      if (!options_.shared.quiet) PrintMessage("note: " + TextOf(note));
+    }
+    return result;
   }
-  return result;
-}
+
+  // "the same command goes on from OUTPUT.partial"; empty where nothing is kept.
+  std::string WhatGoesOn() const {
+    kvrun_calibrate_options again = given_;
+    again.restart = 0;
+    char* text = nullptr;
+    // What is there may be another calibration's, where --restart was given.
+    if (kvrun_calibrate_checkpoint_json(loaded_.engine.get(), &again, &text) != KVRUN_OK) return "";
+    if (TakeJson(text)["resumed_tokens"].get<uint64_t>() == 0) return "";
+    return fmt::format("the same command{} goes on from {}", options_.restart ? " without --restart" : "",
+                       checkpoint_);
+  }
+
+  // All is done.
+  void RemoveCheckpoint() const {
+    std::error_code error;
+    std::filesystem::remove(checkpoint_, error);
+  }
+
+ private:
+  void SayWhatIsGoneOnFrom() const {
+    char* text = nullptr;
+    Check(kvrun_calibrate_checkpoint_json(loaded_.engine.get(), &given_, &text));
+    const std::string note = TextOf(TakeJson(text)["note"]);
+    if (!note.empty()) PrintMessage("note: " + note);
+  }
+
+  // As Check, and says what was kept.
+  [[noreturn]] void Fail(kvrun_status status) const {
+    const bool is_interrupted = status == KVRUN_CANCELLED;
+    std::string message = is_interrupted ? "interrupted" : kvrun_last_error();
+    const std::string goes_on = WhatGoesOn();
+    if (!goes_on.empty()) message += "; " + goes_on;
+    throw Failure(status, message, is_interrupted ? kExitInterrupted : kExitFailure);
+  }
+
+  const LoadedEngine& loaded_;
+  const CalibrateOptions& options_;
+  Progress* progress_;
+  std::string checkpoint_;
+  std::vector<const int32_t*> pointers_;
+  std::vector<size_t> counts_;
+  kvrun_calibrate_options given_;
+};
 
 // For the reuse rates, which are measured last.
 void CheckFolder(const Model& model, const std::string& folder) {
@@ -184,6 +216,19 @@ void CheckFolder(const Model& model, const std::string& folder) {
   KvPlan(model, options);
 }
 
+// What fails after the adapter is complete does not take it away.
+void FinishComplete(const std::function<void()>& work, const std::string& output,
+                    const CalibrationRun& calibration) {
+  try {
+    work();
+  } catch (const Failure& failure) {
+    std::string message = fmt::format("{}; {} is the new adapter", failure.what(), output);
+    const std::string goes_on = calibration.WhatGoesOn();
+    if (!goes_on.empty()) message += "; " + goes_on;
+    throw Failure(failure.status(), message, failure.exit_code());
+  }
+}
+
 int RunCalibrate(const CalibrateOptions& options) {
   CheckUsage(options);
   const Model model = OpenNamedModel(options.shared);
@@ -194,7 +239,8 @@ int RunCalibrate(const CalibrateOptions& options) {
   const std::vector<Ids> texts = ReadTexts(options, model);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  Json result = Calibrate(loaded, options, texts, unrated ? unrated->path() : options.output, &progress);
+  const CalibrationRun calibration(loaded, options, texts, &progress);
+  Json result = calibration.WriteTo(unrated ? unrated->path() : options.output);
   const auto finish = [&] {
     if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
     if (!unrated) return;
@@ -202,10 +248,11 @@ int RunCalibrate(const CalibrateOptions& options) {
         MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder, &progress);
   };
   if (unrated) {
-    unrated->Complete(finish);
+    unrated->Complete(finish, [&] { return calibration.WhatGoesOn(); });
   } else {
-    finish();
+    FinishComplete(finish, options.output, calibration);
   }
+  calibration.RemoveCheckpoint();
   if (options.shared.json) {
     result["path"] = options.output;
     WriteStdout(JsonLine(result));

@@ -43,12 +43,14 @@ void UnratedAdapter::Check() const {
   }
 }
 
-void UnratedAdapter::Complete(const std::function<void()>& work) const {
+void UnratedAdapter::Complete(const std::function<void()>& work,
+                              const std::function<std::string()>& goes_on) const {
   TakeModeOfOld();
   try {
     work();
   } catch (const Failure& failure) {
-    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), Settle()), failure.exit_code());
+    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), Settle(goes_on())),
+                  failure.exit_code());
   }
   std::error_code error;
   fs::rename(path_, target_, error);
@@ -70,19 +72,18 @@ void UnratedAdapter::TakeModeOfOld() const {
   if (!error && fs::exists(old)) fs::permissions(path_, old.permissions(), error);
 }
 
-std::string UnratedAdapter::Settle() const {
+std::string UnratedAdapter::Settle(const std::string& goes_on) const {
+  const std::string again =
+      "or " + (goes_on.empty() ? "run the same command again" : "measure them: " + goes_on);
   if (HasOld()) {
     return fmt::format(
-        "{} is as it was before, and {} is the new adapter without reuse rates: rename it to "
-        "take it, or run the same command again",
-        output_, path_);
+        "{} is as it was before, and {} is the new adapter without reuse rates: rename it to take it, {}",
+        output_, path_, again);
   }
   std::error_code error;
   fs::rename(path_, target_, error);
-  return fmt::format(
-      "{} is the new adapter without reuse rates: take it as it is, or run the same command "
-      "again",
-      error ? path_ : output_);
+  return fmt::format("{} is the new adapter without reuse rates: take it as it is, {}",
+                     error ? path_ : output_, again);
 }
 
 }  // namespace kvrun::cli

@@ -21,6 +21,7 @@ kvrun::Result<kvrun::CalibrationOptions> Translate(const kvrun_calibrate_options
   if (given.checkpoint != nullptr) options.checkpoint_path = given.checkpoint;
   if (given.sums != nullptr) options.sums_path = given.sums;
   options.restarts = given.restart != 0;
+  options.keeps_checkpoint = given.keep_checkpoint != 0;
   if (given.checkpoint_ms != 0) options.checkpoint_period_s = given.checkpoint_ms / 1000.0;
   if (given.n_texts > 0) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.texts, "texts"));

@@ -225,6 +225,14 @@ Status NoCheckpoint(const std::string& path) {
       path));
 }
 
+Status AnotherCheckpoint(const std::string& path, uint64_t n_tokens, const std::string& why) {
+  return Invalid(
+      fmt::format("{} holds {} tokens' sums of another calibration ({}), which the command that began it "
+                  "goes on from: to "
+                  "start anew, remove it or give --restart, or name another output",
+                  path, n_tokens, why));
+}
+
 Status CheckPaths(const CalibrationOptions& options, const std::string& path) {
   for (const std::string& each : {path, options.checkpoint_path, options.sums_path}) {
     if (!each.empty()) KVRUN_RETURN_IF_ERROR(CheckResultFile(each));
@@ -236,6 +244,7 @@ Status CheckPaths(const CalibrationOptions& options, const std::string& path) {
 Status RunToTheEnd(Calibrator& calibrator, std::shared_ptr<const DeviceWeights> weights, Device& device,
                    const CalibrationOptions& options, const std::string& path, Calibration* calibration) {
   KVRUN_RETURN_IF_ERROR(calibrator.SumUp(std::move(weights), device));
+  if (options.keeps_checkpoint) calibrator.Save();
   calibration->adapter.kind = options.kind;
   calibration->adapter.fingerprint = calibrator.sums().fingerprint;
   KVRUN_ASSIGN_OR_RETURN(calibration->adapter.layers, calibrator.Compute());
@@ -286,7 +295,7 @@ Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOpti
     return anew(fmt::format("starting anew: {}", sums.status().message()));
   }
   const std::string why = WhyAnother(*sums, EmptySums(model, plan), model.config, plan);
-  if (!why.empty()) return anew(fmt::format("starting anew, and not from {}: {}", path, why));
+  if (!why.empty()) return AnotherCheckpoint(path, sums->n_tokens, why);
   std::string note =
       fmt::format("going on from {}: {} of {} tokens are done", path, sums->n_tokens, plan.n_tokens);
   return FoundCheckpoint{std::move(sums).value(), std::move(note)};
@@ -309,7 +318,7 @@ Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const D
   if (!status.ok())
     return save_error.empty() ? status : Status(status.code(), status.message() + "; " + save_error);
   if (!save_error.empty()) calibration.notes.push_back(save_error);
-  if (!options.checkpoint_path.empty()) unlink(options.checkpoint_path.c_str());
+  if (!options.checkpoint_path.empty() && !options.keeps_checkpoint) unlink(options.checkpoint_path.c_str());
   calibration.n_tokens = plan.n_tokens;
   calibration.n_pieces = plan.pieces.size();
   return calibration;

@@ -37,8 +37,9 @@ struct CalibrationOptions {
   // long and when the calibration ends early; the same texts then go on from there. Empty: nowhere.
   std::string checkpoint_path;
   double checkpoint_period_s = 30.0;
-  bool restarts = false;  // what the checkpoint holds is not used
-  std::string sums_path;  // where the sums go too that the adapters are computed from; empty: nowhere
+  bool restarts = false;          // what the checkpoint holds is not used
+  bool keeps_checkpoint = false;  // it is there in the end too, with all sums: the caller removes it
+  std::string sums_path;          // where the sums go too that the adapters are computed from; empty: nowhere
 };
 
 struct Calibration {
@@ -68,7 +69,8 @@ struct FoundCheckpoint {
   std::optional<CalibrationSums> sums;  // none: it begins anew
   std::string note;                     // that it goes on, or why it does not; empty where there is no file
 };
-// Refuses, unless it `restarts`, what is no checkpoint: it would be replaced, and removed in the end.
+// Refuses, unless it `restarts`, what would be lost, as it is replaced and removed in the end: what is no
+// checkpoint, and what another calibration goes on from. A damaged checkpoint is no loss.
 Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOptions& options,
                                        const CalibrationPlan& plan);
 

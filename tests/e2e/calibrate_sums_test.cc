@@ -63,6 +63,21 @@ class CalibrateSums : public ::testing::Test {
   FoundCheckpoint Find(const CalibrationOptions& options) const {
     return OrDie(FindCheckpoint(*loaded_.model, options, OrDie(PlanCalibration(options, config()))));
   }
+  // The progress of another calibration is not lost.
+  void ExpectRefused(const CalibrationOptions& options, const std::string& why) {
+    const std::string before = ReadWholeFile(partial_);
+    bool began = false;
+    const auto refused = Calibrate(options, out_, [&](uint64_t, uint64_t) { return began = true; });
+    EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(refused.status().message(),
+              partial_ + " holds 300 tokens' sums of another calibration (" + why +
+                  "), which the command that began it goes on from: to start anew, remove it or give "
+                  "--restart, or name another output");
+    const CalibrationPlan plan = OrDie(PlanCalibration(options, config()));
+    EXPECT_EQ(FindCheckpoint(*loaded_.model, options, plan).status().message(), refused.status().message());
+    EXPECT_FALSE(began);
+    EXPECT_TRUE(ReadWholeFile(partial_) == before);
+  }
   void ExpectAnew(const CalibrationOptions& options, const std::string& why) const {
     const FoundCheckpoint found = Find(options);
     EXPECT_FALSE(found.sums.has_value()) << why;
@@ -111,6 +126,31 @@ TEST_F(CalibrateSums, GoingOnGivesTheSame) {
   }
 }
 
+// For who does more with the adapter: all sums are in it, and make the same adapter without a step.
+TEST_F(CalibrateSums, ACheckpointIsKeptWhereItIsAskedFor) {
+  CalibrationOptions options = Options();
+  options.keeps_checkpoint = true;
+  options.checkpoint_period_s = 1e9;
+  ASSERT_TRUE(Calibrate(options, out_).ok());
+  EXPECT_EQ(ReadSums(partial_)->n_tokens, 1060U);
+  EXPECT_EQ(Find(options).note, "going on from " + partial_ + ": 1060 of 1060 tokens are done");
+  const std::string whole = ReadWholeFile(out_);
+  std::filesystem::remove(out_);
+  uint64_t first = 2000;  // more than there are
+  const auto again = Calibrate(options, out_, [&](uint64_t done, uint64_t) {
+    first = std::min(first, done);
+    return false;
+  });
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->n_resumed_tokens, 1060U);
+  EXPECT_EQ(first, 1059U) << "nothing is summed up again";
+  EXPECT_TRUE(ReadWholeFile(out_) == whole);
+  EXPECT_TRUE(std::filesystem::exists(partial_));
+  options.keeps_checkpoint = false;
+  ASSERT_TRUE(Calibrate(options, out_).ok());
+  EXPECT_FALSE(std::filesystem::exists(partial_));
+}
+
 TEST_F(CalibrateSums, ACheckpointIsWrittenMeanwhile) {
   uint64_t in_file = 0;
   ASSERT_TRUE(Calibrate(Options(), out_, [&](uint64_t done, uint64_t) {
@@ -120,7 +160,7 @@ TEST_F(CalibrateSums, ACheckpointIsWrittenMeanwhile) {
   EXPECT_EQ(in_file, 1000U);
 }
 
-TEST_F(CalibrateSums, WhatDoesNotBelongIsNotUsed) {
+TEST_F(CalibrateSums, AnotherCalibrationsProgressIsNotReplacedUnasked) {
   Interrupt(Options(), 500);
   EXPECT_TRUE(Find(Options()).sums.has_value());
   CalibrationOptions other = Options();
@@ -132,15 +172,17 @@ TEST_F(CalibrateSums, WhatDoesNotBelongIsNotUsed) {
   ExpectAnew(other, "as asked");
   other = Options();
   other.n_ctx = 299;
-  ExpectAnew(other, "its pieces have 300 tokens, not 299");
+  ExpectRefused(other, "its pieces have 300 tokens, not 299");
   other = Options();
   other.texts.pop_back();
-  ExpectAnew(other, "other texts");
+  ExpectRefused(other, "it is of other texts");
   CalibrationSums sums = OrDie(ReadSums(partial_));
   sums.fingerprint = "another";
   ASSERT_TRUE(WriteSums(sums, partial_).ok());
-  ExpectAnew(Options(), "another model");
-  EXPECT_EQ(Calibrate(Options(), out_)->n_resumed_tokens, 0U);
+  ExpectRefused(Options(), "it is of another model");
+  other = Options();
+  other.restarts = true;
+  EXPECT_EQ(Calibrate(other, out_)->n_resumed_tokens, 0U);
 }
 
 TEST_F(CalibrateSums, ABrokenCheckpointIsNotUsed) {

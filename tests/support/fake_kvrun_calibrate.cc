@@ -1,7 +1,8 @@
 // The toy library's calibration: column i of layer l of an adapter of rank R keeps (i + 1) / (R + l) of the
 // energy; a rank of 0 means 40. The file says what was asked for. A "slow" model takes its time for each
 // token, a "devicefail" loses the device half way; one that is cancelled leaves the number of tokens that are
-// done in the checkpoint, from which the next call goes on. Reuse rates are of the text's length: an "unread"
+// done in the checkpoint, and of how many, from which the next call of as many goes on, and another is
+// refused. A "fullsums" model finds no room for its sums. Reuse rates are of the text's length: an "unread"
 // model loses the device while they are measured, an "idle" one takes its time, a "short" text has none.
 #include <fmt/format.h>
 
@@ -23,10 +24,28 @@ nlohmann::json Layer(uint32_t layer, uint32_t rank) {
   return {{"energy", energy}};
 }
 
-size_t Resumed(const kvrun_calibrate_options& options) {
-  size_t done = 0;
-  if (options.restart == 0) std::ifstream(options.checkpoint) >> done;
-  return done;
+size_t Total(const kvrun_calibrate_options& options) {
+  size_t total = 0;
+  for (size_t i = 0; i < options.n_texts; ++i) total += options.counts[i];
+  return total;
+}
+
+// False: it is another's.
+bool Resume(const kvrun_calibrate_options& options, size_t* done) {
+  *done = 0;
+  if (options.restart != 0) return true;
+  std::ifstream file(options.checkpoint);
+  size_t of = 0;
+  file >> *done;
+  return !(file >> of) || of == Total(options);
+}
+
+kvrun_status FailAnother(const kvrun_calibrate_options& options) {
+  return Fail(KVRUN_INVALID_ARGUMENT, fmt::format("{} is another calibration's", options.checkpoint));
+}
+
+void WriteCheckpoint(const kvrun_calibrate_options& options, size_t done) {
+  std::ofstream(options.checkpoint) << done << " " << Total(options);
 }
 
 }  // namespace
@@ -74,7 +93,8 @@ void kvrun_calibrate_options_init(kvrun_calibrate_options* options) {
 
 kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine*, const kvrun_calibrate_options* options,
                                              char** json) {
-  const size_t resumed = Resumed(*options);
+  size_t resumed = 0;
+  if (!Resume(*options, &resumed)) return FailAnother(*options);
   std::string note;
   if (resumed > 0) note = fmt::format("going on from {}", options->checkpoint);
   if (options->restart != 0) note = "starting anew, as asked";
@@ -87,23 +107,31 @@ kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options
   const std::string asked = fmt::format("kind {} rank {} ctx {} device {}", options->kind, options->rank,
                                         options->n_ctx, engine->device);
   std::string texts;
-  size_t total = 0;
   for (size_t i = 0; i < options->n_texts; ++i) {
     texts += " |";
     for (size_t k = 0; k < options->counts[i]; ++k) texts += fmt::format(" {}", options->texts[i][k]);
-    total += options->counts[i];
   }
-  const size_t resumed = Resumed(*options);
+  const size_t total = Total(*options);
+  size_t resumed = 0;
+  if (!Resume(*options, &resumed)) return FailAnother(*options);
   for (size_t done = resumed; done <= total; ++done) {
     if (engine->model->Is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (engine->model->Is("devicefail") && done > total / 2)
       return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
     if (options->progress(options->progress_user, KVRUN_PHASE_CALIBRATE, done, total) != 0) {
-      if (done > 0) std::ofstream(options->checkpoint) << done;
+      if (done > 0) WriteCheckpoint(*options, done);
       return Fail(KVRUN_CANCELLED, "cancelled");
     }
   }
-  std::remove(options->checkpoint);
+  if (engine->model->Is("fullsums") && options->sums != nullptr) {
+    WriteCheckpoint(*options, total);
+    return Fail(KVRUN_IO_ERROR, fmt::format("cannot write {}: no room", options->sums));
+  }
+  if (options->keep_checkpoint != 0) {
+    WriteCheckpoint(*options, total);
+  } else {
+    std::remove(options->checkpoint);
+  }
   if (options->sums != nullptr) std::ofstream(options->sums) << "sums";
   std::ofstream(path) << asked << texts;
   const uint32_t rank = options->rank == 0 ? 40 : options->rank;

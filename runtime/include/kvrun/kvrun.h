@@ -379,26 +379,30 @@ typedef struct kvrun_calibrate_options {
   size_t n_texts;
   kvrun_progress_fn progress; /* in tokens; may be NULL */
   void* progress_user;
-  const char* checkpoint; /* a file that keeps sums until `path` is written, so that an interrupted call can
-                             be continued by the same call; another kind of file of that name is refused;
-                             NULL: none */
-  const char* sums;       /* a file for the sums that adapters are computed from; NULL: none */
-  uint32_t restart;       /* nonzero: begins anew, and replaces `checkpoint`, whatever it holds */
-  uint32_t checkpoint_ms; /* at least so long from one writing of `checkpoint` to the next; 0: 30000 */
+  const char* checkpoint;   /* a file that keeps sums until `path` is written, so that an interrupted call can
+                               be continued by the same call; another kind of file of that name is refused, and
+                               so is what was left by a call with other texts, n_ctx or model; NULL: none */
+  const char* sums;         /* a file for the sums that adapters are computed from; NULL: none */
+  uint32_t restart;         /* nonzero: begins anew, and replaces `checkpoint`, whatever it holds */
+  uint32_t checkpoint_ms;   /* at least so long from one writing of `checkpoint` to the next; 0: 30000 */
+  uint32_t keep_checkpoint; /* nonzero: `checkpoint` is there in the end too, with all sums, for a caller who
+                               does more with the adapter, and removes it when that is done: the same call
+                               makes the same adapter from it at once */
 } kvrun_calibrate_options;
 
 KVRUN_API void kvrun_calibrate_options_init(kvrun_calibrate_options* options);
 
 /* Computes each layer's adapter (KVSwap, section 3.2) from the model's keys and queries on these texts and
  * writes them to `path` (docs/formats/adapter.md); nothing is written on an error, but for `checkpoint`,
- * which holds the pieces that are done (docs/formats/sums.md), and is removed when all is. json, which may be
- * NULL: an object with kind, rank, n_tokens, n_pieces, resumed_tokens (that were in the checkpoint), notes
- * [text], fingerprint, layers [{energy: [of columns 0..i, by i]}]. */
+ * which holds the pieces that are done (docs/formats/sums.md), and is removed when all is, unless it is to be
+ * kept. json, which may be NULL: an object with kind, rank, n_tokens, n_pieces, resumed_tokens (that were in
+ * the checkpoint), notes [text], fingerprint, layers [{energy: [of columns 0..i, by i]}]. */
 KVRUN_API kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options* options,
                                        const char* path, char** json);
 
 /* What that call would begin with. JSON object: resumed_tokens, n_tokens, note (for people: what the
- * checkpoint is used for, or why it is not; empty where there is none). */
+ * checkpoint is used for, or why it is not; empty where there is none). An error where that call would refuse
+ * the checkpoint. */
 KVRUN_API kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine* engine,
                                                        const kvrun_calibrate_options* options, char** json);
 
