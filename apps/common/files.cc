@@ -65,9 +65,9 @@ mode_t CreationMode() {
   return static_cast<mode_t>(0666) & ~mask;
 }
 
-[[noreturn]] void ThrowCannotWrite(const std::string& path, int error_number) {
+[[noreturn]] void ThrowCannotWrite(const std::string& path, int error_number, std::string_view advice = "") {
   if (error_number == EPIPE) throw OutputClosed();
-  throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write {}: {}", path, Reason(error_number)));
+  throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write {}: {}{}", path, Reason(error_number), advice));
 }
 
 }  // namespace
@@ -155,6 +155,11 @@ void ResultFile::Commit() {
   temporary_path_.clear();
 }
 
-void ResultFile::Fail(int error_number) const { ThrowCannotWrite(path_, error_number); }
+void ResultFile::Fail(int error_number) const {
+  const bool is_full = error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
+  // What is written directly is a device or a pipe.
+  const bool can_be_freed = is_full && !temporary_path_.empty();
+  ThrowCannotWrite(path_, error_number, can_be_freed ? ": free space there or name another file" : "");
+}
 
 }  // namespace kvrun::cli

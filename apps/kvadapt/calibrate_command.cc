@@ -109,7 +109,8 @@ std::vector<Ids> ReadTexts(const CalibrateOptions& options, const Model& model) 
                                "TEXT or -f FOLDER"
                              : "there is no text in what was named: " + DescribeTexts(collected));
   }
-  if (!options.shared.quiet && (is_default || collected.has_folders || collected.is_cut)) {
+  if (!options.shared.quiet &&
+      (is_default || collected.has_folders || collected.is_cut || !collected.shortened.empty())) {
     PrintMessage(fmt::format("note: {}{}", is_default ? "no texts are named; of Debian's own: " : "",
                              DescribeTexts(collected)));
   }
@@ -294,7 +295,7 @@ Command AddCalibrateCommand(CLI::App* program) {
   set->Text("--dump-gram", &options->sums, "FILE",
             "the sums of k k^T and q q^T too, a GGUF file (docs/formats/sums.md)");
   set->Text("--plot", &options->plot, "FILE", "energy kept by rank too, as SVG");
-  set->Flag("--restart", &options->restart, "begin anew, whatever an interrupted run left in OUTPUT.partial");
+  set->Flag("--restart", &options->restart, "begin anew, whatever an earlier run left in OUTPUT.partial");
   set->Text(
       "--kv-dir", &options->folder, "FOLDER",
       "where KV lies while reuse rates are measured, in memory too (default: in the user's cache folder)");

@@ -115,9 +115,14 @@ class Collector {
   void AddFile(const std::string& path) {
     PartialFile file(path);
     file.ReadTo(FirstBytes(kMaxTextBytes));
+    if (file.bytes().empty()) {
+      throw Failure(KVRUN_INVALID_ARGUMENT, fmt::format("{} is empty: give a text", file.name()));
+    }
     if (!LooksLikeText(file.bytes())) {
       throw Failure(KVRUN_INVALID_ARGUMENT,
-                    fmt::format("{} is not text: it has zero bytes, or is mostly not UTF-8", file.name()));
+                    fmt::format("{} is not text: it has zero bytes, or is mostly not UTF-8; convert text of "
+                                "another encoding to UTF-8 (iconv -f UTF-16 -t UTF-8), or name another file",
+                                file.name()));
     }
     collected_.texts.emplace_back();
     Append(file, kMaxTextBytes);
@@ -149,11 +154,18 @@ class Collector {
     }
     collected_.is_cut =
         collected_.is_cut || ids.size() > missing || (ids.size() == missing && !file.at_end());
+    if (ids.size() < missing && max_bytes == kMaxTextBytes && HasMore(file))
+      collected_.shortened.push_back(file.name());
     ids.resize(std::min<uint64_t>(ids.size(), missing));
     collected_.n_files += ids.empty() ? 0 : 1;
     collected_.n_tokens += ids.size();
     std::vector<int32_t>& last = collected_.texts.back();
     last.insert(last.end(), ids.begin(), ids.end());
+  }
+
+  static bool HasMore(PartialFile& file) {
+    file.ReadTo(file.bytes().size() + 1);
+    return !file.at_end();
   }
 
   void Skip(const std::string& why) { ++collected_.skipped[why]; }
@@ -216,6 +228,13 @@ class Collector {
   std::set<std::pair<size_t, uintmax_t>> seen_;
 };
 
+// A reason to skip, of one file.
+std::string OfOne(const std::string& why) {
+  if (why == "copies") return "copy";
+  if (why == "links to folders") return "link to a folder";
+  return why == "no files" ? "no file" : why;
+}
+
 }  // namespace
 
 bool LooksLikeText(std::string_view bytes) {
@@ -259,14 +278,20 @@ CollectedTexts CollectDefaultTexts(const Model& model, uint64_t max_tokens) {
 }
 
 std::string DescribeTexts(const CollectedTexts& texts) {
-  std::string line =
-      fmt::format("{} text{}, {} tokens", texts.n_files, texts.n_files == 1 ? "" : "s", texts.n_tokens);
+  std::string line = fmt::format("{} text{}, {} token{}", texts.n_files, texts.n_files == 1 ? "" : "s",
+                                 texts.n_tokens, texts.n_tokens == 1 ? "" : "s");
   std::string separator = "; skipped: ";
   for (const auto& [why, n] : texts.skipped) {
-    line += fmt::format("{}{} {}", separator, n, why);
+    line += fmt::format("{}{} {}", separator, n, n == 1 ? OfOne(why) : why);
     separator = ", ";
   }
   if (texts.is_cut) line += "; the rest is not read: --tokens N takes more";
+  if (!texts.shortened.empty()) {
+    const size_t n_more = texts.shortened.size() - 1;
+    line += fmt::format("; of {}{} the first {} MiB alone are read: split larger texts, and name the parts",
+                        texts.shortened.front(), n_more == 0 ? "" : fmt::format(" and {} more", n_more),
+                        kMaxTextBytes >> 20);
+  }
   return line;
 }
 

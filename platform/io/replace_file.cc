@@ -17,19 +17,27 @@ namespace {
 
 constexpr int kNames = 100;  // tried before it is given up
 
-Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& path) {
+// Of a file that a person named: by that name, not by the temporary one.
+Status CannotWrite(int error_number, const std::string& path) {
+  Status status = StatusFromErrno(error_number, "cannot write " + path);
+  if (error_number != ENOSPC && error_number != EDQUOT && error_number != EFBIG) return status;
+  return {status.code(), status.message() + ": free space there or name another file"};
+}
+
+// The answer is 0 or an errno value.
+int WriteAll(int fd, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t written = write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return StatusFromErrno(written < 0 ? errno : EIO, "cannot write " + path);
+    if (written <= 0) return written < 0 ? errno : EIO;
     bytes = bytes.subspan(static_cast<size_t>(written));
   }
-  return Status::Ok();
+  return 0;
 }
 
 // Closes and renames what was written, or removes it.
 Status Finish(Status status, int fd, const std::string& temporary, const std::string& path) {
-  if (close(fd) != 0 && status.ok()) status = StatusFromErrno(errno, "cannot write " + temporary);
+  if (close(fd) != 0 && status.ok()) status = CannotWrite(errno, path);
   if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
     status = StatusFromErrno(errno, "cannot rename " + temporary + " to " + path);
   }
@@ -71,7 +79,7 @@ Result<TemporaryFile> CreateBeside(const Target& target, const std::string& path
     for (int i = 0; i < 6; ++i) file.path += kDigits[random() % (sizeof kDigits - 1)];
     file.fd = open(file.path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, target.mode ? 0600 : 0666);
     if (file.fd < 0 && errno == EEXIST) continue;
-    if (file.fd < 0) return StatusFromErrno(errno, "cannot write " + path);
+    if (file.fd < 0) return CannotWrite(errno, path);
     // A file system without modes has none to keep.
     if (target.mode) (void)fchmod(file.fd, *target.mode);
     return file;
@@ -85,7 +93,9 @@ Status ReplaceFile(const std::string& path, std::span<const std::byte> bytes) {
   std::string temporary = path + ".XXXXXX";
   const int fd = mkstemp(temporary.data());  // mode 0600
   if (fd < 0) return StatusFromErrno(errno, "cannot create " + temporary);
-  return Finish(WriteAll(fd, bytes, temporary), fd, temporary, path);
+  const int error_number = WriteAll(fd, bytes);
+  Status status = error_number == 0 ? Status::Ok() : StatusFromErrno(error_number, "cannot write " + path);
+  return Finish(std::move(status), fd, temporary, path);
 }
 
 Status ReplaceResultFile(const std::string& path, std::span<const std::span<const std::byte>> parts) {
@@ -93,9 +103,11 @@ Status ReplaceResultFile(const std::string& path, std::span<const std::span<cons
   KVRUN_ASSIGN_OR_RETURN(const TemporaryFile file, CreateBeside(target, path));
   Status status = Status::Ok();
   for (const std::span<const std::byte> part : parts) {
-    if (status.ok()) status = WriteAll(file.fd, part, file.path);
+    if (!status.ok()) break;
+    if (const int error_number = WriteAll(file.fd, part); error_number != 0)
+      status = CannotWrite(error_number, path);
   }
-  if (status.ok() && fsync(file.fd) != 0) status = StatusFromErrno(errno, "cannot write " + file.path);
+  if (status.ok() && fsync(file.fd) != 0) status = CannotWrite(errno, path);
   return Finish(std::move(status), file.fd, file.path, target.path);
 }
 

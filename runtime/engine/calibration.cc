@@ -32,17 +32,28 @@ Status CheckIds(const CalibrationOptions& options, const ModelConfig& config) {
   return Status::Ok();
 }
 
+// " (text 1: 12, text 2: 7)"; of many nothing.
+std::string TextLengths(const CalibrationOptions& options) {
+  constexpr size_t kMostNamed = 8;
+  std::string lengths;
+  if (options.texts.size() > kMostNamed) return lengths;
+  for (size_t i = 0; i < options.texts.size(); ++i)
+    lengths += fmt::format("{}text {}: {}", i == 0 ? " (" : ", ", i + 1, options.texts[i].size());
+  return lengths.empty() ? lengths : lengths + ")";
+}
+
 // Fewer keys than columns leave directions that no key has.
 Status CheckEnough(const CalibrationOptions& options, const CalibrationPlan& plan) {
   const uint64_t n_left_out = plan.pieces.size() * kCalibrationSinks;
   if (!plan.pieces.empty() && plan.n_tokens - n_left_out >= plan.rank) return Status::Ok();
   uint64_t n_given = 0;
   for (const auto& text : options.texts) n_given += text.size();
-  return Invalid(fmt::format(
-      "too little text: {} tokens, of which {} count (the first {} of each piece and pieces shorter than {} "
-      "do "
-      "not); an adapter of rank {} needs {}: give longer texts, or ask for a smaller rank",
-      n_given, plan.n_tokens - n_left_out, kCalibrationSinks, kMinPieceTokens, plan.rank, plan.rank));
+  return Invalid(
+      fmt::format("too little text: {} token{}{}, of which {} count (the first {} of each piece and pieces "
+                  "shorter than {} "
+                  "do not); an adapter of rank {} needs {}: give longer texts, or ask for a smaller rank",
+                  n_given, n_given == 1 ? "" : "s", TextLengths(options), plan.n_tokens - n_left_out,
+                  kCalibrationSinks, kMinPieceTokens, plan.rank, plan.rank));
 }
 
 void CutIntoPieces(std::span<const TokenId> text, uint32_t n_ctx, CalibrationPlan* plan) {

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <kvrun/kvrun.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -161,7 +162,8 @@ kvrun_status kvrun_tokenize(const kvrun_model* model, const char* text, size_t t
     for (int32_t i = 0; i < 3 && (flags & KVRUN_ENCODE_PARSE_SPECIAL) != 0; ++i) {
       if (rest.starts_with(kControl[i])) token = kBos + i;
     }
-    rest.remove_prefix(TextOf(token).size());
+    // A "coarse" model's tokens have 64 KiB.
+    rest.remove_prefix(model->Is("coarse") ? std::min<size_t>(rest.size(), 65536) : TextOf(token).size());
     tokens.push_back(token);
   }
   if (tokens.size() <= *count) std::copy(tokens.begin(), tokens.end(), ids);

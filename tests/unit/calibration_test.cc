@@ -2,11 +2,15 @@
 #include "runtime/engine/calibration.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "tests/support/capi_fixture.h"
+#include "tests/support/program_runner.h"
 
 namespace kvrun {
 namespace {
@@ -73,7 +77,8 @@ TEST(CalibrationPlan, KeysMustBeAsManyAsColumns) {
   EXPECT_TRUE(PlanCalibration(Options(enough, 0, 12), Config()).ok());
   const auto few = PlanCalibration(Options(enough, 0, 13), Config());
   EXPECT_EQ(few.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(few.status().message().find("20 tokens, of which 12 count"), std::string::npos)
+  EXPECT_NE(few.status().message().find("20 tokens (text 1: 8, text 2: 12), of which 12 count"),
+            std::string::npos)
       << few.status().message();
   EXPECT_NE(few.status().message().find("rank 13 needs 13"), std::string::npos) << few.status().message();
   EXPECT_FALSE(PlanCalibration(Options({}, 0, 1), Config()).ok());
@@ -92,6 +97,39 @@ TEST(CalibrationPlan, NonsenseIsNamed) {
   expect_refused({Text(50), {1, 100}}, 0, 4,
                  "text 2: token 2 (the id 100) is not in the vocabulary (0 to 99)");
   expect_refused({{-1}}, 0, 4, "the id -1");
+}
+
+TEST(CalibrationPlan, WhichTextsAreShortIsSaid) {
+  const auto expect_said = [](const std::vector<std::vector<TokenId>>& texts, const std::string& part) {
+    const auto plan = PlanCalibration(Options(texts, 0, 4), Config());
+    EXPECT_NE(plan.status().message().find(part), std::string::npos) << plan.status().message();
+  };
+  expect_said({Text(1)}, "too little text: 1 token (text 1: 1), of which 0 count");
+  expect_said({Text(2), Text(0)}, "too little text: 2 tokens (text 1: 2, text 2: 0), of which 0 count");
+  expect_said({}, "too little text: 0 tokens, of which 0 count");
+  expect_said(std::vector(9, Text(1)), "too little text: 9 tokens, of which 0 count");
+}
+
+// A file that does not fit is named as it was asked for.
+TEST(CalibrationSumsFile, WhatDoesNotFitIsSaidByItsOwnName) {
+  const TemporaryFolder folder;
+  CalibrationSums sums;
+  sums.layers.resize(1);
+  sums.layers[0] = {
+      .n_kv_heads = 1, .head_dim = 2, .keys = std::vector<double>(6), .queries = std::vector<double>(4)};
+  const std::string path = folder.Path("sums.gguf");
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {100, before.rlim_max};
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status status = WriteSums(sums, path);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(status.message(),
+            "cannot write " + path + ": File too large: free space there or name another file");
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_TRUE(WriteSums(sums, path).ok());
 }
 
 class CapiCalibrate : public testing::CapiFixture {

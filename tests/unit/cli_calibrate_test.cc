@@ -380,7 +380,7 @@ TEST_F(CliCalibrate, FoldersAreReadInTheirOrder) {
   EXPECT_TRUE(Written().ends_with(" | 49 50 195 169 51 51 | 99")) << Written();
   EXPECT_PRED2(
       Contains, result.err,
-      "kvadapt: note: 4 texts, 7 tokens; skipped: 2 copies, 1 empty, 2 hidden, 1 links to folders, 2 "
+      "kvadapt: note: 4 texts, 7 tokens; skipped: 2 copies, 1 empty, 2 hidden, 1 link to a folder, 2 "
       "not text\n");
   EXPECT_EQ(Run({"-f", texts, "-q"}).err, "");
   const ProgramResult nothing = Run({"-f", texts + "/empty"});
@@ -388,8 +388,28 @@ TEST_F(CliCalibrate, FoldersAreReadInTheirOrder) {
   EXPECT_PRED2(Contains, nothing.err, "kvadapt: there is no text in what was named: 0 texts, 0 tokens\n");
   const ProgramResult named = Run({"-f", texts + "/zero"});
   EXPECT_EQ(named.exit_code, 1);
-  EXPECT_EQ(named.err,
-            "kvadapt: " + texts + "/zero is not text: it has zero bytes, or is mostly not UTF-8\n");
+  EXPECT_EQ(
+      named.err,
+      "kvadapt: " + texts +
+          "/zero is not text: it has zero bytes, or is mostly not UTF-8; convert text of another encoding "
+          "to UTF-8 (iconv -f UTF-16 -t UTF-8), or name another file\n");
+  const ProgramResult empty = Run({"-f", ab_, "-f", texts + "/none", "-q"});
+  EXPECT_EQ(empty.exit_code, 1);
+  EXPECT_EQ(empty.err, "kvadapt: " + texts + "/none is empty: give a text\n");
+  EXPECT_EQ(Run({"-f", "-", "-q"}).err, "kvadapt: standard input is empty: give a text\n");
+}
+
+// A "coarse" model's tokens have 64 KiB.
+TEST_F(CliCalibrate, ATextThatIsTooLargeIsSaidToBe) {
+  const std::string most(size_t{64} << 20, 'x');
+  const std::string whole = folder_.Write("whole", most);
+  EXPECT_FALSE(Contains(Run({"-f", whole}, {}, "coarse nobos").err, "alone are read"));
+  const std::string large = folder_.Write("large", most + "x");
+  const ProgramResult result = Run({"-f", large, "-f", c_}, {}, "coarse nobos");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_PRED2(Contains, result.err,
+               "kvadapt: note: 2 texts, 1025 tokens; of " + large +
+                   " the first 64 MiB alone are read: split larger texts, and name the parts\n");
 }
 
 TEST_F(CliCalibrate, NoMoreThanSoManyTokensAreRead) {
@@ -436,6 +456,27 @@ TEST_F(CliCalibrate, PlotAndSumsAreWrittenToo) {
   const size_t n_files = FilesInFolder();
   Run({"-f", ab_, "--plot", folder_.Path("other.svg")}, {}, "devicefail");
   EXPECT_EQ(FilesInFolder(), n_files);
+}
+
+// Of the final names; what is done is kept.
+TEST_F(CliCalibrate, AFullDiskIsSaidWithWhatIsKept) {
+  const std::string kept = "the same command goes on from " + out_ + ".partial\n";
+  const std::string sums = folder_.Path("sums.gguf");
+  const ProgramResult full = Run({"-f", ab_, "--dump-gram", sums, "-q"}, {}, "fullsums nobos");
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_EQ(full.err, "kvadapt: cannot write " + sums + ": no room; " + kept);
+  EXPECT_PRED2(Contains, Run({"-f", ab_, "--dump-gram", sums}).err, "note: going on from");
+  // Of all files, those that take the messages too, but these are short.
+  const std::string plot = folder_.Path("plot.svg");
+  std::vector<std::string> arguments = {"-c", "ulimit -f 1; trap '' XFSZ; exec \"$0\" \"$@\"",
+                                        KVADAPT_FAKE_PROGRAM};
+  for (const std::string& argument : Arguments("nobos", {"-f", ab_, "--plot", plot, "-q"}))
+    arguments.push_back(argument);
+  const ProgramResult limited = RunProgram("/bin/sh", arguments);
+  EXPECT_EQ(limited.exit_code, 1);
+  EXPECT_TRUE(limited.err.starts_with("kvadapt: cannot write " + plot +
+                                      ": File too large: free space there or name another file; "))
+      << limited.err;
 }
 
 TEST_F(CliCalibrate, TheProgramNamesItself) {
