@@ -89,7 +89,8 @@ std::string WithOrigin(const SessionPlan& plan, const std::string& message) {
 // What refuses a session, with where its options come from.
 std::string ExplainRefusal(const SessionPlan& plan, const Failure& failure) {
   const bool is_of_options =
-      failure.status() == KVRUN_OUT_OF_MEMORY || failure.status() == KVRUN_INVALID_ARGUMENT;
+      failure.status() == KVRUN_OUT_OF_MEMORY ||
+      (failure.status() == KVRUN_INVALID_ARGUMENT && !NamesAdapter(plan, failure.what()));
   if (plan.origin.empty() || !is_of_options) return ExplainAdapter(plan, failure.what());
   return WithOrigin(plan, failure.what());
 }
