@@ -1,8 +1,11 @@
 // kvadapt probe: what reaches offline/, and what is said of its answer.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -190,10 +193,20 @@ TEST_F(CliProbe, WhatCannotBeDoneFailsBeforeAnythingIsMeasured) {
   EXPECT_EQ(FilesInFolder(), 0U);
 }
 
-// A pipe is opened once: a reader takes the first end of it for the end of all.
-TEST_F(CliProbe, APipeGetsTheProfile) {
+// A reader takes the end of a try for the end of all, so a pipe is not opened before the profile is written.
+TEST_F(CliProbe, APipeIsOpenedOnce) {
   const std::string pipe = folder_.Path("pipe");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  pollfd reader = {::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC), POLLIN, 0};
+  ASSERT_GE(reader.fd, 0);
+  {
+    RunningProgram program(
+        KVADAPT_FAKE_PROGRAM,
+        {"probe", "--storage-only", "--kv-dir", "/slow", "-o", pipe, "--progress", "always"}, {});
+    EXPECT_TRUE(program.WaitForOutput("storage: 0 of 20"));
+    EXPECT_EQ(::poll(&reader, 1, 0), 0) << "POLLHUP: it was opened and closed";
+  }
+  ::close(reader.fd);
   const ProgramResult result = RunShell(fmt::format(
       "timeout 120 cat {0} & timeout 120 {1} probe --storage-only -q -o {0} >{2}; echo $? >&2; wait", pipe,
       ShellWords(KVADAPT_FAKE_PROGRAM), folder_.Path("table")));
