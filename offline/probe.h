@@ -40,8 +40,9 @@ struct OperationProfile {
 // The engine must have been made with profile on. Decodes with random KV, all of it chosen again in each
 // step, at points that vary one thing at a time: the batch, the context, entries selected, the index's rank
 // and type, K's and V's types; and with all KV in memory. Rows of the first point, which the others vary,
-// come first. Each row carries the whole shape of its point (docs/formats/device_profile.md). Points that
-// memory does not suffice for are left out; where it suffices for none, that is what fails.
+// come first, unless it is left out. Each row carries the whole shape of its point
+// (docs/formats/device_profile.md). Points that memory does not suffice for are left out; where it suffices
+// for none, that is what fails.
 Result<OperationProfile> ProbeOperations(kvrun_engine* engine, const OperationProbeOptions& options,
                                          const OfflineProgress& progress);
 

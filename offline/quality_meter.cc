@@ -20,7 +20,8 @@ constexpr double kMemoryShare = 0.8;
 Result<uint64_t> MostPieces(const Engine& engine, uint32_t n_ctx, uint32_t n_steps, uint64_t memory_bytes) {
   constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
   if (memory_bytes == 0) {
-    if (engine.device().info().kind == "gpu") return kNoLimit;
+    const std::string& kind = engine.device().info().kind;
+    if (kind != "cpu" && kind != "integrated") return kNoLimit;
     const std::optional<uint64_t> available = AvailableMemoryBytes();
     if (!available) return kNoLimit;
     memory_bytes = static_cast<uint64_t>(kMemoryShare * static_cast<double>(*available));

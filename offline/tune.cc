@@ -106,6 +106,7 @@ class Tuner {
   } told_;
   TuneResult result_;
   size_t n_finished_ = 0;  // of its solutions
+  std::vector<uint32_t> failed_contexts_;
   Clock::time_point begin_;
   double search_end_ = 0.0;  // of the context that is looked at, in minutes from begin_
   double context_end_ = 0.0;
@@ -335,14 +336,19 @@ Status Tuner::SolveContexts() {
     result_.solutions.erase(result_.solutions.begin() + static_cast<std::ptrdiff_t>(n_finished_),
                             result_.solutions.end());
     result_.unreached.push_back(fmt::format("{} tokens of context: {}", n_ctx, status.message()));
+    failed_contexts_.push_back(n_ctx);
     if (first.ok()) first = status;
   }
+  result_.has_failed = !failed_contexts_.empty();
   if (!result_.solutions.empty()) return Status::Ok();
   return first.ok() ? Status(StatusCode::kOutOfMemory, result_.unreached.front()) : first;
 }
 
 Status Tuner::CheckPredictions() {
   std::vector<StepPoint> points = InTurns(check_points_);
+  std::erase_if(points, [this](const StepPoint& point) {
+    return std::ranges::find(failed_contexts_, point.setting.ctx) != failed_contexts_.end();
+  });
   points.resize(std::min<size_t>(options_.n_checks, points.size()));
   Result<std::vector<CheckedPoint>> checks = steps_->Check(
       points, [this](uint64_t done, uint64_t total) { return Tell("checking predictions", done, total); });
@@ -352,6 +358,7 @@ Status Tuner::CheckPredictions() {
     return checks.status();
   } else {
     result_.unreached.push_back("predictions could not be checked: " + checks.status().message());
+    result_.has_failed = true;
   }
   return Status::Ok();
 }

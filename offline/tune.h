@@ -79,6 +79,7 @@ struct TuneResult {
   // What was asked for and is not there, and why: settings for which a given limit could not be kept,
   // contexts that failed after others were done, checks of predictions that failed.
   std::vector<std::string> unreached;
+  bool has_failed = false;  // one of these is a failure, and not a limit that was not reached
   StorageProfile storage;
   std::vector<StepSample> samples;  // what the time model was fitted to, the machine's drift taken out
   double model_max_error = 0.0;     // of the time model on its samples

@@ -61,22 +61,24 @@ uint64_t LeastSequenceBudget(SearchSetting setting) {
   return most;
 }
 
-// Where the budget is shared: what one batch size lacks is not what the whole budget lacks.
-Status SharedBudgetTooSmall(const std::vector<SearchSetting>& settings, const SearchSetting& refused,
-                            const Status& status) {
+// What one of several settings lacks is not what the budget lacks: others may need more, and a smaller batch
+// has a part of it.
+Status BudgetTooSmall(const std::vector<SearchSetting>& settings, const SearchSetting& refused,
+                      const Status& status) {
   uint32_t n_batch = 0;
   uint64_t least = 0;
   for (const SearchSetting& setting : settings) {
     n_batch = std::max(n_batch, setting.batch);
     least = std::max(least, LeastSequenceBudget(setting));
   }
-  if (refused.batch == n_batch || least > kMaxSequenceBytes) return status;
-  return {status.code(),
-          fmt::format(
-              "--budget is for {} sequences: {} of them {} {} of it, which is too little at {} tokens of "
-              "context; give {} or more, or leave a batch of {} out",
-              n_batch, refused.batch, refused.batch == 1 ? "has" : "have", FormatBytes(refused.budget_bytes),
-              refused.ctx, fmt::format("{}KiB", least * n_batch / 1024), refused.batch)};
+  if (settings.size() == 1 || least > kMaxSequenceBytes) return status;
+  return {
+      status.code(),
+      fmt::format(
+          "of the KV budget {} are for {} sequence{} of {} tokens, which is too little; {}KiB suffice for "
+          "all that is to be tuned: give that as --budget, or name fewer (--ctx, --batch)",
+          FormatBytes(refused.budget_bytes), refused.batch, refused.batch == 1 ? "" : "s", refused.ctx,
+          least * n_batch / 1024)};
 }
 
 }  // namespace
@@ -137,7 +139,7 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
   for (const SearchSetting& setting : settings) {
     const Result<SizedCandidate> own = BudgetsOwnChoice(setting);
     if (own.ok()) continue;
-    return SharedBudgetTooSmall(
+    return BudgetTooSmall(
         settings, setting,
         own.status().WithContext(fmt::format("{} tokens of context, {} sequence{}", setting.ctx,
                                              setting.batch, setting.batch == 1 ? "" : "s")));

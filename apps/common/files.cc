@@ -125,7 +125,10 @@ ResultFile::ResultFile(const std::string& path) : path_(path), target_(path) {
   struct stat facts = {};
   const bool exists = ::stat(path.c_str(), &facts) == 0;
   if (exists && !S_ISREG(facts.st_mode)) {
-    fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    // A pipe waits for its reader.
+    while ((fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC)) < 0 && errno == EINTR) {
+      if (Interrupted()) throw Interruption();
+    }
     if (fd_ < 0) Fail(errno);
     return;
   }

@@ -89,10 +89,9 @@ std::string WithOrigin(const SessionPlan& plan, const std::string& message) {
 // What refuses a session, with where its options come from.
 std::string ExplainRefusal(const SessionPlan& plan, const Failure& failure) {
   const bool is_of_options =
-      failure.status() == KVRUN_OUT_OF_MEMORY ||
-      (failure.status() == KVRUN_INVALID_ARGUMENT && !NamesAdapter(plan, failure.what()));
-  if (plan.origin.empty() || !is_of_options) return ExplainAdapter(plan, failure.what());
-  return WithOrigin(plan, failure.what());
+      failure.status() == KVRUN_OUT_OF_MEMORY || failure.status() == KVRUN_INVALID_ARGUMENT;
+  const std::string message = ExplainAdapter(plan, failure.what());
+  return plan.origin.empty() || !is_of_options ? message : WithOrigin(plan, message);
 }
 
 }  // namespace
@@ -140,8 +139,8 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message) {
   if (!NamesAdapter(plan, message)) return message;
   return fmt::format(
-      "{}; {} names this adapter, relative to its own folder: move the adapter along with it, or "
-      "give one with --kv-adapter",
+      "{}; {} names this adapter (a relative path begins at the config's folder): put one there, or give "
+      "one with --kv-adapter",
       message, plan.config);
 }
 

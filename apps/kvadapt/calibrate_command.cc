@@ -222,6 +222,8 @@ void FinishComplete(const std::function<void()>& work, const std::string& output
                     const CalibrationRun& calibration) {
   try {
     work();
+  } catch (const OutputClosed&) {
+    throw;
   } catch (const Failure& failure) {
     std::string message = fmt::format("{}; {} is the new adapter", failure.what(), output);
     const std::string goes_on = calibration.WhatGoesOn();

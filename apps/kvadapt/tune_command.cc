@@ -189,6 +189,9 @@ int RunTune(const TuneCommand& command) {
     }
   }
   WriteConfig(command, offline::ConfigText(result));
+  // What was asked for lacks: also with -q.
+  for (const std::string& unreached : result.unreached) PrintMessage(unreached);
+  const int exit_code = result.has_failed ? kExitFailure : 0;
   const std::string plot = PlotPath(command);
   if (!command.shared.quiet) PrintDoubts(result);
   if (command.shared.json) {
@@ -197,15 +200,15 @@ int RunTune(const TuneCommand& command) {
     if (!plot.empty()) json["plot"] = plot;
     WriteStdout(JsonLine(json));  // first: it is not lost where the plot cannot be written
     if (!plot.empty()) WriteResult(plot, offline::SvgText(ParetoPlot(result)));
-    return 0;
+    return exit_code;
   }
   WriteStdout(TuneText(result, command.pareto) + fmt::format("{}: for kvrun --config, {} solution{}\n",
                                                              command.output, result.solutions.size(),
                                                              result.solutions.size() == 1 ? "" : "s"));
-  if (plot.empty()) return 0;
+  if (plot.empty()) return exit_code;
   WriteResult(plot, offline::SvgText(ParetoPlot(result)));
   WriteStdout(plot + ": time and KL of the measured points, and their front\n");
-  return 0;
+  return exit_code;
 }
 
 void AddWorkOptions(OptionSet* set, TuneCommand* command) {

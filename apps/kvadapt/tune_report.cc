@@ -181,7 +181,6 @@ std::string TuneText(const TuneResult& result, bool pareto) {
     if (pareto) text += FrontTable(solution);
   }
   if (!result.checks.empty()) text += CheckTable(result);
-  for (const std::string& unreached : result.unreached) text += unreached + "\n";
   return text +
          fmt::format(
              "times are predicted from {} sampled steps, which they fit within {:.1f} % (mean {:.1f})\n",

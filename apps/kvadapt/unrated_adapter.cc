@@ -48,6 +48,8 @@ void UnratedAdapter::Complete(const std::function<void()>& work,
   TakeModeOfOld();
   try {
     work();
+  } catch (const OutputClosed&) {
+    throw;
   } catch (const Failure& failure) {
     throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), Settle(goes_on())),
                   failure.exit_code());

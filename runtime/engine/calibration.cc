@@ -237,11 +237,10 @@ Status NoCheckpoint(const std::string& path) {
 }
 
 Status AnotherCheckpoint(const std::string& path, uint64_t n_tokens, const std::string& why) {
-  return Invalid(
-      fmt::format("{} holds {} tokens' sums of another calibration ({}), which the command that began it "
-                  "goes on from: to "
-                  "start anew, remove it or give --restart, or name another output",
-                  path, n_tokens, why));
+  return Invalid(fmt::format(
+      "{} holds {} tokens' sums of another calibration ({}): go on with it by the same command, "
+      "texts and kvrun as before; to start anew remove it, give --restart, or name another output",
+      path, n_tokens, why));
 }
 
 Status CheckPaths(const CalibrationOptions& options, const std::string& path) {

@@ -71,8 +71,8 @@ class CalibrateSums : public ::testing::Test {
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(refused.status().message(),
               partial_ + " holds 300 tokens' sums of another calibration (" + why +
-                  "), which the command that began it goes on from: to start anew, remove it or give "
-                  "--restart, or name another output");
+                  "): go on with it by the same command, texts and kvrun as before; to start anew remove it, "
+                  "give --restart, or name another output");
     const CalibrationPlan plan = OrDie(PlanCalibration(options, config()));
     EXPECT_EQ(FindCheckpoint(*loaded_.model, options, plan).status().message(), refused.status().message());
     EXPECT_FALSE(began);

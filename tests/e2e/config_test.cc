@@ -89,7 +89,8 @@ TEST_F(Config, AnAdapterThatCannotBeReadIsTracedToTheConfig) {
     const ProgramResult result = RunInMemory({"--config", path, "-q"});
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_NE(result.err.find(why), std::string::npos) << result.err;
-    EXPECT_NE(result.err.find("; " + path + " names this adapter, relative to its own folder: move"),
+    EXPECT_NE(result.err.find("; " + path +
+                              " names this adapter (a relative path begins at the config's folder): put"),
               std::string::npos)
         << result.err;
     EXPECT_EQ(Json::parse(result.out)["error"]["status"], status) << result.err;

@@ -157,23 +157,26 @@ class TuneCalls : public Tune {
   offline::TuneOptions options_;
 };
 
-TEST_F(TuneCalls, ASharedBudgetThatIsTooSmallSaysWhatSuffices) {
-  options_.budget = "500KiB";
-  options_.batches = {1, 4};
-  const Status status = offline::CheckTune(handle_, options_);
-  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory);
-  EXPECT_NE(status.message().find("--budget is for 4 sequences: 1 of them has 125.0 KiB"), std::string::npos)
-      << status.message();
-  const size_t at = status.message().find("give ");
-  ASSERT_NE(at, std::string::npos);
-  const uint64_t kib = std::stoul(status.message().substr(at + 5));
-  EXPECT_GT(kib, 500U);
-  const auto with = [&](uint64_t budget_kib) {
-    options_.budget = std::to_string(budget_kib) + "KiB";
-    return offline::CheckTune(handle_, options_);
-  };
-  EXPECT_TRUE(with(kib).ok()) << with(kib).message();
-  EXPECT_FALSE(with(kib - 8).ok()) << "the least, to a KiB of each sequence";
+TEST_F(TuneCalls, ABudgetForSeveralThatIsTooSmallSaysWhatSuffices) {
+  const std::pair<std::vector<uint32_t>, std::vector<uint32_t>> cases[] = {
+      {{256}, {1, 4}}, {{256, 512}, {1}}, {{512, 300}, {2, 4}}};
+  for (const auto& [contexts, batches] : cases) {
+    options_.contexts = contexts;
+    options_.batches = batches;
+    const auto with = [&](uint64_t budget_kib) {
+      options_.budget = std::to_string(budget_kib) + "KiB";
+      return offline::CheckTune(handle_, options_);
+    };
+    const Status status = with(200);
+    EXPECT_EQ(status.code(), StatusCode::kOutOfMemory);
+    constexpr std::string_view kBegin = "which is too little; ";
+    const size_t at = status.message().find(kBegin);
+    ASSERT_NE(at, std::string::npos) << status.message();
+    const uint64_t kib = std::stoul(status.message().substr(at + kBegin.size()));
+    EXPECT_GT(kib, 200U);
+    EXPECT_TRUE(with(kib).ok()) << with(kib).message();
+    EXPECT_FALSE(with(kib - 8).ok()) << "the least, to a KiB of each sequence: " << kib;
+  }
 }
 
 TEST_F(TuneCalls, TextsThatDoNotFitIntoMemoryAreFewerOrRefused) {
@@ -217,6 +220,7 @@ TEST_F(TuneCalls, WhatIsDoneIsNotLostToWhatFailsAfterIt) {
   EXPECT_TRUE(result->checks.empty());
   ASSERT_EQ(result->unreached.size(), 2U);
   EXPECT_TRUE(result->unreached[0].starts_with("512 tokens of context: ")) << result->unreached[0];
+  EXPECT_TRUE(result->has_failed);
   EXPECT_TRUE(result->unreached[1].starts_with("predictions could not be checked: ")) << result->unreached[1];
   std::filesystem::remove(folder_.Path("kv"));
   const auto cancelled =
@@ -279,7 +283,7 @@ TEST_F(Tune, WhatCannotBeTunedIsOneMessage) {
   } cases[] = {
       {{"-f", text_}, "100KiB", "does not suffice"},
       {{"-f", text_}, "1/2", "does not suffice"},
-      {{"-f", text_, "--batch", "1,4"}, "700KiB", "--budget is for 4 sequences"},
+      {{"-f", text_, "--batch", "1,4"}, "700KiB", "of the KV budget 175.0 KiB are for 1 sequence of 256"},
       {{"-f", few}, "340KiB", "too few to measure quality"},
   };
   for (const auto& one : cases) {

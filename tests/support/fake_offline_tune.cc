@@ -71,7 +71,9 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
   solution.is_own = options.budget == "1/14";
   solution.is_within_limit = options.budget != "1/15";
   solution.n_refused = 3;
-  if (options.budget == "1/15") result.unreached = {"not within the toy's limit at 4096 tokens"};
+  result.has_failed = options.budget == "1/17";
+  if (options.budget == "1/15" || result.has_failed)
+    result.unreached = {"not within the toy's limit at 4096 tokens"};
   solution.has_held_out = options.budget != "1/16";
   solution.held_out_kl = 0.012;
   solution.own_held_out_kl = 0.024;

@@ -183,8 +183,8 @@ TEST_F(CliConfig, WhatDoesNotFitNamesTheSolution) {
 
 TEST_F(CliConfig, AnAdapterThatCannotBeReadIsTracedToIt) {
   const Json config = {{"options", {{"adapter", "nope"}}}, {"solution", {{"batch", 1}, {"ctx", 512}}}};
-  const std::string origin = "; " + Path() + " names this adapter, relative to its own folder: move the " +
-                             "adapter along with it, or give one with --kv-adapter";
+  const std::string origin = "; " + Path() + " names this adapter (a relative path begins at the config's " +
+                             "folder): put one there, or give one with --kv-adapter";
   const ProgramResult result = Run(config);
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_PRED2(Contains, result.err, "kvrun: cannot open nope" + origin + "\n");

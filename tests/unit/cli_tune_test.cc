@@ -127,7 +127,7 @@ TEST_F(CliTune, JsonIsOneObject) {
   EXPECT_EQ(Json::parse(Run({"--json", "--budget", "1/15"}).out)["unreached"],
             Json({"not within the toy's limit at 4096 tokens"}));
   EXPECT_EQ(json["checks"][0]["hit_rate"], 1.0);
-  EXPECT_PRED2(Contains, Run({"-q", "--budget", "1/15"}).out, "not within the toy's limit at 4096 tokens\n");
+  EXPECT_EQ(Run({"-q", "--budget", "1/15"}).err, "kvadapt: not within the toy's limit at 4096 tokens\n");
 }
 
 TEST_F(CliTune, TextsInAFolderAreNotReplaced) {
@@ -204,9 +204,22 @@ TEST_F(CliTune, WhatWasNotReachedIsSaid) {
                "note: at 8192 tokens x 1 none of 2 points tried is both faster than what kvrun chooses from "
                "the budget "
                "alone and as good (3 not on other parts of the text): ");
-  EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).out, "not within the toy's limit at 4096");
+  EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err, "kvadapt: not within the toy's limit at 4096");
   EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err,
                "has a KL above the floor where all parts of the text count");
+}
+
+TEST_F(CliTune, WhatFailedAfterSomethingWasDoneIsAFailureAndTheConfigIsThere) {
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{}, {"--json"}, {"--plot", folder_.Path("front.svg")}}) {
+    std::vector<std::string> arguments = {"--budget", "1/17", "-q"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.err, "kvadapt: not within the toy's limit at 4096 tokens\n");
+    EXPECT_PRED2(Contains, Written(), "budget 1/17");
+  }
+  EXPECT_EQ(Run({"--budget", "1/15"}).exit_code, 0) << "a limit that was not reached is no failure";
 }
 
 TEST_F(CliTune, WhetherItWasConfirmedOnOtherTextIsSaid) {
