@@ -468,11 +468,11 @@ TEST_F(CliCalibrate, AFullDiskIsSaidWithWhatIsKept) {
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--dump-gram", sums}).err, "note: going on from");
   // Of all files, those that take the messages too, but these are short.
   const std::string plot = folder_.Path("plot.svg");
-  std::vector<std::string> arguments = {"-c", "ulimit -f 1; trap '' XFSZ; exec \"$0\" \"$@\"",
-                                        KVADAPT_FAKE_PROGRAM};
-  for (const std::string& argument : Arguments("nobos", {"-f", ab_, "--plot", plot, "-q"}))
-    arguments.push_back(argument);
-  const ProgramResult limited = RunProgram("/bin/sh", arguments);
+  std::string command = "ulimit -f 1; trap '' XFSZ; exec " + ShellWords(KVADAPT_FAKE_PROGRAM);
+  for (const std::string& argument : Arguments("nobos", {"-f", ab_, "--plot", plot, "-q"})) {
+    command += " '" + argument + "'";
+  }
+  const ProgramResult limited = RunShell(command);
   EXPECT_EQ(limited.exit_code, 1);
   EXPECT_TRUE(limited.err.starts_with("kvadapt: cannot write " + plot +
                                       ": File too large: free space there or name another file; "))
