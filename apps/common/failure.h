@@ -45,4 +45,18 @@ class Interruption : public Failure {
   Interruption() : Failure(KVRUN_CANCELLED, "interrupted", kExitInterrupted) {}
 };
 
+// ask(), where explain(failure) is what a failure says. Where nobody is left to say it to, that stays so.
+template <typename Ask, typename Explain>
+auto Explained(const Ask& ask, const Explain& explain) {
+  try {
+    return ask();
+  } catch (const OutputClosed&) {
+    throw;
+  } catch (const Failure& failure) {
+    const std::string message = explain(failure);
+    if (message == failure.what()) throw;
+    throw Failure(failure.status(), message, failure.exit_code());
+  }
+}
+
 }  // namespace kvrun::cli

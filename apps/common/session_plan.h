@@ -38,18 +38,6 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
 // What the options buy; throws where they cannot be had, and says which solution of a config they are.
 Json AskPlan(const SessionPlan& plan);
 
-// ask(), where explain(failure) is what a failure says.
-template <typename Ask, typename Explain>
-auto Explained(const Ask& ask, const Explain& explain) {
-  try {
-    return ask();
-  } catch (const Failure& failure) {
-    const std::string message = explain(failure);
-    if (message == failure.what()) throw;
-    throw Failure(failure.status(), message, failure.exit_code());
-  }
-}
-
 // `message`, and where it names the adapter of a config, that it is that one's and what to do.
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message);
 // ask(), with what fails there explained so.

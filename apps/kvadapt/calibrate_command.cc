@@ -173,6 +173,11 @@ class CalibrationRun {
                        checkpoint_);
   }
 
+  std::string WithWhatGoesOn(const std::string& message) const {
+    const std::string goes_on = WhatGoesOn();
+    return goes_on.empty() ? message : message + "; " + goes_on;
+  }
+
   // All is done.
   void RemoveCheckpoint() const {
     std::error_code error;
@@ -190,10 +195,8 @@ class CalibrationRun {
   // As Check, and says what was kept.
   [[noreturn]] void Fail(kvrun_status status) const {
     const bool is_interrupted = status == KVRUN_CANCELLED;
-    std::string message = is_interrupted ? "interrupted" : kvrun_last_error();
-    const std::string goes_on = WhatGoesOn();
-    if (!goes_on.empty()) message += "; " + goes_on;
-    throw Failure(status, message, is_interrupted ? kExitInterrupted : kExitFailure);
+    throw Failure(status, WithWhatGoesOn(is_interrupted ? "interrupted" : kvrun_last_error()),
+                  is_interrupted ? kExitInterrupted : kExitFailure);
   }
 
   const LoadedEngine& loaded_;
@@ -220,16 +223,9 @@ void CheckFolder(const Model& model, const std::string& folder) {
 // What fails after the adapter is complete does not take it away.
 void FinishComplete(const std::function<void()>& work, const std::string& output,
                     const CalibrationRun& calibration) {
-  try {
-    work();
-  } catch (const OutputClosed&) {
-    throw;
-  } catch (const Failure& failure) {
-    std::string message = fmt::format("{}; {} is the new adapter", failure.what(), output);
-    const std::string goes_on = calibration.WhatGoesOn();
-    if (!goes_on.empty()) message += "; " + goes_on;
-    throw Failure(failure.status(), message, failure.exit_code());
-  }
+  Explained(work, [&](const Failure& failure) {
+    return calibration.WithWhatGoesOn(fmt::format("{}; {} is the new adapter", failure.what(), output));
+  });
 }
 
 int RunCalibrate(const CalibrateOptions& options) {

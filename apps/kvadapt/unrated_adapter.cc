@@ -46,14 +46,8 @@ void UnratedAdapter::Check() const {
 void UnratedAdapter::Complete(const std::function<void()>& work,
                               const std::function<std::string()>& goes_on) const {
   TakeModeOfOld();
-  try {
-    work();
-  } catch (const OutputClosed&) {
-    throw;
-  } catch (const Failure& failure) {
-    throw Failure(failure.status(), fmt::format("{}; {}", failure.what(), Settle(goes_on())),
-                  failure.exit_code());
-  }
+  Explained(work,
+            [&](const Failure& failure) { return fmt::format("{}; {}", failure.what(), Settle(goes_on())); });
   std::error_code error;
   fs::rename(path_, target_, error);
   if (!error) return;
