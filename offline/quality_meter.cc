@@ -18,7 +18,7 @@ constexpr double kMemoryShare = 0.8;
 }  // namespace
 
 Result<uint64_t> MostPieces(const Engine& engine, uint32_t n_ctx, uint32_t n_steps, uint64_t memory_bytes) {
-  constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+  constexpr uint64_t kNoLimit = std::numeric_limits<uint32_t>::max();
   if (memory_bytes == 0) {
     const std::string& kind = engine.device().info().kind;
     if (kind != "cpu" && kind != "integrated") return kNoLimit;
@@ -50,7 +50,7 @@ Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const
   meter->n_steps_ = options.n_steps;
   KVRUN_ASSIGN_OR_RETURN(const uint64_t most,
                          MostPieces(engine, options.ctx, options.n_steps, options.memory_bytes));
-  size_t n_pieces = std::min<uint64_t>({options.n_pieces, n_ids / options.ctx, most < 2 ? 2 : most * 2});
+  size_t n_pieces = std::min<uint64_t>({options.n_pieces, n_ids / options.ctx, 2 * most});
   if (n_pieces > 1) n_pieces -= n_pieces % 2;  // so that what is held out counts as much as the rest
   const size_t first = options.held_out ? 1 : 0;
   const size_t n_taken = (n_pieces - first + 1) / 2;

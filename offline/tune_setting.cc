@@ -65,13 +65,14 @@ uint64_t LeastSequenceBudget(SearchSetting setting) {
 // has a part of it.
 Status BudgetTooSmall(const std::vector<SearchSetting>& settings, const SearchSetting& refused,
                       const Status& status) {
+  if (settings.size() == 1) return status;
   uint32_t n_batch = 0;
   uint64_t least = 0;
   for (const SearchSetting& setting : settings) {
     n_batch = std::max(n_batch, setting.batch);
     least = std::max(least, LeastSequenceBudget(setting));
   }
-  if (settings.size() == 1 || least > kMaxSequenceBytes) return status;
+  if (least > kMaxSequenceBytes) return status;
   return {
       status.code(),
       fmt::format(
