@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -24,13 +25,17 @@ std::string& ProgramName() {
 }
 
 constexpr size_t kReadBytes = 64 * 1024;
+constexpr unsigned kReaderPollUs = 20'000;
 
-int WriteAll(int fd, const void* data, size_t size_bytes) {
+enum class OnSignal : bool { kGoOn, kStop };
+
+// The answer is 0 or an errno value: EINTR only where a signal is to stop it.
+int WriteAll(int fd, const void* data, size_t size_bytes, OnSignal on_signal = OnSignal::kGoOn) {
   const char* next = static_cast<const char*>(data);
   while (size_bytes > 0) {
     const ssize_t written = ::write(fd, next, size_bytes);
     if (written < 0) {
-      if (errno == EINTR) continue;
+      if (errno == EINTR && !(on_signal == OnSignal::kStop && Interrupted())) continue;
       return errno;
     }
     next += written;
@@ -53,7 +58,7 @@ std::string ReadDescriptor(int fd, const std::string& name) {
     if (!WaitReadable(fd)) throw Interruption();
     const ssize_t size = ::read(fd, buffer, sizeof buffer);
     if (size == 0) return text;
-    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (size < 0) throw CannotRead(name, errno);
     text.append(buffer, static_cast<size_t>(size));
   }
@@ -70,6 +75,22 @@ mode_t CreationMode() {
   throw Failure(KVRUN_IO_ERROR, fmt::format("cannot write {}: {}{}", path, Reason(error_number), advice));
 }
 
+// What is no regular file. A pipe waits for its reader: asked for again and again, as a signal that comes
+// just before open() would be missed by one that waits. -1 and errno where it cannot be had.
+int OpenToWrite(const std::string& path, mode_t mode) {
+  const int waiting = S_ISFIFO(mode) ? O_NONBLOCK : 0;
+  while (true) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | waiting);
+    if (fd >= 0) {
+      if (waiting != 0) (void)::fcntl(fd, F_SETFL, O_WRONLY);
+      return fd;
+    }
+    if (errno != EINTR && !(waiting != 0 && errno == ENXIO)) return -1;
+    if (Interrupted()) throw Interruption();
+    (void)::usleep(kReaderPollUs);
+  }
+}
+
 }  // namespace
 
 void GuardStandardStreams() {
@@ -79,15 +100,34 @@ void GuardStandardStreams() {
   }
 }
 
+int OpenToRead(const std::string& path) {
+  return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+}
+
 std::string ReadText(const std::string& path) {
   if (path == "-") return ReadDescriptor(STDIN_FILENO, "standard input");
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = OpenToRead(path);
   if (fd < 0) throw CannotRead(path, errno);
   struct Closer {
     int fd;
     ~Closer() { ::close(fd); }
   } closer{fd};
   return ReadDescriptor(fd, path);
+}
+
+void CheckTextNames(const std::vector<std::string>& paths) {
+  if (std::ranges::find(paths, "") != paths.end()) {
+    throw UsageError("--file: it is empty: name a FILE, or leave the option out");
+  }
+  if (std::ranges::count(paths, "-") > 1) {
+    throw UsageError("-f - is there twice, but standard input can be read only once: name it once");
+  }
+}
+
+std::string ReadTexts(const std::vector<std::string>& paths) {
+  std::string text;
+  for (size_t i = 0; i < paths.size(); ++i) text += (i == 0 ? "" : "\n\n") + ReadText(paths[i]);
+  return text;
 }
 
 int TryWriteStdout(std::string_view text) { return WriteAll(STDOUT_FILENO, text.data(), text.size()); }
@@ -125,10 +165,7 @@ ResultFile::ResultFile(const std::string& path) : path_(path), target_(path) {
   struct stat facts = {};
   const bool exists = ::stat(path.c_str(), &facts) == 0;
   if (exists && !S_ISREG(facts.st_mode)) {
-    // A pipe waits for its reader.
-    while ((fd_ = ::open(path.c_str(), O_WRONLY | O_CLOEXEC)) < 0 && errno == EINTR) {
-      if (Interrupted()) throw Interruption();
-    }
+    fd_ = OpenToWrite(path, facts.st_mode);
     if (fd_ < 0) Fail(errno);
     return;
   }
@@ -147,7 +184,9 @@ ResultFile::~ResultFile() {
 }
 
 void ResultFile::Write(const void* data, size_t size_bytes) {
-  if (const int error_number = WriteAll(fd_, data, size_bytes); error_number != 0) Fail(error_number);
+  const int error_number = WriteAll(fd_, data, size_bytes, OnSignal::kStop);
+  if (error_number == EINTR) throw Interruption();
+  if (error_number != 0) Fail(error_number);
 }
 
 void ResultFile::Commit() {

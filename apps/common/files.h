@@ -5,14 +5,25 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace kvrun::cli {
 
 // Makes sure that descriptors 0 to 2 are taken, so that no file of ours is mistaken for one of them.
 void GuardStandardStreams();
 
+// A descriptor to read from, which the caller closes; -1 and errno where it cannot be had. A pipe is opened
+// at once, and WaitReadable waits for its writer: open() would wait where a signal can be missed. Reads may
+// answer EAGAIN.
+int OpenToRead(const std::string& path);
+
 // The whole content of a file; "-" is standard input. Ctrl-C while waiting for it is an Interruption.
 std::string ReadText(const std::string& path);
+
+// Throws a UsageError where a name is empty, or standard input is named twice, which can be read only once.
+void CheckTextNames(const std::vector<std::string>& paths);
+// The texts of all, in their order, with a blank line (two line ends) between each and the next.
+std::string ReadTexts(const std::vector<std::string>& paths);
 
 // Unbuffered. The answer is 0 or an errno value.
 int TryWriteStdout(std::string_view text);

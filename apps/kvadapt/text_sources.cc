@@ -67,8 +67,7 @@ class PartialFile {
  public:
   explicit PartialFile(const std::string& path)
       : name_(path == "-" ? "standard input" : path),
-        // A pipe in a folder would wait for a writer.
-        fd_(path == "-" ? ::dup(STDIN_FILENO) : ::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        fd_(path == "-" ? ::dup(STDIN_FILENO) : OpenToRead(path)) {
     if (fd_ < 0) Fail(errno);
   }
   ~PartialFile() { ::close(fd_); }
@@ -85,7 +84,7 @@ class PartialFile {
     while (!at_end_ && bytes_.size() < n_bytes) {
       if (!WaitReadable(fd_)) throw Interruption();
       const ssize_t size = ::read(fd_, buffer, std::min(sizeof buffer, n_bytes - bytes_.size()));
-      if (size < 0 && errno == EINTR) continue;
+      if (size < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (size < 0) Fail(errno);
       at_end_ = size == 0;
       bytes_.append(buffer, static_cast<size_t>(size));
@@ -251,6 +250,7 @@ bool LooksLikeText(std::string_view bytes) {
 
 CollectedTexts CollectTexts(const Model& model, const std::vector<std::string>& sources,
                             uint64_t max_tokens) {
+  CheckTextNames(sources);
   Collector collector(model, max_tokens);
   for (const std::string& source : sources) {
     if (collector.HasEnough()) {

@@ -21,16 +21,17 @@ namespace {
 
 struct EvalOptions {
   SharedOptions shared;
-  std::string file;
+  std::vector<std::string> files;
   std::string ids;
   std::string configs;
   uint32_t steps = 400;
 };
 
 std::vector<int32_t> InputIds(const EvalOptions& options, const Model& model) {
-  if (options.file.empty() == options.ids.empty()) throw UsageError("give a text: -f TEXT, or --ids FILE");
+  CheckTextNames(options.files);
+  if (options.files.empty() == options.ids.empty()) throw UsageError("give a text: -f TEXT, or --ids FILE");
   if (!options.ids.empty()) return ReadIds(options.ids, kvrun_model_vocab_size(model.get()));
-  return Tokenize(model, ReadText(options.file), KVRUN_ENCODE_BOS_IF_ASKED);
+  return Tokenize(model, ReadTexts(options.files), KVRUN_ENCODE_BOS_IF_ASKED);
 }
 
 // One configuration of the options that were given (and of --config), or those of the lines of a file; lines
@@ -169,7 +170,9 @@ Command AddEvalCommand(CLI::App* program) {
   auto set =
       std::make_shared<OptionSet>(program, "eval", "What a KV method costs in quality, against full KV");
   AddModelOption(set.get(), &options->shared);
-  set->Text("-f,--file", &options->file, "TEXT", "the text to read (-: standard input)");
+  set->TextList("-f,--file", &options->files, "TEXT",
+                "the text to read (-: standard input); several are read in order, with a blank line between "
+                "them");
   set->Text("--ids", &options->ids, "FILE", "its token ids instead, separated by white space");
   set->Number("--tokens", &options->steps, 1, std::numeric_limits<uint32_t>::max(),
               "of the --ctx tokens, the last N are fed one by one and compared (default 400)");

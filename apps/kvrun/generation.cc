@@ -60,9 +60,10 @@ void CheckGenerationOptions(const GenerationOptions& generation) {
   }
 }
 
-std::string ComposePrompt(const std::string& file, bool has_question, const std::string& question) {
-  if (file.empty()) return question;
-  std::string text = ReadText(file);
+std::string ComposePrompt(const std::vector<std::string>& files, bool has_question,
+                          const std::string& question) {
+  if (files.empty()) return question;
+  std::string text = ReadTexts(files);
   return has_question ? text + "\n\n" + question : text;
 }
 

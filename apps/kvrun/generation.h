@@ -23,8 +23,10 @@ struct GenerationOptions {
 void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens);
 void CheckGenerationOptions(const GenerationOptions& generation);
 
-// The file's text ("" is no file, "-" standard input), then the question.
-std::string ComposePrompt(const std::string& file, bool has_question, const std::string& question);
+// The files' texts in their order ("-": standard input), then the question: a blank line between each and the
+// next. Without files, the question alone.
+std::string ComposePrompt(const std::vector<std::string>& files, bool has_question,
+                          const std::string& question);
 
 // `system` may be empty. A Failure if no token comes of it; `what` names the prompt.
 std::vector<int32_t> EncodePlain(const Model& model, const std::string& text, const std::string& what);

@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <string>
+#include <vector>
+
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/session_plan.h"
@@ -20,7 +23,7 @@ struct RunOptions {
   SharedOptions shared;
   GenerationOptions generation;
   std::string prompt;
-  std::string file;
+  std::vector<std::string> files;
   std::string batch;
   std::string system;
   bool chat = false;
@@ -32,10 +35,11 @@ struct RunOptions {
 
 void CheckUsage(const RunOptions& options) {
   CheckGenerationOptions(options.generation);
-  if (!options.has_prompt() && options.file.empty() && options.batch.empty()) {
+  CheckTextNames(options.files);
+  if (!options.has_prompt() && options.files.empty() && options.batch.empty()) {
     throw UsageError("nothing to run: give a prompt (-p TEXT), a file (-f FILE) or a batch (--batch FILE)");
   }
-  if (!options.batch.empty() && (options.has_prompt() || !options.file.empty())) {
+  if (!options.batch.empty() && (options.has_prompt() || !options.files.empty())) {
     throw UsageError("--batch brings its own prompts: leave out -p and -f (KVRUN_PROMPT and KVRUN_FILE)");
   }
   if (!options.chat && options.set->OnCommandLine("--system")) throw UsageError("--system needs --chat");
@@ -60,7 +64,7 @@ void Report(const RunOptions& options, const Session& session, const Json& engin
 }
 
 int RunOne(const RunOptions& options, const Model& model) {
-  const std::string text = ComposePrompt(options.file, options.has_prompt(), options.prompt);
+  const std::string text = ComposePrompt(options.files, options.has_prompt(), options.prompt);
   const std::vector<int32_t> ids =
       options.chat ? EncodeChat(model, options.system, text) : EncodePlain(model, text, "the prompt");
   const uint32_t n_ctx =
@@ -91,7 +95,9 @@ Command AddRunCommand(CLI::App* program) {
   AddModelOption(set.get(), &options->shared);
   set->Text("-p,--prompt", &options->prompt, "TEXT",
             "the prompt; with -f the question that follows the file");
-  set->Text("-f,--file", &options->file, "FILE", "a prompt from a file (-: standard input)");
+  set->TextList("-f,--file", &options->files, "FILE",
+                "a prompt from a file (-: standard input); several are read in order, with a blank line "
+                "between them");
   set->Text(
       "--batch", &options->batch, "FILE",
       "JSON lines {\"prompt\": ...} (other keys are ignored), up to 16 at a time together; a JSON line back "

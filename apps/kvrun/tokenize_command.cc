@@ -14,7 +14,7 @@ namespace {
 struct TokenizeOptions {
   SharedOptions shared;
   std::string prompt;
-  std::string file;
+  std::vector<std::string> files;
   bool bos = false;
   bool special = false;
   const OptionSet* set = nullptr;
@@ -28,9 +28,10 @@ std::string IdLine(const std::vector<int32_t>& ids) {
 
 int TokenizeText(const TokenizeOptions& options) {
   const bool has_prompt = !options.prompt.empty() || options.set->OnCommandLine("--prompt");
-  if (!has_prompt && options.file.empty()) throw UsageError("nothing to encode: give -f FILE or -p TEXT");
+  CheckTextNames(options.files);
+  if (!has_prompt && options.files.empty()) throw UsageError("nothing to encode: give -f FILE or -p TEXT");
   const Model model = OpenNamedModel(options.shared);
-  const std::string text = ComposePrompt(options.file, has_prompt, options.prompt);
+  const std::string text = ComposePrompt(options.files, has_prompt, options.prompt);
   const uint32_t flags =
       (options.bos ? KVRUN_ENCODE_ADD_BOS : 0U) | (options.special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U);
   const std::vector<int32_t> ids = Tokenize(model, text, flags);
@@ -44,7 +45,8 @@ Command AddTokenizeCommand(CLI::App* program) {
   auto options = std::make_shared<TokenizeOptions>();
   auto set = std::make_shared<OptionSet>(program, "tokenize", "Token ids of a text, on one line");
   AddModelOption(set.get(), &options->shared);
-  set->Text("-f,--file", &options->file, "FILE", "the text (-: standard input)");
+  set->TextList("-f,--file", &options->files, "FILE",
+                "the text (-: standard input); several are read in order, with a blank line between them");
   set->Text("-p,--prompt", &options->prompt, "TEXT", "the text; with -f it follows the file as in run");
   set->Flag("--bos", &options->bos, "the begin-of-sequence token first, if the model has one");
   set->Flag("--special", &options->special, "recognise control tokens that are written in the text");

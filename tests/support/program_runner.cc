@@ -133,8 +133,12 @@ void RunningProgram::Type(const std::string& text) const {
   if (!text.empty()) (void)!::write(stdin_fd_, text.data(), text.size());
 }
 
-ProgramResult RunningProgram::Finish() {
+void RunningProgram::CloseInput() {
   if (stdin_fd_ >= 0) ::close(std::exchange(stdin_fd_, -1));
+}
+
+ProgramResult RunningProgram::Finish() {
+  CloseInput();
   ProgramResult result;
   if (pid_ <= 0) return result;
   int status = 0;

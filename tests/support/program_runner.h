@@ -58,7 +58,8 @@ class RunningProgram {
   pid_t pid() const { return pid_; }
   const std::string& stdout_path() const { return stdout_path_; }
   void Signal(int number) const;
-  void Type(const std::string& text) const;  // standard input stays open until Finish()
+  void Type(const std::string& text) const;  // standard input stays open until CloseInput() or Finish()
+  void CloseInput();
   ProgramResult Finish();
 
  private:

@@ -83,6 +83,29 @@ TEST(CliRun, TheQuestionFollowsTheFile) {
   EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", file}).out, "[F\n]");
 }
 
+TEST(CliRun, SeveralFilesAreReadInTheirOrder) {
+  const TemporaryFolder folder;
+  const std::string a = folder.Write("a", "A\n");
+  const std::string b = folder.Write("b", "B");
+  const ProgramInput typed{{}, "typed", ""};
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", b, "-f", a}).out, "[B\n\nA\n]");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", a, "-p", "Q", "-f", "-", "--file", b}, typed).out,
+            "[A\n\n\ntyped\n\nB\n\nQ]");
+  const ProgramResult ids = Cli({"tokenize", "-m", "toy", "-f", a, "-f", b});
+  EXPECT_EQ(ids.out, "65 10 10 10 66\n") << ids.err;
+}
+
+TEST(CliRun, StandardInputIsReadOnce) {
+  for (const char* command : {"run", "tokenize", "eval"}) {
+    const ProgramResult result = Cli({command, "-m", "toy", "-f", "-", "-f", "-"}, {{}, "typed", ""});
+    EXPECT_EQ(result.exit_code, 2) << command;
+    EXPECT_PRED2(Contains, result.err, "standard input can be read only once");
+  }
+  const ProgramResult empty = Cli({"run", "-m", "toy", "-p", "Q", "-f", ""});
+  EXPECT_EQ(empty.exit_code, 2);
+  EXPECT_PRED2(Contains, empty.err, "--file: it is empty");
+}
+
 TEST(CliRun, ADashIsStandardInput) {
   const ProgramResult result = Cli({"run", "-m", "nobos-transcript", "-f", "-"}, {{}, "typed", ""});
   EXPECT_EQ(result.out, "[typed]");

@@ -1,11 +1,14 @@
 // Signals and progress.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
+#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <regex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/cli_fixture.h"
@@ -63,6 +66,39 @@ TEST(CliSignals, StopWaitingForStandardInput) {
   // What the signal itself kills ends with 130 too.
   EXPECT_EQ(result.err, "kvrun: interrupted\n");
   EXPECT_EQ(result.out, "");
+}
+
+// A pipe that nobody has opened on its other side. Standard input is read first, and its end followed at
+// once: the signal comes most likely while the pipe is waited for, and ends the program also where it comes
+// before.
+void ExpectInterruptedAtPipe(const std::vector<std::string>& arguments) {
+  RunningProgram program(KVRUN_FAKE_PROGRAM, arguments, {});
+  program.Type("1 2 3");
+  ASSERT_TRUE(program.WaitForRead());
+  program.CloseInput();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  program.Signal(SIGINT);
+  const ProgramResult result = program.Finish();
+  EXPECT_EQ(result.exit_code, 130) << arguments[0];
+  EXPECT_EQ(result.err, "kvrun: interrupted\n") << arguments[0];
+}
+
+TEST(CliSignals, StopWaitingForThePipesOtherSide) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.Path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  ExpectInterruptedAtPipe({"run", "-m", "toy", "-f", "-", "-f", pipe});
+  ExpectInterruptedAtPipe({"logits", "-m", "toy", "--ids", "-", "--out", pipe});
+}
+
+TEST(CliSignals, APipeThatIsOpenedLateIsReadToItsEnd) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.Path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  RunningProgram program(KVRUN_FAKE_PROGRAM, {"run", "-m", "nobos-transcript", "-f", pipe, "-q"}, {});
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(RunShell("{ printf late; sleep 0.1; printf ' text'; } >" + pipe).exit_code, 0);
+  EXPECT_EQ(program.Finish().out, "[late text]");
 }
 
 // Each line of prefill that says how much is left: by the tokens and the rate in the same line, whatever the
