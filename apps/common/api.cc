@@ -1,5 +1,7 @@
 #include "apps/common/api.h"
 
+#include <cstring>
+
 #include "apps/common/failure.h"
 
 namespace kvrun::cli {
@@ -28,21 +30,36 @@ Session CreateSession(const Engine& engine, const kvrun_session_options& options
   return Session(session);
 }
 
-std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_t flags) {
-  std::vector<int32_t> ids(text.size() / 2 + 16);
+namespace {
+
+// Calls `encode` with room for the ids, again with more where that did not suffice.
+template <typename Encode>
+std::vector<int32_t> EncodeWithRoom(size_t text_bytes, const Encode& encode) {
+  std::vector<int32_t> ids(text_bytes / 2 + 64);
   while (true) {
     size_t count = ids.size();
-    Check(kvrun_tokenize(model.get(), text.data(), text.size(), flags, ids.data(), &count));
+    Check(encode(ids.data(), &count));
     const bool complete = count <= ids.size();
     ids.resize(count);
     if (complete) return ids;
   }
 }
 
-std::string FormatChat(const Model& model, const std::vector<kvrun_chat_message>& messages, bool continued) {
-  char* text = nullptr;
-  Check(kvrun_chat_format(model.get(), messages.data(), messages.size(), continued ? 1 : 0, &text));
-  return TakeText(text);
+}  // namespace
+
+std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_t flags) {
+  return EncodeWithRoom(text.size(), [&](int32_t* ids, size_t* count) {
+    return kvrun_tokenize(model.get(), text.data(), text.size(), flags, ids, count);
+  });
+}
+
+std::vector<int32_t> EncodeMessages(const Model& model, const std::vector<kvrun_chat_message>& messages,
+                                    const kvrun_chat_options& options) {
+  size_t text_bytes = 0;
+  for (const kvrun_chat_message& message : messages) text_bytes += std::strlen(message.content);
+  return EncodeWithRoom(text_bytes, [&](int32_t* ids, size_t* count) {
+    return kvrun_chat_encode(model.get(), messages.data(), messages.size(), &options, ids, count);
+  });
 }
 
 std::string TakeText(char* text) {

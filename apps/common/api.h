@@ -37,7 +37,8 @@ Engine CreateEngine(const Model& model, const kvrun_engine_options& options);
 Session CreateSession(const Engine& engine, const kvrun_session_options& options);
 
 std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_t flags);
-std::string FormatChat(const Model& model, const std::vector<kvrun_chat_message>& messages, bool continued);
+std::vector<int32_t> EncodeMessages(const Model& model, const std::vector<kvrun_chat_message>& messages,
+                                    const kvrun_chat_options& options);
 
 // Take over, parse and free what the API handed out.
 std::string TakeText(char* text);

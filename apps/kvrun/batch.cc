@@ -60,8 +60,8 @@ class BatchRunner {
     uint32_t n_ctx = 0;
     for (const Line& line : lines) {
       const std::string what = line.where + ": the prompt";
-      items_.push_back({items_.size(), job.chat ? EncodeChat(model, job.system, line.prompt)
-                                                : EncodePlain(model, line.prompt, what)});
+      items_.push_back({items_.size(), job.chat ? EncodeChat(model, job.form, job.system, line.prompt)
+                                                : EncodePlain(model, job.form, line.prompt, what)});
       n_ctx = std::max(n_ctx, ChooseContext(model, job.shared, items_.back().ids.size(),
                                             job.generation.values.max_tokens, what));
     }

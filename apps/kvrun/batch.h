@@ -14,6 +14,7 @@ struct BatchJob {
   const std::string& path;
   bool chat;
   const std::string& system;
+  const PromptForm& form;
 };
 
 // One JSON object per prompt on standard output, in order: index, text, tokens, finish, prompt_tokens; with

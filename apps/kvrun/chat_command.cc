@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <optional>
 #include <utility>
@@ -25,6 +24,7 @@ struct ChatOptions {
   SharedOptions shared;
   GenerationOptions generation;
   std::string system;
+  PromptForm form;
 };
 
 class LineReader {
@@ -64,8 +64,9 @@ class Conversation {
   Answer Say(const std::string& message) {
     RejectNul(message);
     std::vector<int32_t> context = context_;
-    const std::vector<int32_t> turn =
-        context_.empty() ? EncodeChat(model_, options_.system, message) : EncodeNextTurn(message);
+    const std::vector<int32_t> turn = context_.empty()
+                                          ? EncodeChat(model_, options_.form, options_.system, message)
+                                          : EncodeNextTurn(model_, options_.form, message);
     context.insert(context.end(), turn.begin(), turn.end());
     Feed(context);
     context_ = std::move(context);
@@ -75,27 +76,6 @@ class Conversation {
   }
 
  private:
-  // What follows the assistant's last answer in the model's chat form: the end of its turn, whatever that is
-  // there, and the user's new message. It is found behind a stand-in for the answer, and encoded with it: a
-  // text that follows another begins otherwise than one at the start. The end of the turn is always taken
-  // from here and never from what the model generated, because an answer may also have ended without it.
-  std::vector<int32_t> EncodeNextTurn(const std::string& message) const {
-    static const std::string kStandIn = "<answer>";
-    std::string text =
-        FormatChat(model_, {{"user", "?"}, {"assistant", kStandIn.c_str()}, {"user", message.c_str()}},
-                   /*continued=*/true);
-    const size_t found = text.find(kStandIn);
-    if (found == std::string::npos) {
-      text = FormatChat(model_, {{"user", message.c_str()}}, /*continued=*/true);
-      return Tokenize(model_, text, KVRUN_ENCODE_PARSE_SPECIAL);
-    }
-    const std::vector<int32_t> stand_in = Tokenize(model_, kStandIn, KVRUN_ENCODE_PARSE_SPECIAL);
-    std::vector<int32_t> ids = Tokenize(model_, text.substr(found), KVRUN_ENCODE_PARSE_SPECIAL);
-    const auto differs = std::ranges::mismatch(stand_in, ids);
-    if (differs.in1 == stand_in.end()) return {differs.in2, ids.end()};
-    return Tokenize(model_, text.substr(found + kStandIn.size()), KVRUN_ENCODE_PARSE_SPECIAL);
-  }
-
   // Makes the session hold `context`, of which context_ is the beginning. The session may hold more (a
   // message that was interrupted) or less (the last generated token) than context_, so the last common token
   // is always computed again.
@@ -156,11 +136,12 @@ int Converse(Conversation* conversation, uint32_t n_ctx) {
   }
 }
 
-int Chat(const ChatOptions& options) {
+int Chat(ChatOptions& options) {
   CheckGenerationOptions(options.generation);
+  ReadChatTemplate(&options.form);
   const Model model = OpenNamedModel(options.shared);
   // An unknown chat form is better said before the weights are loaded.
-  (void)EncodeChat(model, options.system, "?");
+  (void)EncodeChat(model, options.form, options.system, "?");
   SessionPlan plan = PlanSession(model, options.shared, 1, options.shared.ctx);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
@@ -178,6 +159,7 @@ Command AddChatCommand(CLI::App* program) {
   auto set = std::make_shared<OptionSet>(program, "chat", "Talk with a model, line by line");
   AddModelOption(set.get(), &options->shared);
   set->Text("--system", &options->system, "TEXT", "the system message");
+  AddPromptFormOptions(set.get(), &options->form);
   AddGenerationOptions(set.get(), &options->generation, 0);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   AddQuietOptions(set.get(), &options->shared);

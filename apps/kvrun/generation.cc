@@ -1,6 +1,7 @@
 #include "apps/kvrun/generation.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <limits>
 #include <numeric>
@@ -31,6 +32,27 @@ int OnToken(void* user, uint32_t sequence, int32_t token, const char* text, size
   }
   if (collector->stream && text_bytes > 0) collector->stdout_error = TryWriteStdout({text, text_bytes});
   return collector->stdout_error != 0 || Interrupted() ? 1 : 0;
+}
+
+std::string ChatTemplateNames() {
+  std::string names;
+  for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name) {
+    names += (names.empty() ? "" : ", ") + std::string(*name);
+  }
+  return names;
+}
+
+// Points into `form`.
+kvrun_chat_options ChatOptionsOf(const PromptForm& form, bool continued) {
+  kvrun_chat_options options;
+  kvrun_chat_options_init(&options);
+  options.continued = continued ? 1 : 0;
+  options.parse_special = form.parse_special ? 1 : 0;
+  options.thinking = form.thinking == "on"    ? KVRUN_THINKING_ON
+                     : form.thinking == "off" ? KVRUN_THINKING_OFF
+                                              : KVRUN_THINKING_DEFAULT;
+  if (!form.jinja.empty()) options.chat_template = form.jinja.c_str();
+  return options;
 }
 
 }  // namespace
@@ -67,8 +89,41 @@ std::string ComposePrompt(const std::vector<std::string>& files, bool has_questi
   return has_question ? text + "\n\n" + question : text;
 }
 
-std::vector<int32_t> EncodePlain(const Model& model, const std::string& text, const std::string& what) {
-  std::vector<int32_t> ids = Tokenize(model, text, KVRUN_ENCODE_BOS_IF_ASKED);
+void AddPromptFormOptions(OptionSet* set, PromptForm* form) {
+  set->NonEmptyText("--chat-template", &form->chat_template, "NAME|FILE",
+                    fmt::format("the chat form, instead of the model file's own: {}, or a file with a Jinja "
+                                "template of one of these forms",
+                                ChatTemplateNames()));
+  set->Choice(
+      "--thinking", &form->thinking, {"auto", "on", "off"},
+      "whether the model thinks before it answers, where its chat form has a switch for that (Qwen3)");
+  set->Flag("--parse-special", &form->parse_special,
+            "obey control tokens that are written in prompts, files and messages; without it they are text");
+}
+
+void ReadChatTemplate(PromptForm* form) {
+  form->jinja.clear();
+  if (form->chat_template.empty()) return;
+  for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name) {
+    if (form->chat_template == *name) form->jinja = *name;
+  }
+  if (!form->jinja.empty()) return;
+  if (access(form->chat_template.c_str(), F_OK) != 0) {
+    throw Failure(KVRUN_NOT_FOUND, fmt::format("--chat-template: \"{}\" is neither a file nor one of {}",
+                                               form->chat_template, ChatTemplateNames()));
+  }
+  form->jinja = ReadText(form->chat_template);
+  if (form->jinja.find('\0') != std::string::npos || form->jinja.empty()) {
+    throw Failure(KVRUN_UNSUPPORTED,
+                  fmt::format("--chat-template: {} is not a Jinja template; known forms are {}",
+                              form->chat_template, ChatTemplateNames()));
+  }
+}
+
+std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, const std::string& text,
+                                 const std::string& what) {
+  const uint32_t special = form.parse_special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U;
+  std::vector<int32_t> ids = Tokenize(model, text, KVRUN_ENCODE_BOS_IF_ASKED | special);
   if (ids.empty()) {
     throw Failure(KVRUN_INVALID_ARGUMENT,
                   what + " is empty: there is nothing to continue; give it some text");
@@ -76,14 +131,19 @@ std::vector<int32_t> EncodePlain(const Model& model, const std::string& text, co
   return ids;
 }
 
-std::vector<int32_t> EncodeChat(const Model& model, const std::string& system, const std::string& text) {
+std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
+                                const std::string& text) {
   RejectNul(system);
   RejectNul(text);
   std::vector<kvrun_chat_message> messages;
   if (!system.empty()) messages.push_back({"system", system.c_str()});
   messages.push_back({"user", text.c_str()});
-  return Tokenize(model, FormatChat(model, messages, /*continued=*/false),
-                  KVRUN_ENCODE_PARSE_SPECIAL | KVRUN_ENCODE_BOS_IF_ASKED);
+  return EncodeMessages(model, messages, ChatOptionsOf(form, /*continued=*/false));
+}
+
+std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, const std::string& text) {
+  RejectNul(text);
+  return EncodeMessages(model, {{"user", text.c_str()}}, ChatOptionsOf(form, /*continued=*/true));
 }
 
 void RejectNul(const std::string& text) {

@@ -28,11 +28,31 @@ void CheckGenerationOptions(const GenerationOptions& generation);
 std::string ComposePrompt(const std::vector<std::string>& files, bool has_question,
                           const std::string& question);
 
-// `system` may be empty. A Failure if no token comes of it; `what` names the prompt.
-std::vector<int32_t> EncodePlain(const Model& model, const std::string& text, const std::string& what);
-std::vector<int32_t> EncodeChat(const Model& model, const std::string& system, const std::string& text);
+// How prompts and messages become ids.
+struct PromptForm {
+  bool parse_special = false;
+  std::string thinking = "auto";
+  std::string chat_template;  // the option's value: a name or a file; "": the model file's own
+  std::string jinja;          // what ReadChatTemplate made of it
+};
 
-// The chat form takes C strings.
+// --parse-special, --thinking, --chat-template.
+void AddPromptFormOptions(OptionSet* set, PromptForm* form);
+// Before the first chat is encoded. A Failure if the template is neither a known name nor a file.
+void ReadChatTemplate(PromptForm* form);
+
+// A Failure if no token comes of it; `what` names the prompt.
+std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, const std::string& text,
+                                 const std::string& what);
+// A conversation's beginning. `system` may be empty.
+std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
+                                const std::string& text);
+// What follows an answer: the end of its turn, whatever that is in the model's chat form, and the user's next
+// message. The end of the turn is always taken from here and never from what the model generated, because an
+// answer may also have ended without it.
+std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, const std::string& text);
+
+// Messages are C strings.
 void RejectNul(const std::string& text);
 
 struct Answer {

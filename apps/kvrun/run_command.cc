@@ -26,6 +26,7 @@ struct RunOptions {
   std::vector<std::string> files;
   std::string batch;
   std::string system;
+  PromptForm form;
   bool chat = false;
   const OptionSet* set = nullptr;
 
@@ -42,7 +43,11 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && (options.has_prompt() || !options.files.empty())) {
     throw UsageError("--batch brings its own prompts: leave out -p and -f (KVRUN_PROMPT and KVRUN_FILE)");
   }
-  if (!options.chat && options.set->OnCommandLine("--system")) throw UsageError("--system needs --chat");
+  for (const char* of_chats : {"--system", "--chat-template", "--thinking"}) {
+    if (!options.chat && options.set->OnCommandLine(of_chats)) {
+      throw UsageError(fmt::format("{} needs --chat", of_chats));
+    }
+  }
 }
 
 void Report(const RunOptions& options, const Session& session, const Json& engine_info, size_t prompt_tokens,
@@ -65,8 +70,8 @@ void Report(const RunOptions& options, const Session& session, const Json& engin
 
 int RunOne(const RunOptions& options, const Model& model) {
   const std::string text = ComposePrompt(options.files, options.has_prompt(), options.prompt);
-  const std::vector<int32_t> ids =
-      options.chat ? EncodeChat(model, options.system, text) : EncodePlain(model, text, "the prompt");
+  const std::vector<int32_t> ids = options.chat ? EncodeChat(model, options.form, options.system, text)
+                                                : EncodePlain(model, options.form, text, "the prompt");
   const uint32_t n_ctx =
       ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
   SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
@@ -80,10 +85,12 @@ int RunOne(const RunOptions& options, const Model& model) {
   return answers[0].finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
 }
 
-int Run(const RunOptions& options) {
+int Run(RunOptions& options) {
   CheckUsage(options);
+  if (options.chat) ReadChatTemplate(&options.form);
   if (options.batch.empty()) return RunOne(options, OpenNamedModel(options.shared));
-  const BatchJob job{options.shared, options.generation, options.batch, options.chat, options.system};
+  const BatchJob job{options.shared, options.generation, options.batch,
+                     options.chat,   options.system,     options.form};
   return RunBatch(job);
 }
 
@@ -106,6 +113,7 @@ Command AddRunCommand(CLI::App* program) {
   set->Exclude("--batch", "--file");
   set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");
   set->Text("--system", &options->system, "TEXT", "the system message, with --chat");
+  AddPromptFormOptions(set.get(), &options->form);
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);

@@ -9,6 +9,7 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/model_info.h"
+#include "runtime/model/chat_encoder.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;
@@ -58,6 +59,34 @@ kvrun::Result<std::vector<kvrun::ChatMessage>> ReadMessages(const kvrun_chat_mes
     list.push_back({messages[i].role, messages[i].content});
   }
   return list;
+}
+
+kvrun::Result<kvrun::Thinking> ReadThinking(kvrun_thinking thinking) {
+  switch (thinking) {
+    case KVRUN_THINKING_DEFAULT: return kvrun::Thinking::kDefault;
+    case KVRUN_THINKING_ON: return kvrun::Thinking::kOn;
+    case KVRUN_THINKING_OFF: return kvrun::Thinking::kOff;
+  }
+  return Status(
+      StatusCode::kInvalidArgument,
+      fmt::format("kvrun_chat_options: thinking is {}, none of kvrun_thinking", static_cast<int>(thinking)));
+}
+
+kvrun::Result<std::vector<TokenId>> EncodeMessages(const kvrun_model* model,
+                                                   const std::vector<kvrun::ChatMessage>& messages,
+                                                   const kvrun_chat_options& given) {
+  KVRUN_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, GetTokenizer(model));
+  kvrun::ChatEncodeOptions options;
+  options.continued = given.continued != 0;
+  options.parse_special = given.parse_special != 0;
+  KVRUN_ASSIGN_OR_RETURN(options.thinking, ReadThinking(given.thinking));
+  if (given.chat_template != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::ChatTemplate chosen,
+                           kvrun::ChatTemplate::Choose(*model->model->file, given.chat_template));
+    return kvrun::EncodeChat(*tokenizer, chosen, messages, options);
+  }
+  if (!model->model->chat_template.ok()) return model->model->chat_template.status();
+  return kvrun::EncodeChat(*tokenizer, *model->model->chat_template, messages, options);
 }
 
 }  // namespace
@@ -130,6 +159,30 @@ kvrun_status kvrun_detokenize(const kvrun_model* model, const int32_t* ids, size
     const std::vector<TokenId> list =
         count > 0 ? std::vector<TokenId>(ids, ids + count) : std::vector<TokenId>();
     CopyIfRoom(tokenizer->Decode(list), text, bytes);
+    return Status::Ok();
+  });
+}
+
+void kvrun_chat_options_init(kvrun_chat_options* options) {
+  if (options == nullptr) return;
+  *options = {};
+  options->struct_size = sizeof(*options);
+}
+
+const char* const* kvrun_chat_template_names(void) { return kvrun::ChatTemplateNames(); }
+
+kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
+                               const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(id_count, "id_count"));
+    if (*id_count > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(ids, "ids"));
+    kvrun_chat_options read;
+    kvrun_chat_options_init(&read);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_chat_options", &read));
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::ChatMessage> list, ReadMessages(messages, count));
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> encoded, EncodeMessages(model, list, read));
+    CopyIfRoom(encoded, ids, id_count);
     return Status::Ok();
   });
 }

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
+#include "platform/base/check.h"
+#include "runtime/model/chat_template_names.h"
 #include "runtime/model/chat_template_reader.h"
 
 namespace kvrun {
@@ -16,8 +19,11 @@ constexpr std::string_view kTemplateNamesKey = "tokenizer.chat_templates";
 constexpr std::string_view kHowToGoOn =
     "run without --chat, or with a GGUF file that carries the model's chat template";
 
+constexpr std::string_view kSpaces = " \t\n\v\f\r";
+constexpr std::string_view kThoughtsStart = "<think>";
+constexpr std::string_view kThoughtsEnd = "</think>";
+
 std::string_view Trimmed(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\n\v\f\r";
   const size_t begin = text.find_first_not_of(kSpaces);
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
@@ -30,6 +36,21 @@ std::string_view WithoutNewlinesBefore(std::string_view text) {
 
 std::string_view WithoutNewlinesAfter(std::string_view text) {
   return text.substr(0, text.find_last_not_of('\n') + 1);
+}
+
+void AddForm(std::string_view text, ChatText* to) { to->push_back({std::string(text), false}); }
+void AddContent(std::string_view text, ChatText* to) { to->push_back({std::string(text), true}); }
+
+// White space at both ends, whatever wrote it.
+void Trim(ChatText* text) {
+  for (ChatSegment& segment : *text) {
+    segment.text.erase(0, std::min(segment.text.find_first_not_of(kSpaces), segment.text.size()));
+    if (!segment.text.empty()) break;
+  }
+  for (auto segment = text->rbegin(); segment != text->rend(); ++segment) {
+    segment->text.resize(segment->text.find_last_not_of(kSpaces) + 1);
+    if (!segment->text.empty()) break;
+  }
 }
 
 // The template for ordinary chats, of the one or several that the file has.
@@ -61,13 +82,18 @@ Result<std::string> TokenText(const GgufFile& file, std::string_view key, std::s
                                                   file.name(), key, id, tokens.size()));
 }
 
+Result<ChatTokenTexts> ReadTokenTexts(const GgufFile& file) {
+  ChatTokenTexts tokens;
+  KVRUN_ASSIGN_OR_RETURN(tokens.bos, TokenText(file, "tokenizer.ggml.bos_token_id", tokens.bos));
+  KVRUN_ASSIGN_OR_RETURN(tokens.eos, TokenText(file, "tokenizer.ggml.eos_token_id", tokens.eos));
+  return tokens;
+}
+
 }  // namespace
 
 Result<ChatTemplate> ChatTemplate::Recognize(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view jinja, FindTemplate(file));
-  ChatTokenTexts tokens;
-  KVRUN_ASSIGN_OR_RETURN(tokens.bos, TokenText(file, "tokenizer.ggml.bos_token_id", tokens.bos));
-  KVRUN_ASSIGN_OR_RETURN(tokens.eos, TokenText(file, "tokenizer.ggml.eos_token_id", tokens.eos));
+  KVRUN_ASSIGN_OR_RETURN(ChatTokenTexts tokens, ReadTokenTexts(file));
   Result<ChatTemplate> result = ChatTemplateReader(jinja, std::move(tokens)).Read();
   if (!result.ok()) return result.status().WithContext(file.name());
   return result;
@@ -75,6 +101,24 @@ Result<ChatTemplate> ChatTemplate::Recognize(const GgufFile& file) {
 
 Result<ChatTemplate> ChatTemplate::FromSource(std::string_view jinja) {
   return ChatTemplateReader(jinja, {}).Read();
+}
+
+Result<ChatTemplate> ChatTemplate::Choose(const GgufFile& file, std::string_view name_or_jinja) {
+  KVRUN_ASSIGN_OR_RETURN(ChatTokenTexts tokens, ReadTokenTexts(file));
+  const std::string_view named = FindNamedTemplate(name_or_jinja);
+  Result<ChatTemplate> result =
+      ChatTemplateReader(named.empty() ? name_or_jinja : named, std::move(tokens)).Read();
+  if (result.ok()) return result;
+  const bool is_jinja = name_or_jinja.find("{{") != std::string_view::npos ||
+                        name_or_jinja.find("{%") != std::string_view::npos;
+  return Status(StatusCode::kUnsupported,
+                is_jinja
+                    ? fmt::format("the given chat template is none of the known forms; choose one by its "
+                                  "name: {}",
+                                  ListTemplateNames())
+                    : fmt::format("there is no chat template \"{}\"; known are {}, and a Jinja template "
+                                  "of one of these forms",
+                                  name_or_jinja.substr(0, 64), ListTemplateNames()));
 }
 
 std::string_view ChatTemplate::name() const {
@@ -89,26 +133,89 @@ std::string_view ChatTemplate::name() const {
   return "unknown";
 }
 
-Result<std::string> ChatTemplate::Apply(const std::vector<ChatMessage>& messages, bool add_assistant,
-                                        bool continued) const {
-  KVRUN_RETURN_IF_ERROR(CheckOrder(messages, continued));
-  // A turn with "[INST]" ends where the answer begins: there is nothing to add.
-  if (!is_tagged()) return ApplyInstructed(messages, continued);
-  std::string text = ApplyTagged(messages, continued);
-  if (add_assistant) text += answer_start_;
+Result<ChatText> ChatTemplate::Write(const std::vector<ChatMessage>& messages,
+                                     const ChatTextOptions& options) const {
+  KVRUN_RETURN_IF_ERROR(CheckOrder(messages, options.start));
+  KVRUN_RETURN_IF_ERROR(CheckThinking(options.thinking));
+  if (options.start != ChatStart::kAnswer) return WriteAll(messages, options);
+  // What ends an answer's turn is what is written behind a stand-in for it.
+  static const std::string kStandIn = "<answer>";
+  std::vector<ChatMessage> all = {{"user", "?"}, {"assistant", kStandIn}};
+  all.insert(all.end(), messages.begin(), messages.end());
+  ChatText text = WriteAll(all, options);
+  const auto answer = std::find_if(text.begin(), text.end(), [](const ChatSegment& segment) {
+    return segment.is_content && segment.text == kStandIn;
+  });
+  KVRUN_CHECK(answer != text.end());
+  text.erase(text.begin(), answer + 1);
   return text;
 }
 
-Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, bool continued) const {
+Result<std::string> ChatTemplate::Apply(const std::vector<ChatMessage>& messages, bool add_assistant,
+                                        bool continued) const {
+  const ChatTextOptions options = {continued ? ChatStart::kMessages : ChatStart::kNothing, add_assistant,
+                                   Thinking::kDefault};
+  KVRUN_ASSIGN_OR_RETURN(const ChatText text, Write(messages, options));
+  std::string whole;
+  for (const ChatSegment& segment : text) whole += segment.text;
+  return whole;
+}
+
+std::vector<std::string> ChatTemplate::FormTexts() const {
+  std::vector<std::string> texts;
+  const std::vector<ChatMessage> messages = {
+      {"system", "?"}, {"user", "?"}, {"assistant", "<think>?</think>?"}, {"user", "?"}, {"assistant", "?"}};
+  for (const Thinking thinking : {Thinking::kDefault, Thinking::kOff}) {
+    if (!CheckThinking(thinking).ok()) continue;
+    std::string run;
+    for (const ChatSegment& segment : WriteAll(messages, {ChatStart::kNothing, true, thinking})) {
+      if (!segment.is_content) run += segment.text;
+      if (!segment.is_content || run.empty()) continue;
+      texts.push_back(std::exchange(run, {}));
+    }
+    if (!run.empty()) texts.push_back(run);
+  }
+  if (drops_old_thoughts_)
+    texts.insert(texts.end(), {std::string(kThoughtsStart), std::string(kThoughtsEnd)});
+  return texts;
+}
+
+ChatText ChatTemplate::WriteAll(const std::vector<ChatMessage>& messages,
+                                const ChatTextOptions& options) const {
+  ChatText text;
+  const bool starts = options.start == ChatStart::kNothing;
+  if (!is_tagged()) {
+    // A turn with "[INST]" ends where the answer begins: there is nothing to add.
+    WriteInstructed(messages, starts, &text);
+    return text;
+  }
+  WriteTagged(messages, starts, &text);
+  if (options.add_assistant) {
+    AddForm(answer_start_, &text);
+    if (options.thinking == Thinking::kOff) AddForm(empty_thoughts_, &text);
+  }
+  return text;
+}
+
+Status ChatTemplate::CheckThinking(Thinking thinking) const {
+  if (thinking == Thinking::kDefault || has_thinking_switch()) return Status::Ok();
+  return {
+      StatusCode::kUnsupported,
+      fmt::format("the model's chat template (of the form {}) has no switch for thinking, as Qwen3's has; "
+                  "leave the choice out",
+                  name())};
+}
+
+Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatStart start) const {
   std::optional<bool> user_next;
-  if (!continued) user_next = true;
+  if (start != ChatStart::kMessages) user_next = true;
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant") {
       return {StatusCode::kInvalidArgument,
               fmt::format("message {} has the role \"{}\"; known are system, user, assistant", i, role)};
     }
-    if (is_tagged() || (role == "system" && i == 0)) continue;
+    if (is_tagged() || (role == "system" && i == 0 && start != ChatStart::kAnswer)) continue;
     if (role == "system") {
       return {
           StatusCode::kInvalidArgument,
@@ -130,62 +237,63 @@ Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, bool c
   return Status::Ok();
 }
 
-void ChatTemplate::AppendTagged(std::string_view role, std::string_view content, std::string* text) const {
-  text->append(before_role_).append(role).append(after_role_).append(content).append(answer_end_);
-}
-
-std::string ChatTemplate::ApplyTagged(const std::vector<ChatMessage>& messages, bool continued) const {
-  std::string text;
+void ChatTemplate::WriteTagged(const std::vector<ChatMessage>& messages, bool starts, ChatText* text) const {
   size_t last_question = messages.size();
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role == "user") last_question = i;
   }
-  const bool starts = !continued && !messages.empty();
-  if (starts && inserts_system_ && messages[0].role != "system") {
-    AppendTagged("system", system_preface_ + default_system_, &text);
+  const bool begins = starts && !messages.empty();
+  if (begins && inserts_system_ && messages[0].role != "system") {
+    AddForm(before_role_ + "system" + after_role_ + system_preface_ + default_system_ + answer_end_, text);
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     const std::string_view content =
         trims_content_ ? Trimmed(messages[i].content) : std::string_view(messages[i].content);
+    AddForm(before_role_ + role + after_role_, text);
+    if (role == "system" && i == 0 && begins) AddForm(system_preface_, text);
     if (role == "assistant" && drops_old_thoughts_) {
-      AppendTagged(role, ThoughtfulAnswer(content, i > last_question, i + 1 == messages.size()), &text);
-    } else if (role == "system" && i == 0 && starts) {
-      AppendTagged(role, system_preface_ + std::string(content), &text);
+      WriteThoughtful(content, i > last_question, i + 1 == messages.size(), text);
     } else {
-      AppendTagged(role, content, &text);
+      AddContent(content, text);
     }
+    AddForm(answer_end_, text);
   }
-  return text;
 }
 
-std::string ChatTemplate::ThoughtfulAnswer(std::string_view content, bool after_last_question,
-                                           bool last) const {
-  constexpr std::string_view kStart = "<think>";
-  constexpr std::string_view kEnd = "</think>";
+void ChatTemplate::WriteThoughtful(std::string_view content, bool after_last_question, bool last,
+                                   ChatText* text) const {
   std::string_view answer = content;
   std::string_view thoughts;
-  if (const size_t first_end = content.find(kEnd); first_end != std::string_view::npos) {
+  if (const size_t first_end = content.find(kThoughtsEnd); first_end != std::string_view::npos) {
     thoughts = WithoutNewlinesAfter(content.substr(0, first_end));
-    if (const size_t start = thoughts.rfind(kStart); start != std::string_view::npos) {
-      thoughts.remove_prefix(start + kStart.size());
+    if (const size_t start = thoughts.rfind(kThoughtsStart); start != std::string_view::npos) {
+      thoughts.remove_prefix(start + kThoughtsStart.size());
     }
     thoughts = WithoutNewlinesBefore(thoughts);
-    answer = WithoutNewlinesBefore(content.substr(content.rfind(kEnd) + kEnd.size()));
+    answer = WithoutNewlinesBefore(content.substr(content.rfind(kThoughtsEnd) + kThoughtsEnd.size()));
   }
-  if (!writes_last_thoughts_ || !after_last_question || (!last && thoughts.empty()))
-    return std::string(answer);
-  return fmt::format("{}\n{}\n{}\n\n{}", kStart, thoughts, kEnd, WithoutNewlinesBefore(answer));
+  if (!writes_last_thoughts_ || !after_last_question || (!last && thoughts.empty())) {
+    AddContent(answer, text);
+    return;
+  }
+  AddForm(fmt::format("{}\n", kThoughtsStart), text);
+  AddContent(thoughts, text);
+  AddForm(fmt::format("\n{}\n\n", kThoughtsEnd), text);
+  AddContent(WithoutNewlinesBefore(answer), text);
 }
 
-std::string ChatTemplate::ApplyInstructed(const std::vector<ChatMessage>& messages, bool continued) const {
+void ChatTemplate::WriteInstructed(const std::vector<ChatMessage>& messages, bool starts,
+                                   ChatText* text) const {
+  ChatText system;
   size_t first = 0;
-  std::string system;
   if (!messages.empty() && messages[0].role == "system") {
-    system = system_start_ + messages[0].content + system_end_;
+    AddForm(system_start_, &system);
+    AddContent(messages[0].content, &system);
+    AddForm(system_end_, &system);
     first = 1;
-  } else if (inserts_system_ && !continued) {
-    system = system_start_ + default_system_ + system_end_;
+  } else if (inserts_system_ && starts) {
+    AddForm(system_start_ + default_system_ + system_end_, &system);
   }
   size_t system_turn = messages.size();
   for (size_t i = messages.size(); i-- > first;) {
@@ -193,19 +301,23 @@ std::string ChatTemplate::ApplyInstructed(const std::vector<ChatMessage>& messag
     const bool chosen = system_in_last_turn_ ? i + 1 == messages.size() : true;
     if (chosen) system_turn = i;
   }
-  std::string text;
   for (size_t i = first; i < messages.size(); ++i) {
     const std::string& content = messages[i].content;
     if (messages[i].role == "assistant") {
-      text.append(answer_prefix_).append(trims_content_ ? Trimmed(content) : content).append(answer_end_);
+      AddForm(answer_prefix_, text);
+      AddContent(trims_content_ ? Trimmed(content) : content, text);
+      AddForm(answer_end_, text);
       continue;
     }
-    const std::string turn = i == system_turn ? system + content : content;
-    const bool trims = trims_content_ && form_ == ChatForm::kLlama2;
-    if (i != first) text += turn_start_;
-    text.append(user_start_).append(trims ? Trimmed(turn) : turn).append(user_end_);
+    ChatText turn;
+    if (i == system_turn) turn = system;
+    AddContent(content, &turn);
+    if (trims_content_ && form_ == ChatForm::kLlama2) Trim(&turn);
+    if (i != first) AddForm(turn_start_, text);
+    AddForm(user_start_, text);
+    text->insert(text->end(), turn.begin(), turn.end());
+    AddForm(user_end_, text);
   }
-  return text;
 }
 
 }  // namespace kvrun

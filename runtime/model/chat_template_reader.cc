@@ -181,6 +181,9 @@ ChatTemplate ChatTemplateReader::ReadChatMl() const {
   const bool thinks_at_once =
       std::find(literals_.begin(), literals_.end(), thinking_start) != literals_.end();
   result.answer_start_ = thinks_at_once ? thinking_start : "<|im_start|>assistant\n";
+  const std::string no_thoughts = "<think>\n\n</think>\n\n";
+  if (Has("enable_thinking") && std::find(literals_.begin(), literals_.end(), no_thoughts) != literals_.end())
+    result.empty_thoughts_ = no_thoughts;
   result.drops_old_thoughts_ = HasCompact("split('</think>')");
   result.writes_last_thoughts_ = result.drops_old_thoughts_ && HasCompact("last_query_index");
   return result;

@@ -2,17 +2,36 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/model/tokenizer_base.h"
 #include "runtime/model/tokenizer_bpe.h"
 #include "runtime/model/tokenizer_spm.h"
+#include "runtime/model/tokenizer_text.h"
 
 namespace kvrun {
 namespace {
 
 // Positions in a text are kept in 32 bits.
 constexpr size_t kMaxTextBytes = size_t{1} << 30;
+
+// Whether a form may claim a token of this text for itself: not if it is white space, letters and digits, or
+// a single character, which any content may need.
+bool IsMark(std::string_view text) {
+  if (Utf8CharacterBytes(text, 0) == text.size()) return false;
+  return !std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == ' ' ||
+           (c >= '\t' && c <= '\r');
+  });
+}
+
+// The form's parts from *at on, which is moved behind them.
+std::string FormRun(std::span<const TextPart> parts, size_t* at) {
+  std::string run;
+  for (; *at < parts.size() && parts[*at].is_form; ++*at) run += parts[*at].text;
+  return run;
+}
 
 }  // namespace
 
@@ -33,27 +52,89 @@ std::string Tokenizer::DecodeToken(TokenId id, bool show_special) const {
   return bytes;
 }
 
+Status TokenizerBase::CheckSize(size_t text_bytes) const {
+  if (text_bytes <= kMaxTextBytes) return Status::Ok();
+  return {StatusCode::kInvalidArgument,
+          fmt::format("cannot tokenize a text of {} bytes at once: the limit is {}; pass it in parts",
+                      text_bytes, kMaxTextBytes)};
+}
+
 Result<std::vector<TokenId>> TokenizerBase::Encode(std::string_view text,
                                                    const EncodeOptions& options) const {
-  if (text.size() > kMaxTextBytes) {
-    return Status(StatusCode::kInvalidArgument,
-                  fmt::format("cannot tokenize a text of {} bytes at once: the limit is {}; pass it in parts",
-                              text.size(), kMaxTextBytes));
-  }
+  KVRUN_RETURN_IF_ERROR(CheckSize(text.size()));
   std::vector<TokenId> ids;
   if (options.add_special && vocab_.add_bos()) ids.push_back(vocab_.bos());
+  KVRUN_RETURN_IF_ERROR(EncodeFragments(text, specials_.Partition(text, options.parse_special), {}, &ids));
+  if (options.add_special && vocab_.add_eos()) ids.push_back(vocab_.eos());
+  return ids;
+}
+
+Status TokenizerBase::EncodeFragments(std::string_view text, std::span<const TextFragment> fragments,
+                                      std::span<const TokenId> barred, std::vector<TokenId>* ids) const {
   bool first = true;
-  for (const TextFragment& fragment : specials_.Partition(text, options.parse_special)) {
+  for (const TextFragment& fragment : fragments) {
     if (fragment.token >= 0) {
-      ids.push_back(fragment.token);
+      ids->push_back(fragment.token);
     } else {
       KVRUN_RETURN_IF_ERROR(
-          EncodePlain(text.substr(fragment.begin, fragment.end - fragment.begin), first, &ids));
+          EncodePlain(text.substr(fragment.begin, fragment.end - fragment.begin), first, barred, ids));
     }
     first = fragment.token >= 0;
   }
-  if (options.add_special && vocab_.add_eos()) ids.push_back(vocab_.eos());
+  return Status::Ok();
+}
+
+Result<std::vector<TokenId>> TokenizerBase::EncodeParts(std::span<const TextPart> parts,
+                                                        std::span<const std::string> form_texts) const {
+  size_t text_bytes = 0;
+  for (const TextPart& part : parts) text_bytes += part.text.size();
+  KVRUN_RETURN_IF_ERROR(CheckSize(text_bytes));
+  const std::vector<TokenId> barred = TokensOfForm(parts, form_texts);
+  std::vector<TokenId> ids;
+  std::string plain;  // since the last token of the form
+  const auto encode_plain = [&] {
+    const Status status = EncodeFragments(plain, specials_.Partition(plain, false, barred), barred, &ids);
+    plain.clear();
+    return status;
+  };
+  for (size_t i = 0; i < parts.size();) {
+    if (!parts[i].is_form) {
+      plain += parts[i++].text;
+      continue;
+    }
+    const std::string form = FormRun(parts, &i);
+    for (const TextFragment& fragment : specials_.PartitionForm(form, barred)) {
+      if (fragment.token < 0) {
+        plain.append(form, fragment.begin, fragment.end - fragment.begin);
+        continue;
+      }
+      KVRUN_RETURN_IF_ERROR(encode_plain());
+      ids.push_back(fragment.token);
+    }
+  }
+  KVRUN_RETURN_IF_ERROR(encode_plain());
   return ids;
+}
+
+std::vector<TokenId> TokenizerBase::TokensOfForm(std::span<const TextPart> parts,
+                                                 std::span<const std::string> form_texts) const {
+  std::vector<TokenId> tokens;
+  const auto add = [&](std::string_view text) {
+    for (const TextFragment& fragment : specials_.Partition(text, true)) {
+      const TokenId id = fragment.token;
+      if (id < 0 || vocab_.IsReserved(id) || !IsMark(vocab_.text(id))) continue;
+      if (std::find(tokens.begin(), tokens.end(), id) == tokens.end()) tokens.push_back(id);
+    }
+  };
+  for (const std::string& text : form_texts) add(text);
+  for (size_t i = 0; i < parts.size();) {
+    if (parts[i].is_form) {
+      add(FormRun(parts, &i));
+    } else {
+      ++i;
+    }
+  }
+  return tokens;
 }
 
 void TokenizerBase::AppendToken(TokenId id, bool show_special, std::string* bytes) const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,12 @@ struct EncodeOptions {
   bool parse_special = false;  // "<|im_end|>" in the text becomes the control token, else plain text
 };
 
+// A part of a text. Control tokens are looked for only in parts of the form, each run of them by itself.
+struct TextPart {
+  std::string_view text;
+  bool is_form = false;
+};
+
 // Immutable; safe from several threads. Keeps what it needs: the GgufFile may go.
 class Tokenizer {
  public:
@@ -30,7 +37,15 @@ class Tokenizer {
 
   // Any bytes are accepted, valid UTF-8 or not; the result decodes to the same bytes where the vocabulary
   // can say them.
+  // Without parse_special no text gives a control or an end-of-generation token.
   virtual Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
+
+  // The parts as one text, without BOS and EOS. Parts of the form are encoded as with parse_special; of what
+  // is not in a token there, neighbours of both kinds are encoded together. User-defined tokens that
+  // `form_texts` (all that the form may write) or the form's parts name are the form's alone, as control
+  // tokens are: the other parts do not give them. White space, letters and digits are never marks of a form.
+  virtual Result<std::vector<TokenId>> EncodeParts(std::span<const TextPart> parts,
+                                                   std::span<const std::string> form_texts) const = 0;
 
   // Appends the bytes of one token: possibly a part of a UTF-8 character. Control tokens give their text only
   // if `show_special`, else nothing. An id outside of the vocabulary gives nothing. Allocates nothing but

@@ -1,6 +1,7 @@
 // What both families of tokenizers share. Internal to the tokenizers.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,8 @@ class TokenizerBase : public Tokenizer {
   explicit TokenizerBase(Vocab vocab) : vocab_(std::move(vocab)), specials_(vocab_) {}
 
   Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
+  Result<std::vector<TokenId>> EncodeParts(std::span<const TextPart> parts,
+                                           std::span<const std::string> form_texts) const override;
   void AppendToken(TokenId id, bool show_special, std::string* bytes) const override;
   std::string Decode(const std::vector<TokenId>& ids, bool show_special) const override;
 
@@ -31,12 +34,20 @@ class TokenizerBase : public Tokenizer {
   const Vocab& vocab() const { return vocab_; }
 
   // Appends the ids of text without special tokens. `first`: nothing or a special token comes before it.
-  virtual Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const = 0;
+  // `barred`: tokens that it must not give (few).
+  virtual Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
+                             std::vector<TokenId>* ids) const = 0;
   // Appends the bytes of a token that is neither control, unknown, user-defined nor unused.
   virtual void AppendPlain(TokenId id, std::string* bytes) const = 0;
   virtual bool RemovesLeadingSpace() const = 0;
 
  private:
+  Status CheckSize(size_t text_bytes) const;
+  std::vector<TokenId> TokensOfForm(std::span<const TextPart> parts,
+                                    std::span<const std::string> form_texts) const;
+  Status EncodeFragments(std::string_view text, std::span<const TextFragment> fragments,
+                         std::span<const TokenId> barred, std::vector<TokenId>* ids) const;
+
   Vocab vocab_;
   SpecialTokens specials_;  // points into vocab_
 };

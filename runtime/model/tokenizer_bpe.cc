@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -25,7 +26,8 @@ class BpeTokenizer final : public TokenizerBase {
   }
 
  protected:
-  Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const override;
+  Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
+                     std::vector<TokenId>* ids) const override;
   void AppendPlain(TokenId id, std::string* bytes) const override;
   bool RemovesLeadingSpace() const override { return false; }
 
@@ -42,9 +44,10 @@ class BpeTokenizer final : public TokenizerBase {
 
 // A byte that the vocabulary lacks is left out: there is no token that would say it, and the files' unknown
 // token of this family is <|endoftext|> or the like.
-Status BpeTokenizer::EncodePlain(std::string_view text, bool /*first*/, std::vector<TokenId>* ids) const {
+Status BpeTokenizer::EncodePlain(std::string_view text, bool /*first*/, std::span<const TokenId> barred,
+                                 std::vector<TokenId>* ids) const {
   KVRUN_ASSIGN_OR_RETURN(const std::vector<uint32_t> ends, pre_tokenizer_->Split(text));
-  WordMerger merger(merges_);
+  WordMerger merger(merges_, barred);
   std::vector<TokenId> symbols;
   uint32_t begin = 0;
   for (const uint32_t end : ends) {
@@ -52,7 +55,7 @@ Status BpeTokenizer::EncodePlain(std::string_view text, bool /*first*/, std::vec
     begin = end;
     if (pre_tokenizer_->takes_whole_words() && word.size() <= vocab().longest_text_bytes()) {
       const TokenId whole = FindPlain(ByteAlphabet::Get().Encode(word));
-      if (whole >= 0) {
+      if (whole >= 0 && std::find(barred.begin(), barred.end(), whole) == barred.end()) {
         ids->push_back(whole);
         continue;
       }

@@ -78,7 +78,7 @@ Result<MergeTable> MergeTable::Load(const GgufFile& file, const Vocab& vocab) {
     if (left < 0 || right < 0 || result < 0) {
       return BrokenMerge(file, rank, merge, "names a symbol that is not in the vocabulary");
     }
-    table.Insert({PairOf(left, right), static_cast<uint32_t>(rank), result});
+    if (!vocab.IsReserved(result)) table.Insert({PairOf(left, right), static_cast<uint32_t>(rank), result});
   }
   return table;
 }
@@ -89,6 +89,7 @@ void WordMerger::Push(uint32_t left) {
   const TokenId right = symbols_[symbol.next].id;
   const MergeTable::Merge* merge = table_.Find(symbol.id, right);
   if (merge == nullptr) return;
+  if (std::find(barred_.begin(), barred_.end(), merge->merged) != barred_.end()) return;
   heap_.push_back({static_cast<uint64_t>(merge->rank) << 32 | left, symbol.id, right, merge->merged});
   std::push_heap(heap_.begin(), heap_.end(),
                  [](const Candidate& a, const Candidate& b) { return a.order > b.order; });

@@ -18,7 +18,7 @@ class MergeTable {
     TokenId merged = -1;
   };
 
-  // tokenizer.ggml.merges: "left right", in order of rank.
+  // tokenizer.ggml.merges: "left right", in order of rank. Those that make a reserved token are left out.
   static Result<MergeTable> Load(const GgufFile& file, const Vocab& vocab);
 
   const Merge* Find(TokenId left, TokenId right) const;  // null if these two do not merge
@@ -38,7 +38,8 @@ class MergeTable {
 // Working memory for one text. Merging a word of n symbols takes O(n log n).
 class WordMerger {
  public:
-  explicit WordMerger(const MergeTable& table) : table_(table) {}
+  // `barred`: tokens that no merge makes (few).
+  WordMerger(const MergeTable& table, std::span<const TokenId> barred) : table_(table), barred_(barred) {}
 
   // `symbols`: the ids of the word's bytes, -1 where the vocabulary lacks one; those are left out. Appends
   // what remains after merging.
@@ -61,6 +62,7 @@ class WordMerger {
   void Push(uint32_t left);
 
   const MergeTable& table_;
+  std::span<const TokenId> barred_;
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;
 };

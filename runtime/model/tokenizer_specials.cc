@@ -4,16 +4,21 @@
 #include <functional>
 
 namespace kvrun {
+namespace {
 
-SpecialTokens::SpecialTokens(const Vocab& vocab) {
+bool Contains(std::span<const TokenId> ids, TokenId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
+}  // namespace
+
+SpecialTokens::SpecialTokens(const Vocab& vocab) : vocab_(vocab) {
   for (TokenId id = 0; vocab.Contains(id); ++id) {
-    const TokenType type = vocab.type(id);
     const std::string_view text = vocab.text(id);
     if (text.empty()) continue;
-    if (type == TokenType::kUserDefined) user_defined_.Add(text, id);
-    if (type == TokenType::kUserDefined || type == TokenType::kControl || type == TokenType::kUnknown) {
-      all_.Add(text, id);
-    }
+    const bool user_defined = vocab.type(id) == TokenType::kUserDefined;
+    if (user_defined && !vocab.IsReserved(id)) user_defined_.Add(text, id);
+    if (user_defined || vocab.IsReserved(id)) all_.Add(text, id);
   }
   user_defined_.SortLengths();
   all_.SortLengths();
@@ -51,7 +56,8 @@ std::vector<size_t> SpecialTokens::Set::Candidates(std::string_view text) const 
   return positions;
 }
 
-std::vector<TextFragment> SpecialTokens::Set::Matches(std::string_view text) const {
+std::vector<TextFragment> SpecialTokens::Set::Matches(std::string_view text,
+                                                      std::span<const TokenId> barred) const {
   std::vector<TextFragment> matches;
   std::vector<size_t> candidates = Candidates(text);
   if (candidates.empty()) return matches;
@@ -62,7 +68,7 @@ std::vector<TextFragment> SpecialTokens::Set::Matches(std::string_view text) con
       // What is taken so far is at least as long, so an overlap shows at one of the two ends.
       if (end > text.size() || taken[begin] || taken[end - 1]) continue;
       const auto found = by_text.find(text.substr(begin, length));
-      if (found == by_text.end()) continue;
+      if (found == by_text.end() || Contains(barred, found->second)) continue;
       matches.push_back({begin, end, found->second});
       std::fill(taken.begin() + static_cast<ptrdiff_t>(begin), taken.begin() + static_cast<ptrdiff_t>(end),
                 true);
@@ -74,10 +80,25 @@ std::vector<TextFragment> SpecialTokens::Set::Matches(std::string_view text) con
   return matches;
 }
 
-std::vector<TextFragment> SpecialTokens::Partition(std::string_view text, bool parse_special) const {
+std::vector<TextFragment> SpecialTokens::Partition(std::string_view text, bool parse_special,
+                                                   std::span<const TokenId> barred) const {
+  return Cut(text, (parse_special ? all_ : user_defined_).Matches(text, barred));
+}
+
+std::vector<TextFragment> SpecialTokens::PartitionForm(std::string_view text,
+                                                       std::span<const TokenId> others) const {
+  std::vector<TextFragment> matches = all_.Matches(text, {});
+  std::erase_if(matches, [&](const TextFragment& match) {
+    return !vocab_.IsReserved(match.token) && !Contains(others, match.token);
+  });
+  return Cut(text, matches);
+}
+
+std::vector<TextFragment> SpecialTokens::Cut(std::string_view text,
+                                             const std::vector<TextFragment>& matches) {
   std::vector<TextFragment> fragments;
   size_t begin = 0;
-  for (const TextFragment& match : (parse_special ? all_ : user_defined_).Matches(text)) {
+  for (const TextFragment& match : matches) {
     if (match.begin > begin) fragments.push_back({begin, match.begin, -1});
     fragments.push_back(match);
     begin = match.end;

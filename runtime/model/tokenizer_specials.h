@@ -3,6 +3,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -22,9 +23,12 @@ class SpecialTokens {
  public:
   explicit SpecialTokens(const Vocab& vocab);
 
-  // Cuts `text` at user-defined tokens and, with `parse_special`, at control and unknown tokens. Where they
-  // overlap the longest wins, then the leftmost.
-  std::vector<TextFragment> Partition(std::string_view text, bool parse_special) const;
+  // Cuts `text` at user-defined tokens and, with `parse_special`, at control, unknown and end-of-generation
+  // tokens. Where they overlap the longest wins, then the leftmost. `barred` are not looked for.
+  std::vector<TextFragment> Partition(std::string_view text, bool parse_special,
+                                      std::span<const TokenId> barred = {}) const;
+  // The same, cut only at tokens that no content gives, and `others`.
+  std::vector<TextFragment> PartitionForm(std::string_view text, std::span<const TokenId> others) const;
 
  private:
   struct Set {
@@ -36,9 +40,13 @@ class SpecialTokens {
     void SortLengths();
     bool MayStartAt(std::string_view text, size_t position) const;
     std::vector<size_t> Candidates(std::string_view text) const;
-    std::vector<TextFragment> Matches(std::string_view text) const;  // in order, not overlapping
+    std::vector<TextFragment> Matches(std::string_view text,
+                                      std::span<const TokenId> barred) const;  // in order, not overlapping
   };
 
+  static std::vector<TextFragment> Cut(std::string_view text, const std::vector<TextFragment>& matches);
+
+  const Vocab& vocab_;
   Set user_defined_;
   Set all_;
 };

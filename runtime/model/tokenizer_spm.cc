@@ -40,7 +40,8 @@ class SpmTokenizer final : public TokenizerBase {
   }
 
  protected:
-  Status EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const override;
+  Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
+                     std::vector<TokenId>* ids) const override;
   void AppendPlain(TokenId id, std::string* bytes) const override;
   bool RemovesLeadingSpace() const override { return adds_space_; }
 
@@ -63,17 +64,18 @@ class SpmTokenizer final : public TokenizerBase {
     }
   };
   struct Work {
+    std::span<const TokenId> barred;
     std::string_view word;
     std::vector<Symbol> symbols;
     std::vector<Candidate> heap;
   };
 
-  TokenId FindPlain(std::string_view text) const;
+  TokenId FindPlain(std::string_view text, std::span<const TokenId> barred = {}) const;
   TokenId FindByte(uint8_t byte) const;
   void Push(uint32_t left, Work* work) const;
   void MergeAll(Work* work) const;
   void EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const;
-  void AppendIds(std::string_view symbol, std::vector<TokenId>* ids) const;
+  void AppendIds(std::string_view symbol, std::span<const TokenId> barred, std::vector<TokenId>* ids) const;
 
   std::vector<float> scores_;
   bool adds_space_;
@@ -81,10 +83,11 @@ class SpmTokenizer final : public TokenizerBase {
   std::array<TokenId, 256> byte_tokens_{};  // -1 where the vocabulary lacks one
 };
 
-TokenId SpmTokenizer::FindPlain(std::string_view text) const {
+TokenId SpmTokenizer::FindPlain(std::string_view text, std::span<const TokenId> barred) const {
   if (text.size() > vocab().longest_text_bytes()) return -1;
   const TokenId id = vocab().Find(text);
-  return id >= 0 && vocab().IsPlain(id) ? id : -1;
+  if (id < 0 || !vocab().IsPlain(id)) return -1;
+  return std::find(barred.begin(), barred.end(), id) == barred.end() ? id : -1;
 }
 
 TokenId SpmTokenizer::FindByte(uint8_t byte) const {
@@ -98,7 +101,7 @@ void SpmTokenizer::Push(uint32_t left, Work* work) const {
   const Symbol& symbol = work->symbols[left];
   if (symbol.next == kNone) return;
   const uint32_t bytes = symbol.bytes + work->symbols[symbol.next].bytes;
-  const TokenId id = FindPlain(work->word.substr(symbol.begin, bytes));
+  const TokenId id = FindPlain(work->word.substr(symbol.begin, bytes), work->barred);
   if (id < 0) return;
   work->heap.push_back({scores_[static_cast<size_t>(id)], left, bytes});
   std::push_heap(work->heap.begin(), work->heap.end());
@@ -124,15 +127,19 @@ void SpmTokenizer::MergeAll(Work* work) const {
   }
 }
 
-void SpmTokenizer::AppendIds(std::string_view symbol, std::vector<TokenId>* ids) const {
-  const TokenId whole = FindPlain(symbol);
+void SpmTokenizer::AppendIds(std::string_view symbol, std::span<const TokenId> barred,
+                             std::vector<TokenId>* ids) const {
+  const TokenId whole = FindPlain(symbol, barred);
   if (whole >= 0) {
     ids->push_back(whole);
     return;
   }
   const auto token_of = [this](char byte) { return byte_tokens_[static_cast<uint8_t>(byte)]; };
   if (std::any_of(symbol.begin(), symbol.end(), [&](char byte) { return token_of(byte) < 0; })) {
-    ids->push_back(vocab().unknown());  // Create has seen to it that there is one
+    // Create has seen to it that there is one. Where a file names another kind of token as the unknown one,
+    // such as the end of the text, it is not for a text to write.
+    const TokenId unknown = vocab().unknown();
+    if (vocab().type(unknown) != TokenType::kControl && !IsEndOfGeneration(unknown)) ids->push_back(unknown);
     return;
   }
   for (const char byte : symbol) ids->push_back(token_of(byte));
@@ -150,11 +157,12 @@ void SpmTokenizer::EncodeWord(std::string_view word, Work* work, std::vector<Tok
   }
   MergeAll(work);
   for (const Symbol& symbol : work->symbols) {
-    if (symbol.bytes > 0) AppendIds(word.substr(symbol.begin, symbol.bytes), ids);
+    if (symbol.bytes > 0) AppendIds(word.substr(symbol.begin, symbol.bytes), work->barred, ids);
   }
 }
 
-Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::vector<TokenId>* ids) const {
+Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
+                                 std::vector<TokenId>* ids) const {
   std::string marked;
   marked.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
   if (first && adds_space_) marked += kSpaceMark;
@@ -166,6 +174,7 @@ Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::vector<
     }
   }
   Work work;
+  work.barred = barred;
   const std::string_view all = marked;
   for (size_t begin = 0; begin < all.size();) {
     const size_t end = spaces_start_words_ ? WordEnd(all, begin) : all.size();

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/model/tokenizer_text.h"
+
 namespace kvrun {
 namespace {
 
@@ -104,7 +106,10 @@ Status Vocab::LoadSpecials(const GgufFile& file, const VocabDefaults& defaults) 
   }
   for (const std::string_view text : kEndOfGenerationTexts) {
     const TokenId id = Find(text);
-    if (id >= 0 && type(id) == TokenType::kControl) ends_generation_[static_cast<size_t>(id)] = true;
+    if (id < 0) continue;
+    // Some files have marks as user-defined tokens; a "</s>" of that type is a tag of HTML.
+    const bool mark = type(id) == TokenType::kUserDefined && text != "</s>";
+    if (mark || type(id) == TokenType::kControl) ends_generation_[static_cast<size_t>(id)] = true;
   }
   return Status::Ok();
 }
@@ -114,9 +119,15 @@ std::string_view Vocab::text(TokenId id) const {
   return {characters_.data() + begin, offsets_[static_cast<size_t>(id) + 1] - begin};
 }
 
+bool Vocab::IsReserved(TokenId id) const {
+  if (type(id) == TokenType::kControl || type(id) == TokenType::kUnknown) return true;
+  return IsEndOfGeneration(id) && Utf8CharacterBytes(text(id), 0) != text(id).size();
+}
+
 bool Vocab::IsPlain(TokenId id) const {
-  return type(id) == TokenType::kNormal || type(id) == TokenType::kUserDefined ||
-         type(id) == TokenType::kUndefined;
+  const bool is_text = type(id) == TokenType::kNormal || type(id) == TokenType::kUserDefined ||
+                       type(id) == TokenType::kUndefined;
+  return is_text && !IsReserved(id);
 }
 
 TokenId Vocab::Find(std::string_view text) const {

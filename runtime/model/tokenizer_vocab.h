@@ -46,7 +46,11 @@ class Vocab {
   bool Contains(TokenId id) const { return id >= 0 && static_cast<size_t>(id) < types_.size(); }
   std::string_view text(TokenId id) const;  // as the file spells it
   TokenType type(TokenId id) const { return types_[static_cast<size_t>(id)]; }
-  // Text that a person may have written, as opposed to control, unknown, unused and byte tokens.
+  // Control, unknown and end-of-generation tokens, whatever the type of the latter, but for those of one
+  // character, which may be the only way to write it. None of them comes from a text that is not parsed for
+  // them.
+  bool IsReserved(TokenId id) const;
+  // Text that a person may have written, as opposed to reserved, unused and byte tokens.
   bool IsPlain(TokenId id) const;
   bool IsEndOfGeneration(TokenId id) const {
     return Contains(id) && ends_generation_[static_cast<size_t>(id)];

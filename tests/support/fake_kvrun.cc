@@ -182,6 +182,52 @@ kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_messag
   return HandOut(out + "<start>assistant:", text);
 }
 
+void kvrun_chat_options_init(kvrun_chat_options* options) {
+  *options = {};
+  options->struct_size = sizeof *options;
+}
+
+const char* const* kvrun_chat_template_names(void) {
+  static constexpr const char* kNames[] = {"toy-form", "other-form", nullptr};
+  return kNames;
+}
+
+// A template given shows as {template} at the start, a choice about thinking at the end.
+kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
+                               const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
+  if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
+  if (model->Is("nochat") && options->chat_template == nullptr) {
+    return Fail(KVRUN_UNSUPPORTED, "the chat form of this model is not known");
+  }
+  std::vector<int32_t> all;
+  const auto add = [&](std::string_view text, bool special) {
+    std::vector<int32_t> tokens(text.size());
+    size_t n_tokens = tokens.size();
+    kvrun_tokenize(model, text.data(), text.size(), special ? KVRUN_ENCODE_PARSE_SPECIAL : 0, tokens.data(),
+                   &n_tokens);
+    all.insert(all.end(), tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(n_tokens));
+  };
+  if (options->continued != 0) {
+    all.push_back(kEnd);
+  } else if (kvrun_model_adds_bos(model) != 0) {
+    all.push_back(kBos);
+  }
+  if (options->chat_template != nullptr) add(fmt::format("{{{}}}", options->chat_template), false);
+  if (options->continued == 0 && std::string_view(messages[0].role) != "system") {
+    add("<start>system:be good<end>", true);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    add(fmt::format("<start>{}:", messages[i].role), true);
+    add(messages[i].content, options->parse_special != 0);
+    add("<end>", true);
+  }
+  constexpr const char* kThinking[] = {"", "(think)", "(do not think)"};
+  add(fmt::format("<start>assistant:{}", kThinking[options->thinking]), true);
+  if (all.size() <= *id_count) std::copy(all.begin(), all.end(), ids);
+  *id_count = all.size();
+  return KVRUN_OK;
+}
+
 void kvrun_engine_options_init(kvrun_engine_options* options) {
   *options = {};
   options->struct_size = sizeof *options;

@@ -17,6 +17,17 @@ Result<std::vector<TokenId>> FakeTokenizer::Encode(std::string_view text,
   return ids;
 }
 
+Result<std::vector<TokenId>> FakeTokenizer::EncodeParts(std::span<const TextPart> parts,
+                                                        std::span<const std::string> /*form_texts*/) const {
+  std::vector<TokenId> ids;
+  for (const TextPart& part : parts) {
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> of_part,
+                           Encode(part.text, {.add_special = false, .parse_special = part.is_form}));
+    ids.insert(ids.end(), of_part.begin(), of_part.end());
+  }
+  return ids;
+}
+
 void FakeTokenizer::AppendToken(TokenId id, bool show_special, std::string* bytes) const {
   const auto word = static_cast<size_t>(id - kFirstWord);
   if (id >= 0 && id < 256) {

@@ -112,9 +112,11 @@ KVRUN_API uint32_t kvrun_model_context_train(const kvrun_model* model);
 KVRUN_API int kvrun_model_adds_bos(const kvrun_model* model);
 KVRUN_API int kvrun_model_is_end_of_generation(const kvrun_model* model, int32_t token);
 
-#define KVRUN_ENCODE_ADD_BOS 1u       /* the begin-of-sequence token first, if the model has one */
-#define KVRUN_ENCODE_PARSE_SPECIAL 2u /* control tokens written in the text are recognised */
-#define KVRUN_ENCODE_BOS_IF_ASKED 4u  /* the begin-of-sequence token first, if the file asks for it */
+#define KVRUN_ENCODE_ADD_BOS 1u /* the begin-of-sequence token first, if the model has one */
+#define KVRUN_ENCODE_PARSE_SPECIAL                                            \
+  2u /* control tokens written in the text are recognised; else none of them, \
+        and no end-of-generation token, ever comes of a text */
+#define KVRUN_ENCODE_BOS_IF_ASKED 4u /* the begin-of-sequence token first, if the file asks for it */
 
 /* Encodes text_bytes bytes. On entry *count is the room in ids; on return the number of ids of the text.
  * If the room does not suffice nothing is written and the answer is KVRUN_OK all the same: compare *count. */
@@ -130,9 +132,44 @@ typedef struct kvrun_chat_message {
   const char* content;
 } kvrun_chat_message;
 
-/* The messages in the model's own chat form, ready for kvrun_tokenize with KVRUN_ENCODE_PARSE_SPECIAL, ending
- * where the assistant's answer begins. continued: they follow a conversation that is in the session already.
- * KVRUN_UNSUPPORTED if the model's form is not known. */
+/* Whether the model thinks before it answers. Only some chat forms have a switch for that (Qwen3's); for the
+ * others ON and OFF are KVRUN_UNSUPPORTED. */
+typedef enum kvrun_thinking {
+  KVRUN_THINKING_DEFAULT = 0, /* as the model's chat template does where nothing is said */
+  KVRUN_THINKING_ON = 1,
+  KVRUN_THINKING_OFF = 2
+} kvrun_thinking;
+
+typedef struct kvrun_chat_options {
+  uint32_t struct_size;
+  uint32_t continued;     /* nonzero: the messages follow an answer of the assistant that is in the session
+                             already, all but the end of its turn, whether or not the model generated one;
+                             the ids begin with that end */
+  uint32_t parse_special; /* nonzero: control tokens written in messages are obeyed. Only for messages that
+                             are trusted */
+  kvrun_thinking thinking;
+  const char* chat_template; /* instead of the file's: a name of kvrun_chat_template_names, or the text of a
+                                Jinja template of one of these forms; NULL: the file's */
+} kvrun_chat_options;
+
+KVRUN_API void kvrun_chat_options_init(kvrun_chat_options* options);
+KVRUN_API const char* const* kvrun_chat_template_names(void); /* a list that ends in NULL */
+
+/* The ids of messages in the model's chat form, ending where the assistant's answer begins, with a
+ * begin-of-sequence token first where the file asks for it (not if continued). ids and *id_count as
+ * kvrun_tokenize has them; options NULL: the defaults.
+ * Control tokens come from the form alone. What a message holds is text, also where it spells a control
+ * token, an end-of-generation token or another token that the form uses. Marks of a form that are no tokens
+ * of the vocabulary, such as Llama 2's "[INST]", are text wherever they stand. KVRUN_UNSUPPORTED if the
+ * model's form is not known. */
+KVRUN_API kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages,
+                                         size_t count, const kvrun_chat_options* options, int32_t* ids,
+                                         size_t* id_count);
+
+/* The messages in the model's own chat form as a text, to be looked at, ending where the assistant's answer
+ * begins. continued: they follow complete messages. Encoding this text with KVRUN_ENCODE_PARSE_SPECIAL obeys
+ * control tokens that are written in the messages: kvrun_chat_encode does not. KVRUN_UNSUPPORTED if the
+ * model's form is not known. */
 KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages,
                                          size_t count, int continued, char** text);
 

@@ -1,0 +1,58 @@
+#include "runtime/model/chat_encoder.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+namespace kvrun {
+namespace {
+
+class Encoder {
+ public:
+  Encoder(const Tokenizer& tokenizer, const ChatTemplate& chat, bool parse_special)
+      : tokenizer_(tokenizer), form_texts_(chat.FormTexts()), parse_special_(parse_special) {}
+
+  Result<std::vector<TokenId>> Encode(std::span<const ChatSegment> text) const {
+    if (parse_special_) {
+      std::string whole;
+      for (const ChatSegment& segment : text) whole += segment.text;
+      return tokenizer_.Encode(whole, {.add_special = false, .parse_special = true});
+    }
+    std::vector<TextPart> parts;
+    for (const ChatSegment& segment : text) parts.push_back({segment.text, !segment.is_content});
+    return tokenizer_.EncodeParts(parts, form_texts_);
+  }
+
+  // A text that follows another begins otherwise than one at the start, so it is encoded behind a stand-in
+  // for the answer, whose ids are then taken off. Where the text changes these ids (they merged), its own
+  // must do.
+  Result<std::vector<TokenId>> EncodeAfterAnswer(ChatText text) const {
+    text.insert(text.begin(), {"<answer>", true});
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> stand_in, Encode(std::span(text).first(1)));
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, Encode(text));
+    const auto differs = std::ranges::mismatch(stand_in, ids);
+    if (differs.in1 == stand_in.end()) return std::vector<TokenId>(differs.in2, ids.end());
+    return Encode(std::span(text).subspan(1));
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::vector<std::string> form_texts_;
+  bool parse_special_;
+};
+
+}  // namespace
+
+Result<std::vector<TokenId>> EncodeChat(const Tokenizer& tokenizer, const ChatTemplate& chat,
+                                        const std::vector<ChatMessage>& messages,
+                                        const ChatEncodeOptions& options) {
+  const Encoder encoder(tokenizer, chat, options.parse_special);
+  const ChatStart start = options.continued ? ChatStart::kAnswer : ChatStart::kNothing;
+  KVRUN_ASSIGN_OR_RETURN(const ChatText text, chat.Write(messages, {start, true, options.thinking}));
+  if (options.continued) return encoder.EncodeAfterAnswer(text);
+  KVRUN_ASSIGN_OR_RETURN(std::vector<TokenId> ids, encoder.Encode(text));
+  if (tokenizer.adds_bos() && tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
+  return ids;
+}
+
+}  // namespace kvrun

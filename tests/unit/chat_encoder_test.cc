@@ -1,0 +1,322 @@
+// Contents of chats give no control tokens, and otherwise the ids that they would have in one text with the
+// form.
+#include "runtime/model/chat_encoder.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "runtime/model/chat_template_names.h"
+#include "runtime/model/gguf.h"
+#include "tests/support/chat_vocabularies.h"
+#include "tests/support/gguf_builder.h"
+#include "tests/support/or_die.h"
+#include "tests/support/reference_files.h"
+
+namespace kvrun {
+namespace {
+
+using testing::ChatMarks;
+using testing::MarkType;
+using testing::OrDie;
+using Ids = std::vector<TokenId>;
+using Messages = std::vector<ChatMessage>;
+
+struct NamedForm {
+  std::string name;
+  ChatTemplate chat;
+};
+
+// Those known by name, and what only templates in files bring: a default system message, trimming, other
+// spaces, dates before the system message.
+const std::vector<NamedForm>& Forms() {
+  static const std::vector<NamedForm> forms = [] {
+    std::vector<NamedForm> all;
+    for (const char* const* name = ChatTemplateNames(); *name != nullptr; ++name) {
+      all.push_back({*name, OrDie(ChatTemplate::FromSource(FindNamedTemplate(*name)))});
+    }
+    const auto add = [&](const char* name, const char* jinja) {
+      all.push_back({name, OrDie(ChatTemplate::FromSource(jinja))});
+    };
+    add("chatml_trimming",
+        R"({{'<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n'}})");
+    add("llama_2_default",
+        R"({% set system_message = 'Be <b>kind</b>.' %}{% set content = '<<SYS>>\n' + system_message + )"
+        R"('\n<</SYS>>\n\n' + message['content'] %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }})"
+        R"({{ ' ' + content.strip() + ' ' + eos_token }})");
+    add("mistral_v1", R"({{ ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }})"
+                      R"({{ ' ' + message['content'] + eos_token }})");
+    add("mistral_nemo",
+        R"({{ "[INST]" + message["content"] + "[/INST]" }}{{ message["content"] + eos_token }})");
+    add("llama_31",
+        R"({%- set date_string = "26 Jul 2024" %}{{- "<|start_header_id|>system<|end_header_id|>\n\n" }})"
+        R"({{- "Cutting Knowledge Date: December 2023\n" }}{{- "Today Date: " + date_string + "\n\n" }})"
+        R"({{- message['content'] | trim + "<|eot_id|>" }})");
+    return all;
+  }();
+  return forms;
+}
+
+struct NamedVocabulary {
+  std::string name;
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+
+// The references where they are there.
+const std::vector<NamedVocabulary>& Vocabularies() {
+  static const std::vector<NamedVocabulary> vocabularies = [] {
+    std::vector<NamedVocabulary> all;
+    all.push_back({"bpe_control", testing::BpeWithMarks(MarkType::kControl)});
+    all.push_back({"bpe_user_defined", testing::BpeWithMarks(MarkType::kUserDefined)});
+    all.push_back({"spm_control", testing::SpmWithMarks(MarkType::kControl)});
+    all.push_back({"spm_user_defined", testing::SpmWithMarks(MarkType::kUserDefined)});
+    for (const char* name : {"gpt-2", "llama-bpe", "llama-spm", "qwen2"}) {
+      const auto path = testing::SharedPath(std::string("reference/tokenizer/ggml-vocab-") + name + ".gguf");
+      if (!path) continue;
+      all.push_back({name, OrDie(Tokenizer::Create(*OrDie(GgufFile::Open(*path))))});
+    }
+    return all;
+  }();
+  return vocabularies;
+}
+
+Ids Encode(const Tokenizer& tokenizer, const ChatTemplate& chat, const Messages& messages,
+           const ChatEncodeOptions& options = {}) {
+  const Result<Ids> ids = EncodeChat(tokenizer, chat, messages, options);
+  EXPECT_TRUE(ids.ok()) << ids.status().message();
+  return ids.ok() ? *ids : Ids();
+}
+
+// What EncodeChat replaced: the form's text and the contents as one text, parsed for control tokens.
+Ids EncodeAsOneText(const Tokenizer& tokenizer, const std::string& text, bool bos) {
+  Ids ids = OrDie(tokenizer.Encode(text, {.add_special = false, .parse_special = true}));
+  if (bos && tokenizer.adds_bos()) ids.insert(ids.begin(), tokenizer.bos());
+  return ids;
+}
+
+// And the way to continue a chat: the ids behind those of a stand-in for the answer.
+Ids NextTurnAsOneText(const Tokenizer& tokenizer, const ChatTemplate& chat, const std::string& message) {
+  const std::string stand_in = "<answer>";
+  const std::string text =
+      OrDie(chat.Apply({{"user", "?"}, {"assistant", stand_in}, {"user", message}}, true, true));
+  const size_t found = text.find(stand_in);
+  const Ids of_stand_in = EncodeAsOneText(tokenizer, stand_in, false);
+  const Ids ids = EncodeAsOneText(tokenizer, text.substr(found), false);
+  const auto differs = std::ranges::mismatch(of_stand_in, ids);
+  if (differs.in1 == of_stand_in.end()) return {differs.in2, ids.end()};
+  return EncodeAsOneText(tokenizer, text.substr(found + stand_in.size()), false);
+}
+
+// The tokens that only the form may make.
+std::vector<bool> MarksOf(const Tokenizer& tokenizer, const ChatTemplate& chat) {
+  std::vector<bool> marks(tokenizer.n_vocab());
+  for (TokenId id = 0; static_cast<uint32_t>(id) < tokenizer.n_vocab(); ++id) {
+    marks[static_cast<size_t>(id)] = tokenizer.IsControl(id) || tokenizer.IsEndOfGeneration(id);
+  }
+  for (const std::string& text : chat.FormTexts()) {
+    for (const std::string& mark : ChatMarks()) {
+      const TokenId id = tokenizer.FindToken(mark);
+      if (id >= 0 && text.find(mark) != std::string::npos) marks[static_cast<size_t>(id)] = true;
+    }
+  }
+  return marks;
+}
+
+// The marks among ids, and the texts before, between and behind them.
+struct Skeleton {
+  Ids marks;
+  std::vector<std::string> gaps;
+
+  bool operator==(const Skeleton&) const = default;
+};
+
+Skeleton SkeletonOf(const Tokenizer& tokenizer, const std::vector<bool>& marks, const Ids& ids) {
+  Skeleton skeleton;
+  skeleton.gaps.emplace_back();
+  for (const TokenId id : ids) {
+    if (marks[static_cast<size_t>(id)]) {
+      skeleton.marks.push_back(id);
+      skeleton.gaps.emplace_back();
+    } else {
+      tokenizer.AppendToken(id, false, &skeleton.gaps.back());
+    }
+  }
+  // A space that SentencePiece puts before each plain text.
+  for (std::string& gap : skeleton.gaps) {
+    if (gap.starts_with(' ')) gap.erase(0, 1);
+  }
+  return skeleton;
+}
+
+const std::vector<std::string>& OrdinaryContents() {
+  static const std::vector<std::string> contents = {
+      "Hi",
+      "",
+      " ",
+      "\n",
+      "\n\n",
+      "  the end\n",
+      "\nHi there",
+      "\n\n\nHi\n\n",
+      "the <b>user</b> said: a < b | c > d",
+      "don't | think [1] (x) \t\tΨ é 日本語 \xf0\x9f\x98\x80",
+      "\xff\xfe broken \xe2\x82",
+      "123456 + 7 = ?",
+      "\r\nline\r\n",
+      "    indented\n    twice",
+      "answer",
+      "<answer>",
+      "user\n",
+      "<",
+      "|>",
+      "a<|",
+  };
+  return contents;
+}
+
+TEST(ChatEncoder, OrdinaryContentsGiveTheIdsThatOneTextGives) {
+  for (const NamedVocabulary& vocabulary : Vocabularies()) {
+    const Tokenizer& tokenizer = *vocabulary.tokenizer;
+    for (const NamedForm& form : Forms()) {
+      const std::vector<std::string>& contents = OrdinaryContents();
+      for (size_t i = 0; i < contents.size(); ++i) {
+        SCOPED_TRACE(vocabulary.name + ", " + form.name + ", content " + std::to_string(i));
+        const std::string& other = contents[(i * 7 + 3) % contents.size()];
+        const std::string& answer = contents[(i * 11 + 5) % contents.size()];
+        for (const Messages& messages :
+             {Messages{{"user", contents[i]}}, Messages{{"system", other}, {"user", contents[i]}},
+              Messages{{"user", contents[i]}, {"assistant", answer}, {"user", other}}}) {
+          const std::string text = OrDie(form.chat.Apply(messages, true));
+          EXPECT_EQ(Encode(tokenizer, form.chat, messages), EncodeAsOneText(tokenizer, text, true));
+        }
+        EXPECT_EQ(Encode(tokenizer, form.chat, {{"user", contents[i]}}, {.continued = true}),
+                  NextTurnAsOneText(tokenizer, form.chat, contents[i]));
+      }
+    }
+  }
+}
+
+// Contents that try to be control tokens: whole, cut, one within another, overlapping, and with the halves of
+// one at the two ends of a content, where the form's text goes on.
+class HostileContents {
+ public:
+  explicit HostileContents(uint64_t seed) : random_(seed) {
+    marks_ = ChatMarks();
+    marks_.insert(marks_.end(), {"<s>", "</s>", "<unk>", "<|begin_of_text|>", "<|end_of_text|>", "<|end|>"});
+  }
+
+  std::string Next() {
+    std::string text;
+    if (Chance(4)) text += Tail(Mark());
+    for (size_t n = Below(4) + 1; n > 0; --n) text += Piece();
+    if (Chance(4)) text += Head(Mark());
+    return text;
+  }
+
+ private:
+  size_t Below(size_t n) { return static_cast<size_t>(random_() % n); }
+  bool Chance(size_t one_in) { return Below(one_in) == 0; }
+  const std::string& Mark() { return marks_[Below(marks_.size())]; }
+  std::string Head(const std::string& text) { return text.substr(0, Below(text.size()) + 1); }
+  std::string Tail(const std::string& text) { return text.substr(Below(text.size())); }
+
+  std::string Piece() {
+    static const std::vector<std::string> fillers = {"\n",       " ",  "\n\n", "user\n", "assistant",
+                                                     "system\n", "Hi", "the",  "\t\t",   "\u2581",
+                                                     "think",    "|>", "<|",   "]"};
+    switch (Below(7)) {
+      case 0:
+      case 1: return Mark();
+      case 2: return Head(Mark());
+      case 3: return Tail(Mark());
+      case 4: return Head(Mark()) + Mark() + Tail(Mark());
+      case 5: {
+        std::string outer = Mark();
+        return outer.insert(Below(outer.size()), Mark());
+      }
+      default: return fillers[Below(fillers.size())];
+    }
+  }
+
+  std::mt19937_64 random_;
+  std::vector<std::string> marks_;
+};
+
+// A text in which `innocent` stands for each hostile content.
+std::string Replaced(std::string text, const std::string& what, const std::string& with) {
+  const size_t at = text.find(what);
+  if (at != std::string::npos) text.replace(at, what.size(), with);
+  return text;
+}
+
+std::string Trimmed(const std::string& text) {
+  constexpr const char* kSpaces = " \t\n\v\f\r";
+  const size_t begin = text.find_first_not_of(kSpaces);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpaces) + 1 - begin);
+}
+
+class Injection : public ::testing::TestWithParam<size_t> {
+ protected:
+  static constexpr size_t kContents = 10000;
+
+  // Whether the form writes a content of this role without white space around it.
+  static bool Trims(const ChatTemplate& chat, const std::string& role) {
+    const Messages messages = {{"system", role == "system" ? " T " : "s"},
+                               {"user", role == "user" ? " T " : "u"},
+                               {"assistant", role == "assistant" ? "\tT\t" : "a"}};
+    const std::string text = OrDie(chat.Apply(messages, false));
+    return text.find(role == "assistant" ? "\tT" : " T ") == std::string::npos;
+  }
+};
+
+TEST_P(Injection, NoContentMakesAControlToken) {
+  const NamedForm& form = Forms()[GetParam()];
+  const std::vector<NamedVocabulary>& vocabularies = Vocabularies();
+  const Messages innocent = {{"system", "Q1Q"}, {"user", "Q2Q"}, {"assistant", "Q3Q"}, {"user", "Q4Q"}};
+  std::map<std::string, bool> trims;
+  for (const char* role : {"system", "user", "assistant"}) trims[role] = Trims(form.chat, role);
+  HostileContents contents(GetParam() * 1000 + 1);
+  for (size_t v = 0; v < vocabularies.size(); ++v) {
+    SCOPED_TRACE(form.name + ", " + vocabularies[v].name);
+    const Tokenizer& tokenizer = *vocabularies[v].tokenizer;
+    const std::vector<bool> marks = MarksOf(tokenizer, form.chat);
+    const Skeleton innocent_skeleton = SkeletonOf(tokenizer, marks, Encode(tokenizer, form.chat, innocent));
+    const Skeleton innocent_turn =
+        SkeletonOf(tokenizer, marks, Encode(tokenizer, form.chat, {innocent[3]}, {.continued = true}));
+    const size_t n_contents = kContents / vocabularies.size() + 1;
+    for (size_t i = 0; i < n_contents; i += innocent.size()) {
+      Messages messages = innocent;
+      Skeleton expected = innocent_skeleton;
+      for (ChatMessage& message : messages) {
+        std::string hostile = contents.Next();
+        const bool thoughtful = message.role == "assistant" && hostile.find("</think>") != std::string::npos;
+        if (thoughtful) hostile = "thoughts are cut off by some forms";
+        for (std::string& gap : expected.gaps) {
+          gap = Replaced(gap, message.content, trims[message.role] ? Trimmed(hostile) : hostile);
+        }
+        message.content = hostile;
+      }
+      Skeleton turn = innocent_turn;
+      for (std::string& gap : turn.gaps) {
+        gap = Replaced(gap, "Q4Q", trims["user"] ? Trimmed(messages[3].content) : messages[3].content);
+      }
+      ASSERT_EQ(SkeletonOf(tokenizer, marks, Encode(tokenizer, form.chat, messages)).marks, expected.marks)
+          << OrDie(form.chat.Apply(messages, true));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, Injection, ::testing::Range(size_t{0}, Forms().size()),
+                         [](const auto& param) {
+                           std::string name = Forms()[param.param].name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace kvrun
