@@ -17,11 +17,13 @@ struct KvOptionHelp {
 
 constexpr KvOptionHelp kOptions[] = {
     {"method", "METHOD",
-     "full (default: all KV in memory), flexgen (all on flash, all of it read for each token), kvswap (all "
-     "on "
-     "flash, read is what is predicted to matter)"},
+     "full (all KV in memory), flexgen (all on flash, all of it read for each token), kvswap (all on flash, "
+     "read is what is predicted to matter); default: full, with --kv-budget kvswap where not all KV fits "
+     "into "
+     "it"},
     {"budget", "BYTES|A/B",
-     "memory for all that grows with the context: 14155776, 13.5MiB, or a share of the f16 KV, such as 1/13"},
+     "memory for all that grows with the context: 14155776, 13.5MiB, or a share of the f16 KV, such as 1/13 "
+     "(bytes are never exceeded; a share that is too small to work with is raised)"},
     {"dir", "FOLDER", "a folder on flash (default: in the user's cache folder)"},
     {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)"},
     {"group", "N", "consecutive entries that are read as one"},

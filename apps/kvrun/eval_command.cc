@@ -82,7 +82,8 @@ std::string FullRow(const Json& result) {
 // Rows of the table as they come: a configuration takes minutes.
 class ResultTable {
  public:
-  ResultTable(const SessionPlan& plan, Progress* progress) : plan_(plan), progress_(progress) {}
+  ResultTable(const SessionPlan& plan, bool is_quiet, Progress* progress)
+      : plan_(plan), is_quiet_(is_quiet), progress_(progress) {}
 
   // A kvrun_eval_result_fn; `user` is a ResultTable. What it throws is kept for Finish.
   static void Callback(void* user, const char* json) {
@@ -112,9 +113,14 @@ class ResultTable {
     } else {
       WriteStdout(Row(result));
     }
+    for (const Json& note : result.value("notes", Json::array())) {
+      if (!is_quiet_)
+        PrintMessage(fmt::format("note: {}: {}", result["config"].get<std::string>(), TextOf(note)));
+    }
   }
 
   const SessionPlan& plan_;
+  bool is_quiet_;
   Progress* progress_;
   bool has_full_ = false;
   std::exception_ptr failure_;
@@ -135,7 +141,7 @@ int Eval(const EvalOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   CheckConfig(loaded, options.shared, &plan);
-  ResultTable table(plan, &progress);
+  ResultTable table(plan, options.shared.quiet, &progress);
   kvrun_eval_options given;
   kvrun_eval_options_init(&given);
   given.n_ctx = n_ctx;

@@ -62,7 +62,8 @@ Json ResultInfo(const kvrun::BenchmarkResult& result) {
                {"stall_ms_per_token", of_kv("stall_ms_per_token")},
                {"kv", kv},
                {"memory", kvrun::capi::MemoryInfo(result.memory)},
-               {"operations", OperationsInfo(result)}};
+               {"operations", OperationsInfo(result)},
+               {"notes", result.notes}};
   if (result.io) info["io"] = ReadsInfo(*result.io);
   if (result.weights) {
     info["weights"] = {{"step_bytes", result.weights->step_bytes},

@@ -28,7 +28,8 @@ Json ResultInfo(const kvrun::EvaluationResult& result, uint32_t n_steps) {
           {"hit_rate", kv.value("hit_rate", Json())},
           {"decode_tps", result.decode_tps},
           {"decode_tps_full", result.decode_tps_full},
-          {"kv", kv}};
+          {"kv", kv},
+          {"notes", result.notes}};
 }
 
 // A configuration that cannot be run does not end the others.

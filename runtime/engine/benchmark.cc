@@ -45,7 +45,10 @@ Status CheckOptions(const BenchmarkOptions& options) {
   if (!(options.hit_rate >= 0.0 && options.hit_rate <= 1.0)) {
     return refuse(fmt::format("a hit rate of {} is none: it is from 0 to 1", options.hit_rate));
   }
-  if (options.io_only && (options.kv.kv.method == "full" || options.n_decode == 0)) {
+  const KvOptions& kv = options.kv.kv;
+  const bool has_budget = kv.budget_bytes || kv.budget_fraction;
+  const bool is_resident = kv.method == "full" || (kv.method.empty() && !has_budget);
+  if (options.io_only && (is_resident || options.n_decode == 0)) {
     return refuse("there are no reads to repeat: decode with a method that keeps KV on flash");
   }
   return Status::Ok();
@@ -70,6 +73,7 @@ class Benchmark {
   struct Pass {
     std::unique_ptr<ForwardPass> forward;
     ResidentForwardPass* resident = nullptr;  // null: the KV is kept in records
+    std::vector<std::string> notes;           // of the plan
   };
 
   uint64_t TokensToCompute() const;
@@ -126,21 +130,25 @@ Status Benchmark::NoteProgress(uint64_t tokens) {
 Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) const {
   const uint32_t n_ctx = ContextAt(depth);
   Pass pass;
-  if (IsPlainResident(options_.kv.kv)) {
-    // What was asked for must hold here, too.
-    KVRUN_RETURN_IF_ERROR(PlanSessionKv(model_, options_.kv, n_ctx, options_.n_sequences).status());
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
+                         PrepareOffloadedPass(model_, options_.kv, n_ctx, options_.n_sequences));
+  pass.notes = offloaded.plan.notes;
+  if (options_.io_only && offloaded.plan.method == "full") {
+    return Status(
+        StatusCode::kInvalidArgument,
+        "there are no reads to repeat, as the KV budget holds all KV: give a smaller one, or name the "
+        "method kvswap");
+  }
+  if (IsPlainResident(offloaded.plan)) {
     KVRUN_ASSIGN_OR_RETURN(
         std::unique_ptr<ResidentForwardPass> resident,
-        ResidentForwardPass::Create(model_, weights_, device_,
-                                    {.n_sequences = options_.n_sequences,
-                                     .n_ctx = n_ctx,
-                                     .kv_type = options_.kv.kv.k_type.value_or(KvType::kF16)}));
+        ResidentForwardPass::Create(
+            model_, weights_, device_,
+            {.n_sequences = options_.n_sequences, .n_ctx = n_ctx, .kv_type = offloaded.plan.record.k_type}));
     pass.resident = resident.get();
     pass.forward = std::move(resident);
     return pass;
   }
-  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
-                         PrepareOffloadedPass(model_, options_.kv, n_ctx, options_.n_sequences));
   KVRUN_ASSIGN_OR_RETURN(pass.forward, CreateOffloadedPass(model_, weights_, device_, std::move(offloaded)));
   return pass;
 }
@@ -169,6 +177,7 @@ Status Benchmark::MeasurePrefill(uint32_t depth, BenchmarkResult* result) {
   for (uint32_t run = 0; run < options_.n_repetitions + (is_warm_ ? 0U : 1U); ++run) {
     KVRUN_ASSIGN_OR_RETURN(const Pass pass, MakePass(depth));
     const Clock::time_point begin = Clock::now();
+    result->notes = pass.notes;
     KVRUN_RETURN_IF_ERROR(Prefill(*pass.forward, 0, options_.n_prompt));
     if (is_warm_ || run > 0) result->prefill_tps.push_back(options_.n_prompt / SecondsSince(begin));
     result->memory = device_.MemoryInUse();
@@ -212,6 +221,7 @@ Status Benchmark::DecodeStep(ForwardPass& pass, uint32_t position) {
 Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
   if (options_.n_decode == 0) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(Pass pass, MakePass(depth));
+  result->notes = pass.notes;
   KVRUN_RETURN_IF_ERROR(Fill(pass, depth));
   ForwardPass& forward = *pass.forward;
   const uint64_t n_tokens = uint64_t{options_.n_decode} * options_.n_sequences;

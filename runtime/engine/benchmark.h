@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -48,6 +49,7 @@ struct BenchmarkResult {
   std::vector<OperationTime> operations;   // of the report's run; empty without profiling
   std::vector<std::vector<OperationTime>> operations_of_runs;  // of each run that decoded
   std::optional<RepeatedReads> io;
+  std::vector<std::string> notes;      // of the KV plan, for people
   std::optional<WeightReads> weights;  // where decoding was measured, and they were wanted
 };
 

@@ -10,7 +10,6 @@
 #include "runtime/engine/evaluation.h"
 #include "runtime/engine/reuse_trace.h"
 #include "runtime/engine/session_kv.h"
-#include "runtime/kv/kv_method.h"
 
 namespace kvrun {
 namespace {
@@ -66,7 +65,6 @@ Engine::Engine(const Model& model, std::unique_ptr<Device> device, ForwardPassFa
 
 Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckSequenceCount(options.n_sequences));
-  KVRUN_RETURN_IF_ERROR(FindKvMethod(options.kv.kv.method).status());
   Session::Parts parts;
   parts.n_sequences = options.n_sequences;
   parts.n_ctx = ChooseContext(options.n_ctx, model_.config);
@@ -74,18 +72,14 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   parts.tokenizer = model_.tokenizer.get();
   parts.device_mutex = &device_mutex_;
   parts.progress = options.progress;
-  ForwardPassOptions pass_options{.n_sequences = options.n_sequences,
-                                  .n_ctx = parts.n_ctx,
-                                  .kv_type = options.kv.kv.k_type.value_or(KvType::kF16),
-                                  .offloaded = nullptr};
-  if (IsPlainResident(options.kv.kv)) {
-    // What was asked for must hold here, too, though nothing of the plan is needed.
-    KVRUN_RETURN_IF_ERROR(PlanSessionKv(model_, options.kv, parts.n_ctx, options.n_sequences).status());
-  } else {
-    KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
-                           PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences));
-    const std::vector<std::string>& notes = offloaded.plan.notes;
-    parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
+  ForwardPassOptions pass_options{
+      .n_sequences = options.n_sequences, .n_ctx = parts.n_ctx, .offloaded = nullptr};
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
+                         PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences));
+  const std::vector<std::string>& notes = offloaded.plan.notes;
+  parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
+  pass_options.kv_type = offloaded.plan.record.k_type;
+  if (!IsPlainResident(offloaded.plan)) {
     pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));
   }
   {

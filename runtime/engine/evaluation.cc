@@ -104,6 +104,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   options.import = full_.get();
   options.n_import = n_prefill();
   const KvPlan plan = options.plan;
+  result.notes = plan.notes;
   RecallMeter recall(model_.config, plan, keys_);
   StepHooks hooks;
   if (measures_recall_) options.probe = std::make_shared<StepProbe>();

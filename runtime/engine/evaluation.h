@@ -33,6 +33,7 @@ struct EvaluationResult {
   Recall recall;  // zeros where it was not asked for
   double decode_tps = 0.0;
   double decode_tps_full = 0.0;
+  std::vector<std::string> notes;  // of the KV plan, for people
   KvReport report;
 };
 

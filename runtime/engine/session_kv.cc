@@ -12,7 +12,7 @@ namespace kvrun {
 namespace {
 
 // Methods that read what they need from flash.
-bool UsesFlash(const KvOptions& options) { return options.method != "full"; }
+bool UsesFlash(const KvPlan& plan) { return plan.method != "full"; }
 
 enum class FileUse : bool { kIsKept, kIsTried };
 
@@ -28,10 +28,10 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
                           .allow_tmpfs = storage.allow_tmpfs});
 }
 
-// Null where none was named.
+// Null where none was named, or where nothing is selected by it.
 Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, const KvSettings& settings,
                                                         const KvPlan& plan) {
-  if (settings.storage.adapter_path.empty()) return std::shared_ptr<const Adapter>();
+  if (settings.storage.adapter_path.empty() || plan.index.rank == 0) return std::shared_ptr<const Adapter>();
   const KvModelShape shape = ShapeOf(model.config);
   KVRUN_ASSIGN_OR_RETURN(
       Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
@@ -41,9 +41,8 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
 
 // Nothing where no default depends on it, or where it cannot be told.
 std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
-  if (settings.kv.method != "kvswap" || settings.kv.group_tokens || settings.version.empty()) {
-    return std::nullopt;
-  }
+  const bool may_select = settings.kv.method.empty() || settings.kv.method == "kvswap";
+  if (!may_select || settings.kv.group_tokens || settings.version.empty()) return std::nullopt;
   const std::string& folder = settings.storage.folder;
   // Where a file may lie in memory, its speed says nothing of flash.
   return ReadsPerSecondOf(file, {.folder = folder.empty() ? DefaultKvFolder() : folder,
@@ -63,8 +62,10 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
   const bool selects_one = options.select_entries.value_or(group_tokens) >= group_tokens;
   if (group_tokens != kDefaultGroupTokens && selects_one) {
     Result<KvPlan> plan = plan_with(group_tokens);
-    if (plan.ok()) plan->notes.push_back(GroupNote(*speed));
-    if (plan.ok()) return plan;
+    if (plan.ok() && !plan->raises_budget) {
+      plan->notes.push_back(GroupNote(*speed));
+      return plan;
+    }
   }
   return plan_with(kDefaultGroupTokens);
 }
@@ -79,9 +80,9 @@ KvModelShape ShapeOf(const ModelConfig& config) {
           .n_embd = config.n_embd};
 }
 
-bool IsPlainResident(const KvOptions& options) {
-  const KvType k_type = options.k_type.value_or(KvType::kF16);
-  return options.method == "full" && k_type == options.v_type.value_or(k_type) &&
+bool IsPlainResident(const KvPlan& plan) {
+  const KvType k_type = plan.record.k_type;
+  return !UsesFlash(plan) && k_type == plan.record.v_type &&
          (k_type == KvType::kF16 || k_type == KvType::kF32);
 }
 
@@ -94,14 +95,15 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
                              uint32_t n_sequences) {
   uint32_t alignment_bytes = 1;
   std::optional<double> speed;
-  if (UsesFlash(settings.kv)) {
+  const KvModelShape shape = ShapeOf(model.config);
+  if (!IsSurelyResident(settings.kv, shape, n_ctx, n_sequences)) {
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                            OpenKvFile(settings.storage, FileUse::kIsTried));
     alignment_bytes = file->mode().alignment_bytes;
     speed = SpeedFor(settings, *file);
   }
-  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanForSpeed(settings.kv, ShapeOf(model.config), n_ctx, n_sequences,
-                                                   alignment_bytes, speed));
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
+                         PlanForSpeed(settings.kv, shape, n_ctx, n_sequences, alignment_bytes, speed));
   KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
   return plan;
 }
@@ -111,10 +113,11 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   OffloadedPassOptions options;
   // First, as no folder is to be made for what cannot be had.
   KVRUN_ASSIGN_OR_RETURN(options.plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
-  if (!UsesFlash(settings.kv)) return options;
+  if (!UsesFlash(options.plan)) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   const KvModelShape shape = ShapeOf(model.config);
   KvOptions same_group = settings.kv;
+  same_group.method = options.plan.method;
   same_group.default_group_tokens = options.plan.record.group_tokens;
   std::vector<std::string> notes = std::move(options.plan.notes);
   KVRUN_ASSIGN_OR_RETURN(options.plan,

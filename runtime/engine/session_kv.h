@@ -14,9 +14,9 @@ namespace kvrun {
 
 KvModelShape ShapeOf(const ModelConfig& config);
 
-// True where all KV stays in memory as f16 or f32, as ForwardPassOptions::kv_type says, and nothing limits
-// it.
-bool IsPlainResident(const KvOptions& options);
+// True where all KV stays in memory as f16 or f32, as ForwardPassOptions::kv_type says: a ResidentForwardPass
+// does, and nothing of the plan is needed.
+bool IsPlainResident(const KvPlan& plan);
 
 // What records are padded to on flash, there: of a nameless file that is tried; 1 where reads are buffered.
 Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage);
@@ -27,7 +27,8 @@ Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage);
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences);
 
-// The plan, the store (its space on flash reserved) and the adapter of a session.
+// The plan of a session and, where its method keeps KV on flash, the store (its space reserved) and the
+// adapter.
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
                                                   uint32_t n_ctx, uint32_t n_sequences);
 

@@ -37,7 +37,7 @@ std::string DefaultKvFolder();
 
 // Sets one option by name; the value is written as on the command line. A value that is refused changes
 // nothing, and the error names option, value and what is known.
-//   method        a row of KvMethods: full, flexgen, kvswap
+//   method        a row of KvMethods: full, flexgen, kvswap; not said: chosen (kv_plan.h)
 //   budget        bytes (14155776), with a unit (13.5MiB; KiB, MiB, GiB), or a share of the f16 KV of the
 //                 whole context (1/13). Replaces an earlier one. Without a unit and a stroke it is bytes:
 //                 0.5 is refused, 1/2 is meant.

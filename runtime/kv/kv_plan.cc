@@ -54,6 +54,17 @@ std::string SequencesText(uint32_t count) {
   return fmt::format("{} sequence{}", count, count == 1 ? "" : "s");
 }
 
+// "8192 tokens of context in 1 sequence".
+std::string ContextText(const KvPlan& plan) {
+  return fmt::format("{} tokens of context in {}", plan.n_ctx, SequencesText(plan.n_sequences));
+}
+
+// Of full: f16 and f32 planes do not hold such types.
+bool KeepsRecordsInMemory(const KvOptions& options) {
+  const KvType k_type = options.k_type.value_or(options.v_type.value_or(KvType::kF16));
+  return k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
+}
+
 class Planner {
  public:
   Planner(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences,
@@ -70,10 +81,18 @@ class Planner {
     input_ = {model, io_alignment_bytes, !is_flexgen_ && !options.adapter_from_file, is_flexgen_};
   }
 
+  // The budget is not looked at.
+  KvPlan AllInMemory() const;
   Result<KvPlan> Full() const;
   Result<KvPlan> OnFlash();
 
  private:
+  // The smallest budget, and the plan that it is for.
+  struct Least {
+    uint64_t bytes = UINT64_MAX;
+    KvPlan plan;
+  };
+
   bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
   Status Settle();
   KvPlan Shape(const Row& row) const;
@@ -85,8 +104,11 @@ class Planner {
   uint64_t SuitableFrom(const Row& row) const;
   std::optional<KvPlan> Fit(const Row& row) const;
   std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  std::optional<KvPlan> FitBestRow() const;
   std::string SelectLess() const;
-  Status TooLarge() const;
+  Least FindLeast() const;
+  std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
+  Status TooLarge(const Least& least) const;
 
   const KvOptions& options_;
   const KvModelShape& model_;
@@ -98,12 +120,12 @@ class Planner {
   std::optional<uint32_t> n_cache_slots_;
 };
 
-Result<KvPlan> Planner::Full() const {
+KvPlan Planner::AllInMemory() const {
   KvPlan plan = base_;
   const KvType k_type = options_.k_type.value_or(options_.v_type.value_or(KvType::kF16));
   const KvType v_type = options_.v_type.value_or(k_type);
   // Kept as records where f16 and f32 planes do not do: all of them in the window.
-  const bool in_records = k_type != v_type || (k_type != KvType::kF16 && k_type != KvType::kF32);
+  const bool in_records = KeepsRecordsInMemory(options_);
   plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, kFlexgenGroupTokens};
   plan.window_record = WindowRecord(plan.record);
   plan.n_streams = plan.n_sequences;
@@ -117,6 +139,11 @@ Result<KvPlan> Planner::Full() const {
     SizeResident(input_, plan);
     SizePrefill(input_, plan);
   }
+  return plan;
+}
+
+Result<KvPlan> Planner::Full() const {
+  KvPlan plan = AllInMemory();
   if (Holds(plan)) return plan;
   const uint64_t needed = std::max(plan.prefill_bytes(), plan.decode_bytes());
   const double fitting = static_cast<double>(plan.budget_bytes) / static_cast<double>(needed) * plan.n_ctx;
@@ -224,8 +251,7 @@ std::optional<KvPlan> Planner::Fit(const Row& row) const {
   return plan;
 }
 
-Result<KvPlan> Planner::OnFlash() {
-  KVRUN_RETURN_IF_ERROR(Settle());
+std::optional<KvPlan> Planner::FitBestRow() const {
   const bool fills_budget = !n_chosen_ && !n_cache_slots_;
   std::optional<KvPlan> best;
   for (const Row& row : kRows) {
@@ -233,36 +259,62 @@ Result<KvPlan> Planner::OnFlash() {
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
     const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
-    if (!fills_budget || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return *plan;
+    if (!fills_budget || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return plan;
     if (!best || plan->n_chosen > best->n_chosen) best = plan;
   }
-  if (best) return *best;
-  return TooLarge();
+  return best;
 }
 
-// What of the selection and the reuse buffer would fit.
+Result<KvPlan> Planner::OnFlash() {
+  KVRUN_RETURN_IF_ERROR(Settle());
+  if (std::optional<KvPlan> best = FitBestRow()) return *std::move(best);
+  const Least least = FindLeast();
+  if (!options_.budget_fraction) return TooLarge(least);
+  const std::string note = NoteOfRaise(base_.budget_bytes, least.bytes);
+  base_.budget_bytes = least.bytes;
+  std::optional<KvPlan> raised = FitBestRow();
+  KVRUN_CHECK(raised.has_value());
+  raised->raises_budget = true;
+  raised->notes.push_back(note);
+  return *std::move(raised);
+}
+
+// What of the selection and the reuse buffer would fit; empty: nothing.
 std::string Planner::SelectLess() const {
   std::optional<KvPlan> most;
   for (const Row& row : kRows) {
     const std::optional<KvPlan> fits = FitMostGroups(row);
     if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
   }
-  if (!most) return "no number of selected entries would fit: ";
+  if (!most) return "";
   const uint32_t entries = (most->n_chosen - most->n_pinned) * most->record.group_tokens;
-  if (!n_cache_slots_) return fmt::format("select at most {} entries, ", entries);
-  return fmt::format("select at most {} entries and reuse at most {} groups, ", entries, most->n_cache_slots);
+  if (!n_cache_slots_) return fmt::format("select at most {} entries", entries);
+  return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);
 }
 
 // The last row mostly takes least, but not where heads are so small that the scales of int4 outweigh it.
-Status Planner::TooLarge() const {
-  KvPlan plan;
-  uint64_t least_bytes = UINT64_MAX;
+Planner::Least Planner::FindLeast() const {
+  Least least;
   for (const Row& row : kRows) {
     const KvPlan smallest = Smallest(row);
     const uint64_t bytes = std::max({smallest.prefill_bytes(), smallest.decode_bytes(), SuitableFrom(row)});
-    if (bytes <= least_bytes) plan = smallest;
-    least_bytes = std::min(least_bytes, bytes);
+    if (bytes <= least.bytes) least = {bytes, smallest};
   }
+  return least;
+}
+
+std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const {
+  std::string note = fmt::format(
+      "the KV budget is a share of {}, which is too small for the method {} and {}: it is raised to {}, the "
+      "least that works",
+      BytesText(asked_bytes), options_.method, ContextText(base_), BytesText(least_bytes));
+  if (is_flexgen_ || (!n_chosen_ && !n_cache_slots_)) return note;
+  const std::string advice = SelectLess();
+  return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
+}
+
+Status Planner::TooLarge(const Least& least) const {
+  const KvPlan& plan = least.plan;
   const bool is_prefill = plan.prefill_bytes() > plan.decode_bytes();
   std::string parts;
   for (const KvPart& part : plan.parts) {
@@ -270,17 +322,124 @@ Status Planner::TooLarge() const {
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
   }
   std::string advice;
-  if (!is_flexgen_ && (n_chosen_ || n_cache_slots_)) advice = SelectLess();
-  // A share of a longer context is more, one of a shorter context less.
-  advice += options_.budget_fraction
-                ? "give that as the budget, or a larger share: one of a short context is little"
-                : "raise the budget to that, or shorten the context";
+  if (!is_flexgen_ && (n_chosen_ || n_cache_slots_)) {
+    advice = SelectLess();
+    advice += advice.empty() ? "no number of selected entries would fit: " : ", ";
+  }
   return {StatusCode::kOutOfMemory,
           fmt::format("the KV budget of {} does not suffice: the method {} needs at least {} in {} for {} "
-                      "tokens of context in {} ({}); {}",
-                      BytesText(plan.budget_bytes), plan.method, BytesText(least_bytes),
+                      "tokens of context in {} ({}); {}raise the budget to that, or shorten the context",
+                      BytesText(plan.budget_bytes), plan.method, BytesText(least.bytes),
                       is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
                       advice)};
+}
+
+uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
+
+KvOptions WithMethod(KvOptions options, std::string method) {
+  options.method = std::move(method);
+  return options;
+}
+
+// What is said, but for options that full does not have. `unused` has the names of those.
+KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
+  KvOptions full = WithMethod(given, "full");
+  const auto drop = [&](bool is_given, auto& option, std::string_view name) {
+    if (is_given) *unused += fmt::format("{}{}", unused->empty() ? "" : ", ", name);
+    option = {};
+  };
+  drop(given.group_tokens.has_value(), full.group_tokens, "group");
+  drop(given.select_entries.has_value(), full.select_entries, "select");
+  if (!KeepsRecordsInMemory(given)) drop(given.window_entries.has_value(), full.window_entries, "window");
+  drop(given.sink_entries.has_value(), full.sink_entries, "sinks");
+  drop(given.reuse_groups.has_value(), full.reuse_groups, "reuse");
+  drop(given.rank.has_value(), full.rank, "rank");
+  drop(given.index_type.has_value(), full.index_type, "index");
+  drop(given.heads.has_value(), full.heads, "heads");
+  drop(!given.policy.empty(), full.policy, "policy");
+  drop(given.adapter_from_file, full.adapter_from_file, "adapter");
+  drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
+  return full;
+}
+
+// Where a budget is given, and no method.
+class MethodChoice {
+ public:
+  MethodChoice(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences)
+      : options_(options),
+        model_(model),
+        full_options_(OptionsOfFull(options, &unused_)),
+        resident_(Planner(full_options_, model, n_ctx, n_sequences, 1).AllInMemory()) {}
+
+  bool HoldsAll() const { return NeededBytes(resident_) <= resident_.budget_bytes; }
+
+  Result<KvPlan> Plan(uint32_t io_alignment_bytes) const {
+    if (HoldsAll()) return Resident();
+    const KvOptions on_flash = WithMethod(options_, "kvswap");
+    Result<KvPlan> plan = PlanOnFlash(on_flash, io_alignment_bytes);
+    if (plan.ok()) return plan->raises_budget && !IsLess(*plan) ? Resident() : plan;
+    if (plan.status().code() != StatusCode::kOutOfMemory) return plan;
+    // As a share it would be raised to the least that kvswap takes.
+    KvOptions share = on_flash;
+    share.budget_bytes.reset();
+    share.budget_fraction =
+        static_cast<double>(resident_.budget_bytes) / static_cast<double>(resident_.full_bytes);
+    const Result<KvPlan> least = PlanOnFlash(share, io_alignment_bytes);
+    return !least.ok() || IsLess(*least) ? plan : Refuse();
+  }
+
+ private:
+  Result<KvPlan> PlanOnFlash(const KvOptions& options, uint32_t io_alignment_bytes) const {
+    return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).OnFlash();
+  }
+  bool IsLess(const KvPlan& plan) const { return plan.budget_bytes < NeededBytes(resident_); }
+
+  KvPlan Resident() const {
+    KvPlan plan = resident_;
+    const uint64_t needed = NeededBytes(plan);
+    std::string note;
+    if (HoldsAll()) {
+      note = fmt::format("the KV budget of {} holds all KV of {}, {}", BytesText(plan.budget_bytes),
+                         ContextText(plan), BytesText(needed));
+    } else {
+      note = fmt::format(
+          "the KV budget is a share of {}, which is too small for {}: it is raised to {}, the least that "
+          "works, "
+          "which holds all their KV",
+          BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
+      plan.raises_budget = true;
+      plan.budget_bytes = needed;
+    }
+    note += ": it stays in memory (method full)";
+    if (!unused_.empty()) note += fmt::format(", and has no use for the KV options {}", unused_);
+    plan.notes.push_back(note);
+    return plan;
+  }
+
+  Status Refuse() const {
+    return {
+        StatusCode::kOutOfMemory,
+        fmt::format("the KV budget of {} does not suffice: all KV of {} needs {}, and the method kvswap no "
+                    "less for so few tokens; raise the budget to that, or shorten the context",
+                    BytesText(resident_.budget_bytes), ContextText(resident_),
+                    BytesText(NeededBytes(resident_)))};
+  }
+
+  const KvOptions& options_;
+  const KvModelShape& model_;
+  std::string unused_;
+  KvOptions full_options_;
+  KvPlan resident_;
+};
+
+bool HasBudget(const KvOptions& options) { return options.budget_bytes || options.budget_fraction; }
+
+// What is refused whatever the method turns out to be.
+Status CheckInput(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences) {
+  if (!options.method.empty()) KVRUN_RETURN_IF_ERROR(FindKvMethod(options.method).status());
+  KVRUN_RETURN_IF_ERROR(CheckSizes(model, n_ctx, n_sequences));
+  if (!options.method.empty()) return CheckKvOptions(options, model);
+  return CheckKvOptions(WithMethod(options, HasBudget(options) ? "kvswap" : "full"), model);
 }
 
 uint64_t Sum(const std::vector<KvPart>& parts, bool KvPart::*counts) {
@@ -322,14 +481,24 @@ std::string KvPlan::Describe() const {
                             spills_hidden ? ", hidden states on flash" : "");
 }
 
+bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences) {
+  if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
+  if (!options.method.empty() || !HasBudget(options))
+    return options.method.empty() || options.method == "full";
+  return MethodChoice(options, model, n_ctx, n_sequences).HoldsAll();
+}
+
 Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
                       uint32_t n_sequences, uint32_t io_alignment_bytes) {
   KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
-  KVRUN_RETURN_IF_ERROR(FindKvMethod(options.method).status());
-  KVRUN_RETURN_IF_ERROR(CheckSizes(model, n_ctx, n_sequences));
-  KVRUN_RETURN_IF_ERROR(CheckKvOptions(options, model));
-  Planner planner(options, model, n_ctx, n_sequences, io_alignment_bytes);
-  return options.method == "full" ? planner.Full() : planner.OnFlash();
+  KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
+  if (options.method.empty() && HasBudget(options)) {
+    return MethodChoice(options, model, n_ctx, n_sequences).Plan(io_alignment_bytes);
+  }
+  const KvOptions named = WithMethod(options, options.method.empty() ? "full" : options.method);
+  Planner planner(named, model, n_ctx, n_sequences, io_alignment_bytes);
+  return named.method == "full" ? planner.Full() : planner.OnFlash();
 }
 
 }  // namespace kvrun

@@ -30,6 +30,13 @@
 // n_groups, no index, no pinned groups. All layers take turns with ONE buffer of slots. Groups of 16; types
 // from the same rows.
 //
+// Where no method is said: without a budget full; with one, full where the budget holds all KV of the
+// context, else kvswap. A note says that full was taken, and which options have no use then.
+//
+// A budget in bytes is never exceeded: one that is too small is refused. A share that is too small for kvswap
+// or flexgen is raised to the least with which the method works (or full, where no method is said and full
+// needs no more), and a note says so.
+//
 // full. Nothing lies on flash, and the parts are {"kv"}. In types other than f16 and f32 there are slots for
 // all groups and a window, as on flash; its length is an option for these types alone.
 #pragma once
@@ -60,7 +67,7 @@ inline constexpr uint32_t kDefaultGroupTokens = 4;
 // What the user may say; what is open (nullopt, empty) is chosen from the budget. An explicit value that
 // breaks the budget is an error.
 struct KvOptions {
-  std::string method = "full";            // "full", "flexgen", "kvswap"
+  std::string method;                     // "full", "flexgen", "kvswap"; empty: chosen, as above
   std::optional<uint64_t> budget_bytes;   // one of these two, or none: as much as it takes
   std::optional<double> budget_fraction;  // of the f16 KV of n_ctx tokens, over all sequences
   std::optional<KvType> k_type;
@@ -103,6 +110,7 @@ struct KvPlan {
   uint32_t n_sequences = 1;
   uint64_t full_bytes = 0;      // f16 KV of n_ctx tokens, over all sequences
   uint64_t budget_bytes = 0;    // UINT64_MAX: none
+  bool raises_budget = false;   // a share was given that is less than budget_bytes
   KvRecordShape record;         // on flash and in slots
   KvRecordShape window_record;  // in the window
   uint32_t n_streams = 0;       // per layer
@@ -121,7 +129,7 @@ struct KvPlan {
   uint32_t prefill_tile_tokens = 0;
   bool spills_hidden = false;  // hidden states between layers lie on flash; two chunks of 256 rows in memory
   std::vector<KvPart> parts;
-  std::vector<std::string> notes;  // for people, of those who give PlanKv its input: it adds none
+  std::vector<std::string> notes;  // for people: a method that was chosen, a budget that was raised
 
   // Of the newest entries, those that are not rounded to `record`'s types.
   uint32_t exact_entries() const { return window_entries < kExactEntries ? window_entries : kExactEntries; }
@@ -135,6 +143,10 @@ struct KvPlan {
   // One line: what the budget buys.
   std::string Describe() const;
 };
+
+// True where PlanKv takes the method full whatever the flash is like. False too where it refuses.
+bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences);
 
 // `io_alignment_bytes`: a power of two; 1 in buffered mode. A budget that cannot hold is kOutOfMemory, with
 // what is needed by part, the smallest budget that could, and how many entries would fit. Options that

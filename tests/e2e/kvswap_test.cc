@@ -31,14 +31,14 @@ class KvSwap : public ::testing::TestWithParam<SmallModel> {
     settings.storage.folder = folder_.Path("kv");
     settings.storage.allow_tmpfs = true;
     RunOrDie(ParseKvOptions(options, &settings));
-    if (IsPlainResident(settings.kv)) {
-      return loaded_.NewPass({.n_sequences = n_sequences,
-                              .n_ctx = kContext,
-                              .kv_type = settings.kv.k_type.value_or(KvType::kF16),
-                              .offloaded = nullptr});
-    }
     auto offloaded = std::make_shared<OffloadedPassOptions>(
         OrDie(PrepareOffloadedPass(*loaded_.model, settings, kContext, n_sequences)));
+    if (IsPlainResident(offloaded->plan)) {
+      return loaded_.NewPass({.n_sequences = n_sequences,
+                              .n_ctx = kContext,
+                              .kv_type = offloaded->plan.record.k_type,
+                              .offloaded = nullptr});
+    }
     return loaded_.NewPass(
         {.n_sequences = n_sequences, .n_ctx = kContext, .offloaded = std::move(offloaded)});
   }

@@ -16,7 +16,8 @@ KvOptions ReadKvOptions(const kvrun_session_options& options) {
 
 std::string MethodOf(const KvOptions& options) {
   const auto found = options.find("method");
-  return found == options.end() ? "full" : found->second;
+  if (found != options.end()) return found->second;
+  return options.contains("budget") ? "kvswap" : "full";
 }
 
 nlohmann::json KvStatistics(const KvOptions& options, bool with_layers) {

@@ -212,6 +212,59 @@ TEST_F(CapiKvTest, WhatIsResidentKeepsToItsBudgetToo) {
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY);
 }
 
+TEST_F(CapiKvTest, ABudgetThatHoldsAllKvMeansFullInPlanSessionAndNotes) {
+  Ask({{"budget", "1/1"}, {"rank", "4"}, {"adapter", "/is/not/read"}});
+  const Json plan = Plan();
+  EXPECT_EQ(plan["method"], "full");
+  EXPECT_EQ(plan["budget_bytes"], 128 * 128);
+  ASSERT_EQ(plan["notes"].size(), 1U);
+  const std::string note = plan["notes"][0];
+  EXPECT_NE(note.find("holds all KV of 128 tokens"), std::string::npos) << note;
+  EXPECT_NE(note.find("rank, adapter"), std::string::npos) << note;
+  kvrun_session* session = nullptr;
+  ASSERT_EQ(kvrun_session_create(engine_, &options_, &session), KVRUN_OK) << LastError();
+  EXPECT_FALSE(plan_.has_value()) << "nothing is kept in records";
+  char* text = nullptr;
+  EXPECT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK);
+  EXPECT_EQ(ParseAndFree(text)["notes"].back(), note);
+  kvrun_session_destroy(session);
+}
+
+TEST_F(CapiKvTest, ABudgetAloneMeansKvswap) {
+  options_.n_ctx = 8192;
+  options_.n_sequences = 2;
+  Ask({{"budget", "1/2"}, {"dir", folder_.c_str()}, {"tmpfs", "on"}});
+  const Json plan = Plan();
+  EXPECT_EQ(plan["method"], "kvswap");
+  EXPECT_TRUE(plan["notes"].empty()) << plan["notes"];
+  ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  ASSERT_TRUE(plan_.has_value());
+  EXPECT_EQ(plan_->method, "kvswap");
+  EXPECT_EQ(plan_->budget_bytes, plan["budget_bytes"]);
+  Ask({{"budget", "1/2"}, {"method", "full"}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY) << "a method that is said is kept";
+}
+
+TEST_F(CapiKvTest, AShareThatIsTooSmallIsRaisedButBytesAreKept) {
+  AskForKvswap({{"budget", "1/1000"}});
+  const Json plan = Plan();
+  ASSERT_EQ(plan["notes"].size(), 1U);
+  EXPECT_NE(plan["notes"][0].get<std::string>().find("it is raised to "), std::string::npos);
+  const uint64_t raised = plan["budget_bytes"];
+  EXPECT_GT(raised, uint64_t{128} * 128 * 2 / 1000);
+  ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  ASSERT_TRUE(plan_.has_value());
+  EXPECT_EQ(plan_->budget_bytes, raised);
+  EXPECT_EQ(Json(plan_->notes), plan["notes"]);
+  const std::string enough = std::to_string(raised);
+  AskForKvswap({{"budget", enough.c_str()}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
+  const std::string too_little = std::to_string(raised - 1);
+  AskForKvswap({{"budget", too_little.c_str()}});
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY);
+  EXPECT_NE(LastError().find("(" + enough + " bytes)"), std::string::npos) << LastError();
+}
+
 TEST_F(CapiKvTest, AStructFromBeforeTheOptionsIsAllDefaults) {
   std::vector<std::byte> memory(sizeof(options_), std::byte{0xFF});
   auto* older = reinterpret_cast<kvrun_session_options*>(memory.data());

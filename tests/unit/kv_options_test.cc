@@ -26,7 +26,7 @@ KvSettings With(std::string_view name, std::string_view value) {
 
 TEST(KvOptions, NothingIsSetUnlessSaid) {
   const KvSettings settings;
-  EXPECT_EQ(settings.kv.method, "full");
+  EXPECT_EQ(settings.kv.method, "");
   EXPECT_FALSE(settings.kv.budget_bytes || settings.kv.budget_fraction || settings.kv.k_type);
   EXPECT_TRUE(settings.storage.auto_backend);
   EXPECT_EQ(settings.storage.direct, DirectIo::kAuto);

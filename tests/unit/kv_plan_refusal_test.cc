@@ -61,18 +61,6 @@ TEST(KvPlanRefusal, TheSmallestBudgetIsTheLeastOfAllRows) {
   }
 }
 
-// What the budget is a share of shrinks with the context: to shorten it would not help.
-TEST(KvPlanRefusal, AShareOfAShortContextIsAnsweredWithBytes) {
-  const Status share = Refusal(Swap(1.0 / 13), kSmolLm2, 100);
-  ExpectMessage(share, StatusCode::kOutOfMemory, "; give that as the budget, or a larger share: ");
-  KvOptions options = Unlimited("kvswap");
-  options.budget_bytes = BytesAfter(share.message(), "needs at least ");
-  ExpectSound(Plan(options, kSmolLm2, 100), kSmolLm2);
-  options.budget_bytes = 1000;
-  ExpectMessage(Refusal(options, kSmolLm2, 100), StatusCode::kOutOfMemory,
-                "; raise the budget to that, or shorten the context");
-}
-
 TEST(KvPlanRefusal, ContradictionsAreRefused) {
   const auto expect_refused = [](const KvOptions& options, std::string_view part) {
     ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, part);

@@ -58,6 +58,8 @@ TEST(KvPlan, SelectsAsManyEntriesAsFit) {
   options.select_entries = SelectedEntries(plan);
   EXPECT_EQ(Plan(options).n_chosen, plan.n_chosen);
   options.select_entries = SelectedEntries(plan) + 4;
+  options.budget_bytes = plan.budget_bytes;
+  options.budget_fraction.reset();
   const Status status = Refusal(options);
   ExpectMessage(status, StatusCode::kOutOfMemory,
                 "select at most " + std::to_string(SelectedEntries(plan)) + " entries");

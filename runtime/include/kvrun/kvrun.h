@@ -205,19 +205,20 @@ KVRUN_API kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char**
 typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
 
 /* An option of the KV cache by name. Of two with the same name the later counts.
- *   method       "full" (default): all of it in memory; "flexgen": all of it on flash, read again for every
- *                token; "kvswap": all of it on flash, and each token reads what it is predicted to attend to
+ *   method       "full": all of it in memory; "flexgen": all of it on flash, read again for every token;
+ *                "kvswap": all of it on flash, and each token reads what it is predicted to attend to. The
+ *                default is "full" where there is no budget, or where the budget holds all KV of the context,
+ *                else "kvswap". A note says where the budget holds it all; a method that is said is kept
  *   budget       memory for all that grows with the context: bytes ("14155776"), with a unit ("13.5MiB";
- *                KiB, MiB, GiB), or a share of the f16 KV of the whole context ("1/13")
- *   type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V ("fp8,int4")
- *   group        consecutive entries that are read as one, up to 256
- *   select       entries that a token reads besides sinks and window
- *   window       newest entries, kept in memory
- *   sinks        first entries, always attended to
- *   reuse        groups per layer that are kept in memory in case they are chosen again, from 1
- *   rank         columns of the index that groups are scored with, from 1
- *   index        its type: "f16", "int8", "int4"
- *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
+ *                KiB, MiB, GiB), or a share of the f16 KV of the whole context ("1/13"). Bytes are never
+ *                exceeded: too few are KVRUN_OUT_OF_MEMORY. A share that is too small for "kvswap" or
+ *                "flexgen", named or chosen, is raised to the least that works, which a note says; for
+ * "full", where it is named, it is refused type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V
+ * ("fp8,int4") group        consecutive entries that are read as one, up to 256 select       entries that a
+ * token reads besides sinks and window window       newest entries, kept in memory sinks        first
+ * entries, always attended to reuse        groups per layer that are kept in memory in case they are chosen
+ * again, from 1 rank         columns of the index that groups are scored with, from 1 index        its type:
+ * "f16", "int8", "int4" heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
  *   policy       which group to give up: "fifo", "lru", "non-hit"
  *   adapter      a file of adapters for the index; else they are computed from the first prompt
  *   adapter-kind "plain", "centred", "query", "query-centred"
@@ -226,7 +227,7 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   io           "auto" (default), "io_uring", "aio", "threads"
  *   direct       past the page cache: "auto" (default: where it can be), "on", "off"
  *   tmpfs        "on": dir may lie in memory, for tests
- * What is not said is chosen from the budget; what is said and breaks the budget is an error. */
+ * What is not said is chosen from the budget; what is said and breaks a budget of bytes is an error. */
 typedef struct kvrun_option {
   const char* name;
   const char* value;
@@ -251,13 +252,13 @@ KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value
 /* What a session with these options would make of its budget, before anything is loaded; KVRUN_OUT_OF_MEMORY
  * or KVRUN_INVALID_ARGUMENT where it cannot be had, with a message that says what could. JSON object: line
  * (one for people), method, full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null:
- * none), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name, bytes, prefill, decode:
- * whether it is there in this phase}, the largest first], and, counted as the options are, group, select,
- * window, sinks, reuse, rank (0: no index), index, heads, policy, k_type, v_type, adapter_kind (null where
- * there is none), notes [..]. A file of adapters is read to see that it suits; the folder for KV is not made.
- * The group that kvswap takes where none is given depends on the storage under that folder, which is measured
- * at first use, 0.1 to 0.4 seconds on flash, and kept in the user's cache folder; a note says where it is
- * not 4. */
+ * none; of a share that was raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the
+ * budget), parts [{name, bytes, prefill, decode: whether it is there in this phase}, the largest first], and,
+ * counted as the options are, group, select, window, sinks, reuse, rank (0: no index), index, heads, policy,
+ * k_type, v_type, adapter_kind (null where there is none), notes [..]. A file of adapters is read to see that
+ * it suits; the folder for KV is not made. The group that kvswap takes where none is given depends on the
+ * storage under that folder, which is measured at first use, 0.1 to 0.4 seconds on flash, and kept in the
+ * user's cache folder; a note says where it is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -399,8 +400,8 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
  * nats), top1_agreement, recall (of one step in eight: the share of the exact attention, by full's keys, that
  * lies on the attended entries; mean over query heads, layers, steps), recall_oracle, recall_recent and
  * recall_random (of as many groups chosen by the exact attention, of as many of the newest entries, of as
- * many groups by chance), hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json); or
- * config and error. */
+ * many groups by chance), hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json), notes
+ * [..] (as in kvrun_kv_plan_json); or config and error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 
@@ -497,11 +498,12 @@ KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
 /* Each depth has a session of its own, with as much context as it needs. JSON array, an object per depth:
  * depth, prefill_tps and decode_tps (medians, null where nothing was measured), prefill_tps_runs and
  * decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
- * kvrun_session_stats_json, of the last run), operations [{name, per_token, ms_per_token}] of the last run
- * that decoded, with the engine's profile, and with io_only io {reads, bytes, fetches (a layer's reads of
- * one stream; the next begins when they are done), mbps (10^6 bytes/s of the time it took)}. Where decoding
- * was measured, weights {step_bytes (of all that a step multiplies with), mbps (those, at the median rate),
- * stream_mbps (what the device reaches that only reads as much from memory, in the same run)}. */
+ * kvrun_session_stats_json, of the last run), notes [..] (as in kvrun_kv_plan_json), operations [{name,
+ * per_token, ms_per_token}] of the last run that decoded, with the engine's profile, and with io_only io
+ * {reads, bytes, fetches (a layer's reads of one stream; the next begins when they are done), mbps (10^6
+ * bytes/s of the time it took)}. Where decoding was measured, weights {step_bytes (of all that a step
+ * multiplies with), mbps (those, at the median rate), stream_mbps (what the device reaches that only reads as
+ * much from memory, in the same run)}. */
 KVRUN_API kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options,
                                         char** json);
 
