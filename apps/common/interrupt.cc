@@ -14,10 +14,16 @@ namespace {
 
 constexpr int kSignalsUntilExit = 3;
 std::atomic<int> g_signals{0};
-static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
+std::atomic<bool> g_termination_asked{false};
+std::atomic<void (*)()> g_forced_exit_hook{nullptr};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<void (*)()>::is_always_lock_free,
+              "used in a signal handler");
 
-void OnSignal(int) {
-  if (g_signals.fetch_add(1) + 1 >= kSignalsUntilExit) _exit(kExitInterrupted);
+void OnSignal(int number) {
+  if (number == SIGTERM) g_termination_asked.store(true);
+  if (g_signals.fetch_add(1) + 1 < kSignalsUntilExit) return;
+  if (void (*const hook)() = g_forced_exit_hook.load()) hook();
+  _exit(kExitInterrupted);
 }
 
 }  // namespace
@@ -33,8 +39,10 @@ void InstallSignalHandlers() {
   sigaction(SIGXFSZ, &action, nullptr);  // a limit of `ulimit -f` is an error of the write, not an end
 }
 
-bool Interrupted() { return g_signals.load() > 0; }
+bool Interrupted() { return g_signals.load() > 0 || TerminationAsked(); }
 void ClearInterrupt() { g_signals.store(0); }
+bool TerminationAsked() { return g_termination_asked.load(); }
+void SetForcedExitHook(void (*hook)()) { g_forced_exit_hook.store(hook); }
 
 bool WaitReadable(int fd) {
   // The signals are blocked between the check and ppoll, which opens them again atomically: none is missed.

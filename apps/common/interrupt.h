@@ -8,7 +8,13 @@ namespace kvrun::cli {
 void InstallSignalHandlers();
 
 bool Interrupted();
+// Forgets Ctrl-C. SIGTERM asks the whole process to end, and is not forgotten.
 void ClearInterrupt();
+bool TerminationAsked();
+
+// Called in the signal handler before the third signal ends the process: what must not be left behind, as a
+// terminal in other modes. Only what is async-signal-safe; null: nothing.
+void SetForcedExitHook(void (*hook)());
 
 // Waits until `fd` can be read (or has ended). False if a signal came first.
 bool WaitReadable(int fd);

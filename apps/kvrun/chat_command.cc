@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -11,143 +13,200 @@
 #include "apps/common/interrupt.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/chat_commands.h"
+#include "apps/kvrun/chat_history.h"
 #include "apps/kvrun/commands.h"
-#include "apps/kvrun/generation.h"
+#include "apps/kvrun/conversation.h"
+#include "apps/kvrun/line_reader.h"
 #include "apps/kvrun/report.h"
+#include "apps/kvrun/terminal_line_reader.h"
+#include "apps/kvrun/terminal_modes.h"
+#include "apps/kvrun/transcript.h"
 
 namespace kvrun::cli {
 namespace {
 
-constexpr const char* kHelp = "/reset starts over, /exit (or Ctrl-D) ends; Ctrl-C stops an answer\n";
+constexpr const char* kShortHelp = "/help lists commands and keys; /exit or Ctrl-D ends\n";
+// Beside the documents of -f, where no --ctx says otherwise.
+constexpr size_t kRoomForTalk = 4096;
 
 struct ChatOptions {
   SharedOptions shared;
-  GenerationOptions generation;
-  std::string system;
-  PromptForm form;
+  ConversationOptions conversation;
+  std::vector<std::string> files;
+  bool no_history = false;
 };
 
-class LineReader {
+// What a line can do wrong, without an end of the conversation: the user can do something else.
+bool ConcernsLineOnly(const Failure& failure) {
+  switch (failure.status()) {
+    case KVRUN_INVALID_ARGUMENT:
+    case KVRUN_NOT_FOUND:
+    case KVRUN_UNSUPPORTED:
+    case KVRUN_CONTEXT_FULL: return true;
+    default: return false;
+  }
+}
+
+class ChatLoop {
  public:
-  // Nothing at the end of the input, or if a signal came.
-  std::optional<std::string> Next() {
-    size_t end;
-    while ((end = buffer_.find('\n')) == std::string::npos) {
-      if (!WaitReadable(STDIN_FILENO)) return std::nullopt;
-      char chunk[4096];
-      const ssize_t size = ::read(STDIN_FILENO, chunk, sizeof chunk);
-      if (size < 0 && errno == EINTR) continue;
-      if (size <= 0) return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, {}));
-      buffer_.append(chunk, static_cast<size_t>(size));
+  ChatLoop(const ChatOptions& options, Conversation* conversation, const Session& session,
+           const Json& engine_info)
+      : options_(options),
+        conversation_(*conversation),
+        session_(session),
+        engine_info_(engine_info),
+        n_ctx_(kvrun_session_context(session.get())) {}
+
+  // The answer is the exit code. `edits_lines`: the reader is a line editor.
+  int Run(LineReader* reader, bool edits_lines) {
+    edits_lines_ = edits_lines;
+    while (!TerminationAsked()) {
+      const std::optional<std::string> line = reader->Next();
+      if (!line) return Interrupted() ? kExitInterrupted : 0;
+      if (!CarryOut(ReadChatLine(*line))) return 0;
     }
-    std::string line = buffer_.substr(0, end);
-    buffer_.erase(0, end + 1);
-    return line;
+    return kExitInterrupted;
   }
 
  private:
-  std::string buffer_;
-};
-
-class Conversation {
- public:
-  Conversation(const ChatOptions& options, const Model& model, const Session& session, Progress* progress)
-      : options_(options), model_(model), session_(session), progress_(progress) {}
-
-  void Reset() {
-    Check(kvrun_session_truncate(session_.get(), 0, 0));
-    context_.clear();
+  // False: the chat ends.
+  bool CarryOut(const ChatLine& line) {
+    switch (line.action) {
+      case ChatAction::kNothing: break;
+      case ChatAction::kMessage: Say(line.text); break;
+      case ChatAction::kFile: AddFile(TypedPath(line.text)); break;
+      case ChatAction::kSave: Save(TypedPath(line.text)); break;
+      case ChatAction::kStats: WriteStderr(Statistics()); break;
+      case ChatAction::kReset: conversation_.Reset(); break;
+      case ChatAction::kHelp: WriteStderr(ChatHelp(edits_lines_)); break;
+      case ChatAction::kExit: return false;
+      case ChatAction::kWrong: PrintMessage(line.text); break;
+    }
+    return true;
   }
 
-  // Answers on standard output. If it fails or is interrupted before the answer begins, the message counts as
-  // not said.
-  Answer Say(const std::string& message) {
-    RejectNul(message);
-    std::vector<int32_t> context = context_;
-    const std::vector<int32_t> turn = context_.empty()
-                                          ? EncodeChat(model_, options_.form, options_.system, message)
-                                          : EncodeNextTurn(model_, options_.form, message);
-    context.insert(context.end(), turn.begin(), turn.end());
-    Feed(context);
-    context_ = std::move(context);
-    Answer answer = std::move(Generate(session_, 1, options_.generation, /*stream=*/true)[0]);
-    context_.insert(context_.end(), answer.tokens.begin(), answer.tokens.end());
-    return answer;
+  void Say(const std::string& message) {
+    try {
+      const Answer answer = conversation_.Say(message);
+      WriteStdout("\n");
+      if (answer.finish == KVRUN_FINISH_CONTEXT_FULL) {
+        PrintMessage(fmt::format("the context of {} tokens is full; /reset starts over", n_ctx_));
+      }
+    } catch (const Interruption&) {
+      WriteStderr("\n");  // stopped before the first token
+    } catch (const Failure& failure) {
+      if (!ConcernsLineOnly(failure)) throw;
+      PrintMessage(failure.status() == KVRUN_CONTEXT_FULL ? DoesNotFit("the message") : failure.what());
+    }
+    ClearInterrupt();
   }
 
- private:
-  // Makes the session hold `context`, of which context_ is the beginning. The session may hold more (a
-  // message that was interrupted) or less (the last generated token) than context_, so the last common token
-  // is always computed again.
-  void Feed(const std::vector<int32_t>& context) {
-    const size_t held = std::min<size_t>(kvrun_session_length(session_.get(), 0), context_.size());
-    const size_t kept = held == 0 ? 0 : held - 1;
-    Check(kvrun_session_truncate(session_.get(), 0, static_cast<uint32_t>(kept)));
-    Check(kvrun_session_feed(session_.get(), 0, context.data() + kept, context.size() - kept));
-    progress_->Clear();
+  void AddFile(const std::string& path) {
+    std::string text;
+    try {
+      text = ReadText(path);
+    } catch (const Interruption&) {
+      return ClearInterrupt();
+    } catch (const Failure& failure) {
+      return PrintMessage(failure.what());
+    }
+    const size_t n_bytes = text.size();
+    conversation_.AddDocument({path, std::move(text)});
+    try {
+      conversation_.ReadAhead();
+    } catch (const Interruption&) {
+      PrintMessage("interrupted: the rest of the document is read with the next message");
+      return ClearInterrupt();
+    } catch (const Failure& failure) {
+      if (!ConcernsLineOnly(failure)) throw;
+      conversation_.DropDocument();
+      return PrintMessage(failure.status() == KVRUN_CONTEXT_FULL ? DoesNotFit(path) : failure.what());
+    }
+    if (!options_.shared.quiet) {
+      PrintMessage(fmt::format("{} ({} bytes) is part of the next message", path, n_bytes));
+    }
+  }
+
+  void Save(const std::string& path) {
+    if (conversation_.turns().empty()) return PrintMessage("there is nothing to save: nothing was said yet");
+    try {
+      const std::string model = std::filesystem::path(options_.shared.model).filename().string();
+      WriteNewFile(path, Transcript(model, options_.conversation.system, conversation_.turns()));
+      PrintMessage(fmt::format("the conversation was written to {}", path));
+    } catch (const Failure& failure) {
+      PrintMessage(failure.what());
+    }
+  }
+
+  std::string Statistics() const {
+    return StatisticsText(SessionStats(session_), engine_info_) +
+           fmt::format("context  {} of {} tokens\n", conversation_.n_tokens(), n_ctx_);
+  }
+
+  std::string DoesNotFit(const std::string& what) const {
+    return fmt::format(
+        "{} does not fit into what is left of the context of {} tokens; /reset starts over, --ctx "
+        "makes room",
+        what, n_ctx_);
   }
 
   const ChatOptions& options_;
-  const Model& model_;
+  Conversation& conversation_;
   const Session& session_;
-  Progress* progress_;
-  std::vector<int32_t> context_;  // every token of the conversation so far
+  const Json& engine_info_;
+  const uint32_t n_ctx_;
+  bool edits_lines_ = false;
 };
 
-void SayAndReport(Conversation* conversation, const std::string& message, uint32_t n_ctx) {
-  try {
-    const Answer answer = conversation->Say(message);
-    WriteStdout("\n");
-    if (answer.finish == KVRUN_FINISH_CONTEXT_FULL) {
-      PrintMessage(fmt::format("the context of {} tokens is full; /reset starts over", n_ctx));
-    }
-  } catch (const Interruption&) {
-    WriteStderr("\n");  // stopped before the first token
-  } catch (const Failure& failure) {
-    if (failure.status() != KVRUN_CONTEXT_FULL) throw;
-    PrintMessage(
-        fmt::format("the message does not fit into what is left of the context of {} tokens; /reset "
-                    "starts over, --ctx makes room",
-                    n_ctx));
+std::vector<Document> ReadDocuments(const std::vector<std::string>& paths) {
+  std::vector<Document> documents;
+  for (const std::string& path : paths) {
+    if (path.empty()) throw UsageError("--file: it is empty: name a file, or leave the option out");
+    if (path == "-") throw UsageError("--file: chat reads messages from standard input: name a file");
+    documents.push_back({path, ReadText(path)});
   }
-  ClearInterrupt();
+  return documents;
 }
 
-int Converse(Conversation* conversation, uint32_t n_ctx) {
+// 0: as usual.
+uint32_t ContextFor(const Model& model, const ChatOptions& options, const std::vector<Document>& documents) {
+  // An unknown chat form is better said before the weights are loaded.
+  const size_t n_tokens = EncodeFirstTurn(model, options.conversation, documents, "?").size();
+  if (documents.empty() || options.shared.ctx != 0) return options.shared.ctx;
+  const char* what = documents.size() == 1 ? "the document of -f" : "the documents of -f";
+  const uint32_t n_ctx = ChooseContext(model, options.shared, n_tokens, 0, what);
+  const uint32_t trained = kvrun_model_context_train(model.get());
+  return std::max(n_ctx, static_cast<uint32_t>(std::min<size_t>(trained, n_tokens + kRoomForTalk)));
+}
+
+int Converse(const ChatOptions& options, ChatLoop* loop) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
-  if (terminal) WriteStderr(kHelp);
-  LineReader reader;
-  while (true) {
-    if (terminal) WriteStderr("> ");
-    const std::optional<std::string> line = reader.Next();
-    if (!line) {
-      if (terminal) WriteStderr("\n");
-      return Interrupted() ? kExitInterrupted : 0;
-    }
-    if (line->find_first_not_of(" \t\r") == std::string::npos) continue;
-    if (*line == "/exit" || *line == "/quit") return 0;
-    if (*line == "/help") {
-      WriteStderr(kHelp);
-    } else if (*line == "/reset") {
-      conversation->Reset();
-    } else {
-      SayAndReport(conversation, *line, n_ctx);
-    }
-  }
+  if (terminal) WriteStderr(kShortHelp);
+  TerminalLines lines = OpenTerminalLines(options.no_history ? "" : ChatHistory::UsualPath());
+  if (!lines.note.empty() && !options.shared.quiet) PrintMessage("note: " + lines.note);
+  const bool edits_lines = lines.reader != nullptr;
+  if (!edits_lines) lines.reader = PlainLines();
+  return loop->Run(lines.reader.get(), edits_lines);
 }
 
 int Chat(ChatOptions& options) {
-  CheckGenerationOptions(options.generation);
-  ReadChatTemplate(&options.form);
+  CheckGenerationOptions(options.conversation.generation);
+  ReadChatTemplate(&options.conversation.form);
+  std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
-  // An unknown chat form is better said before the weights are loaded.
-  (void)EncodeChat(model, options.form, options.system, "?");
-  SessionPlan plan = PlanSession(model, options.shared, 1, options.shared.ctx);
+  const uint32_t n_ctx = ContextFor(model, options, documents);
+  SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
+  // From now on nothing that is typed is cut, while the model is loaded and while it answers too.
+  std::optional<TerminalModes> modes;
+  if (CanEditLines()) modes.emplace(STDIN_FILENO, TerminalOutput());
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
-  Conversation conversation(options, model, session, &progress);
-  const int exit_code = Converse(&conversation, kvrun_session_context(session.get()));
+  Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
+  conversation.ReadAhead();
+  ChatLoop loop(options, &conversation, session, loaded.info);
+  const int exit_code = Converse(options, &loop);
   if (!options.shared.quiet) WriteStderr(StatisticsText(SessionStats(session), loaded.info));
   return exit_code;
 }
@@ -158,10 +217,13 @@ Command AddChatCommand(CLI::App* program) {
   auto options = std::make_shared<ChatOptions>();
   auto set = std::make_shared<OptionSet>(program, "chat", "Talk with a model, line by line");
   AddModelOption(set.get(), &options->shared);
-  set->Text("--system", &options->system, "TEXT", "the system message");
-  AddPromptFormOptions(set.get(), &options->form);
-  AddGenerationOptions(set.get(), &options->generation, 0);
+  set->TextList("-f,--file", &options->files, "FILE",
+                "a document to talk about: part of the first message (may be given several times)");
+  set->Text("--system", &options->conversation.system, "TEXT", "the system message");
+  AddPromptFormOptions(set.get(), &options->conversation.form);
+  AddGenerationOptions(set.get(), &options->conversation.generation, 0);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
+  set->Flag("--no-history", &options->no_history, "keep nothing of what is typed for later chats");
   AddQuietOptions(set.get(), &options->shared);
   return {set, nullptr, [options] { return Chat(*options); }};
 }

@@ -2,6 +2,7 @@
 // deterministic and needs neither a file nor a device. What it does wrong is chosen by the model's path:
 //   missing, corrupt       kvrun_model_open fails         nobos        the file asks for no BOS
 //   nodevice               kvrun_engine_create fails      nochat       the chat form is unknown
+//   roomy                  trained with 4 Mi tokens
 //   small                  trained with 64 tokens         slow         loading, prefill, decoding take time
 //   devicefail             feeding fails                  transcript   answers with its whole context
 //   endless                generates for long             loud         says on standard error that it decodes
@@ -146,7 +147,7 @@ kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, c
 
 uint32_t kvrun_model_vocab_size(const kvrun_model*) { return kVocabSize; }
 uint32_t kvrun_model_context_train(const kvrun_model* model) {
-  return model->Is("small") ? 64 : model->Is("endless") ? 1U << 20 : 4096;
+  return model->Is("small") ? 64 : model->Is("endless") ? 1U << 20 : model->Is("roomy") ? 1U << 22 : 4096;
 }
 int kvrun_model_adds_bos(const kvrun_model* model) { return model->Is("nobos") ? 0 : 1; }
 int kvrun_model_is_end_of_generation(const kvrun_model*, int32_t token) { return token == kEnd; }

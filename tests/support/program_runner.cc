@@ -29,19 +29,18 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// The words of KVRUN_TEST_LAUNCHER: what runs programs that this machine cannot run by itself.
-std::vector<std::string> Launcher() {
-  const char* variable = std::getenv("KVRUN_TEST_LAUNCHER");
-  std::istringstream words(variable == nullptr ? "" : variable);
-  return {std::istream_iterator<std::string>(words), {}};
-}
-
 void Redirect(const std::string& path, int target) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
   if (fd < 0 || ::dup2(fd, target) < 0) _exit(126);
 }
 
 }  // namespace
+
+std::vector<std::string> LauncherWords() {
+  const char* variable = std::getenv("KVRUN_TEST_LAUNCHER");
+  std::istringstream words(variable == nullptr ? "" : variable);
+  return {std::istream_iterator<std::string>(words), {}};
+}
 
 TemporaryFolder::TemporaryFolder() {
   std::string name = (std::filesystem::temp_directory_path() / "kvrun-test-XXXXXX").string();
@@ -68,7 +67,7 @@ RunningProgram::RunningProgram(const std::string& program, const std::vector<std
                                const ProgramInput& input)
     : stdout_path_(input.stdout_path.empty() ? folder_.Path("out") : input.stdout_path) {
   std::vector<std::string> argv;
-  if (program != kShell) argv = Launcher();
+  if (program != kShell) argv = LauncherWords();
   argv.push_back(program);
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<std::string> environment = input.environment;
@@ -158,7 +157,7 @@ ProgramResult RunShell(const std::string& command) { return RunProgram(kShell, {
 
 std::string ShellWords(const std::string& program) {
   std::string words;
-  for (const std::string& word : Launcher()) words += word + " ";
+  for (const std::string& word : LauncherWords()) words += word + " ";
   return words + program;
 }
 

@@ -40,6 +40,9 @@ class TemporaryFolder {
 
 std::string ReadWholeFile(const std::string& path);
 
+// The words of KVRUN_TEST_LAUNCHER: what runs programs that this machine cannot run by itself.
+std::vector<std::string> LauncherWords();
+
 // Where KVRUN_TEST_LAUNCHER names what runs programs that this machine cannot run by itself, it runs this one
 // too.
 class RunningProgram {

@@ -42,6 +42,119 @@ TEST(CliChat, AFullContextIsSaidAndResetHelps) {
   EXPECT_EQ(result.out, "32:\n57:\n32:\n") << "the message that did not fit counts as not said";
 }
 
+TEST(CliChat, AnUnknownCommandIsNotSentAndASlashCanBe) {
+  const ProgramResult result =
+      Cli({"chat", "-m", "transcript", "-q"},
+          {{}, "/rset\n/usr/lib is full\n/reset now\n/file\n//usr/lib is full\n/reset\n /x\n", ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string form = "[<bos><start>system:be good<end><start>user:{}<end><start>assistant:]\n";
+  EXPECT_EQ(result.out,
+            fmt::format(fmt::runtime(form), "/usr/lib is full") + fmt::format(fmt::runtime(form), " /x"));
+  EXPECT_PRED2(Contains, result.err, "there is no command /rset, and nothing was sent");
+  EXPECT_PRED2(Contains, result.err, "there is no command /usr/lib, and nothing was sent");
+  EXPECT_PRED2(Contains, result.err, "/file, /save, /stats, /reset, /help, /exit");
+  EXPECT_PRED2(Contains, result.err, "/reset takes nothing after it");
+  EXPECT_PRED2(Contains, result.err, "/file needs the name of a file");
+}
+
+TEST(CliChat, AZeroByteIsSaidAndTheConversationGoesOn) {
+  const ProgramResult result =
+      Cli({"chat", "-m", "transcript", "-q"}, {{}, std::string("a\0b\nhello\n", 10), ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.err, "zero byte");
+  EXPECT_EQ(result.out, "[<bos><start>system:be good<end><start>user:hello<end><start>assistant:]\n");
+}
+
+TEST(CliChat, DocumentsArePartOfTheFirstMessageInTheirOrder) {
+  const TemporaryFolder folder;
+  const std::string one = folder.Write("one two.txt", "ONE");
+  const std::string two = folder.Write("two.txt", "TWO");
+  const ProgramResult result =
+      Cli({"chat", "-m", "transcript", "-q", "-f", one, "-f", two}, {{}, "why?\nso?\n/reset\nagain?\n", ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string head = "<bos><start>system:be good<end><start>user:ONE\n\nTWO\n\n";
+  const std::string first = head + "why?<end><start>assistant:";
+  const std::string second = first + "[" + first + "]<end><start>user:so?<end><start>assistant:";
+  EXPECT_EQ(result.out,
+            fmt::format("[{}]\n[{}]\n[{}]\n", first, second, head + "again?<end><start>assistant:"));
+  const ProgramResult missing = Cli({"chat", "-m", "transcript", "-f", folder.Path("none")});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_PRED2(Contains, missing.err, "cannot read " + folder.Path("none"));
+  EXPECT_EQ(Cli({"chat", "-m", "transcript", "-f", "-"}).exit_code, 2);
+}
+
+TEST(CliChat, ADocumentsContextHasRoomToTalk) {
+  const TemporaryFolder folder;
+  const std::string path = folder.Write("long.txt", std::string(20000, 'x'));
+  const ProgramResult roomy = Cli({"chat", "-m", "roomy", "-f", path}, {{}, "why?\n/stats\n", ""});
+  EXPECT_EQ(roomy.exit_code, 0) << roomy.err;
+  EXPECT_PRED2(Contains, roomy.err, "of 24134 tokens") << "20,038 with the form, and 4,096 more";
+  const ProgramResult narrow = Cli({"chat", "-m", "toy", "-f", path}, {{}, "why?\n", ""});
+  EXPECT_EQ(narrow.exit_code, 1);
+  EXPECT_PRED2(Contains, narrow.err, "the document of -f has 20038 tokens");
+}
+
+TEST(CliChat, FilesAreAddedToTheNextMessageOnce) {
+  const TemporaryFolder folder;
+  folder.Write("my notes.txt", "NOTES");
+  const std::string zero = folder.Write("zero", std::string("a\0b", 3));
+  const std::string long_file = folder.Write("long", std::string(5000, 'x'));
+  const std::string lines =
+      fmt::format("/file ~/my notes.txt\n/file {0}/none\n/file {1}\n/file {2}\none\ntwo\n", folder.Path(""),
+                  zero, long_file);
+  const ProgramResult result = Cli({"chat", "-m", "transcript"}, {{"HOME=" + folder.Path("")}, lines, ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string first = "<bos><start>system:be good<end><start>user:NOTES\n\none<end><start>assistant:";
+  EXPECT_TRUE(result.out.starts_with(
+      fmt::format("[{0}]\n[{0}[{0}]<end><start>user:two<end><start>assistant:]\n", first)))
+      << result.out;
+  EXPECT_PRED2(Contains, result.err, "my notes.txt (5 bytes) is part of the next message");
+  EXPECT_PRED2(Contains, result.err, "cannot read");
+  EXPECT_PRED2(Contains, result.err, "zero byte");
+  EXPECT_PRED2(Contains, result.err, "long does not fit into what is left of the context of 4096 tokens");
+}
+
+TEST(CliChat, PathsAreTakenAsPeopleTypeThem) {
+  const TemporaryFolder folder;
+  folder.Write("my notes.txt", "NOTES");
+  for (const std::string& typed : {folder.Path("my notes.txt"), "\"" + folder.Path("my notes.txt") + "\"",
+                                   folder.Path("my\\ notes.txt"), std::string("'~/my notes.txt'")}) {
+    const ProgramResult result = Cli({"chat", "-m", "transcript", "-q"},
+                                     {{"HOME=" + folder.Path("")}, "/file " + typed + "\nx\n", ""});
+    EXPECT_PRED2(Contains, result.out, "user:NOTES\n\nx<end>") << typed << result.err;
+  }
+}
+
+TEST(CliChat, SaveWritesANewFileAndReplacesNone) {
+  const TemporaryFolder folder;
+  const std::string notes = folder.Write("notes.txt", "NOTES");
+  const std::string path = folder.Path("talk.md");
+  const std::string lines =
+      fmt::format("/save {0}\n/file {1}\none\ntwo\n/save {0}\n/save {0}\n/save {1}\n/save {2}\n", path, notes,
+                  folder.Path("none/talk.md"));
+  const ProgramResult result =
+      Cli({"chat", "-m", "some/toy", "--system", "S", "-n", "2", "--temp", "0"}, {{}, lines, ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.err, "nothing to save");
+  EXPECT_PRED2(Contains, result.err, "the conversation was written to " + path);
+  EXPECT_PRED2(Contains, result.err, path + " is there already");
+  EXPECT_PRED2(Contains, result.err, notes + " is there already");
+  EXPECT_PRED2(Contains, result.err, "cannot write " + folder.Path("none/talk.md"));
+  EXPECT_EQ(ReadWholeFile(notes), "NOTES");
+  EXPECT_EQ(
+      ReadWholeFile(path),
+      fmt::format("# Conversation with toy\n\n## System\n\nS\n\n## User\n\n[document: {}, 5 bytes]\n\none\n\n"
+                  "## Assistant\n\n39\n\n## User\n\ntwo\n\n## Assistant\n\n63\n",
+                  notes));
+}
+
+TEST(CliChat, StatisticsTellHowFullTheContextIs) {
+  const ProgramResult result = Cli(
+      {"chat", "-m", "toy", "--quiet", "-n", "3", "--temp", "0", "--system", "S"}, {{}, "one\n/stats\n", ""});
+  EXPECT_PRED2(Contains, result.err, "context  35 of 4096 tokens");
+  EXPECT_PRED2(Contains, result.err, "decode   3 tokens");
+}
+
 TEST(CliChat, InterruptStopsTheAnswerAndThenTheConversation) {
   RunningProgram program(KVRUN_FAKE_PROGRAM, {"chat", "-m", "slow-endless", "--quiet"}, {});
   program.Type("hello\n");
@@ -52,7 +165,7 @@ TEST(CliChat, InterruptStopsTheAnswerAndThenTheConversation) {
   ASSERT_TRUE(program.WaitForOutput("x\nxxx"));
   program.Signal(SIGINT);
   program.Type("/help\n");
-  ASSERT_TRUE(program.WaitForOutput("/reset starts over")) << "it has gone on to the next line";
+  ASSERT_TRUE(program.WaitForOutput("/reset ")) << "it has gone on to the next line";
   program.Signal(SIGINT);
   EXPECT_EQ(program.Finish().exit_code, 130);
 }

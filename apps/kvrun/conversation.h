@@ -1,0 +1,80 @@
+// A conversation with a model: what was said, and its tokens in a session.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "apps/common/api.h"
+#include "apps/common/progress.h"
+#include "apps/kvrun/generation.h"
+
+namespace kvrun::cli {
+
+struct Document {
+  std::string name;
+  std::string text;
+};
+
+struct Turn {
+  std::vector<Document> documents;  // before the message, in this order
+  std::string message;
+  std::string answer;
+};
+
+// What each turn is encoded and generated with.
+struct ConversationOptions {
+  GenerationOptions generation;
+  PromptForm form;
+  std::string system;  // "": none
+};
+
+// The tokens of a conversation's beginning: the system message and the first turn's.
+std::vector<int32_t> EncodeFirstTurn(const Model& model, const ConversationOptions& options,
+                                     const std::vector<Document>& documents, const std::string& message);
+
+// Not thread-safe. What it is given must outlive it.
+class Conversation {
+ public:
+  // `documents` are part of the first message, also after a reset.
+  Conversation(const ConversationOptions& options, std::vector<Document> documents, const Model& model,
+               const Session& session, Progress* progress);
+
+  // The document becomes part of the next message.
+  void AddDocument(Document document);
+  // Forgets the one that was added last.
+  void DropDocument() { pending_.pop_back(); }
+
+  // Reads the documents of the next message before it is there, so that its answer comes sooner. Where it is
+  // interrupted or fails, Say() reads what is missing.
+  void ReadAhead();
+
+  // Answers on standard output. If it fails or is interrupted before the answer begins, the message counts as
+  // not said, and its documents stay.
+  Answer Say(const std::string& message);
+
+  void Reset();
+
+  const std::vector<Turn>& turns() const { return turns_; }
+  // Tokens of what was said so far.
+  size_t n_tokens() const { return context_.size(); }
+
+ private:
+  // The whole conversation's tokens with a message after what was said.
+  std::vector<int32_t> ContextWith(const std::string& message) const;
+  void Feed(const std::vector<int32_t>& context);
+
+  const ConversationOptions& options_;
+  const std::vector<Document> first_documents_;
+  const Model& model_;
+  const Session& session_;
+  Progress* progress_;
+  std::vector<Document> pending_;  // the next message's documents
+  std::vector<Turn> turns_;
+  uint64_t n_answers_ = 0;        // those that a reset made forgotten too
+  std::vector<int32_t> context_;  // every token of the conversation so far
+  // What the session was fed and generated: it holds the first kvrun_session_length of these.
+  std::vector<int32_t> held_;
+};
+
+}  // namespace kvrun::cli
