@@ -32,11 +32,15 @@ ScaleBytes ScalesOf(TensorType type) {
   switch (type) {
     case TensorType::kQ8_0:
     case TensorType::kQ4_0:
-    case TensorType::kQ5_0: return {0, 1};
+    case TensorType::kQ5_0:
+    case TensorType::kIQ4_NL:
+    case TensorType::kIQ4_XS: return {0, 1};
     case TensorType::kQ4_1:
     case TensorType::kQ5_1:
     case TensorType::kQ4_K:
     case TensorType::kQ5_K: return {0, 2};
+    case TensorType::kQ2_K: return {80, 2};
+    case TensorType::kQ3_K: return {108, 1};
     case TensorType::kQ6_K: return {208, 1};
     case TensorType::kF32:
     case TensorType::kF16:

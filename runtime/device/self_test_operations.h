@@ -12,10 +12,10 @@
 
 namespace kvrun {
 
-inline constexpr std::array kSelfTestTypes = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16,
-                                              TensorType::kQ8_0, TensorType::kQ4_0, TensorType::kQ4_1,
-                                              TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ4_K,
-                                              TensorType::kQ5_K, TensorType::kQ6_K};
+inline constexpr std::array kSelfTestTypes = {
+    TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,   TensorType::kQ4_0,
+    TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ2_K,   TensorType::kQ3_K,
+    TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS};
 
 // Sums of up to 512 products in 32-bit floats, taken in any order, are far closer than this.
 inline constexpr double kSelfTestTolerance = 1e-4;

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "platform/base/check.h"
+#include "runtime/model/block_bits.h"
 
 namespace kvrun {
 namespace {
@@ -132,6 +133,48 @@ void DecodeQ6_K(const std::byte* block, float* out) {
   }
 }
 
+// {16 bytes of scales; 64 bytes of bit pairs; half scale; half minimum}. A scale covers 16 elements; its low
+// nibble is multiplied with the one half, its high nibble with the other.
+void DecodeQ2_K(const std::byte* block, float* out) {
+  const float scale = ReadHalf(block + kQ2Halves);
+  const float minimum = ReadHalf(block + kQ2Halves + 2);
+  for (uint32_t i = 0; i < kSuperBlock; ++i) {
+    const uint32_t sub = Byte(block, i / 16);
+    const auto q = static_cast<float>(BitPair(block + kQ2Quants, i));
+    out[i] = scale * static_cast<float>(sub & 15U) * q - minimum * static_cast<float>(sub >> 4);
+  }
+}
+
+// {32 bytes of third bits; 64 bytes of bit pairs; 12 bytes of scales; half scale}: (q - 4) * (s - 32) * scale
+void DecodeQ3_K(const std::byte* block, float* out) {
+  const float scale = ReadHalf(block + kQ3Halves);
+  for (uint32_t i = 0; i < kSuperBlock; ++i) {
+    const int32_t sub = static_cast<int32_t>(Q3Scale(block, i / 16)) - 32;
+    const int32_t q = static_cast<int32_t>(Q3Quant(block, i)) - 4;
+    out[i] = scale * static_cast<float>(sub) * static_cast<float>(q);
+  }
+}
+
+// 32 codes in 16 bytes, placed as in all 4-bit small blocks.
+void DecodeCodes(const std::byte* codes, float scale, float* out) {
+  for (uint32_t j = 0; j < kSmallBlock / 2; ++j) {
+    out[j] = scale * static_cast<float>(kIq4Values[Byte(codes, j) & 15U]);
+    out[j + kSmallBlock / 2] = scale * static_cast<float>(kIq4Values[Byte(codes, j) >> 4]);
+  }
+}
+
+// {half scale; codes}: value of the code * scale
+void DecodeIQ4_NL(const std::byte* block, float* out) { DecodeCodes(block + 2, ReadHalf(block), out); }
+
+// {half scale; 6 bytes of sub-block scales; 128 bytes of codes}: value of the code * (s - 32) * scale
+void DecodeIQ4_XS(const std::byte* block, float* out) {
+  const float scale = ReadHalf(block);
+  for (uint32_t s = 0; s < kSuperBlock / kSmallBlock; ++s) {
+    const float sub_scale = scale * static_cast<float>(static_cast<int32_t>(Iq4Scale(block, s)) - 32);
+    DecodeCodes(block + kIq4Codes + size_t{16} * s, sub_scale, out + size_t{kSmallBlock} * s);
+  }
+}
+
 constexpr std::array kTypes = {
     TensorTypeInfo{TensorType::kF32, "F32", 1, 4, DecodeF32},
     TensorTypeInfo{TensorType::kF16, "F16", 1, 2, DecodeF16},
@@ -141,9 +184,13 @@ constexpr std::array kTypes = {
     TensorTypeInfo{TensorType::kQ4_1, "Q4_1", kSmallBlock, 20, DecodeQ4_1},
     TensorTypeInfo{TensorType::kQ5_0, "Q5_0", kSmallBlock, 22, DecodeQ5_0},
     TensorTypeInfo{TensorType::kQ5_1, "Q5_1", kSmallBlock, 24, DecodeQ5_1},
+    TensorTypeInfo{TensorType::kQ2_K, "Q2_K", kSuperBlock, 84, DecodeQ2_K},
+    TensorTypeInfo{TensorType::kQ3_K, "Q3_K", kSuperBlock, 110, DecodeQ3_K},
     TensorTypeInfo{TensorType::kQ4_K, "Q4_K", kSuperBlock, 144, DecodeQ4_K},
     TensorTypeInfo{TensorType::kQ5_K, "Q5_K", kSuperBlock, 176, DecodeQ5_K},
     TensorTypeInfo{TensorType::kQ6_K, "Q6_K", kSuperBlock, 210, DecodeQ6_K},
+    TensorTypeInfo{TensorType::kIQ4_NL, "IQ4_NL", kSmallBlock, 18, DecodeIQ4_NL},
+    TensorTypeInfo{TensorType::kIQ4_XS, "IQ4_XS", kSuperBlock, 136, DecodeIQ4_XS},
     TensorTypeInfo{TensorType::kF64, "F64", 1, 8, DecodeF64},
 };
 

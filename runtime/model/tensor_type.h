@@ -22,9 +22,13 @@ enum class TensorType : uint32_t {
   kQ5_0 = 6,
   kQ5_1 = 7,
   kQ8_0 = 8,
+  kQ2_K = 10,
+  kQ3_K = 11,
   kQ4_K = 12,
   kQ5_K = 13,
   kQ6_K = 14,
+  kIQ4_NL = 20,
+  kIQ4_XS = 23,
   kF64 = 28,  // of files that kvrun writes (docs/formats/sums.md); no type of weights
   kBF16 = 30,
 };

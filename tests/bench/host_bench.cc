@@ -118,7 +118,7 @@ class Bench {
     const auto prompt = [&](bool exact) {
       return 2.0 * n_rows * n_cols * kPromptTokens / 1e9 / LeastSeconds([&] { MatMul(pool_, args, exact); });
     };
-    fmt::print("{:<5} {:>14} {:>8.2f} {:>8.2f} {:>5.0f}% {:>8.2f} {:>5.0f}% {:>9.1f} {:>9.1f}\n",
+    fmt::print("{:<6} {:>14} {:>8.2f} {:>8.2f} {:>5.0f}% {:>8.2f} {:>5.0f}% {:>9.1f} {:>9.1f}\n",
                TensorTypeName(type), fmt::format("[{} x {}]", n_rows, n_cols), read, decode_gbytes,
                100 * decode_gbytes / read, exact_gbytes, 100 * exact_gbytes / read, prompt(false),
                prompt(true));
@@ -183,9 +183,9 @@ int Main(int argc, char** argv) {
              kernels.begin_int8 != nullptr ? " with tiles of bytes"
              : kernels.has_dot             ? " with a dot instruction"
                                            : "");
-  fmt::print("{:<5} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
+  fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
              "exact", "", "256 tok", "exact");
-  fmt::print("{:<5} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",
+  fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",
              "of it", "GB/s", "of it", "GFLOP/s", "GFLOP/s");
   Bench bench(n_threads);
   // SmolLM2-135M: QKV, output of attention, gate and up, down, logits.
@@ -196,7 +196,8 @@ int Main(int argc, char** argv) {
   bench.Shape(TensorType::kQ8_0, 49152, 576);
   for (const TensorType type :
        {TensorType::kF32, TensorType::kF16, TensorType::kBF16, TensorType::kQ8_0, TensorType::kQ4_0,
-        TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K}) {
+        TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ2_K, TensorType::kQ3_K, TensorType::kQ4_K,
+        TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS}) {
     bench.Shape(type, 3072, 768);
   }
   return 0;

@@ -275,7 +275,8 @@ void Run(const std::string& name, bool index_only) {
     bench.MatMul(type, 2 * kFf, kEmbd, 1);
     bench.MatMul(type, 2 * kFf, kEmbd, 256);
   }
-  for (const TensorType type : {TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K}) {
+  for (const TensorType type : {TensorType::kQ2_K, TensorType::kQ3_K, TensorType::kQ4_K, TensorType::kQ5_K,
+                                TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS}) {
     bench.MatMul(type, 2048, 512, 1);
     bench.MatMul(type, 2048, 512, 256);
   }

@@ -32,9 +32,10 @@ constexpr double kRoundoff = 0x1p-24;
 constexpr float kPoison = -1234.5F;
 constexpr size_t kBeyond = 64;  // floats after an output, which must stay
 
-constexpr TensorType kTypes[] = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,
-                                 TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1,
-                                 TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
+constexpr TensorType kTypes[] = {
+    TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,   TensorType::kQ4_0,
+    TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ2_K,   TensorType::kQ3_K,
+    TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS};
 
 bool IsQuantised(TensorType type) { return GetTensorType(type).block_elements != 1; }
 
@@ -342,9 +343,14 @@ TEST_P(HostMatMulTest, LargestQuants) {
       for (size_t at = 0; at < data.size(); at += info.block_bytes) {
         const uint16_t one = FloatToHalf(1.0F);
         const bool has_minimum = type == TensorType::kQ4_1 || type == TensorType::kQ5_1 ||
-                                 type == TensorType::kQ4_K || type == TensorType::kQ5_K;
-        std::memcpy(data.data() + at + (type == TensorType::kQ6_K ? 208 : 0), &one, 2);
-        if (has_minimum) std::memcpy(data.data() + at + 2, &one, 2);
+                                 type == TensorType::kQ2_K || type == TensorType::kQ4_K ||
+                                 type == TensorType::kQ5_K;
+        size_t first = 0;
+        if (type == TensorType::kQ2_K) first = 80;
+        if (type == TensorType::kQ3_K) first = 108;
+        if (type == TensorType::kQ6_K) first = 208;
+        std::memcpy(data.data() + at + first, &one, 2);
+        if (has_minimum) std::memcpy(data.data() + at + first + 2, &one, 2);
       }
       const Weights weights = MakeWeights(account_, one_, type, n_cols, data, {&n_rows, 1});
       // 126 127/256 in a block that is larger than all others: all bits of both parts, as 127 makes a step 1.
@@ -410,7 +416,8 @@ TEST_P(HostMatMulTest, ThreadsAndTilesDoNotChangeResults) {
   const uint32_t n_rows = 100;
   const uint32_t n_cols = 1024;
   constexpr uint32_t kTokens = 31;  // tiles of every size
-  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ8_0, TensorType::kQ4_0, TensorType::kQ6_K}) {
+  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ8_0, TensorType::kQ4_0, TensorType::kQ6_K,
+                                TensorType::kQ2_K, TensorType::kIQ4_NL}) {
     const Weights weights =
         MakeWeights(account_, three_, type, n_cols, RandomTensor(type, n_rows * n_cols, 3), {&n_rows, 1});
     // With blocks that are larger than others, several in a row.
@@ -435,26 +442,31 @@ TEST_P(HostMatMulTest, ThreadsAndTilesDoNotChangeResults) {
 
 TEST_P(HostMatMulTest, ActivationsThatAreNoNumbers) {
   const uint32_t n_rows = 17;
-  const Weights weights = MakeWeights(account_, one_, TensorType::kQ4_1, 64,
-                                      RandomTensor(TensorType::kQ4_1, n_rows * 64, 3), {&n_rows, 1});
+  const uint32_t n_cols = 256;
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), 0.0F, 1e-40F}) {
-    std::vector<float> input(2 * 64, 0.0F);
-    input[40] = bad;
-    const auto x = Floats(input);
-    const auto y = NewBuffer(2 * n_rows * sizeof(float));
-    MatMul(one_, {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = 2}, false);
-    for (uint32_t r = 0; r < n_rows; ++r) {
-      if (bad == 0.0F || bad == 1e-40F)
-        EXPECT_EQ(Data<float>(y.get())[r], 0.0F);
-      else
-        EXPECT_TRUE(std::isnan(Data<float>(y.get())[r])) << bad;
-      EXPECT_EQ(Data<float>(y.get())[n_rows + r], 0.0F);
+  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ2_K, TensorType::kIQ4_XS}) {
+    const Weights weights =
+        MakeWeights(account_, one_, type, n_cols, RandomTensor(type, n_rows * n_cols, 3), {&n_rows, 1});
+    for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), 0.0F, 1e-40F}) {
+      std::vector<float> input(2 * n_cols, 0.0F);
+      input[40] = bad;
+      const auto x = Floats(input);
+      const auto y = NewBuffer(2 * n_rows * sizeof(float));
+      MatMul(one_, {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = 2},
+             false);
+      for (uint32_t r = 0; r < n_rows; ++r) {
+        if (bad == 0.0F || bad == 1e-40F)
+          EXPECT_EQ(Data<float>(y.get())[r], 0.0F);
+        else
+          EXPECT_TRUE(std::isnan(Data<float>(y.get())[r])) << TensorTypeName(type) << ", " << bad;
+        EXPECT_EQ(Data<float>(y.get())[n_rows + r], 0.0F);
+      }
     }
   }
 }
 
-// Decoding costs what it costs, and no more.
+// Decoding costs what it costs, and no more. Six-bit scales take a byte: with one for 16 columns that is 3.6
+// %.
 TEST_P(HostMatMulTest, MemoryIsThatOfTheFile) {
   const uint32_t n_rows = 64;
   const uint32_t n_cols = 1024;
@@ -462,7 +474,7 @@ TEST_P(HostMatMulTest, MemoryIsThatOfTheFile) {
     const Weights weights =
         MakeWeights(account_, one_, type, n_cols, RandomTensor(type, n_rows * n_cols, 3), {&n_rows, 1});
     EXPECT_LE(static_cast<double>(weights.matrix->size_bytes()),
-              1.03 * static_cast<double>(weights.data.size()))
+              (type == TensorType::kQ3_K ? 1.04 : 1.03) * static_cast<double>(weights.data.size()))
         << TensorTypeName(type);
   }
 }

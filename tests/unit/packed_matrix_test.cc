@@ -13,9 +13,10 @@
 namespace kvrun {
 namespace {
 
-constexpr TensorType kTypes[] = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,
-                                 TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1,
-                                 TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
+constexpr TensorType kTypes[] = {
+    TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,   TensorType::kQ4_0,
+    TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ2_K,   TensorType::kQ3_K,
+    TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS};
 
 class PackedReader {
  public:
@@ -47,12 +48,20 @@ class PackedReader {
       case TensorType::kQ5_K:
         return SuperAffine(row, block, Nibble(row, column) + 16 * HighBit(row, block, i));
       case TensorType::kQ6_K: return SignedSuper(row, column);
+      case TensorType::kQ2_K: return PairedAffine(row, column);
+      case TensorType::kQ3_K:
+        return PairedSigned(row, column, Pair(row, column) + 4 * HighBit(row, block, i) - 4);
+      case TensorType::kIQ4_NL: return Scale(row, block) * kValues[Nibble(row, column)];
+      case TensorType::kIQ4_XS: return SuperScale(row, block) * kValues[Nibble(row, column)];
       case TensorType::kF64: break;  // of no weights
     }
     return 0.0F;
   }
 
  private:
+  static constexpr float kValues[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                        1,    13,   25,  38,  53,  69,  89,  113};
+
   static uint16_t HalfOf(uint32_t word, uint32_t half) { return static_cast<uint16_t>(word >> (16 * half)); }
 
   // Word i of a row's unit in a plane with `unit_words` words a unit and `units` units a row.
@@ -80,19 +89,52 @@ class PackedReader {
     const uint32_t word = Word(layout_.planes.scales, layout_.planes.n_chunks, 2, row, block / 2, block % 2);
     return HalfToFloat(HalfOf(word, 0)) * static_cast<float>(q) + HalfToFloat(HalfOf(word, 1));
   }
-  // Twelve bits for each block, least significant first: scale, then minimum.
-  float SuperAffine(uint32_t row, uint32_t block, int q) const {
-    const auto word = [&](uint32_t i) {
-      return Word(layout_.planes.scales, layout_.planes.n_chunks / 4, 4, row, block / 8, i);
-    };
-    uint32_t bits[2] = {0, 0};
-    for (uint32_t i = 0; i < 12; ++i) {
-      const uint32_t at = 12 * (block % 8) + i;
-      bits[i / 6] |= ((word(1 + at / 32) >> (at % 32)) & 1U) << (i % 6);
+  uint32_t SuperWord(uint32_t row, uint32_t super_block, uint32_t i) const {
+    return Word(layout_.planes.scales, layout_.planes.n_chunks / 4, 4, row, super_block, i);
+  }
+  // Number i of 16 of six bits each, which follow a super-block's first word, least significant bit first.
+  uint32_t SixBits(uint32_t row, uint32_t super_block, uint32_t i) const {
+    uint32_t bits = 0;
+    for (uint32_t bit = 0; bit < 6; ++bit) {
+      const uint32_t at = 6 * i + bit;
+      bits |= ((SuperWord(row, super_block, 1 + at / 32) >> (at % 32)) & 1U) << bit;
     }
-    const float d = HalfToFloat(HalfOf(word(0), 0)) * static_cast<float>(bits[0]);
-    const float m = HalfToFloat(HalfOf(word(0), 1)) * static_cast<float>(bits[1]);
+    return bits;
+  }
+  // Two of these for each block: scale, then minimum.
+  float SuperAffine(uint32_t row, uint32_t block, int q) const {
+    const uint32_t halves = SuperWord(row, block / 8, 0);
+    const float d =
+        HalfToFloat(HalfOf(halves, 0)) * static_cast<float>(SixBits(row, block / 8, block % 8 * 2));
+    const float m =
+        HalfToFloat(HalfOf(halves, 1)) * static_cast<float>(SixBits(row, block / 8, block % 8 * 2 + 1));
     return d * static_cast<float>(q) - m;
+  }
+  // Two bits a column.
+  int Pair(uint32_t row, uint32_t column) const {
+    return static_cast<int>((Quant(row, 4, column / 16) >> (2 * (column % 16))) & 3U);
+  }
+  float PairedSigned(uint32_t row, uint32_t column, int q) const {
+    const auto scale = static_cast<float>(SixBits(row, column / 256, column % 256 / 16)) - 32.0F;
+    return HalfToFloat(HalfOf(SuperWord(row, column / 256, 0), 0)) * scale * static_cast<float>(q);
+  }
+  // A byte for 16 columns: scale in its low, minimum in its high nibble.
+  float PairedAffine(uint32_t row, uint32_t column) const {
+    const uint32_t part = column % 256 / 16;
+    const uint32_t byte = SuperWord(row, column / 256, part / 4) >> (8 * (part % 4)) & 255U;
+    const uint32_t halves = Word(layout_.planes.extra, layout_.planes.n_chunks / 4, 1, row, column / 256, 0);
+    const float d = HalfToFloat(HalfOf(halves, 0)) * static_cast<float>(byte & 15U);
+    const float m = HalfToFloat(HalfOf(halves, 1)) * static_cast<float>(byte >> 4);
+    return d * static_cast<float>(Pair(row, column)) - m;
+  }
+  // Two words: half, eight times two upper bits; eight times four lower bits.
+  float SuperScale(uint32_t row, uint32_t block) const {
+    const auto word = [&](uint32_t i) {
+      return Word(layout_.planes.scales, layout_.planes.n_chunks / 4, 2, row, block / 8, i);
+    };
+    const uint32_t part = block % 8;
+    const uint32_t bits = (word(1) >> (4 * part) & 15U) | (HalfOf(word(0), 1) >> (2 * part) & 3U) << 4;
+    return HalfToFloat(HalfOf(word(0), 0)) * (static_cast<float>(bits) - 32.0F);
   }
   float SignedSuper(uint32_t row, uint32_t column) const {
     const uint32_t chunks = layout_.planes.n_chunks;
@@ -167,11 +209,11 @@ TEST(PackedMatrix, PaddingMultipliesToNothing) {
 
 TEST(PackedMatrix, NoLargerThanItsRowsNeed) {
   // 32 rows of 256 columns are whole groups and chunks, so nothing is added to what the tensor holds, but for
-  // the 6-bit scales of Q4_K and Q5_K: the same 16 bytes. Q6_K: its half-precision scale takes a word.
+  // the 6-bit scales of Q4_K and Q5_K: the same 16 bytes. Q3_K, Q6_K: the half-precision scale takes a word.
   for (const TensorType type : kTypes) {
     const TensorTypeInfo& info = GetTensorType(type);
     const uint64_t plain = uint64_t{32} * 256 / info.block_elements * info.block_bytes;
-    const uint64_t extra = type == TensorType::kQ6_K ? 32 * 2 : 0;
+    const uint64_t extra = type == TensorType::kQ6_K || type == TensorType::kQ3_K ? 32 * 2 : 0;
     EXPECT_EQ(MakePackedLayout(type, 32, 256).size_bytes, plain + extra) << info.name;
   }
 }

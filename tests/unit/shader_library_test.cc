@@ -38,7 +38,8 @@ std::vector<std::string> ListedVariants() {
 // <op>_<type>_<path>. A type has the name of its tensor type in lower case.
 bool IsVariantName(const std::string& name) {
   static const std::regex pattern(
-      "[a-z][a-z0-9_]*_(any|u32|i32|f32|f16|bf16|fp8|int8|int4|q8_0|q4_0|q4_1|q5_0|q5_1|q4_k|q5_k|q6_k)_("
+      "[a-z][a-z0-9_]*_(any|u32|i32|f32|f16|bf16|fp8|int8|int4|q8_0|q4_0|q4_1|q5_0|q5_1|q2_k|q3_k|q4_k|q5_k|"
+      "q6_k|iq4_nl|iq4_xs)_("
       "floor|"
       "subgroup)(_texel)?");
   return std::regex_match(name, pattern);

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "tests/support/gguf_builder.h"
+#include "tests/support/quantised_model.h"
+#include "tests/support/reference_files.h"
 
 namespace kvrun {
 namespace {
@@ -18,9 +20,10 @@ namespace {
 using testing::Bytes;
 using testing::ByteWriter;
 
-constexpr std::array kAllTypes = {TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,
-                                  TensorType::kQ4_0, TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1,
-                                  TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K};
+constexpr std::array kAllTypes = {
+    TensorType::kF32,  TensorType::kF16,  TensorType::kBF16, TensorType::kQ8_0,   TensorType::kQ4_0,
+    TensorType::kQ4_1, TensorType::kQ5_0, TensorType::kQ5_1, TensorType::kQ2_K,   TensorType::kQ3_K,
+    TensorType::kQ4_K, TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS};
 
 constexpr uint16_t kHalfOne = 0x3C00;      // 1.0
 constexpr uint16_t kHalfTwo = 0x4000;      // 2.0
@@ -41,12 +44,15 @@ TEST(TensorType, TableIsThatOfTheFormat) {
     uint32_t elements;
     uint32_t bytes;
   };
-  const std::array rows = {Row{TensorType::kF32, "F32", 1, 4},       Row{TensorType::kF16, "F16", 1, 2},
-                           Row{TensorType::kBF16, "BF16", 1, 2},     Row{TensorType::kQ8_0, "Q8_0", 32, 34},
-                           Row{TensorType::kQ4_0, "Q4_0", 32, 18},   Row{TensorType::kQ4_1, "Q4_1", 32, 20},
-                           Row{TensorType::kQ5_0, "Q5_0", 32, 22},   Row{TensorType::kQ5_1, "Q5_1", 32, 24},
-                           Row{TensorType::kQ4_K, "Q4_K", 256, 144}, Row{TensorType::kQ5_K, "Q5_K", 256, 176},
-                           Row{TensorType::kQ6_K, "Q6_K", 256, 210}, Row{TensorType::kF64, "F64", 1, 8}};
+  const std::array rows = {
+      Row{TensorType::kF32, "F32", 1, 4},           Row{TensorType::kF16, "F16", 1, 2},
+      Row{TensorType::kBF16, "BF16", 1, 2},         Row{TensorType::kQ8_0, "Q8_0", 32, 34},
+      Row{TensorType::kQ4_0, "Q4_0", 32, 18},       Row{TensorType::kQ4_1, "Q4_1", 32, 20},
+      Row{TensorType::kQ5_0, "Q5_0", 32, 22},       Row{TensorType::kQ5_1, "Q5_1", 32, 24},
+      Row{TensorType::kQ4_K, "Q4_K", 256, 144},     Row{TensorType::kQ5_K, "Q5_K", 256, 176},
+      Row{TensorType::kQ6_K, "Q6_K", 256, 210},     Row{TensorType::kQ2_K, "Q2_K", 256, 84},
+      Row{TensorType::kQ3_K, "Q3_K", 256, 110},     Row{TensorType::kIQ4_NL, "IQ4_NL", 32, 18},
+      Row{TensorType::kIQ4_XS, "IQ4_XS", 256, 136}, Row{TensorType::kF64, "F64", 1, 8}};
   for (const Row& row : rows) {
     const TensorTypeInfo* info = FindTensorType(static_cast<uint32_t>(row.type));
     ASSERT_NE(info, nullptr) << row.name;
@@ -56,7 +62,7 @@ TEST(TensorType, TableIsThatOfTheFormat) {
     EXPECT_EQ(info->block_bytes, row.bytes) << row.name;
     EXPECT_NE(KnownTensorTypes().find(row.name), std::string::npos);
   }
-  for (const uint32_t unknown : {4U, 5U, 9U, 10U, 11U, 15U, 16U, 24U, 29U, 31U, 1000U, ~0U}) {
+  for (const uint32_t unknown : {4U, 5U, 9U, 15U, 16U, 19U, 21U, 22U, 24U, 29U, 31U, 1000U, ~0U}) {
     EXPECT_EQ(FindTensorType(unknown), nullptr) << unknown;
   }
 }
@@ -241,6 +247,18 @@ TEST(TensorType, SixBitSuperBlock) {
   });
 }
 
+// tests/data/quantised/make.py computed them.
+TEST(TensorType, ValuesOfAnotherRuntime) {
+  for (const TensorType type : testing::kKeptTypes) {
+    const std::vector<float> expected = testing::ReadFloats(testing::KeptPath(type, "values"));
+    const std::vector<float> decoded = Decode(type, testing::EdgeBlocks(type));
+    ASSERT_EQ(decoded.size(), expected.size()) << TensorTypeName(type);
+    for (size_t i = 0; i < decoded.size(); ++i) {
+      ASSERT_EQ(decoded[i], expected[i]) << TensorTypeName(type) << " element " << i;
+    }
+  }
+}
+
 // A block of bytes 0x11 with all scales 1: every field decodes to a number that is easily worked out by hand.
 TEST(TensorType, HandComputedBlocks) {
   const auto ones = [](size_t n) { return Bytes(n, std::byte{0x11}); };
@@ -263,6 +281,24 @@ TEST(TensorType, HandComputedBlocks) {
   std::vector<float> q6_k(256);
   for (size_t i = 0; i < 256; ++i) q6_k[i] = 17.0F * (i / 32 % 2 == 0 ? -15.0F : -31.0F);
   EXPECT_EQ(Decode(TensorType::kQ6_K, ByteWriter().PutBytes(ones(208)).Put(kHalfOne).Take()), q6_k);
+  // Scales 1, minima 1; bit pairs 0x11: 1, 0, 1, 0 in the quarters.
+  std::vector<float> q2_k(256);
+  for (size_t i = 0; i < 256; ++i) q2_k[i] = i / 32 % 2 == 0 ? -1.0F : -2.0F;
+  EXPECT_EQ(Decode(TensorType::kQ2_K, ByteWriter().PutBytes(ones(80)).Put(kHalfOne).Put(kHalfTwo).Take()),
+            q2_k);
+  // Third bits 0x11: of eighths 0 and 4. Scales: low nibbles 1, upper two bits 1, 0, 1, 0 for four each.
+  std::vector<float> q3_k(256);
+  for (size_t i = 0; i < 256; ++i) {
+    const float q = (i / 32 % 2 == 0 ? 1.0F : 0.0F) + (i / 32 % 4 == 0 ? 4.0F : 0.0F) - 4.0F;
+    q3_k[i] = q * (i / 64 % 2 == 0 ? 17.0F - 32.0F : 1.0F - 32.0F);
+  }
+  EXPECT_EQ(Decode(TensorType::kQ3_K, ByteWriter().PutBytes(ones(108)).Put(kHalfOne).Take()), q3_k);
+  EXPECT_EQ(Decode(TensorType::kIQ4_NL, ByteWriter().Put(kHalfTwo).PutBytes(ones(16)).Take()),
+            std::vector<float>(32, -208.0F));
+  // Upper two bits 0x1111: 1, 0 in turn; lower four 1.
+  std::vector<float> iq4_xs(256);
+  for (size_t i = 0; i < 256; ++i) iq4_xs[i] = -104.0F * (i / 32 % 2 == 0 ? 17.0F - 32.0F : 1.0F - 32.0F);
+  EXPECT_EQ(Decode(TensorType::kIQ4_XS, ByteWriter().Put(kHalfOne).PutBytes(ones(134)).Take()), iq4_xs);
 }
 
 TEST(TensorType, DecodesPartsAndSeveralBlocks) {

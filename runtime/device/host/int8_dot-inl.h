@@ -2,7 +2,7 @@
 // instruction. To be included once per target, by a file that uses foreach_target.h.
 //
 // A Dot is a struct with
-//   kBias        what Q8_0's weights must have added to them (128: the instruction wants them unsigned)
+//   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
 //   Columns<kBits, kGroups>(sum, w, a)
 // where lane i of sum gets added, for g = 0 .. kGroups - 1 and j = 0 .. 3, byte 4 i + j of w[g] times a[4 g +
 // j]. Weights are unsigned of kBits bits; with kBits == 8 they are signed, less kBias mod 256.
@@ -115,7 +115,7 @@ struct MaddubsDot {
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
     // (2^kBits - 1) * 127 * 2 each, of 32767.
-    constexpr int kGroupsIn16Bits = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
+    constexpr int kGroupsIn16Bits = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
     KVRUN_UNROLL
     for (int g = 0; g < kGroups; g += kGroupsIn16Bits) {
       VI16 pairs = Pairs<kBits == 8>(w[g], FourOf(a + 4 * g));

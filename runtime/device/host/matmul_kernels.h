@@ -15,6 +15,8 @@ struct ActivationBlock {
   float scaled_sum;  // of the activations as stored: what a minimum is multiplied with
   // What the sums of products start with, so that what a type subtracts from its quants is subtracted: minus
   // offset * sum of quants; [0] of all, or of columns 0 to 15 and 16 to 31 where these have their own scales.
+  // Q2_K subtracts nothing, but these have their own minima: the sums of their quants, which minima are
+  // multiplied with.
   int32_t start[2];
 };
 static_assert(sizeof(ActivationBlock) == 48);

@@ -18,7 +18,7 @@ inline void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_bl
   QuantizeActivations(type, 0, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
-// UnpackBlock has subtracted what ActivationBlock::start is for.
+// UnpackBlock has subtracted what ActivationBlock::start is for; sums for minima are taken here.
 inline void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                          uint32_t n_tokens, TileSums& sums) {
   for (uint32_t r = 0; r < kPanelRows; ++r) {
@@ -29,14 +29,19 @@ inline void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, cons
         const ActivationBlock& a = x.blocks[size_t{t} * layout.n_blocks + b];
         const FineBlock& fine = x.fine[size_t{t} * layout.n_blocks + b];
         const bool is_fine = (x.has_fine[b] >> (x.first_bit + t) & 1U) != 0;
-        int32_t products[2] = {0, 0};  // times 256
+        int32_t products[2] = {0, 0};  // these and the sums times 256
+        int32_t of_activations[2] = {0, 0};
         for (uint32_t i = 0; i < kBlockColumns; ++i) {
-          products[i / 16] += w.quants[i] * (256 * a.quants[i] + (is_fine ? fine.quants[i] : 0));
+          const int32_t activation = 256 * a.quants[i] + (is_fine ? fine.quants[i] : 0);
+          products[i / 16] += w.quants[i] * activation;
+          of_activations[i / 16] += activation;
         }
-        sums[t][r] += a.scale / 256.0F *
-                          (w.scale[0] * static_cast<float>(products[0]) +
-                           w.scale[1] * static_cast<float>(products[1])) +
-                      a.scaled_sum * w.minimum;
+        float sum = 0.0F;
+        for (uint32_t h = 0; h < 2; ++h) {
+          sum += w.scale[h] * static_cast<float>(products[h]);
+          sum += w.minimum[h] * static_cast<float>(of_activations[h]);
+        }
+        sums[t][r] += a.scale / 256.0F * sum;
       }
     }
   }
@@ -48,7 +53,7 @@ inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out
       const UnpackedBlock w = UnpackBlock(layout, panel, r, b);
       for (uint32_t i = 0; i < kBlockColumns; ++i) {
         out[size_t{b * kBlockColumns + i} * kPanelRows + r] =
-            static_cast<float>(w.quants[i]) * w.scale[i / 16] + w.minimum;
+            static_cast<float>(w.quants[i]) * w.scale[i / 16] + w.minimum[i / 16];
       }
     }
   }

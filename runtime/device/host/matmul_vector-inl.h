@@ -34,27 +34,24 @@ void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, A
   QuantizeActivations(type, Dot::kBias, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
-// Quants of a block as Dot wants them.
-template <TensorType kType, typename Dot>
-HWY_INLINE void LoadForDot(const PanelLayout& layout, const std::byte* panel, size_t block, size_t row,
-                           VU8* w) {
-  PanelFormat<kType>::LoadQuants(layout, panel, block, row, w);
-  if constexpr (PanelFormat<kType>::kBits == 8 && Dot::kBias != 0) {
-    KVRUN_UNROLL
-    for (size_t g = 0; g < kBlockGroups; ++g) w[g] = hn::Xor(w[g], hn::Set(DU8(), uint8_t{Dot::kBias}));
-  }
-}
-
-// The products of a block of weights and quants of activations, times the weights' scales.
+// The products of a block of weights and quants of activations, times the weights' scales; plus the minima
+// times the activations' sums where halves have minima: then `start` holds those sums.
 template <TensorType kType, typename Dot>
 HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8_t* quants,
                              const int32_t* start) {
   constexpr int kBits = PanelFormat<kType>::kBits;
   if constexpr (PanelFormat<kType>::kHalves) {
-    const VI first = Dot::template Columns<kBits, 4>(hn::Set(DI(), start[0]), w, quants);
-    const VI second = Dot::template Columns<kBits, 4>(hn::Set(DI(), start[1]), w + 4, quants + 16);
-    return hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
-                      hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
+    constexpr bool kMinima = PanelFormat<kType>::kHasMinimum;
+    const VI first = Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? 0 : start[0]), w, quants);
+    const VI second =
+        Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? 0 : start[1]), w + 4, quants + 16);
+    VF scaled = hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
+                           hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
+    if constexpr (kMinima) {
+      scaled = hn::MulAdd(scales.minimum, hn::Set(DF(), static_cast<float>(start[0])), scaled);
+      scaled = hn::MulAdd(scales.second_minimum, hn::Set(DF(), static_cast<float>(start[1])), scaled);
+    }
+    return scaled;
   } else {
     const VI products = Dot::template Columns<kBits, kBlockGroups>(hn::Set(DI(), start[0]), w, quants);
     return hn::Mul(hn::ConvertTo(DF(), products), scales.scale);
@@ -77,7 +74,7 @@ HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, con
   if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
   to.are_any = true;
   VU8 w[kBlockGroups];
-  LoadForDot<kType, Dot>(layout, panel, b, row, w);
+  Format::template LoadQuants<Dot::kBias>(layout, panel, b, row, w);
   const BlockScales scales = Format::LoadScales(layout, panel, b, row);
   for (; has_fine != 0; has_fine &= has_fine - 1) {
     const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
@@ -101,7 +98,7 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
     for (uint32_t t = 0; t < kTokens; ++t) sum[t] = hn::Zero(DF());
     for (size_t b = 0; b < n_blocks; ++b) {
       VU8 w[kBlockGroups];
-      LoadForDot<kType, Dot>(layout, panel, b, row, w);
+      Format::template LoadQuants<Dot::kBias>(layout, panel, b, row, w);
       const BlockScales scales = Format::LoadScales(layout, panel, b, row);
       if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
       KVRUN_UNROLL
@@ -109,7 +106,7 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
         const ActivationBlock& a = x.blocks[t * n_blocks + b];
         const VF products = ScaledProducts<kType, Dot>(w, scales, a.quants, a.start);
         sum[t] = hn::MulAdd(products, hn::Set(DF(), a.scale), sum[t]);
-        if constexpr (Format::kHasMinimum) {
+        if constexpr (Format::kHasMinimum && !Format::kHalves) {
           sum[t] = hn::MulAdd(scales.minimum, hn::Set(DF(), a.scaled_sum), sum[t]);
         }
       }
@@ -252,9 +249,13 @@ void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const Activ
     case TensorType::kQ4_1: return MultiplyType<TensorType::kQ4_1, Dot>(layout, panel, x, n_tokens, sums);
     case TensorType::kQ5_0: return MultiplyType<TensorType::kQ5_0, Dot>(layout, panel, x, n_tokens, sums);
     case TensorType::kQ5_1: return MultiplyType<TensorType::kQ5_1, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ2_K: return MultiplyType<TensorType::kQ2_K, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kQ3_K: return MultiplyType<TensorType::kQ3_K, Dot>(layout, panel, x, n_tokens, sums);
     case TensorType::kQ4_K: return MultiplyType<TensorType::kQ4_K, Dot>(layout, panel, x, n_tokens, sums);
     case TensorType::kQ5_K: return MultiplyType<TensorType::kQ5_K, Dot>(layout, panel, x, n_tokens, sums);
     case TensorType::kQ6_K: return MultiplyType<TensorType::kQ6_K, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kIQ4_NL: return MultiplyType<TensorType::kIQ4_NL, Dot>(layout, panel, x, n_tokens, sums);
+    case TensorType::kIQ4_XS: return MultiplyType<TensorType::kIQ4_XS, Dot>(layout, panel, x, n_tokens, sums);
     default: KVRUN_CHECK(false);  // float types have no quants
   }
 }
@@ -284,16 +285,18 @@ void DecodeQuants(const PanelLayout& layout, const std::byte* panel, float* out)
       float* to = out + b * kBlockColumns * kPanelRows + row;
       KVRUN_UNROLL
       for (size_t g = 0; g < kBlockGroups; ++g, to += 4 * kPanelRows) {
-        const VF scale = Format::kHalves && g >= 4 ? scales.second : scales.scale;
+        const bool second = Format::kHalves && g >= 4;
+        const VF scale = second ? scales.second : scales.scale;
         VF v0 = hn::Mul(ByteOfLanes<kSigned, 0>(w[g], offset), scale);
         VF v1 = hn::Mul(ByteOfLanes<kSigned, 1>(w[g], offset), scale);
         VF v2 = hn::Mul(ByteOfLanes<kSigned, 2>(w[g], offset), scale);
         VF v3 = hn::Mul(ByteOfLanes<kSigned, 3>(w[g], offset), scale);
         if constexpr (Format::kHasMinimum) {
-          v0 = hn::Add(v0, scales.minimum);
-          v1 = hn::Add(v1, scales.minimum);
-          v2 = hn::Add(v2, scales.minimum);
-          v3 = hn::Add(v3, scales.minimum);
+          const VF minimum = second ? scales.second_minimum : scales.minimum;
+          v0 = hn::Add(v0, minimum);
+          v1 = hn::Add(v1, minimum);
+          v2 = hn::Add(v2, minimum);
+          v3 = hn::Add(v3, minimum);
         }
         hn::StoreU(v0, DF(), to);
         hn::StoreU(v1, DF(), to + kPanelRows);
@@ -311,9 +314,13 @@ inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out
     case TensorType::kQ4_1: return DecodeQuants<TensorType::kQ4_1>(layout, panel, out);
     case TensorType::kQ5_0: return DecodeQuants<TensorType::kQ5_0>(layout, panel, out);
     case TensorType::kQ5_1: return DecodeQuants<TensorType::kQ5_1>(layout, panel, out);
+    case TensorType::kQ2_K: return DecodeQuants<TensorType::kQ2_K>(layout, panel, out);
+    case TensorType::kQ3_K: return DecodeQuants<TensorType::kQ3_K>(layout, panel, out);
     case TensorType::kQ4_K: return DecodeQuants<TensorType::kQ4_K>(layout, panel, out);
     case TensorType::kQ5_K: return DecodeQuants<TensorType::kQ5_K>(layout, panel, out);
     case TensorType::kQ6_K: return DecodeQuants<TensorType::kQ6_K>(layout, panel, out);
+    case TensorType::kIQ4_NL: return DecodeQuants<TensorType::kIQ4_NL>(layout, panel, out);
+    case TensorType::kIQ4_XS: return DecodeQuants<TensorType::kIQ4_XS>(layout, panel, out);
     default: KVRUN_CHECK(false);  // float types are floats
   }
 }

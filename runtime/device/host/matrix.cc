@@ -8,39 +8,13 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/model/block_bits.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun::host {
 namespace {
 
 constexpr uint64_t kPlaneAlignment = 64;
-
-// Bytes of each plane of a panel: per column for values, per block otherwise, per super-block for supers.
-struct PlaneBytes {
-  uint32_t values = 0;
-  uint32_t quants = 0;
-  uint32_t high = 0;
-  uint32_t scales = 0;
-  uint32_t supers = 0;
-};
-
-PlaneBytes GetPlaneBytes(TensorType type) {
-  switch (type) {
-    case TensorType::kF32: return {.values = 64};
-    case TensorType::kF16:
-    case TensorType::kBF16: return {.values = 32};
-    case TensorType::kQ8_0: return {.quants = 512, .scales = 32};
-    case TensorType::kQ4_0: return {.quants = 256, .scales = 32};
-    case TensorType::kQ4_1: return {.quants = 256, .scales = 64};
-    case TensorType::kQ5_0: return {.quants = 256, .high = 64, .scales = 32};
-    case TensorType::kQ5_1: return {.quants = 256, .high = 64, .scales = 64};
-    case TensorType::kQ4_K: return {.quants = 256, .scales = 32, .supers = 64};
-    case TensorType::kQ5_K: return {.quants = 256, .high = 64, .scales = 32, .supers = 64};
-    case TensorType::kQ6_K: return {.quants = 256, .high = 128, .scales = 32, .supers = 32};
-    case TensorType::kF64: break;  // no type of weights
-  }
-  return {};
-}
 
 uint32_t Byte(const std::byte* bytes, size_t index) { return std::to_integer<uint32_t>(bytes[index]); }
 
@@ -129,13 +103,48 @@ FileBlock ReadQ6Block(const std::byte* super_block, uint32_t sub) {
   return out;
 }
 
+FileBlock ReadQ2Block(const std::byte* super_block, uint32_t sub) {
+  FileBlock out{};
+  out.halves[0] = super_block + kQ2Halves;
+  out.halves[1] = super_block + kQ2Halves + 2;
+  for (uint32_t h = 0; h < 2; ++h) out.scales[h] = static_cast<uint8_t>(Byte(super_block, 2 * sub + h));
+  for (uint32_t i = 0; i < kBlockColumns; ++i) {
+    out.quants[i] = static_cast<uint8_t>(BitPair(super_block + kQ2Quants, kBlockColumns * sub + i));
+  }
+  return out;
+}
+
+FileBlock ReadQ3Block(const std::byte* super_block, uint32_t sub) {
+  FileBlock out{};
+  out.halves[0] = super_block + kQ3Halves;
+  for (uint32_t h = 0; h < 2; ++h)
+    out.scales[h] = static_cast<uint8_t>(Q3Scale(super_block, 2 * sub + h) - 32);
+  for (uint32_t i = 0; i < kBlockColumns; ++i) {
+    out.quants[i] = static_cast<uint8_t>(Q3Quant(super_block, kBlockColumns * sub + i));
+  }
+  return out;
+}
+
+FileBlock ReadIq4Block(const std::byte* super_block, uint32_t sub) {
+  FileBlock out{};
+  out.halves[0] = super_block;
+  out.scales[0] = static_cast<uint8_t>(Iq4Scale(super_block, sub) - 32);
+  ReadNibbles(super_block + kIq4Codes + size_t{16} * sub, 0, out.quants);
+  return out;
+}
+
 FileBlock ReadBlock(TensorType type, const std::byte* row, uint32_t block) {
   const TensorTypeInfo& info = GetTensorType(type);
   if (info.block_elements == kBlockColumns) return ReadSmallBlock(type, row, block);
   const std::byte* super_block = row + size_t{info.block_bytes} * (block / kSuperBlocks);
   const uint32_t sub = block % kSuperBlocks;
-  if (type == TensorType::kQ6_K) return ReadQ6Block(super_block, sub);
-  return ReadScaledBlock(super_block, sub, type == TensorType::kQ5_K);
+  switch (type) {
+    case TensorType::kQ2_K: return ReadQ2Block(super_block, sub);
+    case TensorType::kQ3_K: return ReadQ3Block(super_block, sub);
+    case TensorType::kQ6_K: return ReadQ6Block(super_block, sub);
+    case TensorType::kIQ4_XS: return ReadIq4Block(super_block, sub);
+    default: return ReadScaledBlock(super_block, sub, type == TensorType::kQ5_K);
+  }
 }
 
 void PackQuants(const PanelLayout& layout, const PlaneBytes& bytes, const FileBlock& block, uint32_t b,
@@ -150,9 +159,16 @@ void PackQuants(const PanelLayout& layout, const PlaneBytes& bytes, const FileBl
       quants[64 * g + at] = static_cast<uint8_t>(q);
       continue;
     }
-    quants[64 * (g / 2) + at] |= static_cast<uint8_t>((q & 15U) << (g % 2 * 4));
-    if (bytes.high == 64) high[at] |= static_cast<uint8_t>(q >> 4 << g);
-    if (bytes.high == 128) high[64 * (g / 4) + at] |= static_cast<uint8_t>(q >> 4 << (g % 4 * 2));
+    uint32_t low_bits = 4;
+    if (bytes.quants == 128) {
+      low_bits = 2;
+      quants[64 * (g / 4) + at] |= static_cast<uint8_t>((q & 3U) << (g % 4 * 2));
+    } else {
+      quants[64 * (g / 2) + at] |= static_cast<uint8_t>((q & 15U) << (g % 2 * 4));
+    }
+    const uint32_t above = q >> low_bits;
+    if (bytes.high == 64) high[at] |= static_cast<uint8_t>(above << g);
+    if (bytes.high == 128) high[64 * (g / 4) + at] |= static_cast<uint8_t>(above << (g % 4 * 2));
   }
 }
 
@@ -194,7 +210,7 @@ void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::b
     std::byte* halves = scales;
     if (bytes.supers != 0) {
       scales[r] = std::byte{block.scales[0]};
-      scales[kPanelRows + r] = std::byte{block.scales[1]};
+      if (bytes.scales > kPanelRows) scales[kPanelRows + r] = std::byte{block.scales[1]};
       halves = panel + layout.supers + size_t{bytes.supers} * (b / kSuperBlocks);
     }
     for (uint32_t i = 0; i < 2; ++i) {
@@ -203,41 +219,60 @@ void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::b
   }
 }
 
+namespace {
+
+// The quant of group g as it lies in the planes of a block.
+uint32_t StoredQuant(const PlaneBytes& bytes, const std::byte* quants, const std::byte* high, uint32_t g,
+                     uint32_t at) {
+  if (bytes.quants == 512) return Byte(quants, 64 * g + at);
+  const bool has_pairs = bytes.quants == 128;
+  const uint32_t low = has_pairs ? Byte(quants, 64 * (g / 4) + at) >> (g % 4 * 2) & 3U
+                                 : Byte(quants, 64 * (g / 2) + at) >> (g % 2 * 4) & 15U;
+  uint32_t above = 0;
+  if (bytes.high == 64) above = Byte(high, at) >> g & 1U;
+  if (bytes.high == 128) above = Byte(high, 64 * (g / 4) + at) >> (g % 4 * 2) & 3U;
+  return low | above << (has_pairs ? 2 : 4);
+}
+
+// Of a type with super-blocks.
+void UnpackSubScales(TensorType type, const std::byte* super, const std::byte* scales, uint32_t r,
+                     UnpackedBlock& out) {
+  const float d = LoadHalf(super + size_t{2} * r);
+  const float m = GetPlaneBytes(type).supers == 64 ? LoadHalf(super + 2 * (kPanelRows + r)) : 0.0F;
+  for (uint32_t h = 0; h < 2; ++h) {
+    const uint32_t byte = Byte(scales, (HasHalves(type) ? kPanelRows * h : 0) + r);
+    if (type == TensorType::kQ2_K) {
+      out.scale[h] = d * static_cast<float>(byte & 15U);
+      out.minimum[h] = -m * static_cast<float>(byte >> 4);
+    } else if (GetPlaneBytes(type).supers == 64) {
+      out.scale[h] = d * static_cast<float>(byte);
+      out.minimum[h] = -m * static_cast<float>(Byte(scales, kPanelRows + r));
+    } else {
+      out.scale[h] = d * static_cast<float>(static_cast<int8_t>(byte));
+    }
+  }
+}
+
+}  // namespace
+
 UnpackedBlock UnpackBlock(const PanelLayout& layout, const std::byte* panel, uint32_t r, uint32_t b) {
   const PlaneBytes bytes = GetPlaneBytes(layout.type);
   const std::byte* quants = panel + size_t{bytes.quants} * b;
   const std::byte* high = panel + layout.high + size_t{bytes.high} * b;
   UnpackedBlock out{};
-  int32_t subtracted = 0;
-  if (layout.type == TensorType::kQ4_0) subtracted = 8;
-  if (layout.type == TensorType::kQ5_0) subtracted = 16;
-  if (layout.type == TensorType::kQ6_K) subtracted = 32;
   for (uint32_t i = 0; i < kBlockColumns; ++i) {
-    const uint32_t g = i / 4;
-    const uint32_t at = 4 * r + i % 4;
-    if (layout.type == TensorType::kQ8_0) {
-      out.quants[i] = static_cast<int8_t>(Byte(quants, 64 * g + at));
-      continue;
-    }
-    uint32_t q = Byte(quants, 64 * (g / 2) + at) >> (g % 2 * 4) & 15U;
-    if (bytes.high == 64) q |= (Byte(high, at) >> g & 1U) << 4;
-    if (bytes.high == 128) q |= (Byte(high, 64 * (g / 4) + at) >> (g % 4 * 2) & 3U) << 4;
-    out.quants[i] = static_cast<int8_t>(static_cast<int32_t>(q) - subtracted);
+    const uint32_t q = StoredQuant(bytes, quants, high, i / 4, 4 * r + i % 4);
+    out.quants[i] = HasCodes(layout.type)
+                        ? kIq4Values[q]
+                        : static_cast<int8_t>(static_cast<int32_t>(q) - QuantOffset(layout.type));
   }
   const std::byte* scales = panel + layout.scales + size_t{bytes.scales} * b;
   if (bytes.supers == 0) {
     out.scale[0] = out.scale[1] = LoadHalf(scales + size_t{2} * r);
-    if (bytes.scales == 64) out.minimum = LoadHalf(scales + 2 * (kPanelRows + r));
-    return out;
-  }
-  const std::byte* super = panel + layout.supers + size_t{bytes.supers} * (b / kSuperBlocks);
-  const float d = LoadHalf(super + size_t{2} * r);
-  if (layout.type == TensorType::kQ6_K) {
-    out.scale[0] = d * static_cast<float>(static_cast<int8_t>(Byte(scales, r)));
-    out.scale[1] = d * static_cast<float>(static_cast<int8_t>(Byte(scales, kPanelRows + r)));
+    if (bytes.scales == 64) out.minimum[0] = out.minimum[1] = LoadHalf(scales + 2 * (kPanelRows + r));
   } else {
-    out.scale[0] = out.scale[1] = d * static_cast<float>(Byte(scales, r));
-    out.minimum = -LoadHalf(super + 2 * (kPanelRows + r)) * static_cast<float>(Byte(scales, kPanelRows + r));
+    const std::byte* super = panel + layout.supers + size_t{bytes.supers} * (b / kSuperBlocks);
+    UnpackSubScales(layout.type, super, scales, r, out);
   }
   return out;
 }
@@ -298,7 +333,7 @@ void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n
         const UnpackedBlock block = UnpackBlock(layout, panel, r, b);
         for (uint32_t i = 0; i < kBlockColumns; ++i) {
           values[b * kBlockColumns + i] =
-              static_cast<float>(block.quants[i]) * block.scale[i / 16] + block.minimum;
+              static_cast<float>(block.quants[i]) * block.scale[i / 16] + block.minimum[i / 16];
         }
       }
     }

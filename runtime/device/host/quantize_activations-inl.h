@@ -81,15 +81,12 @@ inline void RoundFineBlock(const float* x, float inverse, const int8_t* quants, 
   }
 }
 
-// What a kernel's weights are more than what they stand for. q8_bias: what it adds to those of Q8_0.
+// What a kernel's weights are more than what they stand for. q8_bias: what it adds to those of 8 bits. Halves
+// with minima: -1, so that SetStart leaves their sums.
 inline int32_t OffsetOf(TensorType type, int32_t q8_bias) {
-  switch (type) {
-    case TensorType::kQ8_0: return q8_bias;
-    case TensorType::kQ4_0: return 8;
-    case TensorType::kQ5_0: return 16;
-    case TensorType::kQ6_K: return 32;
-    default: return 0;
-  }
+  if (type == TensorType::kQ8_0 || HasCodes(type)) return q8_bias;
+  if (type == TensorType::kQ2_K) return -1;
+  return QuantOffset(type);
 }
 
 inline void SetStart(int32_t offset, bool halves, const int32_t* sums, int32_t* start) {
@@ -100,7 +97,7 @@ inline void SetStart(int32_t offset, bool halves, const int32_t* sums, int32_t* 
 // bit: the row's, of has_fine.
 inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t n_blocks,
                         ActivationBlock* blocks, FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
-  const bool halves = type == TensorType::kQ6_K;
+  const bool halves = HasHalves(type);
   const float fine_from = MeasureBlocks(x, n_blocks, blocks);
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
     ActivationBlock& block = blocks[b];

@@ -6,6 +6,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/model/block_bits.h"
 
 namespace kvrun {
 namespace {
@@ -29,13 +30,17 @@ PlaneWords GetPlaneWords(TensorType type) {
     case TensorType::kF16:
     case TensorType::kBF16: return {32, 0, 0, 0, 0};
     case TensorType::kQ8_0: return {16, 0, 1, 0, 0};
-    case TensorType::kQ4_0: return {8, 0, 1, 0, 0};
+    case TensorType::kQ4_0:
+    case TensorType::kIQ4_NL: return {8, 0, 1, 0, 0};
     case TensorType::kQ4_1: return {8, 0, 2, 0, 0};
     case TensorType::kQ5_0: return {8, 2, 1, 0, 0};
     case TensorType::kQ5_1: return {8, 2, 2, 0, 0};
+    case TensorType::kQ2_K: return {4, 0, 0, 4, 1};
+    case TensorType::kQ3_K: return {4, 2, 0, 4, 0};
     case TensorType::kQ4_K: return {8, 0, 0, 4, 0};
     case TensorType::kQ5_K: return {8, 2, 0, 4, 0};
     case TensorType::kQ6_K: return {8, 4, 0, 4, 1};
+    case TensorType::kIQ4_XS: return {8, 0, 0, 2, 0};
     case TensorType::kF64: break;  // no type of weights
   }
   return {};
@@ -72,16 +77,21 @@ class RowWriter {
     Put(layout_.planes.extra, layout_.planes.n_chunks / 4, super_block, words_.super_extra, 0, word);
   }
 
-  // Quants of 32 columns from column 32 * block on: low nibbles, then whatever bits lie above them.
+  // Quants of 32 columns from column 32 * block on: low nibbles or bit pairs, then whatever bits lie above
+  // them.
   void Block32(uint32_t block, const uint8_t* quants) {
-    for (uint32_t w = 0; w < 4; ++w) {
+    const uint32_t low_bits = words_.quants / 2;
+    const uint32_t per_word = 32 / low_bits;
+    for (uint32_t w = 0; w < low_bits; ++w) {
       uint32_t word = 0;
-      for (uint32_t i = 0; i < 8; ++i) word |= (quants[8 * w + i] & 15U) << (4 * i);
-      Quant(4 * block + w, word);
+      for (uint32_t i = 0; i < per_word; ++i) {
+        word |= (quants[per_word * w + i] & ((1U << low_bits) - 1)) << (low_bits * i);
+      }
+      Quant(low_bits * block + w, word);
     }
     if (words_.high == 2) {
       uint32_t word = 0;
-      for (uint32_t i = 0; i < 32; ++i) word |= static_cast<uint32_t>(quants[i] >> 4) << i;
+      for (uint32_t i = 0; i < 32; ++i) word |= static_cast<uint32_t>(quants[i] >> low_bits) << i;
       High(block / 2, block % 2, word);
     } else if (words_.high == 4) {
       for (uint32_t w = 0; w < 2; ++w) {
@@ -127,8 +137,8 @@ void PackQ8(RowWriter& writer, const std::byte* row, uint32_t n_blocks) {
   }
 }
 
-// Q4_0, Q4_1, Q5_0, Q5_1: [d] or [d, m], then 4 bytes of high bits for the 5-bit ones, then 16 bytes of
-// nibbles: columns 0..15 in the low ones, 16..31 in the high ones.
+// Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL: [d] or [d, m], then 4 bytes of high bits for the 5-bit ones, then 16 bytes
+// of nibbles: columns 0..15 in the low ones, 16..31 in the high ones.
 void PackLegacy(RowWriter& writer, const std::byte* row, uint32_t n_blocks, bool has_minimum, bool has_high) {
   const size_t header_bytes = has_minimum ? 4 : 2;
   const size_t block_bytes = header_bytes + (has_high ? 4 : 0) + 16;
@@ -154,13 +164,26 @@ void PackLegacy(RowWriter& writer, const std::byte* row, uint32_t n_blocks, bool
   }
 }
 
-// The 6-bit scales and minima of a Q4_K or Q5_K super-block: 96 bits, 24 for each chunk of 64 columns.
-void PackSuperScales(RowWriter& writer, uint32_t super_block, const std::byte* block) {
-  uint32_t word = 0;
-  std::memcpy(&word, block, 4);  // d, dmin
-  writer.SuperScale(super_block, 0, word);
-  const std::byte* s = block + 4;
+// A super-block's halves, then 16 numbers of six bits: 96 bits.
+void PackSixBits(RowWriter& writer, uint32_t super_block, uint32_t halves,
+                 const std::array<uint8_t, 16>& numbers) {
+  writer.SuperScale(super_block, 0, halves);
   std::array<uint32_t, 3> words{};
+  for (uint32_t j = 0; j < 16; ++j) {
+    const uint64_t bits = numbers[j];
+    const uint32_t at = 6 * j;
+    words[at / 32] |= static_cast<uint32_t>(bits << (at % 32));
+    if (at % 32 > 26) words[at / 32 + 1] |= static_cast<uint32_t>(bits >> (32 - at % 32));
+  }
+  for (uint32_t i = 0; i < 3; ++i) writer.SuperScale(super_block, 1 + i, words[i]);
+}
+
+// The scales and minima of a Q4_K or Q5_K super-block, in turn.
+void PackSuperScales(RowWriter& writer, uint32_t super_block, const std::byte* block) {
+  uint32_t halves = 0;
+  std::memcpy(&halves, block, 4);  // d, dmin
+  const std::byte* s = block + 4;
+  std::array<uint8_t, 16> numbers;
   for (uint32_t j = 0; j < 8; ++j) {
     uint32_t scale = Byte(s, j) & 63U;
     uint32_t minimum = Byte(s, j + 4) & 63U;
@@ -168,12 +191,10 @@ void PackSuperScales(RowWriter& writer, uint32_t super_block, const std::byte* b
       scale = (Byte(s, j + 4) & 15U) | (Byte(s, j - 4) >> 6) << 4;
       minimum = (Byte(s, j + 4) >> 4) | (Byte(s, j) >> 6) << 4;
     }
-    const uint64_t bits = scale | minimum << 6;
-    const uint32_t at = 12 * j;
-    words[at / 32] |= static_cast<uint32_t>(bits << (at % 32));
-    if (at % 32 > 20) words[at / 32 + 1] |= static_cast<uint32_t>(bits >> (32 - at % 32));
+    numbers[2 * j] = static_cast<uint8_t>(scale);
+    numbers[2 * j + 1] = static_cast<uint8_t>(minimum);
   }
-  for (uint32_t i = 0; i < 3; ++i) writer.SuperScale(super_block, 1 + i, words[i]);
+  PackSixBits(writer, super_block, halves, numbers);
 }
 
 void PackQ4K(RowWriter& writer, const std::byte* row, uint32_t n_super_blocks, bool has_high) {
@@ -219,6 +240,60 @@ void PackQ6K(RowWriter& writer, const std::byte* row, uint32_t n_super_blocks) {
   }
 }
 
+void PackQ2K(RowWriter& writer, const std::byte* row, uint32_t n_super_blocks) {
+  constexpr size_t kBlockBytes = 84;
+  for (uint32_t b = 0; b < n_super_blocks; ++b) {
+    const std::byte* block = row + kBlockBytes * b;
+    std::array<uint8_t, kSuperBlock> quants;
+    for (uint32_t i = 0; i < kSuperBlock; ++i) {
+      quants[i] = static_cast<uint8_t>(BitPair(block + kQ2Quants, i));
+    }
+    for (uint32_t i = 0; i < 8; ++i) writer.Block32(8 * b + i, quants.data() + size_t{32} * i);
+    uint32_t word = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+      std::memcpy(&word, block + 4 * i, 4);
+      writer.SuperScale(b, i, word);
+    }
+    std::memcpy(&word, block + kQ2Halves, 4);  // d, dmin
+    writer.SuperExtra(b, word);
+  }
+}
+
+void PackQ3K(RowWriter& writer, const std::byte* row, uint32_t n_super_blocks) {
+  constexpr size_t kBlockBytes = 110;
+  for (uint32_t b = 0; b < n_super_blocks; ++b) {
+    const std::byte* block = row + kBlockBytes * b;
+    std::array<uint8_t, kSuperBlock> quants;
+    for (uint32_t i = 0; i < kSuperBlock; ++i) quants[i] = static_cast<uint8_t>(Q3Quant(block, i));
+    for (uint32_t i = 0; i < 8; ++i) writer.Block32(8 * b + i, quants.data() + size_t{32} * i);
+    std::array<uint8_t, 16> scales;
+    for (uint32_t i = 0; i < 16; ++i) scales[i] = static_cast<uint8_t>(Q3Scale(block, i));
+    PackSixBits(writer, b, LoadHalf(block + kQ3Halves), scales);
+  }
+}
+
+// The words of scales are the file's eight bytes before the codes.
+void PackIq4Xs(RowWriter& writer, const std::byte* row, uint32_t n_super_blocks) {
+  constexpr size_t kBlockBytes = 136;
+  for (uint32_t b = 0; b < n_super_blocks; ++b) {
+    const std::byte* block = row + kBlockBytes * b;
+    for (uint32_t i = 0; i < 2; ++i) {
+      uint32_t word = 0;
+      std::memcpy(&word, block + 4 * i, 4);
+      writer.SuperScale(b, i, word);
+    }
+    for (uint32_t i = 0; i < 8; ++i) {
+      const std::byte* codes = block + kIq4Codes + size_t{16} * i;
+      std::array<uint8_t, 32> quants;
+      for (uint32_t j = 0; j < 16; ++j) {
+        quants[j] = static_cast<uint8_t>(Byte(codes, j) & 15U);
+        quants[j + 16] = static_cast<uint8_t>(Byte(codes, j) >> 4);
+      }
+      writer.Block32(8 * b + i, quants.data());
+    }
+  }
+}
+
 }  // namespace
 
 PackedLayout MakePackedLayout(TensorType type, uint32_t n_rows, uint32_t n_cols) {
@@ -258,13 +333,17 @@ void PackRow(const PackedLayout& layout, uint32_t row_index, std::span<const std
     case TensorType::kF16:
     case TensorType::kBF16: PackPlain(writer, row); break;
     case TensorType::kQ8_0: PackQ8(writer, row.data(), n_blocks); break;
-    case TensorType::kQ4_0: PackLegacy(writer, row.data(), n_blocks, false, false); break;
+    case TensorType::kQ4_0:
+    case TensorType::kIQ4_NL: PackLegacy(writer, row.data(), n_blocks, false, false); break;
     case TensorType::kQ4_1: PackLegacy(writer, row.data(), n_blocks, true, false); break;
     case TensorType::kQ5_0: PackLegacy(writer, row.data(), n_blocks, false, true); break;
     case TensorType::kQ5_1: PackLegacy(writer, row.data(), n_blocks, true, true); break;
+    case TensorType::kQ2_K: PackQ2K(writer, row.data(), n_super_blocks); break;
+    case TensorType::kQ3_K: PackQ3K(writer, row.data(), n_super_blocks); break;
     case TensorType::kQ4_K: PackQ4K(writer, row.data(), n_super_blocks, false); break;
     case TensorType::kQ5_K: PackQ4K(writer, row.data(), n_super_blocks, true); break;
     case TensorType::kQ6_K: PackQ6K(writer, row.data(), n_super_blocks); break;
+    case TensorType::kIQ4_XS: PackIq4Xs(writer, row.data(), n_super_blocks); break;
     case TensorType::kF64: KVRUN_CHECK(false);
   }
 }
