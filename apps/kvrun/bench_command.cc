@@ -118,7 +118,26 @@ std::string Rate(const Json& result, const char* key) {
   return fmt::format("{} ({:.2f}-{:.2f})", median, slowest->get<double>(), fastest->get<double>());
 }
 
-constexpr const char* kRow = "{:>8}  {:>26}  {:>26}  {:>7}  {:>7}  {:>9}  {:>9}\n";
+constexpr const char* kRow = "{:>8}{}  {:>26}  {:>26}  {:>7}  {:>7}  {:>9}  {:>9}\n";
+constexpr const char* kLayers = "  {:>8}";
+
+bool IsPart(const Json& result) { return result.value("n_layers", 0U) < result.value("n_layers_model", 0U); }
+
+// "4 of 32": of a model of which a part was timed.
+std::string LayersCell(const Json& result) {
+  return fmt::format(fmt::runtime(kLayers), fmt::format("{} of {}", result.value("n_layers", 0U),
+                                                        result.value("n_layers_model", 0U)));
+}
+
+// The whole model's rates, below those of the part.
+std::string WholeRow(const Json& result) {
+  const Json whole = result.value("whole_model", Json());
+  if (!whole.is_object()) return "";
+  const std::string layers =
+      fmt::format(fmt::runtime(kLayers), fmt::format("all {}", whole.value("n_layers", 0U)));
+  return fmt::format(fmt::runtime(kRow), "", layers, Rate(whole, "prefill_tps"), Rate(whole, "decode_tps"),
+                     "", "", "", "");
+}
 
 // Empty without --profile.
 std::string OperationTable(const Json& result) {
@@ -146,16 +165,32 @@ std::string WeightsLine(const Json& result) {
                      100 * weights.value("mbps", 0.0) / std::max(stream, 1.0), stream / 1e3);
 }
 
-std::string Table(const Json& results) {
-  std::string text = fmt::format(fmt::runtime(kRow), "depth", "prefill token/s", "decode token/s", "hits",
-                                 "hidden", "stall ms", "read MB/s");
-  for (const Json& result : results) {
-    text += fmt::format(fmt::runtime(kRow), Cell(result, "depth", "{:.0f}"), Rate(result, "prefill_tps"),
-                        Rate(result, "decode_tps"), Cell(result, "hit_rate", "{:.1f} %", 100.0),
-                        Cell(result, "io_hidden", "{:.1f} %", 100.0),
-                        Cell(result, "stall_ms_per_token", "{:.2f}"),
-                        Cell(result.value("kv", Json()), "read_mbps", "{:.1f}"));
+// What the rows of the whole model are.
+std::string PartLine(const Json& result) {
+  const uint32_t n_timed = result.value("n_layers", 0U);
+  const uint32_t n_all = result.value("n_layers_model", 0U);
+  std::string text =
+      fmt::format("{} of the model's {} layers {} timed", n_timed, n_all, n_timed == 1 ? "was" : "were");
+  if (result.contains("whole_model")) {
+    text += fmt::format(": \"all {}\" is what these take, scaled, with the rest as it is", n_all);
   }
+  return text + "; all other numbers are of the part\n";
+}
+
+std::string Table(const Json& results) {
+  const bool is_part = std::ranges::any_of(results, IsPart);
+  std::string text =
+      fmt::format(fmt::runtime(kRow), "depth", is_part ? fmt::format(fmt::runtime(kLayers), "layers") : "",
+                  "prefill token/s", "decode token/s", "hits", "hidden", "stall ms", "read MB/s");
+  for (const Json& result : results) {
+    text += fmt::format(
+        fmt::runtime(kRow), Cell(result, "depth", "{:.0f}"), is_part ? LayersCell(result) : "",
+        Rate(result, "prefill_tps"), Rate(result, "decode_tps"), Cell(result, "hit_rate", "{:.1f} %", 100.0),
+        Cell(result, "io_hidden", "{:.1f} %", 100.0), Cell(result, "stall_ms_per_token", "{:.2f}"),
+        Cell(result.value("kv", Json()), "read_mbps", "{:.1f}"));
+    text += WholeRow(result);
+  }
+  if (is_part) text += PartLine(results.front());
   for (const Json& result : results) {
     const Json io = result.value("io", Json());
     if (!io.is_object()) continue;
@@ -168,6 +203,13 @@ std::string Table(const Json& results) {
   for (const Json& result : results) text += WeightsLine(result);
   for (const Json& result : results) text += OperationTable(result);
   return text;
+}
+
+// The same at all depths. Notes of the plan were said with it.
+void SayPartNote(const BenchOptions& options, const Json& results) {
+  if (options.shared.quiet || results.empty()) return;
+  const Json note = results.front().value("part_note", Json());
+  if (note.is_string()) PrintMessage("note: " + TextOf(note));
 }
 
 int Bench(const BenchOptions& options) {
@@ -183,6 +225,7 @@ int Bench(const BenchOptions& options) {
                            ? Measure(options, loaded, options.shared.kv.Line(), options.depths, &progress)
                            : MeasureByConfig(options, loaded, &plans, &progress);
   WriteStdout(options.shared.json ? JsonLine(results) : Table(results));
+  SayPartNote(options, results);
   return 0;
 }
 
@@ -220,7 +263,8 @@ Command AddBenchCommand(CLI::App* program) {
   set->Choice("--shape", &options->shape, ShapeNames(),
               "in place of a model: this one's shape, random weights");
   set->Exclude("--model", "--shape");
-  set->Number("--layers", &options->layers, 1, 1024, "with --shape: so many layers (default: the shape's)");
+  set->Number("--layers", &options->layers, 1, 1024,
+              "with --shape: time so many layers (default: all, but 4 of Llama-3.1-8B's 32)");
   AddWorkOptions(set.get(), options.get());
   AddDeviceOptions(set.get(), &options->shared);
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");

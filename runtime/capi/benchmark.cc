@@ -48,11 +48,22 @@ Json OperationsInfo(const kvrun::BenchmarkResult& result) {
   return operations;
 }
 
-Json ResultInfo(const kvrun::BenchmarkResult& result) {
+Json WholeModelInfo(const kvrun::WholeModelRates& whole) {
+  return {{"n_layers", whole.n_layers},
+          {"prefill_tps", Median(whole.prefill_tps)},
+          {"decode_tps", Median(whole.decode_tps)},
+          {"prefill_tps_runs", whole.prefill_tps},
+          {"decode_tps_runs", whole.decode_tps}};
+}
+
+// n_layers_model: of the model that these are rates of a part of, or of all.
+Json ResultInfo(const kvrun::BenchmarkResult& result, uint32_t n_layers_model) {
   Json kv;
   if (result.report) kv = kvrun::capi::KvReportInfo(*result.report, result.decode_tokens, false);
   const auto of_kv = [&kv](const char* key) { return kv.is_object() ? kv.value(key, Json()) : Json(); };
   Json info = {{"depth", result.depth},
+               {"n_layers", result.n_layers},
+               {"n_layers_model", n_layers_model},
                {"prefill_tps", Median(result.prefill_tps)},
                {"decode_tps", Median(result.decode_tps)},
                {"prefill_tps_runs", result.prefill_tps},
@@ -64,6 +75,8 @@ Json ResultInfo(const kvrun::BenchmarkResult& result) {
                {"memory", kvrun::capi::MemoryInfo(result.memory)},
                {"operations", OperationsInfo(result)},
                {"notes", result.notes}};
+  if (!result.part_note.empty()) info["part_note"] = result.part_note;
+  if (result.whole) info["whole_model"] = WholeModelInfo(*result.whole);
   if (result.io) info["io"] = ReadsInfo(*result.io);
   if (result.weights) {
     info["weights"] = {{"step_bytes", result.weights->step_bytes},
@@ -148,8 +161,10 @@ kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* o
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
     KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::BenchmarkResult> results,
                            engine->engine->RunBenchmark(benchmark, progress));
+    const kvrun::Model& model = engine->engine->model();
+    const uint32_t n_layers_model = std::max(model.n_layers_whole, model.config.n_layers);
     Json info = Json::array();
-    for (const kvrun::BenchmarkResult& result : results) info.push_back(ResultInfo(result));
+    for (const kvrun::BenchmarkResult& result : results) info.push_back(ResultInfo(result, n_layers_model));
     return kvrun::capi::CopyOut(info, json);
   });
 }

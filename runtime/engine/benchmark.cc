@@ -54,6 +54,31 @@ Status CheckOptions(const BenchmarkOptions& options) {
   return Status::Ok();
 }
 
+// The configuration alone of a model's first layers.
+std::unique_ptr<Model> FirstLayers(const Model& model, uint32_t n_layers) {
+  auto part = std::make_unique<Model>();
+  part->config = model.config;
+  part->config.n_layers = n_layers;
+  return part;
+}
+
+std::string NoteOfOneLayer(const Model& model) {
+  return fmt::format(
+      "1 layer alone cannot be told from the rest of the model: with 2 or more, its time is scaled to that "
+      "of "
+      "all {}",
+      model.n_layers_whole);
+}
+
+std::string NoteOfBudget(const Model& model) {
+  const uint32_t n_layers = model.config.n_layers;
+  return fmt::format(
+      "the KV budget is that of the {} layers which are timed: the time of all {} is that with {:.3g} times "
+      "as "
+      "much",
+      n_layers, model.n_layers_whole, static_cast<double>(model.n_layers_whole) / n_layers);
+}
+
 class Benchmark {
  public:
   Benchmark(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
@@ -64,6 +89,8 @@ class Benchmark {
         options_(options),
         progress_(progress),
         random_(1) {
+    const uint32_t n_layers = model.config.n_layers;
+    if (model.n_layers_whole > n_layers && n_layers > 1) half_ = FirstLayers(model, n_layers / 2);
     total_ = TokensToCompute();
   }
 
@@ -73,15 +100,26 @@ class Benchmark {
   struct Pass {
     std::unique_ptr<ForwardPass> forward;
     ResidentForwardPass* resident = nullptr;  // null: the KV is kept in records
-    std::vector<std::string> notes;           // of the plan
+    uint32_t n_layers = 0;
+    KvPlan plan;
   };
 
   uint64_t TokensToCompute() const;
   uint32_t ContextAt(uint32_t depth) const;
   Result<Pass> MakePass(uint32_t depth) const;
+  // Of half the layers, with what the plan of all of them gives each.
+  Result<Pass> MakeHalf(const KvPlan& plan) const;
+  Result<Pass> MakePassOf(const Model& model, OffloadedPassOptions offloaded) const;
   Status NoteProgress(uint64_t tokens);
   // From an empty sequence on.
   Status Prefill(ForwardPass& pass, uint32_t sequence, uint32_t n_tokens);
+  Result<double> SecondsOfPrefill(Pass& pass);
+  // Of n_decode steps, after one that warms up.
+  Result<double> SecondsOfDecode(Pass& pass, uint32_t depth, bool logs_reads);
+  void AddNotes(const Pass& pass, BenchmarkResult* result) const;
+  double SecondsOfWhole(double half_s, double all_s) const {
+    return TimeOfWhole(half_s, half_->config.n_layers, all_s, model_.config.n_layers, model_.n_layers_whole);
+  }
   Status MeasurePrefill(uint32_t depth, BenchmarkResult* result);
   Status Fill(Pass& pass, uint32_t depth);
   Status DecodeStep(ForwardPass& pass, uint32_t position);
@@ -90,6 +128,7 @@ class Benchmark {
   TokenId RandomId() { return static_cast<TokenId>(random_.Below(model_.config.n_vocab)); }
 
   const Model& model_;
+  std::unique_ptr<Model> half_;  // of the layers, where the model is a part of one; else null
   std::shared_ptr<const DeviceWeights> weights_;
   Device& device_;
   const BenchmarkOptions& options_;
@@ -107,11 +146,12 @@ class Benchmark {
 uint64_t Benchmark::TokensToCompute() const {
   const uint64_t n_runs = options_.n_repetitions;
   const uint64_t n_depths = options_.depths.size();
-  uint64_t tokens = options_.n_prompt == 0 ? 0 : options_.n_prompt * (n_runs * n_depths + 1);
+  const uint64_t n_models = half_ == nullptr ? 1 : 2;
+  uint64_t tokens = options_.n_prompt == 0 ? 0 : options_.n_prompt * (n_models * n_runs * n_depths + 1);
   if (options_.n_decode == 0) return tokens;
   for (const uint32_t depth : options_.depths) {
-    if (!options_.fill_random) tokens += uint64_t{options_.n_sequences} * depth;
-    tokens += uint64_t{options_.n_sequences} * (options_.n_decode + 1) * n_runs;
+    if (!options_.fill_random) tokens += n_models * options_.n_sequences * depth;
+    tokens += n_models * options_.n_sequences * (options_.n_decode + 1) * n_runs;
   }
   return tokens;
 }
@@ -128,29 +168,45 @@ Status Benchmark::NoteProgress(uint64_t tokens) {
 }
 
 Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) const {
-  const uint32_t n_ctx = ContextAt(depth);
-  Pass pass;
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
-                         PrepareOffloadedPass(model_, options_.kv, n_ctx, options_.n_sequences));
-  pass.notes = offloaded.plan.notes;
+                         PrepareOffloadedPass(model_, options_.kv, ContextAt(depth), options_.n_sequences));
   if (options_.io_only && offloaded.plan.method == "full") {
     return Status(
         StatusCode::kInvalidArgument,
         "there are no reads to repeat, as the KV budget holds all KV: give a smaller one, or name the "
         "method kvswap");
   }
-  if (IsPlainResident(offloaded.plan)) {
-    KVRUN_ASSIGN_OR_RETURN(
-        std::unique_ptr<ResidentForwardPass> resident,
-        ResidentForwardPass::Create(
-            model_, weights_, device_,
-            {.n_sequences = options_.n_sequences, .n_ctx = n_ctx, .kv_type = offloaded.plan.record.k_type}));
+  return MakePassOf(model_, std::move(offloaded));
+}
+
+Result<Benchmark::Pass> Benchmark::MakeHalf(const KvPlan& plan) const {
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded, PrepareByPlan(*half_, options_.kv, plan));
+  return MakePassOf(*half_, std::move(offloaded));
+}
+
+Result<Benchmark::Pass> Benchmark::MakePassOf(const Model& model, OffloadedPassOptions offloaded) const {
+  Pass pass;
+  pass.n_layers = model.config.n_layers;
+  pass.plan = offloaded.plan;
+  if (IsPlainResident(pass.plan)) {
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> resident,
+                           ResidentForwardPass::Create(model, weights_, device_,
+                                                       {.n_sequences = options_.n_sequences,
+                                                        .n_ctx = pass.plan.n_ctx,
+                                                        .kv_type = pass.plan.record.k_type}));
     pass.resident = resident.get();
     pass.forward = std::move(resident);
     return pass;
   }
-  KVRUN_ASSIGN_OR_RETURN(pass.forward, CreateOffloadedPass(model_, weights_, device_, std::move(offloaded)));
+  KVRUN_ASSIGN_OR_RETURN(pass.forward, CreateOffloadedPass(model, weights_, device_, std::move(offloaded)));
   return pass;
+}
+
+void Benchmark::AddNotes(const Pass& pass, BenchmarkResult* result) const {
+  result->notes = pass.plan.notes;
+  if (model_.n_layers_whole == 0) return;
+  if (half_ == nullptr) result->part_note = NoteOfOneLayer(model_);
+  if (half_ != nullptr && options_.kv.kv.budget_bytes) result->part_note = NoteOfBudget(model_);
 }
 
 Status Benchmark::Prefill(ForwardPass& pass, uint32_t sequence, uint32_t n_tokens) {
@@ -171,16 +227,30 @@ Status Benchmark::Prefill(ForwardPass& pass, uint32_t sequence, uint32_t n_token
   return Status::Ok();
 }
 
+Result<double> Benchmark::SecondsOfPrefill(Pass& pass) {
+  const Clock::time_point begin = Clock::now();
+  KVRUN_RETURN_IF_ERROR(Prefill(*pass.forward, 0, options_.n_prompt));
+  return SecondsSince(begin);
+}
+
 // Each run begins as a session does, adapters and all.
 Status Benchmark::MeasurePrefill(uint32_t depth, BenchmarkResult* result) {
   if (options_.n_prompt == 0) return Status::Ok();
   for (uint32_t run = 0; run < options_.n_repetitions + (is_warm_ ? 0U : 1U); ++run) {
-    KVRUN_ASSIGN_OR_RETURN(const Pass pass, MakePass(depth));
-    const Clock::time_point begin = Clock::now();
-    result->notes = pass.notes;
-    KVRUN_RETURN_IF_ERROR(Prefill(*pass.forward, 0, options_.n_prompt));
-    if (is_warm_ || run > 0) result->prefill_tps.push_back(options_.n_prompt / SecondsSince(begin));
+    const bool counts = is_warm_ || run > 0;
+    std::optional<Pass> pass;
+    KVRUN_ASSIGN_OR_RETURN(pass, MakePass(depth));
+    AddNotes(*pass, result);
+    KVRUN_ASSIGN_OR_RETURN(const double all_s, SecondsOfPrefill(*pass));
     result->memory = device_.MemoryInUse();
+    if (!counts) continue;
+    result->prefill_tps.push_back(options_.n_prompt / all_s);
+    if (half_ == nullptr) continue;
+    const KvPlan plan = pass->plan;
+    pass.reset();
+    KVRUN_ASSIGN_OR_RETURN(Pass half, MakeHalf(plan));
+    KVRUN_ASSIGN_OR_RETURN(const double half_s, SecondsOfPrefill(half));
+    result->whole->prefill_tps.push_back(options_.n_prompt / SecondsOfWhole(half_s, all_s));
   }
   is_warm_ = true;
   return Status::Ok();
@@ -195,12 +265,12 @@ Status Benchmark::Fill(Pass& pass, uint32_t depth) {
   }
   if (pass.resident != nullptr) {
     std::vector<Buffer*> layers;
-    for (uint32_t i = 0; i < model_.config.n_layers; ++i) layers.push_back(pass.resident->kv(i));
+    for (uint32_t i = 0; i < pass.n_layers; ++i) layers.push_back(pass.resident->kv(i));
     return FillRandomly(device_, pass.resident->kv_shape(), layers, depth);
   }
   OffloadedCache& cache = *pass.forward->offloaded_cache();
   for (uint32_t i = 0; i < options_.n_sequences; ++i) {
-    KVRUN_RETURN_IF_ERROR(FillRandomly(cache, model_.config.n_layers, i, depth));
+    KVRUN_RETURN_IF_ERROR(FillRandomly(cache, pass.n_layers, i, depth));
   }
   cache.ReplaySelection(options_.hit_rate);
   return Status::Ok();
@@ -218,30 +288,47 @@ Status Benchmark::DecodeStep(ForwardPass& pass, uint32_t position) {
   return NoteProgress(options_.n_sequences);
 }
 
+Result<double> Benchmark::SecondsOfDecode(Pass& pass, uint32_t depth, bool logs_reads) {
+  ForwardPass& forward = *pass.forward;
+  // Forgets what the run before has added, and warms up: pipelines, and groups that stay in memory.
+  KVRUN_RETURN_IF_ERROR(DecodeStep(forward, std::max(depth, 1U) - 1));
+  forward.ResetKvReport();
+  if (logs_reads) forward.offloaded_cache()->BeginReadLog();
+  device_.TakeOperationTimes();
+  const Clock::time_point begin = Clock::now();
+  for (uint32_t i = 0; i < options_.n_decode; ++i) KVRUN_RETURN_IF_ERROR(DecodeStep(forward, depth + i));
+  return SecondsSince(begin);
+}
+
+// Halves take turns with all layers: other programs slow both alike.
 Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
   if (options_.n_decode == 0) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(Pass pass, MakePass(depth));
-  result->notes = pass.notes;
+  AddNotes(pass, result);
   KVRUN_RETURN_IF_ERROR(Fill(pass, depth));
-  ForwardPass& forward = *pass.forward;
+  std::optional<Pass> half;
   const uint64_t n_tokens = uint64_t{options_.n_decode} * options_.n_sequences;
   for (uint32_t run = 0; run < options_.n_repetitions; ++run) {
-    // Forgets what the run before has added, and warms up: pipelines, and groups that stay in memory.
-    KVRUN_RETURN_IF_ERROR(DecodeStep(forward, std::max(depth, 1U) - 1));
-    forward.ResetKvReport();
-    if (options_.io_only && run + 1 == options_.n_repetitions) forward.offloaded_cache()->BeginReadLog();
-    device_.TakeOperationTimes();
-    const Clock::time_point begin = Clock::now();
-    for (uint32_t i = 0; i < options_.n_decode; ++i) KVRUN_RETURN_IF_ERROR(DecodeStep(forward, depth + i));
-    result->decode_tps.push_back(static_cast<double>(n_tokens) / SecondsSince(begin));
+    const bool logs_reads = options_.io_only && run + 1 == options_.n_repetitions;
+    KVRUN_ASSIGN_OR_RETURN(const double all_s, SecondsOfDecode(pass, depth, logs_reads));
+    result->decode_tps.push_back(static_cast<double>(n_tokens) / all_s);
     result->operations_of_runs.push_back(device_.TakeOperationTimes());
+    if (run == 0) result->memory = device_.MemoryInUse();
+    if (half_ == nullptr) continue;
+    if (!half) {
+      KVRUN_ASSIGN_OR_RETURN(half, MakeHalf(pass.plan));
+      KVRUN_RETURN_IF_ERROR(Fill(*half, depth));
+    }
+    KVRUN_ASSIGN_OR_RETURN(const double half_s, SecondsOfDecode(*half, depth, false));
+    device_.TakeOperationTimes();
+    result->whole->decode_tps.push_back(static_cast<double>(n_tokens) / SecondsOfWhole(half_s, all_s));
   }
+  half.reset();
   result->decode_tokens = n_tokens;
   result->operations = result->operations_of_runs.back();
-  result->report = forward.kv_report();
-  result->memory = device_.MemoryInUse();
+  result->report = pass.forward->kv_report();
   if (options_.io_only) {
-    KVRUN_ASSIGN_OR_RETURN(result->io, forward.offloaded_cache()->RepeatReads());
+    KVRUN_ASSIGN_OR_RETURN(result->io, pass.forward->offloaded_cache()->RepeatReads());
   }
   if (options_.weight_reads) {
     KVRUN_ASSIGN_OR_RETURN(result->weights, MeasureWeightReads(result->decode_tps));
@@ -282,12 +369,20 @@ Result<WeightReads> Benchmark::MeasureWeightReads(std::vector<double> decode_tps
 Result<BenchmarkResult> Benchmark::Run(uint32_t depth) {
   BenchmarkResult result;
   result.depth = depth;
+  result.n_layers = model_.config.n_layers;
+  if (half_ != nullptr) result.whole = WholeModelRates{model_.n_layers_whole, {}, {}};
   KVRUN_RETURN_IF_ERROR(MeasurePrefill(depth, &result));
   KVRUN_RETURN_IF_ERROR(MeasureDecode(depth, &result));
   return result;
 }
 
 }  // namespace
+
+// A layer takes some time, and no more than its part of all that was timed.
+double TimeOfWhole(double few, uint32_t n_few, double many, uint32_t n_many, uint32_t n_whole) {
+  const double layer = std::clamp((many - few) / (n_many - n_few), 0.0, many / n_many);
+  return many + layer * (n_whole - n_many);
+}
 
 Result<std::vector<BenchmarkResult>> RunBenchmark(const Model& model,
                                                   std::shared_ptr<const DeviceWeights> weights,

@@ -38,9 +38,22 @@ struct WeightReads {
   double stream_per_s = 0.0;  // bytes: a buffer as large, read from begin to end without any arithmetic
 };
 
+// Rates of a model of which only the first layers were timed: what layers take by themselves, which is the
+// difference to half as many of them in the same run, is scaled; the rest is as it was.
+struct WholeModelRates {
+  uint32_t n_layers = 0;
+  std::vector<double> prefill_tps;  // of each run
+  std::vector<double> decode_tps;   // of each run, over all sequences
+};
+
+// Of a step of `n_whole` layers, from steps of n_few < n_many of them; in the unit of `few` and `many`.
+double TimeOfWhole(double few, uint32_t n_few, double many, uint32_t n_many, uint32_t n_whole);
+
 // At one depth. A context is as long as the depth and the tokens that are decoded need, or the prompt.
 struct BenchmarkResult {
   uint32_t depth = 0;
+  uint32_t n_layers = 0;                   // that were timed
+  std::optional<WholeModelRates> whole;    // where the model has more of them (Model::n_layers_whole)
   std::vector<double> prefill_tps;         // of each run
   std::vector<double> decode_tps;          // of each run, over all sequences
   uint64_t decode_tokens = 0;              // of the report's run
@@ -50,6 +63,7 @@ struct BenchmarkResult {
   std::vector<std::vector<OperationTime>> operations_of_runs;  // of each run that decoded
   std::optional<RepeatedReads> io;
   std::vector<std::string> notes;      // of the KV plan, for people
+  std::string part_note;               // for people, of a part of a model; may be empty
   std::optional<WeightReads> weights;  // where decoding was measured, and they were wanted
 };
 

@@ -110,27 +110,34 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
 
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
                                                   uint32_t n_ctx, uint32_t n_sequences) {
-  OffloadedPassOptions options;
   // First, as no folder is to be made for what cannot be had.
-  KVRUN_ASSIGN_OR_RETURN(options.plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
+  if (!UsesFlash(plan)) return PrepareByPlan(model, settings, std::move(plan));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                         OpenKvFile(settings.storage, FileUse::kIsKept));
+  KvOptions same_group = settings.kv;
+  same_group.method = plan.method;
+  same_group.default_group_tokens = plan.record.group_tokens;
+  std::vector<std::string> notes = std::move(plan.notes);
+  KVRUN_ASSIGN_OR_RETURN(
+      plan, PlanKv(same_group, ShapeOf(model.config), n_ctx, n_sequences, file->mode().alignment_bytes));
+  plan.notes = std::move(notes);
+  return PrepareByPlan(model, settings, std::move(plan));
+}
+
+Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan) {
+  OffloadedPassOptions options;
+  options.plan = std::move(plan);
   if (!UsesFlash(options.plan)) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
-  const KvModelShape shape = ShapeOf(model.config);
-  KvOptions same_group = settings.kv;
-  same_group.method = options.plan.method;
-  same_group.default_group_tokens = options.plan.record.group_tokens;
-  std::vector<std::string> notes = std::move(options.plan.notes);
-  KVRUN_ASSIGN_OR_RETURN(options.plan,
-                         PlanKv(same_group, shape, n_ctx, n_sequences, file->mode().alignment_bytes));
-  options.plan.notes = std::move(notes);
-  const KvPlan& plan = options.plan;
-  const GroupStoreShape store{.n_layers = shape.n_layers,
-                              .n_streams = plan.n_streams,
-                              .n_groups = plan.n_groups(),
-                              .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
-  KVRUN_ASSIGN_OR_RETURN(options.store, GroupStore::Create(std::move(file), store, plan.staging_bytes));
+  const GroupStoreShape store{.n_layers = model.config.n_layers,
+                              .n_streams = options.plan.n_streams,
+                              .n_groups = options.plan.n_groups(),
+                              .record_bytes = static_cast<uint32_t>(options.plan.record.size_bytes())};
+  KVRUN_ASSIGN_OR_RETURN(options.store,
+                         GroupStore::Create(std::move(file), store, options.plan.staging_bytes));
   KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage, FileUse::kIsKept));
-  KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, plan));
+  KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, options.plan));
   return options;
 }
 

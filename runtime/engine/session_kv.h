@@ -32,4 +32,7 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
                                                   uint32_t n_ctx, uint32_t n_sequences);
 
+// By a plan that was made: for a model that has other layers than it was made for, and else the same shape.
+Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan);
+
 }  // namespace kvrun

@@ -17,6 +17,8 @@ namespace kvrun {
 struct Model {
   std::unique_ptr<GgufFile> file;
   ModelConfig config;
+  // Of the model that this is the first layers of (synthetic_model.h); 0: this is all of it.
+  uint32_t n_layers_whole = 0;
   ModelWeights weights;
   std::unique_ptr<Tokenizer> tokenizer;  // null where the file has no vocabulary: `tokenizer_status` says why
   Status tokenizer_status;

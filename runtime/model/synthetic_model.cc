@@ -52,7 +52,7 @@ constexpr std::array kShapes = {
                    .matrix_type = TensorType::kQ4_0,
                    .has_tied_output = true},
     SyntheticShape{.name = "Llama-3.1-8B",
-                   .n_layers = 4,
+                   .n_layers = 32,
                    .n_embd = 4096,
                    .n_ff = 14336,
                    .n_heads = 32,
@@ -63,7 +63,8 @@ constexpr std::array kShapes = {
                    .rope_base = 500000.0F,
                    .embedding_type = TensorType::kQ4_0,
                    .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = false},
+                   .has_tied_output = false,
+                   .n_layers_made = 4},
 };
 
 constexpr uint64_t kSeed = 0x6b7672756e;
@@ -227,14 +228,18 @@ Result<SyntheticShape> FindSyntheticShape(std::string_view name) {
 
 Result<std::unique_ptr<Model>> MakeSyntheticModel(const SyntheticShape& shape, uint32_t n_layers,
                                                   const std::string& folder) {
-  const FilePlan plan = PlanFile(shape, n_layers == 0 ? shape.n_layers : n_layers);
+  if (n_layers == 0) n_layers = shape.n_layers_made == 0 ? shape.n_layers : shape.n_layers_made;
+  const FilePlan plan = PlanFile(shape, n_layers);
   const Result<NamelessFile> file = WriteModelFile(plan, folder);
   if (!file.ok()) {
     return file.status().WithContext(fmt::format("making {} of random weights of {} in {}",
                                                  FormatBytes(plan.writer.data_bytes()), shape.name, folder));
   }
   // The mapping keeps the file.
-  return OpenModel(fmt::format("/proc/self/fd/{}", file->fd.get()));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
+                         OpenModel(fmt::format("/proc/self/fd/{}", file->fd.get())));
+  if (n_layers < shape.n_layers) model->n_layers_whole = shape.n_layers;
+  return model;
 }
 
 }  // namespace kvrun

@@ -93,6 +93,9 @@ TEST_F(Bench, FullHasRatesAndMemory) {
       ExpectRuns(results[i], "prefill_tps", 2);
       ExpectRuns(results[i], "decode_tps", 2);
       EXPECT_TRUE(results[i]["kv"].is_null());
+      EXPECT_EQ(results[i]["n_layers"], 2);
+      EXPECT_EQ(results[i]["n_layers_model"], 2);
+      EXPECT_FALSE(results[i].contains("whole_model"));
       EXPECT_TRUE(results[i]["hit_rate"].is_null());
       EXPECT_FALSE(results[i].contains("io"));
       const Json& weights = results[i]["weights"];
@@ -144,6 +147,53 @@ TEST_F(Bench, RandomKvIsReadWithTheHitRateThatWasAskedFor) {
       }
     }
   }
+}
+
+// Half as many layers take turns with those that are timed; what is kept of KV is the same for each layer.
+TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
+  model_.model = nullptr;
+  TearDown();
+  engine_ = nullptr;
+  SyntheticShape shape = kTiny;
+  shape.n_layers = 12;
+  model_.model = OrDie(MakeSyntheticModel(shape, 4, folder_.Path("weights")));
+  const kvrun_engine_options engine_options = EngineOptionsHere();
+  ASSERT_EQ(kvrun_engine_create(&model_, &engine_options, &engine_), KVRUN_OK) << LastError();
+  options_.n_prompt = 40;
+  for (const bool random : {false, true}) {
+    options_.fill_random = random ? 1 : 0;
+    for (const char* kv : {"", "--kv-method full --kv-type int8", "--kv-method flexgen", kKvSwap}) {
+      for (const Json& result : Run(kv)) {
+        EXPECT_EQ(result["n_layers"], 4);
+        EXPECT_EQ(result["n_layers_model"], 12);
+        const Json& whole = result["whole_model"];
+        EXPECT_EQ(whole["n_layers"], 12);
+        ExpectRuns(whole, "prefill_tps", 2);
+        ExpectRuns(whole, "decode_tps", 2);
+        for (size_t run = 0; run < 2; ++run) {
+          // Three times the layers take up to three times as long, and no less.
+          for (const char* rate : {"prefill_tps_runs", "decode_tps_runs"}) {
+            const double part = result[rate][run];
+            EXPECT_LE(whole[rate][run].get<double>(), part * 1.0001) << kv;
+            EXPECT_GE(whole[rate][run].get<double>(), part / 3.0001) << kv;
+          }
+        }
+      }
+    }
+  }
+  options_.fill_random = 1;
+  const std::string budget = "--kv-method kvswap --kv-budget 500000";
+  const std::string note = Run(budget)[0]["part_note"];
+  EXPECT_NE(note.find("with 3 times as much"), std::string::npos) << note;
+}
+
+TEST(BenchTimes, OnlyLayersAreScaled) {
+  // A head of 5, and layers of 2.
+  EXPECT_DOUBLE_EQ(TimeOfWhole(9.0, 2, 13.0, 4, 32), 5.0 + 64.0);
+  EXPECT_DOUBLE_EQ(TimeOfWhole(15.0, 5, 25.0, 10, 30), 5.0 + 60.0);
+  // A busy machine: neither negative times, nor layers that take more than all of it.
+  EXPECT_DOUBLE_EQ(TimeOfWhole(14.0, 2, 13.0, 4, 32), 13.0);
+  EXPECT_DOUBLE_EQ(TimeOfWhole(1.0, 2, 12.0, 4, 32), 96.0);
 }
 
 TEST_F(Bench, PrefilledKvIsDecodedFromToo) {

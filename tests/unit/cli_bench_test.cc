@@ -97,6 +97,43 @@ TEST(CliBench, ATableForPeople) {
   EXPECT_PRED2(Contains, Bench({"-m", "toy"}).out, "       -        -          -          -\n");
 }
 
+TEST(CliBench, APartOfAModelSaysSoAndHasTheWholeBesideIt) {
+  const ProgramResult result = Bench({"--shape", "Toy-8B", "-d", "0,9"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string rows =
+      "  layers             prefill token/s              decode token/s     hits   hidden   stall ms  read "
+      "MB/s\n"
+      "       0   4 of 32      512.00 (512.00-514.00)         32.00 (32.00-34.00)        -        -          "
+      "-  "
+      "        -\n"
+      "            all 32         70.50 (69.50-70.50)            4.50 (4.50-4.75)                            "
+      "   "
+      "         \n";
+  EXPECT_PRED2(Contains, result.out, rows);
+  EXPECT_PRED2(Contains, result.out, "       9   4 of 32 ");
+  EXPECT_PRED2(Contains, result.out, "4 of the model's 32 layers were timed: \"all 32\" is what these take");
+  const Json json = BenchJson({"--shape", "Toy-8B", "--layers", "10"});
+  EXPECT_EQ(json[0]["n_layers"], 10);
+  EXPECT_EQ(json[0]["n_layers_model"], 32);
+  EXPECT_EQ(json[0]["whole_model"]["decode_tps"], 4.5);
+}
+
+TEST(CliBench, OneLayerIsNotScaledAndSaysWhy) {
+  const ProgramResult result = Bench({"--shape", "Toy-8B", "--layers", "1"});
+  EXPECT_PRED2(Contains, result.out, "   1 of 32 ");
+  EXPECT_PRED2(Contains, result.out, "1 of the model's 32 layers was timed; all other numbers");
+  EXPECT_FALSE(Contains(result.out, "all 32 "));
+  EXPECT_PRED2(Contains, result.err, "note: a layer alone");
+}
+
+TEST(CliBench, AWholeModelHasNoSuchColumn) {
+  for (const std::vector<std::string>& whole : std::vector<std::vector<std::string>>{
+           {"-m", "toy"}, {"--shape", "Toy-1B"}, {"--shape", "Toy-8B", "--layers", "32"}}) {
+    const ProgramResult result = Bench(whole);
+    EXPECT_FALSE(Contains(result.out, "layers")) << result.out;
+  }
+}
+
 TEST(CliBench, RefusesWhatMakesNoSense) {
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{}, "name what to measure"},

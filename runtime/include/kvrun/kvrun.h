@@ -212,13 +212,17 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   budget       memory for all that grows with the context: bytes ("14155776"), with a unit ("13.5MiB";
  *                KiB, MiB, GiB), or a share of the f16 KV of the whole context ("1/13"). Bytes are never
  *                exceeded: too few are KVRUN_OUT_OF_MEMORY. A share that is too small for "kvswap" or
- *                "flexgen", named or chosen, is raised to the least that works, which a note says; for
- * "full", where it is named, it is refused type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V
- * ("fp8,int4") group        consecutive entries that are read as one, up to 256 select       entries that a
- * token reads besides sinks and window window       newest entries, kept in memory sinks        first
- * entries, always attended to reuse        groups per layer that are kept in memory in case they are chosen
- * again, from 1 rank         columns of the index that groups are scored with, from 1 index        its type:
- * "f16", "int8", "int4" heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
+ *                "flexgen", named or chosen, is raised to the least that works, which a note says. For
+ *                "full", where it is named, it is refused
+ *   type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V ("fp8,int4")
+ *   group        consecutive entries that are read as one, up to 256
+ *   select       entries that a token reads besides sinks and window
+ *   window       newest entries, kept in memory
+ *   sinks        first entries, always attended to
+ *   reuse        groups per layer that are kept in memory in case they are chosen again, from 1
+ *   rank         columns of the index that groups are scored with, from 1
+ *   index        its type: "f16", "int8", "int4"
+ *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
  *   policy       which group to give up: "fifo", "lru", "non-hit"
  *   adapter      a file of adapters for the index; else they are computed from the first prompt
  *   adapter-kind "plain", "centred", "query", "query-centred"
@@ -471,7 +475,8 @@ KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reu
 /* ---- Benchmarks -------------------------------------------------------------------------------------- */
 
 /* A model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B. n_layers 0: the
- * shape's own number, 4 of Llama-3.1-8B's 32. The weights lie in a nameless file in the folder that
+ * shape's own number, but 4 of Llama-3.1-8B's 32. Of fewer layers than the shape has, a benchmark tells the
+ * whole model's rates too (kvrun_bench_json). The weights lie in a nameless file in the folder that
  * kvrun_option "dir" has by default; there is no tokenizer. The names are known to kvrun_shape_names, a list
  * that ends in NULL. */
 KVRUN_API kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model);
@@ -496,14 +501,19 @@ typedef struct kvrun_bench_options {
 KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
 
 /* Each depth has a session of its own, with as much context as it needs. JSON array, an object per depth:
- * depth, prefill_tps and decode_tps (medians, null where nothing was measured), prefill_tps_runs and
+ * depth, n_layers (that were timed), n_layers_model (that the model has: more, where kvrun_model_make made a
+ * part of it), prefill_tps and decode_tps (medians, null where nothing was measured), prefill_tps_runs and
  * decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
  * kvrun_session_stats_json, of the last run), notes [..] (as in kvrun_kv_plan_json), operations [{name,
  * per_token, ms_per_token}] of the last run that decoded, with the engine's profile, and with io_only io
  * {reads, bytes, fetches (a layer's reads of one stream; the next begins when they are done), mbps (10^6
  * bytes/s of the time it took)}. Where decoding was measured, weights {step_bytes (of all that a step
  * multiplies with), mbps (those, at the median rate), stream_mbps (what the device reaches that only reads as
- * much from memory, in the same run)}. */
+ * much from memory, in the same run)}. Where a part
+ * of the layers was timed, 2 or more, whole_model {n_layers, prefill_tps, decode_tps, prefill_tps_runs,
+ * decode_tps_runs}: half as many layers take turns with them, and what the difference says of layers is
+ * scaled to all of them; all other keys are of the part. part_note is there
+ * where people should know more of it. */
 KVRUN_API kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* options,
                                         char** json);
 
