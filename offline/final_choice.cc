@@ -17,7 +17,6 @@ namespace {
 constexpr size_t kMostConfirmed = 3;  // besides kvrun's own choice
 constexpr size_t kMostTried = 6;      // of the fastest; as many of the least KL
 constexpr uint32_t kMostTurns = 5;
-constexpr uint32_t kFewestTurns = 3;
 // Of those that are slower than the fastest by no more, the one of least KL is taken.
 constexpr double kHardlySlower = 1.03;
 
@@ -55,6 +54,7 @@ class Choice {
   const SolverAnswer& answer_;
   const FinalChoiceInput& input_;
   std::vector<Finalist> finalists_;  // kvrun's own choice first, good or not
+  double kl_limit_ = 0.0;
   bool is_within_limit_ = true;
   uint32_t n_refused_ = 0;
 };
@@ -88,6 +88,7 @@ Status Choice::Confirm() {
   const double limit = input_.kl_limit > 0.0
                            ? input_.kl_limit
                            : std::max(kConfirmedShare * finalists_.front().kl(), kNegligibleKl);
+  kl_limit_ = limit;
   std::vector<Finalist> refused;
   for (size_t i = 0; i < order.size(); ++i) {
     if (finalists_.size() > (input_.is_late() ? 1 : kMostConfirmed)) break;
@@ -116,7 +117,7 @@ Status Choice::TakeTurns() {
   }
   const uint64_t total = uint64_t{kMostTurns} * finalists_.size();
   for (uint32_t turn = 0; turn < kMostTurns; ++turn) {
-    if (turn >= kFewestTurns && input_.is_late()) break;
+    if (turn > 0 && input_.is_late()) break;
     for (size_t i = 0; i < finalists_.size(); ++i) {
       KVRUN_RETURN_IF_ERROR(input_.tell("comparing the best", turn * finalists_.size() + i, total));
       KVRUN_ASSIGN_OR_RETURN(const double ms, input_.measure_ms(finalists_[i].measured));
@@ -149,6 +150,7 @@ Result<FinalChoice> Choice::Run() {
   const Finalist& best = Best();
   return FinalChoice{.chosen = best.measured,
                      .is_own = best.is_own,
+                     .kl_limit = kl_limit_,
                      .is_within_limit = is_within_limit_,
                      .n_refused = n_refused_,
                      .held_out_kl = best.held_out_kl,

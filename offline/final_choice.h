@@ -21,7 +21,7 @@ struct FinalChoiceInput {
   std::function<Result<double>(const Measured& measured)> measure_ms;
   std::function<std::string(const SizedCandidate& candidate)> best_policy;
   // Fewer are looked at then, and fewer turns taken.
-  std::function<bool()> is_late;
+  std::function<bool()> is_late;  // one turn then
   // Before each measurement. What it fails with ends it.
   std::function<Status(const std::string& what, uint64_t done, uint64_t total)> tell;
 };
@@ -29,6 +29,7 @@ struct FinalChoiceInput {
 struct FinalChoice {
   Measured chosen;              // its quality is the search's
   bool is_own = false;          // it is what kvrun chooses from the budget alone
+  double kl_limit = 0.0;        // on all parts: given, or kConfirmedShare of kvrun's own choice
   bool is_within_limit = true;  // else none that was tried is, on all parts: the one of least KL
   uint32_t n_refused = 0;       // for their KL on other parts
   double held_out_kl = 0.0;

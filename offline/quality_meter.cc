@@ -56,15 +56,18 @@ Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const
   const size_t n_taken = (n_pieces - first + 1) / 2;
   for (size_t i = first; i < n_pieces; i += 2) {
     const size_t begin = n_pieces == 1 ? 0 : (n_ids - options.ctx) * i / (n_pieces - 1);
+    bool is_too_late = false;
     const auto piece_progress = [&](uint64_t done, uint64_t total) {
-      return progress && progress("reading the texts", i / 2 * total + done, n_taken * total);
+      is_too_late = options.is_too_late && options.is_too_late(done, total);
+      return is_too_late ||
+             (progress && progress("reading the texts", i / 2 * total + done, n_taken * total));
     };
-    KVRUN_ASSIGN_OR_RETURN(
-        std::unique_ptr<Evaluation> piece,
-        engine.CreateEvaluation(options.ids.subspan(begin, options.ctx),
-                                {.n_ctx = options.ctx, .n_steps = options.n_steps, .measures_recall = false},
-                                piece_progress));
-    meter->pieces_.push_back(std::move(piece));
+    Result<std::unique_ptr<Evaluation>> piece = engine.CreateEvaluation(
+        options.ids.subspan(begin, options.ctx),
+        {.n_ctx = options.ctx, .n_steps = options.n_steps, .measures_recall = false}, piece_progress);
+    if (!piece.ok() && is_too_late && !meter->pieces_.empty()) break;
+    KVRUN_RETURN_IF_ERROR(piece.status());
+    meter->pieces_.push_back(std::move(piece).value());
   }
   return meter;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,6 +23,9 @@ struct QualityMeterOptions {
   bool held_out = false;
   std::span<const TokenId> ids;  // pieces are taken from it, spread evenly; read by Create only
   uint64_t memory_bytes = 0;     // for the pieces' KV; 0: what is available
+  // Asked while a piece is read, of how many of its tokens are: true where it would end too late. The pieces
+  // before it are kept then; without any that is kCancelled. May be empty.
+  std::function<bool(uint64_t done, uint64_t total)> is_too_late = {};
 };
 
 // Pieces whose KV (f16) and logits fit into memory at a time. kOutOfMemory where not one does. What a device

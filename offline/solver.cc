@@ -43,7 +43,12 @@ class Search {
 };
 
 Status Search::Measure(const SizedCandidate& candidate) {
-  KVRUN_ASSIGN_OR_RETURN(const Quality quality, input_.measure(candidate));
+  Result<Quality> measured = input_.measure(candidate);
+  if (!measured.ok() && !answer_.measured.empty() && input_.ran_out && input_.ran_out(measured.status())) {
+    answer_.ended_early = true;
+    return Status::Ok();
+  }
+  KVRUN_ASSIGN_OR_RETURN(const Quality quality, std::move(measured));
   answer_.measured.push_back({candidate, quality, input_.predict_ms(candidate, &quality)});
   model_.Add(candidate, quality.kl);
   for (size_t i = 0; i < input_.all.size(); ++i) {

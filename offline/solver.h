@@ -40,6 +40,9 @@ struct SolverInput {
   // that were measured, else null.
   std::function<double(const SizedCandidate& candidate, const Quality* quality)> predict_ms;
   std::function<Result<Quality>(const SizedCandidate& candidate)> measure;
+  // Of a measurement that failed: true where time ran out. The search then ends with what it has; where that
+  // is not even `own`, it fails. May be empty.
+  std::function<bool(const Status& status)> ran_out;
   // After each measurement: true where no more should be made (time is up). May be empty.
   std::function<bool(const Measured& measured)> is_enough;
 };
@@ -60,7 +63,7 @@ struct SolverAnswer {
   bool ended_early = false;  // is_enough or max_measurements ended it, and not the lack of something better
 };
 
-// What `measure` fails with ends the search.
+// What `measure` fails with ends the search, and is its answer unless time ran out.
 Result<SolverAnswer> Solve(const SolverInput& input);
 
 // Of measured points those that no other beats in both time and KL, by rising time.

@@ -27,20 +27,16 @@ Status StepMeter::Refer() {
   return Status::Ok();
 }
 
-Status StepMeter::Sample(std::span<const StepPoint> points, size_t n_fewest, double seconds,
-                         const Tell& tell) {
+Status StepMeter::Sample(std::span<const StepPoint> points, const SampleLimits& limits, const Tell& tell) {
   const Clock::time_point begin = Clock::now();
   for (size_t k = 0; k < points.size(); ++k) {
-    const double spent = std::chrono::duration<double>(Clock::now() - begin).count() / seconds;
-    const auto n_done = static_cast<double>(k);
-    // Both the time and the fewest are waited for.
-    const double share = std::max(n_done / static_cast<double>(points.size()),
-                                  std::min(spent, n_done / static_cast<double>(n_fewest)));
-    KVRUN_RETURN_IF_ERROR(tell(static_cast<uint64_t>(100 * std::min(share, 0.99)), 100));
+    KVRUN_RETURN_IF_ERROR(tell(k, points.size()));
     if (k % kPointsPerReference == 0) KVRUN_RETURN_IF_ERROR(Refer());
     KVRUN_ASSIGN_OR_RETURN(const StepSample sample, Measure(points[k]));
     times_.Add(sample);
-    if (spent > 1.0 && k + 1 >= n_fewest) break;
+    const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
+    const bool is_enough = spent > limits.seconds && k + 1 >= limits.n_wanted;
+    if (is_enough || (spent > limits.most_seconds && k + 1 >= limits.n_least)) break;
   }
   return Refit();
 }
@@ -66,15 +62,24 @@ Result<std::vector<CheckedPoint>> StepMeter::Check(std::span<const StepPoint> po
   std::vector<size_t> numbers;
   for (const StepPoint& point : points) {
     KVRUN_RETURN_IF_ERROR(tell(checks.size(), points.size()));
-    KVRUN_RETURN_IF_ERROR(Refer());
-    KVRUN_ASSIGN_OR_RETURN(const StepSample sample, Measure(point));
+    Status referred = Refer();
+    const Result<StepSample> sample = referred.ok() ? Measure(point) : Result<StepSample>(referred);
+    if (sample.status().code() == StatusCode::kCancelled) {
+      KVRUN_RETURN_IF_ERROR(tell(checks.size(), points.size()));
+      break;
+    }
+    KVRUN_RETURN_IF_ERROR(sample.status());
     numbers.push_back(times_.Note());
     checks.push_back({.options = point.sized.options,
                       .repeated_share = point.repeated_share,
-                      .sample = sample,
-                      .predicted_ms = Predict(sample.point).step_ms});
+                      .sample = *sample,
+                      .predicted_ms = Predict(sample->point).step_ms});
   }
-  if (!checks.empty()) KVRUN_RETURN_IF_ERROR(Refer());
+  // The drift after the last; without time for it, that before it is all that is known.
+  if (!checks.empty()) {
+    const Status referred = Refer();
+    if (referred.code() != StatusCode::kCancelled) KVRUN_RETURN_IF_ERROR(referred);
+  }
   for (size_t i = 0; i < checks.size(); ++i) checks[i].slowness = times_.Slowness(numbers[i]);
   return checks;
 }

@@ -33,6 +33,14 @@ struct StepMeterOptions {
   std::function<bool()> is_cancelled;  // asked at each step; kCancelled where it says so
 };
 
+// Sampling ends after `seconds` where `n_wanted` are measured, and after most_seconds where n_least are.
+struct SampleLimits {
+  size_t n_least = 0;
+  size_t n_wanted = 0;
+  double seconds = 0.0;
+  double most_seconds = 0.0;
+};
+
 class StepMeter {
  public:
   // What is done, of how much. What it fails with ends the measuring.
@@ -41,9 +49,9 @@ class StepMeter {
   // `engine`: outlives this.
   StepMeter(Engine& engine, StepMeterOptions options);
 
-  // Measures points in their order until `seconds` are over, but at least `n_fewest`, and fits the model to
-  // them; tells hundredths. To be called before everything below.
-  Status Sample(std::span<const StepPoint> points, size_t n_fewest, double seconds, const Tell& tell);
+  // Measures points in their order and fits the model to them; tells their number. To be called before
+  // everything below.
+  Status Sample(std::span<const StepPoint> points, const SampleLimits& limits, const Tell& tell);
   // One more sample, as it was measured just now.
   Status Learn(const StepSample& sample);
   // After the last of some Learns: their drift is known from both sides then.
@@ -51,6 +59,7 @@ class StepMeter {
 
   Result<double> MeasureMs(const StepPoint& point) const;
   PredictedTime Predict(const TimePoint& point) const { return times_.model().Predict(point); }
+  // Fewer where is_cancelled ends it, and `tell` does not.
   Result<std::vector<CheckedPoint>> Check(std::span<const StepPoint> points, const Tell& tell);
   const StepTimes& times() const { return times_; }
 

@@ -79,6 +79,13 @@ void OptionSet::Exclude(const std::string& one, const std::string& other) {
   app_->get_option(one)->excludes(app_->get_option(other));
 }
 
+void OptionSet::Renamed(const std::string& former, const std::string& name) {
+  Add(former, "", "", [name](const std::string& source, const std::vector<std::string>&) {
+    throw UsageError(fmt::format("{}: it is called {} now", source, name));
+  });
+  bindings_.back().option->group("");
+}
+
 bool OptionSet::Chosen() const { return app_->parsed(); }
 
 bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_option(name)->count() > 0; }

@@ -44,6 +44,10 @@ class OptionSet {
   void CheckedFlag(const std::string& names, const std::string& help,
                    std::function<void(const std::string& source, bool value)> set);
 
+  // What was called `former`, as "--quality-floor", is called `name` now: a UsageError says so. Not in
+  // --help.
+  void Renamed(const std::string& former, const std::string& name);
+
   // Two options, as "--batch", of which the command line may have one only.
   void Exclude(const std::string& one, const std::string& other);
 

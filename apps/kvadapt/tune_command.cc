@@ -1,6 +1,7 @@
 // kvadapt tune: a config for `kvrun --config`, from a model, this machine and a budget.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -129,11 +130,11 @@ std::string DoubtOf(const offline::TuneSolution& solution) {
       solution.n_refused == 0 ? "" : fmt::format(" ({} not on other parts of the text)", solution.n_refused);
   if (!solution.is_within_limit) {
     return fmt::format(
-        "what was taken has a KL above the floor where all parts of the text count{}: give it more "
-        "--minutes, or a larger budget",
+        "nothing that was tried keeps --max-kl where all parts of the texts count, and what was taken is the "
+        "nearest to it{}: give it more --minutes, or a larger budget",
         refused);
   }
-  if (!solution.is_own) return "";
+  if (!solution.is_own || !solution.has_quality) return "";
   return fmt::format(
       "none of {} points tried is both faster than what kvrun chooses from the budget alone and as "
       "good{}: the config names just that; more --minutes try more",
@@ -147,6 +148,9 @@ void PrintDoubts(const offline::TuneResult& result) {
       PrintMessage(
           fmt::format("note: at {} tokens x {} {}", solution.setting.ctx, solution.setting.batch, doubt));
     }
+  }
+  for (const std::string& left_out : result.left_out) {
+    PrintMessage(fmt::format("note: there was no time for {}; more --minutes have", left_out));
   }
   if (result.model_mean_error <= kMuchError) return;
   PrintMessage(fmt::format(
@@ -168,6 +172,7 @@ void WriteConfig(const TuneCommand& command, const std::string& config) {
 }
 
 int RunTune(const TuneCommand& command) {
+  const auto begin = std::chrono::steady_clock::now();
   CheckUsage(command);
   const Model model = OpenNamedModel(command.shared);
   CheckOutputs(Outputs(command), Inputs(command));
@@ -181,6 +186,12 @@ int RunTune(const TuneCommand& command) {
   Check(offline::CheckTuneText(options));
   Progress progress(ProgressModeOf(command.shared));
   const LoadedEngine loaded = LoadEngine(model, command.shared, &progress);
+  // Below the progress, which goes on after it.
+  options.say = [&](const std::string& text) {
+    progress.Clear();
+    if (!command.shared.quiet) PrintMessage("note: " + text);
+  };
+  options.spent_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   offline::TuneResult result = Value(offline::Tune(loaded.engine.get(), options, ShowIn(&progress)));
   progress.Clear();
   for (ConfigSolution& solution : result.config.solutions) {
@@ -225,9 +236,10 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
                  command->batches = ParseNumberList(source, text, 1, KVRUN_MAX_SEQUENCES, "1,2,4");
                });
   set->Number(
-      "--quality-floor", &command->kl_limit, 0.0F, 100.0F,
+      "--max-kl", &command->kl_limit, 0.0F, 100.0F,
       "the greatest mean KL to full attention that is accepted, in nats (default 0: less than what kvrun "
       "chooses from the budget alone has, or less than 0.0001)");
+  set->Renamed("--quality-floor", "--max-kl");
   set->TextList("-f,--file", &command->files, "TEXT",
                 "texts to measure quality on: files, folders, - (default: texts that come with Debian)");
   set->Text(
@@ -239,7 +251,9 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Flag("--kv-tmpfs", &command->tmpfs, "--kv-dir may lie in memory, for tests");
   set->Text("--device-profile", &command->profile, "FILE",
             "what kvadapt probe found of the storage (default: measured now, in an instant)");
-  set->Number("--minutes", &command->minutes, 0.01F, 1440.0F, "how long to search, about (default 7)");
+  set->Number(
+      "--minutes", &command->minutes, 0.01F, 1440.0F,
+      "how long it may take, all in all: what there is no time for is left out, and said (default 7)");
   set->Flag("--pareto", &command->pareto,
             "also the front of time and quality of each solution, and its plot beside the config");
   set->Text(

@@ -38,12 +38,44 @@ std::string BoundText(const TuneSolution& solution) {
   return text;
 }
 
-std::string PointLine(const char* name, const Measured& measured, double predicted_ms, double measured_ms) {
+// `kl`: over all parts of the texts.
+std::string PointLine(const char* name, const TuneSolution& solution, const Measured& measured, double kl,
+                      double predicted_ms, double measured_ms) {
+  const std::string quality = solution.has_quality
+                                  ? fmt::format("KL {}  top-1 {:.1f} %  hits {:.1f} %", KlText(kl),
+                                                100 * measured.quality.top1, 100 * measured.quality.hit_rate)
+                                  : "KL not measured";
   return fmt::format(
-      "  {:<10} {:>8.2f} ms predicted {:>8.2f} measured   KL {}  top-1 {:.1f} %  hits {:.1f} %\n"
+      "  {:<10} {:>8.2f} ms predicted {:>8.2f} measured   {}\n"
       "             {}\n",
-      name, predicted_ms, measured_ms, KlText(measured.quality.kl), 100 * measured.quality.top1,
-      100 * measured.quality.hit_rate, offline::OptionLine(measured.sized.options));
+      name, predicted_ms, measured_ms, quality, offline::OptionLine(measured.sized.options));
+}
+
+// What was asked for, by the KL that counts in the end: the mean over all parts of the texts.
+std::string WantedText(const TuneSolution& solution) {
+  if (!solution.has_quality) return "";
+  if (solution.is_bound_given) {
+    return fmt::format("; wanted: a KL of at most {:.4g}{}", solution.kl_bound,
+                       solution.is_within_limit ? "" : ", which nothing that was tried keeps");
+  }
+  return fmt::format("; wanted: a KL of at most {:.4g}, and faster than what kvrun chooses by the budget{}",
+                     solution.kl_bound, solution.is_own ? ": nothing else that was tried is" : "");
+}
+
+// Where the KLs of the points come from.
+std::string PartsText(const TuneSolution& solution) {
+  if (!solution.has_quality) return "  there was no time to measure quality on texts\n";
+  if (solution.has_held_out) {
+    return fmt::format(
+        "  KL is the mean over all parts of the texts: on those of the search {}, by budget {}; on others "
+        "{}, "
+        "by budget {}\n",
+        KlText(solution.chosen.quality.kl), KlText(solution.own.quality.kl), KlText(solution.held_out_kl),
+        KlText(solution.own_held_out_kl));
+  }
+  return solution.has_time_left
+             ? "  the text has no second part of that many tokens: nothing was confirmed on another\n"
+             : "  there was no time to confirm it on other parts of the texts\n";
 }
 
 std::string NeighbourTable(const TuneSolution& solution) {
@@ -138,10 +170,16 @@ Json SolutionJson(const TuneSolution& solution) {
   for (const Measured& point : solution.measured) measured.push_back(MeasuredJson(point));
   Json front = Json::array();
   for (const FrontPoint& point : FrontOf(solution)) front.push_back(point.index);
+  const auto known = [&](double kl) { return solution.has_quality ? Json(kl) : Json(); };
+  if (!solution.has_quality) chosen["kl"] = chosen["top1"] = own["kl"] = own["top1"] = nullptr;
   return {{"batch", solution.setting.batch},
           {"ctx", solution.setting.ctx},
           {"budget_bytes", solution.setting.budget_bytes},
-          {"kl_limit", solution.kl_limit},
+          {"kl_limit", known(solution.kl_bound)},
+          {"kl", known(solution.kl())},
+          {"own_kl", known(solution.own_kl())},
+          {"search_kl_limit", known(solution.kl_limit)},
+          {"has_quality", solution.has_quality},
           {"is_own", solution.is_own},
           {"is_within_limit", solution.is_within_limit},
           {"held_out_kl", solution.has_held_out ? Json(solution.held_out_kl) : Json()},
@@ -164,21 +202,15 @@ Json SolutionJson(const TuneSolution& solution) {
 std::string TuneText(const TuneResult& result, bool pareto) {
   std::string text;
   for (const TuneSolution& solution : result.solutions) {
-    const bool is_above = solution.is_own && solution.own.quality.kl > solution.kl_limit;
-    text += fmt::format("{}; KL at most {:.4g}{}\n", SettingText(solution.setting), solution.kl_limit,
-                        is_above ? ", or kvrun's own choice" : "");
-    text += PointLine("chosen", solution.chosen, solution.predicted.step_ms, solution.measured_ms);
-    text += PointLine("by budget", solution.own, solution.own_predicted.step_ms, solution.own_measured_ms);
-    text += solution.has_held_out
-                ? fmt::format(
-                      "  on parts of the text that the search has not seen: KL {}, by budget {}; on all "
-                      "parts {}, {}\n",
-                      KlText(solution.held_out_kl), KlText(solution.own_held_out_kl), KlText(solution.kl()),
-                      KlText(solution.own_kl()))
-                : "  the text has no second part of that many tokens: nothing was confirmed on another\n";
+    text += SettingText(solution.setting) + WantedText(solution) + "\n";
+    text += PointLine("chosen", solution, solution.chosen, solution.kl(), solution.predicted.step_ms,
+                      solution.measured_ms);
+    text += PointLine("by budget", solution, solution.own, solution.own_kl(), solution.own_predicted.step_ms,
+                      solution.own_measured_ms);
+    text += PartsText(solution);
     text += "  " + BoundText(solution) + "\n";
-    text += NeighbourTable(solution);
-    if (pareto) text += FrontTable(solution);
+    if (!solution.rejected.empty()) text += NeighbourTable(solution);
+    if (pareto && solution.has_quality) text += FrontTable(solution);
   }
   if (!result.checks.empty()) text += CheckTable(result);
   return text +
@@ -203,6 +235,7 @@ Json TuneJson(const TuneResult& result) {
   for (const offline::StepSample& sample : result.samples) samples.push_back(SampleJson(sample));
   return {{"solutions", solutions},
           {"unreached", result.unreached},
+          {"left_out", result.left_out},
           {"checks", checks},
           {"samples", samples},
           {"model_max_error", result.model_max_error},
@@ -223,6 +256,7 @@ offline::Plot ParetoPlot(const TuneResult& result) {
     for (const FrontPoint& point : FrontOf(solution)) front.points.emplace_back(point.step_ms, point.kl);
     plot.series.push_back(std::move(all));
     plot.series.push_back(std::move(front));
+    if (!solution.has_quality) continue;
     plot.series.push_back(
         {name + ", chosen", {{solution.predicted.step_ms, solution.chosen.quality.kl}}, false});
   }

@@ -51,7 +51,7 @@ class Tune : public ::testing::Test {
                            "--budget",
                            budget,
                            "--minutes",
-                           "0.1",
+                           "0.15",
                            "--kv-dir",
                            folder_.Path("kv"),
                            "--kv-tmpfs"};
@@ -67,30 +67,39 @@ class Tune : public ::testing::Test {
 };
 
 TEST_F(Tune, WritesAConfigThatKvrunTakes) {
-  const ProgramResult result = Run({"-f", text_, "-o", out_, "--json", "-q", "--check", "3"});
+  const ProgramResult result =
+      Run({"-f", text_, "-o", out_, "--json", "-q", "--check", "3", "--minutes", "0.3"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err, "");
   const Json json = Json::parse(result.out);
-  EXPECT_GE(json["checks"].size(), 3U);
+  const bool is_whole = json["left_out"].empty();  // on a slow machine there is no time for all of it
+  if (is_whole) {
+    EXPECT_GE(json["checks"].size(), 3U);
+  }
   for (const Json& check : json["checks"]) {
     EXPECT_GT(check["predicted_ms"], 0.0);
     EXPECT_GT(check["step_ms"], 0.0);
   }
   ASSERT_EQ(json["solutions"].size(), 1U);
   const Json& solution = json["solutions"][0];
-  EXPECT_EQ(solution["own"]["predicted_ms"], solution["measured"][0]["predicted_ms"])
-      << "the first point measured is kvrun's own choice";
-  const auto mean_kl = [&](const char* point, const char* held_out) {
-    return (solution[point]["kl"].get<double>() + solution[held_out].get<double>()) / 2;
-  };
-  EXPECT_LE(mean_kl("chosen", "held_out_kl"), mean_kl("own", "own_held_out_kl"))
-      << "no worse than what the budget alone gives";
+  if (is_whole) {
+    EXPECT_EQ(solution["own"]["predicted_ms"], solution["measured"][0]["predicted_ms"])
+        << "the first point measured is kvrun's own choice";
+    const auto mean_kl = [&](const char* point, const char* held_out) {
+      return (solution[point]["kl"].get<double>() + solution[held_out].get<double>()) / 2;
+    };
+    EXPECT_LE(mean_kl("chosen", "held_out_kl"), mean_kl("own", "own_held_out_kl"))
+        << "no worse than what the budget alone gives";
+    EXPECT_LE(solution["kl"], solution["is_own"] ? solution["own_kl"] : solution["kl_limit"]);
+  }
   const Result<KvConfig> config = ReadConfig(out_);
   ASSERT_TRUE(config.ok()) << config.status().message();
   ASSERT_EQ(config->solutions.size(), 1U);
   EXPECT_EQ(config->solutions[0].ctx, 256U);
   EXPECT_EQ(config->solutions[0].budget_bytes, 340U * 1024);
-  EXPECT_NEAR(config->solutions[0].kl, mean_kl("chosen", "held_out_kl"), 1e-3);
+  if (is_whole) {
+    EXPECT_NEAR(config->solutions[0].kl, solution["kl"].get<double>(), 1e-3);
+  }
   const ProgramResult text =
       RunProgram(RealProgram(),
                  {"run", "-m", model_, "-p", "Once upon a time", "-n", "20", "--ctx", "256", "--config", out_,
@@ -112,7 +121,9 @@ TEST_F(Tune, EachContextAndBatchHasASolution) {
   for (const Json& solution : json["solutions"]) {
     settings.emplace(solution["ctx"], solution["batch"]);
     EXPECT_EQ(solution["budget_bytes"], 600U * 1024 * solution["batch"].get<uint32_t>());
-    EXPECT_GE(solution["measured"].size(), 3U) << "however late it was";
+    // On a busy machine there may be no time for all of it.
+    if (!json["left_out"].empty()) continue;
+    EXPECT_GE(solution["measured"].size(), 1U);
     EXPECT_GT(solution["held_out_kl"], 0.0);
   }
   EXPECT_EQ(settings.size(), 4U);
@@ -206,6 +217,7 @@ TEST_F(TuneCalls, WhatIsDoneIsNotLostToWhatFailsAfterIt) {
   options_.budget = "600KiB";
   options_.contexts = {256, 512};
   options_.n_checks = 2;
+  options_.minutes = 0.3;
   // No file can be made in the folder from there on.
   const auto break_folder = [&](const std::string& what, uint64_t, uint64_t) {
     if (what != "searching, 512 tokens x 1") return false;
@@ -230,18 +242,52 @@ TEST_F(TuneCalls, WhatIsDoneIsNotLostToWhatFailsAfterIt) {
 
 TEST_F(Tune, AGivenLimitAndATextOfOnePiece) {
   const std::string text = folder_.Write("short.txt", ReadWholeFile(text_).substr(20000, 700));
-  const ProgramResult result = Run({"-f", text, "-o", out_, "--json", "--quality-floor", "50"});
+  const ProgramResult result = Run({"-f", text, "-o", out_, "--json", "--max-kl", "50", "--minutes", "0.3"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const Json solution = Json::parse(result.out)["solutions"][0];
   EXPECT_EQ(solution["kl_limit"], 50.0);
   EXPECT_EQ(solution["is_within_limit"], true);
   EXPECT_TRUE(solution["held_out_kl"].is_null()) << "there is no other part";
   std::filesystem::remove(out_);
-  const ProgramResult refused = Run({"-f", text_, "-o", out_, "--quality-floor", "1e-9"});
+  const ProgramResult refused = Run({"-f", text_, "-o", out_, "--max-kl", "1e-9", "--minutes", "0.3"});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_NE(refused.err.find("whose KL to full attention is at most 1e-09"), std::string::npos)
       << refused.err;
   EXPECT_FALSE(HasConfig());
+}
+
+// No time at all: nothing but the least is done, and all else is named.
+TEST_F(TuneCalls, TimeIsALimitAndWhatItLeavesOutIsNamed) {
+  options_.budget = "600KiB";
+  options_.contexts = {256, 512};
+  options_.n_checks = 2;
+  options_.minutes = 1e-5;
+  std::vector<std::string> said;
+  options_.say = [&](const std::string& text) { said.push_back(text); };
+  std::pair<uint64_t, uint64_t> last;
+  const auto result =
+      offline::Tune(engine_, options_, [&](const std::string&, uint64_t done, uint64_t total) {
+        EXPECT_LE(done, total);
+        last = {done, total};
+        return false;
+      });
+  ASSERT_TRUE(result.ok()) << result.status().message();
+  EXPECT_EQ(last.first, last.second) << "progress reaches the end";
+  ASSERT_EQ(said.size(), 1U);
+  EXPECT_NE(said[0].find("are too few here: the least"), std::string::npos) << said[0];
+  ASSERT_EQ(result->left_out.size(), 3U);
+  EXPECT_TRUE(result->left_out[0].starts_with("the quality at 256 tokens")) << result->left_out[0];
+  EXPECT_TRUE(result->left_out[1].starts_with("the quality at 512 tokens")) << result->left_out[1];
+  EXPECT_EQ(result->left_out[2], "2 of 2 checks of predictions");
+  EXPECT_GE(result->samples.size(), 8U) << "some are taken in any case";
+  EXPECT_LT(result->samples.size(), 24U) << "but not as many as there would be time for";
+  ASSERT_EQ(result->config.solutions.size(), 2U);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_FALSE(result->solutions[i].has_quality);
+    EXPECT_TRUE(result->solutions[i].is_own);
+    EXPECT_EQ(result->config.solutions[i].kl, 0.0) << "not known";
+    EXPECT_GT(result->config.solutions[i].measured_ms, 0.0);
+  }
 }
 
 TEST_F(Tune, AModelThatComputesNoNumbersIsRefused) {
@@ -261,8 +307,9 @@ TEST_F(Tune, AModelThatComputesNoNumbersIsRefused) {
 }
 
 TEST_F(Tune, ReportsAreTablesAndWhatIsNamedTwiceIsSolvedOnce) {
-  const ProgramResult result = Run({"-f", text_, "-o", out_, "-q", "--check", "3", "--pareto", "--plot",
-                                    folder_.Path("p.svg"), "--ctx", "256,256", "--batch", "1,1"});
+  const ProgramResult result =
+      Run({"-f", text_, "-o", out_, "-q", "--check", "3", "--pareto", "--plot", folder_.Path("p.svg"),
+           "--minutes", "0.3", "--ctx", "256,256", "--batch", "1,1"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   for (const char* part : {"predictions checked at random points", "the worst is off by", "front of",
                            "neighbours", "bounded by", ": for kvrun --config, 1 solution"}) {

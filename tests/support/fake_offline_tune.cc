@@ -57,7 +57,11 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
     if (n_turns > 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (progress("searching", 1, 2)) return Status(StatusCode::kCancelled, "cancelled");
   }
+  const bool is_short = options.budget == "1/18";  // of time: nothing is measured on texts
+  if (is_short && options.say) options.say("2 seconds are too few");
+  progress("searching", 2, 2);
   TuneResult result;
+  if (is_short) result.left_out = {"the quality at 8192 tokens"};
   result.config.model = Asked(options);
   result.config.solutions.emplace_back();
   if (!options.adapter_path.empty()) {
@@ -78,6 +82,11 @@ Result<TuneResult> Tune(kvrun_engine* engine, const TuneOptions& options, const 
   solution.held_out_kl = 0.012;
   solution.own_held_out_kl = 0.024;
   solution.kl_limit = 0.015;
+  solution.kl_bound = options.kl_limit > 0.0 ? options.kl_limit : 0.0209;
+  solution.is_bound_given = options.kl_limit > 0.0;
+  solution.has_time_left = options.budget != "1/19";
+  if (is_short || !solution.has_time_left) solution.has_held_out = false;
+  solution.has_quality = !is_short;
   solution.predicted.step_ms = 5.0;
   solution.own_predicted.step_ms = 6.0;
   solution.measured_ms = 5.5;

@@ -46,8 +46,8 @@ TEST_F(CliTune, OptionsReachTheSearch) {
   ASSERT_EQ(Run({}).exit_code, 0);
   EXPECT_EQ(Written(),
             "budget 1/13 kl 0 minutes 7 checks 0 adapter  folder  ids 2000 ctx 8192 batch 1 from \n");
-  ASSERT_EQ(Run({"--ctx", "256,300", "--batch", "4,1", "--quality-floor", "0.5", "--minutes", "0.25",
-                 "--check", "7", "--kv-dir", "/there"})
+  ASSERT_EQ(Run({"--ctx", "256,300", "--batch", "4,1", "--max-kl", "0.5", "--minutes", "0.25", "--check", "7",
+                 "--kv-dir", "/there"})
                 .exit_code,
             0);
   EXPECT_EQ(Written(),
@@ -87,7 +87,9 @@ TEST_F(CliTune, TheReportNamesChoiceAndNeighbours) {
   const ProgramResult result = Run({"--ctx", "256"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   for (const char* part :
-       {"256 tokens x 1 sequence", "KL at most 0.015\n", "chosen         5.00 ms predicted     5.50 measured",
+       {"256 tokens x 1 sequence",
+        "; wanted: a KL of at most 0.0209, and faster than what kvrun chooses by the budget\n",
+        "chosen         5.00 ms predicted     5.50 measured",
         "by budget      6.00 ms predicted     6.50 measured", "--kv-group 4", "bounded by compute", "group 8",
         "slower", "type f16", "does not fit"}) {
     EXPECT_PRED2(Contains, result.out, part);
@@ -187,7 +189,7 @@ TEST_F(CliTune, PlotsAreDrawn) {
 TEST_F(CliTune, OptionsAreVariablesToo) {
   const ProgramInput input{{"KVRUN_MODEL=nobos", "KVRUN_FILE=" + text_, "KVRUN_OUTPUT=" + out_,
                             "KVRUN_BUDGET=5MiB", "KVRUN_CTX=512", "KVRUN_BATCH=2", "KVRUN_MINUTES=3",
-                            "KVRUN_QUALITY_FLOOR=0.25", "KVRUN_CHECK=2", "KVRUN_QUIET=1"},
+                            "KVRUN_MAX_KL=0.25", "KVRUN_CHECK=2", "KVRUN_QUIET=1"},
                            "",
                            ""};
   const ProgramResult result = Tune({}, input);
@@ -199,14 +201,15 @@ TEST_F(CliTune, OptionsAreVariablesToo) {
 
 TEST_F(CliTune, WhatWasNotReachedIsSaid) {
   EXPECT_FALSE(Contains(Run({}).err, "note: at"));
-  EXPECT_PRED2(Contains, Run({"--budget", "1/14"}).out, "KL at most 0.015, or kvrun's own choice\n");
+  EXPECT_PRED2(Contains, Run({"--budget", "1/14"}).out,
+               "chooses by the budget: nothing else that was tried is\n");
   EXPECT_PRED2(Contains, Run({"--budget", "1/14"}).err,
                "note: at 8192 tokens x 1 none of 2 points tried is both faster than what kvrun chooses from "
                "the budget "
                "alone and as good (3 not on other parts of the text): ");
   EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err, "kvadapt: not within the toy's limit at 4096");
   EXPECT_PRED2(Contains, Run({"--budget", "1/15"}).err,
-               "has a KL above the floor where all parts of the text count");
+               "nothing that was tried keeps --max-kl where all parts of the texts count");
 }
 
 TEST_F(CliTune, WhatFailedAfterSomethingWasDoneIsAFailureAndTheConfigIsThere) {
@@ -224,7 +227,7 @@ TEST_F(CliTune, WhatFailedAfterSomethingWasDoneIsAFailureAndTheConfigIsThere) {
 
 TEST_F(CliTune, WhetherItWasConfirmedOnOtherTextIsSaid) {
   EXPECT_PRED2(Contains, Run({}).out,
-               "that the search has not seen: KL 0.0120, by budget 0.0240; on all parts 0.0110, 0.0220\n");
+               "on those of the search 0.0100, by budget 0.0200; on others 0.0120, by budget 0.0240\n");
   EXPECT_PRED2(Contains, Run({"--budget", "1/16"}).out, "nothing was confirmed on another");
   const Json solution = Json::parse(Run({"--json"}).out)["solutions"][0];
   EXPECT_EQ(solution["held_out_kl"], 0.012);
@@ -232,6 +235,53 @@ TEST_F(CliTune, WhetherItWasConfirmedOnOtherTextIsSaid) {
   EXPECT_EQ(solution["is_own"], false);
   EXPECT_EQ(solution["is_within_limit"], true);
   EXPECT_EQ(solution["n_refused"], 3);
+}
+
+// The bound is one of what stands beside it: the mean over all parts.
+TEST_F(CliTune, NoKlThatIsShownIsAboveItsBound) {
+  const std::string text = Run({}).out;
+  EXPECT_PRED2(Contains, text, "wanted: a KL of at most 0.0209,");
+  EXPECT_PRED2(Contains, text, "KL 0.0110  top-1 90.0 %");
+  EXPECT_PRED2(Contains, text, "KL 0.0220  top-1 90.0 %");
+  const Json solution = Json::parse(Run({"--json"}).out)["solutions"][0];
+  EXPECT_EQ(solution["kl"], 0.011);
+  EXPECT_EQ(solution["own_kl"], 0.022);
+  EXPECT_EQ(solution["kl_limit"], 0.0209);
+  EXPECT_EQ(solution["search_kl_limit"], 0.015);
+  EXPECT_PRED2(Contains, Run({"--max-kl", "0.04"}).out, "; wanted: a KL of at most 0.04\n");
+  EXPECT_PRED2(Contains, Run({"--max-kl", "0.04", "--budget", "1/15"}).out,
+               "; wanted: a KL of at most 0.04, which nothing that was tried keeps\n");
+}
+
+TEST_F(CliTune, TheFormerNameOfMaxKlIsAnsweredWithTheNewOne) {
+  const ProgramResult refused = Run({"--quality-floor", "0.04"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_PRED2(Contains, refused.err, "kvadapt: --quality-floor: it is called --max-kl now\n");
+  EXPECT_FALSE(std::filesystem::exists(out_));
+  const std::string help = Tune({"--help"}).out;
+  EXPECT_PRED2(Contains, help, "--max-kl");
+  EXPECT_FALSE(Contains(help, "--quality-floor"));
+}
+
+TEST_F(CliTune, WhatThereWasNoTimeForIsSaid) {
+  const ProgramResult result = Run({"--budget", "1/18"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.err, "note: 2 seconds are too few\n");
+  EXPECT_PRED2(Contains, result.err,
+               "note: there was no time for the quality at 8192 tokens; more --minutes have\n");
+  EXPECT_PRED2(Contains, result.out, "KL not measured");
+  EXPECT_PRED2(Contains, result.out, "there was no time to measure quality on texts");
+  EXPECT_FALSE(Contains(result.out, "wanted"));
+  const Json json = Json::parse(Run({"--budget", "1/18", "--json", "-q"}).out);
+  EXPECT_EQ(json["left_out"], Json({"the quality at 8192 tokens"}));
+  EXPECT_TRUE(json["solutions"][0]["kl"].is_null());
+  EXPECT_TRUE(json["solutions"][0]["chosen"]["kl"].is_null());
+  EXPECT_PRED2(Contains, Run({"--budget", "1/19"}).out,
+               "there was no time to confirm it on other parts of the texts");
+}
+
+TEST_F(CliTune, ProgressReachesTheEnd) {
+  EXPECT_PRED2(Contains, Run({"--progress", "always"}).err, "searching: 2 of 2, 100 %\n");
 }
 
 TEST_F(CliTune, WhatQualityIsMeasuredOnIsSaid) {
@@ -257,8 +307,8 @@ TEST_F(CliTune, BadUsageIsSaid) {
       {{"-m", "toy", "-o", out_, "--budget", "1/13", "--ctx", "256,"}, "--ctx"},
       {{"-m", "toy", "-o", out_, "--budget", "1/13", "--batch", "17"}, "--batch"},
       {{"-m", "toy", "-o", out_, "--budget", "1/13", "--batch", "0"}, "--batch"},
-      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--quality-floor", "-1"}, "--quality-floor"},
-      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--quality-floor", "nan"}, "--quality-floor"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--max-kl", "-1"}, "--max-kl"},
+      {{"-m", "toy", "-o", out_, "--budget", "1/13", "--max-kl", "nan"}, "--max-kl"},
       {{"-m", "toy", "-o", out_, "--budget", "1/13", "--minutes", "0"}, "--minutes"},
       {{"-m", "toy", "-o", out_, "--budget", "1/13", "--check", "-1"}, "--check"},
       {{"-m", "toy", "-o", out_, "--budget", "1/13", "--unknown"}, "--unknown"},

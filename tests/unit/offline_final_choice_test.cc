@@ -76,6 +76,7 @@ TEST_F(OfflineFinalChoice, TheFastestInTurnsIsTaken) {
   EXPECT_EQ(choice.own_measured_ms, 10.0);
   EXPECT_EQ(choice.held_out_kl, 0.010);
   EXPECT_EQ(choice.own_held_out_kl, 0.012);
+  EXPECT_DOUBLE_EQ(choice.kl_limit, 0.95 * 0.011) << "of what own has on all parts";
   EXPECT_EQ(choice.chosen.quality.kl, 0.009);
   EXPECT_EQ(choice.chosen.sized.candidate.policy, "fifo");
   EXPECT_FALSE(choice.is_own);
@@ -123,6 +124,7 @@ TEST_F(OfflineFinalChoice, AGivenLimitIsForTheMeanOfAllParts) {
       {kOwn, 0.030, 10, 0.030, {5}}, {8, 0.018, 8, 0.023, {8}}, {16, 0.018, 9, 0.021, {9}}};
   const FinalChoice choice = Choose(cases, false, 0.02).value();
   EXPECT_EQ(choice.chosen.sized.candidate.group_tokens, 16U) << "own is faster, but not within the limit";
+  EXPECT_EQ(choice.kl_limit, 0.02);
   EXPECT_EQ(choice.own_measured_ms, 5.0);
   const FinalChoice nearest = Choose(cases, false, 0.019).value();
   EXPECT_FALSE(nearest.is_within_limit);
@@ -173,7 +175,7 @@ TEST_F(OfflineFinalChoice, FewTakeTurnsAndFewerTurnsWhereItIsLate) {
   is_late_ = true;
   ASSERT_TRUE(Choose(cases).ok());
   EXPECT_EQ(n_held_out_, 7U + 6U) << "none after the first that is confirmed";
-  EXPECT_EQ(n_turns_[104], 3U);
+  EXPECT_EQ(n_turns_[104], 1U);
   EXPECT_EQ(n_turns_[105], 0U);
   EXPECT_EQ(n_turns_[103], 0U);
   EXPECT_EQ(n_turns_[106], 0U);

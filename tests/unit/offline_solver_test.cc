@@ -190,6 +190,23 @@ TEST_F(OfflineSolver, FailuresEndIt) {
   EXPECT_EQ(n_measured_, 4U);
 }
 
+TEST_F(OfflineSolver, WhereTimeRunsOutWhatWasMeasuredIsTheAnswer) {
+  SolverInput input = Input();
+  const auto works = input.measure;
+  size_t n_most = 4;
+  input.measure = [&](const SizedCandidate& sized) -> Result<Quality> {
+    if (n_measured_ == n_most) return Status(StatusCode::kCancelled, "time is up");
+    return works(sized);
+  };
+  input.ran_out = [](const Status& status) { return status.code() == StatusCode::kCancelled; };
+  const SolverAnswer answer = Solve(input).value();
+  EXPECT_EQ(answer.measured.size(), 4U);
+  EXPECT_TRUE(answer.ended_early);
+  EXPECT_FALSE(answer.accepted.empty());
+  n_measured_ = n_most = 0;
+  EXPECT_EQ(Solve(input).status().code(), StatusCode::kCancelled) << "not even the own choice is known";
+}
+
 TEST_F(OfflineSolver, WhereNothingIsLostTheFastestIsTaken) {
   SolverInput input = Input(1);
   input.measure = [](const SizedCandidate&) -> Result<Quality> { return Quality{.kl = 0.0}; };
