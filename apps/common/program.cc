@@ -65,8 +65,8 @@ int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI
   std::ostringstream out;
   std::ostringstream message;
   if (program.exit(error, out, message) != 0) {
-    const bool json =
-        std::ranges::any_of(words, [](const char* word) { return std::string_view(word) == "--json"; });
+    const bool json = std::ranges::any_of(
+        words, [](const std::string_view word) { return word == "--json" || word == "--json-lines"; });
     return ReportUsageError(UsageError(error.what()), json,
                             fmt::format("`{0} --help`, or `{0} COMMAND --help`", info.name));
   }

@@ -10,6 +10,7 @@
 #include "apps/common/files.h"
 #include "apps/common/session_plan.h"
 #include "apps/kvrun/report.h"
+#include "apps/kvrun/token_json.h"
 
 namespace kvrun::cli {
 namespace {
@@ -56,7 +57,7 @@ std::vector<Line> ReadLines(const std::string& path) {
 class BatchRunner {
  public:
   BatchRunner(const BatchJob& job, const Model& model, const std::vector<Line>& lines)
-      : job_(job), progress_(ProgressModeOf(job.shared)) {
+      : job_(job), model_(model), progress_(ProgressModeOf(job.shared)) {
     uint32_t n_ctx = 0;
     for (const Line& line : lines) {
       const std::string what = line.where + ": the prompt";
@@ -89,8 +90,16 @@ class BatchRunner {
       Check(kvrun_session_feed(session_.get(), i, group[i].ids.data(), group[i].ids.size()));
     }
     progress_.Clear();
+    PieceSink sink;
+    if (job_.json_lines) {
+      sink = [&](const GeneratedPiece& piece) {
+        Json line = {{"index", group[piece.sequence].index}};
+        line.update(PieceJson(model_, piece));
+        return TryWriteStdout(JsonLine(line));
+      };
+    }
     const std::vector<Answer> answers =
-        Generate(session_, static_cast<uint32_t>(group.size()), job_.generation, /*stream=*/false);
+        GenerateInto(session_, static_cast<uint32_t>(group.size()), job_.generation, sink);
     const Json stats = SessionStats(session_);
     for (size_t i = 0; i < group.size(); ++i) WriteAnswer(group[i], answers[i], stats);
     if (!job_.shared.quiet && !job_.shared.json) {
@@ -108,11 +117,13 @@ class BatchRunner {
                    {"tokens", answer.tokens},
                    {"finish", FinishName(answer.finish)},
                    {"prompt_tokens", item.ids.size()}};
+    if (job_.generation.values.n_logprobs > 0) object["logprobs"] = LogprobsJson(model_, answer.logprobs);
     if (job_.shared.json) AddStatistics(stats, loaded_.info, &object);
     WriteStdout(JsonLine(object));
   }
 
   const BatchJob& job_;
+  const Model& model_;
   Progress progress_;
   std::vector<Item> items_;
   LoadedEngine loaded_;

@@ -15,10 +15,12 @@ struct BatchJob {
   bool chat;
   const std::string& system;
   const PromptForm& form;
+  bool json_lines = false;
 };
 
 // One JSON object per prompt on standard output, in order: index, text, tokens, finish, prompt_tokens; with
-// --json also the statistics of the group it was computed in. The answer is the exit code.
+// --json also the statistics of the group it was computed in. With json_lines there is an object for each
+// token before: index and what PieceJson says. The answer is the exit code.
 int RunBatch(const BatchJob& job);
 
 }  // namespace kvrun::cli

@@ -17,21 +17,39 @@ constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
 
 struct Collector {
   std::vector<Answer> answers;
-  bool stream = false;
+  const PieceSink& sink;
   int stdout_error = 0;
+  StepLogprobs logprobs;    // of the token that comes next
+  bool has_failed = false;  // out of memory
 };
+
+void OnLogprobs(void* user, uint32_t, kvrun_token_logprob taken, const kvrun_token_logprob* likeliest,
+                size_t n) {
+  auto* collector = static_cast<Collector*>(user);
+  try {
+    collector->logprobs = {taken, {likeliest, likeliest + n}};
+  } catch (...) {
+    collector->has_failed = true;  // OnToken ends the call
+  }
+}
 
 int OnToken(void* user, uint32_t sequence, int32_t token, const char* text, size_t text_bytes) {
   auto* collector = static_cast<Collector*>(user);
   try {
     Answer& answer = collector->answers.at(sequence);
+    const bool has_logprobs =
+        token >= 0 && collector->logprobs.taken.token == token && !collector->logprobs.likeliest.empty();
     if (token >= 0) answer.tokens.push_back(token);
+    if (has_logprobs) answer.logprobs.push_back(collector->logprobs);
     answer.text.append(text, text_bytes);
+    if (collector->sink) {
+      collector->stdout_error = collector->sink(
+          {sequence, token, {text, text_bytes}, has_logprobs ? &collector->logprobs : nullptr});
+    }
   } catch (...) {
     return 1;  // nothing may be thrown through the library
   }
-  if (collector->stream && text_bytes > 0) collector->stdout_error = TryWriteStdout({text, text_bytes});
-  return collector->stdout_error != 0 || Interrupted() ? 1 : 0;
+  return collector->has_failed || collector->stdout_error != 0 || Interrupted() ? 1 : 0;
 }
 
 std::string ChatTemplateNames() {
@@ -71,6 +89,11 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
   set->Number("--repeat-penalty", &values.repetition_penalty, 0.01F, 100.0F,
               "penalty of repeated tokens (1: off)");
   set->Number("--repeat-window", &values.repetition_window, 0, kMaxU32, "last tokens that count as repeated");
+  set->Number(
+      "--presence-penalty", &values.presence_penalty, -2.0F, 2.0F,
+      "taken off the logit of a token that the answer has among its last --repeat-window tokens (0: off)");
+  set->Number("--frequency-penalty", &values.frequency_penalty, -2.0F, 2.0F,
+              "the same for each time that the token is there (0: off)");
   set->Number("--seed", &values.seed, fmt::format("seed of the sampler (default {})", values.seed));
   set->TextList("--stop", &generation->stop, "TEXT", "end before this text (may be given several times)");
   set->Flag("--ignore-end", &generation->ignore_end, "go on after the model ended (benchmarks)");
@@ -154,6 +177,14 @@ void RejectNul(const std::string& text) {
 
 std::vector<Answer> Generate(const Session& session, uint32_t n, const GenerationOptions& generation,
                              bool stream) {
+  if (!stream) return GenerateInto(session, n, generation, {});
+  return GenerateInto(session, n, generation, [](const GeneratedPiece& piece) {
+    return piece.text.empty() || piece.sequence != 0 ? 0 : TryWriteStdout(piece.text);
+  });
+}
+
+std::vector<Answer> GenerateInto(const Session& session, uint32_t n, const GenerationOptions& generation,
+                                 const PieceSink& sink) {
   std::vector<const char*> stop;
   for (const std::string& text : generation.stop) stop.push_back(text.c_str());
   kvrun_generate_options options = generation.values;
@@ -163,7 +194,9 @@ std::vector<Answer> Generate(const Session& session, uint32_t n, const Generatio
   std::vector<uint32_t> sequences(n);
   std::iota(sequences.begin(), sequences.end(), 0U);
   std::vector<kvrun_generate_result> results(n, kvrun_generate_result{0, KVRUN_FINISH_CANCELLED});
-  Collector collector{std::vector<Answer>(n), stream, 0};
+  Collector collector{std::vector<Answer>(n), sink, 0, {}, false};
+  if (options.n_logprobs > 0) options.logprobs = OnLogprobs;
+  options.logprobs_user = &collector;
   const kvrun_status status = kvrun_session_generate(session.get(), sequences.data(), n, &options, OnToken,
                                                      &collector, results.data());
   if (collector.stdout_error != 0) ThrowStdoutError(collector.stdout_error);

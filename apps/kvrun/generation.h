@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/common/api.h"
@@ -19,7 +21,8 @@ struct GenerationOptions {
   bool ignore_end = false;
 };
 
-// -n, --temp, --top-k, --top-p, --min-p, --repeat-penalty, --repeat-window, --seed, --stop, --ignore-end.
+// -n, --temp, --top-k, --top-p, --min-p, --repeat-penalty, --repeat-window, --presence-penalty,
+// --frequency-penalty, --seed, --stop, --ignore-end.
 void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens);
 void CheckGenerationOptions(const GenerationOptions& generation);
 
@@ -55,15 +58,35 @@ std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, 
 // Messages are C strings.
 void RejectNul(const std::string& text);
 
+// Of a step, where GenerationOptions::values.n_logprobs asks for it.
+struct StepLogprobs {
+  kvrun_token_logprob taken;
+  std::vector<kvrun_token_logprob> likeliest;
+};
+
 struct Answer {
   std::string text;
   std::vector<int32_t> tokens;
   kvrun_finish finish = KVRUN_FINISH_CANCELLED;
+  std::vector<StepLogprobs> logprobs;  // of each token, where they were asked for
 };
+
+// A token as it comes; valid during the call.
+struct GeneratedPiece {
+  uint32_t sequence = 0;
+  int32_t token = 0;                       // negative: only text that was held back
+  std::string_view text;                   // whole characters, possibly none
+  const StepLogprobs* logprobs = nullptr;  // null where they were not asked for
+};
+// Answers 0, or the errno of a write that failed, which ends generation and is thrown.
+using PieceSink = std::function<int(const GeneratedPiece& piece)>;
 
 // Continues sequences 0 .. n-1. `stream`: the text of sequence 0 goes to standard output as it comes. Ends
 // early on Ctrl-C (finish: cancelled).
 std::vector<Answer> Generate(const Session& session, uint32_t n, const GenerationOptions& generation,
                              bool stream);
+// The same with each token handed to `sink`, which may be empty.
+std::vector<Answer> GenerateInto(const Session& session, uint32_t n, const GenerationOptions& generation,
+                                 const PieceSink& sink);
 
 }  // namespace kvrun::cli

@@ -13,6 +13,7 @@
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
 #include "apps/kvrun/report.h"
+#include "apps/kvrun/token_json.h"
 
 namespace kvrun::cli {
 namespace {
@@ -28,6 +29,7 @@ struct RunOptions {
   std::string system;
   PromptForm form;
   bool chat = false;
+  bool json_lines = false;  // shared.json too, then: the last line is what --json says
   const OptionSet* set = nullptr;
 
   // -p "" is a prompt too.
@@ -43,6 +45,9 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && (options.has_prompt() || !options.files.empty())) {
     throw UsageError("--batch brings its own prompts: leave out -p and -f (KVRUN_PROMPT and KVRUN_FILE)");
   }
+  if (options.generation.values.n_logprobs > 0 && !options.shared.json && options.batch.empty()) {
+    throw UsageError("--logprobs goes into JSON: give --json or --json-lines, or a --batch");
+  }
   for (const char* of_chats : {"--system", "--chat-template", "--thinking"}) {
     if (!options.chat && options.set->OnCommandLine(of_chats)) {
       throw UsageError(fmt::format("{} needs --chat", of_chats));
@@ -50,14 +55,15 @@ void CheckUsage(const RunOptions& options) {
   }
 }
 
-void Report(const RunOptions& options, const Session& session, const Json& engine_info, size_t prompt_tokens,
-            const Answer& answer) {
+void Report(const RunOptions& options, const Model& model, const Session& session, const Json& engine_info,
+            size_t prompt_tokens, const Answer& answer) {
   const Json stats = SessionStats(session);
   if (options.shared.json) {
     Json object = {{"text", answer.text},
                    {"tokens", answer.tokens},
                    {"finish", FinishName(answer.finish)},
                    {"prompt_tokens", prompt_tokens}};
+    if (options.generation.values.n_logprobs > 0) object["logprobs"] = LogprobsJson(model, answer.logprobs);
     AddStatistics(stats, engine_info, &object);
     WriteStdout(JsonLine(object));
     return;
@@ -80,8 +86,13 @@ int RunOne(const RunOptions& options, const Model& model) {
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Check(kvrun_session_feed(session.get(), 0, ids.data(), ids.size()));
   progress.Clear();
-  const std::vector<Answer> answers = Generate(session, 1, options.generation, !options.shared.json);
-  Report(options, session, loaded.info, ids.size(), answers[0]);
+  const std::vector<Answer> answers =
+      options.json_lines ? GenerateInto(session, 1, options.generation,
+                                        [&model](const GeneratedPiece& piece) {
+                                          return TryWriteStdout(JsonLine(PieceJson(model, piece)));
+                                        })
+                         : Generate(session, 1, options.generation, !options.shared.json);
+  Report(options, model, session, loaded.info, ids.size(), answers[0]);
   return answers[0].finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
 }
 
@@ -89,8 +100,8 @@ int Run(RunOptions& options) {
   CheckUsage(options);
   if (options.chat) ReadChatTemplate(&options.form);
   if (options.batch.empty()) return RunOne(options, OpenNamedModel(options.shared));
-  const BatchJob job{options.shared, options.generation, options.batch,
-                     options.chat,   options.system,     options.form};
+  const BatchJob job{options.shared, options.generation, options.batch,     options.chat,
+                     options.system, options.form,       options.json_lines};
   return RunBatch(job);
 }
 
@@ -117,6 +128,15 @@ Command AddRunCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
+  set->CheckedFlag("--json-lines", "a JSON line for each token as it comes, and in the end the one of --json",
+                   [options = options.get()](const std::string&, bool given) {
+                     options->json_lines = given;
+                     options->shared.json = options->shared.json || given;
+                   });
+  set->Number(
+      "--logprobs", &options->generation.values.n_logprobs, 0, KVRUN_MAX_LOGPROBS,
+      "in JSON, each token's log-probability and the N likeliest, by the model alone: before penalties and "
+      "temperature (default 0: none)");
   options->set = set.get();
   return {set, {options, &options->shared.json}, [options] { return Run(*options); }};
 }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,8 +24,19 @@ namespace {
 kvrun::Result<kvrun::GenerateOptions> Translate(const kvrun_generate_options& given) {
   kvrun::GenerateOptions options;
   options.max_tokens = given.max_tokens;
-  options.sampler = {given.temperature,       given.top_k, given.top_p, given.min_p, given.repetition_penalty,
-                     given.repetition_window, given.seed};
+  options.sampler = {given.temperature,
+                     given.top_k,
+                     given.top_p,
+                     given.min_p,
+                     given.repetition_penalty,
+                     given.repetition_window,
+                     given.seed,
+                     given.presence_penalty,
+                     given.frequency_penalty};
+  if (given.n_logprobs > 0) {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(given.logprobs), "logprobs"));
+    options.n_logprobs = given.n_logprobs;
+  }
   options.ignore_end = given.ignore_end != 0;
   if (given.n_stop > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop, "stop"));
   for (size_t i = 0; i < given.n_stop; ++i) {
@@ -52,9 +65,20 @@ kvrun::Result<std::span<const TokenId>> CheckIds(const kvrun_session* session, c
   return std::span<const TokenId>(ids, count);
 }
 
-kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user) {
-  if (token == nullptr) return {};
-  return [token, user](const kvrun::GeneratedToken& generated) {
+// `given.logprobs` is called where the engine has log-probabilities: where they were asked for.
+kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user, const kvrun_generate_options& given) {
+  if (token == nullptr && given.n_logprobs == 0) return {};
+  return [token, user, tell = given.logprobs,
+          tell_user = given.logprobs_user](const kvrun::GeneratedToken& generated) {
+    if (!generated.logprobs.empty()) {
+      std::array<kvrun_token_logprob, kvrun::kMaxLogprobs + 1> logprobs;
+      const size_t n_likeliest = generated.logprobs.size() - 1;
+      std::ranges::transform(generated.logprobs, logprobs.begin(), [](const kvrun::TokenLogprob& one) {
+        return kvrun_token_logprob{one.id, one.logprob};
+      });
+      tell(tell_user, generated.sequence, logprobs[n_likeliest], logprobs.data(), n_likeliest);
+    }
+    if (token == nullptr) return false;
     const char* text = generated.text.empty() ? "" : generated.text.data();
     return token(user, generated.sequence, generated.id, text, generated.text.size()) != 0;
   };
@@ -140,6 +164,8 @@ void kvrun_generate_options_init(kvrun_generate_options* options) {
   options->repetition_penalty = sampler.repetition_penalty;
   options->repetition_window = sampler.repetition_window;
   options->seed = sampler.seed;
+  options->presence_penalty = sampler.presence_penalty;
+  options->frequency_penalty = sampler.frequency_penalty;
 }
 
 kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
@@ -158,8 +184,8 @@ kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequ
     KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_generate_options", &given));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::GenerateOptions generate_options, Translate(given));
     std::vector<kvrun::GenerateResult> generated(n);
-    const Status status =
-        session->session->Generate({sequences, n}, generate_options, BindToken(token, user), generated);
+    const Status status = session->session->Generate({sequences, n}, generate_options,
+                                                     BindToken(token, user, given), generated);
     for (size_t i = 0; results != nullptr && i < n; ++i) {
       results[i] = {generated[i].n_tokens, ToC(generated[i].finish)};
     }

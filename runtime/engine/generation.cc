@@ -97,7 +97,10 @@ Status Generation::SampleLane(Lane* lane) {
   {
     const AddElapsed timer(&session_->stats_.decode_ms);
     lane->state->has_logits = false;  // sampling changes them
-    KVRUN_ASSIGN_OR_RETURN(id, sampler_.Sample(lane->logits, lane->state->tokens, lane->sequence));
+    if (options_.n_logprobs > 0) raw_logits_.assign(lane->logits.begin(), lane->logits.end());
+    KVRUN_ASSIGN_OR_RETURN(
+        id, sampler_.Sample(lane->logits, lane->state->tokens, lane->sequence, lane->state->n_generated()));
+    if (options_.n_logprobs > 0) lane->logprobs = LikeliestAnd(raw_logits_, options_.n_logprobs, id);
   }
   session_->NoteToken();
   TakeToken(lane, id);
@@ -133,7 +136,10 @@ void Generation::FinishLane(Lane* lane, Finish finish) {
 }
 
 void Generation::HandOut(const Lane& lane, TokenId id, std::string_view text) {
-  if (callback_ && callback_({lane.sequence, id, text})) is_cancelled_ = true;
+  if (!callback_) return;
+  GeneratedToken token{.sequence = lane.sequence, .id = id, .text = text};
+  if (id >= 0) token.logprobs = lane.logprobs;
+  if (callback_(token)) is_cancelled_ = true;
 }
 
 }  // namespace kvrun

@@ -33,6 +33,7 @@ class Generation {
     bool begins_text = false;  // nothing but control tokens before
     bool is_active = true;
     std::span<float> logits = {};
+    std::vector<TokenLogprob> logprobs = {};  // of the token that was sampled
   };
 
   bool BeginsText(const SequenceState& state) const;
@@ -51,6 +52,7 @@ class Generation {
   Sampler sampler_;
   std::vector<Lane> lanes_;
   std::string bytes_;  // of the token that was sampled; kept, as a new one would cost an allocation per token
+  std::vector<float> raw_logits_;  // kept where log-probabilities are wanted, as sampling changes them
   bool is_cancelled_ = false;
 };
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr float kMinPenalty = 0.01F;
 constexpr float kMaxPenalty = 100.0F;
+constexpr float kMostTakenOff = 100.0F;  // of a logit; negative: added
 
 // The finalizer of SplitMix64 (Steele, Lea, Flood 2014), whose k-th output is Mix(state + k * kGolden).
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15U;
@@ -24,6 +25,12 @@ bool InRange(float value, float low, float high) { return value >= low && value 
 
 Status OutOfRange(const char* option, float value, const char* range) {
   return Status(StatusCode::kInvalidArgument, fmt::format("{} is {}; it must be {}", option, value, range));
+}
+
+// Finite, whatever was done to it.
+float Bounded(float logit) {
+  const float most = std::numeric_limits<float>::max();
+  return std::clamp(logit, -most, most);
 }
 
 TokenId ArgMax(std::span<const float> logits) {
@@ -52,6 +59,12 @@ Status CheckSamplerOptions(const SamplerOptions& options) {
   if (!InRange(options.repetition_penalty, kMinPenalty, kMaxPenalty)) {
     return OutOfRange("repetition_penalty", options.repetition_penalty, "from 0.01 to 100; 1 is off");
   }
+  if (!InRange(options.presence_penalty, -kMostTakenOff, kMostTakenOff)) {
+    return OutOfRange("presence_penalty", options.presence_penalty, "from -100 to 100; 0 is off");
+  }
+  if (!InRange(options.frequency_penalty, -kMostTakenOff, kMostTakenOff)) {
+    return OutOfRange("frequency_penalty", options.frequency_penalty, "from -100 to 100; 0 is off");
+  }
   return Status::Ok();
 }
 
@@ -60,9 +73,14 @@ double UniformAt(uint64_t seed, uint64_t stream, uint64_t position) {
   return static_cast<double>(Mix(state + (position + 1) * kGolden) >> 11) * 0x1.0p-53;
 }
 
-Result<TokenId> Sampler::Sample(std::span<float> logits, std::span<const TokenId> history, uint32_t stream) {
+Result<TokenId> Sampler::Sample(std::span<float> logits, std::span<const TokenId> history, uint32_t stream,
+                                size_t n_generated) {
   KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
-  if (options_.repetition_penalty != 1.0F) Penalize(logits, history);
+  const auto said = history.last(std::min<size_t>(options_.repetition_window, history.size()));
+  if (options_.repetition_penalty != 1.0F) PenalizeRepetition(logits, said);
+  if (options_.presence_penalty != 0.0F || options_.frequency_penalty != 0.0F) {
+    PenalizeGenerated(logits, said.last(std::min(n_generated, said.size())));
+  }
   if (options_.temperature == 0.0F) return ArgMax(logits);
   CollectCandidates(logits);
   KeepTopK();
@@ -76,21 +94,37 @@ bool Sampler::ComesFirst(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-void Sampler::Penalize(std::span<float> logits, std::span<const TokenId> history) {
-  if (penalized_at_.size() < logits.size()) penalized_at_.resize(logits.size(), 0);
-  if (++call_ == 0) {  // wrapped: old marks would look new
-    std::fill(penalized_at_.begin(), penalized_at_.end(), 0U);
-    call_ = 1;
-  }
-  const size_t window = std::min<size_t>(options_.repetition_window, history.size());
-  for (const TokenId id : history.last(window)) {
-    const auto index = static_cast<size_t>(id);
-    if (id < 0 || index >= logits.size() || penalized_at_[index] == call_) continue;
-    penalized_at_[index] = call_;
+void Sampler::ClearMarks(size_t n_vocab) {
+  if (marked_at_.size() < n_vocab) marked_at_.resize(n_vocab, 0);
+  if (++walk_ != 0) return;
+  std::fill(marked_at_.begin(), marked_at_.end(), 0U);  // wrapped: old marks would look new
+  walk_ = 1;
+}
+
+bool Sampler::Mark(TokenId id, size_t n_vocab) {
+  const auto index = static_cast<size_t>(id);
+  if (id < 0 || index >= n_vocab || marked_at_[index] == walk_) return false;
+  marked_at_[index] = walk_;
+  return true;
+}
+
+void Sampler::PenalizeRepetition(std::span<float> logits, std::span<const TokenId> said) {
+  ClearMarks(logits.size());
+  for (const TokenId id : said) {
+    if (!Mark(id, logits.size())) continue;
+    float& logit = logits[static_cast<size_t>(id)];
     const float penalty = options_.repetition_penalty;
-    const float logit = logits[index] > 0.0F ? logits[index] / penalty : logits[index] * penalty;
-    const float most = std::numeric_limits<float>::max();
-    logits[index] = std::clamp(logit, -most, most);
+    logit = Bounded(logit > 0.0F ? logit / penalty : logit * penalty);
+  }
+}
+
+void Sampler::PenalizeGenerated(std::span<float> logits, std::span<const TokenId> generated) {
+  ClearMarks(logits.size());
+  for (const TokenId id : generated) {
+    if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
+    const float once = Mark(id, logits.size()) ? options_.presence_penalty : 0.0F;
+    float& logit = logits[static_cast<size_t>(id)];
+    logit = Bounded(logit - once - options_.frequency_penalty);
   }
 }
 

@@ -1,7 +1,8 @@
 // From logits to a token.
 //
-// Order: repetition penalty, then with temperature 0 the largest logit (the lowest id of equals); else top-k,
-// softmax at the temperature, top-p of what top-k left, min-p, and one draw.
+// Order: repetition penalty, presence and frequency penalties, then with temperature 0 the largest logit (the
+// lowest id of equals); else top-k, softmax at the temperature, top-p of what top-k left, min-p, and one
+// draw.
 //
 // The draw is a pure function of seed, stream and position (a counter-based generator), so the same seed
 // gives the same text however generation is split into calls, and each sequence of a batch has its own
@@ -25,8 +26,11 @@ struct SamplerOptions {
   float top_p = 1.0F;        // 1: off; 0 keeps the most likely token
   float min_p = 0.0F;        // 0: off; keeps what has at least this share of the most likely's probability
   float repetition_penalty = 1.0F;  // 1: off; divides positive logits, multiplies negative ones
-  uint32_t repetition_window = 64;  // tokens of the sequence that count as said
+  uint32_t repetition_window = 64;  // tokens of the sequence that count as said, for all penalties
   uint64_t seed = 0;
+  // Taken off the logit of a token that was generated, not fed: once, and for each time.
+  float presence_penalty = 0.0F;   // 0: off
+  float frequency_penalty = 0.0F;  // 0: off
 };
 
 // Names the option that is out of range and its range.
@@ -43,9 +47,10 @@ class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options) : options_(options) {}
 
-  // history: the sequence's tokens so far, prompt included. logits is scratch afterwards. kDevice if a logit
-  // is not finite.
-  Result<TokenId> Sample(std::span<float> logits, std::span<const TokenId> history, uint32_t stream);
+  // history: the sequence's tokens so far, prompt included, of which the last n_generated were generated.
+  // logits is scratch afterwards. kDevice if a logit is not finite.
+  Result<TokenId> Sample(std::span<float> logits, std::span<const TokenId> history, uint32_t stream,
+                         size_t n_generated = 0);
 
  private:
   struct Candidate {
@@ -55,7 +60,12 @@ class Sampler {
   };
 
   static bool ComesFirst(const Candidate& a, const Candidate& b);
-  void Penalize(std::span<float> logits, std::span<const TokenId> history);
+  // Begins a walk over tokens: none is marked.
+  void ClearMarks(size_t n_vocab);
+  // False where the token was marked in this walk, or is none.
+  bool Mark(TokenId id, size_t n_vocab);
+  void PenalizeRepetition(std::span<float> logits, std::span<const TokenId> said);
+  void PenalizeGenerated(std::span<float> logits, std::span<const TokenId> generated);
   void CollectCandidates(std::span<const float> logits);
   void KeepTopK();
   void Weigh();
@@ -65,9 +75,9 @@ class Sampler {
 
   SamplerOptions options_;
   std::vector<Candidate> candidates_;
-  size_t n_sorted_ = 0;                 // candidates_ up to here are in order, and before all others
-  std::vector<uint32_t> penalized_at_;  // [n_vocab]: the last call that penalized the token
-  uint32_t call_ = 0;
+  size_t n_sorted_ = 0;              // candidates_ up to here are in order, and before all others
+  std::vector<uint32_t> marked_at_;  // [n_vocab]: the last walk that met the token
+  uint32_t walk_ = 0;
 };
 
 }  // namespace kvrun

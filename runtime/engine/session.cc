@@ -85,6 +85,7 @@ Status Session::Truncate(uint32_t sequence, uint32_t length) {
   if (length < state.tokens.size()) {
     state.tokens.resize(length);
     state.n_computed = length;
+    state.n_fed = std::min(state.n_fed, length);
     state.has_logits = false;
   }
   return Status::Ok();
@@ -126,6 +127,7 @@ Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n
   SequenceState& state = sequences_[sequence];
   const ForgetUnfinished forget_unfinished(&state);
   state.tokens.insert(state.tokens.end(), ids.begin(), ids.end());
+  if (!ids.empty()) state.n_fed = static_cast<uint32_t>(state.tokens.size());
   if (state.tokens.size() == state.n_computed) return Status::Ok();
   NoteWorkBegins();
   feed_ = {.total = state.tokens.size() - state.n_computed};
@@ -252,6 +254,11 @@ Status Session::CheckGenerate(std::span<const uint32_t> sequences, const Generat
   }
   if (!options.stops.empty() && tokenizer_ == nullptr) {
     return Status(StatusCode::kUnsupported, "stop strings need a vocabulary, which the model's file lacks");
+  }
+  if (options.n_logprobs > kMaxLogprobs) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the {} likeliest tokens of each step were asked for; there can be 0 to {}",
+                        options.n_logprobs, kMaxLogprobs)};
   }
   return CheckSamplerOptions(options.sampler);
 }

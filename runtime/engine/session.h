@@ -1,6 +1,7 @@
 // Independent sequences and their KV: fed with tokens, continued by generation.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/engine/logprobs.h"
 #include "runtime/engine/sampler.h"
 #include "runtime/engine/step_runner.h"
 #include "runtime/model/tokenizer.h"
@@ -34,6 +36,8 @@ struct GeneratedToken {
   uint32_t sequence = 0;
   TokenId id = 0;         // -1: only text that was held back
   std::string_view text;  // whole characters, possibly none; valid during the call
+  // The likeliest, and as the last `id` itself; empty unless asked for. Valid during the call.
+  std::span<const TokenLogprob> logprobs = {};
 };
 using TokenCallback = std::function<bool(const GeneratedToken&)>;  // answers true to cancel
 
@@ -42,6 +46,7 @@ struct GenerateOptions {
   SamplerOptions sampler;
   std::vector<std::string> stops;
   bool ignore_end = false;
+  uint32_t n_logprobs = 0;  // the likeliest of each step that are handed out; at most kMaxLogprobs
 };
 
 enum class Finish : uint8_t { kLength, kEnd, kStop, kContextFull, kCancelled };
@@ -66,11 +71,13 @@ struct SessionStats {
 struct SequenceState {
   std::vector<TokenId> tokens;
   uint32_t n_computed = 0;
+  uint32_t n_fed = 0;  // up to the end of the last feed; what follows was generated
   // The logits of the last token, where it was fed and nothing has been sampled from them.
   bool has_logits = false;
   std::vector<float> logits;
 
   bool has_pending_token() const { return tokens.size() > n_computed; }
+  size_t n_generated() const { return tokens.size() - std::min<size_t>(n_fed, tokens.size()); }
 };
 
 // One thread at a time.

@@ -172,6 +172,15 @@ kvrun_status kvrun_tokenize(const kvrun_model* model, const char* text, size_t t
   return KVRUN_OK;
 }
 
+kvrun_status kvrun_detokenize(const kvrun_model*, const int32_t* ids, size_t count, char* text,
+                              size_t* bytes) {
+  std::string all;
+  for (size_t i = 0; i < count; ++i) all += TextOf(ids[i]);
+  if (all.size() <= *bytes) std::copy(all.begin(), all.end(), text);
+  *bytes = all.size();
+  return KVRUN_OK;
+}
+
 kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
                                int continued, char** text) {
   if (model->Is("nochat")) return Fail(KVRUN_UNSUPPORTED, "the chat form of this model is not known");
@@ -351,6 +360,9 @@ std::string Reply(const kvrun_session& session, const Sequence& sequence,
         fmt::format("t={},k={},p={},m={},r={},w={},s={};", options.temperature, options.top_k, options.top_p,
                     options.min_p, options.repetition_penalty, options.repetition_window, options.seed);
   }
+  if (options.presence_penalty != 0 || options.frequency_penalty != 0) {
+    reply += fmt::format("pp={},fp={};", options.presence_penalty, options.frequency_penalty);
+  }
   return reply + context.substr(context.size() - std::min<size_t>(context.size(), 12));
 }
 
@@ -363,7 +375,15 @@ struct Generator {
   std::string held;
   kvrun_generate_result result{0, KVRUN_FINISH_END};
 
+  // The token itself is the likeliest, those that follow it come next.
   bool Deliver(uint32_t id, int32_t value, const std::string& text) {
+    if (options->n_logprobs > 0 && value >= 0) {
+      std::vector<kvrun_token_logprob> likeliest;
+      for (uint32_t k = 0; k < options->n_logprobs; ++k) {
+        likeliest.push_back({(value + static_cast<int32_t>(k)) % 256, -0.5F - static_cast<float>(k)});
+      }
+      options->logprobs(options->logprobs_user, id, likeliest.front(), likeliest.data(), likeliest.size());
+    }
     return token(user, id, value, text.data(), text.size()) == 0;
   }
 

@@ -396,5 +396,56 @@ TEST(Border, ExceptionsBecomeStatuses) {
   EXPECT_EQ(LastError(), "file \xEF\xBF\xBD");
 }
 
+// An older caller's struct ends with what was padding: nothing new lies there.
+static_assert(sizeof(void*) != 8 || offsetof(kvrun_generate_options, presence_penalty) >= 64);
+
+TEST_F(CapiTest, LogprobsComeRightBeforeTheirToken) {
+  kvrun_session* session = MakeSession();
+  const int32_t prompt[] = {5, 6, 7};
+  ASSERT_EQ(kvrun_session_feed(session, 0, prompt, 3), KVRUN_OK) << LastError();
+  struct Told {
+    std::vector<int32_t> taken;
+    std::vector<int32_t> tokens;
+  } told;
+  kvrun_generate_options options;
+  kvrun_generate_options_init(&options);
+  options.max_tokens = 4;
+  options.ignore_end = 1;
+  options.n_logprobs = 3;
+  const uint32_t sequence = 0;
+  const auto generate = [&] {
+    return kvrun_session_generate(
+        session, &sequence, 1, &options,
+        [](void* user, uint32_t, int32_t token, const char*, size_t) {
+          auto* seen = static_cast<Told*>(user);
+          if (token >= 0) seen->tokens.push_back(token);
+          EXPECT_EQ(seen->taken, seen->tokens);
+          return 0;
+        },
+        &told, nullptr);
+  };
+  EXPECT_EQ(generate(), KVRUN_INVALID_ARGUMENT) << "nobody to tell";
+  EXPECT_NE(LastError().find("logprobs"), std::string::npos) << LastError();
+  options.logprobs = [](void* user, uint32_t, kvrun_token_logprob taken, const kvrun_token_logprob* likeliest,
+                        size_t n) {
+    EXPECT_EQ(n, 3U);
+    EXPECT_EQ(taken.token, likeliest[0].token) << "greedy";
+    EXPECT_EQ(taken.logprob, likeliest[0].logprob);
+    EXPECT_GE(likeliest[0].logprob, likeliest[1].logprob);
+    EXPECT_LE(taken.logprob, 0.0F);
+    static_cast<Told*>(user)->taken.push_back(taken.token);
+  };
+  options.logprobs_user = &told;
+  EXPECT_EQ(generate(), KVRUN_OK) << LastError();
+  EXPECT_EQ(told.taken.size(), 4U);
+  options.n_logprobs = KVRUN_MAX_LOGPROBS + 1;
+  EXPECT_EQ(generate(), KVRUN_INVALID_ARGUMENT);
+  options.n_logprobs = 0;
+  options.presence_penalty = 101.0F;
+  EXPECT_EQ(generate(), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("presence_penalty"), std::string::npos) << LastError();
+  kvrun_session_destroy(session);
+}
+
 }  // namespace
 }  // namespace kvrun

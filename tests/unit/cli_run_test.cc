@@ -47,6 +47,93 @@ TEST(CliRun, ThreadsAndExactActivationsReachTheEngine) {
   }
 }
 
+TEST(CliRun, PenaltiesReachTheLibrary) {
+  const std::vector<std::string> run = {"run", "-m", "toy", "-p", "hello"};
+  std::vector<std::string> with_both = run;
+  with_both.insert(with_both.end(), {"--presence-penalty", "0.5", "--frequency-penalty", "-1.25"});
+  EXPECT_EQ(Cli(with_both).out, "6:pp=0.5,fp=-1.25;<bos>hello");
+  EXPECT_EQ(Cli(run, {{"KVRUN_PRESENCE_PENALTY=2"}, "", ""}).out, "6:pp=2,fp=0;<bos>hello");
+  for (const char* option : {"--presence-penalty", "--frequency-penalty"}) {
+    for (const char* bad : {"2.5", "-2.5", "nan", "much"}) {
+      std::vector<std::string> refused = run;
+      refused.insert(refused.end(), {option, bad});
+      const ProgramResult result = Cli(refused);
+      EXPECT_EQ(result.exit_code, 2) << bad;
+      EXPECT_PRED2(Contains, result.err, option);
+    }
+  }
+}
+
+TEST(CliRun, JsonLinesComeTokenByTokenAndEndAsJsonDoes) {
+  const std::vector<std::string> arguments = {"run", "-m", "nobos", "-p", "a\xc3\xa9", "-n", "5"};
+  std::vector<std::string> streamed = arguments;
+  streamed.push_back("--json-lines");
+  const ProgramResult result = Cli(streamed);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> lines = JsonLines(result.out);
+  // "3:a" and a character of two tokens: the first of them has no text yet.
+  ASSERT_EQ(lines.size(), 6U) << result.out;
+  EXPECT_EQ(lines[0], Json({{"text", "3"}, {"token", '3'}}));
+  EXPECT_EQ(lines[3], Json({{"text", ""}, {"token", 0xc3}}));
+  EXPECT_EQ(lines[4], Json({{"text", "\xc3\xa9"}, {"token", 0xa9}}));
+  std::vector<std::string> at_once = arguments;
+  at_once.push_back("--json");
+  const Json whole = Json::parse(Cli(at_once).out);
+  for (const char* key : {"text", "tokens", "finish", "prompt_tokens"}) EXPECT_EQ(lines[5][key], whole[key]);
+  EXPECT_EQ(lines[5].size(), whole.size());
+  // What was held back to the end is text without a token.
+  const std::vector<Json> held =
+      JsonLines(Cli({"run", "-m", "nobos", "-p", "a\xc3\xa9", "-n", "4", "--json-lines"}).out);
+  ASSERT_EQ(held.size(), 6U);
+  EXPECT_TRUE(held[4]["token"].is_null());
+}
+
+TEST(CliRun, JsonLinesOfABatchNameTheirPrompt) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "--batch", "-", "-n", "2", "--json-lines", "--logprobs", "1"},
+          {{}, "{\"prompt\": \"ab\"}\n{\"prompt\": \"c\"}\n", ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 6U) << result.out;
+  EXPECT_EQ(lines[0]["index"], 0);
+  EXPECT_EQ(lines[0]["text"], "2");
+  EXPECT_EQ(lines[0]["logprob"], -0.5);
+  EXPECT_EQ(lines[2]["index"], 1);
+  EXPECT_EQ(lines[4]["index"], 0);
+  EXPECT_EQ(lines[4]["logprobs"].size(), 2U);
+  EXPECT_TRUE(lines[4].contains("device"));
+}
+
+TEST(CliRun, FailuresAreALineOfJsonLinesToo) {
+  const ProgramResult failed = Cli({"run", "-m", "missing", "-p", "x", "--json-lines"});
+  EXPECT_EQ(failed.exit_code, 1);
+  EXPECT_EQ(Json::parse(failed.out, nullptr, false)["error"]["status"], "not found") << failed.out;
+  for (const std::vector<std::string>& bad :
+       std::vector<std::vector<std::string>>{{"run", "-m", "toy", "--json-lines"},
+                                             {"run", "-m", "toy", "-p", "x", "--json-lines", "--no-such"}}) {
+    const ProgramResult refused = Cli(bad);
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_TRUE(Json::parse(refused.out, nullptr, false).contains("error")) << refused.out;
+  }
+}
+
+TEST(CliRun, LogprobsAreInJsonAlone) {
+  const Json object =
+      Json::parse(Cli({"run", "-m", "nobos", "-p", "ab", "-n", "3", "--json", "--logprobs", "2"}).out);
+  ASSERT_EQ(object["logprobs"].size(), 3U);
+  EXPECT_EQ(object["logprobs"][0], Json::parse(R"({"token": 50, "text": "2", "logprob": -0.5, "top": [
+                {"token": 50, "text": "2", "logprob": -0.5}, {"token": 51, "text": "3", "logprob": -1.5}]})"));
+  const std::vector<Json> lines =
+      JsonLines(Cli({"run", "-m", "nobos", "-p", "ab", "-n", "1", "--json-lines", "--logprobs", "1"}).out);
+  EXPECT_EQ(lines[0], Json::parse(R"({"text": "2", "token": 50, "logprob": -0.5,
+                                      "top": [{"token": 50, "text": "2", "logprob": -0.5}]})"));
+  EXPECT_FALSE(Json::parse(Cli({"run", "-m", "nobos", "-p", "ab", "--json"}).out).contains("logprobs"));
+  const ProgramResult text = Cli({"run", "-m", "nobos", "-p", "ab", "--logprobs", "2"});
+  EXPECT_EQ(text.exit_code, 2);
+  EXPECT_PRED2(Contains, text.err, "--logprobs goes into JSON");
+  EXPECT_EQ(Cli({"run", "-m", "nobos", "-p", "ab", "--json", "--logprobs", "21"}).exit_code, 2);
+}
+
 TEST(CliRun, QuietSaysNothingBesidesTheText) {
   const ProgramResult result = Cli({"run", "-m", "toy", "-p", "hello", "--quiet"});
   EXPECT_EQ(result.out, "6:<bos>hello");

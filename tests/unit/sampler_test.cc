@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/engine/logprobs.h"
+
 namespace kvrun {
 namespace {
 
@@ -53,6 +55,73 @@ double ChiSquare(const std::vector<double>& counts, const std::vector<double>& p
     if (p[i] > 0.0) sum += (counts[i] - n * p[i]) * (counts[i] - n * p[i]) / (n * p[i]);
   }
   return sum;
+}
+
+TokenId Greedy(const SamplerOptions& options, Logits logits, const std::vector<TokenId>& history,
+               size_t n_generated) {
+  Sampler sampler(options);
+  return sampler.Sample(logits, history, 0, n_generated).value();
+}
+
+// What is left of the logits after the penalties.
+Logits Penalized(const SamplerOptions& options, Logits logits, const std::vector<TokenId>& history,
+                 size_t n_generated) {
+  Sampler sampler(options);
+  EXPECT_TRUE(sampler.Sample(logits, history, 0, n_generated).ok());
+  return logits;
+}
+
+TEST(SamplerPenalties, PresenceCountsOnceAndFrequencyEachTime) {
+  SamplerOptions options;
+  options.presence_penalty = 0.5F;
+  options.frequency_penalty = 0.25F;
+  const std::vector<TokenId> history = {0, 1, 2, 1, 1, 3};
+  EXPECT_EQ(Penalized(options, {4, 4, 4, -4}, history, 4), Logits({4, 4 - 0.5F - 0.5F, 4 - 0.75F, -4.75F}))
+      << "the first two tokens were fed";
+  EXPECT_EQ(Penalized(options, {4, 4, 4, -4}, history, 0), Logits({4, 4, 4, -4}));
+  options.repetition_window = 2;
+  EXPECT_EQ(Penalized(options, {4, 4, 4, -4}, history, 6), Logits({4, 3.25F, 4, -4.75F})) << "of the window";
+  options.repetition_window = 0;
+  EXPECT_EQ(Penalized(options, {4, 4, 4, -4}, history, 6), Logits({4, 4, 4, -4}));
+}
+
+TEST(SamplerPenalties, NegativeOnesAddAndAllComeAfterTheRepetitionPenalty) {
+  SamplerOptions options;
+  options.presence_penalty = -1.0F;
+  EXPECT_EQ(Greedy(options, {3, 2.5F}, {1}, 1), 1);
+  options.presence_penalty = 1.0F;
+  options.repetition_penalty = 2.0F;
+  EXPECT_EQ(Penalized(options, {3, 2}, {0, 1}, 1), Logits({1.5F, 0})) << "the prompt counts for repetition";
+  options.frequency_penalty = 100.0F;
+  const float least = std::numeric_limits<float>::lowest();
+  EXPECT_EQ(Penalized(options, {1, least}, {1, 1}, 2)[1], least) << "it stays finite";
+}
+
+TEST(SamplerPenalties, OutOfRangeIsNamed) {
+  for (const float bad : {100.5F, -101.0F, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    SamplerOptions options;
+    options.presence_penalty = bad;
+    EXPECT_NE(CheckSamplerOptions(options).message().find("presence_penalty"), std::string::npos);
+    options = {};
+    options.frequency_penalty = bad;
+    EXPECT_NE(CheckSamplerOptions(options).message().find("frequency_penalty"), std::string::npos);
+  }
+}
+
+TEST(Logprobs, AreOfTheRawLogitsLikeliestFirst) {
+  const Logits logits = {1.0F, 3.0F, -2.0F, 3.0F};
+  const std::vector<double> p = Softmax(logits, 1.0);
+  const std::vector<TokenLogprob> top = LikeliestAnd(logits, 3, 2);
+  ASSERT_EQ(top.size(), 4U);
+  const TokenId expected[] = {1, 3, 0, 2};  // of equal ones the lower id; then the one that was taken
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(top[i].id, expected[i]);
+    EXPECT_NEAR(top[i].logprob, std::log(p[static_cast<size_t>(expected[i])]), 1e-6);
+  }
+  EXPECT_EQ(LikeliestAnd(logits, 20, 0).size(), 5U) << "no more than there are";
+  const std::vector<TokenLogprob> sure = LikeliestAnd(Logits{3e38F, -3e38F}, 2, 0);
+  EXPECT_EQ(sure[0].logprob, 0.0F);
+  EXPECT_TRUE(std::isfinite(sure[1].logprob));
 }
 
 // The tokens that can be drawn at all.

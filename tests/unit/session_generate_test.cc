@@ -212,6 +212,54 @@ TEST_F(SessionGenerateTest, ASeedGivesTheSameTextHoweverItIsSplit) {
   EXPECT_NE(whole, run({12}));
 }
 
+// What was fed does not count, nor what was generated before it; what was truncated neither.
+TEST_F(SessionGenerateTest, PresencePenaltyCountsWhatWasGeneratedSinceTheFeed) {
+  FakePassOptions pass;
+  pass.script = [](uint32_t, uint32_t) { return TokenId{65}; };
+  auto session = Make(pass);
+  GenerateOptions options = Tokens(1);
+  options.sampler.presence_penalty = 100.0F;  // a scripted token's logit is 100, others reach 4
+  ASSERT_TRUE(session->Feed(0, Ids{65, 1}).ok());
+  EXPECT_EQ(Generate(session.get(), {0}, options)[0].ids, Ids{65}) << "only the prompt has it";
+  EXPECT_NE(Generate(session.get(), {0}, options)[0].ids, Ids{65}) << "a call later";
+  ASSERT_TRUE(session->Truncate(0, 2).ok());
+  EXPECT_EQ(Generate(session.get(), {0}, options)[0].ids, Ids{65});
+  ASSERT_TRUE(session->Feed(0, Ids{2}).ok());
+  EXPECT_EQ(Generate(session.get(), {0}, options)[0].ids, Ids{65}) << "it was answered before this feed";
+}
+
+TEST_F(SessionGenerateTest, LogprobsAreThoseOfTheRawLogits) {
+  auto session = Make();
+  const Ids prompt = SomeIds(5);
+  ASSERT_TRUE(session->Feed(0, prompt).ok());
+  GenerateOptions options = Tokens(3);
+  options.n_logprobs = 2;
+  options.sampler.repetition_penalty = 50.0F;
+  options.sampler.temperature = 5.0F;
+  Ids tokens = prompt;
+  size_t n_told = 0;
+  const auto check = [&](const GeneratedToken& token) {
+    if (token.id < 0) return false;
+    ++n_told;
+    const std::vector<TokenLogprob> expected =
+        LikeliestAnd(testing::FakeForwardPass::LogitsAfter(tokens, testing::kVocab), 2, token.id);
+    EXPECT_EQ(token.logprobs.size(), 3U);
+    for (size_t i = 0; i < token.logprobs.size(); ++i) {
+      EXPECT_EQ(token.logprobs[i].id, expected[i].id);
+      EXPECT_EQ(token.logprobs[i].logprob, expected[i].logprob);
+    }
+    tokens.push_back(token.id);
+    return false;
+  };
+  std::vector<GenerateResult> results(1);
+  const std::vector<uint32_t> sequences = {0};
+  ASSERT_TRUE(session->Generate(sequences, options, check, results).ok());
+  EXPECT_EQ(n_told, results[0].n_tokens);
+  EXPECT_GT(n_told, 0U);
+  options.n_logprobs = kMaxLogprobs + 1;
+  EXPECT_EQ(session->Generate(sequences, options, check, results).code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(SessionGenerateTest, ThePenaltyCountsThePrompt) {
   FakePassOptions pass;
   pass.script = [](uint32_t, uint32_t) { return TokenId{65}; };

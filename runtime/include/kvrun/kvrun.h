@@ -319,6 +319,21 @@ KVRUN_API kvrun_status kvrun_session_feed_logits(kvrun_session* session, uint32_
                                                  const int32_t* ids, size_t count, size_t last,
                                                  kvrun_logits_fn logits, void* user);
 
+#define KVRUN_MAX_LOGPROBS 20
+
+/* A token and the natural logarithm of its probability, 0 or less. */
+typedef struct kvrun_token_logprob {
+  int32_t token;
+  float logprob;
+} kvrun_token_logprob;
+
+/* What the model alone says of a step: by its raw logits, before penalties, temperature and all else that
+ * sampling does. `taken` is the token that was taken; likeliest [n], the likeliest first (of equal ones the
+ * lower id), n being n_logprobs or the vocabulary's size. Called on the calling thread right before the
+ * kvrun_token_fn of that token; valid during the call. */
+typedef void (*kvrun_logprobs_fn)(void* user, uint32_t sequence, kvrun_token_logprob taken,
+                                  const kvrun_token_logprob* likeliest, size_t n);
+
 typedef struct kvrun_generate_options {
   uint32_t struct_size;
   uint32_t max_tokens;      /* per sequence; 0: until the context is full */
@@ -332,6 +347,15 @@ typedef struct kvrun_generate_options {
   const char* const* stop; /* strings that end generation and are not part of the text */
   size_t n_stop;
   uint32_t ignore_end; /* nonzero: go on after end-of-generation tokens (benchmarks) */
+  uint32_t reserved;   /* not read: it was padding in earlier versions */
+  /* Taken off the logit of a token that was generated since the sequence was fed last and is among its last
+   * repetition_window tokens: presence_penalty once, frequency_penalty for each time that it is there. From
+   * -100 to 100; 0: off. After the repetition penalty. */
+  float presence_penalty;
+  float frequency_penalty;
+  uint32_t n_logprobs;        /* up to KVRUN_MAX_LOGPROBS; 0: `logprobs` is not called */
+  kvrun_logprobs_fn logprobs; /* not NULL unless n_logprobs is 0 */
+  void* logprobs_user;
 } kvrun_generate_options;
 
 typedef enum kvrun_finish {

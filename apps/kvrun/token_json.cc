@@ -1,0 +1,55 @@
+#include "apps/kvrun/token_json.h"
+
+#include <string>
+
+namespace kvrun::cli {
+namespace {
+
+std::string Detokenize(const Model& model, const std::vector<int32_t>& ids) {
+  size_t n_bytes = 0;
+  Check(kvrun_detokenize(model.get(), ids.data(), ids.size(), nullptr, &n_bytes));
+  std::string text(n_bytes, '\0');
+  Check(kvrun_detokenize(model.get(), ids.data(), ids.size(), text.data(), &n_bytes));
+  return text;
+}
+
+// As inside a text: alone, some tokens lose the space that they begin with.
+std::string TextOfToken(const Model& model, int32_t id) {
+  const std::string alone = Detokenize(model, {id});
+  const std::string twice = Detokenize(model, {id, id});
+  return twice.size() < alone.size() ? alone : twice.substr(alone.size());
+}
+
+Json OneLogprob(const Model& model, const kvrun_token_logprob& one) {
+  return {{"token", one.token}, {"text", TextOfToken(model, one.token)}, {"logprob", one.logprob}};
+}
+
+Json TopJson(const Model& model, const StepLogprobs& logprobs) {
+  Json top = Json::array();
+  for (const kvrun_token_logprob& one : logprobs.likeliest) top.push_back(OneLogprob(model, one));
+  return top;
+}
+
+}  // namespace
+
+Json LogprobsJson(const Model& model, const StepLogprobs& logprobs) {
+  Json json = OneLogprob(model, logprobs.taken);
+  json["top"] = TopJson(model, logprobs);
+  return json;
+}
+
+Json LogprobsJson(const Model& model, const std::vector<StepLogprobs>& logprobs) {
+  Json json = Json::array();
+  for (const StepLogprobs& step : logprobs) json.push_back(LogprobsJson(model, step));
+  return json;
+}
+
+Json PieceJson(const Model& model, const GeneratedPiece& piece) {
+  Json json = {{"text", std::string(piece.text)}, {"token", piece.token < 0 ? Json() : Json(piece.token)}};
+  if (piece.logprobs == nullptr) return json;
+  json["logprob"] = piece.logprobs->taken.logprob;
+  json["top"] = TopJson(model, *piece.logprobs);
+  return json;
+}
+
+}  // namespace kvrun::cli
