@@ -53,6 +53,12 @@ std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_
   });
 }
 
+uint64_t CountLostBytes(const Model& model, std::string_view text, uint32_t flags) {
+  uint64_t lost_bytes = 0;
+  Check(kvrun_count_lost_bytes(model.get(), text.data(), text.size(), flags, &lost_bytes));
+  return lost_bytes;
+}
+
 std::vector<int32_t> EncodeMessages(const Model& model, const std::vector<kvrun_chat_message>& messages,
                                     const kvrun_chat_options& options) {
   size_t text_bytes = 0;

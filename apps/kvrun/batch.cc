@@ -59,10 +59,12 @@ class BatchRunner {
   BatchRunner(const BatchJob& job, const Model& model, const std::vector<Line>& lines)
       : job_(job), model_(model), progress_(ProgressModeOf(job.shared)) {
     uint32_t n_ctx = 0;
+    if (job.chat && !job.shared.quiet) NoteLostBytes(model, job.form, job.system, "the system message");
     for (const Line& line : lines) {
       const std::string what = line.where + ": the prompt";
       items_.push_back({items_.size(), job.chat ? EncodeChat(model, job.form, job.system, line.prompt)
                                                 : EncodePlain(model, job.form, line.prompt, what)});
+      if (!job.shared.quiet) NoteLostBytes(model, job.form, line.prompt, what);
       n_ctx = std::max(n_ctx, ChooseContext(model, job.shared, items_.back().ids.size(),
                                             job.generation.values.max_tokens, what));
     }

@@ -50,9 +50,10 @@ bool ConcernsLineOnly(const Failure& failure) {
 
 class ChatLoop {
  public:
-  ChatLoop(const ChatOptions& options, Conversation* conversation, const Session& session,
+  ChatLoop(const ChatOptions& options, const Model& model, Conversation* conversation, const Session& session,
            const Json& engine_info)
       : options_(options),
+        model_(model),
         conversation_(*conversation),
         session_(session),
         engine_info_(engine_info),
@@ -87,6 +88,7 @@ class ChatLoop {
   }
 
   void Say(const std::string& message) {
+    NoteLost(message, "the message");
     try {
       const Answer answer = conversation_.Say(message);
       WriteStdout("\n");
@@ -112,6 +114,7 @@ class ChatLoop {
       return PrintMessage(failure.what());
     }
     const size_t n_bytes = text.size();
+    NoteLost(text, path);
     conversation_.AddDocument({path, std::move(text)});
     try {
       conversation_.ReadAhead();
@@ -139,6 +142,10 @@ class ChatLoop {
     }
   }
 
+  void NoteLost(const std::string& text, const std::string& what) const {
+    if (!options_.shared.quiet) NoteLostBytes(model_, options_.conversation.form, text, what);
+  }
+
   std::string Statistics() const {
     return StatisticsText(SessionStats(session_), engine_info_) +
            fmt::format("context  {} of {} tokens\n", conversation_.n_tokens(), n_ctx_);
@@ -152,6 +159,7 @@ class ChatLoop {
   }
 
   const ChatOptions& options_;
+  const Model& model_;
   Conversation& conversation_;
   const Session& session_;
   const Json& engine_info_;
@@ -167,6 +175,12 @@ std::vector<Document> ReadDocuments(const std::vector<std::string>& paths) {
     documents.push_back({path, ReadText(path)});
   }
   return documents;
+}
+
+void NoteLostBytes(const Model& model, const ChatOptions& options, const std::vector<Document>& documents) {
+  const PromptForm& form = options.conversation.form;
+  NoteLostBytes(model, form, options.conversation.system, "the system message");
+  for (const Document& document : documents) NoteLostBytes(model, form, document.text, document.path);
 }
 
 // 0: as usual.
@@ -196,6 +210,7 @@ int Chat(ChatOptions& options) {
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
   const uint32_t n_ctx = ContextFor(model, options, documents);
+  if (!options.shared.quiet) NoteLostBytes(model, options, documents);
   SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
   // From now on nothing that is typed is cut, while the model is loaded and while it answers too.
   std::optional<TerminalModes> modes;
@@ -205,7 +220,7 @@ int Chat(ChatOptions& options) {
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
   conversation.ReadAhead();
-  ChatLoop loop(options, &conversation, session, loaded.info);
+  ChatLoop loop(options, model, &conversation, session, loaded.info);
   const int exit_code = Converse(options, &loop);
   if (!options.shared.quiet) WriteStderr(StatisticsText(SessionStats(session), loaded.info));
   return exit_code;

@@ -169,6 +169,20 @@ std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, 
   return EncodeMessages(model, {{"user", text.c_str()}}, ChatOptionsOf(form, /*continued=*/true));
 }
 
+void NoteLostBytes(const Model& model, const PromptForm& form, const std::string& text,
+                   const std::string& what) {
+  const uint64_t lost_bytes =
+      CountLostBytes(model, text, form.parse_special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U);
+  if (lost_bytes == 0) return;
+  PrintMessage(
+      lost_bytes == 1
+          ? fmt::format("note: 1 byte of {} is not in the model's vocabulary; the model does not see it",
+                        what)
+          : fmt::format("note: {} bytes of {} are not in the model's vocabulary; the model does not "
+                        "see them",
+                        lost_bytes, what));
+}
+
 void RejectNul(const std::string& text) {
   if (text.find('\0') == std::string::npos) return;
   throw Failure(KVRUN_INVALID_ARGUMENT,

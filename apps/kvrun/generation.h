@@ -55,6 +55,10 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, cons
 // answer may also have ended without it.
 std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, const std::string& text);
 
+// Says on standard error how many bytes of a text the model does not see, if any; `what` names the text.
+void NoteLostBytes(const Model& model, const PromptForm& form, const std::string& text,
+                   const std::string& what);
+
 // Messages are C strings.
 void RejectNul(const std::string& text);
 

@@ -78,6 +78,10 @@ int RunOne(const RunOptions& options, const Model& model) {
   const std::string text = ComposePrompt(options.files, options.has_prompt(), options.prompt);
   const std::vector<int32_t> ids = options.chat ? EncodeChat(model, options.form, options.system, text)
                                                 : EncodePlain(model, options.form, text, "the prompt");
+  if (!options.shared.quiet) {
+    NoteLostBytes(model, options.form, text, "the prompt");
+    if (options.chat) NoteLostBytes(model, options.form, options.system, "the system message");
+  }
   const uint32_t n_ctx =
       ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
   SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);

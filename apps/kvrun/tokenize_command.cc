@@ -35,6 +35,9 @@ int TokenizeText(const TokenizeOptions& options) {
   const uint32_t flags =
       (options.bos ? KVRUN_ENCODE_ADD_BOS : 0U) | (options.special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U);
   const std::vector<int32_t> ids = Tokenize(model, text, flags);
+  PromptForm form;
+  form.parse_special = options.special;
+  NoteLostBytes(model, form, text, "the text");
   WriteStdout(options.shared.json ? JsonLine({{"tokens", ids}}) : IdLine(ids));
   return 0;
 }

@@ -27,14 +27,19 @@ kvrun::Result<const Tokenizer*> GetTokenizer(const kvrun_model* model) {
   return model->model->tokenizer_status.WithContext("the model has no vocabulary that can be used");
 }
 
-kvrun::Result<std::vector<TokenId>> Encode(const Tokenizer& tokenizer, std::string_view text,
-                                           uint32_t flags) {
+kvrun::Result<kvrun::EncodeOptions> ReadFlags(uint32_t flags, std::string_view function) {
   constexpr uint32_t kKnown = KVRUN_ENCODE_ADD_BOS | KVRUN_ENCODE_PARSE_SPECIAL | KVRUN_ENCODE_BOS_IF_ASKED;
   if ((flags & ~kKnown) != 0) {
-    return Status(StatusCode::kInvalidArgument, fmt::format("kvrun_tokenize: unknown flags {:#x}", flags));
+    return Status(StatusCode::kInvalidArgument, fmt::format("{}: unknown flags {:#x}", function, flags));
   }
   kvrun::EncodeOptions options;
   options.parse_special = (flags & KVRUN_ENCODE_PARSE_SPECIAL) != 0;
+  return options;
+}
+
+kvrun::Result<std::vector<TokenId>> Encode(const Tokenizer& tokenizer, std::string_view text,
+                                           uint32_t flags) {
+  KVRUN_ASSIGN_OR_RETURN(const kvrun::EncodeOptions options, ReadFlags(flags, "kvrun_tokenize"));
   KVRUN_ASSIGN_OR_RETURN(std::vector<TokenId> ids, tokenizer.Encode(text, options));
   const bool wants_bos = (flags & KVRUN_ENCODE_ADD_BOS) != 0 ||
                          ((flags & KVRUN_ENCODE_BOS_IF_ASKED) != 0 && tokenizer.adds_bos());
@@ -145,6 +150,19 @@ kvrun_status kvrun_tokenize(const kvrun_model* model, const char* text, size_t t
     const std::string_view view = text_bytes > 0 ? std::string_view(text, text_bytes) : std::string_view();
     KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> encoded, Encode(*tokenizer, view, flags));
     CopyIfRoom(encoded, ids, count);
+    return Status::Ok();
+  });
+}
+
+kvrun_status kvrun_count_lost_bytes(const kvrun_model* model, const char* text, size_t text_bytes,
+                                    uint32_t flags, uint64_t* lost_bytes) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(lost_bytes, "lost_bytes"));
+    KVRUN_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, GetTokenizer(model));
+    if (text_bytes > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(text, "text"));
+    const std::string_view view = text_bytes > 0 ? std::string_view(text, text_bytes) : std::string_view();
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::EncodeOptions options, ReadFlags(flags, "kvrun_count_lost_bytes"));
+    KVRUN_ASSIGN_OR_RETURN(*lost_bytes, tokenizer->CountLostBytes(view, options));
     return Status::Ok();
   });
 }

@@ -129,6 +129,7 @@ std::string_view ChatTemplate::name() const {
     case ChatForm::kZephyr: return "zephyr";
     case ChatForm::kMistral: return "mistral";
     case ChatForm::kQwen: return "qwen";
+    case ChatForm::kDeepSeek: return "deepseek-r1";
   }
   return "unknown";
 }
@@ -215,7 +216,10 @@ Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatSt
       return {StatusCode::kInvalidArgument,
               fmt::format("message {} has the role \"{}\"; known are system, user, assistant", i, role)};
     }
-    if (is_tagged() || (role == "system" && i == 0 && start != ChatStart::kAnswer)) continue;
+    const bool first_of_all =
+        i == 0 && (is_tagged() ? start == ChatStart::kNothing : start != ChatStart::kAnswer);
+    if (role == "system" && first_of_all) continue;
+    if (is_tagged() && (role != "system" || form_ != ChatForm::kDeepSeek)) continue;
     if (role == "system") {
       return {
           StatusCode::kInvalidArgument,
@@ -244,21 +248,30 @@ void ChatTemplate::WriteTagged(const std::vector<ChatMessage>& messages, bool st
   }
   const bool begins = starts && !messages.empty();
   if (begins && inserts_system_ && messages[0].role != "system") {
-    AddForm(before_role_ + "system" + after_role_ + system_preface_ + default_system_ + answer_end_, text);
+    AddForm(StartOf("system") + system_preface_ + default_system_ + EndOf("system"), text);
   }
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     const std::string_view content =
         trims_content_ ? Trimmed(messages[i].content) : std::string_view(messages[i].content);
-    AddForm(before_role_ + role + after_role_, text);
+    AddForm(StartOf(role), text);
     if (role == "system" && i == 0 && begins) AddForm(system_preface_, text);
     if (role == "assistant" && drops_old_thoughts_) {
       WriteThoughtful(content, i > last_question, i + 1 == messages.size(), text);
     } else {
       AddContent(content, text);
     }
-    AddForm(answer_end_, text);
+    AddForm(EndOf(role), text);
   }
+}
+
+std::string ChatTemplate::StartOf(std::string_view role) const {
+  if (form_ != ChatForm::kDeepSeek) return fmt::format("{}{}{}", before_role_, role, after_role_);
+  return role == "user" ? user_start_ : role == "assistant" ? answer_prefix_ : "";
+}
+
+std::string ChatTemplate::EndOf(std::string_view role) const {
+  return form_ != ChatForm::kDeepSeek || role == "assistant" ? answer_end_ : "";
 }
 
 void ChatTemplate::WriteThoughtful(std::string_view content, bool after_last_question, bool last,
@@ -271,7 +284,8 @@ void ChatTemplate::WriteThoughtful(std::string_view content, bool after_last_que
       thoughts.remove_prefix(start + kThoughtsStart.size());
     }
     thoughts = WithoutNewlinesBefore(thoughts);
-    answer = WithoutNewlinesBefore(content.substr(content.rfind(kThoughtsEnd) + kThoughtsEnd.size()));
+    answer = content.substr(content.rfind(kThoughtsEnd) + kThoughtsEnd.size());
+    if (form_ != ChatForm::kDeepSeek) answer = WithoutNewlinesBefore(answer);
   }
   if (!writes_last_thoughts_ || !after_last_question || (!last && thoughts.empty())) {
     AddContent(answer, text);

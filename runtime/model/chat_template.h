@@ -12,7 +12,7 @@
 
 namespace kvrun {
 
-enum class ChatForm : uint8_t { kChatMl, kLlama2, kLlama3, kZephyr, kMistral, kQwen };
+enum class ChatForm : uint8_t { kChatMl, kLlama2, kLlama3, kZephyr, kMistral, kQwen, kDeepSeek };
 
 struct ChatMessage {
   std::string role;  // "system", "user", "assistant"
@@ -81,6 +81,8 @@ class ChatTemplate {
   void WriteTagged(const std::vector<ChatMessage>& messages, bool starts, ChatText* text) const;
   void WriteInstructed(const std::vector<ChatMessage>& messages, bool starts, ChatText* text) const;
   void WriteThoughtful(std::string_view content, bool after_last_question, bool last, ChatText* text) const;
+  std::string StartOf(std::string_view role) const;
+  std::string EndOf(std::string_view role) const;
   // One message after another, each with its role's tag; else "[INST]", the system message within a turn.
   bool is_tagged() const { return form_ != ChatForm::kLlama2 && form_ != ChatForm::kMistral; }
 
@@ -96,10 +98,10 @@ class ChatTemplate {
   std::string answer_start_;
   std::string system_preface_;         // before the text of the system message (Llama 3.1 and later: dates)
   std::string empty_thoughts_;         // after answer_start_, where the model is not to think; "": no switch
-  bool drops_old_thoughts_ = false;    // of answers before the last question (Qwen 3)
+  bool drops_old_thoughts_ = false;    // of answers before the last question (Qwen 3), or of all (DeepSeek)
   bool writes_last_thoughts_ = false;  // of answers after it, even if there are none
 
-  // Forms with "[INST]".
+  // Forms with "[INST]"; of these DeepSeek's has user_start_ and answer_prefix_.
   std::string user_start_;
   std::string user_end_;
   std::string answer_prefix_;

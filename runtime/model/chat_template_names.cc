@@ -32,6 +32,9 @@ constexpr auto kTemplates = std::to_array<NamedTemplate>({
     {"qwen3",
      R"({% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %})"
      R"({{ '<|im_start|>' + message.content.split('</think>')[-1] + '<|im_end|>' }}{{ last_query_index }})"},
+    {"deepseek-r1",
+     R"({{ '<｜User｜>' + message.content }}{{ '<｜Assistant｜>' + message.content.split('</think>')[-1] + )"
+     R"('<｜end▁of▁sentence｜>' }}{{ '<｜Assistant｜><think>\n' }})"},
 });
 
 constexpr auto kNames = [] {

@@ -6,6 +6,9 @@
 namespace kvrun {
 namespace {
 
+constexpr std::string_view kDeepSeekUser = "<｜User｜>";
+constexpr std::string_view kDeepSeekAssistant = "<｜Assistant｜>";
+
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 bool IsIdentifierCharacter(char c) {
@@ -103,10 +106,12 @@ Result<ChatTemplate> ChatTemplateReader::Read() const {
   if (IsLlama3()) return ReadLlama3();
   if (IsInstructed()) return Has("<<SYS>>") ? ReadLlama2() : ReadMistral();
   if (IsZephyr()) return ReadZephyr();
+  if (IsDeepSeek()) return ReadDeepSeek();
   return Status(
       StatusCode::kUnsupported,
       "the model's chat template is none of the known forms (ChatML, Qwen, Llama 2, Llama 3, Mistral, "
-      "Zephyr); run without --chat and write the model's own marks into the prompt");
+      "Zephyr, DeepSeek R1); choose one with --chat-template, or run without --chat, with --parse-special, "
+      "and write the model's own marks into the prompt");
 }
 
 // Phi-4 writes <|im_start|>, but another separator after the role.
@@ -129,6 +134,16 @@ bool ChatTemplateReader::IsZephyr() const {
   return HasCompact(R"('<|user|>\n'+message.content+eos_token)") ||
          HasCompact(R"('<|user|>\n'+message.content+'</s>')") ||
          HasCompact(R"('<|user|>\n'+message.content+'<|endoftext|>')");
+}
+
+// From V3.1 on, DeepSeek's answers begin with "</think>" where they have no thoughts.
+bool ChatTemplateReader::IsDeepSeek() const {
+  const auto writes = [this](std::string_view text) {
+    return std::any_of(literals_.begin(), literals_.end(),
+                       [&](const std::string& literal) { return literal.find(text) != std::string::npos; });
+  };
+  return writes(kDeepSeekUser) && writes(kDeepSeekAssistant) && !Has("<｜Assistant｜></think>") &&
+         !HasCompact("\n'</think>'") && !HasCompact("\n-'</think>'");
 }
 
 bool ChatTemplateReader::TrimsContent() const {
@@ -214,6 +229,21 @@ ChatTemplate ChatTemplateReader::ReadZephyr() const {
   result.after_role_ = std::string("|>\n");
   result.answer_end_ = tokens_.eos + "\n";
   result.answer_start_ = std::string("<|assistant|>\n");
+  return result;
+}
+
+ChatTemplate ChatTemplateReader::ReadDeepSeek() const {
+  const std::string thinking_start = std::string(kDeepSeekAssistant) + "<think>\n";
+  ChatTemplate result;
+  result.form_ = ChatForm::kDeepSeek;
+  result.user_start_ = kDeepSeekUser;
+  result.answer_prefix_ = kDeepSeekAssistant;
+  result.answer_end_ = std::string("<｜end▁of▁sentence｜>");
+  const bool thinks_at_once = std::any_of(
+      literals_.begin(), literals_.end(),
+      [&](const std::string& literal) { return literal.find(thinking_start) != std::string::npos; });
+  result.answer_start_ = thinks_at_once ? thinking_start : std::string(kDeepSeekAssistant);
+  result.drops_old_thoughts_ = HasCompact("split('</think>')");
   return result;
 }
 

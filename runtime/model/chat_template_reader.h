@@ -30,6 +30,7 @@ class ChatTemplateReader {
   bool IsLlama3() const;
   bool IsZephyr() const;
   bool IsInstructed() const;
+  bool IsDeepSeek() const;
   bool TrimsContent() const;
   std::string AssignedLiteral(std::string_view variable_part) const;
   void ReadDefaultSystem(ChatTemplate* result) const;
@@ -39,6 +40,7 @@ class ChatTemplateReader {
   ChatTemplate ReadZephyr() const;
   ChatTemplate ReadLlama2() const;
   ChatTemplate ReadMistral() const;
+  ChatTemplate ReadDeepSeek() const;
 
   std::string_view jinja_;
   ChatTokenTexts tokens_;

@@ -62,22 +62,32 @@ Status TokenizerBase::CheckSize(size_t text_bytes) const {
 Result<std::vector<TokenId>> TokenizerBase::Encode(std::string_view text,
                                                    const EncodeOptions& options) const {
   KVRUN_RETURN_IF_ERROR(CheckSize(text.size()));
-  std::vector<TokenId> ids;
-  if (options.add_special && vocab_.add_bos()) ids.push_back(vocab_.bos());
-  KVRUN_RETURN_IF_ERROR(EncodeFragments(text, specials_.Partition(text, options.parse_special), {}, &ids));
-  if (options.add_special && vocab_.add_eos()) ids.push_back(vocab_.eos());
-  return ids;
+  EncodedText encoded;
+  if (options.add_special && vocab_.add_bos()) encoded.ids.push_back(vocab_.bos());
+  KVRUN_RETURN_IF_ERROR(
+      EncodeFragments(text, specials_.Partition(text, options.parse_special), {}, &encoded));
+  if (options.add_special && vocab_.add_eos()) encoded.ids.push_back(vocab_.eos());
+  return std::move(encoded.ids);
+}
+
+Result<uint64_t> TokenizerBase::CountLostBytes(std::string_view text, const EncodeOptions& options) const {
+  if (SaysEveryByte()) return uint64_t{0};
+  KVRUN_RETURN_IF_ERROR(CheckSize(text.size()));
+  EncodedText encoded;
+  KVRUN_RETURN_IF_ERROR(
+      EncodeFragments(text, specials_.Partition(text, options.parse_special), {}, &encoded));
+  return encoded.lost_bytes;
 }
 
 Status TokenizerBase::EncodeFragments(std::string_view text, std::span<const TextFragment> fragments,
-                                      std::span<const TokenId> barred, std::vector<TokenId>* ids) const {
+                                      std::span<const TokenId> barred, EncodedText* encoded) const {
   bool first = true;
   for (const TextFragment& fragment : fragments) {
     if (fragment.token >= 0) {
-      ids->push_back(fragment.token);
+      encoded->ids.push_back(fragment.token);
     } else {
       KVRUN_RETURN_IF_ERROR(
-          EncodePlain(text.substr(fragment.begin, fragment.end - fragment.begin), first, barred, ids));
+          EncodePlain(text.substr(fragment.begin, fragment.end - fragment.begin), first, barred, encoded));
     }
     first = fragment.token >= 0;
   }
@@ -90,10 +100,10 @@ Result<std::vector<TokenId>> TokenizerBase::EncodeParts(std::span<const TextPart
   for (const TextPart& part : parts) text_bytes += part.text.size();
   KVRUN_RETURN_IF_ERROR(CheckSize(text_bytes));
   const std::vector<TokenId> barred = TokensOfForm(parts, form_texts);
-  std::vector<TokenId> ids;
+  EncodedText encoded;
   std::string plain;  // since the last token of the form
   const auto encode_plain = [&] {
-    const Status status = EncodeFragments(plain, specials_.Partition(plain, false, barred), barred, &ids);
+    const Status status = EncodeFragments(plain, specials_.Partition(plain, false, barred), barred, &encoded);
     plain.clear();
     return status;
   };
@@ -109,11 +119,11 @@ Result<std::vector<TokenId>> TokenizerBase::EncodeParts(std::span<const TextPart
         continue;
       }
       KVRUN_RETURN_IF_ERROR(encode_plain());
-      ids.push_back(fragment.token);
+      encoded.ids.push_back(fragment.token);
     }
   }
   KVRUN_RETURN_IF_ERROR(encode_plain());
-  return ids;
+  return std::move(encoded.ids);
 }
 
 std::vector<TokenId> TokenizerBase::TokensOfForm(std::span<const TextPart> parts,

@@ -47,6 +47,10 @@ class Tokenizer {
   virtual Result<std::vector<TokenId>> EncodeParts(std::span<const TextPart> parts,
                                                    std::span<const std::string> form_texts) const = 0;
 
+  // How many bytes of the text the ids do not say, because the vocabulary has no token for them. Where it has
+  // an unknown token, that stands for them.
+  virtual Result<uint64_t> CountLostBytes(std::string_view text, const EncodeOptions& options) const = 0;
+
   // Appends the bytes of one token: possibly a part of a UTF-8 character. Control tokens give their text only
   // if `show_special`, else nothing. An id outside of the vocabulary gives nothing. Allocates nothing but
   // what `bytes` needs to grow.

@@ -12,6 +12,11 @@
 
 namespace kvrun {
 
+struct EncodedText {
+  std::vector<TokenId> ids;
+  uint64_t lost_bytes = 0;  // that the vocabulary cannot say
+};
+
 class TokenizerBase : public Tokenizer {
  public:
   explicit TokenizerBase(Vocab vocab) : vocab_(std::move(vocab)), specials_(vocab_) {}
@@ -19,6 +24,7 @@ class TokenizerBase : public Tokenizer {
   Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
   Result<std::vector<TokenId>> EncodeParts(std::span<const TextPart> parts,
                                            std::span<const std::string> form_texts) const override;
+  Result<uint64_t> CountLostBytes(std::string_view text, const EncodeOptions& options) const override;
   void AppendToken(TokenId id, bool show_special, std::string* bytes) const override;
   std::string Decode(const std::vector<TokenId>& ids, bool show_special) const override;
 
@@ -36,7 +42,8 @@ class TokenizerBase : public Tokenizer {
   // Appends the ids of text without special tokens. `first`: nothing or a special token comes before it.
   // `barred`: tokens that it must not give (few).
   virtual Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
-                             std::vector<TokenId>* ids) const = 0;
+                             EncodedText* encoded) const = 0;
+  virtual bool SaysEveryByte() const = 0;
   // Appends the bytes of a token that is neither control, unknown, user-defined nor unused.
   virtual void AppendPlain(TokenId id, std::string* bytes) const = 0;
   virtual bool RemovesLeadingSpace() const = 0;
@@ -46,7 +53,7 @@ class TokenizerBase : public Tokenizer {
   std::vector<TokenId> TokensOfForm(std::span<const TextPart> parts,
                                     std::span<const std::string> form_texts) const;
   Status EncodeFragments(std::string_view text, std::span<const TextFragment> fragments,
-                         std::span<const TokenId> barred, std::vector<TokenId>* ids) const;
+                         std::span<const TokenId> barred, EncodedText* encoded) const;
 
   Vocab vocab_;
   SpecialTokens specials_;  // points into vocab_

@@ -27,7 +27,10 @@ class BpeTokenizer final : public TokenizerBase {
 
  protected:
   Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
-                     std::vector<TokenId>* ids) const override;
+                     EncodedText* encoded) const override;
+  bool SaysEveryByte() const override {
+    return std::all_of(byte_tokens_.begin(), byte_tokens_.end(), [](TokenId id) { return id >= 0; });
+  }
   void AppendPlain(TokenId id, std::string* bytes) const override;
   bool RemovesLeadingSpace() const override { return false; }
 
@@ -45,7 +48,7 @@ class BpeTokenizer final : public TokenizerBase {
 // A byte that the vocabulary lacks is left out: there is no token that would say it, and the files' unknown
 // token of this family is <|endoftext|> or the like.
 Status BpeTokenizer::EncodePlain(std::string_view text, bool /*first*/, std::span<const TokenId> barred,
-                                 std::vector<TokenId>* ids) const {
+                                 EncodedText* encoded) const {
   KVRUN_ASSIGN_OR_RETURN(const std::vector<uint32_t> ends, pre_tokenizer_->Split(text));
   WordMerger merger(merges_, barred);
   std::vector<TokenId> symbols;
@@ -56,13 +59,14 @@ Status BpeTokenizer::EncodePlain(std::string_view text, bool /*first*/, std::spa
     if (pre_tokenizer_->takes_whole_words() && word.size() <= vocab().longest_text_bytes()) {
       const TokenId whole = FindPlain(ByteAlphabet::Get().Encode(word));
       if (whole >= 0 && std::find(barred.begin(), barred.end(), whole) == barred.end()) {
-        ids->push_back(whole);
+        encoded->ids.push_back(whole);
         continue;
       }
     }
     symbols.clear();
     for (const char byte : word) symbols.push_back(byte_tokens_[static_cast<uint8_t>(byte)]);
-    merger.Merge(symbols, ids);
+    encoded->lost_bytes += static_cast<uint64_t>(std::count(symbols.begin(), symbols.end(), -1));
+    merger.Merge(symbols, &encoded->ids);
   }
   return Status::Ok();
 }

@@ -41,7 +41,8 @@ class SpmTokenizer final : public TokenizerBase {
 
  protected:
   Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
-                     std::vector<TokenId>* ids) const override;
+                     EncodedText* encoded) const override;
+  bool SaysEveryByte() const override { return CanSayEveryByte(); }
   void AppendPlain(TokenId id, std::string* bytes) const override;
   bool RemovesLeadingSpace() const override { return adds_space_; }
 
@@ -74,8 +75,8 @@ class SpmTokenizer final : public TokenizerBase {
   TokenId FindByte(uint8_t byte) const;
   void Push(uint32_t left, Work* work) const;
   void MergeAll(Work* work) const;
-  void EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const;
-  void AppendIds(std::string_view symbol, std::span<const TokenId> barred, std::vector<TokenId>* ids) const;
+  void EncodeWord(std::string_view word, Work* work, EncodedText* encoded) const;
+  void AppendIds(std::string_view symbol, std::span<const TokenId> barred, EncodedText* encoded) const;
 
   std::vector<float> scores_;
   bool adds_space_;
@@ -128,10 +129,10 @@ void SpmTokenizer::MergeAll(Work* work) const {
 }
 
 void SpmTokenizer::AppendIds(std::string_view symbol, std::span<const TokenId> barred,
-                             std::vector<TokenId>* ids) const {
+                             EncodedText* encoded) const {
   const TokenId whole = FindPlain(symbol, barred);
   if (whole >= 0) {
-    ids->push_back(whole);
+    encoded->ids.push_back(whole);
     return;
   }
   const auto token_of = [this](char byte) { return byte_tokens_[static_cast<uint8_t>(byte)]; };
@@ -139,13 +140,16 @@ void SpmTokenizer::AppendIds(std::string_view symbol, std::span<const TokenId> b
     // Create has seen to it that there is one. Where a file names another kind of token as the unknown one,
     // such as the end of the text, it is not for a text to write.
     const TokenId unknown = vocab().unknown();
-    if (vocab().type(unknown) != TokenType::kControl && !IsEndOfGeneration(unknown)) ids->push_back(unknown);
+    if (vocab().type(unknown) != TokenType::kControl && !IsEndOfGeneration(unknown)) {
+      encoded->ids.push_back(unknown);
+    }
+    encoded->lost_bytes += symbol.size();
     return;
   }
-  for (const char byte : symbol) ids->push_back(token_of(byte));
+  for (const char byte : symbol) encoded->ids.push_back(token_of(byte));
 }
 
-void SpmTokenizer::EncodeWord(std::string_view word, Work* work, std::vector<TokenId>* ids) const {
+void SpmTokenizer::EncodeWord(std::string_view word, Work* work, EncodedText* encoded) const {
   work->word = word;
   work->symbols.clear();
   for (size_t at = 0; at < word.size();) {
@@ -157,12 +161,12 @@ void SpmTokenizer::EncodeWord(std::string_view word, Work* work, std::vector<Tok
   }
   MergeAll(work);
   for (const Symbol& symbol : work->symbols) {
-    if (symbol.bytes > 0) AppendIds(word.substr(symbol.begin, symbol.bytes), work->barred, ids);
+    if (symbol.bytes > 0) AppendIds(word.substr(symbol.begin, symbol.bytes), work->barred, encoded);
   }
 }
 
 Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
-                                 std::vector<TokenId>* ids) const {
+                                 EncodedText* encoded) const {
   std::string marked;
   marked.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
   if (first && adds_space_) marked += kSpaceMark;
@@ -178,7 +182,7 @@ Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::span<co
   const std::string_view all = marked;
   for (size_t begin = 0; begin < all.size();) {
     const size_t end = spaces_start_words_ ? WordEnd(all, begin) : all.size();
-    EncodeWord(all.substr(begin, end - begin), &work, ids);
+    EncodeWord(all.substr(begin, end - begin), &work, encoded);
     begin = end;
   }
   return Status::Ok();

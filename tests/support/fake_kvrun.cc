@@ -6,6 +6,7 @@
 //   small                  trained with 64 tokens         slow         loading, prefill, decoding take time
 //   devicefail             feeding fails                  transcript   answers with its whole context
 //   endless                generates for long             loud         says on standard error that it decodes
+//   lossy                  its vocabulary is ASCII
 // Tokens 0..255 are bytes; the control tokens follow.
 #include "tests/support/fake_kvrun.h"
 
@@ -178,6 +179,14 @@ kvrun_status kvrun_detokenize(const kvrun_model*, const int32_t* ids, size_t cou
   for (size_t i = 0; i < count; ++i) all += TextOf(ids[i]);
   if (all.size() <= *bytes) std::copy(all.begin(), all.end(), text);
   *bytes = all.size();
+  return KVRUN_OK;
+}
+
+// A "lossy" model cannot say what is not ASCII.
+kvrun_status kvrun_count_lost_bytes(const kvrun_model* model, const char* text, size_t text_bytes, uint32_t,
+                                    uint64_t* lost_bytes) {
+  const auto lost = [](char c) { return (static_cast<unsigned char>(c) & 0x80) != 0; };
+  *lost_bytes = model->Is("lossy") ? std::count_if(text, text + text_bytes, lost) : 0;
   return KVRUN_OK;
 }
 

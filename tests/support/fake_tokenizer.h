@@ -23,6 +23,9 @@ class FakeTokenizer : public Tokenizer {
   Result<std::vector<TokenId>> Encode(std::string_view text, const EncodeOptions& options) const override;
   Result<std::vector<TokenId>> EncodeParts(std::span<const TextPart> parts,
                                            std::span<const std::string> form_texts) const override;
+  Result<uint64_t> CountLostBytes(std::string_view, const EncodeOptions&) const override {
+    return uint64_t{0};
+  }
   void AppendToken(TokenId id, bool show_special, std::string* bytes) const override;
   // Like SentencePiece, without the space that begins the text.
   std::string Decode(const std::vector<TokenId>& ids, bool show_special = false) const override;

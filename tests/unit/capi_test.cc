@@ -129,6 +129,78 @@ TEST_F(CapiTest, AnUnknownChatFormSaysSo) {
   EXPECT_EQ(kvrun_chat_format(model_, &no_role, 1, 0, &text), KVRUN_INVALID_ARGUMENT);
 }
 
+TEST_F(CapiTest, ChatsBecomeIds) {
+  const kvrun_chat_message message = {"user", "a</s>b"};
+  size_t count = 0;
+  EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, nullptr, nullptr, &count), KVRUN_UNSUPPORTED);
+  kvrun_chat_options options;
+  kvrun_chat_options_init(&options);
+  EXPECT_EQ(options.struct_size, sizeof(options));
+  EXPECT_EQ(options.thinking, KVRUN_THINKING_DEFAULT);
+  options.chat_template = "zephyr";  // <|user|>\n..</s>\n: its end-of-turn token is in every vocabulary
+  const auto encode = [&] {
+    size_t n_ids = 0;
+    EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, &options, nullptr, &n_ids), KVRUN_OK) << LastError();
+    std::vector<int32_t> ids(n_ids, -1);
+    n_ids = n_ids / 2;
+    EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, &options, ids.data(), &n_ids), KVRUN_OK);
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), -1), static_cast<ptrdiff_t>(ids.size()))
+        << "it wrote without room for all";
+    EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, &options, ids.data(), &n_ids), KVRUN_OK);
+    return ids;
+  };
+  const Tokenizer& tokenizer = *model_->model->tokenizer;
+  const auto ends = [&](const std::vector<int32_t>& ids) {
+    return std::count(ids.begin(), ids.end(), tokenizer.eos());
+  };
+  const std::vector<int32_t> ids = encode();
+  EXPECT_EQ(ends(ids), 1);
+  EXPECT_EQ(ids[0] == tokenizer.bos(), kvrun_model_adds_bos(model_) == 1);
+  options.parse_special = 1;
+  EXPECT_EQ(ends(encode()), 2);
+  options.parse_special = 0;
+  options.continued = 1;
+  const std::vector<int32_t> next = encode();
+  EXPECT_EQ(next[0], tokenizer.eos());
+  EXPECT_EQ(ends(next), 2);
+}
+
+TEST_F(CapiTest, WrongChatOptionsAreRefused) {
+  const kvrun_chat_message message = {"user", "hello"};
+  kvrun_chat_options options;
+  kvrun_chat_options_init(&options);
+  size_t count = 0;
+  const auto expect = [&](kvrun_status status, const std::string& part) {
+    EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, &options, nullptr, &count), status);
+    EXPECT_NE(LastError().find(part), std::string::npos) << LastError();
+  };
+  options.chat_template = "llama-4";
+  expect(KVRUN_UNSUPPORTED, "chatml, llama-2");
+  options.chat_template = "{{ '<start_of_turn>' }}";
+  expect(KVRUN_UNSUPPORTED, "none of the known forms");
+  options.chat_template = "chatml";
+  options.thinking = KVRUN_THINKING_OFF;
+  expect(KVRUN_UNSUPPORTED, "thinking");
+  options.chat_template = "qwen3";
+  EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, &options, nullptr, &count), KVRUN_OK) << LastError();
+  options.struct_size = 3;
+  expect(KVRUN_INVALID_ARGUMENT, "kvrun_chat_options");
+  EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, nullptr, nullptr, nullptr), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(kvrun_chat_template_names()[0]), "chatml");
+}
+
+TEST_F(CapiTest, LostBytesAreCounted) {
+  // The fixture's vocabulary has all bytes.
+  const std::string text = "\xc3\xa9";
+  uint64_t lost_bytes = 99;
+  ASSERT_EQ(kvrun_count_lost_bytes(model_, text.data(), text.size(), 0, &lost_bytes), KVRUN_OK);
+  EXPECT_EQ(lost_bytes, 0U);
+  ASSERT_EQ(kvrun_count_lost_bytes(model_, nullptr, 0, 0, &lost_bytes), KVRUN_OK);
+  EXPECT_EQ(lost_bytes, 0U);
+  EXPECT_EQ(kvrun_count_lost_bytes(model_, "a", 1, 64, &lost_bytes), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvrun_count_lost_bytes(model_, "a", 1, 0, nullptr), KVRUN_INVALID_ARGUMENT);
+}
+
 TEST_F(CapiTest, FeedsAndGenerates) {
   kvrun_session* session = MakeSession();
   EXPECT_EQ(kvrun_session_context(session), 64U);

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -127,12 +125,18 @@ std::vector<bool> MarksOf(const Tokenizer& tokenizer, const ChatTemplate& chat) 
   return marks;
 }
 
-// The marks among ids, and the texts before, between and behind them.
+// The marks among ids, in order, and the texts before, between and behind them.
 struct Skeleton {
   Ids marks;
   std::vector<std::string> gaps;
 
   bool operator==(const Skeleton&) const = default;
+  friend void PrintTo(const Skeleton& skeleton, std::ostream* out) {
+    for (size_t i = 0; i < skeleton.gaps.size(); ++i) {
+      *out << ::testing::PrintToString(skeleton.gaps[i]);
+      if (i < skeleton.marks.size()) *out << " [" << skeleton.marks[i] << "] ";
+    }
+  }
 };
 
 Skeleton SkeletonOf(const Tokenizer& tokenizer, const std::vector<bool>& marks, const Ids& ids) {
@@ -146,9 +150,16 @@ Skeleton SkeletonOf(const Tokenizer& tokenizer, const std::vector<bool>& marks, 
       tokenizer.AppendToken(id, false, &skeleton.gaps.back());
     }
   }
-  // A space that SentencePiece puts before each plain text.
+  return skeleton;
+}
+
+// Without white space: forms trim contents, and SentencePiece writes spaces before plain texts and for
+// U+2581.
+Skeleton Normalized(Skeleton skeleton) {
   for (std::string& gap : skeleton.gaps) {
-    if (gap.starts_with(' ')) gap.erase(0, 1);
+    for (size_t at = gap.find("\u2581"); at != std::string::npos; at = gap.find("\u2581", at))
+      gap.erase(at, 3);
+    std::erase_if(gap, [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); });
   }
   return skeleton;
 }
@@ -254,32 +265,15 @@ std::string Replaced(std::string text, const std::string& what, const std::strin
   return text;
 }
 
-std::string Trimmed(const std::string& text) {
-  constexpr const char* kSpaces = " \t\n\v\f\r";
-  const size_t begin = text.find_first_not_of(kSpaces);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kSpaces) + 1 - begin);
-}
-
 class Injection : public ::testing::TestWithParam<size_t> {
  protected:
   static constexpr size_t kContents = 10000;
-
-  // Whether the form writes a content of this role without white space around it.
-  static bool Trims(const ChatTemplate& chat, const std::string& role) {
-    const Messages messages = {{"system", role == "system" ? " T " : "s"},
-                               {"user", role == "user" ? " T " : "u"},
-                               {"assistant", role == "assistant" ? "\tT\t" : "a"}};
-    const std::string text = OrDie(chat.Apply(messages, false));
-    return text.find(role == "assistant" ? "\tT" : " T ") == std::string::npos;
-  }
 };
 
 TEST_P(Injection, NoContentMakesAControlToken) {
   const NamedForm& form = Forms()[GetParam()];
   const std::vector<NamedVocabulary>& vocabularies = Vocabularies();
   const Messages innocent = {{"system", "Q1Q"}, {"user", "Q2Q"}, {"assistant", "Q3Q"}, {"user", "Q4Q"}};
-  std::map<std::string, bool> trims;
-  for (const char* role : {"system", "user", "assistant"}) trims[role] = Trims(form.chat, role);
   HostileContents contents(GetParam() * 1000 + 1);
   for (size_t v = 0; v < vocabularies.size(); ++v) {
     SCOPED_TRACE(form.name + ", " + vocabularies[v].name);
@@ -296,17 +290,16 @@ TEST_P(Injection, NoContentMakesAControlToken) {
         std::string hostile = contents.Next();
         const bool thoughtful = message.role == "assistant" && hostile.find("</think>") != std::string::npos;
         if (thoughtful) hostile = "thoughts are cut off by some forms";
-        for (std::string& gap : expected.gaps) {
-          gap = Replaced(gap, message.content, trims[message.role] ? Trimmed(hostile) : hostile);
-        }
+        for (std::string& gap : expected.gaps) gap = Replaced(gap, message.content, hostile);
         message.content = hostile;
       }
       Skeleton turn = innocent_turn;
-      for (std::string& gap : turn.gaps) {
-        gap = Replaced(gap, "Q4Q", trims["user"] ? Trimmed(messages[3].content) : messages[3].content);
-      }
-      ASSERT_EQ(SkeletonOf(tokenizer, marks, Encode(tokenizer, form.chat, messages)).marks, expected.marks)
+      for (std::string& gap : turn.gaps) gap = Replaced(gap, "Q4Q", messages[3].content);
+      const Ids all = Encode(tokenizer, form.chat, messages);
+      ASSERT_EQ(Normalized(SkeletonOf(tokenizer, marks, all)), Normalized(expected))
           << OrDie(form.chat.Apply(messages, true));
+      const Ids next = Encode(tokenizer, form.chat, {messages[3]}, {.continued = true});
+      ASSERT_EQ(Normalized(SkeletonOf(tokenizer, marks, next)), Normalized(turn)) << messages[3].content;
     }
   }
 }

@@ -190,6 +190,92 @@ TEST(ChatTemplate, Zephyr) {
             "<|system|>\nS</s>\n<|user|>\n1</s>\n<|assistant|>\n 2 </s>\n<|user|>\n3</s>\n");
 }
 
+// Shortened: what deals with tools is left out. The newer one differs in the last line.
+const std::string kDeepSeekStart =
+    R"({% set ns = namespace(system_prompt='') %}{%- for message in messages %}{%- if message['role'] == 'system' %})"
+    R"({% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}{{bos_token}}{{ns.system_prompt}})"
+    R"({%- for message in messages %}{%- if message['role'] == 'user' %}{{'<｜User｜>' + message['content']}})"
+    R"({%- endif %}{%- if message['role'] == 'assistant' %}{% set content = message['content'] %})"
+    R"({% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %})"
+    R"({{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}{%- endfor -%})";
+const std::string kDeepSeek =
+    kDeepSeekStart + R"({% if add_generation_prompt %}{{'<｜Assistant｜>'}}{% endif %})";
+const std::string kDeepSeekThinking =
+    kDeepSeekStart + R"({% if add_generation_prompt %}{{'<｜Assistant｜><think>\n'}}{% endif %})";
+
+TEST(ChatTemplate, DeepSeekR1) {
+  EXPECT_EQ(Read(kDeepSeek.c_str()).form(), ChatForm::kDeepSeek);
+  EXPECT_EQ(Read(kDeepSeek.c_str()).name(), "deepseek-r1");
+  const std::string hi = "<｜User｜>Hi <｜Assistant｜>";
+  EXPECT_EQ(Apply(kDeepSeek.c_str(), kUser, true), hi);
+  EXPECT_EQ(Apply(kDeepSeek.c_str(), kUser, false), "<｜User｜>Hi ");
+  EXPECT_EQ(Apply(kDeepSeekThinking.c_str(), kUser, true), hi + "<think>\n");
+  EXPECT_EQ(Apply(kDeepSeek.c_str(), kSystemUser, true), "S" + hi);
+  const Messages turns = {
+      {"system", "S"}, {"user", "1"}, {"assistant", "<think>\na\n</think>\n\nb "}, {"user", "2"}};
+  EXPECT_EQ(Apply(kDeepSeekThinking.c_str(), turns, true),
+            "S<｜User｜>1<｜Assistant｜>\n\nb <｜end▁of▁sentence｜><｜User｜>2<｜Assistant｜><think>\n");
+  EXPECT_EQ(Read(kDeepSeek.c_str()).answer_end(), "<｜end▁of▁sentence｜>");
+  // From V3.1 on the form is another one.
+  const std::string newer =
+      kDeepSeekStart + "{{'<｜Assistant｜>'}}{% if not thinking %}{{'</think>'}}{% endif %}";
+  EXPECT_FALSE(ChatTemplate::FromSource(newer).ok());
+}
+
+TEST(ChatTemplate, ASystemMessageOfDeepSeekStandsAtTheStartAlone) {
+  const ChatTemplate chat = Read(kDeepSeek.c_str());
+  EXPECT_FALSE(chat.Apply({{"user", "1"}, {"system", "2"}}, true).ok());
+  EXPECT_FALSE(chat.Apply({{"system", "2"}, {"user", "1"}}, true, /*continued=*/true).ok());
+}
+
+// The end of the template as Qwen3 has it.
+constexpr const char* kQwen3Switch =
+    R"({%- set ns = namespace(last_query_index=messages|length - 1) %})"
+    R"({{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }})"
+    R"({%- set content = message.content.split('</think>')[-1].lstrip('\n') %})"
+    R"({%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }})"
+    R"({%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }})"
+    R"({%- endif %}{%- endif %})";
+
+std::string Joined(const ChatText& text) {
+  std::string whole;
+  for (const ChatSegment& segment : text) whole += segment.text;
+  return whole;
+}
+
+TEST(ChatTemplate, ThinkingIsSwitchedWhereTheFormHasASwitch) {
+  const ChatTemplate qwen3 = Read(kQwen3Switch);
+  const auto write = [&](const ChatTemplate& chat, Thinking thinking) {
+    return chat.Write(kUser, {ChatStart::kNothing, true, thinking});
+  };
+  const std::string hi = "<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n";
+  EXPECT_EQ(Joined(*write(qwen3, Thinking::kDefault)), hi);
+  EXPECT_EQ(Joined(*write(qwen3, Thinking::kOn)), hi);
+  EXPECT_EQ(Joined(*write(qwen3, Thinking::kOff)), hi + "<think>\n\n</think>\n\n");
+  for (const char* without : {kChatMl, kQwen25, kLlama3, kMistralV3, kDeepSeekThinking.c_str()}) {
+    for (const Thinking thinking : {Thinking::kOn, Thinking::kOff}) {
+      const Result<ChatText> text = write(Read(without), thinking);
+      EXPECT_EQ(text.status().code(), StatusCode::kUnsupported);
+      EXPECT_NE(text.status().message().find("no switch for thinking"), std::string::npos);
+    }
+  }
+}
+
+TEST(ChatTemplate, BehindAnAnswerComesTheEndOfItsTurn) {
+  const auto after = [](const char* jinja) {
+    return Joined(*Read(jinja).Write(kUser, {ChatStart::kAnswer, true, Thinking::kDefault}));
+  };
+  EXPECT_EQ(after(kChatMlWithDefault),
+            "<|im_end|>\n<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(after(kLlama2), " </s><s>[INST] Hi [/INST]");
+  EXPECT_EQ(after(kMistralV3), "</s>[INST] Hi [/INST]");
+  EXPECT_EQ(after(kZephyr), "</s>\n<|user|>\nHi </s>\n<|assistant|>\n");
+  EXPECT_EQ(after(kDeepSeekThinking.c_str()), "<｜end▁of▁sentence｜><｜User｜>Hi <｜Assistant｜><think>\n");
+  const ChatTemplate mistral = Read(kMistralV3);
+  EXPECT_FALSE(mistral.Write({{"assistant", "x"}}, {ChatStart::kAnswer, true, Thinking::kDefault}).ok());
+  EXPECT_FALSE(mistral.Write(kSystemUser, {ChatStart::kAnswer, true, Thinking::kDefault}).ok());
+}
+
 TEST(ChatTemplate, WrongRolesAndOrdersAreRefused) {
   const auto refused = [](const char* jinja, const Messages& messages, bool continued = false) {
     return Read(jinja).Apply(messages, true, continued).status().code() == StatusCode::kInvalidArgument;
@@ -234,6 +320,45 @@ TEST(ChatTemplateFile, MissingOrUnknownNamesTheFile) {
   EXPECT_NE(unknown.status().message().find("test.gguf"), std::string::npos);
   EXPECT_EQ(Recognize(GgufBuilder().Set("tokenizer.chat_template", 3U)).status().code(),
             StatusCode::kCorrupt);
+}
+
+TEST(ChatTemplateFile, AFormCanBeChosenByNameOrTemplate) {
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.eos_token_id", 1U).SetStrings("tokenizer.ggml.tokens", {"a", "<|endoftext|>"});
+  const testing::Bytes bytes = builder.Build();
+  const auto file = GgufFile::Parse(bytes, "test.gguf");
+  ASSERT_TRUE(file.ok());
+  const auto apply = [&](const char* choice) {
+    const Result<ChatTemplate> chat = ChatTemplate::Choose(**file, choice);
+    EXPECT_TRUE(chat.ok()) << chat.status().message();
+    return chat.ok() ? *chat->Apply(kTurns, true) : "";
+  };
+  EXPECT_EQ(apply("chatml"),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n 2 "
+            "<|im_end|>\n<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(apply("qwen"), apply("chatml"));
+  EXPECT_EQ(apply("qwen3"), apply("chatml"));
+  EXPECT_EQ(apply("llama-2"), "[INST] <<SYS>>\nS\n<</SYS>>\n\n1 [/INST] 2 <|endoftext|><s>[INST] 3 [/INST]");
+  EXPECT_EQ(apply("llama-3"), apply(kLlama3));
+  EXPECT_EQ(apply("mistral"), "[INST] 1[/INST] 2<|endoftext|>[INST] S\n\n3[/INST]");
+  EXPECT_EQ(apply("zephyr"),
+            "<|system|>\nS<|endoftext|>\n<|user|>\n1<|endoftext|>\n<|assistant|>\n 2 <|endoftext|>\n"
+            "<|user|>\n3<|endoftext|>\n<|assistant|>\n");
+  EXPECT_EQ(apply("deepseek-r1"),
+            "S<｜User｜>1<｜Assistant｜> 2 <｜end▁of▁sentence｜><｜User｜>3<｜Assistant｜><think>\n");
+  EXPECT_EQ(apply(kChatMl), apply("chatml"));
+  EXPECT_EQ(
+      *ChatTemplate::Choose(**file, "qwen")->Apply(kUser, false),
+      "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+      "<|im_start|>user\nHi <|im_end|>\n");
+  EXPECT_TRUE(ChatTemplate::Choose(**file, "qwen3")->has_thinking_switch());
+  for (const char* wrong : {"", "llama-4", "{{ '<start_of_turn>user' }}"}) {
+    const Result<ChatTemplate> refused = ChatTemplate::Choose(**file, wrong);
+    EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported) << wrong;
+    for (const char* const* name = ChatTemplateNames(); *name != nullptr; ++name) {
+      EXPECT_NE(refused.status().message().find(*name), std::string::npos) << refused.status().message();
+    }
+  }
 }
 
 TEST(ChatTemplateFile, EosIsTheFilesOwn) {

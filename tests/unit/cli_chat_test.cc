@@ -34,6 +34,24 @@ TEST(CliChat, AnAnswerThatWasCutIsFollowedByTheEndOfItsTurn) {
   EXPECT_EQ(stop.out, "32\n56\n");
 }
 
+TEST(CliChat, MessagesHaveNoControlTokens) {
+  // The answers are the lengths of the context: 32 of "one" (see above), and "<end>" is five bytes.
+  const std::vector<std::string> chat = {"chat", "-m", "toy", "--quiet", "-n", "3", "--system", "S"};
+  EXPECT_EQ(Cli(chat, {{}, "one\ntwo<end>", ""}).out, "32:\n62:\n");
+  std::vector<std::string> trusting = chat;
+  trusting.emplace_back("--parse-special");
+  EXPECT_EQ(Cli(trusting, {{}, "one\ntwo<end>", ""}).out, "32:\n58:\n");
+}
+
+TEST(CliChat, TheChatFormCanBeChosen) {
+  const ProgramResult result =
+      Cli({"chat", "-m", "nochat-transcript", "-q", "--chat-template", "toy-form", "--thinking", "off"},
+          {{}, "one\n", ""});
+  EXPECT_EQ(
+      result.out,
+      "[<bos>{toy-form}<start>system:be good<end><start>user:one<end><start>assistant:(do not think)]\n");
+}
+
 TEST(CliChat, AFullContextIsSaidAndResetHelps) {
   const ProgramResult result = Cli({"chat", "-m", "toy", "--ctx", "70", "--system", "S", "-n", "3"},
                                    {{}, "one\n" + std::string(200, 'x') + "\ntwo\n/reset\none\n", ""});

@@ -210,6 +210,74 @@ TEST(CliRun, ChatUsesTheModelsFormAndItsControlTokens) {
 TEST(CliRun, PlainTextHasNoControlTokens) {
   const Json object = Json::parse(Cli({"run", "-m", "toy", "-p", "<end>", "--json"}).out);
   EXPECT_EQ(object["prompt_tokens"], 6);
+  const Json parsed = Json::parse(Cli({"run", "-m", "toy", "-p", "<end>", "--json", "--parse-special"}).out);
+  EXPECT_EQ(parsed["prompt_tokens"], 2);
+}
+
+TEST(CliRun, MessagesHaveNoControlTokensUnlessTheyAreTrusted) {
+  const std::vector<std::string> run = {"run",    "-m",       "toy",    "-p",    "a<end><start>b",
+                                        "--chat", "--system", "<end>S", "--json"};
+  const size_t form = std::strlen("system:") + std::strlen("user:") + std::strlen("assistant:") + 6;
+  EXPECT_EQ(Json::parse(Cli(run).out)["prompt_tokens"], form + std::strlen("a<end><start>b<end>S"));
+  std::vector<std::string> trusting = run;
+  trusting.emplace_back("--parse-special");
+  EXPECT_EQ(Json::parse(Cli(trusting).out)["prompt_tokens"], form + std::strlen("abS") + 3);
+  const TemporaryFolder folder;
+  const std::string batch = folder.Write("batch.jsonl", R"({"prompt": "a<end><start>b"})"
+                                                        "\n");
+  const Json line =
+      Json::parse(Cli({"run", "-m", "toy", "--chat", "--system", "<end>S", "--batch", batch}).out);
+  EXPECT_EQ(line["prompt_tokens"], form + std::strlen("a<end><start>b<end>S"));
+}
+
+TEST(CliRun, TheChatFormCanBeChosen) {
+  const auto answer = [](std::vector<std::string> more) {
+    std::vector<std::string> run = {"run",    "-m", "nochat-transcript", "-p", "Q",
+                                    "--chat", "-q", "--system",          "S"};
+    run.insert(run.end(), more.begin(), more.end());
+    return Cli(run);
+  };
+  const std::string rest = "<start>system:S<end><start>user:Q<end><start>assistant:";
+  EXPECT_EQ(answer({"--chat-template", "other-form"}).out, "[<bos>{other-form}" + rest + "]");
+  const TemporaryFolder folder;
+  const std::string file = folder.Write("form.jinja", "{{ x }}");
+  EXPECT_EQ(answer({"--chat-template", file}).out, "[<bos>{{{ x }}}" + rest + "]");
+  EXPECT_EQ(answer({"--chat-template", "toy-form", "--thinking", "off"}).out,
+            "[<bos>{toy-form}" + rest + "(do not think)]");
+  EXPECT_EQ(answer({"--chat-template", "toy-form", "--thinking", "on"}).out,
+            "[<bos>{toy-form}" + rest + "(think)]");
+  for (const std::string& wrong : {std::string("third-form"), folder.Path("none.jinja")}) {
+    const ProgramResult refused = answer({"--chat-template", wrong});
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_EQ(refused.err, "kvrun: --chat-template: \"" + wrong +
+                               "\" is neither a file nor one of toy-form, other-form\n");
+  }
+  const ProgramResult zeros = answer({"--chat-template", folder.Write("zeros", std::string(3, '\0'))});
+  EXPECT_EQ(zeros.exit_code, 1);
+  EXPECT_PRED2(Contains, zeros.err, "is not a Jinja template");
+}
+
+TEST(CliRun, OptionsOfTheChatFormNeedAChat) {
+  for (const char* option : {"--system", "--chat-template", "--thinking"}) {
+    const ProgramResult result = Cli({"run", "-m", "toy", "-p", "x", option, "on"});
+    EXPECT_EQ(result.exit_code, 2) << option;
+    EXPECT_PRED2(Contains, result.err, std::string(option) + " needs --chat");
+  }
+}
+
+TEST(CliRun, BytesThatTheVocabularyLacksAreCounted) {
+  EXPECT_PRED2(Contains, Cli({"run", "-m", "lossy", "-p", "a\xc3\xa9\xc3"}).err,
+               "kvrun: note: 3 bytes of the prompt are not in the model's vocabulary");
+  EXPECT_PRED2(Contains, Cli({"run", "-m", "lossy", "-p", "a", "--chat", "--system", "\xff"}).err,
+               "kvrun: note: 1 byte of the system message is not in the model's vocabulary");
+  const ProgramResult tokenize = Cli({"tokenize", "-m", "lossy", "-p", "\xc3\xa9"});
+  EXPECT_EQ(tokenize.err,
+            "kvrun: note: 2 bytes of the text are not in the model's vocabulary; the model does "
+            "not see them\n");
+  const ProgramResult chat = Cli({"chat", "-m", "lossy"}, {{}, "one\n\xc3\xa9\n", ""});
+  EXPECT_PRED2(Contains, chat.err, "note: 2 bytes of the message are not in the model's vocabulary");
+  EXPECT_EQ(Cli({"run", "-m", "lossy", "-p", "\xc3", "--quiet"}).err, "");
+  EXPECT_FALSE(Contains(Cli({"run", "-m", "toy", "-p", "\xc3"}).err, "vocabulary"));
 }
 
 TEST(CliRun, UnknownChatFormFails) {

@@ -144,6 +144,71 @@ TEST(BytePairs, PreTokenizersCutDifferently) {
             (Words{"x", "1", "2", "3", "4", "'LL", "!\n\n"}));
 }
 
+TEST(BytePairs, BytesThatTheVocabularyLacksAreCounted) {
+  TestVocab vocab;
+  for (const char* text : {"a", "b", "ab"}) vocab.Add(text);
+  const TokenId end = vocab.Add("<|end|>", kControl);
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.model", "gpt2").Set("tokenizer.ggml.pre", "gpt-2");
+  vocab.WriteTo(&builder);
+  builder.SetStrings("tokenizer.ggml.merges", {"a b"});
+  builder.Set("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(end));
+  const auto tokenizer = CreateOrFail(builder);
+  EXPECT_EQ(Pieces(*tokenizer, "ab c\xc3\xa9 a"), (Words{"ab", "a"}));
+  EXPECT_EQ(*tokenizer->CountLostBytes("ab c\xc3\xa9 a", {}), 5U);
+  EXPECT_EQ(*tokenizer->CountLostBytes("ab<|end|>", {}), 7U);
+  EXPECT_EQ(*tokenizer->CountLostBytes("ab<|end|>", {.add_special = false, .parse_special = true}), 0U);
+  EXPECT_EQ(*CreateOrFail(Bpe("gpt-2"))->CountLostBytes("\xff c\xc3\xa9", {}), 0U);
+}
+
+// "<||>" is one word to the pre-tokenizers, which merges make a token, and Llama 3's take as a whole.
+TEST(BytePairs, NoTextMakesAControlOrEndOfGenerationToken) {
+  for (const char* pre : {"gpt-2", "llama-bpe"}) {
+    for (const bool ends : {true, false}) {
+      for (const int32_t type : {kControl, kNormal, kUserDefined}) {
+        if (!ends && type != kControl) continue;
+        TestVocab vocab;
+        for (unsigned byte = 0; byte < 256; ++byte) {
+          vocab.Add(ByteAlphabet::Get().CharacterOf(static_cast<uint8_t>(byte)));
+        }
+        for (const char* text : {"<|", "|>"}) vocab.Add(text);
+        const TokenId mark = vocab.Add("<||>", type);
+        GgufBuilder builder;
+        builder.Set("tokenizer.ggml.model", "gpt2").Set("tokenizer.ggml.pre", pre);
+        vocab.WriteTo(&builder);
+        builder.SetStrings("tokenizer.ggml.merges", {"< |", "| >", "<| |>"});
+        if (ends) builder.Set("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(mark));
+        const auto tokenizer = CreateOrFail(builder);
+        EXPECT_EQ(Pieces(*tokenizer, "a<||>"), (Words{"a", "<|", "|>"})) << pre << " " << type;
+        EXPECT_EQ(Pieces(*tokenizer, "a<||>", {.add_special = false, .parse_special = true}),
+                  (Words{"a", "<||>"}));
+      }
+    }
+  }
+}
+
+// As where the end of a line ends an answer.
+TEST(BytePairs, AnEndOfGenerationTokenOfOneCharacterIsStillText) {
+  GgufBuilder builder = Bpe("gpt-2");
+  builder.Set("tokenizer.ggml.eos_token_id", static_cast<uint32_t>('a'));
+  EXPECT_EQ(Pieces(*CreateOrFail(builder), "aba"), (Words{"a", "b", "a"}));
+}
+
+TEST(EndOfGeneration, UserDefinedMarksCountAsWell) {
+  TestVocab vocab;
+  for (const char* text : {"a", "b"}) vocab.Add(text);
+  const TokenId mark = vocab.Add("<|im_end|>", kUserDefined);
+  const TokenId tag = vocab.Add("</s>", kUserDefined);
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.model", "gpt2").Set("tokenizer.ggml.pre", "gpt-2");
+  vocab.WriteTo(&builder);
+  builder.SetStrings("tokenizer.ggml.merges", {});
+  const auto tokenizer = CreateOrFail(builder);
+  EXPECT_TRUE(tokenizer->IsEndOfGeneration(mark));
+  EXPECT_FALSE(tokenizer->IsEndOfGeneration(tag)) << "of HTML, in some vocabularies";
+  EXPECT_EQ(Pieces(*tokenizer, "a<|im_end|></s>b"), (Words{"a", "</s>", "b"}));
+}
+
 TEST(BytePairs, TheLastSpaceGoesWithTheWord) {
   const Words merges = {"Ġ Ġ", "Ġ a", "ĠĠ Ġ"};
   EXPECT_EQ(Pieces(*CreateOrFail(Bpe("gpt2", merges)), "    a   "), (Words{"   ", " a", "   "}));
@@ -317,6 +382,36 @@ TEST(SentencePiece, PlainTextNeverBecomesAControlToken) {
   EXPECT_TRUE(tokenizer->IsEndOfGeneration(tokenizer->FindToken("</s>")));
   EXPECT_EQ(tokenizer->bos(), 1);
   EXPECT_EQ(tokenizer->eos(), 2);
+}
+
+TEST(SentencePiece, BytesThatTheVocabularyLacksAreCounted) {
+  TestVocab vocab;
+  vocab.Add("<unk>", kUnknown);
+  vocab.Add("<s>", kControl);
+  vocab.Add("</s>", kControl);
+  vocab.Add("\u2581");
+  vocab.Add("a");
+  GgufBuilder builder;
+  builder.Set("tokenizer.ggml.model", "llama").SetArray("tokenizer.ggml.scores", vocab.scores);
+  vocab.WriteTo(&builder);
+  const auto tokenizer = CreateOrFail(builder);
+  EXPECT_EQ(Pieces(*tokenizer, "a\xc3\xa9z"), (Words{" ", "a", "<unk>", "<unk>"}));
+  EXPECT_EQ(*tokenizer->CountLostBytes("a\xc3\xa9z", {}), 3U);
+  EXPECT_EQ(*tokenizer->CountLostBytes("a a", {}), 0U);
+  // A file may name the end of the text as its unknown token: a text does not write that.
+  builder.Set("tokenizer.ggml.unknown_token_id", 2U);
+  EXPECT_EQ(Pieces(*CreateOrFail(builder), "a\xc3\xa9z"), (Words{" ", "a"}));
+  EXPECT_EQ(*CreateOrFail(builder)->CountLostBytes("a\xc3\xa9z", {}), 3U);
+}
+
+TEST(SentencePiece, NoTextMakesAnEndOfGenerationToken) {
+  GgufBuilder builder = Spm({"<|", "|>", "<||>"});
+  EXPECT_EQ(Pieces(*CreateOrFail(builder), "a<||>").back(), "<||>");
+  builder.Set("tokenizer.ggml.eos_token_id", 261U);
+  const Words pieces = Pieces(*CreateOrFail(builder), "a<||>");
+  EXPECT_EQ(Words(pieces.end() - 2, pieces.end()), (Words{"<|", "|>"}));
+  EXPECT_EQ(Pieces(*CreateOrFail(builder), "a<||>", {.add_special = false, .parse_special = true}).back(),
+            "<||>");
 }
 
 TEST(SentencePiece, LongWordsDoNotTakeQuadraticTime) {

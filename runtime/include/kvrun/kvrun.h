@@ -123,6 +123,11 @@ KVRUN_API int kvrun_model_is_end_of_generation(const kvrun_model* model, int32_t
 KVRUN_API kvrun_status kvrun_tokenize(const kvrun_model* model, const char* text, size_t text_bytes,
                                       uint32_t flags, int32_t* ids, size_t* count);
 
+/* How many bytes of a text kvrun_tokenize with these flags does not say, because the vocabulary has no token
+ * for them: it leaves them out, or an unknown token stands for them. 0 with most vocabularies, at once. */
+KVRUN_API kvrun_status kvrun_count_lost_bytes(const kvrun_model* model, const char* text, size_t text_bytes,
+                                              uint32_t flags, uint64_t* lost_bytes);
+
 /* The text of ids. *bytes as *count above; no terminating zero. */
 KVRUN_API kvrun_status kvrun_detokenize(const kvrun_model* model, const int32_t* ids, size_t count,
                                         char* text, size_t* bytes);
