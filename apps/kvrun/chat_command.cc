@@ -180,7 +180,7 @@ std::vector<Document> ReadDocuments(const std::vector<std::string>& paths) {
 void NoteLostBytes(const Model& model, const ChatOptions& options, const std::vector<Document>& documents) {
   const PromptForm& form = options.conversation.form;
   NoteLostBytes(model, form, options.conversation.system, "the system message");
-  for (const Document& document : documents) NoteLostBytes(model, form, document.text, document.path);
+  for (const Document& document : documents) NoteLostBytes(model, form, document.text, document.name);
 }
 
 // 0: as usual.
