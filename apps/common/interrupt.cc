@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 
+#include "apps/common/api.h"
 #include "apps/common/failure.h"
 
 namespace kvrun::cli {
@@ -20,10 +21,18 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<void (*)()>::
               "used in a signal handler");
 
 void OnSignal(int number) {
+  kvrun_interrupt_trials();
   if (number == SIGTERM) g_termination_asked.store(true);
   if (g_signals.fetch_add(1) + 1 < kSignalsUntilExit) return;
   if (void (*const hook)() = g_forced_exit_hook.load()) hook();
   _exit(kExitInterrupted);
+}
+
+// Signals that end the program at once, as they would without this.
+void OnEnd(int number) {
+  kvrun_interrupt_trials();
+  signal(number, SIG_DFL);
+  raise(number);  // delivered when this returns
 }
 
 }  // namespace
@@ -34,6 +43,12 @@ void InstallSignalHandlers() {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  action.sa_handler = OnEnd;
+  for (const int number : {SIGHUP, SIGQUIT}) {
+    struct sigaction before = {};
+    const bool is_ignored = sigaction(number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN;
+    if (!is_ignored) sigaction(number, &action, nullptr);  // nohup ignores it
+  }
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);
   sigaction(SIGXFSZ, &action, nullptr);  // a limit of `ulimit -f` is an error of the write, not an end

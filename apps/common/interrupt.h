@@ -4,7 +4,8 @@
 namespace kvrun::cli {
 
 // Counts the two signals instead of dying of them; the third that arrives before ClearInterrupt() ends the
-// process at once. A write to a closed pipe fails with EPIPE instead of killing.
+// process at once. A write to a closed pipe fails with EPIPE instead of killing. All of these and SIGHUP and
+// SIGQUIT, which end the process as ever, tell the library that the user did so (kvrun_interrupt_trials).
 void InstallSignalHandlers();
 
 bool Interrupted();

@@ -19,6 +19,9 @@ std::string FieldText(const Json& object, const char* key) {
 }
 
 std::string DeviceText(const Json& device) {
+  if (device.value("kind", Json()) == "driver") {
+    return fmt::format("  -  {}\n     {}\n", FieldText(device, "name"), FieldText(device, "reason"));
+  }
   const std::string version = FieldText(device, "api_version");  // empty where Vulkan is not used
   std::string text =
       fmt::format("{:>3}  {}\n     {}, {}driver {}", FieldText(device, "index"), FieldText(device, "name"),
@@ -32,7 +35,8 @@ std::string DeviceText(const Json& device) {
   return text + "\n";
 }
 
-int Devices(const SharedOptions& shared) {
+int Devices(const SharedOptions& shared, bool retry_drivers) {
+  if (retry_drivers) Check(kvrun_retry_drivers());
   char* text = nullptr;
   Check(kvrun_devices_json(&text));
   const Json devices = TakeJson(text);
@@ -103,8 +107,11 @@ int Doctor(const SharedOptions& shared) {
 Command AddDevicesCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
   auto set = std::make_shared<OptionSet>(program, "devices", "The devices that can compute");
+  auto retry_drivers = std::make_shared<bool>(false);
   set->Flag("--json", &shared->json, "a JSON array");
-  return {set, {shared, &shared->json}, [shared] { return Devices(*shared); }};
+  set->Flag("--retry-drivers", retry_drivers.get(),
+            "try Vulkan drivers again that are left out, as they crashed or hung");
+  return {set, {shared, &shared->json}, [shared, retry_drivers] { return Devices(*shared, *retry_drivers); }};
 }
 
 Command AddDoctorCommand(CLI::App* program) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
 #include "platform/vulkan/vk_status.h"
 
@@ -16,6 +17,7 @@ namespace {
 constexpr const char* kValidationLayer = "VK_LAYER_KHRONOS_validation";
 
 std::atomic<uint64_t> g_validation_messages{0};
+std::atomic<bool> g_was_created{false};
 
 Status LoadLoader() {
   static const VkResult result = volkInitialize();
@@ -31,6 +33,38 @@ void LoadInstanceFunctions(VkInstance instance) {
   static std::once_flag once;
   std::call_once(once, [instance] { volkLoadInstanceOnly(instance); });
 }
+
+// What the loader reads when it looks for drivers; it has no other way of being told.
+class DriverVariables {
+ public:
+  explicit DriverVariables(const std::optional<std::vector<std::string>>& drivers) : lock_(Mutex()) {
+    if (!drivers) return;
+    std::string files;
+    for (const std::string& driver : *drivers) files += (files.empty() ? "" : ":") + driver;
+    for (const char* name : {"VK_DRIVER_FILES", "VK_ICD_FILENAMES"}) {
+      const char* value = std::getenv(name);
+      before_.emplace_back(name, value == nullptr ? std::nullopt : std::optional<std::string>(value));
+      setenv(name, files.c_str(), 1);
+    }
+  }
+  ~DriverVariables() {
+    for (const auto& [name, value] : before_) {
+      if (value) setenv(name, value->c_str(), 1);
+      if (!value) unsetenv(name);
+    }
+  }
+  DriverVariables(const DriverVariables&) = delete;
+  DriverVariables& operator=(const DriverVariables&) = delete;
+
+ private:
+  static std::mutex& Mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+
+  std::lock_guard<std::mutex> lock_;  // instances are created one after another
+  std::vector<std::pair<const char*, std::optional<std::string>>> before_;
+};
 
 bool HasExtension(const char* layer, std::string_view name) {
   uint32_t count = 0;
@@ -96,6 +130,8 @@ Result<std::shared_ptr<VulkanInstance>> VulkanInstance::Create(const InstanceOpt
     return Status(StatusCode::kUnsupported,
                   "the Vulkan loader of this machine is older than Vulkan 1.1; update libvulkan1");
   }
+  const DriverVariables variables(options.drivers);
+  g_was_created.store(true);
   std::shared_ptr<VulkanInstance> instance(new VulkanInstance());
   KVRUN_RETURN_IF_ERROR(instance->CreateHandle(options));
   return instance;
@@ -158,6 +194,10 @@ void VulkanInstance::CreateMessenger(const VkDebugUtilsMessengerCreateInfoEXT& i
   }
 }
 
+Status VulkanInstance::FindLoader() { return LoadLoader(); }
+
+bool VulkanInstance::WasCreated() { return g_was_created.load(); }
+
 uint64_t VulkanInstance::AllValidationMessages() { return g_validation_messages.load(); }
 
 void VulkanInstance::CountValidationMessage() {
@@ -176,8 +216,10 @@ VulkanInstance::~VulkanInstance() {
 
 Result<std::vector<VkPhysicalDevice>> VulkanInstance::PhysicalDevices() const {
   uint32_t count = 0;
-  KVRUN_RETURN_IF_VK_ERROR(vkEnumeratePhysicalDevices(instance_, &count, nullptr),
-                           "cannot list the Vulkan devices");
+  const VkResult counted = vkEnumeratePhysicalDevices(instance_, &count, nullptr);
+  // The loader's way to say that no driver has a device.
+  if (counted == VK_ERROR_INITIALIZATION_FAILED) return std::vector<VkPhysicalDevice>();
+  KVRUN_RETURN_IF_VK_ERROR(counted, "cannot list the Vulkan devices");
   std::vector<VkPhysicalDevice> devices(count);
   KVRUN_RETURN_IF_VK_ERROR(vkEnumeratePhysicalDevices(instance_, &count, devices.data()),
                            "cannot list the Vulkan devices");

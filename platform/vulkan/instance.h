@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -15,6 +17,9 @@ namespace kvrun {
 struct InstanceOptions {
   bool validation = false;
   bool sync_validation = false;  // with `validation`: synchronisation validation too
+  // Manifests of the drivers that may be opened; nothing: those that the loader finds. While an instance is
+  // created with some, this process's VK_DRIVER_FILES and VK_ICD_FILENAMES name them.
+  std::optional<std::vector<std::string>> drivers = std::nullopt;
 
   // KVRUN_VALIDATION=1 turns both on.
   static InstanceOptions FromEnvironment();
@@ -25,6 +30,10 @@ struct InstanceOptions {
 class VulkanInstance {
  public:
   static Result<std::shared_ptr<VulkanInstance>> Create(const InstanceOptions& options);
+  // kNotFound where this machine has none. Opens no driver.
+  static Status FindLoader();
+  // Whether this process has opened drivers: a copy of it (fork) could not use them.
+  static bool WasCreated();
 
   VulkanInstance(const VulkanInstance&) = delete;
   VulkanInstance& operator=(const VulkanInstance&) = delete;

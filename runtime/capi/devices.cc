@@ -15,6 +15,12 @@ Json DeviceToJson(const DeviceListing& device) {
           {"usable", device.usable}, {"reason", device.reason}};
 }
 
+// A driver that is not used has no index: it is no device.
+Json DriverToJson(const LeftOutListing& driver) {
+  return {{"index", nullptr},    {"name", driver.manifest}, {"kind", "driver"}, {"api_version", ""}, {"driver", ""},
+          {"memory_bytes", nullptr}, {"usable", false},     {"reason", driver.reason}};
+}
+
 Json DoctorToJson(const DoctorReport& report) {
   Json limits = Json::object();
   for (const auto& [name, value] : report.limits) limits[name] = value;
@@ -48,10 +54,21 @@ kvrun_status kvrun_devices_json(char** json) {
   return kvrun::capi::Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
-    KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::DeviceListing> devices, kvrun::ListDevices());
+    std::vector<kvrun::LeftOutListing> left_out;
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::DeviceListing> devices, kvrun::ListDevices(&left_out));
     Json list = Json::array();
     for (const auto& device : devices) list.push_back(kvrun::capi::DeviceToJson(device));
+    for (const auto& driver : left_out) list.push_back(kvrun::capi::DriverToJson(driver));
     return kvrun::capi::CopyOut(list, json);
+  });
+}
+
+void kvrun_interrupt_trials(void) { kvrun::InterruptDriverTrials(); }
+
+kvrun_status kvrun_retry_drivers(void) {
+  return kvrun::capi::Guard([]() -> Status {
+    kvrun::RetryLeftOutDrivers();
+    return Status::Ok();
   });
 }
 

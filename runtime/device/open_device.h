@@ -48,7 +48,8 @@ struct GpuCandidate {
 
 struct AutoCandidates {
   std::optional<GpuCandidate> gpu;
-  std::string note;  // why `gpu` is none though there is one; may be empty
+  std::string note;                   // why `gpu` is none though there is one; may be empty
+  std::vector<std::string> left_out;  // drivers, with the reason
   std::string cpu_name;
   uint32_t n_threads = 0;  // that the CPU would compute with
 };
@@ -68,8 +69,24 @@ struct DoctorReport {
   std::vector<SelfTestResult> tests;
 };
 
-// Vulkan's devices, of which there may be none, then the CPU.
-Result<std::vector<DeviceListing>> ListDevices();
+// A Vulkan driver that is not used, as it crashed or hung.
+struct LeftOutListing {
+  std::string manifest;
+  std::string reason;  // why, and how to try it again
+};
+
+// Vulkan's devices, of which there may be none, then the CPU. `left_out` may be null.
+Result<std::vector<DeviceListing>> ListDevices(std::vector<LeftOutListing>* left_out = nullptr);
+// Opens a device for `work` alone, in a process of its own where that can be: a driver that crashes or hangs
+// does not reach this one, and is left out from then on, as the status says. `doing` completes "it crashed
+// while kvrun ...". `is_cancelled` is asked meanwhile, in this process alone: what `work` is given may be empty.
+using DeviceWork = std::function<Result<std::string>(Device&, const std::function<bool()>& is_cancelled)>;
+Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::string& doing,
+                                const DeviceWork& work, const std::function<bool()>& is_cancelled);
+// For the program's handlers of signals (async-signal-safe): the user ends it, so no driver is to blame.
+void InterruptDriverTrials();
+// The drivers left out are tried again, once, by what looks for devices next.
+void RetryLeftOutDrivers();
 // Opens nothing: the names of devices, and what is known of them.
 Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options);
 // "" or "auto", in either case.

@@ -24,6 +24,7 @@ class Chooser {
 
   Result<OpenedDevice> Open() {
     KVRUN_ASSIGN_OR_RETURN(const AutoCandidates candidates, source_.find(options_));
+    for (const std::string& left_out : candidates.left_out) Note(left_out);
     if (!candidates.gpu && candidates.note.empty()) return Named(options_.device);
     if (!candidates.gpu) {
       Note(candidates.note);
@@ -81,13 +82,25 @@ class Chooser {
     return std::optional(entry);
   }
 
-  // Opened for the trial alone, so that no two hold weights at a time.
+  // Opened for the trial alone, so that no two hold weights at a time; the GPU where a crash of its driver
+  // does not end this process.
   Result<DeviceTimes> Measure(const std::string& name) {
     OpenDeviceOptions options = options_;
     options.device = name;
     options.profile = false;
-    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, source_.open(options));
-    return MeasureDevice(model_, *device, {.is_cancelled = is_cancelled_});
+    if (name == kHost || !source_.try_on) {
+      KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, source_.open(options));
+      return MeasureDevice(model_, *device, {.is_cancelled = is_cancelled_});
+    }
+    const auto measure = [&](Device& device,
+                             const std::function<bool()>& is_cancelled) -> Result<std::string> {
+      KVRUN_ASSIGN_OR_RETURN(const DeviceTimes times,
+                             MeasureDevice(model_, device, {.is_cancelled = is_cancelled}));
+      return TimesToText(times);
+    };
+    KVRUN_ASSIGN_OR_RETURN(const std::string text,
+                           source_.try_on(options, "measured how fast it computes", measure, is_cancelled_));
+    return TimesFromText(text);
   }
 
   Result<OpenedDevice> OpenDecided(const GpuCandidate& gpu, const TimesEntry& times) {
@@ -137,7 +150,7 @@ class Chooser {
 }  // namespace
 
 DeviceSource DevicesHere() {
-  return {.find = FindAutoCandidates, .open = OpenDevice, .times_path = TimesPath()};
+  return {.find = FindAutoCandidates, .open = OpenDevice, .times_path = TimesPath(), .try_on = TryOnDevice};
 }
 
 Result<OpenedDevice> OpenDeviceFor(const Model& model, const OpenDeviceOptions& options,

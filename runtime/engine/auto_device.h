@@ -26,6 +26,10 @@ struct DeviceSource {
   std::function<Result<AutoCandidates>(const OpenDeviceOptions&)> find;
   std::function<Result<std::unique_ptr<Device>>(const OpenDeviceOptions&)> open;
   std::optional<std::string> times_path;
+  // As TryOnDevice: for measuring. Empty: measured on what `open` opens.
+  std::function<Result<std::string>(const OpenDeviceOptions&, const std::string& doing, const DeviceWork&,
+                                    const std::function<bool()>& is_cancelled)>
+      try_on = {};
 };
 // Those of this machine, and the user's cache folder.
 DeviceSource DevicesHere();

@@ -61,6 +61,16 @@ constexpr KeptForm kForm{
 
 }  // namespace
 
+std::string TimesToText(const DeviceTimes& times) { return ToJson(times).dump(); }
+
+Result<DeviceTimes> TimesFromText(const std::string& text) {
+  try {
+    return TimesIn(Json::parse(text));
+  } catch (const std::exception& error) {
+    return Status(StatusCode::kInternal, fmt::format("times of a device are no times: {}", error.what()));
+  }
+}
+
 std::optional<std::string> TimesPath() {
   const std::optional<std::string> folder = CacheFolder();
   if (!folder) return std::nullopt;

@@ -32,6 +32,10 @@ struct TimesEntry {
   bool operator==(const TimesEntry&) const = default;
 };
 
+// Of one process for another, without rounding. kInternal where the text is none of these.
+std::string TimesToText(const DeviceTimes& times);
+Result<DeviceTimes> TimesFromText(const std::string& text);
+
 // Nothing where there is no folder for it.
 std::optional<std::string> TimesPath();
 

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <kvrun/kvrun.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -99,8 +100,22 @@ kvrun_status kvrun_devices_json(char** json) {
   return HandOut(R"([{"index": 0, "name": "Fake GPU", "kind": "cpu", "api_version": "1.1", "driver": "fake 1",
                       "memory_bytes": 1073741824, "usable": true, "reason": ""},
                      {"index": 1, "name": "Fake CPU", "kind": "cpu", "api_version": "", "driver": "fake host",
-                      "memory_bytes": 2147483648, "usable": true, "reason": ""}])",
+                      "memory_bytes": 2147483648, "usable": true, "reason": ""},
+                     {"index": null, "name": "/icd.d/fake.json", "kind": "driver", "api_version": "",
+                      "driver": "", "memory_bytes": null, "usable": false, "reason": "it crashed"}])",
                  json);
+}
+
+// Says that it was called: a handler may call write.
+void kvrun_interrupt_trials(void) {
+  if (std::getenv("FAKE_LOUD_TRIALS") == nullptr) return;
+  static constexpr std::string_view kText = "the toy's trials are interrupted\n";
+  (void)!write(STDERR_FILENO, kText.data(), kText.size());
+}
+
+kvrun_status kvrun_retry_drivers(void) {
+  std::fputs("the toy's drivers are tried again\n", stderr);
+  return KVRUN_OK;
 }
 
 kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user, char** json) {

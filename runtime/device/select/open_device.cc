@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -28,10 +29,23 @@ Status CheckOptions(const OpenDeviceOptions& options) {
           fmt::format("{} threads: there can be at most {}", options.n_threads, kMaxThreads)};
 }
 
+// So many times as long as a list of devices may an opening and a measurement take: drivers compile.
+constexpr double kTrialTimeouts = 15.0;
+constexpr const char* kOpening = "opened a device of it";
+
+// What a device's note or a failure to choose one says of the drivers that are not used.
+Result<AnyDeviceChoice> WithRemark(Result<AnyDeviceChoice> choice, const FoundDevices& found) {
+  const std::string remark = found.Remark();
+  if (remark.empty()) return choice;
+  if (!choice.ok()) return Status(choice.status().code(), choice.status().message() + remark);
+  choice->note = choice->note.empty() ? remark.substr(2) : choice->note + remark;
+  return choice;
+}
+
 // Of what was found, or of nothing where Vulkan is not there.
 Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::string& wanted) {
   const std::string cpu = CpuName();
-  if (found.ok()) return ChooseDevice(found->facts, cpu, wanted);
+  if (found.ok()) return WithRemark(ChooseDevice(found->facts, cpu, wanted), *found);
   if (found.status().code() != StatusCode::kNotFound) return found.status();
   if (wanted == "vulkan") return found.status();
   return ChooseDevice({}, cpu, wanted);
@@ -63,10 +77,70 @@ Result<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(const FoundDevices& foun
   return OpenCheckedDevice(found, *choice.vulkan, options.profile, choice.note, CheckSubgroups);
 }
 
+Result<AnyDeviceChoice> ChoosePrefill(const FoundDevices& found, const std::string& prefill) {
+  return WithRemark(ChoosePrefillDevice(found.facts, CpuName(), prefill), found);
+}
+
+Status TryToOpenIndex(const FoundDevices& found, size_t index) {
+  const auto open = [&]() -> Result<std::string> {
+    KVRUN_ASSIGN_OR_RETURN(const FoundDevices again, FindDevices(false));
+    if (index >= again.facts.size()) return Status(StatusCode::kNotFound, "the device is gone");
+    KVRUN_RETURN_IF_ERROR(OpenCheckedDevice(again, index, false, "", CheckSubgroups).status());
+    return std::string();
+  };
+  return TryDevice(found, index, kOpening, open, {}, kTrialTimeouts * DriverTimeoutSeconds()).status();
+}
+
+// Before devices of a driver are opened in this process for the first time, the one that `choose` names is
+// opened in a process of its own. What fails there without a crash would fail here, too.
+using Choice = std::function<Result<AnyDeviceChoice>(const Result<FoundDevices>& found)>;
+Status TryToOpen(const OpenDeviceOptions& options, const Choice& choose) {
+  if (!CanTryApart() || !HasUnopenedDriver()) return Status::Ok();
+  const Result<FoundDevices> found = LookForDevices(options.validation);
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, choose(found));
+  if (!choice.vulkan || WasOpened(*found, *choice.vulkan)) return Status::Ok();
+  return TryToOpenIndex(*found, *choice.vulkan);
+}
+
+// All of them. What fails is seen when it is opened here, or left out.
+Status TryToOpenAll() {
+  std::set<std::string> tried;
+  while (CanTryApart() && HasUnopenedDriver()) {
+    // Again after each: the devices of a driver that is left out now have no index any more.
+    const Result<FoundDevices> found = LookForDevices(false);
+    if (!found.ok()) return found.status();
+    size_t index = 0;
+    const auto is_done = [&] {
+      return WasOpened(*found, index) || tried.contains(found->facts[index].device_uuid);
+    };
+    while (index < found->facts.size() && is_done()) ++index;
+    if (index == found->facts.size()) break;
+    tried.insert(found->facts[index].device_uuid);
+    const Status status = TryToOpenIndex(*found, index);
+    if (status.code() == StatusCode::kCancelled) return status;
+  }
+  return Status::Ok();
+}
+
+// Drivers that are not used are no devices, but what does not work.
+DoctorReport ReportOf(const LeftOutDriver& left_out) {
+  return {.name = left_out.driver.manifest,
+          .kind = "driver",
+          .driver = left_out.driver.library,
+          .limits = {},
+          .plan = {},
+          .tests = {{"usable", false, left_out.message}}};
+}
+
 // What `prefill` names, and the CPU.
 Result<std::unique_ptr<Device>> OpenPair(const std::string& prefill, const OpenDeviceOptions& options) {
+  const auto choose = [&](const Result<FoundDevices>& found) -> Result<AnyDeviceChoice> {
+    if (!found.ok()) return found.status();
+    return ChoosePrefill(*found, prefill);
+  };
+  KVRUN_RETURN_IF_ERROR(TryToOpen(options, choose));
   KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
-  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, ChoosePrefillDevice(found.facts, CpuName(), prefill));
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, ChoosePrefill(found, prefill));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> vulkan, OpenVulkan(found, choice, options));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> host, CreateHost(options, ""));
   return MakePair(std::move(vulkan), std::move(host));
@@ -94,21 +168,27 @@ Result<std::vector<DoctorReport>> RunCheckUps(const std::vector<CheckUp>& check_
 
 Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckOptions(options));
-  const Result<FoundDevices> found = FindDevices(options.validation);
+  const Result<FoundDevices> found = LookForDevices(options.validation);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   AutoCandidates candidates;
-  if (found.ok()) candidates = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
+  if (found.ok()) {
+    candidates = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
+    for (const LeftOutDriver& driver : found->left_out) candidates.left_out.push_back(driver.message);
+  }
   candidates.cpu_name = CpuName();
   candidates.n_threads =
       options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(host::PerformanceCores().size());
   return candidates;
 }
 
-Result<std::vector<DeviceListing>> ListDevices() {
-  const Result<FoundDevices> found = FindDevices(false);
+Result<std::vector<DeviceListing>> ListDevices(std::vector<LeftOutListing>* left_out) {
+  const Result<FoundDevices> found = LookForDevices(false);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   std::vector<DeviceListing> listings;
   if (found.ok()) listings = ListFoundDevices(*found);
+  if (found.ok() && left_out != nullptr) {
+    for (const auto& [driver, message] : found->left_out) left_out->push_back({driver.manifest, message});
+  }
   listings.push_back(host::ListHostDevice(static_cast<uint32_t>(listings.size())));
   return listings;
 }
@@ -118,12 +198,32 @@ Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
   if (IsHostName(options.device)) return OpenHost(options, "");
   KVRUN_ASSIGN_OR_RETURN(const std::optional<std::string> prefill, PrefillDeviceOfPair(options.device));
   if (prefill) return OpenPair(*prefill, options);
+  const auto choose = [&](const Result<FoundDevices>& seen) { return Choose(seen, options.device); };
+  KVRUN_RETURN_IF_ERROR(TryToOpen(options, choose));
   const Result<FoundDevices> found = FindDevices(options.validation);
   KVRUN_ASSIGN_OR_RETURN(AnyDeviceChoice choice, Choose(found, options.device));
   if (!choice.vulkan) return OpenHost(options, std::move(choice.note));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> device, OpenVulkan(*found, choice, options));
   return std::unique_ptr<Device>(std::move(device));
 }
+
+Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::string& doing,
+                                const DeviceWork& work, const std::function<bool()>& is_cancelled) {
+  const auto open_and_work = [&]() -> Result<std::string> {
+    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(options));
+    return work(*device, IsTrialCopy() ? std::function<bool()>() : is_cancelled);
+  };
+  if (IsHostName(options.device)) return open_and_work();
+  const Result<FoundDevices> found = LookForDevices(options.validation);
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, options.device));
+  if (!choice.vulkan) return open_and_work();
+  return TryDevice(*found, *choice.vulkan, doing, open_and_work, is_cancelled,
+                   kTrialTimeouts * DriverTimeoutSeconds());
+}
+
+void InterruptDriverTrials() { InterruptTrials(); }
+
+void RetryLeftOutDrivers() { RetryDrivers(); }
 
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
                                             const std::function<bool(size_t, size_t)>& progress) {
@@ -134,6 +234,9 @@ Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
         StatusCode::kUnsupported,
         fmt::format("a pair of devices has no self-tests of its own: name \"{}\" or \"host\"", *prefill));
   }
+  const auto choose = [&](const Result<FoundDevices>& seen) { return Choose(seen, device); };
+  const Status trials = device.empty() ? TryToOpenAll() : TryToOpen({.device = device}, choose);
+  if (!trials.ok() && trials.code() != StatusCode::kNotFound) return trials;
   const Result<FoundDevices> found = FindDevices(false);
   std::vector<CheckUp> check_ups;
   if (!device.empty()) {
@@ -145,7 +248,10 @@ Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
   const size_t n_vulkan = found.ok() ? found->facts.size() : 0;
   for (size_t i = 0; i < n_vulkan; ++i) check_ups.push_back(PlanCheckUp(*found, i));
   check_ups.push_back(host::PlanCheckUp(found.ok() ? "" : found.status().message()));
-  return RunCheckUps(check_ups, progress);
+  KVRUN_ASSIGN_OR_RETURN(std::vector<DoctorReport> reports, RunCheckUps(check_ups, progress));
+  if (!found.ok()) return reports;
+  for (const LeftOutDriver& left_out : found->left_out) reports.push_back(ReportOf(left_out));
+  return reports;
 }
 
 }  // namespace kvrun

@@ -84,8 +84,25 @@ typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, u
 
 /* JSON array, one object per device: index, name, kind ("gpu", "integrated", "virtual", "cpu"), api_version
  * (of Vulkan; empty where that is not used), driver, memory_bytes (the largest heap, or the machine's
- * memory), usable, reason (why not usable). Vulkan's devices come first; the CPU itself is the last. */
+ * memory), usable, reason (why not usable). Vulkan's devices come first; the CPU itself is the last of them.
+ * After it comes an object for each Vulkan driver that is left out, as it crashed or hung: kind is "driver",
+ * index null, name the driver's manifest; reason says what happened and how to try it again.
+ *
+ * A driver is tried before its first use: in a copy of this process (fork), where a crash or a hang costs
+ * nothing, while this process has one thread; else in this process. A note in the user's cache folder
+ * ($XDG_CACHE_HOME/kvrun/drivers, ~/.cache/kvrun/drivers) says that the trial is in progress; where this
+ * process ends meanwhile, the driver is left out by those that come after it. */
 KVRUN_API kvrun_status kvrun_devices_json(char** json);
+
+/* For a program's handlers of the user's signals: the process ends because the user wants it to, and no driver
+ * that is being tried is to blame. Removes the notes of such trials, and ends those in copies of this process:
+ * the call that waits for one answers KVRUN_CANCELLED. May be called in a signal handler. The note of a driver
+ * that has exceeded its time (20 seconds for a list of devices) stays. kvrun installs no handler by itself. */
+KVRUN_API void kvrun_interrupt_trials(void);
+
+/* Drivers that were left out are tried again, once, by the next call that looks for devices. KVRUN_RETRY_DRIVERS=1
+ * in the environment does the same for a whole process. */
+KVRUN_API kvrun_status kvrun_retry_drivers(void);
 
 /* Runs every self-test on the device that `device` names (see kvrun_engine_options; NULL or "" means on all
  * of them; KVRUN_UNSUPPORTED for a pair), the CPU's with each instruction set that the processor has;
