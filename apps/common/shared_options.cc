@@ -38,6 +38,8 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
   set->Flag("--exact-activations", &shared->exact_activations,
             "on the CPU itself: products do not round activations to 8 bits, nor a prompt's attention to 16: "
             "slower");
+  set->Flag("--remeasure", &shared->remeasure,
+            "with --device auto: measure again how fast devices compute the model");
 }
 
 void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
@@ -94,6 +96,7 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
   options.profile = shared.profile ? 1 : 0;
   options.exact_activations = shared.exact_activations ? 1 : 0;
   options.n_threads = shared.threads;
+  options.remeasure = shared.remeasure ? 1 : 0;
   options.progress = Progress::Callback;
   options.progress_user = progress;
   LoadedEngine loaded{CreateEngine(model, options), Json()};

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,7 +15,6 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
-#include <system_error>
 
 #include "platform/io/unique_fd.h"
 
@@ -45,7 +45,8 @@ void PrepareCopy(pid_t parent, bool keep_stderr) {
   for (const int number : {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGTERM, SIGPIPE}) {
     signal(number, SIG_DFL);
   }
-  for (const int number : {SIGINT, SIGQUIT, SIGHUP}) signal(number, SIG_IGN);  // the terminal sends them to both
+  for (const int number : {SIGINT, SIGQUIT, SIGHUP})
+    signal(number, SIG_IGN);  // the terminal sends them to both
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
   prctl(PR_SET_DUMPABLE, 0);

@@ -1,6 +1,7 @@
 #include "platform/vulkan/driver_files.h"
 
 #include <sys/stat.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <fstream>
 #include <sstream>
 #include <string_view>
-#include <system_error>
 
 #include <nlohmann/json.hpp>
 

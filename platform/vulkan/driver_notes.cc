@@ -41,8 +41,8 @@ constexpr double kDefaultTimeoutS = 20.0;
 
 const char* EndingOf(NoteKind kind) { return kind == NoteKind::kTrial ? kTrialEnding : kUseEnding; }
 
-// Notes of this process, for InterruptTrials: a handler may run at any time, so a slot's state is written last
-// when it is taken.
+// Notes of this process, for InterruptTrials: a handler may run at any time, so a slot's state is written
+// last when it is taken.
 struct Slot {
   std::atomic<int> is_taken{0};  // 1: being filled, 2: in use
   timespec begin;
@@ -222,8 +222,8 @@ TrialNote DriverNotes::Begin(const DriverFile& driver, NoteKind kind, const std:
                              double limit_s) const {
   if (!folder_ || g_is_copy.load()) return {};
   // Locked before it has its name: nobody sees it without its lock.
-  const std::string path = fmt::format("{}/{}.{}-{}{}", *folder_, Stem(driver), getpid(),
-                                       g_notes.fetch_add(1), EndingOf(kind));
+  const std::string path =
+      fmt::format("{}/{}.{}-{}{}", *folder_, Stem(driver), getpid(), g_notes.fetch_add(1), EndingOf(kind));
   const std::string temporary = path + ".new";
   UniqueFd file(open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file.valid()) return {};

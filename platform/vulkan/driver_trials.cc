@@ -87,20 +87,17 @@ TrialOutcome Answer(Result<std::string> answer) {
 
 TrialOutcome OfApart(const ApartOutcome& apart, double limit_s) {
   switch (apart.kind) {
-    case ApartOutcome::Kind::kAnswered:
-      return Answer(Unpack(apart.answer));
+    case ApartOutcome::Kind::kAnswered: return Answer(Unpack(apart.answer));
     case ApartOutcome::Kind::kSignal:
       // SIGKILL is somebody's, most often the kernel's for want of memory; SIGBUS may be a model's file, cut.
       return Fault(fmt::format("crashed (signal {}, {})", apart.number, strsignal(apart.number)),
                    apart.number != SIGKILL && apart.number != SIGBUS && apart.number != SIGTERM);
     case ApartOutcome::Kind::kExit:
       return Fault(fmt::format("ended the process (exit status {})", apart.number));
-    case ApartOutcome::Kind::kTimedOut:
-      return Fault(fmt::format("hung (no answer within {:g} s)", limit_s));
+    case ApartOutcome::Kind::kTimedOut: return Fault(fmt::format("hung (no answer within {:g} s)", limit_s));
     case ApartOutcome::Kind::kCancelled:
       return Answer(Status(StatusCode::kCancelled, "the trial of a Vulkan driver was interrupted"));
-    case ApartOutcome::Kind::kNotBegun:
-      break;
+    case ApartOutcome::Kind::kNotBegun: break;
   }
   return Answer(StatusFromErrno(apart.number, "cannot try the Vulkan driver in a process of its own"));
 }
@@ -116,15 +113,14 @@ TrialOutcome TryWork(const std::function<Result<std::string>()>& work,
   const auto is_over = [&] {
     return TrialInterruptions() != interruptions || (is_cancelled && is_cancelled());
   };
-  const ApartOutcome outcome =
-      RunApart(
-          [&] {
-            BecomeTrialCopy();
-            return Pack(Guarded(work));
-          },
-               {.limit_s = limit_s,
-                .is_cancelled = is_over,
-                .keep_stderr = InstanceOptions::FromEnvironment().validation});
+  const ApartOutcome outcome = RunApart(
+      [&] {
+        BecomeTrialCopy();
+        return Pack(Guarded(work));
+      },
+      {.limit_s = limit_s,
+       .is_cancelled = is_over,
+       .keep_stderr = InstanceOptions::FromEnvironment().validation});
   // A signal to all of a terminal's processes may end the copy before the handler here has run.
   const bool is_users = outcome.kind == ApartOutcome::Kind::kSignal && outcome.number == SIGTERM;
   if (is_users || TrialInterruptions() != interruptions) {

@@ -17,8 +17,8 @@ Json DeviceToJson(const DeviceListing& device) {
 
 // A driver that is not used has no index: it is no device.
 Json DriverToJson(const LeftOutListing& driver) {
-  return {{"index", nullptr},    {"name", driver.manifest}, {"kind", "driver"}, {"api_version", ""}, {"driver", ""},
-          {"memory_bytes", nullptr}, {"usable", false},     {"reason", driver.reason}};
+  return {{"index", nullptr}, {"name", driver.manifest}, {"kind", "driver"}, {"api_version", ""},
+          {"driver", ""},     {"memory_bytes", nullptr}, {"usable", false},  {"reason", driver.reason}};
 }
 
 Json DoctorToJson(const DoctorReport& report) {

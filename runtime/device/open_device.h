@@ -32,6 +32,7 @@ struct OpenDeviceOptions {
   std::string device = "auto";
   bool validation = false;
   bool profile = false;
+  bool remeasure = false;  // "auto" measures devices even where what they do is known
   // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: one for each performance core
   bool exact_activations = false;  // products do not round them to 8 bits, nor a prompt's attention to 16
@@ -79,7 +80,8 @@ struct LeftOutListing {
 Result<std::vector<DeviceListing>> ListDevices(std::vector<LeftOutListing>* left_out = nullptr);
 // Opens a device for `work` alone, in a process of its own where that can be: a driver that crashes or hangs
 // does not reach this one, and is left out from then on, as the status says. `doing` completes "it crashed
-// while kvrun ...". `is_cancelled` is asked meanwhile, in this process alone: what `work` is given may be empty.
+// while kvrun ...". `is_cancelled` is asked meanwhile, in this process alone: what `work` is given may be
+// empty.
 using DeviceWork = std::function<Result<std::string>(Device&, const std::function<bool()>& is_cancelled)>;
 Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::string& doing,
                                 const DeviceWork& work, const std::function<bool()>& is_cancelled);

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "platform/io/available_memory.h"
 #include "runtime/engine/device_times.h"
 #include "runtime/engine/device_times_file.h"
 #include "runtime/engine/device_trial.h"
+#include "runtime/engine/rate_watch.h"
 #include "runtime/model/fingerprint.h"
 
 namespace kvrun {
@@ -58,14 +60,15 @@ class Chooser {
   // From the file, or measured and put there. Nothing: the GPU cannot be used, as a note says.
   Result<std::optional<TimesEntry>> Times(const GpuCandidate& gpu, const TimesKey& key) {
     const std::optional<std::string>& path = source_.times_path;
-    if (path) {
+    TimesEntry entry{.key = key, .cpu = {}, .gpu = {}};
+    if (path && !options_.remeasure) {
       const Result<TimesEntry> known = FindTimes(*path, key);
-      if (known.ok()) return std::optional(*known);
-      if (known.status().code() != StatusCode::kNotFound) {
-        Note("devices are measured again: " + known.status().message());
+      if (known.ok() && known->stale.empty()) return std::optional(*known);
+      if (known.ok()) entry.usual = known->usual;
+      if (known.ok() || known.status().code() != StatusCode::kNotFound) {
+        Note("devices are measured again: " + (known.ok() ? known->stale : known.status().message()));
       }
     }
-    TimesEntry entry{.key = key, .cpu = {}, .gpu = {}};
     const Result<DeviceTimes> of_gpu = Measure(gpu.device);
     if (!of_gpu.ok() && of_gpu.status().code() == StatusCode::kCancelled) return of_gpu.status();
     if (!of_gpu.ok()) {
@@ -112,20 +115,37 @@ class Chooser {
                            .available_bytes = AvailableMemoryBytes()};
     for (const GgufTensor& tensor : model_.file->tensors()) input.weights_bytes += tensor.data.size();
     DeviceDecision decision = DecideDevices(input);
+    KVRUN_ASSIGN_OR_RETURN(OpenedDevice opened, OpenBy(gpu, input, &decision));
+    // Times of a GPU that could not be opened now say nothing of the CPU in its place.
+    if (source_.times_path && opened.kept) {
+      opened.kept =
+          KeptTimes{.path = *source_.times_path,
+                    .entry = times,
+                    .taken = {.prefill_us = (decision.prefill_on_gpu ? times.gpu : times.cpu).prefill_us,
+                              .decode_us = (decision.decode_on_gpu ? times.gpu : times.cpu).decode_us}};
+    }
+    return opened;
+  }
+
+  // `decision` becomes what was opened. Its `kept` says only that the times are of that device.
+  Result<OpenedDevice> OpenBy(const GpuCandidate& gpu, const DecisionInput& input, DeviceDecision* decided) {
+    DeviceDecision& decision = *decided;
     if (decision.is_pair()) {
       OpenDeviceOptions options = options_;
       options.device = fmt::format("{}+{}", gpu.device, kHost);
       Result<std::unique_ptr<Device>> pair = source_.open(options);
       if (pair.ok()) {
         Note(decision.reason);
-        return OpenedDevice{std::move(*pair), std::move(notes_), true};
+        return OpenedDevice{std::move(*pair), std::move(notes_), true, KeptTimes()};
       }
       Note("one phase on each device is not possible here: " + pair.status().message());
       decision = DecideOneDevice(input);
     }
     if (!decision.decode_on_gpu) {
       Note(decision.reason);
-      return Named(kHost);
+      KVRUN_ASSIGN_OR_RETURN(OpenedDevice host, Named(kHost));
+      host.kept = KeptTimes();
+      return host;
     }
     OpenDeviceOptions options = options_;
     options.device = gpu.device;
@@ -136,7 +156,7 @@ class Chooser {
       return Named(kHost);
     }
     Note(decision.reason);
-    return OpenedDevice{std::move(*device), std::move(notes_), true};
+    return OpenedDevice{std::move(*device), std::move(notes_), true, KeptTimes()};
   }
 
   const Model& model_;
@@ -148,6 +168,18 @@ class Chooser {
 };
 
 }  // namespace
+
+void KeepSeenTimes(const KeptTimes& kept, const DeviceTimes& seen) {
+  TimesEntry entry = kept.entry;
+  const std::optional<std::string> far_off = FarOff(seen, kept.taken, entry.usual);
+  if (!far_off) return;
+  // Unless the trial was disturbed, the next one finds the same times, and then this ratio is the usual one.
+  const DeviceTimes ratio = RatioOf(seen, kept.taken);
+  if (seen.prefill_us > 0.0) entry.usual.prefill_us = std::clamp(ratio.prefill_us, 1e-2, 1e2);
+  if (seen.decode_us > 0.0) entry.usual.decode_us = std::clamp(ratio.decode_us, 1e-2, 1e2);
+  entry.stale = *far_off;
+  (void)WriteTimes(kept.path, entry);
+}
 
 DeviceSource DevicesHere() {
   return {.find = FindAutoCandidates, .open = OpenDevice, .times_path = TimesPath(), .try_on = TryOnDevice};

@@ -11,14 +11,23 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/device/open_device.h"
+#include "runtime/engine/device_times_file.h"
 #include "runtime/model/model.h"
 
 namespace kvrun {
+
+// What "auto" chose by, and where it is kept.
+struct KeptTimes {
+  std::string path;
+  TimesEntry entry;
+  DeviceTimes taken;  // of the device that computes prompts, and the one that decodes
+};
 
 struct OpenedDevice {
   std::unique_ptr<Device> device;
   std::vector<std::string> notes;  // what was chosen, and why; empty where a device was named
   bool can_be_host = false;        // chosen for its speed alone: the CPU would do as well
+  std::optional<KeptTimes> kept;   // where the choice was by times
 };
 
 // Where devices come from, and where is kept what they were measured to do (nothing: nowhere).
@@ -31,6 +40,10 @@ struct DeviceSource {
                                     const std::function<bool()>& is_cancelled)>
       try_on = {};
 };
+// Where sessions have `seen` times that are far off those in `kept`, its file says so, and the next choice
+// measures again. A file that cannot be written is none: what is kept stays.
+void KeepSeenTimes(const KeptTimes& kept, const DeviceTimes& seen);
+
 // Those of this machine, and the user's cache folder.
 DeviceSource DevicesHere();
 

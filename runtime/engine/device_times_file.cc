@@ -27,7 +27,12 @@ Json ToJson(const TimesKey& key) {
 }
 
 Json ToJson(const TimesEntry& entry) {
-  return {{"key", ToJson(entry.key)}, {"cpu", ToJson(entry.cpu)}, {"gpu", ToJson(entry.gpu)}};
+  Json json = {{"key", ToJson(entry.key)}, {"cpu", ToJson(entry.cpu)}, {"gpu", ToJson(entry.gpu)}};
+  if (entry.usual != TimesEntry().usual) {
+    json["usual"] = {{"prefill", entry.usual.prefill_us}, {"decode", entry.usual.decode_us}};
+  }
+  if (!entry.stale.empty()) json["stale"] = entry.stale;
+  return json;
 }
 
 // Readers throw where something is missing or of another type.
@@ -43,6 +48,11 @@ DeviceTimes TimesIn(const Json& json) {
 
 TimesEntry EntryIn(const Json& json) {
   const Json& key = json.at("key");
+  TimesEntry entry;
+  if (const auto usual = json.find("usual"); usual != json.end()) {
+    entry.usual = {.prefill_us = TimeIn(*usual, "prefill"), .decode_us = TimeIn(*usual, "decode")};
+  }
+  if (const auto stale = json.find("stale"); stale != json.end()) entry.stale = stale->get<std::string>();
   return {.key = {.gpu = key.at("gpu").get<std::string>(),
                   .driver = key.at("driver").get<std::string>(),
                   .cpu = key.at("cpu").get<std::string>(),
@@ -51,7 +61,9 @@ TimesEntry EntryIn(const Json& json) {
                   .model = key.at("model").get<std::string>(),
                   .kvrun = key.at("kvrun").get<std::string>()},
           .cpu = TimesIn(json.at("cpu")),
-          .gpu = TimesIn(json.at("gpu"))};
+          .gpu = TimesIn(json.at("gpu")),
+          .usual = entry.usual,
+          .stale = entry.stale};
 }
 
 constexpr KeptForm kForm{

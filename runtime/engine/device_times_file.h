@@ -28,6 +28,10 @@ struct TimesEntry {
   TimesKey key;
   DeviceTimes cpu;
   DeviceTimes gpu;
+  // Of the devices taken, seen since by kept: what is no surprise. A trial computes a part of the model only.
+  DeviceTimes usual{.prefill_us = 1.0, .decode_us = 1.0};
+  // Why these times are to be measured again; empty: they are not.
+  std::string stale = {};
 
   bool operator==(const TimesEntry&) const = default;
 };

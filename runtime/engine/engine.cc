@@ -8,6 +8,7 @@
 #include "runtime/engine/auto_device.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/evaluation.h"
+#include "runtime/engine/rate_watch.h"
 #include "runtime/engine/reuse_trace.h"
 #include "runtime/engine/session_kv.h"
 
@@ -46,16 +47,27 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
     OpenDeviceOptions host = options.device;
     host.device = "host";
     opened.device.reset();
+    opened.kept.reset();
     KVRUN_ASSIGN_OR_RETURN(opened.device, OpenDevice(host));
     loaded = LoadDeviceWeights(model, *opened.device, progress);
   }
   KVRUN_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeights> weights, std::move(loaded));
   Device* device_pointer = opened.device.get();
-  auto create_forward_pass = [&model, device_pointer, weights](const ForwardPassOptions& pass_options) {
-    return CreateForwardPass(model, weights, *device_pointer, pass_options);
+  // Profiling and validation take time of their own.
+  const bool is_watched = opened.kept && !options.device.profile && !options.device.validation;
+  const auto watch = is_watched ? std::make_shared<RateWatch>() : nullptr;
+  auto create_forward_pass =
+      [&model, device_pointer, weights,
+       watch](const ForwardPassOptions& pass_options) -> Result<std::unique_ptr<ForwardPass>> {
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ForwardPass> pass,
+                           CreateForwardPass(model, weights, *device_pointer, pass_options));
+    if (watch == nullptr || pass_options.offloaded != nullptr) return pass;
+    return WatchPass(std::move(pass), watch);
   };
   auto engine = std::make_unique<Engine>(model, std::move(opened.device), std::move(create_forward_pass));
   engine->choice_notes_ = std::move(opened.notes);
+  engine->kept_times_ = std::move(opened.kept);
+  engine->watch_ = watch;
   engine->weights_ = std::move(weights);
   return engine;
 }
@@ -113,6 +125,10 @@ Result<ReuseMeasurement> Engine::MeasureReuse(const std::string& adapter_path, s
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to measure");
   return kvrun::MeasureReuse(model_, weights_, *device_, &device_mutex_, adapter_path, ids, options,
                              progress);
+}
+
+Engine::~Engine() {
+  if (watch_ != nullptr) KeepSeenTimes(*kept_times_, watch_->Seen());
 }
 
 std::vector<std::string> Engine::DeviceNotes() const {

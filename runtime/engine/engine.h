@@ -5,12 +5,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/device/open_device.h"
+#include "runtime/engine/auto_device.h"
 #include "runtime/engine/benchmark.h"
 #include "runtime/engine/forward_pass.h"
 #include "runtime/engine/session.h"
@@ -34,6 +36,7 @@ struct SessionOptions {
   ProgressCallback progress;  // of prefill, in tokens; may be empty
 };
 
+class RateWatch;
 class Evaluation;
 struct EvaluationOptions;
 struct CalibrationOptions;
@@ -59,6 +62,9 @@ class Engine {
   const Device& device() const { return *device_; }
   // Why the device was chosen, where none was named, and what the device has to say.
   std::vector<std::string> DeviceNotes() const;
+  // Where "auto" chose the device and it was seen to be much faster or slower than it was measured, that is
+  // kept for the next choice.
+  ~Engine();
 
   Result<std::unique_ptr<Session>> CreateSession(const SessionOptions& options);
 
@@ -85,6 +91,8 @@ class Engine {
   const Model& model_;
   std::unique_ptr<Device> device_;
   std::vector<std::string> choice_notes_;         // of the device's choice
+  std::optional<KeptTimes> kept_times_;           // what it was chosen by
+  std::shared_ptr<RateWatch> watch_;              // of sessions on it, null where nothing is kept
   ForwardPassFactory create_forward_pass_;        // holds the weights: goes before the device
   std::shared_ptr<const DeviceWeights> weights_;  // null where a factory was given
   std::mutex device_mutex_;

@@ -1,5 +1,5 @@
-// Vulkan drivers that crash or hang: the program answers all the same, says which driver it left out, and does
-// not try it again until it is told to or the driver changes.
+// Vulkan drivers that crash or hang: the program answers all the same, says which driver it left out, and
+// does not try it again until it is told to or the driver changes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -27,7 +27,8 @@ using Json = nlohmann::json;
 // The manifest of Mesa's driver for the CPU.
 std::optional<std::string> Lavapipe() {
   std::error_code error;
-  for (fs::directory_iterator i("/usr/share/vulkan/icd.d", error), end; !error && i != end; i.increment(error)) {
+  for (fs::directory_iterator i("/usr/share/vulkan/icd.d", error), end; !error && i != end;
+       i.increment(error)) {
     if (i->path().filename().string().starts_with("lvp_icd")) return i->path().string();
   }
   return std::nullopt;
@@ -39,9 +40,9 @@ class LeftOutDriver : public ::testing::Test {
   void Install(const std::string& mode) {
     library_ = folder_.Path(mode + ".so");
     fs::copy_file(std::string(KVRUN_DRIVERS_FOLDER) + "/kvrun_driver_" + mode + ".so", library_);
-    manifest_ = folder_.Write(
-        mode + ".json", R"({"file_format_version": "1.0.0", "ICD": {"library_path": ")" + library_ +
-                            R"(", "api_version": "1.1.0"}})");
+    manifest_ =
+        folder_.Write(mode + ".json", R"({"file_format_version": "1.0.0", "ICD": {"library_path": ")" +
+                                          library_ + R"(", "api_version": "1.1.0"}})");
     model_ = WriteModel(folder_, "tiny.gguf", TalkingModel().Build());
   }
 
@@ -87,7 +88,8 @@ class LeftOutDriver : public ::testing::Test {
   }
   static size_t DevicesIn(const ProgramResult& devices) {
     size_t count = 0;
-    for (const Json& device : Json::parse(devices.out, nullptr, false)) count += device.at("index").is_number();
+    for (const Json& device : Json::parse(devices.out, nullptr, false))
+      count += device.at("index").is_number();
     return count;
   }
   void ExpectLeftOut(const ProgramResult& devices, const std::string& why) const {

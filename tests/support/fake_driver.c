@@ -1,5 +1,5 @@
-/* A Vulkan driver that fails: when the loader opens it, or (CRASH_DEVICE) when a device of it is created, where
- * it is the driver $FAKE_DRIVER_BEHIND. Each time that it is about to fail it adds a byte to the file
+/* A Vulkan driver that fails: when the loader opens it, or (CRASH_DEVICE) when a device of it is created,
+ * where it is the driver $FAKE_DRIVER_BEHIND. Each time that it is about to fail it adds a byte to the file
  * $FAKE_DRIVER_TRACE. */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -46,7 +46,8 @@ static void* Behind(const char* name) {
 }
 
 VkResult vk_icdNegotiateLoaderICDInterfaceVersion(uint32_t* version) {
-  VkResult (*negotiate)(uint32_t*) = (VkResult(*)(uint32_t*))Behind("vk_icdNegotiateLoaderICDInterfaceVersion");
+  VkResult (*negotiate)(uint32_t*) =
+      (VkResult(*)(uint32_t*))Behind("vk_icdNegotiateLoaderICDInterfaceVersion");
   return negotiate == NULL ? VK_ERROR_INCOMPATIBLE_DRIVER : negotiate(version);
 }
 

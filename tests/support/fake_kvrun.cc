@@ -277,8 +277,12 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
       return Fail(KVRUN_CANCELLED, "cancelled");
     }
   }
-  *engine = new kvrun_engine{model, options->device == nullptr ? "auto" : options->device,
-                             options->profile != 0, options->exact_activations != 0, options->n_threads};
+  *engine = new kvrun_engine{model,
+                             options->device == nullptr ? "auto" : options->device,
+                             options->profile != 0,
+                             options->exact_activations != 0,
+                             options->n_threads,
+                             options->remeasure != 0};
   return KVRUN_OK;
 }
 void kvrun_engine_destroy(kvrun_engine* engine) { delete engine; }
@@ -287,6 +291,7 @@ kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
   nlohmann::json notes = {"tiles of 4"};
   if (engine->n_threads != 0) notes.push_back(fmt::format("{} threads", engine->n_threads));
   if (engine->exact_activations) notes.push_back("float activations");
+  if (engine->remeasure) notes.push_back("devices are measured again");
   return HandOut(
       nlohmann::json{{"device", "Fake " + engine->device}, {"is_cpu", true}, {"notes", notes}}.dump(), json);
 }

@@ -182,6 +182,69 @@ TEST_F(AutoDevice, FilesThatAreDamagedOrCannotBeWrittenCostANote) {
   EXPECT_EQ(OrDie(Open()).notes.size(), 1U);
 }
 
+TEST_F(AutoDevice, MeasuresAgainWhereItIsAskedTo) {
+  Know({.prefill_us = 1e6, .decode_us = 1e6}, {.prefill_us = 1e6, .decode_us = 1e6});
+  opened_.clear();
+  OrDie(OpenDeviceFor(*model_, {.device = "auto", .remeasure = true}, "1", {}, source_));
+  ASSERT_EQ(opened_.size(), 3U);
+  const auto entries = OrDie(ReadTimes(*source_.times_path));
+  ASSERT_EQ(entries.size(), 1U);
+  EXPECT_LT(entries[0].cpu.decode_us, 1e6);
+  OrDie(Open());
+  EXPECT_EQ(opened_.size(), 1U) << "once";
+}
+
+TEST_F(AutoDevice, MeasuresAgainWhereRatesSeenAreFarOff) {
+  Know({.prefill_us = 10, .decode_us = 10}, {.prefill_us = 100, .decode_us = 100});
+  const OpenedDevice busy = OrDie(Open());
+  ASSERT_TRUE(busy.kept);
+  EXPECT_EQ(busy.kept->taken, (DeviceTimes{.prefill_us = 10, .decode_us = 10}));
+  KeepSeenTimes(*busy.kept, {.prefill_us = 0, .decode_us = 0});
+  KeepSeenTimes(*busy.kept, {.prefill_us = 15, .decode_us = 7});
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"host"}) << "nothing, or not far off";
+  KeepSeenTimes(*busy.kept, {.prefill_us = 0, .decode_us = 4});
+  const OpenedDevice again = OrDie(Open());
+  EXPECT_EQ(opened_.size(), 3U);
+  EXPECT_NE(Notes(again).find("devices are measured again: decoding ran at 2.5e+05 token/s, where 1e+05"),
+            std::string::npos)
+      << Notes(again);
+  // The same ratio again is no surprise: the trial is not the model. It is kept with the new times.
+  ASSERT_TRUE(again.kept);
+  EXPECT_EQ(again.kept->entry.usual, (DeviceTimes{.prefill_us = 1.0, .decode_us = 0.4}));
+  KeepSeenTimes(*again.kept, {.prefill_us = 0, .decode_us = 0.4 * again.kept->taken.decode_us});
+  OrDie(Open());
+  EXPECT_EQ(opened_.size(), 1U);
+  // Nor is it for good.
+  KeepSeenTimes(*again.kept, {.prefill_us = 0, .decode_us = again.kept->taken.decode_us});
+  OrDie(Open());
+  EXPECT_EQ(opened_.size(), 3U);
+}
+
+TEST_F(AutoDevice, DriversThatAreLeftOutAreSaid) {
+  candidates_.gpu.reset();
+  candidates_.left_out = {"the Vulkan driver x is left out"};
+  EXPECT_EQ(OrDie(Open()).notes, candidates_.left_out);
+}
+
+TEST_F(AutoDevice, TheGpuIsMeasuredApart) {
+  std::string tried;
+  source_.try_on = [&](const OpenDeviceOptions& options, const std::string&, const DeviceWork& work,
+                       const std::function<bool()>& is_cancelled) -> Result<std::string> {
+    tried += options.device;
+    KVRUN_ASSIGN_OR_RETURN(const auto device, source_.open(options));
+    return work(*device, is_cancelled);
+  };
+  OrDie(Open());
+  EXPECT_EQ(tried, kGpu) << "and not the CPU";
+  EXPECT_EQ(OrDie(ReadTimes(*source_.times_path)).size(), 1U);
+  candidates_.gpu->driver = "some 2.0";
+  source_.try_on = [](const OpenDeviceOptions&, const std::string&, const DeviceWork&,
+                      const std::function<bool()>&) -> Result<std::string> { return kGone; };
+  EXPECT_NE(Notes(OrDie(Open())).find("Some GPU cannot be used: it is gone"), std::string::npos);
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+}
+
 TEST_F(AutoDevice, CanBeCancelledWhileItMeasures) {
   size_t calls = 0;
   const auto opened = Open("auto", [&] { return ++calls == 30; });

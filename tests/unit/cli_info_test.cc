@@ -18,6 +18,9 @@ TEST(CliDevices, AreListed) {
   EXPECT_PRED2(Contains, Cli({"devices"}).out, "cpu, Vulkan 1.1, driver fake 1, 1.0 GiB\n");
   EXPECT_PRED2(Contains, Cli({"devices"}).out, "1  Fake CPU\n     cpu, driver fake host, 2.0 GiB\n");
   EXPECT_EQ(Json::parse(Cli({"devices", "--json"}).out)[0]["name"], "Fake GPU");
+  EXPECT_PRED2(Contains, Cli({"devices"}).out, "  -  /icd.d/fake.json\n     it crashed\n");
+  EXPECT_FALSE(Contains(Cli({"devices"}).err, "tried again"));
+  EXPECT_PRED2(Contains, Cli({"devices", "--retry-drivers"}).err, "drivers are tried again");
   const ProgramResult none = Cli({"devices"}, {{"FAKE_NO_DEVICE=1"}, "", ""});
   EXPECT_EQ(none.exit_code, 1);
   EXPECT_PRED2(Contains, none.err, "no Vulkan device");

@@ -38,6 +38,8 @@ TEST(CliRun, ThreadsAndExactActivationsReachTheEngine) {
   const ProgramResult variables = Cli(run, {{"KVRUN_THREADS=1024", "KVRUN_EXACT_ACTIVATIONS=1"}, "", ""});
   EXPECT_PRED2(Contains, variables.err, "note: 1024 threads");
   EXPECT_PRED2(Contains, variables.err, "note: float activations");
+  EXPECT_FALSE(Contains(variables.err, "measured again"));
+  EXPECT_PRED2(Contains, Cli(run, {{"KVRUN_REMEASURE=1"}, "", ""}).err, "note: devices are measured again");
   const ProgramResult bench = Cli({"bench", "-m", "toy", "-p", "8", "--threads", "2", "--exact-activations"});
   EXPECT_PRED2(Contains, bench.err, "note: 2 threads");
   for (const char* threads : {"1025", "-1", "many"}) {

@@ -1,6 +1,7 @@
 // Signals and progress.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <regex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/cli_fixture.h"
@@ -30,6 +32,28 @@ TEST(CliSignals, StopAnAnswerCleanly) {
     EXPECT_TRUE(result.out.starts_with("xxx"));
     EXPECT_PRED2(Contains, result.err, "finish   cancelled");
     EXPECT_PRED2(Contains, result.err, "decode");
+  }
+}
+
+// The library hears of it, so that no driver that is being tried is blamed; two of them end the program as
+// ever.
+TEST(CliSignals, BlameNoDriver) {
+  for (const auto& [signal, exit_code] :
+       {std::pair(SIGINT, 130), std::pair(SIGTERM, 130), std::pair(SIGHUP, 128 + SIGHUP),
+        std::pair(SIGQUIT, 128 + SIGQUIT)}) {
+    ProgramInput input;
+    input.environment = {"FAKE_LOUD_TRIALS=1"};
+    input.before_program = [] {
+      const rlimit no_core = {0, 0};
+      return setrlimit(RLIMIT_CORE, &no_core) == 0;
+    };
+    RunningProgram program(KVRUN_FAKE_PROGRAM, {"run", "-m", "nobos-slow-endless", "-p", "x", "-n", "0"},
+                           input);
+    ASSERT_TRUE(program.WaitForOutput("xxx"));
+    program.Signal(signal);
+    const ProgramResult result = program.Finish();
+    EXPECT_EQ(result.exit_code, exit_code);
+    EXPECT_PRED2(Contains, result.err, "the toy's trials are interrupted");
   }
 }
 

@@ -27,6 +27,13 @@ TEST(DeviceTimesFile, WhatIsWrittenIsReadAndFound) {
   ASSERT_TRUE(WriteTimes(path, kEntry).ok());
   EXPECT_EQ(ReadTimes(path).value(), std::vector<TimesEntry>{kEntry});
   EXPECT_EQ(FindTimes(path, kEntry.key).value(), kEntry);
+  TimesEntry stale = kEntry;
+  stale.usual = {.prefill_us = 0.5, .decode_us = 2.0};
+  stale.stale = "decoding ran";
+  ASSERT_TRUE(WriteTimes(path, stale).ok());
+  EXPECT_EQ(ReadTimes(path).value(), std::vector<TimesEntry>{stale}) << "in its place";
+  EXPECT_EQ(TimesFromText(TimesToText(kEntry.cpu)).value(), kEntry.cpu);
+  EXPECT_EQ(TimesFromText("{}").status().code(), StatusCode::kInternal);
 }
 
 TEST(DeviceTimesFile, AnyOtherFieldIsAnotherKey) {

@@ -43,7 +43,9 @@ TEST(DriverPlaces, AreTheLoadersOrThoseNamed) {
 TEST(DriverFiles, AreManifestsWithTheirLibraries) {
   const TemporaryFolder folder;
   const std::string library = folder.Write("lib.so", "12345");
-  const auto manifest = [](const std::string& path) { return R"({"ICD": {"library_path": ")" + path + "\"}}"; };
+  const auto manifest = [](const std::string& path) {
+    return R"({"ICD": {"library_path": ")" + path + "\"}}";
+  };
   const std::string beside = folder.Write("a.json", manifest("./lib.so"));
   const std::string absolute = folder.Write("b.json", manifest(library));
   const std::string missing = folder.Write("c.json", manifest("libnowhere.so.7"));

@@ -60,7 +60,8 @@ TEST_F(DriverTrials, ANoteIsOfALivingProcessOrOfADeadOne) {
     const TrialNote note = notes.Begin(driver, NoteKind::kTrial, "danced", 5.0);
     ASSERT_TRUE(note.is_held());
     EXPECT_EQ(Files().size(), 1U);
-    EXPECT_EQ(DriverNotes(NotesFolder()).Read(driver).state, DriverState::kUntried) << "its trial is going on";
+    EXPECT_EQ(DriverNotes(NotesFolder()).Read(driver).state, DriverState::kUntried)
+        << "its trial is going on";
   }
   EXPECT_TRUE(Files().empty());
   DieWith(driver, NoteKind::kTrial);
@@ -159,7 +160,8 @@ TEST_F(DriverTrials, WorkApartAnswersOrDies) {
   };
   EXPECT_EQ(outcome(sleep_on, 0.2).fault, "hung (no answer within 0.2 s)");
   int asked = 0;
-  const TrialOutcome cancelled = TryWork(sleep_on, [&] { return ++asked > 2; }, 100.0);
+  const TrialOutcome cancelled = TryWork(
+      sleep_on, [&] { return ++asked > 2; }, 100.0);
   EXPECT_EQ(cancelled.answer.status().code(), StatusCode::kCancelled);
   EXPECT_FALSE(cancelled.is_fault);
 }
@@ -179,7 +181,8 @@ TEST_F(DriverTrials, EachIsTriedAloneAndOnce) {
     EXPECT_EQ(judged.usable, (std::vector<DriverFile>{drivers[0], drivers[2]}));
     ASSERT_EQ(judged.left_out.size(), 1U);
     EXPECT_EQ(judged.left_out[0].driver, drivers[1]);
-    EXPECT_NE(judged.left_out[0].message.find("bad.json is left out: it crashed (signal 6"), std::string::npos)
+    EXPECT_NE(judged.left_out[0].message.find("bad.json is left out: it crashed (signal 6"),
+              std::string::npos)
         << judged.left_out[0].message;
     EXPECT_EQ(ReadWholeFile(trace), "xxx");
   }

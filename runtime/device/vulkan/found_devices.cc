@@ -92,8 +92,8 @@ Result<FoundDevices> UnpackFacts(const std::string& packed) {
   FoundDevices found;
   const auto list = nlohmann::json::parse(packed, nullptr, /*allow_exceptions=*/false);
   for (const auto& text : list) {
-    KVRUN_ASSIGN_OR_RETURN(DeviceFacts facts,
-                           DeviceFactsFromJson(text.get<std::string>(), "what a Vulkan driver's trial found"));
+    KVRUN_ASSIGN_OR_RETURN(DeviceFacts facts, DeviceFactsFromJson(text.get<std::string>(),
+                                                                  "what a Vulkan driver's trial found"));
     found.facts.push_back(std::move(facts));
   }
   return found;
@@ -215,7 +215,8 @@ bool HasUnopenedDriver() {
   if (!notes.is_kept()) return false;
   for (const DriverFile& driver : FindDriverFiles(DriverPlaces(EnvironmentVariables()))) {
     const DriverRecord record = notes.Read(driver);
-    const bool is_known = record.state == DriverState::kWorks && (record.was_opened || record.devices.empty());
+    const bool is_known =
+        record.state == DriverState::kWorks && (record.was_opened || record.devices.empty());
     if (!is_known && record.state != DriverState::kLeftOut) return true;
   }
   return false;

@@ -23,8 +23,8 @@ namespace kvrun {
 struct FoundDevices {
   std::shared_ptr<VulkanInstance> instance;  // null, and no handles, where they were only looked for
   std::vector<VkPhysicalDevice> handles;
-  std::vector<DeviceFacts> facts;      // of each device
-  std::vector<DriverFile> drivers;     // that were asked
+  std::vector<DeviceFacts> facts;       // of each device
+  std::vector<DriverFile> drivers;      // that were asked
   std::vector<LeftOutDriver> left_out;  // the others
 
   // "; " and why each is left out; empty where none is.

@@ -94,14 +94,15 @@ typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, u
  * process ends meanwhile, the driver is left out by those that come after it. */
 KVRUN_API kvrun_status kvrun_devices_json(char** json);
 
-/* For a program's handlers of the user's signals: the process ends because the user wants it to, and no driver
- * that is being tried is to blame. Removes the notes of such trials, and ends those in copies of this process:
- * the call that waits for one answers KVRUN_CANCELLED. May be called in a signal handler. The note of a driver
- * that has exceeded its time (20 seconds for a list of devices) stays. kvrun installs no handler by itself. */
+/* For a program's handlers of the user's signals: the process ends because the user wants it to, and no
+ * driver that is being tried is to blame. Removes the notes of such trials, and ends those in copies of this
+ * process: the call that waits for one answers KVRUN_CANCELLED. May be called in a signal handler. The note
+ * of a driver that has exceeded its time (20 seconds for a list of devices) stays. kvrun installs no handler
+ * by itself. */
 KVRUN_API void kvrun_interrupt_trials(void);
 
-/* Drivers that were left out are tried again, once, by the next call that looks for devices. KVRUN_RETRY_DRIVERS=1
- * in the environment does the same for a whole process. */
+/* Drivers that were left out are tried again, once, by the next call that looks for devices.
+ * KVRUN_RETRY_DRIVERS=1 in the environment does the same for a whole process. */
 KVRUN_API kvrun_status kvrun_retry_drivers(void);
 
 /* Runs every self-test on the device that `device` names (see kvrun_engine_options; NULL or "" means on all
@@ -213,6 +214,9 @@ typedef struct kvrun_engine_options {
   /* Of the CPU itself; others do not look at them. */
   uint32_t exact_activations; /* nonzero: products round nothing to 8 bits, attention nothing to 16: slower */
   uint32_t n_threads;         /* at most KVRUN_MAX_THREADS; 0: one for each performance core */
+  /* Of "auto": nonzero: devices are measured even where what they do is known. kvrun measures again by itself
+   * where an engine saw its device compute 1.6 times as fast or as slow as it was measured. */
+  uint32_t remeasure;
 } kvrun_engine_options;
 
 KVRUN_API void kvrun_engine_options_init(kvrun_engine_options* options);
