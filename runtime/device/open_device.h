@@ -49,8 +49,8 @@ struct GpuCandidate {
 
 struct AutoCandidates {
   std::optional<GpuCandidate> gpu;
-  std::string note;                   // why `gpu` is none though there is one; may be empty
-  std::vector<std::string> left_out;  // drivers, with the reason
+  std::string note;                        // why `gpu` is none though there is one; may be empty
+  std::vector<std::string> left_out = {};  // drivers, with the reason
   std::string cpu_name;
   uint32_t n_threads = 0;  // that the CPU would compute with
 };
