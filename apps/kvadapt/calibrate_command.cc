@@ -13,11 +13,11 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/ids.h"
+#include "apps/common/outputs.h"
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/energy_table.h"
-#include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/reuse_table.h"
 #include "apps/kvadapt/text_sources.h"
 #include "apps/kvadapt/unrated_adapter.h"
@@ -39,6 +39,7 @@ struct CalibrateOptions {
   std::string sums;
   std::string plot;
   bool restart = false;
+  bool force = false;
   bool no_reuse_rates = false;
   std::string folder;  // for KV, while they are measured
 };
@@ -70,20 +71,22 @@ void CheckOutput(const std::string& path) {
 // Sums of a run that did not come to its end, beside the output.
 std::string CheckpointPath(const CalibrateOptions& options) { return options.output + ".partial"; }
 
-void CheckFiles(const CalibrateOptions& options, const std::optional<UnratedAdapter>& unrated) {
-  std::vector<std::string> outputs = {options.output};
+void CheckFiles(const CalibrateOptions& options, const Model& model,
+                const std::optional<UnratedAdapter>& unrated) {
+  OutputFiles files{
+      .results = {options.output}, .inputs = InputFiles(model, options.shared), .force = options.force};
   for (const std::string& output : {options.sums, options.plot}) {
-    if (!output.empty()) outputs.push_back(output);
+    if (!output.empty()) files.results.push_back(output);
   }
-  outputs.push_back(CheckpointPath(options));
-  if (unrated) outputs.push_back(unrated->path());
-  std::vector<std::string> inputs = options.files;
-  inputs.push_back(options.shared.model);
-  if (!options.ids.empty()) inputs.push_back(options.ids);
+  // Without --restart the library refuses what is no checkpoint.
+  (options.restart ? files.results : files.working).push_back(CheckpointPath(options));
+  if (unrated) files.working.push_back(unrated->path());
+  files.inputs.insert(files.inputs.end(), options.files.begin(), options.files.end());
+  if (!options.ids.empty()) files.inputs.push_back(options.ids);
   CheckOutput(options.output);
   CheckOutput(CheckpointPath(options));
   if (!options.sums.empty()) CheckOutput(options.sums);
-  CheckOutputs(outputs, inputs);
+  CheckOutputs(files);
   if (unrated) unrated->Check();
 }
 
@@ -233,7 +236,7 @@ int RunCalibrate(const CalibrateOptions& options) {
   const Model model = OpenNamedModel(options.shared);
   std::optional<UnratedAdapter> unrated;
   if (!options.no_reuse_rates) unrated.emplace(options.output);
-  CheckFiles(options, unrated);
+  CheckFiles(options, model, unrated);
   if (!options.no_reuse_rates) CheckFolder(model, options.folder);
   const std::vector<Ids> texts = ReadTexts(options, model);
   Progress progress(ProgressModeOf(options.shared));
@@ -293,6 +296,7 @@ Command AddCalibrateCommand(CLI::App* program) {
   set->Text("--dump-gram", &options->sums, "FILE",
             "the sums of k k^T and q q^T too, a GGUF file (docs/formats/sums.md)");
   set->Text("--plot", &options->plot, "FILE", "energy kept by rank too, as SVG");
+  AddForceOption(set.get(), &options->force);
   set->Flag("--restart", &options->restart, "begin anew, whatever an earlier run left in OUTPUT.partial");
   set->Text(
       "--kv-dir", &options->folder, "FOLDER",

@@ -10,10 +10,10 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/number_list.h"
+#include "apps/common/outputs.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/offline_calls.h"
-#include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/probe_report.h"
 
 namespace kvrun::cli {
@@ -31,6 +31,7 @@ struct ProbeOptions {
   bool tmpfs = false;
   bool storage_only = false;
   bool device_only = false;
+  bool force = false;
   float storage_seconds = 30.0F;
   std::vector<uint32_t> batches = {1};
   std::vector<uint32_t> contexts = {kUsualContext};
@@ -135,7 +136,9 @@ int RunProbe(const ProbeOptions& options) {
   if (!options.storage_only) model = OpenNamedModel(options.shared);
   Check(offline::CheckStorage(StorageOptions(options)));
   const std::vector<Output> outputs = OutputsOf(options);
-  CheckOutputs(PathsOf(outputs), {options.shared.model});
+  CheckOutputs({.results = PathsOf(outputs),
+                .inputs = model ? InputFiles(*model, options.shared) : std::vector<std::string>(),
+                .force = options.force});
   Progress progress(ProgressModeOf(options.shared));
   std::optional<LoadedEngine> loaded;
   if (model) loaded = LoadEngine(*model, options.shared, &progress);
@@ -162,6 +165,7 @@ Command AddProbeCommand(CLI::App* program) {
   set->Text("-o,--output", &options->output, "FILE", "the profile to write, a JSON file");
   set->Text("--plot", &options->plot, "PREFIX",
             "also draw PREFIX-storage.svg, PREFIX-modes.svg and PREFIX-operations.svg");
+  AddForceOption(set.get(), &options->force);
   set->Text("--kv-dir", &options->folder, "FOLDER",
             "the folder on flash to measure (default: where sessions keep their KV)");
   set->Flag("--kv-tmpfs", &options->tmpfs, "--kv-dir may lie in memory, for tests");

@@ -12,10 +12,10 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/number_list.h"
+#include "apps/common/outputs.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
 #include "apps/kvadapt/offline_calls.h"
-#include "apps/kvadapt/outputs.h"
 #include "apps/kvadapt/text_sources.h"
 #include "apps/kvadapt/tune_report.h"
 #include "offline/adapter_name.h"
@@ -43,6 +43,7 @@ struct TuneCommand {
   std::string profile;
   std::string folder;
   bool tmpfs = false;
+  bool force = false;
   bool pareto = false;
   std::string plot;
   uint32_t checks = 0;
@@ -117,9 +118,10 @@ std::vector<std::string> Outputs(const TuneCommand& command) {
   return {command.output, plot};
 }
 
-std::vector<std::string> Inputs(const TuneCommand& command) {
-  std::vector<std::string> inputs = command.files;
-  for (const std::string& input : {command.shared.model, command.adapter, command.profile}) {
+std::vector<std::string> Inputs(const TuneCommand& command, const Model& model) {
+  std::vector<std::string> inputs = InputFiles(model, command.shared);
+  inputs.insert(inputs.end(), command.files.begin(), command.files.end());
+  for (const std::string& input : {command.adapter, command.profile}) {
     if (!input.empty()) inputs.push_back(input);
   }
   return inputs;
@@ -175,7 +177,7 @@ int RunTune(const TuneCommand& command) {
   const auto begin = std::chrono::steady_clock::now();
   CheckUsage(command);
   const Model model = OpenNamedModel(command.shared);
-  CheckOutputs(Outputs(command), Inputs(command));
+  CheckOutputs({.results = Outputs(command), .inputs = Inputs(command, model), .force = command.force});
   const std::string adapter_name =
       command.adapter.empty() ? "" : Value(offline::AdapterName(command.adapter, command.output));
   const std::optional<offline::StorageProfile> storage = StorageOf(command);
@@ -272,6 +274,7 @@ Command AddTuneCommand(CLI::App* program) {
   AddModelOption(set.get(), &command->shared);
   AddWorkOptions(set.get(), command.get());
   set->Text("-o,--output", &command->output, "FILE", "the config to write (required)");
+  AddForceOption(set.get(), &command->force);
   AddDeviceOptions(set.get(), &command->shared);
   AddReportOptions(set.get(), &command->shared);
   return {set, {command, &command->shared.json}, [command] { return RunTune(*command); }};

@@ -11,6 +11,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/ids.h"
+#include "apps/common/outputs.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
@@ -25,6 +26,7 @@ struct LogitsOptions {
   std::string out;
   std::string nll;
   uint32_t last = 0;
+  bool force = false;
 };
 
 float NegativeLogLikelihood(std::span<const float> logits, int32_t token) {
@@ -110,18 +112,33 @@ void Report(const LogitsOptions& options, const Session& session, const Json& en
   if (!options.shared.json && !options.shared.quiet) WriteStderr(text + StatisticsText(stats, engine_info));
 }
 
+OutputFiles FilesOf(const LogitsOptions& options, const Model& model) {
+  OutputFiles files{.inputs = InputFiles(model, options.shared), .force = options.force};
+  files.inputs.push_back(options.ids);
+  for (const std::string& output : {options.out, options.nll}) {
+    if (!output.empty()) files.results.push_back(output);
+  }
+  return files;
+}
+
 int Logits(const LogitsOptions& options) {
   if (options.ids.empty()) throw UsageError("no ids are named: give --ids FILE");
   if (options.out.empty() && options.nll.empty()) throw UsageError("nothing to write: give --out or --nll");
   const Model model = OpenNamedModel(options.shared);
+  OutputFiles files = FilesOf(options, model);
+  CheckOutputs(files);
   const uint32_t vocab_size = kvrun_model_vocab_size(model.get());
   const std::vector<int32_t> ids = ReadIds(options.ids, vocab_size);
   if (!options.nll.empty() && ids.size() < 2) {
     throw Failure(KVRUN_INVALID_ARGUMENT, options.ids + " has one id only: --nll needs a next token");
   }
   const uint32_t n_ctx = ChooseContext(model, options.shared, ids.size(), 1, options.ids);
-  LogitsSink sink(options, ids, vocab_size);  // before the weights: a folder may refuse the files
   SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
+  if (!plan.adapter.empty()) {
+    files.inputs.push_back(plan.adapter);
+    CheckOutputs(files);
+  }
+  LogitsSink sink(options, ids, vocab_size);  // before the weights: a folder may refuse the files
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
@@ -147,6 +164,7 @@ Command AddLogitsCommand(CLI::App* program) {
               "only the last N positions in --out (default 0: all)");
   set->Text("--out", &options->out, "FILE", "raw logits, float32 [positions, vocabulary]");
   set->Text("--nll", &options->nll, "FILE", "-log p of each next token, float32 [ids - 1]");
+  AddForceOption(set.get(), &options->force);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Logits(*options); }};

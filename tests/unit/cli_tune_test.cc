@@ -25,9 +25,10 @@ class CliTune : public ::testing::Test {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return RunProgram(KVADAPT_FAKE_PROGRAM, arguments, input);
   }
-  // With what must be given.
+  // With what must be given, and --force, as what the toy writes does not begin as kvrun's results do.
   ProgramResult Run(const std::vector<std::string>& more, const std::string& model = "nobos") const {
-    std::vector<std::string> arguments = {"-m", model, "-f", text_, "-o", out_, "--budget", "1/13"};
+    std::vector<std::string> arguments = {"-m", model,      "-f",   text_,    "-o",
+                                          out_, "--budget", "1/13", "--force"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return Tune(arguments);
   }
