@@ -13,7 +13,7 @@
 #include "platform/base/units.h"
 #include "platform/io/block_file.h"
 #include "platform/io/read_rate.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/kv_folder.h"
 
 namespace kvrun::offline {
 namespace {
@@ -116,10 +116,15 @@ Result<StorageRate> Measure(const Job& job, uint64_t file_bytes, double seconds)
                      .latency_p99_us = rate.latency_p99_us};
 }
 
+Result<std::string> FolderOf(const StorageProbeOptions& options, FolderUse use) {
+  if (!options.folder.empty()) return options.folder;
+  return FindKvFolder(use, options.allow_tmpfs ? InMemory::kIsAllowed : InMemory::kIsRefused);
+}
+
 }  // namespace
 
 Status CheckStorage(const StorageProbeOptions& options) {
-  const std::string folder = options.folder.empty() ? DefaultKvFolder() : options.folder;
+  KVRUN_ASSIGN_OR_RETURN(const std::string folder, FolderOf(options, FolderUse::kIsTried));
   KVRUN_ASSIGN_OR_RETURN(BlockFileOptions asked, FileOptions(options, folder));
   asked.only_tries = true;
   KVRUN_RETURN_IF_ERROR(CreateBlockFile(asked).status());
@@ -127,7 +132,7 @@ Status CheckStorage(const StorageProbeOptions& options) {
 }
 
 Result<StorageProfile> ProbeStorage(const StorageProbeOptions& options, const OfflineProgress& progress) {
-  const std::string folder = options.folder.empty() ? DefaultKvFolder() : options.folder;
+  KVRUN_ASSIGN_OR_RETURN(const std::string folder, FolderOf(options, FolderUse::kIsMade));
   KVRUN_ASSIGN_OR_RETURN(const Files files, OpenFiles(options, folder));
   KVRUN_ASSIGN_OR_RETURN(const uint64_t asked_bytes, FileBytes(options, folder));
   const std::vector<Job> jobs = JobsOf(files, options.all_modes, asked_bytes);

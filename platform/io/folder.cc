@@ -1,8 +1,12 @@
 #include "platform/io/folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <system_error>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -32,6 +36,12 @@ Status CannotMake(std::string_view folder, std::string_view why) {
 
 Status CannotMake(std::string_view folder, int error_number) {
   return CannotMake(folder, std::generic_category().message(error_number));
+}
+
+std::string ErrnoText(int error_number) { return std::generic_category().message(error_number); }
+
+Status CannotUse(std::string_view folder, std::string_view why) {
+  return {StatusCode::kIo, fmt::format("{}: {}", folder, why)};
 }
 
 // `folder` without its ending slashes, and the ones above it that are missing too, from the lowest on; then
@@ -82,9 +92,58 @@ Status MakeFolder(const std::string& folder, MissingParents parents) {
   return Status::Ok();
 }
 
+std::vector<UserFolder> UserFolders(const std::string& shared) {
+  std::vector<UserFolder> folders;
+  if (const char* cache = AbsolutePathIn("XDG_CACHE_HOME"))
+    folders.push_back({std::string(cache) + "/kvrun", ""});
+  if (const char* home = AbsolutePathIn("HOME")) folders.push_back({std::string(home) + "/.cache/kvrun", ""});
+  const std::string own = fmt::format("{}/kvrun-{}", shared, geteuid());
+  folders.push_back({own, own});
+  return folders;
+}
+
+Status CheckOwnFolder(const std::string& folder) {
+  struct stat info {};
+  if (lstat(folder.c_str(), &info) != 0)
+    return errno == ENOENT ? Status::Ok() : CannotUse(folder, ErrnoText(errno));
+  if (S_ISLNK(info.st_mode))
+    return CannotUse(folder, "it is a symbolic link, which anybody may have made: remove it");
+  if (!S_ISDIR(info.st_mode)) return CannotUse(folder, "it is no folder: remove it");
+  if (info.st_uid != geteuid())
+    return CannotUse(folder, fmt::format("it belongs to another user ({})", info.st_uid));
+  if ((info.st_mode & 022) == 0) return Status::Ok();
+  return CannotUse(folder, fmt::format("others can write into it (mode {:o}): remove it, or chmod 700 it",
+                                       info.st_mode & 07777));
+}
+
+Status CheckUserFolder(const UserFolder& folder, InMemory in_memory) {
+  if (!folder.own.empty()) KVRUN_RETURN_IF_ERROR(CheckOwnFolder(folder.own));
+  KVRUN_ASSIGN_OR_RETURN(const std::string there, NearestFolder(folder.path, MissingParents::kAreMade));
+  if (faccessat(AT_FDCWD, there.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    const std::string why = ErrnoText(errno);
+    return there == folder.path
+               ? CannotUse(folder.path, why)
+               : CannotUse(folder.path, fmt::format("it cannot be made in {} ({})", there, why));
+  }
+  struct statfs facts {};
+  if (in_memory == InMemory::kIsRefused && statfs(there.c_str(), &facts) == 0) {
+    const auto type = static_cast<uint32_t>(facts.f_type);
+    if (type == TMPFS_MAGIC || type == RAMFS_MAGIC) {
+      return CannotUse(folder.path, "it lies in memory (tmpfs), where a KV cache on flash saves nothing");
+    }
+  }
+  return Status::Ok();
+}
+
 std::optional<std::string> CacheFolder() {
-  if (const char* cache = AbsolutePathIn("XDG_CACHE_HOME")) return std::string(cache) + "/kvrun";
-  if (const char* home = AbsolutePathIn("HOME")) return std::string(home) + "/.cache/kvrun";
+  const std::vector<UserFolder> folders = UserFolders();
+  if (folders.size() == 1) return std::nullopt;  // a process without a home is to leave nothing behind
+  for (const UserFolder& folder : folders) {
+    if (!CheckUserFolder(folder, InMemory::kIsAllowed).ok()) continue;
+    if (folder.own.empty()) return folder.path;
+    if (MakeFolder(folder.own, MissingParents::kAreErrors).ok() && CheckOwnFolder(folder.own).ok())
+      return folder.path;
+  }
   return std::nullopt;
 }
 

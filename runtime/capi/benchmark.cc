@@ -9,6 +9,7 @@
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
 #include "runtime/capi/session_stats.h"
+#include "runtime/kv/kv_folder.h"
 #include "runtime/model/synthetic_model.h"
 
 using kvrun::Status;
@@ -120,8 +121,10 @@ kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model*
     *model = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(shape, "shape"));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::SyntheticShape found, kvrun::FindSyntheticShape(shape));
+    KVRUN_ASSIGN_OR_RETURN(const std::string folder,
+                           kvrun::FindKvFolder(kvrun::FolderUse::kIsMade, kvrun::InMemory::kIsAllowed));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> made,
-                           kvrun::MakeSyntheticModel(found, n_layers, kvrun::DefaultKvFolder()));
+                           kvrun::MakeSyntheticModel(found, n_layers, folder));
     *model = new kvrun_model{std::move(made)};
     return Status::Ok();
   });

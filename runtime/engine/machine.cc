@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "runtime/engine/utf8.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/kv_folder.h"
 
 namespace kvrun {
 namespace {

@@ -1,7 +1,6 @@
 #include "runtime/kv/kv_options.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,7 +12,6 @@
 #include <vector>
 
 #include "platform/base/units.h"
-#include "platform/io/folder.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/slot_cache.h"
 
@@ -262,11 +260,6 @@ Result<std::vector<std::string>> Words(std::string_view line) {
 }
 
 }  // namespace
-
-std::string DefaultKvFolder() {
-  if (const auto cache = CacheFolder()) return *cache + "/kv";
-  return fmt::format("/var/tmp/kvrun-{}/kv", ::getuid());
-}
 
 Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings) {
   for (const Named<Setter>& row : kSetters) {

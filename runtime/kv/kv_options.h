@@ -17,7 +17,7 @@ inline constexpr uint64_t kMaxBudgetBytes = 1024 * kGiB;
 
 // Where the KV lies, for methods that keep it on flash.
 struct KvStorageOptions {
-  std::string folder;  // empty: DefaultKvFolder()
+  std::string folder;  // empty: what FindKvFolder finds
   bool auto_backend = true;
   IoBackend backend = IoBackend::kIoUring;
   DirectIo direct = DirectIo::kAuto;
@@ -31,9 +31,6 @@ struct KvSettings {
   // Of kvrun: how fast storage is is kept for it alone. Empty: nobody asks how fast it is.
   std::string version;
 };
-
-// kv in the CacheFolder (platform/io/folder.h), else /var/tmp/kvrun-UID/kv.
-std::string DefaultKvFolder();
 
 // Sets one option by name; the value is written as on the command line. A value that is refused changes
 // nothing, and the error names option, value and what is known.

@@ -1,7 +1,9 @@
 #include "platform/io/folder.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -79,18 +81,25 @@ class EnvironmentVariable {
 };
 
 TEST(CacheFolder, FollowsTheEnvironment) {
-  const EnvironmentVariable home("HOME", "/home/ada");
+  const TemporaryFolder folder;
+  const EnvironmentVariable home("HOME", folder.Path("ada").c_str());
   {
-    const EnvironmentVariable cache("XDG_CACHE_HOME", "/tmp/cache");
-    EXPECT_EQ(CacheFolder(), "/tmp/cache/kvrun");
+    const EnvironmentVariable cache("XDG_CACHE_HOME", folder.Path("cache").c_str());
+    EXPECT_EQ(CacheFolder(), folder.Path("cache/kvrun"));
   }
   {
     const EnvironmentVariable cache("XDG_CACHE_HOME", "relative/is/ignored");
-    EXPECT_EQ(CacheFolder(), "/home/ada/.cache/kvrun");
+    EXPECT_EQ(CacheFolder(), folder.Path("ada/.cache/kvrun"));
+  }
+  {
+    const EnvironmentVariable cache("XDG_CACHE_HOME", folder.Write("plain", "").c_str());
+    EXPECT_EQ(CacheFolder(), folder.Path("ada/.cache/kvrun")) << "what cannot be a folder is passed over";
   }
   const EnvironmentVariable cache("XDG_CACHE_HOME", nullptr);
   const EnvironmentVariable no_home("HOME", nullptr);
   EXPECT_EQ(CacheFolder(), std::nullopt);
+  ASSERT_EQ(UserFolders("/shared").size(), 1U);
+  EXPECT_EQ(UserFolders("/shared")[0].path, fmt::format("/shared/kvrun-{}", ::geteuid()));
 }
 
 }  // namespace

@@ -1,11 +1,18 @@
 #include "runtime/kv/kv_options.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "runtime/kv/kv_folder.h"
+#include "tests/support/program_runner.h"
 
 namespace kvrun {
 namespace {
@@ -289,17 +296,68 @@ class Environment {
 };
 
 TEST(KvOptions, TheFolderIsACacheOfTheUser) {
+  const TemporaryFolder folder;
+  const std::string cache = folder.Path("cache");
+  const std::string home = folder.Path("home");
+  const std::string own = fmt::format("{}/kvrun-{}", folder.Path("."), ::geteuid());
+  const auto found = [&] {
+    const auto at = FindKvFolder(FolderUse::kIsTried, InMemory::kIsAllowed, folder.Path("."));
+    return at.ok() ? *at : at.status().message();
+  };
   {
-    const Environment environment("/cache", "/home/a");
-    EXPECT_EQ(DefaultKvFolder(), "/cache/kvrun/kv");
+    const Environment environment(cache.c_str(), home.c_str());
+    EXPECT_EQ(found(), cache + "/kvrun/kv");
   }
   for (const char* unusable : {"", "relative/is/ignored"}) {
-    const Environment environment(unusable, "/home/a");
-    EXPECT_EQ(DefaultKvFolder(), "/home/a/.cache/kvrun/kv");
+    const Environment environment(unusable, home.c_str());
+    EXPECT_EQ(found(), home + "/.cache/kvrun/kv");
   }
   const Environment environment(nullptr, nullptr);
-  const std::string folder = DefaultKvFolder();
-  EXPECT_TRUE(folder.starts_with("/var/tmp/kvrun-") && folder.ends_with("/kv")) << folder;
+  EXPECT_EQ(found(), own + "/kv");
+}
+
+// Debian's system users have HOME=/nonexistent; here it is a file, so that root cannot make it either.
+TEST(KvOptions, AHomeThatCannotBeMadeIsPassedOver) {
+  const TemporaryFolder folder;
+  const std::string plain = folder.Write("plain", "");
+  const std::string own = fmt::format("{}/kvrun-{}", folder.Path("."), ::geteuid());
+  const Environment environment(plain.c_str(), (plain + "/home").c_str());
+  const Result<std::string> tried = FindKvFolder(FolderUse::kIsTried, InMemory::kIsAllowed, folder.Path("."));
+  EXPECT_EQ(tried.ok() ? *tried : tried.status().message(), own + "/kv");
+  EXPECT_FALSE(std::filesystem::exists(own)) << "nothing is made";
+  const Result<std::string> made = FindKvFolder(FolderUse::kIsMade, InMemory::kIsAllowed, folder.Path("."));
+  ASSERT_EQ(made.ok() ? *made : made.status().message(), own + "/kv");
+  struct stat info {};
+  ASSERT_EQ(::lstat(own.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0700U);
+}
+
+// What another user may have put there is refused, and all that was tried is named.
+TEST(KvOptions, AFolderOfSomebodyElseIsRefused) {
+  const TemporaryFolder folder;
+  const std::string plain = folder.Write("plain", "");
+  const std::string own = fmt::format("{}/kvrun-{}", folder.Path("."), ::geteuid());
+  const Environment environment(plain.c_str(), nullptr);
+  const auto message = [&] {
+    return FindKvFolder(FolderUse::kIsMade, InMemory::kIsAllowed, folder.Path(".")).status().message();
+  };
+  const std::string before = "there is no folder for the KV cache. Tried were: cannot make the folder " +
+                             plain + "/kvrun/kv: Not a directory; " + own + ": ";
+  const std::string after = ". Name a folder on flash with --kv-dir";
+  std::filesystem::create_directory(folder.Path("there"));
+  std::filesystem::create_directory_symlink(folder.Path("there"), own);
+  EXPECT_EQ(message(), before + "it is a symbolic link, which anybody may have made: remove it" + after);
+  std::filesystem::remove(own);
+  std::filesystem::create_directory(own);
+  ASSERT_EQ(::chmod(own.c_str(), 0777), 0);
+  EXPECT_EQ(message(), before + "others can write into it (mode 777): remove it, or chmod 700 it" + after);
+  ASSERT_EQ(::chmod(own.c_str(), 0700), 0);
+  EXPECT_EQ(message(), "");
+  if (::chown(own.c_str(), 12345, static_cast<gid_t>(-1)) == 0) {
+    EXPECT_EQ(message(), before + "it belongs to another user (12345)" + after);
+  }
+  std::filesystem::remove_all(own);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.Path("there")));
 }
 
 }  // namespace
