@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "platform/base/units.h"
-#include "platform/io/mapped_file.h"
+#include "platform/io/input_file.h"
 
 namespace kvrun::offline {
 namespace {
@@ -239,10 +239,13 @@ Result<DeviceProfile> ProfileFromJson(std::string_view text) {
 }
 
 Result<DeviceProfile> ReadProfile(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const std::span<const std::byte> bytes = file.bytes();
+  KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  std::vector<std::byte> bytes;
+  if (file.size_bytes() <= kMaxFileBytes) {
+    KVRUN_ASSIGN_OR_RETURN(bytes, file.ReadAll());
+  }
   Result<DeviceProfile> profile =
-      bytes.size() > kMaxFileBytes
+      file.size_bytes() > kMaxFileBytes
           ? Refuse(fmt::format("it is longer than {}", FormatBytes(kMaxFileBytes)))
           : ProfileFromJson({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   if (!profile.ok()) return profile.status().WithContext(path);

@@ -9,10 +9,11 @@
 #include <cerrno>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
-#include "platform/io/mapped_file.h"
+#include "platform/io/input_file.h"
 #include "runtime/engine/calibration_sums.h"
 #include "runtime/engine/config_keys.h"
 #include "runtime/model/gguf.h"
@@ -22,6 +23,7 @@ namespace kvrun::offline {
 namespace {
 
 constexpr size_t kBeginBytes = 256;
+constexpr uint64_t kMostTextBytes = uint64_t{16} << 20;  // more than any config
 
 enum class FileKind : uint8_t { kAdapter, kProfile, kConfig };
 
@@ -43,9 +45,10 @@ bool IsJsonList(std::string_view begin) {
 
 // Adapters are GGUF files and profiles JSON objects.
 Result<FileKind> KindOf(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
-                              std::min(file.bytes().size(), kBeginBytes));
+  KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  std::string begin(std::min<uint64_t>(file.size_bytes(), kBeginBytes), '\0');
+  KVRUN_RETURN_IF_ERROR(file.Read(0, std::as_writable_bytes(std::span(begin))));
+  const std::string_view text = begin;
   if (text.empty()) return NoneOfOurs(path, "it is empty");
   if (text.starts_with("GGUF")) return FileKind::kAdapter;
   if (text.find('\0') != std::string_view::npos) return NoneOfOurs(path, "it is neither GGUF nor text");
@@ -77,8 +80,10 @@ bool BeginsAsConfig(std::string_view text) {
 Result<std::string> InspectConfig(const std::string& path) {
   const Result<KvConfig> config = ReadConfig(path);
   if (config.ok()) return ConfigObject(*config);
-  KVRUN_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  // One that is too long for a config is text that goes on.
+  std::string text(std::min(file.size_bytes(), kMostTextBytes), '\0');
+  KVRUN_RETURN_IF_ERROR(file.Read(0, std::as_writable_bytes(std::span(text))));
   if (BeginsAsConfig(text)) return config.status();
   return NoneOfOurs(path, fmt::format("it is text, but no configuration ({})", config.status().message()));
 }

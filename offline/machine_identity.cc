@@ -4,7 +4,6 @@
 #include "runtime/capi/handles.h"
 #include "runtime/engine/machine.h"
 #include "runtime/engine/utf8.h"
-#include "runtime/model/fingerprint.h"
 
 namespace kvrun::offline {
 namespace {
@@ -35,7 +34,9 @@ Result<MachineIdentity> IdentifyMachine(kvrun_engine* engine, const std::string&
 
 ModelIdentity IdentifyModel(kvrun_engine* engine) {
   const Model& model = engine->engine->model();
-  return {.name = model.config.name, .fingerprint = ModelFingerprint(*model.file, model.config)};
+  // The engine has asked for it when it was made, so that it is there.
+  const Result<std::string> fingerprint = model.Fingerprint();
+  return {.name = model.config.name, .fingerprint = fingerprint.ok() ? *fingerprint : ""};
 }
 
 }  // namespace kvrun::offline

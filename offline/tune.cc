@@ -20,7 +20,6 @@
 #include "runtime/capi/handles.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/adapter.h"
-#include "runtime/model/fingerprint.h"
 
 namespace kvrun::offline {
 namespace {
@@ -541,7 +540,7 @@ Status Tuner::FillConfig() {
   KVRUN_ASSIGN_OR_RETURN(const MachineIdentity machine, IdentifyMachine(handle_, options_.folder));
   KvConfig& config = result_.config;
   config.model = model.config.name;
-  config.model_fingerprint = ModelFingerprint(*model.file, model.config);
+  KVRUN_ASSIGN_OR_RETURN(config.model_fingerprint, model.Fingerprint());
   config.device = machine.device;
   config.driver = machine.driver;
   config.cpu = machine.cpu;

@@ -8,7 +8,6 @@
 
 #include "runtime/capi/handles.h"
 #include "runtime/engine/session_kv.h"
-#include "runtime/model/fingerprint.h"
 
 namespace kvrun::offline {
 namespace {
@@ -152,10 +151,10 @@ Result<std::optional<Adapter>> TuningAdapter(const Model& model, const std::stri
   if (path.empty()) return std::optional<Adapter>();
   KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadWholeAdapter(path));
   const uint32_t rank = adapter.layers.empty() ? 0 : adapter.layers.front().rank;
+  KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
   // Says what is wrong where it is another model's.
-  KVRUN_RETURN_IF_ERROR(ReadAdapter(path, ModelFingerprint(*model.file, model.config), model.config.n_layers,
-                                    model.config.kv_dim(), rank)
-                            .status());
+  KVRUN_RETURN_IF_ERROR(
+      ReadAdapter(path, fingerprint, model.config.n_layers, model.config.kv_dim(), rank).status());
   return std::optional<Adapter>(std::move(adapter));
 }
 

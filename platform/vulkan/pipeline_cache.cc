@@ -7,7 +7,7 @@
 
 #include "platform/base/units.h"
 #include "platform/io/folder.h"
-#include "platform/io/mapped_file.h"
+#include "platform/io/input_file.h"
 #include "platform/io/replace_file.h"
 #include "platform/vulkan/vk_status.h"
 
@@ -89,20 +89,30 @@ std::string PipelineCachePath(const std::string& folder, const PipelineCacheKey&
                      key.device_uuid);
 }
 
+namespace {
+
+Result<std::vector<std::byte>> ReadCacheFile(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  if (file.size_bytes() > sizeof(FileHeader) + kMaxPayloadBytes) return Reject("its length is wrong");
+  return file.ReadAll();
+}
+
+}  // namespace
+
 Result<PipelineCache> PipelineCache::Create(const VulkanDevice& device, uint64_t shaders_hash,
                                             std::optional<std::string> folder) {
   PipelineCache result;
   result.device_ = &device;
   result.key_ = MakePipelineCacheKey(device.facts(), shaders_hash);
   result.folder_ = std::move(folder);
-  MappedFile file;
+  std::vector<std::byte> file;
   VkPipelineCacheCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
   if (result.folder_) {
-    Result<MappedFile> opened = MappedFile::Open(PipelineCachePath(*result.folder_, result.key_));
-    if (opened.ok()) file = std::move(opened).value();
-    const auto payload = opened.ok() ? DecodePipelineCache(result.key_, file.bytes())
-                                     : Result<std::span<const std::byte>>(opened.status());
+    Result<std::vector<std::byte>> read = ReadCacheFile(PipelineCachePath(*result.folder_, result.key_));
+    if (read.ok()) file = std::move(read).value();
+    const auto payload = read.ok() ? DecodePipelineCache(result.key_, file)
+                                   : Result<std::span<const std::byte>>(read.status());
     if (payload.ok()) {
       info.pInitialData = payload->data();
       info.initialDataSize = payload->size();

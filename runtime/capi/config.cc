@@ -7,7 +7,6 @@
 #include "runtime/engine/config_file.h"
 #include "runtime/engine/machine.h"
 #include "runtime/engine/utf8.h"
-#include "runtime/model/fingerprint.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;
@@ -17,10 +16,10 @@ using kvrun::capi::Json;
 
 namespace {
 
-kvrun::ConfigTarget TargetOf(const kvrun::Model& model, const kvrun_engine* engine,
-                             const kvrun_config_options& options, bool lies_on_flash) {
+kvrun::Result<kvrun::ConfigTarget> TargetOf(const kvrun::Model& model, const kvrun_engine* engine,
+                                            const kvrun_config_options& options, bool lies_on_flash) {
   kvrun::ConfigTarget target;
-  target.model_fingerprint = kvrun::ModelFingerprint(*model.file, model.config);
+  KVRUN_ASSIGN_OR_RETURN(target.model_fingerprint, model.Fingerprint());
   target.cpu = kvrun::RepairedUtf8(kvrun::CpuName());  // names are as a config has them
   if (lies_on_flash) target.storage = kvrun::StorageName(options.kv_dir == nullptr ? "" : options.kv_dir);
   if (engine == nullptr) return target;
@@ -90,8 +89,9 @@ kvrun_status kvrun_config_json(const char* path, const kvrun_model* model, const
     const uint32_t n_ctx = kvrun::ChooseContext(given.n_ctx, model->model->config);
     KVRUN_ASSIGN_OR_RETURN(const kvrun::KvConfig config, kvrun::ReadConfig(path));
     const bool lies_on_flash = config.method != "full";
-    const kvrun::ConfigFit fit =
-        kvrun::CompareConfig(config, TargetOf(*model->model, engine, given, lies_on_flash));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::ConfigTarget target,
+                           TargetOf(*model->model, engine, given, lies_on_flash));
+    const kvrun::ConfigFit fit = kvrun::CompareConfig(config, target);
     if (!fit.refusal.empty() && given.force == 0) {
       return Status(StatusCode::kUnsupported, fmt::format("{}: {}", path, fit.refusal));
     }

@@ -58,6 +58,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
   return {{"architecture", config.architecture},
           {"name", config.name},
           {"file_bytes", model.file->size_bytes()},
+          {"files", model.file->paths()},
           {"gguf_version", model.file->version()},
           {"n_layers", config.n_layers},
           {"n_embd", config.n_embd},

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -64,10 +65,13 @@ class Matrix {
   uint32_t n_cols_;
 };
 
-// Rows as they lie in a GGUF tensor: `data` holds n_rows * n_cols elements of `type`, row after row.
+// Rows as they lie in a GGUF tensor: n_rows * n_cols elements of `type`, row after row. In memory, or read
+// piece by piece: a large tensor is never there twice as a whole.
 struct MatrixSource {
   std::span<const std::byte> data;
   uint32_t n_rows = 0;
+  // Where `data` is empty: fills `to` with the bytes from `offset_bytes` on. Any thread.
+  std::function<Status(uint64_t offset_bytes, std::span<std::byte> to)> read = {};
 };
 
 constexpr uint32_t KvElementBytes(KvType type) { return KvElementBits(type) / 8; }  // f16 and f32

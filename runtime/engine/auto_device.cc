@@ -10,7 +10,6 @@
 #include "runtime/engine/device_times_file.h"
 #include "runtime/engine/device_trial.h"
 #include "runtime/engine/rate_watch.h"
-#include "runtime/model/fingerprint.h"
 
 namespace kvrun {
 namespace {
@@ -33,12 +32,13 @@ class Chooser {
       return Named(kHost);
     }
     const GpuCandidate& gpu = *candidates.gpu;
+    KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model_.Fingerprint());
     const TimesKey key = {.gpu = gpu.name,
                           .driver = gpu.driver,
                           .cpu = candidates.cpu_name,
                           .n_threads = candidates.n_threads,
                           .exact_activations = options_.exact_activations,
-                          .model = ModelFingerprint(*model_.file, model_.config),
+                          .model = fingerprint,
                           .kvrun = version_};
     KVRUN_ASSIGN_OR_RETURN(const std::optional<TimesEntry> times, Times(gpu, key));
     if (!times) return Named(kHost);
@@ -113,7 +113,7 @@ class Chooser {
                            .gpu_runs_on_cpu = gpu.runs_on_cpu,
                            .has_unified_memory = gpu.has_unified_memory,
                            .available_bytes = AvailableMemoryBytes()};
-    for (const GgufTensor& tensor : model_.file->tensors()) input.weights_bytes += tensor.data.size();
+    for (const GgufTensor& tensor : model_.file->tensors()) input.weights_bytes += tensor.size_bytes;
     DeviceDecision decision = DecideDevices(input);
     KVRUN_ASSIGN_OR_RETURN(OpenedDevice opened, OpenBy(gpu, input, &decision));
     // Times of a GPU that could not be opened now say nothing of the CPU in its place.

@@ -1,17 +1,18 @@
 #include "runtime/engine/calibration.h"
 
 #include <fmt/format.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "platform/base/units.h"
 #include "platform/io/replace_file.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/resident_pass.h"
-#include "runtime/model/fingerprint.h"
 
 namespace kvrun {
 namespace {
@@ -202,9 +203,9 @@ class Calibrator {
 };
 
 // Sums of nothing yet, of this plan.
-CalibrationSums EmptySums(const Model& model, const CalibrationPlan& plan) {
+Result<CalibrationSums> EmptySums(const Model& model, const CalibrationPlan& plan) {
   CalibrationSums sums;
-  sums.fingerprint = ModelFingerprint(*model.file, model.config);
+  KVRUN_ASSIGN_OR_RETURN(sums.fingerprint, model.Fingerprint());
   sums.texts = TextsHash(plan.pieces);
   sums.n_ctx = plan.n_ctx;
   sums.n_sinks = kCalibrationSinks;
@@ -243,9 +244,25 @@ Status AnotherCheckpoint(const std::string& path, uint64_t n_tokens, const std::
       path, n_tokens, why));
 }
 
-Status CheckPaths(const CalibrationOptions& options, const std::string& path) {
+bool IsSameFile(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return a == b || std::filesystem::equivalent(a, b, error);
+}
+
+Status CheckPaths(const Model& model, const CalibrationOptions& options, const std::string& path) {
+  std::vector<std::string> others;
   for (const std::string& each : {path, options.checkpoint_path, options.sums_path}) {
-    if (!each.empty()) KVRUN_RETURN_IF_ERROR(CheckResultFile(each));
+    if (each.empty()) continue;
+    if (model.file->HasName(each)) {
+      return Invalid(
+          fmt::format("{} is the model that is calibrated, and would be lost: name another file", each));
+    }
+    for (const std::string& other : others) {
+      if (IsSameFile(each, other))
+        return Invalid(fmt::format("{} would hold two results: name two files", each));
+    }
+    KVRUN_RETURN_IF_ERROR(CheckResultFile(each));
+    others.push_back(each);
   }
   return Status::Ok();
 }
@@ -304,7 +321,8 @@ Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOpti
     if (!is_ours) return NoCheckpoint(path);
     return anew(fmt::format("starting anew: {}", sums.status().message()));
   }
-  const std::string why = WhyAnother(*sums, EmptySums(model, plan), model.config, plan);
+  KVRUN_ASSIGN_OR_RETURN(const CalibrationSums empty, EmptySums(model, plan));
+  const std::string why = WhyAnother(*sums, empty, model.config, plan);
   if (!why.empty()) return AnotherCheckpoint(path, sums->n_tokens, why);
   std::string note =
       fmt::format("going on from {}: {} of {} tokens are done", path, sums->n_tokens, plan.n_tokens);
@@ -316,12 +334,15 @@ Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const D
                                      const CalibrationOptions& options, const std::string& path,
                                      const ProgressCallback& progress) {
   KVRUN_ASSIGN_OR_RETURN(const CalibrationPlan plan, PlanCalibration(options, model.config));
-  KVRUN_RETURN_IF_ERROR(CheckPaths(options, path));
+  KVRUN_RETURN_IF_ERROR(CheckPaths(model, options, path));
   KVRUN_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(model, options, plan));
   Calibration calibration;
-  if (found.sums) calibration.n_resumed_tokens = found.sums->n_tokens;
-  Calibrator calibrator(model, device_mutex, plan, options, progress,
-                        found.sums ? *std::move(found.sums) : EmptySums(model, plan));
+  if (found.sums) {
+    calibration.n_resumed_tokens = found.sums->n_tokens;
+  } else {
+    KVRUN_ASSIGN_OR_RETURN(found.sums, EmptySums(model, plan));
+  }
+  Calibrator calibrator(model, device_mutex, plan, options, progress, *std::move(found.sums));
   const Status status = RunToTheEnd(calibrator, std::move(weights), device, options, path, &calibration);
   if (!status.ok()) calibrator.Save();
   const std::string& save_error = calibrator.save_error();

@@ -132,10 +132,11 @@ Status ReadTensor(const GgufFile& file, const std::string& name, uint64_t elemen
   if (tensor->type != TensorType::kF64 || tensor->elements() != elements) {
     return Damaged(file.name(), fmt::format("{} has another type or shape", name));
   }
-  checksum->Add(tensor->data);
   const size_t begin = values->size();
   values->resize(begin + elements);
-  std::memcpy(values->data() + begin, tensor->data.data(), elements * sizeof(double));
+  const auto bytes = std::as_writable_bytes(std::span(*values).subspan(begin));
+  KVRUN_RETURN_IF_ERROR(file.Read(*tensor, 0, bytes));
+  checksum->Add(bytes);
   return Status::Ok();
 }
 

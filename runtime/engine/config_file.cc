@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "platform/base/units.h"
-#include "platform/io/mapped_file.h"
+#include "platform/io/input_file.h"
 
 namespace kvrun {
 namespace {
@@ -58,13 +58,13 @@ Distance DistanceOf(const ConfigSolution& solution, uint32_t batch, uint32_t ctx
 }  // namespace
 
 Result<KvConfig> ReadConfig(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const std::span<const std::byte> bytes = file.bytes();
-  if (bytes.size() > kMaxFileBytes) {
+  KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  if (file.size_bytes() > kMaxFileBytes) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("{} has {}, more than any config (at most {}): is it another file?", path,
-                              FormatBytes(bytes.size()), FormatBytes(kMaxFileBytes)));
+                              FormatBytes(file.size_bytes()), FormatBytes(kMaxFileBytes)));
   }
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file.ReadAll());
   return ConfigFromToml({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);
 }
 

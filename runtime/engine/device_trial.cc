@@ -39,7 +39,7 @@ struct PartOfModel {
     const auto cut = [](const GgufTensor& tensor, uint32_t n_rows) {
       GgufTensor part = tensor;
       part.shape[1] = std::min<uint64_t>(tensor.shape[1], n_rows);
-      part.data = tensor.data.first(tensor.data.size() / tensor.shape[1] * part.shape[1]);
+      part.size_bytes = tensor.size_bytes / tensor.shape[1] * part.shape[1];
       return part;
     };
     const bool is_tied = whole.weights.output == whole.weights.token_embedding;
@@ -125,7 +125,7 @@ class Trial {
     const LayerWeights& layer = whole_.weights.layers[0];
     for (const GgufTensor* tensor :
          {layer.q, layer.k, layer.v, layer.attention_output, layer.ffn_gate, layer.ffn_up, layer.ffn_down}) {
-      layer_bytes += tensor->data.size();
+      layer_bytes += tensor->size_bytes;
     }
     const uint64_t n_layers = std::max<uint64_t>(kDecodeBytes / std::max<uint64_t>(layer_bytes, 1), 2);
     return static_cast<uint32_t>(std::min<uint64_t>(n_layers, whole_.config.n_layers));

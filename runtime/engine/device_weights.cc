@@ -16,7 +16,7 @@ class WeightLoader {
   WeightLoader(const GgufFile& file, const ModelConfig& config, const ModelWeights& source, Device& device,
                const std::function<bool(uint64_t, uint64_t)>& progress)
       : file_(file), config_(config), source_(source), device_(device), progress_(progress) {
-    for (const GgufTensor& tensor : file.tensors()) total_bytes_ += tensor.data.size();
+    for (const GgufTensor& tensor : file.tensors()) total_bytes_ += tensor.size_bytes;
   }
 
   Result<std::shared_ptr<const DeviceWeights>> Load() {
@@ -65,13 +65,23 @@ class WeightLoader {
     uint32_t row = 0;
     for (auto it = tensors.begin(); it != tensors.end(); ++it) {
       const GgufTensor& tensor = **it;
-      sources.push_back({tensor.data, static_cast<uint32_t>(tensor.shape[1])});
+      sources.push_back({.data = {},
+                         .n_rows = static_cast<uint32_t>(tensor.shape[1]),
+                         .read = [this, &tensor](uint64_t offset_bytes, std::span<std::byte> to) {
+                           return file_.Read(tensor, offset_bytes, to);
+                         }});
       const auto next = std::next(it);
       if (next != tensors.end() && (*next)->type == tensor.type) continue;
       StackedMatrix part;
       part.row_begin = row;
       auto matrix = device_.CreateMatrix(tensor.type, static_cast<uint32_t>(tensor.shape[0]), sources);
-      if (!matrix.ok()) return matrix.status().WithContext(fmt::format("loading {}", tensor.name));
+      // Who reads says what: the tensor, of several in a stack.
+      if (!matrix.ok()) {
+        const bool is_reading =
+            matrix.status().code() == StatusCode::kCorrupt || matrix.status().code() == StatusCode::kIo;
+        return is_reading ? matrix.status()
+                          : matrix.status().WithContext(fmt::format("loading {}", tensor.name));
+      }
       part.matrix = std::move(matrix).value();
       row += part.matrix->n_rows();
       stack.push_back(std::move(part));
@@ -92,7 +102,7 @@ class WeightLoader {
       values.resize(begin + *size++);
       if (tensor == nullptr) continue;
       is_there = true;
-      std::memcpy(values.data() + begin, tensor->data.data(), (values.size() - begin) * sizeof(float));
+      KVRUN_RETURN_IF_ERROR(file_.Read(*tensor, 0, std::as_writable_bytes(std::span(values).subspan(begin))));
       KVRUN_RETURN_IF_ERROR(Loaded(*tensor));
     }
     if (!is_there) return std::unique_ptr<Buffer>();
@@ -100,8 +110,7 @@ class WeightLoader {
   }
 
   Status Loaded(const GgufTensor& tensor) {
-    file_.DropResidentPages(tensor.data);
-    done_bytes_ += tensor.data.size();
+    done_bytes_ += tensor.size_bytes;
     if (progress_ && progress_(done_bytes_, total_bytes_)) return Cancelled();
     return Status::Ok();
   }

@@ -34,7 +34,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
   ProgressCallback progress = options.progress;
   if (!progress) progress = [](uint64_t, uint64_t) { return false; };
   uint64_t model_bytes = 0;
-  for (const GgufTensor& tensor : model.file->tensors()) model_bytes += tensor.data.size();
+  for (const GgufTensor& tensor : model.file->tensors()) model_bytes += tensor.size_bytes;
   // While devices are measured nothing is loaded yet.
   const auto is_cancelled = [&] { return progress(0, model_bytes); };
   KVRUN_ASSIGN_OR_RETURN(OpenedDevice opened,
@@ -52,6 +52,9 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
     loaded = LoadDeviceWeights(model, *opened.device, progress);
   }
   KVRUN_ASSIGN_OR_RETURN(std::shared_ptr<const DeviceWeights> weights, std::move(loaded));
+  // From here on the file is of no more use: whatever becomes of it, the engine goes on.
+  KVRUN_RETURN_IF_ERROR(model.Fingerprint().status());
+  KVRUN_RETURN_IF_ERROR(model.file->CheckUnchanged());
   Device* device_pointer = opened.device.get();
   // Profiling and validation take time of their own.
   const bool is_watched = opened.kept && !options.device.profile && !options.device.validation;

@@ -10,7 +10,7 @@
 
 #include "platform/base/units.h"
 #include "platform/io/folder.h"
-#include "platform/io/mapped_file.h"
+#include "platform/io/input_file.h"
 #include "platform/io/replace_file.h"
 
 namespace kvrun {
@@ -53,8 +53,8 @@ Result<std::vector<Json>> ReadKept(const KeptForm& form, const std::string& path
   if (access(path.c_str(), F_OK) != 0 && errno == ENOENT) {
     return Status(StatusCode::kNotFound, fmt::format("there is no {}", path));
   }
-  KVRUN_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
-  const std::span<const std::byte> bytes = file.bytes();
+  KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file.ReadAll());
   Result<std::vector<Json>> entries =
       EntriesIn(form, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   if (!entries.ok()) return entries.status().WithContext(path);

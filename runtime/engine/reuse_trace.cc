@@ -9,7 +9,6 @@
 #include "platform/io/replace_file.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/session_kv.h"
-#include "runtime/model/fingerprint.h"
 
 namespace kvrun {
 namespace {
@@ -160,10 +159,10 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
   const ModelConfig& config = model.config;
   KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadWholeAdapter(adapter_path));
   const uint32_t rank = SelectionRank(adapter);
+  KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
   // Says so where it is another model's.
   KVRUN_RETURN_IF_ERROR(
-      ReadAdapter(adapter_path, ModelFingerprint(*model.file, config), config.n_layers, config.kv_dim(), rank)
-          .status());
+      ReadAdapter(adapter_path, fingerprint, config.n_layers, config.kv_dim(), rank).status());
   KVRUN_RETURN_IF_ERROR(CheckResultFile(adapter_path));
   const ReusePlan plan = PlanReuse(options, config, ids.size());
   ReuseMeasurement measured{

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/engine/storage_speed.h"
-#include "runtime/model/fingerprint.h"
+#include "runtime/kv/kv_folder.h"
 
 namespace kvrun {
 namespace {
@@ -18,9 +18,14 @@ enum class FileUse : bool { kIsKept, kIsTried };
 
 // A folder that the user named is made, but not those above it: they are rather a slip.
 Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, FileUse use) {
-  const bool is_default = storage.folder.empty();
-  return CreateBlockFile({.folder = is_default ? DefaultKvFolder() : storage.folder,
-                          .makes_parents = is_default,
+  std::string folder = storage.folder;
+  if (folder.empty()) {
+    const FolderUse made = use == FileUse::kIsTried ? FolderUse::kIsTried : FolderUse::kIsMade;
+    const InMemory in_memory = storage.allow_tmpfs ? InMemory::kIsAllowed : InMemory::kIsRefused;
+    KVRUN_ASSIGN_OR_RETURN(folder, FindKvFolder(made, in_memory));
+  }
+  return CreateBlockFile({.folder = folder,
+                          .makes_parents = storage.folder.empty(),
                           .only_tries = use == FileUse::kIsTried,
                           .auto_backend = storage.auto_backend,
                           .backend = storage.backend,
@@ -33,9 +38,10 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
                                                         const KvPlan& plan) {
   if (settings.storage.adapter_path.empty() || plan.index.rank == 0) return std::shared_ptr<const Adapter>();
   const KvModelShape shape = ShapeOf(model.config);
-  KVRUN_ASSIGN_OR_RETURN(
-      Adapter adapter, ReadAdapter(settings.storage.adapter_path, ModelFingerprint(*model.file, model.config),
-                                   shape.n_layers, shape.n_kv_heads * shape.head_dim, plan.index.rank));
+  KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
+  KVRUN_ASSIGN_OR_RETURN(Adapter adapter,
+                         ReadAdapter(settings.storage.adapter_path, fingerprint, shape.n_layers,
+                                     shape.n_kv_heads * shape.head_dim, plan.index.rank));
   return std::make_shared<const Adapter>(std::move(adapter));
 }
 

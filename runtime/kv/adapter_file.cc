@@ -290,11 +290,12 @@ Result<std::vector<float>> ReadTensor(const GgufFile& file, const std::string& n
       tensor->elements() != file_columns * n_rows) {
     return Damaged(file.name(), fmt::format("{} has another type or shape", name));
   }
-  checksum.Add(tensor->data);
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file.ReadAll(*tensor));
+  checksum.Add(bytes);
   std::vector<float> values(n_rows * n_columns);
   const size_t row_bytes = file_columns * sizeof(uint16_t);
   for (uint64_t row = 0; row < n_rows; ++row) {
-    DecodeTensor(TensorType::kF16, tensor->data.subspan(row * row_bytes, row_bytes),
+    DecodeTensor(TensorType::kF16, std::span(bytes).subspan(row * row_bytes, row_bytes),
                  std::span(values).subspan(row * n_columns, n_columns));
   }
   return values;

@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <span>
@@ -57,27 +58,30 @@ void AddConfig(const ModelConfig& config, Message& message) {
   }
 }
 
-void AddTensor(const GgufTensor& tensor, Message& message) {
+Status AddTensor(const GgufFile& file, const GgufTensor& tensor, Message& message) {
   message.Add(tensor.name);
   message.Add(static_cast<uint64_t>(tensor.type));
   for (const uint64_t n : tensor.shape) message.Add(n);
-  const size_t size = tensor.data.size();
-  const size_t sample = std::min(size, kSampleBytes);
-  for (const size_t begin : {size_t{0}, (size - sample) / 2, size - sample}) {
-    message.Add(tensor.data.subspan(begin, sample));
+  const uint64_t size = tensor.size_bytes;
+  std::array<std::byte, kSampleBytes> bytes;
+  const std::span<std::byte> sample = std::span(bytes).first(std::min<uint64_t>(size, kSampleBytes));
+  for (const uint64_t begin : {uint64_t{0}, (size - sample.size()) / 2, size - sample.size()}) {
+    KVRUN_RETURN_IF_ERROR(file.Read(tensor, begin, sample));
+    message.Add(std::span<const std::byte>(sample));
   }
+  return Status::Ok();
 }
 
 }  // namespace
 
-std::string ModelFingerprint(const GgufFile& file, const ModelConfig& config) {
+Result<std::string> ModelFingerprint(const GgufFile& file, const ModelConfig& config) {
   Message message;
   AddConfig(config, message);
   std::vector<const GgufTensor*> by_name;
   for (const GgufTensor& tensor : file.tensors()) by_name.push_back(&tensor);
   std::sort(by_name.begin(), by_name.end(),
             [](const GgufTensor* a, const GgufTensor* b) { return a->name < b->name; });
-  for (const GgufTensor* tensor : by_name) AddTensor(*tensor, message);
+  for (const GgufTensor* tensor : by_name) KVRUN_RETURN_IF_ERROR(AddTensor(file, *tensor, message));
   const XXH128_hash_t hash = XXH3_128bits(message.text().data(), message.text().size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }

@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
+#include "platform/base/check.h"
+#include "platform/base/units.h"
 #include "runtime/model/gguf_parser.h"
 
 namespace kvrun {
@@ -60,24 +64,118 @@ int64_t IntegerElement(const GgufNumberArray& array, uint64_t index) {
   }
 }
 
+constexpr uint64_t kFirstHeaderBytes = 2 * kMiB;
+// Far above what any model has: tens of MiB.
+constexpr uint64_t kMaxHeaderBytes = 256 * kMiB;
+
 bool IsSmallInteger(uint32_t element_type) { return element_type <= static_cast<uint32_t>(GgufType::kI32); }
 
 }  // namespace
 
+// How long the header is says the header alone: twice as much is read as long as it does not suffice.
 Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Open(path));
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, Parse(mapped.bytes(), path));
-  file->file_ = std::move(mapped);
-  return file;
+  KVRUN_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
+  std::unique_ptr<std::byte[]> header;
+  uint64_t n_read = 0;
+  for (uint64_t n_bytes = kFirstHeaderBytes;;) {
+    n_bytes = std::min(n_bytes, input.size_bytes());
+    auto longer = std::make_unique_for_overwrite<std::byte[]>(n_bytes);
+    if (n_read > 0) std::memcpy(longer.get(), header.get(), n_read);
+    KVRUN_RETURN_IF_ERROR(input.Read(n_read, {longer.get() + n_read, n_bytes - n_read}));
+    header = std::move(longer);
+    n_read = n_bytes;
+    auto file = std::make_unique<GgufFile>();
+    file->name_ = path;
+    GgufParser parser(*file, {header.get(), n_read}, input.size_bytes());
+    const Status status = parser.Run();
+    if (status.ok()) {
+      file->file_ = std::move(input);
+      file->header_ = std::move(header);
+      return file;
+    }
+    if (parser.wanted_bytes() <= n_read) return status.WithContext(path);
+    if (parser.wanted_bytes() > kMaxHeaderBytes) {
+      return Status(
+          StatusCode::kCorrupt,
+          fmt::format("{}: its keys and its list of tensors take more than {}, which is not believable; "
+                      "the file is damaged",
+                      path, FormatBytes(kMaxHeaderBytes)));
+    }
+    n_bytes = std::max(2 * n_read, parser.wanted_bytes());
+  }
 }
 
 Result<std::unique_ptr<GgufFile>> GgufFile::Parse(std::span<const std::byte> bytes, std::string name) {
   auto file = std::make_unique<GgufFile>();
   file->name_ = std::move(name);
-  file->bytes_ = bytes;
-  const Status status = GgufParser(*file).Run();
+  file->memory_ = bytes;
+  const Status status = GgufParser(*file, bytes, bytes.size()).Run();
   if (!status.ok()) return status.WithContext(file->name_);
   return file;
+}
+
+uint64_t GgufFile::size_bytes() const {
+  uint64_t size_bytes = memory_.empty() ? file_.size_bytes() : memory_.size();
+  for (const std::unique_ptr<GgufFile>& part : more_parts_) size_bytes += part->size_bytes();
+  return size_bytes;
+}
+
+const GgufFile& GgufFile::PartOf(const GgufTensor& tensor) const {
+  return tensor.part == 0 ? *this : *more_parts_[tensor.part - 1];
+}
+
+Status GgufFile::Read(const GgufTensor& tensor, uint64_t offset_bytes, std::span<std::byte> to) const {
+  KVRUN_CHECK(offset_bytes <= tensor.size_bytes && to.size() <= tensor.size_bytes - offset_bytes);
+  if (to.empty()) return Status::Ok();
+  const GgufFile& part = PartOf(tensor);
+  const uint64_t begin = tensor.offset_bytes + offset_bytes;
+  if (part.memory_.empty()) {
+    const Status status = part.file_.Read(begin, to);
+    return status.ok() ? status : status.WithContext(fmt::format("tensor {}", QuoteForMessage(tensor.name)));
+  }
+  std::memcpy(to.data(), part.memory_.data() + begin, to.size());
+  return Status::Ok();
+}
+
+Result<std::vector<std::byte>> GgufFile::ReadAll(const GgufTensor& tensor) const {
+  std::vector<std::byte> bytes(tensor.size_bytes);
+  KVRUN_RETURN_IF_ERROR(Read(tensor, 0, bytes));
+  return bytes;
+}
+
+Status GgufFile::CheckUnchanged() const {
+  if (memory_.empty()) KVRUN_RETURN_IF_ERROR(file_.CheckUnchanged());
+  for (const std::unique_ptr<GgufFile>& part : more_parts_) KVRUN_RETURN_IF_ERROR(part->CheckUnchanged());
+  return Status::Ok();
+}
+
+std::vector<std::string> GgufFile::paths() const {
+  if (!memory_.empty()) return {};
+  std::vector<std::string> paths = {name_};
+  for (const std::unique_ptr<GgufFile>& part : more_parts_) paths.push_back(part->name_);
+  return paths;
+}
+
+bool GgufFile::HasName(const std::string& path) const {
+  return file_.HasName(path) ||
+         std::ranges::any_of(more_parts_, [&](const auto& part) { return part->HasName(path); });
+}
+
+Status GgufFile::Append(std::vector<std::unique_ptr<GgufFile>> parts) {
+  for (std::unique_ptr<GgufFile>& part : parts) {
+    const auto index = static_cast<uint32_t>(more_parts_.size() + 1);
+    for (GgufTensor tensor : part->tensors_) {
+      if (!tensor_index_.emplace(tensor.name, tensors_.size()).second) {
+        return {StatusCode::kCorrupt,
+                fmt::format("{}: tensor {} is in {} too: the files are not of one model", part->name_,
+                            QuoteForMessage(tensor.name), PartOf(*FindTensor(tensor.name)).name_)};
+      }
+      tensor.part = index;
+      tensors_.push_back(tensor);
+    }
+    more_parts_.push_back(std::move(part));
+  }
+  return Status::Ok();
 }
 
 const GgufTensor* GgufFile::FindTensor(std::string_view name) const {

@@ -2,7 +2,8 @@
 //
 // Every count, length and offset in the file is checked against the size of the file before it is used;
 // a hostile file yields a Status that names the file, the place and the reason, and never reads outside of
-// the mapping nor allocates more than a small multiple of the file's size.
+// it nor allocates more than a small multiple of the file's size. Keys and the list of tensors are read when
+// a file is opened, tensors when they are asked for: a file that is cut meanwhile is an error there.
 #pragma once
 
 #include <array>
@@ -17,7 +18,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "platform/io/mapped_file.h"
+#include "platform/io/input_file.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
@@ -29,7 +30,7 @@ struct GgufNumberArray {
   std::span<const std::byte> bytes;
 };
 
-// Strings point into the mapping.
+// Strings point into what the GgufFile holds.
 using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view, GgufNumberArray,
                                std::vector<std::string_view>>;
 
@@ -38,7 +39,9 @@ struct GgufTensor {
   TensorType type = TensorType::kF32;
   uint32_t n_dims = 0;
   std::array<uint64_t, 4> shape = {1, 1, 1, 1};  // shape[0] is the contiguous (column) dimension
-  std::span<const std::byte> data;               // in the mapping
+  uint64_t offset_bytes = 0;                     // in its file
+  uint64_t size_bytes = 0;
+  uint32_t part = 0;  // of a split model, which of its files: from 0 on
 
   uint64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
 };
@@ -46,14 +49,14 @@ struct GgufTensor {
 // Immutable once opened; safe from several threads.
 class GgufFile {
  public:
-  // Maps the file. Spans and string_views stay valid as long as the GgufFile.
+  // Keeps the file open. Spans and string_views stay valid as long as the GgufFile.
   static Result<std::unique_ptr<GgufFile>> Open(const std::string& path);
   // For tests and fuzzing: `bytes` must outlive the GgufFile; `name` appears in messages.
   static Result<std::unique_ptr<GgufFile>> Parse(std::span<const std::byte> bytes, std::string name);
 
   const std::string& name() const { return name_; }
   uint32_t version() const { return version_; }
-  uint64_t size_bytes() const { return bytes_.size(); }
+  uint64_t size_bytes() const;  // of all its parts
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* FindTensor(std::string_view name) const;  // null if absent
 
@@ -74,15 +77,30 @@ class GgufFile {
   Result<bool> BoolOr(std::string_view key, bool fallback) const;
   Result<std::string_view> StringOr(std::string_view key, std::string_view fallback) const;
 
-  // After the device has its own copy of a tensor, its pages need not stay in memory.
-  void DropResidentPages(std::span<const std::byte> part) const { file_.DropResidentPages(part); }
+  // Fills all of `to` with the tensor's bytes from `offset_bytes` on, which it must have. As InputFile::Read.
+  Status Read(const GgufTensor& tensor, uint64_t offset_bytes, std::span<std::byte> to) const;
+  Result<std::vector<std::byte>> ReadAll(const GgufTensor& tensor) const;
+  // kCorrupt where one of its files was cut or written to since it was opened.
+  Status CheckUnchanged() const;
+
+  // The files that it consists of, as they were opened; none where it was parsed in memory.
+  std::vector<std::string> paths() const;
+  // Whether `path` is a name of one of them.
+  bool HasName(const std::string& path) const;
+
+  // Takes over the other files of a split model, in their order. kCorrupt where a tensor is in two of them.
+  Status Append(std::vector<std::unique_ptr<GgufFile>> parts);
 
  private:
   friend class GgufParser;
 
+  const GgufFile& PartOf(const GgufTensor& tensor) const;
+
   std::string name_;
-  MappedFile file_;
-  std::span<const std::byte> bytes_;
+  InputFile file_;
+  std::span<const std::byte> memory_;    // the whole file, where it was parsed in memory
+  std::unique_ptr<std::byte[]> header_;  // the beginning of file_, with all that keys and tensors point to
+  std::vector<std::unique_ptr<GgufFile>> more_parts_;
   uint32_t version_ = 0;
   std::unordered_map<std::string_view, GgufValue> values_;
   std::vector<GgufTensor> tensors_;

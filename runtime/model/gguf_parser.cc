@@ -127,14 +127,22 @@ std::string QuoteForMessage(std::string_view text) {
 
 Status GgufCursor::PastEnd(std::string_view what, uint64_t at) const {
   return {StatusCode::kCorrupt, fmt::format("{} at byte {} runs past the end of the file ({} bytes); {}",
-                                            what, at, bytes_.size(), kDamaged)};
+                                            what, at, file_bytes_, kDamaged)};
+}
+
+Result<std::span<const std::byte>> GgufCursor::TakeThere(uint64_t count) {
+  if (count > remaining_in_memory()) {
+    wanted_bytes_ = position_ + count;
+    return Status(StatusCode::kInternal, "more of the file is needed");
+  }
+  const auto taken = bytes_.subspan(position_, count);
+  position_ += count;
+  return taken;
 }
 
 Result<std::span<const std::byte>> GgufCursor::Take(uint64_t count, std::string_view what) {
   if (count > remaining()) return PastEnd(what, position_);
-  const auto taken = bytes_.subspan(position_, count);
-  position_ += count;
-  return taken;
+  return TakeThere(count);
 }
 
 Result<uint32_t> GgufCursor::U32(std::string_view what) {
@@ -151,9 +159,8 @@ Result<std::string_view> GgufCursor::String() {
   const uint64_t at = position_;
   KVRUN_ASSIGN_OR_RETURN(const uint64_t length, U64("a string length"));
   if (length > remaining()) return PastEnd(fmt::format("string length {}", length), at);
-  const std::string_view text = AsText(bytes_.subspan(position_, length));
-  position_ += length;
-  return text;
+  KVRUN_ASSIGN_OR_RETURN(const auto bytes, TakeThere(length));
+  return AsText(bytes);
 }
 
 Result<uint64_t> GgufCursor::Count(std::string_view what, uint64_t min_bytes) {
@@ -180,7 +187,7 @@ Status GgufParser::Run() {
 }
 
 Status GgufParser::CheckMagicAndVersion() {
-  const auto bytes = file_.bytes_;
+  const auto bytes = beginning_;
   if (bytes.empty()) return {StatusCode::kCorrupt, "the file is empty (0 bytes)"};
   const std::string_view start = AsText(bytes.first(std::min<size_t>(bytes.size(), 32)));
   const std::string_view magic = start.substr(0, 4);
@@ -255,7 +262,8 @@ Result<GgufValue> GgufParser::ReadArray() {
   if (type == static_cast<uint32_t>(GgufType::kString)) {
     KVRUN_ASSIGN_OR_RETURN(const uint64_t count, cursor_.Count("array length", sizeof(uint64_t)));
     std::vector<std::string_view> strings;
-    strings.reserve(count);
+    // A file may have a length that its disk has not.
+    strings.reserve(std::min(count, cursor_.remaining_in_memory() / sizeof(uint64_t)));
     for (uint64_t i = 0; i < count; ++i) {
       KVRUN_ASSIGN_OR_RETURN(strings.emplace_back(), cursor_.String());
     }
@@ -380,7 +388,8 @@ Status GgufParser::PlaceTensor(GgufTensor& tensor, uint64_t offset, uint64_t ali
                 "({} bytes); {}",
                 name, tensor.elements(), info.name, offset, data_start, file_bytes, kDamaged)};
   }
-  tensor.data = file_.bytes_.subspan(data_start + offset, size_bytes);
+  tensor.offset_bytes = data_start + offset;
+  tensor.size_bytes = size_bytes;
   return Status::Ok();
 }
 
@@ -389,10 +398,10 @@ Status GgufParser::CheckOverlap() const {
   by_place.reserve(file_.tensors_.size());
   for (const GgufTensor& tensor : file_.tensors_) by_place.push_back(&tensor);
   std::sort(by_place.begin(), by_place.end(),
-            [](const GgufTensor* a, const GgufTensor* b) { return a->data.data() < b->data.data(); });
+            [](const GgufTensor* a, const GgufTensor* b) { return a->offset_bytes < b->offset_bytes; });
   for (size_t i = 1; i < by_place.size(); ++i) {
     const GgufTensor& before = *by_place[i - 1];
-    if (before.data.data() + before.data.size() > by_place[i]->data.data()) {
+    if (before.offset_bytes + before.size_bytes > by_place[i]->offset_bytes) {
       return {StatusCode::kCorrupt,
               fmt::format("the data of tensors {} and {} overlap; the file is damaged",
                           QuoteForMessage(before.name), QuoteForMessage(by_place[i]->name))};

@@ -34,14 +34,19 @@ uint32_t GgufTypeBytes(uint32_t type);
 // `text` in quotes for a message, at most 80 bytes of it, what is not printable ASCII as \xNN.
 std::string QuoteForMessage(std::string_view text);
 
-// A position in the file that cannot leave it. Messages name neither file nor key: the callers add them.
+// A position in the file that cannot leave it, of which the beginning is in memory. Messages name neither
+// file nor key: the callers add them.
 class GgufCursor {
  public:
-  explicit GgufCursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  GgufCursor(std::span<const std::byte> beginning, uint64_t file_bytes)
+      : bytes_(beginning), file_bytes_(file_bytes) {}
 
   uint64_t position() const { return position_; }
-  uint64_t remaining() const { return bytes_.size() - position_; }
-  uint64_t file_bytes() const { return bytes_.size(); }
+  uint64_t remaining() const { return file_bytes_ - position_; }
+  uint64_t remaining_in_memory() const { return bytes_.size() - position_; }
+  uint64_t file_bytes() const { return file_bytes_; }
+  // Above the length of the beginning where something failed because more of the file was needed.
+  uint64_t wanted_bytes() const { return wanted_bytes_; }
 
   Result<std::span<const std::byte>> Take(uint64_t count, std::string_view what);
   Result<uint32_t> U32(std::string_view what);
@@ -52,17 +57,24 @@ class GgufCursor {
 
  private:
   Status PastEnd(std::string_view what, uint64_t at) const;
+  // Of what is in the file.
+  Result<std::span<const std::byte>> TakeThere(uint64_t count);
 
   std::span<const std::byte> bytes_;
+  uint64_t file_bytes_;
   uint64_t position_ = 0;
+  uint64_t wanted_bytes_ = 0;
 };
 
 class GgufParser {
  public:
-  explicit GgufParser(GgufFile& file) : file_(file), cursor_(file.bytes_) {}
+  GgufParser(GgufFile& file, std::span<const std::byte> beginning, uint64_t file_bytes)
+      : file_(file), beginning_(beginning), cursor_(beginning, file_bytes) {}
 
   // Fills in the file. The message does not yet name the file.
   Status Run();
+  // After a failure: as GgufCursor::wanted_bytes. The next attempt needs a GgufFile that is empty.
+  uint64_t wanted_bytes() const { return cursor_.wanted_bytes(); }
 
  private:
   Status CheckMagicAndVersion();
@@ -77,6 +89,7 @@ class GgufParser {
   Status CheckOverlap() const;
 
   GgufFile& file_;
+  std::span<const std::byte> beginning_;
   GgufCursor cursor_;
 };
 

@@ -4,6 +4,9 @@
 
 #include <utility>
 
+#include "runtime/model/fingerprint.h"
+#include "runtime/model/gguf_split.h"
+
 namespace kvrun {
 namespace {
 
@@ -31,9 +34,17 @@ Status ReadTokenizer(Model* model) {
 
 }  // namespace
 
+Result<std::string> Model::Fingerprint() const {
+  const std::lock_guard lock(fingerprint_mutex_);
+  if (fingerprint_.empty()) {
+    KVRUN_ASSIGN_OR_RETURN(fingerprint_, ModelFingerprint(*file, config));
+  }
+  return fingerprint_;
+}
+
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
   auto model = std::make_unique<Model>();
-  KVRUN_ASSIGN_OR_RETURN(model->file, GgufFile::Open(path));
+  KVRUN_ASSIGN_OR_RETURN(model->file, OpenModelFile(path));
   KVRUN_ASSIGN_OR_RETURN(model->config, ReadModelConfig(*model->file));
   KVRUN_ASSIGN_OR_RETURN(model->weights, FindModelWeights(*model->file, model->config));
   KVRUN_RETURN_IF_ERROR(ReadTokenizer(model.get()));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "platform/base/status.h"
@@ -23,8 +24,16 @@ struct Model {
   std::unique_ptr<Tokenizer> tokenizer;  // null where the file has no vocabulary: `tokenizer_status` says why
   Status tokenizer_status;
   Result<ChatTemplate> chat_template = Status(StatusCode::kUnsupported, "not read yet");
+
+  // ModelFingerprint of the file. The first call reads it, those after the first success do not.
+  Result<std::string> Fingerprint() const;
+
+ private:
+  mutable std::mutex fingerprint_mutex_;
+  mutable std::string fingerprint_;  // empty: not read yet
 };
 
+// Of a model that is split into several files, any of them is named: the others lie beside it.
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path);
 
 }  // namespace kvrun

@@ -134,7 +134,8 @@ Status RopeReader::ReadDivisors() {
                 file_.name(), kDivisorsTensor, tensor->elements(), TensorTypeName(tensor->type), pairs)};
   }
   config.frequency_divisors.resize(pairs);
-  DecodeTensor(tensor->type, tensor->data, config.frequency_divisors);
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file_.ReadAll(*tensor));
+  DecodeTensor(tensor->type, bytes, config.frequency_divisors);
   for (const float divisor : config.frequency_divisors) {
     // 1e-6 and 1e6 are far beyond any model and keep the frequencies finite.
     if (!(divisor >= 1e-6F && divisor <= 1e6F)) {

@@ -235,7 +235,7 @@ Result<std::unique_ptr<Model>> MakeSyntheticModel(const SyntheticShape& shape, u
     return file.status().WithContext(fmt::format("making {} of random weights of {} in {}",
                                                  FormatBytes(plan.writer.data_bytes()), shape.name, folder));
   }
-  // The mapping keeps the file.
+  // What is open keeps the file.
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Model> model,
                          OpenModel(fmt::format("/proc/self/fd/{}", file->fd.get())));
   if (n_layers < shape.n_layers) model->n_layers_whole = shape.n_layers;

@@ -17,7 +17,6 @@
 #include "runtime/capi/handles.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/resident_pass.h"
-#include "runtime/model/fingerprint.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/real_program.h"
@@ -87,8 +86,7 @@ class Opened {
 
   Adapter CalibrateOrDie(const Asked& asked, const std::string& path, uint32_t rank) const {
     EXPECT_EQ(Calibrate(asked, path), KVRUN_OK) << kvrun_last_error();
-    return OrDie(ReadAdapter(path, ModelFingerprint(*model().file, config()), config().n_layers,
-                             config().kv_dim(), rank));
+    return OrDie(ReadAdapter(path, OrDie(model().Fingerprint()), config().n_layers, config().kv_dim(), rank));
   }
 
   kvrun_status StartSession(const std::string& adapter, const std::string& folder,

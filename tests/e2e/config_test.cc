@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/engine/config_file.h"
-#include "runtime/model/fingerprint.h"
 #include "tests/support/long_run_fixture.h"
+#include "tests/support/or_die.h"
 
 namespace kvrun::testing {
 namespace {
@@ -24,7 +24,7 @@ class Config : public LongRunFixture {
     if (IsSkipped()) return;
     const Result<std::unique_ptr<Model>> model = OpenModel(model_);
     ASSERT_TRUE(model.ok()) << model.status().message();
-    config_.model_fingerprint = ModelFingerprint(*(*model)->file, (*model)->config);
+    config_.model_fingerprint = testing::OrDie((*model)->Fingerprint());
     config_.device = SharedDevice()->info().name;
     ConfigSolution solution;
     solution.ctx = 400;

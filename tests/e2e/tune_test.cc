@@ -295,8 +295,9 @@ TEST_F(Tune, AModelThatComputesNoNumbersIsRefused) {
   {
     const auto file = GgufFile::Parse(bytes, "damaged");
     ASSERT_TRUE(file.ok()) << file.status().message();
-    const std::span<const std::byte> norm = (*file)->FindTensor("output_norm.weight")->data;
-    std::fill_n(bytes.begin() + (norm.data() - bytes.data()), norm.size(), std::byte{0xff});
+    const GgufTensor& norm = *(*file)->FindTensor("output_norm.weight");
+    std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(norm.offset_bytes), norm.size_bytes,
+                std::byte{0xff});
   }
   model_ = WriteModel(folder_, "damaged.gguf", bytes);
   const ProgramResult refused = Run({"-f", text_, "-o", out_});

@@ -22,11 +22,14 @@ void ReadTokenizerKeys(const kvrun::GgufFile& file) {
 
 void DecodeFirstAndLastBlocks(const kvrun::GgufFile& file) {
   std::vector<float> block;
+  std::vector<std::byte> bytes;
   for (const kvrun::GgufTensor& tensor : file.tensors()) {
     const kvrun::TensorTypeInfo& info = kvrun::GetTensorType(tensor.type);
     block.resize(info.block_elements);
-    kvrun::DecodeTensor(tensor.type, tensor.data, block);
-    kvrun::DecodeTensor(tensor.type, tensor.data.last(info.block_bytes), block);
+    bytes.resize(info.block_bytes);
+    for (const uint64_t at : {uint64_t{0}, tensor.size_bytes - info.block_bytes}) {
+      if (file.Read(tensor, at, bytes).ok()) kvrun::DecodeTensor(tensor.type, bytes, block);
+    }
   }
 }
 

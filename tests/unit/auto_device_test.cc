@@ -11,7 +11,6 @@
 
 #include "runtime/engine/device_times_file.h"
 #include "runtime/engine/device_trial.h"
-#include "runtime/model/fingerprint.h"
 #include "runtime/model/synthetic_model.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/or_die.h"
@@ -69,7 +68,7 @@ class AutoDevice : public ::testing::Test {
                           .cpu = "Some CPU",
                           .n_threads = 1,
                           .exact_activations = false,
-                          .model = ModelFingerprint(*model_->file, model_->config),
+                          .model = OrDie(model_->Fingerprint()),
                           .kvrun = "1"};
     testing::RunOrDie(WriteTimes(*source_.times_path, {.key = key, .cpu = cpu, .gpu = gpu}));
   }

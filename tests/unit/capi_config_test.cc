@@ -8,8 +8,8 @@
 
 #include "runtime/engine/config_file.h"
 #include "runtime/engine/machine.h"
-#include "runtime/model/fingerprint.h"
 #include "tests/support/capi_fixture.h"
+#include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 
 namespace kvrun {
@@ -25,7 +25,7 @@ class CapiConfigTest : public testing::CapiFixture {
     CapiFixture::SetUp();
     kvrun_config_options_init(&options_);
     options_.n_ctx = 64;
-    config_.model_fingerprint = ModelFingerprint(*model_->model->file, model_->model->config);
+    config_.model_fingerprint = testing::OrDie(model_->model->Fingerprint());
     config_.device = "Fake device";
     config_.storage = StorageName("");
     config_.cpu = CpuName();

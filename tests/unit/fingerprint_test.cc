@@ -19,7 +19,7 @@ using testing::TinyModelOptions;
 
 std::string FingerprintOf(const Bytes& bytes) {
   const auto file = OrDie(GgufFile::Parse(bytes, "model.gguf"));
-  return ModelFingerprint(*file, OrDie(ReadModelConfig(*file)));
+  return OrDie(ModelFingerprint(*file, OrDie(ReadModelConfig(*file))));
 }
 
 std::string FingerprintOf(const GgufBuilder& builder) { return FingerprintOf(builder.Build()); }

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -35,6 +37,12 @@ Opened OpenOrDie(const GgufBuilder& builder) {
   if (!file.ok()) throw std::runtime_error(file.status().message());
   opened.file = std::move(*file);
   return opened;
+}
+
+Bytes DataOf(const GgufFile& file, const GgufTensor& tensor) {
+  auto bytes = file.ReadAll(tensor);
+  if (!bytes.ok()) throw std::runtime_error(bytes.status().message());
+  return *bytes;
 }
 
 GgufBuilder EveryKind() {
@@ -135,13 +143,13 @@ TEST(Gguf, FindsTensorsAndTheirBytes) {
   EXPECT_EQ(a->n_dims, 1U);
   EXPECT_EQ(a->elements(), 3U);
   std::vector<float> values(3);
-  DecodeTensor(a->type, a->data, values);
+  DecodeTensor(a->type, DataOf(*file.file, *a), values);
   EXPECT_EQ(values, (std::vector<float>{1.0F, 2.0F, 3.0F}));
   const GgufTensor* b = file->FindTensor("b");
   ASSERT_NE(b, nullptr);
   EXPECT_EQ(b->type, TensorType::kF16);
   EXPECT_EQ(b->shape, (std::array<uint64_t, 4>{2, 2, 1, 1}));
-  EXPECT_EQ(Bytes(b->data.begin(), b->data.end()), Bytes(8, std::byte{0x3C}));
+  EXPECT_EQ(DataOf(*file.file, *b), Bytes(8, std::byte{0x3C}));
   EXPECT_EQ(file->FindTensor("c"), nullptr);
 }
 
@@ -153,7 +161,7 @@ TEST(Gguf, ReadsVersion2AndOtherAlignments) {
     builder.AddTensor("a", {1}, {4.0F}).AddTensor("b", {1}, {5.0F});
     const Opened file = OpenOrDie(builder);
     float value = 0;
-    DecodeTensor(TensorType::kF32, file->FindTensor("b")->data, {&value, 1});
+    DecodeTensor(TensorType::kF32, DataOf(*file.file, *file->FindTensor("b")), {&value, 1});
     EXPECT_EQ(value, 5.0F) << alignment;
   }
 }
@@ -180,7 +188,7 @@ class GgufOnDisk : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(GgufOnDisk, OpensAMappedFile) {
+TEST_F(GgufOnDisk, OpensAFile) {
   const std::string path = Write("a.gguf", testing::TinyModel().Build());
   const auto file = GgufFile::Open(path);
   ASSERT_TRUE(file.ok()) << file.status().message();
@@ -188,12 +196,66 @@ TEST_F(GgufOnDisk, OpensAMappedFile) {
   EXPECT_EQ((*file)->size_bytes(), std::filesystem::file_size(path));
   const GgufTensor* norm = (*file)->FindTensor("output_norm.weight");
   ASSERT_NE(norm, nullptr);
-  std::vector<float> before(norm->elements());
-  DecodeTensor(norm->type, norm->data, before);
-  (*file)->DropResidentPages(norm->data);
-  std::vector<float> after(norm->elements());
-  DecodeTensor(norm->type, norm->data, after);
-  EXPECT_EQ(before, after);
+  const Bytes bytes = testing::TinyModel().Build();
+  const auto memory = GgufFile::Parse(bytes, "memory");
+  EXPECT_EQ(DataOf(**file, *norm), DataOf(**memory, *(*memory)->FindTensor("output_norm.weight")));
+  Bytes part(4);
+  ASSERT_TRUE((*file)->Read(*norm, norm->size_bytes - 4, part).ok());
+  const Bytes all = DataOf(**file, *norm);
+  EXPECT_EQ(part, Bytes(all.end() - 4, all.end()));
+  EXPECT_EQ((*file)->paths(), std::vector<std::string>{path});
+}
+
+// More than what is read at first: a text and a list go over its end.
+TEST_F(GgufOnDisk, KeysMayTakeManyMegabytes) {
+  GgufBuilder builder = testing::TinyModel();
+  builder.Set("a.text", std::string(3'000'000, 'x')).Set("b.text", "end");
+  builder.SetStrings("c.texts", std::vector<std::string>(400'000, "word"));
+  const std::string path = Write("a.gguf", builder.Build());
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ((*file)->String("a.text")->size(), 3'000'000U);
+  EXPECT_EQ(*(*file)->String("b.text"), "end");
+  EXPECT_EQ((*file)->Strings("c.texts")->back(), "word");
+  EXPECT_EQ(DataOf(**file, *(*file)->FindTensor("output_norm.weight")).size(),
+            (*file)->FindTensor("output_norm.weight")->size_bytes);
+}
+
+// Of a length that no disk holds all of: nothing as large is allocated.
+TEST_F(GgufOnDisk, AFileThatIsMostlyAHoleIsRefused) {
+  Bytes bytes = GgufBuilder().Set("long", "text").Build();
+  const uint64_t length = uint64_t{1} << 40;  // of the text, which lies before the list of tensors
+  const auto at = std::search(bytes.begin(), bytes.end(), reinterpret_cast<const std::byte*>("text"),
+                              reinterpret_cast<const std::byte*>("text") + 4);
+  std::memcpy(&*at - 8, &length, sizeof length);
+  const std::string path = Write("hole.gguf", bytes);
+  std::error_code error;
+  std::filesystem::resize_file(path, 2 * length, error);
+  if (error) GTEST_SKIP() << "the file system has no files of 2 TiB: " << error.message();
+  const Status status = GgufFile::Open(path).status();
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+  EXPECT_NE(status.message().find("more than 256.0 MiB, which is not believable"), std::string::npos)
+      << status.message();
+}
+
+TEST_F(GgufOnDisk, WhatIsCutAfterItWasOpenedIsAnError) {
+  const std::string path = Write("a.gguf", testing::TinyModel().Build());
+  const auto file = GgufFile::Open(path);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->CheckUnchanged().ok());
+  const uint64_t was_bytes = std::filesystem::file_size(path);
+  std::filesystem::resize_file(path, 700);
+  for (const GgufTensor& tensor : (*file)->tensors()) {
+    const Status status = (*file)->ReadAll(tensor).status();
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+    EXPECT_EQ(status.message().find("tensor \"" + std::string(tensor.name) + "\": " + path +
+                                    ": it was cut to 700 bytes while it was being read, and had " +
+                                    std::to_string(was_bytes)),
+              0U)
+        << status.message();
+  }
+  EXPECT_EQ((*file)->CheckUnchanged().code(), StatusCode::kCorrupt);
+  EXPECT_TRUE((*file)->String("general.architecture").ok()) << "keys are in memory";
 }
 
 TEST_F(GgufOnDisk, WhatIsNoFileIsNamed) {

@@ -4,10 +4,12 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/matrix_rows.h"
 #include "runtime/model/block_bits.h"
 #include "shaders/shared/step_params.h"
 
@@ -15,6 +17,7 @@ namespace kvrun::host {
 namespace {
 
 constexpr uint64_t kPlaneAlignment = 64;
+constexpr uint64_t kStretchBytes = 16 * kMiB;  // of a file, read and packed by all threads
 
 uint32_t Byte(const std::byte* bytes, size_t index) { return std::to_integer<uint32_t>(bytes[index]); }
 
@@ -292,7 +295,8 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
   const uint64_t row_bytes = uint64_t{n_cols} / info.block_elements * info.block_bytes;
   uint64_t n_rows = 0;
   for (const MatrixSource& source : sources) {
-    KVRUN_CHECK(source.data.size() >= source.n_rows * row_bytes);
+    KVRUN_CHECK(source.data.empty() ? source.read != nullptr || source.n_rows == 0
+                                    : source.data.size() >= source.n_rows * row_bytes);
     n_rows += source.n_rows;
   }
   KVRUN_CHECK(n_rows <= std::numeric_limits<uint32_t>::max());
@@ -301,16 +305,23 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
                          HostMemory::Allocate(std::move(account), "weights",
                                               CeilDiv<uint64_t>(n_rows, kPanelRows) * layout.panel_bytes));
   std::byte* packed = memory->data();
-  pool.ParallelFor(n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t) {
-    size_t first = 0;  // row of the source
-    for (const MatrixSource& source : sources) {
-      for (size_t row = std::max(begin, first); row < std::min(end, first + source.n_rows); ++row) {
-        PackRow(layout, source.data.data() + (row - first) * row_bytes,
-                static_cast<uint32_t>(row % kPanelRows), packed + row / kPanelRows * layout.panel_bytes);
-      }
-      first += source.n_rows;
-    }
-  });
+  const auto pack = [&](uint64_t row, std::span<const std::byte> bytes) {
+    PackRow(layout, bytes.data(), static_cast<uint32_t>(row % kPanelRows),
+            packed + row / kPanelRows * layout.panel_bytes);
+  };
+  std::vector<std::vector<std::byte>> buffers(pool.size(), RowBuffer(sources, row_bytes));
+  std::vector<Status> statuses(pool.size());
+  // A stretch of the file after another, each by all threads: far apart they would not be read ahead.
+  const uint64_t stretch_rows =
+      RoundUp<uint64_t>(std::max<uint64_t>(kStretchBytes / std::max<uint64_t>(row_bytes, 1), 1), kPanelRows);
+  for (uint64_t start = 0; start < n_rows; start += stretch_rows) {
+    pool.ParallelFor(std::min(stretch_rows, n_rows - start), kPanelRows,
+                     [&](size_t begin, size_t end, uint32_t worker) {
+                       statuses[worker] =
+                           ForEachRow(sources, row_bytes, start + begin, start + end, buffers[worker], pack);
+                     });
+    for (const Status& status : statuses) KVRUN_RETURN_IF_ERROR(status);
+  }
   return std::unique_ptr<Matrix>(
       std::make_unique<HostMatrix>(layout, static_cast<uint32_t>(n_rows), std::move(memory)));
 }

@@ -9,6 +9,7 @@
 
 #include "platform/base/freed_memory.h"
 #include "platform/base/units.h"
+#include "runtime/device/matrix_rows.h"
 #include "runtime/device/vulkan/command_list.h"
 #include "runtime/device/vulkan/kernel_plan.h"
 
@@ -203,16 +204,12 @@ Status VulkanComputeDevice::FillSlice(MatrixSlice& slice, std::span<const Matrix
     host.resize(slice.layout.size_bytes / 4);
     packed = host;
   }
-  uint32_t source_begin = 0;
-  for (const MatrixSource& source : sources) {
-    const uint32_t begin = std::max(source_begin, slice.row_begin);
-    const uint32_t end = std::min(source_begin + source.n_rows, slice.row_begin + slice.layout.n_rows);
-    for (uint32_t row = begin; row < end; ++row) {
-      PackRow(slice.layout, row - slice.row_begin,
-              source.data.subspan((row - source_begin) * row_bytes, row_bytes), packed);
-    }
-    source_begin += source.n_rows;
-  }
+  std::vector<std::byte> buffer = RowBuffer(sources, row_bytes);
+  KVRUN_RETURN_IF_ERROR(
+      ForEachRow(sources, row_bytes, slice.row_begin, uint64_t{slice.row_begin} + slice.layout.n_rows, buffer,
+                 [&](uint64_t row, std::span<const std::byte> bytes) {
+                   PackRow(slice.layout, static_cast<uint32_t>(row) - slice.row_begin, bytes, packed);
+                 }));
   return host.empty() ? slice.memory.Flush()
                       : Upload(slice.memory, std::as_bytes(std::span<const uint32_t>(host)));
 }

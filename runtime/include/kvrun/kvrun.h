@@ -115,12 +115,17 @@ KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn p
 
 /* ---- Model ----------------------------------------------------------------------------------------- */
 
+/* A GGUF file, or any part of a model that is split into several (NAME-00001-of-00003.gguf), whose other
+ * parts lie beside it. The file stays open, and engines are loaded from it: until kvrun_engine_create has
+ * returned it must not be cut or written to, which is KVRUN_CORRUPT there. After that nothing reads it again.
+ */
 KVRUN_API kvrun_status kvrun_model_open(const char* path, kvrun_model** model);
 KVRUN_API void kvrun_model_close(kvrun_model* model);
 
-/* JSON object: architecture, name, file_bytes, gguf_version, n_layers, n_embd, n_ff, n_heads, n_kv_heads,
- * head_dim, n_vocab, n_ctx_train, rope, tokenizer, chat_form (null if unknown), tensor_types {type: count},
- * parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train), context. */
+/* JSON object: architecture, name, file_bytes, files [path], gguf_version, n_layers, n_embd, n_ff, n_heads,
+ * n_kv_heads, head_dim, n_vocab, n_ctx_train, rope, tokenizer, chat_form (null if unknown), tensor_types
+ * {type: count}, parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train),
+ * context. */
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
 
 KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);
@@ -252,7 +257,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   policy       which group to give up: "fifo", "lru", "non-hit"
  *   adapter      a file of adapters for the index; else they are computed from the first prompt
  *   adapter-kind "plain", "centred", "query", "query-centred"
- *   dir          a folder on flash; else $XDG_CACHE_HOME/kvrun/kv, ~/.cache/kvrun/kv or one in /var/tmp.
+ *   dir          a folder on flash; else the first that can be used of $XDG_CACHE_HOME/kvrun/kv,
+ *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv.
  *                The file in it has no name and is gone with the session
  *   io           "auto" (default), "io_uring", "aio", "threads"
  *   direct       past the page cache: "auto" (default: where it can be), "on", "off"
@@ -485,7 +491,8 @@ typedef struct kvrun_calibrate_options {
 KVRUN_API void kvrun_calibrate_options_init(kvrun_calibrate_options* options);
 
 /* Computes each layer's adapter (KVSwap, section 3.2) from the model's keys and queries on these texts and
- * writes them to `path` (docs/formats/adapter.md); nothing is written on an error, but for `checkpoint`,
+ * writes them to `path` (docs/formats/adapter.md); that, `checkpoint` and `sums` are three files, and none is
+ * a file of the model, which is KVRUN_INVALID_ARGUMENT. Nothing is written on an error, but for `checkpoint`,
  * which holds the pieces that are done (docs/formats/sums.md), and is removed when all is, unless it is to be
  * kept. json, which may be NULL: an object with kind, rank, n_tokens, n_pieces, resumed_tokens (that were in
  * the checkpoint), notes [text], fingerprint, layers [{energy: [of columns 0..i, by i]}]. */
