@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -83,6 +84,9 @@ void AddHeader(const Header& header, Checksum& checksum) {
 
 // What no measurement can have given: of files to be read and to be written. Empty: nothing.
 std::string WrongIn(const Header& header) {
+  const auto is_no_energy = [](float value) { return !std::isfinite(value); };
+  const auto energy = std::find_if(header.energies.begin(), header.energies.end(), is_no_energy);
+  if (energy != header.energies.end()) return fmt::format("an energy is {}", *energy);
   for (size_t i = 0; i < header.reuse.size(); ++i) {
     const ReuseRate& row = header.reuse[i];
     if (!(row.rate >= 0.0F && row.rate <= 1.0F)) return fmt::format("reuse rate {} is {}", i, row.rate);
@@ -281,9 +285,26 @@ Status CheckFits(const std::string& path, const Header& header, const std::strin
   return Status::Ok();
 }
 
+// What the reader of all layers finds out on its way.
+struct Findings {
+  Checksum checksum;
+  std::string wrong;  // the first value that is no number; empty: there is none
+};
+
+// Of f16: infinities and NaN have all bits of the exponent.
+bool IsFinite(uint16_t half) { return (half & 0x7C00U) != 0x7C00U; }
+
+void FindInfinite(std::span<const std::byte> halves, const std::string& name, std::string* wrong) {
+  for (size_t at = 0; wrong->empty() && at < halves.size(); at += sizeof(uint16_t)) {
+    uint16_t half = 0;
+    std::memcpy(&half, halves.data() + at, sizeof half);
+    if (!IsFinite(half)) *wrong = fmt::format("{} holds {}", name, HalfToFloat(half));
+  }
+}
+
 // The first `n_columns` of each of `n_rows` rows.
 Result<std::vector<float>> ReadTensor(const GgufFile& file, const std::string& name, uint32_t n_columns,
-                                      uint64_t file_columns, uint64_t n_rows, Checksum& checksum) {
+                                      uint64_t file_columns, uint64_t n_rows, Findings& findings) {
   const GgufTensor* tensor = file.FindTensor(name);
   if (tensor == nullptr) return Damaged(file.name(), fmt::format("{} is missing", name));
   if (tensor->type != TensorType::kF16 || tensor->shape[0] != file_columns ||
@@ -291,7 +312,8 @@ Result<std::vector<float>> ReadTensor(const GgufFile& file, const std::string& n
     return Damaged(file.name(), fmt::format("{} has another type or shape", name));
   }
   KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file.ReadAll(*tensor));
-  checksum.Add(bytes);
+  findings.checksum.Add(bytes);
+  FindInfinite(bytes, name, &findings.wrong);
   std::vector<float> values(n_rows * n_columns);
   const size_t row_bytes = file_columns * sizeof(uint16_t);
   for (uint64_t row = 0; row < n_rows; ++row) {
@@ -302,12 +324,12 @@ Result<std::vector<float>> ReadTensor(const GgufFile& file, const std::string& n
 }
 
 Result<LayerAdapter> ReadLayer(const GgufFile& file, const Header& header, uint32_t index, uint32_t rank,
-                               Checksum& checksum) {
+                               Findings& findings) {
   LayerAdapter layer;
   layer.key_dim = header.key_dim;
   layer.rank = rank;
   const auto side = [&](std::string_view part) {
-    return ReadTensor(file, TensorName(index, part), rank, header.rank, header.key_dim, checksum);
+    return ReadTensor(file, TensorName(index, part), rank, header.rank, header.key_dim, findings);
   };
   KVRUN_ASSIGN_OR_RETURN(layer.key_side, side("key_side"));
   layer.query_side = layer.key_side;
@@ -317,7 +339,7 @@ Result<LayerAdapter> ReadLayer(const GgufFile& file, const Header& header, uint3
   layer.mean.resize(header.key_dim);
   if (TakesMeanOff(header.kind)) {
     KVRUN_ASSIGN_OR_RETURN(
-        layer.mean, ReadTensor(file, TensorName(index, "mean"), header.key_dim, header.key_dim, 1, checksum));
+        layer.mean, ReadTensor(file, TensorName(index, "mean"), header.key_dim, header.key_dim, 1, findings));
   }
   if (!header.energies.empty()) {
     const auto begin = header.energies.begin() + static_cast<std::ptrdiff_t>(uint64_t{index} * header.rank);
@@ -342,20 +364,21 @@ Result<Header> ReadHeaderOf(const GgufFile& file) {
 
 // `rank` columns of each layer.
 Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t rank) {
-  Checksum checksum;
-  AddHeader(header, checksum);
+  Findings findings;
+  AddHeader(header, findings.checksum);
   Adapter adapter;
   adapter.kind = header.kind;
   adapter.fingerprint = header.fingerprint;
   adapter.reuse = header.reuse;
   adapter.cluster_thresholds = header.cluster_thresholds;
   for (uint32_t i = 0; i < header.n_layers; ++i) {
-    KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(file, header, i, rank, checksum));
+    KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(file, header, i, rank, findings));
     adapter.layers.push_back(std::move(layer));
   }
   const auto expected = file.String(kChecksumKey);
   if (!expected.ok()) return Damaged(file.name(), expected.status().message());
-  if (checksum.text() != *expected) return Damaged(file.name(), "its checksum is wrong");
+  if (findings.checksum.text() != *expected) return Damaged(file.name(), "its checksum is wrong");
+  if (!findings.wrong.empty()) return Damaged(file.name(), findings.wrong);
   return adapter;
 }
 

@@ -1,11 +1,17 @@
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "platform/io/replace_file.h"
 #include "runtime/kv/adapter.h"
@@ -252,6 +258,80 @@ TEST(AdapterFile, VersionOneIsStillRead) {
   const auto renamed = OldFile().Set("kvrun-adapter.version", uint32_t{2}).Build();
   ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "renamed", renamed)), StatusCode::kCorrupt,
                 "its checksum is wrong");
+}
+
+// A file of version 1 of one layer, rank 2, two elements, and all that kinds may have, whose checksum is
+// right.
+class SoundChecksum {
+ public:
+  std::vector<float> energies = {0.5F, 1.0F};
+  std::vector<uint16_t> key_side = {0x3c00, 0x3800, 0x3400, 0x3000};
+  std::vector<uint16_t> query_side = {0x3c00, 0x3800, 0x3400, 0x3000};
+  std::vector<uint16_t> mean = {0x3c00, 0x3800};
+
+  testing::Bytes Build() const {
+    uint64_t value = 0;
+    const auto add = [&value](const void* data, size_t size) {
+      value = XXH3_64bits_withSeed(data, size, value);
+    };
+    const auto add_all = [&](const auto& values) { add(values.data(), values.size() * sizeof(values[0])); };
+    const std::string_view kind = "query-centred";
+    const std::vector<uint32_t> rank_layers_key_dim = {2, 1, 2};
+    add(kind.data(), kind.size());
+    add("0123", 4);
+    for (const uint32_t number : rank_layers_key_dim) add(&number, sizeof number);
+    add_all(energies);
+    testing::GgufBuilder file;
+    const auto tensor = [&](const char* name, const std::vector<uint64_t>& shape,
+                            const std::vector<uint16_t>& halves) {
+      add_all(halves);
+      testing::ByteWriter bytes;
+      for (const uint16_t half : halves) bytes.Put(half);
+      file.AddTensor(name, TensorType::kF16, shape, bytes.Take());
+    };
+    tensor("blk.0.key_side", {2, 2}, key_side);
+    tensor("blk.0.query_side", {2, 2}, query_side);
+    tensor("blk.0.mean", {2}, mean);
+    file.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{1});
+    file.Set("kvrun-adapter.kind", kind).Set("kvrun-adapter.fingerprint", "0123");
+    file.Set("kvrun-adapter.rank", uint32_t{2}).Set("kvrun-adapter.layers", uint32_t{1});
+    file.Set("kvrun-adapter.key_dim", uint32_t{2}).SetArray("kvrun-adapter.energies", energies);
+    return file.Set("kvrun-adapter.checksum", fmt::format("{:016x}", value)).Build();
+  }
+};
+
+// Scores of them would be none, and nothing else would show it. Also in columns that are not asked for.
+TEST(AdapterFile, WhatIsNoNumberIsRefusedWhateverTheChecksumSays) {
+  const TemporaryFolder folder;
+  const auto read = [&](const SoundChecksum& file, uint32_t rank) {
+    return ReadAdapter(testing::WriteModel(folder, "adapter", file.Build()), "0123", 1, 2, rank);
+  };
+  ASSERT_TRUE(read({}, 1).ok()) << read({}, 1).status().message();
+  for (const auto& [bits, name] :
+       {std::pair<uint16_t, std::string>{0x7c00, "inf"}, {0xfc00, "-inf"}, {0x7e01, "nan"}}) {
+    for (const uint32_t rank : {1U, 2U}) {
+      for (size_t at = 0; at < 4; ++at) {
+        SoundChecksum file;
+        file.key_side[at] = bits;
+        ExpectRefused(read(file, rank), StatusCode::kCorrupt, "damaged (blk.0.key_side holds " + name + ")");
+        file = {};
+        file.query_side[at] = bits;
+        ExpectRefused(read(file, rank), StatusCode::kCorrupt,
+                      "damaged (blk.0.query_side holds " + name + ")");
+      }
+      SoundChecksum file;
+      file.mean[1] = bits;
+      ExpectRefused(read(file, rank), StatusCode::kCorrupt, "damaged (blk.0.mean holds " + name + ")");
+    }
+  }
+  for (const float energy : {INFINITY, std::nanf("")}) {
+    SoundChecksum file;
+    file.energies[1] = energy;
+    ExpectRefused(read(file, 1), StatusCode::kCorrupt, fmt::format("damaged (an energy is {})", energy));
+    Adapter adapter = MakeAdapter(AdapterKind::kPlain);
+    adapter.layers[1].energy[0] = energy;
+    EXPECT_EQ(WriteAdapter(adapter, folder.Path("new")).code(), StatusCode::kInvalidArgument);
+  }
 }
 
 // What a hostile file says of sizes and rates is found before it is relied on.
