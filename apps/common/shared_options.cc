@@ -21,7 +21,8 @@ constexpr uint64_t kOpenEndedRoom = 1024;
 }  // namespace
 
 void AddModelOption(OptionSet* set, SharedOptions* shared) {
-  set->Text("-m,--model", &shared->model, "FILE", "the model, a GGUF file (required)");
+  set->Text("-m,--model", &shared->model, "FILE",
+            "the model, a GGUF file, or a part of one that is split into several (required)");
 }
 
 void AddDeviceOption(OptionSet* set, SharedOptions* shared) {

@@ -120,12 +120,6 @@ Result<ModelConfig> ConfigReader::Read() {
 }
 
 Status ConfigReader::CheckSupported() const {
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t parts, file_.U32Or("split.count", 1));
-  if (parts > 1) {
-    return {StatusCode::kUnsupported,
-            fmt::format("{}: this is one of {} parts of a model; join them into one file first", file_.name(),
-                        parts)};
-  }
   for (const NeutralKey& key : kNeutralKeys) {
     KVRUN_ASSIGN_OR_RETURN(const float value, file_.F32Or(Key(key.suffix), key.neutral));
     if (value != key.neutral && value != 0.0F) {

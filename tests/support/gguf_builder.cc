@@ -127,6 +127,20 @@ ByteWriter GgufBuilder::BuildHeader() const {
   return header;
 }
 
+std::vector<GgufBuilder> GgufBuilder::Split(uint16_t n_parts, size_t n_in_first) const {
+  std::vector<GgufBuilder> parts(n_parts);
+  parts[0].keys_ = keys_;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const size_t part = i < n_in_first ? 0 : 1 + (i - n_in_first) % (parts.size() - 1);
+    parts[part].tensors_.push_back(tensors_[i]);
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].Set("split.no", static_cast<uint16_t>(i)).Set("split.count", n_parts);
+    parts[i].Set("split.tensors.count", static_cast<int32_t>(tensors_.size()));
+  }
+  return parts;
+}
+
 Bytes GgufBuilder::Build() const {
   ByteWriter file = BuildHeader();
   for (const Tensor& tensor : tensors_) file.PadTo(alignment_).PutBytes(tensor.data);

@@ -91,6 +91,10 @@ class GgufBuilder {
   // How tensors are laid out; does not set general.alignment.
   GgufBuilder& Align(uint64_t alignment);
 
+  // As gguf-split does it: the tensors spread over `n_parts` files, of which the first holds `n_in_first` and
+  // all keys.
+  std::vector<GgufBuilder> Split(uint16_t n_parts, size_t n_in_first) const;
+
   Bytes Build() const;
   // Bytes before the tensors' data, padding included.
   size_t HeaderBytes() const;

@@ -171,11 +171,7 @@ TEST(ModelConfig, UnsupportedFeaturesAreNamed) {
   ExpectRefused(TinyModel().Set("llama.expert_count", 8), StatusCode::kUnsupported, "a mixture of experts");
   ExpectRefused(TinyModel().Set("llama.logit_scale", 0.5F), StatusCode::kUnsupported, "scaled logits");
   ExpectRefused(TinyModel().Set("llama.attention.causal", false), StatusCode::kUnsupported, "causal");
-  ExpectRefused(TinyModel().Set("split.count", uint16_t{3}), StatusCode::kUnsupported, "one of 3 parts");
-  ReadOrDie(TinyModel()
-                .Set("llama.expert_count", 0)
-                .Set("llama.logit_scale", 1.0F)
-                .Set("split.count", uint16_t{1}));
+  ReadOrDie(TinyModel().Set("llama.expert_count", 0).Set("llama.logit_scale", 1.0F));
 }
 
 TEST(ModelConfig, WrongNumbersAreRefused) {
