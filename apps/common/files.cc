@@ -12,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "apps/common/colour.h"
 #include "apps/common/failure.h"
 #include "apps/common/interrupt.h"
 #include "apps/common/printable.h"
@@ -145,6 +146,11 @@ void SetProgramName(const std::string& name) { ProgramName() = name; }
 
 void PrintMessage(std::string_view message) {
   WriteStderr(fmt::format("{}: {}\n", ProgramName(), Printable(message)));
+}
+
+void PrintError(std::string_view message) {
+  const std::string text = fmt::format("{}: {}", ProgramName(), Printable(message));
+  WriteStderr(Coloured(text, Tone::kBad, STDERR_FILENO) + "\n");
 }
 
 void WriteStderr(std::string_view text) { (void)WriteAll(STDERR_FILENO, text.data(), text.size()); }

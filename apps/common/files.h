@@ -35,6 +35,8 @@ void WriteStdout(std::string_view text);
 void SetProgramName(const std::string& name);
 // One line on standard error: "NAME: MESSAGE", the message Printable.
 void PrintMessage(std::string_view message);
+// The same of what ends the program: in red on a terminal.
+void PrintError(std::string_view message);
 void WriteStderr(std::string_view text);
 
 // Throws where a ResultFile of this path could not be written, and leaves nothing. What is not a regular file

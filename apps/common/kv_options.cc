@@ -13,34 +13,72 @@ struct KvOptionHelp {
   const char* name;  // without --kv-
   const char* kind;
   const char* help;
+  HelpGroup group;
+  std::vector<std::string> choices = {};
 };
 
-constexpr KvOptionHelp kOptions[] = {
-    {"method", "METHOD",
-     "full (all KV in memory), flexgen (all on flash, all of it read for each token), kvswap (all on flash, "
-     "read is what is predicted to matter); default: full, with --kv-budget kvswap where not all KV fits "
-     "into "
-     "it"},
-    {"budget", "BYTES|A/B",
-     "memory for all that grows with the context: 14155776, 13.5MiB, or a share of the f16 KV, such as 1/13 "
-     "(bytes are never exceeded; a share that is too small to work with is raised)"},
-    {"dir", "FOLDER", "a folder on flash (default: in the user's cache folder)"},
-    {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)"},
-    {"group", "N", "consecutive entries that are read as one"},
-    {"select", "N", "entries that a token reads besides sinks and window"},
-    {"window", "N", "newest entries, kept in memory"},
-    {"sinks", "N", "first entries, always attended to"},
-    {"reuse", "N",
-     "groups per layer that stay in memory in case they are chosen again: no fewer than are selected"},
-    {"rank", "N", "columns of the index that groups are scored with"},
-    {"index", "TYPE", "the index's type: f16, int8 or int4"},
-    {"heads", "HOW", "how the heads' scores become one: sum, softmax, gqa or per-kv-head"},
-    {"policy", "POLICY", "which group gives way to another: fifo, lru or non-hit"},
-    {"adapter", "FILE", "adapters for the index (default: computed from the first prompt)"},
-    {"adapter-kind", "KIND", "plain, centred, query or query-centred"},
-    {"io", "HOW", "how flash is read: auto (default), io_uring, aio or threads"},
-    {"direct", "WHEN", "past the page cache: auto (default: where it can be), on or off"},
-};
+const std::vector<KvOptionHelp>& Options() {
+  using enum HelpGroup;
+  static const std::vector<KvOptionHelp> kOptions = {
+      {"method",
+       "METHOD",
+       "full: all KV in memory; flexgen: all on flash, all of it read for each token; kvswap: all on flash, "
+       "only what is predicted to matter is read (default: full; with --kv-budget kvswap, where not all KV "
+       "fits "
+       "into it)",
+       kKv,
+       {"full", "flexgen", "kvswap"}},
+      {"budget", "BYTES|A/B|P%",
+       "memory for all that grows with the context: 14155776, 13.5M, or a share of the f16 KV, such as 1/13 "
+       "or 8% (bytes are never exceeded; a share that is too small to work with is raised)",
+       kKv},
+      {"dir", "FOLDER", "a folder on flash (default: in the user's cache folder)", kKv},
+      {"type",
+       "TYPE|K,V",
+       "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)",
+       kKvExperts,
+       {"f32", "f16", "fp8", "int8", "int4"}},
+      {"group", "N", "consecutive entries that are read as one", kKvExperts},
+      {"select", "N", "entries that a token reads besides sinks and window", kKvExperts},
+      {"window", "N", "newest entries, kept in memory", kKvExperts},
+      {"sinks", "N", "first entries, always attended to", kKvExperts},
+      {"reuse", "N",
+       "groups per layer that stay in memory in case they are chosen again: no fewer than are selected",
+       kKvExperts},
+      {"rank", "N", "columns of the index that groups are scored with", kKvExperts},
+      {"index", "TYPE", "the index's type: f16, int8 or int4", kKvExperts, {"f16", "int8", "int4"}},
+      {"heads",
+       "HOW",
+       "how the heads' scores become one: sum, softmax, gqa or per-kv-head",
+       kKvExperts,
+       {"sum", "softmax", "gqa", "per-kv-head"}},
+      {"policy",
+       "POLICY",
+       "which group gives way to another: fifo, lru or non-hit",
+       kKvExperts,
+       {"fifo", "lru", "non-hit"}},
+      {"adapter", "FILE",
+       "adapters for the index, from kvadapt calibrate (default: computed from the first "
+       "prompt)",
+       kKv},
+      {"adapter-kind",
+       "KIND",
+       "plain, centred, query or query-centred",
+       kKvExperts,
+       {"plain", "centred", "query", "query-centred"}},
+      {"io",
+       "HOW",
+       "how flash is read: auto (default), io_uring, aio or threads",
+       kKvExperts,
+       {"auto", "io_uring", "aio", "threads"}},
+      {"direct",
+       "WHEN",
+       "past the page cache: auto (default: where it can be), on or off",
+       kKvExperts,
+       {"auto", "on", "off"}},
+  };
+  return kOptions;
+}
 
 // As a line of options has it (kvrun_eval_options.configs).
 std::string Quoted(const std::string& value) {
@@ -57,7 +95,11 @@ std::string Quoted(const std::string& value) {
 
 void KvOptionList::Set(const std::string& source, const std::string& name, const std::string& value) {
   if (kvrun_kv_option_check(name.c_str(), value.c_str()) != KVRUN_OK) {
-    throw UsageError(fmt::format("{}: {}", source, kvrun_last_error()));
+    // The source names the option already.
+    std::string why = kvrun_last_error();
+    if (const std::string named = fmt::format("KV option {}: ", name); why.starts_with(named))
+      why.erase(0, named.size());
+    throw UsageError(fmt::format("{}: {}", source, why));
   }
   options_.emplace_back(name, value);
 }
@@ -94,12 +136,15 @@ std::vector<kvrun_option> KvOptionList::values() const {
 }
 
 void AddKvOptions(OptionSet* set, KvOptionList* kv) {
-  for (const KvOptionHelp& option : kOptions) {
+  for (const KvOptionHelp& option : Options()) {
     const std::string name = option.name;
+    set->Group(option.group);
     set->Checked(
         "--kv-" + name, option.kind, option.help,
         [kv, name](const std::string& source, const std::string& value) { kv->Set(source, name, value); });
+    set->Offer(option.choices);
   }
+  set->Group(HelpGroup::kKvExperts);
   set->CheckedFlag(
       "--kv-tmpfs", "--kv-dir may lie in memory, for tests",
       [kv](const std::string& source, bool value) { kv->Set(source, "tmpfs", value ? "on" : "off"); });

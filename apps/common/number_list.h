@@ -1,11 +1,17 @@
-// Lists of numbers as options have them: "0,4096,8192".
+// Lists of numbers as options have them: "0,4096,8k".
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace kvrun::cli {
+
+// "8192"; "8k" is 8 x 1,024, and "2m" is 2 x 1,048,576. Nothing where the text is no such number, or one that
+// 64 bits do not hold.
+std::optional<uint64_t> ParseCount(std::string_view text);
 
 // A UsageError that begins with `source`, the option or the variable, and shows `example` where the text is
 // no such list or a number is not from `least` to `most`.

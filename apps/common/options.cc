@@ -14,6 +14,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/common/failure.h"
+#include "apps/common/number_list.h"
 
 namespace kvrun::cli {
 namespace {
@@ -60,7 +61,7 @@ bool IsTelling(std::string_view value) {
 
 // Not as a part of another word.
 bool Mentions(std::string_view message, std::string_view value) {
-  constexpr std::string_view kEnds = " ,;:\"'()\n";
+  constexpr std::string_view kEnds = " ,;:.`=\"'()\n";
   const auto is_end = [&](size_t at) {
     return at >= message.size() || kEnds.find(message[at]) != kEnds.npos;
   };
@@ -72,8 +73,30 @@ bool Mentions(std::string_view message, std::string_view value) {
 
 }  // namespace
 
+uint32_t ParseCountOption(const std::string& source, const std::string& text, uint32_t least, uint32_t most) {
+  const std::optional<uint64_t> count = ParseCount(text);
+  if (!count || *count < least || *count > most) {
+    throw UsageError(fmt::format("{}: \"{}\" is not a number from {} to {}", source, text, least, most));
+  }
+  return static_cast<uint32_t>(*count);
+}
+
+uint64_t ParseSeed(const std::string& source, const std::string& text) {
+  return ParseNumber<uint64_t>(source, text, 0, std::numeric_limits<uint64_t>::max());
+}
+
 OptionSet::OptionSet(CLI::App* program, const std::string& command, const std::string& description)
-    : command_(command), app_(program->add_subcommand(command, description)) {}
+    : info_{command, description, {}, {}}, app_(program->add_subcommand(command, description)) {
+  app_->formatter_fn([this](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
+    return CommandHelp(app->get_parent()->get_name(), info_, HelpWidth());
+  });
+}
+
+void OptionSet::Offer(const std::vector<std::string>& choices) { info_.options.back().choices = choices; }
+
+void OptionSet::AddExample(const std::string& line, const std::string& what) {
+  info_.examples.push_back({line, what});
+}
 
 void OptionSet::Exclude(const std::string& one, const std::string& other) {
   app_->get_option(one)->excludes(app_->get_option(other));
@@ -92,7 +115,11 @@ bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_
 
 void OptionSet::Bind(CLI::Option* option, const std::string& kind, Setter set) {
   const std::string variable = VariableName(*option);
-  option->option_text(kind.empty() ? fmt::format("[{}]", variable) : fmt::format("{} [{}]", kind, variable));
+  OptionInfo info{{}, "", kind, {}, option->get_description(), variable, group_};
+  for (const std::string& name : option->get_snames()) info.names.push_back("-" + name);
+  for (const std::string& name : option->get_lnames()) info.names.push_back("--" + name);
+  if (option->get_positional()) info.positional = option->get_name(/*positional=*/true);
+  info_.options.push_back(std::move(info));
   bindings_.push_back({option, variable, std::move(set), false});
 }
 
@@ -137,12 +164,13 @@ void OptionSet::Choice(const std::string& names, std::string* value, const std::
         }
         *value = values.back();
       });
+  Offer(allowed);
 }
 
 void OptionSet::Number(const std::string& names, uint32_t* value, uint32_t least, uint32_t most,
                        const std::string& help) {
   Add(names, "N", help, [=](const std::string& name, const std::vector<std::string>& values) {
-    *value = ParseNumber(name, values.back(), least, most);
+    *value = ParseCountOption(name, values.back(), least, most);
   });
 }
 
@@ -213,15 +241,23 @@ const char* OptionSet::ValueOfVariable(const Binding& binding) {
 
 std::string OptionSet::OfCommand(const Binding& binding) const {
   return fmt::format("--{} of {} {}", binding.option->get_lnames().front(), app_->get_parent()->get_name(),
-                     command_);
+                     info_.name);
+}
+
+// A text that a variable holds, or the name of an option that it sets.
+bool OptionSet::IsMeant(const Binding& binding, const OptionInfo& info, const std::string& message) {
+  const char* value = ValueOfVariable(binding);
+  if (value == nullptr || Mentions(message, binding.variable)) return false;
+  if (binding.is_text && IsTelling(value) && Mentions(message, value)) return true;
+  return std::ranges::any_of(info.names, [&](const std::string& name) { return Mentions(message, name); });
 }
 
 std::string OptionSet::VariablesIn(const std::string& message) const {
   std::string text;
-  for (const Binding& binding : bindings_) {
-    const char* value = binding.is_text ? ValueOfVariable(binding) : nullptr;
-    if (value == nullptr || !IsTelling(value) || !Mentions(message, value)) continue;
-    text += fmt::format("{}{}, {}", text.empty() ? " (" : "; ", binding.variable, OfCommand(binding));
+  for (size_t i = 0; i < bindings_.size(); ++i) {
+    if (!IsMeant(bindings_[i], info_.options[i], message)) continue;
+    text += fmt::format("{}the environment variable {} sets {}", text.empty() ? " (" : "; ",
+                        bindings_[i].variable, OfCommand(bindings_[i]));
   }
   return text.empty() ? "" : text + ")";
 }

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
+#include "apps/common/help.h"
 
-// CLI11's headers take seconds to compile: only options.cc and main.cc include them.
+// CLI11's headers take seconds to compile: only options.cc and program.cc include them.
 namespace CLI {
 class App;
 class Option;
@@ -18,9 +18,23 @@ class Option;
 
 namespace kvrun::cli {
 
+// Of an option's or a variable's text, as OptionSet::Number takes it ("8k" is 8192); else a UsageError.
+uint32_t ParseCountOption(const std::string& source, const std::string& text, uint32_t least, uint32_t most);
+uint64_t ParseSeed(const std::string& source, const std::string& text);
+
 class OptionSet {
  public:
+  // `description` is one line without a full stop.
   OptionSet(CLI::App* program, const std::string& command, const std::string& description);
+  OptionSet(const OptionSet&) = delete;  // the program's parser points to it
+  OptionSet& operator=(const OptionSet&) = delete;
+
+  // Where `--help` shows the options that are added from here on, until the next call.
+  void Group(HelpGroup group) { group_ = group; }
+  // Values that completion offers for the option that was added last, where its type does not name them.
+  void Offer(const std::vector<std::string>& choices);
+  // Shown by `--help`; `line` is a whole command.
+  void AddExample(const std::string& line, const std::string& what);
 
   // `names` as CLI11 has them, such as "-m,--model"; one of them must be long.
   void Text(const std::string& names, std::string* value, const std::string& kind, const std::string& help);
@@ -51,7 +65,9 @@ class OptionSet {
   // Two options, as "--batch", of which the command line may have one only.
   void Exclude(const std::string& one, const std::string& other);
 
-  const std::string& command() const { return command_; }
+  const std::string& command() const { return info_.name; }
+  // All that `--help` shows.
+  const CommandInfo& Describe() const { return info_; }
   // Once the command line is parsed: whether it names this subcommand, or has this option ("--batch").
   bool Chosen() const;
   bool OnCommandLine(const std::string& name) const;
@@ -60,8 +76,8 @@ class OptionSet {
   // variable, when all others are set: --json then says how to report it. An environment variable is ignored
   // if the command line has an option that excludes it.
   void Resolve() const;
-  // " (KVRUN_FILE, --file of kvrun run)", where a text of an environment variable is in the message of a
-  // failure; else empty.
+  // " (the environment variable KVRUN_FILE sets --file of kvrun run)", where the message of a failure has an
+  // option that an environment variable set, or a text that it holds; else empty.
   std::string VariablesIn(const std::string& message) const;
 
  private:
@@ -76,12 +92,14 @@ class OptionSet {
   void Resolve(const Binding& binding) const;
   static const char* ValueOfVariable(const Binding& binding);  // null: none that counts
   std::string OfCommand(const Binding& binding) const;
+  static bool IsMeant(const Binding& binding, const OptionInfo& info, const std::string& message);
   void Add(const std::string& names, const std::string& kind, const std::string& help, Setter set);
   void Bind(CLI::Option* option, const std::string& kind, Setter set);
 
-  std::string command_;
+  CommandInfo info_;
+  HelpGroup group_ = HelpGroup::kInput;
   CLI::App* app_;
-  std::vector<Binding> bindings_;
+  std::vector<Binding> bindings_;  // as many as info_.options
 };
 
 }  // namespace kvrun::cli

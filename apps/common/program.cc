@@ -6,9 +6,12 @@
 #include <malloc.h>
 #endif
 
+#include <system_error>
+
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <span>
 #include <sstream>
 #include <string_view>
 #include <vector>
@@ -16,6 +19,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/common/api.h"
+#include "apps/common/command_line_error.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
@@ -28,7 +32,7 @@ int ReportFailure(const Failure& failure, bool json) {
     const Json error = {{"status", kvrun_status_name(failure.status())}, {"message", failure.what()}};
     (void)TryWriteStdout(JsonLine({{"error", error}}));
   }
-  PrintMessage(failure.what());
+  PrintError(failure.what());
   return failure.exit_code();
 }
 
@@ -36,6 +40,20 @@ int ReportUsageError(const UsageError& error, bool json, const std::string& see)
   const int exit_code = ReportFailure(error, json);
   WriteStderr(fmt::format("See {}.\n", see));
   return exit_code;
+}
+
+std::string HelpOf(const ProgramInfo& info, const std::string& command) {
+  return fmt::format("`{}{}{} --help`", info.name, command.empty() ? "" : " ", command);
+}
+
+// A system that has no thread, file or the like to give, which says itself only "Resource temporarily
+// unavailable".
+Failure OfSystem(const std::system_error& error) {
+  if (error.code() == std::errc::resource_unavailable_try_again) {
+    return Failure(KVRUN_OUT_OF_MEMORY,
+                   "this system allows no more threads: end other programs, or raise its limit (ulimit -u)");
+  }
+  return Failure(KVRUN_IO_ERROR, fmt::format("the system refused: {}", error.code().message()));
 }
 
 int RunCommand(const ProgramInfo& info, const Command& command) {
@@ -46,30 +64,35 @@ int RunCommand(const ProgramInfo& info, const Command& command) {
   } catch (const OutputClosed& closed) {
     return closed.exit_code();
   } catch (const UsageError& error) {
-    return ReportUsageError(error, json(),
-                            fmt::format("`{} {} --help`", info.name, command.options->command()));
+    return ReportUsageError(UsageError(error.what() + command.options->VariablesIn(error.what())), json(),
+                            HelpOf(info, command.options->command()));
   } catch (const Failure& failure) {
     const std::string message = failure.what() + command.options->VariablesIn(failure.what());
     return ReportFailure(Failure(failure.status(), message, failure.exit_code()), json());
   } catch (const std::bad_alloc&) {
-    return ReportFailure(Failure(KVRUN_OUT_OF_MEMORY, "the memory of this machine does not suffice"), json());
+    return ReportFailure(Failure(KVRUN_OUT_OF_MEMORY, "this machine has too little memory free"), json());
+  } catch (const std::system_error& error) {
+    return ReportFailure(OfSystem(error), json());
   } catch (const std::exception& error) {
-    return ReportFailure(Failure(KVRUN_INTERNAL_ERROR, error.what()), json());
+    const std::string message =
+        fmt::format("a fault in {}, not in what you gave it: please report it ({})", info.name, error.what());
+    return ReportFailure(Failure(KVRUN_INTERNAL_ERROR, message), json());
   }
 }
 
-// CLI11's way of saying that the command line is wrong, or that help was asked for. A line that is wrong was
-// not taken apart to its end: whether it asks for JSON is seen from its words.
+// Help was asked for, or the command line is wrong. A line that is wrong was not taken apart to its end:
+// whether it asks for JSON is seen from its words.
 int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI::ParseError& error,
                      std::span<char* const> words) {
   std::ostringstream out;
-  std::ostringstream message;
-  if (program.exit(error, out, message) != 0) {
+  std::ostringstream unused;
+  if (error.get_exit_code() != 0) {
     const bool json = std::ranges::any_of(
         words, [](const std::string_view word) { return word == "--json" || word == "--json-lines"; });
-    return ReportUsageError(UsageError(error.what()), json,
-                            fmt::format("`{0} --help`, or `{0} COMMAND --help`", info.name));
+    const CommandLineError wrong = ExplainParseError(program, DescribeCommands(info), error);
+    return ReportUsageError(UsageError(wrong.message), json, HelpOf(info, wrong.command));
   }
+  (void)program.exit(error, out, unused);
   try {
     WriteStdout(out.str());
   } catch (const OutputClosed& closed) {
@@ -92,7 +115,14 @@ void ReturnMemoryAtOnce() {
 
 }  // namespace
 
-int RunProgram(const ProgramInfo& info, std::span<const AddCommand> commands, int argc, char** argv) {
+std::vector<CommandInfo> DescribeCommands(const ProgramInfo& info) {
+  CLI::App program(info.description, info.name);
+  std::vector<CommandInfo> described;
+  for (const AddCommand add : info.commands) described.push_back(add(&program).options->Describe());
+  return described;
+}
+
+int RunProgram(const ProgramInfo& info, int argc, char** argv) {
   ReturnMemoryAtOnce();
   GuardStandardStreams();
   InstallSignalHandlers();
@@ -102,7 +132,10 @@ int RunProgram(const ProgramInfo& info, std::span<const AddCommand> commands, in
                            "The program's version");
   program.require_subcommand(1);
   std::vector<Command> added;
-  for (const AddCommand add : commands) added.push_back(add(&program));
+  program.formatter_fn([&](const CLI::App*, const std::string&, CLI::AppFormatMode) {
+    return ProgramHelp(info.name, info.description, DescribeCommands(info), info.examples, HelpWidth());
+  });
+  for (const AddCommand add : info.commands) added.push_back(add(&program));
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

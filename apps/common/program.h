@@ -4,8 +4,8 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
+#include <vector>
 
 #include "apps/common/options.h"
 
@@ -21,9 +21,14 @@ using AddCommand = Command (*)(CLI::App* program);
 struct ProgramInfo {
   std::string name;
   std::string description;
+  std::vector<Example> examples;
+  std::vector<AddCommand> commands;
 };
 
+// Each command with its options, in the order of the help.
+std::vector<CommandInfo> DescribeCommands(const ProgramInfo& info);
+
 // The whole of main(): answers the exit code.
-int RunProgram(const ProgramInfo& info, std::span<const AddCommand> commands, int argc, char** argv);
+int RunProgram(const ProgramInfo& info, int argc, char** argv);
 
 }  // namespace kvrun::cli

@@ -128,12 +128,24 @@ Json AskPlan(const SessionPlan& plan) {
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
                         uint32_t n_ctx) {
   SessionPlan plan = TakeConfig(model, shared, n_sequences, n_ctx);
-  if (!plan.kv.asks_for_plan()) return plan;
+  if (!plan.kv.asks_for_plan()) {
+    SayContextNotes(model, shared, n_ctx);
+    return plan;
+  }
   const Json kv_plan = AskPlan(plan);
   if (shared.quiet) return plan;
   PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
   for (const Json& note : kv_plan.value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
   return plan;
+}
+
+void SayContextNotes(const Model& model, const SharedOptions& shared, uint32_t n_ctx) {
+  if (shared.quiet || n_ctx <= kvrun_model_context_train(model.get())) return;
+  SessionPlan plan;  // of all KV in memory: it has no other notes
+  plan.model = &model;
+  plan.n_ctx = n_ctx;
+  plan.n_sequences = 1;
+  for (const Json& note : AskPlan(plan).value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
 }
 
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message) {

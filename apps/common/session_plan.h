@@ -34,6 +34,8 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
 // for; throws where it cannot be had. To be called before LoadEngine: loading takes long.
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
                         uint32_t n_ctx);
+// Says what to expect of a context that is longer than what the model was trained with, before it is loaded.
+void SayContextNotes(const Model& model, const SharedOptions& shared, uint32_t n_ctx);
 
 // What the options buy; throws where they cannot be had, and says which solution of a config they are.
 Json AskPlan(const SessionPlan& plan);

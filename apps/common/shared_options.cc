@@ -18,6 +18,11 @@ constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
 constexpr uint64_t kOpenEndedContext = 8192;
 constexpr uint64_t kOpenEndedRoom = 1024;
 
+std::string BeyondTraining(uint64_t n_ctx, uint32_t trained) {
+  if (n_ctx <= trained) return "";
+  return fmt::format(" (its answers get worse beyond {} tokens)", trained);
+}
+
 }  // namespace
 
 void AddModelOption(OptionSet* set, SharedOptions* shared) {
@@ -26,10 +31,14 @@ void AddModelOption(OptionSet* set, SharedOptions* shared) {
 }
 
 void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
+  set->Group(HelpGroup::kDevice);
   set->Text(
       "--device", &shared->device, "DEVICE",
-      "auto (default), vulkan, host (the CPU itself), a part of a device's name, or its index in `kvrun "
-      "devices`; with +host after a Vulkan device it computes prompts, and the CPU itself decodes");
+      "auto (default: the fastest for this model), gpu, cpu (also host: the CPU itself), vulkan (a GPU, or a "
+      "Vulkan driver for the CPU), a part of a device's name, or its index in `kvrun devices`; gpu+cpu: the "
+      "GPU "
+      "computes prompts, and the CPU decodes");
+  set->Offer({"auto", "gpu", "cpu", "gpu+cpu", "vulkan", "host"});
 }
 
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
@@ -45,6 +54,7 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
 
 void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
   AddKvOptions(set, &shared->kv);
+  set->Group(HelpGroup::kKv);
   set->NonEmptyText(
       "--config", &shared->config, "FILE",
       "what kvadapt tune found for this model here; --kv-... options take the place of single ones");
@@ -61,19 +71,27 @@ void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
   AddDeviceOptions(set, shared);
-  set->Number("--ctx", &shared->ctx, 0, kMaxU32,
-              fmt::format("tokens of context per sequence (default 0: {})", default_context));
   set->Flag("--profile", &shared->profile, "time each operation on the device");
   set->Flag("--validation", &shared->validation, "enable the Vulkan validation layer");
+  set->Group(HelpGroup::kKv);
+  set->Number("-c,--ctx", &shared->ctx, 0, kMaxU32,
+              fmt::format("tokens of context per sequence (default 0: {})", default_context));
   AddSessionOptions(set, shared);
 }
 
 void AddReportOptions(OptionSet* set, SharedOptions* shared) {
+  set->Group(HelpGroup::kOutput);
   set->Flag("--json", &shared->json, "JSON on standard output, errors too: {\"error\": {status, message}}");
   AddQuietOptions(set, shared);
 }
 
+void AddVerboseOption(OptionSet* set, SharedOptions* shared, const std::string& help) {
+  set->Group(HelpGroup::kOutput);
+  set->Flag("-v,--verbose", &shared->verbose, help);
+}
+
 void AddQuietOptions(OptionSet* set, SharedOptions* shared) {
+  set->Group(HelpGroup::kOutput);
   set->Flag("-q,--quiet", &shared->quiet, "no progress, notes or statistics");
   set->Choice("--progress", &shared->progress, {"auto", "always", "never"},
               "progress on standard error (default auto: if it is a terminal)");
@@ -110,17 +128,21 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
 uint32_t ChooseContext(const Model& model, const SharedOptions& shared, size_t prompt_tokens,
                        uint32_t max_tokens, const std::string& what) {
   const uint32_t trained = kvrun_model_context_train(model.get());
+  // With room for an answer.
+  const uint64_t enough = prompt_tokens + (max_tokens == 0 ? kOpenEndedRoom : max_tokens);
   if (shared.ctx != 0 && prompt_tokens > shared.ctx) {
     throw Failure(KVRUN_CONTEXT_FULL,
-                  fmt::format("{} has {} tokens, more than the context of {}: raise --ctx (the model was "
-                              "trained with {}) or shorten the text",
-                              what, prompt_tokens, shared.ctx, trained));
+                  fmt::format("{} has {} tokens, more than the context of {}: give --ctx {}, or shorten the "
+                              "text{}",
+                              what, prompt_tokens, shared.ctx, enough, BeyondTraining(enough, trained)));
   }
   if (shared.ctx != 0) return shared.ctx;
   if (prompt_tokens > trained) {
-    throw Failure(KVRUN_CONTEXT_FULL, fmt::format("{} has {} tokens, more than the {} that the model was "
-                                                  "trained with: shorten the text",
-                                                  what, prompt_tokens, trained));
+    throw Failure(
+        KVRUN_CONTEXT_FULL,
+        fmt::format("{} has {} tokens, more than the {} that the model was trained with: shorten the "
+                    "text, or give --ctx {}{}",
+                    what, prompt_tokens, trained, enough, BeyondTraining(enough, trained)));
   }
   const uint64_t needed = max_tokens != 0 ? uint64_t{prompt_tokens} + max_tokens
                                           : std::max(kOpenEndedContext, prompt_tokens + kOpenEndedRoom);

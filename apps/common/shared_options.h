@@ -22,6 +22,7 @@ struct SharedOptions {
   bool validation = false;
   bool profile = false;
   bool quiet = false;
+  bool verbose = false;
   bool json = false;
   KvOptionList kv;     // as given; what a session takes is in its SessionPlan
   std::string config;  // a file; empty: none
@@ -30,6 +31,8 @@ struct SharedOptions {
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
 
+// Each of these leaves its options in the group of `--help` where they belong (OptionSet::Group), and that
+// group set; AddModelOption adds to the group that is set.
 void AddModelOption(OptionSet* set, SharedOptions* shared);
 void AddDeviceOption(OptionSet* set, SharedOptions* shared);
 // --device, --threads, --exact-activations.
@@ -42,7 +45,10 @@ void AddEngineOptions(OptionSet* set, SharedOptions* shared,
                       const std::string& default_context = kContextAsNeeded);
 // --quiet, --progress.
 void AddQuietOptions(OptionSet* set, SharedOptions* shared);
-// The same and --json.
+// --verbose, of commands that have more to say than they do by themselves.
+void AddVerboseOption(OptionSet* set, SharedOptions* shared,
+                      const std::string& help = "more statistics: device, parts of memory, reads from flash");
+// --quiet, --progress, --json.
 void AddReportOptions(OptionSet* set, SharedOptions* shared);
 
 // Throws UsageError if no model is named.

@@ -11,4 +11,7 @@ Command AddProbeCommand(CLI::App* program);
 Command AddTuneCommand(CLI::App* program);
 Command AddVerifyCommand(CLI::App* program);
 
+// The program's name, and all of these.
+ProgramInfo ThisProgram();
+
 }  // namespace kvrun::cli

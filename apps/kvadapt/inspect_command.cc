@@ -84,6 +84,8 @@ Command AddInspectCommand(CLI::App* program) {
   auto set = std::make_shared<OptionSet>(
       program, "inspect", "What an adapter holds, a configuration (kvrun.toml) or a device's profile");
   set->TextList("FILE,--file", &options->files, "FILE", "the file to show; its content says what it is");
+  set->AddExample("kvadapt inspect adapter.gguf", "show what an adapter holds");
+  set->AddExample("kvadapt inspect kvrun.toml --json", "show a config, for programs");
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Inspect(*options); }};
 }

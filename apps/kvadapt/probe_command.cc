@@ -162,10 +162,12 @@ Command AddProbeCommand(CLI::App* program) {
       program, "probe", "Measure this machine: storage by block size, operations of decoding by shape");
   set->Text("-m,--model", &options->shared.model, "FILE",
             "the model, a GGUF file (required but for --storage-only)");
+  set->Group(HelpGroup::kOutput);
   set->Text("-o,--output", &options->output, "FILE", "the profile to write, a JSON file");
   set->Text("--plot", &options->plot, "PREFIX",
             "also draw PREFIX-storage.svg, PREFIX-modes.svg and PREFIX-operations.svg");
   AddForceOption(set.get(), &options->force);
+  set->Group(HelpGroup::kWork);
   set->Text("--kv-dir", &options->folder, "FOLDER",
             "the folder on flash to measure (default: where sessions keep their KV)");
   set->Flag("--kv-tmpfs", &options->tmpfs, "--kv-dir may lie in memory, for tests");
@@ -178,10 +180,13 @@ Command AddProbeCommand(CLI::App* program) {
                [options = options.get()](const std::string& source, const std::string& text) {
                  options->batches = ParseNumberList(source, text, 1, KVRUN_MAX_SEQUENCES, "1,2,4");
                });
-  set->Checked("--ctx", "N,N", "tokens of context (default 8192); the first is what else is measured with",
+  set->Checked("-c,--ctx", "N,N", "tokens of context (default 8192); the first is what else is measured with",
                [options = options.get()](const std::string& source, const std::string& text) {
                  options->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
                });
+  set->AddExample("kvadapt probe -m model.gguf -o profile.json", "measure storage and device");
+  set->AddExample("kvadapt probe --storage-only --kv-dir /mnt/flash",
+                  "measure one folder's storage, without a model");
   AddDeviceOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return RunProbe(*options); }};

@@ -226,10 +226,10 @@ int RunTune(const TuneCommand& command) {
 
 void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Text(
-      "--budget", &command->budget, "BYTES|A/B",
+      "--budget", &command->budget, "BYTES|A/B|P%",
       "memory for all that grows with the context, of the largest batch at the largest context: 14155776, "
-      "13.5MiB, or a share of its f16 KV, such as 1/13 (required)");
-  set->Checked("--ctx", "N,...", "tokens of context per sequence; a solution for each (default 8192)",
+      "13.5M, or a share of its f16 KV, such as 1/13 or 8% (required)");
+  set->Checked("-c,--ctx", "N,...", "tokens of context per sequence; a solution for each (default 8192)",
                [command](const std::string& source, const std::string& text) {
                  command->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
                });
@@ -272,7 +272,14 @@ Command AddTuneCommand(CLI::App* program) {
   auto set = std::make_shared<OptionSet>(
       program, "tune", "Find the best KV options for a budget on this machine, for `kvrun run --config`");
   AddModelOption(set.get(), &command->shared);
+  set->Group(HelpGroup::kWork);
   AddWorkOptions(set.get(), command.get());
+  set->AddExample("kvadapt tune -m model.gguf --budget 1/13 --ctx 8192 -o kvrun.toml",
+                  "find the fastest KV options for a budget; `kvrun run --config kvrun.toml` takes them");
+  set->AddExample(
+      "kvadapt tune -m model.gguf --budget 64MiB --ctx 4096,16384 --batch 1,4 --minutes 20 -o kvrun.toml",
+      "a solution for each context and batch, with more time to search");
+  set->Group(HelpGroup::kOutput);
   set->Text("-o,--output", &command->output, "FILE", "the config to write (required)");
   AddForceOption(set.get(), &command->force);
   AddDeviceOptions(set.get(), &command->shared);

@@ -52,6 +52,8 @@ Command AddVerifyCommand(CLI::App* program) {
   auto set = std::make_shared<OptionSet>(program, "verify",
                                          "Check an adapter's numbers, and that it is of this model");
   set->TextList("ADAPTER,--adapter", &options->files, "FILE", "the adapter to check");
+  set->AddExample("kvadapt verify adapter.gguf -m model.gguf", "check an adapter");
+  set->AddExample("kvadapt verify adapter.gguf -m model.gguf --json", "the same for programs");
   AddModelOption(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Verify(*options); }};

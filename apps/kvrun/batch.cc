@@ -107,7 +107,8 @@ class BatchRunner {
     if (!job_.shared.quiet && !job_.shared.json) {
       WriteStderr(fmt::format("prompts  {} to {} of {}\n", group.front().index + 1, group.back().index + 1,
                               items_.size()) +
-                  StatisticsText(stats, loaded_.info));
+                  SummaryText(stats) + (job_.shared.verbose ? StatisticsText(stats, loaded_.info) : "") +
+                  ProfileText(stats));
     }
     return std::ranges::none_of(answers,
                                 [](const Answer& answer) { return answer.finish == KVRUN_FINISH_CANCELLED; });

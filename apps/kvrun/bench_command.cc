@@ -263,8 +263,13 @@ Command AddBenchCommand(CLI::App* program) {
   set->Choice("--shape", &options->shape, ShapeNames(),
               "in place of a model: this one's shape, random weights");
   set->Exclude("--model", "--shape");
+  set->AddExample("kvrun bench -m model.gguf -d 0,4096",
+                  "measure a model with an empty and with a filled context");
+  set->AddExample("kvrun bench --shape Llama-3.1-8B -d 32768 --kv-method kvswap --kv-budget 1/13",
+                  "measure layers of random weights with the KV cache on flash");
   set->Number("--layers", &options->layers, 1, 1024,
               "with --shape: time so many layers (default: all, but 4 of Llama-3.1-8B's 32)");
+  set->Group(HelpGroup::kWork);
   AddWorkOptions(set.get(), options.get());
   AddDeviceOptions(set.get(), &options->shared);
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");

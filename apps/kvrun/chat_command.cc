@@ -147,7 +147,8 @@ class ChatLoop {
   }
 
   std::string Statistics() const {
-    return StatisticsText(SessionStats(session_), engine_info_) +
+    const Json stats = SessionStats(session_);
+    return SummaryText(stats) + StatisticsText(stats, engine_info_) + ProfileText(stats) +
            fmt::format("context  {} of {} tokens\n", conversation_.n_tokens(), n_ctx_);
   }
 
@@ -206,6 +207,7 @@ int Converse(const ChatOptions& options, ChatLoop* loop) {
 
 int Chat(ChatOptions& options) {
   CheckGenerationOptions(options.conversation.generation);
+  ChooseSeed(&options.conversation.generation, options.shared.quiet);
   ReadChatTemplate(&options.conversation.form);
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
@@ -222,7 +224,11 @@ int Chat(ChatOptions& options) {
   conversation.ReadAhead();
   ChatLoop loop(options, model, &conversation, session, loaded.info);
   const int exit_code = Converse(options, &loop);
-  if (!options.shared.quiet) WriteStderr(StatisticsText(SessionStats(session), loaded.info));
+  if (!options.shared.quiet) {
+    const Json stats = SessionStats(session);
+    WriteStderr(SummaryText(stats) + (options.shared.verbose ? StatisticsText(stats, loaded.info) : "") +
+                ProfileText(stats));
+  }
   return exit_code;
 }
 
@@ -231,15 +237,21 @@ int Chat(ChatOptions& options) {
 Command AddChatCommand(CLI::App* program) {
   auto options = std::make_shared<ChatOptions>();
   auto set = std::make_shared<OptionSet>(program, "chat", "Talk with a model, line by line");
+  set->Group(HelpGroup::kPrompt);
   AddModelOption(set.get(), &options->shared);
   set->TextList("-f,--file", &options->files, "FILE",
                 "a document to talk about: part of the first message (may be given several times)");
   set->Text("--system", &options->conversation.system, "TEXT", "the system message");
   AddPromptFormOptions(set.get(), &options->conversation.form);
+  set->AddExample("kvrun chat -m model.gguf -f report.txt", "talk about a document");
+  set->AddExample("kvrun chat -m model.gguf --system \"Answer in one sentence.\" --kv-budget 1/13",
+                  "with an instruction, and the KV cache on flash");
   AddGenerationOptions(set.get(), &options->conversation.generation, 0);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
+  set->Group(HelpGroup::kOutput);
   set->Flag("--no-history", &options->no_history, "keep nothing of what is typed for later chats");
   AddQuietOptions(set.get(), &options->shared);
+  AddVerboseOption(set.get(), &options->shared);
   return {set, nullptr, [options] { return Chat(*options); }};
 }
 

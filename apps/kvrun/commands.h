@@ -16,4 +16,7 @@ Command AddInfoCommand(CLI::App* program);
 Command AddDoctorCommand(CLI::App* program);
 Command AddVersionCommand(CLI::App* program);
 
+// The program's name, and all of these.
+ProgramInfo ThisProgram();
+
 }  // namespace kvrun::cli

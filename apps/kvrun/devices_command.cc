@@ -1,11 +1,14 @@
 // kvrun devices and kvrun doctor: what computes here, and whether it computes right.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include "apps/common/colour.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
+#include "platform/base/plural.h"
 
 namespace kvrun::cli {
 namespace {
@@ -42,7 +45,7 @@ int Devices(const SharedOptions& shared, bool retry_drivers) {
   const Json devices = TakeJson(text);
   if (shared.json) WriteStdout(JsonLine(devices));
   if (devices.empty()) {
-    PrintMessage(kNoDevice);
+    PrintError(kNoDevice);
     return kExitFailure;
   }
   if (shared.json) return 0;
@@ -52,30 +55,61 @@ int Devices(const SharedOptions& shared, bool retry_drivers) {
   return 0;
 }
 
+bool Passed(const Json& test) { return test.value("passed", Json(false)) == true; }
+
 std::string TestText(const Json& test) {
-  const bool passed = test.value("passed", Json(false)) == true;
   const std::string detail = FieldText(test, "detail");
-  return fmt::format("  {}  {}{}{}\n", passed ? "pass" : "FAIL", FieldText(test, "name"),
-                     detail.empty() ? "" : ": ", detail);
+  const std::string word = Passed(test) ? Coloured("pass", Tone::kGood, STDOUT_FILENO)
+                                        : Coloured("FAIL", Tone::kBad, STDOUT_FILENO);
+  return fmt::format("  {}  {}{}{}\n", word, FieldText(test, "name"), detail.empty() ? "" : ": ", detail);
 }
 
-std::string CheckUpText(const Json& device) {
-  std::string text = fmt::format("{}\n", FieldText(device, "name"));
+struct TestCount {
+  size_t all = 0;
+  size_t failed = 0;
+};
+
+TestCount Count(const Json& device) {
+  const Json tests = device.value("tests", Json::array());
+  TestCount count{tests.size(), 0};
+  for (const Json& test : tests) count.failed += Passed(test) ? 0 : 1;
+  return count;
+}
+
+// "12 of 13 self-tests passed".
+std::string Sum(const TestCount& count) {
+  return Coloured(fmt::format("{} of {} passed", count.all - count.failed, Counted(count.all, "self-test")),
+                  count.failed == 0 ? Tone::kGood : Tone::kBad, STDOUT_FILENO);
+}
+
+// Failures alone, or everything.
+std::string CheckUpText(const Json& device, bool verbose) {
+  std::string text = fmt::format("{}: {}\n", FieldText(device, "name"), Sum(Count(device)));
   for (const char* key : {"driver", "limits", "plan"}) {
-    const Json value = device.value(key, Json());
+    const Json value = verbose ? device.value(key, Json()) : Json();
     if (value.is_structured()) {
       text += fmt::format("  {}\n{}", key, Outline(value, 4));
     } else if (!value.is_null()) {
       text += fmt::format("  {:<24}{}\n", key, FieldText(device, key));
     }
   }
-  size_t failed = 0;
-  const Json tests = device.value("tests", Json::array());
-  for (const Json& test : tests) {
-    text += TestText(test);
-    failed += test.value("passed", Json(false)) == true ? 0 : 1;
+  for (const Json& test : device.value("tests", Json::array())) {
+    if (verbose || !Passed(test)) text += TestText(test);
   }
-  return text + fmt::format("  {} of {} self-tests passed\n", tests.size() - failed, tests.size());
+  return text;
+}
+
+std::string DoctorText(const Json& devices, bool verbose) {
+  std::string text;
+  TestCount sum;
+  for (const Json& device : devices) {
+    text += CheckUpText(device, verbose);
+    const TestCount count = Count(device);
+    sum.all += count.all;
+    sum.failed += count.failed;
+  }
+  if (devices.empty()) return text;
+  return text + fmt::format("{}: {}\n", Counted(devices.size(), "device"), Sum(sum));
 }
 
 int Doctor(const SharedOptions& shared) {
@@ -89,16 +123,14 @@ int Doctor(const SharedOptions& shared) {
   if (shared.json) {
     WriteStdout(JsonLine(result));
   } else {
-    std::string report;
-    for (const Json& device : devices) report += CheckUpText(device);
-    WriteStdout(report);
+    WriteStdout(DoctorText(devices, shared.verbose));
   }
   if (devices.empty()) {
-    PrintMessage(kNoDevice);
+    PrintError(kNoDevice);
     return kExitFailure;
   }
   if (result.value("passed", Json(false)) == true) return 0;
-  PrintMessage("a self-test failed: results of this device cannot be trusted");
+  PrintError("a self-test failed: results of this device cannot be trusted");
   return kExitFailure;
 }
 
@@ -107,8 +139,12 @@ int Doctor(const SharedOptions& shared) {
 Command AddDevicesCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
   auto set = std::make_shared<OptionSet>(program, "devices", "The devices that can compute");
-  auto retry_drivers = std::make_shared<bool>(false);
+  set->AddExample("kvrun devices", "list the devices, with the index that --device takes");
+  set->AddExample("kvrun devices --json", "the same for programs");
+  set->Group(HelpGroup::kOutput);
   set->Flag("--json", &shared->json, "a JSON array");
+  set->Group(HelpGroup::kDevice);
+  auto retry_drivers = std::make_shared<bool>(false);
   set->Flag("--retry-drivers", retry_drivers.get(),
             "try Vulkan drivers again that are left out, as they crashed or hung");
   return {set, {shared, &shared->json}, [shared, retry_drivers] { return Devices(*shared, *retry_drivers); }};
@@ -119,7 +155,10 @@ Command AddDoctorCommand(CLI::App* program) {
   auto set = std::make_shared<OptionSet>(program, "doctor",
                                          "Run every self-test on a device (default: on all of them)");
   AddDeviceOption(set.get(), shared.get());
+  set->AddExample("kvrun doctor", "test all devices");
+  set->AddExample("kvrun doctor --device host", "test the CPU itself");
   AddReportOptions(set.get(), shared.get());
+  AddVerboseOption(set.get(), shared.get(), "each device's driver, limits, plan and passed tests too");
   return {set, {shared, &shared->json}, [shared] { return Doctor(*shared); }};
 }
 

@@ -29,7 +29,9 @@ struct EvalOptions {
 
 std::vector<int32_t> InputIds(const EvalOptions& options, const Model& model) {
   CheckTextNames(options.files);
-  if (options.files.empty() == options.ids.empty()) throw UsageError("give a text: -f TEXT, or --ids FILE");
+  if (options.files.empty() && options.ids.empty()) throw UsageError("give a text: -f TEXT, or --ids FILE");
+  if (!options.files.empty() && !options.ids.empty())
+    throw UsageError("give one of -f TEXT and --ids FILE, not both");
   if (!options.ids.empty()) return ReadIds(options.ids, kvrun_model_vocab_size(model.get()));
   return Tokenize(model, ReadTexts(options.files), KVRUN_ENCODE_BOS_IF_ASKED);
 }
@@ -128,13 +130,14 @@ class ResultTable {
 
 int Eval(const EvalOptions& options) {
   if (!options.configs.empty() && !options.shared.config.empty()) {
-    throw UsageError("--configs brings its own options: leave out --config (KVRUN_CONFIG)");
+    throw UsageError("--configs brings its own options: leave out --config");
   }
   const Model model = OpenNamedModel(options.shared);
   const std::vector<int32_t> ids = InputIds(options, model);
   const uint32_t n_ctx = options.shared.ctx != 0 ? options.shared.ctx : static_cast<uint32_t>(ids.size());
   SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
   if (!plan.origin.empty()) AskPlan(plan);
+  SayContextNotes(model, options.shared, n_ctx);
   const std::vector<std::string> configs = Configs(options, plan);
   std::vector<const char*> lines;
   for (const std::string& config : configs) lines.push_back(config.c_str());
@@ -180,12 +183,17 @@ Command AddEvalCommand(CLI::App* program) {
                 "the text to read (-: standard input); several are read in order, with a blank line between "
                 "them");
   set->Text("--ids", &options->ids, "FILE", "its token ids instead, separated by white space");
+  set->Group(HelpGroup::kWork);
   set->Number("--tokens", &options->steps, 1, std::numeric_limits<uint32_t>::max(),
               "of the --ctx tokens, the last N are fed one by one and compared (default 400)");
   set->Text("--configs", &options->configs, "FILE",
             "a line of --kv-... options for each configuration: one prefill serves all");
   AddEngineOptions(set.get(), &options->shared, "the whole text");
   set->Exclude("--configs", "--config");
+  set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --kv-method kvswap --kv-budget 1/13",
+                  "compare kvswap with full attention on a text");
+  set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --configs options.txt",
+                  "compare several settings, one on each line of options.txt");
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Eval(*options); }};
 }

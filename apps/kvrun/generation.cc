@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
@@ -73,15 +74,27 @@ kvrun_chat_options ChatOptionsOf(const PromptForm& form, bool continued) {
   return options;
 }
 
+// But for -1.
+void RejectNegative(const std::string& source, const std::string& text) {
+  if (text.starts_with('-') && text != "-1")
+    throw UsageError(fmt::format("{}: \"{}\" is below -1: give -1, or a number from 0", source, text));
+}
+
 }  // namespace
 
 void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens) {
   kvrun_generate_options& values = generation->values;
   values.max_tokens = default_max_tokens;
-  set->Number(
-      "-n,--max-tokens", &values.max_tokens, 0, kMaxU32,
-      fmt::format("most tokens to generate (default {}; 0: until the model ends or the context is full)",
-                  default_max_tokens));
+  set->Group(HelpGroup::kSampling);
+  set->Checked(
+      "-n,--max-tokens", "N",
+      fmt::format("most tokens to generate (default {}; -1 or 0: until the model ends or the context "
+                  "is full)",
+                  default_max_tokens),
+      [&values](const std::string& source, const std::string& text) {
+        RejectNegative(source, text);
+        values.max_tokens = text == "-1" ? 0 : ParseCountOption(source, text, 0, kMaxU32);
+      });
   set->Number("--temp", &values.temperature, 0.0F, 100.0F, "temperature (default 0: greedy)");
   set->Number("--top-k", &values.top_k, 0, kMaxU32, "sample among the K likeliest tokens (0: off)");
   set->Number("--top-p", &values.top_p, 0.0F, 1.0F, "sample among the likeliest tokens of mass P (1: off)");
@@ -94,14 +107,32 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
       "taken off the logit of a token that the answer has among its last --repeat-window tokens (0: off)");
   set->Number("--frequency-penalty", &values.frequency_penalty, -2.0F, 2.0F,
               "the same for each time that the token is there (0: off)");
-  set->Number("--seed", &values.seed, fmt::format("seed of the sampler (default {})", values.seed));
+  set->Checked(
+      "--seed", "N",
+      fmt::format("seed of the sampler (default {}; -1: a random one, which is printed)", values.seed),
+      [generation](const std::string& source, const std::string& text) {
+        RejectNegative(source, text);
+        generation->has_random_seed = text == "-1";
+        if (!generation->has_random_seed) generation->values.seed = ParseSeed(source, text);
+      });
   set->TextList("--stop", &generation->stop, "TEXT", "end before this text (may be given several times)");
   set->Flag("--ignore-end", &generation->ignore_end, "go on after the model ended (benchmarks)");
 }
 
 void CheckGenerationOptions(const GenerationOptions& generation) {
   for (const std::string& stop : generation.stop) {
-    if (stop.empty()) throw UsageError("--stop: the text is empty");
+    if (stop.empty()) throw UsageError("--stop: the text is empty: give one, or leave --stop out");
+  }
+}
+
+void ChooseSeed(GenerationOptions* generation, bool quiet) {
+  if (!generation->has_random_seed) return;
+  generation->has_random_seed = false;
+  // 32 bits are easily typed again.
+  generation->values.seed = std::random_device()();
+  if (!quiet) {
+    PrintMessage(fmt::format("note: the seed is {0}; --seed {0} gives the same answer again",
+                             generation->values.seed));
   }
 }
 

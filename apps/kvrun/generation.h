@@ -19,11 +19,14 @@ struct GenerationOptions {
   kvrun_generate_options values;
   std::vector<std::string> stop;
   bool ignore_end = false;
+  bool has_random_seed = false;  // --seed -1: until ChooseSeed
 };
 
 // -n, --temp, --top-k, --top-p, --min-p, --repeat-penalty, --repeat-window, --presence-penalty,
 // --frequency-penalty, --seed, --stop, --ignore-end.
 void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens);
+// Draws the seed where a random one is asked for, and says which it is.
+void ChooseSeed(GenerationOptions* generation, bool quiet);
 void CheckGenerationOptions(const GenerationOptions& generation);
 
 // The files' texts in their order ("-": standard input), then the question: a blank line between each and the

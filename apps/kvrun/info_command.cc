@@ -48,8 +48,11 @@ Command AddInfoCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
   auto set = std::make_shared<OptionSet>(program, "info", "Shapes, types and KV size of a model");
   AddModelOption(set.get(), shared.get());
-  set->Number("--ctx", &shared->ctx, 0, std::numeric_limits<uint32_t>::max(),
+  set->Number("-c,--ctx", &shared->ctx, 0, std::numeric_limits<uint32_t>::max(),
               "KV size at this many tokens (default 0: what the model was trained with)");
+  set->AddExample("kvrun info -m model.gguf", "show what a model file holds");
+  set->AddExample("kvrun info -m model.gguf --ctx 32768", "show how large its KV cache is at 32,768 tokens");
+  set->Group(HelpGroup::kOutput);
   set->Flag("--json", &shared->json, "a JSON object");
   return {set, {shared, &shared->json}, [shared] { return Info(*shared); }};
 }

@@ -109,7 +109,10 @@ void Report(const LogitsOptions& options, const Session& session, const Json& en
   }
   AddStatistics(stats, engine_info, &object);
   if (options.shared.json) WriteStdout(JsonLine(object));
-  if (!options.shared.json && !options.shared.quiet) WriteStderr(text + StatisticsText(stats, engine_info));
+  if (!options.shared.json && !options.shared.quiet) {
+    WriteStderr(text + SummaryText(stats) +
+                (options.shared.verbose ? StatisticsText(stats, engine_info) : "") + ProfileText(stats));
+  }
 }
 
 OutputFiles FilesOf(const LogitsOptions& options, const Model& model) {
@@ -160,6 +163,11 @@ Command AddLogitsCommand(CLI::App* program) {
   AddModelOption(set.get(), &options->shared);
   set->Text("--ids", &options->ids, "FILE",
             "token ids, separated by white space (-: standard input; required)");
+  set->AddExample("kvrun logits -m model.gguf --ids ids.txt --nll nll.f32",
+                  "write the negative log-likelihood of each next token");
+  set->AddExample("kvrun logits -m model.gguf --ids ids.txt --last 1 --out logits.f32",
+                  "write the logits after the last token");
+  set->Group(HelpGroup::kOutput);
   set->Number("--last", &options->last, 0, std::numeric_limits<uint32_t>::max(),
               "only the last N positions in --out (default 0: all)");
   set->Text("--out", &options->out, "FILE", "raw logits, float32 [positions, vocabulary]");
@@ -167,6 +175,7 @@ Command AddLogitsCommand(CLI::App* program) {
   AddForceOption(set.get(), &options->force);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
+  AddVerboseOption(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Logits(*options); }};
 }
 

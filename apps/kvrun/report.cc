@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/common/printable.h"
+#include "platform/base/plural.h"
 
 namespace kvrun::cli {
 namespace {
@@ -14,6 +15,8 @@ double NumberOf(const Json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_number() ? found->get<double>() : 0.0;
 }
+
+uint64_t CountOf(const Json& object, const char* key) { return static_cast<uint64_t>(NumberOf(object, key)); }
 
 std::string MemoryText(const Json& memory) {
   std::string text;
@@ -44,11 +47,13 @@ std::string BytesOf(const Json& object, const char* key) {
   return FormatBytes(static_cast<uint64_t>(NumberOf(object, key)));
 }
 
+const char* PeakKey(const Json& kv) {
+  return NumberOf(kv, "prefill_bytes") > NumberOf(kv, "decode_bytes") ? "prefill_bytes" : "decode_bytes";
+}
+
 std::string KvSizesText(const Json& kv) {
-  const char* peak =
-      NumberOf(kv, "prefill_bytes") > NumberOf(kv, "decode_bytes") ? "prefill_bytes" : "decode_bytes";
   std::string text =
-      fmt::format("kv       {}: {}", TextOf(kv.value("method", Json("unknown"))), BytesOf(kv, peak));
+      fmt::format("kv       {}: {}", TextOf(kv.value("method", Json("unknown"))), BytesOf(kv, PeakKey(kv)));
   if (HasNumber(kv, "budget_bytes")) text += fmt::format(" (budget {})", BytesOf(kv, "budget_bytes"));
   text += fmt::format(" for {} of f16\n", BytesOf(kv, "full_bytes"));
   std::string parts;
@@ -57,6 +62,22 @@ std::string KvSizesText(const Json& kv) {
                          BytesOf(part, "bytes"));
   }
   return parts.empty() ? text : text + fmt::format("parts    {}\n", parts);
+}
+
+// "KV 3.4 MiB of a budget of 4.0 MiB (27.0 MiB as f16), 140.2 MiB in all".
+std::string MemorySummary(const Json& stats) {
+  const std::string all = BytesOf(stats.value("memory", Json::object()), "total") + " in all";
+  const auto kv = stats.find("kv");
+  if (kv == stats.end() || !kv->is_object()) {
+    const Json parts = stats.value("memory", Json::object());
+    return HasNumber(parts, "kv") ? fmt::format("KV {}, {}", BytesOf(parts, "kv"), all) : all;
+  }
+  std::string text = "KV " + BytesOf(*kv, PeakKey(*kv));
+  if (HasNumber(*kv, "budget_bytes")) {
+    text += fmt::format(" of a budget of {} ({} as f16)", BytesOf(*kv, "budget_bytes"),
+                        BytesOf(*kv, "full_bytes"));
+  }
+  return text + ", " + all;
 }
 
 std::string KvFlashText(const Json& kv) {
@@ -95,24 +116,46 @@ std::string KvLayersText(const Json& layers) {
 
 }  // namespace
 
+std::string SummaryText(const Json& stats) {
+  std::string speed =
+      fmt::format("prompt {} at {:.1f} token/s", Counted(CountOf(stats, "prefill_tokens"), "token"),
+                  NumberOf(stats, "prefill_tps"));
+  if (NumberOf(stats, "decode_tokens") > 0) {
+    speed += fmt::format(", answer {} at {:.1f} token/s", Counted(CountOf(stats, "decode_tokens"), "token"),
+                         NumberOf(stats, "decode_tps"));
+  }
+  if (NumberOf(stats, "ttft_ms") > 0)
+    speed += fmt::format(", the first after {:.2f} s", NumberOf(stats, "ttft_ms") / 1e3);
+  return fmt::format("speed    {}\nmemory   {}\n", speed, MemorySummary(stats));
+}
+
+std::string EndText(kvrun_finish finish, size_t n_tokens, uint32_t n_ctx) {
+  const auto line = [](const std::string& text) { return fmt::format("end      {}\n", text); };
+  switch (finish) {
+    case KVRUN_FINISH_END: return line("the model ended its text");
+    case KVRUN_FINISH_STOP: return line("a text of --stop was reached");
+    case KVRUN_FINISH_LENGTH:
+      return line(fmt::format("the limit of {} is reached (-n); -n -1 goes on until the model ends",
+                              Counted(n_tokens, "token")));
+    case KVRUN_FINISH_CONTEXT_FULL:
+      return line(fmt::format("the context of {} is full; --ctx N makes it larger", Counted(n_ctx, "token")));
+    case KVRUN_FINISH_CANCELLED: return line("interrupted");
+  }
+  return line("unknown");
+}
+
 std::string StatisticsText(const Json& stats, const Json& engine_info) {
   std::string text = fmt::format("device   {}\n", TextOf(engine_info.value("device", Json("unknown"))));
-  text += fmt::format("prefill  {:.0f} tokens, {:.2f} token/s\n", NumberOf(stats, "prefill_tokens"),
-                      NumberOf(stats, "prefill_tps"));
-  if (NumberOf(stats, "decode_tokens") > 0) {
-    text += fmt::format("decode   {:.0f} tokens, {:.2f} token/s\n", NumberOf(stats, "decode_tokens"),
-                        NumberOf(stats, "decode_tps"));
-  }
-  if (NumberOf(stats, "ttft_ms") > 0) {
-    text += fmt::format("first    token after {:.0f} ms\n", NumberOf(stats, "ttft_ms"));
-  }
-  text += fmt::format("memory   {}\n", MemoryText(stats.value("memory", Json::object())));
-  if (const auto kv = stats.find("kv"); kv != stats.end()) {
-    text += KvSizesText(*kv) + KvFlashText(*kv) + KvLayersText(kv->value("layers", Json::array()));
-  }
-  const Json operations = stats.value("operations", Json::array());
-  if (!operations.empty()) text += OperationsText(operations);
+  text += fmt::format("in use   {}\n", MemoryText(stats.value("memory", Json::object())));
+  if (const auto kv = stats.find("kv"); kv != stats.end()) text += KvSizesText(*kv) + KvFlashText(*kv);
   return text;
+}
+
+std::string ProfileText(const Json& stats) {
+  const Json kv = stats.value("kv", Json::object());
+  std::string text = KvLayersText(kv.value("layers", Json::array()));
+  const Json operations = stats.value("operations", Json::array());
+  return operations.empty() ? text : text + OperationsText(operations);
 }
 
 void AddStatistics(const Json& stats, const Json& engine_info, Json* object) {

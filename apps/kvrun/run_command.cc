@@ -43,7 +43,7 @@ void CheckUsage(const RunOptions& options) {
     throw UsageError("nothing to run: give a prompt (-p TEXT), a file (-f FILE) or a batch (--batch FILE)");
   }
   if (!options.batch.empty() && (options.has_prompt() || !options.files.empty())) {
-    throw UsageError("--batch brings its own prompts: leave out -p and -f (KVRUN_PROMPT and KVRUN_FILE)");
+    throw UsageError("--batch brings its own prompts: leave out -p and -f");
   }
   if (options.generation.values.n_logprobs > 0 && !options.shared.json && options.batch.empty()) {
     throw UsageError("--logprobs goes into JSON: give --json or --json-lines, or a --batch");
@@ -70,8 +70,9 @@ void Report(const RunOptions& options, const Model& model, const Session& sessio
   }
   if (isatty(STDOUT_FILENO) == 1) WriteStdout("\n");
   if (options.shared.quiet) return;
-  WriteStderr("\n" + StatisticsText(stats, engine_info) +
-              fmt::format("finish   {}\n", FinishName(answer.finish)));
+  WriteStderr("\n" + SummaryText(stats) +
+              EndText(answer.finish, answer.tokens.size(), kvrun_session_context(session.get())) +
+              (options.shared.verbose ? StatisticsText(stats, engine_info) : "") + ProfileText(stats));
 }
 
 int RunOne(const RunOptions& options, const Model& model) {
@@ -103,6 +104,7 @@ int RunOne(const RunOptions& options, const Model& model) {
 int Run(RunOptions& options) {
   CheckUsage(options);
   if (options.chat) ReadChatTemplate(&options.form);
+  ChooseSeed(&options.generation, options.shared.quiet);
   if (options.batch.empty()) return RunOne(options, OpenNamedModel(options.shared));
   const BatchJob job{options.shared, options.generation, options.batch,     options.chat,
                      options.system, options.form,       options.json_lines};
@@ -114,6 +116,7 @@ int Run(RunOptions& options) {
 Command AddRunCommand(CLI::App* program) {
   auto options = std::make_shared<RunOptions>();
   auto set = std::make_shared<OptionSet>(program, "run", "Continue a prompt, or answer it with --chat");
+  set->Group(HelpGroup::kPrompt);
   AddModelOption(set.get(), &options->shared);
   set->Text("-p,--prompt", &options->prompt, "TEXT",
             "the prompt; with -f the question that follows the file");
@@ -129,6 +132,11 @@ Command AddRunCommand(CLI::App* program) {
   set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");
   set->Text("--system", &options->system, "TEXT", "the system message, with --chat");
   AddPromptFormOptions(set.get(), &options->form);
+  set->AddExample("kvrun run -m model.gguf -p \"Once upon a time\" -n 100", "continue a text by 100 tokens");
+  set->AddExample(
+      "kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat --kv-method kvswap "
+      "--kv-budget 1/13",
+      "ask a question about a document, with the KV cache on flash and a thirteenth of it in memory");
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
@@ -141,6 +149,7 @@ Command AddRunCommand(CLI::App* program) {
       "--logprobs", &options->generation.values.n_logprobs, 0, KVRUN_MAX_LOGPROBS,
       "in JSON, each token's log-probability and the N likeliest, by the model alone: before penalties and "
       "temperature (default 0: none)");
+  AddVerboseOption(set.get(), &options->shared);
   options->set = set.get();
   return {set, {options, &options->shared.json}, [options] { return Run(*options); }};
 }

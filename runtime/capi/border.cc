@@ -44,6 +44,15 @@ kvrun_status Report(const Status& status) noexcept {
   return code;
 }
 
+kvrun_status ReportSystemError(const std::system_error& error) noexcept {
+  if (error.code() == std::errc::resource_unavailable_try_again) {
+    return ReportText(
+        KVRUN_OUT_OF_MEMORY,
+        "this system allows no more threads: end other programs, or raise its limit (ulimit -u)");
+  }
+  return Report(StatusFromErrno(error.code().value(), "the system refused what kvrun needs"));
+}
+
 Status CheckNotNull(const void* pointer, std::string_view name) {
   if (pointer != nullptr) return Status::Ok();
   return Status(StatusCode::kInvalidArgument, fmt::format("the argument '{}' is NULL", name));

@@ -1,6 +1,8 @@
 // The border between C and C++: no exception crosses it, every error becomes a status and a message.
 #pragma once
 
+#include <system_error>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,6 +27,9 @@ using Json = nlohmann::ordered_json;
 kvrun_status Report(const Status& status) noexcept;
 kvrun_status ReportText(kvrun_status status, const char* text) noexcept;  // text: a literal
 
+// The standard library's way to say that the system gave no thread.
+kvrun_status ReportSystemError(const std::system_error& error) noexcept;
+
 // Runs the body of an API function, which answers a Status.
 template <typename Body>
 kvrun_status Guard(Body&& body) noexcept {
@@ -33,10 +38,15 @@ kvrun_status Guard(Body&& body) noexcept {
   } catch (const std::bad_alloc&) {
     return ReportText(KVRUN_OUT_OF_MEMORY,
                       "out of memory: close other programs, or ask for a smaller context");
+  } catch (const std::system_error& error) {
+    return ReportSystemError(error);
   } catch (const std::exception& error) {
-    return Report(Status(StatusCode::kInternal, std::string("unexpected exception: ") + error.what()));
+    return Report(Status(StatusCode::kInternal,
+                         std::string("a fault in kvrun, not in what was given to it: please report it (") +
+                             error.what() + ")"));
   } catch (...) {
-    return ReportText(KVRUN_INTERNAL_ERROR, "unexpected exception of unknown type");
+    return ReportText(KVRUN_INTERNAL_ERROR,
+                      "a fault in kvrun, not in what was given to it: please report it");
   }
 }
 

@@ -1,9 +1,11 @@
 #include <string>
+#include <vector>
 
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
 #include "runtime/capi/session_options.h"
+#include "runtime/engine/engine.h"
 #include "runtime/engine/session_kv.h"
 
 using kvrun::Status;
@@ -28,10 +30,12 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
     KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(session.n_sequences));
-    KVRUN_ASSIGN_OR_RETURN(
-        const kvrun::KvPlan plan,
-        kvrun::PlanSessionKv(*model->model, session.kv,
-                             kvrun::ChooseContext(session.n_ctx, model->model->config), session.n_sequences));
+    const kvrun::ModelConfig& config = model->model->config;
+    const uint32_t n_ctx = kvrun::ChooseContext(session.n_ctx, config);
+    KVRUN_ASSIGN_OR_RETURN(kvrun::KvPlan plan,
+                           kvrun::PlanSessionKv(*model->model, session.kv, n_ctx, session.n_sequences));
+    const std::vector<std::string> notes = kvrun::ContextNotes(n_ctx, config);
+    plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
     return kvrun::capi::CopyOut(kvrun::capi::KvPlanInfo(plan), json);
   });
 }

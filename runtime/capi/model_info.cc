@@ -68,6 +68,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"head_dim", config.head_dim},
           {"n_vocab", config.n_vocab},
           {"n_ctx_train", config.n_ctx_train},
+          {"sliding_window", config.sliding_window == 0 ? Json() : Json(config.sliding_window)},
           {"rope", RopeInfo(config.rope)},
           {"tokenizer", TokenizerInfo(*model.file)},
           {"chat_form", chat_form},

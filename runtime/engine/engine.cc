@@ -13,17 +13,23 @@
 #include "runtime/engine/session_kv.h"
 
 namespace kvrun {
-namespace {
 
 std::vector<std::string> ContextNotes(uint32_t n_ctx, const ModelConfig& config) {
-  if (config.n_ctx_train == 0 || n_ctx <= config.n_ctx_train) return {};
-  return {
-      fmt::format("the context of {} tokens exceeds the {} that the model was trained with: expect worse "
-                  "text beyond them",
-                  n_ctx, config.n_ctx_train)};
+  std::vector<std::string> notes;
+  if (config.n_ctx_stated != 0 && n_ctx > config.n_ctx_stated) {
+    notes.push_back(fmt::format(
+        "the context of {0} tokens is longer than the {1} that the model was trained with: expect "
+        "worse text, and in the end none that makes sense, beyond {1} tokens",
+        n_ctx, config.n_ctx_stated));
+  }
+  if (config.sliding_window != 0 && n_ctx > config.sliding_window) {
+    notes.push_back(fmt::format(
+        "the model was trained to attend to the last {1} tokens only (its sliding window), and kvrun attends "
+        "to all of the {0} tokens of context: expect other, and mostly worse, text beyond {1} tokens",
+        n_ctx, config.sliding_window));
+  }
+  return notes;
 }
-
-}  // namespace
 
 uint32_t ChooseContext(uint32_t asked, const ModelConfig& config) {
   if (asked != 0) return asked;

@@ -47,6 +47,9 @@ struct ReuseMeasurement;
 // The context that a session gets where `asked` is 0.
 uint32_t ChooseContext(uint32_t asked, const ModelConfig& config);
 
+// What to expect of a context beyond what the model was trained with, or beyond its sliding window.
+std::vector<std::string> ContextNotes(uint32_t n_ctx, const ModelConfig& config);
+
 // Any thread. Steps of its sessions run one after another.
 class Engine {
  public:

@@ -42,7 +42,11 @@ Result<std::vector<Json>> EntriesIn(const KeptForm& form, std::string_view text)
       entries.push_back(form.known(entry));
     }
     return entries;
-  } catch (const std::exception& error) {  // the library's way to say that a text is not as expected
+  } catch (const Json::parse_error& error) {
+    return Refuse(form, fmt::format("it is not JSON (byte {})", error.byte));
+  } catch (const Json::exception&) {  // the library's way to say that a text is not as expected
+    return Refuse(form, "a value is missing, or of another type");
+  } catch (const std::exception& error) {
     return Refuse(form, error.what());
   }
 }

@@ -145,9 +145,17 @@ Status SetShare(const Given& given, size_t stroke, KvOptions* kv) {
   return Status::Ok();
 }
 
-// Bytes without a unit are a whole number; with one they may have decimals.
+// Bytes without a unit are a whole number; with one they may have decimals. All units are of 1024.
 std::optional<double> ParseBytes(std::string_view text) {
-  static constexpr std::array<Named<uint64_t>, 3> kUnits = {{{"KiB", kKiB}, {"MiB", kMiB}, {"GiB", kGiB}}};
+  static constexpr std::array<Named<uint64_t>, 9> kUnits = {{{"KiB", kKiB},
+                                                             {"MiB", kMiB},
+                                                             {"GiB", kGiB},
+                                                             {"KB", kKiB},
+                                                             {"MB", kMiB},
+                                                             {"GB", kGiB},
+                                                             {"K", kKiB},
+                                                             {"M", kMiB},
+                                                             {"G", kGiB}}};
   for (const Named<uint64_t>& unit : kUnits) {
     if (!text.ends_with(unit.name)) continue;
     const auto value = ParseNumber<double>(text.substr(0, text.size() - unit.name.size()));
@@ -159,15 +167,27 @@ std::optional<double> ParseBytes(std::string_view text) {
   return static_cast<double>(*value);
 }
 
+Status SetPercent(const Given& given, KvOptions* kv) {
+  const auto percent = ParseNumber<double>(given.value.substr(0, given.value.size() - 1));
+  // Written so that NaN fails it.
+  if (!percent || !(*percent * kMaxStrokeNumber >= 100.0 && *percent <= 100.0)) {
+    return given.Refuse("is not a share of the whole KV cache, such as 50% (at most 100%)");
+  }
+  kv->budget_fraction = *percent / 100.0;
+  kv->budget_bytes.reset();
+  return Status::Ok();
+}
+
 Status SetBudget(const Given& given, KvOptions* kv) {
   if (const size_t stroke = given.value.find('/'); stroke != std::string_view::npos) {
     return SetShare(given, stroke, kv);
   }
+  if (given.value.ends_with('%')) return SetPercent(given, kv);
   const std::optional<double> bytes = ParseBytes(given.value);
   if (!bytes) {
     return given.Refuse(
-        "is neither bytes (14155776, 13.5MiB; units are KiB, MiB and GiB) nor a share of the whole KV cache "
-        "(1/13)");
+        "is neither bytes (14155776, 13.5M; the units K, M and G are of 1024) nor a share of the whole KV "
+        "cache (1/13, 8%)");
   }
   // Written so that NaN fails it.
   if (!(*bytes >= 1.0 && *bytes <= static_cast<double>(kMaxBudgetBytes))) {

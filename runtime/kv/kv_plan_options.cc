@@ -23,26 +23,29 @@ constexpr uint32_t kMaxGroupTokens = 256;
 
 Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
-Status NotFor(const KvOptions& options, std::string_view option) {
-  return Invalid(fmt::format("the KV method {} has no {}: leave it out", options.method, option));
+Status NotFor(const KvOptions& options, std::string_view option, std::string_view what) {
+  return Invalid(fmt::format("--kv-{} does not go with the KV method {}, which has no {}: leave it out",
+                             option, options.method, what));
 }
 
 // What a method does not have is refused, so that no setting is without effect.
 Status CheckMethodHasOptions(const KvOptions& options) {
   if (options.method == "kvswap") return Status::Ok();
-  if (options.select_entries) return NotFor(options, "selected entries");
-  if (options.sink_entries) return NotFor(options, "pinned sinks");
-  if (options.reuse_groups) return NotFor(options, "reuse buffer");
-  if (options.rank || options.index_type) return NotFor(options, "index");
-  if (options.heads) return NotFor(options, "reduction of heads");
-  if (options.adapter_kind || options.adapter_from_file) return NotFor(options, "adapter");
-  if (!options.policy.empty()) return NotFor(options, "replacement policy");
+  if (options.select_entries) return NotFor(options, "select", "selected entries");
+  if (options.sink_entries) return NotFor(options, "sinks", "pinned sinks");
+  if (options.reuse_groups) return NotFor(options, "reuse", "reuse buffer");
+  if (options.rank) return NotFor(options, "rank", "index");
+  if (options.index_type) return NotFor(options, "index", "index");
+  if (options.heads) return NotFor(options, "heads", "reduction of heads");
+  if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
+  if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
+  if (!options.policy.empty()) return NotFor(options, "policy", "replacement policy");
   if (options.method != "full") return Status::Ok();
-  if (options.group_tokens) return NotFor(options, "groups");
+  if (options.group_tokens) return NotFor(options, "group", "groups");
   const KvType k_type = options.k_type.value_or(KvType::kF16);
   const bool rounds =
       k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
-  if (options.window_entries && !rounds) return NotFor(options, "recent window in f16 and f32");
+  if (options.window_entries && !rounds) return NotFor(options, "window", "recent window in f16 and f32");
   return Status::Ok();
 }
 

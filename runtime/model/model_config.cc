@@ -237,11 +237,12 @@ Status ConfigReader::ReadVocabulary() {
 }
 
 // Attention within a sliding window equals full attention while the context is no longer than the window:
-// kvrun computes full attention and so offers no more context than that.
+// kvrun computes full attention and so offers no more context than that by itself.
 Status ConfigReader::ReadContext() {
   KVRUN_ASSIGN_OR_RETURN(config_.n_ctx_train, Size("context_length", kMaxContext));
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t window, file_.U32Or(Key("attention.sliding_window"), 0));
-  if (window > 0) config_.n_ctx_train = std::min(config_.n_ctx_train, window);
+  KVRUN_ASSIGN_OR_RETURN(config_.sliding_window, file_.U32Or(Key("attention.sliding_window"), 0));
+  config_.n_ctx_stated = config_.n_ctx_train;
+  if (config_.sliding_window > 0) config_.n_ctx_train = std::min(config_.n_ctx_train, config_.sliding_window);
   return Status::Ok();
 }
 

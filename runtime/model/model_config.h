@@ -44,7 +44,9 @@ struct ModelConfig {
   uint32_t n_kv_heads = 0;
   uint32_t head_dim = 0;  // even, 8..256
   uint32_t n_vocab = 0;
-  uint32_t n_ctx_train = 0;
+  uint32_t n_ctx_train = 0;     // what text is good for: at most the sliding window
+  uint32_t n_ctx_stated = 0;    // the file's context_length
+  uint32_t sliding_window = 0;  // tokens that the model attended to when it was trained; 0: all
   float rms_epsilon = 1e-5F;
   bool has_qkv_bias = false;
   bool has_qk_norm = false;

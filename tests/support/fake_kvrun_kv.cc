@@ -68,5 +68,8 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
   if (const auto dir = kv.find("dir"); dir != kv.end() && dir->second == "/slow") {
     plan["notes"].push_back("flash is slow: groups of 8");
   }
+  if (const uint32_t trained = kvrun_model_context_train(model); options->n_ctx > trained) {
+    plan["notes"].push_back(fmt::format("{} tokens are beyond {}", options->n_ctx, trained));
+  }
   return kvrun::fake::HandOut(plan.dump(), json);
 }

@@ -61,6 +61,25 @@ TEST(ChooseDevice, VulkansDevicesComeFirst) {
   EXPECT_EQ(ChooseDevice(kTwo, kCpu, "llvm")->vulkan, 0U);
 }
 
+TEST(ChooseDevice, CpuIsTheHostAndGpuIsARealOne) {
+  for (const char* name : {"cpu", "CPU", "host"}) {
+    EXPECT_TRUE(IsHostName(name)) << name;
+    EXPECT_EQ(ChooseDevice(kTwo, kCpu, name)->vulkan, std::nullopt) << name;
+  }
+  EXPECT_EQ(ChooseDevice(kTwo, kCpu, "gpu")->vulkan, 1U);
+  EXPECT_EQ(ChoosePrefillDevice(kTwo, kCpu, "GPU")->vulkan, 1U);
+  // A Vulkan driver for the CPU is none.
+  for (const size_t n_vulkan : {size_t{0}, size_t{1}}) {
+    const auto none = ChooseDevice(std::span(kTwo).first(n_vulkan), kCpu, "gpu");
+    ASSERT_FALSE(none.ok());
+    EXPECT_EQ(none.status().code(), StatusCode::kNotFound);
+    EXPECT_TRUE(none.status().message().starts_with(
+        "no GPU was found: install its Vulkan driver, or compute on the CPU with --device cpu; the devices "
+        "are: "))
+        << none.status().message();
+  }
+}
+
 // "1165", "7" and "-1" are in the CPU's name.
 TEST(ChooseDevice, AnIndexThatIsNotThereIsNoName) {
   for (const char* wanted : {"3", "7", "1165", "-1", "mali"}) {
@@ -128,6 +147,7 @@ TEST(ChoosePair, ThePrefillDeviceIsNamedFirst) {
   EXPECT_EQ(PrefillDeviceOfPair("vulkan+host").value(), "vulkan");
   EXPECT_EQ(PrefillDeviceOfPair("UHD graphics+HOST").value(), "UHD graphics");
   EXPECT_EQ(PrefillDeviceOfPair("1+host").value(), "1");
+  EXPECT_EQ(PrefillDeviceOfPair("gpu+cpu").value(), "gpu");
   for (const char* one : {"", "auto", "vulkan", "host", "1", "UHD"}) {
     const auto none = PrefillDeviceOfPair(one);
     ASSERT_TRUE(none.ok()) << one;
@@ -146,7 +166,7 @@ TEST(ChoosePair, OthersAreRefusedWithOneMessage) {
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
     const std::string& message = refused.status().message();
     EXPECT_NE(message.find(std::string("\"") + wanted + "\""), std::string::npos) << message;
-    EXPECT_NE(message.find("\"vulkan+host\""), std::string::npos) << message;
+    EXPECT_NE(message.find("\"gpu+cpu\""), std::string::npos) << message;
   }
   // The CPU itself, by its index, its name, and as there is no GPU.
   for (const char* cpu : {"2", "core i7", "auto"}) {
@@ -154,7 +174,7 @@ TEST(ChoosePair, OthersAreRefusedWithOneMessage) {
     const auto refused = ChoosePrefillDevice(facts, kCpu, cpu);
     ASSERT_FALSE(refused.ok()) << cpu;
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_NE(refused.status().message().find("no pair"), std::string::npos) << refused.status().message();
+    EXPECT_NE(refused.status().message().find("not a pair"), std::string::npos) << refused.status().message();
   }
 }
 

@@ -137,7 +137,7 @@ TEST(CliBench, AWholeModelHasNoSuchColumn) {
 TEST(CliBench, RefusesWhatMakesNoSense) {
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{}, "name what to measure"},
-      {{"-m", "toy", "--shape", "Toy-1B"}, "excludes"},
+      {{"-m", "toy", "--shape", "Toy-1B"}, "cannot be given together"},
       {{"--shape", "Toy-2B"}, "\"Toy-2B\" is not one of Toy-1B, Toy-8B"},
       {{"-m", "toy", "--layers", "3"}, "--layers goes with --shape only"},
       {{"-m", "toy", "-p", "0", "-n", "0"}, "-p and -n are both 0"},
@@ -145,7 +145,7 @@ TEST(CliBench, RefusesWhatMakesNoSense) {
       {{"-m", "toy", "-d", ""}, "is not a list of numbers"},
       {{"-m", "toy", "-d", "1,,2"}, "\"1,,2\" is not a list of numbers"},
       {{"-m", "toy", "-d", "1,2,"}, "is not a list of numbers"},
-      {{"-m", "toy", "-d", "4k"}, "is not a list of numbers"},
+      {{"-m", "toy", "-d", "4.5k"}, "is not a list of numbers"},
       {{"-m", "toy", "-d", "134217729"}, "is not a list of numbers"},
       {{"-m", "toy", "-r", "0"}, "--repetitions"},
       {{"-m", "toy", "--sequences", "17"}, "--sequences"},

@@ -236,8 +236,7 @@ TEST_F(CliCalibrate, OptionsAreVariablesToo) {
                "kvadapt: KVRUN_KIND (--kind of kvadapt calibrate): \"svd\" is not one of plain, centred, "
                "query, query-centred");
   const ProgramResult help = RunProgram(KVADAPT_FAKE_PROGRAM, {"calibrate", "--help"});
-  for (const char* name :
-       {"KVRUN_FILE", "KVRUN_IDS", "KVRUN_TOKENS", "KVRUN_KIND", "KVRUN_RANK", "KVRUN_OUTPUT"})
+  for (const char* name : {"--file", "--ids", "--tokens", "--kind", "--rank", "--output"})
     EXPECT_PRED2(Contains, help.out, name);
 }
 

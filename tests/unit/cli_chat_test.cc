@@ -170,7 +170,7 @@ TEST(CliChat, StatisticsTellHowFullTheContextIs) {
   const ProgramResult result = Cli(
       {"chat", "-m", "toy", "--quiet", "-n", "3", "--temp", "0", "--system", "S"}, {{}, "one\n/stats\n", ""});
   EXPECT_PRED2(Contains, result.err, "context  35 of 4096 tokens");
-  EXPECT_PRED2(Contains, result.err, "decode   3 tokens");
+  EXPECT_PRED2(Contains, result.err, "answer 3 tokens at ");
 }
 
 TEST(CliChat, InterruptStopsTheAnswerAndThenTheConversation) {

@@ -100,7 +100,7 @@ TEST_F(CliInspect, VerifySaysOneLinePerCheck) {
 TEST_F(CliInspect, BadUsageIsSaid) {
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{"inspect"}, "name one file"},
-      {{"inspect", adapter_, bare_}, "not expected: " + bare_},
+      {{"inspect", adapter_, bare_}, "\"" + bare_ + "\" is one word too many: kvadapt inspect takes one"},
       {{"inspect", "--file", adapter_, "--file", bare_}, "name one file"},
       {{"verify", "-m", "MODEL"}, "name one file"},
       {{"verify", adapter_}, "no model is named"},

@@ -138,7 +138,7 @@ TEST_F(CliProbe, OptionsAreVariablesToo) {
   EXPECT_EQ(json["operations"][0]["shape"]["batch"], 3);
   EXPECT_EQ(json["operations"][0]["shape"]["ctx"], 1024);
   const ProgramResult help = Run({"--help"});
-  for (const char* name : {"KVRUN_PLOT", "KVRUN_STORAGE_ONLY", "KVRUN_DEVICE_ONLY", "KVRUN_STORAGE_SECONDS"})
+  for (const char* name : {"--plot", "--storage-only", "--device-only", "--storage-seconds"})
     EXPECT_PRED2(Contains, help.out, name);
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -20,9 +21,85 @@ TEST(CliRun, TextGoesToStdoutAndStatisticsToStderr) {
   const ProgramResult result = Cli({"run", "-m", "toy", "-p", "hello"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "6:<bos>hello");
-  for (const char* part : {"Fake auto", "CPU", "prefill", "decode", "weights 1.0 MiB", "finish   end"}) {
+  for (const char* part : {"\nspeed    prompt 6 tokens at ", ", answer 12 tokens at ", "\nmemory   KV ",
+                           " in all\nend      the model ended its text\n"}) {
     EXPECT_PRED2(Contains, result.err, part);
   }
+}
+
+TEST(CliRun, StatisticsAreThreeLinesAndTheRestWithVerbose) {
+  const auto lines = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"run", "-m", "toy", "-p", "hello"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const std::string err = Cli(arguments).err;
+    const size_t at = err.find("\nspeed ");
+    return at == err.npos ? std::string() : err.substr(at + 1);
+  };
+  const std::string brief = lines({});
+  EXPECT_EQ(std::count(brief.begin(), brief.end(), '\n'), 3) << brief;
+  EXPECT_FALSE(Contains(brief, "Fake auto")) << brief;
+  const std::string all = lines({"-v"});
+  EXPECT_PRED2(Contains, all, "device   Fake auto");
+  EXPECT_PRED2(Contains, all, "weights 1.0 MiB");
+  EXPECT_EQ(lines({"-q", "-v"}), "");
+  EXPECT_EQ(lines({"--json", "-v"}), "");
+}
+
+TEST(CliRun, TheLastLineSaysWhyTheAnswerEnded) {
+  const auto end = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "run");
+    const std::string err = Cli(arguments).err;
+    return err.substr(std::min(err.rfind("end      "), err.size()));
+  };
+  EXPECT_EQ(end({"-m", "toy", "-p", "hello", "-n", "2"}),
+            "end      the limit of 2 tokens is reached (-n); -n -1 goes on until the model ends\n");
+  EXPECT_EQ(end({"-m", "toy", "-p", "hello", "-n", "1"}),
+            "end      the limit of 1 token is reached (-n); -n -1 goes on until the model ends\n");
+  EXPECT_EQ(end({"-m", "toy", "-p", "hello", "--stop", ":"}), "end      a text of --stop was reached\n");
+  EXPECT_EQ(end({"-m", "endless", "-p", "hello", "-n", "-1", "-c", "20"}),
+            "end      the context of 20 tokens is full; --ctx N makes it larger\n");
+}
+
+TEST(CliRun, NumbersTakeTheFormsThatPeopleWrite) {
+  const auto stats = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"run", "-m", "toy", "-p", "hello", "--json"});
+    const ProgramResult result = Cli(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return Json::parse(result.out, nullptr, false);
+  };
+  EXPECT_EQ(stats({"-c", "1k"})["memory"]["kv"], stats({"--ctx", "1024"})["memory"]["kv"]);
+  EXPECT_EQ(stats({"-c", "2K"})["memory"]["kv"], stats({"--ctx", "2048"})["memory"]["kv"]);
+  EXPECT_EQ(stats({"-n", "-1"})["text"], stats({"-n", "0"})["text"]);
+  for (const char* bad : {"k", "1.5k", "8kk", "8 k", "-1k", "99999999999m"})
+    EXPECT_EQ(Cli({"run", "-m", "toy", "-p", "x", "-c", bad}).exit_code, 2) << bad;
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-p", "x", "-n", "-2"}).exit_code, 2);
+}
+
+TEST(CliRun, ARandomSeedIsPrintedAndAnother) {
+  const auto seed = [](const std::string& err) {
+    const std::string before = "kvrun: note: the seed is ";
+    const size_t at = err.find(before);
+    return at == err.npos ? "" : err.substr(at + before.size(), err.find(';', at) - at - before.size());
+  };
+  const ProgramResult first = Cli({"run", "-m", "toy", "-p", "x", "--temp", "1", "--seed", "-1"});
+  const ProgramResult second = Cli({"run", "-m", "toy", "-p", "x", "--temp", "1", "--seed", "-1"});
+  EXPECT_NE(seed(first.err), "") << first.err;
+  EXPECT_NE(seed(first.err), seed(second.err));
+  const ProgramResult again = Cli({"run", "-m", "toy", "-p", "x", "--temp", "1", "--seed", seed(first.err)});
+  EXPECT_EQ(again.out, first.out);
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-p", "x", "--seed", "-2"}).exit_code, 2);
+}
+
+TEST(CliRun, AContextBeyondTrainingIsSaidBeforeLoading) {
+  const ProgramResult beyond = Cli({"run", "-m", "toy", "-p", "x", "-c", "8k", "--progress", "always"});
+  EXPECT_EQ(beyond.exit_code, 0);
+  const size_t at = beyond.err.find("kvrun: note: 8192 tokens are beyond 4096\n");
+  EXPECT_LT(at, beyond.err.find("loading")) << beyond.err;
+  EXPECT_FALSE(Contains(Cli({"run", "-m", "toy", "-p", "x", "-c", "4k"}).err, "are beyond"));
+  EXPECT_FALSE(Contains(Cli({"run", "-m", "toy", "-p", "x", "-c", "8k", "-q"}).err, "are beyond"));
+  const TemporaryFolder folder;
+  const std::string text = folder.Write("text", std::string(5000, 'a'));
+  EXPECT_PRED2(Contains, Cli({"eval", "-m", "toy", "-f", text}).err, " tokens are beyond 4096\n");
 }
 
 TEST(CliRun, ThreadsAndExactActivationsReachTheEngine) {
@@ -30,7 +107,7 @@ TEST(CliRun, ThreadsAndExactActivationsReachTheEngine) {
   const ProgramResult neither = Cli(run);
   EXPECT_FALSE(Contains(neither.err, "threads") || Contains(neither.err, "float activations")) << neither.err;
   std::vector<std::string> with_both = run;
-  with_both.insert(with_both.end(), {"--device", "host", "--threads", "3", "--exact-activations"});
+  with_both.insert(with_both.end(), {"-v", "--device", "host", "--threads", "3", "--exact-activations"});
   const ProgramResult both = Cli(with_both);
   for (const char* part : {"Fake host", "note: 3 threads", "note: float activations"}) {
     EXPECT_PRED2(Contains, both.err, part);

@@ -68,6 +68,18 @@ TEST(KvOptions, ABudgetIsBytesOrAShare) {
   EXPECT_EQ(With("budget", "1/13").kv.budget_bytes, std::nullopt);
 }
 
+TEST(KvOptions, ABudgetTakesTheUnitsThatPeopleWrite) {
+  for (const char* text : {"13M", "13MB", "13MiB", "13312K", "13312KB"})
+    EXPECT_EQ(With("budget", text).kv.budget_bytes, 13U << 20) << text;
+  EXPECT_EQ(With("budget", "2G").kv.budget_bytes, uint64_t{2} << 30);
+  EXPECT_EQ(With("budget", "0.5GB").kv.budget_bytes, uint64_t{1} << 29);
+  EXPECT_EQ(With("budget", "50%").kv.budget_fraction, 0.5);
+  EXPECT_EQ(With("budget", "12.5%").kv.budget_fraction, 0.125);
+  EXPECT_EQ(With("budget", "100%").kv.budget_fraction, 1.0);
+  for (const char* bad : {"%", "0%", "-1%", "101%", "nan%", "inf%", "5 %", "1/2%", "50%%", "1M%"})
+    EXPECT_NE(ErrorOf("budget", bad), "") << bad;
+}
+
 TEST(KvOptions, ALaterBudgetReplacesAnEarlier) {
   KvSettings settings;
   ASSERT_TRUE(SetKvOption("budget", "1MiB", &settings).ok());
@@ -80,8 +92,8 @@ TEST(KvOptions, ALaterBudgetReplacesAnEarlier) {
 
 TEST(KvOptions, ABudgetThatMeansNothingIsRefused) {
   for (const char* bad :
-       {"",       "x",    "0.5", "1e9",    "-1",   "+1",      " 1",     "1 MiB",     "1MB",
-        "1M",     "1mib", "MiB", "1,5MiB", "0x10", "1/13MiB", "1/13/2", "1.5/2",     "1/x",
+       {"",       "x",    "0.5", "1e9",    "-1",   "+1",      " 1",     "1 MiB",     "1TB",
+        "1B",     "1mib", "MiB", "1,5MiB", "0x10", "1/13MiB", "1/13/2", "1.5/2",     "1/x",
         "/",      "1/",   "/2",  "1/0",    "0/1",  "2/1",     "-1/2",   "1/1000001", "99999999999999999999",
         "1MiBMiB"}) {
     const std::string error = ErrorOf("budget", bad);

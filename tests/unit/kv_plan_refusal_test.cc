@@ -89,10 +89,12 @@ TEST(KvPlanRefusal, ContradictionsAreRefused) {
   expect_refused(options, "known: fifo, lru, non-hit");
   options = Unlimited("flexgen");
   options.select_entries = 400;
-  expect_refused(options, "flexgen has no selected entries");
+  expect_refused(
+      options,
+      "--kv-select does not go with the KV method flexgen, which has no selected entries: leave it out");
   options = Unlimited("full");
   options.window_entries = 64;
-  expect_refused(options, "full has no recent window");
+  expect_refused(options, "--kv-window does not go with the KV method full, which has no recent window");
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "runtime/engine/engine.h"
 #include "runtime/model/weights.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/reference_files.h"
@@ -165,6 +167,26 @@ TEST(ModelConfig, SlidingWindowLimitsTheContext) {
   EXPECT_EQ(ReadOrDie(TinyModel().Set(key, 50)).n_ctx_train, 50U);
   EXPECT_EQ(ReadOrDie(TinyModel().Set(key, 500)).n_ctx_train, 128U);
   EXPECT_EQ(ReadOrDie(TinyModel().Set(key, 0)).n_ctx_train, 128U);
+  EXPECT_EQ(ReadOrDie(TinyModel().Set(key, 50)).sliding_window, 50U);
+  EXPECT_EQ(ReadOrDie(TinyModel().Set(key, 50)).n_ctx_stated, 128U);
+}
+
+TEST(ContextNotes, NameBothNumbersAndWhatToExpect) {
+  ModelConfig config;
+  config.n_ctx_stated = 8192;
+  EXPECT_TRUE(ContextNotes(8192, config).empty());
+  EXPECT_EQ(ContextNotes(16384, config),
+            std::vector<std::string>{"the context of 16384 tokens is longer than the 8192 that the model was "
+                                     "trained with: expect worse text, and in the end none that makes sense, "
+                                     "beyond 8192 tokens"});
+  config.sliding_window = 4096;
+  EXPECT_TRUE(ContextNotes(4096, config).empty());
+  EXPECT_EQ(
+      ContextNotes(5000, config),
+      std::vector<std::string>{"the model was trained to attend to the last 4096 tokens only (its sliding "
+                               "window), and kvrun attends to all of the 5000 tokens of context: expect "
+                               "other, and mostly worse, text beyond 4096 tokens"});
+  EXPECT_EQ(ContextNotes(9000, config).size(), 2U);
 }
 
 TEST(ModelConfig, UnsupportedFeaturesAreNamed) {

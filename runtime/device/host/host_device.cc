@@ -88,7 +88,7 @@ Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& 
   try {
     device->thread_ = std::thread([raw = device.get()] { raw->Main(); });
   } catch (const std::system_error& error) {
-    return StatusFromErrno(error.code().value(), "starting the thread of the CPU as a device");
+    return StatusFromErrno(error.code().value(), "cannot start a thread on the CPU (ulimit -u limits them)");
   }
   return device;
 }

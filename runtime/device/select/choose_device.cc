@@ -23,26 +23,45 @@ bool IsNumber(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-Status NoSuchDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name, std::string_view wanted) {
+std::string ListDevices(std::span<const DeviceFacts> vulkan, std::string_view cpu_name) {
   std::string list;
   for (size_t i = 0; i < vulkan.size(); ++i) {
     list += fmt::format("{}: {} ({}), ", i, vulkan[i].name, DeviceTypeName(vulkan[i].type));
   }
-  return {StatusCode::kNotFound, fmt::format("no device is named \"{}\"; there are: {}{}: {} (host)", wanted,
-                                             list, vulkan.size(), cpu_name)};
+  return fmt::format("{}{}: {} (cpu)", list, vulkan.size(), cpu_name);
+}
+
+Status NoSuchDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name, std::string_view wanted) {
+  return {StatusCode::kNotFound, fmt::format("no device is named \"{}\"; the devices are: {}", wanted,
+                                             ListDevices(vulkan, cpu_name))};
+}
+
+// A driver for CPUs is none, whatever it calls itself.
+Result<AnyDeviceChoice> ChooseGpu(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
+                                  bool has_gpu) {
+  if (!has_gpu) {
+    return Status(StatusCode::kNotFound,
+                  fmt::format("no GPU was found: install its Vulkan driver, or compute on the CPU with "
+                              "--device cpu; the devices are: {}",
+                              ListDevices(vulkan, cpu_name)));
+  }
+  KVRUN_ASSIGN_OR_RETURN(const DeviceChoice choice, SelectDevice(vulkan, "vulkan"));
+  return AnyDeviceChoice{.vulkan = choice.index, .note = choice.note};
 }
 
 Status NoSuchPair(std::string_view wanted) {
-  return {
-      StatusCode::kInvalidArgument,
-      fmt::format("\"{}\" is no pair of devices: name a Vulkan device that computes prompts, then \"+host\", "
-                  "as in \"vulkan+host\"",
-                  wanted)};
+  return {StatusCode::kInvalidArgument,
+          fmt::format("\"{}\" is not a pair of devices: name a Vulkan device that computes prompts, then "
+                      "\"+cpu\", as in \"gpu+cpu\"",
+                      wanted)};
 }
 
 }  // namespace
 
-bool IsHostName(std::string_view wanted) { return LowerCase(wanted) == "host"; }
+bool IsHostName(std::string_view wanted) {
+  const std::string name = LowerCase(wanted);
+  return name == "host" || name == "cpu";
+}
 
 bool IsAutoName(std::string_view wanted) { return wanted.empty() || LowerCase(wanted) == "auto"; }
 
@@ -70,12 +89,13 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
                                      std::string_view wanted) {
   const std::string name = LowerCase(wanted);
   const AnyDeviceChoice host{.vulkan = std::nullopt, .note = {}};
-  if (name == "host" || name == std::to_string(vulkan.size())) return host;
+  if (IsHostName(name) || name == std::to_string(vulkan.size())) return host;
   const bool has_gpu =
       std::ranges::any_of(vulkan, [](const DeviceFacts& facts) { return facts.type != DeviceType::kCpu; });
   if (!has_gpu && IsAutoName(wanted)) {
     return AnyDeviceChoice{.vulkan = std::nullopt, .note = "no GPU was found; computing on the CPU itself"};
   }
+  if (name == "gpu") return ChooseGpu(vulkan, cpu_name, has_gpu);
   if (!vulkan.empty() || name == "vulkan") {
     const Result<DeviceChoice> choice = SelectDevice(vulkan, wanted);
     if (choice.ok()) return AnyDeviceChoice{.vulkan = choice->index, .note = choice->note};

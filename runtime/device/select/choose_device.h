@@ -18,12 +18,12 @@ struct AnyDeviceChoice {
   std::string note;              // something the user should know; may be empty
 };
 
-// "host" (in either case): the CPU. Then nothing else needs to be looked for.
+// "host" or "cpu" (in either case): the CPU. Then nothing else needs to be looked for.
 bool IsHostName(std::string_view wanted);
 
-// `wanted`: "host"; "" or "auto" (as SelectDevice chooses; the CPU itself where Vulkan has no GPU, as a
-// driver for CPUs is several times slower); "vulkan"; an index, where the CPU comes after Vulkan's devices;
-// or a part of a name in either case, Vulkan's first.
+// `wanted`: "host" or "cpu"; "gpu" (the best real one, else an error); "" or "auto" (as SelectDevice chooses;
+// the CPU itself where Vulkan has no GPU, as a driver for CPUs is several times slower); "vulkan"; an index,
+// where the CPU comes after Vulkan's devices; or a part of a name in either case, Vulkan's first.
 Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,
                                      std::string_view wanted);
 
@@ -31,8 +31,8 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
 // in its facts and changes how fast it is.
 AutoCandidates ChooseCandidates(std::span<const DeviceFacts> vulkan, std::string_view changes);
 
-// "A+host": two devices as one, of which A computes prompts and the CPU itself decodes. Answers A; nothing
-// where `wanted` names one device; an error where it names another pair.
+// "A+host" or "A+cpu": two devices as one, of which A computes prompts and the CPU itself decodes. Answers A;
+// nothing where `wanted` names one device; an error where it names another pair.
 Result<std::optional<std::string>> PrefillDeviceOfPair(std::string_view wanted);
 // A of such a pair: one of Vulkan's devices, as ChooseDevice understands it.
 Result<AnyDeviceChoice> ChoosePrefillDevice(std::span<const DeviceFacts> vulkan, std::string_view cpu_name,

@@ -123,7 +123,8 @@ KVRUN_API kvrun_status kvrun_model_open(const char* path, kvrun_model** model);
 KVRUN_API void kvrun_model_close(kvrun_model* model);
 
 /* JSON object: architecture, name, file_bytes, files [path], gguf_version, n_layers, n_embd, n_ff, n_heads,
- * n_kv_heads, head_dim, n_vocab, n_ctx_train, rope, tokenizer, chat_form (null if unknown), tensor_types
+ * n_kv_heads, head_dim, n_vocab, n_ctx_train (at most the sliding window), sliding_window (null: none; kvrun
+ * attends to the whole context all the same), rope, tokenizer, chat_form (null if unknown), tensor_types
  * {type: count}, parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train),
  * context. */
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
@@ -208,7 +209,8 @@ typedef struct kvrun_engine_options {
   uint32_t validation; /* nonzero: enable the Vulkan validation layer, if it is installed */
   /* "auto" (or NULL): Vulkan's best device or the CPU itself, whichever computes this model faster; this is
    * measured at first use, kept in the user's cache folder, and said in kvrun_engine_info_json's notes.
-   * "vulkan": the best GPU, else a Vulkan driver for the CPU; "host": the CPU itself; a part of a device's
+   * "gpu": the best GPU; "vulkan": the same, or a Vulkan driver for the CPU where there is no GPU; "cpu" (or
+   * "host"): the CPU itself; a part of a device's
    * name; or an index as in kvrun_devices_json. "A+host", where A is a Vulkan device named in one of these
    * ways: A computes prompts, the CPU itself decodes, in one memory that both see; the weights are held
    * twice. */
@@ -240,11 +242,11 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                "kvswap": all of it on flash, and each token reads what it is predicted to attend to. The
  *                default is "full" where there is no budget, or where the budget holds all KV of the context,
  *                else "kvswap". A note says where the budget holds it all; a method that is said is kept
- *   budget       memory for all that grows with the context: bytes ("14155776"), with a unit ("13.5MiB";
- *                KiB, MiB, GiB), or a share of the f16 KV of the whole context ("1/13"). Bytes are never
- *                exceeded: too few are KVRUN_OUT_OF_MEMORY. A share that is too small for "kvswap" or
- *                "flexgen", named or chosen, is raised to the least that works, which a note says. For
- *                "full", where it is named, it is refused
+ *   budget       memory for all that grows with the context: bytes ("14155776"), with a unit of 1024s
+ *                ("13.5M", "13.5MB" and "13.5MiB" are the same; K, M, G), or a share of the f16 KV of the
+ *                whole context ("1/13", "8%"). Bytes are never exceeded: too few are KVRUN_OUT_OF_MEMORY. A
+ *                share that is too small for "kvswap" or "flexgen", named or chosen, is raised to the least
+ *                that works, which a note says. For "full", where it is named, it is refused
  *   type         "f32", "f16", "fp8", "int8", "int4": of both, or K,V ("fp8,int4")
  *   group        consecutive entries that are read as one, up to 256
  *   select       entries that a token reads besides sinks and window
@@ -291,10 +293,11 @@ KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value
  * none; of a share that was raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the
  * budget), parts [{name, bytes, prefill, decode: whether it is there in this phase}, the largest first], and,
  * counted as the options are, group, select, window, sinks, reuse, rank (0: no index), index, heads, policy,
- * k_type, v_type, adapter_kind (null where there is none), notes [..]. A file of adapters is read to see that
- * it suits; the folder for KV is not made. The group that kvswap takes where none is given depends on the
- * storage under that folder, which is measured at first use, 0.1 to 0.4 seconds on flash, and kept in the
- * user's cache folder; a note says where it is not 4. */
+ * k_type, v_type, adapter_kind (null where there is none), notes [..] (one where the context is longer than
+ * what the model was trained with). A file of adapters is read to see that it suits; the folder for KV is not
+ * made. The group that kvswap takes where none is given depends on the storage under that folder, which is
+ * measured at first use, 0.1 to 0.4 seconds on flash, and kept in the user's cache folder; a note says where
+ * it is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 

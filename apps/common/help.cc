@@ -1,0 +1,160 @@
+#include "apps/common/help.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+namespace kvrun::cli {
+namespace {
+
+constexpr size_t kUsualWidth = 80;
+constexpr size_t kLeastWidth = 40;
+constexpr size_t kMostWidth = 100;
+// Where an option's text begins; on a narrow terminal the texts would have no room there.
+constexpr size_t kTextColumn = 28;
+constexpr size_t kNarrowTextColumn = 10;
+constexpr size_t kNarrowWidth = 60;
+
+constexpr const char* kVariables =
+    "Every option is also an environment variable: --top-k is KVRUN_TOP_K. An empty variable counts as not "
+    "set; the command line wins over it.";
+constexpr const char* kNumbers =
+    "Numbers of tokens may end in k, of 1,024 (8k is 8192); sizes of memory in K, M or G, of 1024 too.";
+constexpr const char* kExitCodes = "0 done, 1 failed, 2 wrong usage, 130 interrupted.";
+
+// 0: no number.
+size_t NumberIn(const char* text) {
+  size_t number = 0;
+  if (text == nullptr) return 0;
+  const char* end = text + std::strlen(text);
+  const auto [rest, error] = std::from_chars(text, end, number);
+  return error == std::errc() && rest == end ? number : 0;
+}
+
+size_t TerminalWidth() {
+  if (const size_t columns = NumberIn(std::getenv("COLUMNS")); columns != 0) return columns;
+  winsize size = {};
+  if (::isatty(STDOUT_FILENO) == 1 && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col != 0)
+    return size.ws_col;
+  return kUsualWidth;
+}
+
+// The words of `text` from column `column` on; the first line is `line`, which may be longer than that.
+std::string Wrapped(std::string line, size_t column, std::string_view text, size_t width) {
+  std::string wrapped;
+  const std::string indent(column, ' ');
+  if (line.size() + 2 > column && column > 0 && !line.empty()) {
+    wrapped = line + "\n";
+    line = indent;
+  }
+  line.resize(std::max(line.size(), column), ' ');
+  bool is_first = true;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (word.empty()) continue;
+    if (!is_first && line.size() + 1 + word.size() > width) {
+      wrapped += line + "\n";
+      line = indent;
+      is_first = true;
+    }
+    line += fmt::format("{}{}", is_first ? "" : " ", word);
+    is_first = false;
+  }
+  return wrapped + line + "\n";
+}
+
+std::string Paragraph(std::string_view text, size_t width) { return Wrapped("", 0, text, width); }
+
+std::string NamesOf(const OptionInfo& option) {
+  std::string names;
+  for (const std::string& name : option.names) names += (names.empty() ? "" : ", ") + name;
+  // Long names stand below each other.
+  const bool has_short = !option.names.empty() && !option.names.front().starts_with("--");
+  const std::string indent = has_short || names.empty() ? "" : "    ";
+  const std::string named = option.kind.empty() ? names : names + " " + option.kind;
+  return "  " + indent + (option.positional.empty() ? named : option.positional + ", " + named);
+}
+
+std::string Entry(const std::string& left, const std::string& text, size_t width) {
+  return Wrapped(left, width < kNarrowWidth ? kNarrowTextColumn : kTextColumn, text, width);
+}
+
+std::string Examples(std::span<const Example> examples, size_t width) {
+  if (examples.empty()) return "";
+  std::string text = "\nExamples:\n";
+  // A command is not broken: it is there to be copied.
+  for (const Example& example : examples)
+    text += fmt::format("  {}\n{}", example.line, Wrapped("", 6, example.what, width));
+  return text;
+}
+
+}  // namespace
+
+const char* HelpGroupTitle(HelpGroup group) {
+  switch (group) {
+    case HelpGroup::kInput: return "Model and input";
+    case HelpGroup::kPrompt: return "Model and prompt";
+    case HelpGroup::kWork: return "What is done";
+    case HelpGroup::kSampling: return "Sampling";
+    case HelpGroup::kDevice: return "Device";
+    case HelpGroup::kKv: return "Context and KV cache";
+    case HelpGroup::kKvExperts: return "KV cache, for experts";
+    case HelpGroup::kOutput: return "Output";
+  }
+  return "";
+}
+
+size_t HelpWidth() { return std::clamp(TerminalWidth(), kLeastWidth, kMostWidth); }
+
+std::string CommandHelp(const std::string& program, const CommandInfo& command, size_t width) {
+  std::string text = Paragraph(command.description + ".", width);
+  std::string usage = fmt::format("Usage: {} {}", program, command.name);
+  for (const OptionInfo& option : command.options) {
+    if (!option.positional.empty()) usage += " " + option.positional;
+  }
+  text += "\n" + usage + (command.options.empty() ? "" : " [OPTIONS]") + "\n";
+  for (int at = 0; at <= static_cast<int>(HelpGroup::kOutput); ++at) {
+    const auto group = static_cast<HelpGroup>(at);
+    std::string entries;
+    for (const OptionInfo& option : command.options) {
+      if (option.group == group) entries += Entry(NamesOf(option), option.help, width);
+    }
+    if (!entries.empty()) text += fmt::format("\n{}:\n{}", HelpGroupTitle(group), entries);
+  }
+  text += "\nHelp:\n" + Entry("  -h, --help", "this help", width);
+  text += Examples(command.examples, width);
+  const bool has_context = std::ranges::any_of(command.options, [](const OptionInfo& option) {
+    return option.group == HelpGroup::kKv || option.group == HelpGroup::kWork;
+  });
+  if (!command.options.empty()) text += "\n";
+  if (has_context) text += Paragraph(kNumbers, width);
+  if (!command.options.empty()) text += Paragraph(kVariables, width);
+  return text;
+}
+
+std::string ProgramHelp(const std::string& program, const std::string& description,
+                        std::span<const CommandInfo> commands, std::span<const Example> examples,
+                        size_t width) {
+  std::string text = Paragraph(description, width);
+  text += fmt::format("\nUsage: {} COMMAND [OPTIONS]\n\nCommands:\n", program);
+  constexpr size_t kCommandColumn = 13;
+  for (const CommandInfo& command : commands)
+    text += Wrapped("  " + command.name, kCommandColumn, command.description, width);
+  text += "\nOptions:\n";
+  text +=
+      Entry("  -h, --help", fmt::format("this help; `{} COMMAND --help` for a command's", program), width);
+  text += Entry("      --version", "the program's version", width);
+  text += Examples(examples, width);
+  return text + "\n" + Paragraph(kVariables, width) +
+         Paragraph(fmt::format("Exit codes: {}", kExitCodes), width);
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,17 @@
+#include "apps/kvadapt/commands.h"
+
+namespace kvrun::cli {
+
+ProgramInfo ThisProgram() {
+  return {
+      "kvadapt",
+      "kvadapt adapts kvrun to a model and to a machine.",
+      {{"kvadapt calibrate -m model.gguf -o adapter.gguf",
+        "compute adapters for the KV cache from texts that come with Debian"},
+       {"kvadapt tune -m model.gguf --budget 1/13 --ctx 8192 -o kvrun.toml",
+        "find the fastest KV options for a budget on this machine"}},
+      {AddCalibrateCommand, AddProbeCommand, AddTuneCommand, AddInspectCommand, AddVerifyCommand},
+  };
+}
+
+}  // namespace kvrun::cli

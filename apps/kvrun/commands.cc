@@ -1,0 +1,18 @@
+#include "apps/kvrun/commands.h"
+
+namespace kvrun::cli {
+
+ProgramInfo ThisProgram() {
+  return {
+      "kvrun",
+      "kvrun runs long-context language models on any Vulkan device, or on the CPU, with the KV cache in "
+      "memory or on flash.",
+      {{"kvrun chat -m model.gguf", "talk with a model"},
+       {"kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat",
+        "ask a question about a document"}},
+      {AddRunCommand, AddChatCommand, AddTokenizeCommand, AddLogitsCommand, AddEvalCommand, AddBenchCommand,
+       AddInfoCommand, AddDevicesCommand, AddDoctorCommand, AddVersionCommand},
+  };
+}
+
+}  // namespace kvrun::cli

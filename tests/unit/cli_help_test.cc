@@ -1,0 +1,142 @@
+// `--help`: groups, width, examples, and where variables are explained.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+
+ProgramResult Adapt(const std::vector<std::string>& arguments, const ProgramInput& input = {}) {
+  return RunProgram(KVADAPT_FAKE_PROGRAM, arguments, input);
+}
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+size_t Count(const std::string& text, const std::string& part) {
+  size_t n = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+const std::vector<std::string> kRunCommands = {"run",   "chat", "tokenize", "logits", "eval",
+                                               "bench", "info", "devices",  "doctor"};
+const std::vector<std::string> kAdaptCommands = {"calibrate", "probe", "tune", "inspect", "verify"};
+
+TEST(CliHelp, OptionsStandInGroupsInTheirOrder) {
+  const std::string help = Cli({"run", "--help"}).out;
+  size_t before = 0;
+  for (const char* group :
+       {"\nModel and prompt:\n", "\nSampling:\n", "\nDevice:\n", "\nContext and KV cache:\n",
+        "\nKV cache, for experts:\n", "\nOutput:\n", "\nExamples:\n"}) {
+    const size_t at = help.find(group);
+    ASSERT_NE(at, help.npos) << group << help;
+    EXPECT_LT(before, at) << group;
+    before = at;
+  }
+  const auto in_group = [&help](const std::string& option, const std::string& group) {
+    const size_t at = help.find("\n" + group + ":\n") + 1;
+    const size_t end = help.find("\n\n", at);
+    return Contains(help.substr(at, end - at), option + " ");
+  };
+  EXPECT_TRUE(in_group("-p, --prompt", "Model and prompt"));
+  EXPECT_TRUE(in_group("--top-k", "Sampling"));
+  EXPECT_TRUE(in_group("--device", "Device"));
+  EXPECT_TRUE(in_group("--kv-budget", "Context and KV cache"));
+  EXPECT_TRUE(in_group("--kv-rank", "KV cache, for experts"));
+  EXPECT_TRUE(in_group("--json", "Output"));
+}
+
+TEST(CliHelp, IsAsWideAsTheTerminalAndNoWiderThanAHundred) {
+  const auto widest = [](const std::string& columns, const std::string& command) {
+    const ProgramInput input{
+        columns.empty() ? std::vector<std::string>{} : std::vector<std::string>{"COLUMNS=" + columns}, "",
+        ""};
+    size_t most = 0;
+    bool in_examples = false;  // commands are there to be copied: they are not broken
+    for (const std::string& line : Lines(Cli({command, "--help"}, input).out)) {
+      in_examples = line == "Examples:" || (in_examples && !line.empty());
+      if (!in_examples) most = std::max(most, line.size());
+    }
+    return most;
+  };
+  for (const std::string& command : kRunCommands) {
+    EXPECT_LE(widest("", command), 80U) << command;
+    EXPECT_LE(widest("72", command), 72U) << command;
+    EXPECT_LE(widest("1000", command), 100U) << command;
+    EXPECT_LE(widest("wide", command), 80U) << command;
+  }
+  EXPECT_GT(widest("1000", "run"), 90U);
+  EXPECT_GT(widest("72", "run"), 60U);
+}
+
+TEST(CliHelp, SaysTheRuleOfVariablesOnceAndAtTheEnd) {
+  const auto check = [](const std::string& help) {
+    SCOPED_TRACE(help);
+    EXPECT_EQ(Count(help, "KVRUN_"), 1U);
+    EXPECT_PRED2(Contains, help.substr(help.rfind("\n\n")), "--top-k is KVRUN_TOP_K");
+  };
+  for (const std::string& command : kRunCommands) check(Cli({command, "--help"}).out);
+  for (const std::string& command : kAdaptCommands) check(Adapt({command, "--help"}).out);
+  check(Cli({"--help"}).out);
+}
+
+TEST(CliHelp, EveryCommandHasTwoExamples) {
+  for (const std::string& command : kRunCommands)
+    EXPECT_EQ(Count(Cli({command, "--help"}).out, "\n  kvrun " + command), 2U) << command;
+  for (const std::string& command : kAdaptCommands)
+    EXPECT_EQ(Count(Adapt({command, "--help"}).out, "\n  kvadapt " + command), 2U) << command;
+}
+
+// The toy library has others.
+std::string WithToyShape(std::string arguments) {
+  const std::string shape = "Llama-3.1-8B";
+  const size_t at = arguments.find(shape);
+  return at == arguments.npos ? arguments : arguments.replace(at, shape.size(), "Toy-8B");
+}
+
+// Their options exist, and what they combine is not refused.
+TEST(CliHelp, ExamplesAreUnderstood) {
+  const TemporaryFolder folder;  // some write files
+  const auto check = [&folder](const std::string& program, const std::string& command,
+                               const std::string& help) {
+    size_t n = 0;
+    for (const std::string& line : Lines(help)) {
+      if (!line.starts_with("  kv")) continue;
+      ++n;
+      const std::string arguments = WithToyShape(line.substr(line.find(" " + command) + 1));
+      const ProgramResult result =
+          RunShell("cd " + folder.Path("") + " && " + ShellWords(program) + " " + arguments);
+      EXPECT_NE(result.exit_code, 2) << line << "\n" << result.err;
+    }
+    EXPECT_EQ(n, 2U) << help;
+  };
+  for (const std::string& command : kRunCommands)
+    check(KVRUN_FAKE_PROGRAM, command, Cli({command, "--help"}).out);
+  for (const std::string& command : kAdaptCommands)
+    check(KVADAPT_FAKE_PROGRAM, command, Adapt({command, "--help"}).out);
+}
+
+TEST(CliHelp, OfTheProgramListsCommandsExamplesAndExitCodes) {
+  const std::string help = Cli({"--help"}).out;
+  for (const std::string& command : kRunCommands)
+    EXPECT_EQ(Count(help, "\n  " + command + "  "), 1U) << command << "\n" << help;
+  EXPECT_PRED2(Contains, help, "Usage: kvrun COMMAND [OPTIONS]\n");
+  EXPECT_PRED2(Contains, help, "\nExamples:\n  kvrun chat -m ");
+  EXPECT_PRED2(Contains, help, "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.\n");
+}
+
+}  // namespace
+}  // namespace kvrun
