@@ -72,6 +72,15 @@ TEST_F(CapiKvTest, AnOptionCanBeCheckedAlone) {
   EXPECT_EQ(kvrun_kv_option_check("budget", nullptr), KVRUN_INVALID_ARGUMENT);
 }
 
+TEST_F(CapiKvTest, APlanSaysWhatToExpectBeyondTheTrainedContext) {
+  EXPECT_TRUE(Plan()["notes"].empty());
+  options_.n_ctx = 129;
+  const Json notes = Plan()["notes"];
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_NE(notes[0].get<std::string>().find("129 tokens is longer than the 128"), std::string::npos)
+      << notes;
+}
+
 TEST_F(CapiKvTest, TheOptionTypeWinsOverTheField) {
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
   EXPECT_EQ(kv_type_, KvType::kF16);
