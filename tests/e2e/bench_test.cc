@@ -151,7 +151,6 @@ TEST_F(Bench, RandomKvIsReadWithTheHitRateThatWasAskedFor) {
 
 // Half as many layers take turns with those that are timed; what is kept of KV is the same for each layer.
 TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
-  model_.model = nullptr;
   TearDown();
   engine_ = nullptr;
   SyntheticShape shape = kTiny;
@@ -182,7 +181,7 @@ TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
     }
   }
   options_.fill_random = 1;
-  const std::string budget = "--kv-method kvswap --kv-budget 500000";
+  const std::string budget = "--kv-method kvswap --kv-budget 2000000";
   const std::string note = Run(budget)[0]["part_note"];
   EXPECT_NE(note.find("with 3 times as much"), std::string::npos) << note;
 }
