@@ -79,6 +79,12 @@ Json TakeJson(char* text) {
   return json;
 }
 
+Json ModelInfo(const Model& model) {
+  char* text = nullptr;
+  Check(kvrun_model_info_json(model.get(), 0, &text));
+  return TakeJson(text);
+}
+
 Json KvPlan(const Model& model, const kvrun_session_options& options) {
   char* text = nullptr;
   Check(kvrun_kv_plan_json(model.get(), &options, &text));

@@ -46,6 +46,7 @@ std::vector<int32_t> EncodeMessages(const Model& model, const std::vector<kvrun_
 std::string TakeText(char* text);
 Json TakeJson(char* text);
 
+Json ModelInfo(const Model& model);
 // What a session would make of its budget (kvrun_kv_plan_json).
 Json KvPlan(const Model& model, const kvrun_session_options& options);
 Json EngineInfo(const Engine& engine);

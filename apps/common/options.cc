@@ -113,6 +113,13 @@ bool OptionSet::Chosen() const { return app_->parsed(); }
 
 bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_option(name)->count() > 0; }
 
+bool OptionSet::Given(const std::string& name) const {
+  const CLI::Option* option = app_->get_option(name);
+  return std::ranges::any_of(bindings_, [option](const Binding& binding) {
+    return binding.option == option && (option->count() > 0 || ValueOfVariable(binding) != nullptr);
+  });
+}
+
 void OptionSet::Bind(CLI::Option* option, const std::string& kind, Setter set) {
   const std::string variable = VariableName(*option);
   OptionInfo info{{}, "", kind, {}, option->get_description(), variable, group_};

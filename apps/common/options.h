@@ -71,6 +71,8 @@ class OptionSet {
   // Once the command line is parsed: whether it names this subcommand, or has this option ("--batch").
   bool Chosen() const;
   bool OnCommandLine(const std::string& name) const;
+  // The same, or whether its environment variable gives it.
+  bool Given(const std::string& name) const;
 
   // Sets the variables, once the command line is parsed. Throws UsageError, which names the option or the
   // variable, when all others are set: --json then says how to report it. An environment variable is ignored

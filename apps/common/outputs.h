@@ -14,7 +14,7 @@ struct OutputFiles {
   std::vector<std::string> results = {};  // that the person named
   std::vector<std::string> working = {};  // beside them: whose these are is checked by who writes them
   std::vector<std::string> inputs = {};   // files, folders, - (standard input)
-  bool force = false;                // --force: a result may take the place of a file of anybody
+  bool force = false;                     // --force: a result may take the place of a file of anybody
 };
 
 // --force, of a command with outputs.

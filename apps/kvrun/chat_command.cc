@@ -15,6 +15,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/chat_commands.h"
 #include "apps/kvrun/chat_history.h"
+#include "apps/kvrun/chat_sampling.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/conversation.h"
 #include "apps/kvrun/line_reader.h"
@@ -35,6 +36,7 @@ struct ChatOptions {
   ConversationOptions conversation;
   std::vector<std::string> files;
   bool no_history = false;
+  const OptionSet* set = nullptr;
 };
 
 // What a line can do wrong, without an end of the conversation: the user can do something else.
@@ -188,11 +190,20 @@ void NoteLostBytes(const Model& model, const ChatOptions& options, const std::ve
 uint32_t ContextFor(const Model& model, const ChatOptions& options, const std::vector<Document>& documents) {
   // An unknown chat form is better said before the weights are loaded.
   const size_t n_tokens = EncodeFirstTurn(model, options.conversation, documents, "?").size();
-  if (documents.empty() || options.shared.ctx != 0) return options.shared.ctx;
+  if (documents.empty()) return options.shared.ctx;
   const char* what = documents.size() == 1 ? "the document of -f" : "the documents of -f";
   const uint32_t n_ctx = ChooseContext(model, options.shared, n_tokens, 0, what);
+  if (options.shared.ctx != 0) return n_ctx;
   const uint32_t trained = kvrun_model_context_train(model.get());
   return std::max(n_ctx, static_cast<uint32_t>(std::min<size_t>(trained, n_tokens + kRoomForTalk)));
+}
+
+void PrintSampling(const Json& model_info, const kvrun_generate_options& values) {
+  const Json sampling = model_info.value("sampling", Json::object());
+  for (const Json& why : sampling.value("ignored", Json::array())) {
+    PrintMessage("note: the model file's advice is ignored: " + TextOf(why));
+  }
+  WriteStderr(SamplingText(values) + "\n");
 }
 
 int Converse(const ChatOptions& options, ChatLoop* loop) {
@@ -207,12 +218,13 @@ int Converse(const ChatOptions& options, ChatLoop* loop) {
 
 int Chat(ChatOptions& options) {
   CheckGenerationOptions(options.conversation.generation);
-  ChooseSeed(&options.conversation.generation, options.shared.quiet);
   ReadChatTemplate(&options.conversation.form);
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
   const uint32_t n_ctx = ContextFor(model, options, documents);
   if (!options.shared.quiet) NoteLostBytes(model, options, documents);
+  const Json model_info = ModelInfo(model);
+  ChooseSampling(*options.set, model_info, &options.conversation.generation);
   SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
   // From now on nothing that is typed is cut, while the model is loaded and while it answers too.
   std::optional<TerminalModes> modes;
@@ -222,6 +234,7 @@ int Chat(ChatOptions& options) {
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
   conversation.ReadAhead();
+  if (!options.shared.quiet) PrintSampling(model_info, options.conversation.generation.values);
   ChatLoop loop(options, model, &conversation, session, loaded.info);
   const int exit_code = Converse(options, &loop);
   if (!options.shared.quiet) {
@@ -246,12 +259,13 @@ Command AddChatCommand(CLI::App* program) {
   set->AddExample("kvrun chat -m model.gguf -f report.txt", "talk about a document");
   set->AddExample("kvrun chat -m model.gguf --system \"Answer in one sentence.\" --kv-budget 1/13",
                   "with an instruction, and the KV cache on flash");
-  AddGenerationOptions(set.get(), &options->conversation.generation, 0);
+  AddGenerationOptions(set.get(), &options->conversation.generation, 0, SamplingDefaults::kChat);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   set->Group(HelpGroup::kOutput);
   set->Flag("--no-history", &options->no_history, "keep nothing of what is typed for later chats");
   AddQuietOptions(set.get(), &options->shared);
   AddVerboseOption(set.get(), &options->shared);
+  options->set = set.get();
   return {set, nullptr, [options] { return Chat(*options); }};
 }
 

@@ -82,7 +82,9 @@ void RejectNegative(const std::string& source, const std::string& text) {
 
 }  // namespace
 
-void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens) {
+void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens,
+                          SamplingDefaults defaults) {
+  const bool of_chat = defaults == SamplingDefaults::kChat;
   kvrun_generate_options& values = generation->values;
   values.max_tokens = default_max_tokens;
   set->Group(HelpGroup::kSampling);
@@ -95,10 +97,19 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
         RejectNegative(source, text);
         values.max_tokens = text == "-1" ? 0 : ParseCountOption(source, text, 0, kMaxU32);
       });
-  set->Number("--temp", &values.temperature, 0.0F, 100.0F, "temperature (default 0: greedy)");
-  set->Number("--top-k", &values.top_k, 0, kMaxU32, "sample among the K likeliest tokens (0: off)");
-  set->Number("--top-p", &values.top_p, 0.0F, 1.0F, "sample among the likeliest tokens of mass P (1: off)");
-  set->Number("--min-p", &values.min_p, 0.0F, 1.0F, "drop tokens below P times the likeliest (0: off)");
+  set->Number("--temp", &values.temperature, 0.0F, 100.0F,
+              of_chat ? "temperature (default: the model file's, else 0.7; 0: greedy)"
+                      : "temperature (default 0: greedy)");
+  set->Number("--top-k", &values.top_k, 0, kMaxU32,
+              of_chat ? "sample among the K likeliest tokens (default: the model file's, else 0: off)"
+                      : "sample among the K likeliest tokens (0: off)");
+  set->Number(
+      "--top-p", &values.top_p, 0.0F, 1.0F,
+      of_chat ? "sample among the likeliest tokens of mass P (default: the model file's, else 0.95; 1: off)"
+              : "sample among the likeliest tokens of mass P (1: off)");
+  set->Number("--min-p", &values.min_p, 0.0F, 1.0F,
+              of_chat ? "drop tokens below P times the likeliest (default: the model file's, else 0: off)"
+                      : "drop tokens below P times the likeliest (0: off)");
   set->Number("--repeat-penalty", &values.repetition_penalty, 0.01F, 100.0F,
               "penalty of repeated tokens (1: off)");
   set->Number("--repeat-window", &values.repetition_window, 0, kMaxU32, "last tokens that count as repeated");
@@ -107,14 +118,15 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
       "taken off the logit of a token that the answer has among its last --repeat-window tokens (0: off)");
   set->Number("--frequency-penalty", &values.frequency_penalty, -2.0F, 2.0F,
               "the same for each time that the token is there (0: off)");
-  set->Checked(
-      "--seed", "N",
-      fmt::format("seed of the sampler (default {}; -1: a random one, which is printed)", values.seed),
-      [generation](const std::string& source, const std::string& text) {
-        RejectNegative(source, text);
-        generation->has_random_seed = text == "-1";
-        if (!generation->has_random_seed) generation->values.seed = ParseSeed(source, text);
-      });
+  set->Checked("--seed", "N",
+               of_chat ? "seed of the sampler (default -1: a random one, which is printed)"
+                       : fmt::format("seed of the sampler (default {}; -1: a random one, which is printed)",
+                                     values.seed),
+               [generation](const std::string& source, const std::string& text) {
+                 RejectNegative(source, text);
+                 generation->has_random_seed = text == "-1";
+                 if (!generation->has_random_seed) generation->values.seed = ParseSeed(source, text);
+               });
   set->TextList("--stop", &generation->stop, "TEXT", "end before this text (may be given several times)");
   set->Flag("--ignore-end", &generation->ignore_end, "go on after the model ended (benchmarks)");
 }

@@ -23,8 +23,11 @@ struct GenerationOptions {
 };
 
 // -n, --temp, --top-k, --top-p, --min-p, --repeat-penalty, --repeat-window, --presence-penalty,
-// --frequency-penalty, --seed, --stop, --ignore-end.
-void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens);
+// --frequency-penalty, --seed, --stop, --ignore-end. The help says what a command does where they are not
+// given: the library's defaults, or ChooseSampling.
+enum class SamplingDefaults : uint8_t { kGreedy, kChat };
+void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens,
+                          SamplingDefaults defaults = SamplingDefaults::kGreedy);
 // Draws the seed where a random one is asked for, and says which it is.
 void ChooseSeed(GenerationOptions* generation, bool quiet);
 void CheckGenerationOptions(const GenerationOptions& generation);

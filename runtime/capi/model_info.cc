@@ -1,5 +1,9 @@
 #include "runtime/capi/model_info.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
 #include <string_view>
@@ -39,6 +43,43 @@ Json TokenizerInfo(const GgufFile& file) {
   return info;
 }
 
+// What the makers of a file advise to sample with, by the keys that llama.cpp writes.
+struct SamplingKey {
+  const char* name;
+  const char* key;
+  float least;
+  float most;
+};
+constexpr SamplingKey kSamplingKeys[] = {{"temperature", "general.sampling.temp", 0, 100},
+                                         {"top_k", "general.sampling.top_k", -1, 1 << 24},
+                                         {"top_p", "general.sampling.top_p", 0, 1},
+                                         {"min_p", "general.sampling.min_p", 0, 1}};
+
+// What cannot be used is left out and named: bad advice is no reason to refuse a model.
+Json SamplingInfo(const GgufFile& file) {
+  Json info = Json::object();
+  Json ignored = Json::array();
+  for (const SamplingKey& setting : kSamplingKeys) {
+    info[setting.name] = nullptr;
+    if (!file.Has(setting.key)) continue;
+    const Result<float> value = file.F32(setting.key);
+    const bool is_whole = std::string_view(setting.name) == "top_k";
+    if (!value.ok()) {
+      ignored.push_back(value.status().message());
+    } else if (*value < setting.least || *value > setting.most ||
+               (is_whole && *value != std::floor(*value))) {
+      ignored.push_back(fmt::format("{} is {}, not a {} from {} to {}", setting.key, *value,
+                                    is_whole ? "whole number" : "number", setting.least, setting.most));
+    } else if (is_whole) {
+      info[setting.name] = static_cast<uint32_t>(std::max(*value, 0.0F));  // -1 is off too
+    } else {
+      info[setting.name] = std::stod(fmt::format("{}", *value));  // 0.7, and not the double next to its float
+    }
+  }
+  if (!ignored.empty()) info["ignored"] = ignored;
+  return info;
+}
+
 }  // namespace
 
 Json ModelInfo(const Model& model, uint32_t context) {
@@ -72,6 +113,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"rope", RopeInfo(config.rope)},
           {"tokenizer", TokenizerInfo(*model.file)},
           {"chat_form", chat_form},
+          {"sampling", SamplingInfo(*model.file)},
           {"tensor_types", types},
           {"parameters", parameters},
           {"kv_bytes_per_token", kv_bytes_per_token},

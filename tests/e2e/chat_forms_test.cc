@@ -167,10 +167,10 @@ TEST_P(ChatForms, ChatPutsTheWholeConversationBeforeTheModel) {
 
   ProgramInput input = WithDrivers();
   input.stdin_text = "a b\nb\n";
-  const ProgramResult chat = RunProgram(
-      RealProgram(),
-      {"chat", "-m", path_, "-n", std::to_string(kAnswerTokens), "--ignore-end", "-q", "--kv-type", "f32"},
-      input);
+  const ProgramResult chat = RunProgram(RealProgram(),
+                                        {"chat", "-m", path_, "-n", std::to_string(kAnswerTokens), "--temp",
+                                         "0", "--ignore-end", "-q", "--kv-type", "f32"},
+                                        input);
   EXPECT_EQ(chat.exit_code, 0) << chat.err;
   EXPECT_EQ(chat.out, first_text + "\n" + second_text + "\n");
 }

@@ -295,7 +295,7 @@ TEST_F(CliReal, BadUsageIsExitCodeTwo) {
 TEST_F(CliReal, AChatEqualsItsTokensFedAtOnce) {
   if (NoDevice()) GTEST_SKIP() << "no device";
   const ProgramResult chat =
-      Cli({"chat", "-m", path_, "-n", "4", "--ignore-end", "--quiet", "--kv-type", "f32"}, {},
+      Cli({"chat", "-m", path_, "-n", "4", "--temp", "0", "--ignore-end", "--quiet", "--kv-type", "f32"}, {},
           "hi there\nand more\n");
   ASSERT_EQ(chat.exit_code, 0) << chat.err;
   const std::string first = RunJson({"-p", "hi there", "--chat", "-n", "4", "--kv-type", "f32"})["text"];

@@ -2,7 +2,7 @@
 // deterministic and needs neither a file nor a device. What it does wrong is chosen by the model's path:
 //   missing, corrupt       kvrun_model_open fails         nobos        the file asks for no BOS
 //   nodevice               kvrun_engine_create fails      nochat       the chat form is unknown
-//   roomy                  trained with 4 Mi tokens
+//   roomy                  trained with 4 Mi tokens        advising     its file advises how to sample
 //   small                  trained with 64 tokens         slow         loading, prefill, decoding take time
 //   devicefail             feeding fails                  transcript   answers with its whole context
 //   endless                generates for long             loud         says on standard error that it decodes
@@ -147,12 +147,24 @@ kvrun_status kvrun_model_open(const char* path, kvrun_model** model) {
 }
 void kvrun_model_close(kvrun_model* model) { delete model; }
 
+static nlohmann::json SamplingInfo(const kvrun_model& model) {
+  if (!model.Is("advising")) {
+    return {{"temperature", nullptr}, {"top_k", nullptr}, {"top_p", nullptr}, {"min_p", nullptr}};
+  }
+  return {{"temperature", 0.25},
+          {"top_k", 20},
+          {"top_p", nullptr},
+          {"min_p", nullptr},
+          {"ignored", {"general.sampling.min_p is nan"}}};
+}
+
 kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json) {
   const uint32_t at = context == 0 ? kvrun_model_context_train(model) : context;
   return HandOut(nlohmann::json{{"architecture", "fake"},
                                 {"file_bytes", 1048576},
                                 {"n_layers", 2},
                                 {"chat_form", nullptr},
+                                {"sampling", SamplingInfo(*model)},
                                 {"tensor_types", {{"F32", 3}}},
                                 {"kv_bytes_per_token", 1024},
                                 {"kv_bytes", uint64_t{1024} * at},

@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,9 +16,13 @@
 namespace kvrun {
 namespace {
 
+using testing::Bytes;
 using testing::FakeForwardPass;
+using testing::GgufBuilder;
 using testing::LastError;
 using testing::ParseAndFree;
+using testing::TinyModel;
+using testing::TinyModelOptions;
 
 constexpr uint32_t kVocab = testing::CapiFixture::kVocab;
 
@@ -66,6 +72,45 @@ TEST_F(CapiTest, ModelInfoHasWhatTheHeaderSays) {
   EXPECT_EQ(kvrun_model_context_train(model_), 128U);
   EXPECT_EQ(kvrun_model_is_end_of_generation(model_, model_->model->tokenizer->eos()), 1);
   EXPECT_EQ(kvrun_model_is_end_of_generation(model_, 5), 0);
+}
+
+TEST_F(CapiTest, ModelInfoHasWhatTheFileAdvisesToSampleWith) {
+  const auto sampling_of = [this](const auto& set) {
+    TinyModelOptions options;
+    options.n_vocab = kVocab;
+    GgufBuilder builder = TinyModel(options);
+    set(&builder);
+    const Bytes bytes = builder.Build();
+    std::ofstream(path_, std::ios::binary | std::ios::trunc)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    kvrun_model* model = nullptr;
+    EXPECT_EQ(kvrun_model_open(path_.c_str(), &model), KVRUN_OK) << LastError();
+    char* text = nullptr;
+    EXPECT_EQ(kvrun_model_info_json(model, 0, &text), KVRUN_OK) << LastError();
+    kvrun_model_close(model);
+    return ParseAndFree(text)["sampling"];
+  };
+  EXPECT_EQ(sampling_of([](GgufBuilder*) {}).dump(),
+            R"({"min_p":null,"temperature":null,"top_k":null,"top_p":null})");
+  EXPECT_EQ(sampling_of([](GgufBuilder* builder) {
+              builder->Set("general.sampling.temp", 0.7F).Set("general.sampling.top_k", int32_t{20});
+              builder->Set("general.sampling.top_p", 0.95F).Set("general.sampling.min_p", uint32_t{0});
+            }).dump(),
+            R"({"min_p":0.0,"temperature":0.7,"top_k":20,"top_p":0.95})");
+  EXPECT_EQ(
+      sampling_of([](GgufBuilder* builder) { builder->Set("general.sampling.top_k", int32_t{-1}); })["top_k"],
+      0)
+      << "off";
+  const auto hostile = sampling_of([](GgufBuilder* builder) {
+    builder->Set("general.sampling.temp", std::numeric_limits<float>::quiet_NaN());
+    builder->Set("general.sampling.top_k", 2.5F).Set("general.sampling.top_p", -0.5F);
+    builder->Set("general.sampling.min_p", "a little");
+  });
+  for (const char* name : {"temperature", "top_k", "top_p", "min_p"})
+    EXPECT_TRUE(hostile[name].is_null()) << name;
+  ASSERT_EQ(hostile["ignored"].size(), 4U) << hostile;
+  EXPECT_NE(hostile["ignored"][0].get<std::string>().find("general.sampling.temp"), std::string::npos)
+      << hostile;
 }
 
 TEST_F(CapiTest, AMissingModelIsNotFoundAndNamed) {

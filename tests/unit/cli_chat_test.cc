@@ -110,6 +110,9 @@ TEST(CliChat, ADocumentsContextHasRoomToTalk) {
   const ProgramResult narrow = Cli({"chat", "-m", "toy", "-f", path}, {{}, "why?\n", ""});
   EXPECT_EQ(narrow.exit_code, 1);
   EXPECT_PRED2(Contains, narrow.err, "the document of -f has 20038 tokens");
+  const ProgramResult given = Cli({"chat", "-m", "roomy", "-f", path, "--ctx", "9000"}, {{}, "why?\n", ""});
+  EXPECT_EQ(given.exit_code, 1);
+  EXPECT_PRED2(Contains, given.err, "more than the context of 9000");
 }
 
 TEST(CliChat, FilesAreAddedToTheNextMessageOnce) {
@@ -171,6 +174,45 @@ TEST(CliChat, StatisticsTellHowFullTheContextIs) {
       {"chat", "-m", "toy", "--quiet", "-n", "3", "--temp", "0", "--system", "S"}, {{}, "one\n/stats\n", ""});
   EXPECT_PRED2(Contains, result.err, "context  35 of 4096 tokens");
   EXPECT_PRED2(Contains, result.err, "answer 3 tokens at ");
+}
+
+// What follows "seed " in the line of the sampling.
+std::string PrintedSeed(const ProgramResult& result) {
+  const size_t found = result.err.find("seed ");
+  return found == std::string::npos ? ""
+                                    : result.err.substr(found + 5, result.err.find('\n', found) - found - 5);
+}
+
+TEST(CliChatSampling, SamplesWithASeedThatRepeatsTheAnswers) {
+  const ProgramInput input{{}, "one\ntwo\n", ""};
+  const ProgramResult result = Cli({"chat", "-m", "toy"}, input);
+  EXPECT_PRED2(Contains, result.err, "sampling: temperature 0.7, top-p 0.95, seed ");
+  EXPECT_PRED2(Contains, result.out, "t=0.7,k=0,p=0.95,m=0,r=1,w=64,s=" + PrintedSeed(result) + ";");
+  const ProgramResult other = Cli({"chat", "-m", "toy"}, input);
+  EXPECT_NE(PrintedSeed(other), PrintedSeed(result)) << "a random one";
+  const ProgramResult again = Cli({"chat", "-m", "toy", "--seed", PrintedSeed(result)}, input);
+  EXPECT_EQ(again.out, result.out);
+  const ProgramResult seven = Cli({"chat", "-m", "toy", "-q"}, {{"KVRUN_SEED=7"}, "one\n/reset\none\n", ""});
+  EXPECT_PRED2(Contains, seven.out, "s=7;");
+  EXPECT_PRED2(Contains, seven.out, "s=8;") << "the same question has another answer";
+  EXPECT_EQ(seven.err, "");
+}
+
+TEST(CliChatSampling, TheModelFilesAdviceHoldsUntilSomebodySaysOtherwise) {
+  const ProgramResult result = Cli({"chat", "-m", "advising"}, {{}, "one\n", ""});
+  EXPECT_PRED2(Contains, result.err, "sampling: temperature 0.25, top-k 20, top-p 0.95, seed ");
+  EXPECT_PRED2(Contains, result.err,
+               "note: the model file's advice is ignored: general.sampling.min_p is nan");
+  EXPECT_PRED2(Contains, result.out, "t=0.25,k=20,p=0.95,m=0,");
+  const ProgramResult given = Cli({"chat", "-m", "advising", "-q", "--temp", "0.5", "--min-p", "0.125"},
+                                  {{"KVRUN_TOP_K=0", "KVRUN_TOP_P=1"}, "one\n", ""});
+  EXPECT_PRED2(Contains, given.out, "t=0.5,k=0,p=1,m=0.125,");
+  EXPECT_EQ(given.err, "");
+  const ProgramResult greedy = Cli({"chat", "-m", "advising", "--temp", "0"}, {{}, "one\n", ""});
+  EXPECT_EQ(greedy.out.find("t="), std::string::npos) << greedy.out;
+  EXPECT_PRED2(Contains, greedy.err, "sampling: none, always the likeliest token (temperature 0)\n");
+  const ProgramResult run = Cli({"run", "-m", "advising", "-p", "x"});
+  EXPECT_EQ(run.out.find("t="), std::string::npos) << "run stays greedy: " << run.out;
 }
 
 TEST(CliChat, InterruptStopsTheAnswerAndThenTheConversation) {

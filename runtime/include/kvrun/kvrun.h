@@ -124,9 +124,10 @@ KVRUN_API void kvrun_model_close(kvrun_model* model);
 
 /* JSON object: architecture, name, file_bytes, files [path], gguf_version, n_layers, n_embd, n_ff, n_heads,
  * n_kv_heads, head_dim, n_vocab, n_ctx_train (at most the sliding window), sliding_window (null: none; kvrun
- * attends to the whole context all the same), rope, tokenizer, chat_form (null if unknown), tensor_types
- * {type: count}, parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train),
- * context. */
+ * attends to the whole context all the same), rope, tokenizer, chat_form (null if unknown), sampling
+ * {temperature, top_k (0: off), top_p, min_p: what the file advises, each null where it does not; where there
+ * is any, ignored [..]: advice that cannot be used, and why}, tensor_types {type: count}, parameters,
+ * kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train), context. */
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
 
 KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);

@@ -1,0 +1,23 @@
+// How a chat samples, where nobody said how.
+#pragma once
+
+#include <string>
+
+#include "apps/common/api.h"
+#include "apps/common/options.h"
+#include "apps/kvrun/generation.h"
+
+namespace kvrun::cli {
+
+inline constexpr float kChatTemperature = 0.7F;
+inline constexpr float kChatTopP = 0.95F;
+
+// Settings that neither the command line nor a variable gives become the model file's (`model_info` as in
+// kvrun_model_info_json), else temperature 0.7 and top-p 0.95. The seed becomes a random one where
+// none was given, or where that was asked for.
+void ChooseSampling(const OptionSet& set, const Json& model_info, GenerationOptions* generation);
+
+// In one line: "sampling: temperature 0.7, top-p 0.95, seed 123".
+std::string SamplingText(const kvrun_generate_options& values);
+
+}  // namespace kvrun::cli
