@@ -1,5 +1,5 @@
 // What the programs say when something is wrong, all in one list: tests/data/messages.txt. The library is the
-// toy one; tests/e2e/messages_test.cc has the library's own messages.
+// toy one.
 #include <gtest/gtest.h>
 
 #include <string>
