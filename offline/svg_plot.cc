@@ -278,8 +278,8 @@ std::string Drawing::Legend() const {
 std::string Drawing::Text() const {
   std::string text = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} "
-      "{1:.0f}\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#202020\">\n<!-- drawn by kvrun "
-      "-->\n<title>{2}</title>\n"
+      "{1:.0f}\" font-family=\"sans-serif\" font-size=\"11\" fill=\"#202020\">\n<desc>drawn by "
+      "kvrun</desc>\n<title>{2}</title>\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
       "<text x=\"{3:.1f}\" y=\"22\" text-anchor=\"middle\" font-size=\"14\">{2}</text>\n",
       kWidth, kHeight, Escape(plot_.title), kWidth / 2);

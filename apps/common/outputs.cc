@@ -24,7 +24,7 @@ constexpr size_t kValueAt = kKeyAt + kArchitectureKey.size() + 4 + 8;  // and th
 
 constexpr std::string_view kConfigBeginning = "# Options of the KV cache for one model";
 constexpr std::string_view kPlotBeginning = "<svg";
-constexpr std::string_view kPlotMark = "<!-- drawn by kvrun -->";
+constexpr std::string_view kPlotMark = "<desc>drawn by kvrun</desc>";
 constexpr std::string_view kProfileMark = "\"format\": \"kvrun device profile\"";
 constexpr size_t kBeginningBytes = 512;  // all marks lie in them
 

@@ -220,8 +220,8 @@ TEST_F(CliCalibrate, JsonIsTheLibrarysObjectAndThePath) {
 }
 
 TEST_F(CliCalibrate, OptionsAreVariablesToo) {
-  const ProgramInput input{{"KVRUN_MODEL=nobos", "KVRUN_FILE=" + ab_, "KVRUN_KIND=centred", "KVRUN_RANK=7",
-                            "KVRUN_CTX=64", "KVRUN_OUTPUT=" + out_, "KVRUN_QUIET=1"},
+  const ProgramInput input{{"KVRUN_FORCE=1", "KVRUN_MODEL=nobos", "KVRUN_FILE=" + ab_, "KVRUN_KIND=centred",
+                            "KVRUN_RANK=7", "KVRUN_CTX=64", "KVRUN_OUTPUT=" + out_, "KVRUN_QUIET=1"},
                            "",
                            ""};
   ASSERT_EQ(RunProgram(KVADAPT_FAKE_PROGRAM, {"calibrate"}, input).exit_code, 0);

@@ -102,8 +102,8 @@ TEST_F(CliOutputs, AreNotWhatStandardInputIs) {
 
 TEST_F(CliOutputs, AreTwoFiles) {
   ExpectRefused(Logits({"--ids", ids_, "--out", new_, "--nll", new_}), new_ + " would hold two results");
-  fs::create_symlink(new_, folder_.Path("link"));
-  ExpectRefused(Logits({"--ids", ids_, "--out", new_, "--nll", folder_.Path("link")}),
+  fs::create_symlink(folder_.Write("there", ""), folder_.Path("link"));
+  ExpectRefused(Logits({"--ids", ids_, "--out", folder_.Path("there"), "--nll", folder_.Path("link")}),
                 "would hold two results");
   const std::string pipe = folder_.Path("pipe");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
@@ -156,7 +156,7 @@ TEST_F(CliOutputs, ItsOwnResultsAreReplaced) {
   const std::string adapter = folder_.Write("a.gguf", gguf("kvrun-adapter"));
   const std::string sums = folder_.Write("s.gguf", gguf("kvrun-sums"));
   const std::string plot =
-      folder_.Write("p.svg", "<svg xmlns=\"http://www.w3.org/2000/svg\">\n<!-- drawn by kvrun -->");
+      folder_.Write("p.svg", "<svg xmlns=\"http://www.w3.org/2000/svg\">\n<desc>drawn by kvrun</desc>");
   const ProgramResult calibrated = Run(KVADAPT_FAKE_PROGRAM, {"calibrate", "-m", model_, "-f", text_},
                                        {"-o", adapter, "--dump-gram", sums, "--plot", plot});
   EXPECT_EQ(calibrated.exit_code, 0) << calibrated.err;
