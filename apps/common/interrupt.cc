@@ -31,6 +31,7 @@ void OnSignal(int number) {
 // Signals that end the program at once, as they would without this.
 void OnEnd(int number) {
   kvrun_interrupt_trials();
+  if (void (*const hook)() = g_forced_exit_hook.load()) hook();
   signal(number, SIG_DFL);
   raise(number);  // delivered when this returns
 }

@@ -5,10 +5,10 @@
 #include "apps/common/colour.h"
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/plural.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
-#include "platform/base/plural.h"
 
 namespace kvrun::cli {
 namespace {

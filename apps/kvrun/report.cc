@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "apps/common/plural.h"
 #include "apps/common/printable.h"
-#include "platform/base/plural.h"
 
 namespace kvrun::cli {
 namespace {

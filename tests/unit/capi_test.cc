@@ -229,6 +229,7 @@ TEST_F(CapiTest, WrongChatOptionsAreRefused) {
   options.chat_template = "qwen3";
   EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, &options, nullptr, &count), KVRUN_OK) << LastError();
   options.struct_size = 3;
+  count = 0;
   expect(KVRUN_INVALID_ARGUMENT, "kvrun_chat_options");
   EXPECT_EQ(kvrun_chat_encode(model_, &message, 1, nullptr, nullptr, nullptr), KVRUN_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(kvrun_chat_template_names()[0]), "chatml");

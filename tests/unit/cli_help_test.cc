@@ -117,8 +117,8 @@ TEST(CliHelp, ExamplesAreUnderstood) {
       if (!line.starts_with("  kv")) continue;
       ++n;
       const std::string arguments = WithToyShape(line.substr(line.find(" " + command) + 1));
-      const ProgramResult result =
-          RunShell("cd " + folder.Path("") + " && " + ShellWords(program) + " " + arguments);
+      const ProgramResult result = RunShell("cd \"$(mktemp -d -p " + folder.Path("") + ")\" && " +
+                                            ShellWords(program) + " " + arguments);
       EXPECT_NE(result.exit_code, 2) << line << "\n" << result.err;
     }
     EXPECT_EQ(n, 2U) << help;

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvrun {
+namespace kvrun::cli {
 
 // `many` where it is not `one` and an s: Counted(2, "copy", "copies").
 inline std::string Counted(uint64_t n, std::string_view one, std::string_view many = {}) {
@@ -15,4 +15,4 @@ inline std::string Counted(uint64_t n, std::string_view one, std::string_view ma
   return text.append(one).append("s");
 }
 
-}  // namespace kvrun
+}  // namespace kvrun::cli
