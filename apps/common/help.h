@@ -32,6 +32,7 @@ struct OptionInfo {
   std::string help;
   std::string variable;  // "KVRUN_MODEL"
   HelpGroup group = HelpGroup::kInput;
+  bool is_former = false;  // a name that something had, which is answered with the new one; not shown
 
   bool is_flag() const { return kind.empty(); }
 };

@@ -106,7 +106,13 @@ void OptionSet::Renamed(const std::string& former, const std::string& name) {
   Add(former, "", "", [name](const std::string& source, const std::vector<std::string>&) {
     throw UsageError(fmt::format("{}: it is called {} now", source, name));
   });
-  bindings_.back().option->group("");
+  info_.options.back().is_former = true;
+}
+
+CommandInfo OptionSet::Describe() const {
+  CommandInfo shown = info_;
+  std::erase_if(shown.options, [](const OptionInfo& option) { return option.is_former; });
+  return shown;
 }
 
 bool OptionSet::Chosen() const { return app_->parsed(); }

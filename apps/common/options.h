@@ -67,7 +67,7 @@ class OptionSet {
 
   const std::string& command() const { return info_.name; }
   // All that `--help` shows.
-  const CommandInfo& Describe() const { return info_; }
+  CommandInfo Describe() const;
   // Once the command line is parsed: whether it names this subcommand, or has this option ("--batch").
   bool Chosen() const;
   bool OnCommandLine(const std::string& name) const;
