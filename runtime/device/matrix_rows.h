@@ -13,8 +13,9 @@
 
 namespace kvrun {
 
-// Bytes that are read at once: a piece is packed while it is in the processor's cache.
-constexpr uint64_t kRowPieceBytes = 256 * 1024;
+// Bytes that are read at once: a piece is packed while it is in the processor's cache. Larger buffers would
+// be mappings of their own, whose pages are new for every matrix.
+constexpr uint64_t kRowPieceBytes = 64 * 1024;
 
 // What ForEachRow reads into, of one thread. Empty where all sources are in memory.
 inline std::vector<std::byte> RowBuffer(std::span<const MatrixSource> sources, uint64_t row_bytes) {
