@@ -21,10 +21,22 @@ die() {
 # out (examples_of), and so is what stands behind them, which SECTIONS has in more words.
 options_of() {
   awk '/^Examples:$/ { exit }
-       /^[A-Z].*:$/ && !/^(Sub)?[Cc]ommands:$/ && !/^Options:$/ && !is_in_options { print "Options:\n"; is_in_options = 1 }
+       /^[A-Z].*:$/ && !/^Commands:$/ && !/^Options:$/ && !is_in_options { print "Options:\n"; is_in_options = 1 }
        /^Options:$/ { is_in_options = 1 }
        /^Every option is also an environment variable/ { exit }
        { print }' "$1"
+}
+
+# The paragraphs behind the examples, as an end of OPTIONS: but for those that SECTIONS has in more words.
+notes_of() {
+  awk '/^Examples:$/ { is_behind = 1 }
+       !is_behind || /^ / || /^Examples:$/ { next }
+       !NF { is_left_out = 0; is_new = 1; next }
+       /^Every option is also an environment variable/ || /^Exit codes:/ { is_left_out = 1 }
+       is_left_out { next }
+       !is_begun { print "[>OPTIONS]"; is_begun = 1 }
+       is_new { print ".PP"; is_new = 0 }
+       { gsub(/-/, "\\-"); print }' "$1"
 }
 
 # The help's examples, as a man page has them: what it does, and the command below it.
@@ -45,12 +57,11 @@ examples_of() {
 # man_page PAGE HELP SEE_ALSO SECTIONS: HELP is a file with what --help printed, whose first paragraph says what PAGE is.
 man_page() {
   local page=$1 help=$2 see_also=$3 included=$4 what
-  what=$(awk '!NF || /^Usage:/ || /^Every option/ { exit } { printf "%s%s", separator, $0; separator = " " }' "$help")
+  what=$(awk '!NF { exit } { printf "%s%s", separator, $0; separator = " " }' "$help")
   what=${what#"$page "}
-  what=${what#"$page: "}
   what=${what%.}
   options_of "$help" >"$work/options"
-  { cat "$included" && echo && examples_of "$help" && printf '\n[SEE ALSO]\n%s\n' "$see_also"; } >"$work/include"
+  { cat "$included" && echo && examples_of "$help" && notes_of "$help" && printf '\n[SEE ALSO]\n%s\n' "$see_also"; } >"$work/include"
   # It reads the text through `cat`, and starts no program of kvrun's.
   "$help2man" --no-info --name="${what,}" --version-string="$page (kvrun) $version" --include="$work/include" \
     --help-option="$work/options" --output="$work/page" cat || die "help2man failed for $page"
@@ -60,7 +71,7 @@ man_page() {
 man_pages() {
   local program=$1 name=$2 command commands see_also=""
   "$program" --help >"$work/help" || die "$name --help failed"
-  mapfile -t commands < <(sed -n '/^\(Sub\)\?[Cc]ommands:$/,/^$/s/^  \([a-z][a-z-]*\)\( .*\)\?$/\1/p' "$work/help")
+  mapfile -t commands < <(sed -n '/^Commands:$/,/^$/s/^  \([a-z][a-z-]*\)\( .*\)\?$/\1/p' "$work/help")
   [[ ${#commands[@]} -gt 1 ]] || die "$name --help names no commands"
   for command in "${commands[@]}"; do
     "$program" "$command" --help >"$work/help-command" || die "$name $command --help failed"
@@ -77,7 +88,6 @@ mkdir -p "$folder/share/man/man1" "$folder/share/bash-completion/completions" "$
 for program in "$@"; do
   name=${program##*/}
   [[ -z $help2man ]] || man_pages "$program" "$name"
-  grep -q '^  completion$\|^  completion ' <<<"$("$program" --help)" || continue  # it has none
   "$program" completion bash >"$folder/share/bash-completion/completions/$name" || die "$name completion bash failed"
   "$program" completion zsh >"$folder/share/zsh/site-functions/_$name" || die "$name completion zsh failed"
 done

@@ -145,7 +145,7 @@ std::string ProgramHelp(const std::string& program, const std::string& descripti
                         size_t width) {
   std::string text = Paragraph(description, width);
   text += fmt::format("\nUsage: {} COMMAND [OPTIONS]\n\nCommands:\n", program);
-  constexpr size_t kCommandColumn = 13;
+  constexpr size_t kCommandColumn = 14;
   for (const CommandInfo& command : commands)
     text += Wrapped("  " + command.name, kCommandColumn, command.description, width);
   text += "\nOptions:\n";

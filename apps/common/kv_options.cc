@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "apps/common/api.h"
 #include "apps/common/failure.h"
 
 namespace kvrun::cli {
@@ -14,30 +15,23 @@ struct KvOptionHelp {
   const char* kind;
   const char* help;
   HelpGroup group;
-  std::vector<std::string> choices = {};
 };
 
 const std::vector<KvOptionHelp>& Options() {
   using enum HelpGroup;
   static const std::vector<KvOptionHelp> kOptions = {
-      {"method",
-       "METHOD",
+      {"method", "METHOD",
        "full: all KV in memory; flexgen: all on flash, all of it read for each token; kvswap: all on flash, "
        "only what is predicted to matter is read (default: full; with --kv-budget kvswap, where not all KV "
        "fits "
        "into it)",
-       kKv,
-       {"full", "flexgen", "kvswap"}},
+       kKv},
       {"budget", "BYTES|A/B|P%",
        "memory for all that grows with the context: 14155776, 13.5M, or a share of the f16 KV, such as 1/13 "
        "or 8% (bytes are never exceeded; a share that is too small to work with is raised)",
        kKv},
       {"dir", "FOLDER", "a folder on flash (default: in the user's cache folder)", kKv},
-      {"type",
-       "TYPE|K,V",
-       "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)",
-       kKvExperts,
-       {"f32", "f16", "fp8", "int8", "int4"}},
+      {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)", kKvExperts},
       {"group", "N", "consecutive entries that are read as one", kKvExperts},
       {"select", "N", "entries that a token reads besides sinks and window", kKvExperts},
       {"window", "N", "newest entries, kept in memory", kKvExperts},
@@ -46,38 +40,25 @@ const std::vector<KvOptionHelp>& Options() {
        "groups per layer that stay in memory in case they are chosen again: no fewer than are selected",
        kKvExperts},
       {"rank", "N", "columns of the index that groups are scored with", kKvExperts},
-      {"index", "TYPE", "the index's type: f16, int8 or int4", kKvExperts, {"f16", "int8", "int4"}},
-      {"heads",
-       "HOW",
-       "how the heads' scores become one: sum, softmax, gqa or per-kv-head",
-       kKvExperts,
-       {"sum", "softmax", "gqa", "per-kv-head"}},
-      {"policy",
-       "POLICY",
-       "which group gives way to another: fifo, lru or non-hit",
-       kKvExperts,
-       {"fifo", "lru", "non-hit"}},
+      {"index", "TYPE", "the index's type: f16, int8 or int4", kKvExperts},
+      {"heads", "HOW", "how the heads' scores become one: sum, softmax, gqa or per-kv-head", kKvExperts},
+      {"policy", "POLICY", "which group gives way to another: fifo, lru or non-hit", kKvExperts},
       {"adapter", "FILE",
        "adapters for the index, from kvadapt calibrate (default: computed from the first "
        "prompt)",
        kKv},
-      {"adapter-kind",
-       "KIND",
-       "plain, centred, query or query-centred",
-       kKvExperts,
-       {"plain", "centred", "query", "query-centred"}},
-      {"io",
-       "HOW",
-       "how flash is read: auto (default), io_uring, aio or threads",
-       kKvExperts,
-       {"auto", "io_uring", "aio", "threads"}},
-      {"direct",
-       "WHEN",
-       "past the page cache: auto (default: where it can be), on or off",
-       kKvExperts,
-       {"auto", "on", "off"}},
+      {"adapter-kind", "KIND", "plain, centred, query or query-centred", kKvExperts},
+      {"io", "HOW", "how flash is read: auto (default), io_uring, aio or threads", kKvExperts},
+      {"direct", "WHEN", "past the page cache: auto (default: where it can be), on or off", kKvExperts},
   };
   return kOptions;
+}
+
+// The words that the library knows for this option.
+std::vector<std::string> ChoicesOf(const std::string& name) {
+  char* text = nullptr;
+  if (kvrun_kv_option_choices_json(name.c_str(), &text) != KVRUN_OK) return {};
+  return TakeJson(text).get<std::vector<std::string>>();
 }
 
 // As a line of options has it (kvrun_eval_options.configs).
@@ -142,7 +123,7 @@ void AddKvOptions(OptionSet* set, KvOptionList* kv) {
     set->Checked(
         "--kv-" + name, option.kind, option.help,
         [kv, name](const std::string& source, const std::string& value) { kv->Set(source, name, value); });
-    set->Offer(option.choices);
+    set->Offer(ChoicesOf(name));
   }
   set->Group(HelpGroup::kKvExperts);
   set->CheckedFlag(

@@ -1,6 +1,14 @@
 #include "apps/kvrun/commands.h"
 
+#include "apps/common/completion_command.h"
+
 namespace kvrun::cli {
+
+namespace {
+
+Command AddCompletion(CLI::App* program) { return AddCompletionCommand(program, ThisProgram); }
+
+}  // namespace
 
 ProgramInfo ThisProgram() {
   return {
@@ -11,7 +19,7 @@ ProgramInfo ThisProgram() {
        {"kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat",
         "ask a question about a document"}},
       {AddRunCommand, AddChatCommand, AddTokenizeCommand, AddLogitsCommand, AddEvalCommand, AddBenchCommand,
-       AddInfoCommand, AddDevicesCommand, AddDoctorCommand, AddVersionCommand},
+       AddInfoCommand, AddDevicesCommand, AddDoctorCommand, AddCompletion, AddVersionCommand},
   };
 }
 

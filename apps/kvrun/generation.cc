@@ -160,6 +160,10 @@ void AddPromptFormOptions(OptionSet* set, PromptForm* form) {
                     fmt::format("the chat form, instead of the model file's own: {}, or a file with a Jinja "
                                 "template of one of these forms",
                                 ChatTemplateNames()));
+  std::vector<std::string> forms;
+  for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name)
+    forms.push_back(*name);
+  set->Offer(forms);
   set->Choice(
       "--thinking", &form->thinking, {"auto", "on", "off"},
       "whether the model thinks before it answers, where its chat form has a switch for that (Qwen3)");

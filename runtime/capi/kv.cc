@@ -23,6 +23,15 @@ kvrun_status kvrun_kv_option_check(const char* name, const char* value) {
   });
 }
 
+kvrun_status kvrun_kv_option_choices_json(const char* name, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(name, "name"));
+    return kvrun::capi::CopyOut(kvrun::capi::Json(kvrun::KvOptionChoices(name)), json);
+  });
+}
+
 kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));

@@ -252,6 +252,34 @@ constexpr Named<Setter> kSetters[] = {
     {"tmpfs", [](const Given& g, KvSettings* s) { return SetChoice(g, kSwitch, &s->storage.allow_tmpfs); }},
 };
 
+template <typename Rows>
+std::vector<std::string> NameList(const Rows& rows) {
+  std::vector<std::string> names;
+  for (const auto& row : rows) names.emplace_back(row.name);
+  return names;
+}
+
+std::vector<std::string> BackendChoices() {
+  std::vector<std::string> names = NameList(NameAll(kBackends, IoBackendName));
+  names.insert(names.begin(), "auto");
+  return names;
+}
+
+using Choices = std::vector<std::string> (*)();
+
+// The options of kSetters that take one of a few words.
+constexpr Named<Choices> kChoices[] = {
+    {"method", [] { return NameList(KvMethods()); }},
+    {"type", [] { return NameList(NameAll(kTypes, KvTypeName)); }},
+    {"index", [] { return NameList(NameAll(kIndexTypes, KvTypeName)); }},
+    {"heads", [] { return NameList(NameAll(kHeads, HeadReductionName)); }},
+    {"policy", [] { return NameList(ReplacementPolicies()); }},
+    {"adapter-kind", [] { return NameList(NameAll(kAdapterKinds, AdapterKindName)); }},
+    {"io", BackendChoices},
+    {"direct", [] { return NameList(kDirect); }},
+    {"tmpfs", [] { return NameList(kSwitch); }},
+};
+
 // Separated by blanks; what stands between double quotes is as it is, but for \" and \\.
 Result<std::vector<std::string>> Words(std::string_view line) {
   constexpr std::string_view kBlanks = " \t\r\n";
@@ -287,6 +315,13 @@ Status SetKvOption(std::string_view name, std::string_view value, KvSettings* se
   }
   return {StatusCode::kInvalidArgument,
           fmt::format("there is no KV option \"{}\"; known: {}", name, Names(kSetters))};
+}
+
+std::vector<std::string> KvOptionChoices(std::string_view name) {
+  for (const Named<Choices>& row : kChoices) {
+    if (row.name == name) return row.value();
+  }
+  return {};
 }
 
 Status ParseKvOptions(std::string_view line, KvSettings* settings) {

@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/base/units.h"
@@ -54,6 +55,10 @@ struct KvSettings {
 //   tmpfs         on, off
 // What does not go together, or with a model, is found by PlanKv.
 Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings);
+
+// The words that an option takes, as completion offers them; empty where its value is a number, a path or not
+// an option's. "type" also takes two of them with a comma between.
+std::vector<std::string> KvOptionChoices(std::string_view name);
 
 // Options as on a command line, on top of what `settings` holds: "--kv-method kvswap --kv-budget=1/13
 // --kv-tmpfs". Every name has its "--kv-" in front; words are separated by blanks; a value that holds

@@ -53,6 +53,12 @@ kvrun_status kvrun_kv_option_check(const char* name, const char* value) {
   return Fail(KVRUN_INVALID_ARGUMENT, fmt::format("KV option {}: \"{}\" is not one of good", name, value));
 }
 
+// The method has choices of the toy's own.
+kvrun_status kvrun_kv_option_choices_json(const char* name, char** json) {
+  const bool has_choices = std::string_view(name) == "method";
+  return kvrun::fake::HandOut(has_choices ? R"(["full", "toy"])" : "[]", json);
+}
+
 // The line has the options as they came, in alphabetical order.
 kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
   const kvrun::fake::KvOptions kv = kvrun::fake::ReadKvOptions(*options);

@@ -81,6 +81,18 @@ TEST_F(CapiKvTest, APlanSaysWhatToExpectBeyondTheTrainedContext) {
       << notes;
 }
 
+TEST_F(CapiKvTest, AnOptionsChoicesAreListed) {
+  char* text = nullptr;
+  ASSERT_EQ(kvrun_kv_option_choices_json("method", &text), KVRUN_OK) << LastError();
+  EXPECT_EQ(ParseAndFree(text), Json::parse(R"(["full", "flexgen", "kvswap"])"));
+  for (const char* free : {"budget", "dir", "no such option"}) {
+    ASSERT_EQ(kvrun_kv_option_choices_json(free, &text), KVRUN_OK) << LastError();
+    EXPECT_EQ(ParseAndFree(text), Json::array());
+  }
+  EXPECT_EQ(kvrun_kv_option_choices_json(nullptr, &text), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(kvrun_kv_option_choices_json("method", nullptr), KVRUN_INVALID_ARGUMENT);
+}
+
 TEST_F(CapiKvTest, TheOptionTypeWinsOverTheField) {
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
   EXPECT_EQ(kv_type_, KvType::kF16);

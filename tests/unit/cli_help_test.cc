@@ -32,8 +32,9 @@ size_t Count(const std::string& text, const std::string& part) {
 }
 
 const std::vector<std::string> kRunCommands = {"run",   "chat", "tokenize", "logits", "eval",
-                                               "bench", "info", "devices",  "doctor"};
-const std::vector<std::string> kAdaptCommands = {"calibrate", "probe", "tune", "inspect", "verify"};
+                                               "bench", "info", "devices",  "doctor", "completion"};
+const std::vector<std::string> kAdaptCommands = {"calibrate", "probe",  "tune",
+                                                 "inspect",   "verify", "completion"};
 
 TEST(CliHelp, OptionsStandInGroupsInTheirOrder) {
   const std::string help = Cli({"run", "--help"}).out;

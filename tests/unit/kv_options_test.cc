@@ -175,6 +175,27 @@ TEST(KvOptions, ChoicesAreNamed) {
   EXPECT_EQ(With("adapter-kind", "query-centred").kv.adapter_kind, AdapterKind::kQueryCentred);
 }
 
+// What completion offers is taken, and the answer to a wrong choice names the same.
+TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
+  size_t n_with_choices = 0;
+  for (const char* name :
+       {"method", "budget", "type", "group", "select", "window", "sinks", "reuse", "rank", "index", "heads",
+        "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
+    KvSettings settings;
+    const Status refused = SetKvOption(name, "?", &settings);
+    const size_t at = refused.message().find("is not one of ");
+    std::string joined;
+    for (const std::string& choice : KvOptionChoices(name)) {
+      EXPECT_TRUE(SetKvOption(name, choice, &settings).ok()) << name << " " << choice;
+      joined += (joined.empty() ? "" : ", ") + choice;
+    }
+    EXPECT_EQ(joined, at == std::string::npos ? "" : refused.message().substr(at + 14)) << name;
+    n_with_choices += joined.empty() ? 0 : 1;
+  }
+  EXPECT_EQ(n_with_choices, 9U);
+  EXPECT_TRUE(KvOptionChoices("no such option").empty());
+}
+
 TEST(KvOptions, WhereItLies) {
   EXPECT_EQ(With("dir", "/mnt/flash").storage.folder, "/mnt/flash");
   EXPECT_EQ(With("adapter", "a.gguf").storage.adapter_path, "a.gguf");

@@ -293,6 +293,9 @@ KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
 /* KVRUN_OK if there is such an option and it can have this value; otherwise the message says what is
  * possible. */
 KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value);
+/* The words that this option takes, such as "full" of "method". JSON array of strings; empty where the value
+ * is a number, bytes or a path, and where there is no such option. */
+KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** json);
 
 /* Tells how a session with these options would spend its budget, before anything is loaded. If the session is
  * impossible, the answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is
