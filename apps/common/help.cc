@@ -22,10 +22,11 @@ constexpr size_t kNarrowTextColumn = 10;
 constexpr size_t kNarrowWidth = 60;
 
 constexpr const char* kVariables =
-    "Every option is also an environment variable: --top-k is KVRUN_TOP_K. An empty variable counts as not "
-    "set; the command line wins over it.";
+    "Every option is also an environment variable: --top-k is KVRUN_TOP_K. The command line takes precedence "
+    "over it, and an empty variable counts as not set.";
 constexpr const char* kNumbers =
-    "Numbers of tokens may end in k, of 1,024 (8k is 8192); sizes of memory in K, M or G, of 1024 too.";
+    "Numbers of tokens may end in k, which is 1,024 (8k is 8192); sizes of memory in K, M or G, powers of "
+    "1,024.";
 constexpr const char* kExitCodes = "0 done, 1 failed, 2 wrong usage, 130 interrupted.";
 
 // 0: no number.

@@ -21,35 +21,35 @@ const std::vector<KvOptionHelp>& Options() {
   using enum HelpGroup;
   static const std::vector<KvOptionHelp> kOptions = {
       {"method", "METHOD",
-       "full: all KV in memory; flexgen: all on flash, all of it read for each token; kvswap: all on flash, "
-       "only what is predicted to matter is read (default: full; with --kv-budget kvswap, where not all KV "
-       "fits "
-       "into it)",
+       "full: all KV is in memory; flexgen: all is on flash and read for each token; kvswap: all is on "
+       "flash, and only what is predicted to matter is read (default: full; with --kv-budget, kvswap where "
+       "not all KV fits into it)",
        kKv},
       {"budget", "BYTES|A/B|P%",
        "memory for all that grows with the context: 14155776, 13.5M, or a share of the f16 KV, such as 1/13 "
        "or 8% (bytes are never exceeded; a share that is too small to work with is raised)",
        kKv},
       {"dir", "FOLDER", "a folder on flash (default: in the user's cache folder)", kKv},
-      {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4; one for both, or K,V (default f16)", kKvExperts},
-      {"group", "N", "consecutive entries that are read as one", kKvExperts},
-      {"select", "N", "entries that a token reads besides sinks and window", kKvExperts},
-      {"window", "N", "newest entries, kept in memory", kKvExperts},
-      {"sinks", "N", "first entries, always attended to", kKvExperts},
-      {"reuse", "N",
-       "groups per layer that stay in memory in case they are chosen again: no fewer than are selected",
+      {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4: one for both, or one each for K,V (default f16)",
        kKvExperts},
-      {"rank", "N", "columns of the index that groups are scored with", kKvExperts},
+      {"group", "N", "how many consecutive entries are read as one", kKvExperts},
+      {"select", "N", "how many entries a token reads besides sinks and window", kKvExperts},
+      {"window", "N", "how many of the newest entries stay in memory", kKvExperts},
+      {"sinks", "N", "how many of the first entries are always attended to", kKvExperts},
+      {"reuse", "N",
+       "how many groups per layer stay in memory in case they are chosen again: at least as many as are "
+       "selected",
+       kKvExperts},
+      {"rank", "N", "how many columns of the index groups are scored with", kKvExperts},
       {"index", "TYPE", "the index's type: f16, int8 or int4", kKvExperts},
       {"heads", "HOW", "how the heads' scores become one: sum, softmax, gqa or per-kv-head", kKvExperts},
       {"policy", "POLICY", "which group gives way to another: fifo, lru or non-hit", kKvExperts},
       {"adapter", "FILE",
-       "adapters for the index, from kvadapt calibrate (default: computed from the first "
-       "prompt)",
+       "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt)",
        kKv},
-      {"adapter-kind", "KIND", "plain, centred, query or query-centred", kKvExperts},
+      {"adapter-kind", "KIND", "the adapters' kind: plain, centred, query or query-centred", kKvExperts},
       {"io", "HOW", "how flash is read: auto (default), io_uring, aio or threads", kKvExperts},
-      {"direct", "WHEN", "past the page cache: auto (default: where it can be), on or off", kKvExperts},
+      {"direct", "WHEN", "bypass the page cache: auto (default: if possible), on or off", kKvExperts},
   };
   return kOptions;
 }
@@ -127,7 +127,7 @@ void AddKvOptions(OptionSet* set, KvOptionList* kv) {
   }
   set->Group(HelpGroup::kKvExperts);
   set->CheckedFlag(
-      "--kv-tmpfs", "--kv-dir may lie in memory, for tests",
+      "--kv-tmpfs", "allow --kv-dir to be in memory, for tests",
       [kv](const std::string& source, bool value) { kv->Set(source, "tmpfs", value ? "on" : "off"); });
 }
 

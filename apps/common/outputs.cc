@@ -100,7 +100,7 @@ void CheckOwner(const std::string& result) {
 }  // namespace
 
 void AddForceOption(OptionSet* set, bool* force) {
-  set->Flag("--force", force, "replace an output that is there, also where kvrun did not write it");
+  set->Flag("--force", force, "replace an output that exists, even if kvrun did not write it");
 }
 
 std::vector<std::string> InputFiles(const Model& model, const SharedOptions& shared) {

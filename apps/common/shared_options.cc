@@ -27,29 +27,28 @@ std::string BeyondTraining(uint64_t n_ctx, uint32_t trained) {
 
 void AddModelOption(OptionSet* set, SharedOptions* shared) {
   set->Text("-m,--model", &shared->model, "FILE",
-            "the model, a GGUF file, or a part of one that is split into several (required)");
+            "the model: a GGUF file, or any part of a model that is split into several files (required)");
 }
 
 void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
   set->Group(HelpGroup::kDevice);
   set->Text(
       "--device", &shared->device, "DEVICE",
-      "auto (default: the fastest for this model), gpu, cpu (also host: the CPU itself), vulkan (a GPU, or a "
+      "auto (default: the fastest for this model), gpu, cpu or host (the CPU itself), vulkan (a GPU, or a "
       "Vulkan driver for the CPU), a part of a device's name, or its index in `kvrun devices`; gpu+cpu: the "
-      "GPU "
-      "computes prompts, and the CPU decodes");
+      "GPU computes prompts, and the CPU decodes");
   set->Offer({"auto", "gpu", "cpu", "gpu+cpu", "vulkan", "host"});
 }
 
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
   AddDeviceOption(set, shared);
   set->Number("--threads", &shared->threads, 0, KVRUN_MAX_THREADS,
-              "on the CPU itself: threads that compute (default 0: one for each performance core)");
+              "on the CPU itself: how many threads compute (default 0: one for each performance core)");
   set->Flag("--exact-activations", &shared->exact_activations,
-            "on the CPU itself: products do not round activations to 8 bits, nor a prompt's attention to 16: "
-            "slower");
+            "on the CPU itself: do not round activations to 8 bits in products, nor to 16 in a prompt's "
+            "attention; slower");
   set->Flag("--remeasure", &shared->remeasure,
-            "with --device auto: measure again how fast devices compute the model");
+            "with --device auto: measure again how fast the devices compute the model");
 }
 
 void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
@@ -57,10 +56,10 @@ void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
   set->Group(HelpGroup::kKv);
   set->NonEmptyText(
       "--config", &shared->config, "FILE",
-      "what kvadapt tune found for this model here; --kv-... options take the place of single ones");
+      "a config from kvadapt tune for this model and machine; --kv-... options replace single ones of it");
   // Resolved after --config. The variable says what is to be done with any config, where there is one.
   set->CheckedFlag(
-      "--force-config", "take --config's options also where it is of another model or another device",
+      "--force-config", "take --config's options even if it is for another model or another device",
       [shared](const std::string& source, bool given) {
         if (given && source == "--force-config" && shared->config.empty()) {
           throw UsageError("--force-config: there is no config to take: name it with --config FILE");
@@ -81,7 +80,8 @@ void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& 
 
 void AddReportOptions(OptionSet* set, SharedOptions* shared) {
   set->Group(HelpGroup::kOutput);
-  set->Flag("--json", &shared->json, "JSON on standard output, errors too: {\"error\": {status, message}}");
+  set->Flag("--json", &shared->json,
+            "print JSON on standard output, also for errors: {\"error\": {status, message}}");
   AddQuietOptions(set, shared);
 }
 
@@ -92,9 +92,9 @@ void AddVerboseOption(OptionSet* set, SharedOptions* shared, const std::string& 
 
 void AddQuietOptions(OptionSet* set, SharedOptions* shared) {
   set->Group(HelpGroup::kOutput);
-  set->Flag("-q,--quiet", &shared->quiet, "no progress, notes or statistics");
+  set->Flag("-q,--quiet", &shared->quiet, "show no progress, notes or statistics");
   set->Choice("--progress", &shared->progress, {"auto", "always", "never"},
-              "progress on standard error (default auto: if it is a terminal)");
+              "show progress on standard error (default auto: if it is a terminal)");
 }
 
 Model OpenNamedModel(const SharedOptions& shared) {

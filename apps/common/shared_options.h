@@ -46,8 +46,9 @@ void AddEngineOptions(OptionSet* set, SharedOptions* shared,
 // --quiet, --progress.
 void AddQuietOptions(OptionSet* set, SharedOptions* shared);
 // --verbose, of commands that have more to say than they do by themselves.
-void AddVerboseOption(OptionSet* set, SharedOptions* shared,
-                      const std::string& help = "more statistics: device, parts of memory, reads from flash");
+void AddVerboseOption(
+    OptionSet* set, SharedOptions* shared,
+    const std::string& help = "show more statistics: device, parts of memory, reads from flash");
 // --quiet, --progress, --json.
 void AddReportOptions(OptionSet* set, SharedOptions* shared);
 

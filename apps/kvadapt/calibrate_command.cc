@@ -279,33 +279,35 @@ Command AddCalibrateCommand(CLI::App* program) {
   AddModelOption(set.get(), &options->shared);
   set->TextList(
       "-f,--file", &options->files, "TEXT",
-      "a text like those to come, a folder of them, or - (standard input); may be given several times "
-      "(default: licences and documentation that Debian comes with)");
-  set->Text("--ids", &options->ids, "FILE", "token ids instead, separated by white space");
+      "a text like those that you will use, a folder of such texts, or - (standard input); may be given "
+      "several times (default: licences and documentation that come with Debian)");
+  set->Text("--ids", &options->ids, "FILE", "a file of token ids instead, separated by white space");
   set->Exclude("--file", "--ids");
   set->Group(HelpGroup::kWork);
-  set->Number("--tokens", &options->tokens, 0, kMaxU32,
-              fmt::format("at most N tokens in all (default 0: {} of texts, all of --ids)", kDefaultTokens));
+  set->Number(
+      "--tokens", &options->tokens, 0, kMaxU32,
+      fmt::format("use at most N tokens in all (default 0: {} of texts, all of --ids)", kDefaultTokens));
   set->Choice("--kind", &options->kind, {"plain", "centred", "query", "query-centred"},
               "what counts as energy (default query-centred)");
-  set->Number("--rank", &options->rank, 0, kMaxU32,
-              "columns to write; any number of them can be used later (default 0: all, at most 256)");
+  set->Number(
+      "--rank", &options->rank, 0, kMaxU32,
+      "how many columns to write; any number of them can be used later (default 0: all, at most 256)");
   set->Number("-c,--ctx", &options->shared.ctx, 0, kMaxU32,
-              "texts are cut into pieces of at most N tokens (default 0: what the model was trained with, at "
+              "cut texts into pieces of at most N tokens (default 0: what the model was trained with, at "
               "most 8192 and what 512 MiB of KV hold)");
   set->Group(HelpGroup::kOutput);
   set->Text("-o,--output", &options->output, "FILE", "the adapter to write, a GGUF file (required)");
   set->Text("--dump-gram", &options->sums, "FILE",
-            "the sums of k k^T and q q^T too, a GGUF file (docs/formats/sums.md)");
-  set->Text("--plot", &options->plot, "FILE", "energy kept by rank too, as SVG");
+            "also write the sums of k k^T and q q^T, a GGUF file (docs/formats/sums.md)");
+  set->Text("--plot", &options->plot, "FILE", "also plot the energy that each rank keeps, as SVG");
   AddForceOption(set.get(), &options->force);
   set->Group(HelpGroup::kWork);
-  set->Flag("--restart", &options->restart, "begin anew, whatever an earlier run left in OUTPUT.partial");
-  set->Text(
-      "--kv-dir", &options->folder, "FOLDER",
-      "where KV lies while reuse rates are measured, in memory too (default: in the user's cache folder)");
+  set->Flag("--restart", &options->restart, "start anew, whatever an earlier run left in OUTPUT.partial");
+  set->Text("--kv-dir", &options->folder, "FOLDER",
+            "where KV is kept while reuse rates are measured; may be in memory (default: in the user's cache "
+            "folder)");
   set->Flag("--no-reuse-rates", &options->no_reuse_rates,
-            "do not measure how often what is selected is in memory already (the file then has no table)");
+            "do not measure how often a selected group is in memory already (the file then has no table)");
   set->AddExample("kvadapt calibrate -m model.gguf -o adapter.gguf",
                   "compute adapters from texts that come with Debian");
   set->AddExample("kvadapt calibrate -m model.gguf -f books/ --tokens 65536 -o adapter.gguf",

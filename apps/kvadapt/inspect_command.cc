@@ -82,8 +82,9 @@ int Inspect(const InspectOptions& options) {
 Command AddInspectCommand(CLI::App* program) {
   auto options = std::make_shared<InspectOptions>();
   auto set = std::make_shared<OptionSet>(
-      program, "inspect", "What an adapter holds, a configuration (kvrun.toml) or a device's profile");
-  set->TextList("FILE,--file", &options->files, "FILE", "the file to show; its content says what it is");
+      program, "inspect", "Show what an adapter, a configuration (kvrun.toml) or a device's profile holds");
+  set->TextList("FILE,--file", &options->files, "FILE",
+                "the file to show; its content tells which kind it is");
   set->AddExample("kvadapt inspect adapter.gguf", "show what an adapter holds");
   set->AddExample("kvadapt inspect kvrun.toml --json", "show a config, for programs");
   AddReportOptions(set.get(), &options->shared);

@@ -161,7 +161,7 @@ Command AddProbeCommand(CLI::App* program) {
   auto set = std::make_shared<OptionSet>(
       program, "probe", "Measure this machine: storage by block size, operations of decoding by shape");
   set->Text("-m,--model", &options->shared.model, "FILE",
-            "the model, a GGUF file (required but for --storage-only)");
+            "the model, a GGUF file (required unless --storage-only is given)");
   set->Group(HelpGroup::kOutput);
   set->Text("-o,--output", &options->output, "FILE", "the profile to write, a JSON file");
   set->Text("--plot", &options->plot, "PREFIX",
@@ -170,17 +170,18 @@ Command AddProbeCommand(CLI::App* program) {
   set->Group(HelpGroup::kWork);
   set->Text("--kv-dir", &options->folder, "FOLDER",
             "the folder on flash to measure (default: where sessions keep their KV)");
-  set->Flag("--kv-tmpfs", &options->tmpfs, "--kv-dir may lie in memory, for tests");
-  set->Flag("--storage-only", &options->storage_only, "measure storage alone: needs no model");
-  set->Flag("--device-only", &options->device_only, "measure the device alone");
+  set->Flag("--kv-tmpfs", &options->tmpfs, "allow --kv-dir to be in memory, for tests");
+  set->Flag("--storage-only", &options->storage_only, "measure only storage; this needs no model");
+  set->Flag("--device-only", &options->device_only, "measure only the device");
   set->Number("--storage-seconds", &options->storage_seconds, 0.1F, 3600.0F,
-              "time that storage may take, about (default 30)");
+              "about how long measuring storage may take (default 30)");
   set->Checked("--batch", "N,N",
-               "sequences decoded together (default 1); the first is what else is measured with",
+               "sequences decoded together (default 1); all other measurements use the first number",
                [options = options.get()](const std::string& source, const std::string& text) {
                  options->batches = ParseNumberList(source, text, 1, KVRUN_MAX_SEQUENCES, "1,2,4");
                });
-  set->Checked("-c,--ctx", "N,N", "tokens of context (default 8192); the first is what else is measured with",
+  set->Checked("-c,--ctx", "N,N",
+               "tokens of context (default 8192); all other measurements use the first number",
                [options = options.get()](const std::string& source, const std::string& text) {
                  options->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
                });

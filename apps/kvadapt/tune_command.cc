@@ -227,42 +227,40 @@ int RunTune(const TuneCommand& command) {
 void AddWorkOptions(OptionSet* set, TuneCommand* command) {
   set->Text(
       "--budget", &command->budget, "BYTES|A/B|P%",
-      "memory for all that grows with the context, of the largest batch at the largest context: 14155776, "
+      "memory for all that grows with the context, for the largest batch at the largest context: 14155776, "
       "13.5M, or a share of its f16 KV, such as 1/13 or 8% (required)");
-  set->Checked("-c,--ctx", "N,...", "tokens of context per sequence; a solution for each (default 8192)",
+  set->Checked("-c,--ctx", "N,...", "tokens of context per sequence; each gets a solution (default 8192)",
                [command](const std::string& source, const std::string& text) {
                  command->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
                });
-  set->Checked("--batch", "N,...", "sequences that are decoded together; a solution for each (default 1)",
+  set->Checked("--batch", "N,...",
+               "sequences that are decoded together; each number gets a solution (default 1)",
                [command](const std::string& source, const std::string& text) {
                  command->batches = ParseNumberList(source, text, 1, KVRUN_MAX_SEQUENCES, "1,2,4");
                });
   set->Number(
       "--max-kl", &command->kl_limit, 0.0F, 100.0F,
-      "the greatest mean KL to full attention that is accepted, in nats (default 0: less than what kvrun "
-      "chooses from the budget alone has, or less than 0.0001)");
+      "the greatest mean KL to full attention to accept, in nats (default 0: below that of the options that "
+      "kvrun chooses from the budget alone, or below 0.0001)");
   set->Renamed("--quality-floor", "--max-kl");
+  set->Group(HelpGroup::kInput);
   set->TextList("-f,--file", &command->files, "TEXT",
                 "texts to measure quality on: files, folders, - (default: texts that come with Debian)");
   set->Text(
       "--kv-adapter", &command->adapter, "FILE",
-      "adapters of kvadapt calibrate: the config names them where they do better than a prompt's own, and "
-      "their hit rates are taken (default: adapters are computed from each prompt)");
+      "adapters of kvadapt calibrate: the config names them if they do better than a prompt's own, and the "
+      "search uses their hit rates (default: adapters are computed from each prompt)");
+  set->Text("--device-profile", &command->profile, "FILE",
+            "what kvadapt probe found out about the storage (default: it is measured now, in an instant)");
+  set->Group(HelpGroup::kWork);
   set->Text("--kv-dir", &command->folder, "FOLDER",
             "a folder on flash (default: in the user's cache folder)");
-  set->Flag("--kv-tmpfs", &command->tmpfs, "--kv-dir may lie in memory, for tests");
-  set->Text("--device-profile", &command->profile, "FILE",
-            "what kvadapt probe found of the storage (default: measured now, in an instant)");
+  set->Flag("--kv-tmpfs", &command->tmpfs, "allow --kv-dir to be in memory, for tests");
   set->Number(
       "--minutes", &command->minutes, 0.01F, 1440.0F,
-      "how long it may take, all in all: what there is no time for is left out, and said (default 7)");
-  set->Flag("--pareto", &command->pareto,
-            "also the front of time and quality of each solution, and its plot beside the config");
-  set->Text(
-      "--plot", &command->plot, "FILE",
-      "the measured points and their front, as SVG (with --pareto default: the config's name with .svg)");
+      "how long tuning may take in all: it leaves out, and says, what there is no time for (default 7)");
   set->Number("--check", &command->checks, 0, 1000,
-              "measure N random points beside their predictions in the end (default 0)");
+              "at the end, measure N random points and compare them with their predictions (default 0)");
 }
 
 }  // namespace
@@ -278,9 +276,14 @@ Command AddTuneCommand(CLI::App* program) {
                   "find the fastest KV options for a budget; `kvrun run --config kvrun.toml` takes them");
   set->AddExample(
       "kvadapt tune -m model.gguf --budget 64MiB --ctx 4096,16384 --batch 1,4 --minutes 20 -o kvrun.toml",
-      "a solution for each context and batch, with more time to search");
+      "find a solution for each context and batch, with more time to search");
   set->Group(HelpGroup::kOutput);
   set->Text("-o,--output", &command->output, "FILE", "the config to write (required)");
+  set->Flag("--pareto", &command->pareto,
+            "also show each solution's front of time and quality, and plot it beside the config");
+  set->Text("--plot", &command->plot, "FILE",
+            "plot the measured points and their front, as SVG (default with --pareto: the config's name with "
+            ".svg)");
   AddForceOption(set.get(), &command->force);
   AddDeviceOptions(set.get(), &command->shared);
   AddReportOptions(set.get(), &command->shared);

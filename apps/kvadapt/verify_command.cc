@@ -50,7 +50,7 @@ int Verify(const VerifyOptions& options) {
 Command AddVerifyCommand(CLI::App* program) {
   auto options = std::make_shared<VerifyOptions>();
   auto set = std::make_shared<OptionSet>(program, "verify",
-                                         "Check an adapter's numbers, and that it is of this model");
+                                         "Check an adapter's numbers, and that it is for this model");
   set->TextList("ADAPTER,--adapter", &options->files, "FILE", "the adapter to check");
   set->AddExample("kvadapt verify adapter.gguf -m model.gguf", "check an adapter");
   set->AddExample("kvadapt verify adapter.gguf -m model.gguf --json", "the same for programs");

@@ -231,24 +231,24 @@ int Bench(const BenchOptions& options) {
 
 void AddWorkOptions(OptionSet* set, BenchOptions* options) {
   set->Number("-p,--n-prompt", &options->prompt, 0, kMaxTokens,
-              "tokens that are prefilled from an empty context; 0: none (default 512)");
+              "tokens to prefill from an empty context; 0: none (default 512)");
   set->Number("-n,--n-decode", &options->decode, 0, kMaxTokens,
-              "tokens that are decoded at each depth; 0: none (default 32)");
-  set->Checked("-d,--depth", "N,...", "tokens that are there before those that are decoded (default 0)",
+              "tokens to decode at each depth; 0: none (default 32)");
+  set->Checked("-d,--depth", "N,...", "tokens in the context before those that are decoded (default 0)",
                [options](const std::string& source, const std::string& text) {
                  options->depths = ParseNumberList(source, text, 0, kMaxTokens, "0,4096,32768");
                });
   set->Number("-r,--repetitions", &options->repetitions, 1, 1000,
-              "runs of each; their median counts (default 3)");
+              "how often each measurement runs; the median counts (default 3)");
   set->Number("--sequences,--batch-size", &options->sequences, 1, KVRUN_MAX_SEQUENCES,
-              "sequences that are decoded together (default 1)");
+              "sequences to decode together (default 1)");
   set->Flag("--random-fill", &options->random_fill,
-            "random KV at the depth, in place of a prefill; always with --shape");
+            "fill the context with random KV instead of a prefill; always so with --shape");
   set->Number("--hit-rate", &options->hit_rate, 0.0F, 1.0F,
-              fmt::format("with random KV: the share of a token's groups that the last one has read too "
+              fmt::format("with random KV: the share of a token's groups that the token before read too "
                           "(default {:.2f}, that of text)",
                           options->hit_rate));
-  set->Flag("--io-only", &options->io_only, "also the last run's reads once more, without computing");
+  set->Flag("--io-only", &options->io_only, "also repeat the last run's reads without computing");
 }
 
 }  // namespace
@@ -258,17 +258,17 @@ Command AddBenchCommand(CLI::App* program) {
   kvrun_bench_options defaults;
   kvrun_bench_options_init(&defaults);
   options->hit_rate = defaults.hit_rate;
-  auto set = std::make_shared<OptionSet>(program, "bench", "How fast prefill and decoding are");
+  auto set = std::make_shared<OptionSet>(program, "bench", "Measure how fast prefill and decoding are");
   set->Text("-m,--model", &options->shared.model, "FILE", "the model, a GGUF file");
   set->Choice("--shape", &options->shape, ShapeNames(),
-              "in place of a model: this one's shape, random weights");
+              "instead of a model: random weights in the shape of this one");
   set->Exclude("--model", "--shape");
   set->AddExample("kvrun bench -m model.gguf -d 0,4096",
                   "measure a model with an empty and with a filled context");
   set->AddExample("kvrun bench --shape Llama-3.1-8B -d 32768 --kv-method kvswap --kv-budget 1/13",
                   "measure layers of random weights with the KV cache on flash");
   set->Number("--layers", &options->layers, 1, 1024,
-              "with --shape: time so many layers (default: all, but 4 of Llama-3.1-8B's 32)");
+              "with --shape: how many layers to time (default: all, but 4 of Llama-3.1-8B's 32)");
   set->Group(HelpGroup::kWork);
   AddWorkOptions(set.get(), options.get());
   AddDeviceOptions(set.get(), &options->shared);

@@ -253,7 +253,7 @@ Command AddChatCommand(CLI::App* program) {
   set->Group(HelpGroup::kPrompt);
   AddModelOption(set.get(), &options->shared);
   set->TextList("-f,--file", &options->files, "FILE",
-                "a document to talk about: part of the first message (may be given several times)");
+                "a document to talk about, put into the first message (may be given several times)");
   set->Text("--system", &options->conversation.system, "TEXT", "the system message");
   AddPromptFormOptions(set.get(), &options->conversation.form);
   set->AddExample("kvrun chat -m model.gguf -f report.txt", "talk about a document");
@@ -262,7 +262,7 @@ Command AddChatCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->conversation.generation, 0, SamplingDefaults::kChat);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   set->Group(HelpGroup::kOutput);
-  set->Flag("--no-history", &options->no_history, "keep nothing of what is typed for later chats");
+  set->Flag("--no-history", &options->no_history, "do not save what you type for later chats");
   AddQuietOptions(set.get(), &options->shared);
   AddVerboseOption(set.get(), &options->shared);
   options->set = set.get();

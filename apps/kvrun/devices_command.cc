@@ -138,15 +138,15 @@ int Doctor(const SharedOptions& shared) {
 
 Command AddDevicesCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
-  auto set = std::make_shared<OptionSet>(program, "devices", "The devices that can compute");
+  auto set = std::make_shared<OptionSet>(program, "devices", "List the devices that can compute");
   set->AddExample("kvrun devices", "list the devices, with the index that --device takes");
   set->AddExample("kvrun devices --json", "the same for programs");
   set->Group(HelpGroup::kOutput);
-  set->Flag("--json", &shared->json, "a JSON array");
+  set->Flag("--json", &shared->json, "print a JSON array");
   set->Group(HelpGroup::kDevice);
   auto retry_drivers = std::make_shared<bool>(false);
   set->Flag("--retry-drivers", retry_drivers.get(),
-            "try Vulkan drivers again that are left out, as they crashed or hung");
+            "try the Vulkan drivers again that are left out because they crashed or hung");
   return {set, {shared, &shared->json}, [shared, retry_drivers] { return Devices(*shared, *retry_drivers); }};
 }
 
@@ -158,7 +158,7 @@ Command AddDoctorCommand(CLI::App* program) {
   set->AddExample("kvrun doctor", "test all devices");
   set->AddExample("kvrun doctor --device host", "test the CPU itself");
   AddReportOptions(set.get(), shared.get());
-  AddVerboseOption(set.get(), shared.get(), "each device's driver, limits, plan and passed tests too");
+  AddVerboseOption(set.get(), shared.get(), "also each device's driver, limits, plan and passed tests");
   return {set, {shared, &shared->json}, [shared] { return Doctor(*shared); }};
 }
 

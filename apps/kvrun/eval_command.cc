@@ -176,18 +176,19 @@ int Eval(const EvalOptions& options) {
 
 Command AddEvalCommand(CLI::App* program) {
   auto options = std::make_shared<EvalOptions>();
-  auto set =
-      std::make_shared<OptionSet>(program, "eval", "What a KV method costs in quality, against full KV");
+  auto set = std::make_shared<OptionSet>(program, "eval",
+                                         "Measure what a KV method costs in quality, compared with full KV");
   AddModelOption(set.get(), &options->shared);
-  set->TextList("-f,--file", &options->files, "TEXT",
-                "the text to read (-: standard input); several are read in order, with a blank line between "
-                "them");
-  set->Text("--ids", &options->ids, "FILE", "its token ids instead, separated by white space");
+  set->TextList(
+      "-f,--file", &options->files, "TEXT",
+      "a file with the text to read (-: standard input); several are read in order, with a blank line "
+      "between them");
+  set->Text("--ids", &options->ids, "FILE", "the text's token ids instead, separated by white space");
   set->Group(HelpGroup::kWork);
   set->Number("--tokens", &options->steps, 1, std::numeric_limits<uint32_t>::max(),
-              "of the --ctx tokens, the last N are fed one by one and compared (default 400)");
+              "the last N of the --ctx tokens are fed one by one and compared (default 400)");
   set->Text("--configs", &options->configs, "FILE",
-            "a line of --kv-... options for each configuration: one prefill serves all");
+            "a file with a line of --kv-... options for each configuration; one prefill serves all");
   AddEngineOptions(set.get(), &options->shared, "the whole text");
   set->Exclude("--configs", "--config");
   set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --kv-method kvswap --kv-budget 1/13",

@@ -90,7 +90,7 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
   set->Group(HelpGroup::kSampling);
   set->Checked(
       "-n,--max-tokens", "N",
-      fmt::format("most tokens to generate (default {}; -1 or 0: until the model ends or the context "
+      fmt::format("the most tokens to generate (default {}; -1 or 0: until the model ends or the context "
                   "is full)",
                   default_max_tokens),
       [&values](const std::string& source, const std::string& text) {
@@ -103,21 +103,23 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
   set->Number("--top-k", &values.top_k, 0, kMaxU32,
               of_chat ? "sample among the K likeliest tokens (default: the model file's, else 0: off)"
                       : "sample among the K likeliest tokens (0: off)");
+  set->Number("--top-p", &values.top_p, 0.0F, 1.0F,
+              of_chat ? "sample among the likeliest tokens whose probabilities add up to P (default: the "
+                        "model file's, else 0.95; 1: off)"
+                      : "sample among the likeliest tokens whose probabilities add up to P (1: off)");
   set->Number(
-      "--top-p", &values.top_p, 0.0F, 1.0F,
-      of_chat ? "sample among the likeliest tokens of mass P (default: the model file's, else 0.95; 1: off)"
-              : "sample among the likeliest tokens of mass P (1: off)");
-  set->Number("--min-p", &values.min_p, 0.0F, 1.0F,
-              of_chat ? "drop tokens below P times the likeliest (default: the model file's, else 0: off)"
-                      : "drop tokens below P times the likeliest (0: off)");
+      "--min-p", &values.min_p, 0.0F, 1.0F,
+      of_chat ? "drop tokens less likely than P times the likeliest (default: the model file's, else 0: off)"
+              : "drop tokens less likely than P times the likeliest (0: off)");
   set->Number("--repeat-penalty", &values.repetition_penalty, 0.01F, 100.0F,
-              "penalty of repeated tokens (1: off)");
-  set->Number("--repeat-window", &values.repetition_window, 0, kMaxU32, "last tokens that count as repeated");
+              "the penalty for repeated tokens (1: off)");
+  set->Number("--repeat-window", &values.repetition_window, 0, kMaxU32,
+              "how many of the last tokens the penalties look at");
   set->Number(
       "--presence-penalty", &values.presence_penalty, -2.0F, 2.0F,
-      "taken off the logit of a token that the answer has among its last --repeat-window tokens (0: off)");
+      "lower the logit of a token by this if it is among the answer's last --repeat-window tokens (0: off)");
   set->Number("--frequency-penalty", &values.frequency_penalty, -2.0F, 2.0F,
-              "the same for each time that the token is there (0: off)");
+              "the same, for each time that the token occurs there (0: off)");
   set->Checked("--seed", "N",
                of_chat ? "seed of the sampler (default -1: a random one, which is printed)"
                        : fmt::format("seed of the sampler (default {}; -1: a random one, which is printed)",
@@ -128,7 +130,8 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
                  if (!generation->has_random_seed) generation->values.seed = ParseSeed(source, text);
                });
   set->TextList("--stop", &generation->stop, "TEXT", "end before this text (may be given several times)");
-  set->Flag("--ignore-end", &generation->ignore_end, "go on after the model ended (benchmarks)");
+  set->Flag("--ignore-end", &generation->ignore_end,
+            "go on after the model has ended its answer (for benchmarks)");
 }
 
 void CheckGenerationOptions(const GenerationOptions& generation) {
@@ -156,19 +159,20 @@ std::string ComposePrompt(const std::vector<std::string>& files, bool has_questi
 }
 
 void AddPromptFormOptions(OptionSet* set, PromptForm* form) {
-  set->NonEmptyText("--chat-template", &form->chat_template, "NAME|FILE",
-                    fmt::format("the chat form, instead of the model file's own: {}, or a file with a Jinja "
-                                "template of one of these forms",
-                                ChatTemplateNames()));
+  set->NonEmptyText(
+      "--chat-template", &form->chat_template, "NAME|FILE",
+      fmt::format("the chat form to use instead of the model file's own: {}, or a file with a Jinja "
+                  "template of one of these forms",
+                  ChatTemplateNames()));
   std::vector<std::string> forms;
   for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name)
     forms.push_back(*name);
   set->Offer(forms);
-  set->Choice(
-      "--thinking", &form->thinking, {"auto", "on", "off"},
-      "whether the model thinks before it answers, where its chat form has a switch for that (Qwen3)");
-  set->Flag("--parse-special", &form->parse_special,
-            "obey control tokens that are written in prompts, files and messages; without it they are text");
+  set->Choice("--thinking", &form->thinking, {"auto", "on", "off"},
+              "whether the model thinks before it answers, if its chat form has a switch for that (Qwen3)");
+  set->Flag(
+      "--parse-special", &form->parse_special,
+      "obey control tokens that are written in prompts, files and messages; without this they are text");
 }
 
 void ReadChatTemplate(PromptForm* form) {

@@ -46,19 +46,19 @@ int Info(const SharedOptions& shared) {
 
 Command AddInfoCommand(CLI::App* program) {
   auto shared = std::make_shared<SharedOptions>();
-  auto set = std::make_shared<OptionSet>(program, "info", "Shapes, types and KV size of a model");
+  auto set = std::make_shared<OptionSet>(program, "info", "Show a model's shapes, types and KV size");
   AddModelOption(set.get(), shared.get());
   set->Number("-c,--ctx", &shared->ctx, 0, std::numeric_limits<uint32_t>::max(),
-              "KV size at this many tokens (default 0: what the model was trained with)");
+              "show the KV size at this many tokens (default 0: what the model was trained with)");
   set->AddExample("kvrun info -m model.gguf", "show what a model file holds");
   set->AddExample("kvrun info -m model.gguf --ctx 32768", "show how large its KV cache is at 32,768 tokens");
   set->Group(HelpGroup::kOutput);
-  set->Flag("--json", &shared->json, "a JSON object");
+  set->Flag("--json", &shared->json, "print a JSON object");
   return {set, {shared, &shared->json}, [shared] { return Info(*shared); }};
 }
 
 Command AddVersionCommand(CLI::App* program) {
-  return {std::make_shared<OptionSet>(program, "version", "The program's version"), nullptr, [] {
+  return {std::make_shared<OptionSet>(program, "version", "Show the program's version"), nullptr, [] {
             WriteStdout(fmt::format("kvrun {}\n", kvrun_version()));
             return 0;
           }};

@@ -159,19 +159,20 @@ int Logits(const LogitsOptions& options) {
 
 Command AddLogitsCommand(CLI::App* program) {
   auto options = std::make_shared<LogitsOptions>();
-  auto set = std::make_shared<OptionSet>(program, "logits", "Raw logits or likelihoods of given token ids");
+  auto set =
+      std::make_shared<OptionSet>(program, "logits", "Compute raw logits or likelihoods of given token ids");
   AddModelOption(set.get(), &options->shared);
   set->Text("--ids", &options->ids, "FILE",
-            "token ids, separated by white space (-: standard input; required)");
+            "a file of token ids, separated by white space (-: standard input; required)");
   set->AddExample("kvrun logits -m model.gguf --ids ids.txt --nll nll.f32",
                   "write the negative log-likelihood of each next token");
   set->AddExample("kvrun logits -m model.gguf --ids ids.txt --last 1 --out logits.f32",
                   "write the logits after the last token");
   set->Group(HelpGroup::kOutput);
   set->Number("--last", &options->last, 0, std::numeric_limits<uint32_t>::max(),
-              "only the last N positions in --out (default 0: all)");
-  set->Text("--out", &options->out, "FILE", "raw logits, float32 [positions, vocabulary]");
-  set->Text("--nll", &options->nll, "FILE", "-log p of each next token, float32 [ids - 1]");
+              "write only the last N positions to --out (default 0: all)");
+  set->Text("--out", &options->out, "FILE", "write raw logits here, float32 [positions, vocabulary]");
+  set->Text("--nll", &options->nll, "FILE", "write -log p of each next token here, float32 [ids - 1]");
   AddForceOption(set.get(), &options->force);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);

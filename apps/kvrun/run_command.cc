@@ -119,18 +119,18 @@ Command AddRunCommand(CLI::App* program) {
   set->Group(HelpGroup::kPrompt);
   AddModelOption(set.get(), &options->shared);
   set->Text("-p,--prompt", &options->prompt, "TEXT",
-            "the prompt; with -f the question that follows the file");
+            "the prompt; with -f, the question that follows the file");
   set->TextList("-f,--file", &options->files, "FILE",
-                "a prompt from a file (-: standard input); several are read in order, with a blank line "
+                "a file with the prompt (-: standard input); several are read in order, with a blank line "
                 "between them");
   set->Text(
       "--batch", &options->batch, "FILE",
-      "JSON lines {\"prompt\": ...} (other keys are ignored), up to 16 at a time together; a JSON line back "
-      "for each, in order");
+      "a file of JSON lines {\"prompt\": ...} (other keys are ignored); up to 16 run together, and each is "
+      "answered by a JSON line, in order");
   set->Exclude("--batch", "--prompt");
   set->Exclude("--batch", "--file");
   set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");
-  set->Text("--system", &options->system, "TEXT", "the system message, with --chat");
+  set->Text("--system", &options->system, "TEXT", "with --chat: the system message");
   AddPromptFormOptions(set.get(), &options->form);
   set->AddExample("kvrun run -m model.gguf -p \"Once upon a time\" -n 100", "continue a text by 100 tokens");
   set->AddExample(
@@ -140,15 +140,15 @@ Command AddRunCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
-  set->CheckedFlag("--json-lines", "a JSON line for each token as it comes, and in the end the one of --json",
+  set->CheckedFlag("--json-lines",
+                   "a JSON line for each token as it comes, and at the end the object of --json",
                    [options = options.get()](const std::string&, bool given) {
                      options->json_lines = given;
                      options->shared.json = options->shared.json || given;
                    });
-  set->Number(
-      "--logprobs", &options->generation.values.n_logprobs, 0, KVRUN_MAX_LOGPROBS,
-      "in JSON, each token's log-probability and the N likeliest, by the model alone: before penalties and "
-      "temperature (default 0: none)");
+  set->Number("--logprobs", &options->generation.values.n_logprobs, 0, KVRUN_MAX_LOGPROBS,
+              "in JSON: each token's log-probability and the N likeliest tokens, by the model alone, before "
+              "penalties and temperature (default 0: none)");
   AddVerboseOption(set.get(), &options->shared);
   options->set = set.get();
   return {set, {options, &options->shared.json}, [options] { return Run(*options); }};

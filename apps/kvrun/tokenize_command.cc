@@ -46,18 +46,20 @@ int TokenizeText(const TokenizeOptions& options) {
 
 Command AddTokenizeCommand(CLI::App* program) {
   auto options = std::make_shared<TokenizeOptions>();
-  auto set = std::make_shared<OptionSet>(program, "tokenize", "Token ids of a text, on one line");
+  auto set = std::make_shared<OptionSet>(program, "tokenize", "Print the token ids of a text, on one line");
   set->Group(HelpGroup::kPrompt);
   AddModelOption(set.get(), &options->shared);
-  set->TextList("-f,--file", &options->files, "FILE",
-                "the text (-: standard input); several are read in order, with a blank line between them");
-  set->Text("-p,--prompt", &options->prompt, "TEXT", "the text; with -f it follows the file as in run");
-  set->Flag("--bos", &options->bos, "the begin-of-sequence token first, if the model has one");
+  set->TextList(
+      "-f,--file", &options->files, "FILE",
+      "a file with the text (-: standard input); several are read in order, with a blank line between them");
+  set->Text("-p,--prompt", &options->prompt, "TEXT",
+            "the text; with -f it follows the file, as in kvrun run");
+  set->Flag("--bos", &options->bos, "start with the begin-of-sequence token, if the model has one");
   set->Flag("--special", &options->special, "recognise control tokens that are written in the text");
   set->AddExample("kvrun tokenize -m model.gguf -p \"Once upon a time\"", "print the ids of a text");
   set->AddExample("kvrun tokenize -m model.gguf -f report.txt | wc -w", "count the tokens of a file");
   set->Group(HelpGroup::kOutput);
-  set->Flag("--json", &options->shared.json, "an object with \"tokens\" instead of the line");
+  set->Flag("--json", &options->shared.json, "print a JSON object with \"tokens\" instead of the line");
   options->set = set.get();
   return {set, {options, &options->shared.json}, [options] { return TokenizeText(*options); }};
 }
