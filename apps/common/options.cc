@@ -88,7 +88,7 @@ uint64_t ParseSeed(const std::string& source, const std::string& text) {
 OptionSet::OptionSet(CLI::App* program, const std::string& command, const std::string& description)
     : info_{command, description, {}, {}}, app_(program->add_subcommand(command, description)) {
   app_->formatter_fn([this](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
-    return CommandHelp(app->get_parent()->get_name(), info_, HelpWidth());
+    return CommandHelp(app->get_parent()->get_name(), Describe(), HelpWidth());
   });
 }
 
