@@ -193,8 +193,11 @@ int RunTune(const TuneCommand& command) {
     progress.Clear();
     if (!command.shared.quiet) PrintMessage("note: " + text);
   };
+  const auto show_seconds = [&](const std::string& what, uint64_t done, uint64_t total) {
+    return progress.Note(what + ", seconds", done, total);
+  };
   options.spent_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  offline::TuneResult result = Value(offline::Tune(loaded.engine.get(), options, ShowIn(&progress)));
+  offline::TuneResult result = Value(offline::Tune(loaded.engine.get(), options, show_seconds));
   progress.Clear();
   for (ConfigSolution& solution : result.config.solutions) {
     for (auto& [name, value] : solution.options) {

@@ -282,7 +282,7 @@ TEST_F(CliTune, WhatThereWasNoTimeForIsSaid) {
 }
 
 TEST_F(CliTune, ProgressReachesTheEnd) {
-  EXPECT_PRED2(Contains, Run({"--progress", "always"}).err, "searching: 2 of 2, 100 %\n");
+  EXPECT_PRED2(Contains, Run({"--progress", "always"}).err, "searching, seconds: 2 of 2, 100 %\n");
 }
 
 TEST_F(CliTune, WhatQualityIsMeasuredOnIsSaid) {
