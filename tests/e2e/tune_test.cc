@@ -127,7 +127,9 @@ TEST_F(Tune, EachContextAndBatchHasASolution) {
     EXPECT_GT(solution["held_out_kl"], 0.0);
   }
   EXPECT_EQ(settings.size(), 4U);
-  EXPECT_EQ(json["checks"].size(), 4U);
+  if (json["left_out"].empty()) {
+    EXPECT_EQ(json["checks"].size(), 4U);
+  }
   const Result<KvConfig> config = ReadConfig(out_);
   ASSERT_TRUE(config.ok()) << config.status().message() << "\n" << ReadWholeFile(out_);
   EXPECT_EQ(config->solutions.size(), 4U);
