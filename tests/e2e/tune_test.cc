@@ -222,7 +222,7 @@ TEST_F(TuneCalls, WhatIsDoneIsNotLostToWhatFailsAfterIt) {
   options_.minutes = 0.3;
   // No file can be made in the folder from there on.
   const auto break_folder = [&](const std::string& what, uint64_t, uint64_t) {
-    if (what != "searching, 512 tokens x 1") return false;
+    if (what != "reading the texts, 512 tokens") return false;
     std::filesystem::remove_all(folder_.Path("kv"));
     folder_.Write("kv", "no folder");
     return false;
