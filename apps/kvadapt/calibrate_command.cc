@@ -14,6 +14,7 @@
 #include "apps/common/files.h"
 #include "apps/common/ids.h"
 #include "apps/common/outputs.h"
+#include "apps/common/plural.h"
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvadapt/commands.h"
@@ -263,10 +264,11 @@ int RunCalibrate(const CalibrateOptions& options) {
   std::error_code error;
   const uintmax_t bytes = std::filesystem::file_size(options.output, error);
   WriteStdout(EnergyTable(result) + ReuseTable(result) +
-              fmt::format("{}: {}, rank {}, {} layers, {}; from {} tokens in {} pieces\n", options.output,
-                          TextOf(result["kind"]), result["rank"].get<uint32_t>(), result["layers"].size(),
-                          FormatBytes(error ? 0 : bytes), result["n_tokens"].get<uint64_t>(),
-                          result["n_pieces"].get<uint64_t>()));
+              fmt::format("{}: {}, rank {}, {}, {}; from {} in {}\n", options.output, TextOf(result["kind"]),
+                          result["rank"].get<uint32_t>(), Counted(result["layers"].size(), "layer"),
+                          FormatBytes(error ? 0 : bytes),
+                          Counted(result["n_tokens"].get<uint64_t>(), "token"),
+                          Counted(result["n_pieces"].get<uint64_t>(), "piece")));
   return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/plural.h"
 #include "apps/common/printable.h"
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
@@ -26,15 +27,15 @@ struct InspectOptions {
 std::string AdapterText(const std::string& path, const Json& adapter) {
   const auto n_thresholds = adapter["cluster_thresholds"].get<uint64_t>();
   return EnergyTable(adapter) + ReuseTable(adapter) +
-         fmt::format("{}: an adapter, {}, rank {}, {} layers, keys of {} elements, {}\n", Printable(path),
+         fmt::format("{}: an adapter, {}, rank {}, {}, keys of {}, {}\n", Printable(path),
                      TextOf(adapter["kind"]), adapter["rank"].get<uint32_t>(),
-                     adapter["n_layers"].get<uint64_t>(), adapter["key_dim"].get<uint32_t>(),
+                     Counted(adapter["n_layers"].get<uint64_t>(), "layer"),
+                     Counted(adapter["key_dim"].get<uint32_t>(), "element"),
                      FormatBytes(adapter["bytes"].get<uint64_t>())) +
-         fmt::format("reuse rates: {}; cluster thresholds: {}\n",
-                     adapter["reuse"]["rates"].empty()
-                         ? "none"
-                         : fmt::format("{} rows", adapter["reuse"]["rates"].size()),
-                     n_thresholds == 0 ? "none" : fmt::to_string(n_thresholds)) +
+         fmt::format(
+             "reuse rates: {}; cluster thresholds: {}\n",
+             adapter["reuse"]["rates"].empty() ? "none" : Counted(adapter["reuse"]["rates"].size(), "row"),
+             n_thresholds == 0 ? "none" : fmt::to_string(n_thresholds)) +
          fmt::format("of the model with the fingerprint {}\n", Printable(TextOf(adapter["fingerprint"])));
 }
 

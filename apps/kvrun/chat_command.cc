@@ -11,6 +11,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
+#include "apps/common/plural.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/chat_commands.h"
@@ -129,7 +130,7 @@ class ChatLoop {
       return PrintMessage(failure.status() == KVRUN_CONTEXT_FULL ? DoesNotFit(path) : failure.what());
     }
     if (!options_.shared.quiet) {
-      PrintMessage(fmt::format("{} ({} bytes) is part of the next message", path, n_bytes));
+      PrintMessage(fmt::format("{} ({}) is part of the next message", path, Counted(n_bytes, "byte")));
     }
   }
 

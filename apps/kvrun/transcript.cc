@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "apps/common/failure.h"
+#include "apps/common/plural.h"
 
 namespace kvrun::cli {
 namespace {
@@ -35,7 +36,7 @@ std::string Transcript(const std::string& model, const std::string& system, cons
   for (const Turn& turn : turns) {
     text += "\n## User\n\n";
     for (const Document& document : turn.documents) {
-      text += fmt::format("[document: {}, {} bytes]\n\n", document.name, document.text.size());
+      text += fmt::format("[document: {}, {}]\n\n", document.name, Counted(document.text.size(), "byte"));
     }
     text += fmt::format("{}\n\n## Assistant\n\n{}\n", turn.message, turn.answer);
   }

@@ -79,7 +79,7 @@ TEST_F(CliReal, RunAnswersWithTextTokensAndStatistics) {
   }
   const ProgramResult plain = Cli({"run", "-m", path_, "-p", "hello", "-n", "7", "--ignore-end"});
   EXPECT_EQ(plain.out, object["text"].get<std::string>());
-  EXPECT_NE(plain.err.find("decode"), std::string::npos) << plain.err;
+  EXPECT_NE(plain.err.find(", answer "), std::string::npos) << plain.err;
 }
 
 TEST_F(CliReal, RunsAreRepeatable) {

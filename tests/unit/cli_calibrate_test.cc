@@ -78,6 +78,7 @@ TEST_F(CliCalibrate, TheEnergyHasATable) {
                 out_ + ": query-centred, rank 40, 2 layers, 56 B; from 3 tokens in 2 pieces\n");
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--rank", "3"}).out,
                "lowest  in layer\n     3    87.50 %    75.00 %  1\n");
+  EXPECT_PRED2(Contains, Run({"-f", c_}).out, "; from 1 token in 1 piece\n");
 }
 
 // Of the longest text.
