@@ -113,6 +113,10 @@ CommandLineError ExplainParseError(const CLI::App& program, std::span<const Comm
   }
   const auto command = std::ranges::find(commands, chosen.front()->get_name(), &CommandInfo::name);
   if (command == commands.end()) return {error.what(), ""};
+  if (!unknown.empty() && unknown.front() == "help") {
+    return {fmt::format("the help of {0} is `{1} {0} --help`", command->name, program.get_name()),
+            command->name};
+  }
   if (!unknown.empty()) {
     return {fmt::format("\"{}\" stands before the command: options follow it, as in {} {} {}",
                         unknown.front(), program.get_name(), command->name, unknown.front()),

@@ -74,7 +74,9 @@ bool IsThere(const std::string& path) { return ::access(path.c_str(), F_OK) == 0
 
 ChatLine ReadChatLine(const std::string& line) {
   if (line.find_first_not_of(kBlanks) == line.npos) return {};
-  if (!line.starts_with('/')) return {ChatAction::kMessage, line};
+  // Commands are of one line: several are a paste, such as of code or of a path and more.
+  const bool has_lines = line.find_first_of("\r\n") < line.find_last_not_of(kBlanks);
+  if (!line.starts_with('/') || has_lines) return {ChatAction::kMessage, line};
   if (line.starts_with("//")) return {ChatAction::kMessage, line.substr(1)};
   const std::string word = line.substr(0, line.find_first_of(kBlanks));
   for (const KnownCommand& command : kCommands) {

@@ -236,8 +236,9 @@ void NoteLostBytes(const Model& model, const PromptForm& form, const std::string
 
 void RejectNul(const std::string& text) {
   if (text.find('\0') == std::string::npos) return;
-  throw Failure(KVRUN_INVALID_ARGUMENT,
-                "the text has a zero byte, which the chat form cannot carry: is it really a text file?");
+  throw Failure(
+      KVRUN_INVALID_ARGUMENT,
+      "the text has a zero byte, which the chat form cannot carry, and is not sent: is it really text?");
 }
 
 std::vector<Answer> Generate(const Session& session, uint32_t n, const GenerationOptions& generation,

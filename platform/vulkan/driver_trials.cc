@@ -99,7 +99,10 @@ TrialOutcome OfApart(const ApartOutcome& apart, double limit_s) {
       return Answer(Status(StatusCode::kCancelled, "the trial of a Vulkan driver was interrupted"));
     case ApartOutcome::Kind::kNotBegun: break;
   }
-  return Answer(StatusFromErrno(apart.number, "cannot try the Vulkan driver in a process of its own"));
+  return Answer(StatusFromErrno(
+      apart.number,
+      "cannot try the Vulkan driver in a process of its own (a higher limit of processes, ulimit -u, or "
+      "--device cpu would help)"));
 }
 
 }  // namespace

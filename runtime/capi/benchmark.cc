@@ -1,5 +1,7 @@
 #include "runtime/engine/benchmark.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <span>
 #include <string>
@@ -121,6 +123,11 @@ kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model*
     *model = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(shape, "shape"));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::SyntheticShape found, kvrun::FindSyntheticShape(shape));
+    if (n_layers > found.n_layers) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("a {} has {} layers, and {} are asked for: ask for fewer", found.name,
+                          found.n_layers, n_layers)};
+    }
     KVRUN_ASSIGN_OR_RETURN(const std::string folder,
                            kvrun::FindKvFolder(kvrun::FolderUse::kIsMade, kvrun::InMemory::kIsAllowed));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> made,

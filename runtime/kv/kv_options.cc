@@ -147,15 +147,18 @@ Status SetShare(const Given& given, size_t stroke, KvOptions* kv) {
 
 // Bytes without a unit are a whole number; with one they may have decimals. All units are of 1024.
 std::optional<double> ParseBytes(std::string_view text) {
-  static constexpr std::array<Named<uint64_t>, 9> kUnits = {{{"KiB", kKiB},
-                                                             {"MiB", kMiB},
-                                                             {"GiB", kGiB},
-                                                             {"KB", kKiB},
-                                                             {"MB", kMiB},
-                                                             {"GB", kGiB},
-                                                             {"K", kKiB},
-                                                             {"M", kMiB},
-                                                             {"G", kGiB}}};
+  static constexpr std::array<Named<uint64_t>, 12> kUnits = {{{"KiB", kKiB},
+                                                              {"MiB", kMiB},
+                                                              {"GiB", kGiB},
+                                                              {"KB", kKiB},
+                                                              {"MB", kMiB},
+                                                              {"GB", kGiB},
+                                                              {"K", kKiB},
+                                                              {"M", kMiB},
+                                                              {"G", kGiB},
+                                                              {"k", kKiB},
+                                                              {"m", kMiB},
+                                                              {"g", kGiB}}};
   for (const Named<uint64_t>& unit : kUnits) {
     if (!text.ends_with(unit.name)) continue;
     const auto value = ParseNumber<double>(text.substr(0, text.size() - unit.name.size()));

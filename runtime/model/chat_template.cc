@@ -17,7 +17,7 @@ constexpr std::string_view kTemplateKey = "tokenizer.chat_template";
 constexpr std::string_view kDefaultTemplateKey = "tokenizer.chat_template.default";
 constexpr std::string_view kTemplateNamesKey = "tokenizer.chat_templates";
 constexpr std::string_view kHowToGoOn =
-    "run without --chat, or with a GGUF file that carries the model's chat template";
+    "name its form with --chat-template, or take a GGUF file that carries the model's chat template";
 
 constexpr std::string_view kSpaces = " \t\n\v\f\r";
 constexpr std::string_view kThoughtsStart = "<think>";

@@ -210,6 +210,13 @@ TEST_F(CapiTest, ChatsBecomeIds) {
   EXPECT_EQ(ends(next), 2);
 }
 
+TEST_F(CapiTest, AShapeHasNoMoreLayersThanItHas) {
+  kvrun_model* made = nullptr;
+  EXPECT_EQ(kvrun_model_make("SmolLM2-135M", 31, &made), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(made, nullptr);
+  EXPECT_NE(LastError().find("has 30 layers, and 31 are asked for"), std::string::npos) << LastError();
+}
+
 TEST_F(CapiTest, WrongChatOptionsAreRefused) {
   const kvrun_chat_message message = {"user", "hello"};
   kvrun_chat_options options;

@@ -84,6 +84,13 @@ TEST_F(CliChatTerminal, APasteOfSeveralLinesIsOneMessage) {
   EXPECT_PRED2(Contains, program.Output(), "\033[?2004l");
 }
 
+TEST_F(CliChatTerminal, APasteThatBeginsWithASlashIsAMessage) {
+  TerminalProgram program = Chat("transcript");
+  ASSERT_TRUE(program.WaitFor("> "));
+  program.Type(Pasted("/usr/bin\r/reset\rwhat are these?") + "\r");
+  EXPECT_TRUE(program.WaitFor(OnTerminal(First("/usr/bin\n/reset\nwhat are these?")))) << program.Output();
+}
+
 TEST_F(CliChatTerminal, APasteOfAMebibyteArrivesWhole) {
   TerminalProgram program = Chat("roomy");
   ASSERT_TRUE(program.WaitFor("> "));

@@ -69,7 +69,7 @@ TEST(KvOptions, ABudgetIsBytesOrAShare) {
 }
 
 TEST(KvOptions, ABudgetTakesTheUnitsThatPeopleWrite) {
-  for (const char* text : {"13M", "13MB", "13MiB", "13312K", "13312KB"})
+  for (const char* text : {"13M", "13m", "13MB", "13MiB", "13312K", "13312k", "13312KB"})
     EXPECT_EQ(With("budget", text).kv.budget_bytes, 13U << 20) << text;
   EXPECT_EQ(With("budget", "2G").kv.budget_bytes, uint64_t{2} << 30);
   EXPECT_EQ(With("budget", "0.5GB").kv.budget_bytes, uint64_t{1} << 29);

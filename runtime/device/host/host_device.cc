@@ -75,11 +75,11 @@ Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryA
 HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::byte* data,
                        uint64_t size_bytes)
     : account_(std::move(account)), part_(part), data_(data), size_bytes_(size_bytes) {
-  account_->Add(part_, size_bytes_ + kMemorySlackBytes);
+  account_->Add(part_, size_bytes_);
 }
 
 HostMemory::~HostMemory() {
-  account_->Remove(part_, size_bytes_ + kMemorySlackBytes);
+  account_->Remove(part_, size_bytes_);
   ::operator delete[](data_, kAlignment);
 }
 

@@ -38,7 +38,7 @@ class MemoryAccount {
 
 // What operations on the CPU may expect of a buffer's memory.
 inline constexpr uint64_t kMemoryAlignmentBytes = 64;
-inline constexpr uint64_t kMemorySlackBytes = 256;  // of zeros after it
+inline constexpr uint64_t kMemorySlackBytes = 256;  // of zeros after it, not in the statistics
 
 // Memory of an account: zeros, aligned, and with slack.
 class HostMemory {

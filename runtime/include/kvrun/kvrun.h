@@ -551,10 +551,10 @@ KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reu
 /* ---- Benchmarks -------------------------------------------------------------------------------------- */
 
 /* Makes a model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B. n_layers 0
- * means all the layers of the shape, but 4 of Llama-3.1-8B's 32. With fewer layers than the shape has, a
- * benchmark also tells the whole model's rates (kvrun_bench_json). The weights are in a nameless file in the
- * default folder of kvrun_option "dir"; there is no tokenizer. kvrun_shape_names returns the names, a list
- * that ends in NULL. */
+ * means all the layers of the shape, but 4 of Llama-3.1-8B's 32; more than the shape has are refused. With
+ * fewer, a benchmark also tells the whole model's rates (kvrun_bench_json). The weights are in a nameless
+ * file in the default folder of kvrun_option "dir"; there is no tokenizer. kvrun_shape_names returns the
+ * names, a list that ends in NULL. */
 KVRUN_API kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model);
 KVRUN_API const char* const* kvrun_shape_names(void);
 
