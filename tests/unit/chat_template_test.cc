@@ -314,7 +314,7 @@ TEST(ChatTemplateFile, MissingOrUnknownNamesTheFile) {
   const Result<ChatTemplate> missing = Recognize(GgufBuilder());
   EXPECT_EQ(missing.status().code(), StatusCode::kUnsupported);
   EXPECT_NE(missing.status().message().find("test.gguf"), std::string::npos);
-  EXPECT_NE(missing.status().message().find("run without --chat"), std::string::npos);
+  EXPECT_NE(missing.status().message().find("name its form with --chat-template"), std::string::npos);
   const Result<ChatTemplate> unknown = Recognize(GgufBuilder().Set("tokenizer.chat_template", "{{ x }}"));
   EXPECT_EQ(unknown.status().code(), StatusCode::kUnsupported);
   EXPECT_NE(unknown.status().message().find("test.gguf"), std::string::npos);
