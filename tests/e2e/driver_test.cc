@@ -61,7 +61,7 @@ Outcome RunOn(const Environment& environment, const std::string& model, const Te
   const std::string out = folder.Path("logits.f32");
   const ProgramResult logits = RunProgram(RealProgram(),
                                           {"logits", "-m", model, "--ids", folder.Write("ids", ids), "--last",
-                                           "8", "--out", out, "--kv-type", "f32"},
+                                           "8", "--out", out, "--force", "--kv-type", "f32"},
                                           input);
   EXPECT_EQ(logits.exit_code, 0) << logits.err;
   outcome.logits = ReadFloats(out);
