@@ -29,6 +29,12 @@ foreach(package kvrun libkvrun-dev)
     COMPONENT package_${package} EXCLUDE_FROM_ALL)
 endforeach()
 
+# Debian's zsh looks for functions of packages there, and not in site-functions.
+if(KVRUN_DOCUMENTS_DIR)
+  install(DIRECTORY ${KVRUN_DOCUMENTS_DIR}/share/zsh/site-functions/ DESTINATION share/zsh/vendor-completions
+    COMPONENT package_kvrun EXCLUDE_FROM_ALL)
+endif()
+
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
