@@ -88,12 +88,33 @@ std::string Entry(const std::string& left, const std::string& text, size_t width
   return Wrapped(left, width < kNarrowWidth ? kNarrowTextColumn : kTextColumn, text, width);
 }
 
+// A command, which can be copied from the help: where it is too long for the terminal, a backslash ends the line.
+std::string CommandLines(std::string_view command, size_t width) {
+  std::string lines;
+  std::string line = "  ";
+  bool is_quoted = false;
+  for (size_t start = 0; start < command.size();) {
+    size_t end = start;
+    for (; end < command.size() && (is_quoted || command[end] != ' '); ++end) {
+      if (command[end] == '"') is_quoted = !is_quoted;
+    }
+    const std::string_view word = command.substr(start, end - start);
+    const bool is_last = end == command.size();
+    if (start > 0 && line.size() + 1 + word.size() + (is_last ? 0 : 2) > width) {
+      lines += line + " \\\n";
+      line = "     ";
+    }
+    line += fmt::format("{}{}", start == 0 ? "" : " ", word);
+    start = end + 1;
+  }
+  return lines + line + "\n";
+}
+
 std::string Examples(std::span<const Example> examples, size_t width) {
   if (examples.empty()) return "";
   std::string text = "\nExamples:\n";
-  // A command is not broken: it is there to be copied.
   for (const Example& example : examples)
-    text += fmt::format("  {}\n{}", example.line, Wrapped("", 6, example.what, width));
+    text += CommandLines(example.line, width) + Wrapped("", 6, example.what, width);
   return text;
 }
 

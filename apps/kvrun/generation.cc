@@ -187,7 +187,9 @@ void ReadChatTemplate(PromptForm* form) {
                                                form->chat_template, ChatTemplateNames()));
   }
   form->jinja = ReadText(form->chat_template);
-  if (form->jinja.find('\0') != std::string::npos || form->jinja.empty()) {
+  const bool has_marks =
+      form->jinja.find("{{") != std::string::npos || form->jinja.find("{%") != std::string::npos;
+  if (form->jinja.find('\0') != std::string::npos || !has_marks) {
     throw Failure(KVRUN_UNSUPPORTED,
                   fmt::format("--chat-template: {} is not a Jinja template; known forms are {}",
                               form->chat_template, ChatTemplateNames()));
