@@ -82,37 +82,50 @@ void KvOptionList::Set(const std::string& source, const std::string& name, const
       why.erase(0, named.size());
     throw UsageError(fmt::format("{}: {}", source, why));
   }
-  options_.emplace_back(name, value);
+  options_.push_back({name, value, source});
 }
 
 void KvOptionList::Override(const KvOptionList& other) {
-  std::erase_if(options_, [&other](const auto& option) { return other.Find(option.first) != nullptr; });
+  std::erase_if(options_, [&other](const Said& option) { return other.Find(option.name) != nullptr; });
   options_.insert(options_.end(), other.options_.begin(), other.options_.end());
 }
 
 const std::string* KvOptionList::Find(const std::string& name) const {
   for (auto option = options_.rbegin(); option != options_.rend(); ++option) {
-    if (option->first == name) return &option->second;
+    if (option->name == name) return &option->value;
   }
   return nullptr;
 }
 
 bool KvOptionList::asks_for_plan() const {
-  return std::ranges::any_of(options_, [](const auto& option) {
-    return option.first == "budget" || (option.first == "method" && option.second != "full");
+  return std::ranges::any_of(options_, [](const Said& option) {
+    return option.name == "budget" || (option.name == "method" && option.value != "full");
   });
+}
+
+std::string KvOptionList::VariablesIn(const std::string& message) const {
+  std::string text;
+  for (const auto& [name, value, source] : options_) {
+    // A variable's source is "KVRUN_KV_BUDGET (--kv-budget of kvrun run)".
+    const size_t open = source.find(" (--kv-");
+    if (!source.starts_with("KVRUN_KV_") || open == source.npos) continue;
+    if (message.find("--kv-" + name) == message.npos) continue;
+    text +=
+        fmt::format(" (the environment variable {} sets {}", source.substr(0, open), source.substr(open + 2));
+  }
+  return text;
 }
 
 std::string KvOptionList::Line() const {
   std::string line;
-  for (const auto& [name, value] : options_)
+  for (const auto& [name, value, source] : options_)
     line += fmt::format("{}--kv-{} {}", line.empty() ? "" : " ", name, Quoted(value));
   return line;
 }
 
 std::vector<kvrun_option> KvOptionList::values() const {
   std::vector<kvrun_option> values;
-  for (const auto& [name, value] : options_) values.push_back({name.c_str(), value.c_str()});
+  for (const auto& [name, value, source] : options_) values.push_back({name.c_str(), value.c_str()});
   return values;
 }
 

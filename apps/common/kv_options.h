@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "apps/common/api.h"
@@ -26,13 +25,22 @@ class KvOptionList {
   bool empty() const { return options_.empty(); }
   // A method other than full, or a budget, was asked for.
   bool asks_for_plan() const;
+  // " (the environment variable KVRUN_KV_BUDGET sets --kv-budget of kvrun run)", where the message names an
+  // option that a variable set; else empty.
+  std::string VariablesIn(const std::string& message) const;
   // As one line of options: "--kv-method kvswap --kv-budget 1/13".
   std::string Line() const;
   // Points into this; valid until the next Set.
   std::vector<kvrun_option> values() const;
 
  private:
-  std::vector<std::pair<std::string, std::string>> options_;
+  struct Said {
+    std::string name;
+    std::string value;
+    std::string source;
+  };
+
+  std::vector<Said> options_;
 };
 
 // --kv-method, --kv-budget, --kv-type and so on.

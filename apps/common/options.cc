@@ -267,11 +267,13 @@ bool OptionSet::IsMeant(const Binding& binding, const OptionInfo& info, const st
 }
 
 std::string OptionSet::VariablesIn(const std::string& message) const {
+  const bool asks_to_leave_out = message.find("leave ") != message.npos && Mentions(message, "out");
   std::string text;
   for (size_t i = 0; i < bindings_.size(); ++i) {
     if (!IsMeant(bindings_[i], info_.options[i], message)) continue;
     text += fmt::format("{}the environment variable {} sets {}", text.empty() ? " (" : "; ",
                         bindings_[i].variable, OfCommand(bindings_[i]));
+    if (asks_to_leave_out) text += fmt::format(": unset {} to leave it out", bindings_[i].variable);
   }
   return text.empty() ? "" : text + ")";
 }

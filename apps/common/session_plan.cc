@@ -135,7 +135,10 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
   const Json kv_plan = AskPlan(plan);
   if (shared.quiet) return plan;
   PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
-  for (const Json& note : kv_plan.value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
+  for (const Json& note : kv_plan.value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    PrintMessage("note: " + text + plan.kv.VariablesIn(text));
+  }
   return plan;
 }
 

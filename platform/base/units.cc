@@ -11,4 +11,10 @@ std::string FormatBytes(uint64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / static_cast<double>(kGiB));
 }
 
+std::string Counted(uint64_t n, std::string_view one, std::string_view many) {
+  if (n == 1) return fmt::format("{} {}", n, one);
+  if (!many.empty()) return fmt::format("{} {}", n, many);
+  return fmt::format("{} {}s", n, one);
+}
+
 }  // namespace kvrun

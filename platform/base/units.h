@@ -1,8 +1,9 @@
-// Units and small integer arithmetic used everywhere.
+// Units, counts in words and small integer arithmetic used everywhere.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace kvrun {
 
@@ -23,5 +24,8 @@ constexpr T RoundUp(T value, T multiple) {
 
 // "22.5 KiB", "180.0 MiB".
 std::string FormatBytes(uint64_t bytes);
+
+// "1 piece", "2 pieces". `many` where it is not `one` and an s: Counted(2, "copy", "copies").
+std::string Counted(uint64_t n, std::string_view one, std::string_view many = {});
 
 }  // namespace kvrun

@@ -228,9 +228,11 @@ TEST(CliEnvironment, AMessageOfAnOptionNamesTheVariableThatSetIt) {
   EXPECT_FALSE(
       Contains(Cli({"run", "-m", "toy", "-p", "a long prompt", "-c", "11"}, input).err, "KVRUN_CTX"));
   const ProgramInput both{{"KVRUN_PROMPT=x", "KVRUN_BATCH=b"}, "", ""};
-  EXPECT_PRED2(Contains, Cli({"run", "-m", "toy"}, both).err,
-               "(the environment variable KVRUN_PROMPT sets --prompt of kvrun run; the environment variable "
-               "KVRUN_BATCH sets --batch of kvrun run)");
+  EXPECT_PRED2(
+      Contains, Cli({"run", "-m", "toy"}, both).err,
+      "(the environment variable KVRUN_PROMPT sets --prompt of kvrun run: unset KVRUN_PROMPT to leave "
+      "it out; the environment variable KVRUN_BATCH sets --batch of kvrun run: unset KVRUN_BATCH to "
+      "leave it out)");
 }
 
 TEST(CliEnvironment, OptionsOfOtherCommandsDoNotMatter) {
