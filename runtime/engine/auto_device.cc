@@ -72,7 +72,7 @@ class Chooser {
     const Result<DeviceTimes> of_gpu = Measure(gpu.device);
     if (!of_gpu.ok() && of_gpu.status().code() == StatusCode::kCancelled) return of_gpu.status();
     if (!of_gpu.ok()) {
-      Note(fmt::format("computing on the CPU itself: {} cannot be used: {}", gpu.name,
+      Note(fmt::format("computing on the CPU itself, as {} cannot be used: {}", gpu.name,
                        of_gpu.status().message()));
       return std::optional<TimesEntry>();
     }
@@ -80,7 +80,7 @@ class Chooser {
     KVRUN_ASSIGN_OR_RETURN(entry.cpu, Measure(kHost));
     if (!path) return std::optional(entry);
     if (const Status status = WriteTimes(*path, entry); !status.ok()) {
-      Note("what devices were measured to do is not kept: " + status.message());
+      Note("the measured speeds of the devices cannot be kept for the next start: " + status.message());
     }
     return std::optional(entry);
   }
@@ -138,7 +138,7 @@ class Chooser {
         Note(decision.reason);
         return OpenedDevice{std::move(*pair), std::move(notes_), true, KeptTimes()};
       }
-      Note("one phase on each device is not possible here: " + pair.status().message());
+      Note("prefill and decoding cannot each have a device of their own here: " + pair.status().message());
       decision = DecideOneDevice(input);
     }
     if (!decision.decode_on_gpu) {
@@ -151,7 +151,7 @@ class Chooser {
     options.device = gpu.device;
     Result<std::unique_ptr<Device>> device = source_.open(options);
     if (!device.ok()) {
-      Note(fmt::format("computing on the CPU itself: {} cannot be used: {}", gpu.name,
+      Note(fmt::format("computing on the CPU itself, as {} cannot be used: {}", gpu.name,
                        device.status().message()));
       return Named(kHost);
     }

@@ -31,25 +31,28 @@ Status CheckOptions(const BenchmarkOptions& options) {
   const auto refuse = [](std::string message) {
     return Status(StatusCode::kInvalidArgument, std::move(message));
   };
-  if (options.depths.empty()) return refuse("no depth is named to measure at");
+  if (options.depths.empty())
+    return refuse("no depth to measure at is named: name one or more, such as 0 (--depth)");
   if (options.n_prompt == 0 && options.n_decode == 0) {
     return refuse("nothing is to be measured: ask for tokens to prefill, or to decode");
   }
   if (options.n_repetitions == 0) return refuse("0 runs measure nothing: ask for 1 or more");
   const uint32_t deepest = *std::max_element(options.depths.begin(), options.depths.end());
   if (uint64_t{deepest} + options.n_decode > kMaxContext || options.n_prompt > kMaxContext) {
-    return refuse(fmt::format("a context of {} tokens is more than the {} that there can be",
+    return refuse(fmt::format("a context of {} tokens is too long: it can have at most {}",
                               std::max(uint64_t{deepest} + options.n_decode, uint64_t{options.n_prompt}),
                               kMaxContext));
   }
   if (!(options.hit_rate >= 0.0 && options.hit_rate <= 1.0)) {
-    return refuse(fmt::format("a hit rate of {} is none: it is from 0 to 1", options.hit_rate));
+    return refuse(fmt::format("the hit rate is {}; it must be from 0 to 1", options.hit_rate));
   }
   const KvOptions& kv = options.kv.kv;
   const bool has_budget = kv.budget_bytes || kv.budget_fraction;
   const bool is_resident = kv.method == "full" || (kv.method.empty() && !has_budget);
   if (options.io_only && (is_resident || options.n_decode == 0)) {
-    return refuse("there are no reads to repeat: decode with a method that keeps KV on flash");
+    return refuse(
+        "there are no reads to repeat: decode one token or more with a method that keeps KV on flash "
+        "(--kv-method)");
   }
   return Status::Ok();
 }
@@ -64,18 +67,16 @@ std::unique_ptr<Model> FirstLayers(const Model& model, uint32_t n_layers) {
 
 std::string NoteOfOneLayer(const Model& model) {
   return fmt::format(
-      "1 layer alone cannot be told from the rest of the model: with 2 or more, its time is scaled to that "
-      "of "
-      "all {}",
+      "the time of 1 layer cannot be told from that of the rest of the model, so it is not scaled to all {} "
+      "layers: time 2 layers or more",
       model.n_layers_whole);
 }
 
 std::string NoteOfBudget(const Model& model) {
   const uint32_t n_layers = model.config.n_layers;
   return fmt::format(
-      "the KV budget is that of the {} layers which are timed: the time of all {} is that with {:.3g} times "
-      "as "
-      "much",
+      "the KV budget is for the {} layers that are timed: the time that is scaled to all {} layers is that "
+      "of a budget {:.3g} times as large",
       n_layers, model.n_layers_whole, static_cast<double>(model.n_layers_whole) / n_layers);
 }
 
@@ -171,10 +172,9 @@ Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) const {
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
                          PrepareOffloadedPass(model_, options_.kv, ContextAt(depth), options_.n_sequences));
   if (options_.io_only && offloaded.plan.method == "full") {
-    return Status(
-        StatusCode::kInvalidArgument,
-        "there are no reads to repeat, as the KV budget holds all KV: give a smaller one, or name the "
-        "method kvswap");
+    return Status(StatusCode::kInvalidArgument,
+                  "there are no reads to repeat, as the KV budget holds all KV: give a smaller one "
+                  "(--kv-budget), or --kv-method kvswap");
   }
   return MakePassOf(model_, std::move(offloaded));
 }

@@ -127,7 +127,7 @@ class Calibrator {
     if (options_.checkpoint_path.empty() || !is_whole_ || sums_.n_pieces == n_saved_pieces_) return;
     const Status status = WriteSums(sums_, options_.checkpoint_path);
     if (status.ok()) n_saved_pieces_ = sums_.n_pieces;
-    save_error_ = status.ok() ? "" : "what was summed up could not be kept: " + status.message();
+    save_error_ = status.ok() ? "" : "the sums so far could not be saved: " + status.message();
     last_save_ = Clock::now();
   }
   const std::string& save_error() const { return save_error_; }
@@ -230,18 +230,19 @@ std::string WhyAnother(const CalibrationSums& found, const CalibrationSums& expe
 }
 
 Status NoCheckpoint(const std::string& path) {
-  return Invalid(fmt::format(
-      "{} is not what an interrupted calibration left, and would be lost: sums are kept under that "
-      "name until the adapter is written; move it away, name another output, or give --restart, "
-      "which replaces it",
-      path));
+  return Invalid(
+      fmt::format("{} is not the file of an interrupted calibration, and this calibration would replace it, "
+                  "as it keeps its sums under that name: move the file away, name another output, or give "
+                  "--restart, which replaces it",
+                  path));
 }
 
 Status AnotherCheckpoint(const std::string& path, uint64_t n_tokens, const std::string& why) {
-  return Invalid(fmt::format(
-      "{} holds {} tokens' sums of another calibration ({}): go on with it by the same command, "
-      "texts and kvrun as before; to start anew remove it, give --restart, or name another output",
-      path, n_tokens, why));
+  return Invalid(
+      fmt::format("{} holds the sums of {} tokens of another calibration ({}): to go on with that one, give "
+                  "the same command and texts to the same version of kvrun; to start anew, remove the file, "
+                  "give --restart, or name another output",
+                  path, n_tokens, why));
 }
 
 bool IsSameFile(const std::string& a, const std::string& b) {

@@ -144,7 +144,8 @@ Result<CalibrationSums> ReadFile(const GgufFile& file) {
   CalibrationSums sums;
   uint32_t n_layers = 0;
   KVRUN_ASSIGN_OR_RETURN(const LayerTotals shape, ReadHeader(file, &sums, &n_layers));
-  if (n_layers == 0 || n_layers > file.tensors().size()) return Damaged(file.name(), "its layers");
+  if (n_layers == 0 || n_layers > file.tensors().size())
+    return Damaged(file.name(), "its number of layers is wrong");
   sums.layers.assign(n_layers, shape);
   Checksum checksum;
   checksum.AddHeader(sums, shape);

@@ -61,8 +61,9 @@ Result<KvConfig> ReadConfig(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
   if (file.size_bytes() > kMaxFileBytes) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} has {}, more than any config (at most {}): is it another file?", path,
-                              FormatBytes(file.size_bytes()), FormatBytes(kMaxFileBytes)));
+                  fmt::format("{} is too large for a config: it has {}, and a config has at most {}; name a "
+                              "file that kvadapt tune wrote",
+                              path, FormatBytes(file.size_bytes()), FormatBytes(kMaxFileBytes)));
   }
   KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file.ReadAll());
   return ConfigFromToml({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path);

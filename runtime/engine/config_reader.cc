@@ -68,7 +68,7 @@ class Section {
   }
 
   Status WrongType(std::string_view key, const toml::node& node, std::string_view meant) const {
-    return Refuse(node, fmt::format("{} is {}, where {} is meant", key, TypeWords(node.type()), meant));
+    return Refuse(node, fmt::format("{} is {}; it must be {}", key, TypeWords(node.type()), meant));
   }
 
   // The getters leave alone what the file does not say.
@@ -100,8 +100,7 @@ class Section {
     const auto* value = node->as_integer();
     if (value == nullptr) return WrongType(key, *node, "a whole number");
     if (value->get() < least || value->get() > most) {
-      return Refuse(*node,
-                    fmt::format("{} is {}, which is not from {} to {}", key, value->get(), least, most));
+      return Refuse(*node, fmt::format("{} is {}; it must be from {} to {}", key, value->get(), least, most));
     }
     *count = static_cast<T>(value->get());
     return Status::Ok();
@@ -112,8 +111,7 @@ class Section {
     const std::optional<double> value = node->is_number() ? node->value<double>() : std::nullopt;
     if (!value) return WrongType(key, *node, "a number");
     if (!(*value >= 0.0 && *value <= kMaxConfigFigure)) {  // written so that NaN fails it
-      return Refuse(*node,
-                    fmt::format("{} is {}, which is not from 0 to {:g}", key, *value, kMaxConfigFigure));
+      return Refuse(*node, fmt::format("{} is {}; it must be from 0 to {:g}", key, *value, kMaxConfigFigure));
     }
     *figure = *value;
     return Status::Ok();
@@ -121,7 +119,7 @@ class Section {
   Result<Section> Table(std::string_view key) const {
     KVRUN_ASSIGN_OR_RETURN(const toml::node* node, Need(key));
     const std::string header = fmt::format("[{}]", key);
-    if (node->as_table() == nullptr) return WrongType(key, *node, "a table, " + header + ",");
+    if (node->as_table() == nullptr) return WrongType(key, *node, "a table, " + header);
     return Section(*node->as_table(), header, path_);
   }
 
@@ -272,9 +270,9 @@ Status ReadSolutions(const Section& file, const std::string& path, KvConfig* con
       return other.batch == solution.batch && other.ctx == solution.ctx;
     });
     if (is_there) {
-      return section.Refuse(element, fmt::format("this is the second solution for batch {} and ctx {}: leave "
-                                                 "out one of the two",
-                                                 solution.batch, solution.ctx));
+      return section.Refuse(
+          element, fmt::format("this is the second solution for batch {} and ctx {}: remove one of the two",
+                               solution.batch, solution.ctx));
     }
     config->solutions.push_back(std::move(solution));
   }
@@ -333,7 +331,7 @@ size_t LineOfDeepKey(std::string_view text) {
 Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path) {
   if (const size_t line = LineOfDeepKey(text); line != 0) {
     return Status(StatusCode::kCorrupt,
-                  fmt::format("{}:{}:1: a key of more parts than a config has", path, line));
+                  fmt::format("{}:{}:1: this key has more parts than any key of a config", path, line));
   }
   const toml::parse_result parsed = toml::parse(text);
   const toml::table no_table;

@@ -78,8 +78,9 @@ std::string TimesToText(const DeviceTimes& times) { return ToJson(times).dump();
 Result<DeviceTimes> TimesFromText(const std::string& text) {
   try {
     return TimesIn(Json::parse(text));
-  } catch (const std::exception& error) {
-    return Status(StatusCode::kInternal, fmt::format("times of a device are no times: {}", error.what()));
+  } catch (const std::exception&) {
+    return Status(StatusCode::kInternal,
+                  "the measured times of a device cannot be read: a fault in kvrun, please report it");
   }
 }
 

@@ -48,7 +48,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
   Result<std::shared_ptr<const DeviceWeights>> loaded = LoadDeviceWeights(model, *opened.device, progress);
   if (!loaded.ok() && opened.can_be_host && loaded.status().code() != StatusCode::kCancelled) {
     // The trial loads a part of the weights: all of them may not fit.
-    opened.notes.push_back(fmt::format("computing on the CPU itself: {} cannot be used: {}",
+    opened.notes.push_back(fmt::format("computing on the CPU itself, as {} cannot be used: {}",
                                        opened.device->info().name, loaded.status().message()));
     OpenDeviceOptions host = options.device;
     host.device = "host";

@@ -27,7 +27,7 @@ std::string TextOf(const Json& json) { return json.dump(1, ' ', false, Json::err
 Json AsWritten(const Json& json) { return Json::parse(TextOf(json)); }
 
 Status Refuse(const KeptForm& form, std::string_view why) {
-  return {StatusCode::kCorrupt, fmt::format("it holds no {} that can be read: {}", form.holds, why)};
+  return {StatusCode::kCorrupt, fmt::format("it holds no readable {}: {}", form.holds, why)};
 }
 
 Result<std::vector<Json>> EntriesIn(const KeptForm& form, std::string_view text) {
@@ -38,14 +38,14 @@ Result<std::vector<Json>> EntriesIn(const KeptForm& form, std::string_view text)
     if (file.at("version") != form.version) return Refuse(form, "it is of another version");
     std::vector<Json> entries;
     for (const Json& entry : file.at("entries")) {
-      if (entries.size() == kMaxKeptEntries) return Refuse(form, "there are too many");
+      if (entries.size() == kMaxKeptEntries) return Refuse(form, "it has too many entries");
       entries.push_back(form.known(entry));
     }
     return entries;
   } catch (const Json::parse_error& error) {
     return Refuse(form, fmt::format("it is not JSON (byte {})", error.byte));
   } catch (const Json::exception&) {  // the library's way to say that a text is not as expected
-    return Refuse(form, "a value is missing, or of another type");
+    return Refuse(form, "a value is missing or has another type");
   } catch (const std::exception& error) {
     return Refuse(form, error.what());
   }

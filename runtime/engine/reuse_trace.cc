@@ -51,19 +51,22 @@ ReusePlan PlanReuse(const ReuseOptions& options, const ModelConfig& config, size
 
 // Why there is no setting to measure: the text ends before the context does, or the context is short.
 std::string NothingToMeasure(const ReuseOptions& options, const ReusePlan& plan, size_t n_ids) {
-  if (options.select_entries.empty() || options.groups.empty()) return "no reuse rates: none is asked for";
+  if (options.select_entries.empty() || options.groups.empty())
+    return "reuse rates were not measured: none were asked for";
   const uint64_t least_prefill =
       uint64_t{2} * *std::ranges::min_element(options.select_entries) + kWindowEntries + kSinkEntries;
   uint64_t least = least_prefill;
   while (least - std::min<uint64_t>(least / 4, kWarmUpSteps + kCountedSteps) < least_prefill) ++least;
   if (n_ids > plan.n_ctx) {
     return fmt::format(
-        "no reuse rates: a context of {} tokens is too short for a selection: give one of at least {}",
+        "reuse rates were not measured: a context of {} tokens is too short to select from; give one of at "
+        "least {} tokens",
         plan.n_ctx, least);
   }
   return fmt::format(
-      "no reuse rates: {} tokens of text are too few for a selection: give a text of at least {}", plan.n_ctx,
-      least);
+      "reuse rates were not measured: a text of {} tokens is too short to select from; give one of at least "
+      "{} tokens",
+      plan.n_ctx, least);
 }
 
 uint32_t SelectionRank(const Adapter& adapter) {

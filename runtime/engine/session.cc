@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/base/units.h"
 #include "runtime/engine/generation.h"
 #include "runtime/engine/utf8.h"
 
@@ -97,9 +98,10 @@ Status Session::CheckFeed(uint32_t sequence, std::span<const TokenId> ids) const
   if (ids.size() > n_ctx_ - n_there) {
     return Status(
         StatusCode::kContextFull,
-        fmt::format("{} tokens do not fit: the context holds {}, and {} of them are taken; shorten the "
-                    "text or ask for a larger context (--ctx {})",
-                    ids.size(), n_ctx_, n_there, n_there + ids.size()));
+        fmt::format(
+            "the context has no room for {}: it holds {} tokens, and {} of them are taken; shorten the "
+            "text or ask for a larger context (--ctx {})",
+            Counted(ids.size(), "more token"), n_ctx_, n_there, n_there + ids.size()));
   }
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] >= 0 && static_cast<uint32_t>(ids[i]) < n_vocab()) continue;
@@ -107,7 +109,7 @@ Status Session::CheckFeed(uint32_t sequence, std::span<const TokenId> ids) const
         StatusCode::kInvalidArgument,
         fmt::format("token id {} (number {} of {}) is not in the vocabulary of {} tokens: were the ids "
                     "made with another model?",
-                    ids[i], i, ids.size(), n_vocab()));
+                    ids[i], i + 1, ids.size(), n_vocab()));
   }
   return Status::Ok();
 }
@@ -232,7 +234,7 @@ void Session::NoteComputed(const Chunk& chunk) {
 }
 
 Status Session::CheckGenerate(std::span<const uint32_t> sequences, const GenerateOptions& options) const {
-  if (sequences.empty()) return Status(StatusCode::kInvalidArgument, "no sequence was named to generate for");
+  if (sequences.empty()) return Status(StatusCode::kInvalidArgument, "no sequence to generate for was named");
   uint32_t seen = 0;
   for (const uint32_t sequence : sequences) {
     KVRUN_RETURN_IF_ERROR(CheckSequence(sequence));
@@ -249,7 +251,7 @@ Status Session::CheckGenerate(std::span<const uint32_t> sequences, const Generat
   }
   for (const std::string& stop : options.stops) {
     if (stop.empty() || !IsValidUtf8(stop)) {
-      return Status(StatusCode::kInvalidArgument, "a stop string is empty or is not valid UTF-8");
+      return Status(StatusCode::kInvalidArgument, "a stop string is empty or not valid UTF-8");
     }
   }
   if (!options.stops.empty() && tokenizer_ == nullptr) {

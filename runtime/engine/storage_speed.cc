@@ -67,8 +67,8 @@ uint32_t GroupTokensFor(double reads_per_s) {
 std::string GroupNote(double reads_per_s) {
   const uint32_t group_tokens = GroupTokensFor(reads_per_s);
   const bool is_disk = group_tokens == kDiskGroupTokens;
-  return fmt::format("{} reads {} blocks of 4 KiB a second: groups of {}, as on {}",
-                     is_disk ? "storage" : "flash", RoundText(reads_per_s), group_tokens,
+  return fmt::format("{} reads {} blocks of 4 KiB a second, so KV is read in groups of {} entries, as on {}",
+                     is_disk ? "the storage" : "the flash", RoundText(reads_per_s), group_tokens,
                      is_disk ? "hard disks" : "eMMC");
 }
 

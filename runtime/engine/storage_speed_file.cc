@@ -48,7 +48,8 @@ constexpr KeptForm kForm{.format = "kvrun storage speed",
 Result<SpeedKey> SpeedKeyOf(const std::string& folder, const IoMode& mode, const std::string& version) {
   KVRUN_ASSIGN_OR_RETURN(const std::string place, NearestFolder(folder, MissingParents::kAreMade));
   struct stat info {};
-  if (stat(place.c_str(), &info) != 0) return StatusFromErrno(errno, "cannot learn what " + place + " is on");
+  if (stat(place.c_str(), &info) != 0)
+    return StatusFromErrno(errno, "cannot find out on which storage " + place + " lies");
   return SpeedKey{
       .storage = StorageName(folder),
       .device = fmt::format("{}:{}", major(info.st_dev), minor(info.st_dev)),

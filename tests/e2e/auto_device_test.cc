@@ -100,7 +100,7 @@ TEST_F(AutoDeviceProgram, AFolderThatCannotBeWrittenAndADamagedFileCostTheMeasur
   // A folder in the file's place: whoever runs the test, root too, cannot replace it.
   cache_ = folder_.Path("taken");
   std::filesystem::create_directories(cache_ + "/kvrun/device_times.json/in it");
-  EXPECT_NE(NoteWith(Run(), "is not kept"), "");
+  EXPECT_NE(NoteWith(Run(), "cannot be kept"), "");
   cache_ = folder_.Path("other");
   Run();
   folder_.Write("other/kvrun/device_times.json", "[1, 2");

@@ -183,7 +183,7 @@ TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
   options_.fill_random = 1;
   const std::string budget = "--kv-method kvswap --kv-budget 2000000";
   const std::string note = Run(budget)[0]["part_note"];
-  EXPECT_NE(note.find("with 3 times as much"), std::string::npos) << note;
+  EXPECT_NE(note.find("of a budget 3 times as large"), std::string::npos) << note;
 }
 
 TEST(BenchTimes, OnlyLayersAreScaled) {
@@ -278,7 +278,7 @@ TEST_F(Bench, RefusesWhatCannotBeMeasured) {
     options_.n_decode = 12;
   };
   options_.n_depths = 0;
-  refused("", "no depth is named");
+  refused("", "no depth to measure at is named");
   options_.n_decode = 0;
   refused("", "nothing is to be measured");
   options_.n_sequences = 17;

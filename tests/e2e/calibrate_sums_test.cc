@@ -70,9 +70,9 @@ class CalibrateSums : public ::testing::Test {
     const auto refused = Calibrate(options, out_, [&](uint64_t, uint64_t) { return began = true; });
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(refused.status().message(),
-              partial_ + " holds 300 tokens' sums of another calibration (" + why +
-                  "): go on with it by the same command, texts and kvrun as before; to start anew remove it, "
-                  "give --restart, or name another output");
+              partial_ + " holds the sums of 300 tokens of another calibration (" + why +
+                  "): to go on with that one, give the same command and texts to the same version of kvrun; "
+                  "to start anew, remove the file, give --restart, or name another output");
     const CalibrationPlan plan = OrDie(PlanCalibration(options, config()));
     EXPECT_EQ(FindCheckpoint(*loaded_.model, options, plan).status().message(), refused.status().message());
     EXPECT_FALSE(began);
@@ -209,7 +209,8 @@ TEST_F(CalibrateSums, WhatIsNoCheckpointIsNotReplacedUnasked) {
     bool began = false;
     const auto refused = Calibrate(Options(), out_, [&](uint64_t, uint64_t) { return began = true; });
     EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_TRUE(refused.status().message().starts_with(partial_ + " is not what an interrupted calibration"))
+    EXPECT_TRUE(
+        refused.status().message().starts_with(partial_ + " is not the file of an interrupted calibration"))
         << refused.status().message();
     EXPECT_EQ(FindCheckpoint(*loaded_.model, Options(), plan).status().message(), refused.status().message());
     EXPECT_FALSE(began);

@@ -154,7 +154,8 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
   }
   // Measured again, it is replaced; of a short text it is empty.
   ASSERT_EQ(Measure(SomeIds(100, 3, 300), &info), KVRUN_OK) << kvrun_last_error();
-  EXPECT_NE(info["note"].get<std::string>().find("no reuse rates: 100 tokens"), std::string::npos);
+  EXPECT_NE(info["note"].get<std::string>().find("reuse rates were not measured: a text of 100 tokens"),
+            std::string::npos);
   EXPECT_TRUE(info["rates"].empty());
   EXPECT_TRUE(OrDie(ReadWholeAdapter(adapter_)).reuse.empty());
 }
@@ -167,9 +168,11 @@ TEST_F(Reuse, WhatIsTooShortIsNamedAndHowMuchWouldDo) {
     return info.value("note", "");
   };
   EXPECT_EQ(note(700, 256),
-            "no reuse rates: a context of 256 tokens is too short for a selection: give one of at least 346");
+            "reuse rates were not measured: a context of 256 tokens is too short to select from; give one of "
+            "at least 346 tokens");
   EXPECT_EQ(note(256, 0),
-            "no reuse rates: 256 tokens of text are too few for a selection: give a text of at least 346");
+            "reuse rates were not measured: a text of 256 tokens is too short to select from; give one of at "
+            "least 346 tokens");
   EXPECT_NE(note(700, 345), "");
   EXPECT_EQ(note(700, 346), "");
   EXPECT_FALSE(info["rates"].empty());

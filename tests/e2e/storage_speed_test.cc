@@ -41,7 +41,8 @@ TEST_F(StorageSpeed, SlowStorageIsReadInLongerGroups) {
   const ProgramResult slow = RunWith({"--kv-tmpfs"});
   ASSERT_EQ(slow.exit_code, 0) << slow.err;
   EXPECT_NE(slow.err.find(" in groups of 8 ("), std::string::npos) << slow.err;
-  const std::string note = "flash reads 4,200 blocks of 4 KiB a second: groups of 8, as on eMMC\n";
+  const std::string note =
+      "the flash reads 4,200 blocks of 4 KiB a second, so KV is read in groups of 8 entries, as on eMMC\n";
   const size_t at = slow.err.find(note);
   ASSERT_NE(at, std::string::npos) << slow.err;
   EXPECT_EQ(slow.err.find(note, at + 1), std::string::npos) << slow.err;

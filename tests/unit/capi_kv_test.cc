@@ -161,7 +161,8 @@ TEST_F(CapiKvSpeedTest, OfSlowStoragePlanAndSessionTakeLongerGroups) {
   Keep(4200.0);
   AskForKvswap();
   EXPECT_EQ(Group(), 8U);
-  EXPECT_EQ(notes_, Json({"flash reads 4,200 blocks of 4 KiB a second: groups of 8, as on eMMC"}));
+  EXPECT_EQ(notes_, Json({"the flash reads 4,200 blocks of 4 KiB a second, so KV is read in groups of 8 "
+                          "entries, as on eMMC"}));
   kvrun_session* session = nullptr;
   ASSERT_EQ(kvrun_session_create(engine_, &options_, &session), KVRUN_OK) << LastError();
   char* text = nullptr;

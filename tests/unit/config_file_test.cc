@@ -158,21 +158,21 @@ TEST(ConfigFile, UnknownKeysAreErrorsEverywhere) {
 
 TEST(ConfigFile, ValuesOfAWrongTypeSayWhichIsMeant) {
   ExpectError(With("version", "version = \"1\"\n"),
-              "c.toml:1:11: version is a text, where a whole number is meant");
+              "c.toml:1:11: version is a text; it must be a whole number");
   ExpectError(With("fingerprint", "fingerprint = 7\n"),
-              "c.toml:3:15: fingerprint is a whole number, where a text in quotes is meant");
+              "c.toml:3:15: fingerprint is a whole number; it must be a text in quotes");
   ExpectError(With("device", "device = \"GPU\"\nexact_activations = 1\n"),
-              "c.toml:6:21: exact_activations is a whole number, where true or false is meant");
+              "c.toml:6:21: exact_activations is a whole number; it must be true or false");
   ExpectError(With("ctx", "ctx = 4096.5\n"),
-              "c.toml:10:7: ctx is a number with decimals, where a whole number is meant");
-  ExpectError(With("", "group = \"4\"\n"), "c.toml:12:9: group is a text, where a whole number is meant");
+              "c.toml:10:7: ctx is a number with decimals; it must be a whole number");
+  ExpectError(With("", "group = \"4\"\n"), "c.toml:12:9: group is a text; it must be a whole number");
   ExpectError(With("", "type = [\"fp8\", \"int4\"]\n"),
-              "c.toml:12:8: type is a list, where a text in quotes");
-  ExpectError(With("", "kl = true\n"), "c.toml:12:6: kl is true or false, where a number is meant");
-  ExpectError(With("", "bound = 2026-11-22\n"), "c.toml:12:9: bound is a date or a time, where a text");
+              "c.toml:12:8: type is a list; it must be a text in quotes");
+  ExpectError(With("", "kl = true\n"), "c.toml:12:6: kl is true or false; it must be a number");
+  ExpectError(With("", "bound = 2026-11-22\n"), "c.toml:12:9: bound is a date or a time; it must be a text");
   ExpectError(With("[[solution]]", "[solution]\n"),
               "c.toml:8:1: solution is a single table: write [[solution]], in double brackets");
-  ExpectError("version = 1\nmodel = 3\n", "c.toml:2:9: model is a whole number, where a table, [model], is");
+  ExpectError("version = 1\nmodel = 3\n", "c.toml:2:9: model is a whole number; it must be a table, [model]");
 }
 
 TEST(ConfigFile, ValuesThatAnOptionRefusesAreRefused) {
@@ -186,18 +186,18 @@ TEST(ConfigFile, ValuesThatAnOptionRefusesAreRefused) {
 }
 
 TEST(ConfigFile, NumbersHaveRanges) {
-  ExpectError(With("batch", "batch = 0\n"), "c.toml:9:9: batch is 0, which is not from 1 to 16");
-  ExpectError(With("batch", "batch = 17\n"), "c.toml:9:9: batch is 17, which is not from 1 to 16");
-  ExpectError(With("ctx", "ctx = 4294967296\n"), "c.toml:10:7: ctx is 4294967296, which is not from 1 to ");
+  ExpectError(With("batch", "batch = 0\n"), "c.toml:9:9: batch is 0; it must be from 1 to 16");
+  ExpectError(With("batch", "batch = 17\n"), "c.toml:9:9: batch is 17; it must be from 1 to 16");
+  ExpectError(With("ctx", "ctx = 4294967296\n"), "c.toml:10:7: ctx is 4294967296; it must be from 1 to ");
   // As docs/config.md has it: to 2^40.
   for (const char* bytes : {"0", "-1", "1099511627777", "9007199254740993"}) {
     ExpectError(With("budget", fmt::format("budget_bytes = {}\n", bytes)),
-                fmt::format("c.toml:11:16: budget_bytes is {}, which is not from 1 to 1099511627776", bytes));
+                fmt::format("c.toml:11:16: budget_bytes is {}; it must be from 1 to 1099511627776", bytes));
   }
   EXPECT_EQ(ErrorOf(With("budget", "budget_bytes = 1099511627776\n")), "no error");
-  ExpectError(With("", "kl = -0.1\n"), "c.toml:12:6: kl is -0.1, which is not from 0");
-  ExpectError(With("", "measured_ms = nan\n"), "c.toml:12:15: measured_ms is nan, which is not from 0");
-  ExpectError(With("", "predicted_ms = inf\n"), "c.toml:12:16: predicted_ms is inf, which is not from 0");
+  ExpectError(With("", "kl = -0.1\n"), "c.toml:12:6: kl is -0.1; it must be from 0");
+  ExpectError(With("", "measured_ms = nan\n"), "c.toml:12:15: measured_ms is nan; it must be from 0");
+  ExpectError(With("", "predicted_ms = inf\n"), "c.toml:12:16: predicted_ms is inf; it must be from 0");
   EXPECT_EQ(ErrorOf(With("", "measured_ms = 3\nkl = 0\n")), "no error");
 }
 
@@ -254,7 +254,7 @@ TEST(ConfigFile, KeysOfManyPartsAreRefusedBeforeTheyFillTheStack) {
     const auto config = ConfigFromToml(text, "deep.toml");
     ASSERT_FALSE(config.ok());
     EXPECT_EQ(config.status().message(),
-              "deep.toml:" + std::to_string(line) + ":1: a key of more parts than a config has");
+              "deep.toml:" + std::to_string(line) + ":1: this key has more parts than any key of a config");
   }
 }
 
@@ -290,7 +290,7 @@ TEST(ConfigFile, FilesThatCannotBeReadAreErrors) {
 
   std::ofstream(path, std::ios::app) << "# " << std::string(1 << 20, '-') << "\n";
   const std::string too_large = ReadConfig(path).status().message();
-  EXPECT_TRUE(too_large.starts_with(path + " has 1.0 MiB, more than any config")) << too_large;
+  EXPECT_TRUE(too_large.starts_with(path + " is too large for a config: it has 1.0 MiB")) << too_large;
 
   std::ofstream(path) << "version = 1\nx\n";
   EXPECT_TRUE(ReadConfig(path).status().message().starts_with(path + ":2:"));

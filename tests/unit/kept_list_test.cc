@@ -81,7 +81,7 @@ TEST_F(KeptList, DamageIsExplained) {
     return ReadKept(kForm, folder_.Write("other.json", text)).status().message();
   };
   const std::string wrong = R"({"format": "toy sizes", "version": 3, "entries": [{"name": 1}]})";
-  EXPECT_TRUE(message(wrong).ends_with("a value is missing, or of another type")) << message(wrong);
+  EXPECT_TRUE(message(wrong).ends_with("a value is missing or has another type")) << message(wrong);
   EXPECT_TRUE(message("[1, 2").ends_with("it is not JSON (byte 6)")) << message("[1, 2");
   EXPECT_EQ(message("[]").find("json.exception"), std::string::npos) << message("[]");
 }

@@ -18,10 +18,18 @@ TEST(StorageSpeed, SlowStorageReadsLongerGroups) {
 }
 
 TEST(StorageSpeed, ANoteSaysWhatWasFound) {
-  EXPECT_EQ(GroupNote(4236.7), "flash reads 4,200 blocks of 4 KiB a second: groups of 8, as on eMMC");
-  EXPECT_EQ(GroupNote(14960.0), "flash reads 15,000 blocks of 4 KiB a second: groups of 8, as on eMMC");
-  EXPECT_EQ(GroupNote(123.4), "storage reads 120 blocks of 4 KiB a second: groups of 16, as on hard disks");
-  EXPECT_EQ(GroupNote(7.0), "storage reads 7 blocks of 4 KiB a second: groups of 16, as on hard disks");
+  EXPECT_EQ(
+      GroupNote(4236.7),
+      "the flash reads 4,200 blocks of 4 KiB a second, so KV is read in groups of 8 entries, as on eMMC");
+  EXPECT_EQ(
+      GroupNote(14960.0),
+      "the flash reads 15,000 blocks of 4 KiB a second, so KV is read in groups of 8 entries, as on eMMC");
+  EXPECT_EQ(GroupNote(123.4),
+            "the storage reads 120 blocks of 4 KiB a second, so KV is read in groups of 16 entries, as on "
+            "hard disks");
+  EXPECT_EQ(GroupNote(7.0),
+            "the storage reads 7 blocks of 4 KiB a second, so KV is read in groups of 16 entries, as on hard "
+            "disks");
 }
 
 }  // namespace
