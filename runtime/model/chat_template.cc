@@ -65,9 +65,10 @@ Result<std::string_view> FindTemplate(const GgufFile& file) {
       named += fmt::format("{}\"{}\"", named.empty() ? "" : ", ", name);
   }
   if (!named.empty()) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("{}: no default chat template ({}), only {} for other purposes; {}",
-                              file.name(), kTemplateKey, named, kHowToGoOn));
+    return Status(
+        StatusCode::kUnsupported,
+        fmt::format("{}: the model has no default chat template ({}), only {} for other purposes; {}",
+                    file.name(), kTemplateKey, named, kHowToGoOn));
   }
   return Status(StatusCode::kUnsupported, fmt::format("{}: the model has no chat template ({}); {}",
                                                       file.name(), kTemplateKey, kHowToGoOn));
@@ -111,14 +112,15 @@ Result<ChatTemplate> ChatTemplate::Choose(const GgufFile& file, std::string_view
   if (result.ok()) return result;
   const bool is_jinja = name_or_jinja.find("{{") != std::string_view::npos ||
                         name_or_jinja.find("{%") != std::string_view::npos;
-  return Status(StatusCode::kUnsupported,
-                is_jinja
-                    ? fmt::format("the given chat template is none of the known forms; choose one by its "
-                                  "name: {}",
-                                  ListTemplateNames())
-                    : fmt::format("there is no chat template \"{}\"; known are {}, and a Jinja template "
-                                  "of one of these forms",
-                                  name_or_jinja.substr(0, 64), ListTemplateNames()));
+  return Status(
+      StatusCode::kUnsupported,
+      is_jinja
+          ? fmt::format("the given chat template has none of the forms that kvrun knows; name one of them "
+                        "instead: {}",
+                        ListTemplateNames())
+          : fmt::format(
+                "there is no chat template \"{}\"; give one of {}, or a Jinja template of one of these forms",
+                name_or_jinja.substr(0, 64), ListTemplateNames()));
 }
 
 std::string_view ChatTemplate::name() const {
@@ -200,11 +202,9 @@ ChatText ChatTemplate::WriteAll(const std::vector<ChatMessage>& messages,
 
 Status ChatTemplate::CheckThinking(Thinking thinking) const {
   if (thinking == Thinking::kDefault || has_thinking_switch()) return Status::Ok();
-  return {
-      StatusCode::kUnsupported,
-      fmt::format("the model's chat template (of the form {}) has no switch for thinking, as Qwen3's has; "
-                  "leave the choice out",
-                  name())};
+  return {StatusCode::kUnsupported, fmt::format("the model's chat template (of the form {}) has no switch "
+                                                "for thinking, as Qwen3's has: leave --thinking out",
+                                                name())};
 }
 
 Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatStart start) const {
@@ -213,8 +213,9 @@ Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatSt
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant") {
-      return {StatusCode::kInvalidArgument,
-              fmt::format("message {} has the role \"{}\"; known are system, user, assistant", i, role)};
+      return {
+          StatusCode::kInvalidArgument,
+          fmt::format("message {} has the role \"{}\"; a role is one of system, user, assistant", i, role)};
     }
     const bool first_of_all =
         i == 0 && (is_tagged() ? start == ChatStart::kNothing : start != ChatStart::kAnswer);
@@ -228,15 +229,18 @@ Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatSt
     if (user_next.value_or(role == "user") != (role == "user")) {
       return {
           StatusCode::kInvalidArgument,
-          fmt::format("message {} is of the {}; in a {} chat user and assistant take turns, the user first",
-                      i, role, name())};
+          fmt::format(
+              "message {} is from the {}; in a {} chat user and assistant take turns, and the user begins", i,
+              role, name())};
     }
     user_next = role != "user";
   }
   const bool only_system = messages.size() == 1 && messages[0].role == "system";
   if (!is_tagged() && only_system) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("a {} chat writes the system message into a user's turn, and there is none", name())};
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("a {} chat writes the system message into a user's message, and there is none: add one",
+                    name())};
   }
   return Status::Ok();
 }

@@ -107,11 +107,10 @@ Result<ChatTemplate> ChatTemplateReader::Read() const {
   if (IsInstructed()) return Has("<<SYS>>") ? ReadLlama2() : ReadMistral();
   if (IsZephyr()) return ReadZephyr();
   if (IsDeepSeek()) return ReadDeepSeek();
-  return Status(
-      StatusCode::kUnsupported,
-      "the model's chat template is none of the known forms (ChatML, Qwen, Llama 2, Llama 3, Mistral, "
-      "Zephyr, DeepSeek R1); choose one with --chat-template, or run without --chat, with --parse-special, "
-      "and write the model's own marks into the prompt");
+  return Status(StatusCode::kUnsupported,
+                "the model's chat template has none of the forms that kvrun knows (ChatML, Qwen, Llama 2, "
+                "Llama 3, Mistral, Zephyr, DeepSeek R1); name one of them with --chat-template, or run "
+                "without --chat, with --parse-special, and write the model's own marks into the prompt");
 }
 
 // Phi-4 writes <|im_start|>, but another separator after the role.

@@ -176,11 +176,10 @@ Status GgufParser::Run() {
   KVRUN_ASSIGN_OR_RETURN(const uint64_t tensor_count, cursor_.Count("tensor count", kMinTensorBytes));
   KVRUN_ASSIGN_OR_RETURN(const uint64_t key_count, cursor_.Count("key count", kMinKeyBytes));
   if (tensor_count > kMaxTensors || key_count > kMaxKeys) {
-    return {
-        StatusCode::kCorrupt,
-        fmt::format("{} tensors and {} keys at byte {}: more than {} tensors or {} keys are not believable; "
-                    "the file is damaged",
-                    tensor_count, key_count, counts_at, kMaxTensors, kMaxKeys)};
+    return {StatusCode::kCorrupt,
+            fmt::format("the header says {} tensors and {} keys (at byte {}): more than {} tensors or {} "
+                        "keys are not believable; the file is damaged",
+                        tensor_count, key_count, counts_at, kMaxTensors, kMaxKeys)};
   }
   KVRUN_RETURN_IF_ERROR(ReadKeys(key_count));
   return ReadTensors(tensor_count);
@@ -219,8 +218,8 @@ Status GgufParser::ReadKeys(uint64_t count) {
     Result<std::string_view> key = cursor_.String();
     if (!key.ok()) return key.status().WithContext(where());
     if (key->empty() || key->size() > kMaxKeyBytes) {
-      return {StatusCode::kCorrupt, fmt::format("{}: name of {} bytes at byte {}; 1 to {} are allowed",
-                                                where(), key->size(), at, kMaxKeyBytes)};
+      return {StatusCode::kCorrupt, fmt::format("{}: its name at byte {} has {} bytes; 1 to {} are allowed",
+                                                where(), at, key->size(), kMaxKeyBytes)};
     }
     const auto name = [&] { return fmt::format("key {}", QuoteForMessage(*key)); };
     const Result<uint32_t> type = cursor_.U32("a value type");
@@ -254,10 +253,10 @@ Result<GgufValue> GgufParser::ReadArray() {
   const uint64_t at = cursor_.position();
   KVRUN_ASSIGN_OR_RETURN(const uint32_t type, cursor_.U32("an array's element type"));
   if (type == static_cast<uint32_t>(GgufType::kArray)) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("an array of arrays at byte {}; kvrun reads arrays of "
-                              "numbers, bools and strings",
-                              at));
+    return Status(
+        StatusCode::kUnsupported,
+        fmt::format("it is an array of arrays (at byte {}); kvrun reads arrays of numbers, bools and strings",
+                    at));
   }
   if (type == static_cast<uint32_t>(GgufType::kString)) {
     KVRUN_ASSIGN_OR_RETURN(const uint64_t count, cursor_.Count("array length", sizeof(uint64_t)));
@@ -320,8 +319,8 @@ Result<GgufTensor> GgufParser::ReadTensorInfo(uint64_t& offset) {
   const uint64_t at = cursor_.position();
   KVRUN_ASSIGN_OR_RETURN(tensor.name, cursor_.String());
   if (tensor.name.empty() || tensor.name.size() > kMaxTensorNameBytes) {
-    return Status(StatusCode::kCorrupt, fmt::format("name of {} bytes at byte {}; 1 to {} are allowed",
-                                                    tensor.name.size(), at, kMaxTensorNameBytes));
+    return Status(StatusCode::kCorrupt, fmt::format("its name at byte {} has {} bytes; 1 to {} are allowed",
+                                                    at, tensor.name.size(), kMaxTensorNameBytes));
   }
   const auto with_name = [&](const Status& status) {
     return status.WithContext(QuoteForMessage(tensor.name));
@@ -346,8 +345,8 @@ Result<GgufTensor> GgufParser::ReadTensorInfo(uint64_t& offset) {
 Status GgufParser::ReadShape(GgufTensor& tensor) {
   KVRUN_ASSIGN_OR_RETURN(tensor.n_dims, cursor_.U32("a number of dimensions"));
   if (tensor.n_dims < 1 || tensor.n_dims > kMaxDims) {
-    return {StatusCode::kCorrupt, fmt::format("{} dimensions at byte {}; 1 to {} are allowed", tensor.n_dims,
-                                              cursor_.position() - 4, kMaxDims)};
+    return {StatusCode::kCorrupt, fmt::format("it has {} dimensions (at byte {}); 1 to {} are allowed",
+                                              tensor.n_dims, cursor_.position() - 4, kMaxDims)};
   }
   uint64_t elements = 1;
   for (uint32_t d = 0; d < tensor.n_dims; ++d) {
@@ -357,8 +356,8 @@ Status GgufParser::ReadShape(GgufTensor& tensor) {
     }
     if (!MultiplyFits(elements, tensor.shape[d], elements)) {
       return {StatusCode::kCorrupt,
-              fmt::format("dimension {} is {} at byte {}: more elements than 64 bits can count", d,
-                          tensor.shape[d], cursor_.position() - 8)};
+              fmt::format("dimension {} is {} (at byte {}), which makes more elements than 64 bits can count",
+                          d, tensor.shape[d], cursor_.position() - 8)};
     }
   }
   return Status::Ok();

@@ -65,11 +65,12 @@ Result<std::unique_ptr<GgufFile>> OpenPart(const std::string& path, const Place&
   const std::string what =
       place.number != expected.number || place.count != expected.count
           ? fmt::format("part {} of {}", place.number + 1, place.count)
-          : fmt::format("of a model of {} tensors, and the part that was named of one of {}", place.n_tensors,
-                        expected.n_tensors);
-  return Status(StatusCode::kCorrupt,
-                fmt::format("{}: by its content it is {}: put there the model's part {} of {}", path, what,
-                            expected.number + 1, expected.count));
+          : fmt::format("part of a model of {} tensors, not of {}", place.n_tensors, expected.n_tensors);
+  return Status(
+      StatusCode::kCorrupt,
+      fmt::format("{}: by its name it is part {} of {}, but by its content it is {}: put the model's "
+                  "own part there",
+                  path, expected.number + 1, expected.count, what));
 }
 
 }  // namespace
@@ -100,10 +101,10 @@ Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path) {
   parts.erase(parts.begin());
   for (const std::unique_ptr<GgufFile>& part : parts) {
     if (!Contradicts(*part, *first)) continue;
-    return Status(StatusCode::kCorrupt,
-                  fmt::format("{}: it is a part of another model than {}: put there the part "
-                              "that belongs to it",
-                              part->name(), first->name()));
+    return Status(
+        StatusCode::kCorrupt,
+        fmt::format("{}: it is a part of another model than {}: put the part that belongs to it there",
+                    part->name(), first->name()));
   }
   KVRUN_RETURN_IF_ERROR(first->Append(std::move(parts)));
   if (place.n_tensors == 0 || first->tensors().size() == place.n_tensors) return first;

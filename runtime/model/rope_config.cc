@@ -76,9 +76,10 @@ Status RopeReader::ReadScaling(uint32_t n_ctx_train) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view type, file_.StringOr(key, has_factor ? "linear" : "none"));
   if (type == "none") return Status::Ok();
   if (type != "linear" && type != "yarn") {
-    return {StatusCode::kUnsupported,
-            fmt::format("{}: key \"{}\" is {}; kvrun knows none, linear, yarn, and llama3 by the tensor {}",
-                        file_.name(), key, QuoteForMessage(type), kDivisorsTensor)};
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("{}: key \"{}\" is {}; kvrun knows none, linear and yarn, and llama3 by the tensor {}",
+                    file_.name(), key, QuoteForMessage(type), kDivisorsTensor)};
   }
   KVRUN_RETURN_IF_ERROR(ReadFactor());
   if (type == "yarn") return ReadYarn(n_ctx_train);
@@ -111,7 +112,8 @@ Status RopeReader::ReadYarn(uint32_t n_ctx_train) {
   const std::string context_key = Key("rope.scaling.original_context_length");
   KVRUN_ASSIGN_OR_RETURN(config.original_context, file_.U32Or(context_key, n_ctx_train));
   if (config.original_context == 0) {
-    return {StatusCode::kCorrupt, fmt::format("{}: key \"{}\" is 0", file_.name(), context_key)};
+    return {StatusCode::kCorrupt,
+            fmt::format("{}: key \"{}\" is 0; it must be 1 or more", file_.name(), context_key)};
   }
   constexpr float kMinBeta = 1e-6F;
   constexpr float kMaxBeta = 1e6F;

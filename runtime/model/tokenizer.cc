@@ -39,11 +39,10 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view model, file.String("tokenizer.ggml.model"));
   if (model == "gpt2") return CreateBpeTokenizer(file);
   if (model == "llama") return CreateSpmTokenizer(file);
-  return Status(
-      StatusCode::kUnsupported,
-      fmt::format("{}: tokenizer.ggml.model is \"{}\"; known are \"gpt2\" (byte-level BPE) and \"llama\" "
-                  "(SentencePiece)",
-                  file.name(), model));
+  return Status(StatusCode::kUnsupported,
+                fmt::format("{}: tokenizer.ggml.model is \"{}\"; kvrun knows \"gpt2\" (byte-level BPE) and "
+                            "\"llama\" (SentencePiece)",
+                            file.name(), model));
 }
 
 std::string Tokenizer::DecodeToken(TokenId id, bool show_special) const {

@@ -82,8 +82,8 @@ Result<std::string_view> PreTokenizerName(const GgufFile& file) {
   if (!name.empty() && name != "default") return name;
   return Status(
       StatusCode::kUnsupported,
-      fmt::format("{}: tokenizer.ggml.pre {}, so how to cut text into words is not known and guessing would "
-                  "silently spoil every answer; convert the model again with a current converter",
+      fmt::format("{}: tokenizer.ggml.pre {}, so kvrun does not know how to cut text into words, and a guess "
+                  "would silently spoil every answer; convert the model again with a current converter",
                   file.name(), name.empty() ? "is missing" : "is \"default\""));
 }
 

@@ -115,8 +115,8 @@ class PreTokenizer::Pattern {
                       PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr);
     if (code == nullptr) {
       return Status(StatusCode::kInternal,
-                    fmt::format("PCRE2 does not compile a pre-tokenizer at offset {}: {}; it "
-                                "must be built with Unicode support",
+                    fmt::format("the library PCRE2 cannot compile the pattern of a pre-tokenizer (at offset "
+                                "{}: {}); it must be built with Unicode support",
                                 offset, PcreMessage(error)));
     }
     // Where the system forbids it or PCRE2 was built without, matching is slower, nothing else.
@@ -135,7 +135,7 @@ class PreTokenizer::Pattern {
     state.context = pcre2_match_context_create(nullptr);
     state.data = pcre2_match_data_create(1, nullptr);
     if (state.context == nullptr || state.data == nullptr) {
-      return Status(StatusCode::kOutOfMemory, "no memory to match a pre-tokenizer's pattern");
+      return Status(StatusCode::kOutOfMemory, "there is not enough memory to cut the text into words");
     }
     pcre2_set_match_limit(state.context, MatchLimit(text.size()));
     pcre2_set_heap_limit(state.context, kHeapLimitKib);
@@ -197,7 +197,7 @@ Result<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name
       std::find_if(kRecipes.begin(), kRecipes.end(), [&](const NamedRecipe& r) { return r.name == name; });
   if (known == kRecipes.end()) {
     return Status(StatusCode::kUnsupported,
-                  fmt::format("tokenizer.ggml.pre is \"{}\"; known are {}", name, KnownNames()));
+                  fmt::format("tokenizer.ggml.pre is \"{}\"; kvrun knows {}", name, KnownNames()));
   }
   const Recipe recipe = known->recipe();
   std::unique_ptr<PreTokenizer> result(new PreTokenizer());

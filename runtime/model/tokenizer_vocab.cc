@@ -61,14 +61,14 @@ Status Vocab::LoadTypes(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::vector<int32_t> types, file.Ints(kTypesKey));
   if (types.size() + 1 != offsets_.size()) {
     return {StatusCode::kCorrupt,
-            fmt::format("{}: {} has {} entries, {} has {}; they must be as many", file.name(), kTypesKey,
-                        types.size(), kTokensKey, offsets_.size() - 1)};
+            fmt::format("{}: {} has {} entries, but {} has {}; the numbers must be equal", file.name(),
+                        kTypesKey, types.size(), kTokensKey, offsets_.size() - 1)};
   }
   types_.reserve(types.size());
   for (const int32_t type : types) {
     if (type < 0 || type > kMaxTokenType) {
-      return {StatusCode::kCorrupt, fmt::format("{}: {} of token {} is {}; known are 0 to {}", file.name(),
-                                                kTypesKey, types_.size(), type, kMaxTokenType)};
+      return {StatusCode::kCorrupt, fmt::format("{}: {} of token {} is {}; it must be from 0 to {}",
+                                                file.name(), kTypesKey, types_.size(), type, kMaxTokenType)};
     }
     types_.push_back(static_cast<TokenType>(type));
   }

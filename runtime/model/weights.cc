@@ -118,9 +118,9 @@ Result<const GgufTensor*> WeightFinder::Tensor(std::string_view name, std::span<
 Result<const GgufTensor*> WeightFinder::Matrix(std::string_view name, uint64_t in, uint64_t out) {
   KVRUN_ASSIGN_OR_RETURN(const GgufTensor* tensor, Tensor(name, std::array{in, out}));
   if (tensor->type != TensorType::kF64) return tensor;
-  return Status(StatusCode::kUnsupported,
-                fmt::format("{}: tensor \"{}\" is F64, of which kvrun makes no products: convert the model",
-                            file_.name(), name));
+  return Status(StatusCode::kUnsupported, fmt::format("{}: tensor \"{}\" is F64, a type that kvrun does not "
+                                                      "compute with: convert the model to another type",
+                                                      file_.name(), name));
 }
 
 Result<const GgufTensor*> WeightFinder::Vector(std::string_view name, uint64_t elements) {

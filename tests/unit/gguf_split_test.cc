@@ -80,19 +80,19 @@ TEST_F(GgufSplit, AMissingPartIsNamed) {
 
 TEST_F(GgufSplit, APartThatIsThereTwiceIsNamed) {
   Write({parts_[0], parts_[1], parts_[1]});
-  ExpectRefused(StatusCode::kCorrupt,
-                Path(2) + ": by its content it is part 2 of 3: put there the model's part 3 of 3");
+  ExpectRefused(StatusCode::kCorrupt, Path(2) +
+                                          ": by its name it is part 3 of 3, but by its content it is part 2 "
+                                          "of 3: put the model's own part there");
 }
 
 TEST_F(GgufSplit, PartsOfOtherModelsAreNamed) {
   testing::TinyModelOptions larger;
   larger.n_layers = 3;
   Write({parts_[0], TinyModel(larger).Split(kParts, 4)[1], parts_[2]});
-  ExpectRefused(
-      StatusCode::kCorrupt,
-      fmt::format("{}: by its content it is of a model of 30 tensors, and the part that was named of one of "
-                  "21: put there the model's part 2 of 3",
-                  Path(1)));
+  ExpectRefused(StatusCode::kCorrupt,
+                fmt::format("{}: by its name it is part 2 of 3, but by its content it is part of a model of "
+                            "30 tensors, not of 21: put the model's own part there",
+                            Path(1)));
   // As many tensors, but others of them in the part.
   Write({parts_[0], parts_[1], TinyModel().Split(kParts, 5)[2]});
   const Status shifted = OpenModelFile(Path(0)).status();
@@ -100,14 +100,15 @@ TEST_F(GgufSplit, PartsOfOtherModelsAreNamed) {
   EXPECT_NE(shifted.message().find("the files are not of one model"), std::string::npos) << shifted.message();
   Write(parts_);
   WriteModel(folder_, Name(1), TinyModel().Split(4, 4)[1].Build());
-  ExpectRefused(StatusCode::kCorrupt,
-                Path(1) + ": by its content it is part 2 of 4: put there the model's part 2 of 3");
+  ExpectRefused(StatusCode::kCorrupt, Path(1) +
+                                          ": by its name it is part 2 of 3, but by its content it is part 2 "
+                                          "of 4: put the model's own part there");
   GgufBuilder other = parts_[1];
   Write({parts_[0], other.Set("general.architecture", "qwen2"), parts_[2]});
-  ExpectRefused(StatusCode::kCorrupt,
-                fmt::format("{}: it is a part of another model than {}: put there the part that "
-                            "belongs to it",
-                            Path(1), Path(0)));
+  ExpectRefused(
+      StatusCode::kCorrupt,
+      fmt::format("{}: it is a part of another model than {}: put the part that belongs to it there", Path(1),
+                  Path(0)));
 }
 
 TEST_F(GgufSplit, ATensorThatLacksIsCounted) {

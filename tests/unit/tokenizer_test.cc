@@ -426,7 +426,7 @@ TEST(SentencePiece, LongWordsDoNotTakeQuadraticTime) {
 
 TEST(TokenizerFiles, UnknownKindsAreNamed) {
   GgufBuilder builder = Bpe("gpt-2");
-  ExpectRefused(Bpe("tekken"), StatusCode::kUnsupported, "\"tekken\"; known are gpt-2");
+  ExpectRefused(Bpe("tekken"), StatusCode::kUnsupported, "\"tekken\"; kvrun knows gpt-2");
   ExpectRefused(Bpe("default"), StatusCode::kUnsupported, "tokenizer.ggml.pre is \"default\"");
   builder.Erase("tokenizer.ggml.pre");
   ExpectRefused(builder, StatusCode::kUnsupported, "tokenizer.ggml.pre is missing");
