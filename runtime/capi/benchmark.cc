@@ -125,7 +125,7 @@ kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model*
     KVRUN_ASSIGN_OR_RETURN(const kvrun::SyntheticShape found, kvrun::FindSyntheticShape(shape));
     if (n_layers > found.n_layers) {
       return {StatusCode::kInvalidArgument,
-              fmt::format("a {} has {} layers, and {} are asked for: ask for fewer", found.name,
+              fmt::format("{} has {} layers, and {} were asked for: ask for fewer (--layers)", found.name,
                           found.n_layers, n_layers)};
     }
     KVRUN_ASSIGN_OR_RETURN(const std::string folder,

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "platform/base/units.h"
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/engine/config_file.h"
@@ -31,7 +32,7 @@ kvrun::Result<kvrun::ConfigTarget> TargetOf(const kvrun::Model& model, const kvr
   return target;
 }
 
-std::string Sequences(uint32_t n) { return fmt::format("{} sequence{}", n, n == 1 ? "" : "s"); }
+std::string Sequences(uint32_t n) { return kvrun::Counted(n, "sequence"); }
 
 Json SolutionInfo(const kvrun::ConfigSolution& solution) {
   const auto figure = [](double value) { return value > 0.0 ? Json(value) : Json(); };
@@ -54,9 +55,9 @@ Json Info(const kvrun::ChosenSolution& chosen, const kvrun::ConfigFit& fit, uint
   }
   for (const std::string& note : fit.notes) notes.push_back(kvrun::MessageText(note));
   if (!chosen.is_exact) {
-    notes.push_back(fmt::format("it was tuned for {} tokens, {}: the nearest to {} tokens, {}",
-                                chosen.solution->ctx, Sequences(chosen.solution->batch), n_ctx,
-                                Sequences(n_sequences)));
+    notes.push_back(
+        fmt::format("it was tuned for {} tokens, {}, which is the nearest that it has to {} tokens, {}",
+                    chosen.solution->ctx, Sequences(chosen.solution->batch), n_ctx, Sequences(n_sequences)));
   }
   return {{"kv_options", options},
           {"exact", chosen.is_exact},

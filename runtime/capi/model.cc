@@ -72,9 +72,9 @@ kvrun::Result<kvrun::Thinking> ReadThinking(kvrun_thinking thinking) {
     case KVRUN_THINKING_ON: return kvrun::Thinking::kOn;
     case KVRUN_THINKING_OFF: return kvrun::Thinking::kOff;
   }
-  return Status(
-      StatusCode::kInvalidArgument,
-      fmt::format("kvrun_chat_options: thinking is {}, none of kvrun_thinking", static_cast<int>(thinking)));
+  return Status(StatusCode::kInvalidArgument,
+                fmt::format("kvrun_chat_options.thinking is {}, which is not a value of kvrun_thinking",
+                            static_cast<int>(thinking)));
 }
 
 kvrun::Result<std::vector<TokenId>> EncodeMessages(const kvrun_model* model,

@@ -68,7 +68,7 @@ Json SamplingInfo(const GgufFile& file) {
       ignored.push_back(value.status().message());
     } else if (*value < setting.least || *value > setting.most ||
                (is_whole && *value != std::floor(*value))) {
-      ignored.push_back(fmt::format("{} is {}, not a {} from {} to {}", setting.key, *value,
+      ignored.push_back(fmt::format("{} is {}; it must be a {} from {} to {}", setting.key, *value,
                                     is_whole ? "whole number" : "number", setting.least, setting.most));
     } else if (is_whole) {
       info[setting.name] = static_cast<uint32_t>(std::max(*value, 0.0F));  // -1 is off too

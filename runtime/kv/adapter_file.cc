@@ -91,12 +91,12 @@ std::string WrongIn(const Header& header) {
     const ReuseRate& row = header.reuse[i];
     if (!(row.rate >= 0.0F && row.rate <= 1.0F)) return fmt::format("reuse rate {} is {}", i, row.rate);
     if (row.group_tokens == 0 || row.select_entries == 0 || row.reuse_groups == 0)
-      return fmt::format("reuse rate {} is of nothing", i);
+      return fmt::format("reuse rate {} is of an empty selection", i);
   }
   const std::vector<float>& thresholds = header.cluster_thresholds;
   const size_t n_heads = thresholds.size() / header.n_layers;
   if (thresholds.size() % header.n_layers != 0 || (n_heads != 0 && header.key_dim % n_heads != 0))
-    return fmt::format("{} cluster thresholds", thresholds.size());
+    return fmt::format("it has {} cluster thresholds, which do not fit its layers", thresholds.size());
   const auto is_no_threshold = [](float value) { return !std::isfinite(value) || value < 0.0F; };
   const auto wrong = std::find_if(thresholds.begin(), thresholds.end(), is_no_threshold);
   return wrong == thresholds.end() ? "" : fmt::format("a cluster threshold is {}", *wrong);
@@ -110,7 +110,7 @@ Result<std::vector<uint16_t>> Halves(std::span<const float> values, const std::s
     halves[i] = FloatToHalf(values[i]);
     if (std::isfinite(HalfToFloat(halves[i]))) continue;
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} holds {}, which f16 cannot", name, values[i]));
+                  fmt::format("{} holds {}, which f16 cannot hold", name, values[i]));
   }
   return halves;
 }
@@ -128,7 +128,8 @@ Result<Header> HeaderOf(const Adapter& adapter) {
   header.cluster_thresholds = adapter.cluster_thresholds;
   for (const LayerAdapter& layer : adapter.layers) {
     if (layer.rank != header.rank || layer.key_dim != header.key_dim) {
-      return Status(StatusCode::kInvalidArgument, "the adapter's layers differ in rank or in key_dim");
+      return Status(StatusCode::kInvalidArgument,
+                    "the adapter's layers differ in their rank or in the size of their keys");
     }
     const size_t side = size_t{layer.rank} * layer.key_dim;
     KVRUN_CHECK(layer.key_side.size() == side && layer.query_side.size() == side);
@@ -197,7 +198,8 @@ Status ReadReuse(const GgufFile& file, std::vector<ReuseRate>* rows) {
   if (!file.Has(kReusePolicyKey)) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(const std::vector<std::string_view> policies, file.Strings(kReusePolicyKey));
   KVRUN_ASSIGN_OR_RETURN(const std::vector<float> rates, file.Floats(kReuseRateKey));
-  if (rates.size() != policies.size()) return Damaged(file.name(), "reuse rates of different numbers");
+  if (rates.size() != policies.size())
+    return Damaged(file.name(), "its columns of reuse rates differ in length");
   rows->resize(policies.size());
   for (size_t i = 0; i < rows->size(); ++i) {
     (*rows)[i].policy = policies[i];
@@ -210,7 +212,8 @@ Status ReadReuse(const GgufFile& file, std::vector<ReuseRate>* rows) {
       {kReuseCapacityKey, &ReuseRate::reuse_groups}};
   for (const auto& [key, column] : columns) {
     KVRUN_ASSIGN_OR_RETURN(const std::vector<int32_t> values, file.Ints(key));
-    if (values.size() != rows->size()) return Damaged(file.name(), "reuse rates of different numbers");
+    if (values.size() != rows->size())
+      return Damaged(file.name(), "its columns of reuse rates differ in length");
     for (size_t i = 0; i < values.size(); ++i) {
       if (values[i] < 0) return Damaged(file.name(), fmt::format("{} holds {}", key, values[i]));
       (*rows)[i].*column = static_cast<uint32_t>(values[i]);
@@ -238,7 +241,8 @@ Result<Header> ReadHeader(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const uint32_t version, file.U32(kVersionKey));
   if (version < kOldestVersion || version > kVersion) {
     return Status(StatusCode::kUnsupported,
-                  fmt::format("{}: adapters of version {} cannot be read, only of {} to {}: make it again",
+                  fmt::format("{}: the adapter is of version {}, and this kvrun reads versions {} to {}: "
+                              "make it again with kvadapt calibrate",
                               path, version, kOldestVersion, kVersion));
   }
   Header header;
@@ -253,11 +257,12 @@ Result<Header> ReadHeader(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(header.key_dim, file.U32(kKeyDimKey));
   KVRUN_ASSIGN_OR_RETURN(header.energies, file.Floats(kEnergiesKey));
   if (!header.energies.empty() && header.energies.size() != uint64_t{header.n_layers} * header.rank) {
-    return Damaged(path, fmt::format("{} energies", header.energies.size()));
+    return Damaged(path, fmt::format("it has {} energies, not one for each column of each layer",
+                                     header.energies.size()));
   }
   if (header.rank == 0 || header.rank > header.key_dim || header.n_layers == 0) {
-    return Damaged(path,
-                   fmt::format("rank {} of {}, {} layers", header.rank, header.key_dim, header.n_layers));
+    return Damaged(path, fmt::format("it has rank {} of {} and {} layers", header.rank, header.key_dim,
+                                     header.n_layers));
   }
   if (version >= 2) KVRUN_RETURN_IF_ERROR(ReadMeasured(file, &header));
   if (const std::string wrong = WrongIn(header); !wrong.empty()) return Damaged(path, wrong);
@@ -376,7 +381,7 @@ Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t 
     adapter.layers.push_back(std::move(layer));
   }
   const auto expected = file.String(kChecksumKey);
-  if (!expected.ok()) return Damaged(file.name(), expected.status().message());
+  if (!expected.ok()) return Damaged(file.name(), "its checksum is missing");
   if (findings.checksum.text() != *expected) return Damaged(file.name(), "its checksum is wrong");
   if (!findings.wrong.empty()) return Damaged(file.name(), findings.wrong);
   return adapter;

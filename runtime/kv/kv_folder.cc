@@ -29,10 +29,10 @@ Result<std::string> FindKvFolder(FolderUse use, InMemory in_memory, const std::s
     if (status.ok()) return folder.path;
     reasons += (reasons.empty() ? "" : "; ") + status.message();
   }
-  return Status(StatusCode::kIo,
-                fmt::format("there is no folder for the KV cache. Tried were: {}. Name a folder on "
-                            "flash with --kv-dir",
-                            reasons));
+  return Status(
+      StatusCode::kIo,
+      fmt::format("no folder for the KV cache can be used ({}): name a folder on flash with --kv-dir",
+                  reasons));
 }
 
 std::string DefaultKvFolder() {

@@ -50,9 +50,7 @@ KvRecordShape WindowRecord(KvRecordShape record) {
   return record;
 }
 
-std::string SequencesText(uint32_t count) {
-  return fmt::format("{} sequence{}", count, count == 1 ? "" : "s");
-}
+std::string SequencesText(uint32_t count) { return Counted(count, "sequence"); }
 
 // "8192 tokens of context in 1 sequence".
 std::string ContextText(const KvPlan& plan) {
@@ -148,9 +146,9 @@ Result<KvPlan> Planner::Full() const {
   const uint64_t needed = std::max(plan.prefill_bytes(), plan.decode_bytes());
   const double fitting = static_cast<double>(plan.budget_bytes) / static_cast<double>(needed) * plan.n_ctx;
   return Status(StatusCode::kOutOfMemory,
-                fmt::format("the KV budget of {} does not suffice: the method full needs {} for {} tokens of "
-                            "context in {}; about {} tokens would fit: raise the budget, shorten the "
-                            "context, or take a method that keeps KV on flash",
+                fmt::format("the KV budget of {} is too small: the method full needs {} for {} tokens of "
+                            "context in {}, and about {} tokens would fit; raise the budget (--kv-budget), "
+                            "shorten the context, or take a method that keeps KV on flash (--kv-method)",
                             BytesText(plan.budget_bytes), BytesText(needed), plan.n_ctx,
                             SequencesText(plan.n_sequences), static_cast<uint64_t>(fitting)));
 }
@@ -305,8 +303,8 @@ Planner::Least Planner::FindLeast() const {
 
 std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const {
   std::string note = fmt::format(
-      "the KV budget is a share of {}, which is too small for the method {} and {}: it is raised to {}, the "
-      "least that works",
+      "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
+      "raised to {}, the least that works",
       BytesText(asked_bytes), options_.method, ContextText(base_), BytesText(least_bytes));
   if (is_flexgen_ || (!n_chosen_ && !n_cache_slots_)) return note;
   const std::string advice = SelectLess();
@@ -326,12 +324,13 @@ Status Planner::TooLarge(const Least& least) const {
     advice = SelectLess();
     advice += advice.empty() ? "no number of selected entries would fit: " : ", ";
   }
-  return {StatusCode::kOutOfMemory,
-          fmt::format("the KV budget of {} does not suffice: the method {} needs at least {} in {} for {} "
-                      "tokens of context in {} ({}); {}raise the budget to that, or shorten the context",
-                      BytesText(plan.budget_bytes), plan.method, BytesText(least.bytes),
-                      is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
-                      advice)};
+  return {
+      StatusCode::kOutOfMemory,
+      fmt::format("the KV budget of {} is too small: the method {} needs at least {} in {} for {} tokens of "
+                  "context in {} ({}); {}raise the budget to that (--kv-budget), or shorten the context",
+                  BytesText(plan.budget_bytes), plan.method, BytesText(least.bytes),
+                  is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
+                  advice)};
 }
 
 uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
@@ -399,19 +398,18 @@ class MethodChoice {
     const uint64_t needed = NeededBytes(plan);
     std::string note;
     if (HoldsAll()) {
-      note = fmt::format("the KV budget of {} holds all KV of {}, {}", BytesText(plan.budget_bytes),
-                         ContextText(plan), BytesText(needed));
+      note = fmt::format("the KV budget of {} (--kv-budget) holds all KV of {}, which takes {}",
+                         BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
     } else {
       note = fmt::format(
-          "the KV budget is a share of {}, which is too small for {}: it is raised to {}, the least that "
-          "works, "
-          "which holds all their KV",
+          "the KV budget (--kv-budget) is a share of {}, which is too small for {}: it is raised to {}, the "
+          "least that works, which holds all their KV",
           BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
       plan.raises_budget = true;
       plan.budget_bytes = needed;
     }
-    note += ": it stays in memory (method full)";
-    if (!unused_.empty()) note += fmt::format(", and has no use for the KV options {}", unused_);
+    note += ": the KV stays in memory (method full)";
+    if (!unused_.empty()) note += fmt::format(", which has no use for the KV options {}", unused_);
     plan.notes.push_back(note);
     return plan;
   }
@@ -419,8 +417,8 @@ class MethodChoice {
   Status Refuse() const {
     return {
         StatusCode::kOutOfMemory,
-        fmt::format("the KV budget of {} does not suffice: all KV of {} needs {}, and the method kvswap no "
-                    "less for so few tokens; raise the budget to that, or shorten the context",
+        fmt::format("the KV budget of {} is too small: all KV of {} needs {}, and the method kvswap needs no "
+                    "less for so few tokens; raise the budget to that (--kv-budget), or shorten the context",
                     BytesText(resident_.budget_bytes), ContextText(resident_),
                     BytesText(NeededBytes(resident_)))};
   }

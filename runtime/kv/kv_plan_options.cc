@@ -95,20 +95,20 @@ Status CheckSizes(const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequence
                              8.0 * model.n_heads + 4.0 * model.n_embd;
   const double bytes = entry_bytes * model.n_layers * n_sequences * (double{kMaxGroupTokens} + n_ctx);
   if (model.n_layers > kMaxLayers || model.n_heads > kMaxHeads || key_dim > kMaxKeyDim || bytes > 0x1p60) {
-    return Invalid(
-        fmt::format("the KV of {} tokens in {} sequences of a model with {} layers and {} KV heads of "
-                    "{} is beyond what can be planned: shorten the context",
-                    n_ctx, n_sequences, model.n_layers, model.n_kv_heads, model.head_dim));
+    return Invalid(fmt::format(
+        "the KV of {} tokens in {} of a model with {} layers and {} KV heads of {} elements is more than "
+        "kvrun can plan for: shorten the context",
+        n_ctx, Counted(n_sequences, "sequence"), model.n_layers, model.n_kv_heads, model.head_dim));
   }
   return Status::Ok();
 }
 
 Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
   if (options.budget_bytes && options.budget_fraction) {
-    return Invalid("the KV budget was given twice, in bytes and as a fraction: give one of them");
+    return Invalid("the KV budget was given twice, in bytes and as a share: give one of them");
   }
   if (options.budget_fraction && !(std::isfinite(*options.budget_fraction) && *options.budget_fraction > 0)) {
-    return Invalid(fmt::format("a KV budget of {} times the f16 KV was asked for; it must be above 0",
+    return Invalid(fmt::format("a KV budget of {} times the f16 KV was asked for; the share must be above 0",
                                *options.budget_fraction));
   }
   KVRUN_RETURN_IF_ERROR(CheckMethodHasOptions(options));
@@ -155,8 +155,8 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
   if (policy->needs_equal_capacity && n_chosen && *n_cache_slots != *n_chosen) {
     return Invalid(
-        fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: "
-                    "leave the reuse buffer's size out",
+        fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: leave "
+                    "--kv-reuse out",
                     plan.policy, *n_chosen, *n_cache_slots));
   }
   return Status::Ok();

@@ -61,7 +61,7 @@ Result<std::unique_ptr<GroupStore>> GroupStore::Create(std::unique_ptr<BlockFile
   const uint64_t file_bytes = FileBytes(shape, file->mode());
   if (file_bytes == 0 || file_bytes > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("a KV store of {} layers, {} streams and {} groups of {} bytes cannot be",
+                  fmt::format("a KV store cannot have {} layers, {} streams and {} groups of {} bytes",
                               shape.n_layers, shape.n_streams, shape.n_groups, shape.record_bytes));
   }
   const uint64_t usable_bytes = UsableStagingBytes(staging_bytes, file->mode());
@@ -77,7 +77,7 @@ Result<std::unique_ptr<GroupStore>> GroupStore::Create(std::unique_ptr<BlockFile
   store->checksums_.reset(new (std::nothrow) uint32_t[NumRecords(shape)]());
   if (store->staging_ == nullptr || store->checksums_ == nullptr) {
     return Status(StatusCode::kOutOfMemory,
-                  fmt::format("no memory for the KV store: {} are needed",
+                  fmt::format("there is not enough memory for the KV store, which needs {}",
                               FormatBytes(MemoryBytes(shape, staging_bytes, store->mode()))));
   }
   const iovec region{store->staging_.get(), usable_bytes};

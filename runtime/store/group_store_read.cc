@@ -36,7 +36,8 @@ Status GroupStore::Fetch(uint32_t layer, uint32_t stream, std::span<const GroupF
   if (status.ok() && memory_refused_) {
     // Some drivers' memory cannot be reached by direct I/O: what came by other ways is right.
     reads_in_place_ = false;
-    mode_.notes.emplace_back("device memory takes no direct reads: they go through a buffer, and are copied");
+    mode_.notes.emplace_back(
+        "the device's memory takes no direct reads: what is read goes through a buffer and is copied");
     status = FetchAll(layer, stream, fetches);
   }
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;

@@ -65,7 +65,7 @@ TEST_F(KvBudgetAlone, AShareThatIsTooSmallIsRaised) {
 TEST_F(KvBudgetAlone, BytesThatAreTooFewAreRefusedWithWhatSuffices) {
   const ProgramResult refused = WithBudget("100");
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_TRUE(Says(refused, "the KV budget of 100 B does not suffice")) << refused.err;
+  EXPECT_TRUE(Says(refused, "the KV budget of 100 B is too small")) << refused.err;
   const std::string enough = refused.err.substr(refused.err.find("needs "));
   const std::string bytes = std::to_string(std::stoull(enough.substr(enough.find('(') + 1)));
   EXPECT_EQ(Parse(WithBudget(bytes))["tokens"].size(), kTokens);

@@ -331,8 +331,8 @@ TEST_F(Tune, WhatCannotBeTunedIsOneMessage) {
     std::string budget;
     const char* part;
   } cases[] = {
-      {{"-f", text_}, "100KiB", "does not suffice"},
-      {{"-f", text_}, "1/2", "does not suffice"},
+      {{"-f", text_}, "100KiB", "is too small"},
+      {{"-f", text_}, "1/2", "is too small"},
       {{"-f", text_, "--batch", "1,4"}, "700KiB", "of the KV budget 175.0 KiB are for 1 sequence of 256"},
       {{"-f", few}, "340KiB", "too few to measure quality"},
   };

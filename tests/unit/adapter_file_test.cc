@@ -183,7 +183,7 @@ TEST(AdapterFile, ForeignFilesAreRefused) {
   testing::GgufBuilder newer;
   newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{3});
   ExpectRefused(Read(testing::WriteModel(folder, "newer", newer.Build())), StatusCode::kUnsupported,
-                "of version 3 cannot be read, only of 1 to 2");
+                "of version 3, and this kvrun reads versions 1 to 2");
   newer.Set("kvrun-adapter.version", uint32_t{0});
   ExpectRefused(Read(testing::WriteModel(folder, "older", newer.Build())), StatusCode::kUnsupported,
                 "of version 0");
@@ -211,7 +211,7 @@ TEST(AdapterFile, WhatCannotHaveBeenMeasuredIsNotWritten) {
       {[](Adapter& a) { a.reuse[1].rate = 1.5F; }, "reuse rate 1 is 1.5"},
       {[](Adapter& a) { a.reuse[1].rate = -0.1F; }, "reuse rate 1 is -0.1"},
       {[](Adapter& a) { a.reuse[0].rate = std::nanf(""); }, "reuse rate 0 is nan"},
-      {[](Adapter& a) { a.reuse[0].reuse_groups = 0; }, "reuse rate 0 is of nothing"},
+      {[](Adapter& a) { a.reuse[0].reuse_groups = 0; }, "reuse rate 0 is of an empty selection"},
       {[](Adapter& a) { a.cluster_thresholds.pop_back(); }, "5 cluster thresholds"},
       {[](Adapter& a) { a.cluster_thresholds.resize(9); }, "9 cluster thresholds"},  // 3 heads of 10
       {[](Adapter& a) { a.cluster_thresholds[2] = -1.0F; }, "a cluster threshold is -1"},
@@ -354,19 +354,21 @@ TEST(AdapterFile, HostileFilesAreRefused) {
   expect_refused(with_rates(), "its checksum is wrong");  // and nothing else
   for (const char* column : {"group", "select", "ctx", "capacity"}) {
     const std::string key = std::string("kvrun-adapter.reuse.") + column;
-    expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1}), "reuse rates of different numbers");
+    expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1}),
+                   "its columns of reuse rates differ in length");
     expect_refused(with_rates().SetArray(key, std::vector<int32_t>{1, -1}), "holds -1");
     expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, UINT32_MAX}), "below 2^31");
     expect_refused(with_rates().Erase(key), "is missing");
     if (key != "kvrun-adapter.reuse.ctx")
-      expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, 0}), "reuse rate 1 is of nothing");
+      expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, 0}),
+                     "reuse rate 1 is of an empty selection");
   }
   for (const float rate : {-0.5F, 1.5F, std::nanf(""), INFINITY}) {
     expect_refused(with_rates().SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F, rate}),
                    "reuse rate 1 is ");
   }
   expect_refused(with_rates().SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F}),
-                 "reuse rates of different numbers");
+                 "its columns of reuse rates differ in length");
   expect_refused(with_rates().SetArray("kvrun-adapter.cluster_thresholds", std::vector<float>(3)),
                  "3 cluster thresholds");
   const std::pair<const char*, uint32_t> sizes[] = {{"rank", 0},

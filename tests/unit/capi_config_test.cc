@@ -98,8 +98,8 @@ TEST_F(CapiConfigTest, TheNearestSolutionIsNoted) {
   EXPECT_EQ(taken["exact"], false);
   EXPECT_EQ(taken["kv_options"][1], Json({{"name", "budget"}, {"value", "200000"}}));
   EXPECT_EQ(taken["kv_options"].size(), 3U);  // without select
-  EXPECT_EQ(taken["notes"],
-            Json({"it was tuned for 64 tokens, 1 sequence: the nearest to 128 tokens, 2 sequences"}));
+  EXPECT_EQ(taken["notes"], Json({"it was tuned for 64 tokens, 1 sequence, which is the nearest that it has "
+                                  "to 128 tokens, 2 sequences"}));
 }
 
 TEST_F(CapiConfigTest, AContextOf0IsTheSessions) {

@@ -214,7 +214,7 @@ TEST_F(CapiTest, AShapeHasNoMoreLayersThanItHas) {
   kvrun_model* made = nullptr;
   EXPECT_EQ(kvrun_model_make("SmolLM2-135M", 31, &made), KVRUN_INVALID_ARGUMENT);
   EXPECT_EQ(made, nullptr);
-  EXPECT_NE(LastError().find("has 30 layers, and 31 are asked for"), std::string::npos) << LastError();
+  EXPECT_NE(LastError().find("has 30 layers, and 31 were asked for"), std::string::npos) << LastError();
 }
 
 TEST_F(CapiTest, WrongChatOptionsAreRefused) {

@@ -170,7 +170,7 @@ TEST(KvBudget, OfFewTokensFullIsTheLeastThatWorks) {
   EXPECT_EQ(plan.budget_bytes, full_bytes);
   EXPECT_TRUE(Says(plan, "it is raised to ") && Says(plan, "holds all their KV")) << plan.notes.at(0);
   const Status refusal = Refusal(Bytes(1000), kSmolLm2, n_ctx, 1, 4096);
-  ExpectMessage(refusal, StatusCode::kOutOfMemory, "the KV budget of 1000 B does not suffice");
+  ExpectMessage(refusal, StatusCode::kOutOfMemory, "the KV budget of 1000 B is too small");
   EXPECT_EQ(BytesAfter(refusal.message(), "needs "), full_bytes);
   EXPECT_EQ(Plan(Bytes(full_bytes), kSmolLm2, n_ctx, 1, 4096).method, "full");
   EXPECT_EQ(Plan(Share(1.0 / 13, "kvswap"), kSmolLm2, n_ctx, 1, 4096).method, "kvswap");
@@ -181,7 +181,7 @@ TEST(KvBudget, BytesAreNeverExceeded) {
     for (uint64_t budget = 1; budget < (uint64_t{1} << 27); budget = budget * 3 / 2 + 1) {
       const auto plan = PlanKv(Bytes(budget), kSmolLm2, n_ctx, 2, 4096);
       if (!plan.ok()) {
-        ExpectMessage(plan.status(), StatusCode::kOutOfMemory, "does not suffice");
+        ExpectMessage(plan.status(), StatusCode::kOutOfMemory, "is too small");
         continue;
       }
       EXPECT_LE(Needed(*plan), budget);

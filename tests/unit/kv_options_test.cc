@@ -374,9 +374,9 @@ TEST(KvOptions, AFolderOfSomebodyElseIsRefused) {
   const auto message = [&] {
     return FindKvFolder(FolderUse::kIsMade, InMemory::kIsAllowed, folder.Path(".")).status().message();
   };
-  const std::string before = "there is no folder for the KV cache. Tried were: cannot make the folder " +
-                             plain + "/kvrun/kv: Not a directory; " + own + ": ";
-  const std::string after = ". Name a folder on flash with --kv-dir";
+  const std::string before = "no folder for the KV cache can be used (cannot make the folder " + plain +
+                             "/kvrun/kv: Not a directory; " + own + ": ";
+  const std::string after = "): name a folder on flash with --kv-dir";
   std::filesystem::create_directory(folder.Path("there"));
   std::filesystem::create_directory_symlink(folder.Path("there"), own);
   EXPECT_EQ(message(), before + "it is a symbolic link, which anybody may have made: remove it" + after);

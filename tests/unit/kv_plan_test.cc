@@ -280,7 +280,7 @@ TEST(KvPlan, FullKeepsEverything) {
   options.budget_fraction = 1.0;
   EXPECT_EQ(Plan(options).record.k_type, KvType::kF16);
   options.k_type = KvType::kF32;
-  ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, "does not suffice");
+  ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, "is too small");
 }
 
 TEST(KvPlan, FlexgenReadsEverythingThroughOneLayersSlots) {
@@ -319,7 +319,7 @@ TEST(KvPlan, HugeValuesDoNotOverflow) {
     ExpectMessage(Refusal(Unlimited(method), kSmolLm2, 8192, kHuge), StatusCode::kInvalidArgument,
                   "4294967295");
     ExpectMessage(Refusal(Unlimited(method), {kHuge, kHuge, kHuge, kHuge, kHuge}),
-                  StatusCode::kInvalidArgument, "beyond what can be planned");
+                  StatusCode::kInvalidArgument, "more than kvrun can plan for");
     const KvPlan plan = Plan(Unlimited(method), kLlama8b, 1U << 30, 16, 4096);
     EXPECT_GE(plan.full_bytes, uint64_t{1} << 50);
     EXPECT_GE(plan.prefill_bytes(), (uint64_t{1} << 30) * 4096);
