@@ -36,8 +36,9 @@ Result<std::unique_ptr<BlockFile>> MakeFile(IoBackend backend, const SharedFile&
   switch (backend) {
     case IoBackend::kIoUring: {
       if (!SigsysGuard::Supported()) {
-        return Status(StatusCode::kUnsupported,
-                      "not tried on this processor, as a filter could end the process");
+        return Status(
+            StatusCode::kUnsupported,
+            "kvrun does not try it on this processor, where a filter of system calls could end the process");
       }
       const SigsysGuard guard;
       return MakeAndProbe(MakeIoUringFile, file, queue_depth);
@@ -45,13 +46,13 @@ Result<std::unique_ptr<BlockFile>> MakeFile(IoBackend backend, const SharedFile&
     case IoBackend::kAio: return MakeAndProbe(MakeAioFile, file, queue_depth);
     case IoBackend::kThreads: return MakeAndProbe(MakeThreadPoolFile, file, queue_depth);
   }
-  return Status(StatusCode::kInvalidArgument, "no such back end");
+  return Status(StatusCode::kInvalidArgument, "there is no such way to read files");
 }
 
 Status CheckQueueDepth(uint32_t queue_depth) {
   if (queue_depth != 0 && queue_depth <= kMaxQueueDepth) return Status::Ok();
   return {StatusCode::kInvalidArgument,
-          fmt::format("a queue depth of {}: 1 to {} are possible", queue_depth, kMaxQueueDepth)};
+          fmt::format("a queue depth of {} was asked for; it can be 1 to {}", queue_depth, kMaxQueueDepth)};
 }
 
 Status CannotUse(IoBackend backend, const Status& why) {
@@ -89,7 +90,7 @@ Result<std::unique_ptr<BlockFile>> CreateBlockFile(const BlockFileOptions& optio
     failure = CannotUse(backend, made.status());
     file->notes.push_back(failure.message());
   }
-  return failure.WithContext("file for the KV cache in " + options.folder);
+  return failure.WithContext("cannot make a file for the KV cache in " + options.folder);
 }
 
 Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const BlockFileOptions& options) {
@@ -114,7 +115,7 @@ Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const Block
       if (!options.auto_backend && files.empty()) break;
       file->notes.push_back(failure.message());
     }
-    if (files.empty()) return failure.WithContext("file for the KV cache in " + options.folder);
+    if (files.empty()) return failure.WithContext("cannot make a file for the KV cache in " + options.folder);
   }
   return files;
 }
@@ -123,7 +124,7 @@ Result<uint64_t> FreeSpaceBytes(const std::string& folder) {
   KVRUN_ASSIGN_OR_RETURN(const std::string place, NearestFolder(folder, MissingParents::kAreMade));
   struct statvfs info {};
   if (statvfs(place.c_str(), &info) != 0) {
-    return StatusFromErrno(errno, "cannot learn how much space is free in " + place);
+    return StatusFromErrno(errno, "cannot find out how much space is free in " + place);
   }
   return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
 }

@@ -57,7 +57,7 @@ Result<Path> Look(const std::string& folder, MissingParents parents) {
     const std::string name(part);
     struct stat info {};
     if (stat(name.c_str(), &info) == 0) {
-      if (!S_ISDIR(info.st_mode)) return CannotMake(folder, name + " is no folder");
+      if (!S_ISDIR(info.st_mode)) return CannotMake(folder, name + " is not a folder");
       path.there = name;
       return path;
     }
@@ -65,7 +65,7 @@ Result<Path> Look(const std::string& folder, MissingParents parents) {
     if (errno != ENOENT || part == ParentOf(part)) return CannotMake(folder, errno);
     if (parents == MissingParents::kAreErrors && !path.missing.empty()) {
       return CannotMake(folder,
-                        fmt::format("there is no folder {}, in which it would lie: make that first", name));
+                        fmt::format("there is no folder {} to make it in: make that one first", name));
     }
     path.missing.push_back(name);
   }
@@ -108,7 +108,7 @@ Status CheckOwnFolder(const std::string& folder) {
     return errno == ENOENT ? Status::Ok() : CannotUse(folder, ErrnoText(errno));
   if (S_ISLNK(info.st_mode))
     return CannotUse(folder, "it is a symbolic link, which anybody may have made: remove it");
-  if (!S_ISDIR(info.st_mode)) return CannotUse(folder, "it is no folder: remove it");
+  if (!S_ISDIR(info.st_mode)) return CannotUse(folder, "it is not a folder: remove it");
   if (info.st_uid != geteuid())
     return CannotUse(folder, fmt::format("it belongs to another user ({})", info.st_uid));
   if ((info.st_mode & 022) == 0) return Status::Ok();
@@ -129,7 +129,7 @@ Status CheckUserFolder(const UserFolder& folder, InMemory in_memory) {
   if (in_memory == InMemory::kIsRefused && statfs(there.c_str(), &facts) == 0) {
     const auto type = static_cast<uint32_t>(facts.f_type);
     if (type == TMPFS_MAGIC || type == RAMFS_MAGIC) {
-      return CannotUse(folder.path, "it lies in memory (tmpfs), where a KV cache on flash saves nothing");
+      return CannotUse(folder.path, "it lies in memory (tmpfs), where a KV cache saves no memory");
     }
   }
   return Status::Ok();

@@ -16,11 +16,10 @@ namespace {
 constexpr size_t kMostBytes = size_t{1} << 30;
 
 Status Cut(const std::string& path, uint64_t size_bytes, uint64_t was_bytes) {
-  return {
-      StatusCode::kCorrupt,
-      fmt::format("{}: it was cut to {} bytes while it was being read, and had {} when it was opened: let it "
-                  "alone while kvrun reads it, and copy or download it again",
-                  path, size_bytes, was_bytes)};
+  return {StatusCode::kCorrupt,
+          fmt::format("{}: it was cut to {} bytes while it was being read, and had {} when it was opened: "
+                      "leave it alone while kvrun reads it, and copy or download it again",
+                      path, size_bytes, was_bytes)};
 }
 
 Status Unreadable(const std::string& path, uint64_t offset_bytes, int error_number) {
@@ -85,11 +84,10 @@ Status InputFile::CheckUnchanged() const {
       facts.st_mtim.tv_nsec == changed_ns_) {
     return Status::Ok();
   }
-  return {
-      StatusCode::kCorrupt,
-      fmt::format("{}: it was written to after it was opened, and what was read may be of two files: let it "
-                  "alone while kvrun reads it, and start again",
-                  path_)};
+  return {StatusCode::kCorrupt,
+          fmt::format("{}: it was written to after it was opened, and what was read may be of two versions: "
+                      "leave it alone while kvrun reads it, and start again",
+                      path_)};
 }
 
 bool InputFile::HasName(const std::string& path) const {

@@ -77,7 +77,7 @@ class IoUringFile final : public QueuedFile {
 void IoUringFile::RegisterMemory(std::span<const iovec> regions) {
   // Where registering the file was refused, a filter may trap this call too, and nothing guards it here.
   if (!fixed_file_) {
-    AddNote("io_uring: nothing can be registered");
+    AddNote("io_uring: files and memory cannot be registered");
     return;
   }
   std::vector<iovec> all = regions_;

@@ -139,7 +139,8 @@ int TryBlock(int fd, uint32_t alignment_bytes) {
 
 Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options) {
   if (options.folder.empty()) {
-    return Status(StatusCode::kInvalidArgument, "no folder for the KV cache: name one with --kv-dir");
+    return Status(StatusCode::kInvalidArgument,
+                  "no folder for the KV cache is named: name one with --kv-dir");
   }
   NamelessFile file;
   file.folder = options.folder;
@@ -149,11 +150,12 @@ Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options) {
   if (in_memory && !options.allow_tmpfs) {
     return Status(
         StatusCode::kUnsupported,
-        fmt::format("{} lies in memory (tmpfs), where a KV cache on flash saves nothing: name another "
-                    "folder with --kv-dir",
-                    file.folder));
+        fmt::format(
+            "{} lies in memory (tmpfs), where a KV cache saves no memory: name another folder with --kv-dir",
+            file.folder));
   }
-  if (in_memory) file.notes.push_back(file.folder + " lies in memory (tmpfs): nothing is saved");
+  if (in_memory)
+    file.notes.push_back(file.folder + " lies in memory (tmpfs): the KV cache saves no memory there");
   if (options.direct != DirectIo::kOff) {
     // tmpfs takes O_DIRECT without doing it.
     const DirectProbe probe = in_memory ? DirectProbe{0, EOPNOTSUPP} : ProbeDirect(file.fd.get());
@@ -163,7 +165,7 @@ Result<NamelessFile> OpenNamelessFile(const BlockFileOptions& options) {
       return NoSpace(file, kUsualAlignmentBytes);
     }
     if (!file.direct && options.direct == DirectIo::kOn) {
-      return FolderError(probe.error_number, file.folder, "do direct I/O in");
+      return FolderError(probe.error_number, file.folder, "use direct I/O in");
     }
     if (!file.direct) {
       file.notes.push_back(
@@ -187,7 +189,7 @@ Result<NamelessFile> OpenBuffered(const NamelessFile& file) {
 
 Result<std::string> ReserveFile(const NamelessFile& file, uint64_t size_bytes) {
   struct stat info {};
-  if (fstat(file.fd.get(), &info) != 0) return FolderError(errno, file.folder, "look at a file in");
+  if (fstat(file.fd.get(), &info) != 0) return FolderError(errno, file.folder, "get the size of a file in");
   const auto old_bytes = static_cast<uint64_t>(info.st_size);
   const uint64_t held_bytes = static_cast<uint64_t>(info.st_blocks) * 512;  // st_blocks' unit, everywhere
   if (size_bytes == 0) return std::string();

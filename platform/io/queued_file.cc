@@ -116,7 +116,7 @@ Status QueuedFile::Probe() {
   const size_t bytes = std::max<size_t>(mode_.alignment_bytes, 512);
   void* memory = nullptr;
   if (posix_memalign(&memory, bytes, 2 * bytes) != 0) {
-    return {StatusCode::kOutOfMemory, "no memory for a block of the KV cache's file"};
+    return {StatusCode::kOutOfMemory, "there is not enough memory for a block of the KV cache's file"};
   }
   const std::unique_ptr<void, decltype(&free)> owner(memory, &free);
   char* const written = static_cast<char*>(memory);
@@ -132,11 +132,12 @@ Status QueuedFile::Probe() {
     KVRUN_ASSIGN_OR_RETURN(const size_t n_done, Complete({&completion, 1}, 1));
     KVRUN_CHECK(n_done == 1);
     if (completion.error_number != 0) {
-      return StatusFromErrno(completion.error_number, kind == IoKind::kRead ? "a read" : "a write");
+      return StatusFromErrno(completion.error_number,
+                             kind == IoKind::kRead ? "a first read failed" : "a first write failed");
     }
   }
-  if (std::memcmp(written, read, bytes) != 0) return {StatusCode::kIo, "a block came back changed"};
-  if (ftruncate(fd(), 0) != 0) return StatusFromErrno(errno, "shortening the file");
+  if (std::memcmp(written, read, bytes) != 0) return {StatusCode::kIo, "a first block came back changed"};
+  if (ftruncate(fd(), 0) != 0) return StatusFromErrno(errno, "cannot shorten the file");
   counters_ = {};
   return Status::Ok();
 }

@@ -108,7 +108,7 @@ class ThreadPoolFile final : public QueuedFile {
     try {
       while (threads_.size() < n_threads) threads_.emplace_back([this] { Work(); });
     } catch (const std::system_error& error) {
-      if (threads_.empty()) return StatusFromErrno(error.code().value(), "starting a thread");
+      if (threads_.empty()) return StatusFromErrno(error.code().value(), "cannot start a thread");
       AddNote("threads: fewer could be started than were wanted");
     }
     return Status::Ok();

@@ -142,7 +142,8 @@ std::string DeviceFactsToJson(const DeviceFacts& facts) {
 Result<DeviceFacts> DeviceFactsFromJson(std::string_view text, std::string_view origin) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) {
-    return Status(StatusCode::kCorrupt, fmt::format("{}: not JSON; expected a device facts file", origin));
+    return Status(StatusCode::kCorrupt,
+                  fmt::format("{}: it is not JSON, as a file of device facts is", origin));
   }
   Reader reader(json, std::string(origin));
   DeviceFacts facts;

@@ -56,7 +56,7 @@ std::string Pack(const Result<std::string>& answer) {
 
 Result<std::string> Unpack(const std::string& packed) {
   if (packed.starts_with('+')) return packed.substr(1);
-  if (packed.size() < 3) return Status(StatusCode::kInternal, "a trial answered nothing");
+  if (packed.size() < 3) return Status(StatusCode::kInternal, "the trial of a Vulkan driver gave no answer");
   const int code = std::atoi(packed.substr(1, 2).c_str());
   return Status(static_cast<StatusCode>(code), packed.substr(3));
 }
@@ -66,7 +66,7 @@ Result<std::string> Guarded(const std::function<Result<std::string>()>& work) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    return Status(StatusCode::kOutOfMemory, "there is not enough memory for it");
+    return Status(StatusCode::kOutOfMemory, "there is not enough memory to try the Vulkan driver");
   }
 }
 

@@ -86,12 +86,13 @@ Status OutOfMemory(const AllocatorState& state, const BufferRequest& request, ui
                    VkResult result) {
   const std::vector<MemoryHeapFacts>& heaps = state.device->facts().memory_heaps;
   const uint64_t heap_bytes = heap_index < heaps.size() ? heaps[heap_index].size_bytes : 0;
-  return {StatusCode::kOutOfMemory,
-          fmt::format("device \"{}\" is out of memory: asked for {} for {}, of a heap of {}; in use are {} "
-                      "({}); use a shorter context or a smaller model ({})",
-                      state.device->facts().name, FormatBytes(request.size_bytes), request.name,
-                      FormatBytes(heap_bytes), FormatBytes(state.bytes_in_use),
-                      DescribeUsage(UsageLocked(state)), VkResultName(result))};
+  return {
+      StatusCode::kOutOfMemory,
+      fmt::format("device \"{}\" is out of memory: it has no {} left for {} in its heap of {}; kvrun uses {} "
+                  "({}); use a shorter context or a smaller model ({})",
+                  state.device->facts().name, FormatBytes(request.size_bytes), request.name,
+                  FormatBytes(heap_bytes), FormatBytes(state.bytes_in_use), DescribeUsage(UsageLocked(state)),
+                  VkResultName(result))};
 }
 
 // The plan's type, or one with the same properties if the driver does not take buffers there.
@@ -137,11 +138,11 @@ Result<std::shared_ptr<MemoryChunk>> NewChunk(AllocatorState& state, const Buffe
 Status CheckRequest(const BufferRequest& request, const DevicePlan& plan) {
   if (request.size_bytes == 0 || !std::has_single_bit(request.alignment_bytes)) {
     return {StatusCode::kInternal,
-            fmt::format("a buffer of no size or of an odd alignment was asked for ({})", request.name)};
+            fmt::format("a buffer of no size or of a wrong alignment was asked for ({})", request.name)};
   }
   if (request.size_bytes <= plan.max_allocation_bytes) return Status::Ok();
   return {StatusCode::kInternal,
-          fmt::format("{} for {} in one buffer: at most {} are allowed, cut it into slices",
+          fmt::format("{} for {} are too much for one buffer, which may have at most {}: cut it into slices",
                       FormatBytes(request.size_bytes), request.name, FormatBytes(plan.max_allocation_bytes))};
 }
 

@@ -81,7 +81,7 @@ Result<DeviceChoice> SelectDevice(std::span<const DeviceFacts> devices, std::str
     if (LowerCase(devices[i].name).find(name) != std::string::npos) return Choose(devices, i);
   }
   return Status(StatusCode::kNotFound,
-                fmt::format("no device is named \"{}\"; there are: {}", wanted, ListDevices(devices)));
+                fmt::format("no device is named \"{}\"; the devices are: {}", wanted, ListDevices(devices)));
 }
 
 }  // namespace kvrun

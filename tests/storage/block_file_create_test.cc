@@ -38,9 +38,9 @@ TEST(CreateBlockFile, MakesFoldersForThisUserAndLeavesNoName) {
   BlockFileOptions options = In(deep);
   const auto refused = CreateBlockFile(options);
   EXPECT_EQ(refused.status().code(), StatusCode::kIo);
-  EXPECT_TRUE(Contains(refused.status().message(), "cannot make the folder " + deep +
-                                                       ": there is no folder " + folder.Path("a/b") +
-                                                       ", in which it would lie"))
+  EXPECT_TRUE(Contains(
+      refused.status().message(),
+      "cannot make the folder " + deep + ": there is no folder " + folder.Path("a/b") + " to make it in"))
       << refused.status().message();
   EXPECT_FALSE(fs::exists(folder.Path("a")));
   options.makes_parents = true;
@@ -113,7 +113,7 @@ TEST(CreateBlockFile, AFolderInMemoryIsRefused) {
   ASSERT_TRUE(forced.ok()) << forced.status().message();
   EXPECT_FALSE((*forced)->mode().direct);
   ASSERT_FALSE((*forced)->mode().notes.empty());
-  EXPECT_TRUE(Contains((*forced)->mode().notes[0], "nothing is saved"));
+  EXPECT_TRUE(Contains((*forced)->mode().notes[0], "the KV cache saves no memory there"));
 
   options.direct = DirectIo::kOn;
   const auto direct = CreateBlockFile(options);

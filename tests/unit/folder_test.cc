@@ -39,7 +39,7 @@ TEST(Folder, MissingParentsAreMadeOnlyWhereAskedFor) {
   const Status refused = MakeFolder(deep, kAreErrors);
   EXPECT_EQ(refused.code(), StatusCode::kIo);
   EXPECT_EQ(refused.message(), "cannot make the folder " + deep + ": there is no folder " +
-                                   folder.Path("a/b") + ", in which it would lie: make that first");
+                                   folder.Path("a/b") + " to make it in: make that one first");
   EXPECT_EQ(NearestFolder(deep, kAreErrors).status().message(), refused.message());
   EXPECT_TRUE(fs::is_empty(folder.Path("")));
   EXPECT_TRUE(MakeFolder(deep, kAreMade).ok());
@@ -62,7 +62,7 @@ TEST(Folder, WhatIsNoFolderIsInTheWay) {
   const TemporaryFolder folder;
   const std::string plain = folder.Write("plain", "text");
   const Status status = MakeFolder(plain, kAreMade);
-  EXPECT_EQ(status.message(), "cannot make the folder " + plain + ": " + plain + " is no folder");
+  EXPECT_EQ(status.message(), "cannot make the folder " + plain + ": " + plain + " is not a folder");
   EXPECT_EQ(MakeFolder(plain + "/a/b", kAreMade).code(), StatusCode::kIo);
   EXPECT_EQ(MakeFolder("/proc/kvrun", kAreMade).code(), StatusCode::kIo);
 }

@@ -56,10 +56,9 @@ TEST(InputFile, AFileThatIsCutIsAnErrorAndNoSignal) {
   ASSERT_TRUE(file.ok());
   ASSERT_TRUE(file->CheckUnchanged().ok());
   fs::resize_file(path, 5000);
-  const std::string message =
-      path +
-      ": it was cut to 5000 bytes while it was being read, and had 10000 when it was opened: "
-      "let it alone while kvrun reads it, and copy or download it again";
+  const std::string message = path +
+                              ": it was cut to 5000 bytes while it was being read, and had 10000 when it was "
+                              "opened: leave it alone while kvrun reads it, and copy or download it again";
   EXPECT_EQ(TextOf(file->ReadAll()), message);
   EXPECT_EQ(file->ReadAll().status().code(), StatusCode::kCorrupt);
   EXPECT_EQ(file->CheckUnchanged().message(), message);

@@ -66,7 +66,7 @@ Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryA
       static_cast<std::byte*>(::operator new[](size_bytes + kMemorySlackBytes, kAlignment, std::nothrow));
   if (data == nullptr) {
     return Status(StatusCode::kOutOfMemory,
-                  fmt::format("no memory for {} ({})", part, FormatBytes(size_bytes)));
+                  fmt::format("there is not enough memory for {} ({})", part, FormatBytes(size_bytes)));
   }
   std::memset(data, 0, size_bytes + kMemorySlackBytes);
   return std::unique_ptr<HostMemory>(new HostMemory(std::move(account), part, data, size_bytes));

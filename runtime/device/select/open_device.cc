@@ -26,7 +26,8 @@ namespace {
 Status CheckOptions(const OpenDeviceOptions& options) {
   if (options.n_threads <= kMaxThreads) return Status::Ok();
   return {StatusCode::kInvalidArgument,
-          fmt::format("{} threads: there can be at most {}", options.n_threads, kMaxThreads)};
+          fmt::format("{} threads were asked for; there can be at most {} (--threads)", options.n_threads,
+                      kMaxThreads)};
 }
 
 // So many times as long as a list of devices may an opening and a measurement take: drivers compile.

@@ -120,7 +120,7 @@ Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::NewBuffer(uint64_t si
                                                                      uint64_t alignment_bytes) {
   if (size_bytes > info_.max_buffer_bytes) {
     return Status(StatusCode::kOutOfMemory,
-                  fmt::format("a buffer of {} for {} is more than {} can bind ({})", FormatBytes(size_bytes),
+                  fmt::format("a buffer of {} for {} is larger than {} allows ({})", FormatBytes(size_bytes),
                               part, info_.name, FormatBytes(info_.max_buffer_bytes)));
   }
   const uint64_t padded_bytes = RoundUp<uint64_t>(size_bytes, 16) + kSlackBytes;
@@ -222,8 +222,8 @@ Result<std::unique_ptr<Matrix>> VulkanComputeDevice::CreateMatrix(TensorType typ
   const uint32_t rows_per_slice = PackedRowsThatFit(type, n_cols, info_.max_buffer_bytes);
   if (rows_per_slice == 0) {
     return Status(StatusCode::kUnsupported,
-                  fmt::format("{} rows of {} columns exceed what {} can bind ({})", KVRUN_ROW_INTERLEAVE,
-                              n_cols, info_.name, FormatBytes(info_.max_buffer_bytes)));
+                  fmt::format("{} rows of {} columns are larger than {} allows for one buffer ({})",
+                              KVRUN_ROW_INTERLEAVE, n_cols, info_.name, FormatBytes(info_.max_buffer_bytes)));
   }
   for (uint32_t row = 0; row < n_rows; row += rows_per_slice) {
     MatrixSlice slice;
@@ -292,7 +292,7 @@ Status VulkanComputeDevice::SignalHost(uint64_t value) { return host_timeline_->
 
 Status VulkanComputeDevice::Wait(uint64_t value) {
   KVRUN_ASSIGN_OR_RETURN(const bool reached, timeline_->Wait(value));
-  if (!reached) return {StatusCode::kDevice, "the device did not finish"};
+  if (!reached) return {StatusCode::kDevice, "the device did not finish its work; run `kvrun doctor`"};
   const std::lock_guard lock(mutex_);
   bool has_compiled = false;
   while (!submitted_.empty() && submitted_.front().value <= value) {

@@ -259,7 +259,7 @@ Result<std::unique_ptr<VulkanComputeDevice>> OpenCheckedDevice(const FoundDevice
   opening.Succeed();
   if (result.ok()) return device;
   device.reset();
-  const std::string failed = fmt::format("subgroup operations are not used, they miscalculate: {}{}{}",
+  const std::string failed = fmt::format("subgroup operations are not used, as they miscalculate: {}{}{}",
                                          result.status().message(), note.empty() ? "" : "; ", note);
   return OpenUnguarded(found, index, {.allow_subgroups = false}, profile, failed);
 }

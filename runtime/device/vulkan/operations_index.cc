@@ -36,7 +36,8 @@ const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const Vu
 Status CheckRank(uint32_t rank) {
   if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
   return {StatusCode::kUnsupported,
-          fmt::format("an index of rank {} cannot be used; ranks are 1 to {}", rank, KVRUN_MAX_INDEX_RANK)};
+          fmt::format("an index of rank {} cannot be used; it can have rank 1 to {}", rank,
+                      KVRUN_MAX_INDEX_RANK)};
 }
 
 uint32_t IsVector(uint32_t columns) { return columns % 4 == 0 ? 1U : 0U; }
