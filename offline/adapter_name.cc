@@ -19,8 +19,8 @@ Result<std::string> AdapterName(const std::string& adapter_path, const std::stri
   std::string name = (is_below ? relative : file).string();
   if (IsValidUtf8(name)) return name;
   return Status(StatusCode::kInvalidArgument,
-                fmt::format("{}: a config cannot name an adapter whose path is no UTF-8: rename it, or write "
-                            "the config (-o) beside it",
+                fmt::format("{}: a config cannot name an adapter whose path is not UTF-8: rename it, or "
+                            "write the config (-o) beside it",
                             RepairedUtf8(name)));
 }
 

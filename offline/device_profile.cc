@@ -63,14 +63,14 @@ class Refusal : public std::runtime_error {
 class Reader {
  public:
   Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
-    if (!json.is_object()) throw Refusal(path_ + " is no object");
+    if (!json.is_object()) throw Refusal(path_ + " is not an object");
   }
 
   Reader Object(const char* name) const { return {At(name), Path(name)}; }
 
   std::string Text(const char* name) const {
     const Json& value = At(name);
-    if (!value.is_string()) Refuse(name, "is no text");
+    if (!value.is_string()) Refuse(name, "is not a text");
     auto text = value.get<std::string>();
     if (text.size() > kMaxTextBytes) Refuse(name, fmt::format("is longer than {} bytes", kMaxTextBytes));
     return text;
@@ -106,14 +106,14 @@ class Reader {
 
   double Positive(const char* name) const {
     const double number = Number(name);
-    if (number <= 0) Refuse(name, "is 0: nothing takes no time");
+    if (number <= 0) Refuse(name, "is 0; it must be above 0");
     return number;
   }
 
   template <typename Row>
   std::vector<Row> List(const char* name, Row (*row_in)(const Reader&)) const {
     const Json& list = At(name);
-    if (!list.is_array()) Refuse(name, "is no list");
+    if (!list.is_array()) Refuse(name, "is not a list");
     if (list.size() > kMaxRows) Refuse(name, fmt::format("has more than {} rows", kMaxRows));
     std::vector<Row> rows;
     rows.reserve(list.size());
@@ -128,7 +128,7 @@ class Reader {
     if (shape.json_.size() > kMaxShapeKeys) Refuse(name, fmt::format("has more than {} keys", kMaxShapeKeys));
     std::map<std::string, uint32_t> counts;
     for (const auto& [key, value] : shape.json_.items()) {
-      if (key.empty() || key.size() > kMaxTextBytes) Refuse(name, "has a key that is no name");
+      if (key.empty() || key.size() > kMaxTextBytes) Refuse(name, "has a key that is not a name");
       counts[key] = CountOf(value, shape.Path(key), 0, kMaxCount);
     }
     return counts;
@@ -193,7 +193,7 @@ DeviceProfile ProfileIn(const Json& json) {
 
 Status Refuse(std::string_view why) {
   return {StatusCode::kCorrupt,
-          fmt::format("it is no profile that can be read: {}; measure again with kvadapt probe", why)};
+          fmt::format("the profile cannot be read: {}; measure again with kvadapt probe", why)};
 }
 
 // Why it is no damaged profile, but none at all; empty: it may be one.
@@ -225,14 +225,15 @@ Result<DeviceProfile> ProfileFromJson(std::string_view text) {
   try {
     const Json json = Json::parse(text);
     if (const std::string why = OtherKind(json); !why.empty()) {
-      return Status(StatusCode::kCorrupt,
-                    fmt::format("it is no device's profile, but JSON of another kind ({}): name a file that "
-                                "kvadapt probe wrote",
-                                why));
+      return Status(StatusCode::kCorrupt, fmt::format("it is not a device's profile but JSON of another kind "
+                                                      "({}): name a file that kvadapt probe wrote",
+                                                      why));
     }
     return ProfileIn(json);
   } catch (const Json::parse_error& error) {
-    return Refuse(fmt::format("no JSON at byte {}", error.byte));
+    return Refuse(fmt::format("it is not JSON (byte {})", error.byte));
+  } catch (const Json::exception&) {  // not in the words of the JSON library
+    return Refuse("a value is missing, has another type or is too large");
   } catch (const std::exception& error) {
     return Refuse(error.what());
   }

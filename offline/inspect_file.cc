@@ -85,14 +85,14 @@ Result<std::string> InspectConfig(const std::string& path) {
   std::string text(std::min(file.size_bytes(), kMostTextBytes), '\0');
   KVRUN_RETURN_IF_ERROR(file.Read(0, std::as_writable_bytes(std::span(text))));
   if (BeginsAsConfig(text)) return config.status();
-  return NoneOfOurs(path, fmt::format("it is text, but no configuration ({})", config.status().message()));
+  return NoneOfOurs(path, fmt::format("it is text, but not a configuration ({})", config.status().message()));
 }
 
 // What is GGUF, but no adapter.
 Status OtherGguf(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Open(path));
   const auto architecture = file->String("general.architecture");
-  if (!architecture.ok()) return NoneOfOurs(path, "it is a GGUF file that does not say what of");
+  if (!architecture.ok()) return NoneOfOurs(path, "it is a GGUF file that does not say what it holds");
   if (*architecture == kSumsArchitecture) {
     return NotShown(path,
                     "holds the sums of a calibration: those of kvadapt calibrate --dump-gram, or what an "

@@ -98,19 +98,19 @@ std::vector<Point> PointsOf(const OperationProbeOptions& options, uint32_t kv_di
 
 Status CheckOptions(const kvrun_engine* engine, const OperationProbeOptions& options) {
   const auto refuse = [](std::string why) { return Status(StatusCode::kInvalidArgument, std::move(why)); };
-  if (!engine->profile)
-    return refuse("operations are timed by an engine that was made with profile on alone");
+  if (!engine->profile) return refuse("only an engine that was made with profile on times operations");
   if (options.batches.empty() || options.contexts.empty())
-    return refuse("name a batch and a context to measure");
+    return refuse("name a batch and a context to measure (--batch, --ctx)");
   for (const uint32_t batch : options.batches) {
     if (batch == 0 || batch > KVRUN_MAX_SEQUENCES) {
-      return refuse(fmt::format("a batch of {}: 1 to {} sequences are possible", batch, KVRUN_MAX_SEQUENCES));
+      return refuse(fmt::format("a batch of {} cannot be measured: it can have 1 to {} sequences", batch,
+                                KVRUN_MAX_SEQUENCES));
     }
   }
   for (const uint32_t ctx : options.contexts) {
     if (ctx < kLeastContext || ctx > kMaxContext) {
-      return refuse(
-          fmt::format("a context of {} tokens: {} to {} can be measured", ctx, kLeastContext, kMaxContext));
+      return refuse(fmt::format("a context of {} tokens cannot be measured: it can have {} to {} tokens", ctx,
+                                kLeastContext, kMaxContext));
     }
   }
   return Status::Ok();
@@ -185,13 +185,14 @@ Result<OperationProfile> ProbeOperations(kvrun_engine* engine, const OperationPr
                              Measure(*engine->engine, points[i], options, note));
       return MedianRows(result, ShapeOf(points[i], result));
     };
-    named.push_back(
-        {fmt::format("{} sequences of {} tokens with {}", points[i].batch, points[i].ctx, points[i].options),
-         measure});
+    named.push_back({fmt::format("{} of {} tokens with {}", Counted(points[i].batch, "sequence"),
+                                 points[i].ctx, points[i].options),
+                     measure});
   }
   KVRUN_ASSIGN_OR_RETURN(OperationProfile profile, MeasureWhatFits(named));
   if (profile.rows.empty()) {
-    return Status(StatusCode::kUnsupported, "the device times no operations: its driver has no timestamps");
+    return Status(StatusCode::kUnsupported,
+                  "operations cannot be timed on this device: its driver has no timestamps");
   }
   if (progress) progress("operations", points.size(), points.size());
   return profile;

@@ -30,11 +30,10 @@ Result<uint64_t> MostPieces(const Engine& engine, uint32_t n_ctx, uint32_t n_ste
   const uint64_t piece_bytes =
       n_ctx * config.KvBytesPerToken(2) + uint64_t{n_steps} * config.n_vocab * sizeof(float);
   if (piece_bytes <= memory_bytes) return memory_bytes / piece_bytes;
-  return Status(
-      StatusCode::kOutOfMemory,
-      fmt::format("quality is measured against all KV of {} tokens in memory, which takes {}, and {} can "
-                  "be had: tune for a shorter context, or where there is more memory",
-                  n_ctx, FormatBytes(piece_bytes), FormatBytes(memory_bytes)));
+  return Status(StatusCode::kOutOfMemory,
+                fmt::format("quality is measured against all KV of {} tokens in memory, which takes {}, but "
+                            "only {} are free: tune for a shorter context, or where there is more memory",
+                            n_ctx, FormatBytes(piece_bytes), FormatBytes(memory_bytes)));
 }
 
 Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const QualityMeterOptions& options,

@@ -43,8 +43,9 @@ Result<std::optional<IoBackend>> BackendNamed(const std::string& name) {
   for (const IoBackend backend : {IoBackend::kIoUring, IoBackend::kAio, IoBackend::kThreads}) {
     if (name == IoBackendName(backend)) return std::optional<IoBackend>(backend);
   }
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("there is no back end \"{}\": auto, io_uring, aio, threads", name));
+  return Status(
+      StatusCode::kInvalidArgument,
+      fmt::format("there is no way \"{}\" to read files: name auto, io_uring, aio or threads", name));
 }
 
 Result<BlockFileOptions> FileOptions(const StorageProbeOptions& options, const std::string& folder) {
@@ -76,10 +77,9 @@ Result<uint64_t> FileBytes(const StorageProbeOptions& options, const std::string
   if (needed <= free_bytes && asked >= kLeastFileBytes) return asked;
   if (needed <= free_bytes && options.file_bytes != 0) return needed;
   const uint64_t shown = options.file_bytes != 0 ? needed : kLeastFileBytes * kShareOfFreeSpace;
-  return Status(StatusCode::kIo,
-                fmt::format("to measure storage needs {} of free space in {}, where {} are: make "
-                            "room, or name another folder with --kv-dir",
-                            FormatBytes(shown), folder, FormatBytes(free_bytes)));
+  return Status(StatusCode::kIo, fmt::format("measuring storage needs {} of free space in {}, where {} are "
+                                             "free: make room, or name another folder with --kv-dir",
+                                             FormatBytes(shown), folder, FormatBytes(free_bytes)));
 }
 
 std::vector<Job> JobsOf(const Files& files, bool all_modes, uint64_t file_bytes) {

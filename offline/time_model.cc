@@ -262,7 +262,7 @@ bool TimeModel::Refine(const std::vector<Row>& rows) {
 Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const StorageProfile& storage) {
   if (samples.size() < kFewestSamples) {
     return Status(StatusCode::kInvalidArgument,
-                  fmt::format("{} measured steps are too few to predict others from: {} are needed",
+                  fmt::format("too few steps were measured to predict others from: {}, and {} are needed",
                               samples.size(), kFewestSamples));
   }
   TimeModel model;

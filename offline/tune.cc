@@ -202,8 +202,7 @@ void Tuner::ExpectLeast(double begin, uint64_t n_done) {
   if (is_least_said_) return;
   is_least_said_ = true;
   Say(fmt::format(
-      "{} are too few here: the least, which is some steps and the time of kvrun's own choice, takes "
-      "about {}",
+      "{} are too few here: the least, some steps and the time of kvrun's own choice, takes about {}",
       DurationText(limit_.limit_s()), DurationText(seconds)));
 }
 

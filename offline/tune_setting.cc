@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <string_view>
 #include <utility>
 
+#include "platform/base/units.h"
 #include "runtime/capi/handles.h"
 #include "runtime/engine/session_kv.h"
 
@@ -60,25 +63,34 @@ uint64_t LeastSequenceBudget(SearchSetting setting) {
   return most;
 }
 
+// The library names kvrun's option; a budget to tune for has another name.
+Status WithOptionOfTune(const Status& status) {
+  constexpr std::string_view kOption = "--kv-budget";
+  std::string message = status.message();
+  for (size_t at = message.find(kOption); at != message.npos; at = message.find(kOption, at)) {
+    message.replace(at, kOption.size(), "--budget");
+  }
+  return {status.code(), message};
+}
+
 // What one of several settings lacks is not what the budget lacks: others may need more, and a smaller batch
 // has a part of it.
 Status BudgetTooSmall(const std::vector<SearchSetting>& settings, const SearchSetting& refused,
                       const Status& status) {
-  if (settings.size() == 1) return status;
+  if (settings.size() == 1) return WithOptionOfTune(status);
   uint32_t n_batch = 0;
   uint64_t least = 0;
   for (const SearchSetting& setting : settings) {
     n_batch = std::max(n_batch, setting.batch);
     least = std::max(least, LeastSequenceBudget(setting));
   }
-  if (least > kMaxSequenceBytes) return status;
-  return {
-      status.code(),
-      fmt::format(
-          "of the KV budget {} are for {} sequence{} of {} tokens, which is too little; {}KiB suffice for "
-          "all that is to be tuned: give that as --budget, or name fewer (--ctx, --batch)",
-          FormatBytes(refused.budget_bytes), refused.batch, refused.batch == 1 ? "" : "s", refused.ctx,
-          least * n_batch / 1024)};
+  if (least > kMaxSequenceBytes) return WithOptionOfTune(status);
+  return {status.code(),
+          fmt::format(
+              "the KV budget has {} for {} of {} tokens, which is too little: give --budget {}KiB, which is "
+              "enough for all that is to be tuned, or name fewer contexts and batches (--ctx, --batch)",
+              FormatBytes(refused.budget_bytes), Counted(refused.batch, "sequence"), refused.ctx,
+              least * n_batch / 1024)};
 }
 
 }  // namespace
@@ -96,16 +108,16 @@ Status CheckTuneNumbers(const TuneOptions& options) {
   const uint32_t shortest = *std::min_element(options.contexts.begin(), options.contexts.end());
   if (shortest < 2 * options.n_steps) {
     return Invalid(
-        fmt::format("a context of {} tokens is too short to tune for: {} of it are fed one by one, and "
-                    "no fewer must be there before; take at least {}",
+        fmt::format("a context of {} tokens is too short to tune for: its last {} tokens are fed one by one, "
+                    "after at least as many others; take at least {}",
                     shortest, options.n_steps, 2 * options.n_steps));
   }
   const uint32_t least = *std::min_element(options.batches.begin(), options.batches.end());
   if (least == 0 || LargestBatch(options) > kMaxSequences) {
-    return Invalid(fmt::format("a batch is of 1 to {} sequences", kMaxSequences));
+    return Invalid(fmt::format("a batch can have 1 to {} sequences", kMaxSequences));
   }
   if (!(options.kl_limit >= 0.0 && std::isfinite(options.kl_limit))) {
-    return Invalid("a KL to full attention is a number from 0");
+    return Invalid("the KL to full attention must be a number from 0");
   }
   return Status::Ok();
 }
@@ -139,10 +151,9 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
   for (const SearchSetting& setting : settings) {
     const Result<SizedCandidate> own = BudgetsOwnChoice(setting);
     if (own.ok()) continue;
-    return BudgetTooSmall(
-        settings, setting,
-        own.status().WithContext(fmt::format("{} tokens of context, {} sequence{}", setting.ctx,
-                                             setting.batch, setting.batch == 1 ? "" : "s")));
+    return BudgetTooSmall(settings, setting,
+                          own.status().WithContext(fmt::format("{} tokens of context, {}", setting.ctx,
+                                                               Counted(setting.batch, "sequence"))));
   }
   return settings;
 }

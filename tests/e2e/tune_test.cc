@@ -182,7 +182,7 @@ TEST_F(TuneCalls, ABudgetForSeveralThatIsTooSmallSaysWhatSuffices) {
     };
     const Status status = with(200);
     EXPECT_EQ(status.code(), StatusCode::kOutOfMemory);
-    constexpr std::string_view kBegin = "which is too little; ";
+    constexpr std::string_view kBegin = "which is too little: give --budget ";
     const size_t at = status.message().find(kBegin);
     ASSERT_NE(at, std::string::npos) << status.message();
     const uint64_t kib = std::stoul(status.message().substr(at + kBegin.size()));
@@ -333,7 +333,7 @@ TEST_F(Tune, WhatCannotBeTunedIsOneMessage) {
   } cases[] = {
       {{"-f", text_}, "100KiB", "is too small"},
       {{"-f", text_}, "1/2", "is too small"},
-      {{"-f", text_, "--batch", "1,4"}, "700KiB", "of the KV budget 175.0 KiB are for 1 sequence of 256"},
+      {{"-f", text_, "--batch", "1,4"}, "700KiB", "the KV budget has 175.0 KiB for 1 sequence of 256"},
       {{"-f", few}, "340KiB", "too few to measure quality"},
   };
   for (const auto& one : cases) {

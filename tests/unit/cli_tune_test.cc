@@ -75,7 +75,7 @@ TEST_F(CliTune, AnAdapterThatNoConfigCanNameIsRefusedBeforeTheSearch) {
   std::ofstream(adapter) << "x";
   const ProgramResult refused = Run({"--kv-adapter", adapter});
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_PRED2(Contains, refused.err, "a config cannot name an adapter whose path is no UTF-8");
+  EXPECT_PRED2(Contains, refused.err, "a config cannot name an adapter whose path is not UTF-8");
   EXPECT_FALSE(std::filesystem::exists(out_));
   const std::string beside = folder + "/kvrun.toml";
   ASSERT_EQ(

@@ -66,10 +66,9 @@ TEST(InspectFile, WhatIsThereInsteadIsSaid) {
   for (const char* list : {"[1, 2]", " \n[\n {\"a\": 1}]", "[]", "[[\"a\"]]"}) {
     EXPECT_EQ(message(list), none + "it is a JSON list" + shown) << list;
   }
-  EXPECT_EQ(
-      message("{\"a\": 1}"),
-      ": it is no device's profile, but JSON of another kind (format is missing): name a file that kvadapt "
-      "probe wrote");
+  EXPECT_EQ(message("{\"a\": 1}"),
+            ": it is not a device's profile but JSON of another kind (format is missing): name a file that "
+            "kvadapt probe wrote");
   EXPECT_EQ(message("[[solution]]\n"), ":1:1: the file lacks the key \"version\"") << "a configuration";
   const Status status = InspectFile(folder.Path("")).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
@@ -87,7 +86,7 @@ TEST(InspectFile, TextThatIsNoConfigurationIsSaidToBeNone) {
     return status.message().substr(path.size());
   };
   const std::string none =
-      " is none of kvrun's files: it is text, but no configuration (" + folder.Path("file");
+      " is none of kvrun's files: it is text, but not a configuration (" + folder.Path("file");
   const std::string prose = "# A title\n\nA version = 1 of prose\n";
   const std::string texts[] = {prose,
                                "hello",
@@ -137,7 +136,7 @@ TEST(InspectFile, OtherFilesOfGgufAreSaidToBeWhatTheyAre) {
   nameless.Set("a", uint32_t{1});
   const std::string other = testing::WriteModel(folder, "other", nameless.Build());
   EXPECT_EQ(InspectFile(other).status().message(),
-            other + " is none of kvrun's files: it is a GGUF file that does not say what of" + shown);
+            other + " is none of kvrun's files: it is a GGUF file that does not say what it holds" + shown);
   const std::string cut = folder.Write("cut", ReadWholeFile(model).substr(0, 100));
   EXPECT_NE(InspectFile(cut).status().message().find("cut short or damaged"), std::string::npos);
 }
