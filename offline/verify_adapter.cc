@@ -6,6 +6,7 @@
 #include <cmath>
 #include <span>
 
+#include "platform/base/units.h"
 #include "runtime/kv/slot_cache.h"
 
 namespace kvrun::offline {
@@ -26,14 +27,15 @@ AdapterCheck Failed(std::string name, std::string detail) {
 
 AdapterCheck CheckFingerprint(const Adapter& adapter, const AdapterTarget& target) {
   if (adapter.fingerprint == target.fingerprint) return Passed("fingerprint", adapter.fingerprint);
-  return Failed("fingerprint", fmt::format("of another model: {:.40}, and the model's is {}",
-                                           adapter.fingerprint, target.fingerprint));
+  return Failed("fingerprint",
+                fmt::format("the adapter is of another model ({:.40}); this model's fingerprint is {}",
+                            adapter.fingerprint, target.fingerprint));
 }
 
 AdapterCheck CheckShape(const Adapter& adapter, const AdapterTarget& target) {
   if (adapter.layers.size() != target.n_layers) {
-    return Failed("shape",
-                  fmt::format("{} layers, and the model has {}", adapter.layers.size(), target.n_layers));
+    return Failed("shape", fmt::format("the adapter has {}, and the model has {}",
+                                       Counted(adapter.layers.size(), "layer"), target.n_layers));
   }
   for (size_t i = 0; i < adapter.layers.size(); ++i) {
     const LayerAdapter& layer = adapter.layers[i];
@@ -42,11 +44,13 @@ AdapterCheck CheckShape(const Adapter& adapter, const AdapterTarget& target) {
                                          layer.key_dim, target.key_dim));
     }
     if (layer.rank == 0 || layer.rank > layer.key_dim || layer.rank != adapter.layers.front().rank)
-      return Failed("shape", fmt::format("layer {}: rank {} of {}", i, layer.rank, layer.key_dim));
+      return Failed("shape",
+                    fmt::format("layer {}: its rank {} is not from 1 to {}, or not that of the other layers",
+                                i, layer.rank, layer.key_dim));
     const size_t side = size_t{layer.key_dim} * layer.rank;
     if (layer.key_side.size() != side || layer.query_side.size() != side ||
         layer.mean.size() != layer.key_dim || (!layer.energy.empty() && layer.energy.size() != layer.rank)) {
-      return Failed("shape", fmt::format("layer {}: sides, mean or energies of another size", i));
+      return Failed("shape", fmt::format("layer {}: its sides, mean or energies have a wrong size", i));
     }
   }
   return Passed("shape", fmt::format("{} layers, keys of {} elements, rank {}", target.n_layers,
@@ -63,7 +67,8 @@ AdapterCheck CheckFinite(const Adapter& adapter) {
                                                                        {"energies", &layer.energy}};
     for (const auto& [name, values] : parts) {
       const auto wrong = std::find_if(values->begin(), values->end(), is_wrong);
-      if (wrong != values->end()) return Failed("finite", fmt::format("layer {}: {}: {}", i, name, *wrong));
+      if (wrong != values->end())
+        return Failed("finite", fmt::format("layer {}: {} holds {}", i, name, *wrong));
     }
   }
   return Passed("finite", "all values");
@@ -97,7 +102,7 @@ AdapterCheck CheckSides(const Adapter& adapter) {
   for (size_t i = 0; i < adapter.layers.size(); ++i) {
     const LayerAdapter& layer = adapter.layers[i];
     if (!weighs && layer.key_side != layer.query_side)
-      return Failed(name, fmt::format("layer {}: the sides differ, and the kind is {}", i,
+      return Failed(name, fmt::format("layer {}: its sides differ, which those of the kind {} may not", i,
                                       AdapterKindName(adapter.kind)));
     const double distance = DistanceFromIdentity(layer);
     if (distance <= worst) continue;
@@ -115,7 +120,7 @@ std::string WrongEnergy(const LayerAdapter& layer) {
   for (size_t i = 0; i < layer.energy.size(); ++i) {
     const double energy = layer.energy[i];
     if (!(energy >= -kEnergyTolerance && energy <= 1.0 + kEnergyTolerance))
-      return fmt::format("column {} keeps {:.6f}, which is no share", i, energy);
+      return fmt::format("column {} keeps {:.6f}, which is not from 0 to 1", i, energy);
     const double added = energy - before;
     if (added < -kEnergyTolerance)
       return fmt::format("column {} keeps {:.6f}, less than the {:.6f} before it", i, energy, before);
@@ -126,7 +131,7 @@ std::string WrongEnergy(const LayerAdapter& layer) {
     added_before = added;
   }
   if (!layer.energy.empty() && layer.rank == layer.key_dim && before < 1.0 - 10 * kEnergyTolerance)
-    return fmt::format("all columns together keep {:.6f}", before);
+    return fmt::format("all columns together keep {:.6f}, which is less than 1", before);
   return "";
 }
 
@@ -156,12 +161,13 @@ std::string Named(const ReuseRate& row) {
 std::string WrongRate(const ReuseRate& row) {
   const auto policy = FindReplacementPolicy(row.policy);
   if (!policy.ok()) return policy.status().message();
-  if (!(row.rate >= 0.0F && row.rate <= 1.0F)) return fmt::format("a rate of {}", row.rate);
-  if (row.group_tokens == 0 || row.select_entries < row.group_tokens) return "a selection of nothing";
+  if (!(row.rate >= 0.0F && row.rate <= 1.0F))
+    return fmt::format("its rate is {}; it must be from 0 to 1", row.rate);
+  if (row.group_tokens == 0 || row.select_entries < row.group_tokens) return "its selection is empty";
   const uint32_t n_chosen = row.select_entries / row.group_tokens;
   if (row.reuse_groups < n_chosen) return fmt::format("fewer groups kept than the {} selected", n_chosen);
   if ((*policy)->needs_equal_capacity && row.reuse_groups != n_chosen)
-    return fmt::format("more groups kept than the {} selected, which the policy cannot", n_chosen);
+    return fmt::format("more groups kept than the {} selected, which the policy does not do", n_chosen);
   return "";
 }
 
@@ -176,8 +182,8 @@ AdapterCheck CheckReuse(const Adapter& adapter) {
       if (row.policy == "lru" && more.policy == "lru" && row.group_tokens == more.group_tokens &&
           row.select_entries == more.select_entries && row.n_ctx == more.n_ctx &&
           more.reuse_groups > row.reuse_groups && more.rate < row.rate - kRateTolerance) {
-        return Failed("reuse rates", fmt::format("{}: {:.4f}, and with {} kept {:.4f}", Named(row), row.rate,
-                                                 more.reuse_groups, more.rate));
+        return Failed("reuse rates", fmt::format("{}: the rate is {:.4f}, but with {} kept only {:.4f}",
+                                                 Named(row), row.rate, more.reuse_groups, more.rate));
       }
     }
   }
@@ -189,13 +195,15 @@ AdapterCheck CheckThresholds(const Adapter& adapter, const AdapterTarget& target
   const std::vector<float>& thresholds = adapter.cluster_thresholds;
   if (thresholds.empty()) return Passed("cluster thresholds", "none were measured");
   if (thresholds.size() != size_t{target.n_layers} * target.n_kv_heads) {
-    return Failed("cluster thresholds", fmt::format("{}, and the model has {} layers of {} KV heads",
-                                                    thresholds.size(), target.n_layers, target.n_kv_heads));
+    return Failed("cluster thresholds",
+                  fmt::format("there are {}, and the model has {} layers of {} KV heads", thresholds.size(),
+                              target.n_layers, target.n_kv_heads));
   }
   for (size_t i = 0; i < thresholds.size(); ++i) {
     if (std::isfinite(thresholds[i]) && thresholds[i] >= 0.0F) continue;
-    return Failed("cluster thresholds", fmt::format("layer {}, KV head {}: {}", i / target.n_kv_heads,
-                                                    i % target.n_kv_heads, thresholds[i]));
+    return Failed("cluster thresholds",
+                  fmt::format("layer {}, KV head {}: the threshold is {}", i / target.n_kv_heads,
+                              i % target.n_kv_heads, thresholds[i]));
   }
   return Passed("cluster thresholds", fmt::format("{} of them", thresholds.size()));
 }

@@ -183,8 +183,9 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     const std::vector<uint32_t> groups = ExpectedChoice(scores);
     const auto listed = std::span(chosen).subspan(size_t{list} * (1 + kChosen));
     if (listed[0] != kChosen || !std::equal(groups.begin(), groups.end(), listed.begin() + 1)) {
-      return Status(StatusCode::kDevice,
-                    "not the groups with the largest scores were chosen; the driver or the kernel is wrong");
+      return Status(
+          StatusCode::kDevice,
+          "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");
     }
   }
   return run.Compare(ExpectedScores(c, data, index, place), found, 2e-3);

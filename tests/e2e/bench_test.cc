@@ -284,7 +284,7 @@ TEST_F(Bench, RefusesWhatCannotBeMeasured) {
   options_.n_sequences = 17;
   refused("", "17");
   options_.hit_rate = 1.5F;
-  refused("", "a hit rate of 1.5 is none");
+  refused("", "the hit rate is 1.5; it must be from 0 to 1");
   options_.io_only = 1;
   refused("", "there are no reads to repeat");
   refused("--kv-method kvswap --kv-budget 1", "at a depth of 150 tokens: ");

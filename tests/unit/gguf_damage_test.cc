@@ -174,8 +174,8 @@ TEST(GgufDamage, OtherVersionsAndByteOrdersAreNamed) {
 TEST(GgufDamage, WrongKeysAreRefused) {
   ExpectRefused(GgufBuilder().AllowDuplicates().Set("k", 1).Set("k", 2), StatusCode::kCorrupt,
                 "key \"k\" is there twice");
-  ExpectRefused(GgufBuilder().Set("", 1), StatusCode::kCorrupt, "name of 0 bytes");
-  ExpectRefused(GgufBuilder().Set(std::string(65536, 'k'), 1), StatusCode::kCorrupt, "name of 65536 bytes");
+  ExpectRefused(GgufBuilder().Set("", 1), StatusCode::kCorrupt, "has 0 bytes");
+  ExpectRefused(GgufBuilder().Set(std::string(65536, 'k'), 1), StatusCode::kCorrupt, "has 65536 bytes");
   ExpectRefused(GgufBuilder().SetRaw("k", 13, Bytes(8)), StatusCode::kCorrupt, "value type 13");
   ExpectRefused(GgufBuilder().SetRaw("k", ~0U, Bytes(8)), StatusCode::kCorrupt, "value type 4294967295");
   ExpectRefused(GgufBuilder().SetRaw("k", 7, Bytes(1, std::byte{2})), StatusCode::kCorrupt,
@@ -212,9 +212,9 @@ TEST(GgufDamage, WrongTensorsAreRefused) {
   ExpectRefused(one(TensorType::kQ4_K, {32, 8}), StatusCode::kCorrupt, "whole number of Q4_K blocks of 256");
   ExpectRefused(one(TensorType::kF32, {17}), StatusCode::kCorrupt, "runs past the end");
   EXPECT_TRUE(ParseStatus(one(TensorType::kF32, {16}).Build()).ok());
-  ExpectRefused(GgufBuilder().AddTensor("", {1}, {1.0F}), StatusCode::kCorrupt, "name of 0 bytes");
+  ExpectRefused(GgufBuilder().AddTensor("", {1}, {1.0F}), StatusCode::kCorrupt, "has 0 bytes");
   ExpectRefused(GgufBuilder().AddTensor(std::string(65, 't'), {1}, {1.0F}), StatusCode::kCorrupt,
-                "name of 65 bytes");
+                "has 65 bytes");
   ExpectRefused(GgufBuilder().AllowDuplicates().AddTensor("t", {1}, {1.0F}).AddTensor("t", {1}, {1.0F}),
                 StatusCode::kCorrupt, "tensor \"t\" is there twice");
   ExpectRefused(GgufBuilder().AddTensor("t", {16}, std::vector<float>(16)).ClaimOffset("t", 4),

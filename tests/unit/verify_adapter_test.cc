@@ -82,13 +82,13 @@ TEST(VerifyAdapter, AnotherModelsIsFound) {
 
 TEST(VerifyAdapter, WrongShapesAreFoundAndEndTheChecks) {
   const std::pair<Damage, std::string> cases[] = {
-      {[](Adapter& a) { a.layers.pop_back(); }, "1 layers, and the model has 2"},
+      {[](Adapter& a) { a.layers.pop_back(); }, "the adapter has 1 layer, and the model has 2"},
       {[](Adapter& a) { a.layers[1].key_dim = 5; }, "layer 1: keys of 5"},
-      {[](Adapter& a) { a.layers[1].rank = 3; }, "layer 1: rank 3"},
-      {[](Adapter& a) { a.layers[0].rank = 0; }, "layer 0: rank 0"},
-      {[](Adapter& a) { a.layers[1].query_side.pop_back(); }, "layer 1: sides"},
-      {[](Adapter& a) { a.layers[1].mean.clear(); }, "layer 1: sides, mean"},
-      {[](Adapter& a) { a.layers[1].energy.pop_back(); }, "energies of another size"},
+      {[](Adapter& a) { a.layers[1].rank = 3; }, "layer 1: its rank 3 is not from 1 to"},
+      {[](Adapter& a) { a.layers[0].rank = 0; }, "layer 0: its rank 0 is not from 1 to"},
+      {[](Adapter& a) { a.layers[1].query_side.pop_back(); }, "layer 1: its sides"},
+      {[](Adapter& a) { a.layers[1].mean.clear(); }, "layer 1: its sides, mean"},
+      {[](Adapter& a) { a.layers[1].energy.pop_back(); }, "energies have a wrong size"},
   };
   for (const auto& [damage, part] : cases) {
     ExpectFails(AdapterKind::kQuery, damage, "shape", part);
@@ -103,12 +103,12 @@ TEST(VerifyAdapter, WhatIsNotFiniteIsFound) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   ExpectFails(
       AdapterKind::kCentred, [](Adapter& a) { a.layers[1].mean[2] = kInfinity; }, "finite",
-      "layer 1: mean: inf");
+      "layer 1: mean holds inf");
   Adapter adapter = MakeAdapter(AdapterKind::kQuery);
   adapter.layers[1].key_side[3] = kNan;
   const std::vector<AdapterCheck> checks = VerifyAdapter(adapter, Target());
   EXPECT_FALSE(checks[2].ok);
-  EXPECT_NE(checks[2].detail.find("layer 1: key side: nan"), std::string::npos) << checks[2].detail;
+  EXPECT_NE(checks[2].detail.find("layer 1: key side holds nan"), std::string::npos) << checks[2].detail;
   EXPECT_FALSE(checks[3].ok) << "the product is none either";
   adapter = MakeAdapter(AdapterKind::kQuery);
   adapter.layers[0].energy[1] = kNan;
@@ -125,7 +125,7 @@ TEST(VerifyAdapter, ColumnsThatAreNotOrthonormalAreFound) {
     ExpectFails(kind, set_both(1, 0.002F), "columns orthonormal", "off by at most 0.002");
     ExpectFails(
         kind, [](Adapter& a) { a.layers[0].query_side[1] += 1e-5F; }, "columns orthonormal",
-        "layer 0: the sides differ");
+        "layer 0: its sides differ");
   }
 }
 
@@ -146,7 +146,7 @@ TEST(VerifyAdapter, EnergiesThatCannotBeAreFound) {
   const std::pair<std::vector<float>, std::string> cases[] = {
       {{0.5F, 0.4F, 0.6F, 0.7F}, "column 1 keeps 0.400000, less than"},
       {{0.2F, 0.5F, 0.6F, 0.7F}, "column 1 adds 0.300000, more than"},
-      {{0.5F, 0.8F, 0.9F, 1.1F}, "column 3 keeps 1.100000, which is no share"},
+      {{0.5F, 0.8F, 0.9F, 1.1F}, "column 3 keeps 1.100000, which is not from 0 to 1"},
       {{-0.1F, 0.0F, 0.0F, 0.0F}, "column 0 keeps -0.1"},
   };
   for (const auto& [energy, part] : cases) ExpectFails(AdapterKind::kQuery, set(energy), "energies", part);
@@ -157,13 +157,13 @@ TEST(VerifyAdapter, EnergiesThatCannotBeAreFound) {
 
 TEST(VerifyAdapter, ReuseRatesThatCannotBeAreFound) {
   const std::pair<Damage, std::string> cases[] = {
-      {[](Adapter& a) { a.reuse[0].rate = 1.01F; }, "a rate of 1.01"},
-      {[](Adapter& a) { a.reuse[0].rate = std::nanf(""); }, "a rate of nan"},
+      {[](Adapter& a) { a.reuse[0].rate = 1.01F; }, "its rate is 1.01; it must be"},
+      {[](Adapter& a) { a.reuse[0].rate = std::nanf(""); }, "its rate is nan; it must be"},
       {[](Adapter& a) { a.reuse[0].policy = "random"; }, "unknown replacement policy"},
-      {[](Adapter& a) { a.reuse[0].group_tokens = 0; }, "a selection of nothing"},
+      {[](Adapter& a) { a.reuse[0].group_tokens = 0; }, "its selection is empty"},
       {[](Adapter& a) { a.reuse[0].reuse_groups = 23; }, "fewer groups kept than the 24 selected"},
       {[](Adapter& a) { a.reuse[5].reuse_groups = 48; }, "more groups kept than the 24 selected"},
-      {[](Adapter& a) { a.reuse[1].rate = 0.498F; }, "0.5000, and with 48 kept 0.4980"},
+      {[](Adapter& a) { a.reuse[1].rate = 0.498F; }, "0.5000, but with 48 kept only 0.4980"},
   };
   for (const auto& [damage, part] : cases) ExpectFails(AdapterKind::kPlain, damage, "reuse rates", part);
   Adapter adapter = MakeAdapter(AdapterKind::kPlain);
@@ -173,9 +173,11 @@ TEST(VerifyAdapter, ReuseRatesThatCannotBeAreFound) {
 
 TEST(VerifyAdapter, ThresholdsThatCannotBeAreFound) {
   const std::pair<Damage, std::string> cases[] = {
-      {[](Adapter& a) { a.cluster_thresholds.pop_back(); }, "3, and the model has 2 layers of 2 KV heads"},
-      {[](Adapter& a) { a.cluster_thresholds[3] = -1.0F; }, "layer 1, KV head 1: -1"},
-      {[](Adapter& a) { a.cluster_thresholds[0] = std::nanf(""); }, "layer 0, KV head 0: nan"},
+      {[](Adapter& a) { a.cluster_thresholds.pop_back(); },
+       "there are 3, and the model has 2 layers of 2 KV heads"},
+      {[](Adapter& a) { a.cluster_thresholds[3] = -1.0F; }, "layer 1, KV head 1: the threshold is -1"},
+      {[](Adapter& a) { a.cluster_thresholds[0] = std::nanf(""); },
+       "layer 0, KV head 0: the threshold is nan"},
   };
   for (const auto& [damage, part] : cases)
     ExpectFails(AdapterKind::kPlain, damage, "cluster thresholds", part);
