@@ -71,6 +71,9 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
                                  options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx);
   for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);
   nlohmann::json plan = {{"line", line}, {"notes", nlohmann::json::array()}};
+  if (budget != kv.end() && budget->second == "1/1000") {
+    plan["notes"].push_back("the KV budget (--kv-budget) is raised");
+  }
   if (const auto dir = kv.find("dir"); dir != kv.end() && dir->second == "/slow") {
     plan["notes"].push_back("flash is slow: groups of 8");
   }

@@ -114,6 +114,16 @@ TEST(CliKv, NotesOfThePlanAreSaidOnceUnlessQuiet) {
   EXPECT_EQ(Cli(RunHello({"--kv-method", "kvswap"})).err.find("note: flash"), std::string::npos);
 }
 
+TEST(CliKv, ANoteNamesTheVariableThatSetItsOption) {
+  const std::string note = "\nkvrun: note: the KV budget (--kv-budget) is raised";
+  EXPECT_PRED2(Contains, Cli(RunHello({}), {{"KVRUN_KV_BUDGET=1/1000"}, "", ""}).err,
+               note + " (the environment variable KVRUN_KV_BUDGET sets --kv-budget of kvrun run)\n");
+  EXPECT_PRED2(
+      Contains,
+      Cli(RunHello({"--kv-budget", "1/1000"}), {{"KVRUN_KV_BUDGET=1/2", "KVRUN_KV_DIR=/"}, "", ""}).err,
+      note + "\n");
+}
+
 TEST(CliKv, ARefusedValueIsBadUsageAndNamesTheOption) {
   for (const auto& [name, value] : Options()) {
     const ProgramResult result = Cli(RunHello({"--kv-" + name, "bad"}));
