@@ -118,7 +118,7 @@ TEST(CreateBlockFile, AFolderInMemoryIsRefused) {
   options.direct = DirectIo::kOn;
   const auto direct = CreateBlockFile(options);
   ASSERT_FALSE(direct.ok());
-  EXPECT_TRUE(Contains(direct.status().message(), "cannot do direct I/O in /dev/shm"))
+  EXPECT_TRUE(Contains(direct.status().message(), "cannot use direct I/O in /dev/shm"))
       << direct.status().message();
 }
 

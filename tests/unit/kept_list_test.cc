@@ -113,7 +113,7 @@ TEST_F(KeptList, DamageIsNamedAndReplaced) {
   const auto damaged = FindKept(kForm, path_, {{"name", "a"}});
   EXPECT_EQ(damaged.status().code(), StatusCode::kCorrupt);
   EXPECT_NE(damaged.status().message().find(path_), std::string::npos) << damaged.status().message();
-  EXPECT_NE(damaged.status().message().find("no sizes of toys"), std::string::npos);
+  EXPECT_NE(damaged.status().message().find("no readable sizes of toys"), std::string::npos);
   ASSERT_TRUE(Keep(Entry("b")).ok());
   EXPECT_EQ(Kept(), std::vector<Json>{Entry("b")});
 }
