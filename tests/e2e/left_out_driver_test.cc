@@ -203,6 +203,8 @@ TEST_F(LeftOutDriver, TheUsersSignalBlamesNoDriver) {
     ProgramInput input = Input({"KVRUN_DRIVER_TIMEOUT=600"});
     input.before_program = [] {
       const rlimit no_core = {0, 0};
+      // What a shell starts in the background ignores these, and hands that on.
+      for (const int one : {SIGINT, SIGHUP, SIGQUIT}) ::signal(one, SIG_DFL);
       return setrlimit(RLIMIT_CORE, &no_core) == 0;
     };
     RunningProgram program(RealProgram(), {"devices"}, input);
