@@ -124,6 +124,9 @@ struct AttentionArgs {
   Buffer* scratch = nullptr;  // Attend: at least Device::AttendScratchBytes
   // All rows are of one sequence at consecutive positions (a prefill chunk).
   bool one_sequence = false;
+  // A row alone is a prompt's. On the CPU itself rows of a prompt and decoded tokens are rounded in ways of
+  // their own, and a prompt's rows in the same way however the prompt is cut into chunks.
+  bool is_prompt = false;
   // Attend: where the KV buffer holds only some of the entries. Instead of to `output`, results go here,
   // joined with those of other entries that were attended before (null: none): float [n_tokens * n_heads,
   // head_dim + 2], weighted sums of V, largest score, and sum of weights. FinishAttention makes the output of
@@ -131,6 +134,7 @@ struct AttentionArgs {
   Buffer* parts_after = nullptr;
   const Buffer* parts_before = nullptr;
 
+  bool are_of_prompt() const { return one_sequence || is_prompt; }
   uint64_t parts_bytes() const {
     return uint64_t{n_tokens} * n_heads * (kv_shape.head_dim + 2) * sizeof(float);
   }

@@ -25,6 +25,7 @@ struct StepRow {
   TokenId id = 0;
   uint32_t position = 0;
   uint32_t sequence = 0;
+  bool is_prompt = false;  // given, not generated; of a row alone, else that is seen
 };
 
 // Answers true to cancel.

@@ -147,7 +147,7 @@ void OffloadedPrefill::DropAttentionBuffers() {
 }
 
 AttentionArgs OffloadedPrefill::TileAttention(uint32_t layer, uint32_t n_rows) const {
-  AttentionArgs attention = commands_.Attention(layer, n_rows, n_rows > 1);
+  AttentionArgs attention = commands_.Attention(layer, n_rows, n_rows > 1, /*is_prompt=*/true);
   attention.kv = tile_.get();
   attention.kv_shape = tile_shape_;
   attention.scratch = scratch_.get();

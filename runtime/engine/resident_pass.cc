@@ -55,17 +55,19 @@ Status ResidentForwardPass::ClearSums() {
 Status ResidentForwardPass::CreateScratch() {
   uint64_t scratch_bytes = 0;
   for (uint32_t n = 1; n <= kChunkRows; ++n) {
-    scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, n > 1, 0, false}, 0)));
+    scratch_bytes =
+        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, n > 1, 0, false, true}, 0)));
   }
   for (uint32_t n = 1; n <= cache_.shape().n_sequences; ++n) {
-    scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, false, 0, false}, 0)));
+    scratch_bytes =
+        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, false, 0, false, false}, 0)));
   }
   KVRUN_ASSIGN_OR_RETURN(scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
   return Status::Ok();
 }
 
 AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t layer) const {
-  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.one_sequence);
+  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.one_sequence, shape.is_prompt);
   args.kv = cache_.layer(layer);
   args.kv_shape = cache_.shape();
   args.scratch = scratch_.get();
@@ -125,7 +127,8 @@ Status ResidentForwardPass::Run(std::span<const StepRow> rows, std::span<const u
   const bool one_sequence = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
   const bool has_sinks = !sums_.empty() && rows[0].position == 0;
   KVRUN_RETURN_IF_ERROR(
-      Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks}, logits));
+      Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks, rows[0].is_prompt},
+              logits));
   if (!sums_.empty() && one_sequence) {
     n_summed_ += last_rows_;
     n_skipped_ += has_sinks ? std::min(*sink_rows_, last_rows_) : 0;
@@ -137,7 +140,7 @@ Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::s
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
   for (const uint32_t row : outputs) KVRUN_CHECK(row < last_rows_);
   commands_.WriteOutputs(outputs);
-  return Execute({0, false, static_cast<uint32_t>(outputs.size()), false}, logits);
+  return Execute({0, false, static_cast<uint32_t>(outputs.size()), false, false}, logits);
 }
 
 Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,

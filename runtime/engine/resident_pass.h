@@ -49,6 +49,7 @@ class ResidentForwardPass : public ForwardPass {
     bool one_sequence = false;  // consecutive positions of one sequence
     uint32_t n_outputs = 0;
     bool has_sinks = false;  // and rows are summed up
+    bool is_prompt = false;
 
     bool operator==(const StepShape&) const = default;
   };

@@ -17,6 +17,7 @@ struct Session::Chunk {
   uint32_t begin;
   uint32_t end;
   size_t first_logits;  // the first position whose logits are asked for
+  bool is_prompt;       // of more than one token: a token alone is what a caller that samples by itself feeds
   bool is_last;
 };
 
@@ -151,8 +152,8 @@ Status Session::ComputeChunks(uint32_t sequence, size_t n_logits, const LogitsCa
     }
     if (state.n_computed == size) return Status::Ok();
     const uint32_t end = state.n_computed + std::min(size - state.n_computed, runner_.max_rows());
-    KVRUN_RETURN_IF_ERROR(
-        ComputeChunk({sequence, state.n_computed, end, size - n_logits, end == size}, callback));
+    KVRUN_RETURN_IF_ERROR(ComputeChunk(
+        {sequence, state.n_computed, end, size - n_logits, size - begin > 1, end == size}, callback));
   }
 }
 
@@ -179,7 +180,8 @@ bool Session::ReportRows(uint64_t rows_of_chunk) {
 Status Session::ComputeChunk(const Chunk& chunk, const LogitsCallback* callback) {
   SequenceState& state = sequences_[chunk.sequence];
   rows_.clear();
-  for (uint32_t i = chunk.begin; i < chunk.end; ++i) rows_.push_back({state.tokens[i], i, chunk.sequence});
+  for (uint32_t i = chunk.begin; i < chunk.end; ++i)
+    rows_.push_back({state.tokens[i], i, chunk.sequence, chunk.is_prompt});
   state.has_logits = false;
   if (chunk.is_last) state.logits.resize(n_vocab());
   if (chunk.end > chunk.first_logits) return ComputeAndHandOut(chunk, *callback);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
 #include <utility>
 
 #include "shaders/shared/step_params.h"
@@ -17,6 +18,10 @@ Result<StepCommands> StepCommands::Create(const ModelConfig& config,
   step.config_ = &config;
   step.weights_ = std::move(weights);
   step.rope_ = MakeRopeTable(config.rope);
+  for (const float frequency : step.rope_.frequencies) {
+    for (uint32_t place = 0; place < kTurnPositions; ++place)
+      step.turns_.push_back(std::polar(1.0, static_cast<double>(place) * static_cast<double>(frequency)));
+  }
   KVRUN_RETURN_IF_ERROR(step.CreateBuffers(device, hidden_use));
   return step;
 }
@@ -40,7 +45,8 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
   return make(&logits_, kMaxOutputRows, config_->n_vocab, BufferUse::kReadback);
 }
 
-AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence) const {
+AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence,
+                                      bool is_prompt) const {
   return {.qkv = qkv_.get(),
           .step = step_.get(),
           .kv = nullptr,
@@ -54,7 +60,8 @@ AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_
           .rope_halves = config_->rope.pairing == RopePairing::kHalves,
           .output = attended_.get(),
           .scratch = nullptr,
-          .one_sequence = one_sequence};
+          .one_sequence = one_sequence,
+          .is_prompt = is_prompt};
 }
 
 void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_position) {
@@ -69,26 +76,22 @@ void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_posit
   for (size_t i = 0; i < rope_.frequencies.size(); ++i) WriteAngles(rows, i, angles);
 }
 
-// Of one frequency. Sines take long: consecutive positions turn by the same angle, which costs 2^-53 or so a
-// step, and is given up now and then.
+// Of one frequency. Sines take long: a position's angle is that of the block of positions it is in, turned by
+// its place there. So it does not depend on which other rows there are.
 void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const {
-  constexpr size_t kMostSteps = 64;
   const auto frequency = static_cast<double>(rope_.frequencies[nth]);
-  const double step_cos = rows.size() > 1 ? std::cos(frequency) : 1.0;
-  const double step_sin = rows.size() > 1 ? std::sin(frequency) : 0.0;
-  double cosine = 1.0;
-  double sine = 0.0;
+  const std::complex<double>* const turns = turns_.data() + nth * kTurnPositions;
+  std::complex<double> block_turn;
+  uint32_t block = UINT32_MAX;
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (i % kMostSteps == 0 || rows[i].position != rows[i - 1].position + 1) {
-      const double angle = static_cast<double>(rows[i].position) * frequency;
-      cosine = std::cos(angle);
-      sine = std::sin(angle);
-    } else {
-      const double turned = cosine * step_cos - sine * step_sin;
-      sine = sine * step_cos + cosine * step_sin;
-      cosine = turned;
+    if (rows[i].position / kTurnPositions != block) {
+      block = rows[i].position / kTurnPositions;
+      block_turn = std::polar(1.0, static_cast<double>(block * kTurnPositions) * frequency);
     }
+    const std::complex<double>& turn = turns[rows[i].position % kTurnPositions];
     float* to = angles + (i * rope_.frequencies.size() + nth) * 2;
+    const double cosine = block_turn.real() * turn.real() - block_turn.imag() * turn.imag();
+    const double sine = block_turn.imag() * turn.real() + block_turn.real() * turn.imag();
     to[0] = static_cast<float>(cosine) * rope_.magnitude;
     to[1] = static_cast<float>(sine) * rope_.magnitude;
   }

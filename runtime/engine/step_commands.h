@@ -2,9 +2,11 @@
 // but its attention.
 #pragma once
 
+#include <complex>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
@@ -31,7 +33,8 @@ class StepCommands {
   const Buffer* step() const { return step_.get(); }
 
   // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
-  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool one_sequence) const;
+  // Rows of one sequence are a prompt's; so is a row alone where `is_prompt`.
+  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool one_sequence, bool is_prompt = false) const;
 
   // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
   // buffer.
@@ -64,17 +67,21 @@ class StepCommands {
 
   const ModelConfig* config_ = nullptr;
   std::shared_ptr<const DeviceWeights> weights_;
+  // Positions whose angles are one multiplication away from each other.
+  static constexpr uint32_t kTurnPositions = 64;
+
   RopeTable rope_;
-  std::unique_ptr<Buffer> step_;         // StepParams
-  std::unique_ptr<Buffer> angles_;       // [rows, rotary_dim / 2, 2]
-  std::unique_ptr<Buffer> hidden_;       // [rows, n_embd]
-  std::unique_ptr<Buffer> normed_;       // [rows, n_embd]
-  std::unique_ptr<Buffer> qkv_;          // [rows, qkv_dim]
-  std::unique_ptr<Buffer> attended_;     // [rows, q_dim]
-  std::unique_ptr<Buffer> gate_up_;      // [rows, 2 * n_ff]
-  std::unique_ptr<Buffer> ffn_;          // [rows, n_ff]
-  std::unique_ptr<Buffer> output_rows_;  // [outputs, n_embd]
-  std::unique_ptr<Buffer> logits_;       // [outputs, n_vocab]
+  std::vector<std::complex<double>> turns_;  // [frequencies, kTurnPositions]
+  std::unique_ptr<Buffer> step_;             // StepParams
+  std::unique_ptr<Buffer> angles_;           // [rows, rotary_dim / 2, 2]
+  std::unique_ptr<Buffer> hidden_;           // [rows, n_embd]
+  std::unique_ptr<Buffer> normed_;           // [rows, n_embd]
+  std::unique_ptr<Buffer> qkv_;              // [rows, qkv_dim]
+  std::unique_ptr<Buffer> attended_;         // [rows, q_dim]
+  std::unique_ptr<Buffer> gate_up_;          // [rows, 2 * n_ff]
+  std::unique_ptr<Buffer> ffn_;              // [rows, n_ff]
+  std::unique_ptr<Buffer> output_rows_;      // [outputs, n_embd]
+  std::unique_ptr<Buffer> logits_;           // [outputs, n_vocab]
 };
 
 }  // namespace kvrun

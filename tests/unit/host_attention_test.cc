@@ -101,7 +101,7 @@ void CheckAttendOf(const AttendShape& shape, bool exact, const std::vector<float
                        .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
                        .output = run.Poisoned(expected.size()),
                        .one_sequence = shape.one_sequence};
-    args.scratch = run.Poisoned(host::AttendScratchBytes(pool, args) / sizeof(float));
+    args.scratch = run.Poisoned(host::AttendScratchBytes(args) / sizeof(float));
     host::Attend(pool, args, exact);
     EXPECT_TRUE(AreClose(run.Read<float>(args.output), expected,
                          exact ? AttendTolerance(shape) : RoundedTolerance(shape)))
@@ -187,7 +187,7 @@ std::vector<bool> HeadsWithNaN(const AttendShape& shape, bool exact, const std::
                        .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
                        .output = run.Values(std::vector<float>(heads.size() * shape.kv.head_dim)),
                        .one_sequence = shape.one_sequence};
-    args.scratch = run.Poisoned(host::AttendScratchBytes(pool, args) / sizeof(float));
+    args.scratch = run.Poisoned(host::AttendScratchBytes(args) / sizeof(float));
     host::Attend(pool, args, exact);
     const std::vector<float> output = run.Read<float>(args.output);
     for (size_t i = 0; i < output.size(); ++i) {
@@ -282,7 +282,7 @@ void CheckTiles(const AttendShape& shape, uint32_t tile_tokens) {
       args.kv = run.Values(Stored(shape.kv.type, values));
       args.parts_before = args.parts_after;
       args.parts_after = run.Poisoned(args.parts_bytes() / sizeof(float));
-      args.scratch = run.Poisoned(host::AttendScratchBytes(pool, args) / sizeof(float));
+      args.scratch = run.Poisoned(host::AttendScratchBytes(args) / sizeof(float));
       host::Attend(pool, args, true);
     }
     for (const float value : run.Read<float>(args.output)) ASSERT_TRUE(std::isnan(value));

@@ -168,7 +168,7 @@ void ExpectRotated(HostOperationRun& run, const ScoreCase& c, const ScoreInputs&
 
 // The groups' scores as the reference has them, and the choice as it follows from the scores that were found.
 void ExpectChoice(HostOperationRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
-  const host::ScoreLayout layout = host::LayOutScores(run.device().pool().size(), inputs.args);
+  const host::ScoreLayout layout = host::LayOutScores(inputs.args);
   const auto scratch = run.Read<float>(inputs.args.scratch, inputs.scratch_words);
   const auto chosen = run.Read<uint32_t>(inputs.args.chosen, c.n_lists() * (1 + c.n_chosen));
   const std::vector<GroupScores> expected = ScoreGroupsReference(inputs.reference);

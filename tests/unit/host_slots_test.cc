@@ -233,7 +233,7 @@ void CheckAttend(const SlotCase& c, std::span<const TableLength> lengths, bool u
     args.attention.output = run.Poisoned(expected.size());
     args.slots = run.Values(data.slots);
     args.table = run.Values(data.tables);
-    args.attention.scratch = run.Poisoned(host::AttendSlotsScratchBytes(pool, args) / sizeof(float));
+    args.attention.scratch = run.Poisoned(host::AttendSlotsScratchBytes(args) / sizeof(float));
     host::AttendSlots(pool, args);
     EXPECT_TRUE(
         AreClose(run.Read<float>(args.attention.output), expected, AttendTolerance(c, data.most_entries)))
@@ -383,7 +383,7 @@ void CheckAttendWithWindow(const SlotCase& c, std::span<const TableLength> lengt
     args.window = run.Values(window.slots);
     args.window_shape = w.shape;
     args.window_table = run.Values(window.tables);
-    args.attention.scratch = run.Poisoned(host::AttendSlotsScratchBytes(pool, args) / sizeof(float));
+    args.attention.scratch = run.Poisoned(host::AttendSlotsScratchBytes(args) / sizeof(float));
     host::AttendSlots(pool, args);
     EXPECT_TRUE(AreClose(run.Read<float>(args.attention.output), expected,
                          AttendTolerance(c, slots.most_entries + window.most_entries)))

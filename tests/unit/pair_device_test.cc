@@ -495,7 +495,8 @@ TEST_F(PairDeviceTest, ItIsDescribedAsBoth) {
   EXPECT_EQ(info.notes[0], "a note");
   EXPECT_EQ(info.notes[1], "a note of the pair");
   EXPECT_NE(info.notes[2].find("weights are held twice"), std::string::npos);
-  EXPECT_EQ(device_->AttendScratchBytes({.kv_shape = {.head_dim = 8}, .n_heads = 1, .n_tokens = 20}),
+  EXPECT_EQ(device_->AttendScratchBytes(
+                {.kv_shape = {.n_kv_heads = 1, .head_dim = 8}, .n_heads = 1, .n_tokens = 20}),
             1U << 30);
   EXPECT_GT(device_->AttendScratchBytes(
                 {.kv_shape = {.n_kv_heads = 1, .head_dim = 8, .n_ctx = 8}, .n_heads = 1, .n_tokens = 1}),

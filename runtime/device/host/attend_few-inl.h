@@ -207,7 +207,7 @@ void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next
   ForRows<true>(block.v_type, block, keys, rows, at);
 }
 
-void BeginFew(const AttendRows& rows, const float* const* queries) {
+void BeginFew(const AttendRows& rows, const float* const* queries, const float* before) {
   const FewLayout at(rows);
   const float scale = 1.0F / std::sqrt(static_cast<float>(rows.head_dim));
   std::fill_n(at.queries(), rows.n_rows * at.dims, 0.0F);
@@ -216,6 +216,12 @@ void BeginFew(const AttendRows& rows, const float* const* queries) {
   std::fill_n(at.weight(), rows.n_rows, 0.0F);
   for (uint32_t r = 0; r < rows.n_rows; ++r) {
     for (uint32_t i = 0; i < rows.head_dim; ++i) at.queries()[r * at.dims + i] = queries[r][i] * scale;
+  }
+  for (uint32_t r = 0; before != nullptr && r < rows.n_rows; ++r) {
+    std::copy_n(before, rows.head_dim, at.sums() + r * at.dims);
+    at.maximum()[r] = before[rows.head_dim];
+    at.weight()[r] = before[rows.head_dim + 1];
+    before += AttendPartFloats(rows.head_dim);
   }
 }
 

@@ -12,6 +12,7 @@ namespace kvrun::host {
 
 // Up to so many rows have lanes along dimensions.
 constexpr uint32_t kFewRows = 8;
+inline bool AreMany(const AttendRows& rows) { return rows.is_prompt || rows.n_rows > kFewRows; }
 // More of them are computed in tiles of so many, along which lanes lie.
 constexpr uint32_t kTileRows = 64;
 // Rows of floats are padded to this, which is a multiple of every vector.
@@ -68,9 +69,10 @@ struct ManyLayout {
   float* correction() const { return scores() + kBlockEntries * kTileRows; }
   float* factor() const { return correction() + kTileRows; }  // of a block's rounded weights
 
-  // Of each tile: queries scaled for scores, [dims, kTileRows] or, rounded, [dims / 2, kTileRows, 2].
+  // Of each tile: queries scaled for scores, [dims, kTileRows] and, rounded, [dims / 2, kTileRows, 2].
   float* queries(uint32_t tile) const { return factor() + kTileRows + size_t{tile} * tile_floats(); }
-  float* sums(uint32_t tile) const { return queries(tile) + kTileRows * dims; }  // [dims, kTileRows]
+  float* rounded_queries(uint32_t tile) const { return queries(tile) + kTileRows * dims; }
+  float* sums(uint32_t tile) const { return rounded_queries(tile) + kTileRows * dims; }  // [dims, kTileRows]
   float* maximum(uint32_t tile) const { return sums(tile) + kTileRows * dims; }
   float* weight(uint32_t tile) const { return maximum(tile) + kTileRows; }
   float* query_steps(uint32_t tile) const { return weight(tile) + kTileRows; }
@@ -81,7 +83,7 @@ struct ManyLayout {
   float* memory;
 
  private:
-  size_t tile_floats() const { return size_t{kTileRows} * (2 * dims + 3); }
+  size_t tile_floats() const { return size_t{kTileRows} * (3 * dims + 3); }
 };
 
 constexpr uint32_t RowScales(KvType type, uint32_t head_dim) {

@@ -124,9 +124,12 @@ HWY_NOINLINE void SoftmaxMany(const ManyLayout& at, const Tile& tile, size_t lan
   const Vector before = hn::Load(d, at.maximum(tile.index) + lane);
   const Vector maximum = hn::Max(before, MaskAndFindLargest(tile, lane, scores));
   const Vector correction = Exp2(d, hn::Sub(before, maximum));
+  const Vector unseen = hn::Set(d, 0.5F * kMaskedScore);
   Vector weight = hn::Mul(hn::Load(d, at.weight(tile.index) + lane), correction);
   for (size_t entry = 0; entry < tile.n_entries; ++entry) {
-    const Vector one = Exp2(d, hn::Sub(hn::Load(d, scores + entry * kTileRows), maximum));
+    const Vector score = hn::Load(d, scores + entry * kTileRows);
+    // Exactly nothing of what is not seen; what is not a number stays so.
+    const Vector one = hn::IfThenZeroElse(hn::Lt(score, unseen), Exp2(d, hn::Sub(score, maximum)));
     hn::Store(one, d, scores + entry * kTileRows);
     weight = hn::Add(weight, one);
   }
@@ -166,17 +169,27 @@ void DecodeKeysAndValues(const ManyLayout& at, const KvBlock& block, size_t head
   std::memset(at.values() + n * at.dims, 0, missing * at.dims * sizeof(float));
 }
 
-// function(Tile) for each tile that sees anything of a block.
+// Which rows of a block: those that see all of it, those that see a part, or both.
+enum class Seen { kAny, kWhole, kPart };
+
+HWY_INLINE uint32_t VisibleAs(Seen seen, uint32_t visible) {
+  const bool sees_whole = visible >= kBlockEntries;
+  return seen == Seen::kAny || (seen == Seen::kWhole) == sees_whole ? visible : 0;
+}
+
+// function(Tile) for each tile that sees anything of a block; rows other than `seen` are as if they saw
+// nothing.
 template <class F>
-HWY_INLINE void ForTiles(const ManyLayout& at, const KvBlock& block, const F& function) {
+HWY_INLINE void ForTiles(const ManyLayout& at, const KvBlock& block, Seen seen, const F& function) {
   alignas(64) float visible[kTileRows];
   for (uint32_t index = 0; index < at.n_tiles(); ++index) {
     const uint32_t first = index * kTileRows;
     const uint32_t n_rows = std::min(at.n_rows - first, kTileRows);
     uint32_t n_entries = 0;
     for (uint32_t r = 0; r < n_rows; ++r) {
-      n_entries = std::max(n_entries, block.visible[first + r]);
-      visible[r] = static_cast<float>(block.visible[first + r]);
+      const uint32_t of_row = VisibleAs(seen, block.visible[first + r]);
+      n_entries = std::max(n_entries, of_row);
+      visible[r] = static_cast<float>(of_row);
     }
     n_entries = std::min(n_entries, block.n_entries);
     if (n_entries == 0) continue;
@@ -188,7 +201,7 @@ HWY_INLINE void ForTiles(const ManyLayout& at, const KvBlock& block, const F& fu
 void AttendMany(const AttendRows& rows, const KvBlock& block) {
   const ManyLayout at(rows);
   DecodeKeysAndValues(at, block, rows.head_dim);
-  ForTiles(at, block, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim); });
+  ForTiles(at, block, Seen::kAny, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim); });
 }
 
 void BeginTile(const ManyLayout& at, uint32_t tile) {
@@ -197,7 +210,19 @@ void BeginTile(const ManyLayout& at, uint32_t tile) {
   std::fill_n(at.weight(tile), kTileRows, 0.0F);
 }
 
-void BeginMany(const AttendRows& rows, const float* const* queries) {
+// What rows had before: `before` as EndMany left it.
+void ResumeMany(const AttendRows& rows, const float* before) {
+  const ManyLayout at(rows);
+  for (uint32_t row = 0; row < rows.n_rows; ++row, before += AttendPartFloats(rows.head_dim)) {
+    const uint32_t tile = row / kTileRows;
+    const uint32_t lane = row % kTileRows;
+    for (uint32_t i = 0; i < rows.head_dim; ++i) at.sums(tile)[i * kTileRows + lane] = before[i];
+    at.maximum(tile)[lane] = before[rows.head_dim];
+    at.weight(tile)[lane] = before[rows.head_dim + 1];
+  }
+}
+
+void BeginMany(const AttendRows& rows, const float* const* queries, const float* before) {
   const ManyLayout at(rows);
   const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
   for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
@@ -210,6 +235,7 @@ void BeginMany(const AttendRows& rows, const float* const* queries) {
       std::fill(to + n, to + at.lanes(tile), 0.0F);
     }
   }
+  if (before != nullptr) ResumeMany(rows, before);
 }
 
 void EndMany(const AttendRows& rows, float* parts) {
@@ -225,7 +251,7 @@ void EndMany(const AttendRows& rows, float* parts) {
     for (; i + kLanes <= rows.head_dim; i += kLanes)
       hn::StoreU(hn::GatherIndex(d, sums + i * kTileRows, offsets), d, parts + i);
     for (; i < rows.head_dim; ++i) parts[i] = sums[i * kTileRows];
-    parts[rows.head_dim] = at.maximum(tile)[lane] * std::numbers::ln2_v<float>;
+    parts[rows.head_dim] = at.maximum(tile)[lane];
     parts[rows.head_dim + 1] = at.weight(tile)[lane];
   }
 }

@@ -176,7 +176,7 @@ HWY_NOINLINE void ScoreRounded(const ManyLayout& at, const Tile& tile, size_t he
   for (size_t entry = 0; entry < tile.n_entries; entry += 4) {
     IntVector products[4 * kVectors];
     MultiplyPairs<kVectors>(at.rounded_keys() + entry * at.dims, at.dims / 2, 1,
-                            reinterpret_cast<const int32_t*>(at.queries(tile.index)) + lane,
+                            reinterpret_cast<const int32_t*>(at.rounded_queries(tile.index)) + lane,
                             CeilDiv<size_t>(head_dim, 2), products);
     KVRUN_UNROLL_ATTEND
     for (size_t j = 0; j < 4; ++j) {
@@ -275,14 +275,18 @@ HWY_NOINLINE void AccumulateRounded(const ManyLayout& at, const Tile& tile, size
   }
 }
 
+// Values are rounded to steps of the block's largest, and entries that a row does not see must not matter to
+// it. So a row is rounded in the blocks of which it sees all, and not in its last one, of which it sees a
+// part.
 void AttendRounded(const AttendRows& rows, const KvBlock& block) {
   const ManyLayout at(rows);
   const size_t head_dim = rows.head_dim;
   DecodeKeysAndValues(at, block, head_dim);
-  const size_t n = RoundUp<size_t>(block.n_entries, 4);
-  RoundRows(at.keys(), n, at.dims, at.rounded_keys(), at.key_steps());
-  RoundValues(at.values(), n, at.dims, at.rounded_values(), at.value_steps());
-  ForTiles(at, block, [&](const Tile& tile) {
+  ForTiles(at, block, Seen::kPart, [&](const Tile& tile) { AttendTile(at, tile, head_dim); });
+  if (block.n_entries < kBlockEntries) return;
+  RoundRows(at.keys(), kBlockEntries, at.dims, at.rounded_keys(), at.key_steps());
+  RoundValues(at.values(), kBlockEntries, at.dims, at.rounded_values(), at.value_steps());
+  ForTiles(at, block, Seen::kWhole, [&](const Tile& tile) {
     ForLanes(tile.lanes,
              [&]<size_t kVectors>(size_t lane) { ScoreRounded<kVectors>(at, tile, head_dim, lane); });
     for (size_t lane = 0; lane < tile.lanes; lane += kLanes) SoftmaxRounded(at, tile, lane);
@@ -291,7 +295,7 @@ void AttendRounded(const AttendRows& rows, const KvBlock& block) {
   });
 }
 
-// Room for what it needs is where a block will be.
+// Beside BeginMany. Room for what it needs is where a block will be.
 void BeginRounded(const AttendRows& rows, const float* const* queries) {
   const ManyLayout at(rows);
   const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
@@ -299,13 +303,12 @@ void BeginRounded(const AttendRows& rows, const float* const* queries) {
   for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
     const uint32_t first = tile * kTileRows;
     const uint32_t n = std::min(at.n_rows - first, kTileRows);
-    BeginTile(at, tile);
     std::fill_n(at.keys(), kTileRows * at.dims, 0.0F);
     for (uint32_t r = 0; r < n; ++r) std::copy_n(queries[first + r], rows.head_dim, at.keys() + r * at.dims);
     RoundRows(at.keys(), kTileRows, at.dims, at.rounded_keys(), at.query_steps(tile));
     for (uint32_t r = 0; r < kTileRows; ++r) at.query_steps(tile)[r] *= scale;
     const auto* HWY_RESTRICT from = reinterpret_cast<const int32_t*>(at.rounded_keys());
-    auto* HWY_RESTRICT to = reinterpret_cast<int32_t*>(at.queries(tile));
+    auto* HWY_RESTRICT to = reinterpret_cast<int32_t*>(at.rounded_queries(tile));
     for (size_t i = 0; i < n_pairs; ++i, to += kTileRows) {
       for (size_t r = 0; r < kTileRows; ++r) to[r] = from[r * at.dims / 2 + i];
     }

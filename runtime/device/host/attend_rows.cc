@@ -19,16 +19,16 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host {
 namespace HWY_NAMESPACE {
 
-void BeginAttendHere(const AttendRows& rows, const float* const* queries) {
-  if (rows.n_rows <= kFewRows) return BeginFew(rows, queries);
+void BeginAttendHere(const AttendRows& rows, const float* const* queries, const float* before) {
+  if (!AreMany(rows)) return BeginFew(rows, queries, before);
 #if KVRUN_ATTENDS_ROUNDED
-  if (rows.rounds) return BeginRounded(rows, queries);
+  if (rows.rounds) BeginRounded(rows, queries);
 #endif
-  BeginMany(rows, queries);
+  BeginMany(rows, queries, before);
 }
 
 void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
-  const bool is_many = rows.n_rows > kFewRows;
+  const bool is_many = AreMany(rows);
   float* k_scales = is_many ? ManyLayout(rows).k_scales() : FewLayout(rows).k_scales();
   float* v_scales = is_many ? ManyLayout(rows).v_scales() : FewLayout(rows).v_scales();
   LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, k_scales);
@@ -41,7 +41,7 @@ void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock
 }
 
 void EndAttendHere(const AttendRows& rows, float* parts) {
-  if (rows.n_rows > kFewRows) {
+  if (AreMany(rows)) {
     EndMany(rows, parts);
   } else {
     EndFew(rows, parts);
@@ -72,8 +72,8 @@ size_t AttendRowsBytes(uint32_t head_dim) {
   return std::max(FewLayout(rows).count(), ManyLayout(rows).count()) * sizeof(float);
 }
 
-void BeginAttend(const AttendRows& rows, const float* const* queries) {
-  HWY_DYNAMIC_DISPATCH(BeginAttendHere)(rows, queries);
+void BeginAttend(const AttendRows& rows, const float* const* queries, const float* before) {
+  HWY_DYNAMIC_DISPATCH(BeginAttendHere)(rows, queries, before);
 }
 
 void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {

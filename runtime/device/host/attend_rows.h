@@ -34,17 +34,23 @@ struct KvBlock {
 struct AttendRows {
   uint32_t n_rows = 0;  // at most kMaxAttendRows
   uint32_t head_dim = 0;
-  // Of many rows Q, K, V and weights may be rounded to 13 to 16 bits, where this is faster.
+  // Of a prompt Q, K, V and weights may be rounded to 13 to 16 bits, where this is faster: a row's in blocks
+  // of which it sees all entries.
   bool rounds = false;
+  // Rows are computed as many rows are, though they may be few: what a row becomes does not depend on how
+  // many others there are.
+  bool is_prompt = false;
   std::byte* memory = nullptr;  // AttendRowsBytes(head_dim), 64-byte aligned
 };
 
 size_t AttendRowsBytes(uint32_t head_dim);
-// Of a row's result: weighted sums of V, the largest score, the sum of weights.
+// Of a row's result: weighted sums of V, the largest score (as a power of 2 where rows are many, else of e),
+// the sum of weights.
 constexpr uint32_t AttendPartFloats(uint32_t head_dim) { return head_dim + 2; }
 
-// queries: of each row, head_dim floats.
-void BeginAttend(const AttendRows& rows, const float* const* queries);
+// queries: of each row, head_dim floats. before: what EndAttend left of the same rows after earlier blocks,
+// [n_rows, AttendPartFloats], as if these had been attended to here; null: there were none.
+void BeginAttend(const AttendRows& rows, const float* const* queries, const float* before);
 // next: what comes after it, for prefetches; null: nothing.
 void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* next);
 // parts: [n_rows, AttendPartFloats].

@@ -1,6 +1,10 @@
-// How attention is divided among workers. Items (query rows that share a KV head) lie one after the other,
-// each with some blocks of entries; every worker gets an equal part of all blocks. An item that is cut has a
-// part of its softmax from each of the workers, and these are joined in order.
+// How attention is divided among workers: into units, whose bounds follow from the model and from how many
+// entries a row sees, so that a row's result does not depend on how many workers there are, nor on the other
+// rows.
+//
+// Items are query rows that share a KV head. A prompt's item is one unit: its rows are many, and there are
+// many items. A decoded token's rows are few, and see many entries: its blocks are cut into spans, each a
+// unit with a softmax of its own, and these are joined in order.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +12,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "platform/base/units.h"
 #include "runtime/device/device.h"
+#include "runtime/device/host/attend_layout.h"
 #include "runtime/device/host/attend_rows.h"
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/thread_pool.h"
@@ -25,25 +31,37 @@ struct AttendItem {
   uint32_t n_rows = 0;
 };
 
+// A prompt's items have so many rows, or fewer where else some workers would have nothing to do.
+inline constexpr uint32_t kLeastPromptRows = 32;
+// A decoded token's units, of all KV heads together, and a unit's blocks at least.
+inline constexpr uint32_t kUnitsOfToken = 32;
+inline constexpr uint32_t kLeastUnitBlocks = 4;
+
 // Items of attention: for spans of tokens, KV heads in each, tiles of rows in each.
 class AttendItems {
  public:
-  explicit AttendItems(const AttentionArgs& args)
+  AttendItems(const AttentionArgs& args, uint32_t n_workers)
       : group_(args.n_heads / args.kv_shape.n_kv_heads),
         n_kv_heads_(args.kv_shape.n_kv_heads),
         span_tokens_(args.one_sequence ? args.n_tokens : 1),
         span_rows_(span_tokens_ * group_),
-        tiles_((span_rows_ + kMaxAttendRows - 1) / kMaxAttendRows),
-        count_(args.n_tokens / span_tokens_ * n_kv_heads_ * tiles_) {}
+        tile_rows_(kMaxAttendRows) {
+    const uint32_t n_spans = args.n_tokens / span_tokens_;
+    const auto count = [&] { return n_spans * n_kv_heads_ * CeilDiv(span_rows_, tile_rows_); };
+    while (args.are_of_prompt() && n_workers > 1 && tile_rows_ > kLeastPromptRows && count() < 4 * n_workers)
+      tile_rows_ = tile_rows_ == kMaxAttendRows ? 64 : tile_rows_ / 2;
+    tiles_ = CeilDiv(span_rows_, tile_rows_);
+    count_ = count();
+  }
 
   uint32_t size() const { return count_; }
-  uint32_t most_rows() const { return std::min(span_rows_, kMaxAttendRows); }
+  uint32_t most_rows() const { return std::min(span_rows_, tile_rows_); }
   AttendItem operator[](uint32_t i) const {
-    const uint32_t first_row = i % tiles_ * kMaxAttendRows;
+    const uint32_t first_row = i % tiles_ * tile_rows_;
     return {.first_token = i / tiles_ / n_kv_heads_ * span_tokens_,
             .kv_head = i / tiles_ % n_kv_heads_,
             .first_row = first_row,
-            .n_rows = std::min(kMaxAttendRows, span_rows_ - first_row)};
+            .n_rows = std::min(tile_rows_, span_rows_ - first_row)};
   }
   uint32_t TokenOf(const AttendItem& item, uint32_t row) const {
     return item.first_token + (item.first_row + row) / group_;
@@ -59,18 +77,48 @@ class AttendItems {
   uint32_t n_kv_heads_;
   uint32_t span_tokens_;
   uint32_t span_rows_;
+  uint32_t tile_rows_;
   uint32_t tiles_;
   uint32_t count_;
 };
 
-// Adds a part of a softmax to another: weighted sums [head_dim], largest score, sum of weights.
-inline void JoinParts(const float* from, uint32_t head_dim, float* to) {
-  const float maximum = std::max(from[head_dim], to[head_dim]);
-  const float from_factor = std::exp(from[head_dim] - maximum);
-  const float to_factor = std::exp(to[head_dim] - maximum);
-  for (uint32_t i = 0; i < head_dim; ++i) to[i] = to_factor * to[i] + from_factor * from[i];
-  to[head_dim] = maximum;
-  to[head_dim + 1] = to_factor * to[head_dim + 1] + from_factor * from[head_dim + 1];
+// The spans of an item, in blocks.
+class AttendSpans {
+ public:
+  AttendSpans(const AttentionArgs& args, uint32_t n_blocks)
+      : n_blocks_(n_blocks),
+        span_blocks_(args.are_of_prompt() ? n_blocks
+                                          : std::max(kLeastUnitBlocks, CeilDiv(n_blocks, MostSpans(args)))) {}
+
+  static uint32_t MostSpans(const AttentionArgs& args) {
+    return args.are_of_prompt() ? 1 : CeilDiv(kUnitsOfToken, args.kv_shape.n_kv_heads);
+  }
+  uint32_t size() const { return CeilDiv(n_blocks_, span_blocks_); }
+  uint32_t begin(uint32_t span) const { return std::min(span * span_blocks_, n_blocks_); }
+
+ private:
+  uint32_t n_blocks_;
+  uint32_t span_blocks_;
+};
+
+// Joins parts of a softmax, [n_parts, n_rows, part], in order, in the place of the first.
+inline void JoinParts(float* parts, uint32_t n_parts, uint32_t n_rows, uint32_t head_dim, bool is_base_2) {
+  const size_t part_floats = AttendPartFloats(head_dim);
+  const auto power = [is_base_2](float x) { return is_base_2 ? std::exp2(x) : std::exp(x); };
+  for (uint32_t r = 0; r < n_rows; ++r) {
+    float* const to = parts + r * part_floats;
+    float maximum = to[head_dim];
+    for (uint32_t i = 1; i < n_parts; ++i)
+      maximum = std::max(maximum, to[i * n_rows * part_floats + head_dim]);
+    const float first_factor = power(to[head_dim] - maximum);
+    for (uint32_t i = 0; i < head_dim + 2; ++i) to[i] *= first_factor;
+    for (uint32_t part = 1; part < n_parts; ++part) {
+      const float* const from = to + part * n_rows * part_floats;
+      const float factor = power(from[head_dim] - maximum);
+      for (uint32_t i = 0; i < head_dim + 2; ++i) to[i] += factor * from[i];
+    }
+    to[head_dim] = maximum;
+  }
 }
 
 inline void FinishPart(const float* part, uint32_t head_dim, float* to) {
@@ -78,11 +126,11 @@ inline void FinishPart(const float* part, uint32_t head_dim, float* to) {
   for (uint32_t i = 0; i < head_dim; ++i) to[i] = part[i] * factor;
 }
 
-// What a cut item's parts are kept in: [workers, 2 (the worker's first item, its last), rows of an item,
-// part].
-inline uint64_t CutPartsBytes(const ThreadPool& pool, const AttentionArgs& args) {
-  if (pool.size() == 1) return 16;
-  return uint64_t{pool.size()} * 2 * AttendItems(args).most_rows() *
+// What parts of cut items are kept in: [items, spans, rows of an item, part].
+inline uint64_t CutPartsBytes(const AttentionArgs& args) {
+  if (args.are_of_prompt()) return 16;
+  const AttendItems items(args, 1);
+  return uint64_t{items.size()} * AttendSpans::MostSpans(args) * items.most_rows() *
          AttendPartFloats(args.kv_shape.head_dim) * sizeof(float);
 }
 
@@ -93,61 +141,75 @@ template <typename Source>
 class AttendWork {
  public:
   // rounds: as in AttendRows.
-  AttendWork(ThreadPool& pool, const AttentionArgs& args, const Source& source, bool rounds)
+  AttendWork(ThreadPool& pool, const AttentionArgs& args, const AttendItems& items, const Source& source,
+             bool rounds)
       : pool_(pool),
         args_(args),
         rounds_(rounds),
         source_(source),
-        items_(args),
+        items_(items),
         head_dim_(args.kv_shape.head_dim),
         part_floats_(AttendPartFloats(head_dim_)) {
-    for (uint32_t i = 0; i < items_.size(); ++i) n_blocks_ += source_.CountBlocks(items_[i]);
+    for (uint32_t i = 0; i < items_.size(); ++i) {
+      const uint32_t n_blocks = source_.CountBlocks(items_[i]);
+      total_cost_ += n_blocks * BlockCost(items_[i]);
+      are_any_cut_ = are_any_cut_ || AttendSpans(args_, n_blocks).size() > 1;
+    }
   }
 
   void Run() {
     pool_.ReserveScratch(AttendRowsBytes(head_dim_) + ItemPartsBytes());
     pool_.Run([&](uint32_t worker) { RunWorker(worker); });
-    JoinCutItems();
+    if (are_any_cut_) JoinCutItems();
   }
 
  private:
+  // A unit's parts.
   size_t ItemPartsBytes() const { return size_t{items_.most_rows()} * part_floats_ * sizeof(float); }
-  uint64_t BeginOf(uint32_t worker) const { return n_blocks_ * worker / pool_.size(); }
-  float* CutPart(uint32_t worker, bool is_last) const {
+  float* CutParts(uint32_t item) const {
     return Data<float>(args_.scratch) +
-           (size_t{worker} * 2 + (is_last ? 1 : 0)) * items_.most_rows() * part_floats_;
+           size_t{item} * AttendSpans::MostSpans(args_) * items_.most_rows() * part_floats_;
   }
+  // To decode a block takes as long as about fifty rows.
+  uint64_t BlockCost(const AttendItem& item) const { return args_.are_of_prompt() ? 50 + item.n_rows : 1; }
 
+  // Units that begin in a worker's part of the whole cost are that worker's.
   void RunWorker(uint32_t worker) const {
-    const uint64_t begin = BeginOf(worker);
-    const uint64_t end = BeginOf(worker + 1);
+    const uint64_t begin = total_cost_ * worker / pool_.size();
+    const uint64_t end = total_cost_ * (worker + 1) / pool_.size();
     std::byte* memory = pool_.Scratch(worker, AttendRowsBytes(head_dim_) + ItemPartsBytes());
     auto* parts = reinterpret_cast<float*>(memory + AttendRowsBytes(head_dim_));
-    uint64_t item_begin = 0;
-    for (uint32_t i = 0; i < items_.size() && item_begin < end; ++i) {
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < items_.size() && at < end; ++i) {
       const AttendItem item = items_[i];
-      const uint64_t item_end = item_begin + source_.CountBlocks(item);
-      if (item_end > begin) {
-        const bool is_cut = begin > item_begin || end < item_end;
-        float* to = is_cut ? CutPart(worker, begin <= item_begin) : parts;
-        Attend(item, static_cast<uint32_t>(std::max(begin, item_begin) - item_begin),
-               static_cast<uint32_t>(std::min(end, item_end) - item_begin), memory, to);
-        if (!is_cut) Finish(item, to);
+      const uint32_t n_blocks = source_.CountBlocks(item);
+      const AttendSpans spans(args_, n_blocks);
+      for (uint32_t span = 0; span < spans.size(); ++span) {
+        const uint64_t cost = (spans.begin(span + 1) - spans.begin(span)) * BlockCost(item);
+        const uint64_t middle = at + cost / 2;
+        at += cost;
+        if (middle < begin || middle >= end) continue;
+        float* to = spans.size() == 1 ? parts : CutParts(i) + size_t{span} * item.n_rows * part_floats_;
+        Attend(item, spans.begin(span), spans.begin(span + 1), memory, to);
+        if (spans.size() == 1) Finish(item, to);
       }
-      item_begin = item_end;
     }
   }
 
   void Attend(const AttendItem& item, uint32_t first_block, uint32_t end_block, std::byte* memory,
               float* parts) const {
-    const AttendRows rows{.n_rows = item.n_rows, .head_dim = head_dim_, .rounds = rounds_, .memory = memory};
+    const AttendRows rows{.n_rows = item.n_rows,
+                          .head_dim = head_dim_,
+                          .rounds = rounds_,
+                          .is_prompt = args_.are_of_prompt(),
+                          .memory = memory};
     const size_t stride = size_t{args_.n_heads + 2 * args_.kv_shape.n_kv_heads} * head_dim_;
     const float* queries[kMaxAttendRows];
     for (uint32_t r = 0; r < item.n_rows; ++r) {
       queries[r] = Data<float>(args_.qkv) + items_.TokenOf(item, r) * stride +
                    size_t{items_.OutputRow(item, r) % args_.n_heads} * head_dim_;
     }
-    BeginAttend(rows, queries);
+    BeginAttend(rows, queries, first_block == 0 ? PartsBefore(item, parts) : nullptr);
     KvBlock blocks[2];
     source_.LoadBlock(item, first_block, &blocks[0]);
     for (uint32_t nth = first_block; nth < end_block; ++nth) {
@@ -159,50 +221,53 @@ class AttendWork {
     EndAttend(rows, parts);
   }
 
-  // parts: of the item's rows, complete; changed.
-  void Finish(const AttendItem& item, float* parts) const {
+  // Gathers what the item's rows had from entries before these; null: nothing. Where the parts will be.
+  const float* PartsBefore(const AttendItem& item, float* parts) const {
+    if (args_.parts_before == nullptr) return nullptr;
+    for (uint32_t r = 0; r < item.n_rows; ++r) {
+      std::memcpy(parts + size_t{r} * part_floats_,
+                  Data<float>(args_.parts_before) + size_t{items_.OutputRow(item, r)} * part_floats_,
+                  part_floats_ * sizeof(float));
+    }
+    return parts;
+  }
+
+  // parts: of the item's rows, complete.
+  void Finish(const AttendItem& item, const float* parts) const {
     for (uint32_t r = 0; r < item.n_rows; ++r) {
       const size_t row = items_.OutputRow(item, r);
-      float* part = parts + size_t{r} * part_floats_;
-      if (args_.parts_after == nullptr) {
+      const float* part = parts + size_t{r} * part_floats_;
+      if (args_.parts_after == nullptr)
         FinishPart(part, head_dim_, Data<float>(args_.output) + row * head_dim_);
-        continue;
-      }
-      if (args_.parts_before != nullptr)
-        JoinParts(Data<float>(args_.parts_before) + row * part_floats_, head_dim_, part);
-      std::memcpy(Data<float>(args_.parts_after) + row * part_floats_, part, part_floats_ * sizeof(float));
+      else
+        std::memcpy(Data<float>(args_.parts_after) + row * part_floats_, part, part_floats_ * sizeof(float));
     }
   }
 
   void JoinCutItems() const {
-    uint64_t item_begin = 0;
-    uint32_t worker = 0;
-    for (uint32_t i = 0; i < items_.size(); ++i) {
-      const AttendItem item = items_[i];
-      const uint64_t item_end = item_begin + source_.CountBlocks(item);
-      while (BeginOf(worker + 1) <= item_begin) ++worker;
-      if (BeginOf(worker + 1) < item_end) {
-        float* parts = CutPart(worker, BeginOf(worker) <= item_begin);
-        for (uint32_t other = worker + 1; other < pool_.size() && BeginOf(other) < item_end; ++other) {
-          if (BeginOf(other) == BeginOf(other + 1)) continue;
-          const float* from = CutPart(other, false);
-          for (uint32_t r = 0; r < item.n_rows; ++r)
-            JoinParts(from + size_t{r} * part_floats_, head_dim_, parts + size_t{r} * part_floats_);
-        }
-        Finish(item, parts);
+    // Items that are worth a second thread: they take about as long as waking it.
+    const size_t grain =
+        std::max<size_t>(1, 20000 / (AttendSpans::MostSpans(args_) * items_.most_rows() * part_floats_));
+    pool_.ParallelFor(items_.size(), grain, [&](size_t begin, size_t end, uint32_t) {
+      for (auto i = static_cast<uint32_t>(begin); i < end; ++i) {
+        const AttendItem item = items_[i];
+        const uint32_t n_spans = AttendSpans(args_, source_.CountBlocks(item)).size();
+        if (n_spans == 1) continue;
+        JoinParts(CutParts(i), n_spans, item.n_rows, head_dim_, /*is_base_2=*/item.n_rows > kFewRows);
+        Finish(item, CutParts(i));
       }
-      item_begin = item_end;
-    }
+    });
   }
 
   ThreadPool& pool_;
   const AttentionArgs& args_;
   bool rounds_;
   const Source& source_;
-  AttendItems items_;
+  const AttendItems& items_;
   uint32_t head_dim_;
   uint32_t part_floats_;
-  uint64_t n_blocks_ = 0;
+  uint64_t total_cost_ = 0;
+  bool are_any_cut_ = false;
 };
 
 }  // namespace kvrun::host

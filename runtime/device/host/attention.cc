@@ -12,10 +12,10 @@ namespace {
 // Positions 0 .. of the sequence of an item's tokens.
 class ResidentKv {
  public:
-  explicit ResidentKv(const AttentionArgs& args)
+  ResidentKv(const AttentionArgs& args, const AttendItems& items)
       : shape_(args.kv_shape),
         step_(*Data<StepParams>(args.step)),
-        items_(args),
+        items_(items),
         kv_(Data<std::byte>(args.kv)),
         row_bytes_(size_t{shape_.head_dim} * KvElementBytes(shape_.type)) {}
 
@@ -51,7 +51,7 @@ class ResidentKv {
  private:
   const KvShape& shape_;
   const StepParams& step_;
-  AttendItems items_;
+  const AttendItems& items_;
   const std::byte* kv_;
   size_t row_bytes_;
 };
@@ -82,14 +82,13 @@ void RopeAndStore(ThreadPool& pool, const AttentionArgs& args) {
   });
 }
 
-uint64_t AttendScratchBytes(const ThreadPool& pool, const AttentionArgs& args) {
-  return CutPartsBytes(pool, args);
-}
+uint64_t AttendScratchBytes(const AttentionArgs& args) { return CutPartsBytes(args); }
 
 void Attend(ThreadPool& pool, const AttentionArgs& args, bool exact) {
   CheckArgs(args);
-  const ResidentKv source(args);
-  AttendWork(pool, args, source, !exact).Run();
+  const AttendItems items(args, pool.size());
+  const ResidentKv source(args, items);
+  AttendWork(pool, args, items, source, !exact).Run();
 }
 
 void FinishAttention(ThreadPool& pool, const AttentionArgs& args) {

@@ -139,16 +139,14 @@ Result<std::unique_ptr<Matrix>> HostDevice::CreateMatrix(TensorType type, uint32
 }
 
 uint64_t HostDevice::AttendScratchBytes(const AttentionArgs& args) const {
-  return host::AttendScratchBytes(pool_, args);
+  return host::AttendScratchBytes(args);
 }
 
 uint64_t HostDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& args) const {
-  return host::AttendSlotsScratchBytes(pool_, args);
+  return host::AttendSlotsScratchBytes(args);
 }
 
-uint64_t HostDevice::ScoreScratchBytes(const ScoreArgs& args) const {
-  return host::ScoreScratchBytes(pool_, args);
-}
+uint64_t HostDevice::ScoreScratchBytes(const ScoreArgs& args) const { return host::ScoreScratchBytes(args); }
 
 Result<std::unique_ptr<CommandList>> HostDevice::CreateCommandList() {
   return std::unique_ptr<CommandList>(std::make_unique<HostCommandList>(*this));

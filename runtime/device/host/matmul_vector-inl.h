@@ -334,8 +334,8 @@ HWY_INLINE VF LoadFloats(const Half* from) {
 
 template <uint32_t kTokens, typename T>
 void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
-  // Enough sums that none waits for itself.
-  constexpr size_t kParts = 8 / kTokens;
+  // As many for any number of tokens: a token's sum does not depend on the others.
+  constexpr size_t kParts = 2;
   for (size_t row = 0; row < kPanelRows; row += kLanes) {
     VF sum[kTokens * kParts];
     KVRUN_UNROLL

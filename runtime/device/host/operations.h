@@ -35,14 +35,14 @@ void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n
 
 // attention.cc: KV in memory.
 void RopeAndStore(ThreadPool& pool, const AttentionArgs& args);
-uint64_t AttendScratchBytes(const ThreadPool& pool, const AttentionArgs& args);
+uint64_t AttendScratchBytes(const AttentionArgs& args);
 // exact: as in MatMul; else many rows (a prompt's) may be rounded as attend_rounded-inl.h says.
 void Attend(ThreadPool& pool, const AttentionArgs& args, bool exact);
 void FinishAttention(ThreadPool& pool, const AttentionArgs& args);
 
 // slots.cc, records.cc: KV in records.
 void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args);
-uint64_t AttendSlotsScratchBytes(const ThreadPool& pool, const SlotAttentionArgs& args);
+uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args);
 void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args);
 void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                    uint32_t n_groups, const KvRecordShape& record, Buffer* records);
@@ -50,7 +50,7 @@ void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape&
                    uint32_t first_token, const KvShape& kv_shape, Buffer* kv);
 
 // index.cc: scores, choice and upkeep of the index; sums for adapters.
-uint64_t ScoreScratchBytes(const ThreadPool& pool, const ScoreArgs& args);
+uint64_t ScoreScratchBytes(const ScoreArgs& args);
 void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args);
 void AppendIndex(ThreadPool& pool, const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
                  uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens, const IndexSides& sides,

@@ -2,10 +2,10 @@
 //
 // Entries are taken in tiles of a few vectors: decoded to columns of floats, multiplied with all rows of z,
 // three at a time. A softmax needs all products before it can weigh one. A first pass finds each softmax'
-// reference and sum; of its first tiles a worker keeps the weights, as many as its share of the processor's
-// cache holds. A second pass adds up the weights; those that were not kept are computed again. So the memory
-// that it takes does not grow with the context, but for the groups' scores. Products are logarithms to base
-// 2, references whole numbers.
+// reference and sum, span by span; of its first tiles a worker keeps the weights, as many as its share of the
+// processor's cache holds. A second pass adds up the weights; those that were not kept are computed again, in
+// proportion to the reference of their time as those that were. So the memory that it takes hardly grows with
+// the context, but for the groups' scores. Products are logarithms to base 2, references whole numbers.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/score.cc"
 #include <hwy/foreach_target.h>
@@ -68,7 +68,8 @@ struct Tiling {
 
 // What a worker has of its own, in ThreadPool::Scratch.
 struct WorkerMemory {
-  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes) {
+  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes,
+               size_t n_tiles) {
     n_kept = KeptBytes() / (n_rows * (tiling.tile_entries + 1) * sizeof(float));
     std::byte* at = begin;
     const auto take = [&at]<typename T>(T*& to, size_t count) {
@@ -84,7 +85,7 @@ struct WorkerMemory {
     take(factors, n_rows);
     take(sums, n_rows * max_lanes);
     take(kept, n_kept * n_rows * tiling.tile_entries);
-    take(kept_references, n_kept * n_rows);
+    take(tile_references, n_tiles * n_rows);
     n_bytes = static_cast<size_t>(at - begin);
   }
 
@@ -97,7 +98,7 @@ struct WorkerMemory {
   float* factors;          // [n_rows]: what weights are multiplied with in the end
   float* sums;             // [n_rows, lanes] of weights, by lane
   float* kept;             // [n_kept, n_rows, tile_entries]
-  float* kept_references;  // [n_kept, n_rows]
+  float* tile_references;  // [n_tiles, n_rows]: of the worker's tiles, when they were weighed
   size_t n_kept = 0;       // tiles that there is room for
   size_t n_bytes = 0;
 };
@@ -109,12 +110,13 @@ struct Scoring {
   const Tiling& tiling;
   const uint8_t* index;  // of the token's sequence
   const float* z;        // [n_rows, rank]
-  Softmax* softmaxes;    // [n_workers, n_rows]
+  Softmax* softmaxes;    // [kScoreSpans, n_rows]
   float* scores;         // [n_lists, n_groups]
   size_t n_entries;      // that can be chosen
-  size_t n_workers;
 
-  size_t n_units() const { return (n_entries + tiling.unit_entries - 1) / tiling.unit_entries; }
+  size_t n_units() const { return CeilDiv(n_entries, tiling.unit_entries); }
+  size_t span_units() const { return CeilDiv(n_units(), kScoreSpans); }
+  size_t n_spans() const { return CeilDiv(n_units(), span_units()); }
 };
 
 }  // namespace
@@ -262,47 +264,52 @@ void Weigh(float* products, float* reference, float* sums) {
   hn::Store(hn::Add(sum, hn::Add(hn::Add(w0, w1), hn::Add(w2, w3))), d, sums);
 }
 
-// First pass: references and sums of a worker's units [begin, end), and the weights of the first of its
+// First pass: references and sums of a worker's spans [begin, end), and the weights of the first of its
 // tiles.
-void FindSoftmaxes(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own, Softmax* softmaxes) {
+void FindSoftmaxes(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own) {
   const hn::ScalableTag<float> d;
   const size_t n_rows = s.layout.n_rows;
-  std::fill_n(own.references, n_rows, kNoReference);
-  std::fill_n(own.sums, n_rows * hn::Lanes(d), 0.0F);
-  const size_t last = std::min(end * s.tiling.unit_entries, s.n_entries);
   size_t offsets_of = 0;
   size_t tile = 0;
-  for (size_t unit = begin; unit < end; ++unit) {
-    const size_t unit_end = std::min((unit + 1) * s.tiling.unit_entries, last);
-    for (size_t first = unit * s.tiling.unit_entries; first < unit_end;
-         first += s.tiling.tile_entries, ++tile) {
-      const bool keep = tile < own.n_kept;
-      float* const weights = keep ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
-      MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
-      for (size_t row = 0; row < n_rows; ++row) {
-        Weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
+  for (size_t span = begin; span < end; ++span) {
+    std::fill_n(own.references, n_rows, kNoReference);
+    std::fill_n(own.sums, n_rows * hn::Lanes(d), 0.0F);
+    const size_t end_unit = std::min((span + 1) * s.span_units(), s.n_units());
+    for (size_t unit = span * s.span_units(); unit < end_unit; ++unit) {
+      const size_t unit_end = std::min((unit + 1) * s.tiling.unit_entries, s.n_entries);
+      for (size_t first = unit * s.tiling.unit_entries; first < unit_end;
+           first += s.tiling.tile_entries, ++tile) {
+        float* const weights =
+            tile < own.n_kept ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
+        MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
+        for (size_t row = 0; row < n_rows; ++row) {
+          Weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
+        }
+        std::copy_n(own.references, n_rows, own.tile_references + tile * n_rows);
       }
-      if (keep) std::copy_n(own.references, n_rows, own.kept_references + tile * n_rows);
     }
-  }
-  for (size_t row = 0; row < n_rows; ++row) {
-    const auto sums = hn::Load(d, own.sums + row * hn::Lanes(d));
-    softmaxes[row] = {own.references[row], hn::GetLane(hn::SumOfLanes(d, sums))};
+    for (size_t row = 0; row < n_rows; ++row) {
+      const auto sums = hn::Load(d, own.sums + row * hn::Lanes(d));
+      s.softmaxes[span * n_rows + row] = {own.references[row], hn::GetLane(hn::SumOfLanes(d, sums))};
+    }
   }
 }
 
-// Of all workers' entries: references, and the reciprocals of the sums as factors.
+// Of all spans' entries: references, and the reciprocals of the sums as factors.
 void JoinSoftmaxes(const Scoring& s, const WorkerMemory& own) {
-  for (size_t row = 0; row < s.layout.n_rows; ++row) {
-    Softmax all;
-    for (size_t worker = 0; worker < s.n_workers; ++worker) {
-      const Softmax& one = s.softmaxes[worker * s.layout.n_rows + row];
-      const float reference = std::max(all.reference, one.reference);
-      all = {reference,
-             all.sum * Power(all.reference - reference) + one.sum * Power(one.reference - reference)};
+  const size_t n_rows = s.layout.n_rows;
+  const size_t n_spans = s.n_spans();
+  for (size_t row = 0; row < n_rows; ++row) {
+    float reference = kNoReference;
+    for (size_t span = 0; span < n_spans; ++span)
+      reference = std::max(reference, s.softmaxes[span * n_rows + row].reference);
+    float sum = 0.0F;
+    for (size_t span = 0; span < n_spans; ++span) {
+      const Softmax& one = s.softmaxes[span * n_rows + row];
+      sum += one.sum * Power(one.reference - reference);
     }
-    own.references[row] = all.reference;
-    own.factors[row] = 1.0F / all.sum;
+    own.references[row] = reference;
+    own.factors[row] = 1.0F / sum;
   }
 }
 
@@ -362,8 +369,8 @@ void RaiseScores(float* totals, size_t n, size_t group_tokens, bool is_new, floa
   }
 }
 
-// Second pass (with sums, the only one): the scores of a worker's units [begin, end).
-void ScoreUnits(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own) {
+// Second pass (with sums, the only one): the scores of a worker's spans [begin, end).
+void ScoreSpans(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own) {
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
@@ -371,24 +378,23 @@ void ScoreUnits(const Scoring& s, size_t begin, size_t end, const WorkerMemory& 
   if (!is_sum) JoinSoftmaxes(s, own);
   size_t offsets_of = 0;
   size_t tile = 0;
-  for (size_t unit = begin; unit < end; ++unit) {
+  const size_t end_unit = std::min(end * s.span_units(), s.n_units());
+  for (size_t unit = begin * s.span_units(); unit < end_unit; ++unit) {
     const size_t unit_begin = unit * s.tiling.unit_entries;
     const size_t unit_end = std::min(unit_begin + s.tiling.unit_entries, s.n_entries);
     for (size_t first = unit_begin; first < unit_end; first += s.tiling.tile_entries, ++tile) {
       const size_t n = std::min(s.tiling.tile_entries, unit_end - first);
+      const float* const references = own.tile_references + tile * n_rows;
       const bool was_kept = !is_sum && tile < own.n_kept;
       const float* weights = was_kept ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
       if (!was_kept) MultiplyTile(s, first, n, &offsets_of, own, own.products);
-      if (!was_kept && !is_sum) WeighAgain(own.products, own.references, n_rows);
+      if (!was_kept && !is_sum) WeighAgain(own.products, references, n_rows);
       for (size_t list = 0; list < s.layout.n_lists; ++list) {
         float* totals = own.products;
         if (!is_sum) {
-          // Weights that were kept are in proportion to the reference of their time; sums is free by now.
-          for (size_t row = list * list_rows; row < (list + 1) * list_rows; ++row) {
-            const float power =
-                was_kept ? Power(own.kept_references[tile * n_rows + row] - own.references[row]) : 1.0F;
-            own.sums[row] = own.factors[row] * power;
-          }
+          // Weights are in proportion to the reference of their time; sums is free by now.
+          for (size_t row = list * list_rows; row < (list + 1) * list_rows; ++row)
+            own.sums[row] = own.factors[row] * Power(references[row] - own.references[row]);
           AddUp(weights + list * list_rows * s.tiling.tile_entries, own.sums + list * list_rows, list_rows,
                 own.totals);
           totals = own.totals;
@@ -404,7 +410,9 @@ void ScoreUnits(const Scoring& s, size_t begin, size_t end, const WorkerMemory& 
 void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
   const Tiling tiling(args.index_shape, kVectors * VectorLanes());
   const size_t rank = args.index_shape.rank;
-  const WorkerMemory sizes(nullptr, tiling, rank, layout.n_rows, VectorLanes());
+  const size_t n_tiles = CeilDiv(size_t{args.index_shape.n_groups}, tiling.unit_groups) *
+                         CeilDiv(tiling.unit_entries, tiling.tile_entries);
+  const WorkerMemory sizes(nullptr, tiling, rank, layout.n_rows, VectorLanes(), n_tiles);
   pool.ReserveScratch(sizes.n_bytes);
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
@@ -419,21 +427,21 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
         .z = scratch + token * layout.n_rows * rank,
         .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
         .scores = scratch + layout.scores_begin + token * layout.n_lists * args.index_shape.n_groups,
-        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.group_tokens,
-        .n_workers = pool.size()};
+        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.group_tokens};
     if (s.n_entries == 0) continue;
     const auto memory = [&](uint32_t worker) {
-      return WorkerMemory(pool.Scratch(worker, sizes.n_bytes), tiling, rank, layout.n_rows, VectorLanes());
+      return WorkerMemory(pool.Scratch(worker, sizes.n_bytes), tiling, rank, layout.n_rows, VectorLanes(),
+                          n_tiles);
     };
     if (args.reduction != HeadReduction::kSum) {
       pool.Run([&](uint32_t worker) {
-        const auto [begin, end] = pool.Part(s.n_units(), 1, worker);
-        FindSoftmaxes(s, begin, end, memory(worker), s.softmaxes + worker * layout.n_rows);
+        const auto [begin, end] = pool.Part(s.n_spans(), 1, worker);
+        FindSoftmaxes(s, begin, end, memory(worker));
       });
     }
     pool.Run([&](uint32_t worker) {
-      const auto [begin, end] = pool.Part(s.n_units(), 1, worker);
-      if (begin < end) ScoreUnits(s, begin, end, memory(worker));
+      const auto [begin, end] = pool.Part(s.n_spans(), 1, worker);
+      if (begin < end) ScoreSpans(s, begin, end, memory(worker));
     });
   }
 }
@@ -462,7 +470,7 @@ uint32_t RowsOf(const ScoreArgs& args) {
 
 }  // namespace
 
-ScoreLayout LayOutScores(uint32_t n_workers, const ScoreArgs& args) {
+ScoreLayout LayOutScores(const ScoreArgs& args) {
   const size_t n_tokens = args.attention.n_tokens;
   ScoreLayout layout;
   layout.n_rows = RowsOf(args);
@@ -473,8 +481,7 @@ ScoreLayout LayOutScores(uint32_t n_workers, const ScoreArgs& args) {
     return begin;
   };
   take(n_tokens * layout.n_rows * args.index_shape.rank);
-  if (args.reduction != HeadReduction::kSum)
-    layout.softmaxes_begin = take(size_t{n_workers} * layout.n_rows * 2);
+  if (args.reduction != HeadReduction::kSum) layout.softmaxes_begin = take(kScoreSpans * layout.n_rows * 2);
   layout.scores_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
   return layout;
 }
@@ -485,12 +492,10 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
   return std::min(before / args.index_shape.group_tokens, args.index_shape.n_groups);
 }
 
-uint64_t ScoreScratchBytes(const ThreadPool& pool, const ScoreArgs& args) {
-  return LayOutScores(pool.size(), args).n_floats * sizeof(float);
-}
+uint64_t ScoreScratchBytes(const ScoreArgs& args) { return LayOutScores(args).n_floats * sizeof(float); }
 
 void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
-  const ScoreLayout layout = LayOutScores(pool.size(), args);
+  const ScoreLayout layout = LayOutScores(args);
   ProjectQueries(pool, args, layout);
   HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout);
   const auto* step = Data<StepParams>(args.attention.step);

@@ -10,8 +10,8 @@
 namespace kvrun::host {
 
 // A row of z is a projected query, of one head or of several added up. In floats from the beginning of
-// scratch: z [n_tokens, n_rows, rank]; of one token's softmaxes, reference and sum over each worker's entries
-// [n_workers, n_rows, 2]; scores [n_tokens, n_lists, n_groups].
+// scratch: z [n_tokens, n_rows, rank]; of one token's softmaxes, reference and sum over each span's entries
+// [kScoreSpans, n_rows, 2]; scores [n_tokens, n_lists, n_groups].
 struct ScoreLayout {
   uint32_t n_rows = 0;   // of z, per token
   uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows
@@ -19,7 +19,11 @@ struct ScoreLayout {
   size_t scores_begin = 0;
   size_t n_floats = 0;
 };
-ScoreLayout LayOutScores(uint32_t n_workers, const ScoreArgs& args);
+ScoreLayout LayOutScores(const ScoreArgs& args);
+
+// What can be chosen is cut into so many spans, however many workers share them: sums, and so choices, are
+// the same for any number.
+inline constexpr size_t kScoreSpans = 32;
 
 // Normalises and rotates args.query in place, and writes z of all tokens, times the factors that scores take.
 void ProjectQueries(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout);

@@ -120,7 +120,7 @@ void AddSlotChecks(Checks& checks) {
 
 Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
   const ScoreArgs args = ScoreArgsOf(c);
-  const ScoreLayout layout = LayOutScores(device.pool().size(), args);
+  const ScoreLayout layout = LayOutScores(args);
   return CheckScore(device, c,
                     {.n_rows = layout.n_rows,
                      .n_lists = layout.n_lists,

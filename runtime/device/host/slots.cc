@@ -117,6 +117,7 @@ void CheckSlots(const SlotAttentionArgs& args, const Buffer* slots, const SlotSh
 AttentionArgs ApartFrom(const AttentionArgs& args) {
   AttentionArgs apart = args;
   apart.one_sequence = false;
+  apart.is_prompt = false;
   apart.parts_after = nullptr;
   apart.parts_before = nullptr;
   return apart;
@@ -169,8 +170,8 @@ void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args) {
   });
 }
 
-uint64_t AttendSlotsScratchBytes(const ThreadPool& pool, const SlotAttentionArgs& args) {
-  return CutPartsBytes(pool, ApartFrom(args.attention));
+uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) {
+  return CutPartsBytes(ApartFrom(args.attention));
 }
 
 void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
@@ -178,7 +179,8 @@ void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
   if (args.window != nullptr) CheckSlots(args, args.window, args.window_shape);
   const AttentionArgs attention = ApartFrom(args.attention);
   const SlottedKv source(args);
-  AttendWork(pool, attention, source, /*rounds=*/false).Run();
+  const AttendItems items(attention, pool.size());
+  AttendWork(pool, attention, items, source, /*rounds=*/false).Run();
 }
 
 }  // namespace kvrun::host
