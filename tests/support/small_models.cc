@@ -21,12 +21,12 @@ std::vector<SmallModel> SmallModels() {
   return models;
 }
 
-LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder) {
-  if (!model.path.empty()) return LoadModelOrDie(model.path);
+LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder, Device* device) {
+  if (!model.path.empty()) return LoadModelOrDie(model.path, device);
   TinyModelOptions options;
   options.n_vocab = 300;
   options.n_ctx_train = 1024;
-  return LoadModelOrDie(WriteModel(folder, "tiny.gguf", TinyModel(options).Build()));
+  return LoadModelOrDie(WriteModel(folder, "tiny.gguf", TinyModel(options).Build()), device);
 }
 
 std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab) {

@@ -16,8 +16,8 @@ struct SmallModel {
   std::string path;  // empty: self-made
 };
 std::vector<SmallModel> SmallModels();
-// On the shared device; a self-made one is written to `folder`.
-LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder);
+// On the shared device, where none is given; a self-made one is written to `folder`.
+LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder, Device* device = nullptr);
 
 // Different for every seed.
 std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab);
