@@ -88,7 +88,8 @@ std::string Entry(const std::string& left, const std::string& text, size_t width
   return Wrapped(left, width < kNarrowWidth ? kNarrowTextColumn : kTextColumn, text, width);
 }
 
-// A command, which can be copied from the help: where it is too long for the terminal, a backslash ends the line.
+// A command, which can be copied from the help: where it is too long for the terminal, a backslash ends the
+// line.
 std::string CommandLines(std::string_view command, size_t width) {
   std::string lines;
   std::string line = "  ";

@@ -76,8 +76,8 @@ bool Mentions(std::string_view message, std::string_view value) {
 uint32_t ParseCountOption(const std::string& source, const std::string& text, uint32_t least, uint32_t most) {
   const std::optional<uint64_t> count = ParseCount(text);
   if (!count || *count < least || *count > most) {
-    throw UsageError(fmt::format("{}: \"{}\" is not a whole number from {} to {}{}", source, text, least, most,
-                                 most < 8192 ? "" : " (8k means 8192)"));
+    throw UsageError(fmt::format("{}: \"{}\" is not a whole number from {} to {}{}", source, text, least,
+                                 most, most < 8192 ? "" : " (8k means 8192)"));
   }
   return static_cast<uint32_t>(*count);
 }

@@ -63,8 +63,8 @@ bool IsStill(pid_t pid) {
          std::string("TZX").find(line[name_end + 2]) != std::string::npos;
 }
 
-// Waits, for at most half a minute, until the program has a file with bytes in it, stops the program there and
-// answers all its files in the folder. Empty if the program ended first.
+// Waits, for at most half a minute, until the program has a file with bytes in it, stops the program there
+// and answers all its files in the folder. Empty if the program ended first.
 std::vector<std::string> StopWithFiles(const RunningProgram& program, const std::string& folder) {
   const auto has_bytes = [](const std::string& file) {
     struct stat info {};

@@ -66,7 +66,8 @@ TEST(CliHelp, IsAsWideAsTheTerminalAndNoWiderThanAHundred) {
         columns.empty() ? std::vector<std::string>{} : std::vector<std::string>{"COLUMNS=" + columns}, "",
         ""};
     size_t most = 0;
-    for (const std::string& line : Lines(Cli({command, "--help"}, input).out)) most = std::max(most, line.size());
+    for (const std::string& line : Lines(Cli({command, "--help"}, input).out))
+      most = std::max(most, line.size());
     return most;
   };
   for (const std::string& command : kRunCommands) {

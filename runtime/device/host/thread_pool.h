@@ -1,8 +1,8 @@
 // A fixed set of threads that carry out one operation at a time together.
 //
-// Work is divided before it starts, and nobody takes another's share. What is divided must not depend on how many
-// threads there are where sums are cut: then every rounding is the same for any number of them. A thread that
-// waits spins for a little while, then sleeps.
+// Work is divided before it starts, and nobody takes another's share. What is divided must not depend on how
+// many threads there are where sums are cut: then every rounding is the same for any number of them. A thread
+// that waits spins for a little while, then sleeps.
 #pragma once
 
 #include <atomic>
