@@ -100,15 +100,13 @@ constexpr Case kCases[] = {
     {"int4", 16, 48, 32}, {"fp8,int4", 4, 50, 21}, {"f16,int8", 8, 50, 0},
 };
 
-// Rounded entries lie in the window as halves, else as they are stored: which, depends on the group. They are
-// allowed to matter as much as halves do where nothing is rounded.
+// Rounded entries lie in the window as halves, else as they are stored: which, depends on the group. So an
+// entry or two of 70 differ by their rounding. They may matter a sixth of what rounding all of them does:
+// seen over 15 texts are up to an eighth, for each type.
 TEST_P(KvSwap, EverythingSelectedIsFullAttention) {
   const std::vector<int> ids = SomeIds(70, 1, n_vocab());
-  const auto halves = NewPass("--kv-type f16");
   const auto floats = NewPass("--kv-type f32");
-  ASSERT_TRUE(halves != nullptr && floats != nullptr);
-  const double of_halves =
-      CompareLogits(Say(*floats, ids, 50, 0), Say(*halves, ids, 50, 0), n_vocab()).max_absolute;
+  ASSERT_NE(floats, nullptr);
   for (const Case& c : kCases) {
     const std::string type = std::string("--kv-type ") + c.type;
     const std::string name =
@@ -117,8 +115,11 @@ TEST_P(KvSwap, EverythingSelectedIsFullAttention) {
     const auto full = NewPass(rounds ? type + " --kv-window 6" : type);
     const auto kvswap = NewPass(fmt::format("{}{} --kv-group {}", kEverything, type, c.group));
     ASSERT_TRUE(full != nullptr && kvswap != nullptr) << name;
-    ExpectSame(name, Say(*full, ids, c.prompt, c.first_part), Say(*kvswap, ids, c.prompt, c.first_part),
-               rounds ? 0.02 + 4 * of_halves : 0.02);
+    const std::vector<float> expected = Say(*full, ids, c.prompt, c.first_part);
+    const double of_rounding =
+        rounds ? CompareLogits(Say(*floats, ids, c.prompt, c.first_part), expected, n_vocab()).max_absolute
+               : 0.0;
+    ExpectSame(name, expected, Say(*kvswap, ids, c.prompt, c.first_part), 0.02 + of_rounding / 6);
   }
 }
 
