@@ -302,37 +302,49 @@ size_t EndOfQuotes(std::string_view text, size_t at) {
   return text.size();
 }
 
-// A table within a table for each part of a dotted key: thousands of them are more than a stack holds. The
-// line (from 1) whose keys may have more parts than kMostDots; 0: none has. Dots in quotes and comments do
-// not count.
-size_t LineOfDeepKey(std::string_view text) {
+// What the TOML library must not be given; `line` 0: nothing. It makes a table within a table for each part
+// of a dotted key, and thousands of them are more than a stack holds. And of letters beyond ASCII that stand
+// where neither a comment nor a text in quotes is, it takes some for what cannot be (toml++ 3.3: U+0362).
+// Neither is in a config.
+struct Unreadable {
+  size_t line = 0;  // from 1
+  std::string why;
+};
+
+Unreadable FindUnreadable(std::string_view text) {
   constexpr size_t kMostDots = 32;
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  constexpr std::string_view kBeforeQuotes =
+      "\n=[{,.";  // elsewhere a quote is a part of a word, and an error
   size_t line = 1;
   size_t n_dots = 0;
-  for (size_t at = 0; at < text.size();) {
+  char before = '\n';  // but for blanks
+  for (size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0; at < text.size();) {
     size_t next = at + 1;
+    const bool is_quote = text[at] == '"' || text[at] == '\'';
     if (text[at] == '\n') {
       n_dots = 0;
-    } else if (text[at] == '"' || text[at] == '\'') {
+    } else if (is_quote && kBeforeQuotes.find(before) != kBeforeQuotes.npos) {
       next = EndOfQuotes(text, at);
     } else if (text[at] == '#') {
       next = std::min(text.find('\n', at), text.size());
     } else if (text[at] == '.' && ++n_dots > kMostDots) {
-      return line;
+      return {line, "this key has more parts than any key of a config"};
+    } else if (static_cast<unsigned char>(text[at]) >= 0x80) {
+      return {line, "a letter that is not ASCII stands outside quotes and comments"};
     }
+    if (text[at] != ' ' && text[at] != '\t' && text[at] != '\r') before = text[at];
     line += static_cast<size_t>(std::ranges::count(text.substr(at, next - at), '\n'));
     at = next;
   }
-  return 0;
+  return {};
 }
 
 }  // namespace
 
 Result<KvConfig> ConfigFromToml(std::string_view text, const std::string& path) {
-  if (const size_t line = LineOfDeepKey(text); line != 0) {
-    return Status(StatusCode::kCorrupt,
-                  fmt::format("{}:{}:1: this key has more parts than any key of a config", path, line));
-  }
+  if (const Unreadable found = FindUnreadable(text); found.line != 0)
+    return Status(StatusCode::kCorrupt, fmt::format("{}:{}:1: {}", path, found.line, found.why));
   const toml::parse_result parsed = toml::parse(text);
   const toml::table no_table;
   if (!parsed) {

@@ -235,6 +235,25 @@ TEST(ConfigFile, AnotherVersionIsUnsupportedWhateverItHolds) {
   ExpectError("\n  version = -3\n", "c.toml:2:13: there is no version -3 of configs: write version = 1");
 }
 
+// toml++ takes some of them for what cannot be. In comments and between quotes they are what users write.
+TEST(ConfigFile, LettersBeyondAsciiBelongInQuotes) {
+  const auto refused = [](const std::string& text) {
+    const auto config = ConfigFromToml(text, "c.toml");
+    return config.status().message().find("a letter that is not ASCII stands outside quotes and comments") !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(
+      refused("x = \xcd\xa2"
+              "176\n"));
+  EXPECT_TRUE(
+      refused("x = 0061e':\xc6\x8c"
+              "f'\n"));
+  EXPECT_TRUE(refused("x = \"a\"\"\xc6\x8c\"\n"));
+  EXPECT_TRUE(refused("\xc3\xa4 = 1\n"));
+  EXPECT_FALSE(refused(
+      "\xef\xbb\xbf# \xcd\xa2\nx = \"\xcd\xa2\" # \xc6\x8c\ny = ['\xc3\xa4', \"\"\"\n\xc3\xa4\"\"\"]\n"));
+}
+
 TEST(ConfigFile, KeysOfManyPartsAreRefusedBeforeTheyFillTheStack) {
   std::string key = "b";
   for (int i = 0; i < 300000; ++i) key += ".b";
