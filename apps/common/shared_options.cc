@@ -115,6 +115,7 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
   options.profile = shared.profile ? 1 : 0;
   options.exact_activations = shared.exact_activations ? 1 : 0;
   options.n_threads = shared.threads;
+  options.instruction_set = shared.isa.c_str();
   options.remeasure = shared.remeasure ? 1 : 0;
   options.progress = Progress::Callback;
   options.progress_user = progress;

@@ -18,6 +18,7 @@ struct SharedOptions {
   uint32_t ctx = 0;      // 0: chosen by the command
   uint32_t threads = 0;  // 0: chosen by the library
   bool exact_activations = false;
+  std::string isa;  // empty: the best
   bool remeasure = false;
   bool validation = false;
   bool profile = false;

@@ -212,6 +212,15 @@ void SayPartNote(const BenchOptions& options, const Json& results) {
   if (note.is_string()) PrintMessage("note: " + TextOf(note));
 }
 
+// An instruction set is the CPU's.
+void ChooseCpuForIsa(SharedOptions* shared) {
+  if (shared->isa.empty()) return;
+  if (shared->device == "auto") shared->device = "host";
+  if (shared->device != "host" && shared->device != "cpu")
+    throw UsageError(
+        fmt::format("--isa is for the CPU itself, and --device names {}: give --device cpu", shared->device));
+}
+
 int Bench(const BenchOptions& options) {
   CheckOptions(options);
   const Model model = OpenOrMake(options);
@@ -272,11 +281,18 @@ Command AddBenchCommand(CLI::App* program) {
   set->Group(HelpGroup::kWork);
   AddWorkOptions(set.get(), options.get());
   AddDeviceOptions(set.get(), &options->shared);
+  set->Choice(
+      "--isa", &options->shared.isa, {"amx", "avx512", "avx2-vnni", "avx2", "sse4", "neon-dot", "neon"},
+      "compute on the CPU itself with this instruction set, though it may have a better one (default: the "
+      "best)");
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
   AddSessionOptions(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
-  return {set, {options, &options->shared.json}, [options] { return Bench(*options); }};
+  return {set, {options, &options->shared.json}, [options] {
+            ChooseCpuForIsa(&options->shared);
+            return Bench(*options);
+          }};
 }
 
 }  // namespace kvrun::cli

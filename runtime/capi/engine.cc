@@ -35,6 +35,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
     engine_options.device.profile = given.profile != 0;
     engine_options.device.exact_activations = given.exact_activations != 0;
     engine_options.device.n_threads = given.n_threads;
+    if (given.instruction_set != nullptr) engine_options.device.instruction_set = given.instruction_set;
     engine_options.device.remeasure = given.remeasure != 0;
     engine_options.version = kvrun_version();
     engine_options.progress =

@@ -2,7 +2,7 @@
 // the same threads read of the same memory without arithmetic. A prompt's 256 tokens: operations per second.
 // Results are compared with sums in double before anything is timed. The best of several runs.
 //
-//   host_bench [THREADS [TARGET]]   TARGET: of Highway's, "AVX2"; default: the best
+//   host_bench [THREADS [SET]]   SET: an instruction set as `kvrun bench --isa` has it; default: the best
 #include <fmt/format.h>
 
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -42,10 +42,10 @@ HWY_AFTER_NAMESPACE();
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "platform/base/check.h"
+#include "runtime/device/host/instruction_sets.h"
 #include "runtime/device/host/matmul_kernels.h"
 #include "runtime/device/host/matrix.h"
 #include "runtime/device/host/operations.h"
@@ -173,9 +173,10 @@ class Bench {
 int Main(int argc, char** argv) {
   const uint32_t n_threads = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
   if (argc > 2) {
-    for (int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
-      const int64_t bit = left & -left;
-      if (std::string_view(hwy::TargetName(bit)) == argv[2]) hwy::SetSupportedTargetsForTest(bit);
+    const Status status = UseInstructionSet(argv[2]);
+    if (!status.ok()) {
+      fmt::print(stderr, "host_bench: {}\n", status.message());
+      return 1;
     }
   }
   const MatMulKernels kernels = GetMatMulKernels();

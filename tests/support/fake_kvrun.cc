@@ -294,6 +294,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
                              options->profile != 0,
                              options->exact_activations != 0,
                              options->n_threads,
+                             options->instruction_set == nullptr ? "" : options->instruction_set,
                              options->remeasure != 0};
   return KVRUN_OK;
 }
@@ -302,6 +303,7 @@ void kvrun_engine_destroy(kvrun_engine* engine) { delete engine; }
 kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
   nlohmann::json notes = {"tiles of 4"};
   if (engine->n_threads != 0) notes.push_back(fmt::format("{} threads", engine->n_threads));
+  if (!engine->instruction_set.empty()) notes.push_back("computing with " + engine->instruction_set);
   if (engine->exact_activations) notes.push_back("float activations");
   if (engine->remeasure) notes.push_back("devices are measured again");
   return HandOut(

@@ -20,6 +20,7 @@ struct kvrun_engine {
   bool profile;
   bool exact_activations;
   uint32_t n_threads;
+  std::string instruction_set;
   bool remeasure;
 };
 

@@ -67,6 +67,20 @@ TEST(CliBench, EveryOptionReachesTheLibrary) {
       Json({{"kv", "--kv-method kvswap --kv-budget 1/13"}, {"sequences", 4}, {"random", 1}, {"io_only", 1}}));
 }
 
+TEST(CliBench, AnInstructionSetIsTheCpus) {
+  const ProgramResult result = Bench({"-m", "toy", "--isa", "avx2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.err, "computing with avx2");
+  const ProgramResult on_gpu = Bench({"-m", "toy", "--isa", "avx2", "--device", "gpu"});
+  EXPECT_EQ(on_gpu.exit_code, 2);
+  EXPECT_PRED2(Contains, on_gpu.err,
+               "--isa is for the CPU itself, and --device names gpu: give --device cpu");
+  const ProgramResult unknown = Bench({"-m", "toy", "--isa", "avx3"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_PRED2(Contains, unknown.err,
+               "--isa: \"avx3\" is not one of amx, avx512, avx2-vnni, avx2, sse4, neon-dot, neon");
+}
+
 TEST(CliBench, AShapeIsFilledAtRandomWithTheLibrarysHitRate) {
   const ProgramResult result =
       Bench({"--shape", "Toy-8B", "--layers", "3", "--kv-method", "kvswap", "--json", "-d", "9"},

@@ -59,7 +59,7 @@ struct Target {
 void Choose(int64_t targets, bool forbid_dot) {
   hwy::SetSupportedTargetsForTest(targets);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  ForbidDotForTest(forbid_dot);
+  ForbidDot(forbid_dot);
 }
 
 std::vector<Target> Targets() {

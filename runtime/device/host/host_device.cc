@@ -84,6 +84,7 @@ HostMemory::~HostMemory() {
 }
 
 Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
+  if (!options.instruction_set.empty()) KVRUN_RETURN_IF_ERROR(UseInstructionSet(options.instruction_set));
   std::unique_ptr<HostDevice> device(new HostDevice(options));
   try {
     device->thread_ = std::thread([raw = device.get()] { raw->Main(); });

@@ -99,6 +99,8 @@ struct HostDeviceOptions {
   // Matrix products and attention take floats; else those round them to 8 bits, and a prompt's attention
   // to 16.
   bool exact_activations = false;
+  // As UseInstructionSet has it, for all devices of the process; empty: as it is.
+  std::string instruction_set = {};
   bool profile = false;
   std::string note;  // of the choice of device, for DeviceInfo::notes; may be empty
   // For tests of self-tests: operations of this name get one of their results wrong. Empty: none.

@@ -1,12 +1,15 @@
-// Which instruction set the kernels of the CPU run with. It is chosen for the process: the best, but while
-// self-tests run.
+// Which instruction set the kernels of the CPU run with. It is chosen for the process: the best, unless
+// another is named, but while self-tests run.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "platform/base/status.h"
 
 namespace kvrun::host {
 
@@ -21,12 +24,19 @@ std::vector<InstructionSet> InstructionSets();
 // The name of the one in use.
 std::string InstructionSetName();
 
+// The names that users know, of those that this processor has, the best first: "amx", "avx512", "avx2-vnni",
+// "avx2", "sse4"; "neon-dot", "neon". Dashes: with instructions that not every processor of the set has.
+std::vector<std::string> NamedInstructionSets();
+// From now on this process computes with the named one; an empty name is the best. kInvalidArgument: there is
+// no such set; kUnsupported: this processor lacks it.
+Status UseInstructionSet(std::string_view name);
+
 // While it is held, the instruction set does not change: parts of an operation leave each other what only
 // the same one understands.
 std::shared_lock<std::shared_mutex> KeepInstructionSet();
 
-// Chooses an instruction set for all devices of the process; the best again when destroyed. There is one at a
-// time: another waits.
+// Chooses an instruction set for all devices of the process; the one before again when destroyed. There is
+// one at a time: another waits.
 class ChosenInstructionSet {
  public:
   explicit ChosenInstructionSet(const InstructionSet& set);

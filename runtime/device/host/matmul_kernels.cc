@@ -32,7 +32,7 @@ MatMulKernels GetMatMulKernels() {
   return HWY_DYNAMIC_DISPATCH(MatMulKernelsOfTarget)(dot_forbidden.load(std::memory_order_relaxed));
 }
 
-void ForbidDotForTest(bool forbid) { dot_forbidden.store(forbid, std::memory_order_relaxed); }
+void ForbidDot(bool forbid) { dot_forbidden.store(forbid, std::memory_order_relaxed); }
 
 }  // namespace kvrun::host
 #endif

@@ -69,6 +69,6 @@ MatMulKernels GetMatMulKernels();
 
 // Instruction sets that may or may not have such an instruction, or one for whole tiles, do as if they had
 // not, from the next call on.
-void ForbidDotForTest(bool forbid);
+void ForbidDot(bool forbid);
 
 }  // namespace kvrun::host

@@ -55,6 +55,7 @@ Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::str
 Result<std::unique_ptr<host::HostDevice>> CreateHost(const OpenDeviceOptions& options, std::string note) {
   return host::HostDevice::Create({.n_threads = options.n_threads,
                                    .exact_activations = options.exact_activations,
+                                   .instruction_set = options.instruction_set,
                                    .profile = options.profile,
                                    .note = std::move(note)});
 }
