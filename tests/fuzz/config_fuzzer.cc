@@ -1,4 +1,5 @@
-// Reads arbitrary bytes as a config of kvadapt tune; what is read is written, and must be the same when read again.
+// Reads arbitrary bytes as a config of kvadapt tune; what is read is written, and must be the same when read
+// again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

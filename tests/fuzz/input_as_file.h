@@ -10,8 +10,8 @@
 
 namespace kvrun::fuzz {
 
-// One for the whole process: a memory file whose bytes are those of the last call. Its path; empty where the system
-// does not let one be made.
+// One for the whole process: a memory file whose bytes are those of the last call. Its path; empty where the
+// system does not let one be made.
 inline std::string InputAsFile(const uint8_t* data, size_t size_bytes) {
   static const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
   if (fd < 0 || ::ftruncate(fd, 0) != 0) return "";
