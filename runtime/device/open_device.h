@@ -36,8 +36,8 @@ struct OpenDeviceOptions {
   // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: one for each performance core
   bool exact_activations = false;  // products do not round them to 8 bits, nor a prompt's attention to 16
-  std::string instruction_set =
-      {};  // "avx2", of the whole process (host/instruction_sets.h); empty: the best
+  // As UseInstructionSet has it (host/instruction_sets.h): "avx2", for the whole process; empty: as it is.
+  std::string instruction_set = {};
 };
 
 // What "auto" chooses from: the CPU, and Vulkan's best device.

@@ -314,8 +314,8 @@ struct Unreadable {
 Unreadable FindUnreadable(std::string_view text) {
   constexpr size_t kMostDots = 32;
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
-  constexpr std::string_view kBeforeQuotes =
-      "\n=[{,.";  // elsewhere a quote is a part of a word, and an error
+  // Elsewhere a quote is a part of a word, and an error.
+  constexpr std::string_view kBeforeQuotes = "\n=[{,.";
   size_t line = 1;
   size_t n_dots = 0;
   char before = '\n';  // but for blanks
