@@ -3,7 +3,10 @@
 //
 // A Dot is a struct with
 //   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
-//   Columns<kBits, kGroups>(sum, w, a)
+//   kSplits      whether it is faster with the nibbles of bytes than with bytes, where these are split for
+//                several tokens
+//   kGroupsIn16Bits<kBits>  how many groups' products it adds up in 16 bits first (1: MaddubsDot alone has
+//   more) Columns<kBits, kGroups>(sum, w, a)
 // where lane i of sum gets added, for g = 0 .. kGroups - 1 and j = 0 .. 3, byte 4 i + j of w[g] times a[4 g +
 // j]. Weights are unsigned of kBits bits; with kBits == 8 they are signed, less kBias mod 256.
 
@@ -76,6 +79,9 @@ HWY_INLINE VI FourOf(const int8_t* a) {
 // Any target: four products of sign-extended bytes. Slow; stands in where there is nothing better.
 struct PortableDot {
   static constexpr int32_t kBias = 0;
+  static constexpr bool kSplits = false;
+  template <int kBits>
+  static constexpr int kGroupsIn16Bits = 1;
 
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
@@ -94,6 +100,9 @@ struct PortableDot {
 
 struct Vnni512Dot {
   static constexpr int32_t kBias = 128;
+  static constexpr bool kSplits = false;
+  template <int kBits>
+  static constexpr int kGroupsIn16Bits = 1;
 
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
@@ -110,17 +119,23 @@ struct Vnni512Dot {
 // pmaddubsw adds two products in 16 bits, and more are added there while they fit; pmaddwd then widens.
 struct MaddubsDot {
   static constexpr int32_t kBias = 0;
+  static constexpr bool kSplits = true;
   using VI16 = hn::Vec<hn::Repartition<int16_t, DI>>;
+
+  // So many groups' pairs fit in 16 bits: (2^kBits - 1) * 127 * 2 each, of 32767.
+  template <int kBits>
+  static constexpr int kGroupsIn16Bits = kBits <= 4   ? 8
+                                         : kBits == 5 ? 4
+                                         : kBits == 6 ? 2
+                                                      : 1;
 
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
-    // (2^kBits - 1) * 127 * 2 each, of 32767.
-    constexpr int kGroupsIn16Bits = kBits <= 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
     KVRUN_UNROLL
-    for (int g = 0; g < kGroups; g += kGroupsIn16Bits) {
+    for (int g = 0; g < kGroups; g += kGroupsIn16Bits<kBits>) {
       VI16 pairs = Pairs<kBits == 8>(w[g], FourOf(a + 4 * g));
       KVRUN_UNROLL
-      for (int i = 1; i < kGroupsIn16Bits && g + i < kGroups; ++i) {
+      for (int i = 1; i < kGroupsIn16Bits<kBits> && g + i < kGroups; ++i) {
         pairs = hn::Add(pairs, Pairs<kBits == 8>(w[g + i], FourOf(a + 4 * (g + i))));
       }
       sum = hn::Add(sum, Widen(pairs));
@@ -128,8 +143,8 @@ struct MaddubsDot {
     return sum;
   }
 
- private:
-  // Signed weights: magnitudes times activations with the weights' signs; 128 * 127 * 2 fits.
+  // The parts of Columns. Signed weights: magnitudes times activations with the weights' signs; 128 * 127 * 2
+  // fits.
   template <bool kSigned>
   static HWY_INLINE VI16 Pairs(VU8 weights, VI a) {
 #if HWY_TARGET == HWY_AVX3
@@ -154,13 +169,15 @@ struct MaddubsDot {
 #endif
   }
 
+  // Times kFactor.
+  template <int16_t kFactor = 1>
   static HWY_INLINE VI Widen(VI16 pairs) {
 #if HWY_TARGET == HWY_AVX3
-    return VI{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(1))};
+    return VI{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(kFactor))};
 #elif HWY_TARGET == HWY_AVX2
-    return VI{_mm256_madd_epi16(pairs.raw, _mm256_set1_epi16(1))};
+    return VI{_mm256_madd_epi16(pairs.raw, _mm256_set1_epi16(kFactor))};
 #else
-    return VI{_mm_madd_epi16(pairs.raw, _mm_set1_epi16(1))};
+    return VI{_mm_madd_epi16(pairs.raw, _mm_set1_epi16(kFactor))};
 #endif
   }
 };
@@ -173,6 +190,9 @@ struct MaddubsDot {
 // instructions would allow it to use them everywhere in this target.
 struct AvxVnniDot {
   static constexpr int32_t kBias = 128;
+  static constexpr bool kSplits = false;
+  template <int kBits>
+  static constexpr int kGroupsIn16Bits = 1;
 
   static bool IsThere() {
     uint32_t a = 7;

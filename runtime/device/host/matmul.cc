@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -14,6 +15,9 @@ namespace {
 constexpr size_t kSerialElements = size_t{16} * 1024;
 // Activations in use at a time: they stay in the second-level cache while panels go past.
 constexpr size_t kChunkBytes = size_t{512} * 1024;
+// A panel is unpacked where so many tokens are multiplied with it, and where it stays in that cache as well.
+constexpr size_t kUnpackFromTokens = 16;
+constexpr size_t kUnpackedBytes = size_t{128} * 1024;
 
 struct Product {
   explicit Product(const MatMulArgs& args)
@@ -39,8 +43,13 @@ struct Product {
 void StoreTile(const Product& product, const TileSums& sums, size_t first_token, uint32_t n_tokens,
                size_t first_row) {
   const size_t n_rows = std::min<size_t>(kPanelRows, product.n_rows - first_row);
+  const bool is_plain = n_rows == kPanelRows && product.bias == nullptr && !product.accumulate;
   for (uint32_t t = 0; t < n_tokens; ++t) {
     float* out = product.out + (first_token + t) * product.stride + first_row;
+    if (is_plain) {
+      std::memcpy(out, sums[t], sizeof(sums[t]));
+      continue;
+    }
     for (size_t r = 0; r < n_rows; ++r) {
       float sum = sums[t][r];
       if (product.bias != nullptr) sum += product.bias[first_row + r];
@@ -86,14 +95,15 @@ void MultiplyFloats(ThreadPool& pool, const MatMulKernels& kernels, const Produc
   });
 }
 
-// Rounded activations of all tokens, in all workers' scratch together.
+// Rounded activations of all tokens, in all workers' scratch together; before them, a panel for each worker.
 struct RoundedActivations {
-  RoundedActivations(ThreadPool& pool, size_t n_tokens, size_t blocks_per_token)
-      : n_blocks(blocks_per_token) {
+  RoundedActivations(ThreadPool& pool, size_t n_tokens, size_t blocks_per_token, size_t unpacked_panel_bytes)
+      : n_blocks(blocks_per_token), panel_bytes(unpacked_panel_bytes) {
     const size_t n_all = n_tokens * n_blocks;
     const size_t n_masks = CeilDiv<size_t>(n_tokens, kMaskTokens) * n_blocks;
     const size_t bytes = n_all * (sizeof(ActivationBlock) + sizeof(FineBlock)) + n_masks;
-    std::byte* at = pool.Scratch(0, CeilDiv<size_t>(bytes, pool.size()));
+    panels = pool.Scratch(0, panel_bytes + CeilDiv<size_t>(bytes, pool.size()));
+    std::byte* at = panels + panel_bytes * pool.size();
     blocks = reinterpret_cast<ActivationBlock*>(at);
     fine = reinterpret_cast<FineBlock*>(at + n_all * sizeof(ActivationBlock));
     has_fine = reinterpret_cast<uint8_t*>(at + bytes - n_masks);
@@ -108,6 +118,8 @@ struct RoundedActivations {
 
   static constexpr size_t kMaskTokens = 8;  // bits of has_fine
   size_t n_blocks;
+  size_t panel_bytes;
+  std::byte* panels;
   ActivationBlock* blocks;
   FineBlock* fine;
   uint8_t* has_fine;  // [n_tokens / 8, n_blocks]
@@ -116,7 +128,10 @@ struct RoundedActivations {
 void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product& product) {
   const PanelLayout& layout = product.matrix.layout();
   const size_t n_blocks = layout.n_blocks;
-  const RoundedActivations activations(pool, product.n_tokens, n_blocks);
+  const size_t unpacked_bytes = n_blocks * kMaxUnpackedBytes;
+  const bool unpacks =
+      kernels.unpack != nullptr && product.n_tokens >= kUnpackFromTokens && unpacked_bytes <= kUnpackedBytes;
+  const RoundedActivations activations(pool, product.n_tokens, n_blocks, unpacks ? unpacked_bytes : 0);
   constexpr size_t kRows = RoundedActivations::kMaskTokens;
   const auto quantize = [&](size_t begin, size_t end, uint32_t) {
     for (size_t t = begin; t < end; t += kRows) {
@@ -133,15 +148,19 @@ void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product&
   const size_t row_bytes = n_blocks * sizeof(ActivationBlock);
   const size_t chunk = std::max(kChunkBytes / row_bytes / kTileTokens * kTileTokens, size_t{kTileTokens});
   const bool takes_tiles = kernels.begin_int8 != nullptr && product.n_tokens >= kernels.int8_tile_tokens;
-  pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t) {
+  pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t worker) {
     if (takes_tiles) kernels.begin_int8();
     for (size_t token = 0; token < product.n_tokens; token += chunk) {
       const size_t last = std::min<size_t>(token + chunk, product.n_tokens);
       for (size_t row = begin; row < end; row += kPanelRows) {
         const std::byte* panel = product.matrix.panel(row / kPanelRows);
+        std::byte* unpacked = unpacks ? activations.panels + worker * unpacked_bytes : nullptr;
+        if (unpacks && !kernels.unpack(layout, panel, unpacked)) unpacked = nullptr;
         ForTiles(product, kernels.int8_tile_tokens, token, last, row,
                  [&](size_t t, uint32_t n, TileSums& sums) {
-                   kernels.multiply_int8(layout, panel, activations.Tile(t), n, sums);
+                   ActivationTile tile = activations.Tile(t);
+                   tile.unpacked = unpacked;
+                   kernels.multiply_int8(layout, panel, tile, n, sums);
                  });
       }
     }

@@ -15,6 +15,7 @@ struct ActivationBlock {
   float scaled_sum;  // of the activations as stored: what a minimum is multiplied with
   // What the sums of products start with, so that what a type subtracts from its quants is subtracted: minus
   // offset * sum of quants; [0] of all, or of columns 0 to 15 and 16 to 31 where these have their own scales.
+  // [1] of all where weights have 8 bits and a kernel splits these: minus 128 * sum of quants.
   // Q2_K subtracts nothing, but these have their own minima: the sums of their quants, which minima are
   // multiplied with.
   int32_t start[2];
@@ -40,7 +41,12 @@ struct ActivationTile {
   // has_fine[n_blocks + b].
   const uint8_t* has_fine = nullptr;
   uint32_t first_bit = 0;
+  const std::byte* unpacked =
+      nullptr;  // the panel that it is multiplied with, as `unpack` left it; null: none
 };
+
+// What `unpack` writes of a panel at most, for each block.
+inline constexpr size_t kMaxUnpackedBytes = 2 * kPanelRows * kBlockColumns;
 
 struct MatMulKernels {
   const char* target;         // Highway's name of the instruction set
@@ -55,6 +61,10 @@ struct MatMulKernels {
   // On each thread around any number of multiply_int8; null: nothing is to be done.
   void (*begin_int8)();
   void (*end_int8)();
+  // A panel's quants as products of int8_tile_tokens tokens read them soonest: worth it where there are
+  // several such tiles. `to` is a multiple of 64 and has kMaxUnpackedBytes for each block. False, or a null
+  // function: the type is multiplied as it is packed.
+  bool (*unpack)(const PanelLayout& layout, const std::byte* panel, std::byte* to);
   // A panel times n_tokens (1, 2, 4, 8, or 16 if that is int8_tile_tokens) rows of layout.n_blocks blocks.
   void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                         uint32_t n_tokens, TileSums& sums);

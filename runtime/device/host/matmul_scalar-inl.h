@@ -15,7 +15,7 @@ namespace kvrun::host::HWY_NAMESPACE {
 
 inline void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                      FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, 0, x, n_rows, n_blocks, blocks, fine, has_fine);
+  QuantizeActivations(type, {.bias = 0, .splits = false}, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
 // UnpackBlock has subtracted what ActivationBlock::start is for; sums for minima are taken here.
@@ -79,6 +79,7 @@ inline MatMulKernels MatMulKernelsOfTarget(bool /*forbid_dot*/) {
           .quantize = Quantize,
           .begin_int8 = nullptr,
           .end_int8 = nullptr,
+          .unpack = nullptr,
           .multiply_int8 = MultiplyInt8,
           .decode = Decode,
           .multiply_float = MultiplyFloat};

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/device/host/block_products-inl.h"
 #include "runtime/device/host/int8_dot-inl.h"
 #include "runtime/device/host/int8_tiles-inl.h"
 #include "runtime/device/host/panel_formats-inl.h"
@@ -22,40 +23,14 @@
 KVRUN_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
-static_assert(kPanelRows % HWY_LANES(float) == 0);
-inline constexpr size_t kLanes = HWY_LANES(float);
-
 // Half the registers for sums, the others for eight vectors of weights and what comes and goes.
 inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 4 : 8;
 
 template <typename Dot>
 void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
               FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, Dot::kBias, x, n_rows, n_blocks, blocks, fine, has_fine);
-}
-
-// The products of a block of weights and quants of activations, times the weights' scales; plus the minima
-// times the activations' sums where halves have minima: then `start` holds those sums.
-template <TensorType kType, typename Dot>
-HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8_t* quants,
-                             const int32_t* start) {
-  constexpr int kBits = PanelFormat<kType>::kBits;
-  if constexpr (PanelFormat<kType>::kHalves) {
-    constexpr bool kMinima = PanelFormat<kType>::kHasMinimum;
-    const VI first = Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? 0 : start[0]), w, quants);
-    const VI second =
-        Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? 0 : start[1]), w + 4, quants + 16);
-    VF scaled = hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
-                           hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
-    if constexpr (kMinima) {
-      scaled = hn::MulAdd(scales.minimum, hn::Set(DF(), static_cast<float>(start[0])), scaled);
-      scaled = hn::MulAdd(scales.second_minimum, hn::Set(DF(), static_cast<float>(start[1])), scaled);
-    }
-    return scaled;
-  } else {
-    const VI products = Dot::template Columns<kBits, kBlockGroups>(hn::Set(DI(), start[0]), w, quants);
-    return hn::Mul(hn::ConvertTo(DF(), products), scales.scale);
-  }
+  QuantizeActivations(type, {.bias = Dot::kBias, .splits = Dot::kSplits}, x, n_rows, n_blocks, blocks, fine,
+                      has_fine);
 }
 
 // What fine blocks add, apart from the other sums: whatever the size of a tile, a token's are added up in the
@@ -65,58 +40,90 @@ struct FineSums {
   alignas(64) float sums[kTileTokens][kPanelRows];  // where are_any
 };
 
-// Block b of the tokens that has_fine names, of a vector of rows. Out of line, and in memory: the other sums
-// stay in registers.
+// Block b of the tokens that has_fine names, of kTileVectors vectors of rows. Out of line, and in memory: the
+// other sums stay in registers.
 template <TensorType kType, typename Dot>
 HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                           size_t b, size_t row, uint32_t has_fine, FineSums& to) {
-  using Format = PanelFormat<kType>;
   if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
   to.are_any = true;
-  VU8 w[kBlockGroups];
-  Format::template LoadQuants<Dot::kBias>(layout, panel, b, row, w);
-  const BlockScales scales = Format::LoadScales(layout, panel, b, row);
+  const PackedBlock weights{layout, panel, b, row};
+  BlockScales scales[kTileVectors];
+  LoadScalesOfRows<kType>(weights, scales);
   for (; has_fine != 0; has_fine &= has_fine - 1) {
     const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
     const FineBlock& fine = x.fine[t * layout.n_blocks + b];
-    const VF scaled = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
+    TileOf<VF, 1> scaled;
+    MultiplyBlock<kType, Dot, 1>(weights, {{fine.quants}, {fine.start}}, scales, scaled);
     const VF scale = hn::Set(DF(), x.blocks[t * layout.n_blocks + b].scale / 256.0F);
-    float* const sum = to.sums[t] + row;
-    hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), sum)), DF(), sum);
+    KVRUN_UNROLL
+    for (size_t v = 0; v < kTileVectors; ++v) {
+      float* const sum = to.sums[t] + row + v * kLanes;
+      hn::Store(hn::MulAdd(scaled[v][0], scale, hn::Load(DF(), sum)), DF(), sum);
+    }
   }
 }
 
-template <TensorType kType, typename Dot, uint32_t kTokens>
+// Adds block b.
+template <TensorType kType, typename Dot, uint32_t kTokens, typename Block>
+HWY_INLINE void AddBlock(const Block& weights, const ActivationBlock* first, TileOf<VF, kTokens>& sum) {
+  using Format = PanelFormat<kType>;
+  const size_t n_blocks = weights.layout.n_blocks;
+  BlockOperands<kTokens> operands;
+  KVRUN_UNROLL
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    operands.quants[t] = first[t * n_blocks].quants;
+    operands.starts[t] = first[t * n_blocks].start;
+  }
+  BlockScales scales[kTileVectors];
+  LoadScalesOfRows<kType>(weights, scales);
+  TileOf<VF, kTokens> products;
+  MultiplyBlock<kType, Dot, kTokens>(weights, operands, scales, products);
+  KVRUN_UNROLL
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    const VF scale = hn::Set(DF(), first[t * n_blocks].scale);
+    KVRUN_UNROLL
+    for (size_t v = 0; v < kTileVectors; ++v) {
+      sum[v][t] = hn::MulAdd(products[v][t], scale, sum[v][t]);
+      if constexpr (Format::kHasMinimum && !Format::kHalves) {
+        sum[v][t] = hn::MulAdd(scales[v].minimum, hn::Set(DF(), first[t * n_blocks].scaled_sum), sum[v][t]);
+      }
+    }
+  }
+}
+
+// kIsUnpacked: x.unpacked holds the panel's quants.
+template <TensorType kType, typename Dot, uint32_t kTokens, bool kIsUnpacked = false>
 void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   TileSums& sums) {
   using Format = PanelFormat<kType>;
   const size_t n_blocks = layout.n_blocks;
   FineSums fine;
-  for (size_t row = 0; row < kPanelRows; row += kLanes) {
-    VF sum[kTokens];
+  for (size_t row = 0; row < kPanelRows; row += kTileVectors * kLanes) {
+    TileOf<VF, kTokens> sum;
     KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) sum[t] = hn::Zero(DF());
-    for (size_t b = 0; b < n_blocks; ++b) {
-      VU8 w[kBlockGroups];
-      Format::template LoadQuants<Dot::kBias>(layout, panel, b, row, w);
-      const BlockScales scales = Format::LoadScales(layout, panel, b, row);
-      if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
+    for (uint32_t t = 0; t < kTokens; ++t) {
       KVRUN_UNROLL
-      for (uint32_t t = 0; t < kTokens; ++t) {
-        const ActivationBlock& a = x.blocks[t * n_blocks + b];
-        const VF products = ScaledProducts<kType, Dot>(w, scales, a.quants, a.start);
-        sum[t] = hn::MulAdd(products, hn::Set(DF(), a.scale), sum[t]);
-        if constexpr (Format::kHasMinimum && !Format::kHalves) {
-          sum[t] = hn::MulAdd(scales.minimum, hn::Set(DF(), a.scaled_sum), sum[t]);
-        }
-      }
+      for (size_t v = 0; v < kTileVectors; ++v) sum[v][t] = hn::Zero(DF());
+    }
+    for (size_t b = 0; b < n_blocks; ++b) {
+      if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
+      const PackedBlock packed{layout, panel, b, row};
+      if constexpr (kIsUnpacked)
+        AddBlock<kType, Dot, kTokens>(UnpackedRows{packed, x.unpacked}, x.blocks + b, sum);
+      else
+        AddBlock<kType, Dot, kTokens>(packed, x.blocks + b, sum);
       const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit & ((1U << kTokens) - 1);
       if (HWY_UNLIKELY(has_fine != 0)) AddFine<kType, Dot>(layout, panel, x, b, row, has_fine, fine);
     }
     KVRUN_UNROLL
     for (uint32_t t = 0; t < kTokens; ++t) {
-      if (fine.are_any) sum[t] = hn::Add(sum[t], hn::Load(DF(), fine.sums[t] + row));
-      hn::StoreU(sum[t], DF(), sums[t] + row);
+      KVRUN_UNROLL
+      for (size_t v = 0; v < kTileVectors; ++v) {
+        const size_t first = row + v * kLanes;
+        if (fine.are_any) sum[v][t] = hn::Add(sum[v][t], hn::Load(DF(), fine.sums[t] + first));
+        hn::StoreU(sum[v][t], DF(), sums[t] + first);
+      }
     }
   }
 }
@@ -211,7 +218,8 @@ void MultiplySixteen(const PanelLayout& layout, const std::byte* panel, const Ac
     alignas(64) TileSums second;
     MultiplyTile<kType, Dot, 8>(layout, panel, x, sums);
     MultiplyTile<kType, Dot, 8>(
-        layout, panel, {x.blocks + next, x.fine + next, x.has_fine + layout.n_blocks, x.first_bit}, second);
+        layout, panel,
+        {x.blocks + next, x.fine + next, x.has_fine + layout.n_blocks, x.first_bit, x.unpacked}, second);
     std::memcpy(sums[8], second, 8 * sizeof(second[0]));
   } else {
     TileProduct<kType, Dot>(layout, panel, x).Run(sums);
@@ -223,6 +231,11 @@ void MultiplySixteen(const PanelLayout& layout, const std::byte* panel, const Ac
 template <TensorType kType, typename Dot>
 void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
+  if constexpr (kUnpacks<kType, Dot>) {
+    if (n_tokens == kTileTokensOfTarget && x.unpacked != nullptr) {
+      return MultiplyTile<kType, Dot, kTileTokensOfTarget, true>(layout, panel, x, sums);
+    }
+  }
   switch (n_tokens) {
     case 1: return MultiplyTile<kType, Dot, 1>(layout, panel, x, sums);
     case 2: return MultiplyTile<kType, Dot, 2>(layout, panel, x, sums);
@@ -257,6 +270,31 @@ void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const Activ
     case TensorType::kIQ4_NL: return MultiplyType<TensorType::kIQ4_NL, Dot>(layout, panel, x, n_tokens, sums);
     case TensorType::kIQ4_XS: return MultiplyType<TensorType::kIQ4_XS, Dot>(layout, panel, x, n_tokens, sums);
     default: KVRUN_CHECK(false);  // float types have no quants
+  }
+}
+
+template <TensorType kType, typename Dot>
+bool UnpackType(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
+  if constexpr (kUnpacks<kType, Dot>) UnpackPanel<kType, Dot>(layout, panel, to);
+  return kUnpacks<kType, Dot>;
+}
+
+template <typename Dot>
+bool Unpack(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
+  switch (layout.type) {
+    case TensorType::kQ8_0: return UnpackType<TensorType::kQ8_0, Dot>(layout, panel, to);
+    case TensorType::kQ4_0: return UnpackType<TensorType::kQ4_0, Dot>(layout, panel, to);
+    case TensorType::kQ4_1: return UnpackType<TensorType::kQ4_1, Dot>(layout, panel, to);
+    case TensorType::kQ5_0: return UnpackType<TensorType::kQ5_0, Dot>(layout, panel, to);
+    case TensorType::kQ5_1: return UnpackType<TensorType::kQ5_1, Dot>(layout, panel, to);
+    case TensorType::kQ2_K: return UnpackType<TensorType::kQ2_K, Dot>(layout, panel, to);
+    case TensorType::kQ3_K: return UnpackType<TensorType::kQ3_K, Dot>(layout, panel, to);
+    case TensorType::kQ4_K: return UnpackType<TensorType::kQ4_K, Dot>(layout, panel, to);
+    case TensorType::kQ5_K: return UnpackType<TensorType::kQ5_K, Dot>(layout, panel, to);
+    case TensorType::kQ6_K: return UnpackType<TensorType::kQ6_K, Dot>(layout, panel, to);
+    case TensorType::kIQ4_NL: return UnpackType<TensorType::kIQ4_NL, Dot>(layout, panel, to);
+    case TensorType::kIQ4_XS: return UnpackType<TensorType::kIQ4_XS, Dot>(layout, panel, to);
+    default: return false;
   }
 }
 
@@ -401,6 +439,7 @@ MatMulKernels KernelsWith(bool has_dot) {
           .quantize = Quantize<Dot>,
           .begin_int8 = nullptr,
           .end_int8 = nullptr,
+          .unpack = Unpack<Dot>,
           .multiply_int8 = MultiplyInt8<Dot>,
           .decode = Decode,
           .multiply_float = MultiplyFloat};
@@ -410,6 +449,7 @@ MatMulKernels KernelsWith(bool has_dot) {
 template <typename Dot>
 MatMulKernels KernelsWithTiles() {
   MatMulKernels kernels = KernelsWith<Dot>(true);
+  kernels.unpack = nullptr;  // tiles have their own way
   kernels.int8_tile_tokens = Tiles::kTokens;
   kernels.begin_int8 = Tiles::Begin;
   kernels.end_int8 = Tiles::End;

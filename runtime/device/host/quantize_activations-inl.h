@@ -81,23 +81,36 @@ inline void RoundFineBlock(const float* x, float inverse, const int8_t* quants, 
   }
 }
 
-// What a kernel's weights are more than what they stand for. q8_bias: what it adds to those of 8 bits. Halves
-// with minima: -1, so that SetStart leaves their sums.
-inline int32_t OffsetOf(TensorType type, int32_t q8_bias) {
-  if (type == TensorType::kQ8_0 || HasCodes(type)) return q8_bias;
-  if (type == TensorType::kQ2_K) return -1;
-  return QuantOffset(type);
+// What a kernel does with weights of 8 bits.
+struct ByteWeights {
+  int32_t bias;  // that it adds to them
+  bool splits;   // for some products, with 128 added
+};
+
+// What a kernel's weights are more than what they stand for, in starts[0] and [1].
+struct StartOffsets {
+  int32_t first;
+  int32_t second;
+  bool halves;
+};
+
+// Halves with minima: -1, so that SetStart leaves their sums.
+inline StartOffsets OffsetsOf(TensorType type, const ByteWeights& bytes) {
+  if (type == TensorType::kQ8_0 || HasCodes(type)) return {bytes.bias, bytes.splits ? 128 : 0, false};
+  const int32_t offset = type == TensorType::kQ2_K ? -1 : QuantOffset(type);
+  const bool halves = HasHalves(type);
+  return {offset, halves ? offset : 0, halves};
 }
 
-inline void SetStart(int32_t offset, bool halves, const int32_t* sums, int32_t* start) {
-  start[0] = -offset * (halves ? sums[0] : sums[0] + sums[1]);
-  start[1] = halves ? -offset * sums[1] : 0;
+inline void SetStart(const StartOffsets& offsets, const int32_t* sums, int32_t* start) {
+  const int32_t all = sums[0] + sums[1];
+  start[0] = -offsets.first * (offsets.halves ? sums[0] : all);
+  start[1] = -offsets.second * (offsets.halves ? sums[1] : all);
 }
 
 // bit: the row's, of has_fine.
-inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t n_blocks,
-                        ActivationBlock* blocks, FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
-  const bool halves = HasHalves(type);
+inline void QuantizeRow(const StartOffsets& offsets, const float* x, size_t n_blocks, ActivationBlock* blocks,
+                        FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
   const float fine_from = MeasureBlocks(x, n_blocks, blocks);
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
     ActivationBlock& block = blocks[b];
@@ -112,11 +125,11 @@ inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t 
     const float inverse = 127.0F / largest;
     RoundBlock(x, inverse, block.quants, sums);
     block.scale = largest / 127.0F;
-    SetStart(offset, halves, sums, block.start);
+    SetStart(offsets, sums, block.start);
     auto sum = static_cast<float>(sums[0] + sums[1]);
     if (largest * largest > fine_from) {
       RoundFineBlock(x, inverse, block.quants, fine[b].quants, sums);
-      SetStart(offset, halves, sums, fine[b].start);
+      SetStart(offsets, sums, fine[b].start);
       sum += static_cast<float>(sums[0] + sums[1]) / 256.0F;
       has_fine[b] = static_cast<uint8_t>(has_fine[b] | bit);
     }
@@ -124,13 +137,13 @@ inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t 
   }
 }
 
-inline void QuantizeActivations(TensorType type, int32_t q8_bias, const float* x, size_t n_rows,
+inline void QuantizeActivations(TensorType type, const ByteWeights& bytes, const float* x, size_t n_rows,
                                 size_t n_blocks, ActivationBlock* blocks, FineBlock* fine,
                                 uint8_t* has_fine) {
-  const int32_t offset = OffsetOf(type, q8_bias);
+  const StartOffsets offsets = OffsetsOf(type, bytes);
   std::fill_n(has_fine, n_blocks, uint8_t{0});
   for (size_t r = 0; r < n_rows; ++r) {
-    QuantizeRow(type, offset, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks,
+    QuantizeRow(offsets, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks,
                 fine + r * n_blocks, static_cast<uint8_t>(1U << r), has_fine);
   }
 }
