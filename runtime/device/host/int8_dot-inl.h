@@ -3,6 +3,8 @@
 //
 // A Dot is a struct with
 //   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
+//   kSumBase, ToFloats(sum)
+//                if there: what sums must begin with, and how they become floats then
 //   Columns<kBits, kGroups>(sum, w, a)
 // where lane i of sum gets added, for g = 0 .. kGroups - 1 and j = 0 .. 3, byte 4 i + j of w[g] times a[4 g +
 // j]. Weights are unsigned of kBits bits; with kBits == 8 they are signed, less kBias mod 256.
@@ -26,6 +28,9 @@
 #else
 #define KVRUN_UNROLL _Pragma("GCC unroll 16")
 #endif
+
+#undef KVRUN_HAS_NEON
+#define KVRUN_HAS_NEON (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
 
 // As HWY_BEFORE_NAMESPACE, with the instructions used here.
 #undef KVRUN_BEFORE_NAMESPACE
@@ -180,10 +185,26 @@ struct AvxVnniDot {
 
 #endif
 
+template <typename Dot>
+constexpr int32_t SumBase() {
+  if constexpr (requires { Dot::kSumBase; })
+    return Dot::kSumBase;
+  else
+    return 0;
+}
+
+template <typename Dot>
+HWY_INLINE VF SumsToFloats(VI sums) {
+  if constexpr (requires { Dot::kSumBase; })
+    return Dot::ToFloats(sums);
+  else
+    return hn::ConvertTo(DF(), sums);
+}
+
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+#if KVRUN_HAS_NEON
 #include "runtime/device/host/int8_dot_neon-inl.h"
 #endif
 

@@ -31,7 +31,7 @@ inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TA
 template <typename Dot>
 void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
               FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, Dot::kBias, x, n_rows, n_blocks, blocks, fine, has_fine);
+  QuantizeActivations(type, Dot::kBias, SumBase<Dot>(), x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
 // The products of a block of weights and quants of activations, times the weights' scales; plus the minima
@@ -42,11 +42,12 @@ HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8
   constexpr int kBits = PanelFormat<kType>::kBits;
   if constexpr (PanelFormat<kType>::kHalves) {
     constexpr bool kMinima = PanelFormat<kType>::kHasMinimum;
-    const VI first = Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? 0 : start[0]), w, quants);
-    const VI second =
-        Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? 0 : start[1]), w + 4, quants + 16);
-    VF scaled = hn::MulAdd(hn::ConvertTo(DF(), second), scales.second,
-                           hn::Mul(hn::ConvertTo(DF(), first), scales.scale));
+    const VI first =
+        Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? SumBase<Dot>() : start[0]), w, quants);
+    const VI second = Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? SumBase<Dot>() : start[1]),
+                                                      w + 4, quants + 16);
+    VF scaled =
+        hn::MulAdd(SumsToFloats<Dot>(second), scales.second, hn::Mul(SumsToFloats<Dot>(first), scales.scale));
     if constexpr (kMinima) {
       scaled = hn::MulAdd(scales.minimum, hn::Set(DF(), static_cast<float>(start[0])), scaled);
       scaled = hn::MulAdd(scales.second_minimum, hn::Set(DF(), static_cast<float>(start[1])), scaled);
@@ -54,7 +55,7 @@ HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8
     return scaled;
   } else {
     const VI products = Dot::template Columns<kBits, kBlockGroups>(hn::Set(DI(), start[0]), w, quants);
-    return hn::Mul(hn::ConvertTo(DF(), products), scales.scale);
+    return hn::Mul(SumsToFloats<Dot>(products), scales.scale);
   }
 }
 
@@ -85,6 +86,13 @@ HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, con
     hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), sum)), DF(), sum);
   }
 }
+
+#if KVRUN_HAS_NEON  // matmul_neon-inl.h
+
+template <TensorType kType, typename Dot, uint32_t kTokens>
+void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x, TileSums& sums);
+
+#else
 
 template <TensorType kType, typename Dot, uint32_t kTokens>
 void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
@@ -120,6 +128,8 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
     }
   }
 }
+
+#endif
 
 #if KVRUN_HAS_TILES
 
@@ -332,6 +342,13 @@ HWY_INLINE VF LoadFloats(const Half* from) {
   return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<Half, DF>(), from));
 }
 
+#if KVRUN_HAS_NEON
+
+template <uint32_t kTokens, typename T>
+void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums);
+
+#else
+
 template <uint32_t kTokens, typename T>
 void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
   // As many for any number of tokens: a token's sum does not depend on the others.
@@ -368,6 +385,8 @@ void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& 
     }
   }
 }
+
+#endif
 
 template <typename T>
 void MultiplyFloats(const std::byte* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
@@ -439,5 +458,9 @@ inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
 
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#if KVRUN_HAS_NEON
+#include "runtime/device/host/matmul_neon-inl.h"
+#endif
 
 #endif  // KVRUN_MATMUL_VECTOR_INL_H_

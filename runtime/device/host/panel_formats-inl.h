@@ -94,13 +94,15 @@ HWY_INLINE void AddFifthAndSixthBits(const std::byte* at, VU8* w) {
 
 // What codes stand for, plus kBias mod 256.
 template <int32_t kBias>
+alignas(16) inline constexpr auto kCodeValues = [] {
+  std::array<uint8_t, 16> values{};
+  for (size_t i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(kIq4Values[i] + kBias);
+  return values;
+}();
+
+template <int32_t kBias>
 HWY_INLINE void LookUpCodes(VU8* w) {
-  alignas(16) static constexpr auto kValues = [] {
-    std::array<uint8_t, 16> values{};
-    for (size_t i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(kIq4Values[i] + kBias);
-    return values;
-  }();
-  const VU8 values = hn::LoadDup128(DU8(), kValues.data());
+  const VU8 values = hn::LoadDup128(DU8(), kCodeValues<kBias>.data());
   KVRUN_UNROLL
   for (size_t g = 0; g < kBlockGroups; ++g) w[g] = hn::TableLookupBytes(values, w[g]);
 }

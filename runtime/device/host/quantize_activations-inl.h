@@ -89,15 +89,21 @@ inline int32_t OffsetOf(TensorType type, int32_t q8_bias) {
   return QuantOffset(type);
 }
 
-inline void SetStart(int32_t offset, bool halves, const int32_t* sums, int32_t* start) {
-  start[0] = -offset * (halves ? sums[0] : sums[0] + sums[1]);
-  start[1] = halves ? -offset * sums[1] : 0;
+// What makes the starts of sums: those begin with `base`.
+struct StartTerms {
+  int32_t offset;
+  int32_t base;
+  bool halves;
+};
+
+inline void SetStart(const StartTerms& terms, const int32_t* sums, int32_t* start) {
+  start[0] = terms.base - terms.offset * (terms.halves ? sums[0] : sums[0] + sums[1]);
+  start[1] = terms.base - (terms.halves ? terms.offset * sums[1] : 0);
 }
 
 // bit: the row's, of has_fine.
-inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t n_blocks,
-                        ActivationBlock* blocks, FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
-  const bool halves = HasHalves(type);
+inline void QuantizeRow(const StartTerms& start, const float* x, size_t n_blocks, ActivationBlock* blocks,
+                        FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
   const float fine_from = MeasureBlocks(x, n_blocks, blocks);
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
     ActivationBlock& block = blocks[b];
@@ -106,17 +112,18 @@ inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t 
     if (!(largest >= kSmallestLargest) || poison != 0.0F) {
       block = {};
       block.scale = block.scaled_sum = poison;
+      block.start[0] = block.start[1] = start.base;
       continue;
     }
     int32_t sums[2];
     const float inverse = 127.0F / largest;
     RoundBlock(x, inverse, block.quants, sums);
     block.scale = largest / 127.0F;
-    SetStart(offset, halves, sums, block.start);
+    SetStart(start, sums, block.start);
     auto sum = static_cast<float>(sums[0] + sums[1]);
     if (largest * largest > fine_from) {
       RoundFineBlock(x, inverse, block.quants, fine[b].quants, sums);
-      SetStart(offset, halves, sums, fine[b].start);
+      SetStart(start, sums, fine[b].start);
       sum += static_cast<float>(sums[0] + sums[1]) / 256.0F;
       has_fine[b] = static_cast<uint8_t>(has_fine[b] | bit);
     }
@@ -124,14 +131,15 @@ inline void QuantizeRow(TensorType type, int32_t offset, const float* x, size_t 
   }
 }
 
-inline void QuantizeActivations(TensorType type, int32_t q8_bias, const float* x, size_t n_rows,
-                                size_t n_blocks, ActivationBlock* blocks, FineBlock* fine,
+inline void QuantizeActivations(TensorType type, int32_t q8_bias, int32_t sum_base, const float* x,
+                                size_t n_rows, size_t n_blocks, ActivationBlock* blocks, FineBlock* fine,
                                 uint8_t* has_fine) {
-  const int32_t offset = OffsetOf(type, q8_bias);
+  // Halves with minima: their starts are not what sums begin with.
+  const StartTerms start{OffsetOf(type, q8_bias), type == TensorType::kQ2_K ? 0 : sum_base, HasHalves(type)};
   std::fill_n(has_fine, n_blocks, uint8_t{0});
   for (size_t r = 0; r < n_rows; ++r) {
-    QuantizeRow(type, offset, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks,
-                fine + r * n_blocks, static_cast<uint8_t>(1U << r), has_fine);
+    QuantizeRow(start, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks, fine + r * n_blocks,
+                static_cast<uint8_t>(1U << r), has_fine);
   }
 }
 
