@@ -194,7 +194,7 @@ struct SdotDot : FloatBitsSum {
     if constexpr (kSums == 4) {                    // in this order, which compilers would not keep
       asm(KVRUN_SDOT_LANE(0, 4, 8, 12) KVRUN_SDOT_LANE(1, 5, 9, 12) KVRUN_SDOT_LANE(2, 6, 10, 12)
               KVRUN_SDOT_LANE(3, 7, 11, 12)
-          : "+w"(sums[0].raw), "+w"(sums[1].raw), "+w"(sums[2].raw), "+w"(sums[3].raw)
+          : "+&w"(sums[0].raw), "+&w"(sums[1].raw), "+&w"(sums[2].raw), "+&w"(sums[3].raw)
           : "w"(weights(kG, 0)), "w"(weights(kG, 1)), "w"(weights(kG, 2)), "w"(weights(kG, 3)),
             "w"(vld1q_s8(a[0] + kFrom)), "w"(vld1q_s8(a[1] + kFrom)), "w"(vld1q_s8(a[2] + kFrom)),
             "w"(vld1q_s8(a[3] + kFrom)), "i"(kLane));
@@ -206,6 +206,42 @@ struct SdotDot : FloatBitsSum {
             : "w"(weights(kG, i)), "w"(vld1q_s8(a[i] + kFrom)), "i"(kLane));
       }
     }
+#endif
+  }
+};
+
+// Of one token like SdotDot; of two by the instruction for two rows (int8_tiles_neon-inl.h).
+struct SmmlaDot : SdotDot {
+  static bool IsThere() {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    return SdotDot::IsThere();
+#elif defined(__linux__)
+    return SdotDot::IsThere() && (getauxval(AT_HWCAP2) >> 13 & 1U) != 0;  // HWCAP2_I8MM
+#else
+    return false;
+#endif
+  }
+
+  // sums[i] += the two rows of w[i] times the two of a.
+  static HWY_INLINE void AddTwo(VI* sums, const uint8x16_t* w, int8x16_t a) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    for (int i = 0; i < 2; ++i) sums[i].raw = vmmlaq_s32(sums[i].raw, vreinterpretq_s8_u8(w[i]), a);
+#else
+    asm(KVRUN_SMMLA(0, 2, 4) KVRUN_SMMLA(1, 3, 4)
+        : "+&w"(sums[0].raw), "+&w"(sums[1].raw)
+        : "w"(w[0]), "w"(w[1]), "w"(a));
+#endif
+  }
+
+  // sums[i] += w[i % 2] times the first a, and from 2 on the second.
+  static HWY_INLINE void AddFour(VI* sums, const uint8x16_t* w, int8x16_t first, int8x16_t second) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    AddTwo(sums, w, first);
+    AddTwo(sums + 2, w, second);
+#else
+    asm(KVRUN_SMMLA(0, 4, 6) KVRUN_SMMLA(1, 5, 6) KVRUN_SMMLA(2, 4, 7) KVRUN_SMMLA(3, 5, 7)
+        : "+&w"(sums[0].raw), "+&w"(sums[1].raw), "+&w"(sums[2].raw), "+&w"(sums[3].raw)
+        : "w"(w[0]), "w"(w[1]), "w"(first), "w"(second));
 #endif
   }
 };

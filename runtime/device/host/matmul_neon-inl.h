@@ -11,6 +11,9 @@
 
 #include <hwy/highway.h>
 
+#include <type_traits>
+
+#include "runtime/device/host/int8_tiles_neon-inl.h"
 #include "runtime/device/host/matmul_vector-inl.h"
 #include "runtime/device/host/panel_formats_neon-inl.h"
 
@@ -150,7 +153,10 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
   constexpr size_t kVectors = TileVectors(kTokens);
   FineSums fine;
   for (size_t row = 0; row < kPanelRows; row += kVectors * kLanes) {
-    MultiplyRows<kType, Dot, kTokens, kVectors>(layout, panel, x, row, fine, sums);
+    if constexpr (std::is_same_v<Dot, SmmlaDot> && kTokens > 1)
+      MultiplyRowPairs<kType, kTokens, kVectors>(layout, panel, x, row, fine, sums);
+    else
+      MultiplyRows<kType, Dot, kTokens, kVectors>(layout, panel, x, row, fine, sums);
   }
 }
 

@@ -71,9 +71,9 @@ inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_co
   }
 }
 
-inline MatMulKernels MatMulKernelsOfTarget(bool /*forbid_dot*/) {
+inline MatMulKernels MatMulKernelsOfTarget(Int8Products /*most*/) {
   return {.target = hwy::TargetName(HWY_TARGET),
-          .has_dot = false,
+          .products = Int8Products::kPlain,
           .tile_tokens = 8,
           .int8_tile_tokens = 8,
           .quantize = Quantize,

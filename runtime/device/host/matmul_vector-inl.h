@@ -12,6 +12,7 @@
 #endif
 
 #include <cstring>
+#include <type_traits>
 
 #include "platform/base/check.h"
 #include "runtime/device/host/int8_dot-inl.h"
@@ -28,10 +29,17 @@ inline constexpr size_t kLanes = HWY_LANES(float);
 // Half the registers for sums, the others for eight vectors of weights and what comes and goes.
 inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 4 : 8;
 
+#if KVRUN_HAS_NEON
+inline void InterleavePairs(size_t n_rows, size_t n_blocks, ActivationBlock* blocks);
+#endif
+
 template <typename Dot>
 void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
               FineBlock* fine, uint8_t* has_fine) {
   QuantizeActivations(type, Dot::kBias, SumBase<Dot>(), x, n_rows, n_blocks, blocks, fine, has_fine);
+#if KVRUN_HAS_NEON
+  if constexpr (std::is_same_v<Dot, SmmlaDot>) InterleavePairs(n_rows, n_blocks, blocks);
+#endif
 }
 
 // The products of a block of weights and quants of activations, times the weights' scales; plus the minima
@@ -68,7 +76,8 @@ struct FineSums {
 
 // Block b of the tokens that has_fine names, of a vector of rows. Out of line, and in memory: the other sums
 // stay in registers.
-template <TensorType kType, typename Dot>
+// kPairs: the tokens' blocks are those of pairs (int8_tiles_neon-inl.h).
+template <TensorType kType, typename Dot, bool kPairs = false>
 HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                           size_t b, size_t row, uint32_t has_fine, FineSums& to) {
   using Format = PanelFormat<kType>;
@@ -81,7 +90,8 @@ HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, con
     const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
     const FineBlock& fine = x.fine[t * layout.n_blocks + b];
     const VF scaled = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
-    const VF scale = hn::Set(DF(), x.blocks[t * layout.n_blocks + b].scale / 256.0F);
+    const ActivationBlock& block = x.blocks[(kPairs ? t / 2 * 2 : t) * layout.n_blocks + b];
+    const VF scale = hn::Set(DF(), (kPairs && t % 2 != 0 ? block.scaled_sum : block.scale) / 256.0F);
     float* const sum = to.sums[t] + row;
     hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), sum)), DF(), sum);
   }
@@ -412,9 +422,9 @@ inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_co
 }
 
 template <typename Dot>
-MatMulKernels KernelsWith(bool has_dot) {
+MatMulKernels KernelsWith(Int8Products products) {
   return {.target = hwy::TargetName(HWY_TARGET),
-          .has_dot = has_dot,
+          .products = products,
           .tile_tokens = kTileTokensOfTarget,
           .int8_tile_tokens = kTileTokensOfTarget,
           .quantize = Quantize<Dot>,
@@ -428,7 +438,7 @@ MatMulKernels KernelsWith(bool has_dot) {
 #if KVRUN_HAS_TILES
 template <typename Dot>
 MatMulKernels KernelsWithTiles() {
-  MatMulKernels kernels = KernelsWith<Dot>(true);
+  MatMulKernels kernels = KernelsWith<Dot>(Int8Products::kTiles);
   kernels.int8_tile_tokens = Tiles::kTokens;
   kernels.begin_int8 = Tiles::Begin;
   kernels.end_int8 = Tiles::End;
@@ -437,22 +447,26 @@ MatMulKernels KernelsWithTiles() {
 #endif
 
 // The dot instruction is part of AVX3_DL; of AVX2 and NEON, it depends.
-inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
+inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] Int8Products most) {
 #if KVRUN_HAS_TILES
-  if (Tiles::AreThere() && !forbid_dot) return KernelsWithTiles<Vnni512Dot>();
-  return KernelsWith<Vnni512Dot>(true);
+  if (most == Int8Products::kTiles && Tiles::AreThere()) return KernelsWithTiles<Vnni512Dot>();
+  return KernelsWith<Vnni512Dot>(Int8Products::kDot);
 #elif HWY_TARGET == HWY_AVX3_DL
-  return KernelsWith<Vnni512Dot>(true);
+  return KernelsWith<Vnni512Dot>(Int8Products::kDot);
 #elif HWY_TARGET == HWY_AVX2
   static const bool has_dot = AvxVnniDot::IsThere();
-  return has_dot && !forbid_dot ? KernelsWith<AvxVnniDot>(true) : KernelsWith<MaddubsDot>(false);
+  if (has_dot && most != Int8Products::kPlain) return KernelsWith<AvxVnniDot>(Int8Products::kDot);
+  return KernelsWith<MaddubsDot>(Int8Products::kPlain);
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_SSE4
-  return KernelsWith<MaddubsDot>(false);
-#elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  return KernelsWith<MaddubsDot>(Int8Products::kPlain);
+#elif KVRUN_HAS_NEON
+  static const bool has_tiles = SmmlaDot::IsThere();
   static const bool has_dot = SdotDot::IsThere();
-  return has_dot && !forbid_dot ? KernelsWith<SdotDot>(true) : KernelsWith<NeonMullDot>(false);
+  if (has_tiles && most == Int8Products::kTiles) return KernelsWith<SmmlaDot>(Int8Products::kTiles);
+  if (has_dot && most != Int8Products::kPlain) return KernelsWith<SdotDot>(Int8Products::kDot);
+  return KernelsWith<NeonMullDot>(Int8Products::kPlain);
 #else
-  return KernelsWith<PortableDot>(false);
+  return KernelsWith<PortableDot>(Int8Products::kPlain);
 #endif
 }
 
