@@ -15,7 +15,7 @@ namespace kvrun::host::HWY_NAMESPACE {
 
 inline void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                      FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, 0, x, n_rows, n_blocks, blocks, fine, has_fine);
+  QuantizeActivations(type, 0, 0, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
 // UnpackBlock has subtracted what ActivationBlock::start is for; sums for minima are taken here.
