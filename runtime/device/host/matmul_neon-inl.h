@@ -160,6 +160,20 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
   }
 }
 
+// Vector v of a column's, which begins with row 8 n if kVectors is even.
+template <size_t kVectors, typename T>
+HWY_INLINE VF LoadRows(const T* column, size_t v) {
+  if constexpr (std::is_same_v<T, hwy::bfloat16_t>) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(column);
+    if constexpr (kVectors == 1) return VF{vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(halves), 16))};
+    const uint16x8_t eight = vld1q_u16(halves + v / 2 * 8);
+    const uint16x8_t zero = vdupq_n_u16(0);  // shifts would be for one of the pipes alone
+    return VF{vreinterpretq_f32_u16(v % 2 == 0 ? vzip1q_u16(zero, eight) : vzip2q_u16(zero, eight))};
+  } else {
+    return LoadFloats(column + v * kLanes);
+  }
+}
+
 // Columns [c, c + kColumns) of vectors of rows.
 template <uint32_t kTokens, size_t kVectors, size_t kColumns, typename T>
 HWY_INLINE void AddFloatColumns(const T* w, size_t n_cols, const float* x, VF* sum) {
@@ -175,7 +189,7 @@ HWY_INLINE void AddFloatColumns(const T* w, size_t n_cols, const float* x, VF* s
   for (size_t i = 0; i < kColumns; ++i) {
     KVRUN_UNROLL
     for (size_t v = 0; v < kVectors; ++v) {
-      const VF weights = LoadFloats(w + i * kPanelRows + v * kLanes);
+      const VF weights = LoadRows<kVectors>(w + i * kPanelRows, v);
       KVRUN_UNROLL
       for (uint32_t t = 0; t < kTokens; ++t) {
         VF& to = sum[(i % 2 * kVectors + v) * kTokens + t];
