@@ -282,7 +282,8 @@ Command AddBenchCommand(CLI::App* program) {
   AddWorkOptions(set.get(), options.get());
   AddDeviceOptions(set.get(), &options->shared);
   set->Choice(
-      "--isa", &options->shared.isa, {"amx", "avx512", "avx2-vnni", "avx2", "sse4", "neon-dot", "neon"},
+      "--isa", &options->shared.isa,
+      {"amx", "avx512", "avx2-vnni", "avx2", "sse4", "neon-i8mm", "neon-dot", "neon"},
       "compute on the CPU itself with this instruction set, though it may have a better one (default: the "
       "best)");
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");

@@ -181,9 +181,9 @@ int Main(int argc, char** argv) {
   }
   const MatMulKernels kernels = GetMatMulKernels();
   fmt::print("{} threads, {}{}\n", n_threads, kernels.target,
-             kernels.begin_int8 != nullptr ? " with tiles of bytes"
-             : kernels.has_dot             ? " with a dot instruction"
-                                           : "");
+             kernels.products == Int8Products::kTiles ? " with tiles of bytes"
+             : kernels.products == Int8Products::kDot ? " with a dot instruction"
+                                                      : "");
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
              "exact", "", "256 tok", "exact");
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",

@@ -78,7 +78,7 @@ TEST(CliBench, AnInstructionSetIsTheCpus) {
   const ProgramResult unknown = Bench({"-m", "toy", "--isa", "avx3"});
   EXPECT_EQ(unknown.exit_code, 2);
   EXPECT_PRED2(Contains, unknown.err,
-               "--isa: \"avx3\" is not one of amx, avx512, avx2-vnni, avx2, sse4, neon-dot, neon");
+               "--isa: \"avx3\" is not one of amx, avx512, avx2-vnni, avx2, sse4, neon-i8mm, neon-dot, neon");
 }
 
 TEST(CliBench, AShapeIsFilledAtRandomWithTheLibrarysHitRate) {

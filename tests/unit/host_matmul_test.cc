@@ -50,41 +50,37 @@ std::vector<uint32_t> ColumnCounts(TensorType type) {
 // One of the kernels that this machine can run.
 struct Target {
   int64_t bit;
-  bool has_dot;
-  uint32_t tile_tokens;  // int8_tile_tokens
-  bool forbid_dot;       // what has these instructions does without
+  Int8Products products;
+  Int8Products most;  // nothing better is used
 };
 
 // targets 0: the best.
-void Choose(int64_t targets, bool forbid_dot) {
+void Choose(int64_t targets, Int8Products most) {
   hwy::SetSupportedTargetsForTest(targets);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  ForbidDot(forbid_dot);
+  LimitInt8Products(most);
 }
 
 std::vector<Target> Targets() {
   std::vector<Target> targets;
   for (int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
     const int64_t bit = left & -left;
-    for (const bool forbid_dot : {false, true}) {
-      Choose(bit, forbid_dot);
+    for (const Int8Products most : {Int8Products::kTiles, Int8Products::kDot, Int8Products::kPlain}) {
+      Choose(bit, most);
       const MatMulKernels kernels = GetMatMulKernels();
       if (std::strcmp(kernels.target, hwy::TargetName(bit)) != 0)
         continue;  // not compiled: another stands in
-      const Target target{bit, kernels.has_dot, kernels.int8_tile_tokens, forbid_dot};
-      const bool is_another = !forbid_dot || target.has_dot != targets.back().has_dot ||
-                              target.tile_tokens != targets.back().tile_tokens;
-      if (is_another) targets.push_back(target);
+      const bool is_another = most == Int8Products::kTiles || kernels.products != targets.back().products;
+      if (is_another) targets.push_back({bit, kernels.products, most});
     }
   }
-  Choose(0, false);
+  Choose(0, Int8Products::kTiles);
   return targets;
 }
 
 std::string NameOf(const Target& target) {
-  return std::string(hwy::TargetName(target.bit)) + (!target.forbid_dot ? ""
-                                                     : target.has_dot   ? "_without_tiles"
-                                                                        : "_without_dot");
+  constexpr const char* kWithout[] = {"_without_dot", "_without_tiles", ""};
+  return std::string(hwy::TargetName(target.bit)) + kWithout[static_cast<size_t>(target.most)];
 }
 
 struct Case {
@@ -108,13 +104,12 @@ std::string Describe(const Case& c) {
 class HostMatMulTest : public ::testing::TestWithParam<Target> {
  protected:
   void SetUp() override {
-    Choose(GetParam().bit, GetParam().forbid_dot);
+    Choose(GetParam().bit, GetParam().most);
     const MatMulKernels kernels = GetMatMulKernels();
     ASSERT_STREQ(kernels.target, hwy::TargetName(GetParam().bit));
-    ASSERT_EQ(kernels.has_dot, GetParam().has_dot);
-    ASSERT_EQ(kernels.int8_tile_tokens, GetParam().tile_tokens);
+    ASSERT_EQ(kernels.products, GetParam().products);
   }
-  void TearDown() override { Choose(0, false); }
+  void TearDown() override { Choose(0, Int8Products::kTiles); }
 
   std::unique_ptr<Buffer> NewBuffer(uint64_t size_bytes) {
     auto memory = OrDie(HostMemory::Allocate(account_, "test", size_bytes));
@@ -437,6 +432,31 @@ TEST_P(HostMatMulTest, ThreadsAndTilesDoNotChangeResults) {
         ASSERT_EQ(Data<float>(single.get())[r], Data<float>(many.get())[t * n_rows + r]) << t << ", " << r;
       }
     }
+  }
+}
+
+// Nor by which instructions bytes are multiplied: their sums are exact.
+TEST_P(HostMatMulTest, InstructionsForBytesDoNotChangeResults) {
+  if (GetParam().products == Int8Products::kPlain) GTEST_SKIP() << "it has but the plain ones";
+  constexpr uint32_t kRows = 33;
+  constexpr uint32_t kCols = 1024;
+  constexpr uint32_t kTokens = 31;
+  for (const TensorType type : kTypes) {
+    if (!IsQuantised(type)) continue;
+    const Weights weights =
+        MakeWeights(account_, three_, type, kCols, RandomTensor(type, kRows * kCols, 3), {&kRows, 1});
+    const auto x = Floats(Input({type, kRows, kCols, kTokens, 0, false, false, true}));
+    std::vector<float> results[2];
+    for (const Int8Products most : {GetParam().most, Int8Products::kPlain}) {
+      Choose(GetParam().bit, most);
+      const auto y = NewBuffer(size_t{kTokens} * kRows * sizeof(float));
+      MatMul(three_,
+             {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = kTokens},
+             false);
+      const auto* found = Data<float>(y.get());
+      results[most == Int8Products::kPlain ? 1 : 0].assign(found, found + size_t{kTokens} * kRows);
+    }
+    EXPECT_TRUE(results[0] == results[1]) << TensorTypeName(type);
   }
 }
 

@@ -44,11 +44,15 @@ TEST(OpenHost, ComputesWithTheNamedInstructionSet) {
     std::ranges::transform(used, used.begin(), [](unsigned char c) { return std::tolower(c); });
     EXPECT_TRUE(used.starts_with(target)) << used;
     EXPECT_EQ(host::GetMatMulKernels().begin_int8 != nullptr, name == "amx");
+    const host::Int8Products products = host::GetMatMulKernels().products;
+    if (name == "amx" || name == "neon-i8mm") {
+      EXPECT_EQ(products, host::Int8Products::kTiles);
+    }
     if (name.ends_with("-vnni") || name.ends_with("-dot")) {
-      EXPECT_TRUE(host::GetMatMulKernels().has_dot);
+      EXPECT_EQ(products, host::Int8Products::kDot);
     }
     if (name == "avx2" || name == "sse4" || name == "neon") {
-      EXPECT_FALSE(host::GetMatMulKernels().has_dot);
+      EXPECT_EQ(products, host::Int8Products::kPlain);
     }
     EXPECT_EQ(host::NamedInstructionSets(), names) << "what there is does not depend on what is used";
   }

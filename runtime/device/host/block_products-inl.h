@@ -16,11 +16,11 @@
 #include "runtime/device/host/int8_dot-inl.h"
 #include "runtime/device/host/panel_formats-inl.h"
 
+#if !KVRUN_HAS_NEON
+
 KVRUN_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
-inline constexpr size_t kLanes = HWY_LANES(float);
-static_assert(kPanelRows % kLanes == 0);
 // Of rows, that are multiplied together.
 inline constexpr size_t kTileVectors = kPanelRows / kLanes < 2 ? 1 : 2;
 
@@ -45,14 +45,14 @@ using QuantsOf = const int8_t* [kTokens];
 
 // Whether unpacked bytes are split: into their low nibbles, and the high ones of 128 more.
 template <TensorType kType, typename Dot>
-inline constexpr bool kSplitsBytes = Dot::kSplits&& PanelFormat<kType>::kBits == 8;
+inline constexpr bool kSplitsBytes = Splits<Dot>() && PanelFormat<kType>::kBits == 8;
 inline constexpr size_t kUnpackedPlaneBytes = kPanelRows * kBlockColumns;
 // What UnpackPanel writes for a block: high nibbles come after the low ones.
 template <TensorType kType, typename Dot>
 inline constexpr size_t kUnpackedBytes = (kSplitsBytes<kType, Dot> ? 2 : 1) * kUnpackedPlaneBytes;
 // Q8_0's bytes are as they will be read, where they are not split.
 template <TensorType kType, typename Dot>
-inline constexpr bool kUnpacks = kType != TensorType::kQ8_0 || Dot::kSplits;
+inline constexpr bool kUnpacks = kType != TensorType::kQ8_0 || Splits<Dot>();
 
 template <TensorType kType, typename Dot, size_t kGroup, typename Block>
 HWY_INLINE void LoadGroupOfRows(const Block& at, VU8 (&w)[kTileVectors]) {
@@ -136,7 +136,7 @@ HWY_INLINE void AddPairs(const Block& at, const QuantsOf<kTokens>& quants,
 template <TensorType kType, typename Dot, size_t kGroup, size_t kEnd, uint32_t kTokens, typename Block>
 HWY_INLINE void AddGroups(const Block& at, const QuantsOf<kTokens>& quants, TileOf<VI, kTokens>& sums) {
   constexpr int kBits = PanelFormat<kType>::kBits;
-  constexpr size_t kRun = std::min<size_t>(Dot::template kGroupsIn16Bits<kBits>, kEnd - kGroup);
+  constexpr size_t kRun = std::min<size_t>(GroupsIn16Bits<Dot, kBits>(), kEnd - kGroup);
   if constexpr (kRun > 2) {
     TileOf<typename Dot::VI16, kTokens> pairs;
     AddPairs<kType, Dot, kGroup, kGroup + kRun, true, kTokens>(at, quants, pairs);
@@ -249,5 +249,7 @@ HWY_INLINE void MultiplyBlock(const Block& at, const BlockOperands<kTokens>& a,
 
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // matmul_neon-inl.h has its own
 
 #endif  // KVRUN_BLOCK_PRODUCTS_INL_H_

@@ -20,26 +20,28 @@ std::shared_mutex in_use;
 // What the process computes with while nobody chooses for a test.
 struct Use {
   int64_t mask = 0;  // 0: whatever the processor has
-  bool forbids_dot = false;
+  Int8Products most = Int8Products::kTiles;
 };
 Use used;  // guarded by `choosing`
 
-void Choose(int64_t mask, bool forbids_dot) {
+void Choose(int64_t mask, Int8Products most) {
   const std::unique_lock lock(in_use);
   hwy::SetSupportedTargetsForTest(mask);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  ForbidDot(forbids_dot);
+  LimitInt8Products(most);
 }
 
-// A set with a name that users know: Highway's, and whether what not all of its processors have is used.
+// A set with a name that users know: Highway's, and by what products of 8 bits are added up.
 struct NamedSet {
   std::string_view name;
   std::string_view target;  // how Highway's name begins
-  bool has_more;
+  Int8Products products;    // kPlain: that, or what the target cannot do without
 };
 constexpr NamedSet kNamedSets[] = {
-    {"amx", "AVX3", true},   {"avx512", "AVX3", false},  {"avx2-vnni", "AVX2", true}, {"avx2", "AVX2", false},
-    {"sse4", "SSE4", false}, {"neon-dot", "NEON", true}, {"neon", "NEON", false}};
+    {"amx", "AVX3", Int8Products::kTiles},     {"avx512", "AVX3", Int8Products::kPlain},
+    {"avx2-vnni", "AVX2", Int8Products::kDot}, {"avx2", "AVX2", Int8Products::kPlain},
+    {"sse4", "SSE4", Int8Products::kPlain},    {"neon-i8mm", "NEON", Int8Products::kTiles},
+    {"neon-dot", "NEON", Int8Products::kDot},  {"neon", "NEON", Int8Products::kPlain}};
 
 std::string JoinNames(const std::vector<std::string>& names) {
   return fmt::format("{}", fmt::join(names, ", "));
@@ -51,7 +53,7 @@ namespace {
 
 // Of the processor, whatever is chosen; `choosing` is held.
 std::vector<InstructionSet> AllSets() {
-  Choose(0, false);
+  Choose(0, Int8Products::kTiles);
   std::vector<InstructionSet> sets;
   // Highway orders targets by bits, the best lowest.
   const auto all = static_cast<uint64_t>(hwy::SupportedTargets() & HWY_TARGETS);
@@ -59,25 +61,24 @@ std::vector<InstructionSet> AllSets() {
     const auto target = static_cast<int64_t>(uint64_t{1} << std::countr_zero(rest));
     sets.push_back({target, static_cast<int64_t>(rest), hwy::TargetName(target)});
   }
-  Choose(used.mask, used.forbids_dot);
+  Choose(used.mask, used.most);
   return sets;
 }
 
 // Whether the processor has what the name says beyond the target; `choosing` is held.
-bool HasMore(const InstructionSet& set) {
-  Choose(set.mask, false);
-  const MatMulKernels with = GetMatMulKernels();
-  Choose(set.mask, true);
-  const MatMulKernels without = GetMatMulKernels();
-  Choose(used.mask, used.forbids_dot);
-  return with.has_dot != without.has_dot || (with.begin_int8 != nullptr) != (without.begin_int8 != nullptr);
+bool HasProducts(const InstructionSet& set, Int8Products products) {
+  if (products == Int8Products::kPlain) return true;
+  Choose(set.mask, products);
+  const MatMulKernels kernels = GetMatMulKernels();
+  Choose(used.mask, used.most);
+  return kernels.products == products;
 }
 
 // Null: the processor has none such; `choosing` is held.
 const InstructionSet* FindSet(const std::vector<InstructionSet>& sets, const NamedSet& named) {
   const auto found = std::ranges::find_if(
       sets, [&](const InstructionSet& set) { return set.name.starts_with(named.target); });
-  if (found == sets.end() || (named.has_more && !HasMore(*found))) return nullptr;
+  if (found == sets.end() || !HasProducts(*found, named.products)) return nullptr;
   return &*found;
 }
 
@@ -105,7 +106,7 @@ Status UseInstructionSet(std::string_view name) {
   const std::unique_lock alone(choosing);
   if (name.empty()) {
     used = {};
-    Choose(0, false);
+    Choose(0, Int8Products::kTiles);
     return Status::Ok();
   }
   const std::vector<InstructionSet> sets = AllSets();
@@ -121,8 +122,8 @@ Status UseInstructionSet(std::string_view name) {
                   fmt::format("this processor does not have the instruction set {}; it has {}", name,
                               JoinNames(NamesHere(sets))));
   }
-  used = {set->mask, !named->has_more};
-  Choose(used.mask, used.forbids_dot);
+  used = {set->mask, named->products};
+  Choose(used.mask, used.most);
   return Status::Ok();
 }
 
@@ -135,9 +136,9 @@ std::string InstructionSetName() {
 std::shared_lock<std::shared_mutex> KeepInstructionSet() { return std::shared_lock(in_use); }
 
 ChosenInstructionSet::ChosenInstructionSet(const InstructionSet& set) : alone_(choosing) {
-  Choose(set.mask, false);
+  Choose(set.mask, Int8Products::kTiles);
 }
 
-ChosenInstructionSet::~ChosenInstructionSet() { Choose(used.mask, used.forbids_dot); }
+ChosenInstructionSet::~ChosenInstructionSet() { Choose(used.mask, used.most); }
 
 }  // namespace kvrun::host

@@ -25,7 +25,8 @@ std::vector<InstructionSet> InstructionSets();
 std::string InstructionSetName();
 
 // The names that users know, of those that this processor has, the best first: "amx", "avx512", "avx2-vnni",
-// "avx2", "sse4"; "neon-dot", "neon". Dashes: with instructions that not every processor of the set has.
+// "avx2", "sse4"; "neon-i8mm", "neon-dot", "neon". Dashes: with instructions that not every processor of the
+// set has.
 std::vector<std::string> NamedInstructionSets();
 // From now on this process computes with the named one; an empty name is the best. kInvalidArgument: there is
 // no such set; kUnsupported: this processor lacks it.

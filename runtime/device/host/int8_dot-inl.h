@@ -3,10 +3,13 @@
 //
 // A Dot is a struct with
 //   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
-//   kSplits      whether it is faster with the nibbles of bytes than with bytes, where these are split for
-//                several tokens
-//   kGroupsIn16Bits<kBits>  how many groups' products it adds up in 16 bits first (1: MaddubsDot alone has
-//   more) Columns<kBits, kGroups>(sum, w, a)
+//   kSplits      if there and true: it is faster with the nibbles of bytes than with bytes, where these are
+//                split for several tokens
+//   kGroupsIn16Bits<kBits>, Pairs, Widen
+//                if there: how many groups' products it adds up in 16 bits before they are widened, and how
+//   kSumBase, ToFloats(sum)
+//                if there: what sums must begin with, and how they become floats then
+//   Columns<kBits, kGroups>(sum, w, a)
 // where lane i of sum gets added, for g = 0 .. kGroups - 1 and j = 0 .. 3, byte 4 i + j of w[g] times a[4 g +
 // j]. Weights are unsigned of kBits bits; with kBits == 8 they are signed, less kBias mod 256.
 
@@ -22,22 +25,6 @@
 #include <cstdint>
 #include <cstring>
 
-#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64 && defined(__linux__)
-#include <sys/auxv.h>
-#endif
-
-// sdot %0.4s, %1.16b, %2.16b, for an assembler that has not been told that the processor knows it.
-#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64 && !defined(__ARM_FEATURE_DOTPROD) && !defined(KVRUN_SDOT)
-#if defined(__clang__)  // no directive of clang 14 allows it: bits, with the numbers of %0's ("v7") registers
-asm(".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n"
-    ".set .Lkvrun_v\\n, \\n\n"
-    ".endr\n");
-#define KVRUN_SDOT ".inst 0x4e809400 | (.Lkvrun_%2 << 16) | (.Lkvrun_%1 << 5) | .Lkvrun_%0"
-#else
-#define KVRUN_SDOT ".arch armv8.2-a+dotprod+crypto\n\tsdot %0.4s, %1.16b, %2.16b"
-#endif
-#endif
-
 // Loops over arrays of vectors must be unrolled, or the arrays lie in memory.
 #undef KVRUN_UNROLL
 #if defined(__clang__)
@@ -45,6 +32,9 @@ asm(".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,
 #else
 #define KVRUN_UNROLL _Pragma("GCC unroll 16")
 #endif
+
+#undef KVRUN_HAS_NEON
+#define KVRUN_HAS_NEON (HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64)
 
 // As HWY_BEFORE_NAMESPACE, with the instructions used here.
 #undef KVRUN_BEFORE_NAMESPACE
@@ -79,9 +69,6 @@ HWY_INLINE VI FourOf(const int8_t* a) {
 // Any target: four products of sign-extended bytes. Slow; stands in where there is nothing better.
 struct PortableDot {
   static constexpr int32_t kBias = 0;
-  static constexpr bool kSplits = false;
-  template <int kBits>
-  static constexpr int kGroupsIn16Bits = 1;
 
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
@@ -100,9 +87,6 @@ struct PortableDot {
 
 struct Vnni512Dot {
   static constexpr int32_t kBias = 128;
-  static constexpr bool kSplits = false;
-  template <int kBits>
-  static constexpr int kGroupsIn16Bits = 1;
 
   template <int kBits, int kGroups>
   static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
@@ -190,9 +174,6 @@ struct MaddubsDot {
 // instructions would allow it to use them everywhere in this target.
 struct AvxVnniDot {
   static constexpr int32_t kBias = 128;
-  static constexpr bool kSplits = false;
-  template <int kBits>
-  static constexpr int kGroupsIn16Bits = 1;
 
   static bool IsThere() {
     uint32_t a = 7;
@@ -216,68 +197,44 @@ struct AvxVnniDot {
 
 #endif
 
-#if HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+template <typename Dot>
+constexpr int32_t SumBase() {
+  if constexpr (requires { Dot::kSumBase; })
+    return Dot::kSumBase;
+  else
+    return 0;
+}
 
-// Products of bytes in 16 bits, and more added there while they fit; then both halves, pairwise, in 32.
-struct NeonMullDot {
-  static constexpr int32_t kBias = 0;
-
-  template <int kBits, int kGroups>
-  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
-    // (2^kBits - 1) * 127 each, or 128 * 127 with 8 bits, of 32767.
-    constexpr int kFitting = kBits <= 5 ? 8 : kBits == 6 ? 4 : 2;
-    constexpr int kGroupsIn16Bits = kGroups < kFitting ? kGroups : kFitting;
-    static_assert(kGroups % kGroupsIn16Bits == 0);
-    KVRUN_UNROLL
-    for (int g = 0; g < kGroups; g += kGroupsIn16Bits) {
-      int16x8_t low = vdupq_n_s16(0);
-      int16x8_t high = vdupq_n_s16(0);
-      KVRUN_UNROLL
-      for (int i = g; i < g + kGroupsIn16Bits; ++i) {
-        const int8x16_t weights = vreinterpretq_s8_u8(w[i].raw);
-        const int8x16_t four = vreinterpretq_s8_s32(FourOf(a + 4 * i).raw);
-        low = vmlal_s8(low, vget_low_s8(weights), vget_low_s8(four));
-        high = vmlal_high_s8(high, weights, four);
-      }
-      sum.raw = vaddq_s32(sum.raw, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
-    }
-    return sum;
-  }
-};
-
-// By assembler, where not every processor has it: see AvxVnniDot.
-struct SdotDot {
-  static constexpr int32_t kBias = 0;
-
-  static bool IsThere() {
-#if defined(__ARM_FEATURE_DOTPROD)
-    return true;
-#elif defined(__linux__)
-    return (getauxval(AT_HWCAP) >> 20 & 1U) != 0;  // HWCAP_ASIMDDP
-#else
+template <typename Dot>
+constexpr bool Splits() {
+  if constexpr (requires { Dot::kSplits; })
+    return Dot::kSplits;
+  else
     return false;
-#endif
-  }
+}
 
-  template <int kBits, int kGroups>
-  static HWY_INLINE VI Columns(VI sum, const VU8* w, const int8_t* a) {
-    KVRUN_UNROLL
-    for (int g = 0; g < kGroups; ++g) {
-      const VI four = FourOf(a + 4 * g);
-#if defined(__ARM_FEATURE_DOTPROD)
-      sum.raw = vdotq_s32(sum.raw, vreinterpretq_s8_u8(w[g].raw), vreinterpretq_s8_s32(four.raw));
-#else
-      asm(KVRUN_SDOT : "+w"(sum.raw) : "w"(w[g].raw), "w"(four.raw));
-#endif
-    }
-    return sum;
-  }
-};
+template <typename Dot, int kBits>
+constexpr size_t GroupsIn16Bits() {
+  if constexpr (requires { Dot::template kGroupsIn16Bits<kBits>; })
+    return Dot::template kGroupsIn16Bits<kBits>;
+  else
+    return 1;
+}
 
-#endif
+template <typename Dot>
+HWY_INLINE VF SumsToFloats(VI sums) {
+  if constexpr (requires { Dot::kSumBase; })
+    return Dot::ToFloats(sums);
+  else
+    return hn::ConvertTo(DF(), sums);
+}
 
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#if KVRUN_HAS_NEON
+#include "runtime/device/host/int8_dot_neon-inl.h"
+#endif
 
 #endif  // not HWY_SCALAR
 

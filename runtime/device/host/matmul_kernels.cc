@@ -25,14 +25,14 @@ namespace kvrun::host {
 HWY_EXPORT(MatMulKernelsOfTarget);
 
 namespace {
-std::atomic<bool> dot_forbidden{false};
+std::atomic<Int8Products> most_products{Int8Products::kTiles};
 }
 
 MatMulKernels GetMatMulKernels() {
-  return HWY_DYNAMIC_DISPATCH(MatMulKernelsOfTarget)(dot_forbidden.load(std::memory_order_relaxed));
+  return HWY_DYNAMIC_DISPATCH(MatMulKernelsOfTarget)(most_products.load(std::memory_order_relaxed));
 }
 
-void ForbidDot(bool forbid) { dot_forbidden.store(forbid, std::memory_order_relaxed); }
+void LimitInt8Products(Int8Products most) { most_products.store(most, std::memory_order_relaxed); }
 
 }  // namespace kvrun::host
 #endif

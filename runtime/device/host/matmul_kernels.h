@@ -41,21 +41,26 @@ struct ActivationTile {
   // has_fine[n_blocks + b].
   const uint8_t* has_fine = nullptr;
   uint32_t first_bit = 0;
-  const std::byte* unpacked =
-      nullptr;  // the panel that it is multiplied with, as `unpack` left it; null: none
+  // The panel that it is multiplied with, as `unpack` left it; null: none.
+  const std::byte* unpacked = nullptr;
 };
 
 // What `unpack` writes of a panel at most, for each block.
 inline constexpr size_t kMaxUnpackedBytes = 2 * kPanelRows * kBlockColumns;
 
+// By what products of 8 bits are added up: what every processor of an instruction set has; an instruction
+// that adds four in 32 bits; one for tiles of several rows and tokens (AMX, smmla).
+enum class Int8Products : uint8_t { kPlain, kDot, kTiles };
+
 struct MatMulKernels {
-  const char* target;         // Highway's name of the instruction set
-  bool has_dot;               // by an instruction that adds four products of 8 bits in 32
+  const char* target;  // Highway's name of the instruction set
+  Int8Products products;
   uint32_t tile_tokens;       // how many tokens at a time suit the registers: a power of two, at most 8
   uint32_t int8_tile_tokens;  // the same of multiply_int8: at most kTileTokens
 
   // At most 8 rows of n_blocks blocks of 32 floats, for products with matrices of `type`: blocks and fine are
-  // [n_rows, n_blocks], has_fine is [n_blocks], bit r for row r.
+  // [n_rows, n_blocks], has_fine is [n_blocks], bit r for row r. Rows 2 i and 2 i + 1 are to be in the same
+  // tiles, and a last one without a second alone: how both lie is between this and multiply_int8.
   void (*quantize)(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                    FineBlock* fine, uint8_t* has_fine);
   // On each thread around any number of multiply_int8; null: nothing is to be done.
@@ -77,8 +82,7 @@ struct MatMulKernels {
 
 MatMulKernels GetMatMulKernels();
 
-// Instruction sets that may or may not have such an instruction, or one for whole tiles, do as if they had
-// not, from the next call on.
-void ForbidDot(bool forbid);
+// From the next call on, nothing better than `most` is used, where the instruction set can do without.
+void LimitInt8Products(Int8Products most);
 
 }  // namespace kvrun::host

@@ -15,7 +15,7 @@ namespace kvrun::host::HWY_NAMESPACE {
 
 inline void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                      FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, {.bias = 0, .splits = false}, x, n_rows, n_blocks, blocks, fine, has_fine);
+  QuantizeActivations(type, {}, x, n_rows, n_blocks, blocks, fine, has_fine);
 }
 
 // UnpackBlock has subtracted what ActivationBlock::start is for; sums for minima are taken here.
@@ -71,9 +71,9 @@ inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_co
   }
 }
 
-inline MatMulKernels MatMulKernelsOfTarget(bool /*forbid_dot*/) {
+inline MatMulKernels MatMulKernelsOfTarget(Int8Products /*most*/) {
   return {.target = hwy::TargetName(HWY_TARGET),
-          .has_dot = false,
+          .products = Int8Products::kPlain,
           .tile_tokens = 8,
           .int8_tile_tokens = 8,
           .quantize = Quantize,

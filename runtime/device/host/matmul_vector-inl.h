@@ -12,11 +12,12 @@
 #endif
 
 #include <cstring>
+#include <type_traits>
 
 #include "platform/base/check.h"
-#include "runtime/device/host/block_products-inl.h"
 #include "runtime/device/host/int8_dot-inl.h"
 #include "runtime/device/host/int8_tiles-inl.h"
+#include "runtime/device/host/matmul_tile-inl.h"
 #include "runtime/device/host/panel_formats-inl.h"
 #include "runtime/device/host/quantize_activations-inl.h"
 
@@ -26,106 +27,18 @@ namespace kvrun::host::HWY_NAMESPACE {
 // Half the registers for sums, the others for eight vectors of weights and what comes and goes.
 inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 4 : 8;
 
+#if KVRUN_HAS_NEON
+inline void InterleavePairs(size_t n_rows, size_t n_blocks, ActivationBlock* blocks);
+#endif
+
 template <typename Dot>
 void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
               FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, {.bias = Dot::kBias, .splits = Dot::kSplits}, x, n_rows, n_blocks, blocks, fine,
-                      has_fine);
-}
-
-// What fine blocks add, apart from the other sums: whatever the size of a tile, a token's are added up in the
-// same order.
-struct FineSums {
-  bool are_any = false;
-  alignas(64) float sums[kTileTokens][kPanelRows];  // where are_any
-};
-
-// Block b of the tokens that has_fine names, of kTileVectors vectors of rows. Out of line, and in memory: the
-// other sums stay in registers.
-template <TensorType kType, typename Dot>
-HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
-                          size_t b, size_t row, uint32_t has_fine, FineSums& to) {
-  if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
-  to.are_any = true;
-  const PackedBlock weights{layout, panel, b, row};
-  BlockScales scales[kTileVectors];
-  LoadScalesOfRows<kType>(weights, scales);
-  for (; has_fine != 0; has_fine &= has_fine - 1) {
-    const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
-    const FineBlock& fine = x.fine[t * layout.n_blocks + b];
-    TileOf<VF, 1> scaled;
-    MultiplyBlock<kType, Dot, 1>(weights, {{fine.quants}, {fine.start}}, scales, scaled);
-    const VF scale = hn::Set(DF(), x.blocks[t * layout.n_blocks + b].scale / 256.0F);
-    KVRUN_UNROLL
-    for (size_t v = 0; v < kTileVectors; ++v) {
-      float* const sum = to.sums[t] + row + v * kLanes;
-      hn::Store(hn::MulAdd(scaled[v][0], scale, hn::Load(DF(), sum)), DF(), sum);
-    }
-  }
-}
-
-// Adds block b.
-template <TensorType kType, typename Dot, uint32_t kTokens, typename Block>
-HWY_INLINE void AddBlock(const Block& weights, const ActivationBlock* first, TileOf<VF, kTokens>& sum) {
-  using Format = PanelFormat<kType>;
-  const size_t n_blocks = weights.layout.n_blocks;
-  BlockOperands<kTokens> operands;
-  KVRUN_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) {
-    operands.quants[t] = first[t * n_blocks].quants;
-    operands.starts[t] = first[t * n_blocks].start;
-  }
-  BlockScales scales[kTileVectors];
-  LoadScalesOfRows<kType>(weights, scales);
-  TileOf<VF, kTokens> products;
-  MultiplyBlock<kType, Dot, kTokens>(weights, operands, scales, products);
-  KVRUN_UNROLL
-  for (uint32_t t = 0; t < kTokens; ++t) {
-    const VF scale = hn::Set(DF(), first[t * n_blocks].scale);
-    KVRUN_UNROLL
-    for (size_t v = 0; v < kTileVectors; ++v) {
-      sum[v][t] = hn::MulAdd(products[v][t], scale, sum[v][t]);
-      if constexpr (Format::kHasMinimum && !Format::kHalves) {
-        sum[v][t] = hn::MulAdd(scales[v].minimum, hn::Set(DF(), first[t * n_blocks].scaled_sum), sum[v][t]);
-      }
-    }
-  }
-}
-
-// kIsUnpacked: x.unpacked holds the panel's quants.
-template <TensorType kType, typename Dot, uint32_t kTokens, bool kIsUnpacked = false>
-void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
-                  TileSums& sums) {
-  using Format = PanelFormat<kType>;
-  const size_t n_blocks = layout.n_blocks;
-  FineSums fine;
-  for (size_t row = 0; row < kPanelRows; row += kTileVectors * kLanes) {
-    TileOf<VF, kTokens> sum;
-    KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      KVRUN_UNROLL
-      for (size_t v = 0; v < kTileVectors; ++v) sum[v][t] = hn::Zero(DF());
-    }
-    for (size_t b = 0; b < n_blocks; ++b) {
-      if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
-      const PackedBlock packed{layout, panel, b, row};
-      if constexpr (kIsUnpacked)
-        AddBlock<kType, Dot, kTokens>(UnpackedRows{packed, x.unpacked}, x.blocks + b, sum);
-      else
-        AddBlock<kType, Dot, kTokens>(packed, x.blocks + b, sum);
-      const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit & ((1U << kTokens) - 1);
-      if (HWY_UNLIKELY(has_fine != 0)) AddFine<kType, Dot>(layout, panel, x, b, row, has_fine, fine);
-    }
-    KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      KVRUN_UNROLL
-      for (size_t v = 0; v < kTileVectors; ++v) {
-        const size_t first = row + v * kLanes;
-        if (fine.are_any) sum[v][t] = hn::Add(sum[v][t], hn::Load(DF(), fine.sums[t] + first));
-        hn::StoreU(sum[v][t], DF(), sums[t] + first);
-      }
-    }
-  }
+  QuantizeActivations(type, {.q8_bias = Dot::kBias, .splits_q8 = Splits<Dot>(), .base = SumBase<Dot>()}, x,
+                      n_rows, n_blocks, blocks, fine, has_fine);
+#if KVRUN_HAS_NEON
+  if constexpr (std::is_same_v<Dot, SmmlaDot>) InterleavePairs(n_rows, n_blocks, blocks);
+#endif
 }
 
 #if KVRUN_HAS_TILES
@@ -231,11 +144,13 @@ void MultiplySixteen(const PanelLayout& layout, const std::byte* panel, const Ac
 template <TensorType kType, typename Dot>
 void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
+#if !KVRUN_HAS_NEON
   if constexpr (kUnpacks<kType, Dot>) {
     if (n_tokens == kTileTokensOfTarget && x.unpacked != nullptr) {
       return MultiplyTile<kType, Dot, kTileTokensOfTarget, true>(layout, panel, x, sums);
     }
   }
+#endif
   switch (n_tokens) {
     case 1: return MultiplyTile<kType, Dot, 1>(layout, panel, x, sums);
     case 2: return MultiplyTile<kType, Dot, 2>(layout, panel, x, sums);
@@ -273,6 +188,8 @@ void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const Activ
   }
 }
 
+#if !KVRUN_HAS_NEON
+
 template <TensorType kType, typename Dot>
 bool UnpackType(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
   if constexpr (kUnpacks<kType, Dot>) UnpackPanel<kType, Dot>(layout, panel, to);
@@ -297,6 +214,8 @@ bool Unpack(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
     default: return false;
   }
 }
+
+#endif
 
 // Byte kByte of every lane: as the number that it is.
 template <bool kSigned, int kByte>
@@ -370,6 +289,13 @@ HWY_INLINE VF LoadFloats(const Half* from) {
   return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<Half, DF>(), from));
 }
 
+#if KVRUN_HAS_NEON
+
+template <uint32_t kTokens, typename T>
+void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums);
+
+#else
+
 template <uint32_t kTokens, typename T>
 void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
   // As many for any number of tokens: a token's sum does not depend on the others.
@@ -407,6 +333,8 @@ void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& 
   }
 }
 
+#endif
+
 template <typename T>
 void MultiplyFloats(const std::byte* panel, uint32_t n_cols, const float* x, uint32_t n_tokens,
                     TileSums& sums) {
@@ -431,24 +359,24 @@ inline void MultiplyFloat(TensorType type, const std::byte* panel, uint32_t n_co
 }
 
 template <typename Dot>
-MatMulKernels KernelsWith(bool has_dot) {
-  return {.target = hwy::TargetName(HWY_TARGET),
-          .has_dot = has_dot,
-          .tile_tokens = kTileTokensOfTarget,
-          .int8_tile_tokens = kTileTokensOfTarget,
-          .quantize = Quantize<Dot>,
-          .begin_int8 = nullptr,
-          .end_int8 = nullptr,
-          .unpack = Unpack<Dot>,
-          .multiply_int8 = MultiplyInt8<Dot>,
-          .decode = Decode,
-          .multiply_float = MultiplyFloat};
+MatMulKernels KernelsWith(Int8Products products) {
+  return {
+    .target = hwy::TargetName(HWY_TARGET), .products = products, .tile_tokens = kTileTokensOfTarget,
+    .int8_tile_tokens = kTileTokensOfTarget, .quantize = Quantize<Dot>, .begin_int8 = nullptr,
+    .end_int8 = nullptr,
+#if KVRUN_HAS_NEON
+    .unpack = nullptr,
+#else
+    .unpack = Unpack<Dot>,
+#endif
+    .multiply_int8 = MultiplyInt8<Dot>, .decode = Decode, .multiply_float = MultiplyFloat
+  };
 }
 
 #if KVRUN_HAS_TILES
 template <typename Dot>
 MatMulKernels KernelsWithTiles() {
-  MatMulKernels kernels = KernelsWith<Dot>(true);
+  MatMulKernels kernels = KernelsWith<Dot>(Int8Products::kTiles);
   kernels.unpack = nullptr;  // tiles have their own way
   kernels.int8_tile_tokens = Tiles::kTokens;
   kernels.begin_int8 = Tiles::Begin;
@@ -458,26 +386,34 @@ MatMulKernels KernelsWithTiles() {
 #endif
 
 // The dot instruction is part of AVX3_DL; of AVX2 and NEON, it depends.
-inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] bool forbid_dot) {
+inline MatMulKernels MatMulKernelsOfTarget([[maybe_unused]] Int8Products most) {
 #if KVRUN_HAS_TILES
-  if (Tiles::AreThere() && !forbid_dot) return KernelsWithTiles<Vnni512Dot>();
-  return KernelsWith<Vnni512Dot>(true);
+  if (most == Int8Products::kTiles && Tiles::AreThere()) return KernelsWithTiles<Vnni512Dot>();
+  return KernelsWith<Vnni512Dot>(Int8Products::kDot);
 #elif HWY_TARGET == HWY_AVX3_DL
-  return KernelsWith<Vnni512Dot>(true);
+  return KernelsWith<Vnni512Dot>(Int8Products::kDot);
 #elif HWY_TARGET == HWY_AVX2
   static const bool has_dot = AvxVnniDot::IsThere();
-  return has_dot && !forbid_dot ? KernelsWith<AvxVnniDot>(true) : KernelsWith<MaddubsDot>(false);
+  if (has_dot && most != Int8Products::kPlain) return KernelsWith<AvxVnniDot>(Int8Products::kDot);
+  return KernelsWith<MaddubsDot>(Int8Products::kPlain);
 #elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_SSE4
-  return KernelsWith<MaddubsDot>(false);
-#elif HWY_TARGET == HWY_NEON && HWY_ARCH_ARM_A64
+  return KernelsWith<MaddubsDot>(Int8Products::kPlain);
+#elif KVRUN_HAS_NEON
+  static const bool has_tiles = SmmlaDot::IsThere();
   static const bool has_dot = SdotDot::IsThere();
-  return has_dot && !forbid_dot ? KernelsWith<SdotDot>(true) : KernelsWith<NeonMullDot>(false);
+  if (has_tiles && most == Int8Products::kTiles) return KernelsWith<SmmlaDot>(Int8Products::kTiles);
+  if (has_dot && most != Int8Products::kPlain) return KernelsWith<SdotDot>(Int8Products::kDot);
+  return KernelsWith<NeonMullDot>(Int8Products::kPlain);
 #else
-  return KernelsWith<PortableDot>(false);
+  return KernelsWith<PortableDot>(Int8Products::kPlain);
 #endif
 }
 
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#if KVRUN_HAS_NEON
+#include "runtime/device/host/matmul_neon-inl.h"
+#endif
 
 #endif  // KVRUN_MATMUL_VECTOR_INL_H_

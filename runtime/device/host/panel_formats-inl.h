@@ -20,6 +20,9 @@ namespace kvrun::host::HWY_NAMESPACE {
 
 using DU16 = hn::Repartition<uint16_t, DI>;
 
+inline constexpr size_t kLanes = HWY_LANES(float);
+static_assert(kPanelRows % kLanes == 0);
+
 HWY_INLINE VF LoadHalves(const std::byte* at) {
   const hn::Rebind<hwy::float16_t, DF> d;
   return hn::PromoteTo(DF(), hn::LoadU(d, reinterpret_cast<const hwy::float16_t*>(at)));
@@ -45,67 +48,17 @@ HWY_INLINE VU8 MovedBits(VU8 v, uint8_t mask) {
   return hn::And(v, bits);
 }
 
-// w[g]: group g of a block, of as many rows as there are lanes, beginning with the bytes at `at`.
-HWY_INLINE void LoadNibbles(const std::byte* at, VU8* w) {
-  const auto* quants = reinterpret_cast<const uint8_t*>(at);
-  KVRUN_UNROLL
-  for (size_t i = 0; i < 4; ++i) {
-    const VU8 both = hn::LoadU(DU8(), quants + 64 * i);
-    w[2 * i] = MovedBits<0>(both, 15);
-    w[2 * i + 1] = MovedBits<-4>(both, 15);
-  }
-}
-
-// The same of bit pairs.
-HWY_INLINE void LoadBitPairs(const std::byte* at, VU8* w) {
-  const auto* quants = reinterpret_cast<const uint8_t*>(at);
-  KVRUN_UNROLL
-  for (size_t i = 0; i < 2; ++i) {
-    const VU8 four = hn::LoadU(DU8(), quants + 64 * i);
-    w[4 * i] = MovedBits<0>(four, 3);
-    w[4 * i + 1] = MovedBits<-2>(four, 3);
-    w[4 * i + 2] = MovedBits<-4>(four, 3);
-    w[4 * i + 3] = MovedBits<-6>(four, 3);
-  }
-}
-
-// Bit g of the bytes becomes bit kBit of group g.
-template <int kBit>
-HWY_INLINE void AddBit(const std::byte* at, VU8* w) {
-  constexpr uint8_t kMask = 1U << kBit;
-  const VU8 bits = hn::LoadU(DU8(), reinterpret_cast<const uint8_t*>(at));
-  w[0] = hn::Or(w[0], MovedBits<kBit>(bits, kMask));
-  w[1] = hn::Or(w[1], MovedBits<kBit - 1>(bits, kMask));
-  w[2] = hn::Or(w[2], MovedBits<kBit - 2>(bits, kMask));
-  w[3] = hn::Or(w[3], MovedBits<kBit - 3>(bits, kMask));
-  w[4] = hn::Or(w[4], MovedBits<kBit - 4>(bits, kMask));
-  w[5] = hn::Or(w[5], MovedBits<kBit - 5>(bits, kMask));
-  w[6] = hn::Or(w[6], MovedBits<kBit - 6>(bits, kMask));
-  w[7] = hn::Or(w[7], MovedBits<kBit - 7>(bits, kMask));
-}
-
-HWY_INLINE void AddFifthAndSixthBits(const std::byte* at, VU8* w) {
-  KVRUN_UNROLL
-  for (size_t i = 0; i < 2; ++i) {
-    const VU8 bits = hn::LoadU(DU8(), reinterpret_cast<const uint8_t*>(at) + 64 * i);
-    w[4 * i] = hn::Or(w[4 * i], MovedBits<4>(bits, 48));
-    w[4 * i + 1] = hn::Or(w[4 * i + 1], MovedBits<2>(bits, 48));
-    w[4 * i + 2] = hn::Or(w[4 * i + 2], MovedBits<0>(bits, 48));
-    w[4 * i + 3] = hn::Or(w[4 * i + 3], MovedBits<-2>(bits, 48));
-  }
-}
-
 // What codes stand for, plus kBias mod 256.
-template <int32_t kBias, size_t kGroups>
-HWY_INLINE void LookUpCodes(VU8* w) {
-  alignas(16) static constexpr auto kValues = [] {
-    std::array<uint8_t, 16> values{};
-    for (size_t i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(kIq4Values[i] + kBias);
-    return values;
-  }();
-  const VU8 values = hn::LoadDup128(DU8(), kValues.data());
-  KVRUN_UNROLL
-  for (size_t g = 0; g < kGroups; ++g) w[g] = hn::TableLookupBytes(values, w[g]);
+template <int32_t kBias>
+alignas(16) inline constexpr auto kCodeValues = [] {
+  std::array<uint8_t, 16> values{};
+  for (size_t i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(kIq4Values[i] + kBias);
+  return values;
+}();
+
+template <int32_t kBias>
+HWY_INLINE VU8 LookUpCodes(VU8 codes) {
+  return hn::TableLookupBytes(hn::LoadDup128(DU8(), kCodeValues<kBias>.data()), codes);
 }
 
 // Scales of one block of as many rows as there are lanes: value = (quant - kOffset) * scale + minimum.
@@ -119,7 +72,7 @@ struct BlockScales {
   VF second_minimum;
 };
 
-// kBits, kOffset: of the quants that LoadQuants gives. 8 bits: signed, no offset.
+// kBits, kOffset: of the quants that LoadGroup gives. 8 bits: signed, no offset.
 template <TensorType kType>
 struct PanelFormat {
   static constexpr PlaneBytes kPlanes = GetPlaneBytes(kType);
@@ -130,28 +83,8 @@ struct PanelFormat {
   static constexpr int kBits = HasCodes(kType) ? 8 : kLowBits + static_cast<int>(kPlanes.high / 64);
   static constexpr int32_t kOffset = QuantOffset(kType);
 
-  // From row first_row on. kBias: is added, mod 256, where kBits is 8.
-  template <int32_t kBias = 0>
-  static HWY_INLINE void LoadQuants(const PanelLayout& layout, const std::byte* panel, size_t block,
-                                    size_t first_row, VU8* w) {
-    const std::byte* quants = panel + size_t{kPlanes.quants} * block + 4 * first_row;
-    const std::byte* high = panel + layout.high + size_t{kPlanes.high} * block + 4 * first_row;
-    if constexpr (kLowBits == 8) {
-      const auto* bytes = reinterpret_cast<const uint8_t*>(quants);
-      KVRUN_UNROLL
-      for (size_t g = 0; g < kBlockGroups; ++g) {
-        w[g] = hn::LoadU(DU8(), bytes + 64 * g);
-        if constexpr (kBias != 0) w[g] = hn::Xor(w[g], hn::Set(DU8(), uint8_t{kBias}));
-      }
-    }
-    if constexpr (kLowBits == 4) LoadNibbles(quants, w);
-    if constexpr (kLowBits == 2) LoadBitPairs(quants, w);
-    if constexpr (kPlanes.high == 64) AddBit<kLowBits>(high, w);
-    if constexpr (kPlanes.high == 128) AddFifthAndSixthBits(high, w);
-    if constexpr (HasCodes(kType)) LookUpCodes<kBias, kBlockGroups>(w);
-  }
-
-  // Group kGroup alone. Of several groups, the compiler loads what they share once.
+  // A group of a block, of as many rows as there are lanes, from row first_row on. kBias: is added, mod 256,
+  // where kBits is 8. Of several groups, the compiler loads what they share once.
   template <size_t kGroup, int32_t kBias = 0>
   static HWY_INLINE VU8 LoadGroup(const PanelLayout& layout, const std::byte* panel, size_t block,
                                   size_t first_row) {
@@ -171,8 +104,17 @@ struct PanelFormat {
       constexpr int kUp = 4 - 2 * static_cast<int>(kGroup % 4);
       w = hn::Or(w, MovedBits<kUp>(hn::LoadU(DU8(), high + 64 * (kGroup / 4)), 48));
     }
-    if constexpr (HasCodes(kType)) LookUpCodes<kBias, 1>(&w);
+    if constexpr (HasCodes(kType)) w = LookUpCodes<kBias>(w);
     return w;
+  }
+
+  // w[g]: group g, from kGroup on.
+  template <int32_t kBias = 0, size_t kGroup = 0>
+  static HWY_INLINE void LoadQuants(const PanelLayout& layout, const std::byte* panel, size_t block,
+                                    size_t first_row, VU8* w) {
+    w[kGroup] = LoadGroup<kGroup, kBias>(layout, panel, block, first_row);
+    if constexpr (kGroup + 1 < kBlockGroups)
+      LoadQuants<kBias, kGroup + 1>(layout, panel, block, first_row, w);
   }
 
   // What LoadGroup and LoadScales will read: planes are short, and processors notice too late that another

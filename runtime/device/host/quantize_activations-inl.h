@@ -81,35 +81,41 @@ inline void RoundFineBlock(const float* x, float inverse, const int8_t* quants, 
   }
 }
 
-// What a kernel does with weights of 8 bits.
-struct ByteWeights {
-  int32_t bias;  // that it adds to them
-  bool splits;   // for some products, with 128 added
+// What a kernel's sums of products begin with, and what it does with weights of 8 bits.
+struct SumsOfKernel {
+  int32_t q8_bias = 0;     // is added to those
+  bool splits_q8 = false;  // for some products, with 128 added
+  int32_t base = 0;        // what sums begin with if weights are what they stand for
 };
 
-// What a kernel's weights are more than what they stand for, in starts[0] and [1].
-struct StartOffsets {
+// What makes the starts of sums: how much a kernel's weights are more than what they stand for, in starts[0]
+// and [1].
+struct StartTerms {
   int32_t first;
   int32_t second;
+  int32_t base;
   bool halves;
 };
 
-// Halves with minima: -1, so that SetStart leaves their sums.
-inline StartOffsets OffsetsOf(TensorType type, const ByteWeights& bytes) {
-  if (type == TensorType::kQ8_0 || HasCodes(type)) return {bytes.bias, bytes.splits ? 128 : 0, false};
-  const int32_t offset = type == TensorType::kQ2_K ? -1 : QuantOffset(type);
+// Halves with minima: -1 and nothing else, so that SetStart leaves their sums.
+inline StartTerms StartTermsOf(TensorType type, const SumsOfKernel& kernel) {
+  if (type == TensorType::kQ8_0 || HasCodes(type)) {
+    return {kernel.q8_bias, kernel.splits_q8 ? 128 : 0, kernel.base, false};
+  }
+  if (type == TensorType::kQ2_K) return {-1, -1, 0, true};
+  const int32_t offset = QuantOffset(type);
   const bool halves = HasHalves(type);
-  return {offset, halves ? offset : 0, halves};
+  return {offset, halves ? offset : 0, kernel.base, halves};
 }
 
-inline void SetStart(const StartOffsets& offsets, const int32_t* sums, int32_t* start) {
+inline void SetStart(const StartTerms& terms, const int32_t* sums, int32_t* start) {
   const int32_t all = sums[0] + sums[1];
-  start[0] = -offsets.first * (offsets.halves ? sums[0] : all);
-  start[1] = -offsets.second * (offsets.halves ? sums[1] : all);
+  start[0] = terms.base - terms.first * (terms.halves ? sums[0] : all);
+  start[1] = terms.base - terms.second * (terms.halves ? sums[1] : all);
 }
 
 // bit: the row's, of has_fine.
-inline void QuantizeRow(const StartOffsets& offsets, const float* x, size_t n_blocks, ActivationBlock* blocks,
+inline void QuantizeRow(const StartTerms& start, const float* x, size_t n_blocks, ActivationBlock* blocks,
                         FineBlock* fine, uint8_t bit, uint8_t* has_fine) {
   const float fine_from = MeasureBlocks(x, n_blocks, blocks);
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
@@ -119,17 +125,18 @@ inline void QuantizeRow(const StartOffsets& offsets, const float* x, size_t n_bl
     if (!(largest >= kSmallestLargest) || poison != 0.0F) {
       block = {};
       block.scale = block.scaled_sum = poison;
+      block.start[0] = block.start[1] = start.base;
       continue;
     }
     int32_t sums[2];
     const float inverse = 127.0F / largest;
     RoundBlock(x, inverse, block.quants, sums);
     block.scale = largest / 127.0F;
-    SetStart(offsets, sums, block.start);
+    SetStart(start, sums, block.start);
     auto sum = static_cast<float>(sums[0] + sums[1]);
     if (largest * largest > fine_from) {
       RoundFineBlock(x, inverse, block.quants, fine[b].quants, sums);
-      SetStart(offsets, sums, fine[b].start);
+      SetStart(start, sums, fine[b].start);
       sum += static_cast<float>(sums[0] + sums[1]) / 256.0F;
       has_fine[b] = static_cast<uint8_t>(has_fine[b] | bit);
     }
@@ -137,14 +144,14 @@ inline void QuantizeRow(const StartOffsets& offsets, const float* x, size_t n_bl
   }
 }
 
-inline void QuantizeActivations(TensorType type, const ByteWeights& bytes, const float* x, size_t n_rows,
+inline void QuantizeActivations(TensorType type, const SumsOfKernel& kernel, const float* x, size_t n_rows,
                                 size_t n_blocks, ActivationBlock* blocks, FineBlock* fine,
                                 uint8_t* has_fine) {
-  const StartOffsets offsets = OffsetsOf(type, bytes);
+  const StartTerms start = StartTermsOf(type, kernel);
   std::fill_n(has_fine, n_blocks, uint8_t{0});
   for (size_t r = 0; r < n_rows; ++r) {
-    QuantizeRow(offsets, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks,
-                fine + r * n_blocks, static_cast<uint8_t>(1U << r), has_fine);
+    QuantizeRow(start, x + r * n_blocks * kBlockColumns, n_blocks, blocks + r * n_blocks, fine + r * n_blocks,
+                static_cast<uint8_t>(1U << r), has_fine);
   }
 }
 

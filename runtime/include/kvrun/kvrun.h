@@ -228,8 +228,8 @@ typedef struct kvrun_engine_options {
    * after an engine saw its device compute 1.6 times as fast or as slow as measured. */
   uint32_t remeasure;
   /* For measurements, and for the CPU itself: compute with this instruction set though the processor has a
-   * better one. "sse4", "avx2", "avx2-vnni", "avx512", "amx"; "neon", "neon-dot". It holds for the whole
-   * process, until another engine names another. NULL or "": as it is, at first the best. */
+   * better one. "sse4", "avx2", "avx2-vnni", "avx512", "amx"; "neon", "neon-dot", "neon-i8mm". It holds for
+   * the whole process, until another engine names another. NULL or "": as it is, at first the best. */
   const char* instruction_set;
 } kvrun_engine_options;
 
