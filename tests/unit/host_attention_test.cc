@@ -208,8 +208,8 @@ TEST(HostAttention, NaNsAreNotLost) {
         const std::string name = Describe(shape) + (exact ? "" : ", rounded");
         const std::vector<float> qkv = Queries(shape);
         const std::vector<float> kv = RandomKv(shape.kv);
-        const auto heads = HeadsWithNaN(shape, exact, qkv, kv);
-        EXPECT_EQ(std::count(heads.begin(), heads.end(), true), 0) << name;
+        const auto undamaged = HeadsWithNaN(shape, exact, qkv, kv);
+        EXPECT_EQ(std::count(undamaged.begin(), undamaged.end(), true), 0) << name;
         std::vector<float> damaged = qkv;
         damaged[5] = odd_nan;  // the first row's first head
         const std::vector<bool> of_query = HeadsWithNaN(shape, exact, damaged, kv);
