@@ -70,9 +70,12 @@ std::vector<Measured> Choice::InOrder() const {
   for (const Measured& measured : answer_.accepted) {
     if (!IsOwn(measured)) order.push_back(measured);
   }
-  std::ranges::stable_sort(order, {}, [this](const Measured& one) { return LikelyMs(one, input_.batch); });
+  std::stable_sort(order.begin(), order.end(), [this](const Measured& a, const Measured& b) {
+    return LikelyMs(a, input_.batch) < LikelyMs(b, input_.batch);
+  });
   const auto others = std::span(order).subspan(std::min(order.size(), kMostTried));
-  std::ranges::stable_sort(others, {}, [](const Measured& one) { return one.quality.kl; });
+  std::stable_sort(others.begin(), others.end(),
+                   [](const Measured& a, const Measured& b) { return a.quality.kl < b.quality.kl; });
   order.resize(std::min(order.size(), 2 * kMostTried));
   return order;
 }
@@ -103,8 +106,9 @@ Status Choice::Confirm() {
   n_refused_ = static_cast<uint32_t>(refused.size());
   if (any_is_good) return Status::Ok();
   is_within_limit_ = false;
-  std::ranges::move(refused, std::back_inserter(finalists_));
-  const auto least = std::ranges::min_element(finalists_, {}, [](const Finalist& one) { return one.kl(); });
+  std::move(refused.begin(), refused.end(), std::back_inserter(finalists_));
+  const auto least = std::min_element(finalists_.begin(), finalists_.end(),
+                                      [](const Finalist& a, const Finalist& b) { return a.kl() < b.kl(); });
   least->is_good = true;
   std::erase_if(finalists_, [](const Finalist& one) { return !one.is_good && !one.is_own; });
   return Status::Ok();

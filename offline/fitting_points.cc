@@ -14,7 +14,7 @@ Result<OperationProfile> MeasureWhatFits(const std::vector<NamedPoint>& points) 
   for (const NamedPoint& point : points) {
     Result<std::vector<OperationRow>> rows = point.measure();
     if (rows.ok()) {
-      std::ranges::move(*rows, std::back_inserter(profile.rows));
+      std::move(rows->begin(), rows->end(), std::back_inserter(profile.rows));
       continue;
     }
     if (rows.status().code() == StatusCode::kCancelled) return rows.status();

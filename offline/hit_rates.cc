@@ -31,7 +31,7 @@ double Interpolate(const std::map<double, double>& points, double x) {
 HitRates::HitRates(std::span<const ReuseRate> table) {
   for (const ReuseRate& row : table) {
     if (row.group_tokens == 0 || row.select_entries < row.group_tokens || row.reuse_groups == 0) continue;
-    auto curves = std::ranges::find_if(curves_, [&](const Curves& one) {
+    auto curves = std::find_if(curves_.begin(), curves_.end(), [&](const Curves& one) {
       return one.policy == row.policy && one.group_tokens == row.group_tokens;
     });
     if (curves == curves_.end()) curves = curves_.insert(curves_.end(), {row.policy, row.group_tokens, {}});
@@ -82,8 +82,8 @@ std::string HitRates::BestPolicy(const SizedCandidate& candidate) const {
   for (const ReplacementPolicy& policy : ReplacementPolicies()) {
     if (policy.needs_equal_capacity && candidate.plan.n_chosen != candidate.plan.n_cache_slots) continue;
     const std::string name(policy.name);
-    const bool is_known =
-        std::ranges::any_of(curves_, [&](const Curves& curves) { return curves.policy == name; });
+    const bool is_known = std::any_of(curves_.begin(), curves_.end(),
+                                      [&](const Curves& curves) { return curves.policy == name; });
     if (!is_known) continue;
     const double rate = Rate(candidate, name);
     if (rate <= best_rate) continue;

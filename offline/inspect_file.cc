@@ -69,7 +69,7 @@ bool BeginsAsConfig(std::string_view text) {
   }
   if (at == std::string_view::npos) return true;  // comments alone
   at = std::min(text.find_first_not_of("[ \t", at), text.size());
-  return std::ranges::any_of(kConfigKeys, [rest = text.substr(at)](std::string_view key) {
+  return std::any_of(kConfigKeys.begin(), kConfigKeys.end(), [rest = text.substr(at)](std::string_view key) {
     if (!rest.starts_with(key)) return false;
     const size_t next = rest.find_first_not_of(" \t", key.size());
     return next != std::string_view::npos &&

@@ -58,7 +58,8 @@ class Points {
 
   void Add(const Choices& choices) { Add({choices.Line(), batch_, ctx_}); }
   void Add(Point point) {
-    if (std::ranges::find(points_, point) == points_.end()) points_.push_back(std::move(point));
+    if (std::find(points_.begin(), points_.end(), point) == points_.end())
+      points_.push_back(std::move(point));
   }
   std::vector<Point> Take() { return std::move(points_); }
 
@@ -142,10 +143,11 @@ std::vector<OperationRow> MedianRows(const BenchmarkResult& result,
   for (const OperationTime& named : result.operations) {
     std::vector<double> times_us;
     for (const std::vector<OperationTime>& run : result.operations_of_runs) {
-      const auto found = std::ranges::find(run, named.name, &OperationTime::name);
+      const auto found = std::find_if(run.begin(), run.end(),
+                                      [&](const OperationTime& time) { return time.name == named.name; });
       times_us.push_back(found == run.end() ? 0.0 : 1e3 * found->milliseconds / kSteps);
     }
-    std::ranges::sort(times_us);
+    std::sort(times_us.begin(), times_us.end());
     rows.push_back({.operation = named.name, .shape = shape, .us = times_us[times_us.size() / 2]});
   }
   return rows;

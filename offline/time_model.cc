@@ -283,9 +283,11 @@ Result<TimeModel> TimeModel::Fit(const std::vector<StepSample>& samples, const S
   model.weights_[model.weights_.size() - kStorageTerms] = 1.0;
   for (int round = 0; round < kRounds && model.Refine(rows); ++round) {
   }
-  const auto [shortest, longest] = std::ranges::minmax(samples, {}, &StepSample::step_ms);
-  model.least_ms_ = shortest.step_ms / kMostBeyond;
-  model.most_ms_ = longest.step_ms * kMostBeyond;
+  const auto [shortest, longest] =
+      std::minmax_element(samples.begin(), samples.end(),
+                          [](const StepSample& a, const StepSample& b) { return a.step_ms < b.step_ms; });
+  model.least_ms_ = shortest->step_ms / kMostBeyond;
+  model.most_ms_ = longest->step_ms * kMostBeyond;
   for (const StepSample& sample : samples) {
     const double error = std::abs(model.Predict(sample.point).step_ms / sample.step_ms - 1.0);
     model.max_error_ = std::max(model.max_error_, error);

@@ -257,7 +257,8 @@ Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& set
 }
 
 const Measured& LeastKl(const std::vector<Measured>& measured) {
-  return *std::ranges::min_element(measured, {}, [](const Measured& one) { return one.quality.kl; });
+  return *std::min_element(measured.begin(), measured.end(),
+                           [](const Measured& a, const Measured& b) { return a.quality.kl < b.quality.kl; });
 }
 
 // Of a solved search.
@@ -457,7 +458,9 @@ Status Tuner::SolveContext(uint32_t n_ctx) {
                     "the budget alone",
                     n_ctx));
   }
-  auto n_left = static_cast<double>(std::ranges::count(settings_, n_ctx, &SearchSetting::ctx));
+  auto n_left = static_cast<double>(
+      std::count_if(settings_.begin(), settings_.end(),
+                    [n_ctx](const SearchSetting& setting) { return setting.ctx == n_ctx; }));
   for (const SearchSetting& setting : settings_) {
     if (setting.ctx != n_ctx) continue;
     if (meter == nullptr) {
@@ -504,7 +507,8 @@ Status Tuner::SolveContexts() {
 Status Tuner::CheckPredictions() {
   std::vector<StepPoint> points = InTurns(check_points_);
   std::erase_if(points, [this](const StepPoint& point) {
-    return std::ranges::find(failed_contexts_, point.setting.ctx) != failed_contexts_.end();
+    return std::find(failed_contexts_.begin(), failed_contexts_.end(), point.setting.ctx) !=
+           failed_contexts_.end();
   });
   points.resize(std::min<size_t>(options_.n_checks, points.size()));
   const size_t n_wanted = points.size();

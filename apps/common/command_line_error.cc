@@ -57,8 +57,8 @@ CommandLineError WrongCommand(const std::string& word, std::span<const CommandIn
 
 CommandLineError WrongWord(const std::string& program, const std::string& word, const CommandInfo& command) {
   if (!word.starts_with('-') || word == "-") {
-    const bool takes_word = std::ranges::any_of(
-        command.options, [](const OptionInfo& option) { return !option.positional.empty(); });
+    const bool takes_word = std::any_of(command.options.begin(), command.options.end(),
+                                        [](const OptionInfo& option) { return !option.positional.empty(); });
     return {fmt::format("\"{}\" is {}: {} {} takes {}", word,
                         takes_word ? "one word too many" : "not an option", program, command.name,
                         takes_word ? "one" : "options only; a text of several words is put in quotes"),
@@ -75,9 +75,10 @@ CommandLineError WrongWord(const std::string& program, const std::string& word, 
 
 const OptionInfo* FindOption(const CommandInfo& command, const std::string& name) {
   const auto has_name = [&name](const OptionInfo& option) {
-    return option.positional == name || std::ranges::find(option.names, name) != option.names.end();
+    return option.positional == name ||
+           std::find(option.names.begin(), option.names.end(), name) != option.names.end();
   };
-  const auto found = std::ranges::find_if(command.options, has_name);
+  const auto found = std::find_if(command.options.begin(), command.options.end(), has_name);
   return found == command.options.end() ? nullptr : &*found;
 }
 
@@ -111,7 +112,9 @@ CommandLineError ExplainParseError(const CLI::App& program, std::span<const Comm
   if (chosen.empty()) {
     return {fmt::format("no command is named: name one of {}", CommandList(commands)), ""};
   }
-  const auto command = std::ranges::find(commands, chosen.front()->get_name(), &CommandInfo::name);
+  const auto command = std::find_if(commands.begin(), commands.end(), [&](const CommandInfo& one) {
+    return one.name == chosen.front()->get_name();
+  });
   if (command == commands.end()) return {error.what(), ""};
   if (!unknown.empty() && unknown.front() == "help") {
     return {fmt::format("the help of {0} is `{1} {0} --help`", command->name, program.get_name()),

@@ -33,7 +33,7 @@ ValueKind ValueKindOf(const OptionInfo& option) {
   if (option.is_flag()) return ValueKind::kNone;
   if (option.kind == "DEVICE") return ValueKind::kDevice;
   // --file also takes folders and "-", and is called a text then.
-  const bool is_file = std::ranges::find(option.names, "--file") != option.names.end();
+  const bool is_file = std::find(option.names.begin(), option.names.end(), "--file") != option.names.end();
   if (is_file || has("FILE") || has("PREFIX")) return ValueKind::kFile;
   return has("FOLDER") ? ValueKind::kFolder : ValueKind::kFree;
 }

@@ -117,10 +117,10 @@ std::string ReadText(const std::string& path) {
 }
 
 void CheckTextNames(const std::vector<std::string>& paths) {
-  if (std::ranges::find(paths, "") != paths.end()) {
+  if (std::find(paths.begin(), paths.end(), "") != paths.end()) {
     throw UsageError("--file: it is empty: name a FILE, or leave the option out");
   }
-  if (std::ranges::count(paths, "-") > 1) {
+  if (std::count(paths.begin(), paths.end(), "-") > 1) {
     throw UsageError("-f - is there twice, but standard input can be read only once: name it once");
   }
 }

@@ -154,9 +154,10 @@ std::string CommandHelp(const std::string& program, const CommandInfo& command, 
   }
   text += "\nHelp:\n" + Entry("  -h, --help", "this help", width);
   text += Examples(command.examples, width);
-  const bool has_context = std::ranges::any_of(command.options, [](const OptionInfo& option) {
-    return option.group == HelpGroup::kKv || option.group == HelpGroup::kWork;
-  });
+  const bool has_context =
+      std::any_of(command.options.begin(), command.options.end(), [](const OptionInfo& option) {
+        return option.group == HelpGroup::kKv || option.group == HelpGroup::kWork;
+      });
   if (!command.options.empty()) text += "\n";
   if (has_context) text += Paragraph(kNumbers, width);
   if (!command.options.empty()) text += Paragraph(kVariables, width);

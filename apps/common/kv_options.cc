@@ -98,7 +98,7 @@ const std::string* KvOptionList::Find(const std::string& name) const {
 }
 
 bool KvOptionList::asks_for_plan() const {
-  return std::ranges::any_of(options_, [](const Said& option) {
+  return std::any_of(options_.begin(), options_.end(), [](const Said& option) {
     return option.name == "budget" || (option.name == "method" && option.value != "full");
   });
 }

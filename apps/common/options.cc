@@ -7,7 +7,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <locale>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -33,13 +35,28 @@ std::string Join(const std::vector<std::string>& texts, const std::string& separ
   return joined;
 }
 
+// All of the text, or false.
+bool Parse(const std::string& text, uint64_t* value) {
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, *value);
+  return error == std::errc() && rest == end;
+}
+
+// libc++ has std::from_chars for whole numbers only, before version 20. A stream takes blanks, signs and
+// names too.
+bool Parse(const std::string& text, float* value) {
+  if (text.empty() || text.front() == '+' || text.find_first_not_of("0123456789.eE+-") != std::string::npos)
+    return false;
+  std::istringstream stream(text);
+  stream.imbue(std::locale::classic());
+  return (stream >> *value) && stream.peek() == std::istringstream::traits_type::eof();
+}
+
 template <typename T>
 T ParseNumber(const std::string& name, const std::string& text, T least, T most) {
   T value{};
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
   // The comparison is written so that NaN fails it.
-  if (error != std::errc() || rest != end || !(value >= least && value <= most)) {
+  if (!Parse(text, &value) || !(value >= least && value <= most)) {
     throw UsageError(fmt::format("{}: \"{}\" is not a number from {} to {}", name, text, least, most));
   }
   return value;
@@ -48,15 +65,15 @@ T ParseNumber(const std::string& name, const std::string& text, T least, T most)
 bool ParseFlag(const std::string& name, const std::string& text) {
   static constexpr std::string_view kYes[] = {"1", "true", "yes", "on"};
   static constexpr std::string_view kNo[] = {"0", "false", "no", "off"};
-  if (std::ranges::find(kYes, text) != std::end(kYes)) return true;
-  if (std::ranges::find(kNo, text) != std::end(kNo)) return false;
+  if (std::find(std::begin(kYes), std::end(kYes), text) != std::end(kYes)) return true;
+  if (std::find(std::begin(kNo), std::end(kNo), text) != std::end(kNo)) return false;
   throw UsageError(fmt::format("{}: \"{}\" is neither 1 (on) nor 0 (off)", name, text));
 }
 
 // A plain word, or a dash, is in many messages that have nothing to do with it.
 bool IsTelling(std::string_view value) {
   const auto is_letter = [](char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; };
-  return value.size() > 1 && !std::ranges::all_of(value, is_letter);
+  return value.size() > 1 && !std::all_of(value.begin(), value.end(), is_letter);
 }
 
 // Not as a part of another word.
@@ -122,7 +139,7 @@ bool OptionSet::OnCommandLine(const std::string& name) const { return app_->get_
 
 bool OptionSet::Given(const std::string& name) const {
   const CLI::Option* option = app_->get_option(name);
-  return std::ranges::any_of(bindings_, [option](const Binding& binding) {
+  return std::any_of(bindings_.begin(), bindings_.end(), [option](const Binding& binding) {
     return binding.option == option && (option->count() > 0 || ValueOfVariable(binding) != nullptr);
   });
 }
@@ -172,7 +189,7 @@ void OptionSet::Choice(const std::string& names, std::string* value, const std::
                        const std::string& help) {
   Add(names, Join(allowed, "|"), help,
       [value, allowed](const std::string& name, const std::vector<std::string>& values) {
-        if (std::ranges::find(allowed, values.back()) == allowed.end()) {
+        if (std::find(allowed.begin(), allowed.end(), values.back()) == allowed.end()) {
           throw UsageError(
               fmt::format("{}: \"{}\" is not one of {}", name, values.back(), Join(allowed, ", ")));
         }
@@ -247,7 +264,8 @@ void OptionSet::Resolve(const Binding& binding) const {
 const char* OptionSet::ValueOfVariable(const Binding& binding) {
   if (binding.option->count() > 0) return nullptr;
   const auto excluded = binding.option->get_excludes();
-  if (std::ranges::any_of(excluded, [](const CLI::Option* other) { return other->count() > 0; }))
+  if (std::any_of(excluded.begin(), excluded.end(),
+                  [](const CLI::Option* other) { return other->count() > 0; }))
     return nullptr;
   const char* value = std::getenv(binding.variable.c_str());
   return value == nullptr || *value == '\0' ? nullptr : value;
@@ -263,7 +281,8 @@ bool OptionSet::IsMeant(const Binding& binding, const OptionInfo& info, const st
   const char* value = ValueOfVariable(binding);
   if (value == nullptr || Mentions(message, binding.variable)) return false;
   if (binding.is_text && IsTelling(value) && Mentions(message, value)) return true;
-  return std::ranges::any_of(info.names, [&](const std::string& name) { return Mentions(message, name); });
+  return std::any_of(info.names.begin(), info.names.end(),
+                     [&](const std::string& name) { return Mentions(message, name); });
 }
 
 std::string OptionSet::VariablesIn(const std::string& message) const {

@@ -116,7 +116,7 @@ std::vector<std::string> InputFiles(const Model& model, const SharedOptions& sha
 void CheckOutputs(const OutputFiles& files) {
   std::vector<std::string> outputs = files.results;
   outputs.insert(outputs.end(), files.working.begin(), files.working.end());
-  std::ranges::for_each(outputs, CheckName);
+  std::for_each(outputs.begin(), outputs.end(), CheckName);
   for (size_t i = 0; i < outputs.size(); ++i) {
     for (const std::string& input : files.inputs) CheckAgainstInput(outputs[i], input);
     for (size_t k = 0; k < i; ++k) {
@@ -124,8 +124,8 @@ void CheckOutputs(const OutputFiles& files) {
       throw UsageError(fmt::format("{} would hold two results: name two files", outputs[i]));
     }
   }
-  if (!files.force) std::ranges::for_each(files.results, CheckOwner);
-  std::ranges::for_each(outputs, CheckWritable);
+  if (!files.force) std::for_each(files.results.begin(), files.results.end(), CheckOwner);
+  std::for_each(outputs.begin(), outputs.end(), CheckWritable);
 }
 
 void WriteResult(const std::string& path, const std::string& text) {

@@ -87,8 +87,9 @@ int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI
   std::ostringstream out;
   std::ostringstream unused;
   if (error.get_exit_code() != 0) {
-    const bool json = std::ranges::any_of(
-        words, [](const std::string_view word) { return word == "--json" || word == "--json-lines"; });
+    const bool json = std::any_of(words.begin(), words.end(), [](const std::string_view word) {
+      return word == "--json" || word == "--json-lines";
+    });
     const CommandLineError wrong = ExplainParseError(program, DescribeCommands(info), error);
     return ReportUsageError(UsageError(wrong.message), json, HelpOf(info, wrong.command));
   }

@@ -41,7 +41,7 @@ Json ReadConfig(const SharedOptions& shared, const SessionPlan& plan, const kvru
 void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan) {
   for (const Json& note : config.value("notes", Json::array())) {
     const std::string text = TextOf(note);
-    if (std::ranges::find(plan->notes, text) != plan->notes.end()) continue;
+    if (std::find(plan->notes.begin(), plan->notes.end(), text) != plan->notes.end()) continue;
     plan->notes.push_back(text);
     if (!shared.quiet) PrintMessage(fmt::format("note: {}: {}", shared.config, text));
   }

@@ -30,15 +30,16 @@ std::string NameOf(const Mode& mode) { return mode.first + (mode.second ? " dire
 std::vector<Mode> ModesOf(const DeviceProfile& profile) {
   std::vector<Mode> modes;
   for (const StorageRate& rate : profile.storage.rates) {
-    if (std::ranges::find(modes, ModeOf(rate)) == modes.end()) modes.push_back(ModeOf(rate));
+    if (std::find(modes.begin(), modes.end(), ModeOf(rate)) == modes.end()) modes.push_back(ModeOf(rate));
   }
   return modes;
 }
 
 const StorageRate* FindRate(const DeviceProfile& profile, const Mode& mode, uint32_t block, uint32_t depth) {
-  const auto found = std::ranges::find_if(profile.storage.rates, [&](const StorageRate& rate) {
-    return ModeOf(rate) == mode && rate.block_bytes == block && rate.depth == depth;
-  });
+  const auto found =
+      std::find_if(profile.storage.rates.begin(), profile.storage.rates.end(), [&](const StorageRate& rate) {
+        return ModeOf(rate) == mode && rate.block_bytes == block && rate.depth == depth;
+      });
   return found == profile.storage.rates.end() ? nullptr : &*found;
 }
 
@@ -77,7 +78,7 @@ std::string BestOther(const DeviceProfile& profile, uint32_t block, uint32_t dep
 }
 
 bool HasBuffered(const std::vector<Mode>& modes) {
-  return std::ranges::any_of(modes, [](const Mode& mode) { return !mode.second; });
+  return std::any_of(modes.begin(), modes.end(), [](const Mode& mode) { return !mode.second; });
 }
 
 // Of the point that the others vary.
@@ -86,7 +87,7 @@ std::vector<OperationRow> UsualRows(const DeviceProfile& profile) {
   for (const OperationRow& row : profile.operations) {
     if (row.shape == profile.operations.front().shape) rows.push_back(row);
   }
-  std::ranges::stable_sort(rows, [](const auto& a, const auto& b) { return a.us > b.us; });
+  std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.us > b.us; });
   return rows;
 }
 
@@ -212,7 +213,7 @@ Plot OperationPlot(const DeviceProfile& profile) {
       if (!DiffersInEntriesAlone(row.shape, shown.shape)) continue;
       series.points.emplace_back(entries->second, row.us / 1e3);
     }
-    std::ranges::sort(series.points);
+    std::sort(series.points.begin(), series.points.end());
     plot.series.push_back(std::move(series));
   }
   return plot;

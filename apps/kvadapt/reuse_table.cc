@@ -43,7 +43,8 @@ std::string Cell(const Json& rates, uint32_t group, uint32_t select, double capa
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
                        const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
                        const std::string& folder, Progress* progress) {
-  const auto longest = std::ranges::max_element(texts, {}, [](const auto& text) { return text.size(); });
+  const auto longest = std::max_element(texts.begin(), texts.end(),
+                                        [](const auto& a, const auto& b) { return a.size() < b.size(); });
   kvrun_reuse_options given;
   kvrun_reuse_options_init(&given);
   given.n_ctx = n_ctx;

@@ -40,7 +40,8 @@ int Verify(const VerifyOptions& options) {
   if (options.shared.model.empty()) throw UsageError("no model is named: give -m FILE, or set KVRUN_MODEL");
   const std::string& path = options.files.front();
   const auto checks = Value(offline::VerifyAdapterFile(path, options.shared.model));
-  const bool ok = std::ranges::all_of(checks, &offline::AdapterCheck::ok);
+  const bool ok =
+      std::all_of(checks.begin(), checks.end(), [](const offline::AdapterCheck& check) { return check.ok; });
   WriteStdout(options.shared.json ? JsonLine(Object(path, checks, ok)) : Text(checks));
   return ok ? 0 : kExitFailure;
 }

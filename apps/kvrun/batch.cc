@@ -110,8 +110,8 @@ class BatchRunner {
                   SummaryText(stats) + (job_.shared.verbose ? StatisticsText(stats, loaded_.info) : "") +
                   ProfileText(stats));
     }
-    return std::ranges::none_of(answers,
-                                [](const Answer& answer) { return answer.finish == KVRUN_FINISH_CANCELLED; });
+    return std::none_of(answers.begin(), answers.end(),
+                        [](const Answer& answer) { return answer.finish == KVRUN_FINISH_CANCELLED; });
   }
 
   void WriteAnswer(const Item& item, const Answer& answer, const Json& stats) const {

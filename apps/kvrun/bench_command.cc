@@ -178,7 +178,7 @@ std::string PartLine(const Json& result) {
 }
 
 std::string Table(const Json& results) {
-  const bool is_part = std::ranges::any_of(results, IsPart);
+  const bool is_part = std::any_of(results.begin(), results.end(), IsPart);
   std::string text =
       fmt::format(fmt::runtime(kRow), "depth", is_part ? fmt::format(fmt::runtime(kLayers), "layers") : "",
                   "prefill token/s", "decode token/s", "hits", "hidden", "stall ms", "read MB/s");

@@ -14,7 +14,7 @@ std::string Content(const std::vector<Document>& documents, const std::string& m
 }
 
 size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
-  return static_cast<size_t>(std::ranges::mismatch(a, b).in1 - a.begin());
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
 }  // namespace

@@ -165,11 +165,11 @@ int Eval(const EvalOptions& options) {
   table.Finish();
   if (options.shared.json) {
     WriteStdout(JsonLine(options.configs.empty() ? results.at(0) : results));
-    std::ranges::for_each(results, [](const Json& result) {
+    std::for_each(results.begin(), results.end(), [](const Json& result) {
       if (Failed(result)) PrintError(result);
     });
   }
-  return std::ranges::any_of(results, Failed) ? kExitFailure : 0;
+  return std::any_of(results.begin(), results.end(), Failed) ? kExitFailure : 0;
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ struct LogitsOptions {
 };
 
 float NegativeLogLikelihood(std::span<const float> logits, int32_t token) {
-  const double largest = *std::ranges::max_element(logits);
+  const double largest = *std::max_element(logits.begin(), logits.end());
   double sum = 0.0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - largest);
   return static_cast<float>(largest + std::log(sum) -

@@ -29,7 +29,8 @@ std::string MemoryText(const Json& memory) {
 
 std::string OperationsText(const Json& operations) {
   std::vector<Json> sorted(operations.begin(), operations.end());
-  std::ranges::sort(sorted, std::greater<>(), [](const Json& op) { return NumberOf(op, "ms"); });
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Json& a, const Json& b) { return NumberOf(a, "ms") > NumberOf(b, "ms"); });
   std::string text = fmt::format("{:>12} {:>10}  operation\n", "ms", "count");
   for (const Json& operation : sorted) {
     text += fmt::format("{:>12.3f} {:>10.0f}  {}\n", NumberOf(operation, "ms"), NumberOf(operation, "count"),

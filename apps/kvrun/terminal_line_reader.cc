@@ -6,7 +6,7 @@ int kvrun::cli::TerminalOutput() {
   return isatty(STDERR_FILENO) == 1 ? STDERR_FILENO : isatty(STDOUT_FILENO) == 1 ? STDOUT_FILENO : -1;
 }
 
-#if defined(__ANDROID__)  // its C library comes without libedit
+#ifdef KVRUN_WITHOUT_LIBEDIT
 
 bool kvrun::cli::CanEditLines() { return false; }
 kvrun::cli::TerminalLines kvrun::cli::OpenTerminalLines(const std::string&) { return {}; }

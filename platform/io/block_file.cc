@@ -63,7 +63,7 @@ Status CannotUse(IoBackend backend, const Status& why) {
 std::array<IoBackend, 3> InOrder(const BlockFileOptions& options) {
   std::array<IoBackend, 3> order = {IoBackend::kIoUring, IoBackend::kAio, IoBackend::kThreads};
   if (!options.auto_backend)
-    std::rotate(order.begin(), std::ranges::find(order, options.backend), order.end());
+    std::rotate(order.begin(), std::find(order.begin(), order.end(), options.backend), order.end());
   return order;
 }
 

@@ -2,13 +2,12 @@
 // memory spare the system the mapping of their pages.
 #include "platform/io/queued_file.h"
 
-#if defined(__ANDROID__)
+#ifdef KVRUN_WITHOUT_IO_URING
 
 namespace kvrun {
 
-// An app's seccomp filter kills the process, even for a probe.
 Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<NamelessFile>, uint32_t) {
-  return Status(StatusCode::kUnsupported, "Android forbids it");
+  return Status(StatusCode::kUnsupported, "this kvrun was built without it");
 }
 
 }  // namespace kvrun

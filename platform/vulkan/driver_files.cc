@@ -95,7 +95,7 @@ std::vector<std::string> ManifestsIn(const std::string& place) {
   for (fs::directory_iterator i(place, error), end; !error && i != end; i.increment(error)) {
     if (i->path().extension() == ".json") manifests.push_back(i->path().string());
   }
-  std::ranges::sort(manifests);
+  std::sort(manifests.begin(), manifests.end());
   return manifests;
 }
 
@@ -138,7 +138,7 @@ std::vector<DriverFile> FindDriverFiles(const std::vector<std::string>& places) 
       std::error_code error;
       if (!fs::is_regular_file(manifest, error) || access(manifest.c_str(), R_OK) != 0) continue;
       const auto is_same = [&](const DriverFile& driver) { return driver.manifest == manifest; };
-      if (std::ranges::none_of(drivers, is_same)) drivers.push_back(DriverOf(manifest));
+      if (std::none_of(drivers.begin(), drivers.end(), is_same)) drivers.push_back(DriverOf(manifest));
     }
   }
   return drivers;

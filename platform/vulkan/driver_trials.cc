@@ -149,7 +149,8 @@ namespace {
 // Of this process alone: what is kept in files may have been deleted since, and counts by itself.
 std::string LeftOutHere(const DriverFile& driver) {
   const std::lock_guard lock(g_mutex);
-  const auto found = std::ranges::find(g_left_out, driver, &LeftOutDriver::driver);
+  const auto found = std::find_if(g_left_out.begin(), g_left_out.end(),
+                                  [&](const LeftOutDriver& one) { return one.driver == driver; });
   return found == g_left_out.end() ? "" : found->message;
 }
 

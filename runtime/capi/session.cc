@@ -73,9 +73,10 @@ kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user, const kvrun_gen
     if (!generated.logprobs.empty()) {
       std::array<kvrun_token_logprob, kvrun::kMaxLogprobs + 1> logprobs;
       const size_t n_likeliest = generated.logprobs.size() - 1;
-      std::ranges::transform(generated.logprobs, logprobs.begin(), [](const kvrun::TokenLogprob& one) {
-        return kvrun_token_logprob{one.id, one.logprob};
-      });
+      std::transform(generated.logprobs.begin(), generated.logprobs.end(), logprobs.begin(),
+                     [](const kvrun::TokenLogprob& one) {
+                       return kvrun_token_logprob{one.id, one.logprob};
+                     });
       tell(tell_user, generated.sequence, logprobs[n_likeliest], logprobs.data(), n_likeliest);
     }
     if (token == nullptr) return false;

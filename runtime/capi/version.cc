@@ -1,10 +1,8 @@
-// __has_include: the library builds without the Vulkan device, too.
 #include <string>
 
 #include "runtime/include/kvrun/kvrun.h"
-#if __has_include("runtime/device/vulkan/shader_library.h")
+#ifndef KVRUN_WITHOUT_VULKAN
 #include "runtime/device/vulkan/shader_library.h"
-#define KVRUN_HAS_SHADERS 1
 #endif
 
 #define KVRUN_STRING_INNER(x) #x
@@ -16,10 +14,10 @@
 namespace {
 
 std::string MakeVersion() {
-#ifdef KVRUN_HAS_SHADERS
+#ifndef KVRUN_WITHOUT_VULKAN
   return KVRUN_VERSION_STRING " (" + std::string(kvrun::ShaderCompilerVersion()) + ")";
 #else
-  return KVRUN_VERSION_STRING " (no shaders)";
+  return KVRUN_VERSION_STRING " (without Vulkan)";
 #endif
 }
 

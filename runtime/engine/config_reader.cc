@@ -52,7 +52,7 @@ class Section {
   Status CheckKeys(std::span<const std::string_view> known) const {
     const toml::key* first = nullptr;
     for (const auto& [key, value] : table_) {
-      if (std::ranges::find(known, key.str()) != known.end()) continue;
+      if (std::find(known.begin(), known.end(), key.str()) != known.end()) continue;
       if (first == nullptr || key.source().begin < first->source().begin) first = &key;
     }
     if (first == nullptr) return Status::Ok();
@@ -217,7 +217,9 @@ Status ReadOptions(const Section& section, NamedKvOptions* options) {
   for (const ConfigOptionKey& row : kConfigOptionKeys) {
     if (section.Find(row.key) != nullptr) rows.push_back(&row);
   }
-  std::ranges::sort(rows, {}, [&section](const ConfigOptionKey* row) { return section.Place(row->key); });
+  std::sort(rows.begin(), rows.end(), [&section](const ConfigOptionKey* a, const ConfigOptionKey* b) {
+    return section.Place(a->key) < section.Place(b->key);
+  });
   for (const ConfigOptionKey* row : rows) KVRUN_RETURN_IF_ERROR(ReadOption(section, *row, options));
   return Status::Ok();
 }
@@ -266,9 +268,10 @@ Status ReadSolutions(const Section& file, const std::string& path, KvConfig* con
     }
     const Section section(*element.as_table(), "[[solution]]", path);
     KVRUN_ASSIGN_OR_RETURN(ConfigSolution solution, ReadSolution(section));
-    const bool is_there = std::ranges::any_of(config->solutions, [&](const ConfigSolution& other) {
-      return other.batch == solution.batch && other.ctx == solution.ctx;
-    });
+    const bool is_there =
+        std::any_of(config->solutions.begin(), config->solutions.end(), [&](const ConfigSolution& other) {
+          return other.batch == solution.batch && other.ctx == solution.ctx;
+        });
     if (is_there) {
       return section.Refuse(
           element, fmt::format("this is the second solution for batch {} and ctx {}: remove one of the two",
@@ -334,7 +337,8 @@ Unreadable FindUnreadable(std::string_view text) {
       return {line, "a letter that is not ASCII stands outside quotes and comments"};
     }
     if (text[at] != ' ' && text[at] != '\t' && text[at] != '\r') before = text[at];
-    line += static_cast<size_t>(std::ranges::count(text.substr(at, next - at), '\n'));
+    const std::string_view passed = text.substr(at, next - at);
+    line += static_cast<size_t>(std::count(passed.begin(), passed.end(), '\n'));
     at = next;
   }
   return {};

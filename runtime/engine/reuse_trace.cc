@@ -53,8 +53,8 @@ ReusePlan PlanReuse(const ReuseOptions& options, const ModelConfig& config, size
 std::string NothingToMeasure(const ReuseOptions& options, const ReusePlan& plan, size_t n_ids) {
   if (options.select_entries.empty() || options.groups.empty())
     return "reuse rates were not measured: none were asked for";
-  const uint64_t least_prefill =
-      uint64_t{2} * *std::ranges::min_element(options.select_entries) + kWindowEntries + kSinkEntries;
+  const uint32_t fewest = *std::min_element(options.select_entries.begin(), options.select_entries.end());
+  const uint64_t least_prefill = uint64_t{2} * fewest + kWindowEntries + kSinkEntries;
   uint64_t least = least_prefill;
   while (least - std::min<uint64_t>(least / 4, kWarmUpSteps + kCountedSteps) < least_prefill) ++least;
   if (n_ids > plan.n_ctx) {

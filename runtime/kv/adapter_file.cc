@@ -45,7 +45,7 @@ class Checksum {
   void Add(std::span<const std::byte> bytes) {
     value_ = XXH3_64bits_withSeed(bytes.data(), bytes.size(), value_);
   }
-  void Add(std::string_view text) { Add(std::as_bytes(std::span(text))); }
+  void Add(std::string_view text) { Add(std::as_bytes(std::span(text.data(), text.size()))); }
   void Add(uint32_t value) { Add(std::as_bytes(std::span(&value, 1))); }
   std::string text() const { return fmt::format("{:016x}", value_); }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "platform/base/real_number.h"
 #include "platform/base/units.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/slot_cache.h"
@@ -161,7 +162,7 @@ std::optional<double> ParseBytes(std::string_view text) {
                                                               {"g", kGiB}}};
   for (const Named<uint64_t>& unit : kUnits) {
     if (!text.ends_with(unit.name)) continue;
-    const auto value = ParseNumber<double>(text.substr(0, text.size() - unit.name.size()));
+    const auto value = ParseReal(text.substr(0, text.size() - unit.name.size()));
     if (!value) return std::nullopt;
     return *value * static_cast<double>(unit.value);
   }
@@ -171,7 +172,7 @@ std::optional<double> ParseBytes(std::string_view text) {
 }
 
 Status SetPercent(const Given& given, KvOptions* kv) {
-  const auto percent = ParseNumber<double>(given.value.substr(0, given.value.size() - 1));
+  const auto percent = ParseReal(given.value.substr(0, given.value.size() - 1));
   // Written so that NaN fails it.
   if (!percent || !(*percent * kMaxStrokeNumber >= 100.0 && *percent <= 100.0)) {
     return given.Refuse("is not a share of the whole KV cache, such as 50% (at most 100%)");

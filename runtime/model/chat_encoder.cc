@@ -30,8 +30,9 @@ class Encoder {
     text.insert(text.begin(), {"<answer>", true});
     KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> stand_in, Encode(std::span(text).first(1)));
     KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> ids, Encode(text));
-    const auto differs = std::ranges::mismatch(stand_in, ids);
-    if (differs.in1 == stand_in.end()) return std::vector<TokenId>(differs.in2, ids.end());
+    const auto [of_stand_in, of_ids] =
+        std::mismatch(stand_in.begin(), stand_in.end(), ids.begin(), ids.end());
+    if (of_stand_in == stand_in.end()) return std::vector<TokenId>(of_ids, ids.end());
     return Encode(std::span(text).subspan(1));
   }
 

@@ -79,7 +79,7 @@ Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
   uint64_t n_read = 0;
   for (uint64_t n_bytes = kFirstHeaderBytes;;) {
     n_bytes = std::min(n_bytes, input.size_bytes());
-    auto longer = std::make_unique_for_overwrite<std::byte[]>(n_bytes);
+    std::unique_ptr<std::byte[]> longer(new std::byte[n_bytes]);
     if (n_read > 0) std::memcpy(longer.get(), header.get(), n_read);
     KVRUN_RETURN_IF_ERROR(input.Read(n_read, {longer.get() + n_read, n_bytes - n_read}));
     header = std::move(longer);
@@ -157,8 +157,8 @@ std::vector<std::string> GgufFile::paths() const {
 }
 
 bool GgufFile::HasName(const std::string& path) const {
-  return file_.HasName(path) ||
-         std::ranges::any_of(more_parts_, [&](const auto& part) { return part->HasName(path); });
+  return file_.HasName(path) || std::any_of(more_parts_.begin(), more_parts_.end(),
+                                            [&](const auto& part) { return part->HasName(path); });
 }
 
 Status GgufFile::Append(std::vector<std::unique_ptr<GgufFile>> parts) {

@@ -34,7 +34,7 @@ void Put(std::vector<std::byte>& to, T value) {
 
 void PutString(std::vector<std::byte>& to, std::string_view text) {
   Put(to, uint64_t{text.size()});
-  PutBytes(to, std::as_bytes(std::span(text)));
+  PutBytes(to, std::as_bytes(std::span(text.data(), text.size())));
 }
 
 void PadToAlignment(std::vector<std::byte>& bytes) { bytes.resize(RoundUp(bytes.size(), kAlignment)); }

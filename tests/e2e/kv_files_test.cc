@@ -72,14 +72,15 @@ std::vector<std::string> StopWithFiles(const RunningProgram& program, const std:
   };
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < deadline) {
-    if (std::ranges::none_of(OpenFilesIn(program.pid(), folder), has_bytes)) {
+    const std::vector<std::string> running = OpenFilesIn(program.pid(), folder);
+    if (std::none_of(running.begin(), running.end(), has_bytes)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
     program.Signal(SIGSTOP);
     while (!IsStill(program.pid()) && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     std::vector<std::string> files = OpenFilesIn(program.pid(), folder);
-    if (std::ranges::any_of(files, has_bytes)) return files;
+    if (std::any_of(files.begin(), files.end(), has_bytes)) return files;
     program.Signal(SIGCONT);
   }
   return {};

@@ -143,12 +143,11 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
   }
   for (const uint32_t group : {1U, 2U, 4U, 8U, 16U}) {
     for (const uint32_t select : {96U, 192U}) {
-      EXPECT_TRUE(std::ranges::any_of(after.reuse,
-                                      [&](const ReuseRate& row) {
-                                        return row.policy == "lru" && row.group_tokens == group &&
-                                               row.select_entries == select &&
-                                               row.reuse_groups == 2 * select / group;
-                                      }))
+      EXPECT_TRUE(std::any_of(after.reuse.begin(), after.reuse.end(),
+                              [&](const ReuseRate& row) {
+                                return row.policy == "lru" && row.group_tokens == group &&
+                                       row.select_entries == select && row.reuse_groups == 2 * select / group;
+                              }))
           << group << " " << select;
     }
   }

@@ -120,8 +120,8 @@ void CheckIncludes(const SourceFile& file, const Layer& layer, std::vector<std::
     const Layer* target = LayerOf(include.path);
     if (target == nullptr) {
       violations.push_back(file.path + ": \"" + include.path + "\" is not a path from the root to a layer");
-    } else if (target->folder != layer.folder &&
-               std::ranges::find(layer.may_include, target->folder) == layer.may_include.end()) {
+    } else if (target->folder != layer.folder && std::find(layer.may_include.begin(), layer.may_include.end(),
+                                                           target->folder) == layer.may_include.end()) {
       violations.push_back(file.path + ": " + layer.folder + " may not include \"" + include.path + "\"");
     }
   }

@@ -140,7 +140,7 @@ uint64_t ValidationMessages(DeviceMode mode) {
 }  // namespace
 
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes) {
-  if (std::ranges::find(kHostOperations, operations) != kHostOperations.end()) {
+  if (std::find(kHostOperations.begin(), kHostOperations.end(), operations) != kHostOperations.end()) {
     vulkan_modes.insert(vulkan_modes.end(), {DeviceMode::kHost, DeviceMode::kHostThreads, DeviceMode::kPair});
   }
   return vulkan_modes;

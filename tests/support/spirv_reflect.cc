@@ -24,7 +24,9 @@ class Reflector {
         AddBindings(SPVC_RESOURCE_TYPE_STORAGE_BUFFER, BindingKind::kStorageBuffer, shader));
     KVRUN_RETURN_IF_ERROR(
         AddBindings(SPVC_RESOURCE_TYPE_UNIFORM_BUFFER, BindingKind::kUniformBuffer, shader));
-    std::ranges::sort(shader.bindings, {}, [](const auto& b) { return std::tuple(b.set, b.binding); });
+    std::sort(shader.bindings.begin(), shader.bindings.end(), [](const auto& a, const auto& b) {
+      return std::tuple(a.set, a.binding) < std::tuple(b.set, b.binding);
+    });
 
     KVRUN_ASSIGN_OR_RETURN(const auto blocks, Resources(SPVC_RESOURCE_TYPE_PUSH_CONSTANT));
     for (const spvc_reflected_resource& block : blocks) {

@@ -105,8 +105,8 @@ Ids NextTurnAsOneText(const Tokenizer& tokenizer, const ChatTemplate& chat, cons
   const size_t found = text.find(stand_in);
   const Ids of_stand_in = EncodeAsOneText(tokenizer, stand_in, false);
   const Ids ids = EncodeAsOneText(tokenizer, text.substr(found), false);
-  const auto differs = std::ranges::mismatch(of_stand_in, ids);
-  if (differs.in1 == of_stand_in.end()) return {differs.in2, ids.end()};
+  const auto differs = std::mismatch(of_stand_in.begin(), of_stand_in.end(), ids.begin(), ids.end());
+  if (differs.first == of_stand_in.end()) return {differs.second, ids.end()};
   return EncodeAsOneText(tokenizer, text.substr(found + stand_in.size()), false);
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/select/open_host.h"
+
 namespace kvrun {
 namespace {
 

@@ -49,7 +49,7 @@ Words Offered(Words words, const std::string& environment = "") {
 }
 
 bool Has(const Words& words, const std::string& word) {
-  return std::ranges::find(words, word) != words.end();
+  return std::find(words.begin(), words.end(), word) != words.end();
 }
 
 TEST(CliCompletion, OffersCommandsAndTheirOptions) {
@@ -105,7 +105,7 @@ TEST(CliCompletion, OffersFilesAndFolders) {
   std::filesystem::create_directory(inside);
   for (const char* option : {"-m", "--model", "-f", "--config"}) {
     Words offered = Offered({"kvrun", "run", option, begin});
-    std::ranges::sort(offered);
+    std::sort(offered.begin(), offered.end());
     EXPECT_EQ(offered, (Words{file, inside})) << option;
   }
   EXPECT_EQ(Offered({"kvrun", "run", "--kv-dir", begin}), Words{inside});

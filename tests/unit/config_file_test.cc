@@ -462,7 +462,9 @@ TEST(ChooseSolution, TheAdapterLiesBesideTheConfig) {
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/etc/adapters/some.gguf");
   EXPECT_EQ(OptionOf(ChooseSolution(config, "c.toml", 1, 8192), "adapter"), "adapters/some.gguf");
   NamedKvOptions& options = config.solutions[0].options;
-  std::ranges::find(options, "adapter", &NamedKvOptions::value_type::first)->second = "/other/a.gguf";
+  std::find_if(options.begin(), options.end(), [](const auto& option) {
+    return option.first == "adapter";
+  })->second = "/other/a.gguf";
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "/other/a.gguf");
   std::erase_if(options, [](const auto& option) { return option.first == "adapter"; });
   EXPECT_EQ(OptionOf(ChooseSolution(config, "/etc/c.toml", 1, 8192), "adapter"), "not said");

@@ -208,17 +208,18 @@ TEST(HostAttention, NaNsAreNotLost) {
         const std::string name = Describe(shape) + (exact ? "" : ", rounded");
         const std::vector<float> qkv = Queries(shape);
         const std::vector<float> kv = RandomKv(shape.kv);
-        EXPECT_EQ(std::ranges::count(HeadsWithNaN(shape, exact, qkv, kv), true), 0) << name;
+        const auto undamaged = HeadsWithNaN(shape, exact, qkv, kv);
+        EXPECT_EQ(std::count(undamaged.begin(), undamaged.end(), true), 0) << name;
         std::vector<float> damaged = qkv;
         damaged[5] = odd_nan;  // the first row's first head
         const std::vector<bool> of_query = HeadsWithNaN(shape, exact, damaged, kv);
         EXPECT_TRUE(of_query[0]) << name;
-        EXPECT_EQ(std::ranges::count(of_query, true), 1) << name;
+        EXPECT_EQ(std::count(of_query.begin(), of_query.end(), true), 1) << name;
         for (const size_t element : {size_t{3 * 64 + 5}, size_t{(300 + 3) * 64 + 5}}) {
           damaged = kv;
           damaged[element] = odd_nan;  // of K, of V
           const std::vector<bool> heads = HeadsWithNaN(shape, exact, qkv, damaged);
-          EXPECT_EQ(std::ranges::count(heads, false), 0) << name << ", element " << element;
+          EXPECT_EQ(std::count(heads.begin(), heads.end(), false), 0) << name << ", element " << element;
         }
       }
     }

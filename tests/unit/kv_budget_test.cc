@@ -35,8 +35,8 @@ uint64_t LeastOf(KvOptions options, uint32_t n_ctx, uint32_t n_sequences = 1) {
 }
 
 bool Says(const KvPlan& plan, std::string_view part) {
-  return std::ranges::any_of(plan.notes,
-                             [part](const std::string& note) { return note.find(part) != note.npos; });
+  return std::any_of(plan.notes.begin(), plan.notes.end(),
+                     [part](const std::string& note) { return note.find(part) != note.npos; });
 }
 
 TEST(KvBudget, WithoutABudgetAllKvStaysInMemoryAndNothingIsSaid) {

@@ -224,19 +224,21 @@ TEST(OfflineTimeModel, NoiseDoesNotRunAway) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 40; ++i) {
     std::vector<StepSample> samples = cases.samples;
-    std::ranges::shuffle(samples, random);
+    std::shuffle(samples.begin(), samples.end(), random);
     samples.resize(4 + random() % 12);
     for (StepSample& sample : samples) {
       sample.step_ms *= std::exp(4.0 * std::generate_canonical<double, 53>(random));
     }
-    const auto [shortest, longest] = std::ranges::minmax(samples, {}, &StepSample::step_ms);
+    const auto [shortest, longest] =
+        std::minmax_element(samples.begin(), samples.end(),
+                            [](const StepSample& a, const StepSample& b) { return a.step_ms < b.step_ms; });
     const Result<TimeModel> model = TimeModel::Fit(samples, i % 2 == 0 ? SteadyDisk(2e9) : StorageProfile{});
     ASSERT_TRUE(model.ok());
     for (const StepSample& sample : cases.held_out) {
       const PredictedTime time = model->Predict(sample.point);
-      EXPECT_GE(time.step_ms, shortest.step_ms / 10) << i;
-      EXPECT_LE(time.step_ms, longest.step_ms * 10) << i;
-      EXPECT_LT(time.model_ms + time.reading_ms + time.storage_ms, longest.step_ms * 30)
+      EXPECT_GE(time.step_ms, shortest->step_ms / 10) << i;
+      EXPECT_LE(time.step_ms, longest->step_ms * 10) << i;
+      EXPECT_LT(time.model_ms + time.reading_ms + time.storage_ms, longest->step_ms * 30)
           << i << ": the fit's own";
     }
   }

@@ -41,7 +41,8 @@ TEST(OpenHost, ComputesWithTheNamedInstructionSet) {
     std::string target = name.substr(0, name.find('-'));
     if (target == "amx" || target == "avx512") target = "avx3";
     std::string used = host::InstructionSetName();
-    std::ranges::transform(used, used.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::transform(used.begin(), used.end(), used.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     EXPECT_TRUE(used.starts_with(target)) << used;
     EXPECT_EQ(host::GetMatMulKernels().begin_int8 != nullptr, name == "amx");
     const host::Int8Products products = host::GetMatMulKernels().products;
@@ -68,7 +69,7 @@ TEST(OpenHost, AnInstructionSetThatIsNotThereIsRefused) {
       << unknown.status().message();
   const std::vector<std::string> names = host::NamedInstructionSets();
   for (const std::string name : {"amx", "avx2-vnni", "neon"}) {
-    if (std::ranges::find(names, name) != names.end()) continue;
+    if (std::find(names.begin(), names.end(), name) != names.end()) continue;
     const auto missing = OpenDevice({.device = "host", .instruction_set = name});
     EXPECT_EQ(missing.status().code(), StatusCode::kUnsupported) << name;
     EXPECT_NE(missing.status().message().find(names.back()), std::string::npos) << missing.status().message();

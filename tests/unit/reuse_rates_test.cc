@@ -78,8 +78,9 @@ TEST(ReuseRates, ATableHasARowForEachPolicyAndCapacity) {
     EXPECT_FLOAT_EQ(row.rate, 0.5F);
   }
   const auto count = [&](std::string_view policy, uint32_t capacity) {
-    return std::ranges::count_if(
-        rates, [&](const ReuseRate& row) { return row.policy == policy && row.reuse_groups == capacity; });
+    return std::count_if(rates.begin(), rates.end(), [&](const ReuseRate& row) {
+      return row.policy == policy && row.reuse_groups == capacity;
+    });
   };
   for (const char* policy : {"fifo", "lru"}) {
     for (const uint32_t capacity : {6U, 8U, 12U}) EXPECT_EQ(count(policy, capacity), 1) << policy << capacity;

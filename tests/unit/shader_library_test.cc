@@ -55,7 +55,7 @@ std::set<uint32_t> Capabilities(std::span<const uint32_t> words) {
 
 TEST(ShaderLibrary, HoldsExactlyTheListedVariants) {
   std::vector<std::string> listed = ListedVariants();
-  std::ranges::sort(listed);
+  std::sort(listed.begin(), listed.end());
   std::vector<std::string> embedded;
   for (const ShaderCode& shader : AllShaders()) embedded.emplace_back(shader.name);
   ASSERT_FALSE(listed.empty());

@@ -278,7 +278,7 @@ TEST(ShaderShared, BindingsAreInOneSetAndFitTheFloor) {
     }
     if (!shader.name.ends_with("_floor")) continue;
     const auto is_storage = [](const auto& entry) { return entry.second == BindingKind::kStorageBuffer; };
-    EXPECT_LE(std::ranges::count_if(kinds, is_storage), kFloorStorageBuffers) << shader.name;
+    EXPECT_LE(std::count_if(kinds.begin(), kinds.end(), is_storage), kFloorStorageBuffers) << shader.name;
   }
 }
 

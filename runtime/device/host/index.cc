@@ -6,7 +6,6 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "runtime/device/host/operations.h"
@@ -68,9 +67,9 @@ void SetBits(uint32_t* word, uint32_t mask, uint32_t bits) {
   if (mask == ~0U) {
     *word = bits;
   } else if (mask != 0) {
-    const std::atomic_ref<uint32_t> shared(*word);
-    shared.fetch_and(~mask, std::memory_order_relaxed);
-    shared.fetch_or(bits, std::memory_order_relaxed);
+    // std::atomic_ref in other words: libc++ gets it with version 19.
+    __atomic_fetch_and(word, ~mask, __ATOMIC_RELAXED);
+    __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
   }
 }
 

@@ -76,8 +76,9 @@ bool HasProducts(const InstructionSet& set, Int8Products products) {
 
 // Null: the processor has none such; `choosing` is held.
 const InstructionSet* FindSet(const std::vector<InstructionSet>& sets, const NamedSet& named) {
-  const auto found = std::ranges::find_if(
-      sets, [&](const InstructionSet& set) { return set.name.starts_with(named.target); });
+  const auto found = std::find_if(sets.begin(), sets.end(), [&](const InstructionSet& set) {
+    return set.name.starts_with(named.target);
+  });
   if (found == sets.end() || !HasProducts(*found, named.products)) return nullptr;
   return &*found;
 }
@@ -110,7 +111,8 @@ Status UseInstructionSet(std::string_view name) {
     return Status::Ok();
   }
   const std::vector<InstructionSet> sets = AllSets();
-  const auto* const named = std::ranges::find(kNamedSets, name, &NamedSet::name);
+  const auto* const named = std::find_if(std::begin(kNamedSets), std::end(kNamedSets),
+                                         [name](const NamedSet& set) { return set.name == name; });
   if (named == std::end(kNamedSets)) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("there is no instruction set \"{}\"; this processor has {}", name,

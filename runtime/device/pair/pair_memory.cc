@@ -63,7 +63,9 @@ const Buffer* Translator::operator()(const Buffer* buffer) const {
 Buffer* Translator::operator()(Buffer* buffer) const {
   if (buffer == nullptr) return nullptr;
   auto* pair = static_cast<PairBuffer*>(buffer);
-  if (written_ != nullptr && std::ranges::find(*written_, pair) == written_->end()) written_->push_back(pair);
+  if (written_ != nullptr && std::find(written_->begin(), written_->end(), pair) == written_->end()) {
+    written_->push_back(pair);
+  }
   return pair->On(side_);
 }
 

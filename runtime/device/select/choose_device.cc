@@ -3,25 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 
 #include "platform/vulkan/device_plan.h"
 #include "platform/vulkan/select_device.h"
+#include "runtime/device/select/open_host.h"
 
 namespace kvrun {
 namespace {
-
-std::string LowerCase(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return lower;
-}
-
-// Digits are in every CPU's name: an index that is not there must not be taken for a part of it.
-bool IsNumber(std::string_view text) {
-  if (text.starts_with('-')) text.remove_prefix(1);
-  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
 
 std::string ListDevices(std::span<const DeviceFacts> vulkan, std::string_view cpu_name) {
   std::string list;
@@ -58,13 +46,6 @@ Status NoSuchPair(std::string_view wanted) {
 
 }  // namespace
 
-bool IsHostName(std::string_view wanted) {
-  const std::string name = LowerCase(wanted);
-  return name == "host" || name == "cpu";
-}
-
-bool IsAutoName(std::string_view wanted) { return wanted.empty() || LowerCase(wanted) == "auto"; }
-
 AutoCandidates ChooseCandidates(std::span<const DeviceFacts> vulkan, std::string_view changes) {
   AutoCandidates candidates;
   const Result<DeviceChoice> choice = SelectDevice(vulkan, "auto");
@@ -90,8 +71,8 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
   const std::string name = LowerCase(wanted);
   const AnyDeviceChoice host{.vulkan = std::nullopt, .note = {}};
   if (IsHostName(name) || name == std::to_string(vulkan.size())) return host;
-  const bool has_gpu =
-      std::ranges::any_of(vulkan, [](const DeviceFacts& facts) { return facts.type != DeviceType::kCpu; });
+  const bool has_gpu = std::any_of(vulkan.begin(), vulkan.end(),
+                                   [](const DeviceFacts& facts) { return facts.type != DeviceType::kCpu; });
   if (!has_gpu && IsAutoName(wanted)) {
     return AnyDeviceChoice{.vulkan = std::nullopt, .note = "no GPU was found; computing on the CPU itself"};
   }
@@ -101,7 +82,7 @@ Result<AnyDeviceChoice> ChooseDevice(std::span<const DeviceFacts> vulkan, std::s
     if (choice.ok()) return AnyDeviceChoice{.vulkan = choice->index, .note = choice->note};
     if (name == "vulkan") return choice.status();
   }
-  if (!IsNumber(name) && LowerCase(cpu_name).find(name) != std::string::npos) return host;
+  if (IsPartOfCpuName(wanted, cpu_name)) return host;
   return NoSuchDevice(vulkan, cpu_name, wanted);
 }
 

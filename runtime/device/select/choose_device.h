@@ -18,9 +18,6 @@ struct AnyDeviceChoice {
   std::string note;              // something the user should know; may be empty
 };
 
-// "host" or "cpu" (in either case): the CPU. Then nothing else needs to be looked for.
-bool IsHostName(std::string_view wanted);
-
 // `wanted`: "host" or "cpu"; "gpu" (the best real one, else an error); "" or "auto" (as SelectDevice chooses;
 // the CPU itself where Vulkan has no GPU, as a driver for CPUs is several times slower); "vulkan"; an index,
 // where the CPU comes after Vulkan's devices; or a part of a name in either case, Vulkan's first.

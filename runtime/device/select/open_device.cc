@@ -12,23 +12,16 @@
 #include "platform/vulkan/instance.h"
 #include "runtime/device/check_up.h"
 #include "runtime/device/host/doctor.h"
-#include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/host_listing.h"
 #include "runtime/device/select/choose_device.h"
 #include "runtime/device/select/make_pair.h"
+#include "runtime/device/select/open_host.h"
 #include "runtime/device/vulkan/found_devices.h"
 #include "runtime/device/vulkan/self_test.h"
 
 namespace kvrun {
 namespace {
-
-Status CheckOptions(const OpenDeviceOptions& options) {
-  if (options.n_threads <= kMaxThreads) return Status::Ok();
-  return {StatusCode::kInvalidArgument,
-          fmt::format("{} threads were asked for; there can be at most {} (--threads)", options.n_threads,
-                      kMaxThreads)};
-}
 
 // So many times as long as a list of devices may an opening and a measurement take: drivers compile.
 constexpr double kTrialTimeouts = 15.0;
@@ -50,19 +43,6 @@ Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::str
   if (found.status().code() != StatusCode::kNotFound) return found.status();
   if (wanted == "vulkan") return found.status();
   return ChooseDevice({}, cpu, wanted);
-}
-
-Result<std::unique_ptr<host::HostDevice>> CreateHost(const OpenDeviceOptions& options, std::string note) {
-  return host::HostDevice::Create({.n_threads = options.n_threads,
-                                   .exact_activations = options.exact_activations,
-                                   .instruction_set = options.instruction_set,
-                                   .profile = options.profile,
-                                   .note = std::move(note)});
-}
-
-Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::string note) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> device, CreateHost(options, std::move(note)));
-  return std::unique_ptr<Device>(std::move(device));
 }
 
 // What slows a Vulkan device down or takes kernels from it, beyond its driver.
@@ -148,38 +128,19 @@ Result<std::unique_ptr<Device>> OpenPair(const std::string& prefill, const OpenD
   return MakePair(std::move(vulkan), std::move(host));
 }
 
-Result<std::vector<DoctorReport>> RunCheckUps(const std::vector<CheckUp>& check_ups,
-                                              const std::function<bool(size_t, size_t)>& progress) {
-  size_t done = 0;
-  size_t total = 0;
-  for (const CheckUp& check_up : check_ups) total += check_up.n_tests;
-  const auto tick = [&]() -> Status {
-    ++done;
-    if (progress && progress(done, total)) return {StatusCode::kCancelled, "the self-tests were cancelled"};
-    return Status::Ok();
-  };
-  std::vector<DoctorReport> reports;
-  for (const CheckUp& check_up : check_ups) {
-    KVRUN_ASSIGN_OR_RETURN(DoctorReport report, check_up.run(tick));
-    reports.push_back(std::move(report));
-  }
-  return reports;
-}
-
 }  // namespace
 
 Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckOptions(options));
   const Result<FoundDevices> found = LookForDevices(options.validation);
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
-  AutoCandidates candidates;
+  AutoCandidates candidates = HostCandidates(options);
   if (found.ok()) {
-    candidates = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
+    const AutoCandidates chosen = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
+    candidates.gpu = chosen.gpu;
+    candidates.note = chosen.note;
     for (const LeftOutDriver& driver : found->left_out) candidates.left_out.push_back(driver.message);
   }
-  candidates.cpu_name = CpuName();
-  candidates.n_threads =
-      options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(host::PerformanceCores().size());
   return candidates;
 }
 

@@ -113,7 +113,8 @@ std::optional<DriverFile> DriverOf(const FoundDevices& found, size_t index, cons
                                    DriverRecord* record) {
   for (const DriverFile& driver : found.drivers) {
     *record = notes.Read(driver);
-    if (std::ranges::find(record->devices, found.facts[index].device_uuid) != record->devices.end()) {
+    if (std::find(record->devices.begin(), record->devices.end(), found.facts[index].device_uuid) !=
+        record->devices.end()) {
       return driver;
     }
   }

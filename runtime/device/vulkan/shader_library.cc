@@ -10,7 +10,9 @@ namespace kvrun {
 
 const ShaderCode* FindShader(std::string_view name) {
   const std::span<const ShaderCode> shaders = AllShaders();
-  const auto found = std::ranges::lower_bound(shaders, name, {}, &ShaderCode::name);
+  const auto found = std::lower_bound(
+      shaders.begin(), shaders.end(), name,
+      [](const ShaderCode& shader, std::string_view wanted) { return shader.name < wanted; });
   return found != shaders.end() && found->name == name ? &*found : nullptr;
 }
 
