@@ -97,7 +97,7 @@ Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& 
 HostDevice::HostDevice(const HostDeviceOptions& options)
     : options_(options),
       pool_(options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(PerformanceCores().size()),
-            PerformanceCores()) {
+            {}) {
   queue_.reserve(kQueuedLists);
   info_.name = CpuName();
   info_.kind = "cpu";
@@ -196,7 +196,7 @@ Result<uint64_t> HostDevice::Completed() {
 
 // What was submitted is carried out even while stopping: whoever waits for it must come back.
 void HostDevice::Main() {
-  pool_.PinCaller();
+  pool_.PlaceCaller();
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] {
