@@ -18,7 +18,7 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-std::vector<uint32_t> AllowedCores() { return PerformanceCores(); }
+std::vector<uint32_t> AllowedCores() { return FindCores("/nowhere").allowed; }
 
 TEST(HostThreadPool, EachGrainIsDoneOnceBeforeTheCallReturns) {
   std::mt19937 random(1);

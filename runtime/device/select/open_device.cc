@@ -178,8 +178,7 @@ Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
     for (const LeftOutDriver& driver : found->left_out) candidates.left_out.push_back(driver.message);
   }
   candidates.cpu_name = CpuName();
-  candidates.n_threads =
-      options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(host::PerformanceCores().size());
+  candidates.n_threads = host::ChooseThreads(options.n_threads).n_threads;
   return candidates;
 }
 
