@@ -43,7 +43,8 @@ void AddDeviceOption(OptionSet* set, SharedOptions* shared) {
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
   AddDeviceOption(set, shared);
   set->Number("--threads", &shared->threads, 0, KVRUN_MAX_THREADS,
-              "on the CPU itself: how many threads compute (default 0: one for each performance core)");
+              "on the CPU itself: how many threads compute (default 0: one for each performance core, but "
+              "no more than the container's quota)");
   set->Flag("--exact-activations", &shared->exact_activations,
             "on the CPU itself: do not round activations to 8 bits in products, nor to 16 in a prompt's "
             "attention; slower");

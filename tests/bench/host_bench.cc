@@ -3,6 +3,7 @@
 // Results are compared with sums in double before anything is timed. The best of several runs.
 //
 //   host_bench [THREADS [SET]]   SET: an instruction set as `kvrun bench --isa` has it; default: the best
+//   host_bench THREADS read      plain reading alone
 #include <fmt/format.h>
 
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -42,6 +43,7 @@ HWY_AFTER_NAMESPACE();
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "platform/base/check.h"
@@ -80,7 +82,7 @@ double LeastSeconds(const F& run) {
 
 class Bench {
  public:
-  explicit Bench(uint32_t n_threads) : pool_(n_threads) {}
+  Bench(uint32_t n_threads, bool reads_only) : pool_(n_threads), reads_only_(reads_only) {}
 
   void Shape(TensorType type, uint32_t n_rows, uint32_t n_cols) {
     const std::vector<std::byte> data = RandomTensor(type, size_t{n_rows} * n_cols, 1);
@@ -100,6 +102,14 @@ class Bench {
       Compare(type, data, args, exact);
     }
 
+    const double read = static_cast<double>(bytes) / 1e9 / LeastSeconds([&] {
+                          for (const auto& matrix : copies) Read(*matrix);
+                        });
+    if (reads_only_) {
+      fmt::print("{:<6} {:>14} {:>8.2f}\n", TensorTypeName(type), fmt::format("[{} x {}]", n_rows, n_cols),
+                 read);
+      return;
+    }
     args.n_tokens = 1;
     const auto decode = [&](bool exact) {
       return static_cast<double>(bytes) / 1e9 / LeastSeconds([&] {
@@ -109,9 +119,6 @@ class Bench {
                }
              });
     };
-    const double read = static_cast<double>(bytes) / 1e9 / LeastSeconds([&] {
-                          for (const auto& matrix : copies) Read(*matrix);
-                        });
     const double decode_gbytes = decode(false);
     const double exact_gbytes = decode(true);
     args.n_tokens = kPromptTokens;
@@ -166,13 +173,15 @@ class Bench {
   }
 
   ThreadPool pool_;
+  bool reads_only_;
   std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
   uint64_t sink_[16 * 8] = {};
 };
 
 int Main(int argc, char** argv) {
   const uint32_t n_threads = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
-  if (argc > 2) {
+  const bool reads_only = argc > 2 && std::string_view(argv[2]) == "read";
+  if (argc > 2 && !reads_only) {
     const Status status = UseInstructionSet(argv[2]);
     if (!status.ok()) {
       fmt::print(stderr, "host_bench: {}\n", status.message());
@@ -188,7 +197,7 @@ int Main(int argc, char** argv) {
              "exact", "", "256 tok", "exact");
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",
              "of it", "GB/s", "of it", "GFLOP/s", "GFLOP/s");
-  Bench bench(n_threads);
+  Bench bench(n_threads, reads_only);
   // SmolLM2-135M: QKV, output of attention, gate and up, down, logits.
   bench.Shape(TensorType::kQ4_1, 960, 576);
   bench.Shape(TensorType::kQ4_1, 576, 576);

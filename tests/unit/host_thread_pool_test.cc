@@ -1,7 +1,11 @@
-// The CPU device's threads.
+// The CPU device's threads: what they share, and how.
 #include <gtest/gtest.h>
-#include <sched.h>
+#include <time.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -11,39 +15,109 @@
 namespace kvrun::host {
 namespace {
 
-// -1: more than one, or none.
-int OnlyCore() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0 || CPU_COUNT(&set) != 1) return -1;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) return core;
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+std::vector<uint32_t> AllowedCores() { return FindCores("/nowhere").allowed; }
+
+TEST(HostThreadPool, EachGrainIsDoneOnceBeforeTheCallReturns) {
+  std::mt19937 random(1);
+  ThreadPool pool(4);
+  for (int turn = 0; turn < 3000; ++turn) {
+    const size_t n = 1 + random() % 200;
+    const size_t grain = 1 + random() % 7;
+    std::vector<int> done(n, 0);  // no atomics: a second worker, or a late one, would be a race
+    std::array<std::atomic<int>, 4> of_worker{};
+    pool.ParallelFor(
+        n, grain,
+        [&](size_t begin, size_t end, uint32_t worker) {
+          EXPECT_EQ(++of_worker[worker], 1);
+          EXPECT_EQ(begin % grain, 0U);
+          EXPECT_LE(end, n);
+          for (size_t i = begin; i < end; ++i) ++done[i];
+          if ((begin ^ static_cast<size_t>(turn)) % 64 == 9) std::this_thread::sleep_for(milliseconds(1));
+          --of_worker[worker];
+        },
+        turn % 2 == 0 ? Pieces::kShrinking : Pieces::kOneByOne);
+    ASSERT_EQ(done, std::vector<int>(n, 1)) << n << " by " << grain << " in turn " << turn;
   }
-  return -1;
 }
 
-TEST(HostThreadPool, EachWorkerHasACoreOfItsOwn) {
-  const std::vector<uint32_t> cores = PerformanceCores();
+// Workers that sleep as they work: whatever else runs on the cores, one is three times as fast.
+TEST(HostThreadPool, ASlowWorkerGetsLess) {
+  constexpr size_t kGrains = 160;
+  ThreadPool pool(2);
+  std::array<size_t, 2> done{};
+  std::array<Clock::duration, 2> took{};
+  const auto begin_time = Clock::now();
+  pool.ParallelFor(kGrains, 1, [&](size_t begin, size_t end, uint32_t worker) {
+    const auto piece_begin = Clock::now();
+    for (size_t i = begin; i < end; ++i) std::this_thread::sleep_for(milliseconds(worker == 0 ? 1 : 3));
+    took[worker] += Clock::now() - piece_begin;
+    done[worker] += end - begin;
+  });
+  const std::chrono::duration<double> all = Clock::now() - begin_time;
+  ASSERT_EQ(done[0] + done[1], kGrains);
+  ASSERT_GT(done[1], 0U);
+  double grains_per_second = 0.0;
+  for (size_t i = 0; i < 2; ++i)
+    grains_per_second += static_cast<double>(done[i]) / std::chrono::duration<double>(took[i]).count();
+  EXPECT_LT(all.count(), 1.2 * kGrains / grains_per_second) << done[0] << " and " << done[1];
+}
+
+int64_t ReadNs(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+TEST(HostThreadPool, AWorkerThatHoldsTheOthersUpIsLeftOutAndComesBack) {
+  ThreadPool pool(2);
+  int64_t wanted_ns = 0;  // of the caller
+  int64_t ran_ns = 0;
+  const auto run = [&](milliseconds of_worker_1) {
+    pool.ParallelFor(8, 1, [&](size_t, size_t, uint32_t worker) {
+      if (worker == 1) {
+        std::this_thread::sleep_for(of_worker_1);
+        return;
+      }
+      // The caller works, as one that has its core does.
+      const int64_t begin_ns = ReadNs(CLOCK_MONOTONIC);
+      const int64_t begin_ran_ns = ReadNs(CLOCK_THREAD_CPUTIME_ID);
+      while (ReadNs(CLOCK_MONOTONIC) - begin_ns < 1'000'000) {
+      }
+      wanted_ns += ReadNs(CLOCK_MONOTONIC) - begin_ns;
+      ran_ns += ReadNs(CLOCK_THREAD_CPUTIME_ID) - begin_ran_ns;
+    });
+  };
+  const auto until = [&](uint32_t n_left_out, milliseconds of_worker_1) {
+    const auto end = Clock::now() + std::chrono::seconds(5);
+    while (pool.n_left_out() != n_left_out && Clock::now() < end) run(of_worker_1);
+    return pool.n_left_out() == n_left_out;
+  };
+  const bool is_left_out = until(1, milliseconds(40));
+  if (!is_left_out && ran_ns < wanted_ns / 10 * 9) GTEST_SKIP() << "other programs have the caller's core";
+  EXPECT_TRUE(is_left_out);
+  EXPECT_TRUE(until(0, milliseconds(1)));
+}
+
+TEST(HostThreadPool, StaysOnTheCoresThatItIsGiven) {
+  const std::vector<uint32_t> cores = AllowedCores();
   if (cores.size() < 2) GTEST_SKIP() << "one core";
-  std::vector<int> of_worker(2, -2);
+  std::vector<std::vector<uint32_t>> of_worker(2);
   // Not on the test's own thread, which others use afterwards.
   std::thread([&] {
-    ThreadPool pool(2, cores);
-    pool.PinCaller();
-    pool.Run([&](uint32_t worker) { of_worker[worker] = OnlyCore(); });
+    ThreadPool pool(2, {{cores[1]}});
+    pool.PlaceCaller();
+    while (of_worker[0].empty() || of_worker[1].empty()) {
+      pool.ParallelFor(64, 1, [&](size_t, size_t, uint32_t worker) {
+        of_worker[worker] = AllowedCores();
+        std::this_thread::sleep_for(milliseconds(1));
+      });
+    }
   }).join();
-  EXPECT_EQ(of_worker, (std::vector<int>{static_cast<int>(cores[0]), static_cast<int>(cores[1])}));
-}
-
-TEST(HostThreadPool, WithoutCoresTheSystemChooses) {
-  if (PerformanceCores().size() < 2) GTEST_SKIP() << "one core";
-  std::vector<int> of_worker(2, -2);
-  std::thread([&] {
-    ThreadPool pool(2);
-    pool.PinCaller();
-    pool.Run([&](uint32_t worker) { of_worker[worker] = OnlyCore(); });
-  }).join();
-  EXPECT_EQ(of_worker, (std::vector<int>{-1, -1}));
+  EXPECT_EQ(of_worker[0], std::vector<uint32_t>{cores[1]});
+  EXPECT_EQ(of_worker[1], std::vector<uint32_t>{cores[1]});
 }
 
 }  // namespace

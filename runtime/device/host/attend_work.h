@@ -151,16 +151,28 @@ class AttendWork {
         head_dim_(args.kv_shape.head_dim),
         part_floats_(AttendPartFloats(head_dim_)) {
     for (uint32_t i = 0; i < items_.size(); ++i) {
-      const uint32_t n_blocks = source_.CountBlocks(items_[i]);
-      total_cost_ += n_blocks * BlockCost(items_[i]);
-      are_any_cut_ = are_any_cut_ || AttendSpans(args_, n_blocks).size() > 1;
+      most_spans_ = std::max(most_spans_, AttendSpans(args_, source_.CountBlocks(items_[i])).size());
     }
   }
 
   void Run() {
     pool_.ReserveScratch(AttendRowsBytes(head_dim_) + ItemPartsBytes());
-    pool_.Run([&](uint32_t worker) { RunWorker(worker); });
-    if (are_any_cut_) JoinCutItems();
+    const size_t n_units = size_t{items_.size()} * most_spans_;
+    // A prompt's last items see the most entries: first these, one by one, so that none of them is left when
+    // all else is done.
+    if (args_.are_of_prompt()) {
+      pool_.ParallelFor(
+          n_units, 1,
+          [&](size_t begin, size_t end, uint32_t worker) {
+            for (size_t i = begin; i < end; ++i) RunUnit(n_units - 1 - i, worker);
+          },
+          Pieces::kOneByOne);
+    } else {
+      pool_.ParallelFor(n_units, 1, [&](size_t begin, size_t end, uint32_t worker) {
+        for (size_t i = begin; i < end; ++i) RunUnit(i, worker);
+      });
+    }
+    if (most_spans_ > 1) JoinCutItems();
   }
 
  private:
@@ -170,30 +182,18 @@ class AttendWork {
     return Data<float>(args_.scratch) +
            size_t{item} * AttendSpans::MostSpans(args_) * items_.most_rows() * part_floats_;
   }
-  // To decode a block takes as long as about fifty rows.
-  uint64_t BlockCost(const AttendItem& item) const { return args_.are_of_prompt() ? 50 + item.n_rows : 1; }
-
-  // Units that begin in a worker's part of the whole cost are that worker's.
-  void RunWorker(uint32_t worker) const {
-    const uint64_t begin = total_cost_ * worker / pool_.size();
-    const uint64_t end = total_cost_ * (worker + 1) / pool_.size();
+  // A span of an item, if the item has so many.
+  void RunUnit(size_t unit, uint32_t worker) const {
+    const auto i = static_cast<uint32_t>(unit / most_spans_);
+    const auto span = static_cast<uint32_t>(unit % most_spans_);
+    const AttendItem item = items_[i];
+    const AttendSpans spans(args_, source_.CountBlocks(item));
+    if (span >= spans.size()) return;
     std::byte* memory = pool_.Scratch(worker, AttendRowsBytes(head_dim_) + ItemPartsBytes());
     auto* parts = reinterpret_cast<float*>(memory + AttendRowsBytes(head_dim_));
-    uint64_t at = 0;
-    for (uint32_t i = 0; i < items_.size() && at < end; ++i) {
-      const AttendItem item = items_[i];
-      const uint32_t n_blocks = source_.CountBlocks(item);
-      const AttendSpans spans(args_, n_blocks);
-      for (uint32_t span = 0; span < spans.size(); ++span) {
-        const uint64_t cost = (spans.begin(span + 1) - spans.begin(span)) * BlockCost(item);
-        const uint64_t middle = at + cost / 2;
-        at += cost;
-        if (middle < begin || middle >= end) continue;
-        float* to = spans.size() == 1 ? parts : CutParts(i) + size_t{span} * item.n_rows * part_floats_;
-        Attend(item, spans.begin(span), spans.begin(span + 1), memory, to);
-        if (spans.size() == 1) Finish(item, to);
-      }
-    }
+    float* to = spans.size() == 1 ? parts : CutParts(i) + size_t{span} * item.n_rows * part_floats_;
+    Attend(item, spans.begin(span), spans.begin(span + 1), memory, to);
+    if (spans.size() == 1) Finish(item, to);
   }
 
   void Attend(const AttendItem& item, uint32_t first_block, uint32_t end_block, std::byte* memory,
@@ -266,8 +266,7 @@ class AttendWork {
   const AttendItems& items_;
   uint32_t head_dim_;
   uint32_t part_floats_;
-  uint64_t total_cost_ = 0;
-  bool are_any_cut_ = false;
+  uint32_t most_spans_ = 1;  // of an item
 };
 
 }  // namespace kvrun::host

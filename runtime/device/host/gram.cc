@@ -91,12 +91,17 @@ void AddVectors(const GramArgs& args, const float* rows, float* totals) {
   }
 }
 
-// Of the tiles, which become shorter, a worker takes every n_workers-th.
-void AddPart(const GramArgs& args, const float* rows, size_t worker, size_t n_workers, float* sums) {
-  for (size_t i = worker * kTileRows; i < args.dim; i += n_workers * kTileRows) {
-    AddProducts(args, rows, i, sums);
-  }
-  if (worker == n_workers - 1) AddVectors(args, rows, sums + size_t{args.dim} * args.dim);
+// Tiles, which become shorter, and as the last the sums of the vectors.
+void AddAll(ThreadPool& pool, const GramArgs& args, const float* rows, float* sums) {
+  const size_t n_tiles = (args.dim + kTileRows - 1) / kTileRows;
+  pool.ParallelFor(n_tiles + 1, 1, [&](size_t begin, size_t end, uint32_t) {
+    for (size_t tile = begin; tile < end; ++tile) {
+      if (tile < n_tiles)
+        AddProducts(args, rows, tile * kTileRows, sums);
+      else
+        AddVectors(args, rows, sums + size_t{args.dim} * args.dim);
+    }
+  });
 }
 
 }  // namespace
@@ -107,7 +112,7 @@ HWY_AFTER_NAMESPACE();
 namespace kvrun::host {
 namespace {
 
-HWY_EXPORT(AddPart);
+HWY_EXPORT(AddAll);
 
 }  // namespace
 
@@ -115,7 +120,7 @@ void AccumulateGram(ThreadPool& pool, const GramArgs& args) {
   if (args.skip_rows >= args.n_rows) return;
   const auto* rows = Data<float>(args.rows);
   float* const sums = Data<float>(args.sums) + args.sums_offset;
-  pool.Run([&](uint32_t worker) { HWY_DYNAMIC_DISPATCH(AddPart)(args, rows, worker, pool.size(), sums); });
+  HWY_DYNAMIC_DISPATCH(AddAll)(pool, args, rows, sums);
 }
 
 }  // namespace kvrun::host

@@ -85,7 +85,7 @@ HostMemory::~HostMemory() {
 
 Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
   if (!options.instruction_set.empty()) KVRUN_RETURN_IF_ERROR(UseInstructionSet(options.instruction_set));
-  std::unique_ptr<HostDevice> device(new HostDevice(options));
+  std::unique_ptr<HostDevice> device(new HostDevice(options, ChooseThreads(options.n_threads)));
   try {
     device->thread_ = std::thread([raw = device.get()] { raw->Main(); });
   } catch (const std::system_error& error) {
@@ -94,16 +94,15 @@ Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& 
   return device;
 }
 
-HostDevice::HostDevice(const HostDeviceOptions& options)
-    : options_(options),
-      pool_(options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(PerformanceCores().size()),
-            PerformanceCores()) {
+HostDevice::HostDevice(const HostDeviceOptions& options, const ThreadChoice& threads)
+    : options_(options), pool_(threads.n_threads, threads.stay_on) {
   queue_.reserve(kQueuedLists);
   info_.name = CpuName();
   info_.kind = "cpu";
   info_.driver = "kvrun host";
   info_.plan =
-      fmt::format("{} thread{}, {}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", InstructionSetName(),
+      fmt::format("{} thread{}{}, {}, {}", pool_.size(), pool_.size() == 1 ? "" : "s",
+                  threads.reason.empty() ? "" : fmt::format(" ({})", threads.reason), InstructionSetName(),
                   options.exact_activations ? "float activations" : "activations of 8 bits");
   if (!options.note.empty()) info_.notes.push_back(options.note);
   info_.is_cpu = true;
@@ -196,7 +195,7 @@ Result<uint64_t> HostDevice::Completed() {
 
 // What was submitted is carried out even while stopping: whoever waits for it must come back.
 void HostDevice::Main() {
-  pool_.PinCaller();
+  pool_.PlaceCaller();
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [&] {

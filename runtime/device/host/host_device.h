@@ -20,6 +20,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/thread_pool.h"
 
 namespace kvrun::host {
@@ -95,7 +96,7 @@ const T* Data(const Buffer* buffer) {
 }
 
 struct HostDeviceOptions {
-  uint32_t n_threads = 0;  // 0: one for each performance core
+  uint32_t n_threads = 0;  // 0: one for each performance core, within the quota
   // Matrix products and attention take floats; else those round them to 8 bits, and a prompt's attention
   // to 16.
   bool exact_activations = false;
@@ -145,7 +146,7 @@ class HostDevice : public Device {
     uint64_t wait_host;
   };
 
-  explicit HostDevice(const HostDeviceOptions& options);
+  HostDevice(const HostDeviceOptions& options, const ThreadChoice& threads);
   void Main();
   void Execute(const HostCommandList& list);
 

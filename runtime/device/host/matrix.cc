@@ -317,6 +317,7 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
   for (uint64_t start = 0; start < n_rows; start += stretch_rows) {
     pool.ParallelFor(std::min(stretch_rows, n_rows - start), kPanelRows,
                      [&](size_t begin, size_t end, uint32_t worker) {
+                       if (!statuses[worker].ok()) return;
                        statuses[worker] =
                            ForEachRow(sources, row_bytes, start + begin, start + end, buffers[worker], pack);
                      });

@@ -68,8 +68,7 @@ struct Tiling {
 
 // What a worker has of its own, in ThreadPool::Scratch.
 struct WorkerMemory {
-  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes,
-               size_t n_tiles) {
+  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes) {
     n_kept = KeptBytes() / (n_rows * (tiling.tile_entries + 1) * sizeof(float));
     std::byte* at = begin;
     const auto take = [&at]<typename T>(T*& to, size_t count) {
@@ -82,10 +81,8 @@ struct WorkerMemory {
     take(bytes, tiling.tile_entries);
     take(bits, tiling.tile_entries);
     take(references, n_rows);
-    take(factors, n_rows);
     take(sums, n_rows * max_lanes);
     take(kept, n_kept * n_rows * tiling.tile_entries);
-    take(tile_references, n_tiles * n_rows);
     n_bytes = static_cast<size_t>(at - begin);
   }
 
@@ -94,13 +91,31 @@ struct WorkerMemory {
   float* totals;    // [tile_entries]
   int32_t* bytes;   // RowOffsets of the tile
   int32_t* bits;
-  float* references;       // [n_rows], so far
-  float* factors;          // [n_rows]: what weights are multiplied with in the end
-  float* sums;             // [n_rows, lanes] of weights, by lane
-  float* kept;             // [n_kept, n_rows, tile_entries]
-  float* tile_references;  // [n_tiles, n_rows]: of the worker's tiles, when they were weighed
-  size_t n_kept = 0;       // tiles that there is room for
+  float* references;  // [n_rows], so far
+  float* sums;        // [n_rows, lanes] of weights, by lane
+  float* kept;        // [n_kept, n_rows, tile_entries]
+  size_t n_kept = 0;  // tiles that there is room for
   size_t n_bytes = 0;
+};
+
+// What the second pass needs of the first, of all workers together.
+struct FirstPass {
+  FirstPass(std::byte* begin, size_t n_rows) {
+    references = reinterpret_cast<float*>(begin);
+    factors = references + n_rows;
+    tile_references = factors + n_rows;
+  }
+  static size_t Bytes(size_t n_rows, size_t n_tiles) { return (2 + n_tiles) * n_rows * sizeof(float); }
+
+  float* references;       // [n_rows]: of all entries
+  float* factors;          // [n_rows]: what weights are multiplied with in the end
+  float* tile_references;  // [n_tiles, n_rows]: when they were weighed
+};
+
+// Where the weights of a span's first tiles are kept: in a worker's memory, whoever computes them.
+struct KeptTiles {
+  float* weights;  // [n_tiles, n_rows, tile_entries]
+  size_t n_tiles;
 };
 
 // One token's scoring.
@@ -113,10 +128,12 @@ struct Scoring {
   Softmax* softmaxes;    // [kScoreSpans, n_rows]
   float* scores;         // [n_lists, n_groups]
   size_t n_entries;      // that can be chosen
+  FirstPass first_pass;
 
   size_t n_units() const { return CeilDiv(n_entries, tiling.unit_entries); }
   size_t span_units() const { return CeilDiv(n_units(), kScoreSpans); }
   size_t n_spans() const { return CeilDiv(n_units(), span_units()); }
+  size_t unit_tiles() const { return CeilDiv(tiling.unit_entries, tiling.tile_entries); }
 };
 
 }  // namespace
@@ -264,39 +281,37 @@ void Weigh(float* products, float* reference, float* sums) {
   hn::Store(hn::Add(sum, hn::Add(hn::Add(w0, w1), hn::Add(w2, w3))), d, sums);
 }
 
-// First pass: references and sums of a worker's spans [begin, end), and the weights of the first of its
-// tiles.
-void FindSoftmaxes(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own) {
+// First pass: references and sums of a span, and the weights of the first of its tiles.
+void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const hn::ScalableTag<float> d;
   const size_t n_rows = s.layout.n_rows;
   size_t offsets_of = 0;
-  size_t tile = 0;
-  for (size_t span = begin; span < end; ++span) {
-    std::fill_n(own.references, n_rows, kNoReference);
-    std::fill_n(own.sums, n_rows * hn::Lanes(d), 0.0F);
-    const size_t end_unit = std::min((span + 1) * s.span_units(), s.n_units());
-    for (size_t unit = span * s.span_units(); unit < end_unit; ++unit) {
-      const size_t unit_end = std::min((unit + 1) * s.tiling.unit_entries, s.n_entries);
-      for (size_t first = unit * s.tiling.unit_entries; first < unit_end;
-           first += s.tiling.tile_entries, ++tile) {
-        float* const weights =
-            tile < own.n_kept ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
-        MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
-        for (size_t row = 0; row < n_rows; ++row) {
-          Weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
-        }
-        std::copy_n(own.references, n_rows, own.tile_references + tile * n_rows);
+  size_t nth = 0;
+  std::fill_n(own.references, n_rows, kNoReference);
+  std::fill_n(own.sums, n_rows * hn::Lanes(d), 0.0F);
+  const size_t end_unit = std::min((span + 1) * s.span_units(), s.n_units());
+  for (size_t unit = span * s.span_units(); unit < end_unit; ++unit) {
+    const size_t unit_end = std::min((unit + 1) * s.tiling.unit_entries, s.n_entries);
+    size_t tile = unit * s.unit_tiles();
+    for (size_t first = unit * s.tiling.unit_entries; first < unit_end;
+         first += s.tiling.tile_entries, ++tile, ++nth) {
+      float* const weights =
+          nth < kept.n_tiles ? kept.weights + nth * n_rows * s.tiling.tile_entries : own.products;
+      MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
+      for (size_t row = 0; row < n_rows; ++row) {
+        Weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
       }
+      std::copy_n(own.references, n_rows, s.first_pass.tile_references + tile * n_rows);
     }
-    for (size_t row = 0; row < n_rows; ++row) {
-      const auto sums = hn::Load(d, own.sums + row * hn::Lanes(d));
-      s.softmaxes[span * n_rows + row] = {own.references[row], hn::GetLane(hn::SumOfLanes(d, sums))};
-    }
+  }
+  for (size_t row = 0; row < n_rows; ++row) {
+    const auto sums = hn::Load(d, own.sums + row * hn::Lanes(d));
+    s.softmaxes[span * n_rows + row] = {own.references[row], hn::GetLane(hn::SumOfLanes(d, sums))};
   }
 }
 
 // Of all spans' entries: references, and the reciprocals of the sums as factors.
-void JoinSoftmaxes(const Scoring& s, const WorkerMemory& own) {
+void JoinSoftmaxes(const Scoring& s) {
   const size_t n_rows = s.layout.n_rows;
   const size_t n_spans = s.n_spans();
   for (size_t row = 0; row < n_rows; ++row) {
@@ -308,8 +323,8 @@ void JoinSoftmaxes(const Scoring& s, const WorkerMemory& own) {
       const Softmax& one = s.softmaxes[span * n_rows + row];
       sum += one.sum * Power(one.reference - reference);
     }
-    own.references[row] = reference;
-    own.factors[row] = 1.0F / sum;
+    s.first_pass.references[row] = reference;
+    s.first_pass.factors[row] = 1.0F / sum;
   }
 }
 
@@ -369,24 +384,25 @@ void RaiseScores(float* totals, size_t n, size_t group_tokens, bool is_new, floa
   }
 }
 
-// Second pass (with sums, the only one): the scores of a worker's spans [begin, end).
-void ScoreSpans(const Scoring& s, size_t begin, size_t end, const WorkerMemory& own) {
+// Second pass (with sums, the only one): the scores of a span.
+void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
   const size_t group_tokens = s.args.index_shape.group_tokens;
-  if (!is_sum) JoinSoftmaxes(s, own);
+  const FirstPass& found = s.first_pass;
   size_t offsets_of = 0;
-  size_t tile = 0;
-  const size_t end_unit = std::min(end * s.span_units(), s.n_units());
-  for (size_t unit = begin * s.span_units(); unit < end_unit; ++unit) {
+  size_t nth = 0;
+  const size_t end_unit = std::min((span + 1) * s.span_units(), s.n_units());
+  for (size_t unit = span * s.span_units(); unit < end_unit; ++unit) {
     const size_t unit_begin = unit * s.tiling.unit_entries;
     const size_t unit_end = std::min(unit_begin + s.tiling.unit_entries, s.n_entries);
-    for (size_t first = unit_begin; first < unit_end; first += s.tiling.tile_entries, ++tile) {
+    size_t tile = unit * s.unit_tiles();
+    for (size_t first = unit_begin; first < unit_end; first += s.tiling.tile_entries, ++tile, ++nth) {
       const size_t n = std::min(s.tiling.tile_entries, unit_end - first);
-      const float* const references = own.tile_references + tile * n_rows;
-      const bool was_kept = !is_sum && tile < own.n_kept;
-      const float* weights = was_kept ? own.kept + tile * n_rows * s.tiling.tile_entries : own.products;
+      const float* const references = found.tile_references + tile * n_rows;
+      const bool was_kept = !is_sum && nth < kept.n_tiles;
+      const float* weights = was_kept ? kept.weights + nth * n_rows * s.tiling.tile_entries : own.products;
       if (!was_kept) MultiplyTile(s, first, n, &offsets_of, own, own.products);
       if (!was_kept && !is_sum) WeighAgain(own.products, references, n_rows);
       for (size_t list = 0; list < s.layout.n_lists; ++list) {
@@ -394,7 +410,7 @@ void ScoreSpans(const Scoring& s, size_t begin, size_t end, const WorkerMemory& 
         if (!is_sum) {
           // Weights are in proportion to the reference of their time; sums is free by now.
           for (size_t row = list * list_rows; row < (list + 1) * list_rows; ++row)
-            own.sums[row] = own.factors[row] * Power(references[row] - own.references[row]);
+            own.sums[row] = found.factors[row] * Power(references[row] - found.references[row]);
           AddUp(weights + list * list_rows * s.tiling.tile_entries, own.sums + list * list_rows, list_rows,
                 own.totals);
           totals = own.totals;
@@ -406,14 +422,17 @@ void ScoreSpans(const Scoring& s, size_t begin, size_t end, const WorkerMemory& 
   }
 }
 
-// Of a worker's part, on its own memory: scratch that a Tiling of this target needs.
+// On scratch that a Tiling of this target needs.
 void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
   const Tiling tiling(args.index_shape, kVectors * VectorLanes());
   const size_t rank = args.index_shape.rank;
   const size_t n_tiles = CeilDiv(size_t{args.index_shape.n_groups}, tiling.unit_groups) *
                          CeilDiv(tiling.unit_entries, tiling.tile_entries);
-  const WorkerMemory sizes(nullptr, tiling, rank, layout.n_rows, VectorLanes(), n_tiles);
-  pool.ReserveScratch(sizes.n_bytes);
+  const WorkerMemory sizes(nullptr, tiling, rank, layout.n_rows, VectorLanes());
+  // The first worker's scratch begins with what the first pass finds.
+  const size_t first_pass_bytes = RoundUp<size_t>(FirstPass::Bytes(layout.n_rows, n_tiles), 64);
+  const size_t scratch_bytes = first_pass_bytes + sizes.n_bytes;
+  pool.ReserveScratch(scratch_bytes);
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
   for (size_t token = 0; token < args.attention.n_tokens; ++token) {
@@ -427,21 +446,28 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
         .z = scratch + token * layout.n_rows * rank,
         .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
         .scores = scratch + layout.scores_begin + token * layout.n_lists * args.index_shape.n_groups,
-        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.group_tokens};
+        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.group_tokens,
+        .first_pass = FirstPass(pool.Scratch(0, scratch_bytes), layout.n_rows)};
     if (s.n_entries == 0) continue;
-    const auto memory = [&](uint32_t worker) {
-      return WorkerMemory(pool.Scratch(worker, sizes.n_bytes), tiling, rank, layout.n_rows, VectorLanes(),
-                          n_tiles);
+    const auto memory = [&](size_t worker) {
+      std::byte* const own = pool.Scratch(static_cast<uint32_t>(worker), scratch_bytes) + first_pass_bytes;
+      return WorkerMemory(own, tiling, rank, layout.n_rows, VectorLanes());
+    };
+    const size_t worker_spans = CeilDiv<size_t>(s.n_spans(), pool.size());
+    const auto kept = [&](size_t span) {
+      const size_t n_kept = sizes.n_kept / worker_spans;
+      return KeptTiles{memory(span / worker_spans).kept +
+                           span % worker_spans * n_kept * layout.n_rows * tiling.tile_entries,
+                       n_kept};
     };
     if (args.reduction != HeadReduction::kSum) {
-      pool.Run([&](uint32_t worker) {
-        const auto [begin, end] = pool.Part(s.n_spans(), 1, worker);
-        FindSoftmaxes(s, begin, end, memory(worker));
+      pool.ParallelFor(s.n_spans(), 1, [&](size_t begin, size_t end, uint32_t worker) {
+        for (size_t span = begin; span < end; ++span) FindSoftmaxes(s, span, kept(span), memory(worker));
       });
+      JoinSoftmaxes(s);
     }
-    pool.Run([&](uint32_t worker) {
-      const auto [begin, end] = pool.Part(s.n_spans(), 1, worker);
-      if (begin < end) ScoreSpans(s, begin, end, memory(worker));
+    pool.ParallelFor(s.n_spans(), 1, [&](size_t begin, size_t end, uint32_t worker) {
+      for (size_t span = begin; span < end; ++span) ScoreSpan(s, span, kept(span), memory(worker));
     });
   }
 }

@@ -1,8 +1,8 @@
 #include "runtime/device/host/thread_pool.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <system_error>
+#include <time.h>
 
 #include <algorithm>
 #include <new>
@@ -13,8 +13,12 @@ namespace kvrun::host {
 namespace {
 
 constexpr std::align_val_t kAlignment{64};
-// About 20 to 50 microseconds: longer than what lies between two operations, shorter than a read from flash.
-constexpr int kSpins = 2000;
+constexpr uint32_t kOneByOneBit = 1U << 31;
+// A worker's wait for the next operation: longer than what lies between two of them.
+constexpr int64_t kWorkerSpinNs = 50'000;
+// The caller's wait for the others: longer than a piece of a decoded token's operation takes, and much
+// shorter than a slice of the scheduler.
+constexpr int64_t kCallerSpinNs = 20'000;
 
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -24,26 +28,39 @@ void Pause() {
 #endif
 }
 
-// Returns once value is not `old`.
-template <typename T>
-void AwaitChange(const std::atomic<T>& value, T old) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    Pause();
-  }
-  value.wait(old, std::memory_order_acquire);
+int64_t ReadClock(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-void Pin(pthread_t thread, uint32_t core) {
+int64_t Now() { return ReadClock(CLOCK_MONOTONIC); }
+
+// Whether `condition` came true in time.
+template <typename F>
+bool SpinUntil(int64_t most_ns, const F& condition) {
+  constexpr int kPausesPerClock = 16;
+  int64_t end_ns = 0;
+  while (true) {
+    for (int i = 0; i < kPausesPerClock; ++i) {
+      if (condition()) return true;
+      Pause();
+    }
+    const int64_t now_ns = Now();
+    if (end_ns == 0) end_ns = now_ns + most_ns;
+    if (now_ns >= end_ns) return false;
+  }
+}
+
+// The calling thread. A hint: where it is not allowed, the system chooses among all cores.
+void StayOn(std::span<const uint32_t> cores) {
+  if (cores.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(core % CPU_SETSIZE, &set);
-#if !defined(__ANDROID__)
-  // A hint: where it is not allowed, the system chooses.
-  (void)pthread_setaffinity_np(thread, sizeof(set), &set);
-#else
-  (void)thread;
-#endif
+  for (const uint32_t core : cores) {
+    if (core < CPU_SETSIZE) CPU_SET(core, &set);
+  }
+  (void)sched_setaffinity(0, sizeof(set), &set);
 }
 
 }  // namespace
@@ -51,7 +68,9 @@ void Pin(pthread_t thread, uint32_t core) {
 void ThreadPool::FreeAligned::operator()(std::byte* bytes) const { ::operator delete[](bytes, kAlignment); }
 
 ThreadPool::ThreadPool(uint32_t n_threads, std::span<const uint32_t> cores)
-    : progress_(std::make_unique<Progress[]>(std::max(n_threads, 1U))) {
+    : cores_(cores.begin(), cores.end()),
+      attendance_(std::max(n_threads, 1U)),
+      workers_(std::make_unique<Worker[]>(std::max(n_threads, 1U))) {
   threads_.reserve(n_threads);
   for (uint32_t worker = 1; worker < n_threads; ++worker) {
     try {
@@ -59,53 +78,120 @@ ThreadPool::ThreadPool(uint32_t n_threads, std::span<const uint32_t> cores)
     } catch (const std::system_error&) {
       break;
     }
-    if (!cores.empty()) Pin(threads_.back().native_handle(), cores[worker % cores.size()]);
     ++n_workers_;
   }
-  if (!cores.empty() && n_workers_ > 1) callers_core_ = cores[0];
 }
 
-void ThreadPool::PinCaller() const {
-  if (callers_core_) Pin(pthread_self(), *callers_core_);
+void ThreadPool::PlaceCaller() const {
+  if (n_workers_ > 1) StayOn(cores_);
 }
 
 ThreadPool::~ThreadPool() {
-  stopping_.store(true, std::memory_order_release);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  stopping_.store(true);
+  for (uint32_t worker = 1; worker < n_workers_; ++worker) {
+    workers_[worker].is_asleep.store(0);
+    workers_[worker].is_asleep.notify_one();
+  }
   for (std::thread& thread : threads_) thread.join();
 }
 
 void ThreadPool::Work(uint32_t worker) {
-  uint64_t seen = 0;
+  StayOn(cores_);
   while (true) {
-    AwaitChange(generation_, seen);
-    ++seen;
-    if (stopping_.load(std::memory_order_acquire)) return;
-    (*function_)(worker);
-    progress_[worker].done.store(seen, std::memory_order_release);
-    progress_[worker].done.notify_one();
+    AwaitWork(workers_[worker]);
+    if (stopping_.load()) return;
+    const uint32_t done = TakePieces(worker);
+    if (done == 0 || unfinished_.fetch_sub(done) != done) continue;
+    if (caller_sleeps_.exchange(0) == 1) caller_sleeps_.notify_one();
   }
 }
 
-void ThreadPool::Run(const WorkerFunction& function) {
-  if (n_workers_ > 1) {
-    function_ = &function;
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
-  }
-  function(0);
-  const uint64_t generation = generation_.load(std::memory_order_relaxed);
-  for (uint32_t worker = 1; worker < n_workers_; ++worker) {
-    AwaitChange(progress_[worker].done, generation - 1);
+// Either the worker sees what is to be done after it has said that it sleeps, or the caller sees that it
+// sleeps after it has said what is to be done.
+void ThreadPool::AwaitWork(Worker& worker) {
+  const auto is_over = [&] { return unclaimed_.load() != 0 || stopping_.load(std::memory_order_relaxed); };
+  while (true) {
+    const bool takes_part = worker.takes_part.load(std::memory_order_relaxed);
+    if (takes_part && SpinUntil(kWorkerSpinNs, is_over)) return;
+    worker.is_asleep.store(1);
+    if (stopping_.load() || (takes_part && is_over())) {
+      worker.is_asleep.store(0);
+      return;
+    }
+    worker.is_asleep.wait(1);
   }
 }
 
-std::pair<size_t, size_t> ThreadPool::Part(size_t n, size_t grain, uint32_t worker) const {
-  const size_t n_grains = (n + grain - 1) / grain;
-  const size_t begin = n_grains * worker / n_workers_ * grain;
-  const size_t end = n_grains * (worker + 1) / n_workers_ * grain;
-  return {std::min(begin, n), std::min(end, n)};
+uint32_t ThreadPool::TakePieces(uint32_t worker) {
+  uint32_t done = 0;
+  uint32_t left = unclaimed_.load();
+  while (left != 0) {
+    const uint32_t n_left = left & ~kOneByOneBit;
+    const uint32_t n_taken = n_left == left ? std::max(1U, n_left / (2 * n_workers_)) : 1;
+    if (!unclaimed_.compare_exchange_weak(left, n_left == n_taken ? 0 : left - n_taken)) continue;
+    workers_[worker].holds_piece.store(true, std::memory_order_relaxed);
+    const size_t begin = size_t{operation_.n_grains - n_left} * operation_.grain;
+    const size_t end = std::min(begin + n_taken * operation_.grain, operation_.n);
+    (*operation_.function)(begin, end, worker);
+    done += n_taken;
+    left = unclaimed_.load();
+  }
+  if (done != 0) workers_[worker].holds_piece.store(false, std::memory_order_relaxed);
+  return done;
+}
+
+void ThreadPool::Share(size_t n, size_t grain, Pieces pieces, const PieceFunction& function) {
+  if (attendance_.n_out() != 0) DecideAttendance(Now());
+  if (attendance_.n_out() + 1 == n_workers_) {
+    function(0, n, 0);
+    return;
+  }
+  while ((n + grain - 1) / grain >= kOneByOneBit) grain *= 2;
+  const auto n_grains = static_cast<uint32_t>((n + grain - 1) / grain);
+  operation_ = {&function, n, grain, n_grains};
+  unfinished_.store(n_grains, std::memory_order_relaxed);
+  unclaimed_.store(n_grains | (pieces == Pieces::kOneByOne ? kOneByOneBit : 0));
+  WakeWorkers(n_grains - 1);
+  const uint32_t done = TakePieces(0);
+  if (unfinished_.fetch_sub(done) != done) AwaitOthers();
+}
+
+void ThreadPool::WakeWorkers(uint32_t n_most) {
+  for (uint32_t i = 1; i < n_workers_ && n_most > 0; ++i) {
+    if (!attendance_.TakesPart(i)) continue;
+    --n_most;
+    Worker& worker = workers_[i];
+    if (worker.is_asleep.load() == 0) continue;
+    worker.is_asleep.store(0);
+    worker.is_asleep.notify_one();
+  }
+}
+
+void ThreadPool::AwaitOthers() {
+  const auto are_done = [this] { return unfinished_.load() == 0; };
+  if (SpinUntil(kCallerSpinNs, are_done)) return;
+  const int64_t begin_ns = Now();
+  for (uint32_t i = 1; i < n_workers_; ++i) {
+    if (workers_[i].holds_piece.load(std::memory_order_relaxed)) attendance_.BeginWait(i);
+  }
+  while (true) {
+    caller_sleeps_.store(1);
+    if (are_done()) break;
+    caller_sleeps_.wait(1);
+  }
+  caller_sleeps_.store(0);
+  const int64_t end_ns = Now();
+  slept_ns_ += end_ns - begin_ns;
+  attendance_.EndWait(end_ns - begin_ns);
+  DecideAttendance(end_ns);
+}
+
+void ThreadPool::DecideAttendance(int64_t now_ns) {
+  if (!attendance_.IsDue(now_ns)) return;
+  attendance_.Decide({.now_ns = now_ns, .ran_ns = ReadClock(CLOCK_THREAD_CPUTIME_ID), .slept_ns = slept_ns_});
+  for (uint32_t i = 1; i < n_workers_; ++i) {
+    workers_[i].takes_part.store(attendance_.TakesPart(i), std::memory_order_relaxed);
+  }
 }
 
 void ThreadPool::ReserveScratch(size_t bytes_per_worker) {

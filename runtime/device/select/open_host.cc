@@ -55,8 +55,7 @@ Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::
 AutoCandidates HostCandidates(const OpenDeviceOptions& options) {
   AutoCandidates candidates;
   candidates.cpu_name = CpuName();
-  candidates.n_threads =
-      options.n_threads != 0 ? options.n_threads : static_cast<uint32_t>(host::PerformanceCores().size());
+  candidates.n_threads = host::ChooseThreads(options.n_threads).n_threads;
   return candidates;
 }
 
