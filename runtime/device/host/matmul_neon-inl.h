@@ -240,7 +240,7 @@ HWY_INLINE void AddFloatColumns(const T* w, size_t n_cols, const float* x, VF* s
 
 // Even and odd columns have their own sums, for any number of tokens.
 template <uint32_t kTokens, typename T>
-void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
+HWY_NOINLINE void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
   constexpr size_t kVectors = kTokens == 8 ? 1 : kTokens == 4 ? 2 : kPanelRows / kLanes;
   constexpr size_t kSums = kVectors * kTokens;
   for (size_t row = 0; row < kPanelRows; row += kVectors * kLanes) {

@@ -293,7 +293,7 @@ HWY_INLINE VF LoadFloats(const Half* from) {
 #if KVRUN_HAS_NEON
 
 template <uint32_t kTokens, typename T>
-void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums);
+HWY_NOINLINE void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums);
 
 #else
 
