@@ -221,14 +221,6 @@ constexpr size_t GroupsIn16Bits() {
     return 1;
 }
 
-template <typename Dot>
-HWY_INLINE VF SumsToFloats(VI sums) {
-  if constexpr (requires { Dot::kSumBase; })
-    return Dot::ToFloats(sums);
-  else
-    return hn::ConvertTo(DF(), sums);
-}
-
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -120,8 +120,11 @@ struct NeonMullDot : FloatBitsSum {
     KVRUN_UNROLL
     for (size_t i = 0; i < kSums; ++i) {
       const int8x16_t w = vreinterpretq_s8_u8(weights(std::integral_constant<int, kGroup>(), i));
-      const int8x16_t four = vreinterpretq_s8_s32(
+      int8x16_t four = vreinterpretq_s8_s32(
           vdupq_laneq_s32(vreinterpretq_s32_s8(vld1q_s8(a[i] + kGroup / 4 * 16)), kGroup % 4));
+#if defined(__clang__)  // it would see that both halves are the same, and not find smlal2
+      asm("" : "+w"(four));
+#endif
       to[i].low = kIsFirst ? vmull_s8(vget_low_s8(w), vget_low_s8(four))
                            : vmlal_s8(to[i].low, vget_low_s8(w), vget_low_s8(four));
       to[i].high = kIsFirst ? vmull_high_s8(w, four) : vmlal_high_s8(to[i].high, w, four);

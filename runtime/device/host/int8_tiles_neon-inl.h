@@ -25,6 +25,23 @@
 KVRUN_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
+// Halves with minima have so many sums to scale that pairs win nothing.
+constexpr bool TakesPairs(TensorType type) { return type != TensorType::kQ2_K; }
+
+// matmul_neon-inl.h
+template <TensorType kType, typename Dot, size_t kVectors>
+HWY_NOINLINE void AddFineRows(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                              size_t b, size_t row, uint32_t has_fine, bool pairs, FineSums& to);
+
+// Of one vector or four, for which it is compiled.
+template <TensorType kType, typename Dot, size_t kVectors>
+HWY_INLINE void AddFineBlock(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                             size_t b, size_t row, uint32_t has_fine, bool pairs, FineSums& to) {
+  constexpr size_t kAtATime = kVectors == 4 ? 4 : 1;
+  for (size_t v = 0; v < kVectors; v += kAtATime)
+    AddFineRows<kType, Dot, kAtATime>(layout, panel, x, b, row + v * kLanes, has_fine, pairs, to);
+}
+
 // Two of one kind, of the two tokens: in the first block their scales and start[0], in the second their
 // scaled sums and start[1].
 template <typename T>  // float or int32_t
@@ -50,6 +67,7 @@ struct PairProducts {
   using Format = NeonPanelFormat<kType, kVectors>;
   static constexpr bool kMinima = Format::kHasMinimum;
   static constexpr bool kHalves = Format::kHalves;
+  static_assert(!(kMinima && kHalves));
   static constexpr bool kStarts = Format::kOffset != 0;
   static constexpr size_t kEights = kHalves ? 2 : 4;  // that one scale holds for
 
@@ -76,7 +94,6 @@ struct PairProducts {
       VF second[2 * kPairs];
       Multiply<1>(weights + 4, second);
       AddScaled(TwiceEach(scales.second[v]), second, scaled);
-      if constexpr (kMinima) AddMinima(scales, v, scaled);
     }
     const RowPairs<VF> minimum = TwiceEach(scales.minimum[v]);
     KVRUN_UNROLL
@@ -84,7 +101,7 @@ struct PairProducts {
       const VF by = TwiceBoth<float>(&Even(p).scale);
       to[2 * p] = hn::MulAdd(scaled[2 * p], by, to[2 * p]);
       to[2 * p + 1] = hn::MulAdd(scaled[2 * p + 1], by, to[2 * p + 1]);
-      if constexpr (kMinima && !kHalves) {
+      if constexpr (kMinima) {
         const VF sums = TwiceBoth<float>(&Odd(p).scale);
         to[2 * p] = hn::MulAdd(minimum.low, sums, to[2 * p]);
         to[2 * p + 1] = hn::MulAdd(minimum.high, sums, to[2 * p + 1]);
@@ -143,17 +160,6 @@ struct PairProducts {
     KVRUN_UNROLL
     for (size_t i = 0; i < 2 * kPairs; ++i) to[i] = hn::MulAdd(v[i], i % 2 == 0 ? by.low : by.high, to[i]);
   }
-  HWY_INLINE void AddMinima(const RowScales<kVectors>& scales, size_t v, VF* to) const {
-    const RowPairs<VF> first = TwiceEach(scales.minimum[v]);
-    const RowPairs<VF> second = TwiceEach(scales.second_minimum[v]);
-    KVRUN_UNROLL
-    for (size_t p = 0; p < kPairs; ++p) {
-      const VF sums = hn::ConvertTo(DF(), TwiceBoth<int32_t>(Even(p).start));
-      const VF second_sums = hn::ConvertTo(DF(), TwiceBoth<int32_t>(Odd(p).start));
-      to[2 * p] = hn::MulAdd(second.low, second_sums, hn::MulAdd(first.low, sums, to[2 * p]));
-      to[2 * p + 1] = hn::MulAdd(second.high, second_sums, hn::MulAdd(first.high, sums, to[2 * p + 1]));
-    }
-  }
 };
 
 // kVectors vectors of rows from `row` on, of an even number of tokens.
@@ -178,8 +184,7 @@ HWY_INLINE void MultiplyRowPairs(const PanelLayout& layout, const std::byte* pan
       for (size_t v = 0; v < kVectors; ++v) products.Add(scales, v, sum + v * kTokens);
       const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit & ((1U << kTokens) - 1);
       if (HWY_UNLIKELY(has_fine != 0)) {
-        for (size_t v = 0; v < kVectors; ++v)
-          AddFine<kType, SmmlaDot, true>(layout, panel, x, b, row + v * kLanes, has_fine, fine);
+        AddFineBlock<kType, SdotDot, kVectors>(layout, panel, x, b, row, has_fine, true, fine);
       }
     }
   }

@@ -11,6 +11,7 @@
 
 #include <hwy/highway.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "runtime/device/host/int8_tiles_neon-inl.h"
@@ -94,6 +95,37 @@ struct BlockProducts {
   }
 };
 
+// AddFine of kVectors vectors of rows. pairs: the tokens' blocks are those of pairs.
+template <TensorType kType, typename Dot, size_t kVectors>
+HWY_NOINLINE void AddFineRows(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                              size_t b, size_t row, uint32_t has_fine, bool pairs, FineSums& to) {
+  using Format = NeonPanelFormat<kType, kVectors>;
+  if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
+  to.are_any = true;
+  RowSupers<kVectors> supers;
+  Format::LoadSupers(layout, panel, b, row, supers);
+  RowScales<kVectors> scales;
+  Format::LoadScales(layout, panel, b, row, supers, scales);
+  const BlockProducts<kType, Dot, kVectors> products{layout, panel, b, row, scales};
+  for (; has_fine != 0; has_fine &= has_fine - 1) {
+    const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
+    const FineBlock& fine = x.fine[t * layout.n_blocks + b];
+    const ActivationBlock& block = x.blocks[(pairs ? t / 2 * 2 : t) * layout.n_blocks + b];
+    ActivationBlock as_block;
+    std::memcpy(as_block.quants, fine.quants, sizeof(fine.quants));
+    std::memcpy(as_block.start, fine.start, sizeof(fine.start));
+    as_block.scale = (pairs && t % 2 != 0 ? block.scaled_sum : block.scale) / 256.0F;
+    as_block.scaled_sum = 0.0F;  // the block's own has these as well
+    const ActivationBlock* const tokens[] = {&as_block};
+    VF sums[kVectors];
+    KVRUN_UNROLL
+    for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Load(DF(), to.sums[t] + row + v * kLanes);
+    products.template Add<kVectors, 1>(tokens, 0, sums);
+    KVRUN_UNROLL
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(sums[v], DF(), to.sums[t] + row + v * kLanes);
+  }
+}
+
 // For compilers, activations depend on `sum`: without this they begin with all tokens, for which there are
 // not enough registers.
 HWY_INLINE void WaitFor(VF sum, const ActivationBlock** tokens, size_t n_tokens) {
@@ -134,8 +166,7 @@ HWY_INLINE void MultiplyRows(const PanelLayout& layout, const std::byte* panel, 
       }
       const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit & ((1U << kTokens) - 1);
       if (HWY_UNLIKELY(has_fine != 0)) {
-        for (size_t v = 0; v < kVectors; ++v)
-          AddFine<kType, Dot>(layout, panel, x, b, row + v * kLanes, has_fine, fine);
+        AddFineBlock<kType, Dot, kVectors>(layout, panel, x, b, row, has_fine, false, fine);
       }
     }
   }
@@ -150,13 +181,18 @@ HWY_INLINE void MultiplyRows(const PanelLayout& layout, const std::byte* panel, 
 template <TensorType kType, typename Dot, uint32_t kTokens, bool kIsUnpacked>
 void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   TileSums& sums) {
-  constexpr size_t kVectors = TileVectors(kTokens);
-  FineSums fine;
-  for (size_t row = 0; row < kPanelRows; row += kVectors * kLanes) {
-    if constexpr (std::is_same_v<Dot, SmmlaDot> && kTokens > 1)
-      MultiplyRowPairs<kType, kTokens, kVectors>(layout, panel, x, row, fine, sums);
-    else
-      MultiplyRows<kType, Dot, kTokens, kVectors>(layout, panel, x, row, fine, sums);
+  constexpr bool kUsesPairs = std::is_same_v<Dot, SmmlaDot> && kTokens > 1 && TakesPairs(kType);
+  if constexpr (std::is_same_v<Dot, SmmlaDot> && !kUsesPairs) {
+    MultiplyTile<kType, SdotDot, kTokens>(layout, panel, x, sums);
+  } else {
+    constexpr size_t kVectors = TileVectors(kTokens);
+    FineSums fine;
+    for (size_t row = 0; row < kPanelRows; row += kVectors * kLanes) {
+      if constexpr (kUsesPairs)
+        MultiplyRowPairs<kType, kTokens, kVectors>(layout, panel, x, row, fine, sums);
+      else
+        MultiplyRows<kType, Dot, kTokens, kVectors>(layout, panel, x, row, fine, sums);
+    }
   }
 }
 
@@ -204,7 +240,7 @@ HWY_INLINE void AddFloatColumns(const T* w, size_t n_cols, const float* x, VF* s
 
 // Even and odd columns have their own sums, for any number of tokens.
 template <uint32_t kTokens, typename T>
-void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
+HWY_NOINLINE void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
   constexpr size_t kVectors = kTokens == 8 ? 1 : kTokens == 4 ? 2 : kPanelRows / kLanes;
   constexpr size_t kSums = kVectors * kTokens;
   for (size_t row = 0; row < kPanelRows; row += kVectors * kLanes) {

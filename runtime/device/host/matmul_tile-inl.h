@@ -26,53 +26,6 @@ struct FineSums {
 
 #if KVRUN_HAS_NEON
 
-// The products of a block of weights and quants of activations, times the weights' scales; plus the minima
-// times the activations' sums where halves have minima: then `start` holds those sums.
-template <TensorType kType, typename Dot>
-HWY_INLINE VF ScaledProducts(const VU8* w, const BlockScales& scales, const int8_t* quants,
-                             const int32_t* start) {
-  constexpr int kBits = PanelFormat<kType>::kBits;
-  if constexpr (PanelFormat<kType>::kHalves) {
-    constexpr bool kMinima = PanelFormat<kType>::kHasMinimum;
-    const VI first =
-        Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? SumBase<Dot>() : start[0]), w, quants);
-    const VI second = Dot::template Columns<kBits, 4>(hn::Set(DI(), kMinima ? SumBase<Dot>() : start[1]),
-                                                      w + 4, quants + 16);
-    VF scaled =
-        hn::MulAdd(SumsToFloats<Dot>(second), scales.second, hn::Mul(SumsToFloats<Dot>(first), scales.scale));
-    if constexpr (kMinima) {
-      scaled = hn::MulAdd(scales.minimum, hn::Set(DF(), static_cast<float>(start[0])), scaled);
-      scaled = hn::MulAdd(scales.second_minimum, hn::Set(DF(), static_cast<float>(start[1])), scaled);
-    }
-    return scaled;
-  } else {
-    const VI products = Dot::template Columns<kBits, kBlockGroups>(hn::Set(DI(), start[0]), w, quants);
-    return hn::Mul(SumsToFloats<Dot>(products), scales.scale);
-  }
-}
-
-// Block b of the tokens that has_fine names, of a vector of rows. Out of line, and in memory: the other
-// sums stay in registers. kPairs: the tokens' blocks are those of pairs (int8_tiles_neon-inl.h).
-template <TensorType kType, typename Dot, bool kPairs = false>
-HWY_NOINLINE void AddFine(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
-                          size_t b, size_t row, uint32_t has_fine, FineSums& to) {
-  using Format = PanelFormat<kType>;
-  if (!to.are_any) std::memset(to.sums, 0, sizeof(to.sums));
-  to.are_any = true;
-  VU8 w[kBlockGroups];
-  Format::template LoadQuants<Dot::kBias>(layout, panel, b, row, w);
-  const BlockScales scales = Format::LoadScales(layout, panel, b, row);
-  for (; has_fine != 0; has_fine &= has_fine - 1) {
-    const auto t = static_cast<size_t>(hwy::Num0BitsBelowLS1Bit_Nonzero32(has_fine));
-    const FineBlock& fine = x.fine[t * layout.n_blocks + b];
-    const VF scaled = ScaledProducts<kType, Dot>(w, scales, fine.quants, fine.start);
-    const ActivationBlock& block = x.blocks[(kPairs ? t / 2 * 2 : t) * layout.n_blocks + b];
-    const VF scale = hn::Set(DF(), (kPairs && t % 2 != 0 ? block.scaled_sum : block.scale) / 256.0F);
-    float* const sum = to.sums[t] + row;
-    hn::Store(hn::MulAdd(scaled, scale, hn::Load(DF(), sum)), DF(), sum);
-  }
-}
-
 // In matmul_neon-inl.h.
 template <TensorType kType, typename Dot, uint32_t kTokens, bool kIsUnpacked = false>
 void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x, TileSums& sums);

@@ -28,6 +28,7 @@ namespace kvrun::host::HWY_NAMESPACE {
 inline constexpr uint32_t kTileTokensOfTarget = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 4 : 8;
 
 #if KVRUN_HAS_NEON
+constexpr bool TakesPairs(TensorType type);
 inline void InterleavePairs(size_t n_rows, size_t n_blocks, ActivationBlock* blocks);
 #endif
 
@@ -37,7 +38,7 @@ void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, A
   QuantizeActivations(type, {.q8_bias = Dot::kBias, .splits_q8 = Splits<Dot>(), .base = SumBase<Dot>()}, x,
                       n_rows, n_blocks, blocks, fine, has_fine);
 #if KVRUN_HAS_NEON
-  if constexpr (std::is_same_v<Dot, SmmlaDot>) InterleavePairs(n_rows, n_blocks, blocks);
+  if (std::is_same_v<Dot, SmmlaDot> && TakesPairs(type)) InterleavePairs(n_rows, n_blocks, blocks);
 #endif
 }
 
@@ -292,7 +293,7 @@ HWY_INLINE VF LoadFloats(const Half* from) {
 #if KVRUN_HAS_NEON
 
 template <uint32_t kTokens, typename T>
-void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums);
+HWY_NOINLINE void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums);
 
 #else
 
