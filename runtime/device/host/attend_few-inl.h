@@ -7,7 +7,6 @@
 #define KVRUN_HOST_ATTEND_FEW_INL_H_
 #endif
 
-#include <hwy/cache_control.h>
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
@@ -15,6 +14,7 @@
 #include <cmath>
 
 #include "runtime/device/host/attend_elements-inl.h"
+#include "runtime/device/host/prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
@@ -28,8 +28,8 @@ struct Ahead {
 
   HWY_INLINE void Prefetch(size_t entry) const {
     if (entry >= n_entries) return;
-    for (size_t i = 0; i < row_bytes; i += 64) hwy::Prefetch(rows[entry] + i);
-    if (scales != nullptr) hwy::Prefetch(scales[entry]);
+    for (size_t i = 0; i < row_bytes; i += 64) PrefetchFar(rows[entry] + i);
+    if (scales != nullptr) PrefetchFar(scales[entry]);
   }
 };
 

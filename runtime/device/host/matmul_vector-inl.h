@@ -297,6 +297,9 @@ HWY_NOINLINE void MultiplyFloatTile(const T* panel, size_t n_cols, const float* 
 
 #else
 
+// How far ahead floats are prefetched.
+inline constexpr size_t kAheadBytes = 4096;
+
 template <uint32_t kTokens, typename T>
 void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& sums) {
   // As many for any number of tokens: a token's sum does not depend on the others.
@@ -308,6 +311,11 @@ void MultiplyFloatTile(const T* panel, size_t n_cols, const float* x, TileSums& 
     const T* w = panel + row;
     size_t c = 0;
     for (; c + kParts <= n_cols; c += kParts) {
+      if constexpr (kTokens == 1) {
+        const auto* ahead = reinterpret_cast<const std::byte*>(w + c * kPanelRows) + kAheadBytes;
+        KVRUN_UNROLL
+        for (size_t i = 0; i < kParts * kPanelRows * sizeof(T); i += 64) PrefetchFar(ahead + i);
+      }
       KVRUN_UNROLL
       for (size_t i = 0; i < kParts; ++i) {
         const VF values = LoadFloats(w + (c + i) * kPanelRows);

@@ -13,6 +13,7 @@
 
 #include "runtime/device/host/int8_dot-inl.h"
 #include "runtime/device/host/matrix.h"
+#include "runtime/device/host/prefetch.h"
 #include "runtime/model/block_bits.h"
 
 KVRUN_BEFORE_NAMESPACE();
@@ -27,10 +28,6 @@ HWY_INLINE VF LoadHalves(const std::byte* at) {
   const hn::Rebind<hwy::float16_t, DF> d;
   return hn::PromoteTo(DF(), hn::LoadU(d, reinterpret_cast<const hwy::float16_t*>(at)));
 }
-
-// Into the second-level cache. More reads from memory are in flight there: a core of an AMD EPYC (Zen 4)
-// reads 20 GB/s of weights so, and 11 with prefetches into the first level.
-HWY_INLINE void PrefetchFar(const std::byte* at) { __builtin_prefetch(at, 0, 2); }
 
 template <typename T>  // int8_t or uint8_t
 HWY_INLINE VF LoadBytes(const std::byte* at) {
