@@ -8,7 +8,7 @@ function(kvrun_target name)
   if(KVRUN_SANITIZE)
     # GCC's flow analysis sees uninitialised values in code that the sanitizers have added.
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>)
-    target_compile_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE} -fno-omit-frame-pointer)
+    target_compile_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_link_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE})
   endif()
 endfunction()
