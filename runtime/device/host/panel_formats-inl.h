@@ -14,6 +14,7 @@
 
 #include "runtime/device/host/int8_dot-inl.h"
 #include "runtime/device/host/matrix.h"
+#include "runtime/device/host/vector_math-inl.h"
 #include "runtime/model/block_bits.h"
 
 KVRUN_BEFORE_NAMESPACE();
@@ -23,7 +24,7 @@ using DU16 = hn::Repartition<uint16_t, DI>;
 
 HWY_INLINE VF LoadHalves(const std::byte* at) {
   const hn::Rebind<hwy::float16_t, DF> d;
-  return hn::PromoteTo(DF(), hn::LoadU(d, reinterpret_cast<const hwy::float16_t*>(at)));
+  return FromHalves(DF(), hn::LoadU(d, reinterpret_cast<const hwy::float16_t*>(at)));
 }
 
 template <typename T>  // int8_t or uint8_t
