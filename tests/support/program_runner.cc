@@ -6,7 +6,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -80,7 +79,7 @@ RunningProgram::RunningProgram(const std::string& program, const std::vector<std
   argv.push_back(program);
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<std::string> environment = input.environment;
-  std::ranges::copy(AlwaysPassedOn(), std::back_inserter(environment));
+  for (const std::string& variable : AlwaysPassedOn()) environment.push_back(variable);
   const std::vector<char*> argv_pointers = Pointers(argv);
   const std::vector<char*> environment_pointers = Pointers(environment);
   const std::string stderr_path = folder_.Path("err");
