@@ -8,7 +8,22 @@ function(kvrun_target name)
   if(KVRUN_SANITIZE)
     # GCC's flow analysis sees uninitialised values in code that the sanitizers have added.
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>)
-    target_compile_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE} -fno-omit-frame-pointer)
+    target_compile_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_link_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE})
+    # Threads do the same with any instruction set: one compiles in two minutes less than all.
+    if(KVRUN_SANITIZE MATCHES "thread")
+      target_compile_definitions(${name} PRIVATE HWY_COMPILE_ONLY_STATIC)
+      if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+        target_compile_options(${name} PRIVATE -msse4.2 -maes -mpclmul)
+      endif()
+    endif()
+  endif()
+endfunction()
+
+# kvrun_hot_target(NAME): where tests spend their time. With sanitizers it is optimised a little, and nothing else is: that
+# compiles in half the time.
+function(kvrun_hot_target name)
+  if(KVRUN_SANITIZE)
+    target_compile_options(${name} PRIVATE -O1)
   endif()
 endfunction()

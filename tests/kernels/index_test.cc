@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <map>
 
+#include "runtime/device/host/score.h"
 #include "runtime/device/vulkan/score_plan.h"
+#include "shaders/shared/index_params.h"
 #include "tests/support/index_reference.h"
 #include "tests/support/operations_fixture.h"
+#include "tests/support/scalar_reference.h"
 
 namespace kvrun::testing {
 namespace {
@@ -16,6 +20,8 @@ namespace {
 constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
 constexpr uint32_t kRanks[] = {1, 6, 12, 24, 33};
 constexpr uint32_t kGroups[] = {1, 3, 4, 8, 16};
+// Of the CPU; the last are more than a tile.
+constexpr uint32_t kHostGroups[] = {1, 3, 4, 8, 16, 2, 70, 300};
 constexpr HeadReduction kReductions[] = {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa,
                                          HeadReduction::kPerKvHead};
 
@@ -125,7 +131,7 @@ struct ScoreInputs {
                  .shape = c.index,
                  .reduction = c.reduction,
                  .window_tokens = c.window_tokens};
-    args = {.query = run.Floats(query),
+    args = {.query = PoisonedBuffer(run, std::vector<double>(query.begin(), query.end())),
             .attention = {.step = run.Step(c.tokens),
                           .kv_shape = reference.attention.kv_shape,
                           .n_heads = c.n_heads,
@@ -161,12 +167,18 @@ struct ScoreInputs {
 
 // A product's error: roundings of the query's norm and rotation, of the sums over dimensions, heads and
 // columns, and of the factors between, all of the sum of magnitudes. A softmax makes it relative, twice (of
-// the score, and of the sum). To that come exp2, good to 3 + 2|x| units in the last place (Vulkan), x at most
-// 64 here, in both; and the sums' parts rounded to a whole number in 2^-16 of a weight that is at least a
-// half (of fewer than 2^14 entries), by at most 64 invocations.
-double ScoreTolerance(const ScoreCase& c, double magnitude, double score) {
+// the score, and of the sum). On the CPU come to that powers of 2, good to 2 units in the last place and of a
+// rounded difference of at most 128, in both; and the roundings of the sum over entries. On Vulkan: exp2,
+// good to 3 + 2|x| units in the last place, x at most 64 here, in both; and the sums' parts rounded to a
+// whole number in 2^-16 of a weight that is at least a half (of fewer than 2^14 entries), by at most 64
+// invocations.
+double ScoreTolerance(Device& device, const ScoreCase& c, double magnitude, double score) {
   const double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kRoundoff * magnitude;
   if (c.reduction == HeadReduction::kSum) return product;
+  if (AsHost(device) != nullptr) {
+    const double sums = (1.0 * c.index.n_groups * c.index.group_tokens + c.n_heads + 16) * kRoundoff;
+    return score * (2 * product + 2 * kRoundoff * (4 + 128) + sums);
+  }
   const double exponential = 2 * kRoundoff * (3 + 2 * 64) * 2;
   return score * (2 * product + exponential + 64 * 0x1p-16 + (c.n_heads + 16) * kRoundoff);
 }
@@ -177,17 +189,23 @@ void ExpectUntouched(std::span<const uint32_t> words, const std::string& what) {
   EXPECT_TRUE(std::all_of(words.begin(), words.end(), [](uint32_t word) { return word == kPoison; })) << what;
 }
 
-// The groups' scores, where Vulkan's plan says that they are, as the reference has them, and the choice as it
-// follows from the scores that were found.
-void ExpectScores(const VulkanComputeDevice& device, const ScoreCase& c, const ScoreInputs& inputs,
-                  std::span<const float> scratch, size_t list, const GroupScores& expected,
-                  std::span<const uint32_t> found) {
-  const ScorePlan plan = PlanScore(device.plan(), device.is_cpu(), inputs.args);
-  const std::span<const float> scores =
-      scratch.subspan(plan.scores_begin + list * plan.scores_stride, expected.scores.size());
+// A list's groups' scores, where a device's plan says that they are; empty where there is no such plan.
+std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
+                                std::span<const float> scratch, size_t list, size_t count) {
+  if (AsHost(device) != nullptr)
+    return scratch.subspan(host::LayOutScores(args).scores_begin + list * c.index.n_groups, count);
+  const VulkanComputeDevice* vulkan = AsVulkan(device);
+  if (vulkan == nullptr) return {};
+  const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
+  return scratch.subspan(plan.scores_begin + list * plan.scores_stride, count);
+}
+
+// The groups' scores as the reference has them, and the choice as it follows from the scores that were found.
+void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> scores, size_t list,
+                  const GroupScores& expected, std::span<const uint32_t> found) {
   for (size_t g = 0; g < scores.size(); ++g) {
     const double score = expected.scores[g];
-    ASSERT_NEAR(scores[g], score, ScoreTolerance(c, expected.magnitude, score))
+    ASSERT_NEAR(scores[g], score, ScoreTolerance(device, c, expected.magnitude, score))
         << "group " << g << " of list " << list << ": " << Describe(c);
   }
   const std::vector<uint32_t> groups = SelectGroupsReference(scores, c.n_pinned, c.n_chosen);
@@ -199,7 +217,7 @@ void ExpectScores(const VulkanComputeDevice& device, const ScoreCase& c, const S
 // A list that follows from scores within their tolerance, wherever a device keeps them: as many groups as
 // there can be, ascending, the pinned ones among them, and none for which a better one was left out. Where
 // entries repeat, groups of the same entries have the same score: of those the lower are chosen.
-void ExpectGoodChoice(const ScoreCase& c, size_t list, const GroupScores& expected,
+void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const GroupScores& expected,
                       std::span<const uint32_t> found) {
   SCOPED_TRACE(::testing::Message() << "list " << list << ": " << Describe(c));
   const size_t n_groups = expected.scores.size();
@@ -215,7 +233,7 @@ void ExpectGoodChoice(const ScoreCase& c, size_t list, const GroupScores& expect
   std::map<double, size_t> left_out;  // the lowest group of a score
   for (size_t g = 0; g < n_groups; ++g) {
     const double score = expected.scores[g];
-    const double tolerance = ScoreTolerance(c, expected.magnitude, score);
+    const double tolerance = ScoreTolerance(device, c, expected.magnitude, score);
     if (!is_chosen[g]) {
       EXPECT_TRUE(g >= c.n_pinned || g >= found[0]) << "group " << g << " is pinned";
       best_left_out = std::max(best_left_out, score - tolerance);
@@ -236,11 +254,11 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   ASSERT_TRUE(run.status().ok()) << run.status().message();
   const std::vector<GroupScores> expected = ScoreGroupsReference(inputs.reference);
   ASSERT_EQ(expected.size(), c.n_lists());
-  const VulkanComputeDevice* vulkan = AsVulkan(run.device());
   for (size_t list = 0; list < expected.size(); ++list) {
     const auto found = std::span(chosen).subspan(list * (1 + c.n_chosen), 1 + c.n_chosen);
-    if (vulkan != nullptr) ExpectScores(*vulkan, c, inputs, scratch, list, expected[list], found);
-    if (!::testing::Test::HasFatalFailure()) ExpectGoodChoice(c, list, expected[list], found);
+    const auto scores = ScoresOf(run.device(), c, inputs.args, scratch, list, expected[list].scores.size());
+    if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], found);
+    if (!::testing::Test::HasFatalFailure()) ExpectGoodChoice(run.device(), c, list, expected[list], found);
     if (::testing::Test::HasFatalFailure()) return;
     ExpectUntouched(found.subspan(1 + found[0]), "what follows a list: " + Describe(c));
   }
@@ -250,20 +268,40 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   ExpectUntouched(beyond, "what follows scratch: " + Describe(c));
 }
 
+// The query, which the CPU normalises and rotates where it is.
+void ExpectRotated(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
+  AttentionReferenceArgs attention = inputs.reference.attention;
+  attention.kv_shape.n_kv_heads = 0;
+  std::vector<double> expected(inputs.query.begin(), inputs.query.end());
+  RopeAndStoreReference(attention, expected, {});
+  const double tolerance = (c.head_dim + 24) * kRoundoff * 2 * std::max(1.0, LargestMagnitude(expected));
+  EXPECT_TRUE(IsClose(run, inputs.args.query, expected, tolerance)) << "query: " << Describe(c);
+}
+
 void CheckScore(Device& device, const ScoreCase& c) {
   SelfTestRun run(device);
   const ScoreInputs inputs(run, c);
   run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
   ExpectChoice(run, c, inputs);
+  if (AsHost(device) != nullptr) ExpectRotated(run, c, inputs);
 }
 
-class IndexTest : public OperationsTest {};
+class IndexTest : public OperationsTest {
+ protected:
+  static std::span<const uint32_t> Groups() {
+    return IsHost(GetParam()) ? std::span<const uint32_t>(kHostGroups) : std::span<const uint32_t>(kGroups);
+  }
+};
+// What is the CPU's alone, or takes another device too long.
+class HostIndexTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, IndexTest,
                          ::testing::ValuesIn(ModesOf(Operations::kIndex,
                                                      {DeviceMode::kPlanned, DeviceMode::kFloor,
                                                       DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
+
+INSTANTIATE_TEST_SUITE_P(Modes, HostIndexTest, ::testing::ValuesIn(HostModes()), ModeName);
 
 // Every type, rank, group and reduction, in a batch whose sequences have nothing, little and all to choose
 // from.
@@ -272,7 +310,7 @@ TEST_P(IndexTest, ChoosesForABatch) {
     uint32_t turn = 0;
     for (const KvType type : kIndexTypes) {
       for (const uint32_t rank : kRanks) {
-        const uint32_t group = kGroups[turn++ % 5];
+        const uint32_t group = Groups()[turn++ % 5];
         const uint32_t room = 43 * group;
         for (const HeadReduction reduction : kReductions) {
           ScoreCase c{.index = {type, rank, group, 43, 4},
@@ -298,7 +336,7 @@ TEST_P(IndexTest, ChoosesForABatch) {
 
 TEST_P(IndexTest, GroupsOfEverySize) {
   for (Device* device : devices_) {
-    for (const uint32_t group : kGroups) {
+    for (const uint32_t group : Groups()) {
       ScoreCase c{.index = {KvType::kInt4, 24, group, 70, 2},
                   .n_heads = 4,
                   .n_kv_heads = 2,
@@ -306,9 +344,13 @@ TEST_P(IndexTest, GroupsOfEverySize) {
                   .n_pinned = 1,
                   .n_chosen = 20,
                   .tokens = {TokenAt(69 * group, 1), TokenAt(31 * group + 1, 0)}};
-      for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
-        c.reduction = reduction;
-        CheckScore(*device, c);
+      for (const uint32_t rank : {24U, 13U}) {
+        if (rank == 13 && !IsHost(GetParam())) continue;  // another kernel to compile
+        c.index.rank = rank;
+        for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
+          c.reduction = reduction;
+          CheckScore(*device, c);
+        }
       }
     }
   }
@@ -363,6 +405,38 @@ TEST_P(IndexTest, LongContexts) {
   }
 }
 
+TEST_P(HostIndexTest, TheLargestRank) {
+  for (Device* device : devices_) {
+    for (const KvType type : kIndexTypes) {
+      CheckScore(*device, {.index = {type, KVRUN_MAX_INDEX_RANK, 4, 60, 1},
+                           .n_heads = 4,
+                           .n_kv_heads = 2,
+                           .head_dim = 64,
+                           .n_pinned = 1,
+                           .n_chosen = 20,
+                           .tokens = {TokenAt(239, 0)}});
+    }
+  }
+}
+
+// More weights than a worker keeps of any processor.
+TEST_P(HostIndexTest, ManyHeadsOfALongContext) {
+  ScoreCase c{.index = {KvType::kInt4, 12, 4, 32768 / 4, 1},
+              .n_heads = 12,
+              .n_kv_heads = 2,
+              .head_dim = 8,
+              .window_tokens = 64,
+              .n_pinned = 4,
+              .n_chosen = 100,
+              .tokens = {TokenAt(32767 + 64, 0)}};
+  for (Device* device : devices_) {
+    for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kPerKvHead}) {
+      c.reduction = reduction;
+      CheckScore(*device, c);
+    }
+  }
+}
+
 // Few different scores: the lowest groups of those that tie are chosen.
 TEST_P(IndexTest, Ties) {
   for (Device* device : devices_) {
@@ -395,6 +469,56 @@ TEST_P(IndexTest, PinnedGroupsAreTheChoiceWhereTheyAreAsMany) {
                            .n_pinned = n_pinned,
                            .n_chosen = 7,
                            .tokens = {TokenAt(position, 0)}});
+    }
+  }
+}
+
+// Scores of every kind, chosen from directly: equal ones, zeros of both signs, infinities, tiny ones.
+TEST_P(HostIndexTest, ChoosesAmongScoresOfEveryKind) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> kinds = {0.0F,  -0.0F,     1e-44F,     -1e-44F, 1.0F,
+                                    -1.0F, kInfinity, -kInfinity, 3e38F,   1.0F};
+  for (const uint32_t n : {1U, 2U, 9U, 63U, 64U, 65U, 333U}) {
+    const std::vector<float> random = RandomFloats(n, n);
+    std::vector<float> scores(n);
+    for (size_t i = 0; i < n; ++i) {
+      scores[i] = kinds[static_cast<size_t>((random[i] + 1.0F) * 1000.0F) % kinds.size()];
+    }
+    for (const uint32_t n_chosen : {1U, n / 3 + 1, n / 2 + 1, n, n + 5}) {
+      for (const uint32_t n_pinned : {0U, 1U, n_chosen}) {
+        std::vector<uint32_t> chosen(n_chosen + 2, kPoison);
+        host::SelectGroups(scores.data(), n, n_pinned, n_chosen, chosen.data());
+        std::vector<uint32_t> expected = SelectGroupsReference(scores, n_pinned, n_chosen);
+        expected.insert(expected.begin(), static_cast<uint32_t>(expected.size()));
+        expected.resize(n_chosen + 2, kPoison);
+        EXPECT_EQ(chosen, expected) << n_chosen << " of " << n << ", " << n_pinned << " pinned";
+      }
+    }
+  }
+}
+
+// Numbers that are none choose what can be read: whoever reads the groups trusts their numbers.
+TEST_P(HostIndexTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
+  for (Device* device : devices_) {
+    for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
+      for (const uint32_t group : {1U, 3U, 4U}) {
+        const ScoreCase c{.index = {KvType::kInt4, 24, group, 200, 1},
+                          .n_heads = 3,
+                          .n_kv_heads = 1,
+                          .head_dim = 8,
+                          .reduction = reduction,
+                          .n_pinned = 1,
+                          .n_chosen = 50,
+                          .tokens = {TokenAt(200 * group - 1, 0)}};
+        SelfTestRun run(*device);
+        ScoreInputs inputs(run, c);
+        inputs.args.query = run.Floats(std::vector<float>(inputs.query.size(), std::nanf("")));
+        run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+        const auto chosen = Download<uint32_t>(run, inputs.args.chosen, 1 + c.n_chosen);
+        ASSERT_EQ(chosen[0], c.n_chosen);
+        EXPECT_LT(chosen.back(), 200U);
+        EXPECT_TRUE(std::is_sorted(chosen.begin() + 1, chosen.end(), std::less_equal<>()));
+      }
     }
   }
 }

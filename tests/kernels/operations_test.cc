@@ -7,14 +7,17 @@
 namespace kvrun::testing {
 namespace {
 
-constexpr uint32_t kColumnCounts[] = {1, 5, 30, 32, 33, 64, 66, 100, 576, 2050};
+// The last is long enough, in all rows, for several threads of the CPU.
+constexpr uint32_t kColumnCounts[] = {1, 5, 30, 32, 33, 64, 66, 100, 576, 2050, 9000};
 
 class RowOperationsTest : public OperationsTest {};
+class HostRowOperationsTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, RowOperationsTest,
                          ::testing::ValuesIn(ModesOf(Operations::kRows,
                                                      {DeviceMode::kPlanned, DeviceMode::kFloor})),
                          ModeName);
+INSTANTIATE_TEST_SUITE_P(Modes, HostRowOperationsTest, ::testing::ValuesIn(HostModes()), ModeName);
 
 TEST_P(RowOperationsTest, RmsNorm) {
   constexpr uint32_t kRows = 5;
@@ -61,6 +64,18 @@ TEST_P(RowOperationsTest, SwiGlu) {
   }
 }
 
+// Gates beyond what a power of 2 can hold: nothing is a NaN.
+TEST_P(HostRowOperationsTest, SwiGluOfLargeGates) {
+  for (Device* device : devices_) {
+    SelfTestRun run(*device);
+    const Buffer* source = run.Floats(std::vector<float>{-1e5F, -100.0F, 0.0F, 1e5F, 2.0F, 2.0F, 2.0F, 2.0F});
+    Buffer* output = PoisonedBuffer(run, Untouched(4));
+    run.Run([&](CommandList& list) { return list.SwiGlu(*source, 1, 4, output); });
+    const std::vector<double> expected = {0.0, 0.0, 0.0, 2e5};
+    EXPECT_TRUE(IsClose(run, output, expected, std::vector<double>{1e-30, 1e-30, 0.0, 0.1}));
+  }
+}
+
 TEST_P(RowOperationsTest, GatherRows) {
   for (Device* device : devices_) {
     for (const uint32_t n_cols : kColumnCounts) {
@@ -77,6 +92,20 @@ TEST_P(RowOperationsTest, GatherRows) {
       run.Run([&](CommandList& list) { return list.GatherRows(*source, *step, 4, n_cols, output); });
       EXPECT_TRUE(IsClose(run, output, expected, 0.0)) << n_cols << " columns";
     }
+  }
+}
+
+// They compute what nobody checks; that they end, and write only where they may, is seen here.
+TEST_P(HostRowOperationsTest, RatesRun) {
+  constexpr size_t kValues = size_t{3} * 64 * 8 * 4;
+  for (Device* device : devices_) {
+    SelfTestRun run(*device);
+    Buffer* values = PoisonedBuffer(run, std::vector<double>(kValues, 0.0));
+    run.Run([&](CommandList& list) -> Status {
+      KVRUN_RETURN_IF_ERROR(list.AluRate(3, 2, values));
+      return list.ReadRate(3, 8, values);
+    });
+    EXPECT_TRUE(IsClose(run, values, std::vector<double>(kValues), std::numeric_limits<double>::infinity()));
   }
 }
 

@@ -1,7 +1,8 @@
 #include "tests/support/host_run.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
-#include <cmath>
 
 #include "tests/support/host_targets.h"
 
@@ -23,13 +24,6 @@ void ForEachHostPool(const std::function<void(host::ThreadPool&)>& function) {
   });
 }
 
-Buffer* HostRun::Step(std::span<const StepToken> tokens) {
-  StepParams step{};
-  step.n_tokens = static_cast<uint32_t>(tokens.size());
-  std::copy(tokens.begin(), tokens.end(), step.tokens);
-  return Values(std::span<const StepParams>(&step, 1));
-}
-
 Buffer* HostRun::Bytes(std::span<const std::byte> bytes) {
   auto memory = host::HostMemory::Allocate(account_, "test", bytes.size() + kBeyondBytes);
   KVRUN_CHECK(memory.ok());
@@ -46,21 +40,6 @@ void HostRun::ExpectBeyondUntouched() {
     EXPECT_TRUE(std::all_of(beyond, beyond + kBeyondBytes, [](std::byte b) { return b == std::byte{0xff}; }))
         << "after a buffer of " << buffer->size_bytes() << " bytes";
   }
-}
-
-::testing::AssertionResult AreClose(std::span<const float> found, std::span<const double> expected,
-                                    double tolerance) {
-  if (found.size() != expected.size())
-    return ::testing::AssertionFailure() << found.size() << " values, not " << expected.size();
-  for (size_t i = 0; i < found.size(); ++i) {
-    const bool is_close =
-        std::isnan(expected[i]) ? std::isnan(found[i]) : std::abs(found[i] - expected[i]) <= tolerance;
-    if (!is_close) {
-      return ::testing::AssertionFailure()
-             << "value " << i << " is " << found[i] << ", not " << expected[i] << " +- " << tolerance;
-    }
-  }
-  return ::testing::AssertionSuccess();
 }
 
 }  // namespace kvrun::testing

@@ -2,12 +2,8 @@
 // every instruction set that this processor has.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,7 +11,6 @@
 #include "platform/base/check.h"
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/thread_pool.h"
-#include "shaders/shared/step_params.h"
 
 namespace kvrun::testing {
 
@@ -35,11 +30,6 @@ class HostRun {
   Buffer* Values(const std::vector<T>& values) {
     return Values(std::span<const T>(values));
   }
-  // Of NaN.
-  Buffer* Poisoned(size_t n_floats) {
-    return Values(std::vector<float>(n_floats, std::numeric_limits<float>::quiet_NaN()));
-  }
-  Buffer* Step(std::span<const StepToken> tokens);
 
   // What a buffer holds. That what follows each is as it was is checked in the end.
   template <typename T>
@@ -59,9 +49,5 @@ class HostRun {
  public:
   ~HostRun() { ExpectBeyondUntouched(); }
 };
-
-// found[i] is within tolerance of expected[i]; where that is NaN, so is found[i].
-::testing::AssertionResult AreClose(std::span<const float> found, std::span<const double> expected,
-                                    double tolerance);
 
 }  // namespace kvrun::testing

@@ -30,12 +30,25 @@ bool EnvironmentAsksForFloor() {
   return clamp != nullptr && std::string_view(clamp).find("floor") != std::string_view::npos;
 }
 
-bool IsHost(DeviceMode mode) { return mode == DeviceMode::kHost || mode == DeviceMode::kHostThreads; }
+std::unique_ptr<Device> OpenHost(uint32_t n_threads) {
+  return OrDie(host::HostDevice::Create({.n_threads = n_threads, .exact_activations = true, .note = {}}));
+}
 
-std::unique_ptr<Device> OpenHost(DeviceMode mode) {
-  return OrDie(host::HostDevice::Create({.n_threads = mode == DeviceMode::kHostThreads ? kUnevenThreads : 0,
-                                         .exact_activations = true,
-                                         .note = {}}));
+const std::vector<host::InstructionSet>& Sets() {
+  static const std::vector<host::InstructionSet> sets = host::InstructionSets();
+  return sets;
+}
+
+// The instruction set of a mode of the CPU.
+const host::InstructionSet& SetOf(DeviceMode mode) {
+  const int n_better = static_cast<int>(mode) - static_cast<int>(DeviceMode::kLesserSet) + 1;
+  return Sets()[static_cast<size_t>(std::max(n_better, 0))];
+}
+
+std::vector<uint32_t> ThreadsOf(DeviceMode mode) {
+  if (mode == DeviceMode::kHost) return {0};
+  if (mode == DeviceMode::kHostThreads) return {kUnevenThreads};
+  return {1, kUnevenThreads};
 }
 
 std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {
@@ -72,12 +85,15 @@ std::vector<std::unique_ptr<Device>> OpenPairs() {
 class OpenDevices : public ::testing::Environment {
  public:
   std::vector<Device*> Get(DeviceMode mode) {
-    if (IsHost(mode)) {
-      std::unique_ptr<Device>& device = host_devices_[mode];
-      if (device == nullptr) device = OpenHost(mode);
-      return {device.get()};
-    }
     std::vector<Device*> devices;
+    if (IsHost(mode)) {
+      std::vector<std::unique_ptr<Device>>& opened = host_devices_[mode];
+      if (opened.empty()) {
+        for (const uint32_t n_threads : ThreadsOf(mode)) opened.push_back(OpenHost(n_threads));
+      }
+      for (const auto& device : opened) devices.push_back(device.get());
+      return devices;
+    }
     if (mode == DeviceMode::kPair) {
       if (!pairs_) pairs_ = OpenPairs();
       for (const auto& pair : *pairs_) devices.push_back(pair.get());
@@ -125,7 +141,7 @@ class OpenDevices : public ::testing::Environment {
   }
 
   std::map<DeviceMode, std::vector<std::unique_ptr<VulkanComputeDevice>>> devices_;  // Vulkan's
-  std::map<DeviceMode, std::unique_ptr<Device>> host_devices_;
+  std::map<DeviceMode, std::vector<std::unique_ptr<Device>>> host_devices_;
   std::optional<std::vector<std::unique_ptr<Device>>> pairs_;
 };
 
@@ -139,9 +155,23 @@ uint64_t ValidationMessages(DeviceMode mode) {
 
 }  // namespace
 
+bool IsHost(DeviceMode mode) { return mode >= DeviceMode::kHost; }
+
+std::vector<DeviceMode> HostModes() {
+  std::vector<DeviceMode> modes = {DeviceMode::kHost, DeviceMode::kHostThreads};
+  for (size_t i = 1; i < Sets().size(); ++i) {
+    modes.push_back(static_cast<DeviceMode>(static_cast<size_t>(DeviceMode::kLesserSet) + i - 1));
+  }
+  return modes;
+}
+
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes) {
   if (std::find(kHostOperations.begin(), kHostOperations.end(), operations) != kHostOperations.end()) {
-    vulkan_modes.insert(vulkan_modes.end(), {DeviceMode::kHost, DeviceMode::kHostThreads, DeviceMode::kPair});
+    vulkan_modes.push_back(DeviceMode::kPair);
+    std::vector<DeviceMode> host_modes = HostModes();
+    // tests/unit/host_matmul_test.cc does matrix products with each instruction set, rounded too.
+    if (operations == Operations::kMatMul) host_modes = {DeviceMode::kHost, DeviceMode::kHostThreads};
+    vulkan_modes.insert(vulkan_modes.end(), host_modes.begin(), host_modes.end());
   }
   return vulkan_modes;
 }
@@ -152,13 +182,17 @@ const VulkanComputeDevice* AsVulkan(const Device& device) {
   return dynamic_cast<const VulkanComputeDevice*>(&device);
 }
 
+host::HostDevice* AsHost(Device& device) { return dynamic_cast<host::HostDevice*>(&device); }
+
 void OperationsTest::SetUp() {
+  if (GetParam() >= DeviceMode::kLesserSet) chosen_set_.emplace(SetOf(GetParam()));
   devices_ = DevicesOf(GetParam());
   if (devices_.empty()) GTEST_SKIP() << "no Vulkan device, or the floor is tested anyway";
   messages_before_ = ValidationMessages(GetParam());
 }
 
 void OperationsTest::TearDown() {
+  chosen_set_.reset();
   if (devices_.empty()) return;
   EXPECT_EQ(ValidationMessages(GetParam()), messages_before_);
 }
@@ -170,11 +204,11 @@ std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {
     case DeviceMode::kGpu: return "gpu";
     case DeviceMode::kGpuFloor: return "gpu_floor";
     case DeviceMode::kSmallBuffers: return "small_buffers";
+    case DeviceMode::kPair: return "pair";
     case DeviceMode::kHost: return "host";
     case DeviceMode::kHostThreads: return "host_threads";
-    case DeviceMode::kPair: return "pair";
+    default: return "host_" + SetOf(mode.param).name;
   }
-  return "";
 }
 
 Buffer* PoisonedBuffer(SelfTestRun& run, std::span<const double> values) {

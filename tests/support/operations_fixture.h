@@ -6,12 +6,15 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/device/device.h"
+#include "runtime/device/host/host_device.h"
+#include "runtime/device/host/instruction_sets.h"
 #include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/compute_device.h"
@@ -27,14 +30,28 @@ inline constexpr size_t kBeyond = 64;
 
 // kHost, kHostThreads: the CPU as a device with float activations, on as many threads as it chooses, and on a
 // number that does not divide work evenly. kPair: a driver as planned and the CPU as one device, of which the
-// CPU gets up to kPairDecodeRows rows, so that both get some of most cases.
-enum class DeviceMode { kPlanned, kFloor, kGpu, kGpuFloor, kSmallBuffers, kHost, kHostThreads, kPair };
+// CPU gets up to kPairDecodeRows rows, so that both get some of most cases. kLesserSet and what follows: the
+// CPU with the next instruction set that this processor has below its best, and so on, on one thread and
+// several.
+enum class DeviceMode {
+  kPlanned,
+  kFloor,
+  kGpu,
+  kGpuFloor,
+  kSmallBuffers,
+  kPair,
+  kHost,
+  kHostThreads,
+  kLesserSet
+};
+// Any of the CPU's alone.
+bool IsHost(DeviceMode mode);
 // Bytes that kSmallBuffers binds at most, so that small matrices come in slices.
 inline constexpr uint64_t kSmallBufferBytes = 64 * 1024;
 
 inline constexpr uint32_t kPairDecodeRows = 2;
 
-// Of kHostThreads.
+// Of kHostThreads and kLesserSet.
 inline constexpr uint32_t kUnevenThreads = 3;
 
 // The files of tests/kernels that test operations.
@@ -46,13 +63,16 @@ inline constexpr std::initializer_list<Operations> kHostOperations = {
 
 // `vulkan_modes`, and the host's and the pair's where the host has these operations.
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes);
+// Those of the CPU alone.
+std::vector<DeviceMode> HostModes();
 
 // The mode's devices: opened once, closed after the last test. Empty where there is no driver, and for floor
 // modes where the environment asks for the floor anyway; the host modes need no driver.
 std::vector<Device*> DevicesOf(DeviceMode mode);
 
-// For what tests know of Vulkan's plan alone: null for other devices.
+// For what tests know of Vulkan's plan alone, or of the CPU's layouts: null for other devices.
 const VulkanComputeDevice* AsVulkan(const Device& device);
+host::HostDevice* AsHost(Device& device);
 
 class OperationsTest : public ::testing::TestWithParam<DeviceMode> {
  protected:
@@ -60,6 +80,9 @@ class OperationsTest : public ::testing::TestWithParam<DeviceMode> {
   void TearDown() override;
 
   std::vector<Device*> devices_;
+
+ private:
+  std::optional<host::ChosenInstructionSet> chosen_set_;
   uint64_t messages_before_ = 0;
 };
 

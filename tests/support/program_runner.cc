@@ -36,6 +36,14 @@ void Redirect(const std::string& path, int target) {
 
 }  // namespace
 
+std::vector<std::string> AlwaysPassedOn() {
+  std::vector<std::string> variables;
+  for (const std::string name : {"PATH", "ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "UBSAN_OPTIONS"}) {
+    if (const char* value = std::getenv(name.c_str())) variables.push_back(name + "=" + value);
+  }
+  return variables;
+}
+
 std::vector<std::string> LauncherWords() {
   const char* variable = std::getenv("KVRUN_TEST_LAUNCHER");
   std::istringstream words(variable == nullptr ? "" : variable);
@@ -71,7 +79,7 @@ RunningProgram::RunningProgram(const std::string& program, const std::vector<std
   argv.push_back(program);
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<std::string> environment = input.environment;
-  if (const char* path = std::getenv("PATH")) environment.push_back(std::string("PATH=") + path);
+  for (const std::string& variable : AlwaysPassedOn()) environment.push_back(variable);
   const std::vector<char*> argv_pointers = Pointers(argv);
   const std::vector<char*> environment_pointers = Pointers(environment);
   const std::string stderr_path = folder_.Path("err");

@@ -16,7 +16,7 @@ struct ProgramResult {
 };
 
 struct ProgramInput {
-  std::vector<std::string> environment;  // "NAME=value"; nothing else but PATH is passed on
+  std::vector<std::string> environment;  // "NAME=value"; nothing else is passed on, but AlwaysPassedOn()
   std::string stdin_text;
   std::string stdout_path;  // empty: captured
   // In the child, before the program begins; false ends it with exit code 126. For limits and filters.
@@ -39,6 +39,9 @@ class TemporaryFolder {
 };
 
 std::string ReadWholeFile(const std::string& path);
+
+// "NAME=value" of what programs get whatever the test says: PATH, and how sanitizers report.
+std::vector<std::string> AlwaysPassedOn();
 
 // The words of KVRUN_TEST_LAUNCHER: what runs programs that this machine cannot run by itself.
 std::vector<std::string> LauncherWords();

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
+#include <utility>
 
 #include "runtime/model/tensor_type.h"
 
@@ -50,12 +52,17 @@ double Fp8Magnitude(uint32_t code) {
 
 // The fp8 code whose magnitude is nearest, of two the even one.
 uint32_t NearestFp8(double magnitude) {
-  uint32_t best = 0;
-  for (uint32_t code = 1; code <= 0x7e; ++code) {
-    const double closer = std::abs(Fp8Magnitude(best) - magnitude) - std::abs(Fp8Magnitude(code) - magnitude);
-    if (closer > 0 || (closer == 0 && code % 2 == 0)) best = code;
-  }
-  return best;
+  static const std::vector<double> magnitudes = [] {
+    std::vector<double> of_codes;
+    for (uint32_t code = 0; code <= 0x7e; ++code) of_codes.push_back(Fp8Magnitude(code));
+    return of_codes;
+  }();
+  const auto above = std::lower_bound(magnitudes.begin(), magnitudes.end(), magnitude);
+  const auto code = static_cast<uint32_t>(above - magnitudes.begin());
+  if (above == magnitudes.begin()) return code;
+  if (above == magnitudes.end()) return code - 1;
+  const double closer = (magnitude - above[-1]) - (*above - magnitude);
+  return closer > 0 || (closer == 0 && code % 2 == 0) ? code : code - 1;
 }
 
 // Half a step of the halves around x: what rounding to the nearest may be off by.
@@ -236,38 +243,66 @@ WindowPlace PlaceOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t pos
   return {(size_t{stream} * shape.n_slots + slot) * shape.record.size_words(), position % group};
 }
 
+namespace {
+
+// What a table's entries stand for, of one KV head: [n_entries, head_dim] each.
+struct Entries {
+  std::vector<double> keys;
+  std::vector<double> values;
+};
+
+Entries EntriesOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t head_in_record,
+                  std::span<const uint32_t> slots, std::span<const uint32_t> table) {
+  const KvRecordShape& record = args.shape.record;
+  Entries entries;
+  for (uint32_t s = 0; s < table[0]; ++s) {
+    const auto words = slots.subspan(
+        (size_t{stream} * args.shape.n_slots + table[2 + s]) * record.size_words(), record.size_words());
+    for (uint32_t e = 0; e < (s + 1 == table[0] ? table[1] : record.group_tokens); ++e) {
+      const std::vector<double> key = DecodeRow(record, words, {0, head_in_record, e});
+      const std::vector<double> value = DecodeRow(record, words, {1, head_in_record, e});
+      entries.keys.insert(entries.keys.end(), key.begin(), key.end());
+      entries.values.insert(entries.values.end(), value.begin(), value.end());
+    }
+  }
+  return entries;
+}
+
+}  // namespace
+
 std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv,
                                          std::span<const uint32_t> slots, std::span<const uint32_t> tables) {
   const KvRecordShape& record = args.shape.record;
   const uint32_t dims = record.head_dim;
   const size_t stride = size_t{args.n_heads + 2 * args.n_kv_heads} * dims;
+  std::map<std::pair<uint32_t, uint32_t>, Entries> entries_of;  // of a stream and a head of its records
   std::vector<double> out(args.tokens.size() * args.n_heads * dims);
   for (size_t row = 0; row < args.tokens.size() * args.n_heads; ++row) {
     const size_t t = row / args.n_heads;
     const auto head = static_cast<uint32_t>(row % args.n_heads);
     const uint32_t kv_head = head / (args.n_heads / args.n_kv_heads);
     const uint32_t stream = StreamOf(args, args.tokens[t].sequence, kv_head);
-    const auto table =
-        tables.subspan(size_t{stream} * (2 + args.shape.table_slots), 2 + args.shape.table_slots);
-    std::vector<double> scores;
-    std::vector<std::vector<double>> values;
-    for (uint32_t s = 0; s < table[0]; ++s) {
-      const auto words = slots.subspan(
-          (size_t{stream} * args.shape.n_slots + table[2 + s]) * record.size_words(), record.size_words());
-      for (uint32_t e = 0; e < (s + 1 == table[0] ? table[1] : record.group_tokens); ++e) {
-        const uint32_t head_in_record = record.n_heads == args.n_kv_heads ? kv_head : 0;
-        const std::vector<double> key = DecodeRow(record, words, {0, head_in_record, e});
-        double score = 0.0;
-        for (uint32_t i = 0; i < dims; ++i) score += key[i] * qkv[t * stride + size_t{head} * dims + i];
-        scores.push_back(score / std::sqrt(dims));
-        values.push_back(DecodeRow(record, words, {1, head_in_record, e}));
-      }
+    const uint32_t head_in_record = record.n_heads == args.n_kv_heads ? kv_head : 0;
+    const auto [found, is_new] = entries_of.try_emplace({stream, head_in_record});
+    Entries& entries = found->second;
+    if (is_new) {
+      const size_t table_words = size_t{2} + args.shape.table_slots;
+      entries =
+          EntriesOf(args, stream, head_in_record, slots, tables.subspan(stream * table_words, table_words));
+    }
+    std::vector<double> scores(entries.keys.size() / dims);
+    for (size_t entry = 0; entry < scores.size(); ++entry) {
+      double score = 0.0;
+      for (uint32_t i = 0; i < dims; ++i)
+        score += entries.keys[entry * dims + i] * qkv[t * stride + size_t{head} * dims + i];
+      scores[entry] = score / std::sqrt(dims);
     }
     const double maximum = *std::max_element(scores.begin(), scores.end());
     double total = 0.0;
     for (double& score : scores) total += score = std::exp(score - maximum);
     for (size_t entry = 0; entry < scores.size(); ++entry) {
-      for (uint32_t i = 0; i < dims; ++i) out[row * dims + i] += scores[entry] / total * values[entry][i];
+      for (uint32_t i = 0; i < dims; ++i)
+        out[row * dims + i] += scores[entry] / total * entries.values[entry * dims + i];
     }
   }
   return out;

@@ -49,7 +49,7 @@ TerminalProgram::TerminalProgram(const std::string& program, const std::vector<s
     if (variable.starts_with("TERM=")) variables.clear();
   }
   variables.insert(variables.end(), environment.begin(), environment.end());
-  if (const char* path = std::getenv("PATH")) variables.push_back(std::string("PATH=") + path);
+  for (const std::string& variable : AlwaysPassedOn()) variables.push_back(variable);
   const std::vector<char*> argv_pointers = Pointers(argv);
   const std::vector<char*> variable_pointers = Pointers(variables);
   master_ = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);

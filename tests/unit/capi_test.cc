@@ -24,8 +24,6 @@ using testing::ParseAndFree;
 using testing::TinyModel;
 using testing::TinyModelOptions;
 
-constexpr uint32_t kVocab = testing::CapiFixture::kVocab;
-
 class CapiTest : public testing::CapiFixture {};
 
 int CollectToken(void* user, uint32_t, int32_t token, const char* text, size_t text_bytes) {

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "runtime/device/host/attend_layout.h"
+#include "runtime/device/host/vector_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
@@ -41,7 +42,7 @@ HWY_INLINE Vector LoadElements(const std::byte* row, size_t begin) {
     return hn::LoadU(d, reinterpret_cast<const float*>(row) + begin);
   } else if constexpr (kType == KvType::kF16) {
     const hn::Rebind<hwy::float16_t, Floats> halves;
-    return hn::PromoteTo(d, hn::LoadU(halves, reinterpret_cast<const hwy::float16_t*>(row) + begin));
+    return FromHalves(d, hn::LoadU(halves, reinterpret_cast<const hwy::float16_t*>(row) + begin));
   } else if constexpr (kType == KvType::kFp8) {
     // E4M3's bits in a half stand for a 256th of it, subnormal numbers too.
     const hn::Rebind<uint8_t, Floats> bytes;
@@ -137,7 +138,7 @@ void LoadScales(KvType type, uint32_t head_dim, size_t n_entries, const std::byt
   const Vector factor = hn::Set(d, TypeFactor(type));
   for (size_t i = 0; i < count; i += kLanes) {
     const Vector scale =
-        hn::PromoteTo(d, hn::Load(halves, reinterpret_cast<const hwy::float16_t*>(gathered + i)));
+        FromHalves(d, hn::Load(halves, reinterpret_cast<const hwy::float16_t*>(gathered + i)));
     hn::Store(hn::Mul(scale, factor), d, to + i);
   }
 }

@@ -37,6 +37,7 @@ void RunAndSpoil(const HostOperation& operation, ThreadPool& pool) {
 }  // namespace
 
 void MemoryAccount::Add(std::string_view part, uint64_t bytes) {
+  if (bytes == 0) return;  // parts of nothing are not listed
   const std::lock_guard lock(mutex_);
   const auto found = bytes_.find(part);
   if (found != bytes_.end())
@@ -46,6 +47,7 @@ void MemoryAccount::Add(std::string_view part, uint64_t bytes) {
 }
 
 void MemoryAccount::Remove(std::string_view part, uint64_t bytes) {
+  if (bytes == 0) return;
   const std::lock_guard lock(mutex_);
   const auto found = bytes_.find(part);
   KVRUN_CHECK(found != bytes_.end() && found->second >= bytes);

@@ -10,6 +10,7 @@
 
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/project-inl.h"
+#include "runtime/device/host/vector_math-inl.h"
 #include "shaders/shared/step_params.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -29,7 +30,7 @@ void ProjectHalves(const uint16_t* rows, size_t n_rows, size_t n_dims, const flo
   const auto* halves = reinterpret_cast<const hwy::float16_t*>(rows);
   // The last vector may read beyond the halves, which a buffer allows.
   for (size_t i = 0; i < n_rows * n_dims; i += hn::Lanes(d)) {
-    hn::StoreU(hn::PromoteTo(d, hn::LoadU(dh, halves + i)), d, floats + i);
+    hn::StoreU(FromHalves(d, hn::LoadU(dh, halves + i)), d, floats + i);
   }
   AddProjections(floats, n_dims, n_rows, n_dims, side, rank, out);
 }

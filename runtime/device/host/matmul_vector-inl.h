@@ -285,9 +285,11 @@ inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out
 
 HWY_INLINE VF LoadFloats(const float* from) { return hn::LoadU(DF(), from); }
 
-template <typename Half>  // hwy::float16_t or hwy::bfloat16_t
-HWY_INLINE VF LoadFloats(const Half* from) {
-  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<Half, DF>(), from));
+HWY_INLINE VF LoadFloats(const hwy::float16_t* from) {
+  return FromHalves(DF(), hn::LoadU(hn::Rebind<hwy::float16_t, DF>(), from));
+}
+HWY_INLINE VF LoadFloats(const hwy::bfloat16_t* from) {
+  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, DF>(), from));
 }
 
 #if KVRUN_HAS_NEON

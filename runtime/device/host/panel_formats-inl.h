@@ -14,6 +14,7 @@
 #include "runtime/device/host/int8_dot-inl.h"
 #include "runtime/device/host/matrix.h"
 #include "runtime/device/host/prefetch.h"
+#include "runtime/device/host/vector_math-inl.h"
 #include "runtime/model/block_bits.h"
 
 KVRUN_BEFORE_NAMESPACE();
@@ -26,7 +27,7 @@ static_assert(kPanelRows % kLanes == 0);
 
 HWY_INLINE VF LoadHalves(const std::byte* at) {
   const hn::Rebind<hwy::float16_t, DF> d;
-  return hn::PromoteTo(DF(), hn::LoadU(d, reinterpret_cast<const hwy::float16_t*>(at)));
+  return FromHalves(DF(), hn::LoadU(d, reinterpret_cast<const hwy::float16_t*>(at)));
 }
 
 template <typename T>  // int8_t or uint8_t

@@ -17,6 +17,19 @@ namespace kvrun::host::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// What halves stand for. Where a processor has no instruction for it, Highway's makes large numbers of
+// infinity and of what is none.
+template <class D>
+HWY_INLINE hn::Vec<D> FromHalves(D d, hn::Vec<hn::Rebind<hwy::float16_t, D>> halves) {
+  const auto numbers = hn::PromoteTo(d, halves);
+#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_SCALAR
+  const auto exponent = hn::BitCast(d, hn::Set(hn::RebindToUnsigned<D>(), 0x7f800000U));
+  return hn::IfThenElse(hn::Ge(hn::Abs(numbers), hn::Set(d, 65536.0F)), hn::Or(numbers, exponent), numbers);
+#else
+  return numbers;
+#endif
+}
+
 // 2^x, within 2 units in the last place, of x up to 127; of x below -126 what it is there; of a NaN that.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V Exp2(D d, V x) {
