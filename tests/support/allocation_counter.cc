@@ -1,7 +1,7 @@
 #include "tests/support/allocation_counter.h"
 
 #include <dlfcn.h>
-#include <execinfo.h>
+#include <unwind.h>
 
 #include <algorithm>
 #include <atomic>
@@ -34,6 +34,20 @@ std::atomic<uint64_t> g_own{0};
 std::atomic<uint64_t> g_others{0};
 Stack g_stacks[kMaxStacks];
 
+_Unwind_Reason_Code AddFrame(_Unwind_Context* context, void* to) {
+  auto* const stack = static_cast<Stack*>(to);
+  if (stack->n_frames == kMaxFrames) return _URC_END_OF_STACK;
+  stack->frames[stack->n_frames++] = reinterpret_cast<void*>(_Unwind_GetIP(context));
+  return _URC_NO_REASON;
+}
+
+// As backtrace() of glibc, which other C libraries do not have.
+Stack StackHere() {
+  Stack stack;
+  (void)_Unwind_Backtrace(AddFrame, &stack);
+  return stack;
+}
+
 bool IsOwnCode(const void* address) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   return at >= reinterpret_cast<uintptr_t>(&__executable_start) && at < reinterpret_cast<uintptr_t>(&etext);
@@ -53,8 +67,7 @@ bool IsTransparent(const void* address) {
 void Watch(const void* caller) {
   if (is_looking) return;
   is_looking = true;
-  Stack stack;
-  stack.n_frames = backtrace(stack.frames, kMaxFrames);
+  Stack stack = StackHere();
   auto* const end = stack.frames + stack.n_frames;
   // Templates of the program may serve other libraries, too: the whole stack says who asked for it.
   bool is_own = false;
@@ -106,8 +119,7 @@ namespace kvrun::testing {
 uint64_t AllocationsOfThisThread() { return n_allocations; }
 
 OwnAllocations::OwnAllocations() {
-  void* frame = nullptr;
-  (void)backtrace(&frame, 1);  // loads the unwinder
+  (void)StackHere();  // loads the unwinder
   g_own = 0;
   g_others = 0;
   g_watching = true;
