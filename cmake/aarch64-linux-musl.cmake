@@ -10,8 +10,9 @@ set(CMAKE_AR aarch64-linux-gnu-ar)
 set(CMAKE_RANLIB aarch64-linux-gnu-ranlib)
 set(CMAKE_EXE_LINKER_FLAGS_INIT -static)
 # Optimized in CMake's own checks too: Zig would build its C and C++ libraries once more for programs that are not.
-set(CMAKE_C_FLAGS_INIT -O1)
-set(CMAKE_CXX_FLAGS_INIT -O1)
+# It would also write what debuggers read, which is most of a program.
+set(CMAKE_C_FLAGS_INIT "-O1 -g0")
+set(CMAKE_CXX_FLAGS_INIT "-O1 -g0")
 
 set(CMAKE_FIND_ROOT_PATH ${KVRUN_CACHE}/libraries/aarch64-linux-musl)
 if(NOT EXISTS ${CMAKE_FIND_ROOT_PATH} AND NOT DEFINED ENV{KVRUN_FETCHES_LIBRARIES})

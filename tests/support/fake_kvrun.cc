@@ -32,7 +32,7 @@ using kvrun::fake::HandOut;
 namespace {
 
 constexpr int32_t kBos = 256;
-constexpr int32_t kStart = 257;
+[[maybe_unused]] constexpr int32_t kStart = 257;
 constexpr int32_t kEnd = 258;  // the end-of-generation token
 constexpr uint32_t kVocabSize = 259;
 constexpr std::string_view kControl[] = {"<bos>", "<start>", "<end>"};

@@ -18,6 +18,7 @@
 #include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
 #include "runtime/device/vulkan/compute_device.h"
+#include "tests/support/beyond.h"
 
 namespace kvrun::testing {
 
@@ -25,8 +26,6 @@ namespace kvrun::testing {
 inline constexpr double kRoundoff = 0x1p-24;
 // Where an expected value is this, the poison must still be there.
 inline constexpr double kUntouched = std::numeric_limits<double>::quiet_NaN();
-// Floats beyond every output that must stay untouched.
-inline constexpr size_t kBeyond = 64;
 
 // kHost, kHostThreads: the CPU as a device with float activations, on as many threads as it chooses, and on a
 // number that does not divide work evenly. kPair: a driver as planned and the CPU as one device, of which the

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "tests/support/beyond.h"
+
 namespace kvrun::testing {
 
 Buffer* Words(SelfTestRun& run, std::span<const uint32_t> words) {

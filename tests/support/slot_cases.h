@@ -2,11 +2,15 @@
 // failures.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "tests/support/operations_fixture.h"
+#include "runtime/device/device.h"
+#include "runtime/device/kv_record.h"
+#include "runtime/device/self_test_run.h"
 #include "tests/support/slot_reference.h"
 
 namespace kvrun::testing {
