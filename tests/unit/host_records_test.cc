@@ -1,5 +1,7 @@
 // Records on the CPU as a device: copies from and to KV in memory, and every element of every type, against
 // the scalar references; the same bits with every instruction set.
+#include <gtest/gtest.h>
+
 #include <utility>
 #include <vector>
 
