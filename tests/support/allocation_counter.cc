@@ -36,8 +36,10 @@ Stack g_stacks[kMaxStacks];
 
 _Unwind_Reason_Code AddFrame(_Unwind_Context* context, void* to) {
   auto* const stack = static_cast<Stack*>(to);
-  if (stack->n_frames == kMaxFrames) return _URC_END_OF_STACK;
-  stack->frames[stack->n_frames++] = reinterpret_cast<void*>(_Unwind_GetIP(context));
+  auto* const at = reinterpret_cast<void*>(_Unwind_GetIP(context));
+  // Above the program's first function some unwinders find another one at 0.
+  if (at == nullptr || stack->n_frames == kMaxFrames) return _URC_END_OF_STACK;
+  stack->frames[stack->n_frames++] = at;
   return _URC_NO_REASON;
 }
 
