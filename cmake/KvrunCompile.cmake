@@ -11,7 +11,7 @@ function(kvrun_target name)
     target_compile_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_link_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE})
     # Threads do the same with any instruction set: one compiles in two minutes less than all.
-    if(KVRUN_SANITIZE MATCHES "thread")
+    if(KVRUN_SANITIZE MATCHES "thread" OR NOT KVRUN_SANITIZE_ALL_SETS)
       target_compile_definitions(${name} PRIVATE HWY_COMPILE_ONLY_STATIC)
       if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
         target_compile_options(${name} PRIVATE -msse4.2 -maes -mpclmul)

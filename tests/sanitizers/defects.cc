@@ -49,7 +49,9 @@ int MisalignedLoad() {
 int DataRace() {
   kvrun::host::ThreadPool pool(2);
   int count = 0;
-  for (int i = 0; i < 1000; ++i) pool.Run([&](uint32_t) { ++count; });
+  for (int i = 0; i < 1000; ++i) {
+    pool.ParallelFor(64, 1, [&](size_t, size_t, uint32_t) { ++count; });
+  }
   return count;
 }
 
