@@ -116,9 +116,14 @@ struct RoundedActivations {
             .first_bit = static_cast<uint32_t>(token % kMaskTokens)};
   }
 
+  // Where a worker unpacks a panel; null: it does not.
+  std::byte* Panel(uint32_t worker) const {
+    return panel_bytes == 0 ? nullptr : panels + worker * panel_bytes;
+  }
+
   static constexpr size_t kMaskTokens = 8;  // bits of has_fine
   size_t n_blocks;
-  size_t panel_bytes;
+  size_t panel_bytes;  // 0: panels are multiplied as they are packed
   std::byte* panels;
   ActivationBlock* blocks;
   FineBlock* fine;
@@ -154,8 +159,8 @@ void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product&
       const size_t last = std::min<size_t>(token + chunk, product.n_tokens);
       for (size_t row = begin; row < end; row += kPanelRows) {
         const std::byte* panel = product.matrix.panel(row / kPanelRows);
-        std::byte* unpacked = unpacks ? activations.panels + worker * unpacked_bytes : nullptr;
-        if (unpacks && !kernels.unpack(layout, panel, unpacked)) unpacked = nullptr;
+        std::byte* unpacked = activations.Panel(worker);
+        if (unpacked != nullptr && !kernels.unpack(layout, panel, unpacked)) unpacked = nullptr;
         ForTiles(product, kernels.int8_tile_tokens, token, last, row,
                  [&](size_t t, uint32_t n, TileSums& sums) {
                    ActivationTile tile = activations.Tile(t);

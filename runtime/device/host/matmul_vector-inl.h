@@ -169,51 +169,43 @@ void MultiplyType(const PanelLayout& layout, const std::byte* panel, const Activ
   }
 }
 
-template <typename Dot>
-void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
-                  uint32_t n_tokens, TileSums& sums) {
-  switch (layout.type) {
-    case TensorType::kQ8_0: return MultiplyType<TensorType::kQ8_0, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ4_0: return MultiplyType<TensorType::kQ4_0, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ4_1: return MultiplyType<TensorType::kQ4_1, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ5_0: return MultiplyType<TensorType::kQ5_0, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ5_1: return MultiplyType<TensorType::kQ5_1, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ2_K: return MultiplyType<TensorType::kQ2_K, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ3_K: return MultiplyType<TensorType::kQ3_K, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ4_K: return MultiplyType<TensorType::kQ4_K, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ5_K: return MultiplyType<TensorType::kQ5_K, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kQ6_K: return MultiplyType<TensorType::kQ6_K, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kIQ4_NL: return MultiplyType<TensorType::kIQ4_NL, Dot>(layout, panel, x, n_tokens, sums);
-    case TensorType::kIQ4_XS: return MultiplyType<TensorType::kIQ4_XS, Dot>(layout, panel, x, n_tokens, sums);
+// run of the type as a template parameter.
+template <typename F>
+HWY_INLINE void WithQuants(TensorType type, const F& run) {
+  switch (type) {
+    case TensorType::kQ8_0: return run.template operator()<TensorType::kQ8_0>();
+    case TensorType::kQ4_0: return run.template operator()<TensorType::kQ4_0>();
+    case TensorType::kQ4_1: return run.template operator()<TensorType::kQ4_1>();
+    case TensorType::kQ5_0: return run.template operator()<TensorType::kQ5_0>();
+    case TensorType::kQ5_1: return run.template operator()<TensorType::kQ5_1>();
+    case TensorType::kQ2_K: return run.template operator()<TensorType::kQ2_K>();
+    case TensorType::kQ3_K: return run.template operator()<TensorType::kQ3_K>();
+    case TensorType::kQ4_K: return run.template operator()<TensorType::kQ4_K>();
+    case TensorType::kQ5_K: return run.template operator()<TensorType::kQ5_K>();
+    case TensorType::kQ6_K: return run.template operator()<TensorType::kQ6_K>();
+    case TensorType::kIQ4_NL: return run.template operator()<TensorType::kIQ4_NL>();
+    case TensorType::kIQ4_XS: return run.template operator()<TensorType::kIQ4_XS>();
     default: KVRUN_CHECK(false);  // float types have no quants
   }
 }
 
-#if !KVRUN_HAS_NEON
-
-template <TensorType kType, typename Dot>
-bool UnpackType(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
-  if constexpr (kUnpacks<kType, Dot>) UnpackPanel<kType, Dot>(layout, panel, to);
-  return kUnpacks<kType, Dot>;
+template <typename Dot>
+void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                  uint32_t n_tokens, TileSums& sums) {
+  WithQuants(layout.type,
+             [&]<TensorType kType>() { MultiplyType<kType, Dot>(layout, panel, x, n_tokens, sums); });
 }
+
+#if !KVRUN_HAS_NEON
 
 template <typename Dot>
 bool Unpack(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
-  switch (layout.type) {
-    case TensorType::kQ8_0: return UnpackType<TensorType::kQ8_0, Dot>(layout, panel, to);
-    case TensorType::kQ4_0: return UnpackType<TensorType::kQ4_0, Dot>(layout, panel, to);
-    case TensorType::kQ4_1: return UnpackType<TensorType::kQ4_1, Dot>(layout, panel, to);
-    case TensorType::kQ5_0: return UnpackType<TensorType::kQ5_0, Dot>(layout, panel, to);
-    case TensorType::kQ5_1: return UnpackType<TensorType::kQ5_1, Dot>(layout, panel, to);
-    case TensorType::kQ2_K: return UnpackType<TensorType::kQ2_K, Dot>(layout, panel, to);
-    case TensorType::kQ3_K: return UnpackType<TensorType::kQ3_K, Dot>(layout, panel, to);
-    case TensorType::kQ4_K: return UnpackType<TensorType::kQ4_K, Dot>(layout, panel, to);
-    case TensorType::kQ5_K: return UnpackType<TensorType::kQ5_K, Dot>(layout, panel, to);
-    case TensorType::kQ6_K: return UnpackType<TensorType::kQ6_K, Dot>(layout, panel, to);
-    case TensorType::kIQ4_NL: return UnpackType<TensorType::kIQ4_NL, Dot>(layout, panel, to);
-    case TensorType::kIQ4_XS: return UnpackType<TensorType::kIQ4_XS, Dot>(layout, panel, to);
-    default: return false;
-  }
+  bool is_unpacked = false;
+  WithQuants(layout.type, [&]<TensorType kType>() {
+    if constexpr (kUnpacks<kType, Dot>) UnpackPanel<kType, Dot>(layout, panel, to);
+    is_unpacked = kUnpacks<kType, Dot>;
+  });
+  return is_unpacked;
 }
 
 #endif
@@ -266,21 +258,7 @@ void DecodeQuants(const PanelLayout& layout, const std::byte* panel, float* out)
 }
 
 inline void Decode(const PanelLayout& layout, const std::byte* panel, float* out) {
-  switch (layout.type) {
-    case TensorType::kQ8_0: return DecodeQuants<TensorType::kQ8_0>(layout, panel, out);
-    case TensorType::kQ4_0: return DecodeQuants<TensorType::kQ4_0>(layout, panel, out);
-    case TensorType::kQ4_1: return DecodeQuants<TensorType::kQ4_1>(layout, panel, out);
-    case TensorType::kQ5_0: return DecodeQuants<TensorType::kQ5_0>(layout, panel, out);
-    case TensorType::kQ5_1: return DecodeQuants<TensorType::kQ5_1>(layout, panel, out);
-    case TensorType::kQ2_K: return DecodeQuants<TensorType::kQ2_K>(layout, panel, out);
-    case TensorType::kQ3_K: return DecodeQuants<TensorType::kQ3_K>(layout, panel, out);
-    case TensorType::kQ4_K: return DecodeQuants<TensorType::kQ4_K>(layout, panel, out);
-    case TensorType::kQ5_K: return DecodeQuants<TensorType::kQ5_K>(layout, panel, out);
-    case TensorType::kQ6_K: return DecodeQuants<TensorType::kQ6_K>(layout, panel, out);
-    case TensorType::kIQ4_NL: return DecodeQuants<TensorType::kIQ4_NL>(layout, panel, out);
-    case TensorType::kIQ4_XS: return DecodeQuants<TensorType::kIQ4_XS>(layout, panel, out);
-    default: KVRUN_CHECK(false);  // float types are floats
-  }
+  WithQuants(layout.type, [&]<TensorType kType>() { DecodeQuants<kType>(layout, panel, out); });
 }
 
 HWY_INLINE VF LoadFloats(const float* from) { return hn::LoadU(DF(), from); }
