@@ -32,13 +32,13 @@ void KvThread::Begin(uint64_t first_ready) {
 
 void KvThread::Post(uint32_t list, uint64_t device_value) {
   values_[list] = device_value;
-  n_posted_.store(list + 1);
+  n_posted_.exchange(list + 1);
   n_posted_.notify_one();
 }
 
 void KvThread::Abandon() {
   abandoned_.store(true);
-  n_posted_.store(n_layers_ + 1);
+  n_posted_.exchange(n_layers_ + 1);
   n_posted_.notify_one();
 }
 

@@ -7,7 +7,7 @@ skipped=0
 failed_steps=()
 skipped_names=()
 logs=$KVRUN_ROOT/build/test-logs
-step_limit_s=1800  # a step that hangs fails
+step_limit_s=1200  # a step that hangs fails
 launcher=()        # what runs the test programs where this machine cannot by itself: words, the first of them a path
 mkdir -p "$logs"
 

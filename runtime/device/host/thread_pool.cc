@@ -87,9 +87,9 @@ void ThreadPool::PlaceCaller() const {
 }
 
 ThreadPool::~ThreadPool() {
-  stopping_.store(true);
+  stopping_.exchange(true);
   for (uint32_t worker = 1; worker < n_workers_; ++worker) {
-    workers_[worker].is_asleep.store(0);
+    workers_[worker].is_asleep.exchange(0);
     workers_[worker].is_asleep.notify_one();
   }
   for (std::thread& thread : threads_) thread.join();
@@ -107,13 +107,15 @@ void ThreadPool::Work(uint32_t worker) {
 }
 
 // Either the worker sees what is to be done after it has said that it sleeps, or the caller sees that it
-// sleeps after it has said what is to be done.
+// sleeps after it has said what is to be done. Here and wherever a load must see what another thread has
+// written before its own load, what is written is exchanged: the same instruction as a store on x86, and on Arm
+// one that qemu keeps in order (7.2 lets an `ldar` overtake an `stlr` on x86, which the architecture forbids).
 void ThreadPool::AwaitWork(Worker& worker) {
   const auto is_over = [&] { return unclaimed_.load() != 0 || stopping_.load(std::memory_order_relaxed); };
   while (true) {
     const bool takes_part = worker.takes_part.load(std::memory_order_relaxed);
     if (takes_part && SpinUntil(kWorkerSpinNs, is_over)) return;
-    worker.is_asleep.store(1);
+    worker.is_asleep.exchange(1);
     if (stopping_.load() || (takes_part && is_over())) {
       worker.is_asleep.store(0);
       return;
@@ -150,7 +152,7 @@ void ThreadPool::Share(size_t n, size_t grain, Pieces pieces, const PieceFunctio
   const auto n_grains = static_cast<uint32_t>((n + grain - 1) / grain);
   operation_ = {&function, n, grain, n_grains};
   unfinished_.store(n_grains, std::memory_order_relaxed);
-  unclaimed_.store(n_grains | (pieces == Pieces::kOneByOne ? kOneByOneBit : 0));
+  unclaimed_.exchange(n_grains | (pieces == Pieces::kOneByOne ? kOneByOneBit : 0));
   WakeWorkers(n_grains - 1);
   const uint32_t done = TakePieces(0);
   if (unfinished_.fetch_sub(done) != done) AwaitOthers();
@@ -162,7 +164,7 @@ void ThreadPool::WakeWorkers(uint32_t n_most) {
     --n_most;
     Worker& worker = workers_[i];
     if (worker.is_asleep.load() == 0) continue;
-    worker.is_asleep.store(0);
+    worker.is_asleep.exchange(0);
     worker.is_asleep.notify_one();
   }
 }
@@ -175,7 +177,7 @@ void ThreadPool::AwaitOthers() {
     if (workers_[i].holds_piece.load(std::memory_order_relaxed)) attendance_.BeginWait(i);
   }
   while (true) {
-    caller_sleeps_.store(1);
+    caller_sleeps_.exchange(1);
     if (are_done()) break;
     caller_sleeps_.wait(1);
   }
