@@ -39,4 +39,8 @@ std::vector<uint32_t> ParseNumberList(const std::string& source, const std::stri
   return numbers;
 }
 
+std::vector<uint32_t> ParseContexts(const std::string& source, const std::string& text) {
+  return ParseNumberList(source, text, 256, 1U << 27, "4096,8192");
+}
+
 }  // namespace kvrun::cli

@@ -17,5 +17,7 @@ std::optional<uint64_t> ParseCount(std::string_view text);
 // no such list or a number is not from `least` to `most`.
 std::vector<uint32_t> ParseNumberList(const std::string& source, const std::string& text, uint32_t least,
                                       uint32_t most, const std::string& example);
+// The same of contexts' lengths in tokens, each from 256 to 2^27.
+std::vector<uint32_t> ParseContexts(const std::string& source, const std::string& text);
 
 }  // namespace kvrun::cli

@@ -19,8 +19,6 @@
 namespace kvrun::cli {
 namespace {
 
-constexpr uint32_t kLeastContext = 256;
-constexpr uint32_t kMostContext = 1U << 27;
 constexpr uint32_t kUsualContext = 8192;
 
 struct ProbeOptions {
@@ -183,7 +181,7 @@ Command AddProbeCommand(CLI::App* program) {
   set->Checked("-c,--ctx", "N,N",
                "tokens of context (default 8192); all other measurements use the first number",
                [options = options.get()](const std::string& source, const std::string& text) {
-                 options->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
+                 options->contexts = ParseContexts(source, text);
                });
   set->AddExample("kvadapt probe -m model.gguf -o profile.json", "measure storage and device");
   set->AddExample("kvadapt probe --storage-only --kv-dir /mnt/flash",

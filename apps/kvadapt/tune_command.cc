@@ -23,8 +23,6 @@
 namespace kvrun::cli {
 namespace {
 
-constexpr uint32_t kLeastContext = 256;
-constexpr uint32_t kMostContext = 1U << 27;
 // Texts that quality is measured on: so many pieces of the longest context.
 constexpr uint32_t kPieces = 4;
 // Mean error of a time model from which on its predictions say little.
@@ -234,7 +232,7 @@ void AddWorkOptions(OptionSet* set, TuneCommand* command) {
       "13.5M, or a share of its f16 KV, such as 1/13 or 8% (required)");
   set->Checked("-c,--ctx", "N,...", "tokens of context per sequence; each gets a solution (default 8192)",
                [command](const std::string& source, const std::string& text) {
-                 command->contexts = ParseNumberList(source, text, kLeastContext, kMostContext, "4096,8192");
+                 command->contexts = ParseContexts(source, text);
                });
   set->Checked("--batch", "N,...",
                "sequences that are decoded together; each number gets a solution (default 1)",

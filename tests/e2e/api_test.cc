@@ -1,4 +1,5 @@
 // The C API on a real device, with a self-made model.
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Adapters computed from texts: what they are mathematically, that they serve sessions, and that failures
 // leave no file.
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

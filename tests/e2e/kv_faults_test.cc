@@ -1,5 +1,6 @@
 // The KV cache on a disk that fails: whatever happens to any read or write, what the model says is right, or
 // there is one clear error; and what is computed again afterwards is right.
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

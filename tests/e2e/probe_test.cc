@@ -122,7 +122,7 @@ TEST_F(Probe, LongerContextsTakeLongerToScore) {
 }
 
 TEST_F(Probe, WhatCannotBeMeasuredIsSaid) {
-  const auto message = [this](kvrun_engine* engine, const OperationProbeOptions& options) {
+  const auto message = [](kvrun_engine* engine, const OperationProbeOptions& options) {
     return offline::ProbeOperations(engine, options, {}).status().message();
   };
   OperationProbeOptions options = Options();

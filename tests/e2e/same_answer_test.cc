@@ -1,5 +1,6 @@
 // On the CPU itself a token's logits are the same bits whatever is computed beside it: other sequences of a
 // batch, any number of threads, a prompt in any chunks; rounded and exact.
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include "runtime/model/tokenizer.h"
 
 #include <gtest/gtest.h>
