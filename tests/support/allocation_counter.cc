@@ -103,11 +103,18 @@ void* Allocate(size_t size, size_t alignment, const void* caller) {
 
 }  // namespace
 
-// new[] and the forms that do not throw come here too. They lie in a file of their own, so that no compiler
-// sees both sides and takes them for mismatched.
+// new[] comes here too, and the form that does not throw, which a sanitizer's runtime else has of its own.
+// They lie in a file of their own, so that no compiler sees both sides and takes them for mismatched.
 void* operator new(size_t size) { return Allocate(size, 0, __builtin_return_address(0)); }
 void* operator new(size_t size, std::align_val_t alignment) {
   return Allocate(size, static_cast<size_t>(alignment), __builtin_return_address(0));
+}
+void* operator new(size_t size, const std::nothrow_t& /*tag*/) noexcept {
+  try {
+    return Allocate(size, 0, __builtin_return_address(0));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t /*size*/) noexcept { std::free(memory); }

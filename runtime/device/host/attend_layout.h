@@ -34,7 +34,11 @@ struct FewLayout {
   float* correction() const { return weight() + kPadFloats; }
   float* k_scales() const { return correction() + kPadFloats; }  // [kBlockEntries, scales of a row]
   float* v_scales() const { return k_scales() + kBlockEntries * kMaxRowScales; }
-  size_t count() const { return v_scales() + kBlockEntries * kMaxRowScales - memory; }
+  // Of all of it; there need be no memory yet.
+  size_t count() const {
+    return size_t{2} * kFewRows * dims + kBlockEntries * kFewRows + 3 * kPadFloats +
+           2 * kBlockEntries * kMaxRowScales;
+  }
 
   uint32_t dims;
   float* memory;
@@ -76,7 +80,11 @@ struct ManyLayout {
   float* maximum(uint32_t tile) const { return sums(tile) + kTileRows * dims; }
   float* weight(uint32_t tile) const { return maximum(tile) + kTileRows; }
   float* query_steps(uint32_t tile) const { return weight(tile) + kTileRows; }
-  size_t count() const { return queries(kMaxAttendRows / kTileRows) - memory; }
+  // Of all of it; there need be no memory yet.
+  size_t count() const {
+    return size_t{3} * kBlockEntries * dims + kBlockEntries + dims + 2 * kBlockEntries * kMaxRowScales +
+           (kBlockEntries + 2) * kTileRows + kMaxAttendRows / kTileRows * tile_floats();
+  }
 
   uint32_t dims;
   uint32_t n_rows;

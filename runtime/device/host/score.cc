@@ -68,12 +68,12 @@ struct Tiling {
 
 // What a worker has of its own, in ThreadPool::Scratch.
 struct WorkerMemory {
+  // Without memory only n_bytes and n_kept count.
   WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes) {
     n_kept = KeptBytes() / (n_rows * (tiling.tile_entries + 1) * sizeof(float));
-    std::byte* at = begin;
-    const auto take = [&at]<typename T>(T*& to, size_t count) {
-      to = reinterpret_cast<T*>(at);
-      at += RoundUp<size_t>(count * sizeof(T), 64);
+    const auto take = [this, begin]<typename T>(T*& to, size_t count) {
+      to = begin == nullptr ? nullptr : reinterpret_cast<T*>(begin + n_bytes);
+      n_bytes += RoundUp<size_t>(count * sizeof(T), 64);
     };
     take(tile, rank * tiling.tile_entries);
     take(products, n_rows * tiling.tile_entries);
@@ -83,7 +83,6 @@ struct WorkerMemory {
     take(references, n_rows);
     take(sums, n_rows * max_lanes);
     take(kept, n_kept * n_rows * tiling.tile_entries);
-    n_bytes = static_cast<size_t>(at - begin);
   }
 
   float* tile;      // [rank, tile_entries]
