@@ -131,7 +131,7 @@ Result<std::unique_ptr<Buffer>> HostDevice::CreateConstants(std::span<const floa
                                                             std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
                          CreateBuffer(values.size_bytes(), BufferUse::kDevice, part));
-  std::memcpy(Data<std::byte>(buffer.get()), values.data(), values.size_bytes());
+  std::copy(values.begin(), values.end(), Data<float>(buffer.get()));
   return buffer;
 }
 
