@@ -5,7 +5,7 @@ function(kvrun_target name)
     POSITION_INDEPENDENT_CODE ON)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror)
-  if(KVRUN_UNITY)
+  if(KVRUN_UNITY OR name MATCHES "^kvrun_[a-z0-9]+_tests$")
     kvrun_group_sources(${name})
   endif()
   if(KVRUN_SANITIZE)
@@ -23,8 +23,8 @@ function(kvrun_target name)
   endif()
 endfunction()
 
-# kvrun_group_sources(NAME): several files are compiled as one, in a third of the time; for builds that only test. A file's
-# group follows from its name, so that a new file moves no other to another group. What is local to files of a group must
+# kvrun_group_sources(NAME): several files are compiled as one, in a third of the time: tests, and with KVRUN_UNITY all,
+# for builds that only test. A file's group follows from its name, so that a new file moves no other to another group. What is local to files of a group must
 # differ in name: where it does not, a file with the comment "// Not grouped" is compiled alone, as is what
 # Highway compiles several times.
 function(kvrun_group_sources name)

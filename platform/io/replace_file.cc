@@ -1,3 +1,4 @@
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include "platform/io/replace_file.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include "runtime/model/gguf_split.h"
 
 #include <fmt/format.h>

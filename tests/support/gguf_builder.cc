@@ -13,7 +13,7 @@ namespace kvrun::testing {
 
 ByteWriter& ByteWriter::PutString(std::string_view text) {
   Put(uint64_t{text.size()});
-  return PutBytes(std::as_bytes(std::span(text)));
+  return PutBytes(std::as_bytes(std::span(text.data(), text.size())));
 }
 
 ByteWriter& ByteWriter::PutBytes(std::span<const std::byte> bytes) {

@@ -19,7 +19,8 @@ void Attendance::Decide(const CallerTimes& times) {
   const bool is_caller_starved = wanted_ns - ran_ns > wanted_ns / 4;
   const auto n_in = static_cast<uint32_t>(workers_.size()) - n_out_;
   for (size_t i = 1; i < workers_.size(); ++i) DecideOf(workers_[i], n_in, times.now_ns, is_caller_starved);
-  n_out_ = static_cast<uint32_t>(std::ranges::count_if(workers_, [](const Worker& w) { return w.is_out; }));
+  n_out_ = static_cast<uint32_t>(
+      std::count_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.is_out; }));
   begin_ = times;
 }
 

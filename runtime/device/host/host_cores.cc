@@ -93,7 +93,8 @@ std::vector<uint32_t> FastestOf(const std::vector<uint32_t>& cores, const std::s
     speeds.push_back(ReadNumber(fmt::format("{}/sys/devices/system/cpu/cpu{}/{}", root, core, file)));
     if (speeds.back() == 0) return {};
   }
-  const auto least = static_cast<uint64_t>(static_cast<double>(*std::ranges::max_element(speeds)) * share);
+  const auto least =
+      static_cast<uint64_t>(static_cast<double>(*std::max_element(speeds.begin(), speeds.end())) * share);
   std::vector<uint32_t> fastest;
   for (size_t i = 0; i < cores.size(); ++i) {
     if (speeds[i] >= least) fastest.push_back(cores[i]);

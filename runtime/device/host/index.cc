@@ -59,7 +59,8 @@ uint32_t Encode(KvType type, float value, float scale) {
   const auto largest = static_cast<float>((1U << (bits - 1)) - 1);
   // A column that was zero wherever the scale was made has none.
   const float quotient = scale > 0.0F ? value / scale : 0.0F;
-  // No number either, as what is computed of a read that failed, becomes one: the step is given up afterwards.
+  // No number either, as what is computed of a read that failed, becomes one: the step is given up
+  // afterwards.
   const float in_range = std::min(largest, std::max(-largest, quotient));
   const auto code = static_cast<int32_t>(std::nearbyint(in_range));
   return static_cast<uint32_t>(code) & ((1U << bits) - 1);

@@ -108,8 +108,9 @@ void ThreadPool::Work(uint32_t worker) {
 
 // Either the worker sees what is to be done after it has said that it sleeps, or the caller sees that it
 // sleeps after it has said what is to be done. Here and wherever a load must see what another thread has
-// written before its own load, what is written is exchanged: the same instruction as a store on x86, and on Arm
-// one that qemu keeps in order (7.2 lets an `ldar` overtake an `stlr` on x86, which the architecture forbids).
+// written before its own load, what is written is exchanged: the same instruction as a store on x86, and on
+// Arm one that qemu keeps in order (7.2 lets an `ldar` overtake an `stlr` on x86, which the architecture
+// forbids).
 void ThreadPool::AwaitWork(Worker& worker) {
   const auto is_over = [&] { return unclaimed_.load() != 0 || stopping_.load(std::memory_order_relaxed); };
   while (true) {
