@@ -223,7 +223,7 @@ typedef struct kvrun_engine_options {
   uint32_t profile; /* nonzero: time each operation on the device (see kvrun_session_stats_json) */
   /* These two are for the CPU itself; other devices ignore them. */
   uint32_t exact_activations; /* nonzero: products do not round to 8 bits, nor attention to 16: slower */
-  uint32_t n_threads;         /* at most KVRUN_MAX_THREADS; 0: one for each performance core */
+  uint32_t n_threads;         /* at most KVRUN_MAX_THREADS; 0: one for each fast core, within the CPU quota */
   /* For "auto". Nonzero: measure the devices again even if their speed is known. kvrun does so by itself
    * after an engine saw its device compute 1.6 times as fast or as slow as measured. */
   uint32_t remeasure;
