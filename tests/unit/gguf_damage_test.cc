@@ -147,7 +147,9 @@ TEST(GgufDamage, MessageNamesPlaceAndSize) {
 }
 
 TEST(GgufDamage, WhatIsNotGgufIsNamed) {
-  const auto parse_text = [](std::string_view text) { return ParseStatus(std::as_bytes(std::span(text))); };
+  const auto parse_text = [](std::string_view text) {
+    return ParseStatus(std::as_bytes(std::span(text.data(), text.size())));
+  };
   ExpectRefused(parse_text(""), StatusCode::kCorrupt, "empty (0 bytes)");
   ExpectRefused(parse_text("GG"), StatusCode::kCorrupt, "not a GGUF file");
   ExpectRefused(parse_text("GGUF"), StatusCode::kCorrupt, "end of the file");
