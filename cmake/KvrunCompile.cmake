@@ -5,7 +5,7 @@ function(kvrun_target name)
     POSITION_INDEPENDENT_CODE ON)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror)
-  if(KVRUN_UNITY OR name MATCHES "^kvrun_[a-z0-9]+_tests$")
+  if(KVRUN_UNITY)
     kvrun_group_sources(${name})
   endif()
   if(KVRUN_SANITIZE)
@@ -13,8 +13,7 @@ function(kvrun_target name)
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-error=maybe-uninitialized>)
     target_compile_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
     target_link_options(${name} PUBLIC -fsanitize=${KVRUN_SANITIZE})
-    # Threads do the same with any instruction set: one compiles in two minutes less than all.
-    if(KVRUN_SANITIZE MATCHES "thread" OR NOT KVRUN_SANITIZE_ALL_SETS)
+    if(NOT KVRUN_SANITIZE_ALL_SETS)
       target_compile_definitions(${name} PRIVATE HWY_COMPILE_ONLY_STATIC)
       if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
         target_compile_options(${name} PRIVATE -msse4.2 -maes -mpclmul)
@@ -23,10 +22,9 @@ function(kvrun_target name)
   endif()
 endfunction()
 
-# kvrun_group_sources(NAME): several files are compiled as one, in a third of the time: tests, and with KVRUN_UNITY all,
-# for builds that only test. A file's group follows from its name, so that a new file moves no other to another group. What is local to files of a group must
-# differ in name: where it does not, a file with the comment "// Not grouped" is compiled alone, as is what
-# Highway compiles several times.
+# kvrun_group_sources(NAME): several files are compiled as one, in a third of the time. A file's group follows from its
+# name, so that a new file moves no other to another group. What is local to files of a group must differ in name: where
+# it does not, a file with the comment "// Not grouped" is compiled alone, as is what Highway compiles several times.
 function(kvrun_group_sources name)
   get_target_property(files ${name} SOURCES)
   foreach(file IN LISTS files)

@@ -30,6 +30,7 @@ void KvThread::Begin(uint64_t first_ready) {
   changed_.notify_all();
 }
 
+// Exchanged, as notify_one looks for who waits (ThreadPool::AwaitWork says why).
 void KvThread::Post(uint32_t list, uint64_t device_value) {
   values_[list] = device_value;
   n_posted_.exchange(list + 1);

@@ -34,6 +34,12 @@ struct Dispatch {
   std::span<const std::byte> params;   // push constants
 };
 
+// `params` as push constants; it must outlive them.
+template <typename Params>
+std::span<const std::byte> ParamBytes(const Params& params) {
+  return std::as_bytes(std::span<const Params, 1>(&params, 1));
+}
+
 struct ProjectKeysParams;
 struct ScorePlan;
 

@@ -173,7 +173,7 @@ Status VulkanComputeDevice::Download(const Buffer& from, std::span<std::byte> to
   KVRUN_ASSIGN_OR_RETURN(
       const DeviceBuffer staging,
       allocator_->Allocate({.size_bytes = to.size(), .kind = MemoryKind::kReadback, .name = "staging"}));
-  const DeviceBuffer& memory = static_cast<const VulkanBuffer&>(from).memory();
+  const DeviceBuffer& memory = AsVulkan(from).memory();
   KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying results to the host", [&](VkCommandBuffer commands) {
     RecordFullBarrier(*vulkan_, commands);
     const VkBufferCopy copy{.srcOffset = 0, .dstOffset = 0, .size = to.size()};

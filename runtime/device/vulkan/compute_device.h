@@ -46,6 +46,9 @@ class VulkanBuffer : public Buffer {
   BufferUse use_;
 };
 
+// Every buffer of a Vulkan device is one.
+inline const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
+
 // Rows [row_begin, row_begin + layout.n_rows) of a matrix, packed in a buffer of their own.
 struct MatrixSlice {
   uint32_t row_begin = 0;

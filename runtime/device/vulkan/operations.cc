@@ -13,13 +13,6 @@
 namespace kvrun {
 namespace {
 
-template <typename Params>
-std::span<const std::byte> Bytes(const Params& params) {
-  return std::as_bytes(std::span<const Params, 1>(&params, 1));
-}
-
-const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
-
 KernelChoice Linear(std::string variant, uint64_t invocations, uint32_t local_size,
                     std::vector<uint32_t> constants = {}) {
   return {.variant = std::move(variant),
@@ -42,8 +35,8 @@ Status VulkanCommandList::Embed(const Matrix& table, const Buffer& step, uint32_
                                        uint64_t{n_tokens} * slice.layout.planes.n_chunks * 2, 64);
     const std::array storage = {Binding{&slice.memory, Access::kRead},
                                 Binding{MemoryOrEmpty(out), Access::kWrite}};
-    KVRUN_RETURN_IF_ERROR(
-        Record({.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = Bytes(params)}));
+    KVRUN_RETURN_IF_ERROR(Record(
+        {.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = ParamBytes(params)}));
   }
   return Status::Ok();
 }
@@ -56,7 +49,7 @@ Status VulkanCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float e
   const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
                               Binding{MemoryOrEmpty(&weight), Access::kRead},
                               Binding{MemoryOrEmpty(out), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::MatMul(const MatMulArgs& args) {
@@ -84,7 +77,7 @@ Status VulkanCommandList::MatMul(const MatMulArgs& args) {
                                 Binding{MemoryOrEmpty(args.input), Access::kRead},
                                 Binding{MemoryOrEmpty(args.output), Access::kReadWrite},
                                 Binding{MemoryOrEmpty(args.bias), Access::kRead}};
-    KVRUN_RETURN_IF_ERROR(Record({.kernel = kernel, .storage = storage, .params = Bytes(params)}));
+    KVRUN_RETURN_IF_ERROR(Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)}));
   }
   return Status::Ok();
 }
@@ -107,7 +100,7 @@ Status VulkanCommandList::RopeAndStore(const AttentionArgs& args) {
       Binding{MemoryOrEmpty(args.qkv), Access::kReadWrite}, Binding{MemoryOrEmpty(args.kv), Access::kWrite},
       Binding{MemoryOrEmpty(args.angles), Access::kRead}, Binding{MemoryOrEmpty(args.norms), Access::kRead}};
   return Record(
-      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = Bytes(params)});
+      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::Attend(const AttentionArgs& args) {
@@ -127,8 +120,10 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                               Binding{MemoryOrEmpty(args.kv), Access::kRead},
                               Binding{MemoryOrEmpty(args.output), Access::kWrite},
                               Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
-  KVRUN_RETURN_IF_ERROR(Record(
-      {.kernel = choice.kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = Bytes(params)}));
+  KVRUN_RETURN_IF_ERROR(Record({.kernel = choice.kernel,
+                                .storage = storage,
+                                .step = &AsVulkan(*args.step),
+                                .params = ParamBytes(params)}));
   if (params.keeps_parts == 0) return Status::Ok();
   const uint32_t n_rows = args.n_tokens * args.n_heads;
   if (args.parts_after == nullptr) {
@@ -143,7 +138,7 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                                     Binding{MemoryOrEmpty(args.parts_after), Access::kWrite}};
   return Record({.kernel = Linear("merge_splits_f32_floor", uint64_t{n_rows} * (kv.head_dim + 2), 64),
                  .storage = merge_storage,
-                 .params = Bytes(merge)});
+                 .params = ParamBytes(merge)});
 }
 
 Status VulkanCommandList::FinishAttention(const AttentionArgs& args) {
@@ -158,7 +153,7 @@ Status VulkanCommandList::CombineSplits(const Buffer& parts, uint32_t n_splits, 
                               Binding{MemoryOrEmpty(output), Access::kWrite}};
   return Record({.kernel = Linear("combine_splits_f32_floor", uint64_t{n_rows} * head_dim, 64),
                  .storage = storage,
-                 .params = Bytes(combine)});
+                 .params = ParamBytes(combine)});
 }
 
 Status VulkanCommandList::SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) {
@@ -168,7 +163,7 @@ Status VulkanCommandList::SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint3
       Linear("swiglu_f32_floor", uint64_t{n_tokens} * (vector ? n_ff / 4 : n_ff), 64, {vector ? 1U : 0U});
   const std::array storage = {Binding{MemoryOrEmpty(&gate_up), Access::kRead},
                               Binding{MemoryOrEmpty(out), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
@@ -179,21 +174,21 @@ Status VulkanCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32
   return Record({.kernel = Linear("gather_rows_f32_floor", uint64_t{n_rows} * n_cols, 64),
                  .storage = storage,
                  .step = &AsVulkan(step),
-                 .params = Bytes(params)});
+                 .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
   const RateParams params{.n_steps = n_steps, .stride = 0};
   const KernelChoice kernel{.variant = "alu_rate_f32_floor", .constants = {}, .groups = {n_groups, 1, 1}};
   const std::array storage = {Binding{MemoryOrEmpty(values), Access::kReadWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
   const RateParams params{.n_steps = n_steps, .stride = n_groups * 64};
   const KernelChoice kernel{.variant = "read_rate_u32_floor", .constants = {}, .groups = {n_groups, 1, 1}};
   const std::array storage = {Binding{MemoryOrEmpty(values), Access::kReadWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 }  // namespace kvrun

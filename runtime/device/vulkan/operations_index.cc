@@ -26,13 +26,6 @@ constexpr uint32_t kQueryLocalSize = 32;  // of project_query.comp
 constexpr uint32_t kRowLocalSize = 64;    // of project_keys.comp with ROWS=1
 constexpr uint32_t kDirectLocalSize = 8;  // of both with DIRECT
 
-template <typename Params>
-std::span<const std::byte> Bytes(const Params& params) {
-  return std::as_bytes(std::span<const Params, 1>(&params, 1));
-}
-
-const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
-
 Status CheckRank(uint32_t rank) {
   if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
   return {StatusCode::kUnsupported,
@@ -89,7 +82,7 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                                      Binding{MemoryOrEmpty(attention.angles), Access::kRead},
                                      Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
   KVRUN_RETURN_IF_ERROR(
-      Record({.kernel = rotate_kernel, .storage = rotate_storage, .params = Bytes(rotate)}));
+      Record({.kernel = rotate_kernel, .storage = rotate_storage, .params = ParamBytes(rotate)}));
 
   const uint32_t rank = args.index_shape.rank;
   const uint32_t group = attention.n_heads / n_kv_heads;
@@ -120,7 +113,7 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
   return Record({.kernel = project_kernel,
                  .storage = project_storage,
                  .step = &AsVulkan(*attention.step),
-                 .params = Bytes(project)});
+                 .params = ParamBytes(project)});
 }
 
 Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
@@ -137,7 +130,7 @@ Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& s
   return Record({.kernel = kernel,
                  .storage = storage,
                  .step = &AsVulkan(*args.attention.step),
-                 .params = Bytes(params)});
+                 .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::ScoreGroups(const ScoreArgs& args, const ScorePlan& score) {
@@ -179,7 +172,7 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
   return Record({.kernel = kernel,
                  .storage = storage,
                  .step = &AsVulkan(*args.attention.step),
-                 .params = Bytes(params)});
+                 .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
@@ -199,7 +192,7 @@ Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, c
   const std::array storage = {
       Binding{MemoryOrEmpty(&rows), Access::kRead}, Binding{MemoryOrEmpty(sides.key_side), Access::kRead},
       Binding{MemoryOrEmpty(sides.bias), Access::kRead}, Binding{MemoryOrEmpty(out), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
@@ -230,7 +223,8 @@ Status VulkanCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, u
   const std::array storage = {Binding{MemoryOrEmpty(projected), Access::kRead},
                               Binding{MemoryOrEmpty(sides.scales), Access::kRead},
                               Binding{MemoryOrEmpty(index), Access::kReadWrite}};
-  return Record({.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = Bytes(params)});
+  return Record(
+      {.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
@@ -265,7 +259,7 @@ Status VulkanCommandList::AccumulateGram(const GramArgs& args) {
   NoteHostBuffer(AsVulkan(*args.sums));
   const std::array storage = {Binding{MemoryOrEmpty(args.rows), Access::kRead},
                               Binding{MemoryOrEmpty(args.sums), Access::kReadWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = Bytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 }  // namespace kvrun

@@ -10,13 +10,6 @@
 namespace kvrun {
 namespace {
 
-template <typename Params>
-std::span<const std::byte> Bytes(const Params& params) {
-  return std::as_bytes(std::span<const Params, 1>(&params, 1));
-}
-
-const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
-
 KvRecordLayout LayoutOf(const KvRecordShape& record) {
   const uint32_t scales_begin = 2 * record.scales_begin_words();
   return {.n_heads = record.n_heads,
@@ -121,8 +114,10 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                               Binding{MemoryOrEmpty(window.slots), Access::kReadWrite},
                               Binding{MemoryOrEmpty(attention.angles), Access::kRead},
                               Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
-  return Record(
-      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*attention.step), .params = Bytes(params)});
+  return Record({.kernel = kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = ParamBytes(params)});
 }
 
 // Of one source: parts from `first_part` on, or the output where there is one part in all.
@@ -153,7 +148,7 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, bool is_wi
   return Record({.kernel = choice.kernel,
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
-                 .params = Bytes(params)});
+                 .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
@@ -178,7 +173,7 @@ Status VulkanCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shap
                               Binding{MemoryOrEmpty(records), Access::kReadWrite}};
   return Record({.kernel = ChooseEncodeRecords(record, kv_shape.type, kv_shape.n_kv_heads, n_groups),
                  .storage = storage,
-                 .params = Bytes(params)});
+                 .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
@@ -188,7 +183,7 @@ Status VulkanCommandList::DecodeRecords(const Buffer& records, const KvRecordSha
                               Binding{MemoryOrEmpty(kv), Access::kWrite}};
   return Record({.kernel = ChooseDecodeRecords(record, kv_shape.type, kv_shape.n_kv_heads, n_groups),
                  .storage = storage,
-                 .params = Bytes(params)});
+                 .params = ParamBytes(params)});
 }
 
 }  // namespace kvrun
