@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "runtime/device/host/int8_dot-inl.h"
+#include "runtime/device/host/matmul_kernels.h"
 #include "runtime/device/host/panel_formats-inl.h"
 
 #if !KVRUN_HAS_NEON
@@ -43,16 +44,11 @@ using TileOf = V[kTileVectors][kTokens];
 template <uint32_t kTokens>
 using QuantsOf = const int8_t* [kTokens];
 
-// Whether unpacked bytes are split: into their low nibbles, and the high ones of 128 more.
-template <TensorType kType, typename Dot>
-inline constexpr bool kSplitsBytes = Splits<Dot>() && PanelFormat<kType>::kBits == 8;
-inline constexpr size_t kUnpackedPlaneBytes = kPanelRows * kBlockColumns;
-// What UnpackPanel writes for a block: high nibbles come after the low ones.
-template <TensorType kType, typename Dot>
-inline constexpr size_t kUnpackedBytes = (kSplitsBytes<kType, Dot> ? 2 : 1) * kUnpackedPlaneBytes;
-// Q8_0's bytes are as they will be read, where they are not split.
-template <TensorType kType, typename Dot>
-inline constexpr bool kUnpacks = kType != TensorType::kQ8_0 || Splits<Dot>();
+// What UnpackPanel writes for a block.
+inline constexpr size_t kUnpackedBytes = kPanelRows * kBlockColumns;
+// Q8_0's bytes are as they will be read.
+template <TensorType kType>
+inline constexpr bool kUnpacks = kType != TensorType::kQ8_0;
 
 template <TensorType kType, typename Dot, size_t kGroup, typename Block>
 HWY_INLINE void LoadGroupOfRows(const Block& at, VU8 (&w)[kTileVectors]) {
@@ -60,7 +56,7 @@ HWY_INLINE void LoadGroupOfRows(const Block& at, VU8 (&w)[kTileVectors]) {
   for (size_t v = 0; v < kTileVectors; ++v) {
     const size_t row = at.row + v * kLanes;
     if constexpr (Block::kIsUnpacked) {
-      const std::byte* from = at.quants + kUnpackedBytes<kType, Dot> * at.block + 64 * kGroup + 4 * row;
+      const std::byte* from = at.quants + kUnpackedBytes * at.block + 64 * kGroup + 4 * row;
       w[v] = hn::Load(DU8(), reinterpret_cast<const uint8_t*>(from));
     } else {
       w[v] = PanelFormat<kType>::template LoadGroup<kGroup, Dot::kBias>(at.layout, at.panel, at.block, row);
@@ -74,21 +70,14 @@ HWY_INLINE void UnpackGroups(const PackedBlock& at, std::byte* to) {
   LoadGroupOfRows<kType, Dot, kGroup>(at, w);
   KVRUN_UNROLL
   for (size_t v = 0; v < kTileVectors; ++v) {
-    auto* bytes = reinterpret_cast<uint8_t*>(to + 64 * kGroup + 4 * (at.row + v * kLanes));
-    if constexpr (kSplitsBytes<kType, Dot>) {
-      hn::Store(MovedBits<0>(w[v], 15), DU8(), bytes);
-      const VU8 high = MovedBits<-4>(hn::Xor(w[v], hn::Set(DU8(), 128)), 15);
-      hn::Store(high, DU8(), bytes + kUnpackedPlaneBytes);
-    } else {
-      hn::Store(w[v], DU8(), bytes);
-    }
+    hn::Store(w[v], DU8(), reinterpret_cast<uint8_t*>(to + 64 * kGroup + 4 * (at.row + v * kLanes)));
   }
   if constexpr (kGroup + 1 < kBlockGroups) UnpackGroups<kType, Dot, kGroup + 1>(at, to);
 }
 
 template <TensorType kType, typename Dot>
 void UnpackPanel(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
-  for (size_t b = 0; b < layout.n_blocks; ++b, to += kUnpackedBytes<kType, Dot>) {
+  for (size_t b = 0; b < layout.n_blocks; ++b, to += kUnpackedBytes) {
     for (size_t row = 0; row < kPanelRows; row += kTileVectors * kLanes) {
       UnpackGroups<kType, Dot, 0>({layout, panel, b, row}, to);
     }
@@ -100,6 +89,25 @@ HWY_INLINE void LoadScalesOfRows(const PackedBlock& at, BlockScales (&scales)[kT
   KVRUN_UNROLL
   for (size_t v = 0; v < kTileVectors; ++v) {
     scales[v] = PanelFormat<kType>::LoadScales(at.layout, at.panel, at.block, at.row + v * kLanes);
+  }
+}
+
+template <uint32_t kTokens>
+HWY_INLINE void SetToZero(TileOf<VF, kTokens>& sum) {
+  KVRUN_UNROLL
+  for (size_t v = 0; v < kTileVectors; ++v) {
+    KVRUN_UNROLL
+    for (uint32_t t = 0; t < kTokens; ++t) sum[v][t] = hn::Zero(DF());
+  }
+}
+
+// Of rows from first_row on.
+template <uint32_t kTokens>
+HWY_INLINE void StoreTile(const TileOf<VF, kTokens>& sum, size_t first_row, TileSums& sums) {
+  KVRUN_UNROLL
+  for (uint32_t t = 0; t < kTokens; ++t) {
+    KVRUN_UNROLL
+    for (size_t v = 0; v < kTileVectors; ++v) hn::StoreU(sum[v][t], DF(), sums[t] + first_row + v * kLanes);
   }
 }
 
@@ -123,8 +131,7 @@ HWY_INLINE void AddPairs(const Block& at, const QuantsOf<kTokens>& quants,
     const VI four = FourOf(quants[t] + 4 * kGroup);
     KVRUN_UNROLL
     for (size_t v = 0; v < kTileVectors; ++v) {
-      const auto products =
-          Dot::template Pairs < PanelFormat<kType>::kBits == 8 && !Block::kIsUnpacked > (w[v], four);
+      const auto products = Dot::template Pairs<PanelFormat<kType>::kBits == 8>(w[v], four);
       pairs[v][t] = kIsFirst ? products : hn::Add(pairs[v][t], products);
       AddNow(pairs[v][t]);
     }
@@ -163,35 +170,6 @@ HWY_INLINE void AddGroups(const Block& at, const QuantsOf<kTokens>& quants, Tile
   if constexpr (kGroup + kRun < kEnd) AddGroups<kType, Dot, kGroup + kRun, kEnd, kTokens>(at, quants, sums);
 }
 
-// Adds the products of a block whose bytes are split. 15 * 127 * 2 * 8 fits in 16 bits.
-template <TensorType kType, typename Dot, uint32_t kTokens>
-HWY_INLINE void AddNibbles(const UnpackedRows& at, const QuantsOf<kTokens>& quants,
-                           TileOf<VI, kTokens>& sums) {
-  TileOf<typename Dot::VI16, kTokens> pairs;
-  AddPairs<kType, Dot, 0, kBlockGroups, true, kTokens>(at, quants, pairs);
-  KVRUN_UNROLL
-  for (size_t v = 0; v < kTileVectors; ++v) {
-    KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      sums[v][t] = hn::Add(sums[v][t], Dot::Widen(pairs[v][t]));
-      AddNow(sums[v][t]);
-    }
-  }
-#if defined(__GNUC__)
-  asm("" : : : "memory");  // activations are read again: there are no registers to keep them in
-#endif
-  UnpackedRows high = at;
-  high.quants += kUnpackedPlaneBytes;
-  AddPairs<kType, Dot, 0, kBlockGroups, true, kTokens>(high, quants, pairs);
-  KVRUN_UNROLL
-  for (size_t v = 0; v < kTileVectors; ++v) {
-    KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      sums[v][t] = hn::Add(sums[v][t], Dot::template Widen<16>(pairs[v][t]));
-    }
-  }
-}
-
 // What a block is multiplied with: as an ActivationBlock or a FineBlock has them.
 template <uint32_t kTokens>
 struct BlockOperands {
@@ -206,20 +184,15 @@ HWY_INLINE void MultiplyBlock(const Block& at, const BlockOperands<kTokens>& a,
                               const BlockScales (&scales)[kTileVectors], TileOf<VF, kTokens>& out) {
   using Format = PanelFormat<kType>;
   constexpr bool kMinima = Format::kHalves && Format::kHasMinimum;
-  constexpr bool kIsSplit = Block::kIsUnpacked && kSplitsBytes<kType, Dot>;
   TileOf<VI, kTokens> sums;
   KVRUN_UNROLL
   for (uint32_t t = 0; t < kTokens; ++t) {
     KVRUN_UNROLL
     for (size_t v = 0; v < kTileVectors; ++v) {
-      sums[v][t] = hn::Set(DI(), kMinima ? 0 : a.starts[t][kIsSplit ? 1 : 0]);
+      sums[v][t] = hn::Set(DI(), kMinima ? 0 : a.starts[t][0]);
     }
   }
-  if constexpr (kIsSplit) {
-    AddNibbles<kType, Dot, kTokens>(at, a.quants, sums);
-  } else {
-    AddGroups<kType, Dot, 0, Format::kHalves ? 4 : kBlockGroups, kTokens>(at, a.quants, sums);
-  }
+  AddGroups<kType, Dot, 0, Format::kHalves ? 4 : kBlockGroups, kTokens>(at, a.quants, sums);
   KVRUN_UNROLL
   for (uint32_t t = 0; t < kTokens; ++t) {
     KVRUN_UNROLL

@@ -3,8 +3,9 @@
 //
 // A Dot is a struct with
 //   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
-//   kSplits      if there and true: it is faster with the nibbles of bytes than with bytes, where these are
-//                split for several tokens
+//   MulPairs     if there: several tokens' products with weights of 8 bits are faster in 16 bits, and this
+//   adds
+//                two of those
 //   kGroupsIn16Bits<kBits>, Pairs, Widen
 //                if there: how many groups' products it adds up in 16 bits before they are widened, and how
 //   kSumBase, ToFloats(sum)
@@ -103,7 +104,6 @@ struct Vnni512Dot {
 // pmaddubsw adds two products in 16 bits, and more are added there while they fit; pmaddwd then widens.
 struct MaddubsDot {
   static constexpr int32_t kBias = 0;
-  static constexpr bool kSplits = true;
   using VI16 = hn::Vec<hn::Repartition<int16_t, DI>>;
 
   // So many groups' pairs fit in 16 bits: (2^kBits - 1) * 127 * 2 each, of 32767.
@@ -153,15 +153,18 @@ struct MaddubsDot {
 #endif
   }
 
-  // Times kFactor.
-  template <int16_t kFactor = 1>
   static HWY_INLINE VI Widen(VI16 pairs) {
+    return MulPairs(pairs, hn::Set(hn::Repartition<int16_t, DI>(), 1));
+  }
+
+  // Products of 16 bits, of which it adds two in 32.
+  static HWY_INLINE VI MulPairs(VI16 a, VI16 b) {
 #if HWY_TARGET == HWY_AVX3
-    return VI{_mm512_madd_epi16(pairs.raw, _mm512_set1_epi16(kFactor))};
+    return VI{_mm512_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_AVX2
-    return VI{_mm256_madd_epi16(pairs.raw, _mm256_set1_epi16(kFactor))};
+    return VI{_mm256_madd_epi16(a.raw, b.raw)};
 #else
-    return VI{_mm_madd_epi16(pairs.raw, _mm_set1_epi16(kFactor))};
+    return VI{_mm_madd_epi16(a.raw, b.raw)};
 #endif
   }
 };
@@ -203,14 +206,6 @@ constexpr int32_t SumBase() {
     return Dot::kSumBase;
   else
     return 0;
-}
-
-template <typename Dot>
-constexpr bool Splits() {
-  if constexpr (requires { Dot::kSplits; })
-    return Dot::kSplits;
-  else
-    return false;
 }
 
 template <typename Dot, int kBits>

@@ -15,7 +15,6 @@ struct ActivationBlock {
   float scaled_sum;  // of the activations as stored: what a minimum is multiplied with
   // What the sums of products start with, so that what a type subtracts from its quants is subtracted: minus
   // offset * sum of quants; [0] of all, or of columns 0 to 15 and 16 to 31 where these have their own scales.
-  // [1] of all where weights have 8 bits and a kernel splits these: minus 128 * sum of quants.
   // Q2_K subtracts nothing, but these have their own minima: the sums of their quants, which minima are
   // multiplied with.
   int32_t start[2];
@@ -27,6 +26,13 @@ static_assert(sizeof(ActivationBlock) == 48);
 struct FineBlock {
   int8_t quants[kBlockColumns];  // never -128
   int32_t start[2];
+};
+
+// 32 activations in 16 bits, for weights of 8: what an ActivationBlock and its FineBlock say, x[i] = scale *
+// quants[i]. Columns of even index, then the others.
+struct WideBlock {
+  int16_t quants[kBlockColumns];
+  float scale;  // as ActivationBlock's; by 256 where a block is fine
 };
 
 // Tokens of one call at most, and what a kernel writes: sums[token][row of the panel].
@@ -63,13 +69,19 @@ struct MatMulKernels {
   // tiles, and a last one without a second alone: how both lie is between this and multiply_int8.
   void (*quantize)(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                    FineBlock* fine, uint8_t* has_fine);
-  // On each thread around any number of multiply_int8; null: nothing is to be done.
-  void (*begin_int8)();
-  void (*end_int8)();
+  // Null, or whether full tiles (of int8_tile_tokens) of a type are multiplied in 16 bits: then these replace
+  // quantize and multiply_int8 there, and nobody sees a difference. `unpacked` as in ActivationTile.
+  bool (*takes_wide)(TensorType type);
+  void (*quantize_wide)(const float* x, size_t n_rows, size_t n_blocks, WideBlock* blocks);
+  void (*multiply_wide)(const PanelLayout& layout, const std::byte* panel, const std::byte* unpacked,
+                        const WideBlock* blocks, TileSums& sums);
   // A panel's quants as products of int8_tile_tokens tokens read them soonest: worth it where there are
   // several such tiles. `to` is a multiple of 64 and has kMaxUnpackedBytes for each block. False, or a null
   // function: the type is multiplied as it is packed.
   bool (*unpack)(const PanelLayout& layout, const std::byte* panel, std::byte* to);
+  // On each thread around any number of multiply_int8; null: nothing is to be done.
+  void (*begin_int8)();
+  void (*end_int8)();
   // A panel times n_tokens (1, 2, 4, 8, or 16 if that is int8_tile_tokens) rows of layout.n_blocks blocks.
   void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                         uint32_t n_tokens, TileSums& sums);

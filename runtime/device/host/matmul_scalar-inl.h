@@ -77,9 +77,12 @@ inline MatMulKernels MatMulKernelsOfTarget(Int8Products /*most*/) {
           .tile_tokens = 8,
           .int8_tile_tokens = 8,
           .quantize = Quantize,
+          .takes_wide = nullptr,
+          .quantize_wide = nullptr,
+          .multiply_wide = nullptr,
+          .unpack = nullptr,
           .begin_int8 = nullptr,
           .end_int8 = nullptr,
-          .unpack = nullptr,
           .multiply_int8 = MultiplyInt8,
           .decode = Decode,
           .multiply_float = MultiplyFloat};

@@ -93,11 +93,7 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
   FineSums fine;
   for (size_t row = 0; row < kPanelRows; row += kTileVectors * kLanes) {
     TileOf<VF, kTokens> sum;
-    KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
-      KVRUN_UNROLL
-      for (size_t v = 0; v < kTileVectors; ++v) sum[v][t] = hn::Zero(DF());
-    }
+    SetToZero<kTokens>(sum);
     for (size_t b = 0; b < n_blocks; ++b) {
       if constexpr (kTokens == 1) Format::PrefetchBlock(layout, panel + layout.panel_bytes, b, row);
       const PackedBlock packed{layout, panel, b, row};
@@ -108,15 +104,16 @@ void MultiplyTile(const PanelLayout& layout, const std::byte* panel, const Activ
       const uint32_t has_fine = static_cast<uint32_t>(x.has_fine[b]) >> x.first_bit & ((1U << kTokens) - 1);
       if (HWY_UNLIKELY(has_fine != 0)) AddFine<kType, Dot>(layout, panel, x, b, row, has_fine, fine);
     }
-    KVRUN_UNROLL
-    for (uint32_t t = 0; t < kTokens; ++t) {
+    if (fine.are_any) {
       KVRUN_UNROLL
-      for (size_t v = 0; v < kTileVectors; ++v) {
-        const size_t first = row + v * kLanes;
-        if (fine.are_any) sum[v][t] = hn::Add(sum[v][t], hn::Load(DF(), fine.sums[t] + first));
-        hn::StoreU(sum[v][t], DF(), sums[t] + first);
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        KVRUN_UNROLL
+        for (size_t v = 0; v < kTileVectors; ++v) {
+          sum[v][t] = hn::Add(sum[v][t], hn::Load(DF(), fine.sums[t] + row + v * kLanes));
+        }
       }
     }
+    StoreTile<kTokens>(sum, row, sums);
   }
 }
 

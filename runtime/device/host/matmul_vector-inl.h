@@ -20,6 +20,7 @@
 #include "runtime/device/host/matmul_tile-inl.h"
 #include "runtime/device/host/panel_formats-inl.h"
 #include "runtime/device/host/quantize_activations-inl.h"
+#include "runtime/device/host/wide_products-inl.h"
 
 KVRUN_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
@@ -35,8 +36,8 @@ inline void InterleavePairs(size_t n_rows, size_t n_blocks, ActivationBlock* blo
 template <typename Dot>
 void Quantize(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
               FineBlock* fine, uint8_t* has_fine) {
-  QuantizeActivations(type, {.q8_bias = Dot::kBias, .splits_q8 = Splits<Dot>(), .base = SumBase<Dot>()}, x,
-                      n_rows, n_blocks, blocks, fine, has_fine);
+  QuantizeActivations(type, {.q8_bias = Dot::kBias, .base = SumBase<Dot>()}, x, n_rows, n_blocks, blocks,
+                      fine, has_fine);
 #if KVRUN_HAS_NEON
   if (std::is_same_v<Dot, SmmlaDot> && TakesPairs(type)) InterleavePairs(n_rows, n_blocks, blocks);
 #endif
@@ -146,7 +147,7 @@ template <TensorType kType, typename Dot>
 void MultiplyType(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
 #if !KVRUN_HAS_NEON
-  if constexpr (kUnpacks<kType, Dot>) {
+  if constexpr (kUnpacks<kType>) {
     if (n_tokens == kTileTokensOfTarget && x.unpacked != nullptr) {
       return MultiplyTile<kType, Dot, kTileTokensOfTarget, true>(layout, panel, x, sums);
     }
@@ -168,6 +169,20 @@ void MultiplyType(const PanelLayout& layout, const std::byte* panel, const Activ
     KVRUN_CHECK(false);
   }
 }
+
+#if !KVRUN_HAS_NEON
+
+// Fewer tokens than a full tile has.
+template <TensorType kType, typename Dot>
+void MultiplyNarrow(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
+                    uint32_t n_tokens, TileSums& sums) {
+  if (n_tokens == 1) return MultiplyNarrowTile<kType, Dot, 1>(layout, panel, x, sums);
+  if (n_tokens == 2) return MultiplyNarrowTile<kType, Dot, 2>(layout, panel, x, sums);
+  KVRUN_CHECK(n_tokens == 4 && n_tokens < kTileTokensOfTarget);
+  if constexpr (kTileTokensOfTarget > 4) MultiplyNarrowTile<kType, Dot, 4>(layout, panel, x, sums);
+}
+
+#endif
 
 // run of the type as a template parameter.
 template <typename F>
@@ -192,8 +207,13 @@ HWY_INLINE void WithQuants(TensorType type, const F& run) {
 template <typename Dot>
 void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                   uint32_t n_tokens, TileSums& sums) {
-  WithQuants(layout.type,
-             [&]<TensorType kType>() { MultiplyType<kType, Dot>(layout, panel, x, n_tokens, sums); });
+  WithQuants(layout.type, [&]<TensorType kType>() {
+#if !KVRUN_HAS_NEON
+    if constexpr (TakesWide<kType, Dot>())
+      return MultiplyNarrow<kType, Dot>(layout, panel, x, n_tokens, sums);
+#endif
+    MultiplyType<kType, Dot>(layout, panel, x, n_tokens, sums);
+  });
 }
 
 #if !KVRUN_HAS_NEON
@@ -202,10 +222,33 @@ template <typename Dot>
 bool Unpack(const PanelLayout& layout, const std::byte* panel, std::byte* to) {
   bool is_unpacked = false;
   WithQuants(layout.type, [&]<TensorType kType>() {
-    if constexpr (kUnpacks<kType, Dot>) UnpackPanel<kType, Dot>(layout, panel, to);
-    is_unpacked = kUnpacks<kType, Dot>;
+    if constexpr (TakesWide<kType, Dot>())
+      UnpackWidePanel<kType>(layout, panel, to);
+    else if constexpr (kUnpacks<kType>)
+      UnpackPanel<kType, Dot>(layout, panel, to);
+    is_unpacked = TakesWide<kType, Dot>() || kUnpacks<kType>;
   });
   return is_unpacked;
+}
+
+template <typename Dot>
+bool TypeTakesWide(TensorType type) {
+  bool takes_wide = false;
+  WithQuants(type, [&]<TensorType kType>() { takes_wide = TakesWide<kType, Dot>(); });
+  return takes_wide;
+}
+
+template <typename Dot>
+void MultiplyWide(const PanelLayout& layout, const std::byte* panel, const std::byte* unpacked,
+                  const WideBlock* blocks, TileSums& sums) {
+  WithQuants(layout.type, [&]<TensorType kType>() {
+    if constexpr (TakesWide<kType, Dot>()) {
+      if (unpacked != nullptr)
+        MultiplyWideTile<kType, Dot, kTileTokensOfTarget, true>(layout, panel, unpacked, blocks, sums);
+      else
+        MultiplyWideTile<kType, Dot, kTileTokensOfTarget, false>(layout, panel, nullptr, blocks, sums);
+    }
+  });
 }
 
 #endif
@@ -351,14 +394,15 @@ template <typename Dot>
 MatMulKernels KernelsWith(Int8Products products) {
   return {
     .target = hwy::TargetName(HWY_TARGET), .products = products, .tile_tokens = kTileTokensOfTarget,
-    .int8_tile_tokens = kTileTokensOfTarget, .quantize = Quantize<Dot>, .begin_int8 = nullptr,
-    .end_int8 = nullptr,
+    .int8_tile_tokens = kTileTokensOfTarget, .quantize = Quantize<Dot>,
 #if KVRUN_HAS_NEON
-    .unpack = nullptr,
+    .takes_wide = nullptr, .quantize_wide = nullptr, .multiply_wide = nullptr, .unpack = nullptr,
 #else
+    .takes_wide = TypeTakesWide<Dot>, .quantize_wide = QuantizeWide, .multiply_wide = MultiplyWide<Dot>,
     .unpack = Unpack<Dot>,
 #endif
-    .multiply_int8 = MultiplyInt8<Dot>, .decode = Decode, .multiply_float = MultiplyFloat
+    .begin_int8 = nullptr, .end_int8 = nullptr, .multiply_int8 = MultiplyInt8<Dot>, .decode = Decode,
+    .multiply_float = MultiplyFloat
   };
 }
 

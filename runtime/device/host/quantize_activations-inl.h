@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "runtime/device/host/matmul_kernels.h"
 
@@ -26,9 +27,10 @@ inline constexpr float kFineFrom = 2.25F;
 
 using ActivationTag = hn::CappedTag<float, 16>;
 
-// Leaves in out[b].scale the largest magnitude of each block, and in .scaled_sum what is not a number where x
-// is infinite or not a number, else 0. Answers the magnitude squared from which on a block is fine.
-inline float MeasureBlocks(const float* x, size_t n_blocks, ActivationBlock* out) {
+// Leaves in out[b].scale the largest magnitude of each block: not a number where x is infinite or none.
+// Answers the magnitude squared from which on a block is fine.
+template <typename Block>
+float MeasureBlocks(const float* x, size_t n_blocks, Block* out) {
   const ActivationTag df;
   float sum_of_squares = 0.0F;
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
@@ -39,8 +41,7 @@ inline float MeasureBlocks(const float* x, size_t n_blocks, ActivationBlock* out
       largest = hn::Max(largest, hn::Abs(v));
       zeros = hn::MulAdd(v, hn::Zero(df), zeros);
     }
-    out[b].scale = hn::GetLane(hn::MaxOfLanes(df, largest));
-    out[b].scaled_sum = hn::GetLane(hn::SumOfLanes(df, zeros));
+    out[b].scale = hn::GetLane(hn::MaxOfLanes(df, largest)) + hn::GetLane(hn::SumOfLanes(df, zeros));
     sum_of_squares += out[b].scale * out[b].scale;
   }
   return kFineFrom * sum_of_squares / static_cast<float>(n_blocks);
@@ -81,11 +82,15 @@ inline void RoundFineBlock(const float* x, float inverse, const int8_t* quants, 
   }
 }
 
-// What a kernel's sums of products begin with, and what it does with weights of 8 bits.
+// Whether a block with this largest magnitude counts as zeros, and what its scale is then: that of a block
+// with what is not a number is none either.
+inline bool IsNothing(float largest) { return !(largest >= kSmallestLargest); }
+inline float ScaleOfNothing(float largest) { return std::isnan(largest) ? largest : 0.0F; }
+
+// What a kernel's sums of products begin with.
 struct SumsOfKernel {
-  int32_t q8_bias = 0;     // is added to those
-  bool splits_q8 = false;  // for some products, with 128 added
-  int32_t base = 0;        // what sums begin with if weights are what they stand for
+  int32_t q8_bias = 0;  // what is added to weights of 8 bits
+  int32_t base = 0;     // what sums begin with if weights are what they stand for
 };
 
 // What makes the starts of sums: how much a kernel's weights are more than what they stand for, in starts[0]
@@ -100,7 +105,7 @@ struct StartTerms {
 // Halves with minima: -1 and nothing else, so that SetStart leaves their sums.
 inline StartTerms StartTermsOf(TensorType type, const SumsOfKernel& kernel) {
   if (type == TensorType::kQ8_0 || HasCodes(type)) {
-    return {kernel.q8_bias, kernel.splits_q8 ? 128 : 0, kernel.base, false};
+    return {kernel.q8_bias, 0, kernel.base, false};
   }
   if (type == TensorType::kQ2_K) return {-1, -1, 0, true};
   const int32_t offset = QuantOffset(type);
@@ -121,10 +126,9 @@ inline void QuantizeRow(const StartTerms& start, const float* x, size_t n_blocks
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
     ActivationBlock& block = blocks[b];
     const float largest = block.scale;
-    const float poison = block.scaled_sum;
-    if (!(largest >= kSmallestLargest) || poison != 0.0F) {
+    if (IsNothing(largest)) {
       block = {};
-      block.scale = block.scaled_sum = poison;
+      block.scale = block.scaled_sum = ScaleOfNothing(largest);
       block.start[0] = block.start[1] = start.base;
       continue;
     }
