@@ -57,22 +57,44 @@ attribute() { sed -n "s/^<testsuites .*\\b$2=\"\\([0-9]*\\)\".*/\\1/p" "$1" | he
 
 # gtest NAME PROGRAM [VARIABLE=VALUE...]: counts the program's tests one by one. The programs that it starts are run by the
 # launcher too.
-gtest() {
-  local name=$1 program=$2 start=$SECONDS status=0
-  local xml=$logs/$name.xml log=$logs/$name.log
-  shift 2
-  rm -f -- "$xml"
+gtest() { run_gtest 1 "$@"; }
+
+# The same in two halves at once: for tests of one thread, none of which minds the other half.
+gtest_halves() { run_gtest 2 "$@"; }
+
+# run_gtest SHARDS NAME PROGRAM [VARIABLE=VALUE...]
+run_gtest() {
+  local shards=$1 name=$2 program=$3 start=$SECONDS shard
+  local -a jobs=() statuses=()
+  shift 3
   if [[ ! -x $program ]]; then
-    echo "$program was not built" >"$log"
+    echo "$program was not built" >"$logs/$name.log"
     fail_step "$name" "not built"
     return
   fi
-  timeout "$step_limit_s" env ${launcher[0]:+KVRUN_TEST_LAUNCHER="${launcher[*]}"} "$@" "${launcher[@]}" "$program" --gtest_output="xml:$xml" >"$log" 2>&1 || status=$?
-  if [[ ! -s $xml ]]; then
-    fail_step "$name" "ended without a result, exit code $status"
-    return
-  fi
-  count_results "$name" "$xml" "$log" "$status" "$((SECONDS - start))"
+  for ((shard = 0; shard < shards; ++shard)); do
+    local part=$name
+    [[ $shards -eq 1 ]] || part=$name-$((shard + 1))
+    rm -f -- "$logs/$part.xml"
+    # What a shell puts in the background ignores these signals, which tests send.
+    timeout "$step_limit_s" env --default-signal=INT,QUIT ${launcher[0]:+KVRUN_TEST_LAUNCHER="${launcher[*]}"} GTEST_TOTAL_SHARDS="$shards" \
+      GTEST_SHARD_INDEX="$shard" "$@" "${launcher[@]}" "$program" --gtest_output="xml:$logs/$part.xml" \
+      >"$logs/$part.log" 2>&1 &
+    jobs+=($!)
+  done
+  for ((shard = 0; shard < shards; ++shard)); do
+    statuses[shard]=0
+    wait "${jobs[shard]}" || statuses[shard]=$?
+  done
+  for ((shard = 0; shard < shards; ++shard)); do
+    local part=$name
+    [[ $shards -eq 1 ]] || part=$name-$((shard + 1))
+    if [[ -s $logs/$part.xml ]]; then
+      count_results "$part" "$logs/$part.xml" "$logs/$part.log" "${statuses[shard]}" "$((SECONDS - start))"
+    else
+      fail_step "$part" "ended without a result, exit code ${statuses[shard]}"
+    fi
+  done
 }
 
 count_results() {
