@@ -59,7 +59,7 @@ attribute() { sed -n "s/^<testsuites .*\\b$2=\"\\([0-9]*\\)\".*/\\1/p" "$1" | he
 # launcher too.
 gtest() { run_gtest 1 "$@"; }
 
-# The same in two halves at once: for tests of one thread, none of which minds the other half.
+# The same in two halves at once: for tests of which most have one thread. None minds another that runs beside it.
 gtest_halves() { run_gtest 2 "$@"; }
 
 # run_gtest SHARDS NAME PROGRAM [VARIABLE=VALUE...]
@@ -72,11 +72,12 @@ run_gtest() {
     fail_step "$name" "not built"
     return
   fi
+  # What a shell puts in the background ignores Ctrl-C: tests send that signal, and a person who does ends all.
+  trap 'kill "${jobs[@]}" 2>/dev/null; exit 130' INT TERM
   for ((shard = 0; shard < shards; ++shard)); do
     local part=$name
     [[ $shards -eq 1 ]] || part=$name-$((shard + 1))
     rm -f -- "$logs/$part.xml"
-    # What a shell puts in the background ignores these signals, which tests send.
     timeout "$step_limit_s" env --default-signal=INT,QUIT ${launcher[0]:+KVRUN_TEST_LAUNCHER="${launcher[*]}"} GTEST_TOTAL_SHARDS="$shards" \
       GTEST_SHARD_INDEX="$shard" "$@" "${launcher[@]}" "$program" --gtest_output="xml:$logs/$part.xml" \
       >"$logs/$part.log" 2>&1 &
@@ -86,6 +87,7 @@ run_gtest() {
     statuses[shard]=0
     wait "${jobs[shard]}" || statuses[shard]=$?
   done
+  trap - INT TERM
   for ((shard = 0; shard < shards; ++shard)); do
     local part=$name
     [[ $shards -eq 1 ]] || part=$name-$((shard + 1))

@@ -97,7 +97,7 @@ class Bench {
 
     const auto x = NewBuffer(RandomFloats(size_t{kPromptTokens} * n_cols, 2));
     const auto y = NewBuffer(std::vector<float>(size_t{kPromptTokens} * n_rows));
-    MatMulArgs args{.weight = copies[0].get(), .input = x.get(), .output = y.get(), .n_tokens = 3};
+    MatMulArgs args{.weight = copies[0].get(), .input = x.get(), .output = y.get(), .n_tokens = 19};
     for (const bool exact : {true, false}) {
       MatMul(pool_, args, exact);
       Compare(type, data, args, exact);

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -351,7 +352,8 @@ TEST_P(VulkanPlatform, TimestampsGrow) {
 
 TEST_P(VulkanPlatform, PipelineCacheIsKeptAndADamagedOneIsIgnored) {
   for (const auto& device : devices_) {
-    const std::string folder = ::testing::TempDir() + "/kvrun-cache-test/nested";
+    const std::string folder =
+        ::testing::TempDir() + "/kvrun-cache-test-" + std::to_string(::getpid()) + "/nested";
     std::filesystem::remove_all(folder);
     auto cache = PipelineCache::Create(*device, 1, folder);
     ASSERT_TRUE(cache.ok());

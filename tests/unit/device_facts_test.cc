@@ -1,6 +1,7 @@
 #include "platform/vulkan/device_facts.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
@@ -81,7 +82,7 @@ TEST(DeviceFacts, BadFilesAreErrors) {
 }
 
 TEST(DeviceFacts, SavesAndLoads) {
-  const std::string path = ::testing::TempDir() + "/facts.json";
+  const std::string path = ::testing::TempDir() + "/facts-" + std::to_string(::getpid()) + ".json";
   ASSERT_TRUE(SaveDeviceFacts(Distinct(), path).ok());
   const auto read = LoadDeviceFacts(path);
   ASSERT_TRUE(read.ok()) << read.status().message();

@@ -414,7 +414,7 @@ TEST_P(HostMatMulTest, ThreadsAndTilesDoNotChangeResults) {
   constexpr uint32_t kTokens = 31;  // tiles of every size
   constexpr uint32_t kFew = 15;     // too few to unpack weights for
   for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ8_0, TensorType::kQ4_0, TensorType::kQ6_K,
-                                TensorType::kQ2_K, TensorType::kIQ4_NL}) {
+                                TensorType::kQ2_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS}) {
     const Weights weights =
         MakeWeights(account_, three_, type, n_cols, RandomTensor(type, n_rows * n_cols, 3), {&n_rows, 1});
     // With blocks that are larger than others, several in a row.
@@ -482,23 +482,26 @@ TEST_P(HostMatMulTest, InstructionsForBytesDoNotChangeResults) {
 TEST_P(HostMatMulTest, ActivationsThatAreNoNumbers) {
   const uint32_t n_rows = 17;
   const uint32_t n_cols = 256;
+  constexpr uint32_t kTokens = 9;  // a full tile, and another one
   const float infinity = std::numeric_limits<float>::infinity();
-  for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ2_K, TensorType::kIQ4_XS}) {
+  for (const TensorType type :
+       {TensorType::kQ4_1, TensorType::kQ2_K, TensorType::kIQ4_XS, TensorType::kQ8_0}) {
     const Weights weights =
         MakeWeights(account_, one_, type, n_cols, RandomTensor(type, n_rows * n_cols, 3), {&n_rows, 1});
     for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), 0.0F, 1e-40F}) {
-      std::vector<float> input(2 * n_cols, 0.0F);
+      std::vector<float> input(kTokens * n_cols, 0.0F);
       input[40] = bad;
+      input[(kTokens - 1) * n_cols + 40] = bad;
       const auto x = Floats(input);
-      const auto y = NewBuffer(2 * n_rows * sizeof(float));
-      MatMul(one_, {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = 2},
+      const auto y = NewBuffer(kTokens * n_rows * sizeof(float));
+      MatMul(one_, {.weight = weights.matrix.get(), .input = x.get(), .output = y.get(), .n_tokens = kTokens},
              false);
-      for (uint32_t r = 0; r < n_rows; ++r) {
-        if (bad == 0.0F || bad == 1e-40F)
-          EXPECT_EQ(Data<float>(y.get())[r], 0.0F);
+      for (uint32_t i = 0; i < kTokens * n_rows; ++i) {
+        const uint32_t token = i / n_rows;
+        if (bad == 0.0F || bad == 1e-40F || (token != 0 && token != kTokens - 1))
+          EXPECT_EQ(Data<float>(y.get())[i], 0.0F);
         else
-          EXPECT_TRUE(std::isnan(Data<float>(y.get())[r])) << TensorTypeName(type) << ", " << bad;
-        EXPECT_EQ(Data<float>(y.get())[n_rows + r], 0.0F);
+          EXPECT_TRUE(std::isnan(Data<float>(y.get())[i])) << TensorTypeName(type) << ", " << bad;
       }
     }
   }

@@ -131,7 +131,7 @@ HWY_INLINE void AddPairs(const Block& at, const QuantsOf<kTokens>& quants,
     const VI four = FourOf(quants[t] + 4 * kGroup);
     KVRUN_UNROLL
     for (size_t v = 0; v < kTileVectors; ++v) {
-      const auto products = Dot::template Pairs<PanelFormat<kType>::kBits == 8>(w[v], four);
+      const auto products = Dot::template Pairs<false>(w[v], four);  // at most 5 bits
       pairs[v][t] = kIsFirst ? products : hn::Add(pairs[v][t], products);
       AddNow(pairs[v][t]);
     }

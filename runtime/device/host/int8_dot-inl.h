@@ -3,9 +3,9 @@
 //
 // A Dot is a struct with
 //   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
-//   MulPairs     if there: several tokens' products with weights of 8 bits are faster in 16 bits, and this
-//   adds
-//                two of those
+//   MulPairs     if there: multiplies pairs of 16 bits and adds two in 32. Full tiles of tokens meet weights
+//   of
+//                8 bits with it
 //   kGroupsIn16Bits<kBits>, Pairs, Widen
 //                if there: how many groups' products it adds up in 16 bits before they are widened, and how
 //   kSumBase, ToFloats(sum)

@@ -17,7 +17,7 @@ constexpr size_t kSerialElements = size_t{16} * 1024;
 constexpr size_t kChunkBytes = size_t{512} * 1024;
 // A panel is unpacked where so many tokens are multiplied with it, and where it stays in that cache as well.
 constexpr size_t kUnpackFromTokens = 16;
-constexpr size_t kUnpackedBytes = size_t{128} * 1024;
+constexpr size_t kMaxUnpackedPanelBytes = size_t{128} * 1024;
 
 struct Product {
   explicit Product(const MatMulArgs& args)
@@ -155,8 +155,8 @@ void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product&
   const PanelLayout& layout = product.matrix.layout();
   const size_t n_blocks = layout.n_blocks;
   const size_t unpacked_bytes = n_blocks * kMaxUnpackedBytes;
-  const bool unpacks =
-      kernels.unpack != nullptr && product.n_tokens >= kUnpackFromTokens && unpacked_bytes <= kUnpackedBytes;
+  const bool unpacks = kernels.unpack != nullptr && product.n_tokens >= kUnpackFromTokens &&
+                       unpacked_bytes <= kMaxUnpackedPanelBytes;
   const bool takes_wide = kernels.takes_wide != nullptr && kernels.takes_wide(layout.type);
   const size_t n_wide =
       takes_wide ? product.n_tokens / kernels.int8_tile_tokens * kernels.int8_tile_tokens : 0;

@@ -32,7 +32,7 @@ struct FineBlock {
 // quants[i]. Columns of even index, then the others.
 struct WideBlock {
   int16_t quants[kBlockColumns];
-  float scale;  // as ActivationBlock's; by 256 where a block is fine
+  float scale;  // as ActivationBlock's; divided by 256 where the block is fine
 };
 
 // Tokens of one call at most, and what a kernel writes: sums[token][row of the panel].
@@ -70,7 +70,7 @@ struct MatMulKernels {
   void (*quantize)(TensorType type, const float* x, size_t n_rows, size_t n_blocks, ActivationBlock* blocks,
                    FineBlock* fine, uint8_t* has_fine);
   // Null, or whether full tiles (of int8_tile_tokens) of a type are multiplied in 16 bits: then these replace
-  // quantize and multiply_int8 there, and nobody sees a difference. `unpacked` as in ActivationTile.
+  // quantize and multiply_int8 there, and the results are the same bits. `unpacked` as in ActivationTile.
   bool (*takes_wide)(TensorType type);
   void (*quantize_wide)(const float* x, size_t n_rows, size_t n_blocks, WideBlock* blocks);
   void (*multiply_wide)(const PanelLayout& layout, const std::byte* panel, const std::byte* unpacked,
@@ -82,7 +82,8 @@ struct MatMulKernels {
   // On each thread around any number of multiply_int8; null: nothing is to be done.
   void (*begin_int8)();
   void (*end_int8)();
-  // A panel times n_tokens (1, 2, 4, 8, or 16 if that is int8_tile_tokens) rows of layout.n_blocks blocks.
+  // A panel times n_tokens (1, 2, 4, 8, or 16 if that is int8_tile_tokens) rows of layout.n_blocks blocks. Of
+  // a type that takes_wide names: fewer than int8_tile_tokens.
   void (*multiply_int8)(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                         uint32_t n_tokens, TileSums& sums);
   // A panel of a quantised type as floats [n_cols, 16]: a panel of F32.

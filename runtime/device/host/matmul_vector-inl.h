@@ -210,9 +210,10 @@ void MultiplyInt8(const PanelLayout& layout, const std::byte* panel, const Activ
   WithQuants(layout.type, [&]<TensorType kType>() {
 #if !KVRUN_HAS_NEON
     if constexpr (TakesWide<kType, Dot>())
-      return MultiplyNarrow<kType, Dot>(layout, panel, x, n_tokens, sums);
+      MultiplyNarrow<kType, Dot>(layout, panel, x, n_tokens, sums);
+    else
 #endif
-    MultiplyType<kType, Dot>(layout, panel, x, n_tokens, sums);
+      MultiplyType<kType, Dot>(layout, panel, x, n_tokens, sums);
   });
 }
 

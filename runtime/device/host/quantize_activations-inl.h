@@ -27,12 +27,14 @@ inline constexpr float kFineFrom = 2.25F;
 
 using ActivationTag = hn::CappedTag<float, 16>;
 
-// Leaves in out[b].scale the largest magnitude of each block: not a number where x is infinite or none.
-// Answers the magnitude squared from which on a block is fine.
+// Leaves in out[b].scale the largest magnitude of each block: NaN where x holds an infinity or a NaN. Answers
+// the magnitude squared from which on a block is fine. That takes the same operations for any Block: the sum
+// is by MulAdd, as compilers may fuse an expression here and not there.
 template <typename Block>
 float MeasureBlocks(const float* x, size_t n_blocks, Block* out) {
   const ActivationTag df;
-  float sum_of_squares = 0.0F;
+  const hn::CappedTag<float, 1> d1;
+  auto sum_of_squares = hn::Zero(d1);
   for (size_t b = 0; b < n_blocks; ++b, x += kBlockColumns) {
     auto largest = hn::Zero(df);
     auto zeros = hn::Zero(df);
@@ -42,9 +44,10 @@ float MeasureBlocks(const float* x, size_t n_blocks, Block* out) {
       zeros = hn::MulAdd(v, hn::Zero(df), zeros);
     }
     out[b].scale = hn::GetLane(hn::MaxOfLanes(df, largest)) + hn::GetLane(hn::SumOfLanes(df, zeros));
-    sum_of_squares += out[b].scale * out[b].scale;
+    const auto scale = hn::Set(d1, out[b].scale);
+    sum_of_squares = hn::MulAdd(scale, scale, sum_of_squares);
   }
-  return kFineFrom * sum_of_squares / static_cast<float>(n_blocks);
+  return kFineFrom * hn::GetLane(sum_of_squares) / static_cast<float>(n_blocks);
 }
 
 // 32 floats times `inverse`, rounded; sums: of columns 0 to 15 and 16 to 31.
@@ -82,8 +85,8 @@ inline void RoundFineBlock(const float* x, float inverse, const int8_t* quants, 
   }
 }
 
-// Whether a block with this largest magnitude counts as zeros, and what its scale is then: that of a block
-// with what is not a number is none either.
+// Whether a block with this largest magnitude counts as zeros, and what its scale is then: a block with a NaN
+// keeps NaN.
 inline bool IsNothing(float largest) { return !(largest >= kSmallestLargest); }
 inline float ScaleOfNothing(float largest) { return std::isnan(largest) ? largest : 0.0F; }
 

@@ -1,7 +1,7 @@
 // Products of weights of 8 bits with full tiles of activations of 16. To be included once per target.
 //
 // Where there is no dot product of bytes, pairs of 16 bits are multiplied and added by one instruction, which
-// takes signed numbers and cannot overflow: 32 * 127 * 32639 fits in 32 bits. A block with a fine one takes
+// takes signed numbers and cannot overflow: 32 * 128 * 32639 fits in 32 bits. A block with a fine one takes
 // no second pass.
 
 #if defined(KVRUN_WIDE_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -25,9 +25,15 @@ namespace kvrun::host::HWY_NAMESPACE {
 template <TensorType kType, typename Dot>
 constexpr bool TakesWide() {
   if constexpr (requires { &Dot::MulPairs; })
-    return PanelFormat<kType>::kBits == 8;
+    return PanelFormat<kType>::kBits == 8;  // then nothing is subtracted from quants or added to products
   else
     return false;
+}
+
+template <TensorType kType>
+constexpr bool HasPlainScales() {
+  using Format = PanelFormat<kType>;
+  return !Format::kHalves && !Format::kHasMinimum && Format::kOffset == 0;
 }
 
 using DI16 = hn::Repartition<int16_t, DI>;
@@ -152,7 +158,7 @@ HWY_INLINE void AddWideGroups(const PackedBlock& at, const std::byte* unpacked, 
     AddWideGroups<kType, Dot, kIsUnpacked, kGroup + 1, kTokens>(at, unpacked, first, sums);
 }
 
-// Adds a block, whose sums of products are whole numbers.
+// Adds a block's products, which are whole numbers.
 template <uint32_t kTokens>
 HWY_INLINE void AddScaled(const TileOf<VI, kTokens>& products, const BlockScales (&scales)[kTileVectors],
                           const float (&of_tokens)[kTokens], TileOf<VF, kTokens>& sum) {
@@ -170,6 +176,7 @@ HWY_INLINE void AddScaled(const TileOf<VI, kTokens>& products, const BlockScales
 template <TensorType kType, typename Dot, uint32_t kTokens, bool kIsUnpacked>
 void MultiplyWideTile(const PanelLayout& layout, const std::byte* panel, const std::byte* unpacked,
                       const WideBlock* blocks, TileSums& sums) {
+  static_assert(HasPlainScales<kType>());
   for (size_t row = 0; row < kPanelRows; row += kTileVectors * kLanes) {
     TileOf<VF, kTokens> sum;
     SetToZero<kTokens>(sum);
@@ -188,10 +195,11 @@ void MultiplyWideTile(const PanelLayout& layout, const std::byte* panel, const s
   }
 }
 
-// The same of activations in 8 bits, to the bit.
+// As MultiplyWideTile, but activations are in 8 bits. The results are the same bits.
 template <TensorType kType, typename Dot, uint32_t kTokens>
 void MultiplyNarrowTile(const PanelLayout& layout, const std::byte* panel, const ActivationTile& x,
                         TileSums& sums) {
+  static_assert(HasPlainScales<kType>());
   for (size_t row = 0; row < kPanelRows; row += kTileVectors * kLanes) {
     TileOf<VF, kTokens> sum;
     SetToZero<kTokens>(sum);
