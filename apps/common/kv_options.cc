@@ -97,11 +97,7 @@ const std::string* KvOptionList::Find(const std::string& name) const {
   return nullptr;
 }
 
-bool KvOptionList::asks_for_plan() const {
-  return std::any_of(options_.begin(), options_.end(), [](const Said& option) {
-    return option.name == "budget" || (option.name == "method" && option.value != "full");
-  });
-}
+bool KvOptionList::asks_for_plan() const { return Find("budget") != nullptr || Find("method") != nullptr; }
 
 std::string KvOptionList::VariablesIn(const std::string& message) const {
   std::string text;

@@ -23,7 +23,7 @@ class KvOptionList {
   // What was said last; null: nothing.
   const std::string* Find(const std::string& name) const;
   bool empty() const { return options_.empty(); }
-  // A method other than full, or a budget, was asked for.
+  // A method or a budget was asked for.
   bool asks_for_plan() const;
   // " (the environment variable KVRUN_KV_BUDGET sets --kv-budget of kvrun run)", where the message names an
   // option that a variable set; else empty.

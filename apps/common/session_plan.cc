@@ -133,6 +133,10 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
     return plan;
   }
   const Json kv_plan = AskPlan(plan);
+  if (plan.kv.Find("budget") == nullptr && !kv_plan.value("on_flash", false)) {
+    SayContextNotes(model, shared, n_ctx);
+    return plan;
+  }
   if (shared.quiet) return plan;
   PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
   for (const Json& note : kv_plan.value("notes", Json::array())) {

@@ -89,9 +89,9 @@ kvrun_status kvrun_config_json(const char* path, const kvrun_model* model, const
     KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(given.n_sequences));
     const uint32_t n_ctx = kvrun::ChooseContext(given.n_ctx, model->model->config);
     KVRUN_ASSIGN_OR_RETURN(const kvrun::KvConfig config, kvrun::ReadConfig(path));
-    const bool lies_on_flash = config.method != "full";
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::KvMethod method, kvrun::FindKvMethod(config.method));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::ConfigTarget target,
-                           TargetOf(*model->model, engine, given, lies_on_flash));
+                           TargetOf(*model->model, engine, given, method.is_on_flash()));
     const kvrun::ConfigFit fit = kvrun::CompareConfig(config, target);
     if (!fit.refusal.empty() && given.force == 0) {
       return Status(StatusCode::kUnsupported, fmt::format("{}: {}", path, fit.refusal));

@@ -27,7 +27,7 @@ Json PartsInfo(const KvPlan& plan) {
 
 Json SizesInfo(const KvPlan& plan) {
   constexpr uint64_t kNoBudget = std::numeric_limits<uint64_t>::max();
-  return {{"method", plan.method},
+  return {{"method", plan.method.name},
           {"full_bytes", plan.full_bytes},
           {"budget_bytes", plan.budget_bytes == kNoBudget ? Json() : Json(plan.budget_bytes)},
           {"prefill_bytes", plan.prefill_bytes()},
@@ -53,9 +53,10 @@ Json LayersInfo(const KvStats& stats) {
 
 Json KvPlanInfo(const KvPlan& plan) {
   const uint32_t group = plan.record.group_tokens;
-  const bool selects = plan.index.rank != 0;
+  const bool selects = plan.method.selects();
   Json info = {{"line", plan.Describe()}};
   info.update(SizesInfo(plan));
+  info["on_flash"] = plan.method.is_on_flash();
   info["group"] = group;
   info["select"] = (plan.n_chosen - plan.n_pinned) * group;
   info["window"] = plan.window_entries;

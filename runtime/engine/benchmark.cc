@@ -48,7 +48,8 @@ Status CheckOptions(const BenchmarkOptions& options) {
   }
   const KvOptions& kv = options.kv.kv;
   const bool has_budget = kv.budget_bytes || kv.budget_fraction;
-  const bool is_resident = kv.method == "full" || (kv.method.empty() && !has_budget);
+  const Result<KvMethod> named = FindKvMethod(kv.method);
+  const bool is_resident = kv.method.empty() ? !has_budget : named.ok() && !named->is_on_flash();
   if (options.io_only && (is_resident || options.n_decode == 0)) {
     return refuse(
         "there are no reads to repeat: decode one token or more with a method that keeps KV on flash "
@@ -171,7 +172,7 @@ Status Benchmark::NoteProgress(uint64_t tokens) {
 Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) const {
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
                          PrepareOffloadedPass(model_, options_.kv, ContextAt(depth), options_.n_sequences));
-  if (options_.io_only && offloaded.plan.method == "full") {
+  if (options_.io_only && !offloaded.plan.method.is_on_flash()) {
     return Status(StatusCode::kInvalidArgument,
                   "there are no reads to repeat, as the KV budget holds all KV: give a smaller one "
                   "(--kv-budget), or --kv-method kvswap");

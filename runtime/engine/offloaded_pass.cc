@@ -66,7 +66,7 @@ class OffloadedForwardPass : public ForwardPass {
   Status DropKernels() {
     return cache_->plan().budget_bytes != UINT64_MAX ? device_.DropUnusedKernels() : Status::Ok();
   }
-  bool selects() const { return cache_->plan().index.rank != 0; }
+  bool selects() const { return cache_->plan().method.selects(); }
   bool is_probed() const { return probe_ != nullptr && probe_->wanted; }
   uint32_t n_layers() const { return commands_.config().n_layers; }
 

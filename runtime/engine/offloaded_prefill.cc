@@ -97,7 +97,7 @@ Status OffloadedPrefill::CreateBuffers() {
       &records_,
       kRecordsAtOnce * heads() * std::max(plan.record.size_bytes(), plan.window_record.size_bytes()),
       BufferUse::kShared));
-  if (plan.index.rank != 0) {
+  if (plan.method.has_index()) {
     KVRUN_RETURN_IF_ERROR(
         MakeBuffer(&projected_, uint64_t{kChunkRows} * plan.index.rank * sizeof(float), BufferUse::kShared));
   }
@@ -183,7 +183,7 @@ Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& 
   KVRUN_RETURN_IF_ERROR(Embed(rows));
   for (uint32_t layer = 0; layer < commands_.config().n_layers; ++layer) {
     KVRUN_RETURN_IF_ERROR(RunLayer(layer, rows, progress));
-    if (cache_.plan().index.rank == 0) continue;
+    if (!cache_.plan().method.has_index()) continue;
     if (makes_adapter()) KVRUN_RETURN_IF_ERROR(MakeAdapter(layer));
     KVRUN_RETURN_IF_ERROR(StoreIndex(layer));
   }
@@ -361,7 +361,7 @@ Status OffloadedPrefill::Import(uint32_t sequence, uint32_t n_entries, ResidentF
   for (uint32_t layer = 0; layer < commands_.config().n_layers; ++layer) {
     source_ = from.kv(layer);
     KVRUN_RETURN_IF_ERROR(StoreRecords(layer, 0));
-    if (cache_.plan().index.rank == 0) continue;
+    if (!cache_.plan().method.has_index()) continue;
     if (makes_adapter()) {
       KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, from.Sums(layer));
       KVRUN_RETURN_IF_ERROR(SetAdapter(layer, sums));

@@ -104,7 +104,7 @@ class OffloadedPrefill {
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
 
-  bool makes_adapter() const { return cache_.plan().index.rank != 0 && !cache_.has_adapter(); }
+  bool makes_adapter() const { return cache_.plan().method.has_index() && !cache_.has_adapter(); }
   uint32_t n_sinks() const { return cache_.plan().n_pinned * cache_.plan().record.group_tokens; }
   bool is_tiled() const { return tile_shape_.n_ctx < cache_.plan().n_ctx; }
   uint32_t tile_tokens() const { return tile_shape_.n_ctx; }

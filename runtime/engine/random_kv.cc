@@ -135,11 +135,11 @@ Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence,
     if (n_in_window > 0) {
       KVRUN_RETURN_IF_ERROR(cache.PutWindow(layer, first_in_window, n_in_window, window));
     }
-    if (plan.index.rank == 0) continue;
+    if (!plan.method.has_index()) continue;
     if (!cache.has_adapter()) KVRUN_RETURN_IF_ERROR(SetRandomAdapter(cache, layer, random));
     KVRUN_RETURN_IF_ERROR(FillIndex(cache, layer, sequence, n_entries, random));
   }
-  if (plan.index.rank != 0) cache.NoteAdapterComplete();
+  if (plan.method.has_index()) cache.NoteAdapterComplete();
   return cache.EndPrefill(sequence, n_entries);
 }
 

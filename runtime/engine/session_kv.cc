@@ -11,9 +11,6 @@
 namespace kvrun {
 namespace {
 
-// Methods that read what they need from flash.
-bool UsesFlash(const KvPlan& plan) { return plan.method != "full"; }
-
 enum class FileUse : bool { kIsKept, kIsTried };
 
 // A folder that the user named is made, but not those above it: they are rather a slip.
@@ -36,7 +33,8 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
 // Null where none was named, or where nothing is selected by it.
 Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, const KvSettings& settings,
                                                         const KvPlan& plan) {
-  if (settings.storage.adapter_path.empty() || plan.index.rank == 0) return std::shared_ptr<const Adapter>();
+  if (settings.storage.adapter_path.empty() || !plan.method.has_index())
+    return std::shared_ptr<const Adapter>();
   const KvModelShape shape = ShapeOf(model.config);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
   KVRUN_ASSIGN_OR_RETURN(Adapter adapter,
@@ -47,7 +45,8 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
 
 // Nothing where no default depends on it, or where it cannot be told.
 std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
-  const bool may_select = settings.kv.method.empty() || settings.kv.method == "kvswap";
+  const Result<KvMethod> named = FindKvMethod(settings.kv.method);
+  const bool may_select = settings.kv.method.empty() || (named.ok() && named->selects());
   if (!may_select || settings.kv.group_tokens || settings.version.empty()) return std::nullopt;
   const std::string& folder = settings.storage.folder;
   // Where a file may lie in memory, its speed says nothing of flash.
@@ -88,7 +87,7 @@ KvModelShape ShapeOf(const ModelConfig& config) {
 
 bool IsPlainResident(const KvPlan& plan) {
   const KvType k_type = plan.record.k_type;
-  return !UsesFlash(plan) && k_type == plan.record.v_type &&
+  return !plan.method.is_on_flash() && k_type == plan.record.v_type &&
          (k_type == KvType::kF16 || k_type == KvType::kF32);
 }
 
@@ -118,11 +117,11 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
                                                   uint32_t n_ctx, uint32_t n_sequences) {
   // First, as no folder is to be made for what cannot be had.
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
-  if (!UsesFlash(plan)) return PrepareByPlan(model, settings, std::move(plan));
+  if (!plan.method.is_on_flash()) return PrepareByPlan(model, settings, std::move(plan));
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
   KvOptions same_group = settings.kv;
-  same_group.method = plan.method;
+  same_group.method = plan.method.name;
   same_group.default_group_tokens = plan.record.group_tokens;
   std::vector<std::string> notes = std::move(plan.notes);
   KVRUN_ASSIGN_OR_RETURN(
@@ -134,7 +133,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
 Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan) {
   OffloadedPassOptions options;
   options.plan = std::move(plan);
-  if (!UsesFlash(options.plan)) return options;
+  if (!options.plan.method.is_on_flash()) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   const GroupStoreShape store{.n_layers = model.config.n_layers,
                               .n_streams = options.plan.n_streams,

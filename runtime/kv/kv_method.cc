@@ -9,17 +9,23 @@ namespace kvrun {
 namespace {
 
 constexpr std::array kMethods = {
-    KvMethod{"full", KvIndexKind::kNone, KvSelectorKind::kAll, KvStoreKind::kResident, KvPolicyKind::kNone,
-             KvPrecisionKind::kUniform},
-    KvMethod{"flexgen", KvIndexKind::kNone, KvSelectorKind::kAll, KvStoreKind::kGroups, KvPolicyKind::kNone,
-             KvPrecisionKind::kUniform},
-    KvMethod{"kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups, KvStoreKind::kGroups,
-             KvPolicyKind::kByName, KvPrecisionKind::kUniform},
+    KvMethod{.name = "full"},
+    KvMethod{.name = "flexgen", .store = KvStoreKind::kGroups, .residency = KvResidencyKind::kSharedSlots},
+    KvMethod{.name = "kvswap",
+             .index = KvIndexKind::kLowRank,
+             .selector = KvSelectorKind::kTopGroups,
+             .store = KvStoreKind::kGroups,
+             .residency = KvResidencyKind::kOwnSlots,
+             .policy = KvPolicyKind::kByName},
 };
 
 }  // namespace
 
 std::span<const KvMethod> KvMethods() { return kMethods; }
+
+const KvMethod& MethodWithoutBudget() { return kMethods[0]; }
+
+const KvMethod& MethodOfBudget() { return kMethods[2]; }
 
 Result<KvMethod> FindKvMethod(std::string_view name) {
   std::string known;

@@ -35,7 +35,7 @@ constexpr std::array kRows = {
     Row{1.0 / 48, KvType::kInt4, KvType::kInt4, 16, KvType::kInt4, 32},
     Row{0.0, KvType::kInt4, KvType::kInt4, 32, KvType::kInt4, 16},
 };
-constexpr uint32_t kFlexgenGroupTokens = 16;
+constexpr uint32_t kWholeGroupTokens = 16;
 constexpr uint32_t kSinkEntries = 4;
 constexpr uint32_t kPaperEntries = 400;
 constexpr uint32_t kFewEntries = 128;
@@ -68,15 +68,14 @@ class Planner {
   Planner(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences,
           uint32_t io_alignment_bytes)
       : options_(options), model_(model) {
-    base_.method = options.method;
+    base_.method = *FindKvMethod(options.method);
     base_.n_ctx = n_ctx;
     base_.n_sequences = n_sequences;
     base_.full_bytes =
         KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
         model.n_layers;
     base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
-    is_flexgen_ = options.method == "flexgen";
-    input_ = {model, io_alignment_bytes, !is_flexgen_ && !options.adapter_from_file, is_flexgen_};
+    input_ = {model, io_alignment_bytes, !base_.method.shares_slots() && !options.adapter_from_file};
   }
 
   // The budget is not looked at.
@@ -112,7 +111,6 @@ class Planner {
   const KvModelShape& model_;
   KvSizeInput input_;
   KvPlan base_;
-  bool is_flexgen_ = false;
   // Groups; empty: as many as fit.
   std::optional<uint32_t> n_chosen_;
   std::optional<uint32_t> n_cache_slots_;
@@ -124,7 +122,7 @@ KvPlan Planner::AllInMemory() const {
   const KvType v_type = options_.v_type.value_or(k_type);
   // Kept as records where f16 and f32 planes do not do: all of them in the window.
   const bool in_records = KeepsRecordsInMemory(options_);
-  plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, kFlexgenGroupTokens};
+  plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, kWholeGroupTokens};
   plan.window_record = WindowRecord(plan.record);
   plan.n_streams = plan.n_sequences;
   plan.window_entries = std::max(options_.window_entries.value_or(kRows.front().window_entries), 1U);
@@ -156,15 +154,15 @@ Result<KvPlan> Planner::Full() const {
 // The group's size, pinned groups, and what of M and C is given.
 Status Planner::Settle() {
   KvRecordShape& record = base_.record;
-  record.group_tokens =
-      options_.group_tokens.value_or(is_flexgen_ ? kFlexgenGroupTokens : options_.default_group_tokens);
+  record.group_tokens = options_.group_tokens.value_or(base_.method.selects() ? options_.default_group_tokens
+                                                                              : kWholeGroupTokens);
   record.head_dim = model_.head_dim;
   base_.heads = options_.heads.value_or(HeadReduction::kSoftmax);
-  const bool per_head = !is_flexgen_ && base_.heads == HeadReduction::kPerKvHead;
+  const bool per_head = base_.method.selects() && base_.heads == HeadReduction::kPerKvHead;
   record.n_heads = per_head ? 1 : model_.n_kv_heads;
   base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
   const uint32_t n_groups = base_.n_groups();
-  if (is_flexgen_) {
+  if (!base_.method.selects()) {
     n_chosen_ = n_cache_slots_ = n_groups;
     return Status::Ok();
   }
@@ -194,7 +192,7 @@ KvPlan Planner::Shape(const Row& row) const {
   plan.window_entries = std::max(options_.window_entries.value_or(row.window_entries), 1U);
   plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
   plan.window_record = WindowRecord(plan.record);
-  if (is_flexgen_) return plan;
+  if (!plan.method.has_index()) return plan;
   const uint32_t key_dim = model_.n_kv_heads * model_.head_dim;
   plan.index.type = options_.index_type.value_or(row.index_type);
   plan.index.rank = options_.rank.value_or(std::min(key_dim, RoundUp(std::max(key_dim / row.sigma, 1U), 4U)));
@@ -305,8 +303,8 @@ std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) con
   std::string note = fmt::format(
       "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
       "raised to {}, the least that works",
-      BytesText(asked_bytes), options_.method, ContextText(base_), BytesText(least_bytes));
-  if (is_flexgen_ || (!n_chosen_ && !n_cache_slots_)) return note;
+      BytesText(asked_bytes), base_.method.name, ContextText(base_), BytesText(least_bytes));
+  if (!base_.method.selects() || (!n_chosen_ && !n_cache_slots_)) return note;
   const std::string advice = SelectLess();
   return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
 }
@@ -320,7 +318,7 @@ Status Planner::TooLarge(const Least& least) const {
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
   }
   std::string advice;
-  if (!is_flexgen_ && (n_chosen_ || n_cache_slots_)) {
+  if (base_.method.selects() && (n_chosen_ || n_cache_slots_)) {
     advice = SelectLess();
     advice += advice.empty() ? "no number of selected entries would fit: " : ", ";
   }
@@ -328,21 +326,21 @@ Status Planner::TooLarge(const Least& least) const {
       StatusCode::kOutOfMemory,
       fmt::format("the KV budget of {} is too small: the method {} needs at least {} in {} for {} tokens of "
                   "context in {} ({}); {}raise the budget to that (--kv-budget), or shorten the context",
-                  BytesText(plan.budget_bytes), plan.method, BytesText(least.bytes),
+                  BytesText(plan.budget_bytes), plan.method.name, BytesText(least.bytes),
                   is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
                   advice)};
 }
 
 uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
 
-KvOptions WithMethod(KvOptions options, std::string method) {
-  options.method = std::move(method);
+KvOptions WithMethod(KvOptions options, const KvMethod& method) {
+  options.method = method.name;
   return options;
 }
 
 // What is said, but for options that full does not have. `unused` has the names of those.
 KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
-  KvOptions full = WithMethod(given, "full");
+  KvOptions full = WithMethod(given, MethodWithoutBudget());
   const auto drop = [&](bool is_given, auto& option, std::string_view name) {
     if (is_given) *unused += fmt::format("{}{}", unused->empty() ? "" : ", ", name);
     option = {};
@@ -374,7 +372,7 @@ class MethodChoice {
 
   Result<KvPlan> Plan(uint32_t io_alignment_bytes) const {
     if (HoldsAll()) return Resident();
-    const KvOptions on_flash = WithMethod(options_, "kvswap");
+    const KvOptions on_flash = WithMethod(options_, MethodOfBudget());
     Result<KvPlan> plan = PlanOnFlash(on_flash, io_alignment_bytes);
     if (plan.ok()) return plan->raises_budget && !IsLess(*plan) ? Resident() : plan;
     if (plan.status().code() != StatusCode::kOutOfMemory) return plan;
@@ -432,12 +430,16 @@ class MethodChoice {
 
 bool HasBudget(const KvOptions& options) { return options.budget_bytes || options.budget_fraction; }
 
+const KvMethod& DefaultMethod(const KvOptions& options) {
+  return HasBudget(options) ? MethodOfBudget() : MethodWithoutBudget();
+}
+
 // What is refused whatever the method turns out to be.
 Status CheckInput(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences) {
   if (!options.method.empty()) KVRUN_RETURN_IF_ERROR(FindKvMethod(options.method).status());
   KVRUN_RETURN_IF_ERROR(CheckSizes(model, n_ctx, n_sequences));
   if (!options.method.empty()) return CheckKvOptions(options, model);
-  return CheckKvOptions(WithMethod(options, HasBudget(options) ? "kvswap" : "full"), model);
+  return CheckKvOptions(WithMethod(options, DefaultMethod(options)), model);
 }
 
 uint64_t Sum(const std::vector<KvPart>& parts, bool KvPart::*counts) {
@@ -456,9 +458,9 @@ std::string KvPlan::Describe() const {
   const std::string budget = budget_bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(budget_bytes);
   const double part = 100.0 * static_cast<double>(decode_bytes()) / static_cast<double>(full_bytes);
   std::string text = fmt::format("{}: {} in decoding ({:.1f} % of f16), {} in prefill, {}; K {}, V {}",
-                                 method, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
+                                 method.name, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
-  if (method == "full") return text;
+  if (!method.is_on_flash()) return text;
   const auto entries = [this](uint32_t n_some) {
     return std::min(uint64_t{n_some} * record.group_tokens, uint64_t{n_ctx});  // the last group may be cut
   };
@@ -469,7 +471,7 @@ std::string KvPlan::Describe() const {
   }
   text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
                       entries(n_pinned), window_entries);
-  if (index.rank != 0) {
+  if (method.selects()) {
     const std::string cached =
         n_cache_slots == n_groups() ? "all" : fmt::format("{}", entries(n_cache_slots));
     text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", cached, policy, index.rank,
@@ -482,8 +484,8 @@ std::string KvPlan::Describe() const {
 bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
                       uint32_t n_sequences) {
   if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
-  if (!options.method.empty() || !HasBudget(options))
-    return options.method.empty() || options.method == "full";
+  if (!options.method.empty()) return !FindKvMethod(options.method)->is_on_flash();
+  if (!HasBudget(options)) return true;
   return MethodChoice(options, model, n_ctx, n_sequences).HoldsAll();
 }
 
@@ -494,9 +496,10 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
   if (options.method.empty() && HasBudget(options)) {
     return MethodChoice(options, model, n_ctx, n_sequences).Plan(io_alignment_bytes);
   }
-  const KvOptions named = WithMethod(options, options.method.empty() ? "full" : options.method);
+  const KvMethod method = options.method.empty() ? MethodWithoutBudget() : *FindKvMethod(options.method);
+  const KvOptions named = WithMethod(options, method);
   Planner planner(named, model, n_ctx, n_sequences, io_alignment_bytes);
-  return named.method == "full" ? planner.Full() : planner.OnFlash();
+  return method.is_on_flash() ? planner.OnFlash() : planner.Full();
 }
 
 }  // namespace kvrun

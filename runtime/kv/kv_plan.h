@@ -50,6 +50,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/adapter.h"
+#include "runtime/kv/kv_method.h"
 
 namespace kvrun {
 
@@ -105,7 +106,7 @@ struct KvPart {
 };
 
 struct KvPlan {
-  std::string method;
+  KvMethod method;
   uint32_t n_ctx = 0;
   uint32_t n_sequences = 1;
   uint64_t full_bytes = 0;      // f16 KV of n_ctx tokens, over all sequences

@@ -30,7 +30,8 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
 
 // What a method does not have is refused, so that no setting is without effect.
 Status CheckMethodHasOptions(const KvOptions& options) {
-  if (options.method == "kvswap") return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.method));
+  if (method.selects()) return Status::Ok();
   if (options.select_entries) return NotFor(options, "select", "selected entries");
   if (options.sink_entries) return NotFor(options, "sinks", "pinned sinks");
   if (options.reuse_groups) return NotFor(options, "reuse", "reuse buffer");
@@ -40,7 +41,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
   if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
   if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
   if (!options.policy.empty()) return NotFor(options, "policy", "replacement policy");
-  if (options.method != "full") return Status::Ok();
+  if (method.is_on_flash()) return Status::Ok();
   if (options.group_tokens) return NotFor(options, "group", "groups");
   const KvType k_type = options.k_type.value_or(KvType::kF16);
   const bool rounds =

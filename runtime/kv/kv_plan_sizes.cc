@@ -36,7 +36,7 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
   slots.table_slots = plan.n_chosen;
   SlotShape window = slots;
   window.table_slots = plan.n_window_slots;
-  const uint64_t caches = input.shares_slots || plan.method == "full"
+  const uint64_t caches = plan.method.residency != KvResidencyKind::kOwnSlots
                               ? 0
                               : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
   return input.model.n_layers * (slots.table_bytes() + window.table_bytes() + caches);
@@ -44,7 +44,7 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
-  if (plan.index.rank == 0) return 0;
+  if (!plan.method.selects()) return 0;
   const uint64_t n_groups = plan.n_groups();
   uint64_t n_queries = 0;  // whose scores of every entry wait for their softmax's sum
   if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
@@ -120,7 +120,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots are made when prefill is over.
-  add("slots", input.shares_slots ? slots : layers * slots, false);
+  add("slots", plan.method.shares_slots() ? slots : layers * slots, false);
   add("window", WindowBytes(input, plan));
   AddTails(input, plan);
   add("tables", TableBytes(input, plan));

@@ -13,7 +13,6 @@ struct KvSizeInput {
   KvModelShape model;
   uint32_t io_alignment_bytes = 1;
   bool computes_adapter = false;
-  bool shares_slots = false;  // all layers use one buffer of slots (flexgen)
 };
 
 // Rows of a chunk of prefill, and the grain of prefill tiles.

@@ -25,7 +25,7 @@ Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, c
                                                                std::unique_ptr<GroupStore> store) {
   std::unique_ptr<OffloadedCache> cache(new OffloadedCache(device, plan, n_layers, std::move(store)));
   KVRUN_RETURN_IF_ERROR(cache->CreateWindow());
-  if (plan.index.rank != 0) KVRUN_RETURN_IF_ERROR(cache->CreateIndex());
+  if (plan.method.has_index()) KVRUN_RETURN_IF_ERROR(cache->CreateIndex());
   return cache;
 }
 

@@ -129,8 +129,8 @@ class OffloadedCache {
   Status WriteCompletedGroups();
   // Without an index every group is read in every step, into slots that all layers share: the layer before
   // must be complete when a layer is fetched.
-  bool selects() const { return plan_.index.rank != 0; }
-  bool reloads_all() const { return store_ != nullptr && plan_.index.rank == 0; }
+  bool selects() const { return plan_.method.selects(); }
+  bool reloads_all() const { return plan_.method.shares_slots(); }
   // KV thread: the layer's chosen groups are known; brings them into slots and writes the mapping tables.
   Status FetchLayer(uint32_t layer);
   // The step has succeeded: the rows' entries are there.

@@ -10,7 +10,7 @@ namespace kvrun {
 
 void OffloadedCache::ReplaySelection(double repeated_share) {
   replayed_.clear();
-  if (plan_.index.rank == 0) return;
+  if (!plan_.method.selects()) return;
   const size_t n = layers_.size() * plan_.n_streams;
   replayed_.reserve(n);
   for (size_t i = 0; i < n; ++i) replayed_.emplace_back(repeated_share, plan_.n_pinned, plan_.n_chosen, i);

@@ -70,7 +70,8 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
   std::string line = fmt::format("{} sequences of {} tokens", options->n_sequences,
                                  options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx);
   for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);
-  nlohmann::json plan = {{"line", line}, {"notes", nlohmann::json::array()}};
+  nlohmann::json plan = {
+      {"line", line}, {"on_flash", kvrun::fake::MethodOf(kv) != "full"}, {"notes", nlohmann::json::array()}};
   if (budget != kv.end() && budget->second == "1/1000") {
     plan["notes"].push_back("the KV budget (--kv-budget) is raised");
   }

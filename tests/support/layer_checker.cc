@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 
+#include "runtime/kv/kv_method.h"
 #include "tests/support/reference_files.h"
 
 namespace kvrun::testing {
@@ -135,6 +136,25 @@ void CheckMentions(const SourceFile& file, std::vector<std::string>& violations)
   }
 }
 
+void CheckMethodNames(const SourceFile& file, std::vector<std::string>& violations) {
+  static const std::regex comparison = [] {
+    std::string names = "(";
+    for (const KvMethod& method : KvMethods()) {
+      if (names.size() > 1) names += '|';
+      names += method.name;
+    }
+    names += ')';
+    std::ostringstream pattern;
+    pattern << R"([=!]=\s*")" << names << R"("|")" << names << R"("\s*[=!]=)";
+    return std::regex(pattern.str());
+  }();
+  for (size_t i = 0; i < file.lines.size(); ++i) {
+    if (!std::regex_search(file.lines[i], comparison)) continue;
+    violations.push_back(file.path + ":" + std::to_string(i + 1) +
+                         ": compares a KV method's name, ask for its traits: " + file.lines[i]);
+  }
+}
+
 // The headers that `file` reaches, whatever their layer, must not lead to Vulkan either.
 void CheckReach(const std::map<std::string, SourceFile>& files, const SourceFile& file,
                 std::vector<std::string>& violations) {
@@ -166,6 +186,7 @@ std::vector<std::string> LayerViolations(const fs::path& root) {
       continue;
     }
     CheckIncludes(file, *layer, violations);
+    if (layer->folder != "offline") CheckMethodNames(file, violations);
     if (!kFreeOfVulkan.contains(layer->folder)) continue;
     CheckMentions(file, violations);
     CheckReach(files, file, violations);

@@ -108,7 +108,7 @@ TEST_F(CapiKvTest, OptionsReachTheForwardPass) {
   AskForKvswap({{"type", "fp8,int4"}, {"group", "8"}, {"sinks", "4"}, {"heads", "gqa"}, {"heads", "sum"}});
   ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
   ASSERT_TRUE(plan_.has_value());
-  EXPECT_EQ(plan_->method, "kvswap");
+  EXPECT_EQ(plan_->method.name, "kvswap");
   EXPECT_EQ(plan_->record.k_type, KvType::kFp8);
   EXPECT_EQ(plan_->record.v_type, KvType::kInt4);
   EXPECT_EQ(plan_->record.group_tokens, 8U);
@@ -261,7 +261,7 @@ TEST_F(CapiKvTest, ABudgetAloneMeansKvswap) {
   EXPECT_EQ(plan["notes"].dump().find("KV budget"), std::string::npos) << plan["notes"];
   ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
   ASSERT_TRUE(plan_.has_value());
-  EXPECT_EQ(plan_->method, "kvswap");
+  EXPECT_EQ(plan_->method.name, "kvswap");
   EXPECT_EQ(plan_->budget_bytes, plan["budget_bytes"]);
   Ask({{"budget", "1/2"}, {"method", "full"}});
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY) << "a method that is said is kept";
@@ -400,7 +400,7 @@ TEST_F(CapiKvTest, ThePlanNeedsWhatTheSessionNeeds) {
 
 KvReport SomeReport() {
   KvReport report;
-  report.plan.method = "kvswap";
+  report.plan.method = *FindKvMethod("kvswap");
   report.plan.full_bytes = 1000;
   report.plan.budget_bytes = 100;
   report.plan.parts = {{"index", 10, true, true}, {"slots", 50, false, true}, {"prefill", 70, true, false}};

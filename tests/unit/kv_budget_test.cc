@@ -41,7 +41,7 @@ bool Says(const KvPlan& plan, std::string_view part) {
 
 TEST(KvBudget, WithoutABudgetAllKvStaysInMemoryAndNothingIsSaid) {
   const KvPlan plan = Plan(KvOptions());
-  EXPECT_EQ(plan.method, "full");
+  EXPECT_EQ(plan.method.name, "full");
   EXPECT_TRUE(plan.notes.empty());
   EXPECT_TRUE(IsSurelyResident(KvOptions(), kSmolLm2, 8192, 1));
 }
@@ -51,7 +51,7 @@ TEST(KvBudget, ABudgetAloneMeansKvswap) {
     const KvPlan plan = Plan(Share(1.0 / 13), kSmolLm2, 8192, n_sequences, 4096);
     const KvPlan named = Plan(Share(1.0 / 13, "kvswap"), kSmolLm2, 8192, n_sequences, 4096);
     EXPECT_EQ(plan.Describe(), named.Describe());
-    EXPECT_EQ(plan.method, "kvswap");
+    EXPECT_EQ(plan.method.name, "kvswap");
     EXPECT_TRUE(plan.notes.empty()) << plan.notes[0];
     EXPECT_EQ(Plan(Bytes(named.budget_bytes), kSmolLm2, 8192, n_sequences, 4096).Describe(),
               named.Describe());
@@ -63,14 +63,14 @@ TEST(KvBudget, WhereAllKvFitsFullIsTakenAndSaid) {
   const uint64_t full_bytes = Plan(KvOptions(), kSmolLm2, 600, 2).full_bytes;
   for (const KvOptions& options : {Bytes(full_bytes), Bytes(full_bytes * 100), Share(1.0)}) {
     const KvPlan plan = Plan(options, kSmolLm2, 600, 2);
-    EXPECT_EQ(plan.method, "full");
+    EXPECT_EQ(plan.method.name, "full");
     EXPECT_EQ(plan.record.k_type, KvType::kF16);
     EXPECT_GE(plan.budget_bytes, full_bytes);
     ASSERT_EQ(plan.notes.size(), 1U);
     EXPECT_TRUE(Says(plan, "holds all KV of 600 tokens of context in 2 sequences")) << plan.notes[0];
     EXPECT_TRUE(IsSurelyResident(options, kSmolLm2, 600, 2));
   }
-  EXPECT_EQ(Plan(Bytes(full_bytes - 1), kSmolLm2, 600, 2).method, "kvswap");
+  EXPECT_EQ(Plan(Bytes(full_bytes - 1), kSmolLm2, 600, 2).method.name, "kvswap");
 }
 
 // In other types the KV has another size.
@@ -78,12 +78,12 @@ TEST(KvBudget, WhatFitsDependsOnTheTypes) {
   const uint64_t full_bytes = Plan(KvOptions(), kSmolLm2, 2000).full_bytes;
   KvOptions options = Bytes(full_bytes);
   options.k_type = options.v_type = KvType::kF32;
-  EXPECT_EQ(Plan(options, kSmolLm2, 2000).method, "kvswap");
+  EXPECT_EQ(Plan(options, kSmolLm2, 2000).method.name, "kvswap");
   options = Bytes(full_bytes * 3 / 4);
-  EXPECT_EQ(Plan(options, kSmolLm2, 2000).method, "kvswap");
+  EXPECT_EQ(Plan(options, kSmolLm2, 2000).method.name, "kvswap");
   options.k_type = options.v_type = KvType::kInt8;
   const KvPlan plan = Plan(options, kSmolLm2, 2000);
-  EXPECT_EQ(plan.method, "full");
+  EXPECT_EQ(plan.method.name, "full");
   EXPECT_EQ(plan.record.k_type, KvType::kInt8);
   EXPECT_LE(Needed(plan), plan.budget_bytes);
 }
@@ -95,7 +95,7 @@ TEST(KvBudget, OptionsThatFullDoesNotHaveAreNamedAsUnused) {
   options.window_entries = 64;
   options.adapter_from_file = true;
   KvPlan plan = Plan(options, kSmolLm2, 600);
-  EXPECT_EQ(plan.method, "full");
+  EXPECT_EQ(plan.method.name, "full");
   EXPECT_TRUE(Says(plan, "no use for the KV options group, window, rank, adapter")) << plan.notes.at(0);
   options.k_type = options.v_type = KvType::kFp8;  // kept as records, with a window
   plan = Plan(options, kSmolLm2, 600);
@@ -108,9 +108,9 @@ TEST(KvBudget, OptionsThatFullDoesNotHaveAreNamedAsUnused) {
 
 TEST(KvBudget, AMethodThatIsSaidIsKept) {
   const KvPlan swap = Plan(Share(1.0, "kvswap"), kSmolLm2, 600);
-  EXPECT_EQ(swap.method, "kvswap");
+  EXPECT_EQ(swap.method.name, "kvswap");
   EXPECT_TRUE(swap.notes.empty());
-  EXPECT_EQ(Plan(Share(1.0, "flexgen"), kSmolLm2, 600).method, "flexgen");
+  EXPECT_EQ(Plan(Share(1.0, "flexgen"), kSmolLm2, 600).method.name, "flexgen");
   for (const KvOptions& options : {Share(0.5, "full"), Bytes(1 << 20, "full")}) {
     ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, "the method full needs 180.0 MiB");
   }
@@ -165,15 +165,15 @@ TEST(KvBudget, OfFewTokensFullIsTheLeastThatWorks) {
   const uint64_t full_bytes = Plan(KvOptions(), kSmolLm2, n_ctx).full_bytes;
   ASSERT_GT(LeastOf(KvOptions(), n_ctx), full_bytes);
   const KvPlan plan = Plan(Share(1.0 / 13), kSmolLm2, n_ctx, 1, 4096);
-  EXPECT_EQ(plan.method, "full");
+  EXPECT_EQ(plan.method.name, "full");
   EXPECT_TRUE(plan.raises_budget);
   EXPECT_EQ(plan.budget_bytes, full_bytes);
   EXPECT_TRUE(Says(plan, "it is raised to ") && Says(plan, "holds all their KV")) << plan.notes.at(0);
   const Status refusal = Refusal(Bytes(1000), kSmolLm2, n_ctx, 1, 4096);
   ExpectMessage(refusal, StatusCode::kOutOfMemory, "the KV budget of 1000 B is too small");
   EXPECT_EQ(BytesAfter(refusal.message(), "needs "), full_bytes);
-  EXPECT_EQ(Plan(Bytes(full_bytes), kSmolLm2, n_ctx, 1, 4096).method, "full");
-  EXPECT_EQ(Plan(Share(1.0 / 13, "kvswap"), kSmolLm2, n_ctx, 1, 4096).method, "kvswap");
+  EXPECT_EQ(Plan(Bytes(full_bytes), kSmolLm2, n_ctx, 1, 4096).method.name, "full");
+  EXPECT_EQ(Plan(Share(1.0 / 13, "kvswap"), kSmolLm2, n_ctx, 1, 4096).method.name, "kvswap");
 }
 
 TEST(KvBudget, BytesAreNeverExceeded) {
@@ -186,7 +186,7 @@ TEST(KvBudget, BytesAreNeverExceeded) {
       }
       EXPECT_LE(Needed(*plan), budget);
       EXPECT_EQ(plan->budget_bytes, budget);
-      EXPECT_EQ(plan->method == "full", budget >= plan->full_bytes);
+      EXPECT_EQ(plan->method.name == "full", budget >= plan->full_bytes);
     }
   }
 }

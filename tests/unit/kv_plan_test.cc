@@ -306,7 +306,7 @@ TEST(KvPlan, SmallContextsAreFine) {
     for (const char* method : {"kvswap", "flexgen", "full"}) {
       const KvPlan plan = Plan(Unlimited(method), kTiny, n_ctx, 3, 512);
       EXPECT_LE(plan.n_chosen, plan.n_groups()) << method << " " << n_ctx;
-      if (plan.method != "full") ExpectSound(plan, kTiny);
+      if (plan.method.is_on_flash()) ExpectSound(plan, kTiny);
     }
   }
 }
@@ -361,8 +361,10 @@ TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
 TEST(KvMethods, EveryMethodHasAPlan) {
   for (const KvMethod& method : KvMethods()) {
     EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok()) << method.name;
-    const bool is_on_flash = method.store != KvStoreKind::kResident;
-    EXPECT_EQ(is_on_flash, method.name != "full");
+    EXPECT_EQ(method.is_on_flash(), method.name != "full");
+    EXPECT_EQ(method.selects(), method.name == "kvswap");
+    EXPECT_EQ(method.has_index(), method.selects());
+    EXPECT_EQ(method.shares_slots(), method.name == "flexgen");
   }
 }
 

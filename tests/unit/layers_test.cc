@@ -84,6 +84,16 @@ TEST_F(LayerChecker, RefusesVulkanHeadersOutsideOfItsFolders) {
   ExpectOne("Vulkan folders only");
 }
 
+TEST_F(LayerChecker, RefusesComparisonsWithAMethodsName) {
+  Write("runtime/engine/a.cc", "const bool is_resident = plan.method.name == \"full\";\n");
+  ExpectOne("runtime/engine/a.cc:1: compares a KV method's name");
+  Write("runtime/engine/a.cc", "const bool selects = \"kvswap\" != method;\n");
+  ExpectOne("runtime/engine/a.cc:1: compares a KV method's name");
+  Write("runtime/engine/a.cc", "settings.kv.method = \"kvswap\";  // == is what this is not\n");
+  Write("offline/a.cc", "const bool is_resident = method == \"full\";\n");
+  EXPECT_TRUE(LayerViolations(root_).empty());
+}
+
 TEST_F(LayerChecker, RefusesAMentionOfVulkanInTheEngine) {
   Write("runtime/engine/a.h", "struct Token;\nvoid Submit(VkQueue queue);\n");
   ExpectOne("runtime/engine/a.h:2: mentions Vulkan");

@@ -303,15 +303,15 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
 
 /* Tells how a session with these options would spend its budget, before anything is loaded. If the session is
  * impossible, the answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is
- * possible. JSON object: line (a summary for people), method, full_bytes (f16 KV of the whole context, all
- * sequences), budget_bytes (null: none; for a share that was raised, what it was raised to), prefill_bytes
- * and decode_bytes (in memory, of the budget), parts [{name, bytes, prefill, decode: whether it exists in
- * this phase}, the largest first]; in the units of the options: group, select, window, sinks, reuse, rank (0:
- * no index), index, heads, policy, k_type, v_type, adapter_kind (null if there is none); notes [..] (one if
- * the context is longer than what the model was trained with). A file of adapters is read to check that it
- * suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on the
- * storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the
- * user's cache folder; a note says if the group is not 4. */
+ * possible. JSON object: line (a summary for people), method, on_flash (whether that method keeps KV there),
+ * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was
+ * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
+ * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
+ * group, select, window, sinks, reuse, rank (0: no index), index, heads, policy, k_type, v_type, adapter_kind
+ * (null if there is none); notes [..] (one if the context is longer than what the model was trained with). A
+ * file of adapters is read to check that it suits; the folder for KV is not created. If no group is given,
+ * the one that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1
+ * to 0.4 seconds on flash) and kept in the user's cache folder; a note says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
