@@ -4,6 +4,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/slot_cache.h"
+#include "runtime/store/group_store.h"
 
 namespace kvrun {
 namespace {
@@ -29,7 +30,7 @@ uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
   return input.model.n_layers * (plan.index.size_bytes() + scales);
 }
 
-// Mapping tables, and what the slot caches know.
+// Mapping tables, what the slot caches know, and a layer's list of reads.
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
   SlotShape slots;
   slots.n_streams = plan.n_streams;
@@ -39,7 +40,9 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t caches = plan.method.residency != KvResidencyKind::kOwnSlots
                               ? 0
                               : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
-  return input.model.n_layers * (slots.table_bytes() + window.table_bytes() + caches);
+  const uint64_t fetches =
+      plan.method.is_on_flash() ? uint64_t{plan.n_streams} * plan.n_chosen * sizeof(GroupFetch) : 0;
+  return input.model.n_layers * (slots.table_bytes() + window.table_bytes() + caches) + fetches;
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.

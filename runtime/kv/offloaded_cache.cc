@@ -15,7 +15,8 @@ OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_la
   lengths_.resize(plan.n_sequences);
   groups_stored_.resize(plan.n_sequences);
   rows_.reserve(plan.n_sequences);
-  fetches_.reserve(plan.n_chosen);
+  fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
+  planned_.reserve(plan.n_streams);
   encoded_.resize(plan.record.size_bytes());
   ResetStats();
 }
@@ -153,10 +154,10 @@ Status OffloadedCache::ReadGroups(uint32_t layer, uint32_t stream, uint32_t firs
     if (store_ == nullptr) {
       std::memcpy(record, SlotBytes(layers_[layer], stream, first_group + i), record_bytes());
     } else {
-      fetches_.push_back({first_group + i, record});
+      fetches_.push_back({stream, first_group + i, record});
     }
   }
-  return store_ == nullptr ? Status::Ok() : store_->Fetch(layer, stream, fetches_);
+  return store_ == nullptr ? Status::Ok() : store_->Fetch(layer, fetches_);
 }
 
 Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,

@@ -155,10 +155,9 @@ class OffloadedCache {
   Result<RepeatedReads> RepeatReads();
 
  private:
-  // Of one layer and stream: fetches [begin, begin + count) of the log.
+  // Of one layer: fetches [begin, begin + count) of the log.
   struct LoggedRead {
     uint32_t layer = 0;
-    uint32_t stream = 0;
     size_t begin = 0;
     size_t count = 0;
   };
@@ -200,30 +199,35 @@ class OffloadedCache {
   Status Prepare(uint32_t sequence, uint32_t length);
   Status MakeSlots();
   void LeaveDecode();
-  Status FetchStream(uint32_t layer_index, uint32_t row, uint32_t head);
+  // FetchLayer's turns: what is to be read of every stream, all of it at once, and where it lies now.
+  Status PlanStream(uint32_t layer_index, uint32_t row, uint32_t head);
+  Result<std::span<const uint32_t>> ChosenGroups(uint32_t layer_index, uint32_t row, uint32_t head);
+  Status ReadPlanned(uint32_t layer_index);
+  void DropPlanned(uint32_t layer_index);
+  Status FlushFetched(Buffer& slots);
+  Status NameSlots(uint32_t layer_index, uint32_t row, uint32_t head);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
 
   uint32_t heads() const { return plan_.n_streams / plan_.n_sequences; }  // streams of a sequence
   uint32_t group_tokens() const { return plan_.record.group_tokens; }
   uint64_t record_bytes() const { return plan_.record.size_bytes(); }
   std::byte* SlotBytes(const Layer& layer, uint32_t stream, uint32_t slot) const;
-  Result<std::span<const uint32_t>> ReadChosen(uint32_t layer_index, uint32_t stream,
-                                               std::span<const uint32_t> chosen);
-  Status ReadAll(uint32_t layer_index, uint32_t stream, uint32_t n_groups);
-  // fetches_ into slots.
-  Status FetchIntoSlots(uint32_t layer_index, uint32_t stream);
+  uint32_t StreamOf(uint32_t row, uint32_t head) const { return rows_[row].sequence * heads() + head; }
+  // A stream's mapping table of a layer.
+  std::span<uint32_t> TableOf(const Layer& layer, uint32_t stream) const;
 
   Device& device_;
   KvPlan plan_;
   std::unique_ptr<GroupStore> store_;
   std::vector<Layer> layers_;
   RecentWindow window_;
-  std::vector<uint32_t> lengths_;        // of each sequence
-  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups on flash, or in their slots
-  std::vector<std::byte> encoded_;       // a record that leaves the window
-  std::vector<KvRow> rows_;              // of the step
-  std::vector<GroupFetch> fetches_;
-  std::vector<ReplayedSelection> replayed_;  // [n_layers, n_streams]; empty: the device chooses
+  std::vector<uint32_t> lengths_;               // of each sequence
+  std::vector<uint32_t> groups_stored_;         // of each sequence: whole groups on flash, or in their slots
+  std::vector<std::byte> encoded_;              // a record that leaves the window
+  std::vector<KvRow> rows_;                     // of the step
+  std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen in a step
+  std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads; where there are caches
+  std::vector<ReplayedSelection> replayed_;     // [n_layers, n_streams]; empty: the device chooses
   std::optional<ReadLog> read_log_;
   bool has_adapter_ = false;
   bool in_decode_ = false;

@@ -27,8 +27,7 @@ Result<RepeatedReads> OffloadedCache::RepeatReads() {
   RepeatedReads repeated;
   for (const LoggedRead& read : log.reads) {
     if (read.count == 0) continue;
-    KVRUN_RETURN_IF_ERROR(
-        store_->Fetch(read.layer, read.stream, std::span(log.fetches).subspan(read.begin, read.count)));
+    KVRUN_RETURN_IF_ERROR(store_->Fetch(read.layer, std::span(log.fetches).subspan(read.begin, read.count)));
     ++repeated.fetches;
   }
   repeated.milliseconds =

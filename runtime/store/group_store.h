@@ -33,6 +33,7 @@ struct GroupStoreShape {
 };
 
 struct GroupFetch {
+  uint32_t stream = 0;
   uint32_t group = 0;
   std::byte* memory = nullptr;  // record_bytes; complete and checked when Fetch returns
 };
@@ -71,11 +72,12 @@ class GroupStore {
   Status Append(uint32_t layer, uint32_t stream, uint32_t first_group, std::span<const std::byte> records);
   // Waits for all writes. (The system may still hold them in memory: nothing is kept beyond the process.)
   Status Flush();
-  // Reads records that were appended, into memory of the caller. `fetches` by ascending group, for merging.
-  // A record whose checksum is wrong is read once more. An error names layer, stream and groups, and says
-  // that the sequence has to be computed again; the memory then holds anything. Memory that the system cannot
-  // read into directly is filled through the staging from then on, and a note in mode() says so.
-  Status Fetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches);
+  // Reads records of one layer that were appended, into memory of the caller. `fetches` by stream, and those
+  // of a stream by ascending group, for merging. A record whose checksum is wrong is read once more. An error
+  // names layer, stream and groups, and says that the sequence has to be computed again; the memory then
+  // holds anything. Memory that the system cannot read into directly is filled through the staging from then
+  // on, and a note in mode() says so.
+  Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches);
   // Forgets the groups from `n_groups` on, in all layers: they may be appended again.
   Status Truncate(uint32_t stream, uint32_t n_groups);
 
@@ -138,8 +140,9 @@ class GroupStore {
   void OnWritten(Request& request, int error_number);
 
   // Reading.
-  Status FetchAll(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches);
-  Status CheckFetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) const;
+  Status PrepareFetch(uint32_t layer, std::span<const GroupFetch> fetches);
+  Status FetchAll(uint32_t layer, std::span<const GroupFetch> fetches);
+  Status CheckFetch(uint32_t layer, std::span<const GroupFetch> fetches) const;
   // How many of the first fetches one request reads.
   uint32_t RunLength(std::span<const GroupFetch> fetches) const;
   bool ReadsInPlace(const GroupFetch& fetch) const;

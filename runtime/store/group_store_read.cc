@@ -16,43 +16,51 @@ constexpr uint64_t kMaxReadBytes = kMiB;  // of one request, where records are n
 
 }  // namespace
 
-Status GroupStore::Fetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) {
-  const auto begin = std::chrono::steady_clock::now();
-  const auto [first, last] =
-      std::minmax_element(fetches.begin(), fetches.end(),
-                          [](const GroupFetch& a, const GroupFetch& b) { return a.group < b.group; });
-  Run all{layer, stream, 0, 0};
-  if (!fetches.empty()) {
+// What is to be read has been written, and is there.
+Status GroupStore::PrepareFetch(uint32_t layer, std::span<const GroupFetch> fetches) {
+  for (std::span<const GroupFetch> left = fetches; !left.empty();) {
+    const uint32_t stream = left[0].stream;
+    const auto end = std::find_if(left.begin(), left.end(),
+                                  [stream](const GroupFetch& fetch) { return fetch.stream != stream; });
+    const auto [first, last] = std::minmax_element(
+        left.begin(), end, [](const GroupFetch& a, const GroupFetch& b) { return a.group < b.group; });
     // As 64 bits: what comes from outside may be anything.
     const uint64_t n_groups = uint64_t{last->group} - first->group + 1;
-    all = {layer, stream, first->group, static_cast<uint32_t>(std::min<uint64_t>(n_groups, UINT32_MAX))};
+    const Run all{layer, stream, first->group,
+                  static_cast<uint32_t>(std::min<uint64_t>(n_groups, UINT32_MAX))};
+    KVRUN_RETURN_IF_ERROR(CheckRun(all, "fetch"));
+    KVRUN_RETURN_IF_ERROR(WaitForWrites(all));
+    left = left.subspan(static_cast<size_t>(end - left.begin()));
   }
-  KVRUN_RETURN_IF_ERROR(CheckRun(all, "fetch"));
-  KVRUN_RETURN_IF_ERROR(WaitForWrites(all));
   KVRUN_RETURN_IF_ERROR(file_error_);
   KVRUN_RETURN_IF_ERROR(TakeWriteError());
-  KVRUN_RETURN_IF_ERROR(CheckFetch(layer, stream, fetches));
-  Status status = FetchAll(layer, stream, fetches);
+  return CheckFetch(layer, fetches);
+}
+
+Status GroupStore::Fetch(uint32_t layer, std::span<const GroupFetch> fetches) {
+  const auto begin = std::chrono::steady_clock::now();
+  KVRUN_RETURN_IF_ERROR(PrepareFetch(layer, fetches));
+  Status status = FetchAll(layer, fetches);
   if (status.ok() && memory_refused_) {
     // Some drivers' memory cannot be reached by direct I/O: what came by other ways is right.
     reads_in_place_ = false;
     mode_.notes.emplace_back(
         "the device's memory takes no direct reads: what is read goes through a buffer and is copied");
-    status = FetchAll(layer, stream, fetches);
+    status = FetchAll(layer, fetches);
   }
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
   stats_.read_wait_ms += elapsed.count();
   return status;
 }
 
-Status GroupStore::FetchAll(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) {
+Status GroupStore::FetchAll(uint32_t layer, std::span<const GroupFetch> fetches) {
   read_error_ = Status::Ok();
   memory_refused_ = false;
   while (!fetches.empty() || n_reads_ > 0) {
     if (!read_error_.ok() || memory_refused_)
       fetches = {};  // those in flight are waited for: the memory is the caller's
     while (!fetches.empty()) {
-      const Run run{layer, stream, fetches[0].group, RunLength(fetches)};
+      const Run run{layer, fetches[0].stream, fetches[0].group, RunLength(fetches)};
       if (!StartRead(run, fetches.data())) break;
       fetches = fetches.subspan(run.n_groups);
     }
@@ -63,14 +71,14 @@ Status GroupStore::FetchAll(uint32_t layer, uint32_t stream, std::span<const Gro
   return read_error_;
 }
 
-Status GroupStore::CheckFetch(uint32_t layer, uint32_t stream, std::span<const GroupFetch> fetches) const {
+Status GroupStore::CheckFetch(uint32_t layer, std::span<const GroupFetch> fetches) const {
   for (const GroupFetch& fetch : fetches) {
-    if (checksums_[Place({layer, stream, fetch.group, 1}, 0)] != kNotWritten) continue;
+    if (checksums_[Place({layer, fetch.stream, fetch.group, 1}, 0)] != kNotWritten) continue;
     return {
         StatusCode::kIo,
         fmt::format("layer {}, stream {}, group {} of the KV cache is not on flash: the sequence has to be "
                     "computed again",
-                    layer, stream, fetch.group)};
+                    layer, fetch.stream, fetch.group)};
   }
   return Status::Ok();
 }
@@ -88,7 +96,8 @@ uint32_t GroupStore::RunLength(std::span<const GroupFetch> fetches) const {
   for (; n < most && n < fetches.size(); ++n) {
     const GroupFetch& fetch = fetches[n];
     const GroupFetch& before = fetches[n - 1];
-    if (uint64_t{fetch.group} != uint64_t{before.group} + 1 || ReadsInPlace(fetch) != in_place) break;
+    if (fetch.stream != before.stream || uint64_t{fetch.group} != uint64_t{before.group} + 1) break;
+    if (ReadsInPlace(fetch) != in_place) break;
     if (in_place && fetch.memory != before.memory + shape_.record_bytes && ++n_segments > kMaxIoSegments)
       break;
   }

@@ -64,10 +64,10 @@ class Checked {
     std::vector<GroupFetch> fetches;
     bool all_there = true;
     for (const uint32_t group : groups) {
-      fetches.push_back({group, memory_.data() + fetches.size() * step});
+      fetches.push_back({stream, group, memory_.data() + fetches.size() * step});
       all_there &= Newest(layer, stream, group) != kGone;
     }
-    const Status status = store_->Fetch(layer, stream, fetches);
+    const Status status = store_->Fetch(layer, fetches);
     Note(status);
     if (!status.ok()) return;
     EXPECT_TRUE(all_there) << "a record that is not there was handed out";

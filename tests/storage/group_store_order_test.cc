@@ -68,8 +68,8 @@ class GroupStoreOrder : public ::testing::Test {
   Status Fetch(const std::vector<uint32_t>& groups) {
     std::vector<GroupFetch> fetches;
     for (size_t i = 0; i < groups.size(); ++i)
-      fetches.push_back({groups[i], memory_.data() + i * 2 * kRecordBytes});
-    return store_->Fetch(0, 0, fetches);
+      fetches.push_back({0, groups[i], memory_.data() + i * 2 * kRecordBytes});
+    return store_->Fetch(0, fetches);
   }
 
   bool Holds(size_t i, uint32_t group, uint64_t version) {

@@ -51,8 +51,9 @@ class GroupStoreTest : public ::testing::TestWithParam<Case> {
     const size_t step = shape_.record_bytes + gap_bytes;
     const AlignedMemory memory(groups.size() * step + 1);
     std::vector<GroupFetch> fetches;
-    for (size_t i = 0; i < groups.size(); ++i) fetches.push_back({groups[i], memory.data() + i * step});
-    const Status status = store_->Fetch(layer, stream, fetches);
+    for (size_t i = 0; i < groups.size(); ++i)
+      fetches.push_back({stream, groups[i], memory.data() + i * step});
+    const Status status = store_->Fetch(layer, fetches);
     ASSERT_TRUE(status.ok()) << status.message();
     for (size_t i = 0; i < groups.size(); ++i) {
       EXPECT_TRUE(IsRecord(fetches[i].memory, shape_.record_bytes, layer, stream, groups[i], version))
@@ -92,6 +93,32 @@ TEST_P(GroupStoreTest, GivesBackWhatItGot) {
   }
 }
 
+// Groups of two streams are never one read, not even where their numbers follow each other.
+TEST_P(GroupStoreTest, OneFetchReadsSeveralStreams) {
+  for (uint32_t stream = 0; stream < kStreams; ++stream) ASSERT_TRUE(Append(1, stream, 0, kGroups).ok());
+  const std::pair<uint32_t, uint32_t> places[] = {{0, 0}, {0, 3}, {0, kGroups - 1}, {1, 0}, {1, 1},
+                                                  {0, 3}, {1, 4}};
+  for (const size_t gap_bytes : {size_t{0}, size_t{1}, size_t{64 * 1024}}) {
+    const size_t step = shape_.record_bytes + gap_bytes;
+    const AlignedMemory memory(std::size(places) * step + 1);
+    std::vector<GroupFetch> fetches;
+    for (const auto& [stream, group] : places)
+      fetches.push_back({stream, group, memory.data() + fetches.size() * step});
+    const Status status = store_->Fetch(1, fetches);
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (const GroupFetch& fetch : fetches) {
+      EXPECT_TRUE(IsRecord(fetch.memory, shape_.record_bytes, 1, fetch.stream, fetch.group, 0))
+          << "stream " << fetch.stream << ", group " << fetch.group;
+    }
+  }
+  ASSERT_TRUE(store_->Truncate(1, 1).ok());
+  std::vector<std::byte> memory(2 * size_t{shape_.record_bytes});
+  const GroupFetch lost[] = {{0, 5, memory.data()}, {1, 1, memory.data() + shape_.record_bytes}};
+  const Status status = store_->Fetch(1, lost);
+  EXPECT_EQ(status.code(), StatusCode::kIo);
+  EXPECT_NE(status.message().find("stream 1, group 1 "), std::string::npos) << status.message();
+}
+
 // As in decoding: one group at a time, read right after it was written, while that may still go on.
 TEST_P(GroupStoreTest, AFetchWaitsForTheWriteOfItsRecords) {
   for (uint32_t group = 0; group < kGroups; ++group) {
@@ -108,8 +135,8 @@ TEST_P(GroupStoreTest, ATruncatedRecordIsReplaced) {
   ASSERT_TRUE(store_->Truncate(0, 10).ok());
   std::vector<std::byte> memory(shape_.record_bytes);
   for (const uint32_t layer : {0U, 1U}) {
-    const GroupFetch fetch{10, memory.data()};
-    const Status status = store_->Fetch(layer, 0, {&fetch, 1});
+    const GroupFetch fetch{0, 10, memory.data()};
+    const Status status = store_->Fetch(layer, {&fetch, 1});
     EXPECT_EQ(status.code(), StatusCode::kIo);
     EXPECT_NE(status.message().find("stream 0, group 10 "), std::string::npos) << status.message();
     ExpectRecords(layer, 0, {8, 9});
@@ -132,16 +159,16 @@ TEST_P(GroupStoreTest, WritesToOnePlaceKeepTheirOrder) {
 TEST_P(GroupStoreTest, RefusesWhatItDoesNotHave) {
   std::vector<std::byte> memory(shape_.record_bytes);
   const auto fetch = [&](uint32_t layer, uint32_t stream, uint32_t group) {
-    const GroupFetch one{group, memory.data()};
-    return store_->Fetch(layer, stream, {&one, 1}).code();
+    const GroupFetch one{stream, group, memory.data()};
+    return store_->Fetch(layer, {&one, 1}).code();
   };
   EXPECT_EQ(fetch(0, 0, 0), StatusCode::kIo);  // not written
   EXPECT_EQ(fetch(kLayers, 0, 0), StatusCode::kInvalidArgument);
   EXPECT_EQ(fetch(0, kStreams, 0), StatusCode::kInvalidArgument);
   EXPECT_EQ(fetch(0, 0, kGroups), StatusCode::kInvalidArgument);
   EXPECT_EQ(fetch(0, 0, UINT32_MAX), StatusCode::kInvalidArgument);
-  const GroupFetch wide[] = {{0, memory.data()}, {UINT32_MAX, memory.data()}};
-  EXPECT_EQ(store_->Fetch(0, 0, wide).code(), StatusCode::kInvalidArgument);
+  const GroupFetch wide[] = {{0, 0, memory.data()}, {0, UINT32_MAX, memory.data()}};
+  EXPECT_EQ(store_->Fetch(0, wide).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Append(0, 0, kGroups, 1).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Append(0, 0, kGroups - 1, 2).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(Append(kLayers, 0, 0, 1).code(), StatusCode::kInvalidArgument);
@@ -202,18 +229,17 @@ TEST_P(GroupStoreTest, FetchAndAppendAllocateNothing) {
   std::vector<GroupFetch> packed;
   std::vector<GroupFetch> scattered;
   for (uint32_t g = 0; g < kGroups; ++g)
-    packed.push_back({g, memory.data() + size_t{g} * shape_.record_bytes});
+    packed.push_back({0, g, memory.data() + size_t{g} * shape_.record_bytes});
   for (uint32_t g = 0; g < kGroups; g += 2) {
-    scattered.push_back({g, memory.data() + size_t{g} * (shape_.record_bytes + 1)});
+    scattered.push_back({0, g, memory.data() + size_t{g} * (shape_.record_bytes + 1)});
   }
   const std::vector<std::byte> records = MakeRecords(shape_.record_bytes, 0, 1, 0, kGroups);
   const HeapUse before = CurrentHeapUse();
   bool good = true;
   for (int round = 0; round < 5; ++round) {
     good &= store_->Append(0, 1, 0, records).ok();
-    good &= store_->Fetch(0, 0, packed).ok();
-    good &= store_->Fetch(0, 0, scattered).ok();
-    good &= store_->Fetch(0, 1, packed).ok();
+    for (std::vector<GroupFetch>* fetches : {&packed, &scattered}) good &= store_->Fetch(0, *fetches).ok();
+    for (GroupFetch& fetch : packed) fetch.stream = 1 - fetch.stream;
     good &= store_->Flush().ok() && store_->Truncate(1, 3).ok();
   }
   EXPECT_EQ(CurrentHeapUse().n_allocations, before.n_allocations);

@@ -586,7 +586,7 @@ KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
  * and decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
  * kvrun_session_stats_json, of the last run), notes [..] (as in kvrun_kv_plan_json), with the engine's
  * profile operations [{name, per_token, ms_per_token}] of the last run that decoded, and with io_only io
- * {reads, bytes, fetches (a layer's reads of one stream; the next begins when they are done), mbps (10^6
+ * {reads, bytes, fetches (a layer's reads; the next layer's begin when they are done), mbps (10^6
  * bytes/s of the time it took)}. If decoding was measured: weights {step_bytes (the weights that a step
  * multiplies with), mbps (their rate, at the median speed), stream_mbps (what the device reaches in the same
  * run when it only reads as much from memory)}. If a part of the layers was timed, and at least 2:
