@@ -75,7 +75,7 @@ class Planner {
         KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
         model.n_layers;
     base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
-    input_ = {model, io_alignment_bytes, !base_.method.shares_slots() && !options.adapter_from_file};
+    input_ = {model, io_alignment_bytes, base_.method.has_index() && !options.adapter_from_file};
   }
 
   // The budget is not looked at.

@@ -99,6 +99,9 @@ TEST(KvPlan, FullInRecords) {
   EXPECT_GE(Part(plan, "kv"), 30 * (plan.n_groups() * plan.record.size_bytes() +
                                     plan.n_window_slots * plan.window_record.size_bytes()));
   EXPECT_GT(plan.prefill_bytes(), plan.decode_bytes());
+  KvOptions of_flash = Unlimited("flexgen");  // it makes no adapter either
+  of_flash.k_type = of_flash.v_type = KvType::kFp8;
+  EXPECT_EQ(Part(plan, "prefill"), Part(Plan(of_flash), "prefill"));
   options.budget_bytes = plan.decode_bytes();
   const uint64_t needed = BytesAfter(Refusal(options).message(), "full needs ");
   EXPECT_GT(needed, plan.decode_bytes());
