@@ -100,7 +100,7 @@ GroupStoreStats Since(const GroupStoreStats& before, const GroupStoreStats& now)
 
 std::optional<KvReport> OffloadedForwardPass::kv_report() const {
   KvReport report{.plan = cache_->plan(), .stats = cache_->stats(), .store = {}, .io = std::nullopt};
-  if (const GroupStore* store = cache_->store(); store != nullptr) {
+  if (const GroupStore* store = cache_->flash(); store != nullptr) {
     report.store = Since(store_before_, store->stats());
     report.io = store->mode();
   }
@@ -109,13 +109,13 @@ std::optional<KvReport> OffloadedForwardPass::kv_report() const {
 
 void OffloadedForwardPass::ResetKvReport() {
   cache_->ResetStats();
-  if (cache_->store() != nullptr) store_before_ = cache_->store()->stats();
+  if (cache_->flash() != nullptr) store_before_ = cache_->flash()->stats();
 }
 
 Status OffloadedForwardPass::Init(const Adapter* adapter) {
   const KvPlan& plan = cache_->plan();
   kv_rows_.reserve(plan.n_sequences);
-  if (cache_->store() != nullptr) thread_.emplace(device_, *cache_, n_layers());
+  if (cache_->flash() != nullptr) thread_.emplace(device_, *cache_, n_layers());
   if (adapter != nullptr && selects()) {
     for (uint32_t i = 0; i < n_layers(); ++i)
       KVRUN_RETURN_IF_ERROR(cache_->SetAdapter(i, adapter->layers[i]));

@@ -10,8 +10,15 @@
 namespace kvrun {
 
 OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers,
-                               std::unique_ptr<GroupStore> store)
-    : device_(device), plan_(plan), store_(std::move(store)), layers_(n_layers), window_(plan_) {
+                               std::unique_ptr<GroupStore> flash)
+    : device_(device), plan_(plan), flash_(flash.get()), layers_(n_layers), window_(plan_) {
+  if (flash != nullptr) {
+    store_ = std::move(flash);
+  } else {
+    auto in_memory = std::make_unique<SlotRecordStore>(slot_shape(), n_layers);
+    in_memory_ = in_memory.get();
+    store_ = std::move(in_memory);
+  }
   lengths_.resize(plan.n_sequences);
   groups_stored_.resize(plan.n_sequences);
   rows_.reserve(plan.n_sequences);
@@ -48,16 +55,6 @@ std::byte* OffloadedCache::SlotBytes(const Layer& layer, uint32_t stream, uint32
   return layer.slots->host().data() + (uint64_t{stream} * plan_.n_cache_slots + slot) * record_bytes();
 }
 
-// One record to where it stays: flash, or the group's own slot.
-Status OffloadedCache::StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group,
-                                  std::span<const std::byte> record) {
-  if (store_ != nullptr) return store_->Append(layer_index, stream, group, record);
-  Layer& layer = layers_[layer_index];
-  std::byte* slot = SlotBytes(layer, stream, group);
-  std::memcpy(slot, record.data(), record_bytes());
-  return layer.slots->Flush(static_cast<uint64_t>(slot - layer.slots->host().data()), record_bytes());
-}
-
 // The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
 // is read of a group without entries: a sequence can be computed again from its beginning, whatever has
 // become of its groups on flash.
@@ -84,7 +81,7 @@ Status OffloadedCache::ForgetFrom(uint32_t sequence, uint32_t length) {
   KVRUN_RETURN_IF_ERROR(RestoreWindow(sequence, length));
   const uint32_t group = length / group_tokens();
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-    if (store_ != nullptr) KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, group));
+    KVRUN_RETURN_IF_ERROR(store_->Truncate(stream, group));
     for (Layer& layer : layers_) {
       if (!layer.caches.empty()) layer.caches[stream].Truncate(group);
     }
@@ -108,7 +105,7 @@ Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
   KVRUN_RETURN_IF_ERROR(Prepare(sequence, begin));
   KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin));
-  if (store_ == nullptr) return BeginDecode();  // the slots are where everything is
+  if (in_memory_ != nullptr) return BeginDecode();  // the slots are where everything is
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
   // What a prefill that failed has left.
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
@@ -120,7 +117,9 @@ Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
 
 void OffloadedCache::LeaveDecode() {
   in_decode_ = false;
-  for (Layer& layer : layers_) {
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    Layer& layer = layers_[i];
+    if (in_memory_ != nullptr) in_memory_->SetSlots(i, nullptr);
     layer.slots.reset();
     layer.table.reset();
     layer.chosen.reset();
@@ -133,15 +132,8 @@ Status OffloadedCache::AppendGroups(uint32_t layer, uint32_t sequence, uint32_t 
   const uint64_t stream_bytes = n_groups * record_bytes();
   for (uint32_t head = 0; head < heads(); ++head) {
     const uint32_t stream = sequence * heads() + head;
-    const std::span<const std::byte> of_stream = records.subspan(head * stream_bytes, stream_bytes);
-    if (store_ != nullptr) {
-      KVRUN_RETURN_IF_ERROR(store_->Append(layer, stream, first_group, of_stream));
-      continue;
-    }
-    for (uint32_t i = 0; i < n_groups; ++i) {
-      KVRUN_RETURN_IF_ERROR(
-          StoreGroup(layer, stream, first_group + i, of_stream.subspan(i * record_bytes(), record_bytes())));
-    }
+    KVRUN_RETURN_IF_ERROR(
+        store_->Append(layer, stream, first_group, records.subspan(head * stream_bytes, stream_bytes)));
   }
   return Status::Ok();
 }
@@ -150,14 +142,9 @@ Status OffloadedCache::ReadGroups(uint32_t layer, uint32_t stream, uint32_t firs
                                   std::span<std::byte> records) {
   fetches_.clear();
   for (uint32_t i = 0; i < n_groups; ++i) {
-    std::byte* record = records.data() + i * record_bytes();
-    if (store_ == nullptr) {
-      std::memcpy(record, SlotBytes(layers_[layer], stream, first_group + i), record_bytes());
-    } else {
-      fetches_.push_back({stream, first_group + i, record});
-    }
+    fetches_.push_back({stream, first_group + i, records.data() + i * record_bytes()});
   }
-  return store_ == nullptr ? Status::Ok() : store_->Fetch(layer, fetches_);
+  return store_->Fetch(layer, fetches_);
 }
 
 Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
@@ -172,7 +159,7 @@ Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t firs
 }
 
 Status OffloadedCache::EndPrefill(uint32_t sequence, uint32_t length) {
-  if (store_ != nullptr) KVRUN_RETURN_IF_ERROR(store_->Flush());
+  KVRUN_RETURN_IF_ERROR(store_->Flush());
   KVRUN_RETURN_IF_ERROR(window_.EndPrefill(length));
   lengths_[sequence] = length;
   groups_stored_[sequence] = length / group_tokens();
@@ -199,6 +186,7 @@ Status OffloadedCache::MakeSlots() {
     } else {
       KVRUN_ASSIGN_OR_RETURN(layer.slots, device_.CreateBuffer(shape.size_bytes(), BufferUse::kShared, "kv"));
     }
+    if (in_memory_ != nullptr) in_memory_->SetSlots(i, layer.slots.get());
     KVRUN_ASSIGN_OR_RETURN(layer.table, device_.CreateBuffer(shape.table_bytes(), BufferUse::kShared, "kv"));
     if (!selects()) continue;
     KVRUN_ASSIGN_OR_RETURN(layer.chosen, device_.CreateBuffer(uint64_t{plan_.n_streams} *
@@ -228,7 +216,7 @@ Status OffloadedCache::WriteCompletedGroups() {
         for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
           KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
           TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
-          KVRUN_RETURN_IF_ERROR(StoreGroup(i, stream, group, encoded_));
+          KVRUN_RETURN_IF_ERROR(store_->Append(i, stream, group, encoded_));
         }
       }
     }

@@ -22,6 +22,7 @@
 #include "runtime/kv/recent_window.h"
 #include "runtime/kv/replayed_selection.h"
 #include "runtime/kv/slot_cache.h"
+#include "runtime/kv/slot_record_store.h"
 #include "runtime/store/group_store.h"
 
 namespace kvrun {
@@ -63,7 +64,8 @@ class OffloadedCache {
   const KvPlan& plan() const { return plan_; }
   // Entries that are there, of a sequence.
   uint32_t length(uint32_t sequence) const { return lengths_[sequence]; }
-  const GroupStore* store() const { return store_.get(); }
+  // Null: everything is in memory.
+  const GroupStore* flash() const { return flash_; }
 
   // --- Adapters and index.
   bool has_adapter() const { return has_adapter_; }
@@ -179,7 +181,7 @@ class OffloadedCache {
     std::vector<SlotCache> caches;  // of each stream
   };
 
-  OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, std::unique_ptr<GroupStore> store);
+  OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, std::unique_ptr<GroupStore> flash);
 
   Status CreateWindow();
   Status CreateIndex();
@@ -193,7 +195,6 @@ class OffloadedCache {
                        std::span<const float> smallest_scales);
   uint32_t key_dim() const { return plan_.record.n_heads * heads() * plan_.record.head_dim; }
   uint32_t n_sinks() const { return plan_.n_pinned * group_tokens(); }
-  Status StoreGroup(uint32_t layer_index, uint32_t stream, uint32_t group, std::span<const std::byte> record);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   Status UndoPrefill();
   Status Prepare(uint32_t sequence, uint32_t length);
@@ -218,7 +219,9 @@ class OffloadedCache {
 
   Device& device_;
   KvPlan plan_;
-  std::unique_ptr<GroupStore> store_;
+  std::unique_ptr<RecordStore> store_;
+  GroupStore* flash_ = nullptr;           // store_, where that is on flash
+  SlotRecordStore* in_memory_ = nullptr;  // else
   std::vector<Layer> layers_;
   RecentWindow window_;
   std::vector<uint32_t> lengths_;               // of each sequence

@@ -22,7 +22,7 @@ Result<RepeatedReads> OffloadedCache::RepeatReads() {
   const ReadLog log = std::exchange(read_log_, std::nullopt).value_or(ReadLog());
   if (log.reads.empty()) return RepeatedReads();
   KVRUN_CHECK(in_decode_);  // the slots that were read into are there
-  const GroupStoreStats before = store_->stats();
+  const GroupStoreStats before = flash_->stats();
   const auto begin = std::chrono::steady_clock::now();
   RepeatedReads repeated;
   for (const LoggedRead& read : log.reads) {
@@ -32,8 +32,8 @@ Result<RepeatedReads> OffloadedCache::RepeatReads() {
   }
   repeated.milliseconds =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-  repeated.reads = store_->stats().reads - before.reads;
-  repeated.read_bytes = store_->stats().read_bytes - before.read_bytes;
+  repeated.reads = flash_->stats().reads - before.reads;
+  repeated.read_bytes = flash_->stats().read_bytes - before.read_bytes;
   return repeated;
 }
 

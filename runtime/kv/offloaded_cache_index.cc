@@ -188,7 +188,7 @@ Status OffloadedCache::IndexOthers(uint32_t layer_index, uint32_t sequence, cons
 
 Status OffloadedCache::BuildIndex(uint32_t sequence) {
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
-  if (store_ != nullptr) LeaveDecode();  // their room is for the work on adapters, as in prefill
+  if (flash_ != nullptr) LeaveDecode();  // their room is for the work on adapters, as in prefill
   for (uint32_t i = 0; i < layers_.size(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(const LayerAdapter adapter, ComputeLayerAdapter(i, sequence));
     KVRUN_RETURN_IF_ERROR(SetAdapter(i, adapter));

@@ -100,13 +100,13 @@ Result<std::span<const uint32_t>> OffloadedCache::ChosenGroups(uint32_t layer_in
 
 // fetches_ into slots: one batch.
 Status OffloadedCache::ReadPlanned(uint32_t layer_index) {
-  if (store_ == nullptr) return Status::Ok();
+  if (flash_ == nullptr) return Status::Ok();  // everything is where it is attended to
   if (read_log_) {
     read_log_->reads.push_back({layer_index, read_log_->fetches.size(), fetches_.size()});
     read_log_->fetches.insert(read_log_->fetches.end(), fetches_.begin(), fetches_.end());
   }
   const Clock::time_point begin = Clock::now();
-  const Status status = store_->Fetch(layer_index, fetches_);
+  const Status status = flash_->Fetch(layer_index, fetches_);
   stats_.io_ms += MillisecondsSince(begin);
   return status.ok() ? FlushFetched(*layers_[layer_index].slots) : status;
 }

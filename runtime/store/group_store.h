@@ -1,8 +1,7 @@
 // Records of KV groups on flash. Knows bytes, not attention. Format: docs/formats/kv_groups.md.
 //
-// A *stream* is what selects on its own: one sequence, or one KV head of one sequence. A record's place is
-// fixed by (layer, stream, group): a stream's groups of a layer lie side by side, padded to the alignment of
-// direct I/O, so that a prefill writes long runs, and neighbours are read at once.
+// A stream's groups of a layer lie side by side, padded to the alignment of direct I/O, so that a prefill
+// writes long runs, and neighbours are read at once.
 //
 // A checksum (XXH3, its low 32 bits, seeded with the record's place) of every record is kept in memory: a
 // bad, stale or misdirected record is found whatever the disk answers, and is never handed out.
@@ -21,6 +20,7 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/record_store.h"
 #include "runtime/store/staging_ring.h"
 
 namespace kvrun {
@@ -30,12 +30,6 @@ struct GroupStoreShape {
   uint32_t n_streams = 0;
   uint32_t n_groups = 0;      // per layer and stream, at most
   uint32_t record_bytes = 0;  // as in a slot, without padding
-};
-
-struct GroupFetch {
-  uint32_t stream = 0;
-  uint32_t group = 0;
-  std::byte* memory = nullptr;  // record_bytes; complete and checked when Fetch returns
 };
 
 struct GroupStoreStats {
@@ -48,7 +42,7 @@ struct GroupStoreStats {
   double read_wait_ms = 0.0;  // spent in Fetch
 };
 
-class GroupStore {
+class GroupStore final : public RecordStore {
  public:
   // Reserves the file's space and registers the staging with it. `staging_bytes` bounds the ring that writes
   // go through, and reads where records are padded or memory is not aligned: at least a padded record; from
@@ -56,7 +50,7 @@ class GroupStore {
   // is registered does that with the file before.
   static Result<std::unique_ptr<GroupStore>> Create(std::unique_ptr<BlockFile> file,
                                                     const GroupStoreShape& shape, uint64_t staging_bytes);
-  ~GroupStore() = default;  // waits for what is in flight
+  ~GroupStore() override = default;  // waits for what is in flight
   GroupStore(const GroupStore&) = delete;
   GroupStore& operator=(const GroupStore&) = delete;
 
@@ -69,17 +63,18 @@ class GroupStore {
   // records that were there are replaced. Returns when `records` may be reused; errors of a write show here,
   // or once in a later call of Append, Flush or Fetch. Groups whose write has failed, and all groups of an
   // Append that answers an error, count as not written.
-  Status Append(uint32_t layer, uint32_t stream, uint32_t first_group, std::span<const std::byte> records);
+  Status Append(uint32_t layer, uint32_t stream, uint32_t first_group,
+                std::span<const std::byte> records) override;
   // Waits for all writes. (The system may still hold them in memory: nothing is kept beyond the process.)
-  Status Flush();
+  Status Flush() override;
   // Reads records of one layer that were appended, into memory of the caller. `fetches` by stream, and those
   // of a stream by ascending group, for merging. A record whose checksum is wrong is read once more. An error
   // names layer, stream and groups, and says that the sequence has to be computed again; the memory then
   // holds anything. Memory that the system cannot read into directly is filled through the staging from then
   // on, and a note in mode() says so.
-  Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches);
+  Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches) override;
   // Forgets the groups from `n_groups` on, in all layers: they may be appended again.
-  Status Truncate(uint32_t stream, uint32_t n_groups);
+  Status Truncate(uint32_t stream, uint32_t n_groups) override;
 
   const IoMode& mode() const { return mode_; }
   const GroupStoreStats& stats() const { return stats_; }
