@@ -3,9 +3,8 @@
 //
 // A Dot is a struct with
 //   kBias        what weights of 8 bits must have added to them (128: the instruction wants them unsigned)
-//   MulPairs     if there: multiplies pairs of 16 bits and adds two in 32. Full tiles of tokens meet weights
-//   of
-//                8 bits with it
+//   MulPairs     if there: multiplies pairs of 16 bits and adds two in 32; for full tiles of tokens and
+//                weights of 8 bits
 //   kGroupsIn16Bits<kBits>, Pairs, Widen
 //                if there: how many groups' products it adds up in 16 bits before they are widened, and how
 //   kSumBase, ToFloats(sum)
