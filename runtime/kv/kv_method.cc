@@ -8,24 +8,24 @@
 namespace kvrun {
 namespace {
 
-constexpr std::array kMethods = {
-    KvMethod{.name = "full"},
-    KvMethod{.name = "flexgen", .store = KvStoreKind::kGroups, .residency = KvResidencyKind::kSharedSlots},
-    KvMethod{.name = "kvswap",
-             .index = KvIndexKind::kLowRank,
-             .selector = KvSelectorKind::kTopGroups,
-             .store = KvStoreKind::kGroups,
-             .residency = KvResidencyKind::kOwnSlots,
-             .policy = KvPolicyKind::kByName},
-};
+constexpr KvMethod kFull{.name = "full"};
+constexpr KvMethod kFlexgen{
+    .name = "flexgen", .store = KvStoreKind::kGroups, .residency = KvResidencyKind::kSharedSlots};
+constexpr KvMethod kKvswap{.name = "kvswap",
+                           .index = KvIndexKind::kLowRank,
+                           .selector = KvSelectorKind::kTopGroups,
+                           .store = KvStoreKind::kGroups,
+                           .residency = KvResidencyKind::kOwnSlots,
+                           .policy = KvPolicyKind::kByName};
+constexpr std::array kMethods = {kFull, kFlexgen, kKvswap};
 
 }  // namespace
 
 std::span<const KvMethod> KvMethods() { return kMethods; }
 
-const KvMethod& MethodWithoutBudget() { return kMethods[0]; }
+const KvMethod& MethodWithoutBudget() { return kFull; }
 
-const KvMethod& MethodOfBudget() { return kMethods[2]; }
+const KvMethod& MethodOfBudget() { return kKvswap; }
 
 Result<KvMethod> FindKvMethod(std::string_view name) {
   std::string known;
