@@ -12,6 +12,7 @@
 
 layout(constant_id = 0) const uint K_TYPE = KVRUN_KV_F16;
 layout(constant_id = 1) const uint V_TYPE = KVRUN_KV_F16;
+layout(constant_id = 2) const uint HAS_BIASES = 0;
 
 #define LOCAL_SIZE 64
 #define MAX_HEAD_DIM 256
@@ -74,12 +75,14 @@ void main() {
     const uvec2 at = RecordAndRow(stream, kv_head, min(index, range.y - 1));
     values[lane] = at.x + p.record.v_begin + at.y * p.record.v_row_words;
     value_scales[lane] = 2 * at.x + p.record.v_scales_begin + at.y * p.record.v_row_scales;
+    float bias = 0.0;
+    if (HAS_BIASES != 0) bias = BiasOf(stream, min(index, range.y - 1));
     float score[ROWS];
     [[unroll]] for (uint r = 0; r < ROWS; ++r) score[r] = 0.0;
     AddScores(at.x + at.y * p.record.k_row_words, 2 * at.x + p.record.k_scales_begin + at.y * p.record.k_row_scales,
               q_begin, score);
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-      score[r] = index < range.y ? score[r] * p.scale : kMasked;
+      score[r] = index < range.y ? AddBias(score[r] * p.scale, bias) : kMasked;
       scores[r * LOCAL_SIZE + lane] = score[r];
     }
     barrier();

@@ -16,6 +16,7 @@
 layout(constant_id = 0) const uint LANES = 32;
 layout(constant_id = 1) const uint HEAD_DIM = 64;
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
+layout(constant_id = 3) const uint HAS_BIASES = 0;
 #include "include/attend_slots.glsl"
 #include "include/kv_record.glsl"
 
@@ -173,7 +174,10 @@ void main() {
     }
 
     float factors[KEYS_PER_LANE];
+    float biases[KEYS_PER_LANE];
     [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
+      biases[k] = 0.0;
+      if (HAS_BIASES != 0) biases[k] = BiasOf(stream, min(begin + k * LANES + lane, range.y - 1));
       factors[k] = p.scale * TypeFactor(K_TYPE);
 #if K_TYPE == KVRUN_KV_FP8 || K_TYPE == KVRUN_KV_INT8
       factors[k] *= LoadScale(key_scales[k]);
@@ -182,7 +186,8 @@ void main() {
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
       float block_maximum = kMasked;
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
-        scores[r][k] = begin + k * LANES + lane < range.y ? scores[r][k] * factors[k] : kMasked;
+        scores[r][k] =
+          begin + k * LANES + lane < range.y ? AddBias(scores[r][k] * factors[k], biases[k]) : kMasked;
         block_maximum = max(block_maximum, scores[r][k]);
       }
       FOLD(block_maximum, 1, max)

@@ -1,8 +1,8 @@
-// Scores the entries of an index that can be chosen: the products of their rows with rows of z. An invocation scores
+// Scores the entries (rows) of an index that can be chosen: the products of their rows with rows of z. An invocation scores
 // four consecutive entries at a time, so that a value of z is used four times.
 //
 //   ROWS    per workgroup and row of z, the reference and the sum of a softmax over the entries that it scored
-//   GROUPS  each group's score: the largest of its entries', each the sum of its softmaxes over the rows
+//   GROUPS  each group's score: the largest of its entries', or their sum, each the sum of its softmaxes over the rows
 //   SUM     each group's largest product with the one row of z
 //
 // A softmax needs all products before it can weigh one. They are computed twice: kept, they would take more memory than
@@ -19,11 +19,12 @@
 #include "shared/step_params.h"
 
 layout(constant_id = 0) const uint RANK = 24;
-layout(constant_id = 1) const uint GROUP = 4;
+layout(constant_id = 1) const uint GROUP = 4;  // entries of a group: its tokens, or fewer
 // z in registers: for drivers on which each read of shared memory is a loop over the lanes.
 layout(constant_id = 2) const uint HOIST = 1;
 layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 4) const uint WHOLE_VECTORS = 1;  // four entries are WORDS vectors that lie side by side
+layout(constant_id = 5) const uint MASS = 0;           // GROUPS: a group's score is its entries' sum
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { ScoreParams p; };
 READ_ONLY(0, index)
@@ -51,6 +52,8 @@ layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
 #define STEP_COLUMNS (STEP_WORDS * PER_WORD)
 // With z in registers the four entries take turns: a loop that is four times as long does not fit into what a
 // processor keeps of decoded instructions, and runs at half the speed.
+// Shared memory is too small for z, which is read where it lies.
+const bool WIDE = RANK > KVRUN_SHARED_INDEX_RANK;
 const bool ONE_BY_ONE = HEADS > 1 && HOIST != 0 && RANK <= BLOCK_COLUMNS;
 // Of one entry's row.
 const uint WORDS = (RANK * BITS + 31) / 32;
@@ -62,7 +65,7 @@ const uint UNIT_QUADS = (UNIT + 3) / 4;
 
 const float kSmallest = -16777216.0;
 
-shared vec4 shared_z[HEADS * KVRUN_MAX_INDEX_RANK / 4];
+shared vec4 shared_z[HEADS * KVRUN_SHARED_INDEX_RANK / 4];
 #ifdef ROWS
 shared int shared_references[HEADS];
 shared uint shared_sums[HEADS];
@@ -138,9 +141,10 @@ void main() {
   const uint row_end = p.n_rows;
 #endif
   const uint sequence = stepp.tokens[token].sequence;
-  const uint old = ChoosableEntries(stepp.tokens[token].position, p.window_tokens, GROUP, p.n_groups);
+  const uint old =
+      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens * GROUP;
 
-  for (uint i = lane; !ONE_BY_ONE && i < HEADS * COLUMNS / 4; i += lanes) {
+  for (uint i = lane; !ONE_BY_ONE && !WIDE && i < HEADS * COLUMNS / 4; i += lanes) {
     shared_z[i] = LoadZ(token * p.n_rows + min(row_begin + i / (COLUMNS / 4), row_end - 1), i % (COLUMNS / 4) * 4);
   }
 #ifdef ROWS
@@ -168,7 +172,7 @@ void main() {
     [[unroll]] for (uint h = 0; h < HEADS; ++h) {
       [[unroll]] for (uint i = 0; i < BLOCK_COLUMNS / 4; ++i) {
         z[h * BLOCK_COLUMNS / 4 + i] = vec4(0.0);
-        if (ONE_BY_ONE && 4 * i < RANK) {
+        if ((ONE_BY_ONE || WIDE) && 4 * i < RANK) {
           z[h * BLOCK_COLUMNS / 4 + i] = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), 4 * i);
         } else if (4 * i < RANK) {
           z[h * BLOCK_COLUMNS / 4 + i] = shared_z[h * (COLUMNS / 4) + i];
@@ -191,7 +195,7 @@ void main() {
   const uint stride = gl_NumWorkGroups.x * lanes;
   for (uint unit = gl_WorkGroupID.x * lanes + lane; unit * UNIT < old; unit += stride) {
     const uint last = min(unit * UNIT + UNIT, old) - 1;
-    vec4 best = vec4(-3e38);
+    vec4 best = vec4(MASS != 0 ? 0.0 : -3e38);
     for (uint first = 0; first < UNIT; first += 4) {
       const uint entry = unit * UNIT + first;
       vec4 scores[HEADS];
@@ -262,7 +266,12 @@ void main() {
         }
         [[unroll]] for (uint h = 0; h < HEADS; ++h) {
           [[unroll]] for (uint c = 0; c < STEP_COLUMNS; c += 4) {
-            const vec4 factors = shared_z[h * (COLUMNS / 4) + (k * PER_WORD + c) / 4];
+            vec4 factors;
+            if (WIDE) {
+              factors = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), k * PER_WORD + c);
+            } else {
+              factors = shared_z[h * (COLUMNS / 4) + (k * PER_WORD + c) / 4];
+            }
             [[unroll]] for (uint i = 0; i < 4; ++i) scores[h] += factors[i] * values[c + i];
           }
         }
@@ -291,8 +300,15 @@ void main() {
 #else
       total = scores[0];
 #endif
-      best = max(best, total);
+      if (MASS == 0) {
+        best = max(best, total);
+      } else if (GROUP % 4 == 0 || GROUP <= 2) {
+        best += total;
+      } else {  // the last of four entries may not be there
+        best += mix(vec4(0.0), total, lessThanEqual(uvec4(entry, entry + 1, entry + 2, entry + 3), uvec4(last)));
+      }
     }
+    if (MASS != 0) best = mix(vec4(0.0), best, greaterThan(best, vec4(0.0)));  // no NaNs
 #if defined(GROUPS)
     const uint scores_at = p.scores_begin + (token * gl_NumWorkGroups.y + list) * p.scores_stride;
 #else
@@ -301,9 +317,11 @@ void main() {
     if (GROUP == 1) {
       out4[scores_at / 4 + unit] = best;
     } else if (GROUP == 2) {
-      out2[scores_at / 2 + unit] = vec2(max(best.x, best.y), max(best.z, best.w));
+      out2[scores_at / 2 + unit] =
+          MASS != 0 ? best.xz + best.yw : vec2(max(best.x, best.y), max(best.z, best.w));
     } else {
-      out1[scores_at + unit] = max(max(best.x, best.y), max(best.z, best.w));
+      out1[scores_at + unit] =
+          MASS != 0 ? (best.x + best.y) + (best.z + best.w) : max(max(best.x, best.y), max(best.z, best.w));
     }
   }
 #endif

@@ -4,6 +4,11 @@
 // The smallest chosen score is found by histograms of the range that it must be in, each 256 times finer than the one
 // before, until a bin's edge divides the groups, or one score is left. Then each invocation counts, and writes, the
 // chosen ones of a range of consecutive groups.
+//
+// With MASS the choice may end before n_chosen: with the group at which the scores of the pinned and the chosen ones
+// reach a share of all scores' sum, which are none below 0. Histograms then sum scores beside counting them: as whole
+// numbers, so that sums do not depend on the order. The smallest chosen score is the largest for which those that reach
+// it are enough, in number or in mass.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -46,6 +51,13 @@ shared uint n_wanted;      // and of the scores in it so many are chosen,
 shared uint is_divided;    // or all of them, if this is not 0
 shared uvec2 counts[LOCAL_SIZE];  // of groups that are surely chosen, and of those whose score is the smallest chosen
 shared uvec2 sums[COARSE];
+#ifdef MASS
+shared uint mass_histogram[BINS];
+shared uint coarse_masses[COARSE];
+shared uint pinned_mass;
+shared uint candidate_mass;
+shared uint mass_wanted;  // as n_wanted
+#endif
 
 // What an invocation's steps over its groups share.
 uint smallest = 0xffffffffu;
@@ -57,17 +69,31 @@ uint ties_wanted;
 uvec2 count = uvec2(0);
 uint ties;        // of earlier groups
 uint at;          // of `chosen`
+#ifdef MASS
+uint own_mass = 0;
+
+uint MassOf(float score) { return uint(score * p.mass_scale + 0.5); }
+uint MassOfKey(uint key) { return key == 0 ? 0 : MassOf(uintBitsToFloat(key & 0x7fffffffu)); }
+#endif
 
 void FindRange(uvec4 keys) {
   const uvec4 least = keys - 1;  // those that are none become the largest
   largest = max(largest, max(max(keys.x, keys.y), max(keys.z, keys.w)));
   smallest = min(smallest, min(min(least.x, least.y), min(least.z, least.w)));
+#ifdef MASS
+  [[unroll]] for (uint i = 0; i < 4; ++i) own_mass += MassOfKey(keys[i]);
+#endif
 }
 
 void CountBins(uvec4 keys, uint low, uint span, uint shift) {
   const uvec4 offsets = keys - low;
   [[unroll]] for (uint i = 0; i < 4; ++i) {
-    if (offsets[i] <= span) atomicAdd(histogram[offsets[i] >> shift], 1);
+    if (offsets[i] <= span) {
+      atomicAdd(histogram[offsets[i] >> shift], 1);
+#ifdef MASS
+      atomicAdd(mass_histogram[offsets[i] >> shift], MassOfKey(keys[i]));
+#endif
+    }
   }
 }
 
@@ -90,16 +116,45 @@ void WriteChosen(uint vector, uvec4 keys) {
 // How far bins are shifted: the range is at most BINS of them.
 uint BinShift() { return uint(max(findMSB(range_end - range_begin) - 7, 0)); }
 
-// In the range, the bin that the smallest chosen score is in becomes the range.
-void Narrow() {
+// The bin of the range that the smallest chosen score is in.
+#ifdef MASS
+uint FindBin() {
+  uint left = n_wanted;
+  uint mass_left = mass_wanted;
+  uint c = COARSE - 1;
+  for (; c > 0 && coarse[c] < left && (coarse[c] == 0 || coarse_masses[c] < mass_left); --c) {
+    left -= coarse[c];
+    mass_left -= coarse_masses[c];
+  }
+  uint bin = c * (BINS / COARSE) + BINS / COARSE - 1;
+  for (; bin > c * (BINS / COARSE) && histogram[bin] < left &&
+         (histogram[bin] == 0 || mass_histogram[bin] < mass_left); --bin) {
+    left -= histogram[bin];
+    mass_left -= mass_histogram[bin];
+  }
+  // All of the bin is chosen: one group, or as many as there may be, whose mass is still too small.
+  is_divided = histogram[bin] == 1 || (histogram[bin] == left && mass_histogram[bin] < mass_left) ? 1 : 0;
+  n_wanted = left;
+  mass_wanted = mass_left;
+  return bin;
+}
+#else
+uint FindBin() {
   uint left = n_wanted;
   uint c = COARSE - 1;
   while (c > 0 && coarse[c] < left) left -= coarse[c--];
   uint bin = c * (BINS / COARSE) + BINS / COARSE - 1;
   while (bin > c * (BINS / COARSE) && histogram[bin] < left) left -= histogram[bin--];
-  const uint shift = BinShift();
   is_divided = histogram[bin] == left ? 1 : 0;
   n_wanted = left;
+  return bin;
+}
+#endif
+
+// That bin becomes the range.
+void Narrow() {
+  const uint bin = FindBin();
+  const uint shift = BinShift();
   range_begin += bin << shift;
   range_end = min(range_end, range_begin + ((1u << shift) - 1));
 }
@@ -118,7 +173,11 @@ void main() {
   const uint per_lane = (n_vectors + LOCAL_SIZE - 1) / LOCAL_SIZE;
   const uint begin = min(lane * per_lane, n_vectors);
   const uint end = min(begin + per_lane, n_vectors);
+#ifdef MASS
+  const bool choose = n_pinned < n_chosen;
+#else
   const bool choose = n_pinned < n_chosen && n_chosen < n_groups;
+#endif
 
   if (lane == 0) {
     range_begin = 0xffffffffu;
@@ -126,7 +185,12 @@ void main() {
     if (!choose && n_chosen > n_pinned) range_begin = 1;  // all
     n_wanted = n_chosen - n_pinned;
     is_divided = choose ? 0 : 1;
+#ifdef MASS
+    pinned_mass = 0;
+    candidate_mass = 0;
+#else
     chosen[out_begin] = n_chosen;
+#endif
   }
   barrier();
   // The first of an invocation's vectors are kept, as reading them is most of the work on a CPU.
@@ -144,11 +208,30 @@ void main() {
     atomicMin(range_begin, smallest + 1);
     atomicMax(range_end, largest);
   }
+#ifdef MASS
+  atomicAdd(candidate_mass, own_mass);
+  own_mass = 0;
+  for (uint group = lane; group < n_pinned; group += LOCAL_SIZE) {
+    own_mass += MassOf(scores_float(4 * scores_begin + group));
+  }
+  atomicAdd(pinned_mass, own_mass);
+#endif
   barrier();
+#ifdef MASS
+  if (lane == 0) {
+    const uint enough = uint(ceil(p.mass_share * float(pinned_mass + candidate_mass)));
+    mass_wanted = enough - min(enough, pinned_mass);
+  }
+#endif
 
   // All invocations agree when to stop: `is_divided` was written before the last barrier.
   for (uint pass = 0; pass < 4 && is_divided == 0; ++pass) {
-    for (uint bin = lane; bin < BINS; bin += LOCAL_SIZE) histogram[bin] = 0;
+    for (uint bin = lane; bin < BINS; bin += LOCAL_SIZE) {
+      histogram[bin] = 0;
+#ifdef MASS
+      mass_histogram[bin] = 0;
+#endif
+    }
     barrier();
     const uint low = range_begin;
     const uint span = range_end - low;
@@ -160,6 +243,11 @@ void main() {
       uint sum = 0;
       for (uint bin = 0; bin < BINS / COARSE; ++bin) sum += histogram[lane * (BINS / COARSE) + bin];
       coarse[lane] = sum;
+#ifdef MASS
+      sum = 0;
+      for (uint bin = 0; bin < BINS / COARSE; ++bin) sum += mass_histogram[lane * (BINS / COARSE) + bin];
+      coarse_masses[lane] = sum;
+#endif
     }
     barrier();
     if (lane == 0) Narrow();
@@ -170,6 +258,15 @@ void main() {
   has_sure = is_divided != 0 || range_end != 0xffffffffu;
   tie = range_begin;
   ties_wanted = is_divided != 0 ? 0 : n_wanted;
+#ifdef MASS
+  // Of equal masses as many as are enough, one at least.
+  const uint tie_mass = MassOfKey(tie);
+  if (ties_wanted != 0 && mass_wanted == 0) {
+    ties_wanted = 1;
+  } else if (ties_wanted != 0 && tie_mass != 0) {
+    ties_wanted = min(ties_wanted, (mass_wanted - 1) / tie_mass + 1);
+  }
+#endif
   [[unroll]] for (uint c = 0; c < KEPT; ++c) CountChosen(kept[c]);
   for (REST(v)) CountChosen(KEYS(v));
   counts[lane] = count;
@@ -197,6 +294,11 @@ void main() {
   const uvec2 earlier = counts[lane] + sums[lane / (LOCAL_SIZE / COARSE)];
   ties = earlier.y;
   at = out_begin + 1 + n_pinned + earlier.x + min(ties, ties_wanted);
+#ifdef MASS
+  if (lane == LOCAL_SIZE - 1) {
+    chosen[out_begin] = n_pinned + earlier.x + count.x + min(earlier.y + count.y, ties_wanted);
+  }
+#endif
   [[unroll]] for (uint c = 0; c < KEPT; ++c) WriteChosen(begin + c, kept[c]);
   for (REST(v)) WriteChosen(v, KEYS(v));
   for (uint group = lane; group < n_pinned; group += LOCAL_SIZE) chosen[out_begin + 1 + group] = group;

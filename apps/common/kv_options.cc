@@ -23,7 +23,8 @@ const std::vector<KvOptionHelp>& Options() {
       {"method", "METHOD",
        "full: all KV is in memory; flexgen: all is on flash and read for each token; kvswap: all is on "
        "flash, and only what is predicted to matter is read (default: full; with --kv-budget, kvswap where "
-       "not all KV fits into it)",
+       "not all KV fits into it). To compare with: streaming, random, oracle, quest, meanstd, loki, "
+       "infinigen, infinigen*",
        kKv},
       {"budget", "BYTES|A/B|P%",
        "memory for all that grows with the context: 14155776, 13.5M, or a share of the f16 KV, such as 1/13 "
@@ -34,6 +35,10 @@ const std::vector<KvOptionHelp>& Options() {
        kKvExperts},
       {"group", "N", "how many consecutive entries are read as one", kKvExperts},
       {"select", "N", "how many entries a token reads besides sinks and window", kKvExperts},
+      {"mass", "SHARE",
+       "end a selection where its predicted share of the attention is reached, such as 0.95; --kv-select is "
+       "the most then",
+       kKvExperts},
       {"window", "N", "how many of the newest entries stay in memory", kKvExperts},
       {"sinks", "N", "how many of the first entries are always attended to", kKvExperts},
       {"reuse", "N",
@@ -47,7 +52,8 @@ const std::vector<KvOptionHelp>& Options() {
       {"adapter", "FILE",
        "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt)",
        kKv},
-      {"adapter-kind", "KIND", "the adapters' kind: plain, centred, query or query-centred", kKvExperts},
+      {"adapter-kind", "KIND", "the adapters' kind: plain, centred, query, query-centred, heads or skewed",
+       kKvExperts},
       {"io", "HOW", "how flash is read: auto (default), io_uring, aio or threads", kKvExperts},
       {"direct", "WHEN", "bypass the page cache: auto (default: if possible), on or off", kKvExperts},
   };

@@ -289,7 +289,7 @@ Command AddCalibrateCommand(CLI::App* program) {
   set->Number(
       "--tokens", &options->tokens, 0, kMaxU32,
       fmt::format("use at most N tokens in all (default 0: {} of texts, all of --ids)", kDefaultTokens));
-  set->Choice("--kind", &options->kind, {"plain", "centred", "query", "query-centred"},
+  set->Choice("--kind", &options->kind, {"plain", "centred", "query", "query-centred", "heads", "skewed"},
               "what counts as energy (default query-centred)");
   set->Number(
       "--rank", &options->rank, 0, kMaxU32,

@@ -67,6 +67,11 @@ std::array<IoBackend, 3> InOrder(const BlockFileOptions& options) {
   return order;
 }
 
+Status CannotMake(const Status& failure, const BlockFileOptions& options) {
+  return {failure.code(), "cannot make a file for the KV cache in " + options.folder + ": " +
+                              failure.message() + " (--kv-dir names another folder)"};
+}
+
 }  // namespace
 
 std::string_view IoBackendName(IoBackend backend) {
@@ -90,7 +95,7 @@ Result<std::unique_ptr<BlockFile>> CreateBlockFile(const BlockFileOptions& optio
     failure = CannotUse(backend, made.status());
     file->notes.push_back(failure.message());
   }
-  return failure.WithContext("cannot make a file for the KV cache in " + options.folder);
+  return CannotMake(failure, options);
 }
 
 Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const BlockFileOptions& options) {
@@ -115,7 +120,7 @@ Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const Block
       if (!options.auto_backend && files.empty()) break;
       file->notes.push_back(failure.message());
     }
-    if (files.empty()) return failure.WithContext("cannot make a file for the KV cache in " + options.folder);
+    if (files.empty()) return CannotMake(failure, options);
   }
   return files;
 }

@@ -53,7 +53,7 @@ Json LayersInfo(const KvStats& stats) {
 
 Json KvPlanInfo(const KvPlan& plan) {
   const uint32_t group = plan.record.group_tokens;
-  const bool selects = plan.method.selects();
+  const bool has_index = plan.method.has_index();
   Json info = {{"line", plan.Describe()}};
   info.update(SizesInfo(plan));
   info["on_flash"] = plan.method.is_on_flash();
@@ -63,13 +63,14 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["sinks"] = plan.n_pinned * group;
   info["reuse"] = plan.n_cache_slots;
   info["rank"] = plan.index.rank;
-  info["index"] = selects ? Json(KvTypeName(plan.index.type)) : Json();
-  info["heads"] = selects ? Json(HeadReductionName(plan.heads)) : Json();
+  info["index"] = has_index ? Json(KvTypeName(plan.index.type)) : Json();
+  info["heads"] = has_index ? Json(HeadReductionName(plan.heads)) : Json();
+  info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
   info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);
   info["notes"] = plan.notes;
-  info["adapter_kind"] = selects ? Json(AdapterKindName(plan.adapter_kind)) : Json();
+  info["adapter_kind"] = plan.method.has_adapters() ? Json(AdapterKindName(plan.adapter_kind)) : Json();
   return info;
 }
 
@@ -79,6 +80,13 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   const auto read_bytes = static_cast<double>(store.read_bytes);
   Json info = SizesInfo(report.plan);
   info["chosen_groups"] = stats.chosen_groups;
+  const uint64_t group = report.plan.record.group_tokens;
+  info["entries_per_layer"] = stats.choices == 0
+                                  ? Json()
+                                  : Json{{"mean", static_cast<double>(stats.chosen_groups * group) /
+                                                      static_cast<double>(stats.choices)},
+                                         {"least", stats.least_groups * group},
+                                         {"most", stats.most_groups * group}};
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
   info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();

@@ -7,6 +7,7 @@
 // Threads: a Device may be used from several threads; a CommandList, Buffer or Matrix by one at a time.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -149,42 +150,67 @@ struct SlotShape {
   KvRecordShape record;
   uint32_t n_streams = 0;
   uint32_t n_slots = 0;         // of a stream, the window's among them
-  uint32_t n_window_slots = 0;  // at least 1, but where the window is a buffer of its own
+  uint32_t n_window_slots = 0;  // at least 1 where new entries go
   uint32_t table_slots = 0;     // of a stream's mapping table, at most
+  // Each slot that the table names counts entries of its own, and has a bias that is added to their scores
+  // (q . k / sqrt(head_dim)). Entries are gone through as if all of a slot's counted. What has a bias of
+  // -1e30 or less has no weight; of all that a row attends to, something must have more.
+  bool has_biases = false;
 
   uint64_t size_bytes() const { return uint64_t{n_streams} * n_slots * record.size_bytes(); }
-  // uint32 [n_streams, 2 + table_slots]: how many slots follow; how many entries of the last of them count
-  // (the others' all do); the slots.
-  uint64_t table_bytes() const { return uint64_t{n_streams} * (2 + table_slots) * 4; }
+  // The mapping tables, uint32 [n_streams, table_words()]: how many slots follow; how many entries of the
+  // last of them count (the others' all do); the slots. With has_biases: how many slots follow; a word that
+  // is not read; BiasedSlot of each; then, table_slots words after the first slot's, the bits of each one's
+  // bias.
+  uint32_t table_words() const { return 2 + (has_biases ? 2 : 1) * table_slots; }
+  uint64_t table_bytes() const { return uint64_t{n_streams} * table_words() * 4; }
+  static constexpr uint32_t kMostBiasedSlots = 1U << 24;
+  static constexpr uint32_t kMostBiasedEntries = 256;  // of a slot
+  static constexpr uint32_t BiasedSlot(uint32_t slot, uint32_t n_entries) {
+    return slot | (n_entries - 1) << 24;
+  }
+  bool fits_table() const {
+    return !has_biases || (n_slots < kMostBiasedSlots && record.group_tokens <= kMostBiasedEntries);
+  }
 };
+
+// Records that are attended to with those of other sources; without slots, nothing. Sources may differ in all
+// but heads, their size and sequences: in types, entries of a record, and in what makes a stream.
+struct SlotSource {
+  Buffer* slots = nullptr;
+  SlotShape shape;
+  const Buffer* table = nullptr;  // kShared; AttendSlots
+};
+inline constexpr uint32_t kMaxSlotSources = 4;
 
 struct SlotAttentionArgs {
   AttentionArgs
       attention;  // kv, kv_shape.type and .n_ctx are not used; n_sequences, n_kv_heads, head_dim are
-  Buffer* slots = nullptr;
-  SlotShape shape;
-  const Buffer* table = nullptr;  // kShared; Attend
-  // Where the window is a buffer of its own, with records of other types (null: it is in `slots`): new
-  // entries go there, and both are attended to. `shape` then has no window slots, and may have no slots.
-  Buffer* window = nullptr;
-  SlotShape window_shape;
-  const Buffer* window_table = nullptr;  // kShared; Attend
+  std::array<SlotSource, kMaxSlotSources> sources = {};
+  uint32_t n_sources = 0;
+
+  void Add(const SlotSource& source) { sources.at(n_sources++) = source; }
+  std::span<const SlotSource> used() const { return std::span(sources).first(n_sources); }
+  // The last source: new entries go to its window slots.
+  const SlotSource& window() const { return sources.at(n_sources - 1); }
 };
 
 // How the heads' scores become one score of a group (methods.md, section 1).
 enum class HeadReduction : uint8_t { kSum, kSoftmax, kGqa, kPerKvHead };
 
-// The index of one layer: rows of `rank` columns for every entry, [n_streams' sequences, n_groups,
-// group_words]. kF16: two columns to a word; kInt8, kInt4: signed, low bits first, times the column's scale.
-// A group's group_tokens * rank elements lie side by side and end with a whole word.
+// The index of one layer: rows of `rank` columns, one for every entry or a few for a whole group, [n_streams'
+// sequences, n_groups, group_words]. kF16: two columns to a word; kInt8, kInt4: signed, low bits first, times
+// the column's scale. A group's rows() * rank elements lie side by side and end with a whole word.
 struct IndexShape {
   KvType type = KvType::kF16;  // kF16, kInt8 or kInt4
   uint32_t rank = 0;
   uint32_t group_tokens = 0;
   uint32_t n_groups = 0;  // room, per sequence
   uint32_t n_sequences = 1;
+  uint32_t rows_per_group = 0;  // 0: one for each entry
 
-  constexpr uint32_t group_words() const { return (group_tokens * rank * KvElementBits(type) + 31) / 32; }
+  constexpr uint32_t rows() const { return rows_per_group == 0 ? group_tokens : rows_per_group; }
+  constexpr uint32_t group_words() const { return (rows() * rank * KvElementBits(type) + 31) / 32; }
   constexpr uint64_t size_bytes() const { return uint64_t{n_sequences} * n_groups * group_words() * 4; }
 };
 
@@ -196,6 +222,15 @@ struct IndexSides {
   const Buffer* bias = nullptr;        // float [rank]: the mean key times key_side
   const Buffer* scales = nullptr;      // kShared, float [n_sequences, rank]; ones for kF16
 };
+
+// What a query row is that index rows are multiplied with. kProjected: q . query_side. kSigned: of each KV
+// head's columns max(q, 0), then, key_dim columns further on, min(q, 0) (rank is 2 * key_dim, and there is no
+// query_side): with rows of upper and lower bounds of a group's keys, the largest product that those allow.
+// Source of kSigned: Quest (arXiv 2406.10774, section 3.3).
+enum class QueryForm : uint8_t { kProjected, kSigned };
+
+// A group's score: the largest of its rows', or their sum (a softmax's mass; not with HeadReduction::kSum).
+enum class GroupScore : uint8_t { kLargest, kMass };
 
 struct ScoreArgs {
   Buffer* query =
@@ -210,7 +245,12 @@ struct ScoreArgs {
   uint32_t window_tokens = 0;  // groups that hold one of the newest window_tokens entries cannot be chosen
   uint32_t n_pinned = 0;       // the first groups, always chosen
   uint32_t n_chosen = 0;       // M: groups to choose per stream, pinned ones included
-  Buffer* scratch = nullptr;   // at least Device::ScoreScratchBytes
+  QueryForm query_form = QueryForm::kProjected;
+  GroupScore group_score = GroupScore::kLargest;
+  // Above 0, with kMass: the choice ends, best group first, where the pinned ones and it have this share of
+  // the sum of all scores; n_chosen is the most then. (Top-p; at 0 as many are chosen as there may be.)
+  float mass_share = 0.0F;
+  Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), 1 + n_chosen]: how many groups were chosen
   // (all that can be, where those are fewer than n_chosen), and which, ascending.
   Buffer* chosen = nullptr;
@@ -265,9 +305,8 @@ class CommandList {
   // The reverse, into the KV buffer: what was stored, as f16 or f32.
   virtual Status DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
                                uint32_t first_token, const KvShape& kv_shape, Buffer* kv) = 0;
-  // Normalises and rotates the query, projects it, scores every group that can be chosen, and chooses. A
-  // group's score is the largest of its entries'; softmaxes run over all entries that can be chosen. Equal
-  // scores: the lower group.
+  // Normalises and rotates the query, projects it, scores every group that can be chosen, and chooses.
+  // Softmaxes run over all rows of groups that can be chosen. Equal scores: the lower group.
   virtual Status ScoreAndSelect(const ScoreArgs& args) = 0;
   // Projects, quantises and stores the index rows of the step's entries; K: float, normalised and rotated,
   // from column key_offset of rows of row_stride on.

@@ -19,11 +19,14 @@ constexpr uint32_t kRotaryDim = 8;
 constexpr uint32_t kWindow = 10;
 constexpr uint32_t kPosition = 300;
 constexpr uint32_t kOldGroups = (kPosition + 1 - kWindow) / kGroupTokens;
-constexpr uint32_t kOldEntries = kOldGroups * kGroupTokens;
 constexpr uint32_t kChosen = 9;
 constexpr float kEpsilon = 1e-3F;
 
-// Column c of entry e, at [e * kRank + c], as codes of the type and as what they stand for.
+uint32_t RankOf(const ScoreCase& c) {
+  return c.query_form == QueryForm::kSigned ? 2 * c.n_kv_heads * kHeadDim : kRank;
+}
+
+// Column c of row r, at [r * rank + c], as codes of the type and as what they stand for.
 struct IndexData {
   std::vector<float> words;
   std::vector<float> values;
@@ -33,7 +36,7 @@ float LargestCode(KvType type) { return type == KvType::kInt8 ? 127.0F : 7.0F; }
 
 IndexData MakeIndex(const IndexShape& shape) {
   IndexData data;
-  data.values = RandomFloats(size_t{shape.n_groups} * shape.group_tokens * kRank, 11);
+  data.values = RandomFloats(size_t{shape.n_groups} * shape.rows() * shape.rank, 11);
   const uint32_t bits = KvElementBits(shape.type);
   std::vector<uint32_t> words(shape.size_bytes() / sizeof(uint32_t));
   for (size_t i = 0; i < data.values.size(); ++i) {
@@ -66,14 +69,16 @@ QueryData MakeQuery(const ScoreCase& c) {
                  .angles = RandomFloats(kRotaryDim, 13),
                  .norm = RandomFloats(kHeadDim, 14),
                  .side = RandomFloats(size_t{c.n_kv_heads} * kHeadDim * kRank, 15),
-                 .scales = RandomFloats(kRank, 16)};
+                 .scales = RandomFloats(RankOf(c), 16)};
   const float largest = c.type == KvType::kF16 ? 1.0F : LargestCode(c.type);
   for (float& scale : data.scales) scale = (1.5F + scale) / largest;
   return data;
 }
 
-// z of one head, [kRank].
-std::vector<double> ProjectHead(const QueryData& data, const float* query, uint32_t kv_head) {
+// z of one head, [rank].
+std::vector<double> ProjectHead(const ScoreCase& c, const QueryData& data, const float* query,
+                                uint32_t kv_head) {
+  const uint32_t rank = RankOf(c);
   std::vector<double> head(query, query + kHeadDim);
   double sum = 0.0;
   for (const double value : head) sum += value * value;
@@ -83,11 +88,15 @@ std::vector<double> ProjectHead(const QueryData& data, const float* query, uint3
     head[i] = a * data.angles[i] - head[i + 1] * data.angles[i + 1];
     head[i + 1] = a * data.angles[i + 1] + head[i + 1] * data.angles[i];
   }
-  std::vector<double> z(kRank);
-  for (uint32_t r = 0; r < kRank; ++r) {
-    for (uint32_t i = 0; i < kHeadDim; ++i) z[r] += head[i] * data.side[(kv_head * kHeadDim + i) * kRank + r];
-    z[r] *= data.scales[r] / std::sqrt(kHeadDim);
+  std::vector<double> z(rank);
+  for (uint32_t i = 0; i < kHeadDim; ++i) {
+    const uint32_t k = kv_head * kHeadDim + i;
+    if (c.query_form == QueryForm::kSigned) z[head[i] > 0 ? k : k + rank / 2] = head[i];
+    for (uint32_t r = 0; r < rank && c.query_form == QueryForm::kProjected; ++r) {
+      z[r] += head[i] * data.side[k * rank + r];
+    }
   }
+  for (uint32_t r = 0; r < rank; ++r) z[r] *= data.scales[r] / std::sqrt(kHeadDim);
   return z;
 }
 
@@ -95,15 +104,17 @@ std::vector<double> ProjectHead(const QueryData& data, const float* query, uint3
 std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, const IndexData& index,
                                    const ScorePlace& place) {
   const uint32_t heads = c.n_heads / place.n_rows;  // of a row
+  const uint32_t group_rows = ScoreArgsOf(c).index_shape.rows();
+  const uint32_t n_entries = kOldGroups * group_rows;
   const double factor = c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0;
-  std::vector<double> totals(size_t{place.n_lists} * kOldEntries);
+  std::vector<double> totals(size_t{place.n_lists} * n_entries);
   for (uint32_t row = 0; row < place.n_rows; ++row) {
-    std::vector<double> scores(kOldEntries);
+    std::vector<double> scores(n_entries);
     for (uint32_t h = row * heads; h < (row + 1) * heads; ++h) {
       const std::vector<double> z =
-          ProjectHead(data, &data.query[size_t{h} * kHeadDim], h * c.n_kv_heads / c.n_heads);
-      for (uint32_t i = 0; i < kOldEntries * kRank; ++i) {
-        scores[i / kRank] += factor * z[i % kRank] * index.values[i];
+          ProjectHead(c, data, &data.query[size_t{h} * kHeadDim], h * c.n_kv_heads / c.n_heads);
+      for (size_t i = 0; i < n_entries * z.size(); ++i) {
+        scores[i / z.size()] += factor * z[i % z.size()] * index.values[i];
       }
     }
     if (c.reduction != HeadReduction::kSum) {
@@ -113,24 +124,44 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
       for (double& score : scores) score /= sum;
     }
     const size_t list = row / (place.n_rows / place.n_lists);
-    for (uint32_t e = 0; e < kOldEntries; ++e) totals[list * kOldEntries + e] += scores[e];
+    for (uint32_t e = 0; e < n_entries; ++e) totals[list * n_entries + e] += scores[e];
   }
   std::vector<double> groups;
-  for (size_t e = 0; e < totals.size(); e += kGroupTokens) {
-    groups.push_back(*std::max_element(&totals[e], &totals[e] + kGroupTokens));
+  for (size_t e = 0; e < totals.size(); e += group_rows) {
+    const std::span<const double> group(&totals[e], group_rows);
+    groups.push_back(c.group_score == GroupScore::kMass ? std::accumulate(group.begin(), group.end(), 0.0)
+                                                        : *std::max_element(group.begin(), group.end()));
   }
   return groups;
 }
 
-// The choice as it follows from the scores that the device found.
-std::vector<uint32_t> ExpectedChoice(std::span<const float> scores) {
+// The choice as it follows from the scores that the device found, of n groups.
+std::vector<uint32_t> ExpectedChoice(std::span<const float> scores, uint32_t n) {
   std::vector<uint32_t> groups(scores.size());
   std::iota(groups.begin(), groups.end(), 0U);
   std::stable_sort(groups.begin() + 1, groups.end(),
                    [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
-  groups.resize(kChosen);
+  groups.resize(n);
   std::sort(groups.begin(), groups.end());
   return groups;
+}
+
+bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
+  const uint32_t n = chosen[0];
+  if (n < 2 || n > kChosen) return false;
+  const std::vector<uint32_t> groups = ExpectedChoice(scores, n);
+  if (!std::equal(groups.begin(), groups.end(), chosen.begin() + 1)) return false;
+  if (c.mass_share == 0.0F) return n == kChosen;
+  constexpr double kTolerance = 1e-4;
+  const double enough = c.mass_share * std::accumulate(scores.begin(), scores.end(), 0.0);
+  double sum = 0.0;
+  float worst = scores[groups[1]];
+  for (const uint32_t group : groups) {
+    sum += scores[group];
+    if (group != 0) worst = std::min(worst, scores[group]);
+  }
+  return (n == kChosen || sum >= enough * (1 - kTolerance)) &&
+         (n == 2 || sum - worst < enough * (1 + kTolerance));
 }
 
 }  // namespace
@@ -143,11 +174,14 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.attention.n_tokens = 1;
   args.attention.norm_epsilon = kEpsilon;
   args.attention.rotary_dim = kRotaryDim;
-  args.index_shape = {c.type, kRank, kGroupTokens, kGroups, 1};
+  args.index_shape = {c.type, RankOf(c), kGroupTokens, kGroups, 1, c.rows_per_group};
   args.reduction = c.reduction;
   args.window_tokens = kWindow;
   args.n_pinned = 1;
   args.n_chosen = kChosen;
+  args.group_score = c.group_score;
+  args.mass_share = c.mass_share;
+  args.query_form = c.query_form;
   return args;
 }
 
@@ -161,7 +195,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   args.attention.step = run.Step({&token, 1});
   args.attention.angles = run.Floats(data.angles);
   args.attention.norms = run.Floats(data.norm);
-  args.sides.query_side = run.Floats(data.side);
+  if (c.query_form == QueryForm::kProjected) args.sides.query_side = run.Floats(data.side);
   args.sides.scales = run.Floats(data.scales);
   args.index = run.Floats(index.words);
   args.scratch = run.Poisoned(place.scratch_floats);
@@ -180,9 +214,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     const auto scores =
         std::span(scratch).subspan(place.scores_begin + size_t{list} * place.scores_stride, kOldGroups);
     found.insert(found.end(), scores.begin(), scores.end());
-    const std::vector<uint32_t> groups = ExpectedChoice(scores);
-    const auto listed = std::span(chosen).subspan(size_t{list} * (1 + kChosen));
-    if (listed[0] != kChosen || !std::equal(groups.begin(), groups.end(), listed.begin() + 1)) {
+    if (!IsExpectedChoice(c, scores, std::span(chosen).subspan(size_t{list} * (1 + kChosen), 1 + kChosen))) {
       return Status(
           StatusCode::kDevice,
           "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");

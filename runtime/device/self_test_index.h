@@ -15,6 +15,10 @@ struct ScoreCase {
   uint32_t n_heads = 0;
   uint32_t n_kv_heads = 0;
   HeadReduction reduction = HeadReduction::kSoftmax;
+  uint32_t rows_per_group = 0;  // as in IndexShape
+  QueryForm query_form = QueryForm::kProjected;
+  GroupScore group_score = GroupScore::kLargest;
+  float mass_share = 0.0F;
 };
 
 // Without buffers: what plans need.

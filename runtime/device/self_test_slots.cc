@@ -112,6 +112,15 @@ std::vector<uint32_t> RandomSlots(const SlotShape& shape) {
   return words;
 }
 
+struct TestedEntry {
+  uint32_t slot = 0;
+  uint32_t in_slot = 0;
+  float bias = 0.0F;
+};
+
+// Of the nth slot: every fifth has no weight.
+float BiasOf(uint32_t nth) { return nth % 5 == 2 ? -1e30F : static_cast<float>(nth % 7) - 3.0F; }
+
 }  // namespace
 
 Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type) {
@@ -175,12 +184,12 @@ Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c) {
   args.attention.angles = run.Floats(angles);
   args.attention.rotary_dim = c.head_dim;
   args.attention.rope_halves = true;
-  args.slots = run.Zeros(c.shape().size_bytes());
+  const Buffer* slots = args.sources[0].slots = run.Zeros(c.shape().size_bytes());
   if (!run.status().ok()) return run.status();
   run.Run([&](CommandList& list) { return list.RopeAndEncode(args); });
 
   const KvRecordShape record = c.shape().record;
-  const std::vector<uint32_t> words = WordsOf(run, args.slots, c.shape().size_bytes() / sizeof(uint32_t));
+  const std::vector<uint32_t> words = WordsOf(run, slots, c.shape().size_bytes() / sizeof(uint32_t));
   const uint32_t slot = SlotCase::kSlots - 2 + kPosition / SlotCase::kGroupTokens % 2;
   const RecordReader reader(
       record, std::span(words).subspan(size_t{slot} * record.size_words(), record.size_words()));
@@ -215,7 +224,17 @@ Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c) {
   std::vector<float> as_floats(slots.size());
   std::memcpy(as_floats.data(), slots.data(), slots.size() * sizeof(float));
   std::vector<uint32_t> table = {SlotCase::kSlots - 2, SlotCase::kGroupTokens - 1};
-  for (uint32_t s = 0; s < SlotCase::kSlots - 2; ++s) table.push_back((s * 3 + 1) % SlotCase::kSlots);
+  std::vector<TestedEntry> entries;
+  for (uint32_t s = 0; s < SlotCase::kSlots - 2; ++s) {
+    const uint32_t slot = (s * 3 + 1) % SlotCase::kSlots;
+    const uint32_t n_entries = c.has_biases                ? 1 + s % SlotCase::kGroupTokens
+                               : s == SlotCase::kSlots - 3 ? SlotCase::kGroupTokens - 1
+                                                           : SlotCase::kGroupTokens;
+    table.push_back(c.has_biases ? SlotShape::BiasedSlot(slot, n_entries) : slot);
+    for (uint32_t i = 0; i < n_entries; ++i) entries.push_back({slot, i, c.has_biases ? BiasOf(s) : 0.0F});
+  }
+  for (uint32_t s = 0; c.has_biases && s < SlotCase::kSlots - 2; ++s)
+    table.push_back(std::bit_cast<uint32_t>(BiasOf(s)));
   std::vector<float> table_as_floats(table.size());
   std::memcpy(table_as_floats.data(), table.data(), table.size() * sizeof(float));
   const StepToken token{.id = 0, .position = 0, .sequence = 0, .output_row = 0};
@@ -225,17 +244,17 @@ Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c) {
   args.attention.step = run.Step({&token, 1});
   args.attention.output = run.Poisoned(expected.size());
   args.attention.scratch = run.Zeros(device.AttendSlotsScratchBytes(args));
-  args.slots = run.Floats(as_floats);
-  args.table = run.Floats(table_as_floats);
+  args.sources[0].slots = run.Floats(as_floats);
+  args.sources[0].table = run.Floats(table_as_floats);
   if (!run.status().ok()) return run.status();
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
 
-  const uint32_t n_entries = (table[0] - 1) * SlotCase::kGroupTokens + table[1];
+  const auto n_entries = static_cast<uint32_t>(entries.size());
   for (uint32_t h = 0; h < c.n_heads(); ++h) {
     const auto element = [&](bool is_value, uint32_t entry, uint32_t i) {
-      const size_t begin = size_t{table[2 + entry / SlotCase::kGroupTokens]} * record.size_words();
+      const size_t begin = size_t{entries[entry].slot} * record.size_words();
       return RecordReader(record, std::span(slots).subspan(begin, record.size_words()))
-          .At(is_value, h / c.group * SlotCase::kGroupTokens + entry % SlotCase::kGroupTokens, i);
+          .At(is_value, h / c.group * SlotCase::kGroupTokens + entries[entry].in_slot, i);
     };
     std::vector<double> weights(n_entries);
     double maximum = -INFINITY;
@@ -243,7 +262,7 @@ Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c) {
       double score = 0.0;
       for (uint32_t i = 0; i < c.head_dim; ++i)
         score += double{qkv[h * c.head_dim + i]} * element(false, e, i);
-      weights[e] = score / std::sqrt(c.head_dim);
+      weights[e] = score / std::sqrt(c.head_dim) + entries[e].bias;
       maximum = std::max(maximum, weights[e]);
     }
     double total = 0.0;

@@ -24,15 +24,16 @@ struct SlotCase {
   KvType v_type = KvType::kF16;
   uint32_t head_dim = 64;
   uint32_t group = 1;  // query heads of a KV head
+  bool has_biases = false;
 
   uint32_t n_heads() const { return group * kKvHeads; }
   uint32_t qkv_stride() const { return (n_heads() + 2 * kKvHeads) * head_dim; }
   SlotShape shape() const {
-    return {{k_type, v_type, kKvHeads, head_dim, kGroupTokens}, 1, kSlots, 2, kSlots - 2};
+    return {{k_type, v_type, kKvHeads, head_dim, kGroupTokens}, 1, kSlots, 2, kSlots - 2, has_biases};
   }
   SlotAttentionArgs args() const {
     SlotAttentionArgs args;
-    args.shape = shape();
+    args.Add({.shape = shape()});
     args.attention.kv_shape = {KvType::kF16, 1, kKvHeads, head_dim, 0};
     args.attention.n_heads = n_heads();
     args.attention.n_tokens = 1;

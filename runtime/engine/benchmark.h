@@ -14,6 +14,7 @@
 #include "runtime/engine/forward_pass.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/kv/kv_report.h"
+#include "runtime/kv/read_log.h"
 #include "runtime/model/model.h"
 
 namespace kvrun {

@@ -297,11 +297,18 @@ Result<CalibrationPlan> PlanCalibration(const CalibrationOptions& options, const
   CalibrationPlan plan;
   plan.n_ctx = n_ctx;
   plan.rank = options.rank == 0 ? std::min(config.kv_dim(), kMaxDefaultRank) : options.rank;
+  if (IsOfHeads(options.kind) && options.rank == 0) plan.rank -= plan.rank % config.n_kv_heads;
   if (plan.rank > config.kv_dim()) {
     return Invalid(
         fmt::format("an adapter of rank {} was asked for; this model's keys have {} elements: ask "
                     "for 1 to {}",
                     plan.rank, config.kv_dim(), config.kv_dim()));
+  }
+  if (IsOfHeads(options.kind) && (plan.rank == 0 || plan.rank % config.n_kv_heads != 0)) {
+    return Invalid(
+        fmt::format("an adapter of kind {} and rank {} was asked for; it has as many columns for each of "
+                    "this model's {} KV heads: ask for a multiple of {}",
+                    AdapterKindName(options.kind), plan.rank, config.n_kv_heads, config.n_kv_heads));
   }
   KVRUN_RETURN_IF_ERROR(CheckIds(options, config));
   for (const std::span<const TokenId> text : options.texts) CutIntoPieces(text, n_ctx, &plan);

@@ -18,9 +18,10 @@ struct ConfigOptionKey {
   std::string_view comment;
 };
 
-inline constexpr std::array<ConfigOptionKey, 12> kConfigOptionKeys = {{
+inline constexpr std::array<ConfigOptionKey, 13> kConfigOptionKeys = {{
     {"group", "group", true, "consecutive entries that are read as one"},
     {"select", "select", true, "entries that a token reads besides sinks and window"},
+    {"mass", "mass", false, "a share at whose predicted mass a selection ends; select is the most then"},
     {"reuse", "reuse", true, "groups per layer that stay in memory in case they are chosen again"},
     {"window", "window", true, "newest entries, kept in memory"},
     {"sinks", "sinks", true, "first entries, always attended to"},
@@ -30,7 +31,7 @@ inline constexpr std::array<ConfigOptionKey, 12> kConfigOptionKeys = {{
     {"heads", "heads", false, "how the heads' scores become one: sum, softmax, gqa, per-kv-head"},
     {"policy", "policy", false, "which group gives way to another: fifo, lru, non-hit"},
     {"adapter", "adapter", false, "of kvadapt calibrate: a file, relative to this one's folder"},
-    {"adapter_kind", "adapter-kind", false, "plain, centred, query, query-centred"},
+    {"adapter_kind", "adapter-kind", false, "plain, centred, query, query-centred, heads, skewed"},
 }};
 
 }  // namespace kvrun

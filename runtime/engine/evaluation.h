@@ -30,7 +30,7 @@ struct EvaluationResult {
   double ppl_full = 0.0;  // of full, on the same
   double kl_mean = 0.0;   // KL(full || method), nats
   double top1_agreement = 0.0;
-  Recall recall;  // zeros where it was not asked for
+  Recall recall;  // of choices on full's states; zeros where it was not asked for
   double decode_tps = 0.0;
   double decode_tps_full = 0.0;
   std::vector<std::string> notes;  // of the KV plan, for people
@@ -66,6 +66,7 @@ class Evaluation {
   Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
                    std::vector<float>* logits, double* seconds);
   Status ReadKeys();
+  Result<Recall> MeasureRecall(const KvSettings& settings, const Progress& progress);
   void Compare(std::span<const float> logits, EvaluationResult* result) const;
   uint32_t n_prefill() const { return n_ctx_ - n_steps_; }
 
@@ -79,6 +80,7 @@ class Evaluation {
   bool measures_recall_ = true;
   std::unique_ptr<ResidentForwardPass> full_;
   HostKeys keys_;                   // full's
+  std::vector<float> full_inputs_;  // [n_steps, n_layers, n_embd], where recall is measured
   std::vector<float> full_logits_;  // [n_steps, n_vocab]
   double full_seconds_ = 0.0;
 };

@@ -15,6 +15,8 @@
 
 namespace kvrun {
 
+class OffloadedCache;
+
 // A model's weights on a device. Immutable once loaded; shared by the sessions of an engine.
 class DeviceWeights;
 // progress(bytes_done, bytes_total) answers true to cancel; it may be empty.

@@ -1,6 +1,7 @@
 #include "runtime/engine/offloaded_pass.h"
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -14,12 +15,13 @@
 namespace kvrun {
 namespace {
 
-// A decode step of so many rows and outputs, in the order of submission: first what layers 0 and 1 are
-// predicted from, then each layer with the prediction of the layer after the next.
+// A decode step of so many rows and outputs, in the order of submission: first what the first layers are
+// predicted from, then each layer with the prediction of a later one (KvMethod::lookahead).
 struct DecodeLists {
   uint32_t n_rows = 0;
   uint32_t n_outputs = 0;
   bool is_probed = false;
+  bool takes_inputs = false;
   std::vector<std::unique_ptr<CommandList>> lists;
 };
 constexpr size_t kMaxRecordedSteps = 4;
@@ -34,8 +36,10 @@ class OffloadedForwardPass : public ForwardPass {
         spill_(std::move(spill)),
         probe_(std::move(probe)) {}
 
-  Status Init(const Adapter* adapter);
-  Status Import(ResidentForwardPass& from, uint32_t n_entries);
+  Status Init();
+  Status Import(ResidentForwardPass& from, uint32_t n_entries) {
+    return ImportPrompt(device_, commands_, *cache_, 0, n_entries, from);
+  }
 
   uint32_t max_rows() const override { return cache_->plan().n_ctx; }
   uint32_t max_output_rows() const override { return kMaxOutputRows; }
@@ -52,7 +56,7 @@ class OffloadedForwardPass : public ForwardPass {
   Status RunPrompt(std::span<const StepRow> rows);
   Status RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits);
   Status BeginDecode();
-  Status BuildIndex();
+  Status Learn();
   Result<DecodeLists*> ListsFor(uint32_t n_rows, uint32_t n_outputs);
   Status RecordFirst(CommandList& list, uint32_t n_rows);
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
@@ -60,14 +64,18 @@ class OffloadedForwardPass : public ForwardPass {
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
   SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
   Result<uint64_t> SubmitStep(const DecodeLists& step);
+  void WriteInputs();
   Status ReadProbe(uint32_t position);
 
   // Prefill and decoding have few kernels in common: under a budget they are not both kept.
   Status DropKernels() {
     return cache_->plan().budget_bytes != UINT64_MAX ? device_.DropUnusedKernels() : Status::Ok();
   }
-  bool selects() const { return cache_->plan().method.selects(); }
+  // The device chooses, by the scores of an index.
+  bool scores() const { return cache_->index() != nullptr; }
+  uint32_t lookahead() const { return cache_->plan().method.lookahead; }
   bool is_probed() const { return probe_ != nullptr && probe_->wanted; }
+  bool takes_inputs() const { return is_probed() && !probe_->inputs.empty(); }
   uint32_t n_layers() const { return commands_.config().n_layers; }
 
   Device& device_;
@@ -81,6 +89,7 @@ class OffloadedForwardPass : public ForwardPass {
   std::unique_ptr<Buffer> attend_scratch_;
   std::shared_ptr<StepProbe> probe_;              // may be null
   std::vector<std::unique_ptr<Buffer>> queries_;  // of each layer, where probed: kReadback, float [qkv_dim]
+  std::vector<std::unique_ptr<Buffer>> inputs_;   // of each layer, where probed: kUpload, float [n_embd]
   std::vector<DecodeLists> steps_;
   std::vector<KvRow> kv_rows_;
   uint32_t last_rows_ = 0;
@@ -112,22 +121,21 @@ void OffloadedForwardPass::ResetKvReport() {
   if (cache_->flash() != nullptr) store_before_ = cache_->flash()->stats();
 }
 
-Status OffloadedForwardPass::Init(const Adapter* adapter) {
+Status OffloadedForwardPass::Init() {
   const KvPlan& plan = cache_->plan();
   kv_rows_.reserve(plan.n_sequences);
   if (cache_->flash() != nullptr) thread_.emplace(device_, *cache_, n_layers());
-  if (adapter != nullptr && selects()) {
-    for (uint32_t i = 0; i < n_layers(); ++i)
-      KVRUN_RETURN_IF_ERROR(cache_->SetAdapter(i, adapter->layers[i]));
-    cache_->NoteAdapterComplete();
-  }
   for (uint32_t i = 0; probe_ != nullptr && i < n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> queries,
                            device_.CreateBuffer(uint64_t{commands_.qkv_dim()} * sizeof(float),
                                                 BufferUse::kReadback, "activations"));
     queries_.push_back(std::move(queries));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> input,
+                           device_.CreateBuffer(uint64_t{commands_.config().n_embd} * sizeof(float),
+                                                BufferUse::kUpload, "activations"));
+    inputs_.push_back(std::move(input));
   }
-  if (!selects()) return Status::Ok();
+  if (!scores()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));
@@ -137,51 +145,43 @@ Status OffloadedForwardPass::Init(const Adapter* adapter) {
   return Status::Ok();
 }
 
-Status OffloadedForwardPass::Import(ResidentForwardPass& from, uint32_t n_entries) {
-  KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(0, 0));
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<OffloadedPrefill> import,
-                         OffloadedPrefill::CreateImport(device_, commands_, *cache_));
-  return import->Import(0, n_entries, from);
-}
-
 ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_->plan();
-  return {.query = query_.get(),
-          .attention = commands_.Attention(layer, n_rows, false),
-          .sides = cache_->sides(layer),
-          .index = cache_->index(layer),
-          .index_shape = plan.index,
-          .reduction = plan.heads,
-          .window_tokens = plan.window_entries,
-          .n_pinned = plan.n_pinned,
-          .n_chosen = plan.n_chosen,
-          .scratch = score_scratch_.get(),
-          .chosen = cache_->chosen(layer)};
+  ScoreArgs args{.query = query_.get(),
+                 .attention = commands_.Attention(layer, n_rows, false),
+                 .sides = {},
+                 .index_shape = {},
+                 .reduction = plan.heads,
+                 .window_tokens = plan.window_entries,
+                 .n_pinned = plan.n_pinned,
+                 .n_chosen = plan.n_chosen,
+                 .group_score = plan.group_score,
+                 .mass_share = plan.mass_share,
+                 .scratch = score_scratch_.get(),
+                 .chosen = cache_->selector()->chosen(layer)};
+  cache_->index()->FillScore(layer, &args);
+  return args;
 }
 
 SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n_rows) const {
-  SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, false),
-                         .slots = cache_->slots(layer),
-                         .shape = cache_->slot_shape(),
-                         .table = cache_->table(layer),
-                         .window = cache_->window().records(layer),
-                         .window_shape = cache_->window().shape(),
-                         .window_table = cache_->window().table(layer)};
+  SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, false)};
+  args.Add({cache_->slots(layer), cache_->slot_shape(), cache_->table(layer)});
+  args.Add({cache_->window().records(layer), cache_->window().shape(), cache_->window().table(layer)});
   args.attention.kv_shape.n_sequences = cache_->plan().n_sequences;
   args.attention.scratch = attend_scratch_.get();
   return args;
 }
 
 Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows) {
-  if (!selects() || layer >= n_layers()) return Status::Ok();
+  if (!scores() || layer >= n_layers()) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, query_.get()));
   return list.ScoreAndSelect(Score(layer, n_rows));
 }
 
 Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t n_rows) {
   KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
-  KVRUN_RETURN_IF_ERROR(RecordPrediction(list, 0, n_rows));
-  return RecordPrediction(list, 1, n_rows);
+  for (uint32_t i = 0; i <= lookahead(); ++i) KVRUN_RETURN_IF_ERROR(RecordPrediction(list, i, n_rows));
+  return Status::Ok();
 }
 
 Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows,
@@ -194,23 +194,34 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
     KVRUN_RETURN_IF_ERROR(
         list.GatherRows(*commands_.qkv(), *commands_.step(), 1, commands_.qkv_dim(), queries_[layer].get()));
   }
-  if (selects()) {
-    KVRUN_RETURN_IF_ERROR(list.AppendIndex(*commands_.qkv(), commands_.qkv_dim(), config.q_dim(),
-                                           config.kv_dim(), *commands_.step(), n_rows, cache_->sides(layer),
-                                           cache_->plan().index, cache_->index(layer)));
+  if (scores()) {
+    const NewKeys keys{.rows = commands_.qkv(),
+                       .row_stride = commands_.qkv_dim(),
+                       .key_offset = config.q_dim(),
+                       .kv_dim = config.kv_dim(),
+                       .step = commands_.step(),
+                       .n_rows = n_rows};
+    KVRUN_RETURN_IF_ERROR(cache_->index()->RecordAppend(list, layer, keys));
   }
   KVRUN_RETURN_IF_ERROR(list.AttendSlots(attention));
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows));
-  KVRUN_RETURN_IF_ERROR(RecordPrediction(list, layer + 2, n_rows));
+  if (takes_inputs() && layer + 1 < n_layers()) {
+    KVRUN_RETURN_IF_ERROR(
+        list.GatherRows(*inputs_[layer + 1], *commands_.step(), 1, config.n_embd, commands_.hidden()));
+  }
+  KVRUN_RETURN_IF_ERROR(RecordPrediction(list, layer + 1 + lookahead(), n_rows));
   if (layer + 1 == n_layers() && n_outputs > 0) return commands_.Head(list, n_outputs);
   return Status::Ok();
 }
 
 Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_outputs) {
   for (DecodeLists& step : steps_) {
-    if (step.n_rows == n_rows && step.n_outputs == n_outputs && step.is_probed == is_probed()) return &step;
+    if (step.n_rows == n_rows && step.n_outputs == n_outputs && step.is_probed == is_probed() &&
+        step.takes_inputs == takes_inputs()) {
+      return &step;
+    }
   }
-  DecodeLists step{n_rows, n_outputs, is_probed(), {}};
+  DecodeLists step{n_rows, n_outputs, is_probed(), takes_inputs(), {}};
   for (uint32_t i = 0; i <= n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
     KVRUN_RETURN_IF_ERROR(i == 0 ? RecordFirst(*list, n_rows) : RecordLayer(*list, i - 1, n_rows, n_outputs));
@@ -234,20 +245,18 @@ Status OffloadedForwardPass::BeginDecode() {
   }
   KVRUN_ASSIGN_OR_RETURN(attend_scratch_,
                          device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
-  if (!selects() || cache_->has_adapter()) return Status::Ok();
-  for (uint32_t i = 0; i < n_layers(); ++i) {
-    if (cache_->sides(i).key_side == nullptr) KVRUN_RETURN_IF_ERROR(cache_->SetBlankAdapter(i));
-  }
+  if (!scores() || cache_->index()->is_ready()) return Status::Ok();
+  for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_->index()->PrepareBlank(i));
   return Status::Ok();
 }
 
 // From the longest of the step's sequences.
-Status OffloadedForwardPass::BuildIndex() {
+Status OffloadedForwardPass::Learn() {
   steps_.clear();  // recorded with adapters that will be gone
   const auto longest = std::max_element(kv_rows_.begin(), kv_rows_.end(), [](const KvRow& a, const KvRow& b) {
     return a.position < b.position;
   });
-  KVRUN_RETURN_IF_ERROR(cache_->BuildIndex(longest->sequence));
+  KVRUN_RETURN_IF_ERROR(cache_->LearnFromStored(longest->sequence));
   return BeginDecode();
 }
 
@@ -281,9 +290,12 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   kv_rows_.clear();
   for (const StepRow& row : rows) kv_rows_.push_back({row.sequence, row.position});
   KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_rows_));
-  if (cache_->NeedsIndex(kv_rows_)) KVRUN_RETURN_IF_ERROR(BuildIndex());
+  if (cache_->NeedsLearning(kv_rows_)) KVRUN_RETURN_IF_ERROR(Learn());
+  // Their rows must be there before the device scores them.
+  if (scores() && cache_->index()->takes_records()) KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
+  if (takes_inputs()) WriteInputs();
   KVRUN_ASSIGN_OR_RETURN(DecodeLists * step,
                          ListsFor(static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(outputs.size())));
   const Result<uint64_t> value = SubmitStep(*step);
@@ -295,9 +307,17 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   }
   KVRUN_RETURN_IF_ERROR(status);
   if (is_probed()) KVRUN_RETURN_IF_ERROR(ReadProbe(rows[0].position));
-  KVRUN_RETURN_IF_ERROR(cache_->EndStep());
+  cache_->EndStep();
   std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
   return Status::Ok();
+}
+
+void OffloadedForwardPass::WriteInputs() {
+  const size_t n_embd = commands_.config().n_embd;
+  KVRUN_CHECK(probe_->inputs.size() == n_layers() * n_embd);
+  for (size_t i = 0; i < n_layers(); ++i) {
+    std::memcpy(inputs_[i]->host().data(), &probe_->inputs[i * n_embd], n_embd * sizeof(float));
+  }
 }
 
 Status OffloadedForwardPass::ReadProbe(uint32_t position) {
@@ -336,7 +356,7 @@ Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const 
 Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {
   std::vector<uint32_t> rows;
   for (size_t done = 0; done < outputs.size(); done += rows.size()) {
-    OffloadedPrefill::Rows loaded{0, last_rows_};
+    PrefillTiles::Rows loaded{0, last_rows_};
     if (prefill_ != nullptr) {
       KVRUN_ASSIGN_OR_RETURN(loaded, prefill_->LoadHidden(outputs[done]));
     }
@@ -362,19 +382,19 @@ Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::
 Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
                                                          std::shared_ptr<const DeviceWeights> weights,
                                                          Device& device, OffloadedPassOptions options) {
-  KVRUN_ASSIGN_OR_RETURN(
-      std::unique_ptr<OffloadedCache> cache,
-      OffloadedCache::Create(device, options.plan, model.config.n_layers, std::move(options.store)));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<OffloadedCache> cache,
+                         OffloadedCache::Create(device, options.plan, model.config.n_layers,
+                                                std::move(options.store), options.adapter.get()));
   KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
                          StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared));
   std::unique_ptr<SpillFile> spill;
-  const uint64_t spill_bytes = OffloadedPrefill::SpillBytes(options.plan, model.config);
+  const uint64_t spill_bytes = PrefillTiles::SpillBytes(options.plan, model.config);
   if (spill_bytes > 0) {
     KVRUN_ASSIGN_OR_RETURN(spill, SpillFile::Create(std::move(options.spill), spill_bytes));
   }
   auto pass = std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache),
                                                      std::move(spill), std::move(options.probe));
-  KVRUN_RETURN_IF_ERROR(pass->Init(options.adapter.get()));
+  KVRUN_RETURN_IF_ERROR(pass->Init());
   if (options.import != nullptr) KVRUN_RETURN_IF_ERROR(pass->Import(*options.import, options.n_import));
   return std::unique_ptr<ForwardPass>(std::move(pass));
 }

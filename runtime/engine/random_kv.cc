@@ -1,13 +1,11 @@
 #include "runtime/engine/random_kv.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "platform/base/random.h"
 #include "platform/base/units.h"
-#include "runtime/kv/index_rows.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
@@ -15,13 +13,6 @@ namespace {
 
 // Written at once: one request of the store or more.
 constexpr uint64_t kBlockBytes = uint64_t{1} << 20;
-constexpr uint32_t kIndexRowsAtOnce = 4096;
-
-std::vector<float> RandomValues(size_t n, float scale, Random& random) {
-  std::vector<float> values(n);
-  for (float& value : values) value = scale * random.Symmetric();
-  return values;
-}
 
 // Rows of K or of V: magnitudes up to about 1, with ScaleOf.
 void FillRows(KvType type, Random& random, std::span<std::byte> rows) {
@@ -79,38 +70,6 @@ std::vector<std::byte> RandomRecords(const KvRecordShape& shape, uint32_t n, Ran
   return records;
 }
 
-// Columns are nearly orthogonal, and of length 1.
-Status SetRandomAdapter(OffloadedCache& cache, uint32_t layer, Random& random) {
-  const KvPlan& plan = cache.plan();
-  const uint32_t key_dim = plan.record.n_heads * (plan.n_streams / plan.n_sequences) * plan.record.head_dim;
-  const float scale = std::sqrt(3.0F / static_cast<float>(key_dim));
-  const std::vector<float> side = RandomValues(size_t{key_dim} * plan.index.rank, scale, random);
-  return cache.SetAdapter(layer, {.key_dim = key_dim,
-                                  .rank = plan.index.rank,
-                                  .key_side = side,
-                                  .query_side = side,
-                                  .mean = std::vector<float>(key_dim),
-                                  .energy = {}});
-}
-
-Status FillIndex(OffloadedCache& cache, uint32_t layer, uint32_t sequence, uint32_t n_entries,
-                 Random& random) {
-  if (n_entries == 0) return Status::Ok();
-  const IndexShape& index = cache.plan().index;
-  const uint32_t n_rows = std::min(n_entries, kIndexRowsAtOnce);
-  const std::vector<float> rows = RandomValues(size_t{n_rows} * index.rank, 1.0F, random);
-  ColumnScales scales(index.rank);
-  scales.Add(rows);
-  if (index.type != KvType::kF16) {
-    KVRUN_RETURN_IF_ERROR(cache.SetScales(layer, sequence, scales.Scales(index.type)));
-  }
-  for (uint32_t begin = 0; begin < n_entries; begin += n_rows) {
-    const size_t n = std::min(n_rows, n_entries - begin);
-    KVRUN_RETURN_IF_ERROR(cache.WriteIndex(layer, sequence, begin, std::span(rows).first(n * index.rank)));
-  }
-  return Status::Ok();
-}
-
 }  // namespace
 
 Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence, uint32_t n_entries) {
@@ -135,11 +94,10 @@ Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence,
     if (n_in_window > 0) {
       KVRUN_RETURN_IF_ERROR(cache.PutWindow(layer, first_in_window, n_in_window, window));
     }
-    if (!plan.method.has_index()) continue;
-    if (!cache.has_adapter()) KVRUN_RETURN_IF_ERROR(SetRandomAdapter(cache, layer, random));
-    KVRUN_RETURN_IF_ERROR(FillIndex(cache, layer, sequence, n_entries, random));
+    if (cache.index() == nullptr) continue;
+    KVRUN_RETURN_IF_ERROR(cache.index()->FillAtRandom(layer, sequence, n_entries, random));
   }
-  if (plan.method.has_index()) cache.NoteAdapterComplete();
+  if (cache.index() != nullptr) cache.index()->NoteReady();
   return cache.EndPrefill(sequence, n_entries);
 }
 

@@ -76,6 +76,10 @@ AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t la
 
 Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shape, uint32_t index) {
   const AttentionArgs attention = Attention(shape, index);
+  if (shape.keeps_inputs) {
+    KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *commands_.step(), 1,
+                                          commands_.config().n_embd, inputs_[index].get()));
+  }
   KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, index, shape.n_rows));
   KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
   if (!sums_.empty() && shape.one_sequence) {
@@ -126,14 +130,31 @@ Status ResidentForwardPass::Run(std::span<const StepRow> rows, std::span<const u
   last_rows_ = static_cast<uint32_t>(rows.size());
   const bool one_sequence = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
   const bool has_sinks = !sums_.empty() && rows[0].position == 0;
-  KVRUN_RETURN_IF_ERROR(
-      Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks, rows[0].is_prompt},
-              logits));
+  KVRUN_RETURN_IF_ERROR(Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks,
+                                 rows[0].is_prompt, !inputs_.empty() && last_rows_ == 1},
+                                logits));
   if (!sums_.empty() && one_sequence) {
     n_summed_ += last_rows_;
     n_skipped_ += has_sinks ? std::min(*sink_rows_, last_rows_) : 0;
   }
   return Status::Ok();
+}
+
+Status ResidentForwardPass::KeepInputs() {
+  const uint64_t bytes = uint64_t{commands_.config().n_embd} * sizeof(float);
+  while (inputs_.size() < commands_.config().n_layers) {
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> input,
+                           device_.CreateBuffer(bytes, BufferUse::kReadback, "activations"));
+    inputs_.push_back(std::move(input));
+  }
+  return Status::Ok();
+}
+
+void ResidentForwardPass::AppendInputs(std::vector<float>* inputs) const {
+  for (const std::unique_ptr<Buffer>& input : inputs_) {
+    const auto* values = reinterpret_cast<const float*>(input->host().data());
+    inputs->insert(inputs->end(), values, values + commands_.config().n_embd);
+  }
 }
 
 Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {

@@ -41,6 +41,10 @@ class ResidentForwardPass : public ForwardPass {
   // this.
   Result<LayerSums> Sums(uint32_t layer);
   Status ClearSums();
+  // From now on steps of a single row keep what each layer takes as its input.
+  Status KeepInputs();
+  // Of the last such step, float [n_layers, n_embd]: appended to `inputs`.
+  void AppendInputs(std::vector<float>* inputs) const;
 
  private:
   // Which commands a step needs; its positions and tokens are data.
@@ -50,6 +54,7 @@ class ResidentForwardPass : public ForwardPass {
     uint32_t n_outputs = 0;
     bool has_sinks = false;  // and rows are summed up
     bool is_prompt = false;
+    bool keeps_inputs = false;
 
     bool operator==(const StepShape&) const = default;
   };
@@ -67,10 +72,11 @@ class ResidentForwardPass : public ForwardPass {
   StepCommands commands_;
   mutable ResidentCache cache_;
   std::optional<uint32_t> sink_rows_;
-  std::vector<LayerSumBuffers> sums_;  // of each layer; empty: none
-  uint64_t n_summed_ = 0;              // rows in them
-  uint64_t n_skipped_ = 0;             // of these, sinks
-  std::unique_ptr<Buffer> scratch_;    // of attention
+  std::vector<LayerSumBuffers> sums_;            // of each layer; empty: none
+  uint64_t n_summed_ = 0;                        // rows in them
+  uint64_t n_skipped_ = 0;                       // of these, sinks
+  std::vector<std::unique_ptr<Buffer>> inputs_;  // of each layer: kReadback, float [n_embd]; empty: not kept
+  std::unique_ptr<Buffer> scratch_;              // of attention
   uint32_t last_rows_ = 0;
   std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first
 };

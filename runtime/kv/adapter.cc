@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include <Eigen/Eigenvalues>
 
@@ -25,10 +27,9 @@ struct KindName {
   std::string_view name;
 };
 constexpr std::array kKindNames = {
-    KindName{AdapterKind::kPlain, "plain"},
-    KindName{AdapterKind::kCentred, "centred"},
-    KindName{AdapterKind::kQuery, "query"},
-    KindName{AdapterKind::kQueryCentred, "query-centred"},
+    KindName{AdapterKind::kPlain, "plain"}, KindName{AdapterKind::kCentred, "centred"},
+    KindName{AdapterKind::kQuery, "query"}, KindName{AdapterKind::kQueryCentred, "query-centred"},
+    KindName{AdapterKind::kHeads, "heads"}, KindName{AdapterKind::kSkewed, "skewed"},
 };
 
 // Directions that no query uses are not divided by zero: the smallest eigenvalue of the queries' second
@@ -54,6 +55,13 @@ Status CheckSums(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank) {
     return {StatusCode::kInvalidArgument,
             fmt::format("an adapter of rank {} was asked for; keys of {} elements have ranks from 1 to {}",
                         rank, key_dim, key_dim)};
+  }
+  if (IsOfHeads(kind) && rank % sums.n_kv_heads != 0) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format(
+                "an adapter of kind {} and rank {} was asked for; it has as many columns for each of {} KV "
+                "heads: ask for a multiple of {}",
+                AdapterKindName(kind), rank, sums.n_kv_heads, sums.n_kv_heads)};
   }
   if (sums.n_keys == 0) return {StatusCode::kInvalidArgument, "an adapter cannot be computed from no keys"};
   if (!AllFinite(sums.keys)) return {StatusCode::kInvalidArgument, "the sums of keys are not finite"};
@@ -109,27 +117,35 @@ void MultiplyHeads(const std::vector<Matrix>& blocks, Matrix& rows) {
   }
 }
 
-// The first `rank` eigenvectors by descending eigenvalue, each with its largest component positive.
-Matrix LeadingAxes(const Eigen::SelfAdjointEigenSolver<Matrix>& solver, Eigen::Index rank) {
-  Matrix axes = solver.eigenvectors().rightCols(rank).rowwise().reverse();
-  for (Eigen::Index column = 0; column < rank; ++column) {
+// The largest component of each column becomes positive.
+void SettleSigns(Matrix& axes) {
+  for (Eigen::Index column = 0; column < axes.cols(); ++column) {
     Eigen::Index largest = 0;
     axes.col(column).cwiseAbs().maxCoeff(&largest);
     if (axes(largest, column) < 0) axes.col(column) *= -1;
   }
+}
+
+// The first `rank` eigenvectors by descending eigenvalue.
+Matrix LeadingAxes(const Eigen::SelfAdjointEigenSolver<Matrix>& solver, Eigen::Index rank) {
+  Matrix axes = solver.eigenvectors().rightCols(rank).rowwise().reverse();
+  SettleSigns(axes);
   return axes;
 }
 
-// Cumulative shares of the eigenvalues' sum. Those below zero are rounding of the sums.
-std::vector<float> Energy(const Vector& ascending, uint32_t rank) {
-  const double total = ascending.cwiseMax(0.0).sum();
-  std::vector<float> energy(rank, 1.0F);
+// Cumulative shares of the total. Those below zero are rounding of the sums.
+std::vector<float> Energy(const Vector& of_columns, double total) {
+  std::vector<float> energy(static_cast<size_t>(of_columns.size()), 1.0F);
   double kept = 0;
-  for (uint32_t i = 0; i < rank && total > 0; ++i) {
-    kept += std::max(0.0, ascending[ascending.size() - 1 - i]);
+  for (size_t i = 0; i < energy.size() && total > 0; ++i) {
+    kept += std::max(0.0, of_columns[static_cast<Eigen::Index>(i)]);
     energy[i] = static_cast<float>(std::min(1.0, kept / total));
   }
   return energy;
+}
+
+Status NotDecomposed(std::string_view what) {
+  return {StatusCode::kInternal, fmt::format("the {} could not be decomposed", what)};
 }
 
 std::vector<float> RowMajor(const Matrix& matrix) {
@@ -138,9 +154,90 @@ std::vector<float> RowMajor(const Matrix& matrix) {
   return values;
 }
 
+// Of one KV head: directions, the more important first, and the keys' energy along each.
+struct HeadAxes {
+  Matrix axes;
+  Vector energies;
+};
+
+// The mean of k k^T of one KV head, and its mean key.
+template <typename Number>
+std::pair<Matrix, Vector> HeadMoments(const SumsOf<Number>& sums, uint32_t head) {
+  const Eigen::Index dim = sums.head_dim;
+  const Eigen::Index key_dim = dim * sums.n_kv_heads;
+  const auto n = static_cast<double>(sums.n_keys);
+  const SquareView<Number> gram(sums.keys.data(), key_dim, key_dim);
+  const Eigen::Map<const Eigen::Matrix<Number, Eigen::Dynamic, 1>> sum(sums.keys.data() + key_dim * key_dim,
+                                                                       key_dim);
+  return {gram.block(head * dim, head * dim, dim, dim).template cast<double>() / n,
+          sum.segment(head * dim, dim).template cast<double>() / n};
+}
+
+// Loki. Its principal components are those of the covariance: the authors' code (hpcgroup/loki, pca_analysis)
+// fits them with a library that takes the mean off. That code does not take it off the keys
+// that are scored, and so no mean is kept here: within a head it moves all scores of a query alike.
+template <typename Number>
+Result<HeadAxes> PrincipalAxes(const SumsOf<Number>& sums, uint32_t head) {
+  const auto [moment, mean] = HeadMoments(sums, head);
+  const Eigen::SelfAdjointEigenSolver<Matrix> solver(moment - mean * mean.transpose());
+  if (solver.info() != Eigen::Success) return NotDecomposed("keys' covariance");
+  return HeadAxes{LeadingAxes(solver, sums.head_dim), solver.eigenvalues().reverse().cwiseMax(0.0)};
+}
+
+// InfiniGen: queries and keys are turned by the right singular vectors of the queries (eigenvectors of the
+// sum of q q^T), and those columns are kept for which the sum of magnitudes in queries and keys is largest.
+// There are only sums of squares here: root mean squares stand for mean magnitudes. The paper's heads have a
+// KV head each; here the heads of a KV head share its directions, and sums are of the calibration's texts,
+// not of each prompt.
+template <typename Number>
+Result<HeadAxes> SkewedAxes(const SumsOf<Number>& sums, uint32_t head) {
+  const Eigen::Index dim = sums.head_dim;
+  const SquareView<Number> queries(sums.queries.data() + uint64_t{head} * sums.head_dim * sums.head_dim, dim,
+                                   dim);
+  const Eigen::SelfAdjointEigenSolver<Matrix> solver(queries.template cast<double>() /
+                                                     static_cast<double>(sums.n_queries));
+  if (solver.info() != Eigen::Success) return NotDecomposed("queries' second moment");
+  const Matrix axes = LeadingAxes(solver, dim);
+  const Matrix moment = HeadMoments(sums, head).first;
+  const Vector energies = (axes.transpose() * moment * axes).diagonal().cwiseMax(0.0);
+  const Vector weights = solver.eigenvalues().reverse().cwiseMax(0.0).cwiseSqrt() + energies.cwiseSqrt();
+  std::vector<Eigen::Index> order(static_cast<size_t>(dim));
+  std::iota(order.begin(), order.end(), Eigen::Index{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](Eigen::Index a, Eigen::Index b) { return weights[a] > weights[b]; });
+  return HeadAxes{axes(Eigen::all, order), energies(order)};
+}
+
+template <typename Number>
+Result<LayerAdapter> ComputeOfHeads(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank) {
+  const Eigen::Index dim = sums.head_dim;
+  const Eigen::Index key_dim = dim * sums.n_kv_heads;
+  Matrix side = Matrix::Zero(key_dim, rank);
+  Vector energies = Vector::Zero(rank);
+  double total = 0;
+  for (uint32_t head = 0; head < sums.n_kv_heads; ++head) {
+    KVRUN_ASSIGN_OR_RETURN(const HeadAxes of_head,
+                           kind == AdapterKind::kHeads ? PrincipalAxes(sums, head) : SkewedAxes(sums, head));
+    total += of_head.energies.sum();
+    for (Eigen::Index column = head; column < rank; column += sums.n_kv_heads) {
+      const Eigen::Index nth = column / sums.n_kv_heads;
+      side.col(column).segment(head * dim, dim) = of_head.axes.col(nth);
+      energies[column] = of_head.energies[nth];
+    }
+  }
+  LayerAdapter adapter;
+  adapter.key_dim = static_cast<uint32_t>(key_dim);
+  adapter.rank = rank;
+  adapter.energy = Energy(energies, total);
+  adapter.mean.assign(adapter.key_dim, 0.0F);
+  adapter.key_side = adapter.query_side = RowMajor(side);
+  return adapter;
+}
+
 template <typename Number>
 Result<LayerAdapter> Compute(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank) {
   KVRUN_RETURN_IF_ERROR(CheckSums(kind, sums, rank));
+  if (IsOfHeads(kind)) return ComputeOfHeads(kind, sums, rank);
   const auto key_dim = static_cast<Eigen::Index>(sums.n_kv_heads) * sums.head_dim;
   Vector mean = Vector::Zero(key_dim);
   if (TakesMeanOff(kind)) {
@@ -157,16 +254,15 @@ Result<LayerAdapter> Compute(AdapterKind kind, const SumsOf<Number>& sums, uint3
     MultiplyHeads(weights.roots, covariance);  // S C S
   }
   const Eigen::SelfAdjointEigenSolver<Matrix> solver(covariance);
-  if (solver.info() != Eigen::Success) {
-    return Status(StatusCode::kInternal, "the keys' covariance could not be decomposed");
-  }
+  if (solver.info() != Eigen::Success) return NotDecomposed("keys' covariance");
   LayerAdapter adapter;
   adapter.key_dim = static_cast<uint32_t>(key_dim);
   adapter.rank = rank;
-  adapter.energy = Energy(solver.eigenvalues(), rank);
+  adapter.energy =
+      Energy(solver.eigenvalues().reverse().head(rank), solver.eigenvalues().cwiseMax(0.0).sum());
   adapter.mean = RowMajor(mean);
   Matrix axes = LeadingAxes(solver, rank);
-  if (!WeighsByQueries(kind)) {
+  if (!SidesDiffer(kind)) {
     adapter.key_side = adapter.query_side = RowMajor(axes);
     return adapter;
   }
@@ -226,6 +322,8 @@ void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::
 
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank) {
   const uint64_t key_dim = uint64_t{n_kv_heads} * head_dim;
+  // Of one head the moments, eigenvectors, products of them and what is sorted; a side.
+  if (IsOfHeads(kind)) return (uint64_t{8} * head_dim * head_dim + key_dim * rank) * sizeof(double);
   // The covariance, its eigenvectors, both sides; per head the root and its inverse.
   const uint64_t heads = WeighsByQueries(kind) ? 2 * key_dim * head_dim : 0;
   return (2 * key_dim * key_dim + 2 * key_dim * rank + heads) * sizeof(double);

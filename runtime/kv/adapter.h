@@ -1,5 +1,7 @@
 // Low-rank adapters of K: which few directions of a layer's keys are kept in memory to score entries with.
-// Source: KVSwap, section 3.2 (kind kPlain); design/methods.md, section 1 (the others).
+// Sources: KVSwap, section 3.2 (kind kPlain); design/methods.md, section 1 (those weighed by queries and
+// centred); Loki (arXiv 2406.02542) and InfiniGen (arXiv 2406.19707), section 4.3 (those of each head on its
+// own).
 #pragma once
 
 #include <cstdint>
@@ -14,14 +16,17 @@ namespace kvrun {
 
 // kPlain: singular vectors of the keys. kCentred: of the keys less their mean. kQuery: the error of q . k
 // counts, not that of k (keys weighted by the square root of the queries' second moment). kQueryCentred:
-// both.
-enum class AdapterKind : uint8_t { kPlain, kCentred, kQuery, kQueryCentred };
-std::string_view AdapterKindName(AdapterKind kind);  // "plain", "centred", "query", "query-centred"
+// both. Of each KV head's keys on their own: kHeads, their principal components, as Loki has them; kSkewed,
+// the directions of its queries that weigh most in queries and keys, as InfiniGen has them.
+enum class AdapterKind : uint8_t { kPlain, kCentred, kQuery, kQueryCentred, kHeads, kSkewed };
+// "plain", "centred", "query", "query-centred", "heads", "skewed"
+std::string_view AdapterKindName(AdapterKind kind);
 Result<AdapterKind> FindAdapterKind(std::string_view name);
 
 // Of one layer; key_dim = n_kv_heads * head_dim. A score is (q_h . query_side rows of its KV head) . (k .
-// key_side - mean . key_side). For kPlain and kCentred both sides are equal and orthonormal; always
-// key_side^T query_side = 1. Nested: the first r columns are the adapter of rank r.
+// key_side - mean . key_side). Unless SidesDiffer, both sides are equal and orthonormal; always
+// key_side^T query_side = 1. Nested: the first r columns are the adapter of rank r. With IsOfHeads column c
+// is zero but in the rows of KV head c % n_kv_heads.
 struct LayerAdapter {
   uint32_t key_dim = 0;
   uint32_t rank = 0;
@@ -46,9 +51,10 @@ struct SumsOf {
 using LayerSums = SumsOf<float>;  // as a device makes them
 using PreciseLayerSums = SumsOf<double>;
 
-// Fails where there are fewer than `rank` directions to find (rank > key_dim, or no keys), or a sum is not
-// finite. The same sums give the same adapter: of each direction the component of largest magnitude is
-// positive. Where all keys are equal (after the mean is taken off), energy is 1 from the first column on.
+// Fails where there are fewer than `rank` directions to find (rank > key_dim, or no keys), heads would get
+// different numbers of them (IsOfHeads), or a sum is not finite. The same sums give the same adapter: of each
+// direction the component of largest magnitude is positive. Where all keys are equal (after the mean is taken
+// off), energy is 1 from the first column on.
 Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank);
 Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank);
 // On the host, for keys that are not on the device any more. `keys`: float [n, key_dim].
@@ -62,11 +68,18 @@ uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_d
 constexpr bool TakesMeanOff(AdapterKind kind) {
   return kind == AdapterKind::kCentred || kind == AdapterKind::kQueryCentred;
 }
-constexpr bool WeighsByQueries(AdapterKind kind) {
+constexpr bool SidesDiffer(AdapterKind kind) {
   return kind == AdapterKind::kQuery || kind == AdapterKind::kQueryCentred;
+}
+// Sums of queries are needed.
+constexpr bool WeighsByQueries(AdapterKind kind) { return SidesDiffer(kind) || kind == AdapterKind::kSkewed; }
+// Each column is of one KV head.
+constexpr bool IsOfHeads(AdapterKind kind) {
+  return kind == AdapterKind::kHeads || kind == AdapterKind::kSkewed;
 }
 // The kind nearest to it that takes no queries.
 constexpr AdapterKind WithoutQueries(AdapterKind kind) {
+  if (IsOfHeads(kind)) return AdapterKind::kHeads;
   return TakesMeanOff(kind) ? AdapterKind::kCentred : AdapterKind::kPlain;
 }
 

@@ -178,7 +178,7 @@ Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) 
   for (size_t i = 0; i < adapter.layers.size(); ++i) {
     const LayerAdapter& layer = adapter.layers[i];
     KVRUN_RETURN_IF_ERROR(add(i, "key_side", layer.key_side, {layer.rank, layer.key_dim}));
-    if (WeighsByQueries(adapter.kind)) {
+    if (SidesDiffer(adapter.kind)) {
       KVRUN_RETURN_IF_ERROR(add(i, "query_side", layer.query_side, {layer.rank, layer.key_dim}));
     }
     if (TakesMeanOff(adapter.kind)) KVRUN_RETURN_IF_ERROR(add(i, "mean", layer.mean, {layer.key_dim}));
@@ -338,7 +338,7 @@ Result<LayerAdapter> ReadLayer(const GgufFile& file, const Header& header, uint3
   };
   KVRUN_ASSIGN_OR_RETURN(layer.key_side, side("key_side"));
   layer.query_side = layer.key_side;
-  if (WeighsByQueries(header.kind)) {
+  if (SidesDiffer(header.kind)) {
     KVRUN_ASSIGN_OR_RETURN(layer.query_side, side("query_side"));
   }
   layer.mean.resize(header.key_dim);

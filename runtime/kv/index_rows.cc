@@ -30,21 +30,21 @@ std::vector<float> ColumnScales::Scales(KvType type) const {
   return scales;
 }
 
-void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> projected,
+void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> rows,
                    std::span<const float> scales, std::span<uint32_t> words) {
   const uint32_t bits = KvElementBits(shape.type);
   const uint32_t mask = (1U << bits) - 1;
   const auto limit = static_cast<float>((1U << (bits - 1)) - 1);
-  for (size_t i = 0; i < projected.size(); ++i) {
-    const auto entry = static_cast<uint32_t>(begin + i / shape.rank);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = static_cast<uint32_t>(begin + i / shape.rank);
     const auto c = static_cast<uint32_t>(i % shape.rank);
-    const uint32_t element = entry % shape.group_tokens * shape.rank + c;
-    uint32_t& word = words[size_t{entry / shape.group_tokens} * shape.group_words() + element * bits / 32];
+    const uint32_t element = row % shape.rows() * shape.rank + c;
+    uint32_t& word = words[size_t{row / shape.rows()} * shape.group_words() + element * bits / 32];
     uint32_t value = 0;
     if (shape.type == KvType::kF16) {
-      value = FloatToHalf(projected[i]);
+      value = FloatToHalf(rows[i]);
     } else {
-      const float quantised = std::clamp(std::nearbyint(projected[i] / scales[c]), -limit, limit);
+      const float quantised = std::clamp(std::nearbyint(rows[i] / scales[c]), -limit, limit);
       value = static_cast<uint32_t>(static_cast<int32_t>(quantised)) & mask;
     }
     const uint32_t shift = element * bits % 32;

@@ -24,9 +24,9 @@ class ColumnScales {
   uint64_t n_ = 0;
 };
 
-// Stores projected keys (float [n, rank]) of entries `begin` on in one sequence's words of an index; the
-// others stay.
-void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> projected,
+// Stores float [n, rank] as rows `begin` on in one sequence's words of an index; the others stay. Row r is of
+// group r / shape.rows(): projected keys of entries, or what stands for whole groups.
+void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> rows,
                    std::span<const float> scales, std::span<uint32_t> words);
 
 }  // namespace kvrun

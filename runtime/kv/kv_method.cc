@@ -9,15 +9,94 @@ namespace kvrun {
 namespace {
 
 constexpr KvMethod kFull{.name = "full"};
-constexpr KvMethod kFlexgen{
-    .name = "flexgen", .store = KvStoreKind::kGroups, .residency = KvResidencyKind::kSharedSlots};
-constexpr KvMethod kKvswap{.name = "kvswap",
-                           .index = KvIndexKind::kLowRank,
-                           .selector = KvSelectorKind::kTopGroups,
-                           .store = KvStoreKind::kGroups,
-                           .residency = KvResidencyKind::kOwnSlots,
-                           .policy = KvPolicyKind::kByName};
-constexpr std::array kMethods = {kFull, kFlexgen, kKvswap};
+constexpr KvMethod kFlexgen{.name = "flexgen",
+                            .store = KvStoreKind::kGroups,
+                            .residency = KvResidencyKind::kSharedSlots,
+                            .lookahead = 0};
+
+// Methods that select: they differ in how they choose.
+constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelectorKind selector) {
+  return {.name = name,
+          .index = index,
+          .selector = selector,
+          .store = KvStoreKind::kGroups,
+          .residency = KvResidencyKind::kOwnSlots,
+          .policy = KvPolicyKind::kByName};
+}
+
+constexpr KvMethod kKvswap = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
+
+// --- Comparators (docs/comparators.md says how close each is to its source).
+
+constexpr KvMethod RandomMethod() { return Selecting("random", KvIndexKind::kNone, KvSelectorKind::kRandom); }
+
+// StreamingLLM (arXiv 2309.17453): 4 sinks and 1,020 recent entries.
+constexpr KvMethod StreamingMethod() {
+  KvMethod method = Selecting("streaming", KvIndexKind::kNone, KvSelectorKind::kPinned);
+  method.defaults.window_entries = 1020;
+  return method;
+}
+
+// What no selection of as many groups beats by much: exact keys, the layer's own query, mass.
+constexpr KvMethod OracleMethod() {
+  KvMethod method = Selecting("oracle", KvIndexKind::kExactKeys, KvSelectorKind::kTopGroups);
+  method.lookahead = 0;
+  method.group_score = GroupScore::kMass;
+  return method;
+}
+
+// Quest (arXiv 2406.10774): pages of 16.
+constexpr KvMethod QuestMethod() {
+  KvMethod method = Selecting("quest", KvIndexKind::kPageBounds, KvSelectorKind::kTopGroups);
+  method.lookahead = 0;
+  method.defaults.group_tokens = 16;
+  method.defaults.heads = HeadReduction::kPerKvHead;
+  return method;
+}
+
+// As quest, with the mean less and plus the standard deviation as bounds (arXiv 2605.27740).
+constexpr KvMethod MeanStdMethod() {
+  KvMethod method = QuestMethod();
+  method.name = "meanstd";
+  method.index = KvIndexKind::kPageSpread;
+  return method;
+}
+
+// Loki (arXiv 2406.02542): a quarter of each head's principal components, the layer's own query, single
+// entries.
+constexpr KvMethod LokiMethod() {
+  KvMethod method = Selecting("loki", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
+  method.lookahead = 0;
+  method.defaults = {.group_tokens = 1,
+                     .heads = HeadReduction::kPerKvHead,
+                     .index_type = KvType::kF16,
+                     .adapter_kind = AdapterKind::kHeads,
+                     .rank_share = 0.25};
+  return method;
+}
+
+// InfiniGen (arXiv 2406.19707): 0.3 of each head's skewed columns, by the input of the layer before.
+constexpr KvMethod InfiniGenMethod() {
+  KvMethod method = Selecting("infinigen", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
+  method.defaults = {.group_tokens = 1,
+                     .heads = HeadReduction::kPerKvHead,
+                     .index_type = KvType::kF16,
+                     .adapter_kind = AdapterKind::kSkewed,
+                     .rank_share = 0.3};
+  return method;
+}
+
+// As KVSwap compares with it (section 4.1): heads summed.
+constexpr KvMethod InfiniGenOfSumsMethod() {
+  KvMethod method = InfiniGenMethod();
+  method.name = "infinigen*";
+  method.defaults.heads = HeadReduction::kSum;
+  return method;
+}
+
+constexpr std::array kMethods = {
+    kFull,         kFlexgen,        kKvswap,      StreamingMethod(), RandomMethod(),         OracleMethod(),
+    QuestMethod(), MeanStdMethod(), LokiMethod(), InfiniGenMethod(), InfiniGenOfSumsMethod()};
 
 }  // namespace
 

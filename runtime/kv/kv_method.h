@@ -4,21 +4,38 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/adapter.h"
 
 namespace kvrun {
 
-enum class KvIndexKind : uint8_t { kNone, kLowRank };      // kLowRank: keys projected by an adapter
-enum class KvSelectorKind : uint8_t { kAll, kTopGroups };  // kTopGroups: M by score, sinks pinned
-enum class KvStoreKind : uint8_t { kResident, kGroups };   // kGroups: records of groups on flash
+// kLowRank: keys projected by an adapter, which is learned or comes from a file. kExactKeys: the keys, in
+// f16. kPageBounds: smallest and largest of each page's columns. kPageSpread: their mean less and plus the
+// standard deviation.
+enum class KvIndexKind : uint8_t { kNone, kLowRank, kExactKeys, kPageBounds, kPageSpread };
+// kTopGroups: the M best by score, sinks pinned. kPinned: sinks alone. kRandom: M by chance, sinks pinned.
+enum class KvSelectorKind : uint8_t { kAll, kTopGroups, kPinned, kRandom };
+enum class KvStoreKind : uint8_t { kResident, kGroups };  // kGroups: records of groups on flash
 // Where what was chosen lies while it is attended to. kWhole: all of it in memory. kOwnSlots: each layer has
 // slots of its own. kSharedSlots: layers take turns with the same slots, and fill them anew for each step.
 enum class KvResidencyKind : uint8_t { kWhole, kOwnSlots, kSharedSlots };
 enum class KvPolicyKind : uint8_t { kNone, kByName };  // kByName: of the table of replacement policies
 enum class KvPrecisionKind : uint8_t { kUniform };
+
+// What is taken where an option is not given; without a value: what other methods take.
+struct KvDefaults {
+  std::optional<uint32_t> group_tokens = {};
+  std::optional<HeadReduction> heads = {};
+  std::optional<KvType> index_type = {};
+  std::optional<AdapterKind> adapter_kind = {};
+  std::optional<double> rank_share = {};        // of the keys' columns
+  std::optional<uint32_t> window_entries = {};  // without a budget
+};
 
 struct KvMethod {
   std::string_view name;
@@ -28,10 +45,23 @@ struct KvMethod {
   KvResidencyKind residency = KvResidencyKind::kWhole;
   KvPolicyKind policy = KvPolicyKind::kNone;
   KvPrecisionKind precision = KvPrecisionKind::kUniform;
+  // A layer's choice is made so many layers before it. 1: by the input of the layer before, and read while
+  // that layer is computed. 0: by the layer's own query; reading waits for it.
+  uint32_t lookahead = 1;
+  GroupScore group_score = GroupScore::kLargest;
+  KvDefaults defaults = {};
 
   // A step attends to a part of what lies before its window.
   bool selects() const { return selector != KvSelectorKind::kAll; }
+  // How many groups are selected can be said.
+  bool counts_groups() const {
+    return selector == KvSelectorKind::kTopGroups || selector == KvSelectorKind::kRandom;
+  }
   bool has_index() const { return index != KvIndexKind::kNone; }
+  // The index is made by adapters, whose rank and kind can be said.
+  bool has_adapters() const { return index == KvIndexKind::kLowRank; }
+  // A row of the index is of a whole group.
+  bool has_pages() const { return index == KvIndexKind::kPageBounds || index == KvIndexKind::kPageSpread; }
   bool is_on_flash() const { return store != KvStoreKind::kResident; }
   bool shares_slots() const { return residency == KvResidencyKind::kSharedSlots; }
 };

@@ -38,8 +38,9 @@ constexpr std::array kHeads = {HeadReduction::kSum, HeadReduction::kSoftmax, Hea
 constexpr std::array<Named<DirectIo>, 3> kDirect = {
     {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
 constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
-constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery,
-                                      AdapterKind::kQueryCentred};
+constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred,
+                                      AdapterKind::kQuery, AdapterKind::kQueryCentred,
+                                      AdapterKind::kHeads, AdapterKind::kSkewed};
 constexpr std::array kBackends = {IoBackend::kIoUring, IoBackend::kAio, IoBackend::kThreads};
 
 // An option and the value that is being set.
@@ -108,6 +109,16 @@ Status SetCount(const Given& given, uint32_t least, uint32_t most, std::optional
   const std::optional<uint32_t> value = ParseNumber<uint32_t>(given.value);
   if (!value || *value < least || *value > most) {
     return given.Refuse(fmt::format("is not a number from {} to {}", least, most));
+  }
+  *target = value;
+  return Status::Ok();
+}
+
+Status SetMass(const Given& given, std::optional<double>* target) {
+  const std::optional<double> value = ParseReal(given.value);
+  // Written so that NaN fails it.
+  if (!value || !(*value > 0.0 && *value <= 1.0)) {
+    return given.Refuse("is not a share above 0 and at most 1, such as 0.95");
   }
   *target = value;
   return Status::Ok();
@@ -233,6 +244,7 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxGroupTokens, &s->kv.group_tokens); }},
     {"select",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.select_entries); }},
+    {"mass", [](const Given& g, KvSettings* s) { return SetMass(g, &s->kv.mass_share); }},
     {"window",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.window_entries); }},
     {"sinks", [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.sink_entries); }},

@@ -48,7 +48,7 @@ struct KvSettings {
 //   heads         sum, softmax, gqa, per-kv-head
 //   policy        a row of ReplacementPolicies: fifo, lru, non-hit
 //   adapter       a file
-//   adapter-kind  plain, centred, query, query-centred
+//   adapter-kind  plain, centred, query, query-centred, heads, skewed
 //   dir           a folder
 //   io            auto, io_uring, aio, threads
 //   direct        auto, on, off

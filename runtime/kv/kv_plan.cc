@@ -75,7 +75,7 @@ class Planner {
         KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
         model.n_layers;
     base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
-    input_ = {model, io_alignment_bytes, base_.method.has_index() && !options.adapter_from_file};
+    input_ = {model, io_alignment_bytes, base_.method.has_adapters() && !options.adapter_from_file};
   }
 
   // The budget is not looked at.
@@ -92,8 +92,17 @@ class Planner {
 
   bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
   Status Settle();
+  void SettleSelection();
+  // Without selected groups, a budget is filled with recent entries.
+  bool fills_window() const {
+    return base_.method.selects() && !base_.method.counts_groups() && has_budget() &&
+           !options_.window_entries;
+  }
+  uint32_t WindowOf(const Row& row) const;
   KvPlan Shape(const Row& row) const;
+  void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
+  void SetWindow(uint32_t window_entries, KvPlan& plan) const;
   static bool Holds(const KvPlan& plan) {
     return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
   }
@@ -101,6 +110,7 @@ class Planner {
   uint64_t SuitableFrom(const Row& row) const;
   std::optional<KvPlan> Fit(const Row& row) const;
   std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  std::optional<KvPlan> FitLongestWindow(const Row& row) const;
   std::optional<KvPlan> FitBestRow() const;
   std::string SelectLess() const;
   Least FindLeast() const;
@@ -153,34 +163,53 @@ Result<KvPlan> Planner::Full() const {
 
 // The group's size, pinned groups, and what of M and C is given.
 Status Planner::Settle() {
+  const KvMethod& method = base_.method;
   KvRecordShape& record = base_.record;
-  record.group_tokens = options_.group_tokens.value_or(base_.method.selects() ? options_.default_group_tokens
-                                                                              : kWholeGroupTokens);
+  const uint32_t usual_tokens = method.selects() ? options_.default_group_tokens : kWholeGroupTokens;
+  record.group_tokens = options_.group_tokens.value_or(method.defaults.group_tokens.value_or(usual_tokens));
   record.head_dim = model_.head_dim;
-  base_.heads = options_.heads.value_or(HeadReduction::kSoftmax);
-  const bool per_head = base_.method.selects() && base_.heads == HeadReduction::kPerKvHead;
+  base_.heads = options_.heads.value_or(method.defaults.heads.value_or(HeadReduction::kSoftmax));
+  const bool per_head = method.selects() && base_.heads == HeadReduction::kPerKvHead;
   record.n_heads = per_head ? 1 : model_.n_kv_heads;
   base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
   const uint32_t n_groups = base_.n_groups();
-  if (!base_.method.selects()) {
+  if (!method.selects()) {
     n_chosen_ = n_cache_slots_ = n_groups;
     return Status::Ok();
   }
   const uint32_t sinks = options_.sink_entries.value_or(kSinkEntries);
   base_.n_pinned = static_cast<uint32_t>(
       std::min<uint64_t>(CeilDiv(uint64_t{sinks}, uint64_t{record.group_tokens}), n_groups));
-  base_.adapter_kind =
-      options_.adapter_kind.value_or(sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred);
+  const AdapterKind usual_kind = sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred;
+  base_.adapter_kind = options_.adapter_kind.value_or(method.defaults.adapter_kind.value_or(usual_kind));
   base_.policy = options_.policy.empty() ? kDefaultPolicy : options_.policy;
+  base_.mass_share = static_cast<float>(options_.mass_share.value_or(0.0));
+  base_.group_score = options_.mass_share ? GroupScore::kMass : method.group_score;
+  SettleSelection();
+  return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
+}
+
+void Planner::SettleSelection() {
+  const uint32_t n_groups = base_.n_groups();
+  if (!base_.method.counts_groups()) {
+    n_chosen_ = n_cache_slots_ = base_.n_pinned;
+    return;
+  }
   std::optional<uint32_t> entries = options_.select_entries;
   if (!entries && !has_budget()) entries = kPaperEntries;
   if (entries) {
     n_chosen_ = static_cast<uint32_t>(
-        std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / record.group_tokens, n_groups));
+        std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / base_.record.group_tokens, n_groups));
   }
   if (options_.reuse_groups) n_cache_slots_ = std::min(*options_.reuse_groups, n_groups);
   base_.reuse_limits_selection = !n_chosen_ && n_cache_slots_ && *n_cache_slots_ < n_groups;
-  return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
+}
+
+uint32_t Planner::WindowOf(const Row& row) const {
+  const uint32_t usual =
+      has_budget() ? row.window_entries : base_.method.defaults.window_entries.value_or(row.window_entries);
+  // The entry that is computed is always attended to.
+  return std::max(options_.window_entries.value_or(usual), 1U);
 }
 
 // All that a row decides; M and C are left at 0.
@@ -188,18 +217,37 @@ KvPlan Planner::Shape(const Row& row) const {
   KvPlan plan = base_;
   plan.record.k_type = options_.k_type.value_or(row.k_type);
   plan.record.v_type = options_.v_type.value_or(row.v_type);
-  // The entry that is computed is always attended to.
-  plan.window_entries = std::max(options_.window_entries.value_or(row.window_entries), 1U);
-  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
   plan.window_record = WindowRecord(plan.record);
-  if (!plan.method.has_index()) return plan;
-  const uint32_t key_dim = model_.n_kv_heads * model_.head_dim;
-  plan.index.type = options_.index_type.value_or(row.index_type);
-  plan.index.rank = options_.rank.value_or(std::min(key_dim, RoundUp(std::max(key_dim / row.sigma, 1U), 4U)));
-  plan.index.group_tokens = plan.record.group_tokens;
-  plan.index.n_groups = plan.n_groups();
-  plan.index.n_sequences = plan.n_sequences;
+  SetWindow(WindowOf(row), plan);
+  if (plan.method.has_index()) ShapeIndex(row, plan);
   return plan;
+}
+
+void Planner::SetWindow(uint32_t window_entries, KvPlan& plan) const {
+  plan.window_entries = window_entries;
+  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+}
+
+void Planner::ShapeIndex(const Row& row, KvPlan& plan) const {
+  const KvDefaults& defaults = plan.method.defaults;
+  const uint32_t key_dim = model_.n_kv_heads * model_.head_dim;
+  IndexShape& index = plan.index;
+  index.group_tokens = plan.record.group_tokens;
+  index.n_groups = plan.n_groups();
+  index.n_sequences = plan.n_sequences;
+  index.type = KvType::kF16;
+  index.rank = key_dim;
+  if (plan.method.has_pages()) {
+    index.rank = 2 * key_dim;
+    index.rows_per_group = 1;
+  }
+  if (!plan.method.has_adapters()) return;
+  index.type = options_.index_type.value_or(defaults.index_type.value_or(row.index_type));
+  const uint32_t columns =
+      defaults.rank_share ? static_cast<uint32_t>(key_dim * *defaults.rank_share) : key_dim / row.sigma;
+  // Kinds that treat KV heads apart give each as many columns.
+  const uint32_t step = IsOfHeads(plan.adapter_kind) ? model_.n_kv_heads : 4;
+  index.rank = options_.rank.value_or(std::min(key_dim, RoundUp(std::max(columns, 1U), step)));
 }
 
 KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const {
@@ -240,7 +288,29 @@ std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
   return Sized(row, fits, fits);
 }
 
+// The longest window that fits, in whole groups.
+std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
+  const auto with_window = [&](uint32_t n_groups) {
+    KvPlan plan = Shape(row);
+    SetWindow(std::min(n_groups * plan.record.group_tokens, plan.n_ctx), plan);
+    plan.n_chosen = *n_chosen_;
+    plan.n_cache_slots = *n_cache_slots_;
+    SizeParts(input_, plan);
+    SizePrefill(input_, plan);
+    return plan;
+  };
+  uint32_t fits = 0;
+  uint32_t end = base_.n_groups() + 1;
+  while (end - fits > 1) {
+    const uint32_t middle = fits + (end - fits) / 2;
+    (Holds(with_window(middle)) ? fits : end) = middle;
+  }
+  if (fits == 0) return std::nullopt;
+  return with_window(fits);
+}
+
 std::optional<KvPlan> Planner::Fit(const Row& row) const {
+  if (fills_window()) return FitLongestWindow(row);
   if (!n_chosen_ && !n_cache_slots_) return FitMostGroups(row);
   KvPlan plan = Smallest(row);
   if (!Holds(plan)) return std::nullopt;
@@ -304,7 +374,7 @@ std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) con
       "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
       "raised to {}, the least that works",
       BytesText(asked_bytes), base_.method.name, ContextText(base_), BytesText(least_bytes));
-  if (!base_.method.selects() || (!n_chosen_ && !n_cache_slots_)) return note;
+  if (!base_.method.counts_groups() || (!n_chosen_ && !n_cache_slots_)) return note;
   const std::string advice = SelectLess();
   return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
 }
@@ -318,7 +388,7 @@ Status Planner::TooLarge(const Least& least) const {
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
   }
   std::string advice;
-  if (base_.method.selects() && (n_chosen_ || n_cache_slots_)) {
+  if (base_.method.counts_groups() && (n_chosen_ || n_cache_slots_)) {
     advice = SelectLess();
     advice += advice.empty() ? "no number of selected entries would fit: " : ", ";
   }
@@ -347,6 +417,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   };
   drop(given.group_tokens.has_value(), full.group_tokens, "group");
   drop(given.select_entries.has_value(), full.select_entries, "select");
+  drop(given.mass_share.has_value(), full.mass_share, "mass");
   if (!KeepsRecordsInMemory(given)) drop(given.window_entries.has_value(), full.window_entries, "window");
   drop(given.sink_entries.has_value(), full.sink_entries, "sinks");
   drop(given.reuse_groups.has_value(), full.reuse_groups, "reuse");
@@ -474,8 +545,13 @@ std::string KvPlan::Describe() const {
   if (method.selects()) {
     const std::string cached =
         n_cache_slots == n_groups() ? "all" : fmt::format("{}", entries(n_cache_slots));
-    text += fmt::format(", {} in the cache ({}); index {} x {}, {}, heads {}", cached, policy, index.rank,
-                        KvTypeName(index.type), AdapterKindName(adapter_kind), HeadReductionName(heads));
+    text += fmt::format(", {} in the cache ({})", cached, policy);
+  }
+  if (method.has_index()) {
+    text += fmt::format("; index {} x {}", index.rank, KvTypeName(index.type));
+    if (method.has_adapters()) text += fmt::format(", {}", AdapterKindName(adapter_kind));
+    text += fmt::format(", heads {}", HeadReductionName(heads));
+    if (mass_share > 0.0F) text += fmt::format(", to a mass of {}", mass_share);
   }
   return text + fmt::format("; prefill in tiles of {}{}", prefill_tile_tokens,
                             spills_hidden ? ", hidden states on flash" : "");

@@ -76,6 +76,9 @@ struct KvOptions {
   std::optional<uint32_t> group_tokens;  // G
   std::optional<uint32_t>
       select_entries;  // M * G, pinned sinks and window not counted; rounded down to groups
+  // Above 0, at most 1: a selection ends where its predicted mass is this share of that of all groups that
+  // can be chosen; M is the most then.
+  std::optional<double> mass_share;
   std::optional<uint32_t> window_entries;  // W
   std::optional<uint32_t> sink_entries;    // pinned: every group that holds one
   std::optional<uint32_t> reuse_groups;    // C
@@ -117,9 +120,11 @@ struct KvPlan {
   uint32_t n_streams = 0;       // per layer
   uint32_t window_entries = 0;  // W
   uint32_t n_window_slots = 0;
-  uint32_t n_pinned = 0;                // groups
-  uint32_t n_chosen = 0;                // M: groups per stream and step, pinned ones included
-  uint32_t n_cache_slots = 0;           // C per stream, pinned included; >= n_chosen
+  uint32_t n_pinned = 0;       // groups
+  uint32_t n_chosen = 0;       // M: groups per stream and step, pinned ones included
+  uint32_t n_cache_slots = 0;  // C per stream, pinned included; >= n_chosen
+  GroupScore group_score = GroupScore::kLargest;
+  float mass_share = 0.0F;              // 0: M groups, whatever their mass
   bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
   IndexShape index;
   HeadReduction heads = HeadReduction::kSoftmax;
@@ -138,6 +143,8 @@ struct KvPlan {
   uint32_t FirstWindowGroup(uint32_t length) const {
     return length > window_entries ? (length - window_entries) / record.group_tokens : 0;
   }
+  uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
+  uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
   uint64_t prefill_bytes() const;
   uint64_t decode_bytes() const;

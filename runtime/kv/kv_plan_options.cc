@@ -31,16 +31,22 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
 // What a method does not have is refused, so that no setting is without effect.
 Status CheckMethodHasOptions(const KvOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.method));
+  if (!method.counts_groups()) {
+    if (options.select_entries) return NotFor(options, "select", "selected entries");
+    if (options.reuse_groups) return NotFor(options, "reuse", "reuse buffer");
+    if (!options.policy.empty()) return NotFor(options, "policy", "replacement policy");
+  }
+  if (!method.has_adapters()) {
+    const std::string_view what = method.has_index() ? "choice of index" : "index";
+    if (options.rank) return NotFor(options, "rank", what);
+    if (options.index_type) return NotFor(options, "index", what);
+    if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
+    if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
+  }
+  if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
+  if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
   if (method.selects()) return Status::Ok();
-  if (options.select_entries) return NotFor(options, "select", "selected entries");
   if (options.sink_entries) return NotFor(options, "sinks", "pinned sinks");
-  if (options.reuse_groups) return NotFor(options, "reuse", "reuse buffer");
-  if (options.rank) return NotFor(options, "rank", "index");
-  if (options.index_type) return NotFor(options, "index", "index");
-  if (options.heads) return NotFor(options, "heads", "reduction of heads");
-  if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
-  if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
-  if (!options.policy.empty()) return NotFor(options, "policy", "replacement policy");
   if (method.is_on_flash()) return Status::Ok();
   if (options.group_tokens) return NotFor(options, "group", "groups");
   const KvType k_type = options.k_type.value_or(KvType::kF16);
@@ -117,10 +123,21 @@ Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
     return Invalid(fmt::format("groups of {} entries were asked for; they can have 1 to {}",
                                *options.group_tokens, kMaxGroupTokens));
   }
+  if (options.mass_share && !(*options.mass_share > 0.0 && *options.mass_share <= 1.0)) {
+    return Invalid(
+        fmt::format("a mass of {} was asked for; it is a share above 0 and at most 1", *options.mass_share));
+  }
   const uint32_t key_dim = model.n_kv_heads * model.head_dim;
   if (options.rank && (*options.rank == 0 || *options.rank > key_dim)) {
     return Invalid(fmt::format("an index of rank {} was asked for; this model's keys have ranks from 1 to {}",
                                *options.rank, key_dim));
+  }
+  if (options.rank && options.adapter_kind && IsOfHeads(*options.adapter_kind) &&
+      *options.rank % model.n_kv_heads != 0) {
+    return Invalid(fmt::format(
+        "an index of rank {} was asked for; with adapter-kind {} each of this model's {} KV "
+        "heads has as many columns: ask for a multiple of {}",
+        *options.rank, AdapterKindName(*options.adapter_kind), model.n_kv_heads, model.n_kv_heads));
   }
   if (options.index_type && *options.index_type != KvType::kF16 && *options.index_type != KvType::kInt8 &&
       *options.index_type != KvType::kInt4) {
@@ -133,6 +150,12 @@ Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
 
 Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optional<uint32_t> n_chosen,
                       std::optional<uint32_t> n_cache_slots) {
+  if (plan.group_score == GroupScore::kMass && plan.heads == HeadReduction::kSum) {
+    return Invalid(fmt::format(
+        "{} goes by the mass of groups, a softmax of their scores, which --kv-heads sum does not make: take "
+        "softmax, gqa or per-kv-head",
+        options.mass_share ? "--kv-mass" : fmt::format("the KV method {}", plan.method.name)));
+  }
   const uint32_t group = plan.record.group_tokens;
   if (n_chosen && *n_chosen == 0) {
     return Invalid(

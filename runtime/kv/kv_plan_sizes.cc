@@ -49,15 +49,16 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.method.selects()) return 0;
   const uint64_t n_groups = plan.n_groups();
-  uint64_t n_queries = 0;  // whose scores of every entry wait for their softmax's sum
+  const uint64_t chosen = uint64_t{input.model.n_layers} * plan.n_streams * (1 + uint64_t{plan.n_chosen}) * 4;
+  if (!plan.method.has_index()) return chosen;
+  uint64_t n_queries = 0;  // whose scores of every row wait for their softmax's sum
   if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
   if (plan.heads == HeadReduction::kSoftmax || plan.heads == HeadReduction::kPerKvHead) {
     n_queries = input.model.n_heads;
   }
-  const uint64_t entries = plan.n_sequences * n_queries * n_groups * plan.record.group_tokens * 2;
+  const uint64_t rows = plan.n_sequences * n_queries * n_groups * plan.index.rows() * 2;
   const uint64_t groups = plan.n_streams * n_groups * 4;
-  const uint64_t chosen = uint64_t{input.model.n_layers} * plan.n_streams * (1 + uint64_t{plan.n_chosen}) * 4;
-  return entries + groups + chosen;
+  return rows + groups + chosen;
 }
 
 uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
@@ -78,7 +79,8 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
-  const uint64_t projected = uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
+  const uint64_t projected =
+      plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);

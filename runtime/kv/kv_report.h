@@ -5,7 +5,7 @@
 
 #include "platform/io/block_file.h"
 #include "runtime/kv/kv_plan.h"
-#include "runtime/kv/offloaded_cache.h"
+#include "runtime/kv/kv_step.h"
 #include "runtime/store/group_store.h"
 
 namespace kvrun {

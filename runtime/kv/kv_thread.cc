@@ -75,8 +75,8 @@ Status KvThread::ServeStep() {
 }
 
 Status KvThread::WaitForChoice(uint32_t layer) {
-  // Slots that all layers share are free once the layer before is complete.
-  const uint32_t list = cache_.reloads_all() || layer == 0 ? layer : layer - 1;
+  // Without lookahead, slots that all layers share are free as well: the layer before is complete.
+  const uint32_t list = layer - std::min(layer, cache_.plan().method.lookahead);
   for (uint32_t posted = n_posted_.load(); posted <= list; posted = n_posted_.load()) n_posted_.wait(posted);
   if (abandoned_.load()) return {StatusCode::kDevice, "the step was given up"};
   return device_.Wait(values_[list]);
@@ -96,7 +96,7 @@ void KvThread::NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_p
   const auto milliseconds = [](Clock::duration d) {
     return std::chrono::duration<double, std::milli>(d).count();
   };
-  if (layer == 0 || cache_.reloads_all()) {
+  if (layer == 0 || cache_.plan().method.lookahead == 0) {
     cache_.AddStall(milliseconds(ready - chosen));  // nothing else is to be computed
     previous_ready_ = ready;
     previous_stalled_ = true;

@@ -30,9 +30,9 @@ class KvThread {
   void Begin(uint64_t first_ready);
   // The host's timeline value that says that a layer's groups are there.
   uint64_t ReadyValue(uint32_t layer) const { return first_ready_ + layer; }
-  // The device's timeline values of the step's lists, in their order. The first list ends with the choices of
-  // layers 0 and 1; list i + 1 carries out layer i, once it is ready, and ends with the choice of layer i
-  // + 2.
+  // The device's timeline values of the step's lists, in their order. List 0 ends with the choices of layers
+  // 0 to L, the method's lookahead; list i + 1 carries out layer i, once it is ready, and ends with the
+  // choice of layer i + 1 + L.
   void Post(uint32_t list, uint64_t device_value);
   // No more will be posted: layers whose choice was not posted are given up.
   void Abandon();

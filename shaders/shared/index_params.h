@@ -10,8 +10,11 @@ namespace kvrun {
 using uint = uint32_t;
 #endif
 
-// Columns of an index at most: what score.comp has shared memory for.
-#define KVRUN_MAX_INDEX_RANK 256
+// Columns of an index at most.
+#define KVRUN_MAX_INDEX_RANK 8192
+// Those that score.comp has shared memory for.
+#define KVRUN_SHARED_INDEX_RANK 256
+
 struct RotateQueryParams {
   uint n_heads;
   uint head_dim;
@@ -32,9 +35,22 @@ struct ProjectQueryParams {
   float scale;
 };
 
+// A row of z is made of n_heads / n_rows neighbouring heads; the signs of each are taken, or of n_added
+// neighbours' sum.
+struct SignQueryParams {
+  uint n_heads;
+  uint n_kv_heads;
+  uint head_dim;
+  uint n_rows;
+  uint n_added;
+  uint z_begin;
+  float scale;
+};
+
 struct ScoreParams {
   uint n_groups;  // room, per sequence
   uint group_words;
+  uint group_tokens;
   uint window_tokens;
   uint n_rows;     // of z, per token
   uint list_rows;  // rows that are added up
@@ -57,6 +73,9 @@ struct SelectGroupsParams {
   uint n_chosen;
   uint scores_begin;
   uint scores_stride;
+  // With MASS:
+  float mass_share;  // less than 1
+  float mass_scale;  // makes whole numbers of masses, whose sum over all groups fits into a word
 };
 
 // out[t, column] = row t . side[., column] - bias[column].

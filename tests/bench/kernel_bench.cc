@@ -151,46 +151,50 @@ class Bench {
   }
 
   // One token over `slots` slots of group_tokens entries, as offloaded decoding attends.
-  void AttendSlots(KvType type, uint32_t slots, uint32_t group_tokens) {
+  void AttendSlots(KvType type, uint32_t slots, uint32_t group_tokens, bool has_biases = false) {
+    const SlotShape shape{.record = {.k_type = type,
+                                     .v_type = type,
+                                     .n_heads = kKvHeads,
+                                     .head_dim = kHeadDim,
+                                     .group_tokens = group_tokens},
+                          .n_streams = 1,
+                          .n_slots = slots,
+                          .n_window_slots = 1,
+                          .table_slots = slots,
+                          .has_biases = has_biases};
     SlotAttentionArgs args;
-    args.shape = {.record = {.k_type = type,
-                             .v_type = type,
-                             .n_heads = kKvHeads,
-                             .head_dim = kHeadDim,
-                             .group_tokens = group_tokens},
-                  .n_streams = 1,
-                  .n_slots = slots,
-                  .n_window_slots = 1,
-                  .table_slots = slots};
     AttentionArgs& attention = args.attention;
     attention.kv_shape = {KvType::kF16, 1, kKvHeads, kHeadDim, 0};
     attention.n_heads = kHeads;
     attention.n_tokens = 1;
     const auto qkv = NewBuffer(uint64_t{kHeads + 2 * kKvHeads} * kHeadDim);
     const auto output = NewBuffer(uint64_t{kHeads} * kHeadDim);
-    const auto memory = OrDie(device_->CreateBuffer(args.shape.size_bytes(), BufferUse::kShared, "bench"));
+    const auto memory = OrDie(device_->CreateBuffer(shape.size_bytes(), BufferUse::kShared, "bench"));
     const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));
-    const auto table = OrDie(device_->CreateBuffer(args.shape.table_bytes(), BufferUse::kShared, "bench"));
+    const auto table = OrDie(device_->CreateBuffer(shape.table_bytes(), BufferUse::kShared, "bench"));
     auto* words = reinterpret_cast<uint32_t*>(table->host().data());
     words[0] = slots;
     words[1] = group_tokens;
-    for (uint32_t s = 0; s < slots; ++s) words[2 + s] = (s * 7) % slots;
-    RunOrDie(table->Flush(0, args.shape.table_bytes()));
+    for (uint32_t s = 0; s < slots; ++s)
+      words[2 + s] = has_biases ? SlotShape::BiasedSlot((s * 7) % slots, group_tokens) : (s * 7) % slots;
+    RunOrDie(table->Flush(0, shape.table_bytes()));
     attention.qkv = qkv.get();
     attention.step = step.get();
     attention.output = output.get();
-    args.slots = memory.get();
-    args.table = table.get();
+    args.Add({memory.get(), shape, table.get()});
     const auto scratch =
         OrDie(device_->CreateBuffer(device_->AttendSlotsScratchBytes(args), BufferUse::kDevice, "bench"));
     attention.scratch = scratch.get();
     const auto timed = Time([&](CommandList& list) { return list.AttendSlots(args); });
-    Report(timed, fmt::format("1 x {} rows, {} slots of {}", kHeads, slots, group_tokens),
-           4.0 * slots * group_tokens * kHeads * kHeadDim, static_cast<double>(args.shape.size_bytes()));
+    Report(timed,
+           fmt::format("1 x {} rows, {} slots of {}{}", kHeads, slots, group_tokens,
+                       has_biases ? ", biases" : ""),
+           4.0 * slots * group_tokens * kHeads * kHeadDim, static_cast<double>(shape.size_bytes()));
   }
 
   // One token's choice among n_entries, SmolLM2's heads and a rank of 24.
-  void Score(HeadReduction reduction, const char* name, KvType type, uint32_t n_entries) {
+  void Score(HeadReduction reduction, const char* name, KvType type, uint32_t n_entries,
+             GroupScore group_score = GroupScore::kLargest, float mass_share = 0.0F) {
     constexpr uint32_t kRank = 24;
     constexpr uint32_t kGroupTokens = 4;
     constexpr uint32_t kWindow = 64;
@@ -215,6 +219,8 @@ class Bench {
     args.window_tokens = kWindow;
     args.n_pinned = 1;
     args.n_chosen = 100;
+    args.group_score = group_score;
+    args.mass_share = mass_share;
     args.chosen = chosen.get();
     const auto index = RandomBuffer(args.index_shape.size_bytes() / sizeof(float));
     args.index = index.get();
@@ -244,6 +250,8 @@ class Bench {
       Score(HeadReduction::kSoftmax, "softmax", KvType::kInt4, n_entries);
       Score(HeadReduction::kGqa, "gqa", KvType::kInt4, n_entries);
       Score(HeadReduction::kSum, "sum", KvType::kInt4, n_entries);
+      Score(HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, GroupScore::kMass);
+      Score(HeadReduction::kSoftmax, "share of mass", KvType::kInt4, n_entries, GroupScore::kMass, 0.9F);
     }
     Score(HeadReduction::kSoftmax, "softmax, f16", KvType::kF16, 7680);
   }
@@ -286,6 +294,7 @@ void Run(const std::string& name, bool index_only) {
   bench.Attend(KvType::kF16, 1, 8191);
   bench.Attend(KvType::kF16, 1, 831);
   for (const KvType type : {KvType::kFp8, KvType::kF16, KvType::kInt4}) bench.AttendSlots(type, 208, 4);
+  bench.AttendSlots(KvType::kFp8, 208, 4, true);
   bench.Attend(KvType::kF16, 256, 1792);
   bench.Attend(KvType::kF32, 256, 1792);
   bench.Elementwise();

@@ -14,6 +14,7 @@
 #include "runtime/capi/handles.h"
 #include "runtime/device/vulkan/compute_device.h"
 #include "runtime/include/kvrun/kvrun.h"
+#include "runtime/kv/kv_method.h"
 #include "tests/support/allocation_counter.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/small_models.h"
@@ -218,8 +219,11 @@ TEST_F(DecodeCost, ATokenFromFlashCostsNothingButItself) {
 }
 
 TEST_F(DecodeCost, ATokenOfAllOtherMethodsCostsNothingButItself) {
-  for (const kvrun_option& kv :
-       {kvrun_option{"method", "flexgen"}, kvrun_option{"method", "full"}, kvrun_option{"type", "int8"}}) {
+  std::vector<kvrun_option> options = {{"type", "int8"}};
+  for (const KvMethod& method : KvMethods()) {
+    if (method.name != "kvswap") options.push_back({"method", method.name.data()});
+  }
+  for (const kvrun_option& kv : options) {
     Counted counted;
     Generate({kv}, 1, 0.0F, &counted);
     ExpectNothing(kv.value, counted);

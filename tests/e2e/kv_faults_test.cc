@@ -84,7 +84,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
     loaded_ = LoadSmallModel({"SelfMade", ""}, folder_);
-    RunOrDie(ParseKvOptions(GetParam(), &settings_));
+    RunOrDie(ParseKvOptions(std::string("--kv-method ") + GetParam(), &settings_));
   }
 
   std::unique_ptr<FaultyBlockFile> NewFile(const FaultPlan& plan) const {
@@ -203,13 +203,18 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   IoCounters counters_[2];
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Methods, KvFaults,
-    ::testing::Values("--kv-method kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
-                      "--kv-method flexgen --kv-window 6 --kv-group 4"),
-    [](const ::testing::TestParamInfo<const char*>& source) {
-      return source.index == 0 ? std::string("kvswap") : std::string("flexgen");
-    });
+INSTANTIATE_TEST_SUITE_P(Methods, KvFaults,
+                         ::testing::Values("kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
+                                           "flexgen --kv-window 6 --kv-group 4",
+                                           "streaming --kv-window 6 --kv-sinks 2",
+                                           "random --kv-select 40 --kv-window 6 --kv-sinks 2",
+                                           "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
+                                           "quest --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-group 4",
+                                           "loki --kv-select 40 --kv-window 6 --kv-sinks 2"),
+                         [](const ::testing::TestParamInfo<const char*>& source) {
+                           const std::string_view options = source.param;
+                           return std::string(options.substr(0, options.find(' ')));
+                         });
 
 // Every kind of fault at every request, or at a sample of them.
 TEST_P(KvFaults, OneFaultIsAnErrorOrNothing) {

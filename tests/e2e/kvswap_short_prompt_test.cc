@@ -14,6 +14,7 @@
 
 #include "runtime/device/record_codec.h"
 #include "runtime/engine/session_kv.h"
+#include "runtime/kv/low_rank_index.h"
 #include "runtime/kv/offloaded_cache.h"
 #include "runtime/model/tensor_type.h"
 #include "tests/support/engine_fixture.h"
@@ -97,12 +98,13 @@ class KvSwapShortPrompt : public ::testing::Test {
   // sinks are, which the scales leave out.
   static std::vector<Row> IndexRows(OffloadedCache& cache, uint32_t layer, uint32_t sequence, uint32_t n) {
     const IndexShape& shape = cache.plan().index;
-    Buffer& buffer = *cache.index(layer);
+    const auto& index = dynamic_cast<const LowRankIndex&>(*cache.index());
+    Buffer& buffer = *index.rows(layer);
     RunOrDie(buffer.Invalidate(0, buffer.size_bytes()));
     const std::byte* begin =
         buffer.host().data() + uint64_t{sequence} * shape.n_groups * shape.group_words() * 4;
     const auto* scales =
-        reinterpret_cast<const float*>(const_cast<Buffer*>(cache.sides(layer).scales)->host().data()) +
+        reinterpret_cast<const float*>(const_cast<Buffer*>(index.sides(layer).scales)->host().data()) +
         size_t{sequence} * shape.rank;
     std::vector<Row> rows(n, Row(shape.rank));
     for (uint32_t entry = 0; entry < n; ++entry) {
@@ -216,9 +218,9 @@ TEST_F(KvSwapShortPrompt, DecodingMakesTheAdapter) {
     OffloadedCache& cache = *pass->offloaded_cache();
     Feed(*pass, ids[0], 0, 5, 5);
     while (cache.length(0) < kFirstChoice) Step(*pass, ids);
-    EXPECT_FALSE(cache.has_adapter());
+    EXPECT_FALSE(cache.index()->is_ready());
     Step(*pass, ids);
-    EXPECT_TRUE(cache.has_adapter());
+    EXPECT_TRUE(cache.index()->is_ready());
     ExpectIndexed(*pass, tolerance);
     while (cache.length(0) < 100) Step(*pass, ids);
     if (cache.plan().index.type == KvType::kF16) ExpectIndexed(*pass, tolerance);
@@ -261,9 +263,9 @@ TEST_F(KvSwapShortPrompt, ALongerOneIndexesWhatWasThere) {
     const auto pass = NewPass(fmt::format("--kv-adapter-kind centred --kv-index {}", index));
     Feed(*pass, ids[0], 0, 10, 10);
     for (uint32_t i = 0; i < 3; ++i) Step(*pass, ids);
-    EXPECT_FALSE(pass->offloaded_cache()->has_adapter());
+    EXPECT_FALSE(pass->offloaded_cache()->index()->is_ready());
     Feed(*pass, ids[0], 13, 73, 60);
-    EXPECT_TRUE(pass->offloaded_cache()->has_adapter());
+    EXPECT_TRUE(pass->offloaded_cache()->index()->is_ready());
     ExpectIndexed(*pass, tolerance);
   }
 }
@@ -280,9 +282,9 @@ TEST_F(KvSwapShortPrompt, ALongerOneIndexesOtherSequences) {
       std::vector<float> logits;
       RunOrDie(pass->Run(rows, {}, logits));
     }
-    EXPECT_FALSE(pass->offloaded_cache()->has_adapter());
+    EXPECT_FALSE(pass->offloaded_cache()->index()->is_ready());
     Feed(*pass, ids[1], 0, 60, 60, 1);
-    EXPECT_TRUE(pass->offloaded_cache()->has_adapter());
+    EXPECT_TRUE(pass->offloaded_cache()->index()->is_ready());
     ExpectIndexed(*pass, tolerance);
     for (uint32_t i = 0; i < 30; ++i) Step(*pass, ids);
     if (pass->offloaded_cache()->plan().index.type == KvType::kF16) ExpectIndexed(*pass, tolerance);
@@ -298,9 +300,9 @@ TEST_F(KvSwapShortPrompt, DecodingIndexesTheWholeBatch) {
     Feed(*pass, ids[0], 0, 5, 5, 0);
     Feed(*pass, ids[1], 0, 20, 20, 1);
     while (cache.length(1) < kFirstChoice) Step(*pass, ids);
-    EXPECT_FALSE(cache.has_adapter());
+    EXPECT_FALSE(cache.index()->is_ready());
     Step(*pass, ids);
-    EXPECT_TRUE(cache.has_adapter());
+    EXPECT_TRUE(cache.index()->is_ready());
     ExpectIndexed(*pass, tolerance);
     while (cache.length(1) < 100) Step(*pass, ids);
     if (cache.plan().index.type == KvType::kF16) ExpectIndexed(*pass, tolerance);

@@ -68,7 +68,7 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "select_groups",      "project_row_f32",
                                "project_rows_f32",   "project_keys_f16",
                                "quantize_index_f16", "quantize_index_int4",
-                               "accumulate_gram"}) {
+                               "accumulate_gram",    "sign_query"}) {
       ExpectCaught(**device, checks, prefix);
     }
   }

@@ -1,6 +1,7 @@
 // Scoring and choosing groups by an index, its upkeep, and the sums that adapters are made of, against the
 // scalar reference.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -40,7 +41,10 @@ struct ScoreCase {
   uint32_t n_chosen = 0;
   bool norms = false;
   bool halves = false;
-  uint32_t distinct_rows = 0;  // entries repeat after so many; 0: they do not
+  GroupScore group_score = GroupScore::kLargest;
+  float mass_share = 0.0F;
+  QueryForm query_form = QueryForm::kProjected;
+  uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
 
   uint32_t rotary_dim() const { return head_dim / 4 * 2; }
@@ -49,11 +53,13 @@ struct ScoreCase {
 
 std::string Describe(const ScoreCase& c) {
   return std::string(IndexTypeName(c.index.type)) + ", rank " + std::to_string(c.index.rank) +
-         ", groups of " + std::to_string(c.index.group_tokens) + ", " + std::to_string(c.n_heads) + "/" +
-         std::to_string(c.n_kv_heads) + " heads of " + std::to_string(c.head_dim) + ", reduction " +
-         std::to_string(static_cast<int>(c.reduction)) + ", " + std::to_string(c.n_chosen) + " of " +
-         std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) + " tokens from " +
-         std::to_string(c.tokens[0].position);
+         ", groups of " + std::to_string(c.index.group_tokens) + " (" + std::to_string(c.index.rows()) +
+         " rows), " + std::to_string(c.n_heads) + "/" + std::to_string(c.n_kv_heads) + " heads of " +
+         std::to_string(c.head_dim) + ", reduction " + std::to_string(static_cast<int>(c.reduction)) +
+         (c.query_form == QueryForm::kSigned ? ", signed" : "") +
+         (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
+         std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
+         std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
 }
 
 void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
@@ -64,26 +70,27 @@ void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t gr
 
 float LargestCode(KvType type) { return static_cast<float>((1U << (KvElementBits(type) - 1)) - 1); }
 
-// Random rows; NaNs where an f16 index has room but no entry that can be chosen: they may be read, not used.
+// Random rows; NaNs where an f16 index has room but no group that can be chosen: they may be read, not used.
 std::vector<uint32_t> RandomIndex(const ScoreCase& c) {
   const IndexShape& shape = c.index;
   std::vector<uint32_t> choosable(shape.n_sequences);
   for (const StepToken& token : c.tokens) {
     choosable[token.sequence] =
         std::max(choosable[token.sequence],
-                 ChoosableEntriesReference(token.position, c.window_tokens, shape.group_tokens));
+                 ChoosableEntriesReference(token.position, c.window_tokens, shape.group_tokens) /
+                     shape.group_tokens * shape.rows());
   }
-  const size_t per_group = size_t{shape.group_tokens} * shape.rank;
+  const size_t per_group = size_t{shape.rows()} * shape.rank;
   const std::vector<float> values = RandomFloats(shape.n_sequences * shape.n_groups * per_group, 21);
   const uint32_t bits = KvElementBits(shape.type);
   std::vector<uint32_t> index(shape.size_bytes() / sizeof(uint32_t));
   for (size_t i = 0; i < values.size(); ++i) {
     const size_t group = i / per_group;
-    const size_t entry = i / shape.rank % (size_t{shape.n_groups} * shape.group_tokens);
-    const size_t like = c.distinct_rows != 0 ? entry % c.distinct_rows * shape.rank + i % shape.rank : i;
+    const size_t row = i / shape.rank % (size_t{shape.n_groups} * shape.rows());
+    const size_t like = c.distinct_rows != 0 ? row % c.distinct_rows * shape.rank + i % shape.rank : i;
     auto code = static_cast<uint32_t>(std::lround(values[like] * LargestCode(c.index.type)));
     if (shape.type == KvType::kF16) code = FloatToHalf(values[like]);
-    if (shape.type == KvType::kF16 && entry >= choosable[group / shape.n_groups]) code = 0x7fff;
+    if (shape.type == KvType::kF16 && row >= choosable[group / shape.n_groups]) code = 0x7fff;
     PutElement(index, shape, group, i % per_group, code & ((1U << bits) - 1));
   }
   return index;
@@ -130,7 +137,9 @@ struct ScoreInputs {
                  .index = index,
                  .shape = c.index,
                  .reduction = c.reduction,
-                 .window_tokens = c.window_tokens};
+                 .group_score = c.group_score,
+                 .window_tokens = c.window_tokens,
+                 .query_form = c.query_form};
     args = {.query = PoisonedBuffer(run, std::vector<double>(query.begin(), query.end())),
             .attention = {.step = run.Step(c.tokens),
                           .kv_shape = reference.attention.kv_shape,
@@ -148,8 +157,12 @@ struct ScoreInputs {
             .window_tokens = c.window_tokens,
             .n_pinned = c.n_pinned,
             .n_chosen = c.n_chosen,
+            .query_form = c.query_form,
+            .group_score = c.group_score,
+            .mass_share = c.mass_share,
             .scratch = nullptr,
             .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * (1 + c.n_chosen)))};
+    if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
     scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
     args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
   }
@@ -171,16 +184,25 @@ struct ScoreInputs {
 // rounded difference of at most 128, in both; and the roundings of the sum over entries. On Vulkan: exp2,
 // good to 3 + 2|x| units in the last place, x at most 64 here, in both; and the sums' parts rounded to a
 // whole number in 2^-16 of a weight that is at least a half (of fewer than 2^14 entries), by at most 64
-// invocations.
+// invocations. A group's mass is a sum more, of entries whose errors are relative.
 double ScoreTolerance(Device& device, const ScoreCase& c, double magnitude, double score) {
   const double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kRoundoff * magnitude;
   if (c.reduction == HeadReduction::kSum) return product;
+  const double mass = c.group_score == GroupScore::kMass ? score * c.index.rows() * kRoundoff : 0.0;
   if (AsHost(device) != nullptr) {
-    const double sums = (1.0 * c.index.n_groups * c.index.group_tokens + c.n_heads + 16) * kRoundoff;
-    return score * (2 * product + 2 * kRoundoff * (4 + 128) + sums);
+    const double sums = (1.0 * c.index.n_groups * c.index.rows() + c.n_heads + 16) * kRoundoff;
+    return score * (2 * product + 2 * kRoundoff * (4 + 128) + sums) + mass;
   }
   const double exponential = 2 * kRoundoff * (3 + 2 * 64) * 2;
-  return score * (2 * product + exponential + 64 * 0x1p-16 + (c.n_heads + 16) * kRoundoff);
+  return score * (2 * product + exponential + 64 * 0x1p-16 + (c.n_heads + 16) * kRoundoff) + mass;
+}
+
+// A share's error, where masses are known: they are summed in floats, all and those that are chosen, by 8
+// invocations at least, each a component of a vector at a time (the CPU: 512 at most, in blocks); or in whole
+// numbers, of which all are 2^30 or more, each rounded.
+double ShareTolerance(size_t n_groups, double share) {
+  const auto n = static_cast<double>(n_groups);
+  return 3 * (n / 32 + 512) * kRoundoff * share + n * 0x1p-30;
 }
 
 constexpr uint32_t kPoison = 0x7fc0fead;
@@ -208,7 +230,15 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
     ASSERT_NEAR(scores[g], score, ScoreTolerance(device, c, expected.magnitude, score))
         << "group " << g << " of list " << list << ": " << Describe(c);
   }
-  const std::vector<uint32_t> groups = SelectGroupsReference(scores, c.n_pinned, c.n_chosen);
+  if (c.mass_share != 0.0F) {
+    ASSERT_LE(found[0], c.n_chosen);
+    EXPECT_TRUE(EndsAtMassShare(std::vector<double>(scores.begin(), scores.end()), c.n_pinned, c.n_chosen,
+                                c.mass_share, ShareTolerance(scores.size(), c.mass_share),
+                                found.subspan(1, found[0])))
+        << "list " << list << ": " << Describe(c);
+  }
+  const std::vector<uint32_t> groups =
+      SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
   ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
   EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
       << "list " << list << ": " << Describe(c);
@@ -216,12 +246,16 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
 
 // A list that follows from scores within their tolerance, wherever a device keeps them: as many groups as
 // there can be, ascending, the pinned ones among them, and none for which a better one was left out. Where
-// entries repeat, groups of the same entries have the same score: of those the lower are chosen.
+// entries repeat, groups of the same entries have the same score: of those the lower are chosen. Not so with
+// masses: the CPU weighs equal entries with the reference of their time, and rounds a smaller one otherwise.
 void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const GroupScores& expected,
                       std::span<const uint32_t> found) {
   SCOPED_TRACE(::testing::Message() << "list " << list << ": " << Describe(c));
   const size_t n_groups = expected.scores.size();
-  ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_chosen));
+  ASSERT_LE(found[0], std::min<size_t>(n_groups, c.n_chosen));
+  if (c.mass_share == 0.0F) {
+    ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_chosen));
+  }
   std::vector<bool> is_chosen(n_groups);
   for (uint32_t i = 1; i <= found[0]; ++i) {
     ASSERT_LT(found[i], n_groups);
@@ -241,11 +275,17 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
     } else if (g >= c.n_pinned) {
       worst_chosen = std::min(worst_chosen, score + tolerance);
       const auto same = left_out.find(score);
-      EXPECT_TRUE(c.distinct_rows == 0 || same == left_out.end())
+      EXPECT_TRUE(c.distinct_rows == 0 || c.group_score == GroupScore::kMass || same == left_out.end())
           << "group " << g << ", but not " << same->second;
     }
   }
   EXPECT_GE(worst_chosen, best_left_out);
+  if (c.mass_share == 0.0F || n_groups == 0) return;
+  // Of all scores and of those that are chosen; and of the worst, which may be another.
+  const double scores_tolerance = 3 * ScoreTolerance(device, c, expected.magnitude, c.mass_share);
+  EXPECT_TRUE(EndsAtMassShare(expected.scores, c.n_pinned, c.n_chosen, c.mass_share,
+                              scores_tolerance + ShareTolerance(n_groups, c.mass_share),
+                              found.subspan(1, found[0])));
 }
 
 void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
@@ -356,6 +396,175 @@ TEST_P(IndexTest, GroupsOfEverySize) {
   }
 }
 
+// Sums of entries, of a batch whose sequences have nothing, little and all to choose from: with every
+// reduction that makes softmaxes, and heads that one dispatch has room for or not.
+TEST_P(IndexTest, MassesOfGroups) {
+  for (Device* device : devices_) {
+    std::vector<uint32_t> groups = {1, 2, 3, 4, 16};
+    if (IsHost(GetParam())) groups.assign(std::begin(kHostGroups), std::end(kHostGroups));
+    for (const uint32_t group : groups) {
+      for (const HeadReduction reduction : kReductions) {
+        if (reduction == HeadReduction::kSum) continue;
+        const bool is_many = group == 4 || group == 3;
+        ScoreCase c{.index = {group == 2 ? KvType::kF16 : KvType::kInt4, 12, group, 43, 4},
+                    .n_heads = is_many ? 20U : 6U,
+                    .n_kv_heads = is_many ? 1U : 2U,
+                    .head_dim = 16,
+                    .reduction = reduction,
+                    .window_tokens = 10,
+                    .n_pinned = 2,
+                    .n_chosen = 11,
+                    .group_score = GroupScore::kMass,
+                    .tokens = {}};
+        for (const uint32_t position : {5U, 9U + group, 9U + 5 * group, 9U + 43 * group}) {
+          c.tokens.push_back(TokenAt(position, static_cast<uint32_t>(3 - c.tokens.size())));
+        }
+        CheckScore(*device, c);
+      }
+    }
+  }
+}
+
+// A share of the mass ends the choice, or n_chosen does: of sequences with nothing, one group, a few and many
+// to choose from.
+TEST_P(IndexTest, AShareOfTheMass) {
+  for (Device* device : devices_) {
+    for (const uint32_t group : {1U, 4U, 16U}) {
+      for (const HeadReduction reduction : kReductions) {
+        if (reduction == HeadReduction::kSum) continue;
+        for (const float share : {0.1F, 0.5F, 0.9F, 0.999F, 1.0F}) {
+          for (const uint32_t n_chosen : {9U, 140U}) {
+            const bool has_pinned = reduction != HeadReduction::kGqa;
+            CheckScore(*device, {.index = {KvType::kInt4, 12, group, 140, 4},
+                                 .n_heads = 6,
+                                 .n_kv_heads = 2,
+                                 .head_dim = 16,
+                                 .reduction = reduction,
+                                 .window_tokens = 10,
+                                 .n_pinned = has_pinned ? 2U : 0U,
+                                 .n_chosen = n_chosen,
+                                 .group_score = GroupScore::kMass,
+                                 .mass_share = share,
+                                 .tokens = {TokenAt(5, 3), TokenAt(9 + group, 2), TokenAt(9 + 5 * group, 1),
+                                            TokenAt(9 + 140 * group, 0)}});
+          }
+        }
+      }
+    }
+  }
+}
+
+// More groups than kernels keep in registers, of few entries that have most of the mass.
+TEST_P(IndexTest, AShareOfTheMassOfALongContext) {
+  for (Device* device : devices_) {
+    for (const float share : {0.3F, 0.95F, 0.9999F}) {
+      CheckScore(*device, {.index = {KvType::kInt4, 12, 1, 12000, 1},
+                           .n_heads = 6,
+                           .n_kv_heads = 2,
+                           .head_dim = 16,
+                           .reduction = HeadReduction::kPerKvHead,
+                           .n_pinned = 4,
+                           .n_chosen = 12000,
+                           .group_score = GroupScore::kMass,
+                           .mass_share = share,
+                           .tokens = {TokenAt(11990, 0)}});
+    }
+  }
+}
+
+// Rows that stand for a whole group, whatever tokens it has; rows that fill words, and rows that share them.
+TEST_P(IndexTest, RowsOfWholeGroups) {
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : kIndexTypes) {
+      for (const uint32_t rows : {1U, 2U}) {
+        for (const HeadReduction reduction : kReductions) {
+          const uint32_t group = std::array{1U, 4U, 16U, 64U}[(turn++ + rows) % 4];
+          // Each pair is a kernel to compile.
+          const HeadReduction one = type == KvType::kF16 ? HeadReduction::kSoftmax : HeadReduction::kSum;
+          if (!IsHost(GetParam()) && type != KvType::kInt4 && reduction != one) continue;
+          ScoreCase c{.index = {type, type == KvType::kInt8 ? 13U : 24U, group, 101, 4, rows},
+                      .n_heads = 9,
+                      .n_kv_heads = 3,
+                      .head_dim = 16,
+                      .reduction = reduction,
+                      .window_tokens = 10,
+                      .n_pinned = 2,
+                      .n_chosen = 11,
+                      .norms = turn % 2 == 0,
+                      .tokens = {}};
+          for (const uint32_t position : {5U, 9U + group, 9U + 50 * group, 9U + 101 * group}) {
+            c.tokens.push_back(TokenAt(position, static_cast<uint32_t>(3 - c.tokens.size())));
+          }
+          CheckScore(*device, c);
+          // As many rows as tokens, which can be said in two ways.
+          c.index.group_tokens = rows;
+          c.tokens = {TokenAt(90, 2)};
+          CheckScore(*device, c);
+        }
+      }
+    }
+  }
+}
+
+// Bounds of pages, as Quest has them: of few heads, and with more columns than shared memory has room for.
+TEST_P(IndexTest, SignedQueries) {
+  struct Heads {
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    KvType type;  // elsewhere than on the CPU
+  };
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : kIndexTypes) {
+      for (const Heads& heads :
+           {Heads{9, 3, 12, KvType::kInt8}, {2, 1, 10, KvType::kF16}, {3, 3, 64, KvType::kInt4}}) {
+        const uint32_t group = std::array{1U, 4U, 16U, 64U}[turn % 4];
+        ++turn;
+        for (const HeadReduction reduction : kReductions) {
+          const uint32_t rank = 2 * heads.n_kv_heads * heads.head_dim;
+          const bool is_wide = rank > KVRUN_SHARED_INDEX_RANK && reduction == HeadReduction::kSoftmax;
+          if (!IsHost(GetParam()) && type != heads.type && !is_wide) continue;
+          ScoreCase c{.index = {type, rank, group, 47, 3, 1 + turn % 2},
+                      .n_heads = heads.n_heads,
+                      .n_kv_heads = heads.n_kv_heads,
+                      .head_dim = heads.head_dim,
+                      .reduction = reduction,
+                      .window_tokens = 5,
+                      .n_pinned = 1,
+                      .n_chosen = 9,
+                      .norms = turn % 2 == 0,
+                      .halves = turn % 3 == 0,
+                      .query_form = QueryForm::kSigned,
+                      .tokens = {}};
+          for (const uint32_t position : {5U, 5 + 20 * group, 4 + 47 * group}) {
+            c.tokens.push_back(TokenAt(position, static_cast<uint32_t>(2 - c.tokens.size())));
+          }
+          CheckScore(*device, c);
+        }
+      }
+    }
+  }
+}
+
+// As many rows for a group as it has tokens: signs and pages do not depend on each other.
+TEST_P(HostIndexTest, SignedQueriesOfEntries) {
+  for (Device* device : devices_) {
+    for (const HeadReduction reduction : kReductions) {
+      CheckScore(*device, {.index = {KvType::kInt8, 64, 4, 47, 1},
+                           .n_heads = 6,
+                           .n_kv_heads = 2,
+                           .head_dim = 16,
+                           .reduction = reduction,
+                           .n_chosen = 9,
+                           .norms = true,
+                           .query_form = QueryForm::kSigned,
+                           .tokens = {TokenAt(170, 0)}});
+    }
+  }
+}
+
 // Few heads, heads that are not a multiple of a tile's, and more than fit into one dispatch.
 TEST_P(IndexTest, HeadsOfEveryModel) {
   struct Heads {
@@ -408,13 +617,15 @@ TEST_P(IndexTest, LongContexts) {
 TEST_P(HostIndexTest, TheLargestRank) {
   for (Device* device : devices_) {
     for (const KvType type : kIndexTypes) {
-      CheckScore(*device, {.index = {type, KVRUN_MAX_INDEX_RANK, 4, 60, 1},
-                           .n_heads = 4,
-                           .n_kv_heads = 2,
-                           .head_dim = 64,
-                           .n_pinned = 1,
-                           .n_chosen = 20,
-                           .tokens = {TokenAt(239, 0)}});
+      for (const uint32_t rank : {KVRUN_SHARED_INDEX_RANK, KVRUN_MAX_INDEX_RANK}) {
+        CheckScore(*device, {.index = {type, rank, 4, 60, 1},
+                             .n_heads = 4,
+                             .n_kv_heads = 2,
+                             .head_dim = 64,
+                             .n_pinned = 1,
+                             .n_chosen = 20,
+                             .tokens = {TokenAt(239, 0)}});
+      }
     }
   }
 }
@@ -437,6 +648,33 @@ TEST_P(HostIndexTest, ManyHeadsOfALongContext) {
   }
 }
 
+TEST_P(HostIndexTest, ThreadsDoNotChangeAShareOfTheMass) {
+  ScoreCase c{.index = {KvType::kInt4, 12, 4, 5000, 1},
+              .n_heads = 4,
+              .n_kv_heads = 2,
+              .head_dim = 8,
+              .window_tokens = 64,
+              .n_pinned = 1,
+              .n_chosen = 5000,
+              .group_score = GroupScore::kMass,
+              .mass_share = 0.7F,
+              .tokens = {TokenAt(19999 + 64, 0)}};
+  for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kPerKvHead}) {
+    c.reduction = reduction;
+    std::vector<std::vector<uint32_t>> choices;
+    for (const DeviceMode mode : {DeviceMode::kHost, DeviceMode::kHostThreads}) {
+      for (Device* device : DevicesOf(mode)) {
+        SelfTestRun run(*device);
+        const ScoreInputs inputs(run, c);
+        run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+        choices.push_back(Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * (1 + c.n_chosen)));
+        EXPECT_EQ(choices.back(), choices.front());
+      }
+    }
+    EXPECT_GE(choices.size(), 2U);
+  }
+}
+
 // Few different scores: the lowest groups of those that tie are chosen.
 TEST_P(IndexTest, Ties) {
   for (Device* device : devices_) {
@@ -453,6 +691,48 @@ TEST_P(IndexTest, Ties) {
                                .distinct_rows = distinct,
                                .tokens = {TokenAt(3999, 0)}});
         }
+      }
+    }
+  }
+}
+
+// Of groups of the same mass the lower are chosen, and as many as reach the share: with one row, that is a
+// share of the groups.
+TEST_P(IndexTest, TiesOfMasses) {
+  for (Device* device : devices_) {
+    for (const uint32_t distinct : {4U, 20U}) {
+      for (const float share : {0.1F, 0.5F, 0.99F}) {
+        for (const uint32_t n_chosen : {30U, 1000U}) {
+          CheckScore(*device, {.index = {KvType::kInt8, 12, 4, 1000, 1},
+                               .n_heads = 3,
+                               .n_kv_heads = 1,
+                               .head_dim = 8,
+                               .n_pinned = 3,
+                               .n_chosen = n_chosen,
+                               .group_score = GroupScore::kMass,
+                               .mass_share = share,
+                               .distinct_rows = distinct,
+                               .tokens = {TokenAt(3999, 0)}});
+        }
+      }
+    }
+  }
+}
+
+// Pinned groups that have the share already, or that are all there may be.
+TEST_P(IndexTest, PinnedGroupsAreOfTheMass) {
+  for (Device* device : devices_) {
+    for (const auto& [n_pinned, n_chosen] : {std::pair{50U, 60U}, {7U, 7U}, {0U, 1U}, {99U, 100U}}) {
+      for (const float share : {0.01F, 0.6F}) {
+        CheckScore(*device, {.index = {KvType::kInt8, 12, 4, 100, 1},
+                             .n_heads = 3,
+                             .n_kv_heads = 1,
+                             .head_dim = 8,
+                             .n_pinned = n_pinned,
+                             .n_chosen = n_chosen,
+                             .group_score = GroupScore::kMass,
+                             .mass_share = share,
+                             .tokens = {TokenAt(399, 0)}});
       }
     }
   }
@@ -487,7 +767,7 @@ TEST_P(HostIndexTest, ChoosesAmongScoresOfEveryKind) {
     for (const uint32_t n_chosen : {1U, n / 3 + 1, n / 2 + 1, n, n + 5}) {
       for (const uint32_t n_pinned : {0U, 1U, n_chosen}) {
         std::vector<uint32_t> chosen(n_chosen + 2, kPoison);
-        host::SelectGroups(scores.data(), n, n_pinned, n_chosen, chosen.data());
+        host::SelectGroups(scores.data(), n, n_pinned, n_chosen, 0.0F, chosen.data());
         std::vector<uint32_t> expected = SelectGroupsReference(scores, n_pinned, n_chosen);
         expected.insert(expected.begin(), static_cast<uint32_t>(expected.size()));
         expected.resize(n_chosen + 2, kPoison);

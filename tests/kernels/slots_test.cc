@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -48,12 +50,16 @@ struct SlotCase {
   uint32_t n_heads() const { return n_kv_heads * group; }
   uint32_t head_dim() const { return shape.record.head_dim; }
   size_t qkv_count() const { return tokens.size() * (n_heads() + 2 * n_kv_heads) * head_dim(); }
-  SlotReferenceArgs reference() const {
-    return {.tokens = tokens, .shape = shape, .n_heads = n_heads(), .n_kv_heads = n_kv_heads};
+  SlotReferenceArgs reference(std::span<const SlotReferenceSource> sources) const {
+    return {.tokens = tokens,
+            .n_heads = n_heads(),
+            .n_kv_heads = n_kv_heads,
+            .head_dim = head_dim(),
+            .sources = sources};
   }
+  // But for the sources.
   SlotAttentionArgs args() const {
     SlotAttentionArgs args;
-    args.shape = shape;
     args.attention.kv_shape = {KvType::kF16, n_sequences, n_kv_heads, head_dim(), 0};
     args.attention.n_heads = n_heads();
     args.attention.n_tokens = static_cast<uint32_t>(tokens.size());
@@ -73,9 +79,8 @@ struct RopeOptions {
   uint32_t rotary_dim = 0;
 };
 
-// is_apart: into a window in a buffer of its own.
-void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& options,
-                        bool is_apart = false) {
+// is_last: of two sources the second, and the first is left alone.
+void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& options, bool is_last = false) {
   SelfTestRun run(device);
   const std::vector<float> qkv = RandomFloats(c.qkv_count(), 31);
   const std::vector<float> angles = RandomFloats(c.tokens.size() * options.rotary_dim, 32);
@@ -91,13 +96,9 @@ void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& op
   args.attention.rotary_dim = options.rotary_dim;
   args.attention.rope_halves = options.halves;
   Buffer* slots = Words(run, before);
-  if (is_apart) {
-    args.window_shape = c.shape;
-    args.window = slots;
-    args.shape.n_slots = args.shape.n_window_slots = 0;
-  } else {
-    args.slots = slots;
-  }
+  Buffer* others = is_last ? Words(run, before) : nullptr;
+  if (is_last) args.Add({.slots = others, .shape = c.shape});
+  args.Add({.slots = slots, .shape = c.shape});
   run.Run([&](CommandList& list) { return list.RopeAndEncode(args); });
 
   // Norms and rotation are RopeAndStore's: its reference leaves K and V in qkv.
@@ -126,8 +127,8 @@ void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& op
   for (size_t t = 0; t < c.tokens.size(); ++t) {
     for (uint32_t head = 0; head < 2 * c.n_kv_heads; ++head) {
       const uint32_t kv_head = head % c.n_kv_heads;
-      const WindowPlace place = PlaceOf(c.reference(), StreamOf(c.reference(), c.tokens[t].sequence, kv_head),
-                                        c.tokens[t].position);
+      const uint32_t stream = StreamOf(c.shape, c.n_kv_heads, c.tokens[t].sequence, kv_head);
+      const WindowPlace place = PlaceOf(c.shape, stream, c.tokens[t].position);
       const RecordRow row{head / c.n_kv_heads, record.n_heads == 1 ? 0 : kv_head, place.entry};
       const size_t begin = (t * (c.n_heads() + 2 * c.n_kv_heads) + c.n_heads() + head) * c.head_dim();
       const auto words = std::span(found).subspan(place.record_begin, record.size_words());
@@ -137,6 +138,9 @@ void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& op
     }
   }
   EXPECT_EQ(found, expected_words) << Describe(c);
+  if (is_last) {
+    EXPECT_EQ(WordsOf(run, others, before.size()), before) << Describe(c);
+  }
 }
 
 TEST_P(RopeAndEncodeTest, IntoTheWindow) {
@@ -162,8 +166,7 @@ TEST_P(RopeAndEncodeTest, IntoTheWindow) {
                                   .rotary_dim = turn % 3 == 0 ? c.head_dim() : c.head_dim() / 4 * 2};
         ++turn;
         if (!Fits(*device, c.shape.size_bytes())) continue;
-        CheckRopeAndEncode(*device, c, options);
-        if (IsHost(GetParam())) CheckRopeAndEncode(*device, c, options, true);
+        CheckRopeAndEncode(*device, c, options, turn % 2 == 0);
       }
     }
   }
@@ -180,7 +183,6 @@ TEST_P(RopeAndEncodeTest, NeighbouringEntriesOfOneStep) {
       for (uint32_t position = 4; position < 13; ++position) c.tokens.push_back(TokenAt(position, 0));
       if (!Fits(*device, c.shape.size_bytes())) continue;
       CheckRopeAndEncode(*device, c, {.rotary_dim = 64});
-      if (IsHost(GetParam())) CheckRopeAndEncode(*device, c, {.rotary_dim = 64}, true);
     }
   }
 }
@@ -197,8 +199,10 @@ struct TableLength {
   uint32_t last_entries = 0;
 };
 
-SlotData MakeSlots(const SlotCase& c, std::span<const TableLength> lengths, bool uneven) {
-  const SlotShape& shape = c.shape;
+// biases: of each stream's slots in turn, where the shape has them. Entries that count are then one of a
+// slot, some, all.
+SlotData MakeSlots(const SlotShape& shape, std::span<const TableLength> lengths, bool uneven,
+                   std::span<const float> biases = {}) {
   const KvRecordShape& record = shape.record;
   const size_t count = size_t{shape.n_streams} * shape.n_slots * 2 * record.n_rows() * record.head_dim;
   std::vector<float> values = RandomFloats(count, 41);
@@ -211,19 +215,27 @@ SlotData MakeSlots(const SlotCase& c, std::span<const TableLength> lengths, bool
   for (uint32_t stream = 0; stream < shape.n_streams; ++stream) {
     const TableLength length = lengths[stream % lengths.size()];
     data.most_entries = std::max(data.most_entries, length.slots * record.group_tokens);
-    uint32_t* table = &data.tables[size_t{stream} * (2 + shape.table_slots)];
+    uint32_t* table = &data.tables[data.tables.size() / shape.n_streams * stream];
     table[0] = length.slots;
-    table[1] = length.last_entries;
+    table[1] = shape.has_biases ? kGarbage : length.last_entries;
     for (uint32_t s = 0; s < shape.table_slots; ++s) {
       // A permutation, as the step is prime to the number of slots; beyond the length: slots that must not be
       // read.
-      table[2 + s] = (stream + s * 7) % shape.n_slots;
+      const uint32_t slot = (stream + s * 7) % shape.n_slots;
+      uint32_t n_entries = s + 1 == length.slots ? length.last_entries : record.group_tokens;
+      table[2 + s] = slot;
+      if (shape.has_biases) {
+        const std::array counts = {1U, (record.group_tokens + 1) / 2, record.group_tokens};
+        n_entries = counts[(stream + s) % counts.size()];
+        table[2 + s] = slot | (n_entries - 1) << 24;
+        table[2 + shape.table_slots + s] =
+            s < length.slots ? std::bit_cast<uint32_t>(biases[s % biases.size()]) : 0xffffffffU;
+      }
       if (s >= length.slots) continue;
-      const auto words = std::span(data.slots)
-                             .subspan((size_t{stream} * shape.n_slots + table[2 + s]) * record.size_words(),
-                                      record.size_words());
-      for (uint32_t entry = 0; entry < (s + 1 == length.slots ? length.last_entries : record.group_tokens);
-           ++entry) {
+      const auto words =
+          std::span(data.slots)
+              .subspan((size_t{stream} * shape.n_slots + slot) * record.size_words(), record.size_words());
+      for (uint32_t entry = 0; entry < n_entries; ++entry) {
         for (uint32_t row = 0; row < 2 * record.n_heads; ++row, at += record.head_dim) {
           EncodeRow(record, {row % 2, row / 2, entry}, std::span(values).subspan(at, record.head_dim), words);
         }
@@ -233,12 +245,21 @@ SlotData MakeSlots(const SlotCase& c, std::span<const TableLength> lengths, bool
   return data;
 }
 
+// Of slots: the first is never such that nothing remains.
+constexpr float kVanishes = -1e30F;
+constexpr float kLargeBias = 30.0F;
+const std::vector<std::vector<float>> kBiases = {{0.0F},
+                                                 {0.75F, 2.5F, 1.0F, 0.0F, 4.0F},
+                                                 {-0.5F, -3.0F, -1.25F, -6.0F},
+                                                 {1.0F, kVanishes, -0.5F, kVanishes},
+                                                 {-1.0F, 0.0F, kLargeBias, -kLargeBias, 2.0F}};
+
 // As for attention over resident KV (attention_test.cc), with one rounding more for each scale. What an fp8
 // kernel may flush to zero is below 2^-15 of a row's largest, which is below 1: there is such only in uneven
 // values.
-double AttendTolerance(Device& device, const SlotCase& c, uint32_t n_entries, bool uneven = false) {
+double AttendTolerance(Device& device, const SlotCase& c, uint32_t n_entries, bool uneven, bool has_biases) {
   const double dims = c.head_dim();
-  const double largest_score = 0.5 * kQueryScale * std::sqrt(dims);
+  const double largest_score = 0.5 * kQueryScale * std::sqrt(dims) + (has_biases ? kLargeBias : 0.0F);
   const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score;
   const double exponential = 2 * kRoundoff * (3 + 4 * largest_score) * 4;
   const double flushed = uneven && AsHost(device) == nullptr ? 0x1p-15 : 0.0;
@@ -246,30 +267,54 @@ double AttendTolerance(Device& device, const SlotCase& c, uint32_t n_entries, bo
          2 * 8 * std::sqrt(n_entries + 1.0) * kRoundoff + flushed;
 }
 
-void CheckAttend(Device& device, const SlotCase& c, std::span<const TableLength> lengths,
-                 bool uneven = false) {
+// Attention of c to all of `sources`, of which those without slots have no data.
+void CheckSources(Device& device, const SlotCase& c, std::span<const SlotShape> shapes,
+                  std::span<const SlotData> sources, bool uneven = false) {
   SelfTestRun run(device);
   std::vector<float> qkv = RandomFloats(c.qkv_count(), 42);
   for (float& value : qkv) value *= kQueryScale;
-  const SlotData data = MakeSlots(c, lengths, uneven);
-  const std::vector<double> expected = AttendSlotsReference(c.reference(), qkv, data.slots, data.tables);
   SlotAttentionArgs args = c.args();
+  std::vector<SlotReferenceSource> references;
+  uint32_t most_entries = 0;
+  bool has_biases = false;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const SlotData& data = sources[i];
+    const bool is_there = shapes[i].n_slots != 0;
+    references.push_back({shapes[i], data.slots, data.tables});
+    args.Add({.slots = is_there ? Words(run, data.slots) : nullptr,
+              .shape = shapes[i],
+              .table = is_there ? Words(run, data.tables) : nullptr});
+    most_entries += data.most_entries;
+    has_biases = has_biases || shapes[i].has_biases;
+  }
+  const std::vector<double> expected = AttendSlotsReference(c.reference(references), qkv);
   args.attention.qkv = run.Floats(qkv);
   args.attention.step = run.Step(c.tokens);
   args.attention.output = PoisonedBuffer(run, Untouched(expected.size()));
-  args.slots = Words(run, data.slots);
-  args.table = Words(run, data.tables);
   const size_t scratch_floats = device.AttendSlotsScratchBytes(args) / sizeof(float);
   args.attention.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
-  EXPECT_TRUE(
-      IsClose(run, args.attention.output, expected, AttendTolerance(device, c, data.most_entries, uneven)))
+  EXPECT_TRUE(IsClose(run, args.attention.output, expected,
+                      AttendTolerance(device, c, most_entries, uneven, has_biases)))
       << Describe(c);
   std::vector<float> beyond(scratch_floats + kBeyond);
   std::memcpy(beyond.data(), run.Bytes(args.attention.scratch, beyond.size() * sizeof(float)).data(),
               beyond.size() * sizeof(float));
   EXPECT_TRUE(std::all_of(beyond.end() - kBeyond, beyond.end(), [](float v) { return std::isnan(v); }))
       << "scratch: " << Describe(c);
+}
+
+void CheckAttend(Device& device, const SlotCase& c, std::span<const TableLength> lengths,
+                 bool uneven = false) {
+  const SlotData data = MakeSlots(c.shape, lengths, uneven);
+  CheckSources(device, c, {&c.shape, 1}, {&data, 1}, uneven);
+}
+
+void CheckBiases(Device& device, SlotCase c, std::span<const TableLength> lengths,
+                 std::span<const float> biases) {
+  c.shape.has_biases = true;
+  const SlotData data = MakeSlots(c.shape, lengths, false, biases);
+  CheckSources(device, c, {&c.shape, 1}, {&data, 1});
 }
 
 constexpr uint32_t kPrimeSlots = 23;
@@ -379,101 +424,155 @@ TEST_P(SlotsTest, AttendsInSplits) {
   }
 }
 
-// All entries of both sources, one to a record of floats: what the reference takes.
-void AppendAsFloats(const SlotCase& c, const SlotData& data, SlotCase* all, std::vector<uint32_t>* words,
-                    std::vector<std::vector<uint32_t>>* tables) {
-  const KvRecordShape& record = c.shape.record;
-  for (uint32_t stream = 0; stream < c.shape.n_streams; ++stream) {
-    const uint32_t* table = &data.tables[size_t{stream} * (2 + c.shape.table_slots)];
-    for (uint32_t s = 0; s < table[0]; ++s) {
-      const auto source =
-          std::span(data.slots)
-              .subspan((size_t{stream} * c.shape.n_slots + table[2 + s]) * record.size_words(),
-                       record.size_words());
-      for (uint32_t entry = 0; entry < (s + 1 == table[0] ? table[1] : record.group_tokens); ++entry) {
-        const auto nth = static_cast<uint32_t>((*tables)[stream].size());
-        (*tables)[stream].push_back(nth);
-        const auto to = std::span(*words).subspan(
-            (size_t{stream} * all->shape.n_slots + nth) * all->shape.record.size_words(),
-            all->shape.record.size_words());
-        for (uint32_t row = 0; row < 2 * record.n_heads; ++row) {
-          const std::vector<double> values = DecodeRow(record, source, {row % 2, row / 2, entry});
-          EncodeRow(all->shape.record, {row % 2, row / 2, 0},
-                    std::vector<float>(values.begin(), values.end()), to);
-        }
+// Of a source beside c's own, which makes streams of sequences or of KV heads whatever c's does.
+SlotShape SourceBeside(const SlotCase& c, KvType k_type, KvType v_type, uint32_t group_tokens,
+                       bool together) {
+  SlotShape shape = c.shape;
+  shape.record = {k_type, v_type, together ? c.n_kv_heads : 1, c.head_dim(), group_tokens};
+  shape.n_streams = c.n_sequences * (together ? 1 : c.n_kv_heads);
+  shape.n_slots = shape.n_window_slots = 11;
+  shape.table_slots = 9;
+  return shape;
+}
+
+// What c attends to and a window in a buffer of its own: tables of slots may be empty, or there are no slots.
+TEST_P(SlotsTest, AttendsToAWindowApart) {
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : {KvType::kFp8, KvType::kInt4, KvType::kF16, KvType::kInt8}) {
+      const uint32_t group_tokens = 1 + 3 * (turn % 2);
+      SlotCase c = AttendCase(type, type, turn % 2 == 0 ? 64 : 80, group_tokens, 3, turn % 3 != 0);
+      const KvType window_type = ++turn == 3 ? KvType::kF32 : KvType::kF16;
+      std::array shapes = {c.shape, SourceBeside(c, window_type, window_type, group_tokens,
+                                                 c.shape.record.n_heads == c.n_kv_heads)};
+      shapes[0].n_window_slots = 0;
+      if (!Fits(*device, std::max(shapes[0].size_bytes(), shapes[1].size_bytes()))) continue;
+      std::vector<TableLength> lengths = Lengths(group_tokens);
+      lengths[1] = {0, group_tokens};  // nothing but the window
+      const std::vector<TableLength> window_lengths = {{9, 1}, {1, group_tokens}, {4, 1}};
+      std::array data = {MakeSlots(shapes[0], lengths, false), MakeSlots(shapes[1], window_lengths, false)};
+      CheckSources(*device, c, shapes, data);
+      shapes[0].n_slots = 0;
+      data[0] = {};
+      CheckSources(*device, c, shapes, data);
+    }
+  }
+}
+
+// Three and four sources that differ in all they may; some have no slots, tables of others may be empty, one
+// has biases.
+TEST_P(SlotsTest, AttendsToManySources) {
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const auto& [k_type, v_type] : AllKvPairs()) {
+      const uint32_t n_sources = 3 + turn % 2;
+      const uint32_t head_dim = turn % 3 == 0 ? 80 : 64;
+      const SlotCase c = AttendCase(k_type, v_type, head_dim, 1 + turn % 5, 1 + turn % 4, turn % 2 == 0);
+      std::vector<SlotShape> shapes = {c.shape};
+      std::vector<SlotData> data;
+      for (uint32_t i = 1; i < n_sources; ++i) {
+        const auto [k, v] = AllKvPairs()[(turn + i * 7) % AllKvPairs().size()];
+        shapes.push_back(SourceBeside(c, k, v, 1 + (turn + 3 * i) % 8, (turn / 2 + i) % 2 == 0));
+      }
+      const uint32_t missing = turn % (2 * n_sources);  // in half of the turns
+      const uint32_t biased = (missing + 1 + turn % 3) % n_sources;
+      bool fits = true;
+      for (uint32_t i = 0; i < n_sources; ++i) {
+        if (i == missing) shapes[i].n_slots = 0;
+        shapes[i].has_biases = i == biased;
+        const uint32_t group_tokens = shapes[i].record.group_tokens;
+        std::vector<TableLength> lengths = {{9, 1}, {5, group_tokens}, {1, 1}, {3, (group_tokens + 1) / 2}};
+        lengths[(turn + i) % 4] = {i == (missing + 1) % n_sources ? 2U : 0U, group_tokens};
+        data.push_back(i == missing ? SlotData() : MakeSlots(shapes[i], lengths, false, kBiases[turn % 5]));
+        fits = fits && Fits(*device, shapes[i].size_bytes());
+      }
+      ++turn;
+      if (fits) CheckSources(*device, c, shapes, data);
+    }
+  }
+}
+
+// All types, in streams of sequences and of KV heads; entries that count are one of a slot, some, all.
+TEST_P(SlotsTest, AddsBiases) {
+  constexpr uint32_t kHeadDims[] = {64, 66, 128, 80};
+  constexpr uint32_t kGroupTokens[] = {4, 1, 3, 8, 16, 70};
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const auto& [k_type, v_type] : AllKvPairs()) {
+      const uint32_t group_tokens = kGroupTokens[turn % 6];
+      const SlotCase c =
+          AttendCase(k_type, v_type, kHeadDims[turn % 4], group_tokens, 1 + turn / 2 % 4, turn % 2 == 0);
+      const std::vector<float>& biases = kBiases[(turn + turn / 5) % 5];
+      ++turn;
+      if (Fits(*device, c.shape.size_bytes())) CheckBiases(*device, c, Lengths(group_tokens), biases);
+    }
+    // What subgroups take.
+    for (const KvType type : {KvType::kFp8, KvType::kInt4}) {
+      for (const std::vector<float>& biases : kBiases) {
+        const SlotCase c = AttendCase(type, type, 64, 4, 1 + turn % 4, turn % 2 == 0);
+        ++turn;
+        if (Fits(*device, c.shape.size_bytes())) CheckBiases(*device, c, Lengths(4), biases);
       }
     }
   }
 }
 
-// The window in a buffer of its own, with its own types; tables of slots may be empty, or there are no slots.
-void CheckAttendWithWindow(Device& device, const SlotCase& c, std::span<const TableLength> lengths,
-                           KvType window_type, bool has_slots) {
-  SlotCase w = c;
-  w.shape.record.k_type = w.shape.record.v_type = window_type;
-  w.shape.n_slots = w.shape.n_window_slots = 11;
-  w.shape.table_slots = 9;
-  if (!Fits(device, w.shape.size_bytes())) return;
-  const std::vector<TableLength> window_lengths = {{9, 1}, {1, c.shape.record.group_tokens}, {4, 1}};
-  const SlotData slots = MakeSlots(c, lengths, false);
-  const SlotData window = MakeSlots(w, window_lengths, false);
-
-  SlotCase all = c;
-  all.shape.record = {KvType::kF32, KvType::kF32, c.shape.record.n_heads, c.head_dim(), 1};
-  all.shape.n_slots = all.shape.table_slots =
-      (c.shape.table_slots + w.shape.table_slots) * c.shape.record.group_tokens;
-  std::vector<uint32_t> words(all.shape.size_bytes() / sizeof(uint32_t));
-  std::vector<std::vector<uint32_t>> lists(c.shape.n_streams);
-  AppendAsFloats(c, slots, &all, &words, &lists);
-  AppendAsFloats(w, window, &all, &words, &lists);
-  std::vector<uint32_t> tables(all.shape.table_bytes() / sizeof(uint32_t));
-  for (uint32_t stream = 0; stream < c.shape.n_streams; ++stream) {
-    uint32_t* table = &tables[size_t{stream} * (2 + all.shape.table_slots)];
-    table[0] = static_cast<uint32_t>(lists[stream].size());
-    table[1] = 1;
-    std::copy(lists[stream].begin(), lists[stream].end(), table + 2);
+// Whole splits without weight, and whole blocks: of a slot that is longer, little counts.
+TEST_P(SlotsTest, AddsBiasesInSplits) {
+  for (Device* device : devices_) {
+    for (const KvType type : {KvType::kF16, KvType::kFp8}) {
+      for (const uint32_t head_dim : {64U, 80U}) {
+        SlotCase c;
+        c.tokens = {TokenAt(2000, 0)};
+        c.shape = {{type, type, 1, head_dim, 4}, 1, 211, 3, 208};
+        if (!Fits(*device, c.shape.size_bytes())) continue;
+        for (const uint32_t remaining : {0U, 100U, 207U}) {
+          std::vector<float> biases(208, kVanishes);
+          biases[remaining] = -2.0F;
+          const TableLength length{208, 4};
+          CheckBiases(*device, c, {&length, 1}, biases);
+        }
+        c.shape = {{type, type, 1, head_dim, 256}, 1, 5, 1, 3};
+        if (!Fits(*device, c.shape.size_bytes())) continue;
+        const TableLength length{3, 1};
+        CheckBiases(*device, c, {&length, 1}, kBiases[1]);
+        CheckBiases(*device, c, {&length, 1}, kBiases[3]);
+      }
+    }
   }
-
-  SelfTestRun run(device);
-  std::vector<float> qkv = RandomFloats(c.qkv_count(), 43);
-  for (float& value : qkv) value *= kQueryScale;
-  const std::vector<double> expected = AttendSlotsReference(all.reference(), qkv, words, tables);
-  SlotAttentionArgs args = c.args();
-  args.shape.n_window_slots = 0;
-  args.attention.qkv = run.Floats(qkv);
-  args.attention.step = run.Step(c.tokens);
-  args.attention.output = PoisonedBuffer(run, Untouched(expected.size()));
-  if (has_slots) {
-    args.slots = Words(run, slots.slots);
-    args.table = Words(run, slots.tables);
-  } else {
-    args.shape.n_slots = 0;
-  }
-  args.window = Words(run, window.slots);
-  args.window_shape = w.shape;
-  args.window_table = Words(run, window.tables);
-  args.attention.scratch =
-      PoisonedBuffer(run, Untouched(device.AttendSlotsScratchBytes(args) / sizeof(float)));
-  run.Run([&](CommandList& list) { return list.AttendSlots(args); });
-  EXPECT_TRUE(IsClose(run, args.attention.output, expected,
-                      AttendTolerance(device, c, slots.most_entries + window.most_entries)))
-      << Describe(c);
 }
 
-TEST_P(SlotsTest, AttendsToAWindowApart) {
+// A source of which nothing remains, before and after one without biases.
+TEST_P(SlotsTest, SourcesVanish) {
+  for (Device* device : devices_) {
+    for (const KvType type : {KvType::kFp8, KvType::kF16}) {
+      const SlotCase c = AttendCase(type, type, 64, 4, 3, type == KvType::kF16);
+      std::array shapes = {c.shape, SourceBeside(c, KvType::kF16, KvType::kF16, 4, true)};
+      shapes[0].has_biases = true;
+      if (!Fits(*device, std::max(shapes[0].size_bytes(), shapes[1].size_bytes()))) continue;
+      const std::vector<TableLength> lengths = {{9, 1}, {1, 4}, {4, 1}};
+      std::array data = {MakeSlots(shapes[0], Lengths(4), false, {&kVanishes, 1}),
+                         MakeSlots(shapes[1], lengths, false)};
+      CheckSources(*device, c, shapes, data);
+      std::swap(shapes[0], shapes[1]);
+      std::swap(data[0], data[1]);
+      CheckSources(*device, c, shapes, data);
+    }
+  }
+}
+
+// Every type with every number of rows, and more rows than lie along dimensions.
+TEST_P(HostSlotsTest, AddsBiases) {
   for (Device* device : devices_) {
     uint32_t turn = 0;
-    for (const KvType type : {KvType::kFp8, KvType::kInt4, KvType::kF16, KvType::kInt8}) {
-      const SlotCase c =
-          AttendCase(type, type, turn % 2 == 0 ? 64 : 80, 1 + 3 * (turn % 2), 3, turn % 3 != 0);
-      ++turn;
-      if (!Fits(*device, c.shape.size_bytes())) continue;
-      std::vector<TableLength> lengths = Lengths(c.shape.record.group_tokens);
-      lengths[1] = {0, c.shape.record.group_tokens};  // nothing but the window
-      const KvType window_type = turn == 3 ? KvType::kF32 : KvType::kF16;
-      CheckAttendWithWindow(*device, c, lengths, window_type, true);
-      const std::vector<TableLength> none = {{0, 0}};
-      if (IsHost(GetParam())) CheckAttendWithWindow(*device, c, none, window_type, false);
+    for (const KvType type : kAllKvTypes) {
+      for (const uint32_t group : {1U, 2U, 3U, 4U, 7U, 8U, 9U, 70U}) {
+        const uint32_t group_tokens = turn % 2 == 0 ? 4 : 33;
+        CheckBiases(*device,
+                    AttendCase(type, type, turn % 4 == 0 ? 80 : 64, group_tokens, group, turn % 3 == 0),
+                    Lengths(group_tokens), kBiases[(turn + turn / 8) % 5]);
+        ++turn;
+      }
     }
   }
 }

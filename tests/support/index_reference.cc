@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "runtime/model/tensor_type.h"
@@ -24,6 +25,36 @@ std::vector<double> RotatedQuery(const ScoreReferenceArgs& args) {
   return query;
 }
 
+// Each row the sum of `count` rows, times `factor`.
+std::vector<double> AddRows(std::span<const double> rows, uint32_t rank, uint32_t count, double factor) {
+  std::vector<double> out(rows.size() / count);
+  for (size_t i = 0; i < rows.size(); ++i) out[i / rank / count * rank + i % rank] += rows[i] * factor;
+  return out;
+}
+
+// QueryForm::kSigned: rows of z of every `heads` query heads' sum.
+Projected SignToken(const ScoreReferenceArgs& args, std::span<const double> query, uint32_t sequence,
+                    uint32_t heads) {
+  const uint32_t rank = args.shape.rank;
+  const uint32_t head_dim = args.attention.kv_shape.head_dim;
+  const uint32_t rows_of_kv_head = args.attention.n_heads / args.attention.kv_shape.n_kv_heads / heads;
+  std::vector<double> magnitudes(query.begin(), query.end());
+  for (double& value : magnitudes) value = std::abs(value);
+  const std::vector<double> sums = AddRows(query, head_dim, heads, 1.0);
+  magnitudes = AddRows(magnitudes, head_dim, heads, 1.0);
+  const size_t n_rows = sums.size() / head_dim;
+  Projected out{std::vector<double>(n_rows * rank), std::vector<double>(n_rows * rank)};
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const size_t row = i / head_dim;
+    size_t column = row / rows_of_kv_head * head_dim + i % head_dim;
+    if (sums[i] < 0) column += rank / 2;
+    const double scale = args.scales[size_t{sequence} * rank + column] / std::sqrt(head_dim);
+    out.z[row * rank + column] = sums[i] * scale;
+    out.magnitudes[row * rank + column] = magnitudes[i] * scale;
+  }
+  return out;
+}
+
 Projected ProjectToken(const ScoreReferenceArgs& args, std::span<const double> query, uint32_t sequence) {
   const uint32_t rank = args.shape.rank;
   const uint32_t n_heads = args.attention.n_heads;
@@ -44,13 +75,6 @@ Projected ProjectToken(const ScoreReferenceArgs& args, std::span<const double> q
   return out;
 }
 
-// Each row the sum of `count` rows, times `factor`.
-std::vector<double> AddRows(std::span<const double> rows, uint32_t rank, uint32_t count, double factor) {
-  std::vector<double> out(rows.size() / count);
-  for (size_t i = 0; i < rows.size(); ++i) out[i / rank / count * rank + i % rank] += rows[i] * factor;
-  return out;
-}
-
 void Softmax(std::span<double> scores) {
   const double largest = *std::max_element(scores.begin(), scores.end());
   double sum = 0.0;
@@ -58,12 +82,14 @@ void Softmax(std::span<double> scores) {
   for (double& score : scores) score /= sum;
 }
 
-// Of one token: the rows' scores of every entry, then their sums in each list, then the groups' maxima.
+// Of one token: the z rows' scores of every entry (a row of the index), then their sums in each list, then
+// the groups' maxima.
 void ScoreToken(const ScoreReferenceArgs& args, const StepToken& token, const Projected& projected,
                 std::span<GroupScores> lists) {
   const IndexShape& shape = args.shape;
   const uint32_t n_entries =
-      ChoosableEntriesReference(token.position, args.window_tokens, shape.group_tokens);
+      ChoosableEntriesReference(token.position, args.window_tokens, shape.group_tokens) / shape.group_tokens *
+      shape.rows();
   const size_t n_rows = projected.z.size() / shape.rank;
   std::vector<double> totals(lists.size() * n_entries);
   for (size_t row = 0; row < n_rows && n_entries != 0; ++row) {
@@ -82,20 +108,24 @@ void ScoreToken(const ScoreReferenceArgs& args, const StepToken& token, const Pr
     for (uint32_t entry = 0; entry < n_entries; ++entry) totals[list * n_entries + entry] += scores[entry];
   }
   for (size_t list = 0; list < lists.size(); ++list) {
-    for (uint32_t entry = 0; entry < n_entries; entry += shape.group_tokens) {
+    for (uint32_t entry = 0; entry < n_entries; entry += shape.rows()) {
       const auto begin = totals.begin() + static_cast<std::ptrdiff_t>(list * n_entries + entry);
-      lists[list].scores.push_back(*std::max_element(begin, begin + shape.group_tokens));
+      if (args.group_score == GroupScore::kMass) {
+        lists[list].scores.push_back(std::accumulate(begin, begin + shape.rows(), 0.0));
+        continue;
+      }
+      lists[list].scores.push_back(*std::max_element(begin, begin + shape.rows()));
     }
   }
 }
 
 }  // namespace
 
-float IndexValue(std::span<const uint32_t> index, const IndexShape& shape, uint32_t sequence, uint32_t entry,
+float IndexValue(std::span<const uint32_t> index, const IndexShape& shape, uint32_t sequence, uint32_t row,
                  uint32_t column) {
   const uint32_t bits = KvElementBits(shape.type);
-  const size_t group = size_t{sequence} * shape.n_groups + entry / shape.group_tokens;
-  const size_t bit = (size_t{entry % shape.group_tokens} * shape.rank + column) * bits;
+  const size_t group = size_t{sequence} * shape.n_groups + row / shape.rows();
+  const size_t bit = (size_t{row % shape.rows()} * shape.rank + column) * bits;
   const uint32_t word = index[group * shape.group_words() + bit / 32] >> (bit % 32);
   if (shape.type == KvType::kF16) return HalfToFloat(static_cast<uint16_t>(word));
   const auto code = static_cast<int32_t>(word & ((1U << bits) - 1));
@@ -116,13 +146,22 @@ std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
   for (size_t t = 0; t < args.attention.tokens.size(); ++t) {
     const StepToken& token = args.attention.tokens[t];
     const size_t stride = query.size() / args.attention.tokens.size();
-    Projected projected = ProjectToken(args, std::span(query).subspan(t * stride, stride), token.sequence);
     uint32_t count = 1;
     double factor = 1.0;
     if (args.reduction == HeadReduction::kSum) count = n_heads;
     if (args.reduction == HeadReduction::kGqa) {
       count = n_heads / n_kv_heads;
       factor = 1.0 / count;
+    }
+    const auto of_token = std::span(query).subspan(t * stride, stride);
+    Projected projected;
+    if (args.query_form == QueryForm::kProjected) {
+      projected = ProjectToken(args, of_token, token.sequence);
+    } else {
+      // The mean's signs, but each head's own where heads are summed.
+      const uint32_t heads = args.reduction == HeadReduction::kGqa ? count : 1;
+      projected = SignToken(args, of_token, token.sequence, heads);
+      count /= heads;
     }
     projected.z = AddRows(projected.z, args.shape.rank, count, factor);
     projected.magnitudes = AddRows(projected.magnitudes, args.shape.rank, count, factor);
@@ -144,6 +183,44 @@ std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint3
   groups.resize(std::min<size_t>(groups.size(), n_chosen));
   std::sort(groups.begin(), groups.end());
   return groups;
+}
+
+ChosenMass ChosenMassReference(std::span<const double> scores, uint32_t n_pinned,
+                               std::span<const uint32_t> chosen) {
+  const double all = std::accumulate(scores.begin(), scores.end(), 0.0);
+  double sum = 0.0;
+  double worst = std::numeric_limits<double>::infinity();
+  ChosenMass mass;
+  for (const uint32_t group : chosen) {
+    sum += scores[group];
+    if (group < n_pinned) continue;
+    worst = std::min(worst, scores[group]);
+    ++mass.n_free;
+  }
+  mass.share = sum / all;
+  mass.without_worst = (sum - worst) / all;
+  return mass;
+}
+
+::testing::AssertionResult EndsAtMassShare(std::span<const double> scores, uint32_t n_pinned,
+                                           uint32_t n_chosen, float mass_share, double tolerance,
+                                           std::span<const uint32_t> chosen) {
+  const size_t most = std::min<size_t>(scores.size(), n_chosen);
+  const size_t least = std::min<size_t>(most, size_t{n_pinned} + 1);
+  if (chosen.size() < least || chosen.size() > most) {
+    return ::testing::AssertionFailure() << chosen.size() << " groups, not " << least << " to " << most;
+  }
+  const ChosenMass mass = ChosenMassReference(scores, n_pinned, chosen);
+  const bool is_all = chosen.size() == most;
+  if (!is_all && (mass_share >= 1.0F || mass.share < mass_share - tolerance)) {
+    return ::testing::AssertionFailure()
+           << chosen.size() << " of " << most << " groups have only " << mass.share << ", not " << mass_share;
+  }
+  if (mass.n_free > 1 && mass_share < 1.0F && mass.without_worst >= mass_share + tolerance) {
+    return ::testing::AssertionFailure() << "without the worst of " << chosen.size() << " groups they have "
+                                         << mass.without_worst << ", and " << mass_share << " is enough";
+  }
+  return ::testing::AssertionSuccess();
 }
 
 std::vector<double> ProjectReference(std::span<const float> rows, uint32_t n_dims,

@@ -2,6 +2,8 @@
 // contracts, sums in double.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,8 +14,8 @@
 
 namespace kvrun::testing {
 
-// What a column of an entry's row stands for, without its scale.
-float IndexValue(std::span<const uint32_t> index, const IndexShape& shape, uint32_t sequence, uint32_t entry,
+// What a column of a row stands for, without its scale. Row r of a sequence is of group r / shape.rows().
+float IndexValue(std::span<const uint32_t> index, const IndexShape& shape, uint32_t sequence, uint32_t row,
                  uint32_t column);
 
 // Entries of a sequence that ends with `position`, that belong to groups that can be chosen.
@@ -22,18 +24,20 @@ uint32_t ChoosableEntriesReference(uint32_t position, uint32_t window_tokens, ui
 struct ScoreReferenceArgs {
   AttentionReferenceArgs attention;   // norms: q_norm
   std::span<const float> query;       // [n_tokens, n_heads * head_dim]
-  std::span<const float> query_side;  // [n_kv_heads * head_dim, rank]
+  std::span<const float> query_side;  // [n_kv_heads * head_dim, rank]; kProjected
   std::span<const float> scales;      // [n_sequences, rank]
   std::span<const uint32_t> index;
   IndexShape shape;
   HeadReduction reduction = HeadReduction::kSoftmax;
+  GroupScore group_score = GroupScore::kLargest;
   uint32_t window_tokens = 0;
+  QueryForm query_form = QueryForm::kProjected;
 };
 
 struct GroupScores {
   std::vector<double> scores;  // of every group that can be chosen
-  // The largest sum of magnitudes of an entry's products, of those added up in one score before any softmax:
-  // what errors of a score are proportional to.
+  // The largest sum of magnitudes of an index row's products, of those added up in one score before any
+  // softmax: what errors of a score are proportional to.
   double magnitude = 0.0;
 };
 
@@ -43,6 +47,22 @@ std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args);
 // The n_chosen groups with the largest scores, the lower of equals, the first n_pinned among them; ascending.
 std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint32_t n_pinned,
                                             uint32_t n_chosen);
+
+// What a choice has of the sum of all scores: pinned groups included; without the worst of those that are not
+// pinned; and how many those are.
+struct ChosenMass {
+  double share = 0.0;
+  double without_worst = 0.0;
+  size_t n_free = 0;
+};
+ChosenMass ChosenMassReference(std::span<const double> scores, uint32_t n_pinned,
+                               std::span<const uint32_t> chosen);
+
+// Whether ScoreArgs::mass_share ends a choice where it should, where shares are found to within `tolerance`:
+// the pinned groups and one more at least, n_chosen at most; no fewer than reach the share, and no more.
+::testing::AssertionResult EndsAtMassShare(std::span<const double> scores, uint32_t n_pinned,
+                                           uint32_t n_chosen, float mass_share, double tolerance,
+                                           std::span<const uint32_t> chosen);
 
 // [n_rows, rank]: row . key_side - bias.
 std::vector<double> ProjectReference(std::span<const float> rows, uint32_t n_dims,

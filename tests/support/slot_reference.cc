@@ -232,12 +232,11 @@ std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::spa
   return "";
 }
 
-uint32_t StreamOf(const SlotReferenceArgs& args, uint32_t sequence, uint32_t kv_head) {
-  return args.shape.record.n_heads == args.n_kv_heads ? sequence : sequence * args.n_kv_heads + kv_head;
+uint32_t StreamOf(const SlotShape& shape, uint32_t n_kv_heads, uint32_t sequence, uint32_t kv_head) {
+  return shape.record.n_heads == n_kv_heads ? sequence : sequence * n_kv_heads + kv_head;
 }
 
-WindowPlace PlaceOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t position) {
-  const SlotShape& shape = args.shape;
+WindowPlace PlaceOf(const SlotShape& shape, uint32_t stream, uint32_t position) {
   const uint32_t group = shape.record.group_tokens;
   const uint32_t slot = shape.n_slots - shape.n_window_slots + (position / group) % shape.n_window_slots;
   return {(size_t{stream} * shape.n_slots + slot) * shape.record.size_words(), position % group};
@@ -245,57 +244,62 @@ WindowPlace PlaceOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t pos
 
 namespace {
 
-// What a table's entries stand for, of one KV head: [n_entries, head_dim] each.
+// What tables name, of one KV head: [n_entries, head_dim] each.
 struct Entries {
   std::vector<double> keys;
   std::vector<double> values;
+  std::vector<double> biases;  // of an entry
 };
 
-Entries EntriesOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t head_in_record,
-                  std::span<const uint32_t> slots, std::span<const uint32_t> table) {
-  const KvRecordShape& record = args.shape.record;
-  Entries entries;
+// Adds those of a stream and a head of its records.
+void AddEntries(const SlotReferenceSource& source, uint32_t stream, uint32_t head_in_record, Entries* to) {
+  const KvRecordShape& record = source.shape.record;
+  const uint32_t table_slots = source.shape.table_slots;
+  const bool has_biases = source.shape.has_biases;
+  const size_t table_words = size_t{2} + (has_biases ? 2 : 1) * table_slots;
+  const auto table = source.tables.subspan(stream * table_words, table_words);
   for (uint32_t s = 0; s < table[0]; ++s) {
-    const auto words = slots.subspan(
-        (size_t{stream} * args.shape.n_slots + table[2 + s]) * record.size_words(), record.size_words());
-    for (uint32_t e = 0; e < (s + 1 == table[0] ? table[1] : record.group_tokens); ++e) {
+    const uint32_t slot = has_biases ? table[2 + s] & 0xffffff : table[2 + s];
+    const uint32_t n_entries = has_biases          ? (table[2 + s] >> 24) + 1
+                               : s + 1 == table[0] ? table[1]
+                                                   : record.group_tokens;
+    const auto words = source.slots.subspan(
+        (size_t{stream} * source.shape.n_slots + slot) * record.size_words(), record.size_words());
+    for (uint32_t e = 0; e < n_entries; ++e) {
+      to->biases.push_back(has_biases ? std::bit_cast<float>(table[2 + table_slots + s]) : 0.0);
       const std::vector<double> key = DecodeRow(record, words, {0, head_in_record, e});
       const std::vector<double> value = DecodeRow(record, words, {1, head_in_record, e});
-      entries.keys.insert(entries.keys.end(), key.begin(), key.end());
-      entries.values.insert(entries.values.end(), value.begin(), value.end());
+      to->keys.insert(to->keys.end(), key.begin(), key.end());
+      to->values.insert(to->values.end(), value.begin(), value.end());
     }
   }
-  return entries;
 }
 
 }  // namespace
 
-std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv,
-                                         std::span<const uint32_t> slots, std::span<const uint32_t> tables) {
-  const KvRecordShape& record = args.shape.record;
-  const uint32_t dims = record.head_dim;
+std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv) {
+  const uint32_t dims = args.head_dim;
   const size_t stride = size_t{args.n_heads + 2 * args.n_kv_heads} * dims;
-  std::map<std::pair<uint32_t, uint32_t>, Entries> entries_of;  // of a stream and a head of its records
+  std::map<std::pair<uint32_t, uint32_t>, Entries> entries_of;  // of a sequence and a KV head
   std::vector<double> out(args.tokens.size() * args.n_heads * dims);
   for (size_t row = 0; row < args.tokens.size() * args.n_heads; ++row) {
     const size_t t = row / args.n_heads;
     const auto head = static_cast<uint32_t>(row % args.n_heads);
     const uint32_t kv_head = head / (args.n_heads / args.n_kv_heads);
-    const uint32_t stream = StreamOf(args, args.tokens[t].sequence, kv_head);
-    const uint32_t head_in_record = record.n_heads == args.n_kv_heads ? kv_head : 0;
-    const auto [found, is_new] = entries_of.try_emplace({stream, head_in_record});
+    const uint32_t sequence = args.tokens[t].sequence;
+    const auto [found, is_new] = entries_of.try_emplace({sequence, kv_head});
     Entries& entries = found->second;
-    if (is_new) {
-      const size_t table_words = size_t{2} + args.shape.table_slots;
-      entries =
-          EntriesOf(args, stream, head_in_record, slots, tables.subspan(stream * table_words, table_words));
+    for (const SlotReferenceSource& source : args.sources) {
+      if (!is_new || source.shape.n_slots == 0) continue;
+      AddEntries(source, StreamOf(source.shape, args.n_kv_heads, sequence, kv_head),
+                 source.shape.record.n_heads == args.n_kv_heads ? kv_head : 0, &entries);
     }
     std::vector<double> scores(entries.keys.size() / dims);
     for (size_t entry = 0; entry < scores.size(); ++entry) {
       double score = 0.0;
       for (uint32_t i = 0; i < dims; ++i)
         score += entries.keys[entry * dims + i] * qkv[t * stride + size_t{head} * dims + i];
-      scores[entry] = score / std::sqrt(dims);
+      scores[entry] = score / std::sqrt(dims) + entries.biases[entry];
     }
     const double maximum = *std::max_element(scores.begin(), scores.end());
     double total = 0.0;

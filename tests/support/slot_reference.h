@@ -40,23 +40,28 @@ void CopyRow(const KvRecordShape& record, const RecordRow& row, std::span<const 
 std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::span<const double> values,
                      double tolerance, std::span<const uint32_t> words);
 
-// What the mapping tables say, and where.
-struct SlotReferenceArgs {
-  std::span<const StepToken> tokens;
-  SlotShape shape;
-  uint32_t n_heads = 0;
-  uint32_t n_kv_heads = 0;
-};
-uint32_t StreamOf(const SlotReferenceArgs& args, uint32_t sequence, uint32_t kv_head);
+uint32_t StreamOf(const SlotShape& shape, uint32_t n_kv_heads, uint32_t sequence, uint32_t kv_head);
 // Where a position lies in the window: the record's first word, and the entry.
 struct WindowPlace {
   size_t record_begin = 0;
   uint32_t entry = 0;
 };
-WindowPlace PlaceOf(const SlotReferenceArgs& args, uint32_t stream, uint32_t position);
+WindowPlace PlaceOf(const SlotShape& shape, uint32_t stream, uint32_t position);
 
+// A SlotSource's content.
+struct SlotReferenceSource {
+  SlotShape shape;
+  std::span<const uint32_t> slots;
+  std::span<const uint32_t> tables;
+};
+struct SlotReferenceArgs {
+  std::span<const StepToken> tokens;
+  uint32_t n_heads = 0;
+  uint32_t n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  std::span<const SlotReferenceSource> sources;
+};
 // [n_tokens, n_heads * head_dim]; qkv as in AttentionArgs.
-std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv,
-                                         std::span<const uint32_t> slots, std::span<const uint32_t> tables);
+std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv);
 
 }  // namespace kvrun::testing

@@ -47,7 +47,7 @@ Adapter MakeAdapter(AdapterKind kind) {
     layer.key_dim = kKeyDim;
     layer.rank = kRank;
     layer.key_side = layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 1.0F, 10 + i));
-    if (WeighsByQueries(kind)) layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 2.0F, 20 + i));
+    if (SidesDiffer(kind)) layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 2.0F, 20 + i));
     layer.mean.assign(kKeyDim, 0.0F);
     if (TakesMeanOff(kind)) layer.mean = RoundedToHalf(RandomFloats(kKeyDim, 3.0F, 30 + i));
     layer.energy = {0.5F, 0.75F, 0.875F, 1.0F};
@@ -86,8 +86,8 @@ void ExpectRefused(const Result<Adapter>& result, StatusCode code, std::string_v
 
 TEST(AdapterFile, HoldsEveryKind) {
   const TemporaryFolder folder;
-  for (const AdapterKind kind :
-       {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery, AdapterKind::kQueryCentred}) {
+  for (const AdapterKind kind : {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery,
+                                 AdapterKind::kQueryCentred, AdapterKind::kHeads, AdapterKind::kSkewed}) {
     const Adapter adapter = MakeAdapter(kind);
     const std::string path = folder.Path("adapter.gguf");  // replaced each time
     const Status status = WriteAdapter(adapter, path);

@@ -21,8 +21,9 @@ DevicePlan PlanOf(uint32_t width) {  // 0: the floor
   return plan;
 }
 
-SlotShape SlotsOf(KvType k_type, KvType v_type, uint32_t head_dim, uint32_t table_slots) {
-  return {{k_type, v_type, 1, head_dim, 4}, 1, table_slots, 1, table_slots};
+SlotShape SlotsOf(KvType k_type, KvType v_type, uint32_t head_dim, uint32_t table_slots,
+                  bool has_biases = false) {
+  return {{k_type, v_type, 1, head_dim, 4}, 1, table_slots, 1, table_slots, has_biases};
 }
 
 uint32_t RowsOf(const std::string& variant) {
@@ -39,19 +40,22 @@ void CheckAttend(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, ui
   SCOPED_TRACE(variant + ", head size " + std::to_string(slots.record.head_dim));
   ASSERT_NE(FindShader(variant), nullptr);
   const uint32_t rows = RowsOf(variant);
+  const uint32_t has_biases = slots.has_biases ? 1 : 0;
   EXPECT_EQ(choice.kernel.groups[0], CeilDiv(group, rows) * kKvHeads);
   EXPECT_EQ(choice.kernel.groups[1], choice.n_splits);
   EXPECT_EQ(choice.kernel.groups[2], n_tokens);
   EXPECT_GE(choice.n_splits, 1U);
   EXPECT_LE(choice.n_splits, std::max(1U, CeilDiv(slots.table_slots * slots.record.group_tokens, 128U)));
   if (variant.ends_with("_floor")) {
-    EXPECT_EQ(choice.kernel.constants, (std::vector<uint32_t>{static_cast<uint32_t>(slots.record.k_type),
-                                                              static_cast<uint32_t>(slots.record.v_type)}));
+    EXPECT_EQ(choice.kernel.constants,
+              (std::vector<uint32_t>{static_cast<uint32_t>(slots.record.k_type),
+                                     static_cast<uint32_t>(slots.record.v_type), has_biases}));
     return;
   }
   // What attend_slots_subgroup.comp asks for.
   const uint32_t lanes = plan.subgroup_width;
-  EXPECT_EQ(choice.kernel.constants, (std::vector<uint32_t>{lanes, slots.record.head_dim, lanes}));
+  EXPECT_EQ(choice.kernel.constants,
+            (std::vector<uint32_t>{lanes, slots.record.head_dim, lanes, has_biases}));
   EXPECT_GE(lanes, 8U);
   EXPECT_LE(rows, plan.few_accumulators ? 2U : 4U);
   EXPECT_EQ(slots.record.row_words(slots.record.k_type) % 4, 0U);
@@ -72,7 +76,8 @@ TEST(KernelPlanSlots, AttendCoversItsShapeAtEveryWidth) {
         for (const KvType v_type : kTypes) {
           for (const uint32_t head_dim : {8U, 32U, 48U, 64U, 66U, 80U, 128U, 256U}) {
             for (const uint32_t group : {1U, 2U, 3U, 4U, 5U, 7U, 8U}) {
-              CheckAttend(plan, group % 2 == 0, SlotsOf(k_type, v_type, head_dim, 208), group, 1);
+              CheckAttend(plan, group % 2 == 0, SlotsOf(k_type, v_type, head_dim, 208, group % 3 == 0), group,
+                          1);
               CheckAttend(plan, group % 2 == 1, SlotsOf(k_type, v_type, head_dim, 1), group, 16);
             }
           }

@@ -183,8 +183,8 @@ TEST(KvOptions, ChoicesAreNamed) {
 TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
   size_t n_with_choices = 0;
   for (const char* name :
-       {"method", "budget", "type", "group", "select", "window", "sinks", "reuse", "rank", "index", "heads",
-        "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
+       {"method", "budget", "type", "group", "select", "mass", "window", "sinks", "reuse", "rank", "index",
+        "heads", "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
     KvSettings settings;
     const Status refused = SetKvOption(name, "?", &settings);
     const size_t at = refused.message().find("is not one of ");
@@ -222,11 +222,12 @@ TEST(KvOptions, WhereItLies) {
 
 TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
   const std::vector<std::pair<const char*, const char*>> known = {
-      {"method", "full, flexgen, kvswap"},
+      {"method",
+       "full, flexgen, kvswap, streaming, random, oracle, quest, meanstd, loki, infinigen, infinigen*"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
       {"policy", "fifo, lru, non-hit"},
-      {"adapter-kind", "plain, centred, query, query-centred"},
+      {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},
       {"io", "auto, io_uring, aio, threads"},
       {"direct", "auto, on, off"},
       {"tmpfs", "on, off"},
@@ -245,9 +246,18 @@ TEST(KvOptions, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   const std::string error = ErrorOf("bugdet", "1");
   EXPECT_NE(error.find("\"bugdet\""), std::string::npos);
   for (const char* name :
-       {"method", "budget", "type", "group", "select", "window", "sinks", "reuse", "rank", "index", "heads",
-        "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
+       {"method", "budget", "type", "group", "select", "mass", "window", "sinks", "reuse", "rank", "index",
+        "heads", "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
     EXPECT_NE(error.find(name), std::string::npos) << name;
+  }
+}
+
+TEST(KvOptions, AMassIsAShare) {
+  EXPECT_EQ(With("mass", "0.95").kv.mass_share, 0.95);
+  EXPECT_EQ(With("mass", "1").kv.mass_share, 1.0);
+  for (const char* bad : {"0", "-0.5", "1.01", "nan", "95%", ""}) {
+    EXPECT_EQ(ErrorOf("mass", bad), "KV option mass: \"" + std::string(bad) +
+                                        "\" is not a share above 0 and at most 1, such as 0.95");
   }
 }
 

@@ -81,6 +81,9 @@ TEST(KvPlanRefusal, ContradictionsAreRefused) {
   options = Swap(0.1);
   options.rank = 193;
   expect_refused(options, "ranks from 1 to 192");
+  options.rank = 16;
+  options.adapter_kind = AdapterKind::kSkewed;
+  expect_refused(options, "ask for a multiple of 3");
   options = Swap(0.1);
   options.index_type = KvType::kFp8;
   expect_refused(options, "f16, int8 or int4");

@@ -1,5 +1,6 @@
 #include "runtime/kv/kv_plan.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,6 +46,16 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
       EXPECT_GE(SelectedEntries(plan), alignment == 1 ? test.least_entries : test.least_entries * 9 / 10);
     }
   }
+}
+
+// Each KV head gets as many columns, where columns are of heads.
+TEST(KvPlan, RanksOfHeadsAreMultiples) {
+  KvModelShape model = kSmolLm2;  // 3 KV heads
+  model.head_dim = 80;
+  KvOptions options = Swap(1.0 / 13);
+  EXPECT_EQ(Plan(options, model).index.rank, 32U);
+  options.adapter_kind = AdapterKind::kHeads;
+  EXPECT_EQ(Plan(options, model).index.rank, 30U);
 }
 
 // One more group would not fit: the budget is used up.
@@ -363,12 +374,64 @@ TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
 
 TEST(KvMethods, EveryMethodHasAPlan) {
   for (const KvMethod& method : KvMethods()) {
-    EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok()) << method.name;
+    SCOPED_TRACE(method.name);
+    EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok());
     EXPECT_EQ(method.is_on_flash(), method.name != "full");
-    EXPECT_EQ(method.selects(), method.name == "kvswap");
-    EXPECT_EQ(method.has_index(), method.selects());
     EXPECT_EQ(method.shares_slots(), method.name == "flexgen");
+    EXPECT_EQ(method.selects(), method.name != "full" && method.name != "flexgen");
+    // Only what is scored can be chosen by score.
+    EXPECT_EQ(method.has_index(), method.selector == KvSelectorKind::kTopGroups);
+    EXPECT_TRUE(!method.has_adapters() || method.has_index());
   }
+}
+
+// Of every method that selects: whatever the budget, the plan holds it.
+TEST(KvMethods, BudgetsAreHeld) {
+  for (const KvMethod& method : KvMethods()) {
+    if (!method.selects()) continue;
+    for (const double share : {0.9, 0.5, 1.0 / 8, 1.0 / 13}) {
+      SCOPED_TRACE(fmt::format("{} {}", method.name, share));
+      KvOptions options = Unlimited(std::string(method.name));
+      options.budget_fraction = share;
+      const KvPlan plan = Plan(options);
+      ExpectSound(plan, kSmolLm2);
+      EXPECT_LE(std::max(plan.prefill_bytes(), plan.decode_bytes()), plan.budget_bytes);
+    }
+  }
+}
+
+TEST(KvPlan, AMassEndsASelectionThatHasOne) {
+  KvOptions options = Swap(1.0 / 13);
+  EXPECT_EQ(Plan(options).group_score, GroupScore::kLargest);
+  EXPECT_EQ(Plan(options).mass_share, 0.0F);
+  options.mass_share = 0.9;
+  EXPECT_EQ(Plan(options).group_score, GroupScore::kMass);
+  EXPECT_EQ(Plan(options).mass_share, 0.9F);
+  EXPECT_EQ(Plan(options).n_chosen, Plan(Swap(1.0 / 13)).n_chosen) << "the most";
+  options.heads = HeadReduction::kSum;
+  EXPECT_NE(PlanKv(options, kSmolLm2, 8192, 1, 4096).status().message().find("--kv-heads sum"),
+            std::string::npos);
+  for (const char* method : {"full", "flexgen", "streaming", "random"}) {
+    KvOptions other = Unlimited(method);
+    other.mass_share = 0.9;
+    EXPECT_NE(PlanKv(other, kSmolLm2, 8192, 1, 4096).status().message().find("--kv-mass"), std::string::npos)
+        << method;
+  }
+}
+
+TEST(KvMethods, StreamingFillsItsBudgetWithRecentEntries) {
+  KvOptions options = Unlimited("streaming");
+  EXPECT_EQ(Plan(options).window_entries, 1020U);
+  options.budget_fraction = 1.0 / 8;
+  const KvPlan plan = Plan(options);
+  EXPECT_EQ(plan.n_chosen, plan.n_pinned);
+  // An eighth of the entries, less what tables and staging take, and a group or two.
+  EXPECT_GT(plan.window_entries, plan.n_ctx / 10);
+  EXPECT_LT(plan.window_entries, plan.n_ctx / 8);
+  options.window_entries = 100;
+  EXPECT_EQ(Plan(options).window_entries, 100U);
+  options.select_entries = 100;
+  EXPECT_FALSE(PlanKv(options, kSmolLm2, 8192, 1, 4096).ok());
 }
 
 }  // namespace

@@ -94,6 +94,16 @@ TEST_F(LayerChecker, RefusesComparisonsWithAMethodsName) {
   EXPECT_TRUE(LayerViolations(root_).empty());
 }
 
+TEST_F(LayerChecker, RefusesPartsOfOneKindInTheEngine) {
+  for (const char* header : {"low_rank_index", "random_selector", "group_map"}) {
+    Write("runtime/engine/a.cc", "#include \"runtime/kv/" + std::string(header) + ".h\"\n");
+    ExpectOne("is one kind of a part");
+  }
+  Write("runtime/engine/a.cc", "#include \"runtime/kv/kv_index.h\"\n#include \"runtime/kv/kv_selector.h\"\n");
+  Write("runtime/kv/kv_parts.cc", "#include \"runtime/kv/low_rank_index.h\"\n");
+  EXPECT_TRUE(LayerViolations(root_).empty());
+}
+
 TEST_F(LayerChecker, RefusesAMentionOfVulkanInTheEngine) {
   Write("runtime/engine/a.h", "struct Token;\nvoid Submit(VkQueue queue);\n");
   ExpectOne("runtime/engine/a.h:2: mentions Vulkan");

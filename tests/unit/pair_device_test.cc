@@ -126,7 +126,7 @@ class LoggedList : public CommandList {
   }
   static std::vector<const Buffer*> Of(const SlotAttentionArgs& args) {
     std::vector<const Buffer*> buffers = Of(args.attention);
-    buffers.insert(buffers.end(), {args.slots, args.table, args.window, args.window_table});
+    for (const SlotSource& source : args.used()) buffers.insert(buffers.end(), {source.slots, source.table});
     return buffers;
   }
   static std::vector<const Buffer*> Of(const IndexSides& sides) {
@@ -242,8 +242,7 @@ TEST_F(PairDeviceTest, RowsOfTheFirstOperationChoose) {
     EXPECT_EQ(expected,
               is_prefill([&](CommandList& l) { return l.Attend({.kv_shape = {}, .n_tokens = rows}); }));
     EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
-                return l.AttendSlots(
-                    {.attention = {.kv_shape = {}, .n_tokens = rows}, .shape = {}, .window_shape = {}});
+                return l.AttendSlots({.attention = {.kv_shape = {}, .n_tokens = rows}});
               }));
     EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
                 return l.AccumulateGram({.rows = x.get(), .n_rows = rows, .sums = out.get()});
@@ -431,13 +430,11 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
                                 .parts_after = at(7),
                                 .parts_before = at(8)};
   const IndexSides sides{.query_side = at(9), .key_side = at(10), .bias = at(11), .scales = at(12)};
-  const SlotAttentionArgs slots{.attention = attention,
-                                .slots = at(9),
-                                .shape = {},
-                                .table = at(10),
-                                .window = at(11),
-                                .window_shape = {},
-                                .window_table = at(12)};
+  SlotAttentionArgs slots{.attention = attention};
+  for (uint32_t i = 0; i < kMaxSlotSources; ++i) {
+    const int first = 9 + 2 * static_cast<int>(i);
+    slots.Add({.slots = at(first), .shape = {}, .table = at(first + 1)});
+  }
   const auto expect = [&](const char* name, std::vector<int> wanted, const auto& record) {
     const auto list = OrDie(device_->CreateCommandList());
     prefill_->given = {};
@@ -448,7 +445,7 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
   };
   using List = CommandList;
   const std::vector<int> of_attention = {0, 1, 2, 3, 4, 5, 6, 7, 8};
-  const std::vector<int> of_slots = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const std::vector<int> of_slots = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
   expect("embed", {0, 1}, [&](List& l) { return l.Embed(*matrix, *at(0), 99, at(1)); });
   EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
   expect("rms_norm", {0, 1, 2}, [&](List& l) { return l.RmsNorm(*at(0), *at(1), 0, 99, 1, at(2)); });

@@ -40,7 +40,7 @@ std::vector<Section> SectionsOf(const ScorePlan& plan, const ScoreArgs& args) {
     sections.push_back({plan.softmaxes_begin, tokens * plan.n_rows * plan.workgroups * 2});
   }
   if (plan.list_rows() > plan.heads) {
-    const uint64_t entries = uint64_t{plan.n_units} * std::max(4U, (index.group_tokens + 3) / 4 * 4);
+    const uint64_t entries = uint64_t{plan.n_units} * std::max(4U, (index.rows() + 3) / 4 * 4);
     sections.push_back({plan.totals_begin, tokens * plan.n_lists * entries});
   }
   std::sort(sections.begin(), sections.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
@@ -51,7 +51,8 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
   const ScorePlan plan = PlanScore(device, is_cpu, args);
   const IndexShape& index = args.index_shape;
   SCOPED_TRACE(std::to_string(args.attention.n_heads) + " heads, groups of " +
-               std::to_string(index.group_tokens) + ", " + std::to_string(index.n_groups) + " groups");
+               std::to_string(index.group_tokens) + " with " + std::to_string(index.rows()) + " rows, " +
+               std::to_string(index.n_groups) + " groups");
   uint64_t end = 0;
   for (const Section& section : SectionsOf(plan, args)) {
     EXPECT_EQ(section.begin % 4, 0U);
@@ -59,10 +60,8 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
     end = section.begin + section.words;
   }
   EXPECT_LE(end, plan.scratch_words);
-  EXPECT_GE(plan.n_units * (index.group_tokens == 1   ? 4U
-                            : index.group_tokens == 2 ? 2U
-                                                      : 1U),
-            index.n_groups);
+  const uint32_t unit_groups = index.rows() == 1 ? 4 : index.rows() == 2 ? 2 : 1;
+  EXPECT_GE(plan.n_units * unit_groups, index.n_groups);
   EXPECT_GE(plan.scores_stride, index.n_groups);
   EXPECT_EQ(plan.scores_stride % 4, 0U);
   EXPECT_GE(plan.workgroups, 1U);
@@ -90,9 +89,17 @@ TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
            {std::pair{9U, 3U}, {1U, 1U}, {32U, 8U}, {14U, 2U}, {64U, 8U}}) {
         for (const HeadReduction reduction :
              {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa, HeadReduction::kPerKvHead}) {
-          for (const uint32_t group : {1U, 2U, 3U, 4U, 5U, 8U, 16U}) {
+          for (const auto& [group, rows] : {std::pair{1U, 0U},
+                                            {2U, 0U},
+                                            {3U, 0U},
+                                            {4U, 0U},
+                                            {5U, 0U},
+                                            {8U, 0U},
+                                            {16U, 0U},
+                                            {16U, 1U},
+                                            {64U, 2U}}) {
             for (const uint32_t n_groups : {1U, 43U, 32768U}) {
-              const IndexShape index{KvType::kInt4, 24, group, n_groups, 2};
+              const IndexShape index{KvType::kInt4, 24, group, n_groups, 2, rows};
               for (const uint32_t n_tokens : {1U, 7U}) {
                 CheckPlan(device, is_cpu, ArgsOf(n_heads, n_kv_heads, reduction, index, n_tokens));
               }

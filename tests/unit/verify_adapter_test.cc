@@ -23,7 +23,7 @@ Adapter MakeAdapter(AdapterKind kind, uint32_t rank = kRank) {
   Adapter adapter;
   adapter.kind = kind;
   adapter.fingerprint = "0123";
-  const float scale = WeighsByQueries(kind) ? 4.0F : 1.0F;
+  const float scale = SidesDiffer(kind) ? 4.0F : 1.0F;
   for (uint32_t i = 0; i < kLayers; ++i) {
     LayerAdapter layer{kKeyDim, rank, {}, {}, std::vector<float>(kKeyDim), {}};
     layer.key_side.resize(size_t{kKeyDim} * rank);
@@ -60,14 +60,18 @@ void ExpectFails(AdapterKind kind, const Damage& damage, const std::string& name
 }
 
 TEST(VerifyAdapter, WhatIsRightPasses) {
-  for (const AdapterKind kind :
-       {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery, AdapterKind::kQueryCentred}) {
+  for (const AdapterKind kind : {AdapterKind::kPlain, AdapterKind::kCentred, AdapterKind::kQuery,
+                                 AdapterKind::kQueryCentred, AdapterKind::kHeads, AdapterKind::kSkewed}) {
     for (const uint32_t rank : {1U, kRank, kKeyDim}) {
       const std::vector<AdapterCheck> checks = VerifyAdapter(MakeAdapter(kind, rank), Target());
       EXPECT_EQ(checks.size(), 7U);
       for (const AdapterCheck& check : checks) EXPECT_TRUE(check.ok) << check.name << ": " << check.detail;
     }
   }
+  // Columns of heads come in turn, whatever each of them adds.
+  Adapter heads = MakeAdapter(AdapterKind::kHeads);
+  heads.layers[1].energy = {0.2F, 0.5F, 0.6F, 0.7F};
+  for (const AdapterCheck& check : VerifyAdapter(heads, Target())) EXPECT_TRUE(check.ok) << check.detail;
   Adapter bare = MakeAdapter(AdapterKind::kPlain);
   bare.reuse.clear();
   bare.cluster_thresholds.clear();

@@ -81,6 +81,20 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head
   }
 }
 
+// Scales and biases of scores, where entries have any; k_scales as below.
+HWY_NOINLINE void AddBiasesFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
+                               const float* k_scales) {
+  const Floats d;
+  for (size_t r = 0; r < rows.n_rows; ++r) {
+    float* scores = at.scores() + r * kBlockEntries;
+    for (size_t i = 0; i < block.n_entries; i += kLanes) {
+      Vector score = hn::Load(d, scores + i);
+      if (k_scales != nullptr) score = hn::Mul(score, hn::Load(d, k_scales + i));
+      hn::Store(hn::Add(score, hn::LoadU(d, block.biases + i)), d, scores + i);
+    }
+  }
+}
+
 // Scores to weights, row by row. k_scales, v_scales: one for each entry, or null.
 HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
                              const float* k_scales, const float* v_scales) {
@@ -197,8 +211,12 @@ void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next
   const FewLayout at(rows);
   const Ahead values{block.n_entries, RowBytes(block.v_type, rows.head_dim), block.v, nullptr};
   ForRows<false>(block.k_type, block, values, rows, at);
-  SoftmaxFew(rows, at, block, HasRowScale(block.k_type) ? at.k_scales() : nullptr,
-             HasRowScale(block.v_type) ? at.v_scales() : nullptr);
+  const float* k_scales = HasRowScale(block.k_type) ? at.k_scales() : nullptr;
+  if (block.has_biases) {
+    AddBiasesFew(rows, at, block, k_scales);
+    k_scales = nullptr;
+  }
+  SoftmaxFew(rows, at, block, k_scales, HasRowScale(block.v_type) ? at.v_scales() : nullptr);
   Ahead keys;
   if (next != nullptr) {
     keys = {next->n_entries, RowBytes(next->k_type, rows.head_dim), next->k, nullptr};

@@ -152,8 +152,21 @@ HWY_INLINE void ForLanes(uint32_t lanes, const F& function) {
   run.template operator()<1>();
 }
 
-void AttendTile(const ManyLayout& at, const Tile& tile, size_t head_dim) {
+// biases: of each entry.
+void AddBiasesMany(const ManyLayout& at, const Tile& tile, const float* biases) {
+  const Floats d;
+  for (size_t entry = 0; entry < tile.n_entries; ++entry) {
+    const Vector bias = hn::Set(d, biases[entry] * std::numbers::log2e_v<float>);
+    float* HWY_RESTRICT scores = at.scores() + entry * kTileRows;
+    for (size_t lane = 0; lane < tile.lanes; lane += kLanes)
+      hn::Store(hn::Add(hn::Load(d, scores + lane), bias), d, scores + lane);
+  }
+}
+
+// biases: null where there are none.
+void AttendTile(const ManyLayout& at, const Tile& tile, size_t head_dim, const float* biases) {
   ForLanes(tile.lanes, [&]<size_t kVectors>(size_t lane) { ScoreMany<kVectors>(at, tile, head_dim, lane); });
+  if (biases != nullptr) AddBiasesMany(at, tile, biases);
   for (size_t lane = 0; lane < tile.lanes; lane += kLanes) SoftmaxMany(at, tile, lane);
   ForLanes(tile.lanes,
            [&]<size_t kVectors>(size_t lane) { AccumulateMany<kVectors>(at, tile, head_dim, lane); });
@@ -201,7 +214,8 @@ HWY_INLINE void ForTiles(const ManyLayout& at, const KvBlock& block, Seen seen, 
 void AttendMany(const AttendRows& rows, const KvBlock& block) {
   const ManyLayout at(rows);
   DecodeKeysAndValues(at, block, rows.head_dim);
-  ForTiles(at, block, Seen::kAny, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim); });
+  const float* biases = block.has_biases ? block.biases : nullptr;
+  ForTiles(at, block, Seen::kAny, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim, biases); });
 }
 
 void BeginTile(const ManyLayout& at, uint32_t tile) {

@@ -282,7 +282,7 @@ void AttendRounded(const AttendRows& rows, const KvBlock& block) {
   const ManyLayout at(rows);
   const size_t head_dim = rows.head_dim;
   DecodeKeysAndValues(at, block, head_dim);
-  ForTiles(at, block, Seen::kPart, [&](const Tile& tile) { AttendTile(at, tile, head_dim); });
+  ForTiles(at, block, Seen::kPart, [&](const Tile& tile) { AttendTile(at, tile, head_dim, nullptr); });
   if (block.n_entries < kBlockEntries) return;
   RoundRows(at.keys(), kBlockEntries, at.dims, at.rounded_keys(), at.key_steps());
   RoundValues(at.values(), kBlockEntries, at.dims, at.rounded_values(), at.value_steps());

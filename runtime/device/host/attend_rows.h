@@ -26,6 +26,10 @@ struct KvBlock {
   const std::byte* v[kBlockEntries];
   const std::byte* k_scales[kBlockEntries];
   const std::byte* v_scales[kBlockEntries];
+  // What is added to each entry's scores, and zeros after the last; not read without has_biases, which
+  // AttendRows::rounds excludes.
+  bool has_biases = false;
+  float biases[kBlockEntries];
   // How many of the entries each row sees: the first ones.
   uint32_t visible[kMaxAttendRows];
 };

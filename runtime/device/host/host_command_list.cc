@@ -54,7 +54,8 @@ Status HostCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32_t
 }
 
 Status HostCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
-  return Record("rope_and_encode", args.slots, [args](ThreadPool& pool) { host::RopeAndEncode(pool, args); });
+  return Record("rope_and_encode", args.window().slots,
+                [args](ThreadPool& pool) { host::RopeAndEncode(pool, args); });
 }
 
 Status HostCommandList::AttendSlots(const SlotAttentionArgs& args) {

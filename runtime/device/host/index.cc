@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "platform/base/check.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/project-inl.h"
 #include "runtime/device/host/vector_math-inl.h"
@@ -110,6 +111,7 @@ void StartRows(const float* bias, size_t n_rows, size_t rank, float* out) {
 void AppendIndex(ThreadPool& pool, const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
                  uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
                  const IndexShape& shape, Buffer* index) {
+  KVRUN_CHECK(shape.rows_per_group == 0);
   const size_t rank = shape.rank;
   const size_t bytes = (kRowsAtOnce * rank + kVectorFloats) * sizeof(float);
   pool.ReserveScratch(bytes);

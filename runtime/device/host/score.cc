@@ -1,11 +1,12 @@
 // Scores and chooses groups of an index.
 //
-// Entries are taken in tiles of a few vectors: decoded to columns of floats, multiplied with all rows of z,
-// three at a time. A softmax needs all products before it can weigh one. A first pass finds each softmax'
-// reference and sum, span by span; of its first tiles a worker keeps the weights, as many as its share of the
-// processor's cache holds. A second pass adds up the weights; those that were not kept are computed again, in
-// proportion to the reference of their time as those that were. So the memory that it takes hardly grows with
-// the context, but for the groups' scores. Products are logarithms to base 2, references whole numbers.
+// Entries (of the index: its rows, of which a group may have others than its tokens) are taken in tiles of a
+// few vectors: decoded to columns of floats, multiplied with all rows of z, three at a time. A softmax needs
+// all products before it can weigh one. A first pass finds each softmax' reference and sum, span by span; of
+// its first tiles a worker keeps the weights, as many as its share of the processor's cache holds. A second
+// pass adds up the weights; those that were not kept are computed again, in proportion to the reference of
+// their time as those that were. So the memory that it takes hardly grows with the context, but for the
+// groups' scores. Products are logarithms to base 2, references whole numbers.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/score.cc"
 #include <hwy/foreach_target.h>
@@ -17,6 +18,7 @@
 #include <cmath>
 #include <limits>
 
+#include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/index_decode-inl.h"
@@ -54,8 +56,8 @@ struct Softmax {
 struct Tiling {
   Tiling(const IndexShape& index, size_t lanes)
       : tile_entries(lanes),
-        unit_groups(std::max<size_t>(1, tile_entries / index.group_tokens)),
-        unit_entries(unit_groups * index.group_tokens),
+        unit_groups(std::max<size_t>(1, tile_entries / index.rows())),
+        unit_entries(unit_groups * index.rows()),
         row_bits(size_t{index.rank} * KvElementBits(index.type)),
         unit_bytes(unit_groups * index.group_words() * 4) {}
 
@@ -150,13 +152,13 @@ size_t VectorLanes() { return hn::Lanes(hn::ScalableTag<float>()); }
 
 // Of a tile of n entries; further ones are the last again.
 void FindOffsets(const Scoring& s, size_t n, const WorkerMemory& own) {
-  const uint32_t group_tokens = s.args.index_shape.group_tokens;
+  const uint32_t group_rows = s.args.index_shape.rows();
   const size_t group_bits = size_t{s.args.index_shape.group_words()} * 32;
   size_t bit = 0;
   for (size_t i = 0, in_group = 0, group_begin = 0; i < s.tiling.tile_entries; ++i) {
     if (i < n) {
       bit = group_begin + in_group * s.tiling.row_bits;
-      if (++in_group == group_tokens) {
+      if (++in_group == group_rows) {
         in_group = 0;
         group_begin += group_bits;
       }
@@ -370,25 +372,52 @@ void ReduceFours(float* totals) {
 
 // The groups' scores become the largest of n entries' totals, which are changed; those begin with a group, or
 // within one that has a score already. No score is a NaN.
-void RaiseScores(float* totals, size_t n, size_t group_tokens, bool is_new, float* scores) {
-  if (group_tokens % 4 == 0) {
+void RaiseScores(float* totals, size_t n, size_t group_rows, bool is_new, float* scores) {
+  if (group_rows % 4 == 0) {
     ReduceFours(totals);
     n /= 4;
-    group_tokens /= 4;
+    group_rows /= 4;
   }
-  for (size_t i = 0; i < n; i += group_tokens, ++scores) {
+  for (size_t i = 0; i < n; i += group_rows, ++scores) {
     float best = is_new ? std::numeric_limits<float>::lowest() : *scores;
-    for (size_t e = i; e < std::min(n, i + group_tokens); ++e) best = totals[e] > best ? totals[e] : best;
+    for (size_t e = i; e < std::min(n, i + group_rows); ++e) best = totals[e] > best ? totals[e] : best;
     *scores = best;
+  }
+}
+
+// The sum of each four totals of a tile, in place.
+void AddFours(float* totals) {
+  const hn::ScalableTag<float> d;
+  auto a = hn::Undefined(d);
+  auto b = hn::Undefined(d);
+  auto c = hn::Undefined(d);
+  auto e = hn::Undefined(d);
+  static_assert(kVectors == 4);
+  hn::LoadInterleaved4(d, totals, a, b, c, e);
+  hn::Store(hn::Add(hn::Add(a, b), hn::Add(c, e)), d, totals);
+}
+
+// As RaiseScores, but the groups' scores become the sums of totals.
+void AddToScores(float* totals, size_t n, size_t group_rows, bool is_new, float* scores) {
+  if (group_rows % 4 == 0) {
+    AddFours(totals);
+    n /= 4;
+    group_rows /= 4;
+  }
+  for (size_t i = 0; i < n; i += group_rows, ++scores) {
+    float sum = is_new ? 0.0F : *scores;
+    for (size_t e = i; e < std::min(n, i + group_rows); ++e) sum += totals[e];
+    *scores = sum > 0.0F ? sum : 0.0F;
   }
 }
 
 // Second pass (with sums, the only one): the scores of a span.
 void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
+  const auto join = s.args.group_score == GroupScore::kMass ? AddToScores : RaiseScores;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
-  const size_t group_tokens = s.args.index_shape.group_tokens;
+  const size_t group_rows = s.args.index_shape.rows();
   const FirstPass& found = s.first_pass;
   size_t offsets_of = 0;
   size_t nth = 0;
@@ -414,8 +443,8 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
                 own.totals);
           totals = own.totals;
         }
-        RaiseScores(totals, n, group_tokens, first == unit_begin,
-                    s.scores + list * s.args.index_shape.n_groups + unit * s.tiling.unit_groups);
+        join(totals, n, group_rows, first == unit_begin,
+             s.scores + list * s.args.index_shape.n_groups + unit * s.tiling.unit_groups);
       }
     }
   }
@@ -445,7 +474,7 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
         .z = scratch + token * layout.n_rows * rank,
         .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
         .scores = scratch + layout.scores_begin + token * layout.n_lists * args.index_shape.n_groups,
-        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.group_tokens,
+        .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.rows(),
         .first_pass = FirstPass(pool.Scratch(0, scratch_bytes), layout.n_rows)};
     if (s.n_entries == 0) continue;
     const auto memory = [&](size_t worker) {
@@ -520,6 +549,11 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
 uint64_t ScoreScratchBytes(const ScoreArgs& args) { return LayOutScores(args).n_floats * sizeof(float); }
 
 void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
+  KVRUN_CHECK(args.group_score == GroupScore::kLargest || args.reduction != HeadReduction::kSum);
+  KVRUN_CHECK(args.mass_share == 0.0F || args.group_score == GroupScore::kMass);
+  KVRUN_CHECK(args.query_form == QueryForm::kProjected ||
+              args.index_shape.rank ==
+                  2 * args.attention.kv_shape.n_kv_heads * args.attention.kv_shape.head_dim);
   const ScoreLayout layout = LayOutScores(args);
   ProjectQueries(pool, args, layout);
   HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout);
@@ -532,7 +566,7 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
                        const uint32_t position = step->tokens[list / layout.n_lists].position;
                        SelectGroups(scores + list * args.index_shape.n_groups,
                                     ChoosableGroups(args, position), args.n_pinned, args.n_chosen,
-                                    chosen + list * (1 + size_t{args.n_chosen}));
+                                    args.mass_share, chosen + list * (1 + size_t{args.n_chosen}));
                      }
                    });
 }

@@ -32,8 +32,9 @@ void ProjectQueries(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& 
 uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);
 
 // Writes to `chosen` how many groups are chosen, and which, ascending: the first n_pinned, and of the others
-// those with the largest scores, the lower of equals. Scores are no NaNs.
+// those with the largest scores, the lower of equals. Scores are no NaNs. mass_share: as in ScoreArgs; scores
+// are then at least 0.
 void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
-                  uint32_t* chosen);
+                  float mass_share, uint32_t* chosen);
 
 }  // namespace kvrun::host

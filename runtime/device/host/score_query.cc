@@ -72,6 +72,27 @@ void Rotate(const AttentionArgs& attention, size_t token, float* head) {
   }
 }
 
+// QueryForm::kSigned: z of one KV head's rows (with sums: of all heads), added to. Heads whose mean is scored
+// are added up before their signs are looked at.
+void SplitHeads(const ScoreArgs& args, const float* query, uint32_t kv_head, uint32_t rows_of_head,
+                float* z) {
+  const size_t head_dim = args.attention.kv_shape.head_dim;
+  const size_t rank = args.index_shape.rank;
+  const size_t group = args.attention.n_heads / args.attention.kv_shape.n_kv_heads;
+  const size_t n_added = args.reduction == HeadReduction::kGqa ? group : 1;
+  for (size_t first = 0; first < group; first += n_added) {
+    const float* const heads = query + (kv_head * group + first) * head_dim;
+    float* const above = z + (rows_of_head == group ? first : 0) * rank + kv_head * head_dim;
+    float* const below = above + rank / 2;
+    for (size_t i = 0; i < head_dim; ++i) {
+      float value = 0.0F;
+      for (size_t h = 0; h < n_added; ++h) value += heads[h * head_dim + i];
+      above[i] += std::max(value, 0.0F);
+      below[i] += std::min(value, 0.0F);
+    }
+  }
+}
+
 // Rotates the heads that make rows [row, row + n_rows) of a token's z, and computes those.
 void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token, uint32_t first_kv_head,
                  uint32_t n_kv_heads, float* sum) {
@@ -89,8 +110,13 @@ void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
     Rotate(attention, token, query + head * head_dim);
   }
   for (uint32_t head = 0; head < n_kv_heads; ++head) {
-    HWY_DYNAMIC_DISPATCH(ProjectHeads)
-    (args, query, first_kv_head + head, rows_of_head, sum, z + head * rows_of_head * rank);
+    const uint32_t kv_head = first_kv_head + head;
+    float* const of_head = z + head * rows_of_head * rank;
+    if (args.query_form == QueryForm::kSigned) {
+      SplitHeads(args, query, kv_head, rows_of_head, of_head);
+    } else {
+      HWY_DYNAMIC_DISPATCH(ProjectHeads)(args, query, kv_head, rows_of_head, sum, of_head);
+    }
   }
   // Of a row's mean. Softmaxes are computed with powers of 2.
   const double factor = (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) /

@@ -1,5 +1,7 @@
 // Chooses the groups with the largest scores: finds the smallest chosen score by bisection (some twenty
-// passes over the scores, which are few and read at a vector a cycle), then writes what is above it.
+// passes over the scores, which are few and read at a vector a cycle), then writes what is above it. Where a
+// share of all scores' sum may end the choice, what is above a score is also summed, always in the same
+// order: a larger one then never has a larger sum.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/select.cc"
 #include <hwy/foreach_target.h>
@@ -9,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "runtime/device/host/score.h"
 
@@ -67,6 +70,48 @@ size_t CountFrom(const float* scores, size_t n, float limit) {
   auto count = static_cast<size_t>(-hn::GetLane(hn::SumOfLanes(di, hn::Add(count0, count1))));
   for (; i < n; ++i) count += scores[i] >= limit ? 1 : 0;
   return count;
+}
+
+// Groups, and the sum of their scores.
+struct Mass {
+  size_t count = 0;
+  double sum = 0.0;
+};
+
+// Of scores of at least `limit`. Vectors of floats are summed in blocks, so that errors stay small.
+Mass MassFrom(const float* scores, size_t n, float limit) {
+  constexpr size_t kBlock = 2048;
+  const hn::ScalableTag<float> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const size_t lanes = hn::Lanes(d);
+  const auto limits = hn::Set(d, limit);
+  auto count0 = hn::Zero(di);  // minus the counts, as above
+  auto count1 = hn::Zero(di);
+  const auto add = [&](const float* from, auto& sum, auto& count) HWY_ATTR {
+    const auto v = hn::LoadU(d, from);
+    const auto does_reach = hn::Ge(v, limits);
+    sum = hn::Add(sum, hn::IfThenElseZero(does_reach, v));
+    count = hn::Add(count, hn::VecFromMask(di, hn::RebindMask(di, does_reach)));
+  };
+  Mass mass;
+  size_t i = 0;
+  while (i + 4 * lanes <= n) {
+    const size_t block_end = std::min(n, i + kBlock);
+    auto sum0 = hn::Zero(d), sum1 = hn::Zero(d), sum2 = hn::Zero(d), sum3 = hn::Zero(d);
+    for (; i + 4 * lanes <= block_end; i += 4 * lanes) {
+      add(scores + i, sum0, count0);
+      add(scores + i + lanes, sum1, count1);
+      add(scores + i + 2 * lanes, sum2, count0);
+      add(scores + i + 3 * lanes, sum3, count1);
+    }
+    mass.sum += hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3))));
+  }
+  mass.count = static_cast<size_t>(-hn::GetLane(hn::SumOfLanes(di, hn::Add(count0, count1))));
+  for (; i < n; ++i) {
+    mass.count += scores[i] >= limit ? 1 : 0;
+    mass.sum += scores[i] >= limit ? scores[i] : 0.0F;
+  }
+  return mass;
 }
 
 // Writes the first n_wanted of the groups from `begin` on that score at least `limit`, but only n_ties of
@@ -130,6 +175,55 @@ void Choose(const float* scores, size_t begin, size_t end, size_t n_wanted, uint
   Write(scores, begin, end, limit, n_ties, n_wanted, to);
 }
 
+// The best of groups [begin, end), begin < end: n_wanted, or those whose scores reach mass_wanted, one at
+// least. How many they are.
+size_t ChooseMass(const float* scores, size_t begin, size_t end, size_t n_wanted, double mass_wanted,
+                  uint32_t* to) {
+  const float* from = scores + begin;
+  const size_t n = end - begin;
+  const auto is_enough = [mass_wanted](const Mass& mass) {
+    return mass.count > 0 && mass.sum >= mass_wanted;
+  };
+  const Range range = FindRange(from, n);
+  // Those that score `low` or more are enough, in number or in mass; `above`, that score more than `high`,
+  // not.
+  int64_t low = KeyOf(range.smallest);
+  int64_t high = KeyOf(range.largest);
+  Mass found = MassFrom(from, n, range.smallest);
+  Mass above;
+  // Whether no fewer than those that were found are enough.
+  bool is_found = found.count == n_wanted && !is_enough(found);
+  while (low < high && !is_found) {
+    const int64_t middle = low + (high - low + 1) / 2;
+    const Mass mass = MassFrom(from, n, ScoreOf(static_cast<int32_t>(middle)));
+    if (mass.count >= n_wanted || is_enough(mass)) {
+      low = middle;
+      found = mass;
+    } else {
+      high = middle - 1;
+      above = mass;
+    }
+    is_found = found.count == above.count + 1 || (found.count == n_wanted && !is_enough(found));
+  }
+  const float limit = ScoreOf(static_cast<int32_t>(low));
+  // Else of equal scores as many as are enough.
+  size_t n_ties = std::min(found.count, n_wanted) - above.count;
+  if (!is_found) {
+    const double left = mass_wanted - above.sum;
+    if (left <= limit) {
+      n_ties = 1;
+    } else if (left < limit * static_cast<double>(n_ties)) {
+      n_ties = static_cast<size_t>(std::ceil(left / limit));
+    }
+  }
+  const size_t n_chosen = is_found ? found.count : above.count + n_ties;
+  Write(scores, begin, end, limit, is_found ? n : n_ties, n_chosen, to);
+  return n_chosen;
+}
+
+// The sum of n scores.
+double SumMass(const float* scores, size_t n) { return MassFrom(scores, n, 0.0F).sum; }
+
 }  // namespace
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -139,13 +233,30 @@ namespace kvrun::host {
 namespace {
 
 HWY_EXPORT(Choose);
+HWY_EXPORT(ChooseMass);
+HWY_EXPORT(SumMass);
+
+// At least one group more than is pinned.
+void SelectMass(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
+                float mass_share, uint32_t* chosen) {
+  const double pinned = HWY_DYNAMIC_DISPATCH(SumMass)(scores, n_pinned);
+  const double all = pinned + HWY_DYNAMIC_DISPATCH(SumMass)(scores + n_pinned, n_groups - n_pinned);
+  std::iota(chosen + 1, chosen + 1 + n_pinned, 0U);
+  const size_t n = HWY_DYNAMIC_DISPATCH(ChooseMass)(scores, n_pinned, n_groups, n_chosen - n_pinned,
+                                                    mass_share * all - pinned, chosen + 1 + n_pinned);
+  *chosen = n_pinned + static_cast<uint32_t>(n);
+}
 
 }  // namespace
 
 void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
-                  uint32_t* chosen) {
+                  float mass_share, uint32_t* chosen) {
   n_chosen = std::min(n_chosen, n_groups);
   n_pinned = std::min(n_pinned, n_chosen);
+  if (mass_share > 0.0F && mass_share < 1.0F && n_pinned < n_chosen) {
+    SelectMass(scores, n_groups, n_pinned, n_chosen, mass_share, chosen);
+    return;
+  }
   *chosen++ = n_chosen;
   const uint32_t n_sure = n_chosen == n_groups ? n_groups : n_pinned;
   for (uint32_t group = 0; group < n_sure; ++group) *chosen++ = group;

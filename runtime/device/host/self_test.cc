@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <string_view>
+#include <utility>
 
 #include "runtime/device/host/score.h"
 #include "runtime/device/self_test_attention.h"
@@ -106,8 +107,9 @@ void AddSlotChecks(Checks& checks) {
   }
   const auto add_attend = [&checks](const SlotCase& c) {
     Add(checks,
-        fmt::format("attend_slots (K {}, V {}, head size {}, {} head{} of a KV head)", TypeName(c.k_type),
-                    TypeName(c.v_type), c.head_dim, c.group, c.group == 1 ? "" : "s"),
+        fmt::format("attend_slots (K {}, V {}, head size {}, {} head{} of a KV head{})", TypeName(c.k_type),
+                    TypeName(c.v_type), c.head_dim, c.group, c.group == 1 ? "" : "s",
+                    c.has_biases ? ", biases" : ""),
         [c](HostDevice& device) { return CheckSlotAttention(device, c); });
   };
   // Every pair of types, and in turn every number of heads.
@@ -116,6 +118,7 @@ void AddSlotChecks(Checks& checks) {
     for (const KvType v_type : kSelfTestRecordTypes) add_attend({k_type, v_type, 64, turn++ % 4 + 1});
   }
   for (const uint32_t group : {1U, 2U, 3U, 4U}) add_attend({KvType::kFp8, KvType::kInt4, 72, group});
+  for (const KvType type : kSelfTestRecordTypes) add_attend({type, type, 64, turn++ % 4 + 1, true});
 }
 
 Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
@@ -131,15 +134,31 @@ Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
 
 void AddIndexChecks(Checks& checks) {
   for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
-    const auto add_score = [&](HeadReduction reduction, std::string_view how) {
-      Add(checks, fmt::format("score_and_select ({}, {})", TypeName(type), how), [=](HostDevice& device) {
-        return CheckScoreHere(device, {type, 10, 2, reduction});
-      });
+    const auto add_score = [&](const ScoreCase& c, std::string_view how) {
+      Add(checks, fmt::format("score_and_select ({}, {})", TypeName(type), how),
+          [c](HostDevice& device) { return CheckScoreHere(device, c); });
     };
-    add_score(HeadReduction::kSum, "sum");
-    add_score(HeadReduction::kSoftmax, "softmax");
-    add_score(HeadReduction::kGqa, "gqa");
-    add_score(HeadReduction::kPerKvHead, "per KV head");
+    ScoreCase c{type, 10, 2, HeadReduction::kSum};
+    add_score(c, "sum");
+    for (const auto& [reduction, how] :
+         {std::pair{HeadReduction::kSoftmax, "softmax"}, std::pair{HeadReduction::kGqa, "gqa"},
+          std::pair{HeadReduction::kPerKvHead, "per KV head"}}) {
+      c.reduction = reduction;
+      add_score(c, how);
+    }
+    c = {type, 10, 2, HeadReduction::kSoftmax};
+    c.group_score = GroupScore::kMass;
+    add_score(c, "mass");
+    c.reduction = HeadReduction::kGqa;
+    c.mass_share = 0.15F;
+    add_score(c, "share of the mass");
+    c = {type, 10, 2, HeadReduction::kSoftmax};
+    c.query_form = QueryForm::kSigned;
+    c.rows_per_group = 2;
+    add_score(c, "signed, two rows per group");
+    c.reduction = HeadReduction::kSum;
+    c.rows_per_group = 1;
+    add_score(c, "signed, a row per group");
     for (const uint32_t n_tokens : {2U, 15U}) {
       Add(checks, fmt::format("append_index ({}, {} rows)", TypeName(type), n_tokens),
           [=](HostDevice& device) { return CheckAppend(device, type, n_tokens); });

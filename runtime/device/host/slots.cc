@@ -1,6 +1,9 @@
 // Attention over KV in slots, and new entries into the window's.
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
+#include <span>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -13,24 +16,27 @@
 namespace kvrun::host {
 namespace {
 
-// Records that are attended to together. No slots: nothing.
+// Of a SlotSource, what attention reads. No shape: nothing.
 struct Slots {
   const std::byte* records = nullptr;
   const uint32_t* table = nullptr;
   const SlotShape* shape = nullptr;
   uint64_t record_bytes = 0;
 
-  static Slots Of(const Buffer* records, const Buffer* table, const SlotShape& shape) {
-    if (records == nullptr || shape.n_slots == 0) return {};
-    return {Data<std::byte>(records), Data<uint32_t>(table), &shape, shape.record.size_bytes()};
+  static Slots Of(const SlotSource& source) {
+    const SlotShape& shape = source.shape;
+    if (shape.n_slots == 0) return {};
+    return {Data<std::byte>(source.slots), Data<uint32_t>(source.table), &shape, shape.record.size_bytes()};
   }
   uint32_t StreamOf(uint32_t sequence, uint32_t kv_head, uint32_t n_kv_heads) const {
     const uint32_t heads = shape->record.n_heads;
     return sequence * (n_kv_heads / heads) + kv_head / heads;
   }
-  const uint32_t* TableOf(uint32_t stream) const { return table + size_t{stream} * (2 + shape->table_slots); }
+  const uint32_t* TableOf(uint32_t stream) const { return table + size_t{stream} * shape->table_words(); }
+  // With biases those that do not count are among them: blocks leave them out.
   uint32_t CountEntries(uint32_t stream) const {
     const uint32_t* of_stream = TableOf(stream);
+    if (shape->has_biases) return of_stream[0] * shape->record.group_tokens;
     return of_stream[0] == 0 ? 0 : (of_stream[0] - 1) * shape->record.group_tokens + of_stream[1];
   }
   const std::byte* Record(uint32_t stream, uint32_t slot) const {
@@ -38,79 +44,102 @@ struct Slots {
   }
 };
 
-// The entries that the tables name: of the slots, then of the window apart.
+// The entries that the tables name, source after source.
 class SlottedKv {
  public:
   explicit SlottedKv(const SlotAttentionArgs& args)
-      : step_(*Data<StepParams>(args.attention.step)),
-        n_kv_heads_(args.attention.kv_shape.n_kv_heads),
-        sources_{Slots::Of(args.slots, args.table, args.shape),
-                 Slots::Of(args.window, args.window_table, args.window_shape)} {}
+      : step_(*Data<StepParams>(args.attention.step)), n_kv_heads_(args.attention.kv_shape.n_kv_heads) {
+    for (const SlotSource& source : args.used()) {
+      if (source.shape.n_slots != 0) sources_.at(n_sources_++) = Slots::Of(source);
+    }
+  }
 
   uint32_t CountBlocks(const AttendItem& item) const {
     uint32_t n_blocks = 0;
-    for (const Slots& source : sources_) n_blocks += CountBlocksOf(source, item);
+    for (const Slots& source : sources()) n_blocks += CountBlocksOf(source, item);
     return std::max(n_blocks, 1U);
   }
 
   void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block) const {
-    const uint32_t n_first = CountBlocksOf(sources_[0], item);
-    const Slots& source = sources_[nth < n_first ? 0 : 1];
     block->n_entries = 0;
-    if (source.shape != nullptr) LoadEntries(source, item, nth < n_first ? nth : nth - n_first, block);
+    for (const Slots& source : sources()) {
+      const uint32_t n_blocks = CountBlocksOf(source, item);
+      if (nth < n_blocks) {
+        if (source.shape->has_biases)
+          LoadEntries<true>(source, item, nth, block);
+        else
+          LoadEntries<false>(source, item, nth, block);
+        break;
+      }
+      nth -= n_blocks;
+    }
     for (uint32_t r = 0; r < item.n_rows; ++r) block->visible[r] = block->n_entries;
   }
 
  private:
+  std::span<const Slots> sources() const { return std::span(sources_).first(n_sources_); }
   uint32_t StreamOf(const Slots& source, const AttendItem& item) const {
     return source.StreamOf(step_.tokens[item.first_token].sequence, item.kv_head, n_kv_heads_);
   }
   uint32_t CountBlocksOf(const Slots& source, const AttendItem& item) const {
-    if (source.shape == nullptr) return 0;
     return CeilDiv(source.CountEntries(StreamOf(source, item)), kBlockEntries);
   }
 
+  template <bool kHasBiases>
   void LoadEntries(const Slots& source, const AttendItem& item, uint32_t nth, KvBlock* block) const {
     const KvRecordShape& record = source.shape->record;
     const uint32_t stream = StreamOf(source, item);
     const uint32_t begin = nth * kBlockEntries;
-    const uint32_t n_entries = source.CountEntries(stream);
-    const uint32_t n = n_entries > begin ? std::min(n_entries - begin, kBlockEntries) : 0;
+    const uint32_t end = std::min(begin + kBlockEntries, source.CountEntries(stream));
     block->k_type = record.k_type;
     block->v_type = record.v_type;
-    block->n_entries = n;
+    block->has_biases = kHasBiases;
     const PlanePlace k(record, false);
     const PlanePlace v(record, true);
     const uint32_t* slots = source.TableOf(stream) + 2;
     const size_t first_row = size_t{item.kv_head % record.n_heads} * record.group_tokens;
-    uint32_t group = begin / record.group_tokens;
-    uint32_t entry = begin % record.group_tokens;
-    for (uint32_t i = 0; i < n; ++group, entry = 0) {
-      const std::byte* at = source.Record(stream, slots[group]);
-      for (; entry < record.group_tokens && i < n; ++entry, ++i) {
+    uint32_t n = 0;
+    for (uint32_t group = begin / record.group_tokens; group * record.group_tokens < end; ++group) {
+      const uint32_t first = group * record.group_tokens;
+      uint32_t slot = slots[group];
+      uint32_t end_entry = std::min(record.group_tokens, end - first);
+      float bias = 0.0F;
+      if constexpr (kHasBiases) {
+        end_entry = std::min(end_entry, slot / SlotShape::kMostBiasedSlots + 1);
+        slot %= SlotShape::kMostBiasedSlots;
+        bias = std::bit_cast<float>(slots[source.shape->table_slots + group]);
+      }
+      const std::byte* at = source.Record(stream, slot);
+      for (uint32_t entry = begin > first ? begin - first : 0; entry < end_entry; ++entry, ++n) {
         const size_t row = first_row + entry;
-        block->k[i] = at + k.row(row);
-        block->v[i] = at + v.row(row);
-        block->k_scales[i] = at + k.scales(row);
-        block->v_scales[i] = at + v.scales(row);
+        block->k[n] = at + k.row(row);
+        block->v[n] = at + v.row(row);
+        block->k_scales[n] = at + k.scales(row);
+        block->v_scales[n] = at + v.scales(row);
+        if constexpr (kHasBiases) block->biases[n] = bias;
       }
     }
+    block->n_entries = n;
+    if constexpr (kHasBiases) std::fill(block->biases + n, block->biases + kBlockEntries, 0.0F);
   }
 
   const StepParams& step_;
   uint32_t n_kv_heads_;
-  Slots sources_[2];
+  std::array<Slots, kMaxSlotSources> sources_;  // those that have slots
+  uint32_t n_sources_ = 0;
 };
 
-void CheckSlots(const SlotAttentionArgs& args, const Buffer* slots, const SlotShape& shape) {
+void CheckSource(const SlotAttentionArgs& args, const SlotSource& source) {
   const KvShape& kv = args.attention.kv_shape;
+  const SlotShape& shape = source.shape;
   const KvRecordShape& record = shape.record;
   KVRUN_CHECK(record.head_dim == kv.head_dim && kv.head_dim % 2 == 0 && kv.head_dim <= kMaxHeadDim);
   KVRUN_CHECK(record.n_heads == kv.n_kv_heads || record.n_heads == 1);
   KVRUN_CHECK(record.group_tokens > 0 && args.attention.n_heads % kv.n_kv_heads == 0);
   KVRUN_CHECK(shape.n_streams == kv.n_sequences * (kv.n_kv_heads / record.n_heads));
   KVRUN_CHECK(shape.n_window_slots <= shape.n_slots);
-  KVRUN_CHECK(shape.n_slots == 0 || slots->size_bytes() >= shape.size_bytes());
+  KVRUN_CHECK(shape.fits_table());
+  KVRUN_CHECK(source.slots->size_bytes() >= shape.size_bytes());
 }
 
 // Each token attends on its own.
@@ -151,10 +180,9 @@ void EncodeRow(const KvRecordShape& record, bool is_value, uint32_t row, const f
 }  // namespace
 
 void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args) {
-  const bool is_apart = args.window != nullptr;
-  Buffer* slots = is_apart ? args.window : args.slots;
-  const SlotShape& shape = is_apart ? args.window_shape : args.shape;
-  CheckSlots(args, slots, shape);
+  const SlotSource& window = args.window();
+  const SlotShape& shape = window.shape;
+  CheckSource(args, window);
   KVRUN_CHECK(shape.n_window_slots >= 1);
   const KvRecordShape& record = shape.record;
   const StepParams& step = *Data<StepParams>(args.attention.step);
@@ -166,7 +194,7 @@ void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args) {
         shape.n_slots - shape.n_window_slots + (position / record.group_tokens) % shape.n_window_slots;
     EncodeRow(record, is_value,
               kv_head % record.n_heads * record.group_tokens + position % record.group_tokens, row,
-              Data<std::byte>(slots) + (stream * shape.n_slots + slot) * record.size_bytes());
+              Data<std::byte>(window.slots) + (stream * shape.n_slots + slot) * record.size_bytes());
   });
 }
 
@@ -175,8 +203,11 @@ uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) {
 }
 
 void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
-  if (args.shape.n_slots != 0) CheckSlots(args, args.slots, args.shape);
-  if (args.window != nullptr) CheckSlots(args, args.window, args.window_shape);
+  for (const SlotSource& source : args.used()) {
+    if (source.shape.n_slots == 0) continue;
+    CheckSource(args, source);
+    KVRUN_CHECK(source.table->size_bytes() >= source.shape.table_bytes());
+  }
   const AttentionArgs attention = ApartFrom(args.attention);
   const SlottedKv source(args);
   const AttendItems items(attention, pool.size());

@@ -99,10 +99,10 @@ AttentionArgs Translator::operator()(const AttentionArgs& args) const {
 SlotAttentionArgs Translator::operator()(const SlotAttentionArgs& args) const {
   SlotAttentionArgs own = args;
   own.attention = (*this)(args.attention);
-  own.slots = (*this)(args.slots);
-  own.table = (*this)(args.table);
-  own.window = (*this)(args.window);
-  own.window_table = (*this)(args.window_table);
+  for (SlotSource& source : std::span(own.sources).first(own.n_sources)) {
+    source.slots = (*this)(source.slots);
+    source.table = (*this)(source.table);
+  }
   return own;
 }
 

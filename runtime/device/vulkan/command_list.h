@@ -94,10 +94,11 @@ class VulkanCommandList : public CommandList {
   bool ReadsTexels(const Dispatch& dispatch) const;
   Status CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
                        Buffer* output);
-  // Attention over the slots, or the window where it is a buffer of its own.
-  Status AttendSource(const SlotAttentionArgs& args, bool is_window, uint32_t first_part, uint32_t n_parts);
+  Status AttendSource(const SlotAttentionArgs& args, const SlotSource& source, const AttendChoice& choice,
+                      uint32_t first_part, uint32_t n_parts);
   // The steps of ScoreAndSelect.
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
+  Status SignQuery(const ScoreArgs& args, const ScorePlan& score);
   Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score);
   Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
                       uint32_t first_row, uint32_t groups_y);

@@ -18,7 +18,8 @@ struct KernelChoice {
   std::string variant;  // of shaders/variants.txt
   // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,
   // workgroup size; for attend_subgroup and attend_slots_subgroup lanes, head_dim, workgroup size; for the
-  // other operations on KV records the types of K and V.
+  // other operations on KV records the types of K and V; for attention over slots then whether there are
+  // biases.
   std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };

@@ -104,6 +104,7 @@ AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotSh
                                    : fmt::format("attend_slots{}_any_floor", rows);
   choice.kernel.constants =
       subgroup ? std::vector<uint32_t>{lanes, record.head_dim, lanes} : TypeConstants(record);
+  choice.kernel.constants.push_back(slots.has_biases ? 1 : 0);
   choice.kernel.groups = {tiles, choice.n_splits, n_tokens};
   return choice;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <numbers>
 #include <utility>
@@ -23,6 +24,7 @@ constexpr uint32_t kTileQueries = 4;      // of project_query.comp
 constexpr uint32_t kTileRows = 32;        // of project_keys.comp, where there are several
 constexpr uint32_t kFewRows = 8;          // up to so many, rows are projected one by one
 constexpr uint32_t kQueryLocalSize = 32;  // of project_query.comp
+constexpr uint32_t kSignLocalSize = 32;   // of sign_query.comp
 constexpr uint32_t kRowLocalSize = 64;    // of project_keys.comp with ROWS=1
 constexpr uint32_t kDirectLocalSize = 8;  // of both with DIRECT
 
@@ -33,11 +35,22 @@ Status CheckRank(uint32_t rank) {
                       KVRUN_MAX_INDEX_RANK)};
 }
 
+// Of a row's mean. Softmaxes are computed with powers of 2.
+float QueryScale(const ScoreArgs& args) {
+  const AttentionArgs& attention = args.attention;
+  const uint32_t group = attention.n_heads / attention.kv_shape.n_kv_heads;
+  const bool is_mean = args.reduction == HeadReduction::kGqa;
+  const double factor =
+      (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) / (is_mean ? group : 1);
+  return static_cast<float>(factor / std::sqrt(attention.kv_shape.head_dim));
+}
+
 uint32_t IsVector(uint32_t columns) { return columns % 4 == 0 ? 1U : 0U; }
 
 ScoreParams ParamsOf(const ScoreArgs& args, const ScorePlan& score, uint32_t first_row) {
   return {.n_groups = args.index_shape.n_groups,
           .group_words = args.index_shape.group_words(),
+          .group_tokens = args.index_shape.group_tokens,
           .window_tokens = args.window_tokens,
           .n_rows = score.n_rows,
           .list_rows = score.list_rows(),
@@ -51,9 +64,12 @@ ScoreParams ParamsOf(const ScoreArgs& args, const ScorePlan& score, uint32_t fir
           .scores_stride = score.scores_stride};
 }
 
+// Whether a choice may end before there are n_chosen.
+bool EndsEarly(const ScoreArgs& args) { return args.mass_share > 0.0F && args.mass_share < 1.0F; }
+
 // Whether any four entries that are scored together are whole vectors of the index.
 bool HasWholeVectors(const IndexShape& index) {
-  const uint32_t group = index.group_tokens;
+  const uint32_t group = index.rows();
   const bool whole_rows = index.rank * KvElementBits(index.type) % 32 == 0;
   return whole_rows && (group % 4 == 0 || (group <= 2 && index.n_groups * group % 4 == 0));
 }
@@ -83,13 +99,10 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                                      Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
   KVRUN_RETURN_IF_ERROR(
       Record({.kernel = rotate_kernel, .storage = rotate_storage, .params = ParamBytes(rotate)}));
+  if (args.query_form == QueryForm::kSigned) return SignQuery(args, score);
 
   const uint32_t rank = args.index_shape.rank;
   const uint32_t group = attention.n_heads / n_kv_heads;
-  // Of a row's mean. Softmaxes are computed with powers of 2.
-  const bool is_mean = args.reduction == HeadReduction::kGqa;
-  const double factor =
-      (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) / (is_mean ? group : 1);
   const uint32_t sharing = std::max(1U, group * score.n_rows / attention.n_heads);
   const ProjectQueryParams project{.n_heads = attention.n_heads,
                                    .n_kv_heads = n_kv_heads,
@@ -97,7 +110,7 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                                    .rank = rank,
                                    .n_rows = score.n_rows,
                                    .z_begin = score.z_begin,
-                                   .scale = static_cast<float>(factor / std::sqrt(head_dim))};
+                                   .scale = QueryScale(args)};
   // On a CPU, what is shared costs more than what is read twice.
   const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
   const KernelChoice project_kernel{
@@ -116,13 +129,40 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                  .params = ParamBytes(project)});
 }
 
+Status VulkanCommandList::SignQuery(const ScoreArgs& args, const ScorePlan& score) {
+  const AttentionArgs& attention = args.attention;
+  const uint32_t head_dim = attention.kv_shape.head_dim;
+  const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
+  const SignQueryParams params{
+      .n_heads = attention.n_heads,
+      .n_kv_heads = n_kv_heads,
+      .head_dim = head_dim,
+      .n_rows = score.n_rows,
+      .n_added = args.reduction == HeadReduction::kGqa ? attention.n_heads / n_kv_heads : 1,
+      .z_begin = score.z_begin,
+      .scale = QueryScale(args)};
+  const KernelChoice kernel{
+      .variant = "sign_query_f32_floor",
+      .constants = {},
+      .groups = {CeilDiv(n_kv_heads * head_dim, kSignLocalSize), score.n_rows, attention.n_tokens}};
+  NoteHostBuffer(AsVulkan(*args.sides.scales));
+  const std::array storage = {Binding{MemoryOrEmpty(args.query), Access::kRead},
+                              Binding{MemoryOrEmpty(args.sides.scales), Access::kRead},
+                              Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
+  return Record({.kernel = kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = ParamBytes(params)});
+}
+
 Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
                                        uint32_t first_row, uint32_t groups_y) {
   const IndexShape& index = args.index_shape;
   const ScoreParams params = ParamsOf(args, score, first_row);
+  const bool is_mass = args.group_score == GroupScore::kMass && kind.starts_with("groups");
   const KernelChoice kernel{.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
-                            .constants = {index.rank, index.group_tokens, score.hoist ? 1U : 0U,
-                                          score.local_size, HasWholeVectors(index) ? 1U : 0U},
+                            .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
+                                          HasWholeVectors(index) ? 1U : 0U, is_mass ? 1U : 0U},
                             .groups = {score.workgroups, groups_y, args.attention.n_tokens}};
   const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
                               Binding{MemoryOrEmpty(args.scratch), Access::kRead},
@@ -146,26 +186,37 @@ Status VulkanCommandList::ScoreGroups(const ScoreArgs& args, const ScorePlan& sc
 
 Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
   KVRUN_CHECK(args.n_pinned <= args.n_chosen);
+  KVRUN_CHECK(args.group_score == GroupScore::kLargest || args.reduction != HeadReduction::kSum);
+  KVRUN_CHECK(args.mass_share == 0.0F || args.group_score == GroupScore::kMass);
+  KVRUN_CHECK(args.query_form == QueryForm::kProjected ||
+              args.index_shape.rank ==
+                  2 * args.attention.kv_shape.n_kv_heads * args.attention.kv_shape.head_dim);
   KVRUN_RETURN_IF_ERROR(CheckRank(args.index_shape.rank));
   const ScorePlan score = PlanScore(device_.plan(), device_.is_cpu(), args);
   KVRUN_RETURN_IF_ERROR(ProjectQuery(args, score));
   KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score));
 
-  const SelectGroupsParams params{.n_groups = args.index_shape.n_groups,
-                                  .group_tokens = args.index_shape.group_tokens,
-                                  .window_tokens = args.window_tokens,
-                                  .n_lists = score.n_lists,
-                                  .n_pinned = args.n_pinned,
-                                  .n_chosen = args.n_chosen,
-                                  .scores_begin = score.scores_begin,
-                                  .scores_stride = score.scores_stride};
+  const SelectGroupsParams params{
+      .n_groups = args.index_shape.n_groups,
+      .group_tokens = args.index_shape.group_tokens,
+      .window_tokens = args.window_tokens,
+      .n_lists = score.n_lists,
+      .n_pinned = args.n_pinned,
+      .n_chosen = args.n_chosen,
+      .scores_begin = score.scores_begin,
+      .scores_stride = score.scores_stride,
+      .mass_share = args.mass_share,
+      .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows()))};
+  const char* const mass = EndsEarly(args) ? "_mass" : "";
   const uint32_t n_lists = score.n_lists * args.attention.n_tokens;
   const KernelChoice kernel =
       score.narrow_select_lanes != 0
-          ? KernelChoice{.variant = "select_groups_narrow_f32_floor",
+          ? KernelChoice{.variant = fmt::format("select_groups_narrow{}_f32_floor", mass),
                          .constants = {score.narrow_select_lanes},
                          .groups = {n_lists, 1, 1}}
-          : KernelChoice{.variant = "select_groups_f32_floor", .constants = {}, .groups = {n_lists, 1, 1}};
+          : KernelChoice{.variant = fmt::format("select_groups{}_f32_floor", mass),
+                         .constants = {},
+                         .groups = {n_lists, 1, 1}};
   NoteHostBuffer(AsVulkan(*args.chosen));
   const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(args.chosen), Access::kWrite}};
@@ -198,6 +249,7 @@ Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, c
 Status VulkanCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
                                       uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens,
                                       const IndexSides& sides, const IndexShape& shape, Buffer* index) {
+  KVRUN_CHECK(shape.rows_per_group == 0);
   KVRUN_RETURN_IF_ERROR(CheckRank(shape.rank));
   KVRUN_ASSIGN_OR_RETURN(const Buffer* projected, Temporary(uint64_t{n_tokens} * shape.rank * sizeof(float)));
   const ProjectKeysParams project{.n_tokens = n_tokens,

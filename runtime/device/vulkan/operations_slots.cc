@@ -33,25 +33,13 @@ void CheckRecord(const KvRecordShape& record, uint32_t n_kv_heads, uint32_t head
   KVRUN_CHECK(record.group_tokens > 0);
 }
 
-// Records that are attended to together.
-struct SlotSource {
-  Buffer* slots = nullptr;
-  const SlotShape* shape = nullptr;
-  const Buffer* table = nullptr;
-};
-
-// Where new entries go.
-SlotSource WindowOf(const SlotAttentionArgs& args) {
-  if (args.window != nullptr) return {args.window, &args.window_shape, args.window_table};
-  return {args.slots, &args.shape, args.table};
-}
-
-void CheckSlots(const SlotAttentionArgs& args, const SlotSource& source) {
+void CheckSource(const SlotAttentionArgs& args, const SlotSource& source) {
   const KvShape& kv = args.attention.kv_shape;
-  const SlotShape& shape = *source.shape;
+  const SlotShape& shape = source.shape;
   CheckRecord(shape.record, kv.n_kv_heads, kv.head_dim);
   KVRUN_CHECK(shape.n_streams == kv.n_sequences * (kv.n_kv_heads / shape.record.n_heads));
   KVRUN_CHECK(shape.n_window_slots <= shape.n_slots);
+  KVRUN_CHECK(shape.fits_table());
   KVRUN_CHECK(source.slots->size_bytes() >= shape.size_bytes());
 }
 
@@ -77,8 +65,9 @@ AttendChoice Choose(const VulkanComputeDevice& device, const SlotAttentionArgs& 
 
 uint32_t CountParts(const VulkanComputeDevice& device, const SlotAttentionArgs& args) {
   uint32_t n_parts = 0;
-  if (args.shape.n_slots != 0) n_parts += Choose(device, args, args.shape).n_splits;
-  if (args.window != nullptr) n_parts += Choose(device, args, args.window_shape).n_splits;
+  for (const SlotSource& source : args.used()) {
+    if (source.shape.n_slots != 0) n_parts += Choose(device, args, source.shape).n_splits;
+  }
   return n_parts;
 }
 
@@ -92,12 +81,12 @@ uint64_t VulkanComputeDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& a
 }
 
 Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
-  const SlotSource window = WindowOf(args);
-  CheckSlots(args, window);
-  KVRUN_CHECK(window.shape->n_window_slots >= 1);
+  const SlotSource& window = args.window();
+  CheckSource(args, window);
+  KVRUN_CHECK(window.shape.n_window_slots >= 1);
   const AttentionArgs& attention = args.attention;
   const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
-  const RopeEncodeParams params{.record = LayoutOf(window.shape->record),
+  const RopeEncodeParams params{.record = LayoutOf(window.shape.record),
                                 .n_heads = attention.n_heads,
                                 .n_kv_heads = n_kv_heads,
                                 .n_tokens = attention.n_tokens,
@@ -105,10 +94,10 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                                 .rope_halves = attention.rope_halves ? 1U : 0U,
                                 .has_qk_norm = attention.norms != nullptr ? 1U : 0U,
                                 .norm_epsilon = attention.norm_epsilon,
-                                .n_slots = window.shape->n_slots,
-                                .n_window_slots = window.shape->n_window_slots};
+                                .n_slots = window.shape.n_slots,
+                                .n_window_slots = window.shape.n_window_slots};
   const KernelChoice kernel =
-      ChooseRopeAndEncode(window.shape->record, attention.n_heads, n_kv_heads, attention.n_tokens);
+      ChooseRopeAndEncode(window.shape.record, attention.n_heads, n_kv_heads, attention.n_tokens);
   NoteHostBuffer(AsVulkan(*attention.angles));
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kReadWrite},
                               Binding{MemoryOrEmpty(window.slots), Access::kReadWrite},
@@ -121,20 +110,19 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
 }
 
 // Of one source: parts from `first_part` on, or the output where there is one part in all.
-Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, bool is_window, uint32_t first_part,
-                                       uint32_t n_parts) {
-  const SlotSource source = is_window ? WindowOf(args) : SlotSource{args.slots, &args.shape, args.table};
-  CheckSlots(args, source);
+Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const SlotSource& source,
+                                       const AttendChoice& choice, uint32_t first_part, uint32_t n_parts) {
+  CheckSource(args, source);
   const AttentionArgs& attention = args.attention;
-  const SlotShape& shape = *source.shape;
+  const SlotShape& shape = source.shape;
+  KVRUN_CHECK(source.table->size_bytes() >= shape.table_bytes());
   const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
   const uint32_t head_dim = shape.record.head_dim;
-  const AttendChoice choice = Choose(device_, args, shape);
   const AttendSlotsParams params{.record = LayoutOf(shape.record),
                                  .n_heads = attention.n_heads,
                                  .n_kv_heads = n_kv_heads,
                                  .n_slots = shape.n_slots,
-                                 .table_stride = 2 + shape.table_slots,
+                                 .table_stride = shape.table_words(),
                                  .n_splits = choice.n_splits,
                                  .first_part = first_part,
                                  .n_parts = n_parts,
@@ -155,11 +143,12 @@ Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
   const AttentionArgs& attention = args.attention;
   const uint32_t n_parts = CountParts(device_, args);
   uint32_t first_part = 0;
-  if (args.shape.n_slots != 0) {
-    KVRUN_RETURN_IF_ERROR(AttendSource(args, false, 0, n_parts));
-    first_part = Choose(device_, args, args.shape).n_splits;
+  for (const SlotSource& source : args.used()) {
+    if (source.shape.n_slots == 0) continue;
+    const AttendChoice choice = Choose(device_, args, source.shape);
+    KVRUN_RETURN_IF_ERROR(AttendSource(args, source, choice, first_part, n_parts));
+    first_part += choice.n_splits;
   }
-  if (args.window != nullptr) KVRUN_RETURN_IF_ERROR(AttendSource(args, true, first_part, n_parts));
   if (n_parts == 1) return Status::Ok();
 
   return CombineSplits(*attention.scratch, n_parts, attention.n_tokens * attention.n_heads,

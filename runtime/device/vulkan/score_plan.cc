@@ -44,7 +44,7 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   ScorePlan score;
   score.n_rows = RowsOf(args);
   score.n_lists = args.reduction == HeadReduction::kPerKvHead ? args.attention.kv_shape.n_kv_heads : 1;
-  const uint32_t unit_groups = index.group_tokens <= 2 ? 4 / index.group_tokens : 1;
+  const uint32_t unit_groups = index.rows() <= 2 ? 4 / index.rows() : 1;
   score.n_units = CeilDiv(index.n_groups, unit_groups);
   score.scores_stride = CeilDiv(index.n_groups, 4U) * 4;
 
@@ -68,7 +68,7 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   score.z_begin = take(uint64_t{score.n_rows} * index.rank);
   if (!is_sum) score.softmaxes_begin = take(uint64_t{score.n_rows} * score.workgroups * 2);
   if (score.list_rows() > score.heads) {
-    const uint32_t unit_words = CeilDiv(unit_groups * index.group_tokens, 4U) * 4;
+    const uint32_t unit_words = CeilDiv(unit_groups * index.rows(), 4U) * 4;
     score.totals_begin = take(uint64_t{score.n_lists} * score.n_units * unit_words);
   }
   score.scores_begin = take(uint64_t{score.n_lists} * score.scores_stride);

@@ -10,8 +10,8 @@
 
 namespace kvrun {
 
-// A row of z is a projected query, of one head or of several added up. A unit is a group, or as many of them
-// as make four entries (shaders/score.comp).
+// A row of z is a projected query, of one head or of several added up. An entry is a row of the
+// index. A unit is a group, or as many of them as make four entries (shaders/score.comp).
 struct ScorePlan {
   uint32_t n_rows = 0;   // of z, per token
   uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows

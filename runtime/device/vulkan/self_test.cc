@@ -68,10 +68,11 @@ void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
 
 void AddAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Checks& checks) {
   const AttendChoice choice = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), SlotCase::kKvHeads, 1);
-  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {})", choice.kernel.variant,
-                                choice.n_splits > 1 ? ", combine_splits_f32_floor" : "",
-                                VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim),
-                    [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
+  checks.push_back(
+      {fmt::format("{}{} (K {}, V {}, head size {}{})", choice.kernel.variant,
+                   choice.n_splits > 1 ? ", combine_splits_f32_floor" : "", VariantTypeName(c.k_type),
+                   VariantTypeName(c.v_type), c.head_dim, c.has_biases ? ", biases" : ""),
+       [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
 }
 
 void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
@@ -102,7 +103,10 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   }
   for (const uint32_t group : {1U, 2U, 3U, 4U}) {
     AddAttendSlots(plan, is_cpu, {KvType::kFp8, KvType::kInt4, 72, group}, checks);
+    AddAttendSlots(plan, is_cpu, {KvType::kFp8, KvType::kInt4, 72, group, true}, checks);
   }
+  for (const KvType type : kSelfTestRecordTypes)
+    AddAttendSlots(plan, is_cpu, {type, type, 64, turn++ % 4 + 1, true}, checks);
 }
 
 ScorePlace PlaceOf(const ScorePlan& plan) {
@@ -121,8 +125,9 @@ void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const cha
           ? fmt::format("score_sum_{}_floor", type)
           : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
   checks.push_back(
-      {fmt::format("rotate_query_f32_floor, project_query_f32_floor, {}, select_groups{}_f32_floor ({})",
-                   scored, score.narrow_select_lanes != 0 ? "_narrow" : "", how),
+      {fmt::format("rotate_query_f32_floor, {}_query_f32_floor, {}, select_groups{}{}_f32_floor ({})",
+                   c.query_form == QueryForm::kSigned ? "sign" : "project", scored,
+                   score.narrow_select_lanes != 0 ? "_narrow" : "", c.mass_share != 0.0F ? "_mass" : "", how),
        [c](VulkanComputeDevice& device) {
          return CheckScore(device, c, PlaceOf(PlanScore(device.plan(), device.is_cpu(), ScoreArgsOf(c))));
        }});
@@ -132,6 +137,12 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSum}, "sum", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSoftmax}, "softmax", checks);
+    AddScore(plan, is_cpu,
+             {type, 10, 2, HeadReduction::kSoftmax, 0, QueryForm::kProjected, GroupScore::kMass}, "mass",
+             checks);
+    AddScore(plan, is_cpu,
+             {type, 10, 2, HeadReduction::kGqa, 0, QueryForm::kProjected, GroupScore::kMass, 0.15F},
+             "share of the mass", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
     for (const uint32_t n_tokens : {2U, 15U}) {
@@ -140,6 +151,10 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
                         [=](VulkanComputeDevice& device) { return CheckAppend(device, type, n_tokens); }});
     }
   }
+  AddScore(plan, is_cpu, {KvType::kInt4, 10, 2, HeadReduction::kSoftmax, 2, QueryForm::kSigned},
+           "signed, two rows per group", checks);
+  AddScore(plan, is_cpu, {KvType::kF16, 10, 2, HeadReduction::kSum, 1, QueryForm::kSigned},
+           "signed, a row per group", checks);
   for (const KvType type : {KvType::kF16, KvType::kF32}) {
     checks.push_back({fmt::format("project_keys_{}_floor", type == KvType::kF16 ? "f16" : "f32"),
                       [=](VulkanComputeDevice& device) { return CheckProjectKeys(device, type); }});

@@ -250,7 +250,9 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   method       "full": all KV is in memory. "flexgen": all KV is on flash and is read again for every
  * token. "kvswap": all KV is on flash, and each token reads what it is predicted to attend to. The default is
  * "full" if there is no budget or the budget holds all KV of the context (which a note says), otherwise
- * "kvswap". A method that you give is kept budget       memory for all that grows with the context: bytes
+ * "kvswap". To compare with (docs/comparators.md): "streaming", "random", "oracle", "quest", "meanstd",
+ * "loki", "infinigen", "infinigen*". A method that you give is kept
+ *   budget       memory for all that grows with the context: bytes
  * ("14155776"), bytes with a unit of 1024s
  *                ("13.5M", "13.5MB" and "13.5MiB" are the same; K, M, G), or a share of the f16 KV of the
  *                whole context ("1/13", "8%"). Bytes are never exceeded: too few are KVRUN_OUT_OF_MEMORY. A
@@ -259,6 +261,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   type         "f32", "f16", "fp8", "int8", "int4": one for both, or one each for K,V ("fp8,int4")
  *   group        how many consecutive entries are read as one, up to 256
  *   select       how many entries a token reads besides sinks and window
+ *   mass         a selection ends where its predicted share of the attention reaches this, above 0 and at
+ *                most 1 ("0.95"); select is the most then
  *   window       how many of the newest entries stay in memory
  *   sinks        how many of the first entries are always attended to
  *   reuse        how many groups per layer stay in memory in case they are chosen again, from 1
@@ -267,7 +271,7 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
  *   policy       which group to give up: "fifo", "lru", "non-hit"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt
- *   adapter-kind "plain", "centred", "query", "query-centred"
+ *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
  *   dir          a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
  *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
  *                session
@@ -307,11 +311,12 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
- * group, select, window, sinks, reuse, rank (0: no index), index, heads, policy, k_type, v_type, adapter_kind
- * (null if there is none); notes [..] (one if the context is longer than what the model was trained with). A
- * file of adapters is read to check that it suits; the folder for KV is not created. If no group is given,
- * the one that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1
- * to 0.4 seconds on flash) and kept in the user's cache folder; a note says if the group is not 4. */
+ * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
+ * k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
+ * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
+ * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its
+ * speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; a note
+ * says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -444,7 +449,8 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
  * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile, notes [..].
  * If KV is kept in records (any method but "full", or "full" in types other than f16 and f32) there is also
  * kv: method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json); of
- * decoding: chosen_groups (without sinks), hit_rate (the share of them that was in memory already),
+ * decoding: chosen_groups (without sinks), entries_per_layer {mean, least, most} (chosen by a stream of a
+ * layer in a step, without sinks), hit_rate (the share of them that was in memory already),
  * stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading that it
  * did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode ("io_uring
  * direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
@@ -490,7 +496,7 @@ KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_op
 
 typedef struct kvrun_calibrate_options {
   uint32_t struct_size;
-  const char* kind;            /* plain, centred, query, query-centred; NULL: query-centred */
+  const char* kind;            /* as the option adapter-kind; NULL: query-centred */
   uint32_t rank;               /* how many columns the file holds; 0: as many as there are, at most 256 */
   uint32_t n_ctx;              /* texts are cut into pieces of at most this many tokens; 0: kvrun chooses */
   const int32_t* const* texts; /* [n_texts], each of counts[i] ids */

@@ -1,0 +1,131 @@
+// Computes a prompt layer by layer: one layer's K and V are in memory at a time, as they were computed, in
+// tiles. Tiles that a later chunk attends to again, and hidden states between layers, lie in a spill file
+// where the plan has no memory for them. What becomes of a layer's K and V is its sink's business.
+// Source: design/methods.md, section 1, Prefill.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/step_commands.h"
+#include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/store/spill_file.h"
+
+namespace kvrun {
+
+// The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn.
+class PrefillSink {
+ public:
+  virtual ~PrefillSink() = default;
+  virtual Status BeginLayer(uint32_t layer) = 0;
+  // Entries before the prompt come into the tile's buffer.
+  virtual Status LoadEarlier(uint32_t layer, uint32_t tile) = 0;
+  // Records what is to be done with a chunk's Q, K and V, which RopeAndStore has left in the commands'
+  // buffers. `skip_rows`: the first rows are sinks.
+  virtual Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) = 0;
+  // The tile's entries up to the prompt's end are there.
+  virtual Status StoreTile(uint32_t layer, uint32_t tile) = 0;
+};
+
+class PrefillTiles {
+ public:
+  // For one prompt. `spill` may be null where nothing has to be put aside. The plan must outlive it.
+  static Result<std::unique_ptr<PrefillTiles>> Create(Device& device, StepCommands& commands,
+                                                      const KvPlan& plan, SpillFile* spill);
+  // What a spill file must hold for prompts of up to n_ctx tokens; 0: none is needed.
+  static uint64_t SpillBytes(const KvPlan& plan, const ModelConfig& config);
+
+  // The prompt: consecutive positions of one sequence. Computes its embedding.
+  Status Begin(std::span<const StepRow> rows);
+  Status RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
+                  PrefillSink& sink);
+  // After the last layer. Hidden states stay.
+  void End();
+  // Between layers: gives up what attention takes, for other work.
+  void DropAttentionBuffers();
+
+  // Entries [tile * tile_tokens, ...) of the layer that was computed last.
+  const KvShape& tile_shape() const { return tile_shape_; }
+  Buffer* tile() const { return tile_.get(); }
+  // Between layers: the tile's buffer holds that tile.
+  Status Show(uint32_t tile);
+
+  // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
+  // the commands' hidden buffer; answers which rows these are.
+  struct Rows {
+    uint32_t first = 0;
+    uint32_t count = 0;
+  };
+  Result<Rows> LoadHidden(uint32_t row);
+
+ private:
+  // Rows of one chunk: they lie in one tile.
+  struct Chunk {
+    uint32_t first_row = 0;
+    uint32_t n_rows = 0;
+    uint32_t tile = 0;
+    uint32_t skip_rows = 0;  // sinks
+  };
+  // Commands of one kind of chunk; those before attention, those over one earlier tile, and the rest.
+  struct ChunkLists {
+    uint32_t n_rows = 0;
+    uint32_t skip_rows = 0;
+    bool has_earlier = false;
+    uint32_t parity = 0;  // of the number of earlier tiles
+    std::unique_ptr<CommandList> before;
+    std::unique_ptr<CommandList> after;
+  };
+  struct EarlierList {
+    uint32_t n_rows = 0;
+    bool is_first = false;
+    uint32_t parity = 0;
+    std::unique_ptr<CommandList> list;
+  };
+
+  PrefillTiles(Device& device, StepCommands& commands, const KvPlan& plan, SpillFile* spill);
+
+  Status MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use);
+  Status CreateTile();
+  Status CreateAttentionBuffers();
+  void PlanChunks();
+  Status Embed(std::span<const StepRow> rows);
+  Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
+  Status AttendEarlierTile(const Chunk& chunk, uint32_t tile);
+  Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, PrefillSink& sink);
+  AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
+  Status Execute(CommandList& list);
+  Status SaveHidden(const Chunk& chunk);
+  Status LoadChunk(const Chunk& chunk);
+  uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
+  uint64_t TileOffset(uint32_t tile) const;
+
+  uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
+  bool is_tiled() const { return tile_shape_.n_ctx < plan_.n_ctx; }
+  uint32_t tile_tokens() const { return tile_shape_.n_ctx; }
+  uint32_t n_tiles() const { return (prompt_.end + tile_tokens() - 1) / tile_tokens(); }
+
+  Device& device_;
+  StepCommands& commands_;
+  const KvPlan& plan_;
+  SpillFile* spill_;
+  KvRange prompt_;
+  std::vector<Chunk> chunks_;
+  KvShape tile_shape_;
+  std::unique_ptr<Buffer> tile_;        // K and V of one layer, KvShape: the tile that is computed
+  std::unique_ptr<Buffer> earlier_;     // an earlier tile
+  std::unique_ptr<Buffer> whole_tile_;  // StepParams whose positions see a whole tile
+  std::unique_ptr<Buffer> parts_[2];    // of attention over earlier tiles
+  std::unique_ptr<Buffer> scratch_;     // of attention
+  std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
+  std::vector<StepRow> tile_rows_;
+  std::vector<ChunkLists> lists_;  // of the layer that is computed
+  std::vector<EarlierList> earlier_lists_;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,173 @@
+#include "runtime/engine/prompt_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "platform/base/units.h"
+
+namespace kvrun {
+namespace {
+
+// Groups that are encoded, or decoded, at once.
+constexpr uint32_t kRecordsAtOnce = 64;
+
+std::span<float> Floats(Buffer& buffer) {
+  const std::span<std::byte> bytes = buffer.host();
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const StepCommands& commands,
+                                                         OffloadedCache& cache) {
+  std::unique_ptr<PromptStore> store(new PromptStore(device, commands, cache));
+  KVRUN_RETURN_IF_ERROR(store->CreateBuffers());
+  return store;
+}
+
+Status PromptStore::CreateBuffers() {
+  KVRUN_ASSIGN_OR_RETURN(records_, device_.CreateBuffer(kRecordsAtOnce * heads() *
+                                                            std::max(plan().record.size_bytes(),
+                                                                     plan().window_record.size_bytes()),
+                                                        BufferUse::kShared, "kv"));
+  if (index() == nullptr || index()->takes_records()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(projected_,
+                         device_.CreateBuffer(uint64_t{kChunkRows} * plan().index.rank * sizeof(float),
+                                              BufferUse::kShared, "kv"));
+  if (!takes_sums()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(sums_, LayerSumBuffers::Create(device_, commands_.config(), "kv"));
+  return Status::Ok();
+}
+
+void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
+  prompt_ = prompt;
+  tiles_ = std::move(tiles);
+}
+
+Status PromptStore::Execute(CommandList& list) {
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(list));
+  return device_.Wait(value);
+}
+
+Status PromptStore::BeginLayer(uint32_t /*layer*/) { return sums_ ? sums_->Clear() : Status::Ok(); }
+
+Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) {
+  return sums_ ? sums_->Record(list, commands_, n_rows, skip_rows) : Status::Ok();
+}
+
+// Entries before the prompt come back into their tile: from the window, or as they were stored.
+Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile) {
+  const uint32_t group_tokens = plan().record.group_tokens;
+  const uint32_t first_group = tile * tile_tokens() / group_tokens;
+  const uint32_t end_group = CeilDiv(std::min(prompt_.begin, (tile + 1) * tile_tokens()), group_tokens);
+  const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
+  for (uint32_t group = first_group; group < end_group;) {
+    const bool in_window = group >= window_group;
+    const KvRecordShape& record = in_window ? plan().window_record : plan().record;
+    const uint32_t n =
+        std::min(kRecordsAtOnce, (in_window ? end_group : std::min(end_group, window_group)) - group);
+    const uint64_t stream_bytes = n * record.size_bytes();
+    for (uint32_t head = 0; head < heads(); ++head) {
+      const uint32_t stream = prompt_.sequence * heads() + head;
+      const std::span<std::byte> records = records_->host().subspan(head * stream_bytes, stream_bytes);
+      KVRUN_RETURN_IF_ERROR(in_window ? cache_.ReadWindow(layer, stream, group, n, records)
+                                      : cache_.ReadGroups(layer, stream, group, n, records));
+    }
+    KVRUN_RETURN_IF_ERROR(records_->Flush(0, heads() * stream_bytes));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records_, record, n, (group - first_group) * group_tokens,
+                                              tiles_.shape, tiles_.kv));
+    KVRUN_RETURN_IF_ERROR(list->Finish());
+    KVRUN_RETURN_IF_ERROR(Execute(*list));
+    group += n;
+  }
+  return Status::Ok();
+}
+
+// Groups of the tile as records of `shape`, [streams of the sequence, n]; valid until the next call.
+Result<std::span<const std::byte>> PromptStore::Encode(uint32_t tile, uint32_t group, uint32_t n,
+                                                       const KvRecordShape& shape) {
+  const uint32_t token = group * shape.group_tokens - tile * tile_tokens();
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*tiles_.kv, tiles_.shape, token, n, shape, records_.get()));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  KVRUN_RETURN_IF_ERROR(Execute(*list));
+  const uint64_t bytes = n * heads() * shape.size_bytes();
+  KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
+  return std::span<const std::byte>(records_->host().first(bytes));
+}
+
+// Whole groups to flash, and the newest, with the one that is not complete, to the window.
+Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
+  const uint32_t group_tokens = plan().record.group_tokens;
+  const uint32_t first = std::max(prompt_.begin / group_tokens, tile * tile_tokens() / group_tokens);
+  const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens());
+  const uint32_t end_whole = end / group_tokens;
+  for (uint32_t group = first; group < end_whole;) {
+    const uint32_t n = std::min(kRecordsAtOnce, end_whole - group);
+    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan().record));
+    KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, prompt_.sequence, group, n, records));
+    group += n;
+  }
+  const uint32_t end_group = CeilDiv(end, group_tokens);
+  for (uint32_t group = std::max(first, cache_.FirstWindowGroup(prompt_.end)); group < end_group;) {
+    const uint32_t n = std::min(kRecordsAtOnce, end_group - group);
+    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan().window_record));
+    KVRUN_RETURN_IF_ERROR(cache_.PutWindow(layer, group, n, records));
+    group += n;
+  }
+  return Status::Ok();
+}
+
+// To the prompt's end.
+Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t rank,
+                            const ProjectedFn& visit) {
+  for (uint32_t tile = begin / tile_tokens(); tile * tile_tokens() < prompt_.end; ++tile) {
+    const uint32_t tile_begin = tile * tile_tokens();
+    if (tiles_.show) KVRUN_RETURN_IF_ERROR(tiles_.show(tile));
+    const uint32_t tile_end = std::min(prompt_.end, tile_begin + tile_tokens());
+    for (uint32_t first = std::max(begin, tile_begin); first < tile_end; first += kChunkRows) {
+      const uint32_t n = std::min(kChunkRows, tile_end - first);
+      KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+      KVRUN_RETURN_IF_ERROR(
+          list->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin, n, sides, rank, projected_.get()));
+      KVRUN_RETURN_IF_ERROR(list->Finish());
+      KVRUN_RETURN_IF_ERROR(Execute(*list));
+      const uint64_t count = uint64_t{n} * rank;
+      KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
+      KVRUN_RETURN_IF_ERROR(visit(first, Floats(*projected_).first(count)));
+    }
+  }
+  return Status::Ok();
+}
+
+Status PromptStore::Index(uint32_t layer) {
+  if (!learns()) {
+    // While there are too few entries, most are chosen anyway; decoding learns when they are not.
+    if (takes_sums()) KVRUN_RETURN_IF_ERROR(index()->PrepareBlank(layer));
+    return IndexOnly(layer);
+  }
+  const uint32_t n_rows = prompt_.end - prompt_.begin;
+  const uint32_t n_skipped = prompt_.begin < n_sinks() ? std::min(n_rows, n_sinks() - prompt_.begin) : 0;
+  KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, sums_->Read(commands_.config(), n_rows, n_skipped));
+  return LearnAndIndex(layer, sums);
+}
+
+Status PromptStore::LearnAndIndex(uint32_t layer, const LayerSums& sums) {
+  KVRUN_RETURN_IF_ERROR(index()->Learn(layer, sums));
+  return IndexOnly(layer);
+}
+
+Status PromptStore::IndexOnly(uint32_t layer) {
+  if (index() == nullptr) return Status::Ok();
+  return index()->IndexPrompt(layer, prompt_, *this, cache_.stored_keys());
+}
+
+Status PromptStore::End() {
+  KVRUN_RETURN_IF_ERROR(cache_.EndPrefill(prompt_.sequence, prompt_.end));
+  // Not before: after an error the next prompt is learned from.
+  if (learns()) index()->NoteReady();
+  return Status::Ok();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,84 @@
+// Where a prompt's entries go: whole groups to the store as records, the newest to the window, and what the
+// index makes of them. Also brings entries of earlier turns back to where a prompt attends to them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/layer_sums.h"
+#include "runtime/engine/prefill_tiles.h"
+#include "runtime/engine/step_commands.h"
+#include "runtime/kv/kv_index.h"
+#include "runtime/kv/offloaded_cache.h"
+
+namespace kvrun {
+
+// K and V of one layer on the device: [1, n_kv_heads, 2, shape.n_ctx, head_dim], entries from
+// tile * shape.n_ctx on.
+struct KvTiles {
+  Buffer* kv = nullptr;
+  KvShape shape;
+  std::function<Status(uint32_t tile)> show;  // the buffer is to hold that tile; empty: there is one
+};
+
+class PromptStore final : public PrefillSink, public PromptKeys {
+ public:
+  // For one prompt: `cache` is in its prefill phase. Both must outlive it.
+  static Result<std::unique_ptr<PromptStore>> Create(Device& device, const StepCommands& commands,
+                                                     OffloadedCache& cache);
+
+  // What follows is about these entries, which lie in `tiles`.
+  void Begin(const KvRange& prompt, KvTiles tiles);
+
+  Status BeginLayer(uint32_t layer) override;
+  Status LoadEarlier(uint32_t layer, uint32_t tile) override;
+  Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
+  Status StoreTile(uint32_t layer, uint32_t tile) override;
+  Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
+
+  // The index is to learn from this prompt: it has enough entries.
+  bool learns() const {
+    return takes_sums() && prompt_.end - prompt_.begin >= index()->min_entries_to_learn();
+  }
+  // The layer's tiles are stored: the index learns from what Tap summed up, and takes the entries in.
+  Status Index(uint32_t layer);
+  // The same with sums from elsewhere.
+  Status LearnAndIndex(uint32_t layer, const LayerSums& sums);
+  Status IndexOnly(uint32_t layer);
+  // All layers are there.
+  Status End();
+
+  // Whether sums over the prompt are of use.
+  bool takes_sums() const { return index() != nullptr && !index()->is_ready(); }
+
+ private:
+  PromptStore(Device& device, const StepCommands& commands, OffloadedCache& cache)
+      : device_(device), commands_(commands), cache_(cache) {}
+
+  Status CreateBuffers();
+  Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
+                                            const KvRecordShape& shape);
+  Status Execute(CommandList& list);
+
+  KvIndex* index() const { return cache_.index(); }
+  const KvPlan& plan() const { return cache_.plan(); }
+  uint32_t heads() const { return plan().heads_per_sequence(); }
+  uint32_t n_sinks() const { return plan().n_pinned * plan().record.group_tokens; }
+  uint32_t tile_tokens() const { return tiles_.shape.n_ctx; }
+
+  Device& device_;
+  const StepCommands& commands_;
+  OffloadedCache& cache_;
+  KvRange prompt_;
+  KvTiles tiles_;
+  std::unique_ptr<Buffer> records_;    // kShared
+  std::unique_ptr<Buffer> projected_;  // kShared, float [kChunkRows, rank]
+  std::optional<LayerSumBuffers> sums_;
+};
+
+}  // namespace kvrun

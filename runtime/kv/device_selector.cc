@@ -1,0 +1,43 @@
+#include "runtime/kv/device_selector.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "runtime/kv/host_buffer.h"
+
+namespace kvrun {
+
+Status DeviceSelector::BeginDecode() {
+  const uint64_t bytes = plan_.n_streams * ListWords() * sizeof(uint32_t);
+  for (std::unique_ptr<Buffer>& chosen : chosen_) {
+    if (chosen != nullptr) continue;
+    KVRUN_ASSIGN_OR_RETURN(chosen, device_.CreateBuffer(bytes, BufferUse::kShared, "kv"));
+  }
+  return Status::Ok();
+}
+
+void DeviceSelector::EndDecode() {
+  for (std::unique_ptr<Buffer>& chosen : chosen_) chosen.reset();
+}
+
+Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step) {
+  KVRUN_RETURN_IF_ERROR(
+      chosen_[step.layer]->Invalidate(Offset(step) * sizeof(uint32_t), ListWords() * sizeof(uint32_t)));
+  const std::span<const uint32_t> list = Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
+  const uint32_t count = std::min(list[0], plan_.n_chosen);
+  if (count != list[0] || (count > 0 && list[count] >= step.n_groups)) {
+    return Status(StatusCode::kDevice,
+                  fmt::format("layer {}: the device chose {} groups up to number {}, and there are {}; run "
+                              "kvrun doctor",
+                              step.layer, list[0], count > 0 ? list[count] : 0, step.n_groups));
+  }
+  return list.subspan(1, count);
+}
+
+std::span<const uint32_t> DeviceSelector::LastChoice(const StreamStep& step) const {
+  const std::span<const uint32_t> list = Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
+  return list.subspan(1, list[0]);
+}
+
+}  // namespace kvrun

@@ -1,0 +1,96 @@
+// What stays in memory so that groups can be scored without reading them: rows that a query is multiplied
+// with. One family of kernels serves every kind (ScoreArgs); kinds differ in how rows and queries are made.
+//
+// An index may have to *learn* before it can tell entries apart: from sums over a prompt's keys and queries,
+// or, if prompts were too short for that, from the keys that are stored.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "platform/base/random.h"
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/adapter.h"
+#include "runtime/kv/kv_step.h"
+
+namespace kvrun {
+
+// A layer's keys of a prompt, as prefill has them on the device.
+class PromptKeys {
+ public:
+  virtual ~PromptKeys() = default;
+  // Of entries `begin` to the prompt's end: (k - mean) . key_side, float [n, rank], with the first one's
+  // position.
+  using ProjectedFn = std::function<Status(uint32_t first, std::span<const float> projected)>;
+  virtual Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank,
+                         const ProjectedFn& visit) = 0;
+};
+
+// Keys of entries that a cache has, wherever they lie, decoded on the host.
+class StoredKeys {
+ public:
+  virtual ~StoredKeys() = default;
+  virtual uint32_t n_sequences() const = 0;
+  virtual uint32_t length(uint32_t sequence) const = 0;
+  // From entry `begin` on, float [n, key_dim], with the first one's position.
+  using KeysFn = std::function<Status(uint32_t first, std::span<const float> keys)>;
+  virtual Status Visit(uint32_t layer, uint32_t sequence, uint32_t begin, const KeysFn& visit) = 0;
+};
+
+// Entries [begin, end) of a sequence.
+struct KvRange {
+  uint32_t sequence = 0;
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+
+class KvIndex {
+ public:
+  virtual ~KvIndex() = default;
+
+  // --- While decoding.
+  // Sides, rows, their shape, and the query's form; the rest of `args` stays.
+  virtual void FillScore(uint32_t layer, ScoreArgs* args) const = 0;
+  // Records what adds the rows of a step's entries: `keys` has their K, normalised and rotated.
+  virtual Status RecordAppend(CommandList& /*list*/, uint32_t /*layer*/, const NewKeys& /*keys*/) const {
+    return Status::Ok();
+  }
+  // Rows are made from stored records (NoteStored), and not by RecordAppend.
+  virtual bool takes_records() const { return false; }
+  // Whole groups of a stream went to the store: records [n], from `first_group` on.
+  virtual Status NoteStored(uint32_t /*layer*/, uint32_t /*stream*/, uint32_t /*first_group*/,
+                            std::span<const std::byte> /*records*/) {
+    return Status::Ok();
+  }
+
+  // --- Learning. What has not learned scores all entries alike.
+  virtual bool is_ready() const { return true; }
+  // Fewer entries say little about the keys to come: nothing is learned from them.
+  virtual uint32_t min_entries_to_learn() const { return 0; }
+  // A layer's sums over a prompt. IndexPrompt follows.
+  virtual Status Learn(uint32_t /*layer*/, const LayerSums& /*sums*/) { return Status::Ok(); }
+  // All layers have learned.
+  virtual void NoteReady() {}
+  // Before a step of layers that have not learned.
+  virtual Status PrepareBlank(uint32_t /*layer*/) { return Status::Ok(); }
+  // From stored keys of `sequence`, without queries; then the rows of all sequences. After an error it is not
+  // ready, and rows may be of some layers.
+  virtual Status LearnFromStored(uint32_t /*sequence*/, StoredKeys& /*stored*/) { return Status::Ok(); }
+
+  // --- Prefill.
+  // Rows of a prompt's entries; where the layer has just learned, of all entries that were there before too.
+  virtual Status IndexPrompt(uint32_t /*layer*/, const KvRange& /*prompt*/, PromptKeys& /*keys*/,
+                             StoredKeys& /*stored*/) {
+    return Status::Ok();
+  }
+  // For benchmarks: rows of the first `n` entries as they might be. NoteStored is called too.
+  virtual Status FillAtRandom(uint32_t /*layer*/, uint32_t /*sequence*/, uint32_t /*n*/, Random& /*random*/) {
+    return Status::Ok();
+  }
+};
+
+}  // namespace kvrun

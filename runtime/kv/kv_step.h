@@ -1,0 +1,44 @@
+// What a decode step consists of, for the parts of a method; and what is counted of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/device/device.h"
+
+namespace kvrun {
+
+// A new entry of a step.
+struct KvRow {
+  uint32_t sequence = 0;
+  uint32_t position = 0;
+};
+
+// The step's keys on the device: rows [n_rows, row_stride] float, K of kv_dim columns from key_offset on.
+struct NewKeys {
+  const Buffer* rows = nullptr;
+  uint32_t row_stride = 0;
+  uint32_t key_offset = 0;
+  uint32_t kv_dim = 0;
+  const Buffer* step = nullptr;  // StepParams
+  uint32_t n_rows = 0;
+};
+
+// Of decode steps, since the session's statistics were reset.
+struct KvStats {
+  uint64_t chosen_groups = 0;  // pinned ones left out
+  uint64_t choices = 0;        // of a stream of a layer in a step each
+  uint64_t least_groups = 0;   // of a choice, pinned ones left out
+  uint64_t most_groups = 0;
+  uint64_t hit_groups = 0;  // of them, those that were in a slot already
+  double fetch_ms = 0.0;    // the KV thread planned and read
+  // For how much of it is hidden behind the device's work. io_ms: a layer's groups were being read from
+  // flash. stall_ms: the device had nothing to do but to wait for them; at most io_ms, but for what planning
+  // and tables take.
+  double io_ms = 0.0;
+  double stall_ms = 0.0;
+  std::vector<double> layer_fetch_ms;
+  std::vector<uint64_t> layer_loads;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,69 @@
+// Serves one layer of a decode step: asks which groups were chosen, brings those that are not in slots from
+// the store in one batch, and writes the mapping tables.
+//
+// Threads: one at a time; during a step the KV thread alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_selector.h"
+#include "runtime/kv/kv_step.h"
+#include "runtime/kv/recent_window.h"
+#include "runtime/kv/slot_pool.h"
+#include "runtime/store/record_store.h"
+
+namespace kvrun {
+
+class LayerServer {
+ public:
+  // All must outlive it. `selector` may be null: everything before the window is attended to, and group i
+  // lies in slot i; `reloads`: it is read anew for each step.
+  LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, SlotPool& pool, bool reloads);
+
+  void SetSelector(KvSelector* selector) { selector_ = selector; }
+  void SetStore(RecordStore* store) { store_ = store; }
+
+  void BeginStep(std::span<const KvRow> rows) { rows_.assign(rows.begin(), rows.end()); }
+  std::span<const KvRow> rows() const { return rows_; }
+  // The layer's choice is known. After an error the layer's tables name nothing: the device reads them
+  // nevertheless.
+  Status Serve(uint32_t layer);
+
+  // What the step's row attended to before its window, of each stream of its sequence. Between the step and
+  // the next.
+  std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
+                                                        uint32_t position) const;
+
+  const KvStats& stats() const { return stats_; }
+  void AddStall(double milliseconds) { stats_.stall_ms += milliseconds; }
+  void ResetStats();
+
+ private:
+  StreamStep StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const;
+  Status PlanLayer(uint32_t layer);
+  void PlanAll(const StreamStep& step);
+  Status PlanChosen(const StreamStep& step);
+  Status ReadPlanned(uint32_t layer);
+  void DropPlanned(uint32_t layer);
+  Status FlushFetched(Buffer& slots);
+  Status NameSlots(const StreamStep& step);
+
+  uint32_t heads() const { return plan_.heads_per_sequence(); }
+
+  const KvPlan& plan_;
+  RecentWindow& window_;
+  SlotPool& pool_;
+  KvSelector* selector_ = nullptr;
+  RecordStore* store_ = nullptr;
+  bool reloads_;
+  std::vector<KvRow> rows_;                     // of the step
+  std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen
+  std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads; where there is a selector
+  KvStats stats_;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,251 @@
+#include "runtime/kv/low_rank_index.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "platform/base/check.h"
+#include "runtime/kv/host_buffer.h"
+#include "runtime/kv/index_rows.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kRandomRows = 4096;  // of FillAtRandom, that are repeated
+
+std::vector<float> RandomValues(size_t n, float scale, Random& random) {
+  std::vector<float> values(n);
+  for (float& value : values) value = scale * random.Symmetric();
+  return values;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LowRankIndex>> LowRankIndex::Create(Device& device, const KvPlan& plan,
+                                                           uint32_t n_layers) {
+  std::unique_ptr<LowRankIndex> index(new LowRankIndex(device, plan, n_layers));
+  KVRUN_RETURN_IF_ERROR(index->CreateBuffers());
+  return index;
+}
+
+Status LowRankIndex::CreateBuffers() {
+  const uint64_t scales_bytes = uint64_t{plan_.n_sequences} * plan_.index.rank * sizeof(float);
+  for (Layer& layer : layers_) {
+    KVRUN_ASSIGN_OR_RETURN(layer.rows,
+                           device_.CreateBuffer(plan_.index.size_bytes(), BufferUse::kShared, "kv"));
+    KVRUN_ASSIGN_OR_RETURN(layer.scales, device_.CreateBuffer(scales_bytes, BufferUse::kShared, "kv"));
+    const std::span<uint32_t> words = Words(*layer.scales);
+    auto* scales = reinterpret_cast<float*>(words.data());
+    std::fill_n(scales, words.size(), 1.0F);
+    KVRUN_RETURN_IF_ERROR(FlushAll(*layer.scales));
+    layer.sides.scales = layer.scales.get();
+  }
+  return Status::Ok();
+}
+
+void LowRankIndex::FillScore(uint32_t layer, ScoreArgs* args) const {
+  args->sides = layers_[layer].sides;
+  args->index = layers_[layer].rows.get();
+  args->index_shape = plan_.index;
+  args->query_form = QueryForm::kProjected;
+}
+
+Status LowRankIndex::RecordAppend(CommandList& list, uint32_t layer, const NewKeys& keys) const {
+  return list.AppendIndex(*keys.rows, keys.row_stride, keys.key_offset, keys.kv_dim, *keys.step, keys.n_rows,
+                          layers_[layer].sides, plan_.index, layers_[layer].rows.get());
+}
+
+Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapter) {
+  Layer& layer = layers_[layer_index];
+  const uint32_t rank = plan_.index.rank;
+  KVRUN_CHECK(adapter.rank == rank);
+  std::vector<float> bias(rank);
+  for (uint32_t c = 0; c < rank; ++c) {
+    double sum = 0.0;
+    for (uint32_t i = 0; i < adapter.key_dim; ++i) {
+      sum += double{adapter.mean[i]} * adapter.key_side[size_t{i} * rank + c];
+    }
+    bias[c] = static_cast<float>(sum);
+  }
+  KVRUN_ASSIGN_OR_RETURN(layer.key_side, device_.CreateConstants(adapter.key_side, "adapters"));
+  KVRUN_ASSIGN_OR_RETURN(layer.query_side, device_.CreateConstants(adapter.query_side, "adapters"));
+  KVRUN_ASSIGN_OR_RETURN(layer.bias, device_.CreateConstants(bias, "adapters"));
+  layer.sides = {.query_side = layer.query_side.get(),
+                 .key_side = layer.key_side.get(),
+                 .bias = layer.bias.get(),
+                 .scales = layer.scales.get()};
+  return Status::Ok();
+}
+
+Status LowRankIndex::SetCommonAdapter(const LayerAdapter& adapter) {
+  KVRUN_RETURN_IF_ERROR(SetAdapter(0, adapter));
+  for (Layer& layer : layers_) {
+    layer.sides = layers_[0].sides;
+    layer.sides.scales = layer.scales.get();
+  }
+  return Status::Ok();
+}
+
+Status LowRankIndex::PrepareBlank(uint32_t layer) {
+  if (layers_[layer].sides.key_side != nullptr) return Status::Ok();
+  const std::vector<float> zeros(size_t{key_dim()} * plan_.index.rank);
+  return SetAdapter(layer, {.key_dim = key_dim(),
+                            .rank = plan_.index.rank,
+                            .key_side = zeros,
+                            .query_side = zeros,
+                            .mean = std::vector<float>(key_dim()),
+                            .energy = {}});
+}
+
+Status LowRankIndex::Learn(uint32_t layer, const LayerSums& sums) {
+  KVRUN_ASSIGN_OR_RETURN(learned_, ComputeAdapter(plan_.adapter_kind, sums, plan_.index.rank));
+  return SetAdapter(layer, *learned_);
+}
+
+Status LowRankIndex::SetScales(uint32_t layer_index, uint32_t sequence,
+                               std::span<const float> column_scales) {
+  Buffer& scales = *layers_[layer_index].scales;
+  const uint64_t bytes = column_scales.size_bytes();
+  std::memcpy(scales.host().data() + sequence * bytes, column_scales.data(), bytes);
+  return scales.Flush(sequence * bytes, bytes);
+}
+
+Status LowRankIndex::WriteRows(uint32_t layer_index, uint32_t sequence, uint32_t begin,
+                               std::span<const float> projected) {
+  Layer& layer = layers_[layer_index];
+  const IndexShape& shape = plan_.index;
+  const auto* scales =
+      reinterpret_cast<const float*>(layer.scales->host().data()) + size_t{sequence} * shape.rank;
+  const uint64_t sequence_words = uint64_t{shape.n_groups} * shape.group_words();
+  PackIndexRows(shape, begin, projected, {scales, shape.rank},
+                Words(*layer.rows).subspan(sequence * sequence_words, sequence_words));
+  return FlushAll(*layer.rows);
+}
+
+Result<LayerAdapter> LowRankIndex::ComputeFromStored(uint32_t layer, uint32_t sequence,
+                                                     StoredKeys& stored) const {
+  std::vector<float> sums((size_t{key_dim()} + 1) * key_dim());
+  KVRUN_RETURN_IF_ERROR(stored.Visit(layer, sequence, n_sinks(), [&](uint32_t, std::span<const float> keys) {
+    AddKeys(keys, key_dim(), sums);
+    return Status::Ok();
+  }));
+  return ComputeAdapter(WithoutQueries(plan_.adapter_kind),
+                        {.n_kv_heads = key_dim() / plan_.record.head_dim,
+                         .head_dim = plan_.record.head_dim,
+                         .n_keys = stored.length(sequence) - n_sinks(),
+                         .keys = sums,
+                         .n_queries = 0,
+                         .queries = {}},
+                        plan_.index.rank);
+}
+
+Status LowRankIndex::IndexStored(uint32_t layer, uint32_t sequence, const LayerAdapter& adapter,
+                                 std::span<const float> smallest_scales, StoredKeys& stored) {
+  std::vector<float> projected;
+  const auto visit_projected = [&](uint32_t begin, const StoredKeys::KeysFn& visit) {
+    return stored.Visit(layer, sequence, begin, [&](uint32_t first, std::span<const float> keys) {
+      projected.resize(keys.size() / adapter.key_dim * adapter.rank);
+      ProjectKeys(adapter, keys, projected);
+      return visit(first, projected);
+    });
+  };
+  if (plan_.index.type != KvType::kF16) {
+    std::vector<float> scales(smallest_scales.begin(), smallest_scales.end());
+    if (stored.length(sequence) > n_sinks()) {
+      ColumnScales columns(plan_.index.rank);
+      KVRUN_RETURN_IF_ERROR(visit_projected(n_sinks(), [&](uint32_t, std::span<const float> rows) {
+        columns.Add(rows);
+        return Status::Ok();
+      }));
+      scales = columns.Scales(plan_.index.type);
+      for (size_t c = 0; c < smallest_scales.size(); ++c) scales[c] = std::max(scales[c], smallest_scales[c]);
+    }
+    KVRUN_RETURN_IF_ERROR(SetScales(layer, sequence, scales));
+  }
+  // What steps have written shares words with what is written now.
+  Buffer& rows = *layers_[layer].rows;
+  KVRUN_RETURN_IF_ERROR(rows.Invalidate(0, rows.size_bytes()));
+  return visit_projected(0, [&](uint32_t first, std::span<const float> values) {
+    return WriteRows(layer, sequence, first, values);
+  });
+}
+
+Status LowRankIndex::IndexOthers(uint32_t layer, uint32_t sequence, const LayerAdapter& adapter,
+                                 StoredKeys& stored) {
+  const uint32_t rank = plan_.index.rank;
+  const auto* scales = reinterpret_cast<const float*>(layers_[layer].scales->host().data());
+  const std::span<const float> of_sequence(scales + size_t{sequence} * rank, rank);
+  for (uint32_t other = 0; other < stored.n_sequences(); ++other) {
+    if (other == sequence || stored.length(other) == 0) continue;
+    // Of few entries alone they would be too small for those to come.
+    const bool is_short = stored.length(other) < min_entries_to_learn();
+    KVRUN_RETURN_IF_ERROR(
+        IndexStored(layer, other, adapter, is_short ? of_sequence : std::span<const float>(), stored));
+  }
+  return Status::Ok();
+}
+
+Status LowRankIndex::LearnFromStored(uint32_t sequence, StoredKeys& stored) {
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    KVRUN_ASSIGN_OR_RETURN(const LayerAdapter adapter, ComputeFromStored(i, sequence, stored));
+    KVRUN_RETURN_IF_ERROR(SetAdapter(i, adapter));
+    KVRUN_RETURN_IF_ERROR(IndexStored(i, sequence, adapter, {}, stored));
+    KVRUN_RETURN_IF_ERROR(IndexOthers(i, sequence, adapter, stored));
+  }
+  NoteReady();
+  return Status::Ok();
+}
+
+Status LowRankIndex::IndexPrompt(uint32_t layer, const KvRange& prompt, PromptKeys& keys,
+                                 StoredKeys& stored) {
+  const IndexShape& index = plan_.index;
+  // What was there before the adapter has to be projected by it as well.
+  const std::optional<LayerAdapter> learned = std::exchange(learned_, std::nullopt);
+  const uint32_t begin = learned ? 0 : prompt.begin;
+  // Scales are of the sequence's first prompt; later entries are clipped.
+  if (index.type != KvType::kF16 && begin == 0) {
+    ColumnScales scales(index.rank);
+    KVRUN_RETURN_IF_ERROR(keys.Project(std::min(n_sinks(), prompt.end - 1), sides(layer), index.rank,
+                                       [&](uint32_t, std::span<const float> projected) {
+                                         scales.Add(projected);
+                                         return Status::Ok();
+                                       }));
+    KVRUN_RETURN_IF_ERROR(SetScales(layer, prompt.sequence, scales.Scales(index.type)));
+  }
+  KVRUN_RETURN_IF_ERROR(
+      keys.Project(begin, sides(layer), index.rank, [&](uint32_t first, std::span<const float> projected) {
+        return WriteRows(layer, prompt.sequence, first, projected);
+      }));
+  return learned ? IndexOthers(layer, prompt.sequence, *learned, stored) : Status::Ok();
+}
+
+// Columns of the adapter are nearly orthogonal, and of length 1.
+Status LowRankIndex::FillAtRandom(uint32_t layer, uint32_t sequence, uint32_t n, Random& random) {
+  const uint32_t rank = plan_.index.rank;
+  if (!is_ready_) {
+    const float scale = std::sqrt(3.0F / static_cast<float>(key_dim()));
+    const std::vector<float> side = RandomValues(size_t{key_dim()} * rank, scale, random);
+    KVRUN_RETURN_IF_ERROR(SetAdapter(layer, {.key_dim = key_dim(),
+                                             .rank = rank,
+                                             .key_side = side,
+                                             .query_side = side,
+                                             .mean = std::vector<float>(key_dim()),
+                                             .energy = {}}));
+  }
+  if (n == 0) return Status::Ok();
+  const uint32_t n_rows = std::min(n, kRandomRows);
+  const std::vector<float> rows = RandomValues(size_t{n_rows} * rank, 1.0F, random);
+  ColumnScales scales(rank);
+  scales.Add(rows);
+  if (plan_.index.type != KvType::kF16) {
+    KVRUN_RETURN_IF_ERROR(SetScales(layer, sequence, scales.Scales(plan_.index.type)));
+  }
+  for (uint32_t begin = 0; begin < n; begin += n_rows) {
+    const size_t count = std::min(n_rows, n - begin);
+    KVRUN_RETURN_IF_ERROR(WriteRows(layer, sequence, begin, std::span(rows).first(count * rank)));
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

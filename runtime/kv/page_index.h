@@ -1,0 +1,45 @@
+// An index of pages (groups): one row for each, of an upper and a lower bound of its keys' columns. A query's
+// largest product with keys between the bounds is the page's score (QueryForm::kSigned).
+//
+// Rows are made of stored records, so they bound what is attended to. A page that is not complete has none:
+// it lies in the window.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_plan.h"
+
+namespace kvrun {
+
+// Bounds of a page's keys, float [n, dim]: upper and lower [dim].
+using PageBoundsFn = void (*)(std::span<const float> keys, std::span<float> upper, std::span<float> lower);
+
+class PageIndex final : public KvIndex {
+ public:
+  // The plan must outlive it; its index has one row of 2 * key_dim f16 columns for each group.
+  static Result<std::unique_ptr<PageIndex>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                   PageBoundsFn bounds);
+
+  void FillScore(uint32_t layer, ScoreArgs* args) const override;
+  bool takes_records() const override { return true; }
+  Status NoteStored(uint32_t layer, uint32_t stream, uint32_t first_group,
+                    std::span<const std::byte> records) override;
+
+ private:
+  PageIndex(const KvPlan& plan, PageBoundsFn bounds) : plan_(plan), bounds_(bounds) {}
+
+  const KvPlan& plan_;
+  PageBoundsFn bounds_;
+  std::vector<std::unique_ptr<Buffer>> rows_;  // of each layer: kShared, IndexShape
+  std::unique_ptr<Buffer> scales_;             // ones
+  std::vector<float> keys_;                    // [group_tokens, columns of a stream]
+  std::vector<float> bounds_of_page_;          // [2, columns of a stream]
+};
+
+}  // namespace kvrun

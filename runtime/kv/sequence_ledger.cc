@@ -1,0 +1,182 @@
+#include "runtime/kv/sequence_ledger.h"
+
+#include <algorithm>
+
+#include "platform/base/check.h"
+#include "runtime/device/record_codec.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kKeysAtOnce = 64;  // but for longer groups
+
+}  // namespace
+
+SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store,
+                               RecentWindow& window, SlotPool& pool, KvIndex* index)
+    : plan_(plan),
+      n_layers_(n_layers),
+      store_(store),
+      window_(window),
+      pool_(pool),
+      index_(index),
+      lengths_(plan.n_sequences),
+      groups_stored_(plan.n_sequences),
+      encoded_(plan.record.size_bytes()) {
+  fetches_.reserve(kKeysAtOnce);
+}
+
+// The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
+// is read of a group without entries: a sequence can be computed again from its beginning, whatever has
+// become of its groups on flash.
+Status SequenceLedger::RestoreWindow(uint32_t sequence, uint32_t length) {
+  const uint32_t first = window_.FirstGroup(length);
+  const uint32_t end = (length + group_tokens() - 1) / group_tokens();
+  for (uint32_t group = first; group < end; ++group) {
+    if (window_.Holds(sequence, lengths_[sequence], group) || group >= groups_stored_[sequence]) continue;
+    for (uint32_t i = 0; i < n_layers_; ++i) {
+      for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+        KVRUN_RETURN_IF_ERROR(ReadGroups(i, stream, group, 1, encoded_));
+        KVRUN_RETURN_IF_ERROR(window_.Restore(i, stream, group, encoded_));
+      }
+    }
+  }
+  window_.NoteFirstGroup(sequence, first);
+  return Status::Ok();
+}
+
+// What is beyond `length` goes; its incomplete group lies in the window.
+Status SequenceLedger::ForgetFrom(uint32_t sequence, uint32_t length) {
+  if (length >= lengths_[sequence]) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(StoreCompletedGroups());
+  KVRUN_RETURN_IF_ERROR(RestoreWindow(sequence, length));
+  const uint32_t group = length / group_tokens();
+  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+    KVRUN_RETURN_IF_ERROR(store_.Truncate(stream, group));
+    pool_.Truncate(stream, group);
+  }
+  lengths_[sequence] = length;
+  groups_stored_[sequence] = std::min(groups_stored_[sequence], group);
+  return Status::Ok();
+}
+
+// After a prefill that has failed: what the sequence had before. The rest of its window comes back when the
+// sequence is used again: it may be to begin anew, and nothing has to be read for that.
+Status SequenceLedger::UndoPrefill() { return window_.in_prefill() ? window_.UndoPrefill() : Status::Ok(); }
+
+// Entries of `sequence` from `length` on are forgotten; those before are there, and the window is whole.
+Status SequenceLedger::Prepare(uint32_t sequence, uint32_t length) {
+  KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, length));
+  return RestoreWindow(sequence, lengths_[sequence]);
+}
+
+Status SequenceLedger::BeginPrefill(uint32_t sequence, uint32_t begin) {
+  KVRUN_RETURN_IF_ERROR(UndoPrefill());
+  KVRUN_RETURN_IF_ERROR(Prepare(sequence, begin));
+  KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin));
+  KVRUN_RETURN_IF_ERROR(StoreCompletedGroups());
+  // What a prefill that failed has left.
+  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+    KVRUN_RETURN_IF_ERROR(store_.Truncate(stream, begin / group_tokens()));
+  }
+  return Status::Ok();
+}
+
+Status SequenceLedger::AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
+                                    std::span<const std::byte> records) {
+  KVRUN_RETURN_IF_ERROR(store_.Append(layer, stream, first_group, records));
+  return index_ != nullptr ? index_->NoteStored(layer, stream, first_group, records) : Status::Ok();
+}
+
+Status SequenceLedger::Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
+                              std::span<const std::byte> records) {
+  const uint64_t stream_bytes = n_groups * record_bytes();
+  for (uint32_t head = 0; head < heads(); ++head) {
+    KVRUN_RETURN_IF_ERROR(AppendStream(layer, sequence * heads() + head, first_group,
+                                       records.subspan(head * stream_bytes, stream_bytes)));
+  }
+  return Status::Ok();
+}
+
+Status SequenceLedger::EndPrefill(uint32_t sequence, uint32_t length) {
+  KVRUN_RETURN_IF_ERROR(store_.Flush());
+  KVRUN_RETURN_IF_ERROR(window_.EndPrefill(length));
+  lengths_[sequence] = length;
+  groups_stored_[sequence] = length / group_tokens();
+  return Status::Ok();
+}
+
+Status SequenceLedger::BeginStep(std::span<const KvRow> rows) {
+  KVRUN_RETURN_IF_ERROR(UndoPrefill());
+  for (const KvRow& row : rows) {
+    KVRUN_CHECK(row.position <= lengths_[row.sequence]);
+    KVRUN_RETURN_IF_ERROR(Prepare(row.sequence, row.position));
+  }
+  return Status::Ok();
+}
+
+Status SequenceLedger::StoreCompletedGroups() {
+  for (uint32_t sequence = 0; sequence < lengths_.size(); ++sequence) {
+    for (; groups_stored_[sequence] < lengths_[sequence] / group_tokens(); ++groups_stored_[sequence]) {
+      const uint32_t group = groups_stored_[sequence];
+      for (uint32_t i = 0; i < n_layers_; ++i) {
+        for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+          KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
+          TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
+          KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
+        }
+      }
+    }
+  }
+  return Status::Ok();
+}
+
+void SequenceLedger::EndStep(std::span<const KvRow> rows) {
+  for (const KvRow& row : rows) lengths_[row.sequence] = row.position + 1;
+}
+
+Status SequenceLedger::ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
+                                  std::span<std::byte> records) {
+  fetches_.clear();
+  for (uint32_t i = 0; i < n_groups; ++i) {
+    fetches_.push_back({stream, first_group + i, records.data() + i * record_bytes()});
+  }
+  return store_.Fetch(layer, fetches_);
+}
+
+// Whole groups are stored, what is beyond them lies in the window.
+Status SequenceLedger::Visit(uint32_t layer, uint32_t sequence, uint32_t begin, const KeysFn& visit) {
+  const uint32_t length = lengths_[sequence];
+  const uint32_t n_stored = groups_stored_[sequence];
+  const uint32_t key_dim = plan_.key_dim();
+  KVRUN_CHECK(n_stored == length / group_tokens());
+  const uint32_t at_once = std::max(1U, kKeysAtOnce / group_tokens());
+  const uint32_t head_columns = plan_.record.n_heads * plan_.record.head_dim;
+  std::vector<std::byte> records(at_once * record_bytes());
+  std::vector<float> keys(size_t{at_once} * group_tokens() * key_dim);
+  for (uint32_t group = begin / group_tokens(); group * group_tokens() < length;) {
+    const bool is_stored = group < n_stored;
+    const uint32_t n = is_stored ? std::min(at_once, n_stored - group) : 1;
+    for (uint32_t head = 0; head < heads(); ++head) {
+      const uint32_t stream = sequence * heads() + head;
+      if (is_stored) KVRUN_RETURN_IF_ERROR(ReadGroups(layer, stream, group, n, records));
+      for (uint32_t i = 0; i < n; ++i) {
+        std::span<const std::byte> record = std::span(records).subspan(i * record_bytes(), record_bytes());
+        if (!is_stored) {
+          KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer, stream, group));
+        }
+        DecodeKeys(is_stored ? plan_.record : plan_.window_record, record, key_dim,
+                   std::span(keys).subspan(size_t{i} * group_tokens() * key_dim + head * head_columns));
+      }
+    }
+    const uint32_t first = std::max(begin, group * group_tokens());
+    const uint32_t end = std::min(length, (group + n) * group_tokens());
+    KVRUN_RETURN_IF_ERROR(
+        visit(first, std::span(keys).subspan(size_t{first - group * group_tokens()} * key_dim,
+                                             size_t{end - first} * key_dim)));
+    group += n;
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

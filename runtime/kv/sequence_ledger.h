@@ -1,0 +1,76 @@
+// What is there of each sequence, and where: how many entries, which whole groups the store has, what the
+// window holds. Appends to the store, forgets, and reads back.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_step.h"
+#include "runtime/kv/recent_window.h"
+#include "runtime/kv/slot_pool.h"
+#include "runtime/store/record_store.h"
+
+namespace kvrun {
+
+class SequenceLedger final : public StoredKeys {
+ public:
+  // All must outlive it; `index` may be null, and hears of what is stored.
+  SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store, RecentWindow& window,
+                 SlotPool& pool, KvIndex* index);
+
+  uint32_t n_sequences() const override { return static_cast<uint32_t>(lengths_.size()); }
+  uint32_t length(uint32_t sequence) const override { return lengths_[sequence]; }
+  Status Visit(uint32_t layer, uint32_t sequence, uint32_t begin, const KeysFn& visit) override;
+
+  // --- Prefill of one sequence. Entries from `begin` on are forgotten.
+  Status BeginPrefill(uint32_t sequence, uint32_t begin);
+  // Records of whole groups, [streams of the sequence, n_groups], of one layer.
+  Status Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
+                std::span<const std::byte> records);
+  // All layers have `length` entries of the sequence now.
+  Status EndPrefill(uint32_t sequence, uint32_t length);
+
+  // --- Decode.
+  // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
+  Status BeginStep(std::span<const KvRow> rows);
+  // Groups that the last step completed go to the store.
+  Status StoreCompletedGroups();
+  // The step has succeeded: the rows' entries are there.
+  void EndStep(std::span<const KvRow> rows);
+
+  // Records of whole groups that are stored: [n_groups], of one stream.
+  Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
+                    std::span<std::byte> records);
+
+ private:
+  Status UndoPrefill();
+  Status Prepare(uint32_t sequence, uint32_t length);
+  Status ForgetFrom(uint32_t sequence, uint32_t length);
+  Status RestoreWindow(uint32_t sequence, uint32_t length);
+  Status AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
+                      std::span<const std::byte> records);
+
+  uint32_t heads() const { return plan_.heads_per_sequence(); }
+  uint32_t group_tokens() const { return plan_.record.group_tokens; }
+  uint64_t record_bytes() const { return plan_.record.size_bytes(); }
+
+  const KvPlan& plan_;
+  uint32_t n_layers_;
+  RecordStore& store_;
+  RecentWindow& window_;
+  SlotPool& pool_;
+  KvIndex* index_;
+  std::vector<uint32_t> lengths_;        // of each sequence
+  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store
+  std::vector<std::byte> encoded_;       // a record that leaves the window
+  std::vector<GroupFetch> fetches_;
+};
+
+}  // namespace kvrun

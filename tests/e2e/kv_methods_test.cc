@@ -1,0 +1,145 @@
+// Every method of the table: with everything selected, what the model says is what it says with all KV in
+// memory, however groups or pages are cut; and what lies in memory stays within the budget.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/session_kv.h"
+#include "runtime/kv/kv_method.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/small_models.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr uint32_t kContext = 160;
+constexpr size_t kTokens = 6;
+constexpr size_t kPrompts[] = {100, 33, 121, 60};
+
+class KvMethodsTest : public ::testing::TestWithParam<KvMethod> {
+ protected:
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    const std::vector<SmallModel> models = SmallModels();
+    const auto model =
+        std::find_if(models.begin(), models.end(), [](const SmallModel& m) { return m.name == "SelfMade"; });
+    loaded_ = LoadSmallModel(*model, folder_);
+  }
+
+  KvPlan plan_;
+  std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences) {
+    KvSettings settings;
+    settings.storage.folder = folder_.Path("kv");
+    settings.storage.allow_tmpfs = true;
+    RunOrDie(ParseKvOptions(options, &settings));
+    auto offloaded = std::make_shared<OffloadedPassOptions>(
+        OrDie(PrepareOffloadedPass(*loaded_.model, settings, kContext, n_sequences)));
+    plan_ = offloaded->plan;
+    return loaded_.NewPass(
+        {.n_sequences = n_sequences, .n_ctx = kContext, .offloaded = std::move(offloaded)});
+  }
+  std::unique_ptr<ForwardPass> NewFull(uint32_t n_sequences) {
+    return loaded_.NewPass(
+        {.n_sequences = n_sequences, .n_ctx = kContext, .kv_type = KvType::kF32, .offloaded = nullptr});
+  }
+
+  // Logits of tokens that all sequences say together after prompts of different lengths.
+  std::vector<float> Say(ForwardPass& pass, uint32_t n_sequences) {
+    const size_t n_vocab = loaded_.model->config.n_vocab;
+    std::vector<std::vector<int>> ids;
+    for (uint32_t s = 0; s < n_sequences; ++s) {
+      ids.push_back(SomeIds(kPrompts[s] + kTokens, s, n_vocab));
+      Feed(pass, ids[s], 0, kPrompts[s], kPrompts[s], s);
+    }
+    std::vector<float> said;
+    for (size_t step = 0; step < kTokens; ++step) {
+      std::vector<StepRow> rows;
+      std::vector<uint32_t> outputs;
+      for (uint32_t s = 0; s < n_sequences; ++s) {
+        const size_t at = kPrompts[s] + step;
+        rows.push_back({ids[s][at], static_cast<uint32_t>(at), s});
+        outputs.push_back(s);
+      }
+      std::vector<float> logits(n_sequences * n_vocab);
+      RunOrDie(pass.Run(rows, outputs, logits));
+      said.insert(said.end(), logits.begin(), logits.end());
+    }
+    return said;
+  }
+
+  TemporaryFolder folder_;
+  LoadedModel loaded_;
+};
+
+std::vector<KvMethod> MethodsThatSelect() {
+  std::vector<KvMethod> methods;
+  for (const KvMethod& method : KvMethods()) {
+    if (method.selects()) methods.push_back(method);
+  }
+  return methods;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, KvMethodsTest, ::testing::ValuesIn(MethodsThatSelect()),
+                         [](const ::testing::TestParamInfo<KvMethod>& source) {
+                           std::string name(source.param.name);
+                           std::replace(name.begin(), name.end(), '*', 'S');
+                           return name;
+                         });
+
+TEST_P(KvMethodsTest, EverythingSelectedIsFullAttention) {
+  const KvMethod& method = GetParam();
+  const std::string all = method.counts_groups() ? "--kv-select 4096 --kv-window 6" : "--kv-window 4096";
+  for (const uint32_t n_sequences : {1U, 4U}) {
+    const std::vector<float> expected = Say(*NewFull(n_sequences), n_sequences);
+    for (const uint32_t group : {1U, 4U, 16U}) {
+      SCOPED_TRACE(fmt::format("{} sequences, groups of {}", n_sequences, group));
+      const auto pass = NewPass(
+          fmt::format("--kv-method {} {} --kv-sinks 2 --kv-type f32 --kv-group {}", method.name, all, group),
+          n_sequences);
+      const LogitsDifference difference =
+          CompareLogits(expected, Say(*pass, n_sequences), loaded_.model->config.n_vocab);
+      EXPECT_LE(difference.max_absolute, 0.02);
+      EXPECT_EQ(difference.wrong_top1, 0U);
+    }
+  }
+}
+
+// A part selected is not full attention: the test above would see it.
+TEST_P(KvMethodsTest, APartSelectedIsNot) {
+  const KvMethod& method = GetParam();
+  const auto pass =
+      NewPass(fmt::format("--kv-method {} {} --kv-window 6 --kv-sinks 2 --kv-type f32 --kv-group 4",
+                          method.name, method.counts_groups() ? "--kv-select 8" : ""),
+              1);
+  EXPECT_GT(CompareLogits(Say(*NewFull(1), 1), Say(*pass, 1), loaded_.model->config.n_vocab).max_absolute,
+            0.02);
+}
+
+// What the device holds for KV after prompts and tokens, with what lies on the host (tables of slots, lists,
+// checksums, staging) not counted, is at most what the plan says; nor is less planned than is held.
+TEST_P(KvMethodsTest, MemoryStaysWithinThePlan) {
+  const auto kv_bytes = [&] {
+    uint64_t bytes = 0;
+    for (const Device::MemoryPart& part : loaded_.device->MemoryInUse()) {
+      if (part.part == "kv") bytes += part.bytes;
+    }
+    return bytes;
+  };
+  const uint64_t before = kv_bytes();
+  const auto pass = NewPass(fmt::format("--kv-method {} --kv-budget 90%", GetParam().name), 2);
+  Say(*pass, 2);
+  EXPECT_GT(kv_bytes(), before);
+  EXPECT_LE(kv_bytes() - before, std::max(plan_.decode_bytes(), plan_.prefill_bytes()));
+  EXPECT_LE(std::max(plan_.decode_bytes(), plan_.prefill_bytes()), plan_.budget_bytes);
+}
+
+}  // namespace
+}  // namespace kvrun::testing
