@@ -1,6 +1,7 @@
 // Not a test, but what shows that the sanitizers work: makes one of the defects that they look for.
 //   sanitizer_defects overflow|use-after-free|leak|signed-overflow|misaligned-load|data-race
 // scripts/test-sanitizers runs each, and fails where none is reported.
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -45,12 +46,18 @@ int MisalignedLoad() {
   return *reinterpret_cast<const int*>(bytes + one);
 }
 
-// Workers of the CPU device count without a lock.
+// Workers of the CPU device count without a lock. On a busy machine the caller may do every piece before the
+// worker has woken: rounds count in which both took some.
 int DataRace() {
   kvrun::host::ThreadPool pool(2);
   int count = 0;
-  for (int i = 0; i < 1000; ++i) {
-    pool.ParallelFor(64, 1, [&](size_t, size_t, uint32_t) { ++count; });
+  for (int both = 0, rounds = 0; both < 1000 && rounds < 1000000; ++rounds) {
+    std::atomic<bool> has_counted[2] = {};
+    pool.ParallelFor(64, 1, [&](size_t, size_t, uint32_t worker) {
+      ++count;
+      has_counted[worker].store(true, std::memory_order_relaxed);
+    });
+    both += has_counted[0] && has_counted[1] ? 1 : 0;
   }
   return count;
 }
