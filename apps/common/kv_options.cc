@@ -42,13 +42,13 @@ const std::vector<KvOptionHelp>& Options() {
       {"window", "N", "how many of the newest entries stay in memory", kKvExperts},
       {"sinks", "N", "how many of the first entries are always attended to", kKvExperts},
       {"reuse", "N",
-       "how many groups per layer stay in memory in case they are chosen again: at least as many as are "
-       "selected",
+       "how many groups per layer stay in memory in case they are chosen again; if fewer than are selected, "
+       "the rest is read for every token",
        kKvExperts},
       {"rank", "N", "how many columns of the index groups are scored with", kKvExperts},
       {"index", "TYPE", "the index's type: f16, int8 or int4", kKvExperts},
       {"heads", "HOW", "how the heads' scores become one: sum, softmax, gqa or per-kv-head", kKvExperts},
-      {"policy", "POLICY", "which group gives way to another: fifo, lru or non-hit", kKvExperts},
+      {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit or lfu", kKvExperts},
       {"adapter", "FILE",
        "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt)",
        kKv},

@@ -90,8 +90,12 @@ std::string KvFlashText(const Json& kv) {
   }
   if (NumberOf(kv, "bytes_written") > 0) text += fmt::format("written  {}\n", BytesOf(kv, "bytes_written"));
   if (HasNumber(kv, "hit_rate")) {
-    text += fmt::format("groups   {:.0f} chosen, {:.1f} % of them in memory", NumberOf(kv, "chosen_groups"),
+    const double n_chosen = NumberOf(kv, "chosen_groups");
+    text += fmt::format("groups   {:.0f} chosen, {:.1f} % of them in memory", n_chosen,
                         NumberOf(kv, "hit_rate") * 100.0);
+    if (NumberOf(kv, "pool_reads") > 0) {
+      text += fmt::format(", {:.1f} % read into the pool", NumberOf(kv, "pool_reads") / n_chosen * 100.0);
+    }
     const Json entries = kv.value("entries_per_layer", Json::object());
     if (HasNumber(entries, "mean")) {
       text += fmt::format("; {:.0f} entries per layer ({:.0f} to {:.0f})", NumberOf(entries, "mean"),

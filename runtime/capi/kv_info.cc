@@ -87,6 +87,8 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
                                                       static_cast<double>(stats.choices)},
                                          {"least", stats.least_groups * group},
                                          {"most", stats.most_groups * group}};
+  info["own_hits"] = stats.hit_groups;
+  info["pool_reads"] = stats.pool_groups;
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
   info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();

@@ -165,8 +165,7 @@ ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
 
 SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n_rows) const {
   SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, false)};
-  args.Add({cache_->slots(layer), cache_->slot_shape(), cache_->table(layer)});
-  args.Add({cache_->window().records(layer), cache_->window().shape(), cache_->window().table(layer)});
+  cache_->AddSources(layer, &args);
   args.attention.kv_shape.n_sequences = cache_->plan().n_sequences;
   args.attention.scratch = attend_scratch_.get();
   return args;

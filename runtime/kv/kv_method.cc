@@ -9,10 +9,8 @@ namespace kvrun {
 namespace {
 
 constexpr KvMethod kFull{.name = "full"};
-constexpr KvMethod kFlexgen{.name = "flexgen",
-                            .store = KvStoreKind::kGroups,
-                            .residency = KvResidencyKind::kSharedSlots,
-                            .lookahead = 0};
+constexpr KvMethod kFlexgen{
+    .name = "flexgen", .store = KvStoreKind::kGroups, .residency = KvResidencyKind::kPool, .lookahead = 0};
 
 // Methods that select: they differ in how they choose.
 constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelectorKind selector) {

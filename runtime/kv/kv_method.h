@@ -22,8 +22,9 @@ enum class KvIndexKind : uint8_t { kNone, kLowRank, kExactKeys, kPageBounds, kPa
 enum class KvSelectorKind : uint8_t { kAll, kTopGroups, kPinned, kRandom };
 enum class KvStoreKind : uint8_t { kResident, kGroups };  // kGroups: records of groups on flash
 // Where what was chosen lies while it is attended to. kWhole: all of it in memory. kOwnSlots: each layer has
-// slots of its own. kSharedSlots: layers take turns with the same slots, and fill them anew for each step.
-enum class KvResidencyKind : uint8_t { kWhole, kOwnSlots, kSharedSlots };
+// slots of its own, and what finds none is read into a pool that layers share. kPool: there is the pool
+// alone.
+enum class KvResidencyKind : uint8_t { kWhole, kOwnSlots, kPool };
 enum class KvPolicyKind : uint8_t { kNone, kByName };  // kByName: of the table of replacement policies
 enum class KvPrecisionKind : uint8_t { kUniform };
 
@@ -63,7 +64,6 @@ struct KvMethod {
   // A row of the index is of a whole group.
   bool has_pages() const { return index == KvIndexKind::kPageBounds || index == KvIndexKind::kPageSpread; }
   bool is_on_flash() const { return store != KvStoreKind::kResident; }
-  bool shares_slots() const { return residency == KvResidencyKind::kSharedSlots; }
 };
 
 std::span<const KvMethod> KvMethods();

@@ -248,7 +248,7 @@ constexpr Named<Setter> kSetters[] = {
     {"window",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.window_entries); }},
     {"sinks", [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.sink_entries); }},
-    {"reuse", [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.reuse_groups); }},
+    {"reuse", [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.reuse_groups); }},
     {"rank", [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxRank, &s->kv.rank); }},
     {"index",
      [](const Given& g, KvSettings* s) {

@@ -42,11 +42,12 @@ struct KvSettings {
 //   type          f32, f16, fp8, int8, int4: one for both, or K,V (fp8,int4)
 //   group         entries, from 1 to 256
 //   select, window, sinks   entries, from 0
-//   reuse         groups, from 1
+//   mass          a share above 0 and at most 1
+//   reuse         groups, from 0
 //   rank          columns, from 1
 //   index         f16, int8, int4
 //   heads         sum, softmax, gqa, per-kv-head
-//   policy        a row of ReplacementPolicies: fifo, lru, non-hit
+//   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed
 //   dir           a folder

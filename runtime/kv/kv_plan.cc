@@ -103,13 +103,24 @@ class Planner {
   void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
+  void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
   static bool Holds(const KvPlan& plan) {
     return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
   }
   KvPlan Smallest(const Row& row) const;
+  // What is open is how much is selected.
+  bool fills_budget() const { return !n_chosen_ && !n_cache_slots_; }
+  // What is open is how much of it has slots: the rest goes through the pool.
+  bool fills_slots() const { return n_chosen_ && !n_cache_slots_ && !needs_equal_capacity(); }
+  bool needs_equal_capacity() const {
+    return !options_.policy.empty() && (*FindReplacementPolicy(options_.policy))->needs_equal_capacity;
+  }
   uint64_t SuitableFrom(const Row& row) const;
+  template <typename SizedBy>
+  std::optional<KvPlan> FitMost(uint32_t least, uint32_t most, const SizedBy& sized_by) const;
   std::optional<KvPlan> Fit(const Row& row) const;
   std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  std::optional<KvPlan> FitMostSlots(const Row& row) const;
   std::optional<KvPlan> FitLongestWindow(const Row& row) const;
   std::optional<KvPlan> FitBestRow() const;
   std::string SelectLess() const;
@@ -174,7 +185,8 @@ Status Planner::Settle() {
   base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
   const uint32_t n_groups = base_.n_groups();
   if (!method.selects()) {
-    n_chosen_ = n_cache_slots_ = n_groups;
+    n_chosen_ = n_groups;
+    n_cache_slots_ = 0;
     return Status::Ok();
   }
   const uint32_t sinks = options_.sink_entries.value_or(kSinkEntries);
@@ -252,80 +264,87 @@ void Planner::ShapeIndex(const Row& row, KvPlan& plan) const {
 
 KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const {
   KvPlan plan = Shape(row);
-  plan.n_chosen = n_chosen;
-  plan.n_cache_slots = n_cache_slots;
+  SetSlots(n_chosen, n_cache_slots, plan);
   SizeParts(input_, plan);
   SizePrefill(input_, plan);
   return plan;
 }
 
-// As given; what is open as small as makes sense: one group beside the pinned ones.
-KvPlan Planner::Smallest(const Row& row) const {
-  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
-  const uint32_t n_chosen = n_chosen_.value_or(n_cache_slots_.value_or(least));
-  return Sized(row, n_chosen, n_cache_slots_.value_or(n_chosen));
+void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const {
+  plan.n_chosen = n_chosen;
+  plan.n_cache_slots = n_cache_slots;
+  plan.n_pool_slots = n_chosen - std::min(n_chosen, n_cache_slots);
 }
 
-// The smallest budget with which the row is tried.
+// As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
+// can be a pool.
+KvPlan Planner::Smallest(const Row& row) const {
+  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
+  const uint32_t n_chosen = n_chosen_.value_or(std::max(n_cache_slots_.value_or(0), least));
+  return Sized(row, n_chosen, n_cache_slots_.value_or(fills_slots() ? 0 : n_chosen));
+}
+
+// The smallest budget with which the row's types are tried, where the budget is to be filled.
 uint64_t Planner::SuitableFrom(const Row& row) const {
-  if (n_chosen_ || n_cache_slots_) return 0;
   return static_cast<uint64_t>(std::ceil(row.share * kNearlyOne * static_cast<double>(base_.full_bytes)));
 }
 
-// The largest M (= C) that fits.
-std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
-  uint32_t fits = std::min(base_.n_pinned + 1, base_.n_groups());
-  if (!Holds(Sized(row, fits, fits))) return std::nullopt;
-  uint32_t end = base_.n_groups() + 1;
+// The plan for the largest number from `least` to `most` that fits.
+template <typename SizedBy>
+std::optional<KvPlan> Planner::FitMost(uint32_t least, uint32_t most, const SizedBy& sized_by) const {
+  if (!Holds(sized_by(least))) return std::nullopt;
+  uint32_t fits = least;
+  uint32_t end = most + 1;
   while (end - fits > 1) {
     const uint32_t middle = fits + (end - fits) / 2;
-    if (Holds(Sized(row, middle, middle))) {
-      fits = middle;
-    } else {
-      end = middle;
-    }
+    (Holds(sized_by(middle)) ? fits : end) = middle;
   }
-  return Sized(row, fits, fits);
+  return sized_by(fits);
+}
+
+// The largest M that fits, with C = M; or with no own slots, where M was given and is too large.
+std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
+  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
+  return FitMost(least, base_.n_groups(), [&](uint32_t n) { return Sized(row, n, fills_slots() ? 0 : n); });
+}
+
+// C = M where that fits; else, in the types that suit the budget, the largest C that fits beside the pool.
+std::optional<KvPlan> Planner::FitMostSlots(const Row& row) const {
+  KvPlan all = Sized(row, *n_chosen_, *n_chosen_);
+  if (Holds(all)) return all;
+  if (base_.budget_bytes < SuitableFrom(row)) return std::nullopt;
+  return FitMost(0, *n_chosen_ - 1, [&](uint32_t n) { return Sized(row, *n_chosen_, n); });
 }
 
 // The longest window that fits, in whole groups.
 std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
-  const auto with_window = [&](uint32_t n_groups) {
+  return FitMost(1, base_.n_groups(), [&](uint32_t n_groups) {
     KvPlan plan = Shape(row);
     SetWindow(std::min(n_groups * plan.record.group_tokens, plan.n_ctx), plan);
-    plan.n_chosen = *n_chosen_;
-    plan.n_cache_slots = *n_cache_slots_;
+    SetSlots(*n_chosen_, *n_cache_slots_, plan);
     SizeParts(input_, plan);
     SizePrefill(input_, plan);
     return plan;
-  };
-  uint32_t fits = 0;
-  uint32_t end = base_.n_groups() + 1;
-  while (end - fits > 1) {
-    const uint32_t middle = fits + (end - fits) / 2;
-    (Holds(with_window(middle)) ? fits : end) = middle;
-  }
-  if (fits == 0) return std::nullopt;
-  return with_window(fits);
+  });
 }
 
 std::optional<KvPlan> Planner::Fit(const Row& row) const {
   if (fills_window()) return FitLongestWindow(row);
-  if (!n_chosen_ && !n_cache_slots_) return FitMostGroups(row);
+  if (fills_budget()) return FitMostGroups(row);
+  if (fills_slots()) return FitMostSlots(row);
   KvPlan plan = Smallest(row);
   if (!Holds(plan)) return std::nullopt;
   return plan;
 }
 
 std::optional<KvPlan> Planner::FitBestRow() const {
-  const bool fills_budget = !n_chosen_ && !n_cache_slots_;
   std::optional<KvPlan> best;
   for (const Row& row : kRows) {
-    if (base_.budget_bytes < SuitableFrom(row)) continue;
+    if (fills_budget() && base_.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
     const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
-    if (!fills_budget || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return plan;
+    if (!fills_budget() || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return plan;
     if (!best || plan->n_chosen > best->n_chosen) best = plan;
   }
   return best;
@@ -349,6 +368,7 @@ Result<KvPlan> Planner::OnFlash() {
 std::string Planner::SelectLess() const {
   std::optional<KvPlan> most;
   for (const Row& row : kRows) {
+    if (fills_slots() && base_.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> fits = FitMostGroups(row);
     if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
   }
@@ -363,7 +383,8 @@ Planner::Least Planner::FindLeast() const {
   Least least;
   for (const Row& row : kRows) {
     const KvPlan smallest = Smallest(row);
-    const uint64_t bytes = std::max({smallest.prefill_bytes(), smallest.decode_bytes(), SuitableFrom(row)});
+    uint64_t bytes = std::max(smallest.prefill_bytes(), smallest.decode_bytes());
+    if (fills_budget() || fills_slots()) bytes = std::max(bytes, SuitableFrom(row));
     if (bytes <= least.bytes) least = {bytes, smallest};
   }
   return least;
@@ -546,6 +567,9 @@ std::string KvPlan::Describe() const {
     const std::string cached =
         n_cache_slots == n_groups() ? "all" : fmt::format("{}", entries(n_cache_slots));
     text += fmt::format(", {} in the cache ({})", cached, policy);
+    if (n_pool_slots > 0) {
+      text += fmt::format(", a pool of {} x {} for the rest", pool_parts(), entries(n_pool_slots));
+    }
   }
   if (method.has_index()) {
     text += fmt::format("; index {} x {}", index.rank, KvTypeName(index.type));

@@ -19,16 +19,19 @@
 // loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Where a row would leave
 // fewer than 128, the next is tried. Where select_entries or reuse_groups is given, or there is no budget,
 // the first row of all that fits is taken. Without a budget 400 entries are selected, as in the paper; with
-// one, and reuse_groups alone, M = C, which Describe says. C < M is refused, as is a C with room for pinned
-// groups alone.
+// one, and reuse_groups alone, M = C, which Describe says (where C has room for pinned groups alone, one
+// more).
+//
+// C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
+// given and reuse_groups is not, C = M where a row leaves room for that; of rows whose share the budget
+// reaches, the first is taken that has room for the pool, and C is as large as fits beside it (0 at least).
 //
 // The window's records are f16 (f32 where K or V is): of what is recent, all but the last exact_entries() are
 // rounded to the types above, so that results do not depend on the group, nor on windows from kExactEntries
 // on.
 //
-// flexgen. Everything lies on flash and is read again for each layer of each step: n_chosen = n_cache_slots =
-// n_groups, no index, no pinned groups. All layers take turns with ONE buffer of slots. Groups of 16; types
-// from the same rows.
+// flexgen. Everything lies on flash and is read again for each layer of each step: n_chosen = n_groups, no
+// index, no pinned groups, no own slots, and a pool of one part. Groups of 16; types from the same rows.
 //
 // Where no method is said: without a budget full; with one, full where the budget holds all KV of the
 // context, else kvswap. A note says that full was taken, and which options have no use then.
@@ -51,6 +54,7 @@
 #include "runtime/device/device.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/kv/kv_method.h"
+#include "runtime/kv/slot_cache.h"
 
 namespace kvrun {
 
@@ -122,7 +126,9 @@ struct KvPlan {
   uint32_t n_window_slots = 0;
   uint32_t n_pinned = 0;       // groups
   uint32_t n_chosen = 0;       // M: groups per stream and step, pinned ones included
-  uint32_t n_cache_slots = 0;  // C per stream, pinned included; >= n_chosen
+  uint32_t n_cache_slots = 0;  // C: own slots of a stream of a layer, pinned groups included
+  // Of a stream, in each part of the pool that layers share: room for what finds no own slot. 0: no pool.
+  uint32_t n_pool_slots = 0;
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;              // 0: M groups, whatever their mass
   bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
@@ -143,6 +149,10 @@ struct KvPlan {
   uint32_t FirstWindowGroup(uint32_t length) const {
     return length > window_entries ? (length - window_entries) / record.group_tokens : 0;
   }
+  // When a layer's choice is known, the layer that had its part of the pool before is complete: that many
+  // layers later (KvThread).
+  uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
+  SlotCacheShape slot_cache_shape() const { return {n_cache_slots, n_chosen, n_pool_slots, n_groups()}; }
   uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }

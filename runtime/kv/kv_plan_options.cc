@@ -164,24 +164,14 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
                     options.select_entries.value_or(0), group));
   }
   if (!n_cache_slots) return Status::Ok();
-  const uint32_t least = n_chosen.value_or(std::min(plan.n_pinned + 1, plan.n_groups()));
-  if (*n_cache_slots < least) {
-    std::string advice = fmt::format("give it {} or more", least);
-    if (n_chosen && *n_cache_slots > plan.n_pinned) {
-      advice += fmt::format(", or select at most {} entries", (*n_cache_slots - plan.n_pinned) * group);
-    }
-    return Invalid(
-        fmt::format("a reuse buffer of {} groups was asked for, but {} {} of {} entries each, pinned sinks "
-                    "included: {}",
-                    *options.reuse_groups, n_chosen ? "a token selects" : "the least that a token selects is",
-                    least, group, advice));
-  }
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
-  if (policy->needs_equal_capacity && n_chosen && *n_cache_slots != *n_chosen) {
+  const uint32_t least = std::min(plan.n_pinned + 1, plan.n_groups());
+  const uint32_t selected = n_chosen.value_or(std::max(*n_cache_slots, least));
+  if (policy->needs_equal_capacity && *n_cache_slots != selected) {
     return Invalid(
         fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: leave "
                     "--kv-reuse out",
-                    plan.policy, *n_chosen, *n_cache_slots));
+                    plan.policy, selected, *n_cache_slots));
   }
   return Status::Ok();
 }

@@ -30,19 +30,35 @@ uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
   return input.model.n_layers * (plan.index.size_bytes() + scales);
 }
 
-// Mapping tables, what the slot caches know, and a layer's list of reads.
+uint64_t SlotBytes(const KvPlan& plan, uint32_t n_slots) {
+  return plan.n_streams * plan.record.size_bytes() * n_slots;
+}
+
+uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots) {
+  SlotShape shape;
+  shape.n_streams = plan.n_streams;
+  shape.table_slots = table_slots;
+  return table_slots == 0 ? 0 : shape.table_bytes();
+}
+
+// What the caches of a layer's own slots know.
+uint64_t SlotCacheBytes(const KvPlan& plan) {
+  if (plan.method.residency != KvResidencyKind::kOwnSlots || plan.n_cache_slots == 0) return 0;
+  return plan.n_streams *
+         SlotCache::MemoryBytes(plan.slot_cache_shape(), **FindReplacementPolicy(plan.policy));
+}
+
+// Mapping tables, what the slot caches know, a layer's list of reads, and of all groups where all are read.
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  SlotShape slots;
-  slots.n_streams = plan.n_streams;
-  slots.table_slots = plan.n_chosen;
-  SlotShape window = slots;
-  window.table_slots = plan.n_window_slots;
-  const uint64_t caches = plan.method.residency != KvResidencyKind::kOwnSlots
-                              ? 0
-                              : plan.n_streams * SlotCache::MemoryBytes(plan.n_cache_slots, plan.n_chosen);
-  const uint64_t fetches =
-      plan.method.is_on_flash() ? uint64_t{plan.n_streams} * plan.n_chosen * sizeof(GroupFetch) : 0;
-  return input.model.n_layers * (slots.table_bytes() + window.table_bytes() + caches) + fetches;
+  const uint64_t tables = MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen)) +
+                          MappingBytes(plan, plan.n_window_slots) + SlotCacheBytes(plan);
+  const uint64_t pool = plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots);
+  uint64_t of_a_layer = 0;
+  if (plan.method.is_on_flash()) {
+    of_a_layer = uint64_t{plan.n_streams} * plan.n_chosen * sizeof(GroupFetch);
+    if (!plan.method.selects()) of_a_layer += uint64_t{plan.n_groups()} * sizeof(uint32_t);
+  }
+  return input.model.n_layers * tables + pool + of_a_layer;
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
@@ -117,15 +133,15 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
   const uint64_t record_bytes = plan.record.size_bytes();
-  const uint64_t slots = plan.n_streams * record_bytes * plan.n_cache_slots;
   plan.staging_bytes = StagingBytes(record_bytes, input.io_alignment_bytes);
   plan.parts.clear();
   const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
     if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});
   };
   add("index", IndexBytes(input, plan));
-  // Slots are made when prefill is over.
-  add("slots", plan.method.shares_slots() ? slots : layers * slots, false);
+  // Slots and pool are made when prefill is over.
+  add("slots", layers * SlotBytes(plan, plan.n_cache_slots), false);
+  add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);
   add("window", WindowBytes(input, plan));
   AddTails(input, plan);
   add("tables", TableBytes(input, plan));
@@ -135,8 +151,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t slots =
-      input.model.n_layers * uint64_t{plan.n_streams} * plan.record.size_bytes() * plan.n_cache_slots;
+  const uint64_t slots = input.model.n_layers * SlotBytes(plan, plan.n_cache_slots);
   plan.parts = {{"kv", slots + WindowBytes(input, plan) + TableBytes(input, plan), true, true}};
   AddTails(input, plan);
 }

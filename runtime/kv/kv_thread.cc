@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/base/check.h"
+
 namespace kvrun {
 
 KvThread::KvThread(Device& device, OffloadedCache& cache, uint32_t n_layers)
@@ -75,11 +77,14 @@ Status KvThread::ServeStep() {
 }
 
 Status KvThread::WaitForChoice(uint32_t layer) {
-  // Without lookahead, slots that all layers share are free as well: the layer before is complete.
   const uint32_t list = layer - std::min(layer, cache_.plan().method.lookahead);
   for (uint32_t posted = n_posted_.load(); posted <= list; posted = n_posted_.load()) n_posted_.wait(posted);
   if (abandoned_.load()) return {StatusCode::kDevice, "the step was given up"};
-  return device_.Wait(values_[list]);
+  KVRUN_RETURN_IF_ERROR(device_.Wait(values_[list]));
+  // Whatever attended to this layer's part of the pool has done so.
+  const uint32_t parts = cache_.plan().pool_parts();
+  KVRUN_CHECK(parts == 0 || layer < parts || values_[layer - parts + 1] <= values_[list]);
+  return Status::Ok();
 }
 
 Status KvThread::ServeLayer(uint32_t layer) {

@@ -4,8 +4,6 @@
 #include <chrono>
 #include <numeric>
 
-#include "runtime/kv/host_buffer.h"
-
 namespace kvrun {
 namespace {
 
@@ -17,9 +15,12 @@ double MillisecondsSince(Clock::time_point begin) {
 
 }  // namespace
 
-LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, SlotPool& pool,
-                         bool reloads)
-    : plan_(plan), window_(window), pool_(pool), reloads_(reloads) {
+LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, KvSlots& slots)
+    : plan_(plan), window_(window), slots_(slots) {
+  if (!plan.method.selects() && plan.method.is_on_flash()) {
+    all_.resize(plan.n_groups());
+    std::iota(all_.begin(), all_.end(), 0U);
+  }
   rows_.reserve(plan.n_sequences);
   fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
   planned_.reserve(plan.n_streams);
@@ -41,10 +42,12 @@ StreamStep LayerServer::StreamStepOf(uint32_t layer, uint32_t row, uint32_t head
 
 Status LayerServer::Serve(uint32_t layer) {
   const Clock::time_point begin = Clock::now();
+  EmptyTables(layer);
   Status status = PlanLayer(layer);
   if (status.ok()) status = ReadPlanned(layer);
   if (!status.ok()) {
     DropPlanned(layer);
+    (void)FlushTables(layer);  // the first error is the one to tell
     return status;
   }
   for (uint32_t row = 0; row < rows_.size(); ++row) {
@@ -52,102 +55,124 @@ Status LayerServer::Serve(uint32_t layer) {
       KVRUN_RETURN_IF_ERROR(NameSlots(StreamStepOf(layer, row, head, rows_[row].position)));
     }
   }
-  status = FlushAll(*pool_.table(layer));
+  status = FlushTables(layer);
   const double elapsed_ms = MillisecondsSince(begin);
   stats_.fetch_ms += elapsed_ms;
   stats_.layer_fetch_ms[layer] += elapsed_ms;
   return status;
 }
 
+void LayerServer::EmptyTables(uint32_t layer) {
+  for (const KvRow& row : rows_) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      const uint32_t stream = row.sequence * heads() + head;
+      if (const SlotBuffers* own = slots_.own(layer); own != nullptr) own->Empty(stream);
+      if (const SlotBuffers* pool = slots_.pool(layer); pool != nullptr) pool->Empty(stream);
+    }
+  }
+}
+
 // What is to be read of every stream, all of it at once, and where it lies now.
 Status LayerServer::PlanLayer(uint32_t layer) {
   fetches_.clear();
   planned_.clear();
+  if (!plan_.method.is_on_flash()) return Status::Ok();  // everything is where it is attended to
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      const StreamStep step = StreamStepOf(layer, row, head, rows_[row].position);
-      const std::span<uint32_t> table = pool_.TableOf(layer, step.stream);
-      table[0] = 0;
-      table[1] = plan_.record.group_tokens;
-      if (selector_ != nullptr) {
-        KVRUN_RETURN_IF_ERROR(PlanChosen(step));
-      } else if (reloads_) {
-        PlanAll(step);
-      }
+      KVRUN_RETURN_IF_ERROR(PlanStream(StreamStepOf(layer, row, head, rows_[row].position)));
     }
   }
   return Status::Ok();
 }
 
-void LayerServer::PlanAll(const StreamStep& step) {
-  for (uint32_t group = 0; group < step.n_groups; ++group) {
-    fetches_.push_back({step.stream, group, pool_.SlotBytes(step.layer, step.stream, group)});
+Status LayerServer::PlanStream(const StreamStep& step) {
+  std::span<const uint32_t> chosen = std::span(all_).first(selector_ != nullptr ? 0 : step.n_groups);
+  if (selector_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(chosen, selector_->Choose(step));
   }
-  stats_.layer_loads[step.layer] += step.n_groups;
+  SlotCache* const cache = slots_.cache(step.layer, step.stream);
+  planned_.push_back(cache != nullptr ? cache->Plan(chosen) : SlotCache::PlanResult{.rest = chosen});
+  FetchPlanned(step, planned_.back());
+  Count(step.layer, chosen, planned_.back());
+  return Status::Ok();
 }
 
-Status LayerServer::PlanChosen(const StreamStep& step) {
-  KVRUN_ASSIGN_OR_RETURN(const std::span<const uint32_t> chosen, selector_->Choose(step));
-  planned_.push_back(pool_.cache(step.layer, step.stream).Plan(chosen));
-  uint64_t n_loads = 0;  // pinned groups do not count
-  for (const SlotLoad& load : planned_.back().loads) {
-    fetches_.push_back({step.stream, load.extent, pool_.SlotBytes(step.layer, step.stream, load.slot)});
-    if (load.extent >= plan_.n_pinned) ++n_loads;
+// Loads and rest both ascend: so do the fetches.
+void LayerServer::FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan) {
+  auto load = plan.loads.begin();
+  for (size_t i = 0; load != plan.loads.end() || i < plan.rest.size();) {
+    if (i == plan.rest.size() || (load != plan.loads.end() && load->extent < plan.rest[i])) {
+      std::byte* const slot = slots_.own(step.layer)->Record(step.stream, load->slot);
+      fetches_.push_back({step.stream, load->extent, slot});
+      ++load;
+    } else {
+      std::byte* const slot = slots_.pool(step.layer)->Record(step.stream, static_cast<uint32_t>(i));
+      fetches_.push_back({step.stream, plan.rest[i], slot});
+      ++i;
+    }
   }
-  const auto n_chosen = static_cast<uint64_t>(std::count_if(
-      chosen.begin(), chosen.end(), [this](uint32_t group) { return group >= plan_.n_pinned; }));
+}
+
+// Pinned groups do not count: every step chooses them.
+void LayerServer::Count(uint32_t layer, std::span<const uint32_t> chosen, const SlotCache::PlanResult& plan) {
+  const auto unpinned = [this](std::span<const uint32_t> groups) {
+    return static_cast<uint64_t>(groups.end() -
+                                 std::lower_bound(groups.begin(), groups.end(), plan_.n_pinned));
+  };
+  const uint64_t n_chosen = unpinned(chosen);
+  const uint64_t n_rest = unpinned(plan.rest);
+  uint64_t n_loads = 0;
+  for (const SlotLoad& load : plan.loads) n_loads += load.extent >= plan_.n_pinned ? 1 : 0;
   stats_.chosen_groups += n_chosen;
   stats_.least_groups = stats_.choices == 0 ? n_chosen : std::min(stats_.least_groups, n_chosen);
   stats_.most_groups = std::max(stats_.most_groups, n_chosen);
   ++stats_.choices;
-  stats_.hit_groups += n_chosen - n_loads;
-  stats_.layer_loads[step.layer] += n_loads;
-  return Status::Ok();
+  stats_.hit_groups += n_chosen - n_loads - n_rest;
+  stats_.pool_groups += n_rest;
+  stats_.layer_loads[layer] += n_loads + n_rest;
 }
 
-// fetches_ into slots: one batch.
+// fetches_ into slots and pool: one batch.
 Status LayerServer::ReadPlanned(uint32_t layer) {
-  if (selector_ == nullptr && !reloads_) return Status::Ok();  // everything is where it is attended to
+  if (fetches_.empty()) return Status::Ok();
   const Clock::time_point begin = Clock::now();
   const Status status = store_->Fetch(layer, fetches_);
   stats_.io_ms += MillisecondsSince(begin);
-  return status.ok() ? FlushFetched(*pool_.slots(layer)) : status;
+  KVRUN_RETURN_IF_ERROR(status);
+  if (const SlotBuffers* own = slots_.own(layer); own != nullptr) {
+    KVRUN_RETURN_IF_ERROR(own->FlushFetched(fetches_));
+  }
+  const SlotBuffers* const pool = slots_.pool(layer);
+  return pool != nullptr ? pool->FlushFetched(fetches_) : Status::Ok();
 }
 
 void LayerServer::DropPlanned(uint32_t layer) {
   for (size_t i = 0; i < planned_.size(); ++i) {
     const KvRow& row = rows_[i / heads()];
     const auto stream = static_cast<uint32_t>(row.sequence * heads() + i % heads());
-    for (const SlotLoad& load : planned_[i].loads) pool_.cache(layer, stream).Drop(load.slot);
+    for (const SlotLoad& load : planned_[i].loads) slots_.cache(layer, stream)->Drop(load.slot);
   }
-}
-
-// Records that lie side by side are flushed together.
-Status LayerServer::FlushFetched(Buffer& slots) {
-  const uint64_t record_bytes = plan_.record.size_bytes();
-  const std::byte* const begin = slots.host().data();
-  for (size_t i = 0; i < fetches_.size();) {
-    size_t end = i + 1;
-    while (end < fetches_.size() && fetches_[end].memory == fetches_[end - 1].memory + record_bytes) ++end;
-    KVRUN_RETURN_IF_ERROR(
-        slots.Flush(static_cast<uint64_t>(fetches_[i].memory - begin), (end - i) * record_bytes));
-    i = end;
-  }
-  return Status::Ok();
 }
 
 // The groups of a row before its window.
 Status LayerServer::NameSlots(const StreamStep& step) {
-  const std::span<uint32_t> table = pool_.TableOf(step.layer, step.stream);
-  if (selector_ != nullptr) {
-    const std::span<const uint32_t> slots = planned_[size_t{step.row} * heads() + step.head].slots;
-    std::copy(slots.begin(), slots.end(), table.begin() + 2);
-    table[0] = static_cast<uint32_t>(slots.size());
+  const SlotBuffers* const own = slots_.own(step.layer);
+  if (!plan_.method.is_on_flash()) {
+    own->NameFirst(step.stream, step.n_groups);
   } else {
-    table[0] = step.n_groups;
-    std::iota(table.begin() + 2, table.begin() + 2 + table[0], 0U);
+    const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
+    if (own != nullptr) own->Name(step.stream, plan.slots);
+    if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
+      pool->NameFirst(step.stream, static_cast<uint32_t>(plan.rest.size()));
+    }
   }
   return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
+}
+
+Status LayerServer::FlushTables(uint32_t layer) {
+  if (const SlotBuffers* own = slots_.own(layer); own != nullptr) KVRUN_RETURN_IF_ERROR(own->FlushTable());
+  const SlotBuffers* const pool = slots_.pool(layer);
+  return pool != nullptr ? pool->FlushTable() : Status::Ok();
 }
 
 std::vector<std::vector<uint32_t>> LayerServer::GroupsBeforeWindow(uint32_t layer, uint32_t row,

@@ -1,5 +1,5 @@
 // Serves one layer of a decode step: asks which groups were chosen, brings those that are not in slots from
-// the store in one batch, and writes the mapping tables.
+// the store in one batch, into the layer's slots or into the pool, and writes the mapping tables.
 //
 // Threads: one at a time; during a step the KV thread alone.
 #pragma once
@@ -11,19 +11,19 @@
 #include "platform/base/status.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_selector.h"
+#include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/kv/recent_window.h"
-#include "runtime/kv/slot_pool.h"
 #include "runtime/store/record_store.h"
 
 namespace kvrun {
 
 class LayerServer {
  public:
-  // All must outlive it. `selector` may be null: everything before the window is attended to, and group i
-  // lies in slot i; `reloads`: it is read anew for each step.
-  LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, SlotPool& pool, bool reloads);
+  // All must outlive it.
+  LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, KvSlots& slots);
 
+  // May be null: everything before the window is attended to.
   void SetSelector(KvSelector* selector) { selector_ = selector; }
   void SetStore(RecordStore* store) { store_ = store; }
 
@@ -45,24 +45,26 @@ class LayerServer {
  private:
   StreamStep StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const;
   Status PlanLayer(uint32_t layer);
-  void PlanAll(const StreamStep& step);
-  Status PlanChosen(const StreamStep& step);
+  void EmptyTables(uint32_t layer);
+  Status PlanStream(const StreamStep& step);
+  void FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan);
+  void Count(uint32_t layer, std::span<const uint32_t> chosen, const SlotCache::PlanResult& plan);
   Status ReadPlanned(uint32_t layer);
   void DropPlanned(uint32_t layer);
-  Status FlushFetched(Buffer& slots);
   Status NameSlots(const StreamStep& step);
+  Status FlushTables(uint32_t layer);
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
 
   const KvPlan& plan_;
   RecentWindow& window_;
-  SlotPool& pool_;
+  KvSlots& slots_;
   KvSelector* selector_ = nullptr;
   RecordStore* store_ = nullptr;
-  bool reloads_;
+  std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step
   std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen
-  std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads; where there is a selector
+  std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads
   KvStats stats_;
 };
 

@@ -17,12 +17,12 @@ OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_la
       n_layers_(n_layers),
       flash_(flash.get()),
       window_(plan_),
-      pool_(device, plan_, n_layers),
-      server_(plan_, n_layers, window_, pool_, plan.method.shares_slots()) {
+      slots_(device, plan_, n_layers),
+      server_(plan_, n_layers, window_, slots_) {
   if (flash != nullptr) {
     store_ = std::move(flash);
   } else {
-    auto in_memory = std::make_unique<SlotRecordStore>(pool_.shape(), n_layers);
+    auto in_memory = std::make_unique<SlotRecordStore>(slots_.own_shape(), n_layers);
     in_memory_ = in_memory.get();
     store_ = std::move(in_memory);
   }
@@ -41,7 +41,7 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
   KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter));
   selector_ = MakeSelector(device, plan_, n_layers_);
-  ledger_.emplace(plan_, n_layers_, *store_, window_, pool_, index_.get());
+  ledger_.emplace(plan_, n_layers_, *store_, window_, slots_, index_.get());
   server_.SetSelector(selector_.get());
   server_.SetStore(store_.get());
   return Status::Ok();
@@ -81,8 +81,10 @@ Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t firs
 
 Status OffloadedCache::BeginDecode() {
   if (in_decode()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(pool_.Make());
-  for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) in_memory_->SetSlots(i, pool_.slots(i));
+  KVRUN_RETURN_IF_ERROR(slots_.Make());
+  for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) {
+    in_memory_->SetSlots(i, slots_.own(i)->slots());
+  }
   const Status begun = selector_ != nullptr ? selector_->BeginDecode() : Status::Ok();
   if (!begun.ok()) LeaveDecode();
   return begun;
@@ -90,8 +92,14 @@ Status OffloadedCache::BeginDecode() {
 
 void OffloadedCache::LeaveDecode() {
   for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) in_memory_->SetSlots(i, nullptr);
-  pool_.Drop();
+  slots_.Drop();
   if (selector_ != nullptr) selector_->EndDecode();
+}
+
+void OffloadedCache::AddSources(uint32_t layer, SlotAttentionArgs* args) {
+  if (const SlotBuffers* own = slots_.own(layer); own != nullptr) args->Add(own->source());
+  if (const SlotBuffers* pool = slots_.pool(layer); pool != nullptr) args->Add(pool->source());
+  args->Add({window_.records(layer), window_.shape(), window_.table(layer)});
 }
 
 Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {

@@ -20,12 +20,12 @@
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_selector.h"
+#include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/kv/layer_server.h"
 #include "runtime/kv/read_log.h"
 #include "runtime/kv/recent_window.h"
 #include "runtime/kv/sequence_ledger.h"
-#include "runtime/kv/slot_pool.h"
 #include "runtime/kv/slot_record_store.h"
 #include "runtime/store/group_store.h"
 
@@ -85,10 +85,9 @@ class OffloadedCache {
   // --- Decode.
   // Makes slots, where that has not been done since the last prefill.
   Status BeginDecode();
-  bool in_decode() const { return pool_.is_made(); }
-  SlotShape slot_shape() const { return pool_.shape(); }
-  Buffer* slots(uint32_t layer) const { return pool_.slots(layer); }
-  Buffer* table(uint32_t layer) const { return pool_.table(layer); }
+  bool in_decode() const { return slots_.is_made(); }
+  // What a layer attends to: own slots and pool, where there are such, and the window.
+  void AddSources(uint32_t layer, SlotAttentionArgs* args);
 
   // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
   Status BeginStep(std::span<const KvRow> rows);
@@ -116,7 +115,7 @@ class OffloadedCache {
   void ReplaySelection(double repeated_share);
   // Notes the reads of the steps to come; what was noted before is forgotten.
   void BeginReadLog();
-  // Ends the log and carries out its reads once more, into the slots they went to. After the last of the
+  // Ends the log and carries out its reads once more, to where they went. After the last of the
   // steps that were noted: slots then hold what they held.
   Result<RepeatedReads> RepeatReads();
 
@@ -134,7 +133,7 @@ class OffloadedCache {
   std::unique_ptr<KvIndex> index_;
   std::unique_ptr<KvSelector> selector_;
   RecentWindow window_;
-  SlotPool pool_;
+  KvSlots slots_;
   std::optional<SequenceLedger> ledger_;
   LayerServer server_;
   std::optional<ReadLog> read_log_;

@@ -19,10 +19,16 @@ bool UsedEarlier(const SlotView& view, uint32_t a, uint32_t b) { return view.use
 // With as many slots as chosen extents, all that are not hit go: their order is that of the slots.
 bool AnyOrder(const SlotView& /*view*/, uint32_t /*a*/, uint32_t /*b*/) { return false; }
 
+// What was chosen least often of late.
+bool ChosenLess(const SlotView& view, uint32_t a, uint32_t b) {
+  return view.frequency[view.extents[a]] < view.frequency[view.extents[b]];
+}
+
 constexpr std::array kPolicies = {
     ReplacementPolicy{"fifo", LoadedEarlier},
     ReplacementPolicy{"lru", UsedEarlier},
     ReplacementPolicy{"non-hit", AnyOrder, /*needs_equal_capacity=*/true},
+    ReplacementPolicy{"lfu", ChosenLess, /*needs_equal_capacity=*/false, /*goes_by_frequency=*/true},
 };
 
 }  // namespace

@@ -12,13 +12,15 @@ double ReuseRateOf(const ReuseTrace& trace, const ReplacementPolicy& policy, uin
   uint64_t n_chosen = 0;
   uint64_t n_hits = 0;
   for (const auto& steps : trace.streams) {
-    SlotCache slots(n_slots, trace.n_chosen, &policy);
+    uint32_t n_extents = 0;
+    for (const auto& chosen : steps) n_extents = std::max(n_extents, chosen.empty() ? 0 : chosen.back() + 1);
+    SlotCache slots({.n_slots = n_slots, .max_chosen = trace.n_chosen, .n_extents = n_extents}, &policy);
     for (size_t step = 0; step < steps.size(); ++step) {
       // Pinned groups are chosen in every step: their slots are never given up, and change nothing else.
       const auto first = std::lower_bound(steps[step].begin(), steps[step].end(), trace.n_pinned);
       const SlotCache::PlanResult plan = slots.Plan({first, steps[step].end()});
       if (step < n_warm_up) continue;
-      n_chosen += plan.slots.size();
+      n_chosen += plan.slots.size() + plan.rest.size();
       n_hits += plan.hits;
     }
   }

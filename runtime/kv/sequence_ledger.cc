@@ -13,12 +13,12 @@ constexpr uint32_t kKeysAtOnce = 64;  // but for longer groups
 }  // namespace
 
 SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store,
-                               RecentWindow& window, SlotPool& pool, KvIndex* index)
+                               RecentWindow& window, KvSlots& slots, KvIndex* index)
     : plan_(plan),
       n_layers_(n_layers),
       store_(store),
       window_(window),
-      pool_(pool),
+      slots_(slots),
       index_(index),
       lengths_(plan.n_sequences),
       groups_stored_(plan.n_sequences),
@@ -53,7 +53,7 @@ Status SequenceLedger::ForgetFrom(uint32_t sequence, uint32_t length) {
   const uint32_t group = length / group_tokens();
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     KVRUN_RETURN_IF_ERROR(store_.Truncate(stream, group));
-    pool_.Truncate(stream, group);
+    slots_.Truncate(stream, group);
   }
   lengths_[sequence] = length;
   groups_stored_[sequence] = std::min(groups_stored_[sequence], group);

@@ -12,9 +12,9 @@
 #include "platform/base/status.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/kv/recent_window.h"
-#include "runtime/kv/slot_pool.h"
 #include "runtime/store/record_store.h"
 
 namespace kvrun {
@@ -23,7 +23,7 @@ class SequenceLedger final : public StoredKeys {
  public:
   // All must outlive it; `index` may be null, and hears of what is stored.
   SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store, RecentWindow& window,
-                 SlotPool& pool, KvIndex* index);
+                 KvSlots& slots, KvIndex* index);
 
   uint32_t n_sequences() const override { return static_cast<uint32_t>(lengths_.size()); }
   uint32_t length(uint32_t sequence) const override { return lengths_[sequence]; }
@@ -65,7 +65,7 @@ class SequenceLedger final : public StoredKeys {
   uint32_t n_layers_;
   RecordStore& store_;
   RecentWindow& window_;
-  SlotPool& pool_;
+  KvSlots& slots_;
   KvIndex* index_;
   std::vector<uint32_t> lengths_;        // of each sequence
   std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store

@@ -206,6 +206,8 @@ TEST_F(DecodeCost, ATokenFromFlashCostsNothingButItself) {
       for (const uint32_t n_sequences : {1U, 3U}) {
         std::vector<kvrun_option> kv = small;
         kv.push_back({"io", io});
+        if (temperature > 0.0F) kv.push_back({"reuse", "3"});  // the rest of them in the pool
+        if (n_sequences == 3) kv.push_back({"policy", "lfu"});
         const std::string name = std::string(io) + ", " + std::to_string(n_sequences) + " sequences, " +
                                  std::to_string(temperature);
         Counted counted;

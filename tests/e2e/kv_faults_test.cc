@@ -203,18 +203,20 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   IoCounters counters_[2];
 };
 
-INSTANTIATE_TEST_SUITE_P(Methods, KvFaults,
-                         ::testing::Values("kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
-                                           "flexgen --kv-window 6 --kv-group 4",
-                                           "streaming --kv-window 6 --kv-sinks 2",
-                                           "random --kv-select 40 --kv-window 6 --kv-sinks 2",
-                                           "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
-                                           "quest --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-group 4",
-                                           "loki --kv-select 40 --kv-window 6 --kv-sinks 2"),
-                         [](const ::testing::TestParamInfo<const char*>& source) {
-                           const std::string_view options = source.param;
-                           return std::string(options.substr(0, options.find(' ')));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Methods, KvFaults,
+    ::testing::Values("kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
+                      "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4 --kv-reuse 3",
+                      "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
+                      "random --kv-select 40 --kv-window 6 --kv-sinks 2",
+                      "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
+                      "quest --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-group 4",
+                      "loki --kv-select 40 --kv-window 6 --kv-sinks 2"),
+    [](const ::testing::TestParamInfo<const char*>& source) {
+      const std::string_view options = source.param;
+      const bool has_pool = options.find("--kv-reuse") != options.npos;
+      return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "");
+    });
 
 // Every kind of fault at every request, or at a sample of them.
 TEST_P(KvFaults, OneFaultIsAnErrorOrNothing) {

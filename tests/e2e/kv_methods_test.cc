@@ -101,12 +101,47 @@ TEST_P(KvMethodsTest, EverythingSelectedIsFullAttention) {
     const std::vector<float> expected = Say(*NewFull(n_sequences), n_sequences);
     for (const uint32_t group : {1U, 4U, 16U}) {
       SCOPED_TRACE(fmt::format("{} sequences, groups of {}", n_sequences, group));
-      const auto pass = NewPass(
-          fmt::format("--kv-method {} {} --kv-sinks 2 --kv-type f32 --kv-group {}", method.name, all, group),
-          n_sequences);
+      const std::string reuse =
+          method.counts_groups() && n_sequences == 4 ? "--kv-reuse 2" : "";  // and a pool
+      const auto pass = NewPass(fmt::format("--kv-method {} {} --kv-sinks 2 --kv-type f32 --kv-group {} {}",
+                                            method.name, all, group, reuse),
+                                n_sequences);
       const LogitsDifference difference =
           CompareLogits(expected, Say(*pass, n_sequences), loaded_.model->config.n_vocab);
       EXPECT_LE(difference.max_absolute, 0.02);
+      EXPECT_EQ(difference.wrong_top1, 0U);
+    }
+  }
+}
+
+// Where what was chosen lies changes nothing: in a layer's own slots, partly in the pool, or all of it there.
+TEST_P(KvMethodsTest, SlotsAndPoolHoldTheSame) {
+  const KvMethod& method = GetParam();
+  if (!method.counts_groups()) GTEST_SKIP() << "selects pinned groups alone";
+  for (const uint32_t n_sequences : {1U, 4U}) {
+    const auto say = [&](const std::string& reuse) {
+      const auto pass =
+          NewPass(fmt::format("--kv-method {} --kv-select 32 --kv-window 6 --kv-sinks 2 --kv-type f32 "
+                              "--kv-group 4 {}",
+                              method.name, reuse),
+                  n_sequences);
+      std::vector<float> said = Say(*pass, n_sequences);
+      const KvStats stats = pass->kv_report()->stats;
+      EXPECT_GT(stats.chosen_groups, 0U);
+      EXPECT_EQ(stats.pool_groups > 0, plan_.n_pool_slots > 0) << reuse;
+      if (plan_.n_cache_slots == 0) {
+        EXPECT_EQ(stats.pool_groups, stats.chosen_groups);
+      }
+      return said;
+    };
+    const std::vector<float> expected = say("");
+    EXPECT_EQ(plan_.n_pool_slots, 0U);
+    for (const char* reuse :
+         {"--kv-reuse 8", "--kv-reuse 3", "--kv-reuse 3 --kv-policy lfu", "--kv-reuse 1", "--kv-reuse 0"}) {
+      SCOPED_TRACE(fmt::format("{} sequences, {}", n_sequences, reuse));
+      const LogitsDifference difference = CompareLogits(expected, say(reuse), loaded_.model->config.n_vocab);
+      EXPECT_GT(plan_.n_pool_slots, 0U);
+      EXPECT_LE(difference.max_absolute, 2e-3);
       EXPECT_EQ(difference.wrong_top1, 0U);
     }
   }

@@ -70,7 +70,9 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   SCOPED_TRACE(plan.Describe());
   EXPECT_LE(plan.decode_bytes(), plan.budget_bytes);
   EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
-  EXPECT_LE(plan.n_chosen, plan.n_cache_slots);
+  EXPECT_LE(plan.n_chosen, plan.n_cache_slots + plan.n_pool_slots);
+  EXPECT_EQ(plan.n_pool_slots > 0, plan.n_cache_slots < plan.n_chosen);
+  EXPECT_LE(plan.n_pool_slots, plan.n_chosen);
   EXPECT_LE(plan.n_cache_slots, plan.n_groups());
   EXPECT_LE(plan.n_pinned, plan.n_chosen);
   EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);

@@ -410,6 +410,7 @@ KvReport SomeReport() {
   report.plan.parts = {{"index", 10, true, true}, {"slots", 50, false, true}, {"prefill", 70, true, false}};
   report.stats.chosen_groups = 200;
   report.stats.hit_groups = 150;
+  report.stats.pool_groups = 20;
   report.stats.choices = 16;
   report.stats.least_groups = 5;
   report.stats.most_groups = 40;
@@ -452,6 +453,8 @@ TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
       {"decode_bytes", 60},
       {"chosen_groups", 200},
       {"entries_per_layer", {{"mean", 50.0}, {"least", 20}, {"most", 160}}},
+      {"own_hits", 150},
+      {"pool_reads", 20},
       {"hit_rate", 0.75},
       {"io_mode", "aio direct"},
       {"io_notes", Json::array({"io_uring cannot be used"})},

@@ -150,7 +150,7 @@ TEST(KvBudget, AShareThatWorksIsNotRaised) {
 
 // What is selected is said; it needs more than the share.
 TEST(KvBudget, AShareIsRaisedForWhatIsSaidBesideIt) {
-  KvOptions options = Share(1.0 / 13);
+  KvOptions options = Share(1.0 / 60);
   options.select_entries = 4000;
   const KvPlan plan = Plan(options);
   ExpectSound(plan, kSmolLm2);

@@ -145,7 +145,7 @@ TEST(KvOptions, CountsHaveBounds) {
       {"select", &KvOptions::select_entries, 0, 16777216},
       {"window", &KvOptions::window_entries, 0, 16777216},
       {"sinks", &KvOptions::sink_entries, 0, 16777216},
-      {"reuse", &KvOptions::reuse_groups, 1, 16777216},
+      {"reuse", &KvOptions::reuse_groups, 0, 16777216},
       {"rank", &KvOptions::rank, 1, 8192},
   };
   for (const Count& count : counts) {
@@ -172,7 +172,8 @@ TEST(KvOptions, ChoicesAreNamed) {
   EXPECT_EQ(With("heads", "softmax").kv.heads, HeadReduction::kSoftmax);
   EXPECT_EQ(With("heads", "gqa").kv.heads, HeadReduction::kGqa);
   EXPECT_EQ(With("heads", "per-kv-head").kv.heads, HeadReduction::kPerKvHead);
-  for (const char* policy : {"fifo", "lru", "non-hit"}) EXPECT_EQ(With("policy", policy).kv.policy, policy);
+  for (const char* policy : {"fifo", "lru", "non-hit", "lfu"})
+    EXPECT_EQ(With("policy", policy).kv.policy, policy);
   EXPECT_EQ(With("adapter-kind", "plain").kv.adapter_kind, AdapterKind::kPlain);
   EXPECT_EQ(With("adapter-kind", "centred").kv.adapter_kind, AdapterKind::kCentred);
   EXPECT_EQ(With("adapter-kind", "query").kv.adapter_kind, AdapterKind::kQuery);
@@ -226,7 +227,7 @@ TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
        "full, flexgen, kvswap, streaming, random, oracle, quest, meanstd, loki, infinigen, infinigen*"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
-      {"policy", "fifo, lru, non-hit"},
+      {"policy", "fifo, lru, non-hit, lfu"},
       {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},
       {"io", "auto, io_uring, aio, threads"},
       {"direct", "auto, on, off"},

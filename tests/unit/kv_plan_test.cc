@@ -69,6 +69,9 @@ TEST(KvPlan, SelectsAsManyEntriesAsFit) {
   options.select_entries = SelectedEntries(plan);
   EXPECT_EQ(Plan(options).n_chosen, plan.n_chosen);
   options.select_entries = SelectedEntries(plan) + 4;
+  EXPECT_EQ(Plan(options).n_pool_slots, Plan(options).n_chosen - Plan(options).n_cache_slots);
+  EXPECT_GT(Plan(options).n_pool_slots, 0U) << "one more has no slot of its own";
+  options.policy = "non-hit";  // has as many slots as it selects
   options.budget_bytes = plan.budget_bytes;
   options.budget_fraction.reset();
   const Status status = Refusal(options);
@@ -189,15 +192,6 @@ TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   EXPECT_EQ(plan.n_cache_slots, 150U);
   options.policy = "non-hit";
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "as many slots as groups are selected, 101");
-  options.reuse_groups = 100;
-  options.policy = "fifo";
-  ExpectMessage(
-      Refusal(options), StatusCode::kInvalidArgument,
-      "a reuse buffer of 100 groups was asked for, but a token selects 101 of 4 entries each, pinned "
-      "sinks included: give it 101 or more, or select at most 396 entries");
-  options.select_entries = 396;
-  EXPECT_EQ(Plan(options).n_chosen, 100U);
-  options.select_entries = 402;
   options.reuse_groups.reset();
   options.policy = "non-hit";
   EXPECT_EQ(Plan(options).n_cache_slots, 101U);
@@ -207,20 +201,16 @@ TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "nothing would be selected");
 }
 
-// Nothing but the sinks and the window would be attended to.
 TEST(KvPlan, ASmallReuseBufferDoesNotShrinkTheSelectionSilently) {
   KvOptions options = Unlimited("kvswap");
-  options.reuse_groups = 1;
-  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "give it 101 or more");
   options.reuse_groups = 50;
-  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "or select at most 196 entries");
+  EXPECT_EQ(Plan(options).n_chosen, 101U);
   EXPECT_EQ(Plan(options, kSmolLm2, 200).n_chosen, 50U) << "all that there are";
 
   options = Swap(1.0 / 13);
   EXPECT_EQ(Plan(options).Describe().find("reuse buffer"), std::string::npos);
   options.reuse_groups = 1;
-  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
-                "the least that a token selects is 2 of 4 entries each, pinned sinks included: give it 2 or");
+  EXPECT_EQ(Plan(options).n_chosen, 2U) << "one beside the pinned one";
   options.reuse_groups = 50;
   const KvPlan plan = Plan(options);
   EXPECT_EQ(plan.n_chosen, 50U);
@@ -297,13 +287,13 @@ TEST(KvPlan, FullKeepsEverything) {
   ExpectMessage(Refusal(options), StatusCode::kOutOfMemory, "is too small");
 }
 
-TEST(KvPlan, FlexgenReadsEverythingThroughOneLayersSlots) {
+TEST(KvPlan, FlexgenReadsEverythingThroughThePool) {
   const KvPlan plan = Plan(Unlimited("flexgen"));
   ExpectSound(plan, kSmolLm2);
   EXPECT_EQ(plan.n_chosen, plan.n_groups());
   EXPECT_EQ(plan.index.rank, 0U);
   EXPECT_EQ(Part(plan, "index") + Part(plan, "scores"), 0U);
-  EXPECT_EQ(Part(plan, "slots"), plan.record.size_bytes() * plan.n_groups());
+  EXPECT_EQ(Part(plan, "pool"), plan.record.size_bytes() * plan.n_groups()) << "one layer's";
   EXPECT_EQ(plan.record.k_type, KvType::kF16);
   KvOptions options = Unlimited("flexgen");
   options.budget_fraction = 1.0 / 13;
@@ -377,7 +367,7 @@ TEST(KvMethods, EveryMethodHasAPlan) {
     SCOPED_TRACE(method.name);
     EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok());
     EXPECT_EQ(method.is_on_flash(), method.name != "full");
-    EXPECT_EQ(method.shares_slots(), method.name == "flexgen");
+    EXPECT_EQ(method.residency == KvResidencyKind::kPool, method.name == "flexgen");
     EXPECT_EQ(method.selects(), method.name != "full" && method.name != "flexgen");
     // Only what is scored can be chosen by score.
     EXPECT_EQ(method.has_index(), method.selector == KvSelectorKind::kTopGroups);

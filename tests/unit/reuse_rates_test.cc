@@ -29,7 +29,9 @@ ReuseTrace TraceOf(uint32_t n_chosen, std::vector<Steps> streams, uint32_t n_pin
 TEST(ReuseRates, WhatIsChosenAgainIsThere) {
   const ReuseTrace trace = TraceOf(2, {{{1, 2}, {1, 2}, {1, 3}, {4, 5}}});
   // Hits: 0, 2, 1, 0 of 8.
-  for (const char* policy : {"fifo", "lru", "non-hit"}) EXPECT_DOUBLE_EQ(Rate(trace, policy, 2), 3.0 / 8);
+  for (const char* policy : {"fifo", "lru", "non-hit", "lfu"}) {
+    EXPECT_DOUBLE_EQ(Rate(trace, policy, 2), 3.0 / 8);
+  }
   EXPECT_DOUBLE_EQ(Rate(trace, "lru", 2, 1), 3.0 / 6);
   EXPECT_DOUBLE_EQ(Rate(trace, "lru", 2, 3), 0.0);
   EXPECT_DOUBLE_EQ(Rate(trace, "lru", 2, 4), 0.0) << "nothing is left to count";
@@ -70,7 +72,7 @@ TEST(ReuseRates, ATableHasARowForEachPolicyAndCapacity) {
   const double factors[] = {1, 1.25, 1.3, 2, 20};
   const std::vector<ReuseRate> rates = ReuseRatesOf(trace, factors, 1);
   // 6, 8 (once) and 12 groups; 120 are more than there are. non-hit has C = M alone.
-  ASSERT_EQ(rates.size(), 7U);
+  ASSERT_EQ(rates.size(), 10U);
   for (const ReuseRate& row : rates) {
     EXPECT_EQ(row.group_tokens, 4U);
     EXPECT_EQ(row.select_entries, 24U);
@@ -82,12 +84,12 @@ TEST(ReuseRates, ATableHasARowForEachPolicyAndCapacity) {
       return row.policy == policy && row.reuse_groups == capacity;
     });
   };
-  for (const char* policy : {"fifo", "lru"}) {
+  for (const char* policy : {"fifo", "lru", "lfu"}) {
     for (const uint32_t capacity : {6U, 8U, 12U}) EXPECT_EQ(count(policy, capacity), 1) << policy << capacity;
   }
   EXPECT_EQ(count("non-hit", 6), 1);
   trace.n_groups = 3;  // fewer than are asked for: C == M all the same
-  EXPECT_EQ(ReuseRatesOf(trace, factors, 1).size(), 3U);
+  EXPECT_EQ(ReuseRatesOf(trace, factors, 1).size(), 4U);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/support/allocation_counter.h"
@@ -30,14 +31,14 @@ std::vector<uint32_t> Plan(SlotCache& cache, const std::vector<uint32_t>& chosen
 }
 
 TEST(SlotCache, FreeSlotsAreTakenInOrder) {
-  SlotCache cache(4, 2, Policy("lru"));
+  SlotCache cache({.n_slots = 4, .max_chosen = 2}, Policy("lru"));
   EXPECT_EQ(Plan(cache, {7, 9}), (std::vector<uint32_t>{0, 1}));
   EXPECT_EQ(Plan(cache, {3, 9}), (std::vector<uint32_t>{2, 1}));
   EXPECT_EQ(Plan(cache, {3, 4}), (std::vector<uint32_t>{2, 3}));
 }
 
 TEST(SlotCache, LoadsAndHitsAreReported) {
-  SlotCache cache(3, 3, Policy("non-hit"));
+  SlotCache cache({.n_slots = 3, .max_chosen = 3}, Policy("non-hit"));
   cache.Plan(std::vector<uint32_t>{1, 5, 8});
   const auto plan = cache.Plan(std::vector<uint32_t>{0, 5, 9});
   EXPECT_EQ(plan.hits, 1U);
@@ -50,7 +51,7 @@ TEST(SlotCache, LoadsAndHitsAreReported) {
 // 1 is loaded first and used last: fifo gives it up, lru does not.
 TEST(SlotCache, PoliciesDifferWhereThereAreMoreSlotsThanChosen) {
   for (const auto& [name, given_up] : std::map<std::string, uint32_t>{{"fifo", 1}, {"lru", 2}}) {
-    SlotCache cache(3, 1, Policy(name));
+    SlotCache cache({.n_slots = 3, .max_chosen = 1}, Policy(name));
     for (const uint32_t extent : {1U, 2U, 3U, 1U}) cache.Plan(std::vector{extent});
     cache.Plan(std::vector{4U});
     const uint32_t kept = given_up == 1 ? 2 : 1;
@@ -60,7 +61,7 @@ TEST(SlotCache, PoliciesDifferWhereThereAreMoreSlotsThanChosen) {
 }
 
 TEST(SlotCache, ADroppedSlotIsFreeAndTheFirstToBeTaken) {
-  SlotCache cache(3, 3, Policy("lru"));
+  SlotCache cache({.n_slots = 3, .max_chosen = 3}, Policy("lru"));
   cache.Plan(std::vector<uint32_t>{1, 2, 3});
   cache.Drop(1);
   const auto plan = cache.Plan(std::vector<uint32_t>{1, 4});
@@ -69,7 +70,7 @@ TEST(SlotCache, ADroppedSlotIsFreeAndTheFirstToBeTaken) {
 }
 
 TEST(SlotCache, TruncateForgetsFromAnExtentOn) {
-  SlotCache cache(3, 3, Policy("fifo"));
+  SlotCache cache({.n_slots = 3, .max_chosen = 3}, Policy("fifo"));
   cache.Plan(std::vector<uint32_t>{1, 2, 3});
   cache.Truncate(2);
   EXPECT_EQ(cache.Plan(std::vector<uint32_t>{1, 2, 3}).hits, 1U);
@@ -78,22 +79,22 @@ TEST(SlotCache, TruncateForgetsFromAnExtentOn) {
 }
 
 TEST(SlotCache, NothingChosenAndNoSlotsAreFine) {
-  SlotCache none(0, 0, Policy("lru"));
+  SlotCache none({.n_slots = 0, .max_chosen = 0}, Policy("lru"));
   EXPECT_TRUE(none.Plan({}).slots.empty());
-  SlotCache cache(2, 1, Policy("lru"));
+  SlotCache cache({.n_slots = 2, .max_chosen = 1}, Policy("lru"));
   EXPECT_TRUE(cache.Plan({}).loads.empty());
 }
 
 TEST(SlotCache, AnUnknownPolicyIsAnsweredWithTheKnown) {
   const auto policy = FindReplacementPolicy("clock");
   EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(policy.status().message(), "unknown replacement policy 'clock'; known: fifo, lru, non-hit");
+  EXPECT_EQ(policy.status().message(), "unknown replacement policy 'clock'; known: fifo, lru, non-hit, lfu");
 }
 
 TEST(SlotCacheDeathTest, MisuseIsFound) {
-  EXPECT_DEATH(SlotCache(3, 4, Policy("lru")), "n_slots");
-  EXPECT_DEATH(SlotCache(4, 3, Policy("non-hit")), "needs_equal_capacity");
-  SlotCache cache(4, 2, Policy("lru"));
+  EXPECT_DEATH(SlotCache({.n_slots = 3, .max_chosen = 4}, Policy("lru")), "n_slots");
+  EXPECT_DEATH(SlotCache({.n_slots = 4, .max_chosen = 3}, Policy("non-hit")), "needs_equal_capacity");
+  SlotCache cache({.n_slots = 4, .max_chosen = 2}, Policy("lru"));
   EXPECT_DEATH((void)cache.Plan(std::vector<uint32_t>{1, 2, 3}), "chosen.size");
   EXPECT_DEATH((void)cache.Plan(std::vector<uint32_t>{2, 1}), "chosen");
   EXPECT_DEATH((void)cache.Plan(std::vector<uint32_t>{2, 2}), "chosen");
@@ -102,23 +103,37 @@ TEST(SlotCacheDeathTest, MisuseIsFound) {
 // What the cache should do, said as plainly as possible: a map, and a search for each victim.
 class NaiveCache {
  public:
-  NaiveCache(uint32_t n_slots, std::string policy) : n_slots_(n_slots), policy_(std::move(policy)) {}
+  NaiveCache(const SlotCacheShape& shape, const ReplacementPolicy& policy) : shape_(shape), policy_(policy) {}
 
-  std::vector<uint32_t> Plan(const std::vector<uint32_t>& chosen) {
+  // Where each of `chosen` lies; nothing: it belongs to the rest.
+  std::vector<std::optional<uint32_t>> Plan(const std::vector<uint32_t>& chosen) {
     ++step_;
+    for (auto& [extent, frequency] : frequency_) frequency -= (frequency + 7) / 8;
+    std::vector<uint32_t> misses;
     for (const uint32_t extent : chosen) {
-      if (const auto slot = SlotOf(extent)) slots_[*slot].used_at = step_;
-    }
-    std::vector<uint32_t> answer;
-    const std::set<uint32_t> needed(chosen.begin(), chosen.end());
-    for (const uint32_t extent : chosen) {
-      auto slot = SlotOf(extent);
-      if (!slot) {
-        slot = Victim(needed);
-        slots_[*slot] = {extent, step_, step_};
+      frequency_[extent] += 31;
+      if (const auto slot = SlotOf(extent)) {
+        slots_[*slot].used_at = step_;
+      } else {
+        misses.push_back(extent);
       }
-      answer.push_back(*slot);
     }
+    if (policy_.goes_by_frequency) {
+      std::stable_sort(misses.begin(), misses.end(),
+                       [&](uint32_t a, uint32_t b) { return frequency_[a] > frequency_[b]; });
+    }
+    const std::vector<uint32_t> victims = Victims(chosen);
+    for (size_t i = 0; i < std::min(victims.size(), misses.size()); ++i) {
+      const bool must = misses.size() - i > shape_.max_rest;
+      const bool is_free = !slots_.contains(victims[i]);
+      if (!must && !is_free && policy_.goes_by_frequency &&
+          frequency_[misses[i]] <= frequency_[slots_[victims[i]].extent]) {
+        break;
+      }
+      slots_[victims[i]] = {misses[i], step_, step_};
+    }
+    std::vector<std::optional<uint32_t>> answer;
+    for (const uint32_t extent : chosen) answer.push_back(SlotOf(extent));
     return answer;
   }
   std::optional<uint32_t> SlotOf(uint32_t extent) const {
@@ -130,6 +145,7 @@ class NaiveCache {
   void Drop(uint32_t slot) { slots_.erase(slot); }
   void Truncate(uint32_t first) {
     std::erase_if(slots_, [first](const auto& entry) { return entry.second.extent >= first; });
+    std::erase_if(frequency_, [first](const auto& entry) { return entry.first >= first; });
   }
 
  private:
@@ -139,26 +155,33 @@ class NaiveCache {
     uint64_t used_at;
   };
 
-  uint32_t Victim(const std::set<uint32_t>& needed) const {
-    for (uint32_t slot = 0; slot < n_slots_; ++slot) {
-      if (!slots_.contains(slot)) return slot;
+  // Slots that are not needed: free ones, then the others as the policy gives them up.
+  std::vector<uint32_t> Victims(const std::vector<uint32_t>& needed) {
+    std::vector<std::pair<uint64_t, uint32_t>> aged;
+    for (uint32_t slot = 0; slot < shape_.n_slots; ++slot) {
+      if (!slots_.contains(slot)) {
+        aged.push_back({0, slot});
+      } else if (const Content& held = slots_[slot];
+                 std::count(needed.begin(), needed.end(), held.extent) == 0) {
+        aged.push_back({1 + Age(held), slot});
+      }
     }
-    std::optional<uint32_t> best;
-    const auto age = [this](uint32_t slot) {
-      const Content& content = slots_.at(slot);
-      return policy_ == "fifo" ? content.loaded_at : policy_ == "lru" ? content.used_at : 0;
-    };
-    for (uint32_t slot = 0; slot < n_slots_; ++slot) {
-      if (needed.contains(slots_.at(slot).extent)) continue;
-      if (!best || age(slot) < age(*best)) best = slot;
-    }
-    return *best;
+    std::sort(aged.begin(), aged.end());
+    std::vector<uint32_t> victims;
+    for (const auto& [age, slot] : aged) victims.push_back(slot);
+    return victims;
+  }
+  uint64_t Age(const Content& content) {
+    if (policy_.name == "fifo") return content.loaded_at;
+    if (policy_.name == "lru") return content.used_at;
+    return policy_.goes_by_frequency ? frequency_[content.extent] : 0;
   }
 
-  uint32_t n_slots_;
-  std::string policy_;
+  SlotCacheShape shape_;
+  const ReplacementPolicy& policy_;
   uint64_t step_ = 0;
   std::map<uint32_t, Content> slots_;  // absent: free
+  std::map<uint32_t, uint32_t> frequency_;
 };
 
 uint32_t Below(std::mt19937& random, uint32_t limit) { return static_cast<uint32_t>(random() % limit); }
@@ -170,48 +193,67 @@ std::vector<uint32_t> RandomChoice(std::mt19937& random, uint32_t n_extents, uin
   return {chosen.begin(), chosen.end()};
 }
 
-void ExpectSound(const SlotCache::PlanResult& plan, const std::vector<uint32_t>& chosen,
-                 const std::vector<std::optional<uint32_t>>& held_before) {
-  const std::set<uint32_t> distinct(plan.slots.begin(), plan.slots.end());
-  ASSERT_EQ(distinct.size(), chosen.size());
+// The plan says where `chosen` lies as `placed` does, and loads what did not lie there before.
+void ExpectPlaced(const SlotCache::PlanResult& plan, const std::vector<uint32_t>& chosen,
+                  const std::vector<std::optional<uint32_t>>& placed,
+                  const std::vector<std::optional<uint32_t>>& held_before) {
+  size_t slot = 0;
   size_t load = 0;
+  size_t rest = 0;
   for (size_t i = 0; i < chosen.size(); ++i) {
+    if (!placed[i]) {
+      ASSERT_LT(rest, plan.rest.size());
+      ASSERT_EQ(plan.rest[rest++], chosen[i]);
+      continue;
+    }
+    ASSERT_LT(slot, plan.slots.size());
+    ASSERT_EQ(plan.slots[slot++], *placed[i]);
     if (held_before[i]) {
-      ASSERT_EQ(plan.slots[i], *held_before[i]);
+      ASSERT_EQ(*placed[i], *held_before[i]);
       continue;
     }
     ASSERT_LT(load, plan.loads.size());
     ASSERT_EQ(plan.loads[load].extent, chosen[i]);
-    ASSERT_EQ(plan.loads[load].slot, plan.slots[i]);
-    ++load;
+    ASSERT_EQ(plan.loads[load++].slot, *placed[i]);
   }
+  ASSERT_EQ(slot, plan.slots.size());
   ASSERT_EQ(load, plan.loads.size());
-  ASSERT_EQ(plan.hits, chosen.size() - load);
+  ASSERT_EQ(rest, plan.rest.size());
+  ASSERT_EQ(plan.hits, chosen.size() - load - rest);
 }
 
 TEST(SlotCache, DoesWhatANaiveModelDoes) {
-  for (uint32_t seed = 1; seed <= 60; ++seed) {
+  for (uint32_t seed = 1; seed <= 120; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const ReplacementPolicy& policy = ReplacementPolicies()[seed % ReplacementPolicies().size()];
-    const uint32_t max_chosen = 1 + Below(random, 12);
-    const uint32_t n_slots = max_chosen + (policy.needs_equal_capacity ? 0 : Below(random, 9));
-    const uint32_t n_extents = max_chosen + Below(random, 30);
-    SlotCache cache(n_slots, max_chosen, &policy);
-    NaiveCache naive(n_slots, std::string(policy.name));
+    SlotCacheShape shape;
+    shape.max_chosen = 1 + Below(random, 12);
+    shape.n_slots = shape.max_chosen;
+    if (!policy.needs_equal_capacity && seed % 3 == 0) {
+      shape.n_slots = Below(random, shape.max_chosen);
+      const uint32_t rest = shape.max_chosen - shape.n_slots;
+      shape.max_rest = rest + Below(random, shape.n_slots + 1);
+    } else if (!policy.needs_equal_capacity) {
+      shape.n_slots += Below(random, 9);
+    }
+    shape.n_extents = shape.max_chosen + Below(random, 30);
+    SlotCache cache(shape, &policy);
+    NaiveCache naive(shape, policy);
     for (uint32_t step = 0; step < 200; ++step) {
-      const auto chosen = RandomChoice(random, n_extents, max_chosen);
+      const auto chosen = RandomChoice(random, shape.n_extents, shape.max_chosen);
       std::vector<std::optional<uint32_t>> held_before;
       for (const uint32_t extent : chosen) held_before.push_back(naive.SlotOf(extent));
       const auto plan = cache.Plan(chosen);
-      ASSERT_EQ(Slots(plan), naive.Plan(chosen)) << policy.name << ", step " << step;
-      ASSERT_NO_FATAL_FAILURE(ExpectSound(plan, chosen, held_before));
+      ASSERT_NO_FATAL_FAILURE(ExpectPlaced(plan, chosen, naive.Plan(chosen), held_before))
+          << policy.name << ", step " << step;
+      ASSERT_LE(plan.rest.size(), shape.max_rest);
       if (Below(random, 8) == 0 && !plan.loads.empty()) {
         naive.Drop(plan.loads.back().slot);
         cache.Drop(plan.loads.back().slot);
       }
       if (Below(random, 16) == 0) {
-        const uint32_t first = Below(random, n_extents);
+        const uint32_t first = Below(random, shape.n_extents);
         naive.Truncate(first);
         cache.Truncate(first);
       }
@@ -219,23 +261,41 @@ TEST(SlotCache, DoesWhatANaiveModelDoes) {
   }
 }
 
+// Of 5 extents that every step chooses, 3 have slots; one that is chosen once takes none of them.
+TEST(SlotCache, WhatIsChosenOftenKeepsItsSlot) {
+  SlotCache cache({.n_slots = 3, .max_chosen = 6, .max_rest = 6, .n_extents = 20}, Policy("lfu"));
+  for (int step = 0; step < 8; ++step) cache.Plan(std::vector<uint32_t>{2, 4, 6, 8, 10});
+  const auto plan = cache.Plan(std::vector<uint32_t>{1, 2, 4, 6, 8, 10});
+  EXPECT_EQ(plan.hits, 3U);
+  EXPECT_TRUE(plan.loads.empty());
+  EXPECT_EQ(std::vector(plan.rest.begin(), plan.rest.end()), (std::vector<uint32_t>{1, 8, 10}));
+}
+
 TEST(SlotCache, PlanAllocatesNothing) {
   std::mt19937 random(5);
   std::vector<std::vector<uint32_t>> choices(100);
   for (auto& chosen : choices) chosen = RandomChoice(random, 300, 100);
-  for (const std::string_view name : {"fifo", "lru"}) {
-    SlotCache cache(120, 100, Policy(name));
+  for (const auto& [name, n_slots] : {std::pair("fifo", 120U), {"lru", 120U}, {"lru", 60U}, {"lfu", 60U}}) {
+    SlotCache cache({.n_slots = n_slots, .max_chosen = 100, .max_rest = 70, .n_extents = 300}, Policy(name));
     const uint64_t before = testing::AllocationsOfThisThread();
     uint64_t n_loads = 0;
-    for (const auto& chosen : choices) n_loads += cache.Plan(chosen).loads.size();
+    for (const auto& chosen : choices) {
+      const auto plan = cache.Plan(chosen);
+      n_loads += plan.loads.size() + plan.rest.size();
+    }
     EXPECT_EQ(testing::AllocationsOfThisThread(), before) << name;
     EXPECT_GT(n_loads, 1000U);
   }
 }
 
 TEST(SlotCache, MemoryIsWhatTheTablesTake) {
-  EXPECT_EQ(SlotCache::MemoryBytes(100, 60), 100U * (3 * 4 + 2 * 8) + 60U * (4 + 8));
-  EXPECT_EQ(SlotCache::MemoryBytes(UINT32_MAX, UINT32_MAX), uint64_t{UINT32_MAX} * 40);
+  const SlotCacheShape shape = {.n_slots = 100, .max_chosen = 60, .max_rest = 7, .n_extents = 500};
+  const uint64_t bytes = 100U * (3 * 4 + 2 * 8) + 60U * (2 * 4 + 8) + 7U * 4;
+  EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("lru")), bytes);
+  EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("lfu")), bytes + 500)
+      << "a byte for each extent's frequency";
+  const SlotCacheShape huge = {.n_slots = UINT32_MAX, .max_chosen = UINT32_MAX};
+  EXPECT_EQ(SlotCache::MemoryBytes(huge, *Policy("lru")), uint64_t{UINT32_MAX} * 44);
 }
 
 }  // namespace

@@ -265,11 +265,12 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                most 1 ("0.95"); select is the most then
  *   window       how many of the newest entries stay in memory
  *   sinks        how many of the first entries are always attended to
- *   reuse        how many groups per layer stay in memory in case they are chosen again, from 1
+ *   reuse        how many groups per layer stay in memory in case they are chosen again, from 0; if
+ *                fewer than are selected, the rest is read for every token, into a pool that layers share
  *   rank         how many columns of the index groups are scored with, from 1
  *   index        the index's type: "f16", "int8", "int4"
  *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
- *   policy       which group to give up: "fifo", "lru", "non-hit"
+ *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt
  *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
  *   dir          a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
@@ -450,7 +451,9 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
  * If KV is kept in records (any method but "full", or "full" in types other than f16 and f32) there is also
  * kv: method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json); of
  * decoding: chosen_groups (without sinks), entries_per_layer {mean, least, most} (chosen by a stream of a
- * layer in a step, without sinks), hit_rate (the share of them that was in memory already),
+ * layer in a step, without sinks), own_hits (chosen groups that were in memory already), pool_reads (those
+ * that were read into the pool that layers share, as they found no room in their layer's reuse buffer),
+ * hit_rate (own_hits of chosen_groups),
  * stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading that it
  * did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode ("io_uring
  * direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
