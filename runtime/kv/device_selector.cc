@@ -21,9 +21,11 @@ void DeviceSelector::EndDecode() {
   for (std::unique_ptr<Buffer>& chosen : chosen_) chosen.reset();
 }
 
+Status DeviceSelector::Receive(uint32_t layer) {
+  return chosen_[layer]->Invalidate(0, chosen_[layer]->size_bytes());
+}
+
 Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step) {
-  KVRUN_RETURN_IF_ERROR(
-      chosen_[step.layer]->Invalidate(Offset(step) * sizeof(uint32_t), ListWords() * sizeof(uint32_t)));
   const std::span<const uint32_t> list = Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
   const uint32_t count = std::min(list[0], plan_.n_chosen);
   if (count != list[0] || (count > 0 && list[count] >= step.n_groups)) {

@@ -18,6 +18,7 @@ class DeviceSelector final : public KvSelector {
   Status BeginDecode() override;
   void EndDecode() override;
   Buffer* chosen(uint32_t layer) const override { return chosen_[layer].get(); }
+  Status Receive(uint32_t layer) override;
   Result<std::span<const uint32_t>> Choose(const StreamStep& step) override;
   std::span<const uint32_t> LastChoice(const StreamStep& step) const override;
 

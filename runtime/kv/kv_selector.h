@@ -1,6 +1,6 @@
 // Chooses the groups that each stream attends to beside its window.
 //
-// Threads: one at a time; during a step the KV thread calls Choose alone.
+// Threads: one at a time; during a step the KV thread alone calls Receive and Choose.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,8 @@ class KvSelector {
   // in it.
   virtual Buffer* chosen(uint32_t layer) const = 0;
 
+  // Once in each step, before the layer's first choice: what the device chose in it is there.
+  virtual Status Receive(uint32_t /*layer*/) { return Status::Ok(); }
   // Ascending and distinct groups, at most KvPlan::n_chosen, pinned ones among them. Valid until the next
   // call for the layer. A choice that no device can have made is kDevice.
   virtual Result<std::span<const uint32_t>> Choose(const StreamStep& step) = 0;

@@ -77,6 +77,7 @@ Status LayerServer::PlanLayer(uint32_t layer) {
   fetches_.clear();
   planned_.clear();
   if (!plan_.method.is_on_flash()) return Status::Ok();  // everything is where it is attended to
+  if (selector_ != nullptr) KVRUN_RETURN_IF_ERROR(selector_->Receive(layer));
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
       KVRUN_RETURN_IF_ERROR(PlanStream(StreamStepOf(layer, row, head, rows_[row].position)));

@@ -26,6 +26,7 @@ class ReplayedSelector final : public KvSelector {
   Status BeginDecode() override { return replaced_->BeginDecode(); }
   void EndDecode() override { replaced_->EndDecode(); }
   Buffer* chosen(uint32_t layer) const override { return replaced_->chosen(layer); }
+  Status Receive(uint32_t layer) override { return replaced_->Receive(layer); }
   Result<std::span<const uint32_t>> Choose(const StreamStep& step) override {
     KVRUN_RETURN_IF_ERROR(replaced_->Choose(step).status());
     return choices_[size_t{step.layer} * n_streams_ + step.stream].Next(step.n_groups);

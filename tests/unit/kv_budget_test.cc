@@ -150,11 +150,11 @@ TEST(KvBudget, AShareThatWorksIsNotRaised) {
 
 // What is selected is said; it needs more than the share.
 TEST(KvBudget, AShareIsRaisedForWhatIsSaidBesideIt) {
-  KvOptions options = Share(1.0 / 60);
-  options.select_entries = 4000;
+  KvOptions options = Share(1.0 / 44);
+  options.select_entries = 8000;
   const KvPlan plan = Plan(options);
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(SelectedEntries(plan), 4000U);
+  EXPECT_EQ(SelectedEntries(plan), 8000U);
   EXPECT_EQ(plan.budget_bytes, LeastOf(options, 8192));
   EXPECT_TRUE(Says(plan, "to stay within the share, select at most ")) << plan.notes.at(0);
 }

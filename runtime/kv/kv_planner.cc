@@ -1,0 +1,360 @@
+#include "runtime/kv/kv_planner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/kv/kv_plan_options.h"
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kWholeGroupTokens = 16;
+constexpr uint32_t kSinkEntries = 4;
+constexpr uint32_t kPaperEntries = 400;
+constexpr uint32_t kFewEntries = 128;
+constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
+constexpr std::string_view kDefaultPolicy = "lru";
+
+// Exact enough to be rounded from.
+KvRecordShape WindowRecord(KvRecordShape record) {
+  for (KvType* type : {&record.k_type, &record.v_type}) {
+    if (*type != KvType::kF32) *type = KvType::kF16;
+  }
+  return record;
+}
+
+std::string SequencesText(uint32_t count) { return Counted(count, "sequence"); }
+
+}  // namespace
+
+std::string ContextText(const KvPlan& plan) {
+  return fmt::format("{} tokens of context in {}", plan.n_ctx, SequencesText(plan.n_sequences));
+}
+
+bool KeepsRecordsInMemory(const KvOptions& options) {
+  const KvType k_type = options.k_type.value_or(options.v_type.value_or(KvType::kF16));
+  return k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
+}
+
+std::span<const Planner::Row> Planner::Rows() {
+  static constexpr std::array kRows = {
+      Row{3.0 / 4, KvType::kF16, KvType::kF16, 4, KvType::kInt8, 64},
+      Row{1.0 / 4, KvType::kInt8, KvType::kInt8, 4, KvType::kInt8, 64},
+      Row{1.0 / 8, KvType::kFp8, KvType::kFp8, 4, KvType::kInt4, 64},
+      Row{1.0 / 16, KvType::kFp8, KvType::kFp8, 8, KvType::kInt4, 64},
+      Row{1.0 / 26, KvType::kFp8, KvType::kInt4, 12, KvType::kInt4, 48},
+      Row{1.0 / 48, KvType::kInt4, KvType::kInt4, 16, KvType::kInt4, 32},
+      Row{0.0, KvType::kInt4, KvType::kInt4, 32, KvType::kInt4, 16},
+  };
+  return kRows;
+}
+
+Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences,
+                 uint32_t io_alignment_bytes)
+    : options_(options), model_(model) {
+  base_.method = *FindKvMethod(options.method);
+  base_.n_ctx = n_ctx;
+  base_.n_sequences = n_sequences;
+  base_.full_bytes =
+      KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
+      model.n_layers;
+  base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
+  input_ = {model, io_alignment_bytes, base_.method.has_adapters() && !options.adapter_from_file};
+}
+
+bool Planner::needs_equal_capacity() const {
+  return !options_.policy.empty() && (*FindReplacementPolicy(options_.policy))->needs_equal_capacity;
+}
+
+KvPlan Planner::AllInMemory() const {
+  KvPlan plan = base_;
+  const KvType k_type = options_.k_type.value_or(options_.v_type.value_or(KvType::kF16));
+  const KvType v_type = options_.v_type.value_or(k_type);
+  // Kept as records where f16 and f32 planes do not do: all of them in the window.
+  const bool in_records = KeepsRecordsInMemory(options_);
+  plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, kWholeGroupTokens};
+  plan.window_record = WindowRecord(plan.record);
+  plan.n_streams = plan.n_sequences;
+  plan.window_entries = std::max(options_.window_entries.value_or(Rows().front().window_entries), 1U);
+  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+  plan.n_chosen = plan.n_cache_slots = plan.n_groups();
+  plan.prefill_tile_tokens = plan.n_ctx;
+  const KvShape shape = {k_type, plan.n_sequences, model_.n_kv_heads, model_.head_dim, plan.n_ctx};
+  plan.parts = {{"kv", shape.size_bytes() * model_.n_layers, true, true}};
+  if (in_records) {
+    SizeResident(input_, plan);
+    SizePrefill(input_, plan);
+  }
+  return plan;
+}
+
+Result<KvPlan> Planner::Full() const {
+  KvPlan plan = AllInMemory();
+  if (Holds(plan)) return plan;
+  const uint64_t needed = std::max(plan.prefill_bytes(), plan.decode_bytes());
+  const double fitting = static_cast<double>(plan.budget_bytes) / static_cast<double>(needed) * plan.n_ctx;
+  return Status(StatusCode::kOutOfMemory,
+                fmt::format("the KV budget of {} is too small: the method full needs {} for {} tokens of "
+                            "context in {}, and about {} tokens would fit; raise the budget (--kv-budget), "
+                            "shorten the context, or take a method that keeps KV on flash (--kv-method)",
+                            BytesText(plan.budget_bytes), BytesText(needed), plan.n_ctx,
+                            SequencesText(plan.n_sequences), static_cast<uint64_t>(fitting)));
+}
+
+// The group's size, pinned groups, and what of M and C is given.
+Status Planner::Settle() {
+  const KvMethod& method = base_.method;
+  KvRecordShape& record = base_.record;
+  const uint32_t usual_tokens = method.selects() ? options_.default_group_tokens : kWholeGroupTokens;
+  record.group_tokens = options_.group_tokens.value_or(method.defaults.group_tokens.value_or(usual_tokens));
+  record.head_dim = model_.head_dim;
+  base_.heads = options_.heads.value_or(method.defaults.heads.value_or(HeadReduction::kSoftmax));
+  const bool per_head = method.selects() && base_.heads == HeadReduction::kPerKvHead;
+  record.n_heads = per_head ? 1 : model_.n_kv_heads;
+  base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
+  const uint32_t n_groups = base_.n_groups();
+  if (!method.selects()) {
+    n_chosen_ = n_groups;
+    n_cache_slots_ = 0;
+    return Status::Ok();
+  }
+  const uint32_t sinks = options_.sink_entries.value_or(kSinkEntries);
+  base_.n_pinned = static_cast<uint32_t>(
+      std::min<uint64_t>(CeilDiv(uint64_t{sinks}, uint64_t{record.group_tokens}), n_groups));
+  const AdapterKind usual_kind = sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred;
+  base_.adapter_kind = options_.adapter_kind.value_or(method.defaults.adapter_kind.value_or(usual_kind));
+  base_.policy = options_.policy.empty() ? kDefaultPolicy : options_.policy;
+  base_.mass_share = static_cast<float>(options_.mass_share.value_or(0.0));
+  base_.group_score = options_.mass_share ? GroupScore::kMass : method.group_score;
+  SettleSelection();
+  return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
+}
+
+void Planner::SettleSelection() {
+  const uint32_t n_groups = base_.n_groups();
+  if (!base_.method.counts_groups()) {
+    n_chosen_ = n_cache_slots_ = base_.n_pinned;
+    return;
+  }
+  std::optional<uint32_t> entries = options_.select_entries;
+  if (!entries && !has_budget()) entries = kPaperEntries;
+  if (entries) {
+    n_chosen_ = static_cast<uint32_t>(
+        std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / base_.record.group_tokens, n_groups));
+  }
+  if (options_.reuse_groups) n_cache_slots_ = std::min(*options_.reuse_groups, n_groups);
+  base_.reuse_limits_selection = !n_chosen_ && n_cache_slots_ && *n_cache_slots_ < n_groups;
+}
+
+uint32_t Planner::WindowOf(const Row& row) const {
+  const uint32_t usual =
+      has_budget() ? row.window_entries : base_.method.defaults.window_entries.value_or(row.window_entries);
+  // The entry that is computed is always attended to.
+  return std::max(options_.window_entries.value_or(usual), 1U);
+}
+
+// All that a row decides; M and C are left at 0.
+KvPlan Planner::Shape(const Row& row) const {
+  KvPlan plan = base_;
+  plan.record.k_type = options_.k_type.value_or(row.k_type);
+  plan.record.v_type = options_.v_type.value_or(row.v_type);
+  plan.window_record = WindowRecord(plan.record);
+  SetWindow(WindowOf(row), plan);
+  if (plan.method.has_index()) ShapeIndex(row, plan);
+  return plan;
+}
+
+void Planner::SetWindow(uint32_t window_entries, KvPlan& plan) const {
+  plan.window_entries = window_entries;
+  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+}
+
+void Planner::ShapeIndex(const Row& row, KvPlan& plan) const {
+  const KvDefaults& defaults = plan.method.defaults;
+  const uint32_t key_dim = model_.n_kv_heads * model_.head_dim;
+  IndexShape& index = plan.index;
+  index.group_tokens = plan.record.group_tokens;
+  index.n_groups = plan.n_groups();
+  index.n_sequences = plan.n_sequences;
+  index.type = KvType::kF16;
+  index.rank = key_dim;
+  if (plan.method.has_pages()) {
+    index.rank = 2 * key_dim;
+    index.rows_per_group = 1;
+  }
+  if (!plan.method.has_adapters()) return;
+  index.type = options_.index_type.value_or(defaults.index_type.value_or(row.index_type));
+  const uint32_t columns =
+      defaults.rank_share ? static_cast<uint32_t>(key_dim * *defaults.rank_share) : key_dim / row.sigma;
+  // Kinds that treat KV heads apart give each as many columns.
+  const uint32_t step = IsOfHeads(plan.adapter_kind) ? model_.n_kv_heads : 4;
+  index.rank = options_.rank.value_or(std::min(key_dim, RoundUp(std::max(columns, 1U), step)));
+}
+
+KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const {
+  KvPlan plan = Shape(row);
+  SetSlots(n_chosen, n_cache_slots, plan);
+  SizeParts(input_, plan);
+  SizePrefill(input_, plan);
+  return plan;
+}
+
+void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const {
+  plan.n_chosen = n_chosen;
+  plan.n_cache_slots = n_cache_slots;
+  plan.n_pool_slots = n_chosen - std::min(n_chosen, n_cache_slots);
+}
+
+// As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
+// can be a pool.
+KvPlan Planner::Smallest(const Row& row) const {
+  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
+  const uint32_t n_chosen = n_chosen_.value_or(std::max(n_cache_slots_.value_or(0), least));
+  return Sized(row, n_chosen, n_cache_slots_.value_or(fills_slots() ? 0 : n_chosen));
+}
+
+// The smallest budget with which the row's types are tried, where the budget is to be filled.
+uint64_t Planner::SuitableFrom(const Row& row) const {
+  return static_cast<uint64_t>(std::ceil(row.share * kNearlyOne * static_cast<double>(base_.full_bytes)));
+}
+
+// The plan for the largest number from `least` to `most` that fits.
+template <typename SizedBy>
+std::optional<KvPlan> Planner::FitMost(uint32_t least, uint32_t most, const SizedBy& sized_by) const {
+  if (!Holds(sized_by(least))) return std::nullopt;
+  uint32_t fits = least;
+  uint32_t end = most + 1;
+  while (end - fits > 1) {
+    const uint32_t middle = fits + (end - fits) / 2;
+    (Holds(sized_by(middle)) ? fits : end) = middle;
+  }
+  return sized_by(fits);
+}
+
+// The largest M that fits, with C = M; or with no own slots, where M was given and is too large.
+std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
+  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
+  return FitMost(least, base_.n_groups(), [&](uint32_t n) { return Sized(row, n, fills_slots() ? 0 : n); });
+}
+
+// C = M where that fits; else, in the types that suit the budget, the largest C that fits beside the pool.
+std::optional<KvPlan> Planner::FitMostSlots(const Row& row) const {
+  KvPlan all = Sized(row, *n_chosen_, *n_chosen_);
+  if (Holds(all)) return all;
+  if (base_.budget_bytes < SuitableFrom(row)) return std::nullopt;
+  return FitMost(0, *n_chosen_ - 1, [&](uint32_t n) { return Sized(row, *n_chosen_, n); });
+}
+
+// The longest window that fits, in whole groups.
+std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
+  return FitMost(1, base_.n_groups(), [&](uint32_t n_groups) {
+    KvPlan plan = Shape(row);
+    SetWindow(std::min(n_groups * plan.record.group_tokens, plan.n_ctx), plan);
+    SetSlots(*n_chosen_, *n_cache_slots_, plan);
+    SizeParts(input_, plan);
+    SizePrefill(input_, plan);
+    return plan;
+  });
+}
+
+std::optional<KvPlan> Planner::Fit(const Row& row) const {
+  if (fills_window()) return FitLongestWindow(row);
+  if (fills_budget()) return FitMostGroups(row);
+  if (fills_slots()) return FitMostSlots(row);
+  KvPlan plan = Smallest(row);
+  if (!Holds(plan)) return std::nullopt;
+  return plan;
+}
+
+std::optional<KvPlan> Planner::FitBestRow() const {
+  std::optional<KvPlan> best;
+  for (const Row& row : Rows()) {
+    if (fills_budget() && base_.budget_bytes < SuitableFrom(row)) continue;
+    const std::optional<KvPlan> plan = Fit(row);
+    if (!plan) continue;
+    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
+    if (!fills_budget() || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return plan;
+    if (!best || plan->n_chosen > best->n_chosen) best = plan;
+  }
+  return best;
+}
+
+Result<KvPlan> Planner::OnFlash() {
+  KVRUN_RETURN_IF_ERROR(Settle());
+  if (std::optional<KvPlan> best = FitBestRow()) return *std::move(best);
+  const Least least = FindLeast();
+  if (!options_.budget_fraction) return TooLarge(least);
+  const std::string note = NoteOfRaise(base_.budget_bytes, least.bytes);
+  base_.budget_bytes = least.bytes;
+  std::optional<KvPlan> raised = FitBestRow();
+  KVRUN_CHECK(raised.has_value());
+  raised->raises_budget = true;
+  raised->notes.push_back(note);
+  return *std::move(raised);
+}
+
+// What of the selection and the reuse buffer would fit; empty: nothing.
+std::string Planner::SelectLess() const {
+  std::optional<KvPlan> most;
+  for (const Row& row : Rows()) {
+    if (fills_slots() && base_.budget_bytes < SuitableFrom(row)) continue;
+    const std::optional<KvPlan> fits = FitMostGroups(row);
+    if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
+  }
+  if (!most) return "";
+  const uint32_t entries = (most->n_chosen - most->n_pinned) * most->record.group_tokens;
+  if (!n_cache_slots_) return fmt::format("select at most {} entries", entries);
+  return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);
+}
+
+// The last row mostly takes least, but not where heads are so small that the scales of int4 outweigh it.
+Planner::Least Planner::FindLeast() const {
+  Least least;
+  for (const Row& row : Rows()) {
+    const KvPlan smallest = Smallest(row);
+    uint64_t bytes = std::max(smallest.prefill_bytes(), smallest.decode_bytes());
+    if (fills_budget() || fills_slots()) bytes = std::max(bytes, SuitableFrom(row));
+    if (bytes <= least.bytes) least = {bytes, smallest};
+  }
+  return least;
+}
+
+std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const {
+  std::string note = fmt::format(
+      "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
+      "raised to {}, the least that works",
+      BytesText(asked_bytes), base_.method.name, ContextText(base_), BytesText(least_bytes));
+  if (!base_.method.counts_groups() || (!n_chosen_ && !n_cache_slots_)) return note;
+  const std::string advice = SelectLess();
+  return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
+}
+
+Status Planner::TooLarge(const Least& least) const {
+  const KvPlan& plan = least.plan;
+  const bool is_prefill = plan.prefill_bytes() > plan.decode_bytes();
+  std::string parts;
+  for (const KvPart& part : plan.parts) {
+    if (is_prefill ? !part.in_prefill : !part.in_decode) continue;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
+  }
+  std::string advice;
+  if (base_.method.counts_groups() && (n_chosen_ || n_cache_slots_)) {
+    advice = SelectLess();
+    advice += advice.empty() ? "no number of selected entries would fit: " : ", ";
+  }
+  return {
+      StatusCode::kOutOfMemory,
+      fmt::format("the KV budget of {} is too small: the method {} needs at least {} in {} for {} tokens of "
+                  "context in {} ({}); {}raise the budget to that (--kv-budget), or shorten the context",
+                  BytesText(plan.budget_bytes), plan.method.name, BytesText(least.bytes),
+                  is_prefill ? "prefill" : "decoding", plan.n_ctx, SequencesText(plan.n_sequences), parts,
+                  advice)};
+}
+
+}  // namespace kvrun

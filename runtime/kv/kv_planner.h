@@ -1,0 +1,95 @@
+// Fits a method's plan into a budget: rows of types, from the best that suits, and within a row what is open
+// as large as fits. Internal to kv_plan.cc.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "platform/base/status.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_plan_sizes.h"
+
+namespace kvrun {
+
+// "8192 tokens of context in 1 sequence".
+std::string ContextText(const KvPlan& plan);
+// Of full: f16 and f32 planes do not hold such types.
+bool KeepsRecordsInMemory(const KvOptions& options);
+
+// For one method, which `options` names; they and the model must outlive it.
+class Planner {
+ public:
+  Planner(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences,
+          uint32_t io_alignment_bytes);
+
+  // The budget is not looked at.
+  KvPlan AllInMemory() const;
+  Result<KvPlan> Full() const;
+  Result<KvPlan> OnFlash();
+
+ private:
+  // Of the table in kv_plan.h.
+  struct Row {
+    double share;
+    KvType k_type;
+    KvType v_type;
+    uint32_t sigma;
+    KvType index_type;
+    uint32_t window_entries;
+  };
+  static std::span<const Row> Rows();
+  // The smallest budget, and the plan that it is for.
+  struct Least {
+    uint64_t bytes = UINT64_MAX;
+    KvPlan plan;
+  };
+
+  bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
+  Status Settle();
+  void SettleSelection();
+  // Without selected groups, a budget is filled with recent entries.
+  bool fills_window() const {
+    return base_.method.selects() && !base_.method.counts_groups() && has_budget() &&
+           !options_.window_entries;
+  }
+  uint32_t WindowOf(const Row& row) const;
+  KvPlan Shape(const Row& row) const;
+  void ShapeIndex(const Row& row, KvPlan& plan) const;
+  KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
+  void SetWindow(uint32_t window_entries, KvPlan& plan) const;
+  void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
+  static bool Holds(const KvPlan& plan) {
+    return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
+  }
+  KvPlan Smallest(const Row& row) const;
+  // What is open is how much is selected.
+  bool fills_budget() const { return !n_chosen_ && !n_cache_slots_; }
+  // What is open is how much of it has slots: the rest goes through the pool.
+  bool fills_slots() const { return n_chosen_ && !n_cache_slots_ && !needs_equal_capacity(); }
+  bool needs_equal_capacity() const;
+  uint64_t SuitableFrom(const Row& row) const;
+  template <typename SizedBy>
+  std::optional<KvPlan> FitMost(uint32_t least, uint32_t most, const SizedBy& sized_by) const;
+  std::optional<KvPlan> Fit(const Row& row) const;
+  std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  std::optional<KvPlan> FitMostSlots(const Row& row) const;
+  std::optional<KvPlan> FitLongestWindow(const Row& row) const;
+  std::optional<KvPlan> FitBestRow() const;
+  std::string SelectLess() const;
+  Least FindLeast() const;
+  std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
+  Status TooLarge(const Least& least) const;
+
+  const KvOptions& options_;
+  const KvModelShape& model_;
+  KvSizeInput input_;
+  KvPlan base_;
+  // Groups; empty: as many as fit.
+  std::optional<uint32_t> n_chosen_;
+  std::optional<uint32_t> n_cache_slots_;
+};
+
+}  // namespace kvrun
