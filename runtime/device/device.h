@@ -374,6 +374,11 @@ class Device {
   virtual Status SignalHost(uint64_t value) = 0;
   // As long as it takes; all lists up to `value` are complete afterwards.
   virtual Status Wait(uint64_t value) = 0;
+  // Submit and Wait.
+  Status Execute(CommandList& list) {
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, Submit(list));
+    return Wait(value);
+  }
   // The latest value that is reached; what Wait does for the host remains to be done.
   virtual Result<uint64_t> Completed() = 0;
 

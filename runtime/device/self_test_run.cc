@@ -52,8 +52,7 @@ void SelfTestRun::Run(const std::function<Status(CommandList&)>& record) {
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device_.CreateCommandList());
     KVRUN_RETURN_IF_ERROR(record(*list));
     KVRUN_RETURN_IF_ERROR(list->Finish());
-    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
-    return device_.Wait(value);
+    return device_.Execute(*list);
   }();
 }
 

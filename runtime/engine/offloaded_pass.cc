@@ -369,8 +369,7 @@ Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::
     KVRUN_RETURN_IF_ERROR(commands_.Head(*list, static_cast<uint32_t>(rows.size())));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     commands_.WriteOutputs(rows);
-    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
-    KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+    KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     std::copy_n(commands_.logits().begin(), rows.size() * n_vocab(), logits.begin() + done * n_vocab());
   }
   return Status::Ok();

@@ -71,11 +71,6 @@ Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_b
   return Status::Ok();
 }
 
-Status PrefillTiles::Execute(CommandList& list) {
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(list));
-  return device_.Wait(value);
-}
-
 Status PrefillTiles::Begin(std::span<const StepRow> rows) {
   prompt_ = {rows[0].sequence, rows[0].position, static_cast<uint32_t>(rows[0].position + rows.size())};
   PlanChunks();
@@ -161,7 +156,7 @@ Status PrefillTiles::Embed(std::span<const StepRow> rows) {
     KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, chunk.n_rows));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     commands_.WriteRows(rows.subspan(chunk.first_row, chunk.n_rows));
-    KVRUN_RETURN_IF_ERROR(Execute(*list));
+    KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     KVRUN_RETURN_IF_ERROR(SaveHidden(chunk));
   }
   return Status::Ok();
@@ -242,9 +237,9 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   commands_.WriteRows(tile_rows_, chunk.tile * tile_tokens());
   KVRUN_RETURN_IF_ERROR(LoadChunk(chunk));
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, sink));
-  KVRUN_RETURN_IF_ERROR(Execute(*lists->before));
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->before));
   for (uint32_t tile = 0; tile < chunk.tile; ++tile) KVRUN_RETURN_IF_ERROR(AttendEarlierTile(chunk, tile));
-  KVRUN_RETURN_IF_ERROR(Execute(*lists->after));
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->after));
   return SaveHidden(chunk);
 }
 
@@ -254,7 +249,7 @@ Status PrefillTiles::AttendEarlierTile(const Chunk& chunk, uint32_t tile) {
   const uint32_t parity = tile % 2;
   for (const EarlierList& entry : earlier_lists_) {
     if (entry.n_rows == chunk.n_rows && entry.is_first == (tile == 0) && entry.parity == parity) {
-      return Execute(*entry.list);
+      return device_.Execute(*entry.list);
     }
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
@@ -266,7 +261,7 @@ Status PrefillTiles::AttendEarlierTile(const Chunk& chunk, uint32_t tile) {
   KVRUN_RETURN_IF_ERROR(list->Attend(attention));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   earlier_lists_.push_back({chunk.n_rows, tile == 0, parity, std::move(list)});
-  return Execute(*earlier_lists_.back().list);
+  return device_.Execute(*earlier_lists_.back().list);
 }
 
 Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const Chunk& chunk,

@@ -99,7 +99,6 @@ class PrefillTiles {
   Status AttendEarlierTile(const Chunk& chunk, uint32_t tile);
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, PrefillSink& sink);
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
-  Status Execute(CommandList& list);
   Status SaveHidden(const Chunk& chunk);
   Status LoadChunk(const Chunk& chunk);
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file

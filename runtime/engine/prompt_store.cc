@@ -44,11 +44,6 @@ void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
   tiles_ = std::move(tiles);
 }
 
-Status PromptStore::Execute(CommandList& list) {
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(list));
-  return device_.Wait(value);
-}
-
 Status PromptStore::BeginLayer(uint32_t /*layer*/) { return sums_ ? sums_->Clear() : Status::Ok(); }
 
 Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) {
@@ -78,7 +73,7 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile) {
     KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records_, record, n, (group - first_group) * group_tokens,
                                               tiles_.shape, tiles_.kv));
     KVRUN_RETURN_IF_ERROR(list->Finish());
-    KVRUN_RETURN_IF_ERROR(Execute(*list));
+    KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     group += n;
   }
   return Status::Ok();
@@ -91,7 +86,7 @@ Result<std::span<const std::byte>> PromptStore::Encode(uint32_t tile, uint32_t g
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*tiles_.kv, tiles_.shape, token, n, shape, records_.get()));
   KVRUN_RETURN_IF_ERROR(list->Finish());
-  KVRUN_RETURN_IF_ERROR(Execute(*list));
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
   const uint64_t bytes = n * heads() * shape.size_bytes();
   KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
   return std::span<const std::byte>(records_->host().first(bytes));
@@ -132,7 +127,7 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
       KVRUN_RETURN_IF_ERROR(
           list->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin, n, sides, rank, projected_.get()));
       KVRUN_RETURN_IF_ERROR(list->Finish());
-      KVRUN_RETURN_IF_ERROR(Execute(*list));
+      KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
       const uint64_t count = uint64_t{n} * rank;
       KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
       KVRUN_RETURN_IF_ERROR(visit(first, Floats(*projected_).first(count)));

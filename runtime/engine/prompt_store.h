@@ -63,7 +63,6 @@ class PromptStore final : public PrefillSink, public PromptKeys {
   Status CreateBuffers();
   Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
                                             const KvRecordShape& shape);
-  Status Execute(CommandList& list);
 
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }

@@ -128,8 +128,7 @@ Status FillRandomly(Device& device, const KvShape& shape, std::span<Buffer* cons
           list->DecodeRecords(*records, record, std::min(n_at_once, n_entries - first), first, all, layer));
     }
     KVRUN_RETURN_IF_ERROR(list->Finish());
-    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device.Submit(*list));
-    KVRUN_RETURN_IF_ERROR(device.Wait(value));
+    KVRUN_RETURN_IF_ERROR(device.Execute(*list));
   }
   return Status::Ok();
 }

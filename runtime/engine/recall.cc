@@ -44,8 +44,7 @@ Result<HostKeys> HostKeys::Read(Device& device, const ModelConfig& config,
       KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device.CreateCommandList());
       KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*layer, shape, begin, n, record, records.get()));
       KVRUN_RETURN_IF_ERROR(list->Finish());
-      KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device.Submit(*list));
-      KVRUN_RETURN_IF_ERROR(device.Wait(value));
+      KVRUN_RETURN_IF_ERROR(device.Execute(*list));
       KVRUN_RETURN_IF_ERROR(records->Invalidate(0, n * record.size_bytes()));
       for (uint32_t i = 0; i < n; ++i) {
         const auto* row = reinterpret_cast<const uint16_t*>(records->host().data() + i * record.size_bytes());

@@ -113,8 +113,7 @@ Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
 
 Status ResidentForwardPass::Execute(const StepShape& shape, std::span<float> logits) {
   KVRUN_ASSIGN_OR_RETURN(CommandList * list, ListFor(shape));
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
-  KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
   KVRUN_CHECK(logits.size() == size_t{shape.n_outputs} * n_vocab());
   std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
   return Status::Ok();

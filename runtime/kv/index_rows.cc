@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "runtime/kv/host_buffer.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
@@ -27,6 +28,16 @@ std::vector<float> ColumnScales::Scales(KvType type) const {
       scale = 3.0 * std::sqrt(squares_[c] / static_cast<double>(std::max<uint64_t>(n_, 1))) / 7.0;
     scales[c] = scale > 0.0 ? static_cast<float>(scale) : 1.0F;
   }
+  return scales;
+}
+
+Result<std::unique_ptr<Buffer>> CreateUnitScales(Device& device, const IndexShape& shape) {
+  const uint64_t bytes = uint64_t{shape.n_sequences} * shape.rank * sizeof(float);
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> scales,
+                         device.CreateBuffer(bytes, BufferUse::kShared, "kv"));
+  const std::span<uint32_t> words = Words(*scales);
+  std::fill_n(reinterpret_cast<float*>(words.data()), words.size(), 1.0F);
+  KVRUN_RETURN_IF_ERROR(FlushAll(*scales));
   return scales;
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "platform/base/status.h"
 #include "runtime/device/device.h"
 
 namespace kvrun {
@@ -23,6 +25,9 @@ class ColumnScales {
   std::vector<double> squares_;
   uint64_t n_ = 0;
 };
+
+// IndexSides::scales of a layer, all of them 1.
+Result<std::unique_ptr<Buffer>> CreateUnitScales(Device& device, const IndexShape& shape);
 
 // Stores float [n, rank] as rows `begin` on in one sequence's words of an index; the others stay. Row r is of
 // group r / shape.rows(): projected keys of entries, or what stands for whole groups.

@@ -198,7 +198,10 @@ void Planner::ShapeIndex(const Row& row, KvPlan& plan) const {
 }
 
 KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const {
-  KvPlan plan = Shape(row);
+  return Sized(Shape(row), n_chosen, n_cache_slots);
+}
+
+KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const {
   SetSlots(n_chosen, n_cache_slots, plan);
   SizeParts(input_, plan);
   SizePrefill(input_, plan);
@@ -256,10 +259,7 @@ std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
   return FitMost(1, base_.n_groups(), [&](uint32_t n_groups) {
     KvPlan plan = Shape(row);
     SetWindow(std::min(n_groups * plan.record.group_tokens, plan.n_ctx), plan);
-    SetSlots(*n_chosen_, *n_cache_slots_, plan);
-    SizeParts(input_, plan);
-    SizePrefill(input_, plan);
-    return plan;
+    return Sized(std::move(plan), *n_chosen_, *n_cache_slots_);
   });
 }
 

@@ -59,6 +59,7 @@ class Planner {
   KvPlan Shape(const Row& row) const;
   void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
+  KvPlan Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const;
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
   void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
   static bool Holds(const KvPlan& plan) {

@@ -102,6 +102,25 @@ void KvSlots::Drop() {
   parts_.clear();
 }
 
+void KvSlots::Empty(uint32_t layer, uint32_t stream) {
+  if (const SlotBuffers* slots = own(layer); slots != nullptr) slots->Empty(stream);
+  if (const SlotBuffers* part = pool(layer); part != nullptr) part->Empty(stream);
+}
+
+Status KvSlots::FlushFetched(uint32_t layer, std::span<const GroupFetch> fetches) {
+  if (const SlotBuffers* slots = own(layer); slots != nullptr) {
+    KVRUN_RETURN_IF_ERROR(slots->FlushFetched(fetches));
+  }
+  const SlotBuffers* const part = pool(layer);
+  return part != nullptr ? part->FlushFetched(fetches) : Status::Ok();
+}
+
+Status KvSlots::FlushTables(uint32_t layer) {
+  if (const SlotBuffers* slots = own(layer); slots != nullptr) KVRUN_RETURN_IF_ERROR(slots->FlushTable());
+  const SlotBuffers* const part = pool(layer);
+  return part != nullptr ? part->FlushTable() : Status::Ok();
+}
+
 void KvSlots::Truncate(uint32_t stream, uint32_t first) {
   for (size_t i = stream; i < caches_.size(); i += plan_.n_streams) caches_[i].Truncate(first);
 }

@@ -70,6 +70,10 @@ class KvSlots {
   SlotCache* cache(uint32_t layer, uint32_t stream) {
     return caches_.empty() ? nullptr : &caches_[size_t{layer} * plan_.n_streams + stream];
   }
+  // Of a layer's own slots and of its part of the pool, what SlotBuffers says of one of them.
+  void Empty(uint32_t layer, uint32_t stream);
+  Status FlushFetched(uint32_t layer, std::span<const GroupFetch> fetches);
+  Status FlushTables(uint32_t layer);
   // Forgets groups from `first` on.
   void Truncate(uint32_t stream, uint32_t first);
 

@@ -42,34 +42,34 @@ StreamStep LayerServer::StreamStepOf(uint32_t layer, uint32_t row, uint32_t head
 
 Status LayerServer::Serve(uint32_t layer) {
   const Clock::time_point begin = Clock::now();
-  EmptyTables(layer);
-  Status status = PlanLayer(layer);
-  if (status.ok()) status = ReadPlanned(layer);
+  const Status status = FillTables(layer);
   if (!status.ok()) {
     DropPlanned(layer);
-    (void)FlushTables(layer);  // the first error is the one to tell
+    EmptyTables(layer);
     return status;
   }
+  const double elapsed_ms = MillisecondsSince(begin);
+  stats_.fetch_ms += elapsed_ms;
+  stats_.layer_fetch_ms[layer] += elapsed_ms;
+  return Status::Ok();
+}
+
+Status LayerServer::FillTables(uint32_t layer) {
+  KVRUN_RETURN_IF_ERROR(PlanLayer(layer));
+  KVRUN_RETURN_IF_ERROR(ReadPlanned(layer));
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
       KVRUN_RETURN_IF_ERROR(NameSlots(StreamStepOf(layer, row, head, rows_[row].position)));
     }
   }
-  status = FlushTables(layer);
-  const double elapsed_ms = MillisecondsSince(begin);
-  stats_.fetch_ms += elapsed_ms;
-  stats_.layer_fetch_ms[layer] += elapsed_ms;
-  return status;
+  return slots_.FlushTables(layer);
 }
 
 void LayerServer::EmptyTables(uint32_t layer) {
   for (const KvRow& row : rows_) {
-    for (uint32_t head = 0; head < heads(); ++head) {
-      const uint32_t stream = row.sequence * heads() + head;
-      if (const SlotBuffers* own = slots_.own(layer); own != nullptr) own->Empty(stream);
-      if (const SlotBuffers* pool = slots_.pool(layer); pool != nullptr) pool->Empty(stream);
-    }
+    for (uint32_t head = 0; head < heads(); ++head) slots_.Empty(layer, row.sequence * heads() + head);
   }
+  (void)slots_.FlushTables(layer);  // the first error is the one to tell
 }
 
 // What is to be read of every stream, all of it at once, and where it lies now.
@@ -139,12 +139,7 @@ Status LayerServer::ReadPlanned(uint32_t layer) {
   const Clock::time_point begin = Clock::now();
   const Status status = store_->Fetch(layer, fetches_);
   stats_.io_ms += MillisecondsSince(begin);
-  KVRUN_RETURN_IF_ERROR(status);
-  if (const SlotBuffers* own = slots_.own(layer); own != nullptr) {
-    KVRUN_RETURN_IF_ERROR(own->FlushFetched(fetches_));
-  }
-  const SlotBuffers* const pool = slots_.pool(layer);
-  return pool != nullptr ? pool->FlushFetched(fetches_) : Status::Ok();
+  return status.ok() ? slots_.FlushFetched(layer, fetches_) : status;
 }
 
 void LayerServer::DropPlanned(uint32_t layer) {
@@ -168,12 +163,6 @@ Status LayerServer::NameSlots(const StreamStep& step) {
     }
   }
   return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
-}
-
-Status LayerServer::FlushTables(uint32_t layer) {
-  if (const SlotBuffers* own = slots_.own(layer); own != nullptr) KVRUN_RETURN_IF_ERROR(own->FlushTable());
-  const SlotBuffers* const pool = slots_.pool(layer);
-  return pool != nullptr ? pool->FlushTable() : Status::Ok();
 }
 
 std::vector<std::vector<uint32_t>> LayerServer::GroupsBeforeWindow(uint32_t layer, uint32_t row,

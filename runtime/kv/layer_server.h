@@ -44,15 +44,15 @@ class LayerServer {
 
  private:
   StreamStep StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const;
-  Status PlanLayer(uint32_t layer);
+  Status FillTables(uint32_t layer);
   void EmptyTables(uint32_t layer);
+  Status PlanLayer(uint32_t layer);
   Status PlanStream(const StreamStep& step);
   void FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan);
   void Count(uint32_t layer, std::span<const uint32_t> chosen, const SlotCache::PlanResult& plan);
   Status ReadPlanned(uint32_t layer);
   void DropPlanned(uint32_t layer);
   Status NameSlots(const StreamStep& step);
-  Status FlushTables(uint32_t layer);
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
 

@@ -30,15 +30,10 @@ Result<std::unique_ptr<LowRankIndex>> LowRankIndex::Create(Device& device, const
 }
 
 Status LowRankIndex::CreateBuffers() {
-  const uint64_t scales_bytes = uint64_t{plan_.n_sequences} * plan_.index.rank * sizeof(float);
   for (Layer& layer : layers_) {
     KVRUN_ASSIGN_OR_RETURN(layer.rows,
                            device_.CreateBuffer(plan_.index.size_bytes(), BufferUse::kShared, "kv"));
-    KVRUN_ASSIGN_OR_RETURN(layer.scales, device_.CreateBuffer(scales_bytes, BufferUse::kShared, "kv"));
-    const std::span<uint32_t> words = Words(*layer.scales);
-    auto* scales = reinterpret_cast<float*>(words.data());
-    std::fill_n(scales, words.size(), 1.0F);
-    KVRUN_RETURN_IF_ERROR(FlushAll(*layer.scales));
+    KVRUN_ASSIGN_OR_RETURN(layer.scales, CreateUnitScales(device_, plan_.index));
     layer.sides.scales = layer.scales.get();
   }
   return Status::Ok();

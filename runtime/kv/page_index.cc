@@ -5,6 +5,7 @@
 #include "platform/base/check.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/host_buffer.h"
+#include "runtime/kv/index_rows.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
@@ -21,11 +22,7 @@ Result<std::unique_ptr<PageIndex>> PageIndex::Create(Device& device, const KvPla
   for (std::unique_ptr<Buffer>& rows : index->rows_) {
     KVRUN_ASSIGN_OR_RETURN(rows, device.CreateBuffer(plan.index.size_bytes(), BufferUse::kShared, "kv"));
   }
-  const uint64_t scales_bytes = uint64_t{plan.n_sequences} * plan.index.rank * sizeof(float);
-  KVRUN_ASSIGN_OR_RETURN(index->scales_, device.CreateBuffer(scales_bytes, BufferUse::kShared, "kv"));
-  const std::span<uint32_t> words = Words(*index->scales_);
-  std::fill_n(reinterpret_cast<float*>(words.data()), words.size(), 1.0F);
-  KVRUN_RETURN_IF_ERROR(FlushAll(*index->scales_));
+  KVRUN_ASSIGN_OR_RETURN(index->scales_, CreateUnitScales(device, plan.index));
   return index;
 }
 

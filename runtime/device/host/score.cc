@@ -358,8 +358,29 @@ void WeighAgain(float* products, const float* references, size_t n_rows) {
   }
 }
 
-// The largest of each four totals of a tile, in place.
-void ReduceFours(float* totals) {
+// How the totals of a group's entries become its score. No score is a NaN.
+struct Largest {
+  static constexpr float kFirst = std::numeric_limits<float>::lowest();
+  static float Join(float score, float total) { return total > score ? total : score; }
+  template <class V>
+  static V JoinVectors(V a, V b) {
+    return hn::Max(a, b);
+  }
+  static float Finish(float score) { return score; }
+};
+struct Sum {
+  static constexpr float kFirst = 0.0F;
+  static float Join(float score, float total) { return score + total; }
+  template <class V>
+  static V JoinVectors(V a, V b) {
+    return hn::Add(a, b);
+  }
+  static float Finish(float score) { return score > 0.0F ? score : 0.0F; }
+};
+
+// Of each four totals of a tile, in place.
+template <class Joined>
+void JoinFours(float* totals) {
   const hn::ScalableTag<float> d;
   auto a = hn::Undefined(d);
   auto b = hn::Undefined(d);
@@ -367,54 +388,29 @@ void ReduceFours(float* totals) {
   auto e = hn::Undefined(d);
   static_assert(kVectors == 4);
   hn::LoadInterleaved4(d, totals, a, b, c, e);
-  hn::Store(hn::Max(hn::Max(a, b), hn::Max(c, e)), d, totals);
+  hn::Store(Joined::JoinVectors(Joined::JoinVectors(a, b), Joined::JoinVectors(c, e)), d, totals);
 }
 
-// The groups' scores become the largest of n entries' totals, which are changed; those begin with a group, or
-// within one that has a score already. No score is a NaN.
-void RaiseScores(float* totals, size_t n, size_t group_rows, bool is_new, float* scores) {
+// The groups' scores of n entries' totals, which are changed; those begin with a group, or within one that
+// has a score already.
+template <class Joined>
+void JoinScores(float* totals, size_t n, size_t group_rows, bool is_new, float* scores) {
   if (group_rows % 4 == 0) {
-    ReduceFours(totals);
+    JoinFours<Joined>(totals);
     n /= 4;
     group_rows /= 4;
   }
   for (size_t i = 0; i < n; i += group_rows, ++scores) {
-    float best = is_new ? std::numeric_limits<float>::lowest() : *scores;
-    for (size_t e = i; e < std::min(n, i + group_rows); ++e) best = totals[e] > best ? totals[e] : best;
-    *scores = best;
-  }
-}
-
-// The sum of each four totals of a tile, in place.
-void AddFours(float* totals) {
-  const hn::ScalableTag<float> d;
-  auto a = hn::Undefined(d);
-  auto b = hn::Undefined(d);
-  auto c = hn::Undefined(d);
-  auto e = hn::Undefined(d);
-  static_assert(kVectors == 4);
-  hn::LoadInterleaved4(d, totals, a, b, c, e);
-  hn::Store(hn::Add(hn::Add(a, b), hn::Add(c, e)), d, totals);
-}
-
-// As RaiseScores, but the groups' scores become the sums of totals.
-void AddToScores(float* totals, size_t n, size_t group_rows, bool is_new, float* scores) {
-  if (group_rows % 4 == 0) {
-    AddFours(totals);
-    n /= 4;
-    group_rows /= 4;
-  }
-  for (size_t i = 0; i < n; i += group_rows, ++scores) {
-    float sum = is_new ? 0.0F : *scores;
-    for (size_t e = i; e < std::min(n, i + group_rows); ++e) sum += totals[e];
-    *scores = sum > 0.0F ? sum : 0.0F;
+    float score = is_new ? Joined::kFirst : *scores;
+    for (size_t e = i; e < std::min(n, i + group_rows); ++e) score = Joined::Join(score, totals[e]);
+    *scores = Joined::Finish(score);
   }
 }
 
 // Second pass (with sums, the only one): the scores of a span.
 void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
-  const auto join = s.args.group_score == GroupScore::kMass ? AddToScores : RaiseScores;
+  const auto join = s.args.group_score == GroupScore::kMass ? JoinScores<Sum> : JoinScores<Largest>;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
   const size_t group_rows = s.args.index_shape.rows();

@@ -242,8 +242,7 @@ Status VulkanComputeDevice::DropUnusedKernels() {
   // lavapipe frees pipelines with the next submission.
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> nothing, CreateCommandList());
   KVRUN_RETURN_IF_ERROR(nothing->Finish());
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, Submit(*nothing));
-  return Wait(value);
+  return Execute(*nothing);
 }
 
 uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {
