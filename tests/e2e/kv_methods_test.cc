@@ -36,12 +36,7 @@ class KvMethodsTest : public ::testing::TestWithParam<KvMethod> {
 
   KvPlan plan_;
   std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences) {
-    KvSettings settings;
-    settings.storage.folder = folder_.Path("kv");
-    settings.storage.allow_tmpfs = true;
-    RunOrDie(ParseKvOptions(options, &settings));
-    auto offloaded = std::make_shared<OffloadedPassOptions>(
-        OrDie(PrepareOffloadedPass(*loaded_.model, settings, kContext, n_sequences)));
+    auto offloaded = OffloadedOptionsOrDie(loaded_, folder_, options, kContext, n_sequences);
     plan_ = offloaded->plan;
     return loaded_.NewPass(
         {.n_sequences = n_sequences, .n_ctx = kContext, .offloaded = std::move(offloaded)});

@@ -47,15 +47,12 @@ class KvSwapShortPrompt : public ::testing::Test {
   // The rank is key_dim: nothing of a key is lost, whatever the adapter.
   std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences = 1,
                                        std::shared_ptr<const Adapter> adapter = nullptr) const {
-    KvSettings settings;
-    settings.storage.folder = folder_.Path("kv");
-    settings.storage.allow_tmpfs = true;
-    RunOrDie(ParseKvOptions(fmt::format("--kv-method kvswap --kv-type f32 --kv-group {} --kv-select {} "
-                                        "--kv-window {} --kv-sinks {} --kv-rank {} {}",
-                                        kGroup, kSelected, kWindow, kSinks, key_dim(), options),
-                            &settings));
-    auto offloaded = std::make_shared<OffloadedPassOptions>(
-        OrDie(PrepareOffloadedPass(*loaded_.model, settings, kContext, n_sequences)));
+    auto offloaded =
+        OffloadedOptionsOrDie(loaded_, folder_,
+                              fmt::format("--kv-method kvswap --kv-type f32 --kv-group {} --kv-select {} "
+                                          "--kv-window {} --kv-sinks {} --kv-rank {} {}",
+                                          kGroup, kSelected, kWindow, kSinks, key_dim(), options),
+                              kContext, n_sequences);
     offloaded->adapter = std::move(adapter);
     return loaded_.NewPass(
         {.n_sequences = n_sequences, .n_ctx = kContext, .offloaded = std::move(offloaded)});

@@ -27,12 +27,7 @@ class KvSwap : public ::testing::TestWithParam<SmallModel> {
   }
 
   std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences = 1) const {
-    KvSettings settings;
-    settings.storage.folder = folder_.Path("kv");
-    settings.storage.allow_tmpfs = true;
-    RunOrDie(ParseKvOptions(options, &settings));
-    auto offloaded = std::make_shared<OffloadedPassOptions>(
-        OrDie(PrepareOffloadedPass(*loaded_.model, settings, kContext, n_sequences)));
+    auto offloaded = OffloadedOptionsOrDie(loaded_, folder_, options, kContext, n_sequences);
     if (IsPlainResident(offloaded->plan)) {
       return loaded_.NewPass({.n_sequences = n_sequences,
                               .n_ctx = kContext,

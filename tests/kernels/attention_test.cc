@@ -33,10 +33,6 @@ std::string Describe(const AttendShape& shape) {
          (shape.kv.type == KvType::kF16 ? ", f16" : ", f32") + (shape.one_sequence ? ", one sequence" : "");
 }
 
-StepToken TokenAt(uint32_t position, uint32_t sequence) {
-  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
-}
-
 std::vector<float> Queries(const AttendShape& shape) {
   std::vector<float> qkv = RandomFloats(shape.qkv_count(), 12);
   for (float& value : qkv) value *= kQueryScale;

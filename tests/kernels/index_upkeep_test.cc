@@ -12,11 +12,6 @@ namespace {
 
 constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
 constexpr uint32_t kRanks[] = {1, 6, 12, 24, 33};
-constexpr uint32_t kPoison = 0x7fc0fead;
-
-StepToken TokenAt(uint32_t position, uint32_t sequence) {
-  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
-}
 
 // A sum of n products in any order and the bias: at most n + 1 roundings of the sum of the magnitudes.
 double ProjectTolerance(std::span<const float> rows, uint32_t n_dims, double largest_side) {

@@ -36,10 +36,6 @@ INSTANTIATE_TEST_SUITE_P(Modes, HostSlotsTest, ::testing::ValuesIn(HostModes()),
 
 constexpr float kQueryScale = 3.0F;  // so that weights differ
 
-StepToken TokenAt(uint32_t position, uint32_t sequence) {
-  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
-}
-
 struct SlotCase {
   SlotShape shape;
   uint32_t n_sequences = 1;

@@ -17,8 +17,6 @@
 namespace kvrun::testing {
 namespace {
 
-constexpr uint32_t kPoison = 0x7fc0fead;  // a NaN, and two NaNs as halves
-
 float PoisonFloat() {
   float value = 0.0F;
   std::memcpy(&value, &kPoison, sizeof(value));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"
 #include "tests/support/tiny_model_file.h"
 
@@ -27,6 +28,18 @@ LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folde
   options.n_vocab = 300;
   options.n_ctx_train = 1024;
   return LoadModelOrDie(WriteModel(folder, "tiny.gguf", TinyModel(options).Build()), device);
+}
+
+std::shared_ptr<OffloadedPassOptions> OffloadedOptionsOrDie(const LoadedModel& loaded,
+                                                            const TemporaryFolder& folder,
+                                                            const std::string& options, uint32_t n_ctx,
+                                                            uint32_t n_sequences) {
+  KvSettings settings;
+  settings.storage.folder = folder.Path("kv");
+  settings.storage.allow_tmpfs = true;
+  RunOrDie(ParseKvOptions(options, &settings));
+  return std::make_shared<OffloadedPassOptions>(
+      OrDie(PrepareOffloadedPass(*loaded.model, settings, n_ctx, n_sequences)));
 }
 
 std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab) {

@@ -2,10 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "runtime/engine/session_kv.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/program_runner.h"
 
@@ -18,6 +21,12 @@ struct SmallModel {
 std::vector<SmallModel> SmallModels();
 // On the shared device, where none is given; a self-made one is written to `folder`.
 LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder, Device* device = nullptr);
+
+// What the options of a command line make of the model's KV, with its file in `folder`.
+std::shared_ptr<OffloadedPassOptions> OffloadedOptionsOrDie(const LoadedModel& loaded,
+                                                            const TemporaryFolder& folder,
+                                                            const std::string& options, uint32_t n_ctx,
+                                                            uint32_t n_sequences = 1);
 
 // Different for every seed.
 std::vector<int> SomeIds(size_t n, size_t seed, size_t n_vocab);

@@ -1,0 +1,274 @@
+#include "tests/support/score_cases.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <string>
+
+#include "runtime/device/host/score.h"
+#include "runtime/device/vulkan/score_plan.h"
+#include "tests/support/beyond.h"
+#include "tests/support/operations_fixture.h"
+#include "tests/support/scalar_reference.h"
+
+namespace kvrun::testing {
+namespace {
+
+std::string Describe(const ScoreCase& c) {
+  return std::string(IndexTypeName(c.index.type)) + ", rank " + std::to_string(c.index.rank) +
+         ", groups of " + std::to_string(c.index.group_tokens) + " (" + std::to_string(c.index.rows()) +
+         " rows), " + std::to_string(c.n_heads) + "/" + std::to_string(c.n_kv_heads) + " heads of " +
+         std::to_string(c.head_dim) + ", reduction " + std::to_string(static_cast<int>(c.reduction)) +
+         (c.query_form == QueryForm::kSigned ? ", signed" : "") +
+         (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
+         std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
+         std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
+}
+
+void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
+                uint32_t code) {
+  const uint32_t bits = KvElementBits(shape.type);
+  index[group * shape.group_words() + element * bits / 32] |= code << (element * bits % 32);
+}
+
+float LargestCode(KvType type) { return static_cast<float>((1U << (KvElementBits(type) - 1)) - 1); }
+
+// Random rows; NaNs where an f16 index has room but no group that can be chosen: they may be read, not used.
+std::vector<uint32_t> RandomIndex(const ScoreCase& c) {
+  const IndexShape& shape = c.index;
+  std::vector<uint32_t> choosable(shape.n_sequences);
+  for (const StepToken& token : c.tokens) {
+    choosable[token.sequence] =
+        std::max(choosable[token.sequence],
+                 ChoosableEntriesReference(token.position, c.window_tokens, shape.group_tokens) /
+                     shape.group_tokens * shape.rows());
+  }
+  const size_t per_group = size_t{shape.rows()} * shape.rank;
+  const std::vector<float> values = RandomFloats(shape.n_sequences * shape.n_groups * per_group, 21);
+  const uint32_t bits = KvElementBits(shape.type);
+  std::vector<uint32_t> index(shape.size_bytes() / sizeof(uint32_t));
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t group = i / per_group;
+    const size_t row = i / shape.rank % (size_t{shape.n_groups} * shape.rows());
+    const size_t like = c.distinct_rows != 0 ? row % c.distinct_rows * shape.rank + i % shape.rank : i;
+    auto code = static_cast<uint32_t>(std::lround(values[like] * LargestCode(c.index.type)));
+    if (shape.type == KvType::kF16) code = FloatToHalf(values[like]);
+    if (shape.type == KvType::kF16 && row >= choosable[group / shape.n_groups]) code = 0x7fff;
+    PutElement(index, shape, group, i % per_group, code & ((1U << bits) - 1));
+  }
+  return index;
+}
+
+std::vector<float> WordsAsFloats(std::span<const uint32_t> words) {
+  std::vector<float> floats(words.size());
+  std::memcpy(floats.data(), words.data(), words.size_bytes());
+  return floats;
+}
+
+// A product's error: roundings of the query's norm and rotation, of the sums over dimensions, heads and
+// columns, and of the factors between, all of the sum of magnitudes. A softmax makes it relative, twice (of
+// the score, and of the sum). On the CPU come to that powers of 2, good to 2 units in the last place and of a
+// rounded difference of at most 128, in both; and the roundings of the sum over entries. On Vulkan: exp2,
+// good to 3 + 2|x| units in the last place, x at most 64 here, in both; and the sums' parts rounded to a
+// whole number in 2^-16 of a weight that is at least a half (of fewer than 2^14 entries), by at most 64
+// invocations. A group's mass is a sum more, of entries whose errors are relative.
+double ScoreTolerance(Device& device, const ScoreCase& c, double magnitude, double score) {
+  const double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kRoundoff * magnitude;
+  if (c.reduction == HeadReduction::kSum) return product;
+  const double mass = c.group_score == GroupScore::kMass ? score * c.index.rows() * kRoundoff : 0.0;
+  if (AsHost(device) != nullptr) {
+    const double sums = (1.0 * c.index.n_groups * c.index.rows() + c.n_heads + 16) * kRoundoff;
+    return score * (2 * product + 2 * kRoundoff * (4 + 128) + sums) + mass;
+  }
+  const double exponential = 2 * kRoundoff * (3 + 2 * 64) * 2;
+  return score * (2 * product + exponential + 64 * 0x1p-16 + (c.n_heads + 16) * kRoundoff) + mass;
+}
+
+// A share's error, where masses are known: they are summed in floats, all and those that are chosen, by 8
+// invocations at least, each a component of a vector at a time (the CPU: 512 at most, in blocks); or in whole
+// numbers, of which all are 2^30 or more, each rounded.
+double ShareTolerance(size_t n_groups, double share) {
+  const auto n = static_cast<double>(n_groups);
+  return 3 * (n / 32 + 512) * kRoundoff * share + n * 0x1p-30;
+}
+
+void ExpectUntouched(std::span<const uint32_t> words, const std::string& what) {
+  EXPECT_TRUE(std::all_of(words.begin(), words.end(), [](uint32_t word) { return word == kPoison; })) << what;
+}
+
+// A list's groups' scores, where a device's plan says that they are; empty where there is no such plan.
+std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
+                                std::span<const float> scratch, size_t list, size_t count) {
+  if (AsHost(device) != nullptr)
+    return scratch.subspan(host::LayOutScores(args).scores_begin + list * c.index.n_groups, count);
+  const VulkanComputeDevice* vulkan = AsVulkan(device);
+  if (vulkan == nullptr) return {};
+  const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
+  return scratch.subspan(plan.scores_begin + list * plan.scores_stride, count);
+}
+
+// The groups' scores as the reference has them, and the choice as it follows from the scores that were found.
+void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> scores, size_t list,
+                  const GroupScores& expected, std::span<const uint32_t> found) {
+  for (size_t g = 0; g < scores.size(); ++g) {
+    const double score = expected.scores[g];
+    ASSERT_NEAR(scores[g], score, ScoreTolerance(device, c, expected.magnitude, score))
+        << "group " << g << " of list " << list << ": " << Describe(c);
+  }
+  if (c.mass_share != 0.0F) {
+    ASSERT_LE(found[0], c.n_chosen);
+    EXPECT_TRUE(EndsAtMassShare(std::vector<double>(scores.begin(), scores.end()), c.n_pinned, c.n_chosen,
+                                c.mass_share, ShareTolerance(scores.size(), c.mass_share),
+                                found.subspan(1, found[0])))
+        << "list " << list << ": " << Describe(c);
+  }
+  const std::vector<uint32_t> groups =
+      SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
+  ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
+  EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
+      << "list " << list << ": " << Describe(c);
+}
+
+// A list that follows from scores within their tolerance, wherever a device keeps them: as many groups as
+// there can be, ascending, the pinned ones among them, and none for which a better one was left out. Where
+// entries repeat, groups of the same entries have the same score: of those the lower are chosen. Not so with
+// masses: the CPU weighs equal entries with the reference of their time, and rounds a smaller one otherwise.
+void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const GroupScores& expected,
+                      std::span<const uint32_t> found) {
+  SCOPED_TRACE(::testing::Message() << "list " << list << ": " << Describe(c));
+  const size_t n_groups = expected.scores.size();
+  ASSERT_LE(found[0], std::min<size_t>(n_groups, c.n_chosen));
+  if (c.mass_share == 0.0F) {
+    ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_chosen));
+  }
+  std::vector<bool> is_chosen(n_groups);
+  for (uint32_t i = 1; i <= found[0]; ++i) {
+    ASSERT_LT(found[i], n_groups);
+    ASSERT_TRUE(i == 1 || found[i - 1] < found[i]) << found[i] << " after " << found[i - 1];
+    is_chosen[found[i]] = true;
+  }
+  double worst_chosen = std::numeric_limits<double>::infinity();
+  double best_left_out = -std::numeric_limits<double>::infinity();
+  std::map<double, size_t> left_out;  // the lowest group of a score
+  for (size_t g = 0; g < n_groups; ++g) {
+    const double score = expected.scores[g];
+    const double tolerance = ScoreTolerance(device, c, expected.magnitude, score);
+    if (!is_chosen[g]) {
+      EXPECT_TRUE(g >= c.n_pinned || g >= found[0]) << "group " << g << " is pinned";
+      best_left_out = std::max(best_left_out, score - tolerance);
+      left_out.try_emplace(score, g);
+    } else if (g >= c.n_pinned) {
+      worst_chosen = std::min(worst_chosen, score + tolerance);
+      const auto same = left_out.find(score);
+      EXPECT_TRUE(c.distinct_rows == 0 || c.group_score == GroupScore::kMass || same == left_out.end())
+          << "group " << g << ", but not " << same->second;
+    }
+  }
+  EXPECT_GE(worst_chosen, best_left_out);
+  if (c.mass_share == 0.0F || n_groups == 0) return;
+  // Of all scores and of those that are chosen; and of the worst, which may be another.
+  const double scores_tolerance = 3 * ScoreTolerance(device, c, expected.magnitude, c.mass_share);
+  EXPECT_TRUE(EndsAtMassShare(expected.scores, c.n_pinned, c.n_chosen, c.mass_share,
+                              scores_tolerance + ShareTolerance(n_groups, c.mass_share),
+                              found.subspan(1, found[0])));
+}
+
+// The query, which the CPU normalises and rotates where it is.
+void ExpectRotated(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
+  AttentionReferenceArgs attention = inputs.reference.attention;
+  attention.kv_shape.n_kv_heads = 0;
+  std::vector<double> expected(inputs.query.begin(), inputs.query.end());
+  RopeAndStoreReference(attention, expected, {});
+  const double tolerance = (c.head_dim + 24) * kRoundoff * 2 * std::max(1.0, LargestMagnitude(expected));
+  EXPECT_TRUE(IsClose(run, inputs.args.query, expected, tolerance)) << "query: " << Describe(c);
+}
+
+}  // namespace
+
+ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
+    : query(RandomFloats(c.tokens.size() * c.n_heads * c.head_dim, 22)),
+      angles(RandomFloats(c.tokens.size() * c.rotary_dim(), 23)),
+      norms(RandomFloats(size_t{2} * c.head_dim, 24)),
+      query_side(RandomFloats(size_t{c.n_kv_heads} * c.head_dim * c.index.rank, 25)),
+      scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
+      index(RandomIndex(c)) {
+  // Softmaxes then range over some powers of e.
+  const float largest = c.index.type == KvType::kF16 ? 1.0F : LargestCode(c.index.type);
+  const float factor = 8.0F / largest / std::sqrt(static_cast<float>(c.index.rank));
+  for (float& scale : scales) scale = (1.5F + scale) * factor;
+  reference = {.attention = {.tokens = c.tokens,
+                             .kv_shape = {.n_kv_heads = c.n_kv_heads, .head_dim = c.head_dim},
+                             .n_heads = c.n_heads,
+                             .angles = angles,
+                             .norms = c.norms ? std::span<const float>(norms) : std::span<const float>{},
+                             .norm_epsilon = 1e-5F,
+                             .rotary_dim = c.rotary_dim(),
+                             .rope_halves = c.halves},
+               .query = query,
+               .query_side = query_side,
+               .scales = scales,
+               .index = index,
+               .shape = c.index,
+               .reduction = c.reduction,
+               .group_score = c.group_score,
+               .window_tokens = c.window_tokens,
+               .query_form = c.query_form};
+  args = {.query = PoisonedBuffer(run, std::vector<double>(query.begin(), query.end())),
+          .attention = {.step = run.Step(c.tokens),
+                        .kv_shape = reference.attention.kv_shape,
+                        .n_heads = c.n_heads,
+                        .n_tokens = static_cast<uint32_t>(c.tokens.size()),
+                        .angles = run.Floats(angles),
+                        .norms = c.norms ? run.Floats(norms) : nullptr,
+                        .norm_epsilon = 1e-5F,
+                        .rotary_dim = c.rotary_dim(),
+                        .rope_halves = c.halves},
+          .sides = {.query_side = run.Floats(query_side), .scales = run.Floats(scales)},
+          .index = run.Floats(WordsAsFloats(index)),
+          .index_shape = c.index,
+          .reduction = c.reduction,
+          .window_tokens = c.window_tokens,
+          .n_pinned = c.n_pinned,
+          .n_chosen = c.n_chosen,
+          .query_form = c.query_form,
+          .group_score = c.group_score,
+          .mass_share = c.mass_share,
+          .scratch = nullptr,
+          .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * (1 + c.n_chosen)))};
+  if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
+  scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
+  args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
+}
+
+void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
+  const auto scratch = Download<float>(run, inputs.args.scratch, inputs.scratch_words + kBeyond);
+  const auto chosen = Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * (1 + c.n_chosen) + kBeyond);
+  ASSERT_TRUE(run.status().ok()) << run.status().message();
+  const std::vector<GroupScores> expected = ScoreGroupsReference(inputs.reference);
+  ASSERT_EQ(expected.size(), c.n_lists());
+  for (size_t list = 0; list < expected.size(); ++list) {
+    const auto found = std::span(chosen).subspan(list * (1 + c.n_chosen), 1 + c.n_chosen);
+    const auto scores = ScoresOf(run.device(), c, inputs.args, scratch, list, expected[list].scores.size());
+    if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], found);
+    if (!::testing::Test::HasFatalFailure()) ExpectGoodChoice(run.device(), c, list, expected[list], found);
+    if (::testing::Test::HasFatalFailure()) return;
+    ExpectUntouched(found.subspan(1 + found[0]), "what follows a list: " + Describe(c));
+  }
+  ExpectUntouched(std::span(chosen).last(kBeyond), "what follows the lists: " + Describe(c));
+  std::vector<uint32_t> beyond(kBeyond);
+  std::memcpy(beyond.data(), scratch.data() + inputs.scratch_words, kBeyond * sizeof(float));
+  ExpectUntouched(beyond, "what follows scratch: " + Describe(c));
+}
+
+void CheckScore(Device& device, const ScoreCase& c) {
+  SelfTestRun run(device);
+  const ScoreInputs inputs(run, c);
+  run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+  ExpectChoice(run, c, inputs);
+  if (AsHost(device) != nullptr) ExpectRotated(run, c, inputs);
+}
+
+}  // namespace kvrun::testing

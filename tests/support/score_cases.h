@@ -1,0 +1,70 @@
+// Cases of scoring and choosing groups by an index: inputs, and what a device must answer by the scalar
+// reference.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "runtime/device/device.h"
+#include "runtime/device/self_test_run.h"
+#include "shaders/shared/step_params.h"
+#include "tests/support/index_reference.h"
+
+namespace kvrun::testing {
+
+inline constexpr HeadReduction kReductions[] = {HeadReduction::kSum, HeadReduction::kSoftmax,
+                                                HeadReduction::kGqa, HeadReduction::kPerKvHead};
+
+struct ScoreCase {
+  IndexShape index;
+  uint32_t n_heads = 0;
+  uint32_t n_kv_heads = 0;
+  uint32_t head_dim = 0;
+  HeadReduction reduction = HeadReduction::kSoftmax;
+  uint32_t window_tokens = 0;
+  uint32_t n_pinned = 0;
+  uint32_t n_chosen = 0;
+  bool norms = false;
+  bool halves = false;
+  GroupScore group_score = GroupScore::kLargest;
+  float mass_share = 0.0F;
+  QueryForm query_form = QueryForm::kProjected;
+  uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
+  std::vector<StepToken> tokens;
+
+  uint32_t rotary_dim() const { return head_dim / 4 * 2; }
+  size_t n_lists() const { return tokens.size() * (reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1); }
+};
+
+template <typename T>
+std::vector<T> Download(SelfTestRun& run, const Buffer* buffer, size_t count) {
+  std::vector<T> values(count);
+  const std::vector<std::byte> bytes = run.Bytes(buffer, count * sizeof(T));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+// Inputs of a case, on the host and on the device.
+struct ScoreInputs {
+  ScoreInputs(SelfTestRun& run, const ScoreCase& c);
+
+  std::vector<float> query;
+  std::vector<float> angles;
+  std::vector<float> norms;
+  std::vector<float> query_side;
+  std::vector<float> scales;
+  std::vector<uint32_t> index;
+  ScoreReferenceArgs reference;
+  ScoreArgs args;
+  size_t scratch_words = 0;
+};
+
+// The lists that were chosen, and the scores they follow from where a device keeps them.
+void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs);
+
+// Runs a case once, and expects its choice.
+void CheckScore(Device& device, const ScoreCase& c);
+
+}  // namespace kvrun::testing
