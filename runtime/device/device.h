@@ -250,10 +250,28 @@ struct ScoreArgs {
   // Above 0, with kMass: the choice ends, best group first, where the pinned ones and it have this share of
   // the sum of all scores; n_chosen is the most then. (Top-p; at 0 as many are chosen as there may be.)
   float mass_share = 0.0F;
+  // Groups that differ in size, such as clusters: uint32 [n_sequences, kPerKvHead ? n_kv_heads : 1,
+  // n_groups], what each weighs. The choice ends, best group first, before the first with which those that
+  // are not pinned would weigh more than most_weight, which is at most n_chosen - n_pinned; what weighs 0 is
+  // not chosen. Not with mass_share. Null: there are n_chosen, whatever they weigh.
+  const Buffer* weights = nullptr;
+  uint32_t most_weight = 0;
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), 1 + n_chosen]: how many groups were chosen
-  // (all that can be, where those are fewer than n_chosen), and which, ascending.
+  // (all that can be, where those are fewer than n_chosen; less with mass_share or weights), and which,
+  // ascending.
   Buffer* chosen = nullptr;
+
+  // Whether fields go together as is said above.
+  bool is_consistent() const {
+    const bool has_masses = reduction != HeadReduction::kSum;
+    const bool has_share = mass_share != 0.0F;
+    const uint32_t key_dim = attention.kv_shape.n_kv_heads * attention.kv_shape.head_dim;
+    return n_pinned <= n_chosen && (group_score == GroupScore::kLargest || has_masses) &&
+           (!has_share || group_score == GroupScore::kMass) &&
+           (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
+           (query_form == QueryForm::kProjected || index_shape.rank == 2 * key_dim);
+  }
 };
 
 // Sums over entries, for an adapter. rows: float [n_rows, row_stride].

@@ -1,6 +1,7 @@
 #include "runtime/device/self_test_index.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -135,18 +136,48 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
   return groups;
 }
 
-// The choice as it follows from the scores that the device found, of n groups.
-std::vector<uint32_t> ExpectedChoice(std::span<const float> scores, uint32_t n) {
+// The pinned group, and then the others, best first.
+std::vector<uint32_t> ExpectedOrder(std::span<const float> scores) {
   std::vector<uint32_t> groups(scores.size());
   std::iota(groups.begin(), groups.end(), 0U);
   std::stable_sort(groups.begin() + 1, groups.end(),
                    [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+  return groups;
+}
+
+// The choice as it follows from the scores that the device found, of n groups.
+std::vector<uint32_t> ExpectedChoice(std::span<const float> scores, uint32_t n) {
+  std::vector<uint32_t> groups = ExpectedOrder(scores);
   groups.resize(n);
   std::sort(groups.begin(), groups.end());
   return groups;
 }
 
+uint32_t WeightOf(uint32_t group) { return group % 5; }
+
+std::vector<float> WeightsOfLists(uint32_t n_lists) {
+  std::vector<float> words(size_t{n_lists} * kGroups);
+  for (size_t i = 0; i < words.size(); ++i)
+    words[i] = std::bit_cast<float>(WeightOf(static_cast<uint32_t>(i % kGroups)));
+  return words;
+}
+
+// The pinned group, and the best of the others that weigh anything, until they would weigh too much.
+bool IsExpectedByWeight(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
+  std::vector<uint32_t> expected = {0};
+  uint32_t weight = 0;
+  for (const uint32_t group : ExpectedOrder(scores)) {
+    if (group == 0 || WeightOf(group) == 0) continue;
+    weight += WeightOf(group);
+    if (weight > c.most_weight) break;
+    expected.push_back(group);
+  }
+  std::sort(expected.begin(), expected.end());
+  return chosen[0] == expected.size() && std::equal(expected.begin(), expected.end(), chosen.begin() + 1);
+}
+
 bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
+  if (c.most_weight != 0) return IsExpectedByWeight(c, scores, chosen);
   const uint32_t n = chosen[0];
   if (n < 2 || n > kChosen) return false;
   const std::vector<uint32_t> groups = ExpectedChoice(scores, n);
@@ -181,6 +212,7 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.n_chosen = kChosen;
   args.group_score = c.group_score;
   args.mass_share = c.mass_share;
+  args.most_weight = c.most_weight;
   args.query_form = c.query_form;
   return args;
 }
@@ -198,6 +230,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   if (c.query_form == QueryForm::kProjected) args.sides.query_side = run.Floats(data.side);
   args.sides.scales = run.Floats(data.scales);
   args.index = run.Floats(index.words);
+  if (c.most_weight != 0) args.weights = run.Floats(WeightsOfLists(place.n_lists));
   args.scratch = run.Poisoned(place.scratch_floats);
   args.chosen = run.Poisoned(size_t{place.n_lists} * (1 + kChosen));
   run.Run([&](CommandList& list) { return list.ScoreAndSelect(args); });

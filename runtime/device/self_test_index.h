@@ -19,6 +19,7 @@ struct ScoreCase {
   QueryForm query_form = QueryForm::kProjected;
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
+  uint32_t most_weight = 0;  // above 0: groups weigh 0 to 4
 };
 
 // Without buffers: what plans need.

@@ -76,6 +76,8 @@ struct SelectGroupsParams {
   // With MASS:
   float mass_share;  // less than 1
   float mass_scale;  // makes whole numbers of masses, whose sum over all groups fits into a word
+  // Of select_weighted.comp:
+  uint most_weight;
 };
 
 // out[t, column] = row t . side[., column] - bias[column].

@@ -185,6 +185,26 @@ std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint3
   return groups;
 }
 
+std::vector<uint32_t> SelectWeightedReference(std::span<const float> scores,
+                                              std::span<const uint32_t> weights, uint32_t n_pinned,
+                                              uint32_t most_weight) {
+  std::vector<uint32_t> order;
+  for (uint32_t group = n_pinned; group < scores.size(); ++group) {
+    if (weights[group] != 0) order.push_back(group);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+  std::vector<uint32_t> groups(std::min<size_t>(n_pinned, scores.size()));
+  std::iota(groups.begin(), groups.end(), 0U);
+  uint64_t weight = 0;
+  for (const uint32_t group : order) {
+    weight += weights[group];
+    if (weight > most_weight) break;
+    groups.push_back(group);
+  }
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
 ChosenMass ChosenMassReference(std::span<const double> scores, uint32_t n_pinned,
                                std::span<const uint32_t> chosen) {
   const double all = std::accumulate(scores.begin(), scores.end(), 0.0);

@@ -24,6 +24,7 @@ std::string Describe(const ScoreCase& c) {
          std::to_string(c.head_dim) + ", reduction " + std::to_string(static_cast<int>(c.reduction)) +
          (c.query_form == QueryForm::kSigned ? ", signed" : "") +
          (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
+         (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
          std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
          std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
 }
@@ -62,6 +63,16 @@ std::vector<uint32_t> RandomIndex(const ScoreCase& c) {
   return index;
 }
 
+std::vector<uint32_t> RandomWeights(const ScoreCase& c) {
+  std::vector<uint32_t> weights(c.index.n_sequences * c.lists_of_token() * c.index.n_groups);
+  const std::vector<float> random = RandomFloats(weights.size(), 27);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    weights[i] =
+        static_cast<uint32_t>((random[i] + 1.0F) / 2.0F * (kLargestWeight + 1)) % (kLargestWeight + 1);
+  }
+  return weights;
+}
+
 std::vector<float> WordsAsFloats(std::span<const uint32_t> words) {
   std::vector<float> floats(words.size());
   std::memcpy(floats.data(), words.data(), words.size_bytes());
@@ -95,6 +106,23 @@ double ShareTolerance(size_t n_groups, double share) {
   return 3 * (n / 32 + 512) * kRoundoff * share + n * 0x1p-30;
 }
 
+// No more than may be; and with any that is left out it might be more, or nothing is.
+void ExpectWeight(const ScoreCase& c, size_t n_groups, std::span<const uint32_t> weights,
+                  std::span<const uint32_t> found) {
+  uint32_t weight = 0;
+  for (uint32_t i = 1; i <= found[0]; ++i) {
+    if (found[i] < c.n_pinned) continue;
+    EXPECT_GT(weights[found[i]], 0U) << "group " << found[i] << ": " << Describe(c);
+    weight += weights[found[i]];
+  }
+  EXPECT_LE(weight, c.most_weight) << Describe(c);
+  uint64_t all = 0;
+  for (size_t g = c.n_pinned; g < n_groups; ++g) all += weights[g];
+  if (weight != all) {
+    EXPECT_GT(weight + kLargestWeight, c.most_weight) << Describe(c);
+  }
+}
+
 void ExpectUntouched(std::span<const uint32_t> words, const std::string& what) {
   EXPECT_TRUE(std::all_of(words.begin(), words.end(), [](uint32_t word) { return word == kPoison; })) << what;
 }
@@ -112,7 +140,8 @@ std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreA
 
 // The groups' scores as the reference has them, and the choice as it follows from the scores that were found.
 void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> scores, size_t list,
-                  const GroupScores& expected, std::span<const uint32_t> found) {
+                  const GroupScores& expected, std::span<const uint32_t> weights,
+                  std::span<const uint32_t> found) {
   for (size_t g = 0; g < scores.size(); ++g) {
     const double score = expected.scores[g];
     ASSERT_NEAR(scores[g], score, ScoreTolerance(device, c, expected.magnitude, score))
@@ -126,7 +155,9 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
         << "list " << list << ": " << Describe(c);
   }
   const std::vector<uint32_t> groups =
-      SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
+      c.most_weight != 0
+          ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight)
+          : SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
   ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
   EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
       << "list " << list << ": " << Describe(c);
@@ -137,11 +168,11 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
 // entries repeat, groups of the same entries have the same score: of those the lower are chosen. Not so with
 // masses: the CPU weighs equal entries with the reference of their time, and rounds a smaller one otherwise.
 void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const GroupScores& expected,
-                      std::span<const uint32_t> found) {
+                      std::span<const uint32_t> weights, std::span<const uint32_t> found) {
   SCOPED_TRACE(::testing::Message() << "list " << list << ": " << Describe(c));
   const size_t n_groups = expected.scores.size();
   ASSERT_LE(found[0], std::min<size_t>(n_groups, c.n_chosen));
-  if (c.mass_share == 0.0F) {
+  if (c.mass_share == 0.0F && c.most_weight == 0) {
     ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_chosen));
   }
   std::vector<bool> is_chosen(n_groups);
@@ -158,6 +189,7 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
     const double tolerance = ScoreTolerance(device, c, expected.magnitude, score);
     if (!is_chosen[g]) {
       EXPECT_TRUE(g >= c.n_pinned || g >= found[0]) << "group " << g << " is pinned";
+      if (c.most_weight != 0 && weights[g] == 0) continue;
       best_left_out = std::max(best_left_out, score - tolerance);
       left_out.try_emplace(score, g);
     } else if (g >= c.n_pinned) {
@@ -194,7 +226,8 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
       norms(RandomFloats(size_t{2} * c.head_dim, 24)),
       query_side(RandomFloats(size_t{c.n_kv_heads} * c.head_dim * c.index.rank, 25)),
       scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
-      index(RandomIndex(c)) {
+      index(RandomIndex(c)),
+      weights(RandomWeights(c)) {
   // Softmaxes then range over some powers of e.
   const float largest = c.index.type == KvType::kF16 ? 1.0F : LargestCode(c.index.type);
   const float factor = 8.0F / largest / std::sqrt(static_cast<float>(c.index.rank));
@@ -239,6 +272,8 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
           .scratch = nullptr,
           .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * (1 + c.n_chosen)))};
   if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
+  if (c.most_weight != 0) args.weights = run.Floats(WordsAsFloats(weights));
+  args.most_weight = c.most_weight;
   scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
   args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
 }
@@ -252,8 +287,12 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   for (size_t list = 0; list < expected.size(); ++list) {
     const auto found = std::span(chosen).subspan(list * (1 + c.n_chosen), 1 + c.n_chosen);
     const auto scores = ScoresOf(run.device(), c, inputs.args, scratch, list, expected[list].scores.size());
-    if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], found);
-    if (!::testing::Test::HasFatalFailure()) ExpectGoodChoice(run.device(), c, list, expected[list], found);
+    const auto weights = inputs.WeightsOf(c, list);
+    if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], weights, found);
+    if (!::testing::Test::HasFatalFailure()) {
+      ExpectGoodChoice(run.device(), c, list, expected[list], weights, found);
+    }
+    if (c.most_weight != 0) ExpectWeight(c, expected[list].scores.size(), weights, found);
     if (::testing::Test::HasFatalFailure()) return;
     ExpectUntouched(found.subspan(1 + found[0]), "what follows a list: " + Describe(c));
   }

@@ -14,6 +14,7 @@
 
 namespace kvrun::testing {
 
+inline constexpr uint32_t kLargestWeight = 7;
 inline constexpr HeadReduction kReductions[] = {HeadReduction::kSum, HeadReduction::kSoftmax,
                                                 HeadReduction::kGqa, HeadReduction::kPerKvHead};
 
@@ -30,12 +31,14 @@ struct ScoreCase {
   bool halves = false;
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
+  uint32_t most_weight = 0;  // above 0: groups weigh 0 to kLargestWeight, by chance
   QueryForm query_form = QueryForm::kProjected;
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
 
   uint32_t rotary_dim() const { return head_dim / 4 * 2; }
-  size_t n_lists() const { return tokens.size() * (reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1); }
+  size_t lists_of_token() const { return reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1; }
+  size_t n_lists() const { return tokens.size() * lists_of_token(); }
 };
 
 template <typename T>
@@ -50,12 +53,20 @@ std::vector<T> Download(SelfTestRun& run, const Buffer* buffer, size_t count) {
 struct ScoreInputs {
   ScoreInputs(SelfTestRun& run, const ScoreCase& c);
 
+  // Of a list's groups.
+  std::span<const uint32_t> WeightsOf(const ScoreCase& c, size_t list) const {
+    const size_t per_token = c.lists_of_token();
+    const size_t of_sequence = c.tokens[list / per_token].sequence * per_token + list % per_token;
+    return std::span(weights).subspan(of_sequence * c.index.n_groups, c.index.n_groups);
+  }
+
   std::vector<float> query;
   std::vector<float> angles;
   std::vector<float> norms;
   std::vector<float> query_side;
   std::vector<float> scales;
   std::vector<uint32_t> index;
+  std::vector<uint32_t> weights;  // as ScoreArgs::weights
   ScoreReferenceArgs reference;
   ScoreArgs args;
   size_t scratch_words = 0;

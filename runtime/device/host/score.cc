@@ -545,25 +545,29 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
 uint64_t ScoreScratchBytes(const ScoreArgs& args) { return LayOutScores(args).n_floats * sizeof(float); }
 
 void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
-  KVRUN_CHECK(args.group_score == GroupScore::kLargest || args.reduction != HeadReduction::kSum);
-  KVRUN_CHECK(args.mass_share == 0.0F || args.group_score == GroupScore::kMass);
-  KVRUN_CHECK(args.query_form == QueryForm::kProjected ||
-              args.index_shape.rank ==
-                  2 * args.attention.kv_shape.n_kv_heads * args.attention.kv_shape.head_dim);
+  KVRUN_CHECK(args.is_consistent());
   const ScoreLayout layout = LayOutScores(args);
   ProjectQueries(pool, args, layout);
   HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout);
   const auto* step = Data<StepParams>(args.attention.step);
   const float* const scores = Data<float>(args.scratch) + layout.scores_begin;
   auto* chosen = Data<uint32_t>(args.chosen);
+  const size_t n_groups = args.index_shape.n_groups;
+  const auto select = [&](size_t list) {
+    const StepToken& token = step->tokens[list / layout.n_lists];
+    const uint32_t n_choosable = ChoosableGroups(args, token.position);
+    uint32_t* const to = chosen + list * (1 + size_t{args.n_chosen});
+    if (args.weights == nullptr) {
+      SelectGroups(scores + list * n_groups, n_choosable, args.n_pinned, args.n_chosen, args.mass_share, to);
+    } else {
+      const size_t weighed = token.sequence * size_t{layout.n_lists} + list % layout.n_lists;
+      SelectWeighted(scores + list * n_groups, Data<uint32_t>(args.weights) + weighed * n_groups, n_choosable,
+                     args.n_pinned, args.most_weight, to);
+    }
+  };
   pool.ParallelFor(size_t{args.attention.n_tokens} * layout.n_lists, kSelectGrain,
                    [&](size_t begin, size_t end, uint32_t) {
-                     for (size_t list = begin; list < end; ++list) {
-                       const uint32_t position = step->tokens[list / layout.n_lists].position;
-                       SelectGroups(scores + list * args.index_shape.n_groups,
-                                    ChoosableGroups(args, position), args.n_pinned, args.n_chosen,
-                                    args.mass_share, chosen + list * (1 + size_t{args.n_chosen}));
-                     }
+                     for (size_t list = begin; list < end; ++list) select(list);
                    });
 }
 

@@ -37,4 +37,8 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);
 void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
                   float mass_share, uint32_t* chosen);
 
+// The same by weight: as ScoreArgs::weights says, of n_groups that can be chosen.
+void SelectWeighted(const float* scores, const uint32_t* weights, uint32_t n_groups, uint32_t n_pinned,
+                    uint32_t most_weight, uint32_t* chosen);
+
 }  // namespace kvrun::host

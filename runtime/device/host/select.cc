@@ -221,6 +221,64 @@ size_t ChooseMass(const float* scores, size_t begin, size_t end, size_t n_wanted
   return n_chosen;
 }
 
+// What groups weigh that score at least `limit`.
+uint32_t WeightFrom(const float* scores, const uint32_t* weights, size_t n, float limit) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const size_t lanes = hn::Lanes(d);
+  const auto limits = hn::Set(d, limit);
+  auto sum = hn::Zero(du);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto does_reach = hn::RebindMask(du, hn::Ge(hn::LoadU(d, scores + i), limits));
+    sum = hn::Add(sum, hn::IfThenElseZero(does_reach, hn::LoadU(du, weights + i)));
+  }
+  uint32_t weight = hn::GetLane(hn::SumOfLanes(du, sum));
+  for (; i < n; ++i) weight += scores[i] >= limit ? weights[i] : 0;
+  return weight;
+}
+
+// The best of groups [begin, end), begin < end, until they would weigh more than most_weight. How many they
+// are.
+size_t ChooseWeighted(const float* scores, const uint32_t* weights, size_t begin, size_t end,
+                      uint32_t most_weight, uint32_t* to) {
+  const auto weight_from = [&](float limit) {
+    return WeightFrom(scores + begin, weights + begin, end - begin, limit);
+  };
+  const Range range = FindRange(scores + begin, end - begin);
+  // Groups that score `low` or more weigh too much; those that score `high` or more, `above`, do not.
+  int64_t low = KeyOf(range.smallest);
+  int64_t high = int64_t{KeyOf(range.largest)} + 1;
+  uint64_t above = 0;
+  if (const uint32_t all = weight_from(range.smallest); all <= most_weight) {
+    high = low;
+    above = all;
+  }
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const uint32_t weight = weight_from(ScoreOf(static_cast<int32_t>(middle)));
+    if (weight > most_weight) {
+      low = middle;
+    } else {
+      high = middle;
+      above = weight;
+    }
+  }
+  // Of those that score just `low`, the first ones that fit.
+  const bool are_all = high == low;
+  const float tie = ScoreOf(static_cast<int32_t>(low));
+  const uint32_t* const first = to;
+  for (size_t group = begin; group < end; ++group) {
+    if (weights[group] == 0 || scores[group] < tie) continue;
+    if (scores[group] == tie && !are_all) {
+      above += weights[group];
+      if (above > most_weight) continue;
+    }
+    *to++ = static_cast<uint32_t>(group);
+  }
+  return static_cast<size_t>(to - first);
+}
+
 // The sum of n scores.
 double SumMass(const float* scores, size_t n) { return MassFrom(scores, n, 0.0F).sum; }
 
@@ -235,6 +293,7 @@ namespace {
 HWY_EXPORT(Choose);
 HWY_EXPORT(ChooseMass);
 HWY_EXPORT(SumMass);
+HWY_EXPORT(ChooseWeighted);
 
 // At least one group more than is pinned.
 void SelectMass(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
@@ -263,6 +322,18 @@ void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uin
   if (n_sure < n_chosen) {
     HWY_DYNAMIC_DISPATCH(Choose)(scores, n_sure, n_groups, n_chosen - n_sure, chosen);
   }
+}
+
+void SelectWeighted(const float* scores, const uint32_t* weights, uint32_t n_groups, uint32_t n_pinned,
+                    uint32_t most_weight, uint32_t* chosen) {
+  n_pinned = std::min(n_pinned, n_groups);
+  std::iota(chosen + 1, chosen + 1 + n_pinned, 0U);
+  size_t n = 0;
+  if (n_pinned < n_groups) {
+    n = HWY_DYNAMIC_DISPATCH(ChooseWeighted)(scores, weights, n_pinned, n_groups, most_weight,
+                                             chosen + 1 + n_pinned);
+  }
+  *chosen = n_pinned + static_cast<uint32_t>(n);
 }
 
 }  // namespace kvrun::host

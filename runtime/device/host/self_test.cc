@@ -152,6 +152,9 @@ void AddIndexChecks(Checks& checks) {
     c.reduction = HeadReduction::kGqa;
     c.mass_share = 0.15F;
     add_score(c, "share of the mass");
+    c = {type, 10, 2, HeadReduction::kPerKvHead};
+    c.most_weight = 8;
+    add_score(c, "by weight");
     c = {type, 10, 2, HeadReduction::kSoftmax};
     c.query_form = QueryForm::kSigned;
     c.rows_per_group = 2;

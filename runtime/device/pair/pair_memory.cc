@@ -119,6 +119,7 @@ ScoreArgs Translator::operator()(const ScoreArgs& args) const {
   own.attention = (*this)(args.attention);
   own.sides = (*this)(args.sides);
   own.index = (*this)(args.index);
+  own.weights = (*this)(args.weights);
   own.scratch = (*this)(args.scratch);
   own.chosen = (*this)(args.chosen);
   return own;

@@ -19,14 +19,15 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kTileColumns = 32;     // of project_query.comp and project_keys.comp
-constexpr uint32_t kTileQueries = 4;      // of project_query.comp
-constexpr uint32_t kTileRows = 32;        // of project_keys.comp, where there are several
-constexpr uint32_t kFewRows = 8;          // up to so many, rows are projected one by one
-constexpr uint32_t kQueryLocalSize = 32;  // of project_query.comp
-constexpr uint32_t kSignLocalSize = 32;   // of sign_query.comp
-constexpr uint32_t kRowLocalSize = 64;    // of project_keys.comp with ROWS=1
-constexpr uint32_t kDirectLocalSize = 8;  // of both with DIRECT
+constexpr uint32_t kTileColumns = 32;         // of project_query.comp and project_keys.comp
+constexpr uint32_t kTileQueries = 4;          // of project_query.comp
+constexpr uint32_t kTileRows = 32;            // of project_keys.comp, where there are several
+constexpr uint32_t kFewRows = 8;              // up to so many, rows are projected one by one
+constexpr uint32_t kQueryLocalSize = 32;      // of project_query.comp
+constexpr uint32_t kSignLocalSize = 32;       // of sign_query.comp
+constexpr uint32_t kRowLocalSize = 64;        // of project_keys.comp with ROWS=1
+constexpr uint32_t kDirectLocalSize = 8;      // of both with DIRECT
+constexpr uint32_t kWeightedLocalSize = 128;  // of select_weighted.comp, where it is not narrow
 
 Status CheckRank(uint32_t rank) {
   if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
@@ -66,6 +67,21 @@ ScoreParams ParamsOf(const ScoreArgs& args, const ScorePlan& score, uint32_t fir
 
 // Whether a choice may end before there are n_chosen.
 bool EndsEarly(const ScoreArgs& args) { return args.mass_share > 0.0F && args.mass_share < 1.0F; }
+
+KernelChoice SelectKernel(const ScoreArgs& args, const ScorePlan& score) {
+  const uint32_t lanes = score.narrow_select_lanes;
+  KernelChoice kernel;
+  kernel.groups = {score.n_lists * args.attention.n_tokens, 1, 1};
+  if (args.weights != nullptr) {
+    kernel.variant = "select_weighted_f32_floor";
+    kernel.constants = {lanes != 0 ? lanes : kWeightedLocalSize};
+    return kernel;
+  }
+  kernel.variant =
+      fmt::format("select_groups{}{}_f32_floor", lanes != 0 ? "_narrow" : "", EndsEarly(args) ? "_mass" : "");
+  if (lanes != 0) kernel.constants = {lanes};
+  return kernel;
+}
 
 // Whether any four entries that are scored together are whole vectors of the index.
 bool HasWholeVectors(const IndexShape& index) {
@@ -185,12 +201,7 @@ Status VulkanCommandList::ScoreGroups(const ScoreArgs& args, const ScorePlan& sc
 }
 
 Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
-  KVRUN_CHECK(args.n_pinned <= args.n_chosen);
-  KVRUN_CHECK(args.group_score == GroupScore::kLargest || args.reduction != HeadReduction::kSum);
-  KVRUN_CHECK(args.mass_share == 0.0F || args.group_score == GroupScore::kMass);
-  KVRUN_CHECK(args.query_form == QueryForm::kProjected ||
-              args.index_shape.rank ==
-                  2 * args.attention.kv_shape.n_kv_heads * args.attention.kv_shape.head_dim);
+  KVRUN_CHECK(args.is_consistent());
   KVRUN_RETURN_IF_ERROR(CheckRank(args.index_shape.rank));
   const ScorePlan score = PlanScore(device_.plan(), device_.is_cpu(), args);
   KVRUN_RETURN_IF_ERROR(ProjectQuery(args, score));
@@ -206,21 +217,13 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
       .scores_begin = score.scores_begin,
       .scores_stride = score.scores_stride,
       .mass_share = args.mass_share,
-      .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows()))};
-  const char* const mass = EndsEarly(args) ? "_mass" : "";
-  const uint32_t n_lists = score.n_lists * args.attention.n_tokens;
-  const KernelChoice kernel =
-      score.narrow_select_lanes != 0
-          ? KernelChoice{.variant = fmt::format("select_groups_narrow{}_f32_floor", mass),
-                         .constants = {score.narrow_select_lanes},
-                         .groups = {n_lists, 1, 1}}
-          : KernelChoice{.variant = fmt::format("select_groups{}_f32_floor", mass),
-                         .constants = {},
-                         .groups = {n_lists, 1, 1}};
+      .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows())),
+      .most_weight = args.most_weight};
   NoteHostBuffer(AsVulkan(*args.chosen));
-  const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
-                              Binding{MemoryOrEmpty(args.chosen), Access::kWrite}};
-  return Record({.kernel = kernel,
+  std::vector<Binding> storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead}};
+  if (args.weights != nullptr) storage.push_back({MemoryOrEmpty(args.weights), Access::kRead});
+  storage.push_back({MemoryOrEmpty(args.chosen), Access::kWrite});
+  return Record({.kernel = SelectKernel(args, score),
                  .storage = storage,
                  .step = &AsVulkan(*args.attention.step),
                  .params = ParamBytes(params)});

@@ -117,6 +117,12 @@ ScorePlace PlaceOf(const ScorePlan& plan) {
           .scratch_floats = plan.scratch_words};
 }
 
+std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
+  if (c.most_weight != 0) return "select_weighted_f32_floor";
+  return fmt::format("select_groups{}{}_f32_floor", score.narrow_select_lanes != 0 ? "_narrow" : "",
+                     c.mass_share != 0.0F ? "_mass" : "");
+}
+
 void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how, Checks& checks) {
   const ScorePlan score = PlanScore(plan, is_cpu, ScoreArgsOf(c));
   const std::string_view type = IndexTypeName(c.type);
@@ -124,13 +130,13 @@ void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const cha
       c.reduction == HeadReduction::kSum
           ? fmt::format("score_sum_{}_floor", type)
           : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
-  checks.push_back(
-      {fmt::format("rotate_query_f32_floor, {}_query_f32_floor, {}, select_groups{}{}_f32_floor ({})",
-                   c.query_form == QueryForm::kSigned ? "sign" : "project", scored,
-                   score.narrow_select_lanes != 0 ? "_narrow" : "", c.mass_share != 0.0F ? "_mass" : "", how),
-       [c](VulkanComputeDevice& device) {
-         return CheckScore(device, c, PlaceOf(PlanScore(device.plan(), device.is_cpu(), ScoreArgsOf(c))));
-       }});
+  checks.push_back({fmt::format("rotate_query_f32_floor, {}_query_f32_floor, {}, {} ({})",
+                                c.query_form == QueryForm::kSigned ? "sign" : "project", scored,
+                                SelectVariant(c, score), how),
+                    [c](VulkanComputeDevice& device) {
+                      return CheckScore(device, c,
+                                        PlaceOf(PlanScore(device.plan(), device.is_cpu(), ScoreArgsOf(c))));
+                    }});
 }
 
 void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
@@ -151,6 +157,9 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
                         [=](VulkanComputeDevice& device) { return CheckAppend(device, type, n_tokens); }});
     }
   }
+  ScoreCase by_weight{KvType::kInt8, 10, 2, HeadReduction::kPerKvHead};
+  by_weight.most_weight = 8;
+  AddScore(plan, is_cpu, by_weight, "by weight", checks);
   AddScore(plan, is_cpu, {KvType::kInt4, 10, 2, HeadReduction::kSoftmax, 2, QueryForm::kSigned},
            "signed, two rows per group", checks);
   AddScore(plan, is_cpu, {KvType::kF16, 10, 2, HeadReduction::kSum, 1, QueryForm::kSigned},
