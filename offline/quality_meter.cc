@@ -81,8 +81,8 @@ Result<Quality> QualityMeter::Measure(const KvSettings& settings, const std::fun
   for (const std::unique_ptr<Evaluation>& piece : pieces_) {
     KVRUN_ASSIGN_OR_RETURN(const EvaluationResult result,
                            piece->Run(settings, [&](uint64_t, uint64_t) { return is_cancelled(); }));
-    quality.kl += result.kl_mean / n_pieces;
-    quality.top1 += result.top1_agreement / n_pieces;
+    quality.kl += result.logits.kl_mean() / n_pieces;
+    quality.top1 += result.logits.top1_agreement() / n_pieces;
     quality.step_ms += 1e3 / result.decode_tps / n_pieces;
     chosen += result.report.stats.chosen_groups;
     hits += result.report.stats.hit_groups;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -24,8 +25,26 @@ struct EvalOptions {
   std::vector<std::string> files;
   std::string ids;
   std::string configs;
-  uint32_t steps = 400;
+  std::string mode = "end";
+  uint32_t steps = 0;
 };
+
+// What is fed one by one of how long a text, where that is not said. "decode": a long answer after a prompt
+// that is short beside it, as DynaKV (section 8) measures it.
+struct EvalMode {
+  const char* name;
+  uint32_t ctx;  // 0: the whole text
+  uint32_t steps;
+};
+constexpr EvalMode kEvalModes[] = {{"end", 0, 400}, {"decode", 6144, 4096}};
+
+EvalMode ModeOf(const EvalOptions& options) {
+  EvalMode mode = *std::find_if(std::begin(kEvalModes), std::end(kEvalModes),
+                                [&](const EvalMode& known) { return known.name == options.mode; });
+  if (options.shared.ctx != 0) mode.ctx = options.shared.ctx;
+  if (options.steps != 0) mode.steps = options.steps;
+  return mode;
+}
 
 std::vector<int32_t> InputIds(const EvalOptions& options, const Model& model) {
   CheckTextNames(options.files);
@@ -67,17 +86,18 @@ void PrintError(const Json& result) {
 }
 
 std::string Row(const Json& result) {
-  return fmt::format("{:9.3f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  {}\n", result["ppl"].get<double>(),
-                     result["kl_mean"].get<double>(), Percent(result, "top1_agreement"),
+  return fmt::format("{:9.3f} {:9.4f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  {}\n",
+                     result["ppl"].get<double>(), result["kl_mean"].get<double>(),
+                     result["kl_error"].get<double>(), Percent(result, "top1_agreement"),
                      Percent(result, "recall"), Percent(result, "recall_oracle"), Percent(result, "hit_rate"),
                      result["decode_tps"].get<double>(), result["config"].get<std::string>());
 }
 
 std::string FullRow(const Json& result) {
-  return fmt::format("{:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  {}\n", "ppl", "KL mean", "top-1", "recall",
-                     "oracle", "hits", "token/s", "configuration") +
-         fmt::format("{:9.3f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  full\n",
-                     result["ppl_full"].get<double>(), 0.0, "100.0 %", "100.0 %", "-", "-",
+  return fmt::format("{:>9} {:>9} {:>9} {:>8} {:>8} {:>8} {:>8} {:>8}  {}\n", "ppl", "KL mean", "+-", "top-1",
+                     "recall", "oracle", "hits", "token/s", "configuration") +
+         fmt::format("{:9.3f} {:9.4f} {:9.4f} {:>8} {:>8} {:>8} {:>8} {:8.1f}  full\n",
+                     result["ppl_full"].get<double>(), 0.0, 0.0, "100.0 %", "100.0 %", "-", "-",
                      result["decode_tps_full"].get<double>());
 }
 
@@ -134,7 +154,8 @@ int Eval(const EvalOptions& options) {
   }
   const Model model = OpenNamedModel(options.shared);
   const std::vector<int32_t> ids = InputIds(options, model);
-  const uint32_t n_ctx = options.shared.ctx != 0 ? options.shared.ctx : static_cast<uint32_t>(ids.size());
+  const EvalMode mode = ModeOf(options);
+  const uint32_t n_ctx = mode.ctx != 0 ? mode.ctx : static_cast<uint32_t>(ids.size());
   SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
   if (!plan.origin.empty()) AskPlan(plan);
   SayContextNotes(model, options.shared, n_ctx);
@@ -148,7 +169,7 @@ int Eval(const EvalOptions& options) {
   kvrun_eval_options given;
   kvrun_eval_options_init(&given);
   given.n_ctx = n_ctx;
-  given.n_steps = options.steps;
+  given.n_steps = mode.steps;
   given.configs = lines.data();
   given.n_configs = lines.size();
   given.progress = Progress::Callback;
@@ -185,11 +206,15 @@ Command AddEvalCommand(CLI::App* program) {
       "between them");
   set->Text("--ids", &options->ids, "FILE", "the text's token ids instead, separated by white space");
   set->Group(HelpGroup::kWork);
+  set->Choice("--mode", &options->mode, {"end", "decode"},
+              "end (default): the end of a long text is fed one by one; decode: most of it is, 4096 tokens "
+              "after the first 2048, as in a long answer");
   set->Number("--tokens", &options->steps, 1, std::numeric_limits<uint32_t>::max(),
-              "the last N of the --ctx tokens are fed one by one and compared (default 400)");
+              "the last N of the --ctx tokens are fed one by one and compared (default 400, or 4096 with "
+              "--mode decode)");
   set->Text("--configs", &options->configs, "FILE",
             "a file with a line of --kv-... options for each configuration; one prefill serves all");
-  AddEngineOptions(set.get(), &options->shared, "the whole text");
+  AddEngineOptions(set.get(), &options->shared, "the whole text, or 6144 with --mode decode");
   set->Exclude("--configs", "--config");
   set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --kv-method kvswap --kv-budget 1/13",
                   "compare kvswap with full attention on a text");

@@ -17,10 +17,12 @@ namespace {
 
 Json ResultInfo(const kvrun::EvaluationResult& result, uint32_t n_steps) {
   const Json kv = kvrun::capi::KvReportInfo(result.report, n_steps, false);
-  return {{"ppl", result.ppl},
-          {"ppl_full", result.ppl_full},
-          {"kl_mean", result.kl_mean},
-          {"top1_agreement", result.top1_agreement},
+  return {{"ppl", result.logits.ppl()},
+          {"ppl_full", result.logits.ppl_full()},
+          {"kl_mean", result.logits.kl_mean()},
+          {"kl_error", result.logits.kl_error()},
+          {"kl_parts", result.logits.kl_parts()},
+          {"top1_agreement", result.logits.top1_agreement()},
           {"recall", result.recall.method},
           {"recall_oracle", result.recall.oracle},
           {"recall_recent", result.recall.recent},

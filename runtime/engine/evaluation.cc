@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
+#include <optional>
 #include <utility>
 
 #include "runtime/engine/sampler.h"
@@ -15,17 +15,6 @@ namespace {
 
 // Recall is measured in one step of so many: the exact attention is computed by the host.
 constexpr uint32_t kStepsPerProbe = 8;
-
-double LogSumExp(std::span<const float> row) {
-  const double maximum = *std::max_element(row.begin(), row.end());
-  double sum = 0.0;
-  for (const float value : row) sum += std::exp(value - maximum);
-  return maximum + std::log(sum);
-}
-
-size_t ArgMax(std::span<const float> row) {
-  return static_cast<size_t>(std::max_element(row.begin(), row.end()) - row.begin());
-}
 
 Status Cancelled() { return {StatusCode::kCancelled, "the evaluation was cancelled"}; }
 
@@ -63,12 +52,14 @@ Status Evaluation::Prefill(const Progress& progress) {
   };
   const std::span<const TokenId> prompt = std::span(ids_).first(n_prefill());
   KVRUN_ASSIGN_OR_RETURN(full_, PrefillInMemory(model_, weights_, device_, prompt, n_ctx_, of_all(0)));
+  if (measures_recall_) KVRUN_RETURN_IF_ERROR(full_->KeepInputs());
+  full_logits_.reserve(size_t{n_steps_} * full_->n_vocab());
   StepHooks hooks;
-  if (measures_recall_) {
-    KVRUN_RETURN_IF_ERROR(full_->KeepInputs());
-    hooks.after = [this](uint32_t) { full_->AppendInputs(&full_inputs_); };
-  }
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, of_all(n_prefill()), hooks, &full_logits_, &full_seconds_));
+  hooks.after = [this](uint32_t, std::span<const float> logits) {
+    full_logits_.insert(full_logits_.end(), logits.begin(), logits.end());
+    if (measures_recall_) full_->AppendInputs(&full_inputs_);
+  };
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, of_all(n_prefill()), hooks, &full_seconds_));
   return measures_recall_ ? ReadKeys() : Status::Ok();
 }
 
@@ -80,10 +71,9 @@ Status Evaluation::ReadKeys() {
 }
 
 Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
-                             std::vector<float>* logits, double* seconds) {
+                             double* seconds) {
   using Clock = std::chrono::steady_clock;
-  const size_t n_vocab = pass.n_vocab();
-  logits->resize(n_steps_ * n_vocab);
+  std::vector<float> logits(pass.n_vocab());
   const uint32_t output = 0;
   Clock::duration elapsed{};
   for (uint32_t step = 0; step < n_steps_; ++step) {
@@ -92,11 +82,10 @@ Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const 
     const StepRow row{ids_[position], position, 0};
     if (hooks.before) hooks.before(step);
     const Clock::time_point begin = Clock::now();
-    const std::span<float> step_logits = std::span(*logits).subspan(step * n_vocab, n_vocab);
-    KVRUN_RETURN_IF_ERROR(pass.Run({&row, 1}, {&output, 1}, step_logits));
+    KVRUN_RETURN_IF_ERROR(pass.Run({&row, 1}, {&output, 1}, logits));
     elapsed += Clock::now() - begin;
-    KVRUN_RETURN_IF_ERROR(CheckFinite(step_logits));
-    if (hooks.after) hooks.after(step);
+    KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
+    if (hooks.after) hooks.after(step, logits);
   }
   *seconds = std::chrono::duration<double>(elapsed).count();
   return Status::Ok();
@@ -111,7 +100,13 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   result.notes = options.plan.notes;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
-  std::vector<float> logits;
+  LogitsComparison comparison(n_steps_);
+  StepHooks hooks;
+  hooks.after = [&](uint32_t step, std::span<const float> logits) {
+    const size_t next = n_prefill() + step + 1;
+    comparison.Add(std::span(full_logits_).subspan(step * logits.size(), logits.size()), logits,
+                   next < ids_.size() ? std::optional(ids_[next]) : std::nullopt);
+  };
   double seconds = 0.0;
   const uint32_t n_passes = measures_recall_ ? 2 : 1;
   const auto of_both = [&](uint32_t before) -> Progress {
@@ -119,8 +114,8 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
       return progress && progress(before + done, uint64_t{n_passes} * n_steps_);
     };
   };
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, of_both(0), {}, &logits, &seconds));
-  Compare(logits, &result);
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, of_both(0), hooks, &seconds));
+  result.logits = comparison;
   result.decode_tps = n_steps_ / seconds;
   result.decode_tps_full = n_steps_ / full_seconds_;
   if (const std::optional<KvReport> report = pass->kv_report()) result.report = *report;
@@ -149,42 +144,14 @@ Result<Recall> Evaluation::MeasureRecall(const KvSettings& settings, const Progr
                                  probe->inputs.assign(begin, begin + static_cast<std::ptrdiff_t>(n_inputs));
                                },
                            .after =
-                               [&](uint32_t step) {
+                               [&](uint32_t step, std::span<const float>) {
                                  if (step % kStepsPerProbe == 0) recall.Add(*probe);
                                }};
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
-  std::vector<float> logits;
   double seconds = 0.0;
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, hooks, &logits, &seconds));
+  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, hooks, &seconds));
   return recall.Mean();
-}
-
-void Evaluation::Compare(std::span<const float> logits, EvaluationResult* result) const {
-  const size_t n_vocab = full_->n_vocab();
-  double nll = 0.0;
-  double nll_full = 0.0;
-  uint32_t n_next = 0;
-  for (uint32_t step = 0; step < n_steps_; ++step) {
-    const std::span<const float> full = std::span(full_logits_).subspan(step * n_vocab, n_vocab);
-    const std::span<const float> own = logits.subspan(step * n_vocab, n_vocab);
-    const double log_full = LogSumExp(full);
-    const double log_own = LogSumExp(own);
-    double kl = 0.0;
-    for (size_t i = 0; i < n_vocab; ++i) {
-      const double log_p = full[i] - log_full;
-      kl += std::exp(log_p) * (log_p - (own[i] - log_own));
-    }
-    result->kl_mean += kl / n_steps_;
-    if (ArgMax(full) == ArgMax(own)) result->top1_agreement += 1.0 / n_steps_;
-    const size_t next = n_prefill() + step + 1;
-    if (next >= ids_.size()) continue;
-    nll += log_own - own[static_cast<size_t>(ids_[next])];
-    nll_full += log_full - full[static_cast<size_t>(ids_[next])];
-    ++n_next;
-  }
-  result->ppl = std::exp(nll / std::max(n_next, 1U));
-  result->ppl_full = std::exp(nll_full / std::max(n_next, 1U));
 }
 
 }  // namespace kvrun

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/logits_comparison.h"
 #include "runtime/engine/recall.h"
 #include "runtime/engine/resident_pass.h"
 #include "runtime/kv/kv_options.h"
@@ -26,10 +27,7 @@ struct EvaluationOptions {
 };
 
 struct EvaluationResult {
-  double ppl = 0.0;       // on the ids after those that were fed
-  double ppl_full = 0.0;  // of full, on the same
-  double kl_mean = 0.0;   // KL(full || method), nats
-  double top1_agreement = 0.0;
+  LogitsComparison logits{0};
   Recall recall;  // of choices on full's states; zeros where it was not asked for
   double decode_tps = 0.0;
   double decode_tps_full = 0.0;
@@ -61,13 +59,11 @@ class Evaluation {
   // `before` and `after` are called around each step, which is timed without them; either may be empty.
   struct StepHooks {
     std::function<void(uint32_t step)> before;
-    std::function<void(uint32_t step)> after;
+    std::function<void(uint32_t step, std::span<const float> logits)> after;
   };
-  Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
-                   std::vector<float>* logits, double* seconds);
+  Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks, double* seconds);
   Status ReadKeys();
   Result<Recall> MeasureRecall(const KvSettings& settings, const Progress& progress);
-  void Compare(std::span<const float> logits, EvaluationResult* result) const;
   uint32_t n_prefill() const { return n_ctx_ - n_steps_; }
 
   const Model& model_;

@@ -88,6 +88,8 @@ TEST_F(Eval, EverythingAttendedToIsFull) {
     const Json& result = results[i];
     ASSERT_FALSE(result.contains("error")) << result;
     EXPECT_NEAR(result["kl_mean"], 0.0, 1e-3) << result["config"];
+    EXPECT_LE(result["kl_error"].get<double>(), 1e-3) << result["config"];
+    EXPECT_EQ(result["kl_parts"].size(), 8U) << result["config"];
     EXPECT_NEAR(result["ppl"].get<double>() / result["ppl_full"].get<double>(), 1.0, 0.01)
         << result["config"];
     EXPECT_NEAR(result["recall"], 1.0, 1e-6) << result["config"];

@@ -517,6 +517,7 @@ kvrun_status kvrun_eval_json(kvrun_engine*, const kvrun_eval_options* options, c
       result.update({{"ppl", 11.0},
                      {"ppl_full", 10.0},
                      {"kl_mean", 0.01 * static_cast<double>(options->n_steps)},
+                     {"kl_error", 0.002},
                      {"top1_agreement", 0.9},
                      {"recall", 0.8},
                      {"recall_oracle", 0.95},

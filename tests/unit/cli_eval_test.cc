@@ -23,10 +23,10 @@ ProgramResult Eval(const std::string& configs, const std::vector<std::string>& m
 }
 
 const std::string kTable =
-    "      ppl   KL mean    top-1   recall   oracle     hits  token/s  configuration\n"
-    "   10.000    0.0000  100.0 %  100.0 %        -        -      1.0  full\n"
-    "   11.000    0.0200   90.0 %   80.0 %   95.0 %        -      4.0  --kv-budget 1/13\n"
-    "   11.000    0.0200   90.0 %   80.0 %   95.0 %        -      4.0  --kv-budget 1/34\n";
+    "      ppl   KL mean        +-    top-1   recall   oracle     hits  token/s  configuration\n"
+    "   10.000    0.0000    0.0000  100.0 %  100.0 %        -        -      1.0  full\n"
+    "   11.000    0.0200    0.0020   90.0 %   80.0 %   95.0 %        -      4.0  --kv-budget 1/13\n"
+    "   11.000    0.0200    0.0020   90.0 %   80.0 %   95.0 %        -      4.0  --kv-budget 1/34\n";
 
 TEST(CliEval, EachConfigurationIsARow) {
   const ProgramResult result =
@@ -50,6 +50,20 @@ TEST(CliEval, AConfigurationThatFailsIsSaidOnStandardErrorAndTheOthersRun) {
   ASSERT_EQ(results.size(), 4U);
   EXPECT_EQ(results[0]["error"], "a budget of 1 B does not suffice");
   EXPECT_EQ(results[1]["ppl"], 11.0);
+}
+
+// The stand-in's KL says how many steps it was asked for.
+TEST(CliEval, AModeSaysHowManyTokensAreFed) {
+  const auto kl = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"eval", "-m", "toy", "--ids", "-", "-q", "--json"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Json::parse(Cli(arguments, {{}, "1 2 3 4", ""}).out)["kl_mean"].get<double>();
+  };
+  EXPECT_NEAR(kl({}), 4.0, 1e-9);
+  EXPECT_NEAR(kl({"--mode", "end"}), 4.0, 1e-9);
+  EXPECT_NEAR(kl({"--mode", "decode"}), 40.96, 1e-9);
+  EXPECT_NEAR(kl({"--mode", "decode", "--tokens", "7"}), 0.07, 1e-9);
+  EXPECT_EQ(Cli({"eval", "-m", "toy", "--ids", "-", "--mode", "begin"}, {{}, "1 2", ""}).exit_code, 2);
 }
 
 TEST(CliEval, OneConfigurationIsOneObject) {

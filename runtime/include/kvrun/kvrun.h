@@ -486,12 +486,13 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
 /* Measures what KV methods cost in quality. It prefills ids[0, n_ctx - n_steps) once, then feeds the next
  * n_steps one by one, with all KV in memory (f16) and with each configuration. JSON array, an object for each
  * configuration: config, ppl and ppl_full (perplexity of the method and of full on the ids that follow),
- * kl_mean (KL(full || method), nats), top1_agreement, recall (the share of the exact attention, by full's
- * keys, that lies on the attended entries; in one step of eight; mean over query heads, layers and steps),
- * recall_oracle, recall_recent and recall_random (the same for as many groups chosen by the exact attention,
- * for as many of the newest entries, and for as many groups chosen by chance), hit_rate, decode_tps,
- * decode_tps_full, kv (as in kvrun_session_stats_json), notes [..] (as in kvrun_kv_plan_json); or config and
- * error. */
+ * kl_mean (KL(full || method), nats), kl_error (its standard error, as if steps did not depend on each
+ * other), kl_parts [8] (means of each eighth of the steps, in their order), top1_agreement, recall (the share
+ * of the exact attention, by full's keys, that lies on the attended entries; in one step of eight; mean over
+ * query heads, layers and steps), recall_oracle, recall_recent and recall_random (the same for as many groups
+ * chosen by the exact attention, for as many of the newest entries, and for as many groups chosen by chance),
+ * hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json), notes [..] (as in
+ * kvrun_kv_plan_json); or config and error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 
