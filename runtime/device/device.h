@@ -250,10 +250,11 @@ struct ScoreArgs {
   // Above 0, with kMass: the choice ends, best group first, where the pinned ones and it have this share of
   // the sum of all scores; n_chosen is the most then. (Top-p; at 0 as many are chosen as there may be.)
   float mass_share = 0.0F;
-  // Groups that differ in size, such as clusters: uint32 [n_sequences, kPerKvHead ? n_kv_heads : 1,
-  // n_groups], what each weighs. The choice ends, best group first, before the first with which those that
-  // are not pinned would weigh more than most_weight, which is at most n_chosen - n_pinned; what weighs 0 is
-  // not chosen. Not with mass_share. Null: there are n_chosen, whatever they weigh.
+  // Groups that differ in size, such as clusters: kShared or kDevice, uint32 [n_sequences, kPerKvHead ?
+  // n_kv_heads : 1, n_groups], what each weighs; of a list less than 2^32 together. The choice ends, best
+  // group first, before the first with which those that are not pinned would weigh more than most_weight,
+  // which is at most n_chosen - n_pinned; what weighs 0 is not chosen. Not with mass_share. Null: there are
+  // n_chosen, whatever they weigh.
   const Buffer* weights = nullptr;
   uint32_t most_weight = 0;
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes

@@ -68,19 +68,20 @@ uint32_t ClusterMap::Found(uint32_t position, uint32_t place) {
 
 bool ClusterMap::HasRoom(uint32_t id) const {
   const Cluster& cluster = clusters_[id];
-  if (cluster.is_flagged) return cluster.size() < 2 * shape_.max_entries;
+  if (cluster.size() == 0) return false;
+  if (cluster.is_flagged()) return cluster.size() < 2 * shape_.max_entries;
   return cluster.size() < shape_.max_entries || CanAdd();
 }
 
 void ClusterMap::Settle(uint32_t position, uint32_t place, uint32_t id, float squared_distance) {
-  KVRUN_CHECK(HasRoom(id) && pending_.size() < shape_.max_pending && clusters_[id].size() > 0);
+  KVRUN_CHECK(HasRoom(id) && pending_.size() < shape_.max_pending);
   Cluster& cluster = clusters_[id];
-  if (!cluster.is_flagged) {
+  if (!cluster.is_flagged()) {
     const float variance = VarianceWith(cluster, cluster.size(), squared_distance);
     const bool is_full = cluster.size() == shape_.max_entries;
-    const bool is_beyond = shape_.update == ClusterUpdate::kAdaptive && variance > threshold_;
+    const bool is_beyond = shape_.update == ClusterUpdate::kAdaptive && !(variance <= threshold_);
     if (is_full || (is_beyond && CanAdd())) {
-      cluster.is_flagged = true;
+      cluster.flagged_at = position;
       ++n_flagged_;
     } else {
       cluster.variance = variance;
@@ -101,8 +102,8 @@ uint32_t ClusterMap::MustLoad() {
 }
 
 void ClusterMap::Unflag(Cluster& cluster) {
-  n_flagged_ -= cluster.is_flagged ? 1 : 0;
-  cluster.is_flagged = false;
+  n_flagged_ -= cluster.is_flagged() ? 1 : 0;
+  cluster.flagged_at = Cluster::kNotFlagged;
 }
 
 // All keys are stored now.
@@ -123,7 +124,7 @@ ClusterMap::Maintained ClusterMap::Maintain(uint32_t id, std::span<const float> 
                  pending_.end());
   cluster.n_pending = 0;
   cluster.n_stored = static_cast<uint32_t>(positions.size());
-  if (cluster.is_flagged) return DivideCluster(id, keys, positions);
+  if (cluster.is_flagged()) return DivideCluster(id, keys, positions);
   Store(cluster, keys, positions, centroid_);
   return {.centroid = centroid_};
 }
@@ -150,9 +151,7 @@ ClusterMap::Maintained ClusterMap::DivideCluster(uint32_t id, std::span<const fl
   return {.other = other, .is_second = is_second, .centroid = centroid_, .other_centroid = other_centroid_};
 }
 
-// A cluster has lost entries, pending or stored.
-void ClusterMap::NoteLoss(Cluster& cluster) {
-  if (cluster.size() <= shape_.max_entries) Unflag(cluster);
+void ClusterMap::FreeIfEmpty(Cluster& cluster) {
   if (cluster.size() > 0) return;
   cluster = {};
   ++n_free_;
@@ -162,8 +161,10 @@ void ClusterMap::TruncatePending(uint32_t first) {
   const auto is_forgotten = [first](const PendingEntry& entry) { return entry.position >= first; };
   for (const PendingEntry& entry : pending_) {
     if (!is_forgotten(entry)) continue;
-    --clusters_[entry.cluster].n_pending;
-    NoteLoss(clusters_[entry.cluster]);
+    Cluster& cluster = clusters_[entry.cluster];
+    --cluster.n_pending;
+    if (first <= cluster.flagged_at) Unflag(cluster);
+    FreeIfEmpty(cluster);
   }
   pending_.erase(std::remove_if(pending_.begin(), pending_.end(), is_forgotten), pending_.end());
 }
@@ -178,7 +179,8 @@ std::span<const float> ClusterMap::Restore(uint32_t id, std::span<const float> k
     cluster.n_stored = 0;
     cluster.end = 0;
   }
-  NoteLoss(cluster);
+  if (cluster.size() < 2) Unflag(cluster);  // there is nothing to divide
+  FreeIfEmpty(cluster);
   return positions.empty() ? std::span<const float>() : centroid_;
 }
 

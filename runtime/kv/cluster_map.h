@@ -34,19 +34,23 @@ struct ClusterMapShape {
   uint32_t dim = 0;           // of a key
   uint32_t max_clusters = 0;  // room in the index
   uint32_t max_entries = 0;   // of a cluster; at least 2
-  uint32_t max_pending = 0;   // from so many on, MustLoad names a cluster
+  uint32_t max_pending = 0;   // at most; where there are as many, MustLoad names a cluster
   ClusterUpdate update = ClusterUpdate::kAdaptive;
 };
 
 struct Cluster {
+  static constexpr uint32_t kNotFlagged = UINT32_MAX;
+
   uint32_t n_stored = 0;
   uint32_t n_pending = 0;
   uint32_t end = 0;  // stored entries' positions are less
-  // Of its entries, those left out that it was flagged for. While some are pending an estimate: distances are
-  // to the centroid of those that are stored.
+  // Of its entries, but for the one that it was flagged for and later ones. Exact after Add, Maintain and
+  // Restore; with each entry that joins an estimate, as distances are to the centroid of those that are
+  // stored.
   float variance = 0.0F;
-  bool is_flagged = false;  // it is divided when it is maintained
+  uint32_t flagged_at = kNotFlagged;  // the position of the entry that made it flagged
 
+  bool is_flagged() const { return flagged_at != kNotFlagged; }  // it is divided when it is maintained
   uint32_t size() const { return n_stored + n_pending; }
 };
 
@@ -84,9 +88,12 @@ class ClusterMap {
   // hold.
   uint32_t Add(uint32_t n_stored, float variance, uint32_t end);
 
-  // Whether one more entry can be assigned to the cluster. Of clusters there is always one that has room,
-  // until there are max_clusters * max_entries entries.
+  // Whether one more entry can be assigned to the cluster, which has some. Until there are max_clusters *
+  // max_entries entries, a cluster has room, or CanAdd.
   bool HasRoom(uint32_t id) const;
+  // Entries settle in the order of their positions, one after another: after each, the cluster that MustLoad
+  // names is maintained.
+  //
   // An entry that leaves the window while there is no cluster, or that is to be alone: pending for a new
   // cluster, whose id is answered. CanAdd must hold.
   uint32_t Found(uint32_t position, uint32_t place);
@@ -117,6 +124,7 @@ class ClusterMap {
   std::span<const float> Restore(uint32_t id, std::span<const float> keys,
                                  std::span<const uint32_t> positions);
 
+  // Forgets all entries. Threshold and statistics stay.
   void Clear();
 
  private:
@@ -125,7 +133,7 @@ class ClusterMap {
              std::span<float> centroid);
   Maintained DivideCluster(uint32_t id, std::span<const float> keys, std::span<const uint32_t> positions);
   void Unflag(Cluster& cluster);
-  void NoteLoss(Cluster& cluster);
+  void FreeIfEmpty(Cluster& cluster);
 
   ClusterMapShape shape_;
   float threshold_ = 0.0F;

@@ -78,6 +78,7 @@ bool KeyDivision::Assign(std::span<const float> keys, std::span<const float> fir
   std::sort(order_.begin(), order_.begin() + n, [this](uint32_t a, uint32_t b) {
     return preferences_[a] != preferences_[b] ? preferences_[a] > preferences_[b] : a < b;
   });
+  if (n_nearer == 0 || n_nearer == n) n_nearer = n / 2;  // keys are alike
   const size_t least = n > most_ ? n - most_ : 1;
   const size_t n_second = std::clamp<size_t>(n_nearer, least, std::min<size_t>(n - 1, most_));
   bool changes = false;

@@ -1,6 +1,7 @@
 #include "runtime/kv/kmeans.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "platform/base/check.h"
@@ -97,12 +98,20 @@ void KMeans::Add(uint32_t first, std::span<const float> keys, std::span<const fl
   KVRUN_CHECK(products.size() == n * n_clusters_ && first + n <= nearest_.size());
   for (size_t i = 0; i < n; ++i) {
     const std::span<const float> of_key = products.subspan(i * n_clusters_, n_clusters_);
-    const auto best = static_cast<uint32_t>(std::max_element(of_key.begin(), of_key.end()) - of_key.begin());
+    uint32_t best = 0;
+    float largest = -std::numeric_limits<float>::infinity();
+    for (uint32_t cluster = 0; cluster < n_clusters_; ++cluster) {
+      if (!(of_key[cluster] > largest)) continue;  // NaNs are none
+      best = cluster;
+      largest = of_key[cluster];
+    }
     const std::span<const float> key = keys.subspan(i * dim_, dim_);
     nearest_[first + i] = best;
+    const float squared_distance = Dot(key, key) - 2 * largest;
+    if (!std::isfinite(squared_distance)) continue;  // a key that is no number would make its centroid none
     ++counts_[best];
     for (size_t c = 0; c < dim_; ++c) sums_[best * size_t{dim_} + c] += key[c];
-    NoteFar(Dot(key, key) - 2 * of_key[best], key);
+    NoteFar(squared_distance, key);
   }
 }
 

@@ -32,7 +32,8 @@ class KMeans {
   // keys: float [n, dim], of keys `first` on; products: float [n, n_clusters], key . centroid - half norm.
   void Add(uint32_t first, std::span<const float> keys, std::span<const float> products);
   // Centroids become the means of what was nearest to them. One that nothing was nearest to takes the place
-  // of a key that is far from its own.
+  // of a key that is far from its own, or, beyond eight in a pass, stays. Keys that are not finite are in
+  // some cluster, and change no centroid.
   void EndPass();
 
   // The cluster of each key in the last pass, [n_keys].

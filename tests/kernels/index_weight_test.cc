@@ -2,6 +2,7 @@
 // reference.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -46,8 +47,7 @@ TEST_P(IndexWeightTest, UntilTheWeightIsSpent) {
   }
 }
 
-// A weight of 0 would be no end: with none nothing but what is pinned is chosen.
-TEST_P(IndexWeightTest, WithoutAnyWeightThePinnedGroupsAreTheChoice) {
+TEST_P(IndexWeightTest, WhereNothingWeighsAnythingThePinnedGroupsAreTheChoice) {
   for (Device* device : devices_) {
     ScoreCase c{.index = {KvType::kInt8, 12, 1, 60, 1},
                 .n_heads = 3,
@@ -58,7 +58,7 @@ TEST_P(IndexWeightTest, WithoutAnyWeightThePinnedGroupsAreTheChoice) {
                 .tokens = {TokenAt(59, 0)}};
     SelfTestRun run(*device);
     ScoreInputs inputs(run, c);
-    inputs.args.weights = run.Floats(std::vector<float>(60, 1.0F));
+    inputs.args.weights = run.Zeros(60 * sizeof(uint32_t));
     run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
     const auto chosen = Download<uint32_t>(run, inputs.args.chosen, 3);
     EXPECT_EQ(chosen, (std::vector<uint32_t>{2, 0, 1}));
@@ -99,6 +99,21 @@ TEST_P(IndexWeightTest, ManyClusters) {
                            .most_weight = most_weight,
                            .tokens = {TokenAt(8100, 0)}});
     }
+  }
+}
+
+// Scores that are no numbers choose no more than there is room for: whoever reads the groups trusts their
+// numbers.
+TEST_P(HostIndexWeightTest, NaNsChooseNoMoreThanThereIsRoomFor) {
+  for (const size_t n_nans : {1U, 50U, 100U}) {
+    std::vector<float> scores(100, 1.0F);
+    for (size_t i = 0; i < n_nans; ++i) scores[i * 100 / n_nans] = std::nanf("");
+    const std::vector<uint32_t> weights(100, 2);
+    std::vector<uint32_t> chosen(2 + 7 + kBeyond, kPoison);
+    host::SelectWeighted(scores.data(), weights.data(), 100, 1, 7, chosen.data());
+    ASSERT_LE(chosen[0], 4U);
+    for (size_t i = 1; i <= chosen[0]; ++i) EXPECT_LT(chosen[i], 100U);
+    for (size_t i = 1 + chosen[0]; i < chosen.size(); ++i) EXPECT_EQ(chosen[i], kPoison);
   }
 }
 

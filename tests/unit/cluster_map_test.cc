@@ -31,13 +31,13 @@ TEST(ClusterMap, AnEntryJoinsWithinTheThresholdAndFlagsBeyondIt) {
   map.SetThreshold(1.0F);
   const uint32_t id = map.Add(3, 0.9F, 3);
   map.Settle(3, 0, id, 1.0F);
-  EXPECT_FALSE(map.cluster(id).is_flagged);
+  EXPECT_FALSE(map.cluster(id).is_flagged());
   EXPECT_NEAR(map.cluster(id).variance, 0.8625F, 1e-6F);
   map.TruncatePending(3);
   map.Clear();
   EXPECT_EQ(map.Add(3, 0.9F, 3), id);
   map.Settle(3, 0, id, 4.0F);
-  EXPECT_TRUE(map.cluster(id).is_flagged);
+  EXPECT_TRUE(map.cluster(id).is_flagged());
   EXPECT_EQ(map.cluster(id).variance, 0.9F);
   EXPECT_EQ(map.cluster(id).size(), 4U);
 }
@@ -49,9 +49,9 @@ TEST(ClusterMap, AStaticMapIsFlaggedForSizeAlone) {
   ClusterMap map(shape);
   const uint32_t id = map.Add(3, 0.0F, 3);
   map.Settle(3, 0, id, 100.0F);
-  EXPECT_FALSE(map.cluster(id).is_flagged);
+  EXPECT_FALSE(map.cluster(id).is_flagged());
   map.Settle(4, 1, id, 0.0F);
-  EXPECT_TRUE(map.cluster(id).is_flagged);
+  EXPECT_TRUE(map.cluster(id).is_flagged());
 }
 
 // Two heaps: all that is pending goes into the division, and both parts say what they consist of.
@@ -93,13 +93,37 @@ TEST(ClusterMap, WithoutRoomInTheIndexEntriesJoinWithoutADivision) {
   const uint32_t id = map.Add(1, 0.0F, 1);
   map.Settle(1, 0, id, 9.0F);
   map.Settle(2, 1, id, 9.0F);
-  EXPECT_FALSE(map.cluster(id).is_flagged);
+  EXPECT_FALSE(map.cluster(id).is_flagged());
   EXPECT_EQ(map.stats().joined_for_room, 2U);
   EXPECT_FALSE(map.HasRoom(id));
 }
 
+// A flag goes with the entry that it was put up for, and not with later ones.
+TEST(ClusterMap, TruncatingTakesTheFlagWithTheEntryThatFlagged) {
+  ClusterMapShape shape = kSmall;
+  shape.max_pending = 8;
+  ClusterMap map(shape);
+  map.SetThreshold(1.0F);
+  const uint32_t id = map.Add(2, 0.0F, 2);
+  map.Settle(2, 0, id, 100.0F);
+  map.Settle(3, 1, id, 0.0F);
+  map.TruncatePending(3);
+  EXPECT_TRUE(map.cluster(id).is_flagged());
+  map.TruncatePending(2);
+  EXPECT_FALSE(map.cluster(id).is_flagged());
+  EXPECT_TRUE(map.CanAdd());
+  map.Settle(2, 0, id, std::nanf(""));  // which no threshold holds
+  EXPECT_TRUE(map.cluster(id).is_flagged());
+  map.Restore(id, {}, {});
+  EXPECT_EQ(map.cluster(id).size(), 1U);
+  EXPECT_FALSE(map.cluster(id).is_flagged());
+  map.TruncatePending(2);
+  EXPECT_EQ(map.n_free(), shape.max_clusters);
+  EXPECT_FALSE(map.HasRoom(id));
+}
+
 TEST(ClusterMap, MaintainingAllocatesNothing) {
-  ClusterMap map({.dim = 2, .max_clusters = 8, .max_entries = 8, .max_pending = 8});
+  ClusterMap map({.dim = 2, .max_clusters = 16, .max_entries = 8, .max_pending = 8});
   map.SetThreshold(0.0F);
   const uint32_t id = map.Add(4, 1.0F, 4);
   std::vector<float> keys;
@@ -110,7 +134,15 @@ TEST(ClusterMap, MaintainingAllocatesNothing) {
   }
   const uint64_t before = testing::AllocationsOfThisThread();
   for (uint32_t i = 4; i < 8; ++i) map.Settle(i, i, id, 1.0F);
-  map.Maintain(id, keys, positions);
+  const uint32_t other = map.Maintain(id, keys, positions).other;
+  ASSERT_NE(other, kNoCluster);
+  const uint32_t n = map.cluster(other).n_stored;
+  map.Restore(other, std::span(keys).first(size_t{2} * n), std::span(positions).first(n));
+  map.SetThreshold(100.0F);
+  for (uint32_t i = 8; i < 16; ++i) map.Settle(i, i, map.Add(1, 9.0F, 1), 0.0F);
+  const uint32_t forced = map.MustLoad();
+  map.Maintain(forced, std::span(keys).first(4), std::span(positions).first(2));
+  map.TruncatePending(10);
   EXPECT_EQ(testing::AllocationsOfThisThread(), before);
 }
 
@@ -142,7 +174,9 @@ class Simulation {
     const Key key = NewKey();
     const uint32_t id = Nearest(key);
     pending_keys_[n_] = key;
+    if (!map_.CanAdd()) ++n_exhausted_;
     if (id == kNoCluster) {
+      ASSERT_TRUE(map_.CanAdd());
       centroids_[map_.Found(n_, n_)] = key;
     } else {
       map_.Settle(n_, n_, id, SquaredDistance(key, centroids_[id]));
@@ -196,6 +230,7 @@ class Simulation {
   }
 
   uint32_t length() const { return n_; }
+  uint32_t n_exhausted() const { return n_exhausted_; }  // steps without room for another cluster
   const ClusterMap& map() const { return map_; }
 
  private:
@@ -286,6 +321,7 @@ class Simulation {
   ClusterMap map_;
   Random random_;
   uint32_t n_ = 0;
+  uint32_t n_exhausted_ = 0;
   std::map<uint32_t, std::vector<Entry>> stored_;
   std::map<uint32_t, Key> centroids_;
   std::map<uint32_t, Key> pending_keys_;
@@ -294,6 +330,7 @@ class Simulation {
 struct Settings {
   std::string name;
   ClusterMapShape shape;
+  bool is_exhausted = false;  // entries come until there is no room for one more
 };
 
 class ClusterMapSimulation : public ::testing::TestWithParam<Settings> {};
@@ -308,25 +345,34 @@ INSTANTIATE_TEST_SUITE_P(
                   .max_entries = 16,
                   .max_pending = 8,
                   .update = ClusterUpdate::kStatic}},
-        // No more room than for all entries in full clusters.
-        Settings{"FewClusters", {.dim = 3, .max_clusters = 256, .max_entries = 16, .max_pending = 5}},
-        Settings{"OnePending", {.dim = 2, .max_clusters = 2100, .max_entries = 2, .max_pending = 1}}),
+        Settings{"FewClusters", {.dim = 3, .max_clusters = 120, .max_entries = 16, .max_pending = 5}, true},
+        Settings{"OneCluster", {.dim = 3, .max_clusters = 1, .max_entries = 32, .max_pending = 3}, true},
+        Settings{"OnePending", {.dim = 2, .max_clusters = 400, .max_entries = 2, .max_pending = 1}, true}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(ClusterMapSimulation, EveryEntryIsInExactlyOneCluster) {
+  const ClusterMapShape& shape = GetParam().shape;
+  const uint32_t room = shape.max_clusters * shape.max_entries;
   for (uint64_t seed = 0; seed < 3; ++seed) {
-    Simulation simulation(GetParam().shape, seed);
+    Simulation simulation(shape, seed);
     Random random(seed + 100);
-    if (seed > 0) simulation.Prompt(300);
-    for (uint32_t i = 0; i < 5000 && simulation.length() < 4096; ++i) {
-      simulation.Step();
-      if (random.Below(500) == 0) simulation.Truncate(random.Below(simulation.length()));
-      if (i % 16 == 0) simulation.Check();
+    if (seed > 0 && room > 1000) simulation.Prompt(300);
+    for (uint32_t i = 0; i < 5000; ++i) {
+      const uint32_t length = simulation.length();
+      const bool is_full = length == room;
+      if (is_full || random.Below(500) == 0) {
+        // Where all room is to be taken, a little goes at a time.
+        simulation.Truncate(GetParam().is_exhausted ? length - random.Below(std::min(length, 30U) + 1)
+                                                    : random.Below(length + 1));
+      }
+      if (simulation.length() < room) simulation.Step();
+      if (i % 16 == 0 || is_full) simulation.Check();
       if (HasFailure()) return;
     }
     simulation.Check();
-    EXPECT_GT(simulation.map().stats().loads, 0U);
-    EXPECT_GT(simulation.map().stats().divisions, 0U);
+    EXPECT_EQ(simulation.map().stats().loads > 0, shape.max_clusters > 1);  // one is always in memory
+    EXPECT_EQ(simulation.map().stats().divisions > 0, shape.max_clusters > 1);
+    EXPECT_EQ(simulation.n_exhausted() > 0, GetParam().is_exhausted);
   }
 }
 

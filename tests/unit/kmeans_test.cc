@@ -144,6 +144,19 @@ TEST(KMeans, EqualKeysAndNaNsDoNoHarm) {
   }
 }
 
+// A key that is no number does not take others along.
+TEST(KMeans, ANaNSpoilsNoOtherKey) {
+  std::vector<float> keys = Heaps(5, 100, 1);
+  keys[37 * kDim + 2] = std::nanf("");
+  KMeans means(kDim, 6, 100, 7);
+  Start(means, keys);
+  for (int pass = 0; pass < 4; ++pass) Pass(means, keys, 33);
+  for (size_t i = 0; i < 100; ++i) {
+    const auto centroid = means.centroids().subspan(means.nearest()[i] * kDim, kDim);
+    EXPECT_TRUE(i == 37 || SquaredDistance(KeyOf(keys, i), centroid) < 1.0F) << "key " << i;
+  }
+}
+
 TEST(KMeans, TheSameSeedGivesTheSameClusters) {
   const std::vector<float> keys = Heaps(30, 300, 8);
   std::vector<std::vector<uint32_t>> found;
@@ -177,6 +190,13 @@ TEST(KeyDivision, PartsHaveNoMoreThanTheyMay) {
     EXPECT_LE(31 - n_second, most);
     EXPECT_GE(std::min(n_second, 31 - n_second), 1U);
   }
+}
+
+TEST(KeyDivision, EqualKeysAreHalved) {
+  const std::vector<float> keys(10 * kDim, 2.0F);
+  std::vector<uint8_t> is_second(10);
+  KeyDivision(kDim, 9).Divide(keys, is_second);
+  EXPECT_EQ(std::count(is_second.begin(), is_second.end(), 1), 5);
 }
 
 // A spread as it is by definition.

@@ -268,12 +268,15 @@ size_t ChooseWeighted(const float* scores, const uint32_t* weights, size_t begin
   const bool are_all = high == low;
   const float tie = ScoreOf(static_cast<int32_t>(low));
   const uint32_t* const first = to;
+  uint64_t written = 0;
   for (size_t group = begin; group < end; ++group) {
-    if (weights[group] == 0 || scores[group] < tie) continue;
+    if (weights[group] == 0 || !(scores[group] >= tie)) continue;
     if (scores[group] == tie && !are_all) {
       above += weights[group];
       if (above > most_weight) continue;
     }
+    written += weights[group];
+    if (written > most_weight) break;  // of NaNs alone, which have no order
     *to++ = static_cast<uint32_t>(group);
   }
   return static_cast<size_t>(to - first);
