@@ -15,25 +15,29 @@ float VarianceWith(const Cluster& cluster, uint32_t n, float squared_distance) {
 
 }  // namespace
 
-ClusterMap::ClusterMap(const ClusterMapShape& shape)
-    : shape_(shape),
-      clusters_(shape.max_clusters),
-      n_free_(shape.max_clusters),
-      division_(shape.dim, shape.max_entries),
+ClusterWorkspace::ClusterWorkspace(const ClusterMapShape& shape)
+    : division_(shape.dim, shape.max_entries),
       is_second_(size_t{2} * shape.max_entries),
       part_keys_(size_t{shape.max_entries} * shape.dim),
       part_positions_(shape.max_entries),
       centroid_(shape.dim),
-      other_centroid_(shape.dim) {
+      other_centroid_(shape.dim) {}
+
+uint64_t ClusterWorkspace::MemoryBytes(const ClusterMapShape& shape) {
+  return KeyDivision::MemoryBytes(shape.dim, shape.max_entries) + uint64_t{2} * shape.max_entries +
+         uint64_t{shape.max_entries} * (shape.dim * sizeof(float) + sizeof(uint32_t)) +
+         uint64_t{2} * shape.dim * sizeof(float);
+}
+
+ClusterMap::ClusterMap(const ClusterMapShape& shape, ClusterWorkspace& workspace)
+    : shape_(shape), clusters_(shape.max_clusters), n_free_(shape.max_clusters), work_(&workspace) {
   KVRUN_CHECK(shape.max_entries >= 2 && shape.max_pending > 0);
   pending_.reserve(shape.max_pending);
 }
 
 uint64_t ClusterMap::MemoryBytes(const ClusterMapShape& shape) {
-  return uint64_t{shape.max_clusters} * sizeof(Cluster) + uint64_t{shape.max_pending} * sizeof(PendingEntry) +
-         KeyDivision::MemoryBytes(shape.dim, shape.max_entries) + uint64_t{2} * shape.max_entries +
-         uint64_t{shape.max_entries} * (shape.dim * sizeof(float) + sizeof(uint32_t)) +
-         uint64_t{2} * shape.dim * sizeof(float);
+  return sizeof(ClusterMap) + uint64_t{shape.max_clusters} * sizeof(Cluster) +
+         uint64_t{shape.max_pending} * sizeof(PendingEntry);
 }
 
 void ClusterMap::Clear() {
@@ -125,15 +129,15 @@ ClusterMap::Maintained ClusterMap::Maintain(uint32_t id, std::span<const float> 
   cluster.n_pending = 0;
   cluster.n_stored = static_cast<uint32_t>(positions.size());
   if (cluster.is_flagged()) return DivideCluster(id, keys, positions);
-  Store(cluster, keys, positions, centroid_);
-  return {.centroid = centroid_};
+  Store(cluster, keys, positions, work_->centroid_);
+  return {.centroid = work_->centroid_};
 }
 
 ClusterMap::Maintained ClusterMap::DivideCluster(uint32_t id, std::span<const float> keys,
                                                  std::span<const uint32_t> positions) {
   const size_t n = positions.size();
-  const std::span<uint8_t> is_second = std::span(is_second_).first(n);
-  division_.Divide(keys, is_second);
+  const std::span<uint8_t> is_second = std::span(work_->is_second_).first(n);
+  work_->division_.Divide(keys, is_second);
   Unflag(clusters_[id]);
   const uint32_t other = TakeFree();
   for (uint8_t part = 0; part < 2; ++part) {
@@ -141,14 +145,18 @@ ClusterMap::Maintained ClusterMap::DivideCluster(uint32_t id, std::span<const fl
     for (size_t i = 0; i < n; ++i) {
       if (is_second[i] != part) continue;
       const std::span<const float> key = keys.subspan(i * shape_.dim, shape_.dim);
-      std::copy(key.begin(), key.end(), part_keys_.begin() + n_part * shape_.dim);
-      part_positions_[n_part++] = positions[i];
+      std::copy(key.begin(), key.end(), work_->part_keys_.begin() + n_part * shape_.dim);
+      work_->part_positions_[n_part++] = positions[i];
     }
-    Store(clusters_[part == 0 ? id : other], std::span(part_keys_).first(n_part * shape_.dim),
-          std::span(part_positions_).first(n_part), part == 0 ? centroid_ : other_centroid_);
+    Store(clusters_[part == 0 ? id : other], std::span(work_->part_keys_).first(n_part * shape_.dim),
+          std::span(work_->part_positions_).first(n_part),
+          part == 0 ? work_->centroid_ : work_->other_centroid_);
   }
   ++stats_.divisions;
-  return {.other = other, .is_second = is_second, .centroid = centroid_, .other_centroid = other_centroid_};
+  return {.other = other,
+          .is_second = is_second,
+          .centroid = work_->centroid_,
+          .other_centroid = work_->other_centroid_};
 }
 
 void ClusterMap::FreeIfEmpty(Cluster& cluster) {
@@ -174,14 +182,14 @@ std::span<const float> ClusterMap::Restore(uint32_t id, std::span<const float> k
   Cluster& cluster = clusters_[id];
   KVRUN_CHECK(positions.size() <= cluster.n_stored && cluster.n_stored > 0);
   if (!positions.empty()) {
-    Store(cluster, keys, positions, centroid_);
+    Store(cluster, keys, positions, work_->centroid_);
   } else {
     cluster.n_stored = 0;
     cluster.end = 0;
   }
   if (cluster.size() < 2) Unflag(cluster);  // there is nothing to divide
   FreeIfEmpty(cluster);
-  return positions.empty() ? std::span<const float>() : centroid_;
+  return positions.empty() ? std::span<const float>() : work_->centroid_;
 }
 
 }  // namespace kvrun

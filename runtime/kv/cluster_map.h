@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -66,9 +67,27 @@ struct ClusterMapStats {
   uint64_t joined_for_room = 0;  // beyond the threshold, but the index had no room for a division
 };
 
+// What a division needs room for. Maps of one shape may share it, as one of them is maintained at a time.
+class ClusterWorkspace {
+ public:
+  explicit ClusterWorkspace(const ClusterMapShape& shape);
+  static uint64_t MemoryBytes(const ClusterMapShape& shape);
+
+ private:
+  friend class ClusterMap;
+
+  KeyDivision division_;
+  std::vector<uint8_t> is_second_;
+  std::vector<float> part_keys_;
+  std::vector<uint32_t> part_positions_;
+  std::vector<float> centroid_;
+  std::vector<float> other_centroid_;
+};
+
 class ClusterMap {
  public:
-  explicit ClusterMap(const ClusterMapShape& shape);
+  // The workspace is for maps of this shape, and must outlive them.
+  ClusterMap(const ClusterMapShape& shape, ClusterWorkspace& workspace);
   static uint64_t MemoryBytes(const ClusterMapShape& shape);
 
   // Clusters have ids below this; those of size 0 are free.
@@ -78,7 +97,8 @@ class ClusterMap {
   std::span<const PendingEntry> pending() const { return pending_; }
   const ClusterMapStats& stats() const { return stats_; }
 
-  // Beyond it, a cluster is not alike: c times the mean variance of the first clusters (SetThreshold).
+  // Beyond it, a cluster is not alike: c times the mean variance of the first clusters. Until it is set, none
+  // is beyond.
   void SetThreshold(float variance) { threshold_ = variance; }
   float threshold() const { return threshold_; }
 
@@ -112,8 +132,8 @@ class ClusterMap {
     std::span<const float> other_centroid = {};
   };
   // The cluster is in memory: what is pending for it is stored with it. keys: float [size(), dim], of those
-  // stored and then of those pending, in the order of pending(); positions [size()]. Valid until the next
-  // call.
+  // stored and then of those pending, in the order of pending(); positions [size()]. Valid until the
+  // workspace is used again.
   Maintained Maintain(uint32_t id, std::span<const float> keys, std::span<const uint32_t> positions);
 
   // Forgets pending entries from position `first` on. Stored ones: of each cluster whose `end` is greater,
@@ -136,19 +156,13 @@ class ClusterMap {
   void FreeIfEmpty(Cluster& cluster);
 
   ClusterMapShape shape_;
-  float threshold_ = 0.0F;
+  float threshold_ = std::numeric_limits<float>::infinity();
   std::vector<Cluster> clusters_;  // [max_clusters]
   uint32_t n_free_;
   uint32_t n_flagged_ = 0;  // each needs a free id
   std::vector<PendingEntry> pending_;
   ClusterMapStats stats_;
-  // Of a division.
-  KeyDivision division_;
-  std::vector<uint8_t> is_second_;
-  std::vector<float> part_keys_;
-  std::vector<uint32_t> part_positions_;
-  std::vector<float> centroid_;
-  std::vector<float> other_centroid_;
+  ClusterWorkspace* work_;
 };
 
 }  // namespace kvrun

@@ -23,11 +23,17 @@ std::vector<float> Joined(const std::vector<Key>& keys) {
   return all;
 }
 
+// With a workspace of its own.
+class OwnMap : private ClusterWorkspace, public ClusterMap {
+ public:
+  explicit OwnMap(const ClusterMapShape& shape) : ClusterWorkspace(shape), ClusterMap(shape, *this) {}
+};
+
 constexpr ClusterMapShape kSmall = {.dim = 1, .max_clusters = 4, .max_entries = 4, .max_pending = 3};
 
 // The example of the header.
 TEST(ClusterMap, AnEntryJoinsWithinTheThresholdAndFlagsBeyondIt) {
-  ClusterMap map(kSmall);
+  OwnMap map(kSmall);
   map.SetThreshold(1.0F);
   const uint32_t id = map.Add(3, 0.9F, 3);
   map.Settle(3, 0, id, 1.0F);
@@ -46,7 +52,7 @@ TEST(ClusterMap, AStaticMapIsFlaggedForSizeAlone) {
   ClusterMapShape shape = kSmall;
   shape.update = ClusterUpdate::kStatic;
   shape.max_pending = 8;
-  ClusterMap map(shape);
+  OwnMap map(shape);
   const uint32_t id = map.Add(3, 0.0F, 3);
   map.Settle(3, 0, id, 100.0F);
   EXPECT_FALSE(map.cluster(id).is_flagged());
@@ -56,7 +62,7 @@ TEST(ClusterMap, AStaticMapIsFlaggedForSizeAlone) {
 
 // Two heaps: all that is pending goes into the division, and both parts say what they consist of.
 TEST(ClusterMap, ADivisionTakesAllThatIsPending) {
-  ClusterMap map(kSmall);
+  OwnMap map(kSmall);
   map.SetThreshold(1.0F);
   const uint32_t id = map.Add(2, 0.25F, 2);
   map.Settle(2, 7, id, 100.0F);
@@ -75,7 +81,7 @@ TEST(ClusterMap, ADivisionTakesAllThatIsPending) {
 }
 
 TEST(ClusterMap, TheFullestIsLoadedWhereNoMoreCanBePending) {
-  ClusterMap map(kSmall);
+  OwnMap map(kSmall);
   map.SetThreshold(1.0F);
   const uint32_t one = map.Add(1, 0.0F, 1);
   const uint32_t other = map.Add(1, 0.0F, 2);
@@ -88,7 +94,7 @@ TEST(ClusterMap, TheFullestIsLoadedWhereNoMoreCanBePending) {
 
 // Without room for a division, entries join until the cluster is full.
 TEST(ClusterMap, WithoutRoomInTheIndexEntriesJoinWithoutADivision) {
-  ClusterMap map({.dim = 1, .max_clusters = 1, .max_entries = 3, .max_pending = 8});
+  OwnMap map({.dim = 1, .max_clusters = 1, .max_entries = 3, .max_pending = 8});
   map.SetThreshold(0.0F);
   const uint32_t id = map.Add(1, 0.0F, 1);
   map.Settle(1, 0, id, 9.0F);
@@ -102,7 +108,7 @@ TEST(ClusterMap, WithoutRoomInTheIndexEntriesJoinWithoutADivision) {
 TEST(ClusterMap, TruncatingTakesTheFlagWithTheEntryThatFlagged) {
   ClusterMapShape shape = kSmall;
   shape.max_pending = 8;
-  ClusterMap map(shape);
+  OwnMap map(shape);
   map.SetThreshold(1.0F);
   const uint32_t id = map.Add(2, 0.0F, 2);
   map.Settle(2, 0, id, 100.0F);
@@ -123,7 +129,7 @@ TEST(ClusterMap, TruncatingTakesTheFlagWithTheEntryThatFlagged) {
 }
 
 TEST(ClusterMap, MaintainingAllocatesNothing) {
-  ClusterMap map({.dim = 2, .max_clusters = 16, .max_entries = 8, .max_pending = 8});
+  OwnMap map({.dim = 2, .max_clusters = 16, .max_entries = 8, .max_pending = 8});
   map.SetThreshold(0.0F);
   const uint32_t id = map.Add(4, 1.0F, 4);
   std::vector<float> keys;
@@ -318,7 +324,7 @@ class Simulation {
   }
 
   ClusterMapShape shape_;
-  ClusterMap map_;
+  OwnMap map_;
   Random random_;
   uint32_t n_ = 0;
   uint32_t n_exhausted_ = 0;
