@@ -55,7 +55,7 @@ class ClusterStoreLayout : public ::testing::Test {
             after.records_read - before.records_read, after.runs - before.runs};
   }
 
-  // The bytes of the file that differ from zero and from what is listed: none.
+  // The file holds these records of layer 0 (offset, cluster, index), and zeros.
   void ExpectFile(const std::vector<std::tuple<uint64_t, uint32_t, uint32_t>>& records) {
     const uint64_t file_bytes = ClusterStore::FileBytes(shape_, store_->mode());
     const AlignedMemory memory(file_bytes);
@@ -102,6 +102,18 @@ TEST_F(ClusterStoreLayout, TheExampleWithPagesOf512) {
   Write(0, 1, 3, 2);
   EXPECT_EQ(store_->stats().written_bytes - before, 1536U);
   EXPECT_EQ(Read({{0, 1}, {0, 2}}), (Numbers{1, 8192, 8, 1}));
+  ExpectFile({{0, 0, 0},
+              {1000, 0, 1},
+              {2000, 0, 2},
+              {9240, 1, 0},
+              {8240, 1, 1},
+              {7240, 1, 2},
+              {10240, 2, 0},
+              {11240, 2, 1},
+              {12240, 2, 2},
+              {13240, 2, 3},
+              {14240, 2, 4},
+              {19480, 3, 0}});
 }
 
 TEST_F(ClusterStoreLayout, TheExampleWithPagesOf4096) {
@@ -124,6 +136,18 @@ TEST_F(ClusterStoreLayout, TheExampleWithPagesOf4096) {
   Write(0, 1, 3, 2);
   EXPECT_EQ(store_->stats().written_bytes - before, 4096U);
   EXPECT_EQ(Read({{0, 1}, {0, 2}}), (Numbers{1, 12288, 8, 1}));
+  ExpectFile({{0, 0, 0},
+              {1000, 0, 1},
+              {2000, 0, 2},
+              {15384, 1, 0},
+              {14384, 1, 1},
+              {13384, 1, 2},
+              {16384, 2, 0},
+              {17384, 2, 1},
+              {18384, 2, 2},
+              {19384, 2, 3},
+              {20384, 2, 4},
+              {31768, 3, 0}});
 }
 
 TEST_F(ClusterStoreLayout, InTheOtherLayoutAllGrowUpwards) {

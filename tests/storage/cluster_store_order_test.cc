@@ -226,6 +226,7 @@ TEST_F(ClusterStoreOrder, AFetchThatFailsLeavesNoReadBehind) {
   for (uint32_t cluster = 0; cluster < 20; ++cluster) ASSERT_TRUE(Write(cluster, {1}).ok());
   ASSERT_TRUE(store_->Flush().ok());
   EXPECT_FALSE(Fetch({0, 2, 4, 6, 8, 10, 12, 14, 16, 18}, {1}).ok());
+  EXPECT_EQ(store_->stats().reads, kDepth);  // none was started after the error
   IoCompletion completion;
   EXPECT_EQ(file_->Complete({&completion, 1}, 1).value(), 0U);  // nothing is held
   EXPECT_TRUE(Fetch({0, 2}, {1}).ok());
