@@ -13,15 +13,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <new>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
 #include "runtime/store/record_store.h"
-#include "runtime/store/staging_ring.h"
+#include "runtime/store/staged_file.h"
 
 namespace kvrun {
 
@@ -32,15 +30,7 @@ struct GroupStoreShape {
   uint32_t record_bytes = 0;  // as in a slot, without padding
 };
 
-struct GroupStoreStats {
-  uint64_t reads = 0;  // of the file; adjacent records are one
-  uint64_t read_bytes = 0;
-  uint64_t records_read = 0;
-  uint64_t records_read_again = 0;  // as their checksum was wrong at first
-  uint64_t writes = 0;
-  uint64_t written_bytes = 0;
-  double read_wait_ms = 0.0;  // spent in Fetch
-};
+using GroupStoreStats = StoreStats;
 
 class GroupStore final : public RecordStore {
  public:
@@ -80,12 +70,7 @@ class GroupStore final : public RecordStore {
   const GroupStoreStats& stats() const { return stats_; }
 
  private:
-  static constexpr std::align_val_t kStagingAlignment{64 * 1024};  // of any direct I/O
-  static constexpr uint32_t kNotWritten = 0;                       // in place of a checksum
-
-  struct FreeStaging {
-    void operator()(std::byte* memory) const { operator delete[](memory, kStagingAlignment); }
-  };
+  static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
 
   // Groups of one layer and stream, side by side on flash.
   struct Run {
@@ -95,24 +80,18 @@ class GroupStore final : public RecordStore {
     uint32_t n_groups = 0;
   };
 
-  // Of the file, while it carries it out.
+  // What a request of the file is for; at its index.
   struct Request {
-    bool in_flight = false;
-    IoKind kind = IoKind::kRead;
+    StagedFile::Request* io = nullptr;  // null before the first of this index
     Run run;
     const GroupFetch* fetches = nullptr;  // of a read: the run's
     uint32_t n_checked = 0;               // of a read: records that are complete
     bool again = false;                   // the record after these is being read once more
-    bool staged = false;
-    StagingRing::Part part;
-    uint32_t n_segments = 0;
-    iovec segments[kMaxIoSegments];
   };
 
-  GroupStore(std::unique_ptr<BlockFile> file, const GroupStoreShape& shape, uint64_t staging_bytes);
+  GroupStore(StagedFile file, const GroupStoreShape& shape, uint64_t staging_bytes);
 
   static uint64_t StrideBytes(const GroupStoreShape& shape, const IoMode& mode);
-  static uint64_t UsableStagingBytes(uint64_t staging_bytes, const IoMode& mode);
   static uint64_t NumRecords(const GroupStoreShape& shape);
   uint64_t Place(const Run& run, uint32_t index) const;  // of the run's record, among all records
   uint32_t Checksum(const std::byte* record, uint64_t place) const;
@@ -120,12 +99,10 @@ class GroupStore final : public RecordStore {
   Status CheckRun(const Run& run, const char* what) const;
   void Forget(const Run& run);
 
-  // Requests of the file. Poll sends what is queued, waits for so many completions (no more than there are
-  // requests), and handles all that are there.
-  Request* FreeRequest();
-  void Queue(Request& request, uint64_t first_place);
+  void Queue(Request& request, uint32_t first);  // from the run's record of this index on
+  // Sends what is queued, waits for so many completions (no more than there are requests), and handles all
+  // that are there.
   Status Poll(uint32_t wait_for);
-  void Release(Request& request);
   Status TakeWriteError();
 
   // Writing.
@@ -148,25 +125,17 @@ class GroupStore final : public RecordStore {
   bool Accept(const Request& request, uint32_t index);
 
   GroupStoreShape shape_;
-  uint64_t stride_bytes_;   // from record to record on flash
-  uint32_t staged_groups_;  // of the longest run that goes through the staging
-  std::unique_ptr<std::byte[], FreeStaging> staging_;
-  StagingRing ring_;
+  uint64_t stride_bytes_;                  // from record to record on flash
+  uint32_t staged_groups_;                 // of the longest run that goes through the staging
   std::unique_ptr<uint32_t[]> checksums_;  // by place; kNotWritten
   std::vector<Request> requests_;
-  std::vector<IoRequest> queued_;
-  std::vector<IoCompletion> completions_;
-  uint32_t n_queued_ = 0;
   bool reads_in_place_ = true;   // where alignments allow it
   bool memory_refused_ = false;  // a read in place of the Fetch that runs has met EFAULT
-  uint32_t n_reads_ = 0;         // queued or in flight
-  uint32_t n_writes_ = 0;
-  Status write_error_;  // not told yet
-  Status read_error_;   // of the Fetch that runs
-  Status file_error_;   // the file is of no use any more
+  Status write_error_;           // not told yet
+  Status read_error_;            // of the Fetch that runs
   GroupStoreStats stats_;
-  IoMode mode_;                      // the file's, and what was noticed here
-  std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
+  IoMode mode_;      // the file's, and what was noticed here
+  StagedFile file_;  // the first to go: requests in flight use the members above
 };
 
 }  // namespace kvrun

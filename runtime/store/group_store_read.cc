@@ -32,7 +32,7 @@ Status GroupStore::PrepareFetch(uint32_t layer, std::span<const GroupFetch> fetc
     KVRUN_RETURN_IF_ERROR(WaitForWrites(all));
     left = left.subspan(static_cast<size_t>(end - left.begin()));
   }
-  KVRUN_RETURN_IF_ERROR(file_error_);
+  KVRUN_RETURN_IF_ERROR(file_.error());
   KVRUN_RETURN_IF_ERROR(TakeWriteError());
   return CheckFetch(layer, fetches);
 }
@@ -56,7 +56,7 @@ Status GroupStore::Fetch(uint32_t layer, std::span<const GroupFetch> fetches) {
 Status GroupStore::FetchAll(uint32_t layer, std::span<const GroupFetch> fetches) {
   read_error_ = Status::Ok();
   memory_refused_ = false;
-  while (!fetches.empty() || n_reads_ > 0) {
+  while (!fetches.empty() || file_.n_reads() > 0) {
     if (!read_error_.ok() || memory_refused_)
       fetches = {};  // those in flight are waited for: the memory is the caller's
     while (!fetches.empty()) {
@@ -66,7 +66,8 @@ Status GroupStore::FetchAll(uint32_t layer, std::span<const GroupFetch> fetches)
     }
     // All, where nothing is left to start; otherwise half of them, so that the queue stays filled. Each time
     // this thread wakes takes time from a device that computes on the same cores.
-    KVRUN_RETURN_IF_ERROR(Poll(fetches.empty() ? n_reads_ : std::max((n_reads_ + n_writes_) / 2, 1U)));
+    const uint32_t n_in_flight = file_.n_reads() + file_.n_writes();
+    KVRUN_RETURN_IF_ERROR(Poll(fetches.empty() ? file_.n_reads() : std::max(n_in_flight / 2, 1U)));
   }
   return read_error_;
 }
@@ -105,41 +106,31 @@ uint32_t GroupStore::RunLength(std::span<const GroupFetch> fetches) const {
 }
 
 bool GroupStore::StartRead(const Run& run, const GroupFetch* fetches) {
-  Request* const request = FreeRequest();
-  if (request == nullptr) return false;
   const bool staged = !ReadsInPlace(fetches[0]);
-  if (staged) {
-    const auto part = ring_.Allocate(run.n_groups * stride_bytes_);
-    if (!part) return false;
-    request->part = *part;
-  }
-  request->in_flight = true;
-  request->kind = IoKind::kRead;
-  request->run = run;
-  request->fetches = fetches;
-  request->n_checked = 0;
-  request->again = false;
-  request->staged = staged;
-  SetSegments(*request, 0, run.n_groups);
-  ++n_reads_;
-  Queue(*request, Place(run, 0));
+  StagedFile::Request* const io = file_.Take(IoKind::kRead, staged ? run.n_groups * stride_bytes_ : 0);
+  if (io == nullptr) return false;
+  Request& request = requests_[io->index];
+  request = {io, run, fetches, 0, false};
+  SetSegments(request, 0, run.n_groups);
+  Queue(request, 0);
   return true;
 }
 
 void GroupStore::SetSegments(Request& request, uint32_t first, uint32_t n) {
-  request.n_segments = 1;
-  if (request.staged) {
-    request.segments[0] = {Staged(request, first), n * stride_bytes_};
+  StagedFile::Request& io = *request.io;
+  io.n_segments = 1;
+  if (io.staged) {
+    io.segments[0] = {Staged(request, first), n * stride_bytes_};
     return;
   }
-  request.segments[0] = {request.fetches[first].memory, shape_.record_bytes};
+  io.segments[0] = {request.fetches[first].memory, shape_.record_bytes};
   for (uint32_t i = first + 1; i < first + n; ++i) {
     std::byte* const memory = request.fetches[i].memory;
-    iovec& segment = request.segments[request.n_segments - 1];
+    iovec& segment = io.segments[io.n_segments - 1];
     if (static_cast<std::byte*>(segment.iov_base) + segment.iov_len == memory) {
       segment.iov_len += shape_.record_bytes;
     } else {
-      request.segments[request.n_segments++] = {memory, shape_.record_bytes};
+      io.segments[io.n_segments++] = {memory, shape_.record_bytes};
     }
   }
 }
@@ -149,18 +140,18 @@ void GroupStore::SetSegments(Request& request, uint32_t first, uint32_t n) {
 bool GroupStore::Accept(const Request& request, uint32_t index) {
   const uint64_t place = Place(request.run, index);
   std::byte* const memory = request.fetches[index].memory;
-  const std::byte* const record = request.staged ? Staged(request, index) : memory;
+  const std::byte* const record = request.io->staged ? Staged(request, index) : memory;
   if (Checksum(record, place) != checksums_[place]) return false;
-  if (request.staged) std::memcpy(memory, record, shape_.record_bytes);
+  if (request.io->staged) std::memcpy(memory, record, shape_.record_bytes);
   ++stats_.records_read;
   return true;
 }
 
 void GroupStore::OnRead(Request& request, int error_number) {
   const Run& run = request.run;
-  if (error_number == EFAULT && !request.staged) {
+  if (error_number == EFAULT && !request.io->staged) {
     memory_refused_ = true;
-    Release(request);
+    file_.Release(*request.io);
     return;
   }
   if (error_number != 0) {
@@ -173,7 +164,7 @@ void GroupStore::OnRead(Request& request, int error_number) {
                       "and the sequence has to be computed again",
                       run.layer, run.stream, first, last));
     }
-    Release(request);
+    file_.Release(*request.io);
     return;
   }
   while (request.n_checked < run.n_groups) {
@@ -187,7 +178,7 @@ void GroupStore::OnRead(Request& request, int error_number) {
       request.again = true;
       ++stats_.records_read_again;
       SetSegments(request, request.n_checked, 1);
-      Queue(request, Place(run, request.n_checked));
+      Queue(request, request.n_checked);
       return;
     }
     if (read_error_.ok()) {
@@ -199,7 +190,7 @@ void GroupStore::OnRead(Request& request, int error_number) {
     }
     break;
   }
-  Release(request);
+  file_.Release(*request.io);
 }
 
 }  // namespace kvrun

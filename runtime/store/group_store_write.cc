@@ -43,38 +43,33 @@ Status GroupStore::AppendRuns(const Run& run, std::span<const std::byte> records
 }
 
 bool GroupStore::StartWrite(const Run& run, const std::byte* records) {
-  Request* const request = FreeRequest();
-  if (request == nullptr) return false;
   const uint64_t bytes = run.n_groups * stride_bytes_;
-  const auto part = ring_.Allocate(bytes);
-  if (!part) return false;
-  request->in_flight = true;
-  request->kind = IoKind::kWrite;
-  request->run = run;
-  request->staged = true;
-  request->part = *part;
+  StagedFile::Request* const io = file_.Take(IoKind::kWrite, bytes);
+  if (io == nullptr) return false;
+  Request& request = requests_[io->index];
+  request = {io, run, nullptr, 0, false};
   const uint64_t padding_bytes = stride_bytes_ - shape_.record_bytes;
   for (uint32_t i = 0; i < run.n_groups; ++i) {
     const uint64_t place = Place(run, i);
-    std::byte* const staged = Staged(*request, i);
+    std::byte* const staged = Staged(request, i);
     std::memcpy(staged, records + uint64_t{i} * shape_.record_bytes, shape_.record_bytes);
     std::memset(staged + shape_.record_bytes, 0, padding_bytes);
     checksums_[place] = Checksum(staged, place);
   }
-  request->segments[0] = {Staged(*request, 0), bytes};
-  request->n_segments = 1;
-  ++n_writes_;
-  Queue(*request, Place(run, 0));
+  io->segments[0] = {Staged(request, 0), bytes};
+  io->n_segments = 1;
+  Queue(request, 0);
   return true;
 }
 
 Status GroupStore::WaitForWrites(const Run& run) {
   const auto overlaps = [&](const Request& request) {
-    return request.in_flight && request.kind == IoKind::kWrite && request.run.layer == run.layer &&
-           request.run.stream == run.stream && request.run.first_group < run.first_group + run.n_groups &&
+    return request.io != nullptr && request.io->in_flight && request.io->kind == IoKind::kWrite &&
+           request.run.layer == run.layer && request.run.stream == run.stream &&
+           request.run.first_group < run.first_group + run.n_groups &&
            run.first_group < request.run.first_group + request.run.n_groups;
   };
-  while (n_writes_ > 0 && std::any_of(requests_.begin(), requests_.end(), overlaps)) {
+  while (file_.n_writes() > 0 && std::any_of(requests_.begin(), requests_.end(), overlaps)) {
     KVRUN_RETURN_IF_ERROR(Poll(1));
   }
   return Status::Ok();
@@ -82,7 +77,7 @@ Status GroupStore::WaitForWrites(const Run& run) {
 
 void GroupStore::OnWritten(Request& request, int error_number) {
   const Run run = request.run;
-  Release(request);
+  file_.Release(*request.io);
   if (error_number == 0) return;
   Forget(run);
   if (!write_error_.ok()) return;  // the first says why
@@ -94,8 +89,8 @@ void GroupStore::OnWritten(Request& request, int error_number) {
 }
 
 Status GroupStore::Flush() {
-  while (n_writes_ > 0) KVRUN_RETURN_IF_ERROR(Poll(1));
-  KVRUN_RETURN_IF_ERROR(file_error_);
+  while (file_.n_writes() > 0) KVRUN_RETURN_IF_ERROR(Poll(1));
+  KVRUN_RETURN_IF_ERROR(file_.error());
   return TakeWriteError();
 }
 
