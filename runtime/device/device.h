@@ -217,17 +217,19 @@ struct IndexShape {
 // Both sides of a layer's adapter. A score is (q . query_side) . (scale * row), with row the quantised
 // (k . key_side - bias).
 struct IndexSides {
-  const Buffer* query_side = nullptr;  // float [n_kv_heads * head_dim, rank]
+  const Buffer* query_side = nullptr;  // float [n_kv_heads * head_dim (kAffine: + 1), rank]
   const Buffer* key_side = nullptr;    // float [n_kv_heads * head_dim, rank]
   const Buffer* bias = nullptr;        // float [rank]: the mean key times key_side
   const Buffer* scales = nullptr;      // kShared, float [n_sequences, rank]; ones for kF16
 };
 
-// What a query row is that index rows are multiplied with. kProjected: q . query_side. kSigned: of each KV
+// What a query row is that index rows are multiplied with. kProjected: q . query_side. kAffine: the same,
+// plus query_side's last row (of a sum over heads, once), so that columns of the index may have factors that
+// are no query's; not with kGqa. All are divided by sqrt(head_dim), that row too. kSigned: of each KV
 // head's columns max(q, 0), then, key_dim columns further on, min(q, 0) (rank is 2 * key_dim, and there is no
 // query_side): with rows of upper and lower bounds of a group's keys, the largest product that those allow.
 // Source of kSigned: Quest (arXiv 2406.10774, section 3.3).
-enum class QueryForm : uint8_t { kProjected, kSigned };
+enum class QueryForm : uint8_t { kProjected, kSigned, kAffine };
 
 // A group's score: the largest of its rows', or their sum (a softmax's mass; not with HeadReduction::kSum).
 enum class GroupScore : uint8_t { kLargest, kMass };
@@ -271,7 +273,8 @@ struct ScoreArgs {
     return n_pinned <= n_chosen && (group_score == GroupScore::kLargest || has_masses) &&
            (!has_share || group_score == GroupScore::kMass) &&
            (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
-           (query_form == QueryForm::kProjected || index_shape.rank == 2 * key_dim);
+           (query_form != QueryForm::kSigned || index_shape.rank == 2 * key_dim) &&
+           (query_form != QueryForm::kAffine || reduction != HeadReduction::kGqa);
   }
 };
 

@@ -33,6 +33,7 @@ struct ProjectQueryParams {
   uint n_rows;
   uint z_begin;
   float scale;
+  uint is_affine;  // query_side has one row more, which is added to each of z
 };
 
 // A row of z is made of n_heads / n_rows neighbouring heads; the signs of each are taken, or of n_added

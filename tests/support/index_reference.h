@@ -24,7 +24,7 @@ uint32_t ChoosableEntriesReference(uint32_t position, uint32_t window_tokens, ui
 struct ScoreReferenceArgs {
   AttentionReferenceArgs attention;   // norms: q_norm
   std::span<const float> query;       // [n_tokens, n_heads * head_dim]
-  std::span<const float> query_side;  // [n_kv_heads * head_dim, rank]; kProjected
+  std::span<const float> query_side;  // as IndexSides::query_side; not with kSigned
   std::span<const float> scales;      // [n_sequences, rank]
   std::span<const uint32_t> index;
   IndexShape shape;

@@ -23,6 +23,7 @@ std::string Describe(const ScoreCase& c) {
          " rows), " + std::to_string(c.n_heads) + "/" + std::to_string(c.n_kv_heads) + " heads of " +
          std::to_string(c.head_dim) + ", reduction " + std::to_string(static_cast<int>(c.reduction)) +
          (c.query_form == QueryForm::kSigned ? ", signed" : "") +
+         (c.query_form == QueryForm::kAffine ? ", affine" : "") +
          (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
          (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
          std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
@@ -224,7 +225,9 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
     : query(RandomFloats(c.tokens.size() * c.n_heads * c.head_dim, 22)),
       angles(RandomFloats(c.tokens.size() * c.rotary_dim(), 23)),
       norms(RandomFloats(size_t{2} * c.head_dim, 24)),
-      query_side(RandomFloats(size_t{c.n_kv_heads} * c.head_dim * c.index.rank, 25)),
+      query_side(RandomFloats(
+          (size_t{c.n_kv_heads} * c.head_dim + (c.query_form == QueryForm::kAffine ? 1 : 0)) * c.index.rank,
+          25)),
       scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
       index(RandomIndex(c)),
       weights(RandomWeights(c)) {

@@ -132,7 +132,7 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
         {offsetof(ProjectQueryParams, n_heads), offsetof(ProjectQueryParams, n_kv_heads),
          offsetof(ProjectQueryParams, head_dim), offsetof(ProjectQueryParams, rank),
          offsetof(ProjectQueryParams, n_rows), offsetof(ProjectQueryParams, z_begin),
-         offsetof(ProjectQueryParams, scale)}}},
+         offsetof(ProjectQueryParams, scale), offsetof(ProjectQueryParams, is_affine)}}},
       {"sign_query",
        {sizeof(SignQueryParams),
         {offsetof(SignQueryParams, n_heads), offsetof(SignQueryParams, n_kv_heads),

@@ -126,7 +126,8 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                                    .rank = rank,
                                    .n_rows = score.n_rows,
                                    .z_begin = score.z_begin,
-                                   .scale = QueryScale(args)};
+                                   .scale = QueryScale(args),
+                                   .is_affine = args.query_form == QueryForm::kAffine ? 1U : 0U};
   // On a CPU, what is shared costs more than what is read twice.
   const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
   const KernelChoice project_kernel{
