@@ -259,6 +259,8 @@ struct ScoreArgs {
   // n_chosen, whatever they weigh.
   const Buffer* weights = nullptr;
   uint32_t most_weight = 0;
+  // With weights: which groups are best is said by score / weight, as the device divides floats.
+  bool per_weight = false;
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), 1 + n_chosen]: how many groups were chosen
   // (all that can be, where those are fewer than n_chosen; less with mass_share or weights), and which,
@@ -273,6 +275,7 @@ struct ScoreArgs {
     return n_pinned <= n_chosen && (group_score == GroupScore::kLargest || has_masses) &&
            (!has_share || group_score == GroupScore::kMass) &&
            (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
+           (!per_weight || weights != nullptr) &&
            (query_form != QueryForm::kSigned || index_shape.rank == 2 * key_dim) &&
            (query_form != QueryForm::kAffine || reduction != HeadReduction::kGqa);
   }

@@ -169,7 +169,10 @@ std::vector<float> WeightsOfLists(uint32_t n_lists) {
 bool IsExpectedByWeight(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
   std::vector<uint32_t> expected = {0};
   uint32_t weight = 0;
-  for (const uint32_t group : ExpectedOrder(scores)) {
+  std::vector<float> values(scores.begin(), scores.end());
+  for (uint32_t group = 0; c.per_weight && group < values.size(); ++group)
+    values[group] /= static_cast<float>(std::max(WeightOf(group), 1U));
+  for (const uint32_t group : ExpectedOrder(values)) {
     if (group == 0 || WeightOf(group) == 0) continue;
     weight += WeightOf(group);
     if (weight > c.most_weight) break;
@@ -216,6 +219,7 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.group_score = c.group_score;
   args.mass_share = c.mass_share;
   args.most_weight = c.most_weight;
+  args.per_weight = c.per_weight;
   args.query_form = c.query_form;
   return args;
 }

@@ -79,6 +79,7 @@ struct SelectGroupsParams {
   float mass_scale;  // makes whole numbers of masses, whose sum over all groups fits into a word
   // Of select_weighted.comp:
   uint most_weight;
+  uint per_weight;  // groups are ranked by score / weight
 };
 
 // out[t, column] = row t . side[., column] - bias[column].

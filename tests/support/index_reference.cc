@@ -200,12 +200,15 @@ std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint3
 
 std::vector<uint32_t> SelectWeightedReference(std::span<const float> scores,
                                               std::span<const uint32_t> weights, uint32_t n_pinned,
-                                              uint32_t most_weight) {
+                                              uint32_t most_weight, bool per_weight) {
+  std::vector<float> values(scores.begin(), scores.end());
   std::vector<uint32_t> order;
   for (uint32_t group = n_pinned; group < scores.size(); ++group) {
-    if (weights[group] != 0) order.push_back(group);
+    if (weights[group] == 0) continue;
+    order.push_back(group);
+    if (per_weight) values[group] /= static_cast<float>(weights[group]);
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return values[a] > values[b]; });
   std::vector<uint32_t> groups(std::min<size_t>(n_pinned, scores.size()));
   std::iota(groups.begin(), groups.end(), 0U);
   uint64_t weight = 0;

@@ -26,8 +26,9 @@ std::string Describe(const ScoreCase& c) {
          (c.query_form == QueryForm::kAffine ? ", affine" : "") +
          (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
          (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
-         std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
-         std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
+         (c.per_weight ? "per weight, " : "") + std::to_string(c.n_chosen) + " of " +
+         std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) + " tokens from " +
+         std::to_string(c.tokens[0].position);
 }
 
 void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
@@ -157,7 +158,7 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
   }
   const std::vector<uint32_t> groups =
       c.most_weight != 0
-          ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight)
+          ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight, c.per_weight)
           : SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
   ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
   EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
@@ -186,8 +187,10 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
   double best_left_out = -std::numeric_limits<double>::infinity();
   std::map<double, size_t> left_out;  // the lowest group of a score
   for (size_t g = 0; g < n_groups; ++g) {
-    const double score = expected.scores[g];
-    const double tolerance = ScoreTolerance(device, c, expected.magnitude, score);
+    const double weight = c.per_weight ? std::max(weights[g], 1U) : 1.0;
+    const double score = expected.scores[g] / weight;
+    double tolerance = ScoreTolerance(device, c, expected.magnitude, expected.scores[g]) / weight;
+    if (c.per_weight) tolerance += 5 * kRoundoff * std::abs(score);  // Vulkan's division
     if (!is_chosen[g]) {
       EXPECT_TRUE(g >= c.n_pinned || g >= found[0]) << "group " << g << " is pinned";
       if (c.most_weight != 0 && weights[g] == 0) continue;
@@ -277,6 +280,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
   if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
   if (c.most_weight != 0) args.weights = run.Floats(WordsAsFloats(weights));
   args.most_weight = c.most_weight;
+  args.per_weight = c.per_weight;
   scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
   args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
 }

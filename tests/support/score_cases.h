@@ -32,6 +32,7 @@ struct ScoreCase {
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to kLargestWeight, by chance
+  bool per_weight = false;
   QueryForm query_form = QueryForm::kProjected;
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;

@@ -154,7 +154,7 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
          offsetof(SelectGroupsParams, n_pinned), offsetof(SelectGroupsParams, n_chosen),
          offsetof(SelectGroupsParams, scores_begin), offsetof(SelectGroupsParams, scores_stride),
          offsetof(SelectGroupsParams, mass_share), offsetof(SelectGroupsParams, mass_scale),
-         offsetof(SelectGroupsParams, most_weight)}}},
+         offsetof(SelectGroupsParams, most_weight), offsetof(SelectGroupsParams, per_weight)}}},
       {"quantize_index",
        {sizeof(QuantizeIndexParams),
         {offsetof(QuantizeIndexParams, n_tokens), offsetof(QuantizeIndexParams, rank),
