@@ -228,9 +228,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
     : query(RandomFloats(c.tokens.size() * c.n_heads * c.head_dim, 22)),
       angles(RandomFloats(c.tokens.size() * c.rotary_dim(), 23)),
       norms(RandomFloats(size_t{2} * c.head_dim, 24)),
-      query_side(RandomFloats(
-          (size_t{c.n_kv_heads} * c.head_dim + (c.query_form == QueryForm::kAffine ? 1 : 0)) * c.index.rank,
-          25)),
+      query_side(RandomFloats(c.query_side_rows() * c.index.rank, 25)),
       scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
       index(RandomIndex(c)),
       weights(RandomWeights(c)) {

@@ -38,6 +38,9 @@ struct ScoreCase {
   std::vector<StepToken> tokens;
 
   uint32_t rotary_dim() const { return head_dim / 4 * 2; }
+  size_t query_side_rows() const {
+    return size_t{n_kv_heads} * head_dim + (query_form == QueryForm::kAffine ? 1 : 0);
+  }
   size_t lists_of_token() const { return reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1; }
   size_t n_lists() const { return tokens.size() * lists_of_token(); }
 };
