@@ -1,5 +1,6 @@
 // z[token, row, column] = scale * sum of query_float(token, head, i) * query_side[KV head of head, i, column] over the row's
-// heads and i, times the column's scale in the index. Heads of one KV head are added up before they are multiplied.
+// heads and i, times the column's scale in the index. Heads of one KV head are added up before they are multiplied. With
+// is_affine, query_side's last row is added to the sum.
 //
 // A workgroup computes 32 columns of up to four rows that share their KV heads: invocations lie along columns, four
 // each, and divide the dimensions. With DIRECT nothing is shared: a workgroup is COLUMN_LANES invocations, each of which
@@ -52,6 +53,7 @@ vec4 InputVector(uint token, uint row, uint i) {
 
 void Store(uint token, uint row, uint column, vec4 sum) {
   const uint sequence = stepp.tokens[token].sequence;
+  if (p.is_affine != 0) sum += LoadSide(p.n_kv_heads * p.head_dim, column, p.rank);
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     if (column + i < p.rank) {
       z[p.z_begin + (token * p.n_rows + row) * p.rank + column + i] =

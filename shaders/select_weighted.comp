@@ -1,6 +1,6 @@
 // Chooses groups by score until their weight is spent: the pinned ones, and of the others that weigh anything those with
 // the largest scores, the lower group where scores are equal, before the first with which they would weigh too much. One
-// workgroup per list.
+// workgroup per list. With per_weight, a group's score is divided by its weight.
 //
 // The largest key that not all groups of which can be chosen, together with those above it, is found four bits at a time:
 // the weights of the groups that reach it are summed by how far they do. Then each invocation writes the chosen ones of a
@@ -31,13 +31,15 @@ uint lanes = gl_WorkGroupSize.x;
 uint scores_begin;
 uint weights_begin;
 
+uint Weight(uint group) { return weights_uint(weights_begin + group); }
+
 // In the order of scores, from 1 on.
 uint Key(uint group) {
-  const uint bits = floatBitsToUint(scores_float(scores_begin + group));
+  float score = scores_float(scores_begin + group);
+  if (p.per_weight != 0) score /= float(max(Weight(group), 1u));
+  const uint bits = floatBitsToUint(score);
   return max((bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u, 1u);
 }
-
-uint Weight(uint group) { return weights_uint(weights_begin + group); }
 
 // Of all earlier invocations.
 uint EarlierSum(bool second) {

@@ -217,17 +217,19 @@ struct IndexShape {
 // Both sides of a layer's adapter. A score is (q . query_side) . (scale * row), with row the quantised
 // (k . key_side - bias).
 struct IndexSides {
-  const Buffer* query_side = nullptr;  // float [n_kv_heads * head_dim, rank]
+  const Buffer* query_side = nullptr;  // float [n_kv_heads * head_dim (kAffine: + 1), rank]
   const Buffer* key_side = nullptr;    // float [n_kv_heads * head_dim, rank]
   const Buffer* bias = nullptr;        // float [rank]: the mean key times key_side
   const Buffer* scales = nullptr;      // kShared, float [n_sequences, rank]; ones for kF16
 };
 
-// What a query row is that index rows are multiplied with. kProjected: q . query_side. kSigned: of each KV
+// What a query row is that index rows are multiplied with. kProjected: q . query_side. kAffine: the same,
+// plus query_side's last row (of a sum over heads, once), so that columns of the index may have factors that
+// are no query's; not with kGqa. All are divided by sqrt(head_dim), that row too. kSigned: of each KV
 // head's columns max(q, 0), then, key_dim columns further on, min(q, 0) (rank is 2 * key_dim, and there is no
 // query_side): with rows of upper and lower bounds of a group's keys, the largest product that those allow.
 // Source of kSigned: Quest (arXiv 2406.10774, section 3.3).
-enum class QueryForm : uint8_t { kProjected, kSigned };
+enum class QueryForm : uint8_t { kProjected, kSigned, kAffine };
 
 // A group's score: the largest of its rows', or their sum (a softmax's mass; not with HeadReduction::kSum).
 enum class GroupScore : uint8_t { kLargest, kMass };
@@ -257,6 +259,8 @@ struct ScoreArgs {
   // n_chosen, whatever they weigh.
   const Buffer* weights = nullptr;
   uint32_t most_weight = 0;
+  // With weights: which groups are best is said by score / weight, as the device divides floats.
+  bool per_weight = false;
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), 1 + n_chosen]: how many groups were chosen
   // (all that can be, where those are fewer than n_chosen; less with mass_share or weights), and which,
@@ -271,7 +275,9 @@ struct ScoreArgs {
     return n_pinned <= n_chosen && (group_score == GroupScore::kLargest || has_masses) &&
            (!has_share || group_score == GroupScore::kMass) &&
            (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
-           (query_form == QueryForm::kProjected || index_shape.rank == 2 * key_dim);
+           (!per_weight || weights != nullptr) &&
+           (query_form != QueryForm::kSigned || index_shape.rank == 2 * key_dim) &&
+           (query_form != QueryForm::kAffine || reduction != HeadReduction::kGqa);
   }
 };
 

@@ -26,6 +26,7 @@ inline constexpr uint32_t kInt4BlockElements = 32;
 //   K  [n_heads, group_tokens, row_words(k_type)]
 //   V  [n_heads, group_tokens, row_words(v_type)]
 //   scales of K, f16 [n_heads, group_tokens, row_scales(k_type)], then of V; two to a word, without a gap
+//   with has_positions: positions of the entries, [group_tokens]; from a whole word on
 //   zeros up to a multiple of 4 words
 struct KvRecordShape {
   KvType k_type = KvType::kF16;
@@ -33,6 +34,9 @@ struct KvRecordShape {
   uint32_t n_heads = 0;  // KV heads in a record: all of the model's, or 1
   uint32_t head_dim = 0;
   uint32_t group_tokens = 0;
+  // Entries that are not neighbours say where they are from. Operations step over positions: EncodeRecords
+  // makes zeros of them, others leave them alone.
+  bool has_positions = false;
 
   constexpr uint32_t row_words(KvType type) const { return (head_dim * KvElementBits(type) + 31) / 32; }
   constexpr uint32_t row_scales(KvType type) const {
@@ -44,9 +48,12 @@ struct KvRecordShape {
   constexpr uint32_t scales_begin_words() const { return v_begin_words() + n_rows() * row_words(v_type); }
   // Of the scales alone, in halves: V's begin here.
   constexpr uint32_t v_scales_begin() const { return n_rows() * row_scales(k_type); }
-  constexpr uint32_t size_words() const {
+  constexpr uint32_t positions_begin_words() const {
     const uint32_t halves = n_rows() * (row_scales(k_type) + row_scales(v_type));
-    return (scales_begin_words() + (halves + 1) / 2 + 3) / 4 * 4;
+    return scales_begin_words() + (halves + 1) / 2;
+  }
+  constexpr uint32_t size_words() const {
+    return (positions_begin_words() + (has_positions ? group_tokens : 0) + 3) / 4 * 4;
   }
   constexpr uint64_t size_bytes() const { return uint64_t{size_words()} * 4; }
   bool operator==(const KvRecordShape&) const = default;

@@ -150,6 +150,10 @@ void TranscodeRecord(const KvRecordShape& from_shape, std::span<const std::byte>
       StoreRow(PlaceOf(to_shape, is_value, row), values, AsWords(to));
     }
   }
+  if (from_shape.has_positions && to_shape.has_positions) {
+    const auto positions = AsWords(from).subspan(from_shape.positions_begin_words(), from_shape.group_tokens);
+    std::copy(positions.begin(), positions.end(), AsWords(to).begin() + to_shape.positions_begin_words());
+  }
 }
 
 void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_t entry,

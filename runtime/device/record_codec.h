@@ -14,8 +14,8 @@ namespace kvrun {
 // Records of up to so many elements to a row.
 inline constexpr uint32_t kMaxCodecHeadDim = 256;
 
-// The record `from` in other types. Heads, head_dim and group_tokens of both shapes are equal; memory is
-// aligned to words. Allocates nothing.
+// The record `from` in other types, with its positions where both shapes have them (else zeros). Heads,
+// head_dim and group_tokens of both shapes are equal; memory is aligned to words. Allocates nothing.
 void TranscodeRecord(const KvRecordShape& from_shape, std::span<const std::byte> from,
                      const KvRecordShape& to_shape, std::span<std::byte> to);
 

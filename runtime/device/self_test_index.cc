@@ -69,16 +69,16 @@ QueryData MakeQuery(const ScoreCase& c) {
   QueryData data{.query = RandomFloats(size_t{c.n_heads} * kHeadDim, 12),
                  .angles = RandomFloats(kRotaryDim, 13),
                  .norm = RandomFloats(kHeadDim, 14),
-                 .side = RandomFloats(size_t{c.n_kv_heads} * kHeadDim * kRank, 15),
+                 .side = RandomFloats((size_t{c.n_kv_heads} * kHeadDim + 1) * kRank, 15),
                  .scales = RandomFloats(RankOf(c), 16)};
   const float largest = c.type == KvType::kF16 ? 1.0F : LargestCode(c.type);
   for (float& scale : data.scales) scale = (1.5F + scale) / largest;
   return data;
 }
 
-// z of one head, [rank].
+// z of one head, [rank]; with what is added to a row once.
 std::vector<double> ProjectHead(const ScoreCase& c, const QueryData& data, const float* query,
-                                uint32_t kv_head) {
+                                uint32_t kv_head, bool is_first_of_row) {
   const uint32_t rank = RankOf(c);
   std::vector<double> head(query, query + kHeadDim);
   double sum = 0.0;
@@ -93,9 +93,12 @@ std::vector<double> ProjectHead(const ScoreCase& c, const QueryData& data, const
   for (uint32_t i = 0; i < kHeadDim; ++i) {
     const uint32_t k = kv_head * kHeadDim + i;
     if (c.query_form == QueryForm::kSigned) z[head[i] > 0 ? k : k + rank / 2] = head[i];
-    for (uint32_t r = 0; r < rank && c.query_form == QueryForm::kProjected; ++r) {
+    for (uint32_t r = 0; r < rank && c.query_form != QueryForm::kSigned; ++r) {
       z[r] += head[i] * data.side[k * rank + r];
     }
+  }
+  if (c.query_form == QueryForm::kAffine && is_first_of_row) {
+    for (uint32_t r = 0; r < rank; ++r) z[r] += data.side[c.n_kv_heads * kHeadDim * rank + r];
   }
   for (uint32_t r = 0; r < rank; ++r) z[r] *= data.scales[r] / std::sqrt(kHeadDim);
   return z;
@@ -112,8 +115,8 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
   for (uint32_t row = 0; row < place.n_rows; ++row) {
     std::vector<double> scores(n_entries);
     for (uint32_t h = row * heads; h < (row + 1) * heads; ++h) {
-      const std::vector<double> z =
-          ProjectHead(c, data, &data.query[size_t{h} * kHeadDim], h * c.n_kv_heads / c.n_heads);
+      const std::vector<double> z = ProjectHead(c, data, &data.query[size_t{h} * kHeadDim],
+                                                h * c.n_kv_heads / c.n_heads, h == row * heads);
       for (size_t i = 0; i < n_entries * z.size(); ++i) {
         scores[i / z.size()] += factor * z[i % z.size()] * index.values[i];
       }
@@ -166,7 +169,10 @@ std::vector<float> WeightsOfLists(uint32_t n_lists) {
 bool IsExpectedByWeight(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
   std::vector<uint32_t> expected = {0};
   uint32_t weight = 0;
-  for (const uint32_t group : ExpectedOrder(scores)) {
+  std::vector<float> values(scores.begin(), scores.end());
+  for (uint32_t group = 0; c.per_weight && group < values.size(); ++group)
+    values[group] /= static_cast<float>(std::max(WeightOf(group), 1U));
+  for (const uint32_t group : ExpectedOrder(values)) {
     if (group == 0 || WeightOf(group) == 0) continue;
     weight += WeightOf(group);
     if (weight > c.most_weight) break;
@@ -213,6 +219,7 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.group_score = c.group_score;
   args.mass_share = c.mass_share;
   args.most_weight = c.most_weight;
+  args.per_weight = c.per_weight;
   args.query_form = c.query_form;
   return args;
 }
@@ -227,7 +234,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   args.attention.step = run.Step({&token, 1});
   args.attention.angles = run.Floats(data.angles);
   args.attention.norms = run.Floats(data.norm);
-  if (c.query_form == QueryForm::kProjected) args.sides.query_side = run.Floats(data.side);
+  if (c.query_form != QueryForm::kSigned) args.sides.query_side = run.Floats(data.side);
   args.sides.scales = run.Floats(data.scales);
   args.index = run.Floats(index.words);
   if (c.most_weight != 0) args.weights = run.Floats(WeightsOfLists(place.n_lists));

@@ -20,6 +20,7 @@ struct ScoreCase {
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to 4
+  bool per_weight = false;
 };
 
 // Without buffers: what plans need.

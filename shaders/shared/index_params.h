@@ -33,6 +33,7 @@ struct ProjectQueryParams {
   uint n_rows;
   uint z_begin;
   float scale;
+  uint is_affine;  // query_side has one row more, which is added to each of z
 };
 
 // A row of z is made of n_heads / n_rows neighbouring heads; the signs of each are taken, or of n_added
@@ -78,6 +79,7 @@ struct SelectGroupsParams {
   float mass_scale;  // makes whole numbers of masses, whose sum over all groups fits into a word
   // Of select_weighted.comp:
   uint most_weight;
+  uint per_weight;  // groups are ranked by score / weight
 };
 
 // out[t, column] = row t . side[., column] - bias[column].

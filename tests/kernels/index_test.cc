@@ -167,6 +167,80 @@ TEST_P(IndexTest, SignedQueries) {
   }
 }
 
+// A row more of query_side, added to the projections of heads or once to their sum: ranks that are whole
+// vectors and others, more than are shared on Vulkan; heads of a KV head more than a tile's rows or fewer.
+TEST_P(IndexTest, AffineQueries) {
+  struct Heads {
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+  };
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const Heads& heads : {Heads{9, 3, 64}, {6, 1, 10}, {2, 2, 48}}) {
+      for (const uint32_t rank : {20U, 13U, 260U}) {
+        for (const HeadReduction reduction : kReductions) {
+          if (reduction == HeadReduction::kGqa) continue;
+          // Elsewhere than on the CPU each type and rank is a kernel to compile.
+          const bool is_host = IsHost(GetParam());
+          const KvType type = is_host ? kIndexTypes[turn % std::size(kIndexTypes)]
+                                      : (rank == 13 ? KvType::kF16 : KvType::kInt8);
+          if (!is_host && rank == 260 && reduction != HeadReduction::kSum) continue;
+          ++turn;
+          CheckScore(*device, {.index = {type, rank, 4, 47, 3},
+                               .n_heads = heads.n_heads,
+                               .n_kv_heads = heads.n_kv_heads,
+                               .head_dim = heads.head_dim,
+                               .reduction = reduction,
+                               .window_tokens = 5,
+                               .n_pinned = 1,
+                               .n_chosen = 9,
+                               .norms = turn % 2 == 0,
+                               .halves = turn % 3 == 0,
+                               .query_form = QueryForm::kAffine,
+                               .tokens = {TokenAt(150, 1), TokenAt(4, 0), TokenAt(190, 2)}});
+        }
+      }
+    }
+  }
+}
+
+// A column of ones takes a constant times sqrt(head_dim) into each entry's score.
+TEST_P(IndexTest, AConstantInAScore) {
+  constexpr uint32_t kHeadDim = 16;
+  constexpr uint32_t kRank = 4;
+  constexpr uint32_t kGroups = 40;
+  constexpr float kConstant = 3.0F;
+  for (Device* device : devices_) {
+    const ScoreCase c{.index = {KvType::kF16, kRank, 1, kGroups, 1},
+                      .n_heads = 4,
+                      .n_kv_heads = 2,
+                      .head_dim = kHeadDim,
+                      .reduction = HeadReduction::kSum,
+                      .n_chosen = 1,
+                      .query_form = QueryForm::kAffine,
+                      .tokens = {TokenAt(kGroups - 1, 0)}};
+    SelfTestRun run(*device);
+    ScoreInputs inputs(run, c);
+    for (size_t i = 0; i < inputs.query_side.size(); ++i) {
+      const bool is_last = i + kRank >= inputs.query_side.size();
+      if (i % kRank == 3 || is_last) inputs.query_side[i] = 0.0F;
+    }
+    inputs.query_side.back() = kConstant * std::sqrt(static_cast<float>(kHeadDim));
+    inputs.scales.assign(kRank, 1.0F);
+    // The reference looks at the same vectors.
+    inputs.args.sides.query_side = run.Floats(inputs.query_side);
+    inputs.args.sides.scales = run.Floats(inputs.scales);
+    const double with_constant = ScoreGroupsReference(inputs.reference)[0].scores[7];
+    inputs.query_side.back() = 0.0F;
+    const double without = ScoreGroupsReference(inputs.reference)[0].scores[7];
+    inputs.query_side.back() = kConstant * std::sqrt(static_cast<float>(kHeadDim));
+    EXPECT_NEAR(with_constant - without, kConstant * IndexValue(inputs.index, c.index, 0, 7, 3), 1e-6);
+    run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+    ExpectChoice(run, c, inputs);
+  }
+}
+
 // As many rows for a group as it has tokens: signs and pages do not depend on each other.
 TEST_P(HostIndexTest, SignedQueriesOfEntries) {
   for (Device* device : devices_) {

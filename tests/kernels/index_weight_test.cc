@@ -47,6 +47,29 @@ TEST_P(IndexWeightTest, UntilTheWeightIsSpent) {
   }
 }
 
+// Scores of sums, which may be negative, and masses: which are best is said by what each has of its weight.
+TEST_P(IndexWeightTest, RankedByScorePerWeight) {
+  for (Device* device : devices_) {
+    for (const HeadReduction reduction : kReductions) {
+      for (const uint32_t most_weight : {1U, 11U, 130U, 900U}) {
+        const bool has_masses = reduction != HeadReduction::kSum;
+        CheckScore(*device, {.index = {KvType::kInt8, 12, 1, 140, 4},
+                             .n_heads = 6,
+                             .n_kv_heads = 2,
+                             .head_dim = 16,
+                             .reduction = reduction,
+                             .window_tokens = 10,
+                             .n_pinned = 2,
+                             .n_chosen = 2 + most_weight,
+                             .group_score = has_masses ? GroupScore::kMass : GroupScore::kLargest,
+                             .most_weight = most_weight,
+                             .per_weight = true,
+                             .tokens = {TokenAt(5, 3), TokenAt(10, 2), TokenAt(16, 1), TokenAt(149, 0)}});
+      }
+    }
+  }
+}
+
 TEST_P(IndexWeightTest, WhereNothingWeighsAnythingThePinnedGroupsAreTheChoice) {
   for (Device* device : devices_) {
     ScoreCase c{.index = {KvType::kInt8, 12, 1, 60, 1},
@@ -71,16 +94,19 @@ TEST_P(IndexWeightTest, Ties) {
   for (Device* device : devices_) {
     for (const uint32_t distinct : {1U, 20U}) {
       for (const uint32_t most_weight : {1U, 40U, 777U, 3000U}) {
-        CheckScore(*device, {.index = {KvType::kInt8, 12, 1, 1000, 1},
-                             .n_heads = 3,
-                             .n_kv_heads = 1,
-                             .head_dim = 8,
-                             .reduction = HeadReduction::kSum,
-                             .n_pinned = 3,
-                             .n_chosen = 3 + most_weight,
-                             .most_weight = most_weight,
-                             .distinct_rows = distinct,
-                             .tokens = {TokenAt(999, 0)}});
+        for (const bool per_weight : {false, true}) {
+          CheckScore(*device, {.index = {KvType::kInt8, 12, 1, 1000, 1},
+                               .n_heads = 3,
+                               .n_kv_heads = 1,
+                               .head_dim = 8,
+                               .reduction = HeadReduction::kSum,
+                               .n_pinned = 3,
+                               .n_chosen = 3 + most_weight,
+                               .most_weight = most_weight,
+                               .per_weight = per_weight,
+                               .distinct_rows = distinct,
+                               .tokens = {TokenAt(999, 0)}});
+        }
       }
     }
   }
@@ -97,6 +123,7 @@ TEST_P(IndexWeightTest, ManyClusters) {
                            .n_pinned = 1,
                            .n_chosen = 1 + most_weight,
                            .most_weight = most_weight,
+                           .per_weight = most_weight == 6000,
                            .tokens = {TokenAt(8100, 0)}});
     }
   }
@@ -138,6 +165,15 @@ TEST_P(HostIndexWeightTest, ChoosesAmongScoresOfEveryKind) {
         expected.insert(expected.begin(), static_cast<uint32_t>(expected.size()));
         expected.resize(n + 2, kPoison);
         EXPECT_EQ(chosen, expected) << most_weight << " of " << n << ", " << n_pinned << " pinned";
+        if (n_pinned != 0) continue;
+        std::vector<float> divided(n);
+        host::DivideByWeights(scores.data(), weights.data(), n, divided.data());
+        chosen.assign(n + 2, kPoison);
+        host::SelectWeighted(divided.data(), weights.data(), n, 0, most_weight, chosen.data());
+        expected = SelectWeightedReference(scores, weights, 0, most_weight, true);
+        expected.insert(expected.begin(), static_cast<uint32_t>(expected.size()));
+        expected.resize(n + 2, kPoison);
+        EXPECT_EQ(chosen, expected) << most_weight << " of " << n << ", per weight";
       }
     }
   }

@@ -151,8 +151,9 @@ TEST_P(RopeAndEncodeTest, IntoTheWindow) {
         c.n_kv_heads = 1 + turn % 3;
         c.group = 1 + turn % 2;
         c.tokens = {TokenAt(19, 2), TokenAt(0, 0), TokenAt(6 + turn, 1)};
-        c.shape.record = {k_type, v_type, together ? c.n_kv_heads : 1, kHeadDims[turn % 6],
-                          kGroups[turn % 5]};
+        c.shape.record = {
+            k_type,       v_type, together ? c.n_kv_heads : 1, kHeadDims[turn % 6], kGroups[turn % 5],
+            turn % 4 == 1};
         c.shape.n_streams = c.n_sequences * (together ? 1 : c.n_kv_heads);
         c.shape.n_window_slots = 1 + turn % 3;
         c.shape.n_slots = c.shape.n_window_slots + 1;
@@ -346,8 +347,8 @@ TEST_P(SlotsTest, AttendsToEveryPairOfTypes) {
     uint32_t turn = 0;
     for (const auto& [k_type, v_type] : AllKvPairs()) {
       const uint32_t group_tokens = kGroupTokens[turn % 5];
-      const SlotCase c =
-          AttendCase(k_type, v_type, kHeadDims[turn % 6], group_tokens, 1 + turn % 4, turn % 2 == 0);
+      SlotCase c = AttendCase(k_type, v_type, kHeadDims[turn % 6], group_tokens, 1 + turn % 4, turn % 2 == 0);
+      c.shape.record.has_positions = turn % 3 == 0;
       ++turn;
       if (Fits(*device, c.shape.size_bytes())) CheckAttend(*device, c, Lengths(group_tokens));
     }
@@ -375,7 +376,8 @@ TEST_P(SlotsTest, AttendsWithSharedHeads) {
         if (Fits(*device, c.shape.size_bytes())) CheckAttend(*device, c, Lengths(group_tokens), group == 2);
       }
       for (const uint32_t head_dim : {32U, 128U, 256U}) {
-        const SlotCase c = AttendCase(k_type, v_type, head_dim, 8, 8, head_dim == 128);
+        SlotCase c = AttendCase(k_type, v_type, head_dim, 8, 8, head_dim == 128);
+        c.shape.record.has_positions = head_dim != 256;
         if (Fits(*device, c.shape.size_bytes())) CheckAttend(*device, c, Lengths(8));
       }
     }
@@ -488,6 +490,41 @@ TEST_P(SlotsTest, AttendsToManySources) {
   }
 }
 
+// Clusters of entries from anywhere, whose slots count entries of their own, a second source of such, single
+// entries that were chosen, and a window of single entries: which of them have something differs.
+TEST_P(SlotsTest, AttendsToClustersBesideSingleEntries) {
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : {KvType::kFp8, KvType::kInt4, KvType::kF16, KvType::kInt8}) {
+      for (const uint32_t head_dim : {64U, 80U}) {
+        SlotCase c = AttendCase(type, type, head_dim, 4, 3, false);
+        c.shape.has_biases = true;
+        c.shape.n_window_slots = 0;
+        c.shape.record.has_positions = true;
+        SlotShape second = SourceBeside(c, type, type, 4, turn % 2 == 1);
+        SlotShape single = SourceBeside(c, type, type, 1, false);
+        SlotShape window = SourceBeside(c, KvType::kF16, KvType::kF16, 1, turn % 4 < 2);
+        second.record.has_positions = turn % 3 == 0;
+        single.record.has_positions = turn % 3 == 1;
+        second.n_window_slots = single.n_window_slots = 0;
+        single.has_biases = window.has_biases = false;
+        const std::array shapes = {c.shape, second, single, window};
+        std::vector<TableLength> lengths = Lengths(4);
+        lengths[turn % 5] = {0, 4};
+        const std::vector<TableLength> few = {{9, 1}, {0, 1}, {1, 1}, {5, 1}};
+        const std::array data = {MakeSlots(c.shape, lengths, false, kBiases[turn % 5]),
+                                 MakeSlots(second, few, false, kBiases[(turn + 2) % 5]),
+                                 MakeSlots(single, few, false), MakeSlots(window, {{{9, 1}, {1, 1}}}, false)};
+        ++turn;
+        const bool fits = std::all_of(shapes.begin(), shapes.end(), [&](const SlotShape& shape) {
+          return Fits(*device, shape.size_bytes());
+        });
+        if (fits) CheckSources(*device, c, shapes, data);
+      }
+    }
+  }
+}
+
 // All types, in streams of sequences and of KV heads; entries that count are one of a slot, some, all.
 TEST_P(SlotsTest, AddsBiases) {
   constexpr uint32_t kHeadDims[] = {64, 66, 128, 80};
@@ -496,8 +533,9 @@ TEST_P(SlotsTest, AddsBiases) {
     uint32_t turn = 0;
     for (const auto& [k_type, v_type] : AllKvPairs()) {
       const uint32_t group_tokens = kGroupTokens[turn % 6];
-      const SlotCase c =
+      SlotCase c =
           AttendCase(k_type, v_type, kHeadDims[turn % 4], group_tokens, 1 + turn / 2 % 4, turn % 2 == 0);
+      c.shape.record.has_positions = turn % 3 != 0;
       const std::vector<float>& biases = kBiases[(turn + turn / 5) % 5];
       ++turn;
       if (Fits(*device, c.shape.size_bytes())) CheckBiases(*device, c, Lengths(group_tokens), biases);
@@ -505,7 +543,8 @@ TEST_P(SlotsTest, AddsBiases) {
     // What subgroups take.
     for (const KvType type : {KvType::kFp8, KvType::kInt4}) {
       for (const std::vector<float>& biases : kBiases) {
-        const SlotCase c = AttendCase(type, type, 64, 4, 1 + turn % 4, turn % 2 == 0);
+        SlotCase c = AttendCase(type, type, 64, 4, 1 + turn % 4, turn % 2 == 0);
+        c.shape.record.has_positions = turn % 3 == 1;
         ++turn;
         if (Fits(*device, c.shape.size_bytes())) CheckBiases(*device, c, Lengths(4), biases);
       }
@@ -523,6 +562,7 @@ TEST_P(SlotsTest, AddsBiasesInSplits) {
         c.shape = {{type, type, 1, head_dim, 4}, 1, 211, 3, 208};
         if (!Fits(*device, c.shape.size_bytes())) continue;
         for (const uint32_t remaining : {0U, 100U, 207U}) {
+          c.shape.record.has_positions = remaining == 100;
           std::vector<float> biases(208, kVanishes);
           biases[remaining] = -2.0F;
           const TableLength length{208, 4};

@@ -75,6 +75,18 @@ Projected ProjectToken(const ScoreReferenceArgs& args, std::span<const double> q
   return out;
 }
 
+// QueryForm::kAffine: query_side's last row, added to every row of z.
+void AddLastRow(const ScoreReferenceArgs& args, uint32_t sequence, Projected* projected) {
+  const uint32_t rank = args.shape.rank;
+  const auto last = args.query_side.last(rank);
+  for (size_t i = 0; i < projected->z.size(); ++i) {
+    const double scale =
+        args.scales[size_t{sequence} * rank + i % rank] / std::sqrt(args.attention.kv_shape.head_dim);
+    projected->z[i] += last[i % rank] * scale;
+    projected->magnitudes[i] += std::abs(last[i % rank] * scale);
+  }
+}
+
 void Softmax(std::span<double> scores) {
   const double largest = *std::max_element(scores.begin(), scores.end());
   double sum = 0.0;
@@ -155,7 +167,7 @@ std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
     }
     const auto of_token = std::span(query).subspan(t * stride, stride);
     Projected projected;
-    if (args.query_form == QueryForm::kProjected) {
+    if (args.query_form != QueryForm::kSigned) {
       projected = ProjectToken(args, of_token, token.sequence);
     } else {
       // The mean's signs, but each head's own where heads are summed.
@@ -165,6 +177,7 @@ std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
     }
     projected.z = AddRows(projected.z, args.shape.rank, count, factor);
     projected.magnitudes = AddRows(projected.magnitudes, args.shape.rank, count, factor);
+    if (args.query_form == QueryForm::kAffine) AddLastRow(args, token.sequence, &projected);
     ScoreToken(args, token, projected, std::span(lists).subspan(t * n_lists, n_lists));
   }
   return lists;
@@ -187,12 +200,15 @@ std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint3
 
 std::vector<uint32_t> SelectWeightedReference(std::span<const float> scores,
                                               std::span<const uint32_t> weights, uint32_t n_pinned,
-                                              uint32_t most_weight) {
+                                              uint32_t most_weight, bool per_weight) {
+  std::vector<float> values(scores.begin(), scores.end());
   std::vector<uint32_t> order;
   for (uint32_t group = n_pinned; group < scores.size(); ++group) {
-    if (weights[group] != 0) order.push_back(group);
+    if (weights[group] == 0) continue;
+    order.push_back(group);
+    if (per_weight) values[group] /= static_cast<float>(weights[group]);
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return scores[a] > scores[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return values[a] > values[b]; });
   std::vector<uint32_t> groups(std::min<size_t>(n_pinned, scores.size()));
   std::iota(groups.begin(), groups.end(), 0U);
   uint64_t weight = 0;

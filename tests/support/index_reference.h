@@ -24,7 +24,7 @@ uint32_t ChoosableEntriesReference(uint32_t position, uint32_t window_tokens, ui
 struct ScoreReferenceArgs {
   AttentionReferenceArgs attention;   // norms: q_norm
   std::span<const float> query;       // [n_tokens, n_heads * head_dim]
-  std::span<const float> query_side;  // [n_kv_heads * head_dim, rank]; kProjected
+  std::span<const float> query_side;  // as IndexSides::query_side; not with kSigned
   std::span<const float> scales;      // [n_sequences, rank]
   std::span<const uint32_t> index;
   IndexShape shape;
@@ -49,10 +49,10 @@ std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint3
                                             uint32_t n_chosen);
 
 // The pinned groups, and of the others that weigh anything the best, until they would weigh too much:
-// ascending.
+// ascending. per_weight: the best are those with the largest score / weight.
 std::vector<uint32_t> SelectWeightedReference(std::span<const float> scores,
                                               std::span<const uint32_t> weights, uint32_t n_pinned,
-                                              uint32_t most_weight);
+                                              uint32_t most_weight, bool per_weight = false);
 
 // What a choice has of the sum of all scores: pinned groups included; without the worst of those that are not
 // pinned; and how many those are.

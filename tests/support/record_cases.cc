@@ -90,7 +90,8 @@ std::vector<CopyCase> CopyCases(KvType kv_type) {
     for (const bool together : {true, false}) {
       CopyCase c;
       c.kv = {kv_type, 1, 1 + turn % 3, kHeadDims[turn % 6], 40};
-      c.record = {k_type, v_type, together ? c.kv.n_kv_heads : 1, c.kv.head_dim, kGroups[turn % 5]};
+      c.record = {k_type,       v_type, together ? c.kv.n_kv_heads : 1, c.kv.head_dim, kGroups[turn % 5],
+                  turn % 3 == 1};
       c.first_token = turn % 4;
       c.n_groups = 35 / c.record.group_tokens;
       cases.push_back(c);

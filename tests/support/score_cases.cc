@@ -23,10 +23,12 @@ std::string Describe(const ScoreCase& c) {
          " rows), " + std::to_string(c.n_heads) + "/" + std::to_string(c.n_kv_heads) + " heads of " +
          std::to_string(c.head_dim) + ", reduction " + std::to_string(static_cast<int>(c.reduction)) +
          (c.query_form == QueryForm::kSigned ? ", signed" : "") +
+         (c.query_form == QueryForm::kAffine ? ", affine" : "") +
          (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
          (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
-         std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
-         std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
+         (c.per_weight ? "per weight, " : "") + std::to_string(c.n_chosen) + " of " +
+         std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) + " tokens from " +
+         std::to_string(c.tokens[0].position);
 }
 
 void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
@@ -156,7 +158,7 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
   }
   const std::vector<uint32_t> groups =
       c.most_weight != 0
-          ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight)
+          ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight, c.per_weight)
           : SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
   ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
   EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
@@ -185,8 +187,10 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
   double best_left_out = -std::numeric_limits<double>::infinity();
   std::map<double, size_t> left_out;  // the lowest group of a score
   for (size_t g = 0; g < n_groups; ++g) {
-    const double score = expected.scores[g];
-    const double tolerance = ScoreTolerance(device, c, expected.magnitude, score);
+    const double weight = c.per_weight ? std::max(weights[g], 1U) : 1.0;
+    const double score = expected.scores[g] / weight;
+    double tolerance = ScoreTolerance(device, c, expected.magnitude, expected.scores[g]) / weight;
+    if (c.per_weight) tolerance += 5 * kRoundoff * std::abs(score);  // Vulkan's division
     if (!is_chosen[g]) {
       EXPECT_TRUE(g >= c.n_pinned || g >= found[0]) << "group " << g << " is pinned";
       if (c.most_weight != 0 && weights[g] == 0) continue;
@@ -224,7 +228,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
     : query(RandomFloats(c.tokens.size() * c.n_heads * c.head_dim, 22)),
       angles(RandomFloats(c.tokens.size() * c.rotary_dim(), 23)),
       norms(RandomFloats(size_t{2} * c.head_dim, 24)),
-      query_side(RandomFloats(size_t{c.n_kv_heads} * c.head_dim * c.index.rank, 25)),
+      query_side(RandomFloats(c.query_side_rows() * c.index.rank, 25)),
       scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
       index(RandomIndex(c)),
       weights(RandomWeights(c)) {
@@ -274,6 +278,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
   if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
   if (c.most_weight != 0) args.weights = run.Floats(WordsAsFloats(weights));
   args.most_weight = c.most_weight;
+  args.per_weight = c.per_weight;
   scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
   args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
 }

@@ -32,11 +32,15 @@ struct ScoreCase {
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to kLargestWeight, by chance
+  bool per_weight = false;
   QueryForm query_form = QueryForm::kProjected;
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
 
   uint32_t rotary_dim() const { return head_dim / 4 * 2; }
+  size_t query_side_rows() const {
+    return size_t{n_kv_heads} * head_dim + (query_form == QueryForm::kAffine ? 1 : 0);
+  }
   size_t lists_of_token() const { return reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1; }
   size_t n_lists() const { return tokens.size() * lists_of_token(); }
 };

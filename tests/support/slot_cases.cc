@@ -27,8 +27,9 @@ bool Fits(const Device& device, uint64_t size_bytes) {
 }
 
 std::string Describe(const KvRecordShape& record) {
-  return fmt::format("{}/{}, {} heads of {}, groups of {}", KvTypeText(record.k_type),
-                     KvTypeText(record.v_type), record.n_heads, record.head_dim, record.group_tokens);
+  return fmt::format("{}/{}, {} heads of {}, groups of {}{}", KvTypeText(record.k_type),
+                     KvTypeText(record.v_type), record.n_heads, record.head_dim, record.group_tokens,
+                     record.has_positions ? " with positions" : "");
 }
 
 std::vector<std::pair<KvType, KvType>> AllKvPairs() {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -62,6 +63,59 @@ TEST(RecordCodec, EveryTypeFromHalvesAndFloats) {
       }
     }
   }
+}
+
+// Where both records have them; rows are the same with and without.
+TEST(RecordCodec, PositionsGoAlong) {
+  constexpr uint32_t kPositions[] = {7, 0xfffffff0U, 123456};
+  for (const KvType type : kAllKvTypes) {
+    for (const bool from_has : {false, true}) {
+      for (const bool to_has : {false, true}) {
+        KvRecordShape from = Shape(KvType::kF16, KvType::kF16);
+        KvRecordShape to = Shape(type, KvType::kF16);
+        from.has_positions = from_has;
+        to.has_positions = to_has;
+        std::vector<uint32_t> words = Encoded(from);
+        if (from_has) std::copy_n(kPositions, 3, words.begin() + from.positions_begin_words());
+        std::vector<uint32_t> found(to.size_words(), 0xffffffffU);
+        TranscodeRecord(from, std::as_bytes(std::span(words)), to, std::as_writable_bytes(std::span(found)));
+        for (const RecordRow& row : Rows(to)) {
+          EXPECT_EQ(CheckRow(to, row, DecodeRow(from, words, row), 0.0, found), "") << KvTypeText(type);
+        }
+        for (uint32_t i = to.positions_begin_words(); i < to.size_words(); ++i) {
+          const uint32_t entry = i - to.positions_begin_words();
+          EXPECT_EQ(found[i], from_has && to_has && entry < 3 ? kPositions[entry] : 0)
+              << KvTypeText(type) << " word " << i;
+        }
+      }
+    }
+  }
+}
+
+// What is written into a record with positions, or read of it, leaves them alone.
+TEST(RecordCodec, PositionsStay) {
+  KvRecordShape shape = Shape(KvType::kF16, KvType::kF16);
+  shape.has_positions = true;
+  EXPECT_EQ(shape.size_words(), (shape.positions_begin_words() + 3 + 3) / 4 * 4);
+  std::vector<uint32_t> words = Encoded(shape);
+  const auto positions = std::span(words).subspan(shape.positions_begin_words(), 3);
+  std::fill(positions.begin(), positions.end(), 0x9e3779b9U);
+  RoundEntry(shape, Shape(KvType::kInt4, KvType::kFp8), 2, std::as_writable_bytes(std::span(words)));
+  for (const uint32_t position : positions) EXPECT_EQ(position, 0x9e3779b9U);
+  std::vector<float> keys(size_t{shape.n_heads} * shape.head_dim * shape.group_tokens);
+  DecodeKeys(shape, std::as_bytes(std::span(words)), shape.n_heads * shape.head_dim, keys);
+  for (const RecordRow& row : Rows(shape)) {
+    if (row.plane != 0) continue;
+    const size_t at = (size_t{row.entry} * shape.n_heads + row.head) * shape.head_dim;
+    EXPECT_FLOAT_EQ(keys[at], static_cast<float>(DecodeRow(shape, words, row)[0]));
+  }
+}
+
+// Those of fp8 follow an odd number of scales from the next word on.
+TEST(RecordCodec, PositionsBeginWithAWord) {
+  constexpr KvRecordShape kOdd{KvType::kFp8, KvType::kF16, 1, 8, 3, true};
+  static_assert(kOdd.positions_begin_words() == kOdd.scales_begin_words() + 2);
+  static_assert(kOdd.size_words() == 6 + 12 + 5 + 1);
 }
 
 TEST(RecordCodec, BackToHalves) {

@@ -533,6 +533,7 @@ ScoreLayout LayOutScores(const ScoreArgs& args) {
   take(n_tokens * layout.n_rows * args.index_shape.rank);
   if (args.reduction != HeadReduction::kSum) layout.softmaxes_begin = take(kScoreSpans * layout.n_rows * 2);
   layout.scores_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
+  if (args.per_weight) layout.divided_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
   return layout;
 }
 
@@ -550,20 +551,26 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
   ProjectQueries(pool, args, layout);
   HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout);
   const auto* step = Data<StepParams>(args.attention.step);
-  const float* const scores = Data<float>(args.scratch) + layout.scores_begin;
+  float* const scratch = Data<float>(args.scratch);
   auto* chosen = Data<uint32_t>(args.chosen);
   const size_t n_groups = args.index_shape.n_groups;
   const auto select = [&](size_t list) {
     const StepToken& token = step->tokens[list / layout.n_lists];
     const uint32_t n_choosable = ChoosableGroups(args, token.position);
     uint32_t* const to = chosen + list * (1 + size_t{args.n_chosen});
+    const float* scores = scratch + layout.scores_begin + list * n_groups;
     if (args.weights == nullptr) {
-      SelectGroups(scores + list * n_groups, n_choosable, args.n_pinned, args.n_chosen, args.mass_share, to);
-    } else {
-      const size_t weighed = token.sequence * size_t{layout.n_lists} + list % layout.n_lists;
-      SelectWeighted(scores + list * n_groups, Data<uint32_t>(args.weights) + weighed * n_groups, n_choosable,
-                     args.n_pinned, args.most_weight, to);
+      SelectGroups(scores, n_choosable, args.n_pinned, args.n_chosen, args.mass_share, to);
+      return;
     }
+    const size_t weighed = token.sequence * size_t{layout.n_lists} + list % layout.n_lists;
+    const uint32_t* const weights = Data<uint32_t>(args.weights) + weighed * n_groups;
+    if (args.per_weight) {
+      float* const divided = scratch + layout.divided_begin + list * n_groups;
+      DivideByWeights(scores, weights, n_choosable, divided);
+      scores = divided;
+    }
+    SelectWeighted(scores, weights, n_choosable, args.n_pinned, args.most_weight, to);
   };
   pool.ParallelFor(size_t{args.attention.n_tokens} * layout.n_lists, kSelectGrain,
                    [&](size_t begin, size_t end, uint32_t) {

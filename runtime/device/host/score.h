@@ -11,12 +11,13 @@ namespace kvrun::host {
 
 // A row of z is a projected query, of one head or of several added up. In floats from the beginning of
 // scratch: z [n_tokens, n_rows, rank]; of one token's softmaxes, reference and sum over each span's entries
-// [kScoreSpans, n_rows, 2]; scores [n_tokens, n_lists, n_groups].
+// [kScoreSpans, n_rows, 2]; scores [n_tokens, n_lists, n_groups]; with per_weight as many more, divided.
 struct ScoreLayout {
   uint32_t n_rows = 0;   // of z, per token
   uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows
   size_t softmaxes_begin = 0;
   size_t scores_begin = 0;
+  size_t divided_begin = 0;
   size_t n_floats = 0;
 };
 ScoreLayout LayOutScores(const ScoreArgs& args);
@@ -36,6 +37,9 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);
 // are then at least 0.
 void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uint32_t n_chosen,
                   float mass_share, uint32_t* chosen);
+
+// quotients[i] = scores[i] / weights[i], of n groups; of those without weight, the score.
+void DivideByWeights(const float* scores, const uint32_t* weights, size_t n, float* quotients);
 
 // The same by weight: as ScoreArgs::weights says, of n_groups that can be chosen.
 void SelectWeighted(const float* scores, const uint32_t* weights, uint32_t n_groups, uint32_t n_pinned,

@@ -105,7 +105,13 @@ void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
   float* const query = Data<float>(args.query) + token * attention.n_heads * head_dim;
   float* const z = Data<float>(args.scratch) + (token * layout.n_rows + first_kv_head * rows_of_head) * rank;
   const size_t n_z = std::max(1U, rows_of_head * n_kv_heads) * rank;
-  std::fill_n(z, n_z, 0.0F);
+  if (args.query_form == QueryForm::kAffine) {
+    const size_t n_dims = attention.kv_shape.n_kv_heads * head_dim;
+    for (size_t i = 0; i < n_z; i += rank)
+      std::copy_n(Data<float>(args.sides.query_side) + n_dims * rank, rank, z + i);
+  } else {
+    std::fill_n(z, n_z, 0.0F);
+  }
   for (uint32_t head = first_kv_head * group; head < (first_kv_head + n_kv_heads) * group; ++head) {
     Rotate(attention, token, query + head * head_dim);
   }

@@ -327,6 +327,10 @@ void SelectGroups(const float* scores, uint32_t n_groups, uint32_t n_pinned, uin
   }
 }
 
+void DivideByWeights(const float* scores, const uint32_t* weights, size_t n, float* quotients) {
+  for (size_t i = 0; i < n; ++i) quotients[i] = scores[i] / static_cast<float>(std::max(weights[i], 1U));
+}
+
 void SelectWeighted(const float* scores, const uint32_t* weights, uint32_t n_groups, uint32_t n_pinned,
                     uint32_t most_weight, uint32_t* chosen) {
   n_pinned = std::min(n_pinned, n_groups);

@@ -155,6 +155,13 @@ void AddIndexChecks(Checks& checks) {
     c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.most_weight = 8;
     add_score(c, "by weight");
+    c.per_weight = true;
+    add_score(c, "per weight");
+    c = {type, 10, 2, HeadReduction::kPerKvHead};
+    c.query_form = QueryForm::kAffine;
+    add_score(c, "affine, per KV head");
+    c.reduction = HeadReduction::kSum;
+    add_score(c, "affine, sum");
     c = {type, 10, 2, HeadReduction::kSoftmax};
     c.query_form = QueryForm::kSigned;
     c.rows_per_group = 2;

@@ -126,7 +126,8 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
                                    .rank = rank,
                                    .n_rows = score.n_rows,
                                    .z_begin = score.z_begin,
-                                   .scale = QueryScale(args)};
+                                   .scale = QueryScale(args),
+                                   .is_affine = args.query_form == QueryForm::kAffine ? 1U : 0U};
   // On a CPU, what is shared costs more than what is read twice.
   const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
   const KernelChoice project_kernel{
@@ -218,7 +219,8 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
       .scores_stride = score.scores_stride,
       .mass_share = args.mass_share,
       .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows())),
-      .most_weight = args.most_weight};
+      .most_weight = args.most_weight,
+      .per_weight = args.per_weight ? 1U : 0U};
   NoteHostBuffer(AsVulkan(*args.chosen));
   std::vector<Binding> storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead}};
   if (args.weights != nullptr) storage.push_back({MemoryOrEmpty(args.weights), Access::kRead});

@@ -160,6 +160,12 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   ScoreCase by_weight{KvType::kInt8, 10, 2, HeadReduction::kPerKvHead};
   by_weight.most_weight = 8;
   AddScore(plan, is_cpu, by_weight, "by weight", checks);
+  by_weight.per_weight = true;
+  AddScore(plan, is_cpu, by_weight, "per weight", checks);
+  AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kSum, 0, QueryForm::kAffine}, "affine, sum",
+           checks);
+  AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kPerKvHead, 0, QueryForm::kAffine},
+           "affine, per KV head", checks);
   AddScore(plan, is_cpu, {KvType::kInt4, 10, 2, HeadReduction::kSoftmax, 2, QueryForm::kSigned},
            "signed, two rows per group", checks);
   AddScore(plan, is_cpu, {KvType::kF16, 10, 2, HeadReduction::kSum, 1, QueryForm::kSigned},
