@@ -81,7 +81,8 @@ std::string HitRates::BestPolicy(const SizedCandidate& candidate) const {
   double best_rate = Rate(candidate, best);
   for (const ReplacementPolicy& policy : ReplacementPolicies()) {
     if (policy.needs_equal_capacity && candidate.plan.n_chosen != candidate.plan.n_cache_slots) continue;
-    if (policy.goes_by_frequency) continue;  // it takes memory that the plan has not counted
+    // They take memory that the plan has not counted.
+    if (policy.goes_by_frequency || policy.goes_by_changes) continue;
     const std::string name(policy.name);
     const bool is_known = std::any_of(curves_.begin(), curves_.end(),
                                       [&](const Curves& curves) { return curves.policy == name; });

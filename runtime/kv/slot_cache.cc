@@ -1,6 +1,8 @@
 #include "runtime/kv/slot_cache.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "platform/base/check.h"
 
@@ -10,6 +12,10 @@ namespace {
 // So many of a frequency's steps make it half as large: 5.
 constexpr uint32_t kFrequencyDecay = 8;
 constexpr uint8_t kFrequencyGain = 31;
+
+// What was touched within so many steps may be reserved, within that share of what could be given up.
+constexpr uint64_t kReservedSteps = 16;
+constexpr size_t kReservedShare = 8;  // one in so many
 
 }  // namespace
 
@@ -22,25 +28,30 @@ SlotCache::SlotCache(const SlotCacheShape& shape, const ReplacementPolicy* polic
       by_extent_(shape.n_slots),
       victims_(shape.n_slots),
       slots_(shape.max_chosen),
-      misses_(shape.max_chosen),
       rest_(shape.max_rest),
       loads_(shape.max_chosen) {
   KVRUN_CHECK(policy != nullptr);
   KVRUN_CHECK(uint64_t{shape.n_slots} + shape.max_rest >= shape.max_chosen);
   KVRUN_CHECK(!policy->needs_equal_capacity || shape.n_slots == shape.max_chosen);
   if (policy->goes_by_frequency) frequency_.resize(shape.n_extents);
+  if (policy->goes_by_changes) {
+    weights_.resize(shape.n_slots, 1);
+    touched_at_.resize(shape.n_slots, 0);
+  }
   for (uint32_t slot = 0; slot < shape.n_slots; ++slot) by_extent_[slot] = slot;
 }
 
 uint64_t SlotCache::MemoryBytes(const SlotCacheShape& shape, const ReplacementPolicy& policy) {
   constexpr uint64_t kPerSlot = 3 * sizeof(uint32_t) + 2 * sizeof(uint64_t);
-  constexpr uint64_t kPerChosen = 2 * sizeof(uint32_t) + sizeof(SlotLoad);
+  constexpr uint64_t kPerChosen = sizeof(uint32_t) + sizeof(SlotLoad);
   return kPerSlot * shape.n_slots + kPerChosen * shape.max_chosen + sizeof(uint32_t) * shape.max_rest +
-         (policy.goes_by_frequency ? shape.n_extents : 0);
+         (policy.goes_by_frequency ? shape.n_extents : 0) +
+         (policy.goes_by_changes ? (sizeof(uint32_t) + sizeof(uint64_t)) * shape.n_slots : 0);
 }
 
-SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen) {
+SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights) {
   KVRUN_CHECK(chosen.size() <= slots_.size());
+  KVRUN_CHECK(weights.empty() || weights.size() == chosen.size());
   ++step_;
   NoteFrequency(chosen);
   const size_t n_misses = FindHits(chosen);
@@ -55,10 +66,12 @@ SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen) {
       continue;
     }
     if (extents_[slot] != chosen[i]) {
-      loads_[load++] = {chosen[i], slot};
+      loads_[load++] = {chosen[i], slot, extents_[slot]};
       extents_[slot] = chosen[i];
       loaded_at_[slot] = used_at_[slot] = step_;
+      if (!touched_at_.empty()) touched_at_[slot] = 0;
     }
+    if (!weights_.empty()) weights_[slot] = weights.empty() ? 1 : weights[i];
     slots_[n_slots++] = slot;
   }
   MergeLoads(n_loads);
@@ -77,7 +90,8 @@ void SlotCache::NoteFrequency(std::span<const uint32_t> chosen) {
   }
 }
 
-// Both lists ascend: one walk over both. Answers how many of `chosen` no slot holds: misses_.
+// Both lists ascend: one walk over both. Answers how many of `chosen` no slot holds, the misses.
+// Until Plan makes loads of them, loads_ holds their places in `chosen`.
 size_t SlotCache::FindHits(std::span<const uint32_t> chosen) {
   size_t held = 0;
   size_t n_misses = 0;
@@ -89,20 +103,31 @@ size_t SlotCache::FindHits(std::span<const uint32_t> chosen) {
       used_at_[slots_[i]] = step_;
     } else {
       slots_[i] = kNoSlot;
-      misses_[n_misses++] = static_cast<uint32_t>(i);
+      loads_[n_misses++].extent = static_cast<uint32_t>(i);
     }
   }
   return n_misses;
+}
+
+// candidates: slots, which are put in another order.
+uint64_t SlotCache::FindReservedAfter(std::span<uint32_t> candidates) const {
+  const auto first_not = candidates.begin() + static_cast<std::ptrdiff_t>(candidates.size() / kReservedShare);
+  std::nth_element(candidates.begin(), first_not, candidates.end(),
+                   [this](uint32_t a, uint32_t b) { return touched_at_[a] > touched_at_[b]; });
+  return std::max(touched_at_[*first_not], step_ - std::min(step_, kReservedSteps));
 }
 
 // The first of victims_, at most `most`: free slots, then what the policy gives up. Hits of this step are
 // left out. Answers how many there are.
 size_t SlotCache::ChooseVictims(size_t most) {
   if (most == 0) return 0;
-  const SlotView view = this->view();
   size_t n_candidates = 0;
   for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
     if (used_at_[slot] != step_) victims_[n_candidates++] = slot;
+  }
+  SlotView view = {extents_, loaded_at_, used_at_, frequency_, weights_, touched_at_, step_};
+  if (!touched_at_.empty() && n_candidates > 0) {
+    view.reserved_after = FindReservedAfter(std::span(victims_).first(n_candidates));
   }
   const auto goes_first = [&](uint32_t a, uint32_t b) {
     const bool a_is_free = extents_[a] == kNoExtent;
@@ -122,20 +147,21 @@ size_t SlotCache::ChooseVictims(size_t most) {
 // Gives victims' slots to misses, the first to the first; answers to how many. ChooseVictims has found no
 // more victims than misses.
 size_t SlotCache::Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims) {
-  const auto begin = misses_.begin();
+  const auto begin = loads_.begin();
   if (policy_->goes_by_frequency) {
-    const auto comes_first = [&](uint32_t a, uint32_t b) {
-      const uint8_t frequency_a = frequency_[chosen[a]];
-      const uint8_t frequency_b = frequency_[chosen[b]];
-      return frequency_a != frequency_b ? frequency_a > frequency_b : a < b;
+    const auto comes_first = [&](const SlotLoad& a, const SlotLoad& b) {
+      const uint8_t frequency_a = frequency_[chosen[a.extent]];
+      const uint8_t frequency_b = frequency_[chosen[b.extent]];
+      return frequency_a != frequency_b ? frequency_a > frequency_b : a.extent < b.extent;
     };
     std::partial_sort(begin, begin + static_cast<std::ptrdiff_t>(n_victims),
                       begin + static_cast<std::ptrdiff_t>(n_misses), comes_first);
   }
   size_t n = 0;
-  while (n < n_victims && (n_misses - n > max_rest_ || IsWorthIt(chosen[misses_[n]], victims_[n]))) {
-    slots_[misses_[n]] = victims_[n];
-    ++n;
+  while (n < n_victims) {
+    const uint32_t place = loads_[n].extent;
+    if (n_misses - n <= max_rest_ && !IsWorthIt(chosen[place], victims_[n])) break;
+    slots_[place] = victims_[n++];
   }
   return n;
 }
@@ -159,16 +185,61 @@ void SlotCache::MergeLoads(size_t n_loads) {
   }
 }
 
+// Of an extent that some slot holds: its place in by_extent_. Otherwise: that of the next greater one.
+size_t SlotCache::PlaceOf(uint32_t extent) const {
+  KVRUN_CHECK(extent != kNoExtent);
+  const auto at = std::lower_bound(by_extent_.begin(), by_extent_.end(), extent,
+                                   [this](uint32_t slot, uint32_t value) { return extents_[slot] < value; });
+  return static_cast<size_t>(at - by_extent_.begin());
+}
+
+uint32_t SlotCache::SlotOf(uint32_t record) const {
+  const size_t place = PlaceOf(record);
+  if (place == by_extent_.size() || extents_[by_extent_[place]] != record) return kNoSlot;
+  return by_extent_[place];
+}
+
+void SlotCache::Touch(uint32_t record, uint32_t weight) {
+  const uint32_t slot = SlotOf(record);
+  if (slot == kNoSlot || touched_at_.empty()) return;
+  touched_at_[slot] = step_;
+  weights_[slot] = weight;
+}
+
+void SlotCache::Rename(uint32_t from, uint32_t to) {
+  const uint32_t slot = SlotOf(from);
+  KVRUN_CHECK(slot != kNoSlot && SlotOf(to) == kNoSlot);
+  const auto begin = by_extent_.begin();
+  const auto before = begin + static_cast<std::ptrdiff_t>(PlaceOf(from));
+  const auto after = begin + static_cast<std::ptrdiff_t>(PlaceOf(to));
+  if (from < to) {
+    std::rotate(before, before + 1, after);
+  } else {
+    std::rotate(after, before, before + 1);
+  }
+  extents_[slot] = to;
+  if (!frequency_.empty()) frequency_[to] = std::exchange(frequency_[from], uint8_t{0});
+}
+
+void SlotCache::DropRecord(uint32_t record) {
+  if (const uint32_t slot = SlotOf(record); slot != kNoSlot) Drop(slot);
+}
+
+void SlotCache::Free(uint32_t slot) {
+  extents_[slot] = kNoExtent;
+  if (!touched_at_.empty()) touched_at_[slot] = 0;
+}
+
 void SlotCache::Drop(uint32_t slot) {
   KVRUN_CHECK(slot < extents_.size());
-  extents_[slot] = kNoExtent;
+  Free(slot);
   const auto at = std::find(by_extent_.begin(), by_extent_.end(), slot);
   std::rotate(at, at + 1, by_extent_.end());
 }
 
 void SlotCache::Truncate(uint32_t first) {
-  for (uint32_t& extent : extents_) {
-    if (extent >= first) extent = kNoExtent;
+  for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
+    if (extents_[slot] >= first) Free(slot);
   }
   for (size_t extent = first; extent < frequency_.size(); ++extent) frequency_[extent] = 0;
 }

@@ -172,7 +172,7 @@ TEST(KvOptions, ChoicesAreNamed) {
   EXPECT_EQ(With("heads", "softmax").kv.heads, HeadReduction::kSoftmax);
   EXPECT_EQ(With("heads", "gqa").kv.heads, HeadReduction::kGqa);
   EXPECT_EQ(With("heads", "per-kv-head").kv.heads, HeadReduction::kPerKvHead);
-  for (const char* policy : {"fifo", "lru", "non-hit", "lfu"})
+  for (const char* policy : {"fifo", "lru", "non-hit", "lfu", "cluster"})
     EXPECT_EQ(With("policy", policy).kv.policy, policy);
   EXPECT_EQ(With("adapter-kind", "plain").kv.adapter_kind, AdapterKind::kPlain);
   EXPECT_EQ(With("adapter-kind", "centred").kv.adapter_kind, AdapterKind::kCentred);
@@ -227,7 +227,7 @@ TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
        "full, flexgen, kvswap, streaming, random, oracle, quest, meanstd, loki, infinigen, infinigen*"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
-      {"policy", "fifo, lru, non-hit, lfu"},
+      {"policy", "fifo, lru, non-hit, lfu, cluster"},
       {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},
       {"io", "auto, io_uring, aio, threads"},
       {"direct", "auto, on, off"},

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <random>
@@ -88,7 +89,8 @@ TEST(SlotCache, NothingChosenAndNoSlotsAreFine) {
 TEST(SlotCache, AnUnknownPolicyIsAnsweredWithTheKnown) {
   const auto policy = FindReplacementPolicy("clock");
   EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(policy.status().message(), "unknown replacement policy 'clock'; known: fifo, lru, non-hit, lfu");
+  EXPECT_EQ(policy.status().message(),
+            "unknown replacement policy 'clock'; known: fifo, lru, non-hit, lfu, cluster");
 }
 
 TEST(SlotCacheDeathTest, MisuseIsFound) {
@@ -106,7 +108,8 @@ class NaiveCache {
   NaiveCache(const SlotCacheShape& shape, const ReplacementPolicy& policy) : shape_(shape), policy_(policy) {}
 
   // Where each of `chosen` lies; nothing: it belongs to the rest.
-  std::vector<std::optional<uint32_t>> Plan(const std::vector<uint32_t>& chosen) {
+  std::vector<std::optional<uint32_t>> Plan(const std::vector<uint32_t>& chosen,
+                                            const std::vector<uint32_t>& weights) {
     ++step_;
     for (auto& [extent, frequency] : frequency_) frequency -= (frequency + 7) / 8;
     std::vector<uint32_t> misses;
@@ -133,7 +136,10 @@ class NaiveCache {
       slots_[victims[i]] = {misses[i], step_, step_};
     }
     std::vector<std::optional<uint32_t>> answer;
-    for (const uint32_t extent : chosen) answer.push_back(SlotOf(extent));
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      answer.push_back(SlotOf(chosen[i]));
+      if (answer[i]) slots_[*answer[i]].weight = weights.empty() ? 1 : weights[i];
+    }
     return answer;
   }
   std::optional<uint32_t> SlotOf(uint32_t extent) const {
@@ -142,7 +148,22 @@ class NaiveCache {
     }
     return std::nullopt;
   }
+  std::optional<uint32_t> ExtentOf(uint32_t slot) const {
+    const auto at = slots_.find(slot);
+    return at == slots_.end() ? std::nullopt : std::optional(at->second.extent);
+  }
   void Drop(uint32_t slot) { slots_.erase(slot); }
+  void Touch(uint32_t extent, uint32_t weight) {
+    if (const auto slot = SlotOf(extent)) {
+      slots_[*slot].touched_at = step_;
+      slots_[*slot].weight = weight;
+    }
+  }
+  void Rename(uint32_t from, uint32_t to) {
+    slots_[*SlotOf(from)].extent = to;
+    frequency_[to] = frequency_[from];
+    frequency_.erase(from);
+  }
   void Truncate(uint32_t first) {
     std::erase_if(slots_, [first](const auto& entry) { return entry.second.extent >= first; });
     std::erase_if(frequency_, [first](const auto& entry) { return entry.first >= first; });
@@ -153,28 +174,45 @@ class NaiveCache {
     uint32_t extent;
     uint64_t loaded_at;
     uint64_t used_at;
+    uint64_t touched_at = 0;
+    uint32_t weight = 1;
   };
+  using Rank = std::array<uint64_t, 4>;  // the least goes first
 
   // Slots that are not needed: free ones, then the others as the policy gives them up.
   std::vector<uint32_t> Victims(const std::vector<uint32_t>& needed) {
-    std::vector<std::pair<uint64_t, uint32_t>> aged;
+    std::vector<uint32_t> candidates;
+    std::vector<uint64_t> touched;
     for (uint32_t slot = 0; slot < shape_.n_slots; ++slot) {
+      const bool is_free = !slots_.contains(slot);
+      if (!is_free && std::count(needed.begin(), needed.end(), slots_[slot].extent) > 0) continue;
+      candidates.push_back(slot);
+      touched.push_back(is_free ? 0 : slots_[slot].touched_at);
+    }
+    std::sort(touched.rbegin(), touched.rend());
+    std::vector<std::pair<Rank, uint32_t>> ranked;
+    for (const uint32_t slot : candidates) {
       if (!slots_.contains(slot)) {
-        aged.push_back({0, slot});
-      } else if (const Content& held = slots_[slot];
-                 std::count(needed.begin(), needed.end(), held.extent) == 0) {
-        aged.push_back({1 + Age(held), slot});
+        ranked.push_back({Rank{}, slot});
+      } else {
+        ranked.push_back({RankOf(slots_[slot], touched[touched.size() / 8]), slot});
       }
     }
-    std::sort(aged.begin(), aged.end());
+    std::sort(ranked.begin(), ranked.end());
     std::vector<uint32_t> victims;
-    for (const auto& [age, slot] : aged) victims.push_back(slot);
+    for (const auto& [rank, slot] : ranked) victims.push_back(slot);
     return victims;
   }
-  uint64_t Age(const Content& content) {
-    if (policy_.name == "fifo") return content.loaded_at;
-    if (policy_.name == "lru") return content.used_at;
-    return policy_.goes_by_frequency ? frequency_[content.extent] : 0;
+  // not_reserved: touched then, or before.
+  Rank RankOf(const Content& content, uint64_t not_reserved) {
+    if (policy_.name == "fifo") return {1, content.loaded_at};
+    if (policy_.name == "lru") return {1, content.used_at};
+    if (policy_.goes_by_frequency) return {1, frequency_[content.extent]};
+    if (!policy_.goes_by_changes) return {1};
+    const bool is_reserved = content.touched_at > not_reserved && content.touched_at + 16 > step_;
+    uint64_t age_class = 0;
+    for (uint64_t age = step_ - content.used_at; age > 0; age /= 2) ++age_class;
+    return {is_reserved ? 2U : 1U, 1000 - age_class, 1000 - content.weight, content.used_at};
   }
 
   SlotCacheShape shape_;
@@ -196,7 +234,7 @@ std::vector<uint32_t> RandomChoice(std::mt19937& random, uint32_t n_extents, uin
 // The plan says where `chosen` lies as `placed` does, and loads what did not lie there before.
 void ExpectPlaced(const SlotCache::PlanResult& plan, const std::vector<uint32_t>& chosen,
                   const std::vector<std::optional<uint32_t>>& placed,
-                  const std::vector<std::optional<uint32_t>>& held_before) {
+                  const std::vector<std::optional<uint32_t>>& held_before, const NaiveCache& before) {
   size_t slot = 0;
   size_t load = 0;
   size_t rest = 0;
@@ -214,7 +252,8 @@ void ExpectPlaced(const SlotCache::PlanResult& plan, const std::vector<uint32_t>
     }
     ASSERT_LT(load, plan.loads.size());
     ASSERT_EQ(plan.loads[load].extent, chosen[i]);
-    ASSERT_EQ(plan.loads[load++].slot, *placed[i]);
+    ASSERT_EQ(plan.loads[load].slot, *placed[i]);
+    ASSERT_EQ(plan.loads[load++].victim, before.ExtentOf(*placed[i]).value_or(kNoExtent));
   }
   ASSERT_EQ(slot, plan.slots.size());
   ASSERT_EQ(load, plan.loads.size());
@@ -222,8 +261,32 @@ void ExpectPlaced(const SlotCache::PlanResult& plan, const std::vector<uint32_t>
   ASSERT_EQ(plan.hits, chosen.size() - load - rest);
 }
 
+// What happens to records between two steps: touches, divisions, ends.
+void Change(std::mt19937& random, uint32_t n_extents, SlotCache& cache, NaiveCache& naive) {
+  for (uint32_t i = Below(random, 4); i > 0; --i) {
+    const uint32_t record = Below(random, n_extents);
+    const uint32_t weight = 1 + Below(random, 5);
+    cache.Touch(record, weight);
+    naive.Touch(record, weight);
+  }
+  const uint32_t from = Below(random, n_extents);
+  const uint32_t to = Below(random, n_extents);
+  if (naive.SlotOf(from) && !naive.SlotOf(to)) {
+    cache.Rename(from, to);
+    naive.Rename(from, to);
+  }
+  const uint32_t dropped = Below(random, n_extents);
+  if (Below(random, 4) == 0) {
+    cache.DropRecord(dropped);
+    if (const auto slot = naive.SlotOf(dropped)) naive.Drop(*slot);
+  }
+  for (uint32_t record = 0; record < n_extents; ++record) {
+    ASSERT_EQ(cache.SlotOf(record), naive.SlotOf(record).value_or(SlotCache::kNoSlot)) << record;
+  }
+}
+
 TEST(SlotCache, DoesWhatANaiveModelDoes) {
-  for (uint32_t seed = 1; seed <= 120; ++seed) {
+  for (uint32_t seed = 1; seed <= 140; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const ReplacementPolicy& policy = ReplacementPolicies()[seed % ReplacementPolicies().size()];
@@ -244,8 +307,11 @@ TEST(SlotCache, DoesWhatANaiveModelDoes) {
       const auto chosen = RandomChoice(random, shape.n_extents, shape.max_chosen);
       std::vector<std::optional<uint32_t>> held_before;
       for (const uint32_t extent : chosen) held_before.push_back(naive.SlotOf(extent));
-      const auto plan = cache.Plan(chosen);
-      ASSERT_NO_FATAL_FAILURE(ExpectPlaced(plan, chosen, naive.Plan(chosen), held_before))
+      std::vector<uint32_t> weights(seed % 4 == 0 ? 0 : chosen.size());
+      for (uint32_t& weight : weights) weight = 1 + Below(random, 5);
+      const NaiveCache before = naive;
+      const auto plan = cache.Plan(chosen, weights);
+      ASSERT_NO_FATAL_FAILURE(ExpectPlaced(plan, chosen, naive.Plan(chosen, weights), held_before, before))
           << policy.name << ", step " << step;
       ASSERT_LE(plan.rest.size(), shape.max_rest);
       if (Below(random, 8) == 0 && !plan.loads.empty()) {
@@ -256,6 +322,9 @@ TEST(SlotCache, DoesWhatANaiveModelDoes) {
         const uint32_t first = Below(random, shape.n_extents);
         naive.Truncate(first);
         cache.Truncate(first);
+      }
+      if (seed % 7 < 4) {
+        ASSERT_NO_FATAL_FAILURE(Change(random, shape.n_extents, cache, naive)) << policy.name << ", " << step;
       }
     }
   }
@@ -275,7 +344,8 @@ TEST(SlotCache, PlanAllocatesNothing) {
   std::mt19937 random(5);
   std::vector<std::vector<uint32_t>> choices(100);
   for (auto& chosen : choices) chosen = RandomChoice(random, 300, 100);
-  for (const auto& [name, n_slots] : {std::pair("fifo", 120U), {"lru", 120U}, {"lru", 60U}, {"lfu", 60U}}) {
+  for (const auto& [name, n_slots] :
+       {std::pair("fifo", 120U), {"lru", 120U}, {"lru", 60U}, {"lfu", 60U}, {"cluster", 120U}}) {
     SlotCache cache({.n_slots = n_slots, .max_chosen = 100, .max_rest = 70, .n_extents = 300}, Policy(name));
     const uint64_t before = testing::AllocationsOfThisThread();
     uint64_t n_loads = 0;
@@ -290,10 +360,12 @@ TEST(SlotCache, PlanAllocatesNothing) {
 
 TEST(SlotCache, MemoryIsWhatTheTablesTake) {
   const SlotCacheShape shape = {.n_slots = 100, .max_chosen = 60, .max_rest = 7, .n_extents = 500};
-  const uint64_t bytes = 100U * (3 * 4 + 2 * 8) + 60U * (2 * 4 + 8) + 7U * 4;
+  const uint64_t bytes = 100U * (3 * 4 + 2 * 8) + 60U * (4 + 12) + 7U * 4;
   EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("lru")), bytes);
   EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("lfu")), bytes + 500)
       << "a byte for each extent's frequency";
+  EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("cluster")), bytes + 100 * (4 + 8))
+      << "weight and last touch of each slot";
   const SlotCacheShape huge = {.n_slots = UINT32_MAX, .max_chosen = UINT32_MAX};
   EXPECT_EQ(SlotCache::MemoryBytes(huge, *Policy("lru")), uint64_t{UINT32_MAX} * 44);
 }
