@@ -23,7 +23,8 @@ const std::vector<KvOptionHelp>& Options() {
       {"method", "METHOD",
        "full: all KV is in memory; flexgen: all is on flash and read for each token; kvswap: all is on "
        "flash, and only what is predicted to matter is read (default: full; with --kv-budget, kvswap where "
-       "not all KV fits into it). To compare with: streaming, random, oracle, quest, meanstd, loki, "
+       "not all KV fits into it); dynakv: the same, in clusters that follow the text. To compare with: "
+       "streaming, random, oracle, quest, meanstd, loki, "
        "infinigen, infinigen*",
        kKv},
       {"budget", "BYTES|A/B|P%",
@@ -48,7 +49,15 @@ const std::vector<KvOptionHelp>& Options() {
       {"rank", "N", "how many columns of the index groups are scored with", kKvExperts},
       {"index", "TYPE", "the index's type: f16, int8 or int4", kKvExperts},
       {"heads", "HOW", "how the heads' scores become one: sum, softmax, gqa or per-kv-head", kKvExperts},
-      {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit or lfu", kKvExperts},
+      {"cluster", "N", "dynakv: how many entries a cluster has on average", kKvExperts},
+      {"cluster-max", "N",
+       "dynakv: how many entries a cluster has at most (default: four times --kv-cluster)", kKvExperts},
+      {"pending", "N", "dynakv: how many entries may wait for their cluster to be read, in each KV head",
+       kKvExperts},
+      {"split", "FACTOR", "dynakv: divide a cluster whose variance is so many times that of the first ones",
+       kKvExperts},
+      {"update", "HOW", "dynakv: how clusters follow the text: adaptive, static or local", kKvExperts},
+      {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit, lfu or cluster", kKvExperts},
       {"adapter", "FILE",
        "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt)",
        kKv},

@@ -35,6 +35,28 @@ Json SizesInfo(const KvPlan& plan) {
           {"parts", PartsInfo(plan)}};
 }
 
+Json ClustersInfo(const ClusterPlan& clusters) {
+  return {{"cluster", clusters.mean_entries},
+          {"cluster_max", clusters.max_entries},
+          {"pending", clusters.max_pending},
+          {"split", clusters.threshold_factor},
+          {"update", ClusterUpdateName(clusters.update)}};
+}
+
+Json ClusterReportInfo(const ClusterReport& report) {
+  return {{"clusters", report.clusters},
+          {"entries", report.entries},
+          {"pending", report.pending},
+          {"variance", report.variance},
+          {"divisions", report.divisions},
+          {"forced_loads", report.forced_loads},
+          {"joined_for_room", report.joined_for_room},
+          {"stored_entries", report.moves.new_entries},
+          {"moved_entries", report.moves.moved_entries},
+          {"loaded_entries", report.moves.loaded_entries},
+          {"moved_without_gaps", report.moves.naive_entries}};
+}
+
 Json Ratio(double part, double whole) { return whole > 0.0 ? Json(part / whole) : Json(); }
 
 std::string ModeText(const IoMode& mode) {
@@ -52,20 +74,22 @@ Json LayersInfo(const KvStats& stats) {
 }  // namespace
 
 Json KvPlanInfo(const KvPlan& plan) {
-  const uint32_t group = plan.record.group_tokens;
   const bool has_index = plan.method.has_index();
   Json info = {{"line", plan.Describe()}};
   info.update(SizesInfo(plan));
   info["on_flash"] = plan.method.is_on_flash();
-  info["group"] = group;
-  info["select"] = (plan.n_chosen - plan.n_pinned) * group;
+  info["group"] = plan.slot_record.group_tokens;
+  info["select"] = plan.method.has_clusters() ? plan.EntriesOfSlots(plan.n_chosen)
+                                              : (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
   info["window"] = plan.window_entries;
-  info["sinks"] = plan.n_pinned * group;
+  info["sinks"] =
+      plan.method.has_clusters() ? plan.clusters.n_sinks : plan.n_pinned * plan.record.group_tokens;
   info["reuse"] = plan.n_cache_slots;
   info["rank"] = plan.index.rank;
   info["index"] = has_index ? Json(KvTypeName(plan.index.type)) : Json();
   info["heads"] = has_index ? Json(HeadReductionName(plan.heads)) : Json();
   info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
+  info["clusters"] = plan.method.has_clusters() ? ClustersInfo(plan.clusters) : Json();
   info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);
@@ -90,6 +114,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   info["own_hits"] = stats.hit_groups;
   info["pool_reads"] = stats.pool_groups;
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
+  info["clusters"] = report.clusters ? ClusterReportInfo(*report.clusters) : Json();
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
   info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();
   info["reads"] = store.reads;

@@ -29,7 +29,7 @@ inline constexpr std::array<ConfigOptionKey, 13> kConfigOptionKeys = {{
     {"type", "type", false, "of both, or \"K,V\": f32, f16, fp8, int8, int4"},
     {"index", "index", false, "the index's type: f16, int8, int4"},
     {"heads", "heads", false, "how the heads' scores become one: sum, softmax, gqa, per-kv-head"},
-    {"policy", "policy", false, "which group gives way to another: fifo, lru, non-hit, lfu"},
+    {"policy", "policy", false, "which group gives way to another: fifo, lru, non-hit, lfu, cluster"},
     {"adapter", "adapter", false, "of kvadapt calibrate: a file, relative to this one's folder"},
     {"adapter_kind", "adapter-kind", false, "plain, centred, query, query-centred, heads, skewed"},
 }};

@@ -109,22 +109,23 @@ GroupStoreStats Since(const GroupStoreStats& before, const GroupStoreStats& now)
 
 std::optional<KvReport> OffloadedForwardPass::kv_report() const {
   KvReport report{.plan = cache_->plan(), .stats = cache_->stats(), .store = {}, .io = std::nullopt};
-  if (const GroupStore* store = cache_->flash(); store != nullptr) {
-    report.store = Since(store_before_, store->stats());
-    report.io = store->mode();
+  if (cache_->is_on_flash()) {
+    report.store = Since(store_before_, cache_->store_stats());
+    report.io = *cache_->store_mode();
   }
+  report.clusters = cache_->clusters();
   return report;
 }
 
 void OffloadedForwardPass::ResetKvReport() {
   cache_->ResetStats();
-  if (cache_->flash() != nullptr) store_before_ = cache_->flash()->stats();
+  store_before_ = cache_->store_stats();
 }
 
 Status OffloadedForwardPass::Init() {
   const KvPlan& plan = cache_->plan();
   kv_rows_.reserve(plan.n_sequences);
-  if (cache_->flash() != nullptr) thread_.emplace(device_, *cache_, n_layers());
+  if (cache_->is_on_flash()) thread_.emplace(device_, *cache_, n_layers());
   for (uint32_t i = 0; probe_ != nullptr && i < n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> queries,
                            device_.CreateBuffer(uint64_t{commands_.qkv_dim()} * sizeof(float),
@@ -139,9 +140,9 @@ Status OffloadedForwardPass::Init() {
   KVRUN_ASSIGN_OR_RETURN(
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));
-  KVRUN_ASSIGN_OR_RETURN(
-      score_scratch_,
-      device_.CreateBuffer(device_.ScoreScratchBytes(Score(0, plan.n_sequences)), BufferUse::kDevice, "kv"));
+  KVRUN_ASSIGN_OR_RETURN(score_scratch_, device_.CreateBuffer(cache_->index()->ScoreScratchBytes(
+                                                                  device_, Score(0, plan.n_sequences)),
+                                                              BufferUse::kDevice, "kv"));
   return Status::Ok();
 }
 
@@ -174,7 +175,8 @@ SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n
 Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows) {
   if (!scores() || layer >= n_layers()) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, query_.get()));
-  return list.ScoreAndSelect(Score(layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(layer, n_rows)));
+  return cache_->index()->RecordSearch(list, layer, n_rows, score_scratch_.get());
 }
 
 Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t n_rows) {
@@ -294,7 +296,10 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   if (scores() && cache_->index()->takes_records()) KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
+  if (scores())
+    KVRUN_RETURN_IF_ERROR(cache_->index()->WriteInputs({kv_rows_, commands_.angles(rows.size())}));
   if (takes_inputs()) WriteInputs();
+  if (is_probed()) cache_->NoteAttended();
   KVRUN_ASSIGN_OR_RETURN(DecodeLists * step,
                          ListsFor(static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(outputs.size())));
   const Result<uint64_t> value = SubmitStep(*step);
@@ -382,7 +387,7 @@ Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
                                                          Device& device, OffloadedPassOptions options) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<OffloadedCache> cache,
                          OffloadedCache::Create(device, options.plan, model.config.n_layers,
-                                                std::move(options.store), options.adapter.get()));
+                                                std::move(options.stores), options.adapter.get()));
   KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
                          StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared));
   std::unique_ptr<SpillFile> spill;

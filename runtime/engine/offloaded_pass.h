@@ -12,15 +12,15 @@
 #include "runtime/engine/step_probe.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_stores.h"
 #include "runtime/model/model.h"
-#include "runtime/store/group_store.h"
 
 namespace kvrun {
 
 struct OffloadedPassOptions {
   KvPlan plan;
-  std::unique_ptr<GroupStore> store;  // null: the plan has slots for all groups
-  std::unique_ptr<BlockFile> spill;   // for prompts that do not fit in memory; may be null where all do
+  KvStores stores;                   // none: the plan has slots for all groups
+  std::unique_ptr<BlockFile> spill;  // for prompts that do not fit in memory; may be null where all do
   // Has computed the first n_import entries of sequence 0 (PrefillInMemory), for comparisons; may be null.
   ResidentForwardPass* import = nullptr;
   uint32_t n_import = 0;

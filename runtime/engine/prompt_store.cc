@@ -32,7 +32,7 @@ Status PromptStore::CreateBuffers() {
                                                         BufferUse::kShared, "kv"));
   if (index() == nullptr || index()->takes_records()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(projected_,
-                         device_.CreateBuffer(uint64_t{kChunkRows} * plan().index.rank * sizeof(float),
+                         device_.CreateBuffer(uint64_t{kChunkRows} * projected_columns() * sizeof(float),
                                               BufferUse::kShared, "kv"));
   if (!takes_sums()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(sums_, LayerSumBuffers::Create(device_, commands_.config(), "kv"));
@@ -42,9 +42,22 @@ Status PromptStore::CreateBuffers() {
 void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
   prompt_ = prompt;
   tiles_ = std::move(tiles);
+  shown_tile_.reset();
 }
 
-Status PromptStore::BeginLayer(uint32_t /*layer*/) { return sums_ ? sums_->Clear() : Status::Ok(); }
+// A tile may have to be read.
+Status PromptStore::ShowTile(uint32_t tile) {
+  if (!tiles_.show || shown_tile_ == tile) return Status::Ok();
+  shown_tile_.reset();
+  KVRUN_RETURN_IF_ERROR(tiles_.show(tile));
+  shown_tile_ = tile;
+  return Status::Ok();
+}
+
+Status PromptStore::BeginLayer(uint32_t /*layer*/) {
+  shown_tile_.reset();
+  return sums_ ? sums_->Clear() : Status::Ok();
+}
 
 Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) {
   return sums_ ? sums_->Record(list, commands_, n_rows, skip_rows) : Status::Ok();
@@ -98,7 +111,7 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   const uint32_t first = std::max(prompt_.begin / group_tokens, tile * tile_tokens() / group_tokens);
   const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens());
   const uint32_t end_whole = end / group_tokens;
-  for (uint32_t group = first; group < end_whole;) {
+  for (uint32_t group = first; group < end_whole && !cache_.stores_layers();) {
     const uint32_t n = std::min(kRecordsAtOnce, end_whole - group);
     KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan().record));
     KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, prompt_.sequence, group, n, records));
@@ -119,19 +132,57 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
                             const ProjectedFn& visit) {
   for (uint32_t tile = begin / tile_tokens(); tile * tile_tokens() < prompt_.end; ++tile) {
     const uint32_t tile_begin = tile * tile_tokens();
-    if (tiles_.show) KVRUN_RETURN_IF_ERROR(tiles_.show(tile));
+    KVRUN_RETURN_IF_ERROR(ShowTile(tile));
     const uint32_t tile_end = std::min(prompt_.end, tile_begin + tile_tokens());
     for (uint32_t first = std::max(begin, tile_begin); first < tile_end; first += kChunkRows) {
       const uint32_t n = std::min(kChunkRows, tile_end - first);
-      KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-      KVRUN_RETURN_IF_ERROR(
-          list->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin, n, sides, rank, projected_.get()));
-      KVRUN_RETURN_IF_ERROR(list->Finish());
-      KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-      const uint64_t count = uint64_t{n} * rank;
-      KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
-      KVRUN_RETURN_IF_ERROR(visit(first, Floats(*projected_).first(count)));
+      KVRUN_ASSIGN_OR_RETURN(const std::span<const float> projected,
+                             ProjectTokens(tiles_.shape, first - tile_begin, n, sides, rank));
+      KVRUN_RETURN_IF_ERROR(visit(first, projected));
     }
+  }
+  return Status::Ok();
+}
+
+Result<std::span<const float>> PromptStore::ProjectTokens(const KvShape& shape, uint32_t first_token,
+                                                          uint32_t n, const IndexSides& sides,
+                                                          uint32_t rank) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(list->ProjectKeys(*tiles_.kv, shape, first_token, n, sides, rank, projected_.get()));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+  const uint64_t count = uint64_t{n} * rank;
+  KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
+  return std::span<const float>(Floats(*projected_).first(count));
+}
+
+// The K of a KV head is as that of a model with one head, whose tokens begin further on.
+Status PromptStore::VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides,
+                                  uint32_t rank, const ProductsFn& visit) {
+  KvShape shape = tiles_.shape;
+  shape.n_kv_heads = 1;
+  const uint32_t head_begin = head * 2 * shape.n_ctx;
+  for (uint32_t first = begin; first < end;) {
+    const uint32_t tile_begin = first / tile_tokens() * tile_tokens();
+    KVRUN_RETURN_IF_ERROR(ShowTile(first / tile_tokens()));
+    const uint32_t n = std::min({kChunkRows, tile_begin + tile_tokens() - first, end - first});
+    KVRUN_ASSIGN_OR_RETURN(const std::span<const float> products,
+                           ProjectTokens(shape, head_begin + first - tile_begin, n, sides, rank));
+    KVRUN_RETURN_IF_ERROR(visit(first, products));
+    first += n;
+  }
+  return Status::Ok();
+}
+
+Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) {
+  for (uint32_t first = begin; first < end;) {
+    const uint32_t tile = first / tile_tokens();
+    KVRUN_RETURN_IF_ERROR(ShowTile(tile));
+    const uint32_t n = std::min({kRecordsAtOnce, (tile + 1) * tile_tokens() - first, end - first});
+    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, first, n, plan().record));
+    const uint64_t bytes = n * plan().record.size_bytes();
+    KVRUN_RETURN_IF_ERROR(visit(first, records.subspan(head * bytes, bytes)));
+    first += n;
   }
   return Status::Ok();
 }
@@ -154,6 +205,7 @@ Status PromptStore::LearnAndIndex(uint32_t layer, const LayerSums& sums) {
 }
 
 Status PromptStore::IndexOnly(uint32_t layer) {
+  if (cache_.stores_layers()) return cache_.StoreLayer(layer, prompt_, *this);
   if (index() == nullptr) return Status::Ok();
   return index()->IndexPrompt(layer, prompt_, *this, cache_.stored_keys());
 }

@@ -26,7 +26,7 @@ struct KvTiles {
   std::function<Status(uint32_t tile)> show;  // the buffer is to hold that tile; empty: there is one
 };
 
-class PromptStore final : public PrefillSink, public PromptKeys {
+class PromptStore final : public PrefillSink, public PromptKeys, public PromptEntries {
  public:
   // For one prompt: `cache` is in its prefill phase. Both must outlive it.
   static Result<std::unique_ptr<PromptStore>> Create(Device& device, const StepCommands& commands,
@@ -40,6 +40,10 @@ class PromptStore final : public PrefillSink, public PromptKeys {
   Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
   Status StoreTile(uint32_t layer, uint32_t tile) override;
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
+
+  Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) override;
+  Status VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides, uint32_t rank,
+                       const ProductsFn& visit) override;
 
   // The index is to learn from this prompt: it has enough entries.
   bool learns() const {
@@ -64,6 +68,13 @@ class PromptStore final : public PrefillSink, public PromptKeys {
   Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
                                             const KvRecordShape& shape);
 
+  Status ShowTile(uint32_t tile);
+  // K of so many tokens of the tile, in `shape`'s terms, times a side: into projected_.
+  Result<std::span<const float>> ProjectTokens(const KvShape& shape, uint32_t first_token, uint32_t n,
+                                               const IndexSides& sides, uint32_t rank);
+  uint32_t projected_columns() const {
+    return cache_.stores_layers() ? plan().clusters.n_clusters : plan().index.rank;
+  }
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }
@@ -75,8 +86,9 @@ class PromptStore final : public PrefillSink, public PromptKeys {
   OffloadedCache& cache_;
   KvRange prompt_;
   KvTiles tiles_;
-  std::unique_ptr<Buffer> records_;    // kShared
-  std::unique_ptr<Buffer> projected_;  // kShared, float [kChunkRows, rank]
+  std::optional<uint32_t> shown_tile_;  // of the layer
+  std::unique_ptr<Buffer> records_;     // kShared
+  std::unique_ptr<Buffer> projected_;   // kShared, float [kChunkRows, rank]
   std::optional<LayerSumBuffers> sums_;
 };
 

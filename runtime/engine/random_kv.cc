@@ -86,7 +86,10 @@ Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence,
   const std::vector<std::byte> window = RandomRecords(plan.window_record, heads * n_in_window, random);
   KVRUN_RETURN_IF_ERROR(cache.BeginPrefill(sequence, 0));
   for (uint32_t layer = 0; layer < n_layers; ++layer) {
-    for (uint32_t group = 0; group < n_groups; group += n_at_once) {
+    if (cache.stores_layers()) {
+      KVRUN_RETURN_IF_ERROR(cache.StoreRepeated(layer, sequence, n_entries, block));
+    }
+    for (uint32_t group = 0; group < n_groups && !cache.stores_layers(); group += n_at_once) {
       const uint32_t n = std::min(n_at_once, n_groups - group);
       KVRUN_RETURN_IF_ERROR(
           cache.AppendGroups(layer, sequence, group, n, std::span(block).first(n * heads * record_bytes)));

@@ -135,12 +135,7 @@ Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings&
   options.plan = std::move(plan);
   if (!options.plan.method.is_on_flash()) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
-  const GroupStoreShape store{.n_layers = model.config.n_layers,
-                              .n_streams = options.plan.n_streams,
-                              .n_groups = options.plan.n_groups(),
-                              .record_bytes = static_cast<uint32_t>(options.plan.record.size_bytes())};
-  KVRUN_ASSIGN_OR_RETURN(options.store,
-                         GroupStore::Create(std::move(file), store, options.plan.staging_bytes));
+  KVRUN_ASSIGN_OR_RETURN(options.stores, MakeKvStores(options.plan, model.config.n_layers, std::move(file)));
   KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage, FileUse::kIsKept));
   KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, options.plan));
   return options;

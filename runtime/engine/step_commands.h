@@ -39,6 +39,8 @@ class StepCommands {
   // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
   // buffer.
   void WriteRows(std::span<const StepRow> rows, uint32_t first_position = 0);
+  // Of the rows that were written: float [n_rows, rotary_dim / 2, 2].
+  std::span<const float> angles(size_t n_rows) const;
   // Of which rows logits are wanted.
   void WriteOutputs(std::span<const uint32_t> outputs);
 

@@ -44,6 +44,7 @@ void ClusterMap::Clear() {
   std::fill(clusters_.begin(), clusters_.end(), Cluster{});
   n_free_ = shape_.max_clusters;
   n_flagged_ = 0;
+  end_used_ = 0;
   pending_.clear();
 }
 
@@ -52,7 +53,9 @@ uint32_t ClusterMap::TakeFree() {
   --n_free_;
   const auto free =
       std::find_if(clusters_.begin(), clusters_.end(), [](const Cluster& c) { return c.size() == 0; });
-  return static_cast<uint32_t>(free - clusters_.begin());
+  const auto id = static_cast<uint32_t>(free - clusters_.begin());
+  end_used_ = std::max(end_used_, id + 1);
+  return id;
 }
 
 uint32_t ClusterMap::Add(uint32_t n_stored, float variance, uint32_t end) {
@@ -94,6 +97,13 @@ void ClusterMap::Settle(uint32_t position, uint32_t place, uint32_t id, float sq
   }
   ++cluster.n_pending;
   pending_.push_back({position, id, place});
+}
+
+void ClusterMap::Flag(uint32_t id) {
+  Cluster& cluster = clusters_[id];
+  KVRUN_CHECK(cluster.n_stored >= 2 && !cluster.is_flagged() && CanAdd());
+  cluster.flagged_at = cluster.end - 1;
+  ++n_flagged_;
 }
 
 uint32_t ClusterMap::MustLoad() {

@@ -28,8 +28,10 @@ namespace kvrun {
 inline constexpr uint32_t kNoCluster = UINT32_MAX;
 
 // What a new entry may do to the cluster that is nearest. kAdaptive: flag it, where its variance would exceed
-// the threshold (DynaKV). kStatic: nothing, but for size (as PQCache does).
-enum class ClusterUpdate : uint8_t { kAdaptive, kStatic };
+// the threshold (DynaKV). kStatic: nothing, but for size (as PQCache does). kLocal: entries join no earlier
+// cluster; those that are pending together become new ones (as ClusterKV does): the caller settles them in
+// one cluster, and divides it (Flag).
+enum class ClusterUpdate : uint8_t { kAdaptive, kStatic, kLocal };
 
 struct ClusterMapShape {
   uint32_t dim = 0;           // of a key
@@ -92,7 +94,11 @@ class ClusterMap {
 
   // Clusters have ids below this; those of size 0 are free.
   uint32_t end_cluster() const { return static_cast<uint32_t>(clusters_.size()); }
+  // No id from here on was ever taken, since Clear.
+  uint32_t end_used() const { return end_used_; }
   uint32_t n_free() const { return n_free_; }
+  // Free ids that no flagged cluster needs for its division.
+  uint32_t n_room() const { return n_free_ - n_flagged_; }
   const Cluster& cluster(uint32_t id) const { return clusters_[id]; }
   std::span<const PendingEntry> pending() const { return pending_; }
   const ClusterMapStats& stats() const { return stats_; }
@@ -102,8 +108,7 @@ class ClusterMap {
   void SetThreshold(float variance) { threshold_ = variance; }
   float threshold() const { return threshold_; }
 
-  // There is a free id, which no flagged cluster needs for its division.
-  bool CanAdd() const { return n_flagged_ < n_free_; }
+  bool CanAdd() const { return n_room() > 0; }
   // A cluster of entries that are stored: at least one, at most max_entries. Answers its id; CanAdd must
   // hold.
   uint32_t Add(uint32_t n_stored, float variance, uint32_t end);
@@ -120,6 +125,8 @@ class ClusterMap {
   // An entry that leaves the window, and lies at a squared distance from the centroid of a cluster that has
   // room; pending from now on.
   void Settle(uint32_t position, uint32_t place, uint32_t id, float squared_distance);
+  // The cluster is divided when it is maintained next; it has two stored entries at least, and CanAdd holds.
+  void Flag(uint32_t id);
   // The cluster with most pending entries, the lowest of those, where as many are pending as there may be;
   // else kNoCluster. To be loaded and maintained.
   uint32_t MustLoad();
@@ -159,6 +166,7 @@ class ClusterMap {
   float threshold_ = std::numeric_limits<float>::infinity();
   std::vector<Cluster> clusters_;  // [max_clusters]
   uint32_t n_free_;
+  uint32_t end_used_ = 0;
   uint32_t n_flagged_ = 0;  // each needs a free id
   std::vector<PendingEntry> pending_;
   ClusterMapStats stats_;

@@ -53,8 +53,20 @@ class KvIndex {
   virtual ~KvIndex() = default;
 
   // --- While decoding.
-  // Sides, rows, their shape, and the query's form; the rest of `args` stays.
+  // Sides, rows, their shape, and the query's form; the rest of `args` stays. An index of lists of each KV
+  // head makes a row of each head of a row: `args` is about those then.
   virtual void FillScore(uint32_t layer, ScoreArgs* args) const = 0;
+  // What ScoreArgs::scratch must hold, for what `args` asks and for RecordSearch.
+  virtual uint64_t ScoreScratchBytes(const Device& device, const ScoreArgs& args) const {
+    return device.ScoreScratchBytes(args);
+  }
+  // Records a search that goes with the layer's selection, in the same list; `scratch` is that of the score.
+  virtual Status RecordSearch(CommandList& /*list*/, uint32_t /*layer*/, uint32_t /*n_rows*/,
+                              Buffer* /*scratch*/) const {
+    return Status::Ok();
+  }
+  // Before a step is submitted: what its lists read besides what they were recorded with.
+  virtual Status WriteInputs(const KvStepInputs& /*inputs*/) { return Status::Ok(); }
   // Records what adds the rows of a step's entries: `keys` has their K, normalised and rotated.
   virtual Status RecordAppend(CommandList& /*list*/, uint32_t /*layer*/, const NewKeys& /*keys*/) const {
     return Status::Ok();

@@ -24,6 +24,16 @@ constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelecto
 
 constexpr KvMethod kKvswap = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
 
+// DynaKV: clusters of each KV head, which follow the text as it is generated.
+constexpr KvMethod DynaKvMethod() {
+  KvMethod method = Selecting("dynakv", KvIndexKind::kCentroids, KvSelectorKind::kTopClusters);
+  method.store = KvStoreKind::kClusters;
+  method.group_score = GroupScore::kMass;
+  method.defaults.group_tokens = 4;
+  method.defaults.heads = HeadReduction::kPerKvHead;
+  return method;
+}
+
 // --- Comparators (docs/comparators.md says how close each is to its source).
 
 constexpr KvMethod RandomMethod() { return Selecting("random", KvIndexKind::kNone, KvSelectorKind::kRandom); }
@@ -92,9 +102,10 @@ constexpr KvMethod InfiniGenOfSumsMethod() {
   return method;
 }
 
-constexpr std::array kMethods = {
-    kFull,         kFlexgen,        kKvswap,      StreamingMethod(), RandomMethod(),         OracleMethod(),
-    QuestMethod(), MeanStdMethod(), LokiMethod(), InfiniGenMethod(), InfiniGenOfSumsMethod()};
+constexpr std::array kMethods = {kFull,          kFlexgen,          kKvswap,
+                                 DynaKvMethod(), StreamingMethod(), RandomMethod(),
+                                 OracleMethod(), QuestMethod(),     MeanStdMethod(),
+                                 LokiMethod(),   InfiniGenMethod(), InfiniGenOfSumsMethod()};
 
 }  // namespace
 

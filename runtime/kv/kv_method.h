@@ -16,11 +16,13 @@ namespace kvrun {
 
 // kLowRank: keys projected by an adapter, which is learned or comes from a file. kExactKeys: the keys, in
 // f16. kPageBounds: smallest and largest of each page's columns. kPageSpread: their mean less and plus the
-// standard deviation.
-enum class KvIndexKind : uint8_t { kNone, kLowRank, kExactKeys, kPageBounds, kPageSpread };
+// standard deviation. kCentroids: the mean key of each cluster, and its size.
+enum class KvIndexKind : uint8_t { kNone, kLowRank, kExactKeys, kPageBounds, kPageSpread, kCentroids };
 // kTopGroups: the M best by score, sinks pinned. kPinned: sinks alone. kRandom: M by chance, sinks pinned.
-enum class KvSelectorKind : uint8_t { kAll, kTopGroups, kPinned, kRandom };
-enum class KvStoreKind : uint8_t { kResident, kGroups };  // kGroups: records of groups on flash
+// kTopClusters: the best by mass for each slot that they take, until M slots are spent.
+enum class KvSelectorKind : uint8_t { kAll, kTopGroups, kPinned, kRandom, kTopClusters };
+// On flash: kGroups: records of consecutive entries. kClusters: records of entries whose keys are alike.
+enum class KvStoreKind : uint8_t { kResident, kGroups, kClusters };
 // Where what was chosen lies while it is attended to. kWhole: all of it in memory. kOwnSlots: each layer has
 // slots of its own, and what finds none is read into a pool that layers share. kPool: there is the pool
 // alone.
@@ -56,13 +58,15 @@ struct KvMethod {
   bool selects() const { return selector != KvSelectorKind::kAll; }
   // How many groups are selected can be said.
   bool counts_groups() const {
-    return selector == KvSelectorKind::kTopGroups || selector == KvSelectorKind::kRandom;
+    return selector == KvSelectorKind::kTopGroups || selector == KvSelectorKind::kRandom ||
+           selector == KvSelectorKind::kTopClusters;
   }
   bool has_index() const { return index != KvIndexKind::kNone; }
   // The index is made by adapters, whose rank and kind can be said.
   bool has_adapters() const { return index == KvIndexKind::kLowRank; }
   // A row of the index is of a whole group.
   bool has_pages() const { return index == KvIndexKind::kPageBounds || index == KvIndexKind::kPageSpread; }
+  bool has_clusters() const { return store == KvStoreKind::kClusters; }
   bool is_on_flash() const { return store != KvStoreKind::kResident; }
 };
 

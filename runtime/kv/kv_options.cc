@@ -37,6 +37,7 @@ constexpr std::array kHeads = {HeadReduction::kSum, HeadReduction::kSoftmax, Hea
                                HeadReduction::kPerKvHead};
 constexpr std::array<Named<DirectIo>, 3> kDirect = {
     {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
+constexpr std::array kUpdates = {ClusterUpdate::kAdaptive, ClusterUpdate::kStatic, ClusterUpdate::kLocal};
 constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
 constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred,
                                       AdapterKind::kQuery, AdapterKind::kQueryCentred,
@@ -120,6 +121,14 @@ Status SetMass(const Given& given, std::optional<double>* target) {
   if (!value || !(*value > 0.0 && *value <= 1.0)) {
     return given.Refuse("is not a share above 0 and at most 1, such as 0.95");
   }
+  *target = value;
+  return Status::Ok();
+}
+
+Status SetFactor(const Given& given, std::optional<double>* target) {
+  const std::optional<double> value = ParseReal(given.value);
+  // Written so that NaN fails it.
+  if (!value || !(*value > 0.0 && *value <= 1e6)) return given.Refuse("is not a number above 0, such as 1.5");
   *target = value;
   return Status::Ok();
 }
@@ -256,6 +265,17 @@ constexpr Named<Setter> kSetters[] = {
      }},
     {"heads", [](const Given& g,
                  KvSettings* s) { return SetChoice(g, NameAll(kHeads, HeadReductionName), &s->kv.heads); }},
+    {"cluster",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.cluster_entries); }},
+    {"cluster-max",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 2, kMaxEntries, &s->kv.max_cluster_entries); }},
+    {"pending",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.pending_entries); }},
+    {"split", [](const Given& g, KvSettings* s) { return SetFactor(g, &s->kv.split_factor); }},
+    {"update",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kUpdates, ClusterUpdateName), &s->kv.cluster_update);
+     }},
     {"policy", [](const Given& g, KvSettings* s) { return SetRow(g, ReplacementPolicies(), &s->kv.policy); }},
     {"adapter", SetAdapter},
     {"adapter-kind",
@@ -289,6 +309,7 @@ constexpr Named<Choices> kChoices[] = {
     {"type", [] { return NameList(NameAll(kTypes, KvTypeName)); }},
     {"index", [] { return NameList(NameAll(kIndexTypes, KvTypeName)); }},
     {"heads", [] { return NameList(NameAll(kHeads, HeadReductionName)); }},
+    {"update", [] { return NameList(NameAll(kUpdates, ClusterUpdateName)); }},
     {"policy", [] { return NameList(ReplacementPolicies()); }},
     {"adapter-kind", [] { return NameList(NameAll(kAdapterKinds, AdapterKindName)); }},
     {"io", BackendChoices},

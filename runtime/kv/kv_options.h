@@ -47,7 +47,10 @@ struct KvSettings {
 //   rank          columns, from 1
 //   index         f16, int8, int4
 //   heads         sum, softmax, gqa, per-kv-head
-//   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu
+//   cluster, cluster-max, pending   entries, from 1 (cluster-max: 2)
+//   split         a number above 0: of how many times the first clusters' variance one is divided
+//   update        adaptive, static, local
+//   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu, cluster
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed
 //   dir           a folder

@@ -1,5 +1,8 @@
 #include "runtime/kv/kv_parts.h"
 
+#include "platform/base/check.h"
+#include "runtime/kv/cluster_index.h"
+#include "runtime/kv/cluster_ledger.h"
 #include "runtime/kv/device_selector.h"
 #include "runtime/kv/low_rank_index.h"
 #include "runtime/kv/page_bounds.h"
@@ -43,7 +46,23 @@ Result<std::unique_ptr<KvIndex>> MakePageIndex(Device& device, const KvPlan& pla
   return std::unique_ptr<KvIndex>(std::move(index));
 }
 
+Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& plan, uint32_t n_layers) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ClusterIndex> index, ClusterIndex::Create(device, plan, n_layers));
+  return std::unique_ptr<KvIndex>(std::move(index));
+}
+
 }  // namespace
+
+Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                    ClusterSet& clusters, ClusterStore& store,
+                                                    RecentWindow& window, KvSlots& slots, KvIndex& index) {
+  KVRUN_CHECK(plan.method.index == KvIndexKind::kCentroids);
+  auto& centroids = static_cast<ClusterIndex&>(index);
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<ClusterLedger> ledger,
+      ClusterLedger::Create(device, plan, n_layers, clusters, store, window, slots, centroids));
+  return std::unique_ptr<KvLedger>(std::move(ledger));
+}
 
 Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
                                            const Adapter* adapter) {
@@ -53,6 +72,7 @@ Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, u
     case KvIndexKind::kExactKeys: return MakeExactIndex(device, plan, n_layers);
     case KvIndexKind::kPageBounds: return MakePageIndex(device, plan, n_layers, MinMaxBounds);
     case KvIndexKind::kPageSpread: return MakePageIndex(device, plan, n_layers, SpreadBounds);
+    case KvIndexKind::kCentroids: return MakeClusterIndex(device, plan, n_layers);
   }
   return std::unique_ptr<KvIndex>();
 }
@@ -60,7 +80,8 @@ Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, u
 std::unique_ptr<KvSelector> MakeSelector(Device& device, const KvPlan& plan, uint32_t n_layers) {
   switch (plan.method.selector) {
     case KvSelectorKind::kAll: break;
-    case KvSelectorKind::kTopGroups: return std::make_unique<DeviceSelector>(device, plan, n_layers);
+    case KvSelectorKind::kTopGroups:
+    case KvSelectorKind::kTopClusters: return std::make_unique<DeviceSelector>(device, plan, n_layers);
     case KvSelectorKind::kPinned: return std::make_unique<PinnedSelector>(plan, n_layers);
     case KvSelectorKind::kRandom: return std::make_unique<RandomSelector>(plan, n_layers);
   }

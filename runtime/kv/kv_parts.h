@@ -7,9 +7,14 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/adapter.h"
+#include "runtime/kv/cluster_extents.h"
 #include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_ledger.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_selector.h"
+#include "runtime/kv/kv_slots.h"
+#include "runtime/kv/recent_window.h"
+#include "runtime/store/cluster_store.h"
 
 namespace kvrun {
 
@@ -17,6 +22,11 @@ namespace kvrun {
 // null: it learns by itself.
 Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
                                            const Adapter* adapter);
+// For stores of clusters, whose index it sets rows of: one that MakeIndex made for the plan. All must outlive
+// it.
+Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                    ClusterSet& clusters, ClusterStore& store,
+                                                    RecentWindow& window, KvSlots& slots, KvIndex& index);
 // Null: a step attends to everything.
 std::unique_ptr<KvSelector> MakeSelector(Device& device, const KvPlan& plan, uint32_t n_layers);
 

@@ -38,6 +38,11 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.index_type.has_value(), full.index_type, "index");
   drop(given.heads.has_value(), full.heads, "heads");
   drop(!given.policy.empty(), full.policy, "policy");
+  drop(given.cluster_entries.has_value(), full.cluster_entries, "cluster");
+  drop(given.max_cluster_entries.has_value(), full.max_cluster_entries, "cluster-max");
+  drop(given.pending_entries.has_value(), full.pending_entries, "pending");
+  drop(given.split_factor.has_value(), full.split_factor, "split");
+  drop(given.cluster_update.has_value(), full.cluster_update, "update");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
   return full;
@@ -138,6 +143,22 @@ uint64_t KvPlan::prefill_bytes() const { return Sum(parts, &KvPart::in_prefill);
 
 uint64_t KvPlan::decode_bytes() const { return Sum(parts, &KvPart::in_decode); }
 
+uint32_t KvPlan::n_choosable() const {
+  if (!method.has_clusters()) return n_groups();
+  // Each cluster leaves one record unfilled at most.
+  const uint64_t slot_tokens = slot_record.group_tokens;
+  return static_cast<uint32_t>((n_ctx + clusters.n_clusters * (slot_tokens - 1)) / slot_tokens);
+}
+
+uint32_t KvPlan::EntriesOfSlots(uint32_t n_slots) const {
+  const uint64_t most = uint64_t{n_slots} * slot_record.group_tokens;
+  if (!method.has_clusters()) return static_cast<uint32_t>(std::min<uint64_t>(most, n_ctx));
+  if (n_slots == n_choosable()) return n_ctx;
+  const double filled = 1.0 / (1.0 + (slot_record.group_tokens - 1) / (2.0 * clusters.mean_entries));
+  return static_cast<uint32_t>(
+      std::min(static_cast<double>(most) * filled + 0.5, static_cast<double>(n_ctx)));
+}
+
 std::string KvPlan::Describe() const {
   const std::string budget = budget_bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(budget_bytes);
   const double part = 100.0 * static_cast<double>(decode_bytes()) / static_cast<double>(full_bytes);
@@ -145,19 +166,23 @@ std::string KvPlan::Describe() const {
                                  method.name, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
   if (!method.is_on_flash()) return text;
-  const auto entries = [this](uint32_t n_some) {
-    return std::min(uint64_t{n_some} * record.group_tokens, uint64_t{n_ctx});  // the last group may be cut
-  };
-  text += n_chosen == n_groups() ? fmt::format("; all {} entries", n_ctx)
-                                 : fmt::format("; {} of {} entries", entries(n_chosen), n_ctx);
+  const auto entries = [this](uint32_t n_some) { return EntriesOfSlots(n_some); };
+  text += n_chosen == n_choosable() ? fmt::format("; all {} entries", n_ctx)
+                                    : fmt::format("; {} of {} entries", entries(n_chosen), n_ctx);
   if (reuse_limits_selection) {
     text += fmt::format(" (no more, as the reuse buffer was given {} groups)", n_cache_slots);
   }
-  text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
-                      entries(n_pinned), window_entries);
+  if (method.has_clusters()) {
+    text += fmt::format(
+        " in clusters of {} on average, {} at most ({} sinks, up to {} pending), and a window of {}",
+        clusters.mean_entries, clusters.max_entries, clusters.n_sinks, clusters.max_pending, window_entries);
+  } else {
+    text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
+                        entries(n_pinned), window_entries);
+  }
   if (method.selects()) {
     const std::string cached =
-        n_cache_slots == n_groups() ? "all" : fmt::format("{}", entries(n_cache_slots));
+        n_cache_slots == n_choosable() ? "all" : fmt::format("{}", entries(n_cache_slots));
     text += fmt::format(", {} in the cache ({})", cached, policy);
     if (n_pool_slots > 0) {
       text += fmt::format(", a pool of {} x {} for the rest", pool_parts(), entries(n_pool_slots));

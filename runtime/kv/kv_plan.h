@@ -53,6 +53,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/adapter.h"
+#include "runtime/kv/cluster_map.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/slot_cache.h"
 
@@ -65,6 +66,7 @@ inline constexpr uint32_t kExactEntries = 32;
 
 std::string_view KvTypeName(KvType type);                     // "f16", "f32", "fp8", "int8", "int4"
 std::string_view HeadReductionName(HeadReduction reduction);  // "sum", "softmax", "gqa", "per-kv-head"
+std::string_view ClusterUpdateName(ClusterUpdate update);     // "adaptive", "static", "local"
 
 // A group of kvswap where nothing is known of the flash.
 inline constexpr uint32_t kDefaultGroupTokens = 4;
@@ -90,8 +92,13 @@ struct KvOptions {
   std::optional<KvType> index_type;  // kF16, kInt8, kInt4
   std::optional<HeadReduction> heads;
   std::optional<AdapterKind> adapter_kind;
-  bool adapter_from_file = false;  // else computed in prefill, inside the budget
-  std::string policy;              // replacement; empty: chosen
+  bool adapter_from_file = false;               // else computed in prefill, inside the budget
+  std::string policy;                           // replacement; empty: chosen
+  std::optional<uint32_t> cluster_entries;      // of clusters, on average, when a prompt is divided
+  std::optional<uint32_t> max_cluster_entries;  // of a cluster
+  std::optional<uint32_t> pending_entries;      // of a stream of a layer: may wait for their cluster
+  std::optional<double> split_factor;           // ClusterPlan::threshold_factor
+  std::optional<ClusterUpdate> cluster_update;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -112,14 +119,31 @@ struct KvPart {
   bool in_decode = true;
 };
 
+// Of methods whose extents are clusters: those of one stream of one layer.
+struct ClusterPlan {
+  uint32_t mean_entries = 0;  // of clusters that a prompt is divided into
+  uint32_t max_entries = 0;   // of a cluster
+  uint32_t n_clusters = 0;    // room
+  uint32_t n_sinks = 0;       // the first entries, which are in no cluster, and always attended to
+  uint32_t max_pending = 0;   // entries that wait for their cluster
+  // A cluster is divided where its variance exceeds so many times the mean variance of the first clusters.
+  float threshold_factor = 0.0F;
+  ClusterUpdate update = ClusterUpdate::kAdaptive;
+
+  // Entries that lie in memory, in no slot: sinks and those that wait.
+  uint32_t n_kept() const { return n_sinks + max_pending; }
+};
+
 struct KvPlan {
   KvMethod method;
   uint32_t n_ctx = 0;
   uint32_t n_sequences = 1;
-  uint64_t full_bytes = 0;      // f16 KV of n_ctx tokens, over all sequences
-  uint64_t budget_bytes = 0;    // UINT64_MAX: none
-  bool raises_budget = false;   // a share was given that is less than budget_bytes
-  KvRecordShape record;         // on flash and in slots
+  uint64_t full_bytes = 0;     // f16 KV of n_ctx tokens, over all sequences
+  uint64_t budget_bytes = 0;   // UINT64_MAX: none
+  bool raises_budget = false;  // a share was given that is less than budget_bytes
+  // Of a group, on flash and in slots. With clusters: of one entry, whose slots hold more of them.
+  KvRecordShape record;
+  KvRecordShape slot_record;    // what a slot holds: `record`, or so many entries of a cluster
   KvRecordShape window_record;  // in the window
   uint32_t n_streams = 0;       // per layer
   uint32_t window_entries = 0;  // W
@@ -132,6 +156,7 @@ struct KvPlan {
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;              // 0: M groups, whatever their mass
   bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
+  ClusterPlan clusters;
   IndexShape index;
   HeadReduction heads = HeadReduction::kSoftmax;
   AdapterKind adapter_kind = AdapterKind::kQueryCentred;
@@ -152,10 +177,29 @@ struct KvPlan {
   // When a layer's choice is known, the layer that had its part of the pool before is complete: that many
   // layers later (KvThread).
   uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
-  SlotCacheShape slot_cache_shape() const { return {n_cache_slots, n_chosen, n_pool_slots, n_groups()}; }
+  SlotCacheShape slot_cache_shape() const { return {n_cache_slots, n_chosen, n_pool_slots, n_record_ids()}; }
   uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
+  // Slots that a cluster takes at most.
+  uint32_t records_per_cluster() const {
+    return (clusters.max_entries + slot_record.group_tokens - 1) / slot_record.group_tokens;
+  }
+  // Ids of what slots hold: groups, or records of clusters (cluster * records_per_cluster() + i).
+  uint32_t n_record_ids() const {
+    return method.has_clusters() ? clusters.n_clusters * records_per_cluster() : n_groups();
+  }
+  // Slots that all entries of a stream take at most.
+  uint32_t n_choosable() const;
+  // Entries that n slots hold, mostly: the last record of a cluster is filled in part.
+  uint32_t EntriesOfSlots(uint32_t n_slots) const;
+  ClusterMapShape cluster_map_shape() const {
+    return {.dim = record.head_dim,
+            .max_clusters = clusters.n_clusters,
+            .max_entries = clusters.max_entries,
+            .max_pending = clusters.max_pending,
+            .update = clusters.update};
+  }
   uint64_t prefill_bytes() const;
   uint64_t decode_bytes() const;
   // One line: what the budget buys.

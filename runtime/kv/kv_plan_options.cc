@@ -10,6 +10,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/slot_cache.h"
+#include "shaders/shared/step_params.h"
 
 namespace kvrun {
 namespace {
@@ -20,6 +21,8 @@ constexpr uint32_t kMaxLayers = 1U << 16;
 constexpr uint32_t kMaxHeads = 1U << 16;
 constexpr uint32_t kMaxKeyDim = 1U << 17;
 constexpr uint32_t kMaxGroupTokens = 256;
+constexpr uint32_t kMaxClusterEntries = 1024;
+constexpr uint32_t kMostClusters = 100'000;  // of a stream of a layer
 
 Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
@@ -43,6 +46,21 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
     if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
   }
+  if (!method.has_clusters()) {
+    if (options.cluster_entries) return NotFor(options, "cluster", "clusters");
+    if (options.max_cluster_entries) return NotFor(options, "cluster-max", "clusters");
+    if (options.pending_entries) return NotFor(options, "pending", "clusters");
+    if (options.split_factor) return NotFor(options, "split", "clusters");
+    if (options.cluster_update) return NotFor(options, "update", "clusters");
+  } else {
+    if (options.mass_share) return NotFor(options, "mass", "selection that ends by mass");
+    if (options.heads && *options.heads != HeadReduction::kPerKvHead) {
+      return Invalid(
+          fmt::format("--kv-heads {} does not go with the KV method {}, whose clusters are of one KV "
+                      "head each: leave it out",
+                      HeadReductionName(*options.heads), options.method));
+    }
+  }
   if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
   if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
   if (method.selects()) return Status::Ok();
@@ -53,6 +71,60 @@ Status CheckMethodHasOptions(const KvOptions& options) {
   const bool rounds =
       k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
   if (options.window_entries && !rounds) return NotFor(options, "window", "recent window in f16 and f32");
+  return Status::Ok();
+}
+
+Status CheckClusterOptions(const KvOptions& options) {
+  const auto is_within = [](std::optional<uint32_t> value, uint32_t least) {
+    return !value || (*value >= least && *value <= kMaxClusterEntries);
+  };
+  if (!is_within(options.cluster_entries, 1)) {
+    return Invalid(fmt::format("clusters of {} entries on average were asked for; they can have 1 to {}",
+                               *options.cluster_entries, kMaxClusterEntries));
+  }
+  if (!is_within(options.max_cluster_entries, 2)) {
+    return Invalid(fmt::format("clusters of at most {} entries were asked for; that can be 2 to {}",
+                               *options.max_cluster_entries, kMaxClusterEntries));
+  }
+  if (!is_within(options.pending_entries, 1)) {
+    return Invalid(fmt::format("{} entries were to wait for their cluster; that can be 1 to {}",
+                               *options.pending_entries, kMaxClusterEntries));
+  }
+  if (options.cluster_update == ClusterUpdate::kLocal && options.pending_entries &&
+      options.max_cluster_entries && *options.pending_entries > *options.max_cluster_entries) {
+    return Invalid(
+        fmt::format("with --kv-update local {} pending entries become one cluster before it is divided, and "
+                    "a cluster was to have {} at most: raise --kv-cluster-max, or lower --kv-pending",
+                    *options.pending_entries, *options.max_cluster_entries));
+  }
+  if (options.split_factor && !(*options.split_factor > 0.0 && std::isfinite(*options.split_factor))) {
+    return Invalid(
+        fmt::format("clusters were to be divided at {} times the first ones' variance; that is a "
+                    "number above 0",
+                    *options.split_factor));
+  }
+  return Status::Ok();
+}
+
+// What clusters and their selection have room for.
+Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
+  if (plan.n_streams > KVRUN_MAX_STEP_TOKENS) {
+    return Invalid(fmt::format(
+        "the KV method {} takes at most {} sequences of a model with {} KV heads, not {}", plan.method.name,
+        KVRUN_MAX_STEP_TOKENS / plan.heads_per_sequence(), plan.heads_per_sequence(), plan.n_sequences));
+  }
+  if (plan.clusters.n_clusters > kMostClusters) {
+    return Invalid(
+        fmt::format("there would be {} clusters of {} entries on average, and there can be {}: raise "
+                    "--kv-cluster, or shorten the context",
+                    plan.clusters.n_clusters, plan.clusters.mean_entries, kMostClusters));
+  }
+  if (n_chosen && *n_chosen < plan.records_per_cluster()) {
+    return Invalid(
+        fmt::format("a cluster of up to {} entries takes {} slots, and {} would be selected: raise "
+                    "--kv-select, or lower --kv-cluster-max",
+                    plan.clusters.max_entries, plan.records_per_cluster(), *n_chosen));
+  }
   return Status::Ok();
 }
 
@@ -75,6 +147,15 @@ std::string_view HeadReductionName(HeadReduction reduction) {
     case HeadReduction::kSoftmax: return "softmax";
     case HeadReduction::kGqa: return "gqa";
     case HeadReduction::kPerKvHead: return "per-kv-head";
+  }
+  return "unknown";
+}
+
+std::string_view ClusterUpdateName(ClusterUpdate update) {
+  switch (update) {
+    case ClusterUpdate::kAdaptive: return "adaptive";
+    case ClusterUpdate::kStatic: return "static";
+    case ClusterUpdate::kLocal: return "local";
   }
   return "unknown";
 }
@@ -127,6 +208,7 @@ Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
     return Invalid(
         fmt::format("a mass of {} was asked for; it is a share above 0 and at most 1", *options.mass_share));
   }
+  KVRUN_RETURN_IF_ERROR(CheckClusterOptions(options));
   const uint32_t key_dim = model.n_kv_heads * model.head_dim;
   if (options.rank && (*options.rank == 0 || *options.rank > key_dim)) {
     return Invalid(fmt::format("an index of rank {} was asked for; this model's keys have ranks from 1 to {}",
@@ -156,16 +238,17 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
         "softmax, gqa or per-kv-head",
         options.mass_share ? "--kv-mass" : fmt::format("the KV method {}", plan.method.name)));
   }
-  const uint32_t group = plan.record.group_tokens;
+  const uint32_t group = plan.slot_record.group_tokens;
   if (n_chosen && *n_chosen == 0) {
     return Invalid(
         fmt::format("nothing would be selected: {} entries are less than a group of {}, and no sinks "
                     "are pinned",
                     options.select_entries.value_or(0), group));
   }
+  if (plan.method.has_clusters()) KVRUN_RETURN_IF_ERROR(CheckClusters(plan, n_chosen));
   if (!n_cache_slots) return Status::Ok();
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
-  const uint32_t least = std::min(plan.n_pinned + 1, plan.n_groups());
+  const uint32_t least = std::min(plan.n_pinned + 1, plan.n_choosable());
   const uint32_t selected = n_chosen.value_or(std::max(*n_cache_slots, least));
   if (policy->needs_equal_capacity && *n_cache_slots != selected) {
     return Invalid(

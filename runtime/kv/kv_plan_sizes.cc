@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "platform/base/units.h"
+#include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
 
@@ -10,6 +11,7 @@ namespace kvrun {
 namespace {
 
 constexpr uint64_t kChecksumBytes = 4;
+constexpr uint64_t kClusterChecksumBytes = 8;  // and how many records there are
 constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
 constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
@@ -26,18 +28,20 @@ uint64_t StagingBytes(uint64_t record_bytes, uint32_t alignment_bytes) {
 }
 
 uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const uint64_t scales = uint64_t{plan.n_sequences} * plan.index.rank * sizeof(float);
-  return input.model.n_layers * (plan.index.size_bytes() + scales);
+  const uint64_t scales = uint64_t{plan.index.n_sequences} * plan.index.rank * sizeof(float);
+  const uint64_t bytes = input.model.n_layers * (plan.index.size_bytes() + scales);
+  return plan.method.has_clusters() ? bytes + CentroidIndexBytes(input, plan) : bytes;
 }
 
 uint64_t SlotBytes(const KvPlan& plan, uint32_t n_slots) {
-  return plan.n_streams * plan.record.size_bytes() * n_slots;
+  return plan.n_streams * plan.slot_record.size_bytes() * n_slots;
 }
 
-uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots) {
+uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots, bool has_biases = false) {
   SlotShape shape;
   shape.n_streams = plan.n_streams;
   shape.table_slots = table_slots;
+  shape.has_biases = has_biases;
   return table_slots == 0 ? 0 : shape.table_bytes();
 }
 
@@ -50,12 +54,14 @@ uint64_t SlotCacheBytes(const KvPlan& plan) {
 
 // Mapping tables, what the slot caches know, a layer's list of reads, and of all groups where all are read.
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const uint64_t tables = MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen)) +
+  const bool has_clusters = plan.method.has_clusters();
+  const uint64_t tables = MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), has_clusters) +
                           MappingBytes(plan, plan.n_window_slots) + SlotCacheBytes(plan);
-  const uint64_t pool = plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots);
+  const uint64_t pool = plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, has_clusters);
   uint64_t of_a_layer = 0;
   if (plan.method.is_on_flash()) {
     of_a_layer = uint64_t{plan.n_streams} * plan.n_chosen * sizeof(GroupFetch);
+    if (has_clusters) of_a_layer += ClusterListBytes(plan);
     if (!plan.method.selects()) of_a_layer += uint64_t{plan.n_groups()} * sizeof(uint32_t);
   }
   return input.model.n_layers * tables + pool + of_a_layer;
@@ -64,7 +70,7 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.method.selects()) return 0;
-  const uint64_t n_groups = plan.n_groups();
+  const uint64_t n_groups = plan.method.has_clusters() ? plan.clusters.n_clusters : plan.n_groups();
   const uint64_t chosen = uint64_t{input.model.n_layers} * plan.n_streams * (1 + uint64_t{plan.n_chosen}) * 4;
   if (!plan.method.has_index()) return chosen;
   uint64_t n_queries = 0;  // whose scores of every row wait for their softmax's sum
@@ -73,7 +79,8 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
     n_queries = input.model.n_heads;
   }
   const uint64_t rows = plan.n_sequences * n_queries * n_groups * plan.index.rows() * 2;
-  const uint64_t groups = plan.n_streams * n_groups * 4;
+  // With clusters, what they score for their weight, too.
+  const uint64_t groups = plan.n_streams * n_groups * (plan.method.has_clusters() ? 8 : 4);
   return rows + groups + chosen;
 }
 
@@ -82,10 +89,11 @@ uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
          plan.n_window_slots;
 }
 
-// What a prompt that fails gives back: the incomplete group of its sequence.
+// What a prompt that fails gives back: the incomplete group of its sequence; with clusters, its window, which
+// lies nowhere else.
 void AddTails(const KvSizeInput& input, KvPlan& plan) {
-  plan.parts.push_back(
-      {"tails", WindowBytes(input, plan) / plan.n_sequences / plan.n_window_slots, true, false});
+  const uint32_t n_slots = plan.method.has_clusters() ? 1 : plan.n_window_slots;
+  plan.parts.push_back({"tails", WindowBytes(input, plan) / plan.n_sequences / n_slots, true, false});
 }
 
 // In prefill, of one sequence, beside tile and hidden states: all the time.
@@ -95,6 +103,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
+  if (plan.method.has_clusters()) return encoded + ClusterPromptBytes(plan);
   const uint64_t projected =
       plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
@@ -132,8 +141,9 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 
 void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
-  const uint64_t record_bytes = plan.record.size_bytes();
-  plan.staging_bytes = StagingBytes(record_bytes, input.io_alignment_bytes);
+  const bool has_clusters = plan.method.has_clusters();
+  const uint64_t read_bytes = plan.slot_record.size_bytes() * (has_clusters ? plan.records_per_cluster() : 1);
+  plan.staging_bytes = StagingBytes(read_bytes, input.io_alignment_bytes);
   plan.parts.clear();
   const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
     if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});
@@ -145,7 +155,13 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   add("window", WindowBytes(input, plan));
   AddTails(input, plan);
   add("tables", TableBytes(input, plan));
-  add("checksums", layers * plan.n_streams * plan.n_groups() * kChecksumBytes);
+  if (has_clusters) {
+    add("clusters", ClusterBytes(input, plan));
+    add("kept", KeptBytes(input, plan));
+  }
+  const uint64_t of_a_stream =
+      has_clusters ? plan.clusters.n_clusters * kClusterChecksumBytes : plan.n_groups() * kChecksumBytes;
+  add("checksums", layers * plan.n_streams * of_a_stream);
   add("scores", ScoreBytes(input, plan));
   add("staging", plan.staging_bytes);
 }

@@ -9,6 +9,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_options.h"
 
 namespace kvrun {
@@ -20,6 +21,14 @@ constexpr uint32_t kPaperEntries = 400;
 constexpr uint32_t kFewEntries = 128;
 constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
 constexpr std::string_view kDefaultPolicy = "lru";
+// Of clusters; by measurement (docs/performance.md, "Clusters").
+constexpr uint32_t kMostClusterEntries = 1024;
+constexpr uint32_t kMeansOfLargestCluster = 4;
+constexpr uint32_t kLeastMaxClusterEntries = 2;  // what is divided has two
+constexpr double kClusterRoom = 1.25;            // divisions while decoding take room, too
+constexpr uint32_t kSpareClusters = 8;
+constexpr uint32_t kPendingEntries = 16;  // as in DynaKV's Figure 11
+constexpr double kSplitFactor = 1.5;
 
 // Exact enough to be rounded from.
 KvRecordShape WindowRecord(KvRecordShape record) {
@@ -79,6 +88,7 @@ KvPlan Planner::AllInMemory() const {
   // Kept as records where f16 and f32 planes do not do: all of them in the window.
   const bool in_records = KeepsRecordsInMemory(options_);
   plan.record = {k_type, v_type, model_.n_kv_heads, model_.head_dim, kWholeGroupTokens};
+  plan.slot_record = plan.record;
   plan.window_record = WindowRecord(plan.record);
   plan.n_streams = plan.n_sequences;
   plan.window_entries = std::max(options_.window_entries.value_or(Rows().front().window_entries), 1U);
@@ -118,6 +128,7 @@ Status Planner::Settle() {
   const bool per_head = method.selects() && base_.heads == HeadReduction::kPerKvHead;
   record.n_heads = per_head ? 1 : model_.n_kv_heads;
   base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
+  base_.slot_record = record;
   const uint32_t n_groups = base_.n_groups();
   if (!method.selects()) {
     n_chosen_ = n_groups;
@@ -125,8 +136,12 @@ Status Planner::Settle() {
     return Status::Ok();
   }
   const uint32_t sinks = options_.sink_entries.value_or(kSinkEntries);
-  base_.n_pinned = static_cast<uint32_t>(
-      std::min<uint64_t>(CeilDiv(uint64_t{sinks}, uint64_t{record.group_tokens}), n_groups));
+  if (method.has_clusters()) {
+    SettleClusters(sinks);
+  } else {
+    base_.n_pinned = static_cast<uint32_t>(
+        std::min<uint64_t>(CeilDiv(uint64_t{sinks}, uint64_t{record.group_tokens}), n_groups));
+  }
   const AdapterKind usual_kind = sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred;
   base_.adapter_kind = options_.adapter_kind.value_or(method.defaults.adapter_kind.value_or(usual_kind));
   base_.policy = options_.policy.empty() ? kDefaultPolicy : options_.policy;
@@ -136,18 +151,70 @@ Status Planner::Settle() {
   return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
 }
 
+// Larger ones leave more of a small budget for slots.
+uint32_t Planner::UsualClusterEntries() const {
+  const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
+  if (share >= 1.0 / 8) return 16;
+  return share >= 1.0 / 20 ? 32 : 64;
+}
+
+// Shape and room of clusters: what a record is, too, as that is of one entry here.
+void Planner::SettleClusters(uint32_t sinks) {
+  ClusterPlan& clusters = base_.clusters;
+  base_.slot_record.has_positions = true;
+  base_.record.group_tokens = 1;
+  const uint32_t n_ctx = base_.n_ctx;
+  clusters.n_sinks = std::min(sinks, n_ctx);
+  clusters.mean_entries = options_.cluster_entries.value_or(UsualClusterEntries());
+  uint32_t most = std::min(kMeansOfLargestCluster * clusters.mean_entries, kMostClusterEntries);
+  // A selection ends before the first cluster that does not fit: any one has to.
+  if (options_.select_entries) {
+    const uint32_t slots = *options_.select_entries / base_.slot_record.group_tokens;
+    most = std::min(most, slots * base_.slot_record.group_tokens);
+  }
+  clusters.max_entries = std::max(options_.max_cluster_entries.value_or(most), kLeastMaxClusterEntries);
+  clusters.n_clusters = static_cast<uint32_t>(std::ceil(
+                            kClusterRoom * n_ctx / std::min(clusters.mean_entries, clusters.max_entries))) +
+                        kSpareClusters;
+  clusters.max_pending = options_.pending_entries.value_or(kPendingEntries);
+  // What is pending together is one cluster at first.
+  if (options_.cluster_update == ClusterUpdate::kLocal && !options_.max_cluster_entries) {
+    clusters.max_entries = std::max(clusters.max_entries, clusters.max_pending);
+  }
+  if (options_.cluster_update == ClusterUpdate::kLocal) {
+    clusters.max_pending = std::min(clusters.max_pending, clusters.max_entries);
+  }
+  clusters.threshold_factor = static_cast<float>(options_.split_factor.value_or(kSplitFactor));
+  clusters.update = options_.cluster_update.value_or(ClusterUpdate::kAdaptive);
+}
+
+// M for so many entries.
+uint32_t Planner::SlotsOf(uint32_t entries) const {
+  const uint32_t slot_tokens = base_.slot_record.group_tokens;
+  if (!base_.method.has_clusters()) {
+    return static_cast<uint32_t>(
+        std::min<uint64_t>(uint64_t{base_.n_pinned} + entries / slot_tokens, base_.n_groups()));
+  }
+  if (entries >= base_.n_ctx) return base_.n_choosable();
+  const double unfilled = 1.0 + (slot_tokens - 1) / (2.0 * base_.clusters.mean_entries);
+  return std::min(base_.n_choosable(), static_cast<uint32_t>(entries * unfilled / slot_tokens));
+}
+
+// The smallest selection: one extent beside the pinned ones.
+uint32_t Planner::LeastChosen() const {
+  if (base_.method.has_clusters()) return std::min(base_.records_per_cluster(), base_.n_choosable());
+  return std::min(base_.n_pinned + 1, base_.n_groups());
+}
+
 void Planner::SettleSelection() {
-  const uint32_t n_groups = base_.n_groups();
+  const uint32_t n_groups = base_.n_choosable();
   if (!base_.method.counts_groups()) {
     n_chosen_ = n_cache_slots_ = base_.n_pinned;
     return;
   }
   std::optional<uint32_t> entries = options_.select_entries;
   if (!entries && !has_budget()) entries = kPaperEntries;
-  if (entries) {
-    n_chosen_ = static_cast<uint32_t>(
-        std::min<uint64_t>(uint64_t{base_.n_pinned} + *entries / base_.record.group_tokens, n_groups));
-  }
+  if (entries) n_chosen_ = SlotsOf(*entries);
   if (options_.reuse_groups) n_cache_slots_ = std::min(*options_.reuse_groups, n_groups);
   base_.reuse_limits_selection = !n_chosen_ && n_cache_slots_ && *n_cache_slots_ < n_groups;
 }
@@ -164,6 +231,8 @@ KvPlan Planner::Shape(const Row& row) const {
   KvPlan plan = base_;
   plan.record.k_type = options_.k_type.value_or(row.k_type);
   plan.record.v_type = options_.v_type.value_or(row.v_type);
+  plan.slot_record.k_type = plan.record.k_type;
+  plan.slot_record.v_type = plan.record.v_type;
   plan.window_record = WindowRecord(plan.record);
   SetWindow(WindowOf(row), plan);
   if (plan.method.has_index()) ShapeIndex(row, plan);
@@ -184,6 +253,10 @@ void Planner::ShapeIndex(const Row& row, KvPlan& plan) const {
   index.n_sequences = plan.n_sequences;
   index.type = KvType::kF16;
   index.rank = key_dim;
+  if (plan.method.has_clusters()) {
+    index = CentroidIndexShape(plan);
+    return;
+  }
   if (plan.method.has_pages()) {
     index.rank = 2 * key_dim;
     index.rows_per_group = 1;
@@ -217,7 +290,7 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
 // can be a pool.
 KvPlan Planner::Smallest(const Row& row) const {
-  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
+  const uint32_t least = LeastChosen();
   const uint32_t n_chosen = n_chosen_.value_or(std::max(n_cache_slots_.value_or(0), least));
   return Sized(row, n_chosen, n_cache_slots_.value_or(fills_slots() ? 0 : n_chosen));
 }
@@ -242,8 +315,8 @@ std::optional<KvPlan> Planner::FitMost(uint32_t least, uint32_t most, const Size
 
 // The largest M that fits, with C = M; or with no own slots, where M was given and is too large.
 std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
-  const uint32_t least = std::min(base_.n_pinned + 1, base_.n_groups());
-  return FitMost(least, base_.n_groups(), [&](uint32_t n) { return Sized(row, n, fills_slots() ? 0 : n); });
+  return FitMost(LeastChosen(), base_.n_choosable(),
+                 [&](uint32_t n) { return Sized(row, n, fills_slots() ? 0 : n); });
 }
 
 // C = M where that fits; else, in the types that suit the budget, the largest C that fits beside the pool.
@@ -278,8 +351,8 @@ std::optional<KvPlan> Planner::FitBestRow() const {
     if (fills_budget() && base_.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
-    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->record.group_tokens;
-    if (!fills_budget() || entries >= kFewEntries || plan->n_chosen == plan->n_groups()) return plan;
+    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->slot_record.group_tokens;
+    if (!fills_budget() || entries >= kFewEntries || plan->n_chosen == plan->n_choosable()) return plan;
     if (!best || plan->n_chosen > best->n_chosen) best = plan;
   }
   return best;
@@ -308,7 +381,7 @@ std::string Planner::SelectLess() const {
     if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
   }
   if (!most) return "";
-  const uint32_t entries = (most->n_chosen - most->n_pinned) * most->record.group_tokens;
+  const uint32_t entries = most->EntriesOfSlots(most->n_chosen - most->n_pinned);
   if (!n_cache_slots_) return fmt::format("select at most {} entries", entries);
   return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);
 }

@@ -49,7 +49,11 @@ class Planner {
 
   bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
   Status Settle();
+  uint32_t UsualClusterEntries() const;
+  void SettleClusters(uint32_t sinks);
   void SettleSelection();
+  uint32_t SlotsOf(uint32_t entries) const;
+  uint32_t LeastChosen() const;
   // Without selected groups, a budget is filled with recent entries.
   bool fills_window() const {
     return base_.method.selects() && !base_.method.counts_groups() && has_budget() &&

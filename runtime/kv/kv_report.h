@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "platform/io/block_file.h"
+#include "runtime/kv/cluster_report.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/store/group_store.h"
@@ -15,6 +16,7 @@ struct KvReport {
   KvStats stats;             // of decode steps
   GroupStoreStats store;     // of prefill and decode; zeros where nothing lies on flash
   std::optional<IoMode> io;  // nothing where nothing lies on flash
+  std::optional<ClusterReport> clusters = {};
 };
 
 }  // namespace kvrun

@@ -38,6 +38,25 @@ void SlotBuffers::NameFirst(uint32_t stream, uint32_t n) const {
   table[1] = shape_.record.group_tokens;
 }
 
+// Without a bias.
+void SlotBuffers::NameSlot(std::span<uint32_t> table, size_t i, uint32_t slot, uint32_t count) const {
+  table[2 + i] = SlotShape::BiasedSlot(slot, count);
+  table[2 + shape_.table_slots + i] = 0;
+}
+
+void SlotBuffers::NameCounted(uint32_t stream, std::span<const uint32_t> slots,
+                              std::span<const uint32_t> counts) const {
+  const std::span<uint32_t> table = Table(stream);
+  table[0] = static_cast<uint32_t>(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) NameSlot(table, i, slots[i], counts[i]);
+}
+
+void SlotBuffers::NameFirstCounted(uint32_t stream, std::span<const uint32_t> counts) const {
+  const std::span<uint32_t> table = Table(stream);
+  table[0] = static_cast<uint32_t>(counts.size());
+  for (size_t i = 0; i < counts.size(); ++i) NameSlot(table, i, static_cast<uint32_t>(i), counts[i]);
+}
+
 bool SlotBuffers::Holds(const std::byte* record) const {
   const std::byte* const begin = slots_->host().data();
   return std::less_equal<>()(begin, record) && std::less<>()(record, begin + shape_.size_bytes());
@@ -61,11 +80,12 @@ Status SlotBuffers::FlushFetched(std::span<const GroupFetch> fetches) const {
 }
 
 SlotShape KvSlots::Shape(uint32_t n_slots) const {
-  return {.record = plan_.record,
+  return {.record = plan_.slot_record,
           .n_streams = plan_.n_streams,
           .n_slots = n_slots,
           .n_window_slots = 0,
-          .table_slots = std::min(n_slots, plan_.n_chosen)};
+          .table_slots = std::min(n_slots, plan_.n_chosen),
+          .has_biases = plan_.method.has_clusters()};
 }
 
 Status KvSlots::Make() {

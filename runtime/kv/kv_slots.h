@@ -37,6 +37,9 @@ class SlotBuffers {
   void Name(uint32_t stream, std::span<const uint32_t> slots) const;
   // The first `n` slots.
   void NameFirst(uint32_t stream, uint32_t n) const;
+  // Where a slot's entries are counted (SlotShape::has_biases): the same, with counts of them.
+  void NameCounted(uint32_t stream, std::span<const uint32_t> slots, std::span<const uint32_t> counts) const;
+  void NameFirstCounted(uint32_t stream, std::span<const uint32_t> counts) const;
   Status FlushTable() const { return table_->Flush(0, table_->size_bytes()); }
   // The device sees what was read into these slots; reads into other memory are passed over.
   Status FlushFetched(std::span<const GroupFetch> fetches) const;
@@ -44,6 +47,7 @@ class SlotBuffers {
  private:
   bool Holds(const std::byte* record) const;
   std::span<uint32_t> Table(uint32_t stream) const;
+  void NameSlot(std::span<uint32_t> table, size_t i, uint32_t slot, uint32_t count) const;
 
   SlotShape shape_;
   std::unique_ptr<Buffer> slots_;  // kShared

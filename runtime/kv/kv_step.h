@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "runtime/device/device.h"
@@ -12,6 +13,12 @@ namespace kvrun {
 struct KvRow {
   uint32_t sequence = 0;
   uint32_t position = 0;
+};
+
+// A step's rows, and the angles of their positions as the device has them: float [n_rows, rotary_dim / 2, 2].
+struct KvStepInputs {
+  std::span<const KvRow> rows;
+  std::span<const float> angles;
 };
 
 // The step's keys on the device: rows [n_rows, row_stride] float, K of kv_dim columns from key_offset on.

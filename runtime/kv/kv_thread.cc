@@ -73,14 +73,28 @@ Status KvThread::ServeStep() {
     const Status signalled = device_.SignalHost(ReadyValue(layer));
     if (status.ok()) status = signalled;
   }
-  return status;
+  return status.ok() && cache_.maintains() ? Maintain() : status;
+}
+
+// When all layers are served, so that a step that fails before has changed nothing; while the device computes
+// the last layers and the logits.
+Status KvThread::Maintain() {
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    KVRUN_RETURN_IF_ERROR(WaitForList(layer + 1));
+    KVRUN_RETURN_IF_ERROR(cache_.MaintainLayer(layer));
+  }
+  return Status::Ok();
+}
+
+Status KvThread::WaitForList(uint32_t list) {
+  for (uint32_t posted = n_posted_.load(); posted <= list; posted = n_posted_.load()) n_posted_.wait(posted);
+  if (abandoned_.load()) return {StatusCode::kDevice, "the step was given up"};
+  return device_.Wait(values_[list]);
 }
 
 Status KvThread::WaitForChoice(uint32_t layer) {
   const uint32_t list = layer - std::min(layer, cache_.plan().method.lookahead);
-  for (uint32_t posted = n_posted_.load(); posted <= list; posted = n_posted_.load()) n_posted_.wait(posted);
-  if (abandoned_.load()) return {StatusCode::kDevice, "the step was given up"};
-  KVRUN_RETURN_IF_ERROR(device_.Wait(values_[list]));
+  KVRUN_RETURN_IF_ERROR(WaitForList(list));
   // Whatever attended to this layer's part of the pool has done so.
   const uint32_t parts = cache_.plan().pool_parts();
   KVRUN_CHECK(parts == 0 || layer < parts || values_[layer - parts + 1] <= values_[list]);

@@ -48,6 +48,8 @@ class KvThread {
   void Main();
   Status ServeStep();
   Status ServeLayer(uint32_t layer);
+  Status Maintain();
+  Status WaitForList(uint32_t list);
   Status WaitForChoice(uint32_t layer);
   void NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_point ready);
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <numeric>
 
+#include "runtime/kv/cluster_records.h"
+
 namespace kvrun {
 namespace {
 
@@ -24,6 +26,7 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
   rows_.reserve(plan.n_sequences);
   fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
   planned_.reserve(plan.n_streams);
+  if (plan.method.has_clusters()) counts_.reserve(plan.n_chosen);
   stats_.layer_fetch_ms.resize(n_layers);
   stats_.layer_loads.resize(n_layers);
 }
@@ -37,7 +40,9 @@ void LayerServer::ResetStats() {
 
 StreamStep LayerServer::StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const {
   const uint32_t sequence = row < rows_.size() ? rows_[row].sequence : 0;
-  return {layer, row, head, sequence * heads() + head, position, window_.FirstGroup(position + 1)};
+  StreamStep step{layer, row, head, sequence * heads() + head, position, window_.FirstGroup(position + 1)};
+  if (extents_ != nullptr) step.n_groups = extents_->n_extents(step);
+  return step;
 }
 
 Status LayerServer::Serve(uint32_t layer) {
@@ -91,10 +96,14 @@ Status LayerServer::PlanStream(const StreamStep& step) {
   if (selector_ != nullptr) {
     KVRUN_ASSIGN_OR_RETURN(chosen, selector_->Choose(step));
   }
+  const std::span<const uint32_t> records = extents_ != nullptr ? extents_->Records(step, chosen) : chosen;
   SlotCache* const cache = slots_.cache(step.layer, step.stream);
-  planned_.push_back(cache != nullptr ? cache->Plan(chosen) : SlotCache::PlanResult{.rest = chosen});
+  const std::span<const uint32_t> weights =
+      extents_ != nullptr ? extents_->Weights(step) : std::span<const uint32_t>();
+  planned_.push_back(cache != nullptr ? cache->Plan(records, weights)
+                                      : SlotCache::PlanResult{.rest = records});
   FetchPlanned(step, planned_.back());
-  Count(step.layer, chosen, planned_.back());
+  Count(step, records, planned_.back());
   return Status::Ok();
 }
 
@@ -114,30 +123,35 @@ void LayerServer::FetchPlanned(const StreamStep& step, const SlotCache::PlanResu
   }
 }
 
-// Pinned groups do not count: every step chooses them.
-void LayerServer::Count(uint32_t layer, std::span<const uint32_t> chosen, const SlotCache::PlanResult& plan) {
-  const auto unpinned = [this](std::span<const uint32_t> groups) {
-    return static_cast<uint64_t>(groups.end() -
-                                 std::lower_bound(groups.begin(), groups.end(), plan_.n_pinned));
+// Pinned groups do not count: every step chooses them. Of clusters, entries are counted.
+void LayerServer::Count(const StreamStep& step, std::span<const uint32_t> records,
+                        const SlotCache::PlanResult& plan) {
+  const auto size = [&](uint32_t record) {
+    return extents_ != nullptr ? uint64_t{extents_->n_entries(step, record)} : 1;
   };
-  const uint64_t n_chosen = unpinned(chosen);
+  const auto unpinned = [&](std::span<const uint32_t> of) {
+    uint64_t n = 0;
+    for (const uint32_t record : of) n += record >= plan_.n_pinned ? size(record) : 0;
+    return n;
+  };
+  const uint64_t n_chosen = unpinned(records);
   const uint64_t n_rest = unpinned(plan.rest);
   uint64_t n_loads = 0;
-  for (const SlotLoad& load : plan.loads) n_loads += load.extent >= plan_.n_pinned ? 1 : 0;
+  for (const SlotLoad& load : plan.loads) n_loads += load.extent >= plan_.n_pinned ? size(load.extent) : 0;
   stats_.chosen_groups += n_chosen;
   stats_.least_groups = stats_.choices == 0 ? n_chosen : std::min(stats_.least_groups, n_chosen);
   stats_.most_groups = std::max(stats_.most_groups, n_chosen);
   ++stats_.choices;
   stats_.hit_groups += n_chosen - n_loads - n_rest;
   stats_.pool_groups += n_rest;
-  stats_.layer_loads[layer] += n_loads + n_rest;
+  stats_.layer_loads[step.layer] += n_loads + n_rest;
 }
 
 // fetches_ into slots and pool: one batch.
 Status LayerServer::ReadPlanned(uint32_t layer) {
   if (fetches_.empty()) return Status::Ok();
   const Clock::time_point begin = Clock::now();
-  const Status status = store_->Fetch(layer, fetches_);
+  const Status status = reader_->Fetch(layer, fetches_);
   stats_.io_ms += MillisecondsSince(begin);
   return status.ok() ? slots_.FlushFetched(layer, fetches_) : status;
 }
@@ -157,12 +171,49 @@ Status LayerServer::NameSlots(const StreamStep& step) {
     own->NameFirst(step.stream, step.n_groups);
   } else {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
+    if (extents_ != nullptr) {
+      NameCounted(step, plan);
+      return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
+    }
     if (own != nullptr) own->Name(step.stream, plan.slots);
     if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
       pool->NameFirst(step.stream, static_cast<uint32_t>(plan.rest.size()));
     }
   }
   return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
+}
+
+// Records that are filled in part.
+void LayerServer::NameCounted(const StreamStep& step, const SlotCache::PlanResult& plan) {
+  if (const SlotBuffers* own = slots_.own(step.layer); own != nullptr) {
+    counts_.clear();
+    const SlotCache& cache = *slots_.cache(step.layer, step.stream);
+    for (const uint32_t slot : plan.slots) counts_.push_back(extents_->n_entries(step, cache.extent(slot)));
+    own->NameCounted(step.stream, plan.slots, counts_);
+  }
+  if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
+    counts_.clear();
+    for (const uint32_t record : plan.rest) counts_.push_back(extents_->n_entries(step, record));
+    pool->NameFirstCounted(step.stream, counts_);
+  }
+}
+
+void LayerServer::AddPositions(uint32_t layer, uint32_t row, uint32_t head,
+                               std::vector<uint32_t>* positions) {
+  const StreamStep step = StreamStepOf(layer, row, head, rows_[row].position);
+  const SlotCache::PlanResult& plan = planned_[size_t{row} * heads() + head];
+  const auto add = [&](uint32_t record, const std::byte* at) {
+    const std::span<const std::byte> bytes(at, plan_.slot_record.size_bytes());
+    for (uint32_t i = 0; i < extents_->n_entries(step, record); ++i) {
+      positions->push_back(PositionOf(plan_.slot_record, bytes, i));
+    }
+  };
+  for (const uint32_t slot : plan.slots) {
+    add(slots_.cache(layer, step.stream)->extent(slot), slots_.own(layer)->Record(step.stream, slot));
+  }
+  for (uint32_t i = 0; i < plan.rest.size(); ++i) {
+    add(plan.rest[i], slots_.pool(layer)->Record(step.stream, i));
+  }
 }
 
 std::vector<std::vector<uint32_t>> LayerServer::GroupsBeforeWindow(uint32_t layer, uint32_t row,

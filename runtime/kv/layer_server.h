@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/kv/extent_map.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_selector.h"
 #include "runtime/kv/kv_slots.h"
@@ -25,7 +26,9 @@ class LayerServer {
 
   // May be null: everything before the window is attended to.
   void SetSelector(KvSelector* selector) { selector_ = selector; }
-  void SetStore(RecordStore* store) { store_ = store; }
+  void SetReader(RecordReader* reader) { reader_ = reader; }
+  // Where extents are not records themselves.
+  void SetExtents(ExtentMap* extents) { extents_ = extents; }
 
   void BeginStep(std::span<const KvRow> rows) { rows_.assign(rows.begin(), rows.end()); }
   std::span<const KvRow> rows() const { return rows_; }
@@ -38,6 +41,9 @@ class LayerServer {
   std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                         uint32_t position) const;
 
+  // Of clusters, while the layer's slots hold what the row attends to: positions of those entries.
+  void AddPositions(uint32_t layer, uint32_t row, uint32_t head, std::vector<uint32_t>* positions);
+
   const KvStats& stats() const { return stats_; }
   void AddStall(double milliseconds) { stats_.stall_ms += milliseconds; }
   void ResetStats();
@@ -49,10 +55,11 @@ class LayerServer {
   Status PlanLayer(uint32_t layer);
   Status PlanStream(const StreamStep& step);
   void FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan);
-  void Count(uint32_t layer, std::span<const uint32_t> chosen, const SlotCache::PlanResult& plan);
+  void Count(const StreamStep& step, std::span<const uint32_t> records, const SlotCache::PlanResult& plan);
   Status ReadPlanned(uint32_t layer);
   void DropPlanned(uint32_t layer);
   Status NameSlots(const StreamStep& step);
+  void NameCounted(const StreamStep& step, const SlotCache::PlanResult& plan);
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
 
@@ -60,11 +67,13 @@ class LayerServer {
   RecentWindow& window_;
   KvSlots& slots_;
   KvSelector* selector_ = nullptr;
-  RecordStore* store_ = nullptr;
+  RecordReader* reader_ = nullptr;
+  ExtentMap* extents_ = nullptr;                // may be null: a group is a record
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step
   std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen
   std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads
+  std::vector<uint32_t> counts_;                // of entries, of a stream's slots
   KvStats stats_;
 };
 

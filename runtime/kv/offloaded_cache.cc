@@ -8,31 +8,24 @@
 #include "platform/base/check.h"
 #include "runtime/kv/kv_parts.h"
 #include "runtime/kv/replayed_selector.h"
+#include "runtime/kv/sequence_ledger.h"
 
 namespace kvrun {
 
-OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers,
-                               std::unique_ptr<GroupStore> flash)
+OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, KvStores stores)
     : plan_(plan),
       n_layers_(n_layers),
-      flash_(flash.get()),
+      stores_(std::move(stores)),
       window_(plan_),
       slots_(device, plan_, n_layers),
       server_(plan_, n_layers, window_, slots_) {
-  if (flash != nullptr) {
-    store_ = std::move(flash);
-  } else {
-    auto in_memory = std::make_unique<SlotRecordStore>(slots_.own_shape(), n_layers);
-    in_memory_ = in_memory.get();
-    store_ = std::move(in_memory);
-  }
+  if (stores_.is_empty()) in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(), n_layers);
 }
 
 Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, const KvPlan& plan,
-                                                               uint32_t n_layers,
-                                                               std::unique_ptr<GroupStore> store,
+                                                               uint32_t n_layers, KvStores stores,
                                                                const Adapter* adapter) {
-  std::unique_ptr<OffloadedCache> cache(new OffloadedCache(device, plan, n_layers, std::move(store)));
+  std::unique_ptr<OffloadedCache> cache(new OffloadedCache(device, plan, n_layers, std::move(stores)));
   KVRUN_RETURN_IF_ERROR(cache->CreateParts(device, adapter));
   return cache;
 }
@@ -41,10 +34,39 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
   KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter));
   selector_ = MakeSelector(device, plan_, n_layers_);
-  ledger_.emplace(plan_, n_layers_, *store_, window_, slots_, index_.get());
+  KVRUN_RETURN_IF_ERROR(CreateLedger(device));
   server_.SetSelector(selector_.get());
-  server_.SetStore(store_.get());
+  server_.SetReader(&reader());
+  server_.SetExtents(extents_.get());
   return Status::Ok();
+}
+
+Status OffloadedCache::CreateLedger(Device& device) {
+  if (stores_.clusters != nullptr) {
+    clusters_ = std::make_unique<ClusterSet>(plan_, n_layers_);
+    extents_ = std::make_unique<ClusterExtents>(plan_, *clusters_, *stores_.clusters);
+    KVRUN_ASSIGN_OR_RETURN(ledger_, MakeClusterLedger(device, plan_, n_layers_, *clusters_, *stores_.clusters,
+                                                      window_, slots_, *index_));
+    return Status::Ok();
+  }
+  RecordStore& store = in_memory_ != nullptr ? static_cast<RecordStore&>(*in_memory_) : *stores_.groups;
+  ledger_ = std::make_unique<SequenceLedger>(plan_, n_layers_, store, window_, slots_, index_.get());
+  return Status::Ok();
+}
+
+RecordReader& OffloadedCache::reader() {
+  if (extents_ != nullptr) return *extents_;
+  return in_memory_ != nullptr ? static_cast<RecordReader&>(*in_memory_) : *stores_.groups;
+}
+
+const IoMode* OffloadedCache::store_mode() const {
+  if (stores_.clusters != nullptr) return &stores_.clusters->mode();
+  return stores_.groups != nullptr ? &stores_.groups->mode() : nullptr;
+}
+
+GroupStoreStats OffloadedCache::store_stats() const {
+  if (stores_.clusters != nullptr) return stores_.clusters->stats();
+  return stores_.groups != nullptr ? stores_.groups->stats() : GroupStoreStats();
 }
 
 bool OffloadedCache::NeedsLearning(std::span<const KvRow> rows) const {
@@ -57,7 +79,7 @@ bool OffloadedCache::NeedsLearning(std::span<const KvRow> rows) const {
 
 Status OffloadedCache::LearnFromStored(uint32_t sequence) {
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
-  if (flash_ != nullptr) LeaveDecode();  // their room is for the work on adapters, as in prefill
+  if (is_on_flash()) LeaveDecode();  // their room is for the work on adapters, as in prefill
   return index_->LearnFromStored(sequence, *ledger_);
 }
 
@@ -99,35 +121,62 @@ void OffloadedCache::LeaveDecode() {
 void OffloadedCache::AddSources(uint32_t layer, SlotAttentionArgs* args) {
   if (const SlotBuffers* own = slots_.own(layer); own != nullptr) args->Add(own->source());
   if (const SlotBuffers* pool = slots_.pool(layer); pool != nullptr) args->Add(pool->source());
+  ledger_->AddSources(layer, args);
   args->Add({window_.records(layer), window_.shape(), window_.table(layer)});
 }
 
 Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
+  notes_attended_ = false;
   KVRUN_RETURN_IF_ERROR(ledger_->BeginStep(rows));
   server_.BeginStep(rows);
   return Status::Ok();
 }
 
+Status OffloadedCache::FetchLayer(uint32_t layer) {
+  KVRUN_RETURN_IF_ERROR(ledger_->BeginLayer(layer));
+  KVRUN_RETURN_IF_ERROR(server_.Serve(layer));
+  if (!notes_attended_) return Status::Ok();
+  const uint32_t heads = plan_.heads_per_sequence();
+  attended_.resize(size_t{n_layers_} * heads);
+  for (uint32_t head = 0; head < heads; ++head) {
+    std::vector<uint32_t>& positions = attended_[size_t{layer} * heads + head];
+    positions.clear();
+    server_.AddPositions(layer, 0, head, &positions);
+    ledger_->AddKeptPositions(layer, 0, head, &positions);
+    std::sort(positions.begin(), positions.end());
+  }
+  return Status::Ok();
+}
+
+std::vector<std::vector<uint32_t>> OffloadedCache::GroupsBeforeWindow(uint32_t layer, uint32_t row,
+                                                                      uint32_t position) const {
+  if (extents_ == nullptr) return server_.GroupsBeforeWindow(layer, row, position);
+  const auto first = attended_.begin() + static_cast<ptrdiff_t>(size_t{layer} * plan_.heads_per_sequence());
+  return {first, first + plan_.heads_per_sequence()};
+}
+
 void OffloadedCache::ReplaySelection(double repeated_share) {
-  if (selector_ == nullptr) return;
+  if (selector_ == nullptr || extents_ != nullptr) return;
   selector_ = std::make_unique<ReplayedSelector>(std::move(selector_), plan_, n_layers_, repeated_share);
   server_.SetSelector(selector_.get());
 }
 
-void OffloadedCache::BeginReadLog() { server_.SetStore(&read_log_.emplace(*store_)); }
+void OffloadedCache::BeginReadLog() {
+  if (extents_ == nullptr) server_.SetReader(&read_log_.emplace(reader()));
+}
 
 Result<RepeatedReads> OffloadedCache::RepeatReads() {
-  if (!read_log_ || flash_ == nullptr) return RepeatedReads();
-  server_.SetStore(store_.get());
+  if (!read_log_ || !is_on_flash()) return RepeatedReads();
+  server_.SetReader(&reader());
   KVRUN_CHECK(in_decode());  // the slots that were read into are there
-  const GroupStoreStats before = flash_->stats();
+  const GroupStoreStats before = store_stats();
   const auto begin = std::chrono::steady_clock::now();
   KVRUN_ASSIGN_OR_RETURN(const uint64_t n_batches, read_log_->Repeat());
   const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - begin;
   read_log_.reset();
   return RepeatedReads{.fetches = n_batches,
-                       .reads = flash_->stats().reads - before.reads,
-                       .read_bytes = flash_->stats().read_bytes - before.read_bytes,
+                       .reads = store_stats().reads - before.reads,
+                       .read_bytes = store_stats().read_bytes - before.read_bytes,
                        .milliseconds = elapsed.count()};
 }
 

@@ -17,32 +17,35 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/kv/cluster_extents.h"
 #include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_ledger.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_selector.h"
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
+#include "runtime/kv/kv_stores.h"
 #include "runtime/kv/layer_server.h"
 #include "runtime/kv/read_log.h"
 #include "runtime/kv/recent_window.h"
-#include "runtime/kv/sequence_ledger.h"
 #include "runtime/kv/slot_record_store.h"
-#include "runtime/store/group_store.h"
 
 namespace kvrun {
 
 class OffloadedCache {
  public:
-  // `store` may be null for plans that have slots for all groups. `adapter`: of a file, or null.
+  // `stores`: as the plan's method asks for, or none for plans that have slots for all groups. `adapter`: of
+  // a file, or null.
   static Result<std::unique_ptr<OffloadedCache>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                        std::unique_ptr<GroupStore> store,
-                                                        const Adapter* adapter);
+                                                        KvStores stores, const Adapter* adapter);
 
   const KvPlan& plan() const { return plan_; }
   // Entries that are there, of a sequence.
   uint32_t length(uint32_t sequence) const { return ledger_->length(sequence); }
-  // Null: everything is in memory.
-  const GroupStore* flash() const { return flash_; }
+  // Not: everything is in memory.
+  bool is_on_flash() const { return store_mode() != nullptr; }
+  const IoMode* store_mode() const;
+  GroupStoreStats store_stats() const;
   // Null where the method has none.
   KvIndex* index() const { return index_.get(); }
   // Null: a step attends to everything.
@@ -58,11 +61,21 @@ class OffloadedCache {
   Status LearnFromStored(uint32_t sequence);
 
   // --- Prefill of one sequence (SequenceLedger).
-  // Gives up slots, where there is flash. Entries of `sequence` from `begin` on are forgotten.
+  // Gives up slots, where there is flash. Entries of `sequence` from `begin` on are forgotten. Then either
+  // AppendGroups or, where stores_layers(), StoreLayer.
   Status BeginPrefill(uint32_t sequence, uint32_t begin);
   Status AppendGroups(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
                       std::span<const std::byte> records) {
     return ledger_->Append(layer, sequence, first_group, n_groups, records);
+  }
+  bool stores_layers() const { return ledger_->stores_layers(); }
+  Status StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
+    return ledger_->StoreLayer(layer, prompt, entries);
+  }
+  // For benchmarks, in place of StoreLayer.
+  Status StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t length,
+                       std::span<const std::byte> records) {
+    return ledger_->StoreRepeated(layer, sequence, length, records);
   }
   // Groups that the window is to hold, as records of the window: [streams of the sequence, n_groups]. After
   // those of the layer that lie there were read (ReadWindow).
@@ -86,7 +99,7 @@ class OffloadedCache {
   // Makes slots, where that has not been done since the last prefill.
   Status BeginDecode();
   bool in_decode() const { return slots_.is_made(); }
-  // What a layer attends to: own slots and pool, where there are such, and the window.
+  // What a layer attends to: own slots and pool, where there are such, what the ledger keeps, and the window.
   void AddSources(uint32_t layer, SlotAttentionArgs* args);
 
   // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
@@ -95,48 +108,59 @@ class OffloadedCache {
   // step is submitted.
   Status WriteCompletedGroups() { return ledger_->StoreCompletedGroups(); }
   // KV thread: the layer's choice is known; brings it into slots and writes the mapping tables.
-  Status FetchLayer(uint32_t layer) { return server_.Serve(layer); }
+  Status FetchLayer(uint32_t layer);
+  // KV thread: the device is done with the layer.
+  Status MaintainLayer(uint32_t layer) { return ledger_->MaintainLayer(layer, *selector_); }
+  bool maintains() const { return ledger_->maintains(); }
   // The step has succeeded: the rows' entries are there.
   void EndStep() { ledger_->EndStep(server_.rows()); }
 
-  // What the step's row attended to before its window, of each stream of its sequence: groups. Between the
-  // step and the next.
+  // What the step's row attended to before its window, of each stream of its sequence: groups, or with
+  // clusters positions, if NoteAttended was called before the step. Between the step and the next.
   std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
-                                                        uint32_t position) const {
-    return server_.GroupsBeforeWindow(layer, row, position);
-  }
+                                                        uint32_t position) const;
+  // Clusters change after a step: what the first row of the next one attends to is noted.
+  void NoteAttended() { notes_attended_ = extents_ != nullptr; }
 
   const KvStats& stats() const { return server_.stats(); }
+  std::optional<ClusterReport> clusters() const { return ledger_->clusters(); }
   void AddStall(double milliseconds) { server_.AddStall(milliseconds); }
   void ResetStats() { server_.ResetStats(); }
 
   // --- Benchmarks.
-  // From now on, what is chosen is replaced: see ReplayedSelector. Of no effect where everything is.
+  // From now on, what is chosen is replaced: see ReplayedSelector. Of no effect where everything is, and for
+  // clusters, which differ in size and change with what is chosen.
   void ReplaySelection(double repeated_share);
-  // Notes the reads of the steps to come; what was noted before is forgotten.
+  // Notes the reads of the steps to come; what was noted before is forgotten. Not those of clusters, which
+  // are others after each step.
   void BeginReadLog();
   // Ends the log and carries out its reads once more, to where they went. After the last of the
   // steps that were noted: slots then hold what they held.
   Result<RepeatedReads> RepeatReads();
 
  private:
-  OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, std::unique_ptr<GroupStore> flash);
+  OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, KvStores stores);
 
   Status CreateParts(Device& device, const Adapter* adapter);
+  Status CreateLedger(Device& device);
+  RecordReader& reader();
   void LeaveDecode();
 
   KvPlan plan_;
   uint32_t n_layers_;
-  std::unique_ptr<RecordStore> store_;
-  GroupStore* flash_ = nullptr;           // store_, where that is on flash
-  SlotRecordStore* in_memory_ = nullptr;  // else
+  KvStores stores_;                             // on flash
+  std::unique_ptr<SlotRecordStore> in_memory_;  // or this
   std::unique_ptr<KvIndex> index_;
   std::unique_ptr<KvSelector> selector_;
   RecentWindow window_;
   KvSlots slots_;
-  std::optional<SequenceLedger> ledger_;
+  std::unique_ptr<ClusterSet> clusters_;     // null: extents are groups
+  std::unique_ptr<ClusterExtents> extents_;  // the same
+  std::unique_ptr<KvLedger> ledger_;
   LayerServer server_;
   std::optional<ReadLog> read_log_;
+  bool notes_attended_ = false;
+  std::vector<std::vector<uint32_t>> attended_;  // [n_layers, streams of a sequence]: positions
 };
 
 }  // namespace kvrun

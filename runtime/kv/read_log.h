@@ -1,4 +1,4 @@
-// A store that notes what is fetched from it, so that the same reads can be done again: for benchmarks.
+// A reader that notes what is fetched from it, so that the same reads can be done again: for benchmarks.
 #pragma once
 
 #include <cstddef>
@@ -19,18 +19,12 @@ struct RepeatedReads {
   double milliseconds = 0.0;
 };
 
-class ReadLog final : public RecordStore {
+class ReadLog final : public RecordReader {
  public:
   // `store` must outlive it.
-  explicit ReadLog(RecordStore& store) : store_(store) {}
+  explicit ReadLog(RecordReader& store) : store_(store) {}
 
-  Status Append(uint32_t layer, uint32_t stream, uint32_t first_group,
-                std::span<const std::byte> records) override {
-    return store_.Append(layer, stream, first_group, records);
-  }
-  Status Flush() override { return store_.Flush(); }
   Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches) override;
-  Status Truncate(uint32_t stream, uint32_t n_groups) override { return store_.Truncate(stream, n_groups); }
 
   // Carries out the noted fetches once more, in their order, into the memory they went to, which must still
   // be there. Answers how many batches there were.
@@ -44,7 +38,7 @@ class ReadLog final : public RecordStore {
     size_t count = 0;
   };
 
-  RecordStore& store_;
+  RecordReader& store_;
   std::vector<Batch> batches_;
   std::vector<GroupFetch> fetches_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "platform/base/check.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/host_buffer.h"
 
@@ -46,13 +47,16 @@ Status RecentWindow::Restore(uint32_t layer, uint32_t stream, uint32_t group,
   return layers_[layer].records->Flush(Offset(stream, group), record_bytes());
 }
 
-Status RecentWindow::BeginPrefill(uint32_t sequence, uint32_t length) {
-  Prefill prefill{sequence, length / group_tokens(), {}};
-  prefill.record.reserve(layers_.size() * heads() * record_bytes());
+Status RecentWindow::BeginPrefill(uint32_t sequence, uint32_t length, uint32_t first_kept) {
+  Prefill prefill{sequence, first_kept, length / group_tokens() + 1, {}};
+  KVRUN_CHECK(prefill.end - prefill.first <= n_slots());
+  prefill.records.reserve(layers_.size() * heads() * (prefill.end - prefill.first) * record_bytes());
   for (uint32_t i = 0; i < layers_.size(); ++i) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      KVRUN_ASSIGN_OR_RETURN(const auto record, Read(i, sequence * heads() + head, prefill.group));
-      prefill.record.insert(prefill.record.end(), record.begin(), record.end());
+      for (uint32_t group = prefill.first; group < prefill.end; ++group) {
+        KVRUN_ASSIGN_OR_RETURN(const auto record, Read(i, sequence * heads() + head, group));
+        prefill.records.insert(prefill.records.end(), record.begin(), record.end());
+      }
     }
   }
   prefilled_ = std::move(prefill);
@@ -86,15 +90,16 @@ Status RecentWindow::EndPrefill(uint32_t length) {
 }
 
 Status RecentWindow::UndoPrefill() {
+  const std::byte* from = prefilled_->records.data();
   for (uint32_t i = 0; i < layers_.size(); ++i) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      std::memcpy(Record(i, prefilled_->sequence * heads() + head, prefilled_->group).data(),
-                  prefilled_->record.data() + (uint64_t{i} * heads() + head) * record_bytes(),
-                  record_bytes());
+      for (uint32_t group = prefilled_->first; group < prefilled_->end; ++group, from += record_bytes()) {
+        std::memcpy(Record(i, prefilled_->sequence * heads() + head, group).data(), from, record_bytes());
+      }
     }
     KVRUN_RETURN_IF_ERROR(FlushAll(*layers_[i].records));
   }
-  first_groups_[prefilled_->sequence] = prefilled_->group;
+  first_groups_[prefilled_->sequence] = prefilled_->first;
   prefilled_.reset();
   return Status::Ok();
 }

@@ -41,13 +41,15 @@ class RecentWindow {
   Status Restore(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> stored);
   void NoteFirstGroup(uint32_t sequence, uint32_t group) { first_groups_[sequence] = group; }
 
-  // Prefill of a sequence of `length` entries: keeps its incomplete group, which lies nowhere else.
-  Status BeginPrefill(uint32_t sequence, uint32_t length);
+  // Prefill of a sequence of `length` entries: keeps its groups from `first_kept` on, which lie nowhere else,
+  // to the incomplete one.
+  Status BeginPrefill(uint32_t sequence, uint32_t length, uint32_t first_kept);
   // Records of consecutive groups of that sequence, [streams of the sequence, n_groups].
   Status Put(uint32_t layer, uint32_t first_group, uint32_t n_groups, std::span<const std::byte> records);
   // It has succeeded: the sequence's entries are [0, length) now.
   Status EndPrefill(uint32_t length);
-  // Or it has failed: the incomplete group is as it was; the ring holds nothing else of the sequence.
+  // Or it has failed: the groups that were kept are as they were; the ring holds nothing else of the
+  // sequence.
   Status UndoPrefill();
   bool in_prefill() const { return prefilled_.has_value(); }
   uint32_t prefilled_sequence() const { return prefilled_->sequence; }
@@ -78,8 +80,9 @@ class RecentWindow {
 
   struct Prefill {
     uint32_t sequence = 0;
-    uint32_t group = 0;             // the incomplete one
-    std::vector<std::byte> record;  // [n_layers, streams of the sequence]
+    uint32_t first = 0;  // group
+    uint32_t end = 0;
+    std::vector<std::byte> records;  // [n_layers, streams of the sequence, end - first]
   };
 
   const KvPlan* plan_;

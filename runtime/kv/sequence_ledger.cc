@@ -73,7 +73,7 @@ Status SequenceLedger::Prepare(uint32_t sequence, uint32_t length) {
 Status SequenceLedger::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
   KVRUN_RETURN_IF_ERROR(Prepare(sequence, begin));
-  KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin));
+  KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin, begin / group_tokens()));
   KVRUN_RETURN_IF_ERROR(StoreCompletedGroups());
   // What a prefill that failed has left.
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {

@@ -1,5 +1,5 @@
-// What is there of each sequence, and where: how many entries, which whole groups the store has, what the
-// window holds. Appends to the store, forgets, and reads back.
+// A ledger of groups of consecutive entries: whole ones lie in the store, whether the window holds them or
+// not.
 //
 // Threads: one at a time.
 #pragma once
@@ -11,6 +11,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_ledger.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
@@ -19,7 +20,7 @@
 
 namespace kvrun {
 
-class SequenceLedger final : public StoredKeys {
+class SequenceLedger final : public KvLedger {
  public:
   // All must outlive it; `index` may be null, and hears of what is stored.
   SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store, RecentWindow& window,
@@ -29,25 +30,17 @@ class SequenceLedger final : public StoredKeys {
   uint32_t length(uint32_t sequence) const override { return lengths_[sequence]; }
   Status Visit(uint32_t layer, uint32_t sequence, uint32_t begin, const KeysFn& visit) override;
 
-  // --- Prefill of one sequence. Entries from `begin` on are forgotten.
-  Status BeginPrefill(uint32_t sequence, uint32_t begin);
-  // Records of whole groups, [streams of the sequence, n_groups], of one layer.
+  Status BeginPrefill(uint32_t sequence, uint32_t begin) override;
   Status Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
-                std::span<const std::byte> records);
-  // All layers have `length` entries of the sequence now.
-  Status EndPrefill(uint32_t sequence, uint32_t length);
+                std::span<const std::byte> records) override;
+  Status EndPrefill(uint32_t sequence, uint32_t length) override;
 
-  // --- Decode.
-  // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
-  Status BeginStep(std::span<const KvRow> rows);
-  // Groups that the last step completed go to the store.
-  Status StoreCompletedGroups();
-  // The step has succeeded: the rows' entries are there.
-  void EndStep(std::span<const KvRow> rows);
+  Status BeginStep(std::span<const KvRow> rows) override;
+  Status StoreCompletedGroups() override;
+  void EndStep(std::span<const KvRow> rows) override;
 
-  // Records of whole groups that are stored: [n_groups], of one stream.
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
-                    std::span<std::byte> records);
+                    std::span<std::byte> records) override;
 
  private:
   Status UndoPrefill();

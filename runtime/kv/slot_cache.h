@@ -114,6 +114,8 @@ class SlotCache {
   void Clear() { Truncate(0); }
 
   uint32_t n_slots() const { return static_cast<uint32_t>(extents_.size()); }
+  // What the slot holds, or kNoExtent.
+  uint32_t extent(uint32_t slot) const { return extents_[slot]; }
 
  private:
   uint64_t FindReservedAfter(std::span<uint32_t> candidates) const;

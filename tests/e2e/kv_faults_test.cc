@@ -73,7 +73,7 @@ struct Said {
 bool IsClear(const Status& status) {
   const std::string& text = status.message();
   const auto has = [&text](const char* part) { return text.find(part) != text.npos; };
-  const bool names_group = has("layer ") && has("stream ") && has("group");
+  const bool names_group = has("layer ") && has("stream ") && (has("group") || has("cluster"));
   const bool names_offset = has("a prompt's intermediate results") && has(" at ");
   return (names_group || names_offset) && text.find('\n') == text.npos &&
          (status.code() == StatusCode::kIo || status.code() == StatusCode::kCorrupt);
@@ -102,11 +102,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
     // As a small budget would have it.
     options->plan.prefill_tile_tokens = 256;
     options->plan.spills_hidden = true;
-    const GroupStoreShape records{.n_layers = shape.n_layers,
-                                  .n_streams = options->plan.n_streams,
-                                  .n_groups = options->plan.n_groups(),
-                                  .record_bytes = static_cast<uint32_t>(options->plan.record.size_bytes())};
-    options->store = OrDie(GroupStore::Create(std::move(store), records, options->plan.staging_bytes));
+    options->stores = OrDie(MakeKvStores(options->plan, shape.n_layers, std::move(store)));
     options->spill = std::move(spill);
     made.pass = loaded_.NewPass({.n_sequences = 1, .n_ctx = kContext, .offloaded = std::move(options)});
     return made;
@@ -205,13 +201,16 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(
     Methods, KvFaults,
-    ::testing::Values("kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
-                      "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4 --kv-reuse 3",
-                      "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
-                      "random --kv-select 40 --kv-window 6 --kv-sinks 2",
-                      "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
-                      "quest --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-group 4",
-                      "loki --kv-select 40 --kv-window 6 --kv-sinks 2"),
+    ::testing::Values(
+        "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
+        "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4 --kv-reuse 3",
+        "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
+        "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 --kv-reuse 3",
+        "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
+        "random --kv-select 40 --kv-window 6 --kv-sinks 2",
+        "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
+        "quest --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-group 4",
+        "loki --kv-select 40 --kv-window 6 --kv-sinks 2"),
     [](const ::testing::TestParamInfo<const char*>& source) {
       const std::string_view options = source.param;
       const bool has_pool = options.find("--kv-reuse") != options.npos;

@@ -78,15 +78,28 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);
   EXPECT_GT(plan.prefill_tile_tokens, 0U);
   EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
-  const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes();
-  if (plan.index.rank != 0) {
+  const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.slot_record.size_bytes();
+  const bool has_clusters = plan.method.has_clusters();
+  if (has_clusters) {
+    EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
+    EXPECT_GT(Part(plan, "index"), model.n_layers * plan.index.size_bytes());
+    EXPECT_GE(plan.n_chosen, plan.records_per_cluster());
+    EXPECT_GE(uint64_t{plan.clusters.n_clusters} * plan.clusters.max_entries, plan.n_ctx);
+    EXPECT_GE(uint64_t{plan.clusters.n_clusters} * plan.clusters.mean_entries, plan.n_ctx);
+    EXPECT_EQ(Part(plan, "checksums"),
+              uint64_t{8} * plan.clusters.n_clusters * plan.n_streams * model.n_layers);
+    EXPECT_GE(Part(plan, "kept"), uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes() *
+                                      (plan.clusters.n_sinks + plan.clusters.max_pending));
+  } else if (plan.index.rank != 0) {
     EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
     EXPECT_EQ(Part(plan, "index"),
               model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
   }
   EXPECT_EQ(Part(plan, "window"), uint64_t{plan.n_streams} * model.n_layers *
                                       plan.window_record.size_bytes() * plan.n_window_slots);
-  EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
+  if (!has_clusters) {
+    EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
+  }
   EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
   const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
   EXPECT_GE(Part(plan, "prefill"),

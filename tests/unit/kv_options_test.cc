@@ -224,9 +224,11 @@ TEST(KvOptions, WhereItLies) {
 TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
   const std::vector<std::pair<const char*, const char*>> known = {
       {"method",
-       "full, flexgen, kvswap, streaming, random, oracle, quest, meanstd, loki, infinigen, infinigen*"},
+       "full, flexgen, kvswap, dynakv, streaming, random, oracle, quest, meanstd, loki, infinigen, "
+       "infinigen*"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
+      {"update", "adaptive, static, local"},
       {"policy", "fifo, lru, non-hit, lfu, cluster"},
       {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},
       {"io", "auto, io_uring, aio, threads"},

@@ -89,7 +89,7 @@ TEST(KvPlanRefusal, ContradictionsAreRefused) {
   expect_refused(options, "f16, int8 or int4");
   options = Swap(0.1);
   options.policy = "clock";
-  expect_refused(options, "known: fifo, lru, non-hit, lfu");
+  expect_refused(options, "known: fifo, lru, non-hit, lfu, cluster");
   options = Unlimited("flexgen");
   options.select_entries = 400;
   expect_refused(

@@ -370,7 +370,8 @@ TEST(KvMethods, EveryMethodHasAPlan) {
     EXPECT_EQ(method.residency == KvResidencyKind::kPool, method.name == "flexgen");
     EXPECT_EQ(method.selects(), method.name != "full" && method.name != "flexgen");
     // Only what is scored can be chosen by score.
-    EXPECT_EQ(method.has_index(), method.selector == KvSelectorKind::kTopGroups);
+    EXPECT_EQ(method.has_index(), method.selector == KvSelectorKind::kTopGroups ||
+                                      method.selector == KvSelectorKind::kTopClusters);
     EXPECT_TRUE(!method.has_adapters() || method.has_index());
   }
 }

@@ -1,0 +1,137 @@
+#include "runtime/kv/cluster_prompt.h"
+
+#include <algorithm>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/record_codec.h"
+#include "runtime/kv/host_buffer.h"
+
+namespace kvrun {
+namespace {
+
+// Centroids change little afterwards.
+constexpr uint32_t kPasses = 4;
+constexpr uint32_t kKeysAtOnce = 256;
+
+std::span<float> Floats(Buffer& buffer) {
+  const std::span<std::byte> bytes = buffer.host();
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+PromptClusterShape ShapeOf(const KvPlan& plan, uint32_t n_entries, uint32_t n_means, uint32_t room) {
+  return {.dim = plan.record.head_dim,
+          .n_entries = n_entries,
+          .n_means = n_means,
+          .max_entries = plan.clusters.max_entries,
+          .room = room};
+}
+
+uint64_t SideFloats(const KvPlan& plan) {
+  return (uint64_t{plan.record.head_dim} + 1) * plan.clusters.n_clusters;
+}
+
+}  // namespace
+
+uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
+  const uint32_t dim = plan.record.head_dim;
+  const uint32_t n_clusters = plan.clusters.n_clusters;
+  const uint64_t sample = std::min<uint64_t>(uint64_t{4} * n_clusters, plan.n_ctx) * dim * sizeof(float);
+  const uint64_t products = uint64_t{kKeysAtOnce} * n_clusters * sizeof(float);
+  // The sample is gone when the entries are divided.
+  const uint64_t divided = FindPromptClustersBytes(ShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
+  return plan.n_ctx * plan.record.size_bytes() + KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx) +
+         std::max(sample, divided) + SideFloats(plan) * sizeof(float) + products +
+         uint64_t{kKeysAtOnce} * dim * sizeof(float);
+}
+
+Result<std::unique_ptr<ClusterPrompt>> ClusterPrompt::Create(Device& device, const KvPlan& plan) {
+  std::unique_ptr<ClusterPrompt> prompt(new ClusterPrompt(device, plan));
+  const uint64_t n_clusters = plan.clusters.n_clusters;
+  KVRUN_ASSIGN_OR_RETURN(
+      prompt->key_side_,
+      device.CreateBuffer(plan.record.head_dim * n_clusters * sizeof(float), BufferUse::kShared, "kv"));
+  KVRUN_ASSIGN_OR_RETURN(prompt->bias_,
+                         device.CreateBuffer(n_clusters * sizeof(float), BufferUse::kShared, "kv"));
+  prompt->keys_.resize(size_t{kKeysAtOnce} * plan.record.head_dim);
+  return prompt;
+}
+
+std::span<const std::byte> ClusterPrompt::Record(uint32_t entry) const {
+  const uint64_t bytes = plan_.record.size_bytes();
+  return std::span(records_).subspan(entry * bytes, bytes);
+}
+
+void ClusterPrompt::Keys(uint32_t first, uint32_t n, std::span<float> keys) const {
+  for (uint32_t i = 0; i < n; ++i) {
+    DecodeKeys(plan_.record, Record(first + i), dim(), keys.subspan(size_t{i} * dim(), dim()));
+  }
+}
+
+Status ClusterPrompt::Start(KMeans& means) {
+  const std::span<const uint32_t> sample = means.sample();
+  std::vector<float> keys(sample.size() * dim());
+  for (size_t i = 0; i < sample.size(); ++i) Keys(sample[i], 1, std::span(keys).subspan(i * dim(), dim()));
+  means.Start(keys);
+  return Status::Ok();
+}
+
+Status ClusterPrompt::WriteSides(const KMeans& means) {
+  const size_t n = means.n_clusters();
+  const std::span<float> side = Floats(*key_side_);
+  for (size_t cluster = 0; cluster < n; ++cluster) {
+    for (size_t c = 0; c < dim(); ++c) side[c * n + cluster] = means.centroids()[cluster * dim() + c];
+  }
+  std::copy(means.half_norms().begin(), means.half_norms().end(), Floats(*bias_).begin());
+  KVRUN_RETURN_IF_ERROR(FlushAll(*key_side_));
+  return FlushAll(*bias_);
+}
+
+Status ClusterPrompt::Pass(KMeans& means, PromptEntries& entries, uint32_t head, uint32_t begin,
+                           uint32_t end) {
+  KVRUN_RETURN_IF_ERROR(WriteSides(means));
+  means.BeginPass();
+  const IndexSides sides{.key_side = key_side_.get(), .bias = bias_.get()};
+  const uint32_t n_clusters = means.n_clusters();
+  return entries.VisitProducts(
+      head, begin, end, sides, n_clusters, [&](uint32_t first, std::span<const float> products) {
+        const auto n = static_cast<uint32_t>(products.size() / n_clusters);
+        for (uint32_t done = 0; done < n; done += kKeysAtOnce) {
+          const uint32_t count = std::min(kKeysAtOnce, n - done);
+          const std::span<float> keys = std::span(keys_).first(size_t{count} * dim());
+          Keys(first - begin + done, count, keys);
+          means.Add(first - begin + done, keys,
+                    products.subspan(size_t{done} * n_clusters, size_t{count} * n_clusters));
+        }
+        return Status::Ok();
+      });
+}
+
+Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end,
+                             uint32_t room, uint64_t seed) {
+  const uint32_t n = end - begin;
+  const ClusterPlan& plan = plan_.clusters;
+  KVRUN_CHECK(n > 0 && uint64_t{room} * plan.max_entries >= n);
+  clusters_ = {};
+  records_.resize(n * plan_.record.size_bytes());
+  KVRUN_RETURN_IF_ERROR(
+      entries.VisitRecords(head, begin, end, [&](uint32_t first, std::span<const std::byte> records) {
+        std::copy(records.begin(), records.end(),
+                  records_.begin() + static_cast<ptrdiff_t>((first - begin) * plan_.record.size_bytes()));
+        return Status::Ok();
+      }));
+  KMeans means(dim(), std::min(CeilDiv(n, plan.mean_entries), room), n, seed);
+  KVRUN_RETURN_IF_ERROR(Start(means));
+  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+    if (pass > 0) means.EndPass();
+    KVRUN_RETURN_IF_ERROR(Pass(means, entries, head, begin, end));
+  }
+  clusters_ = FindPromptClusters(ShapeOf(plan_, n, means.n_clusters(), room), means.nearest(),
+                                 [this](std::span<const uint32_t> of, std::span<float> keys) {
+                                   for (size_t i = 0; i < of.size(); ++i)
+                                     Keys(of[i], 1, keys.subspan(i * dim(), dim()));
+                                 });
+  return Status::Ok();
+}
+
+}  // namespace kvrun

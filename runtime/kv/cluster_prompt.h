@@ -1,0 +1,58 @@
+// Divides a prompt's entries of one KV head of a layer into clusters of keys that are alike: K-means, whose
+// products the device computes.
+// Source: DynaKV, section 4.1 (the initial partition); design/methods.md, section 2.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/kmeans.h"
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/prompt_clusters.h"
+#include "runtime/kv/prompt_entries.h"
+
+namespace kvrun {
+
+class ClusterPrompt {
+ public:
+  // For prompts of a plan, which must outlive it.
+  static Result<std::unique_ptr<ClusterPrompt>> Create(Device& device, const KvPlan& plan);
+  // What it takes for a prompt of the whole context, on host and device.
+  static uint64_t MemoryBytes(const KvPlan& plan);
+
+  // Entries [begin, end) of one KV head, into at most `room` clusters; room * ClusterPlan::max_entries is no
+  // less than there are entries.
+  Status Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end, uint32_t room,
+                uint64_t seed);
+  // Of the last division; entries count from `begin` on.
+  const PromptClusters& clusters() const { return clusters_; }
+  // An entry's record, KvPlan::record.
+  std::span<const std::byte> Record(uint32_t entry) const;
+
+ private:
+  ClusterPrompt(Device& device, const KvPlan& plan) : device_(device), plan_(plan) {}
+
+  Status Start(KMeans& means);
+  Status Pass(KMeans& means, PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end);
+  Status WriteSides(const KMeans& means);
+  void Keys(uint32_t first, uint32_t n, std::span<float> keys) const;
+
+  uint32_t dim() const { return plan_.record.head_dim; }
+
+  Device& device_;
+  const KvPlan& plan_;
+  std::vector<std::byte> records_;    // of the entries
+  std::vector<float> keys_;           // of a piece of them
+  std::unique_ptr<Buffer> key_side_;  // kShared, float [head_dim, n_clusters]
+  std::unique_ptr<Buffer> bias_;      // kShared, float [n_clusters]
+  PromptClusters clusters_;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,21 @@
+// A cluster's entries in records: one after another, the last record filled in part. Bytes alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "runtime/device/kv_record.h"
+
+namespace kvrun {
+
+// Copies an entry from a record to a record of the same types and one head, whatever group_tokens are; with
+// its position, where both have positions.
+void CopyEntry(const KvRecordShape& from_shape, std::span<const std::byte> from, uint32_t from_entry,
+               const KvRecordShape& to_shape, std::span<std::byte> to, uint32_t to_entry);
+
+// Of a record with positions.
+uint32_t PositionOf(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t entry);
+void SetPosition(const KvRecordShape& shape, std::span<std::byte> record, uint32_t entry, uint32_t position);
+
+}  // namespace kvrun

@@ -1,0 +1,28 @@
+// What has become of clusters: for statistics.
+#pragma once
+
+#include <cstdint>
+
+namespace kvrun {
+
+// What clusters that grew and were divided have cost while decoding, in entries.
+struct ClusterMoves {
+  uint64_t new_entries = 0;     // that were stored
+  uint64_t moved_entries = 0;   // that went to another place, as their cluster was divided
+  uint64_t loaded_entries = 0;  // that were read for it
+  uint64_t naive_entries = 0;   // that a file without gaps would have moved: all behind
+};
+
+// Of all streams of all layers; counts since the session began.
+struct ClusterReport {
+  uint64_t clusters = 0;
+  uint64_t entries = 0;  // that are stored
+  uint64_t pending = 0;
+  double variance = 0.0;  // of an entry's cluster, on average
+  uint64_t divisions = 0;
+  uint64_t forced_loads = 0;     // of clusters that were not chosen, as too many entries were pending
+  uint64_t joined_for_room = 0;  // entries beyond the threshold, which the index had no room to divide for
+  ClusterMoves moves;
+};
+
+}  // namespace kvrun

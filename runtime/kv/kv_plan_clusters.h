@@ -1,0 +1,27 @@
+// What clusters take of a budget. Internal to kv_plan.cc.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_plan_sizes.h"
+
+namespace kvrun {
+
+// From plan.clusters: a row for each cluster of each stream.
+IndexShape CentroidIndexShape(const KvPlan& plan);
+
+// Bytes, of all layers and sequences.
+// Beside rows and scales: what each cluster weighs, the sides of queries, keys whose cluster is sought.
+uint64_t CentroidIndexBytes(const KvSizeInput& input, const KvPlan& plan);
+// Which clusters there are (ClusterMap), and what one is maintained in.
+uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan);
+// Entries that lie in memory beside slots and window, with their mapping tables.
+uint64_t KeptBytes(const KvSizeInput& input, const KvPlan& plan);
+// Of one layer at a time: the records of what was chosen.
+uint64_t ClusterListBytes(const KvPlan& plan);
+// In prefill: the entries of one stream of a layer, and their division into clusters; or earlier ones in
+// order.
+uint64_t ClusterPromptBytes(const KvPlan& plan);
+
+}  // namespace kvrun

@@ -1,0 +1,27 @@
+#include "runtime/kv/kv_stores.h"
+
+#include <utility>
+
+namespace kvrun {
+
+Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file) {
+  KvStores stores;
+  if (plan.method.has_clusters()) {
+    const ClusterStoreShape shape{.n_layers = n_layers,
+                                  .n_streams = plan.n_streams,
+                                  .n_clusters = plan.clusters.n_clusters,
+                                  .max_records = plan.records_per_cluster(),
+                                  .record_bytes = static_cast<uint32_t>(plan.slot_record.size_bytes()),
+                                  .layout = ClusterLayout::kDualHead};
+    KVRUN_ASSIGN_OR_RETURN(stores.clusters, ClusterStore::Create(std::move(file), shape, plan.staging_bytes));
+    return stores;
+  }
+  const GroupStoreShape shape{.n_layers = n_layers,
+                              .n_streams = plan.n_streams,
+                              .n_groups = plan.n_groups(),
+                              .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
+  KVRUN_ASSIGN_OR_RETURN(stores.groups, GroupStore::Create(std::move(file), shape, plan.staging_bytes));
+  return stores;
+}
+
+}  // namespace kvrun

@@ -1,0 +1,30 @@
+// A layer's entries of the sequence that a prompt is computed of, as prefill has them on the device: for
+// methods that store a layer when all of it is there, and not group by group.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+
+namespace kvrun {
+
+class PromptEntries {
+ public:
+  virtual ~PromptEntries() = default;
+
+  // Entries [begin, end) of one KV head, before the prompt's end: as records of one entry each
+  // (KvPlan::record), in order, with the first one's position. Each is visited once.
+  using RecordsFn = std::function<Status(uint32_t first, std::span<const std::byte> records)>;
+  virtual Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) = 0;
+  // Their products with sides: k . key_side - bias, float [n, rank], key_side being of one head, [head_dim,
+  // rank]; rank is at most ClusterPlan::n_clusters.
+  using ProductsFn = std::function<Status(uint32_t first, std::span<const float> products)>;
+  virtual Status VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides,
+                               uint32_t rank, const ProductsFn& visit) = 0;
+};
+
+}  // namespace kvrun

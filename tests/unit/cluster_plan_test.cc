@@ -1,0 +1,112 @@
+// Plans of clusters: what options and budgets make of them, and what is refused.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "runtime/kv/kv_options.h"
+#include "runtime/kv/kv_plan.h"
+#include "tests/support/kv_plan_cases.h"
+#include "tests/support/or_die.h"
+
+namespace kvrun::testing {
+namespace {
+
+Result<KvPlan> PlanOf(const std::string& options, uint32_t n_ctx = 8192, uint32_t n_sequences = 1) {
+  KvSettings settings;
+  const Status parsed = ParseKvOptions("--kv-method dynakv " + options, &settings);
+  if (!parsed.ok()) return parsed;
+  return PlanKv(settings.kv, kSmolLm2, n_ctx, n_sequences, 4096);
+}
+
+KvPlan Must(const std::string& options, uint32_t n_ctx = 8192) {
+  const Result<KvPlan> plan = PlanOf(options, n_ctx);
+  EXPECT_TRUE(plan.ok()) << options << ": " << plan.status().message();
+  return plan.ok() ? *plan : KvPlan();
+}
+
+TEST(ClusterPlan, EntriesAreOfOneKvHeadAndSlotsHoldSeveral) {
+  const KvPlan plan = Must("--kv-type fp8 --kv-select 760");
+  EXPECT_EQ(plan.n_streams, 3U);
+  EXPECT_EQ(plan.record.group_tokens, 1U);
+  EXPECT_EQ(plan.slot_record.group_tokens, 4U);
+  EXPECT_TRUE(plan.slot_record.has_positions);
+  EXPECT_EQ(plan.clusters.mean_entries, 16U);
+  EXPECT_EQ(plan.clusters.max_entries, 64U);
+  EXPECT_EQ(plan.records_per_cluster(), 16U);
+  // 190 slots, if the last one of each cluster were full.
+  EXPECT_EQ(plan.n_chosen, 207U);
+  EXPECT_EQ(plan.EntriesOfSlots(plan.n_chosen), 757U);
+  EXPECT_EQ(plan.index.rank, 68U);
+  EXPECT_EQ(plan.index.n_sequences, 3U);
+}
+
+TEST(ClusterPlan, AllEntriesFitWhateverClustersAre) {
+  for (const char* options : {"--kv-cluster 1", "--kv-cluster 16 --kv-group 3", "--kv-cluster 900"}) {
+    const KvPlan plan = Must(std::string("--kv-select 100000 ") + options, 1000);
+    // Each cluster leaves one slot filled in part.
+    const uint64_t slot_tokens = plan.slot_record.group_tokens;
+    const uint64_t most = 1000 / slot_tokens + plan.clusters.n_clusters;
+    EXPECT_EQ(plan.n_chosen, plan.n_choosable());
+    EXPECT_LE(plan.n_chosen, most);
+    EXPECT_GE(plan.n_chosen * slot_tokens, 1000U);
+    EXPECT_EQ(plan.EntriesOfSlots(plan.n_chosen), 1000U);
+  }
+}
+
+// A selection ends before a cluster that does not fit.
+TEST(ClusterPlan, AnyClusterFitsIntoASelection) {
+  EXPECT_EQ(Must("--kv-select 20").clusters.max_entries, 20U);
+  EXPECT_EQ(Must("--kv-select 20 --kv-cluster-max 12").clusters.max_entries, 12U);
+  const Result<KvPlan> refused = PlanOf("--kv-select 20 --kv-cluster-max 64");
+  EXPECT_NE(refused.status().message().find("raise --kv-select, or lower --kv-cluster-max"),
+            std::string::npos)
+      << refused.status().message();
+}
+
+TEST(ClusterPlan, SmallBudgetsHaveLargerClusters) {
+  EXPECT_EQ(Must("--kv-budget 1/4").clusters.mean_entries, 16U);
+  EXPECT_EQ(Must("--kv-budget 1/13").clusters.mean_entries, 32U);
+  EXPECT_EQ(Must("--kv-budget 1/34").clusters.mean_entries, 64U);
+  for (const char* options :
+       {"--kv-budget 1/4", "--kv-budget 1/13", "--kv-budget 1/34", "--kv-budget 1/13 --kv-cluster 8",
+        "--kv-budget 1/13 --kv-select 2000", "--kv-budget 20M --kv-policy cluster --kv-pending 64"}) {
+    ExpectSound(Must(options), kSmolLm2);
+  }
+}
+
+TEST(ClusterPlan, WhatMakesNoSenseIsRefused) {
+  const auto message = [](const std::string& options, uint32_t n_sequences = 1) {
+    return PlanOf(options, 8192, n_sequences).status().message();
+  };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(has(message("--kv-heads softmax"), "--kv-heads softmax does not go with the KV method dynakv"));
+  EXPECT_TRUE(has(message("--kv-mass 0.9"), "--kv-mass does not go with the KV method dynakv"));
+  EXPECT_TRUE(has(message("--kv-rank 8"), "--kv-rank does not go with the KV method dynakv"));
+  EXPECT_TRUE(has(message("--kv-cluster 2000"), "they can have 1 to 1024"));
+  EXPECT_TRUE(has(message("--kv-pending 2000"), "that can be 1 to 1024"));
+  EXPECT_TRUE(has(message("--kv-select 0"), "nothing would be selected"));
+  EXPECT_TRUE(has(message("", 200), "at most 170 sequences"));
+  EXPECT_TRUE(
+      has(message("--kv-update local --kv-pending 100 --kv-cluster-max 50"), "raise --kv-cluster-max"));
+  KvSettings settings;
+  EXPECT_FALSE(ParseKvOptions("--kv-split 0", &settings).ok());
+  EXPECT_FALSE(ParseKvOptions("--kv-split nan", &settings).ok());
+  EXPECT_FALSE(ParseKvOptions("--kv-cluster-max 1", &settings).ok());
+  RunOrDie(ParseKvOptions("--kv-method kvswap --kv-cluster 8", &settings));
+  EXPECT_TRUE(has(PlanKv(settings.kv, kSmolLm2, 8192, 1, 4096).status().message(), "which has no clusters"));
+}
+
+TEST(ClusterPlan, ThePlansLineSaysWhatClustersAre) {
+  const std::string line = Must("--kv-type fp8 --kv-select 760").Describe();
+  EXPECT_NE(
+      line.find(
+          "757 of 8192 entries in clusters of 16 on average, 64 at most (4 sinks, up to 16 pending), and "
+          "a window of 64"),
+      std::string::npos)
+      << line;
+}
+
+}  // namespace
+}  // namespace kvrun::testing
