@@ -18,7 +18,7 @@ Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& 
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(layer, rows, progress, *store_));
-    if (store_->learns()) tiles_->DropAttentionBuffers();
+    if (store_->learns() || store_->divides()) tiles_->DropAttentionBuffers();
     KVRUN_RETURN_IF_ERROR(store_->Index(layer));
   }
   tiles_->End();

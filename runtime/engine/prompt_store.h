@@ -57,6 +57,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   // All layers are there.
   Status End();
 
+  // A layer's entries are divided into clusters when all of it is there.
+  bool divides() const { return cache_.stores_layers(); }
   // Whether sums over the prompt are of use.
   bool takes_sums() const { return index() != nullptr && !index()->is_ready(); }
 

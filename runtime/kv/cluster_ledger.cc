@@ -35,10 +35,9 @@ uint32_t ClusterLedger::ImageEntries(const KvPlan& plan) {
   return RoundUp(std::max(plan.n_ctx / kMostImages, kLeastImageEntries), kLeastImageEntries);
 }
 
-uint64_t ClusterLedger::PromptBytes(const KvPlan& plan) {
-  const uint64_t image = uint64_t{std::min(ImageEntries(plan), plan.n_ctx)} * plan.heads_per_sequence() *
-                         plan.record.size_bytes();
-  return std::max(image, ClusterPrompt::MemoryBytes(plan));
+uint64_t ClusterLedger::ImageBytes(const KvPlan& plan) {
+  return uint64_t{std::min(ImageEntries(plan), plan.n_ctx)} * plan.heads_per_sequence() *
+         plan.record.size_bytes();
 }
 
 Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, const KvPlan& plan,

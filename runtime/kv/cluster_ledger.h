@@ -40,8 +40,8 @@ class ClusterLedger final : public KvLedger {
                                                        RecentWindow& window, KvSlots& slots,
                                                        ClusterIndex& index);
 
-  // What a prompt takes, beside what is there all the time.
-  static uint64_t PromptBytes(const KvPlan& plan);
+  // Earlier entries that a prompt attends to: as many as are brought in order at once.
+  static uint64_t ImageBytes(const KvPlan& plan);
 
   uint32_t n_sequences() const override { return static_cast<uint32_t>(lengths_.size()); }
   uint32_t length(uint32_t sequence) const override { return lengths_[sequence]; }

@@ -37,11 +37,10 @@ uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint32_t dim = plan.record.head_dim;
   const uint32_t n_clusters = plan.clusters.n_clusters;
   const uint64_t sample = std::min<uint64_t>(uint64_t{4} * n_clusters, plan.n_ctx) * dim * sizeof(float);
-  const uint64_t products = uint64_t{kKeysAtOnce} * n_clusters * sizeof(float);
   // The sample is gone when the entries are divided.
   const uint64_t divided = FindPromptClustersBytes(ShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
   return plan.n_ctx * plan.record.size_bytes() + KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx) +
-         std::max(sample, divided) + SideFloats(plan) * sizeof(float) + products +
+         std::max(sample, divided) + SideFloats(plan) * sizeof(float) +
          uint64_t{kKeysAtOnce} * dim * sizeof(float);
 }
 

@@ -24,7 +24,7 @@ class ClusterPrompt {
  public:
   // For prompts of a plan, which must outlive it.
   static Result<std::unique_ptr<ClusterPrompt>> Create(Device& device, const KvPlan& plan);
-  // What it takes for a prompt of the whole context, on host and device.
+  // What it takes for a prompt of the whole context, on host and device, beside products.
   static uint64_t MemoryBytes(const KvPlan& plan);
 
   // Entries [begin, end) of one KV head, into at most `room` clusters; room * ClusterPlan::max_entries is no

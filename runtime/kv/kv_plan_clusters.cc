@@ -48,6 +48,12 @@ uint64_t ClusterListBytes(const KvPlan& plan) {
   return records * (2 * sizeof(uint32_t) + sizeof(std::byte*) + sizeof(ClusterFetch));
 }
 
-uint64_t ClusterPromptBytes(const KvPlan& plan) { return ClusterLedger::PromptBytes(plan); }
+uint64_t ClusterImageBytes(const KvPlan& plan) { return ClusterLedger::ImageBytes(plan); }
+
+uint64_t ClusterProductBytes(const KvPlan& plan) {
+  return uint64_t{kPrefillChunkTokens} * plan.clusters.n_clusters * sizeof(float);
+}
+
+uint64_t ClusterPromptBytes(const KvPlan& plan) { return ClusterPrompt::MemoryBytes(plan); }
 
 }  // namespace kvrun

@@ -20,8 +20,11 @@ uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan);
 uint64_t KeptBytes(const KvSizeInput& input, const KvPlan& plan);
 // Of one layer at a time: the records of what was chosen.
 uint64_t ClusterListBytes(const KvPlan& plan);
-// In prefill: the entries of one stream of a layer, and their division into clusters; or earlier ones in
-// order.
+// In prefill, while a layer is computed: earlier entries in order.
+uint64_t ClusterImageBytes(const KvPlan& plan);
+// In prefill: products of keys with centroids.
+uint64_t ClusterProductBytes(const KvPlan& plan);
+// In prefill, when a layer is computed: the entries of one of its streams, and their division into clusters.
 uint64_t ClusterPromptBytes(const KvPlan& plan);
 
 }  // namespace kvrun

@@ -16,14 +16,15 @@ constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
 constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
 constexpr uint64_t kStagedRecords = 32;             // as many as are in flight
+constexpr uint64_t kStagedClusters = 6;             // of the largest size: most are a quarter of it
 
 uint64_t KvDim(const KvModelShape& model) { return uint64_t{model.n_kv_heads} * model.head_dim; }
 
 // Enough for as many reads as are in flight, within what one transfer is efficient at; twice, so that writes
 // are filled while others are under way.
-uint64_t StagingBytes(uint64_t record_bytes, uint32_t alignment_bytes) {
-  const uint64_t padded = RoundUp(record_bytes, uint64_t{alignment_bytes});
-  const uint64_t ring = std::clamp(kStagedRecords * padded, kMinStagingBytes, kMaxStagingBytes);
+uint64_t StagingBytes(uint64_t read_bytes, uint64_t n_reads, uint32_t alignment_bytes) {
+  const uint64_t padded = RoundUp(read_bytes, uint64_t{alignment_bytes});
+  const uint64_t ring = std::clamp(n_reads * padded, kMinStagingBytes, kMaxStagingBytes);
   return 2 * std::max(RoundUp(ring, uint64_t{alignment_bytes}), padded);
 }
 
@@ -99,11 +100,12 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
 // In prefill, of one sequence, beside tile and hidden states: all the time.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
-  const uint64_t chunk_groups = std::min(kPrefillChunkTokens / plan.record.group_tokens, plan.n_groups());
+  const uint64_t chunk_groups =
+      std::min({kPrefillChunkTokens / plan.record.group_tokens, kRecordsAtOnce, plan.n_groups()});
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
-  if (plan.method.has_clusters()) return encoded + ClusterPromptBytes(plan);
+  if (plan.method.has_clusters()) return encoded + ClusterImageBytes(plan) + ClusterProductBytes(plan);
   const uint64_t projected =
       plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
@@ -113,8 +115,9 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   return encoded + projected + sums * sizeof(float);
 }
 
-// While a layer's adapter is computed.
+// While a layer's adapter is computed, or its entries are divided into clusters.
 uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
+  if (plan.method.has_clusters()) return ClusterPromptBytes(plan);
   if (!input.computes_adapter) return 0;
   return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
 }
@@ -143,7 +146,8 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
   const bool has_clusters = plan.method.has_clusters();
   const uint64_t read_bytes = plan.slot_record.size_bytes() * (has_clusters ? plan.records_per_cluster() : 1);
-  plan.staging_bytes = StagingBytes(read_bytes, input.io_alignment_bytes);
+  plan.staging_bytes =
+      StagingBytes(read_bytes, has_clusters ? kStagedClusters : kStagedRecords, input.io_alignment_bytes);
   plan.parts.clear();
   const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
     if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});

@@ -155,7 +155,7 @@ Status Planner::Settle() {
 uint32_t Planner::UsualClusterEntries() const {
   const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
   if (share >= 1.0 / 8) return 16;
-  return share >= 1.0 / 20 ? 32 : 64;
+  return share >= 1.0 / 20 ? 24 : 64;
 }
 
 // Shape and room of clusters: what a record is, too, as that is of one entry here.

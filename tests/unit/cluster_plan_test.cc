@@ -65,7 +65,7 @@ TEST(ClusterPlan, AnyClusterFitsIntoASelection) {
 
 TEST(ClusterPlan, SmallBudgetsHaveLargerClusters) {
   EXPECT_EQ(Must("--kv-budget 1/4").clusters.mean_entries, 16U);
-  EXPECT_EQ(Must("--kv-budget 1/13").clusters.mean_entries, 32U);
+  EXPECT_EQ(Must("--kv-budget 1/13").clusters.mean_entries, 24U);
   EXPECT_EQ(Must("--kv-budget 1/34").clusters.mean_entries, 64U);
   for (const char* options :
        {"--kv-budget 1/4", "--kv-budget 1/13", "--kv-budget 1/34", "--kv-budget 1/13 --kv-cluster 8",
