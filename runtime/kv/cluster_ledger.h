@@ -122,7 +122,6 @@ class ClusterLedger final : public KvLedger {
   ClusterStore& store_;
   RecentWindow& window_;
   ClusterIndex& index_;
-  KvSlots& slots_;
   KeptEntries kept_;
   ClusterUpkeep upkeep_;
   std::vector<uint32_t> lengths_;  // of each sequence

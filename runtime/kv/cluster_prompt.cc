@@ -45,7 +45,7 @@ uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
 }
 
 Result<std::unique_ptr<ClusterPrompt>> ClusterPrompt::Create(Device& device, const KvPlan& plan) {
-  std::unique_ptr<ClusterPrompt> prompt(new ClusterPrompt(device, plan));
+  std::unique_ptr<ClusterPrompt> prompt(new ClusterPrompt(plan));
   const uint64_t n_clusters = plan.clusters.n_clusters;
   KVRUN_ASSIGN_OR_RETURN(
       prompt->key_side_,

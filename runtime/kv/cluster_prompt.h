@@ -37,7 +37,7 @@ class ClusterPrompt {
   std::span<const std::byte> Record(uint32_t entry) const;
 
  private:
-  ClusterPrompt(Device& device, const KvPlan& plan) : device_(device), plan_(plan) {}
+  explicit ClusterPrompt(const KvPlan& plan) : plan_(plan) {}
 
   Status Start(KMeans& means);
   Status Pass(KMeans& means, PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end);
@@ -46,7 +46,6 @@ class ClusterPrompt {
 
   uint32_t dim() const { return plan_.record.head_dim; }
 
-  Device& device_;
   const KvPlan& plan_;
   std::vector<std::byte> records_;    // of the entries
   std::vector<float> keys_;           // of a piece of them
