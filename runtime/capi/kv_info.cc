@@ -40,24 +40,27 @@ Json ClustersInfo(const ClusterPlan& clusters) {
           {"cluster_max", clusters.max_entries},
           {"pending", clusters.max_pending},
           {"split", clusters.threshold_factor},
-          {"update", ClusterUpdateName(clusters.update)}};
-}
-
-Json ClusterReportInfo(const ClusterReport& report) {
-  return {{"clusters", report.clusters},
-          {"entries", report.entries},
-          {"pending", report.pending},
-          {"variance", report.variance},
-          {"divisions", report.divisions},
-          {"forced_loads", report.forced_loads},
-          {"joined_for_room", report.joined_for_room},
-          {"stored_entries", report.moves.new_entries},
-          {"moved_entries", report.moves.moved_entries},
-          {"loaded_entries", report.moves.loaded_entries},
-          {"moved_without_gaps", report.moves.naive_entries}};
+          {"update", ClusterUpdateName(clusters.update)},
+          {"layout", ClusterLayoutName(clusters.layout)}};
 }
 
 Json Ratio(double part, double whole) { return whole > 0.0 ? Json(part / whole) : Json(); }
+
+Json ClusterReportInfo(const ClusterReport& report) {
+  return {
+      {"clusters", report.clusters},
+      {"entries", report.entries},
+      {"pending", report.pending},
+      {"variance", report.variance},
+      {"divisions", report.divisions},
+      {"forced_loads", report.forced_loads},
+      {"joined_for_room", report.joined_for_room},
+      {"stored_entries", report.moves.new_entries},
+      {"moved_entries", report.moves.moved_entries},
+      {"loaded_entries", report.moves.loaded_entries},
+      {"moved_without_gaps", report.moves.naive_entries},
+      {"records_per_run", Ratio(static_cast<double>(report.records_read), static_cast<double>(report.runs))}};
+}
 
 std::string ModeText(const IoMode& mode) {
   return fmt::format("{} {}", IoBackendName(mode.backend), mode.direct ? "direct" : "buffered");

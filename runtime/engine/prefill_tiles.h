@@ -19,6 +19,10 @@
 
 namespace kvrun {
 
+// Of a chunk, rows that a sink may gather (CommandList::GatherRows): at most so many, evenly spaced.
+inline constexpr uint32_t kTappedRows = 8;
+constexpr uint32_t TappedRows(uint32_t n_rows) { return n_rows < kTappedRows ? n_rows : kTappedRows; }
+
 // The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn.
 class PrefillSink {
  public:
@@ -29,6 +33,8 @@ class PrefillSink {
   // Records what is to be done with a chunk's Q, K and V, which RopeAndStore has left in the commands'
   // buffers. `skip_rows`: the first rows are sinks.
   virtual Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) = 0;
+  // What Tap has recorded was carried out for one more chunk.
+  virtual Status EndTap(uint32_t /*n_rows*/) { return Status::Ok(); }
   // The tile's entries up to the prompt's end are there.
   virtual Status StoreTile(uint32_t layer, uint32_t tile) = 0;
 };

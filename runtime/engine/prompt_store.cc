@@ -4,17 +4,13 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "runtime/kv/host_buffer.h"
 
 namespace kvrun {
 namespace {
 
 // Groups that are encoded, or decoded, at once.
 constexpr uint32_t kRecordsAtOnce = 64;
-
-std::span<float> Floats(Buffer& buffer) {
-  const std::span<std::byte> bytes = buffer.host();
-  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
-}
 
 }  // namespace
 
@@ -34,6 +30,12 @@ Status PromptStore::CreateBuffers() {
   KVRUN_ASSIGN_OR_RETURN(projected_,
                          device_.CreateBuffer(uint64_t{kChunkRows} * projected_columns() * sizeof(float),
                                               BufferUse::kShared, "kv"));
+  if (divides()) {
+    queries_.reserve(size_t{kPromptQueries} * commands_.config().q_dim());
+    KVRUN_ASSIGN_OR_RETURN(tapped_,
+                           device_.CreateBuffer(uint64_t{kTappedRows} * commands_.qkv_dim() * sizeof(float),
+                                                BufferUse::kReadback, "kv"));
+  }
   if (!takes_sums()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(sums_, LayerSumBuffers::Create(device_, commands_.config(), "kv"));
   return Status::Ok();
@@ -56,11 +58,30 @@ Status PromptStore::ShowTile(uint32_t tile) {
 
 Status PromptStore::BeginLayer(uint32_t /*layer*/) {
   shown_tile_.reset();
+  queries_.clear();
+  next_query_ = 0;
   return sums_ ? sums_->Clear() : Status::Ok();
 }
 
 Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) {
+  if (tapped_ != nullptr) {
+    KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.qkv(), *commands_.step(), TappedRows(n_rows),
+                                          commands_.qkv_dim(), tapped_.get()));
+  }
   return sums_ ? sums_->Record(list, commands_, n_rows, skip_rows) : Status::Ok();
+}
+
+// The newest queries take the place of the oldest.
+Status PromptStore::EndTap(uint32_t n_rows) {
+  if (tapped_ == nullptr) return Status::Ok();
+  const size_t dim = commands_.config().q_dim();
+  for (uint32_t row = 0; row < TappedRows(n_rows); ++row) {
+    if (queries_.size() < kPromptQueries * dim) queries_.resize(queries_.size() + dim);
+    const std::span<const float> query = Floats(*tapped_).subspan(size_t{row} * commands_.qkv_dim(), dim);
+    std::copy(query.begin(), query.end(), queries_.begin() + static_cast<ptrdiff_t>(next_query_ * dim));
+    next_query_ = (next_query_ + 1) % kPromptQueries;
+  }
+  return Status::Ok();
 }
 
 // Entries before the prompt come back into their tile: from the window, or as they were stored.

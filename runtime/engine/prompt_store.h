@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
@@ -38,12 +39,17 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status BeginLayer(uint32_t layer) override;
   Status LoadEarlier(uint32_t layer, uint32_t tile) override;
   Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
+  Status EndTap(uint32_t n_rows) override;
   Status StoreTile(uint32_t layer, uint32_t tile) override;
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
 
   Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) override;
   Status VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides, uint32_t rank,
                        const ProductsFn& visit) override;
+  uint32_t n_queries() const override {
+    return static_cast<uint32_t>(queries_.size() / commands_.config().q_dim());
+  }
+  std::span<const float> queries() const override { return queries_; }
 
   // The index is to learn from this prompt: it has enough entries.
   bool learns() const {
@@ -92,6 +98,9 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   std::unique_ptr<Buffer> records_;     // kShared
   std::unique_ptr<Buffer> projected_;   // kShared, float [kChunkRows, rank]
   std::optional<LayerSumBuffers> sums_;
+  std::unique_ptr<Buffer> tapped_;  // kReadback, float [kTappedRows, qkv_dim]; null: queries are of no use
+  std::vector<float> queries_;      // of the layer: PromptEntries::queries
+  uint32_t next_query_ = 0;         // the place of the next one, once there are as many as there may be
 };
 
 }  // namespace kvrun

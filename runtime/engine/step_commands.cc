@@ -76,12 +76,12 @@ void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_posit
   for (size_t i = 0; i < rope_.frequencies.size(); ++i) WriteAngles(rows, i, angles);
 }
 
-// Of one frequency. Sines take long: a position's angle is that of the block of positions it is in, turned by
-// its place there. So it does not depend on which other rows there are.
 std::span<const float> StepCommands::angles(size_t n_rows) const {
   return {reinterpret_cast<const float*>(angles_->host().data()), n_rows * rope_.frequencies.size() * 2};
 }
 
+// Of one frequency. Sines take long: a position's angle is that of the block of positions it is in, turned by
+// its place there. So it does not depend on which other rows there are.
 void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const {
   const auto frequency = static_cast<double>(rope_.frequencies[nth]);
   const std::complex<double>* const turns = turns_.data() + nth * kTurnPositions;

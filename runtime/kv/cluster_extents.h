@@ -42,7 +42,7 @@ class ClusterSet {
   std::vector<ClusterMap> maps_;  // [n_layers, n_streams]
 };
 
-class ClusterExtents final : public ExtentMap, public RecordReader {
+class ClusterExtents final : public ExtentMap, public RecordFetcher {
  public:
   // All must outlive it.
   ClusterExtents(const KvPlan& plan, const ClusterSet& clusters, ClusterStore& store);

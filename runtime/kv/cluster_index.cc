@@ -9,15 +9,6 @@
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
-namespace {
-
-std::span<float> Floats(Buffer& buffer) {
-  const std::span<std::byte> bytes = buffer.host();
-  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
-}
-
-}  // namespace
-
 Result<std::unique_ptr<ClusterIndex>> ClusterIndex::Create(Device& device, const KvPlan& plan,
                                                            uint32_t n_layers) {
   std::unique_ptr<ClusterIndex> index(new ClusterIndex(device, plan, n_layers));

@@ -221,7 +221,8 @@ Status ClusterLedger::Settle(const ClusterPlace& at, uint32_t position, uint32_t
   ClusterMap& map = clusters_.map(at.layer, at.stream);
   if (is_local()) {
     const bool is_alone = map.pending().empty() && map.CanAdd();
-    nearest = is_alone ? kNoCluster : map.pending().empty() ? FindNearest(at, key) : map.pending()[0].cluster;
+    nearest = is_alone || map.pending().empty() ? kNoCluster : map.pending()[0].cluster;
+    if (!is_alone && (nearest == kNoCluster || !map.HasRoom(nearest))) nearest = FindNearest(at, key);
   } else if (nearest == kNoCluster || !map.HasRoom(nearest)) {
     nearest = FindNearest(at, key);
   }
@@ -319,6 +320,8 @@ void ClusterLedger::EndStep(std::span<const KvRow> rows) {
 std::optional<ClusterReport> ClusterLedger::clusters() const {
   ClusterReport report;
   report.moves = upkeep_.moves();
+  report.records_read = store_.stats().records_read;
+  report.runs = store_.stats().runs;
   double variances = 0.0;
   for (uint32_t i = 0; i < n_layers_; ++i) {
     for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {

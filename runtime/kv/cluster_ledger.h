@@ -86,8 +86,8 @@ class ClusterLedger final : public KvLedger {
   // Prompts.
   Status KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t begin, uint32_t end,
                    PromptEntries& entries);
-  Status AddClusters(const ClusterPlace& at, uint32_t begin);
-  Status AddAll(const ClusterPlace& at, uint32_t begin);
+  Status AddClusters(const ClusterPlace& at, uint32_t begin, std::span<const uint32_t> order);
+  Status AddAll(const ClusterPlace& at, uint32_t begin, std::span<const uint32_t> order);
   Status SettleOneByOne(const ClusterPlace& at, uint32_t head, uint32_t begin, uint32_t end,
                         PromptEntries& entries);
   Status SetScales(const ClusterPlace& at, std::span<const float> centroids);

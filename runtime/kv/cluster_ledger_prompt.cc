@@ -18,7 +18,7 @@ namespace {
 // Of fewer clusters, a threshold would be that of chance.
 constexpr uint32_t kClustersOfThreshold = 4;
 // A prompt reads earlier entries of a layer so many times over at most, each time to have some in order.
-constexpr uint32_t kMostImages = 8;
+constexpr uint32_t kMostImages = 16;
 constexpr uint32_t kLeastImageEntries = 256;
 
 float MeanOf(std::span<const float> values) {
@@ -90,12 +90,13 @@ Status ClusterLedger::KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t 
   });
 }
 
-// What prompt_ has divided, from entry `begin` on.
-Status ClusterLedger::AddClusters(const ClusterPlace& at, uint32_t begin) {
+// What prompt_ has divided, from entry `begin` on, numbered in this order where the stream has no clusters
+// yet.
+Status ClusterLedger::AddClusters(const ClusterPlace& at, uint32_t begin, std::span<const uint32_t> order) {
   const PromptClusters& made = prompt_->clusters();
   ClusterMap& map = clusters_.map(at.layer, at.stream);
   KVRUN_RETURN_IF_ERROR(SetScales(at, made.centroids));
-  const Status added = AddAll(at, begin);
+  const Status added = AddAll(at, begin, order);
   for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
     if (map.cluster(cluster).n_stored == 0 || map.cluster(cluster).end <= begin) continue;
     is_new_[(size_t{at.layer} * plan_.n_streams + at.stream) * map.end_cluster() + cluster] = true;
@@ -131,11 +132,11 @@ Status ClusterLedger::SetScales(const ClusterPlace& at, std::span<const float> c
   return Status::Ok();
 }
 
-Status ClusterLedger::AddAll(const ClusterPlace& at, uint32_t begin) {
+Status ClusterLedger::AddAll(const ClusterPlace& at, uint32_t begin, std::span<const uint32_t> order) {
   const PromptClusters& made = prompt_->clusters();
   const size_t dim = plan_.record.head_dim;
   std::vector<uint32_t> positions;
-  for (uint32_t i = 0; i < made.n_clusters(); ++i) {
+  for (const uint32_t i : order) {
     const std::span<const uint32_t> entries = made.entries(i);
     positions.assign(entries.begin(), entries.end());
     for (uint32_t& position : positions) position += begin;
@@ -181,7 +182,7 @@ Status ClusterLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptEn
     }
     const uint64_t seed = (uint64_t{layer} << 32) + at.stream;
     KVRUN_RETURN_IF_ERROR(prompt_->Divide(entries, head, sinks_end, end, room, seed));
-    KVRUN_RETURN_IF_ERROR(AddClusters(at, sinks_end));
+    KVRUN_RETURN_IF_ERROR(AddClusters(at, sinks_end, prompt_->Order(entries, head)));
   }
   prompt_.reset();
   settled(layer, prompt.sequence) = std::max(begin, end);

@@ -1,25 +1,33 @@
 #include "runtime/kv/cluster_prompt.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/record_codec.h"
+#include "runtime/kv/cluster_placement.h"
 #include "runtime/kv/host_buffer.h"
+#include "runtime/kv/key_division.h"
 
 namespace kvrun {
 namespace {
 
 // Centroids change little afterwards.
-constexpr uint32_t kPasses = 4;
-constexpr uint32_t kKeysAtOnce = 256;
+constexpr uint32_t kMeansPasses = 4;
+constexpr uint32_t kKeysOfPiece = 256;
+// Fewer have nothing to be placed beside; of more, pairs would take too much time and memory.
+constexpr uint32_t kClustersToPlace = 4;
+constexpr uint32_t kMostClustersToPlace = 2048;
 
-std::span<float> Floats(Buffer& buffer) {
-  const std::span<std::byte> bytes = buffer.host();
-  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+uint64_t PlacementBytes(uint32_t n_clusters) {
+  const uint32_t n = std::min(n_clusters, kMostClustersToPlace);
+  return CoRetrieval::MemoryBytes(n) + PlaceClustersBytes(n) + uint64_t{4} * n * sizeof(float);
 }
 
-PromptClusterShape ShapeOf(const KvPlan& plan, uint32_t n_entries, uint32_t n_means, uint32_t room) {
+PromptClusterShape PromptShapeOf(const KvPlan& plan, uint32_t n_entries, uint32_t n_means, uint32_t room) {
   return {.dim = plan.record.head_dim,
           .n_entries = n_entries,
           .n_means = n_means,
@@ -37,11 +45,12 @@ uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint32_t dim = plan.record.head_dim;
   const uint32_t n_clusters = plan.clusters.n_clusters;
   const uint64_t sample = std::min<uint64_t>(uint64_t{4} * n_clusters, plan.n_ctx) * dim * sizeof(float);
-  // The sample is gone when the entries are divided.
-  const uint64_t divided = FindPromptClustersBytes(ShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
-  return plan.n_ctx * plan.record.size_bytes() + KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx) +
-         std::max(sample, divided) + SideFloats(plan) * sizeof(float) +
-         uint64_t{kKeysAtOnce} * dim * sizeof(float);
+  // The sample is gone when the entries are divided, and the means when clusters are placed.
+  const uint64_t means = KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx);
+  const uint64_t divided = FindPromptClustersBytes(PromptShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
+  const uint64_t worked = std::max(means + std::max(sample, divided), divided + PlacementBytes(n_clusters));
+  return plan.n_ctx * plan.record.size_bytes() + worked + SideFloats(plan) * sizeof(float) +
+         uint64_t{kKeysOfPiece} * dim * sizeof(float);
 }
 
 Result<std::unique_ptr<ClusterPrompt>> ClusterPrompt::Create(Device& device, const KvPlan& plan) {
@@ -52,7 +61,7 @@ Result<std::unique_ptr<ClusterPrompt>> ClusterPrompt::Create(Device& device, con
       device.CreateBuffer(plan.record.head_dim * n_clusters * sizeof(float), BufferUse::kShared, "kv"));
   KVRUN_ASSIGN_OR_RETURN(prompt->bias_,
                          device.CreateBuffer(n_clusters * sizeof(float), BufferUse::kShared, "kv"));
-  prompt->keys_.resize(size_t{kKeysAtOnce} * plan.record.head_dim);
+  prompt->keys_.resize(size_t{kKeysOfPiece} * plan.record.head_dim);
   return prompt;
 }
 
@@ -95,8 +104,8 @@ Status ClusterPrompt::Pass(KMeans& means, PromptEntries& entries, uint32_t head,
   return entries.VisitProducts(
       head, begin, end, sides, n_clusters, [&](uint32_t first, std::span<const float> products) {
         const auto n = static_cast<uint32_t>(products.size() / n_clusters);
-        for (uint32_t done = 0; done < n; done += kKeysAtOnce) {
-          const uint32_t count = std::min(kKeysAtOnce, n - done);
+        for (uint32_t done = 0; done < n; done += kKeysOfPiece) {
+          const uint32_t count = std::min(kKeysOfPiece, n - done);
           const std::span<float> keys = std::span(keys_).first(size_t{count} * dim());
           Keys(first - begin + done, count, keys);
           means.Add(first - begin + done, keys,
@@ -104,6 +113,62 @@ Status ClusterPrompt::Pass(KMeans& means, PromptEntries& entries, uint32_t head,
         }
         return Status::Ok();
       });
+}
+
+// As the device would: by mass for each slot, until the slots are spent.
+void ClusterPrompt::Select(std::span<const float> heads, std::vector<float>* masses,
+                           std::vector<uint32_t>* selected) const {
+  const uint32_t n = clusters_.n_clusters();
+  const auto n_records = [this](uint32_t cluster) {
+    return CeilDiv(clusters_.size(cluster), plan_.slot_record.group_tokens);
+  };
+  masses->assign(n, 0.0F);
+  std::vector<float> weights(n);
+  for (size_t first = 0; first < heads.size(); first += dim()) {
+    const std::span<const float> query = heads.subspan(first, dim());
+    float largest = -std::numeric_limits<float>::infinity();
+    for (uint32_t i = 0; i < n; ++i) {
+      weights[i] = Dot(query, std::span(clusters_.centroids).subspan(size_t{i} * dim(), dim())) /
+                       std::sqrt(static_cast<float>(dim())) +
+                   std::log(static_cast<float>(clusters_.size(i)));
+      largest = std::max(largest, weights[i]);
+    }
+    float sum = 0.0F;
+    for (float& weight : weights) sum += weight = std::exp(weight - largest);
+    for (uint32_t i = 0; i < n; ++i) (*masses)[i] += weights[i] / sum / static_cast<float>(n_records(i));
+  }
+  std::vector<uint32_t> best(n);
+  std::iota(best.begin(), best.end(), 0U);
+  std::sort(best.begin(), best.end(), [masses](uint32_t a, uint32_t b) {
+    return (*masses)[a] != (*masses)[b] ? (*masses)[a] > (*masses)[b] : a < b;
+  });
+  selected->clear();
+  uint32_t n_slots = 0;
+  for (const uint32_t cluster : best) {
+    n_slots += n_records(cluster);
+    if (n_slots > plan_.n_chosen) break;
+    selected->push_back(cluster);
+  }
+  std::sort(selected->begin(), selected->end());
+}
+
+std::vector<uint32_t> ClusterPrompt::Order(const PromptEntries& entries, uint32_t head) const {
+  const uint32_t n = clusters_.n_clusters();
+  std::vector<uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0U);
+  const std::span<const float> queries = entries.queries();
+  if (queries.empty() || n < kClustersToPlace || n > kMostClustersToPlace) return order;
+  const size_t n_queries = entries.n_queries();
+  const size_t columns = queries.size() / n_queries;
+  const size_t group = columns / plan_.heads_per_sequence();
+  CoRetrieval together(n);
+  std::vector<float> masses;
+  std::vector<uint32_t> selected;
+  for (size_t i = 0; i < n_queries; ++i) {
+    Select(queries.subspan(i * columns + head * group, group), &masses, &selected);
+    together.Add(selected);
+  }
+  return PlaceClusters(together);
 }
 
 Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end,
@@ -121,11 +186,11 @@ Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, uint32_t beg
       }));
   KMeans means(dim(), std::min(CeilDiv(n, plan.mean_entries), room), n, seed);
   KVRUN_RETURN_IF_ERROR(Start(means));
-  for (uint32_t pass = 0; pass < kPasses; ++pass) {
+  for (uint32_t pass = 0; pass < kMeansPasses; ++pass) {
     if (pass > 0) means.EndPass();
     KVRUN_RETURN_IF_ERROR(Pass(means, entries, head, begin, end));
   }
-  clusters_ = FindPromptClusters(ShapeOf(plan_, n, means.n_clusters(), room), means.nearest(),
+  clusters_ = FindPromptClusters(PromptShapeOf(plan_, n, means.n_clusters(), room), means.nearest(),
                                  [this](std::span<const uint32_t> of, std::span<float> keys) {
                                    for (size_t i = 0; i < of.size(); ++i)
                                      Keys(of[i], 1, keys.subspan(i * dim(), dim()));

@@ -31,6 +31,9 @@ class ClusterPrompt {
   // less than there are entries.
   Status Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end, uint32_t room,
                 uint64_t seed);
+  // In which order these clusters are to be numbered: those that the prompt's last queries would select
+  // together adjoin on flash (cluster_placement.h). As they are, where no queries are known.
+  std::vector<uint32_t> Order(const PromptEntries& entries, uint32_t head) const;
   // Of the last division; entries count from `begin` on.
   const PromptClusters& clusters() const { return clusters_; }
   // An entry's record, KvPlan::record.
@@ -44,6 +47,9 @@ class ClusterPrompt {
   Status WriteSides(const KMeans& means);
   void Keys(uint32_t first, uint32_t n, std::span<float> keys) const;
 
+  // Clusters that a query's heads select, ascending.
+  void Select(std::span<const float> heads, std::vector<float>* masses,
+              std::vector<uint32_t>* selected) const;
   uint32_t dim() const { return plan_.record.head_dim; }
 
   const KvPlan& plan_;

@@ -7,30 +7,30 @@
 namespace kvrun {
 namespace {
 
-constexpr size_t kWordBytes = sizeof(uint32_t);
-constexpr size_t kHalfBytes = sizeof(uint16_t);
+constexpr size_t kBytesOfWord = sizeof(uint32_t);
+constexpr size_t kBytesOfHalf = sizeof(uint16_t);
 
 // Of an entry's K or V: where its elements begin, and its scales, in bytes.
-struct Place {
+struct EntryPlace {
   size_t row = 0;
   size_t row_bytes = 0;
   size_t scales = 0;
   size_t scales_bytes = 0;
 };
 
-Place PlaceOf(const KvRecordShape& shape, bool is_value, uint32_t entry) {
+EntryPlace EntryPlaceOf(const KvRecordShape& shape, bool is_value, uint32_t entry) {
   const KvType type = is_value ? shape.v_type : shape.k_type;
   const size_t rows_begin = is_value ? shape.v_begin_words() : 0;
   const size_t scales_begin = is_value ? shape.v_scales_begin() : 0;
-  return {.row = (rows_begin + size_t{entry} * shape.row_words(type)) * kWordBytes,
-          .row_bytes = shape.row_words(type) * kWordBytes,
-          .scales = shape.scales_begin_words() * kWordBytes +
-                    (scales_begin + size_t{entry} * shape.row_scales(type)) * kHalfBytes,
-          .scales_bytes = shape.row_scales(type) * kHalfBytes};
+  return {.row = (rows_begin + size_t{entry} * shape.row_words(type)) * kBytesOfWord,
+          .row_bytes = shape.row_words(type) * kBytesOfWord,
+          .scales = shape.scales_begin_words() * kBytesOfWord +
+                    (scales_begin + size_t{entry} * shape.row_scales(type)) * kBytesOfHalf,
+          .scales_bytes = shape.row_scales(type) * kBytesOfHalf};
 }
 
 size_t PositionPlace(const KvRecordShape& shape, uint32_t entry) {
-  return (size_t{shape.positions_begin_words()} + entry) * kWordBytes;
+  return (size_t{shape.positions_begin_words()} + entry) * kBytesOfWord;
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ void CopyEntry(const KvRecordShape& from_shape, std::span<const std::byte> from,
   KVRUN_CHECK(from_shape.n_heads == 1 && to_shape.n_heads == 1 && from_entry < from_shape.group_tokens &&
               to_entry < to_shape.group_tokens);
   for (const bool is_value : {false, true}) {
-    const Place source = PlaceOf(from_shape, is_value, from_entry);
-    const Place target = PlaceOf(to_shape, is_value, to_entry);
+    const EntryPlace source = EntryPlaceOf(from_shape, is_value, from_entry);
+    const EntryPlace target = EntryPlaceOf(to_shape, is_value, to_entry);
     std::memcpy(to.data() + target.row, from.data() + source.row, target.row_bytes);
     std::memcpy(to.data() + target.scales, from.data() + source.scales, target.scales_bytes);
   }

@@ -23,6 +23,9 @@ struct ClusterReport {
   uint64_t forced_loads = 0;     // of clusters that were not chosen, as too many entries were pending
   uint64_t joined_for_room = 0;  // entries beyond the threshold, which the index had no room to divide for
   ClusterMoves moves;
+  // Of reads, those for maintenance too: records, and maximal runs of clusters that adjoin on flash.
+  uint64_t records_read = 0;
+  uint64_t runs = 0;
 };
 
 }  // namespace kvrun

@@ -37,6 +37,7 @@ constexpr std::array kHeads = {HeadReduction::kSum, HeadReduction::kSoftmax, Hea
                                HeadReduction::kPerKvHead};
 constexpr std::array<Named<DirectIo>, 3> kDirect = {
     {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
+constexpr std::array kLayouts = {ClusterLayout::kDualHead, ClusterLayout::kCluster};
 constexpr std::array kUpdates = {ClusterUpdate::kAdaptive, ClusterUpdate::kStatic, ClusterUpdate::kLocal};
 constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
 constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred,
@@ -276,6 +277,10 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) {
        return SetChoice(g, NameAll(kUpdates, ClusterUpdateName), &s->kv.cluster_update);
      }},
+    {"layout",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kLayouts, ClusterLayoutName), &s->kv.cluster_layout);
+     }},
     {"policy", [](const Given& g, KvSettings* s) { return SetRow(g, ReplacementPolicies(), &s->kv.policy); }},
     {"adapter", SetAdapter},
     {"adapter-kind",
@@ -310,6 +315,7 @@ constexpr Named<Choices> kChoices[] = {
     {"index", [] { return NameList(NameAll(kIndexTypes, KvTypeName)); }},
     {"heads", [] { return NameList(NameAll(kHeads, HeadReductionName)); }},
     {"update", [] { return NameList(NameAll(kUpdates, ClusterUpdateName)); }},
+    {"layout", [] { return NameList(NameAll(kLayouts, ClusterLayoutName)); }},
     {"policy", [] { return NameList(ReplacementPolicies()); }},
     {"adapter-kind", [] { return NameList(NameAll(kAdapterKinds, AdapterKindName)); }},
     {"io", BackendChoices},

@@ -50,6 +50,7 @@ struct KvSettings {
 //   cluster, cluster-max, pending   entries, from 1 (cluster-max: 2)
 //   split         a number above 0: of how many times the first clusters' variance one is divided
 //   update        adaptive, static, local
+//   layout        dual-head, cluster
 //   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu, cluster
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed

@@ -43,6 +43,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.pending_entries.has_value(), full.pending_entries, "pending");
   drop(given.split_factor.has_value(), full.split_factor, "split");
   drop(given.cluster_update.has_value(), full.cluster_update, "update");
+  drop(given.cluster_layout.has_value(), full.cluster_layout, "layout");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
   return full;

@@ -56,6 +56,7 @@
 #include "runtime/kv/cluster_map.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/slot_cache.h"
+#include "runtime/store/cluster_store.h"
 
 namespace kvrun {
 
@@ -66,6 +67,7 @@ inline constexpr uint32_t kExactEntries = 32;
 
 std::string_view KvTypeName(KvType type);                     // "f16", "f32", "fp8", "int8", "int4"
 std::string_view HeadReductionName(HeadReduction reduction);  // "sum", "softmax", "gqa", "per-kv-head"
+std::string_view ClusterLayoutName(ClusterLayout layout);     // "dual-head", "cluster"
 std::string_view ClusterUpdateName(ClusterUpdate update);     // "adaptive", "static", "local"
 
 // A group of kvswap where nothing is known of the flash.
@@ -99,6 +101,7 @@ struct KvOptions {
   std::optional<uint32_t> pending_entries;      // of a stream of a layer: may wait for their cluster
   std::optional<double> split_factor;           // ClusterPlan::threshold_factor
   std::optional<ClusterUpdate> cluster_update;
+  std::optional<ClusterLayout> cluster_layout;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -129,6 +132,7 @@ struct ClusterPlan {
   // A cluster is divided where its variance exceeds so many times the mean variance of the first clusters.
   float threshold_factor = 0.0F;
   ClusterUpdate update = ClusterUpdate::kAdaptive;
+  ClusterLayout layout = ClusterLayout::kDualHead;
 
   // Entries that lie in memory, in no slot: sinks and those that wait.
   uint32_t n_kept() const { return n_sinks + max_pending; }

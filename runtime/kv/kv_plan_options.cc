@@ -52,6 +52,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.pending_entries) return NotFor(options, "pending", "clusters");
     if (options.split_factor) return NotFor(options, "split", "clusters");
     if (options.cluster_update) return NotFor(options, "update", "clusters");
+    if (options.cluster_layout) return NotFor(options, "layout", "clusters");
   } else {
     if (options.mass_share) return NotFor(options, "mass", "selection that ends by mass");
     if (options.heads && *options.heads != HeadReduction::kPerKvHead) {
@@ -147,6 +148,14 @@ std::string_view HeadReductionName(HeadReduction reduction) {
     case HeadReduction::kSoftmax: return "softmax";
     case HeadReduction::kGqa: return "gqa";
     case HeadReduction::kPerKvHead: return "per-kv-head";
+  }
+  return "unknown";
+}
+
+std::string_view ClusterLayoutName(ClusterLayout layout) {
+  switch (layout) {
+    case ClusterLayout::kDualHead: return "dual-head";
+    case ClusterLayout::kCluster: return "cluster";
   }
   return "unknown";
 }

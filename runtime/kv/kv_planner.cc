@@ -185,6 +185,7 @@ void Planner::SettleClusters(uint32_t sinks) {
     clusters.max_pending = std::min(clusters.max_pending, clusters.max_entries);
   }
   clusters.threshold_factor = static_cast<float>(options_.split_factor.value_or(kSplitFactor));
+  clusters.layout = options_.cluster_layout.value_or(ClusterLayout::kDualHead);
   clusters.update = options_.cluster_update.value_or(ClusterUpdate::kAdaptive);
 }
 

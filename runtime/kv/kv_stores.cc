@@ -12,7 +12,7 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
                                   .n_clusters = plan.clusters.n_clusters,
                                   .max_records = plan.records_per_cluster(),
                                   .record_bytes = static_cast<uint32_t>(plan.slot_record.size_bytes()),
-                                  .layout = ClusterLayout::kDualHead};
+                                  .layout = plan.clusters.layout};
     KVRUN_ASSIGN_OR_RETURN(stores.clusters, ClusterStore::Create(std::move(file), shape, plan.staging_bytes));
     return stores;
   }

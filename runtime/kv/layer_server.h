@@ -26,7 +26,7 @@ class LayerServer {
 
   // May be null: everything before the window is attended to.
   void SetSelector(KvSelector* selector) { selector_ = selector; }
-  void SetReader(RecordReader* reader) { reader_ = reader; }
+  void SetReader(RecordFetcher* reader) { reader_ = reader; }
   // Where extents are not records themselves.
   void SetExtents(ExtentMap* extents) { extents_ = extents; }
 
@@ -67,7 +67,7 @@ class LayerServer {
   RecentWindow& window_;
   KvSlots& slots_;
   KvSelector* selector_ = nullptr;
-  RecordReader* reader_ = nullptr;
+  RecordFetcher* reader_ = nullptr;
   ExtentMap* extents_ = nullptr;                // may be null: a group is a record
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step

@@ -54,9 +54,9 @@ Status OffloadedCache::CreateLedger(Device& device) {
   return Status::Ok();
 }
 
-RecordReader& OffloadedCache::reader() {
+RecordFetcher& OffloadedCache::reader() {
   if (extents_ != nullptr) return *extents_;
-  return in_memory_ != nullptr ? static_cast<RecordReader&>(*in_memory_) : *stores_.groups;
+  return in_memory_ != nullptr ? static_cast<RecordFetcher&>(*in_memory_) : *stores_.groups;
 }
 
 const IoMode* OffloadedCache::store_mode() const {

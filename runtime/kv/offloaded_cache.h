@@ -143,7 +143,7 @@ class OffloadedCache {
 
   Status CreateParts(Device& device, const Adapter* adapter);
   Status CreateLedger(Device& device);
-  RecordReader& reader();
+  RecordFetcher& reader();
   void LeaveDecode();
 
   KvPlan plan_;

@@ -12,6 +12,9 @@
 
 namespace kvrun {
 
+// As many queries as are known at most.
+inline constexpr uint32_t kPromptQueries = 64;
+
 class PromptEntries {
  public:
   virtual ~PromptEntries() = default;
@@ -25,6 +28,10 @@ class PromptEntries {
   using ProductsFn = std::function<Status(uint32_t first, std::span<const float> products)>;
   virtual Status VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides,
                                uint32_t rank, const ProductsFn& visit) = 0;
+  // Some of the prompt's last queries, rotated: float [n_queries(), n_heads * head_dim], in no order. There
+  // may be none.
+  virtual uint32_t n_queries() const = 0;
+  virtual std::span<const float> queries() const = 0;
 };
 
 }  // namespace kvrun

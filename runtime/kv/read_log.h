@@ -19,10 +19,10 @@ struct RepeatedReads {
   double milliseconds = 0.0;
 };
 
-class ReadLog final : public RecordReader {
+class ReadLog final : public RecordFetcher {
  public:
   // `store` must outlive it.
-  explicit ReadLog(RecordReader& store) : store_(store) {}
+  explicit ReadLog(RecordFetcher& store) : store_(store) {}
 
   Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches) override;
 
@@ -38,7 +38,7 @@ class ReadLog final : public RecordReader {
     size_t count = 0;
   };
 
-  RecordReader& store_;
+  RecordFetcher& store_;
   std::vector<Batch> batches_;
   std::vector<GroupFetch> fetches_;
 };

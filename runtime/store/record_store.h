@@ -16,19 +16,19 @@ namespace kvrun {
 
 struct GroupFetch {
   uint32_t stream = 0;
-  uint32_t group = 0;  // or another record's id, of readers whose records are not of groups
+  uint32_t group = 0;           // or another record's id, of readers whose records are not of groups
   std::byte* memory = nullptr;  // of a record's size; complete and checked when Fetch returns
 };
 
-class RecordReader {
+class RecordFetcher {
  public:
-  virtual ~RecordReader() = default;
-  // Reads records of one layer that are stored, into memory of the caller. `fetches` by stream, and those of a
-  // stream by ascending group.
+  virtual ~RecordFetcher() = default;
+  // Reads records of one layer that are stored, into memory of the caller. `fetches` by stream, and those of
+  // a stream by ascending group.
   virtual Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches) = 0;
 };
 
-class RecordStore : public RecordReader {
+class RecordStore : public RecordFetcher {
  public:
   // Keeps whole records, of the groups from first_group on; those that were there are replaced. Returns when
   // `records` may be reused.

@@ -205,7 +205,8 @@ INSTANTIATE_TEST_SUITE_P(
         "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4",
         "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4 --kv-reuse 3",
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
-        "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 --kv-reuse 3",
+        "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 --kv-reuse 3 "
+        "--kv-layout cluster",
         "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
         "random --kv-select 40 --kv-window 6 --kv-sinks 2",
         "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
