@@ -101,7 +101,10 @@ DriverRecord RecordIn(const std::string& text) {
     record.was_opened = json.at("was_opened").get<bool>();
     record.devices = json.at("devices").get<std::vector<std::string>>();
     record.why = json.at("why").get<std::string>();
-    record.n_ends = json.at("ends").get<uint32_t>();
+    const auto& ends = json.at("ends");
+    // Of a file that anyone may have written: a number beyond all integers is one too.
+    if (!ends.is_number_unsigned() || ends.get<uint64_t>() > UINT32_MAX) return {};
+    record.n_ends = ends.get<uint32_t>();
   } catch (const Json::exception&) {
     return {};  // damaged: the driver is tried again
   }

@@ -42,6 +42,14 @@ double TimeIn(const Json& json, const char* name) {
   return us;
 }
 
+// Of a file that anyone may have written: a number beyond all integers is one too.
+uint32_t CountIn(const Json& json) {
+  if (!json.is_number_unsigned() || json.get<uint64_t>() > UINT32_MAX) {
+    throw std::out_of_range(fmt::format("{} is no count", json.dump()));
+  }
+  return json.get<uint32_t>();
+}
+
 DeviceTimes TimesIn(const Json& json) {
   return {.prefill_us = TimeIn(json, "prefill_us"), .decode_us = TimeIn(json, "decode_us")};
 }
@@ -56,7 +64,7 @@ TimesEntry EntryIn(const Json& json) {
   return {.key = {.gpu = key.at("gpu").get<std::string>(),
                   .driver = key.at("driver").get<std::string>(),
                   .cpu = key.at("cpu").get<std::string>(),
-                  .n_threads = key.at("threads").get<uint32_t>(),
+                  .n_threads = CountIn(key.at("threads")),
                   .exact_activations = key.at("exact_activations").get<bool>(),
                   .model = key.at("model").get<std::string>(),
                   .kvrun = key.at("kvrun").get<std::string>()},

@@ -72,7 +72,10 @@ TEST(DeviceTimesFile, WhatAreNoTimesIsRefused) {
     EXPECT_EQ(ReadTimes(path).status().code(), StatusCode::kCorrupt) << text;
   };
   for (const char* value : {"0", "-1.0", "\"fast\"", "null", "1e999"}) expect_corrupt("12345.678", value);
-  expect_corrupt("\"threads\": 4", "\"threads\": \"4\"");
+  // A number beyond all integers is no count, nor is a fraction.
+  for (const char* value : {"\"4\"", "4.5", "-4", "4294967296", "333333333333333333333333333333"}) {
+    expect_corrupt("\"threads\": 4", std::string("\"threads\": ") + value);
+  }
   expect_corrupt("\"version\": 1", "\"version\": 2");
   expect_corrupt("device times", "else");
   expect_corrupt("\"gpu\"", "\"g\"");

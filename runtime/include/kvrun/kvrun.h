@@ -251,8 +251,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  * token. "kvswap": all KV is on flash, and each token reads what it is predicted to attend to. The default is
  * "full" if there is no budget or the budget holds all KV of the context (which a note says), otherwise
  * "kvswap". "dynakv": as kvswap, but entries whose keys are alike lie together, in clusters that follow the
- * text as it is generated. To compare with (docs/comparators.md): "streaming", "random", "oracle", "quest", "meanstd",
- * "loki", "infinigen", "infinigen*". A method that you give is kept
+ * text as it is generated. To compare with (docs/comparators.md): "streaming", "random", "oracle", "quest",
+ * "meanstd", "loki", "infinigen", "infinigen*". A method that you give is kept
  *   budget       memory for all that grows with the context: bytes
  * ("14155776"), bytes with a unit of 1024s
  *                ("13.5M", "13.5MB" and "13.5MiB" are the same; K, M, G), or a share of the f16 KV of the
@@ -277,8 +277,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   split        dynakv: a cluster is divided where its variance is so many times that of the first ones
  *   update       dynakv: how clusters follow the text: "adaptive", "static" (divided by size
  *                alone), "local" (what waits together becomes clusters of its own)
- *   layout       dynakv: "dual-head" (two clusters grow towards each other in a pool, so that neighbours of two
- *                pools adjoin), "cluster" (each by itself, to compare with)
+ *   layout       dynakv: "dual-head" (two clusters grow towards each other in a pool, so that neighbours of
+ *                two pools adjoin), "cluster" (each by itself, to compare with)
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt
  *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
@@ -322,7 +322,8 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
- * clusters (null: the method has none; else an object: cluster, cluster_max, pending, split, update, layout), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
+ * clusters (null: the method has none; else an object: cluster, cluster_max, pending, split, update, layout),
+ * k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
  * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
  * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its
  * speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; a note
