@@ -26,16 +26,17 @@ Status PromptStore::CreateBuffers() {
                                                             std::max(plan().record.size_bytes(),
                                                                      plan().window_record.size_bytes()),
                                                         BufferUse::kShared, "kv"));
-  if (index() == nullptr || index()->takes_records()) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(projected_,
-                         device_.CreateBuffer(uint64_t{kChunkRows} * projected_columns() * sizeof(float),
-                                              BufferUse::kShared, "kv"));
   if (divides()) {
     queries_.reserve(size_t{kPromptQueries} * commands_.config().q_dim());
     KVRUN_ASSIGN_OR_RETURN(tapped_,
                            device_.CreateBuffer(uint64_t{kTappedRows} * commands_.qkv_dim() * sizeof(float),
                                                 BufferUse::kReadback, "kv"));
+    return Status::Ok();
   }
+  if (index() == nullptr || index()->takes_records()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(projected_,
+                         device_.CreateBuffer(uint64_t{kChunkRows} * plan().index.rank * sizeof(float),
+                                              BufferUse::kShared, "kv"));
   if (!takes_sums()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(sums_, LayerSumBuffers::Create(device_, commands_.config(), "kv"));
   return Status::Ok();
@@ -157,40 +158,15 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
     const uint32_t tile_end = std::min(prompt_.end, tile_begin + tile_tokens());
     for (uint32_t first = std::max(begin, tile_begin); first < tile_end; first += kChunkRows) {
       const uint32_t n = std::min(kChunkRows, tile_end - first);
-      KVRUN_ASSIGN_OR_RETURN(const std::span<const float> projected,
-                             ProjectTokens(tiles_.shape, first - tile_begin, n, sides, rank));
-      KVRUN_RETURN_IF_ERROR(visit(first, projected));
+      KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+      KVRUN_RETURN_IF_ERROR(
+          list->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin, n, sides, rank, projected_.get()));
+      KVRUN_RETURN_IF_ERROR(list->Finish());
+      KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+      const uint64_t count = uint64_t{n} * rank;
+      KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
+      KVRUN_RETURN_IF_ERROR(visit(first, Floats(*projected_).first(count)));
     }
-  }
-  return Status::Ok();
-}
-
-Result<std::span<const float>> PromptStore::ProjectTokens(const KvShape& shape, uint32_t first_token,
-                                                          uint32_t n, const IndexSides& sides,
-                                                          uint32_t rank) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(list->ProjectKeys(*tiles_.kv, shape, first_token, n, sides, rank, projected_.get()));
-  KVRUN_RETURN_IF_ERROR(list->Finish());
-  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-  const uint64_t count = uint64_t{n} * rank;
-  KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
-  return std::span<const float>(Floats(*projected_).first(count));
-}
-
-// The K of a KV head is as that of a model with one head, whose tokens begin further on.
-Status PromptStore::VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides,
-                                  uint32_t rank, const ProductsFn& visit) {
-  KvShape shape = tiles_.shape;
-  shape.n_kv_heads = 1;
-  const uint32_t head_begin = head * 2 * shape.n_ctx;
-  for (uint32_t first = begin; first < end;) {
-    const uint32_t tile_begin = first / tile_tokens() * tile_tokens();
-    KVRUN_RETURN_IF_ERROR(ShowTile(first / tile_tokens()));
-    const uint32_t n = std::min({kChunkRows, tile_begin + tile_tokens() - first, end - first});
-    KVRUN_ASSIGN_OR_RETURN(const std::span<const float> products,
-                           ProjectTokens(shape, head_begin + first - tile_begin, n, sides, rank));
-    KVRUN_RETURN_IF_ERROR(visit(first, products));
-    first += n;
   }
   return Status::Ok();
 }

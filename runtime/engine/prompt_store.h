@@ -44,8 +44,6 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
 
   Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) override;
-  Status VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides, uint32_t rank,
-                       const ProductsFn& visit) override;
   uint32_t n_queries() const override {
     return static_cast<uint32_t>(queries_.size() / commands_.config().q_dim());
   }
@@ -77,12 +75,6 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
                                             const KvRecordShape& shape);
 
   Status ShowTile(uint32_t tile);
-  // K of so many tokens of the tile, in `shape`'s terms, times a side: into projected_.
-  Result<std::span<const float>> ProjectTokens(const KvShape& shape, uint32_t first_token, uint32_t n,
-                                               const IndexSides& sides, uint32_t rank);
-  uint32_t projected_columns() const {
-    return cache_.stores_layers() ? plan().clusters.n_clusters : plan().index.rank;
-  }
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }

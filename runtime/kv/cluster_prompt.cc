@@ -49,19 +49,23 @@ uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint64_t means = KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx);
   const uint64_t divided = FindPromptClustersBytes(PromptShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
   const uint64_t worked = std::max(means + std::max(sample, divided), divided + PlacementBytes(n_clusters));
-  return plan.n_ctx * plan.record.size_bytes() + worked + SideFloats(plan) * sizeof(float) +
-         uint64_t{kKeysOfPiece} * dim * sizeof(float);
+  const uint64_t of_piece = uint64_t{kKeysOfPiece} * (dim + n_clusters) * sizeof(float);
+  return plan.n_ctx * plan.record.size_bytes() + worked + SideFloats(plan) * sizeof(float) + of_piece;
 }
 
 Result<std::unique_ptr<ClusterPrompt>> ClusterPrompt::Create(Device& device, const KvPlan& plan) {
-  std::unique_ptr<ClusterPrompt> prompt(new ClusterPrompt(plan));
+  std::unique_ptr<ClusterPrompt> prompt(new ClusterPrompt(device, plan));
   const uint64_t n_clusters = plan.clusters.n_clusters;
   KVRUN_ASSIGN_OR_RETURN(
       prompt->key_side_,
       device.CreateBuffer(plan.record.head_dim * n_clusters * sizeof(float), BufferUse::kShared, "kv"));
   KVRUN_ASSIGN_OR_RETURN(prompt->bias_,
                          device.CreateBuffer(n_clusters * sizeof(float), BufferUse::kShared, "kv"));
-  prompt->keys_.resize(size_t{kKeysOfPiece} * plan.record.head_dim);
+  KVRUN_ASSIGN_OR_RETURN(
+      prompt->keys_,
+      device.CreateBuffer(kKeysOfPiece * plan.record.head_dim * sizeof(float), BufferUse::kShared, "kv"));
+  KVRUN_ASSIGN_OR_RETURN(prompt->products_, device.CreateBuffer(kKeysOfPiece * n_clusters * sizeof(float),
+                                                                BufferUse::kShared, "kv"));
   return prompt;
 }
 
@@ -95,24 +99,31 @@ Status ClusterPrompt::WriteSides(const KMeans& means) {
   return FlushAll(*bias_);
 }
 
-Status ClusterPrompt::Pass(KMeans& means, PromptEntries& entries, uint32_t head, uint32_t begin,
-                           uint32_t end) {
+Result<std::span<const float>> ClusterPrompt::Products(uint32_t n, uint32_t n_clusters) {
+  const KvShape keys{
+      .type = KvType::kF32, .n_sequences = 1, .n_kv_heads = 1, .head_dim = dim(), .n_ctx = kKeysOfPiece};
+  const IndexSides sides{.key_side = key_side_.get(), .bias = bias_.get()};
+  KVRUN_RETURN_IF_ERROR(FlushAll(*keys_));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(list->ProjectKeys(*keys_, keys, 0, n, sides, n_clusters, products_.get()));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+  const uint64_t count = uint64_t{n} * n_clusters;
+  KVRUN_RETURN_IF_ERROR(products_->Invalidate(0, count * sizeof(float)));
+  return std::span<const float>(Floats(*products_).first(count));
+}
+
+Status ClusterPrompt::Pass(KMeans& means, uint32_t n_entries) {
   KVRUN_RETURN_IF_ERROR(WriteSides(means));
   means.BeginPass();
-  const IndexSides sides{.key_side = key_side_.get(), .bias = bias_.get()};
-  const uint32_t n_clusters = means.n_clusters();
-  return entries.VisitProducts(
-      head, begin, end, sides, n_clusters, [&](uint32_t first, std::span<const float> products) {
-        const auto n = static_cast<uint32_t>(products.size() / n_clusters);
-        for (uint32_t done = 0; done < n; done += kKeysOfPiece) {
-          const uint32_t count = std::min(kKeysOfPiece, n - done);
-          const std::span<float> keys = std::span(keys_).first(size_t{count} * dim());
-          Keys(first - begin + done, count, keys);
-          means.Add(first - begin + done, keys,
-                    products.subspan(size_t{done} * n_clusters, size_t{count} * n_clusters));
-        }
-        return Status::Ok();
-      });
+  for (uint32_t first = 0; first < n_entries; first += kKeysOfPiece) {
+    const uint32_t n = std::min(kKeysOfPiece, n_entries - first);
+    const std::span<float> keys = Floats(*keys_).first(size_t{n} * dim());
+    Keys(first, n, keys);
+    KVRUN_ASSIGN_OR_RETURN(const std::span<const float> products, Products(n, means.n_clusters()));
+    means.Add(first, keys, products);
+  }
+  return Status::Ok();
 }
 
 // As the device would: by mass for each slot, until the slots are spent.
@@ -188,7 +199,7 @@ Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, uint32_t beg
   KVRUN_RETURN_IF_ERROR(Start(means));
   for (uint32_t pass = 0; pass < kMeansPasses; ++pass) {
     if (pass > 0) means.EndPass();
-    KVRUN_RETURN_IF_ERROR(Pass(means, entries, head, begin, end));
+    KVRUN_RETURN_IF_ERROR(Pass(means, n));
   }
   clusters_ = FindPromptClusters(PromptShapeOf(plan_, n, means.n_clusters(), room), means.nearest(),
                                  [this](std::span<const uint32_t> of, std::span<float> keys) {

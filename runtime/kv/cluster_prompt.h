@@ -24,7 +24,7 @@ class ClusterPrompt {
  public:
   // For prompts of a plan, which must outlive it.
   static Result<std::unique_ptr<ClusterPrompt>> Create(Device& device, const KvPlan& plan);
-  // What it takes for a prompt of the whole context, on host and device, beside products.
+  // What it takes for a prompt of the whole context, on host and device.
   static uint64_t MemoryBytes(const KvPlan& plan);
 
   // Entries [begin, end) of one KV head, into at most `room` clusters; room * ClusterPlan::max_entries is no
@@ -40,10 +40,12 @@ class ClusterPrompt {
   std::span<const std::byte> Record(uint32_t entry) const;
 
  private:
-  explicit ClusterPrompt(const KvPlan& plan) : plan_(plan) {}
+  ClusterPrompt(Device& device, const KvPlan& plan) : device_(device), plan_(plan) {}
 
   Status Start(KMeans& means);
-  Status Pass(KMeans& means, PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end);
+  Status Pass(KMeans& means, uint32_t n_entries);
+  // Of the first n keys in keys_, [n, n_clusters], with the centroids that WriteSides took.
+  Result<std::span<const float>> Products(uint32_t n, uint32_t n_clusters);
   Status WriteSides(const KMeans& means);
   void Keys(uint32_t first, uint32_t n, std::span<float> keys) const;
 
@@ -52,11 +54,14 @@ class ClusterPrompt {
               std::vector<uint32_t>* selected) const;
   uint32_t dim() const { return plan_.record.head_dim; }
 
+  Device& device_;
   const KvPlan& plan_;
-  std::vector<std::byte> records_;    // of the entries
-  std::vector<float> keys_;           // of a piece of them
+  std::vector<std::byte> records_;  // of the entries
+  // Of a piece of them, as KV of one head: kShared, float [kKeysOfPiece, head_dim].
+  std::unique_ptr<Buffer> keys_;
   std::unique_ptr<Buffer> key_side_;  // kShared, float [head_dim, n_clusters]
   std::unique_ptr<Buffer> bias_;      // kShared, float [n_clusters]
+  std::unique_ptr<Buffer> products_;  // kShared, float [kKeysOfPiece, n_clusters]
   PromptClusters clusters_;
 };
 

@@ -50,13 +50,13 @@ uint64_t ClusterListBytes(const KvPlan& plan) {
 
 uint64_t ClusterImageBytes(const KvPlan& plan) { return ClusterLedger::ImageBytes(plan); }
 
-uint64_t ClusterProductBytes(const KvSizeInput& input, const KvPlan& plan) {
+uint64_t ClusterQueryBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t dim = plan.record.head_dim;
   // Of the newest queries; and rows of a chunk, with K and V.
   const uint64_t queries = kPromptQueries * input.model.n_heads * dim * sizeof(float);
   const uint64_t tapped =
       8 * (input.model.n_heads + 2 * uint64_t{input.model.n_kv_heads}) * dim * sizeof(float);
-  return uint64_t{kPrefillChunkTokens} * plan.clusters.n_clusters * sizeof(float) + queries + tapped;
+  return queries + tapped;
 }
 
 uint64_t ClusterPromptBytes(const KvPlan& plan) { return ClusterPrompt::MemoryBytes(plan); }

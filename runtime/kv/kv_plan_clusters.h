@@ -22,8 +22,8 @@ uint64_t KeptBytes(const KvSizeInput& input, const KvPlan& plan);
 uint64_t ClusterListBytes(const KvPlan& plan);
 // In prefill, while a layer is computed: earlier entries in order.
 uint64_t ClusterImageBytes(const KvPlan& plan);
-// In prefill: products of keys with centroids, and queries that clusters are placed by.
-uint64_t ClusterProductBytes(const KvSizeInput& input, const KvPlan& plan);
+// In prefill: queries that clusters are placed by.
+uint64_t ClusterQueryBytes(const KvSizeInput& input, const KvPlan& plan);
 // In prefill, when a layer is computed: the entries of one of its streams, and their division into clusters.
 uint64_t ClusterPromptBytes(const KvPlan& plan);
 

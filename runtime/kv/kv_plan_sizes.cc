@@ -105,7 +105,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
-  if (plan.method.has_clusters()) return encoded + ClusterImageBytes(plan) + ClusterProductBytes(input, plan);
+  if (plan.method.has_clusters()) return encoded + ClusterImageBytes(plan) + ClusterQueryBytes(input, plan);
   const uint64_t projected =
       plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;

@@ -8,7 +8,6 @@
 #include <span>
 
 #include "platform/base/status.h"
-#include "runtime/device/device.h"
 
 namespace kvrun {
 
@@ -23,11 +22,6 @@ class PromptEntries {
   // (KvPlan::record), in order, with the first one's position. Each is visited once.
   using RecordsFn = std::function<Status(uint32_t first, std::span<const std::byte> records)>;
   virtual Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) = 0;
-  // Their products with sides: k . key_side - bias, float [n, rank], key_side being of one head, [head_dim,
-  // rank]; rank is at most ClusterPlan::n_clusters.
-  using ProductsFn = std::function<Status(uint32_t first, std::span<const float> products)>;
-  virtual Status VisitProducts(uint32_t head, uint32_t begin, uint32_t end, const IndexSides& sides,
-                               uint32_t rank, const ProductsFn& visit) = 0;
   // Some of the prompt's last queries, rotated: float [n_queries(), n_heads * head_dim], in no order. There
   // may be none.
   virtual uint32_t n_queries() const = 0;
