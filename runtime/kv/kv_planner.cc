@@ -21,7 +21,7 @@ constexpr uint32_t kPaperEntries = 400;
 constexpr uint32_t kFewEntries = 128;
 constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
 constexpr std::string_view kDefaultPolicy = "lru";
-// Of clusters; by measurement (docs/performance.md, "Clusters").
+// Of clusters. Not measured, but for what docs/dynakv.md says.
 constexpr uint32_t kMostClusterEntries = 1024;
 constexpr uint32_t kMeansOfLargestCluster = 4;
 constexpr uint32_t kLeastMaxClusterEntries = 2;  // what is divided has two
