@@ -31,7 +31,7 @@ uint64_t ClusterWorkspace::MemoryBytes(const ClusterMapShape& shape) {
 
 ClusterMap::ClusterMap(const ClusterMapShape& shape, ClusterWorkspace& workspace)
     : shape_(shape), clusters_(shape.max_clusters), n_free_(shape.max_clusters), work_(&workspace) {
-  KVRUN_CHECK(shape.max_entries >= 2 && shape.max_pending > 0);
+  KVRUN_CHECK(shape.max_entries >= 2 && shape.max_entries < (1U << 15) && shape.max_pending > 0);
   pending_.reserve(shape.max_pending);
 }
 
@@ -61,7 +61,7 @@ uint32_t ClusterMap::TakeFree() {
 uint32_t ClusterMap::Add(uint32_t n_stored, float variance, uint32_t end) {
   KVRUN_CHECK(n_stored > 0 && n_stored <= shape_.max_entries && CanAdd());
   const uint32_t id = TakeFree();
-  clusters_[id] = {.n_stored = n_stored, .end = end, .variance = variance};
+  clusters_[id] = {.n_stored = static_cast<uint16_t>(n_stored), .end = end, .variance = variance};
   return id;
 }
 
@@ -124,7 +124,7 @@ void ClusterMap::Unflag(Cluster& cluster) {
 void ClusterMap::Store(Cluster& cluster, std::span<const float> keys, std::span<const uint32_t> positions,
                        std::span<float> centroid) {
   KVRUN_CHECK(!positions.empty() && positions.size() <= shape_.max_entries);
-  cluster.n_stored = static_cast<uint32_t>(positions.size());
+  cluster.n_stored = static_cast<uint16_t>(positions.size());
   cluster.variance = FindSpread(keys, centroid);
   cluster.end = *std::max_element(positions.begin(), positions.end()) + 1;
 }
@@ -137,7 +137,7 @@ ClusterMap::Maintained ClusterMap::Maintain(uint32_t id, std::span<const float> 
                                 [id](const PendingEntry& entry) { return entry.cluster == id; }),
                  pending_.end());
   cluster.n_pending = 0;
-  cluster.n_stored = static_cast<uint32_t>(positions.size());
+  cluster.n_stored = static_cast<uint16_t>(positions.size());
   if (cluster.is_flagged()) return DivideCluster(id, keys, positions);
   Store(cluster, keys, positions, work_->centroid_);
   return {.centroid = work_->centroid_};

@@ -36,7 +36,7 @@ enum class ClusterUpdate : uint8_t { kAdaptive, kStatic, kLocal };
 struct ClusterMapShape {
   uint32_t dim = 0;           // of a key
   uint32_t max_clusters = 0;  // room in the index
-  uint32_t max_entries = 0;   // of a cluster; at least 2
+  uint32_t max_entries = 0;   // of a cluster; at least 2, less than 2^15
   uint32_t max_pending = 0;   // at most; where there are as many, MustLoad names a cluster
   ClusterUpdate update = ClusterUpdate::kAdaptive;
 };
@@ -44,8 +44,8 @@ struct ClusterMapShape {
 struct Cluster {
   static constexpr uint32_t kNotFlagged = UINT32_MAX;
 
-  uint32_t n_stored = 0;
-  uint32_t n_pending = 0;
+  uint16_t n_stored = 0;
+  uint16_t n_pending = 0;
   uint32_t end = 0;  // stored entries' positions are less
   // Of its entries, but for the one that it was flagged for and later ones. Exact after Add, Maintain and
   // Restore; with each entry that joins an estimate, as distances are to the centroid of those that are
@@ -54,7 +54,7 @@ struct Cluster {
   uint32_t flagged_at = kNotFlagged;  // the position of the entry that made it flagged
 
   bool is_flagged() const { return flagged_at != kNotFlagged; }  // it is divided when it is maintained
-  uint32_t size() const { return n_stored + n_pending; }
+  uint32_t size() const { return uint32_t{n_stored} + n_pending; }
 };
 
 struct PendingEntry {

@@ -105,7 +105,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
-  if (plan.method.has_clusters()) return encoded + ClusterImageBytes(plan) + ClusterQueryBytes(input, plan);
+  if (plan.method.has_clusters()) return encoded + ClusterQueryBytes(input, plan);
   const uint64_t projected =
       plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
@@ -120,6 +120,11 @@ uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (plan.method.has_clusters()) return ClusterPromptBytes(plan);
   if (!input.computes_adapter) return 0;
   return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
+}
+
+// While a layer is computed: earlier entries that are read for it. Gone when its adapter is computed.
+uint64_t PrefillImageBytes(const KvPlan& plan) {
+  return plan.method.has_clusters() ? ClusterImageBytes(plan) : 0;
 }
 
 // Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: as much as for the smallest tiles,
@@ -186,16 +191,17 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
 
   const uint64_t adapter = PrefillAdapterBytes(input, plan);
   const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
-  const uint64_t kept = whole + in_memory + adapter;
-  const uint64_t spilled = whole + spill_bytes + adapter;
+  const uint64_t image = PrefillImageBytes(plan);
+  const uint64_t kept = whole + in_memory + std::max(image, adapter);
+  const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;
   if (bytes > left) {
     // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
-    // them in turn, and what comes from one tile); these make room for the adapter's work.
-    const uint64_t results =
-        3 * uint64_t{kTiledChunkTokens} * input.model.n_heads * (input.model.head_dim + 2) * sizeof(float);
+    // them in turn, and what comes from one tile), and entries that are read; these make room for the adapter's work.
+    const uint64_t results = image + 3 * uint64_t{kTiledChunkTokens} * input.model.n_heads *
+                                         (input.model.head_dim + 2) * sizeof(float);
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
     const auto tiled_bytes = [&](uint64_t grains) {
       return spill_bytes + grains * grain_bytes + std::max(grains * grain_bytes + results, adapter);

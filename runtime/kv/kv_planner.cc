@@ -25,6 +25,7 @@ constexpr std::string_view kDefaultPolicy = "lru";
 constexpr uint32_t kMostClusterEntries = 1024;
 constexpr uint32_t kMeansOfLargestCluster = 4;
 constexpr uint32_t kLeastMaxClusterEntries = 2;  // what is divided has two
+constexpr double kLeastShareOfSmallClusters = 1.0 / 8;
 constexpr double kClusterRoom = 1.25;            // divisions while decoding take room, too
 constexpr uint32_t kSpareClusters = 8;
 constexpr uint32_t kPendingEntries = 16;  // as in DynaKV's Figure 11
@@ -151,11 +152,14 @@ Status Planner::Settle() {
   return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
 }
 
-// Larger ones leave more of a small budget for slots.
-uint32_t Planner::UsualClusterEntries() const {
+// That are tried, one after another, where none is given: larger ones leave more of a small budget for slots.
+std::span<const uint32_t> Planner::ClusterSizes() const {
+  static constexpr std::array kSizes = {16U, 24U, 32U, 48U, 64U};
+  static constexpr std::array kAny = {0U};
+  if (!base_.method.has_clusters()) return kAny;
+  if (options_.cluster_entries) return {&*options_.cluster_entries, 1};
   const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
-  if (share >= 1.0 / 8) return 16;
-  return share >= 1.0 / 20 ? 24 : 64;
+  return std::span(kSizes).subspan(share >= kLeastShareOfSmallClusters ? 0 : 1);
 }
 
 // Shape and room of clusters: what a record is, too, as that is of one entry here.
@@ -165,7 +169,7 @@ void Planner::SettleClusters(uint32_t sinks) {
   base_.record.group_tokens = 1;
   const uint32_t n_ctx = base_.n_ctx;
   clusters.n_sinks = std::min(sinks, n_ctx);
-  clusters.mean_entries = options_.cluster_entries.value_or(UsualClusterEntries());
+  clusters.mean_entries = cluster_entries_;
   uint32_t most = std::min(kMeansOfLargestCluster * clusters.mean_entries, kMostClusterEntries);
   // A selection ends before the first cluster that does not fit: any one has to.
   if (options_.select_entries) {
@@ -321,11 +325,20 @@ std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
 }
 
 // C = M where that fits; else, in the types that suit the budget, the largest C that fits beside the pool.
-std::optional<KvPlan> Planner::FitMostSlots(const Row& row) const {
-  KvPlan all = Sized(row, *n_chosen_, *n_chosen_);
+std::optional<KvPlan> Planner::FitMostSlots(const Row& row, uint32_t n_chosen) const {
+  KvPlan all = Sized(row, n_chosen, n_chosen);
   if (Holds(all)) return all;
   if (base_.budget_bytes < SuitableFrom(row)) return std::nullopt;
-  return FitMost(0, *n_chosen_ - 1, [&](uint32_t n) { return Sized(row, *n_chosen_, n); });
+  return FitMost(0, n_chosen - 1, [&](uint32_t n) { return Sized(row, n_chosen, n); });
+}
+
+// Few clusters miss too much: where fewer than usual would be selected with C = M, so many are, through the
+// pool.
+std::optional<KvPlan> Planner::FitClusters(const Row& row) const {
+  std::optional<KvPlan> most = FitMostGroups(row);
+  if ((most && SelectsEnough(*most)) || needs_equal_capacity()) return most;
+  std::optional<KvPlan> pooled = FitMostSlots(row, SlotsOf(kPaperEntries));
+  return pooled ? pooled : most;
 }
 
 // The longest window that fits, in whole groups.
@@ -339,8 +352,8 @@ std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
 
 std::optional<KvPlan> Planner::Fit(const Row& row) const {
   if (fills_window()) return FitLongestWindow(row);
-  if (fills_budget()) return FitMostGroups(row);
-  if (fills_slots()) return FitMostSlots(row);
+  if (fills_budget()) return base_.method.has_clusters() ? FitClusters(row) : FitMostGroups(row);
+  if (fills_slots()) return FitMostSlots(row, *n_chosen_);
   KvPlan plan = Smallest(row);
   if (!Holds(plan)) return std::nullopt;
   return plan;
@@ -359,9 +372,27 @@ std::optional<KvPlan> Planner::FitBestRow() const {
   return best;
 }
 
+bool Planner::SelectsEnough(const KvPlan& plan) const {
+  return plan.n_chosen >= SlotsOf(kPaperEntries) || plan.n_chosen == plan.n_choosable();
+}
+
+// Of clusters, the smallest that leave room for a usual selection; else those that leave most for it.
+Result<std::optional<KvPlan>> Planner::FitBestSize() {
+  std::optional<KvPlan> best;
+  for (const uint32_t size : ClusterSizes()) {
+    cluster_entries_ = size;
+    KVRUN_RETURN_IF_ERROR(Settle());
+    std::optional<KvPlan> plan = FitBestRow();
+    if (!plan) continue;
+    if (!fills_budget() || !base_.method.has_clusters() || SelectsEnough(*plan)) return plan;
+    if (!best || plan->n_chosen > best->n_chosen) best = std::move(plan);
+  }
+  return best;
+}
+
 Result<KvPlan> Planner::OnFlash() {
-  KVRUN_RETURN_IF_ERROR(Settle());
-  if (std::optional<KvPlan> best = FitBestRow()) return *std::move(best);
+  KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
+  if (best) return *std::move(best);
   const Least least = FindLeast();
   if (!options_.budget_fraction) return TooLarge(least);
   const std::string note = NoteOfRaise(base_.budget_bytes, least.bytes);

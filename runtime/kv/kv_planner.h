@@ -49,7 +49,8 @@ class Planner {
 
   bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
   Status Settle();
-  uint32_t UsualClusterEntries() const;
+  std::span<const uint32_t> ClusterSizes() const;
+  bool SelectsEnough(const KvPlan& plan) const;
   void SettleClusters(uint32_t sinks);
   void SettleSelection();
   uint32_t SlotsOf(uint32_t entries) const;
@@ -80,9 +81,11 @@ class Planner {
   std::optional<KvPlan> FitMost(uint32_t least, uint32_t most, const SizedBy& sized_by) const;
   std::optional<KvPlan> Fit(const Row& row) const;
   std::optional<KvPlan> FitMostGroups(const Row& row) const;
-  std::optional<KvPlan> FitMostSlots(const Row& row) const;
+  std::optional<KvPlan> FitMostSlots(const Row& row, uint32_t n_chosen) const;
+  std::optional<KvPlan> FitClusters(const Row& row) const;
   std::optional<KvPlan> FitLongestWindow(const Row& row) const;
   std::optional<KvPlan> FitBestRow() const;
+  Result<std::optional<KvPlan>> FitBestSize();
   std::string SelectLess() const;
   Least FindLeast() const;
   std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
@@ -92,6 +95,7 @@ class Planner {
   const KvModelShape& model_;
   KvSizeInput input_;
   KvPlan base_;
+  uint32_t cluster_entries_ = 0;  // on average: the size that is tried
   // Groups; empty: as many as fit.
   std::optional<uint32_t> n_chosen_;
   std::optional<uint32_t> n_cache_slots_;
