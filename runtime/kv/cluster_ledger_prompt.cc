@@ -168,7 +168,7 @@ Status ClusterLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptEn
   const uint32_t begin = settled(layer, prompt.sequence);
   const uint32_t end = window_.FirstGroup(prompt.end);
   image_ = {};
-  KVRUN_ASSIGN_OR_RETURN(prompt_, ClusterPrompt::Create(device_, plan_));
+  prompt_ = std::make_unique<ClusterPrompt>(device_, plan_);
   for (uint32_t head = 0; head < heads() && begin < end; ++head) {
     const ClusterPlace at{layer, prompt.sequence * heads() + head};
     const ClusterMap& map = clusters_.map(layer, at.stream);
@@ -181,8 +181,11 @@ Status ClusterLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptEn
       continue;
     }
     const uint64_t seed = (uint64_t{layer} << 32) + at.stream;
-    KVRUN_RETURN_IF_ERROR(prompt_->Divide(entries, head, sinks_end, end, room, seed));
-    KVRUN_RETURN_IF_ERROR(AddClusters(at, sinks_end, prompt_->Order(entries, head)));
+    const ClusterPrompt::EntryRange range{sinks_end, end};
+    KVRUN_RETURN_IF_ERROR(prompt_->Divide(entries, head, range, room, seed));
+    const std::vector<uint32_t> order = prompt_->Order(entries, head);
+    KVRUN_RETURN_IF_ERROR(prompt_->LoadRecords(entries, head, range));
+    KVRUN_RETURN_IF_ERROR(AddClusters(at, sinks_end, order));
   }
   prompt_.reset();
   settled(layer, prompt.sequence) = std::max(begin, end);

@@ -17,7 +17,7 @@ namespace {
 
 // Centroids change little afterwards.
 constexpr uint32_t kMeansPasses = 4;
-constexpr uint32_t kKeysOfPiece = 256;
+constexpr uint32_t kKeysOfPiece = 128;
 // Fewer have nothing to be placed beside; of more, pairs would take too much time and memory.
 constexpr uint32_t kClustersToPlace = 4;
 constexpr uint32_t kMostClustersToPlace = 2048;
@@ -41,32 +41,31 @@ uint64_t SideFloats(const KvPlan& plan) {
 
 }  // namespace
 
+// First keys and means, with the sample, then with pieces, then with what is found; then what is found, with
+// what places it, then with records.
 uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint32_t dim = plan.record.head_dim;
   const uint32_t n_clusters = plan.clusters.n_clusters;
   const uint64_t sample = std::min<uint64_t>(uint64_t{4} * n_clusters, plan.n_ctx) * dim * sizeof(float);
-  // The sample is gone when the entries are divided, and the means when clusters are placed.
+  const uint64_t keys = KeyRows::MemoryBytes(plan.record, plan.n_ctx);
   const uint64_t means = KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx);
-  const uint64_t divided = FindPromptClustersBytes(PromptShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
-  const uint64_t worked = std::max(means + std::max(sample, divided), divided + PlacementBytes(n_clusters));
-  const uint64_t of_piece = uint64_t{kKeysOfPiece} * (dim + n_clusters) * sizeof(float);
-  return plan.n_ctx * plan.record.size_bytes() + worked + SideFloats(plan) * sizeof(float) + of_piece;
+  const uint64_t pieces = (SideFloats(plan) + uint64_t{kKeysOfPiece} * (dim + n_clusters)) * sizeof(float);
+  const uint64_t found = FindPromptClustersBytes(PromptShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
+  const uint64_t records = plan.n_ctx * plan.record.size_bytes();
+  return std::max(keys + means + std::max({sample, pieces, found}),
+                  found + std::max(PlacementBytes(n_clusters), records));
 }
 
-Result<std::unique_ptr<ClusterPrompt>> ClusterPrompt::Create(Device& device, const KvPlan& plan) {
-  std::unique_ptr<ClusterPrompt> prompt(new ClusterPrompt(device, plan));
-  const uint64_t n_clusters = plan.clusters.n_clusters;
-  KVRUN_ASSIGN_OR_RETURN(
-      prompt->key_side_,
-      device.CreateBuffer(plan.record.head_dim * n_clusters * sizeof(float), BufferUse::kShared, "kv"));
-  KVRUN_ASSIGN_OR_RETURN(prompt->bias_,
-                         device.CreateBuffer(n_clusters * sizeof(float), BufferUse::kShared, "kv"));
-  KVRUN_ASSIGN_OR_RETURN(
-      prompt->keys_,
-      device.CreateBuffer(kKeysOfPiece * plan.record.head_dim * sizeof(float), BufferUse::kShared, "kv"));
-  KVRUN_ASSIGN_OR_RETURN(prompt->products_, device.CreateBuffer(kKeysOfPiece * n_clusters * sizeof(float),
-                                                                BufferUse::kShared, "kv"));
-  return prompt;
+Status ClusterPrompt::MakePieces() {
+  const auto make = [&](std::unique_ptr<Buffer>& buffer, uint64_t n_floats) -> Status {
+    KVRUN_ASSIGN_OR_RETURN(buffer, device_.CreateBuffer(n_floats * sizeof(float), BufferUse::kShared, "kv"));
+    return Status::Ok();
+  };
+  const uint64_t n_clusters = plan_.clusters.n_clusters;
+  KVRUN_RETURN_IF_ERROR(make(pieces_.key_side, dim() * n_clusters));
+  KVRUN_RETURN_IF_ERROR(make(pieces_.bias, n_clusters));
+  KVRUN_RETURN_IF_ERROR(make(pieces_.keys, uint64_t{kKeysOfPiece} * dim()));
+  return make(pieces_.products, kKeysOfPiece * n_clusters);
 }
 
 std::span<const std::byte> ClusterPrompt::Record(uint32_t entry) const {
@@ -74,43 +73,41 @@ std::span<const std::byte> ClusterPrompt::Record(uint32_t entry) const {
   return std::span(records_).subspan(entry * bytes, bytes);
 }
 
-void ClusterPrompt::Keys(uint32_t first, uint32_t n, std::span<float> keys) const {
-  for (uint32_t i = 0; i < n; ++i) {
-    DecodeKeys(plan_.record, Record(first + i), dim(), keys.subspan(size_t{i} * dim(), dim()));
-  }
+void ClusterPrompt::Keys(uint32_t first, uint32_t n, std::span<float> keys) {
+  for (uint32_t i = 0; i < n; ++i) rows_.Decode(first + i, keys.subspan(size_t{i} * dim(), dim()));
 }
 
-Status ClusterPrompt::Start(KMeans& means) {
+void ClusterPrompt::Start(KMeans& means) {
   const std::span<const uint32_t> sample = means.sample();
   std::vector<float> keys(sample.size() * dim());
   for (size_t i = 0; i < sample.size(); ++i) Keys(sample[i], 1, std::span(keys).subspan(i * dim(), dim()));
   means.Start(keys);
-  return Status::Ok();
 }
 
 Status ClusterPrompt::WriteSides(const KMeans& means) {
   const size_t n = means.n_clusters();
-  const std::span<float> side = Floats(*key_side_);
+  const std::span<float> side = Floats(*pieces_.key_side);
   for (size_t cluster = 0; cluster < n; ++cluster) {
     for (size_t c = 0; c < dim(); ++c) side[c * n + cluster] = means.centroids()[cluster * dim() + c];
   }
-  std::copy(means.half_norms().begin(), means.half_norms().end(), Floats(*bias_).begin());
-  KVRUN_RETURN_IF_ERROR(FlushAll(*key_side_));
-  return FlushAll(*bias_);
+  std::copy(means.half_norms().begin(), means.half_norms().end(), Floats(*pieces_.bias).begin());
+  KVRUN_RETURN_IF_ERROR(FlushAll(*pieces_.key_side));
+  return FlushAll(*pieces_.bias);
 }
 
 Result<std::span<const float>> ClusterPrompt::Products(uint32_t n, uint32_t n_clusters) {
   const KvShape keys{
       .type = KvType::kF32, .n_sequences = 1, .n_kv_heads = 1, .head_dim = dim(), .n_ctx = kKeysOfPiece};
-  const IndexSides sides{.key_side = key_side_.get(), .bias = bias_.get()};
-  KVRUN_RETURN_IF_ERROR(FlushAll(*keys_));
+  const IndexSides sides{.key_side = pieces_.key_side.get(), .bias = pieces_.bias.get()};
+  KVRUN_RETURN_IF_ERROR(FlushAll(*pieces_.keys));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(list->ProjectKeys(*keys_, keys, 0, n, sides, n_clusters, products_.get()));
+  KVRUN_RETURN_IF_ERROR(
+      list->ProjectKeys(*pieces_.keys, keys, 0, n, sides, n_clusters, pieces_.products.get()));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
   const uint64_t count = uint64_t{n} * n_clusters;
-  KVRUN_RETURN_IF_ERROR(products_->Invalidate(0, count * sizeof(float)));
-  return std::span<const float>(Floats(*products_).first(count));
+  KVRUN_RETURN_IF_ERROR(pieces_.products->Invalidate(0, count * sizeof(float)));
+  return std::span<const float>(Floats(*pieces_.products).first(count));
 }
 
 Status ClusterPrompt::Pass(KMeans& means, uint32_t n_entries) {
@@ -118,7 +115,7 @@ Status ClusterPrompt::Pass(KMeans& means, uint32_t n_entries) {
   means.BeginPass();
   for (uint32_t first = 0; first < n_entries; first += kKeysOfPiece) {
     const uint32_t n = std::min(kKeysOfPiece, n_entries - first);
-    const std::span<float> keys = Floats(*keys_).first(size_t{n} * dim());
+    const std::span<float> keys = Floats(*pieces_.keys).first(size_t{n} * dim());
     Keys(first, n, keys);
     KVRUN_ASSIGN_OR_RETURN(const std::span<const float> products, Products(n, means.n_clusters()));
     means.Add(first, keys, products);
@@ -182,31 +179,45 @@ std::vector<uint32_t> ClusterPrompt::Order(const PromptEntries& entries, uint32_
   return PlaceClusters(together);
 }
 
-Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end,
-                             uint32_t room, uint64_t seed) {
-  const uint32_t n = end - begin;
+Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room,
+                             uint64_t seed) {
+  const uint32_t n = range.end - range.begin;
   const ClusterPlan& plan = plan_.clusters;
   KVRUN_CHECK(n > 0 && uint64_t{room} * plan.max_entries >= n);
   clusters_ = {};
-  records_.resize(n * plan_.record.size_bytes());
-  KVRUN_RETURN_IF_ERROR(
-      entries.VisitRecords(head, begin, end, [&](uint32_t first, std::span<const std::byte> records) {
-        std::copy(records.begin(), records.end(),
-                  records_.begin() + static_cast<ptrdiff_t>((first - begin) * plan_.record.size_bytes()));
-        return Status::Ok();
-      }));
+  records_ = {};
+  rows_.Reset(n);
+  KVRUN_RETURN_IF_ERROR(entries.VisitRecords(head, range.begin, range.end,
+                                             [&](uint32_t first, std::span<const std::byte> records) {
+                                               rows_.Put(first - range.begin, records);
+                                               return Status::Ok();
+                                             }));
   KMeans means(dim(), std::min(CeilDiv(n, plan.mean_entries), room), n, seed);
-  KVRUN_RETURN_IF_ERROR(Start(means));
+  Start(means);
+  KVRUN_RETURN_IF_ERROR(MakePieces());
   for (uint32_t pass = 0; pass < kMeansPasses; ++pass) {
     if (pass > 0) means.EndPass();
     KVRUN_RETURN_IF_ERROR(Pass(means, n));
   }
+  pieces_ = {};
   clusters_ = FindPromptClusters(PromptShapeOf(plan_, n, means.n_clusters(), room), means.nearest(),
                                  [this](std::span<const uint32_t> of, std::span<float> keys) {
                                    for (size_t i = 0; i < of.size(); ++i)
                                      Keys(of[i], 1, keys.subspan(i * dim(), dim()));
                                  });
+  rows_.Drop();
   return Status::Ok();
+}
+
+Status ClusterPrompt::LoadRecords(PromptEntries& entries, uint32_t head, const EntryRange& range) {
+  const uint64_t bytes = plan_.record.size_bytes();
+  records_.resize((range.end - range.begin) * bytes);
+  return entries.VisitRecords(
+      head, range.begin, range.end, [&](uint32_t first, std::span<const std::byte> records) {
+        std::copy(records.begin(), records.end(),
+                  records_.begin() + static_cast<ptrdiff_t>((first - range.begin) * bytes));
+        return Status::Ok();
+      });
 }
 
 }  // namespace kvrun

@@ -13,6 +13,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/kv/key_rows.h"
 #include "runtime/kv/kmeans.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/prompt_clusters.h"
@@ -22,32 +23,45 @@ namespace kvrun {
 
 class ClusterPrompt {
  public:
-  // For prompts of a plan, which must outlive it.
-  static Result<std::unique_ptr<ClusterPrompt>> Create(Device& device, const KvPlan& plan);
+  // For prompts of a plan. Both must outlive it.
+  ClusterPrompt(Device& device, const KvPlan& plan) : device_(device), plan_(plan), rows_(plan.record) {}
   // What it takes for a prompt of the whole context, on host and device.
   static uint64_t MemoryBytes(const KvPlan& plan);
 
-  // Entries [begin, end) of one KV head, into at most `room` clusters; room * ClusterPlan::max_entries is no
-  // less than there are entries.
-  Status Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end, uint32_t room,
-                uint64_t seed);
+  // Entries of the prompt.
+  struct EntryRange {
+    uint32_t begin = 0;
+    uint32_t end = 0;
+  };
+  // Divides entries of one KV head into at most `room` clusters; room * ClusterPlan::max_entries is no less
+  // than there are entries.
+  Status Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room, uint64_t seed);
   // In which order these clusters are to be numbered: those that the prompt's last queries would select
   // together adjoin on flash (cluster_placement.h). As they are, where no queries are known.
   std::vector<uint32_t> Order(const PromptEntries& entries, uint32_t head) const;
   // Of the last division; entries count from `begin` on.
   const PromptClusters& clusters() const { return clusters_; }
+  // Reads the records of what was divided, for Record; after Order, whose memory they take.
+  Status LoadRecords(PromptEntries& entries, uint32_t head, const EntryRange& range);
   // An entry's record, KvPlan::record.
   std::span<const std::byte> Record(uint32_t entry) const;
 
  private:
-  ClusterPrompt(Device& device, const KvPlan& plan) : device_(device), plan_(plan) {}
+  // What the device multiplies: kShared.
+  struct Pieces {
+    std::unique_ptr<Buffer> keys;      // of some entries, as KV of one head: float [kKeysOfPiece, head_dim]
+    std::unique_ptr<Buffer> key_side;  // float [head_dim, n_clusters]
+    std::unique_ptr<Buffer> bias;      // float [n_clusters]
+    std::unique_ptr<Buffer> products;  // float [kKeysOfPiece, n_clusters]
+  };
 
-  Status Start(KMeans& means);
+  Status MakePieces();
+  void Start(KMeans& means);
   Status Pass(KMeans& means, uint32_t n_entries);
-  // Of the first n keys in keys_, [n, n_clusters], with the centroids that WriteSides took.
+  // Of the first n keys of the piece, [n, n_clusters], with the centroids that WriteSides took.
   Result<std::span<const float>> Products(uint32_t n, uint32_t n_clusters);
   Status WriteSides(const KMeans& means);
-  void Keys(uint32_t first, uint32_t n, std::span<float> keys) const;
+  void Keys(uint32_t first, uint32_t n, std::span<float> keys);
 
   // Clusters that a query's heads select, ascending.
   void Select(std::span<const float> heads, std::vector<float>* masses,
@@ -56,12 +70,9 @@ class ClusterPrompt {
 
   Device& device_;
   const KvPlan& plan_;
+  KeyRows rows_;  // of the entries, until they are divided
+  Pieces pieces_;
   std::vector<std::byte> records_;  // of the entries
-  // Of a piece of them, as KV of one head: kShared, float [kKeysOfPiece, head_dim].
-  std::unique_ptr<Buffer> keys_;
-  std::unique_ptr<Buffer> key_side_;  // kShared, float [head_dim, n_clusters]
-  std::unique_ptr<Buffer> bias_;      // kShared, float [n_clusters]
-  std::unique_ptr<Buffer> products_;  // kShared, float [kKeysOfPiece, n_clusters]
   PromptClusters clusters_;
 };
 

@@ -53,19 +53,27 @@ uint64_t SlotCacheBytes(const KvPlan& plan) {
          SlotCache::MemoryBytes(plan.slot_cache_shape(), **FindReplacementPolicy(plan.policy));
 }
 
-// Mapping tables, what the slot caches know, a layer's list of reads, and of all groups where all are read.
+// A layer's own slots, with their mapping table, and what is known of them.
+uint64_t OwnSlotBytes(const KvPlan& plan) {
+  return SlotBytes(plan, plan.n_cache_slots) + SlotCacheBytes(plan) +
+         MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), plan.method.has_clusters());
+}
+
+// The same, of a part of the pool.
+uint64_t PoolPartBytes(const KvPlan& plan) {
+  return SlotBytes(plan, plan.n_pool_slots) +
+         MappingBytes(plan, plan.n_pool_slots, plan.method.has_clusters());
+}
+
+// The windows' mapping tables, a layer's list of reads, and of all groups where all are read.
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const bool has_clusters = plan.method.has_clusters();
-  const uint64_t tables = MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), has_clusters) +
-                          MappingBytes(plan, plan.n_window_slots) + SlotCacheBytes(plan);
-  const uint64_t pool = plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, has_clusters);
   uint64_t of_a_layer = 0;
   if (plan.method.is_on_flash()) {
     of_a_layer = uint64_t{plan.n_streams} * plan.n_chosen * sizeof(GroupFetch);
-    if (has_clusters) of_a_layer += ClusterListBytes(plan);
+    if (plan.method.has_clusters()) of_a_layer += ClusterListBytes(plan);
     if (!plan.method.selects()) of_a_layer += uint64_t{plan.n_groups()} * sizeof(uint32_t);
   }
-  return input.model.n_layers * tables + pool + of_a_layer;
+  return input.model.n_layers * MappingBytes(plan, plan.n_window_slots) + of_a_layer;
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
@@ -159,8 +167,8 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots and pool are made when prefill is over.
-  add("slots", layers * SlotBytes(plan, plan.n_cache_slots), false);
-  add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);
+  add("slots", layers * OwnSlotBytes(plan), false);
+  add("pool", plan.pool_parts() * PoolPartBytes(plan), false);
   add("window", WindowBytes(input, plan));
   AddTails(input, plan);
   add("tables", TableBytes(input, plan));
@@ -176,7 +184,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t slots = input.model.n_layers * SlotBytes(plan, plan.n_cache_slots);
+  const uint64_t slots = input.model.n_layers * OwnSlotBytes(plan);
   plan.parts = {{"kv", slots + WindowBytes(input, plan) + TableBytes(input, plan), true, true}};
   AddTails(input, plan);
 }
@@ -199,7 +207,8 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   uint64_t bytes = plan.spills_hidden ? spilled : kept;
   if (bytes > left) {
     // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
-    // them in turn, and what comes from one tile), and entries that are read; these make room for the adapter's work.
+    // them in turn, and what comes from one tile), and entries that are read; these make room for the
+    // adapter's work.
     const uint64_t results = image + 3 * uint64_t{kTiledChunkTokens} * input.model.n_heads *
                                          (input.model.head_dim + 2) * sizeof(float);
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
