@@ -116,7 +116,8 @@ struct KvModelShape {
 
 // A part of the budget, as statistics name it.
 struct KvPart {
-  std::string name;  // "index", "slots", "window", "tables", "checksums", "scores", "staging", "prefill", ..
+  std::string name;  // "index", "slots", "slot tables", "window", "tables", "checksums", "scores", "staging",
+                     // "prefill", ..
   uint64_t bytes = 0;
   bool in_prefill = true;
   bool in_decode = true;

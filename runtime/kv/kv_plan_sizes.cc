@@ -53,16 +53,12 @@ uint64_t SlotCacheBytes(const KvPlan& plan) {
          SlotCache::MemoryBytes(plan.slot_cache_shape(), **FindReplacementPolicy(plan.policy));
 }
 
-// A layer's own slots, with their mapping table, and what is known of them.
-uint64_t OwnSlotBytes(const KvPlan& plan) {
-  return SlotBytes(plan, plan.n_cache_slots) + SlotCacheBytes(plan) +
-         MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), plan.method.has_clusters());
-}
-
-// The same, of a part of the pool.
-uint64_t PoolPartBytes(const KvPlan& plan) {
-  return SlotBytes(plan, plan.n_pool_slots) +
-         MappingBytes(plan, plan.n_pool_slots, plan.method.has_clusters());
+// What names slots and pool, and what is known of them.
+uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
+  const bool has_clusters = plan.method.has_clusters();
+  const uint64_t own =
+      MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), has_clusters) + SlotCacheBytes(plan);
+  return input.model.n_layers * own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, has_clusters);
 }
 
 // The windows' mapping tables, a layer's list of reads, and of all groups where all are read.
@@ -167,8 +163,9 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots and pool are made when prefill is over.
-  add("slots", layers * OwnSlotBytes(plan), false);
-  add("pool", plan.pool_parts() * PoolPartBytes(plan), false);
+  add("slots", layers * SlotBytes(plan, plan.n_cache_slots), false);
+  add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);
+  add("slot tables", SlotTableBytes(input, plan), false);
   add("window", WindowBytes(input, plan));
   AddTails(input, plan);
   add("tables", TableBytes(input, plan));
@@ -184,8 +181,9 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t slots = input.model.n_layers * OwnSlotBytes(plan);
-  plan.parts = {{"kv", slots + WindowBytes(input, plan) + TableBytes(input, plan), true, true}};
+  const uint64_t slots = input.model.n_layers * SlotBytes(plan, plan.n_cache_slots);
+  const uint64_t tables = SlotTableBytes(input, plan) + TableBytes(input, plan);
+  plan.parts = {{"kv", slots + WindowBytes(input, plan) + tables, true, true}};
   AddTails(input, plan);
 }
 

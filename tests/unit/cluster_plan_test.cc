@@ -66,12 +66,27 @@ TEST(ClusterPlan, AnyClusterFitsIntoASelection) {
 TEST(ClusterPlan, SmallBudgetsHaveLargerClusters) {
   EXPECT_EQ(Must("--kv-budget 1/4").clusters.mean_entries, 16U);
   EXPECT_EQ(Must("--kv-budget 1/13").clusters.mean_entries, 24U);
-  EXPECT_EQ(Must("--kv-budget 1/34").clusters.mean_entries, 64U);
+  EXPECT_EQ(Must("--kv-budget 1/26").clusters.mean_entries, 24U);
+  EXPECT_EQ(Must("--kv-budget 1/34").clusters.mean_entries, 48U);
+  EXPECT_EQ(Must("--kv-budget 1/34 --kv-cluster 64").clusters.mean_entries, 64U);
   for (const char* options :
        {"--kv-budget 1/4", "--kv-budget 1/13", "--kv-budget 1/34", "--kv-budget 1/13 --kv-cluster 8",
         "--kv-budget 1/13 --kv-select 2000", "--kv-budget 20M --kv-policy cluster --kv-pending 64"}) {
     ExpectSound(Must(options), kSmolLm2);
   }
+}
+
+// 400 entries, as without a budget, though the slots of each layer would hold fewer.
+TEST(ClusterPlan, SmallBudgetsSelectThroughThePool) {
+  for (const char* options : {"--kv-budget 1/20", "--kv-budget 1/26", "--kv-budget 1/34"}) {
+    const KvPlan plan = Must(options);
+    EXPECT_NEAR(plan.EntriesOfSlots(plan.n_chosen), 400, 4) << options;
+    EXPECT_EQ(plan.n_pool_slots, plan.n_chosen - plan.n_cache_slots);
+    EXPECT_GT(plan.n_pool_slots, 0U) << options;
+    EXPECT_GT(plan.n_cache_slots, 0U) << options;
+    ExpectSound(plan, kSmolLm2);
+  }
+  EXPECT_EQ(Must("--kv-budget 1/13").n_pool_slots, 0U);
 }
 
 TEST(ClusterPlan, WhatMakesNoSenseIsRefused) {

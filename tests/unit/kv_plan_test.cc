@@ -266,10 +266,13 @@ TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   options.adapter_from_file = true;
   const KvPlan read = Plan(options);
   EXPECT_GE(read.prefill_tile_tokens, computed.prefill_tile_tokens);
-  EXPECT_LT(read.prefill_bytes(), computed.prefill_bytes());
+  EXPECT_TRUE(read.prefill_tile_tokens > computed.prefill_tile_tokens ||
+              read.prefill_bytes() < computed.prefill_bytes());
   EXPECT_EQ(read.n_chosen, computed.n_chosen);
   EXPECT_LT(computed.prefill_tile_tokens, 8192U);
-  EXPECT_GT(computed.prefill_bytes() + 256 * 2 * 192 * 2, computed.budget_bytes) << "a larger tile would fit";
+  // The tile that is computed, and an earlier one.
+  EXPECT_GT(computed.prefill_bytes() + 2 * 256 * 2 * 192 * 2, computed.budget_bytes)
+      << "a larger tile would fit";
 }
 
 TEST(KvPlan, FullKeepsEverything) {
