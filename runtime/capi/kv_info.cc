@@ -41,7 +41,8 @@ Json ClustersInfo(const ClusterPlan& clusters) {
           {"pending", clusters.max_pending},
           {"split", clusters.threshold_factor},
           {"update", ClusterUpdateName(clusters.update)},
-          {"layout", ClusterLayoutName(clusters.layout)}};
+          {"layout", ClusterLayoutName(clusters.layout)},
+          {"representatives", clusters.rows_on_flash ? "flash" : "memory"}};
 }
 
 Json Ratio(double part, double whole) { return whole > 0.0 ? Json(part / whole) : Json(); }

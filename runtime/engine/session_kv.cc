@@ -135,7 +135,12 @@ Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings&
   options.plan = std::move(plan);
   if (!options.plan.method.is_on_flash()) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
-  KVRUN_ASSIGN_OR_RETURN(options.stores, MakeKvStores(options.plan, model.config.n_layers, std::move(file)));
+  std::unique_ptr<BlockFile> rows_file;
+  if (options.plan.clusters.rows_on_flash) {
+    KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings.storage, FileUse::kIsKept));
+  }
+  KVRUN_ASSIGN_OR_RETURN(options.stores, MakeKvStores(options.plan, model.config.n_layers, std::move(file),
+                                                      std::move(rows_file)));
   KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage, FileUse::kIsKept));
   KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, options.plan));
   return options;

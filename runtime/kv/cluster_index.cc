@@ -10,13 +10,13 @@
 
 namespace kvrun {
 Result<std::unique_ptr<ClusterIndex>> ClusterIndex::Create(Device& device, const KvPlan& plan,
-                                                           uint32_t n_layers) {
+                                                           uint32_t n_layers, RowStore* store) {
   std::unique_ptr<ClusterIndex> index(new ClusterIndex(device, plan, n_layers));
+  KVRUN_ASSIGN_OR_RETURN(index->rows_, ClusterRows::Create(device, plan, n_layers, store));
   KVRUN_RETURN_IF_ERROR(index->CreateBuffers());
   for (uint32_t i = 0; i < n_layers; ++i) {
     for (uint32_t stream = 0; stream < plan.n_streams; ++stream) {
       KVRUN_RETURN_IF_ERROR(index->SetScales(i, stream, {}));
-      KVRUN_RETURN_IF_ERROR(index->ClearAll(i, stream));
     }
   }
   return index;
@@ -27,7 +27,6 @@ Status ClusterIndex::CreateBuffers() {
   const auto make = [this](uint64_t bytes, BufferUse use) { return device_.CreateBuffer(bytes, use, "kv"); };
   const auto shared = [&make](uint64_t bytes) { return make(bytes, BufferUse::kShared); };
   for (Layer& layer : layers_) {
-    KVRUN_ASSIGN_OR_RETURN(layer.rows, shared(plan_.index.size_bytes()));
     KVRUN_ASSIGN_OR_RETURN(layer.scales, shared(n_streams * rank() * sizeof(float)));
     KVRUN_ASSIGN_OR_RETURN(layer.weights, shared(n_streams * plan_.index.n_groups * sizeof(uint32_t)));
     KVRUN_ASSIGN_OR_RETURN(layer.keys, shared(n_streams * head_dim() * sizeof(float)));
@@ -53,7 +52,7 @@ void ClusterIndex::FillScore(uint32_t layer, ScoreArgs* args) const {
   attention.kv_shape.n_sequences = plan_.n_streams;
   const Layer& of = layers_[layer];
   args->sides = {.query_side = attention_side_.get(), .scales = of.scales.get()};
-  args->index = of.rows.get();
+  args->index = rows_->part(layer);
   args->index_shape = plan_.index;
   args->query_form = QueryForm::kAffine;
   args->reduction = HeadReduction::kSoftmax;  // of the heads that share a KV head
@@ -73,7 +72,7 @@ ScoreArgs ClusterIndex::SearchArgs(uint32_t layer, uint32_t n_rows, Buffer* scra
   args.attention.n_heads = 1;
   args.attention.kv_shape = {.n_sequences = plan_.n_streams, .n_kv_heads = 1, .head_dim = head_dim()};
   args.sides = {.query_side = nearest_side_.get(), .scales = of.scales.get()};
-  args.index = of.rows.get();
+  args.index = rows_->part(layer);
   args.index_shape = plan_.index;
   args.query_form = QueryForm::kAffine;
   args.reduction = HeadReduction::kSum;
@@ -128,9 +127,22 @@ uint32_t ClusterIndex::Nearest(uint32_t layer, uint32_t row, uint32_t head) cons
   return found[0] == 1 && found[1] < plan_.clusters.n_clusters ? found[1] : kNoCluster;
 }
 
-std::span<int8_t> ClusterIndex::Row(uint32_t layer, uint32_t stream, uint32_t cluster) const {
-  const size_t at = (size_t{stream} * plan_.index.n_groups + cluster) * row_bytes();
-  return {reinterpret_cast<int8_t*>(layers_[layer].rows->host().data()) + at, rank()};
+// In the layers' order, as that is the order in which they are needed.
+Status ClusterIndex::PrepareStep() {
+  const auto n_layers = static_cast<uint32_t>(layers_.size());
+  for (uint32_t layer = 0; layer < std::min(1 + plan_.method.lookahead, n_layers); ++layer) {
+    KVRUN_RETURN_IF_ERROR(rows_->Begin(layer));
+  }
+  return Status::Ok();
+}
+
+void ClusterIndex::KeepNearest(uint32_t layer, std::span<const KvRow> rows) {
+  for (uint32_t row = 0; row < rows.size(); ++row) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      const uint32_t nearest = Nearest(layer, row, head);
+      if (nearest != kNoCluster) rows_->Keep(layer, rows[row].sequence * heads() + head, nearest);
+    }
+  }
 }
 
 std::span<float> ClusterIndex::Scales(uint32_t layer, uint32_t stream) const {
@@ -143,44 +155,46 @@ Status ClusterIndex::SetScales(uint32_t layer, uint32_t stream, std::span<const 
   return layers_[layer].scales->Flush(stream * bytes, bytes);
 }
 
-Status ClusterIndex::FlushRow(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t n_records) {
+Status ClusterIndex::SetWeight(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t n_records) {
   const uint64_t at = uint64_t{stream} * plan_.index.n_groups + cluster;
   Words(*layers_[layer].weights)[at] = n_records;
-  KVRUN_RETURN_IF_ERROR(layers_[layer].weights->Flush(at * sizeof(uint32_t), sizeof(uint32_t)));
-  return layers_[layer].rows->Flush(at * row_bytes(), row_bytes());
+  return layers_[layer].weights->Flush(at * sizeof(uint32_t), sizeof(uint32_t));
 }
 
 Status ClusterIndex::Set(uint32_t layer, uint32_t stream, uint32_t cluster, std::span<const float> centroid,
                          uint32_t n_entries, uint32_t n_records) {
-  PackCentroid(centroid, n_entries, Scales(layer, stream), Row(layer, stream, cluster));
-  return FlushRow(layer, stream, cluster, n_records);
+  KVRUN_RETURN_IF_ERROR(SetWeight(layer, stream, cluster, n_records));
+  return rows_->Change(layer, stream, cluster, false, [&](std::span<int8_t> row) {
+    PackCentroid(centroid, n_entries, Scales(layer, stream), row);
+  });
 }
 
 Status ClusterIndex::SetSize(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t n_entries,
                              uint32_t n_records) {
-  PackCentroidSize(n_entries, Scales(layer, stream), Row(layer, stream, cluster));
-  return FlushRow(layer, stream, cluster, n_records);
+  KVRUN_RETURN_IF_ERROR(SetWeight(layer, stream, cluster, n_records));
+  return rows_->Change(layer, stream, cluster, true, [&](std::span<int8_t> row) {
+    PackCentroidSize(n_entries, Scales(layer, stream), row);
+  });
 }
 
 Status ClusterIndex::Clear(uint32_t layer, uint32_t stream, uint32_t cluster) {
-  PackNoCentroid(Row(layer, stream, cluster));
-  return FlushRow(layer, stream, cluster, 0);
+  KVRUN_RETURN_IF_ERROR(SetWeight(layer, stream, cluster, 0));
+  return rows_->Change(layer, stream, cluster, false, PackNoCentroid);
 }
 
 Status ClusterIndex::ClearAll(uint32_t layer, uint32_t stream) {
-  for (uint32_t cluster = 0; cluster < plan_.index.n_groups; ++cluster) {
-    PackNoCentroid(Row(layer, stream, cluster));
-  }
   const uint64_t first = uint64_t{stream} * plan_.index.n_groups;
-  std::fill_n(Words(*layers_[layer].weights).begin() + first, plan_.index.n_groups, 0U);
+  std::fill_n(Words(*layers_[layer].weights).begin() + static_cast<ptrdiff_t>(first), plan_.index.n_groups, 0U);
   KVRUN_RETURN_IF_ERROR(
       layers_[layer].weights->Flush(first * sizeof(uint32_t), plan_.index.n_groups * sizeof(uint32_t)));
-  return layers_[layer].rows->Flush(first * row_bytes(), uint64_t{plan_.index.n_groups} * row_bytes());
+  return rows_->ClearAll(layer, stream);
 }
 
-void ClusterIndex::ReadCentroid(uint32_t layer, uint32_t stream, uint32_t cluster,
-                                std::span<float> centroid) const {
-  UnpackCentroid(Row(layer, stream, cluster), Scales(layer, stream), centroid);
+Status ClusterIndex::ReadCentroid(uint32_t layer, uint32_t stream, uint32_t cluster,
+                                  std::span<float> centroid) {
+  KVRUN_ASSIGN_OR_RETURN(const std::span<const int8_t> row, rows_->Read(layer, stream, cluster));
+  UnpackCentroid(row, Scales(layer, stream), centroid);
+  return Status::Ok();
 }
 
 }  // namespace kvrun

@@ -9,15 +9,19 @@
 #include <span>
 #include <vector>
 
+#include "runtime/kv/cluster_rows.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/store/row_store.h"
 
 namespace kvrun {
 
 class ClusterIndex final : public KvIndex {
  public:
-  // The plan must outlive it. No cluster is there.
-  static Result<std::unique_ptr<ClusterIndex>> Create(Device& device, const KvPlan& plan, uint32_t n_layers);
+  // The plan must outlive it, and so must the store, for plans with rows on flash; else null. No cluster is
+  // there.
+  static Result<std::unique_ptr<ClusterIndex>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                      RowStore* store);
 
   // `args` with an attention of one KV head, and a row for each list of the step.
   void FillScore(uint32_t layer, ScoreArgs* args) const override;
@@ -25,6 +29,14 @@ class ClusterIndex final : public KvIndex {
   // Which cluster the list's key (SetKey) is nearest to.
   Status RecordSearch(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* scratch) const override;
   Status WriteInputs(const KvStepInputs& inputs) override;
+
+  // --- Rows that lie on flash: in time for the device.
+  Status BeginStep(std::span<const KvRow> rows) { return rows_->BeginStep(rows); }
+  Status BeginLayer(uint32_t layer) override { return rows_->Begin(layer + 1 + plan_.method.lookahead); }
+  Status EndLayer(uint32_t layer) override { return rows_->Fetch(layer + 1 + plan_.method.lookahead); }
+  Status PrepareStep() override;
+  // The choice of the layer is known: the rows of what is nearest (which is received) stay at hand.
+  void KeepNearest(uint32_t layer, std::span<const KvRow> rows);
 
   // --- Keys whose cluster is sought in the next step. `row`: of the step; head: of the row's.
   std::span<float> Key(uint32_t layer, uint32_t row, uint32_t head);  // [head_dim], to be written
@@ -44,13 +56,15 @@ class ClusterIndex final : public KvIndex {
   Status Clear(uint32_t layer, uint32_t stream, uint32_t cluster);
   Status ClearAll(uint32_t layer, uint32_t stream);
   // As its row has it.
-  void ReadCentroid(uint32_t layer, uint32_t stream, uint32_t cluster, std::span<float> centroid) const;
+  Status ReadCentroid(uint32_t layer, uint32_t stream, uint32_t cluster, std::span<float> centroid);
+  // Before and after many changes of the layer's streams [first, first + n), where rows may lie on flash.
+  Status Open(uint32_t layer, uint32_t first, uint32_t n) { return rows_->Open(layer, first, n); }
+  Status Close() { return rows_->Close(); }
   // Clusters have ids below this, in all lists.
   void SetEnd(uint32_t end_cluster) { end_cluster_ = end_cluster; }
 
  private:
   struct Layer {
-    std::unique_ptr<Buffer> rows;     // kShared, IndexShape: [n_streams, n_clusters, rank] int8
     std::unique_ptr<Buffer> scales;   // kShared, float [n_streams, rank]
     std::unique_ptr<Buffer> weights;  // kShared, uint32 [n_streams, n_clusters]: slots
     std::unique_ptr<Buffer> keys;     // kShared, float [n_streams, head_dim]
@@ -62,18 +76,17 @@ class ClusterIndex final : public KvIndex {
 
   Status CreateBuffers();
   ScoreArgs SearchArgs(uint32_t layer, uint32_t n_rows, Buffer* scratch) const;
-  std::span<int8_t> Row(uint32_t layer, uint32_t stream, uint32_t cluster) const;
   std::span<float> Scales(uint32_t layer, uint32_t stream) const;
-  Status FlushRow(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t n_records);
+  Status SetWeight(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t n_records);
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
   uint32_t head_dim() const { return plan_.record.head_dim; }
   uint32_t rank() const { return plan_.index.rank; }
-  uint32_t row_bytes() const { return plan_.index.group_words() * 4; }
 
   Device& device_;
   const KvPlan& plan_;
   std::vector<Layer> layers_;
+  std::unique_ptr<ClusterRows> rows_;
   std::unique_ptr<Buffer> attention_side_;  // float [head_dim + 1, rank]
   std::unique_ptr<Buffer> nearest_side_;
   std::unique_ptr<Buffer> step_;    // kUpload, StepParams: a row of each list

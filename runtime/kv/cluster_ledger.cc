@@ -97,9 +97,13 @@ Status ClusterLedger::ForgetStream(const ClusterPlace& at, uint32_t sequence, ui
 Status ClusterLedger::ForgetFrom(uint32_t sequence, uint32_t first, uint32_t length) {
   for (uint32_t i = 0; i < n_layers_; ++i) {
     if (settled(i, sequence) <= first) continue;
-    for (uint32_t head = 0; head < heads(); ++head) {
-      KVRUN_RETURN_IF_ERROR(ForgetStream({i, sequence * heads() + head}, sequence, first, length));
-    }
+    const auto forget = [&] {
+      for (uint32_t head = 0; head < heads(); ++head) {
+        KVRUN_RETURN_IF_ERROR(ForgetStream({i, sequence * heads() + head}, sequence, first, length));
+      }
+      return Status::Ok();
+    };
+    KVRUN_RETURN_IF_ERROR(WithRows(i, sequence, forget));
     settled(i, sequence) = first;
   }
   return store_.Flush();
@@ -162,7 +166,7 @@ Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
     KVRUN_RETURN_IF_ERROR(index_.FlushKeys(i));
   }
   index_.SetEnd(end);
-  return Status::Ok();
+  return index_.BeginStep(rows);
 }
 
 // The entry that leaves the window: kept in memory.
@@ -184,6 +188,8 @@ Status ClusterLedger::NameKept(const ClusterPlace& at, uint32_t n_sinks, uint32_
 }
 
 Status ClusterLedger::BeginLayer(uint32_t layer) {
+  KVRUN_RETURN_IF_ERROR(index_.ReceiveNearest(layer));
+  index_.KeepNearest(layer, rows_);
   for (const KvRow& row : rows_) {
     const uint32_t position = leaving(row);
     const bool arrives = position != kNoEntry && settled(layer, row.sequence) <= position;
@@ -200,13 +206,13 @@ Status ClusterLedger::BeginLayer(uint32_t layer) {
 }
 
 // By what the index holds of centroids; of clusters that have room.
-uint32_t ClusterLedger::FindNearest(const ClusterPlace& at, std::span<const float> key) {
+Result<uint32_t> ClusterLedger::FindNearest(const ClusterPlace& at, std::span<const float> key) {
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
   uint32_t nearest = kNoCluster;
   float least = std::numeric_limits<float>::infinity();
   for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
     if (!map.HasRoom(cluster)) continue;
-    index_.ReadCentroid(at.layer, at.stream, cluster, centroid_);
+    KVRUN_RETURN_IF_ERROR(index_.ReadCentroid(at.layer, at.stream, cluster, centroid_));
     const float distance = SquaredDistance(key, centroid_);
     if (nearest != kNoCluster && !(distance < least)) continue;
     nearest = cluster;
@@ -222,9 +228,11 @@ Status ClusterLedger::Settle(const ClusterPlace& at, uint32_t position, uint32_t
   if (is_local()) {
     const bool is_alone = map.pending().empty() && map.CanAdd();
     nearest = is_alone || map.pending().empty() ? kNoCluster : map.pending()[0].cluster;
-    if (!is_alone && (nearest == kNoCluster || !map.HasRoom(nearest))) nearest = FindNearest(at, key);
+    if (!is_alone && (nearest == kNoCluster || !map.HasRoom(nearest))) {
+      KVRUN_ASSIGN_OR_RETURN(nearest, FindNearest(at, key));
+    }
   } else if (nearest == kNoCluster || !map.HasRoom(nearest)) {
-    nearest = FindNearest(at, key);
+    KVRUN_ASSIGN_OR_RETURN(nearest, FindNearest(at, key));
   }
   if (nearest == kNoCluster) {
     if (map.n_free() == map.end_cluster()) {
@@ -236,7 +244,7 @@ Status ClusterLedger::Settle(const ClusterPlace& at, uint32_t position, uint32_t
     const uint32_t cluster = map.Found(position, place);
     KVRUN_RETURN_IF_ERROR(index_.Set(at.layer, at.stream, cluster, key, 0, 0));
   } else {
-    index_.ReadCentroid(at.layer, at.stream, nearest, centroid_);
+    KVRUN_RETURN_IF_ERROR(index_.ReadCentroid(at.layer, at.stream, nearest, centroid_));
     map.Settle(position, place, nearest, SquaredDistance(key, centroid_));
   }
   const uint32_t full = map.MustLoad();
@@ -274,7 +282,6 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, std::span<const ui
 }
 
 Status ClusterLedger::MaintainLayer(uint32_t layer, const KvSelector& selector) {
-  KVRUN_RETURN_IF_ERROR(index_.ReceiveNearest(layer));
   for (uint32_t row = 0; row < rows_.size(); ++row) {
     broken_[rows_[row].sequence] = MaintainRow(layer, row, selector);
     KVRUN_RETURN_IF_ERROR(broken_[rows_[row].sequence]);

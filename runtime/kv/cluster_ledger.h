@@ -83,7 +83,19 @@ class ClusterLedger final : public KvLedger {
   Status ForgetStream(const ClusterPlace& at, uint32_t sequence, uint32_t first, uint32_t length);
   void ForgetAll(uint32_t sequence);
 
+  // With the layer's rows of the index at hand, for many changes of a sequence's.
+  template <typename Fn>
+  Status WithRows(uint32_t layer, uint32_t sequence, const Fn& change) {
+    KVRUN_RETURN_IF_ERROR(index_.Open(layer, sequence * heads(), heads()));
+    Status status = change();
+    const Status closed = index_.Close();
+    return status.ok() ? closed : status;
+  }
+
   // Prompts.
+  Status UndoStreams(uint32_t layer, uint32_t sequence, bool* is_mixed);
+  Status StoreStreams(uint32_t layer, const KvRange& prompt, PromptEntries& entries);
+  Status RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t length, std::span<const std::byte> records);
   Status KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t begin, uint32_t end,
                    PromptEntries& entries);
   Status AddClusters(const ClusterPlace& at, uint32_t begin, std::span<const uint32_t> order);
@@ -98,7 +110,7 @@ class ClusterLedger final : public KvLedger {
   Status NameKept(const ClusterPlace& at, uint32_t n_sinks, uint32_t arriving);
   Status Settle(const ClusterPlace& at, uint32_t position, uint32_t place, std::span<const float> key,
                 uint32_t nearest);
-  uint32_t FindNearest(const ClusterPlace& at, std::span<const float> key);
+  Result<uint32_t> FindNearest(const ClusterPlace& at, std::span<const float> key);
   bool is_local() const { return plan_.clusters.update == ClusterUpdate::kLocal; }
   Status DivideLocal(const ClusterPlace& at, uint32_t cluster);
   Status MaintainPending(const ClusterPlace& at, std::span<const uint32_t> chosen);

@@ -29,6 +29,26 @@ float MeanOf(std::span<const float> values) {
 
 }  // namespace
 
+// Of a layer, after a prefill that has failed: clusters that it has added go.
+Status ClusterLedger::UndoStreams(uint32_t layer, uint32_t sequence, bool* is_mixed) {
+  const uint32_t first = settled_before_[size_t{layer} * lengths_.size() + sequence];
+  Status undone = Status::Ok();
+  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+    const ClusterMap& map = clusters_.map(layer, stream);
+    for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
+      const size_t at = (size_t{layer} * plan_.n_streams + stream) * map.end_cluster() + cluster;
+      if (is_new_[at] && map.cluster(cluster).n_stored > 0) {
+        const Status removed = upkeep_.Remove({layer, stream}, cluster);
+        if (undone.ok()) undone = removed;
+      }
+      *is_mixed = *is_mixed || map.cluster(cluster).end > first;
+    }
+    for (const PendingEntry& pending : map.pending()) *is_mixed = *is_mixed || pending.position >= first;
+  }
+  settled(layer, sequence) = std::min(settled(layer, sequence), first);
+  return undone;
+}
+
 // After a prefill that has failed: what the sequence had before.
 Status ClusterLedger::UndoPrefill() {
   if (!window_.in_prefill()) return Status::Ok();
@@ -37,19 +57,9 @@ Status ClusterLedger::UndoPrefill() {
   image_ = {};
   bool is_mixed = false;
   for (uint32_t i = 0; i < n_layers_; ++i) {
-    const uint32_t first = settled_before_[size_t{i} * lengths_.size() + sequence];
-    for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-      const ClusterMap& map = clusters_.map(i, stream);
-      for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
-        const size_t at = (size_t{i} * plan_.n_streams + stream) * map.end_cluster() + cluster;
-        if (is_new_[at] && map.cluster(cluster).n_stored > 0) {
-          KVRUN_RETURN_IF_ERROR(upkeep_.Remove({i, stream}, cluster));
-        }
-        is_mixed = is_mixed || map.cluster(cluster).end > first;
-      }
-      for (const PendingEntry& pending : map.pending()) is_mixed = is_mixed || pending.position >= first;
-    }
-    settled(i, sequence) = std::min(settled(i, sequence), first);
+    // Where the index cannot be read or written, the rest is undone all the same.
+    Status undone = UndoStreams(i, sequence, &is_mixed);
+    if (broken_[sequence].ok()) broken_[sequence] = std::move(undone);
   }
   if (is_mixed && broken_[sequence].ok()) {
     // Unread, entries that were added to earlier clusters cannot be told from those that were there.
@@ -116,7 +126,7 @@ Status ClusterLedger::SetScales(const ClusterPlace& at, std::span<const float> c
   std::vector<float> all(centroids.begin(), centroids.end());
   for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
     if (map.cluster(cluster).size() == 0) continue;
-    index_.ReadCentroid(at.layer, at.stream, cluster, centroid_);
+    KVRUN_RETURN_IF_ERROR(index_.ReadCentroid(at.layer, at.stream, cluster, centroid_));
     all.insert(all.end(), centroid_.begin(), centroid_.end());
   }
   KVRUN_RETURN_IF_ERROR(index_.SetScales(at.layer, at.stream, all));
@@ -158,16 +168,21 @@ Status ClusterLedger::SettleOneByOne(const ClusterPlace& at, uint32_t head, uint
       std::memcpy(kept_.Record(at.layer, at.stream, place).data(), record.data(), bytes);
       KVRUN_RETURN_IF_ERROR(kept_.Flush(at.layer, at.stream, place));
       DecodeKeys(plan_.record, record, plan_.record.head_dim, key_);
-      KVRUN_RETURN_IF_ERROR(Settle(at, first + i, place, key_, FindNearest(at, key_)));
+      KVRUN_ASSIGN_OR_RETURN(const uint32_t nearest, FindNearest(at, key_));
+      KVRUN_RETURN_IF_ERROR(Settle(at, first + i, place, key_, nearest));
     }
     return Status::Ok();
   });
 }
 
 Status ClusterLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
+  image_ = {};
+  return WithRows(layer, prompt.sequence, [&] { return StoreStreams(layer, prompt, entries); });
+}
+
+Status ClusterLedger::StoreStreams(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
   const uint32_t begin = settled(layer, prompt.sequence);
   const uint32_t end = window_.FirstGroup(prompt.end);
-  image_ = {};
   prompt_ = std::make_unique<ClusterPrompt>(device_, plan_);
   for (uint32_t head = 0; head < heads() && begin < end; ++head) {
     const ClusterPlace at{layer, prompt.sequence * heads() + head};
@@ -201,6 +216,11 @@ Status ClusterLedger::EndPrefill(uint32_t sequence, uint32_t length) {
 }
 
 Status ClusterLedger::StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t length,
+                                    std::span<const std::byte> records) {
+  return WithRows(layer, sequence, [&] { return RepeatStreams(layer, sequence, length, records); });
+}
+
+Status ClusterLedger::RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t length,
                                     std::span<const std::byte> records) {
   const uint64_t bytes = plan_.record.size_bytes();
   const auto n_records = static_cast<uint32_t>(records.size() / bytes);

@@ -40,6 +40,7 @@ constexpr std::array<Named<DirectIo>, 3> kDirect = {
 constexpr std::array kLayouts = {ClusterLayout::kDualHead, ClusterLayout::kCluster};
 constexpr std::array kUpdates = {ClusterUpdate::kAdaptive, ClusterUpdate::kStatic, ClusterUpdate::kLocal};
 constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
+constexpr std::array<Named<bool>, 2> kRepresentatives = {{{"memory", false}, {"flash", true}}};
 constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred,
                                       AdapterKind::kQuery, AdapterKind::kQueryCentred,
                                       AdapterKind::kHeads, AdapterKind::kSkewed};
@@ -281,6 +282,8 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) {
        return SetChoice(g, NameAll(kLayouts, ClusterLayoutName), &s->kv.cluster_layout);
      }},
+    {"representatives",
+     [](const Given& g, KvSettings* s) { return SetChoice(g, kRepresentatives, &s->kv.rows_on_flash); }},
     {"policy", [](const Given& g, KvSettings* s) { return SetRow(g, ReplacementPolicies(), &s->kv.policy); }},
     {"adapter", SetAdapter},
     {"adapter-kind",
@@ -316,6 +319,7 @@ constexpr Named<Choices> kChoices[] = {
     {"heads", [] { return NameList(NameAll(kHeads, HeadReductionName)); }},
     {"update", [] { return NameList(NameAll(kUpdates, ClusterUpdateName)); }},
     {"layout", [] { return NameList(NameAll(kLayouts, ClusterLayoutName)); }},
+    {"representatives", [] { return NameList(kRepresentatives); }},
     {"policy", [] { return NameList(ReplacementPolicies()); }},
     {"adapter-kind", [] { return NameList(NameAll(kAdapterKinds, AdapterKindName)); }},
     {"io", BackendChoices},

@@ -51,6 +51,7 @@ struct KvSettings {
 //   split         a number above 0: of how many times the first clusters' variance one is divided
 //   update        adaptive, static, local
 //   layout        dual-head, cluster
+//   representatives   memory, flash
 //   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu, cluster
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed

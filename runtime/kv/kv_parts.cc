@@ -46,8 +46,10 @@ Result<std::unique_ptr<KvIndex>> MakePageIndex(Device& device, const KvPlan& pla
   return std::unique_ptr<KvIndex>(std::move(index));
 }
 
-Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& plan, uint32_t n_layers) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ClusterIndex> index, ClusterIndex::Create(device, plan, n_layers));
+Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                  RowStore* rows) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ClusterIndex> index,
+                         ClusterIndex::Create(device, plan, n_layers, rows));
   return std::unique_ptr<KvIndex>(std::move(index));
 }
 
@@ -65,14 +67,14 @@ Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan
 }
 
 Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                           const Adapter* adapter) {
+                                           const Adapter* adapter, RowStore* rows) {
   switch (plan.method.index) {
     case KvIndexKind::kNone: break;
     case KvIndexKind::kLowRank: return MakeLowRankIndex(device, plan, n_layers, adapter);
     case KvIndexKind::kExactKeys: return MakeExactIndex(device, plan, n_layers);
     case KvIndexKind::kPageBounds: return MakePageIndex(device, plan, n_layers, MinMaxBounds);
     case KvIndexKind::kPageSpread: return MakePageIndex(device, plan, n_layers, SpreadBounds);
-    case KvIndexKind::kCentroids: return MakeClusterIndex(device, plan, n_layers);
+    case KvIndexKind::kCentroids: return MakeClusterIndex(device, plan, n_layers, rows);
   }
   return std::unique_ptr<KvIndex>();
 }

@@ -15,13 +15,14 @@
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/recent_window.h"
 #include "runtime/store/cluster_store.h"
+#include "runtime/store/row_store.h"
 
 namespace kvrun {
 
 // Null: the method has none. The plan must outlive the parts. `adapter`: of a file, for an index that learns;
-// null: it learns by itself.
+// null: it learns by itself. `rows`: of an index whose rows lie on flash, which outlives it; else null.
 Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                           const Adapter* adapter);
+                                           const Adapter* adapter, RowStore* rows);
 // For stores of clusters, whose index it sets rows of: one that MakeIndex made for the plan. All must outlive
 // it.
 Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,

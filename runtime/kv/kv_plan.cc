@@ -44,6 +44,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.split_factor.has_value(), full.split_factor, "split");
   drop(given.cluster_update.has_value(), full.cluster_update, "update");
   drop(given.cluster_layout.has_value(), full.cluster_layout, "layout");
+  drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
   return full;
@@ -191,6 +192,7 @@ std::string KvPlan::Describe() const {
   }
   if (method.has_index()) {
     text += fmt::format("; index {} x {}", index.rank, KvTypeName(index.type));
+    if (clusters.rows_on_flash) text += " on flash";
     if (method.has_adapters()) text += fmt::format(", {}", AdapterKindName(adapter_kind));
     text += fmt::format(", heads {}", HeadReductionName(heads));
     if (mass_share > 0.0F) text += fmt::format(", to a mass of {}", mass_share);

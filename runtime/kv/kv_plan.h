@@ -102,6 +102,7 @@ struct KvOptions {
   std::optional<double> split_factor;           // ClusterPlan::threshold_factor
   std::optional<ClusterUpdate> cluster_update;
   std::optional<ClusterLayout> cluster_layout;
+  std::optional<bool> rows_on_flash;  // ClusterPlan::rows_on_flash
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -134,6 +135,7 @@ struct ClusterPlan {
   float threshold_factor = 0.0F;
   ClusterUpdate update = ClusterUpdate::kAdaptive;
   ClusterLayout layout = ClusterLayout::kDualHead;
+  bool rows_on_flash = false;  // of the index: in memory are those of a few layers (ClusterRows)
 
   // Entries that lie in memory, in no slot: sinks and those that wait.
   uint32_t n_kept() const { return n_sinks + max_pending; }
@@ -167,6 +169,7 @@ struct KvPlan {
   AdapterKind adapter_kind = AdapterKind::kQueryCentred;
   std::string policy;
   uint64_t staging_bytes = 0;
+  uint64_t row_staging_bytes = 0;  // of the index's rows on flash
   // Entries of one layer that are in memory at once: the whole context, else a multiple of 256.
   uint32_t prefill_tile_tokens = 0;
   bool spills_hidden = false;  // hidden states between layers lie on flash; two chunks of 256 rows in memory

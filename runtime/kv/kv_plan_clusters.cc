@@ -2,7 +2,9 @@
 
 #include "runtime/kv/centroid_row.h"
 #include "runtime/kv/cluster_ledger.h"
+#include "runtime/kv/cluster_rows.h"
 #include "runtime/kv/kept_entries.h"
+#include "runtime/store/row_store.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
@@ -22,7 +24,14 @@ uint64_t CentroidIndexBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t sought = plan.n_streams * (dim * sizeof(float) + 2 * sizeof(uint32_t));
   const uint64_t sides = 2 * (dim + 1) * CentroidRank(plan.record.head_dim) * sizeof(float);
   const uint64_t angles = plan.n_streams * dim * sizeof(float);
-  return input.model.n_layers * (weights + sought) + sides + angles + sizeof(StepParams);
+  return ClusterRows::MemoryBytes(plan, input.model.n_layers) + input.model.n_layers * (weights + sought) +
+         sides + angles + sizeof(StepParams);
+}
+
+uint64_t RowStagingBytes(const KvSizeInput& input, const KvPlan& plan) {
+  if (!plan.clusters.rows_on_flash) return 0;
+  const RowStoreShape shape = ClusterRows::StoreShape(plan, input.model.n_layers);
+  return RowStore::StagingBytes(shape, input.io_alignment_bytes);
 }
 
 uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan) {

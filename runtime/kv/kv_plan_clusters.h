@@ -12,8 +12,11 @@ namespace kvrun {
 IndexShape CentroidIndexShape(const KvPlan& plan);
 
 // Bytes, of all layers and sequences.
-// Beside rows and scales: what each cluster weighs, the sides of queries, keys whose cluster is sought.
+// Beside scales: rows that lie in memory, what each cluster weighs, the sides of queries, keys whose cluster
+// is sought.
 uint64_t CentroidIndexBytes(const KvSizeInput& input, const KvPlan& plan);
+// What rows on flash are read and written through.
+uint64_t RowStagingBytes(const KvSizeInput& input, const KvPlan& plan);
 // Which clusters there are (ClusterMap), and what one is maintained in.
 uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan);
 // Entries that lie in memory beside slots and window, with their mapping tables.

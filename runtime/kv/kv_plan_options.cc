@@ -53,6 +53,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.split_factor) return NotFor(options, "split", "clusters");
     if (options.cluster_update) return NotFor(options, "update", "clusters");
     if (options.cluster_layout) return NotFor(options, "layout", "clusters");
+    if (options.rows_on_flash) return NotFor(options, "representatives", "clusters");
   } else {
     if (options.mass_share) return NotFor(options, "mass", "selection that ends by mass");
     if (options.heads && *options.heads != HeadReduction::kPerKvHead) {

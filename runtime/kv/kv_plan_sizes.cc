@@ -30,8 +30,8 @@ uint64_t StagingBytes(uint64_t read_bytes, uint64_t n_reads, uint32_t alignment_
 
 uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t scales = uint64_t{plan.index.n_sequences} * plan.index.rank * sizeof(float);
-  const uint64_t bytes = input.model.n_layers * (plan.index.size_bytes() + scales);
-  return plan.method.has_clusters() ? bytes + CentroidIndexBytes(input, plan) : bytes;
+  if (plan.method.has_clusters()) return input.model.n_layers * scales + CentroidIndexBytes(input, plan);
+  return input.model.n_layers * (plan.index.size_bytes() + scales);
 }
 
 uint64_t SlotBytes(const KvPlan& plan, uint32_t n_slots) {
@@ -175,9 +175,11 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   }
   const uint64_t of_a_stream =
       has_clusters ? plan.clusters.n_clusters * kClusterChecksumBytes : plan.n_groups() * kChecksumBytes;
-  add("checksums", layers * plan.n_streams * of_a_stream);
+  const uint64_t of_rows = plan.clusters.rows_on_flash ? kChecksumBytes : 0;
+  add("checksums", layers * plan.n_streams * (of_a_stream + of_rows));
   add("scores", ScoreBytes(input, plan));
-  add("staging", plan.staging_bytes);
+  plan.row_staging_bytes = has_clusters ? RowStagingBytes(input, plan) : 0;
+  add("staging", plan.staging_bytes + plan.row_staging_bytes);
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {

@@ -191,6 +191,7 @@ void Planner::SettleClusters(uint32_t sinks) {
   clusters.threshold_factor = static_cast<float>(options_.split_factor.value_or(kSplitFactor));
   clusters.layout = options_.cluster_layout.value_or(ClusterLayout::kDualHead);
   clusters.update = options_.cluster_update.value_or(ClusterUpdate::kAdaptive);
+  clusters.rows_on_flash = options_.rows_on_flash.value_or(false);
 }
 
 // M for so many entries.

@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include "runtime/kv/cluster_rows.h"
+
 namespace kvrun {
 
-Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file) {
+Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
+                              std::unique_ptr<BlockFile> rows_file) {
   KvStores stores;
   if (plan.method.has_clusters()) {
     const ClusterStoreShape shape{.n_layers = n_layers,
@@ -14,6 +17,10 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
                                   .record_bytes = static_cast<uint32_t>(plan.slot_record.size_bytes()),
                                   .layout = plan.clusters.layout};
     KVRUN_ASSIGN_OR_RETURN(stores.clusters, ClusterStore::Create(std::move(file), shape, plan.staging_bytes));
+    if (plan.clusters.rows_on_flash) {
+      KVRUN_ASSIGN_OR_RETURN(
+          stores.rows, RowStore::Create(std::move(rows_file), ClusterRows::StoreShape(plan, n_layers)));
+    }
     return stores;
   }
   const GroupStoreShape shape{.n_layers = n_layers,

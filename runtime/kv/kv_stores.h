@@ -1,4 +1,4 @@
-// What a cache keeps its records in, on flash: one of these, as its method asks for.
+// What a cache keeps its records in, on flash: groups or clusters, as its method asks for.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,21 @@
 #include "runtime/kv/kv_plan.h"
 #include "runtime/store/cluster_store.h"
 #include "runtime/store/group_store.h"
+#include "runtime/store/row_store.h"
 
 namespace kvrun {
 
 struct KvStores {
   std::unique_ptr<GroupStore> groups;
   std::unique_ptr<ClusterStore> clusters;
+  std::unique_ptr<RowStore> rows;  // of the index of clusters, where those lie on flash
 
   bool is_empty() const { return groups == nullptr && clusters == nullptr; }
 };
 
-// The store that the plan's method asks for; reserves its space in the file.
-Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file);
+// The store that the plan's method asks for; reserves its space in the file. `rows_file`: of plans whose
+// index lies on flash; else null.
+Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
+                              std::unique_ptr<BlockFile> rows_file = nullptr);
 
 }  // namespace kvrun

@@ -83,7 +83,7 @@ Status KvThread::Maintain() {
     KVRUN_RETURN_IF_ERROR(WaitForList(layer + 1));
     KVRUN_RETURN_IF_ERROR(cache_.MaintainLayer(layer));
   }
-  return Status::Ok();
+  return cache_.PrepareStep();
 }
 
 Status KvThread::WaitForList(uint32_t list) {
@@ -102,6 +102,7 @@ Status KvThread::WaitForChoice(uint32_t layer) {
 }
 
 Status KvThread::ServeLayer(uint32_t layer) {
+  KVRUN_RETURN_IF_ERROR(cache_.BeginLayer(layer));
   KVRUN_RETURN_IF_ERROR(WaitForChoice(layer));
   const Clock::time_point chosen = Clock::now();
   KVRUN_RETURN_IF_ERROR(cache_.FetchLayer(layer));

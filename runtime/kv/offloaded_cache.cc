@@ -32,7 +32,7 @@ Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, c
 
 Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
-  KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter));
+  KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter, stores_.rows.get()));
   selector_ = MakeSelector(device, plan_, n_layers_);
   KVRUN_RETURN_IF_ERROR(CreateLedger(device));
   server_.SetSelector(selector_.get());
@@ -65,7 +65,11 @@ const IoMode* OffloadedCache::store_mode() const {
 }
 
 GroupStoreStats OffloadedCache::store_stats() const {
-  if (stores_.clusters != nullptr) return stores_.clusters->stats();
+  if (stores_.clusters != nullptr) {
+    GroupStoreStats stats = stores_.clusters->stats();
+    if (stores_.rows != nullptr) stats.Add(stores_.rows->stats());
+    return stats;
+  }
   return stores_.groups != nullptr ? stores_.groups->stats() : GroupStoreStats();
 }
 
@@ -135,6 +139,7 @@ Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
 Status OffloadedCache::FetchLayer(uint32_t layer) {
   KVRUN_RETURN_IF_ERROR(ledger_->BeginLayer(layer));
   KVRUN_RETURN_IF_ERROR(server_.Serve(layer));
+  if (index_ != nullptr) KVRUN_RETURN_IF_ERROR(index_->EndLayer(layer));
   if (!notes_attended_) return Status::Ok();
   const uint32_t heads = plan_.heads_per_sequence();
   attended_.resize(size_t{n_layers_} * heads);

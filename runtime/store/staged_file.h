@@ -27,6 +27,16 @@ struct StoreStats {
   uint64_t writes = 0;
   uint64_t written_bytes = 0;
   double read_wait_ms = 0.0;  // spent in Fetch
+
+  void Add(const StoreStats& other) {
+    reads += other.reads;
+    read_bytes += other.read_bytes;
+    records_read += other.records_read;
+    records_read_again += other.records_read_again;
+    writes += other.writes;
+    written_bytes += other.written_bytes;
+    read_wait_ms += other.read_wait_ms;
+  }
 };
 
 class StagedFile {

@@ -95,9 +95,10 @@ int OnToken(void* user, uint32_t sequence, int32_t token, const char* /*text*/, 
   return 0;
 }
 
-// Whatever it says is longer than what a std::string holds by itself.
+// Whatever it says is longer than what a std::string holds by itself. More layers than an index that lies on
+// flash has rows of in memory.
 GgufBuilder ModelOfLongTokens() {
-  GgufBuilder model = TalkingModel();
+  GgufBuilder model = TalkingModel(5);
   std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
   std::vector<int32_t> types = {2, 3, 3};  // unknown, control, control, then normal ones
   while (tokens.size() < 300) {
@@ -216,6 +217,26 @@ TEST_F(DecodeCost, ATokenFromFlashCostsNothingButItself) {
         EXPECT_GT(stats["kv"].value("bytes_written", 0), 0) << name;
         EXPECT_GT(stats["kv"].value("reads", 0), kTokens) << name;
       }
+    }
+  }
+}
+
+// Rows of the index are read for each token, and written now and then.
+TEST_F(DecodeCost, AnIndexOnFlashCostsNothingButItself) {
+  for (const char* io : {"auto", "threads"}) {
+    for (const uint32_t n_sequences : {1U, 3U}) {
+      Counted counted;
+      const nlohmann::json stats = Generate({{"method", "dynakv"},
+                                             {"representatives", "flash"},
+                                             {"select", "24"},
+                                             {"window", "6"},
+                                             {"cluster", "4"},
+                                             {"io", io}},
+                                            n_sequences, 0.0F, &counted);
+      const std::string name = std::string(io) + ", " + std::to_string(n_sequences) + " sequences";
+      ExpectNothing(name, counted);
+      EXPECT_GT(stats["kv"].value("reads", 0), 5 * kTokens) << name;
+      EXPECT_GT(stats["kv"].value("bytes_written", 0), 0) << name;
     }
   }
 }

@@ -48,11 +48,13 @@ const std::vector<Part>& Conversation() {
   return parts;
 }
 
-enum class Place { kStore, kSpill };
+enum class Place { kStore, kSpill, kRows };
+constexpr const char* kPlaceNames[] = {"store", "spill file", "rows of the index"};
 
 struct Faults {
   FaultPlan store;
   FaultPlan spill;
+  FaultPlan rows;  // of the index, where it lies on flash
 };
 
 // A pass whose files fail as planned. The files are the pass's.
@@ -60,8 +62,11 @@ struct FaultyPass {
   std::unique_ptr<ForwardPass> pass;
   FaultyBlockFile* store = nullptr;
   FaultyBlockFile* spill = nullptr;
+  FaultyBlockFile* rows = nullptr;  // null: there is none
 
-  uint64_t n_faults() const { return store->n_faults() + spill->n_faults(); }
+  uint64_t n_faults() const {
+    return store->n_faults() + spill->n_faults() + (rows == nullptr ? 0 : rows->n_faults());
+  }
 };
 
 struct Said {
@@ -83,8 +88,15 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    loaded_ = LoadSmallModel({"SelfMade", ""}, folder_);
     RunOrDie(ParseKvOptions(std::string("--kv-method ") + GetParam(), &settings_));
+    // With more layers than have rows in memory.
+    loaded_ = has_rows() ? LoadDeepModel(5, folder_) : LoadSmallModel({"SelfMade", ""}, folder_);
+  }
+
+  bool has_rows() const { return settings_.kv.rows_on_flash.value_or(false); }
+  std::vector<Place> Places() const {
+    return has_rows() ? std::vector{Place::kStore, Place::kSpill, Place::kRows}
+                      : std::vector{Place::kStore, Place::kSpill};
   }
 
   std::unique_ptr<FaultyBlockFile> NewFile(const FaultPlan& plan) const {
@@ -95,14 +107,15 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   FaultyPass NewPass(const Faults& faults) const {
     auto store = NewFile(faults.store);
     auto spill = NewFile(faults.spill);
-    FaultyPass made{nullptr, store.get(), spill.get()};
+    auto rows = has_rows() ? NewFile(faults.rows) : nullptr;
+    FaultyPass made{nullptr, store.get(), spill.get(), rows.get()};
     auto options = std::make_shared<OffloadedPassOptions>();
     const KvModelShape shape = ShapeOf(loaded_.model->config);
     options->plan = OrDie(PlanKv(settings_.kv, shape, kContext, 1, store->mode().alignment_bytes));
     // As a small budget would have it.
     options->plan.prefill_tile_tokens = 256;
     options->plan.spills_hidden = true;
-    options->stores = OrDie(MakeKvStores(options->plan, shape.n_layers, std::move(store)));
+    options->stores = OrDie(MakeKvStores(options->plan, shape.n_layers, std::move(store), std::move(rows)));
     options->spill = std::move(spill);
     made.pass = loaded_.NewPass({.n_sequences = 1, .n_ctx = kContext, .offloaded = std::move(options)});
     return made;
@@ -162,6 +175,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
       ASSERT_TRUE(reference_[topic].status.ok()) << reference_[topic].status.message();
       counters_[0] = made.store->counters();
       counters_[1] = made.spill->counters();
+      if (made.rows != nullptr) counters_[2] = made.rows->counters();
     }
     ASSERT_NE(reference_[0].logits, reference_[1].logits);
     const FaultyPass twice = NewPass({});
@@ -169,7 +183,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   }
 
   uint64_t Count(Place place, IoKind request) const {
-    const IoCounters& counters = counters_[place == Place::kSpill ? 1 : 0];
+    const IoCounters& counters = counters_[static_cast<size_t>(place)];
     return request == IoKind::kRead ? counters.reads : counters.writes;
   }
 
@@ -188,7 +202,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
 
   static Faults PlanOf(Place place, const FaultPlan& plan) {
     Faults faults;
-    (place == Place::kStore ? faults.store : faults.spill) = plan;
+    (place == Place::kStore ? faults.store : place == Place::kSpill ? faults.spill : faults.rows) = plan;
     return faults;
   }
 
@@ -196,7 +210,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   LoadedModel loaded_;
   KvSettings settings_;
   Said reference_[2];  // by topic
-  IoCounters counters_[2];
+  IoCounters counters_[3];  // by place
 };
 
 INSTANTIATE_TEST_SUITE_P(
@@ -207,6 +221,8 @@ INSTANTIATE_TEST_SUITE_P(
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 --kv-reuse 3 "
         "--kv-layout cluster",
+        "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 "
+        "--kv-representatives flash",
         "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
         "random --kv-select 40 --kv-window 6 --kv-sinks 2",
         "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
@@ -215,7 +231,9 @@ INSTANTIATE_TEST_SUITE_P(
     [](const ::testing::TestParamInfo<const char*>& source) {
       const std::string_view options = source.param;
       const bool has_pool = options.find("--kv-reuse") != options.npos;
-      return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "");
+      const bool has_rows = options.find("--kv-representatives") != options.npos;
+      return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "") +
+             (has_rows ? "FlashRows" : "");
     });
 
 // Every kind of fault at every request, or at a sample of them.
@@ -223,7 +241,7 @@ TEST_P(KvFaults, OneFaultIsAnErrorOrNothing) {
   ASSERT_NO_FATAL_FAILURE(Reference());
   uint64_t n_runs = 0;
   uint64_t n_errors = 0;
-  for (const Place place : {Place::kStore, Place::kSpill}) {
+  for (const Place place : Places()) {
     for (const IoKind request : {IoKind::kRead, IoKind::kWrite}) {
       EXPECT_GT(Count(place, request), 8U);
       for (const FaultKind kind : kKinds) {
@@ -231,7 +249,7 @@ TEST_P(KvFaults, OneFaultIsAnErrorOrNothing) {
         for (const uint64_t index : Requests(Count(place, request), 7 + static_cast<uint64_t>(kind))) {
           const std::string name = fmt::format("{} at {} {} of the {}", FaultKindName(kind),
                                                request == IoKind::kRead ? "read" : "write", index,
-                                               place == Place::kStore ? "store" : "spill file");
+                                               kPlaceNames[static_cast<size_t>(place)]);
           const FaultPlan plan{.faults = {{kind, request, index, 1}}, .random_kinds = {}, .seed = index + 1};
           n_errors += Converse(name, PlanOf(place, plan), false) ? 1U : 0U;
           ++n_runs;
@@ -249,7 +267,7 @@ TEST_P(KvFaults, OneFaultIsAnErrorOrNothing) {
 
 TEST_P(KvFaults, ADiskThatStaysBadIsAnErrorEachTime) {
   ASSERT_NO_FATAL_FAILURE(Reference());
-  for (const Place place : {Place::kStore, Place::kSpill}) {
+  for (const Place place : Places()) {
     for (const IoKind request : {IoKind::kRead, IoKind::kWrite}) {
       for (const FaultKind kind : kKinds) {
         if (!FaultFits(kind, request)) continue;
@@ -272,6 +290,7 @@ TEST_P(KvFaults, RandomFaultsAreErrorsOrNothing) {
     Faults faults;
     faults.store = {.faults = {}, .probability = 0.02, .random_kinds = {}, .seed = seed};
     faults.spill = {.faults = {}, .probability = 0.01, .random_kinds = {}, .seed = seed + 1000};
+    faults.rows = {.faults = {}, .probability = 0.01, .random_kinds = {}, .seed = seed + 2000};
     n_errors += Converse(fmt::format("seed {}", seed), faults, true) ? 1U : 0U;
   }
   EXPECT_GT(n_errors, 0U);

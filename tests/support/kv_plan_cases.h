@@ -82,12 +82,14 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   const bool has_clusters = plan.method.has_clusters();
   if (has_clusters) {
     EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
-    EXPECT_GT(Part(plan, "index"), model.n_layers * plan.index.size_bytes());
+    const uint64_t n_parts = plan.clusters.rows_on_flash ? std::min(3U, model.n_layers) : model.n_layers;
+    EXPECT_GT(Part(plan, "index"), n_parts * plan.index.size_bytes());
     EXPECT_GE(plan.n_chosen, plan.records_per_cluster());
     EXPECT_GE(uint64_t{plan.clusters.n_clusters} * plan.clusters.max_entries, plan.n_ctx);
     EXPECT_GE(uint64_t{plan.clusters.n_clusters} * plan.clusters.mean_entries, plan.n_ctx);
     EXPECT_EQ(Part(plan, "checksums"),
-              uint64_t{8} * plan.clusters.n_clusters * plan.n_streams * model.n_layers);
+              (uint64_t{8} * plan.clusters.n_clusters + (plan.clusters.rows_on_flash ? 4 : 0)) *
+                  plan.n_streams * model.n_layers);
     EXPECT_GE(Part(plan, "kept"), uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes() *
                                       (plan.clusters.n_sinks + plan.clusters.max_pending));
   } else if (plan.index.rank != 0) {
@@ -100,7 +102,8 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   if (!has_clusters) {
     EXPECT_EQ(Part(plan, "checksums"), uint64_t{4} * plan.n_groups() * plan.n_streams * model.n_layers);
   }
-  EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes);
+  EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes + plan.row_staging_bytes);
+  EXPECT_EQ(plan.row_staging_bytes > 0, plan.clusters.rows_on_flash);
   const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
   EXPECT_GE(Part(plan, "prefill"),
             uint64_t{2} * plan.prefill_tile_tokens * model.n_kv_heads * model.head_dim * element_bytes);

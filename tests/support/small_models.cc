@@ -24,7 +24,12 @@ std::vector<SmallModel> SmallModels() {
 
 LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder, Device* device) {
   if (!model.path.empty()) return LoadModelOrDie(model.path, device);
+  return LoadDeepModel(TinyModelOptions().n_layers, folder, device);
+}
+
+LoadedModel LoadDeepModel(uint32_t n_layers, const TemporaryFolder& folder, Device* device) {
   TinyModelOptions options;
+  options.n_layers = n_layers;
   options.n_vocab = 300;
   options.n_ctx_train = 1024;
   return LoadModelOrDie(WriteModel(folder, "tiny.gguf", TinyModel(options).Build()), device);

@@ -22,6 +22,9 @@ std::vector<SmallModel> SmallModels();
 // On the shared device, where none is given; a self-made one is written to `folder`.
 LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder, Device* device = nullptr);
 
+// The self-made one with so many layers.
+LoadedModel LoadDeepModel(uint32_t n_layers, const TemporaryFolder& folder, Device* device = nullptr);
+
 // What the options of a command line make of the model's KV, with its file in `folder`.
 std::shared_ptr<OffloadedPassOptions> OffloadedOptionsOrDie(const LoadedModel& loaded,
                                                             const TemporaryFolder& folder,

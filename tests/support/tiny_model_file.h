@@ -13,8 +13,9 @@ inline std::string WriteModel(const TemporaryFolder& folder, const std::string& 
 }
 
 // Bytes as tokens and a few words, ChatML, a context of 512 tokens.
-inline GgufBuilder TalkingModel() {
+inline GgufBuilder TalkingModel(uint32_t n_layers = 2) {
   TinyModelOptions options;
+  options.n_layers = n_layers;
   options.n_vocab = 300;
   options.n_ctx_train = 512;
   GgufBuilder model = TinyModel(options);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "platform/base/units.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/kv/kv_plan.h"
 #include "tests/support/kv_plan_cases.h"
@@ -89,6 +90,32 @@ TEST(ClusterPlan, SmallBudgetsSelectThroughThePool) {
   EXPECT_EQ(Must("--kv-budget 1/13").n_pool_slots, 0U);
 }
 
+// Rows of three layers, what they are read through, and what has changed of the others.
+TEST(ClusterPlan, AnIndexOnFlashLeavesMoreForSlots) {
+  const std::string options = "--kv-type fp8 --kv-select 760 --kv-reuse 100 ";
+  const KvPlan in_memory = Must(options);
+  const KvPlan on_flash = Must(options + "--kv-representatives flash");
+  EXPECT_FALSE(in_memory.clusters.rows_on_flash);
+  EXPECT_EQ(on_flash.n_chosen, in_memory.n_chosen);
+  EXPECT_EQ(on_flash.n_cache_slots, in_memory.n_cache_slots);
+  const uint64_t rows = in_memory.index.size_bytes();
+  const uint64_t list = RoundUp<uint64_t>(rows / 3, 4096);
+  EXPECT_EQ(on_flash.row_staging_bytes, 2 * 3 * list + 2 * list);
+  EXPECT_EQ(Part(on_flash, "checksums"), Part(in_memory, "checksums") + uint64_t{30} * 3 * 4);
+  const uint64_t saved = Part(in_memory, "index") - Part(on_flash, "index");
+  EXPECT_LT(saved, 27 * rows);
+  EXPECT_GT(saved, 27 * rows - uint64_t{30} * 3 * 20 * 76);
+  EXPECT_EQ(in_memory.decode_bytes() - on_flash.decode_bytes(),
+            saved - on_flash.row_staging_bytes - uint64_t{30} * 3 * 4);
+  EXPECT_NE(on_flash.Describe().find("index 68 x int8 on flash"), std::string::npos) << on_flash.Describe();
+  for (const char* budget : {"--kv-budget 1/4", "--kv-budget 1/13", "--kv-budget 1/34"}) {
+    const KvPlan plan = Must(std::string(budget) + " --kv-representatives flash");
+    ExpectSound(plan, kSmolLm2);
+    EXPECT_GT((plan.n_cache_slots + plan.n_chosen) * plan.slot_record.size_bytes(),
+              (Must(budget).n_cache_slots + Must(budget).n_chosen) * Must(budget).slot_record.size_bytes());
+  }
+}
+
 TEST(ClusterPlan, WhatMakesNoSenseIsRefused) {
   const auto message = [](const std::string& options, uint32_t n_sequences = 1) {
     return PlanOf(options, 8192, n_sequences).status().message();
@@ -109,6 +136,10 @@ TEST(ClusterPlan, WhatMakesNoSenseIsRefused) {
   EXPECT_FALSE(ParseKvOptions("--kv-split 0", &settings).ok());
   EXPECT_FALSE(ParseKvOptions("--kv-split nan", &settings).ok());
   EXPECT_FALSE(ParseKvOptions("--kv-cluster-max 1", &settings).ok());
+  KvSettings kvswap;
+  RunOrDie(ParseKvOptions("--kv-method kvswap --kv-representatives flash", &kvswap));
+  EXPECT_TRUE(has(PlanKv(kvswap.kv, kSmolLm2, 8192, 1, 4096).status().message(),
+                  "--kv-representatives does not go with the KV method kvswap, which has no clusters"));
   RunOrDie(ParseKvOptions("--kv-method kvswap --kv-cluster 8", &settings));
   EXPECT_TRUE(has(PlanKv(settings.kv, kSmolLm2, 8192, 1, 4096).status().message(), "which has no clusters"));
 }

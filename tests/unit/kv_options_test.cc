@@ -185,7 +185,7 @@ TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
   size_t n_with_choices = 0;
   for (const char* name :
        {"method", "budget", "type", "group", "select", "mass", "window", "sinks", "reuse", "rank", "index",
-        "heads", "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
+        "heads", "representatives", "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
     KvSettings settings;
     const Status refused = SetKvOption(name, "?", &settings);
     const size_t at = refused.message().find("is not one of ");
@@ -197,7 +197,7 @@ TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
     EXPECT_EQ(joined, at == std::string::npos ? "" : refused.message().substr(at + 14)) << name;
     n_with_choices += joined.empty() ? 0 : 1;
   }
-  EXPECT_EQ(n_with_choices, 9U);
+  EXPECT_EQ(n_with_choices, 10U);
   EXPECT_TRUE(KvOptionChoices("no such option").empty());
 }
 
@@ -230,6 +230,7 @@ TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
       {"heads", "sum, softmax, gqa, per-kv-head"},
       {"update", "adaptive, static, local"},
       {"layout", "dual-head, cluster"},
+      {"representatives", "memory, flash"},
       {"policy", "fifo, lru, non-hit, lfu, cluster"},
       {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},
       {"io", "auto, io_uring, aio, threads"},

@@ -279,6 +279,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                alone), "local" (what waits together becomes clusters of its own)
  *   layout       dynakv: "dual-head" (two clusters grow towards each other in a pool, so that neighbours of
  *                two pools adjoin), "cluster" (each by itself, to compare with)
+ *   representatives  dynakv: where the rows of the index lie that clusters are chosen by: "memory", "flash"
+ *                (read again for each token, a layer ahead; memory holds those of a few layers)
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt
  *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
@@ -322,7 +324,8 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
- * clusters (null: the method has none; else an object: cluster, cluster_max, pending, split, update, layout),
+ * clusters (null: the method has none; else an object: cluster, cluster_max, pending, split, update, layout,
+ * representatives),
  * k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
  * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
  * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its

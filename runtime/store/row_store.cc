@@ -1,0 +1,243 @@
+#include "runtime/store/row_store.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "platform/base/check.h"
+#include "platform/base/saturating.h"
+#include "platform/base/units.h"
+
+namespace kvrun {
+
+uint64_t RowStore::Stride(const RowStoreShape& shape, uint32_t alignment_bytes) {
+  return RoundUp<uint64_t>(shape.list_bytes, alignment_bytes);
+}
+
+uint64_t RowStore::StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes) {
+  const uint64_t n_lists = uint64_t{shape.n_reads} * shape.n_lists + kWrites;
+  return SaturatingProduct({n_lists, Stride(shape, alignment_bytes)});
+}
+
+Result<std::unique_ptr<RowStore>> RowStore::Create(std::unique_ptr<BlockFile> file,
+                                                   const RowStoreShape& shape) {
+  const uint32_t alignment = file->mode().alignment_bytes;
+  const uint64_t staging_bytes = StagingBytes(shape, alignment);
+  KVRUN_RETURN_IF_ERROR(
+      file->Reserve(SaturatingProduct({shape.n_layers, shape.n_lists, Stride(shape, alignment)})));
+  std::unique_ptr<RowStore> store(new RowStore(std::move(file), shape));
+  store->staging_.reset(
+      static_cast<std::byte*>(::operator new(staging_bytes, kMemoryAlignment, std::nothrow)));
+  if (store->staging_ == nullptr) {
+    return Status(StatusCode::kOutOfMemory,
+                  fmt::format("there is not enough memory for reading rows of the KV index, which needs {}",
+                              FormatBytes(staging_bytes)));
+  }
+  std::memset(store->staging_.get(), 0, staging_bytes);  // what lies behind a list's end is written, too
+  std::byte* next = store->staging_.get();
+  for (size_t i = 0; i < store->slots_.size(); ++i) {
+    store->slots_[i].memory = next;
+    next += (i < shape.n_reads ? shape.n_lists : 1) * store->stride_;
+  }
+  const iovec region{store->staging_.get(), staging_bytes};
+  store->file_->RegisterMemory({&region, 1});
+  return store;
+}
+
+RowStore::RowStore(std::unique_ptr<BlockFile> file, const RowStoreShape& shape)
+    : shape_(shape),
+      stride_(Stride(shape, file->mode().alignment_bytes)),
+      checksums_(uint64_t{shape.n_layers} * shape.n_lists),
+      slots_(shape.n_reads + kWrites),
+      completions_(slots_.size()),
+      file_(std::move(file)) {}
+
+uint32_t RowStore::Checksum(uint64_t place, const std::byte* bytes) const {
+  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(bytes, shape_.list_bytes, place));
+  return std::max(sum, kLost + 1);
+}
+
+std::string RowStore::Named(uint64_t place) const {
+  return fmt::format("the index of clusters of layer {}, stream {}", place / shape_.n_lists,
+                     place % shape_.n_lists);
+}
+
+const RowStore::Slot* RowStore::FindRead(uint32_t layer, uint32_t list) const {
+  const uint64_t place = Place(layer, list);
+  for (uint32_t i = 0; i < shape_.n_reads; ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.is_used && place >= slot.place && place - slot.place < slot.n) return &slot;
+  }
+  return nullptr;
+}
+
+// --- Requests.
+
+Status RowStore::Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists) {
+  KVRUN_RETURN_IF_ERROR(error_);
+  slot.segment = {memory, n_lists * stride_};
+  const IoRequest request{.kind = kind,
+                          .offset = place * stride_,
+                          .segments = {&slot.segment, 1},
+                          .tag = static_cast<uint64_t>(&slot - slots_.data())};
+  slot.in_flight = true;
+  for (size_t taken = 0; taken == 0;) {
+    Result<size_t> submitted = file_->Submit({&request, 1});
+    if (!submitted.ok()) {
+      slot.in_flight = false;
+      return error_ = submitted.status();
+    }
+    taken = *submitted;
+    if (taken == 0) KVRUN_RETURN_IF_ERROR(Poll(1));  // as others are in flight
+  }
+  const bool reads = kind == IoKind::kRead;
+  (reads ? stats_.reads : stats_.writes) += 1;
+  (reads ? stats_.read_bytes : stats_.written_bytes) += slot.segment.iov_len;
+  return Status::Ok();
+}
+
+Status RowStore::Poll(size_t at_least) {
+  KVRUN_RETURN_IF_ERROR(error_);
+  const Result<size_t> done = file_->Complete(completions_, at_least);
+  if (!done.ok()) return error_ = done.status();
+  for (const IoCompletion& completion : std::span(completions_).first(*done)) {
+    Slot& slot = slots_[completion.tag];
+    slot.in_flight = false;
+    slot.error_number = completion.error_number;
+    if (completion.tag >= shape_.n_reads) OnWritten(slot);
+  }
+  return Status::Ok();
+}
+
+void RowStore::OnWritten(Slot& slot) {
+  if (slot.error_number != 0 && !slot.is_forgotten) checksums_[slot.place] = kLost;
+  slot.is_used = false;
+  --n_writes_;
+}
+
+Status RowStore::Wait(const Slot& slot) {
+  if (!slot.in_flight) return Status::Ok();
+  const auto begin = std::chrono::steady_clock::now();
+  while (slot.in_flight) KVRUN_RETURN_IF_ERROR(Poll(1));
+  const std::chrono::duration<double, std::milli> waited = std::chrono::steady_clock::now() - begin;
+  stats_.read_wait_ms += waited.count();
+  return Status::Ok();
+}
+
+// --- Reading.
+
+Status RowStore::Begin(uint32_t layer, uint32_t first, uint32_t n) {
+  KVRUN_CHECK(layer < shape_.n_layers && n > 0 && first + n <= shape_.n_lists);
+  const auto is_free = [](const Slot& slot) { return !slot.is_used; };
+  const auto reads = std::span(slots_).first(shape_.n_reads);
+  const auto slot = std::find_if(reads.begin(), reads.end(), is_free);
+  KVRUN_CHECK(slot != reads.end());
+  KVRUN_RETURN_IF_ERROR(WaitForWrites(Place(layer, first), n));
+  slot->place = Place(layer, first);
+  slot->n = n;
+  KVRUN_RETURN_IF_ERROR(Submit(*slot, IoKind::kRead, slot->place, slot->memory, n));
+  slot->is_used = true;
+  return Status::Ok();
+}
+
+bool RowStore::Matches(const Slot& slot, uint64_t place) const {
+  return Checksum(place, Staged(slot, place)) == checksums_[place];
+}
+
+Status RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
+  KVRUN_CHECK(to.size() == shape_.list_bytes && HasBegun(layer, list));
+  Slot& slot = slots_[static_cast<size_t>(FindRead(layer, list) - slots_.data())];
+  const uint64_t place = Place(layer, list);
+  if (checksums_[place] == kLost) {
+    return {StatusCode::kIo, fmt::format("{} could not be written to flash, and the sequence has to be computed "
+                                         "again (--kv-dir names another folder)",
+                                         Named(place))};
+  }
+  KVRUN_RETURN_IF_ERROR(Wait(slot));
+  const int error_of_all = slot.error_number;
+  if (error_of_all != 0 || !Matches(slot, place)) {
+    ++stats_.records_read_again;  // a bit may have flipped on its way
+    KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));
+    KVRUN_RETURN_IF_ERROR(Submit(slot, IoKind::kRead, place, Staged(slot, place), 1));
+    KVRUN_RETURN_IF_ERROR(Wait(slot));
+    // Others of a read that has failed are read again as well.
+    const int error_number = std::exchange(slot.error_number, error_of_all);
+    if (error_number != 0) {
+      return StatusFromErrno(error_number, fmt::format("{} cannot be read from flash, twice (--kv-dir names "
+                                                       "another folder)",
+                                                       Named(place)));
+    }
+    if (!Matches(slot, place)) {
+      return {StatusCode::kCorrupt, fmt::format("{} came back changed from flash, twice: the sequence has to be "
+                                                "computed again",
+                                                Named(place))};
+    }
+  }
+  std::memcpy(to.data(), Staged(slot, place), to.size());
+  return Status::Ok();
+}
+
+Status RowStore::End(uint32_t layer) {
+  for (Slot& slot : std::span(slots_).first(shape_.n_reads)) {
+    if (!slot.is_used || slot.place / shape_.n_lists != layer) continue;
+    KVRUN_RETURN_IF_ERROR(Wait(slot));
+    slot.is_used = false;
+  }
+  return Status::Ok();
+}
+
+Status RowStore::EndAll() {
+  for (Slot& slot : std::span(slots_).first(shape_.n_reads)) {
+    KVRUN_RETURN_IF_ERROR(Wait(slot));
+    slot.is_used = false;
+  }
+  return Status::Ok();
+}
+
+// --- Writing.
+
+Status RowStore::WaitForWrites(uint64_t first_place, uint32_t n) {
+  for (const Slot& slot : std::span(slots_).subspan(shape_.n_reads)) {
+    const bool is_of_them = slot.place >= first_place && slot.place - first_place < n;
+    while (slot.in_flight && is_of_them) KVRUN_RETURN_IF_ERROR(Poll(1));
+  }
+  return Status::Ok();
+}
+
+Status RowStore::Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes) {
+  KVRUN_CHECK(layer < shape_.n_layers && list < shape_.n_lists && bytes.size() == shape_.list_bytes);
+  const uint64_t place = Place(layer, list);
+  checksums_[place] = kLost;  // until it is on its way
+  const std::span<Slot> writes = std::span(slots_).subspan(shape_.n_reads);
+  KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));  // two writes to one place have no order
+  while (n_writes_ == kWrites) KVRUN_RETURN_IF_ERROR(Poll(1));
+  Slot& slot = *std::find_if(writes.begin(), writes.end(), [](const Slot& s) { return !s.is_used; });
+  std::memcpy(slot.memory, bytes.data(), bytes.size());
+  slot.place = place;
+  slot.n = 1;
+  slot.is_forgotten = false;
+  KVRUN_RETURN_IF_ERROR(Submit(slot, IoKind::kWrite, place, slot.memory, 1));
+  slot.is_used = true;
+  ++n_writes_;
+  checksums_[place] = Checksum(place, bytes.data());
+  return Status::Ok();
+}
+
+void RowStore::Forget(uint32_t layer, uint32_t list) {
+  const uint64_t place = Place(layer, list);
+  checksums_[place] = kNotWritten;
+  for (Slot& slot : std::span(slots_).subspan(shape_.n_reads)) {
+    if (slot.in_flight && slot.place == place) slot.is_forgotten = true;
+  }
+}
+
+Status RowStore::Flush() {
+  while (n_writes_ > 0) KVRUN_RETURN_IF_ERROR(Poll(1));
+  return Status::Ok();
+}
+
+}  // namespace kvrun

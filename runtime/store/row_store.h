@@ -1,0 +1,124 @@
+// Rows of an index on flash: of each layer so many *lists* of one length, one for each stream. What is read
+// are lists of one layer that lie together, begun ahead and fetched when they are needed; what is written is
+// a whole list. Knows bytes, not clusters.
+//
+// List l of layer i lies at (i * n_lists + l) * stride, the stride being a list's length rounded up to the
+// alignment of direct I/O. The file has no name and no header, as that of the clusters. A checksum (XXH3, its
+// low 32 bits, seeded with the list's place) of every list is kept in memory: what is bad, old or from another
+// place is found, and never handed out.
+//
+// Threads: one at a time, and no other than the file's. Nothing is allocated after Create, but for messages of
+// errors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/io/block_file.h"
+#include "runtime/store/staged_file.h"
+
+namespace kvrun {
+
+struct RowStoreShape {
+  uint32_t n_layers = 0;
+  uint32_t n_lists = 0;  // of a layer
+  uint64_t list_bytes = 0;
+  uint32_t n_reads = 1;  // layers whose read has begun and not ended, at most
+};
+
+class RowStore {
+ public:
+  // Reserves the file's space.
+  static Result<std::unique_ptr<RowStore>> Create(std::unique_ptr<BlockFile> file, const RowStoreShape& shape);
+  ~RowStore() = default;  // waits for what is in flight
+  RowStore(const RowStore&) = delete;
+  RowStore& operator=(const RowStore&) = delete;
+
+  // What reads and writes go through.
+  static uint64_t StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
+
+  // Of a list that Write was called for after the last Forget.
+  bool IsWritten(uint32_t layer, uint32_t list) const { return checksums_[Place(layer, list)] != kNotWritten; }
+
+  // --- Reading. Begins to read lists [first, first + n) of a layer, of which there may be some that are not
+  // written. The layer's former read has ended. Waits only for writes of the same lists.
+  Status Begin(uint32_t layer, uint32_t first, uint32_t n);
+  bool HasBegun(uint32_t layer, uint32_t list) const { return FindRead(layer, list) != nullptr; }
+  // A list that is written and whose read has begun; waits for it. One that came back bad is read once more.
+  // After an error, which names layer and stream, `to` holds anything; it may be tried again.
+  Status Copy(uint32_t layer, uint32_t list, std::span<std::byte> to);
+  // Of the layer's read, where there is one: waits for it.
+  Status End(uint32_t layer);
+  Status EndAll();
+
+  // --- Writing. The list holds `bytes` from now on; returns when they may be reused. A list whose write fails
+  // is lost, as Copy says from then on.
+  Status Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes);
+  uint32_t n_writes() const { return n_writes_; }  // in flight
+  // Waits for all writes.
+  Status Flush();
+  // The list counts as not written.
+  void Forget(uint32_t layer, uint32_t list);
+
+  const IoMode& mode() const { return file_->mode(); }
+  const StoreStats& stats() const { return stats_; }
+
+ private:
+  static constexpr uint32_t kWrites = 2;  // in flight, at most
+  static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
+  static constexpr uint32_t kNotWritten = 0;                      // in place of a checksum
+  static constexpr uint32_t kLost = 1;                            // the same
+
+  // A request and its part of the staging.
+  struct Slot {
+    std::byte* memory = nullptr;
+    bool is_used = false;  // of a read: until it ends
+    bool in_flight = false;
+    uint64_t place = 0;         // of its first list
+    uint32_t n = 0;             // lists
+    bool is_forgotten = false;  // of a write: nobody wants the list any more
+    int error_number = 0;
+    iovec segment{};
+  };
+
+  struct AlignedDelete {
+    void operator()(std::byte* bytes) const { ::operator delete(bytes, kMemoryAlignment); }
+  };
+
+  RowStore(std::unique_ptr<BlockFile> file, const RowStoreShape& shape);
+
+  static uint64_t Stride(const RowStoreShape& shape, uint32_t alignment_bytes);
+  uint64_t Place(uint32_t layer, uint32_t list) const { return uint64_t{layer} * shape_.n_lists + list; }
+  uint32_t Checksum(uint64_t place, const std::byte* bytes) const;
+  std::string Named(uint64_t place) const;
+  const Slot* FindRead(uint32_t layer, uint32_t list) const;
+  Status Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists);
+  Status Wait(const Slot& slot);
+  Status Poll(size_t at_least);
+  void OnWritten(Slot& slot);
+  // Until no write of these places is in flight.
+  Status WaitForWrites(uint64_t first_place, uint32_t n);
+  bool Matches(const Slot& slot, uint64_t place) const;
+  std::byte* Staged(const Slot& slot, uint64_t place) const {
+    return slot.memory + (place - slot.place) * stride_;
+  }
+
+  RowStoreShape shape_;
+  uint64_t stride_;
+  std::unique_ptr<std::byte, AlignedDelete> staging_;
+  std::vector<uint32_t> checksums_;  // by place
+  std::vector<Slot> slots_;          // [n_reads] of reads, [kWrites] of writes
+  std::vector<IoCompletion> completions_;
+  uint32_t n_writes_ = 0;
+  Status error_;  // where it is not ok, the file is of no use any more
+  StoreStats stats_;
+  std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
+};
+
+}  // namespace kvrun

@@ -1,0 +1,261 @@
+// Lists of an index's rows on a disk, a good one and one that fails: what is read is what was written last, or
+// there is an error.
+#include "runtime/store/row_store.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "platform/base/random.h"
+#include "platform/io/faulty_block_file.h"
+#include "tests/storage/allocation_counter.h"
+#include "tests/storage/cluster_fixture.h"
+#include "tests/storage/newest_first_file.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr uint32_t kLayers = 4;
+constexpr uint32_t kLists = 3;
+constexpr uint64_t kListBytes = 5000;  // no multiple of any alignment
+
+// A store, and what its lists should hold: the number of a pattern; 0: not written.
+class CheckedRows {
+ public:
+  explicit CheckedRows(std::unique_ptr<BlockFile> file)
+      : store_(OrDie(RowStore::Create(std::move(file), {kLayers, kLists, kListBytes, 2}))),
+        versions_(kLayers * kLists),
+        bytes_(kListBytes) {}
+
+  RowStore& store() { return *store_; }
+  bool IsWritten(uint32_t layer, uint32_t list) const { return versions_[layer * kLists + list] != 0; }
+
+  Status Write(uint32_t layer, uint32_t list) {
+    versions_[layer * kLists + list] = ++version_;
+    FillPattern(bytes_, Place(layer, list), version_);
+    return store_->Write(layer, list, bytes_);
+  }
+  void Forget(uint32_t layer, uint32_t list) {
+    versions_[layer * kLists + list] = 0;
+    store_->Forget(layer, list);
+  }
+  // A list whose read has begun. Wrong bytes are a failure of the test, errors are not.
+  Status Copy(uint32_t layer, uint32_t list, const std::string& name) {
+    std::fill(bytes_.begin(), bytes_.end(), std::byte{});
+    KVRUN_RETURN_IF_ERROR(store_->Copy(layer, list, bytes_));
+    EXPECT_TRUE(HoldsPattern(bytes_, Place(layer, list), versions_[layer * kLists + list]))
+        << name << ": layer " << layer << ", list " << list;
+    return Status::Ok();
+  }
+  // All lists of a layer that are written; answers the first error.
+  Status ReadLayer(uint32_t layer, const std::string& name) {
+    Status status = Status::Ok();
+    KVRUN_RETURN_IF_ERROR(store_->Begin(layer, 0, kLists));
+    for (uint32_t list = 0; list < kLists; ++list) {
+      EXPECT_EQ(store_->IsWritten(layer, list), IsWritten(layer, list));
+      if (!IsWritten(layer, list)) continue;
+      const Status copied = Copy(layer, list, name);
+      if (status.ok()) status = copied;
+    }
+    const Status ended = store_->End(layer);
+    return status.ok() ? ended : status;
+  }
+
+ private:
+  static uint64_t Place(uint32_t layer, uint32_t list) { return (layer * kLists + list) * uint64_t{1 << 20}; }
+
+  std::unique_ptr<RowStore> store_;
+  std::vector<uint64_t> versions_;
+  uint64_t version_ = 0;
+  std::vector<std::byte> bytes_;
+};
+
+class RowStoreTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<BlockFile> NewFile(uint32_t alignment_bytes = 0, uint32_t queue_depth = 32) const {
+    return AlignedFile(OrDie(CreateBlockFile({.folder = folder_.Path("kv"),
+                                              .queue_depth = queue_depth,
+                                              .allow_tmpfs = true})),
+                       alignment_bytes);
+  }
+  std::unique_ptr<BlockFile> NewFaulty(const FaultPlan& plan, FaultyBlockFile** faulty) const {
+    auto file = std::make_unique<FaultyBlockFile>(NewFile(), plan);
+    *faulty = file.get();
+    return file;
+  }
+
+  // Every list twice, so that there is something old; then, as a step does, each layer begun ahead of its use,
+  // and some lists written in between.
+  static Status Scenario(CheckedRows& rows, const std::string& name) {
+    for (uint32_t i = 0; i < 2 * kLayers * kLists; ++i) {
+      KVRUN_RETURN_IF_ERROR(rows.Write(i / kLists % kLayers, i % kLists));
+    }
+    rows.Forget(2, 1);
+    Status status = Status::Ok();
+    const auto note = [&status](Status now) {
+      if (status.ok()) status = std::move(now);
+    };
+    for (uint32_t round = 0; round < 2; ++round) {
+      note(rows.store().Begin(0, 0, kLists));
+      for (uint32_t layer = 0; layer < kLayers; ++layer) {
+        if (layer + 1 < kLayers) note(rows.store().Begin(layer + 1, 0, kLists));
+        for (uint32_t list = 0; list < kLists; ++list) {
+          if (rows.IsWritten(layer, list)) note(rows.Copy(layer, list, name));
+        }
+        note(rows.store().End(layer));
+        note(rows.Write(layer, (layer + round) % kLists));
+      }
+    }
+    return status;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(RowStoreTest, WhatIsReadIsWhatWasWrittenLast) {
+  for (const uint32_t alignment : {0U, 4096U}) {  // 0: the file's
+    for (const uint32_t queue_depth : {1U, 2U, 32U}) {
+      CheckedRows rows(NewFile(alignment, queue_depth));
+      Random random(alignment + queue_depth);
+      for (uint32_t i = 0; i < 300; ++i) {
+        const uint32_t layer = random.Below(kLayers);
+        const uint32_t list = random.Below(kLists);
+        const std::string name = fmt::format("alignment {}, depth {}, {}", alignment, queue_depth, i);
+        switch (random.Below(4)) {
+          case 0: {
+            const Status status = rows.ReadLayer(layer, name);
+            ASSERT_TRUE(status.ok()) << name << ": " << status.message();
+            break;
+          }
+          case 1: rows.Forget(layer, list); break;
+          default: ASSERT_TRUE(rows.Write(layer, list).ok()) << name;
+        }
+      }
+      EXPECT_EQ(rows.store().stats().records_read_again, 0U);
+    }
+  }
+}
+
+// No two requests that concern each other are in flight together.
+TEST_F(RowStoreTest, TheOrderOfTheDiskChangesNothing) {
+  CheckedRows rows(std::make_unique<NewestFirstFile>(NewFile()));
+  const Status status = Scenario(rows, "newest first");
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(rows.store().stats().records_read_again, 0U);
+}
+
+TEST_F(RowStoreTest, NothingIsAllocatedAfterwards) {
+  CheckedRows rows(NewFile());
+  ASSERT_TRUE(Scenario(rows, "first").ok());
+  const uint64_t before = CurrentHeapUse().n_allocations;
+  const std::string none;
+  ASSERT_TRUE(Scenario(rows, none).ok());
+  EXPECT_EQ(CurrentHeapUse().n_allocations, before);
+}
+
+TEST_F(RowStoreTest, EveryFaultIsFoundOrHarmless) {
+  FaultyBlockFile* faulty = nullptr;
+  CheckedRows sound(NewFaulty({}, &faulty));
+  ASSERT_TRUE(Scenario(sound, "no fault").ok());
+  const IoCounters counters = faulty->counters();
+  uint64_t n_errors = 0;
+  for (const FaultKind kind :
+       {FaultKind::kIoError, FaultKind::kNoSpace, FaultKind::kShortRead, FaultKind::kBitFlip,
+        FaultKind::kMisdirected, FaultKind::kLostWrite, FaultKind::kTornWrite, FaultKind::kStaleData}) {
+    for (const IoKind request : {IoKind::kRead, IoKind::kWrite}) {
+      if (!FaultFits(kind, request)) continue;
+      const bool reads = request == IoKind::kRead;
+      for (uint64_t index = 0; index < (reads ? counters.reads : counters.writes); ++index) {
+        for (const uint64_t count : {uint64_t{1}, UINT64_MAX - index}) {
+          const std::string name = fmt::format("{} at {} {}, {} of them", FaultKindName(kind),
+                                               reads ? "read" : "write", index, count);
+          CheckedRows rows(NewFaulty({.faults = {{kind, request, index, count}},
+                                      .refused_memory = {},
+                                      .random_kinds = {},
+                                      .seed = index + 1},
+                                     &faulty));
+          const Status status = Scenario(rows, name);
+          EXPECT_GE(faulty->n_faults(), 1U) << name;
+          // A read is tried once more.
+          if (reads && count == 1) {
+            EXPECT_TRUE(status.ok()) << name << ": " << status.message();
+            EXPECT_GE(rows.store().stats().records_read_again, 1U) << name;
+          }
+          if (status.ok()) continue;
+          ++n_errors;
+          EXPECT_TRUE(status.code() == StatusCode::kIo || status.code() == StatusCode::kCorrupt) << name;
+          EXPECT_NE(status.message().find("clusters of layer "), std::string::npos) << status.message();
+          EXPECT_NE(status.message().find("stream "), std::string::npos) << status.message();
+        }
+      }
+    }
+  }
+  EXPECT_GT(n_errors, 100U);
+}
+
+// A list whose write has failed is an error until it is written again, or forgotten.
+TEST_F(RowStoreTest, AListThatCouldNotBeWrittenIsLost) {
+  FaultyBlockFile* faulty = nullptr;
+  CheckedRows rows(NewFaulty({.faults = {{FaultKind::kNoSpace, IoKind::kWrite, 1, 2}}, .random_kinds = {}},
+                             &faulty));
+  ASSERT_TRUE(rows.Write(0, 0).ok());
+  ASSERT_TRUE(rows.Write(0, 1).ok());
+  ASSERT_TRUE(rows.Write(0, 2).ok());
+  ASSERT_TRUE(rows.store().Flush().ok());
+  for (uint32_t i = 0; i < 2; ++i) {
+    const Status status = rows.ReadLayer(0, "lost");
+    EXPECT_EQ(status.code(), StatusCode::kIo);
+    EXPECT_NE(status.message().find("layer 0, stream 1 could not be written"), std::string::npos)
+        << status.message();
+  }
+  ASSERT_TRUE(rows.Write(0, 1).ok());
+  rows.Forget(0, 2);
+  EXPECT_TRUE(rows.ReadLayer(0, "again").ok());
+}
+
+// One that was forgotten while its write was on its way: that it fails concerns nobody.
+TEST_F(RowStoreTest, AForgottenWriteThatFailsIsForgotten) {
+  FaultyBlockFile* faulty = nullptr;
+  CheckedRows rows(NewFaulty({.faults = {{FaultKind::kIoError, IoKind::kWrite, 0, 1}}, .random_kinds = {}},
+                             &faulty));
+  ASSERT_TRUE(rows.Write(1, 1).ok());
+  rows.Forget(1, 1);
+  ASSERT_TRUE(rows.store().Flush().ok());
+  EXPECT_FALSE(rows.store().IsWritten(1, 1));
+  ASSERT_TRUE(rows.Write(1, 1).ok());
+  EXPECT_TRUE(rows.ReadLayer(1, "written again").ok());
+}
+
+TEST_F(RowStoreTest, ADiskThatIsFullIsSeenAtOnce) {
+  class FullFile final : public BlockFile {
+   public:
+    explicit FullFile(std::unique_ptr<BlockFile> file) : file_(std::move(file)) {}
+    const IoMode& mode() const override { return file_->mode(); }
+    Result<size_t> Submit(std::span<const IoRequest> requests) override { return file_->Submit(requests); }
+    Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
+      return file_->Complete(completions, at_least);
+    }
+    Status Reserve(uint64_t bytes) override {
+      return {StatusCode::kIo, fmt::format("no room for {} bytes", bytes)};
+    }
+    void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
+    void DropCache() override { file_->DropCache(); }
+    IoCounters counters() const override { return file_->counters(); }
+
+   private:
+    std::unique_ptr<BlockFile> file_;
+  };
+  const auto made =
+      RowStore::Create(std::make_unique<FullFile>(NewFile(4096)), {kLayers, kLists, kListBytes, 2});
+  EXPECT_EQ(made.status().message(), fmt::format("no room for {} bytes", kLayers * kLists * 8192));
+  EXPECT_EQ(RowStore::StagingBytes({kLayers, kLists, kListBytes, 2}, 4096), (2 * kLists + 2) * 8192U);
+}
+
+}  // namespace
+}  // namespace kvrun::testing
