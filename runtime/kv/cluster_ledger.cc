@@ -282,18 +282,30 @@ Status ClusterLedger::MaintainLayer(uint32_t layer, const KvSelector& selector) 
   return Status::Ok();
 }
 
+// As the step wanted them, before anything is maintained.
+void ClusterLedger::CountWanted(const ClusterPlace& at, std::span<const uint32_t> chosen) {
+  const ClusterMap& map = clusters_.map(at.layer, at.stream);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    wanted_.entries += map.cluster(chosen[i]).n_stored;
+    const bool adjoins = i > 0 && store_.Adjoin(at.layer, at.stream, chosen[i - 1], chosen[i]);
+    wanted_.runs += adjoins ? 0 : 1;
+  }
+  wanted_clusters_ += chosen.size();
+}
+
 Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector& selector) {
   const uint32_t sequence = rows_[row].sequence;
   const uint32_t position = leaving(rows_[row]);
   const bool settles = position != kNoEntry && settled(layer, sequence) <= position;
   for (uint32_t head = 0; head < heads(); ++head) {
     const ClusterPlace at{layer, sequence * heads() + head};
+    const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
+    CountWanted(at, selector.LastChoice(step));
     if (settles && position >= plan_.clusters.n_sinks) {
       const uint32_t place = FreePlace(at);
       DecodeKeys(plan_.record, kept_.Record(layer, at.stream, place), plan_.record.head_dim, key_);
       KVRUN_RETURN_IF_ERROR(Settle(at, position, place, key_, index_.Nearest(layer, row, head)));
     }
-    const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
     KVRUN_RETURN_IF_ERROR(MaintainPending(at, selector.LastChoice(step)));
   }
   if (settles) settled(layer, sequence) = position + 1;
@@ -322,6 +334,8 @@ std::optional<ClusterReport> ClusterLedger::clusters() const {
   report.moves = upkeep_.moves();
   report.records_read = store_.stats().records_read;
   report.runs = store_.stats().runs;
+  report.wanted = wanted_;
+  report.wanted_clusters = wanted_clusters_;
   double variances = 0.0;
   for (uint32_t i = 0; i < n_layers_; ++i) {
     for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {

@@ -56,6 +56,7 @@ class ClusterUpkeep {
   const ClusterMoves& moves() const { return moves_; }
 
  private:
+  Result<uint32_t> MaintainLoaded(const ClusterPlace& at, uint32_t cluster);
   Status Load(const ClusterPlace& at, uint32_t cluster);
   Status Read(const ClusterPlace& at, uint32_t cluster);
   Status CollectEntries(uint32_t n_stored);
@@ -64,7 +65,8 @@ class ClusterUpkeep {
                  uint32_t first_changed, std::span<const float> centroid);
   Status WriteSlots(const ClusterPlace& at, uint32_t cluster, uint32_t n_records, uint32_t first_changed);
   void MoveSlots(const ClusterPlace& at, uint32_t from, uint32_t n_before, uint32_t to);
-  void CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_new);
+  void CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_stored,
+                  uint32_t n_new);
 
   uint32_t RecordId(uint32_t cluster, uint32_t i) const { return cluster * plan_.records_per_cluster() + i; }
   uint32_t slot_tokens() const { return plan_.slot_record.group_tokens; }

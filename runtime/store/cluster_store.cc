@@ -145,6 +145,14 @@ void ClusterStore::Forget(uint32_t layer, uint32_t stream, uint32_t cluster) {
   if (IsThere(layer, stream, cluster)) entries_[Place(layer, stream, cluster)] = {};
 }
 
+bool ClusterStore::Adjoin(uint32_t layer, uint32_t stream, uint32_t first, uint32_t second) const {
+  if (!IsThere(layer, stream, first) || !IsThere(layer, stream, second)) return false;
+  const uint64_t place = Place(layer, stream, first);
+  const uint64_t next = Place(layer, stream, second);
+  const bool are_written = entries_[place].checksum != kNotWritten && entries_[next].checksum != kNotWritten;
+  return are_written && Bytes(place).end() == Bytes(next).offset;
+}
+
 Status ClusterStore::Poll(uint32_t wait_for) {
   KVRUN_ASSIGN_OR_RETURN(const std::span<const IoCompletion> done, file_.Poll(wait_for));
   for (const IoCompletion& completion : done) {
@@ -208,6 +216,7 @@ Status ClusterStore::WriteChanged(uint64_t place, uint32_t first_changed,
   io->segments[0] = {file_.Staged(*io), pages.bytes};
   io->n_segments = 1;
   file_.Queue(*io, pages.offset, stats_);
+  stats_.pages_written += pages.flash_pages();
   entry = written;
   return Poll(0);
 }

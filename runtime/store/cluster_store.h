@@ -44,6 +44,9 @@ struct ClusterStoreShape {
   ClusterLayout layout = ClusterLayout::kDualHead;
 };
 
+// Of flash, for statistics: what a disk rewrites where a byte changes.
+inline constexpr uint64_t kFlashPageBytes = 4096;
+
 struct ClusterFetch {
   uint32_t stream = 0;
   uint32_t cluster = 0;
@@ -56,6 +59,9 @@ struct ClusterStoreStats : StoreStats {
   // Maximal runs of bytes of wanted clusters, within one Fetch, that adjoin on flash without a gap:
   // records_read / runs is their mean length in records.
   uint64_t runs = 0;
+  // Pages of kFlashPageBytes that requests touched, whatever the file's alignment.
+  uint64_t pages_read = 0;
+  uint64_t pages_written = 0;
 };
 
 class ClusterStore {
@@ -93,6 +99,9 @@ class ClusterStore {
   // The cluster counts as not written from now on. Ids that there are not are ignored.
   void Forget(uint32_t layer, uint32_t stream, uint32_t cluster);
 
+  // Whether the second cluster's bytes begin where the first one's end: both were written, and are one run.
+  bool Adjoin(uint32_t layer, uint32_t stream, uint32_t first, uint32_t second) const;
+
   const IoMode& mode() const { return file_.mode(); }
   const ClusterStoreStats& stats() const { return stats_; }
 
@@ -114,6 +123,9 @@ class ClusterStore {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     uint64_t end() const { return offset + bytes; }
+    uint64_t flash_pages() const {
+      return bytes == 0 ? 0 : (end() - 1) / kFlashPageBytes - offset / kFlashPageBytes + 1;
+    }
   };
 
   // What a request of the file is for; at its index.
