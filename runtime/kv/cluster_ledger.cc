@@ -22,7 +22,7 @@ constexpr float kScaleOfOneKey = 3.0F;
 
 Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, const KvPlan& plan,
                                                              uint32_t n_layers, ClusterSet& clusters,
-                                                             ClusterStore& store, RecentWindow& window,
+                                                             ClusterFiles& store, RecentWindow& window,
                                                              KvSlots& slots, ClusterIndex& index) {
   std::unique_ptr<ClusterLedger> ledger(
       new ClusterLedger(device, plan, n_layers, clusters, store, window, slots, index));
@@ -31,7 +31,7 @@ Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, con
 }
 
 ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers, ClusterSet& clusters,
-                             ClusterStore& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index)
+                             ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index)
     : device_(device),
       plan_(plan),
       n_layers_(n_layers),
@@ -285,11 +285,8 @@ Status ClusterLedger::MaintainLayer(uint32_t layer, const KvSelector& selector) 
 // As the step wanted them, before anything is maintained.
 void ClusterLedger::CountWanted(const ClusterPlace& at, std::span<const uint32_t> chosen) {
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    wanted_.entries += map.cluster(chosen[i]).n_stored;
-    const bool adjoins = i > 0 && store_.Adjoin(at.layer, at.stream, chosen[i - 1], chosen[i]);
-    wanted_.runs += adjoins ? 0 : 1;
-  }
+  for (const uint32_t cluster : chosen) wanted_.entries += map.cluster(cluster).n_stored;
+  wanted_.runs += store_.CountRuns(at.layer, at.stream, chosen);
   wanted_clusters_ += chosen.size();
 }
 

@@ -28,7 +28,7 @@
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/recent_window.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 
 namespace kvrun {
 
@@ -36,7 +36,7 @@ class ClusterLedger final : public KvLedger {
  public:
   // All must outlive it.
   static Result<std::unique_ptr<ClusterLedger>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                       ClusterSet& clusters, ClusterStore& store,
+                                                       ClusterSet& clusters, ClusterFiles& store,
                                                        RecentWindow& window, KvSlots& slots,
                                                        ClusterIndex& index);
 
@@ -74,7 +74,7 @@ class ClusterLedger final : public KvLedger {
   static constexpr uint32_t kNoEntry = UINT32_MAX;
 
   ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers, ClusterSet& clusters,
-                ClusterStore& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index);
+                ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index);
 
   // Forgetting.
   Status UndoPrefill();
@@ -120,7 +120,7 @@ class ClusterLedger final : public KvLedger {
   const KvPlan& plan_;
   uint32_t n_layers_;
   ClusterSet& clusters_;
-  ClusterStore& store_;
+  ClusterFiles& store_;
   RecentWindow& window_;
   ClusterIndex& index_;
   KeptEntries kept_;

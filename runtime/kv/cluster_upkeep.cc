@@ -11,7 +11,7 @@
 
 namespace kvrun {
 
-ClusterUpkeep::ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterStore& store, KvSlots& slots,
+ClusterUpkeep::ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFiles& store, KvSlots& slots,
                              ClusterIndex& index, KeptEntries& kept)
     : plan_(plan),
       clusters_(clusters),
@@ -157,6 +157,10 @@ Status ClusterUpkeep::PutPart(const ClusterPlace& at, uint32_t cluster, std::spa
         std::span(built_).subspan(i / slot_tokens() * record_bytes(), record_bytes());
     CopyEntry(plan_.slot_record, Loaded(entries[i] / slot_tokens()), entries[i] % slot_tokens(),
               plan_.slot_record, record, i % slot_tokens());
+  }
+  const std::span<std::byte> last = std::span(built_).subspan(bytes - record_bytes(), record_bytes());
+  for (uint32_t i = n; i < n_records * slot_tokens(); ++i) {
+    SetPosition(plan_.slot_record, last, i % slot_tokens(), kNoPosition);
   }
   KVRUN_RETURN_IF_ERROR(
       store_.Write(at.layer, at.stream, cluster, first_changed, std::span(built_).first(bytes)));

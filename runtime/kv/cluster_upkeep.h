@@ -18,7 +18,7 @@
 #include "runtime/kv/kept_entries.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 
 namespace kvrun {
 
@@ -31,7 +31,7 @@ struct ClusterPlace {
 class ClusterUpkeep {
  public:
   // All must outlive it.
-  ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterStore& store, KvSlots& slots,
+  ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFiles& store, KvSlots& slots,
                 ClusterIndex& index, KeptEntries& kept);
 
   // Whether all stored entries lie in the layer's own slots.
@@ -80,7 +80,7 @@ class ClusterUpkeep {
 
   const KvPlan& plan_;
   ClusterSet& clusters_;
-  ClusterStore& store_;
+  ClusterFiles& store_;
   KvSlots& slots_;
   ClusterIndex& index_;
   KeptEntries& kept_;

@@ -2,10 +2,17 @@
 
 #include <utility>
 
+#include "runtime/kv/sequence_clusters.h"
+#include "runtime/store/cluster_store.h"
+
 namespace kvrun {
 
 Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file) {
   KvStores stores;
+  if (plan.method.has_clusters() && plan.clusters.layout == ClusterLayout::kSequence) {
+    KVRUN_ASSIGN_OR_RETURN(stores.clusters, SequenceClusters::Create(std::move(file), plan, n_layers));
+    return stores;
+  }
   if (plan.method.has_clusters()) {
     const ClusterStoreShape shape{.n_layers = n_layers,
                                   .n_streams = plan.n_streams,

@@ -145,12 +145,16 @@ void ClusterStore::Forget(uint32_t layer, uint32_t stream, uint32_t cluster) {
   if (IsThere(layer, stream, cluster)) entries_[Place(layer, stream, cluster)] = {};
 }
 
-bool ClusterStore::Adjoin(uint32_t layer, uint32_t stream, uint32_t first, uint32_t second) const {
-  if (!IsThere(layer, stream, first) || !IsThere(layer, stream, second)) return false;
-  const uint64_t place = Place(layer, stream, first);
-  const uint64_t next = Place(layer, stream, second);
-  const bool are_written = entries_[place].checksum != kNotWritten && entries_[next].checksum != kNotWritten;
-  return are_written && Bytes(place).end() == Bytes(next).offset;
+uint64_t ClusterStore::CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const {
+  uint64_t n_runs = 0;
+  uint64_t end = UINT64_MAX;  // of the bytes before
+  for (const uint32_t cluster : clusters) {
+    if (!IsThere(layer, stream, cluster)) continue;
+    const Extent bytes = Bytes(Place(layer, stream, cluster));
+    n_runs += bytes.offset != end ? 1 : 0;
+    end = bytes.end();
+  }
+  return n_runs;
 }
 
 Status ClusterStore::Poll(uint32_t wait_for) {

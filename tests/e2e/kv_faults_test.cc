@@ -207,6 +207,7 @@ INSTANTIATE_TEST_SUITE_P(
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 --kv-reuse 3 "
         "--kv-layout cluster",
+        "dynakv --kv-layout sequence --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
         "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
         "random --kv-select 40 --kv-window 6 --kv-sinks 2",
         "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
@@ -215,7 +216,9 @@ INSTANTIATE_TEST_SUITE_P(
     [](const ::testing::TestParamInfo<const char*>& source) {
       const std::string_view options = source.param;
       const bool has_pool = options.find("--kv-reuse") != options.npos;
-      return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "");
+      const bool is_in_sequence = options.find("sequence") != options.npos;
+      return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "") +
+             (is_in_sequence ? "InSequence" : "");
     });
 
 // Every kind of fault at every request, or at a sample of them.
