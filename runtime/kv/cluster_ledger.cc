@@ -18,6 +18,10 @@ namespace {
 // Of a list whose first cluster has one key: those to come are larger than it, here and there.
 constexpr float kScaleOfOneKey = 3.0F;
 
+// Of the places for pending entries, those that are filled before anything is stored. The rest is for entries
+// whose cluster is not chosen for a while: the fewer they are, the more clusters have to be loaded.
+uint32_t WaitingEntries(uint32_t max_pending) { return max_pending / 4 * 3; }
+
 }  // namespace
 
 Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, const KvPlan& plan,
@@ -256,19 +260,35 @@ Status ClusterLedger::DivideLocal(const ClusterPlace& at, uint32_t cluster) {
   return Status::Ok();
 }
 
-// Clusters that have something pending, and were chosen: they are in memory, in slots or (until the next
-// layer but one) in the pool. Which these are does not depend on how many slots there are.
+// Clusters that were chosen are in memory, in slots or (until the next layer but one) in the pool; which
+// these are does not depend on how many slots there are. Those that are flagged are divided at once. What
+// others gained waits while there is room, so that as much as possible is written with one page: it is
+// attended to in any case.
 Status ClusterLedger::MaintainPending(const ClusterPlace& at, std::span<const uint32_t> chosen) {
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
+  const auto is_here = [&](uint32_t cluster) {
+    const bool is_new = map.cluster(cluster).n_stored == 0 && !is_local();
+    return is_new || std::binary_search(chosen.begin(), chosen.end(), cluster);
+  };
   for (size_t i = 0; i < map.pending().size();) {
     const uint32_t cluster = map.pending()[i].cluster;
-    const bool is_new = map.cluster(cluster).n_stored == 0 && !is_local();
-    if (!is_new && !std::binary_search(chosen.begin(), chosen.end(), cluster)) {
+    if (!map.cluster(cluster).is_flagged() || !is_here(cluster)) {
       ++i;
       continue;
     }
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, cluster).status());  // which takes its entries off the list
     i = 0;
+  }
+  while (map.pending().size() > WaitingEntries(plan_.clusters.max_pending)) {
+    uint32_t most = kNoCluster;
+    for (const PendingEntry& pending : map.pending()) {
+      const uint32_t n_of_most = most == kNoCluster ? 0 : map.cluster(most).n_pending;
+      if (map.cluster(pending.cluster).n_pending > n_of_most && is_here(pending.cluster)) {
+        most = pending.cluster;
+      }
+    }
+    if (most == kNoCluster) break;
+    KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, most).status());
   }
   return Status::Ok();
 }
