@@ -57,7 +57,7 @@ const std::vector<KvOptionHelp>& Options() {
       {"split", "FACTOR", "dynakv: divide a cluster whose variance is so many times that of the first ones",
        kKvExperts},
       {"update", "HOW", "dynakv: how clusters follow the text: adaptive, static or local", kKvExperts},
-      {"layout", "HOW", "dynakv: how clusters lie on flash: dual-head or cluster", kKvExperts},
+      {"layout", "HOW", "dynakv: how clusters lie on flash: dual-head, cluster or sequence", kKvExperts},
       {"representatives", "WHERE",
        "dynakv: where the index of clusters lies: memory (default) or flash, read again for each token",
        kKvExperts},

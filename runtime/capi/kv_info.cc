@@ -47,6 +47,10 @@ Json ClustersInfo(const ClusterPlan& clusters) {
 
 Json Ratio(double part, double whole) { return whole > 0.0 ? Json(part / whole) : Json(); }
 
+Json PerRun(const WantedRuns& wanted) {
+  return Ratio(static_cast<double>(wanted.entries), static_cast<double>(wanted.runs));
+}
+
 Json ClusterReportInfo(const ClusterReport& report) {
   return {
       {"clusters", report.clusters},
@@ -58,9 +62,17 @@ Json ClusterReportInfo(const ClusterReport& report) {
       {"joined_for_room", report.joined_for_room},
       {"stored_entries", report.moves.new_entries},
       {"moved_entries", report.moves.moved_entries},
+      {"rewritten_entries", report.moves.rewritten_entries},
       {"loaded_entries", report.moves.loaded_entries},
       {"moved_without_gaps", report.moves.naive_entries},
-      {"records_per_run", Ratio(static_cast<double>(report.records_read), static_cast<double>(report.runs))}};
+      {"pages_written", report.moves.pages_written},
+      {"pages_loaded", report.moves.pages_read},
+      {"pages_without_gaps", report.moves.naive_pages},
+      {"records_per_run", Ratio(static_cast<double>(report.records_read), static_cast<double>(report.runs))},
+      {"wanted_per_cluster",
+       Ratio(static_cast<double>(report.wanted.entries), static_cast<double>(report.wanted_clusters))},
+      {"wanted_per_run", PerRun(report.wanted)},
+      {"wanted_per_run_in_text", PerRun(report.wanted_in_text)}};
 }
 
 std::string ModeText(const IoMode& mode) {

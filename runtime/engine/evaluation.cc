@@ -9,6 +9,7 @@
 
 #include "runtime/engine/sampler.h"
 #include "runtime/engine/session_kv.h"
+#include "runtime/kv/offloaded_cache.h"
 
 namespace kvrun {
 namespace {
@@ -70,6 +71,12 @@ Status Evaluation::ReadKeys() {
   return Status::Ok();
 }
 
+Status Evaluation::RunPrompt(ForwardPass& pass) {
+  std::vector<StepRow> rows;
+  for (uint32_t i = 0; i < n_prefill(); ++i) rows.push_back({ids_[i], i, 0});
+  return pass.Run(rows, {}, {});
+}
+
 Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
                              double* seconds) {
   using Clock = std::chrono::steady_clock;
@@ -95,13 +102,20 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   const std::lock_guard lock(*device_mutex_);
   EvaluationResult result;
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  options.import = full_.get();
+  // How clusters of a prompt are placed follows from its queries, which are computed with it.
+  const bool computes_prompt = options.plan.method.has_clusters();
+  if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
   result.notes = options.plan.notes;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
+  if (computes_prompt) KVRUN_RETURN_IF_ERROR(RunPrompt(*pass));
   LogitsComparison comparison(n_steps_);
   StepHooks hooks;
+  hooks.before = [&](uint32_t step) {
+    OffloadedCache* const cache = pass->offloaded_cache();
+    if (cache != nullptr && step % kStepsPerProbe == 0) cache->CountTextRuns();
+  };
   hooks.after = [&](uint32_t step, std::span<const float> logits) {
     const size_t next = n_prefill() + step + 1;
     comparison.Add(std::span(full_logits_).subspan(step * logits.size(), logits.size()), logits,

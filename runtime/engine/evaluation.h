@@ -61,6 +61,7 @@ class Evaluation {
     std::function<void(uint32_t step)> before;
     std::function<void(uint32_t step, std::span<const float> logits)> after;
   };
+  Status RunPrompt(ForwardPass& pass);
   Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks, double* seconds);
   Status ReadKeys();
   Result<Recall> MeasureRecall(const KvSettings& settings, const Progress& progress);

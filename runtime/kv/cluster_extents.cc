@@ -12,7 +12,7 @@ ClusterSet::ClusterSet(const KvPlan& plan, uint32_t n_layers)
   while (maps_.size() < maps_.capacity()) maps_.emplace_back(plan.cluster_map_shape(), workspace_);
 }
 
-ClusterExtents::ClusterExtents(const KvPlan& plan, const ClusterSet& clusters, ClusterStore& store)
+ClusterExtents::ClusterExtents(const KvPlan& plan, const ClusterSet& clusters, ClusterFiles& store)
     : plan_(plan),
       clusters_(clusters),
       store_(store),

@@ -14,7 +14,7 @@
 #include "runtime/kv/cluster_map.h"
 #include "runtime/kv/extent_map.h"
 #include "runtime/kv/kv_plan.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 #include "runtime/store/record_store.h"
 
 namespace kvrun {
@@ -45,7 +45,7 @@ class ClusterSet {
 class ClusterExtents final : public ExtentMap, public RecordFetcher {
  public:
   // All must outlive it.
-  ClusterExtents(const KvPlan& plan, const ClusterSet& clusters, ClusterStore& store);
+  ClusterExtents(const KvPlan& plan, const ClusterSet& clusters, ClusterFiles& store);
 
   uint32_t n_extents(const StreamStep& /*step*/) const override { return plan_.clusters.n_clusters; }
   std::span<const uint32_t> Records(const StreamStep& step, std::span<const uint32_t> extents) override;
@@ -57,7 +57,7 @@ class ClusterExtents final : public ExtentMap, public RecordFetcher {
  private:
   const KvPlan& plan_;
   const ClusterSet& clusters_;
-  ClusterStore& store_;
+  ClusterFiles& store_;
   std::vector<uint32_t> records_;    // [n_streams, n_chosen]: of the choices of a layer
   std::vector<uint32_t> weights_;    // the same
   std::vector<uint32_t> n_records_;  // [n_streams]

@@ -18,11 +18,15 @@ namespace {
 // Of a list whose first cluster has one key: those to come are larger than it, here and there.
 constexpr float kScaleOfOneKey = 3.0F;
 
+// Of the places for pending entries, those that are filled before anything is stored. The rest is for entries
+// whose cluster is not chosen for a while: the fewer they are, the more clusters have to be loaded.
+uint32_t WaitingEntries(uint32_t max_pending) { return max_pending / 4 * 3; }
+
 }  // namespace
 
 Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, const KvPlan& plan,
                                                              uint32_t n_layers, ClusterSet& clusters,
-                                                             ClusterStore& store, RecentWindow& window,
+                                                             ClusterFiles& store, RecentWindow& window,
                                                              KvSlots& slots, ClusterIndex& index) {
   std::unique_ptr<ClusterLedger> ledger(
       new ClusterLedger(device, plan, n_layers, clusters, store, window, slots, index));
@@ -31,7 +35,7 @@ Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, con
 }
 
 ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers, ClusterSet& clusters,
-                             ClusterStore& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index)
+                             ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index)
     : device_(device),
       plan_(plan),
       n_layers_(n_layers),
@@ -264,19 +268,35 @@ Status ClusterLedger::DivideLocal(const ClusterPlace& at, uint32_t cluster) {
   return Status::Ok();
 }
 
-// Clusters that have something pending, and were chosen: they are in memory, in slots or (until the next
-// layer but one) in the pool. Which these are does not depend on how many slots there are.
+// Clusters that were chosen are in memory, in slots or (until the next layer but one) in the pool; which
+// these are does not depend on how many slots there are. Those that are flagged are divided at once. What
+// others gained waits while there is room, so that as much as possible is written with one page: it is
+// attended to in any case.
 Status ClusterLedger::MaintainPending(const ClusterPlace& at, std::span<const uint32_t> chosen) {
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
+  const auto is_here = [&](uint32_t cluster) {
+    const bool is_new = map.cluster(cluster).n_stored == 0 && !is_local();
+    return is_new || std::binary_search(chosen.begin(), chosen.end(), cluster);
+  };
   for (size_t i = 0; i < map.pending().size();) {
     const uint32_t cluster = map.pending()[i].cluster;
-    const bool is_new = map.cluster(cluster).n_stored == 0 && !is_local();
-    if (!is_new && !std::binary_search(chosen.begin(), chosen.end(), cluster)) {
+    if (!map.cluster(cluster).is_flagged() || !is_here(cluster)) {
       ++i;
       continue;
     }
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, cluster).status());  // which takes its entries off the list
     i = 0;
+  }
+  while (map.pending().size() > WaitingEntries(plan_.clusters.max_pending)) {
+    uint32_t most = kNoCluster;
+    for (const PendingEntry& pending : map.pending()) {
+      const uint32_t n_of_most = most == kNoCluster ? 0 : map.cluster(most).n_pending;
+      if (map.cluster(pending.cluster).n_pending > n_of_most && is_here(pending.cluster)) {
+        most = pending.cluster;
+      }
+    }
+    if (most == kNoCluster) break;
+    KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, most).status());
   }
   return Status::Ok();
 }
@@ -289,18 +309,27 @@ Status ClusterLedger::MaintainLayer(uint32_t layer, const KvSelector& selector) 
   return Status::Ok();
 }
 
+// As the step wanted them, before anything is maintained.
+void ClusterLedger::CountWanted(const ClusterPlace& at, std::span<const uint32_t> chosen) {
+  const ClusterMap& map = clusters_.map(at.layer, at.stream);
+  for (const uint32_t cluster : chosen) wanted_.entries += map.cluster(cluster).n_stored;
+  wanted_.runs += store_.CountRuns(at.layer, at.stream, chosen);
+  wanted_clusters_ += chosen.size();
+}
+
 Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector& selector) {
   const uint32_t sequence = rows_[row].sequence;
   const uint32_t position = leaving(rows_[row]);
   const bool settles = position != kNoEntry && settled(layer, sequence) <= position;
   for (uint32_t head = 0; head < heads(); ++head) {
     const ClusterPlace at{layer, sequence * heads() + head};
+    const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
+    CountWanted(at, selector.LastChoice(step));
     if (settles && position >= plan_.clusters.n_sinks) {
       const uint32_t place = FreePlace(at);
       DecodeKeys(plan_.record, kept_.Record(layer, at.stream, place), plan_.record.head_dim, key_);
       KVRUN_RETURN_IF_ERROR(Settle(at, position, place, key_, index_.Nearest(layer, row, head)));
     }
-    const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
     KVRUN_RETURN_IF_ERROR(MaintainPending(at, selector.LastChoice(step)));
   }
   if (settles) settled(layer, sequence) = position + 1;
@@ -329,6 +358,8 @@ std::optional<ClusterReport> ClusterLedger::clusters() const {
   report.moves = upkeep_.moves();
   report.records_read = store_.stats().records_read;
   report.runs = store_.stats().runs;
+  report.wanted = wanted_;
+  report.wanted_clusters = wanted_clusters_;
   double variances = 0.0;
   for (uint32_t i = 0; i < n_layers_; ++i) {
     for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {

@@ -28,7 +28,7 @@
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/recent_window.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 
 namespace kvrun {
 
@@ -36,7 +36,7 @@ class ClusterLedger final : public KvLedger {
  public:
   // All must outlive it.
   static Result<std::unique_ptr<ClusterLedger>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                       ClusterSet& clusters, ClusterStore& store,
+                                                       ClusterSet& clusters, ClusterFiles& store,
                                                        RecentWindow& window, KvSlots& slots,
                                                        ClusterIndex& index);
 
@@ -74,7 +74,7 @@ class ClusterLedger final : public KvLedger {
   static constexpr uint32_t kNoEntry = UINT32_MAX;
 
   ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers, ClusterSet& clusters,
-                ClusterStore& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index);
+                ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index);
 
   // Forgetting.
   Status UndoPrefill();
@@ -114,6 +114,7 @@ class ClusterLedger final : public KvLedger {
   bool is_local() const { return plan_.clusters.update == ClusterUpdate::kLocal; }
   Status DivideLocal(const ClusterPlace& at, uint32_t cluster);
   Status MaintainPending(const ClusterPlace& at, std::span<const uint32_t> chosen);
+  void CountWanted(const ClusterPlace& at, std::span<const uint32_t> chosen);
   Status MaintainRow(uint32_t layer, uint32_t row, const KvSelector& selector);
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
@@ -131,7 +132,7 @@ class ClusterLedger final : public KvLedger {
   const KvPlan& plan_;
   uint32_t n_layers_;
   ClusterSet& clusters_;
-  ClusterStore& store_;
+  ClusterFiles& store_;
   RecentWindow& window_;
   ClusterIndex& index_;
   KeptEntries kept_;
@@ -143,7 +144,9 @@ class ClusterLedger final : public KvLedger {
   std::vector<uint32_t> places_;   // of a stream's mapping table of kept entries
   std::vector<float> centroid_;    // [head_dim]
   std::vector<float> key_;         // [head_dim]
-  std::vector<bool> has_scales_;   // [n_layers, n_streams]: of a prompt's centroids, and not of one key
+  WantedRuns wanted_;              // of decode steps
+  uint64_t wanted_clusters_ = 0;
+  std::vector<bool> has_scales_;  // [n_layers, n_streams]: of a prompt's centroids, and not of one key
   std::vector<uint32_t> settled_before_;  // settled_, when the last prompt began
   // Of a prompt that is computed: which clusters are new, [n_layers, n_streams, n_clusters].
   std::vector<bool> is_new_;

@@ -14,6 +14,9 @@ namespace kvrun {
 void CopyEntry(const KvRecordShape& from_shape, std::span<const std::byte> from, uint32_t from_entry,
                const KvRecordShape& to_shape, std::span<std::byte> to, uint32_t to_entry);
 
+// The position of a place in a record that no entry takes.
+inline constexpr uint32_t kNoPosition = UINT32_MAX;
+
 // Of a record with positions.
 uint32_t PositionOf(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t entry);
 void SetPosition(const KvRecordShape& shape, std::span<std::byte> record, uint32_t entry, uint32_t position);

@@ -5,12 +5,13 @@
 #include <numeric>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/cluster_records.h"
 
 namespace kvrun {
 
-ClusterUpkeep::ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterStore& store, KvSlots& slots,
+ClusterUpkeep::ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFiles& store, KvSlots& slots,
                              ClusterIndex& index, KeptEntries& kept)
     : plan_(plan),
       clusters_(clusters),
@@ -56,7 +57,10 @@ Status ClusterUpkeep::Read(const ClusterPlace& at, uint32_t cluster) {
   for (uint32_t i = 0; i < n_records; ++i) memory_[i] = Loaded(i).data();
   moves_.loaded_entries += clusters_.map(at.layer, at.stream).cluster(cluster).n_stored;
   const ClusterFetch fetch{at.stream, cluster, n_records, std::span(memory_).first(n_records)};
-  return store_.Fetch(at.layer, {&fetch, 1});
+  const uint64_t before = store_.stats().pages_read;
+  const Status status = store_.Fetch(at.layer, {&fetch, 1});
+  moves_.pages_read += store_.stats().pages_read - before;
+  return status;
 }
 
 // Keys and positions of the first entries in loaded_.
@@ -87,6 +91,13 @@ Status ClusterUpkeep::AddPending(const ClusterPlace& at, uint32_t cluster) {
 }
 
 Result<uint32_t> ClusterUpkeep::Maintain(const ClusterPlace& at, uint32_t cluster) {
+  const uint64_t before = store_.stats().pages_written;
+  Result<uint32_t> other = MaintainLoaded(at, cluster);
+  moves_.pages_written += store_.stats().pages_written - before;
+  return other;
+}
+
+Result<uint32_t> ClusterUpkeep::MaintainLoaded(const ClusterPlace& at, uint32_t cluster) {
   ClusterMap& map = clusters_.map(at.layer, at.stream);
   const uint32_t n_stored = map.cluster(cluster).n_stored;
   const uint32_t n = map.cluster(cluster).size();
@@ -96,7 +107,7 @@ Result<uint32_t> ClusterUpkeep::Maintain(const ClusterPlace& at, uint32_t cluste
   const ClusterMap::Maintained maintained =
       map.Maintain(cluster, std::span(keys_).first(size_t{n} * dim()), std::span(positions_).first(n));
   const bool is_divided = maintained.other != kNoCluster;
-  CountMoves(at, cluster, maintained.other, n - n_stored);
+  CountMoves(at, cluster, maintained.other, n_stored, n - n_stored);
   part_.clear();
   if (!is_divided) {
     for (uint32_t i = 0; i < n; ++i) part_.push_back(i);
@@ -146,6 +157,10 @@ Status ClusterUpkeep::PutPart(const ClusterPlace& at, uint32_t cluster, std::spa
         std::span(built_).subspan(i / slot_tokens() * record_bytes(), record_bytes());
     CopyEntry(plan_.slot_record, Loaded(entries[i] / slot_tokens()), entries[i] % slot_tokens(),
               plan_.slot_record, record, i % slot_tokens());
+  }
+  const std::span<std::byte> last = std::span(built_).subspan(bytes - record_bytes(), record_bytes());
+  for (uint32_t i = n; i < n_records * slot_tokens(); ++i) {
+    SetPosition(plan_.slot_record, last, i % slot_tokens(), kNoPosition);
   }
   KVRUN_RETURN_IF_ERROR(
       store_.Write(at.layer, at.stream, cluster, first_changed, std::span(built_).first(bytes)));
@@ -244,11 +259,18 @@ Status ClusterUpkeep::Clear(const ClusterPlace& at) {
 }
 
 // A cluster's new entries go behind its old ones, and the second part of one that is divided elsewhere.
-void ClusterUpkeep::CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_new) {
+void ClusterUpkeep::CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_stored,
+                               uint32_t n_new) {
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
+  const bool is_divided = other != kNoCluster;
   moves_.new_entries += n_new;
-  if (other != kNoCluster) moves_.moved_entries += map.cluster(other).n_stored;
-  for (uint32_t i = cluster + 1; i < map.end_cluster(); ++i) moves_.naive_entries += map.cluster(i).n_stored;
+  if (is_divided) moves_.moved_entries += map.cluster(other).n_stored;
+  moves_.rewritten_entries += is_divided ? n_stored : n_stored % slot_tokens();
+  uint64_t n_behind = 0;
+  for (uint32_t i = cluster + 1; i < map.end_cluster(); ++i) n_behind += map.cluster(i).n_stored;
+  moves_.naive_entries += n_behind;
+  const uint64_t entry_bytes = record_bytes() / slot_tokens();
+  moves_.naive_pages += CeilDiv((n_behind + n_new) * entry_bytes, kFlashPageBytes);
 }
 
 }  // namespace kvrun

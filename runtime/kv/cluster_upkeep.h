@@ -18,7 +18,7 @@
 #include "runtime/kv/kept_entries.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 
 namespace kvrun {
 
@@ -31,7 +31,7 @@ struct ClusterPlace {
 class ClusterUpkeep {
  public:
   // All must outlive it.
-  ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterStore& store, KvSlots& slots,
+  ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFiles& store, KvSlots& slots,
                 ClusterIndex& index, KeptEntries& kept);
 
   // Whether all stored entries lie in the layer's own slots.
@@ -56,6 +56,7 @@ class ClusterUpkeep {
   const ClusterMoves& moves() const { return moves_; }
 
  private:
+  Result<uint32_t> MaintainLoaded(const ClusterPlace& at, uint32_t cluster);
   Status Load(const ClusterPlace& at, uint32_t cluster);
   Status Read(const ClusterPlace& at, uint32_t cluster);
   Status CollectEntries(uint32_t n_stored);
@@ -64,7 +65,8 @@ class ClusterUpkeep {
                  uint32_t first_changed, std::span<const float> centroid);
   Status WriteSlots(const ClusterPlace& at, uint32_t cluster, uint32_t n_records, uint32_t first_changed);
   void MoveSlots(const ClusterPlace& at, uint32_t from, uint32_t n_before, uint32_t to);
-  void CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_new);
+  void CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_stored,
+                  uint32_t n_new);
 
   uint32_t RecordId(uint32_t cluster, uint32_t i) const { return cluster * plan_.records_per_cluster() + i; }
   uint32_t slot_tokens() const { return plan_.slot_record.group_tokens; }
@@ -78,7 +80,7 @@ class ClusterUpkeep {
 
   const KvPlan& plan_;
   ClusterSet& clusters_;
-  ClusterStore& store_;
+  ClusterFiles& store_;
   KvSlots& slots_;
   ClusterIndex& index_;
   KeptEntries& kept_;

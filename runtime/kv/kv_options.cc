@@ -37,7 +37,7 @@ constexpr std::array kHeads = {HeadReduction::kSum, HeadReduction::kSoftmax, Hea
                                HeadReduction::kPerKvHead};
 constexpr std::array<Named<DirectIo>, 3> kDirect = {
     {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
-constexpr std::array kLayouts = {ClusterLayout::kDualHead, ClusterLayout::kCluster};
+constexpr std::array kLayouts = {ClusterLayout::kDualHead, ClusterLayout::kCluster, ClusterLayout::kSequence};
 constexpr std::array kUpdates = {ClusterUpdate::kAdaptive, ClusterUpdate::kStatic, ClusterUpdate::kLocal};
 constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
 constexpr std::array<Named<bool>, 2> kRepresentatives = {{{"memory", false}, {"flash", true}}};

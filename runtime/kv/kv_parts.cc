@@ -56,7 +56,7 @@ Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& 
 }  // namespace
 
 Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                    ClusterSet& clusters, ClusterStore& store,
+                                                    ClusterSet& clusters, ClusterFiles& store,
                                                     RecentWindow& window, KvSlots& slots, KvIndex& index) {
   KVRUN_CHECK(plan.method.index == KvIndexKind::kCentroids);
   auto& centroids = static_cast<ClusterIndex&>(index);

@@ -14,7 +14,7 @@
 #include "runtime/kv/kv_selector.h"
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/recent_window.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 #include "runtime/store/row_store.h"
 
 namespace kvrun {
@@ -26,7 +26,7 @@ Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, u
 // For stores of clusters, whose index it sets rows of: one that MakeIndex made for the plan. All must outlive
 // it.
 Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                    ClusterSet& clusters, ClusterStore& store,
+                                                    ClusterSet& clusters, ClusterFiles& store,
                                                     RecentWindow& window, KvSlots& slots, KvIndex& index);
 // Null: a step attends to everything.
 std::unique_ptr<KvSelector> MakeSelector(Device& device, const KvPlan& plan, uint32_t n_layers);

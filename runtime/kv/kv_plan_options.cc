@@ -157,6 +157,7 @@ std::string_view ClusterLayoutName(ClusterLayout layout) {
   switch (layout) {
     case ClusterLayout::kDualHead: return "dual-head";
     case ClusterLayout::kCluster: return "cluster";
+    case ClusterLayout::kSequence: return "sequence";
   }
   return "unknown";
 }

@@ -4,6 +4,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_clusters.h"
+#include "runtime/kv/sequence_clusters.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
 
@@ -173,10 +174,12 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
     add("clusters", ClusterBytes(input, plan));
     add("kept", KeptBytes(input, plan));
   }
-  const uint64_t of_a_stream =
-      has_clusters ? plan.clusters.n_clusters * kClusterChecksumBytes : plan.n_groups() * kChecksumBytes;
+  const bool in_sequence = has_clusters && plan.clusters.layout == ClusterLayout::kSequence;
+  const uint64_t of_a_stream = has_clusters && !in_sequence ? plan.clusters.n_clusters * kClusterChecksumBytes
+                                                            : plan.n_groups() * kChecksumBytes;
   const uint64_t of_rows = plan.clusters.rows_on_flash ? kChecksumBytes : 0;
   add("checksums", layers * plan.n_streams * (of_a_stream + of_rows));
+  if (in_sequence) add("sequence", SequenceClusters::MapBytes(plan, input.model.n_layers));
   add("scores", ScoreBytes(input, plan));
   plan.row_staging_bytes = has_clusters ? RowStagingBytes(input, plan) : 0;
   add("staging", plan.staging_bytes + plan.row_staging_bytes);

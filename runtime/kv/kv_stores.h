@@ -7,7 +7,7 @@
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
 #include "runtime/kv/kv_plan.h"
-#include "runtime/store/cluster_store.h"
+#include "runtime/store/cluster_files.h"
 #include "runtime/store/group_store.h"
 #include "runtime/store/row_store.h"
 
@@ -15,7 +15,7 @@ namespace kvrun {
 
 struct KvStores {
   std::unique_ptr<GroupStore> groups;
-  std::unique_ptr<ClusterStore> clusters;
+  std::unique_ptr<ClusterFiles> clusters;
   std::unique_ptr<RowStore> rows;  // of the index of clusters, where those lie on flash
 
   bool is_empty() const { return groups == nullptr && clusters == nullptr; }

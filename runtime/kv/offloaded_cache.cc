@@ -131,15 +131,35 @@ void OffloadedCache::AddSources(uint32_t layer, SlotAttentionArgs* args) {
 
 Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
   notes_attended_ = false;
+  counts_text_runs_ = std::exchange(counts_next_, false);
   KVRUN_RETURN_IF_ERROR(ledger_->BeginStep(rows));
   server_.BeginStep(rows);
   return Status::Ok();
+}
+
+void OffloadedCache::CountInText(uint32_t layer) {
+  for (uint32_t head = 0; head < plan_.heads_per_sequence(); ++head) {
+    wanted_.clear();
+    server_.AddPositions(layer, 0, head, &wanted_);
+    std::sort(wanted_.begin(), wanted_.end());
+    for (size_t i = 0; i < wanted_.size(); ++i) {
+      wanted_in_text_.runs += i == 0 || wanted_[i] != wanted_[i - 1] + 1 ? 1 : 0;
+    }
+    wanted_in_text_.entries += wanted_.size();
+  }
+}
+
+std::optional<ClusterReport> OffloadedCache::clusters() const {
+  std::optional<ClusterReport> report = ledger_->clusters();
+  if (report) report->wanted_in_text = wanted_in_text_;
+  return report;
 }
 
 Status OffloadedCache::FetchLayer(uint32_t layer) {
   KVRUN_RETURN_IF_ERROR(ledger_->BeginLayer(layer));
   KVRUN_RETURN_IF_ERROR(server_.Serve(layer));
   if (index_ != nullptr) KVRUN_RETURN_IF_ERROR(index_->EndLayer(layer));
+  if (counts_text_runs_) CountInText(layer);
   if (!notes_attended_) return Status::Ok();
   const uint32_t heads = plan_.heads_per_sequence();
   attended_.resize(size_t{n_layers_} * heads);

@@ -126,8 +126,11 @@ class OffloadedCache {
   // Clusters change after a step: what the first row of the next one attends to is noted.
   void NoteAttended() { notes_attended_ = extents_ != nullptr; }
 
+  // The next step counts what its first row wants of clusters, in the order of the text.
+  void CountTextRuns() { counts_next_ = extents_ != nullptr; }
+
   const KvStats& stats() const { return server_.stats(); }
-  std::optional<ClusterReport> clusters() const { return ledger_->clusters(); }
+  std::optional<ClusterReport> clusters() const;
   void AddStall(double milliseconds) { server_.AddStall(milliseconds); }
   void ResetStats() { server_.ResetStats(); }
 
@@ -148,6 +151,7 @@ class OffloadedCache {
   Status CreateParts(Device& device, const Adapter* adapter);
   Status CreateLedger(Device& device);
   RecordFetcher& reader();
+  void CountInText(uint32_t layer);
   void LeaveDecode();
 
   KvPlan plan_;
@@ -164,6 +168,10 @@ class OffloadedCache {
   LayerServer server_;
   std::optional<ReadLog> read_log_;
   bool notes_attended_ = false;
+  bool counts_next_ = false;
+  bool counts_text_runs_ = false;
+  WantedRuns wanted_in_text_;
+  std::vector<uint32_t> wanted_;                 // positions of a layer and head
   std::vector<std::vector<uint32_t>> attended_;  // [n_layers, streams of a sequence]: positions
 };
 

@@ -145,6 +145,18 @@ void ClusterStore::Forget(uint32_t layer, uint32_t stream, uint32_t cluster) {
   if (IsThere(layer, stream, cluster)) entries_[Place(layer, stream, cluster)] = {};
 }
 
+uint64_t ClusterStore::CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const {
+  uint64_t n_runs = 0;
+  uint64_t end = UINT64_MAX;  // of the bytes before
+  for (const uint32_t cluster : clusters) {
+    if (!IsThere(layer, stream, cluster)) continue;
+    const Extent bytes = Bytes(Place(layer, stream, cluster));
+    n_runs += bytes.offset != end ? 1 : 0;
+    end = bytes.end();
+  }
+  return n_runs;
+}
+
 Status ClusterStore::Poll(uint32_t wait_for) {
   KVRUN_ASSIGN_OR_RETURN(const std::span<const IoCompletion> done, file_.Poll(wait_for));
   for (const IoCompletion& completion : done) {
@@ -208,6 +220,7 @@ Status ClusterStore::WriteChanged(uint64_t place, uint32_t first_changed,
   io->segments[0] = {file_.Staged(*io), pages.bytes};
   io->n_segments = 1;
   file_.Queue(*io, pages.offset, stats_);
+  stats_.pages_written += pages.flash_pages();
   entry = written;
   return Poll(0);
 }

@@ -27,13 +27,12 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/cluster_files.h"
 #include "runtime/store/staged_file.h"
 
 struct XXH3_state_s;
 
 namespace kvrun {
-
-enum class ClusterLayout : uint8_t { kDualHead, kCluster };
 
 struct ClusterStoreShape {
   uint32_t n_layers = 0;
@@ -44,28 +43,14 @@ struct ClusterStoreShape {
   ClusterLayout layout = ClusterLayout::kDualHead;
 };
 
-struct ClusterFetch {
-  uint32_t stream = 0;
-  uint32_t cluster = 0;
-  uint32_t n_records = 0;  // all that the cluster has
-  // [n_records]: where each record goes; null: it is read, as the checksum needs it, and dropped.
-  std::span<std::byte* const> memory;
-};
-
-struct ClusterStoreStats : StoreStats {
-  // Maximal runs of bytes of wanted clusters, within one Fetch, that adjoin on flash without a gap:
-  // records_read / runs is their mean length in records.
-  uint64_t runs = 0;
-};
-
-class ClusterStore {
+class ClusterStore final : public ClusterFiles {
  public:
   // Reserves the file's space and registers the staging with it. `staging_bytes` bounds the ring that all
   // writes and reads go through: at least a half, that is max_records * record_bytes rounded up to the
   // alignment; with more, more is in flight at once.
   static Result<std::unique_ptr<ClusterStore>> Create(std::unique_ptr<BlockFile> file,
                                                       const ClusterStoreShape& shape, uint64_t staging_bytes);
-  ~ClusterStore() = default;  // waits for what is in flight
+  ~ClusterStore() override = default;  // waits for what is in flight
   ClusterStore(const ClusterStore&) = delete;
   ClusterStore& operator=(const ClusterStore&) = delete;
 
@@ -82,19 +67,21 @@ class ClusterStore {
   // failed, and the cluster of a Write that answers an error, count as not written. (But for
   // kInvalidArgument, which changes nothing.)
   Status Write(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t first_changed,
-               std::span<const std::byte> records);
+               std::span<const std::byte> records) override;
   // Waits for all writes. (The system may still hold them in memory: nothing is kept beyond the process.)
-  Status Flush();
+  Status Flush() override;
   // Reads clusters of one layer that were written, whole, into memory of the caller, in any order; each
   // cluster at most once. What adjoins on flash is one read, up to 1 MiB or what the staging allows. A
   // cluster whose checksum is wrong is read once more. An error names layer, stream and clusters, and says
   // that the sequence has to be computed again; the memory then holds anything, and the store goes on.
-  Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches);
+  Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches) override;
   // The cluster counts as not written from now on. Ids that there are not are ignored.
-  void Forget(uint32_t layer, uint32_t stream, uint32_t cluster);
+  void Forget(uint32_t layer, uint32_t stream, uint32_t cluster) override;
 
-  const IoMode& mode() const { return file_.mode(); }
-  const ClusterStoreStats& stats() const { return stats_; }
+  uint64_t CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const override;
+
+  const IoMode& mode() const override { return file_.mode(); }
+  const ClusterStoreStats& stats() const override { return stats_; }
 
  private:
   static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
@@ -114,6 +101,9 @@ class ClusterStore {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     uint64_t end() const { return offset + bytes; }
+    uint64_t flash_pages() const {
+      return bytes == 0 ? 0 : (end() - 1) / kFlashPageBytes - offset / kFlashPageBytes + 1;
+    }
   };
 
   // What a request of the file is for; at its index.

@@ -144,6 +144,7 @@ bool ClusterStore::StartRead(uint32_t first, uint32_t n, const Extent& pages) {
   io->segments[0] = {file_.Staged(*io), pages.bytes};
   io->n_segments = 1;
   file_.Queue(*io, pages.offset, stats_);
+  stats_.pages_read += pages.flash_pages();
   return true;
 }
 

@@ -86,7 +86,8 @@ TEST_P(DynaKv, EverythingSelectedIsFullAttentionThroughALongDecode) {
        {"--kv-cluster 16 --kv-pending 4", "--kv-cluster 4 --kv-split 0.5 --kv-pending 16 --kv-group 3",
         "--kv-cluster 2 --kv-cluster-max 2 --kv-pending 1 --kv-group 1", "--kv-cluster 8 --kv-update static",
         "--kv-cluster 8 --kv-update local --kv-pending 24",
-        "--kv-cluster 16 --kv-pending 2 --kv-reuse 5 --kv-layout cluster"}) {
+        "--kv-cluster 16 --kv-pending 2 --kv-reuse 5 --kv-layout cluster",
+        "--kv-cluster 8 --kv-pending 12 --kv-reuse 5 --kv-layout sequence"}) {
     const auto pass = NewPass(std::string(kEverything) + options, kContext);
     ExpectSame(options, expected, say(*pass));
     // Each entry is in one place.

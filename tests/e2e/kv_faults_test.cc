@@ -209,7 +209,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   TemporaryFolder folder_;
   LoadedModel loaded_;
   KvSettings settings_;
-  Said reference_[2];  // by topic
+  Said reference_[2];       // by topic
   IoCounters counters_[3];  // by place
 };
 
@@ -223,6 +223,7 @@ INSTANTIATE_TEST_SUITE_P(
         "--kv-layout cluster",
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2 "
         "--kv-representatives flash",
+        "dynakv --kv-layout sequence --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
         "flexgen --kv-window 6 --kv-group 4", "streaming --kv-window 6 --kv-sinks 2",
         "random --kv-select 40 --kv-window 6 --kv-sinks 2",
         "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
@@ -232,8 +233,9 @@ INSTANTIATE_TEST_SUITE_P(
       const std::string_view options = source.param;
       const bool has_pool = options.find("--kv-reuse") != options.npos;
       const bool has_rows = options.find("--kv-representatives") != options.npos;
+      const bool is_in_sequence = options.find("sequence") != options.npos;
       return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "") +
-             (has_rows ? "FlashRows" : "");
+             (has_rows ? "FlashRows" : "") + (is_in_sequence ? "InSequence" : "");
     });
 
 // Every kind of fault at every request, or at a sample of them.

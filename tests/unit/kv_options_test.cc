@@ -229,7 +229,7 @@ TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
       {"update", "adaptive, static, local"},
-      {"layout", "dual-head, cluster"},
+      {"layout", "dual-head, cluster, sequence"},
       {"representatives", "memory, flash"},
       {"policy", "fifo, lru, non-hit, lfu, cluster"},
       {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},

@@ -278,7 +278,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   update       dynakv: how clusters follow the text: "adaptive", "static" (divided by size
  *                alone), "local" (what waits together becomes clusters of its own)
  *   layout       dynakv: "dual-head" (two clusters grow towards each other in a pool, so that neighbours of
- *                two pools adjoin), "cluster" (each by itself, to compare with)
+ *                two pools adjoin); to compare with: "cluster" (each by itself), "sequence" (entries in the
+ *                order of the text)
  *   representatives  dynakv: where the rows of the index lie that clusters are chosen by: "memory", "flash"
  *                (read again for each token, a layer ahead; memory holds those of a few layers)
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
