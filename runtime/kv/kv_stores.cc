@@ -18,8 +18,8 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
                                   .layout = plan.clusters.layout};
     KVRUN_ASSIGN_OR_RETURN(stores.clusters, ClusterStore::Create(std::move(file), shape, plan.staging_bytes));
     if (plan.clusters.rows_on_flash) {
-      KVRUN_ASSIGN_OR_RETURN(
-          stores.rows, RowStore::Create(std::move(rows_file), ClusterRows::StoreShape(plan, n_layers)));
+      KVRUN_ASSIGN_OR_RETURN(stores.rows,
+                             RowStore::Create(std::move(rows_file), ClusterRows::StoreShape(plan, n_layers)));
     }
     return stores;
   }

@@ -209,7 +209,7 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
   TemporaryFolder folder_;
   LoadedModel loaded_;
   KvSettings settings_;
-  Said reference_[2];  // by topic
+  Said reference_[2];       // by topic
   IoCounters counters_[3];  // by place
 };
 
