@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/engine/storage_speed.h"
+#include "runtime/kv/cluster_rows.h"
 #include "runtime/kv/kv_folder.h"
 
 namespace kvrun {
@@ -14,7 +15,8 @@ namespace {
 enum class FileUse : bool { kIsKept, kIsTried };
 
 // A folder that the user named is made, but not those above it: they are rather a slip.
-Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, FileUse use) {
+Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, FileUse use,
+                                              uint32_t queue_depth = BlockFileOptions().queue_depth) {
   std::string folder = storage.folder;
   if (folder.empty()) {
     const FolderUse made = use == FileUse::kIsTried ? FolderUse::kIsTried : FolderUse::kIsMade;
@@ -27,6 +29,7 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
                           .auto_backend = storage.auto_backend,
                           .backend = storage.backend,
                           .direct = storage.direct,
+                          .queue_depth = queue_depth,
                           .allow_tmpfs = storage.allow_tmpfs});
 }
 
@@ -137,7 +140,8 @@ Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings&
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   std::unique_ptr<BlockFile> rows_file;
   if (options.plan.clusters.rows_on_flash) {
-    KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings.storage, FileUse::kIsKept));
+    const uint32_t depth = RowStore::QueueDepth(ClusterRows::StoreShape(options.plan, model.config.n_layers));
+    KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings.storage, FileUse::kIsKept, depth));
   }
   KVRUN_ASSIGN_OR_RETURN(options.stores, MakeKvStores(options.plan, model.config.n_layers, std::move(file),
                                                       std::move(rows_file)));

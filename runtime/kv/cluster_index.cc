@@ -127,15 +127,6 @@ uint32_t ClusterIndex::Nearest(uint32_t layer, uint32_t row, uint32_t head) cons
   return found[0] == 1 && found[1] < plan_.clusters.n_clusters ? found[1] : kNoCluster;
 }
 
-// In the layers' order, as that is the order in which they are needed.
-Status ClusterIndex::PrepareStep() {
-  const auto n_layers = static_cast<uint32_t>(layers_.size());
-  for (uint32_t layer = 0; layer < std::min(1 + plan_.method.lookahead, n_layers); ++layer) {
-    KVRUN_RETURN_IF_ERROR(rows_->Begin(layer));
-  }
-  return Status::Ok();
-}
-
 void ClusterIndex::KeepNearest(uint32_t layer, std::span<const KvRow> rows) {
   for (uint32_t row = 0; row < rows.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
@@ -184,7 +175,8 @@ Status ClusterIndex::Clear(uint32_t layer, uint32_t stream, uint32_t cluster) {
 
 Status ClusterIndex::ClearAll(uint32_t layer, uint32_t stream) {
   const uint64_t first = uint64_t{stream} * plan_.index.n_groups;
-  std::fill_n(Words(*layers_[layer].weights).begin() + static_cast<ptrdiff_t>(first), plan_.index.n_groups, 0U);
+  std::fill_n(Words(*layers_[layer].weights).begin() + static_cast<ptrdiff_t>(first), plan_.index.n_groups,
+              0U);
   KVRUN_RETURN_IF_ERROR(
       layers_[layer].weights->Flush(first * sizeof(uint32_t), plan_.index.n_groups * sizeof(uint32_t)));
   return rows_->ClearAll(layer, stream);

@@ -32,9 +32,9 @@ class ClusterIndex final : public KvIndex {
 
   // --- Rows that lie on flash: in time for the device.
   Status BeginStep(std::span<const KvRow> rows) { return rows_->BeginStep(rows); }
-  Status BeginLayer(uint32_t layer) override { return rows_->Begin(layer + 1 + plan_.method.lookahead); }
-  Status EndLayer(uint32_t layer) override { return rows_->Fetch(layer + 1 + plan_.method.lookahead); }
-  Status PrepareStep() override;
+  Status BeginLayer(uint32_t layer) override { return rows_->BeginLayer(layer); }
+  Status EndLayer(uint32_t layer) override { return rows_->EndLayer(layer); }
+  Status PrepareStep() override { return rows_->PrepareStep(); }
   // The choice of the layer is known: the rows of what is nearest (which is received) stay at hand.
   void KeepNearest(uint32_t layer, std::span<const KvRow> rows);
 

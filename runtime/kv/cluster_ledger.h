@@ -95,7 +95,8 @@ class ClusterLedger final : public KvLedger {
   // Prompts.
   Status UndoStreams(uint32_t layer, uint32_t sequence, bool* is_mixed);
   Status StoreStreams(uint32_t layer, const KvRange& prompt, PromptEntries& entries);
-  Status RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t length, std::span<const std::byte> records);
+  Status RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t length,
+                       std::span<const std::byte> records);
   Status KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t begin, uint32_t end,
                    PromptEntries& entries);
   Status AddClusters(const ClusterPlace& at, uint32_t begin, std::span<const uint32_t> order);

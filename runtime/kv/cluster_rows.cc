@@ -22,7 +22,7 @@ RowStoreShape ClusterRows::StoreShape(const KvPlan& plan, uint32_t n_layers) {
   return {.n_layers = n_layers,
           .n_lists = plan.n_streams,
           .list_bytes = plan.index.size_bytes() / plan.index.n_sequences,
-          .n_reads = 1 + plan.method.lookahead};
+          .n_reads = std::max(2U, 1 + plan.method.lookahead)};  // PrepareStep; BeginLayer
 }
 
 uint64_t ClusterRows::MemoryBytes(const KvPlan& plan, uint32_t n_layers) {
@@ -57,8 +57,7 @@ Result<std::unique_ptr<ClusterRows>> ClusterRows::Create(Device& device, const K
   std::unique_ptr<ClusterRows> rows(new ClusterRows(plan, n_layers, store));
   for (uint32_t i = 0; i < rows->parts_.size(); ++i) {
     Part& part = rows->parts_[i];
-    KVRUN_ASSIGN_OR_RETURN(part.rows,
-                           device.CreateBuffer(plan.index.size_bytes(), BufferUse::kShared, "kv"));
+    KVRUN_ASSIGN_OR_RETURN(part.rows, device.CreateBuffer(plan.index.size_bytes(), BufferUse::kShared, "kv"));
     part.layer = i;
     for (uint32_t stream = 0; stream < plan.n_streams; ++stream) {
       rows->there(i, stream) = 1;
@@ -242,7 +241,18 @@ Status ClusterRows::BeginStep(std::span<const KvRow> rows) {
   for (uint32_t layer = 0; layer < std::min(1 + plan_.method.lookahead, n_layers_); ++layer) {
     KVRUN_RETURN_IF_ERROR(Fetch(layer));
   }
-  return store_->EndAll();  // what was begun for other rows
+  KVRUN_RETURN_IF_ERROR(store_->EndAll());  // what was begun for other rows
+  return Begin(1 + plan_.method.lookahead);
+}
+
+// The read of the layer that is to be there when this one is served has begun before: it has a layer's time.
+Status ClusterRows::BeginLayer(uint32_t layer) { return Begin(layer + 2 + plan_.method.lookahead); }
+
+Status ClusterRows::EndLayer(uint32_t layer) { return Fetch(layer + 1 + plan_.method.lookahead); }
+
+Status ClusterRows::PrepareStep() {
+  for (uint32_t layer = 0; layer < 1 + plan_.method.lookahead; ++layer) KVRUN_RETURN_IF_ERROR(Begin(layer));
+  return Status::Ok();
 }
 
 Status ClusterRows::Begin(uint32_t layer) {

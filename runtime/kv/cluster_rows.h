@@ -1,6 +1,6 @@
 // Rows of an index of clusters: int8, of each layer and stream a *list* of one for each cluster. In memory
-// they lie in a *part* for each layer; on flash (RowStore) there are only as many parts as a step looks ahead,
-// and two more: a ring, in which layer l has part l % n. The device scores a layer in its part.
+// they lie in a *part* for each layer; on flash (RowStore) there are only as many parts as a step looks
+// ahead, and two more: a ring, in which layer l has part l % n. The device scores a layer in its part.
 //
 // While decoding, a layer's lists are brought into the ring before the device scores them. Rows that change
 // afterwards, when the ring holds other layers, are *changed* rows: kept in memory, a few for each list, and
@@ -55,10 +55,10 @@ class ClusterRows {
 
   // --- Decode. Lists of the step's rows of the layers that the step predicts first are there.
   Status BeginStep(std::span<const KvRow> rows);
-  // Begins to read a layer that the step predicts, where it has to be read.
-  Status Begin(uint32_t layer);
-  // The layer's lists are in its part, which the device scores no more for another layer.
-  Status Fetch(uint32_t layer);
+  // As KvIndex has them: what is predicted when a layer is carried out is there when that is served.
+  Status BeginLayer(uint32_t layer);
+  Status EndLayer(uint32_t layer);
+  Status PrepareStep();
   // The row can be read without flash until it changes: the layer is there.
   void Keep(uint32_t layer, uint32_t stream, uint32_t cluster);
 
@@ -109,6 +109,10 @@ class ClusterRows {
   Status LoadNow(uint32_t layer, uint32_t stream);
   Status WriteBack(uint32_t layer, uint32_t stream);
   bool MustRead(uint32_t layer, uint32_t stream) const;
+  // Begins to read the lists of the step's rows, where they have to be read.
+  Status Begin(uint32_t layer);
+  // They are in the layer's part, which the device scores no more for another layer.
+  Status Fetch(uint32_t layer);
   Status FetchLists(uint32_t layer);
 
   const KvPlan& plan_;

@@ -153,9 +153,10 @@ Status RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
   Slot& slot = slots_[static_cast<size_t>(FindRead(layer, list) - slots_.data())];
   const uint64_t place = Place(layer, list);
   if (checksums_[place] == kLost) {
-    return {StatusCode::kIo, fmt::format("{} could not be written to flash, and the sequence has to be computed "
-                                         "again (--kv-dir names another folder)",
-                                         Named(place))};
+    return {StatusCode::kIo,
+            fmt::format("{} could not be written to flash, and the sequence has to be computed "
+                        "again (--kv-dir names another folder)",
+                        Named(place))};
   }
   KVRUN_RETURN_IF_ERROR(Wait(slot));
   const int error_of_all = slot.error_number;
@@ -172,9 +173,10 @@ Status RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
                                                        Named(place)));
     }
     if (!Matches(slot, place)) {
-      return {StatusCode::kCorrupt, fmt::format("{} came back changed from flash, twice: the sequence has to be "
-                                                "computed again",
-                                                Named(place))};
+      return {StatusCode::kCorrupt,
+              fmt::format("{} came back changed from flash, twice: the sequence has to be "
+                          "computed again",
+                          Named(place))};
     }
   }
   std::memcpy(to.data(), Staged(slot, place), to.size());

@@ -1,14 +1,14 @@
 // Rows of an index on flash: of each layer so many *lists* of one length, one for each stream. What is read
 // are lists of one layer that lie together, begun ahead and fetched when they are needed; what is written is
-// a whole list. Knows bytes, not clusters.
+// a whole list. Knows bytes, not clusters. Format: docs/formats/index_rows.md.
 //
 // List l of layer i lies at (i * n_lists + l) * stride, the stride being a list's length rounded up to the
 // alignment of direct I/O. The file has no name and no header, as that of the clusters. A checksum (XXH3, its
-// low 32 bits, seeded with the list's place) of every list is kept in memory: what is bad, old or from another
-// place is found, and never handed out.
+// low 32 bits, seeded with the list's place) of every list is kept in memory: what is bad, old or from
+// another place is found, and never handed out.
 //
-// Threads: one at a time, and no other than the file's. Nothing is allocated after Create, but for messages of
-// errors.
+// Threads: one at a time, and no other than the file's. Nothing is allocated after Create, but for messages
+// of errors.
 #pragma once
 
 #include <cstddef>
@@ -35,16 +35,21 @@ struct RowStoreShape {
 class RowStore {
  public:
   // Reserves the file's space.
-  static Result<std::unique_ptr<RowStore>> Create(std::unique_ptr<BlockFile> file, const RowStoreShape& shape);
+  static Result<std::unique_ptr<RowStore>> Create(std::unique_ptr<BlockFile> file,
+                                                  const RowStoreShape& shape);
   ~RowStore() = default;  // waits for what is in flight
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
 
   // What reads and writes go through.
   static uint64_t StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
+  // Of a file for it: more is never in flight.
+  static uint32_t QueueDepth(const RowStoreShape& shape) { return shape.n_reads + kWrites; }
 
   // Of a list that Write was called for after the last Forget.
-  bool IsWritten(uint32_t layer, uint32_t list) const { return checksums_[Place(layer, list)] != kNotWritten; }
+  bool IsWritten(uint32_t layer, uint32_t list) const {
+    return checksums_[Place(layer, list)] != kNotWritten;
+  }
 
   // --- Reading. Begins to read lists [first, first + n) of a layer, of which there may be some that are not
   // written. The layer's former read has ended. Waits only for writes of the same lists.
@@ -57,8 +62,8 @@ class RowStore {
   Status End(uint32_t layer);
   Status EndAll();
 
-  // --- Writing. The list holds `bytes` from now on; returns when they may be reused. A list whose write fails
-  // is lost, as Copy says from then on.
+  // --- Writing. The list holds `bytes` from now on; returns when they may be reused. A list whose write
+  // fails is lost, as Copy says from then on.
   Status Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes);
   uint32_t n_writes() const { return n_writes_; }  // in flight
   // Waits for all writes.
@@ -70,7 +75,7 @@ class RowStore {
   const StoreStats& stats() const { return stats_; }
 
  private:
-  static constexpr uint32_t kWrites = 2;  // in flight, at most
+  static constexpr uint32_t kWrites = 2;                          // in flight, at most
   static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
   static constexpr uint32_t kNotWritten = 0;                      // in place of a checksum
   static constexpr uint32_t kLost = 1;                            // the same

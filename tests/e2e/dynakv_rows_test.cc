@@ -75,7 +75,8 @@ TEST_F(DynaKvRows, ALongDecodeIsTheSame) {
   for (const char* options :
        {"--kv-cluster 16 --kv-pending 4", "--kv-cluster 4 --kv-split 0.5 --kv-pending 16 --kv-group 3",
         "--kv-cluster 2 --kv-cluster-max 2 --kv-pending 1 --kv-group 1",
-        "--kv-cluster 8 --kv-update static --kv-reuse 3", "--kv-cluster 8 --kv-update local --kv-pending 24"}) {
+        "--kv-cluster 8 --kv-update static --kv-reuse 3",
+        "--kv-cluster 8 --kv-update local --kv-pending 24"}) {
     ExpectSame(options, kContext, 1, [&](ForwardPass& pass) {
       std::vector<float> said = Feed(pass, ids, 0, kPrompt, kPrompt);
       for (size_t i = kPrompt; i < ids.size(); ++i) Append(&said, Feed(pass, ids, i, i + 1, 1));
@@ -89,8 +90,8 @@ TEST_F(DynaKvRows, TruncatedAndContinuedItIsTheSame) {
   constexpr uint32_t kContext = 500;
   const std::vector<int> ids = SomeIds(kContext + 64, 5, n_vocab());
   for (const uint64_t seed : {1U, 2U, 3U}) {
-    const std::string options = fmt::format("--kv-cluster {} --kv-pending 3 {}", 2 + 3 * seed,
-                                            seed == 2 ? "--kv-reuse 7" : "");
+    const std::string options =
+        fmt::format("--kv-cluster {} --kv-pending 3 {}", 2 + 3 * seed, seed == 2 ? "--kv-reuse 7" : "");
     ExpectSame(options, kContext, 1, [&](ForwardPass& pass) {
       Random random(seed);
       std::vector<float> said;

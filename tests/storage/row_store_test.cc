@@ -1,5 +1,5 @@
-// Lists of an index's rows on a disk, a good one and one that fails: what is read is what was written last, or
-// there is an error.
+// Lists of an index's rows on a disk, a good one and one that fails: what is read is what was written last,
+// or there is an error.
 #include "runtime/store/row_store.h"
 
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "platform/base/random.h"
@@ -79,9 +80,8 @@ class CheckedRows {
 class RowStoreTest : public ::testing::Test {
  protected:
   std::unique_ptr<BlockFile> NewFile(uint32_t alignment_bytes = 0, uint32_t queue_depth = 32) const {
-    return AlignedFile(OrDie(CreateBlockFile({.folder = folder_.Path("kv"),
-                                              .queue_depth = queue_depth,
-                                              .allow_tmpfs = true})),
+    return AlignedFile(OrDie(CreateBlockFile(
+                           {.folder = folder_.Path("kv"), .queue_depth = queue_depth, .allow_tmpfs = true})),
                        alignment_bytes);
   }
   std::unique_ptr<BlockFile> NewFaulty(const FaultPlan& plan, FaultyBlockFile** faulty) const {
@@ -90,8 +90,8 @@ class RowStoreTest : public ::testing::Test {
     return file;
   }
 
-  // Every list twice, so that there is something old; then, as a step does, each layer begun ahead of its use,
-  // and some lists written in between.
+  // Every list twice, so that there is something old; then, as a step does, each layer begun ahead of its
+  // use, and some lists written in between.
   static Status Scenario(CheckedRows& rows, const std::string& name) {
     for (uint32_t i = 0; i < 2 * kLayers * kLists; ++i) {
       KVRUN_RETURN_IF_ERROR(rows.Write(i / kLists % kLayers, i % kLists));
@@ -202,8 +202,8 @@ TEST_F(RowStoreTest, EveryFaultIsFoundOrHarmless) {
 // A list whose write has failed is an error until it is written again, or forgotten.
 TEST_F(RowStoreTest, AListThatCouldNotBeWrittenIsLost) {
   FaultyBlockFile* faulty = nullptr;
-  CheckedRows rows(NewFaulty({.faults = {{FaultKind::kNoSpace, IoKind::kWrite, 1, 2}}, .random_kinds = {}},
-                             &faulty));
+  CheckedRows rows(
+      NewFaulty({.faults = {{FaultKind::kNoSpace, IoKind::kWrite, 1, 2}}, .random_kinds = {}}, &faulty));
   ASSERT_TRUE(rows.Write(0, 0).ok());
   ASSERT_TRUE(rows.Write(0, 1).ok());
   ASSERT_TRUE(rows.Write(0, 2).ok());
@@ -222,8 +222,8 @@ TEST_F(RowStoreTest, AListThatCouldNotBeWrittenIsLost) {
 // One that was forgotten while its write was on its way: that it fails concerns nobody.
 TEST_F(RowStoreTest, AForgottenWriteThatFailsIsForgotten) {
   FaultyBlockFile* faulty = nullptr;
-  CheckedRows rows(NewFaulty({.faults = {{FaultKind::kIoError, IoKind::kWrite, 0, 1}}, .random_kinds = {}},
-                             &faulty));
+  CheckedRows rows(
+      NewFaulty({.faults = {{FaultKind::kIoError, IoKind::kWrite, 0, 1}}, .random_kinds = {}}, &faulty));
   ASSERT_TRUE(rows.Write(1, 1).ok());
   rows.Forget(1, 1);
   ASSERT_TRUE(rows.store().Flush().ok());
@@ -232,29 +232,57 @@ TEST_F(RowStoreTest, AForgottenWriteThatFailsIsForgotten) {
   EXPECT_TRUE(rows.ReadLayer(1, "written again").ok());
 }
 
-TEST_F(RowStoreTest, ADiskThatIsFullIsSeenAtOnce) {
-  class FullFile final : public BlockFile {
-   public:
-    explicit FullFile(std::unique_ptr<BlockFile> file) : file_(std::move(file)) {}
-    const IoMode& mode() const override { return file_->mode(); }
-    Result<size_t> Submit(std::span<const IoRequest> requests) override { return file_->Submit(requests); }
-    Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
-      return file_->Complete(completions, at_least);
-    }
-    Status Reserve(uint64_t bytes) override {
-      return {StatusCode::kIo, fmt::format("no room for {} bytes", bytes)};
-    }
-    void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
-    void DropCache() override { file_->DropCache(); }
-    IoCounters counters() const override { return file_->counters(); }
-
-   private:
-    std::unique_ptr<BlockFile> file_;
+// What is asked of a file.
+class AskedFile final : public BlockFile {
+ public:
+  struct Asked {
+    uint64_t reserved = 0;
+    std::vector<std::pair<uint64_t, uint64_t>> requests;  // offset, bytes
+    Status reserve_answer;
   };
+  AskedFile(std::unique_ptr<BlockFile> file, Asked* asked) : asked_(*asked), file_(std::move(file)) {}
+
+  const IoMode& mode() const override { return file_->mode(); }
+  Result<size_t> Submit(std::span<const IoRequest> requests) override {
+    for (const IoRequest& request : requests) {
+      asked_.requests.emplace_back(request.offset, request.segments[0].iov_len);
+    }
+    return file_->Submit(requests);
+  }
+  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
+    return file_->Complete(completions, at_least);
+  }
+  Status Reserve(uint64_t bytes) override {
+    asked_.reserved = bytes;
+    return asked_.reserve_answer.ok() ? file_->Reserve(bytes) : asked_.reserve_answer;
+  }
+  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
+  void DropCache() override { file_->DropCache(); }
+  IoCounters counters() const override { return file_->counters(); }
+
+ private:
+  Asked& asked_;
+  std::unique_ptr<BlockFile> file_;
+};
+
+// The numbers of docs/formats/index_rows.md.
+TEST_F(RowStoreTest, ListsLieWhereTheFormatSays) {
+  AskedFile::Asked asked;
+  CheckedRows rows(std::make_unique<AskedFile>(NewFile(4096), &asked));
+  EXPECT_EQ(asked.reserved, 98304U);
+  ASSERT_TRUE(rows.Write(2, 1).ok());
+  ASSERT_TRUE(rows.ReadLayer(2, "layer 2").ok());
+  using Request = std::pair<uint64_t, uint64_t>;
+  EXPECT_EQ(asked.requests, (std::vector<Request>{{57344, 8192}, {49152, 24576}}));
+  EXPECT_EQ(RowStore::StagingBytes({kLayers, kLists, kListBytes, 2}, 4096), 65536U);
+}
+
+TEST_F(RowStoreTest, ADiskThatIsFullIsSeenAtOnce) {
+  AskedFile::Asked asked;
+  asked.reserve_answer = Status(StatusCode::kIo, "no room");
   const auto made =
-      RowStore::Create(std::make_unique<FullFile>(NewFile(4096)), {kLayers, kLists, kListBytes, 2});
-  EXPECT_EQ(made.status().message(), fmt::format("no room for {} bytes", kLayers * kLists * 8192));
-  EXPECT_EQ(RowStore::StagingBytes({kLayers, kLists, kListBytes, 2}, 4096), (2 * kLists + 2) * 8192U);
+      RowStore::Create(std::make_unique<AskedFile>(NewFile(), &asked), {kLayers, kLists, kListBytes, 2});
+  EXPECT_EQ(made.status().message(), "no room");
 }
 
 }  // namespace

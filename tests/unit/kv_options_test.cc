@@ -184,8 +184,9 @@ TEST(KvOptions, ChoicesAreNamed) {
 TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
   size_t n_with_choices = 0;
   for (const char* name :
-       {"method", "budget", "type", "group", "select", "mass", "window", "sinks", "reuse", "rank", "index",
-        "heads", "representatives", "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
+       {"method", "budget", "type",   "group", "select",          "mass",   "window",  "sinks",
+        "reuse",  "rank",   "index",  "heads", "representatives", "policy", "adapter", "adapter-kind",
+        "dir",    "io",     "direct", "tmpfs"}) {
     KvSettings settings;
     const Status refused = SetKvOption(name, "?", &settings);
     const size_t at = refused.message().find("is not one of ");
