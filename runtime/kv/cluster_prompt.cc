@@ -22,9 +22,9 @@ constexpr uint32_t kKeysOfPiece = 256;
 constexpr uint32_t kClustersToPlace = 4;
 constexpr uint32_t kMostClustersToPlace = 2048;
 
-uint64_t PlacementBytes(uint32_t n_clusters) {
+uint64_t PlacementBytes(uint32_t n_clusters, uint32_t dim) {
   const uint32_t n = std::min(n_clusters, kMostClustersToPlace);
-  return CoRetrieval::MemoryBytes(n) + PlaceClustersBytes(n) + uint64_t{4} * n * sizeof(float);
+  return CoRetrieval::MemoryBytes(n) + PlaceClustersBytes(n, dim) + uint64_t{4} * n * sizeof(float);
 }
 
 PromptClusterShape PromptShapeOf(const KvPlan& plan, uint32_t n_entries, uint32_t n_means, uint32_t room) {
@@ -48,7 +48,8 @@ uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   // The sample is gone when the entries are divided, and the means when clusters are placed.
   const uint64_t means = KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx);
   const uint64_t divided = FindPromptClustersBytes(PromptShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
-  const uint64_t worked = std::max(means + std::max(sample, divided), divided + PlacementBytes(n_clusters));
+  const uint64_t worked =
+      std::max(means + std::max(sample, divided), divided + PlacementBytes(n_clusters, dim));
   const uint64_t of_piece = uint64_t{kKeysOfPiece} * (dim + n_clusters) * sizeof(float);
   return plan.n_ctx * plan.record.size_bytes() + worked + SideFloats(plan) * sizeof(float) + of_piece;
 }
@@ -179,7 +180,7 @@ std::vector<uint32_t> ClusterPrompt::Order(const PromptEntries& entries, uint32_
     Select(queries.subspan(i * columns + head * group, group), &masses, &selected);
     together.Add(selected);
   }
-  return PlaceClusters(together);
+  return PlaceClusters(together, clusters_.centroids);
 }
 
 Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, uint32_t begin, uint32_t end,
