@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "platform/base/check.h"
+#include "runtime/kv/key_division.h"
 
 namespace kvrun {
 namespace {
@@ -16,25 +17,51 @@ struct ClusterPair {
   uint32_t second = 0;
 };
 
-// Two clusters and their count in a number, so that a greater one goes before: the greater count, then the
+// Two clusters and their weight in a number, so that a greater one goes before: the greater weight, then the
 // lower ids.
 constexpr uint32_t kIdBits = 24;
 constexpr uint64_t kIdMask = (uint64_t{1} << kIdBits) - 1;
 
-uint64_t Packed(uint32_t count, uint32_t first, uint32_t second) {
-  return uint64_t{count} << 2 * kIdBits | (kIdMask - first) << kIdBits | (kIdMask - second);
+uint64_t Packed(uint32_t weight, uint32_t first, uint32_t second) {
+  return uint64_t{weight} << 2 * kIdBits | (kIdMask - first) << kIdBits | (kIdMask - second);
 }
 
 // All but one cluster, or two where their number is even, which have no neighbour.
 size_t PairsOf(uint32_t n_clusters) { return n_clusters == 0 ? 0 : (n_clusters - 1) / 2; }
 
-std::vector<uint64_t> SelectedTogether(const CoRetrieval& together) {
+// Of a pair that was selected together so many times, at a squared distance in units of the mean one.
+constexpr float kNearDistance = 0.2F;
+
+float Weight(uint32_t count, float distance) {
+  return (static_cast<float>(count) + 1.0F) / (distance + kNearDistance);
+}
+
+// Pairs whose weight is greater go before.
+std::vector<uint64_t> SortedPairs(const CoRetrieval& together, std::span<const float> centroids) {
+  const uint32_t n = together.n_clusters();
+  const size_t dim = centroids.size() / std::max(n, 1U);
+  float mean_distance = 0.0F;
+  uint32_t most = 0;
+  if (!centroids.empty() && n > 1) {
+    std::vector<float> middle(dim);
+    mean_distance = 2.0F * FindSpread(centroids, middle) * static_cast<float>(n) / static_cast<float>(n - 1);
+    for (uint32_t second = 1; second < n; ++second) {
+      for (uint32_t first = 0; first < second; ++first) most = std::max(most, together.Count(first, second));
+    }
+  }
+  const bool by_distance = mean_distance > 0.0F;
+  const float scale = static_cast<float>(std::numeric_limits<uint16_t>::max()) / Weight(most, 0.0F);
+  const auto centroid = [&](uint32_t id) { return centroids.subspan(id * dim, dim); };
   std::vector<uint64_t> found;
-  found.reserve(together.n_different());
-  for (uint32_t second = 1; second < together.n_clusters(); ++second) {
+  found.reserve(by_distance ? size_t{n} * (n - 1) / 2 : together.n_different());
+  for (uint32_t second = 1; second < n; ++second) {
     for (uint32_t first = 0; first < second; ++first) {
-      const uint32_t count = together.Count(first, second);
-      if (count > 0) found.push_back(Packed(count, first, second));
+      uint32_t weight = together.Count(first, second);
+      if (by_distance) {
+        const float distance = SquaredDistance(centroid(first), centroid(second)) / mean_distance;
+        weight = static_cast<uint32_t>(scale * Weight(weight, distance));
+      }
+      if (weight > 0) found.push_back(Packed(weight, first, second));
     }
   }
   std::sort(found.begin(), found.end(), std::greater<>());
@@ -43,7 +70,8 @@ std::vector<uint64_t> SelectedTogether(const CoRetrieval& together) {
 
 // The heaviest pair of which neither is in a pair yet, over and over; those that are never selected with
 // another that is left, by their ids. Answers the pairs; `is_paired` says who is left.
-std::vector<ClusterPair> MatchHeaviest(const CoRetrieval& together, std::vector<bool>& is_paired) {
+std::vector<ClusterPair> MatchHeaviest(const CoRetrieval& together, std::span<const float> centroids,
+                                       std::vector<bool>& is_paired) {
   const size_t n_pairs = PairsOf(together.n_clusters());
   std::vector<ClusterPair> pairs;
   pairs.reserve(n_pairs);
@@ -51,7 +79,7 @@ std::vector<ClusterPair> MatchHeaviest(const CoRetrieval& together, std::vector<
     pairs.push_back({first, second});
     is_paired[first] = is_paired[second] = true;
   };
-  for (const uint64_t packed : SelectedTogether(together)) {
+  for (const uint64_t packed : SortedPairs(together, centroids)) {
     if (pairs.size() == n_pairs) break;
     const auto first = static_cast<uint32_t>(kIdMask - (packed >> kIdBits & kIdMask));
     const auto second = static_cast<uint32_t>(kIdMask - (packed & kIdMask));
@@ -116,11 +144,11 @@ void CoRetrieval::Add(std::span<const uint32_t> selected) {
   }
 }
 
-std::vector<uint32_t> PlaceClusters(const CoRetrieval& together) {
+std::vector<uint32_t> PlaceClusters(const CoRetrieval& together, std::span<const float> centroids) {
   const uint32_t n = together.n_clusters();
   KVRUN_CHECK(n <= kIdMask);
   std::vector<bool> is_paired(n);
-  std::vector<ClusterPair> pairs = MatchHeaviest(together, is_paired);
+  std::vector<ClusterPair> pairs = MatchHeaviest(together, centroids, is_paired);
   Chain(together, pairs);
   // Before the pairs the lower one of those that are left, after them the other, if there is one.
   std::vector<uint32_t> left;
@@ -134,11 +162,11 @@ std::vector<uint32_t> PlaceClusters(const CoRetrieval& together) {
   return order;
 }
 
-uint64_t PlaceClustersBytes(uint32_t n_clusters) {
+uint64_t PlaceClustersBytes(uint32_t n_clusters, uint32_t dim) {
   const uint64_t n = n_clusters;
   const uint64_t n_pairs = CoRetrieval::MemoryBytes(n_clusters) / sizeof(uint16_t);
   return n_pairs * sizeof(uint64_t) + PairsOf(n_clusters) * sizeof(ClusterPair) + n * sizeof(uint32_t) +
-         (n + 7) / 8;
+         (n + 7) / 8 + dim * sizeof(float);
 }
 
 }  // namespace kvrun

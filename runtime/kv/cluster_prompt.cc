@@ -22,9 +22,9 @@ constexpr uint32_t kKeysOfPiece = 128;
 constexpr uint32_t kClustersToPlace = 4;
 constexpr uint32_t kMostClustersToPlace = 2048;
 
-uint64_t PlacementBytes(uint32_t n_clusters) {
+uint64_t PlacementBytes(uint32_t n_clusters, uint32_t dim) {
   const uint32_t n = std::min(n_clusters, kMostClustersToPlace);
-  return CoRetrieval::MemoryBytes(n) + PlaceClustersBytes(n) + uint64_t{4} * n * sizeof(float);
+  return CoRetrieval::MemoryBytes(n) + PlaceClustersBytes(n, dim) + uint64_t{4} * n * sizeof(float);
 }
 
 PromptClusterShape PromptShapeOf(const KvPlan& plan, uint32_t n_entries, uint32_t n_means, uint32_t room) {
@@ -53,7 +53,7 @@ uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint64_t found = FindPromptClustersBytes(PromptShapeOf(plan, plan.n_ctx, n_clusters, n_clusters));
   const uint64_t records = plan.n_ctx * plan.record.size_bytes();
   return std::max(keys + means + std::max({sample, pieces, found}),
-                  found + std::max(PlacementBytes(n_clusters), records));
+                  found + std::max(PlacementBytes(n_clusters, dim), records));
 }
 
 Status ClusterPrompt::MakePieces() {
@@ -176,7 +176,7 @@ std::vector<uint32_t> ClusterPrompt::Order(const PromptEntries& entries, uint32_
     Select(queries.subspan(i * columns + head * group, group), &masses, &selected);
     together.Add(selected);
   }
-  return PlaceClusters(together);
+  return PlaceClusters(together, clusters_.centroids);
 }
 
 Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room,

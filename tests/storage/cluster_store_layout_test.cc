@@ -95,6 +95,8 @@ TEST_F(ClusterStoreLayout, TheExampleWithPagesOf512) {
               {13240, 2, 3},
               {14240, 2, 4},
               {19480, 3, 0}});
+  // 3072 bytes at 0, 2048 at 8192, 5120 at 10240, and 512 at 19456: flash pages, not those of the file.
+  EXPECT_EQ(store_->stats().pages_written, 1U + 1 + 2 + 1);
   EXPECT_EQ(Read({{0, 1}, {0, 2}}), (Numbers{1, 7168, 7, 1}));
   EXPECT_EQ(Read({{0, 0}, {0, 1}}), (Numbers{2, 3072 + 2048, 5, 2}));
   EXPECT_EQ(Read({{0, 3}, {0, 2}, {0, 1}, {0, 0}}), (Numbers{3, 3072 + 7168 + 1024, 11, 3}));
@@ -131,7 +133,12 @@ TEST_F(ClusterStoreLayout, TheExampleWithPagesOf4096) {
               {19384, 2, 3},
               {20384, 2, 4},
               {31768, 3, 0}});
+  const ClusterStoreStats written = store_->stats();
+  EXPECT_EQ(written.pages_written, 1U + 1 + 2 + 1);
   EXPECT_EQ(Read({{0, 1}, {0, 2}}), (Numbers{1, 12288, 7, 1}));
+  EXPECT_EQ(store_->stats().pages_read - written.pages_read, 3U);
+  EXPECT_EQ(store_->CountRuns(0, 0, std::vector<uint32_t>{0, 1, 2, 3}), 3U) << "1 and 2 adjoin";
+  EXPECT_EQ(store_->CountRuns(0, 0, std::vector<uint32_t>{0, 2}), 2U);
   const uint64_t before = store_->stats().written_bytes;
   Write(0, 1, 3, 2);
   EXPECT_EQ(store_->stats().written_bytes - before, 4096U);

@@ -84,6 +84,21 @@ TEST(PlaceClusters, TiesAndTurns) {
   EXPECT_EQ(PlaceClusters(together), (Ids{4, 0, 1, 3, 2, 5}));
 }
 
+// Selected together as often as 0 and 2, 0 and 3 are nearer; 1 and 2 are far from each other, and nothing is
+// left for them. Ten times as often outweighs the distance.
+TEST(PlaceClusters, OfThoseThatWeighTheSameTheNearerOnesAdjoin) {
+  const std::vector<float> centroids = {0.0F, 0.0F, 9.0F, 0.0F, 0.0F, 9.0F, 0.5F, 0.0F};
+  CoRetrieval together(4);
+  Add(together, {0, 2, 3}, 5);
+  Add(together, {0, 1}, 5);
+  EXPECT_EQ(PlaceClusters(together), (Ids{2, 0, 1, 3}));
+  EXPECT_EQ(PlaceClusters(together, centroids), (Ids{1, 0, 3, 2}));
+  Add(together, {1, 2}, 300);
+  EXPECT_EQ(PlaceClusters(together, centroids), (Ids{0, 1, 2, 3}));
+  // Without any distance, counts alone say.
+  EXPECT_EQ(PlaceClusters(together, std::vector<float>(8, 1.0F)), PlaceClusters(together));
+}
+
 TEST(PlaceClusters, WhatWasNeverSelectedStaysInOrder) {
   for (uint32_t n = 0; n < 9; ++n) {
     const Ids order = PlaceClusters(CoRetrieval(n));
@@ -104,6 +119,9 @@ TEST(PlaceClusters, AnyNumberOfClustersIsPermuted) {
     const Ids order = PlaceClusters(together);
     EXPECT_TRUE(IsPermutation(order, n)) << n;
     EXPECT_EQ(PlaceClusters(together), order);
+    std::vector<float> centroids(size_t{n} * 3);
+    for (float& value : centroids) value = static_cast<float>(random.Below(1000));
+    EXPECT_TRUE(IsPermutation(PlaceClusters(together, centroids), n)) << n;
   }
 }
 
