@@ -52,6 +52,10 @@ const std::vector<KvOptionHelp>& Options() {
       {"cluster", "N", "dynakv: how many entries a cluster has on average", kKvExperts},
       {"cluster-max", "N",
        "dynakv: how many entries a cluster has at most (default: four times --kv-cluster)", kKvExperts},
+      {"cluster-room", "N",
+       "dynakv: for how many clusters of a KV head the index has room (default: a quarter more than a context "
+       "of clusters of --kv-cluster takes)",
+       kKvExperts},
       {"pending", "N", "dynakv: how many entries may wait for their cluster to be read, in each KV head",
        kKvExperts},
       {"split", "FACTOR", "dynakv: divide a cluster whose variance is so many times that of the first ones",

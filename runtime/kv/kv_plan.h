@@ -98,6 +98,7 @@ struct KvOptions {
   std::string policy;                           // replacement; empty: chosen
   std::optional<uint32_t> cluster_entries;      // of clusters, on average, when a prompt is divided
   std::optional<uint32_t> max_cluster_entries;  // of a cluster
+  std::optional<uint32_t> cluster_room;         // of a stream of a layer: clusters in the index
   std::optional<uint32_t> pending_entries;      // of a stream of a layer: may wait for their cluster
   std::optional<double> split_factor;           // ClusterPlan::threshold_factor
   std::optional<ClusterUpdate> cluster_update;

@@ -173,9 +173,9 @@ void Planner::SettleClusters(uint32_t sinks) {
     most = std::min(most, slots * base_.slot_record.group_tokens);
   }
   clusters.max_entries = std::max(options_.max_cluster_entries.value_or(most), kLeastMaxClusterEntries);
-  clusters.n_clusters = static_cast<uint32_t>(std::ceil(
-                            kClusterRoom * n_ctx / std::min(clusters.mean_entries, clusters.max_entries))) +
-                        kSpareClusters;
+  const uint32_t mean = std::min(clusters.mean_entries, clusters.max_entries);
+  clusters.n_clusters = options_.cluster_room.value_or(
+      static_cast<uint32_t>(std::ceil(kClusterRoom * n_ctx / mean)) + kSpareClusters);
   clusters.max_pending = options_.pending_entries.value_or(kPendingEntries);
   // What is pending together is one cluster at first.
   if (options_.cluster_update == ClusterUpdate::kLocal && !options_.max_cluster_entries) {
