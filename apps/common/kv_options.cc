@@ -53,7 +53,8 @@ const std::vector<KvOptionHelp>& Options() {
       {"cluster-max", "N",
        "dynakv: how many entries a cluster has at most (default: four times --kv-cluster)", kKvExperts},
       {"cluster-room", "N",
-       "dynakv: for how many clusters of a KV head the index has room (default: a quarter more than a context "
+       "dynakv: for how many clusters of a KV head the index has room (default: a quarter more than a "
+       "context "
        "of clusters of --kv-cluster takes)",
        kKvExperts},
       {"pending", "N", "dynakv: how many entries may wait for their cluster to be read, in each KV head",
@@ -65,7 +66,8 @@ const std::vector<KvOptionHelp>& Options() {
       {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit, lfu or cluster",
        kKvExperts},
       {"adapter", "FILE",
-       "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt)",
+       "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt); "
+       "dynakv: its thresholds of clusters, in place of --kv-split",
        kKv},
       {"adapter-kind", "KIND", "the adapters' kind: plain, centred, query, query-centred, heads or skewed",
        kKvExperts},

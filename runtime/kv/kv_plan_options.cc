@@ -44,7 +44,8 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.rank) return NotFor(options, "rank", what);
     if (options.index_type) return NotFor(options, "index", what);
     if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
-    if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
+    // Of clusters, an adapter's file has the thresholds.
+    if (options.adapter_from_file && !method.has_clusters()) return NotFor(options, "adapter", "adapter");
   }
   if (!method.has_clusters()) {
     if (options.cluster_entries) return NotFor(options, "cluster", "clusters");

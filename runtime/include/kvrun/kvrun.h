@@ -282,7 +282,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   layout       dynakv: "dual-head" (two clusters grow towards each other in a pool, so that neighbours of
  *                two pools adjoin), "cluster" (each by itself, to compare with)
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
- *   adapter      a file of adapters for the index; without one they are computed from the first prompt
+ *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
+ *                dynakv: its thresholds of clusters, in place of "split", which comes before them
  *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
  *   dir          a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
  *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
@@ -325,11 +326,11 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
  * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, split,
- * update, layout), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
- * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
- * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its
- * speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; a note
- * says if the group is not 4. */
+ * update, layout), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is
+ * longer than what the model was trained with). A file of adapters is read to check that it suits; the folder
+ * for KV is not created. If no group is given, the one that kvswap takes depends on the storage under that
+ * folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache
+ * folder; a note says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
