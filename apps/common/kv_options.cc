@@ -52,6 +52,11 @@ const std::vector<KvOptionHelp>& Options() {
       {"cluster", "N", "dynakv: how many entries a cluster has on average", kKvExperts},
       {"cluster-max", "N",
        "dynakv: how many entries a cluster has at most (default: four times --kv-cluster)", kKvExperts},
+      {"cluster-room", "N",
+       "dynakv: for how many clusters of a KV head the index has room (default: a quarter more than a "
+       "context "
+       "of clusters of --kv-cluster takes)",
+       kKvExperts},
       {"pending", "N", "dynakv: how many entries may wait for their cluster to be read, in each KV head",
        kKvExperts},
       {"split", "FACTOR", "dynakv: divide a cluster whose variance is so many times that of the first ones",
@@ -64,7 +69,8 @@ const std::vector<KvOptionHelp>& Options() {
       {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit, lfu or cluster",
        kKvExperts},
       {"adapter", "FILE",
-       "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt)",
+       "a file of adapters for the index, from kvadapt calibrate (default: computed from the first prompt); "
+       "dynakv: its thresholds of clusters, in place of --kv-split",
        kKv},
       {"adapter-kind", "KIND", "the adapters' kind: plain, centred, query, query-centred, heads or skewed",
        kKvExperts},

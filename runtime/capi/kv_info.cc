@@ -38,6 +38,7 @@ Json SizesInfo(const KvPlan& plan) {
 Json ClustersInfo(const ClusterPlan& clusters) {
   return {{"cluster", clusters.mean_entries},
           {"cluster_max", clusters.max_entries},
+          {"cluster_room", clusters.n_clusters},
           {"pending", clusters.max_pending},
           {"split", clusters.threshold_factor},
           {"update", ClusterUpdateName(clusters.update)},
@@ -57,6 +58,7 @@ Json ClusterReportInfo(const ClusterReport& report) {
       {"entries", report.entries},
       {"pending", report.pending},
       {"variance", report.variance},
+      {"cluster_variance", report.cluster_variance},
       {"divisions", report.divisions},
       {"forced_loads", report.forced_loads},
       {"joined_for_room", report.joined_for_room},

@@ -417,7 +417,7 @@ class Device {
     uint64_t bytes;
   };
   virtual std::vector<MemoryPart> MemoryInUse() const = 0;
-  // The first to.size() bytes of `from`, whatever its use. Waits for all that was submitted; for tests.
+  // The first to.size() bytes of `from`, whatever its use. Waits for all that was submitted; slow.
   virtual Status Download(const Buffer& from, std::span<std::byte> to) = 0;
 
   // Empty unless the device was opened with profiling; sums since the last call.

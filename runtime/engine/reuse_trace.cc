@@ -9,6 +9,7 @@
 #include "platform/io/replace_file.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/session_kv.h"
+#include "runtime/kv/cluster_factors.h"
 
 namespace kvrun {
 namespace {
@@ -155,6 +156,29 @@ Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_
   return trace;
 }
 
+Result<std::vector<float>> ReuseRecorder::ClusterThresholds(const ProgressCallback& progress) {
+  const std::lock_guard lock(*device_mutex_);
+  const KvShape& shape = full_->kv_shape();
+  const uint32_t n_keys = std::min(n_prefill_ - std::min(n_prefill_, kSinkEntries), kMostKeysOfFactor);
+  std::vector<float> factors;
+  if (n_keys < kLeastKeysOfFactor) return factors;
+  std::vector<std::byte> kv(shape.size_bytes());
+  std::vector<float> keys(size_t{n_keys} * shape.head_dim);
+  const TensorType type = shape.type == KvType::kF32 ? TensorType::kF32 : TensorType::kF16;
+  const uint64_t bytes = uint64_t{shape.head_dim} * KvElementBytes(shape.type);
+  for (uint32_t layer = 0; layer < model_.config.n_layers; ++layer) {
+    if (progress && progress(layer, model_.config.n_layers)) return Cancelled();
+    KVRUN_RETURN_IF_ERROR(device_.Download(*full_->kv(layer), kv));
+    for (uint32_t head = 0; head < shape.n_kv_heads; ++head) {
+      // [n_kv_heads, K or V, n_ctx, head_dim]
+      const uint64_t first = (uint64_t{2} * head * shape.n_ctx + kSinkEntries) * bytes;
+      DecodeTensor(type, std::span(kv).subspan(first, n_keys * bytes), keys);
+      factors.push_back(FindClusterFactor(keys, shape.head_dim));
+    }
+  }
+  return factors;
+}
+
 Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                       Device& device, std::mutex* device_mutex,
                                       const std::string& adapter_path, std::span<const TokenId> ids,
@@ -168,8 +192,12 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
       ReadAdapter(adapter_path, fingerprint, config.n_layers, config.kv_dim(), rank).status());
   KVRUN_RETURN_IF_ERROR(CheckResultFile(adapter_path));
   const ReusePlan plan = PlanReuse(options, config, ids.size());
-  ReuseMeasurement measured{
-      .rates = {}, .n_ctx = plan.n_ctx, .n_steps = plan.n_steps, .rank = rank, .note = {}};
+  ReuseMeasurement measured{.rates = {},
+                            .cluster_thresholds = {},
+                            .n_ctx = plan.n_ctx,
+                            .n_steps = plan.n_steps,
+                            .rank = rank,
+                            .note = {}};
   if (plan.settings.empty()) {
     measured.note = NothingToMeasure(options, plan, ids.size());
   } else {
@@ -190,9 +218,13 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
       measured.rates.insert(measured.rates.end(), rates.begin(), rates.end());
       done += n_decoded;
     }
+    KVRUN_ASSIGN_OR_RETURN(measured.cluster_thresholds, recorder->ClusterThresholds([&](uint64_t, uint64_t) {
+      return progress && progress(total - 1, total);
+    }));
     if (progress && progress(total, total)) return Cancelled();
   }
   adapter.reuse = measured.rates;
+  if (!measured.cluster_thresholds.empty()) adapter.cluster_thresholds = measured.cluster_thresholds;
   KVRUN_RETURN_IF_ERROR(WriteAdapter(adapter, adapter_path));
   return measured;
 }

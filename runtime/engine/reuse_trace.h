@@ -32,6 +32,9 @@ class ReuseRecorder {
   // Feeds the next n_steps ids one by one. The settings are of a method that selects.
   Result<ReuseTrace> Record(const KvSettings& settings, uint32_t n_steps, const ProgressCallback& progress);
 
+  // Of the prefilled keys, sinks left out: Adapter::cluster_thresholds. Empty: there are too few.
+  Result<std::vector<float>> ClusterThresholds(const ProgressCallback& progress);
+
  private:
   ReuseRecorder(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
                 std::mutex* device_mutex)
@@ -56,10 +59,11 @@ struct ReuseOptions {
 
 struct ReuseMeasurement {
   std::vector<ReuseRate> rates;
-  uint32_t n_ctx = 0;    // of the text that was used
-  uint32_t n_steps = 0;  // of it, the last: counted
-  uint32_t rank = 0;     // of the selection
-  std::string note;      // why there are no rates, where there are none
+  std::vector<float> cluster_thresholds;  // Adapter::cluster_thresholds
+  uint32_t n_ctx = 0;                     // of the text that was used
+  uint32_t n_steps = 0;                   // of it, the last: counted
+  uint32_t rank = 0;                      // of the selection
+  std::string note;                       // why there are no rates, where there are none
 };
 
 // Everything that is not in the grid is as a budget of 1/13 has it: fp8, a rank of an eighth of the keys (or
@@ -67,9 +71,9 @@ struct ReuseMeasurement {
 KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_t group_tokens,
                          uint32_t select_entries);
 
-// Measures on the first tokens of `ids`, and writes the rates into the adapter's file, whose other contents
-// stay; the file is as it was where the answer is not ok. Where the text is too short for any setting, the
-// table is empty. `progress`: in tokens.
+// Measures on the first tokens of `ids`, and writes the rates and the thresholds of clusters into the
+// adapter's file, whose other contents stay; the file is as it was where the answer is not ok. Where the text
+// is too short for any setting, the table is empty. `progress`: in tokens.
 Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                       Device& device, std::mutex* device_mutex,
                                       const std::string& adapter_path, std::span<const TokenId> ids,

@@ -1,5 +1,7 @@
 #include "runtime/engine/session_kv.h"
 
+#include <fmt/format.h>
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -33,6 +35,24 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
                           .allow_tmpfs = storage.allow_tmpfs});
 }
 
+// What an adapter's file has for clusters. A factor on the command line takes its place.
+Result<std::shared_ptr<const Adapter>> ReadThresholds(const KvSettings& settings, const KvModelShape& shape,
+                                                      const std::string& fingerprint) {
+  const std::string& path = settings.storage.adapter_path;
+  KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadAdapter(path, fingerprint, shape.n_layers,
+                                                      shape.n_kv_heads * shape.head_dim, /*rank=*/1));
+  if (settings.kv.split_factor) return std::shared_ptr<const Adapter>();
+  if (adapter.cluster_thresholds.size() != size_t{shape.n_layers} * shape.n_kv_heads) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("{}: the adapter has no thresholds for the clusters of the KV method {}: make it "
+                    "again with kvadapt calibrate, or run without it",
+                    path, settings.kv.method));
+  }
+  adapter.layers.clear();
+  return std::make_shared<const Adapter>(std::move(adapter));
+}
+
 // Null where none was named, or where nothing is selected by it.
 Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, const KvSettings& settings,
                                                         const KvPlan& plan) {
@@ -40,6 +60,7 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
     return std::shared_ptr<const Adapter>();
   const KvModelShape shape = ShapeOf(model.config);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
+  if (plan.method.has_clusters()) return ReadThresholds(settings, shape, fingerprint);
   KVRUN_ASSIGN_OR_RETURN(Adapter adapter,
                          ReadAdapter(settings.storage.adapter_path, fingerprint, shape.n_layers,
                                      shape.n_kv_heads * shape.head_dim, plan.index.rank));

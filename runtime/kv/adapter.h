@@ -100,8 +100,10 @@ struct Adapter {
   AdapterKind kind = AdapterKind::kPlain;
   std::string fingerprint;  // of the model (ModelFingerprint)
   std::vector<LayerAdapter> layers;
-  std::vector<ReuseRate> reuse;           // may be empty
-  std::vector<float> cluster_thresholds;  // [n_layers, n_kv_heads], of DynaKV; empty: none were measured
+  std::vector<ReuseRate> reuse;  // may be empty
+  // [n_layers, n_kv_heads]: thresholds of DynaKV's clusters, as multiples of the mean variance of a KV head's
+  // first ones (FindClusterFactor). Empty: none were measured.
+  std::vector<float> cluster_thresholds;
 };
 
 // A GGUF file (docs/formats/adapter.md): sides and mean in f16. Written beside the target, which

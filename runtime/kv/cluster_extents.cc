@@ -6,8 +6,9 @@
 
 namespace kvrun {
 
-ClusterSet::ClusterSet(const KvPlan& plan, uint32_t n_layers)
-    : plan_(plan), workspace_(plan.cluster_map_shape()) {
+ClusterSet::ClusterSet(const KvPlan& plan, uint32_t n_layers, std::span<const float> factors)
+    : plan_(plan), workspace_(plan.cluster_map_shape()), factors_(factors.begin(), factors.end()) {
+  KVRUN_CHECK(factors.empty() || factors.size() == size_t{n_layers} * plan.heads_per_sequence());
   maps_.reserve(size_t{n_layers} * plan.n_streams);  // copies would lose the room that maps have reserved
   while (maps_.size() < maps_.capacity()) maps_.emplace_back(plan.cluster_map_shape(), workspace_);
 }

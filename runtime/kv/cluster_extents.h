@@ -22,7 +22,8 @@ namespace kvrun {
 // The maps of all streams of all layers. The plan must outlive it.
 class ClusterSet {
  public:
-  ClusterSet(const KvPlan& plan, uint32_t n_layers);
+  // factors [n_layers, KV heads], in place of the plan's threshold_factor; or empty.
+  ClusterSet(const KvPlan& plan, uint32_t n_layers, std::span<const float> factors);
 
   ClusterMap& map(uint32_t layer, uint32_t stream) { return maps_[size_t{layer} * plan_.n_streams + stream]; }
   const ClusterMap& map(uint32_t layer, uint32_t stream) const {
@@ -32,6 +33,12 @@ class ClusterSet {
   uint32_t n_records(uint32_t layer, uint32_t stream, uint32_t cluster) const {
     return RecordsOf(map(layer, stream).cluster(cluster).n_stored);
   }
+  // A cluster of the stream is divided where its variance exceeds so many times that of the first ones.
+  float threshold_factor(uint32_t layer, uint32_t stream) const {
+    const uint32_t heads = plan_.heads_per_sequence();
+    if (factors_.empty()) return plan_.clusters.threshold_factor;
+    return factors_[size_t{layer} * heads + stream % heads];
+  }
   uint32_t RecordsOf(uint32_t n_entries) const {
     return (n_entries + plan_.slot_record.group_tokens - 1) / plan_.slot_record.group_tokens;
   }
@@ -40,6 +47,7 @@ class ClusterSet {
   const KvPlan& plan_;
   ClusterWorkspace workspace_;
   std::vector<ClusterMap> maps_;  // [n_layers, n_streams]
+  std::vector<float> factors_;    // [n_layers, KV heads], or empty
 };
 
 class ClusterExtents final : public ExtentMap, public RecordFetcher {

@@ -361,6 +361,7 @@ std::optional<ClusterReport> ClusterLedger::clusters() const {
   report.wanted = wanted_;
   report.wanted_clusters = wanted_clusters_;
   double variances = 0.0;
+  double cluster_variances = 0.0;
   for (uint32_t i = 0; i < n_layers_; ++i) {
     for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
       const ClusterMap& map = clusters_.map(i, stream);
@@ -370,13 +371,17 @@ std::optional<ClusterReport> ClusterLedger::clusters() const {
       report.joined_for_room += map.stats().joined_for_room;
       for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
         const Cluster& of = map.cluster(cluster);
-        report.clusters += of.n_stored > 0 ? 1 : 0;
+        if (of.n_stored == 0) continue;
+        ++report.clusters;
         report.entries += of.n_stored;
+        cluster_variances += of.variance;
         variances += double{of.variance} * of.n_stored;
       }
     }
   }
-  report.variance = report.entries > 0 ? variances / static_cast<double>(report.entries) : 0.0;
+  if (report.clusters == 0) return report;
+  report.variance = variances / static_cast<double>(report.entries);
+  report.cluster_variance = cluster_variances / static_cast<double>(report.clusters);
   return report;
 }
 

@@ -112,7 +112,7 @@ Status ClusterLedger::AddClusters(const ClusterPlace& at, uint32_t begin, std::s
     is_new_[(size_t{at.layer} * plan_.n_streams + at.stream) * map.end_cluster() + cluster] = true;
   }
   if (std::isinf(map.threshold()) && made.n_clusters() >= kClustersOfThreshold) {
-    map.SetThreshold(plan_.clusters.threshold_factor * MeanOf(made.variances));
+    map.SetThreshold(clusters_.threshold_factor(at.layer, at.stream) * MeanOf(made.variances));
   }
   return added;
 }
@@ -249,7 +249,7 @@ Status ClusterLedger::RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t 
       KVRUN_RETURN_IF_ERROR(upkeep_.Add(
           {layer, stream}, positions, [&](size_t i) { return record(positions[i] + stream); }, centroid_,
           variance));
-      clusters_.map(layer, stream).SetThreshold(plan_.clusters.threshold_factor * variance);
+      clusters_.map(layer, stream).SetThreshold(clusters_.threshold_factor(layer, stream) * variance);
     }
   }
   settled(layer, sequence) = end;

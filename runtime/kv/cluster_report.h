@@ -30,7 +30,8 @@ struct ClusterReport {
   uint64_t clusters = 0;
   uint64_t entries = 0;  // that are stored
   uint64_t pending = 0;
-  double variance = 0.0;  // of an entry's cluster, on average
+  double variance = 0.0;          // of an entry's cluster, on average
+  double cluster_variance = 0.0;  // of a cluster, on average: each counts as one, however large
   uint64_t divisions = 0;
   uint64_t forced_loads = 0;     // of clusters that were not chosen, as too many entries were pending
   uint64_t joined_for_room = 0;  // entries beyond the threshold, which the index had no room to divide for

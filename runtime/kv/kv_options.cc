@@ -271,6 +271,8 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.cluster_entries); }},
     {"cluster-max",
      [](const Given& g, KvSettings* s) { return SetCount(g, 2, kMaxEntries, &s->kv.max_cluster_entries); }},
+    {"cluster-room",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.cluster_room); }},
     {"pending",
      [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.pending_entries); }},
     {"split", [](const Given& g, KvSettings* s) { return SetFactor(g, &s->kv.split_factor); }},

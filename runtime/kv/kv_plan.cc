@@ -40,6 +40,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(!given.policy.empty(), full.policy, "policy");
   drop(given.cluster_entries.has_value(), full.cluster_entries, "cluster");
   drop(given.max_cluster_entries.has_value(), full.max_cluster_entries, "cluster-max");
+  drop(given.cluster_room.has_value(), full.cluster_room, "cluster-room");
   drop(given.pending_entries.has_value(), full.pending_entries, "pending");
   drop(given.split_factor.has_value(), full.split_factor, "split");
   drop(given.cluster_update.has_value(), full.cluster_update, "update");

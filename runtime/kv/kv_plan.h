@@ -98,6 +98,7 @@ struct KvOptions {
   std::string policy;                           // replacement; empty: chosen
   std::optional<uint32_t> cluster_entries;      // of clusters, on average, when a prompt is divided
   std::optional<uint32_t> max_cluster_entries;  // of a cluster
+  std::optional<uint32_t> cluster_room;         // of a stream of a layer: clusters in the index
   std::optional<uint32_t> pending_entries;      // of a stream of a layer: may wait for their cluster
   std::optional<double> split_factor;           // ClusterPlan::threshold_factor
   std::optional<ClusterUpdate> cluster_update;
@@ -185,7 +186,10 @@ struct KvPlan {
   // When a layer's choice is known, the layer that had its part of the pool before is complete: that many
   // layers later (KvThread).
   uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
-  SlotCacheShape slot_cache_shape() const { return {n_cache_slots, n_chosen, n_pool_slots, n_record_ids()}; }
+  SlotCacheShape slot_cache_shape() const {
+    return {n_cache_slots, n_chosen, n_pool_slots, n_record_ids(),
+            method.has_clusters() ? records_per_cluster() : 1};
+  }
   uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }

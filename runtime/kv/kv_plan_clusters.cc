@@ -43,7 +43,8 @@ uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t n_of_layer = uint64_t{plan.n_streams} * plan.clusters.n_clusters;
   // Which are of the prompt that is computed, and a layer's in the order of their places.
   const uint64_t lists = input.model.n_layers * n_of_layer / 8 + n_of_layer * sizeof(uint32_t);
-  return uint64_t{input.model.n_layers} * plan.n_streams * ClusterMap::MemoryBytes(shape) + lists +
+  const uint64_t factors = uint64_t{input.model.n_layers} * plan.heads_per_sequence() * sizeof(float);
+  return uint64_t{input.model.n_layers} * plan.n_streams * ClusterMap::MemoryBytes(shape) + lists + factors +
          ClusterWorkspace::MemoryBytes(shape) + maintained;
 }
 

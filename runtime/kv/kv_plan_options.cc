@@ -44,11 +44,13 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.rank) return NotFor(options, "rank", what);
     if (options.index_type) return NotFor(options, "index", what);
     if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
-    if (options.adapter_from_file) return NotFor(options, "adapter", "adapter");
+    // Of clusters, an adapter's file has the thresholds.
+    if (options.adapter_from_file && !method.has_clusters()) return NotFor(options, "adapter", "adapter");
   }
   if (!method.has_clusters()) {
     if (options.cluster_entries) return NotFor(options, "cluster", "clusters");
     if (options.max_cluster_entries) return NotFor(options, "cluster-max", "clusters");
+    if (options.cluster_room) return NotFor(options, "cluster-room", "clusters");
     if (options.pending_entries) return NotFor(options, "pending", "clusters");
     if (options.split_factor) return NotFor(options, "split", "clusters");
     if (options.cluster_update) return NotFor(options, "update", "clusters");
@@ -120,6 +122,12 @@ Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
         fmt::format("there would be {} clusters of {} entries on average, and there can be {}: raise "
                     "--kv-cluster, or shorten the context",
                     plan.clusters.n_clusters, plan.clusters.mean_entries, kMostClusters));
+  }
+  if (uint64_t{plan.clusters.n_clusters} * plan.clusters.max_entries < plan.n_ctx) {
+    return Invalid(
+        fmt::format("the index would have room for {} clusters of up to {} entries, and the context has {}: "
+                    "raise --kv-cluster-room or --kv-cluster-max, or shorten the context",
+                    plan.clusters.n_clusters, plan.clusters.max_entries, plan.n_ctx));
   }
   if (n_chosen && *n_chosen < plan.records_per_cluster()) {
     return Invalid(

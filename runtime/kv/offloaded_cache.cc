@@ -34,16 +34,18 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
   KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter, stores_.rows.get()));
   selector_ = MakeSelector(device, plan_, n_layers_);
-  KVRUN_RETURN_IF_ERROR(CreateLedger(device));
+  KVRUN_RETURN_IF_ERROR(CreateLedger(device, adapter));
   server_.SetSelector(selector_.get());
   server_.SetReader(&reader());
   server_.SetExtents(extents_.get());
   return Status::Ok();
 }
 
-Status OffloadedCache::CreateLedger(Device& device) {
+Status OffloadedCache::CreateLedger(Device& device, const Adapter* adapter) {
   if (stores_.clusters != nullptr) {
-    clusters_ = std::make_unique<ClusterSet>(plan_, n_layers_);
+    const std::span<const float> factors =
+        adapter != nullptr ? std::span(adapter->cluster_thresholds) : std::span<const float>();
+    clusters_ = std::make_unique<ClusterSet>(plan_, n_layers_, factors);
     extents_ = std::make_unique<ClusterExtents>(plan_, *clusters_, *stores_.clusters);
     KVRUN_ASSIGN_OR_RETURN(ledger_, MakeClusterLedger(device, plan_, n_layers_, *clusters_, *stores_.clusters,
                                                       window_, slots_, *index_));

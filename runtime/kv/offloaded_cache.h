@@ -149,7 +149,7 @@ class OffloadedCache {
   OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_layers, KvStores stores);
 
   Status CreateParts(Device& device, const Adapter* adapter);
-  Status CreateLedger(Device& device);
+  Status CreateLedger(Device& device, const Adapter* adapter);
   RecordFetcher& reader();
   void CountInText(uint32_t layer);
   void LeaveDecode();

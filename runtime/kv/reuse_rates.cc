@@ -38,7 +38,7 @@ std::vector<ReuseRate> ReuseRatesOf(const ReuseTrace& trace, std::span<const dou
   }
   std::vector<ReuseRate> rates;
   for (const ReplacementPolicy& policy : ReplacementPolicies()) {
-    if (policy.goes_by_changes) continue;  // groups do not change: it is lru
+    if (policy.goes_by_changes) continue;  // groups are all alike: it is lfu, but for ties
     for (const uint32_t capacity : capacities) {
       if (policy.needs_equal_capacity && capacity != trace.n_chosen) continue;
       rates.push_back({.policy = std::string(policy.name),

@@ -15,13 +15,14 @@ constexpr uint8_t kFrequencyGain = 31;
 
 // What was touched within so many steps may be reserved, within that share of what could be given up.
 constexpr uint64_t kReservedSteps = 16;
-constexpr size_t kReservedShare = 8;  // one in so many
+constexpr size_t kReservedShare = 16;  // one in so many
 
 }  // namespace
 
 SlotCache::SlotCache(const SlotCacheShape& shape, const ReplacementPolicy* policy)
     : policy_(policy),
       max_rest_(shape.max_rest),
+      extent_records_(shape.extent_records),
       extents_(shape.n_slots, kNoExtent),
       loaded_at_(shape.n_slots, 0),
       used_at_(shape.n_slots, 0),
@@ -30,10 +31,10 @@ SlotCache::SlotCache(const SlotCacheShape& shape, const ReplacementPolicy* polic
       slots_(shape.max_chosen),
       rest_(shape.max_rest),
       loads_(shape.max_chosen) {
-  KVRUN_CHECK(policy != nullptr);
+  KVRUN_CHECK(policy != nullptr && shape.extent_records > 0);
   KVRUN_CHECK(uint64_t{shape.n_slots} + shape.max_rest >= shape.max_chosen);
   KVRUN_CHECK(!policy->needs_equal_capacity || shape.n_slots == shape.max_chosen);
-  if (policy->goes_by_frequency) frequency_.resize(shape.n_extents);
+  if (policy->goes_by_frequency) frequency_.resize(shape.n_frequencies());
   if (policy->goes_by_changes) {
     weights_.resize(shape.n_slots, 1);
     touched_at_.resize(shape.n_slots, 0);
@@ -45,7 +46,7 @@ uint64_t SlotCache::MemoryBytes(const SlotCacheShape& shape, const ReplacementPo
   constexpr uint64_t kPerSlot = 3 * sizeof(uint32_t) + 2 * sizeof(uint64_t);
   constexpr uint64_t kPerChosen = sizeof(uint32_t) + sizeof(SlotLoad);
   return kPerSlot * shape.n_slots + kPerChosen * shape.max_chosen + sizeof(uint32_t) * shape.max_rest +
-         (policy.goes_by_frequency ? shape.n_extents : 0) +
+         (policy.goes_by_frequency ? shape.n_frequencies() : 0) +
          (policy.goes_by_changes ? (sizeof(uint32_t) + sizeof(uint64_t)) * shape.n_slots : 0);
 }
 
@@ -84,9 +85,11 @@ void SlotCache::NoteFrequency(std::span<const uint32_t> chosen) {
   for (uint8_t& frequency : frequency_) {
     frequency = static_cast<uint8_t>(frequency - (frequency + kFrequencyDecay - 1U) / kFrequencyDecay);
   }
-  for (const uint32_t extent : chosen) {
-    KVRUN_CHECK(extent < frequency_.size());
-    frequency_[extent] = static_cast<uint8_t>(frequency_[extent] + kFrequencyGain);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    if (i > 0 && chosen[i] / extent_records_ == chosen[i - 1] / extent_records_) continue;
+    KVRUN_CHECK(chosen[i] / extent_records_ < frequency_.size());
+    uint8_t& frequency = FrequencyOf(chosen[i]);
+    frequency = static_cast<uint8_t>(frequency + kFrequencyGain);
   }
 }
 
@@ -125,7 +128,7 @@ size_t SlotCache::ChooseVictims(size_t most) {
   for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
     if (used_at_[slot] != step_) victims_[n_candidates++] = slot;
   }
-  SlotView view = {extents_, loaded_at_, used_at_, frequency_, weights_, touched_at_, step_};
+  SlotView view = {extents_, loaded_at_, used_at_, frequency_, extent_records_, weights_, touched_at_, step_};
   if (!touched_at_.empty() && n_candidates > 0) {
     view.reserved_after = FindReservedAfter(std::span(victims_).first(n_candidates));
   }
@@ -150,8 +153,8 @@ size_t SlotCache::Admit(std::span<const uint32_t> chosen, size_t n_misses, size_
   const auto begin = loads_.begin();
   if (policy_->goes_by_frequency) {
     const auto comes_first = [&](const SlotLoad& a, const SlotLoad& b) {
-      const uint8_t frequency_a = frequency_[chosen[a.extent]];
-      const uint8_t frequency_b = frequency_[chosen[b.extent]];
+      const uint8_t frequency_a = FrequencyOf(chosen[a.extent]);
+      const uint8_t frequency_b = FrequencyOf(chosen[b.extent]);
       return frequency_a != frequency_b ? frequency_a > frequency_b : a.extent < b.extent;
     };
     std::partial_sort(begin, begin + static_cast<std::ptrdiff_t>(n_victims),
@@ -166,9 +169,9 @@ size_t SlotCache::Admit(std::span<const uint32_t> chosen, size_t n_misses, size_
   return n;
 }
 
-bool SlotCache::IsWorthIt(uint32_t extent, uint32_t victim) const {
+bool SlotCache::IsWorthIt(uint32_t extent, uint32_t victim) {
   if (!policy_->goes_by_frequency || extents_[victim] == kNoExtent) return true;
-  return frequency_[extent] > frequency_[extents_[victim]];
+  return FrequencyOf(extent) > FrequencyOf(extents_[victim]);
 }
 
 // by_extent_ ascends again: what stayed keeps its order, and the loads, which ascend too, are merged in from
@@ -218,7 +221,9 @@ void SlotCache::Rename(uint32_t from, uint32_t to) {
     std::rotate(after, before, before + 1);
   }
   extents_[slot] = to;
-  if (!frequency_.empty()) frequency_[to] = std::exchange(frequency_[from], uint8_t{0});
+  if (frequency_.empty()) return;
+  FrequencyOf(to) = FrequencyOf(from);
+  if (extent_records_ == 1) FrequencyOf(from) = 0;
 }
 
 void SlotCache::DropRecord(uint32_t record) {
@@ -241,7 +246,8 @@ void SlotCache::Truncate(uint32_t first) {
   for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
     if (extents_[slot] >= first) Free(slot);
   }
-  for (size_t extent = first; extent < frequency_.size(); ++extent) frequency_[extent] = 0;
+  for (size_t i = (first + uint64_t{extent_records_} - 1) / extent_records_; i < frequency_.size(); ++i)
+    frequency_[i] = 0;
 }
 
 }  // namespace kvrun

@@ -6,7 +6,8 @@
 //
 // Where what is chosen are clusters of several records, each record has a slot of its own: what is called an
 // extent here is then a *record* of one, by the id cluster * most records of a cluster + k. All records of a
-// chosen cluster are among what is chosen. A cluster's records have its weight, and are touched together.
+// chosen cluster are among what is chosen. A cluster's records have its weight and its frequency, and are
+// touched together.
 #pragma once
 
 #include <cstddef>
@@ -26,17 +27,20 @@ struct SlotView {
   std::span<const uint32_t> extents;         // that each slot holds; kNoExtent: free
   std::span<const uint64_t> loaded_at = {};  // step
   std::span<const uint64_t> used_at;         // step
-  // Of each extent, in a slot or not: how often it was chosen, what is recent counting most; 0: hardly ever.
-  // Empty where the policy does not go by it.
+  // Of each extent, or each cluster (extent / extent_records), in a slot or not: how often it was chosen,
+  // what is recent counting most; 0: hardly ever. Empty where the policy does not go by it.
   std::span<const uint8_t> frequency = {};
+  uint32_t extent_records = 1;
   // Of each slot. How many records the cluster has that its record belongs to; empty: 1 each. The step at
   // which that cluster was last touched, that is, got an entry or was divided, while it was in a slot; 0:
   // never. Empty where the policy does not go by changes.
   std::span<const uint32_t> weights = {};
   std::span<const uint64_t> touched_at = {};
   uint64_t step = 0;  // this one; the first is 1
-  // Slots that were touched later are reserved: of those that could be given up, one in eight at most.
+  // Slots that were touched later are reserved: of those that could be given up, one in sixteen at most.
   uint64_t reserved_after = 0;
+
+  uint8_t FrequencyOf(uint32_t slot) const { return frequency[extents[slot] / extent_records]; }
 };
 
 // A row of the table of policies (replacement_policy.cc). `better_victim(view, a, b)`: slot a goes before
@@ -50,7 +54,7 @@ struct ReplacementPolicy {
   // rest would not find room elsewhere); otherwise what is chosen takes any victim's slot, by ascending
   // extent.
   bool goes_by_frequency = false;
-  // By what Touch and weights say. Where extents are records of their own, there is nothing to go by.
+  // By what Touch and weights say. Where extents are records of their own, none of it says anything.
   bool goes_by_changes = false;
 };
 std::span<const ReplacementPolicy> ReplacementPolicies();
@@ -70,6 +74,10 @@ struct SlotCacheShape {
   uint32_t max_rest =
       0;  // of them, those for which there is room elsewhere; n_slots + max_rest >= max_chosen
   uint32_t n_extents = 0;  // all ids are less; looked at where the policy goes by frequency
+  // Ids of a cluster's records: [k * extent_records, (k + 1) * extent_records).
+  uint32_t extent_records = 1;
+
+  uint32_t n_frequencies() const { return n_extents / extent_records + (n_extents % extent_records > 0); }
 };
 
 // The slots of one stream of one layer. One thread at a time; Plan allocates nothing and takes O(n log n),
@@ -104,7 +112,8 @@ class SlotCache {
   // no slot are none to remember.
   void Touch(uint32_t record, uint32_t weight);
   // What lies in the slot of `from` is record `to` from now on, which is in no slot. When it was loaded, used
-  // and touched, and how often it was chosen, stay. O(n).
+  // and touched, and how often it was chosen, stay: a cluster that was divided has left both parts its
+  // frequency. O(n).
   void Rename(uint32_t from, uint32_t to);
   // The record is no more: its slot, if it has one, is free again. O(n).
   void DropRecord(uint32_t record);
@@ -123,13 +132,16 @@ class SlotCache {
   size_t FindHits(std::span<const uint32_t> chosen);
   size_t ChooseVictims(size_t most);
   size_t Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims);
-  bool IsWorthIt(uint32_t extent, uint32_t victim) const;
+  bool IsWorthIt(uint32_t extent, uint32_t victim);
   void MergeLoads(size_t n_loads);
   size_t PlaceOf(uint32_t extent) const;
   void Free(uint32_t slot);
 
+  uint8_t& FrequencyOf(uint32_t extent) { return frequency_[extent / extent_records_]; }
+
   const ReplacementPolicy* policy_;
   uint32_t max_rest_;
+  uint32_t extent_records_;
   uint64_t step_ = 0;
   std::vector<uint32_t> extents_;
   std::vector<uint64_t> loaded_at_;

@@ -120,6 +120,43 @@ TEST_F(Reuse, ReplayedChoicesHaveASessionsHitRate) {
   }
 }
 
+// Of the same choices and the same steps: thresholds that nothing exceeds divide nothing, and those that
+// everything exceeds divide what gets an entry. A factor that is given takes their place.
+TEST_F(Reuse, ClustersAreDividedByTheFilesThresholds) {
+  constexpr uint32_t kPrefill = 300;
+  constexpr uint32_t kSteps = 60;
+  const Ids ids = SomeIds(kPrefill + kSteps, 2, 300);
+  const LoadedModel loaded = LoadModelOrDie(path_);
+  std::mutex mutex;
+  const auto evaluation = OrDie(Evaluation::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids,
+                                                   {.n_ctx = kPrefill + kSteps, .n_steps = kSteps}, {}));
+  KvSettings settings;
+  settings.storage = Storage();
+  settings.kv.method = "dynakv";
+  settings.kv.adapter_from_file = true;
+  settings.kv.select_entries = 100;
+  settings.kv.window_entries = 8;
+  settings.kv.cluster_entries = 8;
+  const Status refused = evaluation->Run(settings, {}).status();
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("the adapter has no thresholds for the clusters"), std::string::npos)
+      << refused.message();
+  const auto divisions = [&](float threshold) {
+    Adapter adapter = OrDie(ReadWholeAdapter(adapter_));
+    adapter.cluster_thresholds.assign(size_t{loaded.model->config.n_layers} * loaded.model->config.n_kv_heads,
+                                      threshold);
+    RunOrDie(WriteAdapter(adapter, adapter_));
+    const EvaluationResult result = OrDie(evaluation->Run(settings, {}));
+    return result.report.clusters ? result.report.clusters->divisions : UINT64_MAX;
+  };
+  EXPECT_EQ(divisions(1e9F), 0U);
+  const uint64_t most = divisions(0.0F);
+  EXPECT_GT(most, 100U);
+  EXPECT_NE(most, UINT64_MAX);
+  settings.kv.split_factor = 1e9;
+  EXPECT_EQ(divisions(0.0F), 0U);
+}
+
 TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
   const Adapter before = OrDie(ReadWholeAdapter(adapter_));
   EXPECT_TRUE(before.reuse.empty());
@@ -132,6 +169,13 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
   EXPECT_EQ(after.layers[1].key_side, before.layers[1].key_side);
   EXPECT_EQ(after.layers[1].query_side, before.layers[1].query_side);
   EXPECT_EQ(after.layers[1].mean, before.layers[1].mean);
+  EXPECT_TRUE(before.cluster_thresholds.empty());
+  const kvrun::ModelConfig& config = model_->model->config;
+  ASSERT_EQ(after.cluster_thresholds.size(), size_t{config.n_layers} * config.n_kv_heads);
+  for (const float threshold : after.cluster_thresholds) {
+    EXPECT_GE(threshold, 1.0F);
+    EXPECT_LE(threshold, 3.0F);
+  }
   EXPECT_EQ(after.layers[1].energy, before.layers[1].energy);
   for (size_t i = 0; i < after.reuse.size(); ++i) {
     const ReuseRate& row = after.reuse[i];

@@ -64,6 +64,21 @@ TEST(ClusterPlan, AnyClusterFitsIntoASelection) {
       << refused.status().message();
 }
 
+// Whatever clusters are like at first.
+TEST(ClusterPlan, TheIndexHasTheRoomThatIsAskedFor) {
+  EXPECT_EQ(Must("").clusters.n_clusters, 648U);  // 1.25 * 8192 / 16, and 8
+  const KvPlan some = Must("--kv-cluster-room 500");
+  EXPECT_EQ(some.clusters.n_clusters, 500U);
+  EXPECT_EQ(some.index.n_groups, 500U);
+  const KvPlan small = Must("--kv-cluster-room 500 --kv-cluster 6 --kv-cluster-max 64");
+  EXPECT_EQ(small.index.n_groups, 500U);
+  EXPECT_EQ(small.clusters.mean_entries, 6U);
+  const std::string message = PlanOf("--kv-cluster-room 127").status().message();
+  EXPECT_NE(message.find("room for 127 clusters of up to 64 entries, and the context has 8192: raise"),
+            std::string::npos)
+      << message;
+}
+
 TEST(ClusterPlan, SmallBudgetsHaveLargerClusters) {
   EXPECT_EQ(Must("--kv-budget 1/4").clusters.mean_entries, 16U);
   EXPECT_EQ(Must("--kv-budget 1/13").clusters.mean_entries, 24U);

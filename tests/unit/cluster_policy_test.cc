@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -26,45 +27,104 @@ std::vector<uint32_t> Order(const SlotView& view) {
   return slots;
 }
 
-constexpr std::array<uint32_t, 5> kExtents = {1, 2, 3, 4, 5};
-constexpr std::array<uint64_t, 5> kUsed = {99, 60, 62, 20, 59};
+// Slots hold records of clusters 2, 1, 2, 0 and 3: four records are a cluster's ids.
+constexpr std::array<uint32_t, 5> kExtents = {8, 4, 9, 1, 12};
+constexpr std::array<uint64_t, 5> kUsed = {90, 90, 90, 95, 70};
 
-// Ages of 1, 40, 38, 80 and 41: the second, third and fifth are of one class.
-TEST(ClusterPolicy, LargeOnesGoFirstWithinAClassOfAge) {
-  constexpr std::array<uint32_t, 5> kWeights = {9, 2, 5, 1, 2};
-  const SlotView view = {.extents = kExtents, .used_at = kUsed, .weights = kWeights, .step = 100};
-  EXPECT_EQ(Order(view), (std::vector<uint32_t>{3, 2, 4, 1, 0}));
+SlotView ViewOf(std::span<const uint8_t> frequency, std::span<const uint32_t> weights) {
+  return {.extents = kExtents,
+          .used_at = kUsed,
+          .frequency = frequency,
+          .extent_records = 4,
+          .weights = weights,
+          .step = 100};
+}
+
+// Worth, by frequency^4 / records: cluster 0 has 20^4 / 1 = 160,000; 1 has 30^4 / 4 = 202,500; 2 has 30^4 / 8
+// = 101,250; 3 has 40^4 / 16 = 160,000 and was used before cluster 0. Of cluster 2 the later record goes
+// first.
+TEST(ClusterPolicy, WhatIsSeldomChosenAndLargeGoesFirst) {
+  constexpr std::array<uint8_t, 4> kFrequency = {20, 30, 30, 40};
+  constexpr std::array<uint32_t, 5> kWeights = {8, 4, 8, 1, 16};
+  EXPECT_EQ(Order(ViewOf(kFrequency, kWeights)), (std::vector<uint32_t>{2, 0, 4, 3, 1}));
+}
+
+// The largest frequency, and most records that a cluster can have: nothing overflows.
+TEST(ClusterPolicy, WorthIsComparedExactly) {
+  constexpr std::array<uint8_t, 4> kFrequency = {248, 248, 247, 255};
+  constexpr std::array<uint32_t, 5> kWeights = {1024, 1023, 1024, 1024, 1};
+  EXPECT_EQ(Order(ViewOf(kFrequency, kWeights)), (std::vector<uint32_t>{2, 0, 3, 1, 4}));
 }
 
 TEST(ClusterPolicy, WhatWasTouchedGoesLast) {
   constexpr std::array<uint64_t, 5> kTouched = {0, 0, 90, 95, 0};
-  const SlotView view = {
-      .extents = kExtents, .used_at = kUsed, .touched_at = kTouched, .step = 100, .reserved_after = 90};
-  EXPECT_EQ(Order(view), (std::vector<uint32_t>{4, 1, 2, 0, 3}));
+  constexpr std::array<uint8_t, 4> kFrequency = {1, 2, 3, 4};
+  SlotView view = ViewOf(kFrequency, {});
+  view.touched_at = kTouched;
+  view.reserved_after = 90;
+  EXPECT_EQ(Order(view), (std::vector<uint32_t>{1, 2, 0, 4, 3}));
 }
 
-TEST(ClusterPolicy, WithoutWeightsAndTouchesItIsLru) {
-  const SlotView view = {.extents = kExtents, .used_at = kUsed, .step = 100};
-  EXPECT_EQ(Order(view), (std::vector<uint32_t>{3, 4, 1, 2, 0}));
+// What no step has chosen for long has no frequency any more.
+TEST(ClusterPolicy, WithoutFrequencyItIsLru) {
+  constexpr std::array<uint8_t, 4> kFrequency = {};
+  constexpr std::array<uint32_t, 5> kWeights = {8, 4, 8, 1, 16};
+  EXPECT_EQ(Order(ViewOf(kFrequency, kWeights)), (std::vector<uint32_t>{4, 2, 0, 1, 3}));
 }
 
-// Eight of 16 slots are touched, which all could be given up: two stay, the latest; all others by age.
-TEST(ClusterPolicy, OneInEightIsReservedAtMost) {
-  SlotCache cache({.n_slots = 16, .max_chosen = 16}, &PolicyOf("cluster"));
-  std::vector<uint32_t> all(16);
-  for (uint32_t i = 0; i < 16; ++i) all[i] = i;
+SlotCacheShape ClusterShape(uint32_t n_slots, uint32_t max_chosen) {
+  return {.n_slots = n_slots, .max_chosen = max_chosen, .n_extents = 64, .extent_records = 4};
+}
+
+// Clusters 0 and 1 have two records each, in slots that alternate, and are alike in everything: one of them
+// goes, and not one record of each.
+TEST(ClusterPolicy, AClusterGoesWhole) {
+  SlotCache cache(ClusterShape(5, 4), &PolicyOf("cluster"));
+  constexpr std::array<uint32_t, 4> kTwoEach = {2, 2, 2, 2};
+  cache.Plan(std::array<uint32_t, 2>{0, 4}, std::array<uint32_t, 2>{2, 2});
+  cache.Plan(std::array<uint32_t, 4>{0, 1, 4, 5}, kTwoEach);
+  ASSERT_EQ(cache.SlotOf(4), 1U);
+  ASSERT_EQ(cache.SlotOf(1), 2U);
+  const auto plan = cache.Plan(std::array<uint32_t, 3>{12, 13, 14}, std::array<uint32_t, 3>{3, 3, 3});
+  ASSERT_EQ(plan.loads.size(), 3U);
+  std::set<uint32_t> left;
+  for (const uint32_t record : {0U, 1U, 4U, 5U}) {
+    if (cache.SlotOf(record) != SlotCache::kNoSlot) left.insert(record);
+  }
+  EXPECT_EQ(left, (std::set<uint32_t>{0, 1}));
+}
+
+// Cluster 0 is chosen by every step and divided; its second part, cluster 5, is worth as much, though no step
+// has chosen it yet.
+TEST(ClusterPolicy, PartsOfADividedClusterKeepItsFrequency) {
+  SlotCache cache(ClusterShape(4, 2), &PolicyOf("cluster"));
+  for (int step = 0; step < 4; ++step)
+    cache.Plan(std::array<uint32_t, 2>{0, 1}, std::array<uint32_t, 2>{2, 2});
+  cache.Rename(1, 20);
+  cache.Plan(std::array<uint32_t, 2>{8, 9}, std::array<uint32_t, 2>{2, 2});
+  cache.Plan(std::array<uint32_t, 2>{12, 13}, std::array<uint32_t, 2>{2, 2});
+  EXPECT_NE(cache.SlotOf(0), SlotCache::kNoSlot);
+  EXPECT_NE(cache.SlotOf(20), SlotCache::kNoSlot);
+  EXPECT_EQ(cache.SlotOf(8), SlotCache::kNoSlot);
+}
+
+// Fourteen of 32 slots are touched, which all could be given up: two stay, the latest.
+TEST(ClusterPolicy, OneInSixteenIsReservedAtMost) {
+  SlotCache cache({.n_slots = 32, .max_chosen = 32, .n_extents = 100}, &PolicyOf("cluster"));
+  std::vector<uint32_t> all(32);
+  for (uint32_t i = 0; i < 32; ++i) all[i] = i;
   cache.Plan(all);
-  for (uint32_t record = 0; record < 8; ++record) {
+  for (uint32_t record = 0; record < 14; ++record) {
     cache.Plan({});
     cache.Touch(record, 1);
   }
-  std::vector<uint32_t> others(14);
-  for (uint32_t i = 0; i < 14; ++i) others[i] = 20 + i;
+  std::vector<uint32_t> others(30);
+  for (uint32_t i = 0; i < 30; ++i) others[i] = 40 + i;
   const auto plan = cache.Plan(others);
   std::set<uint32_t> victims;
   for (const SlotLoad& load : plan.loads) victims.insert(load.victim);
-  EXPECT_EQ(victims.size(), 14U);
-  EXPECT_FALSE(victims.contains(6) || victims.contains(7));
+  EXPECT_EQ(victims.size(), 30U);
+  EXPECT_FALSE(victims.contains(12) || victims.contains(13));
 }
 
 // A cache that clusters of a simulation go through.
@@ -78,7 +138,11 @@ class Replay {
 
   Replay(std::string_view policy, uint32_t n_slots, uint64_t seed)
       : accesses_(kClusters, kMaxRecords, seed),
-        cache_({.n_slots = n_slots, .max_chosen = kMaxRecords}, &PolicyOf(policy)),
+        cache_({.n_slots = n_slots,
+                .max_chosen = kMaxRecords,
+                .n_extents = (kClusters + kSteps) * kPerCluster,
+                .extent_records = kPerCluster},
+               &PolicyOf(policy)),
         is_waiting_(kClusters + kSteps) {}
 
   // The share of the selected records that lay in slots.

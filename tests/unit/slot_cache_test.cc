@@ -111,10 +111,12 @@ class NaiveCache {
   std::vector<std::optional<uint32_t>> Plan(const std::vector<uint32_t>& chosen,
                                             const std::vector<uint32_t>& weights) {
     ++step_;
-    for (auto& [extent, frequency] : frequency_) frequency -= (frequency + 7) / 8;
+    for (auto& [cluster, frequency] : frequency_) frequency -= (frequency + 7) / 8;
+    std::set<uint32_t> clusters;
+    for (const uint32_t extent : chosen) clusters.insert(ClusterOf(extent));
+    for (const uint32_t cluster : clusters) frequency_[cluster] += 31;
     std::vector<uint32_t> misses;
     for (const uint32_t extent : chosen) {
-      frequency_[extent] += 31;
       if (const auto slot = SlotOf(extent)) {
         slots_[*slot].used_at = step_;
       } else {
@@ -123,14 +125,14 @@ class NaiveCache {
     }
     if (policy_.goes_by_frequency) {
       std::stable_sort(misses.begin(), misses.end(),
-                       [&](uint32_t a, uint32_t b) { return frequency_[a] > frequency_[b]; });
+                       [&](uint32_t a, uint32_t b) { return FrequencyOf(a) > FrequencyOf(b); });
     }
     const std::vector<uint32_t> victims = Victims(chosen);
     for (size_t i = 0; i < std::min(victims.size(), misses.size()); ++i) {
       const bool must = misses.size() - i > shape_.max_rest;
       const bool is_free = !slots_.contains(victims[i]);
       if (!must && !is_free && policy_.goes_by_frequency &&
-          frequency_[misses[i]] <= frequency_[slots_[victims[i]].extent]) {
+          FrequencyOf(misses[i]) <= FrequencyOf(slots_[victims[i]].extent)) {
         break;
       }
       slots_[victims[i]] = {misses[i], step_, step_};
@@ -161,12 +163,13 @@ class NaiveCache {
   }
   void Rename(uint32_t from, uint32_t to) {
     slots_[*SlotOf(from)].extent = to;
-    frequency_[to] = frequency_[from];
-    frequency_.erase(from);
+    frequency_[ClusterOf(to)] = FrequencyOf(from);
+    if (shape_.extent_records == 1) frequency_.erase(from);
   }
   void Truncate(uint32_t first) {
     std::erase_if(slots_, [first](const auto& entry) { return entry.second.extent >= first; });
-    std::erase_if(frequency_, [first](const auto& entry) { return entry.first >= first; });
+    std::erase_if(frequency_,
+                  [&](const auto& entry) { return entry.first * shape_.extent_records >= first; });
   }
 
  private:
@@ -178,6 +181,9 @@ class NaiveCache {
     uint32_t weight = 1;
   };
   using Rank = std::array<uint64_t, 4>;  // the least goes first
+
+  uint32_t ClusterOf(uint32_t extent) const { return extent / shape_.extent_records; }
+  uint32_t FrequencyOf(uint32_t extent) { return frequency_[ClusterOf(extent)]; }
 
   // Slots that are not needed: free ones, then the others as the policy gives them up.
   std::vector<uint32_t> Victims(const std::vector<uint32_t>& needed) {
@@ -195,7 +201,7 @@ class NaiveCache {
       if (!slots_.contains(slot)) {
         ranked.push_back({Rank{}, slot});
       } else {
-        ranked.push_back({RankOf(slots_[slot], touched[touched.size() / 8]), slot});
+        ranked.push_back({RankOf(slots_[slot], touched[touched.size() / 16]), slot});
       }
     }
     std::sort(ranked.begin(), ranked.end());
@@ -207,12 +213,13 @@ class NaiveCache {
   Rank RankOf(const Content& content, uint64_t not_reserved) {
     if (policy_.name == "fifo") return {1, content.loaded_at};
     if (policy_.name == "lru") return {1, content.used_at};
-    if (policy_.goes_by_frequency) return {1, frequency_[content.extent]};
-    if (!policy_.goes_by_changes) return {1};
+    if (policy_.name == "non-hit") return {1};
+    const uint64_t frequency = FrequencyOf(content.extent);
+    if (policy_.name == "lfu") return {1, frequency};
     const bool is_reserved = content.touched_at > not_reserved && content.touched_at + 16 > step_;
-    uint64_t age_class = 0;
-    for (uint64_t age = step_ - content.used_at; age > 0; age /= 2) ++age_class;
-    return {is_reserved ? 2U : 1U, 1000 - age_class, 1000 - content.weight, content.used_at};
+    // Weights are 1 to 5.
+    return {is_reserved ? 2U : 1U, frequency * frequency * frequency * frequency * 60 / content.weight,
+            content.used_at, UINT32_MAX - content.extent};
   }
 
   SlotCacheShape shape_;
@@ -301,6 +308,7 @@ TEST(SlotCache, DoesWhatANaiveModelDoes) {
       shape.n_slots += Below(random, 9);
     }
     shape.n_extents = shape.max_chosen + Below(random, 30);
+    shape.extent_records = 1 + Below(random, 4);
     SlotCache cache(shape, &policy);
     NaiveCache naive(shape, policy);
     for (uint32_t step = 0; step < 200; ++step) {
@@ -364,8 +372,12 @@ TEST(SlotCache, MemoryIsWhatTheTablesTake) {
   EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("lru")), bytes);
   EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("lfu")), bytes + 500)
       << "a byte for each extent's frequency";
-  EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("cluster")), bytes + 100 * (4 + 8))
+  EXPECT_EQ(SlotCache::MemoryBytes(shape, *Policy("cluster")), bytes + 500 + 100 * (4 + 8))
       << "weight and last touch of each slot";
+  SlotCacheShape clusters = shape;
+  clusters.extent_records = 16;
+  EXPECT_EQ(SlotCache::MemoryBytes(clusters, *Policy("cluster")), bytes + 32 + 100 * (4 + 8))
+      << "a byte for each cluster's frequency";
   const SlotCacheShape huge = {.n_slots = UINT32_MAX, .max_chosen = UINT32_MAX};
   EXPECT_EQ(SlotCache::MemoryBytes(huge, *Policy("lru")), uint64_t{UINT32_MAX} * 44);
 }

@@ -273,6 +273,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
  *   cluster      dynakv: how many entries a cluster has on average, from 1
  *   cluster-max  dynakv: how many it has at most, from 2; by default four times "cluster"
+ *   cluster-room dynakv: for how many clusters of a KV head the index has room, from 1; by default a quarter
+ *                more than a context of clusters of "cluster" entries takes
  *   pending      dynakv: how many entries of a KV head may wait for their cluster to be read, from 1
  *   split        dynakv: a cluster is divided where its variance is so many times that of the first ones
  *   update       dynakv: how clusters follow the text: "adaptive", "static" (divided by size
@@ -283,7 +285,8 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   representatives  dynakv: where the rows of the index lie that clusters are chosen by: "memory", "flash"
  *                (read again for each token, a layer ahead; memory holds those of a few layers)
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
- *   adapter      a file of adapters for the index; without one they are computed from the first prompt
+ *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
+ *                dynakv: its thresholds of clusters, in place of "split", which comes before them
  *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
  *   dir          a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
  *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
@@ -325,13 +328,12 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
- * clusters (null: the method has none; else an object: cluster, cluster_max, pending, split, update, layout,
- * representatives),
- * k_type, v_type, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
- * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
- * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its
- * speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; a note
- * says if the group is not 4. */
+ * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, split,
+ * update, layout, representatives), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if
+ * the context is longer than what the model was trained with). A file of adapters is read to check that it suits; the folder
+ * for KV is not created. If no group is given, the one that kvswap takes depends on the storage under that
+ * folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache
+ * folder; a note says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
