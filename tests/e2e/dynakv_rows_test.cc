@@ -184,7 +184,8 @@ TEST_F(DynaKvRows, MemoryIsWhatThePlanSays) {
   const uint64_t in_memory = held("memory");
   const uint64_t decode_in_memory = plan_.decode_bytes();
   const uint64_t on_flash = held("flash");
-  EXPECT_EQ(in_memory - on_flash, (kLayers - 3) * plan_.index.size_bytes());
+  // A device may round buffers up.
+  EXPECT_GE(in_memory - on_flash, (kLayers - 3) * plan_.index.size_bytes());
   EXPECT_LT(plan_.decode_bytes(), decode_in_memory);
 }
 
