@@ -5,14 +5,9 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/host_buffer.h"
+#include "runtime/kv/kv_plan_sizes.h"
 
 namespace kvrun {
-namespace {
-
-// Groups that are encoded, or decoded, at once.
-constexpr uint32_t kRecordsAtOnce = 64;
-
-}  // namespace
 
 Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const StepCommands& commands,
                                                          OffloadedCache& cache) {

@@ -93,8 +93,7 @@ Status ClusterLedger::KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t 
   const uint64_t bytes = plan_.record.size_bytes();
   return entries.VisitRecords(head, begin, end, [&](uint32_t first, std::span<const std::byte> records) {
     for (uint32_t i = 0; i * bytes < records.size(); ++i) {
-      std::memcpy(kept_.Record(at.layer, at.stream, first + i).data(), records.data() + i * bytes, bytes);
-      KVRUN_RETURN_IF_ERROR(kept_.Flush(at.layer, at.stream, first + i));
+      KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, first + i, records.subspan(i * bytes, bytes)));
     }
     return Status::Ok();
   });
@@ -165,8 +164,7 @@ Status ClusterLedger::SettleOneByOne(const ClusterPlace& at, uint32_t head, uint
     for (uint32_t i = 0; i * bytes < records.size(); ++i) {
       const std::span<const std::byte> record = records.subspan(i * bytes, bytes);
       const uint32_t place = FreePlace(at);
-      std::memcpy(kept_.Record(at.layer, at.stream, place).data(), record.data(), bytes);
-      KVRUN_RETURN_IF_ERROR(kept_.Flush(at.layer, at.stream, place));
+      KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, place, record));
       DecodeKeys(plan_.record, record, plan_.record.head_dim, key_);
       KVRUN_ASSIGN_OR_RETURN(const uint32_t nearest, FindNearest(at, key_));
       KVRUN_RETURN_IF_ERROR(Settle(at, first + i, place, key_, nearest));
@@ -233,8 +231,7 @@ Status ClusterLedger::RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t 
   std::vector<float> keys;
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     for (uint32_t sink = 0; sink < begin; ++sink) {
-      std::memcpy(kept_.Record(layer, stream, sink).data(), record(sink).data(), bytes);
-      KVRUN_RETURN_IF_ERROR(kept_.Flush(layer, stream, sink));
+      KVRUN_RETURN_IF_ERROR(kept_.Put(layer, stream, sink, record(sink)));
     }
     for (uint32_t cluster = 0; cluster < n_clusters && begin < end; ++cluster) {
       positions.clear();

@@ -46,7 +46,8 @@ uint64_t SideFloats(const KvPlan& plan) {
 uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint32_t dim = plan.record.head_dim;
   const uint32_t n_clusters = plan.clusters.n_clusters;
-  const uint64_t sample = std::min<uint64_t>(uint64_t{4} * n_clusters, plan.n_ctx) * dim * sizeof(float);
+  const uint64_t sample =
+      std::min<uint64_t>(uint64_t{KMeans::kSampleOfCluster} * n_clusters, plan.n_ctx) * dim * sizeof(float);
   const uint64_t keys = KeyRows::MemoryBytes(plan.record, plan.n_ctx);
   const uint64_t means = KMeans::MemoryBytes(dim, n_clusters, plan.n_ctx);
   const uint64_t pieces = (SideFloats(plan) + uint64_t{kKeysOfPiece} * (dim + n_clusters)) * sizeof(float);

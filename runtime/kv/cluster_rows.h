@@ -85,7 +85,6 @@ class ClusterRows {
   // In the layer's part.
   std::span<std::byte> ListBytes(uint32_t layer, uint32_t stream) const;
   std::span<int8_t> Row(uint32_t layer, uint32_t stream, uint32_t cluster) const;
-  std::span<int8_t> Whole(std::span<int8_t> row) const { return {row.data(), row_bytes()}; }
   bool IsThere(uint32_t layer, uint32_t stream) const;
   uint8_t& there(uint32_t layer, uint32_t stream) {
     return there_[layer % parts_.size() * n_streams() + stream];

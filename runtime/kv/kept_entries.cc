@@ -30,6 +30,12 @@ std::span<std::byte> KeptEntries::Record(uint32_t layer, uint32_t stream, uint32
   return layers_[layer].records->host().subspan(Offset(stream, place), plan_->record.size_bytes());
 }
 
+Status KeptEntries::Put(uint32_t layer, uint32_t stream, uint32_t place,
+                        std::span<const std::byte> record) const {
+  std::copy(record.begin(), record.end(), Record(layer, stream, place).begin());
+  return Flush(layer, stream, place);
+}
+
 Status KeptEntries::Flush(uint32_t layer, uint32_t stream, uint32_t place) const {
   return layers_[layer].records->Flush(Offset(stream, place), plan_->record.size_bytes());
 }

@@ -29,6 +29,8 @@ class KeptEntries {
   }
   // An entry's record, KvPlan::record.
   std::span<std::byte> Record(uint32_t layer, uint32_t stream, uint32_t place) const;
+  // Writes it, and the device sees it.
+  Status Put(uint32_t layer, uint32_t stream, uint32_t place, std::span<const std::byte> record) const;
   // What was written of a record reaches the device.
   Status Flush(uint32_t layer, uint32_t stream, uint32_t place) const;
   // The stream attends to these places.

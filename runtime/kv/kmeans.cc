@@ -11,7 +11,6 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kSampleOfCluster = 4;
 constexpr uint32_t kMostFarKeys = 8;  // kept for clusters that are empty
 
 // A sample of `count` of n numbers, ascending (Knuth, volume 2, algorithm S).

@@ -12,6 +12,8 @@ namespace kvrun {
 
 class KMeans {
  public:
+  static constexpr uint32_t kSampleOfCluster = 4;  // keys that Start looks at, at most
+
   // n_clusters and n_keys: at least 1. As many clusters as keys, where those are fewer.
   KMeans(uint32_t dim, uint32_t n_clusters, uint32_t n_keys, uint64_t seed);
   static uint64_t MemoryBytes(uint32_t dim, uint32_t n_clusters, uint32_t n_keys);
