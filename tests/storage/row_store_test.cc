@@ -165,6 +165,7 @@ TEST_F(RowStoreTest, EveryFaultIsFoundOrHarmless) {
   ASSERT_TRUE(Scenario(sound, "no fault").ok());
   const IoCounters counters = faulty->counters();
   uint64_t n_errors = 0;
+  uint64_t n_flips_found = 0;
   for (const FaultKind kind :
        {FaultKind::kIoError, FaultKind::kNoSpace, FaultKind::kShortRead, FaultKind::kBitFlip,
         FaultKind::kMisdirected, FaultKind::kLostWrite, FaultKind::kTornWrite, FaultKind::kStaleData}) {
@@ -182,10 +183,12 @@ TEST_F(RowStoreTest, EveryFaultIsFoundOrHarmless) {
                                      &faulty));
           const Status status = Scenario(rows, name);
           EXPECT_GE(faulty->n_faults(), 1U) << name;
-          // A read is tried once more.
+          // A read is tried once more. A flipped bit may lie behind a list's end, or in one that is not written.
           if (reads && count == 1) {
             EXPECT_TRUE(status.ok()) << name << ": " << status.message();
-            EXPECT_GE(rows.store().stats().records_read_again, 1U) << name;
+            const uint64_t n_again = rows.store().stats().records_read_again;
+            EXPECT_GE(n_again, kind == FaultKind::kBitFlip ? 0U : 1U) << name;
+            n_flips_found += kind == FaultKind::kBitFlip && n_again > 0 ? 1U : 0U;
           }
           if (status.ok()) continue;
           ++n_errors;
@@ -197,6 +200,7 @@ TEST_F(RowStoreTest, EveryFaultIsFoundOrHarmless) {
     }
   }
   EXPECT_GT(n_errors, 100U);
+  EXPECT_GE(n_flips_found, 1U);
 }
 
 // A list whose write has failed is an error until it is written again, or forgotten.

@@ -103,7 +103,7 @@ void* Allocate(size_t size, size_t alignment, const void* caller) {
 
 }  // namespace
 
-// new[] comes here too, and the form that does not throw, which a sanitizer's runtime else has of its own.
+// new[] comes here too, and the forms that do not throw, which a sanitizer's runtime else has of its own.
 // They lie in a file of their own, so that no compiler sees both sides and takes them for mismatched.
 void* operator new(size_t size) { return Allocate(size, 0, __builtin_return_address(0)); }
 void* operator new(size_t size, std::align_val_t alignment) {
@@ -112,6 +112,13 @@ void* operator new(size_t size, std::align_val_t alignment) {
 void* operator new(size_t size, const std::nothrow_t& /*tag*/) noexcept {
   try {
     return Allocate(size, 0, __builtin_return_address(0));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t& /*tag*/) noexcept {
+  try {
+    return Allocate(size, static_cast<size_t>(alignment), __builtin_return_address(0));
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
