@@ -32,7 +32,6 @@ class ClusterIndex final : public KvIndex {
 
   // --- Rows that lie on flash: in time for the device.
   Status BeginStep(std::span<const KvRow> rows) { return rows_->BeginStep(rows); }
-  Status BeginLayer(uint32_t layer) override { return rows_->BeginLayer(layer); }
   Status EndLayer(uint32_t layer) override { return rows_->EndLayer(layer); }
   Status PrepareStep() override { return rows_->PrepareStep(); }
   // The choice of the layer is known: the rows of what is nearest (which is received) stay at hand.

@@ -1,7 +1,7 @@
 #include "runtime/kv/cluster_rows.h"
 
 #include <algorithm>
-#include <cstring>
+#include <utility>
 
 #include "platform/base/check.h"
 #include "runtime/kv/centroid_row.h"
@@ -22,15 +22,18 @@ RowStoreShape ClusterRows::StoreShape(const KvPlan& plan, uint32_t n_layers) {
   return {.n_layers = n_layers,
           .n_lists = plan.n_streams,
           .list_bytes = plan.index.size_bytes() / plan.index.n_sequences,
-          .n_reads = std::max(2U, 1 + plan.method.lookahead)};  // PrepareStep; BeginLayer
+          .n_read_layers = kReadLayers};
 }
 
 uint64_t ClusterRows::MemoryBytes(const KvPlan& plan, uint32_t n_layers) {
-  const uint64_t parts = NumParts(plan, n_layers) * (plan.index.size_bytes() + 2 * uint64_t{plan.n_streams});
-  if (!plan.clusters.rows_on_flash) return parts + plan.n_streams;
+  const uint64_t of_a_list_there = 2 * sizeof(uint8_t) + sizeof(uint32_t);
+  const uint64_t parts =
+      NumParts(plan, n_layers) * (plan.index.size_bytes() + plan.n_streams * of_a_list_there) +
+      2 * uint64_t{plan.n_streams};
+  if (!plan.clusters.rows_on_flash) return parts;
   const uint64_t row_bytes = plan.index.group_words() * 4;
   const uint64_t of_a_list = (NumChanged(plan) + 1) * (row_bytes + sizeof(uint32_t)) + sizeof(uint32_t);
-  return parts + plan.n_streams + uint64_t{n_layers} * plan.n_streams * of_a_list;
+  return parts + uint64_t{n_layers} * plan.n_streams * of_a_list;
 }
 
 ClusterRows::ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store)
@@ -41,7 +44,9 @@ ClusterRows::ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store)
       n_changed_room_(NumChanged(plan)),
       there_(parts_.size() * plan.n_streams),
       dirty_(there_.size()),
-      wanted_(plan.n_streams) {
+      n_filled_(there_.size(), plan.index.n_groups),
+      wanted_(plan.n_streams),
+      wanted_before_(plan.n_streams) {
   if (store == nullptr) return;
   const size_t n_lists = size_t{n_layers} * plan.n_streams;
   n_changed_.resize(n_lists);
@@ -61,7 +66,7 @@ Result<std::unique_ptr<ClusterRows>> ClusterRows::Create(Device& device, const K
     part.layer = i;
     for (uint32_t stream = 0; stream < plan.n_streams; ++stream) {
       rows->there(i, stream) = 1;
-      rows->Blank(i, stream);
+      rows->Shorten(i, stream, 0);
     }
     KVRUN_RETURN_IF_ERROR(part.rows->Flush(0, part.rows->size_bytes()));
   }
@@ -132,17 +137,19 @@ Status ClusterRows::Commit(uint32_t layer, uint32_t stream, uint32_t cluster, st
     if (IsOpen(layer, stream)) dirty(layer, stream) = 1;
   }
   if (!IsThere(layer, stream)) return Status::Ok();
+  n_filled(layer, stream) = std::max(n_filled(layer, stream), cluster + 1);
   const std::span<int8_t> in_part = Row(layer, stream, cluster);
   if (in_part.data() != row.data()) std::copy(row.begin(), row.end(), in_part.begin());
   return part(layer)->Flush(stream * list_bytes() + uint64_t{cluster} * row_bytes(), row_bytes());
 }
 
-void ClusterRows::Blank(uint32_t layer, uint32_t stream) {
-  const std::span<std::byte> list = ListBytes(layer, stream);
-  std::memset(list.data(), 0, list.size());
-  for (uint32_t cluster = 0; cluster < n_clusters(); ++cluster) {
-    PackNoCentroid(Row(layer, stream, cluster));
+void ClusterRows::Shorten(uint32_t layer, uint32_t stream, uint32_t n) {
+  for (uint32_t cluster = n; cluster < n_filled(layer, stream); ++cluster) {
+    const std::span<int8_t> row = Row(layer, stream, cluster);
+    std::fill_n(row.data(), row_bytes(), int8_t{0});
+    PackNoCentroid(row);
   }
+  n_filled(layer, stream) = n;
 }
 
 Status ClusterRows::ClearAll(uint32_t layer, uint32_t stream) {
@@ -153,7 +160,7 @@ Status ClusterRows::ClearAll(uint32_t layer, uint32_t stream) {
   }
   if (!IsThere(layer, stream)) return Status::Ok();
   dirty(layer, stream) = 0;
-  Blank(layer, stream);
+  Shorten(layer, stream, 0);
   return part(layer)->Flush(stream * list_bytes(), list_bytes());
 }
 
@@ -178,15 +185,19 @@ bool ClusterRows::MustRead(uint32_t layer, uint32_t stream) const {
 
 // Into the claimed part; a list that is to be read was begun.
 Status ClusterRows::Load(uint32_t layer, uint32_t stream) {
+  uint32_t n_read = 0;
   if (store_->IsWritten(layer, stream)) {
-    KVRUN_RETURN_IF_ERROR(store_->Copy(layer, stream, ListBytes(layer, stream)));
-  } else {
-    Blank(layer, stream);
+    const uint32_t n_before = std::exchange(n_filled(layer, stream), n_clusters());  // until that is known
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t bytes, store_->Copy(layer, stream, ListBytes(layer, stream)));
+    n_read = static_cast<uint32_t>(bytes / row_bytes());
+    n_filled(layer, stream) = std::max(n_before, n_read);
   }
+  Shorten(layer, stream, n_read);
   const size_t list = List(layer, stream);
   for (uint32_t i = 0; i < n_changed_[list]; ++i) {
     const uint32_t cluster = changed_clusters_[list * n_changed_room_ + i];
     std::copy_n(ChangedRow(list, i).data(), row_bytes(), Row(layer, stream, cluster).data());
+    n_filled(layer, stream) = std::max(n_filled(layer, stream), cluster + 1);
   }
   there(layer, stream) = 1;
   return part(layer)->Flush(stream * list_bytes(), list_bytes());
@@ -195,17 +206,18 @@ Status ClusterRows::Load(uint32_t layer, uint32_t stream) {
 Status ClusterRows::LoadNow(uint32_t layer, uint32_t stream) {
   KVRUN_RETURN_IF_ERROR(Claim(layer));
   if (IsThere(layer, stream)) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(store_->EndAll());
-  if (MustRead(layer, stream)) KVRUN_RETURN_IF_ERROR(store_->Begin(layer, stream, 1));
+  KVRUN_RETURN_IF_ERROR(EndRead());
+  if (MustRead(layer, stream)) KVRUN_RETURN_IF_ERROR(store_->Begin(layer, 1, stream, 1));
   const Status loaded = Load(layer, stream);
-  const Status ended = store_->End(layer);
+  const Status ended = EndRead();
   return loaded.ok() ? ended : loaded;
 }
 
 Status ClusterRows::WriteBack(uint32_t layer, uint32_t stream) {
   dirty(layer, stream) = 0;
   n_changed_[List(layer, stream)] = 0;
-  return store_->Write(layer, stream, ListBytes(layer, stream));
+  const uint64_t n_rows = std::max(n_filled(layer, stream), 1U);
+  return store_->Write(layer, stream, ListBytes(layer, stream).first(n_rows * row_bytes()));
 }
 
 Status ClusterRows::Open(uint32_t layer, uint32_t first, uint32_t n) {
@@ -235,43 +247,51 @@ Status ClusterRows::Close() {
 Status ClusterRows::BeginStep(std::span<const KvRow> rows) {
   if (store_ == nullptr) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(Close());
+  wanted_.swap(wanted_before_);
   std::fill(wanted_.begin(), wanted_.end(), uint8_t{0});
   const uint32_t heads = plan_.heads_per_sequence();
   for (const KvRow& row : rows) std::fill_n(wanted_.begin() + row.sequence * heads, heads, uint8_t{1});
+  if (begun_layer_ != 0 || wanted_ != wanted_before_) KVRUN_RETURN_IF_ERROR(Begin(0));
   for (uint32_t layer = 0; layer < std::min(1 + plan_.method.lookahead, n_layers_); ++layer) {
     KVRUN_RETURN_IF_ERROR(Fetch(layer));
   }
-  KVRUN_RETURN_IF_ERROR(store_->EndAll());  // what was begun for other rows
-  return Begin(1 + plan_.method.lookahead);
+  return Status::Ok();
 }
-
-// The read of the layer that is to be there when this one is served has begun before: it has a layer's time.
-Status ClusterRows::BeginLayer(uint32_t layer) { return Begin(layer + 2 + plan_.method.lookahead); }
 
 Status ClusterRows::EndLayer(uint32_t layer) { return Fetch(layer + 1 + plan_.method.lookahead); }
 
-Status ClusterRows::PrepareStep() {
-  for (uint32_t layer = 0; layer < 1 + plan_.method.lookahead; ++layer) KVRUN_RETURN_IF_ERROR(Begin(layer));
-  return Status::Ok();
+Status ClusterRows::PrepareStep() { return Begin(0); }
+
+Status ClusterRows::EndRead() {
+  begun_layer_ = kNone;
+  return store_->End();
 }
 
 Status ClusterRows::Begin(uint32_t layer) {
   if (store_ == nullptr || layer >= n_layers_) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(EndRead());
+  const uint32_t end_layer = std::min(layer + kReadLayers, n_layers_);
   uint32_t first = n_streams();
   uint32_t end = 0;
-  for (uint32_t stream = 0; stream < n_streams(); ++stream) {
-    if (wanted_[stream] == 0 || !MustRead(layer, stream)) continue;
-    first = std::min(first, stream);
-    end = stream + 1;
+  for (uint32_t of = layer; of < end_layer; ++of) {
+    for (uint32_t stream = 0; stream < n_streams(); ++stream) {
+      if (wanted_[stream] == 0 || !MustRead(of, stream)) continue;
+      first = std::min(first, stream);
+      end = std::max(end, stream + 1);
+    }
   }
-  return first < end ? store_->Begin(layer, first, end - first) : Status::Ok();
+  begun_layer_ = layer;
+  return first < end ? store_->Begin(layer, end_layer - layer, first, end - first) : Status::Ok();
 }
 
+// Behind the last layer of a read the next read begins, which has a layer's time.
 Status ClusterRows::Fetch(uint32_t layer) {
   if (store_ == nullptr || layer >= n_layers_) return Status::Ok();
   Status fetched = FetchLists(layer);
-  if (!fetched.ok()) (void)store_->EndAll();  // the first error is the one to tell
-  return fetched;
+  if (!fetched.ok()) (void)EndRead();  // the first error is the one to tell
+  const bool is_last = layer % kReadLayers == kReadLayers - 1 || layer + 1 == n_layers_;
+  if (!fetched.ok() || !is_last) return fetched;
+  return layer + 1 == n_layers_ ? EndRead() : Begin(layer + 1);
 }
 
 Status ClusterRows::FetchLists(uint32_t layer) {
@@ -281,7 +301,6 @@ Status ClusterRows::FetchLists(uint32_t layer) {
     const bool is_at_hand = !store_->IsWritten(layer, stream) || store_->HasBegun(layer, stream);
     if (is_at_hand) KVRUN_RETURN_IF_ERROR(Load(layer, stream));
   }
-  KVRUN_RETURN_IF_ERROR(store_->End(layer));
   for (uint32_t stream = 0; stream < n_streams(); ++stream) {
     if (wanted_[stream] == 0) continue;
     KVRUN_RETURN_IF_ERROR(LoadNow(layer, stream));

@@ -2,9 +2,10 @@
 // they lie in a *part* for each layer; on flash (RowStore) there are only as many parts as a step looks
 // ahead, and two more: a ring, in which layer l has part l % n. The device scores a layer in its part.
 //
-// While decoding, a layer's lists are brought into the ring before the device scores them. Rows that change
-// afterwards, when the ring holds other layers, are *changed* rows: kept in memory, a few for each list, and
-// put over the list when it is read the next time. When there are many, the list is written then.
+// While decoding, a layer's lists are brought into the ring before the device scores them: two layers are
+// read together, a layer's time before the first of them is needed. Rows that change afterwards, when the
+// ring holds other layers, are *changed* rows: kept in memory, a few for each list, and put over the list
+// when it is read the next time. When there are many, the list is written then.
 //
 // Threads: one at a time; during a step the KV thread alone. Nothing is allocated after Create, but for
 // messages of errors.
@@ -56,7 +57,6 @@ class ClusterRows {
   // --- Decode. Lists of the step's rows of the layers that the step predicts first are there.
   Status BeginStep(std::span<const KvRow> rows);
   // As KvIndex has them: what is predicted when a layer is carried out is there when that is served.
-  Status BeginLayer(uint32_t layer);
   Status EndLayer(uint32_t layer);
   Status PrepareStep();
   // The row can be read without flash until it changes: the layer is there.
@@ -65,6 +65,7 @@ class ClusterRows {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kMostChanged = 16;  // rows of a list
+  static constexpr uint32_t kReadLayers = 2;    // together
 
   struct Part {
     std::unique_ptr<Buffer> rows;
@@ -98,18 +99,23 @@ class ClusterRows {
   std::span<int8_t> ChangedRow(size_t list, uint32_t i) {
     return std::span(changed_rows_).subspan((list * n_changed_room_ + i) * row_bytes(), rank());
   }
+  uint32_t& n_filled(uint32_t layer, uint32_t stream) {
+    return n_filled_[layer % parts_.size() * n_streams() + stream];
+  }
   uint32_t FindChanged(size_t list, uint32_t cluster) const;
 
   Result<std::span<int8_t>> Edit(uint32_t layer, uint32_t stream, uint32_t cluster, bool keeps);
   Status Commit(uint32_t layer, uint32_t stream, uint32_t cluster, std::span<int8_t> row);
-  void Blank(uint32_t layer, uint32_t stream);
+  // The list has `n` rows; those behind are of no cluster.
+  void Shorten(uint32_t layer, uint32_t stream, uint32_t n);
   Status Claim(uint32_t layer);
   Status Load(uint32_t layer, uint32_t stream);
   Status LoadNow(uint32_t layer, uint32_t stream);
   Status WriteBack(uint32_t layer, uint32_t stream);
   bool MustRead(uint32_t layer, uint32_t stream) const;
-  // Begins to read the lists of the step's rows, where they have to be read.
+  // Begins to read the lists of the step's rows of a layer and the next, where they have to be read.
   Status Begin(uint32_t layer);
+  Status EndRead();
   // They are in the layer's part, which the device scores no more for another layer.
   Status Fetch(uint32_t layer);
   Status FetchLists(uint32_t layer);
@@ -122,7 +128,10 @@ class ClusterRows {
   // Of lists in their parts, [parts, n_streams]: the list is the layer's; the file does not have it.
   std::vector<uint8_t> there_;
   std::vector<uint8_t> dirty_;
-  std::vector<uint8_t> wanted_;  // [n_streams]: of the step's rows
+  std::vector<uint32_t> n_filled_;      // rows from it on are of no cluster
+  std::vector<uint8_t> wanted_;         // [n_streams]: of the step's rows
+  std::vector<uint8_t> wanted_before_;  // of the step before
+  uint32_t begun_layer_ = kNone;        // the first of those whose read has begun and not ended
   uint32_t open_layer_ = kNone;
   uint32_t open_first_ = 0;
   uint32_t open_n_ = 0;

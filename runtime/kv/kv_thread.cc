@@ -102,7 +102,6 @@ Status KvThread::WaitForChoice(uint32_t layer) {
 }
 
 Status KvThread::ServeLayer(uint32_t layer) {
-  KVRUN_RETURN_IF_ERROR(cache_.BeginLayer(layer));
   KVRUN_RETURN_IF_ERROR(WaitForChoice(layer));
   const Clock::time_point chosen = Clock::now();
   KVRUN_RETURN_IF_ERROR(cache_.FetchLayer(layer));

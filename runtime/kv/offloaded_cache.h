@@ -107,8 +107,6 @@ class OffloadedCache {
   // KV thread: groups that the last step completed go to the store. Where the index takes records, before the
   // step is submitted.
   Status WriteCompletedGroups() { return ledger_->StoreCompletedGroups(); }
-  // KV thread: the layer's choice is not known yet.
-  Status BeginLayer(uint32_t layer) { return index_ != nullptr ? index_->BeginLayer(layer) : Status::Ok(); }
   // KV thread: the layer's choice is known; brings it into slots and writes the mapping tables.
   Status FetchLayer(uint32_t layer);
   // KV thread: the device is done with the layer.

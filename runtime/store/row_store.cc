@@ -19,12 +19,18 @@ uint64_t RowStore::Stride(const RowStoreShape& shape, uint32_t alignment_bytes) 
 }
 
 uint64_t RowStore::StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes) {
-  const uint64_t n_lists = uint64_t{shape.n_reads} * shape.n_lists + kWrites;
+  const uint64_t n_lists = uint64_t{shape.n_read_layers} * shape.n_lists + kWrites;
   return SaturatingProduct({n_lists, Stride(shape, alignment_bytes)});
+}
+
+uint64_t RowStore::MemoryBytes(const RowStoreShape& shape, uint32_t alignment_bytes) {
+  return StagingBytes(shape, alignment_bytes) +
+         uint64_t{shape.n_layers} * shape.n_lists * 2 * sizeof(uint32_t);
 }
 
 Result<std::unique_ptr<RowStore>> RowStore::Create(std::unique_ptr<BlockFile> file,
                                                    const RowStoreShape& shape) {
+  KVRUN_CHECK(shape.list_bytes <= UINT32_MAX);
   const uint32_t alignment = file->mode().alignment_bytes;
   const uint64_t staging_bytes = StagingBytes(shape, alignment);
   KVRUN_RETURN_IF_ERROR(
@@ -41,7 +47,7 @@ Result<std::unique_ptr<RowStore>> RowStore::Create(std::unique_ptr<BlockFile> fi
   std::byte* next = store->staging_.get();
   for (size_t i = 0; i < store->slots_.size(); ++i) {
     store->slots_[i].memory = next;
-    next += (i < shape.n_reads ? shape.n_lists : 1) * store->stride_;
+    next += (i < shape.n_read_layers ? shape.n_lists : 1) * store->stride_;
   }
   const iovec region{store->staging_.get(), staging_bytes};
   store->file_->RegisterMemory({&region, 1});
@@ -52,12 +58,17 @@ RowStore::RowStore(std::unique_ptr<BlockFile> file, const RowStoreShape& shape)
     : shape_(shape),
       stride_(Stride(shape, file->mode().alignment_bytes)),
       checksums_(uint64_t{shape.n_layers} * shape.n_lists),
-      slots_(shape.n_reads + kWrites),
+      lengths_(checksums_.size()),
+      slots_(shape.n_read_layers + kWrites),
       completions_(slots_.size()),
       file_(std::move(file)) {}
 
+uint64_t RowStore::Padded(uint64_t bytes) const {
+  return RoundUp<uint64_t>(bytes, file_->mode().alignment_bytes);
+}
+
 uint32_t RowStore::Checksum(uint64_t place, const std::byte* bytes) const {
-  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(bytes, shape_.list_bytes, place));
+  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(bytes, lengths_[place], place));
   return std::max(sum, kLost + 1);
 }
 
@@ -68,9 +79,8 @@ std::string RowStore::Named(uint64_t place) const {
 
 const RowStore::Slot* RowStore::FindRead(uint32_t layer, uint32_t list) const {
   const uint64_t place = Place(layer, list);
-  for (uint32_t i = 0; i < shape_.n_reads; ++i) {
-    const Slot& slot = slots_[i];
-    if (slot.is_used && place >= slot.place && place - slot.place < slot.n) return &slot;
+  for (const Slot& slot : std::span(slots_).first(n_reads_)) {
+    if (place >= slot.place && place - slot.place < slot.n) return &slot;
   }
   return nullptr;
 }
@@ -79,7 +89,8 @@ const RowStore::Slot* RowStore::FindRead(uint32_t layer, uint32_t list) const {
 
 Status RowStore::Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists) {
   KVRUN_RETURN_IF_ERROR(error_);
-  slot.segment = {memory, n_lists * stride_};
+  const uint64_t last_bytes = Padded(std::max(lengths_[place + n_lists - 1], 1U));
+  slot.segment = {memory, (n_lists - 1) * stride_ + last_bytes};
   const IoRequest request{.kind = kind,
                           .offset = place * stride_,
                           .segments = {&slot.segment, 1},
@@ -108,7 +119,7 @@ Status RowStore::Poll(size_t at_least) {
     Slot& slot = slots_[completion.tag];
     slot.in_flight = false;
     slot.error_number = completion.error_number;
-    if (completion.tag >= shape_.n_reads) OnWritten(slot);
+    if (completion.tag >= shape_.n_read_layers) OnWritten(slot);
   }
   return Status::Ok();
 }
@@ -130,17 +141,23 @@ Status RowStore::Wait(const Slot& slot) {
 
 // --- Reading.
 
-Status RowStore::Begin(uint32_t layer, uint32_t first, uint32_t n) {
-  KVRUN_CHECK(layer < shape_.n_layers && n > 0 && first + n <= shape_.n_lists);
-  const auto is_free = [](const Slot& slot) { return !slot.is_used; };
-  const auto reads = std::span(slots_).first(shape_.n_reads);
-  const auto slot = std::find_if(reads.begin(), reads.end(), is_free);
-  KVRUN_CHECK(slot != reads.end());
-  KVRUN_RETURN_IF_ERROR(WaitForWrites(Place(layer, first), n));
-  slot->place = Place(layer, first);
-  slot->n = n;
-  KVRUN_RETURN_IF_ERROR(Submit(*slot, IoKind::kRead, slot->place, slot->memory, n));
-  slot->is_used = true;
+Status RowStore::BeginLists(uint64_t place, uint32_t n) {
+  KVRUN_RETURN_IF_ERROR(WaitForWrites(place, n));
+  Slot& slot = slots_[n_reads_];
+  slot.place = place;
+  slot.n = n;
+  KVRUN_RETURN_IF_ERROR(Submit(slot, IoKind::kRead, place, slot.memory, n));
+  ++n_reads_;
+  return Status::Ok();
+}
+
+Status RowStore::Begin(uint32_t layer, uint32_t n_layers, uint32_t first, uint32_t n) {
+  KVRUN_CHECK(n_layers > 0 && n_layers <= shape_.n_read_layers && layer + n_layers <= shape_.n_layers);
+  KVRUN_CHECK(n > 0 && first + n <= shape_.n_lists && n_reads_ == 0);
+  if (n == shape_.n_lists) return BeginLists(Place(layer, 0), n_layers * n);
+  for (uint32_t i = 0; i < n_layers; ++i) {
+    KVRUN_RETURN_IF_ERROR(BeginLists(Place(layer + i, first), n));
+  }
   return Status::Ok();
 }
 
@@ -148,15 +165,15 @@ bool RowStore::Matches(const Slot& slot, uint64_t place) const {
   return Checksum(place, Staged(slot, place)) == checksums_[place];
 }
 
-Status RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
+Result<uint64_t> RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
   KVRUN_CHECK(to.size() == shape_.list_bytes && HasBegun(layer, list));
   Slot& slot = slots_[static_cast<size_t>(FindRead(layer, list) - slots_.data())];
   const uint64_t place = Place(layer, list);
   if (checksums_[place] == kLost) {
-    return {StatusCode::kIo,
-            fmt::format("{} could not be written to flash, and the sequence has to be computed "
-                        "again (--kv-dir names another folder)",
-                        Named(place))};
+    return Status(StatusCode::kIo,
+                  fmt::format("{} could not be written to flash, and the sequence has to be computed "
+                              "again (--kv-dir names another folder)",
+                              Named(place)));
   }
   KVRUN_RETURN_IF_ERROR(Wait(slot));
   const int error_of_all = slot.error_number;
@@ -173,29 +190,19 @@ Status RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
                                                        Named(place)));
     }
     if (!Matches(slot, place)) {
-      return {StatusCode::kCorrupt,
-              fmt::format("{} came back changed from flash, twice: the sequence has to be "
-                          "computed again",
-                          Named(place))};
+      return Status(StatusCode::kCorrupt,
+                    fmt::format("{} came back changed from flash, twice: the sequence has to be "
+                                "computed again",
+                                Named(place)));
     }
   }
-  std::memcpy(to.data(), Staged(slot, place), to.size());
-  return Status::Ok();
+  std::memcpy(to.data(), Staged(slot, place), lengths_[place]);
+  return uint64_t{lengths_[place]};
 }
 
-Status RowStore::End(uint32_t layer) {
-  for (Slot& slot : std::span(slots_).first(shape_.n_reads)) {
-    if (!slot.is_used || slot.place / shape_.n_lists != layer) continue;
+Status RowStore::End() {
+  for (Slot& slot : std::span(slots_).first(std::exchange(n_reads_, 0))) {
     KVRUN_RETURN_IF_ERROR(Wait(slot));
-    slot.is_used = false;
-  }
-  return Status::Ok();
-}
-
-Status RowStore::EndAll() {
-  for (Slot& slot : std::span(slots_).first(shape_.n_reads)) {
-    KVRUN_RETURN_IF_ERROR(Wait(slot));
-    slot.is_used = false;
   }
   return Status::Ok();
 }
@@ -203,7 +210,7 @@ Status RowStore::EndAll() {
 // --- Writing.
 
 Status RowStore::WaitForWrites(uint64_t first_place, uint32_t n) {
-  for (const Slot& slot : std::span(slots_).subspan(shape_.n_reads)) {
+  for (const Slot& slot : std::span(slots_).subspan(shape_.n_read_layers)) {
     const bool is_of_them = slot.place >= first_place && slot.place - first_place < n;
     while (slot.in_flight && is_of_them) KVRUN_RETURN_IF_ERROR(Poll(1));
   }
@@ -211,14 +218,16 @@ Status RowStore::WaitForWrites(uint64_t first_place, uint32_t n) {
 }
 
 Status RowStore::Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes) {
-  KVRUN_CHECK(layer < shape_.n_layers && list < shape_.n_lists && bytes.size() == shape_.list_bytes);
+  KVRUN_CHECK(layer < shape_.n_layers && list < shape_.n_lists);
+  KVRUN_CHECK(!bytes.empty() && bytes.size() <= shape_.list_bytes);
   const uint64_t place = Place(layer, list);
   checksums_[place] = kLost;  // until it is on its way
-  const std::span<Slot> writes = std::span(slots_).subspan(shape_.n_reads);
+  const std::span<Slot> writes = std::span(slots_).subspan(shape_.n_read_layers);
   KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));  // two writes to one place have no order
   while (n_writes_ == kWrites) KVRUN_RETURN_IF_ERROR(Poll(1));
   Slot& slot = *std::find_if(writes.begin(), writes.end(), [](const Slot& s) { return !s.is_used; });
   std::memcpy(slot.memory, bytes.data(), bytes.size());
+  lengths_[place] = static_cast<uint32_t>(bytes.size());
   slot.place = place;
   slot.n = 1;
   slot.is_forgotten = false;
@@ -232,7 +241,7 @@ Status RowStore::Write(uint32_t layer, uint32_t list, std::span<const std::byte>
 void RowStore::Forget(uint32_t layer, uint32_t list) {
   const uint64_t place = Place(layer, list);
   checksums_[place] = kNotWritten;
-  for (Slot& slot : std::span(slots_).subspan(shape_.n_reads)) {
+  for (Slot& slot : std::span(slots_).subspan(shape_.n_read_layers)) {
     if (slot.in_flight && slot.place == place) slot.is_forgotten = true;
   }
 }

@@ -1,11 +1,12 @@
-// Rows of an index on flash: of each layer so many *lists* of one length, one for each stream. What is read
-// are lists of one layer that lie together, begun ahead and fetched when they are needed; what is written is
-// a whole list. Knows bytes, not clusters. Format: docs/formats/index_rows.md.
+// Rows of an index on flash: of each layer so many *lists*, one for each stream, of one greatest length. What
+// is read are lists of layers that adjoin, begun ahead and fetched when they are needed; what is written is a
+// whole list, which may be shorter than the greatest. Knows bytes, not clusters. Format:
+// docs/formats/index_rows.md.
 //
-// List l of layer i lies at (i * n_lists + l) * stride, the stride being a list's length rounded up to the
-// alignment of direct I/O. The file has no name and no header, as that of the clusters. A checksum (XXH3, its
-// low 32 bits, seeded with the list's place) of every list is kept in memory: what is bad, old or from
-// another place is found, and never handed out.
+// List l of layer i lies at (i * n_lists + l) * stride, the stride being the greatest length rounded up to
+// the alignment of direct I/O. The file has no name and no header, as that of the clusters. Of every list its
+// length and a checksum (XXH3, its low 32 bits, seeded with the list's place) are kept in memory: what is
+// bad, old or from another place is found, and never handed out.
 //
 // Threads: one at a time, and no other than the file's. Nothing is allocated after Create, but for messages
 // of errors.
@@ -27,9 +28,9 @@ namespace kvrun {
 
 struct RowStoreShape {
   uint32_t n_layers = 0;
-  uint32_t n_lists = 0;  // of a layer
-  uint64_t list_bytes = 0;
-  uint32_t n_reads = 1;  // layers whose read has begun and not ended, at most
+  uint32_t n_lists = 0;        // of a layer
+  uint64_t list_bytes = 0;     // at most; less than 4 GiB
+  uint32_t n_read_layers = 1;  // that are read together, at most
 };
 
 class RowStore {
@@ -41,29 +42,30 @@ class RowStore {
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
 
-  // What reads and writes go through.
-  static uint64_t StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
+  // Staging, checksums and lengths.
+  static uint64_t MemoryBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
   // Of a file for it: more is never in flight.
-  static uint32_t QueueDepth(const RowStoreShape& shape) { return shape.n_reads + kWrites; }
+  static uint32_t QueueDepth(const RowStoreShape& shape) { return shape.n_read_layers + kWrites; }
 
   // Of a list that Write was called for after the last Forget.
   bool IsWritten(uint32_t layer, uint32_t list) const {
     return checksums_[Place(layer, list)] != kNotWritten;
   }
 
-  // --- Reading. Begins to read lists [first, first + n) of a layer, of which there may be some that are not
-  // written. The layer's former read has ended. Waits only for writes of the same lists.
-  Status Begin(uint32_t layer, uint32_t first, uint32_t n);
+  // --- Reading. Begins to read lists [first, first + n) of each of layers [layer, layer + n_layers), of
+  // which there may be some that are not written: one request, where these are all of the layers' lists, else
+  // one for each layer. The former read has ended. Waits only for writes of the same lists.
+  Status Begin(uint32_t layer, uint32_t n_layers, uint32_t first, uint32_t n);
   bool HasBegun(uint32_t layer, uint32_t list) const { return FindRead(layer, list) != nullptr; }
   // A list that is written and whose read has begun; waits for it. One that came back bad is read once more.
-  // After an error, which names layer and stream, `to` holds anything; it may be tried again.
-  Status Copy(uint32_t layer, uint32_t list, std::span<std::byte> to);
-  // Of the layer's read, where there is one: waits for it.
-  Status End(uint32_t layer);
-  Status EndAll();
+  // Answers how long it is: the bytes of `to`, [list_bytes], behind that are as they were. After an error,
+  // which names layer and stream, `to` holds anything; it may be tried again.
+  Result<uint64_t> Copy(uint32_t layer, uint32_t list, std::span<std::byte> to);
+  // Of the read, where there is one: waits for it.
+  Status End();
 
-  // --- Writing. The list holds `bytes` from now on; returns when they may be reused. A list whose write
-  // fails is lost, as Copy says from then on.
+  // --- Writing. The list is `bytes` from now on, [1, list_bytes] of them; returns when they may be reused. A
+  // list whose write fails is lost, as Copy says from then on.
   Status Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes);
   uint32_t n_writes() const { return n_writes_; }  // in flight
   // Waits for all writes.
@@ -86,7 +88,7 @@ class RowStore {
     bool is_used = false;  // of a read: until it ends
     bool in_flight = false;
     uint64_t place = 0;         // of its first list
-    uint32_t n = 0;             // lists
+    uint32_t n = 0;             // lists that adjoin
     bool is_forgotten = false;  // of a write: nobody wants the list any more
     int error_number = 0;
     iovec segment{};
@@ -99,10 +101,14 @@ class RowStore {
   RowStore(std::unique_ptr<BlockFile> file, const RowStoreShape& shape);
 
   static uint64_t Stride(const RowStoreShape& shape, uint32_t alignment_bytes);
+  static uint64_t StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
   uint64_t Place(uint32_t layer, uint32_t list) const { return uint64_t{layer} * shape_.n_lists + list; }
-  uint32_t Checksum(uint64_t place, const std::byte* bytes) const;
+  uint64_t Padded(uint64_t bytes) const;
+  uint32_t Checksum(uint64_t place, const std::byte* bytes) const;  // of a list as long as it is
   std::string Named(uint64_t place) const;
   const Slot* FindRead(uint32_t layer, uint32_t list) const;
+  Status BeginLists(uint64_t place, uint32_t n);
+  // Of n_lists that adjoin: the last one as long as it is.
   Status Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists);
   Status Wait(const Slot& slot);
   Status Poll(size_t at_least);
@@ -118,7 +124,9 @@ class RowStore {
   uint64_t stride_;
   std::unique_ptr<std::byte, AlignedDelete> staging_;
   std::vector<uint32_t> checksums_;  // by place
-  std::vector<Slot> slots_;          // [n_reads] of reads, [kWrites] of writes
+  std::vector<uint32_t> lengths_;    // by place, in bytes
+  std::vector<Slot> slots_;          // [n_read_layers] of reads, [kWrites] of writes
+  uint32_t n_reads_ = 0;             // slots in use
   std::vector<IoCompletion> completions_;
   uint32_t n_writes_ = 0;
   Status error_;  // where it is not ok, the file is of no use any more

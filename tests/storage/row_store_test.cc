@@ -25,22 +25,29 @@ namespace {
 constexpr uint32_t kLayers = 4;
 constexpr uint32_t kLists = 3;
 constexpr uint64_t kListBytes = 5000;  // no multiple of any alignment
+constexpr uint32_t kReadLayers = 2;
 
 // A store, and what its lists should hold: the number of a pattern; 0: not written.
 class CheckedRows {
  public:
   explicit CheckedRows(std::unique_ptr<BlockFile> file)
-      : store_(OrDie(RowStore::Create(std::move(file), {kLayers, kLists, kListBytes, 2}))),
+      : store_(OrDie(RowStore::Create(std::move(file), {kLayers, kLists, kListBytes, kReadLayers}))),
         versions_(kLayers * kLists),
+        lengths_(kLayers * kLists),
         bytes_(kListBytes) {}
 
   RowStore& store() { return *store_; }
   bool IsWritten(uint32_t layer, uint32_t list) const { return versions_[layer * kLists + list] != 0; }
 
+  // As long as the number of its write says.
   Status Write(uint32_t layer, uint32_t list) {
+    return Write(layer, list, 1 + version_ * 1237 % kListBytes);
+  }
+  Status Write(uint32_t layer, uint32_t list, uint64_t length) {
     versions_[layer * kLists + list] = ++version_;
+    lengths_[layer * kLists + list] = length;
     FillPattern(bytes_, Place(layer, list), version_);
-    return store_->Write(layer, list, bytes_);
+    return store_->Write(layer, list, std::span(bytes_).first(length));
   }
   void Forget(uint32_t layer, uint32_t list) {
     versions_[layer * kLists + list] = 0;
@@ -48,31 +55,43 @@ class CheckedRows {
   }
   // A list whose read has begun. Wrong bytes are a failure of the test, errors are not.
   Status Copy(uint32_t layer, uint32_t list, const std::string& name) {
-    std::fill(bytes_.begin(), bytes_.end(), std::byte{});
-    KVRUN_RETURN_IF_ERROR(store_->Copy(layer, list, bytes_));
-    EXPECT_TRUE(HoldsPattern(bytes_, Place(layer, list), versions_[layer * kLists + list]))
+    constexpr std::byte kUntouched{0x5a};
+    std::fill(bytes_.begin(), bytes_.end(), kUntouched);
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t length, store_->Copy(layer, list, bytes_));
+    EXPECT_EQ(length, lengths_[layer * kLists + list]) << name;
+    const std::span<const std::byte> read = std::span(bytes_).first(length);
+    EXPECT_TRUE(HoldsPattern(read, Place(layer, list), versions_[layer * kLists + list]))
         << name << ": layer " << layer << ", list " << list;
+    EXPECT_TRUE(std::all_of(bytes_.begin() + static_cast<ptrdiff_t>(length), bytes_.end(),
+                            [](std::byte byte) { return byte == kUntouched; }))
+        << name;
     return Status::Ok();
   }
-  // All lists of a layer that are written; answers the first error.
-  Status ReadLayer(uint32_t layer, const std::string& name) {
+  // All of these lists that are written; answers the first error.
+  Status Read(uint32_t layer, uint32_t n_layers, uint32_t first, uint32_t n, const std::string& name) {
     Status status = Status::Ok();
-    KVRUN_RETURN_IF_ERROR(store_->Begin(layer, 0, kLists));
-    for (uint32_t list = 0; list < kLists; ++list) {
-      EXPECT_EQ(store_->IsWritten(layer, list), IsWritten(layer, list));
-      if (!IsWritten(layer, list)) continue;
-      const Status copied = Copy(layer, list, name);
-      if (status.ok()) status = copied;
+    KVRUN_RETURN_IF_ERROR(store_->Begin(layer, n_layers, first, n));
+    for (uint32_t of = layer; of < layer + n_layers; ++of) {
+      for (uint32_t list = first; list < first + n; ++list) {
+        EXPECT_EQ(store_->IsWritten(of, list), IsWritten(of, list));
+        EXPECT_TRUE(store_->HasBegun(of, list));
+        if (!IsWritten(of, list)) continue;
+        const Status copied = Copy(of, list, name);
+        if (status.ok()) status = copied;
+      }
     }
-    const Status ended = store_->End(layer);
+    const Status ended = store_->End();
+    EXPECT_FALSE(store_->HasBegun(layer, first));
     return status.ok() ? ended : status;
   }
+  Status ReadLayer(uint32_t layer, const std::string& name) { return Read(layer, 1, 0, kLists, name); }
 
  private:
   static uint64_t Place(uint32_t layer, uint32_t list) { return (layer * kLists + list) * uint64_t{1 << 20}; }
 
   std::unique_ptr<RowStore> store_;
   std::vector<uint64_t> versions_;
+  std::vector<uint64_t> lengths_;
   uint64_t version_ = 0;
   std::vector<std::byte> bytes_;
 };
@@ -90,7 +109,7 @@ class RowStoreTest : public ::testing::Test {
     return file;
   }
 
-  // Every list twice, so that there is something old; then, as a step does, each layer begun ahead of its
+  // Every list twice, so that there is something old; then, as a step does, two layers begun ahead of their
   // use, and some lists written in between.
   static Status Scenario(CheckedRows& rows, const std::string& name) {
     for (uint32_t i = 0; i < 2 * kLayers * kLists; ++i) {
@@ -102,15 +121,18 @@ class RowStoreTest : public ::testing::Test {
       if (status.ok()) status = std::move(now);
     };
     for (uint32_t round = 0; round < 2; ++round) {
-      note(rows.store().Begin(0, 0, kLists));
+      note(rows.store().Begin(0, kReadLayers, 0, kLists));
       for (uint32_t layer = 0; layer < kLayers; ++layer) {
-        if (layer + 1 < kLayers) note(rows.store().Begin(layer + 1, 0, kLists));
         for (uint32_t list = 0; list < kLists; ++list) {
           if (rows.IsWritten(layer, list)) note(rows.Copy(layer, list, name));
         }
-        note(rows.store().End(layer));
+        if (layer % kReadLayers == kReadLayers - 1) {
+          note(rows.store().End());
+          if (layer + 1 < kLayers) note(rows.store().Begin(layer + 1, kReadLayers, 0, kLists));
+        }
         note(rows.Write(layer, (layer + round) % kLists));
       }
+      note(rows.Read(1, kReadLayers, round, 2, name));
     }
     return status;
   }
@@ -123,17 +145,24 @@ TEST_F(RowStoreTest, WhatIsReadIsWhatWasWrittenLast) {
     for (const uint32_t queue_depth : {1U, 2U, 32U}) {
       CheckedRows rows(NewFile(alignment, queue_depth));
       Random random(alignment + queue_depth);
-      for (uint32_t i = 0; i < 300; ++i) {
+      for (uint32_t i = 0; i < 600; ++i) {
         const uint32_t layer = random.Below(kLayers);
         const uint32_t list = random.Below(kLists);
         const std::string name = fmt::format("alignment {}, depth {}, {}", alignment, queue_depth, i);
-        switch (random.Below(4)) {
+        switch (random.Below(6)) {
           case 0: {
             const Status status = rows.ReadLayer(layer, name);
             ASSERT_TRUE(status.ok()) << name << ": " << status.message();
             break;
           }
-          case 1: rows.Forget(layer, list); break;
+          case 1: {
+            const uint32_t n_layers = std::min(1 + random.Below(kReadLayers), kLayers - layer);
+            const uint32_t n = 1 + random.Below(kLists - list);
+            const Status status = rows.Read(layer, n_layers, list, n, name);
+            ASSERT_TRUE(status.ok()) << name << ": " << status.message();
+            break;
+          }
+          case 2: rows.Forget(layer, list); break;
           default: ASSERT_TRUE(rows.Write(layer, list).ok()) << name;
         }
       }
@@ -183,7 +212,8 @@ TEST_F(RowStoreTest, EveryFaultIsFoundOrHarmless) {
                                      &faulty));
           const Status status = Scenario(rows, name);
           EXPECT_GE(faulty->n_faults(), 1U) << name;
-          // A read is tried once more. A flipped bit may lie behind a list's end, or in one that is not written.
+          // A read is tried once more. A flipped bit may lie behind a list's end, or in one that is not
+          // written.
           if (reads && count == 1) {
             EXPECT_TRUE(status.ok()) << name << ": " << status.message();
             const uint64_t n_again = rows.store().stats().records_read_again;
@@ -274,18 +304,22 @@ TEST_F(RowStoreTest, ListsLieWhereTheFormatSays) {
   AskedFile::Asked asked;
   CheckedRows rows(std::make_unique<AskedFile>(NewFile(4096), &asked));
   EXPECT_EQ(asked.reserved, 98304U);
-  ASSERT_TRUE(rows.Write(2, 1).ok());
-  ASSERT_TRUE(rows.ReadLayer(2, "layer 2").ok());
+  ASSERT_TRUE(rows.Write(2, 1, 4000).ok());
+  ASSERT_TRUE(rows.Write(3, 2, 5000).ok());
+  ASSERT_TRUE(rows.Read(2, 2, 0, kLists, "layers 2 and 3").ok());
+  ASSERT_TRUE(rows.Read(2, 2, 1, 2, "a part of them").ok());
   using Request = std::pair<uint64_t, uint64_t>;
-  EXPECT_EQ(asked.requests, (std::vector<Request>{{57344, 8192}, {49152, 24576}}));
-  EXPECT_EQ(RowStore::StagingBytes({kLayers, kLists, kListBytes, 2}, 4096), 65536U);
+  EXPECT_EQ(
+      asked.requests,
+      (std::vector<Request>{{57344, 4096}, {90112, 8192}, {49152, 49152}, {57344, 12288}, {81920, 16384}}));
+  EXPECT_EQ(RowStore::MemoryBytes({kLayers, kLists, kListBytes, kReadLayers}, 4096), 65536U + 96U);
 }
 
 TEST_F(RowStoreTest, ADiskThatIsFullIsSeenAtOnce) {
   AskedFile::Asked asked;
   asked.reserve_answer = Status(StatusCode::kIo, "no room");
-  const auto made =
-      RowStore::Create(std::make_unique<AskedFile>(NewFile(), &asked), {kLayers, kLists, kListBytes, 2});
+  const auto made = RowStore::Create(std::make_unique<AskedFile>(NewFile(), &asked),
+                                     {kLayers, kLists, kListBytes, kReadLayers});
   EXPECT_EQ(made.status().message(), "no room");
 }
 
