@@ -1,6 +1,7 @@
 #include "runtime/device/record_codec.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -36,7 +37,7 @@ void StoreHalf(std::span<uint32_t> words, uint32_t at, uint16_t half) {
 }
 
 // E4M3 without infinities, by runtime/device/kv_record.h.
-float Fp8ToFloat(uint32_t bits) {
+constexpr float Fp8ToFloat(uint32_t bits) {
   const uint32_t magnitude = bits & 0x7f;
   const float value = magnitude < 8 ? static_cast<float>(magnitude) / 512.0F
                                     : std::bit_cast<float>((magnitude << 20) + (120U << 23));
@@ -56,36 +57,73 @@ uint32_t FloatToFp8(float value) {
 
 float HalfScale(float scale) { return std::clamp(scale, -65504.0F, 65504.0F); }
 
-void LoadRow(const RowPlace& place, std::span<const uint32_t> words, std::span<float> row) {
-  const uint32_t bits = KvElementBits(place.type);
-  for (uint32_t i = 0; i < row.size(); ++i) {
-    const uint32_t shifted = words[place.begin_words + i * bits / 32] >> (i * bits % 32);
-    switch (place.type) {
-      case KvType::kF32: row[i] = std::bit_cast<float>(shifted); break;
-      case KvType::kF16: row[i] = HalfToFloat(static_cast<uint16_t>(shifted)); break;
-      case KvType::kFp8: row[i] = Fp8ToFloat(shifted & 0xff); break;
-      case KvType::kInt8: row[i] = static_cast<int8_t>(shifted & 0xff); break;
-      case KvType::kInt4: row[i] = static_cast<float>(static_cast<int>((shifted & 0xf) ^ 8) - 8); break;
-    }
-  }
-  if (place.type == KvType::kF32 || place.type == KvType::kF16) return;
-  const uint32_t block = place.type == KvType::kInt4 ? kInt4BlockElements : static_cast<uint32_t>(row.size());
-  for (uint32_t i = 0; i < row.size(); ++i)
-    row[i] *= HalfToFloat(LoadHalf(words, place.scale_half + i / block));
+constexpr std::array<float, 256> kFp8Floats = [] {
+  std::array<float, 256> floats{};
+  for (uint32_t bits = 0; bits < floats.size(); ++bits) floats[bits] = Fp8ToFloat(bits);
+  return floats;
+}();
+
+template <uint32_t kBits, typename Decode>
+void LoadElements(std::span<const uint32_t> words, std::span<float> row, const Decode& decode) {
+  constexpr uint32_t kOfWord = 32 / kBits;
+  for (size_t i = 0; i < row.size(); ++i) row[i] = decode(words[i / kOfWord] >> (i % kOfWord * kBits));
 }
 
-uint32_t EncodeElement(KvType type, float value) {
-  switch (type) {
-    case KvType::kF32: return std::bit_cast<uint32_t>(value);
-    case KvType::kF16: return FloatToHalf(HalfScale(value));
-    case KvType::kFp8: return FloatToFp8(value);
+void LoadRow(const RowPlace& place, std::span<const uint32_t> words, std::span<float> row) {
+  const std::span<const uint32_t> elements = words.subspan(place.begin_words);
+  const auto int4 = [](uint32_t bits) { return static_cast<float>(static_cast<int>((bits & 0xf) ^ 8) - 8); };
+  switch (place.type) {
+    case KvType::kF32: std::memcpy(row.data(), elements.data(), row.size_bytes()); return;
+    case KvType::kF16:
+      LoadElements<16>(elements, row, [](uint32_t bits) { return HalfToFloat(static_cast<uint16_t>(bits)); });
+      return;
+    case KvType::kFp8:
+      LoadElements<8>(elements, row, [](uint32_t bits) { return kFp8Floats[bits & 0xff]; });
+      break;
     case KvType::kInt8:
-      return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(value, -127.0F, 127.0F)))) &
-             0xff;
-    case KvType::kInt4:
-      return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(value, -8.0F, 7.0F)))) & 0xf;
+      LoadElements<8>(elements, row, [](uint32_t bits) { return static_cast<int8_t>(bits & 0xff); });
+      break;
+    case KvType::kInt4: LoadElements<4>(elements, row, int4); break;
   }
-  return 0;
+  const size_t block = place.type == KvType::kInt4 ? kInt4BlockElements : row.size();
+  for (size_t begin = 0; begin < row.size(); begin += block) {
+    const float scale = HalfToFloat(LoadHalf(words, place.scale_half + static_cast<uint32_t>(begin / block)));
+    for (float& value : row.subspan(begin, std::min(block, row.size() - begin))) value *= scale;
+  }
+}
+
+// Elements from `begin` on, which are 0 in words.
+template <uint32_t kBits, typename Encode>
+void StoreElements(std::span<const float> values, uint32_t begin, float inverse, std::span<uint32_t> words,
+                   const Encode& encode) {
+  constexpr uint32_t kOfWord = 32 / kBits;
+  for (uint32_t i = 0; i < values.size(); ++i) {
+    words[(begin + i) / kOfWord] |= encode(values[i] * inverse) << ((begin + i) % kOfWord * kBits);
+  }
+}
+
+void StoreBlock(KvType type, std::span<const float> values, uint32_t begin, float inverse,
+                std::span<uint32_t> words) {
+  const auto rounded = [](float value, float least, float most) {
+    return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(value, least, most))));
+  };
+  switch (type) {
+    case KvType::kF32:
+      StoreElements<32>(values, begin, inverse, words, [](float v) { return std::bit_cast<uint32_t>(v); });
+      break;
+    case KvType::kF16:
+      StoreElements<16>(values, begin, inverse, words,
+                        [](float v) { return uint32_t{FloatToHalf(HalfScale(v))}; });
+      break;
+    case KvType::kFp8: StoreElements<8>(values, begin, inverse, words, FloatToFp8); break;
+    case KvType::kInt8:
+      StoreElements<8>(values, begin, inverse, words,
+                       [&](float v) { return rounded(v, -127.0F, 127.0F) & 0xff; });
+      break;
+    case KvType::kInt4:
+      StoreElements<4>(values, begin, inverse, words, [&](float v) { return rounded(v, -8.0F, 7.0F) & 0xf; });
+      break;
+  }
 }
 
 // The scale that elements of one block get: of the first that is largest.
@@ -115,10 +153,7 @@ void StoreRow(const RowPlace& place, std::span<const float> row, std::span<uint3
       const float scale = HalfToFloat(half);
       inverse = scale == 0.0F ? 0.0F : 1.0F / scale;
     }
-    for (uint32_t i = 0; i < values.size(); ++i) {
-      const uint32_t bit = (begin + i) * bits;
-      words[place.begin_words + bit / 32] |= EncodeElement(place.type, values[i] * inverse) << (bit % 32);
-    }
+    StoreBlock(place.type, values, begin, inverse, words.subspan(place.begin_words));
   }
 }
 

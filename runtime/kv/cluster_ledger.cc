@@ -53,6 +53,7 @@ ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_laye
       has_scales_(size_t{n_layers} * plan.n_streams),
       is_new_(size_t{n_layers} * plan.n_streams * plan.clusters.n_clusters) {
   rows_.reserve(plan.n_sequences);
+  n_changed_.reserve(plan.n_sequences);
   places_.reserve(plan.clusters.n_kept());
 }
 
@@ -151,6 +152,7 @@ uint32_t ClusterLedger::FreePlace(const ClusterPlace& at) const {
 Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
   rows_.assign(rows.begin(), rows.end());
+  n_changed_.assign(rows.size(), 0);
   for (const KvRow& row : rows) {
     KVRUN_CHECK(row.position <= lengths_[row.sequence]);
     KVRUN_RETURN_IF_ERROR(Forget(row.sequence, row.position));
@@ -268,11 +270,24 @@ Status ClusterLedger::DivideLocal(const ClusterPlace& at, uint32_t cluster) {
   return Status::Ok();
 }
 
+uint32_t ClusterLedger::Allowed(const KvRow& row, uint32_t layer) const {
+  const uint64_t most = plan_.clusters.upkeep_clusters;
+  const uint64_t phase = row.position * most % n_layers_;
+  return static_cast<uint32_t>((most * (layer + 1) + phase) / n_layers_);
+}
+
 // Clusters that were chosen are in memory, in slots or (until the next layer but one) in the pool; which
 // these are does not depend on how many slots there are. Those that are flagged are divided at once. What
 // others gained waits while there is room, so that as much as possible is written with one page: it is
-// attended to in any case.
-Status ClusterLedger::MaintainPending(const ClusterPlace& at, std::span<const uint32_t> chosen) {
+// attended to in any case. So does what there is no time for.
+Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
+                                      std::span<const uint32_t> chosen) {
+  const uint32_t allowed = Allowed(rows_[row], at.layer);
+  const auto may_change = [&] {
+    if (n_changed_[row] < allowed) return true;
+    ++n_put_off_;
+    return false;
+  };
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
   const auto is_here = [&](uint32_t cluster) {
     const bool is_new = map.cluster(cluster).n_stored == 0 && !is_local();
@@ -284,6 +299,8 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, std::span<const ui
       ++i;
       continue;
     }
+    if (!may_change()) return Status::Ok();
+    ++n_changed_[row];
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, cluster).status());  // which takes its entries off the list
     i = 0;
   }
@@ -295,7 +312,8 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, std::span<const ui
         most = pending.cluster;
       }
     }
-    if (most == kNoCluster) break;
+    if (most == kNoCluster || !may_change()) break;
+    ++n_changed_[row];
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, most).status());
   }
   return Status::Ok();
@@ -330,7 +348,7 @@ Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector
       DecodeKeys(plan_.record, kept_.Record(layer, at.stream, place), plan_.record.head_dim, key_);
       KVRUN_RETURN_IF_ERROR(Settle(at, position, place, key_, index_.Nearest(layer, row, head)));
     }
-    KVRUN_RETURN_IF_ERROR(MaintainPending(at, selector.LastChoice(step)));
+    KVRUN_RETURN_IF_ERROR(MaintainPending(at, row, selector.LastChoice(step)));
   }
   if (settles) settled(layer, sequence) = position + 1;
   return Status::Ok();
@@ -358,6 +376,7 @@ std::optional<ClusterReport> ClusterLedger::clusters() const {
   report.moves = upkeep_.moves();
   report.records_read = store_.stats().records_read;
   report.runs = store_.stats().runs;
+  report.put_off = n_put_off_;
   report.wanted = wanted_;
   report.wanted_clusters = wanted_clusters_;
   double variances = 0.0;

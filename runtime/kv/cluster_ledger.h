@@ -114,7 +114,11 @@ class ClusterLedger final : public KvLedger {
   Result<uint32_t> FindNearest(const ClusterPlace& at, std::span<const float> key);
   bool is_local() const { return plan_.clusters.update == ClusterUpdate::kLocal; }
   Status DivideLocal(const ClusterPlace& at, uint32_t cluster);
-  Status MaintainPending(const ClusterPlace& at, std::span<const uint32_t> chosen);
+  // Clusters that a row's upkeep may have changed when a layer is over: an equal share of each layer, and
+  // what those before have left. Where there are more layers than clusters, other layers have one for each
+  // token.
+  uint32_t Allowed(const KvRow& row, uint32_t layer) const;
+  Status MaintainPending(const ClusterPlace& at, uint32_t row, std::span<const uint32_t> chosen);
   void CountWanted(const ClusterPlace& at, std::span<const uint32_t> chosen);
   Status MaintainRow(uint32_t layer, uint32_t row, const KvSelector& selector);
 
@@ -138,14 +142,16 @@ class ClusterLedger final : public KvLedger {
   ClusterIndex& index_;
   KeptEntries kept_;
   ClusterUpkeep upkeep_;
-  std::vector<uint32_t> lengths_;  // of each sequence
-  std::vector<uint32_t> settled_;  // [n_layers, n_sequences]: entries before it have left the window
-  std::vector<Status> broken_;     // of each sequence: why it has to be computed again
-  std::vector<KvRow> rows_;        // of the step
-  std::vector<uint32_t> places_;   // of a stream's mapping table of kept entries
-  std::vector<float> centroid_;    // [head_dim]
-  std::vector<float> key_;         // [head_dim]
-  WantedRuns wanted_;              // of decode steps
+  std::vector<uint32_t> lengths_;    // of each sequence
+  std::vector<uint32_t> settled_;    // [n_layers, n_sequences]: entries before it have left the window
+  std::vector<Status> broken_;       // of each sequence: why it has to be computed again
+  std::vector<KvRow> rows_;          // of the step
+  std::vector<uint32_t> n_changed_;  // [rows]: clusters that upkeep has changed in this step
+  uint64_t n_put_off_ = 0;           // ClusterReport::put_off
+  std::vector<uint32_t> places_;     // of a stream's mapping table of kept entries
+  std::vector<float> centroid_;      // [head_dim]
+  std::vector<float> key_;           // [head_dim]
+  WantedRuns wanted_;                // of decode steps
   uint64_t wanted_clusters_ = 0;
   std::vector<bool> has_scales_;  // [n_layers, n_streams]: of a prompt's centroids, and not of one key
   std::vector<uint32_t> settled_before_;  // settled_, when the last prompt began

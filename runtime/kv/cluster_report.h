@@ -34,6 +34,7 @@ struct ClusterReport {
   double cluster_variance = 0.0;  // of a cluster, on average: each counts as one, however large
   uint64_t divisions = 0;
   uint64_t forced_loads = 0;     // of clusters that were not chosen, as too many entries were pending
+  uint64_t put_off = 0;          // tokens and lists whose upkeep waited, as the token had changed enough
   uint64_t joined_for_room = 0;  // entries beyond the threshold, which the index had no room to divide for
   ClusterMoves moves;
   // Of reads, those for maintenance too: records, and maximal runs of clusters that adjoin on flash.

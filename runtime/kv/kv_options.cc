@@ -275,6 +275,8 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.cluster_room); }},
     {"pending",
      [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.pending_entries); }},
+    {"upkeep",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxEntries, &s->kv.upkeep_clusters); }},
     {"split", [](const Given& g, KvSettings* s) { return SetFactor(g, &s->kv.split_factor); }},
     {"update",
      [](const Given& g, KvSettings* s) {

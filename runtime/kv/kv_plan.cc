@@ -42,6 +42,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.max_cluster_entries.has_value(), full.max_cluster_entries, "cluster-max");
   drop(given.cluster_room.has_value(), full.cluster_room, "cluster-room");
   drop(given.pending_entries.has_value(), full.pending_entries, "pending");
+  drop(given.upkeep_clusters.has_value(), full.upkeep_clusters, "upkeep");
   drop(given.split_factor.has_value(), full.split_factor, "split");
   drop(given.cluster_update.has_value(), full.cluster_update, "update");
   drop(given.cluster_layout.has_value(), full.cluster_layout, "layout");

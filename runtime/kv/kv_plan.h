@@ -100,6 +100,7 @@ struct KvOptions {
   std::optional<uint32_t> max_cluster_entries;  // of a cluster
   std::optional<uint32_t> cluster_room;         // of a stream of a layer: clusters in the index
   std::optional<uint32_t> pending_entries;      // of a stream of a layer: may wait for their cluster
+  std::optional<uint32_t> upkeep_clusters;      // ClusterPlan::upkeep_clusters
   std::optional<double> split_factor;           // ClusterPlan::threshold_factor
   std::optional<ClusterUpdate> cluster_update;
   std::optional<ClusterLayout> cluster_layout;
@@ -132,6 +133,9 @@ struct ClusterPlan {
   uint32_t n_clusters = 0;    // room
   uint32_t n_sinks = 0;       // the first entries, which are in no cluster, and always attended to
   uint32_t max_pending = 0;   // entries that wait for their cluster
+  // Of all layers and heads: a token of a sequence changes so many at most, besides those that must be. What
+  // could be changed and is not waits for the next token.
+  uint32_t upkeep_clusters = 0;
   // A cluster is divided where its variance exceeds so many times the mean variance of the first clusters.
   float threshold_factor = 0.0F;
   ClusterUpdate update = ClusterUpdate::kAdaptive;

@@ -31,7 +31,7 @@ uint64_t CentroidIndexBytes(const KvSizeInput& input, const KvPlan& plan) {
 uint64_t RowStagingBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.clusters.rows_on_flash) return 0;
   const RowStoreShape shape = ClusterRows::StoreShape(plan, input.model.n_layers);
-  return RowStore::MemoryBytes(shape, input.io_alignment_bytes);
+  return RowStore::StagingBytes(shape, input.io_alignment_bytes);
 }
 
 uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan) {

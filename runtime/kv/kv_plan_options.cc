@@ -52,6 +52,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.max_cluster_entries) return NotFor(options, "cluster-max", "clusters");
     if (options.cluster_room) return NotFor(options, "cluster-room", "clusters");
     if (options.pending_entries) return NotFor(options, "pending", "clusters");
+    if (options.upkeep_clusters) return NotFor(options, "upkeep", "clusters");
     if (options.split_factor) return NotFor(options, "split", "clusters");
     if (options.cluster_update) return NotFor(options, "update", "clusters");
     if (options.cluster_layout) return NotFor(options, "layout", "clusters");

@@ -7,6 +7,7 @@
 #include "runtime/kv/sequence_clusters.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
+#include "runtime/store/row_store.h"
 
 namespace kvrun {
 namespace {
@@ -177,7 +178,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const bool in_sequence = has_clusters && plan.clusters.layout == ClusterLayout::kSequence;
   const uint64_t of_a_stream = has_clusters && !in_sequence ? plan.clusters.n_clusters * kClusterChecksumBytes
                                                             : plan.n_groups() * kChecksumBytes;
-  const uint64_t of_rows = plan.clusters.rows_on_flash ? kChecksumBytes : 0;
+  const uint64_t of_rows = plan.clusters.rows_on_flash ? RowStore::kBytesOfList : 0;
   add("checksums", layers * plan.n_streams * (of_a_stream + of_rows));
   if (in_sequence) add("sequence", SequenceClusters::MapBytes(plan, input.model.n_layers));
   add("scores", ScoreBytes(input, plan));

@@ -29,6 +29,8 @@ constexpr uint32_t kLeastMaxClusterEntries = 2;  // what is divided has two
 constexpr double kLeastShareOfSmallClusters = 1.0 / 8;
 constexpr double kClusterRoom = 1.25;  // divisions while decoding take room, too
 constexpr uint32_t kSpareClusters = 8;
+// Of the lists. A third of them has a cluster to store for each token, more in bursts (docs/dynakv.md).
+constexpr double kUpkeepShare = 2.0 / 3.0;
 constexpr uint32_t kPendingEntries = 16;  // as in DynaKV's Figure 11
 // With it clusters stay as large as they were on average, on two texts (docs/dynakv.md): with 1.5 they grow,
 // with 1.1 there is no room in the end.
@@ -185,6 +187,8 @@ void Planner::SettleClusters(uint32_t sinks) {
   clusters.n_clusters = options_.cluster_room.value_or(
       static_cast<uint32_t>(std::ceil(kClusterRoom * n_ctx / mean)) + kSpareClusters);
   clusters.max_pending = options_.pending_entries.value_or(kPendingEntries);
+  clusters.upkeep_clusters = options_.upkeep_clusters.value_or(
+      static_cast<uint32_t>(std::ceil(kUpkeepShare * model_.n_layers * model_.n_kv_heads)));
   // What is pending together is one cluster at first.
   if (options_.cluster_update == ClusterUpdate::kLocal && !options_.max_cluster_entries) {
     clusters.max_entries = std::max(clusters.max_entries, clusters.max_pending);

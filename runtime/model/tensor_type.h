@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "platform/base/status.h"
+#include "runtime/model/half_float.h"
 
 namespace kvrun {
 
@@ -50,10 +51,5 @@ std::string KnownTensorTypes();
 
 // Decodes `out.size()` elements, a whole number of blocks. `bytes` holds at least that many blocks.
 void DecodeTensor(TensorType type, std::span<const std::byte> bytes, std::span<float> out);
-
-// IEEE 754 binary16 and bfloat16 conversions (round to nearest even).
-float HalfToFloat(uint16_t half);
-uint16_t FloatToHalf(float value);
-float BFloat16ToFloat(uint16_t value);
 
 }  // namespace kvrun

@@ -23,11 +23,6 @@ uint64_t RowStore::StagingBytes(const RowStoreShape& shape, uint32_t alignment_b
   return SaturatingProduct({n_lists, Stride(shape, alignment_bytes)});
 }
 
-uint64_t RowStore::MemoryBytes(const RowStoreShape& shape, uint32_t alignment_bytes) {
-  return StagingBytes(shape, alignment_bytes) +
-         uint64_t{shape.n_layers} * shape.n_lists * 2 * sizeof(uint32_t);
-}
-
 Result<std::unique_ptr<RowStore>> RowStore::Create(std::unique_ptr<BlockFile> file,
                                                    const RowStoreShape& shape) {
   KVRUN_CHECK(shape.list_bytes <= UINT32_MAX);

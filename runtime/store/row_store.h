@@ -42,8 +42,10 @@ class RowStore {
   RowStore(const RowStore&) = delete;
   RowStore& operator=(const RowStore&) = delete;
 
-  // Staging, checksums and lengths.
-  static uint64_t MemoryBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
+  // What reads and writes go through.
+  static uint64_t StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
+  // What is known of a list, in memory.
+  static constexpr uint64_t kBytesOfList = 2 * sizeof(uint32_t);
   // Of a file for it: more is never in flight.
   static uint32_t QueueDepth(const RowStoreShape& shape) { return shape.n_read_layers + kWrites; }
 
@@ -101,7 +103,6 @@ class RowStore {
   RowStore(std::unique_ptr<BlockFile> file, const RowStoreShape& shape);
 
   static uint64_t Stride(const RowStoreShape& shape, uint32_t alignment_bytes);
-  static uint64_t StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes);
   uint64_t Place(uint32_t layer, uint32_t list) const { return uint64_t{layer} * shape_.n_lists + list; }
   uint64_t Padded(uint64_t bytes) const;
   uint32_t Checksum(uint64_t place, const std::byte* bytes) const;  // of a list as long as it is

@@ -85,7 +85,7 @@ TEST_P(DynaKv, EverythingSelectedIsFullAttentionThroughALongDecode) {
   for (const char* options :
        {"--kv-cluster 16 --kv-pending 4", "--kv-cluster 4 --kv-split 0.5 --kv-pending 16 --kv-group 3",
         "--kv-cluster 2 --kv-cluster-max 2 --kv-pending 1 --kv-group 1", "--kv-cluster 8 --kv-update static",
-        "--kv-cluster 8 --kv-update local --kv-pending 24",
+        "--kv-cluster 8 --kv-update local --kv-pending 24", "--kv-cluster 8 --kv-upkeep 1",
         "--kv-cluster 16 --kv-pending 2 --kv-reuse 5 --kv-layout cluster",
         "--kv-cluster 8 --kv-pending 12 --kv-reuse 5 --kv-layout sequence"}) {
     const auto pass = NewPass(std::string(kEverything) + options, kContext);
@@ -99,6 +99,25 @@ TEST_P(DynaKv, EverythingSelectedIsFullAttentionThroughALongDecode) {
     EXPECT_GT(report.clusters->divisions, 0U);
     EXPECT_GT(report.clusters->moves.new_entries, n_streams * (kContext - kPrompt) / 2);
   }
+}
+
+// What a token may not change waits for the next one, until its list has no place for more.
+TEST_P(DynaKv, UpkeepThatIsTooMuchIsPutOff) {
+  constexpr uint32_t kContext = 300;
+  const std::vector<int> ids = SomeIds(kContext, 3, n_vocab());
+  const auto report_of = [&](const std::string& options) {
+    const auto pass = NewPass(std::string(kEverything) + "--kv-cluster 8 --kv-upkeep " + options, kContext);
+    Feed(*pass, ids, 0, 40, 40);
+    for (size_t i = 40; i < ids.size(); ++i) Feed(*pass, ids, i, i + 1, 1);
+    return *pass->kv_report()->clusters;
+  };
+  const ClusterReport little = report_of("1");
+  const ClusterReport enough = report_of("100000");
+  EXPECT_EQ(enough.put_off, 0U);
+  EXPECT_GT(little.put_off, 0U);
+  EXPECT_GT(little.pending, enough.pending);
+  EXPECT_GT(little.forced_loads, enough.forced_loads);
+  EXPECT_EQ(little.entries + little.pending, enough.entries + enough.pending);
 }
 
 // A conversation: prompts of many and of few tokens, answers, and tokens that are taken back, from anywhere.

@@ -312,7 +312,8 @@ TEST_F(RowStoreTest, ListsLieWhereTheFormatSays) {
   EXPECT_EQ(
       asked.requests,
       (std::vector<Request>{{57344, 4096}, {90112, 8192}, {49152, 49152}, {57344, 12288}, {81920, 16384}}));
-  EXPECT_EQ(RowStore::MemoryBytes({kLayers, kLists, kListBytes, kReadLayers}, 4096), 65536U + 96U);
+  EXPECT_EQ(RowStore::StagingBytes({kLayers, kLists, kListBytes, kReadLayers}, 4096), 65536U);
+  EXPECT_EQ(kLayers * kLists * RowStore::kBytesOfList, 96U);
 }
 
 TEST_F(RowStoreTest, ADiskThatIsFullIsSeenAtOnce) {

@@ -88,7 +88,7 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
     EXPECT_GE(uint64_t{plan.clusters.n_clusters} * plan.clusters.max_entries, plan.n_ctx);
     EXPECT_GE(uint64_t{plan.clusters.n_clusters} * plan.clusters.mean_entries, plan.n_ctx);
     EXPECT_EQ(Part(plan, "checksums"),
-              (uint64_t{8} * plan.clusters.n_clusters + (plan.clusters.rows_on_flash ? 4 : 0)) *
+              (uint64_t{8} * plan.clusters.n_clusters + (plan.clusters.rows_on_flash ? 8 : 0)) *
                   plan.n_streams * model.n_layers);
     EXPECT_GE(Part(plan, "kept"), uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes() *
                                       (plan.clusters.n_sinks + plan.clusters.max_pending));

@@ -64,6 +64,13 @@ TEST(ClusterPlan, AnyClusterFitsIntoASelection) {
       << refused.status().message();
 }
 
+// Two thirds of 90 lists, or as many as are asked for.
+TEST(ClusterPlan, UpkeepIsBounded) {
+  EXPECT_EQ(Must("").clusters.upkeep_clusters, 60U);
+  EXPECT_EQ(Must("--kv-upkeep 7").clusters.upkeep_clusters, 7U);
+  EXPECT_NE(PlanOf("--kv-upkeep 0").status().message().find("upkeep"), std::string::npos);
+}
+
 // Whatever clusters are like at first.
 TEST(ClusterPlan, TheIndexHasTheRoomThatIsAskedFor) {
   EXPECT_EQ(Must("").clusters.n_clusters, 648U);  // 1.25 * 8192 / 16, and 8
@@ -116,12 +123,12 @@ TEST(ClusterPlan, AnIndexOnFlashLeavesMoreForSlots) {
   const uint64_t rows = in_memory.index.size_bytes();
   const uint64_t list = RoundUp<uint64_t>(rows / 3, 4096);
   EXPECT_EQ(on_flash.row_staging_bytes, 2 * 3 * list + 2 * list);
-  EXPECT_EQ(Part(on_flash, "checksums"), Part(in_memory, "checksums") + uint64_t{30} * 3 * 4);
+  EXPECT_EQ(Part(on_flash, "checksums"), Part(in_memory, "checksums") + uint64_t{30} * 3 * 8);
   const uint64_t saved = Part(in_memory, "index") - Part(on_flash, "index");
   EXPECT_LT(saved, 27 * rows);
   EXPECT_GT(saved, 27 * rows - uint64_t{30} * 3 * 20 * 76);
   EXPECT_EQ(in_memory.decode_bytes() - on_flash.decode_bytes(),
-            saved - on_flash.row_staging_bytes - uint64_t{30} * 3 * 4);
+            saved - on_flash.row_staging_bytes - uint64_t{30} * 3 * 8);
   EXPECT_NE(on_flash.Describe().find("index 68 x int8 on flash"), std::string::npos) << on_flash.Describe();
   for (const std::string budget : {"--kv-budget 1/4", "--kv-budget 1/13", "--kv-budget 1/34"}) {
     ExpectSound(Must(budget + " --kv-representatives flash"), kSmolLm2);

@@ -276,6 +276,9 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   cluster-room dynakv: for how many clusters of a KV head the index has room, from 1; by default a quarter
  *                more than a context of clusters of "cluster" entries takes
  *   pending      dynakv: how many entries of a KV head may wait for their cluster to be read, from 1
+ *   upkeep       dynakv: how many clusters a token of a sequence changes at most, besides those that must be,
+ *                from 1; what is left waits for the next token. By default two thirds as many as there are KV
+ *                heads in all layers
  *   split        dynakv: a cluster is divided where its variance is so many times that of the first ones
  *   update       dynakv: how clusters follow the text: "adaptive", "static" (divided by size
  *                alone), "local" (what waits together becomes clusters of its own)
@@ -328,8 +331,8 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
- * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, split,
- * update, layout, representatives), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if
+ * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep,
+ * split, update, layout, representatives), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if
  * the context is longer than what the model was trained with). A file of adapters is read to check that it
  * suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on the
  * storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the
