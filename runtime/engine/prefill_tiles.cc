@@ -84,10 +84,15 @@ void PrefillTiles::End() {
   earlier_lists_.clear();
 }
 
-Status PrefillTiles::Show(uint32_t tile) {
+// In whole pieces of the file.
+Status PrefillTiles::Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes) {
   if (n_tiles() == 1) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile), tile_->host()));
-  return tile_->Flush(0, tile_->size_bytes());
+  const uint64_t plane_bytes = tile_shape_.size_bytes() / (2 * tile_shape_.n_kv_heads);
+  const uint64_t begin =
+      first_plane * plane_bytes / SpillFile::kOffsetAlignment * SpillFile::kOffsetAlignment;
+  const uint64_t end = std::min(SpillAligned((first_plane + n_planes) * plane_bytes), tile_->size_bytes());
+  KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile) + begin, tile_->host().subspan(begin, end - begin)));
+  return tile_->Flush(begin, end - begin);
 }
 
 Status PrefillTiles::CreateTile() {

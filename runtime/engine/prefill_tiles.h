@@ -59,8 +59,8 @@ class PrefillTiles {
   // Entries [tile * tile_tokens, ...) of the layer that was computed last.
   const KvShape& tile_shape() const { return tile_shape_; }
   Buffer* tile() const { return tile_.get(); }
-  // Between layers: the tile's buffer holds that tile.
-  Status Show(uint32_t tile);
+  // Between layers: the tile's buffer holds that tile's planes, of [n_kv_heads, 2].
+  Status Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes);
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
   // the commands' hidden buffer; answers which rows these are.

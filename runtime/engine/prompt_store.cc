@@ -40,20 +40,20 @@ Status PromptStore::CreateBuffers() {
 void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
   prompt_ = prompt;
   tiles_ = std::move(tiles);
-  shown_tile_.reset();
+  shown_.reset();
 }
 
-// A tile may have to be read.
-Status PromptStore::ShowTile(uint32_t tile) {
-  if (!tiles_.show || shown_tile_ == tile) return Status::Ok();
-  shown_tile_.reset();
-  KVRUN_RETURN_IF_ERROR(tiles_.show(tile));
-  shown_tile_ = tile;
+// They may have to be read.
+Status PromptStore::ShowPlanes(const Planes& planes) {
+  if (!tiles_.show || shown_ == planes) return Status::Ok();
+  shown_.reset();
+  KVRUN_RETURN_IF_ERROR(tiles_.show(planes.tile, planes.first, planes.n));
+  shown_ = planes;
   return Status::Ok();
 }
 
 Status PromptStore::BeginLayer(uint32_t /*layer*/) {
-  shown_tile_.reset();
+  shown_.reset();
   queries_.clear();
   next_query_ = 0;
   return sums_ ? sums_->Clear() : Status::Ok();
@@ -109,15 +109,17 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile) {
   return Status::Ok();
 }
 
-// Groups of the tile as records of `shape`, [streams of the sequence, n]; valid until the next call.
-Result<std::span<const std::byte>> PromptStore::Encode(uint32_t tile, uint32_t group, uint32_t n,
-                                                       const KvRecordShape& shape) {
+// Groups of the tile as records of `shape`, [streams of these first heads, n]; valid until the next call.
+Result<std::span<const std::byte>> PromptStore::EncodeHeads(uint32_t tile, uint32_t group, uint32_t n,
+                                                            const KvRecordShape& shape, uint32_t n_heads) {
+  KvShape kv_shape = tiles_.shape;
+  kv_shape.n_kv_heads = n_heads;
   const uint32_t token = group * shape.group_tokens - tile * tile_tokens();
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*tiles_.kv, tiles_.shape, token, n, shape, records_.get()));
+  KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*tiles_.kv, kv_shape, token, n, shape, records_.get()));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-  const uint64_t bytes = n * heads() * shape.size_bytes();
+  const uint64_t bytes = n * (n_heads / shape.n_heads) * shape.size_bytes();
   KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
   return std::span<const std::byte>(records_->host().first(bytes));
 }
@@ -166,12 +168,14 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
   return Status::Ok();
 }
 
-Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) {
+// A layer is stored head by head, and a tile has all heads: no more of it is read than is wanted.
+Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
+                                 const RecordsFn& visit) {
   for (uint32_t first = begin; first < end;) {
     const uint32_t tile = first / tile_tokens();
-    KVRUN_RETURN_IF_ERROR(ShowTile(tile));
+    KVRUN_RETURN_IF_ERROR(ShowPlanes({tile, 2 * head, want == Want::kKeys ? 1U : 2U}));
     const uint32_t n = std::min({kRecordsAtOnce, (tile + 1) * tile_tokens() - first, end - first});
-    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, first, n, plan().record));
+    KVRUN_ASSIGN_OR_RETURN(const auto records, EncodeHeads(tile, first, n, plan().record, head + 1));
     const uint64_t bytes = n * plan().record.size_bytes();
     KVRUN_RETURN_IF_ERROR(visit(first, records.subspan(head * bytes, bytes)));
     first += n;

@@ -24,7 +24,8 @@ namespace kvrun {
 struct KvTiles {
   Buffer* kv = nullptr;
   KvShape shape;
-  std::function<Status(uint32_t tile)> show;  // the buffer is to hold that tile; empty: there is one
+  // The buffer is to hold these planes of a tile, of its [n_kv_heads, 2]; empty: there is one tile.
+  std::function<Status(uint32_t tile, uint32_t first_plane, uint32_t n_planes)> show;
 };
 
 class PromptStore final : public PrefillSink, public PromptKeys, public PromptEntries {
@@ -43,7 +44,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status StoreTile(uint32_t layer, uint32_t tile) override;
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
 
-  Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) override;
+  Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
+                      const RecordsFn& visit) override;
   uint32_t n_queries() const override {
     return static_cast<uint32_t>(queries_.size() / commands_.config().q_dim());
   }
@@ -67,14 +69,28 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   bool takes_sums() const { return index() != nullptr && !index()->is_ready(); }
 
  private:
+  // Of KvTiles.
+  struct Planes {
+    uint32_t tile = 0;
+    uint32_t first = 0;
+    uint32_t n = 0;
+
+    friend bool operator==(const Planes&, const Planes&) = default;
+  };
+
   PromptStore(Device& device, const StepCommands& commands, OffloadedCache& cache)
       : device_(device), commands_(commands), cache_(cache) {}
 
   Status CreateBuffers();
   Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
-                                            const KvRecordShape& shape);
+                                            const KvRecordShape& shape) {
+    return EncodeHeads(tile, group, n, shape, tiles_.shape.n_kv_heads);
+  }
+  Result<std::span<const std::byte>> EncodeHeads(uint32_t tile, uint32_t group, uint32_t n,
+                                                 const KvRecordShape& shape, uint32_t n_heads);
 
-  Status ShowTile(uint32_t tile);
+  Status ShowTile(uint32_t tile) { return ShowPlanes({tile, 0, 2 * tiles_.shape.n_kv_heads}); }
+  Status ShowPlanes(const Planes& planes);
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }
@@ -86,9 +102,9 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   OffloadedCache& cache_;
   KvRange prompt_;
   KvTiles tiles_;
-  std::optional<uint32_t> shown_tile_;  // of the layer
-  std::unique_ptr<Buffer> records_;     // kShared
-  std::unique_ptr<Buffer> projected_;   // kShared, float [kChunkRows, rank]
+  std::optional<Planes> shown_;        // of the layer
+  std::unique_ptr<Buffer> records_;    // kShared
+  std::unique_ptr<Buffer> projected_;  // kShared, float [kChunkRows, rank]
   std::optional<LayerSumBuffers> sums_;
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [kTappedRows, qkv_dim]; null: queries are of no use
   std::vector<float> queries_;      // of the layer: PromptEntries::queries

@@ -91,12 +91,14 @@ Status ClusterLedger::KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t 
                                 PromptEntries& entries) {
   if (begin >= end) return Status::Ok();
   const uint64_t bytes = plan_.record.size_bytes();
-  return entries.VisitRecords(head, begin, end, [&](uint32_t first, std::span<const std::byte> records) {
-    for (uint32_t i = 0; i * bytes < records.size(); ++i) {
-      KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, first + i, records.subspan(i * bytes, bytes)));
-    }
-    return Status::Ok();
-  });
+  return entries.VisitRecords(
+      head, begin, end, PromptEntries::Want::kKeysAndValues,
+      [&](uint32_t first, std::span<const std::byte> records) {
+        for (uint32_t i = 0; i * bytes < records.size(); ++i) {
+          KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, first + i, records.subspan(i * bytes, bytes)));
+        }
+        return Status::Ok();
+      });
 }
 
 // What prompt_ has divided, from entry `begin` on, numbered in this order where the stream has no clusters
@@ -160,17 +162,18 @@ Status ClusterLedger::AddAll(const ClusterPlace& at, uint32_t begin, std::span<c
 Status ClusterLedger::SettleOneByOne(const ClusterPlace& at, uint32_t head, uint32_t begin, uint32_t end,
                                      PromptEntries& entries) {
   const uint64_t bytes = plan_.record.size_bytes();
-  return entries.VisitRecords(head, begin, end, [&](uint32_t first, std::span<const std::byte> records) {
-    for (uint32_t i = 0; i * bytes < records.size(); ++i) {
-      const std::span<const std::byte> record = records.subspan(i * bytes, bytes);
-      const uint32_t place = FreePlace(at);
-      KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, place, record));
-      DecodeKeys(plan_.record, record, plan_.record.head_dim, key_);
-      KVRUN_ASSIGN_OR_RETURN(const uint32_t nearest, FindNearest(at, key_));
-      KVRUN_RETURN_IF_ERROR(Settle(at, first + i, place, key_, nearest));
-    }
-    return Status::Ok();
-  });
+  return entries.VisitRecords(head, begin, end, PromptEntries::Want::kKeysAndValues,
+                              [&](uint32_t first, std::span<const std::byte> records) {
+                                for (uint32_t i = 0; i * bytes < records.size(); ++i) {
+                                  const std::span<const std::byte> record = records.subspan(i * bytes, bytes);
+                                  const uint32_t place = FreePlace(at);
+                                  KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, place, record));
+                                  DecodeKeys(plan_.record, record, plan_.record.head_dim, key_);
+                                  KVRUN_ASSIGN_OR_RETURN(const uint32_t nearest, FindNearest(at, key_));
+                                  KVRUN_RETURN_IF_ERROR(Settle(at, first + i, place, key_, nearest));
+                                }
+                                return Status::Ok();
+                              });
 }
 
 Status ClusterLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {

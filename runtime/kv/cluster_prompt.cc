@@ -188,7 +188,7 @@ Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, const EntryR
   clusters_ = {};
   records_ = {};
   rows_.Reset(n);
-  KVRUN_RETURN_IF_ERROR(entries.VisitRecords(head, range.begin, range.end,
+  KVRUN_RETURN_IF_ERROR(entries.VisitRecords(head, range.begin, range.end, PromptEntries::Want::kKeys,
                                              [&](uint32_t first, std::span<const std::byte> records) {
                                                rows_.Put(first - range.begin, records);
                                                return Status::Ok();
@@ -213,12 +213,13 @@ Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, const EntryR
 Status ClusterPrompt::LoadRecords(PromptEntries& entries, uint32_t head, const EntryRange& range) {
   const uint64_t bytes = plan_.record.size_bytes();
   records_.resize((range.end - range.begin) * bytes);
-  return entries.VisitRecords(
-      head, range.begin, range.end, [&](uint32_t first, std::span<const std::byte> records) {
-        std::copy(records.begin(), records.end(),
-                  records_.begin() + static_cast<ptrdiff_t>((first - range.begin) * bytes));
-        return Status::Ok();
-      });
+  return entries.VisitRecords(head, range.begin, range.end, PromptEntries::Want::kKeysAndValues,
+                              [&](uint32_t first, std::span<const std::byte> records) {
+                                std::copy(
+                                    records.begin(), records.end(),
+                                    records_.begin() + static_cast<ptrdiff_t>((first - range.begin) * bytes));
+                                return Status::Ok();
+                              });
 }
 
 }  // namespace kvrun

@@ -19,9 +19,12 @@ class PromptEntries {
   virtual ~PromptEntries() = default;
 
   // Entries [begin, end) of one KV head, before the prompt's end: as records of one entry each
-  // (KvPlan::record), in order, with the first one's position. Each is visited once.
+  // (KvPlan::record), in order, with the first one's position. Each is visited once. Of kKeys, records have
+  // anything for V: half as much may have to be read from flash.
+  enum class Want { kKeys, kKeysAndValues };
   using RecordsFn = std::function<Status(uint32_t first, std::span<const std::byte> records)>;
-  virtual Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, const RecordsFn& visit) = 0;
+  virtual Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
+                              const RecordsFn& visit) = 0;
   // Some of the prompt's last queries, rotated: float [n_queries(), n_heads * head_dim], in no order. There
   // may be none.
   virtual uint32_t n_queries() const = 0;
