@@ -40,9 +40,7 @@ class CheckedRows {
   bool IsWritten(uint32_t layer, uint32_t list) const { return versions_[layer * kLists + list] != 0; }
 
   // As long as the number of its write says.
-  Status Write(uint32_t layer, uint32_t list) {
-    return Write(layer, list, 1 + version_ * 1237 % kListBytes);
-  }
+  Status Write(uint32_t layer, uint32_t list) { return Write(layer, list, 1 + version_ * 1237 % kListBytes); }
   Status Write(uint32_t layer, uint32_t list, uint64_t length) {
     versions_[layer * kLists + list] = ++version_;
     lengths_[layer * kLists + list] = length;
