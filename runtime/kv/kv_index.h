@@ -71,8 +71,8 @@ class KvIndex {
   virtual Status RecordAppend(CommandList& /*list*/, uint32_t /*layer*/, const NewKeys& /*keys*/) const {
     return Status::Ok();
   }
-  // KV thread, of rows that are not in memory: when the layer is served, and before the device goes on; when a
-  // step has succeeded, in advance of the next.
+  // KV thread, of rows that are not in memory: when the layer is served, and before the device goes on; when
+  // a step has succeeded, in advance of the next.
   virtual Status EndLayer(uint32_t /*layer*/) { return Status::Ok(); }
   virtual Status PrepareStep() { return Status::Ok(); }
   // Rows are made from stored records (NoteStored), and not by RecordAppend.

@@ -34,7 +34,8 @@ class SpillFile {
   static constexpr uint64_t kOffsetAlignment = kBufferBytes;
   Status Write(uint64_t offset, std::span<const std::byte> bytes);
   // Of what one Write has written: from one of these offsets on to another or to its end. What differs from
-  // what was written is read once more. After an error `bytes` holds anything, and the prompt has to be computed again.
+  // what was written is read once more. After an error `bytes` holds anything, and the prompt has to be
+  // computed again.
   Status Read(uint64_t offset, std::span<std::byte> bytes);
 
   SpillStats stats() const { return stats_; }

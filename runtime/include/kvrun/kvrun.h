@@ -332,11 +332,11 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
  * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep,
- * split, update, layout, representatives), k_type, v_type, adapter_kind (null if there is none); notes [..] (one if
- * the context is longer than what the model was trained with). A file of adapters is read to check that it
- * suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on the
- * storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the
- * user's cache folder; a note says if the group is not 4. */
+ * split, update, layout, representatives), k_type, v_type, adapter_kind (null if there is none); notes [..]
+ * (one if the context is longer than what the model was trained with). A file of adapters is read to check
+ * that it suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on
+ * the storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in
+ * the user's cache folder; a note says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
