@@ -60,7 +60,7 @@ const std::vector<KvOptionHelp>& Options() {
       {"pending", "N", "dynakv: how many entries may wait for their cluster to be read, in each KV head",
        kKvExperts},
       {"upkeep", "N",
-       "dynakv: how many clusters a token changes at most; what is left waits for the next (default: two "
+       "dynakv: how many clusters a token changes at most; what is left waits for a later one (default: two "
        "thirds as many as there are KV heads in all layers)",
        kKvExperts},
       {"split", "FACTOR", "dynakv: divide a cluster whose variance is so many times that of the first ones",

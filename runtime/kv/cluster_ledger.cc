@@ -75,6 +75,7 @@ void ClusterLedger::ForgetAll(uint32_t sequence) {
 Status ClusterLedger::ForgetStream(const ClusterPlace& at, uint32_t sequence, uint32_t first,
                                    uint32_t length) {
   ClusterMap& map = clusters_.map(at.layer, at.stream);
+  const uint32_t end_used = map.end_used();
   const auto take = [&](uint32_t position, std::span<const std::byte> record) {
     const bool is_there = window_.Holds(sequence, lengths_[sequence], position);
     if (position >= length || is_there) return Status::Ok();
@@ -87,13 +88,13 @@ Status ClusterLedger::ForgetStream(const ClusterPlace& at, uint32_t sequence, ui
     if (pending.position < first) continue;
     KVRUN_RETURN_IF_ERROR(take(pending.position, kept_.Record(at.layer, at.stream, pending.place)));
   }
-  for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
+  for (uint32_t cluster = 0; cluster < end_used; ++cluster) {
     if (map.cluster(cluster).n_stored == 0 || map.cluster(cluster).end <= first) continue;
     KVRUN_RETURN_IF_ERROR(upkeep_.Truncate(at, cluster, first, take));
   }
   map.TruncatePending(first);
   // Clusters that had pending entries alone.
-  for (uint32_t cluster = 0; cluster < map.end_cluster(); ++cluster) {
+  for (uint32_t cluster = 0; cluster < end_used; ++cluster) {
     if (map.cluster(cluster).size() == 0) KVRUN_RETURN_IF_ERROR(index_.Clear(at.layer, at.stream, cluster));
   }
   return Status::Ok();
@@ -339,7 +340,9 @@ Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector
   const uint32_t sequence = rows_[row].sequence;
   const uint32_t position = leaving(rows_[row]);
   const bool settles = position != kNoEntry && settled(layer, sequence) <= position;
-  for (uint32_t head = 0; head < heads(); ++head) {
+  for (uint32_t i = 0; i < heads(); ++i) {
+    const uint32_t head =
+        (i + rows_[row].position) % heads();  // each is the first to change clusters in turn
     const ClusterPlace at{layer, sequence * heads() + head};
     const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
     CountWanted(at, selector.LastChoice(step));

@@ -216,8 +216,10 @@ Status ClusterRows::LoadNow(uint32_t layer, uint32_t stream) {
 Status ClusterRows::WriteBack(uint32_t layer, uint32_t stream) {
   dirty(layer, stream) = 0;
   n_changed_[List(layer, stream)] = 0;
-  const uint64_t n_rows = std::max(n_filled(layer, stream), 1U);
-  return store_->Write(layer, stream, ListBytes(layer, stream).first(n_rows * row_bytes()));
+  uint32_t& n_rows = n_filled(layer, stream);
+  while (n_rows > 0 && !IsCentroid(Row(layer, stream, n_rows - 1))) --n_rows;
+  return store_->Write(layer, stream,
+                       ListBytes(layer, stream).first(uint64_t{std::max(n_rows, 1U)} * row_bytes()));
 }
 
 Status ClusterRows::Open(uint32_t layer, uint32_t first, uint32_t n) {

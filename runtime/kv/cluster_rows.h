@@ -2,7 +2,7 @@
 // they lie in a *part* for each layer; on flash (RowStore) there are only as many parts as a step looks
 // ahead, and two more: a ring, in which layer l has part l % n. The device scores a layer in its part.
 //
-// While decoding, a layer's lists are brought into the ring before the device scores them: two layers are
+// While decoding, a layer's lists are brought into the ring before the device scores them: some layers are
 // read together, a layer's time before the first of them is needed. Rows that change afterwards, when the
 // ring holds other layers, are *changed* rows: kept in memory, a few for each list, and put over the list
 // when it is read the next time. When there are many, the list is written then.
@@ -65,7 +65,7 @@ class ClusterRows {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kMostChanged = 16;  // rows of a list
-  static constexpr uint32_t kReadLayers = 2;    // together
+  static constexpr uint32_t kReadLayers = 4;    // together
 
   struct Part {
     std::unique_ptr<Buffer> rows;

@@ -134,7 +134,7 @@ struct ClusterPlan {
   uint32_t n_sinks = 0;       // the first entries, which are in no cluster, and always attended to
   uint32_t max_pending = 0;   // entries that wait for their cluster
   // Of all layers and heads: a token of a sequence changes so many at most, besides those that must be. What
-  // could be changed and is not waits for the next token.
+  // could be changed and is not waits for a later token.
   uint32_t upkeep_clusters = 0;
   // A cluster is divided where its variance exceeds so many times the mean variance of the first clusters.
   float threshold_factor = 0.0F;

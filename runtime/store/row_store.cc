@@ -25,7 +25,11 @@ uint64_t RowStore::StagingBytes(const RowStoreShape& shape, uint32_t alignment_b
 
 Result<std::unique_ptr<RowStore>> RowStore::Create(std::unique_ptr<BlockFile> file,
                                                    const RowStoreShape& shape) {
-  KVRUN_CHECK(shape.list_bytes <= UINT32_MAX);
+  if (shape.list_bytes > UINT32_MAX) {
+    return Status(StatusCode::kUnsupported,
+                  fmt::format("a list of the KV index of {} is too long to lie on flash",
+                              FormatBytes(shape.list_bytes)));
+  }
   const uint32_t alignment = file->mode().alignment_bytes;
   const uint64_t staging_bytes = StagingBytes(shape, alignment);
   KVRUN_RETURN_IF_ERROR(

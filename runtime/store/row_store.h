@@ -29,7 +29,7 @@ namespace kvrun {
 struct RowStoreShape {
   uint32_t n_layers = 0;
   uint32_t n_lists = 0;        // of a layer
-  uint64_t list_bytes = 0;     // at most; less than 4 GiB
+  uint64_t list_bytes = 0;     // of the longest; less than 4 GiB
   uint32_t n_read_layers = 1;  // that are read together, at most
 };
 

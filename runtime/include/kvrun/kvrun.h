@@ -277,7 +277,7 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                more than a context of clusters of "cluster" entries takes
  *   pending      dynakv: how many entries of a KV head may wait for their cluster to be read, from 1
  *   upkeep       dynakv: how many clusters a token of a sequence changes at most, besides those that must be,
- *                from 1; what is left waits for the next token. By default two thirds as many as there are KV
+ *                from 1; what is left waits for a later token. By default two thirds as many as there are KV
  *                heads in all layers
  *   split        dynakv: a cluster is divided where its variance is so many times that of the first ones
  *   update       dynakv: how clusters follow the text: "adaptive", "static" (divided by size
