@@ -11,6 +11,7 @@
 // messages of errors.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -65,7 +66,6 @@ class ClusterRows {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kMostChanged = 16;  // rows of a list
-  static constexpr uint32_t kReadLayers = 4;    // together
 
   struct Part {
     std::unique_ptr<Buffer> rows;
@@ -75,6 +75,8 @@ class ClusterRows {
   ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store);
 
   static uint32_t NumParts(const KvPlan& plan, uint32_t n_layers);
+  // That are read together: few of all, so that memory holds few.
+  static uint32_t NumReadLayers(uint32_t n_layers) { return std::clamp(n_layers / 3, 1U, 4U); }
   static uint32_t NumChanged(const KvPlan& plan);
   size_t List(uint32_t layer, uint32_t stream) const { return size_t{layer} * n_streams() + stream; }
   uint32_t n_streams() const { return plan_.n_streams; }
@@ -122,6 +124,7 @@ class ClusterRows {
 
   const KvPlan& plan_;
   uint32_t n_layers_;
+  uint32_t n_read_layers_;
   RowStore* store_;
   std::vector<Part> parts_;
   uint32_t n_changed_room_;
