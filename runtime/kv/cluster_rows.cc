@@ -307,11 +307,11 @@ Status ClusterRows::FetchLists(uint32_t layer) {
   for (uint32_t stream = 0; stream < n_streams(); ++stream) {
     if (wanted_[stream] == 0) continue;
     KVRUN_RETURN_IF_ERROR(LoadNow(layer, stream));
-    // Rather while nothing else is written; before there is no room for those of a step.
-    const uint32_t n = n_changed_[List(layer, stream)];
-    const uint32_t many = n_changed_room_ / 2;
-    const bool writes = n > many + many / 2 || (n > many && store_->n_writes() == 0);
-    if (writes) KVRUN_RETURN_IF_ERROR(WriteBack(layer, stream));
+    // Before there is no room for those of a step; not all lists with as many, as a write may have to wait
+    // for others.
+    const uint32_t least = n_changed_room_ / 2;
+    const uint32_t many = least + static_cast<uint32_t>(List(layer, stream) % (least / 2 + 1));
+    if (n_changed_[List(layer, stream)] > many) KVRUN_RETURN_IF_ERROR(WriteBack(layer, stream));
   }
   return Status::Ok();
 }

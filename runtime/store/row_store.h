@@ -69,7 +69,6 @@ class RowStore {
   // --- Writing. The list is `bytes` from now on, [1, list_bytes] of them; returns when they may be reused. A
   // list whose write fails is lost, as Copy says from then on.
   Status Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes);
-  uint32_t n_writes() const { return n_writes_; }  // in flight
   // Waits for all writes.
   Status Flush();
   // The list counts as not written.
