@@ -22,7 +22,7 @@ RowStoreShape ClusterRows::StoreShape(const KvPlan& plan, uint32_t n_layers) {
   return {.n_layers = n_layers,
           .n_lists = plan.n_streams,
           .list_bytes = plan.index.size_bytes() / plan.index.n_sequences,
-          .n_read_layers = NumReadLayers(n_layers)};
+          .n_read_layers = kReadLayers};
 }
 
 uint64_t ClusterRows::MemoryBytes(const KvPlan& plan, uint32_t n_layers) {
@@ -39,7 +39,6 @@ uint64_t ClusterRows::MemoryBytes(const KvPlan& plan, uint32_t n_layers) {
 ClusterRows::ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store)
     : plan_(plan),
       n_layers_(n_layers),
-      n_read_layers_(NumReadLayers(n_layers)),
       store_(store),
       parts_(NumParts(plan, n_layers)),
       n_changed_room_(NumChanged(plan)),
@@ -273,7 +272,7 @@ Status ClusterRows::EndRead() {
 Status ClusterRows::Begin(uint32_t layer) {
   if (store_ == nullptr || layer >= n_layers_) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(EndRead());
-  const uint32_t end_layer = std::min(layer + n_read_layers_, n_layers_);
+  const uint32_t end_layer = std::min(layer + kReadLayers, n_layers_);
   uint32_t first = n_streams();
   uint32_t end = 0;
   for (uint32_t of = layer; of < end_layer; ++of) {
@@ -292,7 +291,7 @@ Status ClusterRows::Fetch(uint32_t layer) {
   if (store_ == nullptr || layer >= n_layers_) return Status::Ok();
   Status fetched = FetchLists(layer);
   if (!fetched.ok()) (void)EndRead();  // the first error is the one to tell
-  const bool is_last = layer % n_read_layers_ == n_read_layers_ - 1 || layer + 1 == n_layers_;
+  const bool is_last = layer % kReadLayers == kReadLayers - 1 || layer + 1 == n_layers_;
   if (!fetched.ok() || !is_last) return fetched;
   return layer + 1 == n_layers_ ? EndRead() : Begin(layer + 1);
 }

@@ -2,8 +2,8 @@
 // they lie in a *part* for each layer; on flash (RowStore) there are only as many parts as a step looks
 // ahead, and two more: a ring, in which layer l has part l % n. The device scores a layer in its part.
 //
-// While decoding, a layer's lists are brought into the ring before the device scores them: some layers are
-// read together, a layer's time before the first of them is needed. Rows that change afterwards, when the
+// While decoding, a layer's lists are brought into the ring before the device scores them: each is read
+// by itself, a layer's time before it is needed. Rows that change afterwards, when the
 // ring holds other layers, are *changed* rows: kept in memory, a few for each list, and put over the list
 // when it is read the next time. When there are many, the list is written then.
 //
@@ -11,7 +11,6 @@
 // messages of errors.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -66,6 +65,8 @@ class ClusterRows {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kMostChanged = 16;  // rows of a list
+  // Layers that are read together. With 2 or 4, requests of slots wait longer than fewer requests save.
+  static constexpr uint32_t kReadLayers = 1;
 
   struct Part {
     std::unique_ptr<Buffer> rows;
@@ -75,8 +76,6 @@ class ClusterRows {
   ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store);
 
   static uint32_t NumParts(const KvPlan& plan, uint32_t n_layers);
-  // That are read together: few of all, so that memory holds few.
-  static uint32_t NumReadLayers(uint32_t n_layers) { return std::clamp(n_layers / 3, 1U, 4U); }
   static uint32_t NumChanged(const KvPlan& plan);
   size_t List(uint32_t layer, uint32_t stream) const { return size_t{layer} * n_streams() + stream; }
   uint32_t n_streams() const { return plan_.n_streams; }
@@ -124,7 +123,6 @@ class ClusterRows {
 
   const KvPlan& plan_;
   uint32_t n_layers_;
-  uint32_t n_read_layers_;
   RowStore* store_;
   std::vector<Part> parts_;
   uint32_t n_changed_room_;
