@@ -284,10 +284,13 @@ uint32_t ClusterLedger::Allowed(const KvRow& row, uint32_t layer) const {
 Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
                                       std::span<const uint32_t> chosen) {
   const uint32_t allowed = Allowed(rows_[row], at.layer);
-  const auto may_change = [&] {
-    if (n_changed_[row] < allowed) return true;
-    ++n_put_off_;
-    return false;
+  const auto change_one = [&] {
+    if (n_changed_[row] >= allowed) {
+      ++n_put_off_;
+      return false;
+    }
+    ++n_changed_[row];
+    return true;
   };
   const ClusterMap& map = clusters_.map(at.layer, at.stream);
   const auto is_here = [&](uint32_t cluster) {
@@ -300,8 +303,7 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
       ++i;
       continue;
     }
-    if (!may_change()) return Status::Ok();
-    ++n_changed_[row];
+    if (!change_one()) return Status::Ok();
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, cluster).status());  // which takes its entries off the list
     i = 0;
   }
@@ -313,8 +315,7 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
         most = pending.cluster;
       }
     }
-    if (most == kNoCluster || !may_change()) break;
-    ++n_changed_[row];
+    if (most == kNoCluster || !change_one()) break;
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, most).status());
   }
   return Status::Ok();

@@ -101,6 +101,14 @@ void* Allocate(size_t size, size_t alignment, const void* caller) {
   return memory;
 }
 
+void* AllocateOrNull(size_t size, size_t alignment, const void* caller) noexcept {
+  try {
+    return Allocate(size, alignment, caller);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 // new[] comes here too, and the forms that do not throw, which a sanitizer's runtime else has of its own.
@@ -110,18 +118,10 @@ void* operator new(size_t size, std::align_val_t alignment) {
   return Allocate(size, static_cast<size_t>(alignment), __builtin_return_address(0));
 }
 void* operator new(size_t size, const std::nothrow_t& /*tag*/) noexcept {
-  try {
-    return Allocate(size, 0, __builtin_return_address(0));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+  return AllocateOrNull(size, 0, __builtin_return_address(0));
 }
 void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t& /*tag*/) noexcept {
-  try {
-    return Allocate(size, static_cast<size_t>(alignment), __builtin_return_address(0));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+  return AllocateOrNull(size, static_cast<size_t>(alignment), __builtin_return_address(0));
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t /*size*/) noexcept { std::free(memory); }
