@@ -161,7 +161,7 @@ Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings&
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   std::unique_ptr<BlockFile> rows_file;
   if (options.plan.clusters.rows_on_flash) {
-    const uint32_t depth = RowStore::QueueDepth(ClusterRows::StoreShape(options.plan, model.config.n_layers));
+    const uint32_t depth = RowStore::kQueueDepth;
     KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings.storage, FileUse::kIsKept, depth));
   }
   KVRUN_ASSIGN_OR_RETURN(options.stores, MakeKvStores(options.plan, model.config.n_layers, std::move(file),

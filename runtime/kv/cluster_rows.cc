@@ -21,15 +21,14 @@ uint32_t ClusterRows::NumChanged(const KvPlan& plan) {
 RowStoreShape ClusterRows::StoreShape(const KvPlan& plan, uint32_t n_layers) {
   return {.n_layers = n_layers,
           .n_lists = plan.n_streams,
-          .list_bytes = plan.index.size_bytes() / plan.index.n_sequences,
-          .n_read_layers = kReadLayers};
+          .list_bytes = plan.index.size_bytes() / plan.index.n_sequences};
 }
 
 uint64_t ClusterRows::MemoryBytes(const KvPlan& plan, uint32_t n_layers) {
   const uint64_t of_a_list_there = 2 * sizeof(uint8_t) + sizeof(uint32_t);
   const uint64_t parts =
       NumParts(plan, n_layers) * (plan.index.size_bytes() + plan.n_streams * of_a_list_there) +
-      2 * uint64_t{plan.n_streams};
+      plan.n_streams;
   if (!plan.clusters.rows_on_flash) return parts;
   const uint64_t row_bytes = plan.index.group_words() * 4;
   const uint64_t of_a_list = (NumChanged(plan) + 1) * (row_bytes + sizeof(uint32_t)) + sizeof(uint32_t);
@@ -45,8 +44,7 @@ ClusterRows::ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store)
       there_(parts_.size() * plan.n_streams),
       dirty_(there_.size()),
       n_filled_(there_.size(), plan.index.n_groups),
-      wanted_(plan.n_streams),
-      wanted_before_(plan.n_streams) {
+      wanted_(plan.n_streams) {
   if (store == nullptr) return;
   const size_t n_lists = size_t{n_layers} * plan.n_streams;
   n_changed_.resize(n_lists);
@@ -183,6 +181,10 @@ bool ClusterRows::MustRead(uint32_t layer, uint32_t stream) const {
   return !IsThere(layer, stream) && store_->IsWritten(layer, stream);
 }
 
+bool ClusterRows::IsAtHand(uint32_t layer, uint32_t stream) const {
+  return !MustRead(layer, stream) || store_->HasBegun(layer, stream);
+}
+
 // Into the claimed part; a list that is to be read was begun.
 Status ClusterRows::Load(uint32_t layer, uint32_t stream) {
   uint32_t n_read = 0;
@@ -206,10 +208,10 @@ Status ClusterRows::Load(uint32_t layer, uint32_t stream) {
 Status ClusterRows::LoadNow(uint32_t layer, uint32_t stream) {
   KVRUN_RETURN_IF_ERROR(Claim(layer));
   if (IsThere(layer, stream)) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(EndRead());
-  if (MustRead(layer, stream)) KVRUN_RETURN_IF_ERROR(store_->Begin(layer, 1, stream, 1));
+  KVRUN_RETURN_IF_ERROR(store_->End());
+  if (MustRead(layer, stream)) KVRUN_RETURN_IF_ERROR(store_->Begin(layer, stream, 1));
   const Status loaded = Load(layer, stream);
-  const Status ended = EndRead();
+  const Status ended = store_->End();
   return loaded.ok() ? ended : loaded;
 }
 
@@ -249,11 +251,9 @@ Status ClusterRows::Close() {
 Status ClusterRows::BeginStep(std::span<const KvRow> rows) {
   if (store_ == nullptr) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(Close());
-  wanted_.swap(wanted_before_);
   std::fill(wanted_.begin(), wanted_.end(), uint8_t{0});
   const uint32_t heads = plan_.heads_per_sequence();
   for (const KvRow& row : rows) std::fill_n(wanted_.begin() + row.sequence * heads, heads, uint8_t{1});
-  if (begun_layer_ != 0 || wanted_ != wanted_before_) KVRUN_RETURN_IF_ERROR(Begin(0));
   for (uint32_t layer = 0; layer < std::min(1 + plan_.method.lookahead, n_layers_); ++layer) {
     KVRUN_RETURN_IF_ERROR(Fetch(layer));
   }
@@ -264,48 +264,38 @@ Status ClusterRows::EndLayer(uint32_t layer) { return Fetch(layer + 1 + plan_.me
 
 Status ClusterRows::PrepareStep() { return Begin(0); }
 
-Status ClusterRows::EndRead() {
-  begun_layer_ = kNone;
-  return store_->End();
-}
-
 Status ClusterRows::Begin(uint32_t layer) {
   if (store_ == nullptr || layer >= n_layers_) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(EndRead());
-  const uint32_t end_layer = std::min(layer + kReadLayers, n_layers_);
+  KVRUN_RETURN_IF_ERROR(store_->End());
   uint32_t first = n_streams();
   uint32_t end = 0;
-  for (uint32_t of = layer; of < end_layer; ++of) {
-    for (uint32_t stream = 0; stream < n_streams(); ++stream) {
-      if (wanted_[stream] == 0 || !MustRead(of, stream)) continue;
-      first = std::min(first, stream);
-      end = std::max(end, stream + 1);
-    }
+  for (uint32_t stream = 0; stream < n_streams(); ++stream) {
+    if (wanted_[stream] == 0 || !MustRead(layer, stream)) continue;
+    first = std::min(first, stream);
+    end = stream + 1;
   }
-  begun_layer_ = layer;
-  return first < end ? store_->Begin(layer, end_layer - layer, first, end - first) : Status::Ok();
+  return first < end ? store_->Begin(layer, first, end - first) : Status::Ok();
 }
 
-// Behind the last layer of a read the next read begins, which has a layer's time.
+// Then the next layer's read begins, which has a layer's time.
 Status ClusterRows::Fetch(uint32_t layer) {
   if (store_ == nullptr || layer >= n_layers_) return Status::Ok();
   Status fetched = FetchLists(layer);
-  if (!fetched.ok()) (void)EndRead();  // the first error is the one to tell
-  const bool is_last = layer % kReadLayers == kReadLayers - 1 || layer + 1 == n_layers_;
-  if (!fetched.ok() || !is_last) return fetched;
-  return layer + 1 == n_layers_ ? EndRead() : Begin(layer + 1);
+  const Status ended = store_->End();
+  if (!fetched.ok()) return fetched;  // the first error is the one to tell
+  return ended.ok() ? Begin(layer + 1) : ended;
 }
 
 Status ClusterRows::FetchLists(uint32_t layer) {
   KVRUN_RETURN_IF_ERROR(Claim(layer));
+  bool all_at_hand = true;
   for (uint32_t stream = 0; stream < n_streams(); ++stream) {
-    if (wanted_[stream] == 0 || IsThere(layer, stream)) continue;
-    const bool is_at_hand = !store_->IsWritten(layer, stream) || store_->HasBegun(layer, stream);
-    if (is_at_hand) KVRUN_RETURN_IF_ERROR(Load(layer, stream));
+    all_at_hand = all_at_hand && (wanted_[stream] == 0 || IsAtHand(layer, stream));
   }
+  if (!all_at_hand) KVRUN_RETURN_IF_ERROR(Begin(layer));  // as for other rows, or none
   for (uint32_t stream = 0; stream < n_streams(); ++stream) {
     if (wanted_[stream] == 0) continue;
-    KVRUN_RETURN_IF_ERROR(LoadNow(layer, stream));
+    if (!IsThere(layer, stream)) KVRUN_RETURN_IF_ERROR(Load(layer, stream));
     // Before there is no room for those of a step; not all lists with as many, as a write may have to wait
     // for others.
     const uint32_t least = n_changed_room_ / 2;

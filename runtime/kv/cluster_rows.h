@@ -65,8 +65,6 @@ class ClusterRows {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kMostChanged = 16;  // rows of a list
-  // Layers that are read together. With 2 or 4, requests of slots wait longer than fewer requests save.
-  static constexpr uint32_t kReadLayers = 1;
 
   struct Part {
     std::unique_ptr<Buffer> rows;
@@ -114,9 +112,10 @@ class ClusterRows {
   Status LoadNow(uint32_t layer, uint32_t stream);
   Status WriteBack(uint32_t layer, uint32_t stream);
   bool MustRead(uint32_t layer, uint32_t stream) const;
-  // Begins to read the lists of the step's rows of a layer and the next, where they have to be read.
+  bool IsAtHand(uint32_t layer, uint32_t stream) const;
+  // Begins to read the lists of the step's rows, where they have to be read. One layer each time: requests of
+  // slots wait behind larger ones (docs/dynakv.md).
   Status Begin(uint32_t layer);
-  Status EndRead();
   // They are in the layer's part, which the device scores no more for another layer.
   Status Fetch(uint32_t layer);
   Status FetchLists(uint32_t layer);
@@ -129,10 +128,8 @@ class ClusterRows {
   // Of lists in their parts, [parts, n_streams]: the list is the layer's; the file does not have it.
   std::vector<uint8_t> there_;
   std::vector<uint8_t> dirty_;
-  std::vector<uint32_t> n_filled_;      // rows from it on are of no cluster
-  std::vector<uint8_t> wanted_;         // [n_streams]: of the step's rows
-  std::vector<uint8_t> wanted_before_;  // of the step before
-  uint32_t begun_layer_ = kNone;        // the first of those whose read has begun and not ended
+  std::vector<uint32_t> n_filled_;  // rows from it on are of no cluster
+  std::vector<uint8_t> wanted_;     // [n_streams]: of the step's rows
   uint32_t open_layer_ = kNone;
   uint32_t open_first_ = 0;
   uint32_t open_n_ = 0;

@@ -19,7 +19,7 @@ uint64_t RowStore::Stride(const RowStoreShape& shape, uint32_t alignment_bytes) 
 }
 
 uint64_t RowStore::StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes) {
-  const uint64_t n_lists = uint64_t{shape.n_read_layers} * shape.n_lists + kWrites;
+  const uint64_t n_lists = uint64_t{shape.n_lists} + kWrites;
   return SaturatingProduct({n_lists, Stride(shape, alignment_bytes)});
 }
 
@@ -43,10 +43,9 @@ Result<std::unique_ptr<RowStore>> RowStore::Create(std::unique_ptr<BlockFile> fi
                               FormatBytes(staging_bytes)));
   }
   std::memset(store->staging_.get(), 0, staging_bytes);  // what lies behind a list's end is written, too
-  std::byte* next = store->staging_.get();
-  for (size_t i = 0; i < store->slots_.size(); ++i) {
-    store->slots_[i].memory = next;
-    next += (i < shape.n_read_layers ? shape.n_lists : 1) * store->stride_;
+  store->read_.memory = store->staging_.get();
+  for (uint32_t i = 0; i < kWrites; ++i) {
+    store->writes_[i].memory = store->staging_.get() + (shape.n_lists + i) * store->stride_;
   }
   const iovec region{store->staging_.get(), staging_bytes};
   store->file_->RegisterMemory({&region, 1});
@@ -58,8 +57,6 @@ RowStore::RowStore(std::unique_ptr<BlockFile> file, const RowStoreShape& shape)
       stride_(Stride(shape, file->mode().alignment_bytes)),
       checksums_(uint64_t{shape.n_layers} * shape.n_lists),
       lengths_(checksums_.size()),
-      slots_(shape.n_read_layers + kWrites),
-      completions_(slots_.size()),
       file_(std::move(file)) {}
 
 uint64_t RowStore::Padded(uint64_t bytes) const {
@@ -76,24 +73,14 @@ std::string RowStore::Named(uint64_t place) const {
                      place % shape_.n_lists);
 }
 
-const RowStore::Slot* RowStore::FindRead(uint32_t layer, uint32_t list) const {
-  const uint64_t place = Place(layer, list);
-  for (const Slot& slot : std::span(slots_).first(n_reads_)) {
-    if (place >= slot.place && place - slot.place < slot.n) return &slot;
-  }
-  return nullptr;
-}
-
 // --- Requests.
 
 Status RowStore::Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists) {
   KVRUN_RETURN_IF_ERROR(error_);
   const uint64_t last_bytes = Padded(std::max(lengths_[place + n_lists - 1], 1U));
   slot.segment = {memory, (n_lists - 1) * stride_ + last_bytes};
-  const IoRequest request{.kind = kind,
-                          .offset = place * stride_,
-                          .segments = {&slot.segment, 1},
-                          .tag = static_cast<uint64_t>(&slot - slots_.data())};
+  const IoRequest request{
+      .kind = kind, .offset = place * stride_, .segments = {&slot.segment, 1}, .tag = TagOf(slot)};
   slot.in_flight = true;
   for (size_t taken = 0; taken == 0;) {
     Result<size_t> submitted = file_->Submit({&request, 1});
@@ -115,10 +102,10 @@ Status RowStore::Poll(size_t at_least) {
   const Result<size_t> done = file_->Complete(completions_, at_least);
   if (!done.ok()) return error_ = done.status();
   for (const IoCompletion& completion : std::span(completions_).first(*done)) {
-    Slot& slot = slots_[completion.tag];
+    Slot& slot = completion.tag == kReadTag ? read_ : writes_[completion.tag];
     slot.in_flight = false;
     slot.error_number = completion.error_number;
-    if (completion.tag >= shape_.n_read_layers) OnWritten(slot);
+    if (completion.tag != kReadTag) OnWritten(slot);
   }
   return Status::Ok();
 }
@@ -140,33 +127,20 @@ Status RowStore::Wait(const Slot& slot) {
 
 // --- Reading.
 
-Status RowStore::BeginLists(uint64_t place, uint32_t n) {
-  KVRUN_RETURN_IF_ERROR(WaitForWrites(place, n));
-  Slot& slot = slots_[n_reads_];
-  slot.place = place;
-  slot.n = n;
-  KVRUN_RETURN_IF_ERROR(Submit(slot, IoKind::kRead, place, slot.memory, n));
-  ++n_reads_;
+Status RowStore::Begin(uint32_t layer, uint32_t first, uint32_t n) {
+  KVRUN_CHECK(layer < shape_.n_layers && n > 0 && first + n <= shape_.n_lists && !read_.is_used);
+  read_.place = Place(layer, first);
+  read_.n = n;
+  KVRUN_RETURN_IF_ERROR(WaitForWrites(read_.place, n));
+  KVRUN_RETURN_IF_ERROR(Submit(read_, IoKind::kRead, read_.place, read_.memory, n));
+  read_.is_used = true;
   return Status::Ok();
 }
 
-Status RowStore::Begin(uint32_t layer, uint32_t n_layers, uint32_t first, uint32_t n) {
-  KVRUN_CHECK(n_layers > 0 && n_layers <= shape_.n_read_layers && layer + n_layers <= shape_.n_layers);
-  KVRUN_CHECK(n > 0 && first + n <= shape_.n_lists && n_reads_ == 0);
-  if (n == shape_.n_lists) return BeginLists(Place(layer, 0), n_layers * n);
-  for (uint32_t i = 0; i < n_layers; ++i) {
-    KVRUN_RETURN_IF_ERROR(BeginLists(Place(layer + i, first), n));
-  }
-  return Status::Ok();
-}
-
-bool RowStore::Matches(const Slot& slot, uint64_t place) const {
-  return Checksum(place, Staged(slot, place)) == checksums_[place];
-}
+bool RowStore::Matches(uint64_t place) const { return Checksum(place, Staged(place)) == checksums_[place]; }
 
 Result<uint64_t> RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
   KVRUN_CHECK(to.size() == shape_.list_bytes && HasBegun(layer, list));
-  Slot& slot = slots_[static_cast<size_t>(FindRead(layer, list) - slots_.data())];
   const uint64_t place = Place(layer, list);
   if (checksums_[place] == kLost) {
     return Status(StatusCode::kIo,
@@ -174,42 +148,40 @@ Result<uint64_t> RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::by
                               "again (--kv-dir names another folder)",
                               Named(place)));
   }
-  KVRUN_RETURN_IF_ERROR(Wait(slot));
-  const int error_of_all = slot.error_number;
-  if (error_of_all != 0 || !Matches(slot, place)) {
+  KVRUN_RETURN_IF_ERROR(Wait(read_));
+  const int error_of_all = read_.error_number;
+  if (error_of_all != 0 || !Matches(place)) {
     ++stats_.records_read_again;  // a bit may have flipped on its way
     KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));
-    KVRUN_RETURN_IF_ERROR(Submit(slot, IoKind::kRead, place, Staged(slot, place), 1));
-    KVRUN_RETURN_IF_ERROR(Wait(slot));
+    KVRUN_RETURN_IF_ERROR(Submit(read_, IoKind::kRead, place, Staged(place), 1));
+    KVRUN_RETURN_IF_ERROR(Wait(read_));
     // Others of a read that has failed are read again as well.
-    const int error_number = std::exchange(slot.error_number, error_of_all);
+    const int error_number = std::exchange(read_.error_number, error_of_all);
     if (error_number != 0) {
       return StatusFromErrno(error_number, fmt::format("{} cannot be read from flash, twice (--kv-dir names "
                                                        "another folder)",
                                                        Named(place)));
     }
-    if (!Matches(slot, place)) {
+    if (!Matches(place)) {
       return Status(StatusCode::kCorrupt,
                     fmt::format("{} came back changed from flash, twice: the sequence has to be "
                                 "computed again",
                                 Named(place)));
     }
   }
-  std::memcpy(to.data(), Staged(slot, place), lengths_[place]);
+  std::memcpy(to.data(), Staged(place), lengths_[place]);
   return uint64_t{lengths_[place]};
 }
 
 Status RowStore::End() {
-  for (Slot& slot : std::span(slots_).first(std::exchange(n_reads_, 0))) {
-    KVRUN_RETURN_IF_ERROR(Wait(slot));
-  }
-  return Status::Ok();
+  read_.is_used = false;
+  return Wait(read_);
 }
 
 // --- Writing.
 
 Status RowStore::WaitForWrites(uint64_t first_place, uint32_t n) {
-  for (const Slot& slot : std::span(slots_).subspan(shape_.n_read_layers)) {
+  for (const Slot& slot : writes_) {
     const bool is_of_them = slot.place >= first_place && slot.place - first_place < n;
     while (slot.in_flight && is_of_them) KVRUN_RETURN_IF_ERROR(Poll(1));
   }
@@ -220,11 +192,10 @@ Status RowStore::Write(uint32_t layer, uint32_t list, std::span<const std::byte>
   KVRUN_CHECK(layer < shape_.n_layers && list < shape_.n_lists);
   KVRUN_CHECK(!bytes.empty() && bytes.size() <= shape_.list_bytes);
   const uint64_t place = Place(layer, list);
-  checksums_[place] = kLost;  // until it is on its way
-  const std::span<Slot> writes = std::span(slots_).subspan(shape_.n_read_layers);
+  checksums_[place] = kLost;                       // until it is on its way
   KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));  // two writes to one place have no order
   while (n_writes_ == kWrites) KVRUN_RETURN_IF_ERROR(Poll(1));
-  Slot& slot = *std::find_if(writes.begin(), writes.end(), [](const Slot& s) { return !s.is_used; });
+  Slot& slot = *std::find_if(writes_.begin(), writes_.end(), [](const Slot& s) { return !s.is_used; });
   std::memcpy(slot.memory, bytes.data(), bytes.size());
   lengths_[place] = static_cast<uint32_t>(bytes.size());
   slot.place = place;
@@ -240,7 +211,7 @@ Status RowStore::Write(uint32_t layer, uint32_t list, std::span<const std::byte>
 void RowStore::Forget(uint32_t layer, uint32_t list) {
   const uint64_t place = Place(layer, list);
   checksums_[place] = kNotWritten;
-  for (Slot& slot : std::span(slots_).subspan(shape_.n_read_layers)) {
+  for (Slot& slot : writes_) {
     if (slot.in_flight && slot.place == place) slot.is_forgotten = true;
   }
 }

@@ -1,6 +1,6 @@
 // Rows of an index on flash: of each layer so many *lists*, one for each stream, of one greatest length. What
-// is read are lists of layers that adjoin, begun ahead and fetched when they are needed; what is written is a
-// whole list, which may be shorter than the greatest. Knows bytes, not clusters. Format:
+// is read are lists of one layer that adjoin, begun ahead and fetched when they are needed; what is written
+// is a whole list, which may be shorter than the greatest. Knows bytes, not clusters. Format:
 // docs/formats/index_rows.md.
 //
 // List l of layer i lies at (i * n_lists + l) * stride, the stride being the greatest length rounded up to
@@ -12,6 +12,7 @@
 // of errors.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,9 +29,8 @@ namespace kvrun {
 
 struct RowStoreShape {
   uint32_t n_layers = 0;
-  uint32_t n_lists = 0;        // of a layer
-  uint64_t list_bytes = 0;     // of the longest; less than 4 GiB
-  uint32_t n_read_layers = 1;  // that are read together, at most
+  uint32_t n_lists = 0;     // of a layer
+  uint64_t list_bytes = 0;  // of the longest; less than 4 GiB
 };
 
 class RowStore {
@@ -47,18 +47,20 @@ class RowStore {
   // What is known of a list, in memory.
   static constexpr uint64_t kBytesOfList = 2 * sizeof(uint32_t);
   // Of a file for it: more is never in flight.
-  static uint32_t QueueDepth(const RowStoreShape& shape) { return shape.n_read_layers + kWrites; }
+  static constexpr uint32_t kQueueDepth = 3;
 
   // Of a list that Write was called for after the last Forget.
   bool IsWritten(uint32_t layer, uint32_t list) const {
     return checksums_[Place(layer, list)] != kNotWritten;
   }
 
-  // --- Reading. Begins to read lists [first, first + n) of each of layers [layer, layer + n_layers), of
-  // which there may be some that are not written: one request, where these are all of the layers' lists, else
-  // one for each layer. The former read has ended. Waits only for writes of the same lists.
-  Status Begin(uint32_t layer, uint32_t n_layers, uint32_t first, uint32_t n);
-  bool HasBegun(uint32_t layer, uint32_t list) const { return FindRead(layer, list) != nullptr; }
+  // --- Reading. Begins to read lists [first, first + n) of a layer, of which there may be some that are not
+  // written. The former read has ended. Waits only for writes of the same lists.
+  Status Begin(uint32_t layer, uint32_t first, uint32_t n);
+  bool HasBegun(uint32_t layer, uint32_t list) const {
+    const uint64_t place = Place(layer, list);
+    return read_.is_used && place >= read_.place && place - read_.place < read_.n;
+  }
   // A list that is written and whose read has begun; waits for it. One that came back bad is read once more.
   // Answers how long it is: the bytes of `to`, [list_bytes], behind that are as they were. After an error,
   // which names layer and stream, `to` holds anything; it may be tried again.
@@ -78,8 +80,9 @@ class RowStore {
   const StoreStats& stats() const { return stats_; }
 
  private:
-  static constexpr uint32_t kWrites = 2;                          // in flight, at most
+  static constexpr uint32_t kWrites = kQueueDepth - 1;            // in flight, at most
   static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
+  static constexpr uint64_t kReadTag = kWrites;                   // of a write: which it is
   static constexpr uint32_t kNotWritten = 0;                      // in place of a checksum
   static constexpr uint32_t kLost = 1;                            // the same
 
@@ -106,8 +109,6 @@ class RowStore {
   uint64_t Padded(uint64_t bytes) const;
   uint32_t Checksum(uint64_t place, const std::byte* bytes) const;  // of a list as long as it is
   std::string Named(uint64_t place) const;
-  const Slot* FindRead(uint32_t layer, uint32_t list) const;
-  Status BeginLists(uint64_t place, uint32_t n);
   // Of n_lists that adjoin: the last one as long as it is.
   Status Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists);
   Status Wait(const Slot& slot);
@@ -115,19 +116,20 @@ class RowStore {
   void OnWritten(Slot& slot);
   // Until no write of these places is in flight.
   Status WaitForWrites(uint64_t first_place, uint32_t n);
-  bool Matches(const Slot& slot, uint64_t place) const;
-  std::byte* Staged(const Slot& slot, uint64_t place) const {
-    return slot.memory + (place - slot.place) * stride_;
+  uint64_t TagOf(const Slot& slot) const {
+    return &slot == &read_ ? kReadTag : static_cast<uint64_t>(&slot - writes_.data());
   }
+  bool Matches(uint64_t place) const;
+  std::byte* Staged(uint64_t place) const { return read_.memory + (place - read_.place) * stride_; }
 
   RowStoreShape shape_;
   uint64_t stride_;
   std::unique_ptr<std::byte, AlignedDelete> staging_;
   std::vector<uint32_t> checksums_;  // by place
   std::vector<uint32_t> lengths_;    // by place, in bytes
-  std::vector<Slot> slots_;          // [n_read_layers] of reads, [kWrites] of writes
-  uint32_t n_reads_ = 0;             // slots in use
-  std::vector<IoCompletion> completions_;
+  Slot read_;
+  std::array<Slot, kWrites> writes_;
+  std::array<IoCompletion, kQueueDepth> completions_;
   uint32_t n_writes_ = 0;
   Status error_;  // where it is not ok, the file is of no use any more
   StoreStats stats_;
