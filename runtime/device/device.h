@@ -7,6 +7,7 @@
 // Threads: a Device may be used from several threads; a CommandList, Buffer or Matrix by one at a time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -152,12 +153,16 @@ struct SlotShape {
   uint32_t n_slots = 0;         // of a stream, the window's among them
   uint32_t n_window_slots = 0;  // at least 1 where new entries go
   uint32_t table_slots = 0;     // of a stream's mapping table, at most
+  // All streams share the slots: records [n_slots], and tables may name any of them.
+  bool is_shared = false;
   // Each slot that the table names counts entries of its own, and has a bias that is added to their scores
   // (q . k / sqrt(head_dim)). Entries are gone through as if all of a slot's counted. What has a bias of
   // -1e30 or less has no weight; of all that a row attends to, something must have more.
   bool has_biases = false;
 
-  uint64_t size_bytes() const { return uint64_t{n_streams} * n_slots * record.size_bytes(); }
+  // From a stream's slots to the next one's.
+  uint32_t stream_slots() const { return is_shared ? 0 : n_slots; }
+  uint64_t size_bytes() const { return uint64_t{is_shared ? 1 : n_streams} * n_slots * record.size_bytes(); }
   // The mapping tables, uint32 [n_streams, table_words()]: how many slots follow; how many entries of the
   // last of them count (the others' all do); the slots. With has_biases: how many slots follow; a word that
   // is not read; BiasedSlot of each; then, table_slots words after the first slot's, the bits of each one's
@@ -174,12 +179,35 @@ struct SlotShape {
   }
 };
 
+// How much attention an entry receives, its *mass*: the softmax weights that rows give it. In a row the query
+// heads of a KV head give an entry a weight each. Of these weights (first moment), and of their squares
+// (second), the mean or the largest is what the row gives, and that joins what is there already.
+// Source: methods.md, sections 3 and 4.
+struct MassForm {
+  enum class Heads : uint8_t { kMean, kLargest };
+  enum class Rows : uint8_t { kAdd, kLargest, kReplace };
+
+  uint32_t n_moments = 1;  // 1 or 2; AttentionMass: up to 4, the sums of third and fourth powers, too
+  Heads heads = Heads::kMean;
+  Rows rows = Rows::kAdd;
+};
+
 // Records that are attended to with those of other sources; without slots, nothing. Sources may differ in all
 // but heads, their size and sequences: in types, entries of a record, and in what makes a stream.
 struct SlotSource {
   Buffer* slots = nullptr;
   SlotShape shape;
   const Buffer* table = nullptr;  // kShared; AttendSlots
+  // AttendSlots: the mass of this source's entries, as SlotAttentionArgs::mass_form says: float [n_moments,
+  // n_sequences * n_kv_heads, n_slots * group_tokens], by slot; is_shared: [n_moments, n_slots *
+  // group_tokens]. Entries that the table does not name keep theirs. Null: none, at no cost. Rows of the step
+  // are of different sequences then.
+  Buffer* mass = nullptr;
+
+  uint64_t mass_bytes(const KvShape& kv, const MassForm& form) const {
+    const uint64_t n_lists = shape.is_shared ? 1 : uint64_t{kv.n_sequences} * kv.n_kv_heads;
+    return form.n_moments * n_lists * shape.n_slots * shape.record.group_tokens * sizeof(float);
+  }
 };
 inline constexpr uint32_t kMaxSlotSources = 4;
 
@@ -188,7 +216,12 @@ struct SlotAttentionArgs {
       attention;  // kv, kv_shape.type and .n_ctx are not used; n_sequences, n_kv_heads, head_dim are
   std::array<SlotSource, kMaxSlotSources> sources = {};
   uint32_t n_sources = 0;
+  MassForm mass_form;
 
+  bool has_mass() const {
+    return std::any_of(sources.begin(), sources.begin() + n_sources,
+                       [](const SlotSource& source) { return source.mass != nullptr; });
+  }
   void Add(const SlotSource& source) { sources.at(n_sources++) = source; }
   std::span<const SlotSource> used() const { return std::span(sources).first(n_sources); }
   // The last source: new entries go to its window slots.
@@ -281,6 +314,30 @@ struct ScoreArgs {
   }
 };
 
+// The mass (MassForm) that a prompt's rows give to entries of one layer's KV of one sequence, which may come
+// in tiles. First SumWeights over all tiles, which finds what each row's weights are divided by; then
+// AttentionMass over those tiles whose mass is wanted.
+struct RowMassArgs {
+  const Buffer* queries = nullptr;  // rotated: float [n_rows, n_heads * head_dim]
+  // kUpload, a StepParams: each row's position. A row sees the entries up to it.
+  const Buffer* step = nullptr;
+  uint32_t n_rows = 0;  // as many as a StepParams has room for at most
+  uint32_t n_heads = 0;
+  const Buffer* kv = nullptr;  // the tile: KvShape, n_sequences == 1
+  KvShape kv_shape;
+  uint32_t tile_begin = 0;  // the position of its first entry
+  uint32_t n_entries = 0;   // from that one on; at least 1
+  // float [n_rows, n_heads, 2]: the largest score (q . k / sqrt(head_dim)), and the sum of exp(score -
+  // largest). Of what was not seen: -1e30 and 0.
+  Buffer* sums = nullptr;
+  bool is_first = false;  // SumWeights: nothing is there yet, else what is there is of other tiles
+  // AttentionMass: float [n_moments, n_kv_heads, mass_stride]; the tile's entries from mass_begin on.
+  Buffer* mass = nullptr;
+  uint32_t mass_stride = 0;
+  uint32_t mass_begin = 0;
+  MassForm form;  // not Rows::kReplace
+};
+
 // Sums over entries, for an adapter. rows: float [n_rows, row_stride].
 struct GramArgs {
   const Buffer* rows = nullptr;
@@ -342,6 +399,8 @@ class CommandList {
   virtual Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                              uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) = 0;
   virtual Status AccumulateGram(const GramArgs& args) = 0;
+  virtual Status SumWeights(const RowMassArgs& args) = 0;
+  virtual Status AttentionMass(const RowMassArgs& args) = 0;
   // For benchmarks, not for models: multiply-adds without memory (256 per invocation and step, 64 invocations
   // per group), and reads of neighbouring vectors of 16 bytes (one per invocation and step).
   virtual Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) = 0;

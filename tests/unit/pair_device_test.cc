@@ -115,6 +115,12 @@ class LoggedList : public CommandList {
   Status AccumulateGram(const GramArgs& args) override {
     return Note("accumulate_gram", {args.rows, args.sums});
   }
+  Status SumWeights(const RowMassArgs& args) override {
+    return Note("sum_weights", {args.queries, args.step, args.kv, args.sums});
+  }
+  Status AttentionMass(const RowMassArgs& args) override {
+    return Note("attention_mass", {args.queries, args.step, args.kv, args.sums, args.mass});
+  }
   Status AluRate(uint32_t, uint32_t, Buffer* values) override { return Note("alu_rate", {values}); }
   Status ReadRate(uint32_t, uint32_t, Buffer* values) override { return Note("read_rate", {values}); }
   Status Finish() override { return Status::Ok(); }
@@ -259,6 +265,8 @@ TEST_F(PairDeviceTest, RowsOfTheFirstOperationChoose) {
                 return l.DecodeRecords(*x, record, n_groups, 0, kv, out.get());
               }));
   }
+  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.SumWeights({.kv_shape = {}, .n_rows = 1}); }));
+  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AttentionMass({.kv_shape = {}, .n_rows = 1}); }));
   EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AluRate(1, 1, out.get()); }));
   EXPECT_FALSE(is_prefill([&](CommandList& l) { return l.ReadRate(1, 1, out.get()); }));
 }
@@ -478,6 +486,10 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
          [&](List& l) { return l.ProjectKeys(*at(0), {}, 0, 99, sides, 1, at(1)); });
   expect("gram", {0, 1},
          [&](List& l) { return l.AccumulateGram({.rows = at(0), .n_rows = 99, .sums = at(1)}); });
+  const RowMassArgs mass{
+      .queries = at(0), .step = at(1), .kv = at(2), .kv_shape = {}, .sums = at(3), .mass = at(4)};
+  expect("sum_weights", {0, 1, 2, 3}, [&](List& l) { return l.SumWeights(mass); });
+  expect("attention_mass", {0, 1, 2, 3, 4}, [&](List& l) { return l.AttentionMass(mass); });
   expect("alu", {0}, [&](List& l) { return l.AluRate(1, 1, at(0)); });
 }
 

@@ -102,6 +102,14 @@ Status HostCommandList::AccumulateGram(const GramArgs& args) {
   return Record("accumulate_gram", args.sums, [args](ThreadPool& pool) { host::AccumulateGram(pool, args); });
 }
 
+Status HostCommandList::SumWeights(const RowMassArgs& args) {
+  return Record("sum_weights", args.sums, [args](ThreadPool& pool) { host::SumWeights(pool, args); });
+}
+
+Status HostCommandList::AttentionMass(const RowMassArgs& args) {
+  return Record("attention_mass", args.mass, [args](ThreadPool& pool) { host::AttentionMass(pool, args); });
+}
+
 Status HostCommandList::AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
   return Record("alu_rate", values,
                 [=](ThreadPool& pool) { host::AluRate(pool, n_groups, n_steps, values); });

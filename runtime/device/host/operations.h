@@ -59,6 +59,10 @@ void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, ui
                  uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out);
 void AccumulateGram(ThreadPool& pool, const GramArgs& args);
 
+// row_mass.cc: how much attention entries receive from a prompt.
+void SumWeights(ThreadPool& pool, const RowMassArgs& args);
+void AttentionMass(ThreadPool& pool, const RowMassArgs& args);
+
 // rates.cc: bounds for benchmarks.
 void AluRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values);
 void ReadRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values);

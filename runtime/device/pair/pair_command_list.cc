@@ -105,6 +105,17 @@ Status PairCommandList::AccumulateGram(const GramArgs& args) {
   return own_->AccumulateGram(own_args_(args));
 }
 
+// A prompt's, however few they are.
+Status PairCommandList::SumWeights(const RowMassArgs& args) {
+  KVRUN_RETURN_IF_ERROR(BeginOn(Side::kPrefill));
+  return own_->SumWeights(own_args_(args));
+}
+
+Status PairCommandList::AttentionMass(const RowMassArgs& args) {
+  KVRUN_RETURN_IF_ERROR(BeginOn(Side::kPrefill));
+  return own_->AttentionMass(own_args_(args));
+}
+
 // Prompts are bound by arithmetic, decoding by reading.
 Status PairCommandList::AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
   KVRUN_RETURN_IF_ERROR(BeginOn(Side::kPrefill));

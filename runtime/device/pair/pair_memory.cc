@@ -102,6 +102,7 @@ SlotAttentionArgs Translator::operator()(const SlotAttentionArgs& args) const {
   for (SlotSource& source : std::span(own.sources).first(own.n_sources)) {
     source.slots = (*this)(source.slots);
     source.table = (*this)(source.table);
+    source.mass = (*this)(source.mass);
   }
   return own;
 }
@@ -129,6 +130,16 @@ GramArgs Translator::operator()(const GramArgs& args) const {
   GramArgs own = args;
   own.rows = (*this)(args.rows);
   own.sums = (*this)(args.sums);
+  return own;
+}
+
+RowMassArgs Translator::operator()(const RowMassArgs& args) const {
+  RowMassArgs own = args;
+  own.queries = (*this)(args.queries);
+  own.step = (*this)(args.step);
+  own.kv = (*this)(args.kv);
+  own.sums = (*this)(args.sums);
+  own.mass = (*this)(args.mass);
   return own;
 }
 

@@ -106,6 +106,7 @@ class Translator {
   IndexSides operator()(const IndexSides& sides) const;
   ScoreArgs operator()(const ScoreArgs& args) const;
   GramArgs operator()(const GramArgs& args) const;
+  RowMassArgs operator()(const RowMassArgs& args) const;
 
  private:
   Side side_;

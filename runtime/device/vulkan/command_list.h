@@ -71,6 +71,8 @@ class VulkanCommandList : public CommandList {
   Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_tokens,
                      const IndexSides& sides, uint32_t rank, Buffer* out) override;
   Status AccumulateGram(const GramArgs& args) override;
+  Status SumWeights(const RowMassArgs& args) override;
+  Status AttentionMass(const RowMassArgs& args) override;
   Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status Finish() override;

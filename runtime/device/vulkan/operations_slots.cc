@@ -121,7 +121,7 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Slot
   const AttendSlotsParams params{.record = LayoutOf(shape.record),
                                  .n_heads = attention.n_heads,
                                  .n_kv_heads = n_kv_heads,
-                                 .n_slots = shape.n_slots,
+                                 .n_slots = shape.stream_slots(),
                                  .table_stride = shape.table_words(),
                                  .n_splits = choice.n_splits,
                                  .first_part = first_part,

@@ -1,0 +1,267 @@
+// How much attention entries receive from a prompt's rows: sums of softmaxes, then weights. Keys of a block
+// are transposed, so that lanes lie along entries.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/host/attend_rows.h"
+#include "runtime/device/host/operations.h"
+#include "runtime/device/host/thread_pool.h"
+#include "shaders/shared/step_params.h"
+
+// As in attend_rows.cc.
+#define HWY_WANT_AVX3_DL
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "runtime/device/host/row_mass.cc"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace kvrun::host {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::CappedTag<float, 16>;
+
+// scores[entry] = q . k[entry] * scale, with keys [head_dim, kBlockEntries].
+void ScoreBlock(const float* HWY_RESTRICT query, const float* HWY_RESTRICT keys, uint32_t head_dim,
+                float scale, float* HWY_RESTRICT scores) {
+  const Floats d;
+  const size_t lanes = hn::Lanes(d);
+  const auto factor = hn::Set(d, scale);
+  for (size_t i = 0; i < kBlockEntries; i += 2 * lanes) {
+    auto first = hn::Zero(d);
+    auto second = hn::Zero(d);
+    for (size_t column = 0; column < head_dim; ++column) {
+      const auto q = hn::Set(d, query[column]);
+      first = hn::MulAdd(q, hn::Load(d, keys + column * kBlockEntries + i), first);
+      second = hn::MulAdd(q, hn::Load(d, keys + column * kBlockEntries + i + lanes), second);
+    }
+    hn::Store(hn::Mul(first, factor), d, scores + i);
+    hn::Store(hn::Mul(second, factor), d, scores + i + lanes);
+  }
+}
+
+// The first `n_seen` scores into a row's largest score and its sum of weights.
+void AddToSum(const float* HWY_RESTRICT scores, uint32_t n_seen, float* sum) {
+  const Floats d;
+  const size_t lanes = hn::Lanes(d);
+  auto largest = hn::Set(d, sum[0]);
+  for (size_t i = 0; i < n_seen; i += lanes) {
+    const auto is_seen = hn::FirstN(d, std::min<size_t>(n_seen - i, lanes));
+    largest = hn::Max(largest, hn::IfThenElse(is_seen, hn::Load(d, scores + i), hn::Set(d, kMaskedScore)));
+  }
+  const auto maximum = hn::MaxOfLanes(d, largest);
+  auto weight = hn::Zero(d);
+  for (size_t i = 0; i < n_seen; i += lanes) {
+    const auto is_seen = hn::FirstN(d, std::min<size_t>(n_seen - i, lanes));
+    weight =
+        hn::Add(weight, hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(hn::Load(d, scores + i), maximum))));
+  }
+  const float largest_score = hn::GetLane(maximum);
+  sum[1] = sum[1] * std::exp(sum[0] - largest_score) + hn::GetLane(hn::SumOfLanes(d, weight));
+  sum[0] = largest_score;
+}
+
+// Scores to weights, of a row whose sum is complete; what it does not see gets none.
+void ScoresToWeights(uint32_t n_seen, const float* sum, float* HWY_RESTRICT scores) {
+  const Floats d;
+  const size_t lanes = hn::Lanes(d);
+  const auto maximum = hn::Set(d, sum[0]);
+  const auto factor = hn::Set(d, 1.0F / sum[1]);
+  for (size_t i = 0; i < kBlockEntries; i += lanes) {
+    const auto is_seen = hn::FirstN(d, n_seen > i ? std::min<size_t>(n_seen - i, lanes) : 0);
+    const auto weight = hn::Mul(hn::Exp(d, hn::Sub(hn::Load(d, scores + i), maximum)), factor);
+    hn::Store(hn::IfThenElseZero(is_seen, weight), d, scores + i);
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace kvrun::host
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvrun::host {
+namespace {
+
+HWY_EXPORT(ScoreBlock);
+HWY_EXPORT(AddToSum);
+HWY_EXPORT(ScoresToWeights);
+
+constexpr uint32_t kRowsAtOnce = 16;
+
+// Blocks of a tile's keys, and a worker's memory for one.
+class TileKeys {
+ public:
+  explicit TileKeys(const RowMassArgs& args)
+      : args_(args), head_dim_(args.kv_shape.head_dim), kv_(Data<std::byte>(args.kv)) {
+    const KvShape& kv = args.kv_shape;
+    KVRUN_CHECK(kv.type == KvType::kF16 || kv.type == KvType::kF32);
+    KVRUN_CHECK(kv.n_sequences == 1 && head_dim_ <= kMaxHeadDim && args.n_heads % kv.n_kv_heads == 0);
+    KVRUN_CHECK(args.n_entries >= 1 && args.n_entries <= kv.n_ctx && args.n_rows <= KVRUN_MAX_STEP_TOKENS);
+  }
+
+  // Of floats: rows as they lie, then transposed; scores; what a row gives.
+  size_t memory_bytes() const {
+    return (kBlockEntries * (DecodedRowFloats(head_dim_) + head_dim_) + 5 * kBlockEntries) * sizeof(float);
+  }
+  float* keys(std::byte* memory) const {
+    return reinterpret_cast<float*>(memory) + kBlockEntries * DecodedRowFloats(head_dim_);
+  }
+  float* scores(std::byte* memory) const { return keys(memory) + kBlockEntries * head_dim_; }
+  // [4, kBlockEntries].
+  float* row_mass(std::byte* memory) const { return scores(memory) + kBlockEntries; }
+
+  uint32_t n_blocks() const { return CeilDiv(args_.n_entries, kBlockEntries); }
+  uint32_t n_entries(uint32_t block) const {
+    return std::min(kBlockEntries, args_.n_entries - block * kBlockEntries);
+  }
+  // How many of a block's entries the row sees: the first ones.
+  uint32_t n_seen(uint32_t row, uint32_t block) const {
+    const uint32_t position = Data<StepParams>(args_.step)->tokens[row].position;
+    const uint32_t begin = args_.tile_begin + block * kBlockEntries;
+    return position < begin ? 0 : std::min(position - begin + 1, n_entries(block));
+  }
+  // Into keys(), [head_dim, kBlockEntries]; zeros past the last entry.
+  void Load(uint32_t kv_head, uint32_t block, std::byte* memory) const {
+    const KvShape& kv = args_.kv_shape;
+    const size_t row_bytes = size_t{head_dim_} * KvElementBytes(kv.type);
+    const std::byte* rows[kBlockEntries];
+    const uint32_t n = n_entries(block);
+    for (uint32_t i = 0; i < n; ++i) {
+      rows[i] = kv_ + (size_t{2} * kv_head * kv.n_ctx + block * kBlockEntries + i) * row_bytes;
+    }
+    auto* decoded = reinterpret_cast<float*>(memory);
+    DecodeRows(kv.type, head_dim_, n, rows, nullptr, decoded);
+    float* const to = keys(memory);
+    for (uint32_t column = 0; column < head_dim_; ++column) {
+      float* const column_to = to + column * kBlockEntries;
+      for (uint32_t i = 0; i < n; ++i) column_to[i] = decoded[i * DecodedRowFloats(head_dim_) + column];
+      std::fill(column_to + n, column_to + kBlockEntries, 0.0F);
+    }
+  }
+  void Score(uint32_t row, uint32_t head, std::byte* memory) const {
+    const float* query = Data<float>(args_.queries) + (size_t{row} * args_.n_heads + head) * head_dim_;
+    const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim_));
+    HWY_DYNAMIC_DISPATCH(ScoreBlock)(query, keys(memory), head_dim_, scale, scores(memory));
+  }
+
+ private:
+  const RowMassArgs& args_;
+  uint32_t head_dim_;
+  const std::byte* kv_;
+};
+
+// What a row gives to a block's entries, all moments of them, by the weights of the KV head's query heads.
+class RowGift {
+ public:
+  RowGift(const MassForm& form, uint32_t group, float* to) : form_(form), group_(group), to_(to) {
+    std::fill_n(to_, form_.n_moments * kBlockEntries, 0.0F);
+  }
+  void Add(const float* weights) {
+    for (uint32_t i = 0; i < kBlockEntries; ++i) {
+      float power = 1.0F;
+      for (uint32_t moment = 0; moment < form_.n_moments; ++moment) {
+        power *= weights[i];
+        float& to = to_[moment * kBlockEntries + i];
+        to = form_.heads == MassForm::Heads::kMean ? to + power : std::max(to, power);
+      }
+    }
+  }
+  // Joins what there is of n entries from `mass` on, a moment being `stride` further on.
+  void Join(uint32_t n, size_t stride, float* mass) const {
+    const float factor = form_.heads == MassForm::Heads::kMean ? 1.0F / static_cast<float>(group_) : 1.0F;
+    for (uint32_t moment = 0; moment < form_.n_moments; ++moment) {
+      for (uint32_t i = 0; i < n; ++i) {
+        const float given = to_[moment * kBlockEntries + i] * factor;
+        float& to = mass[moment * stride + i];
+        to = form_.rows == MassForm::Rows::kAdd ? to + given : std::max(to, given);
+      }
+    }
+  }
+
+ private:
+  const MassForm& form_;
+  uint32_t group_;
+  float* to_;
+};
+
+}  // namespace
+
+void SumWeights(ThreadPool& pool, const RowMassArgs& args) {
+  const TileKeys tile(args);
+  const uint32_t n_kv_heads = args.kv_shape.n_kv_heads;
+  const uint32_t group = args.n_heads / n_kv_heads;
+  float* const sums = Data<float>(args.sums);
+  pool.ReserveScratch(tile.memory_bytes());
+  const uint32_t row_parts = CeilDiv(args.n_rows, kRowsAtOnce);
+  pool.ParallelFor(size_t{n_kv_heads} * row_parts, 1, [&](size_t begin, size_t end, uint32_t worker) {
+    std::byte* const memory = pool.Scratch(worker, tile.memory_bytes());
+    for (size_t item = begin; item < end; ++item) {
+      const auto kv_head = static_cast<uint32_t>(item / row_parts);
+      const auto first_row = static_cast<uint32_t>(item % row_parts) * kRowsAtOnce;
+      const uint32_t end_row = std::min(first_row + kRowsAtOnce, args.n_rows);
+      for (uint32_t block = 0; block < tile.n_blocks(); ++block) {
+        tile.Load(kv_head, block, memory);
+        for (uint32_t row = first_row; row < end_row; ++row) {
+          for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            float* const sum = sums + (size_t{row} * args.n_heads + head) * 2;
+            if (args.is_first && block == 0) {
+              sum[0] = kMaskedScore;
+              sum[1] = 0.0F;
+            }
+            const uint32_t n_seen = tile.n_seen(row, block);
+            if (n_seen == 0) continue;
+            tile.Score(row, head, memory);
+            HWY_DYNAMIC_DISPATCH(AddToSum)(tile.scores(memory), n_seen, sum);
+          }
+        }
+      }
+    }
+  });
+}
+
+void AttentionMass(ThreadPool& pool, const RowMassArgs& args) {
+  KVRUN_CHECK(args.form.rows != MassForm::Rows::kReplace && args.form.n_moments <= 4);
+  KVRUN_CHECK(uint64_t{args.mass_begin} + args.n_entries <= args.mass_stride);
+  const TileKeys tile(args);
+  const uint32_t n_kv_heads = args.kv_shape.n_kv_heads;
+  const uint32_t group = args.n_heads / n_kv_heads;
+  const float* const sums = Data<float>(args.sums);
+  float* const mass = Data<float>(args.mass);
+  pool.ReserveScratch(tile.memory_bytes());
+  const size_t n_units = size_t{n_kv_heads} * tile.n_blocks();
+  pool.ParallelFor(n_units, 1, [&](size_t begin, size_t end, uint32_t worker) {
+    std::byte* const memory = pool.Scratch(worker, tile.memory_bytes());
+    for (size_t unit = begin; unit < end; ++unit) {
+      const auto kv_head = static_cast<uint32_t>(unit / tile.n_blocks());
+      const auto block = static_cast<uint32_t>(unit % tile.n_blocks());
+      tile.Load(kv_head, block, memory);
+      float* const to =
+          mass + size_t{kv_head} * args.mass_stride + args.mass_begin + size_t{block} * kBlockEntries;
+      for (uint32_t row = 0; row < args.n_rows; ++row) {
+        const uint32_t n_seen = tile.n_seen(row, block);
+        if (n_seen == 0) continue;
+        RowGift gift(args.form, group, tile.row_mass(memory));
+        for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+          tile.Score(row, head, memory);
+          HWY_DYNAMIC_DISPATCH(ScoresToWeights)
+          (n_seen, sums + (size_t{row} * args.n_heads + head) * 2, tile.scores(memory));
+          gift.Add(tile.scores(memory));
+        }
+        gift.Join(n_seen, size_t{n_kv_heads} * args.mass_stride, to);
+      }
+    }
+  });
+}
+
+}  // namespace kvrun::host
+#endif  // HWY_ONCE
