@@ -153,12 +153,12 @@ struct SlotShape {
   uint32_t n_slots = 0;         // of a stream, the window's among them
   uint32_t n_window_slots = 0;  // at least 1 where new entries go
   uint32_t table_slots = 0;     // of a stream's mapping table, at most
-  // All streams share the slots: records [n_slots], and tables may name any of them.
-  bool is_shared = false;
   // Each slot that the table names counts entries of its own, and has a bias that is added to their scores
   // (q . k / sqrt(head_dim)). Entries are gone through as if all of a slot's counted. What has a bias of
   // -1e30 or less has no weight; of all that a row attends to, something must have more.
   bool has_biases = false;
+  // All streams share the slots: records [n_slots], and tables may name any of them.
+  bool is_shared = false;
 
   // From a stream's slots to the next one's.
   uint32_t stream_slots() const { return is_shared ? 0 : n_slots; }
@@ -216,7 +216,7 @@ struct SlotAttentionArgs {
       attention;  // kv, kv_shape.type and .n_ctx are not used; n_sequences, n_kv_heads, head_dim are
   std::array<SlotSource, kMaxSlotSources> sources = {};
   uint32_t n_sources = 0;
-  MassForm mass_form;
+  MassForm mass_form = {};
 
   bool has_mass() const {
     return std::any_of(sources.begin(), sources.begin() + n_sources,
@@ -335,7 +335,7 @@ struct RowMassArgs {
   Buffer* mass = nullptr;
   uint32_t mass_stride = 0;
   uint32_t mass_begin = 0;
-  MassForm form;  // not Rows::kReplace
+  MassForm form = {};  // not Rows::kReplace
 };
 
 // Sums over entries, for an adapter. rows: float [n_rows, row_stride].

@@ -265,8 +265,8 @@ TEST_F(PairDeviceTest, RowsOfTheFirstOperationChoose) {
                 return l.DecodeRecords(*x, record, n_groups, 0, kv, out.get());
               }));
   }
-  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.SumWeights({.kv_shape = {}, .n_rows = 1}); }));
-  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AttentionMass({.kv_shape = {}, .n_rows = 1}); }));
+  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.SumWeights({.n_rows = 1, .kv_shape = {}}); }));
+  EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AttentionMass({.n_rows = 1, .kv_shape = {}}); }));
   EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.AluRate(1, 1, out.get()); }));
   EXPECT_FALSE(is_prefill([&](CommandList& l) { return l.ReadRate(1, 1, out.get()); }));
 }

@@ -118,6 +118,8 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const 
     const float correction = hn::GetLane(hn::Exp(d, hn::Sub(hn::Set(d, at.maximum()[r]), maximum)));
     at.maximum()[r] = hn::GetLane(maximum);
     at.correction()[r] = correction;
+    float* const kept = block.kept_weights != nullptr ? block.kept_weights + r * kBlockEntries : nullptr;
+    if (kept != nullptr) block.kept_maxima[r] = at.maximum()[r];
     Vector weight = hn::Zero(d);
     for (size_t i = 0; i < n_entries; i += kLanes) {
       const Vector score = hn::Load(d, scores + i);
@@ -125,6 +127,7 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const 
       Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, maximum)));
       one = hn::IfThenElse(hn::IsNaN(score), score, one);  // Exp makes it 0
       weight = hn::Add(weight, one);
+      if (kept != nullptr) hn::StoreU(one, d, kept + i);
       if (v_scales != nullptr) one = hn::Mul(one, hn::Load(d, v_scales + i));
       hn::Store(one, d, scores + i);
     }

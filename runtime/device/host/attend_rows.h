@@ -32,6 +32,10 @@ struct KvBlock {
   float biases[kBlockEntries];
   // How many of the entries each row sees: the first ones.
   uint32_t visible[kMaxAttendRows];
+  // Of few rows: where each entry's weight goes, as it is beside the largest score so far, [n_rows,
+  // kBlockEntries], and that score, [n_rows]. Null: nowhere.
+  float* kept_weights = nullptr;
+  float* kept_maxima = nullptr;
 };
 
 // One worker's rows. `memory` is laid out by whoever begins.

@@ -37,15 +37,15 @@ inline constexpr uint32_t kLeastPromptRows = 32;
 inline constexpr uint32_t kUnitsOfToken = 32;
 inline constexpr uint32_t kLeastUnitBlocks = 4;
 
-// Items of attention: for spans of tokens, KV heads in each, tiles of rows in each.
+// Items of attention: for spans of tokens, KV heads in each, tiles of at most most_rows rows in each.
 class AttendItems {
  public:
-  AttendItems(const AttentionArgs& args, uint32_t n_workers)
+  AttendItems(const AttentionArgs& args, uint32_t n_workers, uint32_t most_rows = kMaxAttendRows)
       : group_(args.n_heads / args.kv_shape.n_kv_heads),
         n_kv_heads_(args.kv_shape.n_kv_heads),
         span_tokens_(args.one_sequence ? args.n_tokens : 1),
         span_rows_(span_tokens_ * group_),
-        tile_rows_(kMaxAttendRows) {
+        tile_rows_(most_rows) {
     const uint32_t n_spans = args.n_tokens / span_tokens_;
     const auto count = [&] { return n_spans * n_kv_heads_ * CeilDiv(span_rows_, tile_rows_); };
     while (args.are_of_prompt() && n_workers > 1 && tile_rows_ > kLeastPromptRows && count() < 4 * n_workers)
@@ -127,12 +127,54 @@ inline void FinishPart(const float* part, uint32_t head_dim, float* to) {
 }
 
 // What parts of cut items are kept in: [items, spans, rows of an item, part].
-inline uint64_t CutPartsBytes(const AttentionArgs& args) {
+inline uint64_t CutPartsBytes(const AttentionArgs& args, uint32_t most_rows = kMaxAttendRows) {
   if (args.are_of_prompt()) return 16;
-  const AttendItems items(args, 1);
+  const AttendItems items(args, 1, most_rows);
   return uint64_t{items.size()} * AttendSpans::MostSpans(args) * items.most_rows() *
          AttendPartFloats(args.kv_shape.head_dim) * sizeof(float);
 }
+
+// What entries weigh, kept for later: of each block of each item, the weights of few rows as they were beside
+// the largest score until then; and of each row what these are to be multiplied with in the end.
+class KeptWeights {
+ public:
+  static uint64_t Bytes(const AttendItems& items, uint32_t most_blocks) {
+    return (uint64_t{items.size()} * most_blocks * BlockFloats() + uint64_t{items.size()} * 2 * kFewRows) *
+           sizeof(float);
+  }
+
+  KeptWeights(float* memory, const AttendItems& items, uint32_t most_blocks)
+      : sums_(memory), blocks_(memory + size_t{items.size()} * 2 * kFewRows), most_blocks_(most_blocks) {}
+
+  void Keep(uint32_t item, uint32_t nth, KvBlock* block) const {
+    block->kept_weights = Block(item, nth);
+    block->kept_maxima = block->kept_weights + kFewRows * kBlockEntries;
+  }
+  // A row's largest score and sum of weights, of all its blocks.
+  void NoteSum(uint32_t item, uint32_t row, float maximum, float weight) const {
+    float* const sum = sums_ + (size_t{item} * kFewRows + row) * 2;
+    sum[0] = maximum;
+    sum[1] = weight;
+  }
+  // A row's, [kBlockEntries], and the factor that makes softmax weights of them.
+  const float* Row(uint32_t item, uint32_t nth, uint32_t row) const {
+    return Block(item, nth) + size_t{row} * kBlockEntries;
+  }
+  float Factor(uint32_t item, uint32_t nth, uint32_t row) const {
+    const float* const sum = sums_ + (size_t{item} * kFewRows + row) * 2;
+    return std::exp(Block(item, nth)[kFewRows * kBlockEntries + row] - sum[0]) / sum[1];
+  }
+
+ private:
+  static constexpr size_t BlockFloats() { return size_t{kFewRows} * (kBlockEntries + 1); }
+  float* Block(uint32_t item, uint32_t nth) const {
+    return blocks_ + (size_t{item} * most_blocks_ + nth) * BlockFloats();
+  }
+
+  float* sums_;    // [items, kFewRows, 2]
+  float* blocks_;  // [items, most_blocks], each [kFewRows, kBlockEntries] and [kFewRows]
+  uint32_t most_blocks_;
+};
 
 // The source is what items attend to:
 //   uint32_t CountBlocks(const AttendItem&) const: at least 1;
@@ -140,12 +182,13 @@ inline uint64_t CutPartsBytes(const AttentionArgs& args) {
 template <typename Source>
 class AttendWork {
  public:
-  // rounds: as in AttendRows.
+  // rounds: as in AttendRows. kept: null, or what is kept of few rows.
   AttendWork(ThreadPool& pool, const AttentionArgs& args, const AttendItems& items, const Source& source,
-             bool rounds)
+             bool rounds, const KeptWeights* kept = nullptr)
       : pool_(pool),
         args_(args),
         rounds_(rounds),
+        kept_(kept),
         source_(source),
         items_(items),
         head_dim_(args.kv_shape.head_dim),
@@ -192,30 +235,34 @@ class AttendWork {
     std::byte* memory = pool_.Scratch(worker, AttendRowsBytes(head_dim_) + ItemPartsBytes());
     auto* parts = reinterpret_cast<float*>(memory + AttendRowsBytes(head_dim_));
     float* to = spans.size() == 1 ? parts : CutParts(i) + size_t{span} * item.n_rows * part_floats_;
-    Attend(item, spans.begin(span), spans.begin(span + 1), memory, to);
-    if (spans.size() == 1) Finish(item, to);
+    Attend(i, spans.begin(span), spans.begin(span + 1), memory, to);
+    if (spans.size() == 1) Finish(i, to);
   }
 
-  void Attend(const AttendItem& item, uint32_t first_block, uint32_t end_block, std::byte* memory,
-              float* parts) const {
+  void Attend(uint32_t i, uint32_t first_block, uint32_t end_block, std::byte* memory, float* parts) const {
+    const AttendItem item = items_[i];
     const AttendRows rows{.n_rows = item.n_rows,
                           .head_dim = head_dim_,
                           .rounds = rounds_,
                           .is_prompt = args_.are_of_prompt(),
                           .memory = memory};
     const size_t stride = size_t{args_.n_heads + 2 * args_.kv_shape.n_kv_heads} * head_dim_;
-    const float* queries[kMaxAttendRows];
+    const float* queries[kMaxAttendRows] = {};
     for (uint32_t r = 0; r < item.n_rows; ++r) {
       queries[r] = Data<float>(args_.qkv) + items_.TokenOf(item, r) * stride +
                    size_t{items_.OutputRow(item, r) % args_.n_heads} * head_dim_;
     }
     BeginAttend(rows, queries, first_block == 0 ? PartsBefore(item, parts) : nullptr);
     KvBlock blocks[2];
-    source_.LoadBlock(item, first_block, &blocks[0]);
+    const auto load = [&](uint32_t nth, KvBlock* block) {
+      source_.LoadBlock(item, nth, block);
+      if (kept_ != nullptr) kept_->Keep(i, nth, block);
+    };
+    load(first_block, &blocks[0]);
     for (uint32_t nth = first_block; nth < end_block; ++nth) {
       const KvBlock& block = blocks[(nth - first_block) % 2];
       KvBlock* next = nth + 1 < end_block ? &blocks[(nth + 1 - first_block) % 2] : nullptr;
-      if (next != nullptr) source_.LoadBlock(item, nth + 1, next);
+      if (next != nullptr) load(nth + 1, next);
       if (block.n_entries > 0) AttendBlock(rows, block, next);
     }
     EndAttend(rows, parts);
@@ -233,10 +280,12 @@ class AttendWork {
   }
 
   // parts: of the item's rows, complete.
-  void Finish(const AttendItem& item, const float* parts) const {
+  void Finish(uint32_t i, const float* parts) const {
+    const AttendItem item = items_[i];
     for (uint32_t r = 0; r < item.n_rows; ++r) {
       const size_t row = items_.OutputRow(item, r);
       const float* part = parts + size_t{r} * part_floats_;
+      if (kept_ != nullptr) kept_->NoteSum(i, r, part[head_dim_], part[head_dim_ + 1]);
       if (args_.parts_after == nullptr)
         FinishPart(part, head_dim_, Data<float>(args_.output) + row * head_dim_);
       else
@@ -254,7 +303,7 @@ class AttendWork {
         const uint32_t n_spans = AttendSpans(args_, source_.CountBlocks(item)).size();
         if (n_spans == 1) continue;
         JoinParts(CutParts(i), n_spans, item.n_rows, head_dim_, /*is_base_2=*/item.n_rows > kFewRows);
-        Finish(item, CutParts(i));
+        Finish(i, CutParts(i));
       }
     });
   }
@@ -262,6 +311,7 @@ class AttendWork {
   ThreadPool& pool_;
   const AttentionArgs& args_;
   bool rounds_;
+  const KeptWeights* kept_;
   const Source& source_;
   const AttendItems& items_;
   uint32_t head_dim_;

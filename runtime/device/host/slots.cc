@@ -22,11 +22,13 @@ struct Slots {
   const uint32_t* table = nullptr;
   const SlotShape* shape = nullptr;
   uint64_t record_bytes = 0;
+  float* mass = nullptr;
 
   static Slots Of(const SlotSource& source) {
     const SlotShape& shape = source.shape;
     if (shape.n_slots == 0) return {};
-    return {Data<std::byte>(source.slots), Data<uint32_t>(source.table), &shape, shape.record.size_bytes()};
+    return {Data<std::byte>(source.slots), Data<uint32_t>(source.table), &shape, shape.record.size_bytes(),
+            source.mass != nullptr ? Data<float>(source.mass) : nullptr};
   }
   uint32_t StreamOf(uint32_t sequence, uint32_t kv_head, uint32_t n_kv_heads) const {
     const uint32_t heads = shape->record.n_heads;
@@ -40,7 +42,7 @@ struct Slots {
     return of_stream[0] == 0 ? 0 : (of_stream[0] - 1) * shape->record.group_tokens + of_stream[1];
   }
   const std::byte* Record(uint32_t stream, uint32_t slot) const {
-    return records + (size_t{stream} * shape->n_slots + slot) * record_bytes;
+    return records + (size_t{stream} * shape->stream_slots() + slot) * record_bytes;
   }
 };
 
@@ -60,6 +62,12 @@ class SlottedKv {
     return std::max(n_blocks, 1U);
   }
 
+  // Its only block holds nothing.
+  bool CountsNone(const AttendItem& item) const {
+    return std::all_of(sources().begin(), sources().end(),
+                       [&](const Slots& source) { return CountBlocksOf(source, item) == 0; });
+  }
+
   void LoadBlock(const AttendItem& item, uint32_t nth, KvBlock* block) const {
     block->n_entries = 0;
     for (const Slots& source : sources()) {
@@ -76,7 +84,59 @@ class SlottedKv {
     for (uint32_t r = 0; r < item.n_rows; ++r) block->visible[r] = block->n_entries;
   }
 
+  // Blocks of any item at most.
+  static uint32_t MostBlocks(const SlotAttentionArgs& args) {
+    uint32_t n_blocks = 0;
+    for (const SlotSource& source : args.used()) {
+      if (source.shape.n_slots == 0) continue;
+      n_blocks += CeilDiv(source.shape.table_slots * source.shape.record.group_tokens, kBlockEntries);
+    }
+    return std::max(n_blocks, 1U);
+  }
+
+  // Joins what a block's entries were given into their source's mass: `given`, [n_moments, kBlockEntries].
+  void AddMass(const AttendItem& item, uint32_t nth, const MassForm& form, uint32_t n_sequences,
+               const float* given) const {
+    for (const Slots& source : sources()) {
+      const uint32_t n_blocks = CountBlocksOf(source, item);
+      if (nth >= n_blocks) {
+        nth -= n_blocks;
+        continue;
+      }
+      if (source.mass == nullptr) return;
+      const SlotShape& shape = *source.shape;
+      const size_t list_entries = size_t{shape.n_slots} * shape.record.group_tokens;
+      const size_t list = size_t{step_.tokens[item.first_token].sequence} * n_kv_heads_ + item.kv_head;
+      const size_t n_lists = shape.is_shared ? 1 : size_t{n_sequences} * n_kv_heads_;
+      float* const mass = source.mass + (shape.is_shared ? 0 : list * list_entries);
+      uint32_t n = 0;
+      const auto join = [&](uint32_t slot, uint32_t entry, uint32_t count, uint32_t /*group*/) {
+        const size_t to = size_t{slot} * shape.record.group_tokens + entry;
+        for (uint32_t moment = 0; moment < form.n_moments; ++moment) {
+          JoinMass(form.rows, count, given + moment * kBlockEntries + n,
+                   mass + moment * n_lists * list_entries + to);
+        }
+        n += count;
+      };
+      if (shape.has_biases)
+        VisitRuns<true>(source, StreamOf(source, item), nth, join);
+      else
+        VisitRuns<false>(source, StreamOf(source, item), nth, join);
+      return;
+    }
+  }
+
  private:
+  static void JoinMass(MassForm::Rows rows, uint32_t n, const float* given, float* mass) {
+    for (uint32_t i = 0; i < n; ++i) {
+      switch (rows) {
+        case MassForm::Rows::kAdd: mass[i] += given[i]; break;
+        case MassForm::Rows::kLargest: mass[i] = std::max(mass[i], given[i]); break;
+        case MassForm::Rows::kReplace: mass[i] = given[i]; break;
+      }
+    }
+  }
+
   std::span<const Slots> sources() const { return std::span(sources_).first(n_sources_); }
   uint32_t StreamOf(const Slots& source, const AttendItem& item) const {
     return source.StreamOf(step_.tokens[item.first_token].sequence, item.kv_head, n_kv_heads_);
@@ -85,40 +145,50 @@ class SlottedKv {
     return CeilDiv(source.CountEntries(StreamOf(source, item)), kBlockEntries);
   }
 
+  // The entries of the nth block of a source that count, in order: visit(slot, first entry of it, how many,
+  // index of the slot in the table).
+  template <bool kHasBiases, typename Visit>
+  static void VisitRuns(const Slots& source, uint32_t stream, uint32_t nth, const Visit& visit) {
+    const uint32_t group_tokens = source.shape->record.group_tokens;
+    const uint32_t begin = nth * kBlockEntries;
+    const uint32_t end = std::min(begin + kBlockEntries, source.CountEntries(stream));
+    const uint32_t* const slots = source.TableOf(stream) + 2;
+    for (uint32_t group = begin / group_tokens; group * group_tokens < end; ++group) {
+      const uint32_t first = group * group_tokens;
+      uint32_t slot = slots[group];
+      uint32_t end_entry = std::min(group_tokens, end - first);
+      if constexpr (kHasBiases) {
+        end_entry = std::min(end_entry, slot / SlotShape::kMostBiasedSlots + 1);
+        slot %= SlotShape::kMostBiasedSlots;
+      }
+      const uint32_t entry = begin > first ? begin - first : 0;
+      if (entry < end_entry) visit(slot, entry, end_entry - entry, group);
+    }
+  }
+
   template <bool kHasBiases>
   void LoadEntries(const Slots& source, const AttendItem& item, uint32_t nth, KvBlock* block) const {
     const KvRecordShape& record = source.shape->record;
     const uint32_t stream = StreamOf(source, item);
-    const uint32_t begin = nth * kBlockEntries;
-    const uint32_t end = std::min(begin + kBlockEntries, source.CountEntries(stream));
     block->k_type = record.k_type;
     block->v_type = record.v_type;
     block->has_biases = kHasBiases;
     const PlanePlace k(record, false);
     const PlanePlace v(record, true);
-    const uint32_t* slots = source.TableOf(stream) + 2;
+    const uint32_t* const biases = source.TableOf(stream) + 2 + source.shape->table_slots;
     const size_t first_row = size_t{item.kv_head % record.n_heads} * record.group_tokens;
     uint32_t n = 0;
-    for (uint32_t group = begin / record.group_tokens; group * record.group_tokens < end; ++group) {
-      const uint32_t first = group * record.group_tokens;
-      uint32_t slot = slots[group];
-      uint32_t end_entry = std::min(record.group_tokens, end - first);
-      float bias = 0.0F;
-      if constexpr (kHasBiases) {
-        end_entry = std::min(end_entry, slot / SlotShape::kMostBiasedSlots + 1);
-        slot %= SlotShape::kMostBiasedSlots;
-        bias = std::bit_cast<float>(slots[source.shape->table_slots + group]);
-      }
-      const std::byte* at = source.Record(stream, slot);
-      for (uint32_t entry = begin > first ? begin - first : 0; entry < end_entry; ++entry, ++n) {
-        const size_t row = first_row + entry;
-        block->k[n] = at + k.row(row);
-        block->v[n] = at + v.row(row);
-        block->k_scales[n] = at + k.scales(row);
-        block->v_scales[n] = at + v.scales(row);
-        if constexpr (kHasBiases) block->biases[n] = bias;
-      }
-    }
+    VisitRuns<kHasBiases>(
+        source, stream, nth, [&](uint32_t slot, uint32_t entry, uint32_t count, uint32_t group) {
+          const std::byte* at = source.Record(stream, slot);
+          for (size_t row = first_row + entry; row < first_row + entry + count; ++row, ++n) {
+            block->k[n] = at + k.row(row);
+            block->v[n] = at + v.row(row);
+            block->k_scales[n] = at + k.scales(row);
+            block->v_scales[n] = at + v.scales(row);
+            if constexpr (kHasBiases) block->biases[n] = std::bit_cast<float>(biases[group]);
+          }
+        });
     block->n_entries = n;
     if constexpr (kHasBiases) std::fill(block->biases + n, block->biases + kBlockEntries, 0.0F);
   }
@@ -177,6 +247,59 @@ void EncodeRow(const KvRecordShape& record, bool is_value, uint32_t row, const f
   std::memcpy(to + place.scales(row), result + one.scales_begin, one.row_scales_bytes);
 }
 
+// Moments of what a KV head's query heads, those of `n_items` items from `first_item` on, give to a block's
+// entries: [n_moments, kBlockEntries].
+void GiftOf(const AttendItems& items, const KeptWeights& kept, uint32_t first_item, uint32_t n_items,
+            uint32_t nth, const MassForm& form, float* given) {
+  const bool is_mean = form.heads == MassForm::Heads::kMean;
+  std::fill_n(given, form.n_moments * kBlockEntries, 0.0F);
+  uint32_t n_rows = 0;
+  for (uint32_t i = first_item; i < first_item + n_items; ++i) {
+    for (uint32_t row = 0; row < items[i].n_rows; ++row, ++n_rows) {
+      const float* const weights = kept.Row(i, nth, row);
+      const float factor = kept.Factor(i, nth, row);
+      for (uint32_t moment = 0; moment < form.n_moments; ++moment) {
+        float* const to = given + moment * kBlockEntries;
+        for (uint32_t entry = 0; entry < kBlockEntries; ++entry) {
+          const float weight = weights[entry] * factor;
+          const float power = moment == 0 ? weight : weight * weight;
+          to[entry] = is_mean ? to[entry] + power : std::max(to[entry], power);
+        }
+      }
+    }
+  }
+  if (!is_mean) return;
+  const float mean = 1.0F / static_cast<float>(n_rows);
+  for (uint32_t i = 0; i < form.n_moments * kBlockEntries; ++i) given[i] *= mean;
+}
+
+// Attends, keeps what each entry weighs, and joins it into the mass of the sources.
+void AttendForMass(ThreadPool& pool, const SlotAttentionArgs& args, const AttentionArgs& attention,
+                   const SlottedKv& source) {
+  const MassForm& form = args.mass_form;
+  KVRUN_CHECK(form.n_moments == 1 || form.n_moments == 2);
+  const AttendItems items(attention, pool.size(), kFewRows);
+  const uint32_t most_blocks = SlottedKv::MostBlocks(args);
+  const uint64_t parts_bytes = RoundUp(CutPartsBytes(attention, kFewRows), uint64_t{64});
+  const KeptWeights kept(reinterpret_cast<float*>(Data<std::byte>(attention.scratch) + parts_bytes), items,
+                         most_blocks);
+  AttendWork(pool, attention, items, source, /*rounds=*/false, &kept).Run();
+  const uint32_t n_heads = attention.n_tokens * attention.kv_shape.n_kv_heads;
+  const uint32_t tiles = items.size() / n_heads;
+  const size_t grain = 8;  // blocks, of about a microsecond
+  pool.ParallelFor(size_t{n_heads} * most_blocks, grain, [&](size_t begin, size_t end, uint32_t) {
+    float given[2 * kBlockEntries];
+    for (size_t unit = begin; unit < end; ++unit) {
+      const auto first_item = static_cast<uint32_t>(unit / most_blocks) * tiles;
+      const auto nth = static_cast<uint32_t>(unit % most_blocks);
+      const AttendItem item = items[first_item];
+      if (nth >= source.CountBlocks(item) || source.CountsNone(item)) continue;
+      GiftOf(items, kept, first_item, tiles, nth, form, given);
+      source.AddMass(item, nth, form, attention.kv_shape.n_sequences, given);
+    }
+  });
+}
+
 }  // namespace
 
 void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args) {
@@ -198,8 +321,13 @@ void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args) {
   });
 }
 
+// Attention in tiles of few rows keeps its weights behind the parts of cut items.
 uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) {
-  return CutPartsBytes(ApartFrom(args.attention));
+  const AttentionArgs attention = ApartFrom(args.attention);
+  if (!args.has_mass()) return CutPartsBytes(attention);
+  const AttendItems items(attention, 1, kFewRows);
+  return RoundUp(CutPartsBytes(attention, kFewRows), uint64_t{64}) +
+         KeptWeights::Bytes(items, SlottedKv::MostBlocks(args));
 }
 
 void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
@@ -210,6 +338,7 @@ void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
   }
   const AttentionArgs attention = ApartFrom(args.attention);
   const SlottedKv source(args);
+  if (args.has_mass()) return AttendForMass(pool, args, attention, source);
   const AttendItems items(attention, pool.size());
   AttendWork(pool, attention, items, source, /*rounds=*/false).Run();
 }
