@@ -91,7 +91,7 @@ kvrun_status kvrun_config_json(const char* path, const kvrun_model* model, const
     KVRUN_ASSIGN_OR_RETURN(const kvrun::KvConfig config, kvrun::ReadConfig(path));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::KvMethod method, kvrun::FindKvMethod(config.method));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::ConfigTarget target,
-                           TargetOf(*model->model, engine, given, method.is_on_flash()));
+                           TargetOf(*model->model, engine, given, method.needs_file()));
     const kvrun::ConfigFit fit = kvrun::CompareConfig(config, target);
     if (!fit.refusal.empty() && given.force == 0) {
       return Status(StatusCode::kUnsupported, fmt::format("{}: {}", path, fit.refusal));

@@ -79,6 +79,14 @@ Json ClusterReportInfo(const ClusterReport& report) {
       {"wanted_per_run_in_text", PerRun(report.wanted_in_text)}};
 }
 
+Json KeptReportInfo(const KeptReport& report) {
+  return {{"original", report.original},
+          {"low", report.low},
+          {"evicted", report.evicted},
+          {"lowered", report.lowered},
+          {"original_shares", report.original_shares}};
+}
+
 std::string ModeText(const IoMode& mode) {
   return fmt::format("{} {}", IoBackendName(mode.backend), mode.direct ? "direct" : "buffered");
 }
@@ -134,6 +142,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   info["own_hits"] = stats.hit_groups;
   info["pool_reads"] = stats.pool_groups;
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
+  info["kept"] = report.kept ? KeptReportInfo(*report.kept) : Json();
   info["clusters"] = report.clusters ? ClusterReportInfo(*report.clusters) : Json();
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
   info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();

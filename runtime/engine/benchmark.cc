@@ -49,7 +49,7 @@ Status CheckOptions(const BenchmarkOptions& options) {
   const KvOptions& kv = options.kv.kv;
   const bool has_budget = kv.budget_bytes || kv.budget_fraction;
   const Result<KvMethod> named = FindKvMethod(kv.method);
-  const bool is_resident = kv.method.empty() ? !has_budget : named.ok() && !named->is_on_flash();
+  const bool is_resident = kv.method.empty() ? !has_budget : named.ok() && !named->needs_file();
   if (options.io_only && (is_resident || options.n_decode == 0)) {
     return refuse(
         "there are no reads to repeat: decode one token or more with a method that keeps KV on flash "

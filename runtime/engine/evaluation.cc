@@ -102,8 +102,9 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   const std::lock_guard lock(*device_mutex_);
   EvaluationResult result;
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  // How clusters of a prompt are placed follows from its queries, which are computed with it.
-  const bool computes_prompt = options.plan.method.has_clusters();
+  // How clusters of a prompt are placed, and what is kept of it, follows from its queries, which are computed
+  // with it.
+  const bool computes_prompt = options.plan.method.has_clusters() || options.plan.method.evicts();
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
   result.notes = options.plan.notes;
@@ -143,7 +144,8 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
 // not change what later layers ask for.
 Result<Recall> Evaluation::MeasureRecall(const KvSettings& settings, const Progress& progress) {
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  options.import = full_.get();
+  const bool computes_prompt = options.plan.method.evicts();
+  if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
   const KvPlan plan = options.plan;
   const auto probe = std::make_shared<StepProbe>();
@@ -163,6 +165,7 @@ Result<Recall> Evaluation::MeasureRecall(const KvSettings& settings, const Progr
                                }};
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
+  if (computes_prompt) KVRUN_RETURN_IF_ERROR(RunPrompt(*pass));
   double seconds = 0.0;
   KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, hooks, &seconds));
   return recall.Mean();

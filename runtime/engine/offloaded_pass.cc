@@ -1,7 +1,10 @@
 #include "runtime/engine/offloaded_pass.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -54,6 +57,9 @@ class OffloadedForwardPass : public ForwardPass {
 
  private:
   Status RunPrompt(std::span<const StepRow> rows);
+  Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs);
+  Status LoadRows(std::span<const uint32_t> outputs);
+  Status LoadChunkOf(std::span<const uint32_t> outputs, std::vector<uint32_t>* rows);
   Status RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits);
   Status BeginDecode();
   Status Learn();
@@ -93,6 +99,9 @@ class OffloadedForwardPass : public ForwardPass {
   std::vector<DecodeLists> steps_;
   std::vector<KvRow> kv_rows_;
   uint32_t last_rows_ = 0;
+  uint32_t first_kept_row_ = 0;
+  std::vector<float>
+      row_hidden_;  // [rows from that one on, n_embd], of a prompt that was computed row by row
   StepProgress progress_;
   GroupStoreStats store_before_;  // when the report began
 };
@@ -114,6 +123,7 @@ std::optional<KvReport> OffloadedForwardPass::kv_report() const {
     report.io = *cache_->store_mode();
   }
   report.clusters = cache_->clusters();
+  report.kept = cache_->kept();
   return report;
 }
 
@@ -241,8 +251,11 @@ Status OffloadedForwardPass::BeginDecode() {
   KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginDecode());
   uint64_t scratch_bytes = 0;
-  for (uint32_t n = 1; n <= cache_->plan().n_sequences; ++n) {
-    scratch_bytes = std::max(scratch_bytes, device_.AttendSlotsScratchBytes(SlotAttention(0, n)));
+  // Layers differ where what is kept is shared out among them.
+  for (uint32_t layer = 0; layer < (cache_->plan().method.evicts() ? n_layers() : 1); ++layer) {
+    for (uint32_t n = 1; n <= cache_->plan().n_sequences; ++n) {
+      scratch_bytes = std::max(scratch_bytes, device_.AttendSlotsScratchBytes(SlotAttention(layer, n)));
+    }
   }
   KVRUN_ASSIGN_OR_RETURN(attend_scratch_,
                          device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
@@ -351,23 +364,69 @@ Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const 
   KVRUN_RETURN_IF_ERROR(commands_.CheckRows(rows, plan.n_ctx, plan.n_ctx, plan.n_sequences));
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows && logits.size() == outputs.size() * n_vocab());
   last_rows_ = static_cast<uint32_t>(rows.size());
+  row_hidden_.clear();
   const bool is_prompt = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
   if (!is_prompt) return RunDecode(rows, outputs, logits);
-  KVRUN_RETURN_IF_ERROR(RunPrompt(rows));
+  // What was evicted leaves gaps that no prompt attends across.
+  const bool goes_on = plan.method.evicts() && rows[0].position > 0;
+  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs) : RunPrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
+}
+
+// Keeps the hidden states of rows from the first on whose logits are wanted: outputs ascend.
+Status OffloadedForwardPass::RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs) {
+  first_kept_row_ = outputs.empty() ? static_cast<uint32_t>(rows.size()) : outputs[0];
+  Buffer& hidden = *commands_.hidden();
+  const uint64_t n_embd = commands_.config().n_embd;
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    if (progress_ && progress_(i, rows.size())) {
+      return {StatusCode::kCancelled,
+              fmt::format("cancelled after {} of {} tokens of the prompt", i, rows.size())};
+    }
+    KVRUN_RETURN_IF_ERROR(RunDecode(rows.subspan(i, 1), {}, {}));
+    if (i < first_kept_row_) continue;
+    KVRUN_RETURN_IF_ERROR(hidden.Invalidate(0, n_embd * sizeof(float)));
+    const auto* row = reinterpret_cast<const float*>(hidden.host().data());
+    row_hidden_.insert(row_hidden_.end(), row, row + n_embd);
+  }
+  return Status::Ok();
+}
+
+// Rows that RunRowByRow has kept, as if they were the first of a chunk.
+Status OffloadedForwardPass::LoadRows(std::span<const uint32_t> outputs) {
+  Buffer& hidden = *commands_.hidden();
+  const uint64_t row_bytes = uint64_t{commands_.config().n_embd} * sizeof(float);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    std::memcpy(hidden.host().data() + i * row_bytes,
+                row_hidden_.data() + size_t{outputs[i] - first_kept_row_} * commands_.config().n_embd,
+                row_bytes);
+  }
+  return hidden.Flush(0, outputs.size() * row_bytes);
+}
+
+// The chunk that holds the first of the outputs, and which of its rows are wanted.
+Status OffloadedForwardPass::LoadChunkOf(std::span<const uint32_t> outputs, std::vector<uint32_t>* rows) {
+  PrefillTiles::Rows loaded{0, last_rows_};
+  if (prefill_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(loaded, prefill_->LoadHidden(outputs[0]));
+  }
+  for (const uint32_t output : outputs) {
+    if (output < loaded.first || output >= loaded.first + loaded.count) break;
+    rows->push_back(output - loaded.first);
+  }
+  return Status::Ok();
 }
 
 Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {
   std::vector<uint32_t> rows;
   for (size_t done = 0; done < outputs.size(); done += rows.size()) {
-    PrefillTiles::Rows loaded{0, last_rows_};
-    if (prefill_ != nullptr) {
-      KVRUN_ASSIGN_OR_RETURN(loaded, prefill_->LoadHidden(outputs[done]));
-    }
     rows.clear();
-    for (size_t i = done;
-         i < outputs.size() && outputs[i] >= loaded.first && outputs[i] < loaded.first + loaded.count; ++i) {
-      rows.push_back(outputs[i] - loaded.first);
+    if (!row_hidden_.empty()) {
+      KVRUN_RETURN_IF_ERROR(LoadRows(outputs));
+      rows.resize(outputs.size());
+      std::iota(rows.begin(), rows.end(), 0U);
+    } else {
+      KVRUN_RETURN_IF_ERROR(LoadChunkOf(outputs.subspan(done), &rows));
     }
     KVRUN_CHECK(!rows.empty());
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -241,10 +240,9 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   tile_rows_.assign(given.begin(), given.end());
   for (StepRow& row : tile_rows_) row.sequence = 0;
   commands_.WriteRows(tile_rows_, chunk.tile * tile_tokens());
-  std::array<uint32_t, kTappedRows> tapped;
-  const uint32_t n_tapped = TappedRows(chunk.n_rows);
-  for (uint32_t i = 0; i < n_tapped; ++i) tapped[i] = (i + 1) * chunk.n_rows / n_tapped - 1;
-  commands_.WriteOutputs(std::span(tapped).first(n_tapped));
+  tapped_.clear();
+  sink.ChooseTapped(given[0].position, chunk.n_rows, &tapped_);
+  commands_.WriteOutputs(tapped_);
   KVRUN_RETURN_IF_ERROR(LoadChunk(chunk));
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, sink));
   KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->before));

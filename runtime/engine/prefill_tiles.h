@@ -19,7 +19,8 @@
 
 namespace kvrun {
 
-// Of a chunk, rows that a sink may gather (CommandList::GatherRows): at most so many, evenly spaced.
+// Of a chunk, rows that a sink gathers (CommandList::GatherRows), where it says nothing else: so many, evenly
+// spaced.
 inline constexpr uint32_t kTappedRows = 8;
 constexpr uint32_t TappedRows(uint32_t n_rows) { return n_rows < kTappedRows ? n_rows : kTappedRows; }
 
@@ -30,6 +31,12 @@ class PrefillSink {
   virtual Status BeginLayer(uint32_t layer) = 0;
   // Entries before the prompt come into the tile's buffer.
   virtual Status LoadEarlier(uint32_t layer, uint32_t tile) = 0;
+  // Which rows of a chunk GatherRows gathers, as many for each chunk of n_rows; `first` is the position of
+  // the chunk's first row.
+  virtual void ChooseTapped(uint32_t /*first*/, uint32_t n_rows, std::vector<uint32_t>* tapped) {
+    const uint32_t n = TappedRows(n_rows);
+    for (uint32_t i = 0; i < n; ++i) tapped->push_back((i + 1) * n_rows / n - 1);
+  }
   // Records what is to be done with a chunk's Q, K and V, which RopeAndStore has left in the commands'
   // buffers. `skip_rows`: the first rows are sinks.
   virtual Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) = 0;
@@ -129,6 +136,7 @@ class PrefillTiles {
   std::unique_ptr<Buffer> scratch_;     // of attention
   std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
   std::vector<StepRow> tile_rows_;
+  std::vector<uint32_t> tapped_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
   std::vector<EarlierList> earlier_lists_;
 };

@@ -22,10 +22,16 @@ Status PromptStore::CreateBuffers() {
                                                                      plan().window_record.size_bytes()),
                                                         BufferUse::kShared, "kv"));
   if (divides()) {
-    queries_.reserve(size_t{kPromptQueries} * commands_.config().q_dim());
-    KVRUN_ASSIGN_OR_RETURN(tapped_,
-                           device_.CreateBuffer(uint64_t{kTappedRows} * commands_.qkv_dim() * sizeof(float),
-                                                BufferUse::kReadback, "kv"));
+    if (plan().method.evicts()) {
+      const bool is_sampled = plan().kept.samples_rows;
+      observed_stride_ = is_sampled ? CeilDiv(plan().n_ctx, plan().kept.observed_rows) : 0;
+      query_positions_.reserve(most_queries());
+      row_mass_.emplace(device_, commands_.config());
+    }
+    queries_.reserve(size_t{most_queries()} * commands_.config().q_dim());
+    const uint64_t row_bytes = uint64_t{commands_.qkv_dim()} * sizeof(float);
+    KVRUN_ASSIGN_OR_RETURN(
+        tapped_, device_.CreateBuffer(MostTapped(kChunkRows) * row_bytes, BufferUse::kReadback, "kv"));
     return Status::Ok();
   }
   if (index() == nullptr || index()->takes_records()) return Status::Ok();
@@ -55,13 +61,38 @@ Status PromptStore::ShowPlanes(const Planes& planes) {
 Status PromptStore::BeginLayer(uint32_t /*layer*/) {
   shown_.reset();
   queries_.clear();
+  query_positions_.clear();
   next_query_ = 0;
   return sums_ ? sums_->Clear() : Status::Ok();
 }
 
+uint32_t PromptStore::most_queries() const {
+  return plan().method.evicts() ? plan().kept.observed_rows : kPromptQueries;
+}
+
+uint32_t PromptStore::MostTapped(uint32_t n_rows) const {
+  if (!plan().method.evicts()) return TappedRows(n_rows);
+  if (observed_stride_ == 0) return std::min(n_rows, plan().kept.observed_rows);
+  return CeilDiv(n_rows, observed_stride_);
+}
+
+// Rows that are observed; the chunk's last one again where there are fewer than in another chunk.
+void PromptStore::ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) {
+  if (!plan().method.evicts()) return PrefillSink::ChooseTapped(first, n_rows, tapped);
+  chunk_positions_.clear();
+  const uint32_t most = MostTapped(n_rows);
+  const uint32_t begin = observed_stride_ == 0 ? n_rows - most : 0;
+  for (uint32_t row = begin; row < n_rows; ++row) {
+    if (observed_stride_ > 1 && (first + row + 1) % observed_stride_ != 0) continue;
+    tapped->push_back(row);
+    chunk_positions_.push_back(first + row);
+  }
+  tapped->resize(most, n_rows - 1);
+}
+
 Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) {
   if (tapped_ != nullptr) {
-    KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.qkv(), *commands_.step(), TappedRows(n_rows),
+    KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.qkv(), *commands_.step(), MostTapped(n_rows),
                                           commands_.qkv_dim(), tapped_.get()));
   }
   return sums_ ? sums_->Record(list, commands_, n_rows, skip_rows) : Status::Ok();
@@ -71,11 +102,17 @@ Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) 
 Status PromptStore::EndTap(uint32_t n_rows) {
   if (tapped_ == nullptr) return Status::Ok();
   const size_t dim = commands_.config().q_dim();
-  for (uint32_t row = 0; row < TappedRows(n_rows); ++row) {
-    if (queries_.size() < kPromptQueries * dim) queries_.resize(queries_.size() + dim);
+  const bool is_observed = plan().method.evicts();
+  const auto n_tapped = is_observed ? static_cast<uint32_t>(chunk_positions_.size()) : TappedRows(n_rows);
+  for (uint32_t row = 0; row < n_tapped; ++row) {
+    if (queries_.size() < most_queries() * dim) queries_.resize(queries_.size() + dim);
+    if (is_observed) {
+      query_positions_.resize(n_queries());
+      query_positions_[next_query_] = chunk_positions_[row];
+    }
     const std::span<const float> query = Floats(*tapped_).subspan(size_t{row} * commands_.qkv_dim(), dim);
     std::copy(query.begin(), query.end(), queries_.begin() + static_cast<ptrdiff_t>(next_query_ * dim));
-    next_query_ = (next_query_ + 1) % kPromptQueries;
+    next_query_ = (next_query_ + 1) % most_queries();
   }
   return Status::Ok();
 }
@@ -181,6 +218,17 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
     first += n;
   }
   return Status::Ok();
+}
+
+Status PromptStore::Mass(const MassForm& form, uint32_t end, std::span<float> mass) {
+  const uint32_t n_tiles = CeilDiv(prompt_.end, tile_tokens());
+  const auto tile_keys = [&](uint32_t tile) -> Result<RowMass::Keys> {
+    // Of all heads: keys and values lie in turn.
+    KVRUN_RETURN_IF_ERROR(ShowTile(tile));
+    const uint32_t begin = tile * tile_tokens();
+    return RowMass::Keys{tiles_.kv, tiles_.shape, begin, std::min(tile_tokens(), prompt_.end - begin)};
+  };
+  return row_mass_->Run(queries_, query_positions_, n_tiles, tile_keys, form, end, mass);
 }
 
 Status PromptStore::Index(uint32_t layer) {

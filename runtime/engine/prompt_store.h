@@ -13,6 +13,7 @@
 #include "runtime/device/device.h"
 #include "runtime/engine/layer_sums.h"
 #include "runtime/engine/prefill_tiles.h"
+#include "runtime/engine/row_mass.h"
 #include "runtime/engine/step_commands.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/offloaded_cache.h"
@@ -39,6 +40,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
 
   Status BeginLayer(uint32_t layer) override;
   Status LoadEarlier(uint32_t layer, uint32_t tile) override;
+  void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
   Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
   Status EndTap(uint32_t n_rows) override;
   Status StoreTile(uint32_t layer, uint32_t tile) override;
@@ -50,6 +52,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
     return static_cast<uint32_t>(queries_.size() / commands_.config().q_dim());
   }
   std::span<const float> queries() const override { return queries_; }
+  Status Mass(const MassForm& form, uint32_t end, std::span<float> mass) override;
+  Observed observed() const override { return {n_queries(), observed_stride_}; }
 
   // The index is to learn from this prompt: it has enough entries.
   bool learns() const {
@@ -82,6 +86,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
       : device_(device), commands_(commands), cache_(cache) {}
 
   Status CreateBuffers();
+  uint32_t most_queries() const;
+  uint32_t MostTapped(uint32_t n_rows) const;
   Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
                                             const KvRecordShape& shape) {
     return EncodeHeads(tile, group, n, shape, tiles_.shape.n_kv_heads);
@@ -106,9 +112,15 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   std::unique_ptr<Buffer> records_;    // kShared
   std::unique_ptr<Buffer> projected_;  // kShared, float [kChunkRows, rank]
   std::optional<LayerSumBuffers> sums_;
-  std::unique_ptr<Buffer> tapped_;  // kReadback, float [kTappedRows, qkv_dim]; null: queries are of no use
+  std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use
   std::vector<float> queries_;      // of the layer: PromptEntries::queries
   uint32_t next_query_ = 0;         // the place of the next one, once there are as many as there may be
+  // Where entries are evicted: the position of each query; those of a chunk; and every how many-th row is
+  // one, or 0: the prompt's last rows are.
+  std::vector<uint32_t> query_positions_;
+  std::vector<uint32_t> chunk_positions_;
+  uint32_t observed_stride_ = 0;
+  std::optional<RowMass> row_mass_;
 };
 
 }  // namespace kvrun

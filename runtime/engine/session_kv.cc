@@ -111,7 +111,7 @@ KvModelShape ShapeOf(const ModelConfig& config) {
 
 bool IsPlainResident(const KvPlan& plan) {
   const KvType k_type = plan.record.k_type;
-  return !plan.method.is_on_flash() && k_type == plan.record.v_type &&
+  return !plan.method.needs_file() && k_type == plan.record.v_type &&
          (k_type == KvType::kF16 || k_type == KvType::kF32);
 }
 
@@ -141,7 +141,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
                                                   uint32_t n_ctx, uint32_t n_sequences) {
   // First, as no folder is to be made for what cannot be had.
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
-  if (!plan.method.is_on_flash()) return PrepareByPlan(model, settings, std::move(plan));
+  if (!plan.method.needs_file()) return PrepareByPlan(model, settings, std::move(plan));
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
   KvOptions same_group = settings.kv;
@@ -157,7 +157,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
 Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan) {
   OffloadedPassOptions options;
   options.plan = std::move(plan);
-  if (!options.plan.method.is_on_flash()) return options;
+  if (!options.plan.method.needs_file()) return options;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
   std::unique_ptr<BlockFile> rows_file;
   if (options.plan.clusters.rows_on_flash) {

@@ -14,6 +14,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/cluster_report.h"
+#include "runtime/kv/kept_report.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_selector.h"
 #include "runtime/kv/kv_step.h"
@@ -37,6 +38,9 @@ class KvLedger : public StoredKeys {
   virtual Status EndPrefill(uint32_t sequence, uint32_t length) = 0;
 
   // --- Decode.
+  // Slots are there, and gone: so is what the ledger keeps for decoding alone.
+  virtual Status BeginDecode() { return Status::Ok(); }
+  virtual void LeaveDecode() {}
   // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
   virtual Status BeginStep(std::span<const KvRow> rows) = 0;
   // Groups that the last step completed go to the store.
@@ -50,11 +54,15 @@ class KvLedger : public StoredKeys {
   virtual bool maintains() const { return false; }
   // Adds what a layer attends to beside slots and window.
   virtual void AddSources(uint32_t /*layer*/, SlotAttentionArgs* /*args*/) const {}
+  // The mass of the layer's window (SlotSource::mass); null: it is of no use.
+  virtual Buffer* window_mass(uint32_t /*layer*/) const { return nullptr; }
   // Adds positions of what the row attends to by AddSources. During the step, when the layer has begun.
   virtual void AddKeptPositions(uint32_t /*layer*/, uint32_t /*row*/, uint32_t /*head*/,
                                 std::vector<uint32_t>* /*positions*/) const {}
   // Nothing: extents are groups.
   virtual std::optional<ClusterReport> clusters() const { return std::nullopt; }
+  // Nothing: no entry is evicted.
+  virtual std::optional<KeptReport> kept() const { return std::nullopt; }
   // The step has succeeded: the rows' entries are there.
   virtual void EndStep(std::span<const KvRow> rows) = 0;
 

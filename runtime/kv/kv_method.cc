@@ -102,10 +102,36 @@ constexpr KvMethod InfiniGenOfSumsMethod() {
   return method;
 }
 
-constexpr std::array kMethods = {kFull,          kFlexgen,          kKvswap,
-                                 DynaKvMethod(), StreamingMethod(), RandomMethod(),
-                                 OracleMethod(), QuestMethod(),     MeanStdMethod(),
-                                 LokiMethod(),   InfiniGenMethod(), InfiniGenOfSumsMethod()};
+// --- Methods that keep what attention goes to, and forget the rest.
+
+constexpr KvMethod Keeping(std::string_view name) {
+  return {.name = name, .store = KvStoreKind::kKept, .keep_rule = name};
+}
+
+// ARKV: original, 8 bits, or evicted.
+constexpr KvMethod ArkvMethod() {
+  KvMethod method = Keeping("arkv");
+  method.precision = KvPrecisionKind::kByScore;
+  return method;
+}
+
+constexpr std::array kMethods = {kFull,
+                                 kFlexgen,
+                                 kKvswap,
+                                 DynaKvMethod(),
+                                 StreamingMethod(),
+                                 RandomMethod(),
+                                 OracleMethod(),
+                                 QuestMethod(),
+                                 MeanStdMethod(),
+                                 LokiMethod(),
+                                 InfiniGenMethod(),
+                                 InfiniGenOfSumsMethod(),
+                                 ArkvMethod(),
+                                 Keeping("h2o"),
+                                 Keeping("snapkv"),
+                                 Keeping("defensivekv"),
+                                 Keeping("lazyeviction")};
 
 }  // namespace
 

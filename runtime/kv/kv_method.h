@@ -21,14 +21,17 @@ enum class KvIndexKind : uint8_t { kNone, kLowRank, kExactKeys, kPageBounds, kPa
 // kTopGroups: the M best by score, sinks pinned. kPinned: sinks alone. kRandom: M by chance, sinks pinned.
 // kTopClusters: the best by mass for each slot that they take, until M slots are spent.
 enum class KvSelectorKind : uint8_t { kAll, kTopGroups, kPinned, kRandom, kTopClusters };
-// On flash: kGroups: records of consecutive entries. kClusters: records of entries whose keys are alike.
-enum class KvStoreKind : uint8_t { kResident, kGroups, kClusters };
+// On flash: kGroups: records of consecutive entries. kClusters: records of entries whose keys are alike. In
+// memory: kResident: all entries. kKept: as many as there is room for; the others are gone.
+enum class KvStoreKind : uint8_t { kResident, kGroups, kClusters, kKept };
 // Where what was chosen lies while it is attended to. kWhole: all of it in memory. kOwnSlots: each layer has
 // slots of its own, and what finds none is read into a pool that layers share. kPool: there is the pool
 // alone.
 enum class KvResidencyKind : uint8_t { kWhole, kOwnSlots, kPool };
 enum class KvPolicyKind : uint8_t { kNone, kByName };  // kByName: of the table of replacement policies
-enum class KvPrecisionKind : uint8_t { kUniform };
+// kUniform: one type for all. kByScore: the best of what is kept as it is stored elsewhere, the rest in 8
+// bits.
+enum class KvPrecisionKind : uint8_t { kUniform, kByScore };
 
 // What is taken where an option is not given; without a value: what other methods take.
 struct KvDefaults {
@@ -53,6 +56,7 @@ struct KvMethod {
   uint32_t lookahead = 1;
   GroupScore group_score = GroupScore::kLargest;
   KvDefaults defaults = {};
+  std::string_view keep_rule = {};  // of the table of KeepRules, with kKept
 
   // A step attends to a part of what lies before its window.
   bool selects() const { return selector != KvSelectorKind::kAll; }
@@ -67,7 +71,11 @@ struct KvMethod {
   // A row of the index is of a whole group.
   bool has_pages() const { return index == KvIndexKind::kPageBounds || index == KvIndexKind::kPageSpread; }
   bool has_clusters() const { return store == KvStoreKind::kClusters; }
-  bool is_on_flash() const { return store != KvStoreKind::kResident; }
+  bool is_on_flash() const { return store == KvStoreKind::kGroups || store == KvStoreKind::kClusters; }
+  // What finds no room is forgotten.
+  bool evicts() const { return store == KvStoreKind::kKept; }
+  // There is a file: for what is on flash, or for what prompts put aside.
+  bool needs_file() const { return is_on_flash() || evicts(); }
 };
 
 std::span<const KvMethod> KvMethods();

@@ -39,6 +39,10 @@ constexpr std::array<Named<DirectIo>, 3> kDirect = {
     {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
 constexpr std::array kLayouts = {ClusterLayout::kDualHead, ClusterLayout::kCluster, ClusterLayout::kSequence};
 constexpr std::array kUpdates = {ClusterUpdate::kAdaptive, ClusterUpdate::kStatic, ClusterUpdate::kLocal};
+constexpr std::array kShares = {KeptShares::kEven, KeptShares::kHeads, KeptShares::kLayers};
+constexpr std::array kPrecisions = {KeptPrecisions::kBytes, KeptPrecisions::kEntries,
+                                    KeptPrecisions::kOriginal, KeptPrecisions::kQuantised};
+constexpr std::array kMoments = {AttentionMoments::kKeys, AttentionMoments::kRows};
 constexpr std::array<Named<bool>, 2> kSwitch = {{{"on", true}, {"off", false}}};
 constexpr std::array<Named<bool>, 2> kRepresentatives = {{{"memory", false}, {"flash", true}}};
 constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred,
@@ -288,6 +292,18 @@ constexpr Named<Setter> kSetters[] = {
      }},
     {"representatives",
      [](const Given& g, KvSettings* s) { return SetChoice(g, kRepresentatives, &s->kv.rows_on_flash); }},
+    {"shares",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kShares, KeptSharesName), &s->kv.kept_shares);
+     }},
+    {"precisions",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kPrecisions, KeptPrecisionsName), &s->kv.kept_precisions);
+     }},
+    {"moments",
+     [](const Given& g, KvSettings* s) {
+       return SetChoice(g, NameAll(kMoments, AttentionMomentsName), &s->kv.attention_moments);
+     }},
     {"policy", [](const Given& g, KvSettings* s) { return SetRow(g, ReplacementPolicies(), &s->kv.policy); }},
     {"adapter", SetAdapter},
     {"adapter-kind",
@@ -324,6 +340,9 @@ constexpr Named<Choices> kChoices[] = {
     {"update", [] { return NameList(NameAll(kUpdates, ClusterUpdateName)); }},
     {"layout", [] { return NameList(NameAll(kLayouts, ClusterLayoutName)); }},
     {"representatives", [] { return NameList(kRepresentatives); }},
+    {"shares", [] { return NameList(NameAll(kShares, KeptSharesName)); }},
+    {"precisions", [] { return NameList(NameAll(kPrecisions, KeptPrecisionsName)); }},
+    {"moments", [] { return NameList(NameAll(kMoments, AttentionMomentsName)); }},
     {"policy", [] { return NameList(ReplacementPolicies()); }},
     {"adapter-kind", [] { return NameList(NameAll(kAdapterKinds, AdapterKindName)); }},
     {"io", BackendChoices},

@@ -52,6 +52,9 @@ struct KvSettings {
 //   update        adaptive, static, local
 //   layout        dual-head, cluster
 //   representatives   memory, flash
+//   shares        even, heads, layers
+//   precisions    bytes, entries, original, quantised
+//   moments       keys, rows
 //   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu, cluster
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed

@@ -8,6 +8,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/kv_method.h"
+#include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
 #include "runtime/kv/kv_planner.h"
 
@@ -46,6 +47,9 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.split_factor.has_value(), full.split_factor, "split");
   drop(given.cluster_update.has_value(), full.cluster_update, "update");
   drop(given.cluster_layout.has_value(), full.cluster_layout, "layout");
+  drop(given.kept_shares.has_value(), full.kept_shares, "shares");
+  drop(given.kept_precisions.has_value(), full.kept_precisions, "precisions");
+  drop(given.attention_moments.has_value(), full.attention_moments, "moments");
   drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
@@ -80,7 +84,7 @@ class MethodChoice {
 
  private:
   Result<KvPlan> PlanOnFlash(const KvOptions& options, uint32_t io_alignment_bytes) const {
-    return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).OnFlash();
+    return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).Partial();
   }
   bool IsLess(const KvPlan& plan) const { return plan.budget_bytes < NeededBytes(resident_); }
 
@@ -169,6 +173,7 @@ std::string KvPlan::Describe() const {
   std::string text = fmt::format("{}: {} in decoding ({:.1f} % of f16), {} in prefill, {}; K {}, V {}",
                                  method.name, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
+  if (method.evicts()) return text + DescribeKept(*this);
   if (!method.is_on_flash()) return text;
   const auto entries = [this](uint32_t n_some) { return EntriesOfSlots(n_some); };
   text += n_chosen == n_choosable() ? fmt::format("; all {} entries", n_ctx)
@@ -206,7 +211,7 @@ std::string KvPlan::Describe() const {
 bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
                       uint32_t n_sequences) {
   if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
-  if (!options.method.empty()) return !FindKvMethod(options.method)->is_on_flash();
+  if (!options.method.empty()) return !FindKvMethod(options.method)->needs_file();
   if (!HasBudget(options)) return true;
   return MethodChoice(options, model, n_ctx, n_sequences).HoldsAll();
 }
@@ -221,7 +226,7 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
   const KvMethod method = options.method.empty() ? MethodWithoutBudget() : *FindKvMethod(options.method);
   const KvOptions named = WithMethod(options, method);
   Planner planner(named, model, n_ctx, n_sequences, io_alignment_bytes);
-  return method.is_on_flash() ? planner.OnFlash() : planner.Full();
+  return method.needs_file() ? planner.Partial() : planner.Full();
 }
 
 }  // namespace kvrun

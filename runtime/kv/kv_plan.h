@@ -73,6 +73,22 @@ std::string_view ClusterUpdateName(ClusterUpdate update);     // "adaptive", "st
 // A group of kvswap where nothing is known of the flash.
 inline constexpr uint32_t kDefaultGroupTokens = 4;
 
+// How methods that evict share their entries out. kEven: each list has as many. kHeads: a layer's KV heads
+// share by their scores (Ada-KV). kLayers: layers share by the entropy of their scores, and heads as before
+// (LAVa).
+enum class KeptShares : uint8_t { kEven, kHeads, kLayers };
+// Of ARKV: what of a layer's entries keeps its precision. kBytes: a share of the layer's memory, as the
+// layer's attention says, and as many of 8 bits as fit into the rest. kEntries: a share of the entries, as
+// the paper counts. kOriginal, kQuantised: all or none, to compare with (with kQuantised the window alone is
+// exact).
+enum class KeptPrecisions : uint8_t { kBytes, kEntries, kOriginal, kQuantised };
+// How ARKV reads its Eq. 4 and 5: moments over keys (the paper), or over rows (the authors' code).
+enum class AttentionMoments : uint8_t { kKeys, kRows };
+std::string_view KeptSharesName(KeptShares shares);  // "even", "heads", "layers"
+std::string_view KeptPrecisionsName(
+    KeptPrecisions precisions);  // "bytes", "entries", "original", "quantised"
+std::string_view AttentionMomentsName(AttentionMoments moments);  // "keys", "rows"
+
 // What the user may say; what is open (nullopt, empty) is chosen from the budget. An explicit value that
 // breaks the budget is an error.
 struct KvOptions {
@@ -105,6 +121,9 @@ struct KvOptions {
   std::optional<ClusterUpdate> cluster_update;
   std::optional<ClusterLayout> cluster_layout;
   std::optional<bool> rows_on_flash;  // ClusterPlan::rows_on_flash
+  std::optional<KeptShares> kept_shares;
+  std::optional<KeptPrecisions> kept_precisions;
+  std::optional<AttentionMoments> attention_moments;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -146,6 +165,19 @@ struct ClusterPlan {
   uint32_t n_kept() const { return n_sinks + max_pending; }
 };
 
+// Of methods that evict: what stays of one stream of one layer, beside the window.
+struct KeptPlan {
+  uint32_t n_entries = 0;     // as KvPlan::record: on average
+  uint32_t most_entries = 0;  // of any list, however they are shared out and of whatever types
+  KvRecordShape low_record;   // of entries with 8 bits, where the method has such
+  KeptShares shares = KeptShares::kEven;
+  KeptPrecisions precisions = KeptPrecisions::kBytes;
+  AttentionMoments moments = AttentionMoments::kKeys;
+  // Of a prompt, at most: those whose attention says what stays. The last ones, or some of all of them.
+  uint32_t observed_rows = 0;
+  bool samples_rows = false;
+};
+
 struct KvPlan {
   KvMethod method;
   uint32_t n_ctx = 0;
@@ -169,6 +201,7 @@ struct KvPlan {
   float mass_share = 0.0F;              // 0: M groups, whatever their mass
   bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
   ClusterPlan clusters;
+  KeptPlan kept;
   IndexShape index;
   HeadReduction heads = HeadReduction::kSoftmax;
   AdapterKind adapter_kind = AdapterKind::kQueryCentred;

@@ -35,7 +35,7 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
 Status CheckMethodHasOptions(const KvOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.method));
   if (!method.counts_groups()) {
-    if (options.select_entries) return NotFor(options, "select", "selected entries");
+    if (options.select_entries && !method.evicts()) return NotFor(options, "select", "selected entries");
     if (options.reuse_groups) return NotFor(options, "reuse", "reuse buffer");
     if (!options.policy.empty()) return NotFor(options, "policy", "replacement policy");
   }
@@ -66,12 +66,18 @@ Status CheckMethodHasOptions(const KvOptions& options) {
                       HeadReductionName(*options.heads), options.method));
     }
   }
+  if (!method.evicts() && options.kept_shares) return NotFor(options, "shares", "shares of what is kept");
+  if (method.precision != KvPrecisionKind::kByScore) {
+    if (options.kept_precisions) return NotFor(options, "precisions", "choice of precisions");
+    if (options.attention_moments) return NotFor(options, "moments", "moments of attention");
+  }
   if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
   if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
   if (method.selects()) return Status::Ok();
   if (options.sink_entries) return NotFor(options, "sinks", "pinned sinks");
   if (method.is_on_flash()) return Status::Ok();
   if (options.group_tokens) return NotFor(options, "group", "groups");
+  if (method.evicts()) return Status::Ok();
   const KvType k_type = options.k_type.value_or(KvType::kF16);
   const bool rounds =
       k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
@@ -176,6 +182,33 @@ std::string_view ClusterUpdateName(ClusterUpdate update) {
     case ClusterUpdate::kAdaptive: return "adaptive";
     case ClusterUpdate::kStatic: return "static";
     case ClusterUpdate::kLocal: return "local";
+  }
+  return "unknown";
+}
+
+std::string_view KeptSharesName(KeptShares shares) {
+  switch (shares) {
+    case KeptShares::kEven: return "even";
+    case KeptShares::kHeads: return "heads";
+    case KeptShares::kLayers: return "layers";
+  }
+  return "unknown";
+}
+
+std::string_view KeptPrecisionsName(KeptPrecisions precisions) {
+  switch (precisions) {
+    case KeptPrecisions::kBytes: return "bytes";
+    case KeptPrecisions::kEntries: return "entries";
+    case KeptPrecisions::kOriginal: return "original";
+    case KeptPrecisions::kQuantised: return "quantised";
+  }
+  return "unknown";
+}
+
+std::string_view AttentionMomentsName(AttentionMoments moments) {
+  switch (moments) {
+    case AttentionMoments::kKeys: return "keys";
+    case AttentionMoments::kRows: return "rows";
   }
   return "unknown";
 }

@@ -4,6 +4,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_clusters.h"
+#include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/sequence_clusters.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
@@ -112,6 +113,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
   if (plan.method.has_clusters()) return encoded + ClusterQueryBytes(input, plan);
+  if (plan.method.evicts()) return encoded + ObservedRowBytes(input, plan);
   const uint64_t projected =
       plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
   if (!input.computes_adapter) return encoded + projected;
@@ -121,9 +123,10 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   return encoded + projected + sums * sizeof(float);
 }
 
-// While a layer's adapter is computed, or its entries are divided into clusters.
+// While a layer's adapter is computed, its entries are divided into clusters, or those that stay are chosen.
 uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (plan.method.has_clusters()) return ClusterPromptBytes(plan);
+  if (plan.method.evicts()) return KeptPromptBytes(input, plan);
   if (!input.computes_adapter) return 0;
   return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
 }

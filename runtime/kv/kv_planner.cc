@@ -10,6 +10,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_clusters.h"
+#include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
 
 namespace kvrun {
@@ -135,6 +136,10 @@ Status Planner::Settle() {
   record.n_heads = per_head ? 1 : model_.n_kv_heads;
   base_.n_streams = base_.n_sequences * (per_head ? model_.n_kv_heads : 1);
   base_.slot_record = record;
+  if (method.evicts()) {
+    SettleKept();
+    return Status::Ok();
+  }
   const uint32_t n_groups = base_.n_groups();
   if (!method.selects()) {
     n_chosen_ = n_groups;
@@ -202,6 +207,20 @@ void Planner::SettleClusters(uint32_t sinks) {
   clusters.rows_on_flash = options_.rows_on_flash.value_or(false);
 }
 
+// Entries by themselves, of each KV head.
+void Planner::SettleKept() {
+  base_.record.group_tokens = 1;
+  base_.record.n_heads = 1;
+  base_.n_streams = base_.n_sequences * model_.n_kv_heads;
+  base_.slot_record = base_.record;
+  base_.kept.shares = options_.kept_shares.value_or(KeptShares::kEven);
+  base_.kept.precisions = options_.kept_precisions.value_or(KeptPrecisions::kBytes);
+  base_.kept.moments = options_.attention_moments.value_or(AttentionMoments::kKeys);
+  std::optional<uint32_t> entries = options_.select_entries;
+  if (!entries && !has_budget()) entries = base_.n_ctx;
+  if (entries) n_chosen_ = n_cache_slots_ = std::clamp(*entries, 1U, base_.n_ctx);
+}
+
 // M for so many entries.
 uint32_t Planner::SlotsOf(uint32_t entries) const {
   const uint32_t slot_tokens = base_.slot_record.group_tokens;
@@ -243,8 +262,10 @@ uint32_t Planner::WindowOf(const Row& row) const {
 // All that a row decides; M and C are left at 0.
 KvPlan Planner::Shape(const Row& row) const {
   KvPlan plan = base_;
-  plan.record.k_type = options_.k_type.value_or(row.k_type);
-  plan.record.v_type = options_.v_type.value_or(row.v_type);
+  // What has 8 bits is told apart by its score, so the rest is exact.
+  const bool is_exact = plan.method.precision == KvPrecisionKind::kByScore;
+  plan.record.k_type = options_.k_type.value_or(is_exact ? KvType::kF16 : row.k_type);
+  plan.record.v_type = options_.v_type.value_or(is_exact ? KvType::kF16 : row.v_type);
   plan.slot_record.k_type = plan.record.k_type;
   plan.slot_record.v_type = plan.record.v_type;
   plan.window_record = WindowRecord(plan.record);
@@ -289,6 +310,12 @@ KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots)
 }
 
 KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const {
+  if (evicts()) {
+    SetKept(n_chosen, plan);
+    SizeKeptParts(input_, plan);
+    SizePrefill(input_, plan);
+    return plan;
+  }
   SetSlots(n_chosen, n_cache_slots, plan);
   SizeParts(input_, plan);
   SizePrefill(input_, plan);
@@ -399,7 +426,7 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
   return best;
 }
 
-Result<KvPlan> Planner::OnFlash() {
+Result<KvPlan> Planner::Partial() {
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
   if (best) return *std::move(best);
   const Least least = FindLeast();

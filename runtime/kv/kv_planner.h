@@ -28,7 +28,7 @@ class Planner {
   // The budget is not looked at.
   KvPlan AllInMemory() const;
   Result<KvPlan> Full() const;
-  Result<KvPlan> OnFlash();
+  Result<KvPlan> Partial();
 
  private:
   // Of the table in kv_plan.h.
@@ -47,11 +47,14 @@ class Planner {
     KvPlan plan;
   };
 
+  // Where entries are evicted, M is how many stay.
+  bool evicts() const { return base_.method.evicts(); }
   bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
   Status Settle();
   std::span<const uint32_t> ClusterSizes() const;
   bool SelectsEnough(const KvPlan& plan) const;
   void SettleClusters(uint32_t sinks);
+  void SettleKept();
   void SettleSelection();
   uint32_t SlotsOf(uint32_t entries) const;
   uint32_t LeastChosen() const;

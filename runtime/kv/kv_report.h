@@ -5,6 +5,7 @@
 
 #include "platform/io/block_file.h"
 #include "runtime/kv/cluster_report.h"
+#include "runtime/kv/kept_report.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/store/group_store.h"
@@ -17,6 +18,7 @@ struct KvReport {
   GroupStoreStats store;     // of prefill and decode; zeros where nothing lies on flash
   std::optional<IoMode> io;  // nothing where nothing lies on flash
   std::optional<ClusterReport> clusters = {};
+  std::optional<KeptReport> kept = {};
 };
 
 }  // namespace kvrun

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "runtime/kv/cluster_rows.h"
+#include "runtime/kv/evicting_ledger.h"
 #include "runtime/kv/sequence_clusters.h"
 #include "runtime/store/cluster_store.h"
 
@@ -30,6 +31,11 @@ Result<std::unique_ptr<ClusterFiles>> MakeClusterFiles(const KvPlan& plan, uint3
 Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
                               std::unique_ptr<BlockFile> rows_file) {
   KvStores stores;
+  if (plan.method.evicts()) {
+    const uint64_t bytes = EvictingLedger::VaultBytes(plan, n_layers);
+    KVRUN_ASSIGN_OR_RETURN(stores.vault, SpillFile::Create(std::move(file), bytes));
+    return stores;
+  }
   if (plan.method.has_clusters()) {
     KVRUN_ASSIGN_OR_RETURN(stores.clusters, MakeClusterFiles(plan, n_layers, std::move(file)));
     if (plan.clusters.rows_on_flash) {

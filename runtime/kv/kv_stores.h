@@ -1,4 +1,5 @@
-// What a cache keeps its records in, on flash: groups or clusters, as its method asks for.
+// What a cache keeps its records in, on flash: groups or clusters, as its method asks for; or what a method
+// that evicts puts aside there while a prompt is computed.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include "runtime/store/cluster_files.h"
 #include "runtime/store/group_store.h"
 #include "runtime/store/row_store.h"
+#include "runtime/store/spill_file.h"
 
 namespace kvrun {
 
@@ -17,6 +19,7 @@ struct KvStores {
   std::unique_ptr<GroupStore> groups;
   std::unique_ptr<ClusterFiles> clusters;
   std::unique_ptr<RowStore> rows;  // of the index of clusters, where those lie on flash
+  std::unique_ptr<SpillFile> vault;
 
   bool is_empty() const { return groups == nullptr && clusters == nullptr; }
 };

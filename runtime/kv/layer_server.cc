@@ -168,7 +168,7 @@ void LayerServer::DropPlanned(uint32_t layer) {
 Status LayerServer::NameSlots(const StreamStep& step) {
   const SlotBuffers* const own = slots_.own(step.layer);
   if (!plan_.method.is_on_flash()) {
-    own->NameFirst(step.stream, step.n_groups);
+    if (own != nullptr) own->NameFirst(step.stream, step.n_groups);
   } else {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
     if (extents_ != nullptr) {

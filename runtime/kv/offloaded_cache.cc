@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "platform/base/check.h"
+#include "runtime/kv/evicting_ledger.h"
 #include "runtime/kv/kv_parts.h"
 #include "runtime/kv/replayed_selector.h"
 #include "runtime/kv/sequence_ledger.h"
@@ -19,7 +20,8 @@ OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_la
       window_(plan_),
       slots_(device, plan_, n_layers),
       server_(plan_, n_layers, window_, slots_) {
-  if (stores_.is_empty()) in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(), n_layers);
+  if (stores_.is_empty() && !plan_.method.evicts())
+    in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(), n_layers);
 }
 
 Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, const KvPlan& plan,
@@ -36,7 +38,7 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   selector_ = MakeSelector(device, plan_, n_layers_);
   KVRUN_RETURN_IF_ERROR(CreateLedger(device, adapter));
   server_.SetSelector(selector_.get());
-  server_.SetReader(&reader());
+  if (!plan_.method.evicts()) server_.SetReader(&reader());
   server_.SetExtents(extents_.get());
   return Status::Ok();
 }
@@ -49,6 +51,11 @@ Status OffloadedCache::CreateLedger(Device& device, const Adapter* adapter) {
     extents_ = std::make_unique<ClusterExtents>(plan_, *clusters_, *stores_.clusters);
     KVRUN_ASSIGN_OR_RETURN(ledger_, MakeClusterLedger(device, plan_, n_layers_, *clusters_, *stores_.clusters,
                                                       window_, slots_, *index_));
+    return Status::Ok();
+  }
+  if (plan_.method.evicts()) {
+    KVRUN_ASSIGN_OR_RETURN(
+        ledger_, EvictingLedger::Create(device, plan_, n_layers_, window_, std::move(stores_.vault)));
     return Status::Ok();
   }
   RecordStore& store = in_memory_ != nullptr ? static_cast<RecordStore&>(*in_memory_) : *stores_.groups;
@@ -113,7 +120,8 @@ Status OffloadedCache::BeginDecode() {
   for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) {
     in_memory_->SetSlots(i, slots_.own(i)->slots());
   }
-  const Status begun = selector_ != nullptr ? selector_->BeginDecode() : Status::Ok();
+  Status begun = selector_ != nullptr ? selector_->BeginDecode() : Status::Ok();
+  if (begun.ok()) begun = ledger_->BeginDecode();
   if (!begun.ok()) LeaveDecode();
   return begun;
 }
@@ -122,13 +130,14 @@ void OffloadedCache::LeaveDecode() {
   for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) in_memory_->SetSlots(i, nullptr);
   slots_.Drop();
   if (selector_ != nullptr) selector_->EndDecode();
+  ledger_->LeaveDecode();
 }
 
 void OffloadedCache::AddSources(uint32_t layer, SlotAttentionArgs* args) {
   if (const SlotBuffers* own = slots_.own(layer); own != nullptr) args->Add(own->source());
   if (const SlotBuffers* pool = slots_.pool(layer); pool != nullptr) args->Add(pool->source());
   ledger_->AddSources(layer, args);
-  args->Add({window_.records(layer), window_.shape(), window_.table(layer)});
+  args->Add({window_.records(layer), window_.shape(), window_.table(layer), ledger_->window_mass(layer)});
 }
 
 Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
@@ -168,7 +177,7 @@ Status OffloadedCache::FetchLayer(uint32_t layer) {
   for (uint32_t head = 0; head < heads; ++head) {
     std::vector<uint32_t>& positions = attended_[size_t{layer} * heads + head];
     positions.clear();
-    server_.AddPositions(layer, 0, head, &positions);
+    if (extents_ != nullptr) server_.AddPositions(layer, 0, head, &positions);
     ledger_->AddKeptPositions(layer, 0, head, &positions);
     std::sort(positions.begin(), positions.end());
   }
@@ -177,7 +186,7 @@ Status OffloadedCache::FetchLayer(uint32_t layer) {
 
 std::vector<std::vector<uint32_t>> OffloadedCache::GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                                       uint32_t position) const {
-  if (extents_ == nullptr) return server_.GroupsBeforeWindow(layer, row, position);
+  if (extents_ == nullptr && !plan_.method.evicts()) return server_.GroupsBeforeWindow(layer, row, position);
   const auto first = attended_.begin() + static_cast<ptrdiff_t>(size_t{layer} * plan_.heads_per_sequence());
   return {first, first + plan_.heads_per_sequence()};
 }

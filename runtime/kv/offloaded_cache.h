@@ -121,14 +121,15 @@ class OffloadedCache {
   // clusters positions, if NoteAttended was called before the step. Between the step and the next.
   std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                         uint32_t position) const;
-  // Clusters change after a step: what the first row of the next one attends to is noted.
-  void NoteAttended() { notes_attended_ = extents_ != nullptr; }
+  // What is kept, and clusters, change after a step: what the first row of the next one attends to is noted.
+  void NoteAttended() { notes_attended_ = extents_ != nullptr || plan_.method.evicts(); }
 
   // The next step counts what its first row wants of clusters, in the order of the text.
   void CountTextRuns() { counts_next_ = extents_ != nullptr; }
 
   const KvStats& stats() const { return server_.stats(); }
   std::optional<ClusterReport> clusters() const;
+  std::optional<KeptReport> kept() const { return ledger_->kept(); }
   void AddStall(double milliseconds) { server_.AddStall(milliseconds); }
   void ResetStats() { server_.ResetStats(); }
 

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "platform/base/status.h"
+#include "runtime/device/device.h"
 
 namespace kvrun {
 
@@ -25,6 +26,16 @@ class PromptEntries {
   using RecordsFn = std::function<Status(uint32_t first, std::span<const std::byte> records)>;
   virtual Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
                               const RecordsFn& visit) = 0;
+  // What the prompt's rows that are observed (KeptPlan::observed_rows) give to entries [0, end): mass
+  // [n_moments, n_kv_heads, end], which the caller makes large enough. Rows that are observed for others are
+  // not told apart.
+  virtual Status Mass(const MassForm& form, uint32_t end, std::span<float> mass) = 0;
+  // How many rows that were, and how many of the prompt's each stands for.
+  struct Observed {
+    uint32_t n_rows = 0;
+    uint32_t stride = 1;
+  };
+  virtual Observed observed() const = 0;
   // Some of the prompt's last queries, rotated: float [n_queries(), n_heads * head_dim], in no order. There
   // may be none.
   virtual uint32_t n_queries() const = 0;

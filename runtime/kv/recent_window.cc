@@ -115,7 +115,7 @@ Status RecentWindow::Round(uint32_t layer, uint32_t stream, uint32_t position) {
 }
 
 Status RecentWindow::BeginEntry(uint32_t layer, uint32_t stream, uint32_t position) {
-  const uint32_t first = FirstGroup(position + 1);
+  const uint32_t first = std::max(FirstGroup(position + 1), first_groups_[stream / heads()]);
   if (position >= exact_entries() && (position - exact_entries()) / group_tokens() >= first) {
     KVRUN_RETURN_IF_ERROR(Round(layer, stream, position - exact_entries()));
   }

@@ -1,0 +1,28 @@
+// What methods that evict take of a budget. Internal to kv_plan.cc. Bytes are those of all layers and
+// sequences together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/kv_plan_sizes.h"
+
+namespace kvrun {
+
+// n entries stay in each list, on average.
+void SetKept(uint32_t n, KvPlan& plan);
+// As SizeParts, of a plan whose method evicts.
+void SizeKeptParts(const KvSizeInput& input, KvPlan& plan);
+
+// In prefill: the rows whose attention says what stays.
+uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan);
+// In prefill, when a layer is computed: what its entries have received, and those of a list that stay.
+uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan);
+// Of a list, in the file that prompts put aside what is kept in.
+uint64_t VaultListBytes(const KvPlan& plan);
+
+// What KvPlan::Describe says of it.
+std::string DescribeKept(const KvPlan& plan);
+
+}  // namespace kvrun
