@@ -191,7 +191,7 @@ TEST_P(SlotsMassTest, OfEveryType) {
       SlotCase c =
           MassCase(k_type, v_type, kHeadDims[turn % 6], group_tokens, kGroups[turn % 7], turn % 2 == 0);
       c.shape.record.has_positions = turn % 5 == 0;
-      c.shape.has_biases = turn % 3 == 1;
+      c.shape.has_biases = turn % 4 == 1;
       if (turn % 4 == 3) Share(&c.shape);
       const std::array sources = {SourceOf(c.shape, Lengths(group_tokens), kBiases[turn % 5])};
       CheckMass(*device, c, sources, SlotFormOf(turn));
