@@ -13,6 +13,7 @@
 layout(constant_id = 0) const uint K_TYPE = KVRUN_KV_F16;
 layout(constant_id = 1) const uint V_TYPE = KVRUN_KV_F16;
 layout(constant_id = 2) const uint HAS_BIASES = 0;
+layout(constant_id = 3) const uint KEEPS_SCORES = 0;
 
 #define LOCAL_SIZE 64
 #define MAX_HEAD_DIM 256
@@ -84,6 +85,7 @@ void main() {
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
       score[r] = index < range.y ? AddBias(score[r] * p.scale, bias) : kMasked;
       scores[r * LOCAL_SIZE + lane] = score[r];
+      if (KEEPS_SCORES != 0 && index < range.y) KeepScore(token, kv_head, row_begin + r, index, score[r]);
     }
     barrier();
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
@@ -118,8 +120,8 @@ void main() {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     if (row_begin + r < group) {
       const uint row = token * p.n_heads + HeadOf(kv_head, row_begin + r);
-      const uint to = p.n_parts == 1 ? row * head_dim : (row * p.n_parts + p.first_part + split) * (head_dim + 2);
-      const float factor = p.n_parts == 1 ? 1.0 / weight[r] : 1.0;
+      const uint to = KeepsParts() ? (row * p.n_parts + p.first_part + split) * (head_dim + 2) : row * head_dim;
+      const float factor = KeepsParts() ? 1.0 : 1.0 / weight[r];
       [[unroll]] for (uint i = 0; i < MAX_PAIRS_PER_LANE; ++i) {
         const uint pair = i * LOCAL_SIZE + lane;
         if (pair < pairs) {
@@ -127,7 +129,7 @@ void main() {
           result[to + 2 * pair + 1] = sums[r][i].y * factor;
         }
       }
-      if (p.n_parts != 1 && lane == 0) {
+      if (KeepsParts() && lane == 0) {
         result[to + head_dim] = maximum[r];
         result[to + head_dim + 1] = weight[r];
       }

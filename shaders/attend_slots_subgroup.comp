@@ -17,6 +17,7 @@ layout(constant_id = 0) const uint LANES = 32;
 layout(constant_id = 1) const uint HEAD_DIM = 64;
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 3) const uint HAS_BIASES = 0;
+layout(constant_id = 4) const uint KEEPS_SCORES = 0;
 #include "include/attend_slots.glsl"
 #include "include/kv_record.glsl"
 
@@ -186,9 +187,10 @@ void main() {
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
       float block_maximum = kMasked;
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
-        scores[r][k] =
-          begin + k * LANES + lane < range.y ? AddBias(scores[r][k] * factors[k], biases[k]) : kMasked;
+        const uint index = begin + k * LANES + lane;
+        scores[r][k] = index < range.y ? AddBias(scores[r][k] * factors[k], biases[k]) : kMasked;
         block_maximum = max(block_maximum, scores[r][k]);
+        if (KEEPS_SCORES != 0 && index < range.y) KeepScore(token, kv_head, row_begin + r, index, scores[r][k]);
       }
       FOLD(block_maximum, 1, max)
       const float new_maximum = max(maximum[r], block_maximum);
@@ -248,8 +250,8 @@ void main() {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     if (row_begin + r < group && lane < V_VECTORS) {
       const uint row = token * p.n_heads + HeadOf(kv_head, row_begin + r);
-      const uint to = p.n_parts == 1 ? row * HEAD_DIM : (row * p.n_parts + p.first_part + split) * (HEAD_DIM + 2);
-      const float factor = p.n_parts == 1 ? 1.0 / weight[r] : 1.0;
+      const uint to = KeepsParts() ? (row * p.n_parts + p.first_part + split) * (HEAD_DIM + 2) : row * HEAD_DIM;
+      const float factor = KeepsParts() ? 1.0 : 1.0 / weight[r];
       [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
         if (v < VECTORS_PER_LANE) {
           [[unroll]] for (uint h = 0; h < V_PARTS; ++h) {
@@ -259,7 +261,7 @@ void main() {
           }
         }
       }
-      if (p.n_parts != 1 && lane == 0) {
+      if (KeepsParts() && lane == 0) {
         result[to + HEAD_DIM] = maximum[r];
         result[to + HEAD_DIM + 1] = weight[r];
       }

@@ -7,6 +7,7 @@
 
 #include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
+#include "runtime/device/self_test_slot_data.h"
 
 namespace kvrun {
 namespace {
@@ -24,45 +25,6 @@ double RoundingOf(KvType type) {
   return 0.0;
 }
 
-// Rows of a record as numbers, by the contract of kv_record.h.
-class RecordReader {
- public:
-  RecordReader(const KvRecordShape& shape, std::span<const uint32_t> words) : shape_(shape), words_(words) {}
-
-  double At(bool is_value, uint32_t row, uint32_t i) const {
-    const KvType type = is_value ? shape_.v_type : shape_.k_type;
-    const uint32_t bits = KvElementBits(type);
-    const uint32_t begin = (is_value ? shape_.v_begin_words() : 0) + row * shape_.row_words(type);
-    const uint32_t shifted = words_[begin + i * bits / 32] >> (i * bits % 32);
-    const uint32_t element = bits == 32 ? shifted : shifted & ((1U << bits) - 1);
-    if (shape_.row_scales(type) == 0) return Number(type, element);
-    const uint32_t half = 2 * shape_.scales_begin_words() + (is_value ? shape_.v_scales_begin() : 0) +
-                          row * shape_.row_scales(type) +
-                          (type == KvType::kInt4 ? i / kInt4BlockElements : 0);
-    return Number(type, element) * HalfToFloat(static_cast<uint16_t>(words_[half / 2] >> (16 * (half % 2))));
-  }
-
- private:
-  static double Number(KvType type, uint32_t element) {
-    const auto fp8 = [](uint32_t code) {
-      const auto exponent = static_cast<int>(code >> 3);
-      const auto mantissa = static_cast<int>(code & 7);
-      return exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-    };
-    switch (type) {
-      case KvType::kF32: return std::bit_cast<float>(element);
-      case KvType::kF16: return HalfToFloat(static_cast<uint16_t>(element));
-      case KvType::kFp8: return (element & 0x80) != 0 ? -fp8(element & 0x7f) : fp8(element);
-      case KvType::kInt8: return static_cast<int8_t>(element);
-      case KvType::kInt4: return static_cast<int>(element ^ 8U) - 8;
-    }
-    return 0.0;
-  }
-
-  const KvRecordShape& shape_;
-  std::span<const uint32_t> words_;
-};
-
 std::vector<uint32_t> WordsOf(SelfTestRun& run, const Buffer* buffer, size_t count) {
   std::vector<uint32_t> words(count);
   const std::vector<std::byte> bytes = run.Bytes(buffer, count * sizeof(uint32_t));
@@ -75,51 +37,6 @@ double KvAt(const KvShape& kv, std::span<const uint32_t> words, size_t i) {
   if (kv.type == KvType::kF32) return std::bit_cast<float>(words[i]);
   return HalfToFloat(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2))));
 }
-
-// A scale that brings elements to about 1.
-uint32_t RandomScale(KvType type, float random) {
-  const uint32_t mantissa = FloatToHalf(random) & 0x3ffU;
-  if (type == KvType::kInt8) return 0x2000U | mantissa;                                // from 2^-7 on
-  if (type == KvType::kInt4) return 0x3000U | mantissa | (random < 0 ? 0x8000U : 0U);  // from 2^-3 on
-  return 0x3800U | mantissa;                                                           // from 2^-1 on
-}
-
-// Any bits make a record, but for what is no number.
-std::vector<uint32_t> RandomSlots(const SlotShape& shape) {
-  const KvRecordShape& record = shape.record;
-  std::vector<uint32_t> words(shape.size_bytes() / sizeof(uint32_t));
-  const std::vector<float> random = RandomFloats(2 * words.size(), 13);
-  for (size_t at = 0; at < words.size(); ++at) {
-    const auto in_record = static_cast<uint32_t>(at % record.size_words());
-    if (in_record >= record.scales_begin_words()) {
-      for (const uint32_t i : {0U, 1U}) {
-        const uint32_t half = 2 * (in_record - record.scales_begin_words()) + i;
-        const KvType type = half < record.v_scales_begin() ? record.k_type : record.v_type;
-        words[at] |= RandomScale(type, random[2 * at + i]) << (16 * i);
-      }
-      continue;
-    }
-    const KvType type = in_record < record.v_begin_words() ? record.k_type : record.v_type;
-    if (type == KvType::kF32) {
-      words[at] = std::bit_cast<uint32_t>(random[at]);
-    } else if (type == KvType::kF16) {
-      words[at] = uint32_t{FloatToHalf(random[2 * at])} | uint32_t{FloatToHalf(random[2 * at + 1])} << 16;
-    } else {
-      words[at] = std::bit_cast<uint32_t>(random[at]) * 0x9e3779b9U;
-      if (type == KvType::kFp8) words[at] &= 0xbfbfbfbfU;  // below 2: no element outweighs all others
-    }
-  }
-  return words;
-}
-
-struct TestedEntry {
-  uint32_t slot = 0;
-  uint32_t in_slot = 0;
-  float bias = 0.0F;
-};
-
-// Of the nth slot: every fifth has no weight.
-float BiasOf(uint32_t nth) { return nth % 5 == 2 ? -1e30F : static_cast<float>(nth % 7) - 3.0F; }
 
 }  // namespace
 
@@ -216,64 +133,12 @@ Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c) {
 
 Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c) {
   SelfTestRun run(device);
-  const SlotShape shape = c.shape();
-  const KvRecordShape& record = shape.record;
-  std::vector<float> qkv = RandomFloats(c.qkv_stride(), 14);
-  for (float& value : qkv) value *= 4.0F;  // so that some entries weigh much more than others
-  const std::vector<uint32_t> slots = RandomSlots(shape);
-  std::vector<float> as_floats(slots.size());
-  std::memcpy(as_floats.data(), slots.data(), slots.size() * sizeof(float));
-  std::vector<uint32_t> table = {SlotCase::kSlots - 2, SlotCase::kGroupTokens - 1};
-  std::vector<TestedEntry> entries;
-  for (uint32_t s = 0; s < SlotCase::kSlots - 2; ++s) {
-    const uint32_t slot = (s * 3 + 1) % SlotCase::kSlots;
-    const uint32_t n_entries = c.has_biases                ? 1 + s % SlotCase::kGroupTokens
-                               : s == SlotCase::kSlots - 3 ? SlotCase::kGroupTokens - 1
-                                                           : SlotCase::kGroupTokens;
-    table.push_back(c.has_biases ? SlotShape::BiasedSlot(slot, n_entries) : slot);
-    for (uint32_t i = 0; i < n_entries; ++i) entries.push_back({slot, i, c.has_biases ? BiasOf(s) : 0.0F});
-  }
-  for (uint32_t s = 0; c.has_biases && s < SlotCase::kSlots - 2; ++s)
-    table.push_back(std::bit_cast<uint32_t>(BiasOf(s)));
-  std::vector<float> table_as_floats(table.size());
-  std::memcpy(table_as_floats.data(), table.data(), table.size() * sizeof(float));
-  const StepToken token{.id = 0, .position = 0, .sequence = 0, .output_row = 0};
-  std::vector<double> expected(size_t{c.n_heads()} * c.head_dim);
-  SlotAttentionArgs args = c.args();
-  args.attention.qkv = run.Floats(qkv);
-  args.attention.step = run.Step({&token, 1});
-  args.attention.output = run.Poisoned(expected.size());
+  const SlotTestData data(c);
+  SlotAttentionArgs args = data.Args(run);
   args.attention.scratch = run.Zeros(device.AttendSlotsScratchBytes(args));
-  args.sources[0].slots = run.Floats(as_floats);
-  args.sources[0].table = run.Floats(table_as_floats);
   if (!run.status().ok()) return run.status();
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
-
-  const auto n_entries = static_cast<uint32_t>(entries.size());
-  for (uint32_t h = 0; h < c.n_heads(); ++h) {
-    const auto element = [&](bool is_value, uint32_t entry, uint32_t i) {
-      const size_t begin = size_t{entries[entry].slot} * record.size_words();
-      return RecordReader(record, std::span(slots).subspan(begin, record.size_words()))
-          .At(is_value, h / c.group * SlotCase::kGroupTokens + entries[entry].in_slot, i);
-    };
-    std::vector<double> weights(n_entries);
-    double maximum = -INFINITY;
-    for (uint32_t e = 0; e < n_entries; ++e) {
-      double score = 0.0;
-      for (uint32_t i = 0; i < c.head_dim; ++i)
-        score += double{qkv[h * c.head_dim + i]} * element(false, e, i);
-      weights[e] = score / std::sqrt(c.head_dim) + entries[e].bias;
-      maximum = std::max(maximum, weights[e]);
-    }
-    double total = 0.0;
-    for (double& weight : weights) total += weight = std::exp(weight - maximum);
-    for (uint32_t e = 0; e < n_entries; ++e) {
-      for (uint32_t i = 0; i < c.head_dim; ++i) {
-        expected[size_t{h} * c.head_dim + i] += weights[e] / total * element(true, e, i);
-      }
-    }
-  }
-  return run.Compare(expected, args.attention.output, 3e-4);
+  return run.Compare(data.Output(), args.attention.output, 3e-4);
 }
 
 }  // namespace kvrun

@@ -1,5 +1,6 @@
-// What both kernels of attention over slots share: bindings, and which entries there are. HAS_BIASES, a constant of each:
-// whether slots count entries of their own and have biases (SlotShape::has_biases).
+// What both kernels of attention over slots share: bindings, and which entries there are. Constants of each: HAS_BIASES,
+// whether slots count entries of their own and have biases (SlotShape::has_biases); KEEPS_SCORES, whether scores go to
+// scratch, for slot_mass.comp.
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendSlotsParams p; };
 READ_ONLY(0, qkv)
@@ -8,8 +9,9 @@ READ_ONLY(1, records)
 // [n_streams, 2 + table_slots]: slots in use, entries of the last of them, slots. With HAS_BIASES [n_streams, 2 + 2 *
 // table_slots]: slots in use, nothing, slot | (its entries - 1) << 24 of each, the bias of each.
 READ_ONLY(2, table)
-// The output [n_tokens * n_heads, head_dim], or with more than one part the parts that combine_splits.comp joins:
-// [n_tokens * n_heads, n_parts, head_dim + 2].
+// The output [n_tokens * n_heads, head_dim], or with more than one part or KEEPS_SCORES the parts that
+// combine_splits.comp joins: [n_tokens * n_heads, n_parts, head_dim + 2]. With KEEPS_SCORES from scores_begin on the
+// scores [n_tokens * n_heads, scores_stride], in the order of entries.
 layout(set = 0, binding = 3, std430) writeonly buffer Result { float result[]; };
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 
@@ -49,6 +51,8 @@ float BiasOf(uint stream, uint index) {
 }
 float AddBias(float score, float bias) { return HAS_BIASES != 0 ? score + bias : score; }
 
+bool KeepsParts() { return KEEPS_SCORES != 0 || p.n_parts != 1; }
+
 // The part [begin, end) of n_entries that a split covers, in whole blocks.
 uvec2 SplitRange(uint n_entries, uint split, uint block) {
   const uint blocks = (n_entries + block - 1) / block;
@@ -60,4 +64,12 @@ uvec2 SplitRange(uint n_entries, uint split, uint block) {
 uint HeadOf(uint kv_head, uint row) {
   const uint group = p.n_heads / p.n_kv_heads;
   return kv_head * group + min(row, group - 1);
+}
+
+// Of row `row` of a KV head and the `index`-th entry; rows past the end have none.
+void KeepScore(uint token, uint kv_head, uint row, uint index, float score) {
+  const uint group = p.n_heads / p.n_kv_heads;
+  if (KEEPS_SCORES != 0 && row < group) {
+    result[p.scores_begin + (token * p.n_heads + kv_head * group + row) * p.scores_stride + index] = score;
+  }
 }

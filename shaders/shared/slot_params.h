@@ -57,6 +57,8 @@ struct AttendSlotsParams {
   uint n_parts;       // of a row; 1: the output is written, else scratch
   uint qkv_stride;
   float scale;
+  uint scores_begin;   // where a kernel keeps scores: the first, in elements of scratch
+  uint scores_stride;  // of a row's scores
 };
 
 struct RecordCopyParams {

@@ -68,7 +68,9 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "select_groups",      "project_row_f32",
                                "project_rows_f32",   "project_keys_f16",
                                "quantize_index_f16", "quantize_index_int4",
-                               "accumulate_gram",    "sign_query"}) {
+                               "accumulate_gram",    "sign_query",
+                               "slot_mass",          "sum_weights_f16",
+                               "attention_mass_f32"}) {
       ExpectCaught(**device, checks, prefix);
     }
   }

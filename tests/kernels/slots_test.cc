@@ -1,14 +1,12 @@
 // KV in slots: RoPE into the newest, and attention over mapping tables, against the scalar references.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "tests/support/operations_fixture.h"
 #include "tests/support/scalar_reference.h"
+#include "tests/support/slot_attention_cases.h"
 #include "tests/support/slot_cases.h"
 #include "tests/support/slot_reference.h"
 
@@ -33,41 +31,6 @@ INSTANTIATE_TEST_SUITE_P(Modes, RopeAndEncodeTest,
                          ModeName);
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostSlotsTest, ::testing::ValuesIn(HostModes()), ModeName);
-
-constexpr float kQueryScale = 3.0F;  // so that weights differ
-
-struct SlotCase {
-  SlotShape shape;
-  uint32_t n_sequences = 1;
-  uint32_t n_kv_heads = 1;
-  uint32_t group = 1;  // query heads of a KV head
-  std::vector<StepToken> tokens;
-
-  uint32_t n_heads() const { return n_kv_heads * group; }
-  uint32_t head_dim() const { return shape.record.head_dim; }
-  size_t qkv_count() const { return tokens.size() * (n_heads() + 2 * n_kv_heads) * head_dim(); }
-  SlotReferenceArgs reference(std::span<const SlotReferenceSource> sources) const {
-    return {.tokens = tokens,
-            .n_heads = n_heads(),
-            .n_kv_heads = n_kv_heads,
-            .head_dim = head_dim(),
-            .sources = sources};
-  }
-  // But for the sources.
-  SlotAttentionArgs args() const {
-    SlotAttentionArgs args;
-    args.attention.kv_shape = {KvType::kF16, n_sequences, n_kv_heads, head_dim(), 0};
-    args.attention.n_heads = n_heads();
-    args.attention.n_tokens = static_cast<uint32_t>(tokens.size());
-    return args;
-  }
-};
-
-std::string Describe(const SlotCase& c) {
-  return fmt::format("{}; {}/{} heads, {} tokens, {} streams, tables of {}",
-                     testing::Describe(c.shape.record), c.n_heads(), c.n_kv_heads, c.tokens.size(),
-                     c.shape.n_streams, c.shape.table_slots);
-}
 
 struct RopeOptions {
   bool halves = false;
@@ -184,92 +147,12 @@ TEST_P(RopeAndEncodeTest, NeighbouringEntriesOfOneStep) {
   }
 }
 
-// Slots and tables for a case: what no table names, and what comes after a last slot's entries, is garbage.
-struct SlotData {
-  std::vector<uint32_t> slots;
-  std::vector<uint32_t> tables;
-  uint32_t most_entries = 0;
-};
-
-struct TableLength {
-  uint32_t slots = 0;
-  uint32_t last_entries = 0;
-};
-
-// biases: of each stream's slots in turn, where the shape has them. Entries that count are then one of a
-// slot, some, all.
-SlotData MakeSlots(const SlotShape& shape, std::span<const TableLength> lengths, bool uneven,
-                   std::span<const float> biases = {}) {
-  const KvRecordShape& record = shape.record;
-  const size_t count = size_t{shape.n_streams} * shape.n_slots * 2 * record.n_rows() * record.head_dim;
-  std::vector<float> values = RandomFloats(count, 41);
-  for (size_t i = 0; uneven && i < count; ++i)
-    values[i] = std::ldexp(values[i], -static_cast<int>(i * 5 % 23));
-  // All bits set: NaN as f32 and f16, as a scale too.
-  SlotData data{std::vector<uint32_t>(shape.size_bytes() / sizeof(uint32_t), 0xffffffffU),
-                std::vector<uint32_t>(shape.table_bytes() / sizeof(uint32_t)), 0};
-  size_t at = 0;
-  for (uint32_t stream = 0; stream < shape.n_streams; ++stream) {
-    const TableLength length = lengths[stream % lengths.size()];
-    data.most_entries = std::max(data.most_entries, length.slots * record.group_tokens);
-    uint32_t* table = &data.tables[data.tables.size() / shape.n_streams * stream];
-    table[0] = length.slots;
-    table[1] = shape.has_biases ? kGarbage : length.last_entries;
-    for (uint32_t s = 0; s < shape.table_slots; ++s) {
-      // A permutation, as the step is prime to the number of slots; beyond the length: slots that must not be
-      // read.
-      const uint32_t slot = (stream + s * 7) % shape.n_slots;
-      uint32_t n_entries = s + 1 == length.slots ? length.last_entries : record.group_tokens;
-      table[2 + s] = slot;
-      if (shape.has_biases) {
-        const std::array counts = {1U, (record.group_tokens + 1) / 2, record.group_tokens};
-        n_entries = counts[(stream + s) % counts.size()];
-        table[2 + s] = slot | (n_entries - 1) << 24;
-        table[2 + shape.table_slots + s] =
-            s < length.slots ? std::bit_cast<uint32_t>(biases[s % biases.size()]) : 0xffffffffU;
-      }
-      if (s >= length.slots) continue;
-      const auto words =
-          std::span(data.slots)
-              .subspan((size_t{stream} * shape.n_slots + slot) * record.size_words(), record.size_words());
-      for (uint32_t entry = 0; entry < n_entries; ++entry) {
-        for (uint32_t row = 0; row < 2 * record.n_heads; ++row, at += record.head_dim) {
-          EncodeRow(record, {row % 2, row / 2, entry}, std::span(values).subspan(at, record.head_dim), words);
-        }
-      }
-    }
-  }
-  return data;
-}
-
-// Of slots: the first is never such that nothing remains.
-constexpr float kVanishes = -1e30F;
-constexpr float kLargeBias = 30.0F;
-const std::vector<std::vector<float>> kBiases = {{0.0F},
-                                                 {0.75F, 2.5F, 1.0F, 0.0F, 4.0F},
-                                                 {-0.5F, -3.0F, -1.25F, -6.0F},
-                                                 {1.0F, kVanishes, -0.5F, kVanishes},
-                                                 {-1.0F, 0.0F, kLargeBias, -kLargeBias, 2.0F}};
-
-// As for attention over resident KV (attention_test.cc), with one rounding more for each scale. What an fp8
-// kernel may flush to zero is below 2^-15 of a row's largest, which is below 1: there is such only in uneven
-// values.
-double AttendTolerance(Device& device, const SlotCase& c, uint32_t n_entries, bool uneven, bool has_biases) {
-  const double dims = c.head_dim();
-  const double largest_score = 0.5 * kQueryScale * std::sqrt(dims) + (has_biases ? kLargeBias : 0.0F);
-  const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score;
-  const double exponential = 2 * kRoundoff * (3 + 4 * largest_score) * 4;
-  const double flushed = uneven && AsHost(device) == nullptr ? 0x1p-15 : 0.0;
-  return 2 * (score + exponential + flushed * kQueryScale * std::sqrt(dims)) +
-         2 * 8 * std::sqrt(n_entries + 1.0) * kRoundoff + flushed;
-}
-
 // Attention of c to all of `sources`, of which those without slots have no data.
 void CheckSources(Device& device, const SlotCase& c, std::span<const SlotShape> shapes,
                   std::span<const SlotData> sources, bool uneven = false) {
   SelfTestRun run(device);
   std::vector<float> qkv = RandomFloats(c.qkv_count(), 42);
-  for (float& value : qkv) value *= kQueryScale;
+  for (float& value : qkv) value *= kSlotQueryScale;
   SlotAttentionArgs args = c.args();
   std::vector<SlotReferenceSource> references;
   uint32_t most_entries = 0;
@@ -292,7 +175,7 @@ void CheckSources(Device& device, const SlotCase& c, std::span<const SlotShape> 
   args.attention.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
   EXPECT_TRUE(IsClose(run, args.attention.output, expected,
-                      AttendTolerance(device, c, most_entries, uneven, has_biases)))
+                      AttendTolerance(c, most_entries, has_biases, uneven && AsHost(device) == nullptr)))
       << Describe(c);
   std::vector<float> beyond(scratch_floats + kBeyond);
   std::memcpy(beyond.data(), run.Bytes(args.attention.scratch, beyond.size() * sizeof(float)).data(),
@@ -312,32 +195,6 @@ void CheckBiases(Device& device, SlotCase c, std::span<const TableLength> length
   c.shape.has_biases = true;
   const SlotData data = MakeSlots(c.shape, lengths, false, biases);
   CheckSources(device, c, {&c.shape, 1}, {&data, 1});
-}
-
-constexpr uint32_t kPrimeSlots = 23;
-
-SlotCase AttendCase(KvType k_type, KvType v_type, uint32_t head_dim, uint32_t group_tokens, uint32_t group,
-                    bool together) {
-  SlotCase c;
-  c.n_sequences = 3;
-  c.n_kv_heads = 2;
-  c.group = group;
-  c.tokens = {TokenAt(50, 1), TokenAt(51, 2), TokenAt(52, 0), TokenAt(53, 1)};
-  c.shape.record = {k_type, v_type, together ? c.n_kv_heads : 1, head_dim, group_tokens};
-  c.shape.n_streams = c.n_sequences * (together ? 1 : c.n_kv_heads);
-  c.shape.n_slots = kPrimeSlots;
-  c.shape.n_window_slots = 2;
-  c.shape.table_slots = kPrimeSlots - 2;
-  return c;
-}
-
-// Full, nearly empty, and anything between; the last slot full or not.
-std::vector<TableLength> Lengths(uint32_t group_tokens) {
-  return {{kPrimeSlots - 2, 1},
-          {1, 1},
-          {kPrimeSlots - 2, group_tokens},
-          {7, (group_tokens + 1) / 2},
-          {2, group_tokens}};
 }
 
 TEST_P(SlotsTest, AttendsToEveryPairOfTypes) {
@@ -420,17 +277,6 @@ TEST_P(SlotsTest, AttendsInSplits) {
       }
     }
   }
-}
-
-// Of a source beside c's own, which makes streams of sequences or of KV heads whatever c's does.
-SlotShape SourceBeside(const SlotCase& c, KvType k_type, KvType v_type, uint32_t group_tokens,
-                       bool together) {
-  SlotShape shape = c.shape;
-  shape.record = {k_type, v_type, together ? c.n_kv_heads : 1, c.head_dim(), group_tokens};
-  shape.n_streams = c.n_sequences * (together ? 1 : c.n_kv_heads);
-  shape.n_slots = shape.n_window_slots = 11;
-  shape.table_slots = 9;
-  return shape;
 }
 
 // What c attends to and a window in a buffer of its own: tables of slots may be empty, or there are no slots.

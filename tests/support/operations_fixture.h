@@ -20,18 +20,13 @@
 #include "runtime/device/vulkan/compute_device.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/beyond.h"
+#include "tests/support/operation_cases.h"
 
 namespace kvrun::testing {
 
-// The unit roundoff of 32-bit floats: an operation's result is off by at most this, relatively.
-inline constexpr double kRoundoff = 0x1p-24;
 inline constexpr uint32_t kPoison = 0x7fc0fead;  // a NaN, and two NaNs as halves
 // Where an expected value is this, the poison must still be there.
 inline constexpr double kUntouched = std::numeric_limits<double>::quiet_NaN();
-
-inline StepToken TokenAt(uint32_t position, uint32_t sequence) {
-  return {.id = 0, .position = position, .sequence = sequence, .output_row = 0};
-}
 
 // kHost, kHostThreads: the CPU as a device with float activations, on as many threads as it chooses, and on a
 // number that does not divide work evenly. kPair: a driver as planned and the CPU as one device, of which the
@@ -60,11 +55,11 @@ inline constexpr uint32_t kPairDecodeRows = 2;
 inline constexpr uint32_t kUnevenThreads = 3;
 
 // The files of tests/kernels that test operations.
-enum class Operations { kAttention, kIndex, kIndexUpkeep, kMatMul, kRows, kRecords, kSlots };
+enum class Operations { kAttention, kIndex, kIndexUpkeep, kMass, kMatMul, kRows, kRecords, kSlots };
 // Those that the CPU as a device has.
 inline constexpr std::initializer_list<Operations> kHostOperations = {
-    Operations::kAttention, Operations::kIndex,   Operations::kIndexUpkeep, Operations::kMatMul,
-    Operations::kRows,      Operations::kRecords, Operations::kSlots};
+    Operations::kAttention, Operations::kIndex, Operations::kIndexUpkeep, Operations::kMass,
+    Operations::kMatMul,    Operations::kRows,  Operations::kRecords,     Operations::kSlots};
 
 // `vulkan_modes`, and the host's and the pair's where the host has these operations.
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes);

@@ -239,7 +239,7 @@ uint32_t StreamOf(const SlotShape& shape, uint32_t n_kv_heads, uint32_t sequence
 WindowPlace PlaceOf(const SlotShape& shape, uint32_t stream, uint32_t position) {
   const uint32_t group = shape.record.group_tokens;
   const uint32_t slot = shape.n_slots - shape.n_window_slots + (position / group) % shape.n_window_slots;
-  return {(size_t{stream} * shape.n_slots + slot) * shape.record.size_words(), position % group};
+  return {(size_t{stream} * shape.stream_slots() + slot) * shape.record.size_words(), position % group};
 }
 
 namespace {
@@ -249,10 +249,12 @@ struct Entries {
   std::vector<double> keys;
   std::vector<double> values;
   std::vector<double> biases;  // of an entry
+  std::vector<SlotEntry> places;
 };
 
-// Adds those of a stream and a head of its records.
-void AddEntries(const SlotReferenceSource& source, uint32_t stream, uint32_t head_in_record, Entries* to) {
+// Adds those of a stream of the nth source, and of a head of its records.
+void AddEntries(const SlotReferenceSource& source, uint32_t nth, uint32_t stream, uint32_t head_in_record,
+                Entries* to) {
   const KvRecordShape& record = source.shape.record;
   const uint32_t table_slots = source.shape.table_slots;
   const bool has_biases = source.shape.has_biases;
@@ -264,8 +266,9 @@ void AddEntries(const SlotReferenceSource& source, uint32_t stream, uint32_t hea
                                : s + 1 == table[0] ? table[1]
                                                    : record.group_tokens;
     const auto words = source.slots.subspan(
-        (size_t{stream} * source.shape.n_slots + slot) * record.size_words(), record.size_words());
+        (size_t{stream} * source.shape.stream_slots() + slot) * record.size_words(), record.size_words());
     for (uint32_t e = 0; e < n_entries; ++e) {
+      to->places.push_back({nth, slot, e});
       to->biases.push_back(has_biases ? std::bit_cast<float>(table[2 + table_slots + s]) : 0.0);
       const std::vector<double> key = DecodeRow(record, words, {0, head_in_record, e});
       const std::vector<double> value = DecodeRow(record, words, {1, head_in_record, e});
@@ -277,7 +280,8 @@ void AddEntries(const SlotReferenceSource& source, uint32_t stream, uint32_t hea
 
 }  // namespace
 
-std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv) {
+std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv,
+                                         std::vector<RowWeights>* row_weights) {
   const uint32_t dims = args.head_dim;
   const size_t stride = size_t{args.n_heads + 2 * args.n_kv_heads} * dims;
   std::map<std::pair<uint32_t, uint32_t>, Entries> entries_of;  // of a sequence and a KV head
@@ -289,9 +293,10 @@ std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::spa
     const uint32_t sequence = args.tokens[t].sequence;
     const auto [found, is_new] = entries_of.try_emplace({sequence, kv_head});
     Entries& entries = found->second;
-    for (const SlotReferenceSource& source : args.sources) {
+    for (uint32_t nth = 0; nth < args.sources.size(); ++nth) {
+      const SlotReferenceSource& source = args.sources[nth];
       if (!is_new || source.shape.n_slots == 0) continue;
-      AddEntries(source, StreamOf(source.shape, args.n_kv_heads, sequence, kv_head),
+      AddEntries(source, nth, StreamOf(source.shape, args.n_kv_heads, sequence, kv_head),
                  source.shape.record.n_heads == args.n_kv_heads ? kv_head : 0, &entries);
     }
     std::vector<double> scores(entries.keys.size() / dims);
@@ -305,9 +310,11 @@ std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::spa
     double total = 0.0;
     for (double& score : scores) total += score = std::exp(score - maximum);
     for (size_t entry = 0; entry < scores.size(); ++entry) {
+      scores[entry] /= total;
       for (uint32_t i = 0; i < dims; ++i)
-        out[row * dims + i] += scores[entry] / total * entries.values[entry * dims + i];
+        out[row * dims + i] += scores[entry] * entries.values[entry * dims + i];
     }
+    if (row_weights != nullptr) row_weights->push_back({entries.places, std::move(scores)});
   }
   return out;
 }

@@ -61,7 +61,20 @@ struct SlotReferenceArgs {
   uint32_t head_dim = 0;
   std::span<const SlotReferenceSource> sources;
 };
-// [n_tokens, n_heads * head_dim]; qkv as in AttentionArgs.
-std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv);
+// An entry of args.sources[source].
+struct SlotEntry {
+  uint32_t source = 0;
+  uint32_t slot = 0;
+  uint32_t entry = 0;
+};
+// What a query row gives to the entries that count, one after another.
+struct RowWeights {
+  std::vector<SlotEntry> entries;
+  std::vector<double> weights;
+};
+// [n_tokens, n_heads * head_dim]; qkv as in AttentionArgs. row_weights: null, or becomes those of
+// [n_tokens * n_heads].
+std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::span<const float> qkv,
+                                         std::vector<RowWeights>* row_weights = nullptr);
 
 }  // namespace kvrun::testing

@@ -49,13 +49,13 @@ void CheckAttend(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, ui
   if (variant.ends_with("_floor")) {
     EXPECT_EQ(choice.kernel.constants,
               (std::vector<uint32_t>{static_cast<uint32_t>(slots.record.k_type),
-                                     static_cast<uint32_t>(slots.record.v_type), has_biases}));
+                                     static_cast<uint32_t>(slots.record.v_type), has_biases, 0}));
     return;
   }
   // What attend_slots_subgroup.comp asks for.
   const uint32_t lanes = plan.subgroup_width;
   EXPECT_EQ(choice.kernel.constants,
-            (std::vector<uint32_t>{lanes, slots.record.head_dim, lanes, has_biases}));
+            (std::vector<uint32_t>{lanes, slots.record.head_dim, lanes, has_biases, 0}));
   EXPECT_GE(lanes, 8U);
   EXPECT_LE(rows, plan.few_accumulators ? 2U : 4U);
   EXPECT_EQ(slots.record.row_words(slots.record.k_type) % 4, 0U);

@@ -10,6 +10,7 @@
 #include "runtime/device/vulkan/shader_library.h"
 #include "shaders/shared/fill.h"
 #include "shaders/shared/index_params.h"
+#include "shaders/shared/mass_params.h"
 #include "shaders/shared/op_params.h"
 #include "shaders/shared/slot_params.h"
 #include "shaders/shared/step_params.h"
@@ -110,7 +111,39 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
                     offsetof(AttendSlotsParams, n_slots), offsetof(AttendSlotsParams, table_stride),
                     offsetof(AttendSlotsParams, n_splits), offsetof(AttendSlotsParams, first_part),
                     offsetof(AttendSlotsParams, n_parts), offsetof(AttendSlotsParams, qkv_stride),
-                    offsetof(AttendSlotsParams, scale)})}},
+                    offsetof(AttendSlotsParams, scale), offsetof(AttendSlotsParams, scores_begin),
+                    offsetof(AttendSlotsParams, scores_stride)})}},
+  };
+}
+
+std::vector<size_t> FormThen(std::vector<size_t> rest) {
+  std::vector<size_t> offsets = {offsetof(MassFormParams, n_moments), offsetof(MassFormParams, heads),
+                                 offsetof(MassFormParams, rows)};
+  offsets.insert(offsets.end(), rest.begin(), rest.end());
+  return offsets;
+}
+
+// Those of shaders/shared/mass_params.h.
+std::map<std::string, OffsetTable> MassOperationOffsets() {
+  static_assert(offsetof(SlotMassParams, form) == 0 && offsetof(RowMassParams, form) == 0);
+  const OffsetTable of_rows{sizeof(RowMassParams),
+                            FormThen({offsetof(RowMassParams, n_rows), offsetof(RowMassParams, n_heads),
+                                      offsetof(RowMassParams, n_kv_heads), offsetof(RowMassParams, head_dim),
+                                      offsetof(RowMassParams, n_ctx), offsetof(RowMassParams, tile_begin),
+                                      offsetof(RowMassParams, n_entries), offsetof(RowMassParams, is_first),
+                                      offsetof(RowMassParams, mass_stride),
+                                      offsetof(RowMassParams, mass_begin), offsetof(RowMassParams, scale)})};
+  return {
+      {"slot_mass",
+       {sizeof(SlotMassParams),
+        FormThen({offsetof(SlotMassParams, n_heads), offsetof(SlotMassParams, n_kv_heads),
+                  offsetof(SlotMassParams, head_dim), offsetof(SlotMassParams, n_parts),
+                  offsetof(SlotMassParams, scores_begin), offsetof(SlotMassParams, scores_stride),
+                  offsetof(SlotMassParams, record_heads), offsetof(SlotMassParams, group_tokens),
+                  offsetof(SlotMassParams, table_stride), offsetof(SlotMassParams, has_biases),
+                  offsetof(SlotMassParams, list_entries), offsetof(SlotMassParams, n_lists)})}},
+      {"sum_weights", of_rows},
+      {"attention_mass", of_rows},
   };
 }
 
@@ -224,6 +257,7 @@ std::map<std::string, OffsetTable> OperationOffsets() {
 TEST(ShaderShared, EveryOperationsParametersLieWhereCppPutsThem) {
   std::map<std::string, OffsetTable> operations = OperationOffsets();
   operations.merge(RecordOperationOffsets());
+  operations.merge(MassOperationOffsets());
   std::map<std::string, size_t> seen;
   for (const ShaderCode& shader : AllShaders()) {
     const std::string_view name = shader.name;

@@ -8,6 +8,7 @@
 #include "runtime/device/host/score.h"
 #include "runtime/device/self_test_attention.h"
 #include "runtime/device/self_test_index.h"
+#include "runtime/device/self_test_mass.h"
 #include "runtime/device/self_test_operations.h"
 #include "runtime/device/self_test_slots.h"
 
@@ -121,6 +122,28 @@ void AddSlotChecks(Checks& checks) {
   for (const KvType type : kSelfTestRecordTypes) add_attend({type, type, 64, turn++ % 4 + 1, true});
 }
 
+void AddMassChecks(Checks& checks) {
+  uint32_t turn = 0;
+  const auto add_slots = [&](const SlotCase& c) {
+    const MassForm form = kSelfTestMassForms[turn++ % kSelfTestMassForms.size()];
+    Add(checks,
+        fmt::format("attend_slots (mass of K {}, V {}, head size {}, {} head{} of a KV head{}; {})",
+                    TypeName(c.k_type), TypeName(c.v_type), c.head_dim, c.group, c.group == 1 ? "" : "s",
+                    c.has_biases ? ", biases" : "", MassFormText(form)),
+        [c, form](HostDevice& device) { return CheckSlotMass(device, c, form); });
+  };
+  for (const KvType type : kSelfTestRecordTypes) add_slots({type, type, 64, turn % 4 + 1, turn % 2 == 1});
+  for (const uint32_t group : {3U, 9U}) add_slots({KvType::kFp8, KvType::kInt4, 72, group, group == 9});
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    for (const RowMassCase& c : SelfTestRowMassCases(type)) {
+      Add(checks,
+          fmt::format("sum_weights, attention_mass ({}, head size {}; {})", TypeName(type), c.head_dim,
+                      MassFormText(c.form)),
+          [c](HostDevice& device) { return CheckRowMass(device, c); });
+    }
+  }
+}
+
 Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
   const ScoreArgs args = ScoreArgsOf(c);
   const ScoreLayout layout = LayOutScores(args);
@@ -202,6 +225,7 @@ std::vector<HostCheck> HostChecks() {
   Add(checks, "gather_rows", CheckGather);
   AddAttentionChecks(checks);
   AddSlotChecks(checks);
+  AddMassChecks(checks);
   AddIndexChecks(checks);
   return checks;
 }

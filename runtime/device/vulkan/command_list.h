@@ -96,8 +96,9 @@ class VulkanCommandList : public CommandList {
   bool ReadsTexels(const Dispatch& dispatch) const;
   Status CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
                        Buffer* output);
-  Status AttendSource(const SlotAttentionArgs& args, const SlotSource& source, const AttendChoice& choice,
-                      uint32_t first_part, uint32_t n_parts);
+  // Of one source.
+  Status AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
+  Status JoinSlotMass(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
   // The steps of ScoreAndSelect.
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
   Status SignQuery(const ScoreArgs& args, const ScorePlan& score);

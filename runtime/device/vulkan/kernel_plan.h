@@ -19,7 +19,7 @@ struct KernelChoice {
   // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,
   // workgroup size; for attend_subgroup and attend_slots_subgroup lanes, head_dim, workgroup size; for the
   // other operations on KV records the types of K and V; for attention over slots then whether there are
-  // biases.
+  // biases, and whether scores are kept.
   std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };
@@ -37,7 +37,31 @@ AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv
 
 // The entries are the mapping table's, which is data: what is chosen depends on how many it may name.
 AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, uint32_t n_heads,
-                               uint32_t n_kv_heads, uint32_t n_tokens);
+                               uint32_t n_kv_heads, uint32_t n_tokens, bool keeps_scores = false);
+
+// What attention to all sources needs in scratch, in floats: the rows' parts, if there are any, then the
+// scores of each source whose mass is wanted.
+struct AttendSlotsPlan {
+  struct Source {
+    AttendChoice choice;
+    uint32_t first_part = 0;
+    bool keeps_scores = false;
+    uint64_t scores_begin = 0;
+    uint64_t scores_stride = 0;  // of a row
+  };
+  std::array<Source, kMaxSlotSources> sources;  // of those without slots, nothing
+  uint32_t n_parts = 0;                         // of a row
+  bool keeps_parts = false;                     // else the output is written
+  uint64_t scratch_floats = 0;
+};
+AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotAttentionArgs& args);
+
+// One invocation per token, KV head and entry that a table may name.
+KernelChoice ChooseSlotMass(const SlotShape& slots, uint32_t n_kv_heads, uint32_t n_tokens);
+// A workgroup per row and head.
+KernelChoice ChooseSumWeights(KvType type, uint32_t n_heads, uint32_t n_rows);
+// One invocation per KV head and entry.
+KernelChoice ChooseAttentionMass(KvType type, uint32_t n_kv_heads, uint32_t n_entries);
 
 // One invocation per head of Q, K and V.
 KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, uint32_t n_heads, uint32_t n_kv_heads,

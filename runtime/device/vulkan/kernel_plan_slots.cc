@@ -84,7 +84,7 @@ std::string_view VariantTypeName(KvType type) {
 }
 
 AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, uint32_t n_heads,
-                               uint32_t n_kv_heads, uint32_t n_tokens) {
+                               uint32_t n_kv_heads, uint32_t n_tokens, bool keeps_scores) {
   const KvRecordShape& record = slots.record;
   const uint32_t lanes = plan.subgroup_width;
   const std::optional<std::string> pair = PairName(record.k_type, record.v_type);
@@ -105,8 +105,38 @@ AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotSh
   choice.kernel.constants =
       subgroup ? std::vector<uint32_t>{lanes, record.head_dim, lanes} : TypeConstants(record);
   choice.kernel.constants.push_back(slots.has_biases ? 1 : 0);
+  choice.kernel.constants.push_back(keeps_scores ? 1 : 0);
   choice.kernel.groups = {tiles, choice.n_splits, n_tokens};
   return choice;
+}
+
+AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotAttentionArgs& args) {
+  const AttentionArgs& attention = args.attention;
+  const uint64_t n_rows = uint64_t{attention.n_tokens} * attention.n_heads;
+  AttendSlotsPlan planned;
+  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+    const SlotSource& source = args.sources.at(nth);
+    if (source.shape.n_slots == 0) continue;
+    AttendSlotsPlan::Source& to = planned.sources.at(nth);
+    to.keeps_scores = source.mass != nullptr;
+    to.choice = ChooseAttendSlots(plan, is_cpu, source.shape, attention.n_heads,
+                                  attention.kv_shape.n_kv_heads, attention.n_tokens, to.keeps_scores);
+    to.first_part = planned.n_parts;
+    planned.n_parts += to.choice.n_splits;
+    planned.keeps_parts = planned.keeps_parts || to.keeps_scores;
+  }
+  planned.keeps_parts = planned.keeps_parts || planned.n_parts != 1;
+  if (planned.keeps_parts)
+    planned.scratch_floats = n_rows * planned.n_parts * (attention.kv_shape.head_dim + 2);
+  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+    AttendSlotsPlan::Source& to = planned.sources.at(nth);
+    if (!to.keeps_scores) continue;
+    const SlotShape& shape = args.sources.at(nth).shape;
+    to.scores_begin = planned.scratch_floats;
+    to.scores_stride = uint64_t{shape.table_slots} * shape.record.group_tokens;
+    planned.scratch_floats += n_rows * to.scores_stride;
+  }
+  return planned;
 }
 
 KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, uint32_t n_heads, uint32_t n_kv_heads,

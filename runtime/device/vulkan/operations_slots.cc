@@ -1,4 +1,5 @@
 // Launchers of the operations on KV records: slots, encoding, attention over a mapping table.
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -56,34 +57,16 @@ RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, uint
           .n_groups = n_groups};
 }
 
-AttendChoice Choose(const VulkanComputeDevice& device, const SlotAttentionArgs& args,
-                    const SlotShape& shape) {
-  const AttentionArgs& attention = args.attention;
-  return ChooseAttendSlots(device.plan(), device.is_cpu(), shape, attention.n_heads,
-                           attention.kv_shape.n_kv_heads, attention.n_tokens);
-}
-
-uint32_t CountParts(const VulkanComputeDevice& device, const SlotAttentionArgs& args) {
-  uint32_t n_parts = 0;
-  for (const SlotSource& source : args.used()) {
-    if (source.shape.n_slots != 0) n_parts += Choose(device, args, source.shape).n_splits;
-  }
-  return n_parts;
-}
-
 }  // namespace
 
 uint64_t VulkanComputeDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& args) const {
-  const uint32_t n_parts = CountParts(*this, args);
-  if (n_parts == 1) return 16;
-  return uint64_t{args.attention.n_tokens} * args.attention.n_heads * n_parts *
-         (args.attention.kv_shape.head_dim + 2) * sizeof(float);
+  return std::max(PlanAttendSlots(plan(), is_cpu(), args).scratch_floats * sizeof(float), uint64_t{16});
 }
 
 Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
   const SlotSource& window = args.window();
   CheckSource(args, window);
-  KVRUN_CHECK(window.shape.n_window_slots >= 1);
+  KVRUN_CHECK(window.shape.n_window_slots >= 1 && !window.shape.is_shared);
   const AttentionArgs& attention = args.attention;
   const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
   const RopeEncodeParams params{.record = LayoutOf(window.shape.record),
@@ -109,9 +92,11 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                  .params = ParamBytes(params)});
 }
 
-// Of one source: parts from `first_part` on, or the output where there is one part in all.
-Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const SlotSource& source,
-                                       const AttendChoice& choice, uint32_t first_part, uint32_t n_parts) {
+// The parts of one source, and its scores if they are kept; or the output, where there are no parts.
+Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan,
+                                       uint32_t nth) {
+  const SlotSource& source = args.sources.at(nth);
+  const AttendSlotsPlan::Source& place = plan.sources.at(nth);
   CheckSource(args, source);
   const AttentionArgs& attention = args.attention;
   const SlotShape& shape = source.shape;
@@ -123,17 +108,19 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Slot
                                  .n_kv_heads = n_kv_heads,
                                  .n_slots = shape.stream_slots(),
                                  .table_stride = shape.table_words(),
-                                 .n_splits = choice.n_splits,
-                                 .first_part = first_part,
-                                 .n_parts = n_parts,
+                                 .n_splits = place.choice.n_splits,
+                                 .first_part = place.first_part,
+                                 .n_parts = plan.n_parts,
                                  .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
-                                 .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
-  const Buffer* result = n_parts == 1 ? attention.output : attention.scratch;
+                                 .scale = 1.0F / std::sqrt(static_cast<float>(head_dim)),
+                                 .scores_begin = static_cast<uint32_t>(place.scores_begin),
+                                 .scores_stride = static_cast<uint32_t>(place.scores_stride)};
+  const Buffer* result = plan.keeps_parts ? attention.scratch : attention.output;
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kRead},
                               Binding{MemoryOrEmpty(source.slots), Access::kRead},
                               Binding{MemoryOrEmpty(source.table), Access::kRead},
                               Binding{MemoryOrEmpty(result), Access::kWrite}};
-  return Record({.kernel = choice.kernel,
+  return Record({.kernel = place.choice.kernel,
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
                  .params = ParamBytes(params)});
@@ -141,17 +128,16 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Slot
 
 Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
   const AttentionArgs& attention = args.attention;
-  const uint32_t n_parts = CountParts(device_, args);
-  uint32_t first_part = 0;
-  for (const SlotSource& source : args.used()) {
-    if (source.shape.n_slots == 0) continue;
-    const AttendChoice choice = Choose(device_, args, source.shape);
-    KVRUN_RETURN_IF_ERROR(AttendSource(args, source, choice, first_part, n_parts));
-    first_part += choice.n_splits;
+  const AttendSlotsPlan plan = PlanAttendSlots(device_.plan(), device_.is_cpu(), args);
+  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+    if (args.sources.at(nth).shape.n_slots != 0) KVRUN_RETURN_IF_ERROR(AttendSource(args, plan, nth));
   }
-  if (n_parts == 1) return Status::Ok();
+  if (!plan.keeps_parts) return Status::Ok();
+  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+    if (plan.sources.at(nth).keeps_scores) KVRUN_RETURN_IF_ERROR(JoinSlotMass(args, plan, nth));
+  }
 
-  return CombineSplits(*attention.scratch, n_parts, attention.n_tokens * attention.n_heads,
+  return CombineSplits(*attention.scratch, plan.n_parts, attention.n_tokens * attention.n_heads,
                        attention.kv_shape.head_dim, attention.output);
 }
 

@@ -7,6 +7,7 @@
 
 #include "runtime/device/self_test_attention.h"
 #include "runtime/device/self_test_index.h"
+#include "runtime/device/self_test_mass.h"
 #include "runtime/device/self_test_operations.h"
 #include "runtime/device/self_test_slots.h"
 #include "runtime/device/vulkan/kernel_plan.h"
@@ -107,6 +108,37 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   }
   for (const KvType type : kSelfTestRecordTypes)
     AddAttendSlots(plan, is_cpu, {type, type, 64, turn++ % 4 + 1, true}, checks);
+}
+
+void AddSlotMass(const DevicePlan& plan, bool is_cpu, const SlotCase& c, const MassForm& form,
+                 Checks& checks) {
+  const AttendChoice choice =
+      ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), SlotCase::kKvHeads, 1, true);
+  checks.push_back(
+      {fmt::format("{}, slot_mass_f32_floor, combine_splits_f32_floor (K {}, V {}, head size {}{}; {})",
+                   choice.kernel.variant, VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim,
+                   c.has_biases ? ", biases" : "", MassFormText(form)),
+       [c, form](VulkanComputeDevice& device) { return CheckSlotMass(device, c, form); }});
+}
+
+void AddMassChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
+  uint32_t turn = 0;
+  const auto form = [&turn] { return kSelfTestMassForms[turn % kSelfTestMassForms.size()]; };
+  for (const KvType type : kSelfTestRecordTypes) {
+    AddSlotMass(plan, is_cpu, {type, type, 64, turn % 4 + 1, turn % 2 == 1}, form(), checks);
+    ++turn;
+  }
+  for (const bool has_biases : {false, true}) {
+    AddSlotMass(plan, is_cpu, {KvType::kFp8, KvType::kInt4, 72, 3, has_biases}, form(), checks);
+    ++turn;
+  }
+  for (const KvType type : {KvType::kF16, KvType::kF32}) {
+    for (const RowMassCase& c : SelfTestRowMassCases(type)) {
+      checks.push_back({fmt::format("sum_weights_{0}_floor, attention_mass_{0}_floor (head size {1}; {2})",
+                                    VariantTypeName(type), c.head_dim, MassFormText(c.form)),
+                        [c](VulkanComputeDevice& device) { return CheckRowMass(device, c); }});
+    }
+  }
 }
 
 ScorePlace PlaceOf(const ScorePlan& plan) {
@@ -219,6 +251,7 @@ std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
   checks.push_back({"gather_rows_f32_floor", CheckGather});
   AddAttentionChecks(plan, is_cpu, checks);
   AddSlotChecks(plan, is_cpu, checks);
+  AddMassChecks(plan, is_cpu, checks);
   AddIndexChecks(plan, is_cpu, checks);
   if (plan.max_texels != 0) NameTexelVariants(checks);
   return checks;

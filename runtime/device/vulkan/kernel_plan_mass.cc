@@ -1,0 +1,40 @@
+// Choices for the operations that tell how much attention entries receive.
+#include <fmt/format.h>
+
+#include "platform/base/units.h"
+#include "runtime/device/vulkan/kernel_plan.h"
+#include "shaders/shared/mass_params.h"
+
+namespace kvrun {
+namespace {
+
+static_assert(static_cast<uint32_t>(MassForm::Heads::kMean) == KVRUN_MASS_HEADS_MEAN);
+static_assert(static_cast<uint32_t>(MassForm::Heads::kLargest) == KVRUN_MASS_HEADS_LARGEST);
+static_assert(static_cast<uint32_t>(MassForm::Rows::kAdd) == KVRUN_MASS_ROWS_ADD);
+static_assert(static_cast<uint32_t>(MassForm::Rows::kLargest) == KVRUN_MASS_ROWS_LARGEST);
+static_assert(static_cast<uint32_t>(MassForm::Rows::kReplace) == KVRUN_MASS_ROWS_REPLACE);
+
+constexpr uint32_t kMassLocalSize = 64;  // of slot_mass.comp and attention_mass.comp
+
+}  // namespace
+
+KernelChoice ChooseSlotMass(const SlotShape& slots, uint32_t n_kv_heads, uint32_t n_tokens) {
+  const uint32_t n_entries = slots.table_slots * slots.record.group_tokens;
+  return {.variant = "slot_mass_f32_floor",
+          .constants = {},
+          .groups = {CeilDiv(n_entries, kMassLocalSize), n_kv_heads, n_tokens}};
+}
+
+KernelChoice ChooseSumWeights(KvType type, uint32_t n_heads, uint32_t n_rows) {
+  return {.variant = fmt::format("sum_weights_{}_floor", VariantTypeName(type)),
+          .constants = {},
+          .groups = {n_heads, n_rows, 1}};
+}
+
+KernelChoice ChooseAttentionMass(KvType type, uint32_t n_kv_heads, uint32_t n_entries) {
+  return {.variant = fmt::format("attention_mass_{}_floor", VariantTypeName(type)),
+          .constants = {},
+          .groups = {CeilDiv(n_entries, kMassLocalSize), n_kv_heads, 1}};
+}
+
+}  // namespace kvrun
