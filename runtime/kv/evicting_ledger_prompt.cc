@@ -299,8 +299,9 @@ Status EvictingLedger::StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t
 }
 
 KeptQuota EvictingLedger::QuotaOf(uint32_t layer, uint32_t stream) const {
-  const uint32_t n = std::max(list_entries_[ListOf(layer, stream)], 1U);
+  // Where there is room for everything, nothing is shared out.
   const bool keeps_all = plan_.kept.n_entries >= plan_.n_ctx;
+  const uint32_t n = keeps_all ? plan_.n_ctx : std::max(list_entries_[ListOf(layer, stream)], 1U);
   if (!has_two_tiers() || keeps_all) {
     return entry_tier() == KeptTier::kOriginal ? KeptQuota{{n, 0}} : KeptQuota{{0, n}};
   }
