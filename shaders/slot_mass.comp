@@ -10,11 +10,12 @@
 
 #define LOCAL_SIZE 64
 layout(local_size_x = LOCAL_SIZE) in;
+#include "include/read_only.glsl"
 layout(push_constant) uniform Params { SlotMassParams p; };
 // Parts [n_tokens * n_heads, n_parts, head_dim + 2], see combine_splits.comp; from scores_begin on the scores
 // [n_tokens * n_heads, scores_stride].
-layout(set = 0, binding = 0, std430) readonly buffer Scratch { float scratch[]; };
-layout(set = 0, binding = 1, std430) readonly buffer Table { uint table[]; };
+READ_ONLY(0, scratch)
+READ_ONLY(1, table)
 // [n_moments, n_lists, list_entries].
 layout(set = 0, binding = 2, std430) buffer Mass { float mass[]; };
 layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
@@ -28,10 +29,10 @@ vec2 JoinParts(uint row) {
   const uint stride = p.head_dim + 2;
   const uint begin = row * p.n_parts * stride + p.head_dim;
   float maximum = -1e30;
-  for (uint s = 0; s < p.n_parts; ++s) maximum = max(maximum, scratch[begin + s * stride]);
+  for (uint s = 0; s < p.n_parts; ++s) maximum = max(maximum, scratch_float(begin + s * stride));
   float total = 0.0;
   for (uint s = 0; s < p.n_parts; ++s) {
-    total += exp(scratch[begin + s * stride] - maximum) * scratch[begin + s * stride + 1];
+    total += exp(scratch_float(begin + s * stride) - maximum) * scratch_float(begin + s * stride + 1);
   }
   return vec2(maximum, total);
 }
@@ -44,18 +45,18 @@ void main() {
   const uint sequence = stepp.tokens[token].sequence;
   const uint stream = sequence * (p.n_kv_heads / p.record_heads) + kv_head / p.record_heads;
   const uint of_stream = stream * p.table_stride;
-  const uint n_slots = table[of_stream];
+  const uint n_slots = table_uint(of_stream);
   const uint nth = index / p.group_tokens;
   const uint entry = index % p.group_tokens;
   bool counts = nth < n_slots;
   uint slot = 0;
   if (counts) {
-    slot = table[of_stream + 2 + nth];
+    slot = table_uint(of_stream + 2 + nth);
     if (p.has_biases != 0) {
       counts = entry <= slot >> 24;
       slot &= 0xffffff;
     } else if (nth + 1 == n_slots) {
-      counts = entry < table[of_stream + 1];
+      counts = entry < table_uint(of_stream + 1);
     }
   }
 
@@ -73,7 +74,7 @@ void main() {
     }
     barrier();
     for (uint r = 0; counts && r < n; ++r) {
-      const float score = scratch[p.scores_begin + (first_row + begin + r) * p.scores_stride + index];
+      const float score = scratch_float(p.scores_begin + (first_row + begin + r) * p.scores_stride + index);
       AddWeight(exp(score - maxima[r]) / totals[r], given);
     }
     barrier();

@@ -94,8 +94,8 @@ TEST(KernelPlanMass, KernelsCoverTheirShape) {
   for (const uint32_t n : {1U, 15U, 16U, 17U, 50000U}) {
     SlotSource source = SourceOf(n, n, nullptr);
     for (const KernelChoice& choice :
-         {ChooseSlotMass(source.shape, 5, 7), ChooseAttentionMass(KvType::kF16, 5, 4 * n),
-          ChooseAttentionMass(KvType::kF32, 5, 4 * n)}) {
+         {ChooseSlotMass(source.shape, 5, 7), ChooseAttentionMass({KvType::kF16, 1, 5, 64, 4 * n}, 4 * n),
+          ChooseAttentionMass({KvType::kF32, 1, 5, 66, 4 * n}, 4 * n)}) {
       ASSERT_NE(FindShader(choice.variant), nullptr) << choice.variant;
       EXPECT_GE(choice.groups[0] * 64, 4 * n);
       EXPECT_LT((choice.groups[0] - 1) * 64, 4 * n);
@@ -105,9 +105,15 @@ TEST(KernelPlanMass, KernelsCoverTheirShape) {
     EXPECT_EQ(ChooseSlotMass(source.shape, 5, 7).groups[2], 7U);
   }
   for (const KvType type : {KvType::kF16, KvType::kF32}) {
-    const KernelChoice choice = ChooseSumWeights(type, 12, 512);
-    ASSERT_NE(FindShader(choice.variant), nullptr) << choice.variant;
-    EXPECT_EQ(choice.groups, (std::array<uint32_t, 3>{12, 512, 1}));
+    for (const uint32_t head_dim : {64U, 66U}) {
+      const KvShape kv{type, 1, 4, head_dim, 100};
+      const KernelChoice choice = ChooseSumWeights(kv, 12, 511);
+      ASSERT_NE(FindShader(choice.variant), nullptr) << choice.variant;
+      EXPECT_EQ(choice.groups, (std::array<uint32_t, 3>{(511 * 3 + 7) / 8, 4, 1}));
+      // Of both kernels: whether vectors of 8 elements are read.
+      EXPECT_EQ(choice.constants, std::vector<uint32_t>{head_dim == 64 ? 1U : 0U});
+      EXPECT_EQ(ChooseAttentionMass(kv, 7).constants, choice.constants);
+    }
   }
 }
 

@@ -19,7 +19,7 @@ struct KernelChoice {
   // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,
   // workgroup size; for attend_subgroup and attend_slots_subgroup lanes, head_dim, workgroup size; for the
   // other operations on KV records the types of K and V; for attention over slots then whether there are
-  // biases, and whether scores are kept.
+  // biases, and whether scores are kept; for a prompt's mass whether a head is whole vectors.
   std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };
@@ -58,10 +58,10 @@ AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotA
 
 // One invocation per token, KV head and entry that a table may name.
 KernelChoice ChooseSlotMass(const SlotShape& slots, uint32_t n_kv_heads, uint32_t n_tokens);
-// A workgroup per row and head.
-KernelChoice ChooseSumWeights(KvType type, uint32_t n_heads, uint32_t n_rows);
+// A workgroup per KV head and a few of the query heads of rows that share it.
+KernelChoice ChooseSumWeights(const KvShape& kv, uint32_t n_heads, uint32_t n_rows);
 // One invocation per KV head and entry.
-KernelChoice ChooseAttentionMass(KvType type, uint32_t n_kv_heads, uint32_t n_entries);
+KernelChoice ChooseAttentionMass(const KvShape& kv, uint32_t n_entries);
 
 // One invocation per head of Q, K and V.
 KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, uint32_t n_heads, uint32_t n_kv_heads,

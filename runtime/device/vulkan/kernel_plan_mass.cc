@@ -15,6 +15,9 @@ static_assert(static_cast<uint32_t>(MassForm::Rows::kLargest) == KVRUN_MASS_ROWS
 static_assert(static_cast<uint32_t>(MassForm::Rows::kReplace) == KVRUN_MASS_ROWS_REPLACE);
 
 constexpr uint32_t kMassLocalSize = 64;  // of slot_mass.comp and attention_mass.comp
+constexpr uint32_t kQueries = 8;         // of row_mass.glsl
+
+std::vector<uint32_t> VectorConstant(const KvShape& kv) { return {kv.head_dim % 8 == 0 ? 1U : 0U}; }
 
 }  // namespace
 
@@ -25,16 +28,16 @@ KernelChoice ChooseSlotMass(const SlotShape& slots, uint32_t n_kv_heads, uint32_
           .groups = {CeilDiv(n_entries, kMassLocalSize), n_kv_heads, n_tokens}};
 }
 
-KernelChoice ChooseSumWeights(KvType type, uint32_t n_heads, uint32_t n_rows) {
-  return {.variant = fmt::format("sum_weights_{}_floor", VariantTypeName(type)),
-          .constants = {},
-          .groups = {n_heads, n_rows, 1}};
+KernelChoice ChooseSumWeights(const KvShape& kv, uint32_t n_heads, uint32_t n_rows) {
+  return {.variant = fmt::format("sum_weights_{}_floor", VariantTypeName(kv.type)),
+          .constants = VectorConstant(kv),
+          .groups = {CeilDiv(n_rows * (n_heads / kv.n_kv_heads), kQueries), kv.n_kv_heads, 1}};
 }
 
-KernelChoice ChooseAttentionMass(KvType type, uint32_t n_kv_heads, uint32_t n_entries) {
-  return {.variant = fmt::format("attention_mass_{}_floor", VariantTypeName(type)),
-          .constants = {},
-          .groups = {CeilDiv(n_entries, kMassLocalSize), n_kv_heads, 1}};
+KernelChoice ChooseAttentionMass(const KvShape& kv, uint32_t n_entries) {
+  return {.variant = fmt::format("attention_mass_{}_floor", VariantTypeName(kv.type)),
+          .constants = VectorConstant(kv),
+          .groups = {CeilDiv(n_entries, kMassLocalSize), kv.n_kv_heads, 1}};
 }
 
 }  // namespace kvrun

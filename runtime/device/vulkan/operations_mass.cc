@@ -78,7 +78,7 @@ Status VulkanCommandList::SumWeights(const RowMassArgs& args) {
   const std::array storage = {Binding{MemoryOrEmpty(args.queries), Access::kRead},
                               Binding{MemoryOrEmpty(args.kv), Access::kRead},
                               Binding{MemoryOrEmpty(args.sums), Access::kReadWrite}};
-  return Record({.kernel = ChooseSumWeights(args.kv_shape.type, args.n_heads, args.n_rows),
+  return Record({.kernel = ChooseSumWeights(args.kv_shape, args.n_heads, args.n_rows),
                  .storage = storage,
                  .step = &AsVulkan(*args.step),
                  .params = ParamBytes(params)});
@@ -95,7 +95,7 @@ Status VulkanCommandList::AttentionMass(const RowMassArgs& args) {
                               Binding{MemoryOrEmpty(args.kv), Access::kRead},
                               Binding{MemoryOrEmpty(args.sums), Access::kRead},
                               Binding{MemoryOrEmpty(args.mass), Access::kReadWrite}};
-  return Record({.kernel = ChooseAttentionMass(args.kv_shape.type, args.kv_shape.n_kv_heads, args.n_entries),
+  return Record({.kernel = ChooseAttentionMass(args.kv_shape, args.n_entries),
                  .storage = storage,
                  .step = &AsVulkan(*args.step),
                  .params = ParamBytes(params)});
