@@ -199,9 +199,10 @@ struct SlotSource {
   SlotShape shape;
   const Buffer* table = nullptr;  // kShared; AttendSlots
   // AttendSlots: the mass of this source's entries, as SlotAttentionArgs::mass_form says: float [n_moments,
-  // n_sequences * n_kv_heads, n_slots * group_tokens], by slot; is_shared: [n_moments, n_slots *
-  // group_tokens]. Entries that the table does not name keep theirs. Null: none, at no cost. Rows of the step
-  // are of different sequences then.
+  // n_sequences * n_kv_heads, n_slots * group_tokens], by slot; is_shared, of records of one head:
+  // [n_moments, n_slots * group_tokens]. Entries that do not count, or that no table names, keep theirs.
+  // Null: none, at no cost. With it rows of the step are of different sequences, and a slot is in one table,
+  // once.
   Buffer* mass = nullptr;
 
   uint64_t mass_bytes(const KvShape& kv, const MassForm& form) const {
@@ -441,6 +442,7 @@ class Device {
                                                        std::span<const MatrixSource> sources) = 0;
   // What AttentionArgs::scratch must hold.
   virtual uint64_t AttendScratchBytes(const AttentionArgs& args) const = 0;
+  // With the same sources, and the same of them with a mass.
   virtual uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) const = 0;
   // What ScoreArgs::scratch must hold.
   virtual uint64_t ScoreScratchBytes(const ScoreArgs& args) const = 0;

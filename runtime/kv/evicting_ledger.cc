@@ -32,6 +32,7 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
       window_(window),
       vault_(std::move(vault)),
       rule_(rule),
+      n_moments_(StepMoments(rule)),
       sequences_(plan.n_sequences),
       aside_(size_t{n_layers} * plan.n_streams),
       list_entries_(size_t{n_layers} * plan.n_streams, plan.kept.n_entries),
@@ -59,7 +60,7 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
 
 Status EvictingLedger::CreateWindowMass() {
   const uint64_t bytes = uint64_t{n_moments()} * plan_.n_streams * plan_.n_window_slots * sizeof(float);
-  for (uint32_t i = 0; i < n_layers_; ++i) {
+  for (uint32_t i = 0; i < n_layers_ && bytes > 0; ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> mass,
                            device_.CreateBuffer(bytes, BufferUse::kShared, "kv"));
     window_mass_.push_back(std::move(mass));
@@ -100,7 +101,7 @@ Status EvictingLedger::ClearWindowMass(uint32_t layer, uint32_t sequence, uint32
           position, 0};
     }
   }
-  return FlushAll(*window_mass_[layer]);
+  return n_moments() == 0 ? Status::Ok() : FlushAll(*window_mass_[layer]);
 }
 
 // What lies in the window is there, and so is what is kept, whatever is kept of it: only what was evicted
@@ -147,7 +148,9 @@ Status EvictingLedger::BeginStep(std::span<const KvRow> rows) {
   }
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(layers_[layer].Refresh());
-    KVRUN_RETURN_IF_ERROR(window_mass_[layer]->Invalidate(0, window_mass_[layer]->size_bytes()));
+    if (Buffer* const mass = window_mass(layer); mass != nullptr) {
+      KVRUN_RETURN_IF_ERROR(mass->Invalidate(0, mass->size_bytes()));
+    }
     if (rule_.tracks_recurrence) NoteRecurrences(layer);
     for (const KvRow& row : rows) {
       const uint32_t end = row.position + 1 - std::min(plan_.window_entries, row.position + 1);

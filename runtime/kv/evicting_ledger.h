@@ -58,7 +58,9 @@ class EvictingLedger final : public KvLedger {
   void LeaveDecode() override { layers_.clear(); }
   Status BeginStep(std::span<const KvRow> rows) override;
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const override;
-  Buffer* window_mass(uint32_t layer) const override { return window_mass_[layer].get(); }
+  Buffer* window_mass(uint32_t layer) const override {
+    return n_moments_ == 0 ? nullptr : window_mass_[layer].get();
+  }
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   void EndStep(std::span<const KvRow> rows) override;
@@ -147,7 +149,7 @@ class EvictingLedger final : public KvLedger {
                ? KeptTier::kLow
                : KeptTier::kOriginal;
   }
-  uint32_t n_moments() const { return rule_.step_form.n_moments; }
+  uint32_t n_moments() const { return n_moments_; }
 
   Device& device_;
   const KvPlan& plan_;
@@ -155,6 +157,7 @@ class EvictingLedger final : public KvLedger {
   RecentWindow& window_;
   std::unique_ptr<SpillFile> vault_;
   const KeepRule& rule_;
+  uint32_t n_moments_;  // of an entry's mass, while decoding; 0: nothing asks for it
   std::vector<Sequence> sequences_;
   std::vector<KeptLists> layers_;                     // none while aside
   std::vector<Aside> aside_;                          // [n_layers, n_streams]

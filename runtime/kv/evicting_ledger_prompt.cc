@@ -144,7 +144,7 @@ Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptE
   std::vector<float> of_head;
   for (uint32_t head = 0; head < heads(); ++head) {
     of_head.clear();
-    for (uint32_t moment = 0; moment < n_moments(); ++moment) {
+    for (uint32_t moment = 0; moment < std::min(form.n_moments, 2U); ++moment) {
       const auto first =
           mass.begin() + static_cast<ptrdiff_t>((size_t{moment} * heads() + head) * head_floats);
       of_head.insert(of_head.end(), first, first + end);
@@ -225,7 +225,7 @@ Status EvictingLedger::FillWindowMass(uint32_t layer, const KvRange& prompt, std
           position, 0};
     }
   }
-  return FlushAll(*window_mass_[layer]);
+  return n_moments() == 0 ? Status::Ok() : FlushAll(*window_mass_[layer]);
 }
 
 // All layers of a prompt have said what they need.
@@ -333,7 +333,7 @@ Status EvictingLedger::BeginDecode() {
 Status EvictingLedger::LoadLayer(uint32_t layer) {
   std::vector<KeptQuota> quotas;
   for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) quotas.push_back(QuotaOf(layer, stream));
-  KVRUN_ASSIGN_OR_RETURN(KeptLists lists, KeptLists::Create(device_, plan_, rule_.step_form, quotas));
+  KVRUN_ASSIGN_OR_RETURN(KeptLists lists, KeptLists::Create(device_, plan_, n_moments(), quotas));
   for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
     KVRUN_RETURN_IF_ERROR(LoadList(layer, stream, lists));
   }

@@ -8,10 +8,10 @@
 
 namespace kvrun {
 
-Result<KeptLists> KeptLists::Create(Device& device, const KvPlan& plan, const MassForm& form,
+Result<KeptLists> KeptLists::Create(Device& device, const KvPlan& plan, uint32_t n_moments,
                                     std::span<const KeptQuota> quotas) {
   KVRUN_CHECK(quotas.size() == plan.n_streams);
-  KeptLists lists(plan, form, quotas);
+  KeptLists lists(plan, n_moments, quotas);
   for (const KeptTier tier : kKeptTiers) KVRUN_RETURN_IF_ERROR(lists.CreateSource(device, tier));
   return lists;
 }
@@ -38,9 +38,10 @@ Status KeptLists::CreateSource(Device& device, KeptTier tier) {
                          device.CreateBuffer(source.shape.size_bytes(), BufferUse::kShared, "kv"));
   KVRUN_ASSIGN_OR_RETURN(source.table,
                          device.CreateBuffer(source.shape.table_bytes(), BufferUse::kShared, "kv"));
-  KVRUN_ASSIGN_OR_RETURN(
-      source.mass,
-      device.CreateBuffer(uint64_t{form_.n_moments} * n_places * sizeof(float), BufferUse::kShared, "kv"));
+  if (n_moments_ > 0) {
+    const uint64_t mass_bytes = uint64_t{n_moments_} * n_places * sizeof(float);
+    KVRUN_ASSIGN_OR_RETURN(source.mass, device.CreateBuffer(mass_bytes, BufferUse::kShared, "kv"));
+  }
   source.free.resize(n_places);
   std::iota(source.free.rbegin(), source.free.rend(), 0U);  // the lowest are taken first
   for (uint32_t stream = 0; stream < plan_->n_streams; ++stream) Table(source, stream)[1] = 1;
@@ -120,7 +121,7 @@ Status KeptLists::FlushEntry(uint32_t stream, KeptTier tier, uint32_t i) {
   const uint64_t place = Place(source, stream, i);
   const uint64_t bytes = source.shape.record.size_bytes();
   KVRUN_RETURN_IF_ERROR(source.records->Flush(place * bytes, bytes));
-  for (uint64_t moment = 0; moment < form_.n_moments; ++moment) {
+  for (uint64_t moment = 0; moment < n_moments_; ++moment) {
     KVRUN_RETURN_IF_ERROR(
         source.mass->Flush((moment * source.shape.n_slots + place) * sizeof(float), sizeof(float)));
   }
@@ -131,7 +132,7 @@ Status KeptLists::FlushAll() {
   for (Source& source : sources_) {
     if (source.records == nullptr) continue;
     KVRUN_RETURN_IF_ERROR(kvrun::FlushAll(*source.records));
-    KVRUN_RETURN_IF_ERROR(kvrun::FlushAll(*source.mass));
+    if (source.mass != nullptr) KVRUN_RETURN_IF_ERROR(kvrun::FlushAll(*source.mass));
   }
   return FlushTables();
 }

@@ -32,8 +32,8 @@ struct KeptQuota {
 
 class KeptLists {
  public:
-  // quotas: [plan.n_streams]. The plan must outlive it.
-  static Result<KeptLists> Create(Device& device, const KvPlan& plan, const MassForm& form,
+  // quotas: [plan.n_streams]. Without moments entries have no mass. The plan must outlive it.
+  static Result<KeptLists> Create(Device& device, const KvPlan& plan, uint32_t n_moments,
                                   std::span<const KeptQuota> quotas);
 
   void AddSources(SlotAttentionArgs* args) const;
@@ -86,8 +86,8 @@ class KeptLists {
     std::vector<uint32_t> free;                    // places
   };
 
-  KeptLists(const KvPlan& plan, const MassForm& form, std::span<const KeptQuota> quotas)
-      : plan_(&plan), form_(form), quotas_(quotas.begin(), quotas.end()) {}
+  KeptLists(const KvPlan& plan, uint32_t n_moments, std::span<const KeptQuota> quotas)
+      : plan_(&plan), n_moments_(n_moments), quotas_(quotas.begin(), quotas.end()) {}
 
   Status CreateSource(Device& device, KeptTier tier);
   const Source& at(KeptTier tier) const { return sources_[static_cast<size_t>(tier)]; }
@@ -98,7 +98,7 @@ class KeptLists {
   }
 
   const KvPlan* plan_;
-  MassForm form_;
+  uint32_t n_moments_;
   std::vector<KeptQuota> quotas_;
   std::array<Source, kKeptTiers.size()> sources_;
 };

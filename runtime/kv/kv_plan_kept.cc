@@ -6,7 +6,6 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
-#include "runtime/kv/keep_rule.h"
 #include "runtime/kv/layer_attention.h"
 #include "runtime/store/spill_file.h"
 #include "shaders/shared/step_params.h"
@@ -42,6 +41,8 @@ bool HasLowRecords(const KvPlan& plan) {
 
 }  // namespace
 
+uint32_t StepMoments(const KeepRule& rule) { return rule.evicts_prompt ? rule.step_form.n_moments : 0; }
+
 void SetKept(uint32_t n, KvPlan& plan) {
   KeptPlan& kept = plan.kept;
   plan.n_chosen = n;
@@ -75,7 +76,7 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   const bool all_low =
       plan.method.precision == KvPrecisionKind::kByScore && kept.precisions == KeptPrecisions::kQuantised;
   const uint64_t record_bytes = all_low ? kept.low_record.size_bytes() : plan.record.size_bytes();
-  const uint64_t mass_bytes = rule.step_form.n_moments * sizeof(float);
+  const uint64_t mass_bytes = StepMoments(rule) * sizeof(float);
   // Places of both precisions at most.
   const uint64_t places =
       HasLowRecords(plan) && !all_low ? uint64_t{kept.n_entries} + kept.most_entries : kept.n_entries;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "runtime/kv/keep_rule.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_plan_sizes.h"
 
@@ -21,6 +22,10 @@ uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan);
 uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan);
 // Of a list, in the file that prompts put aside what is kept in.
 uint64_t VaultListBytes(const KvPlan& plan);
+
+// Of each entry, while decoding: how many moments of its mass are gathered. None where a prompt's entries
+// stay whatever is attended to.
+uint32_t StepMoments(const KeepRule& rule);
 
 // What KvPlan::Describe says of it.
 std::string DescribeKept(const KvPlan& plan);

@@ -231,8 +231,7 @@ INSTANTIATE_TEST_SUITE_P(
         "random --kv-select 40 --kv-window 6 --kv-sinks 2",
         "oracle --kv-select 40 --kv-window 6 --kv-sinks 2",
         "quest --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-group 4",
-        "loki --kv-select 40 --kv-window 6 --kv-sinks 2", "h2o --kv-select 40 --kv-window 6",
-        "arkv --kv-select 40 --kv-window 6"),
+        "loki --kv-select 40 --kv-window 6 --kv-sinks 2", "arkv --kv-select 40 --kv-window 6"),
     [](const ::testing::TestParamInfo<const char*>& source) {
       const std::string_view options = source.param;
       const bool has_pool = options.find("--kv-reuse") != options.npos;

@@ -210,6 +210,7 @@ void CheckSource(const SlotAttentionArgs& args, const SlotSource& source) {
   KVRUN_CHECK(shape.n_window_slots <= shape.n_slots);
   KVRUN_CHECK(shape.fits_table());
   KVRUN_CHECK(source.slots->size_bytes() >= shape.size_bytes());
+  KVRUN_CHECK(source.mass == nullptr || !shape.is_shared || record.n_heads == 1);
 }
 
 // Each token attends on its own.
