@@ -47,6 +47,17 @@ Json ClustersInfo(const ClusterPlan& clusters) {
           {"representatives", clusters.rows_on_flash ? "flash" : "memory"}};
 }
 
+Json KeptInfo(const KvPlan& plan) {
+  const KeptPlan& kept = plan.kept;
+  const bool is_by_score = plan.method.precision == KvPrecisionKind::kByScore;
+  return {{"entries", kept.n_entries},
+          {"most_entries", kept.most_entries},
+          {"shares", KeptSharesName(kept.shares)},
+          {"precisions", is_by_score ? Json(KeptPrecisionsName(kept.precisions)) : Json()},
+          {"moments", is_by_score ? Json(AttentionMomentsName(kept.moments)) : Json()},
+          {"observed_rows", kept.observed_rows}};
+}
+
 Json Ratio(double part, double whole) { return whole > 0.0 ? Json(part / whole) : Json(); }
 
 Json PerRun(const WantedRuns& wanted) {
@@ -118,6 +129,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["heads"] = has_index ? Json(HeadReductionName(plan.heads)) : Json();
   info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
   info["clusters"] = plan.method.has_clusters() ? ClustersInfo(plan.clusters) : Json();
+  info["kept"] = plan.method.evicts() ? KeptInfo(plan) : Json();
   info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);

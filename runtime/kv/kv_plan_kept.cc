@@ -34,6 +34,9 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   return plan.n_streams * blocks * head_tiles * 8 * 65 * sizeof(float);
 }
 
+// What is stored in 8 bits or fewer stays as it is.
+KvType LowType(KvType type) { return type == KvType::kF16 || type == KvType::kF32 ? KvType::kFp8 : type; }
+
 bool HasLowRecords(const KvPlan& plan) {
   return plan.method.precision == KvPrecisionKind::kByScore &&
          plan.kept.precisions != KeptPrecisions::kOriginal;
@@ -51,7 +54,8 @@ void SetKept(uint32_t n, KvPlan& plan) {
   kept.n_entries = n;
   kept.low_record = plan.record;
   if (plan.method.precision == KvPrecisionKind::kByScore) {
-    kept.low_record.k_type = kept.low_record.v_type = KvType::kFp8;
+    kept.low_record.k_type = LowType(plan.record.k_type);
+    kept.low_record.v_type = LowType(plan.record.v_type);
   }
   uint64_t most = n;
   if (HasLowRecords(plan) && kept.precisions == KeptPrecisions::kBytes) {
@@ -119,13 +123,15 @@ uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 std::string DescribeKept(const KvPlan& plan) {
   const KeptPlan& kept = plan.kept;
+  const bool keeps_all = kept.n_entries >= plan.n_ctx;
   std::string text =
-      kept.n_entries >= plan.n_ctx
-          ? fmt::format("; all {} entries of each list are kept", plan.n_ctx)
-          : fmt::format("; {} of {} entries of each list are kept", kept.n_entries, plan.n_ctx);
+      keeps_all ? fmt::format("; all {} entries of each list are kept", plan.n_ctx)
+                : fmt::format("; {} of {} entries of each list are kept", kept.n_entries, plan.n_ctx);
   text += fmt::format(" beside a window of {}", plan.window_entries);
   if (plan.method.precision == KvPrecisionKind::kByScore) {
-    switch (kept.precisions) {
+    // Where all have room, none has its precision lowered.
+    const bool lowers_none = keeps_all && kept.precisions != KeptPrecisions::kQuantised;
+    switch (lowers_none ? KeptPrecisions::kOriginal : kept.precisions) {
       case KeptPrecisions::kBytes: text += ", the best of them exact and as many of 8 bits as fit"; break;
       case KeptPrecisions::kEntries: text += ", the best of them exact, the others in 8 bits"; break;
       case KeptPrecisions::kOriginal: text += ", exact"; break;

@@ -20,6 +20,7 @@ constexpr uint32_t kWholeGroupTokens = 16;
 constexpr uint32_t kSinkEntries = 4;
 constexpr uint32_t kPaperEntries = 400;
 constexpr uint32_t kFewEntries = 128;
+constexpr uint32_t kLeastKept = 16;      // of a list: as many as the smallest window has
 constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
 constexpr std::string_view kDefaultPolicy = "lru";
 constexpr std::string_view kDefaultClusterPolicy = "cluster";
@@ -233,8 +234,10 @@ uint32_t Planner::SlotsOf(uint32_t entries) const {
   return std::min(base_.n_choosable(), static_cast<uint32_t>(entries * unfilled / slot_tokens));
 }
 
-// The smallest selection: one extent beside the pinned ones.
+// The smallest selection: one extent beside the pinned ones. Of what is kept, more: what prompts take decides
+// how far a budget is raised, and leaves room for that.
 uint32_t Planner::LeastChosen() const {
+  if (evicts()) return std::min(kLeastKept, base_.n_ctx);
   if (base_.method.has_clusters()) return std::min(base_.records_per_cluster(), base_.n_choosable());
   return std::min(base_.n_pinned + 1, base_.n_groups());
 }
@@ -450,6 +453,7 @@ std::string Planner::SelectLess() const {
   }
   if (!most) return "";
   const uint32_t entries = most->EntriesOfSlots(most->n_chosen - most->n_pinned);
+  if (evicts()) return fmt::format("keep at most {} entries (--kv-select)", entries);
   if (!n_cache_slots_) return fmt::format("select at most {} entries", entries);
   return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);
 }
@@ -471,7 +475,7 @@ std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) con
       "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
       "raised to {}, the least that works",
       BytesText(asked_bytes), base_.method.name, ContextText(base_), BytesText(least_bytes));
-  if (!base_.method.counts_groups() || (!n_chosen_ && !n_cache_slots_)) return note;
+  if (!has_count()) return note;
   const std::string advice = SelectLess();
   return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
 }
@@ -485,9 +489,13 @@ Status Planner::TooLarge(const Least& least) const {
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.name, FormatBytes(part.bytes));
   }
   std::string advice;
-  if (base_.method.counts_groups() && (n_chosen_ || n_cache_slots_)) {
+  if (has_count()) {
     advice = SelectLess();
-    advice += advice.empty() ? "no number of selected entries would fit: " : ", ";
+    if (!advice.empty()) {
+      advice += ", ";
+    } else {
+      advice = fmt::format("no number of {} entries would fit: ", evicts() ? "kept" : "selected");
+    }
   }
   return {
       StatusCode::kOutOfMemory,

@@ -76,6 +76,10 @@ class Planner {
   KvPlan Smallest(const Row& row) const;
   // What is open is how much is selected.
   bool fills_budget() const { return !n_chosen_ && !n_cache_slots_; }
+  // How many are selected or kept is given, and could be less.
+  bool has_count() const {
+    return (base_.method.counts_groups() || evicts()) && (n_chosen_ || n_cache_slots_);
+  }
   // What is open is how much of it has slots: the rest goes through the pool.
   bool fills_slots() const { return n_chosen_ && !n_cache_slots_ && !needs_equal_capacity(); }
   bool needs_equal_capacity() const;

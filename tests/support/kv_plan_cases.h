@@ -65,19 +65,54 @@ inline uint32_t SelectedEntries(const KvPlan& plan) {
   return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
 }
 
-// Sums that hold for every plan on flash: counted from the plan's fields, not through its parts.
+// What prompts take, whatever the method.
+inline void ExpectSoundPrefill(const KvPlan& plan, const KvModelShape& model) {
+  EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);
+  EXPECT_GT(plan.prefill_tile_tokens, 0U);
+  EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
+  const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
+  EXPECT_GE(Part(plan, "prefill"),
+            uint64_t{2} * plan.prefill_tile_tokens * model.n_kv_heads * model.head_dim * element_bytes);
+}
+
+// Of methods that evict: there are lists of single entries in place of slots.
+inline void ExpectSoundLists(const KvPlan& plan, const KvModelShape& model) {
+  const KeptPlan& kept = plan.kept;
+  EXPECT_EQ(plan.n_chosen, kept.n_entries);
+  EXPECT_EQ(plan.n_pinned + plan.n_cache_slots + plan.n_pool_slots, 0U);
+  EXPECT_GE(kept.n_entries, 1U);
+  EXPECT_LE(kept.n_entries, kept.most_entries);
+  EXPECT_LE(kept.most_entries, plan.n_ctx);
+  EXPECT_EQ(plan.record.group_tokens, 1U);
+  EXPECT_EQ(plan.record.n_heads, 1U);
+  EXPECT_EQ(plan.n_streams, plan.n_sequences * model.n_kv_heads);
+  EXPECT_GE(kept.observed_rows, 1U);
+  EXPECT_LE(kept.observed_rows, plan.n_ctx);
+  const uint64_t lists = uint64_t{plan.n_streams} * model.n_layers;
+  const uint64_t low_bytes = kept.low_record.size_bytes();
+  EXPECT_LE(low_bytes, plan.record.size_bytes());
+  const bool is_by_score = plan.method.precision == KvPrecisionKind::kByScore;
+  const bool all_low = is_by_score && kept.precisions == KeptPrecisions::kQuantised;
+  EXPECT_EQ(Part(plan, "kept"), lists * kept.n_entries * (all_low ? low_bytes : plan.record.size_bytes()));
+  // A position and a mass of each; and in decoding a place of the mapping table and what the device adds up.
+  EXPECT_GE(Part(plan, "kept lists"), lists * kept.most_entries * 8);
+  EXPECT_GE(Part(plan, "kept tables"), lists * kept.most_entries * 4 + lists * kept.n_entries * 4);
+  EXPECT_GE(Part(plan, "window"), lists * plan.n_window_slots * (plan.window_record.size_bytes() + 4));
+  EXPECT_GE(Part(plan, "staging"), kept.most_entries * plan.record.size_bytes()) << "a list on its way";
+}
+
+// Sums that hold for every plan that is not of full: counted from the plan's fields, not through its parts.
 inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   SCOPED_TRACE(plan.Describe());
   EXPECT_LE(plan.decode_bytes(), plan.budget_bytes);
   EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
+  ExpectSoundPrefill(plan, model);
+  if (plan.method.evicts()) return ExpectSoundLists(plan, model);
   EXPECT_LE(plan.n_chosen, plan.n_cache_slots + plan.n_pool_slots);
   EXPECT_EQ(plan.n_pool_slots > 0, plan.n_cache_slots < plan.n_chosen);
   EXPECT_LE(plan.n_pool_slots, plan.n_chosen);
   EXPECT_LE(plan.n_cache_slots, plan.n_groups());
   EXPECT_LE(plan.n_pinned, plan.n_chosen);
-  EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);
-  EXPECT_GT(plan.prefill_tile_tokens, 0U);
-  EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
   const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.slot_record.size_bytes();
   const bool has_clusters = plan.method.has_clusters();
   if (has_clusters) {
@@ -104,9 +139,6 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   }
   EXPECT_EQ(Part(plan, "staging"), plan.staging_bytes + plan.row_staging_bytes);
   EXPECT_EQ(plan.row_staging_bytes > 0, plan.clusters.rows_on_flash);
-  const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
-  EXPECT_GE(Part(plan, "prefill"),
-            uint64_t{2} * plan.prefill_tile_tokens * model.n_kv_heads * model.head_dim * element_bytes);
 }
 
 }  // namespace kvrun::testing

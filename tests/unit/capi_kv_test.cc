@@ -471,7 +471,8 @@ TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
   EXPECT_EQ(kv["parts"][0]["name"], "prefill");
   EXPECT_FALSE(kv.contains("layers")) << "with profile only";
   EXPECT_TRUE(kv["clusters"].is_null()) << "of methods with clusters only";
-  EXPECT_EQ(kv.size(), expected.size() + 2);
+  EXPECT_TRUE(kv["kept"].is_null()) << "of methods that evict only";
+  EXPECT_EQ(kv.size(), expected.size() + 3);
   kvrun_session_stats_reset(session);
   const Json after = statistics()["kv"];
   EXPECT_EQ(after["reads"], 0);
@@ -492,6 +493,15 @@ TEST_F(CapiKvTest, LayersComeWithProfile) {
   EXPECT_EQ(ParseAndFree(text)["kv"]["layers"],
             Json::parse(R"([{"loads": 3, "ms": 1.5}, {"loads": 4, "ms": 2.5}])"));
   kvrun_session_destroy(session);
+}
+
+TEST(KvReportInfo, WhatIsKeptIsCounted) {
+  KvReport report = SomeReport();
+  report.kept =
+      KeptReport{.original = 100, .low = 20, .evicted = 300, .lowered = 7, .original_shares = {0.25, 1.0}};
+  const Json kept = capi::KvReportInfo(report, 1, false)["kept"];  // its keys sorted
+  EXPECT_EQ(kept, Json::parse(R"({"original": 100, "low": 20, "evicted": 300, "lowered": 7,
+                            "original_shares": [0.25, 1.0]})"));
 }
 
 TEST(KvReportInfo, MoreStallThanReadingHidesNothing) {

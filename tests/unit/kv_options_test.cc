@@ -174,6 +174,15 @@ TEST(KvOptions, ChoicesAreNamed) {
   EXPECT_EQ(With("heads", "per-kv-head").kv.heads, HeadReduction::kPerKvHead);
   for (const char* policy : {"fifo", "lru", "non-hit", "lfu", "cluster"})
     EXPECT_EQ(With("policy", policy).kv.policy, policy);
+  EXPECT_EQ(With("shares", "even").kv.kept_shares, KeptShares::kEven);
+  EXPECT_EQ(With("shares", "heads").kv.kept_shares, KeptShares::kHeads);
+  EXPECT_EQ(With("shares", "layers").kv.kept_shares, KeptShares::kLayers);
+  EXPECT_EQ(With("precisions", "bytes").kv.kept_precisions, KeptPrecisions::kBytes);
+  EXPECT_EQ(With("precisions", "entries").kv.kept_precisions, KeptPrecisions::kEntries);
+  EXPECT_EQ(With("precisions", "original").kv.kept_precisions, KeptPrecisions::kOriginal);
+  EXPECT_EQ(With("precisions", "quantised").kv.kept_precisions, KeptPrecisions::kQuantised);
+  EXPECT_EQ(With("moments", "keys").kv.attention_moments, AttentionMoments::kKeys);
+  EXPECT_EQ(With("moments", "rows").kv.attention_moments, AttentionMoments::kRows);
   EXPECT_EQ(With("adapter-kind", "plain").kv.adapter_kind, AdapterKind::kPlain);
   EXPECT_EQ(With("adapter-kind", "centred").kv.adapter_kind, AdapterKind::kCentred);
   EXPECT_EQ(With("adapter-kind", "query").kv.adapter_kind, AdapterKind::kQuery);
@@ -183,10 +192,10 @@ TEST(KvOptions, ChoicesAreNamed) {
 // What completion offers is taken, and the answer to a wrong choice names the same.
 TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
   size_t n_with_choices = 0;
-  for (const char* name :
-       {"method", "budget", "type",   "group", "select",          "mass",   "window",  "sinks",
-        "reuse",  "rank",   "index",  "heads", "representatives", "policy", "adapter", "adapter-kind",
-        "dir",    "io",     "direct", "tmpfs"}) {
+  for (const char* name : {"method",          "budget", "type",    "group",        "select", "mass",
+                           "window",          "sinks",  "reuse",   "rank",         "index",  "heads",
+                           "representatives", "policy", "adapter", "adapter-kind", "shares", "precisions",
+                           "moments",         "dir",    "io",      "direct",       "tmpfs"}) {
     KvSettings settings;
     const Status refused = SetKvOption(name, "?", &settings);
     const size_t at = refused.message().find("is not one of ");
@@ -198,7 +207,7 @@ TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
     EXPECT_EQ(joined, at == std::string::npos ? "" : refused.message().substr(at + 14)) << name;
     n_with_choices += joined.empty() ? 0 : 1;
   }
-  EXPECT_EQ(n_with_choices, 10U);
+  EXPECT_EQ(n_with_choices, 13U);
   EXPECT_TRUE(KvOptionChoices("no such option").empty());
 }
 
@@ -226,12 +235,15 @@ TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
   const std::vector<std::pair<const char*, const char*>> known = {
       {"method",
        "full, flexgen, kvswap, dynakv, streaming, random, oracle, quest, meanstd, loki, infinigen, "
-       "infinigen*"},
+       "infinigen*, arkv, h2o, snapkv, defensivekv, lazyeviction"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
       {"update", "adaptive, static, local"},
       {"layout", "dual-head, cluster, sequence"},
       {"representatives", "memory, flash"},
+      {"shares", "even, heads, layers"},
+      {"precisions", "bytes, entries, original, quantised"},
+      {"moments", "keys, rows"},
       {"policy", "fifo, lru, non-hit, lfu, cluster"},
       {"adapter-kind", "plain, centred, query, query-centred, heads, skewed"},
       {"io", "auto, io_uring, aio, threads"},
@@ -252,8 +264,9 @@ TEST(KvOptions, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   const std::string error = ErrorOf("bugdet", "1");
   EXPECT_NE(error.find("\"bugdet\""), std::string::npos);
   for (const char* name :
-       {"method", "budget", "type", "group", "select", "mass", "window", "sinks", "reuse", "rank", "index",
-        "heads", "policy", "adapter", "adapter-kind", "dir", "io", "direct", "tmpfs"}) {
+       {"method",  "budget",       "type",  "group", "select", "mass",       "window",  "sinks",
+        "reuse",   "rank",         "index", "heads", "shares", "precisions", "moments", "policy",
+        "adapter", "adapter-kind", "dir",   "io",    "direct", "tmpfs"}) {
     EXPECT_NE(error.find(name), std::string::npos) << name;
   }
 }

@@ -368,10 +368,13 @@ TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
 TEST(KvMethods, EveryMethodHasAPlan) {
   for (const KvMethod& method : KvMethods()) {
     SCOPED_TRACE(method.name);
-    EXPECT_TRUE(PlanKv(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096).ok());
-    EXPECT_EQ(method.is_on_flash(), method.name != "full");
+    const KvPlan plan = Plan(Unlimited(std::string(method.name)), kSmolLm2, 4096, 1, 4096);
+    if (method.name != "full") ExpectSound(plan, kSmolLm2);
+    EXPECT_EQ(method.is_on_flash(), method.name != "full" && !method.evicts());
+    EXPECT_EQ(method.needs_file(), method.name != "full");
+    EXPECT_EQ(method.evicts(), !method.keep_rule.empty());
     EXPECT_EQ(method.residency == KvResidencyKind::kPool, method.name == "flexgen");
-    EXPECT_EQ(method.selects(), method.name != "full" && method.name != "flexgen");
+    EXPECT_EQ(method.selects(), method.is_on_flash() && method.name != "flexgen");
     // Only what is scored can be chosen by score.
     EXPECT_EQ(method.has_index(), method.selector == KvSelectorKind::kTopGroups ||
                                       method.selector == KvSelectorKind::kTopClusters);
