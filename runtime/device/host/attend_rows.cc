@@ -55,6 +55,20 @@ void DecodeRowsHere(KvType type, uint32_t head_dim, uint32_t n_entries, const st
   DecodeBlock(type, rows, row_scales, n_entries, head_dim, to);
 }
 
+void JoinWeightsHere(const float* weights, float factor, uint32_t n_moments, bool adds, float* moments) {
+  const Floats d;
+  const Vector scale = hn::Set(d, factor);
+  for (size_t i = 0; i < kBlockEntries; i += kLanes) {
+    const Vector weight = hn::Mul(hn::LoadU(d, weights + i), scale);
+    Vector power = weight;
+    for (float* to = moments + i; to < moments + n_moments * kBlockEntries; to += kBlockEntries) {
+      const Vector before = hn::LoadU(d, to);
+      hn::StoreU(adds ? hn::Add(before, power) : hn::Max(before, power), d, to);
+      power = hn::Mul(power, weight);
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace kvrun::host
 HWY_AFTER_NAMESPACE();
@@ -66,6 +80,7 @@ HWY_EXPORT(BeginAttendHere);
 HWY_EXPORT(AttendBlockHere);
 HWY_EXPORT(EndAttendHere);
 HWY_EXPORT(DecodeRowsHere);
+HWY_EXPORT(JoinWeightsHere);
 
 size_t AttendRowsBytes(uint32_t head_dim) {
   const AttendRows rows{.head_dim = head_dim};
@@ -85,6 +100,10 @@ void EndAttend(const AttendRows& rows, float* parts) { HWY_DYNAMIC_DISPATCH(EndA
 void DecodeRows(KvType type, uint32_t head_dim, uint32_t n_entries, const std::byte* const* rows,
                 const std::byte* const* scales, float* to) {
   HWY_DYNAMIC_DISPATCH(DecodeRowsHere)(type, head_dim, n_entries, rows, scales, to);
+}
+
+void JoinWeights(const float* weights, float factor, uint32_t n_moments, bool adds, float* moments) {
+  HWY_DYNAMIC_DISPATCH(JoinWeightsHere)(weights, factor, n_moments, adds, moments);
 }
 
 }  // namespace kvrun::host

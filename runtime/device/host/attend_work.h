@@ -162,7 +162,11 @@ class KeptWeights {
   }
   float Factor(uint32_t item, uint32_t nth, uint32_t row) const {
     const float* const sum = sums_ + (size_t{item} * kFewRows + row) * 2;
-    return std::exp(Block(item, nth)[kFewRows * kBlockEntries + row] - sum[0]) / sum[1];
+    return std::exp(Maximum(item, nth, row) - sum[0]) / sum[1];
+  }
+  // The row's largest score until then.
+  float Maximum(uint32_t item, uint32_t nth, uint32_t row) const {
+    return Block(item, nth)[kFewRows * kBlockEntries + row];
   }
 
  private:

@@ -120,6 +120,8 @@ class SlottedKv {
       };
       if (shape.has_biases)
         VisitRuns<true>(source, StreamOf(source, item), nth, join);
+      else if (shape.record.group_tokens == 1)
+        VisitSingles(source, StreamOf(source, item), nth, join);
       else
         VisitRuns<false>(source, StreamOf(source, item), nth, join);
       return;
@@ -128,12 +130,27 @@ class SlottedKv {
 
  private:
   static void JoinMass(MassForm::Rows rows, uint32_t n, const float* given, float* mass) {
-    for (uint32_t i = 0; i < n; ++i) {
-      switch (rows) {
-        case MassForm::Rows::kAdd: mass[i] += given[i]; break;
-        case MassForm::Rows::kLargest: mass[i] = std::max(mass[i], given[i]); break;
-        case MassForm::Rows::kReplace: mass[i] = given[i]; break;
-      }
+    switch (rows) {
+      case MassForm::Rows::kAdd:
+        for (uint32_t i = 0; i < n; ++i) mass[i] += given[i];
+        break;
+      case MassForm::Rows::kLargest:
+        for (uint32_t i = 0; i < n; ++i) mass[i] = std::max(mass[i], given[i]);
+        break;
+      case MassForm::Rows::kReplace: std::copy_n(given, n, mass); break;
+    }
+  }
+  // Visits entries as VisitRuns does, where each slot has one and all count: slots that follow each other at
+  // once.
+  template <typename Visit>
+  static void VisitSingles(const Slots& source, uint32_t stream, uint32_t nth, const Visit& visit) {
+    const uint32_t* const slots = source.TableOf(stream) + 2;
+    const uint32_t end = std::min((nth + 1) * kBlockEntries, source.CountEntries(stream));
+    for (uint32_t i = nth * kBlockEntries; i < end;) {
+      uint32_t n = 1;
+      while (i + n < end && slots[i + n] == slots[i] + n) ++n;
+      visit(slots[i], 0, n, i);
+      i += n;
     }
   }
 
@@ -248,31 +265,49 @@ void EncodeRow(const KvRecordShape& record, bool is_value, uint32_t row, const f
   std::memcpy(to + place.scales(row), result + one.scales_begin, one.row_scales_bytes);
 }
 
-// Moments of what a KV head's query heads, those of `n_items` items from `first_item` on, give to a block's
-// entries: [n_moments, kBlockEntries].
-void GiftOf(const AttendItems& items, const KeptWeights& kept, uint32_t first_item, uint32_t n_items,
-            uint32_t nth, const MassForm& form, float* given) {
-  const bool is_mean = form.heads == MassForm::Heads::kMean;
-  std::fill_n(given, form.n_moments * kBlockEntries, 0.0F);
-  uint32_t n_rows = 0;
-  for (uint32_t i = first_item; i < first_item + n_items; ++i) {
-    for (uint32_t row = 0; row < items[i].n_rows; ++row, ++n_rows) {
-      const float* const weights = kept.Row(i, nth, row);
-      const float factor = kept.Factor(i, nth, row);
-      for (uint32_t moment = 0; moment < form.n_moments; ++moment) {
-        float* const to = given + moment * kBlockEntries;
-        for (uint32_t entry = 0; entry < kBlockEntries; ++entry) {
-          const float weight = weights[entry] * factor;
-          const float power = moment == 0 ? weight : weight * weight;
-          to[entry] = is_mean ? to[entry] + power : std::max(to[entry], power);
-        }
+// What blocks are to be multiplied with, row by row. Blocks of a span mostly have the same largest score, as
+// it is found early.
+class BlockFactors {
+ public:
+  BlockFactors(const KeptWeights& kept, const AttendItems& items, uint32_t first_item, uint32_t n_items)
+      : kept_(kept), items_(items), first_item_(first_item), n_items_(n_items) {}
+
+  // Moments of what the KV head's query heads give to the nth block's entries: [n_moments, kBlockEntries].
+  void Gift(uint32_t nth, const MassForm& form, float* given) {
+    const bool is_mean = form.heads == MassForm::Heads::kMean;
+    std::fill_n(given, form.n_moments * kBlockEntries, 0.0F);
+    uint32_t n_rows = 0;
+    for (uint32_t i = first_item_; i < first_item_ + n_items_; ++i) n_rows += items_[i].n_rows;
+    for (uint32_t i = first_item_; i < first_item_ + n_items_; ++i) {
+      for (uint32_t row = 0; row < items_[i].n_rows; ++row) {
+        JoinWeights(kept_.Row(i, nth, row), Factor(i, nth, row), form.n_moments, is_mean, given);
       }
     }
+    if (!is_mean) return;
+    const float mean = 1.0F / static_cast<float>(n_rows);
+    for (uint32_t i = 0; i < form.n_moments * kBlockEntries; ++i) given[i] *= mean;
   }
-  if (!is_mean) return;
-  const float mean = 1.0F / static_cast<float>(n_rows);
-  for (uint32_t i = 0; i < form.n_moments * kBlockEntries; ++i) given[i] *= mean;
-}
+
+ private:
+  float Factor(uint32_t i, uint32_t nth, uint32_t row) {
+    if (n_items_ > 1) return kept_.Factor(i, nth, row);
+    const float maximum = kept_.Maximum(i, nth, row);
+    if (!is_known_[row] || maximum != maxima_[row]) {
+      maxima_[row] = maximum;
+      factors_[row] = kept_.Factor(i, nth, row);
+      is_known_[row] = true;
+    }
+    return factors_[row];
+  }
+
+  const KeptWeights& kept_;
+  const AttendItems& items_;
+  uint32_t first_item_;
+  uint32_t n_items_;
+  std::array<bool, kFewRows> is_known_ = {};
+  std::array<float, kFewRows> maxima_ = {};
+  std::array<float, kFewRows> factors_ = {};
+};
 
 // Attends, keeps what each entry weighs, and joins it into the mass of the sources.
 void AttendForMass(ThreadPool& pool, const SlotAttentionArgs& args, const AttentionArgs& attention,
@@ -287,16 +322,22 @@ void AttendForMass(ThreadPool& pool, const SlotAttentionArgs& args, const Attent
   AttendWork(pool, attention, items, source, /*rounds=*/false, &kept).Run();
   const uint32_t n_heads = attention.n_tokens * attention.kv_shape.n_kv_heads;
   const uint32_t tiles = items.size() / n_heads;
-  const size_t grain = 8;  // blocks, of about a microsecond
-  pool.ParallelFor(size_t{n_heads} * most_blocks, grain, [&](size_t begin, size_t end, uint32_t) {
+  // A KV head's blocks at once: about as long as waking a thread takes, or longer.
+  const uint32_t part_blocks = std::max(32U, CeilDiv(most_blocks, 4U));
+  const uint32_t n_parts = CeilDiv(most_blocks, part_blocks);
+  pool.ParallelFor(size_t{n_heads} * n_parts, 1, [&](size_t begin, size_t end, uint32_t) {
     float given[2 * kBlockEntries];
     for (size_t unit = begin; unit < end; ++unit) {
-      const auto first_item = static_cast<uint32_t>(unit / most_blocks) * tiles;
-      const auto nth = static_cast<uint32_t>(unit % most_blocks);
+      const auto first_item = static_cast<uint32_t>(unit / n_parts) * tiles;
       const AttendItem item = items[first_item];
-      if (nth >= source.CountBlocks(item) || source.CountsNone(item)) continue;
-      GiftOf(items, kept, first_item, tiles, nth, form, given);
-      source.AddMass(item, nth, form, attention.kv_shape.n_sequences, given);
+      if (source.CountsNone(item)) continue;
+      BlockFactors factors(kept, items, first_item, tiles);
+      const auto first = static_cast<uint32_t>(unit % n_parts) * part_blocks;
+      const uint32_t last = std::min(first + part_blocks, source.CountBlocks(item));
+      for (uint32_t nth = first; nth < last; ++nth) {
+        factors.Gift(nth, form, given);
+        source.AddMass(item, nth, form, attention.kv_shape.n_sequences, given);
+      }
     }
   });
 }
