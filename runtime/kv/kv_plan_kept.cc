@@ -19,7 +19,7 @@ constexpr uint32_t kSampledRows = 256;
 
 const KeepRule& RuleOf(const KvPlan& plan) { return **FindKeepRule(plan.method.keep_rule); }
 
-uint64_t TableBytes(const KvPlan& plan, uint64_t table_slots) {
+uint64_t KeptTableBytes(const KvPlan& plan, uint64_t table_slots) {
   SlotShape shape;
   shape.n_streams = plan.n_streams;
   shape.table_slots = static_cast<uint32_t>(table_slots);
@@ -28,7 +28,7 @@ uint64_t TableBytes(const KvPlan& plan, uint64_t table_slots) {
 
 // What each entry weighs in a step, until it has been added to its mass (on the CPU in blocks of 64 entries
 // and rows of 8 query heads, with a maximum each).
-uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
+uint64_t WeightBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t blocks = 3 + (2 * uint64_t{plan.kept.most_entries} + plan.n_window_slots) / 64;
   const uint64_t head_tiles = CeilDiv(input.model.n_heads / input.model.n_kv_heads, 8U);
   return plan.n_streams * blocks * head_tiles * 8 * 65 * sizeof(float);
@@ -84,8 +84,8 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   // Places of both precisions at most.
   const uint64_t places =
       HasLowRecords(plan) && !all_low ? uint64_t{kept.n_entries} + kept.most_entries : kept.n_entries;
-  uint64_t tables = TableBytes(plan, kept.most_entries);
-  if (HasLowRecords(plan)) tables += TableBytes(plan, kept.most_entries);
+  uint64_t tables = KeptTableBytes(plan, kept.most_entries);
+  if (HasLowRecords(plan)) tables += KeptTableBytes(plan, kept.most_entries);
   const uint64_t list_entry = sizeof(uint32_t) * (rule.tracks_recurrence ? 3 : 1) + mass_bytes;
   const uint64_t window_entry = plan.window_record.size_bytes() + mass_bytes;
 
@@ -96,8 +96,9 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   plan.parts.push_back({"kept lists", lists * kept.most_entries * list_entry, true, true});
   plan.parts.push_back({"window", lists * plan.n_window_slots * window_entry, true, true});
   plan.parts.push_back({"tails", lists / plan.n_sequences * plan.window_record.size_bytes(), true, false});
-  plan.parts.push_back({"tables", input.model.n_layers * TableBytes(plan, plan.n_window_slots), true, true});
-  plan.parts.push_back({"scores", ScoreBytes(input, plan), false, true});
+  plan.parts.push_back(
+      {"tables", input.model.n_layers * KeptTableBytes(plan, plan.n_window_slots), true, true});
+  plan.parts.push_back({"scores", WeightBytes(input, plan), false, true});
   plan.parts.push_back({"staging",
                         SpillFile::kBufferBytes +
                             lists * (VaultListBytes(plan) / SpillFile::kOffsetAlignment) * sizeof(uint32_t) +
