@@ -248,6 +248,7 @@ Status OffloadedForwardPass::BeginDecode() {
   prefill_.reset();
   if (cache_->in_decode() && attend_scratch_ != nullptr) return Status::Ok();
   steps_.clear();  // recorded with buffers that are gone
+  attend_scratch_.reset();
   KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginDecode());
   uint64_t scratch_bytes = 0;

@@ -23,15 +23,15 @@ Status PromptStore::CreateBuffers() {
                                                         BufferUse::kShared, "kv"));
   if (divides()) {
     if (plan().method.evicts()) {
-      const bool is_sampled = plan().kept.samples_rows;
-      observed_stride_ = is_sampled ? CeilDiv(plan().n_ctx, plan().kept.observed_rows) : 0;
       query_positions_.reserve(most_queries());
       row_mass_.emplace(device_, commands_.config());
     }
     queries_.reserve(size_t{most_queries()} * commands_.config().q_dim());
     const uint64_t row_bytes = uint64_t{commands_.qkv_dim()} * sizeof(float);
-    KVRUN_ASSIGN_OR_RETURN(
-        tapped_, device_.CreateBuffer(MostTapped(kChunkRows) * row_bytes, BufferUse::kReadback, "kv"));
+    const uint64_t most_tapped =
+        plan().method.evicts() ? std::min(kChunkRows, plan().kept.observed_rows) : kTappedRows;
+    KVRUN_ASSIGN_OR_RETURN(tapped_,
+                           device_.CreateBuffer(most_tapped * row_bytes, BufferUse::kReadback, "kv"));
     return Status::Ok();
   }
   if (index() == nullptr || index()->takes_records()) return Status::Ok();
@@ -46,6 +46,8 @@ Status PromptStore::CreateBuffers() {
 void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
   prompt_ = prompt;
   tiles_ = std::move(tiles);
+  // Rows from the last one back: they are seen by all that stay.
+  observed_stride_ = plan().kept.samples_rows ? CeilDiv(prompt.end, plan().kept.observed_rows) : 0;
   shown_.reset();
 }
 
@@ -73,7 +75,7 @@ uint32_t PromptStore::most_queries() const {
 uint32_t PromptStore::MostTapped(uint32_t n_rows) const {
   if (!plan().method.evicts()) return TappedRows(n_rows);
   if (observed_stride_ == 0) return std::min(n_rows, plan().kept.observed_rows);
-  return CeilDiv(n_rows, observed_stride_);
+  return CeilDiv(n_rows, observed_stride_);  // at least as many as any so many rows in a row
 }
 
 // Rows that are observed; the chunk's last one again where there are fewer than in another chunk.
@@ -83,7 +85,7 @@ void PromptStore::ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint
   const uint32_t most = MostTapped(n_rows);
   const uint32_t begin = observed_stride_ == 0 ? n_rows - most : 0;
   for (uint32_t row = begin; row < n_rows; ++row) {
-    if (observed_stride_ > 1 && (first + row + 1) % observed_stride_ != 0) continue;
+    if (observed_stride_ > 1 && (prompt_.end - 1 - first - row) % observed_stride_ != 0) continue;
     tapped->push_back(row);
     chunk_positions_.push_back(first + row);
   }

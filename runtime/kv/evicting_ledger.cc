@@ -45,7 +45,12 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
     for (auto& list : recurrences_) list.reserve(plan.kept.most_entries);
     window_recurrences_.resize(size_t{n_layers} * plan.n_streams * plan.n_window_slots);
   }
-  const size_t most = size_t{2} * plan.kept.most_entries + 1;  // of both tiers, and one that arrives
+  ReserveScratch();
+}
+
+// Decoding allocates nothing.
+void EvictingLedger::ReserveScratch() {
+  const size_t most = size_t{2} * plan_.kept.most_entries + 1;  // of both tiers, and one that arrives
   view_positions_.reserve(most);
   view_mass_.reserve(most);
   view_squares_.reserve(most);
@@ -265,7 +270,7 @@ void EvictingLedger::GatherView(uint32_t layer, uint32_t stream) {
   view_seen_.clear();
   view_gaps_.clear();
   for (const Recurrence& entry : recurrences_[ListOf(layer, stream)]) {
-    view_seen_.push_back(entry.seen_at);
+    view_seen_.push_back(std::min(entry.seen_at, sequences_[stream / heads()].length));
     view_gaps_.push_back(entry.longest_gap);
   }
 }
@@ -279,7 +284,7 @@ uint32_t EvictingLedger::WorstEntry(uint32_t layer, uint32_t stream, uint32_t po
   if (rule_.tracks_recurrence) {
     const Recurrence& arriving =
         window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots + position % plan_.n_window_slots];
-    view_seen_.push_back(arriving.seen_at);
+    view_seen_.push_back(std::min(arriving.seen_at, sequences_[stream / heads()].length));
     view_gaps_.push_back(arriving.longest_gap);
   }
   scores_.resize(view_positions_.size());
@@ -395,7 +400,9 @@ void EvictingLedger::NoteRecurrences(uint32_t layer) {
     if (row.position >= sequences_[row.sequence].length) continue;
     const auto note = [&row](float mass, Recurrence& entry) {
       if (mass <= kRecurrenceWeight) return;
-      entry.longest_gap = std::max(entry.longest_gap, row.position - entry.seen_at);
+      // A truncated sequence goes on before what it has seen.
+      const uint32_t gap = row.position - std::min(row.position, entry.seen_at);
+      entry.longest_gap = std::max(entry.longest_gap, gap);
       entry.seen_at = row.position;
     };
     for (uint32_t stream = row.sequence * heads(); stream < (row.sequence + 1) * heads(); ++stream) {

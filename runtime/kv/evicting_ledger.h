@@ -102,6 +102,8 @@ class EvictingLedger final : public KvLedger {
 
   // Prompts.
   Status UndoPrefill();
+  void ReserveScratch();
+  void DropPromptScratch();
   void Clear(uint32_t sequence);
   Status PutAside();
   Status PutListAside(uint32_t layer, uint32_t stream);

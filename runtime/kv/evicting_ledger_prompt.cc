@@ -1,5 +1,6 @@
 // What stays of a prompt, and where it is while prompts are computed.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -28,10 +29,16 @@ uint64_t EvictingLedger::VaultOffset(uint32_t layer, uint32_t stream) const {
   return ListOf(layer, stream) * VaultListBytes(plan_);
 }
 
-Status EvictingLedger::UndoPrefill() { return window_.in_prefill() ? window_.UndoPrefill() : Status::Ok(); }
+// What layers have kept of a prompt that failed is nobody's.
+Status EvictingLedger::UndoPrefill() {
+  if (!window_.in_prefill()) return Status::Ok();
+  Clear(window_.prefilled_sequence());
+  return window_.UndoPrefill();
+}
 
 void EvictingLedger::Clear(uint32_t sequence) {
   sequences_[sequence] = {};
+  std::erase_if(rows_, [sequence](const KvRow& row) { return row.sequence == sequence; });
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     shares_[size_t{layer} * plan_.n_sequences + sequence] = {};
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
@@ -113,7 +120,8 @@ void EvictingLedger::ScorePrompt(std::span<const float> mass, uint32_t end, uint
               scores_);
   if (rule_.tracks_recurrence) {
     // Until something recurs, what the last rows attended to most.
-    std::copy(view_mass_.begin(), view_mass_.end(), scores_.begin());
+    std::transform(view_mass_.begin(), view_mass_.end(), scores_.begin(),
+                   [](float mass) { return std::isfinite(mass) ? mass : 0.0F; });
   }
   PoolLargest(rule_.pool_entries, scores_);
 }
@@ -201,14 +209,16 @@ Status EvictingLedger::KeepBest(uint32_t layer, uint32_t stream, uint32_t head, 
 void EvictingLedger::ShareHeads(uint32_t layer, const KvRange& prompt, uint32_t n_entries) {
   const uint32_t first = prompt.sequence * heads();
   if (plan_.kept.shares == KeptShares::kEven || n_entries == 0) return;
+  shares_[size_t{layer} * plan_.n_sequences + prompt.sequence].entropy = ScoreEntropy(prompt_scores_);
   const uint32_t n = plan_.kept.n_entries;
+  if (n_entries <= n) return;  // all of it stays
   const std::vector<uint32_t> shares =
       AdaptiveHeadShares(prompt_scores_, heads(), n * heads(), kHeadFloorShare);
-  // Twice an even share at most: the tables have room for that.
+  // Twice an even share at most: the tables have room for that. One at least, where all have one.
+  const uint32_t n_none = static_cast<uint32_t>(std::count(shares.begin(), shares.end(), 0U));
   for (uint32_t head = 0; head < heads(); ++head) {
-    list_entries_[ListOf(layer, first + head)] = std::min(shares[head], 2 * n);
+    list_entries_[ListOf(layer, first + head)] = n_none > 0 ? n : std::min(shares[head], 2 * n);
   }
-  shares_[size_t{layer} * plan_.n_sequences + prompt.sequence].entropy = ScoreEntropy(prompt_scores_);
 }
 
 Status EvictingLedger::FillWindowMass(uint32_t layer, const KvRange& prompt, std::span<const float> mass,
@@ -226,6 +236,16 @@ Status EvictingLedger::FillWindowMass(uint32_t layer, const KvRange& prompt, std
     }
   }
   return n_moments() == 0 ? Status::Ok() : FlushAll(*window_mass_[layer]);
+}
+
+// Of a prompt's size: decoding looks at lists.
+void EvictingLedger::DropPromptScratch() {
+  for (std::vector<uint32_t>* scratch : {&view_positions_, &view_rows_, &view_seen_, &view_gaps_, &order_}) {
+    *scratch = {};
+  }
+  for (std::vector<float>* scratch : {&view_mass_, &view_squares_, &scores_, &prompt_scores_}) *scratch = {};
+  list_records_ = {};
+  ReserveScratch();
 }
 
 // All layers of a prompt have said what they need.
@@ -261,6 +281,7 @@ Status EvictingLedger::ShareOut(uint32_t sequence) {
 Status EvictingLedger::EndPrefill(uint32_t sequence, uint32_t length) {
   KVRUN_RETURN_IF_ERROR(ShareOut(sequence));
   KVRUN_RETURN_IF_ERROR(window_.EndPrefill(length));
+  DropPromptScratch();
   Sequence& state = sequences_[sequence];
   state.length = length;
   state.prompt_end = length;
@@ -327,6 +348,7 @@ Status EvictingLedger::BeginDecode() {
     }
   }
   for (Aside& aside : aside_) aside = {};
+  list_records_ = {};
   return Status::Ok();
 }
 

@@ -15,7 +15,7 @@
 
 namespace kvrun {
 
-// The entries of one stream that could be evicted, by ascending position; all spans have as many elements, or
+// The entries of one stream that could be evicted; all spans have as many elements, or
 // none where the rule does not look at it.
 struct KeptView {
   std::span<const uint32_t> positions = {};
@@ -27,7 +27,7 @@ struct KeptView {
   // longest time between two such rows, in rows.
   std::span<const uint32_t> seen_at = {};  // at most `now`
   std::span<const uint32_t> longest_gap = {};
-  uint32_t now = 0;  // the position of the newest entry
+  uint32_t now = 0;  // how many entries the sequence has; no seen_at is greater
 };
 
 struct KeepRule {

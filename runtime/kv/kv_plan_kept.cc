@@ -93,7 +93,9 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   plan.parts.push_back({"kept", lists * kept.n_entries * record_bytes, false, true});
   plan.parts.push_back(
       {"kept tables", input.model.n_layers * tables + lists * places * mass_bytes, false, true});
-  plan.parts.push_back({"kept lists", lists * kept.most_entries * list_entry, true, true});
+  // Once aside and once in use, while the one becomes the other; and what a list is looked at with.
+  const uint64_t scratch = (2 * uint64_t{kept.most_entries} + 1) * 9 * sizeof(float);
+  plan.parts.push_back({"kept lists", 2 * lists * kept.most_entries * list_entry + scratch, true, true});
   plan.parts.push_back({"window", lists * plan.n_window_slots * window_entry, true, true});
   plan.parts.push_back({"tails", lists / plan.n_sequences * plan.window_record.size_bytes(), true, false});
   plan.parts.push_back(
@@ -108,18 +110,20 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
 
 uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t row_bytes = uint64_t{input.model.n_heads} * input.model.head_dim * sizeof(float);
-  // As they were tapped, and in order; and each one's sum.
+  const uint64_t tapped_bytes =
+      row_bytes + 2 * uint64_t{input.model.n_kv_heads} * input.model.head_dim * sizeof(float);
+  // As they are tapped, with K and V; as they are kept, and given to the device; and each one's sum.
   return plan.kept.observed_rows *
-             (2 * row_bytes + input.model.n_heads * 2 * sizeof(float) + sizeof(uint32_t)) +
+             (tapped_bytes + 2 * row_bytes + input.model.n_heads * 2 * sizeof(float) + sizeof(uint32_t)) +
          2 * sizeof(StepParams);
 }
 
 uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t moments =
       plan.method.precision == KvPrecisionKind::kByScore ? 4 : RuleOf(plan).prompt_form.n_moments;
-  // On the device and in a copy; scores, and the order of a head's entries.
-  return uint64_t{plan.n_ctx} * (2 * moments * input.model.n_kv_heads * sizeof(float) +
-                                 input.model.n_kv_heads * sizeof(float) + 2 * sizeof(uint32_t));
+  // The device's and a copy; then the copy with scores, and what a head's are made of.
+  const uint64_t heads = input.model.n_kv_heads;
+  return uint64_t{plan.n_ctx} * sizeof(float) * std::max(2 * moments * heads, (2 * moments + 1) * heads + 12);
 }
 
 std::string DescribeKept(const KvPlan& plan) {

@@ -24,7 +24,7 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
     std::iota(all_.begin(), all_.end(), 0U);
   }
   rows_.reserve(plan.n_sequences);
-  fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
+  if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
   planned_.reserve(plan.n_streams);
   if (plan.method.has_clusters()) counts_.reserve(plan.n_chosen);
   stats_.layer_fetch_ms.resize(n_layers);

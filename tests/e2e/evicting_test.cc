@@ -231,7 +231,52 @@ TEST_P(Evicting, ItGoesBackWithinTheWindowOrToTheBeginning) {
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
   EXPECT_NE(refused.message().find("cannot go back to 100"), std::string::npos) << refused.message();
   RunOrDie(RunOne(*pass, ids, 200 - kWindow + 1));  // nothing was lost
+  // Now and then a few tokens are taken back.
+  for (uint32_t position = 200 - kWindow; position < 300; ++position) {
+    RunOrDie(RunOne(*pass, ids, position));
+    if (position % 10 == 9) {
+      for (uint32_t again = position - 3; again < position; ++again) RunOrDie(RunOne(*pass, ids, again));
+      RunOrDie(RunOne(*pass, ids, position));
+    }
+  }
   EXPECT_EQ(Feed(*pass, ids, 0, 150, 150), first);
+}
+
+// A long context and a short prompt; lists that have room for more than it has; a prompt that was given up,
+// and then one token: nothing of it is left.
+TEST_P(Evicting, ShortPromptsInLongContexts) {
+  ASSERT_NO_FATAL_FAILURE(Load("SelfMade"));
+  constexpr uint32_t kLong = 4096;
+  const std::vector<int> ids = Ids();
+  const auto full = [&](size_t prompt) {
+    const auto pass = NewFull();
+    Feed(*pass, ids, 0, prompt, prompt);
+    return Decode(*pass, ids, prompt, 100);
+  };
+  for (const char* options : {"", "--kv-shares heads", "--kv-shares layers"}) {
+    for (const size_t prompt : {2U, 9U, 40U}) {
+      auto offloaded =
+          OffloadedOptionsOrDie(loaded_, folder_,
+                                fmt::format("--kv-method {} --kv-type f32 --kv-window {} --kv-select 200 {}",
+                                            GetParam().name, kWindow, options),
+                                kLong, 1);
+      offloaded->plan.kept.precisions = KeptPrecisions::kOriginal;
+      const auto pass =
+          loaded_.NewPass({.n_sequences = 1, .n_ctx = kLong, .offloaded = std::move(offloaded)});
+      Feed(*pass, ids, 0, prompt, prompt);
+      ExpectSame(fmt::format("{} {}", options, prompt), full(prompt), Decode(*pass, ids, prompt, 100));
+      EXPECT_EQ(pass->kv_report()->kept->evicted, 0U);
+    }
+  }
+  const auto pass = NewPass("--kv-select 30", 1, 64);
+  uint64_t asked = 0;
+  pass->SetProgress([&](uint64_t done, uint64_t total) { return ++asked > 3 && done > total * 3 / 4; });
+  std::vector<StepRow> rows;
+  for (uint32_t i = 0; i < 200; ++i) rows.push_back({Ids(7)[i], i, 0});
+  EXPECT_EQ(pass->Run(rows, {}, {}).code(), StatusCode::kCancelled);
+  pass->SetProgress({});
+  const std::vector<float> said = Decode(*pass, ids, 0, 20);
+  EXPECT_EQ(said, Decode(*NewPass("--kv-select 30", 1, 64), ids, 0, 20));
 }
 
 // A prompt that is given up: the others are as they were, and it can begin anew.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/kv/keep_rule.h"
 #include "runtime/kv/kv_plan.h"
 
 namespace kvrun::testing {
@@ -95,9 +96,11 @@ inline void ExpectSoundLists(const KvPlan& plan, const KvModelShape& model) {
   const bool all_low = is_by_score && kept.precisions == KeptPrecisions::kQuantised;
   EXPECT_EQ(Part(plan, "kept"), lists * kept.n_entries * (all_low ? low_bytes : plan.record.size_bytes()));
   // A position and a mass of each; and in decoding a place of the mapping table and what the device adds up.
-  EXPECT_GE(Part(plan, "kept lists"), lists * kept.most_entries * 8);
-  EXPECT_GE(Part(plan, "kept tables"), lists * kept.most_entries * 4 + lists * kept.n_entries * 4);
-  EXPECT_GE(Part(plan, "window"), lists * plan.n_window_slots * (plan.window_record.size_bytes() + 4));
+  const uint64_t mass_bytes = (*FindKeepRule(plan.method.keep_rule))->evicts_prompt ? 4 : 0;
+  EXPECT_GE(Part(plan, "kept lists"), lists * kept.most_entries * (4 + mass_bytes));
+  EXPECT_GE(Part(plan, "kept tables"), lists * kept.most_entries * 4 + lists * kept.n_entries * mass_bytes);
+  EXPECT_GE(Part(plan, "window"),
+            lists * plan.n_window_slots * (plan.window_record.size_bytes() + mass_bytes));
   EXPECT_GE(Part(plan, "staging"), kept.most_entries * plan.record.size_bytes()) << "a list on its way";
 }
 
