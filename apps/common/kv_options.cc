@@ -25,7 +25,8 @@ const std::vector<KvOptionHelp>& Options() {
        "flash, and only what is predicted to matter is read (default: full; with --kv-budget, kvswap where "
        "not all KV fits into it); dynakv: the same, in clusters that follow the text. To compare with: "
        "streaming, random, oracle, quest, meanstd, loki, "
-       "infinigen, infinigen*",
+       "infinigen, infinigen*. Methods that forget what gets little attention: arkv, h2o, snapkv, "
+       "defensivekv, lazyeviction",
        kKv},
       {"budget", "BYTES|A/B|P%",
        "memory for all that grows with the context: 14155776, 13.5M, or a share of the f16 KV, such as 1/13 "
@@ -35,7 +36,10 @@ const std::vector<KvOptionHelp>& Options() {
       {"type", "TYPE|K,V", "f32, f16, fp8, int8 or int4: one for both, or one each for K,V (default f16)",
        kKvExperts},
       {"group", "N", "how many consecutive entries are read as one", kKvExperts},
-      {"select", "N", "how many entries a token reads besides sinks and window", kKvExperts},
+      {"select", "N",
+       "how many entries a token reads besides sinks and window; of methods that forget: how many of each KV "
+       "head are kept besides the window",
+       kKvExperts},
       {"mass", "SHARE",
        "end a selection where its predicted share of the attention is reached, such as 0.95; --kv-select is "
        "the most then",
@@ -69,6 +73,19 @@ const std::vector<KvOptionHelp>& Options() {
       {"layout", "HOW", "dynakv: how clusters lie on flash: dual-head, cluster or sequence", kKvExperts},
       {"representatives", "WHERE",
        "dynakv: where the index of clusters lies: memory (default) or flash, read again for each token",
+       kKvExperts},
+      {"shares", "HOW",
+       "methods that forget: who has how much of what is kept: even (default), heads (a layer's KV heads by "
+       "their attention) or layers (layers, too)",
+       kKvExperts},
+      {"precisions", "HOW",
+       "arkv: which of what is kept is exact, and which has 8 bits: bytes (default: a part of the memory is "
+       "exact, as many of 8 bits as fit into the rest), entries (a part of the entries is exact), original "
+       "(all exact) or quantised (all of 8 bits)",
+       kKvExperts},
+      {"moments", "HOW",
+       "arkv: what a layer's attention is measured over: keys (default, as the paper says) or rows (as its "
+       "authors' code does)",
        kKvExperts},
       {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit, lfu or cluster",
        kKvExperts},

@@ -56,7 +56,9 @@ TEST(CliHelp, OptionsStandInGroupsInTheirOrder) {
   EXPECT_TRUE(in_group("--top-k", "Sampling"));
   EXPECT_TRUE(in_group("--device", "Device"));
   EXPECT_TRUE(in_group("--kv-budget", "Context and KV cache"));
-  EXPECT_TRUE(in_group("--kv-rank", "KV cache, for experts"));
+  for (const char* option : {"--kv-rank", "--kv-shares", "--kv-precisions", "--kv-moments"}) {
+    EXPECT_TRUE(in_group(option, "KV cache, for experts")) << option;
+  }
   EXPECT_TRUE(in_group("--json", "Output"));
 }
 

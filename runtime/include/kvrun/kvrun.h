@@ -248,20 +248,24 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  * token's K and V in one layer; the index is what kvrun keeps in memory to predict which entries a token
  * attends to.
  *   method       "full": all KV is in memory. "flexgen": all KV is on flash and is read again for every
- * token. "kvswap": all KV is on flash, and each token reads what it is predicted to attend to. The default is
- * "full" if there is no budget or the budget holds all KV of the context (which a note says), otherwise
- * "kvswap". "dynakv": as kvswap, but entries whose keys are alike lie together, in clusters that follow the
- * text as it is generated. To compare with (docs/comparators.md): "streaming", "random", "oracle", "quest",
- * "meanstd", "loki", "infinigen", "infinigen*". A method that you give is kept
- *   budget       memory for all that grows with the context: bytes
- * ("14155776"), bytes with a unit of 1024s
+ *                token. "kvswap": all KV is on flash, and each token reads what it is predicted to attend
+ *                to. The default is "full" if there is no budget or the budget holds all KV of the context
+ *                (which a note says), otherwise "kvswap". "dynakv": as kvswap, but entries whose keys are
+ *                alike lie together, in clusters that follow the text as it is generated. To compare with
+ *                (docs/comparators.md): "streaming", "random", "oracle", "quest", "meanstd", "loki",
+ *                "infinigen", "infinigen*". Methods that evict (docs/evicting.md), that is, keep in memory
+ *                what gets attention and forget the rest: "arkv", "h2o", "snapkv", "defensivekv",
+ *                "lazyeviction". A method that you give is kept
+ *   budget       memory for all that grows with the context: bytes ("14155776"), bytes with a unit of 1024s
  *                ("13.5M", "13.5MB" and "13.5MiB" are the same; K, M, G), or a share of the f16 KV of the
  *                whole context ("1/13", "8%"). Bytes are never exceeded: too few are KVRUN_OUT_OF_MEMORY. A
- *                share that is too small for "kvswap" or "flexgen", given or chosen, is raised to the least
- *                that works, which a note says; with "full" as a given method it is refused
+ *                share that is too small for a method, given or chosen, is raised to the least that works,
+ *                which a note says; with "full" as a given method it is refused
  *   type         "f32", "f16", "fp8", "int8", "int4": one for both, or one each for K,V ("fp8,int4")
  *   group        how many consecutive entries are read as one, up to 256
- *   select       how many entries a token reads besides sinks and window
+ *   select       how many entries a token reads besides sinks and window. Methods that evict: how many
+ *                entries each list (of a KV head of a layer) keeps besides the window, on average; by
+ *                default as many as the budget holds, or all
  *   mass         a selection ends where its predicted share of the attention reaches this, above 0 and at
  *                most 1 ("0.95"); select is the most then
  *   window       how many of the newest entries stay in memory
@@ -287,6 +291,14 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                order of the text)
  *   representatives  dynakv: where the rows of the index lie that clusters are chosen by: "memory", "flash"
  *                (read again for each token, a layer ahead; memory holds those of a few layers)
+ *   shares       methods that evict: how lists share what is kept: "even" (each has as many entries),
+ *                "heads" (a layer's KV heads share by their scores), "layers" (layers share by the entropy
+ *                of their scores, and heads as before)
+ *   precisions   arkv: what is kept as "type" says, and what in 8 bits: "bytes" (a share of a layer's
+ *                memory is exact, as its attention asks for; the rest holds as many of 8 bits as fit),
+ *                "entries" (a share of its entries is exact), "original" (all are exact), "quantised" (all
+ *                have 8 bits)
+ *   moments      arkv: what a layer's attention is measured over: "keys", "rows"
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
  *                dynakv: its thresholds of clusters, in place of "split", which comes before them
@@ -332,7 +344,10 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
  * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
  * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep,
- * split, update, layout, representatives), k_type, v_type, adapter_kind (null if there is none); notes [..]
+ * split, update, layout, representatives), kept (null: the method does not evict; else an object: entries (of
+ * a list, on average; select is the same), most_entries (of any list, however they share), shares, precisions
+ * and moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what
+ * stays, at most)), k_type, v_type, adapter_kind (null if there is none); notes [..]
  * (one if the context is longer than what the model was trained with). A file of adapters is read to check
  * that it suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on
  * the storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in
@@ -472,7 +487,11 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
  * decoding: chosen_groups (without sinks), entries_per_layer {mean, least, most} (chosen by a stream of a
  * layer in a step, without sinks), own_hits (chosen groups that were in memory already), pool_reads (those
  * that were read into the pool that layers share, as they found no room in their layer's reuse buffer),
- * hit_rate (own_hits of chosen_groups),
+ * hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an object, of all lists
+ * of all layers and sequences, without the window: original (entries that are exact), low (those in 8 bits),
+ * evicted (since each sequence began, what was not kept of its prompt among them), lowered (those that went
+ * from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the share that is
+ * exact, 0..1; empty where the method has no such choice]),
  * stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading that it
  * did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode ("io_uring
  * direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
