@@ -121,7 +121,7 @@ void EvictingLedger::ScorePrompt(std::span<const float> mass, uint32_t end, uint
   if (rule_.tracks_recurrence) {
     // Until something recurs, what the last rows attended to most.
     std::transform(view_mass_.begin(), view_mass_.end(), scores_.begin(),
-                   [](float mass) { return std::isfinite(mass) ? mass : 0.0F; });
+                   [](float value) { return std::isfinite(value) ? value : 0.0F; });
   }
   PoolLargest(rule_.pool_entries, scores_);
 }
