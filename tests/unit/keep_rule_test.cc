@@ -313,7 +313,7 @@ TEST(KeepRuleLayers, SharesAreInProportionWithinBounds) {
   EXPECT_EQ(ShareLayers({0, 0, 0}, 7, 1, 7), (Shares{3, 2, 2}));
   EXPECT_EQ(ShareLayers({0, 5, 0}, 12, 1, 6), (Shares{3, 6, 3}));
   EXPECT_EQ(ShareLayers({0, 5, 0}, 12, 1, 20), (Shares{1, 10, 1}));
-  EXPECT_EQ(ShareLayers({1e300, 1e300}, 5, 0, 5), (Shares{3, 2}));
+  EXPECT_EQ(ShareLayers({0.5e308, 1.5e308}, 8, 0, 8), (Shares{2, 6}));
   EXPECT_EQ(ShareLayers({1e-310, 1e300}, 5, 1, 5), (Shares{1, 4}));
   EXPECT_EQ(ShareLayers({}, 0, 3, 5), Shares{});
   EXPECT_EQ(ShareLayers({2, 1}, 4294967295U, 0, 4294967295U), (Shares{2863311530U, 1431655765U}));
