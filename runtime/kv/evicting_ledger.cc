@@ -101,10 +101,7 @@ Status EvictingLedger::ClearWindowMass(uint32_t layer, uint32_t sequence, uint32
     const uint32_t stream = sequence * heads() + head;
     for (uint32_t moment = 0; moment < n_moments(); ++moment)
       WindowMass(layer, stream, position, moment) = 0.0F;
-    if (rule_.tracks_recurrence) {
-      window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots + position % plan_.n_window_slots] = {
-          position, 0};
-    }
+    if (rule_.tracks_recurrence) WindowRecurrence(layer, stream, position) = {position, 0};
   }
   return n_moments() == 0 ? Status::Ok() : FlushAll(*window_mass_[layer]);
 }
@@ -158,7 +155,7 @@ Status EvictingLedger::BeginStep(std::span<const KvRow> rows) {
     }
     if (rule_.tracks_recurrence) NoteRecurrences(layer);
     for (const KvRow& row : rows) {
-      const uint32_t end = row.position + 1 - std::min(plan_.window_entries, row.position + 1);
+      const uint32_t end = window_.FirstGroup(row.position + 1);
       for (uint32_t position = sequences_[row.sequence].settled; position < end; ++position) {
         KVRUN_RETURN_IF_ERROR(SettleEntry(layer, row.sequence, position));
       }
@@ -168,8 +165,7 @@ Status EvictingLedger::BeginStep(std::span<const KvRow> rows) {
   }
   for (const KvRow& row : rows) {
     Sequence& sequence = sequences_[row.sequence];
-    sequence.settled =
-        std::max(sequence.settled, row.position + 1 - std::min(plan_.window_entries, row.position + 1));
+    sequence.settled = std::max(sequence.settled, window_.FirstGroup(row.position + 1));
     window_.NoteFirstGroup(row.sequence, sequence.settled);
   }
   rows_.assign(rows.begin(), rows.end());
@@ -189,8 +185,7 @@ Status EvictingLedger::Settle(uint32_t layer, uint32_t stream, uint32_t position
   if (rule_.tracks_recurrence) {
     std::vector<Recurrence>& list = recurrences_[ListOf(layer, stream)];
     if (i == list.size()) list.emplace_back();
-    list[i] =
-        window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots + position % plan_.n_window_slots];
+    list[i] = WindowRecurrence(layer, stream, position);
   }
   return WriteEntry(layer, stream, entry_tier(), i, position);
 }
@@ -275,6 +270,12 @@ void EvictingLedger::GatherView(uint32_t layer, uint32_t stream) {
   }
 }
 
+// What the view shows, into scores_.
+void EvictingLedger::ScoreView(uint32_t now) {
+  scores_.resize(view_positions_.size());
+  rule_.score({view_positions_, view_mass_, view_squares_, view_rows_, view_seen_, view_gaps_, now}, scores_);
+}
+
 // Of the list's entries and the one that arrives, that with the least score; of equal ones the oldest.
 // kNoEntry: it is the one that arrives.
 uint32_t EvictingLedger::WorstEntry(uint32_t layer, uint32_t stream, uint32_t position) {
@@ -282,15 +283,11 @@ uint32_t EvictingLedger::WorstEntry(uint32_t layer, uint32_t stream, uint32_t po
   AddToView(stream / heads(), position, WindowMass(layer, stream, position, 0),
             n_moments() > 1 ? WindowMass(layer, stream, position, 1) : 0.0F);
   if (rule_.tracks_recurrence) {
-    const Recurrence& arriving =
-        window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots + position % plan_.n_window_slots];
+    const Recurrence& arriving = WindowRecurrence(layer, stream, position);
     view_seen_.push_back(std::min(arriving.seen_at, sequences_[stream / heads()].length));
     view_gaps_.push_back(arriving.longest_gap);
   }
-  scores_.resize(view_positions_.size());
-  rule_.score({view_positions_, view_mass_, view_squares_, view_rows_, view_seen_, view_gaps_,
-               sequences_[stream / heads()].length},
-              scores_);
+  ScoreView(sequences_[stream / heads()].length);
   size_t worst = 0;
   for (size_t i = 1; i < scores_.size(); ++i) {
     if (scores_[i] < scores_[worst] ||
@@ -307,10 +304,7 @@ uint32_t EvictingLedger::WorstEntry(uint32_t layer, uint32_t stream, uint32_t po
 Status EvictingLedger::Tailor(uint32_t layer, uint32_t stream) {
   KeptLists& lists = layers_[layer];
   GatherView(layer, stream);
-  scores_.resize(view_positions_.size());
-  rule_.score({view_positions_, view_mass_, view_squares_, view_rows_, view_seen_, view_gaps_,
-               sequences_[stream / heads()].length},
-              scores_);
+  ScoreView(sequences_[stream / heads()].length);
   order_.resize(scores_.size());
   std::iota(order_.begin(), order_.end(), 0U);
   std::sort(order_.begin(), order_.end(), [this](uint32_t a, uint32_t b) {
@@ -344,7 +338,7 @@ Status EvictingLedger::Tailor(uint32_t layer, uint32_t stream) {
       ++n_low;
     }
   }
-  if (has_two_tiers()) return LowerOriginals(layer, stream);
+  if (has_two_tiers()) return LowerOriginals(layer, stream, most_original);
   if (entry_tier() == KeptTier::kOriginal) DropRecurrences(layer, stream);
   lists.Drop(stream, entry_tier(), marks_);
   return Status::Ok();
@@ -352,12 +346,9 @@ Status EvictingLedger::Tailor(uint32_t layer, uint32_t stream) {
 
 // marks_: of the view, those that go. What stays beyond the originals' share has its precision lowered, as
 // Tailor ranked it (order_).
-Status EvictingLedger::LowerOriginals(uint32_t layer, uint32_t stream) {
+Status EvictingLedger::LowerOriginals(uint32_t layer, uint32_t stream, uint32_t most_original) {
   KeptLists& lists = layers_[layer];
   const uint32_t n_first = lists.count(stream, KeptTier::kOriginal);
-  const uint32_t quota = lists.quota(stream, KeptTier::kOriginal);
-  const uint32_t most_original =
-      std::min(static_cast<uint32_t>(uint64_t{quota} * (100 - rule_.evicted_percent) / 100), quota - 1);
   // Low ones that go make room first.
   low_marks_.assign(marks_.begin() + n_first, marks_.end());
   lists.Drop(stream, KeptTier::kLow, low_marks_);
@@ -409,9 +400,8 @@ void EvictingLedger::NoteRecurrences(uint32_t layer) {
       std::vector<Recurrence>& list = recurrences_[ListOf(layer, stream)];
       const KeptLists::Masses masses = layers_[layer].masses(stream, KeptTier::kOriginal);
       for (size_t i = 0; i < list.size(); ++i) note(masses.values[masses.places[i]], list[i]);
-      Recurrence* const window = &window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots];
       for (uint32_t position = sequences_[row.sequence].settled; position <= row.position; ++position) {
-        note(WindowMass(layer, stream, position, 0), window[position % plan_.n_window_slots]);
+        note(WindowMass(layer, stream, position, 0), WindowRecurrence(layer, stream, position));
       }
     }
   }

@@ -127,12 +127,17 @@ class EvictingLedger final : public KvLedger {
   uint32_t WorstEntry(uint32_t layer, uint32_t stream, uint32_t position);
   uint32_t OldestGenerated(uint32_t layer, uint32_t stream) const;
   Status Tailor(uint32_t layer, uint32_t stream);
-  Status LowerOriginals(uint32_t layer, uint32_t stream);
+  Status LowerOriginals(uint32_t layer, uint32_t stream, uint32_t most_original);
   Status WriteEntry(uint32_t layer, uint32_t stream, KeptTier tier, uint32_t i, uint32_t position);
   void GatherView(uint32_t layer, uint32_t stream);
   void AddToView(uint32_t sequence, uint32_t position, float mass, float square);
+  void ScoreView(uint32_t now);
   void NoteRecurrences(uint32_t layer);
   void DropRecurrences(uint32_t layer, uint32_t stream);
+  Recurrence& WindowRecurrence(uint32_t layer, uint32_t stream, uint32_t position) {
+    return window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots +
+                               position % plan_.n_window_slots];
+  }
   float& WindowMass(uint32_t layer, uint32_t stream, uint32_t position, uint32_t moment) const;
   Status ClearWindowMass(uint32_t layer, uint32_t sequence, uint32_t position);
   uint32_t RowsThatSaw(const Sequence& sequence, uint32_t position) const;

@@ -115,9 +115,7 @@ void EvictingLedger::ScorePrompt(std::span<const float> mass, uint32_t end, uint
     view_seen_.push_back(view_mass_[position] > kRecurrenceWeight ? prompt_end - 1 : position);
     view_gaps_.push_back(0);
   }
-  scores_.resize(n);
-  rule_.score({view_positions_, view_mass_, view_squares_, view_rows_, view_seen_, view_gaps_, prompt_end},
-              scores_);
+  ScoreView(prompt_end);
   if (rule_.tracks_recurrence) {
     // Until something recurs, what the last rows attended to most.
     std::transform(view_mass_.begin(), view_mass_.end(), scores_.begin(),
@@ -231,8 +229,7 @@ Status EvictingLedger::FillWindowMass(uint32_t layer, const KvRange& prompt, std
             mass[(size_t{moment} * heads() + head) * prompt.end + position];
       }
       if (!rule_.tracks_recurrence) continue;
-      window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots + position % plan_.n_window_slots] = {
-          position, 0};
+      WindowRecurrence(layer, stream, position) = {position, 0};
     }
   }
   return n_moments() == 0 ? Status::Ok() : FlushAll(*window_mass_[layer]);
