@@ -47,6 +47,15 @@ Json ClustersInfo(const ClusterPlan& clusters) {
           {"representatives", clusters.rows_on_flash ? "flash" : "memory"}};
 }
 
+Json StaticInfo(const KvPlan& plan) {
+  const StaticPlan& statics = plan.statics;
+  return {{"entries", statics.n_entries},
+          {"share", statics.share.share},
+          {"by_prompt", statics.share.by_prompt},
+          {"steps", statics.steps},
+          {"observed_rows", statics.observed_rows}};
+}
+
 Json KeptInfo(const KvPlan& plan) {
   const KeptPlan& kept = plan.kept;
   const bool is_by_score = plan.method.precision == KvPrecisionKind::kByScore;
@@ -118,8 +127,9 @@ Json KvPlanInfo(const KvPlan& plan) {
   info.update(SizesInfo(plan));
   info["on_flash"] = plan.method.is_on_flash();
   info["group"] = plan.slot_record.group_tokens;
-  info["select"] = plan.method.has_clusters() ? plan.EntriesOfSlots(plan.n_chosen)
-                                              : (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
+  info["select"] = plan.method.has_clusters()
+                       ? plan.EntriesOfSlots(plan.n_chosen)
+                       : (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
   info["window"] = plan.window_entries;
   info["sinks"] =
       plan.method.has_clusters() ? plan.clusters.n_sinks : plan.n_pinned * plan.record.group_tokens;
@@ -130,6 +140,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
   info["clusters"] = plan.method.has_clusters() ? ClustersInfo(plan.clusters) : Json();
   info["kept"] = plan.method.evicts() ? KeptInfo(plan) : Json();
+  info["static"] = plan.has_statics() ? StaticInfo(plan) : Json();
   info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);
@@ -155,6 +166,10 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   info["pool_reads"] = stats.pool_groups;
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
   info["kept"] = report.kept ? KeptReportInfo(*report.kept) : Json();
+  if (report.statics) {
+    info["static"]["chosen_again"] = report.statics->n_chosen_again;
+    info["static"]["chosen_again_ms"] = report.statics->milliseconds;
+  }
   info["clusters"] = report.clusters ? ClusterReportInfo(*report.clusters) : Json();
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
   info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();

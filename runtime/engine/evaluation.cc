@@ -104,7 +104,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
   // How clusters of a prompt are placed, and what is kept of it, follows from its queries, which are computed
   // with it.
-  const bool computes_prompt = options.plan.method.has_clusters() || options.plan.method.evicts();
+  const bool computes_prompt = options.plan.method.has_clusters() || options.plan.observed_rows() > 0;
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
   result.notes = options.plan.notes;
@@ -144,7 +144,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
 // not change what later layers ask for.
 Result<Recall> Evaluation::MeasureRecall(const KvSettings& settings, const Progress& progress) {
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  const bool computes_prompt = options.plan.method.evicts();
+  const bool computes_prompt = options.plan.observed_rows() > 0;
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
   const KvPlan plan = options.plan;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -28,6 +29,26 @@ struct DecodeLists {
   std::vector<std::unique_ptr<CommandList>> lists;
 };
 constexpr size_t kMaxRecordedSteps = 4;
+
+// The last tokens of a sequence, before position `end`.
+struct RecentTokens {
+  std::vector<TokenId> ids;
+  uint32_t end = 0;
+  uint32_t chosen_at = 0;  // how many entries there were when its static set was chosen
+
+  uint32_t begin() const { return end - static_cast<uint32_t>(ids.size()); }
+  TokenId At(uint32_t position) const { return ids[position - begin()]; }
+  void Add(const StepRow& row, uint32_t most) {
+    if (row.position < begin() || row.position > end) {
+      ids.clear();
+    } else {
+      ids.resize(row.position - begin());
+    }
+    ids.push_back(row.id);
+    end = row.position + 1;
+    if (ids.size() > most) ids.erase(ids.begin());
+  }
+};
 
 class OffloadedForwardPass : public ForwardPass {
  public:
@@ -56,7 +77,10 @@ class OffloadedForwardPass : public ForwardPass {
   OffloadedCache* offloaded_cache() override { return cache_.get(); }
 
  private:
-  Status RunPrompt(std::span<const StepRow> rows);
+  Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress);
+  Status CatchUp(std::span<const StepRow> rows);
+  Status ChooseStaticsAgain(std::span<const StepRow> rows);
+  Status ComputeAgain(uint32_t sequence, uint32_t begin);
   Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs);
   Status LoadRows(std::span<const uint32_t> outputs);
   Status LoadChunkOf(std::span<const uint32_t> outputs, std::vector<uint32_t>* rows);
@@ -72,6 +96,7 @@ class OffloadedForwardPass : public ForwardPass {
   Result<uint64_t> SubmitStep(const DecodeLists& step);
   void WriteInputs();
   Status ReadProbe(uint32_t position);
+  void NoteTokens(std::span<const StepRow> rows);
 
   // Prefill and decoding have few kernels in common: under a budget they are not both kept.
   Status DropKernels() {
@@ -102,6 +127,8 @@ class OffloadedForwardPass : public ForwardPass {
   uint32_t first_kept_row_ = 0;
   std::vector<float>
       row_hidden_;  // [rows from that one on, n_embd], of a prompt that was computed row by row
+  std::vector<RecentTokens> recent_;  // of each sequence, where the static set is chosen while decoding
+  std::optional<StaticReport> static_report_;
   StepProgress progress_;
   GroupStoreStats store_before_;  // when the report began
 };
@@ -124,10 +151,12 @@ std::optional<KvReport> OffloadedForwardPass::kv_report() const {
   }
   report.clusters = cache_->clusters();
   report.kept = cache_->kept();
+  report.statics = static_report_;
   return report;
 }
 
 void OffloadedForwardPass::ResetKvReport() {
+  if (static_report_) static_report_.emplace();
   cache_->ResetStats();
   store_before_ = cache_->store_stats();
 }
@@ -135,6 +164,9 @@ void OffloadedForwardPass::ResetKvReport() {
 Status OffloadedForwardPass::Init() {
   const KvPlan& plan = cache_->plan();
   kv_rows_.reserve(plan.n_sequences);
+  if (plan.has_statics()) static_report_.emplace();
+  if (plan.has_statics() && plan.statics.steps > 0) recent_.resize(plan.n_sequences);
+  for (RecentTokens& recent : recent_) recent.ids.reserve(plan.statics.observed_rows + 1);
   if (cache_->is_on_flash()) thread_.emplace(device_, *cache_, n_layers());
   for (uint32_t i = 0; probe_ != nullptr && i < n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> queries,
@@ -150,9 +182,11 @@ Status OffloadedForwardPass::Init() {
   KVRUN_ASSIGN_OR_RETURN(
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));
-  KVRUN_ASSIGN_OR_RETURN(score_scratch_, device_.CreateBuffer(cache_->index()->ScoreScratchBytes(
-                                                                  device_, Score(0, plan.n_sequences)),
-                                                              BufferUse::kDevice, "kv"));
+  ScoreArgs most = Score(0, plan.n_sequences);
+  most.n_chosen = std::max(most.n_chosen, plan.statics.n_total);  // where prompts say the static set's share
+  KVRUN_ASSIGN_OR_RETURN(
+      score_scratch_,
+      device_.CreateBuffer(cache_->index()->ScoreScratchBytes(device_, most), BufferUse::kDevice, "kv"));
   return Status::Ok();
 }
 
@@ -350,13 +384,55 @@ Status OffloadedForwardPass::ReadProbe(uint32_t position) {
   return Status::Ok();
 }
 
-Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows) {
+Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const StepProgress& progress) {
   prefill_.reset();
   steps_.clear();
   KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(rows[0].sequence, rows[0].position));
   KVRUN_ASSIGN_OR_RETURN(prefill_, OffloadedPrefill::Create(device_, commands_, *cache_, spill_.get()));
-  return prefill_->Run(rows, progress_);
+  return prefill_->Run(rows, progress);
+}
+
+// The sequence's last tokens from `begin` on, as a prompt: their rows say what is in the static set.
+Status OffloadedForwardPass::ComputeAgain(uint32_t sequence, uint32_t begin) {
+  const RecentTokens& recent = recent_[sequence];
+  std::vector<StepRow> rows;
+  for (uint32_t position = begin; position < recent.end; ++position) {
+    rows.push_back({recent.At(position), position, sequence, /*is_prompt=*/true});
+  }
+  return RunPrompt(rows, {});
+}
+
+// What ChooseStaticsAgain has forgotten and then could not compute.
+Status OffloadedForwardPass::CatchUp(std::span<const StepRow> rows) {
+  for (const StepRow& row : rows) {
+    if (recent_.empty() || cache_->length(row.sequence) >= row.position) continue;
+    const RecentTokens& recent = recent_[row.sequence];
+    const uint32_t length = cache_->length(row.sequence);
+    if (row.position > recent.end || length < recent.begin()) continue;
+    KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, length));
+  }
+  return Status::Ok();
+}
+
+// Source: PRKV, algorithm 1; the window's queries are made anew, as nothing keeps them.
+Status OffloadedForwardPass::ChooseStaticsAgain(std::span<const StepRow> rows) {
+  const KvPlan& plan = cache_->plan();
+  if (recent_.empty() || plan.n_chosen >= plan.n_groups()) return Status::Ok();
+  for (const StepRow& row : rows) {
+    RecentTokens& recent = recent_[row.sequence];
+    recent.chosen_at = std::min(recent.chosen_at, row.position);
+    if (row.position - recent.chosen_at < plan.statics.steps || recent.end != row.position) continue;
+    const auto n = std::min<uint32_t>(static_cast<uint32_t>(recent.ids.size()), plan.statics.observed_rows);
+    if (n < 2) continue;
+    const auto begin = std::chrono::steady_clock::now();
+    KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, row.position - n));
+    recent.chosen_at = row.position;
+    ++static_report_->n_chosen_again;
+    static_report_->milliseconds +=
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  }
+  return Status::Ok();
 }
 
 Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
@@ -367,11 +443,24 @@ Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const 
   last_rows_ = static_cast<uint32_t>(rows.size());
   row_hidden_.clear();
   const bool is_prompt = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
-  if (!is_prompt) return RunDecode(rows, outputs, logits);
+  KVRUN_RETURN_IF_ERROR(CatchUp(is_prompt ? rows.first(1) : rows));
+  if (!is_prompt) {
+    KVRUN_RETURN_IF_ERROR(ChooseStaticsAgain(rows));
+    KVRUN_RETURN_IF_ERROR(RunDecode(rows, outputs, logits));
+    NoteTokens(rows);
+    return Status::Ok();
+  }
   // What was evicted leaves gaps that no prompt attends across.
   const bool goes_on = plan.method.evicts() && rows[0].position > 0;
-  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs) : RunPrompt(rows));
+  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs) : RunPrompt(rows, progress_));
+  NoteTokens(rows);
+  if (!recent_.empty()) recent_[rows[0].sequence].chosen_at = rows.back().position + 1;
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
+}
+
+void OffloadedForwardPass::NoteTokens(std::span<const StepRow> rows) {
+  if (recent_.empty()) return;
+  for (const StepRow& row : rows) recent_[row.sequence].Add(row, cache_->plan().statics.observed_rows);
 }
 
 // Keeps the hidden states of rows from the first on whose logits are wanted: outputs ascend.

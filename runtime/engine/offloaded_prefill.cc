@@ -16,12 +16,12 @@ Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& 
   store_->Begin(
       {rows[0].sequence, rows[0].position, end},
       {tiles_->tile(), tiles_->tile_shape(), [this](uint32_t tile, uint32_t first_plane, uint32_t n_planes) {
-         return tiles_->Show(tile, first_plane, n_planes);
+         return tiles_->Show(tile, first_plane, n_planes, *store_);
        }});
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(layer, rows, progress, *store_));
-    if (store_->learns() || store_->divides()) tiles_->DropAttentionBuffers();
+    if (store_->learns() || store_->divides() || store_->observes()) tiles_->DropAttentionBuffers();
     KVRUN_RETURN_IF_ERROR(store_->Index(layer));
   }
   tiles_->End();

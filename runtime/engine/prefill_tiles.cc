@@ -84,8 +84,9 @@ void PrefillTiles::End() {
 }
 
 // In whole pieces of the file.
-Status PrefillTiles::Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes) {
+Status PrefillTiles::Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes, PrefillSink& sink) {
   if (n_tiles() == 1) return Status::Ok();
+  if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, tile_.get());
   const uint64_t plane_bytes = tile_shape_.size_bytes() / (2 * tile_shape_.n_kv_heads);
   const uint64_t begin =
       first_plane * plane_bytes / SpillFile::kOffsetAlignment * SpillFile::kOffsetAlignment;
@@ -210,12 +211,14 @@ Result<PrefillTiles::Rows> PrefillTiles::LoadHidden(uint32_t row) {
 
 Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                               PrefillSink& sink) {
+  layer_ = layer;
   lists_.clear();
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   KVRUN_RETURN_IF_ERROR(sink.BeginLayer(layer));
   auto chunk = chunks_.begin();
   for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
-    KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile));
+    if (is_left_stored(tile)) continue;
+    KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile, tile_.get()));
     for (; chunk != chunks_.end() && chunk->tile == tile; ++chunk) {
       const uint64_t n_layers = commands_.config().n_layers;
       const uint64_t done = (uint64_t{layer} * rows.size() + chunk->first_row) / n_layers;
@@ -247,14 +250,20 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, sink));
   KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->before));
   KVRUN_RETURN_IF_ERROR(sink.EndTap(chunk.n_rows));
-  for (uint32_t tile = 0; tile < chunk.tile; ++tile) KVRUN_RETURN_IF_ERROR(AttendEarlierTile(chunk, tile));
+  for (uint32_t tile = 0; tile < chunk.tile; ++tile) {
+    KVRUN_RETURN_IF_ERROR(AttendEarlierTile(layer, chunk, tile, sink));
+  }
   KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->after));
   return SaveHidden(chunk);
 }
 
-Status PrefillTiles::AttendEarlierTile(const Chunk& chunk, uint32_t tile) {
-  KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile), earlier_->host()));
-  KVRUN_RETURN_IF_ERROR(earlier_->Flush(0, earlier_->size_bytes()));
+Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink) {
+  if (is_left_stored(tile)) {
+    KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile, earlier_.get()));
+  } else {
+    KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile), earlier_->host()));
+    KVRUN_RETURN_IF_ERROR(earlier_->Flush(0, earlier_->size_bytes()));
+  }
   const uint32_t parity = tile % 2;
   for (const EarlierList& entry : earlier_lists_) {
     if (entry.n_rows == chunk.n_rows && entry.is_first == (tile == 0) && entry.parity == parity) {

@@ -24,13 +24,14 @@ namespace kvrun {
 inline constexpr uint32_t kTappedRows = 8;
 constexpr uint32_t TappedRows(uint32_t n_rows) { return n_rows < kTappedRows ? n_rows : kTappedRows; }
 
-// The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn.
+// The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn. Later,
+// too, LoadEarlier may be called for a tile that ends before the window that the prompt begins with.
 class PrefillSink {
  public:
   virtual ~PrefillSink() = default;
   virtual Status BeginLayer(uint32_t layer) = 0;
-  // Entries before the prompt come into the tile's buffer.
-  virtual Status LoadEarlier(uint32_t layer, uint32_t tile) = 0;
+  // The tile's entries before the prompt come into a buffer.
+  virtual Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) = 0;
   // Which rows of a chunk GatherRows gathers, as many for each chunk of n_rows; `first` is the position of
   // the chunk's first row.
   virtual void ChooseTapped(uint32_t /*first*/, uint32_t n_rows, std::vector<uint32_t>* tapped) {
@@ -67,7 +68,7 @@ class PrefillTiles {
   const KvShape& tile_shape() const { return tile_shape_; }
   Buffer* tile() const { return tile_.get(); }
   // Between layers: the tile's buffer holds that tile's planes, of [n_kv_heads, 2].
-  Status Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes);
+  Status Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes, PrefillSink& sink);
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
   // the commands' hidden buffer; answers which rows these are.
@@ -109,7 +110,13 @@ class PrefillTiles {
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
-  Status AttendEarlierTile(const Chunk& chunk, uint32_t tile);
+  Status AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink);
+  // The tile is read from where it is stored: a prompt of one chunk needs it a few times at most, and is not
+  // worth a copy. What the window holds may be overwritten when the layer is computed.
+  bool is_left_stored(uint32_t tile) const {
+    const uint32_t end = plan_.FirstWindowGroup(prompt_.begin) * plan_.record.group_tokens;
+    return chunks_.size() == 1 && (tile + 1) * tile_tokens() <= end;
+  }
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, PrefillSink& sink);
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
   Status SaveHidden(const Chunk& chunk);
@@ -127,6 +134,7 @@ class PrefillTiles {
   const KvPlan& plan_;
   SpillFile* spill_;
   KvRange prompt_;
+  uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
   KvShape tile_shape_;
   std::unique_ptr<Buffer> tile_;        // K and V of one layer, KvShape: the tile that is computed

@@ -21,19 +21,18 @@ Status PromptStore::CreateBuffers() {
                                                             std::max(plan().record.size_bytes(),
                                                                      plan().window_record.size_bytes()),
                                                         BufferUse::kShared, "kv"));
-  if (divides()) {
-    if (plan().method.evicts()) {
-      query_positions_.reserve(most_queries());
-      row_mass_.emplace(device_, commands_.config());
-    }
+  if (observes()) {
+    query_positions_.reserve(most_queries());
+    row_mass_.emplace(device_, commands_.config());
+  }
+  if (observes() || divides()) {
     queries_.reserve(size_t{most_queries()} * commands_.config().q_dim());
     const uint64_t row_bytes = uint64_t{commands_.qkv_dim()} * sizeof(float);
-    const uint64_t most_tapped =
-        plan().method.evicts() ? std::min(kChunkRows, plan().kept.observed_rows) : kTappedRows;
+    const uint64_t most_tapped = observes() ? std::min(kChunkRows, plan().observed_rows()) : kTappedRows;
     KVRUN_ASSIGN_OR_RETURN(tapped_,
                            device_.CreateBuffer(most_tapped * row_bytes, BufferUse::kReadback, "kv"));
-    return Status::Ok();
   }
+  if (divides()) return Status::Ok();
   if (index() == nullptr || index()->takes_records()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(projected_,
                          device_.CreateBuffer(uint64_t{kChunkRows} * plan().index.rank * sizeof(float),
@@ -68,19 +67,17 @@ Status PromptStore::BeginLayer(uint32_t /*layer*/) {
   return sums_ ? sums_->Clear() : Status::Ok();
 }
 
-uint32_t PromptStore::most_queries() const {
-  return plan().method.evicts() ? plan().kept.observed_rows : kPromptQueries;
-}
+uint32_t PromptStore::most_queries() const { return observes() ? plan().observed_rows() : kPromptQueries; }
 
 uint32_t PromptStore::MostTapped(uint32_t n_rows) const {
-  if (!plan().method.evicts()) return TappedRows(n_rows);
-  if (observed_stride_ == 0) return std::min(n_rows, plan().kept.observed_rows);
+  if (!observes()) return TappedRows(n_rows);
+  if (observed_stride_ == 0) return std::min(n_rows, plan().observed_rows());
   return CeilDiv(n_rows, observed_stride_);  // at least as many as any so many rows in a row
 }
 
 // Rows that are observed; the chunk's last one again where there are fewer than in another chunk.
 void PromptStore::ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) {
-  if (!plan().method.evicts()) return PrefillSink::ChooseTapped(first, n_rows, tapped);
+  if (!observes()) return PrefillSink::ChooseTapped(first, n_rows, tapped);
   chunk_positions_.clear();
   const uint32_t most = MostTapped(n_rows);
   const uint32_t begin = observed_stride_ == 0 ? n_rows - most : 0;
@@ -104,11 +101,10 @@ Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) 
 Status PromptStore::EndTap(uint32_t n_rows) {
   if (tapped_ == nullptr) return Status::Ok();
   const size_t dim = commands_.config().q_dim();
-  const bool is_observed = plan().method.evicts();
-  const auto n_tapped = is_observed ? static_cast<uint32_t>(chunk_positions_.size()) : TappedRows(n_rows);
+  const auto n_tapped = observes() ? static_cast<uint32_t>(chunk_positions_.size()) : TappedRows(n_rows);
   for (uint32_t row = 0; row < n_tapped; ++row) {
     if (queries_.size() < most_queries() * dim) queries_.resize(queries_.size() + dim);
-    if (is_observed) {
+    if (observes()) {
       query_positions_.resize(n_queries());
       query_positions_[next_query_] = chunk_positions_[row];
     }
@@ -120,7 +116,7 @@ Status PromptStore::EndTap(uint32_t n_rows) {
 }
 
 // Entries before the prompt come back into their tile: from the window, or as they were stored.
-Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile) {
+Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t group_tokens = plan().record.group_tokens;
   const uint32_t first_group = tile * tile_tokens() / group_tokens;
   const uint32_t end_group = CeilDiv(std::min(prompt_.begin, (tile + 1) * tile_tokens()), group_tokens);
@@ -139,8 +135,8 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile) {
     }
     KVRUN_RETURN_IF_ERROR(records_->Flush(0, heads() * stream_bytes));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records_, record, n, (group - first_group) * group_tokens,
-                                              tiles_.shape, tiles_.kv));
+    KVRUN_RETURN_IF_ERROR(
+        list->DecodeRecords(*records_, record, n, (group - first_group) * group_tokens, tiles_.shape, to));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     group += n;
@@ -222,7 +218,7 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
   return Status::Ok();
 }
 
-Status PromptStore::Mass(const MassForm& form, uint32_t end, std::span<float> mass) {
+Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {
   const uint32_t n_tiles = CeilDiv(prompt_.end, tile_tokens());
   const auto tile_keys = [&](uint32_t tile) -> Result<RowMass::Keys> {
     // Of all heads: keys and values lie in turn.
@@ -230,19 +226,32 @@ Status PromptStore::Mass(const MassForm& form, uint32_t end, std::span<float> ma
     const uint32_t begin = tile * tile_tokens();
     return RowMass::Keys{tiles_.kv, tiles_.shape, begin, std::min(tile_tokens(), prompt_.end - begin)};
   };
-  return row_mass_->Run(queries_, query_positions_, n_tiles, tile_keys, form, end, mass);
+  if (rows == Rows::kAll) {
+    return row_mass_->Run(queries_, query_positions_, n_tiles, tile_keys, form, end, mass);
+  }
+  const auto [first, last] = std::minmax_element(query_positions_.begin(), query_positions_.end());
+  const auto row = static_cast<size_t>((rows == Rows::kFirst ? first : last) - query_positions_.begin());
+  const size_t dim = commands_.config().q_dim();
+  return row_mass_->Run(std::span(queries_).subspan(row * dim, dim),
+                        std::span(query_positions_).subspan(row, 1), n_tiles, tile_keys, form, end, mass);
 }
 
 Status PromptStore::Index(uint32_t layer) {
   if (!learns()) {
     // While there are too few entries, most are chosen anyway; decoding learns when they are not.
     if (takes_sums()) KVRUN_RETURN_IF_ERROR(index()->PrepareBlank(layer));
-    return IndexOnly(layer);
+    KVRUN_RETURN_IF_ERROR(IndexOnly(layer));
+    return ChooseStatics(layer);
   }
   const uint32_t n_rows = prompt_.end - prompt_.begin;
   const uint32_t n_skipped = prompt_.begin < n_sinks() ? std::min(n_rows, n_sinks() - prompt_.begin) : 0;
   KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, sums_->Read(commands_.config(), n_rows, n_skipped));
-  return LearnAndIndex(layer, sums);
+  KVRUN_RETURN_IF_ERROR(LearnAndIndex(layer, sums));
+  return ChooseStatics(layer);
+}
+
+Status PromptStore::ChooseStatics(uint32_t layer) {
+  return observes() && !divides() ? cache_.ChooseStatics(layer, prompt_, *this) : Status::Ok();
 }
 
 Status PromptStore::LearnAndIndex(uint32_t layer, const LayerSums& sums) {

@@ -39,7 +39,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   void Begin(const KvRange& prompt, KvTiles tiles);
 
   Status BeginLayer(uint32_t layer) override;
-  Status LoadEarlier(uint32_t layer, uint32_t tile) override;
+  Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) override;
   void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
   Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
   Status EndTap(uint32_t n_rows) override;
@@ -52,7 +52,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
     return static_cast<uint32_t>(queries_.size() / commands_.config().q_dim());
   }
   std::span<const float> queries() const override { return queries_; }
-  Status Mass(const MassForm& form, uint32_t end, std::span<float> mass) override;
+  Status Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) override;
   Observed observed() const override { return {n_queries(), observed_stride_}; }
 
   // The index is to learn from this prompt: it has enough entries.
@@ -69,6 +69,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
 
   // A layer's entries are divided into clusters when all of it is there.
   bool divides() const { return cache_.stores_layers(); }
+  // What attention its last rows give to each entry is of use when a layer is there.
+  bool observes() const { return cache_.observes(); }
   // Whether sums over the prompt are of use.
   bool takes_sums() const { return index() != nullptr && !index()->is_ready(); }
 
@@ -86,6 +88,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
       : device_(device), commands_(commands), cache_(cache) {}
 
   Status CreateBuffers();
+  Status ChooseStatics(uint32_t layer);
   uint32_t most_queries() const;
   uint32_t MostTapped(uint32_t n_rows) const;
   Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
@@ -115,7 +118,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use
   std::vector<float> queries_;      // of the layer: PromptEntries::queries
   uint32_t next_query_ = 0;         // the place of the next one, once there are as many as there may be
-  // Where entries are evicted: the position of each query; those of a chunk; and every how many-th row is
+  // Where rows are observed: the position of each query; those of a chunk; and every how many-th row is
   // one, or 0: the prompt's last rows are.
   std::vector<uint32_t> query_positions_;
   std::vector<uint32_t> chunk_positions_;

@@ -101,6 +101,7 @@ Status FillRandomly(OffloadedCache& cache, uint32_t n_layers, uint32_t sequence,
     KVRUN_RETURN_IF_ERROR(cache.index()->FillAtRandom(layer, sequence, n_entries, random));
   }
   if (cache.index() != nullptr) cache.index()->NoteReady();
+  cache.ChooseStaticsEvenly(sequence, n_entries);
   return cache.EndPrefill(sequence, n_entries);
 }
 

@@ -92,9 +92,9 @@ void RecallMeter::AttendExactly(uint32_t layer, uint32_t kv_head, std::span<cons
 
 // Of what weights_ holds.
 void RecallMeter::AddStream(std::span<const uint32_t> chosen, uint32_t n_entries, uint32_t n_before_window) {
-  const uint32_t group_tokens = plan_.record.group_tokens;
+  const uint32_t group_tokens = plan_.told_tokens();
   const auto n_heads = static_cast<uint32_t>(weights_.size() / n_entries);
-  const auto n_pinned = std::min(plan_.n_pinned, n_before_window);
+  const auto n_pinned = std::min(plan_.n_pinned * plan_.record.group_tokens / group_tokens, n_before_window);
   const uint32_t window_begin = n_before_window * group_tokens;
 
   std::vector<float> masses(n_before_window);  // of a group, over all heads
@@ -126,7 +126,8 @@ void RecallMeter::AddStream(std::span<const uint32_t> chosen, uint32_t n_entries
 
 void RecallMeter::Add(const StepProbe& probe) {
   const uint32_t n_entries = probe.position + 1;
-  const uint32_t n_before_window = plan_.FirstWindowGroup(n_entries);
+  const uint32_t n_before_window =
+      plan_.FirstWindowGroup(n_entries) * plan_.record.group_tokens / plan_.told_tokens();
   for (uint32_t layer = 0; layer < probe.queries.size(); ++layer) {
     const auto n_streams = static_cast<uint32_t>(probe.chosen[layer].size());
     for (uint32_t stream = 0; stream < n_streams; ++stream) {

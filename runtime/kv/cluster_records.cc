@@ -18,14 +18,15 @@ struct EntryPlace {
   size_t scales_bytes = 0;
 };
 
-EntryPlace EntryPlaceOf(const KvRecordShape& shape, bool is_value, uint32_t entry) {
+EntryPlace EntryPlaceOf(const KvRecordShape& shape, bool is_value, uint32_t head, uint32_t entry) {
   const KvType type = is_value ? shape.v_type : shape.k_type;
   const size_t rows_begin = is_value ? shape.v_begin_words() : 0;
   const size_t scales_begin = is_value ? shape.v_scales_begin() : 0;
-  return {.row = (rows_begin + size_t{entry} * shape.row_words(type)) * kBytesOfWord,
+  const size_t row = size_t{head} * shape.group_tokens + entry;
+  return {.row = (rows_begin + row * shape.row_words(type)) * kBytesOfWord,
           .row_bytes = shape.row_words(type) * kBytesOfWord,
           .scales = shape.scales_begin_words() * kBytesOfWord +
-                    (scales_begin + size_t{entry} * shape.row_scales(type)) * kBytesOfHalf,
+                    (scales_begin + row * shape.row_scales(type)) * kBytesOfHalf,
           .scales_bytes = shape.row_scales(type) * kBytesOfHalf};
 }
 
@@ -37,13 +38,15 @@ size_t PositionPlace(const KvRecordShape& shape, uint32_t entry) {
 
 void CopyEntry(const KvRecordShape& from_shape, std::span<const std::byte> from, uint32_t from_entry,
                const KvRecordShape& to_shape, std::span<std::byte> to, uint32_t to_entry) {
-  KVRUN_CHECK(from_shape.n_heads == 1 && to_shape.n_heads == 1 && from_entry < from_shape.group_tokens &&
+  KVRUN_CHECK(from_shape.n_heads == to_shape.n_heads && from_entry < from_shape.group_tokens &&
               to_entry < to_shape.group_tokens);
-  for (const bool is_value : {false, true}) {
-    const EntryPlace source = EntryPlaceOf(from_shape, is_value, from_entry);
-    const EntryPlace target = EntryPlaceOf(to_shape, is_value, to_entry);
-    std::memcpy(to.data() + target.row, from.data() + source.row, target.row_bytes);
-    std::memcpy(to.data() + target.scales, from.data() + source.scales, target.scales_bytes);
+  for (uint32_t head = 0; head < from_shape.n_heads; ++head) {
+    for (const bool is_value : {false, true}) {
+      const EntryPlace source = EntryPlaceOf(from_shape, is_value, head, from_entry);
+      const EntryPlace target = EntryPlaceOf(to_shape, is_value, head, to_entry);
+      std::memcpy(to.data() + target.row, from.data() + source.row, target.row_bytes);
+      std::memcpy(to.data() + target.scales, from.data() + source.scales, target.scales_bytes);
+    }
   }
   if (from_shape.has_positions && to_shape.has_positions) {
     SetPosition(to_shape, to, to_entry, PositionOf(from_shape, from, from_entry));

@@ -9,8 +9,8 @@
 
 namespace kvrun {
 
-// Copies an entry from a record to a record of the same types and one head, whatever group_tokens are; with
-// its position, where both have positions.
+// Copies an entry from a record to a record of the same types and heads, whatever group_tokens are; with its
+// position, where both have positions. Both may be one record.
 void CopyEntry(const KvRecordShape& from_shape, std::span<const std::byte> from, uint32_t from_entry,
                const KvRecordShape& to_shape, std::span<std::byte> to, uint32_t to_entry);
 

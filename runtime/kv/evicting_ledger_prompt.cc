@@ -131,7 +131,7 @@ Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptE
   const bool reads_rows = has_two_tiers() && plan_.kept.moments == AttentionMoments::kRows;
   if (reads_rows) form.n_moments = 4;
   std::vector<float> mass(size_t{form.n_moments} * heads() * head_floats);
-  KVRUN_RETURN_IF_ERROR(entries.Mass(form, prompt.end, mass));
+  KVRUN_RETURN_IF_ERROR(entries.Mass(form, prompt.end, PromptEntries::Rows::kAll, mass));
   // Of all rows some are observed; in steps every row counts.
   const auto stride = static_cast<float>(rule_.observes_last_rows ? 1 : entries.observed().stride);
   for (float& value : mass) value *= stride;

@@ -8,6 +8,24 @@
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
+namespace {
+
+// Where an element lies in a sequence's words.
+struct ElementPlace {
+  size_t word = 0;
+  uint32_t shift = 0;
+  uint32_t mask = 0;
+};
+
+ElementPlace PlaceOf(const IndexShape& shape, uint32_t row, uint32_t column) {
+  const uint32_t bits = KvElementBits(shape.type);
+  const uint32_t element = row % shape.rows() * shape.rank + column;
+  return {.word = size_t{row / shape.rows()} * shape.group_words() + element * bits / 32,
+          .shift = element * bits % 32,
+          .mask = (1U << bits) - 1};
+}
+
+}  // namespace
 
 void ColumnScales::Add(std::span<const float> projected) {
   const size_t rank = largest_.size();
@@ -43,23 +61,37 @@ Result<std::unique_ptr<Buffer>> CreateUnitScales(Device& device, const IndexShap
 
 void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> rows,
                    std::span<const float> scales, std::span<uint32_t> words) {
-  const uint32_t bits = KvElementBits(shape.type);
-  const uint32_t mask = (1U << bits) - 1;
-  const auto limit = static_cast<float>((1U << (bits - 1)) - 1);
+  const auto limit = static_cast<float>((1U << (KvElementBits(shape.type) - 1)) - 1);
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto row = static_cast<uint32_t>(begin + i / shape.rank);
     const auto c = static_cast<uint32_t>(i % shape.rank);
-    const uint32_t element = row % shape.rows() * shape.rank + c;
-    uint32_t& word = words[size_t{row / shape.rows()} * shape.group_words() + element * bits / 32];
+    const ElementPlace place = PlaceOf(shape, row, c);
+    uint32_t& word = words[place.word];
     uint32_t value = 0;
     if (shape.type == KvType::kF16) {
       value = FloatToHalf(rows[i]);
     } else {
       const float quantised = std::clamp(std::nearbyint(rows[i] / scales[c]), -limit, limit);
-      value = static_cast<uint32_t>(static_cast<int32_t>(quantised)) & mask;
+      value = static_cast<uint32_t>(static_cast<int32_t>(quantised)) & place.mask;
     }
-    const uint32_t shift = element * bits % 32;
-    word = (word & ~(mask << shift)) | value << shift;
+    word = (word & ~(place.mask << place.shift)) | value << place.shift;
+  }
+}
+
+void ReadIndexRow(const IndexShape& shape, uint32_t row, std::span<const uint32_t> words,
+                  std::span<uint16_t> elements) {
+  for (uint32_t c = 0; c < shape.rank; ++c) {
+    const ElementPlace place = PlaceOf(shape, row, c);
+    elements[c] = static_cast<uint16_t>(words[place.word] >> place.shift & place.mask);
+  }
+}
+
+void WriteIndexRow(const IndexShape& shape, uint32_t row, std::span<const uint16_t> elements,
+                   std::span<uint32_t> words) {
+  for (uint32_t c = 0; c < shape.rank; ++c) {
+    const ElementPlace place = PlaceOf(shape, row, c);
+    words[place.word] = (words[place.word] & ~(place.mask << place.shift)) | uint32_t{elements[c]}
+                                                                                 << place.shift;
   }
 }
 

@@ -34,4 +34,11 @@ Result<std::unique_ptr<Buffer>> CreateUnitScales(Device& device, const IndexShap
 void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> rows,
                    std::span<const float> scales, std::span<uint32_t> words);
 
+// A row of one sequence's words of an index, as its elements are stored, in the low bits: [rank]. Row r as
+// above.
+void ReadIndexRow(const IndexShape& shape, uint32_t row, std::span<const uint32_t> words,
+                  std::span<uint16_t> elements);
+void WriteIndexRow(const IndexShape& shape, uint32_t row, std::span<const uint16_t> elements,
+                   std::span<uint32_t> words);
+
 }  // namespace kvrun

@@ -83,6 +83,15 @@ class KvIndex {
     return Status::Ok();
   }
 
+  // --- Entries that a choice need not find: they are attended to wherever they lie (StaticSet).
+  // Of a group of a stream, these entries (ascending) from now on, and no others: what was taken out before
+  // is back. `record` as stored; empty: the group is not whole, and nothing is taken out. Not while a step
+  // is under way.
+  virtual Status TakeOut(uint32_t /*layer*/, uint32_t /*stream*/, uint32_t /*group*/,
+                         std::span<const std::byte> /*record*/, std::span<const uint32_t> /*entries*/) {
+    return Status::Ok();
+  }
+
   // --- Learning. What has not learned scores all entries alike.
   virtual bool is_ready() const { return true; }
   // Fewer entries say little about the keys to come: nothing is learned from them.

@@ -34,6 +34,15 @@ class KvLedger : public StoredKeys {
   virtual Status StoreLayer(uint32_t /*layer*/, const KvRange& /*prompt*/, PromptEntries& /*entries*/) {
     return Status::Ok();
   }
+  // Where rows of prompts are observed (KvPlan::observed_rows) and layers are not stored as a whole: a layer
+  // of the prompt is stored.
+  virtual Status ChooseStatics(uint32_t /*layer*/, const KvRange& /*prompt*/, PromptEntries& /*entries*/) {
+    return Status::Ok();
+  }
+  // For benchmarks, in place of ChooseStatics.
+  virtual void ChooseStaticsEvenly(uint32_t /*sequence*/, uint32_t /*length*/) {}
+  // StaticSet::measured_share.
+  virtual std::optional<double> measured_static_share() const { return std::nullopt; }
   // All layers have `length` entries of the sequence now.
   virtual Status EndPrefill(uint32_t sequence, uint32_t length) = 0;
 

@@ -34,6 +34,20 @@ constexpr KvMethod DynaKvMethod() {
   return method;
 }
 
+// PRKV (design/methods.md, section 3): pages of each KV head chosen by bounds of their keys, beside a static
+// set.
+constexpr KvMethod PrkvMethod() {
+  KvMethod method = Selecting("prkv", KvIndexKind::kPageBounds, KvSelectorKind::kTopGroups);
+  method.lookahead = 0;
+  method.defaults.group_tokens = 32;
+  method.defaults.most_group_tokens = 128;
+  method.defaults.heads = HeadReduction::kPerKvHead;
+  method.defaults.sink_entries = 0;  // the static set finds them
+  method.defaults.static_share = 0.25;
+  method.defaults.static_steps = 128;
+  return method;
+}
+
 // --- Comparators (docs/comparators.md says how close each is to its source).
 
 constexpr KvMethod RandomMethod() { return Selecting("random", KvIndexKind::kNone, KvSelectorKind::kRandom); }
@@ -119,6 +133,7 @@ constexpr std::array kMethods = {kFull,
                                  kFlexgen,
                                  kKvswap,
                                  DynaKvMethod(),
+                                 PrkvMethod(),
                                  StreamingMethod(),
                                  RandomMethod(),
                                  OracleMethod(),

@@ -41,6 +41,12 @@ struct KvDefaults {
   std::optional<AdapterKind> adapter_kind = {};
   std::optional<double> rank_share = {};        // of the keys' columns
   std::optional<uint32_t> window_entries = {};  // without a budget
+  std::optional<uint32_t> sink_entries = {};
+  // Where a budget is too small for groups of group_tokens, they may be twice as large, and twice again, up
+  // to this. 0: they may not.
+  uint32_t most_group_tokens = 0;
+  double static_share = 0.0;  // StaticPlan
+  uint32_t static_steps = 0;
 };
 
 struct KvMethod {
@@ -70,6 +76,8 @@ struct KvMethod {
   bool has_adapters() const { return index == KvIndexKind::kLowRank; }
   // A row of the index is of a whole group.
   bool has_pages() const { return index == KvIndexKind::kPageBounds || index == KvIndexKind::kPageSpread; }
+  // A part of what is selected may lie in memory all the time (StaticPlan).
+  bool may_have_statics() const { return store == KvStoreKind::kGroups && counts_groups(); }
   bool has_clusters() const { return store == KvStoreKind::kClusters; }
   bool is_on_flash() const { return store == KvStoreKind::kGroups || store == KvStoreKind::kClusters; }
   // What finds no room is forgotten.

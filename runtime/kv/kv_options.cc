@@ -131,6 +131,20 @@ Status SetMass(const Given& given, std::optional<double>* target) {
   return Status::Ok();
 }
 
+Status SetStaticShare(const Given& given, std::optional<StaticShare>* target) {
+  if (given.value == "prompt") {
+    *target = StaticShare{.by_prompt = true};
+    return Status::Ok();
+  }
+  const std::optional<double> value = ParseReal(given.value);
+  // Written so that NaN fails it.
+  if (!value || !(*value >= 0.0 && *value <= 1.0)) {
+    return given.Refuse("is neither a share from 0 to 1, such as 0.25, nor \"prompt\"");
+  }
+  *target = StaticShare{.share = *value};
+  return Status::Ok();
+}
+
 Status SetFactor(const Given& given, std::optional<double>* target) {
   const std::optional<double> value = ParseReal(given.value);
   // Written so that NaN fails it.
@@ -304,6 +318,9 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) {
        return SetChoice(g, NameAll(kMoments, AttentionMomentsName), &s->kv.attention_moments);
      }},
+    {"static", [](const Given& g, KvSettings* s) { return SetStaticShare(g, &s->kv.static_share); }},
+    {"static-steps",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.static_steps); }},
     {"policy", [](const Given& g, KvSettings* s) { return SetRow(g, ReplacementPolicies(), &s->kv.policy); }},
     {"adapter", SetAdapter},
     {"adapter-kind",

@@ -10,6 +10,7 @@
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
+#include "runtime/kv/kv_plan_statics.h"
 #include "runtime/kv/kv_planner.h"
 
 namespace kvrun {
@@ -50,6 +51,8 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.kept_shares.has_value(), full.kept_shares, "shares");
   drop(given.kept_precisions.has_value(), full.kept_precisions, "precisions");
   drop(given.attention_moments.has_value(), full.attention_moments, "moments");
+  drop(given.static_share.has_value(), full.static_share, "static");
+  drop(given.static_steps.has_value(), full.static_steps, "static-steps");
   drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
@@ -186,8 +189,9 @@ std::string KvPlan::Describe() const {
         " in clusters of {} on average, {} at most ({} sinks, up to {} pending), and a window of {}",
         clusters.mean_entries, clusters.max_entries, clusters.n_sinks, clusters.max_pending, window_entries);
   } else {
-    text += fmt::format(" in groups of {} ({} pinned) and a window of {}", record.group_tokens,
-                        entries(n_pinned), window_entries);
+    text += fmt::format(" in groups of {} ({} pinned)", record.group_tokens, entries(n_pinned));
+    if (has_statics()) text += DescribeStatics(*this);
+    text += fmt::format(" and a window of {}", window_entries);
   }
   if (method.selects()) {
     const std::string cached =

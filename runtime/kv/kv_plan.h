@@ -89,6 +89,15 @@ std::string_view KeptPrecisionsName(
     KeptPrecisions precisions);  // "bytes", "entries", "original", "quantised"
 std::string_view AttentionMomentsName(AttentionMoments moments);  // "keys", "rows"
 
+// How much of what a step attends to, before its window, is the static set: a share from 0 to 1; or the first
+// prompt says it (PRKV's Eq. 4 and 5).
+struct StaticShare {
+  double share = 0.0;
+  bool by_prompt = false;
+
+  bool operator==(const StaticShare&) const = default;
+};
+
 // What the user may say; what is open (nullopt, empty) is chosen from the budget. An explicit value that
 // breaks the budget is an error.
 struct KvOptions {
@@ -124,6 +133,8 @@ struct KvOptions {
   std::optional<KeptShares> kept_shares;
   std::optional<KeptPrecisions> kept_precisions;
   std::optional<AttentionMoments> attention_moments;
+  std::optional<StaticShare> static_share;
+  std::optional<uint32_t> static_steps;  // StaticPlan::steps
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -178,6 +189,20 @@ struct KeptPlan {
   bool samples_rows = false;
 };
 
+// The static set: entries of each stream of a layer that lie in memory one by one all the time, and are left
+// out of the groups that they are in. They are those that the last rows of a prompt attend to most.
+// Source: PRKV, section 4.1; design/methods.md, section 3.
+struct StaticPlan {
+  uint32_t n_entries = 0;  // of a stream; 0: there is none
+  // Of what is attended to before the window: this share is the static set's, groups are the rest.
+  StaticShare share;
+  uint32_t n_total = 0;  // both together, in groups, pinned ones among them
+  // While decoding, the set is chosen anew after so many entries: the last ones are computed again, as a
+  // prompt. 0: prompts alone choose it.
+  uint32_t steps = 0;
+  uint32_t observed_rows = 0;  // of a prompt, at most: the last ones
+};
+
 struct KvPlan {
   KvMethod method;
   uint32_t n_ctx = 0;
@@ -202,6 +227,7 @@ struct KvPlan {
   bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
   ClusterPlan clusters;
   KeptPlan kept;
+  StaticPlan statics;
   IndexShape index;
   HeadReduction heads = HeadReduction::kSoftmax;
   AdapterKind adapter_kind = AdapterKind::kQueryCentred;
@@ -229,6 +255,19 @@ struct KvPlan {
   }
   uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
+  bool has_statics() const { return statics.n_entries > 0; }
+  // Mapping tables say of each slot how many of its entries count (SlotShape::has_biases).
+  bool counts_slot_entries() const { return method.has_clusters() || has_statics(); }
+  // Of a prompt, at most so many rows are observed: how much attention they give to each entry is asked for.
+  uint32_t observed_rows() const { return method.evicts() ? kept.observed_rows : statics.observed_rows; }
+  // One entry of a stream, in the types of `record`.
+  KvRecordShape entry_record() const {
+    KvRecordShape entry = record;
+    entry.group_tokens = 1;
+    return entry;
+  }
+  // In what a step's choice is told for statistics: entries, where such are told apart; else groups.
+  uint32_t told_tokens() const { return has_statics() ? 1 : record.group_tokens; }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
   // Slots that a cluster takes at most.
   uint32_t records_per_cluster() const {

@@ -113,7 +113,7 @@ uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t tapped_bytes =
       row_bytes + 2 * uint64_t{input.model.n_kv_heads} * input.model.head_dim * sizeof(float);
   // As they are tapped, with K and V; as they are kept, and given to the device; and each one's sum.
-  return plan.kept.observed_rows *
+  return plan.observed_rows() *
              (tapped_bytes + 2 * row_bytes + input.model.n_heads * 2 * sizeof(float) + sizeof(uint32_t)) +
          2 * sizeof(StepParams);
 }

@@ -16,7 +16,7 @@ void SetKept(uint32_t n, KvPlan& plan);
 // As SizeParts, of a plan whose method evicts.
 void SizeKeptParts(const KvSizeInput& input, KvPlan& plan);
 
-// In prefill: the rows whose attention says what stays.
+// In prefill: the rows whose attention says what stays in memory (KvPlan::observed_rows).
 uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan);
 // In prefill, when a layer is computed: what its entries have received, and those of a list that stay.
 uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan);

@@ -71,6 +71,10 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.kept_precisions) return NotFor(options, "precisions", "choice of precisions");
     if (options.attention_moments) return NotFor(options, "moments", "moments of attention");
   }
+  if (!method.may_have_statics()) {
+    if (options.static_share) return NotFor(options, "static", "selected groups");
+    if (options.static_steps) return NotFor(options, "static-steps", "selected groups");
+  }
   if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
   if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
   if (method.selects()) return Status::Ok();

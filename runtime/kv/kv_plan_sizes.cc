@@ -5,6 +5,7 @@
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
+#include "runtime/kv/kv_plan_statics.h"
 #include "runtime/kv/sequence_clusters.h"
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
@@ -58,10 +59,10 @@ uint64_t SlotCacheBytes(const KvPlan& plan) {
 
 // What names slots and pool, and what is known of them.
 uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const bool has_clusters = plan.method.has_clusters();
+  const bool counts = plan.counts_slot_entries();
   const uint64_t own =
-      MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), has_clusters) + SlotCacheBytes(plan);
-  return input.model.n_layers * own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, has_clusters);
+      MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), counts) + SlotCacheBytes(plan);
+  return input.model.n_layers * own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
 }
 
 // The windows' mapping tables, a layer's list of reads, and of all groups where all are read.
@@ -114,8 +115,10 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
   if (plan.method.has_clusters()) return encoded + ClusterQueryBytes(input, plan);
   if (plan.method.evicts()) return encoded + ObservedRowBytes(input, plan);
+  const uint64_t observed = plan.has_statics() ? ObservedRowBytes(input, plan) : 0;
   const uint64_t projected =
-      plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float);
+      observed +
+      (plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float));
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);
@@ -123,12 +126,15 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   return encoded + projected + sums * sizeof(float);
 }
 
-// While a layer's adapter is computed, its entries are divided into clusters, or those that stay are chosen.
+// While a layer's adapter is computed, its entries are divided into clusters, or those that stay in memory
+// are chosen.
 uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (plan.method.has_clusters()) return ClusterPromptBytes(plan);
   if (plan.method.evicts()) return KeptPromptBytes(input, plan);
-  if (!input.computes_adapter) return 0;
-  return AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim, plan.index.rank);
+  const uint64_t statics = StaticPromptBytes(input, plan);
+  if (!input.computes_adapter) return statics;
+  return std::max(statics, AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim,
+                                            plan.index.rank));
 }
 
 // While a layer is computed: earlier entries that are read for it. Gone when its adapter is computed.
@@ -173,6 +179,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   add("slot tables", SlotTableBytes(input, plan), false);
   add("window", WindowBytes(input, plan));
   AddTails(input, plan);
+  AddStaticParts(input, plan);
   add("tables", TableBytes(input, plan));
   if (has_clusters) {
     add("clusters", ClusterBytes(input, plan));

@@ -12,6 +12,8 @@
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
+#include "runtime/kv/kv_plan_statics.h"
+#include "runtime/kv/static_set.h"
 
 namespace kvrun {
 namespace {
@@ -20,8 +22,9 @@ constexpr uint32_t kWholeGroupTokens = 16;
 constexpr uint32_t kSinkEntries = 4;
 constexpr uint32_t kPaperEntries = 400;
 constexpr uint32_t kFewEntries = 128;
-constexpr uint32_t kLeastKept = 16;      // of a list: as many as the smallest window has
-constexpr double kNearlyOne = 1 - 1e-6;  // a budget is a whole number of bytes
+constexpr double kShareBeforePrompts = 0.25;  // of the static set, where prompts say it
+constexpr uint32_t kLeastKept = 16;           // of a list: as many as the smallest window has
+constexpr double kNearlyOne = 1 - 1e-6;       // a budget is a whole number of bytes
 constexpr std::string_view kDefaultPolicy = "lru";
 constexpr std::string_view kDefaultClusterPolicy = "cluster";
 // Of clusters. Not measured, but for what docs/dynakv.md says.
@@ -44,6 +47,11 @@ KvRecordShape WindowRecord(KvRecordShape record) {
     if (*type != KvType::kF32) *type = KvType::kF16;
   }
   return record;
+}
+
+// That are selected or in the static set, where all of a group's count.
+uint32_t EntriesOf(const KvPlan& plan) {
+  return (plan.n_chosen - plan.n_pinned) * plan.slot_record.group_tokens + plan.statics.n_entries;
 }
 
 std::string SequencesText(uint32_t count) { return Counted(count, "sequence"); }
@@ -130,7 +138,8 @@ Status Planner::Settle() {
   const KvMethod& method = base_.method;
   KvRecordShape& record = base_.record;
   const uint32_t usual_tokens = method.selects() ? options_.default_group_tokens : kWholeGroupTokens;
-  record.group_tokens = options_.group_tokens.value_or(method.defaults.group_tokens.value_or(usual_tokens));
+  record.group_tokens = options_.group_tokens.value_or(
+      group_tokens_ > 0 ? group_tokens_ : method.defaults.group_tokens.value_or(usual_tokens));
   record.head_dim = model_.head_dim;
   base_.heads = options_.heads.value_or(method.defaults.heads.value_or(HeadReduction::kSoftmax));
   const bool per_head = method.selects() && base_.heads == HeadReduction::kPerKvHead;
@@ -147,7 +156,7 @@ Status Planner::Settle() {
     n_cache_slots_ = 0;
     return Status::Ok();
   }
-  const uint32_t sinks = options_.sink_entries.value_or(kSinkEntries);
+  const uint32_t sinks = options_.sink_entries.value_or(method.defaults.sink_entries.value_or(kSinkEntries));
   if (method.has_clusters()) {
     SettleClusters(sinks);
   } else {
@@ -160,18 +169,43 @@ Status Planner::Settle() {
   if (!options_.policy.empty()) base_.policy = options_.policy;
   base_.mass_share = static_cast<float>(options_.mass_share.value_or(0.0));
   base_.group_score = options_.mass_share ? GroupScore::kMass : method.group_score;
+  KVRUN_RETURN_IF_ERROR(SettleStatics());
   SettleSelection();
   return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
 }
 
-// That are tried, one after another, where none is given: larger ones leave more of a small budget for slots.
-std::span<const uint32_t> Planner::ClusterSizes() const {
-  static constexpr std::array kSizes = {16U, 24U, 32U, 48U, 64U};
-  static constexpr std::array kAny = {0U};
-  if (!base_.method.has_clusters()) return kAny;
-  if (options_.cluster_entries) return {&*options_.cluster_entries, 1};
+// Of clusters or groups, that are tried, one after another, where none is given: larger ones leave more of a
+// small budget for slots. 0: as usual.
+std::vector<uint32_t> Planner::Sizes() const {
+  const KvDefaults& defaults = base_.method.defaults;
+  if (!base_.method.has_clusters()) {
+    std::vector<uint32_t> sizes = {0};
+    if (options_.group_tokens || defaults.most_group_tokens == 0) return sizes;
+    for (uint32_t size = 2 * *defaults.group_tokens; size <= defaults.most_group_tokens; size *= 2) {
+      sizes.push_back(size);
+    }
+    return sizes;
+  }
+  if (options_.cluster_entries) return {*options_.cluster_entries};
   const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
-  return std::span(kSizes).subspan(share >= kLeastShareOfSmallClusters ? 0 : 1);
+  std::vector<uint32_t> sizes = {24, 32, 48, 64};
+  if (share >= kLeastShareOfSmallClusters) sizes.insert(sizes.begin(), 16);
+  return sizes;
+}
+
+// What is selected shares its entries with the static set.
+Status Planner::SettleStatics() {
+  StaticPlan& statics = base_.statics;
+  const KvDefaults& defaults = base_.method.defaults;
+  statics.share = options_.static_share.value_or(StaticShare{.share = defaults.static_share});
+  statics.steps = options_.static_steps.value_or(defaults.static_steps);
+  if (!statics.share.by_prompt) return Status::Ok();
+  statics.share.share = kShareBeforePrompts;
+  if (!options_.reuse_groups) return Status::Ok();
+  return {
+      StatusCode::kInvalidArgument,
+      "with --kv-static prompt the first prompt says how many groups are selected, and each has a slot of "
+      "its own: leave --kv-reuse out, or say a share"};
 }
 
 // Shape and room of clusters: what a record is, too, as that is of one entry here.
@@ -321,14 +355,31 @@ KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) co
   }
   SetSlots(n_chosen, n_cache_slots, plan);
   SizeParts(input_, plan);
+  if (plan.has_statics() && plan.statics.share.by_prompt) SizeForAnyShare(plan);
   SizePrefill(input_, plan);
   return plan;
 }
 
+void Planner::SizeForAnyShare(KvPlan& plan) const {
+  std::array<KvPlan, 2> ends = {plan, plan};
+  for (const uint32_t share : {0, 1}) {
+    ChangeStaticShare(share, ends[share]);
+    SizeParts(input_, ends[share]);
+  }
+  plan.parts = PartsOfAnyShare(ends[0].parts, ends[1].parts);
+}
+
+// M groups and a static set take the place of n_chosen groups.
 void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const {
+  const bool has_all_slots = n_cache_slots == n_chosen;
   plan.n_chosen = n_chosen;
-  plan.n_cache_slots = n_cache_slots;
-  plan.n_pool_slots = n_chosen - std::min(n_chosen, n_cache_slots);
+  if (plan.method.may_have_statics()) {
+    ShareWithStatics(n_chosen, plan.statics.share.share, options_.static_share && options_.select_entries,
+                     plan);
+  }
+  plan.n_cache_slots = has_all_slots ? plan.n_chosen : n_cache_slots;
+  plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots);
+  plan.statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticSet::kObservedRows) : 0;
 }
 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
@@ -404,7 +455,7 @@ std::optional<KvPlan> Planner::FitBestRow() const {
     if (fills_budget() && base_.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
-    const uint32_t entries = (plan->n_chosen - plan->n_pinned) * plan->slot_record.group_tokens;
+    const uint32_t entries = EntriesOf(*plan);
     if (!fills_budget() || entries >= kFewEntries || plan->n_chosen == plan->n_choosable()) return plan;
     if (!best || plan->n_chosen > best->n_chosen) best = plan;
   }
@@ -412,19 +463,21 @@ std::optional<KvPlan> Planner::FitBestRow() const {
 }
 
 bool Planner::SelectsEnough(const KvPlan& plan) const {
-  return plan.n_chosen >= SlotsOf(kPaperEntries) || plan.n_chosen == plan.n_choosable();
+  const uint32_t n_total = std::max(plan.n_chosen, plan.statics.n_total);
+  return n_total >= SlotsOf(kPaperEntries) || plan.n_chosen == plan.n_choosable();
 }
 
 // Of clusters, the smallest that leave room for a usual selection; else those that leave most for it.
 Result<std::optional<KvPlan>> Planner::FitBestSize() {
   std::optional<KvPlan> best;
-  for (const uint32_t size : ClusterSizes()) {
-    cluster_entries_ = size;
+  for (const uint32_t size : Sizes()) {
+    (base_.method.has_clusters() ? cluster_entries_ : group_tokens_) = size;
     KVRUN_RETURN_IF_ERROR(Settle());
     std::optional<KvPlan> plan = FitBestRow();
     if (!plan) continue;
-    if (!fills_budget() || !base_.method.has_clusters() || SelectsEnough(*plan)) return plan;
-    if (!best || plan->n_chosen > best->n_chosen) best = std::move(plan);
+    const bool has_sizes = Sizes().size() > 1;
+    if (!fills_budget() || !has_sizes || SelectsEnough(*plan)) return plan;
+    if (!best || EntriesOf(*plan) > EntriesOf(*best)) best = std::move(plan);
   }
   return best;
 }
@@ -452,7 +505,7 @@ std::string Planner::SelectLess() const {
     if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
   }
   if (!most) return "";
-  const uint32_t entries = most->EntriesOfSlots(most->n_chosen - most->n_pinned);
+  const uint32_t entries = most->EntriesOfSlots(most->n_chosen - most->n_pinned) + most->statics.n_entries;
   if (evicts()) return fmt::format("keep at most {} entries (--kv-select)", entries);
   if (!n_cache_slots_) return fmt::format("select at most {} entries", entries);
   return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/kv/kv_plan.h"
@@ -51,10 +52,11 @@ class Planner {
   bool evicts() const { return base_.method.evicts(); }
   bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
   Status Settle();
-  std::span<const uint32_t> ClusterSizes() const;
+  std::vector<uint32_t> Sizes() const;
   bool SelectsEnough(const KvPlan& plan) const;
   void SettleClusters(uint32_t sinks);
   void SettleKept();
+  Status SettleStatics();
   void SettleSelection();
   uint32_t SlotsOf(uint32_t entries) const;
   uint32_t LeastChosen() const;
@@ -68,6 +70,7 @@ class Planner {
   void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
   KvPlan Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const;
+  void SizeForAnyShare(KvPlan& plan) const;
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
   void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
   static bool Holds(const KvPlan& plan) {
@@ -103,6 +106,7 @@ class Planner {
   KvSizeInput input_;
   KvPlan base_;
   uint32_t cluster_entries_ = 0;  // on average: the size that is tried
+  uint32_t group_tokens_ = 0;     // of groups whose size may grow: the size that is tried; 0: as usual
   // Groups; empty: as many as fit.
   std::optional<uint32_t> n_chosen_;
   std::optional<uint32_t> n_cache_slots_;

@@ -12,6 +12,12 @@
 
 namespace kvrun {
 
+// Of the static set, which the plan describes.
+struct StaticReport {
+  uint64_t n_chosen_again = 0;  // times, while decoding
+  double milliseconds = 0.0;    // that took
+};
+
 struct KvReport {
   KvPlan plan;
   KvStats stats;             // of decode steps
@@ -19,6 +25,7 @@ struct KvReport {
   std::optional<IoMode> io;  // nothing where nothing lies on flash
   std::optional<ClusterReport> clusters = {};
   std::optional<KeptReport> kept = {};
+  std::optional<StaticReport> statics = {};
 };
 
 }  // namespace kvrun

@@ -85,7 +85,7 @@ SlotShape KvSlots::Shape(uint32_t n_slots) const {
           .n_slots = n_slots,
           .n_window_slots = 0,
           .table_slots = std::min(n_slots, plan_.n_chosen),
-          .has_biases = plan_.method.has_clusters()};
+          .has_biases = plan_.counts_slot_entries()};
 }
 
 Status KvSlots::Make() {

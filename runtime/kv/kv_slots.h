@@ -41,6 +41,10 @@ class SlotBuffers {
   void NameCounted(uint32_t stream, std::span<const uint32_t> slots, std::span<const uint32_t> counts) const;
   void NameFirstCounted(uint32_t stream, std::span<const uint32_t> counts) const;
   Status FlushTable() const { return table_->Flush(0, table_->size_bytes()); }
+  Status FlushAll() const {
+    KVRUN_RETURN_IF_ERROR(slots_->Flush(0, slots_->size_bytes()));
+    return FlushTable();
+  }
   // The device sees what was read into these slots; reads into other memory are passed over.
   Status FlushFetched(std::span<const GroupFetch> fetches) const;
 

@@ -26,7 +26,8 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
   rows_.reserve(plan.n_sequences);
   if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
   planned_.reserve(plan.n_streams);
-  if (plan.method.has_clusters()) counts_.reserve(plan.n_chosen);
+  if (plan.counts_slot_entries()) counts_.reserve(plan.n_chosen);
+  if (plan.has_statics()) named_.reserve(plan.n_chosen);
   stats_.layer_fetch_ms.resize(n_layers);
   stats_.layer_loads.resize(n_layers);
 }
@@ -153,7 +154,15 @@ Status LayerServer::ReadPlanned(uint32_t layer) {
   const Clock::time_point begin = Clock::now();
   const Status status = reader_->Fetch(layer, fetches_);
   stats_.io_ms += MillisecondsSince(begin);
-  return status.ok() ? slots_.FlushFetched(layer, fetches_) : status;
+  if (!status.ok()) return status;
+  if (statics_ != nullptr) CompactFetched(layer);
+  return slots_.FlushFetched(layer, fetches_);
+}
+
+void LayerServer::CompactFetched(uint32_t layer) {
+  for (const GroupFetch& fetch : fetches_) {
+    statics_->Compact(layer, fetch.stream, fetch.group, {fetch.memory, plan_.slot_record.size_bytes()});
+  }
 }
 
 void LayerServer::DropPlanned(uint32_t layer) {
@@ -173,6 +182,10 @@ Status LayerServer::NameSlots(const StreamStep& step) {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
     if (extents_ != nullptr) {
       NameCounted(step, plan);
+      return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
+    }
+    if (statics_ != nullptr) {
+      NameOthers(step, plan);
       return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
     }
     if (own != nullptr) own->Name(step.stream, plan.slots);
@@ -198,9 +211,46 @@ void LayerServer::NameCounted(const StreamStep& step, const SlotCache::PlanResul
   }
 }
 
+// Groups without the entries of the static set; those that have no others are not named.
+void LayerServer::NameOthers(const StreamStep& step, const SlotCache::PlanResult& plan) {
+  const auto name = [this](const SlotBuffers& slots, uint32_t stream) {
+    slots.NameCounted(stream, named_, counts_);
+  };
+  const auto add = [&](uint32_t slot, uint32_t group) {
+    const uint32_t n = statics_->CountOthers(step.layer, step.stream, group);
+    if (n == 0) return;
+    named_.push_back(slot);
+    counts_.push_back(n);
+  };
+  if (const SlotBuffers* own = slots_.own(step.layer); own != nullptr) {
+    named_.clear();
+    counts_.clear();
+    const SlotCache& cache = *slots_.cache(step.layer, step.stream);
+    for (const uint32_t slot : plan.slots) add(slot, cache.extent(slot));
+    name(*own, step.stream);
+  }
+  if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
+    named_.clear();
+    counts_.clear();
+    for (uint32_t i = 0; i < plan.rest.size(); ++i) add(i, plan.rest[i]);
+    name(*pool, step.stream);
+  }
+}
+
+void LayerServer::AddGroupPositions(const StreamStep& step, std::vector<uint32_t>* positions) {
+  for (const uint32_t group : selector_->LastChoice(step)) {
+    const std::span<const uint32_t> taken = statics_->EntriesOf(step.layer, step.stream, group);
+    for (uint32_t i = 0; i < plan_.record.group_tokens; ++i) {
+      if (std::binary_search(taken.begin(), taken.end(), i)) continue;
+      positions->push_back(group * plan_.record.group_tokens + i);
+    }
+  }
+}
+
 void LayerServer::AddPositions(uint32_t layer, uint32_t row, uint32_t head,
                                std::vector<uint32_t>* positions) {
   const StreamStep step = StreamStepOf(layer, row, head, rows_[row].position);
+  if (extents_ == nullptr) return AddGroupPositions(step, positions);
   const SlotCache::PlanResult& plan = planned_[size_t{row} * heads() + head];
   const auto add = [&](uint32_t record, const std::byte* at) {
     const std::span<const std::byte> bytes(at, plan_.slot_record.size_bytes());

@@ -15,6 +15,7 @@
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/kv/recent_window.h"
+#include "runtime/kv/static_set.h"
 #include "runtime/store/record_store.h"
 
 namespace kvrun {
@@ -29,6 +30,8 @@ class LayerServer {
   void SetReader(RecordFetcher* reader) { reader_ = reader; }
   // Where extents are not records themselves.
   void SetExtents(ExtentMap* extents) { extents_ = extents; }
+  // Null: all entries of a group count.
+  void SetStatics(StaticSet* statics) { statics_ = statics; }
 
   void BeginStep(std::span<const KvRow> rows) { rows_.assign(rows.begin(), rows.end()); }
   std::span<const KvRow> rows() const { return rows_; }
@@ -41,7 +44,8 @@ class LayerServer {
   std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                         uint32_t position) const;
 
-  // Of clusters, while the layer's slots hold what the row attends to: positions of those entries.
+  // Of clusters, and with a static set: while the layer's slots hold what the row attends to, positions of
+  // those entries. Of groups, without those of the static set.
   void AddPositions(uint32_t layer, uint32_t row, uint32_t head, std::vector<uint32_t>* positions);
 
   const KvStats& stats() const { return stats_; }
@@ -60,6 +64,9 @@ class LayerServer {
   void DropPlanned(uint32_t layer);
   Status NameSlots(const StreamStep& step);
   void NameCounted(const StreamStep& step, const SlotCache::PlanResult& plan);
+  void NameOthers(const StreamStep& step, const SlotCache::PlanResult& plan);
+  void CompactFetched(uint32_t layer);
+  void AddGroupPositions(const StreamStep& step, std::vector<uint32_t>* positions);
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
 
@@ -68,12 +75,14 @@ class LayerServer {
   KvSlots& slots_;
   KvSelector* selector_ = nullptr;
   RecordFetcher* reader_ = nullptr;
-  ExtentMap* extents_ = nullptr;                // may be null: a group is a record
+  ExtentMap* extents_ = nullptr;  // may be null: a group is a record
+  StaticSet* statics_ = nullptr;
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step
   std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen
   std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads
   std::vector<uint32_t> counts_;                // of entries, of a stream's slots
+  std::vector<uint32_t> named_;                 // those slots
   KvStats stats_;
 };
 

@@ -35,6 +35,7 @@ Status LowRankIndex::CreateBuffers() {
                            device_.CreateBuffer(plan_.index.size_bytes(), BufferUse::kShared, "kv"));
     KVRUN_ASSIGN_OR_RETURN(layer.scales, CreateUnitScales(device_, plan_.index));
     layer.sides.scales = layer.scales.get();
+    layer.taken_out.resize(plan_.n_sequences);
   }
   return Status::Ok();
 }
@@ -112,10 +113,53 @@ Status LowRankIndex::WriteRows(uint32_t layer_index, uint32_t sequence, uint32_t
   const IndexShape& shape = plan_.index;
   const auto* scales =
       reinterpret_cast<const float*>(layer.scales->host().data()) + size_t{sequence} * shape.rank;
-  const uint64_t sequence_words = uint64_t{shape.n_groups} * shape.group_words();
-  PackIndexRows(shape, begin, projected, {scales, shape.rank},
-                Words(*layer.rows).subspan(sequence * sequence_words, sequence_words));
+  PackIndexRows(shape, begin, projected, {scales, shape.rank}, WordsOf(layer, sequence));
   return FlushAll(*layer.rows);
+}
+
+std::span<uint32_t> LowRankIndex::WordsOf(const Layer& layer, uint32_t sequence) const {
+  const uint64_t sequence_words = uint64_t{plan_.index.n_groups} * plan_.index.group_words();
+  return Words(*layer.rows).subspan(sequence * sequence_words, sequence_words);
+}
+
+void LowRankIndex::PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& taken_out) const {
+  const uint32_t rank = plan_.index.rank;
+  size_t n = 0;
+  for (size_t i = 0; i < taken_out.positions.size(); ++i) {
+    const uint32_t position = taken_out.positions[i];
+    const std::span<uint16_t> row = std::span(taken_out.rows).subspan(i * rank, rank);
+    if (position / plan_.record.group_tokens == group) {
+      WriteIndexRow(plan_.index, position, row, words);
+      continue;
+    }
+    taken_out.positions[n] = position;
+    std::copy(row.begin(), row.end(), taken_out.rows.begin() + static_cast<std::ptrdiff_t>(n * rank));
+    ++n;
+  }
+  taken_out.positions.resize(n);
+  taken_out.rows.resize(n * rank);
+}
+
+Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t group,
+                             std::span<const std::byte> /*record*/, std::span<const uint32_t> entries) {
+  if (plan_.heads_per_sequence() > 1) return Status::Ok();
+  Layer& layer = layers_[layer_index];
+  const uint32_t rank = plan_.index.rank;
+  const uint64_t group_bytes = uint64_t{plan_.index.group_words()} * sizeof(uint32_t);
+  const uint64_t at = (uint64_t{stream} * plan_.index.n_groups + group) * group_bytes;
+  KVRUN_RETURN_IF_ERROR(layer.rows->Invalidate(at, group_bytes));
+  const std::span<uint32_t> words = WordsOf(layer, stream);
+  TakenOut& taken_out = layer.taken_out[stream];
+  PutBack(group, words, taken_out);
+  const std::vector<uint16_t> zeros(rank);
+  for (const uint32_t entry : entries) {
+    const uint32_t position = group * plan_.record.group_tokens + entry;
+    taken_out.positions.push_back(position);
+    taken_out.rows.resize(taken_out.rows.size() + rank);
+    ReadIndexRow(plan_.index, position, words, std::span(taken_out.rows).last(rank));
+    WriteIndexRow(plan_.index, position, zeros, words);
+  }
+  return layer.rows->Flush(at, group_bytes);
 }
 
 Result<LayerAdapter> LowRankIndex::ComputeFromStored(uint32_t layer, uint32_t sequence,
@@ -158,6 +202,7 @@ Status LowRankIndex::IndexStored(uint32_t layer, uint32_t sequence, const LayerA
     }
     KVRUN_RETURN_IF_ERROR(SetScales(layer, sequence, scales));
   }
+  ForgetTakenOut(layer, sequence);
   // What steps have written shares words with what is written now.
   Buffer& rows = *layers_[layer].rows;
   KVRUN_RETURN_IF_ERROR(rows.Invalidate(0, rows.size_bytes()));
@@ -198,6 +243,7 @@ Status LowRankIndex::IndexPrompt(uint32_t layer, const KvRange& prompt, PromptKe
   // What was there before the adapter has to be projected by it as well.
   const std::optional<LayerAdapter> learned = std::exchange(learned_, std::nullopt);
   const uint32_t begin = learned ? 0 : prompt.begin;
+  if (begin == 0) ForgetTakenOut(layer, prompt.sequence);
   // Scales are of the sequence's first prompt; later entries are clipped.
   if (index.type != KvType::kF16 && begin == 0) {
     ColumnScales scales(index.rank);

@@ -20,6 +20,11 @@ class LowRankIndex final : public KvIndex {
   void FillScore(uint32_t layer, ScoreArgs* args) const override;
   Status RecordAppend(CommandList& list, uint32_t layer, const NewKeys& keys) const override;
 
+  // Their rows are those of a mean key: 0. Where each KV head of a sequence selects, a row is of them all,
+  // and stays.
+  Status TakeOut(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
+                 std::span<const uint32_t> entries) override;
+
   bool is_ready() const override { return is_ready_; }
   uint32_t min_entries_to_learn() const override { return n_sinks() + 2 * plan_.index.rank; }
   Status Learn(uint32_t layer, const LayerSums& sums) override;
@@ -37,6 +42,11 @@ class LowRankIndex final : public KvIndex {
   Buffer* rows(uint32_t layer) const { return layers_[layer].rows.get(); }
 
  private:
+  // What rows were before they were taken out.
+  struct TakenOut {
+    std::vector<uint32_t> positions;
+    std::vector<uint16_t> rows;  // [positions, rank]
+  };
   struct Layer {
     std::unique_ptr<Buffer> rows;    // kShared, IndexShape
     std::unique_ptr<Buffer> scales;  // kShared, float [n_sequences, rank]
@@ -44,6 +54,7 @@ class LowRankIndex final : public KvIndex {
     std::unique_ptr<Buffer> query_side;
     std::unique_ptr<Buffer> bias;
     IndexSides sides;
+    std::vector<TakenOut> taken_out;  // of each sequence
   };
 
   LowRankIndex(Device& device, const KvPlan& plan, uint32_t n_layers)
@@ -62,6 +73,11 @@ class LowRankIndex final : public KvIndex {
                      std::span<const float> smallest_scales, StoredKeys& stored);
   // `adapter` is new, of `sequence`, whose scales are set: the rows of all other sequences' entries.
   Status IndexOthers(uint32_t layer, uint32_t sequence, const LayerAdapter& adapter, StoredKeys& stored);
+
+  std::span<uint32_t> WordsOf(const Layer& layer, uint32_t sequence) const;
+  void PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& taken_out) const;
+  // Rows are written anew.
+  void ForgetTakenOut(uint32_t layer, uint32_t sequence) { layers_[layer].taken_out[sequence] = {}; }
 
   uint32_t key_dim() const { return plan_.key_dim(); }
   uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }

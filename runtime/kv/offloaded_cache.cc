@@ -8,6 +8,7 @@
 #include "platform/base/check.h"
 #include "runtime/kv/evicting_ledger.h"
 #include "runtime/kv/kv_parts.h"
+#include "runtime/kv/kv_plan_statics.h"
 #include "runtime/kv/replayed_selector.h"
 #include "runtime/kv/sequence_ledger.h"
 
@@ -40,6 +41,7 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   server_.SetSelector(selector_.get());
   if (!plan_.method.evicts()) server_.SetReader(&reader());
   server_.SetExtents(extents_.get());
+  server_.SetStatics(statics_.get());
   return Status::Ok();
 }
 
@@ -59,7 +61,9 @@ Status OffloadedCache::CreateLedger(Device& device, const Adapter* adapter) {
     return Status::Ok();
   }
   RecordStore& store = in_memory_ != nullptr ? static_cast<RecordStore&>(*in_memory_) : *stores_.groups;
-  ledger_ = std::make_unique<SequenceLedger>(plan_, n_layers_, store, window_, slots_, index_.get());
+  if (plan_.has_statics()) statics_ = std::make_unique<StaticSet>(device, plan_, n_layers_);
+  ledger_ = std::make_unique<SequenceLedger>(plan_, n_layers_, store, window_, slots_, index_.get(),
+                                             statics_.get());
   return Status::Ok();
 }
 
@@ -116,6 +120,7 @@ Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t firs
 
 Status OffloadedCache::BeginDecode() {
   if (in_decode()) return Status::Ok();
+  SettleStaticShare();
   KVRUN_RETURN_IF_ERROR(slots_.Make());
   for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) {
     in_memory_->SetSlots(i, slots_.own(i)->slots());
@@ -124,6 +129,15 @@ Status OffloadedCache::BeginDecode() {
   if (begun.ok()) begun = ledger_->BeginDecode();
   if (!begun.ok()) LeaveDecode();
   return begun;
+}
+
+// Once: the first prompts have said it.
+void OffloadedCache::SettleStaticShare() {
+  if (!plan_.statics.share.by_prompt || has_static_share_) return;
+  const std::optional<double> share = ledger_->measured_static_share();
+  if (!share) return;
+  ChangeStaticShare(*share, plan_);
+  has_static_share_ = true;
 }
 
 void OffloadedCache::LeaveDecode() {
@@ -177,7 +191,7 @@ Status OffloadedCache::FetchLayer(uint32_t layer) {
   for (uint32_t head = 0; head < heads; ++head) {
     std::vector<uint32_t>& positions = attended_[size_t{layer} * heads + head];
     positions.clear();
-    if (extents_ != nullptr) server_.AddPositions(layer, 0, head, &positions);
+    if (!plan_.method.evicts()) server_.AddPositions(layer, 0, head, &positions);
     ledger_->AddKeptPositions(layer, 0, head, &positions);
     std::sort(positions.begin(), positions.end());
   }
@@ -186,7 +200,7 @@ Status OffloadedCache::FetchLayer(uint32_t layer) {
 
 std::vector<std::vector<uint32_t>> OffloadedCache::GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                                       uint32_t position) const {
-  if (extents_ == nullptr && !plan_.method.evicts()) return server_.GroupsBeforeWindow(layer, row, position);
+  if (!tells_entries()) return server_.GroupsBeforeWindow(layer, row, position);
   const auto first = attended_.begin() + static_cast<ptrdiff_t>(size_t{layer} * plan_.heads_per_sequence());
   return {first, first + plan_.heads_per_sequence()};
 }

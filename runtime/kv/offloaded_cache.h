@@ -29,6 +29,7 @@
 #include "runtime/kv/read_log.h"
 #include "runtime/kv/recent_window.h"
 #include "runtime/kv/slot_record_store.h"
+#include "runtime/kv/static_set.h"
 
 namespace kvrun {
 
@@ -71,6 +72,15 @@ class OffloadedCache {
   bool stores_layers() const { return ledger_->stores_layers(); }
   Status StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
     return ledger_->StoreLayer(layer, prompt, entries);
+  }
+  // Rows of prompts are observed, for StoreLayer or for ChooseStatics.
+  bool observes() const { return plan_.observed_rows() > 0; }
+  Status ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
+    return ledger_->ChooseStatics(layer, prompt, entries);
+  }
+  // For benchmarks, in place of ChooseStatics.
+  void ChooseStaticsEvenly(uint32_t sequence, uint32_t length) {
+    ledger_->ChooseStaticsEvenly(sequence, length);
   }
   // For benchmarks, in place of StoreLayer.
   Status StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t length,
@@ -118,11 +128,13 @@ class OffloadedCache {
   void EndStep() { ledger_->EndStep(server_.rows()); }
 
   // What the step's row attended to before its window, of each stream of its sequence: groups, or with
-  // clusters positions, if NoteAttended was called before the step. Between the step and the next.
+  // clusters and statics positions, if NoteAttended was called before the step. Between the step and the
+  // next.
   std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                         uint32_t position) const;
-  // What is kept, and clusters, change after a step: what the first row of the next one attends to is noted.
-  void NoteAttended() { notes_attended_ = extents_ != nullptr || plan_.method.evicts(); }
+  // What is kept, statics and clusters change after a step: what the first row of the next one attends to is
+  // noted.
+  void NoteAttended() { notes_attended_ = tells_entries(); }
 
   // The next step counts what its first row wants of clusters, in the order of the text.
   void CountTextRuns() { counts_next_ = extents_ != nullptr; }
@@ -151,9 +163,12 @@ class OffloadedCache {
   Status CreateLedger(Device& device, const Adapter* adapter);
   RecordFetcher& reader();
   void CountInText(uint32_t layer);
+  // A step's choice is told in entries, not in groups.
+  bool tells_entries() const { return extents_ != nullptr || statics_ != nullptr || plan_.method.evicts(); }
+  void SettleStaticShare();
   void LeaveDecode();
 
-  KvPlan plan_;
+  KvPlan plan_;  // changes where prompts say the static set's share
   uint32_t n_layers_;
   KvStores stores_;                             // on flash
   std::unique_ptr<SlotRecordStore> in_memory_;  // or this
@@ -163,9 +178,11 @@ class OffloadedCache {
   KvSlots slots_;
   std::unique_ptr<ClusterSet> clusters_;     // null: extents are groups
   std::unique_ptr<ClusterExtents> extents_;  // the same
+  std::unique_ptr<StaticSet> statics_;       // null: there is none
   std::unique_ptr<KvLedger> ledger_;
   LayerServer server_;
   std::optional<ReadLog> read_log_;
+  bool has_static_share_ = false;
   bool notes_attended_ = false;
   bool counts_next_ = false;
   bool counts_text_runs_ = false;

@@ -30,8 +30,18 @@ class PageIndex final : public KvIndex {
   bool takes_records() const override { return true; }
   Status NoteStored(uint32_t layer, uint32_t stream, uint32_t first_group,
                     std::span<const std::byte> records) override;
+  // Bounds are those of the entries that are left.
+  Status TakeOut(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
+                 std::span<const uint32_t> entries) override;
 
  private:
+  void WritePage(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
+                 std::span<const uint32_t> left_out);
+  uint64_t page_bytes() const { return uint64_t{plan_.index.group_words()} * sizeof(uint32_t); }
+  uint64_t PageOffset(uint32_t stream, uint32_t group) const {
+    return (uint64_t{stream / plan_.heads_per_sequence()} * plan_.index.n_groups + group) * page_bytes();
+  }
+
   PageIndex(const KvPlan& plan, PageBoundsFn bounds) : plan_(plan), bounds_(bounds) {}
 
   const KvPlan& plan_;

@@ -26,10 +26,11 @@ class PromptEntries {
   using RecordsFn = std::function<Status(uint32_t first, std::span<const std::byte> records)>;
   virtual Status VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
                               const RecordsFn& visit) = 0;
-  // What the prompt's rows that are observed (KeptPlan::observed_rows) give to entries [0, end): mass
-  // [n_moments, n_kv_heads, end], which the caller makes large enough. Rows that are observed for others are
-  // not told apart.
-  virtual Status Mass(const MassForm& form, uint32_t end, std::span<float> mass) = 0;
+  // What the prompt's rows that are observed (KvPlan::observed_rows), or the first or last of them, give to
+  // entries [0, end): mass [n_moments, n_kv_heads, end], which the caller makes large enough. Rows that are
+  // observed for others are not told apart.
+  enum class Rows { kAll, kFirst, kLast };
+  virtual Status Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) = 0;
   // How many rows that were, and how many of the prompt's each stands for.
   struct Observed {
     uint32_t n_rows = 0;

@@ -13,17 +13,19 @@ constexpr uint32_t kKeysAtOnce = 64;  // but for longer groups
 }  // namespace
 
 SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store,
-                               RecentWindow& window, KvSlots& slots, KvIndex* index)
+                               RecentWindow& window, KvSlots& slots, KvIndex* index, StaticSet* statics)
     : plan_(plan),
       n_layers_(n_layers),
       store_(store),
       window_(window),
       slots_(slots),
       index_(index),
+      statics_(statics),
       lengths_(plan.n_sequences),
       groups_stored_(plan.n_sequences),
       encoded_(plan.record.size_bytes()) {
   fetches_.reserve(kKeysAtOnce);
+  step_sequences_.reserve(plan.n_sequences);
 }
 
 // The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
@@ -57,12 +59,74 @@ Status SequenceLedger::ForgetFrom(uint32_t sequence, uint32_t length) {
   }
   lengths_[sequence] = length;
   groups_stored_[sequence] = std::min(groups_stored_[sequence], group);
-  return Status::Ok();
+  return TruncateStatics(sequence, length);
+}
+
+// What lies in the window is attended to there. Slots of groups that have lost such entries lack them.
+Status SequenceLedger::TruncateStatics(uint32_t sequence, uint32_t length) {
+  if (statics_ == nullptr) return Status::Ok();
+  const uint32_t first = window_.FirstGroup(length);
+  for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+    slots_.Truncate(stream, first);
+  }
+  statics_->Truncate(sequence, first * group_tokens());
+  return statics_->TakeBack(sequence, length, GroupReader(), index_);
+}
+
+StaticSet::ReadFn SequenceLedger::GroupReader() {
+  return [this](uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+                std::span<std::byte> records) {
+    fetches_.clear();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      fetches_.push_back({stream, groups[i], records.data() + i * record_bytes()});
+    }
+    return store_.Fetch(layer, fetches_);
+  };
+}
+
+Status SequenceLedger::ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
+  return statics_ != nullptr ? statics_->Choose(layer, prompt, entries) : Status::Ok();
+}
+
+void SequenceLedger::ChooseStaticsEvenly(uint32_t sequence, uint32_t length) {
+  if (statics_ != nullptr) statics_->ChooseEvenly(sequence, window_.FirstGroup(length) * group_tokens());
+}
+
+std::optional<double> SequenceLedger::measured_static_share() const {
+  return statics_ != nullptr ? statics_->measured_share() : std::nullopt;
+}
+
+Status SequenceLedger::BeginDecode() {
+  return statics_ != nullptr ? statics_->Load(GroupReader(), index_) : Status::Ok();
+}
+
+void SequenceLedger::LeaveDecode() {
+  if (statics_ != nullptr) statics_->Drop();
+}
+
+void SequenceLedger::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
+  if (statics_ != nullptr) statics_->AddSource(layer, args);
+}
+
+void SequenceLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
+                                      std::vector<uint32_t>* positions) const {
+  if (statics_ == nullptr) return;
+  const auto of_stream = statics_->positions(layer, step_sequences_[row] * heads() + head);
+  positions->insert(positions->end(), of_stream.begin(), of_stream.end());
 }
 
 // After a prefill that has failed: what the sequence had before. The rest of its window comes back when the
 // sequence is used again: it may be to begin anew, and nothing has to be read for that.
-Status SequenceLedger::UndoPrefill() { return window_.in_prefill() ? window_.UndoPrefill() : Status::Ok(); }
+Status SequenceLedger::UndoPrefill() {
+  if (!window_.in_prefill()) return Status::Ok();
+  const uint32_t sequence = window_.prefilled_sequence();
+  KVRUN_RETURN_IF_ERROR(window_.UndoPrefill());
+  // Layers that were computed have chosen among entries that are not there.
+  if (statics_ != nullptr) {
+    statics_->Truncate(sequence, window_.FirstGroup(lengths_[sequence]) * group_tokens());
+  }
+  return Status::Ok();
+}
 
 // Entries of `sequence` from `length` on are forgotten; those before are there, and the window is whole.
 Status SequenceLedger::Prepare(uint32_t sequence, uint32_t length) {
@@ -108,6 +172,8 @@ Status SequenceLedger::EndPrefill(uint32_t sequence, uint32_t length) {
 
 Status SequenceLedger::BeginStep(std::span<const KvRow> rows) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
+  step_sequences_.clear();
+  for (const KvRow& row : rows) step_sequences_.push_back(row.sequence);
   for (const KvRow& row : rows) {
     KVRUN_CHECK(row.position <= lengths_[row.sequence]);
     KVRUN_RETURN_IF_ERROR(Prepare(row.sequence, row.position));

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -16,15 +18,17 @@
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
 #include "runtime/kv/recent_window.h"
+#include "runtime/kv/static_set.h"
 #include "runtime/store/record_store.h"
 
 namespace kvrun {
 
 class SequenceLedger final : public KvLedger {
  public:
-  // All must outlive it; `index` may be null, and hears of what is stored.
+  // All must outlive it; `index` may be null, and hears of what is stored. `statics`: as the plan asks for
+  // it, or null.
   SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store, RecentWindow& window,
-                 KvSlots& slots, KvIndex* index);
+                 KvSlots& slots, KvIndex* index, StaticSet* statics = nullptr);
 
   uint32_t n_sequences() const override { return static_cast<uint32_t>(lengths_.size()); }
   uint32_t length(uint32_t sequence) const override { return lengths_[sequence]; }
@@ -33,8 +37,16 @@ class SequenceLedger final : public KvLedger {
   Status BeginPrefill(uint32_t sequence, uint32_t begin) override;
   Status Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
                 std::span<const std::byte> records) override;
+  Status ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) override;
+  void ChooseStaticsEvenly(uint32_t sequence, uint32_t length) override;
+  std::optional<double> measured_static_share() const override;
   Status EndPrefill(uint32_t sequence, uint32_t length) override;
 
+  Status BeginDecode() override;
+  void LeaveDecode() override;
+  void AddSources(uint32_t layer, SlotAttentionArgs* args) const override;
+  void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
+                        std::vector<uint32_t>* positions) const override;
   Status BeginStep(std::span<const KvRow> rows) override;
   Status StoreCompletedGroups() override;
   void EndStep(std::span<const KvRow> rows) override;
@@ -46,6 +58,8 @@ class SequenceLedger final : public KvLedger {
   Status UndoPrefill();
   Status Prepare(uint32_t sequence, uint32_t length);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
+  Status TruncateStatics(uint32_t sequence, uint32_t length);
+  StaticSet::ReadFn GroupReader();
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   Status AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
                       std::span<const std::byte> records);
@@ -60,9 +74,11 @@ class SequenceLedger final : public KvLedger {
   RecentWindow& window_;
   KvSlots& slots_;
   KvIndex* index_;
-  std::vector<uint32_t> lengths_;        // of each sequence
-  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store
-  std::vector<std::byte> encoded_;       // a record that leaves the window
+  StaticSet* statics_;
+  std::vector<uint32_t> step_sequences_;  // of the step's rows
+  std::vector<uint32_t> lengths_;         // of each sequence
+  std::vector<uint32_t> groups_stored_;   // of each sequence: whole groups in the store
+  std::vector<std::byte> encoded_;        // a record that leaves the window
   std::vector<GroupFetch> fetches_;
 };
 
