@@ -23,7 +23,10 @@ const std::vector<KvOptionHelp>& Options() {
       {"method", "METHOD",
        "full: all KV is in memory; flexgen: all is on flash and read for each token; kvswap: all is on "
        "flash, and only what is predicted to matter is read (default: full; with --kv-budget, kvswap where "
-       "not all KV fits into it); dynakv: the same, in clusters that follow the text. To compare with: "
+       "not all KV fits into it); dynakv: the same, in clusters that follow the text; prkv: in pages of each "
+       "KV "
+       "head, beside a static set; arkv-flash: kvswap beside a static set in two precisions. To compare "
+       "with: "
        "streaming, random, oracle, quest, meanstd, loki, "
        "infinigen, infinigen*. Methods that forget what gets little attention: arkv, h2o, snapkv, "
        "defensivekv, lazyeviction",
@@ -79,13 +82,23 @@ const std::vector<KvOptionHelp>& Options() {
        "their attention) or layers (layers, too)",
        kKvExperts},
       {"precisions", "HOW",
-       "arkv: which of what is kept is exact, and which has 8 bits: bytes (default: a part of the memory is "
+       "arkv, arkv-flash: which of what is kept is exact, and which has 8 bits: bytes (default: a part of "
+       "the memory is "
        "exact, as many of 8 bits as fit into the rest), entries (a part of the entries is exact), original "
        "(all exact) or quantised (all of 8 bits)",
        kKvExperts},
       {"moments", "HOW",
-       "arkv: what a layer's attention is measured over: keys (default, as the paper says) or rows (as its "
+       "arkv, arkv-flash: what a layer's attention is measured over: keys (default, as the paper says) or "
+       "rows (as its "
        "authors' code does)",
+       kKvExperts},
+      {"static", "SHARE|prompt",
+       "of what is selected, the share that is a static set: entries that a prompt's end attends to most, "
+       "which stay in memory (default: 0; prkv: 0.25; arkv-flash: 0.5); prompt: as the first prompt asks for",
+       kKvExperts},
+      {"static-steps", "N",
+       "choose the static set again after so many tokens, 0: only with a prompt (default: 0; prkv and "
+       "arkv-flash: 128)",
        kKvExperts},
       {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit, lfu or cluster",
        kKvExperts},

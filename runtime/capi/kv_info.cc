@@ -49,10 +49,13 @@ Json ClustersInfo(const ClusterPlan& clusters) {
 
 Json StaticInfo(const KvPlan& plan) {
   const StaticPlan& statics = plan.statics;
+  const bool is_by_score = plan.method.precision == KvPrecisionKind::kByScore;
   return {{"entries", statics.n_entries},
           {"share", statics.share.share},
           {"by_prompt", statics.share.by_prompt},
           {"steps", statics.steps},
+          {"precisions", is_by_score ? Json(KeptPrecisionsName(statics.precisions)) : Json()},
+          {"moments", is_by_score ? Json(AttentionMomentsName(statics.moments)) : Json()},
           {"observed_rows", statics.observed_rows}};
 }
 

@@ -48,6 +48,16 @@ constexpr KvMethod PrkvMethod() {
   return method;
 }
 
+// What ARKV would evict lies on flash, and is chosen by kvswap's index (design/methods.md, section 4).
+constexpr KvMethod ArkvFlashMethod() {
+  KvMethod method = kKvswap;
+  method.name = "arkv-flash";
+  method.precision = KvPrecisionKind::kByScore;
+  method.defaults.static_share = 0.5;
+  method.defaults.static_steps = 128;
+  return method;
+}
+
 // --- Comparators (docs/comparators.md says how close each is to its source).
 
 constexpr KvMethod RandomMethod() { return Selecting("random", KvIndexKind::kNone, KvSelectorKind::kRandom); }
@@ -134,6 +144,7 @@ constexpr std::array kMethods = {kFull,
                                  kKvswap,
                                  DynaKvMethod(),
                                  PrkvMethod(),
+                                 ArkvFlashMethod(),
                                  StreamingMethod(),
                                  RandomMethod(),
                                  OracleMethod(),

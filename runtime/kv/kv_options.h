@@ -55,6 +55,8 @@ struct KvSettings {
 //   shares        even, heads, layers
 //   precisions    bytes, entries, original, quantised
 //   moments       keys, rows
+//   static        a share from 0 to 1, or "prompt"
+//   static-steps  tokens, from 0
 //   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu, cluster
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed

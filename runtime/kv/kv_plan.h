@@ -201,6 +201,12 @@ struct StaticPlan {
   // prompt. 0: prompts alone choose it.
   uint32_t steps = 0;
   uint32_t observed_rows = 0;  // of a prompt, at most: the last ones
+  // Where precision goes by score: what of the set keeps its precision, as of what ARKV keeps; the others
+  // have 8 bits, or 4 where 8 are stored. n_entries is how many there would be in the types of `record`.
+  KeptPrecisions precisions = KeptPrecisions::kBytes;
+  AttentionMoments moments = AttentionMoments::kKeys;
+  KvRecordShape low_record;   // of one entry
+  uint32_t most_entries = 0;  // of a stream, however its precisions are shared out
 };
 
 struct KvPlan {

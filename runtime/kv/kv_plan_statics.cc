@@ -8,20 +8,46 @@
 
 namespace kvrun {
 
+namespace {
+
+// What is stored in 4 bits stays as it is.
+KvType LowerType(KvType type) {
+  const bool is_float = type == KvType::kF16 || type == KvType::kF32;
+  return is_float ? KvType::kFp8 : KvType::kInt4;
+}
+
+bool GoesByScore(const KvPlan& plan) { return plan.method.precision == KvPrecisionKind::kByScore; }
+
+void ShapeStatics(KvPlan& plan) {
+  StaticPlan& statics = plan.statics;
+  statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticSet::kObservedRows) : 0;
+  statics.most_entries = statics.n_entries;
+  if (!GoesByScore(plan)) return;
+  statics.low_record = plan.entry_record();
+  statics.low_record.k_type = LowerType(plan.record.k_type);
+  statics.low_record.v_type = LowerType(plan.record.v_type);
+  if (statics.precisions != KeptPrecisions::kBytes) return;
+  const uint64_t most =
+      statics.n_entries * plan.entry_record().size_bytes() / statics.low_record.size_bytes();
+  statics.most_entries = static_cast<uint32_t>(std::min<uint64_t>(most, plan.n_ctx));
+}
+
+}  // namespace
+
 void ShareWithStatics(uint32_t n_total, double share, bool is_asked, KvPlan& plan) {
   StaticPlan& statics = plan.statics;
   statics.n_total = n_total;
   statics.n_entries = 0;
   plan.n_chosen = n_total;
-  if (share == 0.0) return;
   if (n_total >= plan.n_groups()) {
     if (is_asked) statics.n_entries = static_cast<uint32_t>(share * plan.n_ctx);
-    return;
+  } else {
+    const uint32_t least = std::min(plan.n_pinned + 1, n_total);
+    const auto n_static = static_cast<uint32_t>(share * (n_total - std::min(plan.n_pinned, n_total)));
+    plan.n_chosen = std::max(least, n_total - n_static);
+    statics.n_entries = (n_total - plan.n_chosen) * plan.record.group_tokens;
   }
-  const uint32_t least = std::min(plan.n_pinned + 1, n_total);
-  const auto n_static = static_cast<uint32_t>(share * (n_total - std::min(plan.n_pinned, n_total)));
-  plan.n_chosen = std::max(least, n_total - n_static);
-  statics.n_entries = (n_total - plan.n_chosen) * plan.record.group_tokens;
+  ShapeStatics(plan);
 }
 
 void ChangeStaticShare(double share, KvPlan& plan) {
@@ -40,22 +66,34 @@ std::string DescribeStatics(const KvPlan& plan) {
 
 void AddStaticParts(const KvSizeInput& input, KvPlan& plan) {
   if (!plan.has_statics()) return;
-  const uint64_t layers = input.model.n_layers;
-  const uint64_t n = plan.statics.n_entries;
-  const uint64_t entries = layers * plan.n_streams * n;
+  const uint64_t lists = uint64_t{input.model.n_layers} * plan.n_streams;
+  const StaticPlan& statics = plan.statics;
+  const uint64_t entry_bytes = plan.entry_record().size_bytes();
+  const uint64_t low_bytes = statics.low_record.size_bytes();
   SlotShape shape;
   shape.n_streams = plan.n_streams;
-  shape.table_slots = static_cast<uint32_t>(n);
-  plan.parts.push_back({"static", entries * plan.entry_record().size_bytes(), false, true});
+  shape.table_slots = statics.n_entries;
+  uint64_t tables = shape.table_bytes();
+  uint64_t of_list = statics.n_entries * entry_bytes;
+  if (GoesByScore(plan)) {
+    // Either source has a place at least.
+    const bool is_low = statics.precisions == KeptPrecisions::kQuantised;
+    of_list = statics.n_entries * (is_low ? low_bytes : entry_bytes) + entry_bytes + low_bytes;
+    shape.table_slots = statics.most_entries + 1;
+    tables += shape.table_bytes();
+  }
+  plan.parts.push_back({"static", lists * of_list, false, true});
   plan.parts.push_back({"static tables",
-                        layers * shape.table_bytes() + StaticSet::kGroupsAtOnce * plan.record.size_bytes(),
+                        input.model.n_layers * tables + StaticSet::kGroupsAtOnce * plan.record.size_bytes(),
                         false, true});
-  // Positions, and those that an index has taken out; of rows of entries, with what they were.
+  // Positions by rank and ascending, and those that an index has taken out; of rows of entries, with what
+  // they were.
   const bool has_rows = plan.method.has_index() && !plan.method.has_pages();
   const uint64_t row_bytes = has_rows ? uint64_t{plan.index.rank} * sizeof(uint16_t) + sizeof(uint32_t) : 0;
   plan.parts.push_back({"static lists",
-                        entries * 2 * sizeof(uint32_t) + layers * plan.n_sequences * n * row_bytes, true,
-                        true});
+                        statics.most_entries * (lists * 3 * sizeof(uint32_t) +
+                                                input.model.n_layers * plan.n_sequences * row_bytes),
+                        true, true});
 }
 
 std::vector<KvPart> PartsOfAnyShare(const std::vector<KvPart>& none, const std::vector<KvPart>& all) {
@@ -74,9 +112,12 @@ std::vector<KvPart> PartsOfAnyShare(const std::vector<KvPart>& none, const std::
 
 uint64_t StaticPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.has_statics()) return 0;
-  // The device's and a copy; sums over heads; order. For the share, those of two rows more.
-  const uint64_t values = (plan.statics.share.by_prompt ? 4 : 2) * uint64_t{input.model.n_kv_heads} + 3;
-  return uint64_t{plan.n_ctx} * values * sizeof(float);
+  // The device's and a copy; then the copy with scores and order. For the share, those of two rows more.
+  const uint64_t heads = input.model.n_kv_heads;
+  uint64_t moments = 1;
+  if (GoesByScore(plan)) moments = plan.statics.moments == AttentionMoments::kRows ? 4 : 2;
+  if (plan.statics.share.by_prompt) moments += 1;
+  return uint64_t{plan.n_ctx} * sizeof(float) * std::max(2 * moments * heads, (moments + 1) * heads + 3);
 }
 
 }  // namespace kvrun

@@ -13,7 +13,6 @@
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
 #include "runtime/kv/kv_plan_statics.h"
-#include "runtime/kv/static_set.h"
 
 namespace kvrun {
 namespace {
@@ -93,7 +92,9 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
   input_ = {model, io_alignment_bytes, base_.method.has_adapters() && !options.adapter_from_file};
 }
 
+// Sources of two precisions leave none for a pool.
 bool Planner::needs_equal_capacity() const {
+  if (base_.method.may_have_statics() && base_.method.precision == KvPrecisionKind::kByScore) return true;
   return !options_.policy.empty() && (*FindReplacementPolicy(options_.policy))->needs_equal_capacity;
 }
 
@@ -199,6 +200,16 @@ Status Planner::SettleStatics() {
   const KvDefaults& defaults = base_.method.defaults;
   statics.share = options_.static_share.value_or(StaticShare{.share = defaults.static_share});
   statics.steps = options_.static_steps.value_or(defaults.static_steps);
+  statics.precisions = options_.kept_precisions.value_or(KeptPrecisions::kBytes);
+  statics.moments = options_.attention_moments.value_or(AttentionMoments::kKeys);
+  const bool goes_by_score = base_.method.precision == KvPrecisionKind::kByScore;
+  if (goes_by_score && (statics.share.by_prompt || options_.reuse_groups)) {
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("the KV method {} has a slot for each selected group, and a static set of a share that "
+                    "is said: leave --kv-reuse and --kv-static prompt out",
+                    base_.method.name)};
+  }
   if (!statics.share.by_prompt) return Status::Ok();
   statics.share.share = kShareBeforePrompts;
   if (!options_.reuse_groups) return Status::Ok();
@@ -300,7 +311,7 @@ uint32_t Planner::WindowOf(const Row& row) const {
 KvPlan Planner::Shape(const Row& row) const {
   KvPlan plan = base_;
   // What has 8 bits is told apart by its score, so the rest is exact.
-  const bool is_exact = plan.method.precision == KvPrecisionKind::kByScore;
+  const bool is_exact = plan.method.precision == KvPrecisionKind::kByScore && evicts();
   plan.record.k_type = options_.k_type.value_or(is_exact ? KvType::kF16 : row.k_type);
   plan.record.v_type = options_.v_type.value_or(is_exact ? KvType::kF16 : row.v_type);
   plan.slot_record.k_type = plan.record.k_type;
@@ -379,7 +390,6 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
   }
   plan.n_cache_slots = has_all_slots ? plan.n_chosen : n_cache_slots;
   plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots);
-  plan.statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticSet::kObservedRows) : 0;
 }
 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there

@@ -105,14 +105,16 @@ void SequenceLedger::LeaveDecode() {
 }
 
 void SequenceLedger::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
-  if (statics_ != nullptr) statics_->AddSource(layer, args);
+  if (statics_ != nullptr) statics_->AddSources(layer, args);
 }
 
 void SequenceLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                                       std::vector<uint32_t>* positions) const {
   if (statics_ == nullptr) return;
-  const auto of_stream = statics_->positions(layer, step_sequences_[row] * heads() + head);
-  positions->insert(positions->end(), of_stream.begin(), of_stream.end());
+  for (const KeptTier tier : kKeptTiers) {
+    const auto some = statics_->positions(layer, step_sequences_[row] * heads() + head, tier);
+    positions->insert(positions->end(), some.begin(), some.end());
+  }
 }
 
 // After a prefill that has failed: what the sequence had before. The rest of its window comes back when the

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "platform/base/check.h"
+#include "runtime/device/record_codec.h"
 #include "runtime/kv/cluster_records.h"
 
 namespace kvrun {
@@ -13,15 +16,54 @@ StaticSet::StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers)
     : device_(device),
       plan_(plan),
       n_layers_(n_layers),
+      entry_record_(plan.entry_record()),
       has_share_(!plan.statics.share.by_prompt),
-      positions_(size_t{n_layers} * plan.n_streams),
-      taken_out_(positions_.size()) {
+      ranked_(size_t{n_layers} * plan.n_streams),
+      taken_out_(ranked_.size()),
+      has_attention_(plan.n_sequences),
+      entry_(entry_record_.size_bytes()) {
+  for (Tier& tier : tiers_) tier.positions.resize(ranked_.size());
+  if (goes_by_score()) attention_.resize(size_t{n_layers} * plan.n_sequences);
   entries_.reserve(plan.record.group_tokens);
 }
 
 // Until prompts have said the share, all that it could be.
 uint32_t StaticSet::most_entries() const {
-  return has_share_ ? plan_.statics.n_entries : plan_.statics.n_total * plan_.record.group_tokens;
+  return has_share_ ? plan_.statics.most_entries : plan_.statics.n_total * plan_.record.group_tokens;
+}
+
+MassForm StaticSet::mass_form() const {
+  if (!goes_by_score()) return {};
+  return {.n_moments = plan_.statics.moments == AttentionMoments::kRows ? 4U : 2U};
+}
+
+// mass: [n_moments, n_kv_heads, end], of which the stream's heads are added up.
+void StaticSet::ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass,
+                            std::span<float> scores) const {
+  std::fill(scores.begin(), scores.end(), 0.0F);
+  const size_t squares = size_t{model_heads()} * end;
+  for (uint32_t i = head * plan_.record.n_heads; i < (head + 1) * plan_.record.n_heads; ++i) {
+    for (uint32_t position = 0; position < end; ++position) {
+      const size_t at = size_t{i} * end + position;
+      double score = mass[at];
+      if (goes_by_score()) {
+        score =
+            HeavyHitterScore(score, mass[squares + at], plan_.statics.observed_rows, ArkvConstants().gamma);
+      }
+      // What is no number would have no order.
+      scores[position] += std::isfinite(score) ? static_cast<float>(score) : 0.0F;
+    }
+  }
+}
+
+void StaticSet::NoteAttention(uint32_t layer, uint32_t sequence, uint32_t end, std::span<const float> mass,
+                              uint32_t n_rows) {
+  const size_t n_first = size_t{model_heads()} * end;
+  attention_[size_t{sequence} * n_layers_ + layer] =
+      plan_.statics.moments == AttentionMoments::kRows
+          ? AttentionOverRows(mass, model_heads(), n_rows)
+          : AttentionOverKeys(mass.first(n_first), model_heads());
+  has_attention_[sequence] = true;
 }
 
 // The n positions with the largest scores of [begin, scores.size()), by rank.
@@ -39,28 +81,23 @@ void StaticSet::KeepLargest(std::span<const float> scores, uint32_t begin, uint3
 
 Status StaticSet::Choose(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
   const uint32_t heads = plan_.heads_per_sequence();
+  const uint32_t first_stream = prompt.sequence * heads;
   const uint32_t end = plan_.FirstWindowGroup(prompt.end) * plan_.record.group_tokens;
   const uint32_t begin = plan_.n_pinned * plan_.record.group_tokens;
-  for (uint32_t head = 0; head < heads; ++head) {
-    positions_[ListOf(layer, prompt.sequence * heads + head)].clear();
+  for (uint32_t stream = first_stream; stream < first_stream + heads; ++stream) {
+    ranked_[ListOf(layer, stream)].clear();
+    Split(layer, stream, {});
   }
   if (end <= begin) return Status::Ok();
-  std::vector<float> mass(size_t{model_heads()} * end);
-  KVRUN_RETURN_IF_ERROR(entries.Mass(MassForm(), end, PromptEntries::Rows::kAll, mass));
-  const uint32_t heads_of_stream = plan_.record.n_heads;
+  const MassForm form = mass_form();
+  std::vector<float> mass(size_t{form.n_moments} * model_heads() * end);
+  KVRUN_RETURN_IF_ERROR(entries.Mass(form, end, PromptEntries::Rows::kAll, mass));
+  if (goes_by_score()) NoteAttention(layer, prompt.sequence, end, mass, entries.observed().n_rows);
   std::vector<float> scores(end);
   for (uint32_t head = 0; head < heads; ++head) {
-    std::fill(scores.begin(), scores.end(), 0.0F);
-    for (uint32_t i = head * heads_of_stream; i < (head + 1) * heads_of_stream; ++i) {
-      for (uint32_t position = 0; position < end; ++position) {
-        const float value = mass[size_t{i} * end + position];
-        // What is no number would have no order.
-        scores[position] += std::isfinite(value) ? value : 0.0F;
-      }
-    }
-    std::vector<uint32_t>& positions = positions_[ListOf(layer, prompt.sequence * heads + head)];
-    KeepLargest(scores, begin, most_entries(), &positions);
-    if (has_share_) std::sort(positions.begin(), positions.end());
+    ScoreStream(head, end, mass, scores);
+    KeepLargest(scores, begin, most_entries(), &ranked_[ListOf(layer, first_stream + head)]);
+    if (has_share_ && !goes_by_score()) Split(layer, first_stream + head, CountsOf(layer, {}));
   }
   order_ = {};
   return has_share_ ? Status::Ok() : MeasureOverlap(end, entries);
@@ -99,43 +136,101 @@ std::optional<double> StaticSet::measured_share() const {
   return std::min(1.0, group * std::floor(mean / group) / overlap_->n_entries);
 }
 
+std::vector<double> StaticSet::original_shares() const {
+  std::vector<double> shares;
+  if (!goes_by_score()) return shares;
+  uint32_t n = 0;
+  for (uint32_t sequence = 0; sequence < plan_.n_sequences; ++sequence) {
+    if (!has_attention_[sequence]) continue;
+    const std::vector<double> of_sequence = OriginalShares(
+        std::span(attention_).subspan(size_t{sequence} * n_layers_, n_layers_), ArkvConstants());
+    shares.resize(n_layers_);
+    for (uint32_t layer = 0; layer < n_layers_; ++layer) shares[layer] += of_sequence[layer];
+    ++n;
+  }
+  for (double& share : shares) share = std::min(share / n, 1.0);
+  return shares;
+}
+
+PrecisionShares StaticSet::CountsOf(uint32_t layer, std::span<const double> original_shares) const {
+  const uint32_t n = plan_.statics.n_entries;
+  if (!goes_by_score()) return {.n_original = n};
+  const double share = original_shares.empty() ? 1.0 : original_shares[layer];
+  switch (plan_.statics.precisions) {
+    case KeptPrecisions::kOriginal: return {.n_original = n};
+    case KeptPrecisions::kQuantised: return {.n_quantised = n};
+    case KeptPrecisions::kEntries: return SharesOfEntries(share, n);
+    case KeptPrecisions::kBytes: break;
+  }
+  return SharesOfBytes(share, n, entry_record_.size_bytes(), plan_.statics.low_record.size_bytes());
+}
+
+// The best keep their precision, the next have fewer bits.
+void StaticSet::Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts) {
+  const std::span<const uint32_t> ranked = ranked_[ListOf(layer, stream)];
+  size_t first = 0;
+  for (const KeptTier tier : kKeptTiers) {
+    const uint32_t most = tier == KeptTier::kLow ? counts.n_quantised : counts.n_original;
+    const auto some = ranked.subspan(first, std::min<size_t>(most, ranked.size() - first));
+    std::vector<uint32_t>& positions = tiers_[static_cast<size_t>(tier)].positions[ListOf(layer, stream)];
+    positions.assign(some.begin(), some.end());
+    std::sort(positions.begin(), positions.end());
+    first += some.size();
+  }
+}
+
+std::vector<uint32_t> StaticSet::AllPositions(uint32_t layer, uint32_t stream) const {
+  std::vector<uint32_t> all;
+  const auto originals = positions(layer, stream, KeptTier::kOriginal);
+  const auto lows = positions(layer, stream, KeptTier::kLow);
+  std::merge(originals.begin(), originals.end(), lows.begin(), lows.end(), std::back_inserter(all));
+  return all;
+}
+
 void StaticSet::ChooseEvenly(uint32_t sequence, uint32_t end) {
   const uint32_t heads = plan_.heads_per_sequence();
   const uint32_t begin = std::min(plan_.n_pinned * plan_.record.group_tokens, end);
   const uint32_t n = std::min(most_entries(), end - begin);
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
-      std::vector<uint32_t>& positions = positions_[ListOf(layer, stream)];
-      positions.resize(n);
+      std::vector<uint32_t>& ranked = ranked_[ListOf(layer, stream)];
+      ranked.resize(n);
       for (uint32_t i = 0; i < n; ++i) {
-        positions[i] = begin + static_cast<uint32_t>(uint64_t{i} * (end - begin) / n);
+        ranked[i] = begin + static_cast<uint32_t>(uint64_t{i} * (end - begin) / n);
       }
     }
   }
 }
 
-// Where there is a source, positions ascend, and so do its slots.
+// Positions of a tier ascend, as do its slots.
 void StaticSet::Truncate(uint32_t sequence, uint32_t end) {
   const uint32_t heads = plan_.heads_per_sequence();
+  const auto is_gone = [end](uint32_t position) { return position >= end; };
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
-      std::vector<uint32_t>& positions = positions_[ListOf(layer, stream)];
-      std::erase_if(positions, [end](uint32_t position) { return position >= end; });
-      if (sources_.empty()) continue;
-      sources_[layer].NameFirst(stream, static_cast<uint32_t>(positions.size()));
-      (void)sources_[layer].FlushTable();
+      std::erase_if(ranked_[ListOf(layer, stream)], is_gone);
+      for (Tier& tier : tiers_) {
+        std::vector<uint32_t>& positions = tier.positions[ListOf(layer, stream)];
+        std::erase_if(positions, is_gone);
+        if (tier.sources.empty()) continue;
+        tier.sources[layer].NameFirst(stream, static_cast<uint32_t>(positions.size()));
+        (void)tier.sources[layer].FlushTable();
+      }
     }
   }
 }
 
 std::span<const uint32_t> StaticSet::EntriesOf(uint32_t layer, uint32_t stream, uint32_t group) {
-  const std::span<const uint32_t> all = positions(layer, stream);
   const uint32_t begin = group * plan_.record.group_tokens;
   entries_.clear();
-  for (auto at = std::lower_bound(all.begin(), all.end(), begin);
-       at != all.end() && *at < begin + plan_.record.group_tokens; ++at) {
-    entries_.push_back(*at - begin);
+  for (const KeptTier tier : kKeptTiers) {
+    const std::span<const uint32_t> all = positions(layer, stream, tier);
+    for (auto at = std::lower_bound(all.begin(), all.end(), begin);
+         at != all.end() && *at < begin + plan_.record.group_tokens; ++at) {
+      entries_.push_back(*at - begin);
+    }
   }
+  std::sort(entries_.begin(), entries_.end());
   return entries_;
 }
 
@@ -171,12 +266,16 @@ std::vector<uint32_t> StaticSet::GroupsOf(std::span<const uint32_t> a, std::span
 
 void StaticSet::CopyEntries(uint32_t layer, uint32_t stream, uint32_t group,
                             std::span<const std::byte> record) {
-  const KvRecordShape entry = plan_.entry_record();
-  const std::span<const uint32_t> all = positions(layer, stream);
-  for (const uint32_t i : EntriesOf(layer, stream, group)) {
-    const uint32_t position = group * plan_.record.group_tokens + i;
-    const auto slot = static_cast<uint32_t>(std::lower_bound(all.begin(), all.end(), position) - all.begin());
-    CopyEntry(plan_.record, record, i, entry, {sources_[layer].Record(stream, slot), entry.size_bytes()}, 0);
+  const uint32_t begin = group * plan_.record.group_tokens;
+  for (const KeptTier tier : kKeptTiers) {
+    const std::span<const uint32_t> all = positions(layer, stream, tier);
+    auto at = std::lower_bound(all.begin(), all.end(), begin);
+    for (; at != all.end() && *at < begin + plan_.record.group_tokens; ++at) {
+      CopyEntry(plan_.record, record, *at - begin, entry_record_, entry_, 0);
+      const auto slot = static_cast<uint32_t>(at - all.begin());
+      std::byte* const to = tiers_[static_cast<size_t>(tier)].sources[layer].Record(stream, slot);
+      TranscodeRecord(entry_record_, entry_, record_of(tier), {to, record_of(tier).size_bytes()});
+    }
   }
 }
 
@@ -195,43 +294,61 @@ Status StaticSet::VisitGroups(uint32_t layer, uint32_t stream, std::span<const u
 }
 
 Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index) {
-  std::vector<uint32_t>& positions = positions_[ListOf(layer, stream)];
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
-  if (positions.size() > plan_.statics.n_entries) positions.resize(plan_.statics.n_entries);
-  std::sort(positions.begin(), positions.end());
-  const std::vector<uint32_t> groups = GroupsOf(positions, taken_out);
+  std::vector<uint32_t> all = AllPositions(layer, stream);
   const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
     CopyEntries(layer, stream, group, record);
     if (index == nullptr) return Status::Ok();
     return index->TakeOut(layer, stream, group, record, EntriesOf(layer, stream, group));
   };
-  KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
-  taken_out = positions;
-  sources_[layer].NameFirst(stream, static_cast<uint32_t>(positions.size()));
+  KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, GroupsOf(all, taken_out), read, visit));
+  taken_out = std::move(all);
+  for (const KeptTier tier : kKeptTiers) {
+    const std::vector<SlotBuffers>& sources = tiers_[static_cast<size_t>(tier)].sources;
+    if (sources.empty()) continue;
+    sources[layer].NameFirst(stream, static_cast<uint32_t>(positions(layer, stream, tier).size()));
+  }
+  return Status::Ok();
+}
+
+Status StaticSet::LoadLayer(uint32_t layer, const PrecisionShares& counts, const ReadFn& read,
+                            KvIndex* index) {
+  for (const KeptTier tier : kKeptTiers) {
+    // Each layer has a source of each precision, so that sources have the same places.
+    if (tier == KeptTier::kLow && !goes_by_score()) continue;
+    const uint32_t n = std::max(tier == KeptTier::kLow ? counts.n_quantised : counts.n_original, 1U);
+    const SlotShape shape = {.record = record_of(tier),
+                             .n_streams = plan_.n_streams,
+                             .n_slots = n,
+                             .n_window_slots = 0,
+                             .table_slots = n};
+    KVRUN_ASSIGN_OR_RETURN(SlotBuffers source, SlotBuffers::Create(device_, shape));
+    tiers_[static_cast<size_t>(tier)].sources.push_back(std::move(source));
+  }
+  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+    Split(layer, stream, counts);
+    KVRUN_RETURN_IF_ERROR(LoadStream(layer, stream, read, index));
+  }
+  for (Tier& tier : tiers_) {
+    if (!tier.sources.empty()) KVRUN_RETURN_IF_ERROR(tier.sources[layer].FlushAll());
+  }
   return Status::Ok();
 }
 
 Status StaticSet::Load(const ReadFn& read, KvIndex* index) {
   has_share_ = true;
-  const uint32_t n = plan_.statics.n_entries;
-  const SlotShape shape = {.record = plan_.entry_record(),
-                           .n_streams = plan_.n_streams,
-                           .n_slots = n,
-                           .n_window_slots = 0,
-                           .table_slots = n};
-  for (uint32_t layer = 0; layer < n_layers_ && n > 0; ++layer) {
-    KVRUN_ASSIGN_OR_RETURN(SlotBuffers source, SlotBuffers::Create(device_, shape));
-    sources_.push_back(std::move(source));
-    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-      KVRUN_RETURN_IF_ERROR(LoadStream(layer, stream, read, index));
-    }
-    KVRUN_RETURN_IF_ERROR(sources_[layer].FlushAll());
+  if (plan_.statics.n_entries == 0) return Status::Ok();
+  const std::vector<double> shares = original_shares();
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    KVRUN_RETURN_IF_ERROR(LoadLayer(layer, CountsOf(layer, shares), read, index));
   }
   records_ = {};
   return Status::Ok();
 }
 
-void StaticSet::Drop() { sources_.clear(); }
+void StaticSet::Drop() {
+  for (Tier& tier : tiers_) tier.sources.clear();
+}
 
 Status StaticSet::TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index) {
   const uint32_t heads = plan_.heads_per_sequence();
@@ -247,10 +364,11 @@ Status StaticSet::TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, 
 Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
                                  KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
-  const std::span<const uint32_t> kept = positions(layer, stream);
+  const std::vector<uint32_t> kept = AllPositions(layer, stream);
   std::vector<uint32_t> lost;
   std::set_difference(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(), std::back_inserter(lost));
-  taken_out.assign(kept.begin(), kept.end());
+  std::erase_if(taken_out,
+                [&](uint32_t position) { return std::binary_search(lost.begin(), lost.end(), position); });
   if (lost.empty() || index == nullptr) return Status::Ok();
   std::vector<uint32_t> groups = GroupsOf(lost, {});
   while (!groups.empty() && groups.back() >= end / plan_.record.group_tokens) {
@@ -263,8 +381,10 @@ Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, 
                      });
 }
 
-void StaticSet::AddSource(uint32_t layer, SlotAttentionArgs* args) const {
-  if (!sources_.empty()) args->Add(sources_[layer].source());
+void StaticSet::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
+  for (const Tier& tier : tiers_) {
+    if (!tier.sources.empty()) args->Add(tier.sources[layer].source());
+  }
 }
 
 }  // namespace kvrun

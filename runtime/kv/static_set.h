@@ -1,9 +1,11 @@
-// The static set (StaticPlan): which entries of each stream are in it, and, while decoding, a source of
-// attention that holds them. In slots, a group's other entries lie in front, and only these count.
+// The static set (StaticPlan): which entries of each stream are in it, and, while decoding, sources of
+// attention that hold them: one, or one for each precision (KeptTier). In slots, a group's other entries lie
+// in front, and only these count.
 //
 // Threads: one at a time; during a step the KV thread alone.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,9 +15,11 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/kv/kept_lists.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
+#include "runtime/kv/layer_attention.h"
 #include "runtime/kv/prompt_entries.h"
 
 namespace kvrun {
@@ -31,8 +35,9 @@ class StaticSet {
   StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers);
 
   // --- Which entries.
-  // A layer of a prompt: what its last rows attend to most before the window, over the heads of a stream;
-  // of equal ones the newer. Pinned groups are left out: they are attended to anyway.
+  // A layer of a prompt: what its last rows attend to most before the window, over the heads of a stream, or,
+  // where precision goes by score, ARKV's heavy hitters; of equal ones the newer. Pinned groups are left out:
+  // they are attended to anyway.
   Status Choose(uint32_t layer, const KvRange& prompt, PromptEntries& entries);
   // For benchmarks: evenly spaced ones, of the first `end` entries.
   void ChooseEvenly(uint32_t sequence, uint32_t end);
@@ -43,10 +48,15 @@ class StaticSet {
   // their query heads, as in Choose). Nothing where no prompt could say.
   std::optional<double> measured_share() const;
 
-  // Ascending, once the share is known.
-  std::span<const uint32_t> positions(uint32_t layer, uint32_t stream) const {
-    return positions_[ListOf(layer, stream)];
+  // Ascending. Until the source was made there are none where something is open: the share, or how many keep
+  // their precision, which all layers of a prompt say.
+  std::span<const uint32_t> positions(uint32_t layer, uint32_t stream,
+                                      KeptTier tier = KeptTier::kOriginal) const {
+    return tiers_[static_cast<size_t>(tier)].positions[ListOf(layer, stream)];
   }
+  // ARKV's share of what keeps its precision (OriginalShares), the mean of sequences: [n_layers]; empty where
+  // there is one precision.
+  std::vector<double> original_shares() const;
   // Those of a group, as entries of it; ascending. Valid until the next call.
   std::span<const uint32_t> EntriesOf(uint32_t layer, uint32_t stream, uint32_t group);
 
@@ -61,7 +71,7 @@ class StaticSet {
   // After Truncate: the index takes back what is not in the set any more. Groups from that of entry `end` on
   // cannot be read.
   Status TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index);
-  void AddSource(uint32_t layer, SlotAttentionArgs* args) const;
+  void AddSources(uint32_t layer, SlotAttentionArgs* args) const;
   // Of a group that was read into a slot: entries that are not in the set come first, in order. Answers how
   // many.
   void Compact(uint32_t layer, uint32_t stream, uint32_t group, std::span<std::byte> record);
@@ -73,12 +83,28 @@ class StaticSet {
     uint64_t n_heads = 0;
     uint32_t n_entries = 0;  // of a selection
   };
+  struct Tier {
+    std::vector<std::vector<uint32_t>> positions;  // [n_layers, n_streams], ascending; entry i is in slot i
+    std::vector<SlotBuffers> sources;              // [n_layers] while decoding, or none
+  };
 
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   uint32_t most_entries() const;
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
+  bool goes_by_score() const { return plan_.method.precision == KvPrecisionKind::kByScore; }
+  const KvRecordShape& record_of(KeptTier tier) const {
+    return tier == KeptTier::kLow ? plan_.statics.low_record : entry_record_;
+  }
+  MassForm mass_form() const;
+  void ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass, std::span<float> scores) const;
+  void NoteAttention(uint32_t layer, uint32_t sequence, uint32_t end, std::span<const float> mass,
+                     uint32_t n_rows);
   void KeepLargest(std::span<const float> scores, uint32_t begin, uint32_t n, std::vector<uint32_t>* kept);
   Status MeasureOverlap(uint32_t end, PromptEntries& entries);
+  PrecisionShares CountsOf(uint32_t layer, std::span<const double> original_shares) const;
+  void Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts);
+  std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
+  Status LoadLayer(uint32_t layer, const PrecisionShares& counts, const ReadFn& read, KvIndex* index);
   Status LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
   Status TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read, KvIndex* index);
   using VisitFn = std::function<Status(uint32_t group, std::span<const std::byte> record)>;
@@ -90,14 +116,18 @@ class StaticSet {
   Device& device_;
   const KvPlan& plan_;
   uint32_t n_layers_;
-  bool has_share_ = false;                        // of the plan: prompts have nothing more to say of it
-  std::vector<std::vector<uint32_t>> positions_;  // [n_layers, n_streams]; without the share by rank
-  std::vector<std::vector<uint32_t>> taken_out_;  // of the index's rows: the same
-  std::vector<SlotBuffers> sources_;              // [n_layers] while decoding
+  KvRecordShape entry_record_;
+  bool has_share_ = false;                     // of the plan: prompts have nothing more to say of it
+  std::vector<std::vector<uint32_t>> ranked_;  // [n_layers, n_streams]: positions, the best first
+  std::array<Tier, kKeptTiers.size()> tiers_;
+  std::vector<std::vector<uint32_t>> taken_out_;  // of the index's rows: [n_layers, n_streams]
+  std::vector<LayerAttention> attention_;         // [n_sequences, n_layers], where precision goes by score
+  std::vector<bool> has_attention_;               // [n_sequences]
   std::optional<Overlap> overlap_;                // of the prompts so far
   std::vector<uint32_t> order_;
   std::vector<uint32_t> entries_;  // of a group
   std::vector<std::byte> records_;
+  std::vector<std::byte> entry_;
 };
 
 }  // namespace kvrun

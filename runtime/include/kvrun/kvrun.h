@@ -251,8 +251,10 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                token. "kvswap": all KV is on flash, and each token reads what it is predicted to attend
  *                to. The default is "full" if there is no budget or the budget holds all KV of the context
  *                (which a note says), otherwise "kvswap". "dynakv": as kvswap, but entries whose keys are
- *                alike lie together, in clusters that follow the text as it is generated. To compare with
- *                (docs/comparators.md): "streaming", "random", "oracle", "quest", "meanstd", "loki",
+ *                alike lie together, in clusters that follow the text as it is generated. "prkv": pages of
+ *                each KV head, chosen by bounds of their keys, beside a static set. "arkv-flash": kvswap
+ *                beside a static set, of which layers keep a share of their own as it is stored. To compare
+ *                with (docs/comparators.md): "streaming", "random", "oracle", "quest", "meanstd", "loki",
  *                "infinigen", "infinigen*". Methods that evict (docs/evicting.md), that is, keep in memory
  *                what gets attention and forget the rest: "arkv", "h2o", "snapkv", "defensivekv",
  *                "lazyeviction". A method that you give is kept
@@ -294,11 +296,18 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   shares       methods that evict: how lists share what is kept: "even" (each has as many entries),
  *                "heads" (a layer's KV heads share by their scores), "layers" (layers share by the entropy
  *                of their scores, and heads as before)
- *   precisions   arkv: what is kept as "type" says, and what in 8 bits: "bytes" (a share of a layer's
+ *   precisions   arkv, and arkv-flash's static set: what is kept as "type" says, and what in 8 bits (in 4,
+ *                where 8 are stored): "bytes" (a share of a layer's
  *                memory is exact, as its attention asks for; the rest holds as many of 8 bits as fit),
  *                "entries" (a share of its entries is exact), "original" (all are exact), "quantised" (all
  *                have 8 bits)
- *   moments      arkv: what a layer's attention is measured over: "keys", "rows"
+ *   moments      arkv, arkv-flash: what a layer's attention is measured over: "keys", "rows"
+ *   static       methods that select groups: of what is selected, the share that is a static set, 0 to 1:
+ *                the entries that a prompt's last tokens attend to most stay in memory, and are left out of
+ *                what groups hold. "prompt": the first prompt says the share (PRKV). By default 0; prkv:
+ *                0.25, arkv-flash: 0.5. "select" counts both
+ *   static-steps the static set is chosen again after so many tokens: the last 32 are computed again, as a
+ *                prompt. 0: prompts alone choose it. By default 0; prkv and arkv-flash: 128
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
  *                dynakv: its thresholds of clusters, in place of "split", which comes before them
