@@ -477,12 +477,17 @@ bool Planner::SelectsEnough(const KvPlan& plan) const {
   return n_total >= SlotsOf(kPaperEntries) || plan.n_chosen == plan.n_choosable();
 }
 
-// Of clusters, the smallest that leave room for a usual selection; else those that leave most for it.
+Status Planner::SettleSize(uint32_t size) {
+  (base_.method.has_clusters() ? cluster_entries_ : group_tokens_) = size;
+  return Settle();
+}
+
+// Of clusters and groups, the smallest that leave room for a usual selection; else those that leave most for
+// it.
 Result<std::optional<KvPlan>> Planner::FitBestSize() {
   std::optional<KvPlan> best;
   for (const uint32_t size : Sizes()) {
-    (base_.method.has_clusters() ? cluster_entries_ : group_tokens_) = size;
-    KVRUN_RETURN_IF_ERROR(Settle());
+    KVRUN_RETURN_IF_ERROR(SettleSize(size));
     std::optional<KvPlan> plan = FitBestRow();
     if (!plan) continue;
     const bool has_sizes = Sizes().size() > 1;
@@ -495,7 +500,7 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
 Result<KvPlan> Planner::Partial() {
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
   if (best) return *std::move(best);
-  const Least least = FindLeast();
+  KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
   if (!options_.budget_fraction) return TooLarge(least);
   const std::string note = NoteOfRaise(base_.budget_bytes, least.bytes);
   base_.budget_bytes = least.bytes;
@@ -530,6 +535,21 @@ Planner::Least Planner::FindLeast() const {
     if (fills_budget() || fills_slots()) bytes = std::max(bytes, SuitableFrom(row));
     if (bytes <= least.bytes) least = {bytes, smallest};
   }
+  return least;
+}
+
+// Of all sizes; the one that it is of is settled.
+Result<Planner::Least> Planner::FindLeastSize() {
+  Least least;
+  uint32_t of_size = 0;
+  for (const uint32_t size : Sizes()) {
+    KVRUN_RETURN_IF_ERROR(SettleSize(size));
+    Least found = FindLeast();
+    if (found.bytes > least.bytes) continue;
+    least = std::move(found);
+    of_size = size;
+  }
+  KVRUN_RETURN_IF_ERROR(SettleSize(of_size));
   return least;
 }
 

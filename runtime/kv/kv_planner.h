@@ -57,6 +57,7 @@ class Planner {
   void SettleClusters(uint32_t sinks);
   void SettleKept();
   Status SettleStatics();
+  Status SettleSize(uint32_t size);
   void SettleSelection();
   uint32_t SlotsOf(uint32_t entries) const;
   uint32_t LeastChosen() const;
@@ -98,6 +99,7 @@ class Planner {
   Result<std::optional<KvPlan>> FitBestSize();
   std::string SelectLess() const;
   Least FindLeast() const;
+  Result<Least> FindLeastSize();
   std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
   Status TooLarge(const Least& least) const;
 

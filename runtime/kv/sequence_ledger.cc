@@ -97,7 +97,9 @@ std::optional<double> SequenceLedger::measured_static_share() const {
 }
 
 Status SequenceLedger::BeginDecode() {
-  return statics_ != nullptr ? statics_->Load(GroupReader(), index_) : Status::Ok();
+  if (statics_ == nullptr) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(UndoPrefill());  // a prompt that has failed may have chosen what cannot be read
+  return statics_->Load(GroupReader(), index_);
 }
 
 void SequenceLedger::LeaveDecode() {

@@ -38,7 +38,7 @@ MassForm StaticSet::mass_form() const {
 }
 
 // mass: [n_moments, n_kv_heads, end], of which the stream's heads are added up.
-void StaticSet::ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass,
+void StaticSet::ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass, uint32_t n_rows,
                             std::span<float> scores) const {
   std::fill(scores.begin(), scores.end(), 0.0F);
   const size_t squares = size_t{model_heads()} * end;
@@ -47,8 +47,7 @@ void StaticSet::ScoreStream(uint32_t head, uint32_t end, std::span<const float> 
       const size_t at = size_t{i} * end + position;
       double score = mass[at];
       if (goes_by_score()) {
-        score =
-            HeavyHitterScore(score, mass[squares + at], plan_.statics.observed_rows, ArkvConstants().gamma);
+        score = HeavyHitterScore(score, mass[squares + at], n_rows, ArkvConstants().gamma);
       }
       // What is no number would have no order.
       scores[position] += std::isfinite(score) ? static_cast<float>(score) : 0.0F;
@@ -92,10 +91,11 @@ Status StaticSet::Choose(uint32_t layer, const KvRange& prompt, PromptEntries& e
   const MassForm form = mass_form();
   std::vector<float> mass(size_t{form.n_moments} * model_heads() * end);
   KVRUN_RETURN_IF_ERROR(entries.Mass(form, end, PromptEntries::Rows::kAll, mass));
-  if (goes_by_score()) NoteAttention(layer, prompt.sequence, end, mass, entries.observed().n_rows);
+  const uint32_t n_rows = entries.observed().n_rows;
+  if (goes_by_score()) NoteAttention(layer, prompt.sequence, end, mass, n_rows);
   std::vector<float> scores(end);
   for (uint32_t head = 0; head < heads; ++head) {
-    ScoreStream(head, end, mass, scores);
+    ScoreStream(head, end, mass, n_rows, scores);
     KeepLargest(scores, begin, most_entries(), &ranked_[ListOf(layer, first_stream + head)]);
     if (has_share_ && !goes_by_score()) Split(layer, first_stream + head, CountsOf(layer, {}));
   }
@@ -111,6 +111,7 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
     mass[is_last].resize(size_t{model_heads()} * end);
     const auto rows = is_last ? PromptEntries::Rows::kLast : PromptEntries::Rows::kFirst;
     KVRUN_RETURN_IF_ERROR(entries.Mass(MassForm(), end, rows, mass[is_last]));
+    for (float& value : mass[is_last]) value = std::isfinite(value) ? value : 0.0F;
   }
   if (!overlap_) overlap_.emplace();
   overlap_->n_entries = k;

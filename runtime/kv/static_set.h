@@ -96,7 +96,8 @@ class StaticSet {
     return tier == KeptTier::kLow ? plan_.statics.low_record : entry_record_;
   }
   MassForm mass_form() const;
-  void ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass, std::span<float> scores) const;
+  void ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass, uint32_t n_rows,
+                   std::span<float> scores) const;
   void NoteAttention(uint32_t layer, uint32_t sequence, uint32_t end, std::span<const float> mass,
                      uint32_t n_rows);
   void KeepLargest(std::span<const float> scores, uint32_t begin, uint32_t n, std::vector<uint32_t>* kept);
