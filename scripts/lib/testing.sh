@@ -47,6 +47,39 @@ step() {
   fi
 }
 
+beside_name=""
+beside_job=""
+
+# beside NAME COMMAND...: a step that has one thread, while those that follow run, until join_beside. One at a time.
+beside() {
+  beside_name=$1
+  shift
+  run_beside "$@" >"$logs/$beside_name.log" 2>&1 &
+  beside_job=$!
+}
+
+run_beside() {
+  local start=$SECONDS status=0
+  "$@" &
+  # shellcheck disable=SC2064
+  trap "kill $! 2>/dev/null" TERM
+  wait $! || status=$?
+  echo "$((SECONDS - start)) s" >"$logs/$beside_name.time"
+  return "$status"
+}
+
+join_beside() {
+  local status=0
+  wait "$beside_job" || status=$?
+  beside_job=""
+  if [[ $status -eq 0 ]]; then
+    passed=$((passed + 1))
+    report ok "$beside_name" "$(<"$logs/$beside_name.time") beside others"
+  else
+    fail_step "$beside_name" "exit code $status"
+  fi
+}
+
 # The validation layer's messages in a log, but for the test that makes one on purpose.
 validation_messages() {
   awk '/^\[ RUN      \]/ { on_purpose = /CountsValidationMessages/ }
@@ -73,7 +106,7 @@ run_gtest() {
     return
   fi
   # What a shell puts in the background ignores Ctrl-C: tests send that signal, and a person who does ends all.
-  trap 'kill "${jobs[@]}" 2>/dev/null; exit 130' INT TERM
+  trap 'kill "${jobs[@]}" ${beside_job:+"$beside_job"} 2>/dev/null; exit 130' INT TERM
   for ((shard = 0; shard < shards; ++shard)); do
     local part=$name
     [[ $shards -eq 1 ]] || part=$name-$((shard + 1))
