@@ -10,6 +10,15 @@ void AddWeight(float weight, inout float given[KVRUN_MAX_MASS_MOMENTS]) {
   }
 }
 
+// Of four entries.
+void AddWeights(vec4 weights, inout vec4 given[KVRUN_MAX_SLOT_MASS_MOMENTS]) {
+  vec4 power = weights;
+  [[unroll]] for (uint m = 0; m < KVRUN_MAX_SLOT_MASS_MOMENTS; ++m) {
+    given[m] = p.form.heads == KVRUN_MASS_HEADS_MEAN ? given[m] + power : max(given[m], power);
+    power *= weights;
+  }
+}
+
 // What weights that were added up are multiplied with.
 float HeadFactor(uint n_heads) { return p.form.heads == KVRUN_MASS_HEADS_MEAN ? 1.0 / float(n_heads) : 1.0; }
 

@@ -17,6 +17,7 @@ using uint = uint32_t;
 #define KVRUN_MASS_ROWS_REPLACE 2
 
 #define KVRUN_MAX_MASS_MOMENTS 4
+#define KVRUN_MAX_SLOT_MASS_MOMENTS 2
 
 struct MassFormParams {
   uint n_moments;
@@ -36,7 +37,6 @@ struct SlotMassParams {
   uint record_heads;
   uint group_tokens;
   uint table_stride;  // words of a stream's mapping table
-  uint has_biases;
   uint list_entries;  // of a list of masses
   uint n_lists;       // of a moment; 1: all streams share it
 };

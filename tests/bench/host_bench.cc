@@ -1,9 +1,11 @@
 // Matrix products of the CPU device at a model's shapes. One token: bytes of weights per second, beside what
 // the same threads read of the same memory without arithmetic. A prompt's 256 tokens: operations per second.
-// Results are compared with sums in double before anything is timed. The best of several runs.
+// Results are compared with sums in double before anything is timed. The best of several runs. And attention
+// with and without mass, in turn.
 //
 //   host_bench [THREADS [SET]]   SET: an instruction set as `kvrun bench --isa` has it; default: the best
 //   host_bench THREADS read      plain reading alone
+//   host_bench THREADS mass      attention with and without mass alone
 #include <fmt/format.h>
 
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -42,6 +44,7 @@ HWY_AFTER_NAMESPACE();
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -53,6 +56,7 @@ HWY_AFTER_NAMESPACE();
 #include "runtime/device/host/operations.h"
 #include "runtime/device/self_test_data.h"
 #include "runtime/model/tensor_type.h"
+#include "tests/bench/mass_case.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun::host {
@@ -68,17 +72,25 @@ constexpr uint32_t kPromptTokens = 256;
 // model's lie. 24 MiB would stay in a last-level cache of 32.
 constexpr uint64_t kWorkingSetBytes = uint64_t{92} << 20;
 
+template <typename F>
+double SecondsOf(const F& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // The shortest: others use this machine too, and a product takes as long as its slowest worker.
 template <typename F>
 double LeastSeconds(const F& run) {
   double least = 1e9;
-  for (int i = 0; i < kRuns; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    run();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    least = std::min(least, took.count());
-  }
+  for (int i = 0; i < kRuns; ++i) least = std::min(least, SecondsOf(run));
   return least;
+}
+
+std::unique_ptr<Buffer> NewHostBuffer(const std::shared_ptr<MemoryAccount>& account, uint64_t size_bytes,
+                                      BufferUse use) {
+  return std::make_unique<HostBuffer>(OrDie(HostMemory::Allocate(account, "bench", size_bytes)), size_bytes,
+                                      use);
 }
 
 class Bench {
@@ -135,9 +147,9 @@ class Bench {
  private:
   std::unique_ptr<Buffer> NewBuffer(const std::vector<float>& values) {
     const uint64_t bytes = values.size() * sizeof(float);
-    auto memory = OrDie(HostMemory::Allocate(account_, "bench", bytes));
-    std::memcpy(memory->data(), values.data(), bytes);
-    return std::make_unique<HostBuffer>(std::move(memory), bytes, BufferUse::kShared);
+    auto buffer = NewHostBuffer(account_, bytes, BufferUse::kShared);
+    std::memcpy(buffer->host().data(), values.data(), bytes);
+    return buffer;
   }
 
   // Every packed byte, by the workers that multiply with it.
@@ -179,10 +191,100 @@ class Bench {
   uint64_t sink_[16 * 8] = {};
 };
 
+// One token's attention at a depth of 8,000, of layers in turn, and what a prompt's last rows cost. Medians;
+// what a run takes beside a run without mass just before or after it.
+class MassBench {
+ public:
+  explicit MassBench(uint32_t n_threads) : pool_(n_threads), slots_(make_), rows_(make_) {
+    scratch_ = make_(AttendSlotsScratchBytes(slots_.Slots(0, 2)), BufferUse::kShared);
+    for (const uint32_t n_moments : {0U, 1U, 2U}) {
+      slots_.Check(n_moments, [&](const SlotAttentionArgs& args) { Attend(args); });
+    }
+    for (const uint32_t n_moments : {1U, 2U, 4U}) {
+      rows_.Check(n_moments, [&](const RowMassArgs& args) {
+        SumWeights(pool_, args);
+        AttentionMass(pool_, args);
+      });
+    }
+  }
+
+  void DecodedToken() {
+    fmt::print("\n{:<26} {:>10} {:>8}  {}\n", "1 token, 8,000 entries", "ms a layer", "GB/s",
+               "beside no mass (90 %)");
+    const std::vector<Way> ways = {
+        {"slots, no mass", [&](uint32_t layer) { Attend(slots_.Slots(layer, 0)); }},
+        {"slots, no mass again", [&](uint32_t layer) { Attend(slots_.Slots(layer, 0)); }},
+        {"slots, 1 moment", [&](uint32_t layer) { Attend(slots_.Slots(layer, 1)); }},
+        {"slots, 2 moments", [&](uint32_t layer) { Attend(slots_.Slots(layer, 2)); }},
+        {"in memory", [&](uint32_t layer) { AttendInMemory(layer); }}};
+    std::vector<std::vector<double>> seconds(ways.size());
+    for (int run = 0; run < kMassRuns; ++run) {
+      for (size_t i = 0; i < ways.size(); ++i) {
+        seconds[i].push_back(SecondsOf([&] {
+          for (uint32_t layer = 0; layer < testing::kMassLayers; ++layer) ways[i].attend(layer);
+        }));
+      }
+    }
+    for (size_t i = 0; i < ways.size(); ++i) {
+      const double of_layer = testing::Median(seconds[i]) / testing::kMassLayers;
+      fmt::print("{:<26} {:>10.3f} {:>8.2f}  {}\n", ways[i].name, of_layer * 1e3,
+                 testing::kMassLayerBytes / of_layer / 1e9,
+                 testing::Text(testing::ComparePairs(seconds[i], seconds[0])));
+    }
+  }
+
+  void PromptRows() {
+    fmt::print("\n{:<26} {:>10} {:>8}\n", "32 rows, 8,000 entries", "ms", "GFLOP/s");
+    const auto print = [&](std::string_view name, const std::function<void()>& run) {
+      const double seconds = LeastSeconds(run);
+      fmt::print("{:<26} {:>10.2f} {:>8.1f}\n", name, seconds * 1e3,
+                 testing::RowMassCase::Flops() / seconds / 1e9);
+    };
+    print("sums of weights", [&] { SumWeights(pool_, rows_.Args(1)); });
+    print("mass, 1 moment", [&] { AttentionMass(pool_, rows_.Args(1)); });
+    print("mass, 2 moments", [&] { AttentionMass(pool_, rows_.Args(2)); });
+    print("mass, 4 moments", [&] { AttentionMass(pool_, rows_.Args(4)); });
+  }
+
+ private:
+  static constexpr int kMassRuns = 101;
+
+  struct Way {
+    std::string_view name;
+    std::function<void(uint32_t layer)> attend;
+  };
+
+  void Attend(SlotAttentionArgs args) {
+    args.attention.scratch = scratch_.get();
+    AttendSlots(pool_, args);
+  }
+  void AttendInMemory(uint32_t layer) {
+    AttentionArgs args = slots_.Memory(layer);
+    args.scratch = scratch_.get();
+    host::Attend(pool_, args, /*exact=*/false);
+  }
+
+  ThreadPool pool_;
+  std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
+  testing::BufferMaker make_ = [this](uint64_t size_bytes, BufferUse use) {
+    return NewHostBuffer(account_, size_bytes, use);
+  };
+  testing::SlotMassCase slots_;
+  testing::RowMassCase rows_;
+  std::unique_ptr<Buffer> scratch_;
+};
+
+void BenchMass(uint32_t n_threads) {
+  MassBench bench(n_threads);
+  bench.DecodedToken();
+  bench.PromptRows();
+}
+
 int Main(int argc, char** argv) {
   const uint32_t n_threads = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
   const bool reads_only = argc > 2 && std::string_view(argv[2]) == "read";
-  if (argc > 2 && !reads_only) {
+  const bool mass_only = argc > 2 && std::string_view(argv[2]) == "mass";
+  if (argc > 2 && !reads_only && !mass_only) {
     const Status status = UseInstructionSet(argv[2]);
     if (!status.ok()) {
       fmt::print(stderr, "host_bench: {}\n", status.message());
@@ -194,6 +296,10 @@ int Main(int argc, char** argv) {
              kernels.products == Int8Products::kTiles ? " with tiles of bytes"
              : kernels.products == Int8Products::kDot ? " with a dot instruction"
                                                       : "");
+  if (mass_only) {
+    BenchMass(n_threads);
+    return 0;
+  }
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
              "exact", "", "256 tok", "exact");
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "type", "shape", "GB/s", "GB/s",
@@ -211,6 +317,7 @@ int Main(int argc, char** argv) {
         TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS}) {
     bench.Shape(type, 3072, 768);
   }
+  if (!reads_only) BenchMass(n_threads);
   return 0;
 }
 

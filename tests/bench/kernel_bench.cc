@@ -2,6 +2,7 @@
 // reads without arithmetic. Times are the device's own timestamps, medians of several runs.
 //
 //   kernel_bench [DEVICE [index]]   index: the operations on the index alone
+//   kernel_bench DEVICE mass        attention with and without mass alone
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "runtime/device/self_test_data.h"
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/step_params.h"
+#include "tests/bench/mass_case.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun {
@@ -256,6 +258,65 @@ class Bench {
     Score(HeadReduction::kSoftmax, "softmax, f16", KvType::kF16, 7680);
   }
 
+  // One token's attention at a depth of 8,000 with and without mass, layers and ways in turn; what a run
+  // takes beside a run without mass just before or after it.
+  void SlotMass() {
+    const testing::SlotMassCase slots([&](uint64_t size_bytes, BufferUse use) {
+      return OrDie(device_->CreateBuffer(size_bytes, use, "bench"));
+    });
+    const uint64_t scratch_bytes = std::max(device_->AttendSlotsScratchBytes(slots.Slots(0, 2)),
+                                            device_->AttendScratchBytes(slots.Memory(0)));
+    const auto scratch = OrDie(device_->CreateBuffer(scratch_bytes, BufferUse::kDevice, "bench"));
+    const auto attend = [&](CommandList& list, SlotAttentionArgs args) {
+      args.attention.scratch = scratch.get();
+      return list.AttendSlots(args);
+    };
+    for (const uint32_t n_moments : {0U, 1U, 2U}) {
+      slots.Check(n_moments, [&](const SlotAttentionArgs& args) {
+        RunOnce([&](CommandList& list) { return attend(list, args); });
+      });
+    }
+    const std::vector<const char*> names = {"no mass", "no mass again", "1 moment", "2 moments", "in memory"};
+    std::vector<std::unique_ptr<CommandList>> lists;
+    for (const uint32_t n_moments : {0U, 0U, 1U, 2U}) {
+      lists.push_back(ListOfLayers(
+          [&](CommandList& list, uint32_t layer) { return attend(list, slots.Slots(layer, n_moments)); }));
+    }
+    lists.push_back(ListOfLayers([&](CommandList& list, uint32_t layer) {
+      AttentionArgs args = slots.Memory(layer);
+      args.scratch = scratch.get();
+      return list.Attend(args);
+    }));
+    const std::vector<std::vector<double>> times = TimeInTurn(lists);
+    for (size_t i = 0; i < lists.size(); ++i) {
+      fmt::print("{:<34} {:<26} {:>9.3f}   beside no mass (90 %): {}\n", "attention, 8,000 entries", names[i],
+                 testing::Median(times[i]) / testing::kMassLayers,
+                 testing::Text(testing::ComparePairs(times[i], times[0])));
+    }
+  }
+
+  // What 32 rows of a prompt cost at a depth of 8,000.
+  void RowMass() {
+    const testing::RowMassCase rows([&](uint64_t size_bytes, BufferUse use) {
+      return OrDie(device_->CreateBuffer(size_bytes, use, "bench"));
+    });
+    for (const uint32_t n_moments : {1U, 2U, 4U}) {
+      rows.Check(n_moments, [&](const RowMassArgs& args) {
+        RunOnce([&](CommandList& list) -> Status {
+          KVRUN_RETURN_IF_ERROR(list.SumWeights(args));
+          return list.AttentionMass(args);
+        });
+      });
+    }
+    const double bytes = static_cast<double>(testing::kMassLayerBytes) / 2;
+    Report(Time([&](CommandList& list) { return list.SumWeights(rows.Args(1)); }), "32 rows, 8,000 entries",
+           testing::RowMassCase::Flops(), bytes);
+    for (const uint32_t n_moments : {1U, 2U, 4U}) {
+      Report(Time([&](CommandList& list) { return list.AttentionMass(rows.Args(n_moments)); }),
+             fmt::format("the same, {} moments", n_moments), testing::RowMassCase::Flops(), bytes);
+    }
+  }
+
   void Elementwise() {
     const uint32_t tokens = 256;
     const auto x = NewBuffer(uint64_t{tokens} * 2 * kFf);
@@ -268,16 +329,53 @@ class Bench {
   }
 
  private:
+  static constexpr int kRunsInTurn = 31;
+
+  void RunOnce(const std::function<Status(CommandList&)>& record) {
+    const auto list = OrDie(device_->CreateCommandList());
+    RunOrDie(record(*list));
+    RunOrDie(list->Finish());
+    RunOrDie(device_->Execute(*list));
+    device_->TakeOperationTimes();
+  }
+
+  std::unique_ptr<CommandList> ListOfLayers(
+      const std::function<Status(CommandList&, uint32_t layer)>& record) {
+    auto list = OrDie(device_->CreateCommandList());
+    for (uint32_t layer = 0; layer < testing::kMassLayers; ++layer) RunOrDie(record(*list, layer));
+    RunOrDie(list->Finish());
+    return list;
+  }
+
+  // [list, run]: milliseconds of all operations of each.
+  std::vector<std::vector<double>> TimeInTurn(const std::vector<std::unique_ptr<CommandList>>& lists) {
+    std::vector<std::vector<double>> times(lists.size());
+    for (int run = 0; run <= kRunsInTurn; ++run) {
+      for (size_t i = 0; i < lists.size(); ++i) {
+        RunOrDie(device_->Execute(*lists[i]));
+        double sum = 0.0;
+        for (const OperationTime& time : device_->TakeOperationTimes()) sum += time.milliseconds;
+        if (run > 0) times[i].push_back(sum);  // the first run compiles
+      }
+    }
+    return times;
+  }
+
   std::unique_ptr<Device> device_;
   double peak_flops_ = 0.0;  // GFLOP/s
   double peak_bytes_ = 0.0;  // GB/s
 };
 
-void Run(const std::string& name, bool index_only) {
+void Run(const std::string& name, std::string_view part) {
   Bench bench(OrDie(OpenDevice({.device = name, .validation = false, .profile = true})));
   bench.MeasureLimits();
-  bench.ScoreAll();
-  if (index_only) return;
+  if (part != "mass") bench.ScoreAll();
+  if (part == "index") return;
+  if (part == "mass") {
+    bench.SlotMass();
+    bench.RowMass();
+    return;
+  }
   for (const TensorType type : {TensorType::kQ4_1, TensorType::kQ4_0, TensorType::kQ8_0, TensorType::kQ5_1,
                                 TensorType::kF16, TensorType::kF32}) {
     bench.MatMul(type, 2 * kFf, kEmbd, 1);
@@ -298,12 +396,14 @@ void Run(const std::string& name, bool index_only) {
   bench.Attend(KvType::kF16, 256, 1792);
   bench.Attend(KvType::kF32, 256, 1792);
   bench.Elementwise();
+  bench.SlotMass();
+  bench.RowMass();
 }
 
 }  // namespace
 }  // namespace kvrun
 
 int main(int argc, char** argv) {
-  kvrun::Run(argc > 1 ? argv[1] : "auto", argc > 2 && std::string_view(argv[2]) == "index");
+  kvrun::Run(argc > 1 ? argv[1] : "auto", argc > 2 ? argv[2] : "");
   return 0;
 }

@@ -90,19 +90,40 @@ TEST(KernelPlanMass, ScoresLieBehindAllParts) {
   EXPECT_EQ(plan.scratch_floats, plan.sources[3].scores_begin + uint64_t{2 * 9} * 6 * 4);
 }
 
+// Scores are read four at a time: a row's begin at a multiple of 4, wherever parts end.
+TEST(KernelPlanMass, ScoresAreWholeVectors) {
+  NoBuffer mass;
+  SlotAttentionArgs args = ArgsOf({SourceOf(9, 7, &mass), SourceOf(9, 5, &mass)});
+  args.attention.n_tokens = 1;
+  args.attention.kv_shape.head_dim = 66;
+  for (SlotSource& source : args.sources) source.shape.record.group_tokens = 3;
+  const AttendSlotsPlan plan = PlanAttendSlots(WithLanes(0), true, args);
+  const uint64_t parts_floats = uint64_t{9} * plan.n_parts * (66 + 2);
+  EXPECT_EQ(plan.sources[0].scores_begin, (parts_floats + 3) / 4 * 4);
+  EXPECT_EQ(plan.sources[0].scores_stride, 24U);
+  EXPECT_EQ(plan.sources[1].scores_begin, plan.sources[0].scores_begin + 9 * 24);
+  EXPECT_EQ(plan.sources[1].scores_stride, 16U);
+  EXPECT_EQ(plan.scratch_floats, plan.sources[1].scores_begin + 9 * 16);
+}
+
+void ExpectCovers(const KernelChoice& choice, uint32_t group_entries, uint32_t n_entries) {
+  ASSERT_NE(FindShader(choice.variant), nullptr) << choice.variant;
+  EXPECT_GE(choice.groups[0] * group_entries, n_entries);
+  EXPECT_LT((choice.groups[0] - 1) * group_entries, n_entries);
+  EXPECT_EQ(choice.groups[1], 5U);
+  EXPECT_LE(choice.groups[0], 65535U);
+}
+
 TEST(KernelPlanMass, KernelsCoverTheirShape) {
-  for (const uint32_t n : {1U, 15U, 16U, 17U, 50000U}) {
-    SlotSource source = SourceOf(n, n, nullptr);
-    for (const KernelChoice& choice :
-         {ChooseSlotMass(source.shape, 5, 7), ChooseAttentionMass({KvType::kF16, 1, 5, 64, 4 * n}, 4 * n),
-          ChooseAttentionMass({KvType::kF32, 1, 5, 66, 4 * n}, 4 * n)}) {
-      ASSERT_NE(FindShader(choice.variant), nullptr) << choice.variant;
-      EXPECT_GE(choice.groups[0] * 64, 4 * n);
-      EXPECT_LT((choice.groups[0] - 1) * 64, 4 * n);
-      EXPECT_EQ(choice.groups[1], 5U);
-      EXPECT_LE(choice.groups[0], 65535U);
+  for (const uint32_t n : {1U, 15U, 16U, 17U, 511U, 512U, 513U, 50000U}) {
+    const SlotShape shape = SourceOf(n, n, nullptr).shape;
+    for (const bool is_cpu : {false, true}) {
+      const KernelChoice choice = ChooseSlotMass(is_cpu, shape, {}, 15, 5, 7);
+      ExpectCovers(choice, is_cpu ? 2048 : 256, 4 * n);
+      EXPECT_EQ(choice.groups[2], 7U);
     }
-    EXPECT_EQ(ChooseSlotMass(source.shape, 5, 7).groups[2], 7U);
+    ExpectCovers(ChooseAttentionMass({KvType::kF16, 1, 5, 64, 4 * n}, 4 * n), 64, 4 * n);
+    ExpectCovers(ChooseAttentionMass({KvType::kF32, 1, 5, 66, 4 * n}, 4 * n), 64, 4 * n);
   }
   for (const KvType type : {KvType::kF16, KvType::kF32}) {
     for (const uint32_t head_dim : {64U, 66U}) {
@@ -115,6 +136,17 @@ TEST(KernelPlanMass, KernelsCoverTheirShape) {
       EXPECT_EQ(ChooseAttentionMass(kv, 7).constants, choice.constants);
     }
   }
+}
+
+// Single entries, biases, moments, rows, whether there are more of them, entries, size of a workgroup.
+TEST(KernelPlanMass, SlotMassIsMadeForItsShape) {
+  SlotShape shape = SourceOf(9, 9, nullptr).shape;
+  EXPECT_EQ(ChooseSlotMass(false, shape, {}, 9, 3, 1).constants,
+            (std::vector<uint32_t>{0, 0, 1, 3, 0, 256, 64}));
+  shape.record.group_tokens = 1;
+  shape.has_biases = true;
+  EXPECT_EQ(ChooseSlotMass(true, shape, {.n_moments = 2}, 15, 3, 1).constants,
+            (std::vector<uint32_t>{1, 1, 2, 4, 1, 2048, 8}));
 }
 
 }  // namespace

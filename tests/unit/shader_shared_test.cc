@@ -140,8 +140,8 @@ std::map<std::string, OffsetTable> MassOperationOffsets() {
                   offsetof(SlotMassParams, head_dim), offsetof(SlotMassParams, n_parts),
                   offsetof(SlotMassParams, scores_begin), offsetof(SlotMassParams, scores_stride),
                   offsetof(SlotMassParams, record_heads), offsetof(SlotMassParams, group_tokens),
-                  offsetof(SlotMassParams, table_stride), offsetof(SlotMassParams, has_biases),
-                  offsetof(SlotMassParams, list_entries), offsetof(SlotMassParams, n_lists)})}},
+                  offsetof(SlotMassParams, table_stride), offsetof(SlotMassParams, list_entries),
+                  offsetof(SlotMassParams, n_lists)})}},
       {"sum_weights", of_rows},
       {"attention_mass", of_rows},
   };

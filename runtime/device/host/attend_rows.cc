@@ -55,17 +55,33 @@ void DecodeRowsHere(KvType type, uint32_t head_dim, uint32_t n_entries, const st
   DecodeBlock(type, rows, row_scales, n_entries, head_dim, to);
 }
 
-void JoinWeightsHere(const float* weights, float factor, uint32_t n_moments, bool adds, float* moments) {
+template <bool kAdds, uint32_t kMoments>
+void JoinMoments(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT factors, uint32_t n_rows,
+                 float* HWY_RESTRICT moments) {
   const Floats d;
-  const Vector scale = hn::Set(d, factor);
   for (size_t i = 0; i < kBlockEntries; i += kLanes) {
-    const Vector weight = hn::Mul(hn::LoadU(d, weights + i), scale);
-    Vector power = weight;
-    for (float* to = moments + i; to < moments + n_moments * kBlockEntries; to += kBlockEntries) {
-      const Vector before = hn::LoadU(d, to);
-      hn::StoreU(adds ? hn::Add(before, power) : hn::Max(before, power), d, to);
-      power = hn::Mul(power, weight);
+    Vector joined[kMoments];
+    for (size_t m = 0; m < kMoments; ++m) joined[m] = hn::LoadU(d, moments + m * kBlockEntries + i);
+    for (size_t r = 0; r < n_rows; ++r) {
+      const Vector weight = hn::Mul(hn::LoadU(d, weights + r * kBlockEntries + i), hn::Set(d, factors[r]));
+      Vector power = weight;
+      for (size_t m = 0; m < kMoments; ++m) {
+        joined[m] = kAdds ? hn::Add(joined[m], power) : hn::Max(joined[m], power);
+        power = hn::Mul(power, weight);
+      }
     }
+    for (size_t m = 0; m < kMoments; ++m) hn::StoreU(joined[m], d, moments + m * kBlockEntries + i);
+  }
+}
+
+void JoinWeightsHere(const float* weights, const float* factors, uint32_t n_rows, uint32_t n_moments,
+                     bool adds, float* moments) {
+  if (n_moments == 1) {
+    adds ? JoinMoments<true, 1>(weights, factors, n_rows, moments)
+         : JoinMoments<false, 1>(weights, factors, n_rows, moments);
+  } else {
+    adds ? JoinMoments<true, 2>(weights, factors, n_rows, moments)
+         : JoinMoments<false, 2>(weights, factors, n_rows, moments);
   }
 }
 
@@ -102,8 +118,9 @@ void DecodeRows(KvType type, uint32_t head_dim, uint32_t n_entries, const std::b
   HWY_DYNAMIC_DISPATCH(DecodeRowsHere)(type, head_dim, n_entries, rows, scales, to);
 }
 
-void JoinWeights(const float* weights, float factor, uint32_t n_moments, bool adds, float* moments) {
-  HWY_DYNAMIC_DISPATCH(JoinWeightsHere)(weights, factor, n_moments, adds, moments);
+void JoinWeights(const float* weights, const float* factors, uint32_t n_rows, uint32_t n_moments, bool adds,
+                 float* moments) {
+  HWY_DYNAMIC_DISPATCH(JoinWeightsHere)(weights, factors, n_rows, n_moments, adds, moments);
 }
 
 }  // namespace kvrun::host

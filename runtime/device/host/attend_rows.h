@@ -69,9 +69,11 @@ constexpr size_t DecodedRowFloats(uint32_t head_dim) { return (size_t{head_dim} 
 void DecodeRows(KvType type, uint32_t head_dim, uint32_t n_entries, const std::byte* const* rows,
                 const std::byte* const* scales, float* to);
 
-// Of a block's weights, [kBlockEntries], times `factor`: their first n_moments (1 or 2) powers are added to
-// `moments`, [n_moments, kBlockEntries], or, where they are larger, take the place of what is there.
-void JoinWeights(const float* weights, float factor, uint32_t n_moments, bool adds, float* moments);
+// Of a block's weights, [n_rows, kBlockEntries], each row's times its factor: their first n_moments (1 or 2)
+// powers are added to `moments`, [n_moments, kBlockEntries], row after row, or, where they are larger, take
+// the place of what is there.
+void JoinWeights(const float* weights, const float* factors, uint32_t n_rows, uint32_t n_moments, bool adds,
+                 float* moments);
 
 // The highest score of a row that saw nothing.
 inline constexpr float kMaskedScore = -1e30F;

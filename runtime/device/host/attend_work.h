@@ -156,10 +156,9 @@ class KeptWeights {
     sum[0] = maximum;
     sum[1] = weight;
   }
-  // A row's, [kBlockEntries], and the factor that makes softmax weights of them.
-  const float* Row(uint32_t item, uint32_t nth, uint32_t row) const {
-    return Block(item, nth) + size_t{row} * kBlockEntries;
-  }
+  // Of an item's rows, [n_rows, kBlockEntries].
+  const float* Rows(uint32_t item, uint32_t nth) const { return Block(item, nth); }
+  // What makes softmax weights of a row's.
   float Factor(uint32_t item, uint32_t nth, uint32_t row) const {
     const float* const sum = sums_ + (size_t{item} * kFewRows + row) * 2;
     return std::exp(Maximum(item, nth, row) - sum[0]) / sum[1];

@@ -277,11 +277,12 @@ class BlockFactors {
     const bool is_mean = form.heads == MassForm::Heads::kMean;
     std::fill_n(given, form.n_moments * kBlockEntries, 0.0F);
     uint32_t n_rows = 0;
-    for (uint32_t i = first_item_; i < first_item_ + n_items_; ++i) n_rows += items_[i].n_rows;
     for (uint32_t i = first_item_; i < first_item_ + n_items_; ++i) {
-      for (uint32_t row = 0; row < items_[i].n_rows; ++row) {
-        JoinWeights(kept_.Row(i, nth, row), Factor(i, nth, row), form.n_moments, is_mean, given);
-      }
+      const uint32_t n_rows_here = items_[i].n_rows;
+      float factors[kFewRows];
+      for (uint32_t row = 0; row < n_rows_here; ++row) factors[row] = Factor(i, nth, row);
+      JoinWeights(kept_.Rows(i, nth), factors, n_rows_here, form.n_moments, is_mean, given);
+      n_rows += n_rows_here;
     }
     if (!is_mean) return;
     const float mean = 1.0F / static_cast<float>(n_rows);

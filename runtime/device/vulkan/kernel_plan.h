@@ -56,8 +56,10 @@ struct AttendSlotsPlan {
 };
 AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotAttentionArgs& args);
 
-// One invocation per token, KV head and entry that a table may name.
-KernelChoice ChooseSlotMass(const SlotShape& slots, uint32_t n_kv_heads, uint32_t n_tokens);
+// A workgroup per token, KV head and so many of the entries that a table may name; KernelChoice::constants as
+// slot_mass.comp has them.
+KernelChoice ChooseSlotMass(bool is_cpu, const SlotShape& slots, const MassForm& form, uint32_t n_heads,
+                            uint32_t n_kv_heads, uint32_t n_tokens);
 // A workgroup per KV head and a few of the query heads of rows that share it.
 KernelChoice ChooseSumWeights(const KvShape& kv, uint32_t n_heads, uint32_t n_rows);
 // One invocation per KV head and entry.

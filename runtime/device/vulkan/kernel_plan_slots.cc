@@ -26,6 +26,7 @@ constexpr uint32_t kKeysPerLane = 4;
 constexpr uint32_t kFloorBlock = 64;
 constexpr uint32_t kFewestLanes = 8;
 constexpr uint32_t kMostRows = 4;
+constexpr uint64_t kScoresAtOnce = 4;          // read by slot_mass.comp
 constexpr uint32_t kDecodedPerInvocation = 8;  // elements, of decode_records.comp
 constexpr uint32_t kCopyLocalSize = 64;        // of encode_records.comp and decode_records.comp
 
@@ -132,9 +133,9 @@ AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotA
     AttendSlotsPlan::Source& to = planned.sources.at(nth);
     if (!to.keeps_scores) continue;
     const SlotShape& shape = args.sources.at(nth).shape;
-    to.scores_begin = planned.scratch_floats;
-    to.scores_stride = uint64_t{shape.table_slots} * shape.record.group_tokens;
-    planned.scratch_floats += n_rows * to.scores_stride;
+    to.scores_begin = RoundUp(planned.scratch_floats, kScoresAtOnce);
+    to.scores_stride = RoundUp(uint64_t{shape.table_slots} * shape.record.group_tokens, kScoresAtOnce);
+    planned.scratch_floats = to.scores_begin + n_rows * to.scores_stride;
   }
   return planned;
 }

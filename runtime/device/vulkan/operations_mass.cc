@@ -45,7 +45,7 @@ Status VulkanCommandList::JoinSlotMass(const SlotAttentionArgs& args, const Atte
   const SlotSource& source = args.sources.at(nth);
   const SlotShape& shape = source.shape;
   const MassForm& form = args.mass_form;
-  KVRUN_CHECK(form.n_moments == 1 || form.n_moments == 2);
+  KVRUN_CHECK(form.n_moments >= 1 && form.n_moments <= KVRUN_MAX_SLOT_MASS_MOMENTS);
   // Else several KV heads would write the same masses at once.
   KVRUN_CHECK(!shape.is_shared || shape.record.n_heads == 1);
   KVRUN_CHECK(source.mass->size_bytes() >= source.mass_bytes(kv, form));
@@ -59,14 +59,14 @@ Status VulkanCommandList::JoinSlotMass(const SlotAttentionArgs& args, const Atte
                               .record_heads = shape.record.n_heads,
                               .group_tokens = shape.record.group_tokens,
                               .table_stride = shape.table_words(),
-                              .has_biases = shape.has_biases ? 1U : 0U,
                               .list_entries = shape.n_slots * shape.record.group_tokens,
                               .n_lists = shape.is_shared ? 1 : kv.n_sequences * kv.n_kv_heads};
   NoteHostBuffer(AsVulkan(*source.mass));
   const std::array storage = {Binding{MemoryOrEmpty(attention.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(source.table), Access::kRead},
                               Binding{MemoryOrEmpty(source.mass), Access::kReadWrite}};
-  return Record({.kernel = ChooseSlotMass(shape, kv.n_kv_heads, attention.n_tokens),
+  return Record({.kernel = ChooseSlotMass(device_.is_cpu(), shape, form, attention.n_heads, kv.n_kv_heads,
+                                          attention.n_tokens),
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
                  .params = ParamBytes(params)});
