@@ -374,8 +374,8 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
   const bool has_all_slots = n_cache_slots == n_chosen;
   plan.n_chosen = n_chosen;
   if (plan.method.may_have_statics()) {
-    ShareWithStatics(n_chosen, plan.statics.share.share, options_.static_share && options_.select_entries,
-                     plan);
+    const bool is_asked = options_.static_share && options_.select_entries && !plan.statics.share.by_prompt;
+    ShareWithStatics(n_chosen, plan.statics.share.share, is_asked, plan);
   }
   plan.n_cache_slots = has_all_slots ? plan.n_chosen : n_cache_slots;
   plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots);
@@ -485,7 +485,7 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
 Result<KvPlan> Planner::Partial() {
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
   if (best) return *std::move(best);
-  const Least least = FindLeast();
+  KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
   if (!options_.budget_fraction) return TooLarge(least);
   const std::string note = NoteOfRaise(base_.budget_bytes, least.bytes);
   base_.budget_bytes = least.bytes;
@@ -520,6 +520,25 @@ Planner::Least Planner::FindLeast() const {
     if (fills_budget() || fills_slots()) bytes = std::max(bytes, SuitableFrom(row));
     if (bytes <= least.bytes) least = {bytes, smallest};
   }
+  return least;
+}
+
+// Of all sizes; the one that takes least is settled.
+Result<Planner::Least> Planner::FindLeastSize() {
+  Least least;
+  uint32_t best = 0;
+  const auto settle = [this](uint32_t size) {
+    (base_.method.has_clusters() ? cluster_entries_ : group_tokens_) = size;
+    return Settle();
+  };
+  for (const uint32_t size : Sizes()) {
+    KVRUN_RETURN_IF_ERROR(settle(size));
+    const Least of_size = FindLeast();
+    if (of_size.bytes > least.bytes) continue;
+    least = of_size;
+    best = size;
+  }
+  KVRUN_RETURN_IF_ERROR(settle(best));
   return least;
 }
 

@@ -98,6 +98,7 @@ class Planner {
   Result<std::optional<KvPlan>> FitBestSize();
   std::string SelectLess() const;
   Least FindLeast() const;
+  Result<Least> FindLeastSize();
   std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
   Status TooLarge(const Least& least) const;
 
