@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "platform/base/check.h"
 #include "runtime/kv/cluster_records.h"
@@ -76,7 +78,6 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
     KVRUN_RETURN_IF_ERROR(entries.Mass(MassForm(), end, rows, mass[is_last]));
   }
   if (!overlap_) overlap_.emplace();
-  overlap_->n_entries = k;
   for (uint32_t head = 0; head < model_heads(); ++head) {
     for (const bool is_last : {false, true}) {
       KeepLargest(std::span(mass[is_last]).subspan(size_t{head} * end, end), 0, k, &of_rows[is_last]);
@@ -86,6 +87,7 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
     std::set_intersection(of_rows[0].begin(), of_rows[0].end(), of_rows[1].begin(), of_rows[1].end(),
                           std::back_inserter(both));
     overlap_->sum += both.size();
+    overlap_->n_entries += k;
     ++overlap_->n_heads;
   }
   order_ = {};
@@ -94,15 +96,16 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
 
 std::optional<double> StaticSet::measured_share() const {
   if (!overlap_ || overlap_->n_heads == 0 || overlap_->n_entries == 0) return std::nullopt;
-  const double mean = static_cast<double>(overlap_->sum) / static_cast<double>(overlap_->n_heads);
+  const auto n_heads = static_cast<double>(overlap_->n_heads);
   const double group = plan_.record.group_tokens;
-  return std::min(1.0, group * std::floor(mean / group) / overlap_->n_entries);
+  const double mean = group * std::floor(static_cast<double>(overlap_->sum) / n_heads / group);
+  return mean * n_heads / static_cast<double>(overlap_->n_entries);
 }
 
 void StaticSet::ChooseEvenly(uint32_t sequence, uint32_t end) {
   const uint32_t heads = plan_.heads_per_sequence();
   const uint32_t begin = std::min(plan_.n_pinned * plan_.record.group_tokens, end);
-  const uint32_t n = std::min(most_entries(), end - begin);
+  const uint32_t n = std::min(plan_.statics.n_entries, end - begin);
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
       std::vector<uint32_t>& positions = positions_[ListOf(layer, stream)];
@@ -129,7 +132,10 @@ void StaticSet::Truncate(uint32_t sequence, uint32_t end) {
 }
 
 std::span<const uint32_t> StaticSet::EntriesOf(uint32_t layer, uint32_t stream, uint32_t group) {
-  const std::span<const uint32_t> all = positions(layer, stream);
+  return EntriesOfGroup(positions(layer, stream), group);
+}
+
+std::span<const uint32_t> StaticSet::EntriesOfGroup(std::span<const uint32_t> all, uint32_t group) {
   const uint32_t begin = group * plan_.record.group_tokens;
   entries_.clear();
   for (auto at = std::lower_bound(all.begin(), all.end(), begin);
@@ -200,6 +206,11 @@ Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read
   if (positions.size() > plan_.statics.n_entries) positions.resize(plan_.statics.n_entries);
   std::sort(positions.begin(), positions.end());
   const std::vector<uint32_t> groups = GroupsOf(positions, taken_out);
+  // Until all of it has succeeded, any of both may be out.
+  std::vector<uint32_t> any;
+  std::set_union(positions.begin(), positions.end(), taken_out.begin(), taken_out.end(),
+                 std::back_inserter(any));
+  taken_out = std::move(any);
   const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
     CopyEntries(layer, stream, group, record);
     if (index == nullptr) return Status::Ok();
@@ -207,25 +218,28 @@ Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read
   };
   KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
   taken_out = positions;
-  sources_[layer].NameFirst(stream, static_cast<uint32_t>(positions.size()));
+  if (!sources_.empty()) sources_[layer].NameFirst(stream, static_cast<uint32_t>(positions.size()));
   return Status::Ok();
 }
 
+// Where prompts have not said the share yet, a later one may. With a share of nothing there is no source.
 Status StaticSet::Load(const ReadFn& read, KvIndex* index) {
-  has_share_ = true;
+  has_share_ = !plan_.statics.share.by_prompt || measured_share();
   const uint32_t n = plan_.statics.n_entries;
   const SlotShape shape = {.record = plan_.entry_record(),
                            .n_streams = plan_.n_streams,
                            .n_slots = n,
                            .n_window_slots = 0,
                            .table_slots = n};
-  for (uint32_t layer = 0; layer < n_layers_ && n > 0; ++layer) {
-    KVRUN_ASSIGN_OR_RETURN(SlotBuffers source, SlotBuffers::Create(device_, shape));
-    sources_.push_back(std::move(source));
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    if (n > 0) {
+      KVRUN_ASSIGN_OR_RETURN(SlotBuffers source, SlotBuffers::Create(device_, shape));
+      sources_.push_back(std::move(source));
+    }
     for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
       KVRUN_RETURN_IF_ERROR(LoadStream(layer, stream, read, index));
     }
-    KVRUN_RETURN_IF_ERROR(sources_[layer].FlushAll());
+    if (n > 0) KVRUN_RETURN_IF_ERROR(sources_[layer].FlushAll());
   }
   records_ = {};
   return Status::Ok();
@@ -233,34 +247,51 @@ Status StaticSet::Load(const ReadFn& read, KvIndex* index) {
 
 void StaticSet::Drop() { sources_.clear(); }
 
+// What cannot be read comes first: after an error all that is still out can be read.
 Status StaticSet::TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index) {
   const uint32_t heads = plan_.heads_per_sequence();
-  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
-    for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
-      KVRUN_RETURN_IF_ERROR(TakeStreamBack(layer, stream, end, read, index));
+  for (const bool is_stored : {false, true}) {
+    for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+      for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
+        KVRUN_RETURN_IF_ERROR(is_stored ? TakeStreamBack(layer, stream, read, index)
+                                        : TakeUnstoredBack(layer, stream, end, index));
+      }
     }
   }
   records_ = {};
   return Status::Ok();
 }
 
-Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
-                                 KvIndex* index) {
+Status StaticSet::TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end, KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
-  const std::span<const uint32_t> kept = positions(layer, stream);
-  std::vector<uint32_t> lost;
-  std::set_difference(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(), std::back_inserter(lost));
-  taken_out.assign(kept.begin(), kept.end());
-  if (lost.empty() || index == nullptr) return Status::Ok();
-  std::vector<uint32_t> groups = GroupsOf(lost, {});
-  while (!groups.empty() && groups.back() >= end / plan_.record.group_tokens) {
-    KVRUN_RETURN_IF_ERROR(index->TakeOut(layer, stream, groups.back(), {}, {}));
-    groups.pop_back();
+  const uint32_t first = end / plan_.record.group_tokens * plan_.record.group_tokens;
+  const auto lost = std::lower_bound(taken_out.begin(), taken_out.end(), first);
+  for (const uint32_t group : GroupsOf({lost, taken_out.end()}, {})) {
+    if (index != nullptr) KVRUN_RETURN_IF_ERROR(index->TakeOut(layer, stream, group, {}, {}));
   }
-  return VisitGroups(layer, stream, groups, read,
-                     [&](uint32_t group, std::span<const std::byte> record) -> Status {
-                       return index->TakeOut(layer, stream, group, record, EntriesOf(layer, stream, group));
-                     });
+  taken_out.erase(lost, taken_out.end());
+  return Status::Ok();
+}
+
+Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index) {
+  std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
+  std::vector<uint32_t> kept = positions_[ListOf(layer, stream)];
+  std::sort(kept.begin(), kept.end());
+  std::vector<uint32_t> lost;
+  std::vector<uint32_t> out;
+  std::set_difference(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(), std::back_inserter(lost));
+  std::set_intersection(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(),
+                        std::back_inserter(out));
+  if (lost.empty()) return Status::Ok();
+  if (index != nullptr) {
+    KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, GroupsOf(lost, {}), read,
+                                      [&](uint32_t group, std::span<const std::byte> record) -> Status {
+                                        return index->TakeOut(layer, stream, group, record,
+                                                              EntriesOfGroup(out, group));
+                                      }));
+  }
+  taken_out = std::move(out);
+  return Status::Ok();
 }
 
 void StaticSet::AddSource(uint32_t layer, SlotAttentionArgs* args) const {

@@ -59,7 +59,7 @@ class StaticSet {
   Status Load(const ReadFn& read, KvIndex* index);
   void Drop();
   // After Truncate: the index takes back what is not in the set any more. Groups from that of entry `end` on
-  // cannot be read.
+  // cannot be read. After an error it is to be called again, or Load is.
   Status TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index);
   void AddSource(uint32_t layer, SlotAttentionArgs* args) const;
   // Of a group that was read into a slot: entries that are not in the set come first, in order. Answers how
@@ -71,16 +71,19 @@ class StaticSet {
   struct Overlap {
     uint64_t sum = 0;
     uint64_t n_heads = 0;
-    uint32_t n_entries = 0;  // of a selection
+    uint64_t n_entries = 0;  // of selections
   };
 
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   uint32_t most_entries() const;
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
+  // As EntriesOf, of ascending positions.
+  std::span<const uint32_t> EntriesOfGroup(std::span<const uint32_t> all, uint32_t group);
   void KeepLargest(std::span<const float> scores, uint32_t begin, uint32_t n, std::vector<uint32_t>* kept);
   Status MeasureOverlap(uint32_t end, PromptEntries& entries);
   Status LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
-  Status TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read, KvIndex* index);
+  Status TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end, KvIndex* index);
+  Status TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
   using VisitFn = std::function<Status(uint32_t group, std::span<const std::byte> record)>;
   Status VisitGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups, const ReadFn& read,
                      const VisitFn& visit);
