@@ -170,6 +170,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
   info["kept"] = report.kept ? KeptReportInfo(*report.kept) : Json();
   if (report.statics) {
+    info["static"] = StaticInfo(report.plan);
     info["static"]["chosen_again"] = report.statics->n_chosen_again;
     info["static"]["chosen_again_ms"] = report.statics->milliseconds;
   }

@@ -10,6 +10,9 @@ namespace kvrun {
 
 namespace {
 
+// Whole ones of `n`; what floats lack of a whole one is none of it.
+uint32_t ShareOf(double share, uint32_t n) { return static_cast<uint32_t>(share * n + 1e-6); }
+
 // What is stored in 4 bits stays as it is.
 KvType LowerType(KvType type) {
   const bool is_float = type == KvType::kF16 || type == KvType::kF32;
@@ -40,10 +43,10 @@ void ShareWithStatics(uint32_t n_total, double share, bool is_asked, KvPlan& pla
   statics.n_entries = 0;
   plan.n_chosen = n_total;
   if (n_total >= plan.n_groups()) {
-    if (is_asked) statics.n_entries = static_cast<uint32_t>(share * plan.n_ctx);
+    if (is_asked) statics.n_entries = ShareOf(share, plan.n_ctx);
   } else {
     const uint32_t least = std::min(plan.n_pinned + 1, n_total);
-    const auto n_static = static_cast<uint32_t>(share * (n_total - std::min(plan.n_pinned, n_total)));
+    const uint32_t n_static = ShareOf(share, n_total - std::min(plan.n_pinned, n_total));
     plan.n_chosen = std::max(least, n_total - n_static);
     statics.n_entries = (n_total - plan.n_chosen) * plan.record.group_tokens;
   }

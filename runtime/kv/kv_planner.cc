@@ -385,8 +385,8 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
   const bool has_all_slots = n_cache_slots == n_chosen;
   plan.n_chosen = n_chosen;
   if (plan.method.may_have_statics()) {
-    ShareWithStatics(n_chosen, plan.statics.share.share, options_.static_share && options_.select_entries,
-                     plan);
+    const bool is_asked = options_.static_share && options_.select_entries && !plan.statics.share.by_prompt;
+    ShareWithStatics(n_chosen, plan.statics.share.share, is_asked, plan);
   }
   plan.n_cache_slots = has_all_slots ? plan.n_chosen : n_cache_slots;
   plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots);

@@ -24,10 +24,12 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
     std::iota(all_.begin(), all_.end(), 0U);
   }
   rows_.reserve(plan.n_sequences);
-  if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * plan.n_chosen);
+  // Where a prompt says the static set's share, all may be chosen.
+  const uint32_t most_chosen = std::max(plan.n_chosen, plan.statics.n_total);
+  if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * most_chosen);
   planned_.reserve(plan.n_streams);
-  if (plan.counts_slot_entries()) counts_.reserve(plan.n_chosen);
-  if (plan.has_statics()) named_.reserve(plan.n_chosen);
+  if (plan.counts_slot_entries()) counts_.reserve(most_chosen);
+  if (plan.has_statics()) named_.reserve(most_chosen);
   stats_.layer_fetch_ms.resize(n_layers);
   stats_.layer_loads.resize(n_layers);
 }
@@ -184,7 +186,7 @@ Status LayerServer::NameSlots(const StreamStep& step) {
       NameCounted(step, plan);
       return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
     }
-    if (statics_ != nullptr) {
+    if (statics_ != nullptr && plan_.has_statics()) {
       NameOthers(step, plan);
       return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
     }

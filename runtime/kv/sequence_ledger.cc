@@ -23,6 +23,7 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
       statics_(statics),
       lengths_(plan.n_sequences),
       groups_stored_(plan.n_sequences),
+      is_to_take_back_(plan.n_sequences),
       encoded_(plan.record.size_bytes()) {
   fetches_.reserve(kKeysAtOnce);
   step_sequences_.reserve(plan.n_sequences);
@@ -70,7 +71,16 @@ Status SequenceLedger::TruncateStatics(uint32_t sequence, uint32_t length) {
     slots_.Truncate(stream, first);
   }
   statics_->Truncate(sequence, first * group_tokens());
-  return statics_->TakeBack(sequence, length, GroupReader(), index_);
+  is_to_take_back_[sequence] = true;
+  return TakeStaticsBack(sequence);
+}
+
+// Until it succeeds, each use of the sequence tries it.
+Status SequenceLedger::TakeStaticsBack(uint32_t sequence) {
+  if (!is_to_take_back_[sequence]) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(statics_->TakeBack(sequence, lengths_[sequence], GroupReader(), index_));
+  is_to_take_back_[sequence] = false;
+  return Status::Ok();
 }
 
 StaticSet::ReadFn SequenceLedger::GroupReader() {
@@ -135,6 +145,7 @@ Status SequenceLedger::UndoPrefill() {
 // Entries of `sequence` from `length` on are forgotten; those before are there, and the window is whole.
 Status SequenceLedger::Prepare(uint32_t sequence, uint32_t length) {
   KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, length));
+  KVRUN_RETURN_IF_ERROR(TakeStaticsBack(sequence));
   return RestoreWindow(sequence, lengths_[sequence]);
 }
 

@@ -59,6 +59,7 @@ class SequenceLedger final : public KvLedger {
   Status Prepare(uint32_t sequence, uint32_t length);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
   Status TruncateStatics(uint32_t sequence, uint32_t length);
+  Status TakeStaticsBack(uint32_t sequence);
   StaticSet::ReadFn GroupReader();
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   Status AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
@@ -78,6 +79,7 @@ class SequenceLedger final : public KvLedger {
   std::vector<uint32_t> step_sequences_;  // of the step's rows
   std::vector<uint32_t> lengths_;         // of each sequence
   std::vector<uint32_t> groups_stored_;   // of each sequence: whole groups in the store
+  std::vector<bool> is_to_take_back_;     // of each sequence: StaticSet::TakeBack
   std::vector<std::byte> encoded_;        // a record that leaves the window
   std::vector<GroupFetch> fetches_;
 };

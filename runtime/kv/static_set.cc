@@ -114,7 +114,6 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
     for (float& value : mass[is_last]) value = std::isfinite(value) ? value : 0.0F;
   }
   if (!overlap_) overlap_.emplace();
-  overlap_->n_entries = k;
   for (uint32_t head = 0; head < model_heads(); ++head) {
     for (const bool is_last : {false, true}) {
       KeepLargest(std::span(mass[is_last]).subspan(size_t{head} * end, end), 0, k, &of_rows[is_last]);
@@ -124,6 +123,7 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
     std::set_intersection(of_rows[0].begin(), of_rows[0].end(), of_rows[1].begin(), of_rows[1].end(),
                           std::back_inserter(both));
     overlap_->sum += both.size();
+    overlap_->n_entries += k;
     ++overlap_->n_heads;
   }
   order_ = {};
@@ -132,9 +132,10 @@ Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
 
 std::optional<double> StaticSet::measured_share() const {
   if (!overlap_ || overlap_->n_heads == 0 || overlap_->n_entries == 0) return std::nullopt;
-  const double mean = static_cast<double>(overlap_->sum) / static_cast<double>(overlap_->n_heads);
+  const auto n_heads = static_cast<double>(overlap_->n_heads);
   const double group = plan_.record.group_tokens;
-  return std::min(1.0, group * std::floor(mean / group) / overlap_->n_entries);
+  const double mean = group * std::floor(static_cast<double>(overlap_->sum) / n_heads / group);
+  return mean * n_heads / static_cast<double>(overlap_->n_entries);
 }
 
 std::vector<double> StaticSet::original_shares() const {
@@ -191,7 +192,7 @@ std::vector<uint32_t> StaticSet::AllPositions(uint32_t layer, uint32_t stream) c
 void StaticSet::ChooseEvenly(uint32_t sequence, uint32_t end) {
   const uint32_t heads = plan_.heads_per_sequence();
   const uint32_t begin = std::min(plan_.n_pinned * plan_.record.group_tokens, end);
-  const uint32_t n = std::min(most_entries(), end - begin);
+  const uint32_t n = std::min(plan_.statics.most_entries, end - begin);
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
       std::vector<uint32_t>& ranked = ranked_[ListOf(layer, stream)];
@@ -222,17 +223,18 @@ void StaticSet::Truncate(uint32_t sequence, uint32_t end) {
 }
 
 std::span<const uint32_t> StaticSet::EntriesOf(uint32_t layer, uint32_t stream, uint32_t group) {
-  const uint32_t begin = group * plan_.record.group_tokens;
   entries_.clear();
-  for (const KeptTier tier : kKeptTiers) {
-    const std::span<const uint32_t> all = positions(layer, stream, tier);
-    for (auto at = std::lower_bound(all.begin(), all.end(), begin);
-         at != all.end() && *at < begin + plan_.record.group_tokens; ++at) {
-      entries_.push_back(*at - begin);
-    }
-  }
+  for (const KeptTier tier : kKeptTiers) AddEntriesOf(positions(layer, stream, tier), group);
   std::sort(entries_.begin(), entries_.end());
   return entries_;
+}
+
+void StaticSet::AddEntriesOf(std::span<const uint32_t> positions, uint32_t group) {
+  const uint32_t begin = group * plan_.record.group_tokens;
+  for (auto at = std::lower_bound(positions.begin(), positions.end(), begin);
+       at != positions.end() && *at < begin + plan_.record.group_tokens; ++at) {
+    entries_.push_back(*at - begin);
+  }
 }
 
 uint32_t StaticSet::CountOthers(uint32_t layer, uint32_t stream, uint32_t group) {
@@ -297,12 +299,17 @@ Status StaticSet::VisitGroups(uint32_t layer, uint32_t stream, std::span<const u
 Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
   std::vector<uint32_t> all = AllPositions(layer, stream);
+  const std::vector<uint32_t> groups = GroupsOf(all, taken_out);
+  // Until all of it has succeeded, any of both may be out.
+  std::vector<uint32_t> any;
+  std::set_union(all.begin(), all.end(), taken_out.begin(), taken_out.end(), std::back_inserter(any));
+  taken_out = std::move(any);
   const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
     CopyEntries(layer, stream, group, record);
     if (index == nullptr) return Status::Ok();
     return index->TakeOut(layer, stream, group, record, EntriesOf(layer, stream, group));
   };
-  KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, GroupsOf(all, taken_out), read, visit));
+  KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
   taken_out = std::move(all);
   for (const KeptTier tier : kKeptTiers) {
     const std::vector<SlotBuffers>& sources = tiers_[static_cast<size_t>(tier)].sources;
@@ -316,7 +323,7 @@ Status StaticSet::LoadLayer(uint32_t layer, const PrecisionShares& counts, const
                             KvIndex* index) {
   for (const KeptTier tier : kKeptTiers) {
     // Each layer has a source of each precision, so that sources have the same places.
-    if (tier == KeptTier::kLow && !goes_by_score()) continue;
+    if (plan_.statics.n_entries == 0 || (tier == KeptTier::kLow && !goes_by_score())) continue;
     const uint32_t n = std::max(tier == KeptTier::kLow ? counts.n_quantised : counts.n_original, 1U);
     const SlotShape shape = {.record = record_of(tier),
                              .n_streams = plan_.n_streams,
@@ -336,9 +343,9 @@ Status StaticSet::LoadLayer(uint32_t layer, const PrecisionShares& counts, const
   return Status::Ok();
 }
 
+// Where prompts have not said the share yet, a later one may. With a share of nothing there is no source.
 Status StaticSet::Load(const ReadFn& read, KvIndex* index) {
-  has_share_ = true;
-  if (plan_.statics.n_entries == 0) return Status::Ok();
+  has_share_ = !plan_.statics.share.by_prompt || measured_share();
   const std::vector<double> shares = original_shares();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(LoadLayer(layer, CountsOf(layer, shares), read, index));
@@ -362,24 +369,32 @@ Status StaticSet::TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, 
   return Status::Ok();
 }
 
+// After an error, what has to be read is still out.
 Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
                                  KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
-  const std::vector<uint32_t> kept = AllPositions(layer, stream);
+  std::vector<uint32_t> kept = ranked_[ListOf(layer, stream)];
+  std::sort(kept.begin(), kept.end());
   std::vector<uint32_t> lost;
+  std::vector<uint32_t> out;
   std::set_difference(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(), std::back_inserter(lost));
-  std::erase_if(taken_out,
-                [&](uint32_t position) { return std::binary_search(lost.begin(), lost.end(), position); });
-  if (lost.empty() || index == nullptr) return Status::Ok();
+  std::set_intersection(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(),
+                        std::back_inserter(out));
+  const uint32_t group_tokens = plan_.record.group_tokens;
   std::vector<uint32_t> groups = GroupsOf(lost, {});
-  while (!groups.empty() && groups.back() >= end / plan_.record.group_tokens) {
+  while (index != nullptr && !groups.empty() && groups.back() >= end / group_tokens) {
     KVRUN_RETURN_IF_ERROR(index->TakeOut(layer, stream, groups.back(), {}, {}));
+    std::erase_if(taken_out, [&](uint32_t position) { return position / group_tokens == groups.back(); });
     groups.pop_back();
   }
-  return VisitGroups(layer, stream, groups, read,
-                     [&](uint32_t group, std::span<const std::byte> record) -> Status {
-                       return index->TakeOut(layer, stream, group, record, EntriesOf(layer, stream, group));
-                     });
+  const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
+    entries_.clear();
+    AddEntriesOf(out, group);
+    return index->TakeOut(layer, stream, group, record, entries_);
+  };
+  if (index != nullptr) KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
+  taken_out = std::move(out);
+  return Status::Ok();
 }
 
 void StaticSet::AddSources(uint32_t layer, SlotAttentionArgs* args) const {

@@ -69,7 +69,7 @@ class StaticSet {
   Status Load(const ReadFn& read, KvIndex* index);
   void Drop();
   // After Truncate: the index takes back what is not in the set any more. Groups from that of entry `end` on
-  // cannot be read.
+  // cannot be read. After an error it is to be called again, or Load is.
   Status TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index);
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const;
   // Of a group that was read into a slot: entries that are not in the set come first, in order. Answers how
@@ -81,7 +81,7 @@ class StaticSet {
   struct Overlap {
     uint64_t sum = 0;
     uint64_t n_heads = 0;
-    uint32_t n_entries = 0;  // of a selection
+    uint64_t n_entries = 0;  // of selections
   };
   struct Tier {
     std::vector<std::vector<uint32_t>> positions;  // [n_layers, n_streams], ascending; entry i is in slot i
@@ -90,6 +90,10 @@ class StaticSet {
 
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   uint32_t most_entries() const;
+  // As EntriesOf, of ascending positions; added to what is there.
+  void AddEntriesOf(std::span<const uint32_t> positions, uint32_t group);
+  // Of both precisions, ascending.
+  std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
   bool goes_by_score() const { return plan_.method.precision == KvPrecisionKind::kByScore; }
   const KvRecordShape& record_of(KeptTier tier) const {
@@ -104,7 +108,6 @@ class StaticSet {
   Status MeasureOverlap(uint32_t end, PromptEntries& entries);
   PrecisionShares CountsOf(uint32_t layer, std::span<const double> original_shares) const;
   void Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts);
-  std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
   Status LoadLayer(uint32_t layer, const PrecisionShares& counts, const ReadFn& read, KvIndex* index);
   Status LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
   Status TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read, KvIndex* index);

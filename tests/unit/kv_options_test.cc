@@ -147,6 +147,7 @@ TEST(KvOptions, CountsHaveBounds) {
       {"sinks", &KvOptions::sink_entries, 0, 16777216},
       {"reuse", &KvOptions::reuse_groups, 0, 16777216},
       {"rank", &KvOptions::rank, 1, 8192},
+      {"static-steps", &KvOptions::static_steps, 0, 16777216},
   };
   for (const Count& count : counts) {
     for (const uint32_t good : {count.least, 7U, count.most}) {
@@ -192,10 +193,11 @@ TEST(KvOptions, ChoicesAreNamed) {
 // What completion offers is taken, and the answer to a wrong choice names the same.
 TEST(KvOptions, ChoicesAreThoseThatARefusalNames) {
   size_t n_with_choices = 0;
-  for (const char* name : {"method",          "budget", "type",    "group",        "select", "mass",
-                           "window",          "sinks",  "reuse",   "rank",         "index",  "heads",
-                           "representatives", "policy", "adapter", "adapter-kind", "shares", "precisions",
-                           "moments",         "dir",    "io",      "direct",       "tmpfs"}) {
+  for (const char* name :
+       {"method", "budget",     "type",    "group",  "select",          "mass",   "window",  "sinks",
+        "reuse",  "rank",       "index",   "heads",  "representatives", "policy", "adapter", "adapter-kind",
+        "shares", "precisions", "moments", "static", "static-steps",    "dir",    "io",      "direct",
+        "tmpfs"}) {
     KvSettings settings;
     const Status refused = SetKvOption(name, "?", &settings);
     const size_t at = refused.message().find("is not one of ");
@@ -234,7 +236,7 @@ TEST(KvOptions, WhereItLies) {
 TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
   const std::vector<std::pair<const char*, const char*>> known = {
       {"method",
-       "full, flexgen, kvswap, dynakv, streaming, random, oracle, quest, meanstd, loki, infinigen, "
+       "full, flexgen, kvswap, dynakv, prkv, streaming, random, oracle, quest, meanstd, loki, infinigen, "
        "infinigen*, arkv, h2o, snapkv, defensivekv, lazyeviction"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},
@@ -264,9 +266,9 @@ TEST(KvOptions, AnUnknownNameIsAnsweredWithTheKnownOnes) {
   const std::string error = ErrorOf("bugdet", "1");
   EXPECT_NE(error.find("\"bugdet\""), std::string::npos);
   for (const char* name :
-       {"method",  "budget",       "type",  "group", "select", "mass",       "window",  "sinks",
-        "reuse",   "rank",         "index", "heads", "shares", "precisions", "moments", "policy",
-        "adapter", "adapter-kind", "dir",   "io",    "direct", "tmpfs"}) {
+       {"method",       "budget", "type",    "group",        "select", "mass",       "window",  "sinks",
+        "reuse",        "rank",   "index",   "heads",        "shares", "precisions", "moments", "static",
+        "static-steps", "policy", "adapter", "adapter-kind", "dir",    "io",         "direct",  "tmpfs"}) {
     EXPECT_NE(error.find(name), std::string::npos) << name;
   }
 }
@@ -278,6 +280,25 @@ TEST(KvOptions, AMassIsAShare) {
     EXPECT_EQ(ErrorOf("mass", bad), "KV option mass: \"" + std::string(bad) +
                                         "\" is not a share above 0 and at most 1, such as 0.95");
   }
+}
+
+TEST(KvOptions, AStaticSetIsAShareOrThePromptSaysIt) {
+  EXPECT_EQ(KvSettings().kv.static_share, std::nullopt);
+  for (const auto& [text, share] : {std::pair{"0", 0.0}, {"0.25", 0.25}, {"1", 1.0}, {"1.0", 1.0}}) {
+    EXPECT_EQ(With("static", text).kv.static_share, (StaticShare{.share = share, .by_prompt = false}))
+        << text;
+  }
+  const std::optional<StaticShare> by_prompt = With("static", "prompt").kv.static_share;
+  ASSERT_TRUE(by_prompt.has_value());
+  EXPECT_TRUE(by_prompt->by_prompt);
+  for (const char* bad :
+       {"", "-0.1", "1.01", "nan", "inf", "25%", "1/4", "Prompt", "prompt ", " 0.25", "0.25x", "0x1"}) {
+    EXPECT_EQ(ErrorOf("static", bad), "KV option static: \"" + std::string(bad) +
+                                          "\" is neither a share from 0 to 1, such as 0.25, nor \"prompt\"");
+  }
+  KvSettings settings = With("static", "prompt");
+  ASSERT_TRUE(SetKvOption("static", "0.5", &settings).ok());
+  EXPECT_FALSE(settings.kv.static_share->by_prompt) << "a later one replaces an earlier";
 }
 
 TEST(KvOptions, ARefusedValueChangesNothing) {

@@ -1,0 +1,246 @@
+// Plans with a static set: how it and the selected groups share what fits, whatever prompts say of it.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "runtime/capi/kv_info.h"
+#include "runtime/kv/kv_method.h"
+#include "runtime/kv/kv_options.h"
+#include "runtime/kv/kv_plan_sizes.h"
+#include "runtime/kv/kv_plan_statics.h"
+#include "tests/support/kv_plan_cases.h"
+#include "tests/support/or_die.h"
+
+namespace kvrun::testing {
+namespace {
+
+KvOptions StaticOptions(const std::string& line) {
+  KvSettings settings;
+  RunOrDie(ParseKvOptions("--kv-method " + line, &settings));
+  return settings.kv;
+}
+
+KvPlan PlanOf(const std::string& line, uint32_t n_ctx = 8192, uint32_t n_sequences = 1) {
+  return Plan(StaticOptions(line), kSmolLm2, n_ctx, n_sequences, 4096);
+}
+
+TEST(StaticPlan, ThereIsNoneUnlessAskedForButOfPrkv) {
+  for (const KvMethod& method : KvMethods()) {
+    if (!method.may_have_statics()) continue;
+    const std::string name(method.name);
+    SCOPED_TRACE(name);
+    const KvPlan plan = PlanOf(name + " --kv-select 512");
+    ExpectSound(plan, kSmolLm2);
+    EXPECT_EQ(plan.has_statics(), name == "prkv");
+    EXPECT_EQ(plan.observed_rows(), name == "prkv" ? 32U : 0U);
+    EXPECT_EQ(capi::KvPlanInfo(plan)["static"].is_null(), name != "prkv");
+    const KvPlan none = PlanOf(name + " --kv-select 512 --kv-static 0");
+    EXPECT_FALSE(none.has_statics());
+    EXPECT_EQ(Part(none, "static") + Part(none, "static lists"), 0U);
+    EXPECT_EQ(none.observed_rows(), 0U);
+    EXPECT_TRUE(PlanOf(name + " --kv-select 512 --kv-static 0.5").has_statics());
+  }
+}
+
+TEST(StaticPlan, DefaultsOfPrkv) {
+  const KvPlan plan = PlanOf("prkv --kv-select 1024");
+  EXPECT_EQ(plan.record.group_tokens, 32U);
+  EXPECT_EQ(plan.n_streams, 3U) << "each KV head selects";
+  EXPECT_EQ(plan.n_pinned, 0U);
+  EXPECT_EQ(plan.statics.n_total, 32U);
+  EXPECT_EQ(plan.n_chosen, 24U);
+  EXPECT_EQ(plan.statics.n_entries, 256U);
+  EXPECT_EQ(plan.statics.steps, 128U);
+  const auto info = capi::KvPlanInfo(plan);
+  EXPECT_EQ(info["select"], 1024);
+  EXPECT_EQ(info["static"]["entries"], 256);
+  EXPECT_EQ(info["static"]["share"], 0.25);
+  EXPECT_EQ(info["static"]["by_prompt"], false);
+  EXPECT_EQ(info["static"]["steps"], 128);
+  EXPECT_EQ(info["static"]["observed_rows"], 32);
+  EXPECT_NE(plan.Describe().find("256 that stay (chosen again every 128 tokens)"), std::string::npos)
+      << plan.Describe();
+  EXPECT_EQ(PlanOf("prkv --kv-static-steps 7").statics.steps, 7U);
+  EXPECT_EQ(PlanOf("kvswap --kv-static 0.5").statics.steps, 0U);
+  EXPECT_EQ(PlanOf("kvswap --kv-static 0.5 --kv-static-steps 9").statics.steps, 9U);
+}
+
+// Groups of 4, one of them pinned, 100 more.
+TEST(StaticPlan, AShareIsOfWholeGroups) {
+  struct Case {
+    const char* share;
+    uint32_t n_groups;  // selected, beside the pinned one
+  };
+  for (const auto& [share, n_groups] :
+       {Case{"0", 100}, {"0.001", 100}, {"0.01", 99}, {"0.25", 75}, {"0.29", 71}, {"0.999", 1}, {"1", 1}}) {
+    for (const uint32_t n_sequences : {1U, 3U}) {
+      SCOPED_TRACE(share);
+      const KvPlan plan =
+          PlanOf(fmt::format("kvswap --kv-select 400 --kv-group 4 --kv-static {}", share), 8192, n_sequences);
+      ExpectSound(plan, kSmolLm2);
+      EXPECT_EQ(plan.n_pinned, 1U);
+      EXPECT_EQ(plan.n_chosen, n_groups + 1);
+      EXPECT_EQ(plan.n_cache_slots, plan.n_chosen);
+      EXPECT_EQ(plan.statics.n_entries, 4 * (100 - n_groups));
+      EXPECT_EQ(plan.has_statics(), n_groups < 100);
+      EXPECT_EQ(Part(plan, "static"),
+                uint64_t{30} * plan.n_streams * plan.statics.n_entries * plan.entry_record().size_bytes());
+      EXPECT_EQ(plan.observed_rows(), plan.has_statics() ? 32U : 0U);
+    }
+  }
+  EXPECT_EQ(PlanOf("kvswap --kv-select 8 --kv-static 1 --kv-window 4", 20).observed_rows(), 20U);
+}
+
+TEST(StaticPlan, SlotsAndAPoolBesideIt) {
+  const KvPlan plan = PlanOf("kvswap --kv-select 400 --kv-group 4 --kv-static 0.5 --kv-reuse 20");
+  ExpectSound(plan, kSmolLm2);
+  EXPECT_EQ(plan.n_chosen, 51U);
+  EXPECT_EQ(plan.n_cache_slots, 20U);
+  EXPECT_EQ(plan.n_pool_slots, 31U);
+}
+
+// Where all is selected a set is of no use; it is made where one is asked for.
+TEST(StaticPlan, WhereEverythingIsSelected) {
+  for (const std::string method : {"kvswap", "prkv"}) {
+    const KvPlan asked = PlanOf(method + " --kv-select 100000 --kv-static 0.25", 1000);
+    EXPECT_EQ(asked.n_chosen, asked.n_groups());
+    EXPECT_EQ(asked.statics.n_entries, 250U);
+    ExpectSound(asked, kSmolLm2);
+    EXPECT_FALSE(PlanOf(method + " --kv-select 100000", 1000).has_statics());
+    const KvPlan by_prompt = PlanOf(method + " --kv-select 100000 --kv-static prompt", 1000);
+    EXPECT_FALSE(by_prompt.has_statics());
+    EXPECT_EQ(by_prompt.n_chosen, by_prompt.n_groups());
+  }
+}
+
+TEST(StaticPlan, EveryBudgetIsHeldAndUsed) {
+  for (const std::string line :
+       {"prkv", "prkv --kv-static prompt", "kvswap --kv-static 0.25", "kvswap --kv-static 0.75",
+        "kvswap --kv-static prompt", "quest --kv-static 0.5"}) {
+    for (const double denominator : {34.0, 26.0, 20.0, 16.0, 13.0, 10.0, 8.0, 5.0, 4.0, 2.0, 1.25}) {
+      for (const uint32_t n_sequences : {1U, 4U}) {
+        SCOPED_TRACE(fmt::format("{} 1/{} {}", line, denominator, n_sequences));
+        KvOptions options = StaticOptions(line);
+        options.budget_fraction = 1 / denominator;
+        const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences, 4096);
+        ASSERT_LE(plan.decode_bytes(), plan.budget_bytes);
+        ASSERT_LE(plan.prefill_bytes(), plan.budget_bytes);
+        if (!plan.statics.share.by_prompt) ExpectSound(plan, kSmolLm2);
+        EXPECT_GT(plan.n_chosen, plan.n_pinned);
+      }
+    }
+  }
+}
+
+// A small budget leaves room for few pages of 32: they grow. Where heads are few and small, the window's
+// pages grow as well, and leave less.
+TEST(StaticPlan, PagesOfPrkvGrowWhereTheBudgetIsSmall) {
+  const auto group_at = [](double denominator, const std::string& more = "") {
+    KvOptions options = StaticOptions("prkv" + more);
+    options.budget_fraction = 1 / denominator;
+    const KvPlan plan = Plan(options, kLlama8b, 32768, 1, 4096);
+    ExpectSound(plan, kLlama8b);
+    EXPECT_FALSE(plan.raises_budget) << denominator;
+    return plan.record.group_tokens;
+  };
+  EXPECT_EQ(group_at(13), 32U);
+  EXPECT_EQ(group_at(34), 64U);
+  EXPECT_EQ(group_at(34, " --kv-group 128"), 128U);
+  EXPECT_EQ(group_at(13, " --kv-group 64"), 64U);
+  uint32_t last = 32;
+  for (const double denominator : {2.0, 4.0, 8.0, 13.0, 17.0, 20.0, 26.0, 30.0, 34.0}) {
+    EXPECT_GE(group_at(denominator), last) << denominator;
+    last = group_at(denominator);
+  }
+  EXPECT_EQ(PlanOf("prkv").record.group_tokens, 32U);
+}
+
+// A share with which no size works is raised to the least with which any does.
+TEST(StaticPlan, ARaisedBudgetIsTheLeastOfAllSizes) {
+  KvOptions options = StaticOptions("prkv");
+  options.budget_fraction = 1 / 34.0;
+  const KvPlan raised = Plan(options, kSmolLm2, 8192, 1, 4096);
+  ExpectSound(raised, kSmolLm2);
+  EXPECT_TRUE(raised.raises_budget);
+  options.budget_fraction.reset();
+  options.budget_bytes = 1;
+  const std::string refusal = Refusal(options, kSmolLm2, 8192, 1, 4096).message();
+  EXPECT_EQ(BytesAfter(refusal, "needs at least "), raised.budget_bytes);
+  for (const uint32_t group : {32U, 64U, 128U}) {
+    KvOptions of_size = options;
+    of_size.group_tokens = group;
+    const std::string of_one = Refusal(of_size, kSmolLm2, 8192, 1, 4096).message();
+    EXPECT_GE(BytesAfter(of_one, "needs at least "), raised.budget_bytes) << group;
+  }
+  options.budget_bytes = raised.budget_bytes - 1;
+  EXPECT_EQ(Refusal(options, kSmolLm2, 8192, 1, 4096).code(), StatusCode::kOutOfMemory);
+}
+
+// The parts of a plan whose share the first prompt says have room for what becomes of them with any share.
+TEST(StaticPlan, ByPromptNoShareTakesMoreThanThePlan) {
+  uint32_t n_shares = 0;
+  for (const std::string line :
+       {"prkv --kv-static prompt --kv-select 1024", "prkv --kv-static prompt --kv-budget 1/13",
+        "prkv --kv-static prompt --kv-budget 1/16", "kvswap --kv-static prompt --kv-select 400",
+        "kvswap --kv-static prompt --kv-budget 1/13", "kvswap --kv-static prompt --kv-budget 1/34",
+        "kvswap --kv-static prompt --kv-select 100 --kv-type int4 --kv-heads per-kv-head",
+        "quest --kv-static prompt --kv-select 400 --kv-group 7"}) {
+    for (const uint32_t n_sequences : {1U, 3U}) {
+      const KvPlan plan = PlanOf(line, 8192, n_sequences);
+      if (!plan.has_statics()) ADD_FAILURE() << line;
+      const KvSizeInput input = {kSmolLm2, 4096, plan.method.has_adapters()};
+      for (uint32_t i = 0; i <= 1000; ++i) {
+        KvPlan changed = plan;
+        ChangeStaticShare(i / 1000.0, changed);
+        SizeParts(input, changed);
+        uint64_t bytes = 0;
+        for (const KvPart& part : changed.parts) bytes += part.in_decode ? part.bytes : 0;
+        ASSERT_LE(bytes, plan.decode_bytes()) << line << ", share " << i / 1000.0;
+        ASSERT_LE(changed.prefill_bytes(), plan.prefill_bytes()) << line << ", share " << i / 1000.0;
+        ASSERT_EQ(changed.n_cache_slots, changed.n_chosen);
+        ASSERT_EQ((changed.n_chosen * changed.record.group_tokens) + changed.statics.n_entries,
+                  plan.statics.n_total * plan.record.group_tokens)
+            << "as much is attended to";
+        ++n_shares;
+      }
+    }
+  }
+  EXPECT_EQ(n_shares, 16U * 1001);
+}
+
+TEST(StaticPlan, WhatHasNoSelectedGroupsRefusesIt) {
+  for (const std::string method :
+       {"full", "flexgen", "dynakv", "streaming", "arkv", "h2o", "snapkv", "defensivekv", "lazyeviction"}) {
+    for (const std::string option : {"static 0.25", "static prompt", "static 0", "static-steps 8"}) {
+      KvOptions options = StaticOptions(fmt::format("{} --kv-{}", method, option));
+      ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
+                    fmt::format("--kv-{} does not go with the KV method {}, which has no selected groups",
+                                option.substr(0, option.find(' ')), method));
+    }
+  }
+  for (const std::string method : {"kvswap", "prkv"}) {
+    ExpectMessage(Refusal(StaticOptions(method + " --kv-static prompt --kv-reuse 8")),
+                  StatusCode::kInvalidArgument, "leave --kv-reuse out, or say a share");
+  }
+}
+
+// Without a method, a budget that holds all KV makes full of it: a note says that the set has no use.
+TEST(StaticPlan, FullHasNoUseForIt) {
+  KvOptions options;
+  options.budget_fraction = 1.0;
+  options.static_share = StaticShare{.share = 0.25};
+  options.static_steps = 8;
+  const KvPlan plan = Plan(options);
+  EXPECT_EQ(plan.method.name, "full");
+  ASSERT_FALSE(plan.notes.empty());
+  std::string notes;
+  for (const std::string& note : plan.notes) notes += note;
+  EXPECT_NE(notes.find("static"), std::string::npos) << notes;
+  EXPECT_NE(notes.find("static-steps"), std::string::npos) << notes;
+}
+
+}  // namespace
+}  // namespace kvrun::testing
