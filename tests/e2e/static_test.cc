@@ -20,7 +20,7 @@
 namespace kvrun::testing {
 namespace {
 
-constexpr uint32_t kContext = 320;
+constexpr uint32_t kShortContext = 320;
 constexpr size_t kPrompts[] = {100, 33, 121, 60};
 
 class StaticSetRun : public ::testing::Test {
@@ -31,7 +31,7 @@ class StaticSetRun : public ::testing::Test {
   }
 
   std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences = 1,
-                                       uint32_t tile_tokens = 0, uint32_t n_ctx = kContext) {
+                                       uint32_t tile_tokens = 0, uint32_t n_ctx = kShortContext) {
     auto offloaded = OffloadedOptionsOrDie(
         loaded_, folder_, fmt::format("--kv-window 6 --kv-method {}", options), n_ctx, n_sequences);
     plan_ = offloaded->plan;
@@ -43,10 +43,10 @@ class StaticSetRun : public ::testing::Test {
   }
   std::unique_ptr<ForwardPass> NewFull(uint32_t n_sequences = 1, KvType type = KvType::kF32) const {
     return loaded_.NewPass(
-        {.n_sequences = n_sequences, .n_ctx = kContext, .kv_type = type, .offloaded = nullptr});
+        {.n_sequences = n_sequences, .n_ctx = kShortContext, .kv_type = type, .offloaded = nullptr});
   }
   size_t n_vocab() const { return loaded_.model->config.n_vocab; }
-  std::vector<int> Ids(size_t seed = 3) const { return SomeIds(kContext, seed, n_vocab()); }
+  std::vector<int> Ids(size_t seed = 3) const { return SomeIds(kShortContext, seed, n_vocab()); }
   bool is_host() const { return loaded_.device->info().driver == "kvrun host"; }
 
   // On a driver for the CPU, which takes long, the two that the set was made for.
@@ -141,7 +141,7 @@ TEST_F(StaticSetRun, EverythingSelectedIsFullAttention) {
       SCOPED_TRACE(method + " " + options);
       const auto pass = NewPass(fmt::format(
           "{} {} --kv-select 4096 --kv-static 0.25 --kv-static-steps 8 --kv-sinks 2", method, options));
-      ASSERT_EQ(plan_.statics.n_entries, kContext / 4);
+      ASSERT_EQ(plan_.statics.n_entries, kShortContext / 4);
       ExpectFull(plan_.record.k_type == KvType::kF16 ? halves : expected, say(*pass));
       EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 0U) << "all are attended to anyway";
     }
