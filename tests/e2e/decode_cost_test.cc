@@ -221,6 +221,23 @@ TEST_F(DecodeCost, ATokenFromFlashCostsNothingButItself) {
   }
 }
 
+// The static set, and what is left of groups in slots and pool.
+TEST_F(DecodeCost, AStaticSetCostsNothingButItself) {
+  for (const char* method : {"kvswap", "prkv"}) {
+    for (const uint32_t n_sequences : {1U, 3U}) {
+      std::vector<kvrun_option> kv = {
+          {"method", method}, {"select", "48"}, {"window", "6"}, {"group", "4"}, {"static", "0.25"}};
+      if (n_sequences == 3) kv.push_back({"reuse", "3"});
+      Counted counted;
+      const nlohmann::json stats = Generate(kv, n_sequences, 0.0F, &counted);
+      const std::string name = std::string(method) + ", " + std::to_string(n_sequences) + " sequences";
+      ExpectNothing(name, counted);
+      EXPECT_EQ(stats["kv"]["static"].value("entries", 0), 12) << name;
+      EXPECT_GT(stats["kv"].value("reads", 0), kTokens) << name;
+    }
+  }
+}
+
 // Rows of the index are read for each token, and written now and then.
 TEST_F(DecodeCost, AnIndexOnFlashCostsNothingButItself) {
   for (const char* io : {"auto", "threads"}) {

@@ -132,7 +132,7 @@ TEST_P(KvMethodsTest, SlotsAndPoolHoldTheSame) {
     const std::vector<float> expected = say("");
     EXPECT_EQ(plan_.n_pool_slots, 0U);
     for (const char* reuse :
-         {"--kv-reuse 7", "--kv-reuse 3", "--kv-reuse 3 --kv-policy lfu", "--kv-reuse 1", "--kv-reuse 0"}) {
+         {"--kv-reuse 6", "--kv-reuse 3", "--kv-reuse 3 --kv-policy lfu", "--kv-reuse 1", "--kv-reuse 0"}) {
       SCOPED_TRACE(fmt::format("{} sequences, {}", n_sequences, reuse));
       const LogitsDifference difference = CompareLogits(expected, say(reuse), loaded_.model->config.n_vocab);
       EXPECT_GT(plan_.n_pool_slots, 0U);
