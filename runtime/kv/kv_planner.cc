@@ -198,10 +198,7 @@ std::vector<uint32_t> Planner::Sizes() const {
 Status Planner::SettleStatics() {
   StaticPlan& statics = base_.statics;
   const KvDefaults& defaults = base_.method.defaults;
-  const bool is_open = has_budget() && !options_.select_entries && !options_.reuse_groups;
-  const double usual =
-      is_open ? defaults.static_share_of_budget.value_or(defaults.static_share) : defaults.static_share;
-  statics.share = options_.static_share.value_or(StaticShare{.share = usual});
+  statics.share = options_.static_share.value_or(StaticShare{.share = defaults.static_share});
   statics.steps = options_.static_steps.value_or(defaults.static_steps);
   statics.precisions = options_.kept_precisions.value_or(KeptPrecisions::kBytes);
   statics.moments = options_.attention_moments.value_or(AttentionMoments::kKeys);

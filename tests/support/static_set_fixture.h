@@ -188,7 +188,7 @@ class StaticSetFixture : public ::testing::Test {
   // What the source of a layer holds of a stream: positions are those of the set.
   void ExpectLoaded(const StaticSet& set, uint32_t layer, uint32_t stream) const {
     SlotAttentionArgs args;
-    set.AddSource(layer, &args);
+    set.AddSources(layer, &args);
     ASSERT_EQ(args.n_sources, 1U);
     const SlotSource& source = args.sources[0];
     const std::vector<uint32_t> positions = Positions(set, layer, stream);

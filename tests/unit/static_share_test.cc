@@ -104,7 +104,7 @@ TEST_F(StaticShareByPrompt, WithAShareOfNothingAllEntriesOfAGroupCount) {
   for (uint32_t group = 0; group < 10; ++group) EXPECT_EQ(set.CountOthers(0, 0, group), 4U);
   EXPECT_TRUE(index.taken_out.empty());
   SlotAttentionArgs args;
-  set.AddSource(0, &args);
+  set.AddSources(0, &args);
   EXPECT_EQ(args.n_sources, 0U);
 }
 
