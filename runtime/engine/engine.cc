@@ -8,6 +8,7 @@
 #include "runtime/engine/auto_device.h"
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/evaluation.h"
+#include "runtime/engine/needle_evaluation.h"
 #include "runtime/engine/rate_watch.h"
 #include "runtime/engine/reuse_trace.h"
 #include "runtime/engine/session_kv.h"
@@ -115,6 +116,16 @@ Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const Tok
                                                              const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to evaluate");
   return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, options, progress);
+}
+
+Status Engine::AskForNeedles(std::span<const TokenId> text, const NeedleOptions& options,
+                             const NeedleAnswers& answers, const ProgressCallback& progress) {
+  if (weights_ == nullptr) return {StatusCode::kUnsupported, "this engine has no weights to evaluate"};
+  if (model_.tokenizer == nullptr) return model_.tokenizer_status;
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<NeedleDocument> documents,
+                         HideNeedles(*model_.tokenizer, text, options));
+  NeedleEvaluation evaluation(model_, weights_, *device_, &device_mutex_, options.n_ctx, progress);
+  return evaluation.Ask(documents, answers);
 }
 
 Result<std::vector<BenchmarkResult>> Engine::RunBenchmark(const BenchmarkOptions& options,

@@ -38,6 +38,8 @@ struct SessionOptions {
 
 class RateWatch;
 class Evaluation;
+struct NeedleAnswers;
+struct NeedleOptions;
 struct EvaluationOptions;
 struct CalibrationOptions;
 struct Calibration;
@@ -75,6 +77,10 @@ class Engine {
   Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids,
                                                        const EvaluationOptions& options,
                                                        const ProgressCallback& progress);
+  // Hides needles in the text and asks for them. Holds the engine's lock for each document and each run of
+  // it.
+  Status AskForNeedles(std::span<const TokenId> text, const NeedleOptions& options,
+                       const NeedleAnswers& answers, const ProgressCallback& progress);
   // Holds the engine's lock all the time.
   Result<std::vector<BenchmarkResult>> RunBenchmark(const BenchmarkOptions& options,
                                                     const ProgressCallback& progress);

@@ -116,5 +116,38 @@ TEST_F(Eval, TheRecentWindowMatters) {
   EXPECT_LT(results[1]["top1_agreement"].get<double>(), results[0]["top1_agreement"].get<double>());
 }
 
+// What attends to everything answers as full does; what has forgotten all but the newest cannot.
+TEST_F(Eval, NeedlesAreFoundByWhatKeepsThem) {
+  const std::string folder = " --kv-tmpfs --kv-dir " + folder_.Path("kv");
+  const std::vector<std::string> lines = {"--kv-method kvswap --kv-select 4096" + folder,
+                                          "--kv-method snapkv --kv-select 4096" + folder,
+                                          "--kv-method streaming --kv-window 64" + folder, "--kv-bogus 1"};
+  std::vector<const char*> pointers;
+  for (const std::string& line : lines) pointers.push_back(line.c_str());
+  kvrun_needle_options options;
+  kvrun_needle_options_init(&options);
+  options.n_ctx = 500;
+  options.n_needles = 10;
+  options.n_per_document = 5;
+  options.n_copies = 2;
+  options.configs = pointers.data();
+  options.n_configs = pointers.size();
+  char* json = nullptr;
+  ASSERT_EQ(kvrun_needles_json(engine_, &options, ids_.data(), ids_.size(), &json), KVRUN_OK) << LastError();
+  const Json results = Json::parse(json);
+  kvrun_string_free(json);
+  ASSERT_EQ(results.size(), 4U);
+  for (size_t i = 0; i < 3; ++i) {
+    ASSERT_FALSE(results[i].contains("error")) << results[i];
+    EXPECT_EQ(results[i]["right"].size(), 10U);
+    EXPECT_EQ(results[i]["right_full"].size(), 10U);
+    EXPECT_GE(results[i]["answered_full"].get<double>(), 0.8);
+  }
+  EXPECT_NEAR(results[0]["answered"], results[0]["answered_full"].get<double>(), 0.11);
+  EXPECT_NEAR(results[1]["answered"], results[1]["answered_full"].get<double>(), 0.11);
+  EXPECT_LE(results[2]["answered"].get<double>(), 0.4);
+  EXPECT_NE(results[3]["error"].get<std::string>().find("bogus"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace kvrun::testing

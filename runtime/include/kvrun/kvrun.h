@@ -534,6 +534,37 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 
+typedef struct kvrun_needle_options {
+  uint32_t struct_size;
+  uint32_t n_ctx;             /* tokens of a document with the longest question and answer after it */
+  uint32_t n_needles;         /* how many are asked for, over all documents; from 1 */
+  uint32_t n_per_document;    /* at most so many are hidden in one document; 0: 20 */
+  uint32_t n_copies;          /* how often the document says each; 0: 3 */
+  uint64_t seed;              /* of keys, values and places: the same seed hides the same needles */
+  const char* const* configs; /* as in kvrun_eval_options */
+  size_t n_configs;
+  kvrun_progress_fn progress; /* in tokens, of each document and then of each question; may be NULL */
+  void* progress_user;
+  kvrun_eval_result_fn result; /* may be NULL */
+  void* result_user;
+} kvrun_needle_options;
+
+KVRUN_API void kvrun_needle_options_init(kvrun_needle_options* options);
+
+/* Measures what KV methods still find in a long text. Sentences such as " The password is Nozilo 85274." are
+ * hidden in parts of the text `ids`, each n_copies times, evenly spread. Each document is computed, and asked
+ * at its end for each of its needles: the question " The password is Nozilo" is fed token by token and
+ * continued greedily for as many tokens as the value has. It is answered where all are equal. Then the
+ * sequence is truncated to the document's end: question and answer are shorter than the window of methods
+ * that evict. The question is not known while a document is computed. JSON array, an object for each
+ * configuration: config, answered (the share of needles, 0..1), answered_error (its standard error,
+ * binomial), answered_full and answered_full_error (the same with all KV in memory, f16), right [true or
+ * false, for each needle, document by document in the order of the needles' places] and right_full, kv (as in
+ * kvrun_session_stats_json, of the last document's questions), notes [..] (as in kvrun_kv_plan_json); or
+ * config and error. */
+KVRUN_API kvrun_status kvrun_needles_json(kvrun_engine* engine, const kvrun_needle_options* options,
+                                          const int32_t* ids, size_t count, char** json);
+
 /* ---- Calibration: adapters from texts -------------------------------------------------------------- */
 
 typedef struct kvrun_calibrate_options {
