@@ -1,4 +1,5 @@
-// kvrun eval: what a KV method costs in quality, on a text, against all KV in memory.
+// kvrun eval: what a KV method costs in quality, on a text, against all KV in memory. By default the end of
+// the text is fed and its logits are compared; with --needles, sentences are hidden in it and asked for.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <limits>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/common/failure.h"
@@ -27,6 +29,9 @@ struct EvalOptions {
   std::string configs;
   std::string mode = "end";
   uint32_t steps = 0;
+  uint32_t needles = 0;        // 0: the text's end is compared
+  uint32_t needle_copies = 0;  // 0: as the library says
+  uint64_t seed = 0;
 };
 
 // What is fed one by one of how long a text, where that is not said. "decode": a long answer after a prompt
@@ -101,11 +106,32 @@ std::string FullRow(const Json& result) {
                      result["decode_tps_full"].get<double>());
 }
 
+std::string NeedleRow(const Json& result, const char* answered, const char* error, const std::string& name) {
+  return fmt::format("{:>9} {:>8} {:>8}  {}\n", Percent(result, answered), Percent(result, error),
+                     result["right"].size(), name);
+}
+
+std::string NeedleRow(const Json& result) {
+  return NeedleRow(result, "answered", "answered_error", result["config"].get<std::string>());
+}
+
+std::string NeedleFullRow(const Json& result) {
+  return fmt::format("{:>9} {:>8} {:>8}  {}\n", "answered", "+-", "needles", "configuration") +
+         NeedleRow(result, "answered_full", "answered_full_error", "full");
+}
+
+struct TableForm {
+  std::string (*full_row)(const Json& result);  // with the table's head
+  std::string (*row)(const Json& result);
+};
+constexpr TableForm kEvalForm{FullRow, Row};
+constexpr TableForm kNeedleForm{NeedleFullRow, NeedleRow};
+
 // Rows of the table as they come: a configuration takes minutes.
 class ResultTable {
  public:
-  ResultTable(const SessionPlan& plan, bool is_quiet, Progress* progress)
-      : plan_(plan), is_quiet_(is_quiet), progress_(progress) {}
+  ResultTable(const TableForm& form, const SessionPlan& plan, bool is_quiet, Progress* progress)
+      : form_(form), plan_(plan), is_quiet_(is_quiet), progress_(progress) {}
 
   // A kvrun_eval_result_fn; `user` is a ResultTable. What it throws is kept for Finish.
   static void Callback(void* user, const char* json) {
@@ -126,14 +152,14 @@ class ResultTable {
  private:
   void Write(const Json& result) {
     progress_->Clear();
-    if (!has_full_ && result.contains("ppl_full")) {
-      WriteStdout(FullRow(result));
+    if (!has_full_ && !Failed(result)) {
+      WriteStdout(form_.full_row(result));
       has_full_ = true;
     }
     if (Failed(result)) {
       PrintError(result);
     } else {
-      WriteStdout(Row(result));
+      WriteStdout(form_.row(result));
     }
     for (const Json& note : result.value("notes", Json::array())) {
       if (!is_quiet_)
@@ -141,6 +167,7 @@ class ResultTable {
     }
   }
 
+  const TableForm& form_;
   const SessionPlan& plan_;
   bool is_quiet_;
   Progress* progress_;
@@ -148,12 +175,55 @@ class ResultTable {
   std::exception_ptr failure_;
 };
 
+// What both measurements are given.
+struct Work {
+  const LoadedEngine& loaded;
+  std::vector<int32_t> ids;
+  uint32_t n_ctx;
+  std::vector<const char*> configs;
+  Progress* progress;
+  ResultTable* table;  // null: results are not told as they come
+};
+
+template <typename Options>
+void SetWork(const Work& work, Options* given) {
+  given->n_ctx = work.n_ctx;
+  given->configs = work.configs.data();
+  given->n_configs = work.configs.size();
+  given->progress = Progress::Callback;
+  given->progress_user = work.progress;
+  given->result = work.table == nullptr ? nullptr : ResultTable::Callback;
+  given->result_user = work.table;
+}
+
+Json CompareEnd(const Work& work, uint32_t n_steps) {
+  kvrun_eval_options given;
+  kvrun_eval_options_init(&given);
+  SetWork(work, &given);
+  given.n_steps = n_steps;
+  char* json = nullptr;
+  Check(kvrun_eval_json(work.loaded.engine.get(), &given, work.ids.data(), work.ids.size(), &json));
+  return TakeJson(json);
+}
+
+Json AskForNeedles(const Work& work, const EvalOptions& options) {
+  kvrun_needle_options given;
+  kvrun_needle_options_init(&given);
+  SetWork(work, &given);
+  given.n_needles = options.needles;
+  given.n_copies = options.needle_copies;
+  given.seed = options.seed;
+  char* json = nullptr;
+  Check(kvrun_needles_json(work.loaded.engine.get(), &given, work.ids.data(), work.ids.size(), &json));
+  return TakeJson(json);
+}
+
 int Eval(const EvalOptions& options) {
   if (!options.configs.empty() && !options.shared.config.empty()) {
     throw UsageError("--configs brings its own options: leave out --config");
   }
   const Model model = OpenNamedModel(options.shared);
-  const std::vector<int32_t> ids = InputIds(options, model);
+  std::vector<int32_t> ids = InputIds(options, model);
   const EvalMode mode = ModeOf(options);
   const uint32_t n_ctx = mode.ctx != 0 ? mode.ctx : static_cast<uint32_t>(ids.size());
   SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
@@ -165,22 +235,10 @@ int Eval(const EvalOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   CheckConfig(loaded, options.shared, &plan);
-  ResultTable table(plan, options.shared.quiet, &progress);
-  kvrun_eval_options given;
-  kvrun_eval_options_init(&given);
-  given.n_ctx = n_ctx;
-  given.n_steps = mode.steps;
-  given.configs = lines.data();
-  given.n_configs = lines.size();
-  given.progress = Progress::Callback;
-  given.progress_user = &progress;
-  if (!options.shared.json) {
-    given.result = ResultTable::Callback;
-    given.result_user = &table;
-  }
-  char* json = nullptr;
-  Check(kvrun_eval_json(loaded.engine.get(), &given, ids.data(), ids.size(), &json));
-  Json results = TakeJson(json);
+  ResultTable table(options.needles > 0 ? kNeedleForm : kEvalForm, plan, options.shared.quiet, &progress);
+  const Work work{loaded,           std::move(ids), n_ctx,
+                  std::move(lines), &progress,      options.shared.json ? nullptr : &table};
+  Json results = options.needles > 0 ? AskForNeedles(work, options) : CompareEnd(work, mode.steps);
   for (Json& result : results) Explain(plan, &result);
   progress.Clear();
   table.Finish();
@@ -191,6 +249,17 @@ int Eval(const EvalOptions& options) {
     });
   }
   return std::any_of(results.begin(), results.end(), Failed) ? kExitFailure : 0;
+}
+
+void AddNeedleOptions(OptionSet* set, EvalOptions* options) {
+  set->Number("--needles", &options->needles, 1, 100'000,
+              "hide N passwords in the text, 20 to a context, and ask for each at its end: the share that is "
+              "answered, instead of a comparison of the text's end");
+  set->Number("--needle-copies", &options->needle_copies, 1, 1000,
+              "with --needles: the text says each password so often (default 3)");
+  set->Number("--seed", &options->seed, "with --needles: of passwords and their places (default 0)");
+  set->Exclude("--needles", "--tokens");
+  set->Exclude("--needles", "--mode");
 }
 
 }  // namespace
@@ -212,6 +281,7 @@ Command AddEvalCommand(CLI::App* program) {
   set->Number("--tokens", &options->steps, 1, std::numeric_limits<uint32_t>::max(),
               "the last N of the --ctx tokens are fed one by one and compared (default 400, or 4096 with "
               "--mode decode)");
+  AddNeedleOptions(set.get(), options.get());
   set->Text("--configs", &options->configs, "FILE",
             "a file with a line of --kv-... options for each configuration; one prefill serves all");
   AddEngineOptions(set.get(), &options->shared, "the whole text, or 6144 with --mode decode");

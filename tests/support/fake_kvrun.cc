@@ -498,35 +498,3 @@ void kvrun_session_stats_reset(kvrun_session* session) {
   session->prefill_tokens = 0;
   session->decode_tokens = 0;
 }
-void kvrun_eval_options_init(kvrun_eval_options* options) {
-  *options = {};
-  options->struct_size = sizeof(*options);
-}
-
-// A configuration of a budget of 1 fails, and one of an adapter "nope".
-kvrun_status kvrun_eval_json(kvrun_engine*, const kvrun_eval_options* options, const int32_t*, size_t count,
-                             char** json) {
-  nlohmann::json results = nlohmann::json::array();
-  for (size_t i = 0; i < options->n_configs; ++i) {
-    nlohmann::json result = {{"config", options->configs[i]}};
-    if (result["config"] == "--kv-budget 1") {
-      result["error"] = "a budget of 1 B does not suffice";
-    } else if (result["config"].get<std::string>().find("--kv-adapter nope") != std::string::npos) {
-      result["error"] = "cannot open nope";
-    } else {
-      result.update({{"ppl", 11.0},
-                     {"ppl_full", 10.0},
-                     {"kl_mean", 0.01 * static_cast<double>(options->n_steps)},
-                     {"kl_error", 0.002},
-                     {"top1_agreement", 0.9},
-                     {"recall", 0.8},
-                     {"recall_oracle", 0.95},
-                     {"hit_rate", nullptr},
-                     {"decode_tps", static_cast<double>(count)},
-                     {"decode_tps_full", 1.0}});
-    }
-    results.push_back(result);
-    if (options->result != nullptr) options->result(options->result_user, results.back().dump().c_str());
-  }
-  return HandOut(results.dump(), json);
-}

@@ -66,6 +66,39 @@ TEST(CliEval, AModeSaysHowManyTokensAreFed) {
   EXPECT_EQ(Cli({"eval", "-m", "toy", "--ids", "-", "--mode", "begin"}, {{}, "1 2", ""}).exit_code, 2);
 }
 
+ProgramResult Needles(const std::string& configs, const std::vector<std::string>& more = {}) {
+  const TemporaryFolder folder;
+  std::vector<std::string> arguments = {
+      "eval", "-m", "toy", "--ids", "-", "--needles", "3", "--configs", folder.Write("configs", configs),
+      "-q"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return Cli(arguments, {{}, "1 2 3 4", ""});
+}
+
+// The stand-in's answers say which seed, and how many copies, it was asked for.
+TEST(CliEval, NeedlesHaveATableOfTheirOwn) {
+  const ProgramResult result = Needles("--kv-budget 1\n--kv-budget 1/13\n", {"--seed", "70"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out,
+            " answered       +-  needles  configuration\n"
+            "   95.0 %    5.0 %        3  full\n"
+            "   70.0 %    0.0 %        3  --kv-budget 1/13\n");
+  EXPECT_EQ(result.err, "kvrun: --kv-budget 1: a budget of 1 B does not suffice\n");
+  const ProgramResult json = Needles("--kv-budget 1/13\n", {"--needle-copies", "2", "--json"});
+  EXPECT_EQ(json.exit_code, 0);
+  const Json results = Json::parse(json.out);
+  ASSERT_EQ(results.size(), 1U);
+  EXPECT_EQ(results[0]["answered"], 0.0);
+  EXPECT_NEAR(results[0]["answered_error"], 0.2, 1e-9);
+}
+
+TEST(CliEval, ATextThatIsTooShortForNeedlesIsSaid) {
+  const ProgramResult result = Needles("--kv-budget 1/13\n", {"--ctx", "9"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err, "kvrun: a text of 4 tokens is too short\n");
+}
+
 TEST(CliEval, OneConfigurationIsOneObject) {
   const std::vector<std::string> one = {"eval", "-m", "toy", "--ids", "-", "-q", "--json", "--kv-budget"};
   const auto with_budget = [&one](const std::string& budget) {
