@@ -71,7 +71,8 @@ uvec4 PlacesOf(uint of_stream, uint index, uint end) {
   if (SINGLE_ENTRIES != 0 && HAS_BIASES == 0) {
     const uint word = of_stream + 2 + min(index, end - 1);
     const uvec4 low = table_uvec4(word / 4);
-    const uvec4 high = table_uvec4(word / 4 + 1);
+    const bool is_in_next = word % 4 + min(end - min(index, end), 4u) > 4;  // what follows may be no table
+    const uvec4 high = is_in_next ? table_uvec4(word / 4 + 1) : low;
     if (word % 4 == 0) places = low;
     if (word % 4 == 1) places = uvec4(low.yzw, high.x);
     if (word % 4 == 2) places = uvec4(low.zw, high.xy);

@@ -290,8 +290,6 @@ Command AddEvalCommand(CLI::App* program) {
                   "compare kvswap with full attention on a text");
   set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --configs options.txt",
                   "compare several settings, one on each line of options.txt");
-  set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 8080 --needles 100 --kv-budget 1/13",
-                  "hide 100 passwords in the text and see how many are found again");
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] { return Eval(*options); }};
 }

@@ -39,8 +39,9 @@ struct RecentTokens {
   uint32_t begin() const { return end - static_cast<uint32_t>(ids.size()); }
   TokenId At(uint32_t position) const { return ids[position - begin()]; }
   void Add(const StepRow& row, uint32_t most) {
-    if (row.position < begin() || row.position > end) {
+    if (ids.empty() || row.position < begin() || row.position > end) {
       ids.clear();
+      chosen_at = row.position;
     } else {
       ids.resize(row.position - begin());
     }
@@ -400,7 +401,9 @@ Status OffloadedForwardPass::ComputeAgain(uint32_t sequence, uint32_t begin) {
   for (uint32_t position = begin; position < recent.end; ++position) {
     rows.push_back({recent.At(position), position, sequence, /*is_prompt=*/true});
   }
-  return RunPrompt(rows, {});
+  KVRUN_RETURN_IF_ERROR(RunPrompt(rows, {}));
+  recent_[sequence].chosen_at = recent.end;
+  return Status::Ok();
 }
 
 // What ChooseStaticsAgain has forgotten and then could not compute.
@@ -419,6 +422,8 @@ Status OffloadedForwardPass::CatchUp(std::span<const StepRow> rows) {
 Status OffloadedForwardPass::ChooseStaticsAgain(std::span<const StepRow> rows) {
   const KvPlan& plan = cache_->plan();
   if (recent_.empty() || plan.n_chosen >= plan.n_groups()) return Status::Ok();
+  // Few rows are no prompt to learn from.
+  if (scores() && !cache_->index()->is_ready()) return Status::Ok();
   for (const StepRow& row : rows) {
     RecentTokens& recent = recent_[row.sequence];
     recent.chosen_at = std::min(recent.chosen_at, row.position);
@@ -427,7 +432,6 @@ Status OffloadedForwardPass::ChooseStaticsAgain(std::span<const StepRow> rows) {
     if (n < 2) continue;
     const auto begin = std::chrono::steady_clock::now();
     KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, row.position - n));
-    recent.chosen_at = row.position;
     ++static_report_->n_chosen_again;
     static_report_->milliseconds +=
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();

@@ -142,7 +142,9 @@ void LowRankIndex::PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& 
 
 Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t group,
                              std::span<const std::byte> /*record*/, std::span<const uint32_t> entries) {
-  if (plan_.heads_per_sequence() > 1) return Status::Ok();
+  const bool is_centred =
+      plan_.adapter_kind == AdapterKind::kCentred || plan_.adapter_kind == AdapterKind::kQueryCentred;
+  if (plan_.heads_per_sequence() > 1 || !plan_.method.has_adapters() || !is_centred) return Status::Ok();
   Layer& layer = layers_[layer_index];
   const uint32_t rank = plan_.index.rank;
   const uint64_t group_bytes = uint64_t{plan_.index.group_words()} * sizeof(uint32_t);
@@ -150,6 +152,10 @@ Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t gro
   KVRUN_RETURN_IF_ERROR(layer.rows->Invalidate(at, group_bytes));
   const std::span<uint32_t> words = WordsOf(layer, stream);
   TakenOut& taken_out = layer.taken_out[stream];
+  if (taken_out.positions.capacity() == 0) {
+    taken_out.positions.reserve(plan_.statics.most_entries);
+    taken_out.rows.reserve(size_t{plan_.statics.most_entries} * rank);
+  }
   PutBack(group, words, taken_out);
   const std::vector<uint16_t> zeros(rank);
   for (const uint32_t entry : entries) {

@@ -20,8 +20,8 @@ class LowRankIndex final : public KvIndex {
   void FillScore(uint32_t layer, ScoreArgs* args) const override;
   Status RecordAppend(CommandList& list, uint32_t layer, const NewKeys& keys) const override;
 
-  // Their rows are those of a mean key: 0. Where each KV head of a sequence selects, a row is of them all,
-  // and stays.
+  // Their rows are those of a mean key: 0. Where adapters take no mean off that would be a key like no other,
+  // and where each KV head of a sequence selects a row is of them all: these stay.
   Status TakeOut(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
                  std::span<const uint32_t> entries) override;
 

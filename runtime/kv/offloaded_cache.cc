@@ -206,7 +206,7 @@ std::vector<std::vector<uint32_t>> OffloadedCache::GroupsBeforeWindow(uint32_t l
 }
 
 void OffloadedCache::ReplaySelection(double repeated_share) {
-  if (selector_ == nullptr || extents_ != nullptr) return;
+  if (selector_ == nullptr || extents_ != nullptr || plan_.statics.share.by_prompt) return;
   selector_ = std::make_unique<ReplayedSelector>(std::move(selector_), plan_, n_layers_, repeated_share);
   server_.SetSelector(selector_.get());
 }

@@ -146,8 +146,9 @@ class OffloadedCache {
   void ResetStats() { server_.ResetStats(); }
 
   // --- Benchmarks.
-  // From now on, what is chosen is replaced: see ReplayedSelector. Of no effect where everything is, and for
-  // clusters, which differ in size and change with what is chosen.
+  // From now on, what is chosen is replaced: see ReplayedSelector. Of no effect where everything is,
+  // where prompts say how much of it is a static set, and for clusters, which differ in size and change with
+  // what is chosen.
   void ReplaySelection(double repeated_share);
   // Notes the reads of the steps to come; what was noted before is forgotten. Not those of clusters, which
   // are others after each step.

@@ -88,6 +88,14 @@ Status StaticSet::Choose(uint32_t layer, const KvRange& prompt, PromptEntries& e
     Split(layer, stream, {});
   }
   if (end <= begin) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(Rank(layer, prompt, begin, end, entries));
+  return has_share_ ? Status::Ok() : MeasureOverlap(end, entries);
+}
+
+Status StaticSet::Rank(uint32_t layer, const KvRange& prompt, uint32_t begin, uint32_t end,
+                       PromptEntries& entries) {
+  const uint32_t heads = plan_.heads_per_sequence();
+  const uint32_t first_stream = prompt.sequence * heads;
   const MassForm form = mass_form();
   std::vector<float> mass(size_t{form.n_moments} * model_heads() * end);
   KVRUN_RETURN_IF_ERROR(entries.Mass(form, end, PromptEntries::Rows::kAll, mass));
@@ -100,11 +108,13 @@ Status StaticSet::Choose(uint32_t layer, const KvRange& prompt, PromptEntries& e
     if (has_share_ && !goes_by_score()) Split(layer, first_stream + head, CountsOf(layer, {}));
   }
   order_ = {};
-  return has_share_ ? Status::Ok() : MeasureOverlap(end, entries);
+  return Status::Ok();
 }
 
+// Where a selection would hold all of it, rows do not differ, and say nothing.
 Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
-  const uint32_t k = std::min(plan_.statics.n_total * plan_.record.group_tokens, end);
+  const uint32_t k = plan_.statics.n_total * plan_.record.group_tokens;
+  if (end <= k) return Status::Ok();
   std::vector<uint32_t> of_rows[2];
   std::vector<float> mass[2];
   for (const bool is_last : {false, true}) {

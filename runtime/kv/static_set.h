@@ -105,6 +105,7 @@ class StaticSet {
   void NoteAttention(uint32_t layer, uint32_t sequence, uint32_t end, std::span<const float> mass,
                      uint32_t n_rows);
   void KeepLargest(std::span<const float> scores, uint32_t begin, uint32_t n, std::vector<uint32_t>* kept);
+  Status Rank(uint32_t layer, const KvRange& prompt, uint32_t begin, uint32_t end, PromptEntries& entries);
   Status MeasureOverlap(uint32_t end, PromptEntries& entries);
   PrecisionShares CountsOf(uint32_t layer, std::span<const double> original_shares) const;
   void Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts);

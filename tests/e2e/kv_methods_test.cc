@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(All, KvMethodsTest, ::testing::ValuesIn(MethodsThatSele
                          [](const ::testing::TestParamInfo<KvMethod>& source) {
                            std::string name(source.param.name);
                            std::replace(name.begin(), name.end(), '*', 'S');
+                           std::erase(name, '-');
                            return name;
                          });
 

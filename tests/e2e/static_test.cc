@@ -54,7 +54,8 @@ class StaticSetRun : public ::testing::Test {
     std::vector<std::string> methods;
     for (const KvMethod& method : KvMethods()) {
       const bool is_needed = is_host() || method.name == "kvswap" || method.name == "prkv";
-      if (method.may_have_statics() && is_needed) methods.emplace_back(method.name);
+      const bool is_exact = method.precision == KvPrecisionKind::kUniform;
+      if (method.may_have_statics() && is_needed && is_exact) methods.emplace_back(method.name);
     }
     return methods;
   }
@@ -144,6 +145,29 @@ TEST_F(StaticSetRun, EverythingSelectedIsFullAttention) {
       ASSERT_EQ(plan_.statics.n_entries, kShortContext / 4);
       ExpectFull(plan_.record.k_type == KvType::kF16 ? halves : expected, say(*pass));
       EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 0U) << "all are attended to anyway";
+    }
+  }
+}
+
+// Two precisions: all of the set as it is stored, or some of it in fewer bits.
+TEST_F(StaticSetRun, SourcesOfTwoPrecisions) {
+  const std::vector<int> ids = Ids();
+  const auto say = [&](ForwardPass& pass) {
+    Feed(pass, ids, 0, 200, 200);
+    return Decode(pass, ids, 200, 240);
+  };
+  const std::vector<float> expected = say(*NewFull());
+  for (const char* precisions : {"original", "bytes", "entries", "quantised"}) {
+    SCOPED_TRACE(precisions);
+    const auto pass = NewPass(fmt::format(
+        "arkv-flash --kv-rank 4 --kv-type f32 --kv-select 4096 --kv-static 0.5 --kv-precisions {}",
+        precisions));
+    const std::vector<float> said = say(*pass);
+    if (std::string_view(precisions) == "original") {
+      ExpectFull(expected, said);
+    } else {
+      EXPECT_NE(said, expected);
+      EXPECT_LT(CompareLogits(expected, said, n_vocab()).mean_kl, 0.02);
     }
   }
 }
@@ -319,7 +343,10 @@ TEST_F(StaticSetRun, MemoryStaysWithinThePlan) {
        {"kvswap --kv-static 0.5 --kv-budget 500KiB", "kvswap --kv-static prompt --kv-budget 500KiB",
         "prkv --kv-group 8 --kv-budget 500KiB", "prkv --kv-group 8 --kv-static prompt --kv-budget 500KiB",
         "prkv --kv-static 0.5 --kv-select 64", "kvswap --kv-static 1 --kv-select 64 --kv-type int4",
-        "kvswap --kv-static prompt --kv-select 40 --kv-type int8"}) {
+        "kvswap --kv-static prompt --kv-select 40 --kv-type int8", "arkv-flash --kv-select 80 --kv-type f16",
+        "arkv-flash --kv-budget 500KiB --kv-moments rows",
+        "arkv-flash --kv-select 80 --kv-type int8 --kv-precisions entries",
+        "arkv-flash --kv-select 80 --kv-type int4 --kv-precisions quantised"}) {
     SCOPED_TRACE(options);
     const uint64_t before = kv_bytes();
     const auto pass = NewPass(options + " --kv-static-steps 8", 2, 0, kLong);

@@ -128,7 +128,7 @@ class StaticSetFixture : public ::testing::Test {
     plan_.window_entries = 6;
     plan_.n_pinned = 1;
     plan_.statics.n_total = 8;
-    plan_.statics.n_entries = 4;
+    plan_.statics.n_entries = plan_.statics.most_entries = 4;
     plan_.statics.observed_rows = StaticSet::kObservedRows;
     plan_.n_chosen = 7;
     Shape(KvType::kF16, 2, 1);

@@ -36,6 +36,7 @@ class LowRankTakeOut : public IndexTakeOut {
 
   std::unique_ptr<LowRankIndex> NewIndex(KvType type, uint32_t rank, uint32_t group_tokens) {
     plan_ = KvPlan();
+    plan_.method = OrDie(FindKvMethod("kvswap"));
     plan_.n_sequences = 2;
     plan_.n_streams = 2;
     plan_.n_ctx = kGroups * group_tokens;

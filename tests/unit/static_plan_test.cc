@@ -27,16 +27,17 @@ KvPlan PlanOf(const std::string& line, uint32_t n_ctx = 8192, uint32_t n_sequenc
   return Plan(StaticOptions(line), kSmolLm2, n_ctx, n_sequences, 4096);
 }
 
-TEST(StaticPlan, ThereIsNoneUnlessAskedForButOfPrkv) {
+TEST(StaticPlan, ThereIsNoneUnlessAskedForButOfTwoMethods) {
   for (const KvMethod& method : KvMethods()) {
     if (!method.may_have_statics()) continue;
     const std::string name(method.name);
     SCOPED_TRACE(name);
     const KvPlan plan = PlanOf(name + " --kv-select 512");
     ExpectSound(plan, kSmolLm2);
-    EXPECT_EQ(plan.has_statics(), name == "prkv");
-    EXPECT_EQ(plan.observed_rows(), name == "prkv" ? 32U : 0U);
-    EXPECT_EQ(capi::KvPlanInfo(plan)["static"].is_null(), name != "prkv");
+    const bool has_one = name == "prkv" || name == "arkv-flash";
+    EXPECT_EQ(plan.has_statics(), has_one);
+    EXPECT_EQ(plan.observed_rows(), has_one ? 32U : 0U);
+    EXPECT_EQ(capi::KvPlanInfo(plan)["static"].is_null(), !has_one);
     const KvPlan none = PlanOf(name + " --kv-select 512 --kv-static 0");
     EXPECT_FALSE(none.has_statics());
     EXPECT_EQ(Part(none, "static") + Part(none, "static lists"), 0U);
