@@ -210,6 +210,7 @@ void StaticSet::ChooseEvenly(uint32_t sequence, uint32_t end) {
       for (uint32_t i = 0; i < n; ++i) {
         ranked[i] = begin + static_cast<uint32_t>(uint64_t{i} * (end - begin) / n);
       }
+      if (has_share_ && !goes_by_score()) Split(layer, stream, CountsOf(layer, {}));
     }
   }
 }
@@ -370,18 +371,31 @@ void StaticSet::Drop() {
 
 Status StaticSet::TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index) {
   const uint32_t heads = plan_.heads_per_sequence();
-  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
-    for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
-      KVRUN_RETURN_IF_ERROR(TakeStreamBack(layer, stream, end, read, index));
+  for (const bool is_stored : {false, true}) {
+    for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+      for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
+        KVRUN_RETURN_IF_ERROR(is_stored ? TakeStreamBack(layer, stream, read, index)
+                                        : TakeUnstoredBack(layer, stream, end, index));
+      }
     }
   }
   records_ = {};
   return Status::Ok();
 }
 
+Status StaticSet::TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end, KvIndex* index) {
+  std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
+  const uint32_t first = end / plan_.record.group_tokens * plan_.record.group_tokens;
+  const auto lost = std::lower_bound(taken_out.begin(), taken_out.end(), first);
+  for (const uint32_t group : GroupsOf({lost, taken_out.end()}, {})) {
+    if (index != nullptr) KVRUN_RETURN_IF_ERROR(index->TakeOut(layer, stream, group, {}, {}));
+  }
+  taken_out.erase(lost, taken_out.end());
+  return Status::Ok();
+}
+
 // After an error, what has to be read is still out.
-Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
-                                 KvIndex* index) {
+Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
   std::vector<uint32_t> kept = ranked_[ListOf(layer, stream)];
   std::sort(kept.begin(), kept.end());
@@ -390,19 +404,15 @@ Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, 
   std::set_difference(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(), std::back_inserter(lost));
   std::set_intersection(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(),
                         std::back_inserter(out));
-  const uint32_t group_tokens = plan_.record.group_tokens;
-  std::vector<uint32_t> groups = GroupsOf(lost, {});
-  while (index != nullptr && !groups.empty() && groups.back() >= end / group_tokens) {
-    KVRUN_RETURN_IF_ERROR(index->TakeOut(layer, stream, groups.back(), {}, {}));
-    std::erase_if(taken_out, [&](uint32_t position) { return position / group_tokens == groups.back(); });
-    groups.pop_back();
-  }
+  if (lost.empty()) return Status::Ok();
   const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
     entries_.clear();
     AddEntriesOf(out, group);
     return index->TakeOut(layer, stream, group, record, entries_);
   };
-  if (index != nullptr) KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
+  if (index != nullptr) {
+    KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, GroupsOf(lost, {}), read, visit));
+  }
   taken_out = std::move(out);
   return Status::Ok();
 }

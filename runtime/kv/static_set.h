@@ -111,7 +111,8 @@ class StaticSet {
   void Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts);
   Status LoadLayer(uint32_t layer, const PrecisionShares& counts, const ReadFn& read, KvIndex* index);
   Status LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
-  Status TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read, KvIndex* index);
+  Status TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end, KvIndex* index);
+  Status TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
   using VisitFn = std::function<Status(uint32_t group, std::span<const std::byte> record)>;
   Status VisitGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups, const ReadFn& read,
                      const VisitFn& visit);

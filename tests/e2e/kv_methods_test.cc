@@ -77,7 +77,9 @@ class KvMethodsTest : public ::testing::TestWithParam<KvMethod> {
 std::vector<KvMethod> MethodsThatSelect() {
   std::vector<KvMethod> methods;
   for (const KvMethod& method : KvMethods()) {
-    if (method.selects()) methods.push_back(method);
+    // What has two precisions is not exact, and has no pool: StaticSetRun tests it.
+    const bool is_exact = method.precision == KvPrecisionKind::kUniform;
+    if (method.selects() && is_exact) methods.push_back(method);
   }
   return methods;
 }

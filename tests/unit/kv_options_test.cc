@@ -236,7 +236,8 @@ TEST(KvOptions, WhereItLies) {
 TEST(KvOptions, AWrongChoiceIsAnsweredWithTheKnownOnes) {
   const std::vector<std::pair<const char*, const char*>> known = {
       {"method",
-       "full, flexgen, kvswap, dynakv, prkv, arkv-flash, streaming, random, oracle, quest, meanstd, loki, infinigen, "
+       "full, flexgen, kvswap, dynakv, prkv, arkv-flash, streaming, random, oracle, quest, meanstd, loki, "
+       "infinigen, "
        "infinigen*, arkv, h2o, snapkv, defensivekv, lazyeviction"},
       {"index", "f16, int8, int4"},
       {"heads", "sum, softmax, gqa, per-kv-head"},

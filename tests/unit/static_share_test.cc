@@ -57,7 +57,7 @@ TEST_F(StaticShareByPrompt, IsAllOrNothing) {
   EXPECT_EQ(none.measured_share(), 0.0);
 }
 
-// Prompts of different lengths: of one that is shorter than a selection, all entries are selected.
+// A prompt that is shorter than a selection says nothing: all of its entries are selected.
 TEST_F(StaticShareByPrompt, IsOfAllPromptsSoFar) {
   Shape(KvType::kF16, 2, 1, 2);
   StaticSet set(*device_, plan_, kLayers);
@@ -65,7 +65,7 @@ TEST_F(StaticShareByPrompt, IsOfAllPromptsSoFar) {
   RunOrDie(set.Choose(0, {0, 0, 46}, attention));
   GivenAttention shorter(2, 8);  // 8 of 8
   RunOrDie(set.Choose(0, {1, 0, 14}, shorter));
-  EXPECT_EQ(set.measured_share(), 8.0 / 12);
+  EXPECT_EQ(set.measured_share(), 8.0 / 16);
 }
 
 TEST_F(StaticShareByPrompt, NothingSaysItWhereNothingIsBeforeTheWindow) {
