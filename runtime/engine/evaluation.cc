@@ -102,9 +102,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   const std::lock_guard lock(*device_mutex_);
   EvaluationResult result;
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
-  // How clusters of a prompt are placed, and what is kept of it, follows from its queries, which are computed
-  // with it.
-  const bool computes_prompt = options.plan.method.has_clusters() || options.plan.observed_rows() > 0;
+  const bool computes_prompt = NeedsPromptQueries(options.plan);
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
   result.notes = options.plan.notes;

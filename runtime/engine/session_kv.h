@@ -35,4 +35,10 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
 // By a plan that was made: for a model that has other layers than it was made for, and else the same shape.
 Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan);
 
+// How clusters of a prompt are placed, and what stays in memory of it, follows from its queries, which are
+// computed with it: KV that another pass has computed (OffloadedPassOptions::import) does not do.
+inline bool NeedsPromptQueries(const KvPlan& plan) {
+  return plan.method.has_clusters() || plan.observed_rows() > 0;
+}
+
 }  // namespace kvrun

@@ -72,9 +72,9 @@ class StaticSet {
   // cannot be read. After an error it is to be called again, or Load is.
   Status TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index);
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const;
-  // Of a group that was read into a slot: entries that are not in the set come first, in order. Answers how
-  // many.
+  // Of a group that was read into a slot: entries that are not in the set come first, in order.
   void Compact(uint32_t layer, uint32_t stream, uint32_t group, std::span<std::byte> record);
+  // How many these are.
   uint32_t CountOthers(uint32_t layer, uint32_t stream, uint32_t group);
 
  private:
