@@ -296,7 +296,9 @@ TEST_F(StaticSetRun, TheFirstPromptSaysTheShare) {
   const std::vector<int> ids = Ids();
   bool had_none = false;
   for (const std::string method : {"kvswap --kv-rank 4", "prkv", "quest"}) {
-    for (const auto& [group, n_total] : {std::pair{4U, 16U}, {4U, 5U}, {16U, 4U}, {8U, 8U}}) {
+    for (const auto& sizes : {std::pair{4U, 16U}, {4U, 5U}, {16U, 4U}, {8U, 8U}}) {
+      const uint32_t group = sizes.first;
+      const uint32_t n_total = sizes.second;
       SCOPED_TRACE(fmt::format("{}, {} groups of {}", method, n_total, group));
       const auto say = [&](bool is_short) {
         const auto pass =
