@@ -24,6 +24,7 @@ KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
   options.heads = candidate.heads;
   options.window_entries = candidate.window_entries;
   options.policy = candidate.policy;
+  options.static_share = StaticShare{.share = candidate.static_share};
   options.adapter_from_file = !candidate.adapter.empty();
   return options;
 }
@@ -34,17 +35,17 @@ std::string TypesText(KvType k_type, KvType v_type) {
 }
 
 NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
-  NamedKvOptions options = {
-      {"type", TypesText(candidate.k_type, candidate.v_type)},
-      {"sinks", std::to_string(kSinkEntries)},
-      {"group", std::to_string(candidate.group_tokens)},
-      {"select", std::to_string((plan.n_chosen - plan.n_pinned) * candidate.group_tokens)},
-      {"reuse", std::to_string(plan.n_cache_slots)},
-      {"window", std::to_string(candidate.window_entries)},
-      {"rank", std::to_string(candidate.rank)},
-      {"index", std::string(KvTypeName(candidate.index_type))},
-      {"heads", std::string(HeadReductionName(candidate.heads))},
-      {"policy", candidate.policy}};
+  NamedKvOptions options = {{"type", TypesText(candidate.k_type, candidate.v_type)},
+                            {"sinks", std::to_string(kSinkEntries)},
+                            {"group", std::to_string(candidate.group_tokens)},
+                            {"select", std::to_string(SelectEntries(plan))},
+                            {"reuse", std::to_string(plan.n_cache_slots)},
+                            {"static", fmt::format("{}", plan.has_statics() ? candidate.static_share : 0.0)},
+                            {"window", std::to_string(candidate.window_entries)},
+                            {"rank", std::to_string(candidate.rank)},
+                            {"index", std::string(KvTypeName(candidate.index_type))},
+                            {"heads", std::string(HeadReductionName(candidate.heads))},
+                            {"policy", candidate.policy}};
   if (!candidate.adapter.empty()) options.emplace_back("adapter", candidate.adapter);
   return options;
 }
@@ -84,6 +85,10 @@ void AddIndexes(const SearchSetting& setting, Candidate* candidate, const Add& a
 
 }  // namespace
 
+uint32_t SelectEntries(const KvPlan& plan) {
+  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
+}
+
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting) {
   const KvOptions options = OptionsOf(candidate, setting);
   KVRUN_ASSIGN_OR_RETURN(
@@ -110,6 +115,7 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   candidate.heads = plan.heads;
   candidate.window_entries = plan.window_entries;
   candidate.policy = plan.policy;
+  candidate.static_share = plan.has_statics() ? plan.statics.share.share : 0.0;
   SizedCandidate own{candidate, std::move(plan), {}};
   own.options = NamesOf(candidate, own.plan);
   return own;
@@ -146,6 +152,8 @@ std::vector<uint32_t> Windows() { return {16, 32, 48, 64, 96}; }
 
 std::vector<uint32_t> ChosenPercents() { return {25, 35, 50, 65, 80, 100}; }
 
+std::vector<double> StaticShares() { return {0.0, 0.25}; }
+
 std::vector<std::string> Adapters(const SearchSetting& setting) {
   if (setting.adapter_path.empty()) return {""};
   return {"", setting.adapter_path};
@@ -155,17 +163,27 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
   std::vector<SizedCandidate> all;
   std::vector<SizedCandidate> small;
   Candidate candidate;
+  const auto keep = [&](SizedCandidate sized) {
+    const bool has_all = sized.plan.n_chosen == sized.plan.n_groups();
+    const bool is_enough = sized.select_entries() >= kFewestEntries || has_all;
+    (is_enough ? all : small).push_back(std::move(sized));
+  };
   const auto add = [&] {
     candidate.chosen_percent = 100;
-    const Result<SizedCandidate> most = SizeCandidate(candidate, setting);
-    if (!most.ok()) return;
-    for (const uint32_t percent : ChosenPercents()) {
-      SizedCandidate sized{candidate, ChoosingLess(most->plan, percent), {}};
-      sized.candidate.chosen_percent = percent;
-      const bool has_all = sized.plan.n_chosen == sized.plan.n_groups();
-      sized.options = NamesOf(sized.candidate, sized.plan);
-      const bool is_enough = sized.select_entries() >= kFewestEntries || has_all;
-      (is_enough ? all : small).push_back(std::move(sized));
+    for (const double share : StaticShares()) {
+      candidate.static_share = share;
+      const Result<SizedCandidate> most = SizeCandidate(candidate, setting);
+      if (!most.ok()) continue;
+      if (share > 0.0) {
+        if (most->plan.has_statics()) keep(*most);
+        continue;
+      }
+      for (const uint32_t percent : ChosenPercents()) {
+        SizedCandidate sized{candidate, ChoosingLess(most->plan, percent), {}};
+        sized.candidate.chosen_percent = percent;
+        sized.options = NamesOf(sized.candidate, sized.plan);
+        keep(std::move(sized));
+      }
     }
   };
   for (const uint32_t group : GroupSizes()) {
@@ -213,8 +231,15 @@ std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& se
   }
   for (const uint32_t window : Beside(Windows(), from.window_entries))
     add(fmt::format("window {}", window), [&](Candidate& c) { c.window_entries = window; });
-  for (const uint32_t percent : Beside(ChosenPercents(), from.chosen_percent))
-    add(fmt::format("{} % of the cache chosen", percent), [&](Candidate& c) { c.chosen_percent = percent; });
+  if (from.static_share == 0.0) {
+    for (const uint32_t percent : Beside(ChosenPercents(), from.chosen_percent))
+      add(fmt::format("{} % of the cache chosen", percent),
+          [&](Candidate& c) { c.chosen_percent = percent; });
+  }
+  for (const double share : StaticShares()) {
+    if (share == from.static_share || from.chosen_percent != 100) continue;
+    add(fmt::format("a static share of {}", share), [&](Candidate& c) { c.static_share = share; });
+  }
   for (const std::string& adapter : Adapters(setting)) {
     if (adapter == from.adapter) continue;
     add(adapter.empty() ? "adapters of the prompt" : "adapters of the file", [&](Candidate& c) {

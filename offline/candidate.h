@@ -22,6 +22,7 @@ struct Candidate {
   uint32_t window_entries = 64;  // W
   // M in percent of C, what is pinned not counted. C is always what the budget holds.
   uint32_t chosen_percent = 100;
+  double static_share = 0.0;  // StaticPlan; only where M is C
   std::string policy = "lru";
   std::string adapter;  // its file; empty: computed from each prompt
 
@@ -40,13 +41,17 @@ struct SearchSetting {
   uint32_t default_group_tokens = kDefaultGroupTokens;  // what kvrun takes on this storage
 };
 
+// As --kv-select counts them: groups and the static set, without what is pinned.
+uint32_t SelectEntries(const KvPlan& plan);
+
 struct SizedCandidate {
   Candidate candidate;
   KvPlan plan;
   // As a session takes them, M and C among them; without method and budget.
   NamedKvOptions options;
 
-  uint32_t select_entries() const { return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens; }
+  uint32_t grouped_entries() const { return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens; }
+  uint32_t select_entries() const { return SelectEntries(plan); }
   uint32_t reuse_groups() const { return plan.n_cache_slots; }
 };
 
@@ -69,6 +74,7 @@ std::vector<KvType> IndexTypes();
 std::vector<HeadReduction> HeadReductions(const SearchSetting& setting);
 std::vector<uint32_t> Windows();
 std::vector<uint32_t> ChosenPercents();
+std::vector<double> StaticShares();
 std::vector<std::string> Adapters(const SearchSetting& setting);
 
 // Every combination that fits the budget and has at least 64 entries to choose, or all that there are; where

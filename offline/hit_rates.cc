@@ -62,7 +62,7 @@ double HitRates::Rate(const SizedCandidate& candidate, const std::string& policy
   if (plan.n_cache_slots >= plan.n_groups()) return 1.0;
   const double n_chosen = std::max(plan.n_chosen - plan.n_pinned, 1U);
   const double capacity_share = (plan.n_cache_slots - plan.n_pinned) / n_chosen;
-  const double misses = 1.0 - Table(plan.record.group_tokens, candidate.select_entries(),
+  const double misses = 1.0 - Table(plan.record.group_tokens, candidate.grouped_entries(),
                                     std::max(capacity_share, 1.0), policy);
   return 1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0);
 }

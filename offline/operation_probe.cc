@@ -125,11 +125,11 @@ std::map<std::string, uint32_t> ShapeOf(const Point& point, const BenchmarkResul
     return shape;
   }
   const KvPlan& plan = result.report->plan;
-  shape.insert(
-      {{"group", plan.record.group_tokens},
-       {"entries", std::min(point.ctx, plan.n_chosen * plan.record.group_tokens + plan.window_entries)},
-       {"k_type", TypeNumber(plan.record.k_type)},
-       {"v_type", TypeNumber(plan.record.v_type)}});
+  shape.insert({{"group", plan.record.group_tokens},
+                {"entries", std::min(point.ctx, plan.n_chosen * plan.record.group_tokens +
+                                                    plan.statics.n_entries + plan.window_entries)},
+                {"k_type", TypeNumber(plan.record.k_type)},
+                {"v_type", TypeNumber(plan.record.v_type)}});
   if (plan.index.rank != 0) {
     shape.insert({{"rank", plan.index.rank}, {"index_type", TypeNumber(plan.index.type)}});
   }

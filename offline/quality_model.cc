@@ -29,6 +29,7 @@ constexpr std::array kBeliefs = {
     Belief{0.1, 0.15},   // V fp8
     Belief{0.2, 0.3},    // V int4
     Belief{0.05, 0.15},  // adapters from a file
+    Belief{-0.2, 0.2},   // a static set of a quarter
 };
 constexpr size_t kTerms = kBeliefs.size();
 // Of a measured log KL around the sum.
@@ -51,7 +52,8 @@ std::array<double, kTerms> Terms(const SizedCandidate& sized) {
           is(c.v_type == KvType::kInt8),
           is(c.v_type == KvType::kFp8),
           is(c.v_type == KvType::kInt4),
-          is(!c.adapter.empty())};
+          is(!c.adapter.empty()),
+          is(c.static_share > 0.0)};
 }
 
 // L of a positive definite L L^T, in its place; solves with it.

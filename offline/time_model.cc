@@ -100,7 +100,7 @@ TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_r
   point.chosen_groups = plan.n_chosen;
   point.group_tokens = plan.record.group_tokens;
   point.heads_per_record = plan.record.n_heads;
-  point.window_entries = plan.window_entries;
+  point.window_entries = plan.window_entries + plan.statics.n_entries;
   point.rank = plan.index.rank;
   point.index_type = plan.index.type;
   point.k_type = plan.record.k_type;

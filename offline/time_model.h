@@ -30,7 +30,7 @@ struct TimePoint {
   uint32_t chosen_groups = 0;  // per stream and layer
   uint32_t group_tokens = 1;
   uint32_t heads_per_record = 1;
-  uint32_t window_entries = 0;
+  uint32_t window_entries = 0;  // and those of the static set: what is always in memory
   uint32_t rank = 0;
   KvType index_type = KvType::kInt4;
   KvType k_type = KvType::kFp8;

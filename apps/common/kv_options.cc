@@ -94,7 +94,9 @@ const std::vector<KvOptionHelp>& Options() {
        kKvExperts},
       {"static", "SHARE|prompt",
        "of what is selected, the share that is a static set: entries that a prompt's end attends to most, "
-       "which stay in memory (default: 0; prkv: 0.25; arkv-flash: 0.5); prompt: as the first prompt asks for",
+       "which stay in memory (default: prkv: 0.25; arkv-flash: 0.5; kvswap: 0.25 where the budget says how "
+       "much is "
+       "selected; else 0); prompt: as the first prompt asks for",
        kKvExperts},
       {"static-steps", "N",
        "choose the static set again after so many tokens, 0: only with a prompt (default: 0; prkv and "

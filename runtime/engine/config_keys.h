@@ -18,11 +18,12 @@ struct ConfigOptionKey {
   std::string_view comment;
 };
 
-inline constexpr std::array<ConfigOptionKey, 13> kConfigOptionKeys = {{
+inline constexpr std::array<ConfigOptionKey, 14> kConfigOptionKeys = {{
     {"group", "group", true, "consecutive entries that are read as one"},
     {"select", "select", true, "entries that a token reads besides sinks and window"},
     {"mass", "mass", false, "a share at whose predicted mass a selection ends; select is the most then"},
     {"reuse", "reuse", true, "groups per layer that stay in memory in case they are chosen again"},
+    {"static", "static", false, "the share of select that stays in memory as a static set, or prompt"},
     {"window", "window", true, "newest entries, kept in memory"},
     {"sinks", "sinks", true, "first entries, always attended to"},
     {"rank", "rank", true, "columns of the index that groups are scored with"},

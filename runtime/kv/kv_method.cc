@@ -22,7 +22,14 @@ constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelecto
           .policy = KvPolicyKind::kByName};
 }
 
-constexpr KvMethod kKvswap = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
+// KVSwap's selection; what a budget chooses has a static set beside it (measured: docs/static.md).
+constexpr KvMethod KvswapMethod() {
+  KvMethod method = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
+  method.defaults.static_share_of_budget = 0.25;
+  return method;
+}
+
+constexpr KvMethod kKvswap = KvswapMethod();
 
 // DynaKV: clusters of each KV head, which follow the text as it is generated.
 constexpr KvMethod DynaKvMethod() {
@@ -52,6 +59,7 @@ constexpr KvMethod PrkvMethod() {
 constexpr KvMethod ArkvFlashMethod() {
   KvMethod method = kKvswap;
   method.name = "arkv-flash";
+  method.defaults.static_share_of_budget = {};
   method.precision = KvPrecisionKind::kByScore;
   method.defaults.static_share = 0.5;
   method.defaults.static_steps = 128;

@@ -46,6 +46,8 @@ struct KvDefaults {
   // to this. 0: they may not.
   uint32_t most_group_tokens = 0;
   double static_share = 0.0;  // StaticPlan
+  // The same where a budget alone says how much is selected; empty: as usual.
+  std::optional<double> static_share_of_budget = {};
   uint32_t static_steps = 0;
 };
 

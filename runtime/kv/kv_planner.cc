@@ -22,6 +22,7 @@ constexpr uint32_t kSinkEntries = 4;
 constexpr uint32_t kPaperEntries = 400;
 constexpr uint32_t kFewEntries = 128;
 constexpr double kShareBeforePrompts = 0.25;  // of the static set, where prompts say it
+constexpr double kWorthItsStatics = 0.9;      // of the entries that there would be without them
 constexpr uint32_t kLeastKept = 16;           // of a list: as many as the smallest window has
 constexpr double kNearlyOne = 1 - 1e-6;       // a budget is a whole number of bytes
 constexpr std::string_view kDefaultPolicy = "lru";
@@ -198,7 +199,9 @@ std::vector<uint32_t> Planner::Sizes() const {
 Status Planner::SettleStatics() {
   StaticPlan& statics = base_.statics;
   const KvDefaults& defaults = base_.method.defaults;
-  statics.share = options_.static_share.value_or(StaticShare{.share = defaults.static_share});
+  const double usual_share =
+      may_choose_statics() && !leaves_statics_out_ ? *defaults.static_share_of_budget : defaults.static_share;
+  statics.share = options_.static_share.value_or(StaticShare{.share = usual_share});
   statics.steps = options_.static_steps.value_or(defaults.static_steps);
   statics.precisions = options_.kept_precisions.value_or(KeptPrecisions::kBytes);
   statics.moments = options_.attention_moments.value_or(AttentionMoments::kKeys);
@@ -497,8 +500,21 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
   return best;
 }
 
-Result<KvPlan> Planner::Partial() {
+// A static set that nobody asked for must leave nearly as many entries: what observes prompts takes memory,
+// too.
+Result<std::optional<KvPlan>> Planner::FitBest() {
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
+  if (!may_choose_statics()) return best;
+  leaves_statics_out_ = true;
+  KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> without, FitBestSize());
+  const bool is_worth_it = best && without && EntriesOf(*best) >= kWorthItsStatics * EntriesOf(*without);
+  if (!is_worth_it) return without;
+  leaves_statics_out_ = false;
+  return best;
+}
+
+Result<KvPlan> Planner::Partial() {
+  KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBest());
   if (best) return *std::move(best);
   KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
   if (!options_.budget_fraction) return TooLarge(least);

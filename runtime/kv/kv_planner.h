@@ -97,6 +97,12 @@ class Planner {
   std::optional<KvPlan> FitLongestWindow(const Row& row) const;
   std::optional<KvPlan> FitBestRow() const;
   Result<std::optional<KvPlan>> FitBestSize();
+  Result<std::optional<KvPlan>> FitBest();
+  // Nobody has said anything of the static set or of how much is selected.
+  bool may_choose_statics() const {
+    return has_budget() && base_.method.defaults.static_share_of_budget && !options_.static_share &&
+           !options_.select_entries && !options_.reuse_groups;
+  }
   std::string SelectLess() const;
   Least FindLeast() const;
   Result<Least> FindLeastSize();
@@ -108,7 +114,8 @@ class Planner {
   KvSizeInput input_;
   KvPlan base_;
   uint32_t cluster_entries_ = 0;  // on average: the size that is tried
-  uint32_t group_tokens_ = 0;     // of groups whose size may grow: the size that is tried; 0: as usual
+  bool leaves_statics_out_ = false;
+  uint32_t group_tokens_ = 0;  // of groups whose size may grow: the size that is tried; 0: as usual
   // Groups; empty: as many as fit.
   std::optional<uint32_t> n_chosen_;
   std::optional<uint32_t> n_cache_slots_;

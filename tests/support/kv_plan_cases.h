@@ -63,7 +63,7 @@ inline uint64_t Part(const KvPlan& plan, std::string_view name) {
 }
 
 inline uint32_t SelectedEntries(const KvPlan& plan) {
-  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens;
+  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
 }
 
 // What prompts take, whatever the method.

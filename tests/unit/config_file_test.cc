@@ -42,6 +42,7 @@ KvConfig Example() {
                                    {"group", "4"},
                                    {"select", "400"},
                                    {"reuse", "120"},
+                                   {"static", "0.25"},
                                    {"window", "64"},
                                    {"sinks", "0"},
                                    {"rank", "32"},
@@ -151,9 +152,10 @@ TEST(ConfigFile, UnknownKeysAreErrorsEverywhere) {
   ExpectError(With("device", "gpu = 1\n"),
               "c.toml:5:1: there is no key \"gpu\" in [machine]; known: device, ");
   ExpectError(With("method", "dir = \"/\"\n"), "c.toml:7:1: there is no key \"dir\" in [kv]; known: method");
-  ExpectError(With("", "zoo = 1\nkv-group = 4\n"), "c.toml:12:1: there is no key \"zoo\" in [[solution]]; ",
-              "budget_bytes, group, select, mass, reuse, window, sinks, rank, type, index, heads, policy, "
-              "adapter, adapter_kind, predicted_ms, measured_ms, kl, bound");
+  ExpectError(
+      With("", "zoo = 1\nkv-group = 4\n"), "c.toml:12:1: there is no key \"zoo\" in [[solution]]; ",
+      "budget_bytes, group, select, mass, reuse, static, window, sinks, rank, type, index, heads, policy, "
+      "adapter, adapter_kind, predicted_ms, measured_ms, kl, bound");
 }
 
 TEST(ConfigFile, ValuesOfAWrongTypeSayWhichIsMeant) {
@@ -472,7 +474,7 @@ TEST(ChooseSolution, TheAdapterLiesBesideTheConfig) {
 
 TEST(ChooseSolution, WhatItAnswersAreOptions) {
   const ChosenSolution chosen = ChooseSolution(Example(), "c.toml", 1, 8192);
-  EXPECT_EQ(chosen.options.size(), 14U);
+  EXPECT_EQ(chosen.options.size(), 15U);
   KvSettings settings;
   for (const auto& [name, value] : chosen.options) {
     const Status status = SetKvOption(name, value, &settings);

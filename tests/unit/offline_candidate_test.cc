@@ -30,6 +30,7 @@ void ExpectSamePlan(const KvPlan& a, const KvPlan& b) {
   EXPECT_EQ(a.n_chosen, b.n_chosen);
   EXPECT_EQ(a.n_cache_slots, b.n_cache_slots);
   EXPECT_EQ(a.n_pinned, b.n_pinned);
+  EXPECT_EQ(a.statics.n_entries, b.statics.n_entries);
   EXPECT_EQ(a.n_streams, b.n_streams);
   EXPECT_EQ(a.window_entries, b.window_entries);
   EXPECT_EQ(a.record.k_type, b.record.k_type);
@@ -154,6 +155,7 @@ size_t Differences(const Candidate& a, const Candidate& b) {
                           a.heads != b.heads,
                           a.window_entries != b.window_entries,
                           a.chosen_percent != b.chosen_percent,
+                          a.static_share != b.static_share,
                           a.policy != b.policy,
                           a.adapter != b.adapter};
   return static_cast<size_t>(std::count(std::begin(differs), std::end(differs), true));
@@ -172,7 +174,9 @@ TEST(OfflineCandidate, NeighboursDifferInOneThing) {
     }
     EXPECT_TRUE(changes.contains("group 2") && changes.contains("group 8")) << "both sides";
     EXPECT_TRUE(changes.contains("heads per-kv-head"));
-    EXPECT_TRUE(changes.contains("80 % of the cache chosen"));
+    const bool has_statics = from.static_share > 0.0;
+    EXPECT_EQ(changes.contains("80 % of the cache chosen"), !has_statics) << "a set goes with M = C";
+    EXPECT_TRUE(changes.contains(has_statics ? "a static share of 0" : "a static share of 0.25"));
     EXPECT_FALSE(changes.contains("group 16")) << "one step";
   }
   std::set<std::string> beside;

@@ -46,6 +46,43 @@ TEST(StaticPlan, ThereIsNoneUnlessAskedForButOfTwoMethods) {
   }
 }
 
+// Of kvswap a quarter, where the budget is all that says how much is selected.
+TEST(StaticPlan, ABudgetAloneMakesOneOfKvswap) {
+  for (const std::string budget : {"1/5", "1/13", "1/34", "14M"}) {
+    for (const uint32_t n_sequences : {1U, 4U}) {
+      SCOPED_TRACE(fmt::format("{} {}", budget, n_sequences));
+      const KvPlan plan = PlanOf("kvswap --kv-budget " + budget, 8192, n_sequences);
+      ExpectSound(plan, kSmolLm2);
+      const KvPlan none = PlanOf("kvswap --kv-static 0 --kv-budget " + budget, 8192, n_sequences);
+      EXPECT_FALSE(none.has_statics());
+      EXPECT_EQ(plan.statics.share, StaticShare{.share = 0.25});
+      EXPECT_EQ(plan.statics.steps, 0U);
+      const uint32_t n_unpinned = plan.statics.n_total - plan.n_pinned;
+      EXPECT_EQ(plan.n_chosen, plan.statics.n_total - n_unpinned / 4);
+      EXPECT_EQ(plan.statics.n_entries, n_unpinned / 4 * plan.record.group_tokens);
+      EXPECT_GE(none.n_chosen, plan.statics.n_total) << "its lists and tables take a little";
+      EXPECT_GE(10 * plan.statics.n_total, 9 * none.n_chosen);
+      EXPECT_NE(plan.Describe().find(fmt::format("{} that stay", plan.statics.n_entries)), std::string::npos);
+    }
+  }
+  // What observes a prompt would leave too little.
+  const KvPlan small = PlanOf("kvswap --kv-budget 1/45");
+  EXPECT_FALSE(small.has_statics()) << small.Describe();
+  EXPECT_EQ(small.Describe(), PlanOf("kvswap --kv-budget 1/45 --kv-static 0").Describe());
+  for (const std::string more : {"--kv-select 400", "--kv-reuse 64", "--kv-static 0"}) {
+    EXPECT_FALSE(PlanOf("kvswap --kv-budget 1/13 " + more).has_statics()) << more;
+  }
+  EXPECT_FALSE(PlanOf("kvswap").has_statics());
+  EXPECT_EQ(PlanOf("arkv-flash --kv-budget 1/13").statics.share, StaticShare{.share = 0.5});
+  EXPECT_EQ(PlanOf("kvswap --kv-budget 1/13 --kv-static 0.5").statics.share, StaticShare{.share = 0.5});
+  const KvPlan all = PlanOf("kvswap --kv-budget 300M");
+  EXPECT_EQ(all.n_chosen, all.n_groups());
+  EXPECT_FALSE(all.has_statics()) << "where everything is selected";
+  KvOptions nothing_named;
+  nothing_named.budget_fraction = 1 / 13.0;
+  EXPECT_TRUE(Plan(nothing_named, kSmolLm2, 8192, 1, 4096).has_statics());
+}
+
 TEST(StaticPlan, DefaultsOfPrkv) {
   const KvPlan plan = PlanOf("prkv --kv-select 1024");
   EXPECT_EQ(plan.record.group_tokens, 32U);
