@@ -102,6 +102,11 @@ const std::vector<KvOptionHelp>& Options() {
        "choose the static set again after so many tokens, 0: only with a prompt (default: 0; prkv and "
        "arkv-flash: 128)",
        kKvExperts},
+      {"repage", "WHEN",
+       "prkv and other methods with pages: whenever the static set is chosen, write the other entries again, "
+       "in "
+       "pages of their own, as PRKV does: off (default) or on",
+       kKvExperts},
       {"policy", "POLICY", "which group gives way to another: fifo, lru, non-hit, lfu or cluster",
        kKvExperts},
       {"adapter", "FILE",

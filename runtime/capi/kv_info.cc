@@ -54,6 +54,7 @@ Json StaticInfo(const KvPlan& plan) {
           {"share", statics.share.share},
           {"by_prompt", statics.share.by_prompt},
           {"steps", statics.steps},
+          {"repage", statics.lays_pages},
           {"precisions", is_by_score ? Json(KeptPrecisionsName(statics.precisions)) : Json()},
           {"moments", is_by_score ? Json(AttentionMomentsName(statics.moments)) : Json()},
           {"observed_rows", statics.observed_rows}};
@@ -173,6 +174,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
     info["static"] = StaticInfo(report.plan);
     info["static"]["chosen_again"] = report.statics->n_chosen_again;
     info["static"]["chosen_again_ms"] = report.statics->milliseconds;
+    info["static"]["repaged_bytes"] = report.statics->repaged_bytes;
   }
   info["clusters"] = report.clusters ? ClusterReportInfo(*report.clusters) : Json();
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();

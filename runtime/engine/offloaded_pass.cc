@@ -153,6 +153,7 @@ std::optional<KvReport> OffloadedForwardPass::kv_report() const {
   report.clusters = cache_->clusters();
   report.kept = cache_->kept();
   report.statics = static_report_;
+  if (report.statics) report.statics->repaged_bytes = cache_->repaged_bytes();
   return report;
 }
 

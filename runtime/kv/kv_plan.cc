@@ -53,6 +53,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.attention_moments.has_value(), full.attention_moments, "moments");
   drop(given.static_share.has_value(), full.static_share, "static");
   drop(given.static_steps.has_value(), full.static_steps, "static-steps");
+  drop(given.static_repage.has_value(), full.static_repage, "repage");
   drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");

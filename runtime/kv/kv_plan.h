@@ -135,6 +135,7 @@ struct KvOptions {
   std::optional<AttentionMoments> attention_moments;
   std::optional<StaticShare> static_share;
   std::optional<uint32_t> static_steps;  // StaticPlan::steps
+  std::optional<bool> static_repage;     // StaticPlan::lays_pages
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -201,6 +202,8 @@ struct StaticPlan {
   // prompt. 0: prompts alone choose it.
   uint32_t steps = 0;
   uint32_t observed_rows = 0;  // of a prompt, at most: the last ones
+  // Whenever it is chosen, the other entries are written to flash again, in pages of their own (StaticPages).
+  bool lays_pages = false;
   // Where precision goes by score: what of the set keeps its precision, as of what ARKV keeps; the others
   // have 8 bits, or 4 where 8 are stored. n_entries is how many there would be in the types of `record`.
   KeptPrecisions precisions = KeptPrecisions::kBytes;
@@ -275,6 +278,10 @@ struct KvPlan {
   // In what a step's choice is told for statistics: entries, where such are told apart; else groups.
   uint32_t told_tokens() const { return has_statics() ? 1 : record.group_tokens; }
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
+  // Of a stream: places of groups on flash; behind the groups are those of pages that were laid anew.
+  uint32_t n_stored_groups() const {
+    return has_statics() && statics.lays_pages ? 2 * n_groups() : n_groups();
+  }
   // Slots that a cluster takes at most.
   uint32_t records_per_cluster() const {
     return (clusters.max_entries + slot_record.group_tokens - 1) / slot_record.group_tokens;

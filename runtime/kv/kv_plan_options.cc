@@ -75,6 +75,9 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     if (options.static_share) return NotFor(options, "static", "selected groups");
     if (options.static_steps) return NotFor(options, "static-steps", "selected groups");
   }
+  if (options.static_repage && !(method.may_have_statics() && method.has_pages())) {
+    return NotFor(options, "repage", "bounds of pages");
+  }
   if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
   if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
   if (method.selects()) return Status::Ok();

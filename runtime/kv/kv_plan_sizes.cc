@@ -187,7 +187,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   }
   const bool in_sequence = has_clusters && plan.clusters.layout == ClusterLayout::kSequence;
   const uint64_t of_a_stream = has_clusters && !in_sequence ? plan.clusters.n_clusters * kClusterChecksumBytes
-                                                            : plan.n_groups() * kChecksumBytes;
+                                                            : plan.n_stored_groups() * kChecksumBytes;
   const uint64_t of_rows = plan.clusters.rows_on_flash ? RowStore::kBytesOfList : 0;
   add("checksums", layers * plan.n_streams * (of_a_stream + of_rows));
   if (in_sequence) add("sequence", SequenceClusters::MapBytes(plan, input.model.n_layers));

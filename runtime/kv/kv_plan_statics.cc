@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/kv/static_pages.h"
 #include "runtime/kv/static_set.h"
 
 namespace kvrun {
@@ -64,6 +65,7 @@ std::string DescribeStatics(const KvPlan& plan) {
   std::string text = fmt::format(", {} that stay", statics.n_entries);
   if (statics.share.by_prompt) text += " until the first prompt says how many";
   if (statics.steps > 0) text += fmt::format(" (chosen again every {} tokens)", statics.steps);
+  if (statics.lays_pages) text += ", the others in pages laid anew";
   return text;
 }
 
@@ -86,15 +88,18 @@ void AddStaticParts(const KvSizeInput& input, KvPlan& plan) {
     tables += shape.table_bytes();
   }
   plan.parts.push_back({"static", lists * of_list, false, true});
-  plan.parts.push_back({"static tables",
-                        input.model.n_layers * tables + StaticSet::kGroupsAtOnce * plan.record.size_bytes(),
-                        false, true});
+  // Groups that are read, also for pages, and pages that are written.
+  const uint64_t n_records =
+      StaticSet::kGroupsAtOnce + (statics.lays_pages ? 2 * StaticPages::kGroupsAtOnce : 0);
+  plan.parts.push_back(
+      {"static tables", input.model.n_layers * tables + n_records * plan.record.size_bytes(), false, true});
   // Positions by rank and ascending, and those that an index has taken out; of rows of entries, with what
   // they were.
   const bool has_rows = plan.method.has_index() && !plan.method.has_pages();
   const uint64_t row_bytes = has_rows ? uint64_t{plan.index.rank} * sizeof(uint16_t) + sizeof(uint32_t) : 0;
+  const uint64_t n_lists = statics.lays_pages ? 4 : 3;  // what pages were laid without
   plan.parts.push_back({"static lists",
-                        statics.most_entries * (lists * 3 * sizeof(uint32_t) +
+                        statics.most_entries * (lists * n_lists * sizeof(uint32_t) +
                                                 input.model.n_layers * plan.n_sequences * row_bytes),
                         true, true});
 }

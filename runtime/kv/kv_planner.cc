@@ -203,6 +203,7 @@ Status Planner::SettleStatics() {
       may_choose_statics() && !leaves_statics_out_ ? *defaults.static_share_of_budget : defaults.static_share;
   statics.share = options_.static_share.value_or(StaticShare{.share = usual_share});
   statics.steps = options_.static_steps.value_or(defaults.static_steps);
+  statics.lays_pages = options_.static_repage.value_or(false);
   statics.precisions = options_.kept_precisions.value_or(KeptPrecisions::kBytes);
   statics.moments = options_.attention_moments.value_or(AttentionMoments::kKeys);
   const bool goes_by_score = base_.method.precision == KvPrecisionKind::kByScore;

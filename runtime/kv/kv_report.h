@@ -16,6 +16,7 @@ namespace kvrun {
 struct StaticReport {
   uint64_t n_chosen_again = 0;  // times, while decoding
   double milliseconds = 0.0;    // that took
+  uint64_t repaged_bytes = 0;   // written for pages that were laid anew (StaticPages)
 };
 
 struct KvReport {

@@ -46,7 +46,7 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
   }
   const GroupStoreShape shape{.n_layers = n_layers,
                               .n_streams = plan.n_streams,
-                              .n_groups = plan.n_groups(),
+                              .n_groups = plan.n_stored_groups(),
                               .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
   KVRUN_ASSIGN_OR_RETURN(stores.groups, GroupStore::Create(std::move(file), shape, plan.staging_bytes));
   return stores;

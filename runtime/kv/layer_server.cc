@@ -154,7 +154,7 @@ void LayerServer::Count(const StreamStep& step, std::span<const uint32_t> record
 Status LayerServer::ReadPlanned(uint32_t layer) {
   if (fetches_.empty()) return Status::Ok();
   const Clock::time_point begin = Clock::now();
-  const Status status = reader_->Fetch(layer, fetches_);
+  const Status status = reader_->Fetch(layer, pages_ != nullptr ? pages_->Reads(layer, fetches_) : fetches_);
   stats_.io_ms += MillisecondsSince(begin);
   if (!status.ok()) return status;
   if (statics_ != nullptr) CompactFetched(layer);
@@ -241,11 +241,7 @@ void LayerServer::NameOthers(const StreamStep& step, const SlotCache::PlanResult
 
 void LayerServer::AddGroupPositions(const StreamStep& step, std::vector<uint32_t>* positions) {
   for (const uint32_t group : selector_->LastChoice(step)) {
-    const std::span<const uint32_t> taken = statics_->EntriesOf(step.layer, step.stream, group);
-    for (uint32_t i = 0; i < plan_.record.group_tokens; ++i) {
-      if (std::binary_search(taken.begin(), taken.end(), i)) continue;
-      positions->push_back(group * plan_.record.group_tokens + i);
-    }
+    statics_->AddOthers(step.layer, step.stream, group, positions);
   }
 }
 

@@ -42,6 +42,7 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   if (!plan_.method.evicts()) server_.SetReader(&reader());
   server_.SetExtents(extents_.get());
   server_.SetStatics(statics_.get());
+  server_.SetPages(pages_.get());
   return Status::Ok();
 }
 
@@ -61,7 +62,10 @@ Status OffloadedCache::CreateLedger(Device& device, const Adapter* adapter) {
     return Status::Ok();
   }
   RecordStore& store = in_memory_ != nullptr ? static_cast<RecordStore&>(*in_memory_) : *stores_.groups;
-  if (plan_.has_statics()) statics_ = std::make_unique<StaticSet>(device, plan_, n_layers_);
+  if (plan_.has_statics()) {
+    if (plan_.statics.lays_pages) pages_ = std::make_unique<StaticPages>(plan_, n_layers_, store, *index_);
+    statics_ = std::make_unique<StaticSet>(device, plan_, n_layers_, pages_.get());
+  }
   ledger_ = std::make_unique<SequenceLedger>(plan_, n_layers_, store, window_, slots_, index_.get(),
                                              statics_.get());
   return Status::Ok();
@@ -126,7 +130,9 @@ Status OffloadedCache::BeginDecode() {
     in_memory_->SetSlots(i, slots_.own(i)->slots());
   }
   Status begun = selector_ != nullptr ? selector_->BeginDecode() : Status::Ok();
+  const uint64_t written_before = pages_ != nullptr ? store_stats().written_bytes : 0;
   if (begun.ok()) begun = ledger_->BeginDecode();
+  if (pages_ != nullptr) repaged_bytes_ += store_stats().written_bytes - written_before;
   if (!begun.ok()) LeaveDecode();
   return begun;
 }

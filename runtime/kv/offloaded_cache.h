@@ -142,8 +142,13 @@ class OffloadedCache {
   const KvStats& stats() const { return server_.stats(); }
   std::optional<ClusterReport> clusters() const;
   std::optional<KeptReport> kept() const { return ledger_->kept(); }
+  // Written for pages that were laid anew (StaticPages).
+  uint64_t repaged_bytes() const { return repaged_bytes_; }
   void AddStall(double milliseconds) { server_.AddStall(milliseconds); }
-  void ResetStats() { server_.ResetStats(); }
+  void ResetStats() {
+    server_.ResetStats();
+    repaged_bytes_ = 0;
+  }
 
   // --- Benchmarks.
   // From now on, what is chosen is replaced: see ReplayedSelector. Of no effect where everything is,
@@ -179,11 +184,13 @@ class OffloadedCache {
   KvSlots slots_;
   std::unique_ptr<ClusterSet> clusters_;     // null: extents are groups
   std::unique_ptr<ClusterExtents> extents_;  // the same
+  std::unique_ptr<StaticPages> pages_;       // null: none are laid anew
   std::unique_ptr<StaticSet> statics_;       // null: there is none
   std::unique_ptr<KvLedger> ledger_;
   LayerServer server_;
   std::optional<ReadLog> read_log_;
   bool has_static_share_ = false;
+  uint64_t repaged_bytes_ = 0;
   bool notes_attended_ = false;
   bool counts_next_ = false;
   bool counts_text_runs_ = false;

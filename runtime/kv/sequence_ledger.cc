@@ -67,8 +67,10 @@ Status SequenceLedger::ForgetFrom(uint32_t sequence, uint32_t length) {
 Status SequenceLedger::TruncateStatics(uint32_t sequence, uint32_t length) {
   if (statics_ == nullptr) return Status::Ok();
   const uint32_t first = window_.FirstGroup(length);
+  // A slot of a page that was laid anew holds entries of any group.
+  const uint32_t end_of_slots = statics_->lays_pages() ? std::min(first, plan_.n_pinned) : first;
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-    slots_.Truncate(stream, first);
+    slots_.Truncate(stream, end_of_slots);
   }
   statics_->Truncate(sequence, first * group_tokens());
   is_to_take_back_[sequence] = true;
@@ -109,7 +111,9 @@ std::optional<double> SequenceLedger::measured_static_share() const {
 Status SequenceLedger::BeginDecode() {
   if (statics_ == nullptr) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(UndoPrefill());  // a prompt that has failed may have chosen what cannot be read
-  return statics_->Load(GroupReader(), index_);
+  first_window_groups_.clear();
+  for (const uint32_t length : lengths_) first_window_groups_.push_back(window_.FirstGroup(length));
+  return statics_->Load(GroupReader(), first_window_groups_, index_);
 }
 
 void SequenceLedger::LeaveDecode() {
@@ -154,6 +158,7 @@ Status SequenceLedger::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(Prepare(sequence, begin));
   KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, begin, begin / group_tokens()));
   KVRUN_RETURN_IF_ERROR(StoreCompletedGroups());
+  if (statics_ != nullptr) statics_->DropPages(sequence);  // the store forgets them
   // What a prefill that failed has left.
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     KVRUN_RETURN_IF_ERROR(store_.Truncate(stream, begin / group_tokens()));

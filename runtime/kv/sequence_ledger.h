@@ -78,9 +78,10 @@ class SequenceLedger final : public KvLedger {
   StaticSet* statics_;
   std::vector<uint32_t> step_sequences_;  // of the step's rows
   std::vector<uint32_t> lengths_;         // of each sequence
-  std::vector<uint32_t> groups_stored_;   // of each sequence: whole groups in the store
-  std::vector<bool> is_to_take_back_;     // of each sequence: StaticSet::TakeBack
-  std::vector<std::byte> encoded_;        // a record that leaves the window
+  std::vector<uint32_t> first_window_groups_;
+  std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store
+  std::vector<bool> is_to_take_back_;    // of each sequence: StaticSet::TakeBack
+  std::vector<std::byte> encoded_;       // a record that leaves the window
   std::vector<GroupFetch> fetches_;
 };
 

@@ -12,10 +12,11 @@
 
 namespace kvrun {
 
-StaticSet::StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers)
+StaticSet::StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers, StaticPages* pages)
     : device_(device),
       plan_(plan),
       n_layers_(n_layers),
+      pages_(pages),
       entry_record_(plan.entry_record()),
       has_share_(!plan.statics.share.by_prompt),
       ranked_(size_t{n_layers} * plan.n_streams),
@@ -215,8 +216,16 @@ void StaticSet::ChooseEvenly(uint32_t sequence, uint32_t end) {
   }
 }
 
+void StaticSet::DropPages(uint32_t sequence) {
+  const uint32_t heads = plan_.heads_per_sequence();
+  for (uint32_t stream = sequence * heads; pages_ != nullptr && stream < (sequence + 1) * heads; ++stream) {
+    pages_->Drop(stream);
+  }
+}
+
 // Positions of a tier ascend, as do its slots.
 void StaticSet::Truncate(uint32_t sequence, uint32_t end) {
+  DropPages(sequence);
   const uint32_t heads = plan_.heads_per_sequence();
   const auto is_gone = [end](uint32_t position) { return position >= end; };
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
@@ -249,10 +258,21 @@ void StaticSet::AddEntriesOf(std::span<const uint32_t> positions, uint32_t group
 }
 
 uint32_t StaticSet::CountOthers(uint32_t layer, uint32_t stream, uint32_t group) {
+  if (IsPage(layer, stream, group)) return pages_->CountEntries(layer, stream, group);
   return plan_.record.group_tokens - static_cast<uint32_t>(EntriesOf(layer, stream, group).size());
 }
 
+void StaticSet::AddOthers(uint32_t layer, uint32_t stream, uint32_t group, std::vector<uint32_t>* positions) {
+  if (IsPage(layer, stream, group)) return pages_->AddPositions(layer, stream, group, positions);
+  const std::span<const uint32_t> taken = EntriesOf(layer, stream, group);
+  for (uint32_t i = 0; i < plan_.record.group_tokens; ++i) {
+    if (std::binary_search(taken.begin(), taken.end(), i)) continue;
+    positions->push_back(group * plan_.record.group_tokens + i);
+  }
+}
+
 void StaticSet::Compact(uint32_t layer, uint32_t stream, uint32_t group, std::span<std::byte> record) {
+  if (IsPage(layer, stream, group)) return;
   const std::span<const uint32_t> taken = EntriesOf(layer, stream, group);
   if (taken.empty()) return;
   auto next_taken = taken.begin();
@@ -307,20 +327,23 @@ Status StaticSet::VisitGroups(uint32_t layer, uint32_t stream, std::span<const u
   return Status::Ok();
 }
 
-Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index) {
+Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, uint32_t first_window_group, const ReadFn& read,
+                             KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
   std::vector<uint32_t> all = AllPositions(layer, stream);
-  const std::vector<uint32_t> groups = GroupsOf(all, taken_out);
+  const bool lays_pages = pages_ != nullptr && (!all.empty() || pages_->EndOfRows(layer, stream) > 0);
+  const std::vector<uint32_t> groups = lays_pages ? GroupsOf(all, {}) : GroupsOf(all, taken_out);
   // Until all of it has succeeded, any of both may be out.
   std::vector<uint32_t> any;
   std::set_union(all.begin(), all.end(), taken_out.begin(), taken_out.end(), std::back_inserter(any));
   taken_out = std::move(any);
   const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
     CopyEntries(layer, stream, group, record);
-    if (index == nullptr) return Status::Ok();
+    if (index == nullptr || lays_pages) return Status::Ok();
     return index->TakeOut(layer, stream, group, record, EntriesOf(layer, stream, group));
   };
   KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
+  if (lays_pages) KVRUN_RETURN_IF_ERROR(pages_->Lay(layer, stream, first_window_group, all, read));
   taken_out = std::move(all);
   for (const KeptTier tier : kKeptTiers) {
     const std::vector<SlotBuffers>& sources = tiers_[static_cast<size_t>(tier)].sources;
@@ -330,10 +353,10 @@ Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read
   return Status::Ok();
 }
 
-Status StaticSet::LoadLayer(uint32_t layer, const PrecisionShares& counts, const ReadFn& read,
-                            KvIndex* index) {
+// Each layer has a source of each precision, so that sources have the same places. With a share of nothing
+// there is no source.
+Status StaticSet::MakeSources(const PrecisionShares& counts) {
   for (const KeptTier tier : kKeptTiers) {
-    // Each layer has a source of each precision, so that sources have the same places.
     if (plan_.statics.n_entries == 0 || (tier == KeptTier::kLow && !goes_by_score())) continue;
     const uint32_t n = std::max(tier == KeptTier::kLow ? counts.n_quantised : counts.n_original, 1U);
     const SlotShape shape = {.record = record_of(tier),
@@ -344,25 +367,28 @@ Status StaticSet::LoadLayer(uint32_t layer, const PrecisionShares& counts, const
     KVRUN_ASSIGN_OR_RETURN(SlotBuffers source, SlotBuffers::Create(device_, shape));
     tiers_[static_cast<size_t>(tier)].sources.push_back(std::move(source));
   }
-  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-    Split(layer, stream, counts);
-    KVRUN_RETURN_IF_ERROR(LoadStream(layer, stream, read, index));
-  }
-  for (Tier& tier : tiers_) {
-    if (!tier.sources.empty()) KVRUN_RETURN_IF_ERROR(tier.sources[layer].FlushAll());
-  }
   return Status::Ok();
 }
 
-// Where prompts have not said the share yet, a later one may. With a share of nothing there is no source.
-Status StaticSet::Load(const ReadFn& read, KvIndex* index) {
+// Where prompts have not said the share yet, a later one may.
+Status StaticSet::Load(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index) {
   has_share_ = !plan_.statics.share.by_prompt || measured_share();
   const std::vector<double> shares = original_shares();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
-    KVRUN_RETURN_IF_ERROR(LoadLayer(layer, CountsOf(layer, shares), read, index));
+    const PrecisionShares counts = CountsOf(layer, shares);
+    KVRUN_RETURN_IF_ERROR(MakeSources(counts));
+    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+      Split(layer, stream, counts);
+      const uint32_t sequence = stream / plan_.heads_per_sequence();
+      const uint32_t end = pages_ != nullptr ? first_window_groups[sequence] : 0;
+      KVRUN_RETURN_IF_ERROR(LoadStream(layer, stream, end, read, index));
+    }
+    for (Tier& tier : tiers_) {
+      if (!tier.sources.empty()) KVRUN_RETURN_IF_ERROR(tier.sources[layer].FlushAll());
+    }
   }
   records_ = {};
-  return Status::Ok();
+  return pages_ != nullptr ? pages_->Flush() : Status::Ok();
 }
 
 void StaticSet::Drop() {
@@ -374,7 +400,7 @@ Status StaticSet::TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, 
   for (const bool is_stored : {false, true}) {
     for (uint32_t layer = 0; layer < n_layers_; ++layer) {
       for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
-        KVRUN_RETURN_IF_ERROR(is_stored ? TakeStreamBack(layer, stream, read, index)
+        KVRUN_RETURN_IF_ERROR(is_stored ? TakeStreamBack(layer, stream, end, read, index)
                                         : TakeUnstoredBack(layer, stream, end, index));
       }
     }
@@ -394,8 +420,20 @@ Status StaticSet::TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end
   return Status::Ok();
 }
 
+// All groups whose rows are of pages; else those that have lost entries.
+std::vector<uint32_t> StaticSet::GroupsToTakeBack(uint32_t layer, uint32_t stream, uint32_t end,
+                                                  std::span<const uint32_t> lost) const {
+  const uint32_t end_of_rows = pages_ != nullptr ? pages_->EndOfRows(layer, stream) : 0;
+  if (end_of_rows == 0) return GroupsOf(lost, {});
+  std::vector<uint32_t> groups;
+  const uint32_t end_group = std::min(end_of_rows, end / plan_.record.group_tokens);
+  for (uint32_t group = plan_.n_pinned; group < end_group; ++group) groups.push_back(group);
+  return groups;
+}
+
 // After an error, what has to be read is still out.
-Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index) {
+Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
+                                 KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
   std::vector<uint32_t> kept = ranked_[ListOf(layer, stream)];
   std::sort(kept.begin(), kept.end());
@@ -404,15 +442,16 @@ Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& 
   std::set_difference(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(), std::back_inserter(lost));
   std::set_intersection(taken_out.begin(), taken_out.end(), kept.begin(), kept.end(),
                         std::back_inserter(out));
-  if (lost.empty()) return Status::Ok();
   const auto visit = [&](uint32_t group, std::span<const std::byte> record) -> Status {
     entries_.clear();
     AddEntriesOf(out, group);
     return index->TakeOut(layer, stream, group, record, entries_);
   };
   if (index != nullptr) {
-    KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, GroupsOf(lost, {}), read, visit));
+    const std::vector<uint32_t> groups = GroupsToTakeBack(layer, stream, end, lost);
+    KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
   }
+  if (pages_ != nullptr) pages_->NoteRows(layer, stream);
   taken_out = std::move(out);
   return Status::Ok();
 }

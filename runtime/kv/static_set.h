@@ -21,6 +21,7 @@
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/layer_attention.h"
 #include "runtime/kv/prompt_entries.h"
+#include "runtime/kv/static_pages.h"
 
 namespace kvrun {
 
@@ -31,8 +32,8 @@ class StaticSet {
   static constexpr uint32_t kGroupsAtOnce = 8;  // that are read
 
   // Empty. The plan must outlive it, and may change its share (StaticShare::by_prompt) while there is no
-  // source.
-  StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers);
+  // source. So must `pages`; null: groups stay as they are.
+  StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers, StaticPages* pages = nullptr);
 
   // --- Which entries.
   // A layer of a prompt: what its last rows attend to most before the window, over the heads of a stream, or,
@@ -59,14 +60,17 @@ class StaticSet {
   std::vector<double> original_shares() const;
   // Those of a group, as entries of it; ascending. Valid until the next call.
   std::span<const uint32_t> EntriesOf(uint32_t layer, uint32_t stream, uint32_t group);
+  // What is laid in pages of a sequence is read from its groups, until Load lays it again.
+  void DropPages(uint32_t sequence);
+  bool lays_pages() const { return pages_ != nullptr; }
 
   // --- The source, while decoding.
   // Reads whole groups of a stream: records [n], by ascending number.
-  using ReadFn = std::function<Status(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
-                                      std::span<std::byte> records)>;
+  using ReadFn = StaticPages::ReadFn;
   // Makes it and reads its entries. An index (or null) takes them out of its rows, and back what was taken
-  // out before and is in the set no more.
-  Status Load(const ReadFn& read, KvIndex* index);
+  // out before and is in the set no more. Or pages are laid without them, of groups before the window:
+  // first_window_groups: [n_sequences], or nothing where no pages are laid.
+  Status Load(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index);
   void Drop();
   // After Truncate: the index takes back what is not in the set any more. Groups from that of entry `end` on
   // cannot be read. After an error it is to be called again, or Load is.
@@ -76,6 +80,8 @@ class StaticSet {
   void Compact(uint32_t layer, uint32_t stream, uint32_t group, std::span<std::byte> record);
   // How many these are.
   uint32_t CountOthers(uint32_t layer, uint32_t stream, uint32_t group);
+  // Adds their positions.
+  void AddOthers(uint32_t layer, uint32_t stream, uint32_t group, std::vector<uint32_t>* positions);
 
  private:
   struct Overlap {
@@ -109,10 +115,16 @@ class StaticSet {
   Status MeasureOverlap(uint32_t end, PromptEntries& entries);
   PrecisionShares CountsOf(uint32_t layer, std::span<const double> original_shares) const;
   void Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts);
-  Status LoadLayer(uint32_t layer, const PrecisionShares& counts, const ReadFn& read, KvIndex* index);
-  Status LoadStream(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
+  bool IsPage(uint32_t layer, uint32_t stream, uint32_t group) const {
+    return pages_ != nullptr && pages_->Has(layer, stream, group);
+  }
+  Status MakeSources(const PrecisionShares& counts);
+  Status LoadStream(uint32_t layer, uint32_t stream, uint32_t first_window_group, const ReadFn& read,
+                    KvIndex* index);
+  std::vector<uint32_t> GroupsToTakeBack(uint32_t layer, uint32_t stream, uint32_t end,
+                                         std::span<const uint32_t> lost) const;
   Status TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end, KvIndex* index);
-  Status TakeStreamBack(uint32_t layer, uint32_t stream, const ReadFn& read, KvIndex* index);
+  Status TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read, KvIndex* index);
   using VisitFn = std::function<Status(uint32_t group, std::span<const std::byte> record)>;
   Status VisitGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups, const ReadFn& read,
                      const VisitFn& visit);
@@ -122,6 +134,7 @@ class StaticSet {
   Device& device_;
   const KvPlan& plan_;
   uint32_t n_layers_;
+  StaticPages* pages_;
   KvRecordShape entry_record_;
   bool has_share_ = false;                     // of the plan: prompts have nothing more to say of it
   std::vector<std::vector<uint32_t>> ranked_;  // [n_layers, n_streams]: positions, the best first

@@ -220,6 +220,7 @@ INSTANTIATE_TEST_SUITE_P(
         "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4 --kv-reuse 3",
         "kvswap --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-rank 4 --kv-static 0.5 --kv-static-steps 3",
         "prkv --kv-select 64 --kv-window 6 --kv-group 8 --kv-static-steps 3",
+        "prkv --kv-repage on --kv-select 64 --kv-window 6 --kv-group 8 --kv-static-steps 3",
         "dynakv --kv-select 40 --kv-window 6 --kv-sinks 2 --kv-cluster 8 --kv-pending 2",
         // With a policy that counts, a step that is done again counts twice: other records lie in the pool,
         // and sums have another order.
@@ -240,9 +241,10 @@ INSTANTIATE_TEST_SUITE_P(
       const bool has_rows = options.find("--kv-representatives") != options.npos;
       const bool is_in_sequence = options.find("sequence") != options.npos;
       const bool has_statics = options.find("--kv-static ") != options.npos;
+      const bool is_repaged = options.find("--kv-repage") != options.npos;
       return std::string(options.substr(0, options.find(' '))) + (has_pool ? "Pool" : "") +
              (has_rows ? "FlashRows" : "") + (is_in_sequence ? "InSequence" : "") +
-             (has_statics ? "Static" : "");
+             (has_statics ? "Static" : "") + (is_repaged ? "Repaged" : "");
     });
 
 // Every kind of fault at every request, or at a sample of them.

@@ -121,10 +121,12 @@ class StaticFaults : public ::testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(
     Methods, StaticFaults,
     ::testing::Values("prkv --kv-select 64 --kv-group 8 --kv-static-steps 8",
+                      "prkv --kv-repage on --kv-select 64 --kv-group 8 --kv-static 0.5 --kv-static-steps 8",
                       "kvswap --kv-select 40 --kv-sinks 2 --kv-rank 4 --kv-static 0.5 --kv-static-steps 8"),
     [](const ::testing::TestParamInfo<const char*>& source) {
       const std::string_view options = source.param;
-      return std::string(options.substr(0, options.find(' ')));
+      const bool is_repaged = options.find("--kv-repage on") != options.npos;
+      return std::string(options.substr(0, options.find(' '))) + (is_repaged ? "Repaged" : "");
     });
 
 TEST_P(StaticFaults, NothingIsLostWhileTheSetIsChosenAgain) {

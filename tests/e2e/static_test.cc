@@ -147,6 +147,15 @@ TEST_F(StaticSetRun, EverythingSelectedIsFullAttention) {
       EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 0U) << "all are attended to anyway";
     }
   }
+  // Pages laid anew hold all that is not in the set, wherever the sequence is truncated.
+  for (const char* options :
+       {"prkv --kv-group 4 --kv-type f32", "prkv --kv-group 16 --kv-type f32 --kv-reuse 3",
+        "quest --kv-group 7 --kv-type f16 --kv-sinks 2", "meanstd --kv-group 1 --kv-type f32"}) {
+    SCOPED_TRACE(options);
+    const auto pass = NewPass(fmt::format("{} --kv-select 4096 --kv-static 0.25 --kv-repage on", options));
+    ExpectFull(plan_.record.k_type == KvType::kF16 ? halves : expected, say(*pass));
+    EXPECT_GT(pass->kv_report()->statics->repaged_bytes, 0U);
+  }
 }
 
 // Two precisions: all of the set as it is stored, or some of it in fewer bits.
@@ -196,6 +205,7 @@ TEST_F(StaticSetRun, ASequenceSaysTheSameAmongOthers) {
   for (const std::string options :
        {"prkv --kv-select 64 --kv-group 8 --kv-static-steps 8",
         "prkv --kv-select 64 --kv-group 8 --kv-reuse 2",
+        "prkv --kv-select 64 --kv-group 8 --kv-static 0.5 --kv-static-steps 8 --kv-repage on",
         "quest --kv-select 40 --kv-group 4 --kv-static 0.5 --kv-static-steps 8 --kv-type int8"}) {
     SCOPED_TRACE(options);
     const auto say = [&](std::span<const uint32_t> sequences) {
@@ -219,6 +229,37 @@ TEST_F(StaticSetRun, ASequenceSaysTheSameAmongOthers) {
       ExpectSame(of_one, say({&s, 1}));
     }
   }
+}
+
+// Each time the set is chosen, and not otherwise, what is not in it is written again, about as much as the
+// prompt wrote.
+TEST_F(StaticSetRun, PagesAreLaidAnewWithEachSet) {
+  const std::vector<int> ids = Ids();
+  const auto options = [](const char* repage) {
+    return fmt::format("prkv --kv-select 64 --kv-group 8 --kv-static 0.5 --kv-static-steps 20 --kv-repage {}",
+                       repage);
+  };
+  const auto pass = NewPass(options("on"));
+  const auto stays = NewPass(options("off"));
+  const auto repaged = [](const ForwardPass& of) { return of.kv_report()->statics->repaged_bytes; };
+  Feed(*pass, ids, 0, 200, 200);
+  Feed(*stays, ids, 0, 200, 200);
+  EXPECT_EQ(repaged(*pass), 0U);
+  const uint64_t prompt_bytes = stays->kv_report()->store.written_bytes;
+  std::vector<float> said = Decode(*pass, ids, 200, 215);
+  EXPECT_NE(said, Decode(*stays, ids, 200, 215)) << "other pages";
+  const uint64_t once = repaged(*pass);
+  EXPECT_GT(once, prompt_bytes / 2);
+  EXPECT_LT(once, prompt_bytes);
+  Decode(*pass, ids, 215, 225);
+  EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 1U);
+  EXPECT_GT(repaged(*pass), once);
+  EXPECT_LT(repaged(*pass), 5 * once / 2);
+  EXPECT_EQ(repaged(*stays), 0U);
+  // Taken back: groups are read as they are, until the set is chosen again.
+  const uint64_t before = repaged(*pass);
+  Decode(*pass, ids, 190, 200);
+  EXPECT_EQ(repaged(*pass), before);
 }
 
 TEST_F(StaticSetRun, TheSetIsChosenAgain) {

@@ -156,8 +156,8 @@ TEST(StaticPlan, WhereEverythingIsSelected) {
 
 TEST(StaticPlan, EveryBudgetIsHeldAndUsed) {
   for (const std::string line :
-       {"prkv", "prkv --kv-static prompt", "kvswap --kv-static 0.25", "kvswap --kv-static 0.75",
-        "kvswap --kv-static prompt", "quest --kv-static 0.5"}) {
+       {"prkv", "prkv --kv-static prompt", "prkv --kv-repage on", "kvswap --kv-static 0.25",
+        "kvswap --kv-static 0.75", "kvswap --kv-static prompt", "quest --kv-static 0.5"}) {
     for (const double denominator : {34.0, 26.0, 20.0, 16.0, 13.0, 10.0, 8.0, 5.0, 4.0, 2.0, 1.25}) {
       for (const uint32_t n_sequences : {1U, 4U}) {
         SCOPED_TRACE(fmt::format("{} 1/{} {}", line, denominator, n_sequences));
@@ -247,6 +247,24 @@ TEST(StaticPlan, ByPromptNoShareTakesMoreThanThePlan) {
     }
   }
   EXPECT_EQ(n_shares, 16U * 1001);
+}
+
+TEST(StaticPlan, PagesThatAreLaidAnewTakeRoom) {
+  const KvPlan stays = PlanOf("prkv --kv-select 1024 --kv-repage off");
+  const KvPlan anew = PlanOf("prkv --kv-select 1024 --kv-repage on");
+  EXPECT_FALSE(stays.statics.lays_pages);
+  EXPECT_TRUE(anew.statics.lays_pages);
+  EXPECT_EQ(stays.n_stored_groups(), stays.n_groups());
+  EXPECT_EQ(anew.n_stored_groups(), 2 * anew.n_groups());
+  EXPECT_EQ(Part(anew, "checksums"), 2 * Part(stays, "checksums"));
+  EXPECT_GT(Part(anew, "static lists"), Part(stays, "static lists"));
+  EXPECT_NE(anew.Describe().find("in pages laid anew"), std::string::npos) << anew.Describe();
+  EXPECT_EQ(capi::KvPlanInfo(anew)["static"]["repage"], true);
+  EXPECT_EQ(PlanOf("prkv --kv-repage on --kv-static 0").n_stored_groups(), stays.n_groups());
+  for (const std::string method : {"kvswap", "oracle", "loki", "arkv-flash", "streaming", "full", "dynakv"}) {
+    ExpectMessage(Refusal(StaticOptions(method + " --kv-repage on")), StatusCode::kInvalidArgument,
+                  fmt::format("--kv-repage does not go with the KV method {}", method));
+  }
 }
 
 TEST(StaticPlan, WhatHasNoSelectedGroupsRefusesIt) {

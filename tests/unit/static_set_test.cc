@@ -109,7 +109,7 @@ TEST_F(StaticSetTest, TheSourceHoldsItsEntriesAsTheyWereStored) {
       const Ids chosen = {4, 5, 7, 9, 13, 18, 22, 27, 30, 33, 38, 40, 44, 51, 52, 53, 54, 55, 60, 67};
       Choose(set, chosen, 100);
       NotingIndex index;
-      RunOrDie(set.Load(Reader(), &index));
+      RunOrDie(set.Load(Reader(), {}, &index));
       for (uint32_t layer = 0; layer < kLayers; ++layer) {
         for (const uint32_t stream : {0U, 1U}) {
           EXPECT_EQ(Positions(set, layer, stream), chosen);
@@ -168,7 +168,7 @@ TEST_F(StaticSetTest, WhatIsTruncatedIsGoneFromTheSourceAndBackInTheIndex) {
   StaticSet set(*device_, plan_, kLayers);
   Choose(set, Ids{5, 8, 10, 13, 17, 22}, 30);
   NotingIndex index;
-  RunOrDie(set.Load(Reader(), &index));
+  RunOrDie(set.Load(Reader(), {}, &index));
   index.calls.clear();
   read_groups_.clear();
   set.Truncate(0, 12);
@@ -191,10 +191,10 @@ TEST_F(StaticSetTest, AnotherSetTakesTheIndexsEntriesBack) {
   StaticSet set(*device_, plan_, kLayers);
   Choose(set, Ids{5, 6, 13, 20}, 30);
   NotingIndex index;
-  RunOrDie(set.Load(Reader(), &index));
+  RunOrDie(set.Load(Reader(), {}, &index));
   set.Drop();
   Choose(set, Ids{6, 9, 20, 21}, 30);
-  RunOrDie(set.Load(Reader(), &index));
+  RunOrDie(set.Load(Reader(), {}, &index));
   EXPECT_EQ(index.Lacks(0, 0, group_tokens()), (Ids{6, 9, 20, 21}));
   ExpectLoaded(set, 1, 0);
 }
@@ -212,12 +212,12 @@ TEST_F(StaticSetTest, AfterABadReadTheIndexLacksWhatIsInTheSet) {
       Choose(set, first, 100);
       NotingIndex index;
       fails_from_ = n_reads_ + fails_from;
-      const Status status = set.Load(Reader(), &index);
+      const Status status = set.Load(Reader(), {}, &index);
       fails_from_ = UINT64_MAX;
       EXPECT_EQ(status.ok(), fails_from >= 8) << "two for each stream of each layer";
       set.Drop();
       if (chooses_again) Choose(set, second, 100);
-      RunOrDie(set.Load(Reader(), &index));
+      RunOrDie(set.Load(Reader(), {}, &index));
       for (uint32_t layer = 0; layer < kLayers; ++layer) {
         for (const uint32_t stream : {0U, 1U}) {
           EXPECT_EQ(index.Lacks(layer, stream, group_tokens()), chooses_again ? second : first);
@@ -235,7 +235,7 @@ TEST_F(StaticSetTest, AfterABadReadWhatWasTruncatedComesBackLater) {
     StaticSet set(*device_, plan_, kLayers);
     Choose(set, Ids{5, 8, 10, 13, 17, 22}, 30);
     NotingIndex index;
-    RunOrDie(set.Load(Reader(), &index));
+    RunOrDie(set.Load(Reader(), {}, &index));
     set.Truncate(0, 12);
     fails_from_ = 0;
     EXPECT_EQ(set.TakeBack(0, 18, Reader(), &index).code(), StatusCode::kIo);
@@ -245,7 +245,7 @@ TEST_F(StaticSetTest, AfterABadReadWhatWasTruncatedComesBackLater) {
       RunOrDie(set.TakeBack(0, 18, Reader(), &index));
     } else {
       set.Drop();
-      RunOrDie(set.Load(Reader(), &index));
+      RunOrDie(set.Load(Reader(), {}, &index));
     }
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       EXPECT_EQ(index.Lacks(layer, 0, group_tokens()), (Ids{5, 8, 10}));

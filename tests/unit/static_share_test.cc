@@ -74,7 +74,7 @@ TEST_F(StaticShareByPrompt, NothingSaysItWhereNothingIsBeforeTheWindow) {
   RunOrDie(set.Choose(0, {0, 0, 9}, attention));
   EXPECT_EQ(set.measured_share(), std::nullopt);
   // Decoding begins with what the plan assumes; a longer prompt says it yet.
-  RunOrDie(set.Load(Reader(), nullptr));
+  RunOrDie(set.Load(Reader(), {}, nullptr));
   set.Drop();
   RunOrDie(set.Choose(0, {0, 0, 46}, attention));
   EXPECT_EQ(set.measured_share(), 1.0);
@@ -87,7 +87,7 @@ TEST_F(StaticShareByPrompt, TheBestStayWhenItIsKnown) {
   for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
   plan_.statics.n_entries = 5;
   NotingIndex index;
-  RunOrDie(set.Load(Reader(), &index));
+  RunOrDie(set.Load(Reader(), {}, &index));
   EXPECT_EQ(Positions(set), (Ids{4, 5, 6, 7, 8}));
   EXPECT_EQ(index.Lacks(1, 0, group_tokens()), (Ids{4, 5, 6, 7, 8}));
   ExpectLoaded(set, 1, 0);
@@ -99,7 +99,7 @@ TEST_F(StaticShareByPrompt, WithAShareOfNothingAllEntriesOfAGroupCount) {
   for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
   plan_.statics.n_entries = 0;
   NotingIndex index;
-  RunOrDie(set.Load(Reader(), &index));
+  RunOrDie(set.Load(Reader(), {}, &index));
   EXPECT_TRUE(Positions(set).empty());
   for (uint32_t group = 0; group < 10; ++group) EXPECT_EQ(set.CountOthers(0, 0, group), 4U);
   EXPECT_TRUE(index.taken_out.empty());
@@ -124,7 +124,7 @@ TEST_F(StaticShareByPrompt, WhatIsTruncatedBeforeItIsKnownIsGone) {
   RunOrDie(set.TakeBack(0, 14, Reader(), &index));
   EXPECT_TRUE(index.calls.empty()) << "nothing was taken out yet";
   plan_.statics.n_entries = 16;
-  RunOrDie(set.Load(Reader(), &index));
+  RunOrDie(set.Load(Reader(), {}, &index));
   for (const uint32_t position : Positions(set)) EXPECT_LT(position, 8U);
   EXPECT_EQ(index.Lacks(0, 0, group_tokens()), Positions(set));
 }
