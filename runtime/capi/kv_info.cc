@@ -49,7 +49,7 @@ Json ClustersInfo(const ClusterPlan& clusters) {
 
 Json StaticInfo(const KvPlan& plan) {
   const StaticPlan& statics = plan.statics;
-  const bool is_by_score = plan.method.precision == KvPrecisionKind::kByScore;
+  const bool is_by_score = plan.method.goes_by_score();
   return {{"entries", statics.n_entries},
           {"share", statics.share.share},
           {"by_prompt", statics.share.by_prompt},
@@ -62,7 +62,7 @@ Json StaticInfo(const KvPlan& plan) {
 
 Json KeptInfo(const KvPlan& plan) {
   const KeptPlan& kept = plan.kept;
-  const bool is_by_score = plan.method.precision == KvPrecisionKind::kByScore;
+  const bool is_by_score = plan.method.goes_by_score();
   return {{"entries", kept.n_entries},
           {"most_entries", kept.most_entries},
           {"shares", KeptSharesName(kept.shares)},

@@ -12,6 +12,7 @@
 
 #include "platform/base/check.h"
 #include "runtime/engine/offloaded_prefill.h"
+#include "runtime/engine/recent_tokens.h"
 #include "runtime/engine/step_commands.h"
 #include "runtime/kv/kv_thread.h"
 #include "runtime/kv/offloaded_cache.h"
@@ -29,27 +30,6 @@ struct DecodeLists {
   std::vector<std::unique_ptr<CommandList>> lists;
 };
 constexpr size_t kMaxRecordedSteps = 4;
-
-// The last tokens of a sequence, before position `end`.
-struct RecentTokens {
-  std::vector<TokenId> ids;
-  uint32_t end = 0;
-  uint32_t chosen_at = 0;  // how many entries there were when its static set was chosen
-
-  uint32_t begin() const { return end - static_cast<uint32_t>(ids.size()); }
-  TokenId At(uint32_t position) const { return ids[position - begin()]; }
-  void Add(const StepRow& row, uint32_t most) {
-    if (ids.empty() || row.position < begin() || row.position > end) {
-      ids.clear();
-      chosen_at = row.position;
-    } else {
-      ids.resize(row.position - begin());
-    }
-    ids.push_back(row.id);
-    end = row.position + 1;
-    if (ids.size() > most) ids.erase(ids.begin());
-  }
-};
 
 class OffloadedForwardPass : public ForwardPass {
  public:

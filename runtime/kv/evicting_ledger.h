@@ -145,14 +145,12 @@ class EvictingLedger final : public KvLedger {
   uint32_t heads() const { return plan_.heads_per_sequence(); }
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   bool has_two_tiers() const {
-    return plan_.method.precision == KvPrecisionKind::kByScore &&
-           (plan_.kept.precisions == KeptPrecisions::kBytes ||
-            plan_.kept.precisions == KeptPrecisions::kEntries);
+    return plan_.method.goes_by_score() && (plan_.kept.precisions == KeptPrecisions::kBytes ||
+                                            plan_.kept.precisions == KeptPrecisions::kEntries);
   }
   // Where what leaves the window goes.
   KeptTier entry_tier() const {
-    return plan_.method.precision == KvPrecisionKind::kByScore &&
-                   plan_.kept.precisions == KeptPrecisions::kQuantised
+    return plan_.method.goes_by_score() && plan_.kept.precisions == KeptPrecisions::kQuantised
                ? KeptTier::kLow
                : KeptTier::kOriginal;
   }

@@ -84,6 +84,8 @@ struct KvMethod {
   bool is_on_flash() const { return store == KvStoreKind::kGroups || store == KvStoreKind::kClusters; }
   // What finds no room is forgotten.
   bool evicts() const { return store == KvStoreKind::kKept; }
+  // What of it keeps its precision depends on the attention that it gets.
+  bool goes_by_score() const { return precision == KvPrecisionKind::kByScore; }
   // There is a file: for what is on flash, or for what prompts put aside.
   bool needs_file() const { return is_on_flash() || evicts(); }
 };

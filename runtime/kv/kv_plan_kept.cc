@@ -38,8 +38,7 @@ uint64_t WeightBytes(const KvSizeInput& input, const KvPlan& plan) {
 KvType LowType(KvType type) { return type == KvType::kF16 || type == KvType::kF32 ? KvType::kFp8 : type; }
 
 bool HasLowRecords(const KvPlan& plan) {
-  return plan.method.precision == KvPrecisionKind::kByScore &&
-         plan.kept.precisions != KeptPrecisions::kOriginal;
+  return plan.method.goes_by_score() && plan.kept.precisions != KeptPrecisions::kOriginal;
 }
 
 }  // namespace
@@ -53,7 +52,7 @@ void SetKept(uint32_t n, KvPlan& plan) {
   plan.n_pool_slots = 0;
   kept.n_entries = n;
   kept.low_record = plan.record;
-  if (plan.method.precision == KvPrecisionKind::kByScore) {
+  if (plan.method.goes_by_score()) {
     kept.low_record.k_type = LowType(plan.record.k_type);
     kept.low_record.v_type = LowType(plan.record.v_type);
   }
@@ -77,8 +76,7 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   const KeptPlan& kept = plan.kept;
   const KeepRule& rule = RuleOf(plan);
   const uint64_t lists = uint64_t{input.model.n_layers} * plan.n_streams;
-  const bool all_low =
-      plan.method.precision == KvPrecisionKind::kByScore && kept.precisions == KeptPrecisions::kQuantised;
+  const bool all_low = plan.method.goes_by_score() && kept.precisions == KeptPrecisions::kQuantised;
   const uint64_t record_bytes = all_low ? kept.low_record.size_bytes() : plan.record.size_bytes();
   const uint64_t mass_bytes = StepMoments(rule) * sizeof(float);
   // Places of both precisions at most.
@@ -119,8 +117,7 @@ uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan) {
 }
 
 uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const uint64_t moments =
-      plan.method.precision == KvPrecisionKind::kByScore ? 4 : RuleOf(plan).prompt_form.n_moments;
+  const uint64_t moments = plan.method.goes_by_score() ? 4 : RuleOf(plan).prompt_form.n_moments;
   // The device's and a copy; then the copy with scores, and what a head's are made of.
   const uint64_t heads = input.model.n_kv_heads;
   return uint64_t{plan.n_ctx} * sizeof(float) * std::max(2 * moments * heads, (2 * moments + 1) * heads + 12);
@@ -133,7 +130,7 @@ std::string DescribeKept(const KvPlan& plan) {
       keeps_all ? fmt::format("; all {} entries of each list are kept", plan.n_ctx)
                 : fmt::format("; {} of {} entries of each list are kept", kept.n_entries, plan.n_ctx);
   text += fmt::format(" beside a window of {}", plan.window_entries);
-  if (plan.method.precision == KvPrecisionKind::kByScore) {
+  if (plan.method.goes_by_score()) {
     // Where all have room, none has its precision lowered.
     const bool lowers_none = keeps_all && kept.precisions != KeptPrecisions::kQuantised;
     switch (lowers_none ? KeptPrecisions::kOriginal : kept.precisions) {

@@ -67,7 +67,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     }
   }
   if (!method.evicts() && options.kept_shares) return NotFor(options, "shares", "shares of what is kept");
-  if (method.precision != KvPrecisionKind::kByScore) {
+  if (!method.goes_by_score()) {
     if (options.kept_precisions) return NotFor(options, "precisions", "choice of precisions");
     if (options.attention_moments) return NotFor(options, "moments", "moments of attention");
   }

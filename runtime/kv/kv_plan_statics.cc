@@ -20,13 +20,11 @@ KvType LowerType(KvType type) {
   return is_float ? KvType::kFp8 : KvType::kInt4;
 }
 
-bool GoesByScore(const KvPlan& plan) { return plan.method.precision == KvPrecisionKind::kByScore; }
-
 void ShapeStatics(KvPlan& plan) {
   StaticPlan& statics = plan.statics;
   statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticSet::kObservedRows) : 0;
   statics.most_entries = statics.n_entries;
-  if (!GoesByScore(plan)) return;
+  if (!plan.method.goes_by_score()) return;
   statics.low_record = plan.entry_record();
   statics.low_record.k_type = LowerType(plan.record.k_type);
   statics.low_record.v_type = LowerType(plan.record.v_type);
@@ -80,7 +78,7 @@ void AddStaticParts(const KvSizeInput& input, KvPlan& plan) {
   shape.table_slots = statics.n_entries;
   uint64_t tables = shape.table_bytes();
   uint64_t of_list = statics.n_entries * entry_bytes;
-  if (GoesByScore(plan)) {
+  if (plan.method.goes_by_score()) {
     // Either source has a place at least.
     const bool is_low = statics.precisions == KeptPrecisions::kQuantised;
     of_list = statics.n_entries * (is_low ? low_bytes : entry_bytes) + entry_bytes + low_bytes;
@@ -123,7 +121,7 @@ uint64_t StaticPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
   // The device's and a copy; then the copy with scores and order. For the share, those of two rows more.
   const uint64_t heads = input.model.n_kv_heads;
   uint64_t moments = 1;
-  if (GoesByScore(plan)) moments = plan.statics.moments == AttentionMoments::kRows ? 4 : 2;
+  if (plan.method.goes_by_score()) moments = plan.statics.moments == AttentionMoments::kRows ? 4 : 2;
   if (plan.statics.share.by_prompt) moments += 1;
   return uint64_t{plan.n_ctx} * sizeof(float) * std::max(2 * moments * heads, (moments + 1) * heads + 3);
 }

@@ -32,6 +32,9 @@ class Planner {
   Result<KvPlan> Partial();
 
  private:
+  static constexpr uint32_t kWholeGroupTokens = 16;  // where nothing is selected
+  static constexpr uint32_t kPaperEntries = 400;     // a usual selection
+
   // Of the table in kv_plan.h.
   struct Row {
     double share;

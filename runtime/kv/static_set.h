@@ -101,7 +101,7 @@ class StaticSet {
   // Of both precisions, ascending.
   std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
-  bool goes_by_score() const { return plan_.method.precision == KvPrecisionKind::kByScore; }
+  bool goes_by_score() const { return plan_.method.goes_by_score(); }
   const KvRecordShape& record_of(KeptTier tier) const {
     return tier == KeptTier::kLow ? plan_.statics.low_record : entry_record_;
   }
