@@ -92,7 +92,7 @@ void CheckClose(Buffer& found, std::span<const double> expected, size_t n_parts 
 }
 
 void Clear(Buffer& buffer) {
-  std::ranges::fill(buffer.host(), std::byte{0});
+  std::fill(buffer.host().begin(), buffer.host().end(), std::byte{0});
   RunOrDie(buffer.Flush(0, buffer.size_bytes()));
 }
 
