@@ -93,6 +93,9 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
   const KvOptions options = OptionsOf(candidate, setting);
   KVRUN_ASSIGN_OR_RETURN(
       KvPlan plan, PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes));
+  if (candidate.static_share > 0.0 && !plan.has_statics()) {
+    return Status(StatusCode::kOutOfMemory, "the budget leaves no room for a static set");
+  }
   plan = ChoosingLess(std::move(plan), candidate.chosen_percent);
   SizedCandidate sized{candidate, std::move(plan), {}};
   sized.options = NamesOf(candidate, sized.plan);
@@ -175,7 +178,7 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
       const Result<SizedCandidate> most = SizeCandidate(candidate, setting);
       if (!most.ok()) continue;
       if (share > 0.0) {
-        if (most->plan.has_statics()) keep(*most);
+        keep(*most);
         continue;
       }
       for (const uint32_t percent : ChosenPercents()) {

@@ -55,7 +55,7 @@ struct SizedCandidate {
   uint32_t reuse_groups() const { return plan.n_cache_slots; }
 };
 
-// kOutOfMemory where the budget does not hold it.
+// kOutOfMemory where the budget does not hold it, or not its static set.
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting);
 
 // What kvrun itself chooses from the budget: the search begins there, and where no limit is

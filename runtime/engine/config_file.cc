@@ -107,7 +107,7 @@ ChosenSolution ChooseSolution(const KvConfig& config, const std::string& config_
   const std::filesystem::path folder = std::filesystem::path(config_path).parent_path();
   const bool leaves_open = ctx > solution.ctx || batch < solution.batch;
   for (const auto& [name, value] : solution.options) {
-    if (leaves_open && (name == "select" || name == "reuse")) continue;
+    if (leaves_open && (name == "select" || name == "reuse" || name == "static")) continue;
     chosen.options.emplace_back(name, name == "adapter" ? (folder / value).string() : value);
   }
   return chosen;

@@ -405,18 +405,22 @@ Status OffloadedForwardPass::ChooseStaticsAgain(std::span<const StepRow> rows) {
   if (recent_.empty() || plan.n_chosen >= plan.n_groups()) return Status::Ok();
   // Few rows are no prompt to learn from.
   if (scores() && !cache_->index()->is_ready()) return Status::Ok();
+  const auto begin = std::chrono::steady_clock::now();
+  bool is_chosen = false;
   for (const StepRow& row : rows) {
     RecentTokens& recent = recent_[row.sequence];
     recent.chosen_at = std::min(recent.chosen_at, row.position);
     if (row.position - recent.chosen_at < plan.statics.steps || recent.end != row.position) continue;
     const auto n = std::min<uint32_t>(static_cast<uint32_t>(recent.ids.size()), plan.statics.observed_rows);
     if (n < 2) continue;
-    const auto begin = std::chrono::steady_clock::now();
     KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, row.position - n));
     ++static_report_->n_chosen_again;
-    static_report_->milliseconds +=
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    is_chosen = true;
   }
+  if (!is_chosen) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(BeginDecode());  // which reads the set, and may lay pages
+  static_report_->milliseconds +=
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   return Status::Ok();
 }
 

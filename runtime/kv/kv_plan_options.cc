@@ -9,6 +9,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/kv/kv_plan_statics.h"
 #include "runtime/kv/slot_cache.h"
 #include "shaders/shared/step_params.h"
 
@@ -309,7 +310,12 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
   if (!n_cache_slots) return Status::Ok();
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
   const uint32_t least = std::min(plan.n_pinned + 1, plan.n_choosable());
-  const uint32_t selected = n_chosen.value_or(std::max(*n_cache_slots, least));
+  uint32_t selected = n_chosen.value_or(std::max(*n_cache_slots, least));
+  if (plan.method.may_have_statics()) {
+    KvPlan shared = plan;
+    ShareWithStatics(selected, plan.statics.share.share, false, shared);
+    selected = shared.n_chosen;
+  }
   if (policy->needs_equal_capacity && *n_cache_slots != selected) {
     return Invalid(
         fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: leave "

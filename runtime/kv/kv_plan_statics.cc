@@ -89,8 +89,14 @@ void AddStaticParts(const KvSizeInput& input, KvPlan& plan) {
   // Groups that are read, also for pages, and pages that are written.
   const uint64_t n_records =
       StaticSet::kGroupsAtOnce + (statics.lays_pages ? 2 * StaticPages::kGroupsAtOnce : 0);
-  plan.parts.push_back(
-      {"static tables", input.model.n_layers * tables + n_records * plan.record.size_bytes(), false, true});
+  uint64_t of_pages = 0;
+  if (statics.lays_pages) {
+    of_pages = lists * StaticPages::kListBytes +
+               uint64_t{plan.n_streams} * statics.n_total * sizeof(GroupFetch) +
+               uint64_t{plan.n_groups()} * sizeof(uint32_t);
+  }
+  const uint64_t n_bytes = input.model.n_layers * tables + n_records * plan.record.size_bytes() + of_pages;
+  plan.parts.push_back({"static tables", n_bytes, false, true});
   // Positions by rank and ascending, and those that an index has taken out; of rows of entries, with what
   // they were.
   const bool has_rows = plan.method.has_index() && !plan.method.has_pages();

@@ -330,17 +330,20 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
   return best;
 }
 
-// A static set that nobody asked for must leave nearly as many entries: what observes prompts takes memory,
-// too.
+// With a static set, where there is to be one and it leaves room: what observes prompts takes memory, too.
+// One that nobody asked for must leave nearly as many entries, and has no use where all are selected.
 Result<std::optional<KvPlan>> Planner::FitBest() {
+  leaves_statics_out_ = false;
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
-  if (!may_choose_statics()) return best;
+  const StaticShare share = base_.statics.share;
+  if (!base_.method.may_have_statics() || share.by_prompt || share.share == 0.0) return best;
+  const bool is_made = best && best->has_statics();
+  if (is_made && !may_choose_statics()) return best;
   leaves_statics_out_ = true;
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> without, FitBestSize());
-  const bool is_worth_it = best && without && EntriesOf(*best) >= kWorthItsStatics * EntriesOf(*without);
-  if (!is_worth_it) return without;
-  leaves_statics_out_ = false;
-  return best;
+  const bool is_needed = is_made && without && without->n_chosen < without->n_choosable();
+  if (is_needed && EntriesOf(*best) >= kWorthItsStatics * EntriesOf(*without)) return best;
+  return without;
 }
 
 Result<KvPlan> Planner::Partial() {

@@ -76,9 +76,9 @@ Status Planner::Settle() {
 Status Planner::SettleStatics() {
   StaticPlan& statics = base_.statics;
   const KvDefaults& defaults = base_.method.defaults;
-  const double usual_share =
-      may_choose_statics() && !leaves_statics_out_ ? *defaults.static_share_of_budget : defaults.static_share;
+  const double usual_share = may_choose_statics() ? *defaults.static_share_of_budget : defaults.static_share;
   statics.share = options_.static_share.value_or(StaticShare{.share = usual_share});
+  if (leaves_statics_out_) statics.share = {};
   statics.steps = options_.static_steps.value_or(defaults.static_steps);
   statics.lays_pages = options_.static_repage.value_or(false);
   statics.precisions = options_.kept_precisions.value_or(KeptPrecisions::kBytes);

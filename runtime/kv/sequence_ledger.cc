@@ -63,18 +63,22 @@ Status SequenceLedger::ForgetFrom(uint32_t sequence, uint32_t length) {
   return TruncateStatics(sequence, length);
 }
 
-// What lies in the window is attended to there. Slots of groups that have lost such entries lack them.
 Status SequenceLedger::TruncateStatics(uint32_t sequence, uint32_t length) {
-  if (statics_ == nullptr) return Status::Ok();
+  ForgetStatics(sequence, length);
+  return TakeStaticsBack(sequence);
+}
+
+// What lies in the window is attended to there. Slots of groups that have lost such entries lack them, and a
+// slot of a page that was laid anew holds entries of any group.
+void SequenceLedger::ForgetStatics(uint32_t sequence, uint32_t length) {
+  if (statics_ == nullptr) return;
   const uint32_t first = window_.FirstGroup(length);
-  // A slot of a page that was laid anew holds entries of any group.
   const uint32_t end_of_slots = statics_->lays_pages() ? std::min(first, plan_.n_pinned) : first;
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     slots_.Truncate(stream, end_of_slots);
   }
   statics_->Truncate(sequence, first * group_tokens());
   is_to_take_back_[sequence] = true;
-  return TakeStaticsBack(sequence);
 }
 
 // Until it succeeds, each use of the sequence tries it.
@@ -111,6 +115,9 @@ std::optional<double> SequenceLedger::measured_static_share() const {
 Status SequenceLedger::BeginDecode() {
   if (statics_ == nullptr) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(UndoPrefill());  // a prompt that has failed may have chosen what cannot be read
+  for (uint32_t sequence = 0; sequence < n_sequences(); ++sequence) {
+    KVRUN_RETURN_IF_ERROR(TakeStaticsBack(sequence));  // before rows become those of pages
+  }
   first_window_groups_.clear();
   for (const uint32_t length : lengths_) first_window_groups_.push_back(window_.FirstGroup(length));
   return statics_->Load(GroupReader(), first_window_groups_, index_);
@@ -140,9 +147,7 @@ Status SequenceLedger::UndoPrefill() {
   const uint32_t sequence = window_.prefilled_sequence();
   KVRUN_RETURN_IF_ERROR(window_.UndoPrefill());
   // Layers that were computed have chosen among entries that are not there.
-  if (statics_ != nullptr) {
-    statics_->Truncate(sequence, window_.FirstGroup(lengths_[sequence]) * group_tokens());
-  }
+  ForgetStatics(sequence, lengths_[sequence]);
   return Status::Ok();
 }
 

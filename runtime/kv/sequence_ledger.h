@@ -59,6 +59,7 @@ class SequenceLedger final : public KvLedger {
   Status Prepare(uint32_t sequence, uint32_t length);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
   Status TruncateStatics(uint32_t sequence, uint32_t length);
+  void ForgetStatics(uint32_t sequence, uint32_t length);
   Status TakeStaticsBack(uint32_t sequence);
   StaticSet::ReadFn GroupReader();
   Status RestoreWindow(uint32_t sequence, uint32_t length);

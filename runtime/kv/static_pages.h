@@ -26,6 +26,7 @@ namespace kvrun {
 class StaticPages {
  public:
   static constexpr uint32_t kGroupsAtOnce = 8;  // that are read, and as many that are written
+  static constexpr uint64_t kListBytes = 48;    // of a stream of a layer in memory, besides what is taken
 
   // All must outlive it. The store has room for n_stored_groups() of each stream, and the index takes
   // records.
@@ -70,6 +71,7 @@ class StaticPages {
     uint32_t end_of_rows = 0;
     std::vector<uint32_t> taken;
   };
+  static_assert(sizeof(Layout) <= kListBytes);
 
   size_t At(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   uint32_t group_tokens() const { return plan_.record.group_tokens; }

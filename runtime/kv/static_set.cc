@@ -370,8 +370,17 @@ Status StaticSet::MakeSources(const PrecisionShares& counts) {
   return Status::Ok();
 }
 
-// Where prompts have not said the share yet, a later one may.
+// An error of a write may come late: pages that were laid before may not be there.
 Status StaticSet::Load(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index) {
+  Status loaded = LoadAll(read, first_window_groups, index);
+  if (loaded.ok() && pages_ != nullptr) loaded = pages_->Flush();
+  for (uint32_t sequence = 0; !loaded.ok() && sequence < plan_.n_sequences; ++sequence) DropPages(sequence);
+  records_ = {};
+  return loaded;
+}
+
+// Where prompts have not said the share yet, a later one may.
+Status StaticSet::LoadAll(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index) {
   has_share_ = !plan_.statics.share.by_prompt || measured_share();
   const std::vector<double> shares = original_shares();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
@@ -387,8 +396,7 @@ Status StaticSet::Load(const ReadFn& read, std::span<const uint32_t> first_windo
       if (!tier.sources.empty()) KVRUN_RETURN_IF_ERROR(tier.sources[layer].FlushAll());
     }
   }
-  records_ = {};
-  return pages_ != nullptr ? pages_->Flush() : Status::Ok();
+  return Status::Ok();
 }
 
 void StaticSet::Drop() {

@@ -118,6 +118,7 @@ class StaticSet {
   bool IsPage(uint32_t layer, uint32_t stream, uint32_t group) const {
     return pages_ != nullptr && pages_->Has(layer, stream, group);
   }
+  Status LoadAll(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index);
   Status MakeSources(const PrecisionShares& counts);
   Status LoadStream(uint32_t layer, uint32_t stream, uint32_t first_window_group, const ReadFn& read,
                     KvIndex* index);

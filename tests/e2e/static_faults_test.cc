@@ -163,5 +163,33 @@ TEST_P(StaticFaults, NothingIsLostWhileTheSetIsChosenAgain) {
   EXPECT_TRUE(has_caught_up_) << "no error came after what was computed again was forgotten";
 }
 
+// A prompt fails before it has computed anything: decoding goes on with what is in slots, or is read again.
+TEST_P(StaticFaults, APromptThatCannotBeginLosesNothing) {
+  RunOrDie(ParseKvOptions("--kv-select 4096 --kv-static 0.25 --kv-type f32 --kv-static-steps 0", &settings_));
+  constexpr uint32_t kCompleted = 4;  // steps until a group of the first sequence is complete, and not stored
+  const uint32_t n_vocab = loaded_.model->config.n_vocab;
+  const auto full =
+      loaded_.NewPass({.n_sequences = 2, .n_ctx = kRoom, .kv_type = KvType::kF32, .offloaded = nullptr});
+  for (const uint32_t s : {0U, 1U}) Feed(*full, IdsOf(s), 0, kBegins[s], kBegins[s], s);
+  std::vector<float> expected;
+  std::vector<float> said;
+  const Made clean = Make(FaultyFile::kStore, {});
+  for (uint32_t step = 0; step < kCompleted; ++step) RunOrDie(Step(*clean.pass, step, &said));
+  const Fault fault{FaultKind::kIoError, IoKind::kWrite, CountsOf(clean).of[0].writes, 1};
+  const Made made = Make(FaultyFile::kStore, {.faults = {fault}, .random_kinds = {}});
+  said.clear();
+  for (uint32_t step = 0; step < kSteps; ++step) {
+    if (step == kCompleted) {
+      std::vector<StepRow> rows;
+      for (uint32_t i = 0; i < 16; ++i) rows.push_back({IdsOf(1)[i], kBegins[0] + step + i, 0});
+      const Status status = made.pass->Run(rows, {}, {});
+      EXPECT_TRUE(IsClearError(status)) << status.message();
+    }
+    RunOrDie(Step(*full, step, &expected));
+    RunOrDie(Step(*made.pass, step, &said));
+  }
+  EXPECT_LE(CompareLogits(expected, said, n_vocab).max_absolute, 0.02);
+}
+
 }  // namespace
 }  // namespace kvrun::testing

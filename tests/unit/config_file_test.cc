@@ -444,6 +444,7 @@ TEST(ChooseSolution, ALongerContextLeavesTheSelectionOpen) {
   EXPECT_FALSE(longer.is_exact);
   EXPECT_EQ(OptionOf(longer, "select"), "not said");
   EXPECT_EQ(OptionOf(longer, "reuse"), "not said");
+  EXPECT_EQ(OptionOf(longer, "static"), "not said") << "it is a share of what is selected";
   EXPECT_EQ(OptionOf(longer, "window"), "64");
   EXPECT_EQ(OptionOf(ChooseSolution(config, "c", 2, 8000), "reuse"), "120");
 }

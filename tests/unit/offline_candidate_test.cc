@@ -60,6 +60,18 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
       ASSERT_TRUE(again.ok()) << again.status().message();
       ExpectSamePlan(*again, sized.plan);
       EXPECT_LE(NeededBytes(*again), setting.budget_bytes);
+      SizedCandidate other_policy = sized;
+      SetPolicy("non-hit", &other_policy);
+      if (sized.plan.n_chosen == sized.plan.n_cache_slots) {
+        const Result<KvPlan> planned =
+            PlanOf(other_policy.options, setting, !sized.candidate.adapter.empty());
+        ASSERT_TRUE(planned.ok()) << planned.status().message();
+        ExpectSamePlan(*planned, [&] {
+          KvPlan expected = sized.plan;
+          expected.policy = "non-hit";
+          return expected;
+        }());
+      }
       const Result<SizedCandidate> sized_again = SizeCandidate(sized.candidate, setting);
       ASSERT_TRUE(sized_again.ok());
       EXPECT_EQ(sized_again->options, sized.options);

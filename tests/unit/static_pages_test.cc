@@ -40,12 +40,18 @@ class StoreInMemory final : public RecordStore {
     }
     return Status::Ok();
   }
-  Status Flush() override { return Status::Ok(); }
+  Status Flush() override {
+    if (!fails_late) return Status::Ok();
+    fails_late = false;
+    records.clear();
+    return {StatusCode::kIo, "the disk is full"};
+  }
   Status Truncate(uint32_t, uint32_t) override { return Status::Ok(); }
 
   size_t record_bytes = 0;
   uint64_t n_appends = 0;
   uint64_t fails_from = UINT64_MAX;
+  bool fails_late = false;  // nothing of what was written is there
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, std::vector<std::byte>> records;
 };
 
@@ -224,6 +230,22 @@ TEST_F(StaticPagesTest, ReadsAreOfPagesBehindTheGroups) {
   const uint32_t n = plan_.n_groups();
   expect(1, {{1, 0}, {7, 1}, {0, 2}, {5, 6}, {9, 7}, {n + 1, 3}, {n + 3, 4}});
   expect(0, {{1, 0}, {7, 1}, {0, 2}, {1, 3}, {3, 4}, {4, 5}, {5, 6}, {9, 7}});
+}
+
+// An error of a write that comes after all was laid: it is laid again.
+TEST_F(StaticPagesTest, AWriteMayFailLate) {
+  plan_.statics.n_entries = plan_.statics.most_entries = 6;
+  RowsOfRecords index(plan_);
+  StaticPages pages(plan_, kLayers, store_, index);
+  StaticSet set(*device_, plan_, kLayers, &pages);
+  const Ids chosen = {5, 8, 10, 13, 17, 22};
+  Choose(set, chosen, 38);
+  store_.fails_late = true;
+  EXPECT_EQ(set.Load(Reader(), Ids{8}, &index).code(), StatusCode::kIo);
+  EXPECT_FALSE(pages.Has(1, kStream, 1));
+  set.Drop();
+  RunOrDie(set.Load(Reader(), Ids{8}, &index));
+  ExpectLaid(pages, index, 8, chosen);
 }
 
 // The set and its pages: what slots hold is in front, and what is truncated is back in all rows.

@@ -78,6 +78,18 @@ TEST(StaticPlan, ABudgetAloneMakesOneOfKvswap) {
   const KvPlan all = PlanOf("kvswap --kv-budget 300M");
   EXPECT_EQ(all.n_chosen, all.n_groups());
   EXPECT_FALSE(all.has_statics()) << "where everything is selected";
+  // Nor where the budget holds all of it without one.
+  for (const std::string budget : {"110M", "112M", "114M", "116M"}) {
+    const KvPlan roomy = PlanOf("kvswap --kv-budget " + budget);
+    const KvPlan none = PlanOf("kvswap --kv-static 0 --kv-budget " + budget);
+    EXPECT_EQ(roomy.n_chosen == roomy.n_groups(), none.n_chosen == none.n_groups()) << budget;
+  }
+  // One that was asked for and finds no room is left out, too: it would leave no entries.
+  const std::string tight =
+      "kvswap --kv-budget 5551000 --kv-type int4 --kv-rank 12 --kv-window 32 --kv-static ";
+  const KvPlan left_out = PlanOf(tight + "0.25", 10240);
+  EXPECT_EQ(left_out.n_chosen, PlanOf(tight + "0", 10240).n_chosen);
+  EXPECT_GT(left_out.n_chosen, 60U);
   KvOptions nothing_named;
   nothing_named.budget_fraction = 1 / 13.0;
   EXPECT_TRUE(Plan(nothing_named, kSmolLm2, 8192, 1, 4096).has_statics());
@@ -130,6 +142,17 @@ TEST(StaticPlan, AShareIsOfWholeGroups) {
     }
   }
   EXPECT_EQ(PlanOf("kvswap --kv-select 8 --kv-static 1 --kv-window 4", 20).observed_rows(), 20U);
+}
+
+// A policy that needs as many slots as groups are selected: without the set.
+TEST(StaticPlan, SlotsOfAPolicyThatNeedsAsMany) {
+  const std::string line = "kvswap --kv-select 400 --kv-group 4 --kv-static 0.25 --kv-policy non-hit";
+  const KvPlan plan = PlanOf(line + " --kv-reuse 76");
+  EXPECT_EQ(plan.n_chosen, 76U);
+  EXPECT_EQ(plan.n_pool_slots, 0U);
+  EXPECT_EQ(PlanOf(line).n_cache_slots, 76U);
+  ExpectMessage(Refusal(StaticOptions(line + " --kv-reuse 101")), StatusCode::kInvalidArgument,
+                "as many slots as groups are selected, 76, not 101");
 }
 
 TEST(StaticPlan, SlotsAndAPoolBesideIt) {

@@ -309,11 +309,12 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                "select", no "reuse"), else 0. "select" counts both
  *   static-steps the static set is chosen again after so many tokens: the last 32 are computed again, as a
  *                prompt. 0: prompts alone choose it. By default 0; prkv and arkv-flash: 128
- *   repage       methods with pages ("prkv", "quest", "meanstd"): "on": whenever the static set is chosen,
- * all other entries are written to flash again, in pages of their own. By default "off": pages stay as they
- * are, and what is in the set is left out of them policy       which group to give up: "fifo", "lru",
- * "non-hit", "lfu", "cluster" adapter      a file of adapters for the index; without one they are computed
- * from the first prompt. dynakv: its thresholds of clusters, in place of "split", which comes before them
+ *   repage       methods with pages ("prkv", "quest", "meanstd"): "on": whenever the static set is chosen, all
+ *                other entries are written to flash again, in pages of their own. By default "off": pages
+ *                stay as they are, and what is in the set is left out of them
+ *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
+ *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
+ *                dynakv: its thresholds of clusters, in place of "split", which comes before them
  *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
  *   dir          a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
  *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
