@@ -309,9 +309,9 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                "select", no "reuse"), else 0. "select" counts both
  *   static-steps the static set is chosen again after so many tokens: the last 32 are computed again, as a
  *                prompt. 0: prompts alone choose it. By default 0; prkv and arkv-flash: 128
- *   repage       methods with pages ("prkv", "quest", "meanstd"): "on": whenever the static set is chosen, all
- *                other entries are written to flash again, in pages of their own. By default "off": pages
- *                stay as they are, and what is in the set is left out of them
+ *   repage       methods with pages ("prkv", "quest", "meanstd"): "on": whenever the static set is chosen,
+ *                all other entries are written to flash again, in pages of their own. By default "off":
+ *                pages stay as they are, and what is in the set is left out of them
  *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
  *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
  *                dynakv: its thresholds of clusters, in place of "split", which comes before them
@@ -360,7 +360,9 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * split, update, layout, representatives), kept (null: the method does not evict; else an object: entries (of
  * a list, on average; select is the same), most_entries (of any list, however they share), shares, precisions
  * and moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what
- * stays, at most)), k_type, v_type, adapter_kind (null if there is none); notes [..]
+ * stays, at most)), static (null: there is no static set; else an object: entries (of a list), share,
+ * by_prompt, steps, repage, observed_rows, precisions and moments (null: the method has no such choice)),
+ * k_type, v_type, adapter_kind (null if there is none); notes [..]
  * (one if the context is longer than what the model was trained with). A file of adapters is read to check
  * that it suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on
  * the storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in
@@ -504,7 +506,8 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
  * of all layers and sequences, without the window: original (entries that are exact), low (those in 8 bits),
  * evicted (since each sequence began, what was not kept of its prompt among them), lowered (those that went
  * from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the share that is
- * exact, 0..1; empty where the method has no such choice]),
+ * exact, 0..1; empty where the method has no such choice]), static (as a plan has it, and chosen_again (how
+ * often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were laid anew)),
  * stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading that it
  * did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode ("io_uring
  * direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
