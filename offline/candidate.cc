@@ -38,7 +38,7 @@ NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
   NamedKvOptions options = {{"type", TypesText(candidate.k_type, candidate.v_type)},
                             {"sinks", std::to_string(kSinkEntries)},
                             {"group", std::to_string(candidate.group_tokens)},
-                            {"select", std::to_string(SelectEntries(plan))},
+                            {"select", std::to_string(plan.selected_entries())},
                             {"reuse", std::to_string(plan.n_cache_slots)},
                             {"static", fmt::format("{}", plan.has_statics() ? candidate.static_share : 0.0)},
                             {"window", std::to_string(candidate.window_entries)},
@@ -84,10 +84,6 @@ void AddIndexes(const SearchSetting& setting, Candidate* candidate, const Add& a
 }
 
 }  // namespace
-
-uint32_t SelectEntries(const KvPlan& plan) {
-  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
-}
 
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting) {
   const KvOptions options = OptionsOf(candidate, setting);
@@ -168,7 +164,7 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
   Candidate candidate;
   const auto keep = [&](SizedCandidate sized) {
     const bool has_all = sized.plan.n_chosen == sized.plan.n_groups();
-    const bool is_enough = sized.select_entries() >= kFewestEntries || has_all;
+    const bool is_enough = sized.plan.selected_entries() >= kFewestEntries || has_all;
     (is_enough ? all : small).push_back(std::move(sized));
   };
   const auto add = [&] {

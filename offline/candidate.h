@@ -41,9 +41,6 @@ struct SearchSetting {
   uint32_t default_group_tokens = kDefaultGroupTokens;  // what kvrun takes on this storage
 };
 
-// As --kv-select counts them: groups and the static set, without what is pinned.
-uint32_t SelectEntries(const KvPlan& plan);
-
 struct SizedCandidate {
   Candidate candidate;
   KvPlan plan;
@@ -51,7 +48,6 @@ struct SizedCandidate {
   NamedKvOptions options;
 
   uint32_t grouped_entries() const { return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens; }
-  uint32_t select_entries() const { return SelectEntries(plan); }
   uint32_t reuse_groups() const { return plan.n_cache_slots; }
 };
 

@@ -39,7 +39,7 @@ std::array<double, kTerms> Terms(const SizedCandidate& sized) {
   const Candidate& c = sized.candidate;
   const auto is = [](bool value) { return value ? 1.0 : 0.0; };
   return {1.0,
-          std::log2(std::max(sized.select_entries(), 1U) / 256.0),
+          std::log2(std::max(sized.plan.selected_entries(), 1U) / 256.0),
           std::log2(c.group_tokens / 4.0),
           std::log2(c.rank / 16.0),
           is(c.index_type == KvType::kInt8),

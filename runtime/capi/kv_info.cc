@@ -131,9 +131,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info.update(SizesInfo(plan));
   info["on_flash"] = plan.method.is_on_flash();
   info["group"] = plan.slot_record.group_tokens;
-  info["select"] = plan.method.has_clusters()
-                       ? plan.EntriesOfSlots(plan.n_chosen)
-                       : (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
+  info["select"] = plan.selected_entries();
   info["window"] = plan.window_entries;
   info["sinks"] =
       plan.method.has_clusters() ? plan.clusters.n_sinks : plan.n_pinned * plan.record.group_tokens;

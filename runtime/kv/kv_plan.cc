@@ -171,6 +171,11 @@ uint32_t KvPlan::EntriesOfSlots(uint32_t n_slots) const {
       std::min(static_cast<double>(most) * filled + 0.5, static_cast<double>(n_ctx)));
 }
 
+uint32_t KvPlan::selected_entries() const {
+  if (method.has_clusters()) return EntriesOfSlots(n_chosen);
+  return (n_chosen - n_pinned) * record.group_tokens + statics.n_entries;
+}
+
 std::string KvPlan::Describe() const {
   const std::string budget = budget_bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(budget_bytes);
   const double part = 100.0 * static_cast<double>(decode_bytes()) / static_cast<double>(full_bytes);

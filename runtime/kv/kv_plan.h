@@ -294,6 +294,8 @@ struct KvPlan {
   uint32_t n_choosable() const;
   // Entries that n slots hold, mostly: the last record of a cluster is filled in part.
   uint32_t EntriesOfSlots(uint32_t n_slots) const;
+  // As --kv-select counts them: of slots and of the static set, without what is pinned.
+  uint32_t selected_entries() const;
   ClusterMapShape cluster_map_shape() const {
     return {.dim = record.head_dim,
             .max_clusters = clusters.n_clusters,

@@ -154,7 +154,8 @@ void LayerServer::Count(const StreamStep& step, std::span<const uint32_t> record
 Status LayerServer::ReadPlanned(uint32_t layer) {
   if (fetches_.empty()) return Status::Ok();
   const Clock::time_point begin = Clock::now();
-  const Status status = reader_->Fetch(layer, pages_ != nullptr ? pages_->Reads(layer, fetches_) : fetches_);
+  const Status status =
+      reader_->Fetch(layer, statics_ != nullptr ? statics_->Reads(layer, fetches_) : fetches_);
   stats_.io_ms += MillisecondsSince(begin);
   if (!status.ok()) return status;
   if (statics_ != nullptr) CompactFetched(layer);

@@ -32,8 +32,6 @@ class LayerServer {
   void SetExtents(ExtentMap* extents) { extents_ = extents; }
   // Null: all entries of a group count.
   void SetStatics(StaticSet* statics) { statics_ = statics; }
-  // Null: groups are read as they are.
-  void SetPages(StaticPages* pages) { pages_ = pages; }
 
   void BeginStep(std::span<const KvRow> rows) { rows_.assign(rows.begin(), rows.end()); }
   std::span<const KvRow> rows() const { return rows_; }
@@ -79,7 +77,6 @@ class LayerServer {
   RecordFetcher* reader_ = nullptr;
   ExtentMap* extents_ = nullptr;  // may be null: a group is a record
   StaticSet* statics_ = nullptr;
-  StaticPages* pages_ = nullptr;
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step
   std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen

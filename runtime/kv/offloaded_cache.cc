@@ -42,7 +42,6 @@ Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
   if (!plan_.method.evicts()) server_.SetReader(&reader());
   server_.SetExtents(extents_.get());
   server_.SetStatics(statics_.get());
-  server_.SetPages(pages_.get());
   return Status::Ok();
 }
 

@@ -1,6 +1,7 @@
 #include "runtime/kv/sequence_ledger.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "platform/base/check.h"
 #include "runtime/device/record_codec.h"
@@ -91,13 +92,7 @@ Status SequenceLedger::TakeStaticsBack(uint32_t sequence) {
 
 StaticSet::ReadFn SequenceLedger::GroupReader() {
   return [this](uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
-                std::span<std::byte> records) {
-    fetches_.clear();
-    for (size_t i = 0; i < groups.size(); ++i) {
-      fetches_.push_back({stream, groups[i], records.data() + i * record_bytes()});
-    }
-    return store_.Fetch(layer, fetches_);
-  };
+                std::span<std::byte> records) { return FetchGroups(layer, stream, groups, records); };
 }
 
 Status SequenceLedger::ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
@@ -121,6 +116,15 @@ Status SequenceLedger::BeginDecode() {
   first_window_groups_.clear();
   for (const uint32_t length : lengths_) first_window_groups_.push_back(window_.FirstGroup(length));
   return statics_->Load(GroupReader(), first_window_groups_, index_);
+}
+
+Status SequenceLedger::FetchGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+                                   std::span<std::byte> records) {
+  fetches_.clear();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    fetches_.push_back({stream, groups[i], records.data() + i * record_bytes()});
+  }
+  return store_.Fetch(layer, fetches_);
 }
 
 void SequenceLedger::LeaveDecode() {
@@ -228,11 +232,9 @@ void SequenceLedger::EndStep(std::span<const KvRow> rows) {
 
 Status SequenceLedger::ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                                   std::span<std::byte> records) {
-  fetches_.clear();
-  for (uint32_t i = 0; i < n_groups; ++i) {
-    fetches_.push_back({stream, first_group + i, records.data() + i * record_bytes()});
-  }
-  return store_.Fetch(layer, fetches_);
+  groups_.resize(n_groups);
+  std::iota(groups_.begin(), groups_.end(), first_group);
+  return FetchGroups(layer, stream, groups_, records);
 }
 
 // Whole groups are stored, what is beyond them lies in the window.

@@ -62,6 +62,9 @@ class SequenceLedger final : public KvLedger {
   void ForgetStatics(uint32_t sequence, uint32_t length);
   Status TakeStaticsBack(uint32_t sequence);
   StaticSet::ReadFn GroupReader();
+  // records [n] of groups of a stream, by ascending number.
+  Status FetchGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+                     std::span<std::byte> records);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   Status AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
                       std::span<const std::byte> records);
@@ -84,6 +87,7 @@ class SequenceLedger final : public KvLedger {
   std::vector<bool> is_to_take_back_;    // of each sequence: StaticSet::TakeBack
   std::vector<std::byte> encoded_;       // a record that leaves the window
   std::vector<GroupFetch> fetches_;
+  std::vector<uint32_t> groups_;  // of ReadGroups
 };
 
 }  // namespace kvrun

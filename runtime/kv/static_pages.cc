@@ -91,6 +91,13 @@ void StaticPages::Drop(uint32_t stream) {
   for (size_t at = stream; at < layouts_.size(); at += plan_.n_streams) layouts_[at].end_group = 0;
 }
 
+std::vector<uint32_t> StaticPages::GroupsOfRows(uint32_t layer, uint32_t stream, uint32_t end) const {
+  const uint32_t end_group = std::min(layouts_[At(layer, stream)].end_of_rows, end / group_tokens());
+  std::vector<uint32_t> groups(end_group > plan_.n_pinned ? end_group - plan_.n_pinned : 0);
+  std::iota(groups.begin(), groups.end(), plan_.n_pinned);
+  return groups;
+}
+
 uint32_t StaticPages::CountEntries(uint32_t layer, uint32_t stream, uint32_t number) const {
   const Layout& layout = layouts_[At(layer, stream)];
   const auto n_taken = static_cast<uint32_t>(layout.taken.size());

@@ -45,11 +45,10 @@ class StaticPages {
   // The stream's groups are read as they are, in all layers.
   void Drop(uint32_t stream);
 
-  // Rows of the index are pages', or were to become so, of groups from the first that is not pinned to this.
-  // 0: they are the groups'.
-  uint32_t EndOfRows(uint32_t layer, uint32_t stream) const {
-    return layouts_[At(layer, stream)].end_of_rows;
-  }
+  // Rows of the index are pages', or were to become so.
+  bool has_rows(uint32_t layer, uint32_t stream) const { return layouts_[At(layer, stream)].end_of_rows > 0; }
+  // Of which groups, ascending; without those that hold an entry from `end` on.
+  std::vector<uint32_t> GroupsOfRows(uint32_t layer, uint32_t stream, uint32_t end) const;
   // They are the groups' again: the caller has made them.
   void NoteRows(uint32_t layer, uint32_t stream) { layouts_[At(layer, stream)].end_of_rows = 0; }
 
@@ -67,8 +66,8 @@ class StaticPages {
 
  private:
   struct Layout {
-    uint32_t end_group = 0;  // of what was laid; 0: nothing
-    uint32_t end_of_rows = 0;
+    uint32_t end_group = 0;    // of what was laid; 0: nothing
+    uint32_t end_of_rows = 0;  // of groups whose rows are pages'; 0: none are
     std::vector<uint32_t> taken;
   };
   static_assert(sizeof(Layout) <= kListBytes);

@@ -331,7 +331,7 @@ Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, uint32_t first_win
                              KvIndex* index) {
   std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
   std::vector<uint32_t> all = AllPositions(layer, stream);
-  const bool lays_pages = pages_ != nullptr && (!all.empty() || pages_->EndOfRows(layer, stream) > 0);
+  const bool lays_pages = pages_ != nullptr && (!all.empty() || has_rows_of_pages(layer, stream));
   const std::vector<uint32_t> groups = lays_pages ? GroupsOf(all, {}) : GroupsOf(all, taken_out);
   // Until all of it has succeeded, any of both may be out.
   std::vector<uint32_t> any;
@@ -428,17 +428,6 @@ Status StaticSet::TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end
   return Status::Ok();
 }
 
-// All groups whose rows are of pages; else those that have lost entries.
-std::vector<uint32_t> StaticSet::GroupsToTakeBack(uint32_t layer, uint32_t stream, uint32_t end,
-                                                  std::span<const uint32_t> lost) const {
-  const uint32_t end_of_rows = pages_ != nullptr ? pages_->EndOfRows(layer, stream) : 0;
-  if (end_of_rows == 0) return GroupsOf(lost, {});
-  std::vector<uint32_t> groups;
-  const uint32_t end_group = std::min(end_of_rows, end / plan_.record.group_tokens);
-  for (uint32_t group = plan_.n_pinned; group < end_group; ++group) groups.push_back(group);
-  return groups;
-}
-
 // After an error, what has to be read is still out.
 Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
                                  KvIndex* index) {
@@ -456,7 +445,8 @@ Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, 
     return index->TakeOut(layer, stream, group, record, entries_);
   };
   if (index != nullptr) {
-    const std::vector<uint32_t> groups = GroupsToTakeBack(layer, stream, end, lost);
+    const std::vector<uint32_t> groups =
+        has_rows_of_pages(layer, stream) ? pages_->GroupsOfRows(layer, stream, end) : GroupsOf(lost, {});
     KVRUN_RETURN_IF_ERROR(VisitGroups(layer, stream, groups, read, visit));
   }
   if (pages_ != nullptr) pages_->NoteRows(layer, stream);

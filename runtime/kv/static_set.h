@@ -76,6 +76,10 @@ class StaticSet {
   // cannot be read. After an error it is to be called again, or Load is.
   Status TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index);
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const;
+  // What is to be read of the store for `fetches` of a step. Valid until the next call.
+  std::span<const GroupFetch> Reads(uint32_t layer, std::span<const GroupFetch> fetches) {
+    return pages_ != nullptr ? pages_->Reads(layer, fetches) : fetches;
+  }
   // Of a group that was read into a slot: entries that are not in the set come first, in order.
   void Compact(uint32_t layer, uint32_t stream, uint32_t group, std::span<std::byte> record);
   // How many these are.
@@ -118,12 +122,13 @@ class StaticSet {
   bool IsPage(uint32_t layer, uint32_t stream, uint32_t group) const {
     return pages_ != nullptr && pages_->Has(layer, stream, group);
   }
+  bool has_rows_of_pages(uint32_t layer, uint32_t stream) const {
+    return pages_ != nullptr && pages_->has_rows(layer, stream);
+  }
   Status LoadAll(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index);
   Status MakeSources(const PrecisionShares& counts);
   Status LoadStream(uint32_t layer, uint32_t stream, uint32_t first_window_group, const ReadFn& read,
                     KvIndex* index);
-  std::vector<uint32_t> GroupsToTakeBack(uint32_t layer, uint32_t stream, uint32_t end,
-                                         std::span<const uint32_t> lost) const;
   Status TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end, KvIndex* index);
   Status TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read, KvIndex* index);
   using VisitFn = std::function<Status(uint32_t group, std::span<const std::byte> record)>;

@@ -62,10 +62,6 @@ inline uint64_t Part(const KvPlan& plan, std::string_view name) {
   return 0;
 }
 
-inline uint32_t SelectedEntries(const KvPlan& plan) {
-  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
-}
-
 // What prompts take, whatever the method.
 inline void ExpectSoundPrefill(const KvPlan& plan, const KvModelShape& model) {
   EXPECT_TRUE(plan.prefill_tile_tokens == plan.n_ctx || plan.prefill_tile_tokens % 256 == 0);

@@ -154,7 +154,7 @@ TEST(KvBudget, AShareIsRaisedForWhatIsSaidBesideIt) {
   options.select_entries = 8000;
   const KvPlan plan = Plan(options);
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(SelectedEntries(plan), 8000U);
+  EXPECT_EQ(plan.selected_entries(), 8000U);
   EXPECT_EQ(plan.budget_bytes, LeastOf(options, 8192));
   EXPECT_TRUE(Says(plan, "to stay within the share, select at most ")) << plan.notes.at(0);
 }

@@ -21,7 +21,7 @@ TEST(KvPlanPool, ALargeSelectionGetsAsManySlotsAsFitBesideThePool) {
   for (const uint32_t n_sequences : {1U, 3U}) {
     const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
     ExpectSound(plan, kSmolLm2);
-    EXPECT_EQ(SelectedEntries(plan), 2000U);
+    EXPECT_EQ(plan.selected_entries(), 2000U);
     EXPECT_EQ(plan.record.k_type, KvType::kFp8) << "the types that suit the budget";
     EXPECT_EQ(plan.index.rank, 24U);
     EXPECT_EQ(plan.pool_parts(), 2U);
@@ -103,7 +103,7 @@ TEST(KvPlanPool, ASmallBudgetIsAnsweredWithWhatThePoolNeeds) {
   options.budget_bytes = least;
   const KvPlan plan = Plan(options);
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(SelectedEntries(plan), 4000U);
+  EXPECT_EQ(plan.selected_entries(), 4000U);
   EXPECT_LT(least, uint64_t{30} * plan.n_chosen * plan.record.size_bytes())
       << "less than slots for all of it";
 }

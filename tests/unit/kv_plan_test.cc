@@ -44,7 +44,7 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
       EXPECT_EQ(plan.heads, HeadReduction::kSoftmax);
       EXPECT_EQ(plan.adapter_kind, AdapterKind::kQueryCentred);
       EXPECT_EQ(plan.policy, "lru");
-      EXPECT_GE(SelectedEntries(plan), alignment == 1 ? test.least_entries : test.least_entries * 9 / 10);
+      EXPECT_GE(plan.selected_entries(), alignment == 1 ? test.least_entries : test.least_entries * 9 / 10);
     }
   }
 }
@@ -68,9 +68,9 @@ TEST(KvPlan, SelectsAsManyEntriesAsFit) {
   options.rank = 24;
   options.index_type = KvType::kInt4;
   options.window_entries = 64;
-  options.select_entries = SelectedEntries(plan);
+  options.select_entries = plan.selected_entries();
   EXPECT_EQ(Plan(options).n_chosen, plan.n_chosen);
-  options.select_entries = SelectedEntries(plan) + 4;
+  options.select_entries = plan.selected_entries() + 4;
   EXPECT_EQ(Plan(options).n_pool_slots, Plan(options).n_chosen - Plan(options).n_cache_slots);
   EXPECT_GT(Plan(options).n_pool_slots, 0U) << "one more has no slot of its own";
   options.policy = "non-hit";  // has as many slots as it selects
@@ -78,7 +78,7 @@ TEST(KvPlan, SelectsAsManyEntriesAsFit) {
   options.budget_fraction.reset();
   const Status status = Refusal(options);
   ExpectMessage(status, StatusCode::kOutOfMemory,
-                "select at most " + std::to_string(SelectedEntries(plan)) + " entries");
+                "select at most " + std::to_string(plan.selected_entries()) + " entries");
   ExpectMessage(status, StatusCode::kOutOfMemory, "13.8 MiB (14518744 bytes)");
   for (const char* part : {"index ", "slots ", "window ", "tables ", "checksums ", "scores ", "staging "}) {
     ExpectMessage(status, StatusCode::kOutOfMemory, part);
@@ -97,8 +97,8 @@ TEST(KvPlan, EveryBudgetIsHeldAndUsed) {
     if (denominator <= 40) {
       EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97) << share;
     }
-    EXPECT_GE(SelectedEntries(plan), 100U) << share;
-    last_entries = SelectedEntries(plan);
+    EXPECT_GE(plan.selected_entries(), 100U) << share;
+    last_entries = plan.selected_entries();
   }
   EXPECT_GT(last_entries, 2000U);
 }
@@ -151,7 +151,7 @@ TEST(KvPlan, ABatchHasItsOwnOfEverythingButScratch) {
   EXPECT_EQ(four.n_streams, 4U);
   EXPECT_EQ(Part(four, "index"), 4 * Part(one, "index"));
   EXPECT_EQ(Part(four, "staging"), Part(one, "staging"));
-  EXPECT_GE(SelectedEntries(four), SelectedEntries(one));  // sequences are prefilled one after another
+  EXPECT_GE(four.selected_entries(), one.selected_entries());  // sequences are prefilled one after another
 }
 
 TEST(KvPlan, HeadsThatSelectAloneAreStreams) {
@@ -179,7 +179,7 @@ TEST(KvPlan, EverythingMayBeSelected) {
 
 TEST(KvPlan, WithoutABudgetThePapersNumberIsSelected) {
   const KvPlan plan = Plan(Unlimited("kvswap"));
-  EXPECT_EQ(SelectedEntries(plan), 400U);
+  EXPECT_EQ(plan.selected_entries(), 400U);
   EXPECT_EQ(plan.record.k_type, KvType::kF16);
   EXPECT_EQ(plan.budget_bytes, UINT64_MAX);
 }

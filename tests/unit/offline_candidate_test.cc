@@ -54,7 +54,7 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
     EXPECT_LE(NeededBytes(sized.plan), setting.budget_bytes);
     EXPECT_GE(sized.plan.n_cache_slots, sized.plan.n_chosen);
     EXPECT_GT(sized.plan.n_chosen, sized.plan.n_pinned);
-    EXPECT_TRUE(sized.select_entries() >= 64 || sized.plan.n_chosen == sized.plan.n_groups());
+    EXPECT_TRUE(sized.plan.selected_entries() >= 64 || sized.plan.n_chosen == sized.plan.n_groups());
     if (i % step == 0) {
       const Result<KvPlan> again = PlanOf(sized.options, setting, !sized.candidate.adapter.empty());
       ASSERT_TRUE(again.ok()) << again.status().message();

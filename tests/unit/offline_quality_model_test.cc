@@ -16,9 +16,10 @@ using testing::SmolLm2Setting;
 
 double LinearLaw(const SizedCandidate& sized) {
   const Candidate& c = sized.candidate;
-  return -2.5 - 0.8 * std::log2(sized.select_entries() / 256.0) + 0.35 * std::log2(c.group_tokens / 4.0) -
-         0.25 * std::log2(c.rank / 16.0) - (c.heads == HeadReduction::kPerKvHead ? 0.4 : 0.0) +
-         (c.k_type == KvType::kInt4 ? 0.5 : 0.0) + (c.v_type == KvType::kInt4 ? 0.1 : 0.0);
+  return -2.5 - 0.8 * std::log2(sized.plan.selected_entries() / 256.0) +
+         0.35 * std::log2(c.group_tokens / 4.0) - 0.25 * std::log2(c.rank / 16.0) -
+         (c.heads == HeadReduction::kPerKvHead ? 0.4 : 0.0) + (c.k_type == KvType::kInt4 ? 0.5 : 0.0) +
+         (c.v_type == KvType::kInt4 ? 0.1 : 0.0);
 }
 
 TEST(OfflineQualityModel, LearnsALinearLaw) {

@@ -24,15 +24,16 @@ double LawMs(const SizedCandidate& sized) {
   const double misses =
       0.25 * std::pow(static_cast<double>(sized.plan.n_cache_slots) / sized.plan.n_chosen, -0.8);
   const double loads = 30.0 * sized.plan.n_streams * (sized.plan.n_chosen - sized.plan.n_pinned) * misses;
-  return 3.0 + 1.5e-3 * sized.select_entries() + 0.02 * c.rank + loads * 2e-3 +
+  return 3.0 + 1.5e-3 * sized.plan.selected_entries() + 0.02 * c.rank + loads * 2e-3 +
          (c.k_type == KvType::kInt4 ? 0.2 : 0.0) + (c.heads == HeadReduction::kPerKvHead ? 0.8 : 0.0);
 }
 
 // Not what the model of quality believes: stronger, curved in the rank, with a little noise of its own.
 double LawKl(const SizedCandidate& sized) {
   const Candidate& c = sized.candidate;
-  const double noise = 0.04 * std::sin(13.0 * sized.select_entries() + 7.0 * c.rank + c.window_entries);
-  const double log_kl = -3.2 - 0.9 * std::log2(sized.select_entries() / 256.0) +
+  const double noise =
+      0.04 * std::sin(13.0 * sized.plan.selected_entries() + 7.0 * c.rank + c.window_entries);
+  const double log_kl = -3.2 - 0.9 * std::log2(sized.plan.selected_entries() / 256.0) +
                         0.3 * std::log2(c.group_tokens / 4.0) + 3.0 / c.rank +
                         (c.k_type == KvType::kInt4 ? 0.4 : 0.0) + (c.v_type == KvType::kInt4 ? 0.15 : 0.0) -
                         (c.heads == HeadReduction::kPerKvHead ? 0.2 : 0.0) + noise;

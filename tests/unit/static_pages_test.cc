@@ -159,7 +159,7 @@ TEST_F(StaticPagesTest, HoldWhatIsNotInTheSetInOrder) {
         ExpectLaid(pages, index, end_group, taken);
         EXPECT_FALSE(pages.Has(0, kStream, 1)) << "another layer";
         EXPECT_FALSE(pages.Has(1, 0, 1)) << "another stream";
-        EXPECT_EQ(pages.EndOfRows(1, kStream), end_group);
+        EXPECT_EQ(pages.GroupsOfRows(1, kStream, UINT32_MAX).size(), end_group - 1);
       }
     }
   }
@@ -179,9 +179,9 @@ TEST_F(StaticPagesTest, AreWrittenOnlyWhereTheSetIsAnother) {
   ExpectLaid(pages, index, 14, {5, 9, 21});
   pages.Drop(kStream);
   EXPECT_FALSE(pages.Has(1, kStream, 3));
-  EXPECT_EQ(pages.EndOfRows(1, kStream), 14U) << "rows are still the pages'";
+  EXPECT_EQ(pages.GroupsOfRows(1, kStream, 18), (Ids{1, 2, 3})) << "rows are still the pages'";
   pages.NoteRows(1, kStream);
-  EXPECT_EQ(pages.EndOfRows(1, kStream), 0U);
+  EXPECT_FALSE(pages.has_rows(1, kStream));
   RunOrDie(pages.Lay(1, kStream, 14, Ids{5, 9, 21}, Reader()));
   ExpectLaid(pages, index, 14, {5, 9, 21});
 }
@@ -202,7 +202,7 @@ TEST_F(StaticPagesTest, AfterABadReadOrWriteThereAreNone) {
       fails_from_ = store_.fails_from = UINT64_MAX;
       has_succeeded = status.ok();
       EXPECT_EQ(pages.Has(1, kStream, 1), has_succeeded);
-      EXPECT_EQ(pages.EndOfRows(1, kStream), 20U);
+      EXPECT_TRUE(pages.has_rows(1, kStream));
       RunOrDie(pages.Lay(1, kStream, 20, second, Reader()));
       ExpectLaid(pages, index, 20, second);
       EXPECT_LT(fails_from, 10U);
