@@ -9,7 +9,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kRuns = 5;
+constexpr uint32_t kRunsOfPoint = 5;
 constexpr size_t kPointsPerReference = 4;
 
 }  // namespace
@@ -18,7 +18,7 @@ StepMeter::StepMeter(Engine& engine, StepMeterOptions options)
     : engine_(engine), options_(std::move(options)), times_(options_.storage) {}
 
 Result<StepSample> StepMeter::Measure(const StepPoint& point) const {
-  return MeasureStep(engine_, options_.kv_storage, point, kRuns, options_.is_cancelled);
+  return MeasureStep(engine_, options_.kv_storage, point, kRunsOfPoint, options_.is_cancelled);
 }
 
 Status StepMeter::Refer() {

@@ -1,3 +1,4 @@
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include "tests/support/score_cases.h"
 
 #include <gtest/gtest.h>
