@@ -27,6 +27,7 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
       is_to_take_back_(plan.n_sequences),
       encoded_(plan.record.size_bytes()) {
   fetches_.reserve(kKeysAtOnce);
+  groups_.reserve(kKeysAtOnce);
   step_sequences_.reserve(plan.n_sequences);
 }
 
