@@ -187,8 +187,8 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
     return request == IoKind::kRead ? counters.reads : counters.writes;
   }
 
-  // All of few; of many the first two and the last one, and some between, which the seed says: others for each
-  // kind of fault.
+  // All of few; of many the first two and the last one, and some between, which the seed says: others for
+  // each kind of fault.
   static std::set<uint64_t> Requests(uint64_t count, uint64_t seed) {
     constexpr uint64_t kFirst = 2;
     constexpr uint64_t kLast = 1;
