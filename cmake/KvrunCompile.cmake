@@ -24,7 +24,8 @@ endfunction()
 
 # kvrun_group_sources(NAME): several files are compiled as one, in a third of the time. A file's group follows from its
 # name, so that a new file moves no other to another group. What is local to files of a group must differ in name: where
-# it does not, a file with the comment "// Not grouped" is compiled alone, as is what Highway compiles several times.
+# it does not, a file with the comment "// Not grouped" is compiled alone, as is what Highway compiles several times: the
+# CPU's kernels, which have KVRUN_KERNEL_OPTIONS.
 function(kvrun_group_sources name)
   get_target_property(files ${name} SOURCES)
   list(LENGTH files n_files)
@@ -44,6 +45,8 @@ function(kvrun_group_sources name)
       string(SUBSTRING ${group} 0 1 group)
       math(EXPR group "0x${group} / ${hex_digits_of_group}")
       set_source_files_properties(${file} PROPERTIES UNITY_GROUP ${group})
+    elseif(KVRUN_KERNEL_OPTIONS AND alone MATCHES "HWY_")
+      set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${KVRUN_KERNEL_OPTIONS}")
     endif()
   endforeach()
   set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
@@ -55,12 +58,5 @@ endfunction()
 function(kvrun_hot_target name)
   if(KVRUN_SANITIZE)
     target_compile_options(${name} PRIVATE -O1)
-  endif()
-endfunction()
-
-# kvrun_kernels(FILES...): what is compiled as for users where the rest is to compile quickly (KVRUN_KERNEL_OPTIONS).
-function(kvrun_kernels)
-  if(KVRUN_KERNEL_OPTIONS)
-    set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${KVRUN_KERNEL_OPTIONS}")
   endif()
 endfunction()
