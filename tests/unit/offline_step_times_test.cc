@@ -39,9 +39,15 @@ double LawMs(const TimePoint& point) {
 // Half as fast for two fifths of the time.
 double Drift(size_t k, size_t n) { return k > n / 5 && k < 3 * n / 5 ? 2.0 : 1.0; }
 
-TEST(OfflineStepTimes, TheMachinesDriftIsTakenOut) {
+// What the models make of steps on a machine that drifts, knowing of it and not.
+struct DriftErrors {
+  double times = 0.0;
+  double blind = 0.0;
+};
+
+DriftErrors FitDrifting(uint64_t seed) {
   const std::vector<SearchSetting> settings = {SmolLm2Setting(13)};
-  const std::vector<StepPoint> points = SpreadPoints(settings, {AllCandidates(settings.front())}, 60, 1);
+  const std::vector<StepPoint> points = SpreadPoints(settings, {AllCandidates(settings.front())}, 60, seed);
   StepTimes times({});
   StepTimes blind({});
   std::vector<StepSample> truth;
@@ -57,22 +63,33 @@ TEST(OfflineStepTimes, TheMachinesDriftIsTakenOut) {
   }
   times.Refer(5.0);
   blind.Refer(5.0);
-  ASSERT_TRUE(times.Fit().ok());
-  ASSERT_TRUE(blind.Fit().ok());
+  EXPECT_TRUE(times.Fit().ok());
+  EXPECT_TRUE(blind.Fit().ok());
   const auto mean_error = [&](const TimeModel& model) {
     double error = 0.0;
     for (const StepSample& sample : truth)
       error += std::abs(model.Predict(sample.point).step_ms / sample.step_ms - 1.0);
     return error / static_cast<double>(truth.size());
   };
-  EXPECT_LT(mean_error(times.model()), 0.03);
-  EXPECT_LT(mean_error(times.model()), 0.5 * mean_error(blind.model()));
   const std::vector<StepSample> steady = times.SteadySamples();
-  ASSERT_EQ(steady.size(), truth.size());
+  EXPECT_EQ(steady.size(), truth.size());
   size_t n_right = 0;
   for (size_t k = 0; k < steady.size(); ++k)
     n_right += std::abs(steady[k].step_ms / truth[k].step_ms - 1.0) < 1e-9 ? 1 : 0;
   EXPECT_GE(n_right, truth.size() - 2) << "all but those between two states of the machine";
+  return {mean_error(times.model()), mean_error(blind.model())};
+}
+
+// Of one spread of points alone, what does not know of the drift may come near by chance.
+TEST(OfflineStepTimes, TheMachinesDriftIsTakenOut) {
+  DriftErrors sum;
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const DriftErrors errors = FitDrifting(seed);
+    EXPECT_LT(errors.times, 0.03) << seed;
+    sum.times += errors.times;
+    sum.blind += errors.blind;
+  }
+  EXPECT_LT(sum.times, 0.5 * sum.blind);
 }
 
 TEST(OfflineStepTimes, TooFewSamplesCannotBeFitted) {
