@@ -102,6 +102,10 @@ const std::vector<KvOptionHelp>& Options() {
        "choose the static set again after so many tokens, 0: only with a prompt (default: 0; prkv and "
        "arkv-flash: 128)",
        kKvExperts},
+      {"rotate", "WHEN",
+       "store K and V rotated and centred, where few bits cost less: on or off (default: on where K or V is "
+       "int4)",
+       kKvExperts},
       {"repage", "WHEN",
        "prkv and other methods with pages: whenever the static set is chosen, write the other entries again, "
        "in "

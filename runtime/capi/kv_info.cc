@@ -146,6 +146,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);
+  info["rotate"] = plan.rotates;
   info["notes"] = plan.notes;
   info["adapter_kind"] = plan.method.has_adapters() ? Json(AdapterKindName(plan.adapter_kind)) : Json();
   return info;

@@ -212,9 +212,29 @@ struct SlotSource {
 };
 inline constexpr uint32_t kMaxSlotSources = 4;
 
+// The space of records (runtime/device/entry_space.h).
+struct EntrySpace {
+  // float: from means_begin on, means [.., n_kv_heads, 2 (K, V), head_dim]. Of SlotAttentionArgs, of all
+  // sequences; before them lie q_norm and k_norm, as AttentionArgs::norms has them (anything where that is
+  // null), so that kernels need one buffer for both. Of EncodeRecords and DecodeRecords, of the records'
+  // sequence. Null: records hold entries as they are.
+  const Buffer* constants = nullptr;
+  uint32_t means_begin = 0;  // elements
+
+  static EntrySpace OfSequences(const Buffer* constants, uint32_t head_dim) {
+    return {constants, 2 * head_dim};
+  }
+  EntrySpace OfSequence(uint32_t sequence, uint32_t n_kv_heads, uint32_t head_dim) const {
+    return {constants, means_begin + sequence * n_kv_heads * 2 * head_dim};
+  }
+  bool is_used() const { return constants != nullptr; }
+};
+
 struct SlotAttentionArgs {
   AttentionArgs
       attention;  // kv, kv_shape.type and .n_ctx are not used; n_sequences, n_kv_heads, head_dim are
+  // With it RopeAndEncode leaves rotated Q in qkv, and K and V as without: AttendSlots expects that.
+  EntrySpace space = {};
   std::array<SlotSource, kMaxSlotSources> sources = {};
   uint32_t n_sources = 0;
   MassForm mass_form = {};
@@ -384,10 +404,12 @@ class CommandList {
   // Entries first_token .. first_token + n_groups * G - 1 of one layer's KV (f16 or f32, one sequence), as
   // records [n_groups] (all KV heads) or [n_kv_heads, n_groups] (record.n_heads == 1). records: kShared.
   virtual Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                               uint32_t n_groups, const KvRecordShape& record, Buffer* records) = 0;
+                               uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space,
+                               Buffer* records) = 0;
   // The reverse, into the KV buffer: what was stored, as f16 or f32.
-  virtual Status DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                               uint32_t first_token, const KvShape& kv_shape, Buffer* kv) = 0;
+  virtual Status DecodeRecords(const Buffer& records, const KvRecordShape& record, const EntrySpace& space,
+                               uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape,
+                               Buffer* kv) = 0;
   // Normalises and rotates the query, projects it, scores every group that can be chosen, and chooses.
   // Softmaxes run over all rows of groups that can be chosen. Equal scores: the lower group.
   virtual Status ScoreAndSelect(const ScoreArgs& args) = 0;

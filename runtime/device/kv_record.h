@@ -7,7 +7,9 @@ namespace kvrun {
 
 // How an element of K or V is stored. kFp8 (E4M3, no infinities, largest 448) and kInt8 have one f16 scale
 // per entry and head: the row's largest magnitude / 448 or / 127. kInt4 (values -8..7) has one f16 scale per
-// block of 32 elements of a row (the last may be shorter): the element of largest magnitude / -8.
+// block of 32 elements of a row (the last may be shorter): the element of largest magnitude / -8, times that
+// of kInt4Factors with which the squares of what rounding takes add up to least (of equal ones, the first).
+// Below 1, the largest elements become -8 or 7 steps, and all others lose less.
 enum class KvType : uint8_t { kF16, kF32, kFp8, kInt8, kInt4 };
 
 constexpr uint32_t KvElementBits(KvType type) {
@@ -21,6 +23,7 @@ constexpr uint32_t KvElementBits(KvType type) {
   return 0;
 }
 inline constexpr uint32_t kInt4BlockElements = 32;
+inline constexpr float kInt4Factors[] = {1.0F, 0.92F, 0.85F, 0.78F, 0.7F};
 
 // A record in words of 32 bits, little-endian, elements from the low bits up:
 //   K  [n_heads, group_tokens, row_words(k_type)]

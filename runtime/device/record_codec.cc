@@ -126,15 +126,60 @@ void StoreBlock(KvType type, std::span<const float> values, uint32_t begin, floa
   }
 }
 
-// The scale that elements of one block get: of the first that is largest.
-float ScaleOf(KvType type, std::span<const float> block) {
+float InverseOf(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
+
+// To the nearest, halves to even; of what is far below 2^22. Compilers make one instruction of several, which
+// they do not of nearbyint where the processor is any.
+float RoundSmall(float x) {
+  constexpr float kShift = 0x1.8p23F;
+  return (x + kShift) - kShift;
+}
+
+// The squares of what rounding takes from elements of int4 with this scale. Eight sums at once.
+float Int4Error(std::span<const float> block, float scale) {
+  const float inverse = InverseOf(scale);
+  const auto lost = [inverse](float value) {
+    const float x = value * inverse;
+    return RoundSmall(std::min(std::max(x, -8.0F), 7.0F)) - x;
+  };
+  float sums[8] = {};
+  size_t i = 0;
+  for (; i + 8 <= block.size(); i += 8) {
+    for (size_t j = 0; j < 8; ++j) {
+      const float of_one = lost(block[i + j]);
+      sums[j] += of_one * of_one;
+    }
+  }
+  for (; i < block.size(); ++i) sums[0] += lost(block[i]) * lost(block[i]);
+  float error = 0.0F;
+  for (const float sum : sums) error += sum;
+  return error * scale * scale;
+}
+
+// The one with which rounding takes least; of equal ones, the first.
+uint16_t Int4Scale(std::span<const float> block, float largest) {
+  uint16_t best = 0;
+  float least = INFINITY;
+  for (const float factor : kInt4Factors) {
+    const uint16_t half = FloatToHalf(HalfScale(largest * (-0.125F * factor)));
+    const float error = Int4Error(block, HalfToFloat(half));
+    if (error < least || factor == kInt4Factors[0]) {
+      best = half;
+      least = error;
+    }
+  }
+  return best;
+}
+
+// The scale that elements of one block get, as a half.
+uint16_t ScaleOf(KvType type, std::span<const float> block) {
+  // Of those that are largest, the first.
   const float largest = *std::max_element(block.begin(), block.end(),
                                           [](float a, float b) { return std::abs(a) < std::abs(b); });
   switch (type) {
-    case KvType::kFp8: return std::abs(largest) / 448.0F;
-    case KvType::kInt8: return std::abs(largest) / 127.0F;
-    case KvType::kInt4: return largest / -8.0F;
-    default: return 1.0F;
+    case KvType::kFp8: return FloatToHalf(HalfScale(std::abs(largest) / 448.0F));
+    case KvType::kInt8: return FloatToHalf(HalfScale(std::abs(largest) / 127.0F));
+    default: return Int4Scale(block, largest);
   }
 }
 
@@ -148,10 +193,9 @@ void StoreRow(const RowPlace& place, std::span<const float> row, std::span<uint3
     const std::span<const float> values = row.subspan(begin, std::min(block, count - begin));
     float inverse = 1.0F;
     if (has_scales) {
-      const uint16_t half = FloatToHalf(HalfScale(ScaleOf(place.type, values)));
+      const uint16_t half = ScaleOf(place.type, values);
       StoreHalf(words, place.scale_half + begin / block, half);
-      const float scale = HalfToFloat(half);
-      inverse = scale == 0.0F ? 0.0F : 1.0F / scale;
+      inverse = InverseOf(HalfToFloat(half));
     }
     StoreBlock(place.type, values, begin, inverse, words.subspan(place.begin_words));
   }
@@ -163,6 +207,18 @@ std::span<uint32_t> AsWords(std::span<std::byte> bytes) {
 
 std::span<const uint32_t> AsWords(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const uint32_t*>(bytes.data()), bytes.size() / sizeof(uint32_t)};
+}
+
+// [group_tokens, n_heads * head_dim], rows `row_stride` elements apart.
+void DecodePlane(const KvRecordShape& shape, bool is_value, std::span<const std::byte> record,
+                 uint32_t row_stride, std::span<float> rows) {
+  KVRUN_CHECK(row_stride >= shape.n_heads * shape.head_dim && record.size() >= shape.size_bytes());
+  for (uint32_t head = 0; head < shape.n_heads; ++head) {
+    for (uint32_t entry = 0; entry < shape.group_tokens; ++entry) {
+      LoadRow(PlaceOf(shape, is_value, head * shape.group_tokens + entry), AsWords(record),
+              rows.subspan(size_t{entry} * row_stride + size_t{head} * shape.head_dim, shape.head_dim));
+    }
+  }
 }
 
 }  // namespace
@@ -211,15 +267,30 @@ void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_
   }
 }
 
-void DecodeKeys(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
-                std::span<float> keys) {
-  KVRUN_CHECK(row_stride >= shape.n_heads * shape.head_dim && record.size() >= shape.size_bytes());
-  for (uint32_t head = 0; head < shape.n_heads; ++head) {
-    for (uint32_t entry = 0; entry < shape.group_tokens; ++entry) {
-      LoadRow(PlaceOf(shape, false, head * shape.group_tokens + entry), AsWords(record),
-              keys.subspan(size_t{entry} * row_stride + size_t{head} * shape.head_dim, shape.head_dim));
+void ShiftRecord(const KvRecordShape& shape, std::span<const float> shifts, std::span<std::byte> record) {
+  KVRUN_CHECK(shape.head_dim <= kMaxCodecHeadDim && record.size() >= shape.size_bytes());
+  KVRUN_CHECK(shifts.size() == size_t{2} * shape.n_heads * shape.head_dim);
+  float elements[kMaxCodecHeadDim];
+  const std::span<float> values(elements, shape.head_dim);
+  for (uint32_t row = 0; row < shape.n_rows(); ++row) {
+    for (const bool is_value : {false, true}) {
+      const RowPlace place = PlaceOf(shape, is_value, row);
+      const size_t plane = size_t{row / shape.group_tokens} * 2 + (is_value ? 1 : 0);
+      LoadRow(place, AsWords(record), values);
+      for (uint32_t i = 0; i < shape.head_dim; ++i) values[i] -= shifts[plane * shape.head_dim + i];
+      StoreRow(place, values, AsWords(record));
     }
   }
+}
+
+void DecodeKeys(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
+                std::span<float> keys) {
+  DecodePlane(shape, false, record, row_stride, keys);
+}
+
+void DecodeValues(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
+                  std::span<float> values) {
+  DecodePlane(shape, true, record, row_stride, values);
 }
 
 }  // namespace kvrun

@@ -23,9 +23,16 @@ void TranscodeRecord(const KvRecordShape& from_shape, std::span<const std::byte>
 void RoundEntry(const KvRecordShape& shape, const KvRecordShape& stored, uint32_t entry,
                 std::span<std::byte> record);
 
+// Takes `shifts`, float [n_heads, 2 (K, V), head_dim], off each entry's K and V, and rounds anew. Allocates
+// nothing.
+void ShiftRecord(const KvRecordShape& shape, std::span<const float> shifts, std::span<std::byte> record);
+
 // K of the record's entries: float [group_tokens, n_heads * head_dim], rows `row_stride` elements apart.
 // Allocates nothing.
 void DecodeKeys(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
                 std::span<float> keys);
+// The same of V.
+void DecodeValues(const KvRecordShape& shape, std::span<const std::byte> record, uint32_t row_stride,
+                  std::span<float> values);
 
 }  // namespace kvrun

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "runtime/device/self_test_data.h"
+#include "shaders/shared/entry_space.h"
 
 namespace kvrun {
 namespace {
@@ -49,6 +50,16 @@ std::vector<uint32_t> RandomSlots(const SlotShape& shape) {
 // Of the nth slot: every fifth has no weight.
 float TestedBias(uint32_t nth) { return nth % 5 == 2 ? -1e30F : static_cast<float>(nth % 7) - 3.0F; }
 
+// Element [i, j] of H D.
+double SpaceFactor(size_t n, size_t i, size_t j) {
+  constexpr uint32_t kSigns[] = {KVRUN_SIGN_WORDS};
+  const size_t block = n & (~n + 1);
+  if (i / block != j / block) return 0.0;
+  const bool is_negative = std::popcount(i % block & j % block) % 2 != 0;
+  const bool changes_sign = (kSigns[j / 32] >> (j % 32) & 1) != 0;
+  return (is_negative != changes_sign ? -1.0 : 1.0) / std::sqrt(static_cast<double>(block));
+}
+
 Buffer* WordBuffer(SelfTestRun& run, std::span<const uint32_t> words) {
   std::vector<float> floats(words.size());
   std::memcpy(floats.data(), words.data(), words.size_bytes());
@@ -56,6 +67,30 @@ Buffer* WordBuffer(SelfTestRun& run, std::span<const uint32_t> words) {
 }
 
 }  // namespace
+
+std::vector<float> TestedSpace(uint32_t head_dim) {
+  return RandomFloats((1 + SlotCase::kKvHeads) * 2 * size_t{head_dim}, 15);
+}
+
+std::span<const float> TestedMean(std::span<const float> space, uint32_t plane, uint32_t head_dim) {
+  return space.subspan((2 + size_t{plane}) * head_dim, head_dim);
+}
+
+std::vector<double> IntoTestedSpace(std::span<const float> mean, std::span<const double> row) {
+  std::vector<double> result(row.size());
+  for (size_t i = 0; i < row.size(); ++i) {
+    for (size_t j = 0; j < row.size(); ++j) result[i] += SpaceFactor(row.size(), i, j) * (row[j] - mean[j]);
+  }
+  return result;
+}
+
+std::vector<double> OutOfTestedSpace(std::span<const float> mean, std::span<const double> row) {
+  std::vector<double> result(mean.begin(), mean.end());
+  for (size_t i = 0; i < row.size(); ++i) {
+    for (size_t j = 0; j < row.size(); ++j) result[i] += SpaceFactor(row.size(), j, i) * row[j];
+  }
+  return result;
+}
 
 double RecordReader::At(bool is_value, uint32_t row, uint32_t i) const {
   const KvType type = is_value ? shape_.v_type : shape_.k_type;
@@ -113,6 +148,7 @@ SlotAttentionArgs SlotTestData::Args(SelfTestRun& run) const {
   args.attention.output = run.Poisoned(size_t{c_.n_heads()} * c_.head_dim);
   args.sources[0].slots = WordBuffer(run, slots_);
   args.sources[0].table = WordBuffer(run, table_);
+  if (c_.in_space) args.space = EntrySpace::OfSequences(run.Floats(TestedSpace(c_.head_dim)), c_.head_dim);
   return args;
 }
 
@@ -146,6 +182,11 @@ std::vector<double> SlotTestData::Output() const {
       for (uint32_t i = 0; i < c_.head_dim; ++i)
         output[size_t{head} * c_.head_dim + i] += weights[e] * Element(head, true, entries_[e], i);
     }
+    if (!c_.in_space) continue;
+    const std::vector<float> space = TestedSpace(c_.head_dim);
+    const auto row = std::span(output).subspan(size_t{head} * c_.head_dim, c_.head_dim);
+    const auto mean = TestedMean(space, head / c_.group * 2 + 1, c_.head_dim);
+    std::ranges::copy(OutOfTestedSpace(mean, row), row.begin());
   }
   return output;
 }

@@ -25,6 +25,14 @@ class RecordReader {
   std::span<const uint32_t> words_;
 };
 
+// EntrySpace::constants for one sequence of SlotCase::kKvHeads heads; the norms in front are of no use.
+std::vector<float> TestedSpace(uint32_t head_dim);
+// The mean of a plane of [kKvHeads, 2] there.
+std::span<const float> TestedMean(std::span<const float> space, uint32_t plane, uint32_t head_dim);
+// A row into the records' space and out of it, by the matrix (runtime/device/entry_space.h).
+std::vector<double> IntoTestedSpace(std::span<const float> mean, std::span<const double> row);
+std::vector<double> OutOfTestedSpace(std::span<const float> mean, std::span<const double> row);
+
 struct TestedEntry {
   uint32_t slot = 0;
   uint32_t in_slot = 0;

@@ -40,7 +40,7 @@ double KvAt(const KvShape& kv, std::span<const uint32_t> words, size_t i) {
 
 }  // namespace
 
-Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type) {
+Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type, bool in_space) {
   constexpr uint32_t kGroups = 5;
   constexpr uint32_t kDims = 72;
   const KvShape kv{kv_type, 1, SlotCase::kKvHeads, kDims, kGroups * SlotCase::kGroupTokens};
@@ -55,18 +55,20 @@ Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type) {
     stored.resize(count / 2);
     std::memcpy(stored.data(), halves.data(), count * sizeof(uint16_t));
   }
+  const std::vector<float> means = TestedSpace(kDims);
+  const EntrySpace space = in_space ? EntrySpace::OfSequences(run.Floats(means), kDims) : EntrySpace();
   const Buffer* from = run.Floats(stored);
   Buffer* records = run.Poisoned(size_t{kGroups} * record.size_words());
   Buffer* back = run.Poisoned(stored.size());
   if (!run.status().ok()) return run.status();
   run.Run([&](CommandList& list) -> Status {
-    KVRUN_RETURN_IF_ERROR(list.EncodeRecords(*from, kv, 0, kGroups, record, records));
-    return list.DecodeRecords(*records, record, kGroups, 0, kv, back);
+    KVRUN_RETURN_IF_ERROR(list.EncodeRecords(*from, kv, 0, kGroups, record, space, records));
+    return list.DecodeRecords(*records, record, space, kGroups, 0, kv, back);
   });
   const std::vector<uint32_t> words = WordsOf(run, records, size_t{kGroups} * record.size_words());
   const std::vector<uint32_t> decoded = WordsOf(run, back, stored.size());
 
-  std::vector<double> expected;
+  std::vector<double> expected(values.begin(), values.end());
   std::vector<float> found_in_records;
   std::vector<double> in_records;
   std::vector<float> found_back;
@@ -79,10 +81,16 @@ Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type) {
     const double value =
         reader.At(plane % 2 != 0, plane / 2 * SlotCase::kGroupTokens + token % SlotCase::kGroupTokens,
                   static_cast<uint32_t>(i % kDims));
-    expected.push_back(values[i]);
     in_records.push_back(value);
     found_in_records.push_back(static_cast<float>(value));
     found_back.push_back(static_cast<float>(KvAt(kv, decoded, i)));
+  }
+  for (size_t row = 0; in_space && row < count / kDims; ++row) {
+    const auto mean = TestedMean(means, static_cast<uint32_t>(row / kv.n_ctx), kDims);
+    const auto as_it_is = std::span(expected).subspan(row * kDims, kDims);
+    std::ranges::copy(IntoTestedSpace(mean, as_it_is), as_it_is.begin());
+    const auto in_record = std::span(in_records).subspan(row * kDims, kDims);
+    std::ranges::copy(OutOfTestedSpace(mean, in_record), in_record.begin());
   }
   const auto encoded = run.Compare(expected, found_in_records, RoundingOf(type) + RoundingOf(kv_type) + 1e-6);
   if (!encoded.ok()) return Status(encoded.status().code(), "records: " + encoded.status().message());
@@ -101,6 +109,8 @@ Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c) {
   args.attention.angles = run.Floats(angles);
   args.attention.rotary_dim = c.head_dim;
   args.attention.rope_halves = true;
+  const std::vector<float> space = TestedSpace(c.head_dim);
+  if (c.in_space) args.space = EntrySpace::OfSequences(run.Floats(space), c.head_dim);
   const Buffer* slots = args.sources[0].slots = run.Zeros(c.shape().size_bytes());
   if (!run.status().ok()) return run.status();
   run.Run([&](CommandList& list) { return list.RopeAndEncode(args); });
@@ -127,6 +137,10 @@ Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c) {
           is_value, head % SlotCase::kKvHeads * SlotCase::kGroupTokens + kPosition % SlotCase::kGroupTokens,
           i)));
     }
+    if (!c.in_space) continue;
+    const auto row = std::span(expected).last(c.head_dim);
+    const uint32_t plane = head % SlotCase::kKvHeads * 2 + (is_value ? 1 : 0);
+    std::ranges::copy(IntoTestedSpace(TestedMean(space, plane, c.head_dim), row), row.begin());
   }
   return run.Compare(expected, found, std::max(RoundingOf(c.k_type), RoundingOf(c.v_type)) + 1e-4);
 }

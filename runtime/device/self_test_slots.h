@@ -25,6 +25,7 @@ struct SlotCase {
   uint32_t head_dim = 64;
   uint32_t group = 1;  // query heads of a KV head
   bool has_biases = false;
+  bool in_space = false;  // records hold entries in a space of their own
 
   uint32_t n_heads() const { return group * kKvHeads; }
   uint32_t qkv_stride() const { return (n_heads() + 2 * kKvHeads) * head_dim; }
@@ -42,8 +43,8 @@ struct SlotCase {
 };
 
 // On success a line of detail, else what is wrong. Encodes KV of `kv_type`, looks at the records of `type`,
-// decodes, and looks at what came back.
-Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type);
+// decodes, and looks at what came back. in_space: through a space of their own.
+Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type, bool in_space = false);
 // Rotates and stores into slots that hold zeros.
 Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c);
 Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c);

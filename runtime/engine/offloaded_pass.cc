@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/base/check.h"
+#include "runtime/device/entry_space.h"
 #include "runtime/engine/offloaded_prefill.h"
 #include "runtime/engine/recent_tokens.h"
 #include "runtime/engine/step_commands.h"
@@ -76,6 +77,7 @@ class OffloadedForwardPass : public ForwardPass {
   SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
   Result<uint64_t> SubmitStep(const DecodeLists& step);
   void WriteInputs();
+  Status GiveNorms();
   Status ReadProbe(uint32_t position);
   void NoteTokens(std::span<const StepRow> rows);
 
@@ -150,6 +152,7 @@ Status OffloadedForwardPass::Init() {
   if (plan.has_statics() && plan.statics.steps > 0) recent_.resize(plan.n_sequences);
   for (RecentTokens& recent : recent_) recent.ids.reserve(plan.statics.observed_rows + 1);
   if (cache_->is_on_flash()) thread_.emplace(device_, *cache_, n_layers());
+  if (cache_->spaces().are_used()) KVRUN_RETURN_IF_ERROR(GiveNorms());
   for (uint32_t i = 0; probe_ != nullptr && i < n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> queries,
                            device_.CreateBuffer(uint64_t{commands_.qkv_dim()} * sizeof(float),
@@ -169,6 +172,18 @@ Status OffloadedForwardPass::Init() {
   KVRUN_ASSIGN_OR_RETURN(
       score_scratch_,
       device_.CreateBuffer(cache_->index()->ScoreScratchBytes(device_, most), BufferUse::kDevice, "kv"));
+  return Status::Ok();
+}
+
+// One buffer has a layer's norms and the means of its space.
+Status OffloadedForwardPass::GiveNorms() {
+  std::vector<float> norms(size_t{2} * commands_.config().head_dim);
+  for (uint32_t layer = 0; layer < n_layers(); ++layer) {
+    const Buffer* const of_layer = commands_.Attention(layer, 1, false).norms;
+    if (of_layer == nullptr) continue;
+    KVRUN_RETURN_IF_ERROR(device_.Download(*of_layer, std::as_writable_bytes(std::span(norms))));
+    KVRUN_RETURN_IF_ERROR(cache_->spaces().SetNorms(layer, norms));
+  }
   return Status::Ok();
 }
 
@@ -360,7 +375,12 @@ Status OffloadedForwardPass::ReadProbe(uint32_t position) {
   probe_->chosen.resize(n_layers());
   for (uint32_t i = 0; i < n_layers(); ++i) {
     const auto* query = reinterpret_cast<const float*>(queries_[i]->host().data());
-    probe_->queries[i].assign(query, query + commands_.config().q_dim());
+    std::vector<float>& queries = probe_->queries[i];
+    queries.assign(query, query + commands_.config().q_dim());
+    const uint32_t head_dim = commands_.config().head_dim;
+    for (size_t at = 0; cache_->spaces().are_used() && at < queries.size(); at += head_dim) {
+      RotateRowBack(std::span(queries).subspan(at, head_dim));
+    }
     probe_->chosen[i] = cache_->GroupsBeforeWindow(i, 0, position);
   }
   return Status::Ok();

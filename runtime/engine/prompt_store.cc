@@ -59,7 +59,8 @@ Status PromptStore::ShowPlanes(const Planes& planes) {
   return Status::Ok();
 }
 
-Status PromptStore::BeginLayer(uint32_t /*layer*/) {
+Status PromptStore::BeginLayer(uint32_t layer) {
+  layer_ = layer;
   shown_.reset();
   queries_.clear();
   query_positions_.clear();
@@ -121,11 +122,12 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t first_group = tile * tile_tokens() / group_tokens;
   const uint32_t end_group = CeilDiv(std::min(prompt_.begin, (tile + 1) * tile_tokens()), group_tokens);
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
+  const uint32_t n_exact = std::min(plan().n_exact_groups, window_group);
   for (uint32_t group = first_group; group < end_group;) {
-    const bool in_window = group >= window_group;
+    const bool in_window = group >= window_group || group < n_exact;
     const KvRecordShape& record = in_window ? plan().window_record : plan().record;
-    const uint32_t n =
-        std::min(kRecordsAtOnce, (in_window ? end_group : std::min(end_group, window_group)) - group);
+    const uint32_t end_of_kind = group < n_exact ? n_exact : in_window ? end_group : window_group;
+    const uint32_t n = std::min({kRecordsAtOnce, end_of_kind - group, end_group - group});
     const uint64_t stream_bytes = n * record.size_bytes();
     for (uint32_t head = 0; head < heads(); ++head) {
       const uint32_t stream = prompt_.sequence * heads() + head;
@@ -135,8 +137,8 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
     }
     KVRUN_RETURN_IF_ERROR(records_->Flush(0, heads() * stream_bytes));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(
-        list->DecodeRecords(*records_, record, n, (group - first_group) * group_tokens, tiles_.shape, to));
+    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records_, record, SpaceOf(layer), n,
+                                              (group - first_group) * group_tokens, tiles_.shape, to));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     group += n;
@@ -144,37 +146,71 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   return Status::Ok();
 }
 
-// Groups of the tile as records of `shape`, [streams of these first heads, n]; valid until the next call.
-Result<std::span<const std::byte>> PromptStore::EncodeHeads(uint32_t tile, uint32_t group, uint32_t n,
-                                                            const KvRecordShape& shape, uint32_t n_heads) {
+// As records of `shape`, [streams of these heads, n]; valid until the next call.
+Result<std::span<const std::byte>> PromptStore::Encode(const Groups& groups, const KvRecordShape& shape,
+                                                       const EntrySpace& space) {
   KvShape kv_shape = tiles_.shape;
-  kv_shape.n_kv_heads = n_heads;
-  const uint32_t token = group * shape.group_tokens - tile * tile_tokens();
+  kv_shape.n_kv_heads = groups.n_heads;
+  const uint32_t token = groups.first * shape.group_tokens - groups.tile * tile_tokens();
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*tiles_.kv, kv_shape, token, n, shape, records_.get()));
+  KVRUN_RETURN_IF_ERROR(
+      list->EncodeRecords(*tiles_.kv, kv_shape, token, groups.n, shape, space, records_.get()));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-  const uint64_t bytes = n * (n_heads / shape.n_heads) * shape.size_bytes();
+  const uint64_t bytes = groups.n * (groups.n_heads / shape.n_heads) * shape.size_bytes();
   KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
   return std::span<const std::byte>(records_->host().first(bytes));
 }
 
+// From groups of the prompt all over its first tile, but for a sequence's first ones, whose keys are like no
+// others.
+Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
+  const bool is_first = tile == prompt_.begin / tile_tokens();
+  if (!is_first || !cache_.wants_means(layer, prompt_.sequence, prompt_.begin)) return Status::Ok();
+  const KvRecordShape& shape = plan().window_record;
+  const uint32_t first = CeilDiv(std::max(prompt_.begin, EntrySpaces::kLeftOut), shape.group_tokens);
+  const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens()) / shape.group_tokens;
+  const uint32_t n = end - std::min(first, end);
+  if (n * shape.group_tokens < EntrySpaces::kFewestEntries) return Status::Ok();
+  const uint32_t most = std::max(1U, EntrySpaces::kMostEntries / (kRecordsAtOnce * shape.group_tokens));
+  const uint32_t n_pieces = std::min(CeilDiv(n, kRecordsAtOnce), most);
+  EntryMeans means(tiles_.shape.n_kv_heads, tiles_.shape.head_dim);
+  for (uint32_t piece = 0; piece < n_pieces; ++piece) {
+    const uint32_t begin = first + piece * (n / n_pieces);
+    const Groups groups = AllHeads(tile, begin, std::min(kRecordsAtOnce, n / n_pieces));
+    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(groups, shape, EntrySpace()));
+    means.Add(shape, records);
+  }
+  return cache_.SetMeans(layer, prompt_.sequence, means.Means());
+}
+
 // Whole groups to flash, and the newest, with the one that is not complete, to the window.
 Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
+  layer_ = layer;
+  KVRUN_RETURN_IF_ERROR(SetMeans(layer, tile));
   const uint32_t group_tokens = plan().record.group_tokens;
   const uint32_t first = std::max(prompt_.begin / group_tokens, tile * tile_tokens() / group_tokens);
   const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens());
   const uint32_t end_whole = end / group_tokens;
   for (uint32_t group = first; group < end_whole && !cache_.stores_layers();) {
     const uint32_t n = std::min(kRecordsAtOnce, end_whole - group);
-    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan().record));
+    KVRUN_ASSIGN_OR_RETURN(const auto records,
+                           Encode(AllHeads(tile, group, n), plan().record, SpaceOf(layer)));
     KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, prompt_.sequence, group, n, records));
+    group += n;
+  }
+  for (uint32_t group = first; group < std::min(end_whole, plan().n_exact_groups);) {
+    const uint32_t n = std::min(kRecordsAtOnce, std::min(end_whole, plan().n_exact_groups) - group);
+    KVRUN_ASSIGN_OR_RETURN(const auto records,
+                           Encode(AllHeads(tile, group, n), plan().window_record, SpaceOf(layer)));
+    KVRUN_RETURN_IF_ERROR(cache_.PutExact(layer, prompt_.sequence, group, n, records));
     group += n;
   }
   const uint32_t end_group = CeilDiv(end, group_tokens);
   for (uint32_t group = std::max(first, cache_.FirstWindowGroup(prompt_.end)); group < end_group;) {
     const uint32_t n = std::min(kRecordsAtOnce, end_group - group);
-    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(tile, group, n, plan().window_record));
+    KVRUN_ASSIGN_OR_RETURN(const auto records,
+                           Encode(AllHeads(tile, group, n), plan().window_record, SpaceOf(layer)));
     KVRUN_RETURN_IF_ERROR(cache_.PutWindow(layer, group, n, records));
     group += n;
   }
@@ -210,7 +246,8 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
     const uint32_t tile = first / tile_tokens();
     KVRUN_RETURN_IF_ERROR(ShowPlanes({tile, 2 * head, want == Want::kKeys ? 1U : 2U}));
     const uint32_t n = std::min({kRecordsAtOnce, (tile + 1) * tile_tokens() - first, end - first});
-    KVRUN_ASSIGN_OR_RETURN(const auto records, EncodeHeads(tile, first, n, plan().record, head + 1));
+    KVRUN_ASSIGN_OR_RETURN(const auto records,
+                           Encode({tile, first, n, head + 1}, plan().record, SpaceOf(layer_)));
     const uint64_t bytes = n * plan().record.size_bytes();
     KVRUN_RETURN_IF_ERROR(visit(first, records.subspan(head * bytes, bytes)));
     first += n;

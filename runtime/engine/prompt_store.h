@@ -91,12 +91,20 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status ChooseStatics(uint32_t layer);
   uint32_t most_queries() const;
   uint32_t MostTapped(uint32_t n_rows) const;
-  Result<std::span<const std::byte>> Encode(uint32_t tile, uint32_t group, uint32_t n,
-                                            const KvRecordShape& shape) {
-    return EncodeHeads(tile, group, n, shape, tiles_.shape.n_kv_heads);
+  // Groups of a tile that are to be encoded, of the first n_heads KV heads.
+  struct Groups {
+    uint32_t tile = 0;
+    uint32_t first = 0;
+    uint32_t n = 0;
+    uint32_t n_heads = 0;
+  };
+  Groups AllHeads(uint32_t tile, uint32_t first, uint32_t n) const {
+    return {tile, first, n, tiles_.shape.n_kv_heads};
   }
-  Result<std::span<const std::byte>> EncodeHeads(uint32_t tile, uint32_t group, uint32_t n,
-                                                 const KvRecordShape& shape, uint32_t n_heads);
+  Result<std::span<const std::byte>> Encode(const Groups& groups, const KvRecordShape& shape,
+                                            const EntrySpace& space);
+  EntrySpace SpaceOf(uint32_t layer) const { return cache_.spaces().space(layer, prompt_.sequence); }
+  Status SetMeans(uint32_t layer, uint32_t tile);
 
   Status ShowTile(uint32_t tile) { return ShowPlanes({tile, 0, 2 * tiles_.shape.n_kv_heads}); }
   Status ShowPlanes(const Planes& planes);
@@ -110,6 +118,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   const StepCommands& commands_;
   OffloadedCache& cache_;
   KvRange prompt_;
+  uint32_t layer_ = 0;
   KvTiles tiles_;
   std::optional<Planes> shown_;        // of the layer
   std::unique_ptr<Buffer> records_;    // kShared

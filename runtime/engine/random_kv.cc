@@ -128,8 +128,8 @@ Status FillRandomly(Device& device, const KvShape& shape, std::span<Buffer* cons
   for (Buffer* layer : layers) {
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device.CreateCommandList());
     for (uint32_t first = 0; first < n_entries; first += n_at_once) {
-      KVRUN_RETURN_IF_ERROR(
-          list->DecodeRecords(*records, record, std::min(n_at_once, n_entries - first), first, all, layer));
+      KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records, record, {}, std::min(n_at_once, n_entries - first),
+                                                first, all, layer));
     }
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(device.Execute(*list));

@@ -42,7 +42,7 @@ Result<HostKeys> HostKeys::Read(Device& device, const ModelConfig& config,
     for (uint32_t begin = 0; begin < n_entries; begin += kEntriesAtOnce) {
       const uint32_t n = std::min(kEntriesAtOnce, n_entries - begin);
       KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device.CreateCommandList());
-      KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*layer, shape, begin, n, record, records.get()));
+      KVRUN_RETURN_IF_ERROR(list->EncodeRecords(*layer, shape, begin, n, record, {}, records.get()));
       KVRUN_RETURN_IF_ERROR(list->Finish());
       KVRUN_RETURN_IF_ERROR(device.Execute(*list));
       KVRUN_RETURN_IF_ERROR(records->Invalidate(0, n * record.size_bytes()));

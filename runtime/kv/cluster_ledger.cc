@@ -27,15 +27,17 @@ uint32_t WaitingEntries(uint32_t max_pending) { return max_pending / 4 * 3; }
 Result<std::unique_ptr<ClusterLedger>> ClusterLedger::Create(Device& device, const KvPlan& plan,
                                                              uint32_t n_layers, ClusterSet& clusters,
                                                              ClusterFiles& store, RecentWindow& window,
-                                                             KvSlots& slots, ClusterIndex& index) {
+                                                             KvSlots& slots, ClusterIndex& index,
+                                                             const EntrySpaces& spaces) {
   std::unique_ptr<ClusterLedger> ledger(
-      new ClusterLedger(device, plan, n_layers, clusters, store, window, slots, index));
+      new ClusterLedger(device, plan, n_layers, clusters, store, window, slots, index, spaces));
   KVRUN_ASSIGN_OR_RETURN(ledger->kept_, KeptEntries::Create(device, plan, n_layers));
   return ledger;
 }
 
 ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers, ClusterSet& clusters,
-                             ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index)
+                             ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index,
+                             const EntrySpaces& spaces)
     : device_(device),
       plan_(plan),
       n_layers_(n_layers),
@@ -43,8 +45,9 @@ ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_laye
       store_(store),
       window_(window),
       index_(index),
+      spaces_(spaces),
       kept_(plan),
-      upkeep_(plan, clusters, store, slots, index, kept_),
+      upkeep_(plan, clusters, store, slots, index, kept_, spaces),
       lengths_(plan.n_sequences),
       settled_(size_t{n_layers} * plan.n_sequences),
       broken_(plan.n_sequences),
@@ -79,6 +82,7 @@ Status ClusterLedger::ForgetStream(const ClusterPlace& at, uint32_t sequence, ui
   const auto take = [&](uint32_t position, std::span<const std::byte> record) {
     const bool is_there = window_.Holds(sequence, lengths_[sequence], position);
     if (position >= length || is_there) return Status::Ok();
+    if (position < plan_.n_exact_groups) return window_.RestoreExact(at.layer, at.stream, position);
     return window_.Restore(at.layer, at.stream, position, record);
   };
   for (uint32_t sink = first; sink < std::min(plan_.clusters.n_sinks, settled(at.layer, sequence)); ++sink) {
@@ -167,7 +171,8 @@ Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
         const uint32_t position = leaving(rows[row]);
         if (position == kNoEntry) continue;
         KVRUN_ASSIGN_OR_RETURN(const auto record, window_.Read(i, stream, position));
-        DecodeKeys(plan_.window_record, record, plan_.record.head_dim, index_.Key(i, row, head));
+        spaces_.DecodeKeys(i, stream, plan_.window_record, record, plan_.record.head_dim,
+                           index_.Key(i, row, head));
       }
     }
     KVRUN_RETURN_IF_ERROR(index_.FlushKeys(i));
@@ -180,13 +185,16 @@ Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
 Status ClusterLedger::Arrive(const ClusterPlace& at, uint32_t position) {
   const uint32_t place = position < plan_.clusters.n_sinks ? position : FreePlace(at);
   KVRUN_ASSIGN_OR_RETURN(const auto record, window_.Read(at.layer, at.stream, position));
+  if (position < plan_.n_exact_groups) {
+    KVRUN_RETURN_IF_ERROR(window_.PutExact(at.layer, at.stream, position, record));
+  }
   TranscodeRecord(plan_.window_record, record, plan_.record, kept_.Record(at.layer, at.stream, place));
   return kept_.Flush(at.layer, at.stream, place);
 }
 
 Status ClusterLedger::NameKept(const ClusterPlace& at, uint32_t n_sinks, uint32_t arriving) {
   places_.clear();
-  for (uint32_t sink = 0; sink < n_sinks; ++sink) places_.push_back(sink);
+  for (uint32_t sink = plan_.n_exact_groups; sink < n_sinks; ++sink) places_.push_back(sink);
   for (const PendingEntry& pending : clusters_.map(at.layer, at.stream).pending()) {
     places_.push_back(pending.place);
   }
@@ -349,7 +357,8 @@ Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector
     CountWanted(at, selector.LastChoice(step));
     if (settles && position >= plan_.clusters.n_sinks) {
       const uint32_t place = FreePlace(at);
-      DecodeKeys(plan_.record, kept_.Record(layer, at.stream, place), plan_.record.head_dim, key_);
+      spaces_.DecodeKeys(layer, at.stream, plan_.record, kept_.Record(layer, at.stream, place),
+                         plan_.record.head_dim, key_);
       KVRUN_RETURN_IF_ERROR(Settle(at, position, place, key_, index_.Nearest(layer, row, head)));
     }
     KVRUN_RETURN_IF_ERROR(MaintainPending(at, row, selector.LastChoice(step)));

@@ -23,6 +23,7 @@
 #include "runtime/kv/cluster_index.h"
 #include "runtime/kv/cluster_prompt.h"
 #include "runtime/kv/cluster_upkeep.h"
+#include "runtime/kv/entry_spaces.h"
 #include "runtime/kv/kept_entries.h"
 #include "runtime/kv/kv_ledger.h"
 #include "runtime/kv/kv_plan.h"
@@ -38,7 +39,8 @@ class ClusterLedger final : public KvLedger {
   static Result<std::unique_ptr<ClusterLedger>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
                                                        ClusterSet& clusters, ClusterFiles& store,
                                                        RecentWindow& window, KvSlots& slots,
-                                                       ClusterIndex& index);
+                                                       ClusterIndex& index,
+                                                       const EntrySpaces& spaces = EntrySpaces::None());
 
   // Earlier entries that a prompt attends to: as many as are brought in order at once.
   static uint64_t ImageBytes(const KvPlan& plan);
@@ -74,7 +76,8 @@ class ClusterLedger final : public KvLedger {
   static constexpr uint32_t kNoEntry = UINT32_MAX;
 
   ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers, ClusterSet& clusters,
-                ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index);
+                ClusterFiles& store, RecentWindow& window, KvSlots& slots, ClusterIndex& index,
+                const EntrySpaces& spaces);
 
   // Forgetting.
   Status UndoPrefill();
@@ -140,6 +143,7 @@ class ClusterLedger final : public KvLedger {
   ClusterFiles& store_;
   RecentWindow& window_;
   ClusterIndex& index_;
+  const EntrySpaces& spaces_;
   KeptEntries kept_;
   ClusterUpkeep upkeep_;
   std::vector<uint32_t> lengths_;    // of each sequence

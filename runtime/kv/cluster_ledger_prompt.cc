@@ -168,7 +168,8 @@ Status ClusterLedger::SettleOneByOne(const ClusterPlace& at, uint32_t head, uint
                                   const std::span<const std::byte> record = records.subspan(i * bytes, bytes);
                                   const uint32_t place = FreePlace(at);
                                   KVRUN_RETURN_IF_ERROR(kept_.Put(at.layer, at.stream, place, record));
-                                  DecodeKeys(plan_.record, record, plan_.record.head_dim, key_);
+                                  spaces_.DecodeKeys(at.layer, at.stream, plan_.record, record,
+                                                     plan_.record.head_dim, key_);
                                   KVRUN_ASSIGN_OR_RETURN(const uint32_t nearest, FindNearest(at, key_));
                                   KVRUN_RETURN_IF_ERROR(Settle(at, first + i, place, key_, nearest));
                                 }
@@ -198,7 +199,8 @@ Status ClusterLedger::StoreStreams(uint32_t layer, const KvRange& prompt, Prompt
     }
     const uint64_t seed = (uint64_t{layer} << 32) + at.stream;
     const ClusterPrompt::EntryRange range{sinks_end, end};
-    KVRUN_RETURN_IF_ERROR(prompt_->Divide(entries, head, range, room, seed));
+    KVRUN_RETURN_IF_ERROR(
+        prompt_->Divide(entries, head, range, room, seed, spaces_.MeanKey(layer, at.stream)));
     const std::vector<uint32_t> order = prompt_->Order(entries, head);
     KVRUN_RETURN_IF_ERROR(prompt_->LoadRecords(entries, head, range));
     KVRUN_RETURN_IF_ERROR(AddClusters(at, sinks_end, order));
@@ -241,7 +243,8 @@ Status ClusterLedger::RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t 
       keys.clear();
       for (uint32_t position = begin + cluster; position < end; position += n_clusters) {
         positions.push_back(position);
-        DecodeKeys(plan_.record, record(position + stream), plan_.record.head_dim, key_);
+        spaces_.DecodeKeys(layer, stream, plan_.record, record(position + stream), plan_.record.head_dim,
+                           key_);
         keys.insert(keys.end(), key_.begin(), key_.end());
       }
       if (cluster == 0) KVRUN_RETURN_IF_ERROR(SetScales({layer, stream}, keys));

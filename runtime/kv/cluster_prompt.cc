@@ -7,6 +7,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/device/entry_space.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/cluster_placement.h"
 #include "runtime/kv/host_buffer.h"
@@ -75,7 +76,11 @@ std::span<const std::byte> ClusterPrompt::Record(uint32_t entry) const {
 }
 
 void ClusterPrompt::Keys(uint32_t first, uint32_t n, std::span<float> keys) {
-  for (uint32_t i = 0; i < n; ++i) rows_.Decode(first + i, keys.subspan(size_t{i} * dim(), dim()));
+  for (uint32_t i = 0; i < n; ++i) {
+    const std::span<float> key = keys.subspan(size_t{i} * dim(), dim());
+    rows_.Decode(first + i, key);
+    if (!mean_key_.empty()) OutOfSpace(mean_key_, key);
+  }
 }
 
 void ClusterPrompt::Start(KMeans& means) {
@@ -181,12 +186,13 @@ std::vector<uint32_t> ClusterPrompt::Order(const PromptEntries& entries, uint32_
 }
 
 Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room,
-                             uint64_t seed) {
+                             uint64_t seed, std::span<const float> mean_key) {
   const uint32_t n = range.end - range.begin;
   const ClusterPlan& plan = plan_.clusters;
   KVRUN_CHECK(n > 0 && uint64_t{room} * plan.max_entries >= n);
   clusters_ = {};
   records_ = {};
+  mean_key_.assign(mean_key.begin(), mean_key.end());
   rows_.Reset(n);
   KVRUN_RETURN_IF_ERROR(entries.VisitRecords(head, range.begin, range.end, PromptEntries::Want::kKeys,
                                              [&](uint32_t first, std::span<const std::byte> records) {

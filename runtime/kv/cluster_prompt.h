@@ -34,8 +34,9 @@ class ClusterPrompt {
     uint32_t end = 0;
   };
   // Divides entries of one KV head into at most `room` clusters; room * ClusterPlan::max_entries is no less
-  // than there are entries.
-  Status Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room, uint64_t seed);
+  // than there are entries. `mean_key`: of the records' space (EntrySpaces::MeanKey).
+  Status Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room, uint64_t seed,
+                std::span<const float> mean_key = {});
   // In which order these clusters are to be numbered: those that the prompt's last queries would select
   // together adjoin on flash (cluster_placement.h). As they are, where no queries are known.
   std::vector<uint32_t> Order(const PromptEntries& entries, uint32_t head) const;
@@ -71,6 +72,7 @@ class ClusterPrompt {
   Device& device_;
   const KvPlan& plan_;
   KeyRows rows_;  // of the entries, until they are divided
+  std::vector<float> mean_key_;
   Pieces pieces_;
   std::vector<std::byte> records_;  // of the entries
   PromptClusters clusters_;

@@ -12,12 +12,13 @@
 namespace kvrun {
 
 ClusterUpkeep::ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFiles& store, KvSlots& slots,
-                             ClusterIndex& index, KeptEntries& kept)
+                             ClusterIndex& index, KeptEntries& kept, const EntrySpaces& spaces)
     : plan_(plan),
       clusters_(clusters),
       store_(store),
       slots_(slots),
       index_(index),
+      spaces_(spaces),
       kept_(kept),
       loaded_((size_t{2} * plan.records_per_cluster() + 1) * plan.slot_record.size_bytes()),
       built_(loaded_.size()),
@@ -64,10 +65,12 @@ Status ClusterUpkeep::Read(const ClusterPlace& at, uint32_t cluster) {
 }
 
 // Keys and positions of the first entries in loaded_.
-Status ClusterUpkeep::CollectEntries(uint32_t n_stored) {
+Status ClusterUpkeep::CollectEntries(const ClusterPlace& at, uint32_t n_stored) {
   for (uint32_t entry = 0; entry < n_stored; ++entry) {
     const std::span<const std::byte> record = Loaded(entry / slot_tokens());
-    if (entry % slot_tokens() == 0) DecodeKeys(plan_.slot_record, record, dim(), record_keys_);
+    if (entry % slot_tokens() == 0) {
+      spaces_.DecodeKeys(at.layer, at.stream, plan_.slot_record, record, dim(), record_keys_);
+    }
     std::copy_n(record_keys_.begin() + static_cast<ptrdiff_t>(entry % slot_tokens() * dim()), dim(),
                 keys_.begin() + static_cast<ptrdiff_t>(size_t{entry} * dim()));
     positions_[entry] = PositionOf(plan_.slot_record, record, entry % slot_tokens());
@@ -84,7 +87,8 @@ Status ClusterUpkeep::AddPending(const ClusterPlace& at, uint32_t cluster) {
     const std::span<const std::byte> record = kept_.Record(at.layer, at.stream, pending.place);
     CopyEntry(plan_.record, record, 0, plan_.slot_record, Loaded(n / slot_tokens()), n % slot_tokens());
     SetPosition(plan_.slot_record, Loaded(n / slot_tokens()), n % slot_tokens(), pending.position);
-    DecodeKeys(plan_.record, record, dim(), std::span(keys_).subspan(size_t{n} * dim(), dim()));
+    spaces_.DecodeKeys(at.layer, at.stream, plan_.record, record, dim(),
+                       std::span(keys_).subspan(size_t{n} * dim(), dim()));
     positions_[n++] = pending.position;
   }
   return Status::Ok();
@@ -102,7 +106,7 @@ Result<uint32_t> ClusterUpkeep::MaintainLoaded(const ClusterPlace& at, uint32_t 
   const uint32_t n_stored = map.cluster(cluster).n_stored;
   const uint32_t n = map.cluster(cluster).size();
   KVRUN_RETURN_IF_ERROR(Load(at, cluster));
-  KVRUN_RETURN_IF_ERROR(CollectEntries(n_stored));
+  KVRUN_RETURN_IF_ERROR(CollectEntries(at, n_stored));
   KVRUN_RETURN_IF_ERROR(AddPending(at, cluster));
   const ClusterMap::Maintained maintained =
       map.Maintain(cluster, std::span(keys_).first(size_t{n} * dim()), std::span(positions_).first(n));
@@ -216,7 +220,7 @@ Status ClusterUpkeep::Truncate(const ClusterPlace& at, uint32_t cluster, uint32_
     return position >= first ? take(position, record) : Status::Ok();
   }));
   const uint32_t n = map.cluster(cluster).n_stored;
-  KVRUN_RETURN_IF_ERROR(CollectEntries(n));
+  KVRUN_RETURN_IF_ERROR(CollectEntries(at, n));
   part_.clear();
   for (uint32_t i = 0; i < n; ++i) {
     if (positions_[i] < first) part_.push_back(i);

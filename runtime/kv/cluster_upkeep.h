@@ -15,6 +15,7 @@
 #include "runtime/kv/cluster_extents.h"
 #include "runtime/kv/cluster_index.h"
 #include "runtime/kv/cluster_report.h"
+#include "runtime/kv/entry_spaces.h"
 #include "runtime/kv/kept_entries.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/kv/kv_slots.h"
@@ -32,7 +33,7 @@ class ClusterUpkeep {
  public:
   // All must outlive it.
   ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFiles& store, KvSlots& slots,
-                ClusterIndex& index, KeptEntries& kept);
+                ClusterIndex& index, KeptEntries& kept, const EntrySpaces& spaces);
 
   // Whether all stored entries lie in the layer's own slots.
   bool IsResident(const ClusterPlace& at, uint32_t cluster);
@@ -59,7 +60,7 @@ class ClusterUpkeep {
   Result<uint32_t> MaintainLoaded(const ClusterPlace& at, uint32_t cluster);
   Status Load(const ClusterPlace& at, uint32_t cluster);
   Status Read(const ClusterPlace& at, uint32_t cluster);
-  Status CollectEntries(uint32_t n_stored);
+  Status CollectEntries(const ClusterPlace& at, uint32_t n_stored);
   Status AddPending(const ClusterPlace& at, uint32_t cluster);
   Status PutPart(const ClusterPlace& at, uint32_t cluster, std::span<const uint32_t> entries,
                  uint32_t first_changed, std::span<const float> centroid);
@@ -83,6 +84,7 @@ class ClusterUpkeep {
   ClusterFiles& store_;
   KvSlots& slots_;
   ClusterIndex& index_;
+  const EntrySpaces& spaces_;
   KeptEntries& kept_;
   std::vector<std::byte> loaded_;    // [2 * records_per_cluster + 1] records
   std::vector<std::byte> built_;     // the same

@@ -75,6 +75,19 @@ class KvLedger : public StoredKeys {
   // The step has succeeded: the rows' entries are there.
   virtual void EndStep(std::span<const KvRow> rows) = 0;
 
+  // --- The space of records (EntrySpaces), whose means have just been set.
+  // Whether it can be changed for entries that are there.
+  virtual bool can_shift() const { return false; }
+  // All of a layer's entries of the sequence: ShiftRecord by `shifts`, float [n_kv_heads, 2, head_dim]. After
+  // an error the sequence has to be computed again.
+  virtual Status Shift(uint32_t /*layer*/, uint32_t /*sequence*/, std::span<const float> /*shifts*/) {
+    return Status::Ok();
+  }
+  // Mean keys and values in records, of stored entries all over the sequence: [n_kv_heads, 2, head_dim].
+  virtual Result<std::vector<float>> MeansInRecords(uint32_t /*layer*/, uint32_t /*sequence*/) {
+    return std::vector<float>();
+  }
+
   // Records of whole groups that are stored: [n_groups], of one stream.
   virtual Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                             std::span<std::byte> records) = 0;

@@ -57,7 +57,8 @@ struct KvSettings {
 //   moments       keys, rows
 //   static        a share from 0 to 1, or "prompt"
 //   static-steps  tokens, from 0
-//   repage    on, off
+//   repage        on, off
+//   rotate        on, off
 //   policy        a row of ReplacementPolicies: fifo, lru, non-hit, lfu, cluster
 //   adapter       a file
 //   adapter-kind  plain, centred, query, query-centred, heads, skewed

@@ -41,8 +41,9 @@ Result<std::unique_ptr<KvIndex>> MakeExactIndex(Device& device, const KvPlan& pl
 }
 
 Result<std::unique_ptr<KvIndex>> MakePageIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                               PageBoundsFn bounds) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PageIndex> index, PageIndex::Create(device, plan, n_layers, bounds));
+                                               PageBoundsFn bounds, const EntrySpaces& spaces) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PageIndex> index,
+                         PageIndex::Create(device, plan, n_layers, bounds, spaces));
   return std::unique_ptr<KvIndex>(std::move(index));
 }
 
@@ -57,23 +58,25 @@ Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& 
 
 Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
                                                     ClusterSet& clusters, ClusterFiles& store,
-                                                    RecentWindow& window, KvSlots& slots, KvIndex& index) {
+                                                    RecentWindow& window, KvSlots& slots, KvIndex& index,
+                                                    const EntrySpaces& spaces) {
   KVRUN_CHECK(plan.method.index == KvIndexKind::kCentroids);
   auto& centroids = static_cast<ClusterIndex&>(index);
   KVRUN_ASSIGN_OR_RETURN(
       std::unique_ptr<ClusterLedger> ledger,
-      ClusterLedger::Create(device, plan, n_layers, clusters, store, window, slots, centroids));
+      ClusterLedger::Create(device, plan, n_layers, clusters, store, window, slots, centroids, spaces));
   return std::unique_ptr<KvLedger>(std::move(ledger));
 }
 
 Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                           const Adapter* adapter, RowStore* rows) {
+                                           const Adapter* adapter, RowStore* rows,
+                                           const EntrySpaces& spaces) {
   switch (plan.method.index) {
     case KvIndexKind::kNone: break;
     case KvIndexKind::kLowRank: return MakeLowRankIndex(device, plan, n_layers, adapter);
     case KvIndexKind::kExactKeys: return MakeExactIndex(device, plan, n_layers);
-    case KvIndexKind::kPageBounds: return MakePageIndex(device, plan, n_layers, MinMaxBounds);
-    case KvIndexKind::kPageSpread: return MakePageIndex(device, plan, n_layers, SpreadBounds);
+    case KvIndexKind::kPageBounds: return MakePageIndex(device, plan, n_layers, MinMaxBounds, spaces);
+    case KvIndexKind::kPageSpread: return MakePageIndex(device, plan, n_layers, SpreadBounds, spaces);
     case KvIndexKind::kCentroids: return MakeClusterIndex(device, plan, n_layers, rows);
   }
   return std::unique_ptr<KvIndex>();

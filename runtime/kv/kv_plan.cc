@@ -54,6 +54,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.static_share.has_value(), full.static_share, "static");
   drop(given.static_steps.has_value(), full.static_steps, "static-steps");
   drop(given.static_repage.has_value(), full.static_repage, "repage");
+  drop(given.rotate.has_value() && !KeepsRecordsInMemory(full), full.rotate, "rotate");
   drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
   drop(given.adapter_from_file, full.adapter_from_file, "adapter");
   drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
@@ -182,6 +183,7 @@ std::string KvPlan::Describe() const {
   std::string text = fmt::format("{}: {} in decoding ({:.1f} % of f16), {} in prefill, {}; K {}, V {}",
                                  method.name, FormatBytes(decode_bytes()), part, FormatBytes(prefill_bytes()),
                                  budget, KvTypeName(record.k_type), KvTypeName(record.v_type));
+  if (rotates) text += ", rotated";
   if (method.evicts()) return text + DescribeKept(*this);
   if (!method.is_on_flash()) return text;
   const auto entries = [this](uint32_t n_some) { return EntriesOfSlots(n_some); };

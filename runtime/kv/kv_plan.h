@@ -44,6 +44,7 @@
 // all groups and a window, as on flash; its length is an option for these types alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -136,6 +137,7 @@ struct KvOptions {
   std::optional<StaticShare> static_share;
   std::optional<uint32_t> static_steps;  // StaticPlan::steps
   std::optional<bool> static_repage;     // StaticPlan::lays_pages
+  std::optional<bool> rotate;            // KvPlan::rotates
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -223,12 +225,18 @@ struct KvPlan {
   KvRecordShape record;
   KvRecordShape slot_record;    // what a slot holds: `record`, or so many entries of a cluster
   KvRecordShape window_record;  // in the window
+  // Records hold entries rotated and centred (runtime/device/entry_space.h): where any are of int4.
+  bool rotates = false;
+  // Of a stream: so many of its first groups lie in the window's records for good, exact, and are attended to
+  // there: where records are rotated, the sinks, which lose most by few bits. They are pinned, where groups
+  // are selected, and have no slots.
+  uint32_t n_exact_groups = 0;
   uint32_t n_streams = 0;       // per layer
   uint32_t window_entries = 0;  // W
-  uint32_t n_window_slots = 0;
-  uint32_t n_pinned = 0;       // groups
-  uint32_t n_chosen = 0;       // M: groups per stream and step, pinned ones included
-  uint32_t n_cache_slots = 0;  // C: own slots of a stream of a layer, pinned groups included
+  uint32_t n_window_slots = 0;  // of the ring
+  uint32_t n_pinned = 0;        // groups
+  uint32_t n_chosen = 0;        // M: groups per stream and step, pinned ones included
+  uint32_t n_cache_slots = 0;   // C: own slots of a stream of a layer, pinned groups included
   // Of a stream, in each part of the pool that layers share: room for what finds no own slot. 0: no pool.
   uint32_t n_pool_slots = 0;
   GroupScore group_score = GroupScore::kLargest;
@@ -259,9 +267,20 @@ struct KvPlan {
   // layers later (KvThread).
   uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
   SlotCacheShape slot_cache_shape() const {
-    return {n_cache_slots, n_chosen, n_pool_slots, n_record_ids(),
+    return {n_own_slots(), n_chosen_in_slots(), n_pool_slots, n_record_ids(),
             method.has_clusters() ? records_per_cluster() : 1};
   }
+  // Of what is chosen, groups that lie in slots or pool.
+  uint32_t n_chosen_in_slots() const {
+    return method.has_clusters() ? n_chosen : n_chosen - std::min(n_chosen, n_exact_groups);
+  }
+  // Slots that a stream of a layer has of its own. Where all lie in memory, group i lies in slot i.
+  uint32_t n_own_slots() const {
+    if (method.has_clusters() || !method.is_on_flash()) return n_cache_slots;
+    return n_cache_slots - std::min(n_cache_slots, n_exact_groups);
+  }
+  // The window's records of a stream: of the exact groups, then the ring.
+  uint32_t n_window_records() const { return n_exact_groups + n_window_slots; }
   uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   bool has_statics() const { return statics.n_entries > 0; }

@@ -95,6 +95,7 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t scratch = (2 * uint64_t{kept.most_entries} + 1) * 9 * sizeof(float);
   plan.parts.push_back({"kept lists", 2 * lists * kept.most_entries * list_entry + scratch, true, true});
   plan.parts.push_back({"window", lists * plan.n_window_slots * window_entry, true, true});
+  if (plan.rotates) plan.parts.push_back({"means", MeanBytes(input, plan), true, true});
   plan.parts.push_back({"tails", lists / plan.n_sequences * plan.window_record.size_bytes(), true, false});
   plan.parts.push_back(
       {"tables", input.model.n_layers * KeptTableBytes(plan, plan.n_window_slots), true, true});

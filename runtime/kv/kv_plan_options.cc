@@ -90,6 +90,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
   const bool rounds =
       k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
   if (options.window_entries && !rounds) return NotFor(options, "window", "recent window in f16 and f32");
+  if (options.rotate && !rounds) return NotFor(options, "rotate", "records in f16 and f32");
   return Status::Ok();
 }
 

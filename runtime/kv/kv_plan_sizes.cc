@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "platform/base/units.h"
+#include "runtime/kv/entry_spaces.h"
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_statics.h"
@@ -52,7 +53,7 @@ uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots, bool has_biases 
 
 // What the caches of a layer's own slots know.
 uint64_t SlotCacheBytes(const KvPlan& plan) {
-  if (plan.method.residency != KvResidencyKind::kOwnSlots || plan.n_cache_slots == 0) return 0;
+  if (plan.method.residency != KvResidencyKind::kOwnSlots || plan.n_own_slots() == 0) return 0;
   return plan.n_streams *
          SlotCache::MemoryBytes(plan.slot_cache_shape(), **FindReplacementPolicy(plan.policy));
 }
@@ -60,8 +61,8 @@ uint64_t SlotCacheBytes(const KvPlan& plan) {
 // What names slots and pool, and what is known of them.
 uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
   const bool counts = plan.counts_slot_entries();
-  const uint64_t own =
-      MappingBytes(plan, std::min(plan.n_cache_slots, plan.n_chosen), counts) + SlotCacheBytes(plan);
+  const uint64_t own = MappingBytes(plan, std::min(plan.n_own_slots(), plan.n_chosen_in_slots()), counts) +
+                       SlotCacheBytes(plan);
   return input.model.n_layers * own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
 }
 
@@ -73,7 +74,7 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
     if (plan.method.has_clusters()) of_a_layer += ClusterListBytes(plan);
     if (!plan.method.selects()) of_a_layer += uint64_t{plan.n_groups()} * sizeof(uint32_t);
   }
-  return input.model.n_layers * MappingBytes(plan, plan.n_window_slots) + of_a_layer;
+  return input.model.n_layers * MappingBytes(plan, plan.n_window_records()) + of_a_layer;
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
@@ -95,14 +96,16 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
   return input.model.n_layers * uint64_t{plan.n_streams} * plan.window_record.size_bytes() *
-         plan.n_window_slots;
+         plan.n_window_records();
 }
 
 // What a prompt that fails gives back: the incomplete group of its sequence; with clusters, its window, which
 // lies nowhere else.
 void AddTails(const KvSizeInput& input, KvPlan& plan) {
-  const uint32_t n_slots = plan.method.has_clusters() ? 1 : plan.n_window_slots;
-  plan.parts.push_back({"tails", WindowBytes(input, plan) / plan.n_sequences / n_slots, true, false});
+  const uint64_t n_records = plan.method.has_clusters() ? plan.n_window_slots : 1;
+  plan.parts.push_back({"tails",
+                        WindowBytes(input, plan) / plan.n_sequences / plan.n_window_records() * n_records,
+                        true, false});
 }
 
 // In prefill, of one sequence, beside tile and hidden states: all the time.
@@ -155,6 +158,10 @@ uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64
 
 }  // namespace
 
+uint64_t MeanBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return plan.rotates ? EntrySpaces::MemoryBytes(plan, input.model.n_kv_heads, input.model.n_layers) : 0;
+}
+
 uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups) {
   const uint64_t entries = std::max<uint64_t>(window_entries, 1);  // the token that is being computed
   // `entries` consecutive ones begin, at worst, at the end of a group.
@@ -174,10 +181,11 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots and pool are made when prefill is over.
-  add("slots", layers * SlotBytes(plan, plan.n_cache_slots), false);
+  add("slots", layers * SlotBytes(plan, plan.n_own_slots()), false);
   add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);
   add("slot tables", SlotTableBytes(input, plan), false);
   add("window", WindowBytes(input, plan));
+  add("means", MeanBytes(input, plan));
   AddTails(input, plan);
   AddStaticParts(input, plan);
   add("tables", TableBytes(input, plan));
@@ -197,9 +205,9 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t slots = input.model.n_layers * SlotBytes(plan, plan.n_cache_slots);
+  const uint64_t slots = input.model.n_layers * SlotBytes(plan, plan.n_own_slots());
   const uint64_t tables = SlotTableBytes(input, plan) + TableBytes(input, plan);
-  plan.parts = {{"kv", slots + WindowBytes(input, plan) + tables, true, true}};
+  plan.parts = {{"kv", slots + WindowBytes(input, plan) + MeanBytes(input, plan) + tables, true, true}};
   AddTails(input, plan);
 }
 

@@ -27,6 +27,9 @@ inline constexpr uint32_t kTiledChunkTokens = 128;
 // flash.
 uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups);
 
+// Of EntrySpaces; 0 where records hold entries as they are.
+uint64_t MeanBytes(const KvSizeInput& input, const KvPlan& plan);
+
 // Sets staging_bytes and every part but "prefill", from the plan's other fields.
 void SizeParts(const KvSizeInput& input, KvPlan& plan);
 

@@ -95,6 +95,7 @@ KvPlan Planner::AllInMemory() const {
   const KvShape shape = {k_type, plan.n_sequences, model_.n_kv_heads, model_.head_dim, plan.n_ctx};
   plan.parts = {{"kv", shape.size_bytes() * model_.n_layers, true, true}};
   if (in_records) {
+    SetSpace(plan);
     SizeResident(input_, plan);
     SizePrefill(input_, plan);
   }
@@ -193,11 +194,13 @@ KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots)
 KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const {
   if (evicts()) {
     SetKept(n_chosen, plan);
+    SetSpace(plan);
     SizeKeptParts(input_, plan);
     SizePrefill(input_, plan);
     return plan;
   }
   SetSlots(n_chosen, n_cache_slots, plan);
+  SetSpace(plan);
   SizeParts(input_, plan);
   if (plan.has_statics() && plan.statics.share.by_prompt) SizeForAnyShare(plan);
   SizePrefill(input_, plan);
@@ -211,6 +214,22 @@ void Planner::SizeForAnyShare(KvPlan& plan) const {
     SizeParts(input_, ends[share]);
   }
   plan.parts = PartsOfAnyShare(ends[0].parts, ends[1].parts);
+}
+
+void Planner::SetSpace(KvPlan& plan) const {
+  bool has_int4 = false;
+  for (const KvRecordShape& record : {plan.record, plan.kept.low_record, plan.statics.low_record}) {
+    has_int4 = has_int4 || record.k_type == KvType::kInt4 || record.v_type == KvType::kInt4;
+  }
+  plan.rotates = options_.rotate.value_or(has_int4);
+  plan.n_exact_groups = 0;
+  if (!plan.rotates || evicts()) return;
+  if (plan.method.has_clusters())
+    plan.n_exact_groups = plan.clusters.n_sinks;
+  else if (plan.method.selects())
+    plan.n_exact_groups = plan.n_pinned;
+  else
+    plan.n_exact_groups = std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
 }
 
 // M groups and a static set take the place of n_chosen groups.

@@ -34,6 +34,7 @@ class Planner {
  private:
   static constexpr uint32_t kWholeGroupTokens = 16;  // where nothing is selected
   static constexpr uint32_t kPaperEntries = 400;     // a usual selection
+  static constexpr uint32_t kSinkEntries = 4;        // where no number is given
 
   // Of the table in kv_plan.h.
   struct Row {
@@ -76,6 +77,7 @@ class Planner {
   KvPlan Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const;
   void SizeForAnyShare(KvPlan& plan) const;
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
+  void SetSpace(KvPlan& plan) const;
   void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
   static bool Holds(const KvPlan& plan) {
     return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;

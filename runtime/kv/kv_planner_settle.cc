@@ -11,7 +11,6 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kSinkEntries = 4;
 constexpr double kShareBeforePrompts = 0.25;  // of the static set, where prompts say it
 constexpr uint32_t kLeastKept = 16;           // of a list: as many as the smallest window has
 constexpr std::string_view kDefaultPolicy = "lru";

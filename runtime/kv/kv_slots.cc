@@ -31,10 +31,10 @@ void SlotBuffers::Name(uint32_t stream, std::span<const uint32_t> slots) const {
   table[1] = shape_.record.group_tokens;
 }
 
-void SlotBuffers::NameFirst(uint32_t stream, uint32_t n) const {
+void SlotBuffers::NameFirst(uint32_t stream, uint32_t n, uint32_t begin) const {
   const std::span<uint32_t> table = Table(stream);
-  std::iota(table.begin() + 2, table.begin() + 2 + n, 0U);
-  table[0] = n;
+  std::iota(table.begin() + 2, table.begin() + 2 + n - begin, begin);
+  table[0] = n - begin;
   table[1] = shape_.record.group_tokens;
 }
 
@@ -84,7 +84,7 @@ SlotShape KvSlots::Shape(uint32_t n_slots) const {
           .n_streams = plan_.n_streams,
           .n_slots = n_slots,
           .n_window_slots = 0,
-          .table_slots = std::min(n_slots, plan_.n_chosen),
+          .table_slots = std::min(n_slots, plan_.n_chosen_in_slots()),
           .has_biases = plan_.counts_slot_entries()};
 }
 
@@ -100,7 +100,7 @@ Status KvSlots::MakeAll() {
   if (plan_.method.selects()) {
     KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.policy));
   }
-  for (uint32_t i = 0; i < n_layers_ && plan_.n_cache_slots > 0; ++i) {
+  for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots() > 0; ++i) {
     KVRUN_ASSIGN_OR_RETURN(SlotBuffers own, SlotBuffers::Create(device_, own_shape()));
     own_.push_back(std::move(own));
   }
@@ -108,7 +108,7 @@ Status KvSlots::MakeAll() {
     KVRUN_ASSIGN_OR_RETURN(SlotBuffers part, SlotBuffers::Create(device_, Shape(plan_.n_pool_slots)));
     parts_.push_back(std::move(part));
   }
-  if (policy != nullptr && plan_.n_cache_slots > 0) {
+  if (policy != nullptr && plan_.n_own_slots() > 0) {
     caches_.assign(size_t{n_layers_} * plan_.n_streams, SlotCache(plan_.slot_cache_shape(), policy));
   }
   is_made_ = true;

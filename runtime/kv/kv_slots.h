@@ -35,8 +35,8 @@ class SlotBuffers {
   void Empty(uint32_t stream) const;
   // Groups follow one another: all their entries count.
   void Name(uint32_t stream, std::span<const uint32_t> slots) const;
-  // The first `n` slots.
-  void NameFirst(uint32_t stream, uint32_t n) const;
+  // The first `n` slots, from `begin` on.
+  void NameFirst(uint32_t stream, uint32_t n, uint32_t begin = 0) const;
   // Where a slot's entries are counted (SlotShape::has_biases): the same, with counts of them.
   void NameCounted(uint32_t stream, std::span<const uint32_t> slots, std::span<const uint32_t> counts) const;
   void NameFirstCounted(uint32_t stream, std::span<const uint32_t> counts) const;
@@ -69,8 +69,8 @@ class KvSlots {
   void Drop();
   bool is_made() const { return is_made_; }
 
-  // Of a layer's own slots: [n_streams, KvPlan::n_cache_slots].
-  SlotShape own_shape() const { return Shape(plan_.n_cache_slots); }
+  // Of a layer's own slots: [n_streams, KvPlan::n_own_slots()].
+  SlotShape own_shape() const { return Shape(plan_.n_own_slots()); }
   // Null where there are none.
   SlotBuffers* own(uint32_t layer) { return own_.empty() ? nullptr : &own_[layer]; }
   SlotBuffers* pool(uint32_t layer) { return parts_.empty() ? nullptr : &parts_[layer % parts_.size()]; }

@@ -99,6 +99,11 @@ Status LayerServer::PlanStream(const StreamStep& step) {
   if (selector_ != nullptr) {
     KVRUN_ASSIGN_OR_RETURN(chosen, selector_->Choose(step));
   }
+  // The exact groups, which come first, are attended to in the window's records.
+  if (extents_ == nullptr) {
+    const auto others = std::lower_bound(chosen.begin(), chosen.end(), plan_.n_exact_groups);
+    chosen = chosen.subspan(static_cast<size_t>(others - chosen.begin()));
+  }
   const std::span<const uint32_t> records = extents_ != nullptr ? extents_->Records(step, chosen) : chosen;
   SlotCache* const cache = slots_.cache(step.layer, step.stream);
   const std::span<const uint32_t> weights =
@@ -180,7 +185,8 @@ void LayerServer::DropPlanned(uint32_t layer) {
 Status LayerServer::NameSlots(const StreamStep& step) {
   const SlotBuffers* const own = slots_.own(step.layer);
   if (!plan_.method.is_on_flash()) {
-    if (own != nullptr) own->NameFirst(step.stream, step.n_groups);
+    const uint32_t n_exact = std::min(plan_.n_exact_groups, step.n_groups);
+    if (own != nullptr) own->NameFirst(step.stream, step.n_groups, n_exact);
   } else {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
     if (extents_ != nullptr) {

@@ -34,8 +34,9 @@ Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, c
 }
 
 Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
+  KVRUN_ASSIGN_OR_RETURN(spaces_, EntrySpaces::Create(device, plan_, n_layers_));
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
-  KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter, stores_.rows.get()));
+  KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter, stores_.rows.get(), spaces_));
   selector_ = MakeSelector(device, plan_, n_layers_);
   KVRUN_RETURN_IF_ERROR(CreateLedger(device, adapter));
   server_.SetSelector(selector_.get());
@@ -52,7 +53,7 @@ Status OffloadedCache::CreateLedger(Device& device, const Adapter* adapter) {
     clusters_ = std::make_unique<ClusterSet>(plan_, n_layers_, factors);
     extents_ = std::make_unique<ClusterExtents>(plan_, *clusters_, *stores_.clusters);
     KVRUN_ASSIGN_OR_RETURN(ledger_, MakeClusterLedger(device, plan_, n_layers_, *clusters_, *stores_.clusters,
-                                                      window_, slots_, *index_));
+                                                      window_, slots_, *index_, spaces_));
     return Status::Ok();
   }
   if (plan_.method.evicts()) {
@@ -66,7 +67,7 @@ Status OffloadedCache::CreateLedger(Device& device, const Adapter* adapter) {
     statics_ = std::make_unique<StaticSet>(device, plan_, n_layers_, pages_.get());
   }
   ledger_ = std::make_unique<SequenceLedger>(plan_, n_layers_, store, window_, slots_, index_.get(),
-                                             statics_.get());
+                                             statics_.get(), spaces_);
   return Status::Ok();
 }
 
@@ -97,16 +98,46 @@ bool OffloadedCache::NeedsLearning(std::span<const KvRow> rows) const {
   });
 }
 
+Status OffloadedCache::SetMeans(uint32_t layer, uint32_t sequence, std::span<const float> means) {
+  const std::vector<float> shifts = spaces_.ShiftsTo(layer, sequence, means);
+  KVRUN_RETURN_IF_ERROR(spaces_.SetMeans(layer, sequence, means));
+  return length(sequence) > 0 ? ledger_->Shift(layer, sequence, shifts) : Status::Ok();
+}
+
+Status OffloadedCache::SetMeansFromStored(uint32_t sequence) {
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    if (!spaces_.are_used() || spaces_.has_means(layer, sequence)) continue;
+    KVRUN_ASSIGN_OR_RETURN(std::vector<float> means, ledger_->MeansInRecords(layer, sequence));
+    if (means.empty()) continue;
+    spaces_.TakeBack(layer, sequence, means);
+    KVRUN_RETURN_IF_ERROR(SetMeans(layer, sequence, means));
+  }
+  return Status::Ok();
+}
+
 Status OffloadedCache::LearnFromStored(uint32_t sequence) {
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
   if (is_on_flash()) LeaveDecode();  // their room is for the work on adapters, as in prefill
+  KVRUN_RETURN_IF_ERROR(SetMeansFromStored(sequence));
   return index_->LearnFromStored(sequence, *ledger_);
 }
 
 Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(ledger_->BeginPrefill(sequence, begin));
+  if (begin == 0) KVRUN_RETURN_IF_ERROR(spaces_.Forget(sequence));
   if (in_memory_ != nullptr) return BeginDecode();  // the slots are where everything is
   LeaveDecode();
+  return Status::Ok();
+}
+
+Status OffloadedCache::PutExact(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
+                                std::span<const std::byte> records) {
+  const uint64_t bytes = plan_.window_record.size_bytes();
+  const uint32_t heads = plan_.heads_per_sequence();
+  for (uint32_t i = 0; i < heads * n_groups; ++i) {
+    KVRUN_RETURN_IF_ERROR(window_.PutExact(layer, sequence * heads + i / n_groups, first_group + i % n_groups,
+                                           records.subspan(i * bytes, bytes)));
+  }
   return Status::Ok();
 }
 
@@ -114,8 +145,14 @@ Status OffloadedCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t firs
                                   std::span<std::byte> records) {
   const uint64_t bytes = plan_.window_record.size_bytes();
   for (uint32_t i = 0; i < n_groups; ++i) {
-    KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record,
-                           window_.Read(layer, stream, first_group + i));
+    const uint32_t group = first_group + i;
+    std::span<const std::byte> record;
+    if (group < plan_.n_exact_groups && !window_.Holds(stream / plan_.heads_per_sequence(),
+                                                       length(stream / plan_.heads_per_sequence()), group)) {
+      record = window_.Exact(layer, stream, group);
+    } else {
+      KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer, stream, group));
+    }
     std::memcpy(records.data() + i * bytes, record.data(), bytes);
   }
   return Status::Ok();
@@ -156,6 +193,7 @@ void OffloadedCache::AddSources(uint32_t layer, SlotAttentionArgs* args) {
   if (const SlotBuffers* own = slots_.own(layer); own != nullptr) args->Add(own->source());
   if (const SlotBuffers* pool = slots_.pool(layer); pool != nullptr) args->Add(pool->source());
   ledger_->AddSources(layer, args);
+  args->space = spaces_.space(layer);
   args->Add({window_.records(layer), window_.shape(), window_.table(layer), ledger_->window_mass(layer)});
 }
 
@@ -163,6 +201,9 @@ Status OffloadedCache::BeginStep(std::span<const KvRow> rows) {
   notes_attended_ = false;
   counts_text_runs_ = std::exchange(counts_next_, false);
   KVRUN_RETURN_IF_ERROR(ledger_->BeginStep(rows));
+  for (const KvRow& row : rows) {
+    if (row.position == 0) KVRUN_RETURN_IF_ERROR(spaces_.Forget(row.sequence));
+  }
   server_.BeginStep(rows);
   return Status::Ok();
 }

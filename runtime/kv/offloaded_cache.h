@@ -18,6 +18,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/cluster_extents.h"
+#include "runtime/kv/entry_spaces.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_ledger.h"
 #include "runtime/kv/kv_plan.h"
@@ -53,6 +54,7 @@ class OffloadedCache {
   const KvSelector* selector() const { return selector_.get(); }
   const RecentWindow& window() const { return window_; }
   StoredKeys& stored_keys() { return *ledger_; }
+  EntrySpaces& spaces() { return spaces_; }
 
   // Whether the index has not learned, though a row cannot have all groups before its window chosen, and its
   // sequence has enough entries.
@@ -60,6 +62,14 @@ class OffloadedCache {
   // The index learns from a sequence's entries. Gives up slots, where there is flash: decoding has to begin
   // again.
   Status LearnFromStored(uint32_t sequence);
+
+  // The means of a layer's space (EntrySpaces::SetMeans): entries that are there become those of the new
+  // space.
+  Status SetMeans(uint32_t layer, uint32_t sequence, std::span<const float> means);
+  // Whether they may be set by a prompt that begins at `begin`.
+  bool wants_means(uint32_t layer, uint32_t sequence, uint32_t begin) const {
+    return spaces_.are_used() && !spaces_.has_means(layer, sequence) && (begin == 0 || ledger_->can_shift());
+  }
 
   // --- Prefill of one sequence (SequenceLedger).
   // Gives up slots, where there is flash. Entries of `sequence` from `begin` on are forgotten. Then either
@@ -93,6 +103,9 @@ class OffloadedCache {
                    std::span<const std::byte> records) {
     return window_.Put(layer, first_group, n_groups, records);
   }
+  // Of the exact groups, which are whole: records of the window, as above.
+  Status PutExact(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
+                  std::span<const std::byte> records);
   // The first group that the window holds of the first `length` entries.
   uint32_t FirstWindowGroup(uint32_t length) const { return window_.FirstGroup(length); }
   // Reads records of whole groups that are stored: [n_groups], of one stream.
@@ -100,7 +113,7 @@ class OffloadedCache {
                     std::span<std::byte> records) {
     return ledger_->ReadGroups(layer, stream, first_group, n_groups, records);
   }
-  // Of groups that the window holds: records of the window.
+  // Of groups that the window holds, or of exact ones: records of the window.
   Status ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records);
   Status EndPrefill(uint32_t sequence, uint32_t length) { return ledger_->EndPrefill(sequence, length); }
@@ -172,6 +185,7 @@ class OffloadedCache {
   // A step's choice is told in entries, not in groups.
   bool tells_entries() const { return extents_ != nullptr || statics_ != nullptr || plan_.method.evicts(); }
   void SettleStaticShare();
+  Status SetMeansFromStored(uint32_t sequence);
   void LeaveDecode();
 
   KvPlan plan_;  // changes where prompts say the static set's share
@@ -180,6 +194,7 @@ class OffloadedCache {
   std::unique_ptr<SlotRecordStore> in_memory_;  // or this
   std::unique_ptr<KvIndex> index_;
   std::unique_ptr<KvSelector> selector_;
+  EntrySpaces spaces_;
   RecentWindow window_;
   KvSlots slots_;
   std::unique_ptr<ClusterSet> clusters_;     // null: extents are groups

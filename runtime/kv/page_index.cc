@@ -26,10 +26,10 @@ uint16_t HalfBelow(float value) { return HalfAbove(-value) ^ 0x8000U; }
 }  // namespace
 
 Result<std::unique_ptr<PageIndex>> PageIndex::Create(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                     PageBoundsFn bounds) {
+                                                     PageBoundsFn bounds, const EntrySpaces& spaces) {
   KVRUN_CHECK(plan.index.rows() == 1 && plan.index.type == KvType::kF16);
   KVRUN_CHECK(plan.index.rank == 2 * plan.key_dim());
-  std::unique_ptr<PageIndex> index(new PageIndex(plan, bounds));
+  std::unique_ptr<PageIndex> index(new PageIndex(plan, bounds, spaces));
   const size_t columns = size_t{plan.record.n_heads} * plan.record.head_dim;
   index->keys_.resize(plan.record.group_tokens * columns);
   index->bounds_of_page_.resize(2 * columns);
@@ -54,7 +54,7 @@ void PageIndex::WritePage(uint32_t layer, uint32_t stream, uint32_t group, std::
   const size_t columns = size_t{plan_.record.n_heads} * plan_.record.head_dim;
   const std::span<float> upper = std::span(bounds_of_page_).first(columns);
   const std::span<float> lower = std::span(bounds_of_page_).last(columns);
-  DecodeKeys(plan_.record, record, static_cast<uint32_t>(columns), keys_);
+  spaces_.DecodeKeys(layer, stream, plan_.record, record, static_cast<uint32_t>(columns), keys_);
   size_t n = 0;
   for (uint32_t entry = 0; entry < plan_.record.group_tokens; ++entry) {
     if (std::binary_search(left_out.begin(), left_out.end(), entry)) continue;

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/kv/entry_spaces.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
 
@@ -22,9 +23,10 @@ using PageBoundsFn = void (*)(std::span<const float> keys, std::span<float> uppe
 
 class PageIndex final : public KvIndex {
  public:
-  // The plan must outlive it; its index has one row of 2 * key_dim f16 columns for each group.
+  // Plan and spaces must outlive it; its index has one row of 2 * key_dim f16 columns for each group.
   static Result<std::unique_ptr<PageIndex>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                   PageBoundsFn bounds);
+                                                   PageBoundsFn bounds,
+                                                   const EntrySpaces& spaces = EntrySpaces::None());
 
   void FillScore(uint32_t layer, ScoreArgs* args) const override;
   bool takes_records() const override { return true; }
@@ -42,9 +44,11 @@ class PageIndex final : public KvIndex {
     return (uint64_t{stream / plan_.heads_per_sequence()} * plan_.index.n_groups + group) * page_bytes();
   }
 
-  PageIndex(const KvPlan& plan, PageBoundsFn bounds) : plan_(plan), bounds_(bounds) {}
+  PageIndex(const KvPlan& plan, PageBoundsFn bounds, const EntrySpaces& spaces)
+      : plan_(plan), spaces_(spaces), bounds_(bounds) {}
 
   const KvPlan& plan_;
+  const EntrySpaces& spaces_;
   PageBoundsFn bounds_;
   std::vector<std::unique_ptr<Buffer>> rows_;  // of each layer: kShared, IndexShape
   std::unique_ptr<Buffer> scales_;             // ones

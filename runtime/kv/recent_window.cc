@@ -25,9 +25,9 @@ Result<RecentWindow> RecentWindow::Create(Device& device, const KvPlan& plan, ui
 SlotShape RecentWindow::shape() const {
   return {.record = plan_->window_record,
           .n_streams = plan_->n_streams,
-          .n_slots = n_slots(),
+          .n_slots = plan_->n_window_records(),
           .n_window_slots = n_slots(),
-          .table_slots = n_slots()};
+          .table_slots = plan_->n_window_records()};
 }
 
 bool RecentWindow::Holds(uint32_t sequence, uint32_t length, uint32_t group) const {
@@ -45,6 +45,46 @@ Status RecentWindow::Restore(uint32_t layer, uint32_t stream, uint32_t group,
                              std::span<const std::byte> stored) {
   TranscodeRecord(plan_->record, stored, plan_->window_record, Record(layer, stream, group));
   return layers_[layer].records->Flush(Offset(stream, group), record_bytes());
+}
+
+Status RecentWindow::PutExact(uint32_t layer, uint32_t stream, uint32_t group,
+                              std::span<const std::byte> record) {
+  const uint64_t offset = ExactOffset(stream, group);
+  std::memcpy(layers_[layer].records->host().data() + offset, record.data(), record_bytes());
+  return layers_[layer].records->Flush(offset, record_bytes());
+}
+
+std::span<const std::byte> RecentWindow::Exact(uint32_t layer, uint32_t stream, uint32_t group) const {
+  return layers_[layer].records->host().subspan(ExactOffset(stream, group), record_bytes());
+}
+
+Status RecentWindow::RestoreExact(uint32_t layer, uint32_t stream, uint32_t group) {
+  const std::span<const std::byte> exact = Exact(layer, stream, group);
+  std::memcpy(Record(layer, stream, group).data(), exact.data(), exact.size());
+  return layers_[layer].records->Flush(Offset(stream, group), record_bytes());
+}
+
+// Records that hold nothing yet are shifted, too: whatever is there is of no use.
+Status RecentWindow::Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts) {
+  const size_t of_stream = shifts.size() / heads();
+  Buffer& records = *layers_[layer].records;
+  KVRUN_RETURN_IF_ERROR(records.Invalidate(0, records.size_bytes()));
+  for (uint32_t head = 0; head < heads(); ++head) {
+    const std::span<const float> of_head = shifts.subspan(head * of_stream, of_stream);
+    const uint64_t first = ExactOffset(sequence * heads() + head, 0);
+    for (uint32_t i = 0; i < plan_->n_window_records(); ++i) {
+      ShiftRecord(plan_->window_record, of_head,
+                  records.host().subspan(first + i * record_bytes(), record_bytes()));
+    }
+    if (!prefilled_ || prefilled_->sequence != sequence) continue;
+    const uint64_t n_kept = prefilled_->end - prefilled_->first;
+    const uint64_t first_kept = (uint64_t{layer} * heads() + head) * n_kept;
+    for (uint64_t i = 0; i < n_kept; ++i) {
+      ShiftRecord(plan_->window_record, of_head,
+                  std::span(prefilled_->records).subspan((first_kept + i) * record_bytes(), record_bytes()));
+    }
+  }
+  return FlushAll(records);
 }
 
 Status RecentWindow::BeginPrefill(uint32_t sequence, uint32_t length, uint32_t first_kept) {
@@ -105,7 +145,7 @@ Status RecentWindow::UndoPrefill() {
 }
 
 Status RecentWindow::Round(uint32_t layer, uint32_t stream, uint32_t position) {
-  if (is_exact()) return Status::Ok();
+  if (is_exact() || position / group_tokens() < n_exact_groups()) return Status::Ok();
   Buffer& records = *layers_[layer].records;
   const uint32_t group = position / group_tokens();
   const uint64_t offset = Offset(stream, group);
@@ -120,12 +160,16 @@ Status RecentWindow::BeginEntry(uint32_t layer, uint32_t stream, uint32_t positi
     KVRUN_RETURN_IF_ERROR(Round(layer, stream, position - exact_entries()));
   }
   Buffer& buffer = *layers_[layer].table;
-  const uint64_t words = 2 + uint64_t{n_slots()};
+  const uint64_t words = 2 + uint64_t{plan_->n_window_records()};
   const std::span<uint32_t> table = Words(buffer).subspan(stream * words, words);
   const uint32_t last = position / group_tokens();
-  table[0] = last - first + 1;
+  const uint32_t n_exact = std::min(first, n_exact_groups());
+  uint32_t n = 0;
+  const auto name = [&](uint32_t slot) { table[2 + n++] = slot; };
+  for (uint32_t group = 0; group < n_exact; ++group) name(group);
+  for (uint32_t group = first; group <= last; ++group) name(n_exact_groups() + group % n_slots());
+  table[0] = n;
   table[1] = position % group_tokens() + 1;
-  for (uint32_t group = first; group <= last; ++group) table[2 + group - first] = group % n_slots();
   return buffer.Flush(stream * words * sizeof(uint32_t), words * sizeof(uint32_t));
 }
 

@@ -3,7 +3,8 @@
 // all older entries together do (docs/decisions: "The newest entries stay exact").
 //
 // Entries other than the newest KvPlan::exact_entries() are rounded to what their stored records hold,
-// wherever they lie.
+// wherever they lie. Not those of the exact groups (KvPlan::n_exact_groups): these have records in front of
+// the ring, as they were in the window when they were whole, and are attended to there once they leave it.
 //
 // Threads: one at a time.
 #pragma once
@@ -39,6 +40,14 @@ class RecentWindow {
   Result<std::span<const std::byte>> Read(uint32_t layer, uint32_t stream, uint32_t group);
   // What was stored of a group, into the ring.
   Status Restore(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> stored);
+  // An exact group, which is whole: a record of the window.
+  Status PutExact(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record);
+  std::span<const std::byte> Exact(uint32_t layer, uint32_t stream, uint32_t group) const;
+  // The same into the ring.
+  Status RestoreExact(uint32_t layer, uint32_t stream, uint32_t group);
+  // ShiftRecord of all records of a sequence: of the ring, of the exact groups, and of what UndoPrefill
+  // brings back. shifts: float [streams of the sequence, n_heads, 2, head_dim].
+  Status Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts);
   void NoteFirstGroup(uint32_t sequence, uint32_t group) { first_groups_[sequence] = group; }
 
   // Prefill of a sequence of `length` entries: keeps its groups from `first_kept` on, which lie nowhere else,
@@ -60,7 +69,7 @@ class RecentWindow {
 
  private:
   struct Layer {
-    std::unique_ptr<Buffer> records;  // kShared, [n_streams, n_slots]
+    std::unique_ptr<Buffer> records;  // kShared, [n_streams, n_exact_groups + n_slots]
     std::unique_ptr<Buffer> table;    // kShared
   };
 
@@ -69,8 +78,13 @@ class RecentWindow {
   uint32_t group_tokens() const { return plan_->window_record.group_tokens; }
   uint64_t record_bytes() const { return plan_->window_record.size_bytes(); }
   uint64_t Offset(uint32_t stream, uint32_t group) const {
-    return (uint64_t{stream} * n_slots() + group % n_slots()) * record_bytes();
+    return (uint64_t{stream} * plan_->n_window_records() + n_exact_groups() + group % n_slots()) *
+           record_bytes();
   }
+  uint64_t ExactOffset(uint32_t stream, uint32_t group) const {
+    return (uint64_t{stream} * plan_->n_window_records() + group) * record_bytes();
+  }
+  uint32_t n_exact_groups() const { return plan_->n_exact_groups; }
   std::span<std::byte> Record(uint32_t layer, uint32_t stream, uint32_t group) const {
     return layers_[layer].records->host().subspan(Offset(stream, group), record_bytes());
   }

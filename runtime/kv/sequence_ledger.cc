@@ -1,5 +1,7 @@
 #include "runtime/kv/sequence_ledger.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -14,7 +16,8 @@ constexpr uint32_t kKeysAtOnce = 64;  // but for longer groups
 }  // namespace
 
 SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store,
-                               RecentWindow& window, KvSlots& slots, KvIndex* index, StaticSet* statics)
+                               RecentWindow& window, KvSlots& slots, KvIndex* index, StaticSet* statics,
+                               const EntrySpaces& spaces)
     : plan_(plan),
       n_layers_(n_layers),
       store_(store),
@@ -22,7 +25,9 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
       slots_(slots),
       index_(index),
       statics_(statics),
+      spaces_(spaces),
       lengths_(plan.n_sequences),
+      broken_(plan.n_sequences),
       groups_stored_(plan.n_sequences),
       is_to_take_back_(plan.n_sequences),
       encoded_(plan.record.size_bytes()) {
@@ -41,6 +46,10 @@ Status SequenceLedger::RestoreWindow(uint32_t sequence, uint32_t length) {
     if (window_.Holds(sequence, lengths_[sequence], group) || group >= groups_stored_[sequence]) continue;
     for (uint32_t i = 0; i < n_layers_; ++i) {
       for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+        if (group < plan_.n_exact_groups) {
+          KVRUN_RETURN_IF_ERROR(window_.RestoreExact(i, stream, group));
+          continue;
+        }
         KVRUN_RETURN_IF_ERROR(ReadGroups(i, stream, group, 1, encoded_));
         KVRUN_RETURN_IF_ERROR(window_.Restore(i, stream, group, encoded_));
       }
@@ -158,6 +167,8 @@ Status SequenceLedger::UndoPrefill() {
 
 // Entries of `sequence` from `length` on are forgotten; those before are there, and the window is whole.
 Status SequenceLedger::Prepare(uint32_t sequence, uint32_t length) {
+  if (length == 0) broken_[sequence] = Status::Ok();
+  KVRUN_RETURN_IF_ERROR(broken_[sequence]);
   KVRUN_RETURN_IF_ERROR(ForgetFrom(sequence, length));
   KVRUN_RETURN_IF_ERROR(TakeStaticsBack(sequence));
   return RestoreWindow(sequence, lengths_[sequence]);
@@ -218,6 +229,9 @@ Status SequenceLedger::StoreCompletedGroups() {
       for (uint32_t i = 0; i < n_layers_; ++i) {
         for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
           KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
+          if (group < plan_.n_exact_groups) {
+            KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record));
+          }
           TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
           KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
         }
@@ -236,6 +250,55 @@ Status SequenceLedger::ReadGroups(uint32_t layer, uint32_t stream, uint32_t firs
   groups_.resize(n_groups);
   std::iota(groups_.begin(), groups_.end(), first_group);
   return FetchGroups(layer, stream, groups_, records);
+}
+
+Status SequenceLedger::ShiftGroups(uint32_t layer, uint32_t sequence, std::span<const float> shifts) {
+  const size_t of_stream = shifts.size() / heads();
+  const uint32_t at_once = std::max(1U, kKeysAtOnce / group_tokens());
+  std::vector<std::byte> records(at_once * record_bytes());
+  for (uint32_t head = 0; head < heads(); ++head) {
+    const uint32_t stream = sequence * heads() + head;
+    for (uint32_t group = 0; group < groups_stored_[sequence];) {
+      const uint32_t n = std::min(at_once, groups_stored_[sequence] - group);
+      const std::span<std::byte> some = std::span(records).first(n * record_bytes());
+      KVRUN_RETURN_IF_ERROR(ReadGroups(layer, stream, group, n, some));
+      for (uint32_t i = 0; i < n; ++i) {
+        ShiftRecord(plan_.record, shifts.subspan(head * of_stream, of_stream),
+                    some.subspan(i * record_bytes(), record_bytes()));
+      }
+      KVRUN_RETURN_IF_ERROR(AppendStream(layer, stream, group, some));
+      group += n;
+    }
+  }
+  return window_.Shift(layer, sequence, shifts);
+}
+
+Status SequenceLedger::Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts) {
+  Status shifted = ShiftGroups(layer, sequence, shifts);
+  if (!shifted.ok()) {
+    broken_[sequence] = Status(
+        shifted.code(), fmt::format("entries of the sequence were to be stored less their means, and could "
+                                    "not be: compute it again from its tokens ({})",
+                                    shifted.message()));
+  }
+  return shifted;
+}
+
+Result<std::vector<float>> SequenceLedger::MeansInRecords(uint32_t layer, uint32_t sequence) {
+  const uint32_t first = (EntrySpaces::kLeftOut + group_tokens() - 1) / group_tokens();
+  const uint32_t n = groups_stored_[sequence] - std::min(first, groups_stored_[sequence]);
+  if (n * group_tokens() < EntrySpaces::kFewestEntries) return std::vector<float>();
+  const uint32_t stride = std::max(1U, n * group_tokens() / EntrySpaces::kMostEntries);
+  EntryMeans means(plan_.key_dim() / plan_.record.head_dim, plan_.record.head_dim);
+  std::vector<std::byte> records(heads() * record_bytes());
+  for (uint32_t group = first; group < groups_stored_[sequence]; group += stride) {
+    for (uint32_t head = 0; head < heads(); ++head) {
+      KVRUN_RETURN_IF_ERROR(ReadGroups(layer, sequence * heads() + head, group, 1,
+                                       std::span(records).subspan(head * record_bytes(), record_bytes())));
+    }
+    means.Add(plan_.record, records);
+  }
+  return means.Means();
 }
 
 // Whole groups are stored, what is beyond them lies in the window.
@@ -259,8 +322,9 @@ Status SequenceLedger::Visit(uint32_t layer, uint32_t sequence, uint32_t begin, 
         if (!is_stored) {
           KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer, stream, group));
         }
-        DecodeKeys(is_stored ? plan_.record : plan_.window_record, record, key_dim,
-                   std::span(keys).subspan(size_t{i} * group_tokens() * key_dim + head * head_columns));
+        spaces_.DecodeKeys(
+            layer, stream, is_stored ? plan_.record : plan_.window_record, record, key_dim,
+            std::span(keys).subspan(size_t{i} * group_tokens() * key_dim + head * head_columns));
       }
     }
     const uint32_t first = std::max(begin, group * group_tokens());

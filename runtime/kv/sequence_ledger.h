@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/kv/entry_spaces.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_ledger.h"
 #include "runtime/kv/kv_plan.h"
@@ -28,7 +29,8 @@ class SequenceLedger final : public KvLedger {
   // All must outlive it; `index` may be null, and hears of what is stored. `statics`: as the plan asks for
   // it, or null.
   SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStore& store, RecentWindow& window,
-                 KvSlots& slots, KvIndex* index, StaticSet* statics = nullptr);
+                 KvSlots& slots, KvIndex* index, StaticSet* statics = nullptr,
+                 const EntrySpaces& spaces = EntrySpaces::None());
 
   uint32_t n_sequences() const override { return static_cast<uint32_t>(lengths_.size()); }
   uint32_t length(uint32_t sequence) const override { return lengths_[sequence]; }
@@ -51,10 +53,15 @@ class SequenceLedger final : public KvLedger {
   Status StoreCompletedGroups() override;
   void EndStep(std::span<const KvRow> rows) override;
 
+  bool can_shift() const override { return true; }
+  Status Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts) override;
+  Result<std::vector<float>> MeansInRecords(uint32_t layer, uint32_t sequence) override;
+
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records) override;
 
  private:
+  Status ShiftGroups(uint32_t layer, uint32_t sequence, std::span<const float> shifts);
   Status UndoPrefill();
   Status Prepare(uint32_t sequence, uint32_t length);
   Status ForgetFrom(uint32_t sequence, uint32_t length);
@@ -80,8 +87,10 @@ class SequenceLedger final : public KvLedger {
   KvSlots& slots_;
   KvIndex* index_;
   StaticSet* statics_;
+  const EntrySpaces& spaces_;
   std::vector<uint32_t> step_sequences_;  // of the step's rows
   std::vector<uint32_t> lengths_;         // of each sequence
+  std::vector<Status> broken_;            // of each sequence: what has made its entries useless
   std::vector<uint32_t> first_window_groups_;
   std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store
   std::vector<bool> is_to_take_back_;    // of each sequence: StaticSet::TakeBack

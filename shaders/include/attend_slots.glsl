@@ -9,8 +9,8 @@ READ_ONLY(1, records)
 // [n_streams, 2 + table_slots]: slots in use, entries of the last of them, slots. With HAS_BIASES [n_streams, 2 + 2 *
 // table_slots]: slots in use, nothing, slot | (its entries - 1) << 24 of each, the bias of each.
 READ_ONLY(2, table)
-// The output [n_tokens * n_heads, head_dim], or with more than one part or KEEPS_SCORES the parts that
-// combine_splits.comp joins: [n_tokens * n_heads, n_parts, head_dim + 2]. With KEEPS_SCORES from scores_begin on the
+// The output [n_tokens * n_heads, head_dim], or with keeps_parts the parts that combine_splits.comp or
+// combine_in_space.comp joins: [n_tokens * n_heads, n_parts, head_dim + 2]. With KEEPS_SCORES from scores_begin on the
 // scores [n_tokens * n_heads, scores_stride], in the order of entries.
 layout(set = 0, binding = 3, std430) writeonly buffer Result { float result[]; };
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
@@ -51,7 +51,7 @@ float BiasOf(uint stream, uint index) {
 }
 float AddBias(float score, float bias) { return HAS_BIASES != 0 ? score + bias : score; }
 
-bool KeepsParts() { return KEEPS_SCORES != 0 || p.n_parts != 1; }
+bool KeepsParts() { return p.keeps_parts != 0; }
 
 // The part [begin, end) of n_entries that a split covers, in whole blocks.
 uvec2 SplitRange(uint n_entries, uint split, uint block) {

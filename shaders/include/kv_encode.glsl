@@ -39,22 +39,50 @@ void EncodeBytes(uint type, uint source, uint row, uint scale_at, uint head_dim)
   StoreScale(scale_at, scale_bits);
 }
 
+const float kInt4Factors[KVRUN_N_INT4_FACTORS] = float[](KVRUN_INT4_FACTORS);
+
+float RoundNibble(float x) { return roundEven(clamp(x, -8.0, 7.0)); }
+
+// The squares of what rounding takes from the elements of a block.
+float Int4Error(uint source, uint begin, uint end, float scale) {
+  const float inverse = Inverse(scale);
+  float error = 0.0;
+  for (uint i = begin; i < end; ++i) {
+    const float x = Element(source, i) * inverse;
+    const float lost = RoundNibble(x) - x;
+    error += lost * lost;
+  }
+  return error * scale * scale;
+}
+
+uint Int4ScaleBits(uint source, uint begin, uint end) {
+  float largest = 0.0;  // of the first of the largest magnitude, with its sign
+  for (uint i = begin; i < end; ++i) {
+    const float x = Element(source, i);
+    largest = abs(x) > abs(largest) ? x : largest;
+  }
+  uint best = HalfBits(largest * -0.125);
+  float least = Int4Error(source, begin, end, HalfValue(best));
+  for (uint f = 1; f < KVRUN_N_INT4_FACTORS; ++f) {
+    const uint bits = HalfBits(largest * (-0.125 * kInt4Factors[f]));
+    const float error = Int4Error(source, begin, end, HalfValue(bits));
+    best = error < least ? bits : best;
+    least = min(least, error);
+  }
+  return best;
+}
+
 // Four bits per element and a scale per block; zeros beyond the last.
 void EncodeNibbles(uint source, uint row, uint scale_at, uint head_dim) {
   for (uint block = 0; block < head_dim; block += KVRUN_INT4_BLOCK) {
     const uint end = min(block + KVRUN_INT4_BLOCK, head_dim);
-    float largest = 0.0;  // of the first of the largest magnitude, with its sign
-    for (uint i = block; i < end; ++i) {
-      const float x = Element(source, i);
-      largest = abs(x) > abs(largest) ? x : largest;
-    }
-    const uint scale_bits = HalfBits(largest * -0.125);
+    const uint scale_bits = Int4ScaleBits(source, block, end);
     const float inverse = Inverse(HalfValue(scale_bits));
     for (uint begin = block; begin < end; begin += 8) {
       uint word = 0;
       for (uint j = 0; j < 8; ++j) {
         const float x = Element(source, min(begin + j, head_dim - 1)) * inverse;
-        const uint bits = uint(int(roundEven(clamp(x, -8.0, 7.0)))) & 0xfu;
+        const uint bits = uint(int(RoundNibble(x))) & 0xfu;
         word |= begin + j < head_dim ? bits << (4 * j) : 0;
       }
       records[row + begin / 8] = word;

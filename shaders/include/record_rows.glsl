@@ -4,6 +4,7 @@ struct RecordRow {
   uint record;  // its first word
   uint row;     // in the record
   uint entry;   // of KvShape with one sequence: [n_kv_heads, 2, n_ctx]
+  uint plane;   // of [n_kv_heads, 2]
   bool is_value;
 };
 
@@ -18,7 +19,7 @@ RecordRow RowAt(uint i) {
   const uint record = kv_head / p.record.n_heads * p.n_groups + token / p.record.group_tokens;
   return RecordRow(record * p.record.size_words,
                    (kv_head % p.record.n_heads) * p.record.group_tokens + token % p.record.group_tokens,
-                   plane * p.n_ctx + p.first_token + token, plane % 2 != 0);
+                   plane * p.n_ctx + p.first_token + token, plane, plane % 2 != 0);
 }
 
 // Of a dispatch whose x and y are one number.

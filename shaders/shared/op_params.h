@@ -81,6 +81,14 @@ struct CombineParams {
   uint n_splits;
 };
 
+struct CombineInSpaceParams {
+  uint head_dim;
+  uint n_splits;
+  uint n_heads;
+  uint n_kv_heads;
+  uint means_begin;  // elements
+};
+
 struct MergeParams {
   uint n_rows;  // n_tokens * n_heads
   uint head_dim;

@@ -17,6 +17,9 @@ using uint = uint32_t;
 #define KVRUN_KV_INT4 4
 // Elements that share a scale of KVRUN_KV_INT4.
 #define KVRUN_INT4_BLOCK 32
+// kInt4Factors of runtime/device/kv_record.h.
+#define KVRUN_N_INT4_FACTORS 5
+#define KVRUN_INT4_FACTORS 1.0, 0.92, 0.85, 0.78, 0.7
 
 // Where things lie in a record. A row is one head's K or V of one entry; row i is of head i / group_tokens.
 struct KvRecordLayout {
@@ -44,6 +47,7 @@ struct RopeEncodeParams {
   float norm_epsilon;
   uint n_slots;
   uint n_window_slots;
+  uint means_begin;  // elements, of all sequences: [n_sequences, n_kv_heads, 2, head_dim]
 };
 
 struct AttendSlotsParams {
@@ -54,7 +58,8 @@ struct AttendSlotsParams {
   uint table_stride;  // words of a stream's mapping table
   uint n_splits;      // parts that these entries are divided into
   uint first_part;    // of them, among a row's parts
-  uint n_parts;       // of a row; 1: the output is written, else scratch
+  uint n_parts;       // of a row
+  uint keeps_parts;   // scratch is written; else the output, which one part makes
   uint qkv_stride;
   float scale;
   uint scores_begin;   // where a kernel keeps scores: the first, in elements of scratch
@@ -67,6 +72,7 @@ struct RecordCopyParams {
   uint n_ctx;
   uint first_token;
   uint n_groups;
+  uint means_begin;  // elements, of the records' sequence: [n_kv_heads, 2, head_dim]
 };
 
 #ifdef __cplusplus

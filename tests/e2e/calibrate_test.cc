@@ -243,7 +243,7 @@ std::vector<float> CachedKeys(ResidentForwardPass& pass, uint32_t layer, uint32_
                              .group_tokens = 1};
   const auto records = OrDie(device.CreateBuffer(record.size_bytes() * n, BufferUse::kShared, "kv"));
   const auto list = OrDie(device.CreateCommandList());
-  RunOrDie(list->EncodeRecords(*pass.kv(layer), shape, 0, n, record, records.get()));
+  RunOrDie(list->EncodeRecords(*pass.kv(layer), shape, 0, n, record, {}, records.get()));
   RunOrDie(list->Finish());
   RunOrDie(device.Wait(OrDie(device.Submit(*list))));
   RunOrDie(records->Invalidate(0, records->size_bytes()));

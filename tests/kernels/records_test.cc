@@ -21,9 +21,10 @@ INSTANTIATE_TEST_SUITE_P(Modes, RecordsTest,
 std::vector<uint32_t> Encode(Device& device, const CopyCase& c, std::span<const uint32_t> kv) {
   SelfTestRun run(device);
   const Buffer* from = Words(run, kv);
+  const Buffer* means = run.Floats(Means(c));
   Buffer* to = Words(run, std::vector<uint32_t>(c.record_words() + kBeyond, kGarbage));
   run.Run([&](CommandList& list) {
-    return list.EncodeRecords(*from, c.kv, c.first_token, c.n_groups, c.record, to);
+    return list.EncodeRecords(*from, c.kv, c.first_token, c.n_groups, c.record, c.Space(means), to);
   });
   std::vector<uint32_t> records = WordsOf(run, to, c.record_words() + kBeyond);
   EXPECT_TRUE(run.status().ok()) << run.status().message();
@@ -36,9 +37,10 @@ void CheckDecode(Device& device, const CopyCase& c, std::span<const uint32_t> re
   SelfTestRun run(device);
   const std::vector<uint32_t> kv = KvWords(c);
   const Buffer* from = Words(run, records);
+  const Buffer* means = run.Floats(Means(c));
   Buffer* to = Words(run, kv);
   run.Run([&](CommandList& list) {
-    return list.DecodeRecords(*from, c.record, c.n_groups, c.first_token, c.kv, to);
+    return list.DecodeRecords(*from, c.record, c.Space(means), c.n_groups, c.first_token, c.kv, to);
   });
   const std::vector<uint32_t> found = WordsOf(run, to, kv.size());
   ASSERT_TRUE(run.status().ok()) << run.status().message();

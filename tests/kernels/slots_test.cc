@@ -51,6 +51,9 @@ void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& op
   args.attention.step = run.Step(c.tokens);
   args.attention.angles = run.Floats(angles);
   args.attention.norms = options.norms ? run.Floats(norms) : nullptr;
+  std::vector<float> constants = SpaceConstants(c);
+  std::copy(norms.begin(), norms.end(), constants.begin());
+  if (c.in_space) args.space = EntrySpace::OfSequences(run.Floats(constants), c.head_dim());
   args.attention.norm_epsilon = 1e-5F;
   args.attention.rotary_dim = options.rotary_dim;
   args.attention.rope_halves = options.halves;
@@ -76,7 +79,29 @@ void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& op
                          .rope_halves = options.halves},
                         expected, ignored);
   // As in the test of RopeAndStore.
-  const double tolerance = 2 * LargestMagnitude(expected) * (c.head_dim() + 24) * kRoundoff;
+  double tolerance = 2 * LargestMagnitude(expected) * (c.head_dim() + 24) * kRoundoff;
+  std::vector<double> rows = expected;  // as records have them
+  if (c.in_space) {
+    // Errors of a row's elements add up to so much at most, and the space adds its own.
+    tolerance = std::sqrt(c.head_dim()) * tolerance;
+    for (size_t i = 0; i < rows.size() / c.head_dim(); ++i) {
+      const size_t row = i % (c.n_heads() + 2 * c.n_kv_heads);
+      const size_t sequence = c.tokens[i / (c.n_heads() + 2 * c.n_kv_heads)].sequence;
+      const size_t head = row < c.n_heads() ? 0 : row - c.n_heads();
+      const size_t plane = (sequence * c.n_kv_heads + head % c.n_kv_heads) * 2 + head / c.n_kv_heads;
+      const std::vector<float> zeros(c.head_dim());
+      const auto mean = row < c.n_heads() ? std::span<const float>(zeros)
+                                          : std::span<const float>(constants).subspan(
+                                                (plane + 2) * c.head_dim(), c.head_dim());
+      const auto values = std::span(expected).subspan(i * c.head_dim(), c.head_dim());
+      tolerance = std::max(tolerance, std::sqrt(c.head_dim()) * 2 * LargestMagnitude(values) *
+                                              (c.head_dim() + 24) * kRoundoff +
+                                          SpaceTolerance(values, mean));
+      const std::vector<double> in_space = IntoSpaceRow(values, mean);
+      std::copy(in_space.begin(), in_space.end(), rows.begin() + static_cast<ptrdiff_t>(i * c.head_dim()));
+      if (row < c.n_heads()) std::copy(in_space.begin(), in_space.end(), values.begin());
+    }
+  }
   EXPECT_TRUE(IsClose(run, args.attention.qkv, expected, tolerance)) << Describe(c);
 
   const std::vector<uint32_t> found = WordsOf(run, slots, before.size());
@@ -91,7 +116,7 @@ void CheckRopeAndEncode(Device& device, const SlotCase& c, const RopeOptions& op
       const RecordRow row{head / c.n_kv_heads, record.n_heads == 1 ? 0 : kv_head, place.entry};
       const size_t begin = (t * (c.n_heads() + 2 * c.n_kv_heads) + c.n_heads() + head) * c.head_dim();
       const auto words = std::span(found).subspan(place.record_begin, record.size_words());
-      EXPECT_EQ(CheckRow(record, row, std::span(expected).subspan(begin, c.head_dim()), tolerance, words), "")
+      EXPECT_EQ(CheckRow(record, row, std::span(rows).subspan(begin, c.head_dim()), tolerance, words), "")
           << Describe(c);
       CopyRow(record, row, words, std::span(expected_words).subspan(place.record_begin, record.size_words()));
     }
@@ -113,6 +138,7 @@ TEST_P(RopeAndEncodeTest, IntoTheWindow) {
         c.n_sequences = 3;
         c.n_kv_heads = 1 + turn % 3;
         c.group = 1 + turn % 2;
+        c.in_space = turn / 4 % 2 == 1;
         c.tokens = {TokenAt(19, 2), TokenAt(0, 0), TokenAt(6 + turn, 1)};
         c.shape.record = {
             k_type,       v_type, together ? c.n_kv_heads : 1, kHeadDims[turn % 6], kGroups[turn % 5],
@@ -167,16 +193,25 @@ void CheckSources(Device& device, const SlotCase& c, std::span<const SlotShape> 
     most_entries += data.most_entries;
     has_biases = has_biases || shapes[i].has_biases;
   }
-  const std::vector<double> expected = AttendSlotsReference(c.reference(references), qkv);
+  const std::vector<float> constants = SpaceConstants(c);
+  SlotReferenceArgs reference = c.reference(references);
+  if (c.in_space) {
+    args.space = EntrySpace::OfSequences(run.Floats(constants), c.head_dim());
+    reference.means = std::span(constants).subspan(size_t{2} * c.head_dim());
+  }
+  const std::vector<double> expected = AttendSlotsReference(reference, qkv);
   args.attention.qkv = run.Floats(qkv);
   args.attention.step = run.Step(c.tokens);
   args.attention.output = PoisonedBuffer(run, Untouched(expected.size()));
   const size_t scratch_floats = device.AttendSlotsScratchBytes(args) / sizeof(float);
   args.attention.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
-  EXPECT_TRUE(IsClose(run, args.attention.output, expected,
-                      AttendTolerance(c, most_entries, has_biases, uneven && AsHost(device) == nullptr)))
-      << Describe(c);
+  double tolerance = AttendTolerance(c, most_entries, has_biases, uneven && AsHost(device) == nullptr);
+  if (c.in_space) {
+    tolerance =
+        std::sqrt(c.head_dim()) * tolerance + SpaceTolerance(expected, std::vector<float>(expected.size()));
+  }
+  EXPECT_TRUE(IsClose(run, args.attention.output, expected, tolerance)) << Describe(c);
   std::vector<float> beyond(scratch_floats + kBeyond);
   std::memcpy(beyond.data(), run.Bytes(args.attention.scratch, beyond.size() * sizeof(float)).data(),
               beyond.size() * sizeof(float));
@@ -206,6 +241,7 @@ TEST_P(SlotsTest, AttendsToEveryPairOfTypes) {
       const uint32_t group_tokens = kGroupTokens[turn % 5];
       SlotCase c = AttendCase(k_type, v_type, kHeadDims[turn % 6], group_tokens, 1 + turn % 4, turn % 2 == 0);
       c.shape.record.has_positions = turn % 3 == 0;
+      c.in_space = turn / 3 % 2 == 1;
       ++turn;
       if (Fits(*device, c.shape.size_bytes())) CheckAttend(*device, c, Lengths(group_tokens));
     }
@@ -217,7 +253,7 @@ TEST_P(SlotsTest, AttendsWithSharedHeads) {
   constexpr std::pair<KvType, KvType> kPairs[] = {
       {KvType::kF32, KvType::kF32},   {KvType::kF16, KvType::kF16},   {KvType::kFp8, KvType::kFp8},
       {KvType::kInt8, KvType::kInt8}, {KvType::kInt4, KvType::kInt4}, {KvType::kF16, KvType::kFp8},
-      {KvType::kF16, KvType::kInt4},  {KvType::kFp8, KvType::kInt4}};
+      {KvType::kF16, KvType::kInt4},  {KvType::kFp8, KvType::kInt4},  {KvType::kInt8, KvType::kInt4}};
   for (Device* device : devices_) {
     const VulkanComputeDevice* vulkan = AsVulkan(*device);
     const bool is_floor =
@@ -268,6 +304,7 @@ TEST_P(SlotsTest, AttendsInSplits) {
       for (const uint32_t head_dim : {64U, 80U}) {
         SlotCase c;
         c.tokens = {TokenAt(2000, 0)};
+        c.in_space = type == KvType::kInt4;
         c.shape = {{type, type, 1, head_dim, 4}, 1, 211, 3, 208};
         if (!Fits(*device, c.shape.size_bytes())) continue;
         for (const TableLength length :

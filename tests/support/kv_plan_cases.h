@@ -127,12 +127,19 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
     EXPECT_GE(Part(plan, "kept"), uint64_t{plan.n_streams} * model.n_layers * plan.record.size_bytes() *
                                       (plan.clusters.n_sinks + plan.clusters.max_pending));
   } else if (plan.index.rank != 0) {
-    EXPECT_EQ(Part(plan, "slots"), records * plan.n_cache_slots);
+    // The exact groups lie in the window's records instead.
+    EXPECT_EQ(Part(plan, "slots"),
+              records * (plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_exact_groups)));
+    EXPECT_EQ(plan.n_exact_groups, plan.rotates ? plan.n_pinned : 0);
     EXPECT_EQ(Part(plan, "index"),
               model.n_layers * (plan.index.size_bytes() + uint64_t{plan.n_sequences} * plan.index.rank * 4));
   }
   EXPECT_EQ(Part(plan, "window"), uint64_t{plan.n_streams} * model.n_layers *
-                                      plan.window_record.size_bytes() * plan.n_window_slots);
+                                      plan.window_record.size_bytes() *
+                                      (plan.n_window_slots + plan.n_exact_groups));
+  // Of norms, K and V, in floats.
+  const uint64_t rows_of_space = 2 * (uint64_t{plan.n_sequences} * model.n_kv_heads + 1);
+  EXPECT_EQ(Part(plan, "means"), plan.rotates ? model.n_layers * rows_of_space * model.head_dim * 4 : 0);
   if (!has_clusters) {
     const uint64_t n_places = plan.has_statics() && plan.statics.lays_pages ? 2 : 1;
     EXPECT_EQ(Part(plan, "checksums"), 4 * n_places * plan.n_groups() * plan.n_streams * model.n_layers);

@@ -52,6 +52,12 @@ std::vector<float> ElementsOf(const KvShape& kv, std::span<const uint32_t> words
   return elements;
 }
 
+// Of the KV entry whose first element is `entry`.
+std::span<const float> MeanOf(const CopyCase& c, std::span<const float> means, size_t entry) {
+  const size_t plane = entry / c.kv.head_dim / c.kv.n_ctx;
+  return means.subspan(c.means_begin() + plane * c.kv.head_dim, c.kv.head_dim);
+}
+
 // Calls visit(words of the record from its first on, row, index of the KV entry's first element).
 template <typename Visitor>
 void ForEachRow(const CopyCase& c, Visitor&& visit) {
@@ -94,6 +100,7 @@ std::vector<CopyCase> CopyCases(KvType kv_type) {
                   turn % 3 == 1};
       c.first_token = turn % 4;
       c.n_groups = 35 / c.record.group_tokens;
+      c.in_space = turn / 2 % 2 == 1;
       cases.push_back(c);
       ++turn;
     }
@@ -107,6 +114,10 @@ CopyCase OneRow(KvType type, uint32_t head_dim, KvType kv_type) {
 
 std::vector<uint32_t> KvWords(const CopyCase& c) { return StoredWords(c.kv, KvValues(c, 21)); }
 
+std::vector<float> Means(const CopyCase& c) {
+  return RandomFloats(c.means_begin() + size_t{2} * c.kv.n_kv_heads * c.kv.head_dim, 23);
+}
+
 std::vector<uint32_t> MakeRecords(const CopyCase& c) { return Encoded(c, KvValues(c, 22), kGarbage); }
 
 std::vector<uint32_t> HalvesOfAStep(const CopyCase& c) {
@@ -116,12 +127,14 @@ std::vector<uint32_t> HalvesOfAStep(const CopyCase& c) {
   for (uint32_t i = 0; i < n; ++i) {
     const double half = i / 2 + 0.5;
     double x = half;  // int8
-    if (type == KvType::kInt4) x = std::fmod(half, 8.0);
+    // Most are whole steps, so that no other scale takes less.
+    if (type == KvType::kInt4) x = i % 4 == 0 ? std::fmod(i / 4 + 0.5, 8.0) : 8.0;
     if (type == KvType::kF16) x = (1024 + half) * std::ldexp(1.0, static_cast<int>(i % 40) - 30);
     if (type == KvType::kF16 && i % 40 < 6) x = half * 0x1p-24;  // subnormal
     if (type == KvType::kFp8) x = (8 + i % 8 + 0.5) * std::ldexp(1.0, static_cast<int>(i / 8 % 15) - 9);
     if (type == KvType::kFp8 && i < 16) x = (i % 8 + 0.5) * 0x1p-9;  // subnormal
-    kv[i] = static_cast<float>((i % 3 == 0 ? -1.0 : 1.0) * std::min(x, type == KvType::kFp8 ? 416.0 : 1e9));
+    const bool is_negative = type == KvType::kInt4 && i % 4 != 0 ? true : i % 3 == 0;
+    kv[i] = static_cast<float>((is_negative ? -1.0 : 1.0) * std::min(x, type == KvType::kFp8 ? 416.0 : 1e9));
   }
   for (uint32_t i = 31; i < n; i += 32) {  // what makes the scale 1
     if (type == KvType::kFp8) kv[i] = 448.0F;
@@ -146,13 +159,19 @@ std::vector<uint32_t> EveryElement(const CopyCase& c, uint32_t scale) {
 
 std::string CheckEncoded(const CopyCase& c, std::span<const uint32_t> records) {
   const std::vector<float> kv = ElementsOf(c.kv, KvWords(c));
+  const std::vector<float> means = Means(c);
   std::string wrong;
   std::vector<uint32_t> expected(c.record_words());
   ForEachRow(c, [&](size_t begin, const RecordRow& row, size_t entry) {
-    const auto values = std::span(kv).subspan(entry, c.kv.head_dim);
+    const auto floats = std::span(kv).subspan(entry, c.kv.head_dim);
+    std::vector<double> values(floats.begin(), floats.end());
+    double tolerance = 0.0;
+    if (c.in_space) {
+      tolerance = SpaceTolerance(values, MeanOf(c, means, entry));
+      values = IntoSpaceRow(values, MeanOf(c, means, entry));
+    }
     const auto words = records.subspan(begin, c.record.size_words());
-    if (wrong.empty())
-      wrong = CheckRow(c.record, row, std::vector<double>(values.begin(), values.end()), 0.0, words);
+    if (wrong.empty()) wrong = CheckRow(c.record, row, values, tolerance, words);
     CopyRow(c.record, row, words, std::span(expected).subspan(begin, c.record.size_words()));
   });
   for (size_t i = 0; wrong.empty() && i < expected.size(); ++i) {
@@ -166,13 +185,26 @@ std::string CheckDecoded(const CopyCase& c, std::span<const uint32_t> records,
                          std::span<const uint32_t> kv_words) {
   const std::vector<float> before = ElementsOf(c.kv, KvWords(c));
   std::vector<double> expected(before.begin(), before.end());
+  std::vector<double> tolerances(before.size());
+  const std::vector<float> means = Means(c);
   ForEachRow(c, [&](size_t begin, const RecordRow& row, size_t entry) {
-    const auto decoded = DecodeRow(c.record, records.subspan(begin, c.record.size_words()), row);
-    for (uint32_t i = 0; i < c.kv.head_dim; ++i) expected[entry + i] = NearestElement(c.kv.type, decoded[i]);
+    std::vector<double> decoded = DecodeRow(c.record, records.subspan(begin, c.record.size_words()), row);
+    double tolerance = 0.0;
+    if (c.in_space) {
+      tolerance = SpaceTolerance(decoded, MeanOf(c, means, entry));
+      decoded = OutOfSpaceRow(decoded, MeanOf(c, means, entry));
+    }
+    for (uint32_t i = 0; i < c.kv.head_dim; ++i) {
+      expected[entry + i] = NearestElement(c.kv.type, decoded[i]);
+      // What is nearly halfway between two halves may go either way.
+      const bool is_rounded = c.in_space && c.kv.type == KvType::kF16;
+      tolerances[entry + i] =
+          tolerance + (is_rounded ? 2 * std::abs(expected[entry + i]) * 0x1p-11 + 0x1p-24 : 0.0);
+    }
   });
   const std::vector<float> found = ElementsOf(c.kv, kv_words);
   for (size_t i = 0; i < expected.size(); ++i) {
-    if (static_cast<double>(found[i]) == expected[i]) continue;
+    if (std::abs(static_cast<double>(found[i]) - expected[i]) <= tolerances[i]) continue;
     return fmt::format("{}: element {} is {}, not {}", Describe(c.record), i, found[i], expected[i]);
   }
   return "";

@@ -14,9 +14,13 @@
 namespace kvrun::testing {
 
 std::string Describe(const SlotCase& c) {
-  return fmt::format("{}; {}/{} heads, {} tokens, {}{} streams, tables of {}", Describe(c.shape.record),
-                     c.n_heads(), c.n_kv_heads, c.tokens.size(), c.shape.is_shared ? "sharing " : "",
-                     c.shape.n_streams, c.shape.table_slots);
+  return fmt::format("{}{}; {}/{} heads, {} tokens, {}{} streams, tables of {}", Describe(c.shape.record),
+                     c.in_space ? " in a space" : "", c.n_heads(), c.n_kv_heads, c.tokens.size(),
+                     c.shape.is_shared ? "sharing " : "", c.shape.n_streams, c.shape.table_slots);
+}
+
+std::vector<float> SpaceConstants(const SlotCase& c) {
+  return RandomFloats((size_t{1} + c.n_sequences * c.n_kv_heads) * 2 * c.head_dim(), 43);
 }
 
 SlotCase AttendCase(KvType k_type, KvType v_type, uint32_t head_dim, uint32_t group_tokens, uint32_t group,

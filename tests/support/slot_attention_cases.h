@@ -20,6 +20,7 @@ struct SlotCase {
   uint32_t n_kv_heads = 1;
   uint32_t group = 1;  // query heads of a KV head
   std::vector<StepToken> tokens;
+  bool in_space = false;  // records hold entries in a space of their own, with SpaceConstants
 
   uint32_t n_heads() const { return n_kv_heads * group; }
   uint32_t head_dim() const { return shape.record.head_dim; }
@@ -29,7 +30,8 @@ struct SlotCase {
             .n_heads = n_heads(),
             .n_kv_heads = n_kv_heads,
             .head_dim = head_dim(),
-            .sources = sources};
+            .sources = sources,
+            .means = {}};
   }
   // But for the sources.
   SlotAttentionArgs args() const {
@@ -42,6 +44,8 @@ struct SlotCase {
 };
 
 std::string Describe(const SlotCase& c);
+// EntrySpace::constants of all sequences.
+std::vector<float> SpaceConstants(const SlotCase& c);
 
 // Of 3 sequences, of which one has two rows.
 inline constexpr uint32_t kPrimeSlots = 23;

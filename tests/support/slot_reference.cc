@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "runtime/model/tensor_type.h"
+#include "shaders/shared/entry_space.h"
 
 namespace kvrun::testing {
 namespace {
@@ -109,15 +110,48 @@ uint32_t ElementsPerScale(const KvRecordShape& record, KvType type) {
   return type == KvType::kInt4 ? kInt4BlockElements : record.head_dim;
 }
 
-// Before it is rounded to a half.
+// The scales that the values may get, before they are rounded to halves.
 template <typename T>
-double WantedScale(KvType type, std::span<const T> values) {
+std::vector<double> PossibleScales(KvType type, std::span<const T> values) {
   double largest = 0.0;
   for (const double value : values) {
     if (std::abs(value) > std::abs(largest)) largest = value;
   }
-  if (type == KvType::kInt4) return largest / -8;
-  return std::abs(largest) / (type == KvType::kFp8 ? 448 : 127);
+  if (type != KvType::kInt4) {
+    return {std::min(std::abs(largest) / (type == KvType::kFp8 ? 448 : 127), kLargestHalf)};
+  }
+  std::vector<double> scales;
+  for (const double factor : kInt4Factors) {
+    scales.push_back(std::clamp(largest / -8 * factor, -kLargestHalf, kLargestHalf));
+  }
+  return scales;
+}
+
+// The squares of what int4 with this scale takes from the values.
+template <typename T>
+double LostSquares(std::span<const T> values, double scale) {
+  double lost = 0.0;
+  for (const double value : values) {
+    const double nearest = scale == 0.0 ? 0.0 : scale * NearestElement(KvType::kInt4, value / scale);
+    lost += (value - nearest) * (value - nearest);
+  }
+  return lost;
+}
+
+// The scale that they get.
+template <typename T>
+uint16_t ScaleOf(KvType type, std::span<const T> values) {
+  uint16_t best = 0;
+  double least = INFINITY;
+  for (const double possible : PossibleScales(type, values)) {
+    const uint16_t half = FloatToHalf(static_cast<float>(possible));
+    const double lost = type == KvType::kInt4 ? LostSquares(values, HalfToFloat(half)) : 0.0;
+    if (lost < least) {
+      best = half;
+      least = lost;
+    }
+  }
+  return best;
 }
 
 template <typename T>
@@ -172,8 +206,7 @@ void EncodeRow(const KvRecordShape& record, const RecordRow& row, std::span<cons
   std::vector<double> divided(values.begin(), values.end());
   for (uint32_t s = 0; s < record.row_scales(type); ++s) {
     const auto block = ScaledTogether(record, type, values, s);
-    const double wanted = std::clamp(WantedScale(type, block), -kLargestHalf, kLargestHalf);
-    const uint16_t half = FloatToHalf(static_cast<float>(wanted));
+    const uint16_t half = ScaleOf(type, block);
     SetHalf(words, ScalesBegin(record, row) + s, half);
     const double scale = HalfToFloat(half);
     for (size_t i = 0; i < block.size(); ++i) {
@@ -198,6 +231,38 @@ void CopyRow(const KvRecordShape& record, const RecordRow& row, std::span<const 
   }
 }
 
+namespace {
+
+// Whether it is one of those that the values, each known to +-tolerance, may get; of int4, one that takes
+// about as little as any. Empty, or what is wrong.
+std::string CheckScale(KvType type, std::span<const double> block, double tolerance, double scale) {
+  double nearest = INFINITY;  // of the possible scales
+  double least = INFINITY;    // lost squares of any
+  for (const double possible : PossibleScales(type, block)) {
+    const double slack = HalfStep(possible) * (1 + 0x1p-8) + tolerance / (type == KvType::kInt4 ? 8 : 127);
+    // Of two of nearly one magnitude, either may have been taken for the largest of a block of int4.
+    const bool other_sign = type == KvType::kInt4 && tolerance > 0 && std::abs(scale + possible) <= slack;
+    const double off = other_sign ? 0.0 : std::max(std::abs(scale - possible) - slack, 0.0);
+    nearest = std::min(nearest, off);
+    if (type != KvType::kInt4) continue;
+    least = std::min(least, LostSquares(block, HalfToFloat(FloatToHalf(static_cast<float>(possible)))));
+  }
+  if (!(nearest <= 0.0)) return fmt::format("scale is {}", scale);
+  if (type != KvType::kInt4) return "";
+  const auto n = static_cast<double>(block.size());
+  // Each value's loss may be off by the tolerance, and by the roundoff of a float of its size. A scale of the
+  // other sign clamps on the other side: one step more.
+  double largest = 0.0;
+  for (const double value : block) largest = std::max(largest, std::abs(value));
+  const double off = tolerance + largest * 0x1p-20;
+  const double lost = LostSquares(block, scale);
+  const double slack = 2 * std::sqrt(n * least) * off + n * off * off + (tolerance > 0 ? scale * scale : 0.0);
+  if (!(lost <= least + slack)) return fmt::format("scale {} takes {}, another {}", scale, lost, least);
+  return "";
+}
+
+}  // namespace
+
 std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::span<const double> values,
                      double tolerance, std::span<const uint32_t> words) {
   constexpr double kDivision = 8 * 0x1p-24;
@@ -214,12 +279,8 @@ std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::spa
   for (uint32_t s = 0; s < record.row_scales(type); ++s) {
     const auto block = ScaledTogether(record, type, values, s);
     const double scale = HalfToFloat(HalfAt(words, ScalesBegin(record, row) + s));
-    const double wanted = std::clamp(WantedScale(type, block), -kLargestHalf, kLargestHalf);
-    const double slack = HalfStep(wanted) * (1 + 0x1p-8) + tolerance / (type == KvType::kInt4 ? 8 : 127);
-    // Of two of nearly one magnitude, either may have been taken for the largest of a block of int4.
-    const bool other_sign = type == KvType::kInt4 && tolerance > 0 && std::abs(scale + wanted) <= slack;
-    if (!(std::abs(scale - wanted) <= slack) && !other_sign)
-      return fmt::format("{}: scale {} is {} and not {}", where(), s, scale, wanted);
+    const std::string wrong = CheckScale(type, block, tolerance, scale);
+    if (!wrong.empty()) return fmt::format("{}: block {}: {}", where(), s, wrong);
     for (size_t i = 0; i < block.size(); ++i) scales[size_t{s} * ElementsPerScale(record, type) + i] = scale;
   }
   for (uint32_t i = 0; i < record.head_dim; ++i) {
@@ -230,6 +291,56 @@ std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::spa
       return fmt::format("{}: element {} is {} and not {} (scale {})", where(), i, element, x, scales[i]);
   }
   return "";
+}
+
+namespace {
+
+// Element [i, j] of the matrix that rotates a row of n.
+double RotationAt(size_t n, size_t i, size_t j) {
+  constexpr uint32_t kSigns[] = {KVRUN_SIGN_WORDS};
+  const size_t block = n & (~n + 1);
+  if (i / block != j / block) return 0.0;
+  const bool is_negative = std::popcount(i % block & j % block) % 2 != 0;
+  const bool changes_sign = (kSigns[j / 32] >> (j % 32) & 1) != 0;
+  return (is_negative != changes_sign ? -1 : 1) / std::sqrt(static_cast<double>(block));
+}
+
+}  // namespace
+
+std::vector<double> RotatedRow(std::span<const double> row) {
+  std::vector<double> rotated(row.size());
+  for (size_t i = 0; i < row.size(); ++i) {
+    for (size_t j = 0; j < row.size(); ++j) rotated[i] += RotationAt(row.size(), i, j) * row[j];
+  }
+  return rotated;
+}
+
+// The matrix is orthogonal: its inverse is the same, with rows and columns exchanged.
+std::vector<double> RotatedBackRow(std::span<const double> row) {
+  std::vector<double> back(row.size());
+  for (size_t i = 0; i < row.size(); ++i) {
+    for (size_t j = 0; j < row.size(); ++j) back[i] += RotationAt(row.size(), j, i) * row[j];
+  }
+  return back;
+}
+
+std::vector<double> IntoSpaceRow(std::span<const double> row, std::span<const float> mean) {
+  std::vector<double> centred(row.begin(), row.end());
+  for (size_t i = 0; i < centred.size(); ++i) centred[i] -= mean[i];
+  return RotatedRow(centred);
+}
+
+std::vector<double> OutOfSpaceRow(std::span<const double> row, std::span<const float> mean) {
+  std::vector<double> back = RotatedBackRow(row);
+  for (size_t i = 0; i < back.size(); ++i) back[i] += mean[i];
+  return back;
+}
+
+double SpaceTolerance(std::span<const double> row, std::span<const float> mean) {
+  double largest = 0.0;
+  for (size_t i = 0; i < row.size(); ++i) largest = std::max(largest, std::abs(row[i]) + std::abs(mean[i]));
+  const auto n = static_cast<double>(row.size());
+  return largest * std::sqrt(n) * (std::log2(n) + 4) * 0x1p-24;
 }
 
 uint32_t StreamOf(const SlotShape& shape, uint32_t n_kv_heads, uint32_t sequence, uint32_t kv_head) {
@@ -315,6 +426,11 @@ std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::spa
         out[row * dims + i] += scores[entry] * entries.values[entry * dims + i];
     }
     if (row_weights != nullptr) row_weights->push_back({entries.places, std::move(scores)});
+    if (args.means.empty()) continue;
+    const size_t plane = (size_t{sequence} * args.n_kv_heads + kv_head) * 2 + 1;
+    const auto result = std::span(out).subspan(row * dims, dims);
+    const std::vector<double> back = OutOfSpaceRow(result, args.means.subspan(plane * dims, dims));
+    std::copy(back.begin(), back.end(), result.begin());
   }
   return out;
 }

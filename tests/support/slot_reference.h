@@ -40,6 +40,15 @@ void CopyRow(const KvRecordShape& record, const RecordRow& row, std::span<const 
 std::string CheckRow(const KvRecordShape& record, const RecordRow& row, std::span<const double> values,
                      double tolerance, std::span<const uint32_t> words);
 
+// The space of records (runtime/device/entry_space.h), by matrices.
+std::vector<double> RotatedRow(std::span<const double> row);
+std::vector<double> RotatedBackRow(std::span<const double> row);
+std::vector<double> IntoSpaceRow(std::span<const double> row, std::span<const float> mean);
+std::vector<double> OutOfSpaceRow(std::span<const double> row, std::span<const float> mean);
+// What floats may be off by on either way: each of log2(n) sums, the mean, signs and the factor rounds once,
+// and an element is n of the row's / sqrt(n).
+double SpaceTolerance(std::span<const double> row, std::span<const float> mean);
+
 uint32_t StreamOf(const SlotShape& shape, uint32_t n_kv_heads, uint32_t sequence, uint32_t kv_head);
 // Where a position lies in the window: the record's first word, and the entry.
 struct WindowPlace {
@@ -60,6 +69,9 @@ struct SlotReferenceArgs {
   uint32_t n_kv_heads = 0;
   uint32_t head_dim = 0;
   std::span<const SlotReferenceSource> sources;
+  // [n_sequences, n_kv_heads, 2, head_dim]: of the records' space, from which the output is brought back.
+  // Empty: records hold entries as they are.
+  std::span<const float> means;
 };
 // An entry of args.sources[source].
 struct SlotEntry {

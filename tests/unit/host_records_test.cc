@@ -16,8 +16,9 @@ namespace {
 std::vector<uint32_t> Encode(host::ThreadPool& pool, const CopyCase& c, const std::vector<uint32_t>& kv) {
   HostRun run;
   const Buffer* from = run.Values(kv);
+  const Buffer* means = run.Values(Means(c));
   Buffer* to = run.Values(std::vector<uint32_t>(c.record_words(), kGarbage));
-  host::EncodeRecords(pool, *from, c.kv, c.first_token, c.n_groups, c.record, to);
+  host::EncodeRecords(pool, *from, c.kv, c.first_token, c.n_groups, c.record, c.Space(means), to);
   return run.Read<uint32_t>(to);
 }
 
@@ -41,8 +42,9 @@ void CheckDecode(const CopyCase& c, const std::vector<uint32_t>& records) {
   ForEachHostPool([&](host::ThreadPool& pool) {
     HostRun run;
     const Buffer* from = run.Values(records);
+    const Buffer* means = run.Values(Means(c));
     Buffer* to = run.Values(kv);
-    host::DecodeRecords(pool, *from, c.record, c.n_groups, c.first_token, c.kv, to);
+    host::DecodeRecords(pool, *from, c.record, c.Space(means), c.n_groups, c.first_token, c.kv, to);
     std::vector<uint32_t> found = run.Read<uint32_t>(to);
     if (!first.empty()) {
       EXPECT_EQ(found, first) << Describe(c.record);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "platform/base/units.h"
+#include "runtime/device/host/host_device.h"
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
 
@@ -104,8 +105,8 @@ TEST(KernelPlanSlots, PairsInUseHaveSubgroupVariants) {
 TEST(KernelPlanSlots, CopiesOfLongContextsStayWithinWorkgroupCounts) {
   const KvRecordShape record{KvType::kFp8, KvType::kInt4, 8, 128, 4};
   for (const uint32_t n_groups : {1U, 64U, 32768U}) {
-    const KernelChoice encode = ChooseEncodeRecords(record, KvType::kF16, 8, n_groups);
-    const KernelChoice decode = ChooseDecodeRecords(record, KvType::kF32, 8, n_groups);
+    const KernelChoice encode = ChooseEncodeRecords(record, KvType::kF16, false, 8, n_groups);
+    const KernelChoice decode = ChooseDecodeRecords(record, KvType::kF32, false, 8, n_groups);
     EXPECT_EQ(encode.variant, "encode_records_f16_floor");
     EXPECT_EQ(decode.variant, "decode_records_f32_floor");
     const uint64_t rows = uint64_t{2} * 8 * n_groups * 4;
@@ -115,6 +116,34 @@ TEST(KernelPlanSlots, CopiesOfLongContextsStayWithinWorkgroupCounts) {
       EXPECT_GE(uint64_t{choice.groups[0]} * choice.groups[1] * 64, invocations);
     }
   }
+}
+
+// One constant tells them, and what brings entries out of a space takes a row at once.
+TEST(KernelPlanSlots, KernelsOfASpace) {
+  const KvRecordShape record{KvType::kInt8, KvType::kInt4, 8, 128, 4};
+  const std::vector<uint32_t> constants = {static_cast<uint32_t>(KvType::kInt8),
+                                           static_cast<uint32_t>(KvType::kInt4), 1};
+  EXPECT_EQ(ChooseRopeAndEncode(record, true, 32, 8, 1).constants, constants);
+  EXPECT_EQ(ChooseEncodeRecords(record, KvType::kF16, true, 8, 32).constants, constants);
+  const KernelChoice decode = ChooseDecodeRecords(record, KvType::kF16, true, 8, 32);
+  EXPECT_EQ(decode.constants, constants);
+  EXPECT_EQ(decode.groups[0] * 64, 2U * 8 * 32 * 4);
+}
+
+// A single part too is joined: only what joins parts brings them out.
+TEST(KernelPlanSlots, PartsAreKeptInASpace) {
+  SlotAttentionArgs args;
+  args.Add({.shape = SlotsOf(KvType::kInt4, KvType::kInt4, 64, 8)});
+  args.attention.kv_shape = {KvType::kF16, 1, 3, 64, 0};
+  args.attention.n_heads = 9;
+  args.attention.n_tokens = 1;
+  ASSERT_EQ(PlanAttendSlots(PlanOf(32), true, args).n_parts, 1U);
+  EXPECT_FALSE(PlanAttendSlots(PlanOf(32), true, args).keeps_parts);
+  std::array<std::byte, 16> bytes = {};
+  const host::HostBuffer constants(bytes);
+  args.space.constants = &constants;
+  EXPECT_TRUE(PlanAttendSlots(PlanOf(32), true, args).keeps_parts);
+  EXPECT_GT(PlanAttendSlots(PlanOf(32), true, args).scratch_floats, 0U);
 }
 
 }  // namespace

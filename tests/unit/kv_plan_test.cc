@@ -26,7 +26,7 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
     uint32_t window_entries;
   };
   for (const Case& test :
-       {Case{1.0 / 13, 725, KvType::kFp8, 24, 64}, {1.0 / 34, 352, KvType::kInt4, 12, 32}}) {
+       {Case{1.0 / 13, 725, KvType::kFp8, 24, 64}, {1.0 / 34, 336, KvType::kInt4, 12, 32}}) {
     for (const uint32_t alignment : {1U, 512U, 4096U}) {
       const KvPlan plan = Plan(Swap(test.fraction), kSmolLm2, 8192, 1, alignment);
       std::printf("alignment %u: %s\n", alignment, plan.Describe().c_str());

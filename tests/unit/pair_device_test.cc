@@ -86,12 +86,12 @@ class LoggedList : public CommandList {
   Status RopeAndEncode(const SlotAttentionArgs& args) override { return Note("rope_and_encode", Of(args)); }
   Status AttendSlots(const SlotAttentionArgs& args) override { return Note("attend_slots", Of(args)); }
   Status EncodeRecords(const Buffer& kv, const KvShape&, uint32_t, uint32_t, const KvRecordShape&,
-                       Buffer* records) override {
-    return Note("encode_records", {&kv, records});
+                       const EntrySpace& space, Buffer* records) override {
+    return Note("encode_records", {&kv, space.constants, records});
   }
-  Status DecodeRecords(const Buffer& records, const KvRecordShape&, uint32_t, uint32_t, const KvShape&,
-                       Buffer* kv) override {
-    return Note("decode_records", {&records, kv});
+  Status DecodeRecords(const Buffer& records, const KvRecordShape&, const EntrySpace& space, uint32_t,
+                       uint32_t, const KvShape&, Buffer* kv) override {
+    return Note("decode_records", {&records, space.constants, kv});
   }
   Status ScoreAndSelect(const ScoreArgs& args) override {
     std::vector<const Buffer*> buffers = Of(args.attention);
@@ -259,10 +259,10 @@ TEST_F(PairDeviceTest, RowsOfTheFirstOperationChoose) {
   for (const uint32_t n_groups : {1U, kMaxDecodeRows / 4, kMaxDecodeRows / 4 + 1}) {
     const bool expected = n_groups * 4 > kMaxDecodeRows;
     EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
-                return l.EncodeRecords(*x, kv, 0, n_groups, record, out.get());
+                return l.EncodeRecords(*x, kv, 0, n_groups, record, {}, out.get());
               }));
     EXPECT_EQ(expected, is_prefill([&](CommandList& l) {
-                return l.DecodeRecords(*x, record, n_groups, 0, kv, out.get());
+                return l.DecodeRecords(*x, record, {}, n_groups, 0, kv, out.get());
               }));
   }
   EXPECT_TRUE(is_prefill([&](CommandList& l) { return l.SumWeights({.n_rows = 1, .kv_shape = {}}); }));
@@ -469,8 +469,10 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
   expect("rope_and_encode", of_slots, [&](List& l) { return l.RopeAndEncode(slots); });
   expect("attend_slots", of_slots, [&](List& l) { return l.AttendSlots(slots); });
   const KvRecordShape record{KvType::kF16, KvType::kF16, 1, 8, 4};
-  expect("encode", {0, 1}, [&](List& l) { return l.EncodeRecords(*at(0), {}, 0, 99, record, at(1)); });
-  expect("decode", {0, 1}, [&](List& l) { return l.DecodeRecords(*at(0), record, 99, 0, {}, at(1)); });
+  expect("encode", {0, 1, 2},
+         [&](List& l) { return l.EncodeRecords(*at(0), {}, 0, 99, record, {at(1)}, at(2)); });
+  expect("decode", {0, 1, 2},
+         [&](List& l) { return l.DecodeRecords(*at(0), record, {at(1)}, 99, 0, {}, at(2)); });
   expect("score", {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, [&](List& l) {
     return l.ScoreAndSelect({.query = at(13),
                              .attention = attention,

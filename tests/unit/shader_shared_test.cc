@@ -94,7 +94,8 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
   const OffsetTable copy{
       sizeof(RecordCopyParams),
       RecordThen({offsetof(RecordCopyParams, n_kv_heads), offsetof(RecordCopyParams, n_ctx),
-                  offsetof(RecordCopyParams, first_token), offsetof(RecordCopyParams, n_groups)})};
+                  offsetof(RecordCopyParams, first_token), offsetof(RecordCopyParams, n_groups),
+                  offsetof(RecordCopyParams, means_begin)})};
   return {
       {"encode_records", copy},
       {"decode_records", copy},
@@ -104,15 +105,15 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
                     offsetof(RopeEncodeParams, n_tokens), offsetof(RopeEncodeParams, rotary_dim),
                     offsetof(RopeEncodeParams, rope_halves), offsetof(RopeEncodeParams, has_qk_norm),
                     offsetof(RopeEncodeParams, norm_epsilon), offsetof(RopeEncodeParams, n_slots),
-                    offsetof(RopeEncodeParams, n_window_slots)})}},
+                    offsetof(RopeEncodeParams, n_window_slots), offsetof(RopeEncodeParams, means_begin)})}},
       {"attend_slots",
        {sizeof(AttendSlotsParams),
         RecordThen({offsetof(AttendSlotsParams, n_heads), offsetof(AttendSlotsParams, n_kv_heads),
                     offsetof(AttendSlotsParams, n_slots), offsetof(AttendSlotsParams, table_stride),
                     offsetof(AttendSlotsParams, n_splits), offsetof(AttendSlotsParams, first_part),
-                    offsetof(AttendSlotsParams, n_parts), offsetof(AttendSlotsParams, qkv_stride),
-                    offsetof(AttendSlotsParams, scale), offsetof(AttendSlotsParams, scores_begin),
-                    offsetof(AttendSlotsParams, scores_stride)})}},
+                    offsetof(AttendSlotsParams, n_parts), offsetof(AttendSlotsParams, keeps_parts),
+                    offsetof(AttendSlotsParams, qkv_stride), offsetof(AttendSlotsParams, scale),
+                    offsetof(AttendSlotsParams, scores_begin), offsetof(AttendSlotsParams, scores_stride)})}},
   };
 }
 
@@ -240,6 +241,11 @@ std::map<std::string, OffsetTable> OperationOffsets() {
        {sizeof(CombineParams),
         {offsetof(CombineParams, n_rows), offsetof(CombineParams, head_dim),
          offsetof(CombineParams, n_splits)}}},
+      {"combine_in_space",
+       {sizeof(CombineInSpaceParams),
+        {offsetof(CombineInSpaceParams, head_dim), offsetof(CombineInSpaceParams, n_splits),
+         offsetof(CombineInSpaceParams, n_heads), offsetof(CombineInSpaceParams, n_kv_heads),
+         offsetof(CombineInSpaceParams, means_begin)}}},
       {"merge_splits",
        {sizeof(MergeParams),
         {offsetof(MergeParams, n_rows), offsetof(MergeParams, head_dim), offsetof(MergeParams, n_splits),

@@ -64,16 +64,18 @@ Status HostCommandList::AttendSlots(const SlotAttentionArgs& args) {
 }
 
 Status HostCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                                      uint32_t n_groups, const KvRecordShape& record, Buffer* records) {
+                                      uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space,
+                                      Buffer* records) {
   return Record("encode_records", records, [=, &kv](ThreadPool& pool) {
-    host::EncodeRecords(pool, kv, kv_shape, first_token, n_groups, record, records);
+    host::EncodeRecords(pool, kv, kv_shape, first_token, n_groups, record, space, records);
   });
 }
 
-Status HostCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                                      uint32_t first_token, const KvShape& kv_shape, Buffer* kv) {
+Status HostCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record,
+                                      const EntrySpace& space, uint32_t n_groups, uint32_t first_token,
+                                      const KvShape& kv_shape, Buffer* kv) {
   return Record("decode_records", kv, [=, &records](ThreadPool& pool) {
-    host::DecodeRecords(pool, records, record, n_groups, first_token, kv_shape, kv);
+    host::DecodeRecords(pool, records, record, space, n_groups, first_token, kv_shape, kv);
   });
 }
 

@@ -45,9 +45,10 @@ void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args);
 uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args);
 void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args);
 void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                   uint32_t n_groups, const KvRecordShape& record, Buffer* records);
-void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                   uint32_t first_token, const KvShape& kv_shape, Buffer* kv);
+                   uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space, Buffer* records);
+void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record,
+                   const EntrySpace& space, uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape,
+                   Buffer* kv);
 
 // index.cc: scores, choice and upkeep of the index; sums for adapters.
 uint64_t ScoreScratchBytes(const ScoreArgs& args);

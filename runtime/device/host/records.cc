@@ -3,32 +3,40 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/device/entry_space.h"
 #include "runtime/device/host/attend_rows.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/record_place.h"
 #include "runtime/device/host/rope.h"
 #include "runtime/device/record_codec.h"
+#include "runtime/model/tensor_type.h"
 
 namespace kvrun::host {
 namespace {
 
-// group_tokens rows of K or V of a record, and where they lie in the KV, in bytes.
+// group_tokens rows of K or V of a record: the first one's number there, where they lie in the KV, in bytes,
+// and the row of means that they share.
 struct RecordRows {
   bool is_value = false;
   size_t first = 0;
   size_t in_kv = 0;
+  size_t mean = 0;
 };
 
 // Which entries of one layer's KV, of one sequence, are which records.
 struct RecordCopy {
   KvShape kv;
   KvRecordShape record;
+  EntrySpace space;
   uint32_t first_token = 0;
   uint32_t n_groups = 0;
 
-  // The record as the KV stores it: its rows of a head and plane are the KV's, one after the other.
-  KvRecordShape resident() const {
-    return {kv.type, kv.type, record.n_heads, record.head_dim, record.group_tokens};
+  // The record in one type: its rows of a head and plane lie one after the other, as the KV's do.
+  KvRecordShape InType(KvType type) const {
+    return {type, type, record.n_heads, record.head_dim, record.group_tokens};
+  }
+  std::span<const float> MeanOf(const RecordRows& rows) const {
+    return {Data<float>(space.constants) + space.means_begin + rows.mean * record.head_dim, record.head_dim};
   }
   uint32_t n_records() const { return kv.n_kv_heads / record.n_heads * n_groups; }
   size_t rows_bytes() const {
@@ -50,17 +58,19 @@ struct RecordCopy {
     const size_t token = first_token + nth % n_groups * record.group_tokens;
     for (size_t head = 0; head < record.n_heads; ++head) {
       for (size_t plane = 0; plane < 2; ++plane) {
-        const size_t row = ((first_head + head) * 2 + plane) * kv.n_ctx + token;
+        const size_t mean = (first_head + head) * 2 + plane;
+        const size_t row = mean * kv.n_ctx + token;
         visit(RecordRows{.is_value = plane != 0,
                          .first = head * record.group_tokens,
-                         .in_kv = row * record.head_dim * KvElementBytes(kv.type)});
+                         .in_kv = row * record.head_dim * KvElementBytes(kv.type),
+                         .mean = mean});
       }
     }
   }
 };
 
-// The record's rows from `first` on, of one head.
-void DecodeTo(const RecordCopy& copy, const PlanePlace& place, size_t first, const std::byte* record,
+// The record's rows of one head and plane.
+void DecodeTo(const RecordCopy& copy, const PlanePlace& place, const RecordRows& of, const std::byte* record,
               float* scratch, std::byte* to) {
   const uint32_t head_dim = copy.kv.head_dim;
   const size_t stride = DecodedRowFloats(head_dim);
@@ -70,11 +80,12 @@ void DecodeTo(const RecordCopy& copy, const PlanePlace& place, size_t first, con
     const std::byte* rows[kBlockEntries];
     const std::byte* scales[kBlockEntries];
     for (uint32_t i = 0; i < n; ++i) {
-      rows[i] = record + place.row(first + begin + i);
-      scales[i] = record + place.scales(first + begin + i);
+      rows[i] = record + place.row(of.first + begin + i);
+      scales[i] = record + place.scales(of.first + begin + i);
     }
     DecodeRows(place.type, head_dim, n, rows, scales, scratch);
     for (uint32_t i = 0; i < n; ++i, to += row_bytes) {
+      if (copy.space.is_used()) OutOfSpace(copy.MeanOf(of), {scratch + i * stride, head_dim});
       if (copy.kv.type == KvType::kF32) {
         std::memcpy(to, scratch + i * stride, row_bytes);
       } else {
@@ -84,33 +95,52 @@ void DecodeTo(const RecordCopy& copy, const PlanePlace& place, size_t first, con
   }
 }
 
+// The KV's rows of one head and plane, in the records' space.
+void LoadInSpace(const RecordCopy& copy, const RecordRows& of, const std::byte* from, float* to) {
+  const uint32_t head_dim = copy.kv.head_dim;
+  for (uint32_t row = 0; row < copy.record.group_tokens; ++row, to += head_dim) {
+    const std::span<float> values(to, head_dim);
+    if (copy.kv.type == KvType::kF32) {
+      std::memcpy(to, from + row * values.size_bytes(), values.size_bytes());
+    } else {
+      const auto* halves = reinterpret_cast<const uint16_t*>(from) + size_t{row} * head_dim;
+      std::transform(halves, halves + head_dim, to, HalfToFloat);
+    }
+    IntoSpace(copy.MeanOf(of), values);
+  }
+}
+
 }  // namespace
 
 void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                   uint32_t n_groups, const KvRecordShape& record, Buffer* records) {
-  const RecordCopy copy{kv_shape, record, first_token, n_groups};
+                   uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space, Buffer* records) {
+  const RecordCopy copy{kv_shape, record, space, first_token, n_groups};
   copy.Check();
-  const KvRecordShape resident = copy.resident();
-  const PlanePlace places[2] = {{resident, false}, {resident, true}};
+  const KvRecordShape loaded = copy.InType(space.is_used() ? KvType::kF32 : kv_shape.type);
+  const PlanePlace places[2] = {{loaded, false}, {loaded, true}};
   const auto* from = Data<std::byte>(&kv);
   auto* to = Data<std::byte>(records);
-  pool.ReserveScratch(resident.size_bytes());
+  pool.ReserveScratch(loaded.size_bytes());
   pool.ParallelFor(copy.n_records(), 1, [&](size_t begin, size_t end, uint32_t worker) {
-    std::byte* rows = pool.Scratch(worker, resident.size_bytes());
+    std::byte* rows = pool.Scratch(worker, loaded.size_bytes());
     for (size_t i = begin; i < end; ++i) {
-      copy.ForRows(i, [&](const RecordRows& place) {
-        std::memcpy(rows + places[place.is_value ? 1 : 0].row(place.first), from + place.in_kv,
-                    copy.rows_bytes());
+      copy.ForRows(i, [&](const RecordRows& of) {
+        std::byte* const first = rows + places[of.is_value ? 1 : 0].row(of.first);
+        if (space.is_used())
+          LoadInSpace(copy, of, from + of.in_kv, reinterpret_cast<float*>(first));
+        else
+          std::memcpy(first, from + of.in_kv, copy.rows_bytes());
       });
       std::byte* one = to + i * record.size_bytes();
-      TranscodeRecord(resident, {rows, resident.size_bytes()}, record, {one, record.size_bytes()});
+      TranscodeRecord(loaded, {rows, loaded.size_bytes()}, record, {one, record.size_bytes()});
     }
   });
 }
 
-void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                   uint32_t first_token, const KvShape& kv_shape, Buffer* kv) {
-  const RecordCopy copy{kv_shape, record, first_token, n_groups};
+void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record,
+                   const EntrySpace& space, uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape,
+                   Buffer* kv) {
+  const RecordCopy copy{kv_shape, record, space, first_token, n_groups};
   copy.Check();
   const PlanePlace places[2] = {{record, false}, {record, true}};
   const auto* from = Data<std::byte>(&records);
@@ -123,10 +153,10 @@ void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape&
       const std::byte* one = from + i * record.size_bytes();
       copy.ForRows(i, [&](const RecordRows& rows) {
         const PlanePlace& place = places[rows.is_value ? 1 : 0];
-        if (place.type == kv_shape.type) {
+        if (place.type == kv_shape.type && !space.is_used()) {
           std::memcpy(to + rows.in_kv, one + place.row(rows.first), copy.rows_bytes());
         } else {
-          DecodeTo(copy, place, rows.first, one, scratch, to + rows.in_kv);
+          DecodeTo(copy, place, rows, one, scratch, to + rows.in_kv);
         }
       });
     }

@@ -24,9 +24,9 @@ void RopeHead(const RopeShape& shape, const float* angles, const float* norm, fl
 void FloatsToHalves(const float* from, size_t count, uint16_t* to);
 
 // Heads of Q and K of the step's rows in place, then store(token, kv_head, is_value, row) for those of K and
-// V, on any worker.
-template <typename Store>
-void RopeHeads(ThreadPool& pool, const AttentionArgs& args, const Store& store) {
+// V, and finish(row) for those of Q, on any worker.
+template <typename Store, typename Finish>
+void RopeHeads(ThreadPool& pool, const AttentionArgs& args, const Store& store, const Finish& finish) {
   const uint32_t head_dim = args.kv_shape.head_dim;
   const uint32_t n_kv_heads = args.kv_shape.n_kv_heads;
   const uint32_t n_rotated = args.n_heads + n_kv_heads;
@@ -45,9 +45,16 @@ void RopeHeads(ThreadPool& pool, const AttentionArgs& args, const Store& store) 
         const float* norm = norms == nullptr ? nullptr : norms + (row < args.n_heads ? 0 : head_dim);
         RopeHead(shape, angles + size_t{token} * args.rotary_dim, norm, head);
       }
-      if (row >= args.n_heads) store(token, (row - args.n_heads) % n_kv_heads, row >= n_rotated, head);
+      if (row < args.n_heads)
+        finish(head);
+      else
+        store(token, (row - args.n_heads) % n_kv_heads, row >= n_rotated, head);
     }
   });
+}
+template <typename Store>
+void RopeHeads(ThreadPool& pool, const AttentionArgs& args, const Store& store) {
+  RopeHeads(pool, args, store, [](float*) {});
 }
 
 }  // namespace kvrun::host

@@ -106,6 +106,24 @@ void AddSlotChecks(Checks& checks) {
     Add(checks, fmt::format("rope_and_encode ({})", TypeName(type)),
         [=](HostDevice& device) { return CheckRopeAndEncode(device, {.k_type = type, .v_type = type}); });
   }
+  for (const KvType type : {KvType::kF16, KvType::kInt4}) {
+    for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
+      Add(checks,
+          fmt::format("encode_records, decode_records (space, {} of {} entries)", TypeName(type),
+                      TypeName(kv_type)),
+          [=](HostDevice& device) { return CheckRecords(device, kv_type, type, true); });
+    }
+    Add(checks, fmt::format("rope_and_encode (space, {})", TypeName(type)), [=](HostDevice& device) {
+      return CheckRopeAndEncode(device, {.k_type = type, .v_type = type, .in_space = true});
+    });
+    for (const uint32_t head_dim : {64U, 72U, 256U}) {
+      Add(checks, fmt::format("attend_slots (space, {}, head size {})", TypeName(type), head_dim),
+          [=](HostDevice& device) {
+            return CheckSlotAttention(
+                device, {.k_type = type, .v_type = type, .head_dim = head_dim, .in_space = true});
+          });
+    }
+  }
   const auto add_attend = [&checks](const SlotCase& c) {
     Add(checks,
         fmt::format("attend_slots (K {}, V {}, head size {}, {} head{} of a KV head{})", TypeName(c.k_type),

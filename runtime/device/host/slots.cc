@@ -7,6 +7,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/device/entry_space.h"
 #include "runtime/device/host/attend_work.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/record_place.h"
@@ -265,6 +266,26 @@ void EncodeRow(const KvRecordShape& record, bool is_value, uint32_t row, const f
   std::memcpy(to + place.scales(row), result + one.scales_begin, one.row_scales_bytes);
 }
 
+// Rows of the output back out of the records' space. A few rows take less time than waking a thread.
+void TakeOutputBack(ThreadPool& pool, const SlotAttentionArgs& args) {
+  const AttentionArgs& attention = args.attention;
+  const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
+  const uint32_t head_dim = attention.kv_shape.head_dim;
+  const uint32_t group = attention.n_heads / n_kv_heads;
+  const StepParams& step = *Data<StepParams>(attention.step);
+  const float* const means = Data<float>(args.space.constants) + args.space.means_begin;
+  auto* const output = Data<float>(attention.output);
+  pool.ParallelFor(size_t{attention.n_tokens} * attention.n_heads, 64,
+                   [&](size_t begin, size_t end, uint32_t) {
+                     for (size_t row = begin; row < end; ++row) {
+                       const size_t sequence = step.tokens[row / attention.n_heads].sequence;
+                       const size_t kv_head = row % attention.n_heads / group;
+                       const size_t plane = (sequence * n_kv_heads + kv_head) * 2 + 1;
+                       OutOfSpace({means + plane * head_dim, head_dim}, {output + row * head_dim, head_dim});
+                     }
+                   });
+}
+
 // What blocks are to be multiplied with, row by row. Blocks of a span mostly have the same largest score, as
 // it is found early.
 class BlockFactors {
@@ -352,16 +373,29 @@ void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args) {
   KVRUN_CHECK(shape.n_window_slots >= 1);
   const KvRecordShape& record = shape.record;
   const StepParams& step = *Data<StepParams>(args.attention.step);
-  const uint32_t streams = args.attention.kv_shape.n_kv_heads / record.n_heads;
-  RopeHeads(pool, args.attention, [&](uint32_t token, uint32_t kv_head, bool is_value, const float* row) {
+  const uint32_t n_kv_heads = args.attention.kv_shape.n_kv_heads;
+  const uint32_t head_dim = record.head_dim;
+  const bool has_space = args.space.is_used();
+  const float* const means = has_space ? Data<float>(args.space.constants) + args.space.means_begin : nullptr;
+  const auto store = [&](uint32_t token, uint32_t kv_head, bool is_value, const float* row) {
     const uint32_t position = step.tokens[token].position;
-    const size_t stream = size_t{step.tokens[token].sequence} * streams + kv_head / record.n_heads;
+    const uint32_t sequence = step.tokens[token].sequence;
+    const size_t stream = size_t{sequence} * (n_kv_heads / record.n_heads) + kv_head / record.n_heads;
     const uint32_t slot =
         shape.n_slots - shape.n_window_slots + (position / record.group_tokens) % shape.n_window_slots;
+    float in_space[kMaxHeadDim];
+    if (has_space) {
+      const size_t plane = (size_t{sequence} * n_kv_heads + kv_head) * 2 + (is_value ? 1 : 0);
+      std::copy_n(row, head_dim, in_space);
+      IntoSpace({means + plane * head_dim, head_dim}, {in_space, head_dim});
+    }
     EncodeRow(record, is_value,
-              kv_head % record.n_heads * record.group_tokens + position % record.group_tokens, row,
+              kv_head % record.n_heads * record.group_tokens + position % record.group_tokens,
+              has_space ? in_space : row,
               Data<std::byte>(window.slots) + (stream * shape.n_slots + slot) * record.size_bytes());
-  });
+  };
+  if (!has_space) return RopeHeads(pool, args.attention, store);
+  RopeHeads(pool, args.attention, store, [&](float* query) { RotateRow({query, head_dim}); });
 }
 
 // Attention in tiles of few rows keeps its weights behind the parts of cut items.
@@ -381,9 +415,13 @@ void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
   }
   const AttentionArgs attention = ApartFrom(args.attention);
   const SlottedKv source(args);
-  if (args.has_mass()) return AttendForMass(pool, args, attention, source);
-  const AttendItems items(attention, pool.size());
-  AttendWork(pool, attention, items, source, /*rounds=*/false).Run();
+  if (args.has_mass()) {
+    AttendForMass(pool, args, attention, source);
+  } else {
+    const AttendItems items(attention, pool.size());
+    AttendWork(pool, attention, items, source, /*rounds=*/false).Run();
+  }
+  if (args.space.is_used()) TakeOutputBack(pool, args);
 }
 
 }  // namespace kvrun::host

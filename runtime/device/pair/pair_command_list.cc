@@ -69,15 +69,19 @@ Status PairCommandList::AttendSlots(const SlotAttentionArgs& args) {
 }
 
 Status PairCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                                      uint32_t n_groups, const KvRecordShape& record, Buffer* records) {
+                                      uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space,
+                                      Buffer* records) {
   KVRUN_RETURN_IF_ERROR(Begin(n_groups * record.group_tokens));
-  return own_->EncodeRecords(own_args_(kv), kv_shape, first_token, n_groups, record, own_args_(records));
+  return own_->EncodeRecords(own_args_(kv), kv_shape, first_token, n_groups, record, own_args_(space),
+                             own_args_(records));
 }
 
-Status PairCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                                      uint32_t first_token, const KvShape& kv_shape, Buffer* kv) {
+Status PairCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record,
+                                      const EntrySpace& space, uint32_t n_groups, uint32_t first_token,
+                                      const KvShape& kv_shape, Buffer* kv) {
   KVRUN_RETURN_IF_ERROR(Begin(n_groups * record.group_tokens));
-  return own_->DecodeRecords(own_args_(records), record, n_groups, first_token, kv_shape, own_args_(kv));
+  return own_->DecodeRecords(own_args_(records), record, own_args_(space), n_groups, first_token, kv_shape,
+                             own_args_(kv));
 }
 
 Status PairCommandList::ScoreAndSelect(const ScoreArgs& args) {

@@ -30,9 +30,9 @@ class PairCommandList : public CommandList {
   Status RopeAndEncode(const SlotAttentionArgs& args) override;
   Status AttendSlots(const SlotAttentionArgs& args) override;
   Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_groups,
-                       const KvRecordShape& record, Buffer* records) override;
-  Status DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                       uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
+                       const KvRecordShape& record, const EntrySpace& space, Buffer* records) override;
+  Status DecodeRecords(const Buffer& records, const KvRecordShape& record, const EntrySpace& space,
+                       uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
   Status ScoreAndSelect(const ScoreArgs& args) override;
   Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
                      const Buffer& step, uint32_t n_tokens, const IndexSides& sides, const IndexShape& shape,

@@ -96,9 +96,14 @@ AttentionArgs Translator::operator()(const AttentionArgs& args) const {
   return own;
 }
 
+EntrySpace Translator::operator()(const EntrySpace& space) const {
+  return {(*this)(space.constants), space.means_begin};
+}
+
 SlotAttentionArgs Translator::operator()(const SlotAttentionArgs& args) const {
   SlotAttentionArgs own = args;
   own.attention = (*this)(args.attention);
+  own.space = (*this)(args.space);
   for (SlotSource& source : std::span(own.sources).first(own.n_sources)) {
     source.slots = (*this)(source.slots);
     source.table = (*this)(source.table);

@@ -102,6 +102,7 @@ class Translator {
   const Matrix& operator()(const Matrix& matrix) const { return *(*this)(&matrix); }
   MatMulArgs operator()(const MatMulArgs& args) const;
   AttentionArgs operator()(const AttentionArgs& args) const;
+  EntrySpace operator()(const EntrySpace& space) const;
   SlotAttentionArgs operator()(const SlotAttentionArgs& args) const;
   IndexSides operator()(const IndexSides& sides) const;
   ScoreArgs operator()(const ScoreArgs& args) const;

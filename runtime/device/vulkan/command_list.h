@@ -61,9 +61,9 @@ class VulkanCommandList : public CommandList {
   Status RopeAndEncode(const SlotAttentionArgs& args) override;
   Status AttendSlots(const SlotAttentionArgs& args) override;
   Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_groups,
-                       const KvRecordShape& record, Buffer* records) override;
-  Status DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                       uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
+                       const KvRecordShape& record, const EntrySpace& space, Buffer* records) override;
+  Status DecodeRecords(const Buffer& records, const KvRecordShape& record, const EntrySpace& space,
+                       uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
   Status ScoreAndSelect(const ScoreArgs& args) override;
   Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
                      const Buffer& step, uint32_t n_tokens, const IndexSides& sides, const IndexShape& shape,
@@ -96,6 +96,8 @@ class VulkanCommandList : public CommandList {
   bool ReadsTexels(const Dispatch& dispatch) const;
   Status CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
                        Buffer* output);
+  // Of AttendSlots, where records have a space of their own.
+  Status CombineInSpace(const SlotAttentionArgs& args, uint32_t n_splits);
   // Of one source.
   Status AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
   Status JoinSlotMass(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);

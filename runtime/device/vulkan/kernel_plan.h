@@ -66,12 +66,12 @@ KernelChoice ChooseSumWeights(const KvShape& kv, uint32_t n_heads, uint32_t n_ro
 KernelChoice ChooseAttentionMass(const KvShape& kv, uint32_t n_entries);
 
 // One invocation per head of Q, K and V.
-KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, uint32_t n_heads, uint32_t n_kv_heads,
-                                 uint32_t n_tokens);
+KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, bool in_space, uint32_t n_heads,
+                                 uint32_t n_kv_heads, uint32_t n_tokens);
 // `type` of the KV: f16 or f32.
-KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, uint32_t n_kv_heads,
+KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, bool in_space, uint32_t n_kv_heads,
                                  uint32_t n_groups);
-KernelChoice ChooseDecodeRecords(const KvRecordShape& record, KvType type, uint32_t n_kv_heads,
+KernelChoice ChooseDecodeRecords(const KvRecordShape& record, KvType type, bool in_space, uint32_t n_kv_heads,
                                  uint32_t n_groups);
 
 // "q4_1": how variants name a tensor type.

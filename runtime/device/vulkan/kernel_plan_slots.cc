@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -20,6 +21,11 @@ static_assert(static_cast<uint32_t>(KvType::kFp8) == KVRUN_KV_FP8);
 static_assert(static_cast<uint32_t>(KvType::kInt8) == KVRUN_KV_INT8);
 static_assert(static_cast<uint32_t>(KvType::kInt4) == KVRUN_KV_INT4);
 static_assert(kInt4BlockElements == KVRUN_INT4_BLOCK);
+static_assert([] {
+  constexpr double kShared[KVRUN_N_INT4_FACTORS] = {KVRUN_INT4_FACTORS};
+  return std::equal(std::begin(kShared), std::end(kShared), std::begin(kInt4Factors), std::end(kInt4Factors),
+                    [](double shared, float factor) { return static_cast<float>(shared) == factor; });
+}());
 
 // Of attend_slots_subgroup.comp and attend_slots_floor.comp.
 constexpr uint32_t kKeysPerLane = 4;
@@ -33,9 +39,9 @@ constexpr uint32_t kCopyLocalSize = 64;        // of encode_records.comp and dec
 // How variants name a pair that has its own; nothing for the others.
 std::optional<std::string> PairName(KvType k_type, KvType v_type) {
   if (k_type == v_type) return std::string(VariantTypeName(k_type));
-  constexpr std::array kPairs = {std::pair{KvType::kF16, KvType::kFp8},
-                                 std::pair{KvType::kF16, KvType::kInt4},
-                                 std::pair{KvType::kFp8, KvType::kInt4}};
+  constexpr std::array kPairs = {
+      std::pair{KvType::kF16, KvType::kFp8}, std::pair{KvType::kF16, KvType::kInt4},
+      std::pair{KvType::kFp8, KvType::kInt4}, std::pair{KvType::kInt8, KvType::kInt4}};
   if (std::find(kPairs.begin(), kPairs.end(), std::pair{k_type, v_type}) == kPairs.end()) return std::nullopt;
   return fmt::format("{}_{}", VariantTypeName(k_type), VariantTypeName(v_type));
 }
@@ -55,6 +61,11 @@ bool SubgroupFits(const KvRecordShape& record, uint32_t lanes) {
 std::vector<uint32_t> TypeConstants(const KvRecordShape& record) {
   return {static_cast<uint32_t>(record.k_type), static_cast<uint32_t>(record.v_type)};
 }
+std::vector<uint32_t> SpaceConstants(const KvRecordShape& record, bool in_space) {
+  std::vector<uint32_t> constants = TypeConstants(record);
+  constants.push_back(in_space ? 1 : 0);
+  return constants;
+}
 
 // Numbered through x and y, as x alone may not suffice.
 std::array<uint32_t, 3> LinearGroups(uint64_t invocations) {
@@ -64,10 +75,10 @@ std::array<uint32_t, 3> LinearGroups(uint64_t invocations) {
           static_cast<uint32_t>(CeilDiv(groups, kMostInRow)), 1};
 }
 
-KernelChoice ChooseCopy(std::string_view operation, const KvRecordShape& record, KvType type,
+KernelChoice ChooseCopy(std::string_view operation, const KvRecordShape& record, KvType type, bool in_space,
                         uint64_t invocations) {
   return {.variant = fmt::format("{}_{}_floor", operation, VariantTypeName(type)),
-          .constants = TypeConstants(record),
+          .constants = SpaceConstants(record, in_space),
           .groups = LinearGroups(invocations)};
 }
 
@@ -126,7 +137,8 @@ AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotA
     planned.n_parts += to.choice.n_splits;
     planned.keeps_parts = planned.keeps_parts || to.keeps_scores;
   }
-  planned.keeps_parts = planned.keeps_parts || planned.n_parts != 1;
+  // Only what joins parts brings them out of a space.
+  planned.keeps_parts = planned.keeps_parts || planned.n_parts != 1 || args.space.is_used();
   if (planned.keeps_parts)
     planned.scratch_floats = n_rows * planned.n_parts * (attention.kv_shape.head_dim + 2);
   for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
@@ -140,24 +152,25 @@ AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotA
   return planned;
 }
 
-KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, uint32_t n_heads, uint32_t n_kv_heads,
-                                 uint32_t n_tokens) {
+KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, bool in_space, uint32_t n_heads,
+                                 uint32_t n_kv_heads, uint32_t n_tokens) {
   constexpr uint32_t kLocalSize = 32;
   return {.variant = "rope_encode_any_floor",
-          .constants = TypeConstants(record),
+          .constants = SpaceConstants(record, in_space),
           .groups = {CeilDiv(n_tokens * (n_heads + 2 * n_kv_heads), kLocalSize), 1, 1}};
 }
 
-KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, uint32_t n_kv_heads,
+KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, bool in_space, uint32_t n_kv_heads,
                                  uint32_t n_groups) {
   const uint64_t rows = uint64_t{2} * n_kv_heads * n_groups * record.group_tokens;
-  return ChooseCopy("encode_records", record, type, rows);
+  return ChooseCopy("encode_records", record, type, in_space, rows);
 }
 
-KernelChoice ChooseDecodeRecords(const KvRecordShape& record, KvType type, uint32_t n_kv_heads,
+KernelChoice ChooseDecodeRecords(const KvRecordShape& record, KvType type, bool in_space, uint32_t n_kv_heads,
                                  uint32_t n_groups) {
   const uint64_t rows = uint64_t{2} * n_kv_heads * n_groups * record.group_tokens;
-  return ChooseCopy("decode_records", record, type, rows * CeilDiv(record.head_dim, kDecodedPerInvocation));
+  const uint32_t parts = in_space ? 1 : CeilDiv(record.head_dim, kDecodedPerInvocation);
+  return ChooseCopy("decode_records", record, type, in_space, rows * parts);
 }
 
 }  // namespace kvrun

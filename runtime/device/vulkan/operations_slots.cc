@@ -6,6 +6,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/command_list.h"
+#include "shaders/shared/op_params.h"
 #include "shaders/shared/slot_params.h"
 
 namespace kvrun {
@@ -44,8 +45,8 @@ void CheckSource(const SlotAttentionArgs& args, const SlotSource& source) {
   KVRUN_CHECK(source.slots->size_bytes() >= shape.size_bytes());
 }
 
-RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, uint32_t first_token,
-                            uint32_t n_groups) {
+RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, const EntrySpace& space,
+                            uint32_t first_token, uint32_t n_groups) {
   CheckRecord(record, kv.n_kv_heads, kv.head_dim);
   KVRUN_CHECK(kv.type == KvType::kF16 || kv.type == KvType::kF32);
   KVRUN_CHECK(kv.n_sequences == 1);
@@ -54,7 +55,8 @@ RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, uint
           .n_kv_heads = kv.n_kv_heads,
           .n_ctx = kv.n_ctx,
           .first_token = first_token,
-          .n_groups = n_groups};
+          .n_groups = n_groups,
+          .means_begin = space.means_begin};
 }
 
 }  // namespace
@@ -78,14 +80,16 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                                 .has_qk_norm = attention.norms != nullptr ? 1U : 0U,
                                 .norm_epsilon = attention.norm_epsilon,
                                 .n_slots = window.shape.n_slots,
-                                .n_window_slots = window.shape.n_window_slots};
-  const KernelChoice kernel =
-      ChooseRopeAndEncode(window.shape.record, attention.n_heads, n_kv_heads, attention.n_tokens);
+                                .n_window_slots = window.shape.n_window_slots,
+                                .means_begin = args.space.means_begin};
+  const KernelChoice kernel = ChooseRopeAndEncode(window.shape.record, args.space.is_used(),
+                                                  attention.n_heads, n_kv_heads, attention.n_tokens);
   NoteHostBuffer(AsVulkan(*attention.angles));
+  const Buffer* const constants = args.space.is_used() ? args.space.constants : attention.norms;
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kReadWrite},
                               Binding{MemoryOrEmpty(window.slots), Access::kReadWrite},
                               Binding{MemoryOrEmpty(attention.angles), Access::kRead},
-                              Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
+                              Binding{MemoryOrEmpty(constants), Access::kRead}};
   return Record({.kernel = kernel,
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
@@ -111,6 +115,7 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Atte
                                  .n_splits = place.choice.n_splits,
                                  .first_part = place.first_part,
                                  .n_parts = plan.n_parts,
+                                 .keeps_parts = plan.keeps_parts ? 1U : 0U,
                                  .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
                                  .scale = 1.0F / std::sqrt(static_cast<float>(head_dim)),
                                  .scores_begin = static_cast<uint32_t>(place.scores_begin),
@@ -136,29 +141,53 @@ Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
   for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
     if (plan.sources.at(nth).keeps_scores) KVRUN_RETURN_IF_ERROR(JoinSlotMass(args, plan, nth));
   }
-
+  if (args.space.is_used()) return CombineInSpace(args, plan.n_parts);
   return CombineSplits(*attention.scratch, plan.n_parts, attention.n_tokens * attention.n_heads,
                        attention.kv_shape.head_dim, attention.output);
 }
 
-Status VulkanCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                                        uint32_t n_groups, const KvRecordShape& record, Buffer* records) {
-  const RecordCopyParams params = CopyParams(record, kv_shape, first_token, n_groups);
-  const std::array storage = {Binding{MemoryOrEmpty(&kv), Access::kRead},
-                              Binding{MemoryOrEmpty(records), Access::kReadWrite}};
-  return Record({.kernel = ChooseEncodeRecords(record, kv_shape.type, kv_shape.n_kv_heads, n_groups),
+Status VulkanCommandList::CombineInSpace(const SlotAttentionArgs& args, uint32_t n_splits) {
+  const AttentionArgs& attention = args.attention;
+  const CombineInSpaceParams params{.head_dim = attention.kv_shape.head_dim,
+                                    .n_splits = n_splits,
+                                    .n_heads = attention.n_heads,
+                                    .n_kv_heads = attention.kv_shape.n_kv_heads,
+                                    .means_begin = args.space.means_begin};
+  const std::array storage = {Binding{MemoryOrEmpty(attention.scratch), Access::kRead},
+                              Binding{MemoryOrEmpty(attention.output), Access::kWrite},
+                              Binding{MemoryOrEmpty(args.space.constants), Access::kRead}};
+  return Record({.kernel = {.variant = "combine_in_space_f32_floor",
+                            .constants = {},
+                            .groups = {attention.n_tokens * attention.n_heads, 1, 1}},
                  .storage = storage,
+                 .step = &AsVulkan(*attention.step),
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record, uint32_t n_groups,
-                                        uint32_t first_token, const KvShape& kv_shape, Buffer* kv) {
-  const RecordCopyParams params = CopyParams(record, kv_shape, first_token, n_groups);
+Status VulkanCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
+                                        uint32_t n_groups, const KvRecordShape& record,
+                                        const EntrySpace& space, Buffer* records) {
+  const RecordCopyParams params = CopyParams(record, kv_shape, space, first_token, n_groups);
+  const std::array storage = {Binding{MemoryOrEmpty(&kv), Access::kRead},
+                              Binding{MemoryOrEmpty(records), Access::kReadWrite},
+                              Binding{MemoryOrEmpty(space.constants), Access::kRead}};
+  return Record(
+      {.kernel = ChooseEncodeRecords(record, kv_shape.type, space.is_used(), kv_shape.n_kv_heads, n_groups),
+       .storage = storage,
+       .params = ParamBytes(params)});
+}
+
+Status VulkanCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record,
+                                        const EntrySpace& space, uint32_t n_groups, uint32_t first_token,
+                                        const KvShape& kv_shape, Buffer* kv) {
+  const RecordCopyParams params = CopyParams(record, kv_shape, space, first_token, n_groups);
   const std::array storage = {Binding{MemoryOrEmpty(&records), Access::kRead},
-                              Binding{MemoryOrEmpty(kv), Access::kWrite}};
-  return Record({.kernel = ChooseDecodeRecords(record, kv_shape.type, kv_shape.n_kv_heads, n_groups),
-                 .storage = storage,
-                 .params = ParamBytes(params)});
+                              Binding{MemoryOrEmpty(kv), Access::kWrite},
+                              Binding{MemoryOrEmpty(space.constants), Access::kRead}};
+  return Record(
+      {.kernel = ChooseDecodeRecords(record, kv_shape.type, space.is_used(), kv_shape.n_kv_heads, n_groups),
+       .storage = storage,
+       .params = ParamBytes(params)});
 }
 
 }  // namespace kvrun

@@ -69,11 +69,13 @@ void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
 
 void AddAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Checks& checks) {
   const AttendChoice choice = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), SlotCase::kKvHeads, 1);
-  checks.push_back(
-      {fmt::format("{}{} (K {}, V {}, head size {}{})", choice.kernel.variant,
-                   choice.n_splits > 1 ? ", combine_splits_f32_floor" : "", VariantTypeName(c.k_type),
-                   VariantTypeName(c.v_type), c.head_dim, c.has_biases ? ", biases" : ""),
-       [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
+  const std::string_view combines = c.in_space            ? ", combine_in_space_f32_floor"
+                                    : choice.n_splits > 1 ? ", combine_splits_f32_floor"
+                                                          : "";
+  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {}{})", choice.kernel.variant, combines,
+                                VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim,
+                                c.has_biases ? ", biases" : ""),
+                    [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
 }
 
 void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
@@ -87,6 +89,22 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
         {fmt::format("rope_encode_any_floor ({})", VariantTypeName(type)), [=](VulkanComputeDevice& device) {
            return CheckRopeAndEncode(device, {.k_type = type, .v_type = type});
          }});
+  }
+  for (const KvType type : {KvType::kF16, KvType::kInt4}) {
+    for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
+      checks.push_back(
+          {fmt::format("encode_records_{0}_floor, decode_records_{0}_floor (space, {1})",
+                       VariantTypeName(kv_type), VariantTypeName(type)),
+           [=](VulkanComputeDevice& device) { return CheckRecords(device, kv_type, type, true); }});
+    }
+    checks.push_back({fmt::format("rope_encode_any_floor (space, {})", VariantTypeName(type)),
+                      [=](VulkanComputeDevice& device) {
+                        return CheckRopeAndEncode(device, {.k_type = type, .v_type = type, .in_space = true});
+                      }});
+    for (const uint32_t head_dim : {64U, 72U, 256U}) {
+      AddAttendSlots(plan, is_cpu, {.k_type = type, .v_type = type, .head_dim = head_dim, .in_space = true},
+                     checks);
+    }
   }
   // Every pair of types; those that a subgroup may take in every size of a tile. Heads of 72 are never a
   // subgroup's.

@@ -312,11 +312,13 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   repage       methods with pages ("prkv", "quest", "meanstd"): "on": whenever the static set is chosen,
  *                all other entries are written to flash again, in pages of their own. By default "off":
  *                pages stay as they are, and what is in the set is left out of them
- *   policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster"
- *   adapter      a file of adapters for the index; without one they are computed from the first prompt.
- *                dynakv: its thresholds of clusters, in place of "split", which comes before them
- *   adapter-kind "plain", "centred", "query", "query-centred", "heads", "skewed"
- *   dir          a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
+ *   rotate       "on": K and V are stored rotated (a Hadamard matrix for each head) and less their means,
+ * which changes nothing of attention, and costs less of it in 4 bits. By default "on" where K or V is stored
+ * in int4, else "off" policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster" adapter
+ * a file of adapters for the index; without one they are computed from the first prompt. dynakv: its
+ * thresholds of clusters, in place of "split", which comes before them adapter-kind "plain", "centred",
+ * "query", "query-centred", "heads", "skewed" dir          a folder on flash; by default the first usable one
+ * of $XDG_CACHE_HOME/kvrun/kv,
  *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
  *                session
  *   io           how flash is read: "auto" (default), "io_uring", "aio", "threads"
@@ -362,7 +364,7 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * and moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what
  * stays, at most)), static (null: there is no static set; else an object: entries (of a list), share,
  * by_prompt, steps, repage, observed_rows, precisions and moments (null: the method has no such choice)),
- * k_type, v_type, adapter_kind (null if there is none); notes [..]
+ * k_type, v_type, rotate, adapter_kind (null if there is none); notes [..]
  * (one if the context is longer than what the model was trained with). A file of adapters is read to check
  * that it suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on
  * the storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in

@@ -1,0 +1,58 @@
+// As combine_splits.comp, and the result out of the records' space: D H result + mean value. A workgroup per row.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "shared/entry_space.h"
+#include "shared/op_params.h"
+#include "shared/step_params.h"
+
+#define LOCAL_SIZE 64
+layout(local_size_x = LOCAL_SIZE) in;
+#include "include/read_only.glsl"
+layout(push_constant) uniform Params { CombineInSpaceParams p; };
+READ_ONLY(0, scratch)
+layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; };
+READ_ONLY(2, means)
+layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
+
+const uint kSignWords[KVRUN_MOST_ELEMENTS / 32] = uint[](KVRUN_SIGN_WORDS);
+shared float joined[KVRUN_MOST_ELEMENTS];
+
+void JoinSplits(uint row) {
+  const uint stride = p.head_dim + 2;
+  const uint begin = row * p.n_splits * stride;
+  float maximum = -1e30;
+  for (uint s = 0; s < p.n_splits; ++s) maximum = max(maximum, scratch_float(begin + s * stride + p.head_dim));
+  for (uint i = gl_LocalInvocationIndex; i < p.head_dim; i += LOCAL_SIZE) {
+    float value = 0.0;
+    float weight = 0.0;
+    for (uint s = 0; s < p.n_splits; ++s) {
+      const uint part = begin + s * stride;
+      const float factor = exp(scratch_float(part + p.head_dim) - maximum);
+      value += factor * scratch_float(part + i);
+      weight += factor * scratch_float(part + p.head_dim + 1);
+    }
+    joined[i] = value / weight;
+  }
+}
+
+// Element i of H's row times what is joined: signs by the parity of the bits that i and a column share.
+float HadamardElement(uint i, uint block) {
+  const uint begin = i / block * block;
+  float sum = 0.0;
+  for (uint j = 0; j < block; ++j) sum += bitCount(j & (i - begin)) % 2 == 0 ? joined[begin + j] : -joined[begin + j];
+  return sum / sqrt(float(block));
+}
+
+void main() {
+  const uint row = gl_WorkGroupID.x;
+  JoinSplits(row);
+  barrier();
+  const uint sequence = stepp.tokens[row / p.n_heads].sequence;
+  const uint kv_head = row % p.n_heads / (p.n_heads / p.n_kv_heads);
+  const uint mean = p.means_begin + ((sequence * p.n_kv_heads + kv_head) * 2 + 1) * p.head_dim;
+  const uint block = p.head_dim & (~p.head_dim + 1u);
+  for (uint i = gl_LocalInvocationIndex; i < p.head_dim; i += LOCAL_SIZE) {
+    const float sign_i = (kSignWords[i / 32] >> (i % 32) & 1u) != 0 ? -1.0 : 1.0;
+    result[row * p.head_dim + i] = sign_i * HadamardElement(i, block) + means_float(mean + i);
+  }
+}
