@@ -184,6 +184,19 @@ Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
   return cache_.SetMeans(layer, prompt_.sequence, means.Means());
 }
 
+// Whole groups of a tile.
+Status PromptStore::KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end) {
+  for (uint32_t group = first; group < end;) {
+    const Groups groups = AllHeads(tile, group, std::min(kRecordsAtOnce, end - group));
+    KVRUN_ASSIGN_OR_RETURN(const auto encoded, Encode(groups, plan().record, SpaceOf(layer)));
+    const std::vector<std::byte> stored(encoded.begin(), encoded.end());
+    KVRUN_ASSIGN_OR_RETURN(const auto exact, Encode(groups, plan().window_record, SpaceOf(layer)));
+    KVRUN_RETURN_IF_ERROR(cache_.PutExact(layer, prompt_.sequence, group, groups.n, exact, stored));
+    group += groups.n;
+  }
+  return Status::Ok();
+}
+
 // Whole groups to flash, and the newest, with the one that is not complete, to the window.
 Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   layer_ = layer;
@@ -199,13 +212,7 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
     KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, prompt_.sequence, group, n, records));
     group += n;
   }
-  for (uint32_t group = first; group < std::min(end_whole, plan().n_exact_groups);) {
-    const uint32_t n = std::min(kRecordsAtOnce, std::min(end_whole, plan().n_exact_groups) - group);
-    KVRUN_ASSIGN_OR_RETURN(const auto records,
-                           Encode(AllHeads(tile, group, n), plan().window_record, SpaceOf(layer)));
-    KVRUN_RETURN_IF_ERROR(cache_.PutExact(layer, prompt_.sequence, group, n, records));
-    group += n;
-  }
+  KVRUN_RETURN_IF_ERROR(KeepExact(layer, tile, first, std::min(end_whole, plan().n_exact_groups)));
   const uint32_t end_group = CeilDiv(end, group_tokens);
   for (uint32_t group = std::max(first, cache_.FirstWindowGroup(prompt_.end)); group < end_group;) {
     const uint32_t n = std::min(kRecordsAtOnce, end_group - group);

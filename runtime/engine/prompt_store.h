@@ -105,6 +105,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
                                             const EntrySpace& space);
   EntrySpace SpaceOf(uint32_t layer) const { return cache_.spaces().space(layer, prompt_.sequence); }
   Status SetMeans(uint32_t layer, uint32_t tile);
+  Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
 
   Status ShowTile(uint32_t tile) { return ShowPlanes({tile, 0, 2 * tiles_.shape.n_kv_heads}); }
   Status ShowPlanes(const Planes& planes);

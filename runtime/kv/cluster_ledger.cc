@@ -185,10 +185,11 @@ Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
 Status ClusterLedger::Arrive(const ClusterPlace& at, uint32_t position) {
   const uint32_t place = position < plan_.clusters.n_sinks ? position : FreePlace(at);
   KVRUN_ASSIGN_OR_RETURN(const auto record, window_.Read(at.layer, at.stream, position));
+  const std::span<std::byte> kept = kept_.Record(at.layer, at.stream, place);
+  TranscodeRecord(plan_.window_record, record, plan_.record, kept);
   if (position < plan_.n_exact_groups) {
-    KVRUN_RETURN_IF_ERROR(window_.PutExact(at.layer, at.stream, position, record));
+    KVRUN_RETURN_IF_ERROR(window_.PutExact(at.layer, at.stream, position, record, kept));
   }
-  TranscodeRecord(plan_.window_record, record, plan_.record, kept_.Record(at.layer, at.stream, place));
   return kept_.Flush(at.layer, at.stream, place);
 }
 

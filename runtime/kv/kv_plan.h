@@ -64,7 +64,7 @@ namespace kvrun {
 // The newest entries, which are not rounded to the types of flash and slots, where the window is that long.
 // Measured on SmolLM2-135M, all entries attended to, K and V in fp8: KL 0.0116 where none is exact, 0.0047
 // with 16, 0.0025 with 32, as with all that are decoded.
-inline constexpr uint32_t kExactEntries = 32;
+inline constexpr uint32_t kExactEntries = 64;
 
 std::string_view KvTypeName(KvType type);                     // "f16", "f32", "fp8", "int8", "int4"
 std::string_view HeadReductionName(HeadReduction reduction);  // "sum", "softmax", "gqa", "per-kv-head"
@@ -231,6 +231,9 @@ struct KvPlan {
   // there: where records are rotated, the sinks, which lose most by few bits. They are pinned, where groups
   // are selected, and have no slots.
   uint32_t n_exact_groups = 0;
+  // Of their entries, the first so many are exact, and the others as they are stored: results depend neither
+  // on the group's size nor on the method.
+  uint32_t n_exact_entries = 0;
   uint32_t n_streams = 0;       // per layer
   uint32_t window_entries = 0;  // W
   uint32_t n_window_slots = 0;  // of the ring

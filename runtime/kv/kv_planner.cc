@@ -222,7 +222,7 @@ void Planner::SetSpace(KvPlan& plan) const {
     has_int4 = has_int4 || record.k_type == KvType::kInt4 || record.v_type == KvType::kInt4;
   }
   plan.rotates = options_.rotate.value_or(has_int4);
-  plan.n_exact_groups = 0;
+  plan.n_exact_groups = plan.n_exact_entries = 0;
   if (!plan.rotates || evicts()) return;
   if (plan.method.has_clusters())
     plan.n_exact_groups = plan.clusters.n_sinks;
@@ -230,6 +230,8 @@ void Planner::SetSpace(KvPlan& plan) const {
     plan.n_exact_groups = plan.n_pinned;
   else
     plan.n_exact_groups = std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
+  plan.n_exact_entries =
+      std::min(options_.sink_entries.value_or(kSinkEntries), plan.n_exact_groups * plan.record.group_tokens);
 }
 
 // M groups and a static set take the place of n_chosen groups.

@@ -131,12 +131,14 @@ Status OffloadedCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
 }
 
 Status OffloadedCache::PutExact(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
-                                std::span<const std::byte> records) {
+                                std::span<const std::byte> records, std::span<const std::byte> stored) {
   const uint64_t bytes = plan_.window_record.size_bytes();
+  const uint64_t stored_bytes = plan_.record.size_bytes();
   const uint32_t heads = plan_.heads_per_sequence();
   for (uint32_t i = 0; i < heads * n_groups; ++i) {
     KVRUN_RETURN_IF_ERROR(window_.PutExact(layer, sequence * heads + i / n_groups, first_group + i % n_groups,
-                                           records.subspan(i * bytes, bytes)));
+                                           records.subspan(i * bytes, bytes),
+                                           stored.subspan(i * stored_bytes, stored_bytes)));
   }
   return Status::Ok();
 }

@@ -103,9 +103,9 @@ class OffloadedCache {
                    std::span<const std::byte> records) {
     return window_.Put(layer, first_group, n_groups, records);
   }
-  // Of the exact groups, which are whole: records of the window, as above.
+  // Of the exact groups, which are whole: records of the window, as above, and as they are stored.
   Status PutExact(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
-                  std::span<const std::byte> records);
+                  std::span<const std::byte> records, std::span<const std::byte> stored);
   // The first group that the window holds of the first `length` entries.
   uint32_t FirstWindowGroup(uint32_t length) const { return window_.FirstGroup(length); }
   // Reads records of whole groups that are stored: [n_groups], of one stream.

@@ -5,6 +5,7 @@
 
 #include "platform/base/check.h"
 #include "runtime/device/record_codec.h"
+#include "runtime/kv/cluster_records.h"
 #include "runtime/kv/host_buffer.h"
 
 namespace kvrun {
@@ -48,9 +49,14 @@ Status RecentWindow::Restore(uint32_t layer, uint32_t stream, uint32_t group,
 }
 
 Status RecentWindow::PutExact(uint32_t layer, uint32_t stream, uint32_t group,
-                              std::span<const std::byte> record) {
+                              std::span<const std::byte> record, std::span<const std::byte> stored) {
   const uint64_t offset = ExactOffset(stream, group);
-  std::memcpy(layers_[layer].records->host().data() + offset, record.data(), record_bytes());
+  const std::span<std::byte> to = layers_[layer].records->host().subspan(offset, record_bytes());
+  TranscodeRecord(plan_->record, stored, plan_->window_record, to);
+  for (uint32_t entry = 0; entry < group_tokens(); ++entry) {
+    if (group * group_tokens() + entry >= plan_->n_exact_entries) break;
+    CopyEntry(plan_->window_record, record, entry, plan_->window_record, to, entry);
+  }
   return layers_[layer].records->Flush(offset, record_bytes());
 }
 
@@ -145,7 +151,7 @@ Status RecentWindow::UndoPrefill() {
 }
 
 Status RecentWindow::Round(uint32_t layer, uint32_t stream, uint32_t position) {
-  if (is_exact() || position / group_tokens() < n_exact_groups()) return Status::Ok();
+  if (is_exact() || position < plan_->n_exact_entries) return Status::Ok();
   Buffer& records = *layers_[layer].records;
   const uint32_t group = position / group_tokens();
   const uint64_t offset = Offset(stream, group);

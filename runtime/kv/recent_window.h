@@ -3,8 +3,8 @@
 // all older entries together do (docs/decisions: "The newest entries stay exact").
 //
 // Entries other than the newest KvPlan::exact_entries() are rounded to what their stored records hold,
-// wherever they lie. Not those of the exact groups (KvPlan::n_exact_groups): these have records in front of
-// the ring, as they were in the window when they were whole, and are attended to there once they leave it.
+// wherever they lie. Not the first KvPlan::n_exact_entries: the groups that hold them
+// (KvPlan::n_exact_groups) have records in front of the ring, and are attended to there once they leave it.
 //
 // Threads: one at a time.
 #pragma once
@@ -40,8 +40,9 @@ class RecentWindow {
   Result<std::span<const std::byte>> Read(uint32_t layer, uint32_t stream, uint32_t group);
   // What was stored of a group, into the ring.
   Status Restore(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> stored);
-  // An exact group, which is whole: a record of the window.
-  Status PutExact(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record);
+  // An exact group, which is whole: as a record of the window, and as it is stored.
+  Status PutExact(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
+                  std::span<const std::byte> stored);
   std::span<const std::byte> Exact(uint32_t layer, uint32_t stream, uint32_t group) const;
   // The same into the ring.
   Status RestoreExact(uint32_t layer, uint32_t stream, uint32_t group);

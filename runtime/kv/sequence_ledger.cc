@@ -229,10 +229,10 @@ Status SequenceLedger::StoreCompletedGroups() {
       for (uint32_t i = 0; i < n_layers_; ++i) {
         for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
           KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
-          if (group < plan_.n_exact_groups) {
-            KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record));
-          }
           TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
+          if (group < plan_.n_exact_groups) {
+            KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record, encoded_));
+          }
           KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
         }
       }
