@@ -71,7 +71,7 @@ struct SlotReferenceArgs {
   std::span<const SlotReferenceSource> sources;
   // [n_sequences, n_kv_heads, 2, head_dim]: of the records' space, from which the output is brought back.
   // Empty: records hold entries as they are.
-  std::span<const float> means;
+  std::span<const float> means = {};
 };
 // An entry of args.sources[source].
 struct SlotEntry {
