@@ -76,20 +76,20 @@ std::span<const float> TestedMean(std::span<const float> space, uint32_t plane, 
   return space.subspan((2 + size_t{plane}) * head_dim, head_dim);
 }
 
-std::vector<double> IntoTestedSpace(std::span<const float> mean, std::span<const double> row) {
+void IntoTestedSpace(std::span<const float> mean, std::span<double> row) {
   std::vector<double> result(row.size());
   for (size_t i = 0; i < row.size(); ++i) {
     for (size_t j = 0; j < row.size(); ++j) result[i] += SpaceFactor(row.size(), i, j) * (row[j] - mean[j]);
   }
-  return result;
+  std::copy(result.begin(), result.end(), row.begin());
 }
 
-std::vector<double> OutOfTestedSpace(std::span<const float> mean, std::span<const double> row) {
+void OutOfTestedSpace(std::span<const float> mean, std::span<double> row) {
   std::vector<double> result(mean.begin(), mean.end());
   for (size_t i = 0; i < row.size(); ++i) {
     for (size_t j = 0; j < row.size(); ++j) result[i] += SpaceFactor(row.size(), j, i) * row[j];
   }
-  return result;
+  std::copy(result.begin(), result.end(), row.begin());
 }
 
 double RecordReader::At(bool is_value, uint32_t row, uint32_t i) const {
@@ -186,7 +186,7 @@ std::vector<double> SlotTestData::Output() const {
     const std::vector<float> space = TestedSpace(c_.head_dim);
     const auto row = std::span(output).subspan(size_t{head} * c_.head_dim, c_.head_dim);
     const auto mean = TestedMean(space, head / c_.group * 2 + 1, c_.head_dim);
-    std::ranges::copy(OutOfTestedSpace(mean, row), row.begin());
+    OutOfTestedSpace(mean, row);
   }
   return output;
 }

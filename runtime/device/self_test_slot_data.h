@@ -30,8 +30,8 @@ std::vector<float> TestedSpace(uint32_t head_dim);
 // The mean of a plane of [kKvHeads, 2] there.
 std::span<const float> TestedMean(std::span<const float> space, uint32_t plane, uint32_t head_dim);
 // A row into the records' space and out of it, by the matrix (runtime/device/entry_space.h).
-std::vector<double> IntoTestedSpace(std::span<const float> mean, std::span<const double> row);
-std::vector<double> OutOfTestedSpace(std::span<const float> mean, std::span<const double> row);
+void IntoTestedSpace(std::span<const float> mean, std::span<double> row);
+void OutOfTestedSpace(std::span<const float> mean, std::span<double> row);
 
 struct TestedEntry {
   uint32_t slot = 0;

@@ -93,7 +93,8 @@ Status EntrySpaces::SetMeans(uint32_t layer, uint32_t sequence, std::span<const 
 Status EntrySpaces::Forget(uint32_t sequence) {
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
     if (!has_means(layer, sequence)) continue;
-    std::ranges::fill(MeansOf(layer, sequence), 0.0F);
+    const std::span<float> means = MeansOf(layer, sequence);
+    std::fill(means.begin(), means.end(), 0.0F);
     has_means_[size_t{layer} * n_sequences_ + sequence] = false;
     KVRUN_RETURN_IF_ERROR(FlushMeans(layer, sequence));
   }
@@ -143,8 +144,8 @@ void EntryMeans::Add(const KvRecordShape& shape, std::span<const std::byte> reco
 
 std::vector<float> EntryMeans::Means() const {
   std::vector<float> means(sums_.size());
-  std::ranges::transform(sums_, means.begin(),
-                         [this](double sum) { return static_cast<float>(sum / n_entries_); });
+  std::transform(sums_.begin(), sums_.end(), means.begin(),
+                 [this](double sum) { return static_cast<float>(sum / n_entries_); });
   return means;
 }
 
