@@ -1,7 +1,6 @@
 // As combine_splits.comp, and the result out of the records' space: D H result + mean value. A workgroup per row.
 #version 450
 #extension GL_GOOGLE_include_directive : require
-#include "shared/entry_space.h"
 #include "shared/op_params.h"
 #include "shared/step_params.h"
 
@@ -14,7 +13,8 @@ layout(set = 0, binding = 1, std430) writeonly buffer Output { float result[]; }
 READ_ONLY(2, means)
 layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
 
-const uint kSignWords[KVRUN_MOST_ELEMENTS / 32] = uint[](KVRUN_SIGN_WORDS);
+#include "include/entry_space.glsl"
+
 shared float joined[KVRUN_MOST_ELEMENTS];
 
 void JoinSplits(uint row) {
@@ -50,9 +50,8 @@ void main() {
   const uint sequence = stepp.tokens[row / p.n_heads].sequence;
   const uint kv_head = row % p.n_heads / (p.n_heads / p.n_kv_heads);
   const uint mean = p.means_begin + ((sequence * p.n_kv_heads + kv_head) * 2 + 1) * p.head_dim;
-  const uint block = p.head_dim & (~p.head_dim + 1u);
+  const uint block = HadamardBlock(p.head_dim);
   for (uint i = gl_LocalInvocationIndex; i < p.head_dim; i += LOCAL_SIZE) {
-    const float sign_i = (kSignWords[i / 32] >> (i % 32) & 1u) != 0 ? -1.0 : 1.0;
-    result[row * p.head_dim + i] = sign_i * HadamardElement(i, block) + means_float(mean + i);
+    result[row * p.head_dim + i] = SignOf(i) * HadamardElement(i, block) + means_float(mean + i);
   }
 }

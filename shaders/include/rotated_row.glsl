@@ -1,14 +1,8 @@
 // A row of K, V or a query on its way into the space of records, or out of it (runtime/device/entry_space.h): one
 // invocation has all of it.
-#include "shared/entry_space.h"
+#include "include/entry_space.glsl"
 
-const uint kSignWords[KVRUN_MOST_ELEMENTS / 32] = uint[](KVRUN_SIGN_WORDS);
 float rotated[KVRUN_MOST_ELEMENTS];
-
-float SignOf(uint i) { return (kSignWords[i / 32] >> (i % 32) & 1u) != 0 ? -1.0 : 1.0; }
-
-// The largest power of two that divides it.
-uint HadamardBlock(uint head_dim) { return head_dim & (~head_dim + 1u); }
 
 void Hadamard(uint head_dim) {
   const uint block = HadamardBlock(head_dim);
