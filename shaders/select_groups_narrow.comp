@@ -77,10 +77,10 @@ void main() {
   const uint token = gl_WorkGroupID.x / p.n_lists;
   const uint n_groups =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
-  const uint n_chosen = min(p.n_chosen, n_groups);
+  const uint n_chosen = min(MostChosen(stepp.most_chosen, p.n_chosen), n_groups);
   const uint n_pinned = min(p.n_pinned, n_chosen);
   const uint n_wanted = n_chosen - n_pinned;
-  const uint out_begin = gl_WorkGroupID.x * (1 + p.n_chosen);
+  const uint out_begin = gl_WorkGroupID.x * p.list_words;
   const uint scores_begin = (p.scores_begin + gl_WorkGroupID.x * p.scores_stride) / 4;
   // An invocation's groups: consecutive, in vectors.
   const uint n_vectors = (n_groups + 3) / 4;

@@ -54,7 +54,7 @@ void main() {
   const uint n_groups =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
   const uint n_pinned = min(p.n_pinned, n_groups);
-  const uint out_begin = gl_WorkGroupID.x * (1 + p.n_chosen);
+  const uint out_begin = gl_WorkGroupID.x * p.list_words;
   scores_begin = p.scores_begin + gl_WorkGroupID.x * p.scores_stride;
   weights_begin = (stepp.tokens[token].sequence * p.n_lists + list) * p.n_groups;
   // An invocation's groups: consecutive.

@@ -288,6 +288,20 @@ enum class QueryForm : uint8_t { kProjected, kSigned, kAffine };
 // A group's score: the largest of its rows', or their sum (a softmax's mass; not with HeadReduction::kSum).
 enum class GroupScore : uint8_t { kLargest, kMass };
 
+// Where a choice of one list lies: words from the list's first. The number of chosen groups, and they,
+// ascending. Where groups are sampled, the number of those, they, ascending, and the bits of the bias of each
+// (a float).
+struct ChoiceList {
+  uint32_t n_chosen = 0;
+  uint32_t n_sampled = 0;
+
+  // Rounding may make one more of them.
+  constexpr uint32_t most_sampled() const { return n_sampled == 0 ? 0 : n_sampled + 1; }
+  constexpr uint32_t sampled_begin() const { return 1 + n_chosen; }
+  constexpr uint32_t biases_begin() const { return sampled_begin() + 1 + most_sampled(); }
+  constexpr uint32_t words() const { return n_sampled == 0 ? 1 + n_chosen : biases_begin() + most_sampled(); }
+};
+
 struct ScoreArgs {
   Buffer* query =
       nullptr;  // float [n_tokens, n_heads * head_dim]: W_q x, neither normalised nor rotated; changed
@@ -300,7 +314,9 @@ struct ScoreArgs {
   HeadReduction reduction = HeadReduction::kSoftmax;
   uint32_t window_tokens = 0;  // groups that hold one of the newest window_tokens entries cannot be chosen
   uint32_t n_pinned = 0;       // the first groups, always chosen
-  uint32_t n_chosen = 0;       // M: groups to choose per stream, pinned ones included
+  // M: groups to choose per stream, pinned ones included; StepParams::most_chosen, where that is less (not
+  // with weights).
+  uint32_t n_chosen = 0;
   QueryForm query_form = QueryForm::kProjected;
   GroupScore group_score = GroupScore::kLargest;
   // Above 0, with kMass: the choice ends, best group first, where the pinned ones and it have this share of
@@ -315,11 +331,21 @@ struct ScoreArgs {
   uint32_t most_weight = 0;
   // With weights: which groups are best is said by score / weight, as the device divides floats.
   bool per_weight = false;
+  // Of the other groups that could be chosen, about so many are drawn at random, at most one more: group g
+  // with a probability p_g in proportion to the square root of its score, but from 1/1024 to 1, and all
+  // somewhat less where they come to more than n_sampled (or 1, where there are no more groups). What is
+  // attended to with the bias -log p_g stands for all of them: sums over entries of exp(score + bias), and of
+  // these times V, are what they are over all groups, on average. Systematic: running sums of p_g are cut at
+  // u, u + 1, .., with u from sample_seed, the token's position and the list's place in the token. With
+  // kMass; without weights. 0: none, at no cost. Source: methods.md, section 6.
+  uint32_t n_sampled = 0;  // at most KVRUN_MAX_SAMPLED
+  uint32_t sample_seed = 0;
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
-  // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), 1 + n_chosen]: how many groups were chosen
-  // (all that can be, where those are fewer than n_chosen; less with mass_share or weights), and which,
-  // ascending.
+  // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), choice_list().words()]. All that can be chosen
+  // are, where those are fewer than n_chosen; less than n_chosen are with mass_share or weights.
   Buffer* chosen = nullptr;
+
+  ChoiceList choice_list() const { return {n_chosen, n_sampled}; }
 
   // Whether fields go together as is said above.
   bool is_consistent() const {
@@ -330,6 +356,7 @@ struct ScoreArgs {
            (!has_share || group_score == GroupScore::kMass) &&
            (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
            (!per_weight || weights != nullptr) &&
+           (n_sampled == 0 || (group_score == GroupScore::kMass && weights == nullptr)) &&
            (query_form != QueryForm::kSigned || index_shape.rank == 2 * key_dim) &&
            (query_form != QueryForm::kAffine || reduction != HeadReduction::kGqa);
   }

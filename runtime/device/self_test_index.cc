@@ -8,6 +8,7 @@
 
 #include "runtime/device/self_test_data.h"
 #include "runtime/device/self_test_run.h"
+#include "shaders/shared/sample_params.h"
 
 namespace kvrun {
 namespace {
@@ -21,6 +22,7 @@ constexpr uint32_t kWindow = 10;
 constexpr uint32_t kPosition = 300;
 constexpr uint32_t kOldGroups = (kPosition + 1 - kWindow) / kGroupTokens;
 constexpr uint32_t kChosen = 9;
+constexpr uint32_t kSampleSeed = 3;
 constexpr float kEpsilon = 1e-3F;
 
 uint32_t RankOf(const ScoreCase& c) {
@@ -201,6 +203,43 @@ bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::sp
          (n == 2 || sum - worst < enough * (1 + kTolerance));
 }
 
+// The probability with which a group was drawn, by its bias.
+double ProbabilityOf(uint32_t bias) { return std::exp(-double{std::bit_cast<float>(bias)}); }
+
+// The groups' probabilities are in proportion to the roots of their scores, as one of those drawn says; and
+// running sums of them, cut from an offset on, give what was drawn.
+bool IsExpectedSample(const ChoiceList& shape, uint32_t list, std::span<const float> scores,
+                      std::span<const uint32_t> choice) {
+  constexpr double kLeast = 1.0 / 1024;
+  constexpr double kTolerance = 0.02;
+  const auto chosen = choice.subspan(1, choice[0]);
+  const auto sampled = choice.subspan(shape.sampled_begin());
+  const auto biases = choice.subspan(shape.biases_begin());
+  const uint32_t n = sampled[0];
+  if (n == 0 || n > shape.most_sampled()) return false;
+  double factor = 0.0;
+  for (uint32_t i = 0; i < n; ++i) {
+    if (sampled[1 + i] >= scores.size() || (i > 0 && sampled[1 + i] <= sampled[i])) return false;
+    const double p = ProbabilityOf(biases[i]);
+    if (p < 0.99 && p > 4 * kLeast) factor = p / std::sqrt(scores[sampled[1 + i]]);
+  }
+  double sum = 0.0;
+  uint32_t drawn = 0;
+  const double offset = SampleOffset(kSampleSeed, kPosition, list) / double{KVRUN_SAMPLE_UNIT};
+  for (uint32_t group = 0; group < scores.size(); ++group) {
+    if (std::binary_search(chosen.begin(), chosen.end(), group)) continue;
+    const double p = std::clamp(factor * std::sqrt(double{scores[group]}), kLeast, 1.0);
+    sum += p;
+    if (drawn < n && sampled[1 + drawn] == group) {
+      if (std::abs(ProbabilityOf(biases[drawn]) - p) > kTolerance * p) return false;
+      if (std::abs(offset + drawn - (sum - p / 2)) > p / 2 + kTolerance) return false;
+      ++drawn;
+    }
+  }
+  return drawn == n && std::abs(sum - shape.n_sampled) <= kTolerance * shape.n_sampled &&
+         offset + n > sum - kTolerance;
+}
+
 }  // namespace
 
 ScoreArgs ScoreArgsOf(const ScoreCase& c) {
@@ -220,6 +259,8 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.mass_share = c.mass_share;
   args.most_weight = c.most_weight;
   args.per_weight = c.per_weight;
+  args.n_sampled = c.n_sampled;
+  args.sample_seed = kSampleSeed;
   args.query_form = c.query_form;
   return args;
 }
@@ -239,14 +280,15 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   args.index = run.Floats(index.words);
   if (c.most_weight != 0) args.weights = run.Floats(WeightsOfLists(place.n_lists));
   args.scratch = run.Poisoned(place.scratch_floats);
-  args.chosen = run.Poisoned(size_t{place.n_lists} * (1 + kChosen));
+  const size_t list_words = args.choice_list().words();
+  args.chosen = run.Poisoned(place.n_lists * list_words);
   run.Run([&](CommandList& list) { return list.ScoreAndSelect(args); });
   KVRUN_RETURN_IF_ERROR(run.status());
 
   std::vector<float> scratch(place.scratch_floats);
   std::memcpy(scratch.data(), run.Bytes(args.scratch, scratch.size() * sizeof(float)).data(),
               scratch.size() * sizeof(float));
-  std::vector<uint32_t> chosen(size_t{place.n_lists} * (1 + kChosen));
+  std::vector<uint32_t> chosen(place.n_lists * list_words);
   std::memcpy(chosen.data(), run.Bytes(args.chosen, chosen.size() * sizeof(uint32_t)).data(),
               chosen.size() * sizeof(uint32_t));
   std::vector<float> found;
@@ -254,10 +296,16 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     const auto scores =
         std::span(scratch).subspan(place.scores_begin + size_t{list} * place.scores_stride, kOldGroups);
     found.insert(found.end(), scores.begin(), scores.end());
-    if (!IsExpectedChoice(c, scores, std::span(chosen).subspan(size_t{list} * (1 + kChosen), 1 + kChosen))) {
+    const auto choice = std::span(chosen).subspan(list * list_words, list_words);
+    if (!IsExpectedChoice(c, scores, choice.first(1 + kChosen))) {
       return Status(
           StatusCode::kDevice,
           "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");
+    }
+    if (c.n_sampled != 0 && !IsExpectedSample(args.choice_list(), list, scores, choice)) {
+      return Status(StatusCode::kDevice,
+                    "the groups that were drawn are not those of their probabilities; the driver or the "
+                    "kernel is wrong");
     }
   }
   return run.Compare(ExpectedScores(c, data, index, place), found, 2e-3);

@@ -21,6 +21,7 @@ struct ScoreCase {
   float mass_share = 0.0F;
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to 4
   bool per_weight = false;
+  uint32_t n_sampled = 0;
 };
 
 // Without buffers: what plans need.

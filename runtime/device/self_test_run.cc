@@ -31,11 +31,12 @@ Buffer* SelfTestRun::Zeros(uint64_t size_bytes) {
   return Keep(device_.CreateBuffer(size_bytes, BufferUse::kDevice, "self-test"), buffers_);
 }
 
-Buffer* SelfTestRun::Step(std::span<const StepToken> tokens) {
+Buffer* SelfTestRun::Step(std::span<const StepToken> tokens, uint32_t most_chosen) {
   Buffer* buffer = Keep(device_.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "self-test"), buffers_);
   if (buffer == nullptr) return nullptr;
   auto* step = reinterpret_cast<StepParams*>(buffer->host().data());
   step->n_tokens = step->n_outputs = static_cast<uint32_t>(tokens.size());
+  step->most_chosen = most_chosen;
   std::copy(tokens.begin(), tokens.end(), step->tokens);
   return buffer;
 }

@@ -72,6 +72,7 @@ struct SelectGroupsParams {
   uint n_lists;  // per token
   uint n_pinned;
   uint n_chosen;
+  uint list_words;  // of a choice
   uint scores_begin;
   uint scores_stride;
   // With MASS:

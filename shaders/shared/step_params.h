@@ -5,8 +5,11 @@
 
 #ifdef __cplusplus
 #include <cstdint>
+#define KVRUN_SHARED_STEP_FUNCTION constexpr
 namespace kvrun {
 using uint = uint32_t;
+#else
+#define KVRUN_SHARED_STEP_FUNCTION
 #endif
 
 #define KVRUN_MAX_STEP_TOKENS 512
@@ -21,10 +24,15 @@ struct StepToken {
 struct StepParams {
   uint n_tokens;
   uint n_outputs;
-  uint padding0;
-  uint padding1;
+  uint most_chosen;  // groups that a choice may have, at least those that are pinned; 0: as recorded
+  uint padding;
   StepToken tokens[KVRUN_MAX_STEP_TOKENS];
 };
+
+// Of a choice that is recorded with room for n_chosen.
+KVRUN_SHARED_STEP_FUNCTION uint MostChosen(uint most_chosen, uint n_chosen) {
+  return most_chosen == 0 || most_chosen > n_chosen ? n_chosen : most_chosen;
+}
 
 #ifdef __cplusplus
 }  // namespace kvrun

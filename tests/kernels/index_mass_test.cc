@@ -99,6 +99,31 @@ TEST_P(IndexMassTest, AShareOfTheMassOfALongContext) {
   }
 }
 
+// What a step says is the most: the choice ends there, or with its mass before.
+TEST_P(IndexMassTest, AStepMayAskForLess) {
+  for (Device* device : devices_) {
+    for (const uint32_t most_chosen : {5U, 60U, 900U}) {
+      const ScoreCase c{.index = {KvType::kInt4, 12, 4, 140, 1},
+                        .n_heads = 6,
+                        .n_kv_heads = 2,
+                        .head_dim = 16,
+                        .reduction = HeadReduction::kPerKvHead,
+                        .window_tokens = 10,
+                        .n_pinned = 2,
+                        .n_chosen = 130,
+                        .group_score = GroupScore::kMass,
+                        .mass_share = 0.9F,
+                        .most_chosen = most_chosen,
+                        .n_sampled = 10,
+                        .tokens = {TokenAt(9 + 140 * 4, 0)}};
+      SelfTestRun run(*device);
+      const ScoreInputs inputs(run, c);
+      run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+      ExpectChoice(run, c, inputs);
+    }
+  }
+}
+
 TEST_P(HostIndexMassTest, ThreadsDoNotChangeAShareOfTheMass) {
   ScoreCase c{.index = {KvType::kInt4, 12, 4, 5000, 1},
               .n_heads = 4,
@@ -118,7 +143,7 @@ TEST_P(HostIndexMassTest, ThreadsDoNotChangeAShareOfTheMass) {
         SelfTestRun run(*device);
         const ScoreInputs inputs(run, c);
         run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
-        choices.push_back(Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * (1 + c.n_chosen)));
+        choices.push_back(Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * c.choice_list().words()));
         EXPECT_EQ(choices.back(), choices.front());
       }
     }

@@ -427,7 +427,8 @@ TEST_P(HostIndexTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
   }
 }
 
-// Positions and queries are data: the list that was recorded once chooses as one that is recorded for them.
+// Positions, queries and how many a choice may have are data: the list that was recorded once chooses as one
+// that is recorded for them.
 TEST_P(IndexTest, ARecordedListServesEveryPosition) {
   ScoreCase c{.index = {KvType::kInt4, 24, 4, 300, 2},
               .n_heads = 9,
@@ -455,8 +456,9 @@ TEST_P(IndexTest, ARecordedListServesEveryPosition) {
     for (const uint32_t position : {1215U, 3U, 40U, 1000U}) {
       c.tokens = {TokenAt(position, 1), TokenAt(1215 - position, 0)};
       inputs.reference.attention.tokens = c.tokens;
-      std::copy(c.tokens.begin(), c.tokens.end(),
-                reinterpret_cast<StepParams*>((*step)->host().data())->tokens);
+      auto* params = reinterpret_cast<StepParams*>((*step)->host().data());
+      std::copy(c.tokens.begin(), c.tokens.end(), params->tokens);
+      params->most_chosen = c.most_chosen = position == 40 ? 100 : position % 14;  // 11, 3, none, 6
       std::memcpy((*query)->host().data(), inputs.query.data(), inputs.query.size() * sizeof(float));
       const std::vector<uint32_t> poison(chosen_words, kPoison);
       std::memcpy((*chosen)->host().data(), poison.data(), chosen_words * sizeof(uint32_t));

@@ -11,8 +11,10 @@
 
 #include "runtime/device/host/score.h"
 #include "runtime/device/vulkan/score_plan.h"
+#include "shaders/shared/sample_params.h"
 #include "tests/support/beyond.h"
 #include "tests/support/operations_fixture.h"
+#include "tests/support/sample_reference.h"
 #include "tests/support/scalar_reference.h"
 
 namespace kvrun::testing {
@@ -27,9 +29,10 @@ std::string Describe(const ScoreCase& c) {
          (c.query_form == QueryForm::kAffine ? ", affine" : "") +
          (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
          (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
-         (c.per_weight ? "per weight, " : "") + std::to_string(c.n_chosen) + " of " +
-         std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) + " tokens from " +
-         std::to_string(c.tokens[0].position);
+         (c.per_weight ? "per weight, " : "") +
+         (c.n_sampled != 0 ? std::to_string(c.n_sampled) + " drawn, " : "") + std::to_string(c.n_chosen) +
+         " of " + std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) +
+         " tokens from " + std::to_string(c.tokens[0].position);
 }
 
 void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
@@ -151,8 +154,8 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
         << "group " << g << " of list " << list << ": " << Describe(c);
   }
   if (c.mass_share != 0.0F) {
-    ASSERT_LE(found[0], c.n_chosen);
-    EXPECT_TRUE(EndsAtMassShare(std::vector<double>(scores.begin(), scores.end()), c.n_pinned, c.n_chosen,
+    ASSERT_LE(found[0], c.n_wanted());
+    EXPECT_TRUE(EndsAtMassShare(std::vector<double>(scores.begin(), scores.end()), c.n_pinned, c.n_wanted(),
                                 c.mass_share, ShareTolerance(scores.size(), c.mass_share),
                                 found.subspan(1, found[0])))
         << "list " << list << ": " << Describe(c);
@@ -160,7 +163,7 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
   const std::vector<uint32_t> groups =
       c.most_weight != 0
           ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight, c.per_weight)
-          : SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_chosen);
+          : SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_wanted());
   ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
   EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
       << "list " << list << ": " << Describe(c);
@@ -174,9 +177,9 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
                       std::span<const uint32_t> weights, std::span<const uint32_t> found) {
   SCOPED_TRACE(::testing::Message() << "list " << list << ": " << Describe(c));
   const size_t n_groups = expected.scores.size();
-  ASSERT_LE(found[0], std::min<size_t>(n_groups, c.n_chosen));
+  ASSERT_LE(found[0], std::min<size_t>(n_groups, c.n_wanted()));
   if (c.mass_share == 0.0F && c.most_weight == 0) {
-    ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_chosen));
+    ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_wanted()));
   }
   std::vector<bool> is_chosen(n_groups);
   for (uint32_t i = 1; i <= found[0]; ++i) {
@@ -208,9 +211,22 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
   if (c.mass_share == 0.0F || n_groups == 0) return;
   // Of all scores and of those that are chosen; and of the worst, which may be another.
   const double scores_tolerance = 3 * ScoreTolerance(device, c, expected.magnitude, c.mass_share);
-  EXPECT_TRUE(EndsAtMassShare(expected.scores, c.n_pinned, c.n_chosen, c.mass_share,
+  EXPECT_TRUE(EndsAtMassShare(expected.scores, c.n_pinned, c.n_wanted(), c.mass_share,
                               scores_tolerance + ShareTolerance(n_groups, c.mass_share),
                               found.subspan(1, found[0])));
+}
+
+// What is drawn follows from the scores that were found.
+void ExpectSample(const ScoreCase& c, std::span<const float> scores, size_t list,
+                  std::span<const uint32_t> found) {
+  const uint32_t position = c.tokens[list / c.lists_of_token()].position;
+  const auto place = static_cast<uint32_t>(list % c.lists_of_token());
+  const double offset = SampleOffset(c.sample_seed, position, place) * 0x1p-18;
+  EXPECT_TRUE(IsSample(std::vector<double>(scores.begin(), scores.end()), c.choice_list(), offset, found))
+      << "list " << list << ": " << Describe(c);
+  const std::span<const uint32_t> sampled = found.subspan(c.choice_list().sampled_begin());
+  ExpectUntouched(sampled.subspan(1 + sampled[0], c.choice_list().most_sampled() - sampled[0]),
+                  "what follows a sample: " + Describe(c));
 }
 
 // The query, which the CPU normalises and rotates where it is.
@@ -255,7 +271,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
                .window_tokens = c.window_tokens,
                .query_form = c.query_form};
   args = {.query = PoisonedBuffer(run, std::vector<double>(query.begin(), query.end())),
-          .attention = {.step = run.Step(c.tokens),
+          .attention = {.step = run.Step(c.tokens, c.most_chosen),
                         .kv_shape = reference.attention.kv_shape,
                         .n_heads = c.n_heads,
                         .n_tokens = static_cast<uint32_t>(c.tokens.size()),
@@ -274,8 +290,10 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
           .query_form = c.query_form,
           .group_score = c.group_score,
           .mass_share = c.mass_share,
+          .n_sampled = c.n_sampled,
+          .sample_seed = c.sample_seed,
           .scratch = nullptr,
-          .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * (1 + c.n_chosen)))};
+          .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * c.choice_list().words()))};
   if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
   if (c.most_weight != 0) args.weights = run.Floats(WordsAsFloats(weights));
   args.most_weight = c.most_weight;
@@ -286,12 +304,14 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
 
 void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& inputs) {
   const auto scratch = Download<float>(run, inputs.args.scratch, inputs.scratch_words + kBeyond);
-  const auto chosen = Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * (1 + c.n_chosen) + kBeyond);
+  const size_t list_words = c.choice_list().words();
+  const auto chosen = Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * list_words + kBeyond);
   ASSERT_TRUE(run.status().ok()) << run.status().message();
   const std::vector<GroupScores> expected = ScoreGroupsReference(inputs.reference);
   ASSERT_EQ(expected.size(), c.n_lists());
   for (size_t list = 0; list < expected.size(); ++list) {
-    const auto found = std::span(chosen).subspan(list * (1 + c.n_chosen), 1 + c.n_chosen);
+    const auto whole = std::span(chosen).subspan(list * list_words, list_words);
+    const auto found = whole.first(1 + c.n_chosen);
     const auto scores = ScoresOf(run.device(), c, inputs.args, scratch, list, expected[list].scores.size());
     const auto weights = inputs.WeightsOf(c, list);
     if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], weights, found);
@@ -301,6 +321,7 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
     if (c.most_weight != 0) ExpectWeight(c, expected[list].scores.size(), weights, found);
     if (::testing::Test::HasFatalFailure()) return;
     ExpectUntouched(found.subspan(1 + found[0]), "what follows a list: " + Describe(c));
+    if (c.n_sampled != 0 && !scores.empty()) ExpectSample(c, scores, list, whole);
   }
   ExpectUntouched(std::span(chosen).last(kBeyond), "what follows the lists: " + Describe(c));
   std::vector<uint32_t> beyond(kBeyond);

@@ -2,6 +2,7 @@
 // reference.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -31,6 +32,9 @@ struct ScoreCase {
   bool halves = false;
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
+  uint32_t most_chosen = 0;  // of the step, where it is less than n_chosen; 0: no less
+  uint32_t n_sampled = 0;
+  uint32_t sample_seed = 0;
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to kLargestWeight, by chance
   bool per_weight = false;
   QueryForm query_form = QueryForm::kProjected;
@@ -43,6 +47,8 @@ struct ScoreCase {
   }
   size_t lists_of_token() const { return reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1; }
   size_t n_lists() const { return tokens.size() * lists_of_token(); }
+  uint32_t n_wanted() const { return most_chosen == 0 ? n_chosen : std::min(most_chosen, n_chosen); }
+  ChoiceList choice_list() const { return {n_chosen, n_sampled}; }
 };
 
 template <typename T>

@@ -12,6 +12,7 @@
 #include "shaders/shared/index_params.h"
 #include "shaders/shared/mass_params.h"
 #include "shaders/shared/op_params.h"
+#include "shaders/shared/sample_params.h"
 #include "shaders/shared/slot_params.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/spirv_reflect.h"
@@ -186,9 +187,17 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
         {offsetof(SelectGroupsParams, n_groups), offsetof(SelectGroupsParams, group_tokens),
          offsetof(SelectGroupsParams, window_tokens), offsetof(SelectGroupsParams, n_lists),
          offsetof(SelectGroupsParams, n_pinned), offsetof(SelectGroupsParams, n_chosen),
-         offsetof(SelectGroupsParams, scores_begin), offsetof(SelectGroupsParams, scores_stride),
-         offsetof(SelectGroupsParams, mass_share), offsetof(SelectGroupsParams, mass_scale),
-         offsetof(SelectGroupsParams, most_weight), offsetof(SelectGroupsParams, per_weight)}}},
+         offsetof(SelectGroupsParams, list_words), offsetof(SelectGroupsParams, scores_begin),
+         offsetof(SelectGroupsParams, scores_stride), offsetof(SelectGroupsParams, mass_share),
+         offsetof(SelectGroupsParams, mass_scale), offsetof(SelectGroupsParams, most_weight),
+         offsetof(SelectGroupsParams, per_weight)}}},
+      {"sample_groups",
+       {sizeof(SampleGroupsParams),
+        {offsetof(SampleGroupsParams, n_groups), offsetof(SampleGroupsParams, group_tokens),
+         offsetof(SampleGroupsParams, window_tokens), offsetof(SampleGroupsParams, n_lists),
+         offsetof(SampleGroupsParams, n_chosen), offsetof(SampleGroupsParams, n_sampled),
+         offsetof(SampleGroupsParams, scores_begin), offsetof(SampleGroupsParams, scores_stride),
+         offsetof(SampleGroupsParams, seed)}}},
       {"quantize_index",
        {sizeof(QuantizeIndexParams),
         {offsetof(QuantizeIndexParams, n_tokens), offsetof(QuantizeIndexParams, rank),
@@ -295,7 +304,7 @@ TEST(ShaderShared, EveryVariantSharesOnlyPackedWords) {
 
 TEST(ShaderShared, UniformBuffersLieWhereCppPutsThem) {
   std::vector<size_t> expected = {offsetof(StepParams, n_tokens), offsetof(StepParams, n_outputs),
-                                  offsetof(StepParams, padding0), offsetof(StepParams, padding1)};
+                                  offsetof(StepParams, most_chosen), offsetof(StepParams, padding)};
   for (size_t token = 0; token < KVRUN_MAX_STEP_TOKENS; ++token) {
     const size_t begin = offsetof(StepParams, tokens) + token * sizeof(StepToken);
     for (const size_t member : {offsetof(StepToken, id), offsetof(StepToken, position),

@@ -25,6 +25,7 @@
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/score.h"
 #include "runtime/device/host/vector_math-inl.h"
+#include "shaders/shared/sample_params.h"
 #include "shaders/shared/step_params.h"
 
 #ifndef KVRUN_HOST_SCORE_ONCE
@@ -557,10 +558,15 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
   const auto select = [&](size_t list) {
     const StepToken& token = step->tokens[list / layout.n_lists];
     const uint32_t n_choosable = ChoosableGroups(args, token.position);
-    uint32_t* const to = chosen + list * (1 + size_t{args.n_chosen});
+    uint32_t* const to = chosen + list * args.choice_list().words();
     const float* scores = scratch + layout.scores_begin + list * n_groups;
     if (args.weights == nullptr) {
-      SelectGroups(scores, n_choosable, args.n_pinned, args.n_chosen, args.mass_share, to);
+      SelectGroups(scores, n_choosable, args.n_pinned, MostChosen(step->most_chosen, args.n_chosen),
+                   args.mass_share, to);
+      if (args.n_sampled == 0) return;
+      const auto place = static_cast<uint32_t>(list % layout.n_lists);
+      SampleGroups(scores, n_choosable, args.choice_list(),
+                   SampleOffset(args.sample_seed, token.position, place), to);
       return;
     }
     const size_t weighed = token.sequence * size_t{layout.n_lists} + list % layout.n_lists;

@@ -45,4 +45,9 @@ void DivideByWeights(const float* scores, const uint32_t* weights, size_t n, flo
 void SelectWeighted(const float* scores, const uint32_t* weights, uint32_t n_groups, uint32_t n_pinned,
                     uint32_t most_weight, uint32_t* chosen);
 
+// Of one list: groups drawn from those that were not chosen, as ScoreArgs::n_sampled says. `choice`
+// [list.words()]: has the chosen groups, the first n_pinned or more among them.
+void SampleGroups(const float* scores, uint32_t n_groups, const ChoiceList& list, uint32_t offset,
+                  uint32_t* choice);
+
 }  // namespace kvrun::host

@@ -15,6 +15,7 @@
 #include "runtime/device/vulkan/command_list.h"
 #include "runtime/device/vulkan/score_plan.h"
 #include "shaders/shared/index_params.h"
+#include "shaders/shared/sample_params.h"
 
 namespace kvrun {
 namespace {
@@ -28,6 +29,7 @@ constexpr uint32_t kSignLocalSize = 32;       // of sign_query.comp
 constexpr uint32_t kRowLocalSize = 64;        // of project_keys.comp with ROWS=1
 constexpr uint32_t kDirectLocalSize = 8;      // of both with DIRECT
 constexpr uint32_t kWeightedLocalSize = 128;  // of select_weighted.comp, where it is not narrow
+constexpr uint32_t kSampleLocalSize = 128;    // of sample_groups.comp, where it is not narrow
 
 Status CheckRank(uint32_t rank) {
   if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
@@ -215,6 +217,7 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
       .n_lists = score.n_lists,
       .n_pinned = args.n_pinned,
       .n_chosen = args.n_chosen,
+      .list_words = args.choice_list().words(),
       .scores_begin = score.scores_begin,
       .scores_stride = score.scores_stride,
       .mass_share = args.mass_share,
@@ -225,7 +228,30 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
   std::vector<Binding> storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead}};
   if (args.weights != nullptr) storage.push_back({MemoryOrEmpty(args.weights), Access::kRead});
   storage.push_back({MemoryOrEmpty(args.chosen), Access::kWrite});
-  return Record({.kernel = SelectKernel(args, score),
+  KVRUN_RETURN_IF_ERROR(Record({.kernel = SelectKernel(args, score),
+                                .storage = storage,
+                                .step = &AsVulkan(*args.attention.step),
+                                .params = ParamBytes(params)}));
+  return args.n_sampled > 0 ? SampleGroups(args, score) : Status::Ok();
+}
+
+Status VulkanCommandList::SampleGroups(const ScoreArgs& args, const ScorePlan& score) {
+  const uint32_t lanes = score.narrow_select_lanes;
+  const SampleGroupsParams params{.n_groups = args.index_shape.n_groups,
+                                  .group_tokens = args.index_shape.group_tokens,
+                                  .window_tokens = args.window_tokens,
+                                  .n_lists = score.n_lists,
+                                  .n_chosen = args.n_chosen,
+                                  .n_sampled = args.n_sampled,
+                                  .scores_begin = score.scores_begin,
+                                  .scores_stride = score.scores_stride,
+                                  .seed = args.sample_seed};
+  const KernelChoice kernel{.variant = "sample_groups_f32_floor",
+                            .constants = {lanes != 0 ? lanes : kSampleLocalSize},
+                            .groups = {score.n_lists * args.attention.n_tokens, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
+                              Binding{MemoryOrEmpty(args.chosen), Access::kReadWrite}};
+  return Record({.kernel = kernel,
                  .storage = storage,
                  .step = &AsVulkan(*args.attention.step),
                  .params = ParamBytes(params)});

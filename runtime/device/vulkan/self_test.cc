@@ -169,8 +169,9 @@ ScorePlace PlaceOf(const ScorePlan& plan) {
 
 std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
   if (c.most_weight != 0) return "select_weighted_f32_floor";
-  return fmt::format("select_groups{}{}_f32_floor", score.narrow_select_lanes != 0 ? "_narrow" : "",
-                     c.mass_share != 0.0F ? "_mass" : "");
+  return fmt::format("select_groups{}{}_f32_floor{}", score.narrow_select_lanes != 0 ? "_narrow" : "",
+                     c.mass_share != 0.0F ? "_mass" : "",
+                     c.n_sampled != 0 ? ", sample_groups_f32_floor" : "");
 }
 
 void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how, Checks& checks) {
@@ -212,6 +213,10 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   AddScore(plan, is_cpu, by_weight, "by weight", checks);
   by_weight.per_weight = true;
   AddScore(plan, is_cpu, by_weight, "per weight", checks);
+  ScoreCase sampled{KvType::kInt4, 10, 2, HeadReduction::kPerKvHead};
+  sampled.group_score = GroupScore::kMass;
+  sampled.n_sampled = 20;
+  AddScore(plan, is_cpu, sampled, "a sample of the others", checks);
   AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kSum, 0, QueryForm::kAffine}, "affine, sum",
            checks);
   AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kPerKvHead, 0, QueryForm::kAffine},
