@@ -43,6 +43,20 @@ const std::vector<KvOptionHelp>& Options() {
        "how many entries a token reads besides sinks and window; of methods that forget: how many of each KV "
        "head are kept besides the window",
        kKvExperts},
+      {"hide", "SHARE",
+       "select as much as flash has time for: so that this share of the reading passes while the device "
+       "computes (default: 0.9, where --kv-budget alone says how much is selected); 0: as much as the budget "
+       "has room for",
+       kKvExperts},
+      {"adapt", "WHEN",
+       "while decoding, select fewer entries where reads are late, and more where they are early, within the "
+       "budget: on or off (default: off; with on, results depend on the machine's load)",
+       kKvExperts},
+      {"sample", "N",
+       "attend to N more entries, drawn at random from those that are not selected, each in place of many "
+       "(default: 0)",
+       kKvExperts},
+      {"seed", "N", "what --kv-sample draws by: the same number draws the same (default: 0)", kKvExperts},
       {"mass", "SHARE",
        "end a selection where its predicted share of the attention is reached, such as 0.95; --kv-select is "
        "the most then",

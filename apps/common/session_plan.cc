@@ -138,9 +138,11 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
     return plan;
   }
   if (shared.quiet) return plan;
+  plan.tells_plan = true;
   PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
   for (const Json& note : kv_plan.value("notes", Json::array())) {
     const std::string text = TextOf(note);
+    plan.notes.push_back(text);
     PrintMessage("note: " + text + plan.kv.VariablesIn(text));
   }
   return plan;
@@ -168,6 +170,21 @@ void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, Sessio
   SayNotes(shared, ReadConfig(shared, *plan, loaded.engine.get()), plan);
 }
 
+namespace {
+
+// What only the session knows: how fast its device is may decide how much is selected.
+void SayNewNotes(const Session& session, SessionPlan* plan) {
+  if (!plan->tells_plan) return;
+  for (const Json& note : SessionStats(session).value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    if (std::find(plan->notes.begin(), plan->notes.end(), text) != plan->notes.end()) continue;
+    plan->notes.push_back(text);
+    PrintMessage("note: " + text);
+  }
+}
+
+}  // namespace
+
 Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,
                      Progress* progress) {
   CheckConfig(loaded, shared, plan);
@@ -175,7 +192,9 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
   options.progress = Progress::Callback;
   options.progress_user = progress;
-  return ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
+  Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
+  SayNewNotes(session, plan);
+  return session;
 }
 
 }  // namespace kvrun::cli

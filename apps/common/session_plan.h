@@ -21,9 +21,10 @@ struct SessionPlan {
   KvOptionList kv;
   // Where the options are a config's: which of its solutions they are, as a message goes on; else empty.
   std::string origin;
-  std::string adapter;  // the file that the config names, where none was given in its place; else empty
-  std::string config;   // its path, where one is named
-  std::vector<std::string> notes;  // of the config, that were said
+  std::string adapter;      // the file that the config names, where none was given in its place; else empty
+  std::string config;       // its path, where one is named
+  bool tells_plan = false;  // what the budget buys was said
+  std::vector<std::string> notes;  // of the config and of what the budget buys, that were said
 };
 
 // The options of --config, where one is named, for a session of this size, and in their place those that were

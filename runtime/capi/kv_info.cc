@@ -60,6 +60,15 @@ Json StaticInfo(const KvPlan& plan) {
           {"observed_rows", statics.observed_rows}};
 }
 
+Json ReadingInfo(const ReadingPlan& reading) {
+  const bool has_times = reading.layer_us > 0.0;
+  return {{"hide", reading.hide},
+          {"reads_per_layer", reading.reads},
+          {"read_us", has_times ? Json(reading.read_us) : Json()},
+          {"layer_us", has_times ? Json(reading.layer_us) : Json()},
+          {"limited_by", reading.is_limited_by_time ? "time" : "budget"}};
+}
+
 Json KeptInfo(const KvPlan& plan) {
   const KeptPlan& kept = plan.kept;
   const bool is_by_score = plan.method.goes_by_score();
@@ -140,6 +149,10 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["index"] = has_index ? Json(KvTypeName(plan.index.type)) : Json();
   info["heads"] = has_index ? Json(HeadReductionName(plan.heads)) : Json();
   info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
+  info["sample"] = plan.n_sampled * plan.record.group_tokens;
+  info["seed"] = plan.sample_seed;
+  info["adapt"] = plan.n_usual > 0;
+  info["reading"] = plan.reading ? ReadingInfo(*plan.reading) : Json();
   info["clusters"] = plan.method.has_clusters() ? ClustersInfo(plan.clusters) : Json();
   info["kept"] = plan.method.evicts() ? KeptInfo(plan) : Json();
   info["static"] = plan.has_statics() ? StaticInfo(plan) : Json();
@@ -165,6 +178,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
                                                       static_cast<double>(stats.choices)},
                                          {"least", stats.least_groups * group},
                                          {"most", stats.most_groups * group}};
+  info["drawn_groups"] = stats.drawn_groups;
   info["own_hits"] = stats.hit_groups;
   info["pool_reads"] = stats.pool_groups;
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));

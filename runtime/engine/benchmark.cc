@@ -90,6 +90,7 @@ class Benchmark {
         device_(device),
         options_(options),
         progress_(progress),
+        layer_time_(model, weights_, device),
         random_(1) {
     const uint32_t n_layers = model.config.n_layers;
     if (model.n_layers_whole > n_layers && n_layers > 1) half_ = FirstLayers(model, n_layers / 2);
@@ -108,7 +109,7 @@ class Benchmark {
 
   uint64_t TokensToCompute() const;
   uint32_t ContextAt(uint32_t depth) const;
-  Result<Pass> MakePass(uint32_t depth) const;
+  Result<Pass> MakePass(uint32_t depth);
   // Of half the layers, with what the plan of all of them gives each.
   Result<Pass> MakeHalf(const KvPlan& plan) const;
   Result<Pass> MakePassOf(const Model& model, OffloadedPassOptions offloaded) const;
@@ -135,6 +136,7 @@ class Benchmark {
   Device& device_;
   const BenchmarkOptions& options_;
   const Progress& progress_;
+  LayerTime layer_time_;
   Random random_;
   uint64_t done_ = 0;  // tokens, for progress
   uint64_t total_ = 0;
@@ -169,9 +171,10 @@ Status Benchmark::NoteProgress(uint64_t tokens) {
   return Status::Ok();
 }
 
-Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) const {
-  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
-                         PrepareOffloadedPass(model_, options_.kv, ContextAt(depth), options_.n_sequences));
+Result<Benchmark::Pass> Benchmark::MakePass(uint32_t depth) {
+  KVRUN_ASSIGN_OR_RETURN(
+      OffloadedPassOptions offloaded,
+      PrepareOffloadedPass(model_, options_.kv, ContextAt(depth), options_.n_sequences, &layer_time_));
   if (options_.io_only && !offloaded.plan.method.is_on_flash()) {
     return Status(StatusCode::kInvalidArgument,
                   "there are no reads to repeat, as the KV budget holds all KV: give a smaller one "

@@ -78,6 +78,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
   engine->choice_notes_ = std::move(opened.notes);
   engine->kept_times_ = std::move(opened.kept);
   engine->watch_ = watch;
+  engine->layer_time_.emplace(model, weights, *engine->device_);
   engine->weights_ = std::move(weights);
   return engine;
 }
@@ -96,8 +97,12 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   parts.progress = options.progress;
   ForwardPassOptions pass_options{
       .n_sequences = options.n_sequences, .n_ctx = parts.n_ctx, .offloaded = nullptr};
-  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded,
-                         PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences));
+  const auto prepare = [&] {
+    const std::lock_guard lock(device_mutex_);
+    return PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences,
+                                layer_time_ ? &*layer_time_ : nullptr);
+  };
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded, prepare());
   const std::vector<std::string>& notes = offloaded.plan.notes;
   parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
   pass_options.kv_type = offloaded.plan.record.k_type;

@@ -15,6 +15,7 @@
 #include "runtime/engine/auto_device.h"
 #include "runtime/engine/benchmark.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/engine/layer_time.h"
 #include "runtime/engine/session.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/model/model.h"
@@ -104,6 +105,7 @@ class Engine {
   std::shared_ptr<RateWatch> watch_;              // of sessions on it, null where nothing is kept
   ForwardPassFactory create_forward_pass_;        // holds the weights: goes before the device
   std::shared_ptr<const DeviceWeights> weights_;  // null where a factory was given
+  std::optional<LayerTime> layer_time_;           // nothing without weights
   std::mutex device_mutex_;
   std::mutex totals_mutex_;
   std::vector<OperationTime> operation_totals_;

@@ -101,7 +101,8 @@ Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const 
 Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progress& progress) {
   const std::lock_guard lock(*device_mutex_);
   EvaluationResult result;
-  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options,
+                         PrepareOffloadedPass(model_, settings, n_ctx_, 1, &layer_time_));
   const bool computes_prompt = NeedsPromptQueries(options.plan);
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
@@ -141,7 +142,8 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
 // What the method chooses on full's states: each layer is given full's input, so that an early choice does
 // not change what later layers ask for.
 Result<Recall> Evaluation::MeasureRecall(const KvSettings& settings, const Progress& progress) {
-  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options, PrepareOffloadedPass(model_, settings, n_ctx_, 1));
+  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options,
+                         PrepareOffloadedPass(model_, settings, n_ctx_, 1, &layer_time_));
   const bool computes_prompt = options.plan.observed_rows() > 0;
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/layer_time.h"
 #include "runtime/engine/logits_comparison.h"
 #include "runtime/engine/recall.h"
 #include "runtime/engine/resident_pass.h"
@@ -53,7 +54,11 @@ class Evaluation {
  private:
   Evaluation(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
              std::mutex* device_mutex)
-      : model_(model), weights_(std::move(weights)), device_(device), device_mutex_(device_mutex) {}
+      : model_(model),
+        weights_(std::move(weights)),
+        device_(device),
+        device_mutex_(device_mutex),
+        layer_time_(model, weights_, device) {}
 
   Status Prefill(const Progress& progress);
   // `before` and `after` are called around each step, which is timed without them; either may be empty.
@@ -71,6 +76,7 @@ class Evaluation {
   std::shared_ptr<const DeviceWeights> weights_;
   Device& device_;
   std::mutex* device_mutex_;
+  LayerTime layer_time_;
   std::vector<TokenId> ids_;
   uint32_t n_ctx_ = 0;
   uint32_t n_steps_ = 0;

@@ -35,7 +35,7 @@ Status NeedleEvaluation::AskFull(const NeedleDocument& document, std::vector<boo
 Status NeedleEvaluation::AskRun(const NeedleDocument& document, NeedleRun* run) {
   const std::lock_guard lock(*device_mutex_);
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions options,
-                         PrepareOffloadedPass(model_, run->settings, n_ctx_, 1));
+                         PrepareOffloadedPass(model_, run->settings, n_ctx_, 1, &layer_time_));
   const bool computes_prompt = NeedsPromptQueries(options.plan);
   if (!computes_prompt) options.import = full_.get();
   options.n_import = static_cast<uint32_t>(document.ids.size());

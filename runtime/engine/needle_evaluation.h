@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/layer_time.h"
 #include "runtime/engine/needles.h"
 #include "runtime/engine/resident_pass.h"
 #include "runtime/kv/kv_options.h"
@@ -48,6 +49,7 @@ class NeedleEvaluation {
         weights_(std::move(weights)),
         device_(device),
         device_mutex_(device_mutex),
+        layer_time_(model, weights_, device),
         n_ctx_(n_ctx),
         progress_(std::move(progress)) {}
 
@@ -67,6 +69,7 @@ class NeedleEvaluation {
   std::shared_ptr<const DeviceWeights> weights_;
   Device& device_;
   std::mutex* device_mutex_;
+  LayerTime layer_time_;
   uint32_t n_ctx_;
   Progress progress_;
   std::unique_ptr<ResidentForwardPass> full_;  // of the document that is asked about

@@ -17,6 +17,8 @@
 #include "runtime/engine/step_commands.h"
 #include "runtime/kv/kv_thread.h"
 #include "runtime/kv/offloaded_cache.h"
+#include "runtime/kv/selection_pace.h"
+#include "shaders/shared/sample_params.h"
 
 namespace kvrun {
 namespace {
@@ -112,6 +114,7 @@ class OffloadedForwardPass : public ForwardPass {
       row_hidden_;  // [rows from that one on, n_embd], of a prompt that was computed row by row
   std::vector<RecentTokens> recent_;  // of each sequence, where the static set is chosen while decoding
   std::optional<StaticReport> static_report_;
+  std::optional<SelectionPace> pace_;  // where how much is selected follows the reads
   StepProgress progress_;
   GroupStoreStats store_before_;  // when the report began
 };
@@ -149,6 +152,7 @@ Status OffloadedForwardPass::Init() {
   const KvPlan& plan = cache_->plan();
   kv_rows_.reserve(plan.n_sequences);
   if (plan.has_statics()) static_report_.emplace();
+  if (plan.n_usual > 0) pace_.emplace(plan.n_least(), plan.n_usual, plan.n_chosen, plan.hide);
   if (plan.has_statics() && plan.statics.steps > 0) recent_.resize(plan.n_sequences);
   for (RecentTokens& recent : recent_) recent.ids.reserve(plan.statics.observed_rows + 1);
   if (cache_->is_on_flash()) thread_.emplace(device_, *cache_, n_layers());
@@ -199,6 +203,8 @@ ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
                  .n_chosen = plan.n_chosen,
                  .group_score = plan.group_score,
                  .mass_share = plan.mass_share,
+                 .n_sampled = plan.n_sampled,
+                 .sample_seed = MixBits(plan.sample_seed) + layer,
                  .scratch = score_scratch_.get(),
                  .chosen = cache_->selector()->chosen(layer)};
   cache_->index()->FillScore(layer, &args);
@@ -341,12 +347,15 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   if (scores() && cache_->index()->takes_records()) KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
+  if (pace_) commands_.WriteMostChosen(pace_->count());
   if (scores())
     KVRUN_RETURN_IF_ERROR(cache_->index()->WriteInputs({kv_rows_, commands_.angles(rows.size())}));
   if (takes_inputs()) WriteInputs();
   if (is_probed()) cache_->NoteAttended();
   KVRUN_ASSIGN_OR_RETURN(DecodeLists * step,
                          ListsFor(static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(outputs.size())));
+  const double io_before_ms = cache_->stats().io_ms;
+  const double stall_before_ms = cache_->stats().stall_ms;
   const Result<uint64_t> value = SubmitStep(*step);
   Status status = thread_ ? thread_->End() : Status::Ok();
   if (status.ok()) status = value.status();
@@ -357,6 +366,7 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   KVRUN_RETURN_IF_ERROR(status);
   if (is_probed()) KVRUN_RETURN_IF_ERROR(ReadProbe(rows[0].position));
   cache_->EndStep();
+  if (pace_) pace_->Note(cache_->stats().io_ms - io_before_ms, cache_->stats().stall_ms - stall_before_ms);
   std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
   return Status::Ok();
 }

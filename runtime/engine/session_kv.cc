@@ -67,11 +67,20 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
   return std::make_shared<const Adapter>(std::move(adapter));
 }
 
+// Whether how much is selected may depend on how fast flash and device are (kv_plan.h).
+bool FollowsSpeed(const KvOptions& kv) {
+  const Result<KvMethod> method = kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
+  return method.ok() && method->defaults.may_select_more_than_slots &&
+         (kv.budget_bytes || kv.budget_fraction) && !kv.select_entries && !kv.reuse_groups &&
+         kv.hide.value_or(1.0) > 0.0;
+}
+
 // Nothing where no default depends on it, or where it cannot be told.
 std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
   const Result<KvMethod> named = FindKvMethod(settings.kv.method);
   const bool may_select = settings.kv.method.empty() || (named.ok() && named->selects());
-  if (!may_select || settings.kv.group_tokens || settings.version.empty()) return std::nullopt;
+  const bool is_needed = !settings.kv.group_tokens || FollowsSpeed(settings.kv);
+  if (!may_select || !is_needed || settings.version.empty()) return std::nullopt;
   const std::string& folder = settings.storage.folder;
   // Where a file may lie in memory, its speed says nothing of flash.
   return ReadsPerSecondOf(file, {.folder = folder.empty() ? DefaultKvFolder() : folder,
@@ -87,7 +96,7 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
     options.default_group_tokens = group_tokens;
     return PlanKv(options, shape, n_ctx, n_sequences, alignment_bytes);
   };
-  const uint32_t group_tokens = speed ? GroupTokensFor(*speed) : kDefaultGroupTokens;
+  const uint32_t group_tokens = speed && !options.group_tokens ? GroupTokensFor(*speed) : kDefaultGroupTokens;
   const bool selects_one = options.select_entries.value_or(group_tokens) >= group_tokens;
   if (group_tokens != kDefaultGroupTokens && selects_one) {
     Result<KvPlan> plan = plan_with(group_tokens);
@@ -121,7 +130,7 @@ Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage) {
 }
 
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
-                             uint32_t n_sequences) {
+                             uint32_t n_sequences, LayerTime* layer_time) {
   uint32_t alignment_bytes = 1;
   std::optional<double> speed;
   const KvModelShape shape = ShapeOf(model.config);
@@ -131,22 +140,29 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
     alignment_bytes = file->mode().alignment_bytes;
     speed = SpeedFor(settings, *file);
   }
+  KvOptions options = settings.kv;
+  if (speed && layer_time != nullptr && FollowsSpeed(options)) {
+    const std::optional<double> layer_us = layer_time->Microseconds();
+    if (layer_us) options.flash_times = {.reads_per_s = *speed, .layer_us = *layer_us};
+  }
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
-                         PlanForSpeed(settings.kv, shape, n_ctx, n_sequences, alignment_bytes, speed));
+                         PlanForSpeed(options, shape, n_ctx, n_sequences, alignment_bytes, speed));
   KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
   return plan;
 }
 
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
-                                                  uint32_t n_ctx, uint32_t n_sequences) {
+                                                  uint32_t n_ctx, uint32_t n_sequences,
+                                                  LayerTime* layer_time) {
   // First, as no folder is to be made for what cannot be had.
-  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanSessionKv(model, settings, n_ctx, n_sequences));
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanSessionKv(model, settings, n_ctx, n_sequences, layer_time));
   if (!plan.method.needs_file()) return PrepareByPlan(model, settings, std::move(plan));
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
   KvOptions same_group = settings.kv;
   same_group.method = plan.method.name;
   same_group.default_group_tokens = plan.record.group_tokens;
+  same_group.flash_times = plan.flash_times;
   std::vector<std::string> notes = std::move(plan.notes);
   KVRUN_ASSIGN_OR_RETURN(
       plan, PlanKv(same_group, ShapeOf(model.config), n_ctx, n_sequences, file->mode().alignment_bytes));

@@ -6,6 +6,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/engine/layer_time.h"
 #include "runtime/engine/offloaded_pass.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/model/model.h"
@@ -23,14 +24,16 @@ Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage);
 
 // What the budget buys. Loads and makes nothing but a nameless file, to learn how it can be read, and how
 // fast where a default depends on it (storage_speed.h); the folder for it is not made. An adapter's file is
-// read, and is an error where it is not one for model and plan.
+// read, and is an error where it is not one for model and plan. `layer_time`: of the device, asked where the
+// plan depends on it; null where there is no device yet: no more is selected then than has slots.
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
-                             uint32_t n_sequences);
+                             uint32_t n_sequences, LayerTime* layer_time = nullptr);
 
 // The plan of a session and, where its method keeps KV on flash, the store (its space reserved) and the
 // adapter.
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
-                                                  uint32_t n_ctx, uint32_t n_sequences);
+                                                  uint32_t n_ctx, uint32_t n_sequences,
+                                                  LayerTime* layer_time = nullptr);
 
 // By a plan that was made: for a model that has other layers than it was made for, and else the same shape.
 Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan);

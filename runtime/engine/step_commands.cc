@@ -101,6 +101,10 @@ void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float*
   }
 }
 
+void StepCommands::WriteMostChosen(uint32_t n_groups) {
+  reinterpret_cast<StepParams*>(step_->host().data())->most_chosen = n_groups;
+}
+
 void StepCommands::WriteOutputs(std::span<const uint32_t> outputs) {
   auto* step = reinterpret_cast<StepParams*>(step_->host().data());
   step->n_outputs = static_cast<uint32_t>(outputs.size());

@@ -41,6 +41,8 @@ class StepCommands {
   void WriteRows(std::span<const StepRow> rows, uint32_t first_position = 0);
   // Of the rows that were written: float [n_rows, rotary_dim / 2, 2].
   std::span<const float> angles(size_t n_rows) const;
+  // How many groups a choice may have in steps from now on; 0: as many as its plan says.
+  void WriteMostChosen(uint32_t n_groups);
   // Of which rows logits are wanted.
   void WriteOutputs(std::span<const uint32_t> outputs);
 

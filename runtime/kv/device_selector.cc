@@ -25,8 +25,12 @@ Status DeviceSelector::Receive(uint32_t layer) {
   return chosen_[layer]->Invalidate(0, chosen_[layer]->size_bytes());
 }
 
+std::span<const uint32_t> DeviceSelector::List(const StreamStep& step) const {
+  return Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
+}
+
 Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step) {
-  const std::span<const uint32_t> list = Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
+  const std::span<const uint32_t> list = List(step);
   const uint32_t count = std::min(list[0], plan_.n_chosen);
   if (count != list[0] || (count > 0 && list[count] >= step.n_groups)) {
     return Status(StatusCode::kDevice,
@@ -37,8 +41,24 @@ Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step)
   return list.subspan(1, count);
 }
 
+Result<GroupSample> DeviceSelector::Sample(const StreamStep& step) {
+  if (plan_.n_sampled == 0) return GroupSample();
+  const ChoiceList shape = plan_.choice_list();
+  const std::span<const uint32_t> list = List(step);
+  const std::span<const uint32_t> sampled = list.subspan(shape.sampled_begin());
+  const uint32_t count = std::min(sampled[0], shape.most_sampled());
+  if (count != sampled[0] || (count > 0 && sampled[count] >= step.n_groups)) {
+    return Status(StatusCode::kDevice,
+                  fmt::format("layer {}: the device drew {} groups up to number {}, and there are {}; run "
+                              "kvrun doctor",
+                              step.layer, sampled[0], count > 0 ? sampled[count] : 0, step.n_groups));
+  }
+  const std::span<const uint32_t> biases = list.subspan(shape.biases_begin(), count);
+  return GroupSample{sampled.subspan(1, count), {reinterpret_cast<const float*>(biases.data()), count}};
+}
+
 std::span<const uint32_t> DeviceSelector::LastChoice(const StreamStep& step) const {
-  const std::span<const uint32_t> list = Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
+  const std::span<const uint32_t> list = List(step);
   return list.subspan(1, list[0]);
 }
 

@@ -20,10 +20,12 @@ class DeviceSelector final : public KvSelector {
   Buffer* chosen(uint32_t layer) const override { return chosen_[layer].get(); }
   Status Receive(uint32_t layer) override;
   Result<std::span<const uint32_t>> Choose(const StreamStep& step) override;
+  Result<GroupSample> Sample(const StreamStep& step) override;
   std::span<const uint32_t> LastChoice(const StreamStep& step) const override;
 
  private:
-  uint64_t ListWords() const { return 1 + uint64_t{plan_.n_chosen}; }
+  uint64_t ListWords() const { return plan_.choice_list().words(); }
+  std::span<const uint32_t> List(const StreamStep& step) const;
   uint64_t Offset(const StreamStep& step) const {
     return (uint64_t{step.row} * plan_.heads_per_sequence() + step.head) * ListWords();
   }

@@ -26,6 +26,7 @@ constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelecto
 constexpr KvMethod KvswapMethod() {
   KvMethod method = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
   method.defaults.static_share_of_budget = 0.25;
+  method.defaults.may_select_more_than_slots = true;
   return method;
 }
 
@@ -60,6 +61,7 @@ constexpr KvMethod ArkvFlashMethod() {
   KvMethod method = kKvswap;
   method.name = "arkv-flash";
   method.defaults.static_share_of_budget = {};
+  method.defaults.may_select_more_than_slots = false;
   method.precision = KvPrecisionKind::kByScore;
   method.defaults.static_share = 0.5;
   method.defaults.static_steps = 128;

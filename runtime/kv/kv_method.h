@@ -49,6 +49,8 @@ struct KvDefaults {
   // The same where a budget alone says how much is selected; empty: as usual.
   std::optional<double> static_share_of_budget = {};
   uint32_t static_steps = 0;
+  // Where a budget alone says how much is selected, it may be more than has slots (KvOptions::hide).
+  bool may_select_more_than_slots = false;
 };
 
 struct KvMethod {

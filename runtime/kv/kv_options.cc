@@ -145,6 +145,16 @@ Status SetStaticShare(const Given& given, std::optional<StaticShare>* target) {
   return Status::Ok();
 }
 
+Status SetHide(const Given& given, std::optional<double>* target) {
+  const std::optional<double> value = ParseReal(given.value);
+  // Written so that NaN fails it.
+  if (!value || !(*value >= 0.0 && *value <= 1.0)) {
+    return given.Refuse("is not a share from 0 to 1, such as 0.9");
+  }
+  *target = value;
+  return Status::Ok();
+}
+
 Status SetFactor(const Given& given, std::optional<double>* target) {
   const std::optional<double> value = ParseReal(given.value);
   // Written so that NaN fails it.
@@ -273,6 +283,11 @@ constexpr Named<Setter> kSetters[] = {
      [](const Given& g, KvSettings* s) { return SetCount(g, 1, kMaxGroupTokens, &s->kv.group_tokens); }},
     {"select",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.select_entries); }},
+    {"hide", [](const Given& g, KvSettings* s) { return SetHide(g, &s->kv.hide); }},
+    {"adapt", [](const Given& g, KvSettings* s) { return SetChoice(g, kSwitch, &s->kv.adapt); }},
+    {"sample",
+     [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.sample_entries); }},
+    {"seed", [](const Given& g, KvSettings* s) { return SetCount(g, 0, UINT32_MAX, &s->kv.sample_seed); }},
     {"mass", [](const Given& g, KvSettings* s) { return SetMass(g, &s->kv.mass_share); }},
     {"window",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.window_entries); }},
@@ -362,6 +377,7 @@ constexpr Named<Choices> kChoices[] = {
     {"shares", [] { return NameList(NameAll(kShares, KeptSharesName)); }},
     {"precisions", [] { return NameList(NameAll(kPrecisions, KeptPrecisionsName)); }},
     {"moments", [] { return NameList(NameAll(kMoments, AttentionMomentsName)); }},
+    {"adapt", [] { return NameList(kSwitch); }},
     {"repage", [] { return NameList(kSwitch); }},
     {"rotate", [] { return NameList(kSwitch); }},
     {"policy", [] { return NameList(ReplacementPolicies()); }},

@@ -42,6 +42,10 @@ struct KvSettings {
 //   type          f32, f16, fp8, int8, int4: one for both, or K,V (fp8,int4)
 //   group         entries, from 1 to 256
 //   select, window, sinks   entries, from 0
+//   hide          a share from 0 to 1
+//   adapt         on, off
+//   sample        entries, from 0
+//   seed          from 0
 //   mass          a share above 0 and at most 1
 //   reuse         groups, from 0
 //   rank          columns, from 1

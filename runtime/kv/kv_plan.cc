@@ -10,6 +10,7 @@
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
+#include "runtime/kv/kv_plan_reading.h"
 #include "runtime/kv/kv_plan_statics.h"
 #include "runtime/kv/kv_planner.h"
 
@@ -32,6 +33,10 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   };
   drop(given.group_tokens.has_value(), full.group_tokens, "group");
   drop(given.select_entries.has_value(), full.select_entries, "select");
+  drop(given.hide.has_value(), full.hide, "hide");
+  drop(given.adapt.has_value(), full.adapt, "adapt");
+  drop(given.sample_entries.has_value(), full.sample_entries, "sample");
+  drop(given.sample_seed.has_value(), full.sample_seed, "seed");
   drop(given.mass_share.has_value(), full.mass_share, "mass");
   if (!KeepsRecordsInMemory(given)) drop(given.window_entries.has_value(), full.window_entries, "window");
   drop(given.sink_entries.has_value(), full.sink_entries, "sinks");
@@ -192,6 +197,8 @@ std::string KvPlan::Describe() const {
   if (reuse_limits_selection) {
     text += fmt::format(" (no more, as the reuse buffer was given {} groups)", n_cache_slots);
   }
+  if (n_usual > 0) text += fmt::format(" at most, {} at first", entries(n_usual));
+  if (reading) text += DescribeReading(*this);
   if (method.has_clusters()) {
     text += fmt::format(
         " in clusters of {} on average, {} at most ({} sinks, up to {} pending), and a window of {}",
@@ -199,6 +206,7 @@ std::string KvPlan::Describe() const {
   } else {
     text += fmt::format(" in groups of {} ({} pinned)", record.group_tokens, entries(n_pinned));
     if (has_statics()) text += DescribeStatics(*this);
+    if (n_sampled > 0) text += fmt::format(", {} more drawn at random", entries(n_sampled));
     text += fmt::format(" and a window of {}", window_entries);
   }
   if (method.selects()) {

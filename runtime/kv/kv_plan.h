@@ -10,8 +10,8 @@
 //   3/4       f16   f16     4    int8     64     fp8 alone costs KL 0.0008, int8 0.0001
 //   1/4       int8  int8    4    int8     64
 //   1/8       fp8   fp8     4    int4     64
-//   1/16      fp8   fp8     8    int4     64     1/13: KL 0.018
-//   1/26      fp8   int4   12    int4     48
+//   1/16      int8  int4    8    int4     64     1/13: KL 0.011
+//   1/26      int8  int4   12    int4     48
 //   1/48      int4  int4   16    int4     32     1/34: KL 0.095
 //   0         int4  int4   32    int4     16
 //
@@ -25,6 +25,12 @@
 // C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
 // given and reuse_groups is not, C = M where a row leaves room for that; of rows whose share the budget
 // reaches, the first is taken that has room for the pool, and C is as large as fits beside it (0 at least).
+//
+// Where neither is given, and it is known how fast flash is read and a layer computed (or `hide` is 0), more
+// is selected than has slots: as much as is read while a layer computes (ReadingPlan), never less than with
+// C = M. C is then as large as fits. Source: methods.md, section 6.
+//
+// Samples (sample_entries) lie in the pool. With them there is no static set unless it is asked for.
 //
 // The window's records are f16 (f32 where K or V is): of what is recent, all but the last exact_entries() are
 // rounded to the types above, so that results do not depend on the group, nor on windows from kExactEntries
@@ -99,6 +105,25 @@ struct StaticShare {
   bool operator==(const StaticShare&) const = default;
 };
 
+// How fast flash is read, and a layer computed.
+struct FlashTimes {
+  double reads_per_s = 0.0;  // of 4 KiB at random, many in flight
+  double bytes_per_s = 0.0;  // of longer ones; 0: as many bytes as those of 4 KiB
+  double layer_us = 0.0;     // of one token
+
+  // Of one record.
+  double ReadMicroseconds(uint64_t bytes) const;
+};
+
+// How much of a layer is read in a step, where that has decided how much is selected.
+struct ReadingPlan {
+  double hide = 0.0;                // KvOptions::hide
+  double reads = 0.0;               // expected: groups of a layer that no slot has
+  double read_us = 0.0;             // they take; 0: not known
+  double layer_us = 0.0;            // 0: not known
+  bool is_limited_by_time = false;  // else by the budget
+};
+
 // What the user may say; what is open (nullopt, empty) is chosen from the budget. An explicit value that
 // breaks the budget is an error.
 struct KvOptions {
@@ -113,6 +138,9 @@ struct KvOptions {
   // Above 0, at most 1: a selection ends where its predicted mass is this share of that of all groups that
   // can be chosen; M is the most then.
   std::optional<double> mass_share;
+  // Besides, of the others, drawn at random: rounded down to groups.
+  std::optional<uint32_t> sample_entries;
+  std::optional<uint32_t> sample_seed;
   std::optional<uint32_t> window_entries;  // W
   std::optional<uint32_t> sink_entries;    // pinned: every group that holds one
   std::optional<uint32_t> reuse_groups;    // C
@@ -138,6 +166,12 @@ struct KvOptions {
   std::optional<uint32_t> static_steps;  // StaticPlan::steps
   std::optional<bool> static_repage;     // StaticPlan::lays_pages
   std::optional<bool> rotate;            // KvPlan::rotates
+  // Of the time in which a step reads from flash, the share that passes while the device computes. 0: reading
+  // takes as long as it takes.
+  std::optional<double> hide;
+  std::optional<bool> adapt;  // KvPlan::n_usual
+  // Not the user's: what is known of the machine.
+  std::optional<FlashTimes> flash_times;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
@@ -239,12 +273,22 @@ struct KvPlan {
   uint32_t n_window_slots = 0;  // of the ring
   uint32_t n_pinned = 0;        // groups
   uint32_t n_chosen = 0;        // M: groups per stream and step, pinned ones included
-  uint32_t n_cache_slots = 0;   // C: own slots of a stream of a layer, pinned groups included
+  // Of the other groups, so many are drawn at random in each step, or one more (ScoreArgs::n_sampled). They
+  // are read into the pool, unless an own slot has them.
+  uint32_t n_sampled = 0;
+  uint32_t sample_seed = 0;
+  uint32_t n_cache_slots = 0;  // C: own slots of a stream of a layer, pinned groups included
   // Of a stream, in each part of the pool that layers share: room for what finds no own slot. 0: no pool.
   uint32_t n_pool_slots = 0;
   GroupScore group_score = GroupScore::kLargest;
-  float mass_share = 0.0F;              // 0: M groups, whatever their mass
-  bool reuse_limits_selection = false;  // select_entries was open: more might fit, but C was given
+  float mass_share = 0.0F;  // 0: M groups, whatever their mass
+  // How many are chosen follows, while decoding, how late reads are: at first so many, at most n_chosen.
+  // 0: it does not.
+  uint32_t n_usual = 0;
+  double hide = 0.0;                      // KvOptions::hide
+  std::optional<FlashTimes> flash_times;  // what the plan was made with
+  std::optional<ReadingPlan> reading;     // where it has decided M and C
+  bool reuse_limits_selection = false;    // select_entries was open: more might fit, but C was given
   ClusterPlan clusters;
   KeptPlan kept;
   StaticPlan statics;
@@ -270,12 +314,19 @@ struct KvPlan {
   // layers later (KvThread).
   uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
   SlotCacheShape slot_cache_shape() const {
-    return {n_own_slots(), n_chosen_in_slots(), n_pool_slots, n_record_ids(),
+    return {n_own_slots(), n_needed_in_slots(), n_pool_slots, n_record_ids(),
             method.has_clusters() ? records_per_cluster() : 1};
   }
-  // Of what is chosen, groups that lie in slots or pool.
-  uint32_t n_chosen_in_slots() const {
-    return method.has_clusters() ? n_chosen : n_chosen - std::min(n_chosen, n_exact_groups);
+  // The fewest that are chosen where reads are late: as many as have slots.
+  uint32_t n_least() const {
+    return std::min(n_usual, std::max(n_cache_slots, std::min(n_pinned + 1, n_groups())));
+  }
+  ChoiceList choice_list() const { return {n_chosen, n_sampled}; }
+  // That a step needs of a stream: chosen or drawn.
+  uint32_t n_needed() const { return n_chosen + choice_list().most_sampled(); }
+  // Of those, groups that lie in slots or pool.
+  uint32_t n_needed_in_slots() const {
+    return method.has_clusters() ? n_chosen : n_needed() - std::min(n_chosen, n_exact_groups);
   }
   // Slots that a stream of a layer has of its own. Where all lie in memory, group i lies in slot i.
   uint32_t n_own_slots() const {
@@ -287,8 +338,8 @@ struct KvPlan {
   uint32_t heads_per_sequence() const { return n_streams / n_sequences; }  // streams
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   bool has_statics() const { return statics.n_entries > 0; }
-  // Mapping tables say of each slot how many of its entries count (SlotShape::has_biases).
-  bool counts_slot_entries() const { return method.has_clusters() || has_statics(); }
+  // Mapping tables say of each slot how many of its entries count, and their bias (SlotShape::has_biases).
+  bool has_slot_biases() const { return method.has_clusters() || has_statics() || n_sampled > 0; }
   // Of a prompt, at most so many rows are observed: how much attention they give to each entry is asked for.
   uint32_t observed_rows() const { return method.evicts() ? kept.observed_rows : statics.observed_rows; }
   // One entry of a stream, in the types of `record`.

@@ -11,6 +11,7 @@
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_statics.h"
 #include "runtime/kv/slot_cache.h"
+#include "shaders/shared/sample_params.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
@@ -80,6 +81,15 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     return NotFor(options, "repage", "bounds of pages");
   }
   if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
+  if (options.hide && !method.defaults.may_select_more_than_slots) {
+    return NotFor(options, "hide", "selection that follows the speed of flash");
+  }
+  if (options.adapt.value_or(false) && !method.defaults.may_select_more_than_slots) {
+    return NotFor(options, "adapt", "selection that follows the speed of flash");
+  }
+  const bool may_sample = method.has_adapters() && method.counts_groups() && !method.goes_by_score();
+  if (options.sample_entries && !may_sample) return NotFor(options, "sample", "masses to sample groups by");
+  if (options.sample_seed && !may_sample) return NotFor(options, "seed", "sampling");
   if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
   if (method.selects()) return Status::Ok();
   if (options.sink_entries) return NotFor(options, "sinks", "pinned sinks");
@@ -152,6 +162,29 @@ Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
                     plan.clusters.max_entries, plan.records_per_cluster(), *n_chosen));
   }
   return Status::Ok();
+}
+
+// What says how much is selected, and what is drawn besides.
+Status CheckReading(const KvOptions& options, const KvPlan& plan) {
+  if (options.hide && (options.select_entries || options.reuse_groups)) {
+    return Invalid(
+        fmt::format("--kv-hide chooses how much is selected, and --kv-{} says it: leave one of them out",
+                    options.select_entries ? "select" : "reuse"));
+  }
+  if (options.hide && plan.budget_bytes == UINT64_MAX) {
+    return Invalid("--kv-hide chooses how much is selected within a budget: give one (--kv-budget)");
+  }
+  if (options.sample_entries.value_or(0) == 0) return Status::Ok();
+  if (*options.sample_entries / plan.record.group_tokens > KVRUN_MAX_SAMPLED) {
+    return Invalid(fmt::format("a sample of {} entries in groups of {} was asked for; it can have {} groups",
+                               *options.sample_entries, plan.record.group_tokens, KVRUN_MAX_SAMPLED));
+  }
+  if (plan.statics.share.share > 0.0 || plan.statics.share.by_prompt) {
+    return Invalid("--kv-sample does not go with a static set: leave --kv-static out");
+  }
+  if (!(*FindReplacementPolicy(plan.policy))->needs_equal_capacity) return Status::Ok();
+  return Invalid(
+      fmt::format("--kv-sample does not go with the replacement policy {}, which has no pool", plan.policy));
 }
 
 }  // namespace
@@ -298,7 +331,9 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
     return Invalid(fmt::format(
         "{} goes by the mass of groups, a softmax of their scores, which --kv-heads sum does not make: take "
         "softmax, gqa or per-kv-head",
-        options.mass_share ? "--kv-mass" : fmt::format("the KV method {}", plan.method.name)));
+        options.mass_share       ? "--kv-mass"
+        : options.sample_entries ? "--kv-sample"
+                                 : fmt::format("the KV method {}", plan.method.name)));
   }
   const uint32_t group = plan.slot_record.group_tokens;
   if (n_chosen && *n_chosen == 0) {
@@ -308,6 +343,7 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
                     options.select_entries.value_or(0), group));
   }
   if (plan.method.has_clusters()) KVRUN_RETURN_IF_ERROR(CheckClusters(plan, n_chosen));
+  KVRUN_RETURN_IF_ERROR(CheckReading(options, plan));
   if (!n_cache_slots) return Status::Ok();
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
   const uint32_t least = std::min(plan.n_pinned + 1, plan.n_choosable());

@@ -60,8 +60,8 @@ uint64_t SlotCacheBytes(const KvPlan& plan) {
 
 // What names slots and pool, and what is known of them.
 uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const bool counts = plan.counts_slot_entries();
-  const uint64_t own = MappingBytes(plan, std::min(plan.n_own_slots(), plan.n_chosen_in_slots()), counts) +
+  const bool counts = plan.has_slot_biases();
+  const uint64_t own = MappingBytes(plan, std::min(plan.n_own_slots(), plan.n_needed_in_slots()), counts) +
                        SlotCacheBytes(plan);
   return input.model.n_layers * own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
 }
@@ -70,7 +70,7 @@ uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
 uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
   uint64_t of_a_layer = 0;
   if (plan.method.is_on_flash()) {
-    of_a_layer = uint64_t{plan.n_streams} * plan.n_chosen * sizeof(GroupFetch);
+    of_a_layer = uint64_t{plan.n_streams} * plan.n_needed() * sizeof(GroupFetch);
     if (plan.method.has_clusters()) of_a_layer += ClusterListBytes(plan);
     if (!plan.method.selects()) of_a_layer += uint64_t{plan.n_groups()} * sizeof(uint32_t);
   }
@@ -81,7 +81,8 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.method.selects()) return 0;
   const uint64_t n_groups = plan.method.has_clusters() ? plan.clusters.n_clusters : plan.n_groups();
-  const uint64_t chosen = uint64_t{input.model.n_layers} * plan.n_streams * (1 + uint64_t{plan.n_chosen}) * 4;
+  const uint64_t chosen =
+      uint64_t{input.model.n_layers} * plan.n_streams * uint64_t{plan.choice_list().words()} * 4;
   if (!plan.method.has_index()) return chosen;
   uint64_t n_queries = 0;  // whose scores of every row wait for their softmax's sum
   if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;

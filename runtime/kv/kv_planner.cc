@@ -12,7 +12,9 @@
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_options.h"
+#include "runtime/kv/kv_plan_reading.h"
 #include "runtime/kv/kv_plan_statics.h"
+#include "shaders/shared/sample_params.h"
 
 namespace kvrun {
 namespace {
@@ -51,8 +53,8 @@ std::span<const Planner::Row> Planner::Rows() {
       Row{3.0 / 4, KvType::kF16, KvType::kF16, 4, KvType::kInt8, 64},
       Row{1.0 / 4, KvType::kInt8, KvType::kInt8, 4, KvType::kInt8, 64},
       Row{1.0 / 8, KvType::kFp8, KvType::kFp8, 4, KvType::kInt4, 64},
-      Row{1.0 / 16, KvType::kFp8, KvType::kFp8, 8, KvType::kInt4, 64},
-      Row{1.0 / 26, KvType::kFp8, KvType::kInt4, 12, KvType::kInt4, 48},
+      Row{1.0 / 16, KvType::kInt8, KvType::kInt4, 8, KvType::kInt4, 64},
+      Row{1.0 / 26, KvType::kInt8, KvType::kInt4, 12, KvType::kInt4, 48},
       Row{1.0 / 48, KvType::kInt4, KvType::kInt4, 16, KvType::kInt4, 32},
       Row{0.0, KvType::kInt4, KvType::kInt4, 32, KvType::kInt4, 16},
   };
@@ -69,6 +71,7 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
       KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
       model.n_layers;
   base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
+  base_.flash_times = options.flash_times;
   input_ = {model, io_alignment_bytes, base_.method.has_adapters() && !options.adapter_from_file};
 }
 
@@ -243,7 +246,10 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
     ShareWithStatics(n_chosen, plan.statics.share.share, is_asked, plan);
   }
   plan.n_cache_slots = has_all_slots ? plan.n_chosen : n_cache_slots;
-  plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots);
+  const uint32_t n_sampled = options_.sample_entries.value_or(0) / plan.record.group_tokens;
+  plan.n_sampled = std::min({n_sampled, plan.n_choosable() - plan.n_chosen, uint32_t{KVRUN_MAX_SAMPLED}});
+  plan.n_pool_slots =
+      plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots) + plan.choice_list().most_sampled();
 }
 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
@@ -295,6 +301,64 @@ std::optional<KvPlan> Planner::FitClusters(const Row& row) const {
   return pooled ? pooled : most;
 }
 
+// Of a layer, as is expected. What is drawn at random is in no slot.
+ReadingPlan Planner::ReadingOf(const KvPlan& plan) const {
+  const auto unpinned = [&](uint32_t n) { return static_cast<double>(n - std::min(n, plan.n_pinned)); };
+  const double hits = kChosenAgain * unpinned(std::min(plan.n_cache_slots, plan.n_chosen));
+  ReadingPlan reading;
+  reading.hide = hide();
+  reading.reads = plan.n_streams * (unpinned(plan.n_chosen) - hits + plan.n_sampled);
+  reading.is_limited_by_time = limits_reading();
+  if (!options_.flash_times) return reading;
+  const uint64_t bytes = RoundUp(plan.record.size_bytes(), uint64_t{input_.io_alignment_bytes});
+  reading.read_us = reading.reads * options_.flash_times->ReadMicroseconds(bytes);
+  reading.layer_us = options_.flash_times->layer_us;
+  return reading;
+}
+
+// As much as is read while a layer computes, for a share of its time: more than has slots, through the pool.
+std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
+  std::optional<KvPlan> best = FitMostGroups(row);
+  if (!best) return best;
+  const auto fit = [&](uint32_t n_chosen) -> std::optional<KvPlan> {
+    std::optional<KvPlan> plan = FitMostSlots(row, n_chosen);
+    if (!plan) return plan;
+    plan->reading = ReadingOf(*plan);
+    const bool is_hidden = !limits_reading() || plan->reading->read_us * hide <= plan->reading->layer_us;
+    return is_hidden ? plan : std::nullopt;
+  };
+  uint32_t fits = best->n_chosen;
+  uint32_t end = base_.n_choosable() + 1;
+  while (end - fits > 1) {
+    const uint32_t middle = fits + (end - fits) / 2;
+    if (std::optional<KvPlan> plan = fit(middle)) {
+      fits = middle;
+      best = std::move(plan);
+    } else {
+      end = middle;
+    }
+  }
+  if (best->reading && end == base_.n_choosable() + 1) best->reading->is_limited_by_time = false;
+  return best;
+}
+
+// Where that may change while decoding, with room for twice the reading.
+std::optional<KvPlan> Planner::FitAsRead(const Row& row) const {
+  std::optional<KvPlan> usual = FitHidden(row, hide());
+  if (!usual || !usual->reading || !adapts()) return usual;
+  std::optional<KvPlan> most = FitHidden(row, hide() / 2.0);
+  if (!most) return usual;
+  most->reading = usual->reading;
+  most->n_usual = usual->n_chosen;
+  return most;
+}
+
+// Where the number is given, it is the most.
+void Planner::SetPace(KvPlan& plan) const {
+  plan.hide = hide();
+  if (plan.n_usual == 0 && plan.n_pool_slots > 0) plan.n_usual = plan.n_chosen;
+}
+
 // The longest window that fits, in whole groups.
 std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
   return FitMost(1, base_.n_groups(), [&](uint32_t n_groups) {
@@ -306,6 +370,7 @@ std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
 
 std::optional<KvPlan> Planner::Fit(const Row& row) const {
   if (fills_window()) return FitLongestWindow(row);
+  if (may_read_more()) return FitAsRead(row);
   if (fills_budget()) return base_.method.has_clusters() ? FitClusters(row) : FitMostGroups(row);
   if (fills_slots()) return FitMostSlots(row, *n_chosen_);
   KvPlan plan = Smallest(row);
@@ -369,6 +434,8 @@ Result<std::optional<KvPlan>> Planner::FitBest() {
 
 Result<KvPlan> Planner::Partial() {
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBest());
+  if (best && adapts()) SetPace(*best);
+  if (best && best->reading) best->notes.push_back(NoteOfReading(*best));
   if (best) return *std::move(best);
   KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
   if (!options_.budget_fraction) return TooLarge(least);

@@ -65,7 +65,9 @@ Status Planner::Settle() {
   base_.policy = method.has_clusters() ? kDefaultClusterPolicy : kDefaultPolicy;
   if (!options_.policy.empty()) base_.policy = options_.policy;
   base_.mass_share = static_cast<float>(options_.mass_share.value_or(0.0));
-  base_.group_score = options_.mass_share ? GroupScore::kMass : method.group_score;
+  const bool samples = options_.sample_entries.value_or(0) > 0;
+  base_.group_score = options_.mass_share || samples ? GroupScore::kMass : method.group_score;
+  base_.sample_seed = options_.sample_seed.value_or(0);
   KVRUN_RETURN_IF_ERROR(SettleStatics());
   SettleSelection();
   return CheckSelection(options_, base_, n_chosen_, n_cache_slots_);
@@ -75,7 +77,8 @@ Status Planner::Settle() {
 Status Planner::SettleStatics() {
   StaticPlan& statics = base_.statics;
   const KvDefaults& defaults = base_.method.defaults;
-  const double usual_share = may_choose_statics() ? *defaults.static_share_of_budget : defaults.static_share;
+  double usual_share = may_choose_statics() ? *defaults.static_share_of_budget : defaults.static_share;
+  if (options_.sample_entries.value_or(0) > 0) usual_share = 0.0;
   statics.share = options_.static_share.value_or(StaticShare{.share = usual_share});
   if (leaves_statics_out_) statics.share = {};
   statics.steps = options_.static_steps.value_or(defaults.static_steps);

@@ -22,6 +22,12 @@ struct StreamStep {
   uint32_t n_groups = 0;  // that can be chosen: those before the window
 };
 
+// Groups that are drawn besides what is chosen, ascending, and the bias of each one's scores.
+struct GroupSample {
+  std::span<const uint32_t> groups = {};
+  std::span<const float> biases = {};
+};
+
 class KvSelector {
  public:
   virtual ~KvSelector() = default;
@@ -38,6 +44,9 @@ class KvSelector {
   // Ascending and distinct groups, at most KvPlan::n_chosen, pinned ones among them. Valid until the next
   // call for the layer. A choice that no device can have made is kDevice.
   virtual Result<std::span<const uint32_t>> Choose(const StreamStep& step) = 0;
+  // Of the other groups, those that are drawn, after Choose and as long valid; one that Choose answered may
+  // be among them where its answer is not the device's.
+  virtual Result<GroupSample> Sample(const StreamStep& /*step*/) { return GroupSample(); }
   // What Choose answered last, for that stream.
   virtual std::span<const uint32_t> LastChoice(const StreamStep& step) const = 0;
 };

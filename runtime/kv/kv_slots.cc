@@ -1,6 +1,7 @@
 #include "runtime/kv/kv_slots.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <numeric>
 #include <utility>
@@ -38,23 +39,11 @@ void SlotBuffers::NameFirst(uint32_t stream, uint32_t n, uint32_t begin) const {
   table[1] = shape_.record.group_tokens;
 }
 
-// Without a bias.
-void SlotBuffers::NameSlot(std::span<uint32_t> table, size_t i, uint32_t slot, uint32_t count) const {
-  table[2 + i] = SlotShape::BiasedSlot(slot, count);
-  table[2 + shape_.table_slots + i] = 0;
-}
-
-void SlotBuffers::NameCounted(uint32_t stream, std::span<const uint32_t> slots,
-                              std::span<const uint32_t> counts) const {
+void SlotBuffers::Add(uint32_t stream, uint32_t slot, uint32_t n_entries, float bias) const {
   const std::span<uint32_t> table = Table(stream);
-  table[0] = static_cast<uint32_t>(slots.size());
-  for (size_t i = 0; i < slots.size(); ++i) NameSlot(table, i, slots[i], counts[i]);
-}
-
-void SlotBuffers::NameFirstCounted(uint32_t stream, std::span<const uint32_t> counts) const {
-  const std::span<uint32_t> table = Table(stream);
-  table[0] = static_cast<uint32_t>(counts.size());
-  for (size_t i = 0; i < counts.size(); ++i) NameSlot(table, i, static_cast<uint32_t>(i), counts[i]);
+  const uint32_t i = table[0]++;
+  table[2 + i] = SlotShape::BiasedSlot(slot, n_entries);
+  table[2 + shape_.table_slots + i] = std::bit_cast<uint32_t>(bias);
 }
 
 bool SlotBuffers::Holds(const std::byte* record) const {
@@ -84,8 +73,8 @@ SlotShape KvSlots::Shape(uint32_t n_slots) const {
           .n_streams = plan_.n_streams,
           .n_slots = n_slots,
           .n_window_slots = 0,
-          .table_slots = std::min(n_slots, plan_.n_chosen_in_slots()),
-          .has_biases = plan_.counts_slot_entries()};
+          .table_slots = std::min(n_slots, plan_.n_needed_in_slots()),
+          .has_biases = plan_.has_slot_biases()};
 }
 
 Status KvSlots::Make() {

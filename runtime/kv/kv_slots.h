@@ -37,9 +37,8 @@ class SlotBuffers {
   void Name(uint32_t stream, std::span<const uint32_t> slots) const;
   // The first `n` slots, from `begin` on.
   void NameFirst(uint32_t stream, uint32_t n, uint32_t begin = 0) const;
-  // Where a slot's entries are counted (SlotShape::has_biases): the same, with counts of them.
-  void NameCounted(uint32_t stream, std::span<const uint32_t> slots, std::span<const uint32_t> counts) const;
-  void NameFirstCounted(uint32_t stream, std::span<const uint32_t> counts) const;
+  // Where slots have biases (SlotShape::has_biases): names one more, of which so many entries count.
+  void Add(uint32_t stream, uint32_t slot, uint32_t n_entries, float bias) const;
   Status FlushTable() const { return table_->Flush(0, table_->size_bytes()); }
   Status FlushAll() const {
     KVRUN_RETURN_IF_ERROR(slots_->Flush(0, slots_->size_bytes()));
@@ -51,7 +50,6 @@ class SlotBuffers {
  private:
   bool Holds(const std::byte* record) const;
   std::span<uint32_t> Table(uint32_t stream) const;
-  void NameSlot(std::span<uint32_t> table, size_t i, uint32_t slot, uint32_t count) const;
 
   SlotShape shape_;
   std::unique_ptr<Buffer> slots_;  // kShared

@@ -34,6 +34,7 @@ struct NewKeys {
 // Of decode steps, since the session's statistics were reset.
 struct KvStats {
   uint64_t chosen_groups = 0;  // pinned ones left out
+  uint64_t drawn_groups = 0;   // of them, those that were drawn at random
   uint64_t choices = 0;        // of a stream of a layer in a step each
   uint64_t least_groups = 0;   // of a choice, pinned ones left out
   uint64_t most_groups = 0;

@@ -25,11 +25,14 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
   }
   rows_.reserve(plan.n_sequences);
   // Where a prompt says the static set's share, all may be chosen.
-  const uint32_t most_chosen = std::max(plan.n_chosen, plan.statics.n_total);
-  if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * most_chosen);
+  const uint32_t most_needed = std::max(plan.n_needed(), plan.statics.n_total);
+  if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * most_needed);
   planned_.reserve(plan.n_streams);
-  if (plan.counts_slot_entries()) counts_.reserve(most_chosen);
-  if (plan.has_statics()) named_.reserve(most_chosen);
+  samples_.reserve(plan.n_streams);
+  if (plan.n_sampled > 0) {
+    with_samples_.reserve(size_t{plan.n_streams} * most_needed);
+    is_drawn_.reserve(most_needed);
+  }
   stats_.layer_fetch_ms.resize(n_layers);
   stats_.layer_loads.resize(n_layers);
 }
@@ -84,6 +87,8 @@ void LayerServer::EmptyTables(uint32_t layer) {
 Status LayerServer::PlanLayer(uint32_t layer) {
   fetches_.clear();
   planned_.clear();
+  samples_.clear();
+  with_samples_.clear();
   if (!plan_.method.is_on_flash()) return Status::Ok();  // everything is where it is attended to
   if (selector_ != nullptr) KVRUN_RETURN_IF_ERROR(selector_->Receive(layer));
   for (uint32_t row = 0; row < rows_.size(); ++row) {
@@ -96,23 +101,45 @@ Status LayerServer::PlanLayer(uint32_t layer) {
 
 Status LayerServer::PlanStream(const StreamStep& step) {
   std::span<const uint32_t> chosen = std::span(all_).first(selector_ != nullptr ? 0 : step.n_groups);
+  GroupSample sample;
+  is_drawn_.clear();
   if (selector_ != nullptr) {
     KVRUN_ASSIGN_OR_RETURN(chosen, selector_->Choose(step));
+    KVRUN_ASSIGN_OR_RETURN(sample, selector_->Sample(step));
   }
   // The exact groups, which come first, are attended to in the window's records.
   if (extents_ == nullptr) {
     const auto others = std::lower_bound(chosen.begin(), chosen.end(), plan_.n_exact_groups);
     chosen = chosen.subspan(static_cast<size_t>(others - chosen.begin()));
   }
+  samples_.push_back(sample);
+  if (!sample.groups.empty()) chosen = WithSample(chosen, sample);
   const std::span<const uint32_t> records = extents_ != nullptr ? extents_->Records(step, chosen) : chosen;
   SlotCache* const cache = slots_.cache(step.layer, step.stream);
   const std::span<const uint32_t> weights =
       extents_ != nullptr ? extents_->Weights(step) : std::span<const uint32_t>();
-  planned_.push_back(cache != nullptr ? cache->Plan(records, weights)
+  planned_.push_back(cache != nullptr ? cache->Plan(records, weights, is_drawn_)
                                       : SlotCache::PlanResult{.rest = records});
   FetchPlanned(step, planned_.back());
   Count(step, records, planned_.back());
   return Status::Ok();
+}
+
+// Both ascend. is_drawn_ says which are of the sample.
+std::span<const uint32_t> LayerServer::WithSample(std::span<const uint32_t> chosen,
+                                                  const GroupSample& sample) {
+  const size_t begin = with_samples_.size();
+  const auto add = [this](uint32_t group, bool is_drawn) {
+    with_samples_.push_back(group);
+    is_drawn_.push_back(is_drawn ? 1 : 0);
+  };
+  auto next = chosen.begin();
+  for (const uint32_t group : sample.groups) {
+    for (; next != chosen.end() && *next < group; ++next) add(*next, false);
+    if (next == chosen.end() || *next != group) add(group, true);
+  }
+  for (; next != chosen.end(); ++next) add(*next, false);
+  return std::span(with_samples_).subspan(begin);
 }
 
 // Loads and rest both ascend: so do the fetches.
@@ -147,6 +174,7 @@ void LayerServer::Count(const StreamStep& step, std::span<const uint32_t> record
   uint64_t n_loads = 0;
   for (const SlotLoad& load : plan.loads) n_loads += load.extent >= plan_.n_pinned ? size(load.extent) : 0;
   stats_.chosen_groups += n_chosen;
+  stats_.drawn_groups += samples_.back().groups.size();
   stats_.least_groups = stats_.choices == 0 ? n_chosen : std::min(stats_.least_groups, n_chosen);
   stats_.most_groups = std::max(stats_.most_groups, n_chosen);
   ++stats_.choices;
@@ -189,12 +217,8 @@ Status LayerServer::NameSlots(const StreamStep& step) {
     if (own != nullptr) own->NameFirst(step.stream, step.n_groups, n_exact);
   } else {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
-    if (extents_ != nullptr) {
-      NameCounted(step, plan);
-      return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
-    }
-    if (statics_ != nullptr && plan_.has_statics()) {
-      NameOthers(step, plan);
+    if (plan_.has_slot_biases()) {
+      NameBiased(step, plan);
       return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
     }
     if (own != nullptr) own->Name(step.stream, plan.slots);
@@ -205,44 +229,34 @@ Status LayerServer::NameSlots(const StreamStep& step) {
   return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
 }
 
-// Records that are filled in part.
-void LayerServer::NameCounted(const StreamStep& step, const SlotCache::PlanResult& plan) {
-  if (const SlotBuffers* own = slots_.own(step.layer); own != nullptr) {
-    counts_.clear();
-    const SlotCache& cache = *slots_.cache(step.layer, step.stream);
-    for (const uint32_t slot : plan.slots) counts_.push_back(extents_->n_entries(step, cache.extent(slot)));
-    own->NameCounted(step.stream, plan.slots, counts_);
+// Of a record, the entries that count.
+uint32_t LayerServer::CountOf(const StreamStep& step, uint32_t record) const {
+  if (extents_ != nullptr) return extents_->n_entries(step, record);
+  if (statics_ != nullptr && plan_.has_statics()) {
+    return statics_->CountOthers(step.layer, step.stream, record);
   }
-  if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
-    counts_.clear();
-    for (const uint32_t record : plan.rest) counts_.push_back(extents_->n_entries(step, record));
-    pool->NameFirstCounted(step.stream, counts_);
-  }
+  return plan_.record.group_tokens;
 }
 
-// Groups without the entries of the static set; those that have no others are not named.
-void LayerServer::NameOthers(const StreamStep& step, const SlotCache::PlanResult& plan) {
-  const auto name = [this](const SlotBuffers& slots, uint32_t stream) {
-    slots.NameCounted(stream, named_, counts_);
-  };
-  const auto add = [&](uint32_t slot, uint32_t group) {
-    const uint32_t n = statics_->CountOthers(step.layer, step.stream, group);
-    if (n == 0) return;
-    named_.push_back(slot);
-    counts_.push_back(n);
+// Records of which not all entries count, or that stand for others. Those that have none are not named.
+void LayerServer::NameBiased(const StreamStep& step, const SlotCache::PlanResult& plan) {
+  const GroupSample& sample = samples_[size_t{step.row} * heads() + step.head];
+  size_t next = 0;  // of the sample
+  const auto add = [&](const SlotBuffers& slots, uint32_t slot, uint32_t record) {
+    while (next < sample.groups.size() && sample.groups[next] < record) ++next;
+    const bool is_drawn = next < sample.groups.size() && sample.groups[next] == record;
+    const uint32_t n = CountOf(step, record);
+    if (n > 0) slots.Add(step.stream, slot, n, is_drawn ? sample.biases[next] : 0.0F);
   };
   if (const SlotBuffers* own = slots_.own(step.layer); own != nullptr) {
-    named_.clear();
-    counts_.clear();
     const SlotCache& cache = *slots_.cache(step.layer, step.stream);
-    for (const uint32_t slot : plan.slots) add(slot, cache.extent(slot));
-    name(*own, step.stream);
+    own->Empty(step.stream);
+    for (const uint32_t slot : plan.slots) add(*own, slot, cache.extent(slot));
   }
   if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
-    named_.clear();
-    counts_.clear();
-    for (uint32_t i = 0; i < plan.rest.size(); ++i) add(i, plan.rest[i]);
-    name(*pool, step.stream);
+    next = 0;
+    pool->Empty(step.stream);
+    for (uint32_t i = 0; i < plan.rest.size(); ++i) add(*pool, i, plan.rest[i]);
   }
 }
 

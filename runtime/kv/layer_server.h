@@ -63,8 +63,9 @@ class LayerServer {
   Status ReadPlanned(uint32_t layer);
   void DropPlanned(uint32_t layer);
   Status NameSlots(const StreamStep& step);
-  void NameCounted(const StreamStep& step, const SlotCache::PlanResult& plan);
-  void NameOthers(const StreamStep& step, const SlotCache::PlanResult& plan);
+  void NameBiased(const StreamStep& step, const SlotCache::PlanResult& plan);
+  uint32_t CountOf(const StreamStep& step, uint32_t record) const;
+  std::span<const uint32_t> WithSample(std::span<const uint32_t> chosen, const GroupSample& sample);
   void CompactFetched(uint32_t layer);
   void AddGroupPositions(const StreamStep& step, std::vector<uint32_t>* positions);
 
@@ -79,10 +80,11 @@ class LayerServer {
   StaticSet* statics_ = nullptr;
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step
-  std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * n_chosen
+  std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * KvPlan::n_needed()
   std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads
-  std::vector<uint32_t> counts_;                // of entries, of a stream's slots
-  std::vector<uint32_t> named_;                 // those slots
+  std::vector<GroupSample> samples_;            // of a layer's rows and heads
+  std::vector<uint32_t> with_samples_;          // of a layer: what streams need, one after another
+  std::vector<uint8_t> is_drawn_;               // of what a stream needs
   KvStats stats_;
 };
 

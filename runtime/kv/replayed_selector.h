@@ -31,6 +31,7 @@ class ReplayedSelector final : public KvSelector {
     KVRUN_RETURN_IF_ERROR(replaced_->Choose(step).status());
     return choices_[size_t{step.layer} * n_streams_ + step.stream].Next(step.n_groups);
   }
+  Result<GroupSample> Sample(const StreamStep& step) override { return replaced_->Sample(step); }
   std::span<const uint32_t> LastChoice(const StreamStep& step) const override {
     return replaced_->LastChoice(step);
   }

@@ -50,13 +50,16 @@ uint64_t SlotCache::MemoryBytes(const SlotCacheShape& shape, const ReplacementPo
          (policy.goes_by_changes ? (sizeof(uint32_t) + sizeof(uint64_t)) * shape.n_slots : 0);
 }
 
-SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights) {
+SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights,
+                                      std::span<const uint8_t> is_passing) {
   KVRUN_CHECK(chosen.size() <= slots_.size());
+  KVRUN_CHECK(is_passing.empty() || is_passing.size() == chosen.size());
   KVRUN_CHECK(weights.empty() || weights.size() == chosen.size());
   ++step_;
   NoteFrequency(chosen);
   const size_t n_misses = FindHits(chosen);
-  const size_t n_loads = Admit(chosen, n_misses, ChooseVictims(n_misses));
+  const size_t n_lasting = LeaveOutPassing(is_passing, n_misses);
+  const size_t n_loads = Admit(chosen, n_lasting, ChooseVictims(n_lasting), n_misses - n_lasting);
   size_t load = 0;
   size_t n_slots = 0;
   size_t n_rest = 0;
@@ -147,9 +150,20 @@ size_t SlotCache::ChooseVictims(size_t most) {
   return count;
 }
 
+// Of the misses, those that may take slots come first; answers how many they are.
+size_t SlotCache::LeaveOutPassing(std::span<const uint8_t> is_passing, size_t n_misses) {
+  if (is_passing.empty()) return n_misses;
+  size_t n = 0;
+  for (size_t i = 0; i < n_misses; ++i) {
+    if (is_passing[loads_[i].extent] == 0) loads_[n++].extent = loads_[i].extent;
+  }
+  return n;
+}
+
 // Gives victims' slots to misses, the first to the first; answers to how many. ChooseVictims has found no
-// more victims than misses.
-size_t SlotCache::Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims) {
+// more victims than misses. n_passing: misses that take none.
+size_t SlotCache::Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims,
+                        size_t n_passing) {
   const auto begin = loads_.begin();
   if (policy_->goes_by_frequency) {
     const auto comes_first = [&](const SlotLoad& a, const SlotLoad& b) {
@@ -163,7 +177,7 @@ size_t SlotCache::Admit(std::span<const uint32_t> chosen, size_t n_misses, size_
   size_t n = 0;
   while (n < n_victims) {
     const uint32_t place = loads_[n].extent;
-    if (n_misses - n <= max_rest_ && !IsWorthIt(chosen[place], victims_[n])) break;
+    if (n_misses - n + n_passing <= max_rest_ && !IsWorthIt(chosen[place], victims_[n])) break;
     slots_[place] = victims_[n++];
   }
   return n;

@@ -100,8 +100,10 @@ class SlotCache {
   };
   // chosen: ascending, distinct, at most max_chosen. No slot that a chosen extent is in is given up. weights
   // [chosen.size()]: of the clusters that they belong to; empty: 1 each. Kept where the policy goes by
-  // changes. The answer is valid until the next call of Plan.
-  PlanResult Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights = {});
+  // changes. is_passing [chosen.size()]: what is not to take a slot, as it will hardly come again, or empty;
+  // those are at most max_rest. The answer is valid until the next call of Plan.
+  PlanResult Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights = {},
+                  std::span<const uint8_t> is_passing = {});
   // A load that failed: the slot is free again.
   void Drop(uint32_t slot);
 
@@ -131,7 +133,8 @@ class SlotCache {
   void NoteFrequency(std::span<const uint32_t> chosen);
   size_t FindHits(std::span<const uint32_t> chosen);
   size_t ChooseVictims(size_t most);
-  size_t Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims);
+  size_t LeaveOutPassing(std::span<const uint8_t> is_passing, size_t n_misses);
+  size_t Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims, size_t n_passing);
   bool IsWorthIt(uint32_t extent, uint32_t victim);
   void MergeLoads(size_t n_loads);
   size_t PlaceOf(uint32_t extent) const;

@@ -1,7 +1,12 @@
-// What is kept of the storage's speed decides kvswap's group where nobody gives one.
+// What is kept of the storage's speed decides kvswap's group where nobody gives one, and with the time that
+// the device takes for a layer how much is selected.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <iterator>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -11,6 +16,7 @@
 #include "runtime/engine/storage_speed_file.h"
 #include "runtime/include/kvrun/kvrun.h"
 #include "tests/support/long_run_fixture.h"
+#include "tests/support/reference_files.h"
 
 namespace kvrun::testing {
 namespace {
@@ -55,6 +61,94 @@ TEST_F(StorageSpeed, SlowStorageIsReadInLongerGroups) {
   const ProgramResult four = RunWith({"--kv-tmpfs", "--kv-group", "4"});
   EXPECT_NE(four.err.find(" in groups of 4 ("), std::string::npos) << four.err;
   EXPECT_NE(Json::parse(four.out)["kv"]["parts"], kv["parts"]);
+}
+
+// The options after "for the same on any machine: ", or none.
+Arguments OptionsOfNote(const std::string& err) {
+  static const std::string kWords = "for the same on any machine: ";
+  const size_t at = err.find(kWords);
+  if (at == err.npos) return {};
+  std::istringstream words(err.substr(at + kWords.size(), err.find('\n', at) - at - kWords.size()));
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
+// Of the test model, as a self-made one's prompts take more memory than all of its KV.
+class ReadingSpeed : public StorageSpeed {
+ protected:
+  void SetUp() override {
+    StorageSpeed::SetUp();
+    const std::optional<std::string> model = TestModelPath();
+    if (!model) GTEST_SKIP() << "no test model";
+    model_ = *model;
+  }
+  // A few tokens after a prompt of some 600.
+  ProgramResult Read(const Arguments& more) const {
+    std::string prompt;
+    for (int i = 0; i < 60; ++i) prompt += fmt::format("{}. The quick brown fox jumps. ", 17 * i);
+    Arguments arguments = {"run",
+                           "-m",
+                           model_,
+                           "-p",
+                           prompt,
+                           "-n",
+                           "6",
+                           "--ctx",
+                           "1600",
+                           "--json",
+                           "--ignore-end",
+                           "--kv-dir",
+                           folder_.Path("kv"),
+                           "--kv-tmpfs",
+                           "--kv-method",
+                           "kvswap",
+                           "--kv-budget",
+                           "1/8"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return RunProgram(RealProgram(), arguments, WithDrivers({"XDG_CACHE_HOME=" + folder_.Path("cache")}));
+  }
+};
+
+// The session's note says what it was, once; with its options a run is the same, whatever the flash is like.
+TEST_F(ReadingSpeed, FastStorageReadsMoreThanHasSlots) {
+  Keep(1e9);
+  const ProgramResult fast = Read({});
+  ASSERT_EQ(fast.exit_code, 0) << fast.err;
+  const Arguments options = OptionsOfNote(fast.err);
+  ASSERT_FALSE(options.empty()) << fast.err;
+  EXPECT_EQ(fast.err.find("a token reads"), fast.err.rfind("a token reads")) << fast.err;
+  const Json kv = Json::parse(fast.out)["kv"];
+  EXPECT_GT(kv["pool_reads"], 0) << kv;
+  Keep(1.0);
+  const ProgramResult slow = Read({});
+  EXPECT_TRUE(OptionsOfNote(slow.err).empty()) << slow.err;
+  const Json slow_kv = Json::parse(slow.out)["kv"];
+  EXPECT_EQ(slow_kv["pool_reads"], 0);
+  EXPECT_LT(slow_kv["chosen_groups"], kv["chosen_groups"]);
+  const ProgramResult again = Read(options);
+  EXPECT_EQ(Json::parse(again.out)["text"], Json::parse(fast.out)["text"]);
+  EXPECT_EQ(Json::parse(again.out)["kv"]["parts"], kv["parts"]);
+  EXPECT_EQ(Json::parse(again.out)["kv"]["chosen_groups"], kv["chosen_groups"]);
+}
+
+// Without a limit no speed is asked for, where the group is given.
+TEST_F(ReadingSpeed, ReadingThatNeedNotBeHiddenFillsTheBudget) {
+  const ProgramResult all = Read({"--kv-hide", "0", "--kv-group", "4"});
+  ASSERT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_FALSE(OptionsOfNote(all.err).empty()) << all.err;
+  EXPECT_FALSE(std::filesystem::exists(SpeedFile())) << all.err;
+}
+
+// It follows the machine: what it chooses is within its bounds, and told.
+TEST_F(StorageSpeed, WhatAdaptsStaysWithinItsPool) {
+  const ProgramResult run = RunWith(
+      {"--kv-tmpfs", "--kv-budget", "1/6", "--kv-hide", "0.5", "--kv-adapt", "on", "--kv-select", "80"});
+  EXPECT_EQ(run.exit_code, 1) << "hide chooses what select says";
+  const ProgramResult adapts =
+      RunWith({"--kv-tmpfs", "--kv-budget", "1/6", "--kv-adapt", "on", "--kv-select", "160"});
+  ASSERT_EQ(adapts.exit_code, 0) << adapts.err;
+  const Json entries = Json::parse(adapts.out)["kv"]["entries_per_layer"];
+  EXPECT_LE(entries["most"], 160);
+  EXPECT_GE(entries["least"], 4);
 }
 
 TEST_F(StorageSpeed, IsMeasuredOnceWhereNothingIsKept) {

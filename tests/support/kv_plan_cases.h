@@ -107,9 +107,10 @@ inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
   EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
   ExpectSoundPrefill(plan, model);
   if (plan.method.evicts()) return ExpectSoundLists(plan, model);
-  EXPECT_LE(plan.n_chosen, plan.n_cache_slots + plan.n_pool_slots);
-  EXPECT_EQ(plan.n_pool_slots > 0, plan.n_cache_slots < plan.n_chosen);
-  EXPECT_LE(plan.n_pool_slots, plan.n_chosen);
+  const uint32_t n_drawn = plan.n_sampled > 0 ? plan.n_sampled + 1 : 0;
+  EXPECT_LE(plan.n_chosen + n_drawn, plan.n_cache_slots + plan.n_pool_slots);
+  EXPECT_EQ(plan.n_pool_slots > n_drawn, plan.n_cache_slots < plan.n_chosen);
+  EXPECT_LE(plan.n_pool_slots, plan.n_chosen + n_drawn);
   EXPECT_LE(plan.n_cache_slots, plan.n_groups());
   EXPECT_LE(plan.n_pinned, plan.n_chosen);
   const uint64_t records = uint64_t{plan.n_streams} * model.n_layers * plan.slot_record.size_bytes();

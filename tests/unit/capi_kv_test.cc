@@ -409,6 +409,7 @@ KvReport SomeReport() {
   report.plan.budget_bytes = 100;
   report.plan.parts = {{"index", 10, true, true}, {"slots", 50, false, true}, {"prefill", 70, true, false}};
   report.stats.chosen_groups = 200;
+  report.stats.drawn_groups = 30;
   report.stats.hit_groups = 150;
   report.stats.pool_groups = 20;
   report.stats.choices = 16;
@@ -452,6 +453,7 @@ TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
       {"prefill_bytes", 80},
       {"decode_bytes", 60},
       {"chosen_groups", 200},
+      {"drawn_groups", 30},
       {"entries_per_layer", {{"mean", 50.0}, {"least", 20}, {"most", 160}}},
       {"own_hits", 150},
       {"pool_reads", 20},

@@ -22,7 +22,7 @@ TEST(KvPlanPool, ALargeSelectionGetsAsManySlotsAsFitBesideThePool) {
     const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
     ExpectSound(plan, kSmolLm2);
     EXPECT_EQ(plan.selected_entries(), 2000U);
-    EXPECT_EQ(plan.record.k_type, KvType::kFp8) << "the types that suit the budget";
+    EXPECT_EQ(plan.record.k_type, KvType::kInt8) << "the types that suit the budget";
     EXPECT_EQ(plan.index.rank, 24U);
     EXPECT_EQ(plan.pool_parts(), 2U);
     EXPECT_EQ(Part(plan, "pool"), PoolBytes(plan));

@@ -22,11 +22,12 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
     uint32_t least_entries;  // selection.md, "strictly within", less 3 to 9 %: the window is exact, the
                              // static set has lists
     KvType k_type;
+    KvType v_type;
     uint32_t rank;
     uint32_t window_entries;
   };
-  for (const Case& test :
-       {Case{1.0 / 13, 725, KvType::kFp8, 24, 64}, {1.0 / 34, 336, KvType::kInt4, 12, 32}}) {
+  for (const Case& test : {Case{1.0 / 13, 890, KvType::kInt8, KvType::kInt4, 24, 64},
+                           {1.0 / 34, 336, KvType::kInt4, KvType::kInt4, 12, 32}}) {
     for (const uint32_t alignment : {1U, 512U, 4096U}) {
       const KvPlan plan = Plan(Swap(test.fraction), kSmolLm2, 8192, 1, alignment);
       std::printf("alignment %u: %s\n", alignment, plan.Describe().c_str());
@@ -34,7 +35,7 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
       EXPECT_EQ(plan.full_bytes, uint64_t{8192} * 30 * 2 * 192 * 2);
       EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97);
       EXPECT_EQ(plan.record.k_type, test.k_type);
-      EXPECT_EQ(plan.record.v_type, test.k_type);
+      EXPECT_EQ(plan.record.v_type, test.v_type);
       EXPECT_EQ(plan.index.rank, test.rank);
       EXPECT_EQ(plan.index.type, KvType::kInt4);
       EXPECT_EQ(plan.window_entries, test.window_entries);
@@ -64,7 +65,8 @@ TEST(KvPlan, SelectsAsManyEntriesAsFit) {
   KvOptions options = Swap(1.0 / 13);
   options.static_share = StaticShare();
   const KvPlan plan = Plan(options);
-  options.k_type = options.v_type = KvType::kFp8;
+  options.k_type = KvType::kInt8;
+  options.v_type = KvType::kInt4;
   options.rank = 24;
   options.index_type = KvType::kInt4;
   options.window_entries = 64;

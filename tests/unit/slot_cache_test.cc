@@ -49,6 +49,24 @@ TEST(SlotCache, LoadsAndHitsAreReported) {
   EXPECT_EQ(Slots(plan), (std::vector<uint32_t>{0, 1, 2}));
 }
 
+// What passes goes elsewhere, however many slots are free, but is a hit where a slot has it.
+TEST(SlotCache, WhatPassesTakesNoSlot) {
+  for (const std::string_view policy : {"lru", "lfu"}) {
+    SlotCache cache({.n_slots = 3, .max_chosen = 4, .max_rest = 3, .n_extents = 10}, Policy(policy));
+    const auto first = cache.Plan(std::vector<uint32_t>{1, 4, 6}, {}, std::vector<uint8_t>{0, 1, 0});
+    EXPECT_EQ(Slots(first), (std::vector<uint32_t>{0, 1}));
+    EXPECT_EQ(first.loads.size(), 2U);
+    ASSERT_EQ(first.rest.size(), 1U);
+    EXPECT_EQ(first.rest[0], 4U);
+    const auto second = cache.Plan(std::vector<uint32_t>{1, 2, 6, 8}, {}, std::vector<uint8_t>{1, 1, 0, 1});
+    EXPECT_EQ(second.hits, 2U) << policy;
+    EXPECT_EQ(second.loads.size(), 0U) << policy;
+    EXPECT_EQ((std::vector<uint32_t>{second.rest.begin(), second.rest.end()}), (std::vector<uint32_t>{2, 8}));
+    const auto third = cache.Plan(std::vector<uint32_t>{1, 2, 6}, {}, std::vector<uint8_t>{0, 0, 1});
+    EXPECT_EQ(third.loads.size(), 1U) << "a slot was left free";
+  }
+}
+
 // 1 is loaded first and used last: fifo gives it up, lru does not.
 TEST(SlotCache, PoliciesDifferWhereThereAreMoreSlotsThanChosen) {
   for (const auto& [name, given_up] : std::map<std::string, uint32_t>{{"fifo", 1}, {"lru", 2}}) {

@@ -268,6 +268,16 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   select       how many entries a token reads besides sinks and window. Methods that evict: how many
  *                entries each list (of a KV head of a layer) keeps besides the window, on average; by
  *                default as many as the budget holds, or all
+ *   hide         how much is selected follows the speed of flash: so much that this share of the time in
+ *                which a token reads, from 0 to 1, passes while the device computes. 0: as much as the
+ *                budget has room for. Default: 0.9, where a budget, and neither select nor reuse, is given.
+ *                Of kvswap
+ *   adapt        "on": while decoding, fewer entries are selected where reads are late (hide says how
+ *                late), and more where they are early, never more than the plan has room for, nor fewer
+ *                than have slots. Results then depend on the machine's load. Default: "off". Of kvswap
+ *   sample       entries, in whole groups, that are drawn at random from those that are not selected, and
+ *                attended to in place of them. Default: 0. Of kvswap and other methods with adapters
+ *   seed         what sample draws by: the same number, text and options draw the same. Default: 0
  *   mass         a selection ends where its predicted share of the attention reaches this, above 0 and at
  *                most 1 ("0.95"); select is the most then
  *   window       how many of the newest entries stay in memory
@@ -357,18 +367,20 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
- * group, select, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy,
- * clusters (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep,
- * split, update, layout, representatives), kept (null: the method does not evict; else an object: entries (of
- * a list, on average; select is the same), most_entries (of any list, however they share), shares, precisions
- * and moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what
- * stays, at most)), static (null: there is no static set; else an object: entries (of a list), share,
- * by_prompt, steps, repage, observed_rows, precisions and moments (null: the method has no such choice)),
- * k_type, v_type, rotate, adapter_kind (null if there is none); notes [..]
- * (one if the context is longer than what the model was trained with). A file of adapters is read to check
- * that it suits; the folder for KV is not created. If no group is given, the one that kvswap takes depends on
- * the storage under that folder. Its speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in
- * the user's cache folder; a note says if the group is not 4. */
+ * group, select, hide's reading (null: how much is selected does not follow it; else an object: hide,
+ * reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both null:
+ * not known), limited_by: "time" or "budget"), adapt, sample, seed, mass (null: not asked for), window,
+ * sinks, reuse, rank (0: no index), index, heads, policy, clusters (null: the method has none; else an
+ * object: cluster, cluster_max, cluster_room, pending, upkeep, split, update, layout, representatives), kept
+ * (null: the method does not evict; else an object: entries (of a list, on average; select is the same),
+ * most_entries (of any list, however they share), shares, precisions and moments (null: the method has no
+ * such choice), observed_rows (how many of a prompt's rows say what stays, at most)), static (null: there is
+ * no static set; else an object: entries (of a list), share, by_prompt, steps, repage, observed_rows,
+ * precisions and moments (null: the method has no such choice)), k_type, v_type, rotate, adapter_kind (null
+ * if there is none); notes [..] (one if the context is longer than what the model was trained with). A file
+ * of adapters is read to check that it suits; the folder for KV is not created. If no group is given, the one
+ * that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1 to 0.4
+ * seconds on flash) and kept in the user's cache folder; a note says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -501,18 +513,18 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
  * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile, notes [..].
  * If KV is kept in records (any method but "full", or "full" in types other than f16 and f32) there is also
  * kv: method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json); of
- * decoding: chosen_groups (without sinks), entries_per_layer {mean, least, most} (chosen by a stream of a
- * layer in a step, without sinks), own_hits (chosen groups that were in memory already), pool_reads (those
- * that were read into the pool that layers share, as they found no room in their layer's reuse buffer),
- * hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an object, of all lists
- * of all layers and sequences, without the window: original (entries that are exact), low (those in 8 bits),
- * evicted (since each sequence began, what was not kept of its prompt among them), lowered (those that went
- * from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the share that is
- * exact, 0..1; empty where the method has no such choice]), static (as a plan has it, and chosen_again (how
- * often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were laid anew)),
- * stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading that it
- * did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode ("io_uring
- * direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
+ * decoding: chosen_groups (without sinks), drawn_groups (of them, at random), entries_per_layer {mean, least,
+ * most} (chosen by a stream of a layer in a step, without sinks), own_hits (chosen groups that were in memory
+ * already), pool_reads (those that were read into the pool that layers share, as they found no room in their
+ * layer's reuse buffer), hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an
+ * object, of all lists of all layers and sequences, without the window: original (entries that are exact),
+ * low (those in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them),
+ * lowered (those that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence
+ * 0: the share that is exact, 0..1; empty where the method has no such choice]), static (as a plan has it,
+ * and chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were
+ * laid anew)), stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of
+ * reading that it did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode
+ * ("io_uring direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
  * mean_read_bytes, read_mbps (10^6 bytes/s, while reading), bytes_written. A value is null if nothing was
  * counted for it. Counters start when the session is created, and again with kvrun_session_stats_reset. */
 KVRUN_API kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json);

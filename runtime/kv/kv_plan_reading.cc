@@ -1,0 +1,43 @@
+#include "runtime/kv/kv_plan_reading.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvrun {
+
+double FlashTimes::ReadMicroseconds(uint64_t bytes) const {
+  constexpr double kBlockBytes = 4096.0;
+  const double rate = bytes_per_s > 0.0 ? bytes_per_s : reads_per_s * kBlockBytes;
+  return 1e6 * std::max(1.0 / reads_per_s, static_cast<double>(bytes) / rate);
+}
+
+std::string DescribeReading(const KvPlan& plan) {
+  const ReadingPlan& reading = *plan.reading;
+  if (plan.n_chosen == plan.n_choosable()) return "";
+  if (!reading.is_limited_by_time) return " (as many as the budget has room for)";
+  return fmt::format(
+      " (as many as flash has time for: {:.0f} reads of {:.2f} ms in a layer of {:.2f} ms, {:.2g} of it "
+      "hidden)",
+      reading.reads, reading.read_us / 1e3, reading.layer_us / 1e3, reading.hide);
+}
+
+std::string SameAgain(const KvPlan& plan) {
+  return fmt::format(
+      "--kv-group {} --kv-type {},{} --kv-rank {} --kv-index {} --kv-window {} --kv-select {} --kv-reuse {}",
+      plan.record.group_tokens, KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type),
+      plan.index.rank, KvTypeName(plan.index.type), plan.window_entries, plan.selected_entries(),
+      plan.n_cache_slots);
+}
+
+std::string NoteOfReading(const KvPlan& plan) {
+  if (plan.n_usual > 0) {
+    return fmt::format("a token reads {} of {} entries at first{}, and as reads allow from then on: {} to {}",
+                       plan.EntriesOfSlots(plan.n_usual - plan.n_pinned), plan.n_ctx, DescribeReading(plan),
+                       plan.EntriesOfSlots(plan.n_least() - plan.n_pinned), plan.selected_entries());
+  }
+  return fmt::format("a token reads {} of {} entries{}; as options, for the same on any machine: {}",
+                     plan.selected_entries(), plan.n_ctx, DescribeReading(plan), SameAgain(plan));
+}
+
+}  // namespace kvrun

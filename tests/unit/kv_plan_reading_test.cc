@@ -1,0 +1,225 @@
+// Plans that select as much as flash has time for (--kv-hide), and that draw more at random (--kv-sample).
+#include "runtime/kv/kv_plan_reading.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "runtime/kv/kv_options.h"
+#include "tests/support/kv_plan_cases.h"
+
+namespace kvrun::testing {
+namespace {
+
+KvOptions WithTimes(double share, double reads_per_s, double layer_us = 600.0) {
+  KvOptions options = Swap(share);
+  options.flash_times = FlashTimes{.reads_per_s = reads_per_s, .layer_us = layer_us};
+  return options;
+}
+
+KvOptions Parsed(const std::string& line) {
+  KvSettings settings;
+  const Status status = ParseKvOptions(line, &settings);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return settings.kv;
+}
+
+TEST(KvPlanReading, WhereNothingIsKnownOfTheFlashAsMuchIsSelectedAsHasSlots) {
+  const KvPlan plan = Plan(Swap(1.0 / 13));
+  EXPECT_FALSE(plan.reading.has_value());
+  EXPECT_EQ(plan.n_pool_slots, 0U);
+  EXPECT_TRUE(plan.has_statics());
+}
+
+TEST(KvPlanReading, WithoutALimitAsMuchAsTheBudgetHasRoomFor) {
+  for (const double share : {1.0 / 13, 1.0 / 34}) {
+    for (const uint32_t n_sequences : {1U, 3U}) {
+      KvOptions options = Swap(share);
+      options.hide = 0.0;
+      const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
+      ExpectSound(plan, kSmolLm2);
+      EXPECT_GT(plan.n_chosen, 4 * Plan(Swap(share)).n_chosen) << plan.Describe();
+      ASSERT_TRUE(plan.reading.has_value());
+      EXPECT_FALSE(plan.reading->is_limited_by_time);
+      // One more would not fit, or there is none.
+      if (plan.n_chosen == plan.n_groups()) continue;
+      options = Unlimited("kvswap");
+      options.budget_bytes = plan.budget_bytes;
+      options.group_tokens = plan.record.group_tokens;
+      options.index_type = plan.index.type;
+      options.select_entries = plan.n_chosen * 4;
+      options.k_type = plan.record.k_type;
+      options.v_type = plan.record.v_type;
+      options.rank = plan.index.rank;
+      options.window_entries = plan.window_entries;
+      options.reuse_groups = 0;
+      EXPECT_FALSE(PlanKv(options, kSmolLm2, 8192, n_sequences, 1).ok());
+    }
+  }
+}
+
+TEST(KvPlanReading, MoreIsSelectedWhereFlashIsFasterAndLayersTakeLonger) {
+  uint32_t before = 0;
+  for (const double reads_per_s : {1e3, 3e4, 1e5, 3e5, 1e6}) {
+    const KvPlan plan = Plan(WithTimes(1.0 / 13, reads_per_s));
+    ExpectSound(plan, kSmolLm2);
+    const uint32_t n_total = std::max(plan.n_chosen, plan.statics.n_total);
+    EXPECT_GE(n_total, before) << plan.Describe();
+    before = n_total;
+  }
+  EXPECT_GT(before, 700U);
+  EXPECT_GT(Plan(WithTimes(1.0 / 13, 3e5, 600.0)).n_chosen, Plan(WithTimes(1.0 / 13, 3e5, 300.0)).n_chosen);
+}
+
+// The bound is kept, and nothing that would keep it is left.
+TEST(KvPlanReading, ReadingIsHiddenAsFarAsAskedFor) {
+  for (const double hide : {0.3, 0.6, 0.9, 1.0}) {
+    KvOptions options = WithTimes(1.0 / 13, 2e5);
+    options.hide = hide;
+    const KvPlan plan = Plan(options);
+    ASSERT_TRUE(plan.reading.has_value()) << plan.Describe();
+    EXPECT_TRUE(plan.reading->is_limited_by_time);
+    EXPECT_LE(plan.reading->read_us * hide, 600.0);
+    EXPECT_GE(plan.reading->read_us * hide, 590.0);
+    EXPECT_NEAR(plan.reading->read_us, plan.reading->reads * 5.0, 1e-6);
+    EXPECT_NE(plan.Describe().find("as many as flash has time for"), std::string::npos) << plan.Describe();
+  }
+}
+
+// Slow flash changes nothing: never less than what has slots.
+TEST(KvPlanReading, SlowFlashSelectsWhatHasSlots) {
+  const KvPlan usual = Plan(Swap(1.0 / 13));
+  const KvPlan plan = Plan(WithTimes(1.0 / 13, 100.0));
+  EXPECT_EQ(plan.n_chosen, usual.n_chosen);
+  EXPECT_EQ(plan.n_cache_slots, usual.n_cache_slots);
+  EXPECT_EQ(plan.Describe(), usual.Describe());
+}
+
+// What is long takes longer to read.
+TEST(KvPlanReading, LargeRecordsAreReadByBytes) {
+  const FlashTimes blocks{.reads_per_s = 1e5, .layer_us = 1000.0};
+  EXPECT_DOUBLE_EQ(blocks.ReadMicroseconds(512), 10.0);
+  EXPECT_DOUBLE_EQ(blocks.ReadMicroseconds(4096), 10.0);
+  EXPECT_DOUBLE_EQ(blocks.ReadMicroseconds(8192), 20.0);
+  const FlashTimes both{.reads_per_s = 1e5, .bytes_per_s = 1e9, .layer_us = 1000.0};
+  EXPECT_DOUBLE_EQ(both.ReadMicroseconds(8192), 10.0);
+  EXPECT_DOUBLE_EQ(both.ReadMicroseconds(16384), 16.384);
+}
+
+// On a machine of which nothing is known, the options that a plan tells make the same plan.
+TEST(KvPlanReading, OptionsThatItTellsMakeTheSamePlan) {
+  for (const double share : {1.0 / 13, 1.0 / 34}) {
+    for (const double reads_per_s : {3e5, 1e6}) {
+      const KvPlan plan = Plan(WithTimes(share, reads_per_s), kSmolLm2, 8192, 1, 512);
+      ASSERT_TRUE(plan.reading.has_value());
+      ASSERT_FALSE(plan.notes.empty());
+      EXPECT_NE(plan.notes.back().find(SameAgain(plan)), std::string::npos) << plan.notes.back();
+      KvOptions options = Parsed(SameAgain(plan));
+      options.method = "kvswap";
+      options.budget_fraction = share;
+      const KvPlan again = Plan(options, kSmolLm2, 8192, 1, 512);
+      EXPECT_EQ(again.n_chosen, plan.n_chosen);
+      EXPECT_EQ(again.n_cache_slots, plan.n_cache_slots);
+      EXPECT_EQ(again.n_pool_slots, plan.n_pool_slots);
+      EXPECT_EQ(again.window_entries, plan.window_entries);
+      EXPECT_EQ(again.index.rank, plan.index.rank);
+      EXPECT_EQ(again.rotates, plan.rotates);
+      EXPECT_EQ(again.prefill_tile_tokens, plan.prefill_tile_tokens);
+      EXPECT_EQ(again.decode_bytes(), plan.decode_bytes());
+      EXPECT_EQ(again.statics.n_entries, 0U);
+    }
+  }
+}
+
+TEST(KvPlanReading, WhatGoesWithoutIt) {
+  const auto refusal = [](const std::string& line) { return Refusal(Parsed(line)); };
+  ExpectMessage(refusal("--kv-method kvswap --kv-budget 1/13 --kv-hide 0.9 --kv-select 400"),
+                StatusCode::kInvalidArgument, "--kv-select says it");
+  ExpectMessage(refusal("--kv-budget 1/13 --kv-hide 0.9 --kv-reuse 100"), StatusCode::kInvalidArgument,
+                "--kv-reuse says it");
+  ExpectMessage(refusal("--kv-method kvswap --kv-hide 0.9"), StatusCode::kInvalidArgument, "--kv-budget");
+  for (const std::string method : {"full", "flexgen", "quest", "dynakv", "snapkv", "arkv-flash"}) {
+    ExpectMessage(refusal("--kv-method " + method + " --kv-budget 1/13 --kv-hide 0.9"),
+                  StatusCode::kInvalidArgument, "--kv-hide does not go with");
+  }
+}
+
+// Room for twice the reading, and at first as much as without it; or all that was asked for.
+TEST(KvPlanReading, WhatAdaptsHasRoomForMore) {
+  KvOptions options = WithTimes(1.0 / 13, 2e5);
+  const KvPlan fixed = Plan(options);
+  options.adapt = true;
+  const KvPlan plan = Plan(options);
+  ExpectSound(plan, kSmolLm2);
+  EXPECT_EQ(plan.n_usual, fixed.n_chosen);
+  EXPECT_GT(plan.n_chosen, fixed.n_chosen);
+  EXPECT_LT(plan.n_least(), plan.n_usual);
+  EXPECT_EQ(plan.hide, 0.9);
+  EXPECT_EQ(fixed.n_usual, 0U);
+
+  const KvPlan asked = Plan(Parsed("--kv-method kvswap --kv-budget 1/13 --kv-select 2000 --kv-adapt on"));
+  EXPECT_EQ(asked.n_usual, asked.n_chosen);
+  EXPECT_EQ(asked.n_least(), asked.n_cache_slots);
+  // Without a pool there is nothing to give up.
+  EXPECT_EQ(Plan(Parsed("--kv-method kvswap --kv-select 400 --kv-adapt on")).n_usual, 0U);
+  ExpectMessage(Refusal(Parsed("--kv-method quest --kv-adapt on")), StatusCode::kInvalidArgument,
+                "--kv-adapt does not go with");
+}
+
+// A budget that holds all KV has no use for it, and says so.
+TEST(KvPlanReading, ABudgetThatHoldsEverythingSelectsNothing) {
+  const KvPlan plan = Plan(Parsed("--kv-budget 100% --kv-hide 0.9 --kv-sample 400"));
+  EXPECT_EQ(plan.method.name, "full");
+  ASSERT_FALSE(plan.notes.empty());
+  EXPECT_NE(plan.notes.back().find("hide, sample"), std::string::npos) << plan.notes.back();
+}
+
+TEST(KvPlanSample, ThePoolHasRoomForWhatIsDrawn) {
+  for (const std::string more : {"", " --kv-select 400", " --kv-select 1200"}) {
+    const KvPlan plan = Plan(Parsed("--kv-method kvswap --kv-budget 1/13 --kv-sample 400" + more));
+    ExpectSound(plan, kSmolLm2);
+    EXPECT_EQ(plan.n_sampled, 100U);
+    EXPECT_EQ(plan.n_pool_slots, plan.n_chosen - plan.n_cache_slots + 101);
+    EXPECT_EQ(plan.group_score, GroupScore::kMass);
+    EXPECT_FALSE(plan.has_statics());
+    EXPECT_NE(plan.Describe().find(", 400 more drawn at random"), std::string::npos) << plan.Describe();
+  }
+}
+
+// Those that are drawn are hardly ever in a slot: they take reading time from what is selected.
+TEST(KvPlanSample, WhatIsDrawnIsRead) {
+  KvOptions options = WithTimes(1.0 / 13, 3e5);
+  const KvPlan without = Plan(options);
+  options.sample_entries = 200;
+  const KvPlan with = Plan(options);
+  ASSERT_TRUE(with.reading.has_value());
+  EXPECT_LT(with.n_chosen, without.n_chosen);
+  EXPECT_LE(with.reading->read_us * 0.9, 600.0);
+}
+
+TEST(KvPlanSample, NoMoreIsDrawnThanThereIs) {
+  const KvPlan plan = Plan(Parsed("--kv-method kvswap --kv-select 8000 --kv-sample 8000"));
+  EXPECT_EQ(plan.n_chosen, 2001U);
+  EXPECT_EQ(plan.n_sampled, 2048U - 2001U);
+  EXPECT_EQ(Plan(Parsed("--kv-method kvswap --kv-select 9000 --kv-sample 8000")).n_sampled, 0U);
+}
+
+TEST(KvPlanSample, WhatGoesWithoutIt) {
+  const auto refusal = [](const std::string& line) { return Refusal(Parsed(line)); };
+  for (const std::string method :
+       {"flexgen", "quest", "oracle", "random", "dynakv", "snapkv", "streaming", "arkv-flash"}) {
+    ExpectMessage(refusal("--kv-method " + method + " --kv-sample 100"), StatusCode::kInvalidArgument,
+                  "--kv-sample does not go with");
+  }
+  ExpectMessage(refusal("--kv-method kvswap --kv-sample 100 --kv-heads sum"), StatusCode::kInvalidArgument,
+                "--kv-sample goes by the mass");
+  ExpectMessage(refusal("--kv-method kvswap --kv-sample 100 --kv-static 0.25"), StatusCode::kInvalidArgument,
+                "static set");
+  ExpectMessage(refusal("--kv-method kvswap --kv-sample 100 --kv-policy non-hit"),
+                StatusCode::kInvalidArgument, "non-hit");
+  ExpectMessage(refusal("--kv-method quest --kv-seed 1"), StatusCode::kInvalidArgument, "--kv-seed");
+}
+
+}  // namespace
+}  // namespace kvrun::testing
