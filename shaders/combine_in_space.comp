@@ -16,6 +16,7 @@ layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
 #include "include/entry_space.glsl"
 
 shared float joined[KVRUN_MOST_ELEMENTS];
+shared float halfway[KVRUN_MOST_ELEMENTS];
 
 void JoinSplits(uint row) {
   const uint stride = p.head_dim + 2;
@@ -35,12 +36,26 @@ void JoinSplits(uint row) {
   }
 }
 
-// Element i of H's row times what is joined: signs by the parity of the bits that i and a column share.
-float HadamardElement(uint i, uint block) {
-  const uint begin = i / block * block;
+// Of at most four bits.
+float ParitySign(uint bits) { return (0x6996u >> bits & 1u) != 0 ? -1.0 : 1.0; }
+
+// H is a product of two sums, over the low and the high half of a column's bits: signs are by the parity of the bits
+// that row and column share.
+void MultiplyLow(uint head_dim, uint low) {
+  for (uint i = gl_LocalInvocationIndex; i < head_dim; i += LOCAL_SIZE) {
+    const uint begin = i / low * low;
+    float sum = 0.0;
+    for (uint j = 0; j < low; ++j) sum += ParitySign(j & (i - begin)) * joined[begin + j];
+    halfway[i] = sum;
+  }
+}
+
+float HighElement(uint i, uint low, uint high) {
+  const uint row = i / low % high;
+  const uint begin = i - row * low;
   float sum = 0.0;
-  for (uint j = 0; j < block; ++j) sum += bitCount(j & (i - begin)) % 2 == 0 ? joined[begin + j] : -joined[begin + j];
-  return sum / sqrt(float(block));
+  for (uint j = 0; j < high; ++j) sum += ParitySign(j & row) * halfway[begin + j * low];
+  return sum;
 }
 
 void main() {
@@ -51,7 +66,11 @@ void main() {
   const uint kv_head = row % p.n_heads / (p.n_heads / p.n_kv_heads);
   const uint mean = p.means_begin + ((sequence * p.n_kv_heads + kv_head) * 2 + 1) * p.head_dim;
   const uint block = HadamardBlock(p.head_dim);
+  const uint low = 1u << (findMSB(block) / 2);
+  MultiplyLow(p.head_dim, low);
+  barrier();
+  const float factor = 1.0 / sqrt(float(block));
   for (uint i = gl_LocalInvocationIndex; i < p.head_dim; i += LOCAL_SIZE) {
-    result[row * p.head_dim + i] = SignOf(i) * HadamardElement(i, block) + means_float(mean + i);
+    result[row * p.head_dim + i] = SignOf(i) * HighElement(i, low, block / low) * factor + means_float(mean + i);
   }
 }

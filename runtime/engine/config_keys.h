@@ -18,9 +18,14 @@ struct ConfigOptionKey {
   std::string_view comment;
 };
 
-inline constexpr std::array<ConfigOptionKey, 14> kConfigOptionKeys = {{
+inline constexpr std::array<ConfigOptionKey, 18> kConfigOptionKeys = {{
     {"group", "group", true, "consecutive entries that are read as one"},
     {"select", "select", true, "entries that a token reads besides sinks and window"},
+    {"hide", "hide", false,
+     "a share: how much of the reading passes while the device computes; not with select"},
+    {"adapt", "adapt", false, "on, off: whether select follows how late reads are"},
+    {"sample", "sample", true, "entries that are drawn at random from those that are not selected"},
+    {"seed", "seed", true, "what sample draws by"},
     {"mass", "mass", false, "a share at whose predicted mass a selection ends; select is the most then"},
     {"reuse", "reuse", true, "groups per layer that stay in memory in case they are chosen again"},
     {"static", "static", false, "the share of select that stays in memory as a static set, or prompt"},

@@ -23,20 +23,25 @@ std::string DescribeReading(const KvPlan& plan) {
 }
 
 std::string SameAgain(const KvPlan& plan) {
+  const std::string statics =
+      plan.has_statics() ? fmt::format(" --kv-static {}", plan.statics.share.share) : "";
   return fmt::format(
-      "--kv-group {} --kv-type {},{} --kv-rank {} --kv-index {} --kv-window {} --kv-select {} --kv-reuse {}",
-      plan.record.group_tokens, KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type),
-      plan.index.rank, KvTypeName(plan.index.type), plan.window_entries, plan.selected_entries(),
-      plan.n_cache_slots);
+             "--kv-group {} --kv-type {},{} --kv-rank {} --kv-index {} --kv-window {} --kv-select {} "
+             "--kv-reuse {}",
+             plan.record.group_tokens, KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type),
+             plan.index.rank, KvTypeName(plan.index.type), plan.window_entries, plan.selected_entries(),
+             plan.n_cache_slots) +
+         statics;
 }
 
 std::string NoteOfReading(const KvPlan& plan) {
   if (plan.n_usual > 0) {
-    return fmt::format("a token reads {} of {} entries at first{}, and as reads allow from then on: {} to {}",
-                       plan.EntriesOfSlots(plan.n_usual - plan.n_pinned), plan.n_ctx, DescribeReading(plan),
-                       plan.EntriesOfSlots(plan.n_least() - plan.n_pinned), plan.selected_entries());
+    return fmt::format(
+        "a token attends to {} of {} entries at first{}, and as reads allow from then on: {} to {}",
+        plan.EntriesOfSlots(plan.n_usual - plan.n_pinned), plan.n_ctx, DescribeReading(plan),
+        plan.EntriesOfSlots(plan.n_least() - plan.n_pinned), plan.selected_entries());
   }
-  return fmt::format("a token reads {} of {} entries{}; as options, for the same on any machine: {}",
+  return fmt::format("a token attends to {} of {} entries{}; as options, for the same on any machine: {}",
                      plan.selected_entries(), plan.n_ctx, DescribeReading(plan), SameAgain(plan));
 }
 

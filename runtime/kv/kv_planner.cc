@@ -20,7 +20,7 @@ namespace kvrun {
 namespace {
 
 constexpr uint32_t kFewEntries = 128;
-constexpr double kWorthItsStatics = 0.9;  // of the entries that there would be without them
+constexpr double kWorthItsStatics = 0.8;  // of the entries that there would be without them
 constexpr double kNearlyOne = 1 - 1e-6;   // a budget is a whole number of bytes
 constexpr double kLeastShareOfSmallClusters = 1.0 / 8;
 
@@ -327,7 +327,7 @@ std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
     const bool is_hidden = !limits_reading() || plan->reading->read_us * hide <= plan->reading->layer_us;
     return is_hidden ? plan : std::nullopt;
   };
-  uint32_t fits = best->n_chosen;
+  uint32_t fits = std::max(best->n_chosen, best->statics.n_total);
   uint32_t end = base_.n_choosable() + 1;
   while (end - fits > 1) {
     const uint32_t middle = fits + (end - fits) / 2;
@@ -349,7 +349,7 @@ std::optional<KvPlan> Planner::FitAsRead(const Row& row) const {
   std::optional<KvPlan> most = FitHidden(row, hide() / 2.0);
   if (!most) return usual;
   most->reading = usual->reading;
-  most->n_usual = usual->n_chosen;
+  most->n_usual = std::min(usual->n_chosen, most->n_chosen);
   return most;
 }
 

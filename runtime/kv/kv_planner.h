@@ -111,8 +111,7 @@ class Planner {
   // Nobody has said how much is selected, and it is known what reading costs.
   bool may_read_more() const {
     return has_budget() && fills_budget() && base_.method.defaults.may_select_more_than_slots &&
-           !needs_equal_capacity() && base_.statics.share == StaticShare() &&
-           (limits_reading() || hide() == 0.0);
+           !needs_equal_capacity() && !base_.statics.share.by_prompt && (limits_reading() || hide() == 0.0);
   }
   double hide() const { return options_.hide.value_or(kUsualHide); }
   bool adapts() const { return options_.adapt.value_or(false); }

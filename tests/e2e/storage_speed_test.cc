@@ -63,13 +63,17 @@ TEST_F(StorageSpeed, SlowStorageIsReadInLongerGroups) {
   EXPECT_NE(Json::parse(four.out)["kv"]["parts"], kv["parts"]);
 }
 
+Arguments Words(const std::string& line) {
+  std::istringstream words(line);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
 // The options after "for the same on any machine: ", or none.
 Arguments OptionsOfNote(const std::string& err) {
   static const std::string kWords = "for the same on any machine: ";
   const size_t at = err.find(kWords);
   if (at == err.npos) return {};
-  std::istringstream words(err.substr(at + kWords.size(), err.find('\n', at) - at - kWords.size()));
-  return {std::istream_iterator<std::string>(words), {}};
+  return Words(err.substr(at + kWords.size(), err.find('\n', at) - at - kWords.size()));
 }
 
 // Of the test model, as a self-made one's prompts take more memory than all of its KV.
@@ -81,28 +85,14 @@ class ReadingSpeed : public StorageSpeed {
     if (!model) GTEST_SKIP() << "no test model";
     model_ = *model;
   }
-  // A few tokens after a prompt of some 600.
+  // A few tokens after a prompt of some 300.
   ProgramResult Read(const Arguments& more) const {
     std::string prompt;
-    for (int i = 0; i < 60; ++i) prompt += fmt::format("{}. The quick brown fox jumps. ", 17 * i);
-    Arguments arguments = {"run",
-                           "-m",
-                           model_,
-                           "-p",
-                           prompt,
-                           "-n",
-                           "6",
-                           "--ctx",
-                           "1600",
-                           "--json",
-                           "--ignore-end",
-                           "--kv-dir",
-                           folder_.Path("kv"),
-                           "--kv-tmpfs",
-                           "--kv-method",
-                           "kvswap",
-                           "--kv-budget",
-                           "1/8"};
+    for (int i = 0; i < 30; ++i) prompt += fmt::format("{}. The quick brown fox jumps. ", 17 * i);
+    Arguments arguments = {"run", "-m", model_, "-p", prompt, "--kv-dir", folder_.Path("kv")};
+    const Arguments always =
+        Words("-n 6 --ctx 1600 --json --ignore-end --kv-tmpfs --kv-method kvswap --kv-budget 1/8");
+    arguments.insert(arguments.end(), always.begin(), always.end());
     arguments.insert(arguments.end(), more.begin(), more.end());
     return RunProgram(RealProgram(), arguments, WithDrivers({"XDG_CACHE_HOME=" + folder_.Path("cache")}));
   }
@@ -115,7 +105,7 @@ TEST_F(ReadingSpeed, FastStorageReadsMoreThanHasSlots) {
   ASSERT_EQ(fast.exit_code, 0) << fast.err;
   const Arguments options = OptionsOfNote(fast.err);
   ASSERT_FALSE(options.empty()) << fast.err;
-  EXPECT_EQ(fast.err.find("a token reads"), fast.err.rfind("a token reads")) << fast.err;
+  EXPECT_EQ(fast.err.find("a token attends to"), fast.err.rfind("a token attends to")) << fast.err;
   const Json kv = Json::parse(fast.out)["kv"];
   EXPECT_GT(kv["pool_reads"], 0) << kv;
   Keep(1.0);
