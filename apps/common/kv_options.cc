@@ -56,7 +56,10 @@ const std::vector<KvOptionHelp>& Options() {
        "attend to N more entries, drawn at random from those that are not selected, each in place of many "
        "(default: 0)",
        kKvExperts},
-      {"seed", "N", "what --kv-sample draws by: the same number draws the same (default: 0)", kKvExperts},
+      {"seed", "N",
+       "what --kv-sample draws by: the same number draws the same (default: --seed, where there is one, else "
+       "0)",
+       kKvExperts},
       {"mass", "SHARE",
        "end a selection where its predicted share of the attention is reached, such as 0.95; --kv-select is "
        "the most then",

@@ -125,9 +125,11 @@ Json AskPlan(const SessionPlan& plan) {
                    [&](const Failure& failure) { return ExplainRefusal(plan, failure); });
 }
 
-SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
-                        uint32_t n_ctx) {
+SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx,
+                        std::optional<uint64_t> seed) {
   SessionPlan plan = TakeConfig(model, shared, n_sequences, n_ctx);
+  if (seed && plan.kv.Find("sample") != nullptr && plan.kv.Find("seed") == nullptr)
+    plan.kv.Set("--seed", "seed", std::to_string(static_cast<uint32_t>(*seed)));
   if (!plan.kv.asks_for_plan()) {
     SayContextNotes(model, shared, n_ctx);
     return plan;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,9 +33,10 @@ struct SessionPlan {
 SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx);
 
 // The same, and says what the budget of the KV cache buys, where one (or a method other than full) is asked
-// for; throws where it cannot be had. To be called before LoadEngine: loading takes long.
-SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences,
-                        uint32_t n_ctx);
+// for; throws where it cannot be had. To be called before LoadEngine: loading takes long. `seed`: of what is
+// generated; --kv-sample draws by it, too, unless --kv-seed says otherwise.
+SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx,
+                        std::optional<uint64_t> seed = std::nullopt);
 // Says what to expect of a context that is longer than what the model was trained with, before it is loaded.
 void SayContextNotes(const Model& model, const SharedOptions& shared, uint32_t n_ctx);
 

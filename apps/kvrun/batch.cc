@@ -69,7 +69,7 @@ class BatchRunner {
                                             job.generation.values.max_tokens, what));
     }
     const auto n_sequences = static_cast<uint32_t>(std::min<size_t>(items_.size(), KVRUN_MAX_SEQUENCES));
-    SessionPlan plan = PlanSession(model, job.shared, n_sequences, n_ctx);
+    SessionPlan plan = PlanSession(model, job.shared, n_sequences, n_ctx, job.generation.values.seed);
     loaded_ = LoadEngine(model, job.shared, &progress_);
     session_ = StartSession(loaded_, job.shared, &plan, &progress_);
   }

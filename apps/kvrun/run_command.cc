@@ -85,7 +85,7 @@ int RunOne(const RunOptions& options, const Model& model) {
   }
   const uint32_t n_ctx =
       ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
-  SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx);
+  SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx, options.generation.values.seed);
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, &plan, &progress);

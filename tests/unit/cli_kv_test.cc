@@ -54,6 +54,20 @@ TEST(CliKv, EveryOptionReachesTheLibraryAndThePlanIsSaid) {
   EXPECT_EQ(result.out, "5:hello");
 }
 
+// One seed says what is drawn, of tokens and of entries, unless there are two.
+TEST(CliKv, ASampleDrawsByTheSeed) {
+  const std::vector<std::string> sample = {"--kv-method", "kvswap", "--kv-sample", "40", "--seed", "5"};
+  const auto err = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = sample;
+    all.insert(all.end(), more.begin(), more.end());
+    return Cli(RunHello(all)).err;
+  };
+  EXPECT_PRED2(Contains, err({}), "method kvswap, sample 40, seed 5\n");
+  EXPECT_PRED2(Contains, err({"--kv-seed", "7"}), "method kvswap, sample 40, seed 7\n");
+  EXPECT_FALSE(Contains(Cli(RunHello({"--kv-method", "kvswap", "--seed", "5"})).err, "seed"))
+      << "nothing is drawn";
+}
+
 TEST(CliKv, EveryOptionIsAVariableToo) {
   ProgramInput input{{"KVRUN_KV_TMPFS=1"}, "", ""};
   for (const auto& [name, value] : Options()) {
