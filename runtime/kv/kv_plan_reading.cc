@@ -17,9 +17,9 @@ std::string DescribeReading(const KvPlan& plan) {
   if (plan.n_chosen == plan.n_choosable()) return "";
   if (!reading.is_limited_by_time) return " (as many as the budget has room for)";
   return fmt::format(
-      " (as many as flash has time for: {:.0f} reads of {:.2f} ms in a layer of {:.2f} ms, {:.2g} of it "
-      "hidden)",
-      reading.reads, reading.read_us / 1e3, reading.layer_us / 1e3, reading.hide);
+      " (as many as flash has time for: {:.0f} reads take {:.2f} ms, of which {:.2g} are to be hidden, and a "
+      "layer takes {:.2f} ms)",
+      reading.reads, reading.read_us / 1e3, reading.hide, reading.layer_us / 1e3);
 }
 
 std::string SameAgain(const KvPlan& plan) {
