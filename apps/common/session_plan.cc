@@ -37,13 +37,26 @@ Json ReadConfig(const SharedOptions& shared, const SessionPlan& plan, const kvru
   return TakeJson(json);
 }
 
-// Those that were not said before.
+// Whether it was not said before; from now on it was.
+bool IsNew(const std::string& note, SessionPlan* plan) {
+  if (std::find(plan->notes.begin(), plan->notes.end(), note) != plan->notes.end()) return false;
+  plan->notes.push_back(note);
+  return true;
+}
+
 void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan) {
   for (const Json& note : config.value("notes", Json::array())) {
     const std::string text = TextOf(note);
-    if (std::find(plan->notes.begin(), plan->notes.end(), text) != plan->notes.end()) continue;
-    plan->notes.push_back(text);
-    if (!shared.quiet) PrintMessage(fmt::format("note: {}: {}", shared.config, text));
+    if (IsNew(text, plan) && !shared.quiet) PrintMessage(fmt::format("note: {}: {}", shared.config, text));
+  }
+}
+
+// What only the session knows: how fast its device is may decide how much is selected.
+void SayNewNotes(const Session& session, SessionPlan* plan) {
+  if (!plan->tells_plan) return;
+  for (const Json& note : SessionStats(session).value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    if (IsNew(text, plan)) PrintMessage("note: " + text);
   }
 }
 
@@ -171,21 +184,6 @@ void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, Sessio
   if (shared.config.empty()) return;
   SayNotes(shared, ReadConfig(shared, *plan, loaded.engine.get()), plan);
 }
-
-namespace {
-
-// What only the session knows: how fast its device is may decide how much is selected.
-void SayNewNotes(const Session& session, SessionPlan* plan) {
-  if (!plan->tells_plan) return;
-  for (const Json& note : SessionStats(session).value("notes", Json::array())) {
-    const std::string text = TextOf(note);
-    if (std::find(plan->notes.begin(), plan->notes.end(), text) != plan->notes.end()) continue;
-    plan->notes.push_back(text);
-    PrintMessage("note: " + text);
-  }
-}
-
-}  // namespace
 
 Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,
                      Progress* progress) {
