@@ -3,10 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "runtime/kv/host_buffer.h"
 
 namespace kvrun {
+namespace {
+
+// words: how many groups follow, and they, ascending. A number or a group that no device can mean is kDevice.
+Result<std::span<const uint32_t>> CheckedGroups(std::span<const uint32_t> words, uint32_t most,
+                                                std::string_view did, const StreamStep& step) {
+  const uint32_t count = std::min(words[0], most);
+  if (count == words[0] && (count == 0 || words[count] < step.n_groups)) return words.subspan(1, count);
+  return Status(StatusCode::kDevice,
+                fmt::format("layer {}: the device {} {} groups up to number {}, and there are {}; run kvrun "
+                            "doctor",
+                            step.layer, did, words[0], count > 0 ? words[count] : 0, step.n_groups));
+}
+
+}  // namespace
 
 Status DeviceSelector::BeginDecode() {
   const uint64_t bytes = plan_.n_streams * ListWords() * sizeof(uint32_t);
@@ -30,31 +45,18 @@ std::span<const uint32_t> DeviceSelector::List(const StreamStep& step) const {
 }
 
 Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step) {
-  const std::span<const uint32_t> list = List(step);
-  const uint32_t count = std::min(list[0], plan_.n_chosen);
-  if (count != list[0] || (count > 0 && list[count] >= step.n_groups)) {
-    return Status(StatusCode::kDevice,
-                  fmt::format("layer {}: the device chose {} groups up to number {}, and there are {}; run "
-                              "kvrun doctor",
-                              step.layer, list[0], count > 0 ? list[count] : 0, step.n_groups));
-  }
-  return list.subspan(1, count);
+  return CheckedGroups(List(step), plan_.n_chosen, "chose", step);
 }
 
 Result<GroupSample> DeviceSelector::Sample(const StreamStep& step) {
   if (plan_.n_sampled == 0) return GroupSample();
   const ChoiceList shape = plan_.choice_list();
   const std::span<const uint32_t> list = List(step);
-  const std::span<const uint32_t> sampled = list.subspan(shape.sampled_begin());
-  const uint32_t count = std::min(sampled[0], shape.most_sampled());
-  if (count != sampled[0] || (count > 0 && sampled[count] >= step.n_groups)) {
-    return Status(StatusCode::kDevice,
-                  fmt::format("layer {}: the device drew {} groups up to number {}, and there are {}; run "
-                              "kvrun doctor",
-                              step.layer, sampled[0], count > 0 ? sampled[count] : 0, step.n_groups));
-  }
-  const std::span<const uint32_t> biases = list.subspan(shape.biases_begin(), count);
-  return GroupSample{sampled.subspan(1, count), {reinterpret_cast<const float*>(biases.data()), count}};
+  KVRUN_ASSIGN_OR_RETURN(
+      const std::span<const uint32_t> groups,
+      CheckedGroups(list.subspan(shape.sampled_begin()), shape.most_sampled(), "drew", step));
+  const auto* const biases = reinterpret_cast<const float*>(list.data() + shape.biases_begin());
+  return GroupSample{groups, {biases, groups.size()}};
 }
 
 std::span<const uint32_t> DeviceSelector::LastChoice(const StreamStep& step) const {
