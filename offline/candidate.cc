@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 namespace kvrun::offline {
@@ -11,6 +12,16 @@ namespace {
 constexpr uint32_t kSinkEntries = 4;  // what kvswap takes by itself
 constexpr uint32_t kFewestEntries = 64;
 constexpr uint32_t kMostColumns = 256;
+
+// The window and the types beside which more is selected than has slots.
+constexpr std::array kPoolWindows = {32U, 64U};
+constexpr std::array kPoolTypes = {KvType::kInt4, KvType::kInt8};  // of K; V's is int4
+
+// In whole groups.
+uint32_t SampledEntries(const Candidate& candidate) {
+  const auto entries = static_cast<uint32_t>(candidate.sampled_share * candidate.pool_entries);
+  return entries / candidate.group_tokens * candidate.group_tokens;
+}
 
 KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
   KvOptions options;
@@ -25,6 +36,12 @@ KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
   options.window_entries = candidate.window_entries;
   options.policy = candidate.policy;
   options.static_share = StaticShare{.share = candidate.static_share};
+  if (candidate.pool_entries > 0) {
+    const uint32_t sampled = SampledEntries(candidate);
+    options.select_entries = candidate.pool_entries - sampled;
+    if (sampled > 0) options.sample_entries = sampled;
+    if (candidate.adapts) options.adapt = true;
+  }
   options.adapter_from_file = !candidate.adapter.empty();
   return options;
 }
@@ -46,6 +63,10 @@ NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
                             {"index", std::string(KvTypeName(candidate.index_type))},
                             {"heads", std::string(HeadReductionName(candidate.heads))},
                             {"policy", candidate.policy}};
+  if (plan.n_sampled > 0) {
+    options.emplace_back("sample", std::to_string(plan.n_sampled * plan.record.group_tokens));
+  }
+  if (candidate.adapts) options.emplace_back("adapt", "on");
   if (!candidate.adapter.empty()) options.emplace_back("adapter", candidate.adapter);
   return options;
 }
@@ -66,6 +87,29 @@ KvPlan ChoosingLess(KvPlan plan, uint32_t percent) {
   const uint32_t n_free = plan.n_chosen - plan.n_pinned;
   if (percent < 100) plan.n_chosen = plan.n_pinned + std::max(n_free * percent / 100, 1U);
   return plan;
+}
+
+template <typename Values, typename T>
+bool Contains(const Values& values, const T& value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+// Static set and samples, which do not go together, beside each number of entries.
+template <typename Keep>
+void AddPools(const SearchSetting& setting, Candidate candidate, const Keep& keep) {
+  candidate.chosen_percent = 100;
+  for (const uint32_t entries : PoolEntries(setting)) {
+    candidate.pool_entries = entries;
+    for (const double statics : StaticShares()) {
+      candidate.static_share = statics;
+      for (const double sampled : SampledShares()) {
+        candidate.sampled_share = sampled;
+        if (statics > 0.0 && sampled > 0.0) continue;
+        Result<SizedCandidate> sized = SizeCandidate(candidate, setting);
+        if (sized.ok()) keep(*std::move(sized));
+      }
+    }
+  }
 }
 
 // What an index of a rank can be, and the window beside it.
@@ -92,6 +136,9 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
   if (candidate.static_share > 0.0 && !plan.has_statics()) {
     return Status(StatusCode::kOutOfMemory, "the budget leaves no room for a static set");
   }
+  if (candidate.pool_entries > 0 && plan.n_pool_slots == 0) {
+    return Status(StatusCode::kInvalidArgument, "all that is selected has slots");
+  }
   plan = ChoosingLess(std::move(plan), candidate.chosen_percent);
   SizedCandidate sized{candidate, std::move(plan), {}};
   sized.options = NamesOf(candidate, sized.plan);
@@ -102,6 +149,7 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   KvOptions options;
   options.method = "kvswap";
   options.default_group_tokens = setting.default_group_tokens;
+  options.flash_times = setting.flash_times;
   options.budget_bytes = setting.budget_bytes;
   KVRUN_ASSIGN_OR_RETURN(
       KvPlan plan, PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes));
@@ -115,6 +163,7 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   candidate.window_entries = plan.window_entries;
   candidate.policy = plan.policy;
   candidate.static_share = plan.has_statics() ? plan.statics.share.share : 0.0;
+  if (plan.n_pool_slots > 0) candidate.pool_entries = plan.selected_entries();
   SizedCandidate own{candidate, std::move(plan), {}};
   own.options = NamesOf(candidate, own.plan);
   return own;
@@ -151,6 +200,16 @@ std::vector<uint32_t> Windows() { return {16, 32, 48, 64, 96}; }
 
 std::vector<uint32_t> ChosenPercents() { return {25, 35, 50, 65, 80, 100}; }
 
+// By doublings, and all of the context.
+std::vector<uint32_t> PoolEntries(const SearchSetting& setting) {
+  std::vector<uint32_t> entries;
+  for (uint32_t n = 512; n < setting.ctx; n *= 2) entries.push_back(n);
+  entries.push_back(setting.ctx);
+  return entries;
+}
+
+std::vector<double> SampledShares() { return {0.0, 0.4}; }
+
 std::vector<double> StaticShares() { return {0.0, 0.25}; }
 
 std::vector<std::string> Adapters(const SearchSetting& setting) {
@@ -185,6 +244,16 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
       }
     }
   };
+  const auto add_pools = [&] {
+    candidate.index_type = KvType::kInt4;
+    for (const HeadReduction heads : HeadReductions(setting)) {
+      candidate.heads = heads;
+      for (const uint32_t window : kPoolWindows) {
+        candidate.window_entries = window;
+        AddPools(setting, candidate, keep);
+      }
+    }
+  };
   for (const uint32_t group : GroupSizes()) {
     candidate.group_tokens = group;
     for (const EntryTypes& types : EntryTypePairs()) {
@@ -195,12 +264,53 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
         for (const uint32_t rank : Ranks(setting, !adapter.empty())) {
           candidate.rank = rank;
           AddIndexes(setting, &candidate, add);
+          if (types.v_type == KvType::kInt4 && Contains(kPoolTypes, types.k_type)) add_pools();
         }
       }
     }
   }
   return all.empty() ? small : all;
 }
+
+namespace {
+
+// The next number above what has slots, or those beside what is read now.
+std::vector<uint32_t> PoolsBeside(const Candidate& from, const SearchSetting& setting) {
+  std::vector<uint32_t> known = PoolEntries(setting);
+  Candidate without = from;
+  without.pool_entries = 0;
+  without.sampled_share = 0.0;
+  without.adapts = false;
+  const Result<SizedCandidate> in_slots = SizeCandidate(without, setting);
+  const uint32_t n_slots = in_slots.ok() ? in_slots->plan.selected_entries() : 0;
+  // A quarter more, or it is much the same.
+  std::erase_if(known, [n_slots](uint32_t entries) { return entries < n_slots + n_slots / 4; });
+  std::vector<uint32_t> beside = Beside(known, std::max(from.pool_entries, n_slots));
+  const bool is_fewest = known.empty() || from.pool_entries <= known.front();
+  if (from.pool_entries > 0 && is_fewest && in_slots.ok()) beside.push_back(0);
+  return beside;
+}
+
+template <typename Add>
+void AddPoolNeighbours(const Candidate& from, const SearchSetting& setting, const Add& add) {
+  for (const uint32_t entries : PoolsBeside(from, setting)) {
+    add(entries == 0 ? std::string("what has slots") : fmt::format("{} entries read", entries),
+        [&](Candidate& c) {
+          c.pool_entries = entries;
+          if (entries > 0) return;
+          c.sampled_share = 0.0;
+          c.adapts = false;
+        });
+  }
+  if (from.pool_entries == 0) return;
+  for (const double share : SampledShares()) {
+    if (share == from.sampled_share || from.static_share > 0.0) continue;
+    add(fmt::format("a sampled share of {}", share), [&](Candidate& c) { c.sampled_share = share; });
+  }
+  add(fmt::format("adapt {}", from.adapts ? "off" : "on"), [&](Candidate& c) { c.adapts = !from.adapts; });
+}
+
+}  // namespace
 
 std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& setting) {
   std::vector<Neighbour> neighbours;
@@ -230,13 +340,14 @@ std::vector<Neighbour> Neighbours(const Candidate& from, const SearchSetting& se
   }
   for (const uint32_t window : Beside(Windows(), from.window_entries))
     add(fmt::format("window {}", window), [&](Candidate& c) { c.window_entries = window; });
-  if (from.static_share == 0.0) {
+  if (from.static_share == 0.0 && from.pool_entries == 0) {
     for (const uint32_t percent : Beside(ChosenPercents(), from.chosen_percent))
       add(fmt::format("{} % of the cache chosen", percent),
           [&](Candidate& c) { c.chosen_percent = percent; });
   }
+  if (from.chosen_percent == 100) AddPoolNeighbours(from, setting, add);
   for (const double share : StaticShares()) {
-    if (share == from.static_share || from.chosen_percent != 100) continue;
+    if (share == from.static_share || from.chosen_percent != 100 || from.sampled_share > 0.0) continue;
     add(fmt::format("a static share of {}", share), [&](Candidate& c) { c.static_share = share; });
   }
   for (const std::string& adapter : Adapters(setting)) {

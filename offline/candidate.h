@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,12 @@ struct Candidate {
   uint32_t window_entries = 64;  // W
   // M in percent of C, what is pinned not counted. C is always what the budget holds.
   uint32_t chosen_percent = 100;
-  double static_share = 0.0;  // StaticPlan; only where M is C
+  // Above 0: so many entries are attended to (KvPlan::selected_entries), more than have slots, what is drawn
+  // at random among them. The others are read into the pool that layers share. chosen_percent is 100 then.
+  uint32_t pool_entries = 0;
+  double sampled_share = 0.0;  // of pool_entries, drawn at random; not with a static set
+  bool adapts = false;         // KvOptions::adapt; with pool_entries
+  double static_share = 0.0;   // StaticPlan; not where M is less than C
   std::string policy = "lru";
   std::string adapter;  // its file; empty: computed from each prompt
 
@@ -39,6 +45,7 @@ struct SearchSetting {
   std::string adapter_path;                             // of kvadapt calibrate; empty: there is none
   uint32_t max_rank = 0;                                // of that file
   uint32_t default_group_tokens = kDefaultGroupTokens;  // what kvrun takes on this storage
+  std::optional<FlashTimes> flash_times;                // by which kvrun selects more than has slots
 };
 
 struct SizedCandidate {
@@ -47,11 +54,15 @@ struct SizedCandidate {
   // As a session takes them, M and C among them; without method and budget.
   NamedKvOptions options;
 
-  uint32_t grouped_entries() const { return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens; }
+  // Chosen or drawn.
+  uint32_t grouped_entries() const {
+    return (plan.n_chosen - plan.n_pinned + plan.n_sampled) * plan.record.group_tokens;
+  }
   uint32_t reuse_groups() const { return plan.n_cache_slots; }
 };
 
-// kOutOfMemory where the budget does not hold it, or not its static set.
+// kOutOfMemory where the budget does not hold it, or not its static set; kInvalidArgument where pool_entries
+// are not more than have slots.
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting);
 
 // What kvrun itself chooses from the budget: the search begins there, and where no limit is
@@ -70,11 +81,14 @@ std::vector<KvType> IndexTypes();
 std::vector<HeadReduction> HeadReductions(const SearchSetting& setting);
 std::vector<uint32_t> Windows();
 std::vector<uint32_t> ChosenPercents();
+std::vector<uint32_t> PoolEntries(const SearchSetting& setting);
+std::vector<double> SampledShares();
 std::vector<double> StaticShares();
 std::vector<std::string> Adapters(const SearchSetting& setting);
 
 // Every combination that fits the budget and has at least 64 entries to choose, or all that there are; where
-// there is none, those with fewer.
+// there is none, those with fewer. Those that read into the pool are a coarser grid: what is decided besides
+// is taken as it mostly is best.
 std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting);
 // What differs from `from` in one dimension: by a step where its values are numbers, by any other value where
 // they are names. They need not fit the budget.

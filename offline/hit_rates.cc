@@ -26,7 +26,29 @@ double Interpolate(const std::map<double, double>& points, double x) {
   return (1 - share) * below->second + share * above->second;
 }
 
+// What a table of rates is asked for.
+struct Capacity {
+  double of_slots = 1.0;        // slots for each group that can have one
+  double with_slots = 1.0;      // of what a step needs: at most so much can have slots
+  uint32_t select_entries = 0;  // of those
+};
+
+Capacity CapacityOf(const SizedCandidate& candidate) {
+  const KvPlan& plan = candidate.plan;
+  const double n_slots = plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
+  const uint32_t needed = candidate.grouped_entries();
+  const double n_groups = std::max(needed / plan.record.group_tokens, 1U);
+  const double share = n_slots / n_groups;
+  if (share >= 1.0) return {share, 1.0, needed};
+  return {1.0, share, static_cast<uint32_t>(share * needed)};
+}
+
 }  // namespace
+
+double RepeatedShare(const SizedCandidate& candidate, double hit_rate) {
+  const double with_slots = CapacityOf(candidate).with_slots;
+  return with_slots > 0.0 ? std::min(hit_rate / with_slots, 1.0) : 0.0;
+}
 
 HitRates::HitRates(std::span<const ReuseRate> table) {
   for (const ReuseRate& row : table) {
@@ -60,17 +82,19 @@ double HitRates::Table(uint32_t group_tokens, uint32_t select_entries, double ca
 double HitRates::Rate(const SizedCandidate& candidate, const std::string& policy) const {
   const KvPlan& plan = candidate.plan;
   if (plan.n_cache_slots >= plan.n_groups()) return 1.0;
-  const double n_chosen = std::max(plan.n_chosen - plan.n_pinned, 1U);
-  const double capacity_share = (plan.n_cache_slots - plan.n_pinned) / n_chosen;
-  const double misses = 1.0 - Table(plan.record.group_tokens, candidate.grouped_entries(),
-                                    std::max(capacity_share, 1.0), policy);
-  return 1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0);
+  const Capacity capacity = CapacityOf(candidate);
+  const double misses =
+      1.0 - Table(plan.record.group_tokens, capacity.select_entries, capacity.of_slots, policy);
+  return capacity.with_slots *
+         (1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0));
 }
 
 void HitRates::Correct(const SizedCandidate& candidate, double measured_rate) {
   if (candidate.plan.n_cache_slots >= candidate.plan.n_groups()) return;
-  const double guessed = std::max(1.0 - Rate(candidate, candidate.candidate.policy), kFewestMisses);
-  const double error = std::log(std::max(1.0 - measured_rate, kFewestMisses) / guessed);
+  const double with_slots = CapacityOf(candidate).with_slots;
+  if (with_slots <= 0.0) return;
+  const auto misses = [&](double rate) { return std::clamp(1.0 - rate / with_slots, kFewestMisses, 1.0); };
+  const double error = std::log(misses(measured_rate) / misses(Rate(candidate, candidate.candidate.policy)));
   // The mean of what each measurement asks for.
   ++n_corrections_;
   log_miss_correction_ += error / n_corrections_;
@@ -80,7 +104,9 @@ std::string HitRates::BestPolicy(const SizedCandidate& candidate) const {
   std::string best = candidate.candidate.policy;
   double best_rate = Rate(candidate, best);
   for (const ReplacementPolicy& policy : ReplacementPolicies()) {
-    if (policy.needs_equal_capacity && candidate.plan.n_chosen != candidate.plan.n_cache_slots) continue;
+    const KvPlan& plan = candidate.plan;
+    const bool has_equal_capacity = plan.n_chosen == plan.n_cache_slots && plan.n_pool_slots == 0;
+    if (policy.needs_equal_capacity && !has_equal_capacity) continue;
     // They take memory that the plan has not counted.
     if (policy.goes_by_frequency || policy.goes_by_changes) continue;
     const std::string name(policy.name);

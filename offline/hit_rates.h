@@ -13,12 +13,18 @@
 
 namespace kvrun::offline {
 
+// The share of what a step needs that the step before has needed too, where `hit_rate` of it is found in
+// slots.
+double RepeatedShare(const SizedCandidate& candidate, double hit_rate);
+
 class HitRates {
  public:
   // `table` may be empty: then a rate that is usual for texts is assumed until something is measured.
   explicit HitRates(std::span<const ReuseRate> table);
 
   // Interpolated between the table's selected entries and between its capacities, at the nearest group size.
+  // What is read into the pool is not there again in the next step: of C groups, so many hit as where no more
+  // are selected.
   double Rate(const SizedCandidate& candidate, const std::string& policy) const;
   // Later answers are corrected by how far off this one was.
   void Correct(const SizedCandidate& candidate, double measured_rate);

@@ -73,10 +73,12 @@ Result<std::unique_ptr<QualityMeter>> QualityMeter::Create(Engine& engine, const
 
 Result<Quality> QualityMeter::Measure(const KvSettings& settings, const std::function<bool()>& is_cancelled) {
   Quality quality;
-  quality.reads_per_load = 0.0;
   uint64_t chosen = 0;
   uint64_t hits = 0;
   uint64_t reads = 0;
+  double most_chosen = 0.0;
+  double io_ms = 0.0;
+  double stall_ms = 0.0;
   const auto n_pieces = static_cast<double>(pieces_.size());
   for (const std::unique_ptr<Evaluation>& piece : pieces_) {
     KVRUN_ASSIGN_OR_RETURN(const EvaluationResult result,
@@ -87,11 +89,18 @@ Result<Quality> QualityMeter::Measure(const KvSettings& settings, const std::fun
     chosen += result.report.stats.chosen_groups;
     hits += result.report.stats.hit_groups;
     reads += result.report.store.reads;
+    const KvPlan& plan = result.report.plan;
+    const KvStats& stats = result.report.stats;
+    most_chosen += static_cast<double>(stats.choices) * (plan.n_chosen - plan.n_pinned + plan.n_sampled);
+    io_ms += stats.io_ms;
+    stall_ms += stats.stall_ms;
   }
   const uint64_t loads = chosen - hits;
   quality.hit_rate = chosen == 0 ? 1.0 : static_cast<double>(hits) / static_cast<double>(chosen);
   quality.reads_per_load =
       loads == 0 ? 1.0 : std::min(1.0, static_cast<double>(reads) / static_cast<double>(loads));
+  if (most_chosen > 0.0) quality.chosen_share = std::min(1.0, static_cast<double>(chosen) / most_chosen);
+  if (io_ms > 0.0) quality.hidden = std::clamp(1.0 - stall_ms / io_ms, 0.0, 1.0);
   return quality;
 }
 

@@ -30,16 +30,22 @@ constexpr std::array kBeliefs = {
     Belief{0.2, 0.3},    // V int4
     Belief{0.05, 0.15},  // adapters from a file
     Belief{-0.2, 0.2},   // a static set of a quarter
+    Belief{-0.3, 0.2},   // a sample in place of 0.4 of what is selected
+    Belief{0.3, 0.3},    // fewer are selected where reads are late
 };
 constexpr size_t kTerms = kBeliefs.size();
 // Of a measured log KL around the sum.
 constexpr double kNoise = 0.06;
 
+uint32_t AttendedEntries(const KvPlan& plan) {
+  return plan.selected_entries() + plan.n_sampled * plan.record.group_tokens;
+}
+
 std::array<double, kTerms> Terms(const SizedCandidate& sized) {
   const Candidate& c = sized.candidate;
   const auto is = [](bool value) { return value ? 1.0 : 0.0; };
   return {1.0,
-          std::log2(std::max(sized.plan.selected_entries(), 1U) / 256.0),
+          std::log2(std::max(AttendedEntries(sized.plan), 1U) / 256.0),
           std::log2(c.group_tokens / 4.0),
           std::log2(c.rank / 16.0),
           is(c.index_type == KvType::kInt8),
@@ -53,7 +59,9 @@ std::array<double, kTerms> Terms(const SizedCandidate& sized) {
           is(c.v_type == KvType::kFp8),
           is(c.v_type == KvType::kInt4),
           is(!c.adapter.empty()),
-          is(c.static_share > 0.0)};
+          is(c.static_share > 0.0),
+          is(c.sampled_share > 0.0),
+          is(c.adapts)};
 }
 
 // L of a positive definite L L^T, in its place; solves with it.

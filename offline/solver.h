@@ -19,6 +19,8 @@ struct Quality {
   double top1 = 0.0;            // share of equal first choices
   double hit_rate = 0.0;        // of chosen groups
   double reads_per_load = 1.0;  // adjacent groups are one read
+  double chosen_share = 1.0;    // of the most that a step may choose: less where it adapts
+  double hidden = 1.0;          // of the time in which flash was read, what the device computed meanwhile
   double step_ms = 0.0;         // of one sequence, while it was measured
 };
 

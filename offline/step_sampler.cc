@@ -14,10 +14,24 @@ constexpr std::array kShares = {1.0, 0.9, 0.8, 0.7, 0.5};
 // Of a layer and a sequence, in a step: two to three times what a text asks for. Where more is read steps
 // take several times as long, by laws of their own, and nothing that is chosen is near.
 constexpr double kMostLoads = 100.0;
+constexpr size_t kPointsPerPool = 4;  // one of so many reads into the pool, where candidates do
 constexpr int kTries = 50;
 
 double LoadsOf(const SizedCandidate& sized, double share, uint32_t batch) {
-  return sized.plan.n_streams * (1.0 - share) * (sized.plan.n_chosen - sized.plan.n_pinned) / batch;
+  const KvPlan& plan = sized.plan;
+  const double n_free = plan.n_chosen - plan.n_pinned + plan.n_sampled;
+  const double n_slots = plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
+  return plan.n_streams * (n_free - share * std::min(n_free, n_slots)) / batch;
+}
+
+// Those that read into the pool, or the others; all where there are none such.
+std::vector<const SizedCandidate*> Pick(const std::vector<SizedCandidate>& candidates, bool pool) {
+  std::vector<const SizedCandidate*> picked;
+  for (const SizedCandidate& one : candidates) {
+    if ((one.candidate.pool_entries > 0) == pool) picked.push_back(&one);
+  }
+  if (picked.empty() && !candidates.empty()) return Pick(candidates, !pool);
+  return picked;
 }
 
 }  // namespace
@@ -37,11 +51,15 @@ std::vector<StepPoint> SpreadPoints(const std::vector<SearchSetting>& settings,
   Random random(seed);
   for (size_t i = 0; i < settings.size(); ++i) {
     if (candidates[i].empty()) continue;
+    const std::vector<const SizedCandidate*> slots = Pick(candidates[i], false);
+    const std::vector<const SizedCandidate*> pools = Pick(candidates[i], true);
     for (size_t k = 0; k < per_setting; ++k) {
       const double share = kShares[k % kShares.size()];
+      const bool is_pool = k % kPointsPerPool == kPointsPerPool - 1;
+      const std::vector<const SizedCandidate*>& among = is_pool ? pools : slots;
       const SizedCandidate* sized = nullptr;
       for (int n_tried = 0; n_tried < kTries; ++n_tried) {
-        sized = &candidates[i][random.Below(static_cast<uint32_t>(candidates[i].size()))];
+        sized = among[random.Below(static_cast<uint32_t>(among.size()))];
         if (LoadsOf(*sized, share, settings[i].batch) <= kMostLoads) break;
       }
       points.push_back({settings[i], *sized, share});
@@ -103,7 +121,7 @@ Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, 
   const double hit_rate = stats.chosen_groups == 0 ? 1.0
                                                    : static_cast<double>(stats.hit_groups) /
                                                          static_cast<double>(stats.chosen_groups);
-  sample.point = PointOf(point.setting, point.sized.plan, hit_rate, 1.0);
+  sample.point = PointOf(point.setting, point.sized.plan, {.hit_rate = hit_rate});
   sample.point.loads = static_cast<double>(stats.chosen_groups - stats.hit_groups) / n_decode;
   sample.point.reads =
       std::min(sample.point.loads, static_cast<double>(result.report->store.reads) / n_decode);

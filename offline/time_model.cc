@@ -89,7 +89,8 @@ void SortUnique(std::vector<double>* values) {
 
 }  // namespace
 
-TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_rate, double reads_per_load) {
+TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, const StepReads& reads) {
+  const double n_free = reads.chosen_share * (plan.n_chosen - plan.n_pinned + plan.n_sampled);
   const uint32_t alignment = setting.io_alignment_bytes;
   const auto record_bytes = static_cast<uint32_t>(plan.record.size_bytes());
   TimePoint point;
@@ -97,7 +98,7 @@ TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_r
   point.ctx = setting.ctx;
   point.n_layers = setting.model.n_layers;
   point.n_streams = plan.n_streams;
-  point.chosen_groups = plan.n_chosen;
+  point.chosen_groups = plan.n_pinned + static_cast<uint32_t>(std::lround(n_free));
   point.group_tokens = plan.record.group_tokens;
   point.heads_per_record = plan.record.n_heads;
   point.window_entries = plan.window_entries + plan.statics.n_entries;
@@ -107,9 +108,8 @@ TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_r
   point.v_type = plan.record.v_type;
   point.per_kv_head = plan.heads == HeadReduction::kPerKvHead;
   point.record_bytes = (record_bytes + alignment - 1) / alignment * alignment;
-  point.loads = static_cast<double>(point.n_layers) * plan.n_streams * (plan.n_chosen - plan.n_pinned) *
-                (1.0 - hit_rate);
-  point.reads = point.loads * reads_per_load;
+  point.loads = static_cast<double>(point.n_layers) * plan.n_streams * n_free * (1.0 - reads.hit_rate);
+  point.reads = point.loads * reads.reads_per_load;
   return point;
 }
 

@@ -27,7 +27,7 @@ struct TimePoint {
   uint32_t ctx = 0;
   uint32_t n_layers = 0;
   uint32_t n_streams = 1;      // of all sequences
-  uint32_t chosen_groups = 0;  // per stream and layer
+  uint32_t chosen_groups = 0;  // or drawn, per stream and layer
   uint32_t group_tokens = 1;
   uint32_t heads_per_record = 1;
   uint32_t window_entries = 0;  // and those of the static set: what is always in memory
@@ -40,8 +40,13 @@ struct TimePoint {
   double loads = 0.0;         // groups per step, all layers and streams
   double reads = 0.0;         // the same, adjacent ones as one
 };
-// `hit_rate`: of chosen groups that are not pinned. `reads_per_load`: at most 1.
-TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, double hit_rate, double reads_per_load);
+// What a text makes of a plan.
+struct StepReads {
+  double hit_rate = 1.0;        // of chosen groups that are not pinned
+  double reads_per_load = 1.0;  // at most 1
+  double chosen_share = 1.0;    // of the most that a step may choose or draw
+};
+TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, const StepReads& reads);
 
 // What flash alone takes: rates by block size and depth, those of the mode that sessions take (the profile's
 // first row's), interpolated between what was measured.

@@ -40,6 +40,12 @@ constexpr size_t kWantedMeasured = 3;   // of one setting, while there is time f
 constexpr double kInAnyCase = std::numeric_limits<double>::infinity();
 constexpr size_t kMostSamples = 64;  // of one setting
 
+StepReads ReadsOf(const Quality& quality) {
+  return {.hit_rate = quality.hit_rate,
+          .reads_per_load = quality.reads_per_load,
+          .chosen_share = quality.chosen_share};
+}
+
 class Tuner {
  public:
   Tuner(kvrun_engine* handle, const TuneOptions& options, const OfflineProgress& progress)
@@ -140,7 +146,7 @@ Status Tuner::Prepare() {
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
                          TuningAdapter(engine_.model(), options_.adapter_path));
   if (adapter) rates_ = HitRates(adapter->reuse);
-  KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, adapter));
+  KVRUN_ASSIGN_OR_RETURN(settings_, SearchSettings(engine_.model(), options_, storage_, adapter, &engine_));
   for (const uint32_t n_ctx : Distinct(options_.contexts)) {
     KVRUN_RETURN_IF_ERROR(MostPieces(engine_, n_ctx, options_.n_steps, options_.memory_bytes).status());
   }
@@ -209,9 +215,11 @@ void Tuner::ExpectLeast(double begin, uint64_t n_done) {
 // With hits as they were measured, else as they are expected.
 PredictedTime Tuner::Predict(const SizedCandidate& sized, const SearchSetting& setting,
                              const Quality* quality) const {
-  const double hit_rate = quality != nullptr ? quality->hit_rate : rates_.Rate(sized, sized.candidate.policy);
-  const double reads_per_load = quality != nullptr ? quality->reads_per_load : reads_per_load_;
-  return steps_->Predict(PointOf(setting, sized.plan, hit_rate, reads_per_load));
+  const StepReads reads = quality != nullptr
+                              ? ReadsOf(*quality)
+                              : StepReads{.hit_rate = rates_.Rate(sized, sized.candidate.policy),
+                                          .reads_per_load = reads_per_load_};
+  return steps_->Predict(PointOf(setting, sized.plan, reads));
 }
 
 // Without a budget: what is measured on one sequence has been sized for the whole batch.
@@ -238,8 +246,7 @@ Result<Quality> Tuner::MeasureQuality(const SizedCandidate& sized, const SearchS
 // One sequence's steps on the text are one more sample, and one from where the search is.
 Status Tuner::LearnTime(const SizedCandidate& sized, const SearchSetting& setting, const Quality& quality) {
   if (setting.batch != 1) return Status::Ok();
-  return steps_->Learn(
-      {PointOf(setting, sized.plan, quality.hit_rate, quality.reads_per_load), quality.step_ms});
+  return steps_->Learn({PointOf(setting, sized.plan, ReadsOf(quality)), quality.step_ms});
 }
 
 // One sequence is measured on the text itself; several with random KV at the hit rate that the text had. What
@@ -247,7 +254,9 @@ Status Tuner::LearnTime(const SizedCandidate& sized, const SearchSetting& settin
 Result<double> Tuner::FinalMs(const Measured& measured, const SearchSetting& setting, QualityMeter* meter) {
   const bool is_on_text = setting.batch == 1 && meter != nullptr;
   const auto measure = [&]() -> Result<double> {
-    if (!is_on_text) return steps_->MeasureMs({setting, measured.sized, measured.quality.hit_rate});
+    if (!is_on_text)
+      return steps_->MeasureMs(
+          {setting, measured.sized, RepeatedShare(measured.sized, measured.quality.hit_rate)});
     KVRUN_ASSIGN_OR_RETURN(const Quality quality, MeasureOnText(measured.sized, meter));
     return quality.step_ms;
   };
@@ -374,8 +383,9 @@ Status Tuner::AddOwn(const SearchSetting& setting) {
   solution.own.quality.hit_rate = rates_.Rate(own, own.candidate.policy);
   KVRUN_RETURN_IF_ERROR(
       Tell(fmt::format("timing kvrun's own choice, {} tokens x {}", setting.ctx, setting.batch)));
-  KVRUN_ASSIGN_OR_RETURN(solution.own_measured_ms,
-                         steps_->MeasureMs({setting, own, solution.own.quality.hit_rate}));
+  KVRUN_ASSIGN_OR_RETURN(
+      solution.own_measured_ms,
+      steps_->MeasureMs({setting, own, RepeatedShare(own, solution.own.quality.hit_rate)}));
   solution.predicted = solution.own_predicted = Predict(own, setting, nullptr);
   solution.own.predicted_ms = solution.predicted.step_ms;
   solution.chosen = solution.own;

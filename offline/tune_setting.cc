@@ -34,15 +34,19 @@ Result<uint64_t> SequenceBudget(const TuneOptions& options, const KvModelShape& 
                                *settings.kv.budget_fraction);
 }
 
-// What kvrun takes where nobody says: by the storage's speed.
-uint32_t DefaultGroup(const Model& model, const KvStorageOptions& storage, const SearchSetting& setting) {
+// What kvrun takes where nobody says: by the speed of storage and device.
+void AddMachine(const Model& model, const KvStorageOptions& storage, Engine* engine, SearchSetting* setting) {
   KvSettings settings;
   settings.kv.method = "kvswap";
-  settings.kv.budget_bytes = setting.budget_bytes;
+  settings.kv.budget_bytes = setting->budget_bytes;
   settings.storage = storage;
   settings.version = kvrun_version();
-  const Result<KvPlan> plan = PlanSessionKv(model, settings, setting.ctx, setting.batch);
-  return plan.ok() ? plan->record.group_tokens : kDefaultGroupTokens;
+  const Result<KvPlan> plan = engine != nullptr
+                                  ? engine->PlanSession(settings, setting->ctx, setting->batch)
+                                  : PlanSessionKv(model, settings, setting->ctx, setting->batch);
+  if (!plan.ok()) return;
+  setting->default_group_tokens = plan->record.group_tokens;
+  setting->flash_times = plan->flash_times;
 }
 
 constexpr uint64_t kMaxSequenceBytes = uint64_t{1} << 40;  // far above any need
@@ -131,7 +135,7 @@ std::vector<uint32_t> Distinct(std::vector<uint32_t> values) {
 
 Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const TuneOptions& options,
                                                   const KvStorageOptions& storage,
-                                                  const std::optional<Adapter>& adapter) {
+                                                  const std::optional<Adapter>& adapter, Engine* engine) {
   const KvModelShape shape = ShapeOf(model.config);
   KVRUN_ASSIGN_OR_RETURN(const uint32_t alignment, KvAlignmentBytes(storage));
   KVRUN_ASSIGN_OR_RETURN(const uint64_t sequence_budget, SequenceBudget(options, shape));
@@ -144,8 +148,9 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
                           .budget_bytes = sequence_budget * batch,
                           .io_alignment_bytes = alignment,
                           .adapter_path = options.adapter_path,
-                          .max_rank = adapter ? adapter->layers.front().rank : 0});
-      settings.back().default_group_tokens = DefaultGroup(model, storage, settings.back());
+                          .max_rank = adapter ? adapter->layers.front().rank : 0,
+                          .flash_times = {}});
+      AddMachine(model, storage, engine, &settings.back());
     }
   }
   for (const SearchSetting& setting : settings) {
@@ -176,7 +181,7 @@ Status CheckTune(const kvrun_model* model, const TuneOptions& options) {
   storage.allow_tmpfs = options.allow_tmpfs;
   KVRUN_ASSIGN_OR_RETURN(const std::optional<Adapter> adapter,
                          TuningAdapter(*model->model, options.adapter_path));
-  return SearchSettings(*model->model, options, storage, adapter).status();
+  return SearchSettings(*model->model, options, storage, adapter, nullptr).status();
 }
 
 Status CheckTuneText(const TuneOptions& options) {

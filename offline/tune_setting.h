@@ -19,8 +19,9 @@ std::vector<uint32_t> Distinct(std::vector<uint32_t> values);
 Result<std::optional<Adapter>> TuningAdapter(const Model& model, const std::string& path);
 
 // One for each context and batch size; a budget that one of them cannot be had with is kOutOfMemory.
+// `engine`: its device says how much a budget selects; null where there is none yet.
 Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const TuneOptions& options,
                                                   const KvStorageOptions& storage,
-                                                  const std::optional<Adapter>& adapter);
+                                                  const std::optional<Adapter>& adapter, Engine* engine);
 
 }  // namespace kvrun::offline

@@ -92,11 +92,14 @@ std::string NeighbourTable(const TuneSolution& solution) {
 }
 
 std::string FrontTable(const TuneSolution& solution) {
-  std::string text =
-      fmt::format("  front of the {} points measured, with predicted times\n", solution.measured.size());
+  std::string text = fmt::format(
+      "  front of the {} points measured, with predicted times; hidden: of the reading, what "
+      "went on while the device computed\n",
+      solution.measured.size());
   for (const FrontPoint& point : FrontOf(solution)) {
-    text += fmt::format("    {:>7.2f} ms  KL {}  {}\n", point.step_ms, KlText(point.kl),
-                        offline::OptionLine(solution.measured[point.index].sized.options));
+    const Measured& measured = solution.measured[point.index];
+    text += fmt::format("    {:>7.2f} ms  KL {}  hidden {:>3.0f} %  {}\n", point.step_ms, KlText(point.kl),
+                        100 * measured.quality.hidden, offline::OptionLine(measured.sized.options));
   }
   return text;
 }
@@ -128,6 +131,8 @@ Json MeasuredJson(const Measured& measured) {
           {"kl", measured.quality.kl},
           {"top1", measured.quality.top1},
           {"hit_rate", measured.quality.hit_rate},
+          {"chosen_share", measured.quality.chosen_share},
+          {"io_hidden", measured.quality.hidden},
           {"predicted_ms", measured.predicted_ms},
           {"text_ms", measured.quality.step_ms}};
 }

@@ -86,6 +86,11 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
 Engine::Engine(const Model& model, std::unique_ptr<Device> device, ForwardPassFactory create_forward_pass)
     : model_(model), device_(std::move(device)), create_forward_pass_(std::move(create_forward_pass)) {}
 
+Result<KvPlan> Engine::PlanSession(const KvSettings& kv, uint32_t n_ctx, uint32_t n_sequences) {
+  const std::lock_guard lock(device_mutex_);
+  return PlanSessionKv(model_, kv, n_ctx, n_sequences, layer_time_ ? &*layer_time_ : nullptr);
+}
+
 Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckSequenceCount(options.n_sequences));
   Session::Parts parts;

@@ -73,6 +73,8 @@ class Engine {
   ~Engine();
 
   Result<std::unique_ptr<Session>> CreateSession(const SessionOptions& options);
+  // What such a session would keep, and how fast flash and device are where that decides it.
+  Result<KvPlan> PlanSession(const KvSettings& kv, uint32_t n_ctx, uint32_t n_sequences);
 
   // Prefills and runs full; holds the engine's lock in every call.
   Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids,

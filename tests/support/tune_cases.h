@@ -20,7 +20,8 @@ inline offline::SearchSetting SettingFor(const KvModelShape& shape, uint32_t n_c
           .budget_bytes = full / divisor,
           .io_alignment_bytes = 512,
           .adapter_path = "",
-          .max_rank = 0};
+          .max_rank = 0,
+          .flash_times = {}};
 }
 
 inline offline::SearchSetting SmolLm2Setting(uint32_t divisor, uint32_t batch = 1, uint32_t n_ctx = 8192) {

@@ -29,6 +29,9 @@ Result<KvPlan> PlanOf(const NamedKvOptions& options, const SearchSetting& settin
 void ExpectSamePlan(const KvPlan& a, const KvPlan& b) {
   EXPECT_EQ(a.n_chosen, b.n_chosen);
   EXPECT_EQ(a.n_cache_slots, b.n_cache_slots);
+  EXPECT_EQ(a.n_sampled, b.n_sampled);
+  EXPECT_EQ(a.n_usual, b.n_usual);
+  EXPECT_EQ(a.n_pool_slots, b.n_pool_slots);
   EXPECT_EQ(a.n_pinned, b.n_pinned);
   EXPECT_EQ(a.statics.n_entries, b.statics.n_entries);
   EXPECT_EQ(a.n_streams, b.n_streams);
@@ -48,11 +51,23 @@ void ExpectSamePlan(const KvPlan& a, const KvPlan& b) {
 void ExpectSound(const SearchSetting& setting, size_t step) {
   const std::vector<SizedCandidate> all = AllCandidates(setting);
   ASSERT_FALSE(all.empty());
+  size_t n_with_pool = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     const SizedCandidate& sized = all[i];
     SCOPED_TRACE(OptionLine(sized.options));
     EXPECT_LE(NeededBytes(sized.plan), setting.budget_bytes);
-    EXPECT_GE(sized.plan.n_cache_slots, sized.plan.n_chosen);
+    const bool has_pool = sized.candidate.pool_entries > 0;
+    EXPECT_EQ(sized.plan.n_pool_slots > 0, has_pool);
+    if (has_pool) {
+      const uint32_t sampled = sized.plan.n_sampled * sized.plan.record.group_tokens;
+      const uint32_t attended = sized.plan.selected_entries() + sampled;
+      EXPECT_LE(attended, sized.candidate.pool_entries);
+      // Groups in whole, and what is pinned cannot be chosen.
+      EXPECT_GE(attended + 4 * sized.plan.record.group_tokens + 4, sized.candidate.pool_entries);
+      n_with_pool += 1;
+    } else {
+      EXPECT_GE(sized.plan.n_cache_slots, sized.plan.n_chosen);
+    }
     EXPECT_GT(sized.plan.n_chosen, sized.plan.n_pinned);
     EXPECT_TRUE(sized.plan.selected_entries() >= 64 || sized.plan.n_chosen == sized.plan.n_groups());
     if (i % step == 0) {
@@ -62,7 +77,7 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
       EXPECT_LE(NeededBytes(*again), setting.budget_bytes);
       SizedCandidate other_policy = sized;
       SetPolicy("non-hit", &other_policy);
-      if (sized.plan.n_chosen == sized.plan.n_cache_slots) {
+      if (sized.plan.n_chosen == sized.plan.n_cache_slots && !has_pool) {
         const Result<KvPlan> planned =
             PlanOf(other_policy.options, setting, !sized.candidate.adapter.empty());
         ASSERT_TRUE(planned.ok()) << planned.status().message();
@@ -78,6 +93,9 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
     }
     if (::testing::Test::HasFailure()) return;  // one is enough to read
   }
+  const SizedCandidate& first = all.front();
+  const bool all_have_slots = first.plan.n_chosen == first.plan.n_groups();
+  EXPECT_TRUE(n_with_pool > 0 || all_have_slots);
 }
 
 TEST(OfflineCandidate, AllFitTheBudgetAndAreWhatTheirOptionsSay) {
@@ -159,6 +177,24 @@ TEST(OfflineCandidate, TheOwnChoiceIsWhatKvrunPlans) {
   }
 }
 
+TEST(OfflineCandidate, TheOwnChoiceReadsAsMuchAsFlashAllows) {
+  for (const uint32_t divisor : {13U, 34U}) {
+    SearchSetting setting = SmolLm2Setting(divisor);
+    const uint32_t in_slots = BudgetsOwnChoice(setting)->plan.selected_entries();
+    setting.flash_times = FlashTimes{.reads_per_s = 1e5, .layer_us = 3000.0};
+    const Result<SizedCandidate> own = BudgetsOwnChoice(setting);
+    ASSERT_TRUE(own.ok()) << own.status().message();
+    EXPECT_GT(own->plan.selected_entries(), in_slots);
+    EXPECT_EQ(own->candidate.pool_entries, own->plan.selected_entries());
+    const Result<KvPlan> named = PlanOf(own->options, setting);
+    ASSERT_TRUE(named.ok()) << named.status().message();
+    ExpectSamePlan(*named, own->plan);
+    const Result<SizedCandidate> sized = SizeCandidate(own->candidate, setting);
+    ASSERT_TRUE(sized.ok()) << sized.status().message();
+    EXPECT_EQ(sized->options, own->options);
+  }
+}
+
 size_t Differences(const Candidate& a, const Candidate& b) {
   const bool differs[] = {a.group_tokens != b.group_tokens,
                           a.k_type != b.k_type || a.v_type != b.v_type,
@@ -167,10 +203,44 @@ size_t Differences(const Candidate& a, const Candidate& b) {
                           a.heads != b.heads,
                           a.window_entries != b.window_entries,
                           a.chosen_percent != b.chosen_percent,
+                          a.pool_entries != b.pool_entries,
+                          a.sampled_share != b.sampled_share,
+                          a.adapts != b.adapts,
                           a.static_share != b.static_share,
                           a.policy != b.policy,
                           a.adapter != b.adapter};
   return static_cast<size_t>(std::count(std::begin(differs), std::end(differs), true));
+}
+
+TEST(OfflineCandidate, NeighboursOfAPool) {
+  const SearchSetting setting = SmolLm2Setting(13);
+  const auto changes_of = [&](const Candidate& from) {
+    std::set<std::string> changes;
+    for (const Neighbour& neighbour : Neighbours(from, setting)) changes.insert(neighbour.change);
+    return changes;
+  };
+  Candidate from;
+  from.k_type = KvType::kInt8;
+  from.v_type = KvType::kInt4;
+  EXPECT_TRUE(changes_of(from).contains("2048 entries read")) << "1,000 have slots";
+  EXPECT_FALSE(changes_of(from).contains("adapt on"));
+  from.pool_entries = 2048;
+  for (const char* change : {"what has slots", "4096 entries read", "a sampled share of 0.4", "adapt on",
+                             "a static share of 0.25"})
+    EXPECT_TRUE(changes_of(from).contains(change)) << change;
+  EXPECT_FALSE(changes_of(from).contains("80 % of the cache chosen"));
+  from.sampled_share = 0.4;
+  from.adapts = true;
+  EXPECT_FALSE(changes_of(from).contains("a static share of 0.25")) << "it does not go with a sample";
+  EXPECT_TRUE(changes_of(from).contains("adapt off"));
+  for (const Neighbour& neighbour : Neighbours(from, setting)) {
+    EXPECT_EQ(Differences(from, neighbour.candidate), neighbour.change == "what has slots" ? 3U : 1U)
+        << neighbour.change;
+  }
+  from.pool_entries = 512;
+  EXPECT_EQ(SizeCandidate(from, setting).status().code(), StatusCode::kOk) << "what is drawn has no slots";
+  from.sampled_share = 0.0;
+  EXPECT_EQ(SizeCandidate(from, setting).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(OfflineCandidate, NeighboursDifferInOneThing) {

@@ -61,6 +61,24 @@ TEST(OfflineHitRates, ACacheOfEverythingMissesNothing) {
   EXPECT_EQ(HitRates({}).Rate(Sized(4, 50, 2047), "lru"), 1.0);
 }
 
+TEST(OfflineHitRates, WhatIsReadIntoThePoolMisses) {
+  const HitRates rates(kTable);
+  // 200 groups of which 50 have slots: they hit as where 50 are selected.
+  EXPECT_NEAR(rates.Rate(Sized(4, 200, 50), "lru"), 0.25 * 0.5, 1e-6);
+  EXPECT_EQ(rates.Rate(Sized(4, 200, 0), "lru"), 0.0);
+  EXPECT_NEAR(RepeatedShare(Sized(4, 200, 50), 0.125), 0.5, 1e-9);
+  EXPECT_EQ(RepeatedShare(Sized(4, 50, 50), 0.7), 0.7);
+  EXPECT_EQ(RepeatedShare(Sized(4, 200, 0), 0.7), 0.0);
+  // A sample is not there again either.
+  SizedCandidate sampled = Sized(4, 50, 50);
+  sampled.plan.n_sampled = 50;
+  sampled.plan.n_pool_slots = 51;
+  EXPECT_NEAR(rates.Rate(sampled, "lru"), 0.5 * 0.5, 1e-6);
+  HitRates corrected(kTable);
+  corrected.Correct(Sized(4, 200, 50), 0.25 * 0.75);
+  EXPECT_NEAR(corrected.Rate(Sized(4, 50, 50), "lru"), 0.75, 1e-6) << "as of those that have slots";
+}
+
 TEST(OfflineHitRates, WithoutATableARateIsAssumed) {
   const HitRates rates({});
   const double equal = rates.Rate(Sized(4, 50, 50), "lru");
@@ -110,6 +128,9 @@ TEST(OfflineHitRates, ThePolicyOfTheHighestRateIsTaken) {
   table.push_back(Row("non-hit", 4, 200, 50, 0.99F));
   EXPECT_EQ(HitRates(table).BestPolicy(Sized(4, 50, 50)), "non-hit");
   EXPECT_EQ(HitRates(table).BestPolicy(Sized(4, 50, 100)), "fifo");
+  SizedCandidate sampled = Sized(4, 50, 50);
+  sampled.plan.n_pool_slots = 10;
+  EXPECT_EQ(HitRates(table).BestPolicy(sampled), "lru");
 }
 
 }  // namespace

@@ -298,6 +298,7 @@ TEST(OfflineSpreadPoints, CoverAllSettingsAndAreTheSameAgain) {
   ASSERT_EQ(points.size(), again.size());
   EXPECT_GE(points.size(), 64U);
   size_t n_equal = 0;
+  size_t n_pools = 0;
   std::vector<size_t> counts(settings.size());
   std::set<std::pair<size_t, double>> shares;
   for (size_t i = 0; i < points.size(); ++i) {
@@ -312,10 +313,15 @@ TEST(OfflineSpreadPoints, CoverAllSettingsAndAreTheSameAgain) {
       shares.insert({k, points[i].repeated_share});
       EXPECT_LE(points[i].sized.plan.decode_bytes(), settings[k].budget_bytes);
       const KvPlan& plan = points[i].sized.plan;
-      EXPECT_LE(plan.n_streams * (plan.n_chosen - plan.n_pinned) * (1 - points[i].repeated_share),
-                100.0 * settings[k].batch + 1e-9);
+      const bool has_pool = points[i].sized.candidate.pool_entries > 0;
+      n_pools += has_pool ? 1 : 0;
+      const double n_free = plan.n_chosen - plan.n_pinned + plan.n_sampled;
+      const double n_hits = points[i].repeated_share * std::min(n_free, 1.0 * plan.n_cache_slots);
+      EXPECT_LE(plan.n_streams * (n_free - n_hits), 100.0 * settings[k].batch + 1e-9);
     }
   }
+  EXPECT_GE(n_pools, points.size() / 5);
+  EXPECT_LT(n_pools, points.size() / 3);
   EXPECT_LT(n_equal, points.size() / 2) << "another seed, other points";
   for (const size_t count : counts) EXPECT_GE(count, 21U);
   EXPECT_GE(shares.size(), 3 * settings.size());

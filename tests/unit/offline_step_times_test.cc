@@ -33,7 +33,9 @@ TEST(OfflineSteadyClock, SlownessIsThatOfTheReferencesAround) {
 }
 
 double LawMs(const TimePoint& point) {
-  return 3.0 + 2e-3 * point.chosen_groups * point.group_tokens * point.n_streams / 3 + 2e-3 * point.loads;
+  const double n_entries =
+      1.0 * point.n_streams * point.chosen_groups * point.group_tokens * point.heads_per_record;
+  return 3.0 + 1e-3 * n_entries + 2e-3 * point.loads;
 }
 
 // Half as fast for two fifths of the time.
@@ -55,7 +57,7 @@ DriftErrors FitDrifting(uint64_t seed) {
     const double drift = Drift(k, points.size());
     times.Refer(5.0 * drift);
     blind.Refer(5.0);
-    const TimePoint point = PointOf(settings.front(), points[k].sized.plan, points[k].repeated_share, 1.0);
+    const TimePoint point = PointOf(settings.front(), points[k].sized.plan, {points[k].repeated_share});
     truth.push_back({point, LawMs(point)});
     times.Add({point, drift * LawMs(point)});
     blind.Add({point, drift * LawMs(point)});

@@ -118,7 +118,7 @@ Cases CasesOf(const std::vector<SearchSetting>& settings, const Time& time) {
   const auto measure = [&](size_t count, uint64_t seed) {
     std::vector<StepSample> samples;
     for (const StepPoint& point : SpreadPoints(settings, candidates, count, seed)) {
-      const TimePoint at = PointOf(point.setting, point.sized.plan, point.repeated_share, 0.9);
+      const TimePoint at = PointOf(point.setting, point.sized.plan, {point.repeated_share, 0.9});
       samples.push_back({at, time(at)});
     }
     return samples;
@@ -271,13 +271,13 @@ TEST(OfflineTimeModel, TooFewSamplesAreRefused) {
 TEST(OfflineTimePoint, CountsWhatAPlanReads) {
   const SearchSetting setting = SmolLm2Setting(13);
   const SizedCandidate own = BudgetsOwnChoice(setting).value();
-  const TimePoint point = PointOf(setting, own.plan, 0.75, 0.5);
+  const TimePoint point = PointOf(setting, own.plan, {0.75, 0.5});
   const double chosen = own.plan.n_chosen - own.plan.n_pinned;
   EXPECT_NEAR(point.loads, 30 * chosen * 0.25, 1e-9);
   EXPECT_NEAR(point.reads, point.loads / 2, 1e-9);
   EXPECT_EQ(point.record_bytes % setting.io_alignment_bytes, 0U);
   EXPECT_GE(point.record_bytes, own.plan.record.size_bytes());
-  EXPECT_EQ(PointOf(setting, own.plan, 1.0, 1.0).loads, 0.0);
+  EXPECT_EQ(PointOf(setting, own.plan, {}).loads, 0.0);
 }
 
 }  // namespace
