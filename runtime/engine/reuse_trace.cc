@@ -10,6 +10,7 @@
 #include "runtime/engine/calibration.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/cluster_factors.h"
+#include "runtime/kv/entry_spaces.h"
 
 namespace kvrun {
 namespace {
@@ -179,6 +180,29 @@ Result<std::vector<float>> ReuseRecorder::ClusterThresholds(const ProgressCallba
   return factors;
 }
 
+Result<std::vector<float>> ReuseRecorder::EntryMeans() {
+  const std::lock_guard lock(*device_mutex_);
+  const KvShape& shape = full_->kv_shape();
+  const uint32_t n = n_prefill_ - std::min(n_prefill_, EntrySpaces::kLeftOut);
+  std::vector<float> means;
+  if (n < EntrySpaces::kFewestEntries) return means;
+  std::vector<std::byte> kv(shape.size_bytes());
+  std::vector<float> rows(size_t{n} * shape.head_dim);
+  const TensorType type = shape.type == KvType::kF32 ? TensorType::kF32 : TensorType::kF16;
+  const uint64_t row_bytes = uint64_t{shape.head_dim} * KvElementBytes(shape.type);
+  for (uint32_t layer = 0; layer < model_.config.n_layers; ++layer) {
+    KVRUN_RETURN_IF_ERROR(device_.Download(*full_->kv(layer), kv));
+    for (uint32_t plane = 0; plane < 2 * shape.n_kv_heads; ++plane) {
+      const uint64_t first = (uint64_t{plane} * shape.n_ctx + EntrySpaces::kLeftOut) * row_bytes;
+      DecodeTensor(type, std::span(kv).subspan(first, n * row_bytes), rows);
+      std::vector<double> sums(shape.head_dim);
+      for (size_t at = 0; at < rows.size(); ++at) sums[at % shape.head_dim] += rows[at];
+      for (const double sum : sums) means.push_back(static_cast<float>(sum / n));
+    }
+  }
+  return means;
+}
+
 Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                       Device& device, std::mutex* device_mutex,
                                       const std::string& adapter_path, std::span<const TokenId> ids,
@@ -221,6 +245,7 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
     KVRUN_ASSIGN_OR_RETURN(measured.cluster_thresholds, recorder->ClusterThresholds([&](uint64_t, uint64_t) {
       return progress && progress(total - 1, total);
     }));
+    KVRUN_ASSIGN_OR_RETURN(adapter.entry_means, recorder->EntryMeans());
     if (progress && progress(total, total)) return Cancelled();
   }
   adapter.reuse = measured.rates;

@@ -34,6 +34,8 @@ class ReuseRecorder {
 
   // Of the prefilled keys, sinks left out: Adapter::cluster_thresholds. Empty: there are too few.
   Result<std::vector<float>> ClusterThresholds(const ProgressCallback& progress);
+  // Of the prefilled entries: Adapter::entry_means. Empty: there are too few.
+  Result<std::vector<float>> EntryMeans();
 
  private:
   ReuseRecorder(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,

@@ -104,6 +104,9 @@ struct Adapter {
   // [n_layers, n_kv_heads]: thresholds of DynaKV's clusters, as multiples of the mean variance of a KV head's
   // first ones (FindClusterFactor). Empty: none were measured.
   std::vector<float> cluster_thresholds;
+  // [n_layers, n_kv_heads, 2 (K, V), head_dim]: means of a text's entries, less the first ones, for records
+  // that hold entries less their means (EntrySpaces). Empty: none were measured.
+  std::vector<float> entry_means;
 };
 
 // A GGUF file (docs/formats/adapter.md): sides and mean in f16. Written beside the target, which

@@ -18,7 +18,7 @@ namespace kvrun {
 namespace {
 
 constexpr std::string_view kArchitecture = "kvrun-adapter";
-constexpr uint32_t kVersion = 2;
+constexpr uint32_t kVersion = 3;        // 2: without means of entries
 constexpr uint32_t kOldestVersion = 1;  // without reuse rates and thresholds
 constexpr std::string_view kVersionKey = "kvrun-adapter.version";
 constexpr std::string_view kKindKey = "kvrun-adapter.kind";
@@ -34,6 +34,7 @@ constexpr std::string_view kReuseCtxKey = "kvrun-adapter.reuse.ctx";
 constexpr std::string_view kReuseCapacityKey = "kvrun-adapter.reuse.capacity";
 constexpr std::string_view kReuseRateKey = "kvrun-adapter.reuse.rate";
 constexpr std::string_view kThresholdsKey = "kvrun-adapter.cluster_thresholds";
+constexpr std::string_view kMeansKey = "kvrun-adapter.entry_means";
 constexpr std::string_view kChecksumKey = "kvrun-adapter.checksum";
 
 std::string TensorName(size_t layer, std::string_view part) { return fmt::format("blk.{}.{}", layer, part); }
@@ -64,6 +65,7 @@ struct Header {
   std::vector<float> energies;  // [n_layers, rank], or empty
   std::vector<ReuseRate> reuse;
   std::vector<float> cluster_thresholds;
+  std::vector<float> entry_means;
 };
 
 void AddHeader(const Header& header, Checksum& checksum) {
@@ -80,6 +82,7 @@ void AddHeader(const Header& header, Checksum& checksum) {
     checksum.Add(std::bit_cast<uint32_t>(row.rate));
   }
   checksum.Add(std::as_bytes(std::span(header.cluster_thresholds)));
+  if (header.version >= 3) checksum.Add(std::as_bytes(std::span(header.entry_means)));
 }
 
 // What no measurement can have given: of files to be read and to be written. Empty: nothing.
@@ -93,6 +96,13 @@ std::string WrongIn(const Header& header) {
     if (row.group_tokens == 0 || row.select_entries == 0 || row.reuse_groups == 0)
       return fmt::format("reuse rate {} is of an empty selection", i);
   }
+  const std::vector<float>& means = header.entry_means;
+  if (!means.empty() && means.size() != uint64_t{header.n_layers} * header.key_dim * 2)
+    return fmt::format("it has {} mean values, which do not fit its layers", means.size());
+  // They are kept as f16.
+  const auto is_no_mean = [](float value) { return !std::isfinite(HalfToFloat(FloatToHalf(value))); };
+  const auto mean = std::find_if(means.begin(), means.end(), is_no_mean);
+  if (mean != means.end()) return fmt::format("a mean value is {}", *mean);
   const std::vector<float>& thresholds = header.cluster_thresholds;
   const size_t n_heads = thresholds.size() / header.n_layers;
   if (thresholds.size() % header.n_layers != 0 || (n_heads != 0 && header.key_dim % n_heads != 0))
@@ -126,6 +136,7 @@ Result<Header> HeaderOf(const Adapter& adapter) {
   header.key_dim = first.key_dim;
   header.reuse = adapter.reuse;
   header.cluster_thresholds = adapter.cluster_thresholds;
+  header.entry_means = adapter.entry_means;
   for (const LayerAdapter& layer : adapter.layers) {
     if (layer.rank != header.rank || layer.key_dim != header.key_dim) {
       return Status(StatusCode::kInvalidArgument,
@@ -164,6 +175,7 @@ void SetMeasured(const Header& header, GgufWriter& file) {
     file.Set(kReuseRateKey, rates);
   }
   if (!header.cluster_thresholds.empty()) file.Set(kThresholdsKey, header.cluster_thresholds);
+  if (!header.entry_means.empty()) file.Set(kMeansKey, header.entry_means);
 }
 
 Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) {
@@ -224,8 +236,12 @@ Status ReadReuse(const GgufFile& file, std::vector<ReuseRate>* rows) {
 
 Status ReadMeasured(const GgufFile& file, Header* header) {
   KVRUN_RETURN_IF_ERROR(ReadReuse(file, &header->reuse));
-  if (!file.Has(kThresholdsKey)) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(header->cluster_thresholds, file.Floats(kThresholdsKey));
+  if (file.Has(kThresholdsKey)) {
+    KVRUN_ASSIGN_OR_RETURN(header->cluster_thresholds, file.Floats(kThresholdsKey));
+  }
+  if (header->version >= 3 && file.Has(kMeansKey)) {
+    KVRUN_ASSIGN_OR_RETURN(header->entry_means, file.Floats(kMeansKey));
+  }
   return Status::Ok();
 }
 
@@ -376,6 +392,7 @@ Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t 
   adapter.fingerprint = header.fingerprint;
   adapter.reuse = header.reuse;
   adapter.cluster_thresholds = header.cluster_thresholds;
+  adapter.entry_means = header.entry_means;
   for (uint32_t i = 0; i < header.n_layers; ++i) {
     KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(file, header, i, rank, findings));
     adapter.layers.push_back(std::move(layer));

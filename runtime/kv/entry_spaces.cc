@@ -6,6 +6,7 @@
 #include "runtime/device/entry_space.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/host_buffer.h"
+#include "runtime/model/half_float.h"
 
 namespace kvrun {
 namespace {
@@ -22,10 +23,13 @@ const EntrySpaces& EntrySpaces::None() {
 }
 
 uint64_t EntrySpaces::MemoryBytes(const KvPlan& plan, uint32_t n_kv_heads, uint32_t n_layers) {
-  return n_layers * ConstantsBytes(plan.n_sequences, n_kv_heads, plan.record.head_dim);
+  const uint64_t file_bytes =
+      plan.adapter_from_file ? uint64_t{n_kv_heads} * 2 * plan.record.head_dim * sizeof(uint16_t) : 0;
+  return n_layers * (ConstantsBytes(plan.n_sequences, n_kv_heads, plan.record.head_dim) + file_bytes);
 }
 
-Result<EntrySpaces> EntrySpaces::Create(Device& device, const KvPlan& plan, uint32_t n_layers) {
+Result<EntrySpaces> EntrySpaces::Create(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                        std::span<const float> file_means) {
   EntrySpaces spaces;
   if (!plan.rotates) return spaces;
   spaces.n_sequences_ = plan.n_sequences;
@@ -37,6 +41,11 @@ Result<EntrySpaces> EntrySpaces::Create(Device& device, const KvPlan& plan, uint
     Layer layer;
     KVRUN_ASSIGN_OR_RETURN(layer.constants, device.CreateBuffer(bytes, BufferUse::kShared, "kv"));
     spaces.layers_.push_back(std::move(layer));
+  }
+  spaces.file_means_.resize(file_means.size());
+  std::transform(file_means.begin(), file_means.end(), spaces.file_means_.begin(), FloatToHalf);
+  for (uint32_t i = 0; !file_means.empty() && i < n_layers * plan.n_sequences; ++i) {
+    KVRUN_RETURN_IF_ERROR(spaces.SetUsual(i / plan.n_sequences, i % plan.n_sequences));
   }
   return spaces;
 }
@@ -92,13 +101,22 @@ Status EntrySpaces::SetMeans(uint32_t layer, uint32_t sequence, std::span<const 
 
 Status EntrySpaces::Forget(uint32_t sequence) {
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
-    if (!has_means(layer, sequence)) continue;
-    const std::span<float> means = MeansOf(layer, sequence);
-    std::fill(means.begin(), means.end(), 0.0F);
-    has_means_[size_t{layer} * n_sequences_ + sequence] = false;
-    KVRUN_RETURN_IF_ERROR(FlushMeans(layer, sequence));
+    if (has_means(layer, sequence)) KVRUN_RETURN_IF_ERROR(SetUsual(layer, sequence));
   }
   return Status::Ok();
+}
+
+// Before a sequence has its own.
+Status EntrySpaces::SetUsual(uint32_t layer, uint32_t sequence) {
+  const std::span<float> means = MeansOf(layer, sequence);
+  if (file_means_.empty()) {
+    std::fill(means.begin(), means.end(), 0.0F);
+  } else {
+    const auto first = file_means_.begin() + static_cast<std::ptrdiff_t>(layer * means.size());
+    std::transform(first, first + static_cast<std::ptrdiff_t>(means.size()), means.begin(), HalfToFloat);
+  }
+  has_means_[size_t{layer} * n_sequences_ + sequence] = false;
+  return FlushMeans(layer, sequence);
 }
 
 std::span<const float> EntrySpaces::MeanKey(uint32_t layer, uint32_t stream) const {

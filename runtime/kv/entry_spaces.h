@@ -1,7 +1,7 @@
 // The spaces in which a cache's records hold entries (runtime/device/entry_space.h): of each layer, for each
-// sequence, its mean keys and values. Zeros until they are set, and then fixed while the sequence has
-// entries: all its records are in one space, so entries that were there before are shifted
-// (OffloadedCache::SetMeans). Indexes and clusters see keys as they are: DecodeKeys.
+// sequence, its mean keys and values. Until they are set, those of an adapter's file (Adapter::entry_means),
+// or zeros; then fixed while the sequence has entries: all its records are in one space, so entries that were
+// there before are shifted (OffloadedCache::SetMeans). Indexes and clusters see keys as they are: DecodeKeys.
 //
 // Threads: one at a time.
 #pragma once
@@ -30,9 +30,10 @@ class EntrySpaces {
   // Where records hold entries as they are: DecodeKeys does no more than decode.
   EntrySpaces() = default;
   static const EntrySpaces& None();
-  // As the plan asks for, which must outlive it.
-  static Result<EntrySpaces> Create(Device& device, const KvPlan& plan, uint32_t n_layers);
-  // Of all layers.
+  // As the plan asks for, which must outlive it. `file_means`: Adapter::entry_means, or empty.
+  static Result<EntrySpaces> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                    std::span<const float> file_means = {});
+  // Of all layers; where the plan has an adapter's file, its means too.
   static uint64_t MemoryBytes(const KvPlan& plan, uint32_t n_kv_heads, uint32_t n_layers);
 
   bool are_used() const { return !layers_.empty(); }
@@ -69,10 +70,12 @@ class EntrySpaces {
   };
 
   std::span<float> MeansOf(uint32_t layer, uint32_t sequence) const;
+  Status SetUsual(uint32_t layer, uint32_t sequence);
   Status FlushMeans(uint32_t layer, uint32_t sequence) const;
 
   std::vector<Layer> layers_;
-  std::vector<bool> has_means_;  // [n_layers, n_sequences]
+  std::vector<uint16_t> file_means_;  // f16 [n_layers, n_kv_heads, 2, head_dim], or empty
+  std::vector<bool> has_means_;       // [n_layers, n_sequences]
   uint32_t n_sequences_ = 0;
   uint32_t n_kv_heads_ = 0;
   uint32_t head_dim_ = 0;

@@ -261,6 +261,7 @@ struct KvPlan {
   KvRecordShape window_record;  // in the window
   // Records hold entries rotated and centred (runtime/device/entry_space.h): where any are of int4.
   bool rotates = false;
+  bool adapter_from_file = false;  // KvOptions::adapter_from_file
   // Of a stream: so many of its first groups lie in the window's records for good, exact, and are attended to
   // there: where records are rotated, the sinks, which lose most by few bits. They are pinned, where groups
   // are selected, and have no slots.

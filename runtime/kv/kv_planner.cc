@@ -72,6 +72,7 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
       model.n_layers;
   base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
   base_.flash_times = options.flash_times;
+  base_.adapter_from_file = options.adapter_from_file;
   input_ = {model, io_alignment_bytes, base_.method.has_adapters() && !options.adapter_from_file};
 }
 

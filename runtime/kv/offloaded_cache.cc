@@ -34,7 +34,8 @@ Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, c
 }
 
 Status OffloadedCache::CreateParts(Device& device, const Adapter* adapter) {
-  KVRUN_ASSIGN_OR_RETURN(spaces_, EntrySpaces::Create(device, plan_, n_layers_));
+  const auto means = adapter != nullptr ? std::span(adapter->entry_means) : std::span<const float>();
+  KVRUN_ASSIGN_OR_RETURN(spaces_, EntrySpaces::Create(device, plan_, n_layers_, means));
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
   KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter, stores_.rows.get(), spaces_));
   selector_ = MakeSelector(device, plan_, n_layers_);

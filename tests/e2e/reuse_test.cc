@@ -176,6 +176,8 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
     EXPECT_GE(threshold, 1.0F);
     EXPECT_LE(threshold, 3.0F);
   }
+  EXPECT_TRUE(before.entry_means.empty());
+  ASSERT_EQ(after.entry_means.size(), size_t{config.n_layers} * config.kv_dim() * 2);
   EXPECT_EQ(after.layers[1].energy, before.layers[1].energy);
   for (size_t i = 0; i < after.reuse.size(); ++i) {
     const ReuseRate& row = after.reuse[i];

@@ -12,6 +12,7 @@
 
 #include "runtime/kv/offloaded_cache.h"
 #include "tests/support/engine_fixture.h"
+#include "tests/support/gguf_builder.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/small_models.h"
@@ -125,6 +126,52 @@ TEST_P(RotateTest, SaysTheSameAfterForgetting) {
   ExpectAlike(both, 0, 30, 30);
   EXPECT_FALSE(HasMeans(both));
   ExpectAlike(both, 30, 36, 1);
+}
+
+// Of sequences whose prompts are too short to say any: from the first entry on, until there are others.
+class RotateFileMeansTest : public RotateTest {
+ protected:
+  std::unique_ptr<ForwardPass> NewPassOfFile(bool rotates) const {
+    const std::string all =
+        fmt::format("--kv-method {} --kv-type f32 --kv-rotate {}", GetParam(), rotates ? "on" : "off");
+    const auto options = OffloadedOptionsOrDie(loaded_, folder_, all, kRotateContext, 1);
+    const ModelConfig& config = loaded_.model->config;
+    Adapter adapter;
+    adapter.entry_means = RandomFloats(size_t{config.n_layers} * config.kv_dim() * 2, 0.5F, 7);
+    adapter.cluster_thresholds.assign(size_t{config.n_layers} * config.n_kv_heads, 1.5F);
+    for (uint32_t layer = 0; layer < config.n_layers; ++layer) {
+      const std::vector<float> keys = RandomFloats(size_t{200} * config.kv_dim(), 1.0F, layer);
+      std::vector<float> sums(size_t{config.kv_dim() + 1} * config.kv_dim());
+      AddKeys(keys, config.kv_dim(), sums);
+      const LayerSums of_keys{config.n_kv_heads, config.head_dim, 200, sums, 0, {}};
+      adapter.layers.push_back(
+          OrDie(ComputeAdapter(AdapterKind::kPlain, of_keys, std::max(options->plan.index.rank, 1U))));
+    }
+    options->plan.adapter_kind = AdapterKind::kPlain;
+    options->plan.adapter_from_file = true;
+    options->adapter = std::make_shared<const Adapter>(std::move(adapter));
+    return loaded_.NewPass({.n_sequences = 1, .n_ctx = kRotateContext, .offloaded = options});
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Methods, RotateFileMeansTest,
+                         ::testing::Values("kvswap --kv-select 64", "flexgen", "dynakv --kv-select 640",
+                                           "snapkv --kv-select 640"),
+                         [](const auto& info) { return info.param.substr(0, info.param.find(' ')); });
+
+TEST_P(RotateFileMeansTest, SaysTheSameFromTheFirstEntryOn) {
+  Both both{NewPassOfFile(true), NewPassOfFile(false)};
+  const EntrySpaces& spaces = both.rotated->offloaded_cache()->spaces();
+  const auto first_mean = [&] { return spaces.MeanKey(0, 0)[0]; };
+  const float of_file = first_mean();
+  EXPECT_NE(of_file, 0.0F);
+  ExpectAlike(both, 0, 40, 40);
+  ExpectAlike(both, 40, 53, 1);
+  EXPECT_EQ(first_mean(), of_file);
+  ExpectAlike(both, 53, 400, 347);
+  const KvMethod& method = both.rotated->offloaded_cache()->plan().method;
+  EXPECT_EQ(first_mean() == of_file, method.has_clusters() || method.evicts()) << "a long prompt says others";
+  ExpectAlike(both, 400, 410, 1);
 }
 
 class RotateKvswapTest : public RotateTest {};

@@ -55,6 +55,7 @@ Adapter MakeAdapter(AdapterKind kind) {
   }
   adapter.reuse = {{"lru", 4, 96, 8096, 24, 0.75F}, {"non-hit", 16, 384, 8096, 24, 0.0F}};
   adapter.cluster_thresholds = {0.0F, 1.5F, 2.0F, 3.0F, 0.25F, 1.0F};
+  adapter.entry_means = RandomFloats(size_t{kLayers} * kKeyDim * 2, 1.0F, 40);
   return adapter;
 }
 
@@ -67,6 +68,7 @@ void ExpectEqual(const Adapter& a, const Adapter& b) {
   EXPECT_EQ(a.fingerprint, b.fingerprint);
   EXPECT_EQ(a.reuse, b.reuse);
   EXPECT_EQ(a.cluster_thresholds, b.cluster_thresholds);
+  EXPECT_EQ(a.entry_means, b.entry_means);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {
     EXPECT_EQ(a.layers[i].key_dim, b.layers[i].key_dim);
@@ -181,9 +183,9 @@ TEST(AdapterFile, ForeignFilesAreRefused) {
   ExpectRefused(Read(model), StatusCode::kInvalidArgument,
                 "is not an adapter of kvrun but a file of 'llama'");
   testing::GgufBuilder newer;
-  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{3});
+  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{4});
   ExpectRefused(Read(testing::WriteModel(folder, "newer", newer.Build())), StatusCode::kUnsupported,
-                "of version 3, and this kvrun reads versions 1 to 2");
+                "of version 4, and this kvrun reads versions 1 to 3");
   newer.Set("kvrun-adapter.version", uint32_t{0});
   ExpectRefused(Read(testing::WriteModel(folder, "older", newer.Build())), StatusCode::kUnsupported,
                 "of version 0");
@@ -192,16 +194,18 @@ TEST(AdapterFile, ForeignFilesAreRefused) {
 }
 
 // What was measured may lack; then the file has no keys of it.
-TEST(AdapterFile, ReuseRatesAndThresholdsAreOptional) {
+TEST(AdapterFile, WhatWasMeasuredIsOptional) {
   const TemporaryFolder folder;
   const std::string path = folder.Path("adapter.gguf");
   Adapter adapter = MakeAdapter(AdapterKind::kQuery);
   adapter.reuse.clear();
   adapter.cluster_thresholds.clear();
+  adapter.entry_means.clear();
   ASSERT_TRUE(WriteAdapter(adapter, path).ok());
   const auto file = OrDie(GgufFile::Open(path));
   EXPECT_FALSE(file->Has("kvrun-adapter.reuse.policy"));
   EXPECT_FALSE(file->Has("kvrun-adapter.cluster_thresholds"));
+  EXPECT_FALSE(file->Has("kvrun-adapter.entry_means"));
   ExpectEqual(OrDie(ReadWholeAdapter(path)), adapter);
 }
 
@@ -216,6 +220,8 @@ TEST(AdapterFile, WhatCannotHaveBeenMeasuredIsNotWritten) {
       {[](Adapter& a) { a.cluster_thresholds.resize(9); }, "9 cluster thresholds"},  // 3 heads of 10
       {[](Adapter& a) { a.cluster_thresholds[2] = -1.0F; }, "a cluster threshold is -1"},
       {[](Adapter& a) { a.cluster_thresholds[2] = INFINITY; }, "a cluster threshold is inf"},
+      {[](Adapter& a) { a.entry_means.pop_back(); }, "mean values, which do not fit its layers"},
+      {[](Adapter& a) { a.entry_means[7] = INFINITY; }, "a mean value is inf"},
   };
   for (const auto& [damage, part] : cases) {
     Adapter adapter = MakeAdapter(AdapterKind::kPlain);
@@ -254,6 +260,7 @@ TEST(AdapterFile, VersionOneIsStillRead) {
     EXPECT_EQ(read->layers[0].energy, (std::vector<float>{0.75F}));
     EXPECT_TRUE(read->reuse.empty());
     EXPECT_TRUE(read->cluster_thresholds.empty());
+    EXPECT_TRUE(read->entry_means.empty());
   }
   const auto renamed = OldFile().Set("kvrun-adapter.version", uint32_t{2}).Build();
   ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "renamed", renamed)), StatusCode::kCorrupt,

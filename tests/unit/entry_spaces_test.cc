@@ -11,6 +11,7 @@
 #include "runtime/device/open_device.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/device/self_test_data.h"
+#include "runtime/model/half_float.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun {
@@ -90,6 +91,37 @@ TEST_F(EntrySpacesTest, ForgetTheMeansOfASequence) {
     for (const float mean : constants.subspan(2 * kDim, kMeans)) EXPECT_EQ(mean, 0.0F);
     EXPECT_TRUE(std::equal(means.begin(), means.end(), constants.begin() + 2 * kDim + kMeans));
   }
+}
+
+// Until a sequence has its own, and again when it is forgotten.
+TEST_F(EntrySpacesTest, BeginWithTheMeansOfAFile) {
+  static_cast<void>(Create(1));  // the plan
+  plan_.adapter_from_file = true;
+  std::vector<float> file = RandomFloats(size_t{kLayers} * kMeans, 5);
+  for (float& mean : file) mean = HalfToFloat(FloatToHalf(mean));  // as they are kept
+  const std::vector<float> own = RandomFloats(kMeans, 3);
+  EntrySpaces spaces = OrDie(EntrySpaces::Create(*device_, plan_, kLayers, file));
+  const auto means_of = [&](uint32_t layer, uint32_t sequence) {
+    const auto means = Constants(spaces.space(layer)).subspan(2 * kDim + sequence * kMeans, kMeans);
+    return std::vector<float>(means.begin(), means.end());
+  };
+  const auto of_file = [&](uint32_t layer) {
+    return std::vector<float>(file.begin() + layer * kMeans, file.begin() + (layer + 1) * kMeans);
+  };
+  for (uint32_t layer = 0; layer < kLayers; ++layer) {
+    for (const uint32_t sequence : {0U, 1U}) {
+      EXPECT_FALSE(spaces.has_means(layer, sequence)) << "others may still take their place";
+      EXPECT_EQ(means_of(layer, sequence), of_file(layer));
+    }
+  }
+  ASSERT_TRUE(spaces.SetMeans(1, 1, own).ok());
+  EXPECT_EQ(means_of(1, 1), own);
+  ASSERT_TRUE(spaces.Forget(1).ok());
+  EXPECT_EQ(means_of(1, 1), of_file(1));
+  EXPECT_FALSE(spaces.has_means(1, 1));
+  const uint64_t constants = Constants(spaces.space(0)).size_bytes();
+  EXPECT_EQ(EntrySpaces::MemoryBytes(plan_, kKvHeads, kLayers),
+            constants * kLayers + file.size() * sizeof(uint16_t));
 }
 
 // Of streams of all heads and of one head, of either sequence.

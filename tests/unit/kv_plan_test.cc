@@ -272,7 +272,8 @@ TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   EXPECT_GE(read.prefill_tile_tokens, computed.prefill_tile_tokens);
   EXPECT_TRUE(read.prefill_tile_tokens > computed.prefill_tile_tokens ||
               read.prefill_bytes() < computed.prefill_bytes());
-  EXPECT_EQ(read.n_chosen, computed.n_chosen);
+  EXPECT_LE(read.n_chosen, computed.n_chosen);
+  EXPECT_GE(read.n_chosen + 1, computed.n_chosen) << "the file's means take hardly any room";
   EXPECT_LT(computed.prefill_tile_tokens, 8192U);
   // The tile that is computed, and an earlier one.
   EXPECT_GT(computed.prefill_bytes() + 2 * 256 * 2 * 192 * 2, computed.budget_bytes)
