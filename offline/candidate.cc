@@ -43,6 +43,7 @@ KvOptions OptionsOf(const Candidate& candidate, const SearchSetting& setting) {
     if (candidate.adapts) options.adapt = true;
   }
   options.adapter_from_file = !candidate.adapter.empty();
+  if (options.adapter_from_file) options.layer_shares = setting.layer_shares;
   return options;
 }
 

@@ -45,6 +45,7 @@ struct SearchSetting {
   std::string adapter_path;                             // of kvadapt calibrate; empty: there is none
   uint32_t max_rank = 0;                                // of that file
   uint32_t default_group_tokens = kDefaultGroupTokens;  // what kvrun takes on this storage
+  std::vector<float> layer_shares;                      // of that file: Adapter::layer_shares
   std::optional<FlashTimes> flash_times;                // by which kvrun selects more than has slots
 };
 

@@ -33,7 +33,9 @@ std::string AdapterObject(const Adapter& adapter, uint64_t file_bytes) {
                  {"bytes", file_bytes},
                  {"layers", layers},
                  {"reuse", {{"rates", rates}}},
-                 {"cluster_thresholds", adapter.cluster_thresholds.size()}});
+                 {"cluster_thresholds", adapter.cluster_thresholds.size()},
+                 {"entry_means", adapter.entry_means.size()},
+                 {"layer_shares", adapter.layer_shares}});
 }
 
 std::string ConfigObject(const KvConfig& config) {

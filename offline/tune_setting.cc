@@ -149,6 +149,7 @@ Result<std::vector<SearchSetting>> SearchSettings(const Model& model, const Tune
                           .io_alignment_bytes = alignment,
                           .adapter_path = options.adapter_path,
                           .max_rank = adapter ? adapter->layers.front().rank : 0,
+                          .layer_shares = adapter ? adapter->layer_shares : std::vector<float>(),
                           .flash_times = {}});
       AddMachine(model, storage, engine, &settings.back());
     }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 
 #include "platform/base/units.h"
@@ -208,6 +209,19 @@ AdapterCheck CheckThresholds(const Adapter& adapter, const AdapterTarget& target
   return Passed("cluster thresholds", fmt::format("{} of them", thresholds.size()));
 }
 
+AdapterCheck CheckShares(const Adapter& adapter, const AdapterTarget& target) {
+  const std::vector<float>& shares = adapter.layer_shares;
+  if (shares.empty()) return Passed("shares of layers", "none were measured");
+  if (shares.size() != target.n_layers) {
+    return Failed("shares of layers",
+                  fmt::format("there are {}, and the model has {} layers", shares.size(), target.n_layers));
+  }
+  const double mean = std::accumulate(shares.begin(), shares.end(), 0.0) / target.n_layers;
+  if (std::abs(mean - 1.0) > 1e-3)
+    return Failed("shares of layers", fmt::format("their mean is {:.4f}, not 1", mean));
+  return Passed("shares of layers", fmt::format("{} of them", shares.size()));
+}
+
 }  // namespace
 
 std::vector<AdapterCheck> VerifyAdapter(const Adapter& adapter, const AdapterTarget& target) {
@@ -218,6 +232,7 @@ std::vector<AdapterCheck> VerifyAdapter(const Adapter& adapter, const AdapterTar
   checks.push_back(CheckEnergies(adapter));
   checks.push_back(CheckReuse(adapter));
   checks.push_back(CheckThresholds(adapter, target));
+  checks.push_back(CheckShares(adapter, target));
   return checks;
 }
 

@@ -42,6 +42,7 @@ struct CalibrateOptions {
   bool restart = false;
   bool force = false;
   bool no_reuse_rates = false;
+  bool no_layer_shares = false;
   std::string folder;  // for KV, while they are measured
 };
 
@@ -247,8 +248,8 @@ int RunCalibrate(const CalibrateOptions& options) {
   const auto finish = [&] {
     if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
     if (!unrated) return;
-    result["reuse"] =
-        MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder, &progress);
+    result["reuse"] = MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder,
+                                        options.no_layer_shares, &progress);
   };
   if (unrated) {
     unrated->Complete(finish, [&] { return calibration.WhatGoesOn(); });
@@ -309,7 +310,11 @@ Command AddCalibrateCommand(CLI::App* program) {
             "where KV is kept while reuse rates are measured; may be in memory (default: in the user's cache "
             "folder)");
   set->Flag("--no-reuse-rates", &options->no_reuse_rates,
-            "do not measure how often a selected group is in memory already (the file then has no table)");
+            "do not measure how often a selected group is in memory already (the file then has no table, and "
+            "no shares of layers)");
+  set->Flag("--no-layer-shares", &options->no_layer_shares,
+            "do not measure what it costs to cut each layer alone, which takes some seconds of decoding a "
+            "layer: layers then have as many slots each");
   set->AddExample("kvadapt calibrate -m model.gguf -o adapter.gguf",
                   "compute adapters from texts that come with Debian");
   set->AddExample("kvadapt calibrate -m model.gguf -f books/ --tokens 65536 -o adapter.gguf",

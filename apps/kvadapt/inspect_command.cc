@@ -1,6 +1,7 @@
 // kvadapt inspect: what a file of kvrun's holds.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,14 @@ struct InspectOptions {
   std::vector<std::string> files;
 };
 
+// "0.33 to 2.61"
+std::string SharesText(const Json& adapter) {
+  const auto shares = adapter["layer_shares"].get<std::vector<double>>();
+  if (shares.empty()) return "none";
+  const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
+  return fmt::format("{:.2f} to {:.2f}", *least, *most);
+}
+
 std::string AdapterText(const std::string& path, const Json& adapter) {
   const auto n_thresholds = adapter["cluster_thresholds"].get<uint64_t>();
   return EnergyTable(adapter) + ReuseTable(adapter) +
@@ -33,9 +42,10 @@ std::string AdapterText(const std::string& path, const Json& adapter) {
                      Counted(adapter["key_dim"].get<uint32_t>(), "element"),
                      FormatBytes(adapter["bytes"].get<uint64_t>())) +
          fmt::format(
-             "reuse rates: {}; cluster thresholds: {}\n",
+             "reuse rates: {}; cluster thresholds: {}; mean keys and values: {}; shares of layers: {}\n",
              adapter["reuse"]["rates"].empty() ? "none" : Counted(adapter["reuse"]["rates"].size(), "row"),
-             n_thresholds == 0 ? "none" : fmt::to_string(n_thresholds)) +
+             n_thresholds == 0 ? "none" : fmt::to_string(n_thresholds),
+             adapter["entry_means"].get<uint64_t>() == 0 ? "none" : "there", SharesText(adapter)) +
          fmt::format("of the model with the fingerprint {}\n", Printable(TextOf(adapter["fingerprint"])));
 }
 

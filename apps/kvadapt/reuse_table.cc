@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kCapacities[] = {1, 1.25, 1.5, 2, 3, 4};  // times the groups that are selected
 constexpr double kPaperEntries = 400;
+constexpr size_t kLayersInLine = 10;
 
 bool IsShown(const Json& row) { return row["policy"] == "lru"; }
 
@@ -38,11 +39,23 @@ std::string Cell(const Json& rates, uint32_t group, uint32_t select, double capa
   return fmt::format("{:>8}", "-");
 }
 
+// Shares of the slots; a line for every ten layers.
+std::string LayerTable(const Json& reuse) {
+  const Json layers = reuse.value("layers", Json::array());
+  if (layers.empty()) return "";
+  std::string text = "shares of the slots by layer, of the mean (where its cut costs more, a layer has more)";
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (i % kLayersInLine == 0) text += fmt::format("\n{:>7}", i);
+    text += fmt::format(" {:5.2f}", layers[i]["share"].get<double>());
+  }
+  return text + "\n";
+}
+
 }  // namespace
 
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
                        const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
-                       const std::string& folder, Progress* progress) {
+                       const std::string& folder, bool skips_layers, Progress* progress) {
   const auto longest = std::max_element(texts.begin(), texts.end(),
                                         [](const auto& a, const auto& b) { return a.size() < b.size(); });
   kvrun_reuse_options given;
@@ -50,6 +63,7 @@ Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
   given.n_ctx = n_ctx;
   if (!folder.empty()) given.folder = folder.c_str();
   given.allow_tmpfs = 1;  // rates do not depend on where it lies
+  given.skip_layers = skips_layers ? 1 : 0;
   given.progress = Progress::Callback;
   given.progress_user = progress;
   char* json = nullptr;
@@ -87,7 +101,7 @@ std::string ReuseTable(const Json& adapter) {
     for (const double capacity : kCapacities) text += " " + Cell(rates, group, select, capacity);
     text += "\n";
   }
-  return text;
+  return text + LayerTable(reuse);
 }
 
 }  // namespace kvrun::cli

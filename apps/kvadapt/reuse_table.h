@@ -13,7 +13,7 @@ namespace kvrun::cli {
 // adapter as it was. `folder`: for KV; empty: where sessions keep it.
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
                        const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
-                       const std::string& folder, Progress* progress);
+                       const std::string& folder, bool skips_layers, Progress* progress);
 
 // Of lru, at the number of selected entries nearest to the paper's 400: a row for each size of groups, a
 // column for each capacity. `adapter["reuse"]`: as MeasureReuseRates answers; none: nothing is said.

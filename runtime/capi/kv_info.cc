@@ -134,6 +134,20 @@ Json LayersInfo(const KvStats& stats) {
 
 }  // namespace
 
+namespace {
+
+// Null where all layers select as many.
+Json LayersInfo(const KvPlan& plan) {
+  if (plan.layer_extra.empty()) return Json();
+  Json entries = Json::array();
+  for (const int32_t extra : plan.layer_extra) {
+    entries.push_back(plan.selected_entries() + extra * static_cast<int32_t>(plan.record.group_tokens));
+  }
+  return entries;
+}
+
+}  // namespace
+
 Json KvPlanInfo(const KvPlan& plan) {
   const bool has_index = plan.method.has_index();
   Json info = {{"line", plan.Describe()}};
@@ -144,6 +158,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["window"] = plan.window_entries;
   info["sinks"] =
       plan.method.has_clusters() ? plan.clusters.n_sinks : plan.n_pinned * plan.record.group_tokens;
+  info["layer_select"] = LayersInfo(plan);
   info["reuse"] = plan.n_cache_slots;
   info["rank"] = plan.index.rank;
   info["index"] = has_index ? Json(KvTypeName(plan.index.type)) : Json();

@@ -22,6 +22,11 @@ Json Info(const kvrun::ReuseMeasurement& measured) {
   Json info = {{"n_ctx", measured.n_ctx}, {"n_steps", measured.n_steps}, {"rank", measured.rank}};
   if (!measured.note.empty()) info["note"] = measured.note;
   info["rates"] = rates;
+  Json layers = Json::array();
+  for (size_t i = 0; i < measured.layer_kls.size(); ++i) {
+    layers.push_back({{"kl", measured.layer_kls[i]}, {"share", measured.layer_shares[i]}});
+  }
+  info["layers"] = layers;
   return info;
 }
 
@@ -49,6 +54,7 @@ kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options
     reuse.n_ctx = given.n_ctx;
     if (given.folder != nullptr) reuse.storage.folder = given.folder;
     reuse.storage.allow_tmpfs = given.allow_tmpfs != 0;
+    reuse.measures_layers = given.skip_layers == 0;
     const auto progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
     KVRUN_ASSIGN_OR_RETURN(

@@ -172,7 +172,8 @@ Status OffloadedForwardPass::Init() {
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));
   ScoreArgs most = Score(0, plan.n_sequences);
-  most.n_chosen = std::max(most.n_chosen, plan.statics.n_total);  // where prompts say the static set's share
+  most.n_chosen =
+      std::max(plan.most_chosen(), plan.statics.n_total);  // where prompts say the static set's share
   KVRUN_ASSIGN_OR_RETURN(
       score_scratch_,
       device_.CreateBuffer(cache_->index()->ScoreScratchBytes(device_, most), BufferUse::kDevice, "kv"));
@@ -200,7 +201,7 @@ ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
                  .reduction = plan.heads,
                  .window_tokens = plan.window_entries,
                  .n_pinned = plan.n_pinned,
-                 .n_chosen = plan.n_chosen,
+                 .n_chosen = plan.chosen_of(layer),
                  .group_score = plan.group_score,
                  .mass_share = plan.mass_share,
                  .n_sampled = plan.n_sampled,

@@ -8,6 +8,7 @@
 #include "platform/base/units.h"
 #include "platform/io/replace_file.h"
 #include "runtime/engine/calibration.h"
+#include "runtime/engine/layer_sensitivity.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/cluster_factors.h"
 #include "runtime/kv/entry_spaces.h"
@@ -21,6 +22,10 @@ constexpr uint32_t kWarmUpSteps = 32;
 constexpr uint32_t kCountedSteps = 96;
 constexpr uint32_t kWindowEntries = 64;
 constexpr uint32_t kSinkEntries = 4;
+// Of layers that are cut alone.
+constexpr uint32_t kCutContext = 4096;
+constexpr uint32_t kCutSteps = 64;
+constexpr uint32_t kLeastCutEntries = 32;
 
 Status Cancelled() { return {StatusCode::kCancelled, "measuring reuse rates was cancelled"}; }
 
@@ -76,6 +81,19 @@ uint32_t SelectionRank(const Adapter& adapter) {
   return std::min<uint32_t>(layer.rank, RoundUp(CeilDiv(layer.key_dim, 8U), 4U));
 }
 
+// A layer that is cut has a part of the entries that is usual with small budgets.
+SensitivityOptions CutsOf(const ReuseOptions& options, const ReusePlan& plan, uint32_t rank,
+                          const std::string& adapter_path) {
+  SensitivityOptions cuts;
+  cuts.n_ctx = std::min(plan.n_ctx, kCutContext);
+  cuts.n_steps = std::min(cuts.n_ctx / 8, kCutSteps);
+  cuts.select_entries = std::max(cuts.n_ctx / 32, kLeastCutEntries);
+  cuts.rank = rank;
+  cuts.storage = options.storage;
+  cuts.storage.adapter_path = adapter_path;
+  return cuts;
+}
+
 // Adds `before` to what is done, of `total`.
 ProgressCallback Shifted(const ProgressCallback& progress, uint64_t before, uint64_t total) {
   return [&progress, before, total](uint64_t done, uint64_t) {
@@ -98,6 +116,7 @@ KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_
   settings.kv.rank = rank;
   settings.kv.index_type = KvType::kInt4;
   settings.kv.heads = HeadReduction::kSoftmax;
+  settings.kv.kept_shares = KeptShares::kEven;
   settings.kv.adapter_from_file = !storage.adapter_path.empty();
   return settings;
 }
@@ -218,6 +237,8 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
   const ReusePlan plan = PlanReuse(options, config, ids.size());
   ReuseMeasurement measured{.rates = {},
                             .cluster_thresholds = {},
+                            .layer_kls = {},
+                            .layer_shares = {},
                             .n_ctx = plan.n_ctx,
                             .n_steps = plan.n_steps,
                             .rank = rank,
@@ -226,11 +247,12 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
     measured.note = NothingToMeasure(options, plan, ids.size());
   } else {
     const uint32_t n_decoded = plan.n_warm_up + plan.n_steps;
-    const uint64_t total = plan.n_prefill() + plan.settings.size() * uint64_t{n_decoded};
-    KVRUN_ASSIGN_OR_RETURN(
-        const std::unique_ptr<ReuseRecorder> recorder,
-        ReuseRecorder::Create(model, std::move(weights), device, device_mutex, ids.first(plan.n_ctx),
-                              plan.n_prefill(), Shifted(progress, 0, total)));
+    const SensitivityOptions cuts = CutsOf(options, plan, rank, adapter_path);
+    const uint64_t of_reuse = plan.n_prefill() + plan.settings.size() * uint64_t{n_decoded};
+    const uint64_t total = of_reuse + (options.measures_layers ? SensitivitySteps(cuts, config.n_layers) : 0);
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ReuseRecorder> recorder,
+                           ReuseRecorder::Create(model, weights, device, device_mutex, ids.first(plan.n_ctx),
+                                                 plan.n_prefill(), Shifted(progress, 0, total)));
     KvStorageOptions storage = options.storage;
     storage.adapter_path = adapter_path;
     uint64_t done = plan.n_prefill();
@@ -243,9 +265,16 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
       done += n_decoded;
     }
     KVRUN_ASSIGN_OR_RETURN(measured.cluster_thresholds, recorder->ClusterThresholds([&](uint64_t, uint64_t) {
-      return progress && progress(total - 1, total);
+      return progress && progress(of_reuse - 1, total);
     }));
     KVRUN_ASSIGN_OR_RETURN(adapter.entry_means, recorder->EntryMeans());
+    recorder.reset();
+    if (options.measures_layers) {
+      KVRUN_ASSIGN_OR_RETURN(measured.layer_kls,
+                             MeasureSensitivity(model, std::move(weights), device, device_mutex, ids, cuts,
+                                                Shifted(progress, of_reuse, total)));
+      adapter.layer_shares = measured.layer_shares = SharesOf(measured.layer_kls);
+    }
     if (progress && progress(total, total)) return Cancelled();
   }
   adapter.reuse = measured.rates;

@@ -57,11 +57,14 @@ struct ReuseOptions {
   std::vector<uint32_t> groups = {1, 2, 4, 8, 16};
   std::vector<uint32_t> select_entries = {96, 192, 384, 768};  // those that at most half a context holds
   std::vector<double> capacities = {1, 1.25, 1.5, 2, 3, 4};    // times the groups that are chosen
+  bool measures_layers = true;                                 // Adapter::layer_shares
 };
 
 struct ReuseMeasurement {
   std::vector<ReuseRate> rates;
   std::vector<float> cluster_thresholds;  // Adapter::cluster_thresholds
+  std::vector<double> layer_kls;          // of layers that are cut alone; empty: not measured
+  std::vector<float> layer_shares;        // Adapter::layer_shares
   uint32_t n_ctx = 0;                     // of the text that was used
   uint32_t n_steps = 0;                   // of it, the last: counted
   uint32_t rank = 0;                      // of the selection
@@ -73,9 +76,10 @@ struct ReuseMeasurement {
 KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_t group_tokens,
                          uint32_t select_entries);
 
-// Measures on the first tokens of `ids`, and writes the rates and the thresholds of clusters into the
-// adapter's file, whose other contents stay; the file is as it was where the answer is not ok. Where the text
-// is too short for any setting, the table is empty. `progress`: in tokens.
+// Measures on the first tokens of `ids`, and writes the rates, the thresholds of clusters, the means of
+// entries and the shares of layers into the adapter's file, whose other contents stay; the file is as it was
+// where the answer is not ok. Where the text is too short for any setting, the table is empty, and shares and
+// thresholds stay as they were. `progress`: in tokens.
 Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                       Device& device, std::mutex* device_mutex,
                                       const std::string& adapter_path, std::span<const TokenId> ids,

@@ -67,6 +67,13 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
   return std::make_shared<const Adapter>(std::move(adapter));
 }
 
+// What a plan takes from the adapter's file. What is wrong with the file is said by ReadNamedAdapter.
+std::vector<float> LayerSharesOf(const KvStorageOptions& storage) {
+  if (storage.adapter_path.empty()) return {};
+  Result<Adapter> adapter = ReadWholeAdapter(storage.adapter_path);
+  return adapter.ok() ? std::move(adapter->layer_shares) : std::vector<float>();
+}
+
 // Whether how much is selected may depend on how fast flash and device are (kv_plan.h).
 bool FollowsSpeed(const KvOptions& kv) {
   const Result<KvMethod> method = kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
@@ -141,6 +148,7 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
     speed = SpeedFor(settings, *file);
   }
   KvOptions options = settings.kv;
+  options.layer_shares = LayerSharesOf(settings.storage);
   if (speed && layer_time != nullptr && FollowsSpeed(options)) {
     const std::optional<double> layer_us = layer_time->Microseconds();
     if (layer_us) options.flash_times = {.reads_per_s = *speed, .layer_us = *layer_us};
@@ -160,6 +168,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
   KvOptions same_group = settings.kv;
+  same_group.layer_shares = LayerSharesOf(settings.storage);
   same_group.method = plan.method.name;
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;

@@ -18,7 +18,7 @@ namespace kvrun {
 namespace {
 
 constexpr std::string_view kArchitecture = "kvrun-adapter";
-constexpr uint32_t kVersion = 3;        // 2: without means of entries
+constexpr uint32_t kVersion = 3;        // 2: without means of entries and shares of layers
 constexpr uint32_t kOldestVersion = 1;  // without reuse rates and thresholds
 constexpr std::string_view kVersionKey = "kvrun-adapter.version";
 constexpr std::string_view kKindKey = "kvrun-adapter.kind";
@@ -35,7 +35,12 @@ constexpr std::string_view kReuseCapacityKey = "kvrun-adapter.reuse.capacity";
 constexpr std::string_view kReuseRateKey = "kvrun-adapter.reuse.rate";
 constexpr std::string_view kThresholdsKey = "kvrun-adapter.cluster_thresholds";
 constexpr std::string_view kMeansKey = "kvrun-adapter.entry_means";
+constexpr std::string_view kSharesKey = "kvrun-adapter.layer_shares";
 constexpr std::string_view kChecksumKey = "kvrun-adapter.checksum";
+
+// Of what a layer may have, beside the mean of all.
+constexpr float kLeastShare = 0.01F;
+constexpr float kMostShare = 100.0F;
 
 std::string TensorName(size_t layer, std::string_view part) { return fmt::format("blk.{}.{}", layer, part); }
 
@@ -66,6 +71,7 @@ struct Header {
   std::vector<ReuseRate> reuse;
   std::vector<float> cluster_thresholds;
   std::vector<float> entry_means;
+  std::vector<float> layer_shares;
 };
 
 void AddHeader(const Header& header, Checksum& checksum) {
@@ -82,7 +88,9 @@ void AddHeader(const Header& header, Checksum& checksum) {
     checksum.Add(std::bit_cast<uint32_t>(row.rate));
   }
   checksum.Add(std::as_bytes(std::span(header.cluster_thresholds)));
-  if (header.version >= 3) checksum.Add(std::as_bytes(std::span(header.entry_means)));
+  if (header.version < 3) return;
+  checksum.Add(std::as_bytes(std::span(header.entry_means)));
+  checksum.Add(std::as_bytes(std::span(header.layer_shares)));
 }
 
 // What no measurement can have given: of files to be read and to be written. Empty: nothing.
@@ -103,6 +111,12 @@ std::string WrongIn(const Header& header) {
   const auto is_no_mean = [](float value) { return !std::isfinite(HalfToFloat(FloatToHalf(value))); };
   const auto mean = std::find_if(means.begin(), means.end(), is_no_mean);
   if (mean != means.end()) return fmt::format("a mean value is {}", *mean);
+  const std::vector<float>& shares = header.layer_shares;
+  if (!shares.empty() && shares.size() != header.n_layers)
+    return fmt::format("it has {} shares of {} layers", shares.size(), header.n_layers);
+  const auto is_no_share = [](float value) { return !(value >= kLeastShare && value <= kMostShare); };
+  const auto share = std::find_if(shares.begin(), shares.end(), is_no_share);
+  if (share != shares.end()) return fmt::format("a layer's share is {}", *share);
   const std::vector<float>& thresholds = header.cluster_thresholds;
   const size_t n_heads = thresholds.size() / header.n_layers;
   if (thresholds.size() % header.n_layers != 0 || (n_heads != 0 && header.key_dim % n_heads != 0))
@@ -137,6 +151,7 @@ Result<Header> HeaderOf(const Adapter& adapter) {
   header.reuse = adapter.reuse;
   header.cluster_thresholds = adapter.cluster_thresholds;
   header.entry_means = adapter.entry_means;
+  header.layer_shares = adapter.layer_shares;
   for (const LayerAdapter& layer : adapter.layers) {
     if (layer.rank != header.rank || layer.key_dim != header.key_dim) {
       return Status(StatusCode::kInvalidArgument,
@@ -176,6 +191,7 @@ void SetMeasured(const Header& header, GgufWriter& file) {
   }
   if (!header.cluster_thresholds.empty()) file.Set(kThresholdsKey, header.cluster_thresholds);
   if (!header.entry_means.empty()) file.Set(kMeansKey, header.entry_means);
+  if (!header.layer_shares.empty()) file.Set(kSharesKey, header.layer_shares);
 }
 
 Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) {
@@ -241,6 +257,9 @@ Status ReadMeasured(const GgufFile& file, Header* header) {
   }
   if (header->version >= 3 && file.Has(kMeansKey)) {
     KVRUN_ASSIGN_OR_RETURN(header->entry_means, file.Floats(kMeansKey));
+  }
+  if (header->version >= 3 && file.Has(kSharesKey)) {
+    KVRUN_ASSIGN_OR_RETURN(header->layer_shares, file.Floats(kSharesKey));
   }
   return Status::Ok();
 }
@@ -393,6 +412,7 @@ Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t 
   adapter.reuse = header.reuse;
   adapter.cluster_thresholds = header.cluster_thresholds;
   adapter.entry_means = header.entry_means;
+  adapter.layer_shares = header.layer_shares;
   for (uint32_t i = 0; i < header.n_layers; ++i) {
     KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(file, header, i, rank, findings));
     adapter.layers.push_back(std::move(layer));

@@ -24,10 +24,10 @@ Result<std::span<const uint32_t>> CheckedGroups(std::span<const uint32_t> words,
 }  // namespace
 
 Status DeviceSelector::BeginDecode() {
-  const uint64_t bytes = plan_.n_streams * ListWords() * sizeof(uint32_t);
-  for (std::unique_ptr<Buffer>& chosen : chosen_) {
-    if (chosen != nullptr) continue;
-    KVRUN_ASSIGN_OR_RETURN(chosen, device_.CreateBuffer(bytes, BufferUse::kShared, "kv"));
+  for (uint32_t layer = 0; layer < chosen_.size(); ++layer) {
+    if (chosen_[layer] != nullptr) continue;
+    const uint64_t bytes = plan_.n_streams * ListWords(layer) * sizeof(uint32_t);
+    KVRUN_ASSIGN_OR_RETURN(chosen_[layer], device_.CreateBuffer(bytes, BufferUse::kShared, "kv"));
   }
   return Status::Ok();
 }
@@ -41,16 +41,16 @@ Status DeviceSelector::Receive(uint32_t layer) {
 }
 
 std::span<const uint32_t> DeviceSelector::List(const StreamStep& step) const {
-  return Words(*chosen_[step.layer]).subspan(Offset(step), ListWords());
+  return Words(*chosen_[step.layer]).subspan(Offset(step), ListWords(step.layer));
 }
 
 Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step) {
-  return CheckedGroups(List(step), plan_.n_chosen, "chose", step);
+  return CheckedGroups(List(step), plan_.chosen_of(step.layer), "chose", step);
 }
 
 Result<GroupSample> DeviceSelector::Sample(const StreamStep& step) {
   if (plan_.n_sampled == 0) return GroupSample();
-  const ChoiceList shape = plan_.choice_list();
+  const ChoiceList shape = plan_.choice_list(step.layer);
   const std::span<const uint32_t> list = List(step);
   KVRUN_ASSIGN_OR_RETURN(
       const std::span<const uint32_t> groups,

@@ -24,10 +24,10 @@ class DeviceSelector final : public KvSelector {
   std::span<const uint32_t> LastChoice(const StreamStep& step) const override;
 
  private:
-  uint64_t ListWords() const { return plan_.choice_list().words(); }
+  uint64_t ListWords(uint32_t layer) const { return plan_.choice_list(layer).words(); }
   std::span<const uint32_t> List(const StreamStep& step) const;
   uint64_t Offset(const StreamStep& step) const {
-    return (uint64_t{step.row} * plan_.heads_per_sequence() + step.head) * ListWords();
+    return (uint64_t{step.row} * plan_.heads_per_sequence() + step.head) * ListWords(step.layer);
   }
 
   Device& device_;

@@ -177,6 +177,16 @@ uint32_t KvPlan::EntriesOfSlots(uint32_t n_slots) const {
       std::min(static_cast<double>(most) * filled + 0.5, static_cast<double>(n_ctx)));
 }
 
+uint32_t KvPlan::least_chosen() const {
+  if (layer_extra.empty()) return n_chosen;
+  return n_chosen + static_cast<uint32_t>(*std::min_element(layer_extra.begin(), layer_extra.end()));
+}
+
+uint32_t KvPlan::most_chosen() const {
+  if (layer_extra.empty()) return n_chosen;
+  return n_chosen + static_cast<uint32_t>(*std::max_element(layer_extra.begin(), layer_extra.end()));
+}
+
 uint32_t KvPlan::selected_entries() const {
   if (method.has_clusters()) return EntriesOfSlots(n_chosen);
   return (n_chosen - n_pinned) * record.group_tokens + statics.n_entries;
@@ -194,6 +204,9 @@ std::string KvPlan::Describe() const {
   const auto entries = [this](uint32_t n_some) { return EntriesOfSlots(n_some); };
   text += n_chosen == n_choosable() ? fmt::format("; all {} entries", n_ctx)
                                     : fmt::format("; {} of {} entries", entries(n_chosen), n_ctx);
+  if (!layer_extra.empty()) {
+    text += fmt::format(" on average, {} to {} by layer", entries(least_chosen()), entries(most_chosen()));
+  }
   if (reuse_limits_selection) {
     text += fmt::format(" (no more, as the reuse buffer was given {} groups)", n_cache_slots);
   }

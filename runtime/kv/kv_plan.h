@@ -170,6 +170,11 @@ struct KvOptions {
   // takes as long as it takes.
   std::optional<double> hide;
   std::optional<bool> adapt;  // KvPlan::n_usual
+  // Not the user's: Adapter::layer_shares of the file that is named (KvPlan::layer_extra), for methods with
+  // adapters. kept_shares = kEven: they are not followed.
+  std::vector<float> layer_shares;
+  // Not the user's: every layer but this one chooses everything.
+  std::optional<uint32_t> cut_layer;
   // Not the user's: what is known of the machine.
   std::optional<FlashTimes> flash_times;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
@@ -279,6 +284,9 @@ struct KvPlan {
   uint32_t n_sampled = 0;
   uint32_t sample_seed = 0;
   uint32_t n_cache_slots = 0;  // C: own slots of a stream of a layer, pinned groups included
+  // Where layers have different shares of the slots, n_chosen and n_cache_slots are means, and a layer has so
+  // many more of both, or fewer. Empty: all have as many.
+  std::vector<int32_t> layer_extra;
   // Of a stream, in each part of the pool that layers share: room for what finds no own slot. 0: no pool.
   uint32_t n_pool_slots = 0;
   GroupScore group_score = GroupScore::kLargest;
@@ -314,25 +322,32 @@ struct KvPlan {
   // When a layer's choice is known, the layer that had its part of the pool before is complete: that many
   // layers later (KvThread).
   uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
-  SlotCacheShape slot_cache_shape() const {
-    return {n_own_slots(), n_needed_in_slots(), n_pool_slots, n_record_ids(),
+  SlotCacheShape slot_cache_shape(uint32_t layer) const {
+    return {n_own_slots(layer), n_needed_in_slots(layer), n_pool_slots, n_record_ids(),
             method.has_clusters() ? records_per_cluster() : 1};
   }
+  // Of a layer, as n_chosen.
+  uint32_t chosen_of(uint32_t layer) const { return n_chosen + extra_of(layer); }
+  uint32_t least_chosen() const;  // of any layer
+  uint32_t most_chosen() const;
   // The fewest that are chosen where reads are late: as many as have slots.
   uint32_t n_least() const {
     return std::min(n_usual, std::max(n_cache_slots, std::min(n_pinned + 1, n_groups())));
   }
-  ChoiceList choice_list() const { return {n_chosen, n_sampled}; }
-  // That a step needs of a stream: chosen or drawn.
-  uint32_t n_needed() const { return n_chosen + choice_list().most_sampled(); }
-  // Of those, groups that lie in slots or pool.
-  uint32_t n_needed_in_slots() const {
-    return method.has_clusters() ? n_chosen : n_needed() - std::min(n_chosen, n_exact_groups);
+  ChoiceList choice_list(uint32_t layer) const { return {chosen_of(layer), n_sampled}; }
+  // Groups that are drawn in a step, at most.
+  uint32_t most_sampled() const { return ChoiceList{n_chosen, n_sampled}.most_sampled(); }
+  // That a step needs of a stream of any layer at most: chosen or drawn.
+  uint32_t n_needed() const { return most_chosen() + most_sampled(); }
+  // Of a layer, groups that lie in slots or pool.
+  uint32_t n_needed_in_slots(uint32_t layer) const {
+    if (method.has_clusters()) return n_chosen;
+    return chosen_of(layer) + most_sampled() - std::min(n_chosen, n_exact_groups);
   }
   // Slots that a stream of a layer has of its own. Where all lie in memory, group i lies in slot i.
-  uint32_t n_own_slots() const {
+  uint32_t n_own_slots(uint32_t layer = 0) const {
     if (method.has_clusters() || !method.is_on_flash()) return n_cache_slots;
-    return n_cache_slots - std::min(n_cache_slots, n_exact_groups);
+    return n_cache_slots + extra_of(layer) - std::min(n_cache_slots, n_exact_groups);
   }
   // The window's records of a stream: of the exact groups, then the ring.
   uint32_t n_window_records() const { return n_exact_groups + n_window_slots; }
@@ -381,6 +396,12 @@ struct KvPlan {
   uint64_t decode_bytes() const;
   // One line: what the budget buys.
   std::string Describe() const;
+
+ private:
+  // Modulo 2^32: it is added.
+  uint32_t extra_of(uint32_t layer) const {
+    return layer_extra.empty() ? 0 : static_cast<uint32_t>(layer_extra[layer]);
+  }
 };
 
 // True where PlanKv takes the method full whatever the flash is like. False too where it refuses.

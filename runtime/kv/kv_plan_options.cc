@@ -33,6 +33,23 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
                              option, options.method, what));
 }
 
+// Of methods that evict all are right.
+Status CheckShares(const KvOptions& options, const KvMethod& method) {
+  if (method.evicts() || !options.kept_shares) return Status::Ok();
+  if (!method.has_adapters()) return NotFor(options, "shares", "shares of what is kept");
+  if (*options.kept_shares == KeptShares::kHeads) {
+    return Invalid(
+        fmt::format("--kv-shares heads does not go with the KV method {}, whose heads have as many "
+                    "entries each: say layers or even, or leave it out",
+                    options.method));
+  }
+  if (*options.kept_shares == KeptShares::kEven || !options.layer_shares.empty()) return Status::Ok();
+  return Invalid(
+      fmt::format("--kv-shares layers does not go with the KV method {} unless an adapter's file "
+                  "has shares of layers: name one that kvadapt calibrate has made (--kv-adapter)",
+                  options.method));
+}
+
 // What a method does not have is refused, so that no setting is without effect.
 Status CheckMethodHasOptions(const KvOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.method));
@@ -68,7 +85,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
                       HeadReductionName(*options.heads), options.method));
     }
   }
-  if (!method.evicts() && options.kept_shares) return NotFor(options, "shares", "shares of what is kept");
+  KVRUN_RETURN_IF_ERROR(CheckShares(options, method));
   if (!method.goes_by_score()) {
     if (options.kept_precisions) return NotFor(options, "precisions", "choice of precisions");
     if (options.attention_moments) return NotFor(options, "moments", "moments of attention");

@@ -51,19 +51,34 @@ uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots, bool has_biases 
   return table_slots == 0 ? 0 : shape.table_bytes();
 }
 
+// The sum of what each layer takes.
+template <typename BytesOf>
+uint64_t OfLayers(const KvSizeInput& input, const KvPlan& plan, const BytesOf& bytes_of) {
+  if (plan.layer_extra.empty()) return input.model.n_layers * bytes_of(0);
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < input.model.n_layers; ++layer) bytes += bytes_of(layer);
+  return bytes;
+}
+
+uint64_t OwnSlotBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return OfLayers(input, plan, [&](uint32_t layer) { return SlotBytes(plan, plan.n_own_slots(layer)); });
+}
+
 // What the caches of a layer's own slots know.
-uint64_t SlotCacheBytes(const KvPlan& plan) {
-  if (plan.method.residency != KvResidencyKind::kOwnSlots || plan.n_own_slots() == 0) return 0;
+uint64_t SlotCacheBytes(const KvPlan& plan, uint32_t layer) {
+  if (plan.method.residency != KvResidencyKind::kOwnSlots || plan.n_own_slots(layer) == 0) return 0;
   return plan.n_streams *
-         SlotCache::MemoryBytes(plan.slot_cache_shape(), **FindReplacementPolicy(plan.policy));
+         SlotCache::MemoryBytes(plan.slot_cache_shape(layer), **FindReplacementPolicy(plan.policy));
 }
 
 // What names slots and pool, and what is known of them.
 uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
   const bool counts = plan.has_slot_biases();
-  const uint64_t own = MappingBytes(plan, std::min(plan.n_own_slots(), plan.n_needed_in_slots()), counts) +
-                       SlotCacheBytes(plan);
-  return input.model.n_layers * own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
+  const uint64_t own = OfLayers(input, plan, [&](uint32_t layer) {
+    const uint32_t n_named = std::min(plan.n_own_slots(layer), plan.n_needed_in_slots(layer));
+    return MappingBytes(plan, n_named, counts) + SlotCacheBytes(plan, layer);
+  });
+  return own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
 }
 
 // The windows' mapping tables, a layer's list of reads, and of all groups where all are read.
@@ -81,8 +96,9 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.method.selects()) return 0;
   const uint64_t n_groups = plan.method.has_clusters() ? plan.clusters.n_clusters : plan.n_groups();
-  const uint64_t chosen =
-      uint64_t{input.model.n_layers} * plan.n_streams * uint64_t{plan.choice_list().words()} * 4;
+  const uint64_t chosen = OfLayers(input, plan, [&](uint32_t layer) {
+    return plan.n_streams * uint64_t{plan.choice_list(layer).words()} * 4;
+  });
   if (!plan.method.has_index()) return chosen;
   uint64_t n_queries = 0;  // whose scores of every row wait for their softmax's sum
   if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
@@ -182,7 +198,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   };
   add("index", IndexBytes(input, plan));
   // Slots and pool are made when prefill is over.
-  add("slots", layers * SlotBytes(plan, plan.n_own_slots()), false);
+  add("slots", OwnSlotBytes(input, plan), false);
   add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);
   add("slot tables", SlotTableBytes(input, plan), false);
   add("window", WindowBytes(input, plan));
@@ -206,7 +222,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t slots = input.model.n_layers * SlotBytes(plan, plan.n_own_slots());
+  const uint64_t slots = OwnSlotBytes(input, plan);
   const uint64_t tables = SlotTableBytes(input, plan) + TableBytes(input, plan);
   plan.parts = {{"kv", slots + WindowBytes(input, plan) + MeanBytes(input, plan) + tables, true, true}};
   AddTails(input, plan);

@@ -11,6 +11,7 @@
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
+#include "runtime/kv/kv_plan_layers.h"
 #include "runtime/kv/kv_plan_options.h"
 #include "runtime/kv/kv_plan_reading.h"
 #include "runtime/kv/kv_plan_statics.h"
@@ -249,8 +250,14 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
   plan.n_cache_slots = has_all_slots ? plan.n_chosen : n_cache_slots;
   const uint32_t n_sampled = options_.sample_entries.value_or(0) / plan.record.group_tokens;
   plan.n_sampled = std::min({n_sampled, plan.n_choosable() - plan.n_chosen, uint32_t{KVRUN_MAX_SAMPLED}});
-  plan.n_pool_slots =
-      plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots) + plan.choice_list().most_sampled();
+  plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots) + plan.most_sampled();
+  const bool follows_shares = plan.method.has_adapters() && options_.layer_shares.size() == model_.n_layers &&
+                              !adapts() && !plan.statics.share.by_prompt &&
+                              options_.kept_shares != KeptShares::kEven;
+  if (follows_shares) {
+    ShareAmongLayers(options_.layer_shares, plan);
+  }
+  if (options_.cut_layer) CutOneLayer(*options_.cut_layer, model_.n_layers, plan);
 }
 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there

@@ -68,12 +68,12 @@ Status SlotBuffers::FlushFetched(std::span<const GroupFetch> fetches) const {
   return Status::Ok();
 }
 
-SlotShape KvSlots::Shape(uint32_t n_slots) const {
+SlotShape KvSlots::Shape(uint32_t n_slots, uint32_t n_needed) const {
   return {.record = plan_.slot_record,
           .n_streams = plan_.n_streams,
           .n_slots = n_slots,
           .n_window_slots = 0,
-          .table_slots = std::min(n_slots, plan_.n_needed_in_slots()),
+          .table_slots = std::min(n_slots, n_needed),
           .has_biases = plan_.has_slot_biases()};
 }
 
@@ -90,15 +90,16 @@ Status KvSlots::MakeAll() {
     KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.policy));
   }
   for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots() > 0; ++i) {
-    KVRUN_ASSIGN_OR_RETURN(SlotBuffers own, SlotBuffers::Create(device_, own_shape()));
+    KVRUN_ASSIGN_OR_RETURN(SlotBuffers own, SlotBuffers::Create(device_, own_shape(i)));
     own_.push_back(std::move(own));
   }
   for (uint32_t i = 0; i < plan_.pool_parts(); ++i) {
-    KVRUN_ASSIGN_OR_RETURN(SlotBuffers part, SlotBuffers::Create(device_, Shape(plan_.n_pool_slots)));
+    KVRUN_ASSIGN_OR_RETURN(SlotBuffers part,
+                           SlotBuffers::Create(device_, Shape(plan_.n_pool_slots, plan_.n_pool_slots)));
     parts_.push_back(std::move(part));
   }
-  if (policy != nullptr && plan_.n_own_slots() > 0) {
-    caches_.assign(size_t{n_layers_} * plan_.n_streams, SlotCache(plan_.slot_cache_shape(), policy));
+  for (uint32_t i = 0; i < n_layers_ && policy != nullptr && plan_.n_own_slots() > 0; ++i) {
+    caches_.insert(caches_.end(), plan_.n_streams, SlotCache(plan_.slot_cache_shape(i), policy));
   }
   is_made_ = true;
   return Status::Ok();

@@ -67,8 +67,10 @@ class KvSlots {
   void Drop();
   bool is_made() const { return is_made_; }
 
-  // Of a layer's own slots: [n_streams, KvPlan::n_own_slots()].
-  SlotShape own_shape() const { return Shape(plan_.n_own_slots()); }
+  // Of a layer's own slots: [n_streams, KvPlan::n_own_slots(layer)].
+  SlotShape own_shape(uint32_t layer) const {
+    return Shape(plan_.n_own_slots(layer), plan_.n_needed_in_slots(layer));
+  }
   // Null where there are none.
   SlotBuffers* own(uint32_t layer) { return own_.empty() ? nullptr : &own_[layer]; }
   SlotBuffers* pool(uint32_t layer) { return parts_.empty() ? nullptr : &parts_[layer % parts_.size()]; }
@@ -84,7 +86,7 @@ class KvSlots {
   void Truncate(uint32_t stream, uint32_t first);
 
  private:
-  SlotShape Shape(uint32_t n_slots) const;
+  SlotShape Shape(uint32_t n_slots, uint32_t n_needed) const;
   Status MakeAll();
 
   Device& device_;

@@ -22,7 +22,7 @@ OffloadedCache::OffloadedCache(Device& device, const KvPlan& plan, uint32_t n_la
       slots_(device, plan_, n_layers),
       server_(plan_, n_layers, window_, slots_) {
   if (stores_.is_empty() && !plan_.method.evicts())
-    in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(), n_layers);
+    in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(0), n_layers);
 }
 
 Result<std::unique_ptr<OffloadedCache>> OffloadedCache::Create(Device& device, const KvPlan& plan,
@@ -95,7 +95,7 @@ bool OffloadedCache::NeedsLearning(std::span<const KvRow> rows) const {
   if (index_ == nullptr || index_->is_ready()) return false;
   return std::any_of(rows.begin(), rows.end(), [this](const KvRow& row) {
     return row.position >= index_->min_entries_to_learn() &&
-           window_.FirstGroup(row.position + 1) > plan_.n_chosen;
+           window_.FirstGroup(row.position + 1) > plan_.least_chosen();
   });
 }
 

@@ -20,7 +20,10 @@ class ReplayedSelector final : public KvSelector {
       : replaced_(std::move(replaced)), n_streams_(plan.n_streams) {
     const size_t n = size_t{n_layers} * n_streams_;
     choices_.reserve(n);
-    for (size_t i = 0; i < n; ++i) choices_.emplace_back(repeated_share, plan.n_pinned, plan.n_chosen, i);
+    for (size_t i = 0; i < n; ++i) {
+      const auto layer = static_cast<uint32_t>(i / n_streams_);
+      choices_.emplace_back(repeated_share, plan.n_pinned, plan.chosen_of(layer), i);
+    }
   }
 
   Status BeginDecode() override { return replaced_->BeginDecode(); }

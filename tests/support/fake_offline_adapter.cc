@@ -39,7 +39,9 @@ Json AdapterOf(bool is_bare) {
           {"bytes", 2048},
           {"layers", {{{"energy", {0.5, 1.0}}}, {{"energy", {0.25, 0.75}}}}},
           {"reuse", {{"rates", rates}}},
-          {"cluster_thresholds", is_bare ? 0 : 4}};
+          {"cluster_thresholds", is_bare ? 0 : 4},
+          {"entry_means", is_bare ? 0 : 24},
+          {"layer_shares", is_bare ? Json::array() : Json({0.5, 1.5})}};
 }
 
 }  // namespace

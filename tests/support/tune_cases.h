@@ -21,6 +21,7 @@ inline offline::SearchSetting SettingFor(const KvModelShape& shape, uint32_t n_c
           .io_alignment_bytes = 512,
           .adapter_path = "",
           .max_rank = 0,
+          .layer_shares = {},
           .flash_times = {}};
 }
 

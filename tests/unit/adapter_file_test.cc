@@ -55,6 +55,7 @@ Adapter MakeAdapter(AdapterKind kind) {
   }
   adapter.reuse = {{"lru", 4, 96, 8096, 24, 0.75F}, {"non-hit", 16, 384, 8096, 24, 0.0F}};
   adapter.cluster_thresholds = {0.0F, 1.5F, 2.0F, 3.0F, 0.25F, 1.0F};
+  adapter.layer_shares = {0.5F, 1.0F, 1.5F};
   adapter.entry_means = RandomFloats(size_t{kLayers} * kKeyDim * 2, 1.0F, 40);
   return adapter;
 }
@@ -69,6 +70,7 @@ void ExpectEqual(const Adapter& a, const Adapter& b) {
   EXPECT_EQ(a.reuse, b.reuse);
   EXPECT_EQ(a.cluster_thresholds, b.cluster_thresholds);
   EXPECT_EQ(a.entry_means, b.entry_means);
+  EXPECT_EQ(a.layer_shares, b.layer_shares);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {
     EXPECT_EQ(a.layers[i].key_dim, b.layers[i].key_dim);
@@ -201,11 +203,13 @@ TEST(AdapterFile, WhatWasMeasuredIsOptional) {
   adapter.reuse.clear();
   adapter.cluster_thresholds.clear();
   adapter.entry_means.clear();
+  adapter.layer_shares.clear();
   ASSERT_TRUE(WriteAdapter(adapter, path).ok());
   const auto file = OrDie(GgufFile::Open(path));
   EXPECT_FALSE(file->Has("kvrun-adapter.reuse.policy"));
   EXPECT_FALSE(file->Has("kvrun-adapter.cluster_thresholds"));
   EXPECT_FALSE(file->Has("kvrun-adapter.entry_means"));
+  EXPECT_FALSE(file->Has("kvrun-adapter.layer_shares"));
   ExpectEqual(OrDie(ReadWholeAdapter(path)), adapter);
 }
 
@@ -222,6 +226,9 @@ TEST(AdapterFile, WhatCannotHaveBeenMeasuredIsNotWritten) {
       {[](Adapter& a) { a.cluster_thresholds[2] = INFINITY; }, "a cluster threshold is inf"},
       {[](Adapter& a) { a.entry_means.pop_back(); }, "mean values, which do not fit its layers"},
       {[](Adapter& a) { a.entry_means[7] = INFINITY; }, "a mean value is inf"},
+      {[](Adapter& a) { a.layer_shares.pop_back(); }, "it has 2 shares of 3 layers"},
+      {[](Adapter& a) { a.layer_shares[0] = -0.5F; }, "a layer's share is -0.5"},
+      {[](Adapter& a) { a.layer_shares[0] = std::nanf(""); }, "a layer's share is nan"},
   };
   for (const auto& [damage, part] : cases) {
     Adapter adapter = MakeAdapter(AdapterKind::kPlain);
@@ -261,6 +268,7 @@ TEST(AdapterFile, VersionOneIsStillRead) {
     EXPECT_TRUE(read->reuse.empty());
     EXPECT_TRUE(read->cluster_thresholds.empty());
     EXPECT_TRUE(read->entry_means.empty());
+    EXPECT_TRUE(read->layer_shares.empty());
   }
   const auto renamed = OldFile().Set("kvrun-adapter.version", uint32_t{2}).Build();
   ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "renamed", renamed)), StatusCode::kCorrupt,

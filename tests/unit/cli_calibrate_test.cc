@@ -74,7 +74,9 @@ TEST_F(CliCalibrate, TheEnergyHasATable) {
             "    40    98.78 %    97.56 %  1\n"
             "reuse rates with lru, 384 entries selected (M groups), by groups kept (C)\n"
             "  group    C = M   1.25 M    1.5 M      2 M      3 M      4 M\n"
-            "     16   60.4 %        -        -   70.4 %        -        -\n" +
+            "     16   60.4 %        -        -   70.4 %        -        -\n"
+            "shares of the slots by layer, of the mean (where its cut costs more, a layer has more)\n"
+            "      0  1.50  0.50\n" +
                 out_ + ": query-centred, rank 40, 2 layers, 56 B; from 3 tokens in 2 pieces\n");
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--rank", "3"}).out,
                "lowest  in layer\n     3    87.50 %    75.00 %  1\n");
@@ -89,6 +91,8 @@ TEST_F(CliCalibrate, ReuseRatesAreMeasuredUnlessSaidOtherwise) {
   EXPECT_EQ(measured["reuse"]["rates"][0]["ctx"], 512);
   EXPECT_PRED2(Contains, Run({"-f", c_}).out, "\nno reuse rates: too short\n");
   EXPECT_FALSE(Json::parse(Run({"-f", ab_, "--no-reuse-rates", "--json"}).out).contains("reuse"));
+  EXPECT_EQ(measured["reuse"]["layers"][1]["share"], 0.5);
+  EXPECT_TRUE(Json::parse(Run({"-f", ab_, "--no-layer-shares", "--json"}).out)["reuse"]["layers"].empty());
   EXPECT_FALSE(Contains(Run({"-f", ab_, "--no-reuse-rates"}).out, "reuse"));
   EXPECT_PRED2(Contains, Run({"-f", ab_, "--progress", "always"}).err, "evaluating (reuse rates): 2 of 2");
 }

@@ -34,9 +34,13 @@ TEST_F(CliInspect, AnAdapterHasTables) {
             "      4   50.0 %        -        -        -        -        -\n" +
                 adapter_ +
                 ": an adapter, plain, rank 2, 2 layers, keys of 6 elements, 2.0 KiB\n"
-                "reuse rates: 2 rows; cluster thresholds: 4\n"
+                "reuse rates: 2 rows; cluster thresholds: 4; mean keys and values: there; shares of layers: "
+                "0.50 to "
+                "1.50\n"
                 "of the model with the fingerprint 0123\n");
-  EXPECT_PRED2(Contains, Run({"inspect", bare_}).out, "reuse rates: none; cluster thresholds: none\n");
+  EXPECT_PRED2(Contains, Run({"inspect", bare_}).out,
+               "reuse rates: none; cluster thresholds: none; mean keys and values: none; shares of layers: "
+               "none\n");
 }
 
 TEST_F(CliInspect, OtherFilesAreShownToo) {

@@ -99,8 +99,9 @@ TEST_F(CliTune, TheReportNamesChoiceAndNeighbours) {
   EXPECT_FALSE(Contains(result.out, "front of")) << "only where --pareto asks";
   EXPECT_FALSE(Contains(result.out, "predictions checked"));
   EXPECT_EQ(NewFiles(), 1U);
-  EXPECT_PRED2(Contains, Run({"--pareto"}).out,
-               "front of the 2 points measured, with predicted times\n       5.00 ms  KL 0.0100");
+  const std::string front = Run({"--pareto"}).out;
+  EXPECT_PRED2(Contains, front, "front of the 2 points measured, with predicted times; hidden: ");
+  EXPECT_PRED2(Contains, front, "\n       5.00 ms  KL 0.0100  hidden 100 %");
   const std::string plot = std::filesystem::path(out_).replace_extension(".svg").string();
   EXPECT_TRUE(ReadWholeFile(plot).starts_with("<svg")) << "beside the config";
   EXPECT_EQ(Json::parse(Run({"--pareto", "--json"}).out)["plot"], plot);

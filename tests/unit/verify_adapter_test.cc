@@ -64,7 +64,7 @@ TEST(VerifyAdapter, WhatIsRightPasses) {
                                  AdapterKind::kQueryCentred, AdapterKind::kHeads, AdapterKind::kSkewed}) {
     for (const uint32_t rank : {1U, kRank, kKeyDim}) {
       const std::vector<AdapterCheck> checks = VerifyAdapter(MakeAdapter(kind, rank), Target());
-      EXPECT_EQ(checks.size(), 7U);
+      EXPECT_EQ(checks.size(), 8U);
       for (const AdapterCheck& check : checks) EXPECT_TRUE(check.ok) << check.name << ": " << check.detail;
     }
   }
@@ -185,6 +185,20 @@ TEST(VerifyAdapter, ThresholdsThatCannotBeAreFound) {
   };
   for (const auto& [damage, part] : cases)
     ExpectFails(AdapterKind::kPlain, damage, "cluster thresholds", part);
+}
+
+TEST(VerifyAdapter, SharesThatCannotBeAreFound) {
+  const std::pair<Damage, std::string> cases[] = {
+      {[](Adapter& a) { a.layer_shares = {1.0F}; }, "there are 1, and the model has 2 layers"},
+      {[](Adapter& a) {
+         a.layer_shares = {1.0F, 2.0F};
+       },
+       "their mean is 1.5000, not 1"},
+  };
+  for (const auto& [damage, part] : cases) ExpectFails(AdapterKind::kPlain, damage, "shares of layers", part);
+  Adapter adapter = MakeAdapter(AdapterKind::kPlain);
+  adapter.layer_shares = {0.5F, 1.5F};
+  for (const AdapterCheck& check : VerifyAdapter(adapter, Target())) EXPECT_TRUE(check.ok) << check.name;
 }
 
 }  // namespace

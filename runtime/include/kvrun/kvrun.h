@@ -305,7 +305,9 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                (read again for each token, a layer ahead; memory holds those of a few layers)
  *   shares       methods that evict: how lists share what is kept: "even" (each has as many entries),
  *                "heads" (a layer's KV heads share by their scores), "layers" (layers share by the entropy
- *                of their scores, and heads as before)
+ *                of their scores, and heads as before). kvswap: "layers" (default with an adapter's file
+ *                that has shares of layers) gives slots to layers by what it costs to cut them alone, "even"
+ *                does not
  *   precisions   arkv, and arkv-flash's static set: what is kept as "type" says, and what in 8 bits (in 4,
  *                where 8 are stored): "bytes" (a share of a layer's
  *                memory is exact, as its attention asks for; the rest holds as many of 8 bits as fit),
@@ -367,7 +369,8 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
  * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
- * group, select, hide's reading (null: how much is selected does not follow it; else an object: hide,
+ * group, select, layer_select (of each layer, select being their mean; null: all layers select as many),
+ * hide's reading (null: how much is selected does not follow it; else an object: hide,
  * reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both null:
  * not known), limited_by: "time" or "budget"), adapt, sample, seed, mass (null: not asked for), window,
  * sinks, reuse, rank (0: no index), index, heads, policy, clusters (null: the method has none; else an
@@ -645,6 +648,7 @@ typedef struct kvrun_reuse_options {
   uint32_t allow_tmpfs;       /* nonzero: the folder may be in memory */
   kvrun_progress_fn progress; /* in tokens; may be NULL */
   void* progress_user;
+  uint32_t skip_layers; /* nonzero: it is not measured how much each layer's selection matters */
 } kvrun_reuse_options;
 
 KVRUN_API void kvrun_reuse_options_init(kvrun_reuse_options* options);
@@ -656,7 +660,9 @@ KVRUN_API void kvrun_reuse_options_init(kvrun_reuse_options* options);
  * NULL, becomes an object with n_ctx (ids that were used), n_steps (how many of these, at the end, are
  * counted), rank (of the selection), note (why there are no rates, if there are none) and rates [{policy,
  * group, select (entries), ctx (tokens before the counted ones), capacity (groups per layer, without sinks),
- * rate (0..1)}]. */
+ * rate (0..1)}]. It also measures, and writes into the file, thresholds for clusters, mean keys and values,
+ * and, unless skip_layers is set, what it costs to cut each layer alone: layers [{kl (mean, nats), share (of
+ * the slots that a layer gets, relative to the mean)}], empty if it was not measured. */
 KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options* options,
                                            const char* adapter_path, const int32_t* ids, size_t count,
                                            char** json);

@@ -1,0 +1,168 @@
+// Plans in which layers have different shares of the slots, and the shares that follow from what cuts cost.
+#include "runtime/kv/kv_plan_layers.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "runtime/engine/layer_sensitivity.h"
+#include "runtime/kv/kv_options.h"
+#include "tests/support/kv_plan_cases.h"
+
+namespace kvrun::testing {
+namespace {
+
+// From a third to three times, their mean 1.
+std::vector<float> SomeShares(uint32_t n_layers) {
+  std::vector<float> shares(n_layers);
+  for (uint32_t i = 0; i < n_layers; ++i) {
+    shares[i] = static_cast<float>(std::pow(9.0, static_cast<double>(i * 7 % n_layers) / n_layers));
+  }
+  const float mean = std::accumulate(shares.begin(), shares.end(), 0.0F) / static_cast<float>(n_layers);
+  for (float& share : shares) share /= mean;
+  return shares;
+}
+
+KvOptions WithShares(double budget, const KvModelShape& model = kSmolLm2) {
+  KvOptions options = Swap(budget);
+  options.adapter_from_file = true;
+  options.layer_shares = SomeShares(model.n_layers);
+  return options;
+}
+
+int64_t SumOf(const std::vector<int32_t>& extra) {
+  return std::accumulate(extra.begin(), extra.end(), int64_t{0});
+}
+
+uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
+
+TEST(KvPlanLayers, SlotsAreSharedOutWithinTheBudget) {
+  for (const double budget : {1.0 / 6, 1.0 / 13, 1.0 / 34}) {
+    for (const uint32_t n_sequences : {1U, 4U}) {
+      const KvOptions options = WithShares(budget);
+      KvOptions even = options;
+      even.kept_shares = KeptShares::kEven;
+      const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
+      const KvPlan without = Plan(even, kSmolLm2, 8192, n_sequences);
+      EXPECT_TRUE(without.layer_extra.empty());
+      ASSERT_EQ(plan.layer_extra.size(), kSmolLm2.n_layers);
+      EXPECT_LE(SumOf(plan.layer_extra), 0);
+      EXPECT_GT(SumOf(plan.layer_extra), -static_cast<int64_t>(kSmolLm2.n_layers));
+      EXPECT_LE(NeededBytes(plan), plan.budget_bytes);
+      EXPECT_GE(plan.n_chosen + 2, without.n_chosen) << "only rounding is lost";
+      for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
+        const double free = plan.n_chosen - plan.n_pinned;
+        EXPECT_NEAR(plan.chosen_of(layer) - plan.n_pinned, options.layer_shares[layer] * free, 1.5) << layer;
+        EXPECT_EQ(plan.slot_cache_shape(layer).n_slots, plan.slot_cache_shape(layer).max_chosen)
+            << "each has a slot";
+      }
+      EXPECT_EQ(plan.selected_entries() + 2 * 4 >= without.selected_entries(), true);
+    }
+  }
+}
+
+TEST(KvPlanLayers, EqualSharesChangeNothing) {
+  KvOptions options = WithShares(1.0 / 13);
+  options.layer_shares.assign(kSmolLm2.n_layers, 1.0F);
+  const KvPlan plan = Plan(options);
+  options.layer_shares.clear();
+  const KvPlan without = Plan(options);
+  EXPECT_EQ(plan.n_chosen, without.n_chosen);
+  EXPECT_EQ(NeededBytes(plan), NeededBytes(without));
+  for (const int32_t extra : plan.layer_extra) EXPECT_EQ(extra, 0);
+}
+
+// A layer reads while one layer computes, whatever its share.
+TEST(KvPlanLayers, ThePoolStaysEven) {
+  KvOptions options = WithShares(1.0 / 13);
+  options.select_entries = 2000;
+  const KvPlan plan = Plan(options);
+  ASSERT_GT(plan.n_pool_slots, 0U);
+  ASSERT_EQ(plan.layer_extra.size(), kSmolLm2.n_layers);
+  EXPECT_NE(plan.least_chosen(), plan.most_chosen());
+  for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
+    const SlotCacheShape shape = plan.slot_cache_shape(layer);
+    EXPECT_EQ(shape.max_chosen - shape.n_slots, plan.n_pool_slots) << layer;
+    EXPECT_EQ(shape.max_rest, plan.n_pool_slots);
+  }
+  EXPECT_LE(NeededBytes(plan), plan.budget_bytes);
+  options.reuse_groups = 0;
+  EXPECT_TRUE(Plan(options).layer_extra.empty()) << "there are no slots to share out";
+}
+
+// What one layer cannot use, as there are no more groups, others get.
+TEST(KvPlanLayers, NoLayerHasMoreThanThereIs) {
+  for (const uint32_t select : {2000U, 5000U, 7900U}) {
+    KvOptions options = Unlimited("kvswap");
+    options.layer_shares = SomeShares(kSmolLm2.n_layers);
+    options.select_entries = select;
+    const KvPlan plan = Plan(options);
+    EXPECT_LE(plan.most_chosen(), plan.n_groups());
+    EXPECT_GT(plan.least_chosen(), plan.n_pinned);
+    EXPECT_LE(SumOf(plan.layer_extra), 0);
+    EXPECT_GT(SumOf(plan.layer_extra), -static_cast<int64_t>(kSmolLm2.n_layers)) << select;
+  }
+  KvOptions all = Unlimited("kvswap");
+  all.layer_shares = SomeShares(kSmolLm2.n_layers);
+  all.select_entries = 8192;
+  EXPECT_TRUE(Plan(all).layer_extra.empty()) << "all is chosen";
+}
+
+TEST(KvPlanLayers, OnlyWhereTheyGoWithTheRest) {
+  KvOptions options = WithShares(1.0 / 13);
+  options.layer_shares.pop_back();
+  EXPECT_TRUE(Plan(options).layer_extra.empty()) << "of another model, which is refused elsewhere";
+  options = WithShares(1.0 / 13);
+  options.static_share = StaticShare{.share = 0.0, .by_prompt = true};
+  EXPECT_TRUE(Plan(options).layer_extra.empty());
+  options = WithShares(1.0 / 13);
+  options.adapt = true;
+  EXPECT_TRUE(Plan(options).layer_extra.empty());
+  options = WithShares(1.0 / 13);
+  options.kept_shares = KeptShares::kLayers;
+  EXPECT_FALSE(Plan(options).layer_extra.empty());
+  options.layer_shares.clear();
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
+                "unless an adapter's file has shares of layers");
+  options = WithShares(1.0 / 13);
+  options.kept_shares = KeptShares::kHeads;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "--kv-shares heads does not go with");
+  options = Unlimited("flexgen");
+  options.kept_shares = KeptShares::kLayers;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "--kv-shares does not go with");
+}
+
+TEST(KvPlanLayers, OneLayerIsCutAlone) {
+  KvOptions options = Unlimited("kvswap");
+  options.select_entries = 128;
+  options.cut_layer = 7;
+  const KvPlan plan = Plan(options);
+  for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
+    EXPECT_EQ(plan.chosen_of(layer), layer == 7 ? plan.n_chosen : plan.n_groups());
+    EXPECT_EQ(plan.slot_cache_shape(layer).n_slots, plan.slot_cache_shape(layer).max_chosen);
+  }
+  EXPECT_EQ(plan.n_chosen - plan.n_pinned, 32U);
+}
+
+TEST(LayerSensitivity, SharesFollowWhatACutCosts) {
+  const std::vector<double> kls = {1e-3, 2e-3, 4e-3, 1e-4, 0.0, 1.0, 3e-3, 2e-3};
+  const std::vector<float> shares = SharesOf(kls);
+  ASSERT_EQ(shares.size(), kls.size());
+  EXPECT_NEAR(std::accumulate(shares.begin(), shares.end(), 0.0F), 8.0F, 1e-4F);
+  for (size_t a = 0; a < kls.size(); ++a) {
+    for (size_t b = 0; b < kls.size(); ++b) {
+      const bool is_less = kls[a] <= kls[b];
+      EXPECT_TRUE(!is_less || shares[a] <= shares[b]) << a << " " << b;
+    }
+  }
+  EXPECT_LE(shares[5] / shares[4], 9.0F + 1e-4F) << "bounded";
+  EXPECT_EQ(SharesOf(std::vector<double>(3, 0.0)), std::vector<float>(3, 1.0F));
+  EXPECT_EQ(SharesOf(std::vector<double>(3, 0.5)), std::vector<float>(3, 1.0F));
+  EXPECT_TRUE(SharesOf({}).empty());
+}
+
+}  // namespace
+}  // namespace kvrun::testing
