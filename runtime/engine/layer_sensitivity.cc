@@ -52,7 +52,7 @@ std::vector<float> SharesOf(std::span<const double> kls) {
 }
 
 uint64_t SensitivitySteps(const SensitivityOptions& options, uint32_t n_layers) {
-  return options.n_ctx + uint64_t{n_layers} * options.n_steps;
+  return options.n_ctx + uint64_t{n_layers + 1} * options.n_steps;
 }
 
 Result<std::vector<double>> MeasureSensitivity(const Model& model,
@@ -70,11 +70,15 @@ Result<std::vector<double>> MeasureSensitivity(const Model& model,
                          {.n_ctx = options.n_ctx, .n_steps = options.n_steps, .measures_recall = false},
                          tell));
   std::vector<double> kls;
-  for (uint32_t layer = 0; layer < n_layers; ++layer) {
+  for (uint32_t layer = 0; layer <= n_layers; ++layer) {
     before = options.n_ctx + uint64_t{layer} * options.n_steps;
     KVRUN_ASSIGN_OR_RETURN(const EvaluationResult result, evaluation->Run(CutSettings(options, layer), tell));
-    kls.push_back(std::max(result.logits.kl_mean(), 0.0));
+    kls.push_back(result.logits.kl_mean());
   }
+  // The last was not cut at all: what is left is what products of few bits make of roundoff.
+  const double roundoff = kls.back();
+  kls.pop_back();
+  for (double& kl : kls) kl = std::max(kl - roundoff, 0.0);
   return kls;
 }
 

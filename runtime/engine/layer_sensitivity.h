@@ -29,8 +29,8 @@ struct SensitivityOptions {
   KvStorageOptions storage;  // its adapter's file chooses
 };
 
-// [n_layers], nats. `progress`: in tokens; asked under the mutex. Writes a cache of n_ctx tokens to flash for
-// each layer.
+// [n_layers], nats, less what there is without a cut. `progress`: in tokens; asked under the mutex. Writes a
+// cache of n_ctx tokens to flash for each layer.
 Result<std::vector<double>> MeasureSensitivity(const Model& model,
                                                std::shared_ptr<const DeviceWeights> weights, Device& device,
                                                std::mutex* device_mutex, std::span<const TokenId> ids,
