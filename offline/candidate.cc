@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "runtime/kv/kv_plan_layers.h"
+
 namespace kvrun::offline {
 namespace {
 
@@ -84,9 +86,11 @@ std::vector<T> Beside(const std::vector<T>& values, const T& value) {
 }
 
 // What a part of the cache's groups takes is what all of them take: only M changes.
-KvPlan ChoosingLess(KvPlan plan, uint32_t percent) {
+KvPlan ChoosingLess(KvPlan plan, uint32_t percent, const SearchSetting& setting) {
   const uint32_t n_free = plan.n_chosen - plan.n_pinned;
-  if (percent < 100) plan.n_chosen = plan.n_pinned + std::max(n_free * percent / 100, 1U);
+  if (percent >= 100) return plan;
+  plan.n_chosen = plan.n_pinned + std::max(n_free * percent / 100, 1U);
+  if (!plan.layer_extra.empty()) ShareAmongLayers(setting.layer_shares, plan);
   return plan;
 }
 
@@ -140,7 +144,7 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
   if (candidate.pool_entries > 0 && plan.n_pool_slots == 0) {
     return Status(StatusCode::kInvalidArgument, "all that is selected has slots");
   }
-  plan = ChoosingLess(std::move(plan), candidate.chosen_percent);
+  plan = ChoosingLess(std::move(plan), candidate.chosen_percent, setting);
   SizedCandidate sized{candidate, std::move(plan), {}};
   sized.options = NamesOf(candidate, sized.plan);
   return sized;
@@ -238,7 +242,7 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
         continue;
       }
       for (const uint32_t percent : ChosenPercents()) {
-        SizedCandidate sized{candidate, ChoosingLess(most->plan, percent), {}};
+        SizedCandidate sized{candidate, ChoosingLess(most->plan, percent, setting), {}};
         sized.candidate.chosen_percent = percent;
         sized.options = NamesOf(sized.candidate, sized.plan);
         keep(std::move(sized));

@@ -63,7 +63,7 @@ struct SizedCandidate {
 };
 
 // kOutOfMemory where the budget does not hold it, or not its static set; kInvalidArgument where pool_entries
-// are not more than have slots.
+// all have slots.
 Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSetting& setting);
 
 // What kvrun itself chooses from the budget: the search begins there, and where no limit is

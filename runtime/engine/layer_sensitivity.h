@@ -17,8 +17,9 @@
 namespace kvrun {
 
 // Of one of many like it: what a cut costs falls with about the entries to the power of -0.9 and more, so
-// that shares by a power of 0.4 of the KL lower their sum; none is below a third or above three times the
-// mean, as a KL of few tokens is uncertain. Their mean is 1. Layers whose cut costs nothing: all 1.
+// that shares by a power of 0.4 of the KL lower their sum; each from a third to three times the mean,
+// as a KL of few tokens is uncertain. Then they are scaled so that their mean is 1. Layers whose cut costs
+// nothing: all 1.
 std::vector<float> SharesOf(std::span<const double> kls);
 
 struct SensitivityOptions {

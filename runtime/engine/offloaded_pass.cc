@@ -290,8 +290,9 @@ Status OffloadedForwardPass::BeginDecode() {
   KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginDecode());
   uint64_t scratch_bytes = 0;
-  // Layers differ where what is kept is shared out among them.
-  for (uint32_t layer = 0; layer < (cache_->plan().method.evicts() ? n_layers() : 1); ++layer) {
+  // Layers differ where slots, or what is kept, are shared out among them.
+  const bool layers_differ = cache_->plan().method.evicts() || !cache_->plan().layer_extra.empty();
+  for (uint32_t layer = 0; layer < (layers_differ ? n_layers() : 1); ++layer) {
     for (uint32_t n = 1; n <= cache_->plan().n_sequences; ++n) {
       scratch_bytes = std::max(scratch_bytes, device_.AttendSlotsScratchBytes(SlotAttention(layer, n)));
     }

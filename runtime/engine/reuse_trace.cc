@@ -267,7 +267,8 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
     KVRUN_ASSIGN_OR_RETURN(measured.cluster_thresholds, recorder->ClusterThresholds([&](uint64_t, uint64_t) {
       return progress && progress(of_reuse - 1, total);
     }));
-    KVRUN_ASSIGN_OR_RETURN(adapter.entry_means, recorder->EntryMeans());
+    KVRUN_ASSIGN_OR_RETURN(std::vector<float> means, recorder->EntryMeans());
+    if (!means.empty()) adapter.entry_means = std::move(means);
     recorder.reset();
     if (options.measures_layers) {
       KVRUN_ASSIGN_OR_RETURN(measured.layer_kls,

@@ -41,7 +41,11 @@ Result<std::shared_ptr<const Adapter>> ReadThresholds(const KvSettings& settings
   const std::string& path = settings.storage.adapter_path;
   KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadAdapter(path, fingerprint, shape.n_layers,
                                                       shape.n_kv_heads * shape.head_dim, /*rank=*/1));
-  if (settings.kv.split_factor) return std::shared_ptr<const Adapter>();
+  if (settings.kv.split_factor) {
+    adapter.cluster_thresholds.clear();
+    adapter.layers.clear();
+    return std::make_shared<const Adapter>(std::move(adapter));
+  }
   if (adapter.cluster_thresholds.size() != size_t{shape.n_layers} * shape.n_kv_heads) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -67,11 +71,15 @@ Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, cons
   return std::make_shared<const Adapter>(std::move(adapter));
 }
 
-// What a plan takes from the adapter's file. What is wrong with the file is said by ReadNamedAdapter.
-std::vector<float> LayerSharesOf(const KvStorageOptions& storage) {
-  if (storage.adapter_path.empty()) return {};
-  Result<Adapter> adapter = ReadWholeAdapter(storage.adapter_path);
-  return adapter.ok() ? std::move(adapter->layer_shares) : std::vector<float>();
+// What a plan takes from the adapter's file. Where nobody asks for it, what is wrong with the file is left to
+// ReadNamedAdapter to say, which knows the model and whether the method has any use for it.
+Result<std::vector<float>> LayerSharesOf(const KvSettings& settings) {
+  const std::string& path = settings.storage.adapter_path;
+  if (path.empty() || settings.kv.kept_shares == KeptShares::kEven) return std::vector<float>();
+  Result<Adapter> adapter = ReadWholeAdapter(path);
+  if (adapter.ok()) return std::move(adapter->layer_shares);
+  if (settings.kv.kept_shares) return adapter.status();
+  return std::vector<float>();
 }
 
 // Whether how much is selected may depend on how fast flash and device are (kv_plan.h).
@@ -148,7 +156,7 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
     speed = SpeedFor(settings, *file);
   }
   KvOptions options = settings.kv;
-  options.layer_shares = LayerSharesOf(settings.storage);
+  KVRUN_ASSIGN_OR_RETURN(options.layer_shares, LayerSharesOf(settings));
   if (speed && layer_time != nullptr && FollowsSpeed(options)) {
     const std::optional<double> layer_us = layer_time->Microseconds();
     if (layer_us) options.flash_times = {.reads_per_s = *speed, .layer_us = *layer_us};
@@ -168,7 +176,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
   KvOptions same_group = settings.kv;
-  same_group.layer_shares = LayerSharesOf(settings.storage);
+  KVRUN_ASSIGN_OR_RETURN(same_group.layer_shares, LayerSharesOf(settings));
   same_group.method = plan.method.name;
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;

@@ -107,8 +107,8 @@ struct Adapter {
   // [n_layers, n_kv_heads, 2 (K, V), head_dim]: means of a text's entries, less the first ones, for records
   // that hold entries less their means (EntrySpaces). Empty: none were measured.
   std::vector<float> entry_means;
-  // [n_layers], their mean 1: how many slots a layer should have, by what its cut costs (layer_shares.h).
-  // Empty: nothing was measured.
+  // [n_layers], their mean 1: how many slots a layer should have, by what its cut costs
+  // (engine/layer_sensitivity.h). Empty: nothing was measured.
   std::vector<float> layer_shares;
 };
 

@@ -27,6 +27,7 @@ constexpr KvMethod KvswapMethod() {
   KvMethod method = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
   method.defaults.static_share_of_budget = 0.25;
   method.defaults.may_select_more_than_slots = true;
+  method.defaults.follows_layer_shares = true;
   return method;
 }
 
@@ -62,6 +63,7 @@ constexpr KvMethod ArkvFlashMethod() {
   method.name = "arkv-flash";
   method.defaults.static_share_of_budget = {};
   method.defaults.may_select_more_than_slots = false;
+  method.defaults.follows_layer_shares = false;
   method.precision = KvPrecisionKind::kByScore;
   method.defaults.static_share = 0.5;
   method.defaults.static_steps = 128;

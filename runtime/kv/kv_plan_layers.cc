@@ -11,10 +11,8 @@ namespace {
 constexpr int kRounds = 16;
 
 // By shares, none above `most`: what that takes from some goes to the others, by their shares.
-std::vector<double> Shared(std::span<const float> shares, double mean, double most) {
-  const double total = mean * static_cast<double>(shares.size());
-  std::vector<double> counts(shares.size());
-  double scale = mean;
+std::vector<double> Shared(std::span<const float> shares, double total, double most) {
+  double scale = total / std::accumulate(shares.begin(), shares.end(), 0.0);
   for (int round = 0; round < kRounds; ++round) {
     double capped = 0.0;
     double open = 0.0;
@@ -25,26 +23,41 @@ std::vector<double> Shared(std::span<const float> shares, double mean, double mo
     if (open <= 0.0) break;
     scale = std::max(total - capped, 0.0) / open;
   }
-  for (size_t i = 0; i < counts.size(); ++i) counts[i] = std::min(scale * shares[i], most);
+  std::vector<double> counts;
+  for (const float share : shares) counts.push_back(std::min(scale * share, most));
   return counts;
+}
+
+// At least 1 each, and together no more than `total`, which is at least one for each.
+std::vector<int64_t> Rounded(std::span<const double> counts, int64_t total) {
+  std::vector<int64_t> rounded;
+  double sum = 0.0;
+  int64_t given = 0;
+  int64_t all = 0;
+  for (const double count : counts) {
+    sum += count;
+    const int64_t up_to_here = static_cast<int64_t>(std::floor(sum + 1e-6));
+    rounded.push_back(std::max<int64_t>(up_to_here - given, 1));
+    given = up_to_here;
+    all += rounded.back();
+  }
+  for (; all > total; --all) --*std::max_element(rounded.begin(), rounded.end());
+  return rounded;
 }
 
 }  // namespace
 
 void ShareAmongLayers(std::span<const float> shares, KvPlan& plan) {
-  const uint32_t n_free = plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
-  const uint32_t room = plan.n_choosable() - plan.n_chosen;  // of a layer
-  if (shares.empty() || n_free < 2 || room == 0) return;
-  const std::vector<double> counts = Shared(shares, n_free, double{1.0} * n_free + room);
-  plan.layer_extra.resize(shares.size());
-  // Rounded so that their sum never is more than that of what they are rounded from.
-  double sum = 0.0;
-  int64_t given = 0;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    sum += counts[i];
-    const int64_t count = std::max<int64_t>(static_cast<int64_t>(std::floor(sum + 1e-6)) - given, 1);
-    given += count;
-    plan.layer_extra[i] = static_cast<int32_t>(std::min<int64_t>(count, n_free + room) - n_free);
+  const uint32_t n_least = std::min(plan.n_chosen, plan.n_cache_slots);
+  const int64_t n_free = n_least - std::min(n_least, plan.n_pinned);
+  const int64_t room = plan.n_choosable() - std::max(plan.n_chosen, plan.n_cache_slots);  // of a layer
+  plan.layer_extra.clear();
+  if (shares.empty() || n_free < 2 || room <= 0) return;
+  const auto total = n_free * static_cast<int64_t>(shares.size());
+  const std::vector<double> counts =
+      Shared(shares, static_cast<double>(total), static_cast<double>(n_free + room));
+  for (const int64_t count : Rounded(counts, total)) {
+    plan.layer_extra.push_back(static_cast<int32_t>(std::min(count, n_free + room) - n_free));
   }
 }
 

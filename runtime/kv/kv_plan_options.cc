@@ -36,14 +36,20 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
 // Of methods that evict all are right.
 Status CheckShares(const KvOptions& options, const KvMethod& method) {
   if (method.evicts() || !options.kept_shares) return Status::Ok();
-  if (!method.has_adapters()) return NotFor(options, "shares", "shares of what is kept");
+  if (!method.defaults.follows_layer_shares) return NotFor(options, "shares", "shares of what is kept");
   if (*options.kept_shares == KeptShares::kHeads) {
     return Invalid(
         fmt::format("--kv-shares heads does not go with the KV method {}, whose heads have as many "
                     "entries each: say layers or even, or leave it out",
                     options.method));
   }
-  if (*options.kept_shares == KeptShares::kEven || !options.layer_shares.empty()) return Status::Ok();
+  if (*options.kept_shares == KeptShares::kEven) return Status::Ok();
+  if (options.adapt.value_or(false) || (options.static_share && options.static_share->by_prompt)) {
+    return Invalid(
+        "--kv-shares layers does not go with --kv-adapt on and --kv-static prompt, which say how much is "
+        "selected: leave it out");
+  }
+  if (!options.layer_shares.empty()) return Status::Ok();
   return Invalid(
       fmt::format("--kv-shares layers does not go with the KV method {} unless an adapter's file "
                   "has shares of layers: name one that kvadapt calibrate has made (--kv-adapter)",

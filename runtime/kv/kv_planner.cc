@@ -251,9 +251,9 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
   const uint32_t n_sampled = options_.sample_entries.value_or(0) / plan.record.group_tokens;
   plan.n_sampled = std::min({n_sampled, plan.n_choosable() - plan.n_chosen, uint32_t{KVRUN_MAX_SAMPLED}});
   plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots) + plan.most_sampled();
-  const bool follows_shares = plan.method.has_adapters() && options_.layer_shares.size() == model_.n_layers &&
-                              !adapts() && !plan.statics.share.by_prompt &&
-                              options_.kept_shares != KeptShares::kEven;
+  const bool follows_shares = plan.method.defaults.follows_layer_shares &&
+                              options_.layer_shares.size() == model_.n_layers && !adapts() &&
+                              !plan.statics.share.by_prompt && options_.kept_shares != KeptShares::kEven;
   if (follows_shares) {
     ShareAmongLayers(options_.layer_shares, plan);
   }

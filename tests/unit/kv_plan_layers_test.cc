@@ -93,6 +93,44 @@ TEST(KvPlanLayers, ThePoolStaysEven) {
   EXPECT_TRUE(Plan(options).layer_extra.empty()) << "there are no slots to share out";
 }
 
+// As many more or fewer are chosen as have slots, whatever there is more of.
+TEST(KvPlanLayers, NoLayerIsLeftWithoutAGroup) {
+  for (const uint32_t select : {8U, 40U, 64U, 400U}) {
+    for (const uint32_t reuse : {3U, 11U, 65U, 500U}) {
+      for (const uint32_t sinks : {0U, 4U, 64U}) {
+        KvOptions options = Unlimited("kvswap");
+        options.layer_shares = SomeShares(kSmolLm2.n_layers);
+        options.layer_shares[3] = 0.01F;
+        options.select_entries = select;
+        options.reuse_groups = reuse;
+        options.sink_entries = sinks;
+        const KvPlan plan = Plan(options);
+        SCOPED_TRACE(plan.Describe());
+        EXPECT_GT(plan.least_chosen(), plan.n_pinned);
+        EXPECT_LE(plan.most_chosen(), plan.n_groups());
+        EXPECT_LE(SumOf(plan.layer_extra), 0);
+        for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
+          const SlotCacheShape shape = plan.slot_cache_shape(layer);
+          EXPECT_LE(shape.n_slots, plan.n_groups());
+          EXPECT_GE(shape.n_slots + shape.max_rest, shape.max_chosen);
+        }
+      }
+    }
+  }
+}
+
+// Whatever a file says: its shares are shares of what there is.
+TEST(KvPlanLayers, SharesNeedNotHaveAMeanOfOne) {
+  KvOptions options = WithShares(1.0 / 13);
+  const KvPlan plan = Plan(options);
+  for (float& share : options.layer_shares) share *= 30.0F;
+  const KvPlan scaled = Plan(options);
+  EXPECT_EQ(scaled.layer_extra, plan.layer_extra);
+  EXPECT_EQ(NeededBytes(scaled), NeededBytes(plan));
+  options.layer_shares.assign(kSmolLm2.n_layers, 100.0F);
+  for (const int32_t extra : Plan(options).layer_extra) EXPECT_EQ(extra, 0);
+}
+
 // What one layer cannot use, as there are no more groups, others get.
 TEST(KvPlanLayers, NoLayerHasMoreThanThereIs) {
   for (const uint32_t select : {2000U, 5000U, 7900U}) {
@@ -124,12 +162,22 @@ TEST(KvPlanLayers, OnlyWhereTheyGoWithTheRest) {
   options = WithShares(1.0 / 13);
   options.kept_shares = KeptShares::kLayers;
   EXPECT_FALSE(Plan(options).layer_extra.empty());
+  options.adapt = true;
+  ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
+                "--kv-shares layers does not go with --kv-adapt");
+  options.adapt.reset();
   options.layer_shares.clear();
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
                 "unless an adapter's file has shares of layers");
   options = WithShares(1.0 / 13);
   options.kept_shares = KeptShares::kHeads;
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "--kv-shares heads does not go with");
+  for (const char* method : {"loki", "infinigen", "arkv-flash"}) {
+    options = Unlimited(method);
+    options.layer_shares = SomeShares(kSmolLm2.n_layers);
+    options.select_entries = 400;
+    EXPECT_TRUE(Plan(options).layer_extra.empty()) << method;
+  }
   options = Unlimited("flexgen");
   options.kept_shares = KeptShares::kLayers;
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "--kv-shares does not go with");

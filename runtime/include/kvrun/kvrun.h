@@ -307,7 +307,7 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                "heads" (a layer's KV heads share by their scores), "layers" (layers share by the entropy
  *                of their scores, and heads as before). kvswap: "layers" (default with an adapter's file
  *                that has shares of layers) gives slots to layers by what it costs to cut them alone, "even"
- *                does not
+ *                does not; nor with adapt, or static "prompt"
  *   precisions   arkv, and arkv-flash's static set: what is kept as "type" says, and what in 8 bits (in 4,
  *                where 8 are stored): "bytes" (a share of a layer's
  *                memory is exact, as its attention asks for; the rest holds as many of 8 bits as fit),
