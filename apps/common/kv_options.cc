@@ -97,8 +97,7 @@ const std::vector<KvOptionHelp>& Options() {
       {"shares", "HOW",
        "methods that forget: who has how much of what is kept: even (default), heads (a layer's KV heads by "
        "their attention) or layers (layers, too); kvswap with an adapter's file that says so: layers "
-       "(default) "
-       "gives slots to layers by what their cut costs, even does not (nor does --kv-adapt on)",
+       "(default) gives slots to layers by what their cut costs, even does not (nor does --kv-adapt on)",
        kKvExperts},
       {"precisions", "HOW",
        "arkv, arkv-flash: which of what is kept is exact, and which has 8 bits: bytes (default: a part of "

@@ -43,10 +43,7 @@ Result<std::shared_ptr<const Adapter>> ReadThresholds(const KvSettings& settings
                                                       shape.n_kv_heads * shape.head_dim, /*rank=*/1));
   if (settings.kv.split_factor) {
     adapter.cluster_thresholds.clear();
-    adapter.layers.clear();
-    return std::make_shared<const Adapter>(std::move(adapter));
-  }
-  if (adapter.cluster_thresholds.size() != size_t{shape.n_layers} * shape.n_kv_heads) {
+  } else if (adapter.cluster_thresholds.size() != size_t{shape.n_layers} * shape.n_kv_heads) {
     return Status(
         StatusCode::kInvalidArgument,
         fmt::format("{}: the adapter has no thresholds for the clusters of the KV method {}: make it "
