@@ -2,6 +2,7 @@
 // makes of it. Pure.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -49,16 +50,20 @@ struct SearchSetting {
   std::optional<FlashTimes> flash_times;                // by which kvrun selects more than has slots
 };
 
+// Of a stream of a layer: groups that a step needs and that are not pinned, chosen or drawn; and own slots
+// for such.
+inline uint32_t FreeGroups(const KvPlan& plan) { return plan.n_chosen - plan.n_pinned + plan.n_sampled; }
+inline uint32_t FreeSlots(const KvPlan& plan) {
+  return plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
+}
+
 struct SizedCandidate {
   Candidate candidate;
   KvPlan plan;
   // As a session takes them, M and C among them; without method and budget.
   NamedKvOptions options;
 
-  // Chosen or drawn.
-  uint32_t grouped_entries() const {
-    return (plan.n_chosen - plan.n_pinned + plan.n_sampled) * plan.record.group_tokens;
-  }
+  uint32_t grouped_entries() const { return FreeGroups(plan) * plan.record.group_tokens; }
   uint32_t reuse_groups() const { return plan.n_cache_slots; }
 };
 

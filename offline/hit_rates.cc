@@ -35,7 +35,7 @@ struct Capacity {
 
 Capacity CapacityOf(const SizedCandidate& candidate) {
   const KvPlan& plan = candidate.plan;
-  const double n_slots = plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
+  const double n_slots = FreeSlots(plan);
   const uint32_t needed = candidate.grouped_entries();
   const double n_groups = std::max(needed / plan.record.group_tokens, 1U);
   const double share = n_slots / n_groups;

@@ -91,7 +91,7 @@ Result<Quality> QualityMeter::Measure(const KvSettings& settings, const std::fun
     reads += result.report.store.reads;
     const KvPlan& plan = result.report.plan;
     const KvStats& stats = result.report.stats;
-    most_chosen += static_cast<double>(stats.choices) * (plan.n_chosen - plan.n_pinned + plan.n_sampled);
+    most_chosen += static_cast<double>(stats.choices) * FreeGroups(plan);
     io_ms += stats.io_ms;
     stall_ms += stats.stall_ms;
   }

@@ -19,8 +19,8 @@ constexpr int kTries = 50;
 
 double LoadsOf(const SizedCandidate& sized, double share, uint32_t batch) {
   const KvPlan& plan = sized.plan;
-  const double n_free = plan.n_chosen - plan.n_pinned + plan.n_sampled;
-  const double n_slots = plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
+  const double n_free = FreeGroups(plan);
+  const double n_slots = FreeSlots(plan);
   return plan.n_streams * (n_free - share * std::min(n_free, n_slots)) / batch;
 }
 

@@ -90,7 +90,7 @@ void SortUnique(std::vector<double>* values) {
 }  // namespace
 
 TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, const StepReads& reads) {
-  const double n_free = reads.chosen_share * (plan.n_chosen - plan.n_pinned + plan.n_sampled);
+  const double n_free = reads.chosen_share * FreeGroups(plan);
   const uint32_t alignment = setting.io_alignment_bytes;
   const auto record_bytes = static_cast<uint32_t>(plan.record.size_bytes());
   TimePoint point;
