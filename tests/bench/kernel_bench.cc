@@ -2,11 +2,14 @@
 // reads without arithmetic. Times are the device's own timestamps, medians of several runs.
 //
 //   kernel_bench [DEVICE [index]]   index: the operations on the index alone
+//   kernel_bench DEVICE slots       attention over slots alone
 //   kernel_bench DEVICE mass        attention with and without mass alone
+//   kernel_bench DEVICE PART RUNS   of so many runs (9 without): more where the machine is not quiet
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -17,6 +20,7 @@
 #include "platform/base/check.h"
 #include "runtime/device/open_device.h"
 #include "runtime/device/self_test_data.h"
+#include "runtime/kv/kv_plan.h"
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/step_params.h"
 #include "tests/bench/mass_case.h"
@@ -25,7 +29,7 @@
 namespace kvrun {
 namespace {
 
-constexpr int kRuns = 9;
+constexpr int kUsualRuns = 9;
 
 using testing::OrDie;
 using testing::RunOrDie;
@@ -40,7 +44,7 @@ constexpr uint32_t kVocab = 49152;
 
 class Bench {
  public:
-  explicit Bench(std::unique_ptr<Device> device) : device_(std::move(device)) {}
+  Bench(std::unique_ptr<Device> device, int n_runs) : device_(std::move(device)), n_runs_(n_runs) {}
 
   // Median milliseconds of each variant that `record` records.
   std::vector<std::pair<double, std::string>> TimeEach(const std::function<Status(CommandList&)>& record) {
@@ -48,7 +52,7 @@ class Bench {
     RunOrDie(record(*list));
     RunOrDie(list->Finish());
     std::map<std::string, std::vector<double>> times;
-    for (int run = 0; run <= kRuns; ++run) {
+    for (int run = 0; run <= n_runs_; ++run) {
       RunOrDie(device_->Wait(OrDie(device_->Submit(*list))));
       for (const OperationTime& time : device_->TakeOperationTimes()) {
         if (run > 0) times[time.name].push_back(time.milliseconds);  // the first run compiles
@@ -153,9 +157,10 @@ class Bench {
   }
 
   // One token over `slots` slots of group_tokens entries, as offloaded decoding attends.
-  void AttendSlots(KvType type, uint32_t slots, uint32_t group_tokens, bool has_biases = false) {
-    const SlotShape shape{.record = {.k_type = type,
-                                     .v_type = type,
+  void AttendSlots(KvType k_type, KvType v_type, uint32_t slots, uint32_t group_tokens,
+                   bool has_biases = false) {
+    const SlotShape shape{.record = {.k_type = k_type,
+                                     .v_type = v_type,
                                      .n_heads = kKvHeads,
                                      .head_dim = kHeadDim,
                                      .group_tokens = group_tokens},
@@ -189,9 +194,16 @@ class Bench {
     attention.scratch = scratch.get();
     const auto timed = Time([&](CommandList& list) { return list.AttendSlots(args); });
     Report(timed,
-           fmt::format("1 x {} rows, {} slots of {}{}", kHeads, slots, group_tokens,
-                       has_biases ? ", biases" : ""),
+           fmt::format("1 x {} rows, {} slots of {}, {} and {}{}", kHeads, slots, group_tokens,
+                       KvTypeName(k_type), KvTypeName(v_type), has_biases ? ", biases" : ""),
            4.0 * slots * group_tokens * kHeads * kHeadDim, static_cast<double>(shape.size_bytes()));
+  }
+
+  void AttendSlotsAll() {
+    for (const KvType type : {KvType::kFp8, KvType::kF16, KvType::kInt4}) AttendSlots(type, type, 208, 4);
+    AttendSlots(KvType::kInt8, KvType::kInt4, 208, 4);
+    AttendSlots(KvType::kFp8, KvType::kFp8, 208, 4, true);
+    AttendSlots(KvType::kInt8, KvType::kInt4, 208, 4, true);
   }
 
   // One token's choice among n_entries, SmolLM2's heads and a rank of 24.
@@ -362,13 +374,15 @@ class Bench {
   }
 
   std::unique_ptr<Device> device_;
+  int n_runs_;
   double peak_flops_ = 0.0;  // GFLOP/s
   double peak_bytes_ = 0.0;  // GB/s
 };
 
-void Run(const std::string& name, std::string_view part) {
-  Bench bench(OrDie(OpenDevice({.device = name, .validation = false, .profile = true})));
+void Run(const std::string& name, std::string_view part, int n_runs) {
+  Bench bench(OrDie(OpenDevice({.device = name, .validation = false, .profile = true})), n_runs);
   bench.MeasureLimits();
+  if (part == "slots") return bench.AttendSlotsAll();
   if (part != "mass") bench.ScoreAll();
   if (part == "index") return;
   if (part == "mass") {
@@ -391,8 +405,7 @@ void Run(const std::string& name, std::string_view part) {
   bench.MatMul(TensorType::kQ8_0, kVocab, kEmbd, 1);
   bench.Attend(KvType::kF16, 1, 8191);
   bench.Attend(KvType::kF16, 1, 831);
-  for (const KvType type : {KvType::kFp8, KvType::kF16, KvType::kInt4}) bench.AttendSlots(type, 208, 4);
-  bench.AttendSlots(KvType::kFp8, 208, 4, true);
+  bench.AttendSlotsAll();
   bench.Attend(KvType::kF16, 256, 1792);
   bench.Attend(KvType::kF32, 256, 1792);
   bench.Elementwise();
@@ -404,6 +417,7 @@ void Run(const std::string& name, std::string_view part) {
 }  // namespace kvrun
 
 int main(int argc, char** argv) {
-  kvrun::Run(argc > 1 ? argv[1] : "auto", argc > 2 ? argv[2] : "");
+  kvrun::Run(argc > 1 ? argv[1] : "auto", argc > 2 ? argv[2] : "",
+             argc > 3 ? std::atoi(argv[3]) : kvrun::kUsualRuns);
   return 0;
 }
