@@ -84,6 +84,56 @@ HWY_INLINE Vector LoadScaled(const std::byte* row, const float* scales, size_t b
   return hn::Mul(elements, hn::Set(Floats(), scales[begin / kInt4BlockElements]));
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// Sixteen bytes, signed, to as many vectors as they fill.
+template <class D8, class V8, size_t kVectors>
+HWY_INLINE void BytesToFloats(D8 bytes, V8 numbers, Vector (&to)[kVectors]) {
+  const Floats d;
+  if constexpr (kVectors == 1) {
+    const hn::Rebind<int32_t, Floats> words;
+    to[0] = hn::ConvertTo(d, hn::PromoteTo(words, numbers));
+  } else {
+    const hn::Half<D8> half;
+    Vector low[kVectors / 2];
+    Vector high[kVectors / 2];
+    BytesToFloats(half, hn::LowerHalf(half, numbers), low);
+    BytesToFloats(half, hn::UpperHalf(half, numbers), high);
+    for (size_t i = 0; i < kVectors / 2; ++i) {
+      to[i] = low[i];
+      to[kVectors / 2 + i] = high[i];
+    }
+  }
+}
+#endif
+
+// kCount vectors of them. Of int4, sixteen elements take as many instructions to unpack as a vector's.
+template <KvType kType, size_t kCount>
+HWY_INLINE void LoadManyScaled(const std::byte* row, const float* scales, size_t begin,
+                               Vector (&to)[kCount]) {
+#if HWY_TARGET != HWY_SCALAR
+  constexpr size_t kOfSixteen = 16 / kLanes;
+  if constexpr (kType == KvType::kInt4 && kOfSixteen > 1 && kCount % kOfSixteen == 0) {
+    const Floats d;
+    const hn::CappedTag<uint8_t, 8> packed;
+    const hn::Rebind<uint16_t, decltype(packed)> pairs;
+    const hn::Repartition<int8_t, decltype(pairs)> bytes;
+    const auto eight = hn::Set(bytes, 8);
+    for (size_t i = 0; i < kCount; i += kOfSixteen) {
+      const size_t at = begin + i * kLanes;
+      const auto pair =
+          hn::PromoteTo(pairs, hn::LoadU(packed, reinterpret_cast<const uint8_t*>(row) + at / 2));
+      const auto nibbles = hn::And(hn::Or(pair, hn::ShiftLeft<4>(pair)), hn::Set(pairs, 0x0f0f));
+      Vector numbers[kOfSixteen];
+      BytesToFloats(bytes, hn::Sub(hn::Xor(hn::BitCast(bytes, nibbles), eight), eight), numbers);
+      const Vector scale = hn::Set(d, scales[at / kInt4BlockElements]);
+      for (size_t k = 0; k < kOfSixteen; ++k) to[i + k] = hn::Mul(numbers[k], scale);
+    }
+    return;
+  }
+#endif
+  for (size_t i = 0; i < kCount; ++i) to[i] = LoadScaled<kType>(row, scales, begin + i * kLanes);
+}
+
 // Zeros beyond the row's end: what lies there may be no number.
 template <KvType kType>
 HWY_INLINE Vector LoadTail(const std::byte* row, const float* scales, size_t begin, size_t dims) {

@@ -154,10 +154,10 @@ HWY_INLINE void AccumulatePart(const KvBlock& block, const Ahead& ahead, size_t 
   for (size_t entry = 0; entry < block.n_entries; ++entry) {
     ahead.Prefetch(entry);
     Vector values[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) {
-      const size_t i = begin + v * kLanes;
-      values[v] = kIsTail ? LoadTail<kType>(block.v[entry], scales + entry * n_scales, i, head_dim)
-                          : LoadScaled<kType>(block.v[entry], scales + entry * n_scales, i);
+    if constexpr (kIsTail) {
+      values[0] = LoadTail<kType>(block.v[entry], scales + entry * n_scales, begin, head_dim);
+    } else {
+      LoadManyScaled<kType>(block.v[entry], scales + entry * n_scales, begin, values);
     }
     for (size_t r = 0; r < kRows; ++r) {
       const Vector weight = hn::Set(d, weights[r * kBlockEntries + entry]);
