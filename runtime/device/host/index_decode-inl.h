@@ -52,13 +52,80 @@ struct RowOffsets {
   int32_t* bits;
 };
 
-// tile[column * n_entries + i] = column of entry i; n_entries: a multiple of the vectors' lanes.
+// A vector's rows are loaded one by one and transposed, which takes a third of the time of gathering their
+// words where a gather is as many loads and more.
+#undef KVRUN_HOST_TRANSPOSES
+#if HWY_TARGET != HWY_SCALAR && HWY_MAX_BYTES <= 32
+#define KVRUN_HOST_TRANSPOSES 1
+#else
+#define KVRUN_HOST_TRANSPOSES 0
+#endif
+
+#if KVRUN_HOST_TRANSPOSES
+// Four rows' words 0 to 3: to[k] = word k of each of the rows.
+HWY_INLINE void LoadFourWords(const uint8_t* first_row, const int32_t* bytes,
+                              hn::Vec<hn::Full128<uint32_t>> (&to)[4]) {
+  const hn::Full128<uint32_t> d;
+  const hn::Repartition<uint64_t, decltype(d)> wide;
+  hn::Vec<decltype(d)> rows[4];
+  for (size_t i = 0; i < 4; ++i) {
+    rows[i] = hn::LoadU(d, reinterpret_cast<const uint32_t*>(first_row + bytes[i]));
+  }
+  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, rows[0], rows[1]));
+  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, rows[2], rows[3]));
+  const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, rows[0], rows[1]));
+  const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, rows[2], rows[3]));
+  to[0] = hn::BitCast(d, hn::InterleaveLower(wide, low01, low23));
+  to[1] = hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23));
+  to[2] = hn::BitCast(d, hn::InterleaveLower(wide, high01, high23));
+  to[3] = hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23));
+}
+
+// Of whole words: four words of a vector's rows at a time. Reads 16 bytes of each row from a multiple of 16
+// on.
+template <int kBits>
+HWY_INLINE void DecodeTransposed(const uint8_t* first_row, const int32_t* bytes, size_t rank,
+                                 size_t n_entries, float* to) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  constexpr size_t kPerWord = 32 / kBits;
+  for (size_t column = 0; column < rank; column += 4 * kPerWord) {
+    hn::Vec<hn::Full128<uint32_t>> low[4];
+    LoadFourWords(first_row + column * kBits / 8, bytes, low);
+    hn::Vec<decltype(du)> words[4];
+#if HWY_MAX_BYTES == 32
+    hn::Vec<hn::Full128<uint32_t>> high[4];
+    LoadFourWords(first_row + column * kBits / 8, bytes + 4, high);
+    for (size_t k = 0; k < 4; ++k) words[k] = hn::Combine(du, high[k], low[k]);
+#else
+    for (size_t k = 0; k < 4; ++k) words[k] = low[k];
+#endif
+    for (size_t k = 0; k < 4 && column + k * kPerWord < rank; ++k) {
+      const size_t first = column + k * kPerWord;
+      StoreElements<kBits, 0>(d, words[k], HWY_MIN(kPerWord, rank - first), to + first * n_entries,
+                              n_entries);
+    }
+  }
+}
+#endif
+
+// tile[column * n_entries + i] = column of entry i; n_entries: a multiple of the vectors' lanes. may_read_on:
+// there are 16 bytes from each row's last whole 16 on.
 template <int kBits>
 void DecodeTile(const uint8_t* first_row, const RowOffsets& offsets, size_t rank, size_t n_entries,
-                float* tile) {
+                bool may_read_on, float* tile) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
   const hn::RebindToUnsigned<decltype(d)> du;
+#if KVRUN_HOST_TRANSPOSES
+  if (may_read_on && rank * kBits % 8 == 0) {
+    for (size_t i = 0; i < n_entries; i += hn::Lanes(d)) {
+      DecodeTransposed<kBits>(first_row, offsets.bytes + i, rank, n_entries, tile + i);
+    }
+    return;
+  }
+#endif
+  (void)may_read_on;
   // With bits to drop, a word holds half as many columns that are whole.
   const bool has_bits = kBits == 4 && rank % 2 != 0;
   const size_t per_word = has_bits ? 4 : 32 / kBits;
@@ -76,11 +143,11 @@ void DecodeTile(const uint8_t* first_row, const RowOffsets& offsets, size_t rank
 }
 
 inline void DecodeTile(KvType type, const uint8_t* first_row, const RowOffsets& offsets, size_t rank,
-                       size_t n_entries, float* tile) {
+                       size_t n_entries, bool may_read_on, float* tile) {
   switch (type) {
-    case KvType::kF16: return DecodeTile<16>(first_row, offsets, rank, n_entries, tile);
-    case KvType::kInt8: return DecodeTile<8>(first_row, offsets, rank, n_entries, tile);
-    default: return DecodeTile<4>(first_row, offsets, rank, n_entries, tile);
+    case KvType::kF16: return DecodeTile<16>(first_row, offsets, rank, n_entries, may_read_on, tile);
+    case KvType::kInt8: return DecodeTile<8>(first_row, offsets, rank, n_entries, may_read_on, tile);
+    default: return DecodeTile<4>(first_row, offsets, rank, n_entries, may_read_on, tile);
   }
 }
 

@@ -125,11 +125,12 @@ struct Scoring {
   const ScoreArgs& args;
   const ScoreLayout& layout;
   const Tiling& tiling;
-  const uint8_t* index;  // of the token's sequence
-  const float* z;        // [n_rows, rank]
-  Softmax* softmaxes;    // [kScoreSpans, n_rows]
-  float* scores;         // [n_lists, n_groups]
-  size_t n_entries;      // that can be chosen
+  const uint8_t* index;      // of the token's sequence
+  const uint8_t* index_end;  // of all sequences
+  const float* z;            // [n_rows, rank]
+  Softmax* softmaxes;        // [kScoreSpans, n_rows]
+  float* scores;             // [n_lists, n_groups]
+  size_t n_entries;          // that can be chosen
   FirstPass first_pass;
 
   size_t n_units() const { return CeilDiv(n_entries, tiling.unit_entries); }
@@ -234,7 +235,9 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
   const size_t in_unit = first % s.tiling.unit_entries;
   const uint8_t* const rows =
       s.index + first / s.tiling.unit_entries * s.tiling.unit_bytes + in_unit * s.tiling.row_bits / 8;
-  DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries, own.tile);
+  const uint8_t* const last_end = rows + own.bytes[n - 1] + RoundUp<size_t>(s.tiling.row_bits / 8, 16);
+  DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries,
+             last_end <= s.index_end, own.tile);
   size_t row = 0;
   const auto step = [&](size_t n_rows) {
     const float* const z = s.z + row * shape.rank;
@@ -468,6 +471,7 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
         .layout = layout,
         .tiling = tiling,
         .index = Data<uint8_t>(args.index) + row.sequence * sequence_words * 4,
+        .index_end = Data<uint8_t>(args.index) + args.index->size_bytes(),
         .z = scratch + token * layout.n_rows * rank,
         .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
         .scores = scratch + layout.scores_begin + token * layout.n_lists * args.index_shape.n_groups,
