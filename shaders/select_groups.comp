@@ -32,6 +32,9 @@ uint SortableBits(float value) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
+// Back from SortableBits.
+uint ScoreBits(uint key) { return (key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key; }
+
 // Of groups 4 * vector ..; from 1 to 0xfffffffe; 0, which none has, for those before `first`, which are pinned, and from
 // `end` on, which cannot be chosen.
 uvec4 Keys(uint scores_begin, uint vector, uint first, uint end) {
@@ -108,7 +111,10 @@ void WriteChosen(uint vector, uvec4 keys) {
   [[unroll]] for (uint i = 0; i < 4; ++i) {
     const bool is_sure = has_sure && keys[i] >= sure_from;
     const bool is_tie = !is_sure && keys[i] == tie;
-    if (is_sure || (is_tie && ties < ties_wanted)) chosen[at++] = 4 * vector + i;
+    if (is_sure || (is_tie && ties < ties_wanted)) {
+      if (p.tell_at != 0) chosen[at + p.tell_at] = ScoreBits(keys[i]);
+      chosen[at++] = 4 * vector + i;
+    }
     if (is_tie) ++ties;
   }
 }
@@ -301,5 +307,10 @@ void main() {
 #endif
   [[unroll]] for (uint c = 0; c < KEPT; ++c) WriteChosen(begin + c, kept[c]);
   for (REST(v)) WriteChosen(v, KEYS(v));
-  for (uint group = lane; group < n_pinned; group += LOCAL_SIZE) chosen[out_begin + 1 + group] = group;
+  for (uint group = lane; group < n_pinned; group += LOCAL_SIZE) {
+    chosen[out_begin + 1 + group] = group;
+    if (p.tell_at != 0) {
+      chosen[out_begin + 1 + group + p.tell_at] = floatBitsToUint(scores_float(4 * scores_begin + group));
+    }
+  }
 }

@@ -90,7 +90,12 @@ void main() {
 #ifndef MASS
   if (lane == 0) chosen[out_begin] = n_chosen;
 #endif
-  for (uint group = lane; group < n_pinned; group += lanes) chosen[out_begin + 1 + group] = group;
+  for (uint group = lane; group < n_pinned; group += lanes) {
+    chosen[out_begin + 1 + group] = group;
+    if (p.tell_at != 0) {
+      chosen[out_begin + 1 + group + p.tell_at] = floatBitsToUint(scores_float(4 * scores_begin + group));
+    }
+  }
 
   // At least n_wanted scores reach that of the key `low`; n_above, fewer, that of `high`.
   uint low = kLow;
@@ -218,6 +223,7 @@ void main() {
       if (is_tie) ++ties;
     }
     while (mask != 0) {
+      if (p.tell_at != 0) chosen[at + p.tell_at] = floatBitsToUint(values[findLSB(mask)]);
       chosen[at++] = 4 * v + findLSB(mask);
       mask &= mask - 1;
     }

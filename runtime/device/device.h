@@ -290,16 +290,22 @@ enum class GroupScore : uint8_t { kLargest, kMass };
 
 // Where a choice of one list lies: words from the list's first. The number of chosen groups, and they,
 // ascending. Where groups are sampled, the number of those, they, ascending, and the bits of the bias of each
-// (a float).
+// (a float). Where scores are told, which is not with samples, the bits of that of each chosen group (a
+// float), in their order.
 struct ChoiceList {
   uint32_t n_chosen = 0;
   uint32_t n_sampled = 0;
+  bool tells_scores = false;
 
   // Rounding may make one more of them.
   constexpr uint32_t most_sampled() const { return n_sampled == 0 ? 0 : n_sampled + 1; }
   constexpr uint32_t sampled_begin() const { return 1 + n_chosen; }
   constexpr uint32_t biases_begin() const { return sampled_begin() + 1 + most_sampled(); }
-  constexpr uint32_t words() const { return n_sampled == 0 ? 1 + n_chosen : biases_begin() + most_sampled(); }
+  constexpr uint32_t scores_begin() const { return 1 + n_chosen; }
+  constexpr uint32_t words() const {
+    if (n_sampled > 0) return biases_begin() + most_sampled();
+    return 1 + n_chosen + (tells_scores ? n_chosen : 0);
+  }
 };
 
 struct ScoreArgs {
@@ -340,12 +346,13 @@ struct ScoreArgs {
   // kMass; without weights. 0: none, at no cost. Source: methods.md, section 6.
   uint32_t n_sampled = 0;  // at most KVRUN_MAX_SAMPLED
   uint32_t sample_seed = 0;
+  bool tells_scores = false;  // ChoiceList::tells_scores; neither with weights nor with n_sampled
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), choice_list().words()]. All that can be chosen
   // are, where those are fewer than n_chosen; less than n_chosen are with mass_share or weights.
   Buffer* chosen = nullptr;
 
-  ChoiceList choice_list() const { return {n_chosen, n_sampled}; }
+  ChoiceList choice_list() const { return {n_chosen, n_sampled, tells_scores}; }
 
   // Whether fields go together as is said above.
   bool is_consistent() const {
@@ -355,7 +362,7 @@ struct ScoreArgs {
     return n_pinned <= n_chosen && (group_score == GroupScore::kLargest || has_masses) &&
            (!has_share || group_score == GroupScore::kMass) &&
            (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
-           (!per_weight || weights != nullptr) &&
+           (!per_weight || weights != nullptr) && (!tells_scores || (weights == nullptr && n_sampled == 0)) &&
            (n_sampled == 0 || (group_score == GroupScore::kMass && weights == nullptr)) &&
            (query_form != QueryForm::kSigned || index_shape.rank == 2 * key_dim) &&
            (query_form != QueryForm::kAffine || reduction != HeadReduction::kGqa);

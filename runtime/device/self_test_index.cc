@@ -203,6 +203,13 @@ bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::sp
          (n == 2 || sum - worst < enough * (1 + kTolerance));
 }
 
+bool TellsScores(const ChoiceList& shape, std::span<const float> scores, std::span<const uint32_t> choice) {
+  for (uint32_t i = 0; i < choice[0]; ++i) {
+    if (choice[shape.scores_begin() + i] != std::bit_cast<uint32_t>(scores[choice[1 + i]])) return false;
+  }
+  return true;
+}
+
 // The probability with which a group was drawn, by its bias.
 double ProbabilityOf(uint32_t bias) { return std::exp(-double{std::bit_cast<float>(bias)}); }
 
@@ -261,6 +268,7 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.per_weight = c.per_weight;
   args.n_sampled = c.n_sampled;
   args.sample_seed = kSampleSeed;
+  args.tells_scores = c.tells_scores;
   args.query_form = c.query_form;
   return args;
 }
@@ -301,6 +309,11 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
       return Status(
           StatusCode::kDevice,
           "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");
+    }
+    if (c.tells_scores && !TellsScores(args.choice_list(), scores, choice)) {
+      return Status(StatusCode::kDevice,
+                    "the scores that are told of chosen groups are not theirs; the driver or the kernel is "
+                    "wrong");
     }
     if (c.n_sampled != 0 && !IsExpectedSample(args.choice_list(), list, scores, choice)) {
       return Status(StatusCode::kDevice,

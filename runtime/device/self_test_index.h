@@ -22,6 +22,7 @@ struct ScoreCase {
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to 4
   bool per_weight = false;
   uint32_t n_sampled = 0;
+  bool tells_scores = false;
 };
 
 // Without buffers: what plans need.

@@ -73,6 +73,7 @@ struct SelectGroupsParams {
   uint n_pinned;
   uint n_chosen;
   uint list_words;  // of a choice
+  uint tell_at;     // from a chosen group to its score, in words; 0: scores are not told
   uint scores_begin;
   uint scores_stride;
   // With MASS:

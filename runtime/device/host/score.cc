@@ -513,6 +513,11 @@ HWY_EXPORT(Score);
 
 constexpr size_t kSelectGrain = 1;
 
+// Of what a list has chosen.
+void TellScores(const float* scores, uint32_t* to, const uint32_t* choice) {
+  for (uint32_t i = 0; i < choice[0]; ++i) to[i] = std::bit_cast<uint32_t>(scores[choice[1 + i]]);
+}
+
 uint32_t RowsOf(const ScoreArgs& args) {
   switch (args.reduction) {
     case HeadReduction::kSum: return 1;
@@ -567,6 +572,7 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
     if (args.weights == nullptr) {
       SelectGroups(scores, n_choosable, args.n_pinned, MostChosen(step->most_chosen, args.n_chosen),
                    args.mass_share, to);
+      if (args.tells_scores) TellScores(scores, to + args.choice_list().scores_begin(), to);
       if (args.n_sampled == 0) return;
       const auto place = static_cast<uint32_t>(list % layout.n_lists);
       SampleGroups(scores, n_choosable, args.choice_list(),

@@ -198,6 +198,12 @@ void AddIndexChecks(Checks& checks) {
     c.n_sampled = 20;
     add_score(c, "a sample of the others");
     c = {type, 10, 2, HeadReduction::kPerKvHead};
+    c.tells_scores = true;
+    add_score(c, "with scores");
+    c.group_score = GroupScore::kMass;
+    c.mass_share = 0.15F;
+    add_score(c, "share of the mass, with scores");
+    c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.most_weight = 8;
     add_score(c, "by weight");
     c.per_weight = true;

@@ -218,6 +218,7 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
       .n_pinned = args.n_pinned,
       .n_chosen = args.n_chosen,
       .list_words = args.choice_list().words(),
+      .tell_at = args.tells_scores ? args.choice_list().scores_begin() - 1 : 0,
       .scores_begin = score.scores_begin,
       .scores_stride = score.scores_stride,
       .mass_share = args.mass_share,

@@ -217,6 +217,12 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   sampled.group_score = GroupScore::kMass;
   sampled.n_sampled = 20;
   AddScore(plan, is_cpu, sampled, "a sample of the others", checks);
+  ScoreCase told{KvType::kInt4, 10, 2, HeadReduction::kSoftmax};
+  told.tells_scores = true;
+  AddScore(plan, is_cpu, told, "with scores", checks);
+  told.group_score = GroupScore::kMass;
+  told.mass_share = 0.15F;
+  AddScore(plan, is_cpu, told, "share of the mass, with scores", checks);
   AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kSum, 0, QueryForm::kAffine}, "affine, sum",
            checks);
   AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kPerKvHead, 0, QueryForm::kAffine},
