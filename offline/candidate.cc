@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 
 #include "runtime/kv/kv_plan_layers.h"
@@ -18,6 +19,9 @@ constexpr uint32_t kMostColumns = 256;
 // The window and the types beside which more is selected than has slots.
 constexpr std::array kPoolWindows = {32U, 64U};
 constexpr std::array kPoolTypes = {KvType::kInt4, KvType::kInt8};  // of K; V's is int4
+
+// Of reads that are limited: neighbours of what is measured have others.
+constexpr uint32_t kUsualReads = 7;
 
 // In whole groups.
 uint32_t SampledEntries(const Candidate& candidate) {
@@ -69,9 +73,19 @@ NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
   if (plan.n_sampled > 0) {
     options.emplace_back("sample", std::to_string(plan.n_sampled * plan.record.group_tokens));
   }
+  // Said in any case: what reads by itself depends on the machine.
+  options.emplace_back("reads", fmt::format("{:.4g}", plan.reads_per_layer));
   if (candidate.adapts) options.emplace_back("adapt", "on");
   if (!candidate.adapter.empty()) options.emplace_back("adapter", candidate.adapter);
   return options;
+}
+
+// The same plan, with reads of a share of what it selects.
+Result<KvPlan> LimitReads(const KvPlan& plan, const Candidate& candidate, KvOptions options,
+                          const SearchSetting& setting) {
+  if (candidate.reads_percent >= 100 || candidate.pool_entries > 0) return plan;
+  options.reads_per_layer = std::max(FreeGroups(plan) * candidate.reads_percent / 100.0, 1.0);
+  return PlanKv(options, setting.model, setting.ctx, setting.batch, setting.io_alignment_bytes);
 }
 
 // The values beside `value` in an ascending list; those at the ends where it is not in the list.
@@ -144,6 +158,7 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
   if (candidate.pool_entries > 0 && plan.n_pool_slots == 0) {
     return Status(StatusCode::kInvalidArgument, "all that is selected has slots");
   }
+  KVRUN_ASSIGN_OR_RETURN(plan, LimitReads(plan, candidate, options, setting));
   plan = ChoosingLess(std::move(plan), candidate.chosen_percent, setting);
   SizedCandidate sized{candidate, std::move(plan), {}};
   sized.options = NamesOf(candidate, sized.plan);
@@ -169,6 +184,10 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   candidate.policy = plan.policy;
   candidate.static_share = plan.has_statics() ? plan.statics.share.share : 0.0;
   if (plan.n_pool_slots > 0) candidate.pool_entries = plan.selected_entries();
+  if (plan.limits_reads() && FreeGroups(plan) > 0) {
+    candidate.reads_percent =
+        static_cast<uint32_t>(std::lround(100.0 * plan.reads_per_layer / FreeGroups(plan)));
+  }
   SizedCandidate own{candidate, std::move(plan), {}};
   own.options = NamesOf(candidate, own.plan);
   return own;
@@ -217,6 +236,9 @@ std::vector<double> SampledShares() { return {0.0, 0.4}; }
 
 std::vector<double> StaticShares() { return {0.0, 0.25}; }
 
+// What is read without a limit is about a fifth.
+std::vector<uint32_t> ReadsPercents() { return {4, 7, 12, 100}; }
+
 std::vector<std::string> Adapters(const SearchSetting& setting) {
   if (setting.adapter_path.empty()) return {""};
   return {"", setting.adapter_path};
@@ -239,6 +261,11 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
       if (!most.ok()) continue;
       if (share > 0.0) {
         keep(*most);
+        candidate.reads_percent = kUsualReads;
+        if (Result<SizedCandidate> limited = SizeCandidate(candidate, setting); limited.ok()) {
+          keep(*std::move(limited));
+        }
+        candidate.reads_percent = 100;
         continue;
       }
       for (const uint32_t percent : ChosenPercents()) {
@@ -302,12 +329,19 @@ void AddPoolNeighbours(const Candidate& from, const SearchSetting& setting, cons
     add(entries == 0 ? std::string("what has slots") : fmt::format("{} entries read", entries),
         [&](Candidate& c) {
           c.pool_entries = entries;
+          c.reads_percent = 100;
           if (entries > 0) return;
           c.sampled_share = 0.0;
           c.adapts = false;
         });
   }
-  if (from.pool_entries == 0) return;
+  if (from.pool_entries == 0) {
+    for (const uint32_t percent : Beside(ReadsPercents(), from.reads_percent)) {
+      add(percent == 100 ? std::string("all is read") : fmt::format("{} % of it read", percent),
+          [&](Candidate& c) { c.reads_percent = percent; });
+    }
+    return;
+  }
   for (const double share : SampledShares()) {
     if (share == from.sampled_share || from.static_share > 0.0) continue;
     add(fmt::format("a sampled share of {}", share), [&](Candidate& c) { c.sampled_share = share; });

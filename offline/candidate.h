@@ -30,6 +30,9 @@ struct Candidate {
   double sampled_share = 0.0;  // of pool_entries, drawn at random; not with a static set
   bool adapts = false;         // KvOptions::adapt; with pool_entries
   double static_share = 0.0;   // StaticPlan; not where M is less than C
+  // Below 100: of M, what is not pinned, a layer reads so much in a step on average
+  // (KvPlan::reads_per_layer). Only where all of M has slots.
+  uint32_t reads_percent = 100;
   std::string policy = "lru";
   std::string adapter;  // its file; empty: computed from each prompt
 
@@ -90,6 +93,7 @@ std::vector<uint32_t> ChosenPercents();
 std::vector<uint32_t> PoolEntries(const SearchSetting& setting);
 std::vector<double> SampledShares();
 std::vector<double> StaticShares();
+std::vector<uint32_t> ReadsPercents();
 std::vector<std::string> Adapters(const SearchSetting& setting);
 
 // Every combination that fits the budget and has at least 64 entries to choose, or all that there are; where

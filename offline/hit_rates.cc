@@ -85,12 +85,15 @@ double HitRates::Rate(const SizedCandidate& candidate, const std::string& policy
   const Capacity capacity = CapacityOf(candidate);
   const double misses =
       1.0 - Table(plan.record.group_tokens, capacity.select_entries, capacity.of_slots, policy);
-  return capacity.with_slots *
-         (1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0));
+  const double rate =
+      capacity.with_slots * (1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0));
+  if (!plan.limits_reads() || FreeGroups(plan) == 0) return rate;
+  return std::max(rate, 1.0 - plan.reads_per_layer / FreeGroups(plan));
 }
 
 void HitRates::Correct(const SizedCandidate& candidate, double measured_rate) {
-  if (candidate.plan.n_cache_slots >= candidate.plan.n_groups()) return;
+  // A limit of reads says nothing of the text.
+  if (candidate.plan.n_cache_slots >= candidate.plan.n_groups() || candidate.plan.limits_reads()) return;
   const double with_slots = CapacityOf(candidate).with_slots;
   if (with_slots <= 0.0) return;
   const auto misses = [&](double rate) { return std::clamp(1.0 - rate / with_slots, kFewestMisses, 1.0); };

@@ -87,7 +87,8 @@ Result<Quality> QualityMeter::Measure(const KvSettings& settings, const std::fun
     quality.top1 += result.logits.top1_agreement() / n_pieces;
     quality.step_ms += 1e3 / result.decode_tps / n_pieces;
     chosen += result.report.stats.chosen_groups;
-    hits += result.report.stats.hit_groups;
+    // What others stood in for was not read either.
+    hits += result.report.stats.hit_groups + result.report.stats.stand_in_groups;
     reads += result.report.store.reads;
     const KvPlan& plan = result.report.plan;
     const KvStats& stats = result.report.stats;

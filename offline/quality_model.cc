@@ -32,6 +32,7 @@ constexpr std::array kBeliefs = {
     Belief{-0.2, 0.2},   // a static set of a quarter
     Belief{-0.3, 0.2},   // a sample in place of 0.4 of what is selected
     Belief{0.3, 0.3},    // fewer are selected where reads are late
+    Belief{0.1, 0.15},   // half the reads of the quarter of the selection that a step misses
 };
 constexpr size_t kTerms = kBeliefs.size();
 // Of a measured log KL around the sum.
@@ -61,7 +62,8 @@ std::array<double, kTerms> Terms(const SizedCandidate& sized) {
           is(!c.adapter.empty()),
           is(c.static_share > 0.0),
           is(c.sampled_share > 0.0),
-          is(c.adapts)};
+          is(c.adapts),
+          c.reads_percent < 100 ? std::log2(25.0 / std::max(c.reads_percent, 1U)) : 0.0};
 }
 
 // L of a positive definite L L^T, in its place; solves with it.

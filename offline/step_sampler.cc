@@ -118,11 +118,13 @@ Result<StepSample> MeasureStep(Engine& engine, const KvStorageOptions& storage, 
   StepSample sample;
   sample.step_ms = 1e3 * point.setting.batch / Median(result.decode_tps);
   const KvStats& stats = result.report->stats;
-  const double hit_rate = stats.chosen_groups == 0 ? 1.0
-                                                   : static_cast<double>(stats.hit_groups) /
-                                                         static_cast<double>(stats.chosen_groups);
+  const double hit_rate = stats.chosen_groups == 0
+                              ? 1.0
+                              : static_cast<double>(stats.hit_groups + stats.stand_in_groups) /
+                                    static_cast<double>(stats.chosen_groups);
   sample.point = PointOf(point.setting, point.sized.plan, {.hit_rate = hit_rate});
-  sample.point.loads = static_cast<double>(stats.chosen_groups - stats.hit_groups) / n_decode;
+  sample.point.loads =
+      static_cast<double>(stats.chosen_groups - stats.hit_groups - stats.stand_in_groups) / n_decode;
   sample.point.reads =
       std::min(sample.point.loads, static_cast<double>(result.report->store.reads) / n_decode);
   return sample;

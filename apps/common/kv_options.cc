@@ -48,6 +48,13 @@ const std::vector<KvOptionHelp>& Options() {
        "computes (default: 0.9, where --kv-budget alone says how much is selected); 0: as much as the budget "
        "has room for",
        kKvExperts},
+      {"reads", "N",
+       "of the groups that a token selects and that are not in memory, read so many of a layer, on average, "
+       "those "
+       "that matter most; others that are in memory stand in for the rest (default: as many as flash has "
+       "time "
+       "for, where --kv-budget alone says how much is selected); 0: all",
+       kKvExperts},
       {"adapt", "WHEN",
        "while decoding, select fewer entries where reads are late, and more where they are early, within the "
        "budget: on or off (default: off; with on, results depend on the machine's load)",

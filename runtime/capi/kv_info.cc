@@ -166,6 +166,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
   info["sample"] = plan.n_sampled * plan.record.group_tokens;
   info["seed"] = plan.sample_seed;
+  info["reads"] = plan.reads_per_layer;
   info["adapt"] = plan.n_usual > 0;
   info["reading"] = plan.reading ? ReadingInfo(*plan.reading) : Json();
   info["clusters"] = plan.method.has_clusters() ? ClustersInfo(plan.clusters) : Json();
@@ -195,6 +196,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
                                          {"most", stats.most_groups * group}};
   info["drawn_groups"] = stats.drawn_groups;
   info["own_hits"] = stats.hit_groups;
+  info["stand_in_groups"] = stats.stand_in_groups;
   info["pool_reads"] = stats.pool_groups;
   info["hit_rate"] = Ratio(static_cast<double>(stats.hit_groups), static_cast<double>(stats.chosen_groups));
   info["kept"] = report.kept ? KeptReportInfo(*report.kept) : Json();

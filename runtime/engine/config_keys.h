@@ -18,11 +18,12 @@ struct ConfigOptionKey {
   std::string_view comment;
 };
 
-inline constexpr std::array<ConfigOptionKey, 18> kConfigOptionKeys = {{
+inline constexpr std::array<ConfigOptionKey, 19> kConfigOptionKeys = {{
     {"group", "group", true, "consecutive entries that are read as one"},
     {"select", "select", true, "entries that a token reads besides sinks and window"},
     {"hide", "hide", false,
      "a share: how much of the reading passes while the device computes; not with select"},
+    {"reads", "reads", false, "groups that a layer reads for a token on average; 0: all that is selected"},
     {"adapt", "adapt", false, "on, off: whether select follows how late reads are"},
     {"sample", "sample", true, "entries that are drawn at random from those that are not selected"},
     {"seed", "seed", true, "what sample draws by"},

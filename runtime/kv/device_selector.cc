@@ -59,6 +59,13 @@ Result<GroupSample> DeviceSelector::Sample(const StreamStep& step) {
   return GroupSample{groups, {biases, groups.size()}};
 }
 
+std::span<const float> DeviceSelector::Scores(const StreamStep& step) const {
+  const ChoiceList shape = plan_.choice_list(step.layer);
+  if (!shape.tells_scores) return {};
+  const std::span<const uint32_t> list = List(step);
+  return {reinterpret_cast<const float*>(list.data() + shape.scores_begin()), list[0]};
+}
+
 std::span<const uint32_t> DeviceSelector::LastChoice(const StreamStep& step) const {
   const std::span<const uint32_t> list = List(step);
   return list.subspan(1, list[0]);

@@ -21,6 +21,7 @@ class DeviceSelector final : public KvSelector {
   Status Receive(uint32_t layer) override;
   Result<std::span<const uint32_t>> Choose(const StreamStep& step) override;
   Result<GroupSample> Sample(const StreamStep& step) override;
+  std::span<const float> Scores(const StreamStep& step) const override;
   std::span<const uint32_t> LastChoice(const StreamStep& step) const override;
 
  private:

@@ -155,6 +155,16 @@ Status SetHide(const Given& given, std::optional<double>* target) {
   return Status::Ok();
 }
 
+Status SetReads(const Given& given, std::optional<double>* target) {
+  const std::optional<double> value = ParseReal(given.value);
+  // Written so that NaN fails it.
+  if (!value || !(*value >= 0.0 && *value <= kMaxEntries)) {
+    return given.Refuse("is not a number of groups, such as 12, nor 0 for all");
+  }
+  *target = value;
+  return Status::Ok();
+}
+
 Status SetFactor(const Given& given, std::optional<double>* target) {
   const std::optional<double> value = ParseReal(given.value);
   // Written so that NaN fails it.
@@ -284,6 +294,7 @@ constexpr Named<Setter> kSetters[] = {
     {"select",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.select_entries); }},
     {"hide", [](const Given& g, KvSettings* s) { return SetHide(g, &s->kv.hide); }},
+    {"reads", [](const Given& g, KvSettings* s) { return SetReads(g, &s->kv.reads_per_layer); }},
     {"adapt", [](const Given& g, KvSettings* s) { return SetChoice(g, kSwitch, &s->kv.adapt); }},
     {"sample",
      [](const Given& g, KvSettings* s) { return SetCount(g, 0, kMaxEntries, &s->kv.sample_entries); }},

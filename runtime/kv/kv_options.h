@@ -43,6 +43,7 @@ struct KvSettings {
 //   group         entries, from 1 to 256
 //   select, window, sinks   entries, from 0
 //   hide          a share from 0 to 1
+//   reads         a number from 0
 //   adapt         on, off
 //   sample        entries, from 0
 //   seed          from 0

@@ -34,6 +34,7 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   drop(given.group_tokens.has_value(), full.group_tokens, "group");
   drop(given.select_entries.has_value(), full.select_entries, "select");
   drop(given.hide.has_value(), full.hide, "hide");
+  drop(given.reads_per_layer.has_value(), full.reads_per_layer, "reads");
   drop(given.adapt.has_value(), full.adapt, "adapt");
   drop(given.sample_entries.has_value(), full.sample_entries, "sample");
   drop(given.sample_seed.has_value(), full.sample_seed, "seed");
@@ -212,6 +213,8 @@ std::string KvPlan::Describe() const {
   }
   if (n_usual > 0) text += fmt::format(" at most, {} at first", entries(n_usual));
   if (reading) text += DescribeReading(*this);
+  if (limits_reads() && !reading)
+    text += fmt::format(" (a layer reads {:.3g} groups a token)", reads_per_layer);
   if (method.has_clusters()) {
     text += fmt::format(
         " in clusters of {} on average, {} at most ({} sinks, up to {} pending), and a window of {}",

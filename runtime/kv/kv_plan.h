@@ -169,7 +169,8 @@ struct KvOptions {
   // Of the time in which a step reads from flash, the share that passes while the device computes. 0: reading
   // takes as long as it takes.
   std::optional<double> hide;
-  std::optional<bool> adapt;  // KvPlan::n_usual
+  std::optional<bool> adapt;              // KvPlan::n_usual
+  std::optional<double> reads_per_layer;  // KvPlan::reads_per_layer; 0: all that is chosen is read
   // Not the user's: Adapter::layer_shares of the file that is named (KvPlan::layer_extra), for methods with
   // adapters. kept_shares = kEven: they are not followed.
   std::vector<float> layer_shares;
@@ -284,6 +285,10 @@ struct KvPlan {
   uint32_t n_sampled = 0;
   uint32_t sample_seed = 0;
   uint32_t n_cache_slots = 0;  // C: own slots of a stream of a layer, pinned groups included
+  // Above 0: of chosen groups that no slot has, a stream reads so many of a layer in a step, on average over
+  // layers and steps: those of the highest scores (ReadLimit). Others that lie in slots stand in for the
+  // rest. Only without a pool.
+  double reads_per_layer = 0.0;
   // Where layers have different shares of the slots, n_chosen and n_cache_slots are means, and a layer has so
   // many more of both, or fewer. Empty: all have as many.
   std::vector<int32_t> layer_extra;
@@ -334,7 +339,8 @@ struct KvPlan {
   uint32_t n_least() const {
     return std::min(n_usual, std::max(n_cache_slots, std::min(n_pinned + 1, n_groups())));
   }
-  ChoiceList choice_list(uint32_t layer) const { return {chosen_of(layer), n_sampled}; }
+  ChoiceList choice_list(uint32_t layer) const { return {chosen_of(layer), n_sampled, limits_reads()}; }
+  bool limits_reads() const { return reads_per_layer > 0.0; }
   // Groups that are drawn in a step, at most.
   uint32_t most_sampled() const { return ChoiceList{n_chosen, n_sampled}.most_sampled(); }
   // That a step needs of a stream of any layer at most: chosen or drawn.

@@ -110,6 +110,10 @@ Status CheckMethodHasOptions(const KvOptions& options) {
   if (options.adapt.value_or(false) && !method.defaults.may_select_more_than_slots) {
     return NotFor(options, "adapt", "selection that follows the speed of flash");
   }
+  if (options.reads_per_layer &&
+      !(method.has_adapters() && method.counts_groups() && !method.goes_by_score())) {
+    return NotFor(options, "reads", "groups that others can stand in for");
+  }
   const bool may_sample = method.has_adapters() && method.counts_groups() && !method.goes_by_score();
   if (options.sample_entries && !may_sample) return NotFor(options, "sample", "masses to sample groups by");
   if (options.sample_seed && !may_sample) return NotFor(options, "seed", "sampling");
@@ -187,6 +191,21 @@ Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
   return Status::Ok();
 }
 
+Status CheckReads(const KvOptions& options, const KvPlan& plan) {
+  if (options.reads_per_layer.value_or(0.0) == 0.0) return Status::Ok();
+  const std::string_view other = options.sample_entries.value_or(0) > 0 ? "sample"
+                                 : options.adapt.value_or(false)        ? "adapt"
+                                                                        : "";
+  if (!other.empty()) {
+    return Invalid(
+        fmt::format("--kv-reads says how much is read, and so does --kv-{}: leave one of them out", other));
+  }
+  if (plan.heads != HeadReduction::kSum) return Status::Ok();
+  return Invalid(
+      "--kv-reads goes by what share of the attention a group has, which --kv-heads sum does not tell: take "
+      "softmax, gqa or per-kv-head");
+}
+
 // What says how much is selected, and what is drawn besides.
 Status CheckReading(const KvOptions& options, const KvPlan& plan) {
   if (options.hide && (options.select_entries || options.reuse_groups)) {
@@ -197,6 +216,7 @@ Status CheckReading(const KvOptions& options, const KvPlan& plan) {
   if (options.hide && plan.budget_bytes == UINT64_MAX) {
     return Invalid("--kv-hide chooses how much is selected within a budget: give one (--kv-budget)");
   }
+  KVRUN_RETURN_IF_ERROR(CheckReads(options, plan));
   if (options.sample_entries.value_or(0) == 0) return Status::Ok();
   if (*options.sample_entries / plan.record.group_tokens > KVRUN_MAX_SAMPLED) {
     return Invalid(fmt::format("a sample of {} entries in groups of {} was asked for; it can have {} groups",

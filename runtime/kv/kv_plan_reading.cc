@@ -15,6 +15,12 @@ double FlashTimes::ReadMicroseconds(uint64_t bytes) const {
 std::string DescribeReading(const KvPlan& plan) {
   const ReadingPlan& reading = *plan.reading;
   if (plan.n_chosen == plan.n_choosable()) return "";
+  if (plan.limits_reads()) {
+    return fmt::format(
+        " (as many as have slots; of the others a layer reads {:.3g} groups a token, in {:.2f} ms; a layer "
+        "takes {:.2f} ms)",
+        plan.reads_per_layer, reading.read_us / 1e3, reading.layer_us / 1e3);
+  }
   if (!reading.is_limited_by_time) return " (as many as the budget has room for)";
   return fmt::format(
       " (as many as flash has time for: {:.0f} reads take {:.2f} ms, of which {:.2g} are to be hidden, and a "
@@ -31,7 +37,7 @@ std::string SameAgain(const KvPlan& plan) {
              plan.record.group_tokens, KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type),
              plan.index.rank, KvTypeName(plan.index.type), plan.window_entries, plan.selected_entries(),
              plan.n_cache_slots) +
-         statics;
+         statics + (plan.limits_reads() ? fmt::format(" --kv-reads {}", plan.reads_per_layer) : "");
 }
 
 std::string NoteOfReading(const KvPlan& plan) {

@@ -251,6 +251,7 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
   const uint32_t n_sampled = options_.sample_entries.value_or(0) / plan.record.group_tokens;
   plan.n_sampled = std::min({n_sampled, plan.n_choosable() - plan.n_chosen, uint32_t{KVRUN_MAX_SAMPLED}});
   plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots) + plan.most_sampled();
+  plan.reads_per_layer = plan.n_pool_slots == 0 ? reads_per_layer_ : 0.0;
   const bool follows_shares = plan.method.defaults.follows_layer_shares &&
                               options_.layer_shares.size() == model_.n_layers && !adapts() &&
                               !plan.statics.share.by_prompt && options_.kept_shares != KeptShares::kEven;
@@ -316,6 +317,7 @@ ReadingPlan Planner::ReadingOf(const KvPlan& plan) const {
   ReadingPlan reading;
   reading.hide = hide();
   reading.reads = plan.n_streams * (unpinned(plan.n_chosen) - hits + plan.n_sampled);
+  if (plan.limits_reads()) reading.reads = std::min(reading.reads, plan.n_streams * plan.reads_per_layer);
   reading.is_limited_by_time = limits_reading();
   if (!options_.flash_times) return reading;
   const uint64_t bytes = RoundUp(plan.record.size_bytes(), uint64_t{input_.io_alignment_bytes});
@@ -324,10 +326,31 @@ ReadingPlan Planner::ReadingOf(const KvPlan& plan) const {
   return reading;
 }
 
+// Whether a layer reads longer than it computes, though nothing but what has slots is selected.
+bool Planner::ReadsTooMuch(const KvPlan& plan) const {
+  const bool may_be_less = may_read_more() && limits_reading() && !adapts() && !options_.reads_per_layer &&
+                           plan.n_pool_slots == 0 && plan.n_sampled == 0 &&
+                           plan.heads != HeadReduction::kSum && plan.n_chosen < plan.n_choosable();
+  if (!may_be_less) return false;
+  const ReadingPlan reading = ReadingOf(plan);
+  return reading.read_us * hide() > reading.layer_us;
+}
+
+// Of a stream, what is read while a layer computes.
+double Planner::HiddenReads(const KvPlan& plan) const {
+  const ReadingPlan reading = ReadingOf(plan);
+  const double hidden = reading.reads * reading.layer_us / (reading.read_us * hide()) / plan.n_streams;
+  return std::max(hidden, kLeastReads * (plan.n_chosen - plan.n_pinned));
+}
+
 // As much as is read while a layer computes, for a share of its time: more than has slots, through the pool.
 std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
   std::optional<KvPlan> best = FitMostGroups(row);
   if (!best) return best;
+  if (reads_per_layer_ > 0.0) {
+    if (limits_reading() && !options_.reads_per_layer) best->reading = ReadingOf(*best);
+    return best;
+  }
   const auto fit = [&](uint32_t n_chosen) -> std::optional<KvPlan> {
     std::optional<KvPlan> plan = FitMostSlots(row, n_chosen);
     if (!plan) return plan;
@@ -441,7 +464,18 @@ Result<std::optional<KvPlan>> Planner::FitBest() {
 }
 
 Result<KvPlan> Planner::Partial() {
+  reads_per_layer_ = options_.reads_per_layer.value_or(0.0);
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBest());
+  if (best && ReadsTooMuch(*best)) {
+    reads_per_layer_ = HiddenReads(*best);
+    KVRUN_ASSIGN_OR_RETURN(best, FitBest());
+  }
+  if (best && options_.reads_per_layer.value_or(0.0) > 0.0 && !best->limits_reads()) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        "--kv-reads limits what is read into own slots, and more is selected than has slots: select "
+        "less (--kv-select), or leave it out");
+  }
   if (best && adapts()) SetPace(*best);
   if (best && best->reading) best->notes.push_back(NoteOfReading(*best));
   if (best) return *std::move(best);

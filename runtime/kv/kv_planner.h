@@ -36,6 +36,9 @@ class Planner {
   static constexpr uint32_t kPaperEntries = 400;     // a usual selection
   static constexpr uint32_t kSinkEntries = 4;        // where no number is given
   static constexpr double kUsualHide = 0.9;
+  // Groups that a layer reads at least, of those that are chosen, however slow flash is: fewer cost more than
+  // they win (docs/quality.md).
+  static constexpr double kLeastReads = 0.06;
   // Of own slots, those whose groups are chosen again in the next step: measured on three texts, 0.7 to 0.8.
   static constexpr double kChosenAgain = 0.75;
 
@@ -115,6 +118,8 @@ class Planner {
   }
   double hide() const { return options_.hide.value_or(kUsualHide); }
   bool adapts() const { return options_.adapt.value_or(false); }
+  bool ReadsTooMuch(const KvPlan& plan) const;
+  double HiddenReads(const KvPlan& plan) const;
   void SetPace(KvPlan& plan) const;
   bool limits_reading() const { return options_.flash_times.has_value() && hide() > 0.0; }
   ReadingPlan ReadingOf(const KvPlan& plan) const;
@@ -135,7 +140,8 @@ class Planner {
   KvPlan base_;
   uint32_t cluster_entries_ = 0;  // on average: the size that is tried
   bool leaves_statics_out_ = false;
-  uint32_t group_tokens_ = 0;  // of groups whose size may grow: the size that is tried; 0: as usual
+  double reads_per_layer_ = 0.0;  // KvPlan::reads_per_layer, of what is tried
+  uint32_t group_tokens_ = 0;     // of groups whose size may grow: the size that is tried; 0: as usual
   // Groups; empty: as many as fit.
   std::optional<uint32_t> n_chosen_;
   std::optional<uint32_t> n_cache_slots_;

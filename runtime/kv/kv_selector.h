@@ -47,6 +47,9 @@ class KvSelector {
   // Of the other groups, those that are drawn, after Choose and as long valid; one that Choose answered may
   // be among them where its answer is not the device's.
   virtual Result<GroupSample> Sample(const StreamStep& /*step*/) { return GroupSample(); }
+  // The scores of what Choose answered, where the plan limits reads (KvPlan::reads_per_layer); as long valid.
+  // Empty where they are not known.
+  virtual std::span<const float> Scores(const StreamStep& /*step*/) const { return {}; }
   // What Choose answered last, for that stream.
   virtual std::span<const uint32_t> LastChoice(const StreamStep& step) const = 0;
 };

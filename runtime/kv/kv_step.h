@@ -38,9 +38,10 @@ struct KvStats {
   uint64_t choices = 0;        // of a stream of a layer in a step each
   uint64_t least_groups = 0;   // of a choice, pinned ones left out
   uint64_t most_groups = 0;
-  uint64_t hit_groups = 0;   // of chosen_groups, those that were in a layer's own slot already
-  uint64_t pool_groups = 0;  // those that were read into the pool; the others were read into own slots
-  double fetch_ms = 0.0;     // the KV thread planned and read
+  uint64_t hit_groups = 0;       // of chosen_groups, those that were in a layer's own slot already
+  uint64_t stand_in_groups = 0;  // those that were not read, as others in slots stood in for them
+  uint64_t pool_groups = 0;      // those that were read into the pool; the others were read into own slots
+  double fetch_ms = 0.0;         // the KV thread planned and read
   // For how much of it is hidden behind the device's work. io_ms: a layer's groups were being read from
   // flash. stall_ms: the device had nothing to do but to wait for them; at most io_ms, but for what planning
   // and tables take.

@@ -33,8 +33,18 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
     with_samples_.reserve(size_t{plan.n_streams} * most_needed);
     is_drawn_.reserve(most_needed);
   }
+  if (plan.limits_reads()) read_limit_.emplace(plan.reads_per_layer, plan.n_streams);
   stats_.layer_fetch_ms.resize(n_layers);
   stats_.layer_loads.resize(n_layers);
+}
+
+void LayerServer::BeginStep(std::span<const KvRow> rows) {
+  rows_.assign(rows.begin(), rows.end());
+  if (read_limit_) read_limit_->DropStep();  // what a step that was given up has left
+}
+
+void LayerServer::EndStep() {
+  if (read_limit_) read_limit_->EndStep();
 }
 
 void LayerServer::ResetStats() {
@@ -103,6 +113,7 @@ Status LayerServer::PlanStream(const StreamStep& step) {
   std::span<const uint32_t> chosen = std::span(all_).first(selector_ != nullptr ? 0 : step.n_groups);
   GroupSample sample;
   is_drawn_.clear();
+  std::span<const uint8_t> may_stay_unread;
   if (selector_ != nullptr) {
     KVRUN_ASSIGN_OR_RETURN(chosen, selector_->Choose(step));
     KVRUN_ASSIGN_OR_RETURN(sample, selector_->Sample(step));
@@ -110,7 +121,9 @@ Status LayerServer::PlanStream(const StreamStep& step) {
   // The exact groups, which come first, are attended to in the window's records.
   if (extents_ == nullptr) {
     const auto others = std::lower_bound(chosen.begin(), chosen.end(), plan_.n_exact_groups);
-    chosen = chosen.subspan(static_cast<size_t>(others - chosen.begin()));
+    const auto n_first = static_cast<size_t>(others - chosen.begin());
+    chosen = chosen.subspan(n_first);
+    may_stay_unread = MayStayUnread(step, n_first);
   }
   samples_.push_back(sample);
   if (!sample.groups.empty()) chosen = WithSample(chosen, sample);
@@ -118,11 +131,20 @@ Status LayerServer::PlanStream(const StreamStep& step) {
   SlotCache* const cache = slots_.cache(step.layer, step.stream);
   const std::span<const uint32_t> weights =
       extents_ != nullptr ? extents_->Weights(step) : std::span<const uint32_t>();
-  planned_.push_back(cache != nullptr ? cache->Plan(records, weights, is_drawn_)
-                                      : SlotCache::PlanResult{.rest = records});
+  planned_.push_back(cache != nullptr
+                         ? cache->Plan(records, weights, is_drawn_, {may_stay_unread, step.n_groups})
+                         : SlotCache::PlanResult{.rest = records});
   FetchPlanned(step, planned_.back());
   Count(step, records, planned_.back());
   return Status::Ok();
+}
+
+// Of what was chosen, from the n_first on. Empty: all is read.
+std::span<const uint8_t> LayerServer::MayStayUnread(const StreamStep& step, size_t n_first) {
+  if (!read_limit_ || selector_ == nullptr) return {};
+  const std::span<const float> scores = selector_->Scores(step);
+  return scores.empty() ? std::span<const uint8_t>()
+                        : read_limit_->MayStayUnread(step.stream, scores.subspan(n_first));
 }
 
 // Both ascend. is_drawn_ says which are of the sample.
@@ -178,7 +200,13 @@ void LayerServer::Count(const StreamStep& step, std::span<const uint32_t> record
   stats_.least_groups = stats_.choices == 0 ? n_chosen : std::min(stats_.least_groups, n_chosen);
   stats_.most_groups = std::max(stats_.most_groups, n_chosen);
   ++stats_.choices;
-  stats_.hit_groups += n_chosen - n_loads - n_rest;
+  stats_.hit_groups += n_chosen - n_loads - n_rest - plan.stand_ins;
+  stats_.stand_in_groups += plan.stand_ins;
+  if (read_limit_) {
+    const auto replaces = [](const SlotLoad& load) { return load.victim != kNoExtent; };
+    read_limit_->Note(step.stream,
+                      static_cast<uint32_t>(std::count_if(plan.loads.begin(), plan.loads.end(), replaces)));
+  }
   stats_.pool_groups += n_rest;
   stats_.layer_loads[step.layer] += n_loads + n_rest;
 }
@@ -260,8 +288,22 @@ void LayerServer::NameBiased(const StreamStep& step, const SlotCache::PlanResult
   }
 }
 
+// Ascending. With a limit of reads, not only what was chosen.
+std::vector<uint32_t> LayerServer::LastAttended(const StreamStep& step) const {
+  const std::span<const uint32_t> chosen = selector_->LastChoice(step);
+  if (!read_limit_) return {chosen.begin(), chosen.end()};
+  const SlotCache& cache = *slots_.cache(step.layer, step.stream);
+  std::vector<uint32_t> groups;
+  for (const uint32_t group : chosen) {
+    if (group < plan_.n_exact_groups) groups.push_back(group);
+  }
+  for (const uint32_t slot : cache.planned_slots()) groups.push_back(cache.extent(slot));
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
 void LayerServer::AddGroupPositions(const StreamStep& step, std::vector<uint32_t>* positions) {
-  for (const uint32_t group : selector_->LastChoice(step)) {
+  for (const uint32_t group : LastAttended(step)) {
     statics_->AddOthers(step.layer, step.stream, group, positions);
   }
 }
@@ -291,8 +333,7 @@ std::vector<std::vector<uint32_t>> LayerServer::GroupsBeforeWindow(uint32_t laye
   for (uint32_t head = 0; head < heads(); ++head) {
     const StreamStep step = StreamStepOf(layer, row, head, position);
     if (selector_ != nullptr) {
-      const std::span<const uint32_t> chosen = selector_->LastChoice(step);
-      groups[head].assign(chosen.begin(), chosen.end());
+      groups[head] = LastAttended(step);
     } else {
       groups[head].resize(step.n_groups);
       std::iota(groups[head].begin(), groups[head].end(), 0U);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "runtime/kv/kv_selector.h"
 #include "runtime/kv/kv_slots.h"
 #include "runtime/kv/kv_step.h"
+#include "runtime/kv/read_limit.h"
 #include "runtime/kv/recent_window.h"
 #include "runtime/kv/static_set.h"
 #include "runtime/store/record_store.h"
@@ -33,7 +35,9 @@ class LayerServer {
   // Null: all entries of a group count.
   void SetStatics(StaticSet* statics) { statics_ = statics; }
 
-  void BeginStep(std::span<const KvRow> rows) { rows_.assign(rows.begin(), rows.end()); }
+  void BeginStep(std::span<const KvRow> rows);
+  // The step has succeeded.
+  void EndStep();
   std::span<const KvRow> rows() const { return rows_; }
   // The layer's choice is known. After an error the layer's tables name nothing: the device reads them
   // nevertheless.
@@ -59,6 +63,8 @@ class LayerServer {
   Status PlanLayer(uint32_t layer);
   Status PlanStream(const StreamStep& step);
   void FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan);
+  std::span<const uint8_t> MayStayUnread(const StreamStep& step, size_t n_first);
+  std::vector<uint32_t> LastAttended(const StreamStep& step) const;
   void Count(const StreamStep& step, std::span<const uint32_t> records, const SlotCache::PlanResult& plan);
   Status ReadPlanned(uint32_t layer);
   void DropPlanned(uint32_t layer);
@@ -78,6 +84,7 @@ class LayerServer {
   RecordFetcher* reader_ = nullptr;
   ExtentMap* extents_ = nullptr;  // may be null: a group is a record
   StaticSet* statics_ = nullptr;
+  std::optional<ReadLimit> read_limit_;         // where the plan has one
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
   std::vector<KvRow> rows_;                     // of the step
   std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * KvPlan::n_needed()

@@ -256,6 +256,11 @@ std::vector<std::vector<uint32_t>> OffloadedCache::GroupsBeforeWindow(uint32_t l
 
 void OffloadedCache::ReplaySelection(double repeated_share) {
   if (selector_ == nullptr || extents_ != nullptr || plan_.statics.share.by_prompt) return;
+  // What is replayed has no scores: it repeats as much as the limit would have it.
+  if (plan_.limits_reads() && plan_.n_chosen > plan_.n_pinned) {
+    const double unpinned = plan_.n_chosen - plan_.n_pinned;
+    repeated_share = std::max(repeated_share, 1.0 - plan_.reads_per_layer / unpinned);
+  }
   selector_ = std::make_unique<ReplayedSelector>(std::move(selector_), plan_, n_layers_, repeated_share);
   server_.SetSelector(selector_.get());
 }

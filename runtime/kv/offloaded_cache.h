@@ -138,7 +138,10 @@ class OffloadedCache {
   // KV thread: all layers are maintained.
   Status PrepareStep() { return index_ != nullptr ? index_->PrepareStep() : Status::Ok(); }
   // The step has succeeded: the rows' entries are there.
-  void EndStep() { ledger_->EndStep(server_.rows()); }
+  void EndStep() {
+    server_.EndStep();
+    ledger_->EndStep(server_.rows());
+  }
 
   // What the step's row attended to before its window, of each stream of its sequence: groups, or with
   // clusters and statics positions, if NoteAttended was called before the step. Between the step and the

@@ -12,6 +12,8 @@ namespace {
 // So many of a frequency's steps make it half as large: 5.
 constexpr uint32_t kFrequencyDecay = 8;
 constexpr uint8_t kFrequencyGain = 31;
+// In place of a slot, of what stays out.
+constexpr uint32_t kLeftOut = SlotCache::kNoSlot - 1;
 
 // What was touched within so many steps may be reserved, within that share of what could be given up.
 constexpr uint64_t kReservedSteps = 16;
@@ -51,20 +53,23 @@ uint64_t SlotCache::MemoryBytes(const SlotCacheShape& shape, const ReplacementPo
 }
 
 SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights,
-                                      std::span<const uint8_t> is_passing) {
+                                      std::span<const uint8_t> is_passing, const StayOut& stay_out) {
   KVRUN_CHECK(chosen.size() <= slots_.size());
   KVRUN_CHECK(is_passing.empty() || is_passing.size() == chosen.size());
   KVRUN_CHECK(weights.empty() || weights.size() == chosen.size());
+  KVRUN_CHECK(stay_out.may_stay.empty() || (stay_out.may_stay.size() == chosen.size() && is_passing.empty()));
   ++step_;
   NoteFrequency(chosen);
   const size_t n_misses = FindHits(chosen);
-  const size_t n_lasting = LeaveOutPassing(is_passing, n_misses);
-  const size_t n_loads = Admit(chosen, n_lasting, ChooseVictims(n_lasting), n_misses - n_lasting);
+  const size_t n_read = LeaveOutStaying(stay_out.may_stay, n_misses);
+  const size_t n_lasting = LeaveOutPassing(is_passing, n_read);
+  const size_t n_loads = Admit(chosen, n_lasting, ChooseVictims(n_lasting), n_read - n_lasting);
   size_t load = 0;
   size_t n_slots = 0;
   size_t n_rest = 0;
   for (size_t i = 0; i < chosen.size(); ++i) {
     const uint32_t slot = slots_[i];
+    if (slot == kLeftOut) continue;
     if (slot == kNoSlot) {
       rest_[n_rest++] = chosen[i];
       continue;
@@ -79,8 +84,9 @@ SlotCache::PlanResult SlotCache::Plan(std::span<const uint32_t> chosen, std::spa
     slots_[n_slots++] = slot;
   }
   MergeLoads(n_loads);
-  return {std::span(slots_).first(n_slots), std::span(loads_).first(n_loads), std::span(rest_).first(n_rest),
-          static_cast<uint32_t>(chosen.size() - n_misses)};
+  n_planned_ = n_slots + AddStandIns(stay_out.stand_ins_below, n_misses - n_read, n_slots);
+  return {planned_slots(), std::span(loads_).first(n_loads), std::span(rest_).first(n_rest),
+          static_cast<uint32_t>(chosen.size() - n_misses), static_cast<uint32_t>(n_misses - n_read)};
 }
 
 void SlotCache::NoteFrequency(std::span<const uint32_t> chosen) {
@@ -157,6 +163,45 @@ size_t SlotCache::LeaveOutPassing(std::span<const uint8_t> is_passing, size_t n_
   for (size_t i = 0; i < n_misses; ++i) {
     if (is_passing[loads_[i].extent] == 0) loads_[n++].extent = loads_[i].extent;
   }
+  return n;
+}
+
+// Of the misses, those that are read come first, ascending; answers how many they are. Free slots are given
+// to what must be read first.
+size_t SlotCache::LeaveOutStaying(std::span<const uint8_t> may_stay, size_t n_misses) {
+  if (may_stay.empty()) return n_misses;
+  size_t n_must = 0;
+  for (size_t i = 0; i < n_misses; ++i) n_must += may_stay[loads_[i].extent] != 0 ? 0 : 1;
+  const auto n_free = static_cast<size_t>(std::count(extents_.begin(), extents_.end(), kNoExtent));
+  size_t n_free_left = n_free - std::min(n_free, n_must);
+  size_t n = 0;
+  for (size_t i = 0; i < n_misses; ++i) {
+    const uint32_t place = loads_[i].extent;
+    if (may_stay[place] != 0 && n_free_left == 0) {
+      slots_[place] = kLeftOut;
+      continue;
+    }
+    if (may_stay[place] != 0) --n_free_left;
+    loads_[n++].extent = place;
+  }
+  return n;
+}
+
+// Behind the first n_slots of slots_, at most `most` others that hold what this step has not named, of
+// extents below that one, the last used first. Answers how many.
+size_t SlotCache::AddStandIns(uint32_t below, size_t most, size_t n_slots) {
+  if (most == 0) return 0;
+  size_t n_candidates = 0;
+  for (uint32_t slot = 0; slot < extents_.size(); ++slot) {
+    if (used_at_[slot] != step_ && extents_[slot] < below) victims_[n_candidates++] = slot;
+  }
+  const size_t n = std::min(most, n_candidates);
+  const auto begin = victims_.begin();
+  std::partial_sort(begin, begin + static_cast<std::ptrdiff_t>(n),
+                    begin + static_cast<std::ptrdiff_t>(n_candidates), [this](uint32_t a, uint32_t b) {
+                      return used_at_[a] != used_at_[b] ? used_at_[a] > used_at_[b] : a < b;
+                    });
+  std::copy_n(begin, n, slots_.begin() + static_cast<std::ptrdiff_t>(n_slots));
   return n;
 }
 

@@ -67,6 +67,13 @@ struct SlotLoad {
   uint32_t victim = kNoExtent;  // which the slot held before; kNoExtent: it was free
 };
 
+// What is not to take the place of another extent: it takes a free slot, if there is one; else an extent that
+// lies in a slot and was not chosen stands in for it, the last used first.
+struct StayOut {
+  std::span<const uint8_t> may_stay = {};  // [chosen.size()], or empty: all are read
+  uint32_t stand_ins_below = kNoExtent;    // extents that may stand in are less
+};
+
 // Sizes of a SlotCache.
 struct SlotCacheShape {
   uint32_t n_slots = 0;
@@ -97,13 +104,18 @@ class SlotCache {
     std::span<const uint32_t> rest =
         {};  // extents of `chosen` that have no slot, ascending; at most max_rest
     uint32_t hits = 0;
+    // Extents of `chosen` that are neither: as many of the last of `slots` hold others, which stand in.
+    uint32_t stand_ins = 0;
   };
   // chosen: ascending, distinct, at most max_chosen. No slot that a chosen extent is in is given up. weights
   // [chosen.size()]: of the clusters that they belong to; empty: 1 each. Kept where the policy goes by
   // changes. is_passing [chosen.size()]: what is not to take a slot, as it will hardly come again, or empty;
-  // those are at most max_rest. The answer is valid until the next call of Plan.
+  // those are at most max_rest. Not both is_passing and stay_out. The answer is valid until the next call of
+  // Plan.
   PlanResult Plan(std::span<const uint32_t> chosen, std::span<const uint32_t> weights = {},
-                  std::span<const uint8_t> is_passing = {});
+                  std::span<const uint8_t> is_passing = {}, const StayOut& stay_out = {});
+  // PlanResult::slots of the last Plan.
+  std::span<const uint32_t> planned_slots() const { return std::span(slots_).first(n_planned_); }
   // A load that failed: the slot is free again.
   void Drop(uint32_t slot);
 
@@ -134,6 +146,8 @@ class SlotCache {
   size_t FindHits(std::span<const uint32_t> chosen);
   size_t ChooseVictims(size_t most);
   size_t LeaveOutPassing(std::span<const uint8_t> is_passing, size_t n_misses);
+  size_t LeaveOutStaying(std::span<const uint8_t> may_stay, size_t n_misses);
+  size_t AddStandIns(uint32_t below, size_t most, size_t n_slots);
   size_t Admit(std::span<const uint32_t> chosen, size_t n_misses, size_t n_victims, size_t n_passing);
   bool IsWorthIt(uint32_t extent, uint32_t victim);
   void MergeLoads(size_t n_loads);
@@ -152,6 +166,7 @@ class SlotCache {
   std::vector<uint32_t> by_extent_;  // slots, by ascending extent; free ones at the end
   std::vector<uint32_t> victims_;
   std::vector<uint32_t> slots_;
+  size_t n_planned_ = 0;
   std::vector<uint32_t> rest_;
   std::vector<SlotLoad> loads_;
   std::vector<uint8_t> frequency_;

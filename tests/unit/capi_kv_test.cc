@@ -410,6 +410,7 @@ KvReport SomeReport() {
   report.plan.parts = {{"index", 10, true, true}, {"slots", 50, false, true}, {"prefill", 70, true, false}};
   report.stats.chosen_groups = 200;
   report.stats.drawn_groups = 30;
+  report.stats.stand_in_groups = 25;
   report.stats.hit_groups = 150;
   report.stats.pool_groups = 20;
   report.stats.choices = 16;
@@ -456,6 +457,7 @@ TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
       {"drawn_groups", 30},
       {"entries_per_layer", {{"mean", 50.0}, {"least", 20}, {"most", 160}}},
       {"own_hits", 150},
+      {"stand_in_groups", 25},
       {"pool_reads", 20},
       {"hit_rate", 0.75},
       {"io_mode", "aio direct"},

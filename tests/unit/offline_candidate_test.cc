@@ -206,6 +206,7 @@ size_t Differences(const Candidate& a, const Candidate& b) {
                           a.pool_entries != b.pool_entries,
                           a.sampled_share != b.sampled_share,
                           a.adapts != b.adapts,
+                          a.reads_percent != b.reads_percent,
                           a.static_share != b.static_share,
                           a.policy != b.policy,
                           a.adapter != b.adapter};

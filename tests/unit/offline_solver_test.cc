@@ -23,7 +23,10 @@ double LawMs(const SizedCandidate& sized) {
   const Candidate& c = sized.candidate;
   const double misses =
       0.25 * std::pow(static_cast<double>(sized.plan.n_cache_slots) / sized.plan.n_chosen, -0.8);
-  const double loads = 30.0 * sized.plan.n_streams * (sized.plan.n_chosen - sized.plan.n_pinned) * misses;
+  double loads = 30.0 * sized.plan.n_streams * (sized.plan.n_chosen - sized.plan.n_pinned) * misses;
+  if (sized.plan.limits_reads()) {
+    loads = std::min(loads, 30.0 * sized.plan.n_streams * sized.plan.reads_per_layer);
+  }
   return 3.0 + 1.5e-3 * sized.plan.selected_entries() + 0.02 * c.rank + loads * 2e-3 +
          (c.k_type == KvType::kInt4 ? 0.2 : 0.0) + (c.heads == HeadReduction::kPerKvHead ? 0.8 : 0.0);
 }
@@ -36,7 +39,8 @@ double LawKl(const SizedCandidate& sized) {
   const double log_kl = -3.2 - 0.9 * std::log2(sized.plan.selected_entries() / 256.0) +
                         0.3 * std::log2(c.group_tokens / 4.0) + 3.0 / c.rank +
                         (c.k_type == KvType::kInt4 ? 0.4 : 0.0) + (c.v_type == KvType::kInt4 ? 0.15 : 0.0) -
-                        (c.heads == HeadReduction::kPerKvHead ? 0.2 : 0.0) + noise;
+                        (c.heads == HeadReduction::kPerKvHead ? 0.2 : 0.0) +
+                        (c.reads_percent < 100 ? 0.05 * std::log2(25.0 / c.reads_percent) : 0.0) + noise;
   return std::exp(log_kl);
 }
 

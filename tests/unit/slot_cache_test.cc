@@ -68,6 +68,58 @@ TEST(SlotCache, WhatPassesTakesNoSlot) {
 }
 
 // 1 is loaded first and used last: fifo gives it up, lru does not.
+// The last used of what was not chosen stands in for what is not worth reading.
+TEST(SlotCache, OthersStandInForWhatStaysOut) {
+  SlotCache cache({.n_slots = 4, .max_chosen = 3}, Policy("lru"));
+  cache.Plan(std::vector<uint32_t>{1, 2});
+  cache.Plan(std::vector<uint32_t>{2, 5, 7});
+  cache.Plan(std::vector<uint32_t>{1, 2});
+  const std::vector<uint8_t> may_stay = {0, 1, 1};
+  const auto plan = cache.Plan(std::vector<uint32_t>{2, 8, 9}, {}, {}, {.may_stay = may_stay});
+  EXPECT_EQ(plan.hits, 1U);
+  EXPECT_EQ(plan.stand_ins, 2U);
+  EXPECT_TRUE(plan.loads.empty());
+  ASSERT_EQ(plan.slots.size(), 3U);
+  EXPECT_EQ(cache.extent(plan.slots[0]), 2U);
+  EXPECT_EQ(cache.extent(plan.slots[1]), 1U);
+  EXPECT_EQ(cache.extent(plan.slots[2]), 5U);
+  EXPECT_TRUE(std::equal(plan.slots.begin(), plan.slots.end(), cache.planned_slots().begin(),
+                         cache.planned_slots().end()));
+  // What must be read is, and takes the place of what was used longest ago: standing in is no use.
+  const std::vector<uint8_t> must = {0, 0, 1};
+  const auto next = cache.Plan(std::vector<uint32_t>{2, 8, 9}, {}, {}, {.may_stay = must});
+  ASSERT_EQ(next.loads.size(), 1U);
+  EXPECT_EQ(next.loads[0].extent, 8U);
+  EXPECT_EQ(next.loads[0].victim, 5U);
+  EXPECT_EQ(cache.extent(next.slots[2]), 1U);
+}
+
+TEST(SlotCache, WhatMayStayOutTakesAFreeSlot) {
+  SlotCache cache({.n_slots = 4, .max_chosen = 4}, Policy("lru"));
+  const std::vector<uint8_t> may_stay = {1, 0, 1};
+  const auto plan = cache.Plan(std::vector<uint32_t>{3, 4, 6}, {}, {}, {.may_stay = may_stay});
+  EXPECT_EQ(plan.loads.size(), 3U);
+  EXPECT_EQ(plan.stand_ins, 0U);
+  // One slot is left: what must be read has it first, though it comes last.
+  const std::vector<uint8_t> last = {0, 1, 0};
+  const auto next = cache.Plan(std::vector<uint32_t>{3, 7, 9}, {}, {}, {.may_stay = last});
+  ASSERT_EQ(next.loads.size(), 1U);
+  EXPECT_EQ(next.loads[0].extent, 9U);
+  EXPECT_EQ(next.stand_ins, 1U);
+}
+
+// After a sequence was cut short, slots hold what lies in its window now.
+TEST(SlotCache, OnlyWhatLiesBelowStandsIn) {
+  SlotCache cache({.n_slots = 2, .max_chosen = 2}, Policy("lru"));
+  cache.Plan(std::vector<uint32_t>{1, 8});
+  const std::vector<uint8_t> may_stay = {0, 1};
+  const auto plan =
+      cache.Plan(std::vector<uint32_t>{1, 2}, {}, {}, {.may_stay = may_stay, .stand_ins_below = 8});
+  EXPECT_EQ(plan.slots.size(), 1U);
+  EXPECT_EQ(plan.stand_ins, 1U);
+  EXPECT_EQ(cache.extent(plan.slots[0]), 1U);
+}
+
 TEST(SlotCache, PoliciesDifferWhereThereAreMoreSlotsThanChosen) {
   for (const auto& [name, given_up] : std::map<std::string, uint32_t>{{"fifo", 1}, {"lru", 2}}) {
     SlotCache cache({.n_slots = 3, .max_chosen = 1}, Policy(name));

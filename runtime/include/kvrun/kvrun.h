@@ -272,16 +272,18 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                which a token reads, from 0 to 1, passes while the device computes. 0: as much as the
  *                budget has room for. Default: 0.9, where a budget, and neither select nor reuse, is given.
  *                Of kvswap
- *   adapt        "on": while decoding, fewer entries are selected where reads are late (hide says how
- *                late), and more where they are early, never more than the plan has room for, nor fewer
- *                than have slots. Results then depend on the machine's load. Default: "off". Of kvswap
- *   sample       entries, in whole groups, that are drawn at random from those that are not selected, and
- *                attended to in place of them. Default: 0. Of kvswap and other methods with adapters
- *   seed         what sample draws by: the same number, text and options draw the same. Default: 0
- *   mass         a selection ends where its predicted share of the attention reaches this, above 0 and at
- *                most 1 ("0.95"); select is the most then
- *   window       how many of the newest entries stay in memory
- *   sinks        how many of the first entries are always attended to
+ *   reads        of the groups that a token selects and no slot holds, so many are read of a layer, on
+ * average over layers and tokens, from 0: those that matter most. Others that lie in slots stand in for the
+ * rest. 0: all are read. Default: as many as flash has time for, where hide has its default and not all that
+ * has slots can be read while a layer computes; else 0. Not with a pool, sample, adapt and heads "sum". Of
+ * kvswap and other methods with adapters adapt        "on": while decoding, fewer entries are selected where
+ * reads are late (hide says how late), and more where they are early, never more than the plan has room for,
+ * nor fewer than have slots. Results then depend on the machine's load. Default: "off". Of kvswap sample
+ * entries, in whole groups, that are drawn at random from those that are not selected, and attended to in
+ * place of them. Default: 0. Of kvswap and other methods with adapters seed         what sample draws by: the
+ * same number, text and options draw the same. Default: 0 mass         a selection ends where its predicted
+ * share of the attention reaches this, above 0 and at most 1 ("0.95"); select is the most then window how
+ * many of the newest entries stay in memory sinks        how many of the first entries are always attended to
  *   reuse        how many groups per layer stay in memory in case they are chosen again, from 0; if
  *                fewer than are selected, the rest is read for every token, into a pool that layers share
  *   rank         how many columns of the index groups are scored with, from 1
@@ -372,18 +374,19 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * group, select, layer_select (of each layer, select being their mean; null: all layers select as many),
  * hide's reading (null: how much is selected does not follow it; else an object: hide,
  * reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both null:
- * not known), limited_by: "time" or "budget"), adapt, sample, seed, mass (null: not asked for), window,
- * sinks, reuse, rank (0: no index), index, heads, policy, clusters (null: the method has none; else an
- * object: cluster, cluster_max, cluster_room, pending, upkeep, split, update, layout, representatives), kept
- * (null: the method does not evict; else an object: entries (of a list, on average; select is the same),
- * most_entries (of any list, however they share), shares, precisions and moments (null: the method has no
- * such choice), observed_rows (how many of a prompt's rows say what stays, at most)), static (null: there is
- * no static set; else an object: entries (of a list), share, by_prompt, steps, repage, observed_rows,
- * precisions and moments (null: the method has no such choice)), k_type, v_type, rotate, adapter_kind (null
- * if there is none); notes [..] (one if the context is longer than what the model was trained with). A file
- * of adapters is read to check that it suits; the folder for KV is not created. If no group is given, the one
- * that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1 to 0.4
- * seconds on flash) and kept in the user's cache folder; a note says if the group is not 4. */
+ * not known), limited_by: "time" or "budget"), reads (0: all that is selected is read), adapt, sample, seed,
+ * mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy, clusters (null:
+ * the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep, split, update,
+ * layout, representatives), kept (null: the method does not evict; else an object: entries (of a list, on
+ * average; select is the same), most_entries (of any list, however they share), shares, precisions and
+ * moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what stays,
+ * at most)), static (null: there is no static set; else an object: entries (of a list), share, by_prompt,
+ * steps, repage, observed_rows, precisions and moments (null: the method has no such choice)), k_type,
+ * v_type, rotate, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
+ * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
+ * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its
+ * speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; a note
+ * says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -518,7 +521,8 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
  * kv: method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json); of
  * decoding: chosen_groups (without sinks), drawn_groups (of them, at random), entries_per_layer {mean, least,
  * most} (chosen by a stream of a layer in a step, without sinks), own_hits (chosen groups that were in memory
- * already), pool_reads (those that were read into the pool that layers share, as they found no room in their
+ * already), stand_in_groups (those that were not read, as others in memory stood in for them), pool_reads
+ * (those that were read into the pool that layers share, as they found no room in their
  * layer's reuse buffer), hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an
  * object, of all lists of all layers and sequences, without the window: original (entries that are exact),
  * low (those in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them),
