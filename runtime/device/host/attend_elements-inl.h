@@ -87,7 +87,7 @@ HWY_INLINE Vector LoadScaled(const std::byte* row, const float* scales, size_t b
 #if HWY_TARGET != HWY_SCALAR
 // Sixteen bytes, signed, to as many vectors as they fill.
 template <class D8, class V8, size_t kVectors>
-HWY_INLINE void BytesToFloats(D8 bytes, V8 numbers, Vector (&to)[kVectors]) {
+HWY_INLINE void BytesToFloats([[maybe_unused]] D8 bytes, V8 numbers, Vector (&to)[kVectors]) {
   const Floats d;
   if constexpr (kVectors == 1) {
     const hn::Rebind<int32_t, Floats> words;
