@@ -50,10 +50,8 @@ const std::vector<KvOptionHelp>& Options() {
        kKvExperts},
       {"reads", "N",
        "of the groups that a token selects and that are not in memory, read so many of a layer, on average, "
-       "those "
-       "that matter most; others that are in memory stand in for the rest (default: as many as flash has "
-       "time "
-       "for, where --kv-budget alone says how much is selected); 0: all",
+       "those that matter most; others that are in memory stand in for the rest (default: as many as flash "
+       "has time for, where --kv-budget alone says how much is selected); 0: all",
        kKvExperts},
       {"adapt", "WHEN",
        "while decoding, select fewer entries where reads are late, and more where they are early, within the "

@@ -110,11 +110,10 @@ Status CheckMethodHasOptions(const KvOptions& options) {
   if (options.adapt.value_or(false) && !method.defaults.may_select_more_than_slots) {
     return NotFor(options, "adapt", "selection that follows the speed of flash");
   }
-  if (options.reads_per_layer &&
-      !(method.has_adapters() && method.counts_groups() && !method.goes_by_score())) {
+  const bool may_sample = method.has_adapters() && method.counts_groups() && !method.goes_by_score();
+  if (options.reads_per_layer && !may_sample) {
     return NotFor(options, "reads", "groups that others can stand in for");
   }
-  const bool may_sample = method.has_adapters() && method.counts_groups() && !method.goes_by_score();
   if (options.sample_entries && !may_sample) return NotFor(options, "sample", "masses to sample groups by");
   if (options.sample_seed && !may_sample) return NotFor(options, "seed", "sampling");
   if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");

@@ -1,6 +1,5 @@
 // Reads that are limited (--kv-reads): where slots hold everything nothing changes; a run repeats, alone or
 // in a batch; fewer groups are read, and what is told as attended to is what lies in the slots.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/logits_comparison.h"
 #include "runtime/kv/offloaded_cache.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"

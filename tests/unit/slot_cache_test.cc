@@ -67,7 +67,6 @@ TEST(SlotCache, WhatPassesTakesNoSlot) {
   }
 }
 
-// 1 is loaded first and used last: fifo gives it up, lru does not.
 // The last used of what was not chosen stands in for what is not worth reading.
 TEST(SlotCache, OthersStandInForWhatStaysOut) {
   SlotCache cache({.n_slots = 4, .max_chosen = 3}, Policy("lru"));
@@ -120,6 +119,7 @@ TEST(SlotCache, OnlyWhatLiesBelowStandsIn) {
   EXPECT_EQ(cache.extent(plan.slots[0]), 1U);
 }
 
+// 1 is loaded first and used last: fifo gives it up, lru does not.
 TEST(SlotCache, PoliciesDifferWhereThereAreMoreSlotsThanChosen) {
   for (const auto& [name, given_up] : std::map<std::string, uint32_t>{{"fifo", 1}, {"lru", 2}}) {
     SlotCache cache({.n_slots = 3, .max_chosen = 1}, Policy(name));
