@@ -273,7 +273,8 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   return args;
 }
 
-Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place) {
+Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place,
+                               double tolerance) {
   SelfTestRun run(device);
   const QueryData data = MakeQuery(c);
   ScoreArgs args = ScoreArgsOf(c);
@@ -321,7 +322,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
                     "kernel is wrong");
     }
   }
-  return run.Compare(ExpectedScores(c, data, index, place), found, 2e-3);
+  return run.Compare(ExpectedScores(c, data, index, place), found, tolerance);
 }
 
 Result<std::string> CheckAppend(Device& device, KvType type, uint32_t n_tokens) {

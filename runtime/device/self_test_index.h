@@ -38,8 +38,9 @@ struct ScorePlace {
   size_t scratch_floats = 0;
 };
 
-// On success a line of detail, else what is wrong.
-Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place);
+// On success a line of detail, else what is wrong. tolerance: of scores, as a part of the largest.
+Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place,
+                               double tolerance = 2e-3);
 // Rows are appended at positions 1 .. n_tokens, whose neighbours share words.
 Result<std::string> CheckAppend(Device& device, KvType type, uint32_t n_tokens);
 Result<std::string> CheckProjectKeys(Device& device, KvType type);

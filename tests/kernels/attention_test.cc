@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "tests/support/operations_fixture.h"
-#include "tests/support/or_die.h"
 #include "tests/support/scalar_reference.h"
 
 namespace kvrun::testing {
@@ -100,11 +99,6 @@ Buffer* Attend(SelfTestRun& run, const AttendShape& shape, const std::vector<flo
   return args.output;
 }
 
-bool RoundsActivations(Device& device) {
-  const host::HostDevice* host = AsHost(device);
-  return host != nullptr && !host->exact_activations();
-}
-
 void CheckAttendOf(Device& device, const AttendShape& shape, const std::vector<float>& qkv,
                    std::vector<float> kv) {
   const std::vector<float> stored = Stored(shape.kv.type, kv);
@@ -132,19 +126,8 @@ class AttentionTest : public OperationsTest {
   static uint32_t ChunkTokens() { return IsHost(GetParam()) ? 50 : 20; }
 };
 
-// What is the CPU's alone: with devices that round activations as well.
-class HostAttentionTest : public OperationsTest {
- protected:
-  void SetUp() override {
-    OperationsTest::SetUp();
-    for (Device* device : devices_) {
-      rounding_.push_back(OrDie(host::HostDevice::Create(
-          {.n_threads = AsHost(*device)->pool().size(), .exact_activations = false, .note = {}})));
-    }
-  }
-
-  std::vector<std::unique_ptr<host::HostDevice>> rounding_;
-};
+// What is the CPU's alone.
+class HostAttentionTest : public RoundingOperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, AttentionTest,
                          ::testing::ValuesIn(ModesOf(Operations::kAttention,

@@ -28,7 +28,7 @@ class IndexTest : public OperationsTest {
   }
 };
 // What is the CPU's alone, or takes another device too long.
-class HostIndexTest : public OperationsTest {};
+class HostIndexTest : public RoundingOperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, IndexTest,
                          ::testing::ValuesIn(ModesOf(Operations::kIndex,
@@ -318,6 +318,30 @@ TEST_P(HostIndexTest, TheLargestRank) {
                              .n_pinned = 1,
                              .n_chosen = 20,
                              .tokens = {TokenAt(239, 0)}});
+      }
+    }
+  }
+}
+
+// Rows of whole words and others, several and few groups of a vector, sequences that share an index.
+TEST_P(HostIndexTest, RoundedQueries) {
+  for (const auto& device : rounding_) {
+    for (const HeadReduction reduction : kReductions) {
+      for (const uint32_t rank : {24U, 2U, 6U, 7U, 8U, 12U, 16U, 30U, 40U, 64U}) {
+        for (const uint32_t group_tokens : {1U, 3U, 4U, 70U}) {
+          const bool is_mass = rank % 4 == 0 && reduction != HeadReduction::kSum;
+          CheckScore(*device, {.index = {KvType::kInt4, rank, group_tokens, 500 / group_tokens + 1, 2},
+                               .n_heads = 6,
+                               .n_kv_heads = 2,
+                               .head_dim = 32,
+                               .reduction = reduction,
+                               .window_tokens = 3,
+                               .n_pinned = 1,
+                               .n_chosen = 3,
+                               .norms = true,
+                               .group_score = is_mass ? GroupScore::kMass : GroupScore::kLargest,
+                               .tokens = {TokenAt(450, 1), TokenAt(300, 0), TokenAt(499, 1)}});
+        }
       }
     }
   }

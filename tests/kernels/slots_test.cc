@@ -16,7 +16,7 @@ namespace {
 class SlotsTest : public OperationsTest {};
 class RopeAndEncodeTest : public OperationsTest {};
 // What is the CPU's alone.
-class HostSlotsTest : public OperationsTest {};
+class HostSlotsTest : public RoundingOperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, SlotsTest,
                          ::testing::ValuesIn(ModesOf(
@@ -173,6 +173,13 @@ TEST_P(RopeAndEncodeTest, NeighbouringEntriesOfOneStep) {
   }
 }
 
+// Six standard deviations of what attend_few_rounded-inl.h rounds: queries, whose elements are uniform, to
+// steps of their length, and weights to those of the largest. No average over entries is counted on.
+double RoundedTolerance(const SlotCase& c) {
+  const double score = kSlotQueryScale / 3 * std::sqrt(c.head_dim()) * std::sqrt(1.0 / 12) / 32700;
+  return 6 * (score + std::sqrt(1.0 / 12) / 32767);
+}
+
 // Attention of c to all of `sources`, of which those without slots have no data.
 void CheckSources(Device& device, const SlotCase& c, std::span<const SlotShape> shapes,
                   std::span<const SlotData> sources, bool uneven = false) {
@@ -207,6 +214,7 @@ void CheckSources(Device& device, const SlotCase& c, std::span<const SlotShape> 
   args.attention.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
   run.Run([&](CommandList& list) { return list.AttendSlots(args); });
   double tolerance = AttendTolerance(c, most_entries, has_biases, uneven && AsHost(device) == nullptr);
+  if (RoundsActivations(device)) tolerance += RoundedTolerance(c);
   if (c.in_space) {
     tolerance =
         std::sqrt(c.head_dim()) * tolerance + SpaceTolerance(expected, std::vector<float>(expected.size()));
@@ -292,6 +300,30 @@ TEST_P(HostSlotsTest, AttendsWithSharedHeads) {
       for (const uint32_t head_dim : {10U, 32U, 128U, 256U}) {
         CheckAttend(*device, AttendCase(type, type, head_dim, 8, head_dim == 10 ? 12 : 8, head_dim == 128),
                     Lengths(8));
+      }
+    }
+  }
+}
+
+// K and V of whole numbers, with every number of rows and heads that fill vectors in part; entries that do
+// not come in pairs, biases, a space of their own, and other types beside.
+TEST_P(HostSlotsTest, AttendsRounded) {
+  constexpr std::pair<KvType, KvType> kPairs[] = {{KvType::kInt8, KvType::kInt4},
+                                                  {KvType::kInt8, KvType::kInt8},
+                                                  {KvType::kF16, KvType::kInt4},
+                                                  {KvType::kInt8, KvType::kF16}};
+  for (const auto& device : rounding_) {
+    uint32_t turn = 0;
+    for (const auto& [k_type, v_type] : kPairs) {
+      for (const uint32_t group : {1U, 2U, 3U, 4U, 7U, 8U, 9U}) {
+        for (const uint32_t head_dim : {64U, 80U, 10U, 32U, 128U, 256U}) {
+          const uint32_t group_tokens = 3 + turn % 2;
+          SlotCase c = AttendCase(k_type, v_type, head_dim, group_tokens, group, turn % 3 == 0);
+          c.in_space = turn % 5 == 1;
+          ++turn;
+          CheckAttend(*device, c, Lengths(group_tokens));
+          if (turn % 4 == 0) CheckBiases(*device, c, Lengths(group_tokens), kBiases[turn / 4 % 5]);
+        }
       }
     }
   }

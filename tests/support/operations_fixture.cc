@@ -182,6 +182,11 @@ const VulkanComputeDevice* AsVulkan(const Device& device) {
 
 host::HostDevice* AsHost(Device& device) { return dynamic_cast<host::HostDevice*>(&device); }
 
+bool RoundsActivations(Device& device) {
+  const host::HostDevice* host = AsHost(device);
+  return host != nullptr && !host->exact_activations();
+}
+
 void OperationsTest::SetUp() {
   if (GetParam() >= DeviceMode::kLesserSet) chosen_set_.emplace(SetOf(GetParam()));
   devices_ = DevicesOf(GetParam());
@@ -193,6 +198,14 @@ void OperationsTest::TearDown() {
   chosen_set_.reset();
   if (devices_.empty()) return;
   EXPECT_EQ(ValidationMessages(GetParam()), messages_before_);
+}
+
+void RoundingOperationsTest::SetUp() {
+  OperationsTest::SetUp();
+  for (Device* device : devices_) {
+    rounding_.push_back(OrDie(host::HostDevice::Create(
+        {.n_threads = AsHost(*device)->pool().size(), .exact_activations = false, .note = {}})));
+  }
 }
 
 std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {

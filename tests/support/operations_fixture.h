@@ -73,6 +73,8 @@ std::vector<Device*> DevicesOf(DeviceMode mode);
 // For what tests know of Vulkan's plan alone, or of the CPU's layouts: null for other devices.
 const VulkanComputeDevice* AsVulkan(const Device& device);
 host::HostDevice* AsHost(Device& device);
+// A CPU that rounds activations, queries and weights.
+bool RoundsActivations(Device& device);
 
 class OperationsTest : public ::testing::TestWithParam<DeviceMode> {
  protected:
@@ -84,6 +86,14 @@ class OperationsTest : public ::testing::TestWithParam<DeviceMode> {
  private:
   std::optional<host::ChosenInstructionSet> chosen_set_;
   uint64_t messages_before_ = 0;
+};
+
+// On the CPU, with devices that round as well (RoundsActivations).
+class RoundingOperationsTest : public OperationsTest {
+ protected:
+  void SetUp() override;
+
+  std::vector<std::unique_ptr<host::HostDevice>> rounding_;
 };
 
 std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode);

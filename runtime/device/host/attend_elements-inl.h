@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "runtime/device/host/attend_layout.h"
+#include "runtime/device/host/prefetch.h"
 #include "runtime/device/host/vector_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -165,6 +166,20 @@ HWY_INLINE void WithType(KvType type, const F& function) {
     case KvType::kFp8: return function.template operator()<KvType::kFp8>();
     case KvType::kInt8: return function.template operator()<KvType::kInt8>();
     case KvType::kInt4: return function.template operator()<KvType::kInt4>();
+  }
+}
+
+// Calls function.template operator()<count of rows>(first row, what to prefetch), four rows at a time.
+template <class F>
+HWY_INLINE void ForFours(size_t n_rows, const Ahead& ahead, const F& function) {
+  for (size_t row = 0; row < n_rows; row += 4) {
+    const Ahead once = row == 0 ? ahead : Ahead();
+    switch (n_rows - row) {
+      case 1: function.template operator()<1>(row, once); break;
+      case 2: function.template operator()<2>(row, once); break;
+      case 3: function.template operator()<3>(row, once); break;
+      default: function.template operator()<4>(row, once); break;
+    }
   }
 }
 

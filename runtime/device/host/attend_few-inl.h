@@ -14,24 +14,11 @@
 #include <cmath>
 
 #include "runtime/device/host/attend_elements-inl.h"
+#include "runtime/device/host/attend_few_rounded-inl.h"
 #include "runtime/device/host/prefetch.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
-
-// Rows to be prefetched while others are computed with.
-struct Ahead {
-  size_t n_entries = 0;
-  size_t row_bytes = 0;
-  const std::byte* const* rows = nullptr;
-  const std::byte* const* scales = nullptr;  // null: none
-
-  HWY_INLINE void Prefetch(size_t entry) const {
-    if (entry >= n_entries) return;
-    for (size_t i = 0; i < row_bytes; i += 64) PrefetchFar(rows[entry] + i);
-    if (scales != nullptr) PrefetchFar(scales[entry]);
-  }
-};
 
 // scores[r * kBlockEntries + entry] = q[r] . k[entry], without scales of whole rows.
 template <KvType kType, size_t kRows>
@@ -186,46 +173,49 @@ HWY_NOINLINE void AccumulateFew(const KvBlock& block, const Ahead& ahead, size_t
   if (begin < head_dim) AccumulatePart<kType, kRows, 1, true>(block, once, head_dim, at, first_row, begin);
 }
 
-// Four rows at a time. For more, elements are decoded again, from the cache: to decode a block once for both
-// passes took as long or longer (8 rows of 64 and 128 dimensions, every type, AVX-512 and AVX2).
+// For more rows than four, elements are decoded again, from the cache: to decode a block once for both passes
+// took as long or longer (8 rows of 64 and 128 dimensions, every type, AVX-512 and AVX2).
 template <bool kIsValue>
 void ForRows(KvType type, const KvBlock& block, const Ahead& ahead, const AttendRows& rows,
              const FewLayout& at) {
   WithType(type, [&]<KvType kType>() {
-    for (size_t row = 0; row < rows.n_rows; row += 4) {
-      const auto run = [&]<size_t kRows>() {
-        if constexpr (kIsValue) {
-          AccumulateFew<kType, kRows>(block, row == 0 ? ahead : Ahead(), rows.head_dim, at, row);
-        } else {
-          ScoreFew<kType, kRows>(block, row == 0 ? ahead : Ahead(), rows.head_dim, at, row);
-        }
-      };
-      switch (rows.n_rows - row) {
-        case 1: run.template operator()<1>(); break;
-        case 2: run.template operator()<2>(); break;
-        case 3: run.template operator()<3>(); break;
-        default: run.template operator()<4>(); break;
+    ForFours(rows.n_rows, ahead, [&]<size_t kRows>(size_t row, const Ahead& once) {
+      if constexpr (kIsValue) {
+        AccumulateFew<kType, kRows>(block, once, rows.head_dim, at, row);
+      } else {
+        ScoreFew<kType, kRows>(block, once, rows.head_dim, at, row);
       }
-    }
+    });
   });
 }
 
 void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
   const FewLayout at(rows);
+  const bool rounds_keys = RoundsKeys(rows, block.k_type);
+  const bool rounds_values = RoundsValues(rows, block.v_type);
+  LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, at.k_scales());
+  if (!rounds_values) LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, at.v_scales());
   const Ahead values{block.n_entries, RowBytes(block.v_type, rows.head_dim), block.v, nullptr};
-  ForRows<false>(block.k_type, block, values, rows, at);
+#if KVRUN_ATTENDS_ROUNDED
+  if (rounds_keys) ScoreRoundedFew(rows, at, block, values);
+#endif
+  if (!rounds_keys) ForRows<false>(block.k_type, block, values, rows, at);
   const float* k_scales = HasRowScale(block.k_type) ? at.k_scales() : nullptr;
   if (block.has_biases) {
     AddBiasesFew(rows, at, block, k_scales);
     k_scales = nullptr;
   }
-  SoftmaxFew(rows, at, block, k_scales, HasRowScale(block.v_type) ? at.v_scales() : nullptr);
+  const bool scales_weights = HasRowScale(block.v_type) && !rounds_values;
+  SoftmaxFew(rows, at, block, k_scales, scales_weights ? at.v_scales() : nullptr);
   Ahead keys;
   if (next != nullptr) {
     keys = {next->n_entries, RowBytes(next->k_type, rows.head_dim), next->k, nullptr};
     if (RowScales(next->k_type, rows.head_dim) != 0) keys.scales = next->k_scales;
   }
-  ForRows<true>(block.v_type, block, keys, rows, at);
+#if KVRUN_ATTENDS_ROUNDED
+  if (rounds_values) AccumulateRoundedFew(rows, at, block, keys);
+#endif
+  if (!rounds_values) ForRows<true>(block.v_type, block, keys, rows, at);
 }
 
 void BeginFew(const AttendRows& rows, const float* const* queries, const float* before) {
@@ -238,6 +228,9 @@ void BeginFew(const AttendRows& rows, const float* const* queries, const float* 
   for (uint32_t r = 0; r < rows.n_rows; ++r) {
     for (uint32_t i = 0; i < rows.head_dim; ++i) at.queries()[r * at.dims + i] = queries[r][i] * scale;
   }
+#if KVRUN_ATTENDS_ROUNDED
+  if (rows.rounds) BeginRoundedFew(rows, at);
+#endif
   for (uint32_t r = 0; before != nullptr && r < rows.n_rows; ++r) {
     std::copy_n(before, rows.head_dim, at.sums() + r * at.dims);
     at.maximum()[r] = before[rows.head_dim];

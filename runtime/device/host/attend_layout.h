@@ -34,10 +34,24 @@ struct FewLayout {
   float* correction() const { return weight() + kPadFloats; }
   float* k_scales() const { return correction() + kPadFloats; }  // [kBlockEntries, scales of a row]
   float* v_scales() const { return k_scales() + kBlockEntries * kMaxRowScales; }
+  // Where queries and weights are rounded. Queries, [n_rows, rounded_dims], and what one stands for; of each
+  // row weights for each scale of a value, [n_rows, kMaxRowScales, kBlockEntries], and what one stands for.
+  size_t rounded_dims() const { return RoundUp(dims, 2 * kPadFloats); }
+  int16_t* rounded_queries() const {
+    return reinterpret_cast<int16_t*>(v_scales() + kBlockEntries * kMaxRowScales);
+  }
+  float* query_steps() const {
+    return v_scales() + kBlockEntries * kMaxRowScales + kFewRows * rounded_dims() / 2;
+  }
+  int16_t* rounded_weights() const { return reinterpret_cast<int16_t*>(query_steps() + kPadFloats); }
+  float* weight_steps() const {
+    return query_steps() + kPadFloats + kFewRows * kMaxRowScales * kBlockEntries / 2;
+  }
   // Of all of it; there need be no memory yet.
   size_t count() const {
     return size_t{2} * kFewRows * dims + kBlockEntries * kFewRows + 3 * kPadFloats +
-           2 * kBlockEntries * kMaxRowScales;
+           2 * kBlockEntries * kMaxRowScales + kFewRows * rounded_dims() / 2 + kPadFloats +
+           kFewRows * kMaxRowScales * (kBlockEntries / 2 + 1);
   }
 
   uint32_t dims;

@@ -17,99 +17,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numbers>
-#include <type_traits>
-#include <utility>
 
 #include "runtime/device/host/attend_many-inl.h"
-
-// x86 has the instruction; elsewhere it saves nothing.
-#undef KVRUN_ATTENDS_ROUNDED
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-#define KVRUN_ATTENDS_ROUNDED 1
-#else
-#define KVRUN_ATTENDS_ROUNDED 0
-#endif
+#include "runtime/device/host/rounded_pairs-inl.h"
 
 #if KVRUN_ATTENDS_ROUNDED
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
-using Ints = hn::Rebind<int32_t, Floats>;
-using IntVector = hn::Vec<Ints>;
-
-constexpr float kRoundedLength = 32700.0F;  // of queries and keys
 constexpr float kRoundedWeight = 8191.0F;
 constexpr float kRoundedValue = 4095.0F;
 static_assert(int64_t{8191} * 4095 * kBlockEntries < int64_t{1} << 31);
-// A number of up to 22 bits added to this is rounded, and lies in its lowest bits.
-constexpr float kToLowBits = 0x1.8p23F;
-
-// Each lane is two numbers of 16 bits: sum + a[0] b[0] + a[1] b[1].
-HWY_INLINE IntVector AddPairs(IntVector sum, IntVector a, IntVector b) {
-#if HWY_TARGET == HWY_AVX3_DL
-  // Not the intrinsic: around that, GCC 12 moves every sum to another register and back.
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
-  return sum;
-#else
-  const hn::Repartition<int16_t, Ints> words;
-  IntVector unused = hn::Zero(Ints());
-  return hn::ReorderWidenMulAccumulate(Ints(), hn::BitCast(words, a), hn::BitCast(words, b), sum, unused);
-#endif
-}
-
-HWY_INLINE IntVector PairOf(const int16_t* pair) {
-  int32_t both;
-  std::memcpy(&both, pair, sizeof(both));
-  return hn::Set(Ints(), both);
-}
-
-// The lowest bits of both in each lane. Both: with kToLowBits added.
-HWY_INLINE IntVector MakePairs(Vector first, Vector second) {
-  const Ints d;
-  const IntVector low = hn::And(hn::BitCast(d, first), hn::Set(d, 0xffff));
-  return hn::Or(low, hn::ShiftLeft<16>(hn::BitCast(d, second)));
-}
-
-// 1 / step, or 0.
-HWY_INLINE Vector InverseOf(Vector step) {
-  const Floats d;
-  return hn::IfThenElseZero(hn::Gt(step, hn::Zero(d)), hn::Div(hn::Set(d, 1.0F), step));
-}
-
-// Rows of numbers [n_rows, dims], n_rows up to kBlockEntries, to whole numbers and the steps these stand for.
-// What is no number makes a step that is none. Memory of `from` up to a multiple of kLanes rows is read.
-void RoundRows(const float* HWY_RESTRICT from, size_t n_rows, size_t dims, int16_t* HWY_RESTRICT to,
-               float* HWY_RESTRICT steps) {
-  const Floats d;
-  const hn::Rebind<uint16_t, Floats> words;
-  const hn::Rebind<uint32_t, Floats> bits;
-  const Vector to_low_bits = hn::Set(d, kToLowBits);
-  alignas(64) float inverses[kLanes];
-  for (size_t begin = 0; begin < n_rows; begin += kLanes) {
-    Vector squares[kLanes];
-    for (size_t r = 0; r < kLanes; ++r) {
-      squares[r] = hn::Zero(d);
-      for (size_t i = 0; i < dims; i += kLanes) {
-        const Vector x = hn::Load(d, from + (begin + r) * dims + i);
-        squares[r] = hn::MulAdd(x, x, squares[r]);
-      }
-    }
-    const Vector step = hn::Mul(hn::Sqrt(SumEach<kLanes>(squares)), hn::Set(d, 1.0F / kRoundedLength));
-    hn::Store(step, d, steps + begin);
-    hn::Store(InverseOf(step), d, inverses);
-    for (size_t r = 0; r < HWY_MIN(kLanes, n_rows - begin); ++r) {
-      const Vector inverse = hn::Set(d, inverses[r]);
-      for (size_t i = (begin + r) * dims; i < (begin + r + 1) * dims; i += kLanes) {
-        const Vector rounded = hn::MulAdd(hn::Load(d, from + i), inverse, to_low_bits);
-        hn::StoreU(hn::TruncateTo(words, hn::BitCast(bits, rounded)), words,
-                   reinterpret_cast<uint16_t*>(to) + i);
-      }
-    }
-  }
-}
 
 // [n_entries (even), dims] to pairs [n_entries / 2, dims, 2].
 void RoundValues(const float* HWY_RESTRICT from, size_t n_entries, size_t dims, int16_t* HWY_RESTRICT to,
@@ -133,16 +53,6 @@ void RoundValues(const float* HWY_RESTRICT from, size_t n_entries, size_t dims, 
       hn::Store(MakePairs(first, second), Ints(), reinterpret_cast<int32_t*>(to) + entry / 2 * dims + i);
     }
   }
-}
-
-// Calls function(constant) for 0 .. kCount - 1: indices must be constants for arrays of vectors to lie in
-// registers.
-template <size_t kCount, class F>
-HWY_INLINE void ForConstants(const F& function) {
-  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (function(std::integral_constant<size_t, kIndex>()), ...);
-  }
-  (std::make_index_sequence<kCount>());
 }
 
 // to[j * kVectors + v] = sum of the pairs left[j * left_stride + i * left_step] times right[i][v], for i
@@ -191,25 +101,6 @@ HWY_NOINLINE void ScoreRounded(const ManyLayout& at, const Tile& tile, size_t he
   }
 }
 
-// As Exp2, within 4e-6 of it.
-HWY_INLINE Vector Exp2Near(Vector x) {
-  const Floats d;
-  const Ints di;
-  const Vector shift = hn::Set(d, kToLowBits);
-  const auto is_nan = hn::IsNaN(x);
-  const Vector bounded = hn::Max(x, hn::Set(d, -126.0F));
-  const Vector shifted = hn::Add(bounded, shift);
-  const Vector f = hn::Sub(bounded, hn::Sub(shifted, shift));
-  Vector power = hn::Set(d, 0.00966636852F);
-  power = hn::MulAdd(power, f, hn::Set(d, 0.0559219758F));
-  power = hn::MulAdd(power, f, hn::Set(d, 0.24022349F));
-  power = hn::MulAdd(power, f, hn::Set(d, 0.693121045F));
-  power = hn::MulAdd(power, f, hn::Set(d, 1.0F));
-  const Vector result =
-      hn::BitCast(d, hn::Add(hn::BitCast(di, power), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
-  return hn::IfThenElse(is_nan, x, result);
-}
-
 // A vector of rows from `lane` on: scores to pairs of weights that are relative to the block's largest.
 HWY_NOINLINE void SoftmaxRounded(const ManyLayout& at, const Tile& tile, size_t lane) {
   const Floats d;
@@ -225,7 +116,7 @@ HWY_NOINLINE void SoftmaxRounded(const ManyLayout& at, const Tile& tile, size_t 
   const auto round = [&](size_t entry) HWY_ATTR {
     const Vector score = hn::Load(d, scores + entry * kTileRows);
     zeros = hn::MulAdd(score, hn::Zero(d), zeros);
-    return hn::MulAdd(Exp2Near(hn::Sub(score, largest)), weight_one, to_low_bits);
+    return hn::MulAdd(Exp2Near(d, hn::Sub(score, largest)), weight_one, to_low_bits);
   };
   const IntVector ones = hn::Set(Ints(), 0x10001);
   IntVector sum = hn::Zero(Ints());

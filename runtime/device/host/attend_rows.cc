@@ -28,12 +28,10 @@ void BeginAttendHere(const AttendRows& rows, const float* const* queries, const 
 }
 
 void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
-  const bool is_many = AreMany(rows);
-  float* k_scales = is_many ? ManyLayout(rows).k_scales() : FewLayout(rows).k_scales();
-  float* v_scales = is_many ? ManyLayout(rows).v_scales() : FewLayout(rows).v_scales();
-  LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, k_scales);
-  LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, v_scales);
-  if (!is_many) return AttendFew(rows, block, next);
+  if (!AreMany(rows)) return AttendFew(rows, block, next);
+  const ManyLayout at(rows);
+  LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, at.k_scales());
+  LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, at.v_scales());
 #if KVRUN_ATTENDS_ROUNDED
   if (rows.rounds) return AttendRounded(rows, block);
 #endif

@@ -26,8 +26,8 @@ struct KvBlock {
   const std::byte* v[kBlockEntries];
   const std::byte* k_scales[kBlockEntries];
   const std::byte* v_scales[kBlockEntries];
-  // What is added to each entry's scores, and zeros after the last; not read without has_biases, which
-  // AttendRows::rounds excludes.
+  // What is added to each entry's scores, and zeros after the last; not read without has_biases, with which
+  // many rows are not rounded.
   bool has_biases = false;
   float biases[kBlockEntries];
   // How many of the entries each row sees: the first ones.
@@ -42,8 +42,8 @@ struct KvBlock {
 struct AttendRows {
   uint32_t n_rows = 0;  // at most kMaxAttendRows
   uint32_t head_dim = 0;
-  // Of a prompt Q, K, V and weights may be rounded to 13 to 16 bits, where this is faster: a row's in blocks
-  // of which it sees all entries.
+  // Q, K, V and weights may be rounded to 13 to 16 bits, where this is faster. Of a prompt: a row's in blocks
+  // of which it sees all entries. Of few rows: Q where K is int8, weights where V is int8 or int4.
   bool rounds = false;
   // Rows are computed as many rows are, though they may be few: what a row becomes does not depend on how
   // many others there are.

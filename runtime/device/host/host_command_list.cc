@@ -60,7 +60,9 @@ Status HostCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
 
 Status HostCommandList::AttendSlots(const SlotAttentionArgs& args) {
   return Record("attend_slots", args.attention.output,
-                [args](ThreadPool& pool) { host::AttendSlots(pool, args); });
+                [args, exact = device_.exact_activations()](ThreadPool& pool) {
+                  host::AttendSlots(pool, args, exact);
+                });
 }
 
 Status HostCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
@@ -82,7 +84,9 @@ Status HostCommandList::DecodeRecords(const Buffer& records, const KvRecordShape
 Status HostCommandList::ScoreAndSelect(const ScoreArgs& args) {
   KVRUN_CHECK(args.n_pinned <= args.n_chosen);
   return Record("score_and_select", args.chosen,
-                [args](ThreadPool& pool) { host::ScoreAndSelect(pool, args); });
+                [args, exact = device_.exact_activations()](ThreadPool& pool) {
+                  host::ScoreAndSelect(pool, args, exact);
+                });
 }
 
 Status HostCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,

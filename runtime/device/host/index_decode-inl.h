@@ -55,7 +55,7 @@ struct RowOffsets {
 // A vector's rows are loaded one by one and transposed: a whole score takes a fifth less time than where
 // their words are gathered (AVX2). Not where vectors are no types of arrays.
 #undef KVRUN_HOST_TRANSPOSES
-#if HWY_TARGET != HWY_SCALAR && HWY_MAX_BYTES <= 32 && \
+#if HWY_TARGET != HWY_SCALAR && HWY_MAX_BYTES <= 64 && \
     (HWY_TARGET & (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)) == 0
 #define KVRUN_HOST_TRANSPOSES 1
 #else
@@ -63,19 +63,37 @@ struct RowOffsets {
 #endif
 
 #if KVRUN_HOST_TRANSPOSES
-// Four rows' words 0 to 3: to[k] = word k of each of the rows.
-HWY_INLINE void LoadFourWords(const uint8_t* first_row, const int32_t* bytes,
-                              hn::Vec<hn::Full128<uint32_t>> (&to)[4]) {
-  const hn::Full128<uint32_t> d;
-  const hn::Repartition<uint64_t, decltype(d)> wide;
-  hn::Vec<decltype(d)> rows[4];
-  for (size_t i = 0; i < 4; ++i) {
-    rows[i] = hn::LoadU(d, reinterpret_cast<const uint32_t*>(first_row + bytes[i]));
-  }
-  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, rows[0], rows[1]));
-  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, rows[2], rows[3]));
-  const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, rows[0], rows[1]));
-  const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, rows[2], rows[3]));
+using IndexWords = hn::ScalableTag<uint32_t>;
+
+// Words 0 to 3 of rows k, 4 + k, 8 + k .. of a vector's.
+HWY_INLINE hn::Vec<IndexWords> LoadEachFourth(const uint8_t* first_row, const int32_t* bytes) {
+  const IndexWords d;
+  const hn::Full128<uint32_t> d4;
+  const auto load = [&](size_t row) HWY_ATTR {
+    return hn::LoadU(d4, reinterpret_cast<const uint32_t*>(first_row + bytes[row]));
+  };
+#if HWY_MAX_BYTES == 64
+  const hn::Half<IndexWords> half;
+  return hn::Combine(d, hn::Combine(half, load(12), load(8)), hn::Combine(half, load(4), load(0)));
+#elif HWY_MAX_BYTES == 32
+  return hn::Combine(d, load(4), load(0));
+#else
+  return load(0);
+#endif
+}
+
+// to[k] = word k of each of a vector's rows. Reads 16 bytes of each.
+HWY_INLINE void LoadFourWords(const uint8_t* first_row, const int32_t* bytes, hn::Vec<IndexWords> (&to)[4]) {
+  const IndexWords d;
+  const hn::Repartition<uint64_t, IndexWords> wide;
+  const auto row0 = LoadEachFourth(first_row, bytes);
+  const auto row1 = LoadEachFourth(first_row, bytes + 1);
+  const auto row2 = LoadEachFourth(first_row, bytes + 2);
+  const auto row3 = LoadEachFourth(first_row, bytes + 3);
+  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, row0, row1));
+  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, row2, row3));
+  const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, row0, row1));
+  const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, row2, row3));
   to[0] = hn::BitCast(d, hn::InterleaveLower(wide, low01, low23));
   to[1] = hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23));
   to[2] = hn::BitCast(d, hn::InterleaveLower(wide, high01, high23));
@@ -88,19 +106,10 @@ template <int kBits>
 HWY_INLINE void DecodeTransposed(const uint8_t* first_row, const int32_t* bytes, size_t rank,
                                  size_t n_entries, float* to) {
   const hn::ScalableTag<float> d;
-  const hn::RebindToUnsigned<decltype(d)> du;
   constexpr size_t kPerWord = 32 / kBits;
   for (size_t column = 0; column < rank; column += 4 * kPerWord) {
-    hn::Vec<hn::Full128<uint32_t>> low[4];
-    LoadFourWords(first_row + column * kBits / 8, bytes, low);
-    hn::Vec<decltype(du)> words[4];
-#if HWY_MAX_BYTES == 32
-    hn::Vec<hn::Full128<uint32_t>> high[4];
-    LoadFourWords(first_row + column * kBits / 8, bytes + 4, high);
-    for (size_t k = 0; k < 4; ++k) words[k] = hn::Combine(du, high[k], low[k]);
-#else
-    for (size_t k = 0; k < 4; ++k) words[k] = low[k];
-#endif
+    hn::Vec<IndexWords> words[4];
+    LoadFourWords(first_row + column * kBits / 8, bytes, words);
     for (size_t k = 0; k < 4 && column + k * kPerWord < rank; ++k) {
       const size_t first = column + k * kPerWord;
       StoreElements<kBits, 0>(d, words[k], HWY_MIN(kPerWord, rank - first), to + first * n_entries,

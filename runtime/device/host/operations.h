@@ -36,14 +36,15 @@ void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n
 // attention.cc: KV in memory.
 void RopeAndStore(ThreadPool& pool, const AttentionArgs& args);
 uint64_t AttendScratchBytes(const AttentionArgs& args);
-// exact: as in MatMul; else many rows (a prompt's) may be rounded as attend_rounded-inl.h says.
+// exact: as in MatMul; else rows may be rounded, as attend_rounded-inl.h says of many.
 void Attend(ThreadPool& pool, const AttentionArgs& args, bool exact);
 void FinishAttention(ThreadPool& pool, const AttentionArgs& args);
 
 // slots.cc, records.cc: KV in records.
 void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args);
 uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args);
-void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args);
+// exact: as in MatMul; else few rows are rounded as attend_few_rounded-inl.h says.
+void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args, bool exact);
 void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                    uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space, Buffer* records);
 void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record,
@@ -52,7 +53,8 @@ void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape&
 
 // index.cc: scores, choice and upkeep of the index; sums for adapters.
 uint64_t ScoreScratchBytes(const ScoreArgs& args);
-void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args);
+// exact: as in MatMul; else queries of an index of int4 may be rounded, as score_rounded-inl.h says.
+void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact);
 void AppendIndex(ThreadPool& pool, const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
                  uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
                  const IndexShape& shape, Buffer* index);

@@ -7,6 +7,9 @@
 // pass adds up the weights; those that were not kept are computed again, in proportion to the reference of
 // their time as those that were. So the memory that it takes hardly grows with the context, but for the
 // groups' scores. Products are logarithms to base 2, references whole numbers.
+//
+// Of an index of int4 products are of whole numbers (score_rounded-inl.h), unless exact ones are asked for.
+#define HWY_WANT_AVX3_DL  // it has VNNI
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/score.cc"
 #include <hwy/foreach_target.h>
@@ -23,7 +26,9 @@
 #include "runtime/device/host/host_cores.h"
 #include "runtime/device/host/index_decode-inl.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/host/rounded_queries.h"
 #include "runtime/device/host/score.h"
+#include "runtime/device/host/score_rounded-inl.h"
 #include "runtime/device/host/vector_math-inl.h"
 #include "shaders/shared/sample_params.h"
 #include "shaders/shared/step_params.h"
@@ -78,7 +83,7 @@ struct WorkerMemory {
       to = begin == nullptr ? nullptr : reinterpret_cast<T*>(begin + n_bytes);
       n_bytes += RoundUp<size_t>(count * sizeof(T), 64);
     };
-    take(tile, rank * tiling.tile_entries);
+    take(tile, RoundUp<size_t>(rank, RoundedQueries::kWordColumns) * tiling.tile_entries);
     take(products, n_rows * tiling.tile_entries);
     take(totals, tiling.tile_entries);
     take(bytes, tiling.tile_entries);
@@ -132,6 +137,8 @@ struct Scoring {
   float* scores;             // [n_lists, n_groups]
   size_t n_entries;          // that can be chosen
   FirstPass first_pass;
+  RoundedQueries rounded;  // of z
+  bool rounds;             // they are multiplied with, and weights are less exact
 
   size_t n_units() const { return CeilDiv(n_entries, tiling.unit_entries); }
   size_t span_units() const { return CeilDiv(n_units(), kScoreSpans); }
@@ -226,6 +233,14 @@ void Multiply(const float* HWY_RESTRICT tile, const float* HWY_RESTRICT z, size_
   }
 }
 
+// Products of entries beyond a tile's n are the smallest.
+void MaskBeyond(const Scoring& s, size_t n, float* products) {
+  for (size_t row = 0; n < s.tiling.tile_entries && row < s.layout.n_rows; ++row) {
+    float* const to = products + row * s.tiling.tile_entries;
+    std::fill(to + n, to + s.tiling.tile_entries, kNoReference);
+  }
+}
+
 // The products of a tile of n entries from `first` on; further ones get the smallest.
 void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, const WorkerMemory& own,
                   float* products) {
@@ -236,8 +251,17 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
   const uint8_t* const rows =
       s.index + first / s.tiling.unit_entries * s.tiling.unit_bytes + in_unit * s.tiling.row_bits / 8;
   const uint8_t* const last_end = rows + own.bytes[n - 1] + RoundUp<size_t>(s.tiling.row_bits / 8, 16);
-  DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries,
-             last_end <= s.index_end, own.tile);
+  const bool may_read_on = last_end <= s.index_end;
+#if KVRUN_SCORES_ROUNDED
+  if (s.rounds) {
+    auto* const groups = reinterpret_cast<uint8_t*>(own.tile);
+    DecodeGroups(rows, own.bytes, shape.rank, s.tiling.tile_entries, may_read_on, groups);
+    MultiplyGroups<kVectors>(groups, s.rounded, products);
+    return MaskBeyond(s, n, products);
+  }
+#endif
+  DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries, may_read_on,
+             own.tile);
   size_t row = 0;
   const auto step = [&](size_t n_rows) {
     const float* const z = s.z + row * shape.rank;
@@ -252,14 +276,17 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
     row += n_rows;
   };
   while (row < s.layout.n_rows) step(std::min<size_t>(kTileRows, s.layout.n_rows - row));
-  for (row = 0; n < s.tiling.tile_entries && row < s.layout.n_rows; ++row) {
-    float* const to = products + row * s.tiling.tile_entries;
-    std::fill(to + n, to + s.tiling.tile_entries, kNoReference);
-  }
+  MaskBeyond(s, n, products);
+}
+
+template <bool kRounds, class D, class V = hn::Vec<D>>
+HWY_INLINE V PowerOf(D d, V x) {
+  return kRounds ? Exp2Near(d, x) : Exp2(d, x);
 }
 
 // products become weights: powers of 2 of what they are above the row's reference, which is raised first
 // where a product is larger; `sums` (by lane) are added to.
+template <bool kRounds>
 void Weigh(float* products, float* reference, float* sums) {
   const hn::ScalableTag<float> d;
   const size_t n = hn::Lanes(d);
@@ -275,10 +302,10 @@ void Weigh(float* products, float* reference, float* sums) {
     *reference = raised;
   }
   const auto r = hn::Set(d, *reference);
-  const auto w0 = Exp2(d, hn::Sub(v0, r));
-  const auto w1 = Exp2(d, hn::Sub(v1, r));
-  const auto w2 = Exp2(d, hn::Sub(v2, r));
-  const auto w3 = Exp2(d, hn::Sub(v3, r));
+  const auto w0 = PowerOf<kRounds>(d, hn::Sub(v0, r));
+  const auto w1 = PowerOf<kRounds>(d, hn::Sub(v1, r));
+  const auto w2 = PowerOf<kRounds>(d, hn::Sub(v2, r));
+  const auto w3 = PowerOf<kRounds>(d, hn::Sub(v3, r));
   hn::Store(w0, d, products);
   hn::Store(w1, d, products + n);
   hn::Store(w2, d, products + 2 * n);
@@ -290,6 +317,7 @@ void Weigh(float* products, float* reference, float* sums) {
 void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const hn::ScalableTag<float> d;
   const size_t n_rows = s.layout.n_rows;
+  const auto weigh = s.rounds ? Weigh<true> : Weigh<false>;
   size_t offsets_of = 0;
   size_t nth = 0;
   std::fill_n(own.references, n_rows, kNoReference);
@@ -304,7 +332,7 @@ void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const W
           nth < kept.n_tiles ? kept.weights + nth * n_rows * s.tiling.tile_entries : own.products;
       MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
       for (size_t row = 0; row < n_rows; ++row) {
-        Weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
+        weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
       }
       std::copy_n(own.references, n_rows, s.first_pass.tile_references + tile * n_rows);
     }
@@ -352,12 +380,13 @@ void AddUp(const float* weights, const float* factors, size_t n_rows, float* tot
 }
 
 // The weights of a tile for good: products less the references, to the power of 2.
+template <bool kRounds>
 void WeighAgain(float* products, const float* references, size_t n_rows) {
   const hn::ScalableTag<float> d;
   for (size_t row = 0; row < n_rows; ++row) {
     const auto reference = hn::Set(d, references[row]);
     for (size_t i = 0; i < kVectors; ++i, products += hn::Lanes(d)) {
-      hn::Store(Exp2(d, hn::Sub(hn::Load(d, products), reference)), d, products);
+      hn::Store(PowerOf<kRounds>(d, hn::Sub(hn::Load(d, products), reference)), d, products);
     }
   }
 }
@@ -414,6 +443,7 @@ void JoinScores(float* totals, size_t n, size_t group_rows, bool is_new, float* 
 // Second pass (with sums, the only one): the scores of a span.
 void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
+  const auto weigh_again = s.rounds ? WeighAgain<true> : WeighAgain<false>;
   const auto join = s.args.group_score == GroupScore::kMass ? JoinScores<Sum> : JoinScores<Largest>;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
@@ -432,7 +462,7 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
       const bool was_kept = !is_sum && nth < kept.n_tiles;
       const float* weights = was_kept ? kept.weights + nth * n_rows * s.tiling.tile_entries : own.products;
       if (!was_kept) MultiplyTile(s, first, n, &offsets_of, own, own.products);
-      if (!was_kept && !is_sum) WeighAgain(own.products, references, n_rows);
+      if (!was_kept && !is_sum) weigh_again(own.products, references, n_rows);
       for (size_t list = 0; list < s.layout.n_lists; ++list) {
         float* totals = own.products;
         if (!is_sum) {
@@ -451,15 +481,19 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
 }
 
 // On scratch that a Tiling of this target needs.
-void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
+void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, bool exact) {
   const Tiling tiling(args.index_shape, kVectors * VectorLanes());
   const size_t rank = args.index_shape.rank;
   const size_t n_tiles = CeilDiv(size_t{args.index_shape.n_groups}, tiling.unit_groups) *
                          CeilDiv(tiling.unit_entries, tiling.tile_entries);
   const WorkerMemory sizes(nullptr, tiling, rank, layout.n_rows, VectorLanes());
-  // The first worker's scratch begins with what the first pass finds.
+  const bool rounds =
+      KVRUN_SCORES_ROUNDED && !exact && args.index_shape.type == KvType::kInt4 && rank % 2 == 0;
+  // The first worker's scratch begins with what the first pass finds, and rounded queries.
   const size_t first_pass_bytes = RoundUp<size_t>(FirstPass::Bytes(layout.n_rows, n_tiles), 64);
-  const size_t scratch_bytes = first_pass_bytes + sizes.n_bytes;
+  const size_t shared_bytes =
+      first_pass_bytes + RoundUp<size_t>(RoundedQueries::Bytes(layout.n_rows, rank), 64);
+  const size_t scratch_bytes = shared_bytes + sizes.n_bytes;
   pool.ReserveScratch(scratch_bytes);
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
@@ -476,10 +510,13 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout) {
         .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
         .scores = scratch + layout.scores_begin + token * layout.n_lists * args.index_shape.n_groups,
         .n_entries = size_t{ChoosableGroups(args, row.position)} * args.index_shape.rows(),
-        .first_pass = FirstPass(pool.Scratch(0, scratch_bytes), layout.n_rows)};
+        .first_pass = FirstPass(pool.Scratch(0, scratch_bytes), layout.n_rows),
+        .rounded = RoundedQueries(pool.Scratch(0, scratch_bytes) + first_pass_bytes, layout.n_rows, rank),
+        .rounds = rounds};
     if (s.n_entries == 0) continue;
+    if (rounds) RoundedQueries(s.rounded).Round(s.z, rank);
     const auto memory = [&](size_t worker) {
-      std::byte* const own = pool.Scratch(static_cast<uint32_t>(worker), scratch_bytes) + first_pass_bytes;
+      std::byte* const own = pool.Scratch(static_cast<uint32_t>(worker), scratch_bytes) + shared_bytes;
       return WorkerMemory(own, tiling, rank, layout.n_rows, VectorLanes());
     };
     const size_t worker_spans = CeilDiv<size_t>(s.n_spans(), pool.size());
@@ -555,11 +592,11 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
 
 uint64_t ScoreScratchBytes(const ScoreArgs& args) { return LayOutScores(args).n_floats * sizeof(float); }
 
-void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args) {
+void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact) {
   KVRUN_CHECK(args.is_consistent());
   const ScoreLayout layout = LayOutScores(args);
   ProjectQueries(pool, args, layout);
-  HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout);
+  HWY_DYNAMIC_DISPATCH(Score)(pool, args, layout, exact);
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
   auto* chosen = Data<uint32_t>(args.chosen);

@@ -20,8 +20,11 @@ using Checks = std::vector<HostCheck>;
 // Activations of 8 bits are off by up to 1/254 of the largest of 32, here by 0.2 % on average, in either
 // direction: products of 512 by so much of a typical one, and the largest by three times that.
 constexpr double kRoundedTolerance = 1e-2;
-// A prompt's queries, weights and values in 16 bits.
+// Queries, weights and values in 16 bits.
 constexpr double kRoundedAttentionTolerance = 1e-3;
+// Queries of an index in 8 bits: products are off by 1/500 of the largest column's share on average, and
+// weights by as many units of a logarithm to base 2.
+constexpr double kRoundedScoreTolerance = 3e-2;
 
 std::string_view TypeName(KvType type) {
   switch (type) {
@@ -138,6 +141,19 @@ void AddSlotChecks(Checks& checks) {
   }
   for (const uint32_t group : {1U, 2U, 3U, 4U}) add_attend({KvType::kFp8, KvType::kInt4, 72, group});
   for (const KvType type : kSelfTestRecordTypes) add_attend({type, type, 64, turn++ % 4 + 1, true});
+  for (const auto& [k_type, v_type] : {std::pair{KvType::kInt8, KvType::kInt4},
+                                       {KvType::kInt8, KvType::kInt8},
+                                       {KvType::kF16, KvType::kInt4}}) {
+    for (const uint32_t head_dim : {64U, 72U, 256U}) {
+      const SlotCase c{k_type, v_type, head_dim, turn++ % 4 + 1, turn % 2 == 0};
+      Add(
+          checks,
+          fmt::format("attend_slots (K {}, V {}, head size {}, rounded to 16 bits)", TypeName(k_type),
+                      TypeName(v_type), head_dim),
+          [c](HostDevice& device) { return CheckSlotAttention(device, c, kRoundedAttentionTolerance); },
+          false);
+    }
+  }
 }
 
 void AddMassChecks(Checks& checks) {
@@ -162,7 +178,7 @@ void AddMassChecks(Checks& checks) {
   }
 }
 
-Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
+Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c, double tolerance = 2e-3) {
   const ScoreArgs args = ScoreArgsOf(c);
   const ScoreLayout layout = LayOutScores(args);
   return CheckScore(device, c,
@@ -170,7 +186,8 @@ Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c) {
                      .n_lists = layout.n_lists,
                      .scores_begin = layout.scores_begin,
                      .scores_stride = args.index_shape.n_groups,
-                     .scratch_floats = layout.n_floats});
+                     .scratch_floats = layout.n_floats},
+                    tolerance);
 }
 
 void AddIndexChecks(Checks& checks) {
@@ -178,6 +195,10 @@ void AddIndexChecks(Checks& checks) {
     const auto add_score = [&](const ScoreCase& c, std::string_view how) {
       Add(checks, fmt::format("score_and_select ({}, {})", TypeName(type), how),
           [c](HostDevice& device) { return CheckScoreHere(device, c); });
+      if (type != KvType::kInt4) return;  // nothing is rounded then
+      Add(
+          checks, fmt::format("score_and_select ({}, {}, queries of 8 bits)", TypeName(type), how),
+          [c](HostDevice& device) { return CheckScoreHere(device, c, kRoundedScoreTolerance); }, false);
     };
     ScoreCase c{type, 10, 2, HeadReduction::kSum};
     add_score(c, "sum");

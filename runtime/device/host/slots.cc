@@ -333,7 +333,7 @@ class BlockFactors {
 
 // Attends, keeps what each entry weighs, and joins it into the mass of the sources.
 void AttendForMass(ThreadPool& pool, const SlotAttentionArgs& args, const AttentionArgs& attention,
-                   const SlottedKv& source) {
+                   const SlottedKv& source, bool rounds) {
   const MassForm& form = args.mass_form;
   KVRUN_CHECK(form.n_moments == 1 || form.n_moments == 2);
   const AttendItems items(attention, pool.size(), kFewRows);
@@ -341,7 +341,7 @@ void AttendForMass(ThreadPool& pool, const SlotAttentionArgs& args, const Attent
   const uint64_t parts_bytes = RoundUp(CutPartsBytes(attention, kFewRows), uint64_t{64});
   const KeptWeights kept(reinterpret_cast<float*>(Data<std::byte>(attention.scratch) + parts_bytes), items,
                          most_blocks);
-  AttendWork(pool, attention, items, source, /*rounds=*/false, &kept).Run();
+  AttendWork(pool, attention, items, source, rounds, &kept).Run();
   const uint32_t n_heads = attention.n_tokens * attention.kv_shape.n_kv_heads;
   const uint32_t tiles = items.size() / n_heads;
   // A KV head's blocks at once: about as long as waking a thread takes, or longer.
@@ -407,7 +407,7 @@ uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args) {
          KeptWeights::Bytes(items, SlottedKv::MostBlocks(args));
 }
 
-void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
+void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args, bool exact) {
   for (const SlotSource& source : args.used()) {
     if (source.shape.n_slots == 0) continue;
     CheckSource(args, source);
@@ -416,10 +416,12 @@ void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args) {
   const AttentionArgs attention = ApartFrom(args.attention);
   const SlottedKv source(args);
   if (args.has_mass()) {
-    AttendForMass(pool, args, attention, source);
+    AttendForMass(pool, args, attention, source, !exact);
   } else {
     const AttendItems items(attention, pool.size());
-    AttendWork(pool, attention, items, source, /*rounds=*/false).Run();
+    // Many rows are rounded without biases, which slots may have.
+    const bool rounds = !exact && items.most_rows() <= kFewRows;
+    AttendWork(pool, attention, items, source, rounds).Run();
   }
   if (args.space.is_used()) TakeOutputBack(pool, args);
 }
