@@ -462,6 +462,9 @@ class CommandList {
   // per group), and reads of neighbouring vectors of 16 bytes (one per invocation and step).
   virtual Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) = 0;
   virtual Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) = 0;
+  // What was recorded so far needs nothing of what Submit's wait_host stands for: a device may begin with it
+  // and wait here. At most once in a list.
+  virtual Status AwaitHost() { return Status::Ok(); }
   // Ends recording. What kReadback buffers hold is the host's to read after Device::Wait.
   virtual Status Finish() = 0;
 };

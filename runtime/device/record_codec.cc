@@ -92,20 +92,32 @@ void LoadRow(const RowPlace& place, std::span<const uint32_t> words, std::span<f
   }
 }
 
-// Elements from `begin` on, which are 0 in words.
+// To the nearest, halves to even; of what is far below 2^22. Compilers make one instruction of several, which
+// they do not of nearbyint where the processor is any.
+float RoundSmall(float x) {
+  constexpr float kShift = 0x1.8p23F;
+  return (x + kShift) - kShift;
+}
+
+// Elements from `begin` on, which are 0 in words. begin: a multiple of what a word holds.
 template <uint32_t kBits, typename Encode>
 void StoreElements(std::span<const float> values, uint32_t begin, float inverse, std::span<uint32_t> words,
                    const Encode& encode) {
   constexpr uint32_t kOfWord = 32 / kBits;
-  for (uint32_t i = 0; i < values.size(); ++i) {
-    words[(begin + i) / kOfWord] |= encode(values[i] * inverse) << ((begin + i) % kOfWord * kBits);
+  uint32_t* to = words.data() + begin / kOfWord;
+  size_t i = 0;
+  for (; i + kOfWord <= values.size(); i += kOfWord, ++to) {
+    uint32_t word = 0;
+    for (uint32_t j = 0; j < kOfWord; ++j) word |= encode(values[i + j] * inverse) << (j * kBits);
+    *to = word;
   }
+  for (uint32_t j = 0; i < values.size(); ++i, ++j) *to |= encode(values[i] * inverse) << (j * kBits);
 }
 
 void StoreBlock(KvType type, std::span<const float> values, uint32_t begin, float inverse,
                 std::span<uint32_t> words) {
   const auto rounded = [](float value, float least, float most) {
-    return static_cast<uint32_t>(static_cast<int>(std::nearbyint(std::clamp(value, least, most))));
+    return static_cast<uint32_t>(static_cast<int>(RoundSmall(std::clamp(value, least, most))));
   };
   switch (type) {
     case KvType::kF32:
@@ -127,13 +139,6 @@ void StoreBlock(KvType type, std::span<const float> values, uint32_t begin, floa
 }
 
 float InverseOf(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
-
-// To the nearest, halves to even; of what is far below 2^22. Compilers make one instruction of several, which
-// they do not of nearbyint where the processor is any.
-float RoundSmall(float x) {
-  constexpr float kShift = 0x1.8p23F;
-  return (x + kShift) - kShift;
-}
 
 // The squares of what rounding takes from elements of int4 with this scale. Eight sums at once.
 float Int4Error(std::span<const float> block, float scale) {
@@ -171,11 +176,24 @@ uint16_t Int4Scale(std::span<const float> block, float largest) {
   return best;
 }
 
+// Of those that are largest, the first. Eight at once.
+float LargestOf(std::span<const float> block) {
+  float largest[8];
+  std::fill_n(largest, 8, std::abs(block[0]));
+  size_t i = 0;
+  for (; i + 8 <= block.size(); i += 8) {
+    for (size_t j = 0; j < 8; ++j) largest[j] = std::max(largest[j], std::abs(block[i + j]));
+  }
+  for (; i < block.size(); ++i) largest[0] = std::max(largest[0], std::abs(block[i]));
+  const float most = *std::max_element(largest, largest + 8);
+  const auto first =
+      std::find_if(block.begin(), block.end(), [most](float value) { return std::abs(value) == most; });
+  return first != block.end() ? *first : block[0];
+}
+
 // The scale that elements of one block get, as a half.
 uint16_t ScaleOf(KvType type, std::span<const float> block) {
-  // Of those that are largest, the first.
-  const float largest = *std::max_element(block.begin(), block.end(),
-                                          [](float a, float b) { return std::abs(a) < std::abs(b); });
+  const float largest = LargestOf(block);
   switch (type) {
     case KvType::kFp8: return FloatToHalf(HalfScale(std::abs(largest) / 448.0F));
     case KvType::kInt8: return FloatToHalf(HalfScale(std::abs(largest) / 127.0F));

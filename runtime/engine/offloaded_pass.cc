@@ -23,8 +23,9 @@
 namespace kvrun {
 namespace {
 
-// A decode step of so many rows and outputs, in the order of submission: first what the first layers are
-// predicted from, then each layer with the prediction of a later one (KvMethod::lookahead).
+// A decode step of so many rows and outputs, in the order of submission: list i ends with the prediction of
+// layer i. First those of which there is nothing to compute yet, then each layer with the prediction of a
+// later one (KvMethod::lookahead).
 struct DecodeLists {
   uint32_t n_rows = 0;
   uint32_t n_outputs = 0;
@@ -72,7 +73,7 @@ class OffloadedForwardPass : public ForwardPass {
   Status BeginDecode();
   Status Learn();
   Result<DecodeLists*> ListsFor(uint32_t n_rows, uint32_t n_outputs);
-  Status RecordFirst(CommandList& list, uint32_t n_rows);
+  Status RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows);
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
   Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows);
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
@@ -228,10 +229,9 @@ Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer,
   return cache_->index()->RecordSearch(list, layer, n_rows, score_scratch_.get());
 }
 
-Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t n_rows) {
-  KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
-  for (uint32_t i = 0; i <= lookahead(); ++i) KVRUN_RETURN_IF_ERROR(RecordPrediction(list, i, n_rows));
-  return Status::Ok();
+Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows) {
+  if (layer == 0) KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
+  return RecordPrediction(list, layer, n_rows);
 }
 
 Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows,
@@ -239,6 +239,7 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
   const SlotAttentionArgs attention = SlotAttention(layer, n_rows);
   const ModelConfig& config = commands_.config();
   KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   KVRUN_RETURN_IF_ERROR(list.RopeAndEncode(attention));
   if (is_probed()) {
     KVRUN_RETURN_IF_ERROR(
@@ -272,9 +273,11 @@ Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_
     }
   }
   DecodeLists step{n_rows, n_outputs, is_probed(), takes_inputs(), {}};
-  for (uint32_t i = 0; i <= n_layers(); ++i) {
+  const uint32_t n_first = 1 + lookahead();
+  for (uint32_t i = 0; i < n_first + n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(i == 0 ? RecordFirst(*list, n_rows) : RecordLayer(*list, i - 1, n_rows, n_outputs));
+    KVRUN_RETURN_IF_ERROR(i < n_first ? RecordFirst(*list, i, n_rows)
+                                      : RecordLayer(*list, i - n_first, n_rows, n_outputs));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     step.lists.push_back(std::move(list));
   }
@@ -327,7 +330,7 @@ Result<uint64_t> OffloadedForwardPass::SubmitStep(const DecodeLists& step) {
   }
   uint64_t value = 0;
   for (uint32_t i = 0; i < step.lists.size(); ++i) {
-    const uint64_t wait = thread_ && i > 0 ? first_ready + i - 1 : 0;
+    const uint64_t wait = thread_ && i > lookahead() ? first_ready + i - 1 - lookahead() : 0;
     Result<uint64_t> submitted = device_.Submit(*step.lists[i], wait);
     if (!submitted.ok()) {
       if (thread_) thread_->Abandon();
@@ -360,13 +363,11 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   const double io_before_ms = cache_->stats().io_ms;
   const double stall_before_ms = cache_->stats().stall_ms;
   const Result<uint64_t> value = SubmitStep(*step);
-  Status status = thread_ ? thread_->End() : Status::Ok();
-  if (status.ok()) status = value.status();
-  if (value.ok()) {
-    const Status waited = device_.Wait(*value);
-    if (status.ok()) status = waited;
-  }
-  KVRUN_RETURN_IF_ERROR(status);
+  // First for what ends later.
+  const Status waited = value.ok() ? device_.Wait(*value) : value.status();
+  const Status served = thread_ ? thread_->End() : Status::Ok();
+  KVRUN_RETURN_IF_ERROR(served);
+  KVRUN_RETURN_IF_ERROR(waited);
   if (is_probed()) KVRUN_RETURN_IF_ERROR(ReadProbe(rows[0].position));
   cache_->EndStep();
   if (pace_) pace_->Note(cache_->stats().io_ms - io_before_ms, cache_->stats().stall_ms - stall_before_ms);

@@ -52,7 +52,9 @@ class KvLedger : public StoredKeys {
   virtual void LeaveDecode() {}
   // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
   virtual Status BeginStep(std::span<const KvRow> rows) = 0;
-  // Groups that the last step completed go to the store.
+  // Groups that a step before this one completed go to the store: those that this step leaves no room or use
+  // for where they are, before any layer is served; and all of them, at any time.
+  virtual Status StoreLeavingGroups() { return Status::Ok(); }
   virtual Status StoreCompletedGroups() { return Status::Ok(); }
   // A layer is about to be served; what it attends to beside slots and window is where it has to be.
   virtual Status BeginLayer(uint32_t /*layer*/) { return Status::Ok(); }

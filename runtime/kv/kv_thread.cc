@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "platform/base/check.h"
-
 namespace kvrun {
 
 KvThread::KvThread(Device& device, OffloadedCache& cache, uint32_t n_layers)
-    : device_(device), cache_(cache), n_layers_(n_layers), values_(n_layers + 1) {
+    : device_(device),
+      cache_(cache),
+      n_layers_(n_layers),
+      values_(1 + cache.plan().method.lookahead + n_layers) {
   thread_ = std::thread([this] { Main(); });
 }
 
@@ -41,7 +42,7 @@ void KvThread::Post(uint32_t list, uint64_t device_value) {
 
 void KvThread::Abandon() {
   abandoned_.store(true);
-  n_posted_.exchange(n_layers_ + 1);
+  n_posted_.exchange(static_cast<uint32_t>(values_.size()));
   n_posted_.notify_one();
 }
 
@@ -65,14 +66,16 @@ void KvThread::Main() {
   }
 }
 
+// What may be written later is, when the device has all that it waits for.
 Status KvThread::ServeStep() {
-  Status status = cache_.WriteCompletedGroups();
+  Status status = cache_.WriteLeavingGroups();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     if (status.ok()) status = ServeLayer(layer);
     // The device must not wait for ever, whatever has failed.
     const Status signalled = device_.SignalHost(ReadyValue(layer));
     if (status.ok()) status = signalled;
   }
+  if (status.ok()) status = cache_.WriteCompletedGroups();
   return status.ok() && cache_.maintains() ? Maintain() : status;
 }
 
@@ -80,7 +83,7 @@ Status KvThread::ServeStep() {
 // the last layers and the logits.
 Status KvThread::Maintain() {
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
-    KVRUN_RETURN_IF_ERROR(WaitForList(layer + 1));
+    KVRUN_RETURN_IF_ERROR(WaitForList(ListOf(layer)));
     KVRUN_RETURN_IF_ERROR(cache_.MaintainLayer(layer));
   }
   return cache_.PrepareStep();
@@ -92,17 +95,10 @@ Status KvThread::WaitForList(uint32_t list) {
   return device_.Wait(values_[list]);
 }
 
-Status KvThread::WaitForChoice(uint32_t layer) {
-  const uint32_t list = layer - std::min(layer, cache_.plan().method.lookahead);
-  KVRUN_RETURN_IF_ERROR(WaitForList(list));
-  // Whatever attended to this layer's part of the pool has done so.
-  const uint32_t parts = cache_.plan().pool_parts();
-  KVRUN_CHECK(parts == 0 || layer < parts || values_[layer - parts + 1] <= values_[list]);
-  return Status::Ok();
-}
-
+// When the layer's choice is known, whatever attended to its part of the pool has done so (pool_parts): the
+// list that chooses carries out the layer that had it before.
 Status KvThread::ServeLayer(uint32_t layer) {
-  KVRUN_RETURN_IF_ERROR(WaitForChoice(layer));
+  KVRUN_RETURN_IF_ERROR(WaitForList(layer));
   const Clock::time_point chosen = Clock::now();
   KVRUN_RETURN_IF_ERROR(cache_.FetchLayer(layer));
   NoteStall(layer, chosen, Clock::now());
@@ -128,8 +124,9 @@ void KvThread::NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_p
   }
   const Clock::time_point began = std::max(chosen, previous_ready_);
   const Result<uint64_t> completed = device_.Completed();
-  const bool is_posted = n_posted_.load() > layer;
-  previous_stalled_ = is_posted && completed.ok() && *completed >= values_[layer];
+  const uint32_t before = ListOf(layer - 1);
+  const bool is_posted = n_posted_.load() > before;
+  previous_stalled_ = is_posted && completed.ok() && *completed >= values_[before];
   if (previous_stalled_) cache_.AddStall(std::max(0.0, milliseconds(ready - began) - layer_ms_));
   previous_began_ = began;
   previous_ready_ = ready;

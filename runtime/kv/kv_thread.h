@@ -30,9 +30,9 @@ class KvThread {
   void Begin(uint64_t first_ready);
   // The host's timeline value that says that a layer's groups are there.
   uint64_t ReadyValue(uint32_t layer) const { return first_ready_ + layer; }
-  // The device's timeline values of the step's lists, in their order. List 0 ends with the choices of layers
-  // 0 to L, the method's lookahead; list i + 1 carries out layer i, once it is ready, and ends with the
-  // choice of layer i + 1 + L.
+  // The device's timeline values of the step's lists, in their order: list i ends with the choice of layer i.
+  // The first 1 + L, where L is the method's lookahead, choose alone; list 1 + L + i carries out layer i,
+  // once that is ready.
   void Post(uint32_t list, uint64_t device_value);
   // No more will be posted: layers whose choice was not posted are given up.
   void Abandon();
@@ -50,7 +50,7 @@ class KvThread {
   Status ServeLayer(uint32_t layer);
   Status Maintain();
   Status WaitForList(uint32_t list);
-  Status WaitForChoice(uint32_t layer);
+  uint32_t ListOf(uint32_t layer) const { return 1 + cache_.plan().method.lookahead + layer; }
   void NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_point ready);
 
   Device& device_;

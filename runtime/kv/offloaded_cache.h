@@ -4,8 +4,8 @@
 // Two phases share the budget. In *decode* there are slots and their mapping tables. In *prefill* they are
 // given up for tiles, where records lie on flash. The window, which holds what is not stored yet, stays.
 //
-// Threads: one at a time; between BeginStep and EndStep the KV thread calls WriteCompletedGroups and
-// FetchLayer alone.
+// Threads: one at a time; between BeginStep and EndStep the KV thread calls WriteLeavingGroups,
+// WriteCompletedGroups and FetchLayer alone.
 #pragma once
 
 #include <cstddef>
@@ -127,8 +127,10 @@ class OffloadedCache {
 
   // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
   Status BeginStep(std::span<const KvRow> rows);
-  // KV thread: groups that the last step completed go to the store. Where the index takes records, before the
-  // step is submitted.
+  // KV thread: groups that an earlier step completed go to the store, those that are leaving before any layer
+  // is served (KvLedger::StoreLeavingGroups). Where the index takes records, all, before the step is
+  // submitted.
+  Status WriteLeavingGroups() { return ledger_->StoreLeavingGroups(); }
   Status WriteCompletedGroups() { return ledger_->StoreCompletedGroups(); }
   // KV thread: the layer's choice is known; brings it into slots and writes the mapping tables.
   Status FetchLayer(uint32_t layer);

@@ -33,7 +33,7 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
       encoded_(plan.record.size_bytes()) {
   fetches_.reserve(kKeysAtOnce);
   groups_.reserve(kKeysAtOnce);
-  step_sequences_.reserve(plan.n_sequences);
+  step_rows_.reserve(plan.n_sequences);
 }
 
 // The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
@@ -149,7 +149,7 @@ void SequenceLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t hea
                                       std::vector<uint32_t>* positions) const {
   if (statics_ == nullptr) return;
   for (const KeptTier tier : kKeptTiers) {
-    const auto some = statics_->positions(layer, step_sequences_[row] * heads() + head, tier);
+    const auto some = statics_->positions(layer, step_rows_[row].sequence * heads() + head, tier);
     positions->insert(positions->end(), some.begin(), some.end());
   }
 }
@@ -213,8 +213,7 @@ Status SequenceLedger::EndPrefill(uint32_t sequence, uint32_t length) {
 
 Status SequenceLedger::BeginStep(std::span<const KvRow> rows) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
-  step_sequences_.clear();
-  for (const KvRow& row : rows) step_sequences_.push_back(row.sequence);
+  step_rows_.assign(rows.begin(), rows.end());
   for (const KvRow& row : rows) {
     KVRUN_CHECK(row.position <= lengths_[row.sequence]);
     KVRUN_RETURN_IF_ERROR(Prepare(row.sequence, row.position));
@@ -222,20 +221,42 @@ Status SequenceLedger::BeginStep(std::span<const KvRow> rows) {
   return Status::Ok();
 }
 
+// The row's window does not hold it, its entry takes its place in the ring, or an entry of it becomes one
+// that is rounded: what is stored is made of exact ones.
+bool SequenceLedger::IsLeaving(const KvRow& row, uint32_t group) const {
+  return group < window_.FirstGroup(row.position + 1) ||
+         row.position / group_tokens() - group >= plan_.n_window_slots ||
+         row.position >= plan_.exact_entries() + group * group_tokens();
+}
+
+Status SequenceLedger::StoreLeavingGroups() {
+  for (const KvRow& row : step_rows_) {
+    uint32_t& stored = groups_stored_[row.sequence];
+    for (; stored < lengths_[row.sequence] / group_tokens() && IsLeaving(row, stored); ++stored) {
+      KVRUN_RETURN_IF_ERROR(StoreGroup(row.sequence, stored));
+    }
+  }
+  return Status::Ok();
+}
+
 Status SequenceLedger::StoreCompletedGroups() {
   for (uint32_t sequence = 0; sequence < lengths_.size(); ++sequence) {
-    for (; groups_stored_[sequence] < lengths_[sequence] / group_tokens(); ++groups_stored_[sequence]) {
-      const uint32_t group = groups_stored_[sequence];
-      for (uint32_t i = 0; i < n_layers_; ++i) {
-        for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-          KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
-          TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
-          if (group < plan_.n_exact_groups) {
-            KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record, encoded_));
-          }
-          KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
-        }
-      }
+    uint32_t& stored = groups_stored_[sequence];
+    for (; stored < lengths_[sequence] / group_tokens(); ++stored) {
+      KVRUN_RETURN_IF_ERROR(StoreGroup(sequence, stored));
+    }
+  }
+  return Status::Ok();
+}
+
+Status SequenceLedger::StoreGroup(uint32_t sequence, uint32_t group) {
+  for (uint32_t i = 0; i < n_layers_; ++i) {
+    for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+      KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
+      TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
+      if (group < plan_.n_exact_groups)
+        KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record, encoded_));
+      KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
     }
   }
   return Status::Ok();

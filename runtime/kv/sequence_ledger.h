@@ -50,6 +50,7 @@ class SequenceLedger final : public KvLedger {
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   Status BeginStep(std::span<const KvRow> rows) override;
+  Status StoreLeavingGroups() override;
   Status StoreCompletedGroups() override;
   void EndStep(std::span<const KvRow> rows) override;
 
@@ -73,6 +74,8 @@ class SequenceLedger final : public KvLedger {
   Status FetchGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
                      std::span<std::byte> records);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
+  bool IsLeaving(const KvRow& row, uint32_t group) const;
+  Status StoreGroup(uint32_t sequence, uint32_t group);
   Status AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
                       std::span<const std::byte> records);
 
@@ -88,9 +91,9 @@ class SequenceLedger final : public KvLedger {
   KvIndex* index_;
   StaticSet* statics_;
   const EntrySpaces& spaces_;
-  std::vector<uint32_t> step_sequences_;  // of the step's rows
-  std::vector<uint32_t> lengths_;         // of each sequence
-  std::vector<Status> broken_;            // of each sequence: what has made its entries useless
+  std::vector<KvRow> step_rows_;
+  std::vector<uint32_t> lengths_;  // of each sequence
+  std::vector<Status> broken_;     // of each sequence: what has made its entries useless
   std::vector<uint32_t> first_window_groups_;
   std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store
   std::vector<bool> is_to_take_back_;    // of each sequence: StaticSet::TakeBack

@@ -259,7 +259,16 @@ void StaticSet::AddEntriesOf(std::span<const uint32_t> positions, uint32_t group
 
 uint32_t StaticSet::CountOthers(uint32_t layer, uint32_t stream, uint32_t group) {
   if (IsPage(layer, stream, group)) return pages_->CountEntries(layer, stream, group);
-  return plan_.record.group_tokens - static_cast<uint32_t>(EntriesOf(layer, stream, group).size());
+  const uint32_t begin = group * plan_.record.group_tokens;
+  uint32_t n = plan_.record.group_tokens;
+  for (const KeptTier tier : kKeptTiers) {
+    const std::span<const uint32_t> taken = positions(layer, stream, tier);
+    for (auto at = std::lower_bound(taken.begin(), taken.end(), begin);
+         at != taken.end() && *at < begin + plan_.record.group_tokens; ++at) {
+      --n;
+    }
+  }
+  return n;
 }
 
 void StaticSet::AddOthers(uint32_t layer, uint32_t stream, uint32_t group, std::vector<uint32_t>* positions) {

@@ -48,9 +48,15 @@ class HostCommandList : public CommandList {
   Status AttentionMass(const RowMassArgs& args) override;
   Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
+  Status AwaitHost() override {
+    await_at_ = operations_.size();
+    return Status::Ok();
+  }
   Status Finish() override { return Status::Ok(); }
 
   std::span<const HostOperation> operations() const { return operations_; }
+  // Before which of them the host's value is waited for.
+  size_t await_at() const { return await_at_; }
 
  private:
   template <typename F>
@@ -61,6 +67,7 @@ class HostCommandList : public CommandList {
 
   HostDevice& device_;
   std::vector<HostOperation> operations_;
+  size_t await_at_ = 0;
 };
 
 }  // namespace kvrun::host

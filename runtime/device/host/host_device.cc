@@ -164,7 +164,7 @@ Result<uint64_t> HostDevice::Submit(CommandList& list, uint64_t wait_host) {
     }
     queue_.push_back({static_cast<const HostCommandList*>(&list), value, wait_host});
   }
-  changed_.notify_all();
+  changed_.notify_one();
   return value;
 }
 
@@ -186,7 +186,12 @@ Status HostDevice::SignalHost(uint64_t value) {
 
 Status HostDevice::Wait(uint64_t value) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return completed_ >= value; });
+  if (completed_ >= value) return Status::Ok();
+  auto waiter = std::find_if(waiters_.begin(), waiters_.end(), [](const Waiter& w) { return w.value == 0; });
+  if (waiter == waiters_.end()) waiter = waiters_.emplace(waiters_.end());
+  waiter->value = value;
+  waiter->reached.wait(lock, [&] { return completed_ >= value; });
+  waiter->value = 0;
   return Status::Ok();
 }
 
@@ -195,44 +200,66 @@ Result<uint64_t> HostDevice::Completed() {
   return completed_;
 }
 
-// What was submitted is carried out even while stopping: whoever waits for it must come back.
-void HostDevice::Main() {
-  pool_.PlaceCaller();
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] {
-      return queue_begin_ == queue_.size() ? stopping_ : queue_[queue_begin_].wait_host <= host_value_;
-    });
-    if (queue_begin_ == queue_.size()) return;
-    const Submitted next = queue_[queue_begin_++];
-    lock.unlock();
-    Execute(*next.list);
-    lock.lock();
-    completed_ = next.value;
-    changed_.notify_all();
+// Those that are to be woken.
+void HostDevice::FindReached() {
+  reached_.clear();
+  for (Waiter& waiter : waiters_) {
+    if (waiter.value != 0 && waiter.value <= completed_) reached_.push_back(&waiter);
   }
 }
 
-void HostDevice::Execute(const HostCommandList& list) {
-  const auto kept = KeepInstructionSet();
-  for (const HostOperation& operation : list.operations()) {
-    if (operation.name == options_.spoiled_operation) {
-      RunAndSpoil(operation, pool_);
-      continue;
+// What was submitted is carried out even while stopping: whoever waits for it must come back. Whom a list's
+// end wakes does not find the mutex taken, where the next list may begin.
+void HostDevice::Main() {
+  pool_.PlaceCaller();
+  const auto is_ready = [this] {
+    if (queue_begin_ == queue_.size()) return stopping_;
+    const Submitted& next = queue_[queue_begin_];
+    return next.list->await_at() > 0 || next.wait_host <= host_value_;
+  };
+  const auto wake = [this] {
+    for (Waiter* waiter : reached_) waiter->reached.notify_one();
+    reached_.clear();
+  };
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (!is_ready()) {
+      wake();
+      changed_.wait(lock, is_ready);
     }
-    if (!options_.profile) {
-      operation.run(pool_);
-      continue;
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    operation.run(pool_);
-    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-    const std::lock_guard lock(mutex_);
-    OperationTime& time = times_[std::string(operation.name)];
-    time.name = operation.name;
-    ++time.count;
-    time.milliseconds += took.count();
+    if (queue_begin_ == queue_.size()) return wake();
+    const Submitted next = queue_[queue_begin_++];
+    lock.unlock();
+    wake();
+    Execute(*next.list, next.wait_host);
+    lock.lock();
+    completed_ = next.value;
+    FindReached();
   }
+}
+
+void HostDevice::Execute(const HostCommandList& list, uint64_t wait_host) {
+  const auto kept = KeepInstructionSet();
+  const std::span<const HostOperation> operations = list.operations();
+  for (const HostOperation& operation : operations.first(list.await_at())) Run(operation);
+  if (list.await_at() > 0) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return wait_host <= host_value_; });
+  }
+  for (const HostOperation& operation : operations.subspan(list.await_at())) Run(operation);
+}
+
+void HostDevice::Run(const HostOperation& operation) {
+  if (operation.name == options_.spoiled_operation) return RunAndSpoil(operation, pool_);
+  if (!options_.profile) return operation.run(pool_);
+  const auto begin = std::chrono::steady_clock::now();
+  operation.run(pool_);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+  const std::lock_guard lock(mutex_);
+  OperationTime& time = times_[std::string(operation.name)];
+  time.name = operation.name;
+  ++time.count;
+  time.milliseconds += took.count();
 }
 
 std::vector<OperationTime> HostDevice::TakeOperationTimes() {

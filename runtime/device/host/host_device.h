@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -109,6 +110,7 @@ struct HostDeviceOptions {
 };
 
 class HostCommandList;
+struct HostOperation;
 
 class HostDevice : public Device {
  public:
@@ -148,15 +150,27 @@ class HostDevice : public Device {
 
   HostDevice(const HostDeviceOptions& options, const ThreadChoice& threads);
   void Main();
-  void Execute(const HostCommandList& list);
+  void Execute(const HostCommandList& list, uint64_t wait_host);
+  void Run(const HostOperation& operation);
 
   HostDeviceOptions options_;
   DeviceInfo info_;
   std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
   ThreadPool pool_;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
+  // Who waits for a value, while that is not 0. Each is woken when it is reached, and not before: a list is
+  // completed some hundred times a token, and waking a thread takes as long as a small operation.
+  struct Waiter {
+    uint64_t value = 0;
+    std::condition_variable reached;
+  };
+
+  void FindReached();
+
+  std::mutex mutex_;                 // guards what follows
+  std::condition_variable changed_;  // what the device's thread waits for: a list, a host's value, the end
+  std::list<Waiter> waiters_;        // as many as ever waited at once
+  std::vector<Waiter*> reached_;     // the device's thread's own: to be woken
   // Those from queue_begin_ on are to be carried out. Has room for what any step submits ahead, a list per
   // layer: how many wait at a time depends on time, and a decoded token must not allocate.
   std::vector<Submitted> queue_;

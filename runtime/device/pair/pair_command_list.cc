@@ -131,6 +131,8 @@ Status PairCommandList::ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* va
   return own_->ReadRate(n_groups, n_steps, own_args_(values));
 }
 
+Status PairCommandList::AwaitHost() { return own_ != nullptr ? own_->AwaitHost() : Status::Ok(); }
+
 Status PairCommandList::Finish() {
   KVRUN_RETURN_IF_ERROR(BeginOn(Side::kDecode));  // of a list without operations
   return own_->Finish();

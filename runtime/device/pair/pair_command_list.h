@@ -44,6 +44,7 @@ class PairCommandList : public CommandList {
   Status AttentionMass(const RowMassArgs& args) override;
   Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
   Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
+  Status AwaitHost() override;
   Status Finish() override;
 
   // Of a finished list.
