@@ -67,7 +67,7 @@ using IndexWords = hn::ScalableTag<uint32_t>;
 
 // Words 0 to 3 of rows k, 4 + k, 8 + k .. of a vector's.
 HWY_INLINE hn::Vec<IndexWords> LoadEachFourth(const uint8_t* first_row, const int32_t* bytes) {
-  const IndexWords d;
+  [[maybe_unused]] const IndexWords d;
   const hn::Full128<uint32_t> d4;
   const auto load = [&](size_t row) HWY_ATTR {
     return hn::LoadU(d4, reinterpret_cast<const uint32_t*>(first_row + bytes[row]));
