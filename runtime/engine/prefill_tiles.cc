@@ -74,11 +74,13 @@ Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_b
 Status PrefillTiles::Begin(std::span<const StepRow> rows) {
   prompt_ = {rows[0].sequence, rows[0].position, static_cast<uint32_t>(rows[0].position + rows.size())};
   PlanChunks();
+  ahead_ = behind_ = nullptr;
   if (!plan_.spills_hidden) hidden_.resize(rows.size() * commands_.config().n_embd);
   return Embed(rows);
 }
 
 void PrefillTiles::End() {
+  ahead_ = nullptr;  // logits take its place
   lists_.clear();
   earlier_lists_.clear();
 }
@@ -165,7 +167,36 @@ Status PrefillTiles::Embed(std::span<const StepRow> rows) {
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     KVRUN_RETURN_IF_ERROR(SaveHidden(chunk));
   }
-  return Status::Ok();
+  return WriteBehind();
+}
+
+bool PrefillTiles::has_room_ahead() const {
+  return hidden_.empty() &&
+         commands_.logits_buffer()->size_bytes() >= 2 * ChunkHiddenBytes(commands_.config());
+}
+
+std::span<std::byte> PrefillTiles::ahead() const {
+  return commands_.logits_buffer()->host().first(ChunkHiddenBytes(commands_.config()));
+}
+
+std::span<std::byte> PrefillTiles::behind() const {
+  return commands_.logits_buffer()->host().subspan(ahead().size(), ahead().size());
+}
+
+Status PrefillTiles::ReadAhead(const Chunk& chunk) {
+  if (!has_room_ahead()) return Status::Ok();
+  ahead_ = nullptr;
+  const uint64_t bytes = uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+  KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), ahead().first(bytes)));
+  ahead_ = &chunk;
+  return commands_.logits_buffer()->Flush(0, bytes);
+}
+
+Status PrefillTiles::WriteBehind() {
+  if (behind_ == nullptr) return Status::Ok();
+  const Chunk& chunk = *std::exchange(behind_, nullptr);
+  const uint64_t bytes = uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+  return spill_->Write(HiddenOffset(chunk), behind().first(bytes));
 }
 
 Status PrefillTiles::SaveHidden(const Chunk& chunk) {
@@ -178,7 +209,11 @@ Status PrefillTiles::SaveHidden(const Chunk& chunk) {
                 bytes.size());
     return Status::Ok();
   }
-  return spill_->Write(HiddenOffset(chunk), bytes);
+  if (!has_room_ahead()) return spill_->Write(HiddenOffset(chunk), bytes);
+  KVRUN_RETURN_IF_ERROR(WriteBehind());
+  std::memcpy(behind().data(), bytes.data(), bytes.size());
+  behind_ = &chunk;
+  return commands_.logits_buffer()->Flush(ahead().size(), bytes.size());
 }
 
 uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {
@@ -195,7 +230,11 @@ Status PrefillTiles::LoadChunk(const Chunk& chunk) {
   if (!hidden_.empty()) {
     std::memcpy(hidden.host().data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
                 bytes);
+  } else if (ahead_ == &chunk) {
+    std::memcpy(hidden.host().data(), ahead().data(), bytes);
+    ahead_ = nullptr;
   } else {
+    KVRUN_RETURN_IF_ERROR(WriteBehind());  // it may be that one
     KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), hidden.host().first(bytes)));
   }
   return hidden.Flush(0, bytes);
@@ -233,7 +272,7 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
     KVRUN_RETURN_IF_ERROR(tile_->Invalidate(0, tile_->size_bytes()));
     KVRUN_RETURN_IF_ERROR(spill_->Write(TileOffset(tile), tile_->host()));
   }
-  return Status::Ok();
+  return WriteBehind();
 }
 
 Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows,
@@ -253,8 +292,18 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   for (uint32_t tile = 0; tile < chunk.tile; ++tile) {
     KVRUN_RETURN_IF_ERROR(AttendEarlierTile(layer, chunk, tile, sink));
   }
-  KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->after));
+  KVRUN_RETURN_IF_ERROR(FinishChunk(*lists->after, chunk));
   return SaveHidden(chunk);
+}
+
+// After the layer's last chunk comes the next layer's first.
+Status PrefillTiles::FinishChunk(CommandList& after, const Chunk& chunk) {
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(after));
+  const Chunk& next = &chunk == &chunks_.back() ? chunks_.front() : *(&chunk + 1);
+  Status moved = WriteBehind();
+  if (moved.ok() && &next != &chunk) moved = ReadAhead(next);
+  const Status computed = device_.Wait(value);
+  return computed.ok() ? moved : computed;
 }
 
 Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink) {

@@ -110,6 +110,8 @@ class PrefillTiles {
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
+  // The rest of the chunk's layer, beside what has to be read and written.
+  Status FinishChunk(CommandList& after, const Chunk& chunk);
   Status AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink);
   // The tile is read from where it is stored: a prompt of one chunk needs it a few times at most, and is not
   // worth a copy. What the window holds may be overwritten when the layer is computed.
@@ -121,6 +123,15 @@ class PrefillTiles {
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
   Status SaveHidden(const Chunk& chunk);
   Status LoadChunk(const Chunk& chunk);
+  // Hidden states that are spilled are written and read while the device computes. They lie in the logits'
+  // memory meanwhile, which nothing needs before the last layer is computed: the chunk that comes next, and
+  // behind it the one that was computed last. Both calls do nothing where that has no room, or nothing is
+  // left.
+  Status ReadAhead(const Chunk& chunk);
+  Status WriteBehind();
+  bool has_room_ahead() const;
+  std::span<std::byte> ahead() const;
+  std::span<std::byte> behind() const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
 
@@ -143,6 +154,8 @@ class PrefillTiles {
   std::unique_ptr<Buffer> parts_[2];    // of attention over earlier tiles
   std::unique_ptr<Buffer> scratch_;     // of attention
   std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
+  const Chunk* ahead_ = nullptr;        // read ahead; null: none
+  const Chunk* behind_ = nullptr;       // still to be written; null: none
   std::vector<StepRow> tile_rows_;
   std::vector<uint32_t> tapped_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed

@@ -58,6 +58,8 @@ class StepCommands {
   Status Head(CommandList& list, uint32_t n_outputs) const;
   // Of the last step that recorded Head; valid until the next.
   std::span<const float> logits() const;
+  // Where they will be. Until then it may hold anything; what is written is flushed.
+  Buffer* logits_buffer() const { return logits_.get(); }
 
   // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
   Status CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <iterator>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -320,6 +322,32 @@ TEST(CliStories, TokenizesTheReferencesText) {
   std::istringstream words(result.out);
   const std::vector<int> ids{std::istream_iterator<int>(words), {}};
   EXPECT_EQ(ids, ReadIds(*SharedPath("reference/stories260K/stories.ids")));
+}
+
+// Three chunks, whose hidden states lie on flash between layers: they are read ahead and written behind, in
+// memory that has the logits afterwards. In float all is the same bits.
+TEST_F(CliReal, APromptThatIsSpilledHasTheLogitsOfOneInMemory) {
+  const std::optional<std::string> model = TestModelPath();
+  if (NoDevice() || !model) GTEST_SKIP() << "no device, or no test model";
+  constexpr uint32_t kTokens = 540;
+  std::string ids;
+  for (uint32_t i = 0; i < kTokens; ++i) ids += fmt::format("{} ", i * 7919 % 49000);
+  const std::string file = folder_.Path("ids");
+  std::ofstream(file) << ids;
+  const auto logits = [&](const std::string& name, const Arguments& more) {
+    const std::string out = folder_.Path(name);
+    Arguments arguments = {"logits", "-m",     *model, "--ids", file, "--ctx",
+                           "540",    "--last", "540",  "--out", out};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const ProgramResult result = Cli(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return Floats(out);
+  };
+  const std::vector<float> in_memory = logits("full", {"--kv-method", "full"});
+  const std::vector<float> spilled = logits("spilled", {"--kv-method", "kvswap", "--kv-budget", "1/8",
+                                                        "--kv-dir", folder_.Path("kv"), "--kv-tmpfs"});
+  ASSERT_EQ(spilled.size(), in_memory.size());
+  EXPECT_TRUE(spilled == in_memory);
 }
 
 }  // namespace

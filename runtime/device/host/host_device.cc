@@ -99,6 +99,8 @@ Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& 
 HostDevice::HostDevice(const HostDeviceOptions& options, const ThreadChoice& threads)
     : options_(options), pool_(threads.n_threads, threads.stay_on) {
   queue_.reserve(kQueuedLists);
+  waiters_.resize(kMostWaiters);
+  reached_.reserve(kMostWaiters);
   info_.name = CpuName();
   info_.kind = "cpu";
   info_.driver = "kvrun host";

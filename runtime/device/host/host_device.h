@@ -164,12 +164,14 @@ class HostDevice : public Device {
     uint64_t value = 0;
     std::condition_variable reached;
   };
+  // At once: an engine's thread and the KV thread. More are made where they are needed.
+  static constexpr size_t kMostWaiters = 8;
 
   void FindReached();
 
   std::mutex mutex_;                 // guards what follows
   std::condition_variable changed_;  // what the device's thread waits for: a list, a host's value, the end
-  std::list<Waiter> waiters_;        // as many as ever waited at once
+  std::list<Waiter> waiters_;        // kMostWaiters, or more
   std::vector<Waiter*> reached_;     // the device's thread's own: to be woken
   // Those from queue_begin_ on are to be carried out. Has room for what any step submits ahead, a list per
   // layer: how many wait at a time depends on time, and a decoded token must not allocate.
