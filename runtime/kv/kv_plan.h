@@ -29,7 +29,7 @@
 // Where neither is given, and it is known how fast flash is read and a layer computed (or `hide` is 0), more
 // is selected than has slots: as much as is read while a layer computes (ReadingPlan), never less than with
 // C = M. C is then as large as fits. Source: methods.md, section 6. Where even what has slots takes longer to
-// read, reads are limited to what does not (KvPlan::reads_per_layer), but to no less than a twentieth of M.
+// read, reads are limited to what does not (KvPlan::reads_per_layer), but to no less than 4 % of M.
 //
 // Samples (sample_entries) lie in the pool. With them there is no static set unless it is asked for.
 //

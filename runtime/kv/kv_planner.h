@@ -38,7 +38,7 @@ class Planner {
   static constexpr double kUsualHide = 0.9;
   // Groups that a layer reads at least, of those that are chosen, however slow flash is: fewer cost more than
   // they win (docs/quality.md).
-  static constexpr double kLeastReads = 0.05;
+  static constexpr double kLeastReads = 0.04;
   // Of own slots, those whose groups are chosen again in the next step: measured on three texts, 0.7 to 0.8.
   static constexpr double kChosenAgain = 0.75;
 

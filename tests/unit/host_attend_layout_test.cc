@@ -15,7 +15,10 @@ TEST(AttendLayout, CountsWhatItsPartsTake) {
                           .head_dim = head_dim,
                           .memory = reinterpret_cast<std::byte*>(memory.data())};
     const FewLayout few(rows);
-    EXPECT_EQ(few.v_scales() + kBlockEntries * kMaxRowScales, memory.data() + few.count());
+    EXPECT_EQ(few.weight_steps() + kFewRows * kMaxRowScales, memory.data() + few.count());
+    EXPECT_EQ(few.rounded_queries() + kFewRows * few.rounded_dims(),
+              reinterpret_cast<int16_t*>(few.query_steps()));
+    EXPECT_EQ((reinterpret_cast<std::byte*>(few.rounded_queries()) - rows.memory) % 64, 0);
     const ManyLayout many(rows);
     EXPECT_EQ(many.query_steps(many.n_tiles() - 1) + kTileRows, memory.data() + many.count());
   }

@@ -130,7 +130,9 @@ void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
   const auto scale = static_cast<float>(factor / std::sqrt(head_dim));
   const uint32_t sequence = Data<StepParams>(attention.step)->tokens[token].sequence;
   const float* const scales = Data<float>(args.sides.scales) + size_t{sequence} * rank;
-  for (size_t i = 0; i < n_z; ++i) z[i] *= scale * scales[i % rank];
+  for (size_t row = 0; row < n_z; row += rank) {
+    for (size_t i = 0; i < rank; ++i) z[row + i] *= scale * scales[i];
+  }
 }
 
 }  // namespace
