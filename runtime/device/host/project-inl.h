@@ -45,7 +45,7 @@ HWY_INLINE void AddProjections(const float* rows, size_t row_stride, size_t n_ro
       float* const to = out + row * rank + column;
       const auto add = [&](size_t r, auto sum) HWY_ATTR {
         if (row + r >= n_rows) return;
-        StoreFirst(d, hn::Add(LoadFirst(d, to + r * rank, n), sum), to + r * rank, n);
+        StoreFirst(d, hn::Add(LoadOnlyFirst(d, to + r * rank, n), sum), to + r * rank, n);
       };
       add(0, sum_a);
       add(1, sum_b);

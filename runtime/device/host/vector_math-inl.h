@@ -82,6 +82,15 @@ HWY_INLINE hn::Vec<D> LoadFirst(D d, const float* from, size_t n) {
   return n >= hn::Lanes(d) ? all : hn::IfThenElseZero(hn::FirstN(d, n), all);
 }
 
+// The same, of memory whose next floats may be another thread's.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadOnlyFirst(D d, const float* from, size_t n) {
+  if (n >= hn::Lanes(d)) return hn::LoadU(d, from);
+  HWY_ALIGN float lanes[HWY_MAX_BYTES / sizeof(float)] = {};
+  std::memcpy(lanes, from, n * sizeof(float));
+  return hn::Load(d, lanes);
+}
+
 // Writes nothing else, not even what was there: that may be another thread's.
 template <class D>
 HWY_INLINE void StoreFirst(D d, hn::Vec<D> value, float* to, size_t n) {
