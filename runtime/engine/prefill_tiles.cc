@@ -186,7 +186,7 @@ std::span<std::byte> PrefillTiles::behind() const {
 Status PrefillTiles::ReadAhead(const Chunk& chunk) {
   if (!has_room_ahead()) return Status::Ok();
   ahead_ = nullptr;
-  const uint64_t bytes = uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+  const uint64_t bytes = HiddenBytes(chunk);
   KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), ahead().first(bytes)));
   ahead_ = &chunk;
   return commands_.logits_buffer()->Flush(0, bytes);
@@ -195,15 +195,14 @@ Status PrefillTiles::ReadAhead(const Chunk& chunk) {
 Status PrefillTiles::WriteBehind() {
   if (behind_ == nullptr) return Status::Ok();
   const Chunk& chunk = *std::exchange(behind_, nullptr);
-  const uint64_t bytes = uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+  const uint64_t bytes = HiddenBytes(chunk);
   return spill_->Write(HiddenOffset(chunk), behind().first(bytes));
 }
 
 Status PrefillTiles::SaveHidden(const Chunk& chunk) {
   Buffer& hidden = *commands_.hidden();
-  const uint64_t row_bytes = commands_.config().n_embd * sizeof(float);
-  KVRUN_RETURN_IF_ERROR(hidden.Invalidate(0, chunk.n_rows * row_bytes));
-  const std::span<const std::byte> bytes = hidden.host().first(chunk.n_rows * row_bytes);
+  KVRUN_RETURN_IF_ERROR(hidden.Invalidate(0, HiddenBytes(chunk)));
+  const std::span<const std::byte> bytes = hidden.host().first(HiddenBytes(chunk));
   if (!hidden_.empty()) {
     std::memcpy(hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd, bytes.data(),
                 bytes.size());
@@ -216,6 +215,10 @@ Status PrefillTiles::SaveHidden(const Chunk& chunk) {
   return commands_.logits_buffer()->Flush(ahead().size(), bytes.size());
 }
 
+uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
+  return uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+}
+
 uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {
   return static_cast<uint64_t>(&chunk - chunks_.data()) * SpillAligned(ChunkHiddenBytes(commands_.config()));
 }
@@ -226,7 +229,7 @@ uint64_t PrefillTiles::TileOffset(uint32_t tile) const {
 
 Status PrefillTiles::LoadChunk(const Chunk& chunk) {
   Buffer& hidden = *commands_.hidden();
-  const uint64_t bytes = uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+  const uint64_t bytes = HiddenBytes(chunk);
   if (!hidden_.empty()) {
     std::memcpy(hidden.host().data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
                 bytes);

@@ -132,6 +132,7 @@ class PrefillTiles {
   bool has_room_ahead() const;
   std::span<std::byte> ahead() const;
   std::span<std::byte> behind() const;
+  uint64_t HiddenBytes(const Chunk& chunk) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
 

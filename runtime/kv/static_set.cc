@@ -250,25 +250,24 @@ std::span<const uint32_t> StaticSet::EntriesOf(uint32_t layer, uint32_t stream, 
 }
 
 void StaticSet::AddEntriesOf(std::span<const uint32_t> positions, uint32_t group) {
+  for (const uint32_t position : PositionsIn(positions, group))
+    entries_.push_back(position - group * plan_.record.group_tokens);
+}
+
+// Of ascending positions, those of a group.
+std::span<const uint32_t> StaticSet::PositionsIn(std::span<const uint32_t> positions, uint32_t group) const {
   const uint32_t begin = group * plan_.record.group_tokens;
-  for (auto at = std::lower_bound(positions.begin(), positions.end(), begin);
-       at != positions.end() && *at < begin + plan_.record.group_tokens; ++at) {
-    entries_.push_back(*at - begin);
-  }
+  const auto first = std::lower_bound(positions.begin(), positions.end(), begin);
+  auto last = first;
+  while (last != positions.end() && *last < begin + plan_.record.group_tokens) ++last;
+  return {first, last};
 }
 
 uint32_t StaticSet::CountOthers(uint32_t layer, uint32_t stream, uint32_t group) {
   if (IsPage(layer, stream, group)) return pages_->CountEntries(layer, stream, group);
-  const uint32_t begin = group * plan_.record.group_tokens;
-  uint32_t n = plan_.record.group_tokens;
-  for (const KeptTier tier : kKeptTiers) {
-    const std::span<const uint32_t> taken = positions(layer, stream, tier);
-    for (auto at = std::lower_bound(taken.begin(), taken.end(), begin);
-         at != taken.end() && *at < begin + plan_.record.group_tokens; ++at) {
-      --n;
-    }
-  }
-  return n;
+  size_t n_taken = 0;
+  for (const KeptTier tier : kKeptTiers) n_taken += PositionsIn(positions(layer, stream, tier), group).size();
+  return plan_.record.group_tokens - static_cast<uint32_t>(n_taken);
 }
 
 void StaticSet::AddOthers(uint32_t layer, uint32_t stream, uint32_t group, std::vector<uint32_t>* positions) {

@@ -102,6 +102,7 @@ class StaticSet {
   uint32_t most_entries() const;
   // As EntriesOf, of ascending positions; added to what is there.
   void AddEntriesOf(std::span<const uint32_t> positions, uint32_t group);
+  std::span<const uint32_t> PositionsIn(std::span<const uint32_t> positions, uint32_t group) const;
   // Of both precisions, ascending.
   std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }

@@ -85,6 +85,12 @@ std::vector<float> WordsAsFloats(std::span<const uint32_t> words) {
   return floats;
 }
 
+// Six standard deviations of what rounding a query to 8 bits does to a product. Its largest column is taken
+// for four times the mean one, and rows are uniform, with a root mean square of 1.15 times their mean.
+double RoundedProduct(const ScoreCase& c, double magnitude) {
+  return 6 * 4.0 / 127 / std::sqrt(12.0) * 1.15 * magnitude / std::sqrt(c.index.rank);
+}
+
 // A product's error: roundings of the query's norm and rotation, of the sums over dimensions, heads and
 // columns, and of the factors between, all of the sum of magnitudes. A softmax makes it relative, twice (of
 // the score, and of the sum). On the CPU come to that powers of 2, good to 2 units in the last place and of a
@@ -92,12 +98,6 @@ std::vector<float> WordsAsFloats(std::span<const uint32_t> words) {
 // good to 3 + 2|x| units in the last place, x at most 64 here, in both; and the sums' parts rounded to a
 // whole number in 2^-16 of a weight that is at least a half (of fewer than 2^14 entries), by at most 64
 // invocations. A group's mass is a sum more, of entries whose errors are relative.
-// Six standard deviations of what rounding a query to 8 bits does to a product. Its largest column is taken
-// for four times the mean one, and rows are uniform, with a root mean square of 1.15 times their mean.
-double RoundedProduct(const ScoreCase& c, double magnitude) {
-  return 6 * 4.0 / 127 / std::sqrt(12.0) * 1.15 * magnitude / std::sqrt(c.index.rank);
-}
-
 double ScoreTolerance(Device& device, const ScoreCase& c, double magnitude, double score) {
   double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kRoundoff * magnitude;
   if (RoundsActivations(device) && c.index.type == KvType::kInt4) product += RoundedProduct(c, magnitude);

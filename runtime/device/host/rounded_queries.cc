@@ -6,7 +6,7 @@
 
 namespace kvrun::host {
 
-void RoundedQueries::Round(const float* z, size_t rank) {
+void RoundedQueries::Round(const float* z, size_t rank) const {
   std::fill_n(quants, n_rows * stride(), int8_t{0});
   for (size_t row = 0; row < n_rows; ++row, z += rank) {
     float largest = 0.0F;

@@ -22,7 +22,7 @@ struct RoundedQueries {
     return rows * (sizeof(float) + sizeof(int32_t) + RoundUp(rank, kWordColumns));
   }
   // Of z, [n_rows, rank].
-  void Round(const float* z, size_t rank);
+  void Round(const float* z, size_t rank) const;
   size_t stride() const { return n_words * kWordColumns; }
 
   size_t n_rows;

@@ -514,7 +514,7 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, b
         .rounded = RoundedQueries(pool.Scratch(0, scratch_bytes) + first_pass_bytes, layout.n_rows, rank),
         .rounds = rounds};
     if (s.n_entries == 0) continue;
-    if (rounds) RoundedQueries(s.rounded).Round(s.z, rank);
+    if (rounds) s.rounded.Round(s.z, rank);
     const auto memory = [&](size_t worker) {
       std::byte* const own = pool.Scratch(static_cast<uint32_t>(worker), scratch_bytes) + shared_bytes;
       return WorkerMemory(own, tiling, rank, layout.n_rows, VectorLanes());
