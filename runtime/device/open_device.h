@@ -35,7 +35,7 @@ struct OpenDeviceOptions {
   bool remeasure = false;  // "auto" measures devices even where what they do is known
   // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: see ChooseThreads (host/host_cores.h)
-  bool exact_activations = false;  // products do not round them to 8 bits, nor a prompt's attention to 16
+  bool exact_activations = false;  // nothing rounds them to 8 bits or 16
   // As UseInstructionSet has it (host/instruction_sets.h): "avx2", for the whole process; empty: as it is.
   std::string instruction_set = {};
 };

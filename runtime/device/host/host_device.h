@@ -98,8 +98,8 @@ const T* Data(const Buffer* buffer) {
 
 struct HostDeviceOptions {
   uint32_t n_threads = 0;  // 0: one for each performance core, within the quota
-  // Matrix products and attention take floats; else those round them to 8 bits, and a prompt's attention
-  // to 16.
+  // Matrix products, attention and scores take floats; else products and scores of an index round them to 8
+  // bits, and attention to 16.
   bool exact_activations = false;
   // As UseInstructionSet has it, for all devices of the process; empty: as it is.
   std::string instruction_set = {};
