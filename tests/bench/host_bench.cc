@@ -256,7 +256,7 @@ class MassBench {
 
   void Attend(SlotAttentionArgs args) {
     args.attention.scratch = scratch_.get();
-    AttendSlots(pool_, args);
+    AttendSlots(pool_, args, /*exact=*/false);
   }
   void AttendInMemory(uint32_t layer) {
     AttentionArgs args = slots_.Memory(layer);
