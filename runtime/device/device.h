@@ -447,11 +447,6 @@ class CommandList {
   // Normalises and rotates the query, projects it, scores every group that can be chosen, and chooses.
   // Softmaxes run over all rows of groups that can be chosen. Equal scores: the lower group.
   virtual Status ScoreAndSelect(const ScoreArgs& args) = 0;
-  // Projects, quantises and stores the index rows of the step's entries; K: float, normalised and rotated,
-  // from column key_offset of rows of row_stride on.
-  virtual Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
-                             const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
-                             const IndexShape& shape, Buffer* index) = 0;
   // out[t] = k(first_token + t) . key_side - bias, float [n_tokens, rank], of one layer's KV of one sequence.
   virtual Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                              uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) = 0;

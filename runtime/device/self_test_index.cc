@@ -325,54 +325,6 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   return run.Compare(ExpectedScores(c, data, index, place), found, tolerance);
 }
 
-Result<std::string> CheckAppend(Device& device, KvType type, uint32_t n_tokens) {
-  constexpr uint32_t kDims = 40;
-  constexpr uint32_t kOddRank = 17;  // rows begin and end inside of words, and have whole ones
-  const IndexShape shape{type, kOddRank, kGroupTokens, 5, 1};
-  SelfTestRun run(device);
-  const std::vector<float> rows = RandomFloats(size_t{n_tokens} * kDims, 17);
-  const std::vector<float> side = RandomFloats(size_t{kDims} * kOddRank, 18);
-  const std::vector<float> bias = RandomFloats(kOddRank, 19);
-  const double largest = type == KvType::kF16 ? 65504.0 : LargestCode(type);
-  const std::vector<float> scales(kOddRank, type == KvType::kF16 ? 1.0F : static_cast<float>(4.0 / largest));
-  std::vector<StepToken> tokens;
-  for (uint32_t t = 0; t < n_tokens; ++t) {
-    tokens.push_back({.id = 0, .position = t + 1, .sequence = 0, .output_row = 0});
-  }
-  Buffer* index = run.Zeros(shape.size_bytes());
-  const Buffer* input = run.Floats(rows);
-  const Buffer* step = run.Step(tokens);
-  const IndexSides sides{.query_side = nullptr,
-                         .key_side = run.Floats(side),
-                         .bias = run.Floats(bias),
-                         .scales = run.Floats(scales)};
-  run.Run([&](CommandList& list) {
-    return list.AppendIndex(*input, kDims, 0, kDims, *step, n_tokens, sides, shape, index);
-  });
-  KVRUN_RETURN_IF_ERROR(run.status());
-
-  std::vector<uint32_t> words(shape.size_bytes() / sizeof(uint32_t));
-  std::memcpy(words.data(), run.Bytes(index, shape.size_bytes()).data(), shape.size_bytes());
-  const uint32_t bits = KvElementBits(type);
-  std::vector<double> expected;
-  std::vector<float> found;
-  for (uint32_t i = 0; i < n_tokens * kOddRank; ++i) {
-    const uint32_t position = 1 + i / kOddRank;
-    double sum = -bias[i % kOddRank];
-    for (uint32_t k = 0; k < kDims; ++k) {
-      sum += double{rows[i / kOddRank * kDims + k]} * side[k * kOddRank + i % kOddRank];
-    }
-    expected.push_back(std::clamp(sum / scales[0], -largest, largest));
-    const uint32_t bit = (position % kGroupTokens * kOddRank + i % kOddRank) * bits;
-    const uint32_t code = words[position / kGroupTokens * shape.group_words() + bit / 32] >> (bit % 32);
-    const uint32_t shift = 32 - bits;
-    found.push_back(type == KvType::kF16 ? HalfToFloat(static_cast<uint16_t>(code))
-                                         : static_cast<float>(static_cast<int32_t>(code << shift) >> shift));
-  }
-  // Codes are the nearest whole numbers; halves may be rounded to either neighbour.
-  return run.Compare(expected, found, type == KvType::kF16 ? 1e-3 : 0.51 / largest);
-}
-
 Result<std::string> CheckProjectKeys(Device& device, KvType type) {
   const KvShape kv{type, 1, 2, kHeadDim, 50};
   constexpr uint32_t kFirst = 3;

@@ -41,8 +41,6 @@ struct ScorePlace {
 // On success a line of detail, else what is wrong. tolerance: of scores, as a part of the largest.
 Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePlace& place,
                                double tolerance = 2e-3);
-// Rows are appended at positions 1 .. n_tokens, whose neighbours share words.
-Result<std::string> CheckAppend(Device& device, KvType type, uint32_t n_tokens);
 Result<std::string> CheckProjectKeys(Device& device, KvType type);
 Result<std::string> CheckGram(Device& device, uint32_t dim);
 

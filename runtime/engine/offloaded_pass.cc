@@ -245,15 +245,6 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
     KVRUN_RETURN_IF_ERROR(
         list.GatherRows(*commands_.qkv(), *commands_.step(), 1, commands_.qkv_dim(), queries_[layer].get()));
   }
-  if (scores()) {
-    const NewKeys keys{.rows = commands_.qkv(),
-                       .row_stride = commands_.qkv_dim(),
-                       .key_offset = config.q_dim(),
-                       .kv_dim = config.kv_dim(),
-                       .step = commands_.step(),
-                       .n_rows = n_rows};
-    KVRUN_RETURN_IF_ERROR(cache_->index()->RecordAppend(list, layer, keys));
-  }
   KVRUN_RETURN_IF_ERROR(list.AttendSlots(attention));
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows));
   if (takes_inputs() && layer + 1 < n_layers()) {
@@ -350,7 +341,7 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_rows_));
   if (cache_->NeedsLearning(kv_rows_)) KVRUN_RETURN_IF_ERROR(Learn());
   // Their rows must be there before the device scores them.
-  if (scores() && cache_->index()->takes_records()) KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
+  if (scores() && cache_->index()->takes_stored()) KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
   if (pace_) commands_.WriteMostChosen(pace_->count());

@@ -71,7 +71,8 @@ void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const floa
     if (shape.type == KvType::kF16) {
       value = FloatToHalf(rows[i]);
     } else {
-      const float quantised = std::clamp(std::nearbyint(rows[i] / scales[c]), -limit, limit);
+      // No number becomes one.
+      const float quantised = std::min(limit, std::max(-limit, std::nearbyint(rows[i] / scales[c])));
       value = static_cast<uint32_t>(static_cast<int32_t>(quantised)) & place.mask;
     }
     word = (word & ~(place.mask << place.shift)) | value << place.shift;

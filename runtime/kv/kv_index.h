@@ -67,19 +67,25 @@ class KvIndex {
   }
   // Before a step is submitted: what its lists read besides what they were recorded with.
   virtual Status WriteInputs(const KvStepInputs& /*inputs*/) { return Status::Ok(); }
-  // Records what adds the rows of a step's entries: `keys` has their K, normalised and rotated.
-  virtual Status RecordAppend(CommandList& /*list*/, uint32_t /*layer*/, const NewKeys& /*keys*/) const {
-    return Status::Ok();
-  }
   // KV thread, of rows that are not in memory: when the layer is served, and before the device goes on; when
   // a step has succeeded, in advance of the next.
   virtual Status EndLayer(uint32_t /*layer*/) { return Status::Ok(); }
   virtual Status PrepareStep() { return Status::Ok(); }
-  // Rows are made from stored records (NoteStored), and not by RecordAppend.
+  // Rows are made from stored records (NoteStored), those of prompts too.
   virtual bool takes_records() const { return false; }
   // Whole groups of a stream went to the store: records [n], from `first_group` on.
   virtual Status NoteStored(uint32_t /*layer*/, uint32_t /*stream*/, uint32_t /*first_group*/,
                             std::span<const std::byte> /*records*/) {
+    return Status::Ok();
+  }
+  // Rows of what steps add are there when it is stored.
+  bool takes_stored() const { return takes_records() || takes_keys(); }
+  // Rows of what steps add are made from the keys of whole groups (NoteKeys).
+  virtual bool takes_keys() const { return false; }
+  // A group of a sequence that a step has completed goes to the store: its K, normalised and rotated, float
+  // [group_tokens, key_dim]. No choice can name it yet.
+  virtual Status NoteKeys(uint32_t /*layer*/, uint32_t /*sequence*/, uint32_t /*group*/,
+                          std::span<const float> /*keys*/) {
     return Status::Ok();
   }
 

@@ -21,16 +21,6 @@ struct KvStepInputs {
   std::span<const float> angles;
 };
 
-// The step's keys on the device: rows [n_rows, row_stride] float, K of kv_dim columns from key_offset on.
-struct NewKeys {
-  const Buffer* rows = nullptr;
-  uint32_t row_stride = 0;
-  uint32_t key_offset = 0;
-  uint32_t kv_dim = 0;
-  const Buffer* step = nullptr;  // StepParams
-  uint32_t n_rows = 0;
-};
-
 // Of decode steps, since the session's statistics were reset.
 struct KvStats {
   uint64_t chosen_groups = 0;  // pinned ones left out

@@ -20,6 +20,15 @@ std::vector<float> RandomValues(size_t n, float scale, Random& random) {
   return values;
 }
 
+// Constants of an adapter that the host reads as well.
+Result<std::unique_ptr<Buffer>> CreateShared(Device& device, std::span<const float> values) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
+                         device.CreateBuffer(values.size_bytes(), BufferUse::kShared, "adapters"));
+  std::memcpy(buffer->host().data(), values.data(), values.size_bytes());
+  KVRUN_RETURN_IF_ERROR(FlushAll(*buffer));
+  return buffer;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LowRankIndex>> LowRankIndex::Create(Device& device, const KvPlan& plan,
@@ -47,9 +56,23 @@ void LowRankIndex::FillScore(uint32_t layer, ScoreArgs* args) const {
   args->query_form = QueryForm::kProjected;
 }
 
-Status LowRankIndex::RecordAppend(CommandList& list, uint32_t layer, const NewKeys& keys) const {
-  return list.AppendIndex(*keys.rows, keys.row_stride, keys.key_offset, keys.kv_dim, *keys.step, keys.n_rows,
-                          layers_[layer].sides, plan_.index, layers_[layer].rows.get());
+Status LowRankIndex::NoteKeys(uint32_t layer_index, uint32_t sequence, uint32_t group,
+                              std::span<const float> keys) {
+  Layer& layer = layers_[layer_index];
+  const size_t rank = plan_.index.rank;
+  for (size_t entry = 0; entry < plan_.record.group_tokens; ++entry) {
+    const std::span<float> row = std::span(projected_).subspan(entry * rank, rank);
+    for (size_t c = 0; c < rank; ++c) row[c] = -layer.bias_values[c];
+    for (size_t i = 0; i < key_dim(); ++i) {
+      const float value = keys[entry * key_dim() + i];
+      const float* const side = layer.key_side_values.data() + i * rank;
+      for (size_t c = 0; c < rank; ++c) row[c] += value * side[c];
+    }
+  }
+  PackIndexRows(plan_.index, group * plan_.record.group_tokens, projected_, ScalesOf(layer, sequence),
+                WordsOf(layer, sequence));
+  const uint64_t group_bytes = uint64_t{plan_.index.group_words()} * sizeof(uint32_t);
+  return layer.rows->Flush((uint64_t{sequence} * plan_.index.n_groups + group) * group_bytes, group_bytes);
 }
 
 Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapter) {
@@ -64,13 +87,15 @@ Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapte
     }
     bias[c] = static_cast<float>(sum);
   }
-  KVRUN_ASSIGN_OR_RETURN(layer.key_side, device_.CreateConstants(adapter.key_side, "adapters"));
+  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, adapter.key_side));
   KVRUN_ASSIGN_OR_RETURN(layer.query_side, device_.CreateConstants(adapter.query_side, "adapters"));
-  KVRUN_ASSIGN_OR_RETURN(layer.bias, device_.CreateConstants(bias, "adapters"));
+  KVRUN_ASSIGN_OR_RETURN(layer.bias, CreateShared(device_, bias));
   layer.sides = {.query_side = layer.query_side.get(),
                  .key_side = layer.key_side.get(),
                  .bias = layer.bias.get(),
                  .scales = layer.scales.get()};
+  layer.key_side_values = Floats(*layer.key_side);
+  layer.bias_values = Floats(*layer.bias);
   return Status::Ok();
 }
 
@@ -79,6 +104,8 @@ Status LowRankIndex::SetCommonAdapter(const LayerAdapter& adapter) {
   for (Layer& layer : layers_) {
     layer.sides = layers_[0].sides;
     layer.sides.scales = layer.scales.get();
+    layer.key_side_values = layers_[0].key_side_values;
+    layer.bias_values = layers_[0].bias_values;
   }
   return Status::Ok();
 }
@@ -110,11 +137,12 @@ Status LowRankIndex::SetScales(uint32_t layer_index, uint32_t sequence,
 Status LowRankIndex::WriteRows(uint32_t layer_index, uint32_t sequence, uint32_t begin,
                                std::span<const float> projected) {
   Layer& layer = layers_[layer_index];
-  const IndexShape& shape = plan_.index;
-  const auto* scales =
-      reinterpret_cast<const float*>(layer.scales->host().data()) + size_t{sequence} * shape.rank;
-  PackIndexRows(shape, begin, projected, {scales, shape.rank}, WordsOf(layer, sequence));
+  PackIndexRows(plan_.index, begin, projected, ScalesOf(layer, sequence), WordsOf(layer, sequence));
   return FlushAll(*layer.rows);
+}
+
+std::span<const float> LowRankIndex::ScalesOf(const Layer& layer, uint32_t sequence) const {
+  return Floats(*layer.scales).subspan(size_t{sequence} * plan_.index.rank, plan_.index.rank);
 }
 
 std::span<uint32_t> LowRankIndex::WordsOf(const Layer& layer, uint32_t sequence) const {
@@ -149,7 +177,6 @@ Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t gro
   const uint32_t rank = plan_.index.rank;
   const uint64_t group_bytes = uint64_t{plan_.index.group_words()} * sizeof(uint32_t);
   const uint64_t at = (uint64_t{stream} * plan_.index.n_groups + group) * group_bytes;
-  KVRUN_RETURN_IF_ERROR(layer.rows->Invalidate(at, group_bytes));
   const std::span<uint32_t> words = WordsOf(layer, stream);
   TakenOut& taken_out = layer.taken_out[stream];
   if (taken_out.positions.capacity() == 0) {
@@ -209,9 +236,6 @@ Status LowRankIndex::IndexStored(uint32_t layer, uint32_t sequence, const LayerA
     KVRUN_RETURN_IF_ERROR(SetScales(layer, sequence, scales));
   }
   ForgetTakenOut(layer, sequence);
-  // What steps have written shares words with what is written now.
-  Buffer& rows = *layers_[layer].rows;
-  KVRUN_RETURN_IF_ERROR(rows.Invalidate(0, rows.size_bytes()));
   return visit_projected(0, [&](uint32_t first, std::span<const float> values) {
     return WriteRows(layer, sequence, first, values);
   });
@@ -219,9 +243,7 @@ Status LowRankIndex::IndexStored(uint32_t layer, uint32_t sequence, const LayerA
 
 Status LowRankIndex::IndexOthers(uint32_t layer, uint32_t sequence, const LayerAdapter& adapter,
                                  StoredKeys& stored) {
-  const uint32_t rank = plan_.index.rank;
-  const auto* scales = reinterpret_cast<const float*>(layers_[layer].scales->host().data());
-  const std::span<const float> of_sequence(scales + size_t{sequence} * rank, rank);
+  const std::span<const float> of_sequence = ScalesOf(layers_[layer], sequence);
   for (uint32_t other = 0; other < stored.n_sequences(); ++other) {
     if (other == sequence || stored.length(other) == 0) continue;
     // Of few entries alone they would be too small for those to come.
@@ -260,10 +282,12 @@ Status LowRankIndex::IndexPrompt(uint32_t layer, const KvRange& prompt, PromptKe
                                        }));
     KVRUN_RETURN_IF_ERROR(SetScales(layer, prompt.sequence, scales.Scales(index.type)));
   }
-  KVRUN_RETURN_IF_ERROR(
-      keys.Project(begin, sides(layer), index.rank, [&](uint32_t first, std::span<const float> projected) {
-        return WriteRows(layer, prompt.sequence, first, projected);
-      }));
+  // Of a group that steps have begun, no rows are there.
+  const uint32_t first_row = begin / plan_.record.group_tokens * plan_.record.group_tokens;
+  KVRUN_RETURN_IF_ERROR(keys.Project(first_row, sides(layer), index.rank,
+                                     [&](uint32_t first, std::span<const float> projected) {
+                                       return WriteRows(layer, prompt.sequence, first, projected);
+                                     }));
   return learned ? IndexOthers(layer, prompt.sequence, *learned, stored) : Status::Ok();
 }
 

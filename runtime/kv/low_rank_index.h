@@ -18,7 +18,8 @@ class LowRankIndex final : public KvIndex {
   static Result<std::unique_ptr<LowRankIndex>> Create(Device& device, const KvPlan& plan, uint32_t n_layers);
 
   void FillScore(uint32_t layer, ScoreArgs* args) const override;
-  Status RecordAppend(CommandList& list, uint32_t layer, const NewKeys& keys) const override;
+  bool takes_keys() const override { return true; }
+  Status NoteKeys(uint32_t layer, uint32_t sequence, uint32_t group, std::span<const float> keys) override;
 
   // Their rows are those of a mean key: 0. Where adapters take no mean off that would be a key like no other,
   // and where each KV head of a sequence selects a row is of them all: these stay.
@@ -50,15 +51,20 @@ class LowRankIndex final : public KvIndex {
   struct Layer {
     std::unique_ptr<Buffer> rows;    // kShared, IndexShape
     std::unique_ptr<Buffer> scales;  // kShared, float [n_sequences, rank]
-    std::unique_ptr<Buffer> key_side;
+    std::unique_ptr<Buffer> key_side;  // kShared, as NoteKeys reads it
     std::unique_ptr<Buffer> query_side;
-    std::unique_ptr<Buffer> bias;
+    std::unique_ptr<Buffer> bias;  // kShared
     IndexSides sides;
+    std::span<const float> key_side_values;  // float [key_dim, rank]: the layer's own, or what all share
+    std::span<const float> bias_values;      // float [rank]
     std::vector<TakenOut> taken_out;  // of each sequence
   };
 
   LowRankIndex(Device& device, const KvPlan& plan, uint32_t n_layers)
-      : device_(device), plan_(plan), layers_(n_layers) {}
+      : device_(device),
+        plan_(plan),
+        layers_(n_layers),
+        projected_(size_t{plan.record.group_tokens} * plan.index.rank) {}
 
   Status CreateBuffers();
   // From projected keys of a sequence: the index's column scales, sinks left out. Only where rows are
@@ -75,6 +81,7 @@ class LowRankIndex final : public KvIndex {
   Status IndexOthers(uint32_t layer, uint32_t sequence, const LayerAdapter& adapter, StoredKeys& stored);
 
   std::span<uint32_t> WordsOf(const Layer& layer, uint32_t sequence) const;
+  std::span<const float> ScalesOf(const Layer& layer, uint32_t sequence) const;
   void PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& taken_out) const;
   // Rows are written anew.
   void ForgetTakenOut(uint32_t layer, uint32_t sequence) { layers_[layer].taken_out[sequence] = {}; }
@@ -85,6 +92,7 @@ class LowRankIndex final : public KvIndex {
   Device& device_;
   const KvPlan& plan_;
   std::vector<Layer> layers_;
+  std::vector<float> projected_;         // of NoteKeys
   std::optional<LayerAdapter> learned_;  // of the layer that is prefilled, until its rows are there
   bool is_ready_ = false;
 };

@@ -31,6 +31,7 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
       groups_stored_(plan.n_sequences),
       is_to_take_back_(plan.n_sequences),
       encoded_(plan.record.size_bytes()) {
+  if (index != nullptr && index->takes_keys()) keys_.resize(size_t{group_tokens()} * plan.key_dim());
   fetches_.reserve(kKeysAtOnce);
   groups_.reserve(kKeysAtOnce);
   step_rows_.reserve(plan.n_sequences);
@@ -257,9 +258,21 @@ Status SequenceLedger::StoreGroup(uint32_t sequence, uint32_t group) {
       if (group < plan_.n_exact_groups)
         KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record, encoded_));
       KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
+      if (!keys_.empty()) DecodeKeys(i, stream, plan_.window_record, record, 0, keys_);
     }
+    if (!keys_.empty()) KVRUN_RETURN_IF_ERROR(index_->NoteKeys(i, sequence, group, keys_));
   }
   return Status::Ok();
+}
+
+// Of a stream's record, among all keys of its entries: keys [entries, key_dim], from entry `first` on.
+void SequenceLedger::DecodeKeys(uint32_t layer, uint32_t stream, const KvRecordShape& shape,
+                                std::span<const std::byte> record, uint32_t first,
+                                std::span<float> keys) const {
+  const uint32_t key_dim = plan_.key_dim();
+  const uint32_t head_columns = plan_.record.n_heads * plan_.record.head_dim;
+  spaces_.DecodeKeys(layer, stream, shape, record, key_dim,
+                     keys.subspan(size_t{first} * key_dim + stream % heads() * head_columns));
 }
 
 void SequenceLedger::EndStep(std::span<const KvRow> rows) {
@@ -329,7 +342,6 @@ Status SequenceLedger::Visit(uint32_t layer, uint32_t sequence, uint32_t begin, 
   const uint32_t key_dim = plan_.key_dim();
   KVRUN_CHECK(n_stored == length / group_tokens());
   const uint32_t at_once = std::max(1U, kKeysAtOnce / group_tokens());
-  const uint32_t head_columns = plan_.record.n_heads * plan_.record.head_dim;
   std::vector<std::byte> records(at_once * record_bytes());
   std::vector<float> keys(size_t{at_once} * group_tokens() * key_dim);
   for (uint32_t group = begin / group_tokens(); group * group_tokens() < length;) {
@@ -343,9 +355,8 @@ Status SequenceLedger::Visit(uint32_t layer, uint32_t sequence, uint32_t begin, 
         if (!is_stored) {
           KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer, stream, group));
         }
-        spaces_.DecodeKeys(
-            layer, stream, is_stored ? plan_.record : plan_.window_record, record, key_dim,
-            std::span(keys).subspan(size_t{i} * group_tokens() * key_dim + head * head_columns));
+        DecodeKeys(layer, stream, is_stored ? plan_.record : plan_.window_record, record, i * group_tokens(),
+                   keys);
       }
     }
     const uint32_t first = std::max(begin, group * group_tokens());

@@ -76,6 +76,8 @@ class SequenceLedger final : public KvLedger {
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   bool IsLeaving(const KvRow& row, uint32_t group) const;
   Status StoreGroup(uint32_t sequence, uint32_t group);
+  void DecodeKeys(uint32_t layer, uint32_t stream, const KvRecordShape& shape,
+                  std::span<const std::byte> record, uint32_t first, std::span<float> keys) const;
   Status AppendStream(uint32_t layer, uint32_t stream, uint32_t first_group,
                       std::span<const std::byte> records);
 
@@ -98,6 +100,7 @@ class SequenceLedger final : public KvLedger {
   std::vector<uint32_t> groups_stored_;  // of each sequence: whole groups in the store
   std::vector<bool> is_to_take_back_;    // of each sequence: StaticSet::TakeBack
   std::vector<std::byte> encoded_;       // a record that leaves the window
+  std::vector<float> keys_;              // of its group, where the index takes them
   std::vector<GroupFetch> fetches_;
   std::vector<uint32_t> groups_;  // of ReadGroups
 };

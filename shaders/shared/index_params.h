@@ -84,24 +84,14 @@ struct SelectGroupsParams {
   uint per_weight;  // groups are ranked by score / weight
 };
 
-// out[t, column] = row t . side[., column] - bias[column].
+// out[t, column] = K of entry first_token + t . side[., column] - bias[column].
 struct ProjectKeysParams {
   uint n_tokens;
   uint n_dims;  // n_kv_heads * head_dim
   uint rank;
-  uint row_begin;  // first dimension of row 0; of rows in a KV buffer: the first token
-  uint row_stride;
+  uint first_token;
   uint head_dim;
   uint n_ctx;
-};
-
-struct QuantizeIndexParams {
-  uint n_tokens;
-  uint rank;
-  uint group_tokens;
-  uint n_groups;
-  uint group_words;
-  uint row_words;  // that an entry touches at most
 };
 
 struct AccumulateGramParams {

@@ -65,9 +65,7 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "rotate_query",       "project_query",
                                "score_rows9_int4",   "score_groups9_f16",
                                "score_groups3_int8", "score_sum_int8",
-                               "select_groups",      "project_row_f32",
-                               "project_rows_f32",   "project_keys_f16",
-                               "quantize_index_f16", "quantize_index_int4",
+                               "select_groups",      "project_keys_f16",
                                "accumulate_gram",    "sign_query",
                                "slot_mass",          "sum_weights_f16",
                                "attention_mass_f32"}) {

@@ -100,12 +100,6 @@ class LoggedList : public CommandList {
     buffers.insert(buffers.end(), {args.query, args.index, args.scratch, args.chosen});
     return Note("score_and_select", buffers);
   }
-  Status AppendIndex(const Buffer& rows, uint32_t, uint32_t, uint32_t, const Buffer& step, uint32_t,
-                     const IndexSides& sides, const IndexShape&, Buffer* index) override {
-    std::vector<const Buffer*> buffers = Of(sides);
-    buffers.insert(buffers.end(), {&rows, &step, index});
-    return Note("append_index", buffers);
-  }
   Status ProjectKeys(const Buffer& kv, const KvShape&, uint32_t, uint32_t, const IndexSides& sides, uint32_t,
                      Buffer* out) override {
     std::vector<const Buffer*> buffers = Of(sides);
@@ -482,8 +476,6 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
                              .scratch = at(15),
                              .chosen = at(16)});
   });
-  expect("append", {9, 10, 11, 12, 0, 1, 2},
-         [&](List& l) { return l.AppendIndex(*at(0), 1, 0, 1, *at(1), 99, sides, {}, at(2)); });
   expect("project", {9, 10, 11, 12, 0, 1},
          [&](List& l) { return l.ProjectKeys(*at(0), {}, 0, 99, sides, 1, at(1)); });
   expect("gram", {0, 1},

@@ -151,11 +151,6 @@ std::map<std::string, OffsetTable> MassOperationOffsets() {
 
 // Those of shaders/shared/index_params.h.
 std::map<std::string, OffsetTable> IndexOperationOffsets() {
-  const OffsetTable project_keys{sizeof(ProjectKeysParams),
-                                 {offsetof(ProjectKeysParams, n_tokens), offsetof(ProjectKeysParams, n_dims),
-                                  offsetof(ProjectKeysParams, rank), offsetof(ProjectKeysParams, row_begin),
-                                  offsetof(ProjectKeysParams, row_stride),
-                                  offsetof(ProjectKeysParams, head_dim), offsetof(ProjectKeysParams, n_ctx)}};
   return {
       {"rotate_query",
        {sizeof(RotateQueryParams),
@@ -198,19 +193,17 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
          offsetof(SampleGroupsParams, n_chosen), offsetof(SampleGroupsParams, n_sampled),
          offsetof(SampleGroupsParams, scores_begin), offsetof(SampleGroupsParams, scores_stride),
          offsetof(SampleGroupsParams, seed)}}},
-      {"quantize_index",
-       {sizeof(QuantizeIndexParams),
-        {offsetof(QuantizeIndexParams, n_tokens), offsetof(QuantizeIndexParams, rank),
-         offsetof(QuantizeIndexParams, group_tokens), offsetof(QuantizeIndexParams, n_groups),
-         offsetof(QuantizeIndexParams, group_words), offsetof(QuantizeIndexParams, row_words)}}},
       {"accumulate_gram",
        {sizeof(AccumulateGramParams),
         {offsetof(AccumulateGramParams, n_vectors), offsetof(AccumulateGramParams, first_row),
          offsetof(AccumulateGramParams, row_stride), offsetof(AccumulateGramParams, first_column),
          offsetof(AccumulateGramParams, dim), offsetof(AccumulateGramParams, n_blocks),
          offsetof(AccumulateGramParams, sums_offset)}}},
-      {"project_keys", project_keys},
-      {"project_row", project_keys},
+      {"project_keys",
+       {sizeof(ProjectKeysParams),
+        {offsetof(ProjectKeysParams, n_tokens), offsetof(ProjectKeysParams, n_dims),
+         offsetof(ProjectKeysParams, rank), offsetof(ProjectKeysParams, first_token),
+         offsetof(ProjectKeysParams, head_dim), offsetof(ProjectKeysParams, n_ctx)}}},
   };
 }
 

@@ -89,14 +89,6 @@ Status HostCommandList::ScoreAndSelect(const ScoreArgs& args) {
                 });
 }
 
-Status HostCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
-                                    uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens,
-                                    const IndexSides& sides, const IndexShape& shape, Buffer* index) {
-  return Record("append_index", index, [=, &rows, &step](ThreadPool& pool) {
-    host::AppendIndex(pool, rows, row_stride, key_offset, n_kv_dim, step, n_tokens, sides, shape, index);
-  });
-}
-
 Status HostCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                                     uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) {
   return Record("project_keys", out, [=, &kv](ThreadPool& pool) {

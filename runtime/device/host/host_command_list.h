@@ -38,9 +38,6 @@ class HostCommandList : public CommandList {
   Status DecodeRecords(const Buffer& records, const KvRecordShape& record, const EntrySpace& space,
                        uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
   Status ScoreAndSelect(const ScoreArgs& args) override;
-  Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
-                     const Buffer& step, uint32_t n_tokens, const IndexSides& sides, const IndexShape& shape,
-                     Buffer* index) override;
   Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_tokens,
                      const IndexSides& sides, uint32_t rank, Buffer* out) override;
   Status AccumulateGram(const GramArgs& args) override;

@@ -1,4 +1,4 @@
-// Upkeep of the index: keys projected, and stored as index rows.
+// Keys of a prompt, projected.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/index.cc"
 #include <hwy/foreach_target.h>
@@ -6,13 +6,10 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "platform/base/check.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/project-inl.h"
 #include "runtime/device/host/vector_math-inl.h"
-#include "shaders/shared/step_params.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
@@ -54,84 +51,12 @@ constexpr size_t kProjectGrain = 40000;
 
 size_t RowGrain(size_t n_dims, size_t rank) { return kProjectGrain / (n_dims * rank) + 1; }
 
-uint32_t Encode(KvType type, float value, float scale) {
-  if (type == KvType::kF16) return FloatToHalf(value);
-  const uint32_t bits = KvElementBits(type);
-  const auto largest = static_cast<float>((1U << (bits - 1)) - 1);
-  // A column that was zero wherever the scale was made has none.
-  const float quotient = scale > 0.0F ? value / scale : 0.0F;
-  // No number either, as what is computed of a read that failed, becomes one: the step is given up
-  // afterwards.
-  const float in_range = std::min(largest, std::max(-largest, quotient));
-  const auto code = static_cast<int32_t>(std::nearbyint(in_range));
-  return static_cast<uint32_t>(code) & ((1U << bits) - 1);
-}
-
-// Neighbouring entries may share a word, and be another worker's: each sets only its own bits.
-void SetBits(uint32_t* word, uint32_t mask, uint32_t bits) {
-  if (mask == ~0U) {
-    *word = bits;
-  } else if (mask != 0) {
-    // std::atomic_ref in other words: libc++ gets it with version 19.
-    __atomic_fetch_and(word, ~mask, __ATOMIC_RELAXED);
-    __atomic_fetch_or(word, bits, __ATOMIC_RELAXED);
-  }
-}
-
-void StoreRow(const IndexShape& shape, const StepToken& token, const float* row, const float* scales,
-              uint32_t* index) {
-  const uint32_t group = token.position / shape.group_tokens;
-  if (group >= shape.n_groups) return;
-  const uint32_t element_bits = KvElementBits(shape.type);
-  const size_t words_begin = (size_t{token.sequence} * shape.n_groups + group) * shape.group_words();
-  const size_t first_bit = size_t{token.position % shape.group_tokens} * shape.rank * element_bits;
-  uint32_t* word = index + words_begin + first_bit / 32;
-  auto shift = static_cast<uint32_t>(first_bit % 32);
-  uint32_t mask = 0;
-  uint32_t bits = 0;
-  for (uint32_t column = 0; column < shape.rank; ++column) {
-    bits |= Encode(shape.type, row[column], scales[column]) << shift;
-    mask |= ((1U << element_bits) - 1) << shift;
-    shift += element_bits;
-    if (shift == 32) {
-      SetBits(word++, mask, bits);
-      shift = mask = bits = 0;
-    }
-  }
-  SetBits(word, mask, bits);
-}
-
 // out [n_rows, rank] = minus the bias.
 void StartRows(const float* bias, size_t n_rows, size_t rank, float* out) {
   for (size_t i = 0; i < n_rows * rank; ++i) out[i] = -bias[i % rank];
 }
 
 }  // namespace
-
-void AppendIndex(ThreadPool& pool, const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
-                 uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
-                 const IndexShape& shape, Buffer* index) {
-  KVRUN_CHECK(shape.rows_per_group == 0);
-  const size_t rank = shape.rank;
-  const size_t bytes = (kRowsAtOnce * rank + kVectorFloats) * sizeof(float);
-  pool.ReserveScratch(bytes);
-  const auto* params = Data<StepParams>(&step);
-  const auto* scales = Data<float>(sides.scales);
-  pool.ParallelFor(n_tokens, RowGrain(n_kv_dim, rank), [&](size_t begin, size_t end, uint32_t worker) {
-    auto* projected = reinterpret_cast<float*>(pool.Scratch(worker, bytes));
-    for (; begin < end; begin += kRowsAtOnce) {
-      const size_t n = std::min(kRowsAtOnce, end - begin);
-      StartRows(Data<float>(sides.bias), n, rank, projected);
-      HWY_DYNAMIC_DISPATCH(ProjectRows)
-      (Data<float>(&rows) + begin * row_stride + key_offset, row_stride, n, n_kv_dim,
-       Data<float>(sides.key_side), rank, projected);
-      for (size_t i = 0; i < n; ++i) {
-        const StepToken& token = params->tokens[begin + i];
-        StoreRow(shape, token, projected + i * rank, scales + token.sequence * rank, Data<uint32_t>(index));
-      }
-    }
-  });
-}
 
 void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                  uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) {

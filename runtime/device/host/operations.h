@@ -55,9 +55,6 @@ void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape&
 uint64_t ScoreScratchBytes(const ScoreArgs& args);
 // exact: as in MatMul; else queries of an index of int4 may be rounded, as score_rounded-inl.h says.
 void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact);
-void AppendIndex(ThreadPool& pool, const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
-                 uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens, const IndexSides& sides,
-                 const IndexShape& shape, Buffer* index);
 void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                  uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out);
 void AccumulateGram(ThreadPool& pool, const GramArgs& args);

@@ -241,10 +241,6 @@ void AddIndexChecks(Checks& checks) {
     c.reduction = HeadReduction::kSum;
     c.rows_per_group = 1;
     add_score(c, "signed, a row per group");
-    for (const uint32_t n_tokens : {2U, 15U}) {
-      Add(checks, fmt::format("append_index ({}, {} rows)", TypeName(type), n_tokens),
-          [=](HostDevice& device) { return CheckAppend(device, type, n_tokens); });
-    }
   }
   for (const KvType type : {KvType::kF16, KvType::kF32}) {
     Add(checks, fmt::format("project_keys ({})", TypeName(type)),

@@ -89,14 +89,6 @@ Status PairCommandList::ScoreAndSelect(const ScoreArgs& args) {
   return own_->ScoreAndSelect(own_args_(args));
 }
 
-Status PairCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
-                                    uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens,
-                                    const IndexSides& sides, const IndexShape& shape, Buffer* index) {
-  KVRUN_RETURN_IF_ERROR(Begin(n_tokens));
-  return own_->AppendIndex(own_args_(rows), row_stride, key_offset, n_kv_dim, own_args_(step), n_tokens,
-                           own_args_(sides), shape, own_args_(index));
-}
-
 Status PairCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                                     uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) {
   KVRUN_RETURN_IF_ERROR(Begin(n_tokens));

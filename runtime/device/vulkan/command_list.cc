@@ -138,14 +138,6 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   return Status::Ok();
 }
 
-Result<const Buffer*> VulkanCommandList::Temporary(uint64_t size_bytes) {
-  if (temporaries_.empty() || temporaries_.back()->size_bytes() < size_bytes) {
-    KVRUN_ASSIGN_OR_RETURN(auto buffer, device_.CreateBuffer(size_bytes, BufferUse::kDevice, "activations"));
-    temporaries_.push_back(std::move(buffer));
-  }
-  return temporaries_.back().get();
-}
-
 Status VulkanCommandList::Finish() {
   RecordFullBarrier(device_.vulkan(), commands_);
   KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));

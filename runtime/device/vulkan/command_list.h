@@ -65,9 +65,6 @@ class VulkanCommandList : public CommandList {
   Status DecodeRecords(const Buffer& records, const KvRecordShape& record, const EntrySpace& space,
                        uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
   Status ScoreAndSelect(const ScoreArgs& args) override;
-  Status AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset, uint32_t n_kv_dim,
-                     const Buffer& step, uint32_t n_tokens, const IndexSides& sides, const IndexShape& shape,
-                     Buffer* index) override;
   Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_tokens,
                      const IndexSides& sides, uint32_t rank, Buffer* out) override;
   Status AccumulateGram(const GramArgs& args) override;
@@ -109,10 +106,6 @@ class VulkanCommandList : public CommandList {
   Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
                       uint32_t first_row, uint32_t groups_y);
   // Keys in float rows ("rows_f32") or in a KV buffer ("keys_f16", "keys_f32").
-  Status Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
-                 const ProjectKeysParams& params, const Buffer* out);
-  // What passes between dispatches of one operation; each may use it anew. Lives as long as the list.
-  Result<const Buffer*> Temporary(uint64_t size_bytes);
   Status BeginPart();
   void OrderAfterEarlier(std::span<const Binding> storage);
   void NoteHostBuffer(const VulkanBuffer& buffer);
@@ -130,7 +123,6 @@ class VulkanCommandList : public CommandList {
   std::vector<const DeviceBuffer*> written_;  // since the last barrier
   std::vector<const VulkanBuffer*> uploads_;
   std::vector<const VulkanBuffer*> readbacks_;
-  std::vector<std::unique_ptr<Buffer>> temporaries_;  // ever larger
   std::optional<TimestampPool> timestamps_;
   std::vector<std::string> timed_;  // the variant that ended at timestamp i + 1
 };

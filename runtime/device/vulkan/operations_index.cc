@@ -22,12 +22,10 @@ namespace {
 
 constexpr uint32_t kTileColumns = 32;         // of project_query.comp and project_keys.comp
 constexpr uint32_t kTileQueries = 4;          // of project_query.comp
-constexpr uint32_t kTileRows = 32;            // of project_keys.comp, where there are several
-constexpr uint32_t kFewRows = 8;              // up to so many, rows are projected one by one
+constexpr uint32_t kTileRows = 32;            // of project_keys.comp
 constexpr uint32_t kQueryLocalSize = 32;      // of project_query.comp
 constexpr uint32_t kSignLocalSize = 32;       // of sign_query.comp
-constexpr uint32_t kRowLocalSize = 64;        // of project_keys.comp with ROWS=1
-constexpr uint32_t kDirectLocalSize = 8;      // of both with DIRECT
+constexpr uint32_t kDirectLocalSize = 8;      // of project_query.comp with DIRECT
 constexpr uint32_t kWeightedLocalSize = 128;  // of select_weighted.comp, where it is not narrow
 constexpr uint32_t kSampleLocalSize = 128;    // of sample_groups.comp, where it is not narrow
 
@@ -258,59 +256,6 @@ Status VulkanCommandList::SampleGroups(const ScoreArgs& args, const ScorePlan& s
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::Project(std::string_view source, const Buffer& rows, const IndexSides& sides,
-                                  const ProjectKeysParams& params, const Buffer* out) {
-  const bool one_by_one = source == "rows_f32" && params.n_tokens <= kFewRows;
-  const bool is_direct =
-      device_.is_cpu() && params.n_dims % 4 == 0 && params.row_begin % 4 == 0 && params.row_stride % 4 == 0;
-  std::vector<uint32_t> constants = {IsVector(params.rank)};
-  if (one_by_one) {
-    constants.insert(constants.end(), {is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kRowLocalSize});
-  }
-  const KernelChoice kernel{
-      .variant = fmt::format("project_{}_floor", one_by_one ? "row_f32" : source),
-      .constants = std::move(constants),
-      .groups = {CeilDiv(params.rank, kTileColumns),
-                 one_by_one ? params.n_tokens : CeilDiv(params.n_tokens, kTileRows), 1}};
-  const std::array storage = {
-      Binding{MemoryOrEmpty(&rows), Access::kRead}, Binding{MemoryOrEmpty(sides.key_side), Access::kRead},
-      Binding{MemoryOrEmpty(sides.bias), Access::kRead}, Binding{MemoryOrEmpty(out), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
-}
-
-Status VulkanCommandList::AppendIndex(const Buffer& rows, uint32_t row_stride, uint32_t key_offset,
-                                      uint32_t n_kv_dim, const Buffer& step, uint32_t n_tokens,
-                                      const IndexSides& sides, const IndexShape& shape, Buffer* index) {
-  KVRUN_CHECK(shape.rows_per_group == 0);
-  KVRUN_RETURN_IF_ERROR(CheckRank(shape.rank));
-  KVRUN_ASSIGN_OR_RETURN(const Buffer* projected, Temporary(uint64_t{n_tokens} * shape.rank * sizeof(float)));
-  const ProjectKeysParams project{.n_tokens = n_tokens,
-                                  .n_dims = n_kv_dim,
-                                  .rank = shape.rank,
-                                  .row_begin = key_offset,
-                                  .row_stride = row_stride,
-                                  .head_dim = n_kv_dim,
-                                  .n_ctx = 0};
-  KVRUN_RETURN_IF_ERROR(Project("rows_f32", rows, sides, project, projected));
-
-  const uint32_t per_word = 32 / KvElementBits(shape.type);
-  const QuantizeIndexParams params{.n_tokens = n_tokens,
-                                   .rank = shape.rank,
-                                   .group_tokens = shape.group_tokens,
-                                   .n_groups = shape.n_groups,
-                                   .group_words = shape.group_words(),
-                                   .row_words = CeilDiv(shape.rank, per_word) + 1};
-  const KernelChoice kernel{.variant = fmt::format("quantize_index_{}_floor", IndexTypeName(shape.type)),
-                            .constants = {},
-                            .groups = {CeilDiv(n_tokens * params.row_words, 64U), 1, 1}};
-  NoteHostBuffer(AsVulkan(*sides.scales));
-  const std::array storage = {Binding{MemoryOrEmpty(projected), Access::kRead},
-                              Binding{MemoryOrEmpty(sides.scales), Access::kRead},
-                              Binding{MemoryOrEmpty(index), Access::kReadWrite}};
-  return Record(
-      {.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = ParamBytes(params)});
-}
-
 Status VulkanCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
                                       uint32_t n_tokens, const IndexSides& sides, uint32_t rank,
                                       Buffer* out) {
@@ -318,11 +263,17 @@ Status VulkanCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape,
   const ProjectKeysParams params{.n_tokens = n_tokens,
                                  .n_dims = kv_shape.n_kv_heads * kv_shape.head_dim,
                                  .rank = rank,
-                                 .row_begin = first_token,
-                                 .row_stride = 0,
+                                 .first_token = first_token,
                                  .head_dim = kv_shape.head_dim,
                                  .n_ctx = kv_shape.n_ctx};
-  return Project(kv_shape.type == KvType::kF16 ? "keys_f16" : "keys_f32", kv, sides, params, out);
+  const KernelChoice kernel{
+      .variant = fmt::format("project_keys_{}_floor", kv_shape.type == KvType::kF16 ? "f16" : "f32"),
+      .constants = {IsVector(rank)},
+      .groups = {CeilDiv(rank, kTileColumns), CeilDiv(n_tokens, kTileRows), 1}};
+  const std::array storage = {
+      Binding{MemoryOrEmpty(&kv), Access::kRead}, Binding{MemoryOrEmpty(sides.key_side), Access::kRead},
+      Binding{MemoryOrEmpty(sides.bias), Access::kRead}, Binding{MemoryOrEmpty(out), Access::kWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::AccumulateGram(const GramArgs& args) {

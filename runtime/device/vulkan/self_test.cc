@@ -202,11 +202,6 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
              "share of the mass", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
-    for (const uint32_t n_tokens : {2U, 15U}) {
-      checks.push_back({fmt::format("project_{}_f32_floor, quantize_index_{}_floor ({} rows)",
-                                    n_tokens == 2 ? "row" : "rows", IndexTypeName(type), n_tokens),
-                        [=](VulkanComputeDevice& device) { return CheckAppend(device, type, n_tokens); }});
-    }
   }
   ScoreCase by_weight{KvType::kInt8, 10, 2, HeadReduction::kPerKvHead};
   by_weight.most_weight = 8;
