@@ -1,4 +1,6 @@
 // result[row] = x[row] * weight / sqrt(mean(x[row]^2) + epsilon). One workgroup per row.
+//
+// Macros: TWO, the same with another weight to another result.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "shared/op_params.h"
@@ -12,6 +14,11 @@ READ_ONLY(0, x)
 READ_ONLY(1, weight)
 layout(set = 0, binding = 2, std430) buffer R4 { vec4 result4[]; };
 layout(set = 0, binding = 2, std430) buffer R1 { float result1[]; };
+#ifdef TWO
+READ_ONLY(3, other_weight)
+layout(set = 0, binding = 4, std430) buffer Other4 { vec4 other4[]; };
+layout(set = 0, binding = 4, std430) buffer Other1 { float other1[]; };
+#endif
 
 shared float sums[LOCAL_SIZE];
 
@@ -37,8 +44,14 @@ void main() {
   for (uint i = lane; i < n; i += LOCAL_SIZE) {
     if (VECTOR_COLUMNS != 0) {
       result4[row * n + i] = x_vec4(row * n + i) * weight_vec4(i) * factor;
+#ifdef TWO
+      other4[row * n + i] = x_vec4(row * n + i) * other_weight_vec4(i) * factor;
+#endif
     } else {
       result1[row * n + i] = x_float(row * n + i) * weight_float(i) * factor;
+#ifdef TWO
+      other1[row * n + i] = x_float(row * n + i) * other_weight_float(i) * factor;
+#endif
     }
   }
 }

@@ -92,6 +92,12 @@ struct KvShape {
   }
 };
 
+// Of one of several norms of the same rows.
+struct NormTarget {
+  const Buffer* weight = nullptr;  // float [n_cols]
+  Buffer* out = nullptr;           // float [n_rows, n_cols]
+};
+
 struct MatMulArgs {
   const Matrix* weight = nullptr;  // [n_rows, n_cols]
   const Buffer* input = nullptr;   // float [n_tokens, n_cols]
@@ -418,6 +424,12 @@ class CommandList {
   // out[t] = x[t] * weight / sqrt(mean(x[t]^2) + epsilon); float [n_rows, n_cols]; out may be x.
   virtual Status RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
                          uint32_t n_cols, Buffer* out) = 0;
+  // The same with two weights: neither out is x. In one step, where the device can.
+  virtual Status RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second, float epsilon,
+                          uint32_t n_rows, uint32_t n_cols) {
+    KVRUN_RETURN_IF_ERROR(RmsNorm(x, *first.weight, epsilon, n_rows, n_cols, first.out));
+    return RmsNorm(x, *second.weight, epsilon, n_rows, n_cols, second.out);
+  }
   virtual Status MatMul(const MatMulArgs& args) = 0;
   // Normalises (with norms) and rotates Q in place; writes normalised, rotated K and V into the KV buffer at
   // each row's position.

@@ -66,25 +66,51 @@ Result<std::string> CheckEmbed(Device& device, TensorType type) {
   return run.Compare(expected, output, 1e-6);
 }
 
+namespace {
+
+constexpr uint32_t kNormRows = 3;
+constexpr float kNormEpsilon = 1e-3F;
+
+std::vector<double> ExpectedNorm(std::span<const float> x, std::span<const float> weight) {
+  const size_t n_cols = weight.size();
+  std::vector<double> expected(x.size());
+  for (size_t r = 0; r < kNormRows; ++r) {
+    double sum = 0.0;
+    for (size_t c = 0; c < n_cols; ++c) sum += double{x[r * n_cols + c]} * x[r * n_cols + c];
+    const double scale = 1.0 / std::sqrt(sum / static_cast<double>(n_cols) + kNormEpsilon);
+    for (size_t c = 0; c < n_cols; ++c) expected[r * n_cols + c] = x[r * n_cols + c] * scale * weight[c];
+  }
+  return expected;
+}
+
+}  // namespace
+
 Result<std::string> CheckRmsNorm(Device& device, uint32_t n_cols) {
-  constexpr uint32_t kRows = 3;
-  constexpr float kEpsilon = 1e-3F;
   SelfTestRun run(device);
-  const std::vector<float> x = RandomFloats(size_t{kRows} * n_cols, 1);
+  const std::vector<float> x = RandomFloats(size_t{kNormRows} * n_cols, 1);
   const std::vector<float> weight = RandomFloats(n_cols, 2);
   Buffer* output = run.Poisoned(x.size());
   const Buffer* in = run.Floats(x);
   const Buffer* factors = run.Floats(weight);
-  run.Run([&](CommandList& list) { return list.RmsNorm(*in, *factors, kEpsilon, kRows, n_cols, output); });
+  run.Run([&](CommandList& list) {
+    return list.RmsNorm(*in, *factors, kNormEpsilon, kNormRows, n_cols, output);
+  });
+  return run.Compare(ExpectedNorm(x, weight), output, kSelfTestTolerance);
+}
 
-  std::vector<double> expected(x.size());
-  for (size_t r = 0; r < kRows; ++r) {
-    double sum = 0.0;
-    for (size_t c = 0; c < n_cols; ++c) sum += double{x[r * n_cols + c]} * x[r * n_cols + c];
-    const double scale = 1.0 / std::sqrt(sum / n_cols + kEpsilon);
-    for (size_t c = 0; c < n_cols; ++c) expected[r * n_cols + c] = x[r * n_cols + c] * scale * weight[c];
-  }
-  return run.Compare(expected, output, kSelfTestTolerance);
+Result<std::string> CheckRmsNorms(Device& device, uint32_t n_cols) {
+  SelfTestRun run(device);
+  const std::vector<float> x = RandomFloats(size_t{kNormRows} * n_cols, 1);
+  const std::vector<float> weight = RandomFloats(n_cols, 2);
+  const std::vector<float> other_weight = RandomFloats(n_cols, 3);
+  const NormTarget first{run.Floats(weight), run.Poisoned(x.size())};
+  const NormTarget second{run.Floats(other_weight), run.Poisoned(x.size())};
+  const Buffer* in = run.Floats(x);
+  run.Run([&](CommandList& list) {
+    return list.RmsNorms(*in, first, second, kNormEpsilon, kNormRows, n_cols);
+  });
+  KVRUN_RETURN_IF_ERROR(run.Compare(ExpectedNorm(x, weight), first.out, kSelfTestTolerance).status());
+  return run.Compare(ExpectedNorm(x, other_weight), second.out, kSelfTestTolerance);
 }
 
 Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff) {

@@ -26,6 +26,7 @@ Result<std::string> CheckMatMul(Device& device, TensorType type, uint32_t n_rows
                                 uint32_t n_tokens, double tolerance = kSelfTestTolerance);
 Result<std::string> CheckEmbed(Device& device, TensorType type);
 Result<std::string> CheckRmsNorm(Device& device, uint32_t n_cols);
+Result<std::string> CheckRmsNorms(Device& device, uint32_t n_cols);
 Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff);
 Result<std::string> CheckGather(Device& device);
 

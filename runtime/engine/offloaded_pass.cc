@@ -75,7 +75,8 @@ class OffloadedForwardPass : public ForwardPass {
   Result<DecodeLists*> ListsFor(uint32_t n_rows, uint32_t n_outputs);
   Status RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows);
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
-  Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows);
+  Status RecordNorms(CommandList& list, uint32_t layer, uint32_t n_rows);
+  Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed);
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
   SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
   Result<uint64_t> SubmitStep(const DecodeLists& step);
@@ -101,6 +102,7 @@ class OffloadedForwardPass : public ForwardPass {
   std::unique_ptr<SpillFile> spill_;  // null: prompts need none
   std::optional<KvThread> thread_;
   std::unique_ptr<OffloadedPrefill> prefill_;  // of the last prompt, until the next step
+  std::unique_ptr<Buffer> later_normed_;       // float [n_sequences, n_embd], of a prediction ahead
   std::unique_ptr<Buffer> query_;              // float [n_sequences, q_dim]
   std::unique_ptr<Buffer> score_scratch_;
   std::unique_ptr<Buffer> attend_scratch_;
@@ -169,6 +171,11 @@ Status OffloadedForwardPass::Init() {
     inputs_.push_back(std::move(input));
   }
   if (!scores()) return Status::Ok();
+  KVRUN_CHECK(lookahead() <= 1);  // one later layer's norm is kept
+  KVRUN_ASSIGN_OR_RETURN(
+      later_normed_,
+      device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().n_embd * sizeof(float),
+                           BufferUse::kDevice, "activations"));
   KVRUN_ASSIGN_OR_RETURN(
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));
@@ -222,23 +229,33 @@ SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n
   return args;
 }
 
-Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows) {
+// Of hidden states as they are now: what begins a layer, and the prediction of a later one.
+Status OffloadedForwardPass::RecordNorms(CommandList& list, uint32_t layer, uint32_t n_rows) {
+  const uint32_t later = layer + lookahead();
+  if (!scores() || later == layer || later >= n_layers()) return commands_.AttentionNorm(list, layer, n_rows);
+  return commands_.AttentionNorms(list, layer, later, n_rows, later_normed_.get());
+}
+
+Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                              const Buffer& normed) {
   if (!scores() || layer >= n_layers()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, query_.get()));
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, normed, query_.get()));
   KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(layer, n_rows)));
   return cache_->index()->RecordSearch(list, layer, n_rows, score_scratch_.get());
 }
 
 Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows) {
-  if (layer == 0) KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
-  return RecordPrediction(list, layer, n_rows);
+  if (layer > 0) return RecordPrediction(list, layer, n_rows, *later_normed_);
+  KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
+  KVRUN_RETURN_IF_ERROR(RecordNorms(list, 0, n_rows));
+  return RecordPrediction(list, 0, n_rows, commands_.normed());
 }
 
 Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows,
                                          uint32_t n_outputs) {
   const SlotAttentionArgs attention = SlotAttention(layer, n_rows);
   const ModelConfig& config = commands_.config();
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, layer, n_rows));
   KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   KVRUN_RETURN_IF_ERROR(list.RopeAndEncode(attention));
   if (is_probed()) {
@@ -251,9 +268,10 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
     KVRUN_RETURN_IF_ERROR(
         list.GatherRows(*inputs_[layer + 1], *commands_.step(), 1, config.n_embd, commands_.hidden()));
   }
-  KVRUN_RETURN_IF_ERROR(RecordPrediction(list, layer + 1 + lookahead(), n_rows));
-  if (layer + 1 == n_layers() && n_outputs > 0) return commands_.Head(list, n_outputs);
-  return Status::Ok();
+  if (layer + 1 == n_layers()) return n_outputs > 0 ? commands_.Head(list, n_outputs) : Status::Ok();
+  KVRUN_RETURN_IF_ERROR(RecordNorms(list, layer + 1, n_rows));
+  return RecordPrediction(list, layer + 1 + lookahead(), n_rows,
+                          lookahead() == 0 ? commands_.normed() : *later_normed_);
 }
 
 Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_outputs) {

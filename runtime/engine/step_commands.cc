@@ -128,9 +128,24 @@ Status StepCommands::Embed(CommandList& list, uint32_t n_rows) const {
 }
 
 Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, normed_.get()));
+  return Qkv(list, layer, n_rows);
+}
+
+Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* out) const {
+  return list.RmsNorm(*hidden_, *weights_->layers[layer].attention_norm, config_->rms_epsilon, n_rows,
+                      config_->n_embd, out);
+}
+
+Status StepCommands::AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
+                                    Buffer* later_out) const {
+  return list.RmsNorms(*hidden_, {weights_->layers[layer].attention_norm.get(), normed_.get()},
+                       {weights_->layers[later].attention_norm.get(), later_out}, config_->rms_epsilon, n_rows,
+                       config_->n_embd);
+}
+
+Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const {
   const DeviceLayer& weights = weights_->layers[layer];
-  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *weights.attention_norm, config_->rms_epsilon, n_rows,
-                                     config_->n_embd, normed_.get()));
   return Product(list, weights.qkv,
                  {.input = normed_.get(),
                   .output = qkv_.get(),
@@ -164,15 +179,14 @@ Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t 
                   .accumulate = true});
 }
 
-Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* query) const {
+Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed,
+                           Buffer* query) const {
   const DeviceLayer& weights = weights_->layers[layer];
-  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *weights.attention_norm, config_->rms_epsilon, n_rows,
-                                     config_->n_embd, normed_.get()));
   for (const StackedMatrix& part : weights.qkv) {
     if (part.row_begin >= config_->q_dim()) break;
     KVRUN_RETURN_IF_ERROR(
         list.MatMul({.weight = part.matrix.get(),
-                     .input = normed_.get(),
+                     .input = &normed,
                      .output = query,
                      .bias = weights.qkv_bias.get(),
                      .n_tokens = n_rows,

@@ -29,7 +29,9 @@ class StepCommands {
   const DeviceLayer& layer(uint32_t index) const { return weights_->layers[index]; }
   uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
   Buffer* hidden() const { return hidden_.get(); }  // the residual stream, float [rows, n_embd]
-  Buffer* qkv() const { return qkv_.get(); }        // float [rows, qkv_dim]
+  // Of AttentionNorm, until AfterAttention.
+  const Buffer& normed() const { return *normed_; }
+  Buffer* qkv() const { return qkv_.get(); }  // float [rows, qkv_dim]
   const Buffer* step() const { return step_.get(); }
 
   // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
@@ -49,11 +51,19 @@ class StepCommands {
   Status Embed(CommandList& list, uint32_t n_rows) const;
   // Norm, and the product to Q, K and V.
   Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  // The same in two parts. The norm, by itself or with that of a later layer of the same hidden states: float
+  // [n_rows, n_embd].
+  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+    return AttentionNorm(list, layer, n_rows, normed_.get());
+  }
+  Status AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
+                        Buffer* later_out) const;
+  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const;
   // The output projection and the feed-forward network, added to the residual stream.
   Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const;
-  // Q of a layer from the hidden states as they are now: float [n_rows, q_dim], neither normalised nor
-  // rotated.
-  Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* query) const;
+  // Q of a layer from hidden states that its norm was applied to: float [n_rows, q_dim], neither normalised
+  // nor rotated.
+  Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
   // Logits of the rows that WriteOutputs names.
   Status Head(CommandList& list, uint32_t n_outputs) const;
   // Of the last step that recorded Head; valid until the next.
@@ -68,6 +78,7 @@ class StepCommands {
  private:
   StepCommands() = default;
   Status CreateBuffers(Device& device, BufferUse hidden_use);
+  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* out) const;
   void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
   static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
 

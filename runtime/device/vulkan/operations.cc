@@ -52,6 +52,22 @@ Status VulkanCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float e
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
+Status VulkanCommandList::RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second,
+                                   float epsilon, uint32_t n_rows, uint32_t n_cols) {
+  if (device_.plan().max_storage_buffers < 5) {
+    return CommandList::RmsNorms(x, first, second, epsilon, n_rows, n_cols);
+  }
+  const RmsNormParams params{.n_rows = n_rows, .n_cols = n_cols, .epsilon = epsilon};
+  const KernelChoice kernel{
+      .variant = "rms_norms_f32_wide", .constants = {n_cols % 4 == 0 ? 1U : 0U}, .groups = {n_rows, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
+                              Binding{MemoryOrEmpty(first.weight), Access::kRead},
+                              Binding{MemoryOrEmpty(first.out), Access::kWrite},
+                              Binding{MemoryOrEmpty(second.weight), Access::kRead},
+                              Binding{MemoryOrEmpty(second.out), Access::kWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
+}
+
 Status VulkanCommandList::MatMul(const MatMulArgs& args) {
   const auto& weight = static_cast<const VulkanMatrix&>(*args.weight);
   NoteHostBuffer(AsVulkan(*args.output));
