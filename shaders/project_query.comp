@@ -5,6 +5,9 @@
 // A workgroup computes 32 columns of up to four rows that share their KV heads: invocations lie along columns, four
 // each, and divide the dimensions. With DIRECT nothing is shared: a workgroup is COLUMN_LANES invocations, each of which
 // takes all dimensions.
+//
+// Macros: ROTATES, the query is neither normalised nor rotated yet (rotate_query.comp): each workgroup does so with what
+// it reads.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -17,13 +20,21 @@
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
 layout(constant_id = 1) const uint DIRECT = 0;          // needs head_dim to be a multiple of 4
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;  // LOCAL_SIZE or COLUMN_LANES
+layout(constant_id = 3) const uint HAS_NORM = 0;        // ROTATES
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectQueryParams p; };
 READ_ONLY(0, query)
 READ_ONLY(1, side)
 READ_ONLY(2, scales)
 layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float z[]; };
+#ifdef ROTATES
+// [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
+READ_ONLY(4, angles)
+READ_ONLY(5, norms)
+layout(set = 0, binding = 6, std140) uniform Step { StepParams stepp; };
+#else
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+#endif
 
 shared vec4 inputs[LOCAL_SIZE];                 // [dimension]: of four rows
 shared vec4 partial_sums[4 * LOCAL_SIZE];       // [row, slice, lane of a slice]
@@ -31,23 +42,24 @@ shared vec4 partial_sums[4 * LOCAL_SIZE];       // [row, slice, lane of a slice]
 
 uint HeadsAdded() { return min(p.n_heads / p.n_rows, p.n_heads / p.n_kv_heads); }
 
-// Where dimension i of the first of a row's heads that are added up is.
-uint InputBegin(uint token, uint row, uint i) {
-  const uint head = token * p.n_heads + row * (p.n_heads / p.n_rows) + i / p.head_dim * HeadsAdded();
-  return head * p.head_dim + i % p.head_dim;
+#include "include/query_heads.glsl"
+
+// The first of a row's heads that are added up to its dimension i.
+uint FirstHead(uint token, uint row, uint i) {
+  return token * p.n_heads + row * (p.n_heads / p.n_rows) + i / p.head_dim * HeadsAdded();
 }
 
 // Dimension i of a row's heads, added up by KV head.
 float Input(uint token, uint row, uint i) {
   float value = 0.0;
-  for (uint h = 0; h < HeadsAdded(); ++h) value += query_float(InputBegin(token, row, i) + h * p.head_dim);
+  for (uint h = 0; h < HeadsAdded(); ++h) value += HeadElement(token, FirstHead(token, row, i) + h, i % p.head_dim);
   return value;
 }
 
 // Dimensions i .. i + 3.
 vec4 InputVector(uint token, uint row, uint i) {
   vec4 value = vec4(0.0);
-  for (uint h = 0; h < HeadsAdded(); ++h) value += query_vec4((InputBegin(token, row, i) + h * p.head_dim) / 4);
+  for (uint h = 0; h < HeadsAdded(); ++h) value += HeadVector(token, FirstHead(token, row, i) + h, i % p.head_dim);
   return value;
 }
 
@@ -74,6 +86,10 @@ void main() {
   const uint n_rows = min(sharing - gl_WorkGroupID.y % tiles * 4, 4);
   const uint dim_begin = row_begin * heads / group * p.head_dim;  // of query_side
   const uint n_dims = max(heads / group, 1) * p.head_dim;
+
+#ifdef ROTATES
+  if (HAS_NORM != 0) FindNorms(token * p.n_heads + row_begin * heads, n_rows * heads);
+#endif
 
   vec4 sums[4];
   [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] = vec4(0.0);

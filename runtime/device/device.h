@@ -316,7 +316,7 @@ struct ChoiceList {
 
 struct ScoreArgs {
   Buffer* query =
-      nullptr;  // float [n_tokens, n_heads * head_dim]: W_q x, neither normalised nor rotated; changed
+      nullptr;  // float [n_tokens, n_heads * head_dim]: W_q x, neither normalised nor rotated; may be changed
   // As in AttentionArgs: norms' q_norm, angles, rotary_dim, rope_halves, step (position and sequence of each
   // row).
   AttentionArgs attention;

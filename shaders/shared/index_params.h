@@ -14,6 +14,8 @@ using uint = uint32_t;
 #define KVRUN_MAX_INDEX_RANK 8192
 // Those that score.comp has shared memory for.
 #define KVRUN_SHARED_INDEX_RANK 256
+// Heads of a query whose norms project_query.comp has shared memory for.
+#define KVRUN_MAX_NORMED_HEADS 128
 
 struct RotateQueryParams {
   uint n_heads;
@@ -34,6 +36,10 @@ struct ProjectQueryParams {
   uint z_begin;
   float scale;
   uint is_affine;  // query_side has one row more, which is added to each of z
+  // Where the query is normalised and rotated too:
+  uint rotary_dim;
+  uint rope_halves;
+  float norm_epsilon;
 };
 
 // A row of z is made of n_heads / n_rows neighbouring heads; the signs of each are taken, or of n_added

@@ -151,18 +151,22 @@ std::map<std::string, OffsetTable> MassOperationOffsets() {
 
 // Those of shaders/shared/index_params.h.
 std::map<std::string, OffsetTable> IndexOperationOffsets() {
+  const OffsetTable project_query{
+      sizeof(ProjectQueryParams),
+      {offsetof(ProjectQueryParams, n_heads), offsetof(ProjectQueryParams, n_kv_heads),
+       offsetof(ProjectQueryParams, head_dim), offsetof(ProjectQueryParams, rank),
+       offsetof(ProjectQueryParams, n_rows), offsetof(ProjectQueryParams, z_begin),
+       offsetof(ProjectQueryParams, scale), offsetof(ProjectQueryParams, is_affine),
+       offsetof(ProjectQueryParams, rotary_dim), offsetof(ProjectQueryParams, rope_halves),
+       offsetof(ProjectQueryParams, norm_epsilon)}};
   return {
       {"rotate_query",
        {sizeof(RotateQueryParams),
         {offsetof(RotateQueryParams, n_heads), offsetof(RotateQueryParams, head_dim),
          offsetof(RotateQueryParams, rotary_dim), offsetof(RotateQueryParams, rope_halves),
          offsetof(RotateQueryParams, has_norm), offsetof(RotateQueryParams, norm_epsilon)}}},
-      {"project_query",
-       {sizeof(ProjectQueryParams),
-        {offsetof(ProjectQueryParams, n_heads), offsetof(ProjectQueryParams, n_kv_heads),
-         offsetof(ProjectQueryParams, head_dim), offsetof(ProjectQueryParams, rank),
-         offsetof(ProjectQueryParams, n_rows), offsetof(ProjectQueryParams, z_begin),
-         offsetof(ProjectQueryParams, scale), offsetof(ProjectQueryParams, is_affine)}}},
+      {"project_query", project_query},
+      {"rotate_project_query", project_query},
       {"sign_query",
        {sizeof(SignQueryParams),
         {offsetof(SignQueryParams, n_heads), offsetof(SignQueryParams, n_kv_heads),
@@ -210,6 +214,9 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
 // By the operation that a variant's name begins with, without the digits of its tile.
 std::map<std::string, OffsetTable> OperationOffsets() {
   static_assert(offsetof(EmbedParams, planes) == 0 && offsetof(MatMulParams, planes) == 0);
+  const OffsetTable rms_norm{
+      sizeof(RmsNormParams),
+      {offsetof(RmsNormParams, n_rows), offsetof(RmsNormParams, n_cols), offsetof(RmsNormParams, epsilon)}};
   const OffsetTable matmul{
       sizeof(MatMulParams),
       PlanesThen({offsetof(MatMulParams, n_rows), offsetof(MatMulParams, n_cols),
@@ -222,10 +229,8 @@ std::map<std::string, OffsetTable> OperationOffsets() {
                                          offsetof(EmbedParams, n_cols), offsetof(EmbedParams, n_tokens)})}},
       {"matvec", matmul},
       {"matmul", matmul},
-      {"rms_norm",
-       {sizeof(RmsNormParams),
-        {offsetof(RmsNormParams, n_rows), offsetof(RmsNormParams, n_cols),
-         offsetof(RmsNormParams, epsilon)}}},
+      {"rms_norm", rms_norm},
+      {"rms_norms", rms_norm},
       {"rope_store",
        {sizeof(RopeStoreParams),
         {offsetof(RopeStoreParams, n_heads), offsetof(RopeStoreParams, n_kv_heads),

@@ -101,6 +101,7 @@ class VulkanCommandList : public CommandList {
   Status AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
   Status JoinSlotMass(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
   // The steps of ScoreAndSelect.
+  Status RotateQuery(const ScoreArgs& args);
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
   Status SignQuery(const ScoreArgs& args, const ScorePlan& score);
   Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score);

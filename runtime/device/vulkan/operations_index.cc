@@ -96,54 +96,65 @@ uint64_t VulkanComputeDevice::ScoreScratchBytes(const ScoreArgs& args) const {
   return PlanScore(plan(), is_cpu(), args).scratch_words * sizeof(uint32_t);
 }
 
-Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& score) {
+Status VulkanCommandList::RotateQuery(const ScoreArgs& args) {
   const AttentionArgs& attention = args.attention;
-  const uint32_t head_dim = attention.kv_shape.head_dim;
-  const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
-  const RotateQueryParams rotate{.n_heads = attention.n_heads,
-                                 .head_dim = head_dim,
+  const RotateQueryParams params{.n_heads = attention.n_heads,
+                                 .head_dim = attention.kv_shape.head_dim,
                                  .rotary_dim = attention.rotary_dim,
                                  .rope_halves = attention.rope_halves ? 1U : 0U,
                                  .has_norm = attention.norms != nullptr ? 1U : 0U,
                                  .norm_epsilon = attention.norm_epsilon};
-  const KernelChoice rotate_kernel{.variant = "rotate_query_f32_floor",
-                                   .constants = {},
-                                   .groups = {attention.n_heads, attention.n_tokens, 1}};
+  const KernelChoice kernel{.variant = "rotate_query_f32_floor",
+                            .constants = {},
+                            .groups = {attention.n_heads, attention.n_tokens, 1}};
   NoteHostBuffer(AsVulkan(*attention.angles));
-  const std::array rotate_storage = {Binding{MemoryOrEmpty(args.query), Access::kReadWrite},
-                                     Binding{MemoryOrEmpty(attention.angles), Access::kRead},
-                                     Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
-  KVRUN_RETURN_IF_ERROR(
-      Record({.kernel = rotate_kernel, .storage = rotate_storage, .params = ParamBytes(rotate)}));
-  if (args.query_form == QueryForm::kSigned) return SignQuery(args, score);
+  const std::array storage = {Binding{MemoryOrEmpty(args.query), Access::kReadWrite},
+                              Binding{MemoryOrEmpty(attention.angles), Access::kRead},
+                              Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
+}
 
+Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& score) {
+  const AttentionArgs& attention = args.attention;
+  if (!score.rotates_in_projection) KVRUN_RETURN_IF_ERROR(RotateQuery(args));
+  if (args.query_form == QueryForm::kSigned) return SignQuery(args, score);
+  const uint32_t head_dim = attention.kv_shape.head_dim;
+  const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
   const uint32_t rank = args.index_shape.rank;
   const uint32_t group = attention.n_heads / n_kv_heads;
   const uint32_t sharing = std::max(1U, group * score.n_rows / attention.n_heads);
-  const ProjectQueryParams project{.n_heads = attention.n_heads,
-                                   .n_kv_heads = n_kv_heads,
-                                   .head_dim = head_dim,
-                                   .rank = rank,
-                                   .n_rows = score.n_rows,
-                                   .z_begin = score.z_begin,
-                                   .scale = QueryScale(args),
-                                   .is_affine = args.query_form == QueryForm::kAffine ? 1U : 0U};
+  const ProjectQueryParams params{.n_heads = attention.n_heads,
+                                  .n_kv_heads = n_kv_heads,
+                                  .head_dim = head_dim,
+                                  .rank = rank,
+                                  .n_rows = score.n_rows,
+                                  .z_begin = score.z_begin,
+                                  .scale = QueryScale(args),
+                                  .is_affine = args.query_form == QueryForm::kAffine ? 1U : 0U,
+                                  .rotary_dim = attention.rotary_dim,
+                                  .rope_halves = attention.rope_halves ? 1U : 0U,
+                                  .norm_epsilon = attention.norm_epsilon};
   // On a CPU, what is shared costs more than what is read twice.
   const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
-  const KernelChoice project_kernel{
+  KernelChoice kernel{
       .variant = "project_query_f32_floor",
       .constants = {IsVector(rank), is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kQueryLocalSize},
       .groups = {CeilDiv(rank, kTileColumns), score.n_rows / sharing * CeilDiv(sharing, kTileQueries),
                  attention.n_tokens}};
   NoteHostBuffer(AsVulkan(*args.sides.scales));
-  const std::array project_storage = {Binding{MemoryOrEmpty(args.query), Access::kRead},
-                                      Binding{MemoryOrEmpty(args.sides.query_side), Access::kRead},
-                                      Binding{MemoryOrEmpty(args.sides.scales), Access::kRead},
-                                      Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
-  return Record({.kernel = project_kernel,
-                 .storage = project_storage,
-                 .step = &AsVulkan(*attention.step),
-                 .params = ParamBytes(project)});
+  std::vector<Binding> storage = {{MemoryOrEmpty(args.query), Access::kRead},
+                                  {MemoryOrEmpty(args.sides.query_side), Access::kRead},
+                                  {MemoryOrEmpty(args.sides.scales), Access::kRead},
+                                  {MemoryOrEmpty(args.scratch), Access::kWrite}};
+  if (score.rotates_in_projection) {
+    kernel.variant = "rotate_project_query_f32_wide";
+    kernel.constants.push_back(attention.norms != nullptr ? 1 : 0);
+    NoteHostBuffer(AsVulkan(*attention.angles));
+    storage.push_back({MemoryOrEmpty(attention.angles), Access::kRead});
+    storage.push_back({MemoryOrEmpty(attention.norms), Access::kRead});
+  }
+  return Record(
+      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*attention.step), .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::SignQuery(const ScoreArgs& args, const ScorePlan& score) {

@@ -27,7 +27,8 @@ struct ScorePlan {
   uint32_t scores_begin = 0;
   uint64_t scratch_words = 0;
 
-  uint32_t heads = 1;  // rows of z that one invocation multiplies with
+  bool rotates_in_projection = false;  // else the query is rotated first, in place
+  uint32_t heads = 1;                  // rows of z that one invocation multiplies with
   bool hoist = false;  // z into registers
   uint32_t local_size = 0;
   uint32_t workgroups = 0;           // that share a token's entries

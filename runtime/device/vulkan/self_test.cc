@@ -181,9 +181,11 @@ void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const cha
       c.reduction == HeadReduction::kSum
           ? fmt::format("score_sum_{}_floor", type)
           : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
-  checks.push_back({fmt::format("rotate_query_f32_floor, {}_query_f32_floor, {}, {} ({})",
-                                c.query_form == QueryForm::kSigned ? "sign" : "project", scored,
-                                SelectVariant(c, score), how),
+  const std::string_view query = score.rotates_in_projection ? "rotate_project_query_f32_wide"
+                                 : c.query_form == QueryForm::kSigned
+                                     ? "rotate_query_f32_floor, sign_query_f32_floor"
+                                     : "rotate_query_f32_floor, project_query_f32_floor";
+  checks.push_back({fmt::format("{}, {}, {} ({})", query, scored, SelectVariant(c, score), how),
                     [c](VulkanComputeDevice& device) {
                       return CheckScore(device, c,
                                         PlaceOf(PlanScore(device.plan(), device.is_cpu(), ScoreArgsOf(c))));
