@@ -8,6 +8,9 @@
 // their time as those that were. So the memory that it takes hardly grows with the context, but for the
 // groups' scores. Products are logarithms to base 2, references whole numbers.
 //
+// A group's mass is the sum of its weights: where groups are fours of entries, a tile has the entries of a four
+// in the same lane of its four vectors, and only their sums are kept (Tiling::folds).
+//
 // Of an index of int4 products are of whole numbers (score_rounded-inl.h), unless exact ones are asked for.
 #define HWY_WANT_AVX3_DL  // it has VNNI
 #undef HWY_TARGET_INCLUDE
@@ -39,6 +42,7 @@ namespace kvrun::host {
 namespace {
 
 constexpr float kNoReference = -16777216.0F;
+constexpr size_t kTileVectors = 4;
 // Weights that each worker keeps: a third of a core's second-level cache, so that half of what the index
 // takes at 32,728 entries of 9 heads is not computed again (Xeon, 2 MiB: kvswap 79 token/s, 69 with 160 KiB).
 size_t KeptBytes() {
@@ -60,25 +64,38 @@ struct Softmax {
 // A unit is what a worker's share consists of: as many whole groups as fit into a tile, or one that takes
 // several tiles.
 struct Tiling {
+  Tiling(const ScoreArgs& args, size_t lanes) : Tiling(args.index_shape, lanes) {
+    folds = args.reduction != HeadReduction::kSum && args.group_score == GroupScore::kMass &&
+            args.index_shape.rows() % kTileVectors == 0;
+    if (folds) tile_weights = tile_entries / kTileVectors;
+  }
   Tiling(const IndexShape& index, size_t lanes)
       : tile_entries(lanes),
+        tile_weights(lanes),
         unit_groups(std::max<size_t>(1, tile_entries / index.rows())),
         unit_entries(unit_groups * index.rows()),
         row_bits(size_t{index.rank} * KvElementBits(index.type)),
         unit_bytes(unit_groups * index.group_words() * 4) {}
 
+  // Where the tile's entry i lies in it.
+  size_t PlaceOf(size_t i) const {
+    return folds ? i % kTileVectors * tile_weights + i / kTileVectors : i;
+  }
+
   size_t tile_entries;  // room: the last may stay empty
+  size_t tile_weights;  // that are kept of a row
   size_t unit_groups;
   size_t unit_entries;
   size_t row_bits;
   size_t unit_bytes;
+  bool folds = false;
 };
 
 // What a worker has of its own, in ThreadPool::Scratch.
 struct WorkerMemory {
   // Without memory only n_bytes and n_kept count.
   WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes) {
-    n_kept = KeptBytes() / (n_rows * (tiling.tile_entries + 1) * sizeof(float));
+    n_kept = KeptBytes() / (n_rows * (tiling.tile_weights + 1) * sizeof(float));
     const auto take = [this, begin]<typename T>(T*& to, size_t count) {
       to = begin == nullptr ? nullptr : reinterpret_cast<T*>(begin + n_bytes);
       n_bytes += RoundUp<size_t>(count * sizeof(T), 64);
@@ -90,17 +107,17 @@ struct WorkerMemory {
     take(bits, tiling.tile_entries);
     take(references, n_rows);
     take(sums, n_rows * max_lanes);
-    take(kept, n_kept * n_rows * tiling.tile_entries);
+    take(kept, n_kept * n_rows * tiling.tile_weights);
   }
 
   float* tile;      // [rank, tile_entries]
-  float* products;  // [n_rows, tile_entries]; or weights
+  float* products;  // [n_rows, tile_entries]; or [n_rows, tile_weights] weights
   float* totals;    // [tile_entries]
   int32_t* bytes;   // RowOffsets of the tile
   int32_t* bits;
   float* references;  // [n_rows], so far
   float* sums;        // [n_rows, lanes] of weights, by lane
-  float* kept;        // [n_kept, n_rows, tile_entries]
+  float* kept;        // [n_kept, n_rows, tile_weights]
   size_t n_kept = 0;  // tiles that there is room for
   size_t n_bytes = 0;
 };
@@ -121,7 +138,7 @@ struct FirstPass {
 
 // Where the weights of a span's first tiles are kept: in a worker's memory, whoever computes them.
 struct KeptTiles {
-  float* weights;  // [n_tiles, n_rows, tile_entries]
+  float* weights;  // [n_tiles, n_rows, tile_weights]
   size_t n_tiles;
 };
 
@@ -154,7 +171,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kVectors = 4;  // of a tile
+constexpr size_t kVectors = kTileVectors;
 constexpr size_t kTileRows = 3;
 
 size_t VectorLanes() { return hn::Lanes(hn::ScalableTag<float>()); }
@@ -172,8 +189,8 @@ void FindOffsets(const Scoring& s, size_t n, const WorkerMemory& own) {
         group_begin += group_bits;
       }
     }
-    own.bytes[i] = static_cast<int32_t>(bit / 8);
-    own.bits[i] = static_cast<int32_t>(bit % 8);
+    own.bytes[s.tiling.PlaceOf(i)] = static_cast<int32_t>(bit / 8);
+    own.bits[s.tiling.PlaceOf(i)] = static_cast<int32_t>(bit % 8);
   }
 }
 
@@ -237,7 +254,7 @@ void Multiply(const float* HWY_RESTRICT tile, const float* HWY_RESTRICT z, size_
 void MaskBeyond(const Scoring& s, size_t n, float* products) {
   for (size_t row = 0; n < s.tiling.tile_entries && row < s.layout.n_rows; ++row) {
     float* const to = products + row * s.tiling.tile_entries;
-    std::fill(to + n, to + s.tiling.tile_entries, kNoReference);
+    for (size_t i = n; i < s.tiling.tile_entries; ++i) to[s.tiling.PlaceOf(i)] = kNoReference;
   }
 }
 
@@ -250,7 +267,7 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
   const size_t in_unit = first % s.tiling.unit_entries;
   const uint8_t* const rows =
       s.index + first / s.tiling.unit_entries * s.tiling.unit_bytes + in_unit * s.tiling.row_bits / 8;
-  const uint8_t* const last_end = rows + own.bytes[n - 1] + RoundUp<size_t>(s.tiling.row_bits / 8, 16);
+  const uint8_t* const last_end = rows + own.bytes[s.tiling.PlaceOf(n - 1)] + RoundUp<size_t>(s.tiling.row_bits / 8, 16);
   const bool may_read_on = last_end <= s.index_end;
 #if KVRUN_SCORES_ROUNDED
   if (s.rounds) {
@@ -285,9 +302,10 @@ HWY_INLINE V PowerOf(D d, V x) {
 }
 
 // products become weights: powers of 2 of what they are above the row's reference, which is raised first
-// where a product is larger; `sums` (by lane) are added to.
-template <bool kRounds>
-void Weigh(float* products, float* reference, float* sums) {
+// where a product is larger; `sums` (by lane) are added to. weights: all of them, or, folded, the sum of the
+// vectors; it may be where products are, or before.
+template <bool kRounds, bool kFolds>
+void Weigh(const float* products, float* reference, float* sums, float* weights) {
   const hn::ScalableTag<float> d;
   const size_t n = hn::Lanes(d);
   const auto v0 = hn::Load(d, products);
@@ -306,18 +324,29 @@ void Weigh(float* products, float* reference, float* sums) {
   const auto w1 = PowerOf<kRounds>(d, hn::Sub(v1, r));
   const auto w2 = PowerOf<kRounds>(d, hn::Sub(v2, r));
   const auto w3 = PowerOf<kRounds>(d, hn::Sub(v3, r));
-  hn::Store(w0, d, products);
-  hn::Store(w1, d, products + n);
-  hn::Store(w2, d, products + 2 * n);
-  hn::Store(w3, d, products + 3 * n);
-  hn::Store(hn::Add(sum, hn::Add(hn::Add(w0, w1), hn::Add(w2, w3))), d, sums);
+  const auto all = hn::Add(hn::Add(w0, w1), hn::Add(w2, w3));
+  if constexpr (kFolds) {
+    hn::Store(all, d, weights);
+  } else {
+    hn::Store(w0, d, weights);
+    hn::Store(w1, d, weights + n);
+    hn::Store(w2, d, weights + 2 * n);
+    hn::Store(w3, d, weights + 3 * n);
+  }
+  hn::Store(hn::Add(sum, all), d, sums);
+}
+
+using WeighFn = void (*)(const float* products, float* reference, float* sums, float* weights);
+WeighFn ChooseWeigh(const Scoring& s) {
+  if (s.rounds) return s.tiling.folds ? Weigh<true, true> : Weigh<true, false>;
+  return s.tiling.folds ? Weigh<false, true> : Weigh<false, false>;
 }
 
 // First pass: references and sums of a span, and the weights of the first of its tiles.
 void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const hn::ScalableTag<float> d;
   const size_t n_rows = s.layout.n_rows;
-  const auto weigh = s.rounds ? Weigh<true> : Weigh<false>;
+  const WeighFn weigh = ChooseWeigh(s);
   size_t offsets_of = 0;
   size_t nth = 0;
   std::fill_n(own.references, n_rows, kNoReference);
@@ -329,10 +358,12 @@ void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const W
     for (size_t first = unit * s.tiling.unit_entries; first < unit_end;
          first += s.tiling.tile_entries, ++tile, ++nth) {
       float* const weights =
-          nth < kept.n_tiles ? kept.weights + nth * n_rows * s.tiling.tile_entries : own.products;
-      MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, weights);
+          nth < kept.n_tiles ? kept.weights + nth * n_rows * s.tiling.tile_weights : own.products;
+      float* const products = s.tiling.folds ? own.products : weights;
+      MultiplyTile(s, first, std::min(s.tiling.tile_entries, unit_end - first), &offsets_of, own, products);
       for (size_t row = 0; row < n_rows; ++row) {
-        weigh(weights + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d));
+        weigh(products + row * s.tiling.tile_entries, own.references + row, own.sums + row * hn::Lanes(d),
+              weights + row * s.tiling.tile_weights);
       }
       std::copy_n(own.references, n_rows, s.first_pass.tile_references + tile * n_rows);
     }
@@ -379,16 +410,43 @@ void AddUp(const float* weights, const float* factors, size_t n_rows, float* tot
   hn::Store(t3, d, totals + 3 * n);
 }
 
-// The weights of a tile for good: products less the references, to the power of 2.
-template <bool kRounds>
+// The sum over rows of folded weights times a factor of each.
+void AddUpFolded(const float* weights, const float* factors, size_t n_rows, float* totals) {
+  const hn::ScalableTag<float> d;
+  auto total = hn::Zero(d);
+  for (size_t row = 0; row < n_rows; ++row, weights += hn::Lanes(d))
+    total = hn::MulAdd(hn::Set(d, factors[row]), hn::Load(d, weights), total);
+  hn::Store(total, d, totals);
+}
+
+// The weights of a tile for good, in place: products less the references, to the power of 2; or, folded, the
+// sums of a row's vectors, row after row.
+template <bool kRounds, bool kFolds>
 void WeighAgain(float* products, const float* references, size_t n_rows) {
   const hn::ScalableTag<float> d;
+  float* to = products;
   for (size_t row = 0; row < n_rows; ++row) {
     const auto reference = hn::Set(d, references[row]);
+    auto sum = hn::Zero(d);
     for (size_t i = 0; i < kVectors; ++i, products += hn::Lanes(d)) {
-      hn::Store(PowerOf<kRounds>(d, hn::Sub(hn::Load(d, products), reference)), d, products);
+      const auto weight = PowerOf<kRounds>(d, hn::Sub(hn::Load(d, products), reference));
+      if constexpr (kFolds) {
+        sum = hn::Add(sum, weight);
+      } else {
+        hn::Store(weight, d, products);
+      }
+    }
+    if constexpr (kFolds) {
+      hn::Store(sum, d, to);
+      to += hn::Lanes(d);
     }
   }
+}
+
+using WeighAgainFn = void (*)(float* products, const float* references, size_t n_rows);
+WeighAgainFn ChooseWeighAgain(const Scoring& s) {
+  if (s.rounds) return s.tiling.folds ? WeighAgain<true, true> : WeighAgain<true, false>;
+  return s.tiling.folds ? WeighAgain<false, true> : WeighAgain<false, false>;
 }
 
 // How the totals of a group's entries become its score. No score is a NaN.
@@ -425,11 +483,11 @@ void JoinFours(float* totals) {
 }
 
 // The groups' scores of n entries' totals, which are changed; those begin with a group, or within one that
-// has a score already.
+// has a score already. are_folded: there are totals of fours.
 template <class Joined>
-void JoinScores(float* totals, size_t n, size_t group_rows, bool is_new, float* scores) {
+void JoinScores(float* totals, size_t n, size_t group_rows, bool are_folded, bool is_new, float* scores) {
   if (group_rows % 4 == 0) {
-    JoinFours<Joined>(totals);
+    if (!are_folded) JoinFours<Joined>(totals);
     n /= 4;
     group_rows /= 4;
   }
@@ -443,7 +501,8 @@ void JoinScores(float* totals, size_t n, size_t group_rows, bool is_new, float* 
 // Second pass (with sums, the only one): the scores of a span.
 void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
-  const auto weigh_again = s.rounds ? WeighAgain<true> : WeighAgain<false>;
+  const WeighAgainFn weigh_again = ChooseWeighAgain(s);
+  const auto add_up = s.tiling.folds ? AddUpFolded : AddUp;
   const auto join = s.args.group_score == GroupScore::kMass ? JoinScores<Sum> : JoinScores<Largest>;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
@@ -460,7 +519,7 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
       const size_t n = std::min(s.tiling.tile_entries, unit_end - first);
       const float* const references = found.tile_references + tile * n_rows;
       const bool was_kept = !is_sum && nth < kept.n_tiles;
-      const float* weights = was_kept ? kept.weights + nth * n_rows * s.tiling.tile_entries : own.products;
+      const float* weights = was_kept ? kept.weights + nth * n_rows * s.tiling.tile_weights : own.products;
       if (!was_kept) MultiplyTile(s, first, n, &offsets_of, own, own.products);
       if (!was_kept && !is_sum) weigh_again(own.products, references, n_rows);
       for (size_t list = 0; list < s.layout.n_lists; ++list) {
@@ -469,11 +528,11 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
           // Weights are in proportion to the reference of their time; sums is free by now.
           for (size_t row = list * list_rows; row < (list + 1) * list_rows; ++row)
             own.sums[row] = found.factors[row] * Power(references[row] - found.references[row]);
-          AddUp(weights + list * list_rows * s.tiling.tile_entries, own.sums + list * list_rows, list_rows,
-                own.totals);
+          add_up(weights + list * list_rows * s.tiling.tile_weights, own.sums + list * list_rows, list_rows,
+                 own.totals);
           totals = own.totals;
         }
-        join(totals, n, group_rows, first == unit_begin,
+        join(totals, n, group_rows, s.tiling.folds, first == unit_begin,
              s.scores + list * s.args.index_shape.n_groups + unit * s.tiling.unit_groups);
       }
     }
@@ -482,7 +541,7 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
 
 // On scratch that a Tiling of this target needs.
 void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, bool exact) {
-  const Tiling tiling(args.index_shape, kVectors * VectorLanes());
+  const Tiling tiling(args, kVectors * VectorLanes());
   const size_t rank = args.index_shape.rank;
   const size_t n_tiles = CeilDiv(size_t{args.index_shape.n_groups}, tiling.unit_groups) *
                          CeilDiv(tiling.unit_entries, tiling.tile_entries);
@@ -523,7 +582,7 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, b
     const auto kept = [&](size_t span) {
       const size_t n_kept = sizes.n_kept / worker_spans;
       return KeptTiles{memory(span / worker_spans).kept +
-                           span % worker_spans * n_kept * layout.n_rows * tiling.tile_entries,
+                           span % worker_spans * n_kept * layout.n_rows * tiling.tile_weights,
                        n_kept};
     };
     if (args.reduction != HeadReduction::kSum) {
