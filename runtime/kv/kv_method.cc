@@ -25,6 +25,7 @@ constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelecto
 // KVSwap's selection; what a budget chooses has a static set beside it (measured: docs/static.md).
 constexpr KvMethod KvswapMethod() {
   KvMethod method = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
+  method.defaults.goes_by_mass = true;
   method.defaults.static_share_of_budget = 0.25;
   method.defaults.may_select_more_than_slots = true;
   method.defaults.follows_layer_shares = true;

@@ -35,7 +35,9 @@ enum class KvPrecisionKind : uint8_t { kUniform, kByScore };
 
 // What is taken where an option is not given; without a value: what other methods take.
 struct KvDefaults {
-  std::optional<uint32_t> group_tokens = {};
+  std::optional<uint32_t> group_tokens = {  // Groups are chosen by their mass, where heads' scores are made softmaxes.
+  bool goes_by_mass = false;
+};
   std::optional<HeadReduction> heads = {};
   std::optional<KvType> index_type = {};
   std::optional<AdapterKind> adapter_kind = {};

@@ -66,7 +66,9 @@ Status Planner::Settle() {
   if (!options_.policy.empty()) base_.policy = options_.policy;
   base_.mass_share = static_cast<float>(options_.mass_share.value_or(0.0));
   const bool samples = options_.sample_entries.value_or(0) > 0;
-  base_.group_score = options_.mass_share || samples ? GroupScore::kMass : method.group_score;
+  const bool usually_by_mass = method.defaults.goes_by_mass && base_.heads != HeadReduction::kSum;
+  base_.group_score =
+      options_.mass_share || samples || usually_by_mass ? GroupScore::kMass : method.group_score;
   base_.sample_seed = options_.sample_seed.value_or(0);
   KVRUN_RETURN_IF_ERROR(SettleStatics());
   SettleSelection();

@@ -402,9 +402,19 @@ TEST(KvMethods, BudgetsAreHeld) {
   }
 }
 
+TEST(KvPlan, KvswapGoesByMassWhereThereIsOne) {
+  KvOptions options = Swap(1.0 / 13);
+  for (const HeadReduction heads :
+       {HeadReduction::kSoftmax, HeadReduction::kGqa, HeadReduction::kPerKvHead}) {
+    options.heads = heads;
+    EXPECT_EQ(Plan(options).group_score, GroupScore::kMass);
+  }
+  options.heads = HeadReduction::kSum;
+  EXPECT_EQ(Plan(options).group_score, GroupScore::kLargest);
+}
+
 TEST(KvPlan, AMassEndsASelectionThatHasOne) {
   KvOptions options = Swap(1.0 / 13);
-  EXPECT_EQ(Plan(options).group_score, GroupScore::kLargest);
   EXPECT_EQ(Plan(options).mass_share, 0.0F);
   options.mass_share = 0.9;
   EXPECT_EQ(Plan(options).group_score, GroupScore::kMass);
