@@ -35,9 +35,7 @@ enum class KvPrecisionKind : uint8_t { kUniform, kByScore };
 
 // What is taken where an option is not given; without a value: what other methods take.
 struct KvDefaults {
-  std::optional<uint32_t> group_tokens = {  // Groups are chosen by their mass, where heads' scores are made softmaxes.
-  bool goes_by_mass = false;
-};
+  std::optional<uint32_t> group_tokens = {};
   std::optional<HeadReduction> heads = {};
   std::optional<KvType> index_type = {};
   std::optional<AdapterKind> adapter_kind = {};
@@ -54,6 +52,8 @@ struct KvDefaults {
   // Where a budget alone says how much is selected, it may be more than has slots (KvOptions::hide).
   bool may_select_more_than_slots = false;
   bool follows_layer_shares = false;  // KvPlan::layer_extra, where an adapter's file has shares
+  // Groups are chosen by their mass, where heads' scores are made softmaxes.
+  bool goes_by_mass = false;
 };
 
 struct KvMethod {
