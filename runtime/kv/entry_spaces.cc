@@ -151,9 +151,13 @@ void EntryMeans::Add(const KvRecordShape& shape, std::span<const std::byte> reco
     const std::span<const std::byte> record = records.subspan(i * shape.size_bytes(), shape.size_bytes());
     for (const bool is_value : {false, true}) {
       (is_value ? DecodeValues : kvrun::DecodeKeys)(shape, record, row, rows_);
-      for (size_t at = 0; at < rows_.size(); ++at) {
-        const size_t head = i / n * shape.n_heads + at % row / head_dim_;
-        sums_[(2 * head + (is_value ? 1 : 0)) * head_dim_ + at % head_dim_] += rows_[at];
+      for (uint32_t head = 0; head < shape.n_heads; ++head) {
+        const size_t plane = 2 * (i / n * shape.n_heads + head) + (is_value ? 1 : 0);
+        double* const sums = sums_.data() + plane * head_dim_;
+        for (uint32_t entry = 0; entry < shape.group_tokens; ++entry) {
+          const float* const values = rows_.data() + size_t{entry} * row + size_t{head} * head_dim_;
+          for (uint32_t d = 0; d < head_dim_; ++d) sums[d] += values[d];
+        }
       }
     }
   }
