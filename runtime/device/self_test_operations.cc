@@ -106,9 +106,8 @@ Result<std::string> CheckRmsNorms(Device& device, uint32_t n_cols) {
   const NormTarget first{run.Floats(weight), run.Poisoned(x.size())};
   const NormTarget second{run.Floats(other_weight), run.Poisoned(x.size())};
   const Buffer* in = run.Floats(x);
-  run.Run([&](CommandList& list) {
-    return list.RmsNorms(*in, first, second, kNormEpsilon, kNormRows, n_cols);
-  });
+  run.Run(
+      [&](CommandList& list) { return list.RmsNorms(*in, first, second, kNormEpsilon, kNormRows, n_cols); });
   KVRUN_RETURN_IF_ERROR(run.Compare(ExpectedNorm(x, weight), first.out, kSelfTestTolerance).status());
   return run.Compare(ExpectedNorm(x, other_weight), second.out, kSelfTestTolerance);
 }

@@ -172,10 +172,9 @@ Status OffloadedForwardPass::Init() {
   }
   if (!scores()) return Status::Ok();
   KVRUN_CHECK(lookahead() <= 1);  // one later layer's norm is kept
-  KVRUN_ASSIGN_OR_RETURN(
-      later_normed_,
-      device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().n_embd * sizeof(float),
-                           BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(later_normed_, device_.CreateBuffer(uint64_t{plan.n_sequences} *
+                                                                 commands_.config().n_embd * sizeof(float),
+                                                             BufferUse::kDevice, "activations"));
   KVRUN_ASSIGN_OR_RETURN(
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));

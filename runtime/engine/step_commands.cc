@@ -140,8 +140,8 @@ Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n
 Status StepCommands::AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
                                     Buffer* later_out) const {
   return list.RmsNorms(*hidden_, {weights_->layers[layer].attention_norm.get(), normed_.get()},
-                       {weights_->layers[later].attention_norm.get(), later_out}, config_->rms_epsilon, n_rows,
-                       config_->n_embd);
+                       {weights_->layers[later].attention_norm.get(), later_out}, config_->rms_epsilon,
+                       n_rows, config_->n_embd);
 }
 
 Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const {

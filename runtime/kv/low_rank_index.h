@@ -49,15 +49,15 @@ class LowRankIndex final : public KvIndex {
     std::vector<uint16_t> rows;  // [positions, rank]
   };
   struct Layer {
-    std::unique_ptr<Buffer> rows;    // kShared, IndexShape
-    std::unique_ptr<Buffer> scales;  // kShared, float [n_sequences, rank]
+    std::unique_ptr<Buffer> rows;      // kShared, IndexShape
+    std::unique_ptr<Buffer> scales;    // kShared, float [n_sequences, rank]
     std::unique_ptr<Buffer> key_side;  // kShared, as NoteKeys reads it
     std::unique_ptr<Buffer> query_side;
     std::unique_ptr<Buffer> bias;  // kShared
     IndexSides sides;
     std::span<const float> key_side_values;  // float [key_dim, rank]: the layer's own, or what all share
     std::span<const float> bias_values;      // float [rank]
-    std::vector<TakenOut> taken_out;  // of each sequence
+    std::vector<TakenOut> taken_out;         // of each sequence
   };
 
   LowRankIndex(Device& device, const KvPlan& plan, uint32_t n_layers)

@@ -43,7 +43,8 @@ class Dispatches : public ::testing::Test {
     const auto* vulkan = dynamic_cast<const VulkanComputeDevice*>(SharedDevice());
     if (vulkan == nullptr) GTEST_SKIP() << "the CPU has no dispatches";
     if (!vulkan->plan().timestamps) GTEST_SKIP() << "dispatches are counted by their timestamps";
-    has_wide_kernels_ = vulkan->plan().max_storage_buffers >= kBuffersOfSources && vulkan->plan().use_subgroup_shuffle;
+    has_wide_kernels_ =
+        vulkan->plan().max_storage_buffers >= kBuffersOfSources && vulkan->plan().use_subgroup_shuffle;
     model_.model = OrDie(MakeSyntheticModel(kDeep, 0, folder_.Path("weights")));
     kvrun_engine_options options = EngineOptionsHere();
     options.profile = 1;
@@ -84,9 +85,10 @@ TEST_F(Dispatches, KvswapTakesFiveMoreALayerThanFull) {
   const double full = PerToken("");
   EXPECT_GT(full, 9 * kDeep.n_layers);
   for (const std::string types : {"int8,int4", "fp8,int4", "int8"}) {
-    const double kvswap =
-        PerToken("--kv-method kvswap --kv-group 4 --kv-select 80 --kv-reuse 60 --kv-static 0.25 --kv-window 16 "
-                 "--kv-sinks 4 --kv-rank 8 --kv-type " + types);
+    const double kvswap = PerToken(
+        "--kv-method kvswap --kv-group 4 --kv-select 80 --kv-reuse 60 --kv-static 0.25 --kv-window 16 "
+        "--kv-sinks 4 --kv-rank 8 --kv-type " +
+        types);
     EXPECT_GT(kvswap, full);
     EXPECT_LE(kvswap - full, 150.0) << types;
   }

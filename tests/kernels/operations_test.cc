@@ -69,7 +69,8 @@ TEST_P(RowOperationsTest, RmsNormsOfTwoWeightsAreEachAsAlone) {
         });
         ASSERT_TRUE(run.status().ok()) << run.status().message();
         const uint64_t n_bytes = (x.size() + kBeyond) * sizeof(float);
-        EXPECT_EQ(run.Bytes(together[i].out, n_bytes), run.Bytes(alone[i].out, n_bytes)) << n_cols << " columns";
+        EXPECT_EQ(run.Bytes(together[i].out, n_bytes), run.Bytes(alone[i].out, n_bytes))
+            << n_cols << " columns";
       }
     }
   }

@@ -46,7 +46,8 @@ class IndexKeys : public ::testing::Test {
   }
 
   // (key - mean) . side, as the index stores it where scales are ones.
-  static double Expected(const LayerAdapter& adapter, std::span<const float> key, uint32_t column, KvType type) {
+  static double Expected(const LayerAdapter& adapter, std::span<const float> key, uint32_t column,
+                         KvType type) {
     double sum = 0.0;
     for (uint32_t i = 0; i < kKeyDim; ++i) {
       sum += (double{key[i]} - adapter.mean[i]) * adapter.key_side[size_t{i} * adapter.rank + column];

@@ -121,5 +121,19 @@ TEST(ScorePlan, ScratchIsSmall) {
   }
 }
 
+TEST(ScorePlan, AQueryIsRotatedInItsProjectionWhereSixBuffersMayBeUsed) {
+  const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
+  ScoreArgs args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
+  DevicePlan device;
+  for (const uint32_t buffers : {4U, 5U, 6U, 16U}) {
+    device.max_storage_buffers = buffers;
+    EXPECT_EQ(PlanScore(device, false, args).rotates_in_projection, buffers >= 6) << buffers;
+  }
+  args.query_form = QueryForm::kSigned;
+  EXPECT_FALSE(PlanScore(device, false, args).rotates_in_projection);
+  args = ArgsOf(256, 4, HeadReduction::kSoftmax, index, 1);
+  EXPECT_FALSE(PlanScore(device, false, args).rotates_in_projection) << "more heads than it has norms for";
+}
+
 }  // namespace
 }  // namespace kvrun

@@ -41,6 +41,7 @@ bool IsVariantName(const std::string& name) {
       "[a-z][a-z0-9_]*_(any|u32|i32|f32|f16|bf16|fp8|int8|int4|q8_0|q4_0|q4_1|q5_0|q5_1|q2_k|q3_k|q4_k|q5_k|"
       "q6_k|iq4_nl|iq4_xs)_("
       "floor|"
+      "wide|"
       "subgroup)(_texel)?");
   return std::regex_match(name, pattern);
 }

@@ -9,8 +9,8 @@
 // their time as those that were. So the memory that it takes hardly grows with the context, but for the
 // groups' scores. Products are logarithms to base 2, references whole numbers.
 //
-// A group's mass is the sum of its weights: where groups are fours of entries, a tile has the entries of a four
-// in the same lane of its four vectors, and only their sums are kept (Tiling::folds).
+// A group's mass is the sum of its weights: where groups are fours of entries, a tile has the entries of a
+// four in the same lane of its four vectors, and only their sums are kept (Tiling::folds).
 //
 // Of an index of int4 products are of whole numbers (score_rounded-inl.h), unless exact ones are asked for.
 #if defined(KVRUN_HOST_SCORE_PASSES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -131,7 +131,8 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
   const size_t in_unit = first % s.tiling.unit_entries;
   const uint8_t* const rows =
       s.index + first / s.tiling.unit_entries * s.tiling.unit_bytes + in_unit * s.tiling.row_bits / 8;
-  const uint8_t* const last_end = rows + own.bytes[s.tiling.PlaceOf(n - 1)] + RoundUp<size_t>(s.tiling.row_bits / 8, 16);
+  const uint8_t* const last_end =
+      rows + own.bytes[s.tiling.PlaceOf(n - 1)] + RoundUp<size_t>(s.tiling.row_bits / 8, 16);
   const bool may_read_on = last_end <= s.index_end;
 #if KVRUN_SCORES_ROUNDED
   if (s.rounds) {

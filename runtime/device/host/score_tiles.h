@@ -51,9 +51,7 @@ struct Tiling {
         unit_bytes(unit_groups * index.group_words() * 4) {}
 
   // Where the tile's entry i lies in it.
-  size_t PlaceOf(size_t i) const {
-    return folds ? i % kTileVectors * tile_weights + i / kTileVectors : i;
-  }
+  size_t PlaceOf(size_t i) const { return folds ? i % kTileVectors * tile_weights + i / kTileVectors : i; }
 
   size_t tile_entries;  // room: the last may stay empty
   size_t tile_weights;  // that are kept of a row

@@ -60,11 +60,10 @@ Status VulkanCommandList::RmsNorms(const Buffer& x, const NormTarget& first, con
   const RmsNormParams params{.n_rows = n_rows, .n_cols = n_cols, .epsilon = epsilon};
   const KernelChoice kernel{
       .variant = "rms_norms_f32_wide", .constants = {n_cols % 4 == 0 ? 1U : 0U}, .groups = {n_rows, 1, 1}};
-  const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
-                              Binding{MemoryOrEmpty(first.weight), Access::kRead},
-                              Binding{MemoryOrEmpty(first.out), Access::kWrite},
-                              Binding{MemoryOrEmpty(second.weight), Access::kRead},
-                              Binding{MemoryOrEmpty(second.out), Access::kWrite}};
+  const std::array storage = {
+      Binding{MemoryOrEmpty(&x), Access::kRead}, Binding{MemoryOrEmpty(first.weight), Access::kRead},
+      Binding{MemoryOrEmpty(first.out), Access::kWrite}, Binding{MemoryOrEmpty(second.weight), Access::kRead},
+      Binding{MemoryOrEmpty(second.out), Access::kWrite}};
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 

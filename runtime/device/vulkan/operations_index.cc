@@ -153,8 +153,10 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
     storage.push_back({MemoryOrEmpty(attention.angles), Access::kRead});
     storage.push_back({MemoryOrEmpty(attention.norms), Access::kRead});
   }
-  return Record(
-      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*attention.step), .params = ParamBytes(params)});
+  return Record({.kernel = kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::SignQuery(const ScoreArgs& args, const ScorePlan& score) {

@@ -29,7 +29,7 @@ struct ScorePlan {
 
   bool rotates_in_projection = false;  // else the query is rotated first, in place
   uint32_t heads = 1;                  // rows of z that one invocation multiplies with
-  bool hoist = false;  // z into registers
+  bool hoist = false;                  // z into registers
   uint32_t local_size = 0;
   uint32_t workgroups = 0;           // that share a token's entries
   uint32_t narrow_select_lanes = 0;  // of select_groups_narrow; 0: select_groups
