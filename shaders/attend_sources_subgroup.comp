@@ -2,7 +2,7 @@
 // part of each. The block loop is there once for each source, so that no load has to choose between buffers: a CPU that
 // runs shaders would do all that it can choose from.
 //
-// Macros: ROWS; K_TYPE, V_TYPE (KVRUN_KV_...) of all sources but the last, whose K and V are f16.
+// Macros: ROWS; K_TYPE, V_TYPE (KVRUN_KV_..., but not f32) of all sources but the last, whose K and V are f16.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -35,7 +35,7 @@ layout(set = 0, binding = 10, std140) uniform Step { StepParams stepp; };
 
 uint PartOf(uint row, uint split) { return row * p.n_splits + split; }
 
-#if V_TYPE == KVRUN_KV_F16 || V_TYPE == KVRUN_KV_F32
+#if V_TYPE == KVRUN_KV_F16
 #define SUM_DIMS 8
 #else
 #define SUM_DIMS 16
@@ -47,7 +47,6 @@ const uint KEEPS_SCORES = 0;
 void KeepScore(uint token, uint kv_head, uint row, uint index, float score) {}
 
 uint RowWords(uint type) {
-  if (type == KVRUN_KV_F32) return HEAD_DIM;
   if (type == KVRUN_KV_F16) return HEAD_DIM / 2;
   return type == KVRUN_KV_INT4 ? HEAD_DIM / 8 : HEAD_DIM / 4;
 }
@@ -64,55 +63,36 @@ KvRecordLayout LayoutOf(AttendedSource source, uint k_type, uint v_type) {
                         RowWords(v_type), RowScales(k_type), RowScales(v_type), v_begin, scales_begin,
                         scales_begin + n_rows * RowScales(k_type));
 }
-#define SOURCE_LAYOUT LayoutOf(SOURCE, K_TYPE, V_TYPE)
-#define SOURCE_SLOTS SOURCE.n_slots
-#define SOURCE_TABLE_STRIDE SOURCE.table_stride
+// Of the source that is included.
+#define JOIN_TOKENS(a, b) a##b
+#define JOIN(a, b) JOIN_TOKENS(a, b)
+#define JOIN_THREE_TOKENS(a, b, c) a##b##c
+#define JOIN_THREE(a, b, c) JOIN_THREE_TOKENS(a, b, c)
+#define OF_SOURCE(name) JOIN(name, SOURCE)
+#define RECORDS(kind) JOIN_THREE(records, SOURCE, _##kind)
+#define TABLE(kind) JOIN_THREE(table, SOURCE, _##kind)
+#define SOURCE_LAYOUT LayoutOf(p.sources[SOURCE], K_TYPE, V_TYPE)
+#define SOURCE_SLOTS p.sources[SOURCE].n_slots
+#define SOURCE_TABLE_STRIDE p.sources[SOURCE].table_stride
+#define HAS_BIASES (BIASED >> SOURCE & 1)
 
-#define OF_SOURCE(name) name##0
-#define RECORDS(kind) records0_##kind
-#define TABLE(kind) table0_##kind
-#define SOURCE p.sources[0]
-#define HAS_BIASES (BIASED >> 0 & 1)
+#define SOURCE 0
 #include "include/slot_table.glsl"
 #include "include/attend_source.glsl"
-#undef OF_SOURCE
-#undef RECORDS
-#undef TABLE
 #undef SOURCE
-#undef HAS_BIASES
-#define OF_SOURCE(name) name##1
-#define RECORDS(kind) records1_##kind
-#define TABLE(kind) table1_##kind
-#define SOURCE p.sources[1]
-#define HAS_BIASES (BIASED >> 1 & 1)
+#define SOURCE 1
 #include "include/slot_table.glsl"
 #include "include/attend_source.glsl"
-#undef OF_SOURCE
-#undef RECORDS
-#undef TABLE
 #undef SOURCE
-#undef HAS_BIASES
-#define OF_SOURCE(name) name##2
-#define RECORDS(kind) records2_##kind
-#define TABLE(kind) table2_##kind
-#define SOURCE p.sources[2]
-#define HAS_BIASES (BIASED >> 2 & 1)
+#define SOURCE 2
 #include "include/slot_table.glsl"
 #include "include/attend_source.glsl"
-#undef OF_SOURCE
-#undef RECORDS
-#undef TABLE
 #undef SOURCE
-#undef HAS_BIASES
+#define SOURCE 3
 #undef K_TYPE
 #undef V_TYPE
 #define K_TYPE KVRUN_KV_F16
 #define V_TYPE KVRUN_KV_F16
-#define OF_SOURCE(name) name##3
-#define RECORDS(kind) records3_##kind
-#define TABLE(kind) table3_##kind
-#define SOURCE p.sources[3]
-#define HAS_BIASES (BIASED >> 3 & 1)
 #include "include/slot_table.glsl"
 #include "include/attend_source.glsl"
 

@@ -1,7 +1,7 @@
 // What kernels of attention over slots do with a subgroup, whatever their sources: decode elements, keep the running
 // softmax of ROWS query heads, and write it. For scores lanes lie along entries; for the weighted sum of V along the
-// head's dimensions, SUM_DIMS each, and where the head has fewer vectors of so many than there are lanes, groups of lanes
-// take every KEY_GROUPS-th entry.
+// head's dimensions, SUM_DIMS each, and where the head has fewer vectors of so many than there are lanes, groups of
+// lanes take every KEY_GROUPS-th entry.
 //
 // Macros: ROWS, SUM_DIMS. Needs: at least 8 lanes; HEAD_DIM / SUM_DIMS is a power of two and at most
 // MAX_VECTORS_PER_LANE * LANES.

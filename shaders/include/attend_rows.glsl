@@ -1,5 +1,5 @@
-// What kernels of attention over slots share, whatever their sources: rows, splits and scores that do not count. `p` has
-// n_heads, n_kv_heads, n_splits and keeps_parts.
+// What kernels of attention over slots share, whatever their sources: rows, splits and scores that do not count. `p`
+// has n_heads, n_kv_heads, n_splits and keeps_parts.
 
 const float kMasked = -1e30;
 

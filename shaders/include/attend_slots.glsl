@@ -1,6 +1,6 @@
-// What both kernels of attention over slots of one source share: bindings, and which entries there are. Constants of each:
-// HAS_BIASES, whether slots count entries of their own and have biases (SlotShape::has_biases); KEEPS_SCORES, whether
-// scores go to scratch, for slot_mass.comp.
+// What both kernels of attention over slots of one source share: bindings, and which entries there are. Constants of
+// each: HAS_BIASES, whether slots count entries of their own and have biases (SlotShape::has_biases); KEEPS_SCORES,
+// whether scores go to scratch, for slot_mass.comp.
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendSlotsParams p; };
 READ_ONLY(0, qkv)

@@ -1,6 +1,6 @@
 // Attention of a subgroup's rows to its part of one source's entries. Included once for each source of a kernel, with
-// what include/slot_table.glsl needs, and macros: K_TYPE, V_TYPE (KVRUN_KV_...); RECORDS(kind), how its records are read.
-// Needs: K_DIMS divides HEAD_DIM; V_DIMS divides SUM_DIMS.
+// what include/slot_table.glsl needs, and macros: K_TYPE, V_TYPE (KVRUN_KV_...); RECORDS(kind), how its records are
+// read. Needs: K_DIMS divides HEAD_DIM; V_DIMS divides SUM_DIMS.
 
 uvec4 OF_SOURCE(LoadV)(uint index) {
 #if V_TYPE == KVRUN_KV_INT4
@@ -14,7 +14,9 @@ float OF_SOURCE(LoadScale)(uint half_index) {
   return HalfValue(RECORDS(uint)(half_index / 2) >> (16 * (half_index % 2)));
 }
 
-void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
+// To entries [range.x, range.y), of which there are some. Loops end at the bottom: with the condition at the top
+// Mesa's CPU driver goes through the body once more, in which all lanes are masked.
+void OF_SOURCE(AttendToRange)(uint token, uint kv_head, uint row_begin, uint stream, uvec2 range) {
   const uint lane = gl_LocalInvocationIndex;
   // Lane i of share s reads part (s * LANES + i) % K_PARTS of row (s * LANES + i) / K_PARTS.
   uint my_q[SHARES];
@@ -24,10 +26,7 @@ void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
   }
 
   const KvRecordLayout record = SOURCE_LAYOUT;
-  const uint stream = OF_SOURCE(StreamOf)(token, kv_head);
-  const uint block = KEYS_PER_LANE * LANES;
-  const uvec2 range = SplitRange(OF_SOURCE(NumberOfEntries)(stream), split, block);
-  for (uint begin = range.x; begin < range.y; begin += block) {
+  for (uint begin = range.x;;) {
     float scores[ROWS][KEYS_PER_LANE];
     uint keys[KEYS_PER_LANE];          // in vectors of K
     uint key_scales[KEYS_PER_LANE];    // in halves
@@ -41,7 +40,7 @@ void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
       value_scales[k] = 2 * at.x + record.v_scales_begin + at.y * record.v_row_scales;
       [[unroll]] for (uint r = 0; r < ROWS; ++r) scores[r][k] = 0.0;
     }
-    for (uint v = 0; v < K_VECTORS; ++v) {
+    for (uint v = 0;;) {
       uvec4 vectors[KEYS_PER_LANE];
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) vectors[k] = RECORDS(uvec4)(keys[k] + v);
       vec4 shares[SHARES];
@@ -73,6 +72,7 @@ void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
         [[unroll]] for (uint r = 0; r < ROWS; ++r) scores[r][k] = parts[r][k];
 #endif
       }
+      if (++v == K_VECTORS) break;
     }
 
     float factors[KEYS_PER_LANE];
@@ -115,7 +115,7 @@ void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
     }
 #endif
 
-    for (uint i = 0; i < KEYS_PER_GROUP; ++i) {
+    for (uint i = 0;;) {
       const uint source = i * KEY_GROUPS + (KEY_GROUPS > 1 ? lane / SUM_VECTORS : 0);
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
         const uint entry = subgroupShuffle(values[k], source) + lane % SUM_VECTORS * V_LOADS;
@@ -142,6 +142,15 @@ void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
           }
         }
       }
+      if (++i == KEYS_PER_GROUP) break;
     }
+    begin += KEYS_PER_LANE * LANES;
+    if (begin >= range.y) break;
   }
+}
+
+void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
+  const uint stream = OF_SOURCE(StreamOf)(token, kv_head);
+  const uvec2 range = SplitRange(OF_SOURCE(NumberOfEntries)(stream), split, KEYS_PER_LANE * LANES);
+  if (range.x < range.y) OF_SOURCE(AttendToRange)(token, kv_head, row_begin, stream, range);
 }

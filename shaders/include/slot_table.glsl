@@ -1,5 +1,5 @@
-// Which entries a source has. Macros: OF_SOURCE(name), the name of a function of this source; TABLE(kind), how its tables
-// are read; SOURCE_LAYOUT (a KvRecordLayout), SOURCE_SLOTS and SOURCE_TABLE_STRIDE, from a stream to the next;
+// Which entries a source has. Macros: OF_SOURCE(name), the name of a function of this source; TABLE(kind), how its
+// tables are read; SOURCE_LAYOUT (a KvRecordLayout), SOURCE_SLOTS and SOURCE_TABLE_STRIDE, from a stream to the next;
 // HAS_BIASES.
 //
 // Tables: [n_streams, 2 + table_slots]: slots in use, entries of the last of them, slots. With HAS_BIASES [n_streams,

@@ -61,9 +61,9 @@ bool SubgroupFits(const KvRecordShape& record, uint32_t lanes) {
   return std::has_single_bit(vectors) && vectors <= (value_dims == 16 ? 2 : 4) * lanes;
 }
 
-// Of the query heads that share a KV head, a workgroup takes up to so many.
+// Query heads that share a KV head are divided among workgroups.
 struct HeadTiles {
-  uint32_t rows = 0;
+  uint32_t rows = 0;     // of a workgroup
   uint32_t n_tiles = 0;  // of all heads
 
   HeadTiles(const DevicePlan& plan, bool subgroup, uint32_t n_heads, uint32_t n_kv_heads) {
