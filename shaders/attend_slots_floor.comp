@@ -120,7 +120,7 @@ void main() {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     if (row_begin + r < group) {
       const uint row = token * p.n_heads + HeadOf(kv_head, row_begin + r);
-      const uint to = KeepsParts() ? (row * p.n_parts + p.first_part + split) * (head_dim + 2) : row * head_dim;
+      const uint to = KeepsParts() ? PartOf(row, split) * (head_dim + 2) : row * head_dim;
       const float factor = KeepsParts() ? 1.0 : 1.0 / weight[r];
       [[unroll]] for (uint i = 0; i < MAX_PAIRS_PER_LANE; ++i) {
         const uint pair = i * LOCAL_SIZE + lane;

@@ -158,19 +158,29 @@ double SlotTestData::Element(uint32_t head, bool is_value, const TestedEntry& en
       .At(is_value, head / c_.group * SlotCase::kGroupTokens + entry.in_slot, i);
 }
 
-std::vector<double> SlotTestData::Weights(uint32_t head) const {
-  std::vector<double> weights;
-  double maximum = -INFINITY;
+std::vector<double> SlotTestData::Scores(uint32_t head) const {
+  std::vector<double> scores;
   for (const TestedEntry& entry : entries_) {
     double score = 0.0;
     for (uint32_t i = 0; i < c_.head_dim; ++i)
       score += double{qkv_[head * c_.head_dim + i]} * Element(head, false, entry, i);
-    weights.push_back(score / std::sqrt(c_.head_dim) + entry.bias);
-    maximum = std::max(maximum, weights.back());
+    scores.push_back(score / std::sqrt(c_.head_dim) + entry.bias);
   }
+  return scores;
+}
+
+double SlotTestData::LogTotal(uint32_t head) const {
+  const std::vector<double> scores = Scores(head);
+  const double maximum = *std::max_element(scores.begin(), scores.end());
   double total = 0.0;
-  for (double& weight : weights) total += weight = std::exp(weight - maximum);
-  for (double& weight : weights) weight /= total;
+  for (const double score : scores) total += std::exp(score - maximum);
+  return maximum + std::log(total);
+}
+
+std::vector<double> SlotTestData::Weights(uint32_t head) const {
+  std::vector<double> weights = Scores(head);
+  const double log_total = LogTotal(head);
+  for (double& weight : weights) weight = std::exp(weight - log_total);
   return weights;
 }
 

@@ -49,10 +49,13 @@ class SlotTestData {
   std::span<const TestedEntry> entries() const { return entries_; }
   // Softmax weights of the entries, of a query head.
   std::vector<double> Weights(uint32_t head) const;
+  // The logarithm of what the softmax of a query head divides by.
+  double LogTotal(uint32_t head) const;
   std::vector<double> Output() const;
 
  private:
   double Element(uint32_t head, bool is_value, const TestedEntry& entry, uint32_t i) const;
+  std::vector<double> Scores(uint32_t head) const;
 
   SlotCase c_;
   KvRecordShape record_;

@@ -155,4 +155,45 @@ Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c, double
   return run.Compare(data.Output(), args.attention.output, tolerance);
 }
 
+std::vector<SlotCase> CasesOfSources(const SlotCase& c) {
+  SlotCase biased = c;
+  biased.has_biases = true;
+  SlotCase window = c;
+  window.k_type = window.v_type = KvType::kF16;
+  return {c, biased, c, window};
+}
+
+SlotAttentionArgs ArgsOfSources(const SlotCase& c) {
+  SlotAttentionArgs args = c.args();
+  args.n_sources = 0;
+  for (const SlotCase& source : CasesOfSources(c)) args.Add({.shape = source.shape()});
+  return args;
+}
+
+Result<std::string> CheckSlotSources(Device& device, const SlotCase& c) {
+  SelfTestRun run(device);
+  std::vector<SlotTestData> sources;
+  for (const SlotCase& source : CasesOfSources(c)) sources.emplace_back(source);
+  SlotAttentionArgs args = sources.front().Args(run);
+  for (size_t i = 1; i < sources.size(); ++i) args.Add(sources[i].Args(run).sources[0]);
+  args.attention.scratch = run.Zeros(device.AttendSlotsScratchBytes(args));
+  if (!run.status().ok()) return run.status();
+  run.Run([&](CommandList& list) { return list.AttendSlots(args); });
+
+  // Each source's own result counts by its part of the total.
+  std::vector<double> expected(size_t{c.n_heads()} * c.head_dim);
+  std::vector<double> totals(c.n_heads());
+  for (const SlotTestData& source : sources) {
+    const std::vector<double> output = source.Output();
+    for (uint32_t head = 0; head < c.n_heads(); ++head) {
+      const double total = std::exp(source.LogTotal(head) - sources.front().LogTotal(head));
+      totals[head] += total;
+      for (uint32_t i = 0; i < c.head_dim; ++i)
+        expected[head * c.head_dim + i] += total * output[head * c.head_dim + i];
+    }
+  }
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] /= totals[i / c.head_dim];
+  return run.Compare(expected, args.attention.output, 3e-4);
+}
+
 }  // namespace kvrun

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
@@ -42,6 +43,11 @@ struct SlotCase {
   }
 };
 
+// A source of c's, one with biases, another of c's, and a window of f16.
+std::vector<SlotCase> CasesOfSources(const SlotCase& c);
+// But for buffers.
+SlotAttentionArgs ArgsOfSources(const SlotCase& c);
+
 // On success a line of detail, else what is wrong. Encodes KV of `kv_type`, looks at the records of `type`,
 // decodes, and looks at what came back. in_space: through a space of their own.
 Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type, bool in_space = false);
@@ -49,5 +55,7 @@ Result<std::string> CheckRecords(Device& device, KvType kv_type, KvType type, bo
 Result<std::string> CheckRopeAndEncode(Device& device, const SlotCase& c);
 // tolerance: as a part of the largest result.
 Result<std::string> CheckSlotAttention(Device& device, const SlotCase& c, double tolerance = 3e-4);
+// To all of CasesOfSources at once.
+Result<std::string> CheckSlotSources(Device& device, const SlotCase& c);
 
 }  // namespace kvrun

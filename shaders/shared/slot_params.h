@@ -17,6 +17,8 @@ using uint = uint32_t;
 #define KVRUN_KV_INT4 4
 // Elements that share a scale of KVRUN_KV_INT4.
 #define KVRUN_INT4_BLOCK 32
+// kMaxSlotSources.
+#define KVRUN_MOST_ATTENDED_SOURCES 4
 // kInt4Factors of runtime/device/kv_record.h.
 #define KVRUN_N_INT4_FACTORS 5
 #define KVRUN_INT4_FACTORS 1.0, 0.92, 0.85, 0.78, 0.7
@@ -64,6 +66,25 @@ struct AttendSlotsParams {
   float scale;
   uint scores_begin;   // where a kernel keeps scores: the first, in elements of scratch
   uint scores_stride;  // of a row's scores
+};
+
+// A source of attend_sources_subgroup.comp, but for what follows from its types and from head_dim.
+struct AttendedSource {
+  uint record_heads;
+  uint group_tokens;
+  uint record_words;
+  uint n_slots;
+  uint table_stride;  // words of a stream's mapping table
+};
+
+struct AttendSourcesParams {
+  AttendedSource sources[KVRUN_MOST_ATTENDED_SOURCES];  // the last of them is the last here too
+  uint n_heads;
+  uint n_kv_heads;
+  uint n_splits;     // parts that the entries of each source are divided into, and parts of a row
+  uint keeps_parts;  // scratch is written; else the output, which one part makes
+  uint qkv_stride;
+  float scale;
 };
 
 struct RecordCopyParams {

@@ -71,6 +71,10 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "attention_mass_f32"}) {
       ExpectCaught(**device, checks, prefix);
     }
+    const DevicePlan& plan = (*device)->plan();
+    const bool merges =
+        plan.use_subgroup_shuffle && plan.subgroup_width >= 8 && plan.max_storage_buffers >= 10;
+    if (merges) ExpectCaught(**device, checks, "attend_sources");
   }
   EXPECT_EQ(TestInstance()->validation_messages(), messages_before);
 }

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "platform/base/units.h"
 #include "runtime/device/host/host_device.h"
@@ -144,6 +148,130 @@ TEST(KernelPlanSlots, PartsAreKeptInASpace) {
   args.space.constants = &constants;
   EXPECT_TRUE(PlanAttendSlots(PlanOf(32), true, args).keeps_parts);
   EXPECT_GT(PlanAttendSlots(PlanOf(32), true, args).scratch_floats, 0U);
+}
+
+// Own slots, a pool, single entries and a window.
+SlotAttentionArgs SourcesOf(const std::vector<std::pair<KvType, KvType>>& types, uint32_t head_dim = 64) {
+  SlotAttentionArgs args;
+  args.attention.kv_shape = {KvType::kF16, 1, 3, head_dim, 0};
+  args.attention.n_heads = 9;
+  args.attention.n_tokens = 1;
+  for (const auto& [k_type, v_type] : types) args.Add({.shape = SlotsOf(k_type, v_type, head_dim, 100)});
+  return args;
+}
+
+constexpr std::pair kMixed = {KvType::kInt8, KvType::kInt4};
+constexpr std::pair kHalves = {KvType::kF16, KvType::kF16};
+
+DevicePlan WithBuffers(uint32_t width, uint32_t max_storage_buffers) {
+  DevicePlan plan = PlanOf(width);
+  plan.max_storage_buffers = max_storage_buffers;
+  return plan;
+}
+
+bool IsMerged(const DevicePlan& plan, const SlotAttentionArgs& args) {
+  return PlanAttendSlots(plan, true, args).merged.has_value();
+}
+
+TEST(KernelPlanSlots, SourcesHaveOneDispatch) {
+  SlotAttentionArgs args = SourcesOf({kMixed, kMixed, kMixed, kHalves});
+  args.sources[1].shape.has_biases = args.sources[3].shape.has_biases = true;
+  const AttendSlotsPlan plan = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  ASSERT_TRUE(plan.merged.has_value());
+  const KernelChoice& kernel = plan.merged->choice.kernel;
+  EXPECT_EQ(kernel.variant, "attend_sources3_int8_int4_subgroup");
+  EXPECT_EQ(kernel.constants, (std::vector<uint32_t>{8, 64, 8, 4, 0b1010}));
+  // As many as the entries of all have blocks for: 1600 / 128, but at most 24 workgroups.
+  EXPECT_EQ(plan.merged->choice.n_splits, 8U);
+  EXPECT_EQ(kernel.groups, (std::array<uint32_t, 3>{3, 8, 1}));
+  EXPECT_EQ(plan.n_parts, 8U);
+  EXPECT_TRUE(plan.keeps_parts);
+  EXPECT_EQ(plan.scratch_floats, uint64_t{9} * 8 * (64 + 2));
+  for (uint32_t place = 0; place < kMaxSlotSources; ++place) EXPECT_EQ(plan.merged->places.at(place), place);
+  EXPECT_EQ(PlanAttendSlots(WithBuffers(8, 10), false, args).n_parts, 13U);
+}
+
+// Whatever has no slots has no place; the last has the last one.
+TEST(KernelPlanSlots, SourcesHavePlaces) {
+  SlotAttentionArgs args = SourcesOf({kMixed, {KvType::kF32, KvType::kF32}, kMixed, kHalves});
+  args.sources[1].shape.n_slots = 0;
+  args.sources[2].shape.has_biases = true;
+  const AttendSlotsPlan three = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  ASSERT_TRUE(three.merged.has_value());
+  EXPECT_EQ(three.merged->places, (std::array<std::optional<uint32_t>, 4>{0U, 2U, std::nullopt, 3U}));
+  EXPECT_EQ(three.merged->choice.kernel.constants, (std::vector<uint32_t>{8, 64, 8, 3, 0b0010}));
+  args.sources[0].shape.n_slots = 0;
+  const AttendSlotsPlan two = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  ASSERT_TRUE(two.merged.has_value());
+  EXPECT_EQ(two.merged->places, (std::array<std::optional<uint32_t>, 4>{2U, std::nullopt, std::nullopt, 3U}));
+  args.sources[2].shape.n_slots = 0;
+  const AttendSlotsPlan one = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  EXPECT_FALSE(one.merged.has_value());
+  EXPECT_EQ(one.sources[3].choice.kernel.variant, "attend_slots3_f16_subgroup");
+}
+
+// One part of a few entries is the output.
+TEST(KernelPlanSlots, FewEntriesOfSourcesNeedNoParts) {
+  SlotAttentionArgs args = SourcesOf({kMixed, kHalves});
+  for (SlotSource& source : args.sources) source.shape.table_slots = 16;
+  const AttendSlotsPlan plan = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  ASSERT_TRUE(plan.merged.has_value());
+  EXPECT_EQ(plan.n_parts, 1U);
+  EXPECT_FALSE(plan.keeps_parts);
+  EXPECT_EQ(plan.scratch_floats, 0U);
+}
+
+TEST(KernelPlanSlots, WhatIsNotMerged) {
+  const DevicePlan plan = WithBuffers(8, 10);
+  EXPECT_TRUE(IsMerged(plan, SourcesOf({kMixed, kMixed, kHalves})));
+  EXPECT_TRUE(IsMerged(plan, SourcesOf({kHalves, kHalves})));
+  EXPECT_FALSE(IsMerged(WithBuffers(8, 9), SourcesOf({kMixed, kHalves})));
+  EXPECT_FALSE(IsMerged(WithBuffers(4, 10), SourcesOf({kMixed, kHalves})));  // too narrow
+  EXPECT_FALSE(IsMerged(WithBuffers(0, 10), SourcesOf({kMixed, kHalves})));
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({kMixed, kHalves}, 80)));  // no subgroup's
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({kHalves})));
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({kMixed, kMixed})));
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({kMixed, {KvType::kF16, KvType::kInt4}, kHalves})));
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({kMixed, {KvType::kInt8, KvType::kInt8}, kHalves})));
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({{KvType::kInt4, KvType::kFp8}, kHalves})));  // no pair of its own
+  EXPECT_FALSE(IsMerged(plan, SourcesOf({{KvType::kF32, KvType::kF32}, kHalves})));
+  std::array<std::byte, 16> bytes = {};
+  host::HostBuffer mass(bytes);
+  for (uint32_t with_mass = 0; with_mass < 3; ++with_mass) {
+    SlotAttentionArgs args = SourcesOf({kMixed, kMixed, kHalves});
+    args.sources.at(with_mass).mass = &mass;
+    EXPECT_FALSE(IsMerged(plan, args));
+    EXPECT_EQ(PlanAttendSlots(plan, true, args).sources[2].choice.kernel.variant,
+              "attend_slots3_f16_subgroup");
+  }
+}
+
+TEST(KernelPlanSlots, MergedSourcesHaveVariants) {
+  constexpr std::pair<KvType, KvType> kPairs[] = {kHalves,
+                                                  {KvType::kFp8, KvType::kFp8},
+                                                  {KvType::kInt8, KvType::kInt8},
+                                                  {KvType::kInt4, KvType::kInt4},
+                                                  {KvType::kF16, KvType::kFp8},
+                                                  {KvType::kF16, KvType::kInt4},
+                                                  {KvType::kFp8, KvType::kInt4},
+                                                  kMixed};
+  for (const uint32_t width : {8U, 16U, 32U, 64U, 128U}) {
+    for (const auto& pair : kPairs) {
+      for (uint32_t group = 1; group <= 8; ++group) {
+        DevicePlan plan = WithBuffers(width, 16);
+        plan.few_accumulators = group % 2 == 0;
+        SlotAttentionArgs args = SourcesOf({pair, pair, kHalves}, width == 16 ? 128 : 64);
+        args.attention.n_heads = 3 * group;
+        const AttendSlotsPlan planned = PlanAttendSlots(plan, false, args);
+        ASSERT_TRUE(planned.merged.has_value());
+        const KernelChoice& kernel = planned.merged->choice.kernel;
+        EXPECT_NE(FindShader(kernel.variant), nullptr) << kernel.variant;
+        const auto rows = static_cast<uint32_t>(kernel.variant[std::string("attend_sources").size()] - '0');
+        EXPECT_LE(rows, plan.few_accumulators ? 2U : 4U);
+        EXPECT_EQ(kernel.groups[0], CeilDiv(group, rows) * 3);
+      }
+    }
+  }
 }
 
 }  // namespace

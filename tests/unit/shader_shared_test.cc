@@ -88,6 +88,20 @@ std::vector<size_t> PlanesThen(std::vector<size_t> rest) {
   return offsets;
 }
 
+std::vector<size_t> SourcesThen(std::vector<size_t> rest) {
+  std::vector<size_t> offsets;
+  for (size_t source = 0; source < KVRUN_MOST_ATTENDED_SOURCES; ++source) {
+    for (const size_t member :
+         {offsetof(AttendedSource, record_heads), offsetof(AttendedSource, group_tokens),
+          offsetof(AttendedSource, record_words), offsetof(AttendedSource, n_slots),
+          offsetof(AttendedSource, table_stride)}) {
+      offsets.push_back(offsetof(AttendSourcesParams, sources) + source * sizeof(AttendedSource) + member);
+    }
+  }
+  offsets.insert(offsets.end(), rest.begin(), rest.end());
+  return offsets;
+}
+
 // Of the operations on KV records.
 std::map<std::string, OffsetTable> RecordOperationOffsets() {
   static_assert(offsetof(RopeEncodeParams, record) == 0 && offsetof(AttendSlotsParams, record) == 0 &&
@@ -107,6 +121,11 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
                     offsetof(RopeEncodeParams, rope_halves), offsetof(RopeEncodeParams, has_qk_norm),
                     offsetof(RopeEncodeParams, norm_epsilon), offsetof(RopeEncodeParams, n_slots),
                     offsetof(RopeEncodeParams, n_window_slots), offsetof(RopeEncodeParams, means_begin)})}},
+      {"attend_sources",
+       {sizeof(AttendSourcesParams),
+        SourcesThen({offsetof(AttendSourcesParams, n_heads), offsetof(AttendSourcesParams, n_kv_heads),
+                     offsetof(AttendSourcesParams, n_splits), offsetof(AttendSourcesParams, keeps_parts),
+                     offsetof(AttendSourcesParams, qkv_stride), offsetof(AttendSourcesParams, scale)})}},
       {"attend_slots",
        {sizeof(AttendSlotsParams),
         RecordThen({offsetof(AttendSlotsParams, n_heads), offsetof(AttendSlotsParams, n_kv_heads),

@@ -97,6 +97,7 @@ class VulkanCommandList : public CommandList {
                        Buffer* output);
   // Of AttendSlots, where records have a space of their own.
   Status CombineInSpace(const SlotAttentionArgs& args, uint32_t n_splits);
+  Status AttendMerged(const SlotAttentionArgs& args, const AttendSlotsPlan& plan);
   // Of one source.
   Status AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
   Status JoinSlotMass(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,8 @@ struct KernelChoice {
   // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,
   // workgroup size; for attend_subgroup and attend_slots_subgroup lanes, head_dim, workgroup size; for the
   // other operations on KV records the types of K and V; for attention over slots then whether there are
-  // biases, and whether scores are kept; for a prompt's mass whether a head is whole vectors.
+  // biases, and whether scores are kept; for attend_sources, after the first three, how many sources there
+  // are and which have biases; for a prompt's mass whether a head is whole vectors.
   std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };
@@ -49,9 +51,16 @@ struct AttendSlotsPlan {
     uint64_t scores_begin = 0;
     uint64_t scores_stride = 0;  // of a row
   };
-  std::array<Source, kMaxSlotSources> sources;  // of those without slots, nothing
-  uint32_t n_parts = 0;                         // of a row
-  bool keeps_parts = false;                     // else the output is written
+  // One dispatch for all sources that have slots.
+  struct Merged {
+    AttendChoice choice;
+    // Of the kernel's places, which source of the arguments; the last one is at the last place.
+    std::array<std::optional<uint32_t>, kMaxSlotSources> places;
+  };
+  std::array<Source, kMaxSlotSources> sources;  // of those without slots, nothing; with merged, of all
+  std::optional<Merged> merged;
+  uint32_t n_parts = 0;      // of a row
+  bool keeps_parts = false;  // else the output is written
   uint64_t scratch_floats = 0;
 };
 AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotAttentionArgs& args);

@@ -6,6 +6,7 @@
 #include <bit>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "platform/base/units.h"
@@ -21,6 +22,7 @@ static_assert(static_cast<uint32_t>(KvType::kFp8) == KVRUN_KV_FP8);
 static_assert(static_cast<uint32_t>(KvType::kInt8) == KVRUN_KV_INT8);
 static_assert(static_cast<uint32_t>(KvType::kInt4) == KVRUN_KV_INT4);
 static_assert(kInt4BlockElements == KVRUN_INT4_BLOCK);
+static_assert(kMaxSlotSources == KVRUN_MOST_ATTENDED_SOURCES);
 static_assert([] {
   constexpr double kShared[KVRUN_N_INT4_FACTORS] = {KVRUN_INT4_FACTORS};
   return std::equal(std::begin(kShared), std::end(kShared), std::begin(kInt4Factors), std::end(kInt4Factors),
@@ -32,9 +34,10 @@ constexpr uint32_t kKeysPerLane = 4;
 constexpr uint32_t kFloorBlock = 64;
 constexpr uint32_t kFewestLanes = 8;
 constexpr uint32_t kMostRows = 4;
-constexpr uint64_t kScoresAtOnce = 4;          // read by slot_mass.comp
-constexpr uint32_t kDecodedPerInvocation = 8;  // elements, of decode_records.comp
-constexpr uint32_t kCopyLocalSize = 64;        // of encode_records.comp and decode_records.comp
+constexpr uint32_t kMergedBuffers = 2 + 2 * kMaxSlotSources;  // of attend_sources_subgroup.comp
+constexpr uint64_t kScoresAtOnce = 4;                         // read by slot_mass.comp
+constexpr uint32_t kDecodedPerInvocation = 8;                 // elements, of decode_records.comp
+constexpr uint32_t kCopyLocalSize = 64;  // of encode_records.comp and decode_records.comp
 
 // How variants name a pair that has its own; nothing for the others.
 std::optional<std::string> PairName(KvType k_type, KvType v_type) {
@@ -56,6 +59,79 @@ bool SubgroupFits(const KvRecordShape& record, uint32_t lanes) {
   if (record.head_dim % value_dims != 0) return false;
   const uint32_t vectors = record.head_dim / value_dims;
   return std::has_single_bit(vectors) && vectors <= (value_dims == 16 ? 2 : 4) * lanes;
+}
+
+// Query heads that share a KV head are divided among workgroups.
+struct HeadTiles {
+  uint32_t rows = 0;     // of a workgroup
+  uint32_t n_tiles = 0;  // of all heads
+
+  HeadTiles(const DevicePlan& plan, bool subgroup, uint32_t n_heads, uint32_t n_kv_heads) {
+    const uint32_t group = n_heads / n_kv_heads;
+    const uint32_t max_rows = plan.few_accumulators && subgroup ? kMostRows / 2 : kMostRows;
+    const uint32_t tiles_per_head = CeilDiv(group, max_rows);
+    rows = CeilDiv(group, tiles_per_head);
+    n_tiles = tiles_per_head * n_kv_heads;
+  }
+};
+
+uint32_t TableEntries(const SlotShape& slots) { return slots.table_slots * slots.record.group_tokens; }
+
+// Enough workgroups for the device, but no split without a few blocks.
+uint32_t ChooseSplits(bool is_cpu, uint32_t n_workgroups, uint32_t n_entries, uint32_t block) {
+  const uint32_t most = CeilDiv(n_entries, std::max(block, 128U));
+  const uint32_t wanted = is_cpu ? 24 : 256;
+  return std::clamp(wanted / n_workgroups, 1U, std::clamp(most, 1U, 64U));
+}
+
+// What attend_sources_subgroup.comp takes: all sources but the last have one pair of types, the last has f16.
+bool CanMerge(const DevicePlan& plan, std::span<const SlotSource> sources) {
+  if (sources.size() < 2 || !plan.use_subgroup_shuffle || plan.max_storage_buffers < kMergedBuffers)
+    return false;
+  const KvRecordShape& first = sources.front().shape.record;
+  const KvRecordShape& last = sources.back().shape.record;
+  if (last.k_type != KvType::kF16 || last.v_type != KvType::kF16) return false;
+  // Records of floats are for comparisons.
+  if (first.k_type == KvType::kF32 || !PairName(first.k_type, first.v_type)) return false;
+  return std::all_of(sources.begin(), sources.end(), [&](const SlotSource& source) {
+    const KvRecordShape& record = source.shape.record;
+    const bool is_like_first = record.k_type == first.k_type && record.v_type == first.v_type;
+    return source.mass == nullptr && SubgroupFits(record, plan.subgroup_width) &&
+           (is_like_first || &source == &sources.back());
+  });
+}
+
+std::optional<AttendSlotsPlan::Merged> ChooseAttendSources(const DevicePlan& plan, bool is_cpu,
+                                                           const SlotAttentionArgs& args) {
+  std::vector<SlotSource> sources;
+  std::vector<uint32_t> numbers;
+  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+    if (args.sources.at(nth).shape.n_slots == 0) continue;
+    sources.push_back(args.sources.at(nth));
+    numbers.push_back(nth);
+  }
+  if (!CanMerge(plan, sources)) return std::nullopt;
+  AttendSlotsPlan::Merged merged;
+  uint32_t n_entries = 0;
+  uint32_t biased = 0;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const size_t place = i + 1 == sources.size() ? kMaxSlotSources - 1 : i;
+    merged.places.at(place) = numbers[i];
+    n_entries += TableEntries(sources[i].shape);
+    if (sources[i].shape.has_biases) biased |= 1U << place;
+  }
+  const AttentionArgs& attention = args.attention;
+  const KvRecordShape& record = sources.front().shape.record;
+  const uint32_t lanes = plan.subgroup_width;
+  const HeadTiles tiles(plan, true, attention.n_heads, attention.kv_shape.n_kv_heads);
+  merged.choice.n_splits =
+      ChooseSplits(is_cpu, tiles.n_tiles * attention.n_tokens, n_entries, kKeysPerLane * lanes);
+  merged.choice.kernel = {
+      .variant =
+          fmt::format("attend_sources{}_{}_subgroup", tiles.rows, *PairName(record.k_type, record.v_type)),
+      .constants = {lanes, record.head_dim, lanes, static_cast<uint32_t>(sources.size()), biased},
+      .groups = {tiles.n_tiles, merged.choice.n_splits, attention.n_tokens}};
+  return merged;
 }
 
 std::vector<uint32_t> TypeConstants(const KvRecordShape& record) {
@@ -101,24 +177,18 @@ AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotSh
   const uint32_t lanes = plan.subgroup_width;
   const std::optional<std::string> pair = PairName(record.k_type, record.v_type);
   const bool subgroup = pair && plan.use_subgroup_shuffle && SubgroupFits(record, lanes);
-  const uint32_t group = n_heads / n_kv_heads;
-  const uint32_t max_rows = plan.few_accumulators && subgroup ? kMostRows / 2 : kMostRows;
-  const uint32_t tiles_per_head = CeilDiv(group, max_rows);
-  const uint32_t rows = CeilDiv(group, tiles_per_head);
-  const uint32_t tiles = tiles_per_head * n_kv_heads;
+  const HeadTiles tiles(plan, subgroup, n_heads, n_kv_heads);
 
   AttendChoice choice;
-  const uint32_t block = subgroup ? kKeysPerLane * lanes : kFloorBlock;
-  const uint32_t most = CeilDiv(slots.table_slots * record.group_tokens, std::max(block, 128U));
-  const uint32_t wanted = is_cpu ? 24 : 256;
-  choice.n_splits = std::clamp(wanted / (tiles * n_tokens), 1U, std::clamp(most, 1U, 64U));
-  choice.kernel.variant = subgroup ? fmt::format("attend_slots{}_{}_subgroup", rows, *pair)
-                                   : fmt::format("attend_slots{}_any_floor", rows);
+  choice.n_splits = ChooseSplits(is_cpu, tiles.n_tiles * n_tokens, TableEntries(slots),
+                                 subgroup ? kKeysPerLane * lanes : kFloorBlock);
+  choice.kernel.variant = subgroup ? fmt::format("attend_slots{}_{}_subgroup", tiles.rows, *pair)
+                                   : fmt::format("attend_slots{}_any_floor", tiles.rows);
   choice.kernel.constants =
       subgroup ? std::vector<uint32_t>{lanes, record.head_dim, lanes} : TypeConstants(record);
   choice.kernel.constants.push_back(slots.has_biases ? 1 : 0);
   choice.kernel.constants.push_back(keeps_scores ? 1 : 0);
-  choice.kernel.groups = {tiles, choice.n_splits, n_tokens};
+  choice.kernel.groups = {tiles.n_tiles, choice.n_splits, n_tokens};
   return choice;
 }
 
@@ -126,7 +196,9 @@ AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotA
   const AttentionArgs& attention = args.attention;
   const uint64_t n_rows = uint64_t{attention.n_tokens} * attention.n_heads;
   AttendSlotsPlan planned;
-  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+  planned.merged = ChooseAttendSources(plan, is_cpu, args);
+  if (planned.merged) planned.n_parts = planned.merged->choice.n_splits;
+  for (uint32_t nth = 0; nth < args.n_sources && !planned.merged; ++nth) {
     const SlotSource& source = args.sources.at(nth);
     if (source.shape.n_slots == 0) continue;
     AttendSlotsPlan::Source& to = planned.sources.at(nth);

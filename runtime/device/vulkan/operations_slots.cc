@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -96,6 +98,42 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                  .params = ParamBytes(params)});
 }
 
+// The parts of all sources, or the output.
+Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const AttendSlotsPlan& plan) {
+  const AttentionArgs& attention = args.attention;
+  const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
+  const uint32_t head_dim = attention.kv_shape.head_dim;
+  AttendSourcesParams params{.sources = {},
+                             .n_heads = attention.n_heads,
+                             .n_kv_heads = n_kv_heads,
+                             .n_splits = plan.merged->choice.n_splits,
+                             .keeps_parts = plan.keeps_parts ? 1U : 0U,
+                             .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
+                             .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
+  std::vector<Binding> storage = {{MemoryOrEmpty(attention.qkv), Access::kRead}};
+  for (size_t place = 0; place < plan.merged->places.size(); ++place) {
+    const std::optional<uint32_t> nth = plan.merged->places.at(place);
+    const SlotSource source = nth ? args.sources.at(*nth) : SlotSource{};
+    storage.push_back({MemoryOrEmpty(source.slots), Access::kRead});
+    storage.push_back({MemoryOrEmpty(source.table), Access::kRead});
+    if (!nth) continue;
+    CheckSource(args, source);
+    const SlotShape& shape = source.shape;
+    KVRUN_CHECK(source.table->size_bytes() >= shape.table_bytes());
+    params.sources[place] = {.record_heads = shape.record.n_heads,
+                             .group_tokens = shape.record.group_tokens,
+                             .record_words = shape.record.size_words(),
+                             .n_slots = shape.stream_slots(),
+                             .table_stride = shape.table_words()};
+  }
+  const Buffer* result = plan.keeps_parts ? attention.scratch : attention.output;
+  storage.push_back({MemoryOrEmpty(result), Access::kWrite});
+  return Record({.kernel = plan.merged->choice.kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = ParamBytes(params)});
+}
+
 // The parts of one source, and its scores if they are kept; or the output, where there are no parts.
 Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan,
                                        uint32_t nth) {
@@ -134,7 +172,8 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Atte
 Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
   const AttentionArgs& attention = args.attention;
   const AttendSlotsPlan plan = PlanAttendSlots(device_.plan(), device_.is_cpu(), args);
-  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
+  if (plan.merged) KVRUN_RETURN_IF_ERROR(AttendMerged(args, plan));
+  for (uint32_t nth = 0; nth < args.n_sources && !plan.merged; ++nth) {
     if (args.sources.at(nth).shape.n_slots != 0) KVRUN_RETURN_IF_ERROR(AttendSource(args, plan, nth));
   }
   if (!plan.keeps_parts) return Status::Ok();

@@ -78,6 +78,16 @@ void AddAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Chec
                     [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
 }
 
+// Where one dispatch takes them all.
+void AddAttendSources(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Checks& checks) {
+  const AttendSlotsPlan planned = PlanAttendSlots(plan, is_cpu, ArgsOfSources(c));
+  if (!planned.merged) return;
+  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {})", planned.merged->choice.kernel.variant,
+                                planned.keeps_parts ? ", combine_splits_f32_floor" : "",
+                                VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim),
+                    [c](VulkanComputeDevice& device) { return CheckSlotSources(device, c); }});
+}
+
 void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   for (const KvType type : kSelfTestRecordTypes) {
     for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
@@ -116,6 +126,7 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
         const bool subgroup = ChooseAttendSlots(plan, is_cpu, c.shape(), c.n_heads(), SlotCase::kKvHeads, 1)
                                   .kernel.variant.ends_with("_subgroup");
         if (subgroup || group == turn % 4 + 1) AddAttendSlots(plan, is_cpu, c, checks);
+        if (group == turn % 4 + 1) AddAttendSources(plan, is_cpu, c, checks);
       }
       ++turn;
     }
