@@ -66,10 +66,9 @@ class Dispatches : public ::testing::Test {
     options.kv = line.c_str();
     char* json = nullptr;
     EXPECT_EQ(kvrun_bench_json(engine_, &options, &json), KVRUN_OK) << LastError();
+    const Json results = ParseAndFree(json);
     double sum = 0.0;
-    for (const Json& operation : ParseAndFree(json)[0]["operations"]) {
-      sum += operation["per_token"].get<double>();
-    }
+    for (const Json& operation : results[0]["operations"]) sum += operation["per_token"].get<double>();
     return sum;
   }
 
