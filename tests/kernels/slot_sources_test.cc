@@ -75,7 +75,8 @@ bool IsMerged(const Device& device, const Sources& sources) {
 void Check(Device& device, const Sources& sources) {
   if (const VulkanComputeDevice* vulkan = AsVulkan(device)) {
     const DevicePlan& plan = vulkan->plan();
-    const bool can = plan.use_subgroup_shuffle && plan.subgroup_width >= 8 && plan.max_storage_buffers >= 10;
+    const bool can = plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
+                     plan.max_storage_buffers >= kMergedSourceBuffers;
     EXPECT_EQ(IsMerged(device, sources), can);
   }
   CheckSources(device, sources.c, sources.shapes, sources.data);
