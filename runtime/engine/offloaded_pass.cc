@@ -371,7 +371,8 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   const double io_before_ms = cache_->stats().io_ms;
   const double stall_before_ms = cache_->stats().stall_ms;
   const Result<uint64_t> value = SubmitStep(*step);
-  // One after the other: where two threads wait for a timeline, Debian 12's validation layer loses track of it.
+  // One after the other: where two threads wait for a timeline, Debian 12's validation layer loses track of
+  // it.
   const Status served = thread_ ? thread_->End() : Status::Ok();
   const Status waited = value.ok() ? device_.Wait(*value) : value.status();
   KVRUN_RETURN_IF_ERROR(served);

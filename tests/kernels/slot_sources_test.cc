@@ -85,10 +85,11 @@ void Check(Device& device, const Sources& sources) {
 // Every pair of types that has a kernel, in every size of a tile: two sources, three and four, with any of
 // them biased.
 TEST_P(SlotSourcesTest, AttendsToAllAtOnce) {
-  constexpr std::pair<KvType, KvType> kPairs[] = {
-      {KvType::kF16, KvType::kF16},   {KvType::kFp8, KvType::kFp8},  {KvType::kInt8, KvType::kInt8},
-      {KvType::kInt4, KvType::kInt4}, {KvType::kF16, KvType::kFp8},  {KvType::kF16, KvType::kInt4},
-      {KvType::kFp8, KvType::kInt4},  {KvType::kInt8, KvType::kInt4}};
+  constexpr std::pair<KvType, KvType> kPairs[] = {{KvType::kF16, KvType::kF16},
+                                                  {KvType::kFp8, KvType::kFp8},
+                                                  {KvType::kInt8, KvType::kInt8},
+                                                  {KvType::kInt4, KvType::kInt4},
+                                                  {KvType::kInt8, KvType::kInt4}};
   constexpr std::array kHas = {0b1111U, 0b1011U, 0b1001U, 0b1110U, 0b1101U, 0b1100U, 0b1010U};
   for (Device* device : devices_) {
     uint32_t turn = 0;

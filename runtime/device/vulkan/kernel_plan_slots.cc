@@ -84,6 +84,11 @@ uint32_t ChooseSplits(bool is_cpu, uint32_t n_workgroups, uint32_t n_entries, ui
   return std::clamp(wanted / n_workgroups, 1U, std::clamp(most, 1U, 64U));
 }
 
+// Each pair takes a megabyte of a program: those that budgets choose, and what is usual.
+bool HasMergedVariants(KvType k_type, KvType v_type) {
+  return k_type == v_type ? k_type != KvType::kF32 : k_type == KvType::kInt8 && v_type == KvType::kInt4;
+}
+
 // What attend_sources_subgroup.comp takes: all sources but the last have one pair of types, the last has f16.
 bool CanMerge(const DevicePlan& plan, std::span<const SlotSource> sources) {
   if (sources.size() < 2 || !plan.use_subgroup_shuffle || plan.max_storage_buffers < kMergedBuffers)
@@ -91,8 +96,7 @@ bool CanMerge(const DevicePlan& plan, std::span<const SlotSource> sources) {
   const KvRecordShape& first = sources.front().shape.record;
   const KvRecordShape& last = sources.back().shape.record;
   if (last.k_type != KvType::kF16 || last.v_type != KvType::kF16) return false;
-  // Records of floats are for comparisons.
-  if (first.k_type == KvType::kF32 || !PairName(first.k_type, first.v_type)) return false;
+  if (!HasMergedVariants(first.k_type, first.v_type)) return false;
   return std::all_of(sources.begin(), sources.end(), [&](const SlotSource& source) {
     const KvRecordShape& record = source.shape.record;
     const bool is_like_first = record.k_type == first.k_type && record.v_type == first.v_type;
