@@ -3,14 +3,12 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/device/vulkan/score_plan.h"
 #include "tests/support/index_reference.h"
 #include "tests/support/operations_fixture.h"
 
 namespace kvrun::testing {
 namespace {
 
-constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
 constexpr uint32_t kRanks[] = {1, 6, 12, 24, 33};
 
 // A sum of n products in any order and the bias: at most n + 1 roundings of the sum of the magnitudes.
