@@ -79,6 +79,7 @@ class OffloadedForwardPass : public ForwardPass {
   Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed);
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
   SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
+  Status WriteRowsToScore();
   Result<uint64_t> SubmitStep(const DecodeLists& step);
   void WriteInputs();
   Status GiveNorms();
@@ -350,6 +351,14 @@ Result<uint64_t> OffloadedForwardPass::SubmitStep(const DecodeLists& step) {
   return value;
 }
 
+// Rows must be there before the device scores them. An index of keys has no use for those of the window;
+// others are there already, unless a step has failed or the window is short.
+Status OffloadedForwardPass::WriteRowsToScore() {
+  if (!scores()) return Status::Ok();
+  if (cache_->index()->takes_records()) return cache_->WriteCompletedGroups();
+  return cache_->index()->takes_keys() ? cache_->WriteLeavingGroups() : Status::Ok();
+}
+
 Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
                                        std::span<float> logits) {
   KVRUN_RETURN_IF_ERROR(BeginDecode());
@@ -357,8 +366,7 @@ Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<
   for (const StepRow& row : rows) kv_rows_.push_back({row.sequence, row.position});
   KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_rows_));
   if (cache_->NeedsLearning(kv_rows_)) KVRUN_RETURN_IF_ERROR(Learn());
-  // Their rows must be there before the device scores them.
-  if (scores() && cache_->index()->takes_stored()) KVRUN_RETURN_IF_ERROR(cache_->WriteCompletedGroups());
+  KVRUN_RETURN_IF_ERROR(WriteRowsToScore());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
   if (pace_) commands_.WriteMostChosen(pace_->count());

@@ -78,8 +78,6 @@ class KvIndex {
                             std::span<const std::byte> /*records*/) {
     return Status::Ok();
   }
-  // Rows of what steps add are there when it is stored.
-  bool takes_stored() const { return takes_records() || takes_keys(); }
   // Rows of what steps add are made from the keys of whole groups (NoteKeys).
   virtual bool takes_keys() const { return false; }
   // A group of a sequence that a step has completed goes to the store: its K, normalised and rotated, float
