@@ -33,7 +33,7 @@ class ReadLimit {
 
  private:
   struct Stream {
-    float threshold = 0.002F;  // a five-hundredth of a head's attention
+    float threshold = 0.006F;  // of a head's attention
     uint32_t n_reads = 0;      // of the step
     uint32_t n_layers = 0;
   };

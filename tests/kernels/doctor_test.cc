@@ -62,19 +62,21 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "encode_records_f32", "decode_records_f16",
                                "decode_records_f32", "attend_slots1_",
                                "attend_slots3_",     "attend_slots4_any_floor",
-                               "rotate_query",       "project_query",
-                               "score_rows9_int4",   "score_groups9_f16",
-                               "score_groups3_int8", "score_sum_int8",
-                               "select_groups",      "project_keys_f16",
-                               "accumulate_gram",    "sign_query",
-                               "slot_mass",          "sum_weights_f16",
-                               "attention_mass_f32"}) {
+                               "rotate_query",       "score_rows9_int4",
+                               "score_groups9_f16",  "score_groups3_int8",
+                               "score_sum_int8",     "select_groups",
+                               "project_keys_f16",   "accumulate_gram",
+                               "sign_query",         "slot_mass",
+                               "sum_weights_f16",    "attention_mass_f32"}) {
       ExpectCaught(**device, checks, prefix);
     }
     const DevicePlan& plan = (*device)->plan();
     const bool merges =
         plan.use_subgroup_shuffle && plan.subgroup_width >= 8 && plan.max_storage_buffers >= 10;
     if (merges) ExpectCaught(**device, checks, "attend_sources");
+    if (plan.max_storage_buffers >= 5) ExpectCaught(**device, checks, "rms_norms");
+    const bool rotates = plan.max_storage_buffers >= 6;
+    ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
   }
   EXPECT_EQ(TestInstance()->validation_messages(), messages_before);
 }
