@@ -25,6 +25,34 @@ ElementPlace PlaceOf(const IndexShape& shape, uint32_t row, uint32_t column) {
           .mask = (1U << bits) - 1};
 }
 
+uint32_t CodeOf(KvType type, float value, float scale) {
+  if (type == KvType::kF16) return FloatToHalf(value);
+  const uint32_t bits = KvElementBits(type);
+  const auto limit = static_cast<float>((1U << (bits - 1)) - 1);
+  // No number becomes one.
+  const float quantised = std::min(limit, std::max(-limit, std::nearbyint(value / scale)));
+  return static_cast<uint32_t>(static_cast<int32_t>(quantised)) & ((1U << bits) - 1);
+}
+
+// Its elements from `place` on; other bits of the words stay.
+void PackRow(const IndexShape& shape, std::span<const float> row, std::span<const float> scales,
+             ElementPlace place, std::span<uint32_t> words) {
+  uint32_t code_bits = 0;
+  uint32_t mask = 0;
+  const auto store = [&] {
+    words[place.word] = (words[place.word] & ~mask) | code_bits;
+    ++place.word;
+    place.shift = code_bits = mask = 0;
+  };
+  for (size_t c = 0; c < row.size(); ++c) {
+    code_bits |= CodeOf(shape.type, row[c], scales[c]) << place.shift;
+    mask |= place.mask << place.shift;
+    place.shift += KvElementBits(shape.type);
+    if (place.shift == 32) store();
+  }
+  if (mask != 0) store();
+}
+
 }  // namespace
 
 void ColumnScales::Add(std::span<const float> projected) {
@@ -61,21 +89,8 @@ Result<std::unique_ptr<Buffer>> CreateUnitScales(Device& device, const IndexShap
 
 void PackIndexRows(const IndexShape& shape, uint32_t begin, std::span<const float> rows,
                    std::span<const float> scales, std::span<uint32_t> words) {
-  const auto limit = static_cast<float>((1U << (KvElementBits(shape.type) - 1)) - 1);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto row = static_cast<uint32_t>(begin + i / shape.rank);
-    const auto c = static_cast<uint32_t>(i % shape.rank);
-    const ElementPlace place = PlaceOf(shape, row, c);
-    uint32_t& word = words[place.word];
-    uint32_t value = 0;
-    if (shape.type == KvType::kF16) {
-      value = FloatToHalf(rows[i]);
-    } else {
-      // No number becomes one.
-      const float quantised = std::min(limit, std::max(-limit, std::nearbyint(rows[i] / scales[c])));
-      value = static_cast<uint32_t>(static_cast<int32_t>(quantised)) & place.mask;
-    }
-    word = (word & ~(place.mask << place.shift)) | value << place.shift;
+  for (size_t i = 0; i < rows.size(); i += shape.rank, ++begin) {
+    PackRow(shape, rows.subspan(i, shape.rank), scales, PlaceOf(shape, begin, 0), words);
   }
 }
 

@@ -254,10 +254,21 @@ void StaticSet::AddEntriesOf(std::span<const uint32_t> positions, uint32_t group
     entries_.push_back(position - group * plan_.record.group_tokens);
 }
 
-// Of ascending positions, those of a group.
-std::span<const uint32_t> StaticSet::PositionsIn(std::span<const uint32_t> positions, uint32_t group) const {
+// Of ascending positions, those of a group. Groups are mostly asked for in their order, so it is near the
+// last.
+std::span<const uint32_t> StaticSet::PositionsIn(std::span<const uint32_t> positions, uint32_t group) {
+  constexpr std::ptrdiff_t kNear = 8;
   const uint32_t begin = group * plan_.record.group_tokens;
-  const auto first = std::lower_bound(positions.begin(), positions.end(), begin);
+  auto from = positions.begin();
+  if (positions.data() == last_list_ && last_place_ <= positions.size() &&
+      (last_place_ == 0 || positions[last_place_ - 1] < begin)) {
+    from += static_cast<std::ptrdiff_t>(last_place_);
+  }
+  const auto near = from + std::min(kNear, positions.end() - from);
+  auto first = std::find_if(from, near, [begin](uint32_t position) { return position >= begin; });
+  if (first == near) first = std::lower_bound(near, positions.end(), begin);
+  last_list_ = positions.data();
+  last_place_ = static_cast<size_t>(first - positions.begin());
   auto last = first;
   while (last != positions.end() && *last < begin + plan_.record.group_tokens) ++last;
   return {first, last};
@@ -266,7 +277,10 @@ std::span<const uint32_t> StaticSet::PositionsIn(std::span<const uint32_t> posit
 uint32_t StaticSet::CountOthers(uint32_t layer, uint32_t stream, uint32_t group) {
   if (IsPage(layer, stream, group)) return pages_->CountEntries(layer, stream, group);
   size_t n_taken = 0;
-  for (const KeptTier tier : kKeptTiers) n_taken += PositionsIn(positions(layer, stream, tier), group).size();
+  for (const KeptTier tier : kKeptTiers) {
+    const std::span<const uint32_t> of_tier = positions(layer, stream, tier);
+    if (!of_tier.empty()) n_taken += PositionsIn(of_tier, group).size();
+  }
   return plan_.record.group_tokens - static_cast<uint32_t>(n_taken);
 }
 

@@ -102,7 +102,7 @@ class StaticSet {
   uint32_t most_entries() const;
   // As EntriesOf, of ascending positions; added to what is there.
   void AddEntriesOf(std::span<const uint32_t> positions, uint32_t group);
-  std::span<const uint32_t> PositionsIn(std::span<const uint32_t> positions, uint32_t group) const;
+  std::span<const uint32_t> PositionsIn(std::span<const uint32_t> positions, uint32_t group);
   // Of both precisions, ascending.
   std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
@@ -150,6 +150,9 @@ class StaticSet {
   std::vector<LayerAttention> attention_;         // [n_sequences, n_layers], where precision goes by score
   std::vector<bool> has_attention_;               // [n_sequences]
   std::optional<Overlap> overlap_;                // of the prompts so far
+  // Of PositionsIn: where what it answered last begins.
+  const uint32_t* last_list_ = nullptr;
+  size_t last_place_ = 0;
   std::vector<uint32_t> order_;
   std::vector<uint32_t> entries_;  // of a group
   std::vector<std::byte> records_;
