@@ -76,7 +76,7 @@ class OffloadedForwardPass : public ForwardPass {
   Status RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows);
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
   Status RecordNorms(CommandList& list, uint32_t layer, uint32_t n_rows);
-  Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed);
+  Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer* normed);
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
   SlotAttentionArgs SlotAttention(uint32_t layer, uint32_t n_rows) const;
   Status WriteRowsToScore();
@@ -237,15 +237,15 @@ Status OffloadedForwardPass::RecordNorms(CommandList& list, uint32_t layer, uint
 }
 
 Status OffloadedForwardPass::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows,
-                                              const Buffer& normed) {
+                                              const Buffer* normed) {
   if (!scores() || layer >= n_layers()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, normed, query_.get()));
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, *normed, query_.get()));
   KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(layer, n_rows)));
   return cache_->index()->RecordSearch(list, layer, n_rows, score_scratch_.get());
 }
 
 Status OffloadedForwardPass::RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows) {
-  if (layer > 0) return RecordPrediction(list, layer, n_rows, *later_normed_);
+  if (layer > 0) return RecordPrediction(list, layer, n_rows, later_normed_.get());
   KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
   KVRUN_RETURN_IF_ERROR(RecordNorms(list, 0, n_rows));
   return RecordPrediction(list, 0, n_rows, commands_.normed());
@@ -271,7 +271,7 @@ Status OffloadedForwardPass::RecordLayer(CommandList& list, uint32_t layer, uint
   if (layer + 1 == n_layers()) return n_outputs > 0 ? commands_.Head(list, n_outputs) : Status::Ok();
   KVRUN_RETURN_IF_ERROR(RecordNorms(list, layer + 1, n_rows));
   return RecordPrediction(list, layer + 1 + lookahead(), n_rows,
-                          lookahead() == 0 ? commands_.normed() : *later_normed_);
+                          lookahead() == 0 ? commands_.normed() : later_normed_.get());
 }
 
 Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_outputs) {

@@ -30,7 +30,7 @@ class StepCommands {
   uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
   Buffer* hidden() const { return hidden_.get(); }  // the residual stream, float [rows, n_embd]
   // Of AttentionNorm, until AfterAttention.
-  const Buffer& normed() const { return *normed_; }
+  const Buffer* normed() const { return normed_.get(); }
   Buffer* qkv() const { return qkv_.get(); }  // float [rows, qkv_dim]
   const Buffer* step() const { return step_.get(); }
 
