@@ -14,25 +14,13 @@
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/real_program.h"
+#include "tests/support/tiny_shape.h"
 
 namespace kvrun::testing {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr SyntheticShape kTiny{.name = "tiny",
-                               .n_layers = 2,
-                               .n_embd = 64,
-                               .n_ff = 96,
-                               .n_heads = 4,
-                               .n_kv_heads = 2,
-                               .head_dim = 32,
-                               .n_vocab = 300,
-                               .n_ctx_train = 1024,
-                               .rope_base = 10000.0F,
-                               .embedding_type = TensorType::kQ8_0,
-                               .matrix_type = TensorType::kQ4_1,
-                               .has_tied_output = true};
 // 20 groups besides the pinned one, and no room for others.
 constexpr const char* kKvSwap =
     "--kv-method kvswap --kv-group 4 --kv-select 80 --kv-window 16 --kv-sinks 4 --kv-rank 8";
@@ -41,7 +29,7 @@ class Bench : public ::testing::Test {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    model_.model = OrDie(MakeSyntheticModel(kTiny, 0, folder_.Path("weights")));
+    model_.model = OrDie(MakeSyntheticModel(kTinyShape, 0, folder_.Path("weights")));
     const kvrun_engine_options engine_options = EngineOptionsHere();
     ASSERT_EQ(kvrun_engine_create(&model_, &engine_options, &engine_), KVRUN_OK) << LastError();
     kvrun_bench_options_init(&options_);
@@ -153,7 +141,7 @@ TEST_F(Bench, RandomKvIsReadWithTheHitRateThatWasAskedFor) {
 TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
   TearDown();
   engine_ = nullptr;
-  SyntheticShape shape = kTiny;
+  SyntheticShape shape = kTinyShape;
   shape.n_layers = 12;
   model_.model = OrDie(MakeSyntheticModel(shape, 4, folder_.Path("weights")));
   const kvrun_engine_options engine_options = EngineOptionsHere();

@@ -13,6 +13,7 @@
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
+#include "tests/support/tiny_shape.h"
 
 namespace kvrun::testing {
 namespace {
@@ -20,19 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 // As many layers as SmolLM2-135M.
-constexpr SyntheticShape kDeep{.name = "deep",
-                               .n_layers = 30,
-                               .n_embd = 64,
-                               .n_ff = 96,
-                               .n_heads = 4,
-                               .n_kv_heads = 2,
-                               .head_dim = 32,
-                               .n_vocab = 300,
-                               .n_ctx_train = 1024,
-                               .rope_base = 10000.0F,
-                               .embedding_type = TensorType::kQ8_0,
-                               .matrix_type = TensorType::kQ4_1,
-                               .has_tied_output = true};
+constexpr SyntheticShape kDeep = TinyShape(30);
 // What one dispatch for all that a token attends to needs: queries, the result, and twice four sources.
 constexpr uint32_t kBuffersOfSources = 10;
 

@@ -15,6 +15,7 @@
 #include "tests/support/fake_device.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
+#include "tests/support/tiny_shape.h"
 
 namespace kvrun {
 namespace {
@@ -22,19 +23,7 @@ namespace {
 using testing::OrDie;
 using OpenedNames = std::vector<std::string>;
 
-constexpr SyntheticShape kTiny{.name = "tiny",
-                               .n_layers = 3,
-                               .n_embd = 64,
-                               .n_ff = 96,
-                               .n_heads = 4,
-                               .n_kv_heads = 2,
-                               .head_dim = 32,
-                               .n_vocab = 300,
-                               .n_ctx_train = 1024,
-                               .rope_base = 10000.0F,
-                               .embedding_type = TensorType::kQ8_0,
-                               .matrix_type = TensorType::kQ4_1,
-                               .has_tied_output = true};
+constexpr SyntheticShape kTiny = testing::TinyShape(3);
 constexpr const char* kGpu = "1";  // the candidate's name to open it by
 const Status kGone(StatusCode::kDevice, "it is gone");
 
