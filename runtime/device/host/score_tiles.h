@@ -37,29 +37,26 @@ struct Softmax {
 // A unit is what a worker's share consists of: as many whole groups as fit into a tile, or one that takes
 // several tiles.
 struct Tiling {
-  Tiling(const ScoreArgs& args, size_t lanes) : Tiling(args.index_shape, lanes) {
-    folds = args.reduction != HeadReduction::kSum && args.group_score == GroupScore::kMass &&
-            args.index_shape.rows() % kTileVectors == 0;
-    if (folds) tile_weights = tile_entries / kTileVectors;
-  }
-  Tiling(const IndexShape& index, size_t lanes)
+  Tiling(const ScoreArgs& args, size_t lanes)
       : tile_entries(lanes),
-        tile_weights(lanes),
-        unit_groups(std::max<size_t>(1, tile_entries / index.rows())),
-        unit_entries(unit_groups * index.rows()),
-        row_bits(size_t{index.rank} * KvElementBits(index.type)),
-        unit_bytes(unit_groups * index.group_words() * 4) {}
+        unit_groups(std::max<size_t>(1, tile_entries / args.index_shape.rows())),
+        unit_entries(unit_groups * args.index_shape.rows()),
+        row_bits(size_t{args.index_shape.rank} * KvElementBits(args.index_shape.type)),
+        unit_bytes(unit_groups * args.index_shape.group_words() * 4),
+        folds(args.reduction != HeadReduction::kSum && args.group_score == GroupScore::kMass &&
+              args.index_shape.rows() % kTileVectors == 0),
+        tile_weights(folds ? tile_entries / kTileVectors : tile_entries) {}
 
   // Where the tile's entry i lies in it.
   size_t PlaceOf(size_t i) const { return folds ? i % kTileVectors * tile_weights + i / kTileVectors : i; }
 
   size_t tile_entries;  // room: the last may stay empty
-  size_t tile_weights;  // that are kept of a row
   size_t unit_groups;
   size_t unit_entries;
   size_t row_bits;
   size_t unit_bytes;
-  bool folds = false;
+  bool folds;
+  size_t tile_weights;  // that are kept of a row
 };
 
 // What a worker has of its own, in ThreadPool::Scratch.
