@@ -30,6 +30,7 @@ layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 float Element(uint head_begin, uint i) { return IN_SPACE != 0 ? rotated[i] : qkv[head_begin + i]; }
 #include "include/kv_record.glsl"
 #include "include/kv_encode.glsl"
+#include "include/rope_encode_place.glsl"
 
 void RotateQuery(uint head_begin) {
   for (uint i = 0; i < HEAD_DIM; ++i) rotated[i] = qkv[head_begin + i];
@@ -37,28 +38,15 @@ void RotateQuery(uint head_begin) {
   for (uint i = 0; i < HEAD_DIM; ++i) qkv[head_begin + i] = rotated[i];
 }
 
-void LoadIntoSpace(uint head_begin, uint sequence, uint kv_head, bool is_value) {
-  const uint mean = p.means_begin + ((sequence * p.n_kv_heads + kv_head) * 2 + (is_value ? 1 : 0)) * HEAD_DIM;
+void LoadIntoSpace(uint head_begin, uint token, uint kv_head, bool is_value) {
+  const uint mean = MeanBegin(token, kv_head, is_value);
   for (uint i = 0; i < HEAD_DIM; ++i) rotated[i] = qkv[head_begin + i] - norms_float(mean + i);
   RotateRow(HEAD_DIM);
 }
 
 void EncodeHead(uint head_begin, uint token, uint kv_head, bool is_value) {
-  if (IN_SPACE != 0) LoadIntoSpace(head_begin, stepp.tokens[token].sequence, kv_head, is_value);
-  const KvRecordLayout r = p.record;
-  const uint position = stepp.tokens[token].position;
-  const uint streams = p.n_kv_heads / r.n_heads;  // of a sequence
-  const uint stream = stepp.tokens[token].sequence * streams + kv_head / r.n_heads;
-  const uint slot = p.n_slots - p.n_window_slots + (position / r.group_tokens) % p.n_window_slots;
-  const uint record = (stream * p.n_slots + slot) * r.size_words;
-  const uint row = (kv_head % r.n_heads) * r.group_tokens + position % r.group_tokens;
-  if (is_value) {
-    EncodeRow(V_TYPE, head_begin, record + r.v_begin + row * r.v_row_words,
-              2 * record + r.v_scales_begin + row * r.v_row_scales, r.head_dim);
-  } else {
-    EncodeRow(K_TYPE, head_begin, record + row * r.k_row_words, 2 * record + r.k_scales_begin + row * r.k_row_scales,
-              r.head_dim);
-  }
+  if (IN_SPACE != 0) LoadIntoSpace(head_begin, token, kv_head, is_value);
+  EncodeInPlace(head_begin, token, kv_head, is_value);
 }
 
 void main() {

@@ -116,27 +116,19 @@ std::optional<MemoryUse> ChooseMemory(const DeviceFacts& facts, uint32_t require
   return best;
 }
 
-// Whether the CPU sees all of a discrete GPU's memory, rather than a window of usually 256 MiB.
-bool SeesAllDeviceMemory(const DeviceFacts& facts) {
-  return std::any_of(facts.memory_types.begin(), facts.memory_types.end(), [&](const MemoryTypeFacts& type) {
-    return IsPlain(type) && Has(type, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT) &&
-           Has(type, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) &&
-           facts.memory_heaps[type.heap_index].size_bytes > kGiB;
-  });
-}
-
 Status PlanMemory(const DeviceFacts& facts, DevicePlan& plan) {
   constexpr uint32_t kLocal = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
   constexpr uint32_t kVisible = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT;
   constexpr uint32_t kCoherent = VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
   constexpr uint32_t kCached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
   plan.unified_memory = IsUnified(facts);
-  const int near = plan.unified_memory ? 8 : -8;  // a discrete GPU's window is for `shared` only
-  const int near_shared = plan.unified_memory || SeesAllDeviceMemory(facts) ? 8 : -8;
+  const int near = plan.unified_memory ? 8 : -8;  // a discrete GPU's window is not ours to fill
   auto local = ChooseMemory(facts, 0, {{kLocal, 16}, {kVisible, -4}, {kCached, -2}});
   const auto upload = ChooseMemory(facts, kVisible, {{kLocal, near}, {kCoherent, 4}, {kCached, -2}});
   const auto readback = ChooseMemory(facts, kVisible, {{kCached, 16}, {kLocal, near}, {kCoherent, 4}});
-  const auto shared = ChooseMemory(facts, kVisible, {{kLocal, near_shared}, {kCoherent, 4}, {kCached, -2}});
+  // The CPU reads it too, and without a cache a hundred times more slowly (docs/performance.md, "A real
+  // GPU").
+  const auto shared = readback;
   if (!local || !upload || !readback || !shared) {
     return Unusable(facts, "it has no memory that the host can see");
   }

@@ -24,11 +24,10 @@ INSTANTIATE_TEST_SUITE_P(Modes, SlotsTest,
                              Operations::kSlots, {DeviceMode::kPlanned, DeviceMode::kFloor, DeviceMode::kGpu,
                                                   DeviceMode::kGpuFloor, DeviceMode::kSmallBuffers})),
                          ModeName);
-// The kernel does not depend on a plan's choices for GPUs.
 INSTANTIATE_TEST_SUITE_P(Modes, RopeAndEncodeTest,
                          ::testing::ValuesIn(ModesOf(Operations::kSlots,
                                                      {DeviceMode::kPlanned, DeviceMode::kFloor,
-                                                      DeviceMode::kSmallBuffers})),
+                                                      DeviceMode::kGpu, DeviceMode::kSmallBuffers})),
                          ModeName);
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostSlotsTest, ::testing::ValuesIn(HostModes()), ModeName);

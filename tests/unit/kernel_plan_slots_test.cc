@@ -122,12 +122,26 @@ TEST(KernelPlanSlots, CopiesOfLongContextsStayWithinWorkgroupCounts) {
   }
 }
 
+// GPUs take a workgroup for each row, while they can have so many.
+TEST(KernelPlanSlots, GpusEncodeARowWithAWorkgroup) {
+  const KvRecordShape record{KvType::kInt8, KvType::kInt4, 8, 128, 4};
+  const auto choose = [&](bool is_cpu, uint32_t n_rows) {
+    return ChooseRopeAndEncode(PlanOf(0), is_cpu, record, false, n_rows);
+  };
+  EXPECT_EQ(choose(false, 48).variant, "rope_encode_any_wide");
+  EXPECT_EQ(choose(false, 48).groups[0], 48U);
+  EXPECT_EQ(choose(true, 48).variant, "rope_encode_any_floor");
+  EXPECT_EQ(choose(true, 48).groups[0], 2U);
+  EXPECT_EQ(choose(false, 65535).variant, "rope_encode_any_wide");
+  EXPECT_EQ(choose(false, 65536).variant, "rope_encode_any_floor");
+}
+
 // One constant tells them, and what brings entries out of a space takes a row at once.
 TEST(KernelPlanSlots, KernelsOfASpace) {
   const KvRecordShape record{KvType::kInt8, KvType::kInt4, 8, 128, 4};
   const std::vector<uint32_t> constants = {static_cast<uint32_t>(KvType::kInt8),
                                            static_cast<uint32_t>(KvType::kInt4), 1};
-  EXPECT_EQ(ChooseRopeAndEncode(record, true, 32, 8, 1).constants, constants);
+  EXPECT_EQ(ChooseRopeAndEncode(PlanOf(32), true, record, true, 48).constants, constants);
   EXPECT_EQ(ChooseEncodeRecords(record, KvType::kF16, true, 8, 32).constants, constants);
   const KernelChoice decode = ChooseDecodeRecords(record, KvType::kF16, true, 8, 32);
   EXPECT_EQ(decode.constants, constants);

@@ -74,9 +74,9 @@ KernelChoice ChooseSumWeights(const KvShape& kv, uint32_t n_heads, uint32_t n_ro
 // One invocation per KV head and entry.
 KernelChoice ChooseAttentionMass(const KvShape& kv, uint32_t n_entries);
 
-// One invocation per head of Q, K and V.
-KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, bool in_space, uint32_t n_heads,
-                                 uint32_t n_kv_heads, uint32_t n_tokens);
+// An invocation, or on GPUs a workgroup, per head of Q, K and V.
+KernelChoice ChooseRopeAndEncode(const DevicePlan& plan, bool is_cpu, const KvRecordShape& record,
+                                 bool in_space, uint32_t n_rows);
 // `type` of the KV: f16 or f32.
 KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, bool in_space, uint32_t n_kv_heads,
                                  uint32_t n_groups);

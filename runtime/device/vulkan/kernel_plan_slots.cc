@@ -228,12 +228,13 @@ AttendSlotsPlan PlanAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotA
   return planned;
 }
 
-KernelChoice ChooseRopeAndEncode(const KvRecordShape& record, bool in_space, uint32_t n_heads,
-                                 uint32_t n_kv_heads, uint32_t n_tokens) {
+KernelChoice ChooseRopeAndEncode(const DevicePlan& plan, bool is_cpu, const KvRecordShape& record,
+                                 bool in_space, uint32_t n_rows) {
   constexpr uint32_t kLocalSize = 32;
-  return {.variant = "rope_encode_any_floor",
+  const bool wide = !is_cpu && n_rows <= plan.max_workgroup_count_x;
+  return {.variant = wide ? "rope_encode_any_wide" : "rope_encode_any_floor",
           .constants = SpaceConstants(record, in_space),
-          .groups = {CeilDiv(n_tokens * (n_heads + 2 * n_kv_heads), kLocalSize), 1, 1}};
+          .groups = {wide ? n_rows : CeilDiv(n_rows, kLocalSize), 1, 1}};
 }
 
 KernelChoice ChooseEncodeRecords(const KvRecordShape& record, KvType type, bool in_space, uint32_t n_kv_heads,

@@ -84,8 +84,9 @@ Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
                                 .n_slots = window.shape.n_slots,
                                 .n_window_slots = window.shape.n_window_slots,
                                 .means_begin = args.space.means_begin};
-  const KernelChoice kernel = ChooseRopeAndEncode(window.shape.record, args.space.is_used(),
-                                                  attention.n_heads, n_kv_heads, attention.n_tokens);
+  const uint32_t n_rows = attention.n_tokens * (attention.n_heads + 2 * n_kv_heads);
+  const KernelChoice kernel = ChooseRopeAndEncode(device_.plan(), device_.is_cpu(), window.shape.record,
+                                                  args.space.is_used(), n_rows);
   NoteHostBuffer(AsVulkan(*attention.angles));
   const Buffer* const constants = args.space.is_used() ? args.space.constants : attention.norms;
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kReadWrite},

@@ -88,6 +88,13 @@ void AddAttendSources(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Ch
                     [c](VulkanComputeDevice& device) { return CheckSlotSources(device, c); }});
 }
 
+void AddRopeAndEncode(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Checks& checks) {
+  const KernelChoice kernel = ChooseRopeAndEncode(plan, is_cpu, c.shape().record, c.in_space, 1);
+  checks.push_back(
+      {fmt::format("{} ({}{})", kernel.variant, c.in_space ? "space, " : "", VariantTypeName(c.k_type)),
+       [c](VulkanComputeDevice& device) { return CheckRopeAndEncode(device, c); }});
+}
+
 void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   for (const KvType type : kSelfTestRecordTypes) {
     for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
@@ -95,10 +102,7 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
                                     VariantTypeName(kv_type), VariantTypeName(type)),
                         [=](VulkanComputeDevice& device) { return CheckRecords(device, kv_type, type); }});
     }
-    checks.push_back(
-        {fmt::format("rope_encode_any_floor ({})", VariantTypeName(type)), [=](VulkanComputeDevice& device) {
-           return CheckRopeAndEncode(device, {.k_type = type, .v_type = type});
-         }});
+    AddRopeAndEncode(plan, is_cpu, {.k_type = type, .v_type = type}, checks);
   }
   for (const KvType type : {KvType::kF16, KvType::kInt4}) {
     for (const KvType kv_type : {KvType::kF16, KvType::kF32}) {
@@ -107,10 +111,7 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
                        VariantTypeName(kv_type), VariantTypeName(type)),
            [=](VulkanComputeDevice& device) { return CheckRecords(device, kv_type, type, true); }});
     }
-    checks.push_back({fmt::format("rope_encode_any_floor (space, {})", VariantTypeName(type)),
-                      [=](VulkanComputeDevice& device) {
-                        return CheckRopeAndEncode(device, {.k_type = type, .v_type = type, .in_space = true});
-                      }});
+    AddRopeAndEncode(plan, is_cpu, {.k_type = type, .v_type = type, .in_space = true}, checks);
     for (const uint32_t head_dim : {64U, 72U, 256U}) {
       AddAttendSlots(plan, is_cpu, {.k_type = type, .v_type = type, .head_dim = head_dim, .in_space = true},
                      checks);
