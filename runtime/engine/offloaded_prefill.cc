@@ -24,7 +24,7 @@ Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& 
     if (store_->learns() || store_->divides() || store_->observes()) tiles_->DropAttentionBuffers();
     KVRUN_RETURN_IF_ERROR(store_->Index(layer));
   }
-  tiles_->End();
+  KVRUN_RETURN_IF_ERROR(tiles_->End());
   return store_->End();
 }
 

@@ -64,7 +64,11 @@ PrefillTiles::PrefillTiles(Device& device, StepCommands& commands, const KvPlan&
       commands_(commands),
       plan_(plan),
       spill_(spill),
-      tile_shape_(TileShape(plan, commands.config())) {}
+      tile_shape_(TileShape(plan, commands.config())) {
+  hidden_buffers_[0] = hidden_buffers_[1] = commands.hidden();
+  if (commands.logits_buffer()->size_bytes() >= ChunkHiddenBytes(commands.config()))
+    hidden_buffers_[1] = commands.logits_buffer();
+}
 
 Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use) {
   KVRUN_ASSIGN_OR_RETURN(*buffer, device_.CreateBuffer(size_bytes, use, "kv"));
@@ -75,14 +79,15 @@ Status PrefillTiles::Begin(std::span<const StepRow> rows) {
   prompt_ = {rows[0].sequence, rows[0].position, static_cast<uint32_t>(rows[0].position + rows.size())};
   PlanChunks();
   ahead_ = behind_ = nullptr;
+  turn_ = 0;
   if (!plan_.spills_hidden) hidden_.resize(rows.size() * commands_.config().n_embd);
   return Embed(rows);
 }
 
-void PrefillTiles::End() {
-  ahead_ = nullptr;  // logits take its place
+Status PrefillTiles::End() {
   lists_.clear();
   earlier_lists_.clear();
+  return WriteBehind();
 }
 
 // In whole pieces of the file.
@@ -161,58 +166,75 @@ void PrefillTiles::PlanChunks() {
 Status PrefillTiles::Embed(std::span<const StepRow> rows) {
   for (const Chunk& chunk : chunks_) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, chunk.n_rows));
+    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, chunk.n_rows, hidden()));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     commands_.WriteRows(rows.subspan(chunk.first_row, chunk.n_rows));
-    KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-    KVRUN_RETURN_IF_ERROR(SaveHidden(chunk));
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
+    const bool is_last = &chunk == &chunks_.back();
+    KVRUN_RETURN_IF_ERROR(EndChunk(chunk, is_last ? &chunks_.front() : nullptr, value));
   }
-  return WriteBehind();
+  return Status::Ok();
 }
 
-bool PrefillTiles::has_room_ahead() const {
-  return hidden_.empty() &&
-         commands_.logits_buffer()->size_bytes() >= 2 * ChunkHiddenBytes(commands_.config());
+Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
+  KVRUN_RETURN_IF_ERROR(from.Invalidate(0, HiddenBytes(chunk)));
+  const std::span<const std::byte> bytes = from.host().first(HiddenBytes(chunk));
+  if (hidden_.empty()) return spill_->Write(HiddenOffset(chunk), bytes);
+  std::memcpy(hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd, bytes.data(),
+              bytes.size());
+  return Status::Ok();
 }
 
-std::span<std::byte> PrefillTiles::ahead() const {
-  return commands_.logits_buffer()->host().first(ChunkHiddenBytes(commands_.config()));
-}
-
-std::span<std::byte> PrefillTiles::behind() const {
-  return commands_.logits_buffer()->host().subspan(ahead().size(), ahead().size());
-}
-
-Status PrefillTiles::ReadAhead(const Chunk& chunk) {
-  if (!has_room_ahead()) return Status::Ok();
-  ahead_ = nullptr;
-  const uint64_t bytes = HiddenBytes(chunk);
-  KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), ahead().first(bytes)));
-  ahead_ = &chunk;
-  return commands_.logits_buffer()->Flush(0, bytes);
+Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
+  const std::span<std::byte> bytes = to.host().first(HiddenBytes(chunk));
+  if (hidden_.empty()) {
+    KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), bytes));
+  } else {
+    std::memcpy(bytes.data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
+                bytes.size());
+  }
+  return to.Flush(0, bytes.size());
 }
 
 Status PrefillTiles::WriteBehind() {
   if (behind_ == nullptr) return Status::Ok();
-  const Chunk& chunk = *std::exchange(behind_, nullptr);
-  const uint64_t bytes = HiddenBytes(chunk);
-  return spill_->Write(HiddenOffset(chunk), behind().first(bytes));
+  return Leave(*std::exchange(behind_, nullptr), *other_hidden());
 }
 
-Status PrefillTiles::SaveHidden(const Chunk& chunk) {
-  Buffer& hidden = *commands_.hidden();
-  KVRUN_RETURN_IF_ERROR(hidden.Invalidate(0, HiddenBytes(chunk)));
-  const std::span<const std::byte> bytes = hidden.host().first(HiddenBytes(chunk));
-  if (!hidden_.empty()) {
-    std::memcpy(hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd, bytes.data(),
-                bytes.size());
+Status PrefillTiles::BeginChunk(const Chunk& chunk) {
+  const bool is_there = std::exchange(ahead_, nullptr) == &chunk;
+  if (is_there) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(WriteBehind());  // it may be that one
+  return Come(chunk, *hidden());
+}
+
+Status PrefillTiles::EndChunk(const Chunk& chunk, const Chunk* next, uint64_t value) {
+  const auto move = [&]() -> Status {
+    if (!takes_turns()) return Status::Ok();
+    // A chunk that comes again at once stays where it is.
+    if (next != nullptr && next == behind_) {
+      behind_ = nullptr;
+      ahead_ = next;
+      return Status::Ok();
+    }
+    KVRUN_RETURN_IF_ERROR(WriteBehind());
+    if (next == nullptr || next == &chunk) return Status::Ok();
+    KVRUN_RETURN_IF_ERROR(Come(*next, *other_hidden()));
+    ahead_ = next;
     return Status::Ok();
+  };
+  const Status moved = move();
+  KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+  KVRUN_RETURN_IF_ERROR(moved);
+  if (next == &chunk) {
+    ahead_ = next;
+  } else if (takes_turns()) {
+    behind_ = &chunk;
+    turn_ = 1 - turn_;
+  } else {
+    return Leave(chunk, *hidden());
   }
-  if (!has_room_ahead()) return spill_->Write(HiddenOffset(chunk), bytes);
-  KVRUN_RETURN_IF_ERROR(WriteBehind());
-  std::memcpy(behind().data(), bytes.data(), bytes.size());
-  behind_ = &chunk;
-  return commands_.logits_buffer()->Flush(ahead().size(), bytes.size());
+  return Status::Ok();
 }
 
 uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
@@ -227,27 +249,12 @@ uint64_t PrefillTiles::TileOffset(uint32_t tile) const {
   return HiddenSpillBytes(plan_, commands_.config()) + tile * SpillAligned(tile_shape_.size_bytes());
 }
 
-Status PrefillTiles::LoadChunk(const Chunk& chunk) {
-  Buffer& hidden = *commands_.hidden();
-  const uint64_t bytes = HiddenBytes(chunk);
-  if (!hidden_.empty()) {
-    std::memcpy(hidden.host().data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
-                bytes);
-  } else if (ahead_ == &chunk) {
-    std::memcpy(hidden.host().data(), ahead().data(), bytes);
-    ahead_ = nullptr;
-  } else {
-    KVRUN_RETURN_IF_ERROR(WriteBehind());  // it may be that one
-    KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), hidden.host().first(bytes)));
-  }
-  return hidden.Flush(0, bytes);
-}
-
+// In the commands' own buffer: the other one is the logits' again.
 Result<PrefillTiles::Rows> PrefillTiles::LoadHidden(uint32_t row) {
   const auto chunk = std::find_if(chunks_.begin(), chunks_.end(),
                                   [row](const Chunk& c) { return row < c.first_row + c.n_rows; });
   KVRUN_CHECK(chunk != chunks_.end());
-  KVRUN_RETURN_IF_ERROR(LoadChunk(*chunk));
+  KVRUN_RETURN_IF_ERROR(Come(*chunk, *commands_.hidden()));
   return Rows{chunk->first_row, chunk->n_rows};
 }
 
@@ -275,7 +282,7 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
     KVRUN_RETURN_IF_ERROR(tile_->Invalidate(0, tile_->size_bytes()));
     KVRUN_RETURN_IF_ERROR(spill_->Write(TileOffset(tile), tile_->host()));
   }
-  return WriteBehind();
+  return Status::Ok();
 }
 
 Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows,
@@ -288,25 +295,22 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   tapped_.clear();
   sink.ChooseTapped(given[0].position, chunk.n_rows, &tapped_);
   commands_.WriteOutputs(tapped_);
-  KVRUN_RETURN_IF_ERROR(LoadChunk(chunk));
+  KVRUN_RETURN_IF_ERROR(BeginChunk(chunk));
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, sink));
-  KVRUN_RETURN_IF_ERROR(device_.Execute(*lists->before));
-  KVRUN_RETURN_IF_ERROR(sink.EndTap(chunk.n_rows));
+  KVRUN_ASSIGN_OR_RETURN(uint64_t value, device_.Submit(*lists->before));
+  if (chunk.tile > 0) KVRUN_RETURN_IF_ERROR(device_.Wait(value));
   for (uint32_t tile = 0; tile < chunk.tile; ++tile) {
     KVRUN_RETURN_IF_ERROR(AttendEarlierTile(layer, chunk, tile, sink));
   }
-  KVRUN_RETURN_IF_ERROR(FinishChunk(*lists->after, chunk));
-  return SaveHidden(chunk);
+  KVRUN_ASSIGN_OR_RETURN(value, device_.Submit(*lists->after));
+  KVRUN_RETURN_IF_ERROR(EndChunk(chunk, NextOf(layer, chunk), value));
+  return sink.EndTap(chunk.n_rows);
 }
 
-// After the layer's last chunk comes the next layer's first.
-Status PrefillTiles::FinishChunk(CommandList& after, const Chunk& chunk) {
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(after));
-  const Chunk& next = &chunk == &chunks_.back() ? chunks_.front() : *(&chunk + 1);
-  Status moved = WriteBehind();
-  if (moved.ok() && &next != &chunk) moved = ReadAhead(next);
-  const Status computed = device_.Wait(value);
-  return computed.ok() ? moved : computed;
+// After a layer's last chunk comes the next layer's first.
+const PrefillTiles::Chunk* PrefillTiles::NextOf(uint32_t layer, const Chunk& chunk) const {
+  if (&chunk != &chunks_.back()) return &chunk + 1;
+  return layer + 1 < commands_.config().n_layers ? &chunks_.front() : nullptr;
 }
 
 Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink) {
@@ -340,7 +344,7 @@ Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const C
   const uint32_t parity = chunk.tile % 2;
   for (ChunkLists& entry : lists_) {
     if (entry.n_rows == chunk.n_rows && entry.skip_rows == chunk.skip_rows &&
-        entry.has_earlier == has_earlier && entry.parity == parity) {
+        entry.has_earlier == has_earlier && entry.parity == parity && entry.hidden == hidden()) {
       return &entry;
     }
   }
@@ -350,16 +354,17 @@ Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const C
     attention.parts_after = parts_[parity].get();
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> before, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows, hidden()));
   KVRUN_RETURN_IF_ERROR(before->RopeAndStore(attention));
   KVRUN_RETURN_IF_ERROR(sink.Tap(*before, chunk.n_rows, chunk.skip_rows));
   KVRUN_RETURN_IF_ERROR(before->Finish());
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> after, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(after->Attend(attention));
   if (has_earlier) KVRUN_RETURN_IF_ERROR(after->FinishAttention(attention));
-  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows, hidden()));
   KVRUN_RETURN_IF_ERROR(after->Finish());
-  lists_.push_back({chunk.n_rows, chunk.skip_rows, has_earlier, parity, std::move(before), std::move(after)});
+  lists_.push_back(
+      {chunk.n_rows, chunk.skip_rows, has_earlier, parity, hidden(), std::move(before), std::move(after)});
   return &lists_.back();
 }
 

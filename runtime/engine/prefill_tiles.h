@@ -60,7 +60,7 @@ class PrefillTiles {
   Status RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                   PrefillSink& sink);
   // After the last layer. Hidden states stay.
-  void End();
+  Status End();
   // Between layers: gives up what attention takes, for other work.
   void DropAttentionBuffers();
 
@@ -91,7 +91,8 @@ class PrefillTiles {
     uint32_t n_rows = 0;
     uint32_t skip_rows = 0;
     bool has_earlier = false;
-    uint32_t parity = 0;  // of the number of earlier tiles
+    uint32_t parity = 0;             // of the number of earlier tiles
+    const Buffer* hidden = nullptr;  // that they work on
     std::unique_ptr<CommandList> before;
     std::unique_ptr<CommandList> after;
   };
@@ -109,9 +110,8 @@ class PrefillTiles {
   Status CreateAttentionBuffers();
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
+  const Chunk* NextOf(uint32_t layer, const Chunk& chunk) const;
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
-  // The rest of the chunk's layer, beside what has to be read and written.
-  Status FinishChunk(CommandList& after, const Chunk& chunk);
   Status AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink);
   // The tile is read from where it is stored: a prompt of one chunk needs it a few times at most, and is not
   // worth a copy. What the window holds may be overwritten when the layer is computed.
@@ -121,17 +121,20 @@ class PrefillTiles {
   }
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, PrefillSink& sink);
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
-  Status SaveHidden(const Chunk& chunk);
-  Status LoadChunk(const Chunk& chunk);
-  // Hidden states that are spilled are written and read while the device computes. They lie in the logits'
-  // memory meanwhile, which nothing needs before the last layer is computed: the chunk that comes next, and
-  // behind it the one that was computed last. Both calls do nothing where that has no room, or nothing is
-  // left.
-  Status ReadAhead(const Chunk& chunk);
+  // Chunks take turns on two buffers of hidden states: while the device computes one chunk, the one before it
+  // leaves the other buffer, and the next one comes there. The second buffer is the logits', which nothing
+  // needs before the last layer is computed; where that is too small, chunks come and go in between.
+  Buffer* hidden() const { return hidden_buffers_[turn_]; }
+  Buffer* other_hidden() const { return hidden_buffers_[1 - turn_]; }
+  bool takes_turns() const { return other_hidden() != hidden(); }
+  Status BeginChunk(const Chunk& chunk);
+  // The device computes on hidden() until `value`. next: the chunk that comes then; null: none.
+  Status EndChunk(const Chunk& chunk, const Chunk* next, uint64_t value);
+  // Between a buffer and where hidden states lie between layers: memory, or the spill file.
+  Status Leave(const Chunk& chunk, Buffer& from);
+  Status Come(const Chunk& chunk, Buffer& to);
+  // What was computed last leaves, if it has not.
   Status WriteBehind();
-  bool has_room_ahead() const;
-  std::span<std::byte> ahead() const;
-  std::span<std::byte> behind() const;
   uint64_t HiddenBytes(const Chunk& chunk) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
@@ -155,8 +158,10 @@ class PrefillTiles {
   std::unique_ptr<Buffer> parts_[2];    // of attention over earlier tiles
   std::unique_ptr<Buffer> scratch_;     // of attention
   std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
-  const Chunk* ahead_ = nullptr;        // read ahead; null: none
-  const Chunk* behind_ = nullptr;       // still to be written; null: none
+  Buffer* hidden_buffers_[2];  // float [kChunkRows, n_embd]; the commands' own, and the logits' or that again
+  uint32_t turn_ = 0;
+  const Chunk* ahead_ = nullptr;   // in hidden(), where that is not computed; null: none
+  const Chunk* behind_ = nullptr;  // in other_hidden(), and nowhere else; null: none
   std::vector<StepRow> tile_rows_;
   std::vector<uint32_t> tapped_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed

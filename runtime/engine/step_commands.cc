@@ -123,17 +123,20 @@ Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const 
   return Status::Ok();
 }
 
-Status StepCommands::Embed(CommandList& list, uint32_t n_rows) const {
-  return list.Embed(*weights_->token_embedding, *step_, n_rows, hidden_.get());
+Status StepCommands::Embed(CommandList& list, uint32_t n_rows, Buffer* hidden) const {
+  return list.Embed(*weights_->token_embedding, *step_, n_rows, hidden != nullptr ? hidden : hidden_.get());
 }
 
-Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, normed_.get()));
+Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                     Buffer* hidden) const {
+  KVRUN_RETURN_IF_ERROR(
+      AttentionNorm(list, layer, n_rows, hidden != nullptr ? *hidden : *hidden_, normed_.get()));
   return Qkv(list, layer, n_rows);
 }
 
-Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* out) const {
-  return list.RmsNorm(*hidden_, *weights_->layers[layer].attention_norm, config_->rms_epsilon, n_rows,
+Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
+                                   Buffer* out) const {
+  return list.RmsNorm(hidden, *weights_->layers[layer].attention_norm, config_->rms_epsilon, n_rows,
                       config_->n_embd, out);
 }
 
@@ -154,17 +157,19 @@ Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) con
                   .output_stride = qkv_dim()});
 }
 
-Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                    Buffer* hidden) const {
   const DeviceLayer& weights = weights_->layers[layer];
+  if (hidden == nullptr) hidden = hidden_.get();
   const uint32_t n_embd = config_->n_embd;
   KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
                                 {.input = attended_.get(),
-                                 .output = hidden_.get(),
+                                 .output = hidden,
                                  .n_tokens = n_rows,
                                  .output_stride = n_embd,
                                  .accumulate = true}));
   KVRUN_RETURN_IF_ERROR(
-      list.RmsNorm(*hidden_, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+      list.RmsNorm(*hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
   KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up,
                                 {.input = normed_.get(),
                                  .output = gate_up_.get(),
@@ -173,7 +178,7 @@ Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t 
   KVRUN_RETURN_IF_ERROR(list.SwiGlu(*gate_up_, n_rows, config_->n_ff, ffn_.get()));
   return Product(list, weights.ffn_down,
                  {.input = ffn_.get(),
-                  .output = hidden_.get(),
+                  .output = hidden,
                   .n_tokens = n_rows,
                   .output_stride = n_embd,
                   .accumulate = true});

@@ -48,19 +48,20 @@ class StepCommands {
   // Of which rows logits are wanted.
   void WriteOutputs(std::span<const uint32_t> outputs);
 
-  Status Embed(CommandList& list, uint32_t n_rows) const;
+  // These three work on `hidden`, or where none is given on hidden().
+  Status Embed(CommandList& list, uint32_t n_rows, Buffer* hidden = nullptr) const;
   // Norm, and the product to Q, K and V.
-  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const;
-  // The same in two parts. The norm, by itself or with that of a later layer of the same hidden states: float
-  // [n_rows, n_embd].
+  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden = nullptr) const;
+  // The output projection and the feed-forward network, added to the residual stream.
+  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden = nullptr) const;
+  // BeforeAttention in two parts. The norm, by itself or with that of a later layer of the same hidden
+  // states: float [n_rows, n_embd].
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-    return AttentionNorm(list, layer, n_rows, normed_.get());
+    return AttentionNorm(list, layer, n_rows, *hidden_, normed_.get());
   }
   Status AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
                         Buffer* later_out) const;
   Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const;
-  // The output projection and the feed-forward network, added to the residual stream.
-  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const;
   // Q of a layer from hidden states that its norm was applied to: float [n_rows, q_dim], neither normalised
   // nor rotated.
   Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
@@ -78,7 +79,8 @@ class StepCommands {
  private:
   StepCommands() = default;
   Status CreateBuffers(Device& device, BufferUse hidden_use);
-  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* out) const;
+  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
+                       Buffer* out) const;
   void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
   static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
 
