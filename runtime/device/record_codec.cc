@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/device/encode_rows.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
@@ -92,131 +93,48 @@ void LoadRow(const RowPlace& place, std::span<const uint32_t> words, std::span<f
   }
 }
 
-// To the nearest, halves to even; of what is far below 2^22. Compilers make one instruction of several, which
-// they do not of nearbyint where the processor is any.
-float RoundSmall(float x) {
-  constexpr float kShift = 0x1.8p23F;
-  return (x + kShift) - kShift;
-}
-
-// Elements from `begin` on, which are 0 in words. begin: a multiple of what a word holds.
 template <uint32_t kBits, typename Encode>
-void StoreElements(std::span<const float> values, uint32_t begin, float inverse, std::span<uint32_t> words,
+void StoreElements(std::span<const float> values, float factor, std::span<uint32_t> words,
                    const Encode& encode) {
   constexpr uint32_t kOfWord = 32 / kBits;
-  uint32_t* to = words.data() + begin / kOfWord;
-  size_t i = 0;
-  for (; i + kOfWord <= values.size(); i += kOfWord, ++to) {
+  for (size_t i = 0; i < values.size(); i += kOfWord) {
     uint32_t word = 0;
-    for (uint32_t j = 0; j < kOfWord; ++j) word |= encode(values[i + j] * inverse) << (j * kBits);
-    *to = word;
-  }
-  for (uint32_t j = 0; i < values.size(); ++i, ++j) *to |= encode(values[i] * inverse) << (j * kBits);
-}
-
-void StoreBlock(KvType type, std::span<const float> values, uint32_t begin, float inverse,
-                std::span<uint32_t> words) {
-  const auto rounded = [](float value, float least, float most) {
-    return static_cast<uint32_t>(static_cast<int>(RoundSmall(std::clamp(value, least, most))));
-  };
-  switch (type) {
-    case KvType::kF32:
-      StoreElements<32>(values, begin, inverse, words, [](float v) { return std::bit_cast<uint32_t>(v); });
-      break;
-    case KvType::kF16:
-      StoreElements<16>(values, begin, inverse, words,
-                        [](float v) { return uint32_t{FloatToHalf(HalfScale(v))}; });
-      break;
-    case KvType::kFp8: StoreElements<8>(values, begin, inverse, words, FloatToFp8); break;
-    case KvType::kInt8:
-      StoreElements<8>(values, begin, inverse, words,
-                       [&](float v) { return rounded(v, -127.0F, 127.0F) & 0xff; });
-      break;
-    case KvType::kInt4:
-      StoreElements<4>(values, begin, inverse, words, [&](float v) { return rounded(v, -8.0F, 7.0F) & 0xf; });
-      break;
+    const auto n = static_cast<uint32_t>(std::min<size_t>(kOfWord, values.size() - i));
+    for (uint32_t j = 0; j < n; ++j) word |= encode(values[i + j] * factor) << (j * kBits);
+    words[i / kOfWord] = word;
   }
 }
 
 float InverseOf(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
 
-// The squares of what rounding takes from elements of int4 with this scale. Eight sums at once.
-float Int4Error(std::span<const float> block, float scale) {
-  const float inverse = InverseOf(scale);
-  const auto lost = [inverse](float value) {
-    const float x = value * inverse;
-    return RoundSmall(std::min(std::max(x, -8.0F), 7.0F)) - x;
-  };
-  float sums[8] = {};
-  size_t i = 0;
-  for (; i + 8 <= block.size(); i += 8) {
-    for (size_t j = 0; j < 8; ++j) {
-      const float of_one = lost(block[i + j]);
-      sums[j] += of_one * of_one;
-    }
-  }
-  for (; i < block.size(); ++i) sums[0] += lost(block[i]) * lost(block[i]);
-  float error = 0.0F;
-  for (const float sum : sums) error += sum;
-  return error * scale * scale;
-}
-
-// The one with which rounding takes least; of equal ones, the first.
-uint16_t Int4Scale(std::span<const float> block, float largest) {
-  uint16_t best = 0;
-  float least = INFINITY;
-  for (const float factor : kInt4Factors) {
-    const uint16_t half = FloatToHalf(HalfScale(largest * (-0.125F * factor)));
-    const float error = Int4Error(block, HalfToFloat(half));
-    if (error < least || factor == kInt4Factors[0]) {
-      best = half;
-      least = error;
-    }
-  }
-  return best;
-}
-
-// Of those that are largest, the first. Eight at once.
-float LargestOf(std::span<const float> block) {
-  float largest[8];
-  std::fill_n(largest, 8, std::abs(block[0]));
-  size_t i = 0;
-  for (; i + 8 <= block.size(); i += 8) {
-    for (size_t j = 0; j < 8; ++j) largest[j] = std::max(largest[j], std::abs(block[i + j]));
-  }
-  for (; i < block.size(); ++i) largest[0] = std::max(largest[0], std::abs(block[i]));
-  const float most = *std::max_element(largest, largest + 8);
-  const auto first =
-      std::find_if(block.begin(), block.end(), [most](float value) { return std::abs(value) == most; });
-  return first != block.end() ? *first : block[0];
-}
-
-// The scale that elements of one block get, as a half.
-uint16_t ScaleOf(KvType type, std::span<const float> block) {
-  const float largest = LargestOf(block);
-  switch (type) {
-    case KvType::kFp8: return FloatToHalf(HalfScale(std::abs(largest) / 448.0F));
-    case KvType::kInt8: return FloatToHalf(HalfScale(std::abs(largest) / 127.0F));
-    default: return Int4Scale(block, largest);
-  }
+void StoreFp8Row(const RowPlace& place, std::span<const float> row, std::span<uint32_t> words) {
+  float largest = 0.0F;
+  for (const float value : row) largest = std::max(largest, std::abs(value));
+  const uint16_t half = FloatToHalf(HalfScale(largest / 448.0F));
+  StoreHalf(words, place.scale_half, half);
+  StoreElements<8>(row, InverseOf(HalfToFloat(half)), words.subspan(place.begin_words), FloatToFp8);
 }
 
 void StoreRow(const RowPlace& place, std::span<const float> row, std::span<uint32_t> words) {
-  const uint32_t bits = KvElementBits(place.type);
-  const auto count = static_cast<uint32_t>(row.size());
-  std::fill_n(words.begin() + place.begin_words, (count * bits + 31) / 32, 0U);
-  const bool has_scales = place.type != KvType::kF32 && place.type != KvType::kF16;
-  const uint32_t block = place.type == KvType::kInt4 ? kInt4BlockElements : count;
-  for (uint32_t begin = 0; begin < count; begin += block) {
-    const std::span<const float> values = row.subspan(begin, std::min(block, count - begin));
-    float inverse = 1.0F;
-    if (has_scales) {
-      const uint16_t half = ScaleOf(place.type, values);
-      StoreHalf(words, place.scale_half + begin / block, half);
-      inverse = InverseOf(HalfToFloat(half));
-    }
-    StoreBlock(place.type, values, begin, inverse, words.subspan(place.begin_words));
+  const std::span<uint32_t> elements = words.subspan(place.begin_words);
+  uint16_t scales[kMaxCodecHeadDim / kInt4BlockElements];
+  uint32_t n_scales = 0;
+  switch (place.type) {
+    case KvType::kF32: std::memcpy(elements.data(), row.data(), row.size_bytes()); return;
+    case KvType::kF16:
+      StoreElements<16>(row, 1.0F, elements, [](float v) { return uint32_t{FloatToHalf(HalfScale(v))}; });
+      return;
+    case KvType::kFp8: return StoreFp8Row(place, row, words);
+    case KvType::kInt8:
+      EncodeInt8Row(row, elements.data(), scales);
+      n_scales = 1;
+      break;
+    case KvType::kInt4:
+      EncodeInt4Row(row, elements.data(), scales);
+      n_scales = static_cast<uint32_t>((row.size() + kInt4BlockElements - 1) / kInt4BlockElements);
+      break;
   }
+  for (uint32_t i = 0; i < n_scales; ++i) StoreHalf(words, place.scale_half + i, scales[i]);
 }
 
 std::span<uint32_t> AsWords(std::span<std::byte> bytes) {

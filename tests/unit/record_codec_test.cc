@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/support/gguf_builder.h"
+#include "tests/support/host_targets.h"
 #include "tests/support/slot_reference.h"
 
 namespace kvrun {
@@ -66,6 +67,23 @@ TEST(RecordCodec, EveryTypeFromHalvesAndFloats) {
 }
 
 // Where both records have them; rows are the same with and without.
+// A run repeats on any machine.
+TEST(RecordCodec, TheSameOnEveryInstructionSet) {
+  for (const uint32_t head_dim : {8U, 66U, 64U, 256U}) {
+    for (const KvType type : {KvType::kFp8, KvType::kInt8, KvType::kInt4}) {
+      const KvRecordShape floats{KvType::kF32, KvType::kF32, 2, head_dim, 3};
+      const KvRecordShape shape{type, type, 2, head_dim, 3};
+      const std::vector<uint32_t> from = Encoded(floats);
+      std::vector<std::vector<std::byte>> found;
+      testing::ForEachHostTarget([&](int64_t) {
+        found.emplace_back(shape.size_bytes());
+        TranscodeRecord(floats, std::as_bytes(std::span(from)), shape, found.back());
+      });
+      for (const auto& record : found) EXPECT_EQ(record, found[0]) << KvTypeText(type) << ", " << head_dim;
+    }
+  }
+}
+
 TEST(RecordCodec, PositionsGoAlong) {
   constexpr uint32_t kPositions[] = {7, 0xfffffff0U, 123456};
   for (const KvType type : kAllKvTypes) {
