@@ -1,4 +1,5 @@
-// What a prefill puts aside while it does not fit in memory: bytes at offsets, through one aligned buffer.
+// What a prefill puts aside while it does not fit in memory: bytes at offsets, straight from and to the
+// caller's memory where direct I/O takes it, else through one aligned buffer.
 //
 // A checksum of every piece of up to kBufferBytes (XXH3, its low 32 bits, seeded with the offset) is kept in
 // memory: what comes back bad, old or from another place is found, and never handed out.
@@ -50,14 +51,20 @@ class SpillFile {
   static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
 
   SpillFile(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
-  Status Transfer(IoKind kind, uint64_t offset, uint64_t length);
-  Status ReadChecked(uint64_t offset, uint64_t length);
-  // Of the buffer's first bytes.
-  uint32_t Checksum(uint64_t offset, uint64_t length) const;
+  // Answers an errno, 0 where all was moved. `length` is rounded up to whole blocks.
+  Result<int> Transfer(IoKind kind, uint64_t offset, std::byte* bytes, uint64_t length);
+  Status TransferBuffer(IoKind kind, uint64_t offset, uint64_t length);
+  // All at once and without the buffer. False: direct I/O does not take this memory.
+  Result<bool> TransferInPlace(IoKind kind, uint64_t offset, std::byte* bytes, uint64_t length);
+  static Status StatusOf(int error_number, IoKind kind, uint64_t offset, uint64_t length);
+  // is_there: it was read once.
+  Status ReadChecked(uint64_t offset, std::span<std::byte> piece, bool is_there);
+  static uint32_t Checksum(uint64_t offset, std::span<const std::byte> piece);
 
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<std::byte, AlignedDelete> buffer_;
   std::vector<uint32_t> checksums_;  // by offset / kOffsetAlignment
+  bool memory_refused_ = false;      // a caller's memory has met EFAULT, as a device's may
   SpillStats stats_;
 };
 

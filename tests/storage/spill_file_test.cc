@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,10 +19,24 @@
 namespace kvrun::testing {
 namespace {
 
-// Pieces of odd lengths, written twice each: of the second time, what was there before is the first's.
+// Pieces of odd lengths, and one that direct I/O takes as it is, written twice each: of the second time, what
+// was there before is the first's.
 constexpr uint64_t kSpace = 2 * SpillFile::kBufferBytes;
 constexpr uint64_t kPieces = 3;
 constexpr uint64_t kBytes[kPieces] = {5000, SpillFile::kBufferBytes + 777, 2 * SpillFile::kBufferBytes};
+
+// Where direct I/O takes memory as it is.
+struct AlignedBytes {
+  static constexpr std::align_val_t kAlignment{64 * 1024};
+
+  explicit AlignedBytes(uint64_t size)
+      : bytes(static_cast<std::byte*>(::operator new(size, kAlignment)), size) {}
+  ~AlignedBytes() { ::operator delete(bytes.data(), kAlignment); }
+  AlignedBytes(const AlignedBytes&) = delete;
+  AlignedBytes& operator=(const AlignedBytes&) = delete;
+
+  std::span<std::byte> bytes;
+};
 
 class SpillFileTest : public ::testing::Test {
  protected:
@@ -32,16 +48,16 @@ class SpillFileTest : public ::testing::Test {
   }
 
   // Answers the first error; what is read without one is right.
-  static Status WriteAndRead(SpillFile& spill, const std::string& name) {
-    std::vector<std::byte> bytes;
+  Status WriteAndRead(SpillFile& spill, const std::string& name) const {
     for (const uint64_t version : {1, 2}) {
       for (uint64_t i = 0; i < kPieces; ++i) {
-        bytes.resize(kBytes[i]);
+        const std::span<std::byte> bytes = memory_.bytes.first(kBytes[i]);
         FillPattern(bytes, i * kSpace, version);
         KVRUN_RETURN_IF_ERROR(spill.Write(i * kSpace, bytes));
       }
       for (uint64_t i = 0; i < kPieces; ++i) {
-        bytes.assign(kBytes[i], std::byte{});
+        const std::span<std::byte> bytes = memory_.bytes.first(kBytes[i]);
+        std::fill(bytes.begin(), bytes.end(), std::byte{});
         KVRUN_RETURN_IF_ERROR(spill.Read(i * kSpace, bytes));
         EXPECT_TRUE(HoldsPattern(bytes, i * kSpace, version)) << name;
       }
@@ -50,6 +66,7 @@ class SpillFileTest : public ::testing::Test {
   }
 
   TemporaryFolder folder_;
+  AlignedBytes memory_{kSpace};
 };
 
 TEST_F(SpillFileTest, EveryFaultIsFoundOrHarmless) {
@@ -86,6 +103,43 @@ TEST_F(SpillFileTest, EveryFaultIsFoundOrHarmless) {
       }
     }
   }
+}
+
+// Whole blocks of memory that is aligned go in one request each; the rest through the buffer.
+TEST_F(SpillFileTest, WhatDirectIoTakesGoesInOneRequest) {
+  FaultyBlockFile* faulty = nullptr;
+  const auto spill = Make({}, &faulty);
+  if (!faulty->mode().direct) GTEST_SKIP() << "no direct I/O here";
+  const std::span<std::byte> whole = memory_.bytes.first(2 * SpillFile::kBufferBytes);
+  FillPattern(whole, 0, 1);
+  ASSERT_TRUE(spill->Write(0, whole).ok());
+  ASSERT_TRUE(spill->Read(0, whole).ok());
+  EXPECT_EQ(faulty->counters().writes, 1U);
+  EXPECT_EQ(faulty->counters().reads, 1U);
+  EXPECT_TRUE(HoldsPattern(whole, 0, 1));
+  const std::span<std::byte> odd = memory_.bytes.subspan(1, whole.size() - 1);
+  FillPattern(odd, 0, 2);
+  ASSERT_TRUE(spill->Write(0, odd).ok());
+  ASSERT_TRUE(spill->Read(0, odd).ok());
+  EXPECT_EQ(faulty->counters().writes, 3U);
+  EXPECT_EQ(faulty->counters().reads, 3U);
+  EXPECT_TRUE(HoldsPattern(odd, 0, 2));
+}
+
+// As a device's mapped memory may: once is enough to know.
+TEST_F(SpillFileTest, MemoryThatIsRefusedGoesThroughTheBuffer) {
+  FaultyBlockFile* faulty = nullptr;
+  const auto spill = Make({.faults = {}, .refused_memory = memory_.bytes, .random_kinds = {}}, &faulty);
+  const std::span<std::byte> whole = memory_.bytes.first(2 * SpillFile::kBufferBytes);
+  for (const uint64_t version : {1, 2}) {
+    FillPattern(whole, 0, version);
+    ASSERT_TRUE(spill->Write(0, whole).ok());
+    std::fill(whole.begin(), whole.end(), std::byte{});
+    const Status status = spill->Read(0, whole);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(HoldsPattern(whole, 0, version));
+  }
+  EXPECT_EQ(faulty->counters().reads, 1U + 2 + 2);
 }
 
 TEST_F(SpillFileTest, WhatWasNotWrittenIsNotRead) {

@@ -22,7 +22,13 @@
 namespace kvrun::host {
 namespace {
 
-constexpr std::align_val_t kAlignment{kMemoryAlignmentBytes};
+// Direct I/O goes straight to large buffers, such as a chunk's hidden states; small ones would waste pages.
+std::align_val_t AlignmentOf(uint64_t size_bytes) {
+  constexpr uint64_t kLargeBytes = 512 * kKiB;
+  constexpr uint64_t kPageBytes = 4096;
+  return std::align_val_t{size_bytes >= kLargeBytes ? kPageBytes : kMemoryAlignmentBytes};
+}
+
 constexpr size_t kQueuedLists = 1024;  // more are possible, but allocate
 
 // Runs it, and inverts the first word that it changed.
@@ -64,8 +70,8 @@ std::vector<Device::MemoryPart> MemoryAccount::Parts() const {
 
 Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryAccount> account,
                                                          std::string_view part, uint64_t size_bytes) {
-  auto* data =
-      static_cast<std::byte*>(::operator new[](size_bytes + kMemorySlackBytes, kAlignment, std::nothrow));
+  auto* data = static_cast<std::byte*>(
+      ::operator new[](size_bytes + kMemorySlackBytes, AlignmentOf(size_bytes), std::nothrow));
   if (data == nullptr) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("there is not enough memory for {} ({})", part, FormatBytes(size_bytes)));
@@ -82,7 +88,7 @@ HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view 
 
 HostMemory::~HostMemory() {
   account_->Remove(part_, size_bytes_);
-  ::operator delete[](data_, kAlignment);
+  ::operator delete[](data_, AlignmentOf(size_bytes_));
 }
 
 Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
