@@ -8,6 +8,7 @@
 
 #include "runtime/capi/handles.h"
 #include "runtime/device/vulkan/compute_device.h"
+#include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/model/synthetic_model.h"
 #include "tests/support/capi_fixture.h"
 #include "tests/support/engine_fixture.h"
@@ -23,7 +24,6 @@ using Json = nlohmann::json;
 // As many layers as SmolLM2-135M.
 constexpr SyntheticShape kDeep = TinyShape(30);
 // What one dispatch for all that a token attends to needs: queries, the result, and twice four sources.
-constexpr uint32_t kBuffersOfSources = 10;
 
 class Dispatches : public ::testing::Test {
  protected:
@@ -33,7 +33,7 @@ class Dispatches : public ::testing::Test {
     if (vulkan == nullptr) GTEST_SKIP() << "the CPU has no dispatches";
     if (!vulkan->plan().timestamps) GTEST_SKIP() << "dispatches are counted by their timestamps";
     has_wide_kernels_ =
-        vulkan->plan().max_storage_buffers >= kBuffersOfSources && vulkan->plan().use_subgroup_shuffle;
+        vulkan->plan().max_storage_buffers >= kAttendSourcesBuffers && vulkan->plan().use_subgroup_shuffle;
     model_.model = OrDie(MakeSyntheticModel(kDeep, 0, folder_.Path("weights")));
     kvrun_engine_options options = EngineOptionsHere();
     options.profile = 1;

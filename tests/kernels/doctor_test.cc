@@ -8,6 +8,7 @@
 #include "runtime/device/open_device.h"
 #include "runtime/device/vulkan/broken_shader.h"
 #include "runtime/device/vulkan/found_devices.h"
+#include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/self_test.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "tests/support/vulkan_devices.h"
@@ -71,11 +72,11 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
       ExpectCaught(**device, checks, prefix);
     }
     const DevicePlan& plan = (*device)->plan();
-    const bool merges =
-        plan.use_subgroup_shuffle && plan.subgroup_width >= 8 && plan.max_storage_buffers >= 10;
+    const bool merges = plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
+                        plan.max_storage_buffers >= kAttendSourcesBuffers;
     if (merges) ExpectCaught(**device, checks, "attend_sources");
-    if (plan.max_storage_buffers >= 5) ExpectCaught(**device, checks, "rms_norms");
-    const bool rotates = plan.max_storage_buffers >= 6;
+    if (plan.max_storage_buffers >= kRmsNormsBuffers) ExpectCaught(**device, checks, "rms_norms");
+    const bool rotates = plan.max_storage_buffers >= kRotateProjectBuffers;
     ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
   }
   EXPECT_EQ(TestInstance()->validation_messages(), messages_before);

@@ -76,7 +76,7 @@ void Check(Device& device, const Sources& sources) {
   if (const VulkanComputeDevice* vulkan = AsVulkan(device)) {
     const DevicePlan& plan = vulkan->plan();
     const bool can = plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
-                     plan.max_storage_buffers >= kMergedSourceBuffers;
+                     plan.max_storage_buffers >= kAttendSourcesBuffers;
     EXPECT_EQ(IsMerged(device, sources), can);
   }
   CheckSources(device, sources.c, sources.shapes, sources.data);

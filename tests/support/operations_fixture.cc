@@ -10,6 +10,7 @@
 
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/select/make_pair.h"
+#include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "tests/support/or_die.h"
 #include "tests/support/vulkan_devices.h"
@@ -133,7 +134,7 @@ class OpenDevices : public ::testing::Environment {
       const bool is_subgroup = name.find("_subgroup") != std::string::npos;
       if (is_subgroup && lanes == 0) continue;
       if (name.starts_with("attend") && is_subgroup && lanes < 8) continue;
-      if (name.starts_with("attend_sources") && most_buffers < kMergedSourceBuffers) continue;
+      if (name.starts_with("attend_sources") && most_buffers < kAttendSourcesBuffers) continue;
       if (name.ends_with("_texel") && !has_texels) continue;
       if (name.starts_with("matvec_") && name.ends_with("_subgroup") && has_texels) continue;  // CPUs without
       if (name.starts_with("matvec_") && !has_cpu) continue;  // chosen for CPUs only

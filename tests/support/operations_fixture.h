@@ -54,9 +54,6 @@ inline constexpr uint32_t kPairDecodeRows = 2;
 // Of kHostThreads and kLesserSet.
 inline constexpr uint32_t kUnevenThreads = 3;
 
-// What a device must bind for attention to several sources in one dispatch.
-inline constexpr uint32_t kMergedSourceBuffers = 10;
-
 // The files of tests/kernels that test operations.
 enum class Operations { kAttention, kIndex, kIndexUpkeep, kMass, kMatMul, kRows, kRecords, kSlots };
 // Those that the CPU as a device has.

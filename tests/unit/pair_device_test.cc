@@ -71,6 +71,10 @@ class LoggedList : public CommandList {
   Status RmsNorm(const Buffer& x, const Buffer& weight, float, uint32_t, uint32_t, Buffer* out) override {
     return Note("rms_norm", {&x, &weight, out});
   }
+  Status RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second, float, uint32_t,
+                  uint32_t) override {
+    return Note("rms_norms", {&x, first.weight, first.out, second.weight, second.out});
+  }
   Status MatMul(const MatMulArgs& args) override {
     return Note("matmul", {args.input, args.output, args.bias}, args.weight);
   }
@@ -451,6 +455,9 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
   expect("embed", {0, 1}, [&](List& l) { return l.Embed(*matrix, *at(0), 99, at(1)); });
   EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
   expect("rms_norm", {0, 1, 2}, [&](List& l) { return l.RmsNorm(*at(0), *at(1), 0, 99, 1, at(2)); });
+  expect("rms_norms", {0, 1, 2, 3, 4}, [&](List& l) {
+    return l.RmsNorms(*at(0), {at(1), at(2)}, {at(3), at(4)}, 0, 99, 1);
+  });
   expect("matmul", {0, 1, 2}, [&](List& l) {
     return l.MatMul({.weight = matrix.get(), .input = at(0), .output = at(1), .bias = at(2), .n_tokens = 99});
   });

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
 
 namespace kvrun {
@@ -127,7 +128,8 @@ TEST(ScorePlan, AQueryIsRotatedInItsProjectionWhereSixBuffersMayBeUsed) {
   DevicePlan device;
   for (const uint32_t buffers : {4U, 5U, 6U, 16U}) {
     device.max_storage_buffers = buffers;
-    EXPECT_EQ(PlanScore(device, false, args).rotates_in_projection, buffers >= 6) << buffers;
+    EXPECT_EQ(PlanScore(device, false, args).rotates_in_projection, buffers >= kRotateProjectBuffers)
+        << buffers;
   }
   args.query_form = QueryForm::kSigned;
   EXPECT_FALSE(PlanScore(device, false, args).rotates_in_projection);

@@ -27,6 +27,15 @@ Status PairCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float eps
   return own_->RmsNorm(own_args_(x), own_args_(weight), epsilon, n_rows, n_cols, own_args_(out));
 }
 
+Status PairCommandList::RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second,
+                                 float epsilon, uint32_t n_rows, uint32_t n_cols) {
+  KVRUN_RETURN_IF_ERROR(Begin(n_rows));
+  const auto own = [&](const NormTarget& target) -> NormTarget {
+    return {own_args_(target.weight), own_args_(target.out)};
+  };
+  return own_->RmsNorms(own_args_(x), own(first), own(second), epsilon, n_rows, n_cols);
+}
+
 Status PairCommandList::MatMul(const MatMulArgs& args) {
   KVRUN_RETURN_IF_ERROR(Begin(args.n_tokens));
   return own_->MatMul(own_args_(args));

@@ -18,6 +18,8 @@ class PairCommandList : public CommandList {
   explicit PairCommandList(PairDevice& device) : device_(device) {}
 
   Status Embed(const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) override;
+  Status RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second, float epsilon,
+                  uint32_t n_rows, uint32_t n_cols) override;
   Status RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows, uint32_t n_cols,
                  Buffer* out) override;
   Status MatMul(const MatMulArgs& args) override;

@@ -15,6 +15,12 @@
 
 namespace kvrun {
 
+// Storage buffers of kernels that do more at once, where the device has so many
+// (DevicePlan::max_storage_buffers); else others do the same in several steps.
+inline constexpr uint32_t kRmsNormsBuffers = 5;
+inline constexpr uint32_t kRotateProjectBuffers = 6;
+inline constexpr uint32_t kAttendSourcesBuffers = 2 + 2 * kMaxSlotSources;
+
 struct KernelChoice {
   std::string variant;  // of shaders/variants.txt
   // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,

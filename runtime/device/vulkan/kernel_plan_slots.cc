@@ -34,10 +34,9 @@ constexpr uint32_t kKeysPerLane = 4;
 constexpr uint32_t kFloorBlock = 64;
 constexpr uint32_t kFewestLanes = 8;
 constexpr uint32_t kMostRows = 4;
-constexpr uint32_t kMergedBuffers = 2 + 2 * kMaxSlotSources;  // of attend_sources_subgroup.comp
-constexpr uint64_t kScoresAtOnce = 4;                         // read by slot_mass.comp
-constexpr uint32_t kDecodedPerInvocation = 8;                 // elements, of decode_records.comp
-constexpr uint32_t kCopyLocalSize = 64;  // of encode_records.comp and decode_records.comp
+constexpr uint64_t kScoresAtOnce = 4;          // read by slot_mass.comp
+constexpr uint32_t kDecodedPerInvocation = 8;  // elements, of decode_records.comp
+constexpr uint32_t kCopyLocalSize = 64;        // of encode_records.comp and decode_records.comp
 
 // How variants name a pair that has its own; nothing for the others.
 std::optional<std::string> PairName(KvType k_type, KvType v_type) {
@@ -91,7 +90,7 @@ bool HasMergedVariants(KvType k_type, KvType v_type) {
 
 // What attend_sources_subgroup.comp takes: all sources but the last have one pair of types, the last has f16.
 bool CanMerge(const DevicePlan& plan, std::span<const SlotSource> sources) {
-  if (sources.size() < 2 || !plan.use_subgroup_shuffle || plan.max_storage_buffers < kMergedBuffers)
+  if (sources.size() < 2 || !plan.use_subgroup_shuffle || plan.max_storage_buffers < kAttendSourcesBuffers)
     return false;
   const KvRecordShape& first = sources.front().shape.record;
   const KvRecordShape& last = sources.back().shape.record;

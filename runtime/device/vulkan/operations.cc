@@ -54,7 +54,7 @@ Status VulkanCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float e
 
 Status VulkanCommandList::RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second,
                                    float epsilon, uint32_t n_rows, uint32_t n_cols) {
-  if (device_.plan().max_storage_buffers < 5) {
+  if (device_.plan().max_storage_buffers < kRmsNormsBuffers) {
     return CommandList::RmsNorms(x, first, second, epsilon, n_rows, n_cols);
   }
   const RmsNormParams params{.n_rows = n_rows, .n_cols = n_cols, .epsilon = epsilon};

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "platform/base/units.h"
+#include "runtime/device/vulkan/kernel_plan.h"
 #include "shaders/shared/index_params.h"
 
 namespace kvrun {
@@ -17,7 +18,6 @@ constexpr uint32_t kFewestHoistLanes = 8;
 // A CPU's workgroups take many units each: room in which there is nothing to choose then costs nothing.
 constexpr uint32_t kCpuLocalSize = 8;
 constexpr uint32_t kCpuWorkgroups = 8;
-constexpr uint32_t kRotatingBuffers = 6;  // of project_query.comp with ROTATES
 constexpr uint32_t kMaxNarrowLanes = 32;  // of select_groups_narrow.comp
 constexpr uint32_t kGpuLocalSize = 64;
 constexpr uint32_t kGpuWorkgroups = 64;
@@ -50,7 +50,7 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   score.n_units = CeilDiv(index.n_groups, unit_groups);
   score.scores_stride = CeilDiv(index.n_groups, 4U) * 4;
 
-  score.rotates_in_projection = plan.max_storage_buffers >= kRotatingBuffers &&
+  score.rotates_in_projection = plan.max_storage_buffers >= kRotateProjectBuffers &&
                                 args.query_form != QueryForm::kSigned &&
                                 args.attention.n_heads <= KVRUN_MAX_NORMED_HEADS;
   if (!is_sum) {

@@ -283,7 +283,7 @@ std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
   for (const uint32_t n : {576U, 30U}) {
     checks.push_back({fmt::format("rms_norm_f32_floor ({} columns)", n),
                       [=](VulkanComputeDevice& device) { return CheckRmsNorm(device, n); }});
-    if (plan.max_storage_buffers >= 5) {
+    if (plan.max_storage_buffers >= kRmsNormsBuffers) {
       checks.push_back({fmt::format("rms_norms_f32_wide ({} columns)", n),
                         [=](VulkanComputeDevice& device) { return CheckRmsNorms(device, n); }});
     }
