@@ -297,13 +297,17 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   commands_.WriteOutputs(tapped_);
   KVRUN_RETURN_IF_ERROR(BeginChunk(chunk));
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, sink));
-  KVRUN_ASSIGN_OR_RETURN(uint64_t value, device_.Submit(*lists->before));
-  if (chunk.tile > 0) KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t before, device_.Submit(*lists->before));
+  if (chunk.tile > 0) KVRUN_RETURN_IF_ERROR(device_.Wait(before));
   for (uint32_t tile = 0; tile < chunk.tile; ++tile) {
     KVRUN_RETURN_IF_ERROR(AttendEarlierTile(layer, chunk, tile, sink));
   }
-  KVRUN_ASSIGN_OR_RETURN(value, device_.Submit(*lists->after));
-  KVRUN_RETURN_IF_ERROR(EndChunk(chunk, NextOf(layer, chunk), value));
+  const Result<uint64_t> after = device_.Submit(*lists->after);
+  if (!after.ok()) {
+    static_cast<void>(device_.Wait(before));  // lists must outlive what runs
+    return after.status();
+  }
+  KVRUN_RETURN_IF_ERROR(EndChunk(chunk, NextOf(layer, chunk), *after));
   return sink.EndTap(chunk.n_rows);
 }
 
