@@ -32,7 +32,7 @@ struct DevicePlan {
   MemoryUse device_local;  // weights, KV, activations
   MemoryUse upload;        // written by the CPU, read by the device
   MemoryUse readback;      // written by the device, read by the CPU: cached if there is a choice
-  MemoryUse shared;        // both read and write it, such as KV slots: cached if there is a choice
+  MemoryUse shared;        // both read and write it, such as KV slots: coherent, and cached if such is
   bool unified_memory = false;
   uint64_t max_allocation_bytes = 0;  // at most 256 MiB; larger tensors are cut into slices
   uint64_t max_binding_bytes = 0;     // a multiple of storage_offset_alignment_bytes

@@ -405,6 +405,7 @@ Status OffloadedForwardPass::ReadProbe(uint32_t position) {
   probe_->queries.resize(n_layers());
   probe_->chosen.resize(n_layers());
   for (uint32_t i = 0; i < n_layers(); ++i) {
+    KVRUN_RETURN_IF_ERROR(queries_[i]->Invalidate(0, queries_[i]->size_bytes()));
     const auto* query = reinterpret_cast<const float*>(queries_[i]->host().data());
     std::vector<float>& queries = probe_->queries[i];
     queries.assign(query, query + commands_.config().q_dim());

@@ -66,7 +66,8 @@ TEST_P(EveryDevice, PlanIsWithinTheDevice) {
   EXPECT_TRUE(plan.device_local.device_local);
   EXPECT_TRUE(plan.upload.host_visible && plan.readback.host_visible && plan.shared.host_visible);
   EXPECT_FALSE(plan.upload.cached);
-  EXPECT_TRUE(plan.shared.cached && plan.readback.cached);
+  EXPECT_TRUE(plan.readback.cached);
+  EXPECT_TRUE(plan.shared.coherent);
   EXPECT_TRUE(plan.timestamps);
 }
 
@@ -157,14 +158,15 @@ TEST(DevicePlan, MaliIsNarrowAndPrefersItsCache) {
     EXPECT_FALSE(plan.prefer_shared_memory);
     EXPECT_FALSE(plan.use_external_memory_host);
     EXPECT_TRUE(plan.unified_memory);
-    EXPECT_TRUE(plan.shared.device_local);
+    EXPECT_TRUE(plan.shared.device_local && plan.shared.coherent);
+    EXPECT_EQ(plan.shared.cached, std::string_view(name) != "mali_g57");  // which has no memory that is both
   }
   EXPECT_EQ(Plan(Load("mali_g710")).max_workgroup_invocations, 512u);
   EXPECT_EQ(Plan(Load("mali_g720")).max_workgroup_invocations, 1024u);
   // Coherent or cached, never both: reading back is worth the invalidation.
   const DevicePlan g57 = Plan(Load("mali_g57"));
   EXPECT_TRUE(g57.readback.cached);
-  EXPECT_FALSE(g57.readback.coherent || g57.shared.coherent);
+  EXPECT_FALSE(g57.readback.coherent);
   EXPECT_TRUE(g57.upload.coherent);
 }
 
@@ -184,6 +186,7 @@ TEST(DevicePlan, ADiscreteGpuKeepsItsWindowFree) {
   EXPECT_FALSE(plan.unified_memory);
   EXPECT_FALSE(plan.device_local.host_visible);
   EXPECT_FALSE(plan.shared.device_local || plan.upload.device_local || plan.readback.device_local);
+  EXPECT_TRUE(plan.shared.cached);
   EXPECT_EQ(plan.queue_family, 2u);  // compute without graphics
 }
 
