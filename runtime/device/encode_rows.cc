@@ -10,10 +10,10 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
 #include "runtime/device/encode_rows.h"
 #include "runtime/device/kv_record.h"
 #include "runtime/device/record_codec.h"
-#include "runtime/model/half_float.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::HWY_NAMESPACE {
@@ -29,7 +29,7 @@ struct PaddedRow {
   HWY_ALIGN float values[kMaxCodecHeadDim];
   size_t n = 0;
 
-  explicit PaddedRow(std::span<const float> row) : n((row.size() + kLanes - 1) / kLanes * kLanes) {
+  explicit PaddedRow(std::span<const float> row) : n(RoundUp(row.size(), kLanes)) {
     std::fill(std::copy(row.begin(), row.end(), values), values + n, 0.0F);
   }
 };
@@ -61,7 +61,7 @@ void Round(const float* values, size_t n, float inverse, float least, float most
 // The squares of what rounding takes from int4 elements with this scale.
 float Int4Error(const float* values, size_t n, float scale) {
   const hn::CappedTag<float, kLanes> d;
-  const auto inverse = hn::Set(d, scale == 0.0F ? 0.0F : 1.0F / scale);
+  const auto inverse = hn::Set(d, InverseOf(scale));
   HWY_ALIGN float sums[kLanes];
   for (size_t part = 0; part < kLanes; part += hn::Lanes(d)) {
     auto sum = hn::Zero(d);
@@ -77,29 +77,22 @@ float Int4Error(const float* values, size_t n, float scale) {
   return error * scale * scale;
 }
 
-uint16_t HalfScale(float scale) { return FloatToHalf(std::clamp(scale, -65504.0F, 65504.0F)); }
-
 // With the sign of the first of the largest magnitude. Of equal errors, the first.
 uint16_t Int4Scale(const float* values, size_t n) {
   const float most = LargestMagnitude(values, n);
   const float* const first =
       std::find_if(values, values + n, [most](float value) { return std::abs(value) == most; });
   const float largest = first != values + n ? *first : values[0];
-  uint16_t best = HalfScale(largest * (-0.125F * kInt4Factors[0]));
+  uint16_t best = ToFiniteHalf(largest * (-0.125F * kInt4Factors[0]));
   float least = Int4Error(values, n, HalfToFloat(best));
   for (size_t f = 1; f < std::size(kInt4Factors); ++f) {
-    const uint16_t half = HalfScale(largest * (-0.125F * kInt4Factors[f]));
+    const uint16_t half = ToFiniteHalf(largest * (-0.125F * kInt4Factors[f]));
     const float error = Int4Error(values, n, HalfToFloat(half));
     if (!(error < least)) continue;
     best = half;
     least = error;
   }
   return best;
-}
-
-float InverseOf(uint16_t half) {
-  const float scale = HalfToFloat(half);
-  return scale == 0.0F ? 0.0F : 1.0F / scale;
 }
 
 // The lower halves of eight bytes.
@@ -115,9 +108,9 @@ uint32_t PackNibbles(const int8_t* nibbles) {
 void Int8Row(std::span<const float> row, uint32_t* words, uint16_t* scale) {
   const PaddedRow padded(row);
   HWY_ALIGN int8_t rounded[kMaxCodecHeadDim];
-  *scale = HalfScale(LargestMagnitude(padded.values, padded.n) / 127.0F);
-  Round(padded.values, padded.n, InverseOf(*scale), -127.0F, 127.0F, rounded);
-  std::memcpy(words, rounded, (row.size() + 3) / 4 * sizeof(uint32_t));
+  *scale = ToFiniteHalf(LargestMagnitude(padded.values, padded.n) / 127.0F);
+  Round(padded.values, padded.n, InverseOf(HalfToFloat(*scale)), -127.0F, 127.0F, rounded);
+  std::memcpy(words, rounded, RoundUp<size_t>(row.size(), sizeof(uint32_t)));
 }
 
 void Int4Row(std::span<const float> row, uint32_t* words, uint16_t* scales) {
@@ -126,8 +119,8 @@ void Int4Row(std::span<const float> row, uint32_t* words, uint16_t* scales) {
   for (size_t begin = 0; begin < padded.n; begin += kInt4BlockElements) {
     const float* const values = padded.values + begin;
     const size_t n = std::min<size_t>(kInt4BlockElements, padded.n - begin);
-    scales[begin / kInt4BlockElements] = Int4Scale(values, n);
-    Round(values, n, InverseOf(scales[begin / kInt4BlockElements]), -8.0F, 7.0F, rounded + begin);
+    const uint16_t scale = scales[begin / kInt4BlockElements] = Int4Scale(values, n);
+    Round(values, n, InverseOf(HalfToFloat(scale)), -8.0F, 7.0F, rounded + begin);
   }
   for (size_t i = 0; i < padded.n; i += 8) words[i / 8] = PackNibbles(rounded + i);
 }

@@ -2,10 +2,19 @@
 // On any instruction set they are the same, to the bit.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
+#include "runtime/model/half_float.h"
+
 namespace kvrun {
+
+// A number as a half; beyond the largest: the largest.
+inline uint16_t ToFiniteHalf(float value) { return FloatToHalf(std::clamp(value, -65504.0F, 65504.0F)); }
+
+// What elements are multiplied with to be encoded with this scale.
+inline float InverseOf(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
 
 // Elements as int8, four a word, zeros beyond the last; and their scale, a half. words: [ceil(row.size() /
 // 4)].

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
 #include "runtime/device/encode_rows.h"
 #include "runtime/model/tensor_type.h"
 
@@ -56,8 +57,6 @@ uint32_t FloatToFp8(float value) {
   return sign | std::min(rounded - (120U << 3), 0x7eU);
 }
 
-float HalfScale(float scale) { return std::clamp(scale, -65504.0F, 65504.0F); }
-
 constexpr std::array<float, 256> kFp8Floats = [] {
   std::array<float, 256> floats{};
   for (uint32_t bits = 0; bits < floats.size(); ++bits) floats[bits] = Fp8ToFloat(bits);
@@ -105,12 +104,10 @@ void StoreElements(std::span<const float> values, float factor, std::span<uint32
   }
 }
 
-float InverseOf(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }
-
 void StoreFp8Row(const RowPlace& place, std::span<const float> row, std::span<uint32_t> words) {
   float largest = 0.0F;
   for (const float value : row) largest = std::max(largest, std::abs(value));
-  const uint16_t half = FloatToHalf(HalfScale(largest / 448.0F));
+  const uint16_t half = ToFiniteHalf(largest / 448.0F);
   StoreHalf(words, place.scale_half, half);
   StoreElements<8>(row, InverseOf(HalfToFloat(half)), words.subspan(place.begin_words), FloatToFp8);
 }
@@ -122,7 +119,7 @@ void StoreRow(const RowPlace& place, std::span<const float> row, std::span<uint3
   switch (place.type) {
     case KvType::kF32: std::memcpy(elements.data(), row.data(), row.size_bytes()); return;
     case KvType::kF16:
-      StoreElements<16>(row, 1.0F, elements, [](float v) { return uint32_t{FloatToHalf(HalfScale(v))}; });
+      StoreElements<16>(row, 1.0F, elements, [](float v) { return uint32_t{ToFiniteHalf(v)}; });
       return;
     case KvType::kFp8: return StoreFp8Row(place, row, words);
     case KvType::kInt8:
@@ -131,7 +128,7 @@ void StoreRow(const RowPlace& place, std::span<const float> row, std::span<uint3
       break;
     case KvType::kInt4:
       EncodeInt4Row(row, elements.data(), scales);
-      n_scales = static_cast<uint32_t>((row.size() + kInt4BlockElements - 1) / kInt4BlockElements);
+      n_scales = CeilDiv(static_cast<uint32_t>(row.size()), kInt4BlockElements);
       break;
   }
   for (uint32_t i = 0; i < n_scales; ++i) StoreHalf(words, place.scale_half + i, scales[i]);

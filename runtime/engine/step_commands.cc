@@ -124,13 +124,12 @@ Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const 
 }
 
 Status StepCommands::Embed(CommandList& list, uint32_t n_rows, Buffer* hidden) const {
-  return list.Embed(*weights_->token_embedding, *step_, n_rows, hidden != nullptr ? hidden : hidden_.get());
+  return list.Embed(*weights_->token_embedding, *step_, n_rows, OrOwn(hidden));
 }
 
 Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
                                      Buffer* hidden) const {
-  KVRUN_RETURN_IF_ERROR(
-      AttentionNorm(list, layer, n_rows, hidden != nullptr ? *hidden : *hidden_, normed_.get()));
+  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *OrOwn(hidden), normed_.get()));
   return Qkv(list, layer, n_rows);
 }
 
@@ -160,7 +159,7 @@ Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) con
 Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
                                     Buffer* hidden) const {
   const DeviceLayer& weights = weights_->layers[layer];
-  if (hidden == nullptr) hidden = hidden_.get();
+  hidden = OrOwn(hidden);
   const uint32_t n_embd = config_->n_embd;
   KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
                                 {.input = attended_.get(),

@@ -79,6 +79,7 @@ class StepCommands {
  private:
   StepCommands() = default;
   Status CreateBuffers(Device& device, BufferUse hidden_use);
+  Buffer* OrOwn(Buffer* hidden) const { return hidden != nullptr ? hidden : hidden_.get(); }
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
                        Buffer* out) const;
   void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
