@@ -1,4 +1,7 @@
 // Sums of v v^T and of v, for adapters.
+
+// Vectors lie in arrays here, which those of unknown length cannot; processors that have them have NEON.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/gram.cc"
 #include <hwy/foreach_target.h>
@@ -7,101 +10,139 @@
 
 #include <algorithm>
 
+#include "platform/base/units.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/host/thread_pool.h"
 #include "runtime/device/host/vector_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
+// A tile's products stay in registers: of two vectors a row, half of what there is of them.
+#if HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64
+constexpr size_t kTileRows = 8;
+#else
 constexpr size_t kTileRows = 4;
-constexpr size_t kMaxLanes = HWY_MAX_BYTES / sizeof(float);
+#endif
+// So many vectors to be multiplied lie in the nearest cache, in pages whose addresses are known: tile after
+// tile goes through them before the next ones come.
+constexpr size_t kVectorsAtOnce = 32;
+constexpr size_t kMaxGroupBytes = 65536;
 
-// sums[i, j] and sums[j, i], of i <= j < dim: the tile's i from first_i on, j from first_j on.
-void AddTile(const float* tile, size_t tile_columns, size_t first_i, size_t first_j, size_t dim,
-             float* sums) {
-  for (size_t i = first_i; i < std::min(first_i + kTileRows, dim); ++i, tile += tile_columns) {
-    for (size_t j = std::max(i, first_j); j < std::min(first_j + tile_columns, dim); ++j) {
-      sums[i * dim + j] += tile[j - first_j];
-      if (i < j) sums[j * dim + i] += tile[j - first_j];
-    }
-  }
+// Rows [first, first + n_tiles * kTileRows) of the sums, from the diagonal on.
+struct Group {
+  size_t first;
+  size_t n_tiles;
+  float* products;  // [n_tiles, kTileRows, row_stride]; columns from the first one's vector on
+  size_t row_stride;
+};
+
+size_t RowStride(size_t dim) {
+  const size_t lanes = hn::Lanes(hn::ScalableTag<float>());
+  return (dim + lanes - 1) / lanes * lanes;
 }
 
-// Rows first_i .. first_i + 3 of the sums, from the diagonal on, and what mirrors them.
-void AddProducts(const GramArgs& args, const float* rows, size_t first_i, float* sums) {
+// products[i, j] += v[first_i + i] v[first_j + j] of rows [begin, end), of kVectors vectors of columns.
+template <size_t kVectors>
+void AddProductsTile(const GramArgs& args, const float* rows, size_t begin, size_t end, size_t first_i,
+                     size_t first_j, size_t row_stride, float* products) {
   const hn::ScalableTag<float> d;
+  using Vec = hn::Vec<decltype(d)>;
   const size_t lanes = hn::Lanes(d);
+  const size_t n_columns = args.dim - first_j;
+  size_t row_of[kTileRows];
+  Vec sums[kTileRows][kVectors];
+  for (size_t i = 0; i < kTileRows; ++i) {
+    row_of[i] = std::min<size_t>(first_i + i, args.dim - 1);
+    for (size_t k = 0; k < kVectors; ++k) sums[i][k] = hn::Load(d, products + i * row_stride + k * lanes);
+  }
+  for (size_t row = begin; row < end; ++row) {
+    const float* v = rows + row * args.row_stride + args.first_column;
+    for (size_t block = 0; block < args.n_blocks; ++block, v += args.dim) {
+      Vec columns[kVectors];
+      for (size_t k = 0; k < kVectors; ++k) {
+        columns[k] = LoadFirst(d, v + first_j + k * lanes, n_columns - k * lanes);
+      }
+      for (size_t i = 0; i < kTileRows; ++i) {
+        const Vec factor = hn::Set(d, v[row_of[i]]);
+        for (size_t k = 0; k < kVectors; ++k) sums[i][k] = hn::MulAdd(factor, columns[k], sums[i][k]);
+      }
+    }
+  }
+  for (size_t i = 0; i < kTileRows; ++i) {
+    for (size_t k = 0; k < kVectors; ++k) hn::Store(sums[i][k], d, products + i * row_stride + k * lanes);
+  }
+}
+
+// A tile's columns begin with a whole vector, which lies in one line of the cache.
+void AddProducts(const GramArgs& args, const float* rows, size_t begin, size_t end, const Group& group) {
+  const size_t lanes = hn::Lanes(hn::ScalableTag<float>());
+  for (size_t tile = 0; tile < group.n_tiles; ++tile) {
+    const size_t first_i = group.first + tile * kTileRows;
+    float* const products = group.products + tile * kTileRows * group.row_stride;
+    for (size_t j = first_i / lanes * lanes; j < args.dim; j += 2 * lanes) {
+      const auto add = args.dim - j > lanes ? AddProductsTile<2> : AddProductsTile<1>;
+      add(args, rows, begin, end, first_i, j, group.row_stride, products + j);
+    }
+  }
+}
+
+// Products of all rows into the sums, and what mirrors them.
+void AddGroup(const GramArgs& args, const float* rows, const Group& group, float* sums) {
   const size_t dim = args.dim;
-  const size_t last = dim - 1;
-  const size_t ia = first_i;
-  const size_t ib = std::min(first_i + 1, last);
-  const size_t ic = std::min(first_i + 2, last);
-  const size_t ie = std::min(first_i + 3, last);
-  for (size_t j = first_i; j < dim; j += 2 * lanes) {
-    const size_t n0 = dim - j;
-    const size_t n1 = n0 > lanes ? n0 - lanes : 0;
-    auto a0 = hn::Zero(d), b0 = hn::Zero(d), c0 = hn::Zero(d), e0 = hn::Zero(d);
-    auto a1 = hn::Zero(d), b1 = hn::Zero(d), c1 = hn::Zero(d), e1 = hn::Zero(d);
-    for (size_t row = args.skip_rows; row < args.n_rows; ++row) {
-      const float* v = rows + row * args.row_stride + args.first_column;
-      for (size_t block = 0; block < args.n_blocks; ++block, v += dim) {
-        const auto v0 = LoadFirst(d, v + j, n0);
-        const auto v1 = n1 == 0 ? hn::Zero(d) : LoadFirst(d, v + j + lanes, n1);
-        const auto a = hn::Set(d, v[ia]);
-        const auto b = hn::Set(d, v[ib]);
-        const auto c = hn::Set(d, v[ic]);
-        const auto e = hn::Set(d, v[ie]);
-        a0 = hn::MulAdd(a, v0, a0);
-        a1 = hn::MulAdd(a, v1, a1);
-        b0 = hn::MulAdd(b, v0, b0);
-        b1 = hn::MulAdd(b, v1, b1);
-        c0 = hn::MulAdd(c, v0, c0);
-        c1 = hn::MulAdd(c, v1, c1);
-        e0 = hn::MulAdd(e, v0, e0);
-        e1 = hn::MulAdd(e, v1, e1);
-      }
-    }
-    HWY_ALIGN float tile[kTileRows * 2 * kMaxLanes];
-    hn::Store(a0, d, tile);
-    hn::Store(a1, d, tile + lanes);
-    hn::Store(b0, d, tile + 2 * lanes);
-    hn::Store(b1, d, tile + 3 * lanes);
-    hn::Store(c0, d, tile + 4 * lanes);
-    hn::Store(c1, d, tile + 5 * lanes);
-    hn::Store(e0, d, tile + 6 * lanes);
-    hn::Store(e1, d, tile + 7 * lanes);
-    AddTile(tile, 2 * lanes, first_i, j, dim, sums);
+  std::fill_n(group.products, group.n_tiles * kTileRows * group.row_stride, 0.0F);
+  const size_t n_rows = std::max<size_t>(1, kVectorsAtOnce / args.n_blocks);
+  for (size_t row = args.skip_rows; row < args.n_rows; row += n_rows) {
+    AddProducts(args, rows, row, std::min<size_t>(row + n_rows, args.n_rows), group);
+  }
+  const auto product = [&](size_t i, size_t j) {
+    return group.products[(i - group.first) * group.row_stride + j];
+  };
+  const size_t end_i = std::min(group.first + group.n_tiles * kTileRows, dim);
+  for (size_t i = group.first; i < end_i; ++i) {
+    for (size_t j = i; j < dim; ++j) sums[i * dim + j] += product(i, j);
+  }
+  for (size_t j = group.first + 1; j < dim; ++j) {
+    for (size_t i = group.first; i < std::min(j, end_i); ++i) sums[j * dim + i] += product(i, j);
   }
 }
 
-// totals[j] += the sum of v[j].
-void AddVectors(const GramArgs& args, const float* rows, float* totals) {
-  const hn::ScalableTag<float> d;
-  for (size_t j = 0; j < args.dim; j += hn::Lanes(d)) {
-    const size_t n = args.dim - j;
-    auto sum = hn::Zero(d);
-    for (size_t row = args.skip_rows; row < args.n_rows; ++row) {
-      const float* v = rows + row * args.row_stride + args.first_column + j;
-      for (size_t block = 0; block < args.n_blocks; ++block, v += args.dim) {
-        sum = hn::Add(sum, LoadFirst(d, v, n));
-      }
+// totals[j] += the sum of v[j]. `sum`: [dim], for the worker alone.
+void AddVectors(const GramArgs& args, const float* rows, float* sum, float* totals) {
+  std::fill_n(sum, args.dim, 0.0F);
+  for (size_t row = args.skip_rows; row < args.n_rows; ++row) {
+    const float* v = rows + row * args.row_stride + args.first_column;
+    for (size_t block = 0; block < args.n_blocks; ++block, v += args.dim) {
+      for (size_t j = 0; j < args.dim; ++j) sum[j] += v[j];
     }
-    StoreFirst(d, hn::Add(LoadFirst(d, totals + j, n), sum), totals + j, n);
   }
+  for (size_t j = 0; j < args.dim; ++j) totals[j] += sum[j];
 }
 
-// Tiles, which become shorter, and as the last the sums of the vectors.
+// Groups of rows, which become shorter, and as the last the sums of the vectors.
 void AddAll(ThreadPool& pool, const GramArgs& args, const float* rows, float* sums) {
-  const size_t n_tiles = (args.dim + kTileRows - 1) / kTileRows;
-  pool.ParallelFor(n_tiles + 1, 1, [&](size_t begin, size_t end, uint32_t) {
-    for (size_t tile = begin; tile < end; ++tile) {
-      if (tile < n_tiles)
-        AddProducts(args, rows, tile * kTileRows, sums);
-      else
-        AddVectors(args, rows, sums + size_t{args.dim} * args.dim);
-    }
-  });
+  const size_t row_stride = RowStride(args.dim);
+  const size_t n_tiles = CeilDiv<size_t>(args.dim, kTileRows);
+  const size_t tile_bytes = kTileRows * row_stride * sizeof(float);
+  const size_t group_tiles =
+      std::clamp<size_t>(n_tiles / (2 * pool.size()), 1, std::max<size_t>(1, kMaxGroupBytes / tile_bytes));
+  const size_t n_groups = CeilDiv(n_tiles, group_tiles);
+  pool.ReserveScratch(group_tiles * tile_bytes);
+  pool.ParallelFor(
+      n_groups + 1, 1,
+      [&](size_t begin, size_t end, uint32_t worker) {
+        auto* const products = reinterpret_cast<float*>(pool.Scratch(worker, group_tiles * tile_bytes));
+        for (size_t i = begin; i < end; ++i) {
+          const size_t first = i * group_tiles;
+          if (i < n_groups)
+            AddGroup(args, rows,
+                     {first * kTileRows, std::min(group_tiles, n_tiles - first), products, row_stride}, sums);
+          else
+            AddVectors(args, rows, products, sums + size_t{args.dim} * args.dim);
+        }
+      },
+      Pieces::kOneByOne);
 }
 
 }  // namespace
