@@ -30,22 +30,33 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using Floats = hn::CappedTag<float, 16>;
 
-// scores[entry] = q . k[entry] * scale, with keys [head_dim, kBlockEntries].
-void ScoreBlock(const float* HWY_RESTRICT query, const float* HWY_RESTRICT keys, uint32_t head_dim,
-                float scale, float* HWY_RESTRICT scores) {
+// Keys that were loaded meet so many queries.
+constexpr uint32_t kQueriesAtOnce = 4;
+
+// scores[query, entry] = q . k[entry] * scale, with keys [head_dim, kBlockEntries].
+void ScoreQueries(const float* const* HWY_RESTRICT queries, const float* HWY_RESTRICT keys, uint32_t head_dim,
+                  float scale, float* HWY_RESTRICT scores) {
   const Floats d;
+  using Vec = hn::Vec<Floats>;
   const size_t lanes = hn::Lanes(d);
   const auto factor = hn::Set(d, scale);
   for (size_t i = 0; i < kBlockEntries; i += 2 * lanes) {
-    auto first = hn::Zero(d);
-    auto second = hn::Zero(d);
+    Vec first[kQueriesAtOnce];
+    Vec second[kQueriesAtOnce];
+    for (size_t query = 0; query < kQueriesAtOnce; ++query) first[query] = second[query] = hn::Zero(d);
     for (size_t column = 0; column < head_dim; ++column) {
-      const auto q = hn::Set(d, query[column]);
-      first = hn::MulAdd(q, hn::Load(d, keys + column * kBlockEntries + i), first);
-      second = hn::MulAdd(q, hn::Load(d, keys + column * kBlockEntries + i + lanes), second);
+      const auto first_keys = hn::Load(d, keys + column * kBlockEntries + i);
+      const auto second_keys = hn::Load(d, keys + column * kBlockEntries + i + lanes);
+      for (size_t query = 0; query < kQueriesAtOnce; ++query) {
+        const auto q = hn::Set(d, queries[query][column]);
+        first[query] = hn::MulAdd(q, first_keys, first[query]);
+        second[query] = hn::MulAdd(q, second_keys, second[query]);
+      }
     }
-    hn::Store(hn::Mul(first, factor), d, scores + i);
-    hn::Store(hn::Mul(second, factor), d, scores + i + lanes);
+    for (size_t query = 0; query < kQueriesAtOnce; ++query) {
+      hn::Store(hn::Mul(first[query], factor), d, scores + query * kBlockEntries + i);
+      hn::Store(hn::Mul(second[query], factor), d, scores + query * kBlockEntries + i + lanes);
+    }
   }
 }
 
@@ -92,11 +103,14 @@ HWY_AFTER_NAMESPACE();
 namespace kvrun::host {
 namespace {
 
-HWY_EXPORT(ScoreBlock);
+using HWY_NAMESPACE::kQueriesAtOnce;
+
+HWY_EXPORT(ScoreQueries);
 HWY_EXPORT(AddToSum);
 HWY_EXPORT(ScoresToWeights);
 
 constexpr uint32_t kRowsAtOnce = 16;
+constexpr uint32_t kMostMoments = 4;
 
 // Blocks of a tile's keys, and a worker's memory for one.
 class TileKeys {
@@ -111,14 +125,15 @@ class TileKeys {
 
   // Of floats: rows as they lie, then transposed; scores; what a row gives.
   size_t memory_bytes() const {
-    return (kBlockEntries * (DecodedRowFloats(head_dim_) + head_dim_) + 5 * kBlockEntries) * sizeof(float);
+    return kBlockEntries * (DecodedRowFloats(head_dim_) + head_dim_ + kQueriesAtOnce + kMostMoments) *
+           sizeof(float);
   }
   float* keys(std::byte* memory) const {
     return reinterpret_cast<float*>(memory) + kBlockEntries * DecodedRowFloats(head_dim_);
   }
   float* scores(std::byte* memory) const { return keys(memory) + kBlockEntries * head_dim_; }
-  // [4, kBlockEntries].
-  float* row_mass(std::byte* memory) const { return scores(memory) + kBlockEntries; }
+  // [kMostMoments, kBlockEntries].
+  float* row_mass(std::byte* memory) const { return scores(memory) + kQueriesAtOnce * kBlockEntries; }
 
   uint32_t n_blocks() const { return CeilDiv(args_.n_entries, kBlockEntries); }
   uint32_t n_entries(uint32_t block) const {
@@ -148,10 +163,28 @@ class TileKeys {
       std::fill(column_to + n, column_to + kBlockEntries, 0.0F);
     }
   }
-  void Score(uint32_t row, uint32_t head, std::byte* memory) const {
-    const float* query = Data<float>(args_.queries) + (size_t{row} * args_.n_heads + head) * head_dim_;
+  // Scores of rows [begin, end) by the KV head's query heads with keys(): visit(row, head, scores), row by
+  // row.
+  template <typename Visit>
+  void Score(uint32_t kv_head, uint32_t begin, uint32_t end, std::byte* memory, const Visit& visit) const {
     const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim_));
-    HWY_DYNAMIC_DISPATCH(ScoreBlock)(query, keys(memory), head_dim_, scale, scores(memory));
+    const uint32_t group = args_.n_heads / args_.kv_shape.n_kv_heads;
+    const uint32_t n = (end - begin) * group;
+    const auto row_of = [&](uint32_t i) { return begin + i / group; };
+    const auto head_of = [&](uint32_t i) { return kv_head * group + i % group; };
+    for (uint32_t first = 0; first < n; first += kQueriesAtOnce) {
+      const uint32_t count = std::min(kQueriesAtOnce, n - first);
+      const float* queries[kQueriesAtOnce];
+      for (uint32_t i = 0; i < kQueriesAtOnce; ++i) {
+        const uint32_t at = first + std::min(i, count - 1);
+        queries[i] =
+            Data<float>(args_.queries) + (size_t{row_of(at)} * args_.n_heads + head_of(at)) * head_dim_;
+      }
+      HWY_DYNAMIC_DISPATCH(ScoreQueries)(queries, keys(memory), head_dim_, scale, scores(memory));
+      for (uint32_t i = 0; i < count; ++i) {
+        visit(row_of(first + i), head_of(first + i), scores(memory) + size_t{i} * kBlockEntries);
+      }
+    }
   }
 
  private:
@@ -163,16 +196,18 @@ class TileKeys {
 // What a row gives to a block's entries, all moments of them, by the weights of the KV head's query heads.
 class RowGift {
  public:
-  RowGift(const MassForm& form, uint32_t group, float* to) : form_(form), group_(group), to_(to) {
-    std::fill_n(to_, form_.n_moments * kBlockEntries, 0.0F);
-  }
+  RowGift(const MassForm& form, uint32_t group, float* to) : form_(form), group_(group), to_(to) {}
+  void Clear() { std::fill_n(to_, form_.n_moments * kBlockEntries, 0.0F); }
   void Add(const float* weights) {
-    for (uint32_t i = 0; i < kBlockEntries; ++i) {
-      float power = 1.0F;
-      for (uint32_t moment = 0; moment < form_.n_moments; ++moment) {
-        power *= weights[i];
-        float& to = to_[moment * kBlockEntries + i];
-        to = form_.heads == MassForm::Heads::kMean ? to + power : std::max(to, power);
+    float powers[kBlockEntries];
+    std::copy_n(weights, kBlockEntries, powers);
+    for (uint32_t moment = 0; moment < form_.n_moments; ++moment) {
+      float* const to = to_ + size_t{moment} * kBlockEntries;
+      for (uint32_t i = 0; moment > 0 && i < kBlockEntries; ++i) powers[i] *= weights[i];
+      if (form_.heads == MassForm::Heads::kMean) {
+        for (uint32_t i = 0; i < kBlockEntries; ++i) to[i] += powers[i];
+      } else {
+        for (uint32_t i = 0; i < kBlockEntries; ++i) to[i] = std::max(to[i], powers[i]);
       }
     }
   }
@@ -199,7 +234,6 @@ class RowGift {
 void SumWeights(ThreadPool& pool, const RowMassArgs& args) {
   const TileKeys tile(args);
   const uint32_t n_kv_heads = args.kv_shape.n_kv_heads;
-  const uint32_t group = args.n_heads / n_kv_heads;
   float* const sums = Data<float>(args.sums);
   pool.ReserveScratch(tile.memory_bytes());
   const uint32_t row_parts = CeilDiv(args.n_rows, kRowsAtOnce);
@@ -211,26 +245,23 @@ void SumWeights(ThreadPool& pool, const RowMassArgs& args) {
       const uint32_t end_row = std::min(first_row + kRowsAtOnce, args.n_rows);
       for (uint32_t block = 0; block < tile.n_blocks(); ++block) {
         tile.Load(kv_head, block, memory);
-        for (uint32_t row = first_row; row < end_row; ++row) {
-          for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-            float* const sum = sums + (size_t{row} * args.n_heads + head) * 2;
-            if (args.is_first && block == 0) {
-              sum[0] = kMaskedScore;
-              sum[1] = 0.0F;
-            }
-            const uint32_t n_seen = tile.n_seen(row, block);
-            if (n_seen == 0) continue;
-            tile.Score(row, head, memory);
-            HWY_DYNAMIC_DISPATCH(AddToSum)(tile.scores(memory), n_seen, sum);
-          }
-        }
+        tile.Score(kv_head, first_row, end_row, memory,
+                   [&](uint32_t row, uint32_t head, const float* scores) {
+                     float* const sum = sums + (size_t{row} * args.n_heads + head) * 2;
+                     if (args.is_first && block == 0) {
+                       sum[0] = kMaskedScore;
+                       sum[1] = 0.0F;
+                     }
+                     const uint32_t n_seen = tile.n_seen(row, block);
+                     if (n_seen > 0) HWY_DYNAMIC_DISPATCH(AddToSum)(scores, n_seen, sum);
+                   });
       }
     }
   });
 }
 
 void AttentionMass(ThreadPool& pool, const RowMassArgs& args) {
-  KVRUN_CHECK(args.form.rows != MassForm::Rows::kReplace && args.form.n_moments <= 4);
+  KVRUN_CHECK(args.form.rows != MassForm::Rows::kReplace && args.form.n_moments <= kMostMoments);
   KVRUN_CHECK(uint64_t{args.mass_begin} + args.n_entries <= args.mass_stride);
   const TileKeys tile(args);
   const uint32_t n_kv_heads = args.kv_shape.n_kv_heads;
@@ -247,18 +278,16 @@ void AttentionMass(ThreadPool& pool, const RowMassArgs& args) {
       tile.Load(kv_head, block, memory);
       float* const to =
           mass + size_t{kv_head} * args.mass_stride + args.mass_begin + size_t{block} * kBlockEntries;
-      for (uint32_t row = 0; row < args.n_rows; ++row) {
+      RowGift gift(args.form, group, tile.row_mass(memory));
+      tile.Score(kv_head, 0, args.n_rows, memory, [&](uint32_t row, uint32_t head, float* scores) {
         const uint32_t n_seen = tile.n_seen(row, block);
-        if (n_seen == 0) continue;
-        RowGift gift(args.form, group, tile.row_mass(memory));
-        for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          tile.Score(row, head, memory);
-          HWY_DYNAMIC_DISPATCH(ScoresToWeights)
-          (n_seen, sums + (size_t{row} * args.n_heads + head) * 2, tile.scores(memory));
-          gift.Add(tile.scores(memory));
-        }
-        gift.Join(n_seen, size_t{n_kv_heads} * args.mass_stride, to);
-      }
+        if (n_seen == 0) return;
+        if (head % group == 0) gift.Clear();
+        HWY_DYNAMIC_DISPATCH(ScoresToWeights)
+        (n_seen, sums + (size_t{row} * args.n_heads + head) * 2, scores);
+        gift.Add(scores);
+        if (head % group == group - 1) gift.Join(n_seen, size_t{n_kv_heads} * args.mass_stride, to);
+      });
     }
   });
 }
