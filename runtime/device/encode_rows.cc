@@ -125,6 +125,24 @@ void Int4Row(std::span<const float> row, uint32_t* words, uint16_t* scales) {
   for (size_t i = 0; i < padded.n; i += 8) words[i / 8] = PackNibbles(rounded + i);
 }
 
+void LoadHalvesHere(const void* halves, std::span<float> floats) {
+  size_t i = 0;
+  // Highway's conversion knows infinity where the processor has one.
+#if HWY_TARGET <= HWY_AVX2 || HWY_TARGET == HWY_NEON
+  const hn::CappedTag<float, 16> d;
+  const hn::Rebind<hwy::float16_t, decltype(d)> d16;
+  for (; i + hn::Lanes(d) <= floats.size(); i += hn::Lanes(d)) {
+    const auto* const from = static_cast<const hwy::float16_t*>(halves) + i;
+    hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, from)), d, floats.data() + i);
+  }
+#endif
+  for (; i < floats.size(); ++i) {
+    uint16_t half;
+    std::memcpy(&half, static_cast<const std::byte*>(halves) + i * sizeof(half), sizeof(half));
+    floats[i] = HalfToFloat(half);
+  }
+}
+
 }  // namespace
 }  // namespace kvrun::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -135,6 +153,7 @@ namespace {
 
 HWY_EXPORT(Int8Row);
 HWY_EXPORT(Int4Row);
+HWY_EXPORT(LoadHalvesHere);
 
 }  // namespace
 
@@ -146,6 +165,10 @@ void EncodeInt8Row(std::span<const float> row, uint32_t* words, uint16_t* scale)
 void EncodeInt4Row(std::span<const float> row, uint32_t* words, uint16_t* scales) {
   KVRUN_CHECK(row.size() <= kMaxCodecHeadDim);
   HWY_DYNAMIC_DISPATCH(Int4Row)(row, words, scales);
+}
+
+void LoadHalves(const void* halves, std::span<float> floats) {
+  HWY_DYNAMIC_DISPATCH(LoadHalvesHere)(halves, floats);
 }
 
 }  // namespace kvrun

@@ -1,5 +1,5 @@
-// Rows of KV records in int8 and int4 from floats (runtime/device/kv_record.h), with the processor's vectors.
-// On any instruction set they are the same, to the bit.
+// Rows of KV records in int8 and int4 from floats (runtime/device/kv_record.h), and floats from halves, with
+// the processor's vectors. On any instruction set they are the same, to the bit.
 #pragma once
 
 #include <algorithm>
@@ -22,5 +22,7 @@ void EncodeInt8Row(std::span<const float> row, uint32_t* words, uint16_t* scale)
 // Elements as int4, eight a word, zeros beyond the last; and a scale, a half, for each kInt4BlockElements,
 // with the factor of kInt4Factors with which rounding takes least. words: [ceil(row.size() / 8)].
 void EncodeInt4Row(std::span<const float> row, uint32_t* words, uint16_t* scales);
+// What the halves at `halves` stand for, as many as there are floats. No alignment is needed.
+void LoadHalves(const void* halves, std::span<float> floats);
 
 }  // namespace kvrun

@@ -74,9 +74,7 @@ void LoadRow(const RowPlace& place, std::span<const uint32_t> words, std::span<f
   const auto int4 = [](uint32_t bits) { return static_cast<float>(static_cast<int>((bits & 0xf) ^ 8) - 8); };
   switch (place.type) {
     case KvType::kF32: std::memcpy(row.data(), elements.data(), row.size_bytes()); return;
-    case KvType::kF16:
-      LoadElements<16>(elements, row, [](uint32_t bits) { return HalfToFloat(static_cast<uint16_t>(bits)); });
-      return;
+    case KvType::kF16: return LoadHalves(elements.data(), row);
     case KvType::kFp8:
       LoadElements<8>(elements, row, [](uint32_t bits) { return kFp8Floats[bits & 0xff]; });
       break;

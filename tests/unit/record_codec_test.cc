@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <numeric>
 #include <span>
 #include <vector>
 
+#include "runtime/device/encode_rows.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/host_targets.h"
 #include "tests/support/slot_reference.h"
@@ -82,6 +85,23 @@ TEST(RecordCodec, TheSameOnEveryInstructionSet) {
       for (const auto& record : found) EXPECT_EQ(record, found[0]) << KvTypeText(type) << ", " << head_dim;
     }
   }
+}
+
+// Infinities and what is below the normal numbers, too.
+TEST(RecordCodec, AllHalvesOnEveryInstructionSet) {
+  std::vector<uint16_t> halves(65536 + 3);  // no whole number of vectors
+  std::iota(halves.begin(), halves.end(), uint16_t{0});
+  testing::ForEachHostTarget([&](int64_t target) {
+    std::vector<float> floats(halves.size());
+    LoadHalves(halves.data(), floats);
+    for (size_t i = 0; i < halves.size(); ++i) {
+      const float expected = HalfToFloat(halves[i]);
+      const bool is_same = std::isnan(expected)
+                               ? std::isnan(floats[i])
+                               : std::bit_cast<uint32_t>(expected) == std::bit_cast<uint32_t>(floats[i]);
+      ASSERT_TRUE(is_same) << "half " << halves[i] << " is " << floats[i] << ", target " << target;
+    }
+  });
 }
 
 TEST(RecordCodec, PositionsGoAlong) {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/device/encode_rows.h"
 #include "runtime/device/entry_space.h"
 #include "runtime/device/host/attend_rows.h"
 #include "runtime/device/host/operations.h"
@@ -103,8 +104,7 @@ void LoadInSpace(const RecordCopy& copy, const RecordRows& of, const std::byte* 
     if (copy.kv.type == KvType::kF32) {
       std::memcpy(to, from + row * values.size_bytes(), values.size_bytes());
     } else {
-      const auto* halves = reinterpret_cast<const uint16_t*>(from) + size_t{row} * head_dim;
-      std::transform(halves, halves + head_dim, to, HalfToFloat);
+      LoadHalves(from + row * values.size() * sizeof(uint16_t), values);
     }
     IntoSpace(copy.MeanOf(of), values);
   }
