@@ -320,6 +320,26 @@ void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::
       (RowsView(keys.data(), n, dim).rowwise() - mean) * RowsView(adapter.key_side.data(), dim, rank);
 }
 
+// The mean of ((k - m) . a)^2 is a^T (mean of k k^T) a - 2 (mean of k . a) (m . a) + (m . a)^2.
+std::vector<double> MeanSquaresOfColumns(const LayerAdapter& adapter, const LayerSums& sums) {
+  const auto dim = static_cast<Eigen::Index>(adapter.key_dim);
+  const auto n = static_cast<double>(sums.n_keys);
+  KVRUN_CHECK(sums.keys.size() == (size_t{adapter.key_dim} + 1) * adapter.key_dim && sums.n_keys > 0);
+  const Eigen::MatrixXd side = RowsView(adapter.key_side.data(), dim, adapter.rank).cast<double>();
+  const SquareView<float> gram(sums.keys.data(), dim, dim);
+  const Eigen::Map<const Eigen::VectorXf> total(sums.keys.data() + dim * dim, dim);
+  const Eigen::Map<const Eigen::VectorXf> mean(adapter.mean.data(), dim);
+  const Eigen::MatrixXd of_gram = gram.cast<double>() * side;
+  const Eigen::VectorXd of_total = side.transpose() * total.cast<double>() / n;
+  const Eigen::VectorXd of_mean = side.transpose() * mean.cast<double>();
+  std::vector<double> squares(adapter.rank);
+  for (Eigen::Index c = 0; c < side.cols(); ++c) {
+    const double square = side.col(c).dot(of_gram.col(c)) / n - (2 * of_total[c] - of_mean[c]) * of_mean[c];
+    squares[static_cast<size_t>(c)] = std::max(0.0, square);
+  }
+  return squares;
+}
+
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank) {
   const uint64_t key_dim = uint64_t{n_kv_heads} * head_dim;
   // Of one head the moments, eigenvectors, products of them and what is sorted; a side.

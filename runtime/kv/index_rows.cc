@@ -65,6 +65,11 @@ void ColumnScales::Add(std::span<const float> projected) {
   n_ += projected.size() / rank;
 }
 
+void ColumnScales::AddMeanSquares(std::span<const double> mean_squares, uint64_t n) {
+  for (size_t c = 0; c < squares_.size(); ++c) squares_[c] += mean_squares[c] * static_cast<double>(n);
+  n_ += n;
+}
+
 std::vector<float> ColumnScales::Scales(KvType type) const {
   std::vector<float> scales(largest_.size(), 1.0F);
   for (size_t c = 0; c < scales.size(); ++c) {

@@ -17,6 +17,8 @@ class ColumnScales {
   explicit ColumnScales(uint32_t rank) : largest_(rank), squares_(rank) {}
   // projected: float [n, rank].
   void Add(std::span<const float> projected);
+  // Of n rows that nothing else is known of but [rank] mean squares: for int4 alone.
+  void AddMeanSquares(std::span<const double> mean_squares, uint64_t n);
   // int8: the largest magnitude / 127; int4: 3 root mean squares / 7 (beyond is clipped); f16: 1.
   std::vector<float> Scales(KvType type) const;
 

@@ -123,6 +123,10 @@ Status LowRankIndex::PrepareBlank(uint32_t layer) {
 
 Status LowRankIndex::Learn(uint32_t layer, const LayerSums& sums) {
   KVRUN_ASSIGN_OR_RETURN(learned_, ComputeAdapter(plan_.adapter_kind, sums, plan_.index.rank));
+  if (plan_.index.type == KvType::kInt4) {
+    learned_scales_.emplace(plan_.index.rank);
+    learned_scales_->AddMeanSquares(MeanSquaresOfColumns(*learned_, sums), sums.n_keys);
+  }
   return SetAdapter(layer, *learned_);
 }
 
@@ -270,10 +274,13 @@ Status LowRankIndex::IndexPrompt(uint32_t layer, const KvRange& prompt, PromptKe
   const IndexShape& index = plan_.index;
   // What was there before the adapter has to be projected by it as well.
   const std::optional<LayerAdapter> learned = std::exchange(learned_, std::nullopt);
+  const std::optional<ColumnScales> learned_scales = std::exchange(learned_scales_, std::nullopt);
   const uint32_t begin = learned ? 0 : prompt.begin;
   if (begin == 0) ForgetTakenOut(layer, prompt.sequence);
   // Scales are of the sequence's first prompt; later entries are clipped.
-  if (index.type != KvType::kF16 && begin == 0) {
+  if (learned_scales && prompt.begin == 0) {
+    KVRUN_RETURN_IF_ERROR(SetScales(layer, prompt.sequence, learned_scales->Scales(index.type)));
+  } else if (index.type != KvType::kF16 && begin == 0) {
     ColumnScales scales(index.rank);
     KVRUN_RETURN_IF_ERROR(keys.Project(std::min(n_sinks(), prompt.end - 1), sides(layer), index.rank,
                                        [&](uint32_t, std::span<const float> projected) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/kv/index_rows.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
 
@@ -92,8 +93,11 @@ class LowRankIndex final : public KvIndex {
   Device& device_;
   const KvPlan& plan_;
   std::vector<Layer> layers_;
-  std::vector<float> projected_;         // of NoteKeys
-  std::optional<LayerAdapter> learned_;  // of the layer that is prefilled, until its rows are there
+  std::vector<float> projected_;  // of NoteKeys
+  // Of the layer that is prefilled, until its rows are there: the adapter, and what the prompt's keys say of
+  // int4 rows' scales.
+  std::optional<LayerAdapter> learned_;
+  std::optional<ColumnScales> learned_scales_;
   bool is_ready_ = false;
 };
 

@@ -437,6 +437,37 @@ TEST(Adapter, KeysAreProjectedAsSidesAndMeanSay) {
   }
 }
 
+// Of a mean that is the keys', and of another one.
+TEST(Adapter, MeanSquaresAreThoseOfProjectedKeys) {
+  constexpr uint32_t kKeyDim = 12;
+  constexpr uint32_t kRank = 5;
+  std::vector<float> keys;
+  AppendRows(MakeSample(3, 4, 7).keys, keys);
+  const size_t n_keys = keys.size() / kKeyDim;
+  std::vector<float> sums((kKeyDim + 1) * kKeyDim);
+  AddKeys(keys, kKeyDim, sums);
+  const LayerSums of_keys{
+      .n_kv_heads = 3, .head_dim = 4, .n_keys = n_keys, .keys = sums, .n_queries = 0, .queries = {}};
+  for (const AdapterKind kind : {AdapterKind::kPlain, AdapterKind::kCentred}) {
+    Result<LayerAdapter> adapter = ComputeAdapter(kind, of_keys, kRank);
+    ASSERT_TRUE(adapter.ok()) << adapter.status().message();
+    for (const float moved : {0.0F, 0.25F}) {
+      for (float& mean : adapter->mean) mean += moved;
+      std::vector<float> projected(n_keys * kRank);
+      ProjectKeys(*adapter, keys, projected);
+      const std::vector<double> squares = MeanSquaresOfColumns(*adapter, of_keys);
+      ASSERT_EQ(squares.size(), kRank);
+      for (uint32_t c = 0; c < kRank; ++c) {
+        double expected = 0.0;
+        for (size_t i = 0; i < n_keys; ++i)
+          expected += double{projected[i * kRank + c]} * projected[i * kRank + c];
+        expected /= static_cast<double>(n_keys);
+        EXPECT_NEAR(squares[c], expected, 1e-4 * (1 + expected)) << AdapterKindName(kind) << " column " << c;
+      }
+    }
+  }
+}
+
 TEST(Adapter, KindsWithoutQueriesKeepTheirMean) {
   for (const AdapterKind kind : kAllKinds) {
     EXPECT_EQ(IsOfHeads(WithoutQueries(kind)), IsOfHeads(kind));
