@@ -307,6 +307,12 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
     static_cast<void>(device_.Wait(before));  // lists must outlive what runs
     return after.status();
   }
+  if (n_tiles() == 1 && &chunk == &chunks_.back()) {
+    Status ended = device_.Wait(before);
+    if (ended.ok()) ended = sink.EndTaps(layer);
+    if (!ended.ok()) static_cast<void>(device_.Wait(*after));
+    KVRUN_RETURN_IF_ERROR(ended);
+  }
   KVRUN_RETURN_IF_ERROR(EndChunk(chunk, NextOf(layer, chunk), *after));
   return sink.EndTap(chunk.n_rows);
 }

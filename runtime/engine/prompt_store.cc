@@ -8,6 +8,11 @@
 #include "runtime/kv/kv_plan_sizes.h"
 
 namespace kvrun {
+namespace {
+
+constexpr uint32_t kProjectedRows = kChunkRows / 2;  // of each of two buffers
+
+}  // namespace
 
 Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const StepCommands& commands,
                                                          OffloadedCache& cache) {
@@ -17,10 +22,11 @@ Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const S
 }
 
 Status PromptStore::CreateBuffers() {
-  KVRUN_ASSIGN_OR_RETURN(records_, device_.CreateBuffer(kRecordsAtOnce * heads() *
-                                                            std::max(plan().record.size_bytes(),
-                                                                     plan().window_record.size_bytes()),
-                                                        BufferUse::kShared, "kv"));
+  const uint64_t record_bytes = std::max(plan().record.size_bytes(), plan().window_record.size_bytes());
+  for (std::unique_ptr<Buffer>& records : records_) {
+    KVRUN_ASSIGN_OR_RETURN(
+        records, device_.CreateBuffer(kRecordsAtOnce * heads() * record_bytes, BufferUse::kShared, "kv"));
+  }
   if (observes()) {
     query_positions_.reserve(most_queries());
     row_mass_.emplace(device_, commands_.config());
@@ -34,9 +40,11 @@ Status PromptStore::CreateBuffers() {
   }
   if (divides()) return Status::Ok();
   if (index() == nullptr || index()->takes_records()) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(projected_,
-                         device_.CreateBuffer(uint64_t{kChunkRows} * plan().index.rank * sizeof(float),
-                                              BufferUse::kShared, "kv"));
+  for (std::unique_ptr<Buffer>& projected : projected_) {
+    KVRUN_ASSIGN_OR_RETURN(projected,
+                           device_.CreateBuffer(uint64_t{kProjectedRows} * plan().index.rank * sizeof(float),
+                                                BufferUse::kShared, "kv"));
+  }
   if (!takes_sums()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(sums_, LayerSumBuffers::Create(device_, commands_.config(), "kv"));
   return Status::Ok();
@@ -65,6 +73,7 @@ Status PromptStore::BeginLayer(uint32_t layer) {
   queries_.clear();
   query_positions_.clear();
   next_query_ = 0;
+  has_learned_ = false;
   return sums_ ? sums_->Clear() : Status::Ok();
 }
 
@@ -119,6 +128,7 @@ Status PromptStore::EndTap(uint32_t n_rows) {
 // Entries before the prompt come back into their tile: from the window, or as they were stored.
 Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t group_tokens = plan().record.group_tokens;
+  Buffer& buffer = *records_[0];
   const uint32_t first_group = tile * tile_tokens() / group_tokens;
   const uint32_t end_group = CeilDiv(std::min(prompt_.begin, (tile + 1) * tile_tokens()), group_tokens);
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
@@ -131,13 +141,13 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
     const uint64_t stream_bytes = n * record.size_bytes();
     for (uint32_t head = 0; head < heads(); ++head) {
       const uint32_t stream = prompt_.sequence * heads() + head;
-      const std::span<std::byte> records = records_->host().subspan(head * stream_bytes, stream_bytes);
+      const std::span<std::byte> records = buffer.host().subspan(head * stream_bytes, stream_bytes);
       KVRUN_RETURN_IF_ERROR(in_window ? cache_.ReadWindow(layer, stream, group, n, records)
                                       : cache_.ReadGroups(layer, stream, group, n, records));
     }
-    KVRUN_RETURN_IF_ERROR(records_->Flush(0, heads() * stream_bytes));
+    KVRUN_RETURN_IF_ERROR(buffer.Flush(0, heads() * stream_bytes));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(*records_, record, SpaceOf(layer), n,
+    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(buffer, record, SpaceOf(layer), n,
                                               (group - first_group) * group_tokens, tiles_.shape, to));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
@@ -146,20 +156,35 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   return Status::Ok();
 }
 
-// As records of `shape`, [streams of these heads, n]; valid until the next call.
-Result<std::span<const std::byte>> PromptStore::Encode(const Groups& groups, const KvRecordShape& shape,
-                                                       const EntrySpace& space) {
+Result<PromptStore::Encoding> PromptStore::BeginEncoding(const Groups& groups, const KvRecordShape& shape,
+                                                         const EntrySpace& space, uint32_t turn) {
   KvShape kv_shape = tiles_.shape;
   kv_shape.n_kv_heads = groups.n_heads;
   const uint32_t token = groups.first * shape.group_tokens - groups.tile * tile_tokens();
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(
-      list->EncodeRecords(*tiles_.kv, kv_shape, token, groups.n, shape, space, records_.get()));
-  KVRUN_RETURN_IF_ERROR(list->Finish());
-  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+  Encoding encoding;
+  encoding.groups = groups;
+  KVRUN_ASSIGN_OR_RETURN(encoding.list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(encoding.list->EncodeRecords(*tiles_.kv, kv_shape, token, groups.n, shape, space,
+                                                     records_[turn].get()));
+  KVRUN_RETURN_IF_ERROR(encoding.list->Finish());
+  KVRUN_ASSIGN_OR_RETURN(encoding.value, device_.Submit(*encoding.list));
+  return encoding;
+}
+
+Result<std::span<const std::byte>> PromptStore::EndEncoding(const Encoding& encoding,
+                                                            const KvRecordShape& shape, uint32_t turn) {
+  KVRUN_RETURN_IF_ERROR(device_.Wait(encoding.value));
+  const Groups& groups = encoding.groups;
   const uint64_t bytes = groups.n * (groups.n_heads / shape.n_heads) * shape.size_bytes();
-  KVRUN_RETURN_IF_ERROR(records_->Invalidate(0, bytes));
-  return std::span<const std::byte>(records_->host().first(bytes));
+  KVRUN_RETURN_IF_ERROR(records_[turn]->Invalidate(0, bytes));
+  return std::span<const std::byte>(records_[turn]->host().first(bytes));
+}
+
+// As records of `shape`, [streams of these heads, n]; valid until the next call.
+Result<std::span<const std::byte>> PromptStore::Encode(const Groups& groups, const KvRecordShape& shape,
+                                                       const EntrySpace& space) {
+  KVRUN_ASSIGN_OR_RETURN(const Encoding encoding, BeginEncoding(groups, shape, space, 0));
+  return EndEncoding(encoding, shape, 0);
 }
 
 // From groups of the prompt all over its first tile, but for a sequence's first ones, whose keys are like no
@@ -172,14 +197,19 @@ Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
   const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens()) / shape.group_tokens;
   const uint32_t n = end - std::min(first, end);
   if (n * shape.group_tokens < EntrySpaces::kFewestEntries) return Status::Ok();
-  const uint32_t most = std::max(1U, EntrySpaces::kMostEntries / (kRecordsAtOnce * shape.group_tokens));
-  const uint32_t n_pieces = std::min(CeilDiv(n, kRecordsAtOnce), most);
+  constexpr uint32_t kPieceGroups = 64;
+  const uint32_t most = std::max(1U, EntrySpaces::kMostEntries / (kPieceGroups * shape.group_tokens));
+  const uint32_t n_pieces = std::min(CeilDiv(n, kPieceGroups), most);
   EntryMeans means(tiles_.shape.n_kv_heads, tiles_.shape.head_dim);
   for (uint32_t piece = 0; piece < n_pieces; ++piece) {
-    const uint32_t begin = first + piece * (n / n_pieces);
-    const Groups groups = AllHeads(tile, begin, std::min(kRecordsAtOnce, n / n_pieces));
-    KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(groups, shape, EntrySpace()));
-    means.Add(shape, records);
+    uint32_t group = first + piece * (n / n_pieces);
+    for (uint32_t left = std::min(kPieceGroups, n / n_pieces); left > 0;) {
+      const Groups groups = AllHeads(tile, group, std::min(kRecordsAtOnce, left));
+      KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(groups, shape, EntrySpace()));
+      means.Add(shape, records);
+      group += groups.n;
+      left -= groups.n;
+    }
   }
   return cache_.SetMeans(layer, prompt_.sequence, means.Means());
 }
@@ -197,6 +227,31 @@ Status PromptStore::KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uin
   return Status::Ok();
 }
 
+// Whole groups of a tile to flash: while some are stored, the device encodes the next ones.
+Status PromptStore::StoreGroups(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end) {
+  const EntrySpace space = SpaceOf(layer);
+  const auto begin = [&](uint32_t group, uint32_t turn) {
+    return BeginEncoding(AllHeads(tile, group, std::min(kRecordsAtOnce, end - group)), plan().record, space,
+                         turn);
+  };
+  if (first >= end) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(Encoding encoding, begin(first, 0));
+  for (uint32_t group = first, turn = 0; group < end; turn = 1 - turn) {
+    const uint32_t n = encoding.groups.n;
+    KVRUN_ASSIGN_OR_RETURN(const auto records, EndEncoding(encoding, plan().record, turn));
+    Encoding next;
+    if (group + n < end) {
+      KVRUN_ASSIGN_OR_RETURN(next, begin(group + n, 1 - turn));
+    }
+    const Status stored = cache_.AppendGroups(layer, prompt_.sequence, group, n, records);
+    if (!stored.ok() && next.list != nullptr) static_cast<void>(device_.Wait(next.value));
+    KVRUN_RETURN_IF_ERROR(stored);
+    encoding = std::move(next);
+    group += n;
+  }
+  return Status::Ok();
+}
+
 // Whole groups to flash, and the newest, with the one that is not complete, to the window.
 Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   layer_ = layer;
@@ -205,13 +260,7 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   const uint32_t first = std::max(prompt_.begin / group_tokens, tile * tile_tokens() / group_tokens);
   const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens());
   const uint32_t end_whole = end / group_tokens;
-  for (uint32_t group = first; group < end_whole && !cache_.stores_layers();) {
-    const uint32_t n = std::min(kRecordsAtOnce, end_whole - group);
-    KVRUN_ASSIGN_OR_RETURN(const auto records,
-                           Encode(AllHeads(tile, group, n), plan().record, SpaceOf(layer)));
-    KVRUN_RETURN_IF_ERROR(cache_.AppendGroups(layer, prompt_.sequence, group, n, records));
-    group += n;
-  }
+  if (!cache_.stores_layers()) KVRUN_RETURN_IF_ERROR(StoreGroups(layer, tile, first, end_whole));
   KVRUN_RETURN_IF_ERROR(KeepExact(layer, tile, first, std::min(end_whole, plan().n_exact_groups)));
   const uint32_t end_group = CeilDiv(end, group_tokens);
   for (uint32_t group = std::max(first, cache_.FirstWindowGroup(prompt_.end)); group < end_group;) {
@@ -224,6 +273,33 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   return Status::Ok();
 }
 
+// Of a tile, while the tile is shown: while some rows are visited, the device computes the next ones.
+Status PromptStore::ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t end, const IndexSides& sides,
+                                uint32_t rank, const ProjectedFn& visit) {
+  std::unique_ptr<CommandList> lists[2];
+  uint64_t value = 0;
+  const auto submit = [&](uint32_t first, uint32_t turn) -> Status {
+    KVRUN_ASSIGN_OR_RETURN(lists[turn], device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(lists[turn]->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin,
+                                                   std::min(kProjectedRows, end - first), sides, rank,
+                                                   projected_[turn].get()));
+    KVRUN_RETURN_IF_ERROR(lists[turn]->Finish());
+    KVRUN_ASSIGN_OR_RETURN(value, device_.Submit(*lists[turn]));
+    return Status::Ok();
+  };
+  KVRUN_RETURN_IF_ERROR(submit(begin, 0));
+  for (uint32_t first = begin, turn = 0; first < end; first += kProjectedRows, turn = 1 - turn) {
+    KVRUN_RETURN_IF_ERROR(device_.Wait(value));
+    if (first + kProjectedRows < end) KVRUN_RETURN_IF_ERROR(submit(first + kProjectedRows, 1 - turn));
+    const uint64_t count = uint64_t{std::min(kProjectedRows, end - first)} * rank;
+    Status visited = projected_[turn]->Invalidate(0, count * sizeof(float));
+    if (visited.ok()) visited = visit(first, Floats(*projected_[turn]).first(count));
+    if (!visited.ok()) static_cast<void>(device_.Wait(value));  // lists must outlive what runs
+    KVRUN_RETURN_IF_ERROR(visited);
+  }
+  return Status::Ok();
+}
+
 // To the prompt's end.
 Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t rank,
                             const ProjectedFn& visit) {
@@ -231,17 +307,9 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
     const uint32_t tile_begin = tile * tile_tokens();
     KVRUN_RETURN_IF_ERROR(ShowTile(tile));
     const uint32_t tile_end = std::min(prompt_.end, tile_begin + tile_tokens());
-    for (uint32_t first = std::max(begin, tile_begin); first < tile_end; first += kChunkRows) {
-      const uint32_t n = std::min(kChunkRows, tile_end - first);
-      KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-      KVRUN_RETURN_IF_ERROR(
-          list->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin, n, sides, rank, projected_.get()));
-      KVRUN_RETURN_IF_ERROR(list->Finish());
-      KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-      const uint64_t count = uint64_t{n} * rank;
-      KVRUN_RETURN_IF_ERROR(projected_->Invalidate(0, count * sizeof(float)));
-      KVRUN_RETURN_IF_ERROR(visit(first, Floats(*projected_).first(count)));
-    }
+    const uint32_t first = std::max(begin, tile_begin);
+    if (first >= tile_end) continue;
+    KVRUN_RETURN_IF_ERROR(ProjectTile(tile_begin, first, tile_end, sides, rank, visit));
   }
   return Status::Ok();
 }
@@ -287,11 +355,17 @@ Status PromptStore::Index(uint32_t layer) {
     KVRUN_RETURN_IF_ERROR(IndexOnly(layer));
     return ChooseStatics(layer);
   }
+  if (!has_learned_) KVRUN_RETURN_IF_ERROR(Learn(layer));
+  KVRUN_RETURN_IF_ERROR(IndexOnly(layer));
+  return ChooseStatics(layer);
+}
+
+Status PromptStore::Learn(uint32_t layer) {
   const uint32_t n_rows = prompt_.end - prompt_.begin;
   const uint32_t n_skipped = prompt_.begin < n_sinks() ? std::min(n_rows, n_sinks() - prompt_.begin) : 0;
   KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, sums_->Read(commands_.config(), n_rows, n_skipped));
-  KVRUN_RETURN_IF_ERROR(LearnAndIndex(layer, sums));
-  return ChooseStatics(layer);
+  has_learned_ = true;
+  return index()->Learn(layer, sums);
 }
 
 Status PromptStore::ChooseStatics(uint32_t layer) {

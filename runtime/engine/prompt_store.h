@@ -2,6 +2,7 @@
 // index makes of them. Also brings entries of earlier turns back to where a prompt attends to them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "runtime/engine/row_mass.h"
 #include "runtime/engine/step_commands.h"
 #include "runtime/kv/kv_index.h"
+#include "runtime/kv/kv_plan_sizes.h"
 #include "runtime/kv/offloaded_cache.h"
 
 namespace kvrun {
@@ -43,6 +45,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
   Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
   Status EndTap(uint32_t n_rows) override;
+  Status EndTaps(uint32_t layer) override { return learns() ? Learn(layer) : Status::Ok(); }
   Status StoreTile(uint32_t layer, uint32_t tile) override;
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
 
@@ -88,6 +91,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
       : device_(device), commands_(commands), cache_(cache) {}
 
   Status CreateBuffers();
+  // From what Tap summed up.
+  Status Learn(uint32_t layer);
   Status ChooseStatics(uint32_t layer);
   uint32_t most_queries() const;
   uint32_t MostTapped(uint32_t n_rows) const;
@@ -103,6 +108,19 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   }
   Result<std::span<const std::byte>> Encode(const Groups& groups, const KvRecordShape& shape,
                                             const EntrySpace& space);
+  // Records that the device makes, or has made, in the buffer of a turn.
+  struct Encoding {
+    Groups groups;
+    std::unique_ptr<CommandList> list;
+    uint64_t value = 0;  // of the device
+  };
+  Result<Encoding> BeginEncoding(const Groups& groups, const KvRecordShape& shape, const EntrySpace& space,
+                                 uint32_t turn);
+  Result<std::span<const std::byte>> EndEncoding(const Encoding& encoding, const KvRecordShape& shape,
+                                                 uint32_t turn);
+  Status StoreGroups(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
+  Status ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t end, const IndexSides& sides,
+                     uint32_t rank, const ProjectedFn& visit);
   EntrySpace SpaceOf(uint32_t layer) const { return cache_.spaces().space(layer, prompt_.sequence); }
   Status SetMeans(uint32_t layer, uint32_t tile);
   Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
@@ -121,10 +139,11 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   KvRange prompt_;
   uint32_t layer_ = 0;
   KvTiles tiles_;
-  std::optional<Planes> shown_;        // of the layer
-  std::unique_ptr<Buffer> records_;    // kShared
-  std::unique_ptr<Buffer> projected_;  // kShared, float [kChunkRows, rank]
+  std::optional<Planes> shown_;                                // of the layer
+  std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;  // kShared, [kRecordsAtOnce] of all heads
+  std::array<std::unique_ptr<Buffer>, 2> projected_;           // kShared, float [rows, rank]
   std::optional<LayerSumBuffers> sums_;
+  bool has_learned_ = false;        // from those of the layer
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use
   std::vector<float> queries_;      // of the layer: PromptEntries::queries
   uint32_t next_query_ = 0;         // the place of the next one, once there are as many as there may be

@@ -128,8 +128,8 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
 // In prefill, of one sequence, beside tile and hidden states: all the time.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
-  const uint64_t chunk_groups =
-      std::min({kPrefillChunkTokens / plan.record.group_tokens, kRecordsAtOnce, plan.n_groups()});
+  const uint64_t chunk_groups = std::min(
+      {kPrefillChunkTokens / plan.record.group_tokens, kRecordTurns * kRecordsAtOnce, plan.n_groups()});
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());

@@ -17,8 +17,9 @@ struct KvSizeInput {
 
 // Rows of a chunk of prefill, and the grain of prefill tiles.
 inline constexpr uint32_t kPrefillChunkTokens = 256;
-// Groups of a prompt that are encoded at once.
-inline constexpr uint32_t kRecordsAtOnce = 64;
+// Groups of a prompt that are encoded at once, and how many times: some are stored while others are encoded.
+inline constexpr uint32_t kRecordsAtOnce = 32;
+inline constexpr uint32_t kRecordTurns = 2;
 // Where attention goes over tiles, whose results between tiles grow with the chunk.
 inline constexpr uint32_t kTiledChunkTokens = 128;
 
