@@ -127,8 +127,8 @@ void Int4Row(std::span<const float> row, uint32_t* words, uint16_t* scales) {
 
 void LoadHalvesHere(const void* halves, std::span<float> floats) {
   size_t i = 0;
-  // Highway's conversion knows infinity where the processor has one.
-#if HWY_TARGET <= HWY_AVX2 || HWY_TARGET == HWY_NEON
+  // Where the processor cannot convert halves by itself, Highway makes large numbers of infinity.
+#if HWY_TARGET <= HWY_AVX2 || HWY_ARCH_ARM_A64
   const hn::CappedTag<float, 16> d;
   const hn::Rebind<hwy::float16_t, decltype(d)> d16;
   for (; i + hn::Lanes(d) <= floats.size(); i += hn::Lanes(d)) {

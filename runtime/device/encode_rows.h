@@ -1,5 +1,6 @@
 // Rows of KV records in int8 and int4 from floats (runtime/device/kv_record.h), and floats from halves, with
-// the processor's vectors. On any instruction set they are the same, to the bit.
+// the processor's vectors. On any instruction set they are the same, to the bit; of what is no number, it
+// stays none.
 #pragma once
 
 #include <algorithm>

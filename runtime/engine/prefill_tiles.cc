@@ -307,9 +307,9 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
     static_cast<void>(device_.Wait(before));  // lists must outlive what runs
     return after.status();
   }
-  if (n_tiles() == 1 && &chunk == &chunks_.back()) {
+  if (!is_tiled() && &chunk == &chunks_.back()) {
     Status ended = device_.Wait(before);
-    if (ended.ok()) ended = sink.EndTaps(layer);
+    if (ended.ok()) ended = sink.NoteSums(layer);
     if (!ended.ok()) static_cast<void>(device_.Wait(*after));
     KVRUN_RETURN_IF_ERROR(ended);
   }

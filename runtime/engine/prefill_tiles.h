@@ -41,9 +41,10 @@ class PrefillSink {
   // Records what is to be done with a chunk's Q, K and V, which RopeAndStore has left in the commands'
   // buffers. `skip_rows`: the first rows are sinks.
   virtual Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) = 0;
-  // What Tap has recorded was carried out for all chunks of the layer, while the device still computes the
-  // last one. Not where there are several tiles: what a layer's end takes has no room then.
-  virtual Status EndTaps(uint32_t /*layer*/) { return Status::Ok(); }
+  // What Tap adds up over the layer's chunks is there, while the device still computes the last of them:
+  // before its EndTap. Not where the plan has several tiles, whose attention takes the room of what follows a
+  // layer.
+  virtual Status NoteSums(uint32_t /*layer*/) { return Status::Ok(); }
   // What Tap has recorded was carried out for one more chunk.
   virtual Status EndTap(uint32_t /*n_rows*/) { return Status::Ok(); }
   // The tile's entries up to the prompt's end are there.

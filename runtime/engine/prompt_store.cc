@@ -24,8 +24,8 @@ Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const S
 Status PromptStore::CreateBuffers() {
   const uint64_t record_bytes = std::max(plan().record.size_bytes(), plan().window_record.size_bytes());
   for (std::unique_ptr<Buffer>& records : records_) {
-    KVRUN_ASSIGN_OR_RETURN(
-        records, device_.CreateBuffer(kRecordsAtOnce * heads() * record_bytes, BufferUse::kShared, "kv"));
+    KVRUN_ASSIGN_OR_RETURN(records, device_.CreateBuffer(RecordsAtOnce(plan()) * heads() * record_bytes,
+                                                         BufferUse::kShared, "kv"));
   }
   if (observes()) {
     query_positions_.reserve(most_queries());
@@ -51,6 +51,7 @@ Status PromptStore::CreateBuffers() {
 }
 
 void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
+  if (index() != nullptr) index()->ForgetLearned();
   prompt_ = prompt;
   tiles_ = std::move(tiles);
   // Rows from the last one back: they are seen by all that stay.
@@ -137,7 +138,7 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
     const bool in_window = group >= window_group || group < n_exact;
     const KvRecordShape& record = in_window ? plan().window_record : plan().record;
     const uint32_t end_of_kind = group < n_exact ? n_exact : in_window ? end_group : window_group;
-    const uint32_t n = std::min({kRecordsAtOnce, end_of_kind - group, end_group - group});
+    const uint32_t n = std::min({RecordsAtOnce(plan()), end_of_kind - group, end_group - group});
     const uint64_t stream_bytes = n * record.size_bytes();
     for (uint32_t head = 0; head < heads(); ++head) {
       const uint32_t stream = prompt_.sequence * heads() + head;
@@ -187,6 +188,38 @@ Result<std::span<const std::byte>> PromptStore::Encode(const Groups& groups, con
   return EndEncoding(encoding, shape, 0);
 }
 
+PromptStore::Groups PromptStore::FirstOf(const Groups& groups) const {
+  Groups first = groups;
+  first.n = std::min(groups.n, RecordsAtOnce(plan()));
+  return first;
+}
+
+// While some are visited, the device encodes the next ones.
+Status PromptStore::VisitEncoded(const Groups& groups, const KvRecordShape& shape, const EntrySpace& space,
+                                 const EncodedFn& visit) {
+  if (groups.n == 0) return Status::Ok();
+  Groups left = groups;
+  const auto begin_next = [&](uint32_t turn) {
+    const Groups piece = FirstOf(left);
+    left.first += piece.n;
+    left.n -= piece.n;
+    return BeginEncoding(piece, shape, space, turn);
+  };
+  KVRUN_ASSIGN_OR_RETURN(Encoding encoding, begin_next(0));
+  for (uint32_t turn = 0; encoding.list != nullptr; turn = 1 - turn) {
+    KVRUN_ASSIGN_OR_RETURN(const auto records, EndEncoding(encoding, shape, turn));
+    Encoding next;
+    if (left.n > 0) {
+      KVRUN_ASSIGN_OR_RETURN(next, begin_next(1 - turn));
+    }
+    const Status visited = visit(encoding.groups, records);
+    if (!visited.ok() && next.list != nullptr) static_cast<void>(device_.Wait(next.value));
+    KVRUN_RETURN_IF_ERROR(visited);
+    encoding = std::move(next);
+  }
+  return Status::Ok();
+}
+
 // From groups of the prompt all over its first tile, but for a sequence's first ones, whose keys are like no
 // others.
 Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
@@ -197,19 +230,17 @@ Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
   const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens()) / shape.group_tokens;
   const uint32_t n = end - std::min(first, end);
   if (n * shape.group_tokens < EntrySpaces::kFewestEntries) return Status::Ok();
-  constexpr uint32_t kPieceGroups = 64;
+  constexpr uint32_t kPieceGroups = 64;  // neighbours are alike: pieces from all over say more
   const uint32_t most = std::max(1U, EntrySpaces::kMostEntries / (kPieceGroups * shape.group_tokens));
   const uint32_t n_pieces = std::min(CeilDiv(n, kPieceGroups), most);
   EntryMeans means(tiles_.shape.n_kv_heads, tiles_.shape.head_dim);
   for (uint32_t piece = 0; piece < n_pieces; ++piece) {
-    uint32_t group = first + piece * (n / n_pieces);
-    for (uint32_t left = std::min(kPieceGroups, n / n_pieces); left > 0;) {
-      const Groups groups = AllHeads(tile, group, std::min(kRecordsAtOnce, left));
-      KVRUN_ASSIGN_OR_RETURN(const auto records, Encode(groups, shape, EntrySpace()));
-      means.Add(shape, records);
-      group += groups.n;
-      left -= groups.n;
-    }
+    const uint32_t begin = first + piece * (n / n_pieces);
+    KVRUN_RETURN_IF_ERROR(VisitEncoded(AllHeads(tile, begin, std::min(kPieceGroups, n / n_pieces)), shape,
+                                       EntrySpace(), [&](const Groups&, std::span<const std::byte> records) {
+                                         means.Add(shape, records);
+                                         return Status::Ok();
+                                       }));
   }
   return cache_.SetMeans(layer, prompt_.sequence, means.Means());
 }
@@ -217,37 +248,12 @@ Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
 // Whole groups of a tile.
 Status PromptStore::KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end) {
   for (uint32_t group = first; group < end;) {
-    const Groups groups = AllHeads(tile, group, std::min(kRecordsAtOnce, end - group));
+    const Groups groups = FirstOf(AllHeads(tile, group, end - group));
     KVRUN_ASSIGN_OR_RETURN(const auto encoded, Encode(groups, plan().record, SpaceOf(layer)));
     const std::vector<std::byte> stored(encoded.begin(), encoded.end());
     KVRUN_ASSIGN_OR_RETURN(const auto exact, Encode(groups, plan().window_record, SpaceOf(layer)));
     KVRUN_RETURN_IF_ERROR(cache_.PutExact(layer, prompt_.sequence, group, groups.n, exact, stored));
     group += groups.n;
-  }
-  return Status::Ok();
-}
-
-// Whole groups of a tile to flash: while some are stored, the device encodes the next ones.
-Status PromptStore::StoreGroups(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end) {
-  const EntrySpace space = SpaceOf(layer);
-  const auto begin = [&](uint32_t group, uint32_t turn) {
-    return BeginEncoding(AllHeads(tile, group, std::min(kRecordsAtOnce, end - group)), plan().record, space,
-                         turn);
-  };
-  if (first >= end) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(Encoding encoding, begin(first, 0));
-  for (uint32_t group = first, turn = 0; group < end; turn = 1 - turn) {
-    const uint32_t n = encoding.groups.n;
-    KVRUN_ASSIGN_OR_RETURN(const auto records, EndEncoding(encoding, plan().record, turn));
-    Encoding next;
-    if (group + n < end) {
-      KVRUN_ASSIGN_OR_RETURN(next, begin(group + n, 1 - turn));
-    }
-    const Status stored = cache_.AppendGroups(layer, prompt_.sequence, group, n, records);
-    if (!stored.ok() && next.list != nullptr) static_cast<void>(device_.Wait(next.value));
-    KVRUN_RETURN_IF_ERROR(stored);
-    encoding = std::move(next);
-    group += n;
   }
   return Status::Ok();
 }
@@ -260,17 +266,21 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   const uint32_t first = std::max(prompt_.begin / group_tokens, tile * tile_tokens() / group_tokens);
   const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens());
   const uint32_t end_whole = end / group_tokens;
-  if (!cache_.stores_layers()) KVRUN_RETURN_IF_ERROR(StoreGroups(layer, tile, first, end_whole));
+  if (!cache_.stores_layers() && first < end_whole) {
+    KVRUN_RETURN_IF_ERROR(
+        VisitEncoded(AllHeads(tile, first, end_whole - first), plan().record, SpaceOf(layer),
+                     [&](const Groups& piece, std::span<const std::byte> records) {
+                       return cache_.AppendGroups(layer, prompt_.sequence, piece.first, piece.n, records);
+                     }));
+  }
   KVRUN_RETURN_IF_ERROR(KeepExact(layer, tile, first, std::min(end_whole, plan().n_exact_groups)));
   const uint32_t end_group = CeilDiv(end, group_tokens);
-  for (uint32_t group = std::max(first, cache_.FirstWindowGroup(prompt_.end)); group < end_group;) {
-    const uint32_t n = std::min(kRecordsAtOnce, end_group - group);
-    KVRUN_ASSIGN_OR_RETURN(const auto records,
-                           Encode(AllHeads(tile, group, n), plan().window_record, SpaceOf(layer)));
-    KVRUN_RETURN_IF_ERROR(cache_.PutWindow(layer, group, n, records));
-    group += n;
-  }
-  return Status::Ok();
+  const uint32_t newest = std::max(first, cache_.FirstWindowGroup(prompt_.end));
+  if (newest >= end_group) return Status::Ok();
+  return VisitEncoded(AllHeads(tile, newest, end_group - newest), plan().window_record, SpaceOf(layer),
+                      [&](const Groups& piece, std::span<const std::byte> records) {
+                        return cache_.PutWindow(layer, piece.first, piece.n, records);
+                      });
 }
 
 // Of a tile, while the tile is shown: while some rows are visited, the device computes the next ones.
@@ -320,11 +330,12 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
   for (uint32_t first = begin; first < end;) {
     const uint32_t tile = first / tile_tokens();
     KVRUN_RETURN_IF_ERROR(ShowPlanes({tile, 2 * head, want == Want::kKeys ? 1U : 2U}));
-    const uint32_t n = std::min({kRecordsAtOnce, (tile + 1) * tile_tokens() - first, end - first});
-    KVRUN_ASSIGN_OR_RETURN(const auto records,
-                           Encode({tile, first, n, head + 1}, plan().record, SpaceOf(layer_)));
-    const uint64_t bytes = n * plan().record.size_bytes();
-    KVRUN_RETURN_IF_ERROR(visit(first, records.subspan(head * bytes, bytes)));
+    const uint32_t n = std::min((tile + 1) * tile_tokens(), end) - first;
+    KVRUN_RETURN_IF_ERROR(VisitEncoded({tile, first, n, head + 1}, plan().record, SpaceOf(layer_),
+                                       [&](const Groups& piece, std::span<const std::byte> records) {
+                                         const uint64_t bytes = piece.n * plan().record.size_bytes();
+                                         return visit(piece.first, records.subspan(head * bytes, bytes));
+                                       }));
     first += n;
   }
   return Status::Ok();

@@ -45,7 +45,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
   Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
   Status EndTap(uint32_t n_rows) override;
-  Status EndTaps(uint32_t layer) override { return learns() ? Learn(layer) : Status::Ok(); }
+  Status NoteSums(uint32_t layer) override { return learns() ? Learn(layer) : Status::Ok(); }
   Status StoreTile(uint32_t layer, uint32_t tile) override;
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
 
@@ -106,9 +106,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Groups AllHeads(uint32_t tile, uint32_t first, uint32_t n) const {
     return {tile, first, n, tiles_.shape.n_kv_heads};
   }
-  Result<std::span<const std::byte>> Encode(const Groups& groups, const KvRecordShape& shape,
-                                            const EntrySpace& space);
-  // Records that the device makes, or has made, in the buffer of a turn.
+  // Records that the device makes in the buffer of a turn. The list runs until EndEncoding, or a wait for its
+  // value: it must not go before.
   struct Encoding {
     Groups groups;
     std::unique_ptr<CommandList> list;
@@ -118,7 +117,14 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
                                  uint32_t turn);
   Result<std::span<const std::byte>> EndEncoding(const Encoding& encoding, const KvRecordShape& shape,
                                                  uint32_t turn);
-  Status StoreGroups(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
+  Result<std::span<const std::byte>> Encode(const Groups& groups, const KvRecordShape& shape,
+                                            const EntrySpace& space);
+  // Of pieces of groups, in order, their records: [streams of these heads, n], valid until it returns.
+  using EncodedFn = std::function<Status(const Groups& piece, std::span<const std::byte> records)>;
+  Status VisitEncoded(const Groups& groups, const KvRecordShape& shape, const EntrySpace& space,
+                      const EncodedFn& visit);
+  // The first of groups, as many as a turn has.
+  Groups FirstOf(const Groups& groups) const;
   Status ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t end, const IndexSides& sides,
                      uint32_t rank, const ProjectedFn& visit);
   EntrySpace SpaceOf(uint32_t layer) const { return cache_.spaces().space(layer, prompt_.sequence); }
@@ -140,10 +146,10 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   uint32_t layer_ = 0;
   KvTiles tiles_;
   std::optional<Planes> shown_;                                // of the layer
-  std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;  // kShared, [kRecordsAtOnce] of all heads
-  std::array<std::unique_ptr<Buffer>, 2> projected_;           // kShared, float [rows, rank]
+  std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;  // kShared, [RecordsAtOnce] of all heads
+  std::array<std::unique_ptr<Buffer>, 2> projected_;           // kShared, float [kChunkRows / 2, rank]
   std::optional<LayerSumBuffers> sums_;
-  bool has_learned_ = false;        // from those of the layer
+  bool has_learned_ = false;        // the layer, from its sums
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use
   std::vector<float> queries_;      // of the layer: PromptEntries::queries
   uint32_t next_query_ = 0;         // the place of the next one, once there are as many as there may be

@@ -322,20 +322,30 @@ void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::
 
 // The mean of ((k - m) . a)^2 is a^T (mean of k k^T) a - 2 (mean of k . a) (m . a) + (m . a)^2.
 std::vector<double> MeanSquaresOfColumns(const LayerAdapter& adapter, const LayerSums& sums) {
-  const auto dim = static_cast<Eigen::Index>(adapter.key_dim);
+  const size_t dim = adapter.key_dim;
+  const size_t rank = adapter.rank;
+  KVRUN_CHECK(sums.keys.size() == (dim + 1) * dim && sums.n_keys > 0);
   const auto n = static_cast<double>(sums.n_keys);
-  KVRUN_CHECK(sums.keys.size() == (size_t{adapter.key_dim} + 1) * adapter.key_dim && sums.n_keys > 0);
-  const Eigen::MatrixXd side = RowsView(adapter.key_side.data(), dim, adapter.rank).cast<double>();
-  const SquareView<float> gram(sums.keys.data(), dim, dim);
-  const Eigen::Map<const Eigen::VectorXf> total(sums.keys.data() + dim * dim, dim);
-  const Eigen::Map<const Eigen::VectorXf> mean(adapter.mean.data(), dim);
-  const Eigen::MatrixXd of_gram = gram.cast<double>() * side;
-  const Eigen::VectorXd of_total = side.transpose() * total.cast<double>() / n;
-  const Eigen::VectorXd of_mean = side.transpose() * mean.cast<double>();
-  std::vector<double> squares(adapter.rank);
-  for (Eigen::Index c = 0; c < side.cols(); ++c) {
-    const double square = side.col(c).dot(of_gram.col(c)) / n - (2 * of_total[c] - of_mean[c]) * of_mean[c];
-    squares[static_cast<size_t>(c)] = std::max(0.0, square);
+  const float* const total = sums.keys.data() + dim * dim;
+  std::vector<double> squares(rank);
+  std::vector<double> of_total(rank);
+  std::vector<double> of_mean(rank);
+  std::vector<double> of_row(rank);  // of the sum of k k^T
+  for (size_t i = 0; i < dim; ++i) {
+    const float* const gram = sums.keys.data() + i * dim;
+    std::fill(of_row.begin(), of_row.end(), 0.0);
+    for (size_t j = 0; j < dim; ++j) {
+      for (size_t c = 0; c < rank; ++c) of_row[c] += double{gram[j]} * adapter.key_side[j * rank + c];
+    }
+    for (size_t c = 0; c < rank; ++c) {
+      const double side = adapter.key_side[i * rank + c];
+      squares[c] += side * of_row[c] / n;
+      of_total[c] += side * total[i] / n;
+      of_mean[c] += side * adapter.mean[i];
+    }
+  }
+  for (size_t c = 0; c < rank; ++c) {
+    squares[c] = std::max(0.0, squares[c] - (2 * of_total[c] - of_mean[c]) * of_mean[c]);
   }
   return squares;
 }

@@ -62,7 +62,7 @@ Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& su
 void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums);
 // projected: float [n, rank] = (k - mean) . key_side, as the index has it.
 void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::span<float> projected);
-// The mean square of each column of what ProjectKeys makes of the sums' keys: [rank].
+// The mean square of each column of what ProjectKeys makes of the sums' keys: [rank]. Holds little more.
 std::vector<double> MeanSquaresOfColumns(const LayerAdapter& adapter, const LayerSums& sums);
 // What ComputeAdapter holds beside sums and answer while it works.
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank);

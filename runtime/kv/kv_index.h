@@ -100,8 +100,10 @@ class KvIndex {
   virtual bool is_ready() const { return true; }
   // Fewer entries say little about the keys to come: nothing is learned from them.
   virtual uint32_t min_entries_to_learn() const { return 0; }
-  // A layer's sums over a prompt. IndexPrompt follows.
+  // A layer's sums over a prompt. The layer's IndexPrompt follows, or, after an error, ForgetLearned.
   virtual Status Learn(uint32_t /*layer*/, const LayerSums& /*sums*/) { return Status::Ok(); }
+  // Before a prompt: what an earlier one that failed has left for IndexPrompt.
+  virtual void ForgetLearned() {}
   // All layers have learned.
   virtual void NoteReady() {}
   // Before a step of layers that have not learned.

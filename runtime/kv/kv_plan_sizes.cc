@@ -125,11 +125,20 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
                         true, false});
 }
 
+}  // namespace
+
+uint32_t RecordsAtOnce(const KvPlan& plan) {
+  constexpr uint32_t kMostGroups = 32;
+  const uint32_t of_chunk = kPrefillChunkTokens / kRecordTurns / plan.record.group_tokens;
+  return std::clamp(of_chunk, 1U, std::min(kMostGroups, CeilDiv(plan.n_groups(), kRecordTurns)));
+}
+
+namespace {
+
 // In prefill, of one sequence, beside tile and hidden states: all the time.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
-  const uint64_t chunk_groups = std::min(
-      {kPrefillChunkTokens / plan.record.group_tokens, kRecordTurns * kRecordsAtOnce, plan.n_groups()});
+  const uint64_t chunk_groups = kRecordTurns * RecordsAtOnce(plan);
   const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());

@@ -17,9 +17,10 @@ struct KvSizeInput {
 
 // Rows of a chunk of prefill, and the grain of prefill tiles.
 inline constexpr uint32_t kPrefillChunkTokens = 256;
-// Groups of a prompt that are encoded at once, and how many times: some are stored while others are encoded.
-inline constexpr uint32_t kRecordsAtOnce = 32;
+// A prompt's groups are encoded in turns, in one buffer each: some are stored while others are encoded.
 inline constexpr uint32_t kRecordTurns = 2;
+// Groups of a turn, of all KV heads.
+uint32_t RecordsAtOnce(const KvPlan& plan);
 // Where attention goes over tiles, whose results between tiles grow with the chunk.
 inline constexpr uint32_t kTiledChunkTokens = 128;
 

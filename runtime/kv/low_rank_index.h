@@ -30,6 +30,10 @@ class LowRankIndex final : public KvIndex {
   bool is_ready() const override { return is_ready_; }
   uint32_t min_entries_to_learn() const override { return n_sinks() + 2 * plan_.index.rank; }
   Status Learn(uint32_t layer, const LayerSums& sums) override;
+  void ForgetLearned() override {
+    learned_.reset();
+    learned_scales_.reset();
+  }
   void NoteReady() override { is_ready_ = true; }
   Status PrepareBlank(uint32_t layer) override;
   Status LearnFromStored(uint32_t sequence, StoredKeys& stored) override;

@@ -138,5 +138,93 @@ TEST_F(IndexKeys, APromptThatGoesOnInsideOfAGroupMakesAllOfItsRows) {
   EXPECT_EQ(keys.begins(), (std::vector<uint32_t>{4, 8}));
 }
 
+// Projects keys by an adapter, as a device does.
+class KnownKeys final : public PromptKeys {
+ public:
+  KnownKeys(const LayerAdapter& adapter, std::span<const float> keys) : adapter_(adapter), keys_(keys) {}
+  Status Project(uint32_t begin, const IndexSides&, uint32_t rank, const ProjectedFn& visit) override {
+    begins_.push_back(begin);
+    const std::span<const float> from = keys_.subspan(size_t{begin} * kKeyDim);
+    std::vector<float> projected(from.size() / kKeyDim * rank);
+    ProjectKeys(adapter_, from, projected);
+    return visit(begin, projected);
+  }
+  const std::vector<uint32_t>& begins() const { return begins_; }
+
+ private:
+  const LayerAdapter& adapter_;
+  std::span<const float> keys_;
+  std::vector<uint32_t> begins_;
+};
+
+class IndexLearns : public IndexKeys {
+ protected:
+  static constexpr uint32_t kRank = 6;
+  static constexpr uint32_t kEntries = kGroups * 4;
+  static constexpr uint32_t kHeadDim = kKeyDim / 2;
+
+  IndexLearns() : keys_(RandomFloats(size_t{kEntries} * kKeyDim, 63)) {
+    for (size_t i = 0; i < keys_.size(); ++i) keys_[i] *= 1.0F + static_cast<float>(i % 5);
+    AddKeys(keys_, kKeyDim, key_sums_);
+    // Queries of which each element counts by itself, some more than others.
+    for (uint32_t i = 0; i < 2 * kHeadDim; ++i) {
+      query_sums_[size_t{i / kHeadDim} * kHeadDim * kHeadDim + i % kHeadDim * (kHeadDim + 1)] =
+          1.0F + static_cast<float>(i % 3);
+    }
+  }
+  LayerSums sums() const {
+    return {.n_kv_heads = 2,
+            .head_dim = kHeadDim,
+            .n_keys = kEntries,
+            .keys = key_sums_,
+            .n_queries = 1,
+            .queries = query_sums_};
+  }
+  std::vector<float> ScalesOf(const LowRankIndex& index) {
+    ScoreArgs args;
+    index.FillScore(0, &args);
+    std::vector<float> scales(kRank);  // of the first sequence
+    RunOrDie(device_->Download(*args.sides.scales, std::as_writable_bytes(std::span(scales))));
+    return scales;
+  }
+
+  std::vector<float> keys_;
+  std::vector<float> key_sums_ = std::vector<float>((kKeyDim + 1) * kKeyDim);
+  std::vector<float> query_sums_ = std::vector<float>(size_t{2} * kHeadDim * kHeadDim);
+};
+
+// Sums say what int4 scales are, with no other look at the keys; int8's are of the largest.
+TEST_F(IndexLearns, ScalesAreThoseOfProjectedKeys) {
+  for (const KvType type : {KvType::kInt4, KvType::kInt8}) {
+    const auto index = NewIndex(type, kRank, 4);
+    const LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter_kind, sums(), kRank));
+    RunOrDie(index->Learn(0, sums()));
+    KnownKeys keys(adapter, keys_);
+    NoKeys none;
+    RunOrDie(index->IndexPrompt(0, {.sequence = 0, .begin = 0, .end = kEntries}, keys, none));
+    EXPECT_EQ(keys.begins().size(), type == KvType::kInt4 ? 1U : 2U);
+    std::vector<float> projected(size_t{kEntries} * kRank);
+    ProjectKeys(adapter, keys_, projected);
+    ColumnScales expected(kRank);
+    expected.Add(projected);
+    const std::vector<float> scales = ScalesOf(*index);
+    for (uint32_t c = 0; c < kRank; ++c) {
+      EXPECT_NEAR(scales[c], expected.Scales(type)[c], 1e-4 * scales[c]) << KvElementBits(type) << ", " << c;
+    }
+  }
+}
+
+// A prompt that failed has left its sums' adapter: the next one is indexed as it comes.
+TEST_F(IndexLearns, WhatIsForgottenIsNotOfTheNextPrompt) {
+  const auto index = NewIndex(KvType::kInt4, kRank, 4);
+  const LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter_kind, sums(), kRank));
+  RunOrDie(index->Learn(0, sums()));
+  index->ForgetLearned();
+  KnownKeys keys(adapter, keys_);
+  NoKeys none;
+  RunOrDie(index->IndexPrompt(0, {.sequence = 0, .begin = 8, .end = kEntries}, keys, none));
+  EXPECT_EQ(keys.begins(), std::vector<uint32_t>{8});
+}
+
 }  // namespace
 }  // namespace kvrun::testing

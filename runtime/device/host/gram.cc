@@ -1,6 +1,6 @@
 // Sums of v v^T and of v, for adapters.
 
-// Vectors lie in arrays here, which those of unknown length cannot; processors that have them have NEON.
+// Vectors lie in arrays here, which those of unknown length cannot.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/gram.cc"
@@ -28,7 +28,7 @@ constexpr size_t kTileRows = 4;
 // So many vectors to be multiplied lie in the nearest cache, in pages whose addresses are known: tile after
 // tile goes through them before the next ones come.
 constexpr size_t kVectorsAtOnce = 32;
-constexpr size_t kMaxGroupBytes = 65536;
+constexpr size_t kMaxGroupBytes = 65536;  // of products, in the next cache
 
 // Rows [first, first + n_tiles * kTileRows) of the sums, from the diagonal on.
 struct Group {
@@ -38,10 +38,7 @@ struct Group {
   size_t row_stride;
 };
 
-size_t RowStride(size_t dim) {
-  const size_t lanes = hn::Lanes(hn::ScalableTag<float>());
-  return (dim + lanes - 1) / lanes * lanes;
-}
+size_t RowStride(size_t dim) { return RoundUp(dim, hn::Lanes(hn::ScalableTag<float>())); }
 
 // products[i, j] += v[first_i + i] v[first_j + j] of rows [begin, end), of kVectors vectors of columns.
 template <size_t kVectors>

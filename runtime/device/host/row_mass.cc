@@ -163,10 +163,11 @@ class TileKeys {
       std::fill(column_to + n, column_to + kBlockEntries, 0.0F);
     }
   }
-  // Scores of rows [begin, end) by the KV head's query heads with keys(): visit(row, head, scores), row by
-  // row.
+  // Scores of rows [begin, end) by the KV head's query heads with keys(), which are those of a block:
+  // visit(row, head, scores), row by row. Rows that see nothing of the block may have any scores.
   template <typename Visit>
-  void Score(uint32_t kv_head, uint32_t begin, uint32_t end, std::byte* memory, const Visit& visit) const {
+  void Score(uint32_t kv_head, uint32_t block, uint32_t begin, uint32_t end, std::byte* memory,
+             const Visit& visit) const {
     const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim_));
     const uint32_t group = args_.n_heads / args_.kv_shape.n_kv_heads;
     const uint32_t n = (end - begin) * group;
@@ -175,12 +176,14 @@ class TileKeys {
     for (uint32_t first = 0; first < n; first += kQueriesAtOnce) {
       const uint32_t count = std::min(kQueriesAtOnce, n - first);
       const float* queries[kQueriesAtOnce];
+      bool sees = false;
       for (uint32_t i = 0; i < kQueriesAtOnce; ++i) {
         const uint32_t at = first + std::min(i, count - 1);
         queries[i] =
             Data<float>(args_.queries) + (size_t{row_of(at)} * args_.n_heads + head_of(at)) * head_dim_;
+        sees = sees || n_seen(row_of(at), block) > 0;
       }
-      HWY_DYNAMIC_DISPATCH(ScoreQueries)(queries, keys(memory), head_dim_, scale, scores(memory));
+      if (sees) HWY_DYNAMIC_DISPATCH(ScoreQueries)(queries, keys(memory), head_dim_, scale, scores(memory));
       for (uint32_t i = 0; i < count; ++i) {
         visit(row_of(first + i), head_of(first + i), scores(memory) + size_t{i} * kBlockEntries);
       }
@@ -245,7 +248,7 @@ void SumWeights(ThreadPool& pool, const RowMassArgs& args) {
       const uint32_t end_row = std::min(first_row + kRowsAtOnce, args.n_rows);
       for (uint32_t block = 0; block < tile.n_blocks(); ++block) {
         tile.Load(kv_head, block, memory);
-        tile.Score(kv_head, first_row, end_row, memory,
+        tile.Score(kv_head, block, first_row, end_row, memory,
                    [&](uint32_t row, uint32_t head, const float* scores) {
                      float* const sum = sums + (size_t{row} * args.n_heads + head) * 2;
                      if (args.is_first && block == 0) {
@@ -279,7 +282,7 @@ void AttentionMass(ThreadPool& pool, const RowMassArgs& args) {
       float* const to =
           mass + size_t{kv_head} * args.mass_stride + args.mass_begin + size_t{block} * kBlockEntries;
       RowGift gift(args.form, group, tile.row_mass(memory));
-      tile.Score(kv_head, 0, args.n_rows, memory, [&](uint32_t row, uint32_t head, float* scores) {
+      tile.Score(kv_head, block, 0, args.n_rows, memory, [&](uint32_t row, uint32_t head, float* scores) {
         const uint32_t n_seen = tile.n_seen(row, block);
         if (n_seen == 0) return;
         if (head % group == 0) gift.Clear();
