@@ -70,7 +70,7 @@ void main() {
   }
 
   const uint stream = StreamOf(token, kv_head);
-  const uvec2 range = SplitRange(NumberOfEntries(stream), split, LOCAL_SIZE);
+  const uvec2 range = SplitRange(NumberOfEntries(stream), split, p.split_block);
   for (uint begin = range.x; begin < range.y; begin += LOCAL_SIZE) {
     const uint index = begin + lane;
     const uvec2 at = RecordAndRow(stream, kv_head, min(index, range.y - 1));

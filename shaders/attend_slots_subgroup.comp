@@ -31,6 +31,7 @@ void main() {
   const uint split = gl_WorkGroupID.y;
   const uint token = gl_WorkGroupID.z;
   BeginRows();
-  AttendTo(token, kv_head, row_begin, split);
+  const uint n_entries = NumberOfEntries(StreamOf(token, kv_head));
+  AttendTo(token, kv_head, row_begin, SplitRange(n_entries, split, p.split_block), 0, n_entries);
   WriteRows(token, kv_head, row_begin, split);
 }

@@ -1,5 +1,5 @@
-// attend_slots_subgroup.comp over the entries of several sources, one after another, in one softmax. A split has its
-// part of each. The block loop is there once for each source, so that no load has to choose between buffers: a CPU that
+// attend_slots_subgroup.comp over the entries of several sources, one after another, in one softmax: a split's part
+// may begin in one source and end in another. The block loop is there once for each source, so that no load has to choose between buffers: a CPU that
 // runs shaders would do all that it can choose from.
 //
 // Macros: ROWS; K_TYPE, V_TYPE (KVRUN_KV_..., but not f32) of all sources but the last, whose K and V are f16.
@@ -102,10 +102,15 @@ void main() {
   const uint row_begin = (gl_WorkGroupID.x % tiles_per_head) * ROWS;
   const uint split = gl_WorkGroupID.y;
   const uint token = gl_WorkGroupID.z;
+  const uvec4 n = uvec4(NumberOfEntries0(StreamOf0(token, kv_head)),
+                        N_SOURCES > 2 ? NumberOfEntries1(StreamOf1(token, kv_head)) : 0,
+                        N_SOURCES > 3 ? NumberOfEntries2(StreamOf2(token, kv_head)) : 0,
+                        NumberOfEntries3(StreamOf3(token, kv_head)));
+  const uvec2 range = SplitRange(n.x + n.y + n.z + n.w, split, p.split_block);
   BeginRows();
-  AttendTo0(token, kv_head, row_begin, split);
-  if (N_SOURCES > 2) AttendTo1(token, kv_head, row_begin, split);
-  if (N_SOURCES > 3) AttendTo2(token, kv_head, row_begin, split);
-  AttendTo3(token, kv_head, row_begin, split);
+  AttendTo0(token, kv_head, row_begin, range, 0, n.x);
+  if (N_SOURCES > 2) AttendTo1(token, kv_head, row_begin, range, n.x, n.y);
+  if (N_SOURCES > 3) AttendTo2(token, kv_head, row_begin, range, n.x + n.y, n.z);
+  AttendTo3(token, kv_head, row_begin, range, n.x + n.y + n.z, n.w);
   WriteRows(token, kv_head, row_begin, split);
 }

@@ -149,8 +149,10 @@ void OF_SOURCE(AttendToRange)(uint token, uint kv_head, uint row_begin, uint str
   }
 }
 
-void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uint split) {
-  const uint stream = OF_SOURCE(StreamOf)(token, kv_head);
-  const uvec2 range = SplitRange(OF_SOURCE(NumberOfEntries)(stream), split, KEYS_PER_LANE * LANES);
-  if (range.x < range.y) OF_SOURCE(AttendToRange)(token, kv_head, row_begin, stream, range);
+// To those of [range.x, range.y) that are this source's: entries from `first` on, as many as it has.
+void OF_SOURCE(AttendTo)(uint token, uint kv_head, uint row_begin, uvec2 range, uint first, uint n_entries) {
+  const uvec2 own = clamp(range, uvec2(first), uvec2(first + n_entries)) - first;
+  if (own.x < own.y) {
+    OF_SOURCE(AttendToRange)(token, kv_head, row_begin, OF_SOURCE(StreamOf)(token, kv_head), own);
+  }
 }

@@ -59,6 +59,7 @@ struct AttendSlotsParams {
   uint n_slots;
   uint table_stride;  // words of a stream's mapping table
   uint n_splits;      // parts that these entries are divided into
+  uint split_block;   // so many entries of a part go together: it has a multiple of them, but for the last
   uint first_part;    // of them, among a row's parts
   uint n_parts;       // of a row
   uint keeps_parts;   // scratch is written; else the output, which one part makes
@@ -81,7 +82,8 @@ struct AttendSourcesParams {
   AttendedSource sources[KVRUN_MOST_ATTENDED_SOURCES];  // the last of them is the last here too
   uint n_heads;
   uint n_kv_heads;
-  uint n_splits;     // parts that the entries of each source are divided into, and parts of a row
+  uint n_splits;     // parts that the entries of all sources, one after another, are divided into
+  uint split_block;  // so many entries of a part go together: it has a multiple of them, but for the last
   uint keeps_parts;  // scratch is written; else the output, which one part makes
   uint qkv_stride;
   float scale;

@@ -71,7 +71,7 @@ TEST(KernelPlanMass, OnePartIsKeptForItsSum) {
   }
 }
 
-// Many splits, a source without mass, one without slots.
+// Many splits, a source without mass, one without slots; 36 entries, of which a GPU's split has 32.
 TEST(KernelPlanMass, ScoresLieBehindAllParts) {
   NoBuffer mass;
   const AttendSlotsPlan plan = PlanAttendSlots(WithLanes(32), false,
@@ -80,8 +80,8 @@ TEST(KernelPlanMass, ScoresLieBehindAllParts) {
   const uint32_t n_splits = plan.sources[0].choice.n_splits;
   EXPECT_GT(n_splits, 1U);
   EXPECT_EQ(plan.sources[1].first_part, n_splits);
-  EXPECT_EQ(plan.sources[3].first_part, n_splits + 1);
-  EXPECT_EQ(plan.n_parts, n_splits + 2);
+  EXPECT_EQ(plan.sources[3].first_part, n_splits + 2);
+  EXPECT_EQ(plan.n_parts, n_splits + 3);
   EXPECT_EQ(KeepsScores(plan.sources[0]), 1U);
   EXPECT_EQ(KeepsScores(plan.sources[1]), 0U);
   EXPECT_FALSE(plan.sources[2].keeps_scores);

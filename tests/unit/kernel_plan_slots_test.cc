@@ -50,7 +50,17 @@ void CheckAttend(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, ui
   EXPECT_EQ(choice.kernel.groups[1], choice.n_splits);
   EXPECT_EQ(choice.kernel.groups[2], n_tokens);
   EXPECT_GE(choice.n_splits, 1U);
-  EXPECT_LE(choice.n_splits, std::max(1U, CeilDiv(slots.table_slots * slots.record.group_tokens, 128U)));
+  const uint32_t n_entries = slots.table_slots * slots.record.group_tokens;
+  // A CPU's splits have whole blocks; a GPU's an entry for each lane.
+  const bool is_floor = variant.ends_with("_floor");
+  const uint32_t least = is_floor ? 64
+                         : is_cpu ? 4 * plan.subgroup_width
+                                  : std::max(plan.subgroup_width, 32U);
+  EXPECT_EQ(choice.split_block, least);
+  EXPECT_LE(choice.n_splits, std::max(1U, CeilDiv(n_entries, is_cpu ? 128U : least)));
+  if (!is_cpu && n_entries > least) {
+    EXPECT_GT(choice.n_splits, 1U);
+  }
   if (variant.ends_with("_floor")) {
     EXPECT_EQ(choice.kernel.constants,
               (std::vector<uint32_t>{static_cast<uint32_t>(slots.record.k_type),
@@ -202,7 +212,8 @@ TEST(KernelPlanSlots, SourcesHaveOneDispatch) {
   EXPECT_TRUE(plan.keeps_parts);
   EXPECT_EQ(plan.scratch_floats, uint64_t{9} * 8 * (64 + 2));
   for (uint32_t place = 0; place < kMaxSlotSources; ++place) EXPECT_EQ(plan.merged->places.at(place), place);
-  EXPECT_EQ(PlanAttendSlots(WithBuffers(8, 10), false, args).n_parts, 13U);
+  // A GPU's parts are smaller: 1600 / 32.
+  EXPECT_EQ(PlanAttendSlots(WithBuffers(8, 10), false, args).n_parts, 50U);
 }
 
 // Whatever has no slots has no place; the last has the last one.

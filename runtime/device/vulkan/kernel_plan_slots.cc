@@ -76,11 +76,17 @@ struct HeadTiles {
 
 uint32_t TableEntries(const SlotShape& slots) { return slots.table_slots * slots.record.group_tokens; }
 
-// Enough workgroups for the device, but no split without a few blocks.
-uint32_t ChooseSplits(bool is_cpu, uint32_t n_workgroups, uint32_t n_entries, uint32_t block) {
-  const uint32_t most = CeilDiv(n_entries, std::max(block, 128U));
+// Enough workgroups for the device. `block`: the entries that a workgroup of so many lanes goes through at
+// once. A CPU's splits have a few blocks. A GPU waits long for entries that lie in the host's memory, and
+// hardly longer for a block of which most is masked than for a full one: its splits have an entry for each
+// lane.
+void ChooseSplits(bool is_cpu, uint32_t n_workgroups, uint32_t n_entries, uint32_t block, uint32_t lanes,
+                  AttendChoice* choice) {
+  constexpr uint32_t kFewestEntries = 32;
+  choice->split_block = is_cpu ? block : std::max(lanes, kFewestEntries);
+  const uint32_t most = CeilDiv(n_entries, is_cpu ? std::max(block, 128U) : choice->split_block);
   const uint32_t wanted = is_cpu ? 24 : 256;
-  return std::clamp(wanted / n_workgroups, 1U, std::clamp(most, 1U, 64U));
+  choice->n_splits = std::clamp(wanted / n_workgroups, 1U, std::clamp(most, 1U, 64U));
 }
 
 // Each pair takes a megabyte of a program: those that budgets choose, and what is usual.
@@ -127,8 +133,8 @@ std::optional<AttendSlotsPlan::Merged> ChooseAttendSources(const DevicePlan& pla
   const KvRecordShape& record = sources.front().shape.record;
   const uint32_t lanes = plan.subgroup_width;
   const HeadTiles tiles(plan, true, attention.n_heads, attention.kv_shape.n_kv_heads);
-  merged.choice.n_splits =
-      ChooseSplits(is_cpu, tiles.n_tiles * attention.n_tokens, n_entries, kKeysPerLane * lanes);
+  ChooseSplits(is_cpu, tiles.n_tiles * attention.n_tokens, n_entries, kKeysPerLane * lanes, lanes,
+               &merged.choice);
   merged.choice.kernel = {
       .variant =
           fmt::format("attend_sources{}_{}_subgroup", tiles.rows, *PairName(record.k_type, record.v_type)),
@@ -183,8 +189,8 @@ AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotSh
   const HeadTiles tiles(plan, subgroup, n_heads, n_kv_heads);
 
   AttendChoice choice;
-  choice.n_splits = ChooseSplits(is_cpu, tiles.n_tiles * n_tokens, TableEntries(slots),
-                                 subgroup ? kKeysPerLane * lanes : kFloorBlock);
+  ChooseSplits(is_cpu, tiles.n_tiles * n_tokens, TableEntries(slots),
+               subgroup ? kKeysPerLane * lanes : kFloorBlock, subgroup ? lanes : kFloorBlock, &choice);
   choice.kernel.variant = subgroup ? fmt::format("attend_slots{}_{}_subgroup", tiles.rows, *pair)
                                    : fmt::format("attend_slots{}_any_floor", tiles.rows);
   choice.kernel.constants =

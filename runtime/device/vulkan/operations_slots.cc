@@ -108,6 +108,7 @@ Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const Atte
                              .n_heads = attention.n_heads,
                              .n_kv_heads = n_kv_heads,
                              .n_splits = plan.merged->choice.n_splits,
+                             .split_block = plan.merged->choice.split_block,
                              .keeps_parts = plan.keeps_parts ? 1U : 0U,
                              .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
                              .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
@@ -152,6 +153,7 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Atte
                                  .n_slots = shape.stream_slots(),
                                  .table_stride = shape.table_words(),
                                  .n_splits = place.choice.n_splits,
+                                 .split_block = place.choice.split_block,
                                  .first_part = place.first_part,
                                  .n_parts = plan.n_parts,
                                  .keeps_parts = plan.keeps_parts ? 1U : 0U,
