@@ -56,6 +56,7 @@ Result<std::unique_ptr<PrefillTiles>> PrefillTiles::Create(Device& device, StepC
                                                            const KvPlan& plan, SpillFile* spill) {
   std::unique_ptr<PrefillTiles> tiles(new PrefillTiles(device, commands, plan, spill));
   KVRUN_RETURN_IF_ERROR(tiles->CreateTile());
+  KVRUN_RETURN_IF_ERROR(tiles->CreateTurns());
   return tiles;
 }
 
@@ -64,10 +65,20 @@ PrefillTiles::PrefillTiles(Device& device, StepCommands& commands, const KvPlan&
       commands_(commands),
       plan_(plan),
       spill_(spill),
-      tile_shape_(TileShape(plan, commands.config())) {
-  hidden_buffers_[0] = hidden_buffers_[1] = commands.hidden();
-  if (commands.logits_buffer()->size_bytes() >= ChunkHiddenBytes(commands.config()))
-    hidden_buffers_[1] = commands.logits_buffer();
+      tile_shape_(TileShape(plan, commands.config())) {}
+
+Status PrefillTiles::CreateTurns() {
+  turns_.resize(1);
+  turns_[0].place = commands_.own();
+  if (commands_.logits_buffer()->size_bytes() < ChunkHiddenBytes(commands_.config())) return Status::Ok();
+  turns_.resize(2);
+  turns_[1].place = commands_.own();
+  turns_[1].place.hidden = commands_.logits_buffer();
+  if (is_tiled()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(other_inputs_, StepInputs::Create(commands_.config(), device_, "kv"));
+  turns_[1].place.step = other_inputs_.step.get();
+  turns_[1].place.angles = other_inputs_.angles.get();
+  return Status::Ok();
 }
 
 Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use) {
@@ -78,8 +89,11 @@ Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_b
 Status PrefillTiles::Begin(std::span<const StepRow> rows) {
   prompt_ = {rows[0].sequence, rows[0].position, static_cast<uint32_t>(rows[0].position + rows.size())};
   PlanChunks();
-  ahead_ = behind_ = nullptr;
-  turn_ = 0;
+  for (Turn& turn : turns_) {
+    turn.held = nullptr;
+    turn.is_newer = false;
+  }
+  last_turn_ = turns_.size() - 1;
   if (!plan_.spills_hidden) hidden_.resize(rows.size() * commands_.config().n_embd);
   return Embed(rows);
 }
@@ -87,7 +101,8 @@ Status PrefillTiles::Begin(std::span<const StepRow> rows) {
 Status PrefillTiles::End() {
   lists_.clear();
   earlier_lists_.clear();
-  return WriteBehind();
+  for (Turn& turn : turns_) KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
+  return Status::Ok();
 }
 
 // In whole pieces of the file.
@@ -111,7 +126,7 @@ Status PrefillTiles::CreateTile() {
 Status PrefillTiles::CreateAttentionBuffers() {
   if (scratch_ != nullptr) return Status::Ok();
   const uint32_t chunk_rows = ChunkRows(plan_, commands_.config());
-  AttentionArgs attention = TileAttention(0, chunk_rows);
+  AttentionArgs attention = TileAttention(0, chunk_rows, commands_.own());
   if (is_tiled()) {
     KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tile_shape_.size_bytes(), BufferUse::kShared));
     for (auto& parts : parts_)
@@ -141,8 +156,10 @@ void PrefillTiles::DropAttentionBuffers() {
   scratch_.reset();
 }
 
-AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows) const {
+AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place) const {
   AttentionArgs attention = commands_.Attention(layer, n_rows, n_rows > 1, /*is_prompt=*/true);
+  attention.step = place.step;
+  attention.angles = place.angles;
   attention.kv = tile_.get();
   attention.kv_shape = tile_shape_;
   attention.scratch = scratch_.get();
@@ -164,16 +181,26 @@ void PrefillTiles::PlanChunks() {
 }
 
 Status PrefillTiles::Embed(std::span<const StepRow> rows) {
-  for (const Chunk& chunk : chunks_) {
-    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, chunk.n_rows, hidden()));
-    KVRUN_RETURN_IF_ERROR(list->Finish());
-    commands_.WriteRows(rows.subspan(chunk.first_row, chunk.n_rows));
-    KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(*list));
-    const bool is_last = &chunk == &chunks_.back();
-    KVRUN_RETURN_IF_ERROR(EndChunk(chunk, is_last ? &chunks_.front() : nullptr, value));
-  }
-  return Status::Ok();
+  const auto embed = [&](const Chunk& chunk) -> Status {
+    Turn& turn = TurnOf(chunk);
+    KVRUN_RETURN_IF_ERROR(Finish(turn, nullptr));
+    KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
+    KVRUN_RETURN_IF_ERROR(FreeInputs(turn, 0, nullptr));
+    KVRUN_ASSIGN_OR_RETURN(turn.embedding, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(commands_.Embed(*turn.embedding, chunk.n_rows, turn.place));
+    KVRUN_RETURN_IF_ERROR(turn.embedding->Finish());
+    commands_.WriteRows(turn.place, rows.subspan(chunk.first_row, chunk.n_rows), 0);
+    KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*turn.embedding));
+    turn.held = &chunk;
+    turn.is_running = turn.is_newer = true;
+    return Status::Ok();
+  };
+  Status embedded;
+  for (auto chunk = chunks_.begin(); embedded.ok() && chunk != chunks_.end(); ++chunk)
+    embedded = embed(*chunk);
+  const Status finished = FinishAll(nullptr);
+  KVRUN_RETURN_IF_ERROR(embedded);
+  return finished;
 }
 
 Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
@@ -196,45 +223,58 @@ Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
   return to.Flush(0, bytes.size());
 }
 
-Status PrefillTiles::WriteBehind() {
-  if (behind_ == nullptr) return Status::Ok();
-  return Leave(*std::exchange(behind_, nullptr), *other_hidden());
+Status PrefillTiles::LeaveNewer(Turn& turn) {
+  if (!std::exchange(turn.is_newer, false)) return Status::Ok();
+  return Leave(*turn.held, *turn.place.hidden);
 }
 
-Status PrefillTiles::BeginChunk(const Chunk& chunk) {
-  const bool is_there = std::exchange(ahead_, nullptr) == &chunk;
-  if (is_there) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(WriteBehind());  // it may be that one
-  return Come(chunk, *hidden());
+PrefillTiles::Turn& PrefillTiles::TurnOf(const Chunk& chunk) {
+  for (size_t i = 0; i < turns_.size(); ++i) {
+    if (turns_[i].held != &chunk) continue;
+    last_turn_ = i;
+    return turns_[i];
+  }
+  last_turn_ = (last_turn_ + 1) % turns_.size();
+  return turns_[last_turn_];
 }
 
-Status PrefillTiles::EndChunk(const Chunk& chunk, const Chunk* next, uint64_t value) {
-  const auto move = [&]() -> Status {
-    if (!takes_turns()) return Status::Ok();
-    // A chunk that comes again at once stays where it is.
-    if (next != nullptr && next == behind_) {
-      behind_ = nullptr;
-      ahead_ = next;
-      return Status::Ok();
-    }
-    KVRUN_RETURN_IF_ERROR(WriteBehind());
-    if (next == nullptr || next == &chunk) return Status::Ok();
-    KVRUN_RETURN_IF_ERROR(Come(*next, *other_hidden()));
-    ahead_ = next;
-    return Status::Ok();
-  };
-  const Status moved = move();
-  KVRUN_RETURN_IF_ERROR(device_.Wait(value));
-  KVRUN_RETURN_IF_ERROR(moved);
-  if (next == &chunk) {
-    ahead_ = next;
-  } else if (takes_turns()) {
-    behind_ = &chunk;
-    turn_ = 1 - turn_;
-  } else {
-    return Leave(chunk, *hidden());
+Status PrefillTiles::Bring(const Chunk& chunk, Turn& turn, PrefillSink* sink) {
+  KVRUN_RETURN_IF_ERROR(Finish(turn, sink));
+  if (turn.held == &chunk) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
+  turn.held = nullptr;  // should it not come
+  KVRUN_RETURN_IF_ERROR(Come(chunk, *turn.place.hidden));
+  turn.held = &chunk;
+  return Status::Ok();
+}
+
+// There is one buffer of gathered rows.
+Status PrefillTiles::FreeInputs(const Turn& turn, size_t n_tapped, PrefillSink* sink) {
+  for (Turn& other : turns_) {
+    const bool is_shared = other.place.step == turn.place.step;
+    if (is_shared || (n_tapped > 0 && !other.tapped.empty())) KVRUN_RETURN_IF_ERROR(Finish(other, sink));
   }
   return Status::Ok();
+}
+
+Status PrefillTiles::Finish(Turn& turn, PrefillSink* sink) {
+  if (!turn.is_running) return Status::Ok();
+  const Status waited = device_.Wait(turn.value);
+  turn.is_running = false;
+  turn.embedding.reset();
+  const std::vector<uint32_t> tapped = std::exchange(turn.tapped, {});
+  KVRUN_RETURN_IF_ERROR(waited);
+  return sink != nullptr ? sink->EndTap(prompt_.begin + turn.held->first_row, tapped) : Status::Ok();
+}
+
+// In the order in which they were submitted.
+Status PrefillTiles::FinishAll(PrefillSink* sink) {
+  Status finished;
+  for (size_t i = 1; i <= turns_.size(); ++i) {
+    const Status of_turn = Finish(turns_[(last_turn_ + i) % turns_.size()], sink);
+    if (finished.ok()) finished = of_turn;
+  }
+  return finished;
 }
 
 uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
@@ -264,6 +304,13 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
   lists_.clear();
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   KVRUN_RETURN_IF_ERROR(sink.BeginLayer(layer));
+  const Status ran = RunTiles(layer, rows, progress, sink);
+  if (!ran.ok()) static_cast<void>(FinishAll(nullptr));  // lists must outlive what runs
+  return ran;
+}
+
+Status PrefillTiles::RunTiles(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
+                              PrefillSink& sink) {
   auto chunk = chunks_.begin();
   for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
     if (is_left_stored(tile)) continue;
@@ -277,6 +324,11 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
       }
       KVRUN_RETURN_IF_ERROR(ComputeChunk(layer, *chunk, rows, sink));
     }
+    // After a layer's last chunk comes the next layer's first.
+    if (chunk == chunks_.end() && layer + 1 < commands_.config().n_layers) {
+      KVRUN_RETURN_IF_ERROR(Bring(chunks_.front(), TurnOf(chunks_.front()), &sink));
+    }
+    KVRUN_RETURN_IF_ERROR(FinishAll(&sink));
     KVRUN_RETURN_IF_ERROR(sink.StoreTile(layer, tile));
     if (n_tiles() == 1) continue;
     KVRUN_RETURN_IF_ERROR(tile_->Invalidate(0, tile_->size_bytes()));
@@ -287,40 +339,30 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
 
 Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows,
                                   PrefillSink& sink) {
+  Turn& turn = TurnOf(chunk);
+  KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, &sink));
   // The tile holds one sequence, number 0 to its kernels.
   const std::span<const StepRow> given = rows.subspan(chunk.first_row, chunk.n_rows);
   tile_rows_.assign(given.begin(), given.end());
   for (StepRow& row : tile_rows_) row.sequence = 0;
-  commands_.WriteRows(tile_rows_, chunk.tile * tile_tokens());
-  tapped_.clear();
-  sink.ChooseTapped(given[0].position, chunk.n_rows, &tapped_);
-  commands_.WriteOutputs(tapped_);
-  KVRUN_RETURN_IF_ERROR(BeginChunk(chunk));
-  KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, sink));
-  KVRUN_ASSIGN_OR_RETURN(const uint64_t before, device_.Submit(*lists->before));
+  turn.tapped.clear();
+  sink.ChooseTapped(given[0].position, chunk.n_rows, &turn.tapped);
+  KVRUN_RETURN_IF_ERROR(FreeInputs(turn, turn.tapped.size(), &sink));
+  commands_.WriteRows(turn.place, tile_rows_, chunk.tile * tile_tokens());
+  commands_.WriteOutputs(turn.place, turn.tapped);
+  KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, turn, sink));
+  turn.is_newer = true;
+  KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists->before));
+  turn.is_running = true;
+  const uint64_t before = turn.value;
   if (chunk.tile > 0) KVRUN_RETURN_IF_ERROR(device_.Wait(before));
   for (uint32_t tile = 0; tile < chunk.tile; ++tile) {
     KVRUN_RETURN_IF_ERROR(AttendEarlierTile(layer, chunk, tile, sink));
   }
-  const Result<uint64_t> after = device_.Submit(*lists->after);
-  if (!after.ok()) {
-    static_cast<void>(device_.Wait(before));  // lists must outlive what runs
-    return after.status();
-  }
-  if (!is_tiled() && &chunk == &chunks_.back()) {
-    Status ended = device_.Wait(before);
-    if (ended.ok()) ended = sink.NoteSums(layer);
-    if (!ended.ok()) static_cast<void>(device_.Wait(*after));
-    KVRUN_RETURN_IF_ERROR(ended);
-  }
-  KVRUN_RETURN_IF_ERROR(EndChunk(chunk, NextOf(layer, chunk), *after));
-  return sink.EndTap(chunk.n_rows);
-}
-
-// After a layer's last chunk comes the next layer's first.
-const PrefillTiles::Chunk* PrefillTiles::NextOf(uint32_t layer, const Chunk& chunk) const {
-  if (&chunk != &chunks_.back()) return &chunk + 1;
-  return layer + 1 < commands_.config().n_layers ? &chunks_.front() : nullptr;
+  KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists->after));
+  if (is_tiled() || &chunk != &chunks_.back()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(device_.Wait(before));
+  return sink.NoteSums(layer);
 }
 
 Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink) {
@@ -337,7 +379,7 @@ Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint3
     }
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  AttentionArgs attention = TileAttention(0, chunk.n_rows);
+  AttentionArgs attention = TileAttention(0, chunk.n_rows, commands_.own());
   attention.kv = earlier_.get();
   attention.step = whole_tile_.get();
   attention.parts_before = tile == 0 ? nullptr : parts_[1 - parity].get();
@@ -348,33 +390,35 @@ Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint3
   return device_.Execute(*earlier_lists_.back().list);
 }
 
-Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const Chunk& chunk,
+Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const Chunk& chunk, const Turn& turn,
                                                          PrefillSink& sink) {
   const bool has_earlier = chunk.tile > 0;
   const uint32_t parity = chunk.tile % 2;
   for (ChunkLists& entry : lists_) {
     if (entry.n_rows == chunk.n_rows && entry.skip_rows == chunk.skip_rows &&
-        entry.has_earlier == has_earlier && entry.parity == parity && entry.hidden == hidden()) {
+        entry.n_tapped == turn.tapped.size() && entry.has_earlier == has_earlier && entry.parity == parity &&
+        entry.hidden == turn.place.hidden) {
       return &entry;
     }
   }
-  AttentionArgs attention = TileAttention(layer, chunk.n_rows);
+  const auto n_tapped = static_cast<uint32_t>(turn.tapped.size());
+  AttentionArgs attention = TileAttention(layer, chunk.n_rows, turn.place);
   if (has_earlier) {
     attention.parts_before = parts_[1 - parity].get();
     attention.parts_after = parts_[parity].get();
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> before, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows, hidden()));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows, turn.place));
   KVRUN_RETURN_IF_ERROR(before->RopeAndStore(attention));
-  KVRUN_RETURN_IF_ERROR(sink.Tap(*before, chunk.n_rows, chunk.skip_rows));
+  KVRUN_RETURN_IF_ERROR(sink.Tap(*before, {turn.place.step, n_tapped, chunk.n_rows, chunk.skip_rows}));
   KVRUN_RETURN_IF_ERROR(before->Finish());
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> after, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(after->Attend(attention));
   if (has_earlier) KVRUN_RETURN_IF_ERROR(after->FinishAttention(attention));
-  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows, hidden()));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows, turn.place));
   KVRUN_RETURN_IF_ERROR(after->Finish());
-  lists_.push_back(
-      {chunk.n_rows, chunk.skip_rows, has_earlier, parity, hidden(), std::move(before), std::move(after)});
+  lists_.push_back({chunk.n_rows, chunk.skip_rows, n_tapped, has_earlier, parity, turn.place.hidden,
+                    std::move(before), std::move(after)});
   return &lists_.back();
 }
 

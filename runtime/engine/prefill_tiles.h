@@ -1,7 +1,8 @@
-// Computes a prompt layer by layer: one layer's K and V are in memory at a time, as they were computed, in
-// tiles. Tiles that a later chunk attends to again, and hidden states between layers, lie in a spill file
-// where the plan has no memory for them. What becomes of a layer's K and V is its sink's business.
-// Source: design/methods.md, section 1, Prefill.
+// Computes a prompt layer by layer, chunk after chunk: one layer's K and V are in memory at a time, as they
+// were computed, in tiles. While the device computes a chunk, the host prepares and submits the next one.
+// Tiles that a later chunk attends to again, and hidden states between layers, lie in a spill file where the
+// plan has no memory for them. What becomes of a layer's K and V is its sink's business. Source:
+// design/methods.md, section 1, Prefill.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +20,6 @@
 
 namespace kvrun {
 
-// Of a chunk, rows that a sink gathers (CommandList::GatherRows), where it says nothing else: so many, evenly
-// spaced.
-inline constexpr uint32_t kTappedRows = 8;
-constexpr uint32_t TappedRows(uint32_t n_rows) { return n_rows < kTappedRows ? n_rows : kTappedRows; }
-
 // The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn. Later,
 // too, LoadEarlier may be called for a tile that ends before the window that the prompt begins with.
 class PrefillSink {
@@ -32,21 +28,24 @@ class PrefillSink {
   virtual Status BeginLayer(uint32_t layer) = 0;
   // The tile's entries before the prompt come into a buffer.
   virtual Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) = 0;
-  // Which rows of a chunk GatherRows gathers, as many for each chunk of n_rows; `first` is the position of
-  // the chunk's first row.
-  virtual void ChooseTapped(uint32_t /*first*/, uint32_t n_rows, std::vector<uint32_t>* tapped) {
-    const uint32_t n = TappedRows(n_rows);
-    for (uint32_t i = 0; i < n; ++i) tapped->push_back((i + 1) * n_rows / n - 1);
-  }
+  // Which rows of a chunk GatherRows gathers, in ascending order; `first` is the position of the chunk's
+  // first row. Where there are none, the next chunk need not wait for what was gathered before.
+  virtual void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) = 0;
+  struct TappedChunk {
+    const Buffer* step = nullptr;  // names the rows that were chosen
+    uint32_t n_tapped = 0;
+    uint32_t n_rows = 0;
+    uint32_t skip_rows = 0;  // the first rows are sinks
+  };
   // Records what is to be done with a chunk's Q, K and V, which RopeAndStore has left in the commands'
-  // buffers. `skip_rows`: the first rows are sinks.
-  virtual Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) = 0;
+  // buffers.
+  virtual Status Tap(CommandList& list, const TappedChunk& chunk) = 0;
   // What Tap adds up over the layer's chunks is there, while the device still computes the last of them:
   // before its EndTap. Not where the plan has several tiles, whose attention takes the room of what follows a
   // layer.
   virtual Status NoteSums(uint32_t /*layer*/) { return Status::Ok(); }
-  // What Tap has recorded was carried out for one more chunk.
-  virtual Status EndTap(uint32_t /*n_rows*/) { return Status::Ok(); }
+  // What Tap has recorded was carried out for one more chunk: which rows ChooseTapped had chosen.
+  virtual Status EndTap(uint32_t first, std::span<const uint32_t> tapped) = 0;
   // The tile's entries up to the prompt's end are there.
   virtual Status StoreTile(uint32_t layer, uint32_t tile) = 0;
 };
@@ -94,9 +93,10 @@ class PrefillTiles {
   struct ChunkLists {
     uint32_t n_rows = 0;
     uint32_t skip_rows = 0;
+    uint32_t n_tapped = 0;
     bool has_earlier = false;
     uint32_t parity = 0;             // of the number of earlier tiles
-    const Buffer* hidden = nullptr;  // that they work on
+    const Buffer* hidden = nullptr;  // of the turn
     std::unique_ptr<CommandList> before;
     std::unique_ptr<CommandList> after;
   };
@@ -107,14 +107,28 @@ class PrefillTiles {
     std::unique_ptr<CommandList> list;
   };
 
+  // Where a chunk is computed. Chunks take turns: while the device computes one, the chunk before it leaves
+  // the other turn's buffer of hidden states, and the next one comes there and is submitted.
+  struct Turn {
+    StepPlace place;
+    const Chunk* held = nullptr;  // whose hidden states lie there; null: none's
+    bool is_newer = false;        // than what lies elsewhere
+    bool is_running = false;      // until `value`
+    uint64_t value = 0;
+    std::vector<uint32_t> tapped;            // rows of what is running
+    std::unique_ptr<CommandList> embedding;  // that is running
+  };
+
   PrefillTiles(Device& device, StepCommands& commands, const KvPlan& plan, SpillFile* spill);
 
   Status MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use);
   Status CreateTile();
+  Status CreateTurns();
   Status CreateAttentionBuffers();
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
-  const Chunk* NextOf(uint32_t layer, const Chunk& chunk) const;
+  Status RunTiles(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
+                  PrefillSink& sink);
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
   Status AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink);
   // The tile is read from where it is stored: a prompt of one chunk needs it a few times at most, and is not
@@ -123,22 +137,22 @@ class PrefillTiles {
     const uint32_t end = plan_.FirstWindowGroup(prompt_.begin) * plan_.record.group_tokens;
     return chunks_.size() == 1 && (tile + 1) * tile_tokens() <= end;
   }
-  Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, PrefillSink& sink);
-  AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows) const;
-  // Chunks take turns on two buffers of hidden states: while the device computes one chunk, the one before it
-  // leaves the other buffer, and the next one comes there. The second buffer is the logits', which nothing
-  // needs before the last layer is computed; where that is too small, chunks come and go in between.
-  Buffer* hidden() const { return hidden_buffers_[turn_]; }
-  Buffer* other_hidden() const { return hidden_buffers_[1 - turn_]; }
-  bool takes_turns() const { return other_hidden() != hidden(); }
-  Status BeginChunk(const Chunk& chunk);
-  // The device computes on hidden() until `value`. next: the chunk that comes then; null: none.
-  Status EndChunk(const Chunk& chunk, const Chunk* next, uint64_t value);
+  Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, const Turn& turn, PrefillSink& sink);
+  AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  // The chunk's, if it has one; else the one that was not taken last.
+  Turn& TurnOf(const Chunk& chunk);
+  // The chunk's hidden states are there, whatever was there before. `sink` as in Finish.
+  Status Bring(const Chunk& chunk, Turn& turn, PrefillSink* sink);
+  // So that the host may write the inputs of a chunk with so many tapped rows.
+  Status FreeInputs(const Turn& turn, size_t n_tapped, PrefillSink* sink);
+  // Waits for what runs; the sink, where there is one, gets what was tapped.
+  Status Finish(Turn& turn, PrefillSink* sink);
+  Status FinishAll(PrefillSink* sink);
   // Between a buffer and where hidden states lie between layers: memory, or the spill file.
   Status Leave(const Chunk& chunk, Buffer& from);
   Status Come(const Chunk& chunk, Buffer& to);
-  // What was computed last leaves, if it has not.
-  Status WriteBehind();
+  // What is nowhere but in the turn's buffer.
+  Status LeaveNewer(Turn& turn);
   uint64_t HiddenBytes(const Chunk& chunk) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
@@ -162,10 +176,12 @@ class PrefillTiles {
   std::unique_ptr<Buffer> parts_[2];    // of attention over earlier tiles
   std::unique_ptr<Buffer> scratch_;     // of attention
   std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
-  Buffer* hidden_buffers_[2];  // float [kChunkRows, n_embd]; the commands' own, and the logits' or that again
-  uint32_t turn_ = 0;
-  const Chunk* ahead_ = nullptr;   // in hidden(), where that is not computed; null: none
-  const Chunk* behind_ = nullptr;  // in other_hidden(), and nowhere else; null: none
+  StepInputs
+      other_inputs_;  // of the second turn; none in plans of several tiles, which have no memory for them
+  // The commands' own place, and one whose hidden states lie in the buffer of the logits, which nothing needs
+  // before the last layer is computed; where that is too small, there is one turn.
+  std::vector<Turn> turns_;
+  size_t last_turn_ = 0;
   std::vector<StepRow> tile_rows_;
   std::vector<uint32_t> tapped_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed

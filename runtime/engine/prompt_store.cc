@@ -11,6 +11,7 @@ namespace kvrun {
 namespace {
 
 constexpr uint32_t kProjectedRows = kChunkRows / 2;  // of each of two buffers
+constexpr uint32_t kTappedRows = 8;                  // of a chunk, where queries stand for all: evenly spaced
 
 }  // namespace
 
@@ -80,46 +81,39 @@ Status PromptStore::BeginLayer(uint32_t layer) {
 
 uint32_t PromptStore::most_queries() const { return observes() ? plan().observed_rows() : kPromptQueries; }
 
-uint32_t PromptStore::MostTapped(uint32_t n_rows) const {
-  if (!observes()) return TappedRows(n_rows);
-  if (observed_stride_ == 0) return std::min(n_rows, plan().observed_rows());
-  return CeilDiv(n_rows, observed_stride_);  // at least as many as any so many rows in a row
-}
-
-// Rows that are observed; the chunk's last one again where there are fewer than in another chunk.
 void PromptStore::ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) {
-  if (!observes()) return PrefillSink::ChooseTapped(first, n_rows, tapped);
-  chunk_positions_.clear();
-  const uint32_t most = MostTapped(n_rows);
-  const uint32_t begin = observed_stride_ == 0 ? n_rows - most : 0;
-  for (uint32_t row = begin; row < n_rows; ++row) {
-    if (observed_stride_ > 1 && (prompt_.end - 1 - first - row) % observed_stride_ != 0) continue;
-    tapped->push_back(row);
-    chunk_positions_.push_back(first + row);
+  if (tapped_ == nullptr) return;
+  if (!observes()) {
+    const uint32_t n = std::min(n_rows, kTappedRows);
+    for (uint32_t i = 0; i < n; ++i) tapped->push_back((i + 1) * n_rows / n - 1);
+    return;
   }
-  tapped->resize(most, n_rows - 1);
+  for (uint32_t row = 0; row < n_rows; ++row) {
+    const uint32_t before_last = prompt_.end - 1 - first - row;
+    const bool is_observed =
+        observed_stride_ == 0 ? before_last < plan().observed_rows() : before_last % observed_stride_ == 0;
+    if (is_observed) tapped->push_back(row);
+  }
 }
 
-Status PromptStore::Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) {
-  if (tapped_ != nullptr) {
-    KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.qkv(), *commands_.step(), MostTapped(n_rows),
-                                          commands_.qkv_dim(), tapped_.get()));
+Status PromptStore::Tap(CommandList& list, const TappedChunk& chunk) {
+  if (chunk.n_tapped > 0) {
+    KVRUN_RETURN_IF_ERROR(
+        list.GatherRows(*commands_.qkv(), *chunk.step, chunk.n_tapped, commands_.qkv_dim(), tapped_.get()));
   }
-  return sums_ ? sums_->Record(list, commands_, n_rows, skip_rows) : Status::Ok();
+  return sums_ ? sums_->Record(list, commands_, chunk.n_rows, chunk.skip_rows) : Status::Ok();
 }
 
 // The newest queries take the place of the oldest.
-Status PromptStore::EndTap(uint32_t n_rows) {
-  if (tapped_ == nullptr) return Status::Ok();
+Status PromptStore::EndTap(uint32_t first, std::span<const uint32_t> tapped) {
   const size_t dim = commands_.config().q_dim();
-  const auto n_tapped = observes() ? static_cast<uint32_t>(chunk_positions_.size()) : TappedRows(n_rows);
-  for (uint32_t row = 0; row < n_tapped; ++row) {
+  for (size_t row = 0; row < tapped.size(); ++row) {
     if (queries_.size() < most_queries() * dim) queries_.resize(queries_.size() + dim);
     if (observes()) {
       query_positions_.resize(n_queries());
-      query_positions_[next_query_] = chunk_positions_[row];
+      query_positions_[next_query_] = first + tapped[row];
     }
-    const std::span<const float> query = Floats(*tapped_).subspan(size_t{row} * commands_.qkv_dim(), dim);
+    const std::span<const float> query = Floats(*tapped_).subspan(row * commands_.qkv_dim(), dim);
     std::copy(query.begin(), query.end(), queries_.begin() + static_cast<ptrdiff_t>(next_query_ * dim));
     next_query_ = (next_query_ + 1) % most_queries();
   }

@@ -43,8 +43,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status BeginLayer(uint32_t layer) override;
   Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) override;
   void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
-  Status Tap(CommandList& list, uint32_t n_rows, uint32_t skip_rows) override;
-  Status EndTap(uint32_t n_rows) override;
+  Status Tap(CommandList& list, const TappedChunk& chunk) override;
+  Status EndTap(uint32_t first, std::span<const uint32_t> tapped) override;
   Status NoteSums(uint32_t layer) override { return learns() ? Learn(layer) : Status::Ok(); }
   Status StoreTile(uint32_t layer, uint32_t tile) override;
   Status Project(uint32_t begin, const IndexSides& sides, uint32_t rank, const ProjectedFn& visit) override;
@@ -95,7 +95,6 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status Learn(uint32_t layer);
   Status ChooseStatics(uint32_t layer);
   uint32_t most_queries() const;
-  uint32_t MostTapped(uint32_t n_rows) const;
   // Groups of a tile that are to be encoded, of the first n_heads KV heads.
   struct Groups {
     uint32_t tile = 0;
@@ -153,10 +152,9 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use
   std::vector<float> queries_;      // of the layer: PromptEntries::queries
   uint32_t next_query_ = 0;         // the place of the next one, once there are as many as there may be
-  // Where rows are observed: the position of each query; those of a chunk; and every how many-th row is
-  // one, or 0: the prompt's last rows are.
+  // Where rows are observed: the position of each query; and every how many-th row is one, or 0: the prompt's
+  // last rows are.
   std::vector<uint32_t> query_positions_;
-  std::vector<uint32_t> chunk_positions_;
   uint32_t observed_stride_ = 0;
   std::optional<RowMass> row_mass_;
 };

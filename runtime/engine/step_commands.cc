@@ -11,6 +11,14 @@
 
 namespace kvrun {
 
+Result<StepInputs> StepInputs::Create(const ModelConfig& config, Device& device, std::string_view part) {
+  StepInputs inputs;
+  KVRUN_ASSIGN_OR_RETURN(inputs.step, device.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, part));
+  const uint64_t angles_bytes = uint64_t{kChunkRows} * config.rope.rotary_dim * sizeof(float);
+  KVRUN_ASSIGN_OR_RETURN(inputs.angles, device.CreateBuffer(angles_bytes, BufferUse::kUpload, part));
+  return inputs;
+}
+
 Result<StepCommands> StepCommands::Create(const ModelConfig& config,
                                           std::shared_ptr<const DeviceWeights> weights, Device& device,
                                           BufferUse hidden_use) {
@@ -33,8 +41,7 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
     return Status::Ok();
   };
   const uint64_t rows = kChunkRows;
-  KVRUN_ASSIGN_OR_RETURN(step_, device.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "activations"));
-  KVRUN_RETURN_IF_ERROR(make(&angles_, rows, config_->rope.rotary_dim, BufferUse::kUpload));
+  KVRUN_ASSIGN_OR_RETURN(inputs_, StepInputs::Create(*config_, device, "activations"));
   KVRUN_RETURN_IF_ERROR(make(&hidden_, rows, config_->n_embd, hidden_use));
   KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd, BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim(), BufferUse::kDevice));
@@ -48,12 +55,12 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
 AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence,
                                       bool is_prompt) const {
   return {.qkv = qkv_.get(),
-          .step = step_.get(),
+          .step = inputs_.step.get(),
           .kv = nullptr,
           .kv_shape = {.n_kv_heads = config_->n_kv_heads, .head_dim = config_->head_dim},
           .n_heads = config_->n_heads,
           .n_tokens = n_rows,
-          .angles = angles_.get(),
+          .angles = inputs_.angles.get(),
           .norms = weights_->layers[layer].qk_norms.get(),
           .norm_epsilon = config_->rms_epsilon,
           .rotary_dim = config_->rope.rotary_dim,
@@ -64,10 +71,10 @@ AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_
           .is_prompt = is_prompt};
 }
 
-void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_position) {
-  auto* step = reinterpret_cast<StepParams*>(step_->host().data());
+void StepCommands::WriteRows(const StepPlace& place, std::span<const StepRow> rows, uint32_t first_position) {
+  auto* step = reinterpret_cast<StepParams*>(place.step->host().data());
   step->n_tokens = static_cast<uint32_t>(rows.size());
-  auto* angles = reinterpret_cast<float*>(angles_->host().data());
+  auto* angles = reinterpret_cast<float*>(place.angles->host().data());
   for (size_t i = 0; i < rows.size(); ++i) {
     step->tokens[i].id = static_cast<uint32_t>(rows[i].id);
     step->tokens[i].position = rows[i].position - first_position;
@@ -77,7 +84,8 @@ void StepCommands::WriteRows(std::span<const StepRow> rows, uint32_t first_posit
 }
 
 std::span<const float> StepCommands::angles(size_t n_rows) const {
-  return {reinterpret_cast<const float*>(angles_->host().data()), n_rows * rope_.frequencies.size() * 2};
+  return {reinterpret_cast<const float*>(inputs_.angles->host().data()),
+          n_rows * rope_.frequencies.size() * 2};
 }
 
 // Of one frequency. Sines take long: a position's angle is that of the block of positions it is in, turned by
@@ -102,11 +110,11 @@ void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float*
 }
 
 void StepCommands::WriteMostChosen(uint32_t n_groups) {
-  reinterpret_cast<StepParams*>(step_->host().data())->most_chosen = n_groups;
+  reinterpret_cast<StepParams*>(inputs_.step->host().data())->most_chosen = n_groups;
 }
 
-void StepCommands::WriteOutputs(std::span<const uint32_t> outputs) {
-  auto* step = reinterpret_cast<StepParams*>(step_->host().data());
+void StepCommands::WriteOutputs(const StepPlace& place, std::span<const uint32_t> outputs) {
+  auto* step = reinterpret_cast<StepParams*>(place.step->host().data());
   step->n_outputs = static_cast<uint32_t>(outputs.size());
   for (size_t i = 0; i < outputs.size(); ++i) step->tokens[i].output_row = outputs[i];
 }
@@ -123,13 +131,13 @@ Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const 
   return Status::Ok();
 }
 
-Status StepCommands::Embed(CommandList& list, uint32_t n_rows, Buffer* hidden) const {
-  return list.Embed(*weights_->token_embedding, *step_, n_rows, OrOwn(hidden));
+Status StepCommands::Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const {
+  return list.Embed(*weights_->token_embedding, *place.step, n_rows, place.hidden);
 }
 
 Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
-                                     Buffer* hidden) const {
-  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *OrOwn(hidden), normed_.get()));
+                                     const StepPlace& place) const {
+  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
   return Qkv(list, layer, n_rows);
 }
 
@@ -157,18 +165,17 @@ Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) con
 }
 
 Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
-                                    Buffer* hidden) const {
+                                    const StepPlace& place) const {
   const DeviceLayer& weights = weights_->layers[layer];
-  hidden = OrOwn(hidden);
   const uint32_t n_embd = config_->n_embd;
   KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
                                 {.input = attended_.get(),
-                                 .output = hidden,
+                                 .output = place.hidden,
                                  .n_tokens = n_rows,
                                  .output_stride = n_embd,
                                  .accumulate = true}));
   KVRUN_RETURN_IF_ERROR(
-      list.RmsNorm(*hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+      list.RmsNorm(*place.hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
   KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up,
                                 {.input = normed_.get(),
                                  .output = gate_up_.get(),
@@ -177,7 +184,7 @@ Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t 
   KVRUN_RETURN_IF_ERROR(list.SwiGlu(*gate_up_, n_rows, config_->n_ff, ffn_.get()));
   return Product(list, weights.ffn_down,
                  {.input = ffn_.get(),
-                  .output = hidden,
+                  .output = place.hidden,
                   .n_tokens = n_rows,
                   .output_stride = n_embd,
                   .accumulate = true});
@@ -203,7 +210,8 @@ Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, c
 }
 
 Status StepCommands::Head(CommandList& list, uint32_t n_outputs) const {
-  KVRUN_RETURN_IF_ERROR(list.GatherRows(*hidden_, *step_, n_outputs, config_->n_embd, output_rows_.get()));
+  KVRUN_RETURN_IF_ERROR(
+      list.GatherRows(*hidden_, *inputs_.step, n_outputs, config_->n_embd, output_rows_.get()));
   KVRUN_RETURN_IF_ERROR(list.RmsNorm(*output_rows_, *weights_->output_norm, config_->rms_epsilon, n_outputs,
                                      config_->n_embd, output_rows_.get()));
   return list.MatMul({.weight = &weights_->output(),

@@ -19,6 +19,22 @@ namespace kvrun {
 inline constexpr uint32_t kChunkRows = 256;
 inline constexpr uint32_t kMaxOutputRows = 32;
 
+// Which rows a step computes, as the host writes it.
+struct StepInputs {
+  std::unique_ptr<Buffer> step;    // StepParams
+  std::unique_ptr<Buffer> angles;  // float [kChunkRows, rotary_dim / 2, 2]
+
+  static Result<StepInputs> Create(const ModelConfig& config, Device& device, std::string_view part);
+};
+
+// What a step has for itself; all other activations lie in buffers that steps share, one after another. With
+// two places the host writes one step's inputs while the device computes the other.
+struct StepPlace {
+  Buffer* hidden = nullptr;  // the residual stream, float [rows, n_embd]
+  Buffer* step = nullptr;    // StepInputs
+  Buffer* angles = nullptr;
+};
+
 class StepCommands {
  public:
   // `hidden_use`: kShared where the host moves hidden states of a chunk in and out.
@@ -28,11 +44,13 @@ class StepCommands {
   const ModelConfig& config() const { return *config_; }
   const DeviceLayer& layer(uint32_t index) const { return weights_->layers[index]; }
   uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
-  Buffer* hidden() const { return hidden_.get(); }  // the residual stream, float [rows, n_embd]
+  Buffer* hidden() const { return hidden_.get(); }  // of own()
+  // Where steps are that say nothing else.
+  StepPlace own() const { return {hidden_.get(), inputs_.step.get(), inputs_.angles.get()}; }
   // Of AttentionNorm, until AfterAttention.
   const Buffer* normed() const { return normed_.get(); }
   Buffer* qkv() const { return qkv_.get(); }  // float [rows, qkv_dim]
-  const Buffer* step() const { return step_.get(); }
+  const Buffer* step() const { return inputs_.step.get(); }
 
   // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
   // Rows of one sequence are a prompt's; so is a row alone where `is_prompt`.
@@ -40,20 +58,28 @@ class StepCommands {
 
   // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
   // buffer.
-  void WriteRows(std::span<const StepRow> rows, uint32_t first_position = 0);
+  void WriteRows(std::span<const StepRow> rows) { WriteRows(own(), rows, 0); }
+  void WriteRows(const StepPlace& place, std::span<const StepRow> rows, uint32_t first_position);
   // Of the rows that were written: float [n_rows, rotary_dim / 2, 2].
   std::span<const float> angles(size_t n_rows) const;
   // How many groups a choice may have in steps from now on; 0: as many as its plan says.
   void WriteMostChosen(uint32_t n_groups);
   // Of which rows logits are wanted.
-  void WriteOutputs(std::span<const uint32_t> outputs);
+  void WriteOutputs(std::span<const uint32_t> outputs) { WriteOutputs(own(), outputs); }
+  void WriteOutputs(const StepPlace& place, std::span<const uint32_t> outputs);
 
-  // These three work on `hidden`, or where none is given on hidden().
-  Status Embed(CommandList& list, uint32_t n_rows, Buffer* hidden = nullptr) const;
+  Status Embed(CommandList& list, uint32_t n_rows) const { return Embed(list, n_rows, own()); }
+  Status Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const;
   // Norm, and the product to Q, K and V.
-  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden = nullptr) const;
+  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+    return BeforeAttention(list, layer, n_rows, own());
+  }
+  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // The output projection and the feed-forward network, added to the residual stream.
-  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden = nullptr) const;
+  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+    return AfterAttention(list, layer, n_rows, own());
+  }
+  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // BeforeAttention in two parts. The norm, by itself or with that of a later layer of the same hidden
   // states: float [n_rows, n_embd].
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows) const {
@@ -79,7 +105,6 @@ class StepCommands {
  private:
   StepCommands() = default;
   Status CreateBuffers(Device& device, BufferUse hidden_use);
-  Buffer* OrOwn(Buffer* hidden) const { return hidden != nullptr ? hidden : hidden_.get(); }
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
                        Buffer* out) const;
   void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
@@ -92,16 +117,15 @@ class StepCommands {
 
   RopeTable rope_;
   std::vector<std::complex<double>> turns_;  // [frequencies, kTurnPositions]
-  std::unique_ptr<Buffer> step_;             // StepParams
-  std::unique_ptr<Buffer> angles_;           // [rows, rotary_dim / 2, 2]
-  std::unique_ptr<Buffer> hidden_;           // [rows, n_embd]
-  std::unique_ptr<Buffer> normed_;           // [rows, n_embd]
-  std::unique_ptr<Buffer> qkv_;              // [rows, qkv_dim]
-  std::unique_ptr<Buffer> attended_;         // [rows, q_dim]
-  std::unique_ptr<Buffer> gate_up_;          // [rows, 2 * n_ff]
-  std::unique_ptr<Buffer> ffn_;              // [rows, n_ff]
-  std::unique_ptr<Buffer> output_rows_;      // [outputs, n_embd]
-  std::unique_ptr<Buffer> logits_;           // [outputs, n_vocab]
+  StepInputs inputs_;
+  std::unique_ptr<Buffer> hidden_;       // [rows, n_embd]
+  std::unique_ptr<Buffer> normed_;       // [rows, n_embd]
+  std::unique_ptr<Buffer> qkv_;          // [rows, qkv_dim]
+  std::unique_ptr<Buffer> attended_;     // [rows, q_dim]
+  std::unique_ptr<Buffer> gate_up_;      // [rows, 2 * n_ff]
+  std::unique_ptr<Buffer> ffn_;          // [rows, n_ff]
+  std::unique_ptr<Buffer> output_rows_;  // [outputs, n_embd]
+  std::unique_ptr<Buffer> logits_;       // [outputs, n_vocab]
 };
 
 }  // namespace kvrun

@@ -11,6 +11,7 @@
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
 #include "runtime/store/row_store.h"
+#include "shaders/shared/step_params.h"
 
 namespace kvrun {
 namespace {
@@ -248,8 +249,11 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t adapter = PrefillAdapterBytes(input, plan);
   const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
   const uint64_t image = PrefillImageBytes(plan);
-  const uint64_t kept = whole + in_memory + std::max(image, adapter);
-  const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
+  // What the host writes for the next chunk, while the device computes one: rows, and at most as many angles.
+  const uint64_t inputs =
+      sizeof(StepParams) + uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float);
+  const uint64_t kept = inputs + whole + in_memory + std::max(image, adapter);
+  const uint64_t spilled = inputs + whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;

@@ -37,7 +37,7 @@ KernelChoice ChooseMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, 
 
 struct AttendChoice {
   KernelChoice kernel;
-  uint32_t n_splits = 1;  // of every row's positions; more than 1: joined by combine_splits
+  uint32_t n_splits = 1;     // of every row's positions; more than 1: joined by combine_splits
   uint32_t split_block = 0;  // of attention over slots: entries of a split come in multiples of it
 };
 
