@@ -36,6 +36,11 @@ void CommandPool::Free(VkCommandBuffer commands) const {
   device_->vk().vkFreeCommandBuffers(device_->handle(), pool_.get(), 1, &commands);
 }
 
+Status CommandPool::Reset() const {
+  return StatusFromVk(device_->vk().vkResetCommandPool(device_->handle(), pool_.get(), 0),
+                      "cannot reset a command pool");
+}
+
 Status BeginCommands(const VulkanDevice& device, VkCommandBuffer commands, bool one_time) {
   VkCommandBufferBeginInfo info{};
   info.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;

@@ -17,6 +17,8 @@ class CommandPool {
   // A primary command buffer; it may be recorded again.
   Result<VkCommandBuffer> Allocate() const;
   void Free(VkCommandBuffer commands) const;
+  // All of its command buffers may be recorded anew; none of them is running.
+  Status Reset() const;
 
  private:
   CommandPool() = default;

@@ -160,7 +160,16 @@ Status DescriptorSets::AddPool() {
   KVRUN_RETURN_IF_VK_ERROR(device_->vk().vkCreateDescriptorPool(device_->handle(), &info, nullptr, &pool),
                            "cannot create a descriptor pool");
   pools_.emplace_back(*device_, pool);
+  constexpr uint32_t kMostSetsPerPool = 1024;
+  sets_per_pool_ = std::min(sets_per_pool_ * 4, kMostSetsPerPool);
   return Status::Ok();
+}
+
+Status DescriptorSets::Reset() {
+  if (pools_.empty()) return Status::Ok();
+  pools_.erase(pools_.begin(), pools_.end() - 1);
+  return StatusFromVk(device_->vk().vkResetDescriptorPool(device_->handle(), pools_.back().get(), 0),
+                      "cannot reset a descriptor pool");
 }
 
 Result<VkDescriptorSet> DescriptorSets::Allocate(const ComputePipeline& pipeline,

@@ -65,18 +65,21 @@ struct BufferBinding {
 // Descriptor sets out of pools that grow; sets live as long as this does. Not thread-safe.
 class DescriptorSets {
  public:
-  explicit DescriptorSets(const VulkanDevice& device, uint32_t sets_per_pool = 256)
+  // The first pool has `sets_per_pool` sets, each further one four times as many as the one before.
+  explicit DescriptorSets(const VulkanDevice& device, uint32_t sets_per_pool = 16)
       : device_(&device), sets_per_pool_(sets_per_pool) {}
 
   // `bindings` in the order of the pipeline's bindings.
   Result<VkDescriptorSet> Allocate(const ComputePipeline& pipeline, std::span<const BufferBinding> bindings);
+  // Its sets are gone; none of them is in use. Keeps the largest pool for others.
+  Status Reset();
 
  private:
   Status AddPool();
   void Write(VkDescriptorSet set, const ComputePipeline& pipeline, std::span<const BufferBinding> bindings);
 
   const VulkanDevice* device_;
-  uint32_t sets_per_pool_;
+  uint32_t sets_per_pool_;  // of the next one
   std::vector<UniqueDescriptorPool> pools_;
 };
 

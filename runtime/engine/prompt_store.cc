@@ -10,8 +10,8 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kProjectedRows = kChunkRows / 2;  // of each of two buffers
-constexpr uint32_t kTappedRows = 8;                  // of a chunk, where queries stand for all: evenly spaced
+constexpr uint32_t kProjectedRows = kChunkRows;  // of each of two buffers
+constexpr uint32_t kTappedRows = 8;              // of a chunk, where queries stand for all: evenly spaced
 
 }  // namespace
 

@@ -146,7 +146,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   KvTiles tiles_;
   std::optional<Planes> shown_;                                // of the layer
   std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;  // kShared, [RecordsAtOnce] of all heads
-  std::array<std::unique_ptr<Buffer>, 2> projected_;           // kShared, float [kChunkRows / 2, rank]
+  std::array<std::unique_ptr<Buffer>, 2> projected_;           // kShared, float [kChunkRows, rank]
   std::optional<LayerSumBuffers> sums_;
   bool has_learned_ = false;        // the layer, from its sums
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use

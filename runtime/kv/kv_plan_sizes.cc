@@ -148,7 +148,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t observed = plan.has_statics() ? ObservedRowBytes(input, plan) : 0;
   const uint64_t projected =
       observed +
-      (plan.method.has_pages() ? 0 : uint64_t{kPrefillChunkTokens} * plan.index.rank * sizeof(float));
+      (plan.method.has_pages() ? 0 : uint64_t{2} * kPrefillChunkTokens * plan.index.rank * sizeof(float));
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);

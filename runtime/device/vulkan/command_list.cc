@@ -20,14 +20,18 @@ bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffe
 
 }  // namespace
 
-VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, CommandPool pool)
-    : device_(device), pool_(std::move(pool)), sets_(device.vulkan()) {}
+VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, VulkanComputeDevice::ListParts made_of)
+    : device_(device), made_of_(std::move(made_of)) {}
 
-VulkanCommandList::~VulkanCommandList() { device_.Forget(*this); }
+VulkanCommandList::~VulkanCommandList() {
+  device_.Forget(*this);
+  made_of_.idle.insert(made_of_.idle.end(), parts_.begin(), parts_.end());
+  device_.GiveListParts(std::move(made_of_));
+}
 
 Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanComputeDevice& device) {
-  KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(device.vulkan()));
-  std::unique_ptr<VulkanCommandList> list(new VulkanCommandList(device, std::move(pool)));
+  KVRUN_ASSIGN_OR_RETURN(VulkanComputeDevice::ListParts made_of, device.TakeListParts());
+  std::unique_ptr<VulkanCommandList> list(new VulkanCommandList(device, std::move(made_of)));
   KVRUN_RETURN_IF_ERROR(list->BeginPart());
   if (device.profile() && device.plan().timestamps) {
     KVRUN_ASSIGN_OR_RETURN(list->timestamps_, TimestampPool::Create(device.vulkan(), kMaxTimestamps));
@@ -39,7 +43,12 @@ Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanCompu
 
 Status VulkanCommandList::BeginPart() {
   if (commands_ != VK_NULL_HANDLE) KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));
-  KVRUN_ASSIGN_OR_RETURN(commands_, pool_.Allocate());
+  if (made_of_.idle.empty()) {
+    KVRUN_ASSIGN_OR_RETURN(commands_, made_of_.pool.Allocate());
+  } else {
+    commands_ = made_of_.idle.back();
+    made_of_.idle.pop_back();
+  }
   parts_.push_back(commands_);
   dispatches_ = 0;
   return BeginCommands(device_.vulkan(), commands_);
@@ -117,7 +126,7 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
                         .length_bytes = dispatch.step->size_bytes()});
     NoteHostBuffer(*dispatch.step);
   }
-  KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, sets_.Allocate(*pipeline, bindings));
+  KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, made_of_.sets.Allocate(*pipeline, bindings));
 
   if (plan.split_submits && dispatches_ == kMaxDispatchesPerPart) KVRUN_RETURN_IF_ERROR(BeginPart());
   ++dispatches_;

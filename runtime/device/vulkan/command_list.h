@@ -88,7 +88,7 @@ class VulkanCommandList : public CommandList {
   Status AddTimes(std::map<std::string, OperationTime>* times) const;
 
  private:
-  explicit VulkanCommandList(VulkanComputeDevice& device, CommandPool pool);
+  VulkanCommandList(VulkanComputeDevice& device, VulkanComputeDevice::ListParts made_of);
 
   Status Record(const Dispatch& dispatch);
   // Whether the kernel has a variant that reads texels, and all that it reads can be read so.
@@ -116,13 +116,12 @@ class VulkanCommandList : public CommandList {
   const DeviceBuffer* MemoryOrEmpty(const Buffer* buffer) const;
 
   VulkanComputeDevice& device_;
-  CommandPool pool_;
+  VulkanComputeDevice::ListParts made_of_;
   std::vector<VkCommandBuffer> parts_;
   std::vector<std::shared_ptr<const ComputePipeline>> pipelines_;  // that the list runs
   VkCommandBuffer commands_ = VK_NULL_HANDLE;                      // the last part
   bool is_first_run_ = true;
-  uint32_t dispatches_ = 0;  // in the last part
-  DescriptorSets sets_;
+  uint32_t dispatches_ = 0;                   // in the last part
   std::vector<const DeviceBuffer*> read_;     // since the last barrier
   std::vector<const DeviceBuffer*> written_;  // since the last barrier
   std::vector<const VulkanBuffer*> uploads_;

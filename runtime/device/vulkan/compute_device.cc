@@ -318,6 +318,24 @@ void VulkanComputeDevice::Forget(const VulkanCommandList& list) {
   std::erase(untimed_, &list);
 }
 
+Result<VulkanComputeDevice::ListParts> VulkanComputeDevice::TakeListParts() {
+  const std::lock_guard lock(mutex_);
+  if (idle_parts_.empty()) {
+    KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(*vulkan_));
+    return ListParts{std::move(pool), DescriptorSets(*vulkan_), {}};
+  }
+  ListParts parts = std::move(idle_parts_.back());
+  idle_parts_.pop_back();
+  return parts;
+}
+
+void VulkanComputeDevice::GiveListParts(ListParts parts) {
+  constexpr size_t kMostIdle = 4;
+  const std::lock_guard lock(mutex_);
+  if (idle_parts_.size() >= kMostIdle || !parts.pool.Reset().ok() || !parts.sets.Reset().ok()) return;
+  idle_parts_.push_back(std::move(parts));
+}
+
 std::vector<Device::MemoryPart> VulkanComputeDevice::MemoryInUse() const {
   std::vector<MemoryPart> parts;
   for (const MemoryUsage& usage : allocator_->Usage()) parts.push_back({usage.name, usage.bytes});

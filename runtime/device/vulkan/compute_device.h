@@ -110,6 +110,16 @@ class VulkanComputeDevice : public Device {
   const VulkanBuffer& empty_buffer() const { return *empty_; }
   // The list goes: no later Wait looks at it.
   void Forget(const VulkanCommandList& list);
+  // What a list is made of. Drivers take a third of a millisecond to make it, so that what lists leave is
+  // used again: a prompt has thousands of short ones.
+  struct ListParts {
+    CommandPool pool;
+    DescriptorSets sets;
+    std::vector<VkCommandBuffer> idle;  // of the pool
+  };
+  Result<ListParts> TakeListParts();
+  // Nothing that was recorded with them is running.
+  void GiveListParts(ListParts parts);
 
  private:
   VulkanComputeDevice() = default;
@@ -141,6 +151,7 @@ class VulkanComputeDevice : public Device {
   std::vector<Submitted> submitted_;               // ascending; until they were waited for
   std::vector<const VulkanCommandList*> untimed_;  // complete, with profile: their times are still to be read
   std::map<std::string, OperationTime> times_;
+  std::vector<ListParts> idle_parts_;
 };
 
 }  // namespace kvrun
