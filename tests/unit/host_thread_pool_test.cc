@@ -5,6 +5,8 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
@@ -99,6 +101,73 @@ TEST(HostThreadPool, AWorkerThatHoldsTheOthersUpIsLeftOutAndComesBack) {
   if (!is_left_out && ran_ns < wanted_ns / 10 * 9) GTEST_SKIP() << "other programs have the caller's core";
   EXPECT_TRUE(is_left_out);
   EXPECT_TRUE(until(0, milliseconds(1)));
+}
+
+// As a device wakes who waits for its lists: by workers that spin, that sleep, that compute, and without any.
+TEST(HostThreadPool, WhoeverIsNotifiedWakes) {
+  for (const uint32_t n_threads : {1U, 2U, 4U}) {
+    std::mutex mutex;
+    std::condition_variable reached;
+    int value = 0;
+    std::atomic<int> seen{0};
+    ThreadPool pool(n_threads);
+    constexpr int kTurns = 1000;
+    std::thread waiter([&] {
+      for (int turn = 1; turn <= kTurns; ++turn) {
+        std::unique_lock lock(mutex);
+        reached.wait(lock, [&] { return value >= turn; });
+        seen = turn;
+      }
+    });
+    for (int turn = 1; turn <= kTurns; ++turn) {
+      {
+        const std::lock_guard lock(mutex);
+        value = turn;
+      }
+      pool.Notify(reached);
+      if (turn % 3 == 0) pool.ParallelFor(8, 1, [](size_t, size_t, uint32_t) {});
+      if (turn % 100 == 0) std::this_thread::sleep_for(milliseconds(1));  // workers sleep
+      pool.NotifyLeft();
+      const auto end = Clock::now() + std::chrono::seconds(20);
+      while (turn % 2 == 0 && seen < turn && Clock::now() < end) std::this_thread::yield();
+      if (turn % 2 == 0) {
+        EXPECT_EQ(seen, turn) << n_threads;
+      }
+      if (HasFailure()) break;
+    }
+    {
+      const std::lock_guard lock(mutex);
+      value = kTurns;
+    }
+    reached.notify_one();
+    waiter.join();
+  }
+}
+
+// The caller computes on while a worker makes the call.
+TEST(HostThreadPool, ASpinningWorkerNotifies) {
+  ThreadPool pool(2);
+  std::mutex mutex;
+  std::condition_variable reached;
+  bool is_reached = false;
+  std::atomic<bool> is_seen{false};
+  std::thread waiter([&] {
+    std::unique_lock lock(mutex);
+    reached.wait(lock, [&] { return is_reached; });
+    is_seen = true;
+  });
+  std::this_thread::sleep_for(milliseconds(5));
+  pool.ParallelFor(64, 1, [](size_t, size_t, uint32_t) {});  // the worker is awake
+  {
+    const std::lock_guard lock(mutex);
+    is_reached = true;
+  }
+  pool.Notify(reached);  // and nothing else of the caller: a worker, or the caller as all sleep
+  const auto end = Clock::now() + std::chrono::seconds(20);
+  while (!is_seen && Clock::now() < end) std::this_thread::yield();
+  EXPECT_TRUE(is_seen);
+  pool.NotifyLeft();
+  waiter.join();
 }
 
 TEST(HostThreadPool, StaysOnTheCoresThatItIsGiven) {

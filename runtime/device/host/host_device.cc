@@ -226,16 +226,20 @@ void HostDevice::Main() {
     return next.list->await_at() > 0 || next.wait_host <= host_value_;
   };
   const auto wake = [this] {
-    for (Waiter* waiter : reached_) waiter->reached.notify_one();
+    for (Waiter* waiter : reached_) pool_.Notify(waiter->reached);
     reached_.clear();
   };
   std::unique_lock lock(mutex_);
   while (true) {
     if (!is_ready()) {
       wake();
+      pool_.NotifyLeft();
       changed_.wait(lock, is_ready);
     }
-    if (queue_begin_ == queue_.size()) return wake();
+    if (queue_begin_ == queue_.size()) {
+      wake();
+      return pool_.NotifyLeft();
+    }
     const Submitted next = queue_[queue_begin_++];
     lock.unlock();
     wake();
@@ -249,12 +253,18 @@ void HostDevice::Main() {
 void HostDevice::Execute(const HostCommandList& list, uint64_t wait_host) {
   const auto kept = KeepInstructionSet();
   const std::span<const HostOperation> operations = list.operations();
-  for (const HostOperation& operation : operations.first(list.await_at())) Run(operation);
+  const auto run = [this](std::span<const HostOperation> some) {
+    for (const HostOperation& operation : some) {
+      Run(operation);
+      pool_.NotifyLeft();
+    }
+  };
+  run(operations.first(list.await_at()));
   if (list.await_at() > 0) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return wait_host <= host_value_; });
   }
-  for (const HostOperation& operation : operations.subspan(list.await_at())) Run(operation);
+  run(operations.subspan(list.await_at()));
 }
 
 void HostDevice::Run(const HostOperation& operation) {

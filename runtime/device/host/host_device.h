@@ -156,8 +156,6 @@ class HostDevice : public Device {
   HostDeviceOptions options_;
   DeviceInfo info_;
   std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
-  ThreadPool pool_;
-
   // Who waits for a value, while that is not 0. Each is woken when it is reached, and not before: a list is
   // completed some hundred times a token, and waking a thread takes as long as a small operation.
   struct Waiter {
@@ -167,11 +165,14 @@ class HostDevice : public Device {
   // At once: an engine's thread and the KV thread. More are made where they are needed.
   static constexpr size_t kMostWaiters = 8;
 
+  std::list<Waiter>
+      waiters_;  // kMostWaiters, or more; guarded by mutex_. The pool's workers may notify them.
+  ThreadPool pool_;
+
   void FindReached();
 
   std::mutex mutex_;                 // guards what follows
   std::condition_variable changed_;  // what the device's thread waits for: a list, a host's value, the end
-  std::list<Waiter> waiters_;        // kMostWaiters, or more
   std::vector<Waiter*> reached_;     // the device's thread's own: to be woken
   // Those from queue_begin_ on are to be carried out. Has room for what any step submits ahead, a list per
   // layer: how many wait at a time depends on time, and a decoded token must not allocate.

@@ -100,6 +100,7 @@ void ThreadPool::Work(uint32_t worker) {
   while (true) {
     AwaitWork(workers_[worker]);
     if (stopping_.load()) return;
+    NotifyLeft();
     const uint32_t done = TakePieces(worker);
     if (done == 0 || unfinished_.fetch_sub(done) != done) continue;
     if (caller_sleeps_.exchange(0) == 1) caller_sleeps_.notify_one();
@@ -112,7 +113,10 @@ void ThreadPool::Work(uint32_t worker) {
 // Arm one that qemu keeps in order (7.2 lets an `ldar` overtake an `stlr` on x86, which the architecture
 // forbids).
 void ThreadPool::AwaitWork(Worker& worker) {
-  const auto is_over = [&] { return unclaimed_.load() != 0 || stopping_.load(std::memory_order_relaxed); };
+  const auto is_over = [&] {
+    return unclaimed_.load() != 0 || to_notify_.load() != nullptr ||
+           stopping_.load(std::memory_order_relaxed);
+  };
   while (true) {
     const bool takes_part = worker.takes_part.load(std::memory_order_relaxed);
     if (takes_part && SpinUntil(kWorkerSpinNs, is_over)) return;
@@ -157,6 +161,24 @@ void ThreadPool::Share(size_t n, size_t grain, Pieces pieces, const PieceFunctio
   WakeWorkers(n_grains - 1);
   const uint32_t done = TakePieces(0);
   if (unfinished_.fetch_sub(done) != done) AwaitOthers();
+}
+
+bool ThreadPool::HasAwakeWorker() const {
+  for (uint32_t i = 1; i < n_workers_; ++i) {
+    if (attendance_.TakesPart(i) && workers_[i].is_asleep.load() == 0) return true;
+  }
+  return false;
+}
+
+// As with work: either a worker sees it after it has said that it sleeps, or the caller sees that all sleep.
+void ThreadPool::Notify(std::condition_variable& condition) {
+  if (std::condition_variable* const earlier = to_notify_.exchange(&condition)) earlier->notify_one();
+  if (!HasAwakeWorker()) NotifyLeft();
+}
+
+void ThreadPool::NotifyLeft() {
+  if (to_notify_.load(std::memory_order_relaxed) == nullptr) return;
+  if (std::condition_variable* const condition = to_notify_.exchange(nullptr)) condition->notify_one();
 }
 
 void ThreadPool::WakeWorkers(uint32_t n_most) {

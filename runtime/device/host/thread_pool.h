@@ -11,6 +11,7 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,14 @@ class ThreadPool {
   // The same for all of them together: [size(), bytes_per_worker rounded up to 64]. Before ParallelFor.
   void ReserveScratch(size_t bytes_per_worker);
 
+  // Notifies one thread that waits for `condition`, which must outlive the pool: by a worker that spins,
+  // where there is one, as the caller has something to compute and a system call that wakes a thread takes as
+  // long as a small operation. Where that worker's core is the woken thread's last one, none is interrupted
+  // for it. For the caller.
+  void Notify(std::condition_variable& condition);
+  // What no worker has come to, as its core has gone to another program: by the caller, after an operation.
+  void NotifyLeft();
+
   // How many workers are left out at present, as Attendance has it. For the caller.
   uint32_t n_left_out() const { return attendance_.n_out(); }
 
@@ -100,6 +109,7 @@ class ThreadPool {
   uint32_t TakePieces(uint32_t worker);
   void Work(uint32_t worker);
   void AwaitWork(Worker& worker);
+  bool HasAwakeWorker() const;
   void WakeWorkers(uint32_t n_most);
   void AwaitOthers();
   void DecideAttendance(int64_t now_ns);
@@ -114,6 +124,7 @@ class ThreadPool {
   // depend on nothing else.
   alignas(64) std::atomic<uint32_t> unclaimed_{0};
   std::atomic<bool> stopping_{false};
+  std::atomic<std::condition_variable*> to_notify_{nullptr};  // whoever takes it notifies it
   alignas(64) std::atomic<uint32_t> unfinished_{0};
   std::atomic<uint32_t> caller_sleeps_{0};
   std::unique_ptr<Worker[]> workers_;
