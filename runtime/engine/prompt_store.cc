@@ -10,8 +10,7 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kProjectedRows = kChunkRows;  // of each of two buffers
-constexpr uint32_t kTappedRows = 8;              // of a chunk, where queries stand for all: evenly spaced
+constexpr uint32_t kTappedRows = 8;  // of a chunk, where queries stand for all: evenly spaced
 
 }  // namespace
 
@@ -42,9 +41,9 @@ Status PromptStore::CreateBuffers() {
   if (divides()) return Status::Ok();
   if (index() == nullptr || index()->takes_records()) return Status::Ok();
   for (std::unique_ptr<Buffer>& projected : projected_) {
-    KVRUN_ASSIGN_OR_RETURN(projected,
-                           device_.CreateBuffer(uint64_t{kProjectedRows} * plan().index.rank * sizeof(float),
-                                                BufferUse::kShared, "kv"));
+    KVRUN_ASSIGN_OR_RETURN(
+        projected, device_.CreateBuffer(uint64_t{ProjectedRows(plan())} * plan().index.rank * sizeof(float),
+                                        BufferUse::kShared, "kv"));
   }
   if (!takes_sums()) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(sums_, LayerSumBuffers::Create(device_, commands_.config(), "kv"));
@@ -280,22 +279,23 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
 // Of a tile, while the tile is shown: while some rows are visited, the device computes the next ones.
 Status PromptStore::ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t end, const IndexSides& sides,
                                 uint32_t rank, const ProjectedFn& visit) {
-  std::unique_ptr<CommandList> lists[2];
+  const uint32_t rows_at_once = ProjectedRows(plan());
+  std::unique_ptr<CommandList> lists[kProjectTurns];
   uint64_t value = 0;
   const auto submit = [&](uint32_t first, uint32_t turn) -> Status {
     KVRUN_ASSIGN_OR_RETURN(lists[turn], device_.CreateCommandList());
     KVRUN_RETURN_IF_ERROR(lists[turn]->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin,
-                                                   std::min(kProjectedRows, end - first), sides, rank,
+                                                   std::min(rows_at_once, end - first), sides, rank,
                                                    projected_[turn].get()));
     KVRUN_RETURN_IF_ERROR(lists[turn]->Finish());
     KVRUN_ASSIGN_OR_RETURN(value, device_.Submit(*lists[turn]));
     return Status::Ok();
   };
   KVRUN_RETURN_IF_ERROR(submit(begin, 0));
-  for (uint32_t first = begin, turn = 0; first < end; first += kProjectedRows, turn = 1 - turn) {
+  for (uint32_t first = begin, turn = 0; first < end; first += rows_at_once, turn = 1 - turn) {
     KVRUN_RETURN_IF_ERROR(device_.Wait(value));
-    if (first + kProjectedRows < end) KVRUN_RETURN_IF_ERROR(submit(first + kProjectedRows, 1 - turn));
-    const uint64_t count = uint64_t{std::min(kProjectedRows, end - first)} * rank;
+    if (first + rows_at_once < end) KVRUN_RETURN_IF_ERROR(submit(first + rows_at_once, 1 - turn));
+    const uint64_t count = uint64_t{std::min(rows_at_once, end - first)} * rank;
     Status visited = projected_[turn]->Invalidate(0, count * sizeof(float));
     if (visited.ok()) visited = visit(first, Floats(*projected_[turn]).first(count));
     if (!visited.ok()) static_cast<void>(device_.Wait(value));  // lists must outlive what runs

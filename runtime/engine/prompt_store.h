@@ -144,9 +144,9 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   KvRange prompt_;
   uint32_t layer_ = 0;
   KvTiles tiles_;
-  std::optional<Planes> shown_;                                // of the layer
-  std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;  // kShared, [RecordsAtOnce] of all heads
-  std::array<std::unique_ptr<Buffer>, 2> projected_;           // kShared, float [kChunkRows, rank]
+  std::optional<Planes> shown_;                                   // of the layer
+  std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;     // kShared, [RecordsAtOnce] of all heads
+  std::array<std::unique_ptr<Buffer>, kProjectTurns> projected_;  // kShared, float [ProjectedRows, rank]
   std::optional<LayerSumBuffers> sums_;
   bool has_learned_ = false;        // the layer, from its sums
   std::unique_ptr<Buffer> tapped_;  // kReadback, float [tapped rows, qkv_dim]; null: queries are of no use

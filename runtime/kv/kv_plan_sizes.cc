@@ -128,6 +128,10 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
 
 }  // namespace
 
+uint32_t ProjectedRows(const KvPlan& plan) {
+  return plan.prefill_tile_tokens < plan.n_ctx ? kTiledChunkTokens : kPrefillChunkTokens;
+}
+
 uint32_t RecordsAtOnce(const KvPlan& plan) {
   constexpr uint32_t kMostGroups = 32;
   const uint32_t of_chunk = kPrefillChunkTokens / kRecordTurns / plan.record.group_tokens;
@@ -136,7 +140,13 @@ uint32_t RecordsAtOnce(const KvPlan& plan) {
 
 namespace {
 
-// In prefill, of one sequence, beside tile and hidden states: all the time.
+// Of keys that are projected, so many of each turn.
+uint64_t ProjectedBytes(const KvPlan& plan, uint64_t rows_of_turn) {
+  if (plan.method.has_clusters() || plan.method.evicts() || plan.method.has_pages()) return 0;
+  return kProjectTurns * rows_of_turn * plan.index.rank * sizeof(float);
+}
+
+// In prefill, of one sequence, beside tile and hidden states: all the time, and in plans of several tiles.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const KvModelShape& model = input.model;
   const uint64_t chunk_groups = kRecordTurns * RecordsAtOnce(plan);
@@ -146,9 +156,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (plan.method.has_clusters()) return encoded + ClusterQueryBytes(input, plan);
   if (plan.method.evicts()) return encoded + ObservedRowBytes(input, plan);
   const uint64_t observed = plan.has_statics() ? ObservedRowBytes(input, plan) : 0;
-  const uint64_t projected =
-      observed +
-      (plan.method.has_pages() ? 0 : uint64_t{2} * kPrefillChunkTokens * plan.index.rank * sizeof(float));
+  const uint64_t projected = observed + ProjectedBytes(plan, kTiledChunkTokens);
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);
@@ -249,11 +257,13 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t adapter = PrefillAdapterBytes(input, plan);
   const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
   const uint64_t image = PrefillImageBytes(plan);
-  // What the host writes for the next chunk, while the device computes one: rows, and at most as many angles.
-  const uint64_t inputs =
-      sizeof(StepParams) + uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float);
-  const uint64_t kept = inputs + whole + in_memory + std::max(image, adapter);
-  const uint64_t spilled = inputs + whole + spill_bytes + std::max(image, adapter);
+  // With one tile: what the host writes for the next chunk, while the device computes one (rows, and at most
+  // as many angles), and more projected rows at a time.
+  const uint64_t of_one_tile = sizeof(StepParams) +
+                               uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float) +
+                               ProjectedBytes(plan, kPrefillChunkTokens - kTiledChunkTokens);
+  const uint64_t kept = of_one_tile + whole + in_memory + std::max(image, adapter);
+  const uint64_t spilled = of_one_tile + whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;

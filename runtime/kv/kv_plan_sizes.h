@@ -24,6 +24,10 @@ uint32_t RecordsAtOnce(const KvPlan& plan);
 // Where attention goes over tiles, whose results between tiles grow with the chunk.
 inline constexpr uint32_t kTiledChunkTokens = 128;
 
+// Keys are projected in turns, too: rows of a turn. Plans of several tiles have memory for fewer.
+inline constexpr uint32_t kProjectTurns = 2;
+uint32_t ProjectedRows(const KvPlan& plan);
+
 // The ring that holds the newest entries: from the group of the oldest of `window_entries` on to the group
 // that is being filled, wherever they begin in their groups, and one more, which may still be on its way to
 // flash.
