@@ -183,7 +183,6 @@ class PrefillTiles {
   std::vector<Turn> turns_;
   size_t last_turn_ = 0;
   std::vector<StepRow> tile_rows_;
-  std::vector<uint32_t> tapped_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
   std::vector<EarlierList> earlier_lists_;
 };

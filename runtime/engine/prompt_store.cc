@@ -105,6 +105,8 @@ Status PromptStore::Tap(CommandList& list, const TappedChunk& chunk) {
 
 // The newest queries take the place of the oldest.
 Status PromptStore::EndTap(uint32_t first, std::span<const uint32_t> tapped) {
+  if (tapped.empty()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(tapped_->Invalidate(0, tapped.size() * commands_.qkv_dim() * sizeof(float)));
   const size_t dim = commands_.config().q_dim();
   for (size_t row = 0; row < tapped.size(); ++row) {
     if (queries_.size() < most_queries() * dim) queries_.resize(queries_.size() + dim);

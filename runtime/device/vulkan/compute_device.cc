@@ -265,6 +265,8 @@ Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list, uint64_t wait_ho
   uint64_t value = 0;
   {
     const std::lock_guard lock(mutex_);
+    // The list would write over its times. It has run to its end, so the driver has them.
+    KVRUN_RETURN_IF_ERROR(TakeTimesOf(vulkan_list));
     value = last_value_ += vulkan_list.parts().size();
     submitted_.push_back({value, &vulkan_list});
   }
@@ -315,7 +317,12 @@ Status VulkanComputeDevice::Wait(uint64_t value) {
 void VulkanComputeDevice::Forget(const VulkanCommandList& list) {
   const std::lock_guard lock(mutex_);
   std::erase_if(submitted_, [&](const auto& entry) { return entry.list == &list; });
-  std::erase(untimed_, &list);
+  static_cast<void>(TakeTimesOf(list));
+}
+
+Status VulkanComputeDevice::TakeTimesOf(const VulkanCommandList& list) {
+  if (std::erase(untimed_, &list) == 0) return Status::Ok();
+  return list.AddTimes(&times_);
 }
 
 Result<VulkanComputeDevice::ListParts> VulkanComputeDevice::TakeListParts() {
@@ -330,10 +337,10 @@ Result<VulkanComputeDevice::ListParts> VulkanComputeDevice::TakeListParts() {
 }
 
 void VulkanComputeDevice::GiveListParts(ListParts parts) {
-  constexpr size_t kMostIdle = 4;
+  constexpr size_t kMostIdle = 12;  // a prompt's layer has six to eight lists
+  if (!parts.pool.Reset().ok() || !parts.sets.Reset().ok()) return;
   const std::lock_guard lock(mutex_);
-  if (idle_parts_.size() >= kMostIdle || !parts.pool.Reset().ok() || !parts.sets.Reset().ok()) return;
-  idle_parts_.push_back(std::move(parts));
+  if (idle_parts_.size() < kMostIdle) idle_parts_.push_back(std::move(parts));
 }
 
 std::vector<Device::MemoryPart> VulkanComputeDevice::MemoryInUse() const {

@@ -130,6 +130,8 @@ class VulkanComputeDevice : public Device {
                                                   std::string_view part, uint64_t alignment_bytes);
   // Copies into device memory that the host may not see.
   Status Upload(const DeviceBuffer& to, std::span<const std::byte> bytes);
+  // With profile, of a list that was waited for and whose times are still to be read. Under mutex_.
+  Status TakeTimesOf(const VulkanCommandList& list);
   Status FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources);
 
   std::unique_ptr<VulkanDevice> vulkan_;
