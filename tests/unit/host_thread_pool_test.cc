@@ -146,11 +146,11 @@ TEST(HostThreadPool, WhoeverIsNotifiedWakes) {
 
 // The caller computes on while a worker makes the call.
 TEST(HostThreadPool, ASpinningWorkerNotifies) {
-  ThreadPool pool(2);
   std::mutex mutex;
   std::condition_variable reached;
   bool is_reached = false;
   std::atomic<bool> is_seen{false};
+  ThreadPool pool(2);
   std::thread waiter([&] {
     std::unique_lock lock(mutex);
     reached.wait(lock, [&] { return is_reached; });
