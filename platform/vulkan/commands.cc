@@ -20,7 +20,8 @@ Result<CommandPool> CommandPool::Create(const VulkanDevice& device) {
   return result;
 }
 
-Result<VkCommandBuffer> CommandPool::Allocate() const {
+Result<VkCommandBuffer> CommandPool::Allocate() {
+  if (n_used_ < buffers_.size()) return buffers_[n_used_++];
   VkCommandBufferAllocateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
   info.commandPool = pool_.get();
@@ -29,14 +30,13 @@ Result<VkCommandBuffer> CommandPool::Allocate() const {
   VkCommandBuffer commands = VK_NULL_HANDLE;
   KVRUN_RETURN_IF_VK_ERROR(device_->vk().vkAllocateCommandBuffers(device_->handle(), &info, &commands),
                            "cannot allocate a command buffer");
+  buffers_.push_back(commands);
+  ++n_used_;
   return commands;
 }
 
-void CommandPool::Free(VkCommandBuffer commands) const {
-  device_->vk().vkFreeCommandBuffers(device_->handle(), pool_.get(), 1, &commands);
-}
-
-Status CommandPool::Reset() const {
+Status CommandPool::Reset() {
+  n_used_ = 0;
   return StatusFromVk(device_->vk().vkResetCommandPool(device_->handle(), pool_.get(), 0),
                       "cannot reset a command pool");
 }
@@ -79,7 +79,7 @@ void RecordComputeBarrier(const VulkanDevice& device, VkCommandBuffer commands) 
 
 Status RunOnce(const VulkanDevice& device, std::string_view what,
                const std::function<void(VkCommandBuffer)>& record) {
-  KVRUN_ASSIGN_OR_RETURN(const CommandPool pool, CommandPool::Create(device));
+  KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(device));
   KVRUN_ASSIGN_OR_RETURN(VkCommandBuffer commands, pool.Allocate());
   KVRUN_RETURN_IF_ERROR(BeginCommands(device, commands, /*one_time=*/true));
   record(commands);

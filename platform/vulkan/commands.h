@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "platform/vulkan/device.h"
@@ -15,16 +16,17 @@ class CommandPool {
   static Result<CommandPool> Create(const VulkanDevice& device);
 
   // A primary command buffer; it may be recorded again.
-  Result<VkCommandBuffer> Allocate() const;
-  void Free(VkCommandBuffer commands) const;
-  // All of its command buffers may be recorded anew; none of them is running.
-  Status Reset() const;
+  Result<VkCommandBuffer> Allocate();
+  // Its command buffers are handed out anew; none of them is running.
+  Status Reset();
 
  private:
   CommandPool() = default;
 
   const VulkanDevice* device_ = nullptr;
   UniqueCommandPool pool_;
+  std::vector<VkCommandBuffer> buffers_;  // the first n_used_ are handed out
+  size_t n_used_ = 0;
 };
 
 Status BeginCommands(const VulkanDevice& device, VkCommandBuffer commands, bool one_time = false);

@@ -165,8 +165,8 @@ class HostDevice : public Device {
   // At once: an engine's thread and the KV thread. More are made where they are needed.
   static constexpr size_t kMostWaiters = 8;
 
-  std::list<Waiter>
-      waiters_;  // kMostWaiters, or more; guarded by mutex_. The pool's workers may notify them.
+  // kMostWaiters, or more; guarded by mutex_. The pool's workers notify them, so they outlive it.
+  std::list<Waiter> waiters_;
   ThreadPool pool_;
 
   void FindReached();

@@ -25,7 +25,6 @@ VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, VulkanComputeD
 
 VulkanCommandList::~VulkanCommandList() {
   device_.Forget(*this);
-  made_of_.idle.insert(made_of_.idle.end(), parts_.begin(), parts_.end());
   device_.GiveListParts(std::move(made_of_));
 }
 
@@ -43,12 +42,7 @@ Result<std::unique_ptr<VulkanCommandList>> VulkanCommandList::Create(VulkanCompu
 
 Status VulkanCommandList::BeginPart() {
   if (commands_ != VK_NULL_HANDLE) KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));
-  if (made_of_.idle.empty()) {
-    KVRUN_ASSIGN_OR_RETURN(commands_, made_of_.pool.Allocate());
-  } else {
-    commands_ = made_of_.idle.back();
-    made_of_.idle.pop_back();
-  }
+  KVRUN_ASSIGN_OR_RETURN(commands_, made_of_.pool.Allocate());
   parts_.push_back(commands_);
   dispatches_ = 0;
   return BeginCommands(device_.vulkan(), commands_);

@@ -329,7 +329,7 @@ Result<VulkanComputeDevice::ListParts> VulkanComputeDevice::TakeListParts() {
   const std::lock_guard lock(mutex_);
   if (idle_parts_.empty()) {
     KVRUN_ASSIGN_OR_RETURN(CommandPool pool, CommandPool::Create(*vulkan_));
-    return ListParts{std::move(pool), DescriptorSets(*vulkan_), {}};
+    return ListParts{std::move(pool), DescriptorSets(*vulkan_)};
   }
   ListParts parts = std::move(idle_parts_.back());
   idle_parts_.pop_back();

@@ -115,7 +115,6 @@ class VulkanComputeDevice : public Device {
   struct ListParts {
     CommandPool pool;
     DescriptorSets sets;
-    std::vector<VkCommandBuffer> idle;  // of the pool
   };
   Result<ListParts> TakeListParts();
   // Nothing that was recorded with them is running.
