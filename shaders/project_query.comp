@@ -22,7 +22,7 @@ layout(constant_id = 1) const uint DIRECT = 0;          // needs head_dim to be 
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;  // LOCAL_SIZE or COLUMN_LANES
 layout(constant_id = 3) const uint HAS_NORM = 0;        // ROTATES
 #include "include/read_only.glsl"
-layout(push_constant) uniform Params { ProjectQueryParams p; };
+layout(push_constant) uniform Params { ProjectQueryParams q; };
 READ_ONLY(0, query)
 READ_ONLY(1, side)
 READ_ONLY(2, scales)
@@ -40,36 +40,16 @@ shared vec4 inputs[LOCAL_SIZE];                 // [dimension]: of four rows
 shared vec4 partial_sums[4 * LOCAL_SIZE];       // [row, slice, lane of a slice]
 #include "include/index_side.glsl"
 
-uint HeadsAdded() { return min(p.n_heads / p.n_rows, p.n_heads / p.n_kv_heads); }
-
 #include "include/query_heads.glsl"
-
-// The first of a row's heads that are added up to its dimension i.
-uint FirstHead(uint token, uint row, uint i) {
-  return token * p.n_heads + row * (p.n_heads / p.n_rows) + i / p.head_dim * HeadsAdded();
-}
-
-// Dimension i of a row's heads, added up by KV head.
-float Input(uint token, uint row, uint i) {
-  float value = 0.0;
-  for (uint h = 0; h < HeadsAdded(); ++h) value += HeadElement(token, FirstHead(token, row, i) + h, i % p.head_dim);
-  return value;
-}
-
-// Dimensions i .. i + 3.
-vec4 InputVector(uint token, uint row, uint i) {
-  vec4 value = vec4(0.0);
-  for (uint h = 0; h < HeadsAdded(); ++h) value += HeadVector(token, FirstHead(token, row, i) + h, i % p.head_dim);
-  return value;
-}
+#include "include/query_rows.glsl"
 
 void Store(uint token, uint row, uint column, vec4 sum) {
   const uint sequence = stepp.tokens[token].sequence;
-  if (p.is_affine != 0) sum += LoadSide(p.n_kv_heads * p.head_dim, column, p.rank);
+  if (q.is_affine != 0) sum += LoadSide(q.n_kv_heads * q.head_dim, column, q.rank);
   [[unroll]] for (uint i = 0; i < 4; ++i) {
-    if (column + i < p.rank) {
-      z[p.z_begin + (token * p.n_rows + row) * p.rank + column + i] =
-          p.scale * sum[i] * scales_float(sequence * p.rank + column + i);
+    if (column + i < q.rank) {
+      z[q.z_begin + (token * q.n_rows + row) * q.rank + column + i] =
+          q.scale * sum[i] * scales_float(sequence * q.rank + column + i);
     }
   }
 }
@@ -78,17 +58,17 @@ void main() {
   const uint lane = gl_LocalInvocationIndex;
   const uint column = gl_WorkGroupID.x * (4 * COLUMN_LANES) + lane % COLUMN_LANES * 4;
   const uint token = gl_WorkGroupID.z;
-  const uint group = p.n_heads / p.n_kv_heads;  // heads of a KV head
-  const uint heads = p.n_heads / p.n_rows;      // of a row
+  const uint group = q.n_heads / q.n_kv_heads;  // heads of a KV head
+  const uint heads = q.n_heads / q.n_rows;      // of a row
   const uint sharing = max(group / heads, 1);   // rows of a KV head
   const uint tiles = (sharing + 3) / 4;
   const uint row_begin = gl_WorkGroupID.y / tiles * sharing + gl_WorkGroupID.y % tiles * 4;
   const uint n_rows = min(sharing - gl_WorkGroupID.y % tiles * 4, 4);
-  const uint dim_begin = row_begin * heads / group * p.head_dim;  // of query_side
-  const uint n_dims = max(heads / group, 1) * p.head_dim;
+  const uint dim_begin = row_begin * heads / group * q.head_dim;  // of query_side
+  const uint n_dims = max(heads / group, 1) * q.head_dim;
 
 #ifdef ROTATES
-  if (HAS_NORM != 0) FindNorms(token * p.n_heads + row_begin * heads, n_rows * heads);
+  if (HAS_NORM != 0) FindNorms(token * q.n_heads + row_begin * heads, n_rows * heads);
 #endif
 
   vec4 sums[4];
@@ -98,7 +78,7 @@ void main() {
       vec4 values[4];
       [[unroll]] for (uint r = 0; r < 4; ++r) values[r] = InputVector(token, row_begin + min(r, n_rows - 1), dim);
       [[unroll]] for (uint d = 0; d < 4; ++d) {
-        const vec4 side = LoadSide(dim_begin + dim + d, column, p.rank);
+        const vec4 side = LoadSide(dim_begin + dim + d, column, q.rank);
         [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] += values[r][d] * side;
       }
     }
@@ -118,7 +98,7 @@ void main() {
     inputs[lane] = input4;
     barrier();
     for (uint k = lane / COLUMN_LANES; k < min(n_dims - begin, LOCAL_SIZE); k += SLICES) {
-      const vec4 side = LoadSide(dim_begin + begin + k, column, p.rank);
+      const vec4 side = LoadSide(dim_begin + begin + k, column, q.rank);
       const vec4 values = inputs[k];
       [[unroll]] for (uint r = 0; r < 4; ++r) sums[r] += values[r] * side;
     }

@@ -11,7 +11,9 @@
 // Workgroups take units (groups, or as many of them as make four entries) in turn: there are as many workgroups as keep
 // the device busy, whatever room the index has.
 //
-// Macros: INDEX_F16, INDEX_INT8 or INDEX_INT4; ROWS, GROUPS or SUM; HEADS, rows of z at a time.
+// Macros: INDEX_F16, INDEX_INT8 or INDEX_INT4; ROWS, GROUPS or SUM; HEADS, rows of z at a time. PROJECTS, with ROWS: each
+// workgroup makes the rows of z by itself, from the query as it is before its norm and rotation, and the first one leaves
+// them for GROUPS. That saves a dispatch, where one costs more than the same sums by every workgroup.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -25,14 +27,31 @@ layout(constant_id = 2) const uint HOIST = 1;
 layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 4) const uint WHOLE_VECTORS = 1;  // four entries are WORDS vectors that lie side by side
 layout(constant_id = 5) const uint MASS = 0;           // GROUPS: a group's score is its entries' sum
+// PROJECTS:
+layout(constant_id = 6) const uint HAS_NORM = 0;
+layout(constant_id = 7) const uint TILE_ROWS = 1;  // neighbours of one KV head, whose side is read once; they divide HEADS
 #include "include/read_only.glsl"
-layout(push_constant) uniform Params { ScoreParams p; };
 READ_ONLY(0, index)
+#ifdef PROJECTS
+#define ROTATES
+#define OUT_BINDING 6
+#define STEP_BINDING 7
+layout(push_constant) uniform Params { ScoreParams p; ProjectQueryParams q; };  // ProjectScoreParams
+READ_ONLY(1, query)
+READ_ONLY(2, side)
+READ_ONLY(3, scales)
+READ_ONLY(4, angles)
+READ_ONLY(5, norms)
+#else
+#define OUT_BINDING 2
+#define STEP_BINDING 3
+layout(push_constant) uniform Params { ScoreParams p; };
 READ_ONLY(1, scratch)
-layout(set = 0, binding = 2, std430) buffer Out1 { float out1[]; };
-layout(set = 0, binding = 2, std430) buffer Out2 { vec2 out2[]; };
-layout(set = 0, binding = 2, std430) buffer Out4 { vec4 out4[]; };
-layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
+#endif
+layout(set = 0, binding = OUT_BINDING, std430) buffer Out1 { float out1[]; };
+layout(set = 0, binding = OUT_BINDING, std430) buffer Out2 { vec2 out2[]; };
+layout(set = 0, binding = OUT_BINDING, std430) buffer Out4 { vec4 out4[]; };
+layout(set = 0, binding = STEP_BINDING, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
 
 #if defined(INDEX_F16)
@@ -55,6 +74,12 @@ layout(set = 0, binding = 3, std140) uniform Step { StepParams stepp; };
 // Shared memory is too small for z, which is read where it lies.
 const bool WIDE = RANK > KVRUN_SHARED_INDEX_RANK;
 const bool ONE_BY_ONE = HEADS > 1 && HOIST != 0 && RANK <= BLOCK_COLUMNS;
+// Where z lies when an invocation takes it into registers.
+#ifdef PROJECTS
+const bool HAS_SHARED_Z = true;
+#else
+const bool HAS_SHARED_Z = !ONE_BY_ONE && !WIDE;
+#endif
 // Of one entry's row.
 const uint WORDS = (RANK * BITS + 31) / 32;
 // Of a row of shared_z: whole vectors.
@@ -108,6 +133,58 @@ vec4 Values(uvec4 words, uint j) {
 #endif
 }
 
+#ifdef PROJECTS
+const uint VECTOR_COLUMNS = RANK % 4 == 0 ? 1 : 0;
+#include "include/index_side.glsl"
+#include "include/query_heads.glsl"
+#include "include/query_rows.glsl"
+
+shared vec4 shared_inputs[HEADS * KVRUN_MAX_PROJECTED_HEAD_DIM / 4];  // [row, head_dim]
+
+// A row of z may not be read where it lies: it is shared.
+vec4 LoadZ(uint row, uint column) { return vec4(0.0); }
+
+// Rows [row_begin, row_begin + n_rows) of z into shared_z, zeros beyond the last column.
+void ProjectRows(uint token, uint sequence, uint row_begin, uint n_rows) {
+  const uint lane = gl_LocalInvocationIndex;
+  const uint lanes = gl_WorkGroupSize.x;
+  const uint heads = q.n_heads / q.n_rows;  // of a row
+  const uint group = q.n_heads / q.n_kv_heads;
+  const uint vectors = q.head_dim / 4;
+  if (HAS_NORM != 0) FindNorms(token * q.n_heads + row_begin * heads, n_rows * heads);
+  for (uint i = lane; i < n_rows * vectors; i += lanes) {
+    shared_inputs[i] = InputVector(token, row_begin + i / vectors, i % vectors * 4);
+  }
+  barrier();
+  for (uint i = lane; i < HEADS / TILE_ROWS * (COLUMNS / 4); i += lanes) {
+    const uint tile = i / (COLUMNS / 4) * TILE_ROWS;
+    const uint column = i % (COLUMNS / 4) * 4;
+    const uint dims = (row_begin + min(tile, n_rows - 1)) * heads / group * q.head_dim;  // of query_side
+    vec4 sums[TILE_ROWS];
+    [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) sums[r] = vec4(0.0);
+    for (uint v = 0; v < vectors && column < RANK; ++v) {
+      vec4 values[TILE_ROWS];
+      [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) values[r] = shared_inputs[min(tile + r, n_rows - 1) * vectors + v];
+      [[unroll]] for (uint d = 0; d < 4; ++d) {
+        const vec4 side = LoadSide(dims + 4 * v + d, column, RANK);
+        [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) sums[r] += values[r][d] * side;
+      }
+    }
+    [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) {
+      vec4 z = sums[r];
+      if (q.is_affine != 0) z += LoadSide(q.n_kv_heads * q.head_dim, column, RANK);
+      [[unroll]] for (uint c = 0; c < 4; ++c) {
+        const bool is_column = column + c < RANK;
+        z[c] = is_column ? q.scale * z[c] * scales_float(sequence * RANK + min(column + c, RANK - 1)) : 0.0;
+        if (is_column && gl_WorkGroupID.x == 0 && tile + r < n_rows) {
+          out1[p.z_begin + (token * p.n_rows + row_begin + tile + r) * RANK + column + c] = z[c];
+        }
+      }
+      shared_z[i % (COLUMNS / 4) + (tile + r) * (COLUMNS / 4)] = z;
+    }
+  }
+}
+#else
 // Four columns of a row of z; zeros beyond the last.
 vec4 LoadZ(uint row, uint column) {
   const uint at = p.z_begin + row * RANK + column;
@@ -118,6 +195,7 @@ vec4 LoadZ(uint row, uint column) {
   }
   return value;
 }
+#endif
 
 float Value(uint word, uint j) {
 #if defined(INDEX_F16)
@@ -144,9 +222,13 @@ void main() {
   const uint old =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens * GROUP;
 
-  for (uint i = lane; !ONE_BY_ONE && !WIDE && i < HEADS * COLUMNS / 4; i += lanes) {
+#ifdef PROJECTS
+  ProjectRows(token, sequence, row_begin, min(row_end - row_begin, HEADS));
+#else
+  for (uint i = lane; HAS_SHARED_Z && i < HEADS * COLUMNS / 4; i += lanes) {
     shared_z[i] = LoadZ(token * p.n_rows + min(row_begin + i / (COLUMNS / 4), row_end - 1), i % (COLUMNS / 4) * 4);
   }
+#endif
 #ifdef ROWS
   for (uint h = lane; h < HEADS; h += lanes) {
     shared_references[h] = int(kSmallest);
@@ -172,7 +254,7 @@ void main() {
     [[unroll]] for (uint h = 0; h < HEADS; ++h) {
       [[unroll]] for (uint i = 0; i < BLOCK_COLUMNS / 4; ++i) {
         z[h * BLOCK_COLUMNS / 4 + i] = vec4(0.0);
-        if ((ONE_BY_ONE || WIDE) && 4 * i < RANK) {
+        if (!HAS_SHARED_Z && 4 * i < RANK) {
           z[h * BLOCK_COLUMNS / 4 + i] = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), 4 * i);
         } else if (4 * i < RANK) {
           z[h * BLOCK_COLUMNS / 4 + i] = shared_z[h * (COLUMNS / 4) + i];

@@ -16,6 +16,8 @@ using uint = uint32_t;
 #define KVRUN_SHARED_INDEX_RANK 256
 // Heads of a query whose norms project_query.comp has shared memory for.
 #define KVRUN_MAX_NORMED_HEADS 128
+// Dimensions of a head that score.comp has shared memory for, where it projects.
+#define KVRUN_MAX_PROJECTED_HEAD_DIM 128
 
 struct RotateQueryParams {
   uint n_heads;
@@ -69,6 +71,12 @@ struct ScoreParams {
   uint totals_begin;
   uint scores_begin;
   uint scores_stride;
+};
+
+// Where rows of z are projected by the kernel that scores by them.
+struct ProjectScoreParams {
+  ScoreParams score;
+  ProjectQueryParams query;
 };
 
 struct SelectGroupsParams {

@@ -23,7 +23,6 @@ using Json = nlohmann::json;
 
 // As many layers as SmolLM2-135M.
 constexpr SyntheticShape kDeep = TinyShape(30);
-// What one dispatch for all that a token attends to needs: queries, the result, and twice four sources.
 
 class Dispatches : public ::testing::Test {
  protected:
@@ -32,6 +31,7 @@ class Dispatches : public ::testing::Test {
     const auto* vulkan = dynamic_cast<const VulkanComputeDevice*>(SharedDevice());
     if (vulkan == nullptr) GTEST_SKIP() << "the CPU has no dispatches";
     if (!vulkan->plan().timestamps) GTEST_SKIP() << "dispatches are counted by their timestamps";
+    projects_in_scores_ = vulkan->is_cpu();
     has_wide_kernels_ =
         vulkan->plan().max_storage_buffers >= kAttendSourcesBuffers && vulkan->plan().use_subgroup_shuffle;
     model_.model = OrDie(MakeSyntheticModel(kDeep, 0, folder_.Path("weights")));
@@ -62,13 +62,14 @@ class Dispatches : public ::testing::Test {
   }
 
   bool has_wide_kernels_ = false;
+  bool projects_in_scores_ = false;
   TemporaryFolder folder_;
   kvrun_model model_ = {};
   kvrun_engine* engine_ = nullptr;
 };
 
 // Own slots, the pool, a static set and the window; each layer predicts a later one's choice.
-TEST_F(Dispatches, KvswapTakesFiveMoreALayerThanFull) {
+TEST_F(Dispatches, KvswapTakesFiveMoreALayerThanFullOrFourOnACpu) {
   if (!has_wide_kernels_) GTEST_SKIP() << "kernels of this device take several steps for one";
   const double full = PerToken("");
   EXPECT_GT(full, 9 * kDeep.n_layers);
@@ -78,7 +79,7 @@ TEST_F(Dispatches, KvswapTakesFiveMoreALayerThanFull) {
         "--kv-sinks 4 --kv-rank 8 --kv-type " +
         types);
     EXPECT_GT(kvswap, full);
-    EXPECT_LE(kvswap - full, 150.0) << types;
+    EXPECT_LE(kvswap - full, projects_in_scores_ ? 120.0 : 150.0) << types;
   }
 }
 

@@ -63,12 +63,12 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "encode_records_f32", "decode_records_f16",
                                "decode_records_f32", "attend_slots1_",
                                "attend_slots3_",     "attend_slots4_any_floor",
-                               "rotate_query",       "score_rows9_int4",
-                               "score_groups9_f16",  "score_groups3_int8",
-                               "score_sum_int8",     "select_groups",
-                               "project_keys_f16",   "accumulate_gram",
-                               "sign_query",         "slot_mass",
-                               "sum_weights_f16",    "attention_mass_f32"}) {
+                               "rotate_query",       "score_groups9_f16",
+                               "score_groups3_int8", "score_sum_int8",
+                               "select_groups",      "project_keys_f16",
+                               "accumulate_gram",    "sign_query",
+                               "slot_mass",          "sum_weights_f16",
+                               "attention_mass_f32"}) {
       ExpectCaught(**device, checks, prefix);
     }
     const DevicePlan& plan = (*device)->plan();
@@ -78,6 +78,8 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
     if (plan.max_storage_buffers >= kRmsNormsBuffers) ExpectCaught(**device, checks, "rms_norms");
     const bool rotates = plan.max_storage_buffers >= kRotateProjectBuffers;
     ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
+    const bool projects = (*device)->is_cpu() && merges;  // and has wide subgroups, as merging needs
+    ExpectCaught(**device, checks, projects ? "project_score_rows9_int4" : "score_rows9_int4");
   }
   EXPECT_EQ(TestInstance()->validation_messages(), messages_before);
 }

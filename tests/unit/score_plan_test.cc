@@ -11,6 +11,7 @@
 
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
+#include "shaders/shared/index_params.h"
 
 namespace kvrun {
 namespace {
@@ -77,6 +78,7 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
   }
   const std::string heads = std::to_string(plan.heads);
   EXPECT_NE(FindShader("score_rows" + heads + "_" + type + "_floor"), nullptr);
+  EXPECT_NE(FindShader("project_score_rows" + heads + "_" + type + "_wide"), nullptr);
   EXPECT_NE(FindShader("score_groups" + heads + "_" + type + "_floor"), nullptr);
   EXPECT_LE(plan.heads * 256U * 4U, 15U * 1024U);  // of the floor's 16 KiB of shared memory
 }
@@ -135,6 +137,51 @@ TEST(ScorePlan, AQueryIsRotatedInItsProjectionWhereSixBuffersMayBeUsed) {
   EXPECT_FALSE(PlanScore(device, false, args).rotates_in_projection);
   args = ArgsOf(256, 4, HeadReduction::kSoftmax, index, 1);
   EXPECT_FALSE(PlanScore(device, false, args).rotates_in_projection) << "more heads than it has norms for";
+}
+
+// Each of its few workgroups does; a GPU's many would.
+TEST(ScorePlan, ACpuProjectsAQueryWhereItScores) {
+  const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
+  DevicePlan device;
+  device.use_subgroup_shuffle = true;
+  device.subgroup_width = 8;
+  for (const uint32_t buffers : {4U, 6U, 7U, 16U}) {
+    device.max_storage_buffers = buffers;
+    const ScoreArgs args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
+    EXPECT_EQ(PlanScore(device, true, args).projects_in_scores, buffers >= kProjectScoreBuffers) << buffers;
+    EXPECT_FALSE(PlanScore(device, false, args).projects_in_scores);
+  }
+  const auto projects = [&](const ScoreArgs& args) {
+    return PlanScore(device, true, args).projects_in_scores;
+  };
+  EXPECT_FALSE(projects(ArgsOf(9, 3, HeadReduction::kSum, index, 1))) << "nothing is scored before";
+  ScoreArgs args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
+  args.query_form = QueryForm::kSigned;
+  EXPECT_FALSE(projects(args));
+  args.query_form = QueryForm::kAffine;
+  EXPECT_TRUE(projects(args));
+  args.attention.kv_shape.head_dim = 2 * KVRUN_MAX_PROJECTED_HEAD_DIM;
+  EXPECT_FALSE(projects(args)) << "wider than it has memory for";
+  const IndexShape wide{KvType::kInt4, KVRUN_SHARED_INDEX_RANK + 1, 4, 100, 1};
+  EXPECT_FALSE(projects(ArgsOf(9, 3, HeadReduction::kSoftmax, wide, 1)));
+}
+
+// Rows of one KV head go together where they are as many in each tile.
+TEST(ScorePlan, TilesOfProjectedRowsDoNotCrossKvHeads) {
+  const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
+  DevicePlan device;
+  device.use_subgroup_shuffle = true;
+  device.subgroup_width = 8;
+  device.max_storage_buffers = 16;
+  const auto tile = [&](uint32_t n_heads, uint32_t n_kv_heads, HeadReduction reduction) {
+    return PlanScore(device, true, ArgsOf(n_heads, n_kv_heads, reduction, index, 1)).project_tile_rows;
+  };
+  EXPECT_EQ(tile(9, 3, HeadReduction::kSoftmax), 3U);
+  EXPECT_EQ(tile(9, 3, HeadReduction::kGqa), 1U);
+  EXPECT_EQ(tile(32, 8, HeadReduction::kSoftmax), 1U);
+  EXPECT_EQ(tile(12, 2, HeadReduction::kPerKvHead), 3U);
+  EXPECT_EQ(tile(9, 1, HeadReduction::kSoftmax), 9U);
+  EXPECT_EQ(tile(9, 9, HeadReduction::kSoftmax), 1U);
 }
 
 }  // namespace

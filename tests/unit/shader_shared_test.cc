@@ -172,14 +172,24 @@ std::map<std::string, OffsetTable> MassOperationOffsets() {
 
 // Those of shaders/shared/index_params.h.
 std::map<std::string, OffsetTable> IndexOperationOffsets() {
-  const OffsetTable project_query{
-      sizeof(ProjectQueryParams),
-      {offsetof(ProjectQueryParams, n_heads), offsetof(ProjectQueryParams, n_kv_heads),
-       offsetof(ProjectQueryParams, head_dim), offsetof(ProjectQueryParams, rank),
-       offsetof(ProjectQueryParams, n_rows), offsetof(ProjectQueryParams, z_begin),
-       offsetof(ProjectQueryParams, scale), offsetof(ProjectQueryParams, is_affine),
-       offsetof(ProjectQueryParams, rotary_dim), offsetof(ProjectQueryParams, rope_halves),
-       offsetof(ProjectQueryParams, norm_epsilon)}};
+  const std::vector<size_t> of_query = {
+      offsetof(ProjectQueryParams, n_heads),     offsetof(ProjectQueryParams, n_kv_heads),
+      offsetof(ProjectQueryParams, head_dim),    offsetof(ProjectQueryParams, rank),
+      offsetof(ProjectQueryParams, n_rows),      offsetof(ProjectQueryParams, z_begin),
+      offsetof(ProjectQueryParams, scale),       offsetof(ProjectQueryParams, is_affine),
+      offsetof(ProjectQueryParams, rotary_dim),  offsetof(ProjectQueryParams, rope_halves),
+      offsetof(ProjectQueryParams, norm_epsilon)};
+  const OffsetTable project_query{sizeof(ProjectQueryParams), of_query};
+  const std::vector<size_t> of_score = {
+      offsetof(ScoreParams, n_groups),        offsetof(ScoreParams, group_words),
+      offsetof(ScoreParams, group_tokens),    offsetof(ScoreParams, window_tokens),
+      offsetof(ScoreParams, n_rows),          offsetof(ScoreParams, list_rows),
+      offsetof(ScoreParams, first_row),       offsetof(ScoreParams, n_units),
+      offsetof(ScoreParams, n_workgroups),    offsetof(ScoreParams, z_begin),
+      offsetof(ScoreParams, softmaxes_begin), offsetof(ScoreParams, totals_begin),
+      offsetof(ScoreParams, scores_begin),    offsetof(ScoreParams, scores_stride)};
+  std::vector<size_t> of_both = of_score;
+  for (const size_t offset : of_query) of_both.push_back(offsetof(ProjectScoreParams, query) + offset);
   return {
       {"rotate_query",
        {sizeof(RotateQueryParams),
@@ -194,14 +204,8 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
          offsetof(SignQueryParams, head_dim), offsetof(SignQueryParams, n_rows),
          offsetof(SignQueryParams, n_added), offsetof(SignQueryParams, z_begin),
          offsetof(SignQueryParams, scale)}}},
-      {"score",
-       {sizeof(ScoreParams),
-        {offsetof(ScoreParams, n_groups), offsetof(ScoreParams, group_words),
-         offsetof(ScoreParams, group_tokens), offsetof(ScoreParams, window_tokens),
-         offsetof(ScoreParams, n_rows), offsetof(ScoreParams, list_rows), offsetof(ScoreParams, first_row),
-         offsetof(ScoreParams, n_units), offsetof(ScoreParams, n_workgroups), offsetof(ScoreParams, z_begin),
-         offsetof(ScoreParams, softmaxes_begin), offsetof(ScoreParams, totals_begin),
-         offsetof(ScoreParams, scores_begin), offsetof(ScoreParams, scores_stride)}}},
+      {"score", {sizeof(ScoreParams), of_score}},
+      {"project_score_rows", {sizeof(ProjectScoreParams), of_both}},
       {"select_",
        {sizeof(SelectGroupsParams),
         {offsetof(SelectGroupsParams, n_groups), offsetof(SelectGroupsParams, group_tokens),

@@ -107,6 +107,7 @@ class VulkanCommandList : public CommandList {
   Status SignQuery(const ScoreArgs& args, const ScorePlan& score);
   Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score);
   Status SampleGroups(const ScoreArgs& args, const ScorePlan& score);
+  Status ProjectAndScoreRows(const ScoreArgs& args, const ScorePlan& score);
   Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
                       uint32_t first_row, uint32_t groups_y);
   // Keys in float rows ("rows_f32") or in a KV buffer ("keys_f16", "keys_f32").

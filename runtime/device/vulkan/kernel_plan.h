@@ -19,6 +19,7 @@ namespace kvrun {
 // (DevicePlan::max_storage_buffers); else others do the same in several steps.
 inline constexpr uint32_t kRmsNormsBuffers = 5;
 inline constexpr uint32_t kRotateProjectBuffers = 6;
+inline constexpr uint32_t kProjectScoreBuffers = 7;
 inline constexpr uint32_t kAttendSourcesBuffers = 2 + 2 * kMaxSlotSources;
 
 struct KernelChoice {

@@ -13,6 +13,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/command_list.h"
+#include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/score_plan.h"
 #include "shaders/shared/index_params.h"
 #include "shaders/shared/sample_params.h"
@@ -65,6 +66,21 @@ ScoreParams ParamsOf(const ScoreArgs& args, const ScorePlan& score, uint32_t fir
           .scores_stride = score.scores_stride};
 }
 
+ProjectQueryParams QueryParamsOf(const ScoreArgs& args, const ScorePlan& score) {
+  const AttentionArgs& attention = args.attention;
+  return {.n_heads = attention.n_heads,
+          .n_kv_heads = attention.kv_shape.n_kv_heads,
+          .head_dim = attention.kv_shape.head_dim,
+          .rank = args.index_shape.rank,
+          .n_rows = score.n_rows,
+          .z_begin = score.z_begin,
+          .scale = QueryScale(args),
+          .is_affine = args.query_form == QueryForm::kAffine ? 1U : 0U,
+          .rotary_dim = attention.rotary_dim,
+          .rope_halves = attention.rope_halves ? 1U : 0U,
+          .norm_epsilon = attention.norm_epsilon};
+}
+
 // Whether a choice may end before there are n_chosen.
 bool EndsEarly(const ScoreArgs& args) { return args.mass_share > 0.0F && args.mass_share < 1.0F; }
 
@@ -88,6 +104,17 @@ bool HasWholeVectors(const IndexShape& index) {
   const uint32_t group = index.rows();
   const bool whole_rows = index.rank * KvElementBits(index.type) % 32 == 0;
   return whole_rows && (group % 4 == 0 || (group <= 2 && index.n_groups * group % 4 == 0));
+}
+
+// `kind`: "rows9", as variants name what is scored for.
+KernelChoice ScoreKernel(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
+                         uint32_t groups_y) {
+  const IndexShape& index = args.index_shape;
+  const bool is_mass = args.group_score == GroupScore::kMass && kind.starts_with("groups");
+  return {.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
+          .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
+                        HasWholeVectors(index) ? 1U : 0U, is_mass ? 1U : 0U},
+          .groups = {score.workgroups, groups_y, args.attention.n_tokens}};
 }
 
 }  // namespace
@@ -123,17 +150,7 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
   const uint32_t rank = args.index_shape.rank;
   const uint32_t group = attention.n_heads / n_kv_heads;
   const uint32_t sharing = std::max(1U, group * score.n_rows / attention.n_heads);
-  const ProjectQueryParams params{.n_heads = attention.n_heads,
-                                  .n_kv_heads = n_kv_heads,
-                                  .head_dim = head_dim,
-                                  .rank = rank,
-                                  .n_rows = score.n_rows,
-                                  .z_begin = score.z_begin,
-                                  .scale = QueryScale(args),
-                                  .is_affine = args.query_form == QueryForm::kAffine ? 1U : 0U,
-                                  .rotary_dim = attention.rotary_dim,
-                                  .rope_halves = attention.rope_halves ? 1U : 0U,
-                                  .norm_epsilon = attention.norm_epsilon};
+  const ProjectQueryParams params = QueryParamsOf(args, score);
   // On a CPU, what is shared costs more than what is read twice.
   const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
   KernelChoice kernel{
@@ -185,15 +202,36 @@ Status VulkanCommandList::SignQuery(const ScoreArgs& args, const ScorePlan& scor
                  .params = ParamBytes(params)});
 }
 
+// The rows of z, and the softmaxes over what each workgroup scores by them.
+Status VulkanCommandList::ProjectAndScoreRows(const ScoreArgs& args, const ScorePlan& score) {
+  const AttentionArgs& attention = args.attention;
+  const ProjectScoreParams params{.score = ParamsOf(args, score, 0), .query = QueryParamsOf(args, score)};
+  KernelChoice kernel =
+      ScoreKernel(args, score, fmt::format("rows{}", score.heads), CeilDiv(score.n_rows, score.heads));
+  kernel.variant =
+      fmt::format("project_score_rows{}_{}_wide", score.heads, IndexTypeName(args.index_shape.type));
+  kernel.constants.push_back(attention.norms != nullptr ? 1 : 0);
+  kernel.constants.push_back(score.project_tile_rows);
+  NoteHostBuffer(AsVulkan(*args.sides.scales));
+  NoteHostBuffer(AsVulkan(*attention.angles));
+  const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
+                              Binding{MemoryOrEmpty(args.query), Access::kRead},
+                              Binding{MemoryOrEmpty(args.sides.query_side), Access::kRead},
+                              Binding{MemoryOrEmpty(args.sides.scales), Access::kRead},
+                              Binding{MemoryOrEmpty(attention.angles), Access::kRead},
+                              Binding{MemoryOrEmpty(attention.norms), Access::kRead},
+                              Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
+  static_assert(storage.size() == kProjectScoreBuffers);
+  return Record({.kernel = kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*attention.step),
+                 .params = ParamBytes(params)});
+}
+
 Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
                                        uint32_t first_row, uint32_t groups_y) {
-  const IndexShape& index = args.index_shape;
   const ScoreParams params = ParamsOf(args, score, first_row);
-  const bool is_mass = args.group_score == GroupScore::kMass && kind.starts_with("groups");
-  const KernelChoice kernel{.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
-                            .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
-                                          HasWholeVectors(index) ? 1U : 0U, is_mass ? 1U : 0U},
-                            .groups = {score.workgroups, groups_y, args.attention.n_tokens}};
+  const KernelChoice kernel = ScoreKernel(args, score, kind, groups_y);
   const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
                               Binding{MemoryOrEmpty(args.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(args.scratch), Access::kReadWrite}};
@@ -205,8 +243,12 @@ Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& s
 
 Status VulkanCommandList::ScoreGroups(const ScoreArgs& args, const ScorePlan& score) {
   if (args.reduction == HeadReduction::kSum) return ScoreEntries(args, score, "sum", 0, 1);
-  const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
-  KVRUN_RETURN_IF_ERROR(ScoreEntries(args, score, fmt::format("rows{}", score.heads), 0, tiles));
+  if (score.projects_in_scores) {
+    KVRUN_RETURN_IF_ERROR(ProjectAndScoreRows(args, score));
+  } else {
+    const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
+    KVRUN_RETURN_IF_ERROR(ScoreEntries(args, score, fmt::format("rows{}", score.heads), 0, tiles));
+  }
   for (uint32_t row = 0; row < score.list_rows(); row += score.heads) {
     KVRUN_RETURN_IF_ERROR(
         ScoreEntries(args, score, fmt::format("groups{}", score.heads), row, score.n_lists));
@@ -218,7 +260,7 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
   KVRUN_CHECK(args.is_consistent());
   KVRUN_RETURN_IF_ERROR(CheckRank(args.index_shape.rank));
   const ScorePlan score = PlanScore(device_.plan(), device_.is_cpu(), args);
-  KVRUN_RETURN_IF_ERROR(ProjectQuery(args, score));
+  if (!score.projects_in_scores) KVRUN_RETURN_IF_ERROR(ProjectQuery(args, score));
   KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score));
 
   const SelectGroupsParams params{

@@ -1,6 +1,7 @@
 #include "runtime/device/vulkan/score_plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/kernel_plan.h"
@@ -18,7 +19,8 @@ constexpr uint32_t kFewestHoistLanes = 8;
 // A CPU's workgroups take many units each: room in which there is nothing to choose then costs nothing.
 constexpr uint32_t kCpuLocalSize = 8;
 constexpr uint32_t kCpuWorkgroups = 8;
-constexpr uint32_t kMaxNarrowLanes = 32;  // of select_groups_narrow.comp
+constexpr uint32_t kCpuProjectingWorkgroups = 4;  // each of which projects by itself
+constexpr uint32_t kMaxNarrowLanes = 32;          // of select_groups_narrow.comp
 constexpr uint32_t kGpuLocalSize = 64;
 constexpr uint32_t kGpuWorkgroups = 64;
 
@@ -59,9 +61,20 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   }
   score.hoist = is_cpu && plan.use_subgroup_shuffle && plan.subgroup_width >= kFewestHoistLanes;
   if (is_cpu) score.narrow_select_lanes = std::clamp(plan.subgroup_width, kCpuLocalSize, kMaxNarrowLanes);
+  // On a CPU a dispatch costs more than the same projection by each of few workgroups.
+  score.projects_in_scores = score.hoist && !is_sum && score.rotates_in_projection &&
+                             plan.max_storage_buffers >= kProjectScoreBuffers &&
+                             args.attention.kv_shape.head_dim % 4 == 0 &&
+                             args.attention.kv_shape.head_dim <= KVRUN_MAX_PROJECTED_HEAD_DIM &&
+                             index.rank <= KVRUN_SHARED_INDEX_RANK;
+  if (score.projects_in_scores) {
+    const uint32_t sharing = std::max(1U, score.n_rows / args.attention.kv_shape.n_kv_heads);
+    score.project_tile_rows = std::gcd(sharing, score.heads);
+  }
   score.local_size = is_cpu ? kCpuLocalSize : kGpuLocalSize;
   const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
-  const uint32_t wanted = is_cpu ? CeilDiv(kCpuWorkgroups, tiles * n_tokens) : kGpuWorkgroups;
+  const uint32_t cpu_workgroups = score.projects_in_scores ? kCpuProjectingWorkgroups : kCpuWorkgroups;
+  const uint32_t wanted = is_cpu ? CeilDiv(cpu_workgroups, tiles * n_tokens) : kGpuWorkgroups;
   score.workgroups = std::min(wanted, CeilDiv(score.n_units, score.local_size));
 
   uint64_t words = 0;

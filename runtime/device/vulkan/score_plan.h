@@ -28,6 +28,8 @@ struct ScorePlan {
   uint64_t scratch_words = 0;
 
   bool rotates_in_projection = false;  // else the query is rotated first, in place
+  bool projects_in_scores = false;     // else by a dispatch of its own, before
+  uint32_t project_tile_rows = 1;      // neighbours of one KV head that an invocation projects together
   uint32_t heads = 1;                  // rows of z that one invocation multiplies with
   bool hoist = false;                  // z into registers
   uint32_t local_size = 0;

@@ -189,15 +189,18 @@ std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
 void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how, Checks& checks) {
   const ScorePlan score = PlanScore(plan, is_cpu, ScoreArgsOf(c));
   const std::string_view type = IndexTypeName(c.type);
-  const std::string scored =
-      c.reduction == HeadReduction::kSum
-          ? fmt::format("score_sum_{}_floor", type)
-          : fmt::format("score_rows{0}_{1}_floor, score_groups{0}_{1}_floor", score.heads, type);
-  const std::string_view query = score.rotates_in_projection ? "rotate_project_query_f32_wide"
+  const std::string scored = c.reduction == HeadReduction::kSum
+                                 ? fmt::format("score_sum_{}_floor", type)
+                                 : fmt::format("{2}score_rows{0}_{1}_{3}, score_groups{0}_{1}_floor",
+                                               score.heads, type, score.projects_in_scores ? "project_" : "",
+                                               score.projects_in_scores ? "wide" : "floor");
+  const std::string_view query = score.projects_in_scores      ? ""
+                                 : score.rotates_in_projection ? "rotate_project_query_f32_wide"
                                  : c.query_form == QueryForm::kSigned
                                      ? "rotate_query_f32_floor, sign_query_f32_floor"
                                      : "rotate_query_f32_floor, project_query_f32_floor";
-  checks.push_back({fmt::format("{}, {}, {} ({})", query, scored, SelectVariant(c, score), how),
+  const std::string_view then = query.empty() ? "" : ", ";
+  checks.push_back({fmt::format("{}{}{}, {} ({})", query, then, scored, SelectVariant(c, score), how),
                     [c](VulkanComputeDevice& device) {
                       return CheckScore(device, c,
                                         PlaceOf(PlanScore(device.plan(), device.is_cpu(), ScoreArgsOf(c))));
