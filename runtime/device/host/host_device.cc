@@ -229,17 +229,20 @@ void HostDevice::Main() {
     for (Waiter* waiter : reached_) pool_.Notify(waiter->reached);
     reached_.clear();
   };
+  // Where this thread has nothing to compute. A worker that spins would keep its core from the thread it
+  // woke.
+  const auto wake_by_itself = [this] {
+    for (Waiter* waiter : reached_) waiter->reached.notify_one();
+    reached_.clear();
+    pool_.NotifyLeft();
+  };
   std::unique_lock lock(mutex_);
   while (true) {
     if (!is_ready()) {
-      wake();
-      pool_.NotifyLeft();
+      wake_by_itself();
       changed_.wait(lock, is_ready);
     }
-    if (queue_begin_ == queue_.size()) {
-      wake();
-      return pool_.NotifyLeft();
-    }
+    if (queue_begin_ == queue_.size()) return wake_by_itself();
     const Submitted next = queue_[queue_begin_++];
     lock.unlock();
     wake();
