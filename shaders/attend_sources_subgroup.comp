@@ -1,6 +1,6 @@
 // attend_slots_subgroup.comp over the entries of several sources, one after another, in one softmax: a split's part
-// may begin in one source and end in another. The block loop is there once for each source, so that no load has to choose between buffers: a CPU that
-// runs shaders would do all that it can choose from.
+// may begin in one source and end in another. The block loop is there once for each source, so that no load has to
+// choose between buffers: a CPU that runs shaders would do all that it can choose from.
 //
 // Macros: ROWS; K_TYPE, V_TYPE (KVRUN_KV_..., but not f32) of all sources but the last, whose K and V are f16.
 #version 450
