@@ -74,7 +74,7 @@ Status PrefillTiles::CreateTurns() {
   turns_.resize(2);
   turns_[1].place = commands_.own();
   turns_[1].place.hidden = commands_.logits_buffer();
-  if (is_tiled()) return Status::Ok();
+  if (is_tiled() || !plan_.has_inputs_ahead) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(other_inputs_, StepInputs::Create(commands_.config(), device_, "kv"));
   turns_[1].place.step = other_inputs_.step.get();
   turns_[1].place.angles = other_inputs_.angles.get();

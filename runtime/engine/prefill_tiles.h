@@ -176,8 +176,7 @@ class PrefillTiles {
   std::unique_ptr<Buffer> parts_[2];    // of attention over earlier tiles
   std::unique_ptr<Buffer> scratch_;     // of attention
   std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
-  StepInputs
-      other_inputs_;  // of the second turn; none in plans of several tiles, which have no memory for them
+  StepInputs other_inputs_;             // of the second turn; none where the plan has no memory for them
   // The commands' own place, and one whose hidden states lie in the buffer of the logits, which nothing needs
   // before the last layer is computed; where that is too small, there is one turn.
   std::vector<Turn> turns_;

@@ -316,6 +316,9 @@ struct KvPlan {
   // Entries of one layer that are in memory at once: the whole context, else a multiple of 256.
   uint32_t prefill_tile_tokens = 0;
   bool spills_hidden = false;  // hidden states between layers lie on flash; two chunks of 256 rows in memory
+  // Of plans of one tile, where memory is left for it: while the device computes a chunk, the next one's
+  // inputs are written into their own buffers, and more keys are projected at a time.
+  bool has_inputs_ahead = false;
   std::vector<KvPart> parts;
   std::vector<std::string> notes;  // for people: a method that was chosen, a budget that was raised
 

@@ -129,7 +129,8 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
 }  // namespace
 
 uint32_t ProjectedRows(const KvPlan& plan) {
-  return plan.prefill_tile_tokens < plan.n_ctx ? kTiledChunkTokens : kPrefillChunkTokens;
+  const bool is_tiled = plan.prefill_tile_tokens < plan.n_ctx;
+  return plan.has_inputs_ahead && !is_tiled ? kPrefillChunkTokens : kTiledChunkTokens;
 }
 
 uint32_t RecordsAtOnce(const KvPlan& plan) {
@@ -246,6 +247,16 @@ void SizeResident(const KvSizeInput& input, KvPlan& plan) {
   AddTails(input, plan);
 }
 
+namespace {
+
+// Of KvPlan::has_inputs_ahead: a chunk's rows, at most as many angles, and projected rows.
+uint64_t InputsAheadBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return sizeof(StepParams) + uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float) +
+         ProjectedBytes(plan, kPrefillChunkTokens - kTiledChunkTokens);
+}
+
+}  // namespace
+
 void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const bool has_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
   const uint64_t token_bytes = 2 * KvDim(input.model) * (has_f32 ? 4 : 2);
@@ -257,16 +268,14 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t adapter = PrefillAdapterBytes(input, plan);
   const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
   const uint64_t image = PrefillImageBytes(plan);
-  // With one tile: what the host writes for the next chunk, while the device computes one (rows, and at most
-  // as many angles), and more projected rows at a time.
-  const uint64_t of_one_tile = sizeof(StepParams) +
-                               uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float) +
-                               ProjectedBytes(plan, kPrefillChunkTokens - kTiledChunkTokens);
-  const uint64_t kept = of_one_tile + whole + in_memory + std::max(image, adapter);
-  const uint64_t spilled = of_one_tile + whole + spill_bytes + std::max(image, adapter);
+  const uint64_t kept = whole + in_memory + std::max(image, adapter);
+  const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.spills_hidden = kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;
+  const uint64_t ahead = InputsAheadBytes(input, plan);
+  plan.has_inputs_ahead = bytes + ahead <= left;
+  if (plan.has_inputs_ahead) bytes += ahead;
   if (bytes > left) {
     // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
     // them in turn, and what comes from one tile), and entries that are read; these make room for the

@@ -24,7 +24,7 @@ uint32_t RecordsAtOnce(const KvPlan& plan);
 // Where attention goes over tiles, whose results between tiles grow with the chunk.
 inline constexpr uint32_t kTiledChunkTokens = 128;
 
-// Keys are projected in turns, too: rows of a turn. Plans of several tiles have memory for fewer.
+// Keys are projected in turns, too: rows of a turn, fewer where the plan has no memory for more.
 inline constexpr uint32_t kProjectTurns = 2;
 uint32_t ProjectedRows(const KvPlan& plan);
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "runtime/kv/kv_method.h"
+#include "runtime/kv/kv_plan_sizes.h"
 #include "runtime/kv/slot_cache.h"
 #include "tests/support/kv_plan_cases.h"
 
@@ -262,6 +263,30 @@ TEST(KvPlan, TheWindowHoldsEveryEntryThatCannotBeSelected) {
     }
   }
   EXPECT_EQ(Plan(Unlimited("kvswap"), kSmolLm2, 10).n_window_slots, 3U) << "no more than there are groups";
+}
+
+// What makes prompts faster does not take the tile's place: with one byte less than both need, there is one
+// tile still.
+TEST(KvPlan, InputsAheadAreOfMemoryThatIsLeft) {
+  KvOptions options = Swap(1.0 / 13);
+  options.budget_fraction.reset();
+  const auto plan_of = [&](uint64_t budget_bytes) {
+    options.budget_bytes = budget_bytes;
+    return Plan(options);
+  };
+  const KvPlan roomy = plan_of(uint64_t{64} << 20);
+  ASSERT_TRUE(roomy.has_inputs_ahead);
+  uint64_t low = uint64_t{8} << 20;
+  uint64_t high = uint64_t{64} << 20;  // has them
+  ASSERT_FALSE(plan_of(low).has_inputs_ahead);
+  while (high - low > 1) {
+    const uint64_t middle = (low + high) / 2;
+    (plan_of(middle).has_inputs_ahead ? high : low) = middle;
+  }
+  const KvPlan without = plan_of(low);
+  EXPECT_EQ(without.prefill_tile_tokens, without.n_ctx);
+  EXPECT_EQ(ProjectedRows(without), kTiledChunkTokens);
+  EXPECT_EQ(ProjectedRows(plan_of(high)), kPrefillChunkTokens);
 }
 
 TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
