@@ -179,12 +179,14 @@ Status OffloadedForwardPass::Init() {
   KVRUN_ASSIGN_OR_RETURN(
       query_, device_.CreateBuffer(uint64_t{plan.n_sequences} * commands_.config().q_dim() * sizeof(float),
                                    BufferUse::kDevice, "activations"));
-  ScoreArgs most = Score(0, plan.n_sequences);
-  most.n_chosen =
-      std::max(plan.most_chosen(), plan.statics.n_total);  // where prompts say the static set's share
-  KVRUN_ASSIGN_OR_RETURN(
-      score_scratch_,
-      device_.CreateBuffer(cache_->index()->ScoreScratchBytes(device_, most), BufferUse::kDevice, "kv"));
+  uint64_t scratch_bytes = 0;  // fewer rows may be divided into more parts
+  for (uint32_t n = 1; n <= plan.n_sequences; ++n) {
+    ScoreArgs most = Score(0, n);
+    most.n_chosen =
+        std::max(plan.most_chosen(), plan.statics.n_total);  // where prompts say the static set's share
+    scratch_bytes = std::max(scratch_bytes, cache_->index()->ScoreScratchBytes(device_, most));
+  }
+  KVRUN_ASSIGN_OR_RETURN(score_scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "kv"));
   return Status::Ok();
 }
 

@@ -14,7 +14,7 @@ using uint = uint32_t;
 #define KVRUN_MAX_INDEX_RANK 8192
 // Those that score.comp has shared memory for.
 #define KVRUN_SHARED_INDEX_RANK 256
-// Heads of a query whose norms project_query.comp has shared memory for.
+// Heads of a query whose norms project_query.comp and score.comp have shared memory for.
 #define KVRUN_MAX_NORMED_HEADS 128
 // Dimensions of a head that score.comp has shared memory for, where it projects.
 #define KVRUN_MAX_PROJECTED_HEAD_DIM 128

@@ -32,8 +32,8 @@ class Dispatches : public ::testing::Test {
     if (vulkan == nullptr) GTEST_SKIP() << "the CPU has no dispatches";
     if (!vulkan->plan().timestamps) GTEST_SKIP() << "dispatches are counted by their timestamps";
     projects_in_scores_ = vulkan->is_cpu();
-    has_wide_kernels_ =
-        vulkan->plan().max_storage_buffers >= kAttendSourcesBuffers && vulkan->plan().use_subgroup_shuffle;
+    has_wide_kernels_ = vulkan->plan().max_storage_buffers >= kAttendSourcesBuffers &&
+                        vulkan->plan().use_subgroup_shuffle && vulkan->plan().subgroup_width >= 8;
     model_.model = OrDie(MakeSyntheticModel(kDeep, 0, folder_.Path("weights")));
     kvrun_engine_options options = EngineOptionsHere();
     options.profile = 1;

@@ -78,7 +78,8 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
     if (plan.max_storage_buffers >= kRmsNormsBuffers) ExpectCaught(**device, checks, "rms_norms");
     const bool rotates = plan.max_storage_buffers >= kRotateProjectBuffers;
     ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
-    const bool projects = (*device)->is_cpu() && merges;  // and has wide subgroups, as merging needs
+    const bool projects = (*device)->is_cpu() && plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
+                          plan.max_storage_buffers >= kProjectScoreBuffers;
     ExpectCaught(**device, checks, projects ? "project_score_rows9_int4" : "score_rows9_int4");
   }
   EXPECT_EQ(TestInstance()->validation_messages(), messages_before);

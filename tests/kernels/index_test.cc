@@ -27,6 +27,7 @@ class IndexTest : public OperationsTest {
     return IsHost(GetParam()) ? std::span<const uint32_t>(kHostGroups) : std::span<const uint32_t>(kGroups);
   }
 };
+class ProjectedIndexTest : public OperationsTest {};
 // What is the CPU's alone, or takes another device too long.
 class HostIndexTest : public RoundingOperationsTest {};
 
@@ -35,6 +36,9 @@ INSTANTIATE_TEST_SUITE_P(Modes, IndexTest,
                                                      {DeviceMode::kPlanned, DeviceMode::kFloor,
                                                       DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
+
+INSTANTIATE_TEST_SUITE_P(Modes, ProjectedIndexTest,
+                         ::testing::Values(DeviceMode::kPlanned, DeviceMode::kNoTexels), ModeName);
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostIndexTest, ::testing::ValuesIn(HostModes()), ModeName);
 
@@ -85,6 +89,49 @@ TEST_P(IndexTest, GroupsOfEverySize) {
         for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
           c.reduction = reduction;
           CheckScore(*device, c);
+        }
+      }
+    }
+  }
+}
+
+// A CPU's driver projects in the kernel that scores: with every variant of it, up to as wide heads and as
+// many columns as it has memory for, and where heads of a KV head are not whole tiles.
+TEST_P(ProjectedIndexTest, UpToItsLimits) {
+  struct Shape {
+    uint32_t rank;
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    QueryForm form;
+  };
+  constexpr Shape kShapes[] = {
+      {24, 9, 3, 64, QueryForm::kProjected},
+      {50, 14, 2, KVRUN_MAX_PROJECTED_HEAD_DIM, QueryForm::kAffine},
+      {64, 32, 8, 20, QueryForm::kProjected},
+      {101, 14, 2, 64, QueryForm::kProjected},
+      {KVRUN_SHARED_INDEX_RANK, 4, 1, KVRUN_MAX_PROJECTED_HEAD_DIM, QueryForm::kAffine}};
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : kIndexTypes) {
+      for (const Shape& shape : kShapes) {
+        for (const HeadReduction reduction :
+             {HeadReduction::kSoftmax, HeadReduction::kGqa, HeadReduction::kPerKvHead}) {
+          ++turn;
+          if (reduction != HeadReduction::kSoftmax && turn % 3 != 0) continue;  // each is kernels to compile
+          CheckScore(*device, {.index = {type, shape.rank, 4, 43, 2},
+                               .n_heads = shape.n_heads,
+                               .n_kv_heads = shape.n_kv_heads,
+                               .head_dim = shape.head_dim,
+                               .reduction = reduction,
+                               .window_tokens = 10,
+                               .n_pinned = 2,
+                               .n_chosen = 11,
+                               .norms = turn % 2 == 0,
+                               .halves = turn % 4 < 2,
+                               .rotates_all = true,
+                               .query_form = shape.form,
+                               .tokens = {TokenAt(170, 1), TokenAt(77, 0)}});
         }
       }
     }

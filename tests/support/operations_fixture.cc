@@ -57,7 +57,7 @@ std::vector<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(DeviceMode mode) {
   const auto change = [mode](DeviceFacts& facts, DevicePlan& plan) {
     const bool as_gpu = mode == DeviceMode::kGpu || mode == DeviceMode::kGpuFloor;
     if (as_gpu && facts.type == DeviceType::kCpu) facts.type = DeviceType::kIntegratedGpu;
-    if (as_gpu) plan.max_texels = 0;
+    if (as_gpu || mode == DeviceMode::kNoTexels) plan.max_texels = 0;
     if (mode == DeviceMode::kSmallBuffers) plan.max_binding_bytes = kSmallBufferBytes;
   };
   for (auto& vulkan : OpenTestDevices(floor ? "floor" : "", change)) {
@@ -138,6 +138,8 @@ class OpenDevices : public ::testing::Environment {
       if (name.ends_with("_texel") && !has_texels) continue;
       if (name.starts_with("matvec_") && name.ends_with("_subgroup") && has_texels) continue;  // CPUs without
       if (name.starts_with("matvec_") && !has_cpu) continue;  // chosen for CPUs only
+      const bool projects = has_cpu && lanes >= 8 && most_buffers >= kProjectScoreBuffers;
+      if (name.starts_with("project_score_") && !projects) continue;
       EXPECT_TRUE(used.contains(name)) << name << " was run by no test";
     }
   }
@@ -219,6 +221,7 @@ std::string ModeName(const ::testing::TestParamInfo<DeviceMode>& mode) {
     case DeviceMode::kGpu: return "gpu";
     case DeviceMode::kGpuFloor: return "gpu_floor";
     case DeviceMode::kSmallBuffers: return "small_buffers";
+    case DeviceMode::kNoTexels: return "no_texels";
     case DeviceMode::kPair: return "pair";
     case DeviceMode::kHost: return "host";
     case DeviceMode::kHostThreads: return "host_threads";

@@ -39,6 +39,7 @@ enum class DeviceMode {
   kGpu,
   kGpuFloor,
   kSmallBuffers,
+  kNoTexels,
   kPair,
   kHost,
   kHostThreads,

@@ -30,6 +30,7 @@ struct ScoreCase {
   uint32_t n_chosen = 0;
   bool norms = false;
   bool halves = false;
+  bool rotates_all = false;  // of a head; else half of it
   GroupScore group_score = GroupScore::kLargest;
   float mass_share = 0.0F;
   uint32_t most_chosen = 0;  // of the step, where it is less than n_chosen; 0: no less
@@ -41,7 +42,7 @@ struct ScoreCase {
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
 
-  uint32_t rotary_dim() const { return head_dim / 4 * 2; }
+  uint32_t rotary_dim() const { return rotates_all ? head_dim : head_dim / 4 * 2; }
   size_t query_side_rows() const {
     return size_t{n_kv_heads} * head_dim + (query_form == QueryForm::kAffine ? 1 : 0);
   }

@@ -28,6 +28,15 @@ ScoreArgs ArgsOf(uint32_t n_heads, uint32_t n_kv_heads, HeadReduction reduction,
   return args;
 }
 
+// Of a driver that runs on the CPU, as lavapipe.
+DevicePlan Projecting() {
+  DevicePlan device;
+  device.use_subgroup_shuffle = true;
+  device.subgroup_width = 8;
+  device.max_storage_buffers = 16;
+  return device;
+}
+
 struct Section {
   uint64_t begin;
   uint64_t words;
@@ -80,13 +89,18 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
   EXPECT_NE(FindShader("score_rows" + heads + "_" + type + "_floor"), nullptr);
   EXPECT_NE(FindShader("project_score_rows" + heads + "_" + type + "_wide"), nullptr);
   EXPECT_NE(FindShader("score_groups" + heads + "_" + type + "_floor"), nullptr);
-  EXPECT_LE(plan.heads * 256U * 4U, 15U * 1024U);  // of the floor's 16 KiB of shared memory
+  // Of z, and where it is projected of inputs and norms: of the floor's 16 KiB of shared memory.
+  EXPECT_LE(
+      (plan.heads * (KVRUN_SHARED_INDEX_RANK + KVRUN_MAX_PROJECTED_HEAD_DIM) + KVRUN_MAX_NORMED_HEADS) * 4U,
+      15U * 1024U);
+  EXPECT_GE(plan.group_workgroups, plan.workgroups);
+  EXPECT_LE((plan.group_workgroups - 1) * plan.local_size, plan.n_units);
 }
 
 TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
   DevicePlan few;
   few.few_accumulators = true;
-  for (const DevicePlan& device : {DevicePlan{}, few}) {
+  for (const DevicePlan& device : {DevicePlan{}, few, Projecting()}) {
     for (const bool is_cpu : {false, true}) {
       for (const auto& [n_heads, n_kv_heads] :
            {std::pair{9U, 3U}, {1U, 1U}, {32U, 8U}, {14U, 2U}, {64U, 8U}}) {
@@ -142,9 +156,7 @@ TEST(ScorePlan, AQueryIsRotatedInItsProjectionWhereSixBuffersMayBeUsed) {
 // Each of its few workgroups does; a GPU's many would.
 TEST(ScorePlan, ACpuProjectsAQueryWhereItScores) {
   const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
-  DevicePlan device;
-  device.use_subgroup_shuffle = true;
-  device.subgroup_width = 8;
+  DevicePlan device = Projecting();
   for (const uint32_t buffers : {4U, 6U, 7U, 16U}) {
     device.max_storage_buffers = buffers;
     const ScoreArgs args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
@@ -169,10 +181,7 @@ TEST(ScorePlan, ACpuProjectsAQueryWhereItScores) {
 // Rows of one KV head go together where they are as many in each tile.
 TEST(ScorePlan, TilesOfProjectedRowsDoNotCrossKvHeads) {
   const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
-  DevicePlan device;
-  device.use_subgroup_shuffle = true;
-  device.subgroup_width = 8;
-  device.max_storage_buffers = 16;
+  const DevicePlan device = Projecting();
   const auto tile = [&](uint32_t n_heads, uint32_t n_kv_heads, HeadReduction reduction) {
     return PlanScore(device, true, ArgsOf(n_heads, n_kv_heads, reduction, index, 1)).project_tile_rows;
   };

@@ -110,11 +110,13 @@ bool HasWholeVectors(const IndexShape& index) {
 KernelChoice ScoreKernel(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
                          uint32_t groups_y) {
   const IndexShape& index = args.index_shape;
-  const bool is_mass = args.group_score == GroupScore::kMass && kind.starts_with("groups");
-  return {.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
-          .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
-                        HasWholeVectors(index) ? 1U : 0U, is_mass ? 1U : 0U},
-          .groups = {score.workgroups, groups_y, args.attention.n_tokens}};
+  const bool of_groups = kind.starts_with("groups");
+  const bool is_mass = args.group_score == GroupScore::kMass && of_groups;
+  return {
+      .variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
+      .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
+                    HasWholeVectors(index) ? 1U : 0U, is_mass ? 1U : 0U},
+      .groups = {of_groups ? score.group_workgroups : score.workgroups, groups_y, args.attention.n_tokens}};
 }
 
 }  // namespace

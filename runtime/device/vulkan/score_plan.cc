@@ -73,9 +73,12 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   }
   score.local_size = is_cpu ? kCpuLocalSize : kGpuLocalSize;
   const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
-  const uint32_t cpu_workgroups = score.projects_in_scores ? kCpuProjectingWorkgroups : kCpuWorkgroups;
-  const uint32_t wanted = is_cpu ? CeilDiv(cpu_workgroups, tiles * n_tokens) : kGpuWorkgroups;
-  score.workgroups = std::min(wanted, CeilDiv(score.n_units, score.local_size));
+  const uint32_t most_workgroups = CeilDiv(score.n_units, score.local_size);
+  const uint32_t of_groups = is_cpu ? CeilDiv(kCpuWorkgroups, tiles * n_tokens) : kGpuWorkgroups;
+  const uint32_t of_rows =
+      score.projects_in_scores ? CeilDiv(kCpuProjectingWorkgroups, tiles * n_tokens) : of_groups;
+  score.workgroups = std::min(of_rows, most_workgroups);
+  score.group_workgroups = std::min(of_groups, most_workgroups);
 
   uint64_t words = 0;
   const auto take = [&words, n_tokens](uint64_t per_token) {

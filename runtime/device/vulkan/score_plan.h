@@ -33,7 +33,8 @@ struct ScorePlan {
   uint32_t heads = 1;                  // rows of z that one invocation multiplies with
   bool hoist = false;                  // z into registers
   uint32_t local_size = 0;
-  uint32_t workgroups = 0;           // that share a token's entries
+  uint32_t workgroups = 0;           // that share a token's entries; of rows' softmaxes, where there are any
+  uint32_t group_workgroups = 0;     // likewise, of groups' scores
   uint32_t narrow_select_lanes = 0;  // of select_groups_narrow; 0: select_groups
 
   uint32_t list_rows() const { return n_rows / n_lists; }
