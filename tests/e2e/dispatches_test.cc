@@ -9,6 +9,7 @@
 #include "runtime/capi/handles.h"
 #include "runtime/device/vulkan/compute_device.h"
 #include "runtime/device/vulkan/kernel_plan.h"
+#include "runtime/device/vulkan/score_plan.h"
 #include "runtime/model/synthetic_model.h"
 #include "tests/support/capi_fixture.h"
 #include "tests/support/engine_fixture.h"
@@ -31,7 +32,7 @@ class Dispatches : public ::testing::Test {
     const auto* vulkan = dynamic_cast<const VulkanComputeDevice*>(SharedDevice());
     if (vulkan == nullptr) GTEST_SKIP() << "the CPU has no dispatches";
     if (!vulkan->plan().timestamps) GTEST_SKIP() << "dispatches are counted by their timestamps";
-    projects_in_scores_ = vulkan->is_cpu();
+    projects_in_scores_ = MayProjectInScores(vulkan->plan(), vulkan->is_cpu());
     has_wide_kernels_ = vulkan->plan().max_storage_buffers >= kAttendSourcesBuffers &&
                         vulkan->plan().use_subgroup_shuffle && vulkan->plan().subgroup_width >= 8;
     model_.model = OrDie(MakeSyntheticModel(kDeep, 0, folder_.Path("weights")));

@@ -9,6 +9,7 @@
 #include "runtime/device/vulkan/broken_shader.h"
 #include "runtime/device/vulkan/found_devices.h"
 #include "runtime/device/vulkan/kernel_plan.h"
+#include "runtime/device/vulkan/score_plan.h"
 #include "runtime/device/vulkan/self_test.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "tests/support/vulkan_devices.h"
@@ -78,8 +79,7 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
     if (plan.max_storage_buffers >= kRmsNormsBuffers) ExpectCaught(**device, checks, "rms_norms");
     const bool rotates = plan.max_storage_buffers >= kRotateProjectBuffers;
     ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
-    const bool projects = (*device)->is_cpu() && plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
-                          plan.max_storage_buffers >= kProjectScoreBuffers;
+    const bool projects = MayProjectInScores(plan, (*device)->is_cpu());
     ExpectCaught(**device, checks, projects ? "project_score_rows9_int4" : "score_rows9_int4");
   }
   EXPECT_EQ(TestInstance()->validation_messages(), messages_before);

@@ -11,6 +11,7 @@
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/select/make_pair.h"
 #include "runtime/device/vulkan/kernel_plan.h"
+#include "runtime/device/vulkan/score_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "tests/support/or_die.h"
 #include "tests/support/vulkan_devices.h"
@@ -118,6 +119,7 @@ class OpenDevices : public ::testing::Environment {
     uint32_t most_buffers = 0;
     bool has_cpu = false;
     bool has_texels = false;
+    bool projects = false;
     for (const auto& [mode, devices] : devices_) {
       for (const auto& device : devices) {
         used.merge(device->pipelines().UsedVariants());
@@ -125,6 +127,7 @@ class OpenDevices : public ::testing::Environment {
         most_buffers = std::max(most_buffers, device->plan().max_storage_buffers);
         has_cpu = has_cpu || device->is_cpu();
         has_texels = has_texels || device->plan().max_texels != 0;
+        projects = projects || MayProjectInScores(device->plan(), device->is_cpu());
       }
     }
     if (used.empty()) return;  // no driver
@@ -138,7 +141,6 @@ class OpenDevices : public ::testing::Environment {
       if (name.ends_with("_texel") && !has_texels) continue;
       if (name.starts_with("matvec_") && name.ends_with("_subgroup") && has_texels) continue;  // CPUs without
       if (name.starts_with("matvec_") && !has_cpu) continue;  // chosen for CPUs only
-      const bool projects = has_cpu && lanes >= 8 && most_buffers >= kProjectScoreBuffers;
       if (name.starts_with("project_score_") && !projects) continue;
       EXPECT_TRUE(used.contains(name)) << name << " was run by no test";
     }

@@ -34,7 +34,15 @@ uint32_t RowsOf(const ScoreArgs& args) {
   return 0;
 }
 
+bool Hoists(const DevicePlan& plan, bool is_cpu) {
+  return is_cpu && plan.use_subgroup_shuffle && plan.subgroup_width >= kFewestHoistLanes;
+}
+
 }  // namespace
+
+bool MayProjectInScores(const DevicePlan& plan, bool is_cpu) {
+  return Hoists(plan, is_cpu) && plan.max_storage_buffers >= kProjectScoreBuffers;
+}
 
 std::string_view IndexTypeName(KvType type) {
   if (type == KvType::kF16) return "f16";
@@ -59,11 +67,10 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     const bool few = plan.few_accumulators || score.n_rows <= kFewHeads || index.rank > kMaxRankOfManyHeads;
     score.heads = few ? kFewHeads : kManyHeads;
   }
-  score.hoist = is_cpu && plan.use_subgroup_shuffle && plan.subgroup_width >= kFewestHoistLanes;
+  score.hoist = Hoists(plan, is_cpu);
   if (is_cpu) score.narrow_select_lanes = std::clamp(plan.subgroup_width, kCpuLocalSize, kMaxNarrowLanes);
   // On a CPU a dispatch costs more than the same projection by each of few workgroups.
-  score.projects_in_scores = score.hoist && !is_sum && score.rotates_in_projection &&
-                             plan.max_storage_buffers >= kProjectScoreBuffers &&
+  score.projects_in_scores = MayProjectInScores(plan, is_cpu) && !is_sum && score.rotates_in_projection &&
                              args.attention.kv_shape.head_dim % 4 == 0 &&
                              args.attention.kv_shape.head_dim <= KVRUN_MAX_PROJECTED_HEAD_DIM &&
                              index.rank <= KVRUN_SHARED_INDEX_RANK;

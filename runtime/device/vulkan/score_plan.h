@@ -40,6 +40,9 @@ struct ScorePlan {
   uint32_t list_rows() const { return n_rows / n_lists; }
 };
 
+// Of a device: whether its plans may have projects_in_scores.
+bool MayProjectInScores(const DevicePlan& plan, bool is_cpu);
+
 ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args);
 
 // "int4": how variants name an index's type.
