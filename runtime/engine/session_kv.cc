@@ -123,11 +123,14 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
 }  // namespace
 
 KvModelShape ShapeOf(const ModelConfig& config) {
+  const uint64_t of_attention = 2 * (uint64_t{config.q_dim()} + config.kv_dim()) * config.n_embd;
+  const uint64_t of_feed_forward = uint64_t{3} * config.n_embd * config.n_ff;
   return {.n_layers = config.n_layers,
           .n_heads = config.n_heads,
           .n_kv_heads = config.n_kv_heads,
           .head_dim = config.head_dim,
-          .n_embd = config.n_embd};
+          .n_embd = config.n_embd,
+          .layer_products = of_attention + of_feed_forward};
 }
 
 bool IsPlainResident(const KvPlan& plan) {

@@ -213,6 +213,7 @@ std::string KvPlan::Describe() const {
   }
   if (n_usual > 0) text += fmt::format(" at most, {} at first", entries(n_usual));
   if (reading) text += DescribeReading(*this);
+  if (!reading && is_limited_by_attention) text += " (as many as are worth the time that attention takes)";
   if (limits_reads() && !reading)
     text += fmt::format(" (a layer reads {:.3g} groups a token)", reads_per_layer);
   if (method.has_clusters()) {

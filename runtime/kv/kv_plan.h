@@ -16,11 +16,14 @@
 //   0         int4  int4   32    int4     16
 //
 // Groups of default_group_tokens, 4 sinks pinned, query-centred adapter (query where sinks are 0: centring
-// loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Where a row would leave
-// fewer than 128, the next is tried. Where select_entries or reuse_groups is given, or there is no budget,
-// the first row of all that fits is taken. Without a budget 400 entries are selected, as in the paper; with
-// one, and reuse_groups alone, M = C, which Describe says (where C has room for pinned groups alone, one
-// more).
+// loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Bytes must have room for 256
+// entries, a share for 320, or for a third of a short context: where a row would leave fewer, the next is
+// tried, and where all would, bytes are refused, and a share is raised until there are 512 (docs/quality.md,
+// "Small contexts"). No more are selected than take a quarter of the multiplications that a layer's weights take, or 1,280; slots
+// take the rest of the budget then (C > M), and less is read. They also take what decoding has where prefill
+// is what limits M. Where select_entries or reuse_groups is given, or there is no budget, the first row of
+// all that fits is taken. Without a budget 400 entries are selected, as in the paper; with one, and
+// reuse_groups alone, M = C, which Describe says (where C has room for pinned groups alone, one more).
 //
 // C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
 // given and reuse_groups is not, C = M where a row leaves room for that; of rows whose share the budget
@@ -189,6 +192,7 @@ struct KvModelShape {
   uint32_t n_kv_heads = 0;
   uint32_t head_dim = 0;
   uint32_t n_embd = 0;
+  uint64_t layer_products = 0;  // multiplications of one token with a layer's weights; 0: not known
 };
 
 // A part of the budget, as statistics name it.
@@ -303,6 +307,7 @@ struct KvPlan {
   double hide = 0.0;                      // KvOptions::hide
   std::optional<FlashTimes> flash_times;  // what the plan was made with
   std::optional<ReadingPlan> reading;     // where it has decided M and C
+  bool is_limited_by_attention = false;   // more would fit: attending to them would take too long
   bool reuse_limits_selection = false;    // select_entries was open: more might fit, but C was given
   ClusterPlan clusters;
   KeptPlan kept;

@@ -15,12 +15,16 @@ double FlashTimes::ReadMicroseconds(uint64_t bytes) const {
 std::string DescribeReading(const KvPlan& plan) {
   const ReadingPlan& reading = *plan.reading;
   if (plan.n_chosen == plan.n_choosable()) return "";
+  const std::string_view worth = "as many as are worth the time that attention takes";
   if (plan.limits_reads()) {
     return fmt::format(
-        " (as many as have slots; of the others a layer reads {:.3g} groups a token, in {:.2f} ms; a layer "
-        "takes {:.2f} ms)",
-        plan.reads_per_layer, reading.read_us / 1e3, reading.layer_us / 1e3);
+        " ({}; of those without a slot a layer reads {:.3g} groups a token, in {:.2f} ms; a layer takes "
+        "{:.2f} "
+        "ms)",
+        plan.is_limited_by_attention ? worth : "as many as have slots", plan.reads_per_layer,
+        reading.read_us / 1e3, reading.layer_us / 1e3);
   }
+  if (plan.is_limited_by_attention) return fmt::format(" ({})", worth);
   if (!reading.is_limited_by_time) return " (as many as the budget has room for)";
   return fmt::format(
       " (as many as flash has time for: {:.0f} reads take {:.2f} ms, of which {:.2g} are to be hidden, and a "

@@ -20,7 +20,6 @@
 namespace kvrun {
 namespace {
 
-constexpr uint32_t kFewEntries = 128;
 constexpr double kWorthItsStatics = 0.8;  // of the entries that there would be without them
 constexpr double kNearlyOne = 1 - 1e-6;   // a budget is a whole number of bytes
 constexpr double kLeastShareOfSmallClusters = 1.0 / 8;
@@ -264,6 +263,7 @@ void Planner::SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
 // can be a pool.
 KvPlan Planner::Smallest(const Row& row) const {
+  if (fills_window()) return WithWindow(row, CeilDiv(LeastEntries(), base_.record.group_tokens));
   const uint32_t least = LeastChosen();
   const uint32_t n_chosen = n_chosen_.value_or(std::max(n_cache_slots_.value_or(0), least));
   return Sized(row, n_chosen, n_cache_slots_.value_or(fills_slots() ? 0 : n_chosen));
@@ -293,6 +293,29 @@ std::optional<KvPlan> Planner::FitMostGroups(const Row& row) const {
                  [&](uint32_t n) { return Sized(row, n, fills_slots() ? 0 : n); });
 }
 
+// As many as fit, and as many slots; or as many as are worth their time. Slots beyond those, which only
+// decoding has, take what is left: they hold what was chosen before, and less is read.
+std::optional<KvPlan> Planner::FitSelection(const Row& row) const {
+  std::optional<KvPlan> most = FitMostGroups(row);
+  if (!most || evicts() || needs_equal_capacity() || !fills_budget() || !has_budget() ||
+      most->statics.share.by_prompt) {
+    return most;
+  }
+  if (most->n_chosen == most->n_choosable()) return most;
+  const uint32_t fitting = std::max(most->n_chosen, most->statics.n_total);
+  const uint32_t n_total = std::min(fitting, MostWorth());
+  const bool is_filled =
+      static_cast<double>(most->decode_bytes()) >= kNearlyFilled * static_cast<double>(most->budget_bytes);
+  if (n_total == fitting && is_filled) return most;
+  const KvPlan least = Sized(row, n_total, n_total);
+  std::optional<KvPlan> plan = FitMost(least.n_chosen, base_.n_choosable(), [&](uint32_t n_slots) {
+    return Sized(row, n_total, n_slots == n_total ? n_slots + 1 : n_slots);  // as many as M would be C = M
+  });
+  if (!plan) return most;
+  plan->is_limited_by_attention = n_total < fitting;
+  return plan;
+}
+
 // C = M where that fits; else, in the types that suit the budget, the largest C that fits beside the pool.
 std::optional<KvPlan> Planner::FitMostSlots(const Row& row, uint32_t n_chosen) const {
   KvPlan all = Sized(row, n_chosen, n_chosen);
@@ -313,10 +336,15 @@ std::optional<KvPlan> Planner::FitClusters(const Row& row) const {
 // Of a layer, as is expected. What is drawn at random is in no slot.
 ReadingPlan Planner::ReadingOf(const KvPlan& plan) const {
   const auto unpinned = [&](uint32_t n) { return static_cast<double>(n - std::min(n, plan.n_pinned)); };
-  const double hits = kChosenAgain * unpinned(std::min(plan.n_cache_slots, plan.n_chosen));
+  const double chosen = unpinned(plan.n_chosen);
+  double hits = kChosenAgain * unpinned(std::min(plan.n_cache_slots, plan.n_chosen));
+  if (plan.n_cache_slots > plan.n_chosen && plan.n_chosen > plan.n_pinned) {
+    const double share = chosen / unpinned(plan.n_cache_slots);
+    hits = chosen * (1.0 - (1.0 - kChosenAgain) * std::pow(share, kMissPower));
+  }
   ReadingPlan reading;
   reading.hide = hide();
-  reading.reads = plan.n_streams * (unpinned(plan.n_chosen) - hits + plan.n_sampled);
+  reading.reads = plan.n_streams * (chosen - hits + plan.n_sampled);
   if (plan.limits_reads()) reading.reads = std::min(reading.reads, plan.n_streams * plan.reads_per_layer);
   reading.is_limited_by_time = limits_reading();
   if (!options_.flash_times) return reading;
@@ -345,9 +373,9 @@ double Planner::HiddenReads(const KvPlan& plan) const {
 
 // As much as is read while a layer computes, for a share of its time: more than has slots, through the pool.
 std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
-  std::optional<KvPlan> best = FitMostGroups(row);
+  std::optional<KvPlan> best = FitSelection(row);
   if (!best) return best;
-  if (reads_per_layer_ > 0.0) {
+  if (reads_per_layer_ > 0.0 || best->is_limited_by_attention) {
     if (limits_reading() && !options_.reads_per_layer) best->reading = ReadingOf(*best);
     return best;
   }
@@ -359,7 +387,8 @@ std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
     return is_hidden ? plan : std::nullopt;
   };
   uint32_t fits = std::max(best->n_chosen, best->statics.n_total);
-  uint32_t end = base_.n_choosable() + 1;
+  const uint32_t most = hide > 0.0 ? std::max(fits, MostWorth()) : base_.n_choosable();
+  uint32_t end = most + 1;
   while (end - fits > 1) {
     const uint32_t middle = fits + (end - fits) / 2;
     if (std::optional<KvPlan> plan = fit(middle)) {
@@ -369,7 +398,10 @@ std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
       end = middle;
     }
   }
-  if (best->reading && end == base_.n_choosable() + 1) best->reading->is_limited_by_time = false;
+  if (best->reading && end == most + 1) {
+    best->reading->is_limited_by_time = false;
+    best->is_limited_by_attention = most < base_.n_choosable();
+  }
   return best;
 }
 
@@ -392,34 +424,41 @@ void Planner::SetPace(KvPlan& plan) const {
 
 // The longest window that fits, in whole groups.
 std::optional<KvPlan> Planner::FitLongestWindow(const Row& row) const {
-  return FitMost(1, base_.n_groups(), [&](uint32_t n_groups) {
-    KvPlan plan = Shape(row);
-    SetWindow(std::min(n_groups * plan.record.group_tokens, plan.n_ctx), plan);
-    return Sized(std::move(plan), *n_chosen_, *n_cache_slots_);
-  });
+  const uint32_t least = CeilDiv(LeastEntries(), base_.record.group_tokens);
+  return FitMost(least, base_.n_groups(), [&](uint32_t n_groups) { return WithWindow(row, n_groups); });
+}
+
+KvPlan Planner::WithWindow(const Row& row, uint32_t n_groups) const {
+  KvPlan plan = Shape(row);
+  SetWindow(std::min(n_groups * plan.record.group_tokens, plan.n_ctx), plan);
+  return Sized(std::move(plan), *n_chosen_, *n_cache_slots_);
 }
 
 std::optional<KvPlan> Planner::Fit(const Row& row) const {
   if (fills_window()) return FitLongestWindow(row);
   if (may_read_more()) return FitAsRead(row);
-  if (fills_budget()) return base_.method.has_clusters() ? FitClusters(row) : FitMostGroups(row);
+  if (fills_budget()) return base_.method.has_clusters() ? FitClusters(row) : FitSelection(row);
   if (fills_slots()) return FitMostSlots(row, *n_chosen_);
   KvPlan plan = Smallest(row);
   if (!Holds(plan)) return std::nullopt;
   return plan;
 }
 
+// The first row that leaves room for enough; or for everything, which costs less in 4 bits (KL 0.003) than a
+// part in any.
 std::optional<KvPlan> Planner::FitBestRow() const {
   std::optional<KvPlan> best;
+  std::optional<KvPlan> enough;
   for (const Row& row : Rows()) {
     if (fills_budget() && base_.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
     const uint32_t entries = EntriesOf(*plan);
-    if (!fills_budget() || entries >= kFewEntries || plan->n_chosen == plan->n_choosable()) return plan;
+    if (!fills_budget() || plan->n_chosen == plan->n_choosable()) return plan;
+    if (entries >= LeastEntries() && !enough) enough = plan;
     if (!best || plan->n_chosen > best->n_chosen) best = plan;
   }
-  return best;
+  return enough ? enough : best;
 }
 
 bool Planner::SelectsEnough(const KvPlan& plan) const {
@@ -447,6 +486,15 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
   return best;
 }
 
+// Whether no type has fewer bits, and the index no fewer columns.
+bool Planner::HasTypesOf(const KvPlan& plan, const KvPlan& other) {
+  const auto record_bits = [](const KvPlan& p) {
+    return KvElementBits(p.record.k_type) + KvElementBits(p.record.v_type);
+  };
+  return record_bits(plan) >= record_bits(other) && plan.index.rank >= other.index.rank &&
+         KvElementBits(plan.index.type) >= KvElementBits(other.index.type);
+}
+
 // With a static set, where there is to be one and it leaves room: what observes prompts takes memory, too.
 // One that nobody asked for must leave nearly as many entries, and has no use where all are selected.
 Result<std::optional<KvPlan>> Planner::FitBest() {
@@ -458,36 +506,58 @@ Result<std::optional<KvPlan>> Planner::FitBest() {
   if (is_made && !may_choose_statics()) return best;
   leaves_statics_out_ = true;
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> without, FitBestSize());
-  const bool is_needed = is_made && without && without->n_chosen < without->n_choosable();
+  const bool is_needed =
+      is_made && without && without->n_chosen < without->n_choosable() && HasTypesOf(*best, *without);
   if (is_needed && EntriesOf(*best) >= kWorthItsStatics * EntriesOf(*without)) return best;
   return without;
 }
 
-Result<KvPlan> Planner::Partial() {
+Result<std::optional<KvPlan>> Planner::FitAndRead() {
   reads_per_layer_ = options_.reads_per_layer.value_or(0.0);
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBest());
-  if (best && ReadsTooMuch(*best)) {
-    reads_per_layer_ = HiddenReads(*best);
-    KVRUN_ASSIGN_OR_RETURN(best, FitBest());
+  if (!best || !ReadsTooMuch(*best)) return best;
+  reads_per_layer_ = HiddenReads(*best);
+  KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> limited, FitBest());
+  return limited ? limited : best;  // what tells scores takes more
+}
+
+Result<KvPlan> Planner::Partial() {
+  if (options_.budget_fraction) least_entries_ = kLeastOfShare;
+  KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitAndRead());
+  if (!best) {
+    // With room for a limit of reads, where there may be one.
+    if (may_read_more() && limits_reading() && reads_per_layer_ == 0.0) reads_per_layer_ = 1.0;
+    if (options_.budget_fraction) least_entries_ = kRaisedEntries;
+    KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
+    if (!options_.budget_fraction) return TooLarge(least);
+    const std::string note = NoteOfRaise(base_.budget_bytes, least.fillable_bytes);
+    base_.budget_bytes = least.fillable_bytes;
+    KVRUN_ASSIGN_OR_RETURN(best, FitAndRead());
+    KVRUN_CHECK(best.has_value());
+    best->raises_budget = true;
+    best->notes.push_back(note);
   }
-  if (best && options_.reads_per_layer.value_or(0.0) > 0.0 && !best->limits_reads()) {
+  if (options_.reads_per_layer.value_or(0.0) > 0.0 && !best->limits_reads()) {
     return Status(
         StatusCode::kInvalidArgument,
         "--kv-reads limits what is read into own slots, and more is selected than has slots: select "
         "less (--kv-select), or leave it out");
   }
-  if (best && adapts()) SetPace(*best);
-  if (best && best->reading) best->notes.push_back(NoteOfReading(*best));
-  if (best) return *std::move(best);
-  KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
-  if (!options_.budget_fraction) return TooLarge(least);
-  const std::string note = NoteOfRaise(base_.budget_bytes, least.bytes);
-  base_.budget_bytes = least.bytes;
-  std::optional<KvPlan> raised = FitBestRow();
-  KVRUN_CHECK(raised.has_value());
-  raised->raises_budget = true;
-  raised->notes.push_back(note);
-  return *std::move(raised);
+  if (adapts()) SetPace(*best);
+  if (best->reading) best->notes.push_back(NoteOfReading(*best));
+  return *std::move(best);
+}
+
+// What is chosen takes memory in prefill, too: the least budget that decoding can fill, of at least so many
+// bytes.
+uint64_t Planner::FillableFrom(const Row& row, uint64_t least_bytes) const {
+  uint32_t fits = LeastChosen();
+  uint32_t end = base_.n_choosable() + 1;
+  while (end - fits > 1) {
+    const uint32_t middle = fits + (end - fits) / 2;
+    (Sized(row, middle, middle).decode_bytes() <= least_bytes ? fits : end) = middle;
+  }
+  return std::max(least_bytes, Sized(row, fits, fits).prefill_bytes());
 }
 
 // The last row mostly takes least, but not where heads are so small that the scales of int4 outweigh it.
@@ -497,7 +567,8 @@ Planner::Least Planner::FindLeast() const {
     const KvPlan smallest = Smallest(row);
     uint64_t bytes = std::max(smallest.prefill_bytes(), smallest.decode_bytes());
     if (fills_budget() || fills_slots()) bytes = std::max(bytes, SuitableFrom(row));
-    if (bytes <= least.bytes) least = {bytes, smallest};
+    if (bytes > least.bytes) continue;
+    least = {bytes, fills_budget() && !evicts() ? FillableFrom(row, bytes) : bytes, smallest};
   }
   return least;
 }

@@ -36,11 +36,28 @@ class Planner {
   static constexpr uint32_t kPaperEntries = 400;     // a usual selection
   static constexpr uint32_t kSinkEntries = 4;        // where no number is given
   static constexpr double kUsualHide = 0.9;
+  // A selection of fewer entries misses too much, or of less than a third of a short context: bytes that
+  // leave fewer are refused, and a share that leaves too few is raised (docs/quality.md, "Small contexts").
+  static constexpr uint32_t kLeastOfBytes = 256;
+  static constexpr uint32_t kLeastOfShare = 320;
+  static constexpr uint32_t kRaisedEntries = 512;
+  static constexpr uint32_t kLeastShare = 3;
+  static constexpr uint32_t kFewKept = 128;     // of a list, where entries are evicted
+  static constexpr uint32_t kLeastWindow = 64;  // where the window takes what there is
+  // Of an own choice, no more entries than take this share of the multiplications that a layer's weights
+  // take, or so many (docs/quality.md, "As many entries as pay").
+  static constexpr double kAttentionShare = 1.0 / 4;
+  static constexpr uint32_t kSurelyPaying = 1280;
+  static constexpr double kShareOfBudget = 1.0 / 3;  // or this part of the share of all KV that the budget is
   // Groups that a layer reads at least, of those that are chosen, however slow flash is: fewer cost more than
   // they win (docs/quality.md).
   static constexpr double kLeastReads = 0.04;
   // Of own slots, those whose groups are chosen again in the next step: measured on three texts, 0.7 to 0.8.
   static constexpr double kChosenAgain = 0.75;
+  // With more slots than are chosen, what is missed falls by this power of their ratio: measured, 0.15 with a
+  // quarter more, 0.075 with twice as many.
+  static constexpr double kMissPower = 5.0 / 3;
+  static constexpr double kNearlyFilled = 0.92;  // of a budget
 
   // Of the table in kv_plan.h.
   struct Row {
@@ -55,6 +72,7 @@ class Planner {
   // The smallest budget, and the plan that it is for.
   struct Least {
     uint64_t bytes = UINT64_MAX;
+    uint64_t fillable_bytes = UINT64_MAX;  // that decoding can use as well
     KvPlan plan;
   };
 
@@ -71,12 +89,15 @@ class Planner {
   void SettleSelection();
   uint32_t SlotsOf(uint32_t entries) const;
   uint32_t LeastChosen() const;
+  uint32_t LeastEntries() const;
+  uint32_t MostWorth() const;
   // Without selected groups, a budget is filled with recent entries.
   bool fills_window() const {
     return base_.method.selects() && !base_.method.counts_groups() && has_budget() &&
            !options_.window_entries;
   }
   uint32_t WindowOf(const Row& row) const;
+  KvPlan WithWindow(const Row& row, uint32_t n_groups) const;
   KvPlan Shape(const Row& row) const;
   void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
@@ -85,6 +106,7 @@ class Planner {
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
   void SetSpace(KvPlan& plan) const;
   void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
+  static bool HasTypesOf(const KvPlan& plan, const KvPlan& other);
   static bool Holds(const KvPlan& plan) {
     return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
   }
@@ -103,6 +125,7 @@ class Planner {
   std::optional<KvPlan> FitMost(uint32_t least, uint32_t most, const SizedBy& sized_by) const;
   std::optional<KvPlan> Fit(const Row& row) const;
   std::optional<KvPlan> FitMostGroups(const Row& row) const;
+  std::optional<KvPlan> FitSelection(const Row& row) const;
   std::optional<KvPlan> FitMostSlots(const Row& row, uint32_t n_chosen) const;
   std::optional<KvPlan> FitClusters(const Row& row) const;
   std::optional<KvPlan> FitHidden(const Row& row, double hide) const;
@@ -111,6 +134,7 @@ class Planner {
   std::optional<KvPlan> FitBestRow() const;
   Result<std::optional<KvPlan>> FitBestSize();
   Result<std::optional<KvPlan>> FitBest();
+  Result<std::optional<KvPlan>> FitAndRead();
   // Nobody has said how much is selected, and it is known what reading costs.
   bool may_read_more() const {
     return has_budget() && fills_budget() && base_.method.defaults.may_select_more_than_slots &&
@@ -129,6 +153,7 @@ class Planner {
            !options_.select_entries && !options_.reuse_groups;
   }
   std::string SelectLess() const;
+  uint64_t FillableFrom(const Row& row, uint64_t least_bytes) const;
   Least FindLeast() const;
   Result<Least> FindLeastSize();
   std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
@@ -140,6 +165,7 @@ class Planner {
   KvPlan base_;
   uint32_t cluster_entries_ = 0;  // on average: the size that is tried
   bool leaves_statics_out_ = false;
+  uint32_t least_entries_ = kLeastOfBytes;
   double reads_per_layer_ = 0.0;  // KvPlan::reads_per_layer, of what is tried
   uint32_t group_tokens_ = 0;     // of groups whose size may grow: the size that is tried; 0: as usual
   // Groups; empty: as many as fit.

@@ -28,8 +28,11 @@ std::string Planner::SelectLess() const {
 std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const {
   std::string note = fmt::format(
       "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
-      "raised to {}, the least that works",
+      "raised to {}, the least ",
       BytesText(asked_bytes), base_.method.name, ContextText(base_), BytesText(least_bytes));
+  const bool selects_few = fills_budget() && !evicts();
+  note += selects_few ? fmt::format("with which a token attends to about {} entries", LeastEntries())
+                      : "that works";
   if (!has_count()) return note;
   const std::string advice = SelectLess();
   return note + (advice.empty() ? "" : "; to stay within the share, " + advice);

@@ -164,12 +164,32 @@ uint32_t Planner::SlotsOf(uint32_t entries) const {
   return std::min(base_.n_choosable(), static_cast<uint32_t>(entries * unfilled / slot_tokens));
 }
 
-// The smallest selection: one extent beside the pinned ones. Of what is kept, more: what prompts take decides
-// how far a budget is raised, and leaves room for that.
+uint32_t Planner::LeastEntries() const {
+  if (evicts()) return std::min(kFewKept, base_.n_ctx);
+  if (fills_window()) return std::min(kLeastWindow, base_.n_ctx);
+  return std::min(least_entries_, CeilDiv(base_.n_ctx, kLeastShare));
+}
+
+// The smallest selection: of an own choice, what does not miss too much; else one extent beside the pinned
+// ones, or few that are kept. Clusters that find no slots go through the pool.
 uint32_t Planner::LeastChosen() const {
   if (evicts()) return std::min(kLeastKept, base_.n_ctx);
-  if (base_.method.has_clusters()) return std::min(base_.records_per_cluster(), base_.n_choosable());
-  return std::min(base_.n_pinned + 1, base_.n_groups());
+  if (base_.method.has_clusters()) {
+    const uint32_t least = fills_budget() ? SlotsOf(LeastEntries()) : 0;
+    return std::min(std::max(least, base_.records_per_cluster()), base_.n_choosable());
+  }
+  return fills_budget() ? SlotsOf(std::max(LeastEntries(), base_.slot_record.group_tokens))
+                        : std::min(base_.n_pinned + 1, base_.n_groups());
+}
+
+// The largest selection, in groups, that is chosen where nobody says one.
+uint32_t Planner::MostWorth() const {
+  if (model_.layer_products == 0) return base_.n_choosable();
+  const double per_entry = 2.0 * model_.n_heads * model_.head_dim;
+  const double share = static_cast<double>(base_.budget_bytes) / static_cast<double>(base_.full_bytes);
+  const double entries = std::max(kAttentionShare * static_cast<double>(model_.layer_products) / per_entry,
+                                  kShareOfBudget * share * base_.n_ctx);
+  return SlotsOf(std::max(kSurelyPaying, static_cast<uint32_t>(std::min(entries, 1e9))));
 }
 
 void Planner::SettleSelection() {

@@ -123,15 +123,23 @@ TEST(KvBudget, AShareThatIsTooSmallIsRaisedToTheLeastThatWorks) {
         const KvPlan plan = Plan(Share(1e-6, method), kSmolLm2, n_ctx, n_sequences, 4096);
         SCOPED_TRACE(plan.Describe());
         EXPECT_TRUE(plan.raises_budget);
-        EXPECT_EQ(Needed(plan), plan.budget_bytes);
+        const bool selects = plan.method.name == "kvswap";
+        EXPECT_TRUE(selects || Needed(plan) == plan.budget_bytes);
+        EXPECT_TRUE(!selects || plan.decode_bytes() >= plan.budget_bytes / 100 * 92);
         ASSERT_EQ(plan.notes.size(), 1U);
         EXPECT_TRUE(Says(plan, "too small")) << plan.notes[0];
         EXPECT_TRUE(Says(plan, "(" + std::to_string(plan.budget_bytes) + " bytes)")) << plan.notes[0];
-        // Bytes: as many suffice, one less is refused.
+        // Bytes: as many suffice. So do fewer, where something is selected, but not one less than is named.
         EXPECT_FALSE(
             Plan(Bytes(plan.budget_bytes, method), kSmolLm2, n_ctx, n_sequences, 4096).raises_budget);
-        ExpectMessage(Refusal(Bytes(plan.budget_bytes - 1, method), kSmolLm2, n_ctx, n_sequences, 4096),
-                      StatusCode::kOutOfMemory, std::to_string(plan.budget_bytes));
+        const Status refusal = Refusal(Bytes(1, method), kSmolLm2, n_ctx, n_sequences, 4096);
+        const bool is_of_full = refusal.message().find("needs at least ") == std::string::npos;
+        const uint64_t least = BytesAfter(refusal.message(), is_of_full ? "needs " : "needs at least ");
+        EXPECT_LE(least, plan.budget_bytes);
+        EXPECT_TRUE(selects || least == plan.budget_bytes);
+        EXPECT_FALSE(Plan(Bytes(least, method), kSmolLm2, n_ctx, n_sequences, 4096).raises_budget);
+        ExpectMessage(Refusal(Bytes(least - 1, method), kSmolLm2, n_ctx, n_sequences, 4096),
+                      StatusCode::kOutOfMemory, std::to_string(least));
       }
     }
   }
@@ -139,13 +147,13 @@ TEST(KvBudget, AShareThatIsTooSmallIsRaisedToTheLeastThatWorks) {
 
 TEST(KvBudget, AShareThatWorksIsNotRaised) {
   const uint64_t full_bytes = Plan(KvOptions(), kSmolLm2, 2048).full_bytes;
-  const uint64_t least = LeastOf(KvOptions(), 2048);
-  const double above = static_cast<double>(least + 1) / static_cast<double>(full_bytes);
-  EXPECT_FALSE(Plan(Share(above), kSmolLm2, 2048).raises_budget);
-  const double below = static_cast<double>(least - 1) / static_cast<double>(full_bytes);
-  const KvPlan raised = Plan(Share(below), kSmolLm2, 2048);
+  const KvPlan raised = Plan(Share(1e-6), kSmolLm2, 2048);
   EXPECT_TRUE(raised.raises_budget);
-  EXPECT_EQ(raised.budget_bytes, least);
+  EXPECT_GE(raised.budget_bytes, LeastOf(KvOptions(), 2048));
+  const double above = static_cast<double>(raised.budget_bytes + 1) / static_cast<double>(full_bytes);
+  EXPECT_FALSE(Plan(Share(above), kSmolLm2, 2048).raises_budget);
+  const double below = static_cast<double>(LeastOf(KvOptions(), 2048) - 1) / static_cast<double>(full_bytes);
+  EXPECT_EQ(Plan(Share(below), kSmolLm2, 2048).budget_bytes, raised.budget_bytes);
 }
 
 // What is selected is said; it needs more than the share.
