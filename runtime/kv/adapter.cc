@@ -153,10 +153,10 @@ struct Moment {
     return sums.keys.data() + (first + row) * key_dim() + first + column;
   }
   // products = vectors * this
-  void Multiply(const Matrix& vectors, double* products) const {
+  void Multiply(const Matrix& vectors, double* products, uint32_t most_threads) const {
     const auto size = static_cast<size_t>(dim);
     MultiplyDense({vectors.data(), size}, {at(0, 0), key_dim()}, static_cast<size_t>(vectors.rows()), size,
-                  size, {products, size});
+                  size, {products, size}, most_threads);
     Eigen::Map<Matrix> rows(products, vectors.rows(), dim);
     rows /= static_cast<double>(sums.n_keys);
     rows.noalias() -= (vectors * mean) * mean.transpose();
@@ -188,14 +188,15 @@ template <typename Number>
 constexpr bool kIsPrecise = std::is_same_v<Number, double>;
 
 template <typename Number>
-AxesProblem ProblemOf(const Moment<Number>& moment, uint32_t rank) {
+AxesProblem ProblemOf(const Moment<Number>& moment, uint32_t rank, uint32_t most_threads) {
   AxesProblem problem;
   problem.dim = static_cast<uint32_t>(moment.dim);
   problem.rank = rank;
   problem.is_exact = kIsPrecise<Number>;
   problem.trace = moment.Trace();
-  problem.multiply = [&moment](const Matrix& vectors, Matrix& products) {
-    moment.Multiply(vectors, products.data());
+  problem.most_threads = most_threads;
+  problem.multiply = [&moment, most_threads](const Matrix& vectors, Matrix& products) {
+    moment.Multiply(vectors, products.data(), most_threads);
   };
   return problem;
 }
@@ -203,7 +204,7 @@ AxesProblem ProblemOf(const Moment<Number>& moment, uint32_t rank) {
 // W^T moment W, of the factors of all heads.
 template <typename Number>
 AxesProblem WeightedProblemOf(const Moment<Number>& moment, const std::vector<HeadWeight>& weights,
-                              uint32_t rank) {
+                              uint32_t rank, uint32_t most_threads) {
   AxesProblem problem;
   problem.dim = static_cast<uint32_t>(moment.dim);
   problem.rank = rank;
@@ -214,7 +215,8 @@ AxesProblem WeightedProblemOf(const Moment<Number>& moment, const std::vector<He
     const Matrix block = moment.Block(static_cast<Eigen::Index>(head) * dim, dim);
     problem.trace += (block * factor).cwiseProduct(factor).sum();
   }
-  problem.multiply = [&moment, &weights](const Matrix& vectors, Matrix& products) {
+  problem.most_threads = most_threads;
+  problem.multiply = [&moment, &weights, most_threads](const Matrix& vectors, Matrix& products) {
     const auto size = static_cast<size_t>(moment.dim);
     Matrix weighted;
     Matrix of_keys;
@@ -224,7 +226,7 @@ AxesProblem WeightedProblemOf(const Moment<Number>& moment, const std::vector<He
       of_keys.resize(n, moment.dim);
       MultiplyHeads({vectors.data() + first * moment.dim, static_cast<size_t>(n), size}, weights,
                     &HeadWeight::factor, Side::kTransposed, weighted.data());
-      moment.Multiply(weighted, of_keys.data());
+      moment.Multiply(weighted, of_keys.data(), most_threads);
       MultiplyHeads({of_keys.data(), static_cast<size_t>(n), size}, weights, &HeadWeight::factor, Side::kAsIs,
                     products.data() + first * moment.dim);
     }
@@ -280,7 +282,7 @@ template <typename Number>
 Result<HeadAxes> PrincipalAxes(const SumsOf<Number>& sums, uint32_t head, uint32_t n_axes) {
   const Eigen::Index first = Eigen::Index{head} * sums.head_dim;
   const Moment<Number> moment{sums, first, sums.head_dim, MeanKey(sums, first, sums.head_dim)};
-  const LeadingAxes leading = FindLeadingAxes(ProblemOf(moment, n_axes));
+  const LeadingAxes leading = FindLeadingAxes(ProblemOf(moment, n_axes, 1));
   if (leading.axes.size() == 0) return NotDecomposed("keys' covariance");
   return HeadAxes{leading.axes, leading.energies, leading.total};
 }
@@ -336,7 +338,8 @@ Result<LayerAdapter> ComputeOfHeads(AdapterKind kind, const SumsOf<Number>& sums
 }
 
 template <typename Number>
-Result<LayerAdapter> Compute(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank) {
+Result<LayerAdapter> Compute(AdapterKind kind, const SumsOf<Number>& sums, uint32_t rank,
+                             uint32_t most_threads) {
   KVRUN_RETURN_IF_ERROR(CheckSums(kind, sums, rank));
   if (IsOfHeads(kind)) return ComputeOfHeads(kind, sums, rank);
   const auto key_dim = static_cast<Eigen::Index>(sums.n_kv_heads) * sums.head_dim;
@@ -345,7 +348,8 @@ Result<LayerAdapter> Compute(AdapterKind kind, const SumsOf<Number>& sums, uint3
   std::vector<HeadWeight> weights;
   if (SidesDiffer(kind)) weights = WeighHeads(sums);
   const LeadingAxes leading =
-      FindLeadingAxes(weights.empty() ? ProblemOf(moment, rank) : WeightedProblemOf(moment, weights, rank));
+      FindLeadingAxes(weights.empty() ? ProblemOf(moment, rank, most_threads)
+                                      : WeightedProblemOf(moment, weights, rank, most_threads));
   if (leading.axes.size() == 0) return NotDecomposed("keys' covariance");
   LayerAdapter adapter;
   adapter.key_dim = static_cast<uint32_t>(key_dim);
@@ -388,12 +392,14 @@ Result<AdapterKind> FindAdapterKind(std::string_view name) {
                 fmt::format("unknown kind of adapter '{}'; known: {}", name, names));
 }
 
-Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank) {
-  return Compute(kind, sums, rank);
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank,
+                                    uint32_t most_threads) {
+  return Compute(kind, sums, rank, most_threads);
 }
 
-Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank) {
-  return Compute(kind, sums, rank);
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank,
+                                    uint32_t most_threads) {
+  return Compute(kind, sums, rank, most_threads);
 }
 
 void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums) {
@@ -443,15 +449,17 @@ std::vector<double> MeanSquaresOfColumns(const LayerAdapter& adapter, const Laye
 
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank) {
   const uint32_t key_dim = n_kv_heads * head_dim;
-  const uint64_t axes = uint64_t{key_dim} * rank * sizeof(double);
   // Of one head the moments, eigenvectors, products of them and what is sorted; a side.
-  if (IsOfHeads(kind)) return uint64_t{8} * head_dim * head_dim * sizeof(double) + axes + DenseWorkBytes();
-  // The axes, and a side of them once they are there.
-  const uint64_t of_axes = axes + std::max(axes, LeadingAxesWorkBytes(key_dim, rank));
-  if (!SidesDiffer(kind)) return of_axes;
-  // Per head the factor and its inverse; vectors on their way through them.
+  if (IsOfHeads(kind)) {
+    return (uint64_t{8} * head_dim * head_dim + uint64_t{key_dim} * rank) * sizeof(double) +
+           DenseWorkBytes(head_dim, head_dim);
+  }
+  if (!SidesDiffer(kind)) return LeadingAxesWorkBytes(key_dim, rank, kMostAdapterThreads, 0);
+  // Vectors on their way through the weights; per head the factor and its inverse. Axes and a side of them
+  // take the place of what is gone by then.
   const uint64_t n_vectors = std::min<uint64_t>(kVectorsAtOnce, VectorsOfAxes(key_dim, rank));
-  return of_axes + 2 * (n_vectors + head_dim) * key_dim * sizeof(double);
+  return LeadingAxesWorkBytes(key_dim, rank, kMostAdapterThreads, 2 * n_vectors * key_dim * sizeof(double)) +
+         2 * uint64_t{key_dim} * head_dim * sizeof(double);
 }
 
 }  // namespace kvrun

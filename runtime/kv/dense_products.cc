@@ -10,6 +10,10 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "platform/base/units.h"
 
 // Once for all targets.
 #ifndef KVRUN_KV_DENSE_PRODUCTS_SIZES
@@ -17,10 +21,13 @@
 namespace kvrun {
 namespace {
 
-constexpr size_t kMostLanes = 8;  // of a vector
+constexpr size_t kMostLanes = 8;      // of a vector
+constexpr size_t kMostTileRows = 24;  // a multiple of every tile's rows
 // Of the inner dimension and of rows, what is multiplied at once: it stays in the second cache.
 constexpr size_t kInnerAtOnce = 256;
 constexpr size_t kRowsAtOnce = 96;
+
+inline size_t PackedRows(size_t rows) { return std::min(RoundUp(rows, kMostTileRows), kRowsAtOnce); }
 
 }  // namespace
 }  // namespace kvrun
@@ -39,7 +46,7 @@ constexpr size_t kDenseTileRows = 8;
 constexpr size_t kDenseTileRows = 6;
 #endif
 using DoubleTag = hn::CappedTag<double, kMostLanes>;
-static_assert(kRowsAtOnce % kDenseTileRows == 0);
+static_assert(kRowsAtOnce % kDenseTileRows == 0 && kMostTileRows % kDenseTileRows == 0);
 
 size_t TileColumns() { return 2 * hn::Lanes(DoubleTag()); }
 
@@ -132,9 +139,9 @@ void MultiplyTile(const double* HWY_RESTRICT a, const double* HWY_RESTRICT b, si
 
 void Multiply(const DenseView& a, const DenseView& b, size_t rows, size_t inner, size_t columns,
               const DenseTarget& target) {
-  const auto work = hwy::AllocateAligned<double>(DenseWorkBytes() / sizeof(double));
+  const auto work = hwy::AllocateAligned<double>(DenseWorkBytes(rows, inner) / sizeof(double));
   double* const packed_a = work.get();
-  double* const packed_b = work.get() + kRowsAtOnce * kInnerAtOnce;
+  double* const packed_b = work.get() + PackedRows(rows) * std::min(inner, kInnerAtOnce);
   const size_t tile_columns = TileColumns();
   for (size_t first_row = 0; first_row < rows; first_row += kRowsAtOnce) {
     const size_t n_rows = std::min(kRowsAtOnce, rows - first_row);
@@ -167,12 +174,33 @@ HWY_EXPORT(Multiply);
 
 }  // namespace
 
-uint64_t DenseWorkBytes() { return (kRowsAtOnce + 2 * kMostLanes) * kInnerAtOnce * sizeof(double); }
+uint64_t DenseWorkBytes(size_t rows, size_t inner) {
+  return (PackedRows(rows) + 2 * kMostLanes) * std::min(inner, kInnerAtOnce) * sizeof(double);
+}
+
+uint32_t DenseThreads(size_t rows, size_t inner, size_t columns, uint32_t most_threads) {
+  constexpr uint64_t kProductsOfAThread = uint64_t{8} << 20;
+  const uint64_t worth = uint64_t{rows} * inner * columns / kProductsOfAThread;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(worth, 1, std::max(most_threads, 1U)));
+}
 
 void MultiplyDense(const DenseView& a, const DenseView& b, size_t rows, size_t inner, size_t columns,
-                   const DenseTarget& target) {
+                   const DenseTarget& target, uint32_t most_threads) {
   if (rows == 0 || columns == 0) return;
-  HWY_DYNAMIC_DISPATCH(Multiply)(a, b, rows, inner, columns, target);
+  const size_t n_threads = DenseThreads(rows, inner, columns, most_threads);
+  const size_t part = RoundUp(CeilDiv(columns, n_threads), 2 * kMostLanes);
+  const auto multiply = [&](size_t first) {
+    DenseTarget of_part = target;
+    of_part.values += first;
+    HWY_DYNAMIC_DISPATCH(Multiply)
+    (a, b.FromColumn(first), rows, inner, std::min(part, columns - first), of_part);
+  };
+  std::vector<std::thread> threads;
+  for (size_t first = part; first < columns; first += part) {
+    threads.emplace_back([&multiply, first] { multiply(first); });
+  }
+  multiply(0);
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace kvrun

@@ -1,5 +1,5 @@
-// Products of matrices in double precision on the host, with the best instructions that the processor has, on
-// the thread that calls: what adapters are computed with.
+// Products of matrices in double precision on the host, with the best instructions that the processor has:
+// what adapters are computed with.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +22,13 @@ class DenseView {
     return view;
   }
 
+  DenseView FromColumn(size_t column) const {
+    DenseView view = *this;
+    if (floats_ != nullptr) view.floats_ += column * column_stride_;
+    if (doubles_ != nullptr) view.doubles_ += column * column_stride_;
+    return view;
+  }
+
   const float* floats() const { return floats_; }  // null: there are doubles
   const double* doubles() const { return doubles_; }
   size_t row_stride() const { return row_stride_; }
@@ -41,10 +48,13 @@ struct DenseTarget {
   bool adds = false;  // to what is there
 };
 
-// target = a b, of a [rows, inner] and b [inner, columns]. The target may be neither.
+// target = a b, of a [rows, inner] and b [inner, columns]. The target may be neither. Each thread computes
+// some of the columns: how many there are does not show in them.
 void MultiplyDense(const DenseView& a, const DenseView& b, size_t rows, size_t inner, size_t columns,
-                   const DenseTarget& target);
-// What it holds while it works.
-uint64_t DenseWorkBytes();
+                   const DenseTarget& target, uint32_t most_threads = 1);
+// How many it takes: one where others are not worth their start.
+uint32_t DenseThreads(size_t rows, size_t inner, size_t columns, uint32_t most_threads);
+// What a thread holds while it works.
+uint64_t DenseWorkBytes(size_t rows, size_t inner);
 
 }  // namespace kvrun

@@ -42,9 +42,9 @@ DenseView View(const Rows& rows, Index first = 0) {
 }
 
 // to = a b
-void Multiply(const DenseView& a, const DenseView& b, Index inner, Rows& to) {
+void Multiply(const DenseView& a, const DenseView& b, Index inner, Rows& to, uint32_t most_threads = 1) {
   MultiplyDense(a, b, static_cast<size_t>(to.rows()), static_cast<size_t>(inner),
-                static_cast<size_t>(to.cols()), {to.data(), static_cast<size_t>(to.cols())});
+                static_cast<size_t>(to.cols()), {to.data(), static_cast<size_t>(to.cols())}, most_threads);
 }
 
 void FillAtRandom(Random& random, Rows& rows) {
@@ -143,15 +143,15 @@ class Iteration {
   bool Rotate() {
     problem_.multiply(vectors_, products_);
     Rows small(n(), n());
-    Multiply(View(vectors_), View(products_).Transposed(), dim(), small);
+    Multiply(View(vectors_), View(products_).Transposed(), dim(), small, problem_.most_threads);
     const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(small);
     if (solver.info() != Eigen::Success) return false;
     values_ = solver.eigenvalues().reverse();
     ++n_rotated_;
     small = solver.eigenvectors().rowwise().reverse().transpose();
-    Multiply(View(small), View(vectors_), n(), spare_);
+    Multiply(View(small), View(vectors_), n(), spare_, problem_.most_threads);
     std::swap(vectors_, spare_);
-    Multiply(View(small), View(products_), n(), spare_);
+    Multiply(View(small), View(products_), n(), spare_, problem_.most_threads);
     std::swap(products_, spare_);
     residuals_.resize(problem_.rank);
     for (Index i = 0; i < residuals_.size(); ++i) {
@@ -264,11 +264,14 @@ uint32_t VectorsOfAxes(uint32_t dim, uint32_t rank) {
   return Iterates(dim, rank) ? BlockRows(dim, rank) : dim;
 }
 
-uint64_t LeadingAxesWorkBytes(uint32_t dim, uint32_t rank) {
-  const uint64_t block = BlockRows(dim, rank);
-  // The matrix, its eigenvectors, what is decomposed in place.
-  if (!Iterates(dim, rank)) return (3 * uint64_t{dim} * dim) * sizeof(double);
-  return (3 * block * dim + 3 * block * block) * sizeof(double) + DenseWorkBytes();
+uint64_t LeadingAxesWorkBytes(uint32_t dim, uint32_t rank, uint32_t most_threads, uint64_t multiply_bytes) {
+  const uint64_t n = VectorsOfAxes(dim, rank);
+  const uint64_t axes = uint64_t{rank} * dim * sizeof(double);
+  const uint64_t products = DenseThreads(n, dim, dim, most_threads) * DenseWorkBytes(n, dim);
+  // The matrix and its eigenvectors, or the unit matrix that it is the product of.
+  if (!Iterates(dim, rank)) return 2 * n * n * sizeof(double) + std::max(axes, products + multiply_bytes);
+  return 3 * n * dim * sizeof(double) +
+         std::max(axes, products + std::max(3 * n * n * sizeof(double), multiply_bytes));
 }
 
 }  // namespace kvrun

@@ -24,6 +24,7 @@ struct AxesProblem {
   // For a file: directions matter, too, where eigenvalues lie apart. Else only what they keep of the trace,
   // and that less exactly.
   bool is_exact = false;
+  uint32_t most_threads = 1;  // of products; `multiply` has its own
 };
 
 struct LeadingAxes {
@@ -47,8 +48,8 @@ LeadingAxes FindLeadingAxes(const AxesProblem& problem);
 LeadingAxes DecomposeFully(const AxesProblem& problem);
 // How many vectors are multiplied at once, at most.
 uint32_t VectorsOfAxes(uint32_t dim, uint32_t rank);
-// What they hold beside the answer while they work.
-uint64_t LeadingAxesWorkBytes(uint32_t dim, uint32_t rank);
+// What they hold, the answer's among it, where `multiply` holds so much beside its products.
+uint64_t LeadingAxesWorkBytes(uint32_t dim, uint32_t rank, uint32_t most_threads, uint64_t multiply_bytes);
 
 // Of approximate eigenpairs: how much of the sum of the first residuals.size() eigenvalues they may miss.
 // values: falling; residuals: the squared lengths of (matrix v - value v). What the last value bounds is

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <tuple>
@@ -93,6 +94,28 @@ TEST(DenseProducts, WhatLiesBeyondAMatrixIsOfNoMatter) {
   for (size_t k = 0; k < 5; ++k) a[2 * 5 + k] = NAN;
   MultiplyDense({a.data(), 5}, {b.data(), 4}, 2, 5, 3, {c.data(), 3});
   EXPECT_EQ(c, std::vector<double>(6, 5.0));
+}
+
+// Whole tiles for each thread, and what is left for the last one.
+TEST(DenseProducts, ThreadsDoNotShow) {
+  std::mt19937 random(9);
+  constexpr size_t kRows = 40;
+  constexpr size_t kInner = 700;
+  for (const size_t columns : {size_t{1200}, size_t{1301}}) {
+    const auto a = RandomNumbers<double>(random, kRows * kInner);
+    const auto b = RandomNumbers<float>(random, kInner * columns);
+    std::vector<double> one(kRows * columns);
+    MultiplyDense({a.data(), kInner}, {b.data(), columns}, kRows, kInner, columns, {one.data(), columns});
+    for (const uint32_t n_threads : {2U, 3U, 4U}) {
+      ASSERT_EQ(DenseThreads(kRows, kInner, columns, n_threads), n_threads);
+      std::vector<double> several(one.size());
+      MultiplyDense({a.data(), kInner}, {b.data(), columns}, kRows, kInner, columns,
+                    {several.data(), columns}, n_threads);
+      EXPECT_EQ(several, one) << n_threads;
+    }
+  }
+  EXPECT_EQ(DenseThreads(40, 192, 192, 4), 1U) << "not worth a thread";
+  EXPECT_EQ(DenseThreads(160, 1024, 1024, 0), 1U);
 }
 
 }  // namespace
