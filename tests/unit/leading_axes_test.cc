@@ -64,7 +64,16 @@ class KnownMatrix {
 
  private:
   static constexpr int kMirrors = 3;
-  static void Reflect(const Vector& mirror, Rows& rows) { rows -= 2 * (rows * mirror) * mirror.transpose(); }
+  // Plain loops: where sanitizers are, tests are not optimised.
+  static void Reflect(const Vector& mirror, Rows& rows) {
+    const Index dim = rows.cols();
+    for (Index row = 0; row < rows.rows(); ++row) {
+      double* const values = rows.data() + row * dim;
+      double along = 0;
+      for (Index i = 0; i < dim; ++i) along += values[i] * mirror.data()[i];
+      for (Index i = 0; i < dim; ++i) values[i] -= 2 * along * mirror.data()[i];
+    }
+  }
 
   Vector eigenvalues_;
   Vector mirrors_[kMirrors];
@@ -150,6 +159,7 @@ TEST_P(LeadingAxesOf, KeepWhatTheBestDo) {
   const auto [dim, rank] = GetParam();
   for (const Spectrum& spectrum : kSpectra) {
     for (const double scale : {1.0, 1e-30, 1e30}) {
+      if (scale != 1.0 && dim > 512) continue;  // takes long, and says no more
       SCOPED_TRACE(::testing::Message() << spectrum.name << ", " << scale);
       const KnownMatrix matrix(Eigenvalues(spectrum, dim, scale), 3);
       ExpectLeading(matrix, FindLeadingAxes(matrix.Problem(rank)), rank);
