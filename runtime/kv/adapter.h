@@ -25,7 +25,8 @@ Result<AdapterKind> FindAdapterKind(std::string_view name);
 
 // Of one layer; key_dim = n_kv_heads * head_dim. A score is (q_h . query_side rows of its KV head) . (k .
 // key_side - mean . key_side). Unless SidesDiffer, both sides are equal and orthonormal; always
-// key_side^T query_side = 1. Nested: the first r columns are the adapter of rank r. With IsOfHeads column c
+// key_side^T query_side = 1. Nested: the first r columns are the adapter of rank r, as good as one that was
+// computed with that rank. With IsOfHeads column c
 // is zero but in the rows of KV head c % n_kv_heads.
 struct LayerAdapter {
   uint32_t key_dim = 0;
@@ -53,10 +54,16 @@ using PreciseLayerSums = SumsOf<double>;
 
 // Fails where there are fewer than `rank` directions to find (rank > key_dim, or no keys), heads would get
 // different numbers of them (IsOfHeads), or a sum is not finite. The same sums give the same adapter: of each
-// direction the component of largest magnitude is positive. Where all keys are equal (after the mean is taken
-// off), energy is 1 from the first column on.
-Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank);
-Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank);
+// column of key_side the component of largest magnitude is positive. Where all keys are equal (after the mean
+// is taken off), energy is 1 from the first column on. Of what the best columns keep of the energy it keeps
+// all but a few hundred-thousandths (leading_axes.h); from precise sums, columns point where those do
+// wherever that can be told.
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uint32_t rank,
+                                    uint32_t most_threads = 1);
+Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank,
+                                    uint32_t most_threads = 1);
+// As many threads as are worth it, at most.
+inline constexpr uint32_t kMostAdapterThreads = 4;
 // On the host, for keys that are not on the device any more. `keys`: float [n, key_dim].
 // Adds them to sums as LayerSums::keys.
 void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums);
@@ -64,7 +71,7 @@ void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sum
 void ProjectKeys(const LayerAdapter& adapter, std::span<const float> keys, std::span<float> projected);
 // The mean square of each column of what ProjectKeys makes of the sums' keys: [rank]. Holds little more.
 std::vector<double> MeanSquaresOfColumns(const LayerAdapter& adapter, const LayerSums& sums);
-// What ComputeAdapter holds beside sums and answer while it works.
+// What ComputeAdapter holds beside sums and answer while it works, with kMostAdapterThreads.
 uint64_t AdapterWorkBytes(AdapterKind kind, uint32_t n_kv_heads, uint32_t head_dim, uint32_t rank);
 
 constexpr bool TakesMeanOff(AdapterKind kind) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "platform/base/check.h"
@@ -13,6 +14,13 @@ namespace kvrun {
 namespace {
 
 constexpr uint32_t kRandomRows = 4096;  // of FillAtRandom, that are repeated
+
+// Beside a GPU the host's cores have nothing else to do. A device that is the CPU computes with all of them
+// meanwhile.
+uint32_t ThreadsBeside(const Device& device) {
+  if (device.info().is_cpu) return 1;
+  return std::clamp(std::thread::hardware_concurrency(), 1U, kMostAdapterThreads);
+}
 
 std::vector<float> RandomValues(size_t n, float scale, Random& random) {
   std::vector<float> values(n);
@@ -122,7 +130,8 @@ Status LowRankIndex::PrepareBlank(uint32_t layer) {
 }
 
 Status LowRankIndex::Learn(uint32_t layer, const LayerSums& sums) {
-  KVRUN_ASSIGN_OR_RETURN(learned_, ComputeAdapter(plan_.adapter_kind, sums, plan_.index.rank));
+  KVRUN_ASSIGN_OR_RETURN(learned_,
+                         ComputeAdapter(plan_.adapter_kind, sums, plan_.index.rank, ThreadsBeside(device_)));
   if (plan_.index.type == KvType::kInt4) {
     learned_scales_.emplace(plan_.index.rank);
     learned_scales_->AddMeanSquares(MeanSquaresOfColumns(*learned_, sums), sums.n_keys);
