@@ -32,11 +32,11 @@ Status LayerSumBuffers::Clear() {
   return Status::Ok();
 }
 
-Status LayerSumBuffers::Record(CommandList& list, const StepCommands& commands, uint32_t n_rows,
-                               uint32_t skip_rows) const {
+Status LayerSumBuffers::Record(CommandList& list, const StepCommands& commands, const Buffer& qkv,
+                               uint32_t n_rows, uint32_t skip_rows) const {
   const ModelConfig& config = commands.config();
   const uint32_t group = config.n_heads / config.n_kv_heads;
-  KVRUN_RETURN_IF_ERROR(list.AccumulateGram({.rows = commands.qkv(),
+  KVRUN_RETURN_IF_ERROR(list.AccumulateGram({.rows = &qkv,
                                              .n_rows = n_rows,
                                              .row_stride = commands.qkv_dim(),
                                              .first_column = config.q_dim(),
@@ -45,7 +45,7 @@ Status LayerSumBuffers::Record(CommandList& list, const StepCommands& commands, 
                                              .sums = keys_.get()}));
   for (uint32_t head = 0; head < config.n_kv_heads; ++head) {
     KVRUN_RETURN_IF_ERROR(
-        list.AccumulateGram({.rows = commands.qkv(),
+        list.AccumulateGram({.rows = &qkv,
                              .n_rows = n_rows,
                              .row_stride = commands.qkv_dim(),
                              .first_column = head * group * config.head_dim,

@@ -19,8 +19,10 @@ class LayerSumBuffers {
   static Result<LayerSumBuffers> Create(Device& device, const ModelConfig& config, std::string_view part);
 
   Status Clear();
-  // After the layer's RopeAndStore: adds the step's rows; keys of the first `skip_rows` (sinks) are left out.
-  Status Record(CommandList& list, const StepCommands& commands, uint32_t n_rows, uint32_t skip_rows) const;
+  // After the layer's RopeAndStore of `qkv`: adds the step's rows; keys of the first `skip_rows` (sinks) are
+  // left out.
+  Status Record(CommandList& list, const StepCommands& commands, const Buffer& qkv, uint32_t n_rows,
+                uint32_t skip_rows) const;
   // Of `n_rows` rows in all, `n_skipped` of them left out. Points into this.
   Result<LayerSums> Read(const ModelConfig& config, uint64_t n_rows, uint64_t n_skipped);
 

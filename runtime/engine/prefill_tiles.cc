@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/kv_plan_sizes.h"
+#include "runtime/model/half_float.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
@@ -20,43 +22,107 @@ uint64_t ChunkHiddenBytes(const ModelConfig& config) {
   return uint64_t{kChunkRows} * config.n_embd * sizeof(float);
 }
 
-// The tile of a plan, in whole groups.
-KvShape TileShape(const KvPlan& plan, const ModelConfig& config) {
+// Of a plan, in whole groups.
+KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
   const bool is_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
   const uint32_t group = plan.record.group_tokens;
-  const bool is_whole = plan.prefill_tile_tokens >= plan.n_ctx;
-  return {.type = is_f32 ? KvType::kF32 : KvType::kF16,
-          .n_sequences = 1,
-          .n_kv_heads = config.n_kv_heads,
-          .head_dim = config.head_dim,
-          .n_ctx = is_whole ? RoundUp(plan.n_ctx, group) : plan.prefill_tile_tokens / group * group};
+  KvShape first{.type = is_f32 ? KvType::kF32 : KvType::kF16,
+                .n_sequences = 1,
+                .n_kv_heads = config.n_kv_heads,
+                .head_dim = config.head_dim,
+                .n_ctx = RoundUp(plan.n_ctx, group)};
+  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}};
+  first.n_ctx = plan.prefill_tile_tokens / group * group;
+  KvShape later = first;
+  later.n_ctx = std::min(plan.prefill_tile_tokens, kChunkRows) / group * group;
+  return {first, later};
 }
 
-uint32_t ChunkRows(const KvPlan& plan, const ModelConfig& config) {
-  return TileShape(plan, config).n_ctx < plan.n_ctx ? kTiledChunkTokens : kChunkRows;
+// Chunks of a block, however much room there is: more read little less.
+constexpr size_t kMostBlockChunks = 16;
+
+// Of packed hidden states: float scale [rows], the power of two that a row is to be multiplied with, and f16
+// [rows, n_embd]: the largest element of a row is near the largest half that there is, so that none is too
+// large, and few are too small.
+uint64_t PackedBytes(uint64_t rows, const ModelConfig& config) {
+  constexpr uint64_t kPageBytes = 4096;  // that direct I/O takes
+  return RoundUp(rows * (sizeof(float) + config.n_embd * sizeof(uint16_t)), kPageBytes);
+}
+
+// The scale of a row that has what is not finite.
+constexpr float kAsItIs = 0.0F;
+
+// So large that after division by it the largest of a row is below 2^15; a power of two.
+float RowScale(std::span<const float> row) {
+  uint32_t largest = 0;
+  for (const float x : row) largest = std::max(largest, std::bit_cast<uint32_t>(x) & 0x7FFFFFFFU);
+  const uint32_t exponent = largest >> 23;
+  if (exponent == 255) return kAsItIs;
+  return std::bit_cast<float>((std::max(exponent, 15U) - 14) << 23);
+}
+
+// As FloatToHalf and HalfToFloat have them, but for what is not finite or too large. Without branches: the
+// compiler makes vectors of them.
+uint16_t FiniteToHalf(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7FFFFFFFU;
+  const uint32_t normal = (magnitude - 0x38000000U + 0xFFFU + (magnitude >> 13 & 1U)) >> 13;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
+  return static_cast<uint16_t>((bits >> 16 & 0x8000U) | (magnitude < 0x38800000U ? subnormal : normal));
+}
+
+float FiniteToFloat(uint16_t half) {
+  const uint32_t magnitude = half & 0x7FFFU;
+  const uint32_t normal = (magnitude << 13) + 0x38000000U;
+  const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24F);
+  return std::bit_cast<float>((uint32_t{half} & 0x8000U) << 16 | (magnitude < 0x400U ? subnormal : normal));
+}
+
+void PackHidden(std::span<const float> from, float scale, uint16_t* to) {
+  if (scale == kAsItIs) {
+    for (size_t i = 0; i < from.size(); ++i) to[i] = FloatToHalf(from[i]);
+  } else {
+    const float factor = 1.0F / scale;
+    for (size_t i = 0; i < from.size(); ++i) to[i] = FiniteToHalf(from[i] * factor);
+  }
+}
+
+void UnpackHidden(const uint16_t* from, float scale, std::span<float> to) {
+  if (scale == kAsItIs) {
+    for (size_t i = 0; i < to.size(); ++i) to[i] = HalfToFloat(from[i]);
+  } else {
+    for (size_t i = 0; i < to.size(); ++i) to[i] = FiniteToFloat(from[i]) * scale;
+  }
+}
+
+uint64_t ChunkSpillBytes(const KvTiling& tiling, const ModelConfig& config) {
+  return SpillAligned(tiling.later.n_ctx > 0 ? PackedBytes(kChunkRows, config) : ChunkHiddenBytes(config));
 }
 
 uint64_t HiddenSpillBytes(const KvPlan& plan, const ModelConfig& config) {
   if (!plan.spills_hidden) return 0;
-  const uint64_t n_tiles = CeilDiv(plan.n_ctx, TileShape(plan, config).n_ctx);
-  // A tile's end cuts a chunk short.
-  return (CeilDiv(plan.n_ctx, ChunkRows(plan, config)) + n_tiles + 1) *
-         SpillAligned(ChunkHiddenBytes(config));
+  // A chunk begins with each later tile, and one more where a prompt begins within a tile.
+  const KvTiling tiling = TilingOf(plan, config);
+  uint64_t n_chunks = CeilDiv(plan.n_ctx, kChunkRows) + 1;
+  if (tiling.later.n_ctx > 0) {
+    n_chunks = CeilDiv(tiling.first.n_ctx, kChunkRows) + tiling.tile_of(plan.n_ctx - 1) + 1;
+  }
+  return n_chunks * ChunkSpillBytes(tiling, config);
 }
 
 }  // namespace
 
 uint64_t PrefillTiles::SpillBytes(const KvPlan& plan, const ModelConfig& config) {
-  const KvShape tile = TileShape(plan, config);
-  const uint64_t n_tiles = CeilDiv(plan.n_ctx, tile.n_ctx);
-  return HiddenSpillBytes(plan, config) + (n_tiles > 1 ? n_tiles * SpillAligned(tile.size_bytes()) : 0);
+  const KvTiling tiling = TilingOf(plan, config);
+  const uint64_t n_later = tiling.later.n_ctx > 0 ? tiling.tile_of(plan.n_ctx - 1) : 0;
+  return HiddenSpillBytes(plan, config) + n_later * SpillAligned(tiling.later.size_bytes());
 }
 
 Result<std::unique_ptr<PrefillTiles>> PrefillTiles::Create(Device& device, StepCommands& commands,
                                                            const KvPlan& plan, SpillFile* spill) {
   std::unique_ptr<PrefillTiles> tiles(new PrefillTiles(device, commands, plan, spill));
-  KVRUN_RETURN_IF_ERROR(tiles->CreateTile());
-  KVRUN_RETURN_IF_ERROR(tiles->CreateTurns());
+  KVRUN_RETURN_IF_ERROR(tiles->CreateTiles());
+  KVRUN_RETURN_IF_ERROR(tiles->is_tiled() ? tiles->CreateBlockBuffers() : tiles->CreateTurns());
   return tiles;
 }
 
@@ -65,7 +131,7 @@ PrefillTiles::PrefillTiles(Device& device, StepCommands& commands, const KvPlan&
       commands_(commands),
       plan_(plan),
       spill_(spill),
-      tile_shape_(TileShape(plan, commands.config())) {}
+      tiling_(TilingOf(plan, commands.config())) {}
 
 Status PrefillTiles::CreateTurns() {
   turns_.resize(1);
@@ -74,7 +140,7 @@ Status PrefillTiles::CreateTurns() {
   turns_.resize(2);
   turns_[1].place = commands_.own();
   turns_[1].place.hidden = commands_.logits_buffer();
-  if (is_tiled() || !plan_.has_inputs_ahead) return Status::Ok();
+  if (!plan_.has_inputs_ahead) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(other_inputs_, StepInputs::Create(commands_.config(), device_, "kv"));
   turns_[1].place.step = other_inputs_.step.get();
   turns_[1].place.angles = other_inputs_.angles.get();
@@ -100,78 +166,137 @@ Status PrefillTiles::Begin(std::span<const StepRow> rows) {
 
 Status PrefillTiles::End() {
   lists_.clear();
-  earlier_lists_.clear();
   for (Turn& turn : turns_) KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
-  return Status::Ok();
+  if (!is_tiled()) return Status::Ok();
+  // The logits' memory is theirs again.
+  turns_.resize(1);
+  block_qkv_.clear();
+  free_parts_.clear();
+  block_memory_.clear();
+  scratch_.reset();
+  return commands_.MakeLogits(device_);
 }
 
 // In whole pieces of the file.
 Status PrefillTiles::Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes, PrefillSink& sink) {
-  if (n_tiles() == 1) return Status::Ok();
-  if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, tile_.get());
-  const uint64_t plane_bytes = tile_shape_.size_bytes() / (2 * tile_shape_.n_kv_heads);
+  if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, later_.get());
+  const uint64_t plane_bytes = later_->size_bytes() / (2 * tiling_.later.n_kv_heads);
   const uint64_t begin =
       first_plane * plane_bytes / SpillFile::kOffsetAlignment * SpillFile::kOffsetAlignment;
-  const uint64_t end = std::min(SpillAligned((first_plane + n_planes) * plane_bytes), tile_->size_bytes());
-  KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile) + begin, tile_->host().subspan(begin, end - begin)));
-  return tile_->Flush(begin, end - begin);
+  const uint64_t end = std::min(SpillAligned((first_plane + n_planes) * plane_bytes), later_->size_bytes());
+  KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile) + begin, later_->host().subspan(begin, end - begin)));
+  return later_->Flush(begin, end - begin);
 }
 
-Status PrefillTiles::CreateTile() {
-  KVRUN_RETURN_IF_ERROR(
-      MakeBuffer(&tile_, tile_shape_.size_bytes(), is_tiled() ? BufferUse::kShared : BufferUse::kDevice));
+Status PrefillTiles::CreateTiles() {
+  KVRUN_RETURN_IF_ERROR(MakeBuffer(&first_, tiling_.first.size_bytes(), BufferUse::kDevice));
+  if (!is_tiled()) return Status::Ok();
+  return MakeBuffer(&later_, tiling_.later.size_bytes(), BufferUse::kShared);
+}
+
+// What a block takes but its tiles: in the place of the logits, and of what the feed-forward network leaves
+// idle. Where a chunk needs more than that, it gets it, as activations do.
+Status PrefillTiles::CreateBlockBuffers() {
+  uint64_t room = commands_.logits_buffer()->size_bytes();
+  commands_.GiveUpLogits();
+  const auto take = [&room](uint64_t bytes) {
+    const bool is_there = bytes <= room;
+    room -= std::min(bytes, room);
+    return is_there;
+  };
+  const auto make = [this](uint64_t bytes, BufferUse use) {
+    return device_.CreateBuffer(bytes, use, "activations");
+  };
+  const uint32_t chunk_rows = tiling_.later.n_ctx;
+  AttentionArgs attention = TileAttention(0, chunk_rows, commands_.own(), 1);
+  const uint64_t parts_bytes = attention.parts_bytes();
+  attention.parts_after = commands_.feed_forward()[0];  // that there are some
+  uint64_t scratch_bytes = MostScratchBytes(attention, chunk_rows);
+  attention.kv_shape = tiling_.first;
+  scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, chunk_rows));
+  attention.parts_after = nullptr;
+  scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
+  take(scratch_bytes);
+  KVRUN_ASSIGN_OR_RETURN(scratch_, make(scratch_bytes, BufferUse::kDevice));
+  take(PackedBytes(kChunkRows, commands_.config()));
+  KVRUN_ASSIGN_OR_RETURN(packed_, make(PackedBytes(kChunkRows, commands_.config()), BufferUse::kShared));
+  const uint64_t hidden_bytes = ChunkHiddenBytes(commands_.config());
+  turns_.resize(1);
+  turns_[0].place = commands_.own();
+  const auto add_turn = [&]() -> Status {
+    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(hidden_bytes, BufferUse::kShared));
+    turns_.emplace_back().place = commands_.own();
+    turns_.back().place.hidden = block_memory_.back().get();
+    return Status::Ok();
+  };
+  if (take(hidden_bytes)) KVRUN_RETURN_IF_ERROR(add_turn());
+  for (Buffer* idle : commands_.feed_forward()) {
+    if (idle->size_bytes() >= parts_bytes) free_parts_.push_back(idle);
+  }
+  block_qkv_.push_back(commands_.qkv());
+  const uint64_t qkv_bytes = uint64_t{chunk_rows} * commands_.qkv_dim() * sizeof(float);
+  // Each chunk of a block has a turn, so that its hidden states come once.
+  while (block_qkv_.size() < kMostBlockChunks) {
+    const bool needs_turn = turns_.size() == block_qkv_.size();
+    if (!take(qkv_bytes + parts_bytes + (needs_turn ? hidden_bytes : 0))) break;
+    if (needs_turn) KVRUN_RETURN_IF_ERROR(add_turn());
+    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(qkv_bytes, BufferUse::kDevice));
+    block_qkv_.push_back(block_memory_.back().get());
+  }
+  while (free_parts_.size() < block_qkv_.size() + 1) {
+    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(parts_bytes, BufferUse::kDevice));
+    free_parts_.push_back(block_memory_.back().get());
+  }
   return Status::Ok();
 }
 
-Status PrefillTiles::CreateAttentionBuffers() {
-  if (scratch_ != nullptr) return Status::Ok();
-  const uint32_t chunk_rows = ChunkRows(plan_, commands_.config());
-  AttentionArgs attention = TileAttention(0, chunk_rows, commands_.own());
-  if (is_tiled()) {
-    KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tile_shape_.size_bytes(), BufferUse::kShared));
-    for (auto& parts : parts_)
-      KVRUN_RETURN_IF_ERROR(MakeBuffer(&parts, attention.parts_bytes(), BufferUse::kDevice));
-    KVRUN_RETURN_IF_ERROR(MakeBuffer(&whole_tile_, sizeof(StepParams), BufferUse::kUpload));
-    auto* step = reinterpret_cast<StepParams*>(whole_tile_->host().data());
-    for (StepToken& token : step->tokens) token.position = tile_shape_.n_ctx - 1;
-  }
-  uint64_t scratch_bytes = 0;
-  for (uint32_t n = 1; n <= chunk_rows; ++n) {
+// For any number of rows.
+uint64_t PrefillTiles::MostScratchBytes(AttentionArgs attention, uint32_t most_rows) const {
+  uint64_t most_bytes = 0;
+  for (uint32_t n = 1; n <= most_rows; ++n) {
     attention.n_tokens = n;
     attention.one_sequence = n > 1;
-    attention.parts_after = parts_[0].get();
-    scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(attention));
+    most_bytes = std::max(most_bytes, device_.AttendScratchBytes(attention));
   }
-  return MakeBuffer(&scratch_, scratch_bytes, BufferUse::kDevice);
+  return most_bytes;
+}
+
+Status PrefillTiles::CreateAttentionBuffers() {
+  if (is_tiled()) {
+    if (whole_tile_ != nullptr) return Status::Ok();
+    KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.later.size_bytes(), BufferUse::kShared));
+    return MakeBuffer(&whole_tile_, sizeof(StepParams), BufferUse::kUpload);
+  }
+  if (scratch_ != nullptr) return Status::Ok();
+  const AttentionArgs attention = TileAttention(0, kChunkRows, commands_.own(), 0);
+  return MakeBuffer(&scratch_, MostScratchBytes(attention, kChunkRows), BufferUse::kDevice);
 }
 
 // Between layers of tiles: the adapter's work takes their room.
 void PrefillTiles::DropAttentionBuffers() {
-  if (!is_tiled()) return;
-  lists_.clear();
-  earlier_lists_.clear();
   earlier_.reset();
-  for (auto& parts : parts_) parts.reset();
+  kept_.clear();
   whole_tile_.reset();
-  scratch_.reset();
 }
 
-AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place) const {
+AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place,
+                                          uint32_t tile) const {
   AttentionArgs attention = commands_.Attention(layer, n_rows, n_rows > 1, /*is_prompt=*/true);
+  attention.qkv = place.qkv;
   attention.step = place.step;
   attention.angles = place.angles;
-  attention.kv = tile_.get();
-  attention.kv_shape = tile_shape_;
+  attention.kv = tile == 0 ? first_.get() : later_.get();
+  attention.kv_shape = tiling_.shape(tile);
+  attention.output = place.attended;
   attention.scratch = scratch_.get();
   return attention;
 }
 
 void PrefillTiles::PlanChunks() {
   chunks_.clear();
-  const uint32_t chunk_rows = ChunkRows(plan_, commands_.config());
   for (uint32_t position = prompt_.begin; position < prompt_.end;) {
-    const uint32_t tile = position / tile_tokens();
-    const uint32_t n = std::min({chunk_rows, prompt_.end - position, (tile + 1) * tile_tokens() - position});
+    const uint32_t tile = tiling_.tile_of(position);
+    const uint32_t n = std::min({kChunkRows, prompt_.end - position, tiling_.end(tile) - position});
     chunks_.push_back({.first_row = position - prompt_.begin,
                        .n_rows = n,
                        .tile = tile,
@@ -206,6 +331,7 @@ Status PrefillTiles::Embed(std::span<const StepRow> rows) {
 Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
   KVRUN_RETURN_IF_ERROR(from.Invalidate(0, HiddenBytes(chunk)));
   const std::span<const std::byte> bytes = from.host().first(HiddenBytes(chunk));
+  if (hidden_.empty() && is_tiled()) return LeavePacked(chunk, bytes);
   if (hidden_.empty()) return spill_->Write(HiddenOffset(chunk), bytes);
   std::memcpy(hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd, bytes.data(),
               bytes.size());
@@ -214,13 +340,41 @@ Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
 
 Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
   const std::span<std::byte> bytes = to.host().first(HiddenBytes(chunk));
-  if (hidden_.empty()) {
+  if (hidden_.empty() && is_tiled()) {
+    KVRUN_RETURN_IF_ERROR(ComePacked(chunk, bytes));
+  } else if (hidden_.empty()) {
     KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), bytes));
   } else {
     std::memcpy(bytes.data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
                 bytes.size());
   }
   return to.Flush(0, bytes.size());
+}
+
+Status PrefillTiles::LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes) {
+  const size_t n_embd = commands_.config().n_embd;
+  const auto* from = reinterpret_cast<const float*>(bytes.data());
+  auto* scales = reinterpret_cast<float*>(packed_->host().data());
+  auto* to = reinterpret_cast<uint16_t*>(scales + chunk.n_rows);
+  for (size_t row = 0; row < chunk.n_rows; ++row, from += n_embd, to += n_embd) {
+    scales[row] = RowScale({from, n_embd});
+    PackHidden({from, n_embd}, scales[row], to);
+  }
+  return spill_->Write(HiddenOffset(chunk),
+                       packed_->host().first(PackedBytes(chunk.n_rows, commands_.config())));
+}
+
+Status PrefillTiles::ComePacked(const Chunk& chunk, std::span<std::byte> bytes) {
+  KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk),
+                                     packed_->host().first(PackedBytes(chunk.n_rows, commands_.config()))));
+  const size_t n_embd = commands_.config().n_embd;
+  const auto* scales = reinterpret_cast<const float*>(packed_->host().data());
+  const auto* from = reinterpret_cast<const uint16_t*>(scales + chunk.n_rows);
+  auto* to = reinterpret_cast<float*>(bytes.data());
+  for (size_t row = 0; row < chunk.n_rows; ++row, from += n_embd, to += n_embd) {
+    UnpackHidden(from, scales[row], {to, n_embd});
+  }
+  return Status::Ok();
 }
 
 Status PrefillTiles::LeaveNewer(Turn& turn) {
@@ -282,11 +436,11 @@ uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
 }
 
 uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {
-  return static_cast<uint64_t>(&chunk - chunks_.data()) * SpillAligned(ChunkHiddenBytes(commands_.config()));
+  return static_cast<uint64_t>(&chunk - chunks_.data()) * ChunkSpillBytes(tiling_, commands_.config());
 }
 
 uint64_t PrefillTiles::TileOffset(uint32_t tile) const {
-  return HiddenSpillBytes(plan_, commands_.config()) + tile * SpillAligned(tile_shape_.size_bytes());
+  return HiddenSpillBytes(plan_, commands_.config()) + (tile - 1) * SpillAligned(tiling_.later.size_bytes());
 }
 
 // In the commands' own buffer: the other one is the logits' again.
@@ -302,6 +456,7 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
                               PrefillSink& sink) {
   layer_ = layer;
   lists_.clear();
+  kept_.clear();
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   KVRUN_RETURN_IF_ERROR(sink.BeginLayer(layer));
   const Status ran = RunTiles(layer, rows, progress, sink);
@@ -309,117 +464,254 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
   return ran;
 }
 
+Status PrefillTiles::AskProgress(uint32_t layer, const Chunk& chunk, const StepProgress& progress) const {
+  const uint64_t total = prompt_.end - prompt_.begin;
+  const uint64_t done = (layer * total + chunk.first_row) / commands_.config().n_layers;
+  if (!progress || !progress(done, total)) return Status::Ok();
+  return {StatusCode::kCancelled, fmt::format("cancelled after {} of {} tokens of the prompt", done, total)};
+}
+
 Status PrefillTiles::RunTiles(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                               PrefillSink& sink) {
-  auto chunk = chunks_.begin();
-  for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
-    if (is_left_stored(tile)) continue;
-    KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile, tile_.get()));
-    for (; chunk != chunks_.end() && chunk->tile == tile; ++chunk) {
-      const uint64_t n_layers = commands_.config().n_layers;
-      const uint64_t done = (uint64_t{layer} * rows.size() + chunk->first_row) / n_layers;
-      if (progress && progress(done, rows.size())) {
-        return {StatusCode::kCancelled,
-                fmt::format("cancelled after {} of {} tokens of the prompt", done, rows.size())};
-      }
-      KVRUN_RETURN_IF_ERROR(ComputeChunk(layer, *chunk, rows, sink));
-    }
-    // After a layer's last chunk comes the next layer's first.
-    if (chunk == chunks_.end() && layer + 1 < commands_.config().n_layers) {
-      KVRUN_RETURN_IF_ERROR(Bring(chunks_.front(), TurnOf(chunks_.front()), &sink));
-    }
-    KVRUN_RETURN_IF_ERROR(FinishAll(&sink));
-    KVRUN_RETURN_IF_ERROR(sink.StoreTile(layer, tile));
-    if (n_tiles() == 1) continue;
-    KVRUN_RETURN_IF_ERROR(tile_->Invalidate(0, tile_->size_bytes()));
-    KVRUN_RETURN_IF_ERROR(spill_->Write(TileOffset(tile), tile_->host()));
+  KVRUN_RETURN_IF_ERROR(RunFirstTile(layer, rows, progress, sink));
+  if (n_tiles() == 1) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(SpillStored(layer, sink));
+  const auto later = std::find_if(chunks_.begin(), chunks_.end(), [](const Chunk& c) { return c.tile > 0; });
+  for (std::span<const Chunk> left(later, chunks_.end()); !left.empty();) {
+    const size_t n = std::min(left.size(), block_qkv_.size());
+    KVRUN_RETURN_IF_ERROR(RunBlock(layer, left.first(n), rows, progress, sink));
+    left = left.subspan(n);
   }
   return Status::Ok();
+}
+
+Status PrefillTiles::RunFirstTile(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
+                                  PrefillSink& sink) {
+  KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, 0, first_.get()));
+  auto chunk = chunks_.begin();
+  for (; chunk != chunks_.end() && chunk->tile == 0; ++chunk) {
+    KVRUN_RETURN_IF_ERROR(AskProgress(layer, *chunk, progress));
+    KVRUN_RETURN_IF_ERROR(ComputeChunk(layer, *chunk, rows, sink));
+  }
+  // After a layer's last chunk comes the next layer's first.
+  if (chunk == chunks_.end() && layer + 1 < commands_.config().n_layers) {
+    KVRUN_RETURN_IF_ERROR(Bring(chunks_.front(), TurnOf(chunks_.front()), &sink));
+  }
+  KVRUN_RETURN_IF_ERROR(FinishAll(&sink));
+  return sink.StoreTile(layer, 0);
+}
+
+Status PrefillTiles::SpillStored(uint32_t layer, PrefillSink& sink) {
+  for (uint32_t tile = 1; tile < chunks_.front().tile; ++tile) {
+    if (is_left_stored(tile)) continue;
+    KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile, later_.get()));
+    KVRUN_RETURN_IF_ERROR(sink.StoreTile(layer, tile));
+    KVRUN_RETURN_IF_ERROR(SpillLater(tile));
+  }
+  return Status::Ok();
+}
+
+Status PrefillTiles::SpillLater(uint32_t tile) {
+  KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
+  return spill_->Write(TileOffset(tile), later_->host());
+}
+
+void PrefillTiles::WriteChunk(const Chunk& chunk, std::span<const StepRow> rows, const StepPlace& place,
+                              std::span<const uint32_t> tapped) {
+  const std::span<const StepRow> given = rows.subspan(chunk.first_row, chunk.n_rows);
+  tile_rows_.assign(given.begin(), given.end());
+  for (StepRow& row : tile_rows_) row.sequence = 0;
+  commands_.WriteRows(place, tile_rows_, tiling_.begin(chunk.tile));
+  commands_.WriteOutputs(place, tapped);
 }
 
 Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows,
                                   PrefillSink& sink) {
   Turn& turn = TurnOf(chunk);
   KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, &sink));
-  // The tile holds one sequence, number 0 to its kernels.
-  const std::span<const StepRow> given = rows.subspan(chunk.first_row, chunk.n_rows);
-  tile_rows_.assign(given.begin(), given.end());
-  for (StepRow& row : tile_rows_) row.sequence = 0;
   turn.tapped.clear();
-  sink.ChooseTapped(given[0].position, chunk.n_rows, &turn.tapped);
+  sink.ChooseTapped(prompt_.begin + chunk.first_row, chunk.n_rows, &turn.tapped);
   KVRUN_RETURN_IF_ERROR(FreeInputs(turn, turn.tapped.size(), &sink));
-  commands_.WriteRows(turn.place, tile_rows_, chunk.tile * tile_tokens());
-  commands_.WriteOutputs(turn.place, turn.tapped);
+  WriteChunk(chunk, rows, turn.place, turn.tapped);
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, turn, sink));
   turn.is_newer = true;
   KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists->before));
   turn.is_running = true;
   const uint64_t before = turn.value;
-  if (chunk.tile > 0) KVRUN_RETURN_IF_ERROR(device_.Wait(before));
-  for (uint32_t tile = 0; tile < chunk.tile; ++tile) {
-    KVRUN_RETURN_IF_ERROR(AttendEarlierTile(layer, chunk, tile, sink));
-  }
   KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists->after));
   if (is_tiled() || &chunk != &chunks_.back()) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(device_.Wait(before));
   return sink.NoteSums(layer);
 }
 
-Status PrefillTiles::AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink) {
-  if (is_left_stored(tile)) {
-    KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile, earlier_.get()));
-  } else {
-    KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile), earlier_->host()));
-    KVRUN_RETURN_IF_ERROR(earlier_->Flush(0, earlier_->size_bytes()));
-  }
-  const uint32_t parity = tile % 2;
-  for (const EarlierList& entry : earlier_lists_) {
-    if (entry.n_rows == chunk.n_rows && entry.is_first == (tile == 0) && entry.parity == parity) {
-      return device_.Execute(*entry.list);
-    }
-  }
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  AttentionArgs attention = TileAttention(0, chunk.n_rows, commands_.own());
-  attention.kv = earlier_.get();
-  attention.step = whole_tile_.get();
-  attention.parts_before = tile == 0 ? nullptr : parts_[1 - parity].get();
-  attention.parts_after = parts_[parity].get();
-  KVRUN_RETURN_IF_ERROR(list->Attend(attention));
-  KVRUN_RETURN_IF_ERROR(list->Finish());
-  earlier_lists_.push_back({chunk.n_rows, tile == 0, parity, std::move(list)});
-  return device_.Execute(*earlier_lists_.back().list);
-}
-
 Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const Chunk& chunk, const Turn& turn,
                                                          PrefillSink& sink) {
-  const bool has_earlier = chunk.tile > 0;
-  const uint32_t parity = chunk.tile % 2;
   for (ChunkLists& entry : lists_) {
     if (entry.n_rows == chunk.n_rows && entry.skip_rows == chunk.skip_rows &&
-        entry.n_tapped == turn.tapped.size() && entry.has_earlier == has_earlier && entry.parity == parity &&
-        entry.hidden == turn.place.hidden) {
+        entry.n_tapped == turn.tapped.size() && entry.hidden == turn.place.hidden) {
       return &entry;
     }
   }
+  const StepPlace& place = turn.place;
   const auto n_tapped = static_cast<uint32_t>(turn.tapped.size());
-  AttentionArgs attention = TileAttention(layer, chunk.n_rows, turn.place);
-  if (has_earlier) {
-    attention.parts_before = parts_[1 - parity].get();
-    attention.parts_after = parts_[parity].get();
-  }
+  const AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, 0);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> before, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows, turn.place));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(before->RopeAndStore(attention));
-  KVRUN_RETURN_IF_ERROR(sink.Tap(*before, {turn.place.step, n_tapped, chunk.n_rows, chunk.skip_rows}));
+  KVRUN_RETURN_IF_ERROR(sink.Tap(*before, {place.step, place.qkv, n_tapped, chunk.n_rows, chunk.skip_rows}));
   KVRUN_RETURN_IF_ERROR(before->Finish());
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> after, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(after->Attend(attention));
-  if (has_earlier) KVRUN_RETURN_IF_ERROR(after->FinishAttention(attention));
-  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows, turn.place));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(after->Finish());
-  lists_.push_back({chunk.n_rows, chunk.skip_rows, n_tapped, has_earlier, parity, turn.place.hidden,
-                    std::move(before), std::move(after)});
+  lists_.push_back(
+      {chunk.n_rows, chunk.skip_rows, n_tapped, place.hidden, std::move(before), std::move(after)});
   return &lists_.back();
+}
+
+Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std::span<const StepRow> rows,
+                              const StepProgress& progress, PrefillSink& sink) {
+  std::vector<BlockChunk> block;
+  const auto attend_all = [&]() -> Status {
+    for (const Chunk& chunk : chunks) {
+      KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunk, progress));
+      block.push_back({&chunk, block_qkv_[block.size()], free_parts_.back()});
+      free_parts_.pop_back();
+      KVRUN_RETURN_IF_ERROR(BeginChunk(layer, block.back(), rows, sink));
+    }
+    for (uint32_t tile = 0; tile < chunks.back().tile; ++tile) {
+      KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunks.back(), progress));
+      KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, tile, block, sink));
+    }
+    return FinishAttention(layer, block);
+  };
+  const Status attended = attend_all();
+  for (const BlockChunk& in_block : block) free_parts_.push_back(in_block.parts);
+  KVRUN_RETURN_IF_ERROR(attended);
+  const Chunk* next = nullptr;
+  if (&chunks.back() != &chunks_.back()) {
+    next = &chunks.back() + 1;
+  } else if (layer + 1 < commands_.config().n_layers) {
+    next = &chunks_.front();
+  }
+  return FinishBlock(layer, block, next);
+}
+
+Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next) {
+  std::vector<std::unique_ptr<CommandList>> lists;
+  const auto finish = [&]() -> Status {
+    Turn* before = nullptr;
+    for (const BlockChunk& in_block : block) {
+      const Chunk& chunk = *in_block.chunk;
+      Turn& turn = TurnOf(chunk);
+      KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, nullptr));
+      StepPlace place = turn.place;
+      place.attended = in_block.qkv;
+      KVRUN_ASSIGN_OR_RETURN(lists.emplace_back(), device_.CreateCommandList());
+      KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*lists.back(), layer, chunk.n_rows, place));
+      KVRUN_RETURN_IF_ERROR(lists.back()->Finish());
+      KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists.back()));
+      turn.is_running = turn.is_newer = true;
+      if (before != nullptr) {
+        KVRUN_RETURN_IF_ERROR(Finish(*before, nullptr));
+        KVRUN_RETURN_IF_ERROR(LeaveNewer(*before));
+      }
+      before = &turn;
+    }
+    return next != nullptr ? Bring(*next, TurnOf(*next), nullptr) : Status::Ok();
+  };
+  const Status finished = finish();
+  const Status waited = FinishAll(nullptr);  // lists must outlive what runs
+  KVRUN_RETURN_IF_ERROR(finished);
+  return waited;
+}
+
+// Up to its own tile, and that is stored.
+Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, std::span<const StepRow> rows,
+                                PrefillSink& sink) {
+  const Chunk& chunk = *in_block.chunk;
+  KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, chunk.tile, later_.get()));
+  Turn& turn = TurnOf(chunk);
+  KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, &sink));
+  StepPlace place = turn.place;
+  place.qkv = in_block.qkv;
+  std::vector<uint32_t> tapped;
+  const uint32_t first = prompt_.begin + chunk.first_row;
+  sink.ChooseTapped(first, chunk.n_rows, &tapped);
+  WriteChunk(chunk, rows, place, tapped);
+  AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, chunk.tile);
+  attention.parts_after = in_block.parts;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*list, layer, chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(list->RopeAndStore(attention));
+  KVRUN_RETURN_IF_ERROR(sink.Tap(
+      *list, {place.step, place.qkv, static_cast<uint32_t>(tapped.size()), chunk.n_rows, chunk.skip_rows}));
+  KVRUN_RETURN_IF_ERROR(list->Attend(attention));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+  KVRUN_RETURN_IF_ERROR(sink.EndTap(first, tapped));
+  KVRUN_RETURN_IF_ERROR(sink.StoreTile(layer, chunk.tile));
+  return SpillLater(chunk.tile);
+}
+
+Result<Buffer*> PrefillTiles::EarlierTile(uint32_t layer, uint32_t tile, PrefillSink& sink) {
+  if (tile == 0) return first_.get();
+  std::unique_ptr<Buffer>* place = &earlier_;
+  if (tile <= plan_.prefill_kept_tiles) {
+    kept_.resize(std::max<size_t>(kept_.size(), tile));
+    place = &kept_[tile - 1];
+    if (*place != nullptr) return place->get();
+  }
+  if (*place == nullptr) {
+    KVRUN_RETURN_IF_ERROR(MakeBuffer(place, later_->size_bytes(), BufferUse::kShared));
+  }
+  Status read;
+  if (is_left_stored(tile)) {
+    read = sink.LoadEarlier(layer, tile, place->get());
+  } else {
+    read = spill_->Read(TileOffset(tile), (*place)->host());
+    if (read.ok()) read = (*place)->Flush(0, later_->size_bytes());
+  }
+  KVRUN_RETURN_IF_ERROR(read);
+  return place->get();
+}
+
+// All chunks of the block that come after the tile.
+Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t tile, std::span<BlockChunk> block,
+                                   PrefillSink& sink) {
+  KVRUN_ASSIGN_OR_RETURN(Buffer * kv, EarlierTile(layer, tile, sink));
+  auto* step = reinterpret_cast<StepParams*>(whole_tile_->host().data());
+  for (StepToken& token : step->tokens) token.position = tiling_.shape(tile).n_ctx - 1;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  for (BlockChunk& in_block : block) {
+    if (in_block.chunk->tile <= tile) continue;
+    StepPlace place = commands_.own();
+    place.step = whole_tile_.get();
+    place.qkv = in_block.qkv;
+    AttentionArgs attention = TileAttention(layer, in_block.chunk->n_rows, place, tile);
+    attention.kv = kv;
+    attention.parts_before = in_block.parts;
+    attention.parts_after = std::exchange(free_parts_.back(), in_block.parts);
+    in_block.parts = attention.parts_after;
+    KVRUN_RETURN_IF_ERROR(list->Attend(attention));
+  }
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  return device_.Execute(*list);
+}
+
+// What all chunks have attended to, in the place of their queries: the rest of the layer takes that of the
+// parts.
+Status PrefillTiles::FinishAttention(uint32_t layer, std::span<const BlockChunk> block) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  for (const BlockChunk& in_block : block) {
+    StepPlace place = commands_.own();
+    place.attended = in_block.qkv;
+    AttentionArgs attention = TileAttention(layer, in_block.chunk->n_rows, place, in_block.chunk->tile);
+    attention.parts_after = in_block.parts;
+    KVRUN_RETURN_IF_ERROR(list->FinishAttention(attention));
+  }
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  return device_.Execute(*list);
 }
 
 }  // namespace kvrun

@@ -1,8 +1,15 @@
 // Computes a prompt layer by layer, chunk after chunk: one layer's K and V are in memory at a time, as they
-// were computed, in tiles. While the device computes a chunk, the host prepares and submits the next one.
-// Tiles that a later chunk attends to again, and hidden states between layers, lie in a spill file where the
-// plan has no memory for them. What becomes of a layer's K and V is its sink's business. Source:
-// design/methods.md, section 1, Prefill.
+// were computed. While the device computes a chunk, the host prepares and submits the next one. Hidden states
+// between layers lie in a spill file where the plan has no memory for them. What becomes of a layer's K and V
+// is its sink's business. Source: design/methods.md, section 1, Prefill.
+//
+// Where K and V do not fit in memory, they are cut into tiles. The first, which is as large as the plan has
+// memory for, stays there until the next layer. The others are a chunk each and lie in the spill file. Chunks
+// of theirs are computed in blocks, of as many as there is room for queries and for what attention has added
+// up: the keys of all, then attention of all to one earlier tile after another, then the rest of the layer.
+// So each earlier tile is read once for a block, and those that are kept until the layer's end once. With x
+// of the context's N entries outside of the first tile, y of them kept, and B rows to a block, attention
+// reads (x - y)^2 N / 2B + (x + y) / 2 times what a layer's KV takes, and the index x times.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +27,19 @@
 
 namespace kvrun {
 
+// How a layer's entries are cut into tiles: `first`, then any number of `later`.
+struct KvTiling {
+  KvShape first;
+  KvShape later;  // of no entries where there is one tile
+
+  const KvShape& shape(uint32_t tile) const { return tile == 0 ? first : later; }
+  uint32_t begin(uint32_t tile) const { return tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx; }
+  uint32_t end(uint32_t tile) const { return begin(tile + 1); }
+  uint32_t tile_of(uint32_t position) const {
+    return later.n_ctx == 0 || position < first.n_ctx ? 0 : 1 + (position - first.n_ctx) / later.n_ctx;
+  }
+};
+
 // The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn. Later,
 // too, LoadEarlier may be called for a tile that ends before the window that the prompt begins with.
 class PrefillSink {
@@ -33,12 +53,12 @@ class PrefillSink {
   virtual void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) = 0;
   struct TappedChunk {
     const Buffer* step = nullptr;  // names the rows that were chosen
+    const Buffer* qkv = nullptr;   // StepPlace::qkv
     uint32_t n_tapped = 0;
     uint32_t n_rows = 0;
     uint32_t skip_rows = 0;  // the first rows are sinks
   };
-  // Records what is to be done with a chunk's Q, K and V, which RopeAndStore has left in the commands'
-  // buffers.
+  // Records what is to be done with a chunk's Q, K and V, as RopeAndStore has left them.
   virtual Status Tap(CommandList& list, const TappedChunk& chunk) = 0;
   // What Tap adds up over the layer's chunks is there, while the device still computes the last of them:
   // before its EndTap. Not where the plan has several tiles, whose attention takes the room of what follows a
@@ -67,10 +87,11 @@ class PrefillTiles {
   // Between layers: gives up what attention takes, for other work.
   void DropAttentionBuffers();
 
-  // Entries [tile * tile_tokens, ...) of the layer that was computed last.
-  const KvShape& tile_shape() const { return tile_shape_; }
-  Buffer* tile() const { return tile_.get(); }
-  // Between layers: the tile's buffer holds that tile's planes, of [n_kv_heads, 2].
+  // Of the layer that was computed last.
+  const KvTiling& tiling() const { return tiling_; }
+  Buffer* first() const { return first_.get(); }
+  Buffer* later() const { return later_.get(); }  // null: there is one tile
+  // Between layers: `later` holds the planes, of [n_kv_heads, 2], of a tile that is not the first.
   Status Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes, PrefillSink& sink);
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
@@ -89,22 +110,20 @@ class PrefillTiles {
     uint32_t tile = 0;
     uint32_t skip_rows = 0;  // sinks
   };
-  // Commands of one kind of chunk; those before attention, those over one earlier tile, and the rest.
+  // Commands of one kind of chunk of the first tile; those before attention, and the rest.
   struct ChunkLists {
     uint32_t n_rows = 0;
     uint32_t skip_rows = 0;
     uint32_t n_tapped = 0;
-    bool has_earlier = false;
-    uint32_t parity = 0;             // of the number of earlier tiles
     const Buffer* hidden = nullptr;  // of the turn
     std::unique_ptr<CommandList> before;
     std::unique_ptr<CommandList> after;
   };
-  struct EarlierList {
-    uint32_t n_rows = 0;
-    bool is_first = false;
-    uint32_t parity = 0;
-    std::unique_ptr<CommandList> list;
+  // A chunk of a block.
+  struct BlockChunk {
+    const Chunk* chunk = nullptr;
+    Buffer* qkv = nullptr;    // its queries; when it has attended to all, the result
+    Buffer* parts = nullptr;  // AttentionArgs::parts_after of what it has attended to
   };
 
   // Where a chunk is computed. Chunks take turns: while the device computes one, the chunk before it leaves
@@ -122,23 +141,44 @@ class PrefillTiles {
   PrefillTiles(Device& device, StepCommands& commands, const KvPlan& plan, SpillFile* spill);
 
   Status MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use);
-  Status CreateTile();
+  Status CreateTiles();
   Status CreateTurns();
+  Status CreateBlockBuffers();
   Status CreateAttentionBuffers();
+  uint64_t MostScratchBytes(AttentionArgs attention, uint32_t most_rows) const;
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
   Status RunTiles(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                   PrefillSink& sink);
+  Status AskProgress(uint32_t layer, const Chunk& chunk, const StepProgress& progress) const;
+  // The first tile, from its first chunk on.
+  Status RunFirstTile(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
+                      PrefillSink& sink);
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
-  Status AttendEarlierTile(uint32_t layer, const Chunk& chunk, uint32_t tile, PrefillSink& sink);
+  // Tiles before the prompt, so that they can be read again.
+  Status SpillStored(uint32_t layer, PrefillSink& sink);
+  Status SpillLater(uint32_t tile);
+  // Chunks of later tiles.
+  Status RunBlock(uint32_t layer, std::span<const Chunk> chunks, std::span<const StepRow> rows,
+                  const StepProgress& progress, PrefillSink& sink);
+  Status BeginChunk(uint32_t layer, BlockChunk& in_block, std::span<const StepRow> rows, PrefillSink& sink);
+  Status AttendEarlier(uint32_t layer, uint32_t tile, std::span<BlockChunk> block, PrefillSink& sink);
+  // The tile's buffer, read where it has to be.
+  Result<Buffer*> EarlierTile(uint32_t layer, uint32_t tile, PrefillSink& sink);
+  Status FinishAttention(uint32_t layer, std::span<const BlockChunk> block);
+  // The rest of the layer; meanwhile hidden states go and come, at last those of `next` (null: none).
+  Status FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next);
   // The tile is read from where it is stored: a prompt of one chunk needs it a few times at most, and is not
   // worth a copy. What the window holds may be overwritten when the layer is computed.
   bool is_left_stored(uint32_t tile) const {
     const uint32_t end = plan_.FirstWindowGroup(prompt_.begin) * plan_.record.group_tokens;
-    return chunks_.size() == 1 && (tile + 1) * tile_tokens() <= end;
+    return chunks_.size() == 1 && tiling_.end(tile) <= end;
   }
+  // The tile of the host's rows holds one sequence, number 0 to its kernels.
+  void WriteChunk(const Chunk& chunk, std::span<const StepRow> rows, const StepPlace& place,
+                  std::span<const uint32_t> tapped);
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, const Turn& turn, PrefillSink& sink);
-  AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place, uint32_t tile) const;
   // The chunk's, if it has one; else the one that was not taken last.
   Turn& TurnOf(const Chunk& chunk);
   // The chunk's hidden states are there, whatever was there before. `sink` as in Finish.
@@ -148,19 +188,22 @@ class PrefillTiles {
   // Waits for what runs; the sink, where there is one, gets what was tapped.
   Status Finish(Turn& turn, PrefillSink* sink);
   Status FinishAll(PrefillSink* sink);
-  // Between a buffer and where hidden states lie between layers: memory, or the spill file.
+  // Between a buffer and where hidden states lie between layers: memory, or the spill file. There plans of
+  // several tiles, which read and write more, have them in 16 bits; the others as they are, so that a prompt
+  // has the logits that it has in memory.
   Status Leave(const Chunk& chunk, Buffer& from);
   Status Come(const Chunk& chunk, Buffer& to);
   // What is nowhere but in the turn's buffer.
   Status LeaveNewer(Turn& turn);
+  Status LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes);
+  Status ComePacked(const Chunk& chunk, std::span<std::byte> bytes);
   uint64_t HiddenBytes(const Chunk& chunk) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
 
   uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
-  bool is_tiled() const { return tile_shape_.n_ctx < plan_.n_ctx; }
-  uint32_t tile_tokens() const { return tile_shape_.n_ctx; }
-  uint32_t n_tiles() const { return (prompt_.end + tile_tokens() - 1) / tile_tokens(); }
+  bool is_tiled() const { return tiling_.later.n_ctx > 0; }
+  uint32_t n_tiles() const { return tiling_.tile_of(prompt_.end - 1) + 1; }
 
   Device& device_;
   StepCommands& commands_;
@@ -169,21 +212,27 @@ class PrefillTiles {
   KvRange prompt_;
   uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
-  KvShape tile_shape_;
-  std::unique_ptr<Buffer> tile_;        // K and V of one layer, KvShape: the tile that is computed
-  std::unique_ptr<Buffer> earlier_;     // an earlier tile
-  std::unique_ptr<Buffer> whole_tile_;  // StepParams whose positions see a whole tile
-  std::unique_ptr<Buffer> parts_[2];    // of attention over earlier tiles
-  std::unique_ptr<Buffer> scratch_;     // of attention
-  std::vector<float> hidden_;           // [rows, n_embd]; empty where it is spilled
-  StepInputs other_inputs_;             // of the second turn; none where the plan has no memory for them
-  // The commands' own place, and one whose hidden states lie in the buffer of the logits, which nothing needs
-  // before the last layer is computed; where that is too small, there is one turn.
+  KvTiling tiling_;
+  std::unique_ptr<Buffer> first_;              // K and V of one layer, KvShape
+  std::unique_ptr<Buffer> later_;              // the later tile that is computed, or shown
+  std::unique_ptr<Buffer> earlier_;            // a later tile that is attended to, of those that are not kept
+  std::vector<std::unique_ptr<Buffer>> kept_;  // later tiles, from the first on; null: not read yet
+  std::unique_ptr<Buffer> whole_tile_;         // StepParams whose positions see a whole tile
+  std::unique_ptr<Buffer> scratch_;            // of attention
+  std::vector<float> hidden_;                  // [rows, n_embd]; empty where it is spilled
+  StepInputs other_inputs_;  // of the second turn; none where the plan has no memory for them
+  // The commands' own place, and others whose hidden states lie in the logits' memory, which nothing needs
+  // before the last layer is computed: one, or as many as a block has chunks; none where it is too small.
   std::vector<Turn> turns_;
   size_t last_turn_ = 0;
   std::vector<StepRow> tile_rows_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
-  std::vector<EarlierList> earlier_lists_;
+  // Plans of several tiles have these, and their turns', in the place of the logits' buffer: it is given up
+  // meanwhile, so that memory that does not grow with the context does not grow for them either.
+  std::unique_ptr<Buffer> packed_;  // a chunk's hidden states on their way
+  std::vector<std::unique_ptr<Buffer>> block_memory_;
+  std::vector<Buffer*> block_qkv_;   // of a chunk each: as many as a block has
+  std::vector<Buffer*> free_parts_;  // one more than that, between blocks
 };
 
 }  // namespace kvrun

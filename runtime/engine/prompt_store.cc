@@ -61,7 +61,7 @@ void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
 
 // They may have to be read.
 Status PromptStore::ShowPlanes(const Planes& planes) {
-  if (!tiles_.show || shown_ == planes) return Status::Ok();
+  if (!tiles_.show || planes.tile == 0 || shown_ == planes) return Status::Ok();
   shown_.reset();
   KVRUN_RETURN_IF_ERROR(tiles_.show(planes.tile, planes.first, planes.n));
   shown_ = planes;
@@ -98,9 +98,9 @@ void PromptStore::ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint
 Status PromptStore::Tap(CommandList& list, const TappedChunk& chunk) {
   if (chunk.n_tapped > 0) {
     KVRUN_RETURN_IF_ERROR(
-        list.GatherRows(*commands_.qkv(), *chunk.step, chunk.n_tapped, commands_.qkv_dim(), tapped_.get()));
+        list.GatherRows(*chunk.qkv, *chunk.step, chunk.n_tapped, commands_.qkv_dim(), tapped_.get()));
   }
-  return sums_ ? sums_->Record(list, commands_, chunk.n_rows, chunk.skip_rows) : Status::Ok();
+  return sums_ ? sums_->Record(list, commands_, *chunk.qkv, chunk.n_rows, chunk.skip_rows) : Status::Ok();
 }
 
 // The newest queries take the place of the oldest.
@@ -125,8 +125,9 @@ Status PromptStore::EndTap(uint32_t first, std::span<const uint32_t> tapped) {
 Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t group_tokens = plan().record.group_tokens;
   Buffer& buffer = *records_[0];
-  const uint32_t first_group = tile * tile_tokens() / group_tokens;
-  const uint32_t end_group = CeilDiv(std::min(prompt_.begin, (tile + 1) * tile_tokens()), group_tokens);
+  const KvTiling& tiling = tiles_.tiling;
+  const uint32_t first_group = tiling.begin(tile) / group_tokens;
+  const uint32_t end_group = CeilDiv(std::min(prompt_.begin, tiling.end(tile)), group_tokens);
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
   const uint32_t n_exact = std::min(plan().n_exact_groups, window_group);
   for (uint32_t group = first_group; group < end_group;) {
@@ -144,7 +145,7 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
     KVRUN_RETURN_IF_ERROR(buffer.Flush(0, heads() * stream_bytes));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
     KVRUN_RETURN_IF_ERROR(list->DecodeRecords(buffer, record, SpaceOf(layer), n,
-                                              (group - first_group) * group_tokens, tiles_.shape, to));
+                                              (group - first_group) * group_tokens, tiling.shape(tile), to));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     group += n;
@@ -154,14 +155,14 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
 
 Result<PromptStore::Encoding> PromptStore::BeginEncoding(const Groups& groups, const KvRecordShape& shape,
                                                          const EntrySpace& space, uint32_t turn) {
-  KvShape kv_shape = tiles_.shape;
+  KvShape kv_shape = tiles_.tiling.shape(groups.tile);
   kv_shape.n_kv_heads = groups.n_heads;
-  const uint32_t token = groups.first * shape.group_tokens - groups.tile * tile_tokens();
+  const uint32_t token = groups.first * shape.group_tokens - tiles_.tiling.begin(groups.tile);
   Encoding encoding;
   encoding.groups = groups;
   KVRUN_ASSIGN_OR_RETURN(encoding.list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(encoding.list->EncodeRecords(*tiles_.kv, kv_shape, token, groups.n, shape, space,
-                                                     records_[turn].get()));
+  KVRUN_RETURN_IF_ERROR(encoding.list->EncodeRecords(*tiles_.kv(groups.tile), kv_shape, token, groups.n,
+                                                     shape, space, records_[turn].get()));
   KVRUN_RETURN_IF_ERROR(encoding.list->Finish());
   KVRUN_ASSIGN_OR_RETURN(encoding.value, device_.Submit(*encoding.list));
   return encoding;
@@ -218,17 +219,17 @@ Status PromptStore::VisitEncoded(const Groups& groups, const KvRecordShape& shap
 // From groups of the prompt all over its first tile, but for a sequence's first ones, whose keys are like no
 // others.
 Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
-  const bool is_first = tile == prompt_.begin / tile_tokens();
+  const bool is_first = tile == tiles_.tiling.tile_of(prompt_.begin);
   if (!is_first || !cache_.wants_means(layer, prompt_.sequence, prompt_.begin)) return Status::Ok();
   const KvRecordShape& shape = plan().window_record;
   const uint32_t first = CeilDiv(std::max(prompt_.begin, EntrySpaces::kLeftOut), shape.group_tokens);
-  const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens()) / shape.group_tokens;
+  const uint32_t end = std::min(prompt_.end, tiles_.tiling.end(tile)) / shape.group_tokens;
   const uint32_t n = end - std::min(first, end);
   if (n * shape.group_tokens < EntrySpaces::kFewestEntries) return Status::Ok();
   constexpr uint32_t kPieceGroups = 64;  // neighbours are alike: pieces from all over say more
   const uint32_t most = std::max(1U, EntrySpaces::kMostEntries / (kPieceGroups * shape.group_tokens));
   const uint32_t n_pieces = std::min(CeilDiv(n, kPieceGroups), most);
-  EntryMeans means(tiles_.shape.n_kv_heads, tiles_.shape.head_dim);
+  EntryMeans means(n_kv_heads(), tiles_.tiling.first.head_dim);
   for (uint32_t piece = 0; piece < n_pieces; ++piece) {
     const uint32_t begin = first + piece * (n / n_pieces);
     KVRUN_RETURN_IF_ERROR(VisitEncoded(AllHeads(tile, begin, std::min(kPieceGroups, n / n_pieces)), shape,
@@ -258,8 +259,8 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   layer_ = layer;
   KVRUN_RETURN_IF_ERROR(SetMeans(layer, tile));
   const uint32_t group_tokens = plan().record.group_tokens;
-  const uint32_t first = std::max(prompt_.begin / group_tokens, tile * tile_tokens() / group_tokens);
-  const uint32_t end = std::min(prompt_.end, (tile + 1) * tile_tokens());
+  const uint32_t first = std::max(prompt_.begin, tiles_.tiling.begin(tile)) / group_tokens;
+  const uint32_t end = std::min(prompt_.end, tiles_.tiling.end(tile));
   const uint32_t end_whole = end / group_tokens;
   if (!cache_.stores_layers() && first < end_whole) {
     KVRUN_RETURN_IF_ERROR(
@@ -279,14 +280,16 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
 }
 
 // Of a tile, while the tile is shown: while some rows are visited, the device computes the next ones.
-Status PromptStore::ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t end, const IndexSides& sides,
+Status PromptStore::ProjectTile(uint32_t tile, uint32_t begin, uint32_t end, const IndexSides& sides,
                                 uint32_t rank, const ProjectedFn& visit) {
+  const KvShape& shape = tiles_.tiling.shape(tile);
+  const uint32_t tile_begin = tiles_.tiling.begin(tile);
   const uint32_t rows_at_once = ProjectedRows(plan());
   std::unique_ptr<CommandList> lists[kProjectTurns];
   uint64_t value = 0;
   const auto submit = [&](uint32_t first, uint32_t turn) -> Status {
     KVRUN_ASSIGN_OR_RETURN(lists[turn], device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(lists[turn]->ProjectKeys(*tiles_.kv, tiles_.shape, first - tile_begin,
+    KVRUN_RETURN_IF_ERROR(lists[turn]->ProjectKeys(*tiles_.kv(tile), shape, first - tile_begin,
                                                    std::min(rows_at_once, end - first), sides, rank,
                                                    projected_[turn].get()));
     KVRUN_RETURN_IF_ERROR(lists[turn]->Finish());
@@ -309,13 +312,13 @@ Status PromptStore::ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t en
 // To the prompt's end.
 Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t rank,
                             const ProjectedFn& visit) {
-  for (uint32_t tile = begin / tile_tokens(); tile * tile_tokens() < prompt_.end; ++tile) {
-    const uint32_t tile_begin = tile * tile_tokens();
+  const KvTiling& tiling = tiles_.tiling;
+  for (uint32_t tile = tiling.tile_of(begin); tiling.begin(tile) < prompt_.end; ++tile) {
     KVRUN_RETURN_IF_ERROR(ShowTile(tile));
-    const uint32_t tile_end = std::min(prompt_.end, tile_begin + tile_tokens());
-    const uint32_t first = std::max(begin, tile_begin);
+    const uint32_t tile_end = std::min(prompt_.end, tiling.end(tile));
+    const uint32_t first = std::max(begin, tiling.begin(tile));
     if (first >= tile_end) continue;
-    KVRUN_RETURN_IF_ERROR(ProjectTile(tile_begin, first, tile_end, sides, rank, visit));
+    KVRUN_RETURN_IF_ERROR(ProjectTile(tile, first, tile_end, sides, rank, visit));
   }
   return Status::Ok();
 }
@@ -324,9 +327,9 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
 Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
                                  const RecordsFn& visit) {
   for (uint32_t first = begin; first < end;) {
-    const uint32_t tile = first / tile_tokens();
+    const uint32_t tile = tiles_.tiling.tile_of(first);
     KVRUN_RETURN_IF_ERROR(ShowPlanes({tile, 2 * head, want == Want::kKeys ? 1U : 2U}));
-    const uint32_t n = std::min((tile + 1) * tile_tokens(), end) - first;
+    const uint32_t n = std::min(tiles_.tiling.end(tile), end) - first;
     KVRUN_RETURN_IF_ERROR(VisitEncoded({tile, first, n, head + 1}, plan().record, SpaceOf(layer_),
                                        [&](const Groups& piece, std::span<const std::byte> records) {
                                          const uint64_t bytes = piece.n * plan().record.size_bytes();
@@ -338,12 +341,14 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
 }
 
 Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {
-  const uint32_t n_tiles = CeilDiv(prompt_.end, tile_tokens());
+  const KvTiling& tiling = tiles_.tiling;
+  const uint32_t n_tiles = tiling.tile_of(prompt_.end - 1) + 1;
   const auto tile_keys = [&](uint32_t tile) -> Result<RowMass::Keys> {
     // Of all heads: keys and values lie in turn.
     KVRUN_RETURN_IF_ERROR(ShowTile(tile));
-    const uint32_t begin = tile * tile_tokens();
-    return RowMass::Keys{tiles_.kv, tiles_.shape, begin, std::min(tile_tokens(), prompt_.end - begin)};
+    const uint32_t begin = tiling.begin(tile);
+    return RowMass::Keys{tiles_.kv(tile), tiling.shape(tile), begin,
+                         std::min(tiling.end(tile), prompt_.end) - begin};
   };
   if (rows == Rows::kAll) {
     return row_mass_->Run(queries_, query_positions_, n_tiles, tile_keys, form, end, mass);

@@ -22,13 +22,16 @@
 
 namespace kvrun {
 
-// K and V of one layer on the device: [1, n_kv_heads, 2, shape.n_ctx, head_dim], entries from
-// tile * shape.n_ctx on.
+// K and V of one layer on the device. The first tile is there all the time; the others take turns.
 struct KvTiles {
-  Buffer* kv = nullptr;
-  KvShape shape;
-  // The buffer is to hold these planes of a tile, of its [n_kv_heads, 2]; empty: there is one tile.
+  KvTiling tiling;
+  Buffer* first = nullptr;
+  Buffer* later = nullptr;
+  // `later` is to hold these planes of a tile that is not the first, of its [n_kv_heads, 2]; empty: there is
+  // one tile.
   std::function<Status(uint32_t tile, uint32_t first_plane, uint32_t n_planes)> show;
+
+  Buffer* kv(uint32_t tile) const { return tile == 0 ? first : later; }
 };
 
 class PromptStore final : public PrefillSink, public PromptKeys, public PromptEntries {
@@ -102,9 +105,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
     uint32_t n = 0;
     uint32_t n_heads = 0;
   };
-  Groups AllHeads(uint32_t tile, uint32_t first, uint32_t n) const {
-    return {tile, first, n, tiles_.shape.n_kv_heads};
-  }
+  Groups AllHeads(uint32_t tile, uint32_t first, uint32_t n) const { return {tile, first, n, n_kv_heads()}; }
   // Records that the device makes in the buffer of a turn. The list runs until EndEncoding, or a wait for its
   // value: it must not go before.
   struct Encoding {
@@ -124,19 +125,19 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
                       const EncodedFn& visit);
   // The first of groups, as many as a turn has.
   Groups FirstOf(const Groups& groups) const;
-  Status ProjectTile(uint32_t tile_begin, uint32_t begin, uint32_t end, const IndexSides& sides,
-                     uint32_t rank, const ProjectedFn& visit);
+  Status ProjectTile(uint32_t tile, uint32_t begin, uint32_t end, const IndexSides& sides, uint32_t rank,
+                     const ProjectedFn& visit);
   EntrySpace SpaceOf(uint32_t layer) const { return cache_.spaces().space(layer, prompt_.sequence); }
   Status SetMeans(uint32_t layer, uint32_t tile);
   Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
 
-  Status ShowTile(uint32_t tile) { return ShowPlanes({tile, 0, 2 * tiles_.shape.n_kv_heads}); }
+  Status ShowTile(uint32_t tile) { return ShowPlanes({tile, 0, 2 * n_kv_heads()}); }
   Status ShowPlanes(const Planes& planes);
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }
   uint32_t n_sinks() const { return plan().n_pinned * plan().record.group_tokens; }
-  uint32_t tile_tokens() const { return tiles_.shape.n_ctx; }
+  uint32_t n_kv_heads() const { return tiles_.tiling.first.n_kv_heads; }
 
   Device& device_;
   const StepCommands& commands_;

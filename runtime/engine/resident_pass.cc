@@ -83,7 +83,7 @@ Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shap
   KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, index, shape.n_rows));
   KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
   if (!sums_.empty() && shape.one_sequence) {
-    KVRUN_RETURN_IF_ERROR(sums_[index].Record(list, commands_, shape.n_rows,
+    KVRUN_RETURN_IF_ERROR(sums_[index].Record(list, commands_, *commands_.qkv(), shape.n_rows,
                                               shape.has_sinks ? std::min(*sink_rows_, shape.n_rows) : 0));
   }
   KVRUN_RETURN_IF_ERROR(list.Attend(attention));

@@ -49,7 +49,14 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
   KVRUN_RETURN_IF_ERROR(make(&gate_up_, rows, 2 * uint64_t{config_->n_ff}, BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&ffn_, rows, config_->n_ff, BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd, BufferUse::kDevice));
-  return make(&logits_, kMaxOutputRows, config_->n_vocab, BufferUse::kReadback);
+  return MakeLogits(device);
+}
+
+Status StepCommands::MakeLogits(Device& device) {
+  if (logits_ != nullptr) return Status::Ok();
+  const uint64_t bytes = uint64_t{kMaxOutputRows} * config_->n_vocab * sizeof(float);
+  KVRUN_ASSIGN_OR_RETURN(logits_, device.CreateBuffer(bytes, BufferUse::kReadback, "activations"));
+  return Status::Ok();
 }
 
 AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence,
@@ -138,7 +145,7 @@ Status StepCommands::Embed(CommandList& list, uint32_t n_rows, const StepPlace& 
 Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
                                      const StepPlace& place) const {
   KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
-  return Qkv(list, layer, n_rows);
+  return Qkv(list, layer, n_rows, place.qkv);
 }
 
 Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
@@ -155,10 +162,14 @@ Status StepCommands::AttentionNorms(CommandList& list, uint32_t layer, uint32_t 
 }
 
 Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+  return Qkv(list, layer, n_rows, qkv_.get());
+}
+
+Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const {
   const DeviceLayer& weights = weights_->layers[layer];
   return Product(list, weights.qkv,
                  {.input = normed_.get(),
-                  .output = qkv_.get(),
+                  .output = qkv,
                   .bias = weights.qkv_bias.get(),
                   .n_tokens = n_rows,
                   .output_stride = qkv_dim()});
@@ -169,7 +180,7 @@ Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t 
   const DeviceLayer& weights = weights_->layers[layer];
   const uint32_t n_embd = config_->n_embd;
   KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
-                                {.input = attended_.get(),
+                                {.input = place.attended,
                                  .output = place.hidden,
                                  .n_tokens = n_rows,
                                  .output_stride = n_embd,

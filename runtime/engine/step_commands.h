@@ -2,6 +2,7 @@
 // but its attention.
 #pragma once
 
+#include <array>
 #include <complex>
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,8 @@ struct StepPlace {
   Buffer* hidden = nullptr;  // the residual stream, float [rows, n_embd]
   Buffer* step = nullptr;    // StepInputs
   Buffer* angles = nullptr;
+  Buffer* qkv = nullptr;       // float [rows, qkv_dim]
+  Buffer* attended = nullptr;  // float [rows, q_dim]
 };
 
 class StepCommands {
@@ -46,7 +49,9 @@ class StepCommands {
   uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
   Buffer* hidden() const { return hidden_.get(); }  // of own()
   // Where steps are that say nothing else.
-  StepPlace own() const { return {hidden_.get(), inputs_.step.get(), inputs_.angles.get()}; }
+  StepPlace own() const {
+    return {hidden_.get(), inputs_.step.get(), inputs_.angles.get(), qkv_.get(), attended_.get()};
+  }
   // Of AttentionNorm, until AfterAttention.
   const Buffer* normed() const { return normed_.get(); }
   Buffer* qkv() const { return qkv_.get(); }  // float [rows, qkv_dim]
@@ -95,8 +100,14 @@ class StepCommands {
   Status Head(CommandList& list, uint32_t n_outputs) const;
   // Of the last step that recorded Head; valid until the next.
   std::span<const float> logits() const;
-  // Where they will be. Until then it may hold anything; what is written is flushed.
+  // Where they will be; null: given up. Until then it may hold anything; what is written is flushed.
   Buffer* logits_buffer() const { return logits_.get(); }
+  // While no logits are wanted, other work may have their memory. Nothing that was recorded may name it.
+  void GiveUpLogits() { logits_.reset(); }
+  Status MakeLogits(Device& device);  // if they were given up
+
+  // Activations of the feed-forward network, which hold nothing between one AfterAttention and the next.
+  std::array<Buffer*, 2> feed_forward() const { return {gate_up_.get(), ffn_.get()}; }
 
   // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
   Status CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
@@ -108,6 +119,7 @@ class StepCommands {
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
                        Buffer* out) const;
   void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
+  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const;
   static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
 
   const ModelConfig* config_ = nullptr;

@@ -181,11 +181,12 @@ uint64_t PrefillImageBytes(const KvPlan& plan) {
   return plan.method.has_clusters() ? ClusterImageBytes(plan) : 0;
 }
 
-// Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: as much as for the smallest tiles,
-// each of which begins a chunk and ends in a piece of its own.
+// Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: at most as much as where all tiles
+// are the smallest, each of which begins a chunk and ends in a piece of its own, and hidden states are as
+// they are.
 uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t layer_bytes) {
   const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
-  const uint64_t n_chunks = CeilDiv(plan.n_ctx, kTiledChunkTokens) + n_tiles + 1;
+  const uint64_t n_chunks = n_tiles + 2;
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
   const uint64_t pieces =
       n_chunks * CeilDiv(chunk_bytes, kSpillBufferBytes) + layer_bytes / kSpillBufferBytes + n_tiles;
@@ -271,31 +272,36 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t kept = whole + in_memory + std::max(image, adapter);
   const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
+  plan.prefill_kept_tiles = 0;
   plan.spills_hidden = kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;
   const uint64_t ahead = InputsAheadBytes(input, plan);
   plan.has_inputs_ahead = bytes + ahead <= left;
   if (plan.has_inputs_ahead) bytes += ahead;
   if (bytes > left) {
-    // Beside the tile that is computed, an earlier one, and the attention's results between tiles (two of
-    // them in turn, and what comes from one tile), and entries that are read; these make room for the
-    // adapter's work.
-    const uint64_t results = image + 3 * uint64_t{kTiledChunkTokens} * input.model.n_heads *
-                                         (input.model.head_dim + 2) * sizeof(float);
+    // Beside the first tile, the one that is computed; and an earlier one, of a chunk as that is, and entries
+    // that are read: these make room for the adapter's work. What attention adds up between tiles is not
+    // among the KV's memory: it does not grow with the context.
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
+    const uint64_t attending = image + grain_bytes + sizeof(StepParams);
     const auto tiled_bytes = [&](uint64_t grains) {
-      return spill_bytes + grains * grain_bytes + std::max(grains * grain_bytes + results, adapter);
+      return spill_bytes + (grains + 1) * grain_bytes + std::max(attending, adapter);
     };
     uint64_t grains = 1;
     while ((grains + 1) * kPrefillChunkTokens < plan.n_ctx && tiled_bytes(grains + 1) <= left) ++grains;
     if (grains * kPrefillChunkTokens < plan.n_ctx) {
       plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
+      // In the room of the adapter's work, until that begins.
+      const uint64_t idle = adapter > attending ? adapter - attending : 0;
+      const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
+      plan.prefill_kept_tiles = static_cast<uint32_t>(std::min(idle / grain_bytes, n_later));
       bytes = tiled_bytes(grains);
     }
   }
   // Of a short context, tiles and what spills take more than hidden states in memory.
   if (bytes > left && std::min(kept, spilled) < bytes) {
     plan.prefill_tile_tokens = plan.n_ctx;
+    plan.prefill_kept_tiles = 0;
     plan.spills_hidden = spilled < kept;
     bytes = std::min(kept, spilled);
   }

@@ -21,10 +21,9 @@ inline constexpr uint32_t kPrefillChunkTokens = 256;
 inline constexpr uint32_t kRecordTurns = 2;
 // Groups of a turn, of all KV heads.
 uint32_t RecordsAtOnce(const KvPlan& plan);
-// Where attention goes over tiles, whose results between tiles grow with the chunk.
-inline constexpr uint32_t kTiledChunkTokens = 128;
 
 // Keys are projected in turns, too: rows of a turn, fewer where the plan has no memory for more.
+inline constexpr uint32_t kTiledChunkTokens = 128;
 inline constexpr uint32_t kProjectTurns = 2;
 uint32_t ProjectedRows(const KvPlan& plan);
 
@@ -42,8 +41,8 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan);
 // Sets the only part of full KV in records: its slots and window.
 void SizeResident(const KvSizeInput& input, KvPlan& plan);
 
-// Adds the part "prefill": the largest tile that fits, hidden states in memory where they fit beside a tile
-// of the whole context. Where nothing fits, the smallest there is: prefill_bytes() exceeds the budget.
+// Adds the part "prefill": the largest first tile that fits, hidden states in memory where they fit beside a
+// tile of the whole context. Where nothing fits, the smallest there is: prefill_bytes() exceeds the budget.
 void SizePrefill(const KvSizeInput& input, KvPlan& plan);
 
 }  // namespace kvrun

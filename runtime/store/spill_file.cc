@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -38,9 +39,56 @@ Result<int> SpillFile::Transfer(IoKind kind, uint64_t offset, std::byte* bytes, 
   return completion.error_number;
 }
 
-Status SpillFile::TransferBuffer(IoKind kind, uint64_t offset, uint64_t length) {
-  KVRUN_ASSIGN_OR_RETURN(const int error_number, Transfer(kind, offset, buffer_.get(), length));
-  return StatusOf(error_number, kind, offset, length);
+// Pieces as large as a place in the buffer; a place is used again as soon as its piece is there.
+Status SpillFile::TransferCopied(IoKind kind, uint64_t offset, std::span<std::byte> bytes) {
+  const uint64_t alignment = file_->mode().alignment_bytes;
+  const uint64_t place_bytes = std::max<uint64_t>(kRequestBytes, alignment);
+  constexpr size_t kMostPlaces = kBufferBytes / kRequestBytes;
+  std::array<std::span<std::byte>, kMostPlaces> pieces;  // by place; empty: none
+  std::array<iovec, kMostPlaces> segments;
+  const size_t n_places = kBufferBytes / place_bytes;
+  uint64_t begun = 0;
+  size_t n_under_way = 0;
+  Status status;
+  const auto begin_next = [&]() -> Result<bool> {
+    const auto place = static_cast<size_t>(
+        std::find_if(pieces.begin(), pieces.end(), [](const auto& p) { return p.empty(); }) - pieces.begin());
+    const std::span<std::byte> piece =
+        bytes.subspan(begun, std::min<uint64_t>(place_bytes, bytes.size() - begun));
+    std::byte* const memory = buffer_.get() + place * place_bytes;
+    if (kind == IoKind::kWrite) std::memcpy(memory, piece.data(), piece.size());
+    segments[place] = {memory, RoundUp<uint64_t>(piece.size(), alignment)};
+    const IoRequest request{
+        .kind = kind, .offset = offset + begun, .segments = {&segments[place], 1}, .tag = place};
+    KVRUN_ASSIGN_OR_RETURN(const size_t taken, file_->Submit({&request, 1}));
+    if (taken == 0) return false;
+    pieces[place] = piece;
+    begun += piece.size();
+    ++n_under_way;
+    return true;
+  };
+  while (n_under_way > 0 || (status.ok() && begun < bytes.size())) {
+    bool is_taken = true;
+    while (is_taken && status.ok() && begun < bytes.size() && n_under_way < n_places) {
+      const Result<bool> taken = begin_next();
+      if (taken.ok()) {
+        is_taken = *taken;
+      } else {
+        status = taken.status();
+      }
+    }
+    if (n_under_way == 0) continue;
+    IoCompletion completion;
+    KVRUN_RETURN_IF_ERROR(file_->Complete({&completion, 1}, 1).status());
+    --n_under_way;
+    const std::span<std::byte> piece = std::exchange(pieces[completion.tag], {});
+    const auto at = static_cast<uint64_t>(piece.data() - bytes.data());
+    if (status.ok()) status = StatusOf(completion.error_number, kind, offset + at, piece.size());
+    if (kind == IoKind::kRead && completion.error_number == 0) {
+      std::memcpy(piece.data(), buffer_.get() + completion.tag * place_bytes, piece.size());
+    }
+  }
+  return status;
 }
 
 Status SpillFile::StatusOf(int error_number, IoKind kind, uint64_t offset, uint64_t length) {
@@ -75,27 +123,21 @@ Status SpillFile::Write(uint64_t offset, std::span<const std::byte> bytes) {
   // Of a write, nothing changes the bytes.
   auto* const memory = const_cast<std::byte*>(bytes.data());
   KVRUN_ASSIGN_OR_RETURN(const bool is_done, TransferInPlace(IoKind::kWrite, offset, memory, bytes.size()));
+  if (!is_done) KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kWrite, offset, {memory, bytes.size()}));
   for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
-    const std::span<const std::byte> piece =
-        bytes.subspan(done, std::min<uint64_t>(kBufferBytes, bytes.size() - done));
-    if (!is_done) {
-      std::memcpy(buffer_.get(), piece.data(), piece.size());
-      KVRUN_RETURN_IF_ERROR(TransferBuffer(IoKind::kWrite, offset + done, piece.size()));
-    }
-    checksums_[(offset + done) / kOffsetAlignment] = Checksum(offset + done, piece);
+    checksums_[(offset + done) / kOffsetAlignment] =
+        Checksum(offset + done, bytes.subspan(done, std::min<uint64_t>(kBufferBytes, bytes.size() - done)));
   }
   stats_.written_bytes += bytes.size();
   return Status::Ok();
 }
 
-Status SpillFile::ReadChecked(uint64_t offset, std::span<std::byte> piece, bool is_there) {
+Status SpillFile::Check(uint64_t offset, std::span<std::byte> piece) {
   const uint32_t checksum = checksums_[offset / kOffsetAlignment];
-  if (is_there && Checksum(offset, piece) == checksum) return Status::Ok();
-  for (int attempt = is_there ? 1 : 0; attempt < 2; ++attempt) {  // a bit may have flipped on its way
-    KVRUN_RETURN_IF_ERROR(TransferBuffer(IoKind::kRead, offset, piece.size()));
-    std::memcpy(piece.data(), buffer_.get(), piece.size());
-    if (Checksum(offset, piece) == checksum) return Status::Ok();
-  }
+  if (Checksum(offset, piece) == checksum) return Status::Ok();
+  // A bit may have flipped on its way.
+  KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kRead, offset, piece));
+  if (Checksum(offset, piece) == checksum) return Status::Ok();
   return {StatusCode::kCorrupt,
           fmt::format("{} of a prompt's intermediate results at {} came back changed from flash, twice: the "
                       "prompt has to be computed again",
@@ -113,9 +155,10 @@ Status SpillFile::Read(uint64_t offset, std::span<std::byte> bytes) {
   }
   KVRUN_ASSIGN_OR_RETURN(const bool is_there,
                          TransferInPlace(IoKind::kRead, offset, bytes.data(), bytes.size()));
+  if (!is_there) KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kRead, offset, bytes));
   for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
     const uint64_t n = std::min<uint64_t>(kBufferBytes, bytes.size() - done);
-    KVRUN_RETURN_IF_ERROR(ReadChecked(offset + done, bytes.subspan(done, n), is_there));
+    KVRUN_RETURN_IF_ERROR(Check(offset + done, bytes.subspan(done, n)));
   }
   stats_.read_bytes += bytes.size();
   return Status::Ok();

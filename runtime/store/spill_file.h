@@ -1,5 +1,6 @@
 // What a prefill puts aside while it does not fit in memory: bytes at offsets, straight from and to the
-// caller's memory where direct I/O takes it, else through one aligned buffer.
+// caller's memory where direct I/O takes it, else through one aligned buffer, some of it at a time while
+// others are under way.
 //
 // A checksum of every piece of up to kBufferBytes (XXH3, its low 32 bits, seeded with the offset) is kept in
 // memory: what comes back bad, old or from another place is found, and never handed out.
@@ -27,6 +28,9 @@ struct SpillStats {
 class SpillFile {
  public:
   static constexpr uint64_t kBufferBytes = 128 * 1024;
+  // Of a request through the buffer, where the file's alignment is no more: as many are under way as it
+  // holds.
+  static constexpr uint64_t kRequestBytes = 32 * 1024;
 
   // Reserves `size_bytes` of space: a full disk shows here.
   static Result<std::unique_ptr<SpillFile>> Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
@@ -53,12 +57,13 @@ class SpillFile {
   SpillFile(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
   // Answers an errno, 0 where all was moved. `length` is rounded up to whole blocks.
   Result<int> Transfer(IoKind kind, uint64_t offset, std::byte* bytes, uint64_t length);
-  Status TransferBuffer(IoKind kind, uint64_t offset, uint64_t length);
+  // Through the buffer.
+  Status TransferCopied(IoKind kind, uint64_t offset, std::span<std::byte> bytes);
   // All at once and without the buffer. False: direct I/O does not take this memory.
   Result<bool> TransferInPlace(IoKind kind, uint64_t offset, std::byte* bytes, uint64_t length);
   static Status StatusOf(int error_number, IoKind kind, uint64_t offset, uint64_t length);
-  // is_there: it was read once.
-  Status ReadChecked(uint64_t offset, std::span<std::byte> piece, bool is_there);
+  // What was read.
+  Status Check(uint64_t offset, std::span<std::byte> piece);
   static uint32_t Checksum(uint64_t offset, std::span<const std::byte> piece);
 
   std::unique_ptr<BlockFile> file_;
