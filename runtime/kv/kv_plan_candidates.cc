@@ -9,9 +9,9 @@ namespace {
 
 // A layer's multiplications below which a second stage saves no time that counts (0.2 ms on two cores).
 constexpr uint64_t kCheapProducts = uint64_t{8} << 20;
-constexpr uint32_t kBlockEntries = 16;
+constexpr uint32_t kBlockEntries = 32;
 // Candidates are so many times what is chosen, and a share of all at least.
-constexpr uint32_t kCandidatesOfChosen = 3;
+constexpr uint32_t kCandidatesOfChosen = 4;
 constexpr uint32_t kLeastCandidateShare = 8;
 // Where candidates are a larger share, too little is saved.
 constexpr uint32_t kMostCandidateShare = 2;

@@ -26,7 +26,7 @@ TEST(KvPlanCandidates, ALongContextHasTwoStages) {
   for (const uint32_t n_ctx : {8192U, 32768U, 131072U}) {
     const uint32_t n_chosen = n_ctx / 4 / 16;
     const CandidatePlan plan = PlanCandidates(Of1B(n_ctx, n_chosen));
-    EXPECT_EQ(plan.block_groups, 4U);
+    EXPECT_EQ(plan.block_groups, 8U);
     EXPECT_GE(Groups(plan), 2 * n_chosen);
     EXPECT_LE(Groups(plan), n_ctx / 4 / 2);
   }

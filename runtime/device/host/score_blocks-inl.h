@@ -83,6 +83,7 @@ namespace {
 
 // So many numbers of 4 bits are added up in a byte.
 constexpr size_t kMostRowsInBytes = 16;
+
 // Of a vector's bytes: the low and the high halves of rows' bytes, added up.
 template <class D>
 struct NibbleSums {
@@ -127,14 +128,25 @@ HWY_INLINE NibbleSums<D> AddNibbles(D d, const Scoring& s, size_t first_row, siz
   return sums;
 }
 
-// The means of n rows from `first_row` on, a vector of bytes from `offset` on.
+// The means of kMostRowsInBytes rows.
+template <class D>
+HWY_INLINE NibbleSums<D> HalveSums(D d, const NibbleSums<D>& sums) {
+  return {hn::AverageRound(sums.low, hn::Zero(d)), hn::AverageRound(sums.high, hn::Zero(d))};
+}
+
+// The means of n rows from `first_row` on, a vector of bytes from `offset` on. Where halves are rounded up
+// twice, they are so in all blocks: products have the same added to them, which no softmax sees.
 template <class D>
 HWY_INLINE NibbleSums<D> AverageNibbles(D d, const Scoring& s, size_t first_row, size_t n, size_t offset) {
+  static_assert(kMostRowsInBytes == 2 * kMeanSteps);
   const size_t n_bytes = s.tiling.row_bits / 8 - offset;
-  if (n == kMeanSteps || n == 2 * kMeanSteps) {
-    const NibbleSums<D> sums = AddNibbles(d, s, first_row, n, offset, n_bytes);
-    if (n == kMeanSteps) return sums;
-    return {hn::AverageRound(sums.low, hn::Zero(d)), hn::AverageRound(sums.high, hn::Zero(d))};
+  if (n == kMeanSteps) return AddNibbles(d, s, first_row, n, offset, n_bytes);
+  if (n == kMostRowsInBytes) return HalveSums(d, AddNibbles(d, s, first_row, n, offset, n_bytes));
+  if (n == 2 * kMostRowsInBytes) {
+    const NibbleSums<D> a = HalveSums(d, AddNibbles(d, s, first_row, kMostRowsInBytes, offset, n_bytes));
+    const NibbleSums<D> b =
+        HalveSums(d, AddNibbles(d, s, first_row + kMostRowsInBytes, kMostRowsInBytes, offset, n_bytes));
+    return {hn::AverageRound(a.low, b.low), hn::AverageRound(a.high, b.high)};
   }
   uint32_t totals[2][HWY_MAX_BYTES] = {};
   HWY_ALIGN uint8_t bytes[2][HWY_MAX_BYTES];
