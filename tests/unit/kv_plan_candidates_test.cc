@@ -62,14 +62,14 @@ TEST(KvPlanCandidates, ScoresThatTakeLittleHaveOneStage) {
 }
 
 TEST(KvPlanCandidates, ALargeChoiceHasOneStage) {
-  EXPECT_GT(PlanCandidates(Of1B(32768, 1024)).n_blocks, 0U);
+  EXPECT_GT(PlanCandidates(Of1B(32768, 700)).n_blocks, 0U);
   EXPECT_EQ(PlanCandidates(Of1B(32768, 4096)).n_blocks, 0U);
 }
 
 // Candidates grow with what is chosen.
 TEST(KvPlanCandidates, MoreChosenMoreCandidates) {
   uint32_t last = 0;
-  for (uint32_t n_chosen = 1; n_chosen < 1300; n_chosen += 13) {
+  for (uint32_t n_chosen = 1; n_chosen < 1000; n_chosen += 13) {
     const CandidatePlan plan = PlanCandidates(Of1B(32768, n_chosen));
     EXPECT_GE(plan.n_blocks, last);
     last = plan.n_blocks;
