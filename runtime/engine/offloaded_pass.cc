@@ -216,6 +216,8 @@ ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
                  .mass_share = plan.mass_share,
                  .n_sampled = plan.n_sampled,
                  .sample_seed = MixBits(plan.sample_seed) + layer,
+                 .block_groups = plan.candidates.block_groups,
+                 .n_candidate_blocks = plan.candidates.n_blocks,
                  .tells_scores = plan.limits_reads(),
                  .scratch = score_scratch_.get(),
                  .chosen = cache_->selector()->chosen(layer)};

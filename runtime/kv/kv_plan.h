@@ -259,6 +259,13 @@ struct StaticPlan {
   uint32_t most_entries = 0;  // of a stream, however its precisions are shared out
 };
 
+// Of groups that are scored: so many consecutive ones are a block, and those of n_blocks blocks are scored one
+// by one (ScoreArgs::block_groups). Zeros: all are.
+struct CandidatePlan {
+  uint32_t block_groups = 0;
+  uint32_t n_blocks = 0;
+};
+
 struct KvPlan {
   KvMethod method;
   uint32_t n_ctx = 0;
@@ -313,6 +320,7 @@ struct KvPlan {
   KeptPlan kept;
   StaticPlan statics;
   IndexShape index;
+  CandidatePlan candidates;
   HeadReduction heads = HeadReduction::kSoftmax;
   AdapterKind adapter_kind = AdapterKind::kQueryCentred;
   std::string policy;

@@ -4,6 +4,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/entry_spaces.h"
+#include "runtime/kv/kv_plan_candidates.h"
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_statics.h"
@@ -93,6 +94,16 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
   return input.model.n_layers * MappingBytes(plan, plan.n_window_records()) + of_a_layer;
 }
 
+// Of two stages: the blocks' scores and numbers, and, on the CPU, a copy of the candidates' rows.
+uint64_t CandidateBytes(const KvPlan& plan) {
+  const CandidatePlan& candidates = plan.candidates;
+  if (candidates.block_groups == 0) return 0;
+  const uint64_t blocks = CeilDiv(plan.n_groups(), candidates.block_groups) * uint64_t{4};
+  const uint64_t lists = plan.n_sequences * (candidates.n_blocks + uint64_t{1}) * 4;
+  return blocks + lists +
+         uint64_t{candidates.n_blocks} * candidates.block_groups * plan.index.group_words() * 4;
+}
+
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.method.selects()) return 0;
@@ -109,7 +120,7 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t rows = plan.n_sequences * n_queries * n_groups * plan.index.rows() * 2;
   // With clusters, what they score for their weight, too.
   const uint64_t groups = plan.n_streams * n_groups * (plan.method.has_clusters() ? 8 : 4);
-  return rows + groups + chosen;
+  return rows + groups + chosen + CandidateBytes(plan);
 }
 
 uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
@@ -209,6 +220,7 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
   const bool has_clusters = plan.method.has_clusters();
+  plan.candidates = CandidatesOf(input.model, plan);
   const uint64_t read_bytes = plan.slot_record.size_bytes() * (has_clusters ? plan.records_per_cluster() : 1);
   plan.staging_bytes =
       StagingBytes(read_bytes, has_clusters ? kStagedClusters : kStagedRecords, input.io_alignment_bytes);

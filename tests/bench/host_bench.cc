@@ -6,6 +6,7 @@
 //   host_bench [THREADS [SET]]   SET: an instruction set as `kvrun bench --isa` has it; default: the best
 //   host_bench THREADS read      plain reading alone
 //   host_bench THREADS mass      attention with and without mass alone
+//   host_bench THREADS scores [SET]   scores and choice by an index alone
 #include <fmt/format.h>
 
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -57,6 +58,7 @@ HWY_AFTER_NAMESPACE();
 #include "runtime/device/self_test_data.h"
 #include "runtime/model/tensor_type.h"
 #include "tests/bench/mass_case.h"
+#include "tests/bench/score_bench.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun::host {
@@ -284,8 +286,10 @@ int Main(int argc, char** argv) {
   const uint32_t n_threads = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
   const bool reads_only = argc > 2 && std::string_view(argv[2]) == "read";
   const bool mass_only = argc > 2 && std::string_view(argv[2]) == "mass";
-  if (argc > 2 && !reads_only && !mass_only) {
-    const Status status = UseInstructionSet(argv[2]);
+  const bool scores_only = argc > 2 && std::string_view(argv[2]) == "scores";
+  const int set = scores_only ? 3 : 2;
+  if (argc > set && !reads_only && !mass_only) {
+    const Status status = UseInstructionSet(argv[set]);
     if (!status.ok()) {
       fmt::print(stderr, "host_bench: {}\n", status.message());
       return 1;
@@ -296,8 +300,8 @@ int Main(int argc, char** argv) {
              kernels.products == Int8Products::kTiles ? " with tiles of bytes"
              : kernels.products == Int8Products::kDot ? " with a dot instruction"
                                                       : "");
-  if (mass_only) {
-    BenchMass(n_threads);
+  if (mass_only || scores_only) {
+    (mass_only ? BenchMass : BenchScores)(n_threads);
     return 0;
   }
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",

@@ -27,6 +27,7 @@
 #include <limits>
 
 #include "runtime/device/host/index_decode-inl.h"
+#include "runtime/device/host/score_blocks-inl.h"
 #include "runtime/device/host/score_rounded-inl.h"
 #include "runtime/device/host/score_tiles.h"
 #include "runtime/device/host/vector_math-inl.h"
@@ -122,9 +123,44 @@ void MaskBeyond(const Scoring& s, size_t n, float* products) {
   }
 }
 
+// products[row, i] = z of row . entry i of a tile of floats.
+void MultiplyFloats(const Scoring& s, const float* tile, float* products) {
+  const size_t rank = s.args.index_shape.rank;
+  size_t row = 0;
+  const auto step = [&](size_t n_rows) {
+    const float* const z = s.z + row * rank;
+    float* const to = products + row * s.tiling.tile_entries;
+    if (n_rows == 3) {
+      Multiply<3>(tile, z, rank, to);
+    } else if (n_rows == 2) {
+      Multiply<2>(tile, z, rank, to);
+    } else {
+      Multiply<1>(tile, z, rank, to);
+    }
+    row += n_rows;
+  };
+  while (row < s.layout.n_rows) step(std::min<size_t>(kTileRows, s.layout.n_rows - row));
+}
+
+// Of a tile of n blocks.
+void MultiplyBlocks(const Scoring& s, size_t first, size_t n, const WorkerMemory& own, float* products) {
+#if KVRUN_SCORES_ROUNDED
+  if (s.rounds) {
+    auto* const groups = reinterpret_cast<uint8_t*>(own.tile);
+    AverageGroups(s, first, n, groups);
+    MultiplyGroups<kMeanBits, kVectors>(groups, s.rounded, products);
+    return MaskBeyond(s, n, products);
+  }
+#endif
+  AverageRows(s, first, n, own);
+  MultiplyFloats(s, own.tile, products);
+  MaskBeyond(s, n, products);
+}
+
 // The products of a tile of n entries from `first` on; further ones get the smallest.
 void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, const WorkerMemory& own,
                   float* products) {
+  if (s.block_rows != 0) return MultiplyBlocks(s, first, n, own, products);
   const IndexShape& shape = s.args.index_shape;
   if (*offsets_of != n) FindOffsets(s, n, own);
   *offsets_of = n;
@@ -138,26 +174,13 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
   if (s.rounds) {
     auto* const groups = reinterpret_cast<uint8_t*>(own.tile);
     DecodeGroups(rows, own.bytes, shape.rank, s.tiling.tile_entries, may_read_on, groups);
-    MultiplyGroups<kVectors>(groups, s.rounded, products);
+    MultiplyGroups<4, kVectors>(groups, s.rounded, products);
     return MaskBeyond(s, n, products);
   }
 #endif
   DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries, may_read_on,
              own.tile);
-  size_t row = 0;
-  const auto step = [&](size_t n_rows) {
-    const float* const z = s.z + row * shape.rank;
-    float* const to = products + row * s.tiling.tile_entries;
-    if (n_rows == 3) {
-      Multiply<3>(own.tile, z, shape.rank, to);
-    } else if (n_rows == 2) {
-      Multiply<2>(own.tile, z, shape.rank, to);
-    } else {
-      Multiply<1>(own.tile, z, shape.rank, to);
-    }
-    row += n_rows;
-  };
-  while (row < s.layout.n_rows) step(std::min<size_t>(kTileRows, s.layout.n_rows - row));
+  MultiplyFloats(s, own.tile, products);
   MaskBeyond(s, n, products);
 }
 
@@ -368,10 +391,11 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
   const WeighAgainFn weigh_again = ChooseWeighAgain(s);
   const auto add_up = s.tiling.folds ? AddUpFolded : AddUp;
-  const auto join = s.args.group_score == GroupScore::kMass ? JoinScores<Sum> : JoinScores<Largest>;
+  const bool is_mass = s.args.group_score == GroupScore::kMass && s.block_rows == 0;
+  const auto join = is_mass ? JoinScores<Sum> : JoinScores<Largest>;
   const size_t n_rows = s.layout.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
-  const size_t group_rows = s.args.index_shape.rows();
+  const size_t group_rows = s.tiling.group_rows;
   const FirstPass& found = s.first_pass;
   size_t offsets_of = 0;
   size_t nth = 0;

@@ -37,24 +37,27 @@ struct Softmax {
 // A unit is what a worker's share consists of: as many whole groups as fit into a tile, or one that takes
 // several tiles.
 struct Tiling {
-  Tiling(const ScoreArgs& args, size_t lanes)
+  // Of blocks each is an entry, and a group alone.
+  Tiling(const ScoreArgs& args, size_t lanes, bool are_blocks)
       : tile_entries(lanes),
-        unit_groups(std::max<size_t>(1, tile_entries / args.index_shape.rows())),
-        unit_entries(unit_groups * args.index_shape.rows()),
+        group_rows(are_blocks ? 1 : args.index_shape.rows()),
+        unit_groups(std::max<size_t>(1, tile_entries / group_rows)),
+        unit_entries(unit_groups * group_rows),
         row_bits(size_t{args.index_shape.rank} * KvElementBits(args.index_shape.type)),
         unit_bytes(unit_groups * args.index_shape.group_words() * 4),
         folds(args.reduction != HeadReduction::kSum && args.group_score == GroupScore::kMass &&
-              args.index_shape.rows() % kTileVectors == 0),
+              group_rows % kTileVectors == 0),
         tile_weights(folds ? tile_entries / kTileVectors : tile_entries) {}
 
   // Where the tile's entry i lies in it.
   size_t PlaceOf(size_t i) const { return folds ? i % kTileVectors * tile_weights + i / kTileVectors : i; }
 
   size_t tile_entries;  // room: the last may stay empty
+  size_t group_rows;
   size_t unit_groups;
   size_t unit_entries;
   size_t row_bits;
-  size_t unit_bytes;
+  size_t unit_bytes;  // not of blocks
   bool folds;
   size_t tile_weights;  // that are kept of a row
 };
@@ -69,6 +72,7 @@ struct WorkerMemory {
       n_bytes += RoundUp<size_t>(count * sizeof(T), 64);
     };
     take(tile, RoundUp<size_t>(rank, RoundedQueries::kWordColumns) * tiling.tile_entries);
+    take(rows, RoundUp<size_t>(rank, RoundedQueries::kWordColumns) * tiling.tile_entries);
     take(products, n_rows * tiling.tile_entries);
     take(totals, tiling.tile_entries);
     take(bytes, tiling.tile_entries);
@@ -79,6 +83,7 @@ struct WorkerMemory {
   }
 
   float* tile;      // [rank, tile_entries]
+  float* rows;      // [rank, tile_entries]: one of each block's
   float* products;  // [n_rows, tile_entries]; or [n_rows, tile_weights] weights
   float* totals;    // [tile_entries]
   int32_t* bytes;   // RowOffsets of the tile
@@ -120,7 +125,9 @@ struct Scoring {
   const float* z;            // [n_rows, rank]
   Softmax* softmaxes;        // [kScoreSpans, n_rows]
   float* scores;             // [n_lists, n_groups]
-  size_t n_entries;          // that can be chosen
+  size_t n_entries;          // that can be chosen: rows or blocks
+  size_t block_rows;         // of all blocks but the last; 0: entries are rows
+  size_t n_index_rows;       // that can be chosen
   FirstPass first_pass;
   RoundedQueries rounded;  // of z
   bool rounds;             // they are multiplied with, and weights are less exact

@@ -186,7 +186,8 @@ Result<std::string> CheckScoreHere(HostDevice& device, const ScoreCase& c, doubl
                      .n_lists = layout.n_lists,
                      .scores_begin = layout.scores_begin,
                      .scores_stride = args.index_shape.n_groups,
-                     .scratch_floats = layout.n_floats},
+                     .scratch_floats = layout.n_floats,
+                     .candidates_begin = layout.candidates_begin + 1},
                     tolerance);
 }
 
@@ -214,6 +215,11 @@ void AddIndexChecks(Checks& checks) {
     c.reduction = HeadReduction::kGqa;
     c.mass_share = 0.15F;
     add_score(c, "share of the mass");
+    c = {type, 10, 2, HeadReduction::kSoftmax};
+    c.group_score = GroupScore::kMass;
+    c.tells_scores = true;
+    c.block_groups = 4;
+    add_score(c, "blocks first");
     c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.group_score = GroupScore::kMass;
     c.n_sampled = 20;

@@ -1,0 +1,26 @@
+// How many groups are scored one by one in a step: all of them, or those of the blocks that score best as a
+// whole (ScoreArgs::block_groups).
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/kv/kv_plan.h"
+
+namespace kvrun {
+
+struct CandidateInput {
+  uint32_t n_queries = 0;  // that each row of the index is multiplied with
+  uint32_t rank = 0;
+  uint32_t group_tokens = 0;
+  uint32_t n_groups = 0;  // of a sequence, at most
+  uint32_t n_pinned = 0;
+  uint32_t n_chosen = 0;  // of any layer, pinned ones included
+};
+
+// Zeros where scoring all takes little, or where candidates would be most of all.
+CandidatePlan PlanCandidates(const CandidateInput& input);
+
+// The same of a plan; zeros too where a choice must know all groups' scores.
+CandidatePlan CandidatesOf(const KvModelShape& model, const KvPlan& plan);
+
+}  // namespace kvrun

@@ -1,0 +1,112 @@
+// How many groups are candidates, and where all are.
+#include "runtime/kv/kv_plan_candidates.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "runtime/kv/kv_options.h"
+#include "tests/support/kv_plan_cases.h"
+
+namespace kvrun::testing {
+namespace {
+
+CandidateInput Of1B(uint32_t n_ctx, uint32_t n_chosen) {
+  return {.n_queries = 32,
+          .rank = 64,
+          .group_tokens = 4,
+          .n_groups = n_ctx / 4,
+          .n_pinned = 1,
+          .n_chosen = n_chosen};
+}
+
+uint32_t Groups(const CandidatePlan& plan) { return plan.block_groups * plan.n_blocks; }
+
+TEST(KvPlanCandidates, ALongContextHasTwoStages) {
+  for (const uint32_t n_ctx : {8192U, 32768U, 131072U}) {
+    const uint32_t n_chosen = n_ctx / 4 / 16;
+    const CandidatePlan plan = PlanCandidates(Of1B(n_ctx, n_chosen));
+    EXPECT_EQ(plan.block_groups, 8U);
+    EXPECT_GE(Groups(plan), 2 * n_chosen);
+    EXPECT_LE(Groups(plan), n_ctx / 4 / 2);
+  }
+}
+
+// What ScoreArgs::is_consistent asks for, and that a stage saves something.
+TEST(KvPlanCandidates, CandidatesHaveRoomForWhatIsChosen) {
+  for (uint32_t n_ctx = 512; n_ctx < 500000; n_ctx += n_ctx / 3) {
+    for (uint32_t n_chosen = 1; n_chosen <= n_ctx / 4; n_chosen += n_chosen / 2 + 1) {
+      for (const uint32_t group : {1U, 3U, 4U, 16U, 64U}) {
+        CandidateInput input = Of1B(n_ctx, n_chosen);
+        input.group_tokens = group;
+        input.n_groups = n_ctx / group;
+        const CandidatePlan plan = PlanCandidates(input);
+        if (plan.block_groups == 0) {
+          EXPECT_EQ(plan.n_blocks, 0U);
+          continue;
+        }
+        EXPECT_GE(Groups(plan), n_chosen + plan.block_groups);
+        EXPECT_LE(Groups(plan), input.n_groups / 2 + plan.block_groups);
+      }
+    }
+  }
+}
+
+TEST(KvPlanCandidates, ScoresThatTakeLittleHaveOneStage) {
+  CandidateInput input = Of1B(8192, 128);
+  EXPECT_GT(PlanCandidates(input).n_blocks, 0U);
+  input.n_queries = 9;
+  input.rank = 24;
+  EXPECT_EQ(PlanCandidates(input).n_blocks, 0U);
+  EXPECT_EQ(PlanCandidates(Of1B(2048, 32)).n_blocks, 0U);
+}
+
+TEST(KvPlanCandidates, ALargeChoiceHasOneStage) {
+  EXPECT_GT(PlanCandidates(Of1B(32768, 700)).n_blocks, 0U);
+  EXPECT_EQ(PlanCandidates(Of1B(32768, 4096)).n_blocks, 0U);
+}
+
+// Candidates grow with what is chosen.
+TEST(KvPlanCandidates, MoreChosenMoreCandidates) {
+  uint32_t last = 0;
+  for (uint32_t n_chosen = 1; n_chosen < 1000; n_chosen += 13) {
+    const CandidatePlan plan = PlanCandidates(Of1B(32768, n_chosen));
+    EXPECT_GE(plan.n_blocks, last);
+    last = plan.n_blocks;
+  }
+  EXPECT_GT(last, 0U);
+}
+
+constexpr KvModelShape kLlama1B = {16, 32, 8, 64, 2048};
+
+KvPlan PlanOf(KvOptions options, uint32_t n_ctx = 32768) {
+  options.select_entries = 1024;
+  Result<KvPlan> plan = PlanKv(options, kLlama1B, n_ctx, 1, 4096);
+  EXPECT_TRUE(plan.ok()) << plan.status().message();
+  return plan.ok() ? *plan : KvPlan{};
+}
+
+TEST(KvPlanCandidates, APlanHasThemWhereItMay) {
+  KvOptions options = Swap(1.0 / 8);
+  EXPECT_GT(PlanOf(options).candidates.n_blocks, 0U);
+  options.heads = HeadReduction::kGqa;
+  EXPECT_GT(PlanOf(options, 131072).candidates.n_blocks, 0U);
+  options.heads = HeadReduction::kSum;
+  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
+  options.heads = HeadReduction::kPerKvHead;
+  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
+  options.heads = HeadReduction::kSoftmax;
+  options.sample_entries = 64;
+  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
+}
+
+TEST(KvPlanCandidates, OtherIndexesHaveNone) {
+  KvOptions options = Swap(1.0 / 8);
+  options.method = "quest";
+  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
+  options.method = "dynakv";
+  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
+}
+
+}  // namespace
+}  // namespace kvrun::testing
