@@ -148,7 +148,7 @@ std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreA
   const VulkanComputeDevice* vulkan = AsVulkan(device);
   if (vulkan == nullptr) return {};
   const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
-  return scratch.subspan(plan.scores_begin + list * plan.scores_stride, count);
+  return scratch.subspan(plan.groups.scores_begin + list * plan.groups.scores_stride, count);
 }
 
 // The groups' scores as the reference has them, and the choice as it follows from the scores that were found.

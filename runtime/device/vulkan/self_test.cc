@@ -174,8 +174,8 @@ void AddMassChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
 ScorePlace PlaceOf(const ScorePlan& plan) {
   return {.n_rows = plan.n_rows,
           .n_lists = plan.n_lists,
-          .scores_begin = plan.scores_begin,
-          .scores_stride = plan.scores_stride,
+          .scores_begin = plan.groups.scores_begin,
+          .scores_stride = plan.groups.scores_stride,
           .scratch_floats = plan.scratch_words};
 }
 
@@ -189,11 +189,13 @@ std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
 void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how, Checks& checks) {
   const ScorePlan score = PlanScore(plan, is_cpu, ScoreArgsOf(c));
   const std::string_view type = IndexTypeName(c.type);
-  const std::string scored = c.reduction == HeadReduction::kSum
-                                 ? fmt::format("score_sum_{}_floor", type)
-                                 : fmt::format("{2}score_rows{0}_{1}_{3}, score_groups{0}_{1}_floor",
-                                               score.heads, type, score.projects_in_scores ? "project_" : "",
-                                               score.projects_in_scores ? "wide" : "floor");
+  const std::string groups = score.groups.keeps ? "score_kept_f32_floor"
+                                                : fmt::format("score_groups{}_{}_floor", score.heads, type);
+  const std::string scored =
+      c.reduction == HeadReduction::kSum
+          ? fmt::format("score_sum_{}_floor", type)
+          : fmt::format("{}score_rows{}_{}_{}, {}", score.projects_in_scores ? "project_" : "", score.heads,
+                        type, score.projects_in_scores ? "wide" : "floor", groups);
   const std::string_view query = score.projects_in_scores      ? ""
                                  : score.rotates_in_projection ? "rotate_project_query_f32_wide"
                                  : c.query_form == QueryForm::kSigned
