@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "runtime/device/self_test_data.h"
@@ -22,6 +23,7 @@ constexpr uint32_t kWindow = 10;
 constexpr uint32_t kPosition = 300;
 constexpr uint32_t kOldGroups = (kPosition + 1 - kWindow) / kGroupTokens;
 constexpr uint32_t kChosen = 9;
+constexpr uint32_t kCandidateBlocks = 5;
 constexpr uint32_t kSampleSeed = 3;
 constexpr float kEpsilon = 1e-3F;
 
@@ -106,21 +108,28 @@ std::vector<double> ProjectHead(const ScoreCase& c, const QueryData& data, const
   return z;
 }
 
-// Scores of every list's groups, one list after another.
-std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, const IndexData& index,
+// The mean of `n_mean` rows one after another, of each of n values: scored, and, of each n_joined one after
+// another, joined.
+struct Scored {
+  std::vector<float> values;
+  uint32_t n_mean = 1;
+  uint32_t n_joined = 1;
+};
+
+// Scores of every list, one list after another.
+std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, const Scored& scored,
                                    const ScorePlace& place) {
   const uint32_t heads = c.n_heads / place.n_rows;  // of a row
-  const uint32_t group_rows = ScoreArgsOf(c).index_shape.rows();
-  const uint32_t n_entries = kOldGroups * group_rows;
-  const double factor = c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0;
+  const size_t n_entries = scored.values.size() / RankOf(c) / scored.n_mean;
+  const double factor = (c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0) / scored.n_mean;
   std::vector<double> totals(size_t{place.n_lists} * n_entries);
   for (uint32_t row = 0; row < place.n_rows; ++row) {
     std::vector<double> scores(n_entries);
     for (uint32_t h = row * heads; h < (row + 1) * heads; ++h) {
       const std::vector<double> z = ProjectHead(c, data, &data.query[size_t{h} * kHeadDim],
                                                 h * c.n_kv_heads / c.n_heads, h == row * heads);
-      for (size_t i = 0; i < n_entries * z.size(); ++i) {
-        scores[i / z.size()] += factor * z[i % z.size()] * index.values[i];
+      for (size_t i = 0; i < scored.values.size(); ++i) {
+        scores[i / z.size() / scored.n_mean] += factor * z[i % z.size()] * scored.values[i];
       }
     }
     if (c.reduction != HeadReduction::kSum) {
@@ -130,15 +139,15 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
       for (double& score : scores) score /= sum;
     }
     const size_t list = row / (place.n_rows / place.n_lists);
-    for (uint32_t e = 0; e < n_entries; ++e) totals[list * n_entries + e] += scores[e];
+    for (size_t e = 0; e < n_entries; ++e) totals[list * n_entries + e] += scores[e];
   }
-  std::vector<double> groups;
-  for (size_t e = 0; e < totals.size(); e += group_rows) {
-    const std::span<const double> group(&totals[e], group_rows);
-    groups.push_back(c.group_score == GroupScore::kMass ? std::accumulate(group.begin(), group.end(), 0.0)
-                                                        : *std::max_element(group.begin(), group.end()));
+  std::vector<double> joined;
+  for (size_t e = 0; e < totals.size(); e += scored.n_joined) {
+    const std::span<const double> one(&totals[e], scored.n_joined);
+    joined.push_back(c.group_score == GroupScore::kMass ? std::accumulate(one.begin(), one.end(), 0.0)
+                                                        : *std::max_element(one.begin(), one.end()));
   }
-  return groups;
+  return joined;
 }
 
 // The pinned group, and then the others, best first.
@@ -201,6 +210,62 @@ bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::sp
   }
   return (n == kChosen || sum >= enough * (1 - kTolerance)) &&
          (n == 2 || sum - worst < enough * (1 + kTolerance));
+}
+
+// Ascending blocks with that of the pinned group, and none for which a better one was left out.
+bool AreExpectedCandidates(std::span<const double> scores, std::span<const uint32_t> candidates,
+                           double tolerance) {
+  std::vector<bool> is_candidate(scores.size());
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    if (candidates[i] >= scores.size() || (i > 0 && candidates[i] <= candidates[i - 1])) return false;
+    is_candidate[candidates[i]] = true;
+  }
+  double worst = std::numeric_limits<double>::infinity();
+  double best_left_out = -worst;
+  for (size_t block = 1; block < scores.size(); ++block) {
+    if (is_candidate[block]) worst = std::min(worst, scores[block]);
+    if (!is_candidate[block]) best_left_out = std::max(best_left_out, scores[block]);
+  }
+  const double largest = std::abs(*std::max_element(
+      scores.begin(), scores.end(), [](double a, double b) { return std::abs(a) < std::abs(b); }));
+  return is_candidate[0] && worst >= best_left_out - 2 * tolerance * largest;
+}
+
+// What is scored without blocks: all groups that can be chosen.
+std::vector<uint32_t> OldGroups() {
+  std::vector<uint32_t> groups(kOldGroups);
+  std::iota(groups.begin(), groups.end(), 0U);
+  return groups;
+}
+
+std::vector<uint32_t> GroupsOfBlocks(std::span<const uint32_t> blocks, uint32_t block_groups) {
+  std::vector<uint32_t> groups;
+  for (const uint32_t block : blocks) {
+    for (uint32_t i = 0; i < block_groups; ++i) groups.push_back(block * block_groups + i);
+  }
+  return groups;
+}
+
+// A choice of `groups` as places among them; of what is not there, none.
+std::vector<uint32_t> AsPlaces(std::span<const uint32_t> choice, std::span<const uint32_t> groups) {
+  std::vector<uint32_t> places(choice.begin(), choice.end());
+  for (uint32_t i = 1; i <= choice[0] && i < choice.size(); ++i) {
+    const auto at = std::lower_bound(groups.begin(), groups.end(), choice[i]);
+    if (at == groups.end() || *at != choice[i]) return {0};
+    places[i] = static_cast<uint32_t>(at - groups.begin());
+  }
+  return places;
+}
+
+// The rows of `groups`.
+std::vector<float> RowsOf(const IndexData& index, const ScoreCase& c, std::span<const uint32_t> groups) {
+  const size_t per_group = size_t{ScoreArgsOf(c).index_shape.rows()} * RankOf(c);
+  std::vector<float> rows;
+  for (const uint32_t group : groups) {
+    const auto begin = index.values.begin() + static_cast<std::ptrdiff_t>(group * per_group);
+    rows.insert(rows.end(), begin, begin + static_cast<std::ptrdiff_t>(per_group));
+  }
+  return rows;
 }
 
 bool TellsScores(const ChoiceList& shape, std::span<const float> scores, std::span<const uint32_t> choice) {
@@ -269,6 +334,8 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.n_sampled = c.n_sampled;
   args.sample_seed = kSampleSeed;
   args.tells_scores = c.tells_scores;
+  args.block_groups = c.block_groups;
+  args.n_candidate_blocks = c.block_groups == 0 ? 0 : kCandidateBlocks;
   args.query_form = c.query_form;
   return args;
 }
@@ -300,13 +367,29 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   std::vector<uint32_t> chosen(place.n_lists * list_words);
   std::memcpy(chosen.data(), run.Bytes(args.chosen, chosen.size() * sizeof(uint32_t)).data(),
               chosen.size() * sizeof(uint32_t));
+  const uint32_t group_rows = args.index_shape.rows();
+  std::vector<uint32_t> groups = OldGroups();
+  if (c.block_groups != 0) {
+    std::vector<uint32_t> candidates(kCandidateBlocks);
+    std::memcpy(candidates.data(), &scratch[place.candidates_begin], candidates.size() * sizeof(uint32_t));
+    const std::vector<double> blocks =
+        ExpectedScores(c, data, {RowsOf(index, c, groups), c.block_groups * group_rows}, place);
+    if (!AreExpectedCandidates(blocks, candidates, tolerance)) {
+      return Status(StatusCode::kDevice,
+                    "the candidates are not the blocks with the largest scores; the driver or the kernel is "
+                    "wrong");
+    }
+    groups = GroupsOfBlocks(candidates, c.block_groups);
+  }
   std::vector<float> found;
   for (uint32_t list = 0; list < place.n_lists; ++list) {
     const auto scores =
-        std::span(scratch).subspan(place.scores_begin + size_t{list} * place.scores_stride, kOldGroups);
+        std::span(scratch).subspan(place.scores_begin + size_t{list} * place.scores_stride, groups.size());
     found.insert(found.end(), scores.begin(), scores.end());
-    const auto choice = std::span(chosen).subspan(list * list_words, list_words);
-    if (!IsExpectedChoice(c, scores, choice.first(1 + kChosen))) {
+    std::vector<uint32_t> choice(chosen.begin() + static_cast<std::ptrdiff_t>(list * list_words),
+                                 chosen.begin() + static_cast<std::ptrdiff_t>((list + 1) * list_words));
+    if (c.block_groups != 0) choice = AsPlaces(choice, groups);
+    if (!IsExpectedChoice(c, scores, std::span(choice).first(std::min<size_t>(choice.size(), 1 + kChosen)))) {
       return Status(
           StatusCode::kDevice,
           "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");
@@ -322,7 +405,8 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
                     "kernel is wrong");
     }
   }
-  return run.Compare(ExpectedScores(c, data, index, place), found, tolerance);
+  const Scored rows{RowsOf(index, c, groups), 1, group_rows};
+  return run.Compare(ExpectedScores(c, data, rows, place), found, tolerance);
 }
 
 Result<std::string> CheckProjectKeys(Device& device, KvType type) {

@@ -23,19 +23,22 @@ struct ScoreCase {
   bool per_weight = false;
   uint32_t n_sampled = 0;
   bool tells_scores = false;
+  uint32_t block_groups = 0;  // ScoreArgs::block_groups: two stages
 };
 
 // Without buffers: what plans need.
 ScoreArgs ScoreArgsOf(const ScoreCase& c);
 
 // Where a device leaves the scores of a list's groups in ScoreArgs::scratch. A row is a projected query, of
-// one head or of several added up; each list adds up n_rows / n_lists of them.
+// one head or of several added up; each list adds up n_rows / n_lists of them. With two stages they are those
+// of the candidates' groups, one after another, and the candidates' blocks are there, ascending, as words.
 struct ScorePlace {
   uint32_t n_rows = 0;
   uint32_t n_lists = 0;
   size_t scores_begin = 0;
   size_t scores_stride = 0;
   size_t scratch_floats = 0;
+  size_t candidates_begin = 0;
 };
 
 // On success a line of detail, else what is wrong. tolerance: of scores, as a part of the largest.

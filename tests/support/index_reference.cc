@@ -94,62 +94,82 @@ void Softmax(std::span<double> scores) {
   for (double& score : scores) score /= sum;
 }
 
-// Of one token: the z rows' scores of every entry (a row of the index), then their sums in each list, then
-// the groups' maxima.
-void ScoreToken(const ScoreReferenceArgs& args, const StepToken& token, const Projected& projected,
-                std::span<GroupScores> lists) {
+// Rows of the index whose mean is scored.
+struct ScoredRows {
+  uint32_t first = 0;
+  uint32_t count = 1;
+};
+
+// What of one token is scored, and how many of these one after another make a score together.
+struct ScoredToken {
+  std::vector<ScoredRows> entries;
+  uint32_t per_score = 1;
+};
+
+uint32_t ChoosableGroupsOf(const ScoreReferenceArgs& args, const StepToken& token) {
+  const uint32_t group_tokens = args.shape.group_tokens;
+  return ChoosableEntriesReference(token.position, args.window_tokens, group_tokens) / group_tokens;
+}
+
+ScoredToken RowsOfGroups(const ScoreReferenceArgs& args, std::span<const uint32_t> groups) {
+  ScoredToken scored{.entries = {}, .per_score = args.shape.rows()};
+  for (const uint32_t group : groups) {
+    for (uint32_t row = 0; row < args.shape.rows(); ++row)
+      scored.entries.push_back({group * args.shape.rows() + row});
+  }
+  return scored;
+}
+
+ScoredToken RowsOfBlocks(const ScoreReferenceArgs& args, uint32_t block_groups, uint32_t n_groups) {
+  ScoredToken scored;
+  for (uint32_t group = 0; group < n_groups; group += block_groups) {
+    const uint32_t n = std::min(block_groups, n_groups - group);
+    scored.entries.push_back({group * args.shape.rows(), n * args.shape.rows()});
+  }
+  return scored;
+}
+
+// Of one token: the z rows' scores of every entry (a row of the index, or a mean of rows), then their sums in
+// each list, then the groups' maxima.
+void ScoreToken(const ScoreReferenceArgs& args, uint32_t sequence, const Projected& projected,
+                const ScoredToken& scored, std::span<GroupScores> lists) {
   const IndexShape& shape = args.shape;
-  const uint32_t n_entries =
-      ChoosableEntriesReference(token.position, args.window_tokens, shape.group_tokens) / shape.group_tokens *
-      shape.rows();
+  const size_t n_entries = scored.entries.size();
   const size_t n_rows = projected.z.size() / shape.rank;
   std::vector<double> totals(lists.size() * n_entries);
   for (size_t row = 0; row < n_rows && n_entries != 0; ++row) {
     const size_t list = row * lists.size() / n_rows;
     std::vector<double> scores(n_entries);
-    for (uint32_t entry = 0; entry < n_entries; ++entry) {
+    for (size_t entry = 0; entry < n_entries; ++entry) {
+      const ScoredRows& rows = scored.entries[entry];
       double magnitude = 0.0;
-      for (uint32_t r = 0; r < shape.rank; ++r) {
-        const double value = IndexValue(args.index, shape, token.sequence, entry, r);
+      for (uint32_t i = 0; i < rows.count * shape.rank; ++i) {
+        const uint32_t r = i % shape.rank;
+        const double value =
+            double{IndexValue(args.index, shape, sequence, rows.first + i / shape.rank, r)} / rows.count;
         scores[entry] += projected.z[row * shape.rank + r] * value;
         magnitude += projected.magnitudes[row * shape.rank + r] * std::abs(value);
       }
       lists[list].magnitude = std::max(lists[list].magnitude, magnitude);
     }
     if (args.reduction != HeadReduction::kSum) Softmax(scores);
-    for (uint32_t entry = 0; entry < n_entries; ++entry) totals[list * n_entries + entry] += scores[entry];
+    for (size_t entry = 0; entry < n_entries; ++entry) totals[list * n_entries + entry] += scores[entry];
   }
   for (size_t list = 0; list < lists.size(); ++list) {
-    for (uint32_t entry = 0; entry < n_entries; entry += shape.rows()) {
+    for (size_t entry = 0; entry < n_entries; entry += scored.per_score) {
       const auto begin = totals.begin() + static_cast<std::ptrdiff_t>(list * n_entries + entry);
       if (args.group_score == GroupScore::kMass) {
-        lists[list].scores.push_back(std::accumulate(begin, begin + shape.rows(), 0.0));
+        lists[list].scores.push_back(std::accumulate(begin, begin + scored.per_score, 0.0));
         continue;
       }
-      lists[list].scores.push_back(*std::max_element(begin, begin + shape.rows()));
+      lists[list].scores.push_back(*std::max_element(begin, begin + scored.per_score));
     }
   }
 }
 
-}  // namespace
-
-float IndexValue(std::span<const uint32_t> index, const IndexShape& shape, uint32_t sequence, uint32_t row,
-                 uint32_t column) {
-  const uint32_t bits = KvElementBits(shape.type);
-  const size_t group = size_t{sequence} * shape.n_groups + row / shape.rows();
-  const size_t bit = (size_t{row % shape.rows()} * shape.rank + column) * bits;
-  const uint32_t word = index[group * shape.group_words() + bit / 32] >> (bit % 32);
-  if (shape.type == KvType::kF16) return HalfToFloat(static_cast<uint16_t>(word));
-  const auto code = static_cast<int32_t>(word & ((1U << bits) - 1));
-  return static_cast<float>(code >= 1 << (bits - 1) ? code - (1 << bits) : code);
-}
-
-uint32_t ChoosableEntriesReference(uint32_t position, uint32_t window_tokens, uint32_t group_tokens) {
-  const uint32_t n = position + 1;
-  return n > window_tokens ? (n - window_tokens) / group_tokens * group_tokens : 0;
-}
-
-std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
+// The lists of all tokens, of each what scored_of(token) says.
+template <typename ScoredOf>
+std::vector<GroupScores> ScoreAll(const ScoreReferenceArgs& args, const ScoredOf& scored_of) {
   const std::vector<double> query = RotatedQuery(args);
   const uint32_t n_kv_heads = args.attention.kv_shape.n_kv_heads;
   const uint32_t n_heads = args.attention.n_heads;
@@ -178,9 +198,61 @@ std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
     projected.z = AddRows(projected.z, args.shape.rank, count, factor);
     projected.magnitudes = AddRows(projected.magnitudes, args.shape.rank, count, factor);
     if (args.query_form == QueryForm::kAffine) AddLastRow(args, token.sequence, &projected);
-    ScoreToken(args, token, projected, std::span(lists).subspan(t * n_lists, n_lists));
+    ScoreToken(args, token.sequence, projected, scored_of(t), std::span(lists).subspan(t * n_lists, n_lists));
   }
   return lists;
+}
+
+}  // namespace
+
+float IndexValue(std::span<const uint32_t> index, const IndexShape& shape, uint32_t sequence, uint32_t row,
+                 uint32_t column) {
+  const uint32_t bits = KvElementBits(shape.type);
+  const size_t group = size_t{sequence} * shape.n_groups + row / shape.rows();
+  const size_t bit = (size_t{row % shape.rows()} * shape.rank + column) * bits;
+  const uint32_t word = index[group * shape.group_words() + bit / 32] >> (bit % 32);
+  if (shape.type == KvType::kF16) return HalfToFloat(static_cast<uint16_t>(word));
+  const auto code = static_cast<int32_t>(word & ((1U << bits) - 1));
+  return static_cast<float>(code >= 1 << (bits - 1) ? code - (1 << bits) : code);
+}
+
+uint32_t ChoosableEntriesReference(uint32_t position, uint32_t window_tokens, uint32_t group_tokens) {
+  const uint32_t n = position + 1;
+  return n > window_tokens ? (n - window_tokens) / group_tokens * group_tokens : 0;
+}
+
+std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
+  const std::vector<std::vector<uint32_t>> all(args.attention.tokens.size());
+  return ScoreCandidatesReference(args, 1, all);
+}
+
+std::vector<GroupScores> ScoreBlocksReference(const ScoreReferenceArgs& args, uint32_t block_groups) {
+  return ScoreAll(args, [&](size_t t) {
+    return RowsOfBlocks(args, block_groups, ChoosableGroupsOf(args, args.attention.tokens[t]));
+  });
+}
+
+std::vector<GroupScores> ScoreCandidatesReference(
+    const ScoreReferenceArgs& args, uint32_t block_groups,
+    std::span<const std::vector<uint32_t>> candidates_of_token) {
+  return ScoreAll(args, [&](size_t t) {
+    const uint32_t n_groups = ChoosableGroupsOf(args, args.attention.tokens[t]);
+    std::vector<uint32_t> groups(n_groups);
+    std::iota(groups.begin(), groups.end(), 0U);
+    if (!candidates_of_token[t].empty())
+      groups = GroupsOfBlocks(candidates_of_token[t], block_groups, n_groups);
+    return RowsOfGroups(args, groups);
+  });
+}
+
+std::vector<uint32_t> GroupsOfBlocks(std::span<const uint32_t> candidates, uint32_t block_groups,
+                                     uint32_t n_groups) {
+  std::vector<uint32_t> groups;
+  for (const uint32_t block : candidates) {
+    for (uint32_t g = block * block_groups; g < std::min((block + 1) * block_groups, n_groups); ++g)
+      groups.push_back(g);
+  }
+  return groups;
 }
 
 std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint32_t n_pinned,

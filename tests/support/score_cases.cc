@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "platform/base/units.h"
 #include "runtime/device/host/score.h"
 #include "runtime/device/vulkan/score_plan.h"
 #include "shaders/shared/sample_params.h"
@@ -30,9 +31,12 @@ std::string Describe(const ScoreCase& c) {
          (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
          (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
          (c.per_weight ? "per weight, " : "") +
-         (c.n_sampled != 0 ? std::to_string(c.n_sampled) + " drawn, " : "") + std::to_string(c.n_chosen) +
-         " of " + std::to_string(c.index.n_groups) + ", " + std::to_string(c.tokens.size()) +
-         " tokens from " + std::to_string(c.tokens[0].position);
+         (c.n_sampled != 0 ? std::to_string(c.n_sampled) + " drawn, " : "") +
+         (c.block_groups != 0
+              ? std::to_string(c.n_candidate_blocks) + " blocks of " + std::to_string(c.block_groups) + ", "
+              : "") +
+         std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
+         std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
 }
 
 void PutElement(std::vector<uint32_t>& index, const IndexShape& shape, size_t group, size_t element,
@@ -149,6 +153,85 @@ std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreA
   if (vulkan == nullptr) return {};
   const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
   return scratch.subspan(plan.groups.scores_begin + list * plan.groups.scores_stride, count);
+}
+
+// Blocks of a token of which not all are candidates.
+bool HasStages(const ScoreCase& c, size_t token) {
+  if (c.block_groups == 0) return false;
+  const uint32_t n_groups =
+      ChoosableEntriesReference(c.tokens[token].position, c.window_tokens, c.index.group_tokens) /
+      c.index.group_tokens;
+  return CeilDiv(n_groups, c.block_groups) > c.n_candidate_blocks;
+}
+
+// The candidates of a token with two stages, where a device's plan says where they are: blocks, ascending.
+// The scores are then those of their groups, one after another.
+std::span<const uint32_t> CandidatesOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
+                                       std::span<const uint32_t> scratch, size_t token) {
+  if (AsHost(device) == nullptr) return {};
+  const host::ScoreLayout layout = host::LayOutScores(args);
+  return scratch.subspan(layout.candidates_begin + token * host::ScoreLayout::candidate_words(args) + 1,
+                         c.n_candidate_blocks);
+}
+
+// Ascending blocks, those of pinned groups among them, and none for which a better one was left out.
+void ExpectGoodCandidates(Device& device, const ScoreCase& c, const GroupScores& blocks,
+                          std::span<const uint32_t> found) {
+  SCOPED_TRACE(::testing::Message() << "candidates: " << Describe(c));
+  const uint32_t n_pinned = CeilDiv(c.n_pinned, c.block_groups);
+  std::vector<bool> is_candidate(blocks.scores.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_LT(found[i], blocks.scores.size());
+    ASSERT_TRUE(i == 0 || found[i - 1] < found[i]) << found[i] << " after " << found[i - 1];
+    is_candidate[found[i]] = true;
+  }
+  double worst = std::numeric_limits<double>::infinity();
+  double best_left_out = -std::numeric_limits<double>::infinity();
+  for (size_t block = 0; block < blocks.scores.size(); ++block) {
+    const double score = blocks.scores[block];
+    const double tolerance = ScoreTolerance(device, c, blocks.magnitude, score);
+    if (is_candidate[block]) {
+      if (block >= n_pinned) worst = std::min(worst, score + tolerance);
+    } else {
+      ASSERT_GE(block, n_pinned) << "block " << block << " has pinned groups";
+      best_left_out = std::max(best_left_out, score - tolerance);
+    }
+  }
+  EXPECT_GE(worst, best_left_out);
+}
+
+// The candidates of each token, none where it has one stage: those that the device has found, which must be
+// good ones, or where it is not known what it has found, the reference's.
+std::vector<std::vector<uint32_t>> CandidatesOfTokens(Device& device, const ScoreCase& c,
+                                                      const ScoreInputs& inputs,
+                                                      std::span<const uint32_t> scratch) {
+  std::vector<std::vector<uint32_t>> candidates(c.tokens.size());
+  if (c.block_groups == 0) return candidates;
+  const std::vector<GroupScores> blocks = ScoreBlocksReference(inputs.reference, c.block_groups);
+  for (size_t token = 0; token < c.tokens.size(); ++token) {
+    if (!HasStages(c, token)) continue;
+    const auto found = CandidatesOf(device, c, inputs.args, scratch, token);
+    if (!found.empty()) {
+      ExpectGoodCandidates(device, c, blocks[token], found);
+      candidates[token].assign(found.begin(), found.end());
+      continue;
+    }
+    const std::vector<float> scores(blocks[token].scores.begin(), blocks[token].scores.end());
+    candidates[token] =
+        SelectGroupsReference(scores, CeilDiv(c.n_pinned, c.block_groups), c.n_candidate_blocks);
+  }
+  return candidates;
+}
+
+// A choice of groups as places among `groups`, which are ascending; what follows it stays.
+std::vector<uint32_t> AsPlaces(std::span<const uint32_t> choice, std::span<const uint32_t> groups) {
+  std::vector<uint32_t> places(choice.begin(), choice.end());
+  for (uint32_t i = 1; i <= std::min<size_t>(choice[0], choice.size() - 1); ++i) {
+    const auto at = std::lower_bound(groups.begin(), groups.end(), choice[i]);
+    EXPECT_TRUE(at != groups.end() && *at == choice[i]) << "group " << choice[i] << " is no candidate's";
+    places[i] = static_cast<uint32_t>(at - groups.begin());
+  }
+  return places;
 }
 
 // The groups' scores as the reference has them, and the choice as it follows from the scores that were found.
@@ -299,6 +382,8 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
           .mass_share = c.mass_share,
           .n_sampled = c.n_sampled,
           .sample_seed = c.sample_seed,
+          .block_groups = c.block_groups,
+          .n_candidate_blocks = c.n_candidate_blocks,
           .scratch = nullptr,
           .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * c.choice_list().words()))};
   if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
@@ -314,11 +399,22 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   const size_t list_words = c.choice_list().words();
   const auto chosen = Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * list_words + kBeyond);
   ASSERT_TRUE(run.status().ok()) << run.status().message();
-  const std::vector<GroupScores> expected = ScoreGroupsReference(inputs.reference);
+  std::vector<uint32_t> words(scratch.size());
+  std::memcpy(words.data(), scratch.data(), scratch.size() * sizeof(float));
+  const auto candidates = CandidatesOfTokens(run.device(), c, inputs, words);
+  if (::testing::Test::HasFatalFailure()) return;
+  const std::vector<GroupScores> expected =
+      ScoreCandidatesReference(inputs.reference, c.block_groups, candidates);
   ASSERT_EQ(expected.size(), c.n_lists());
   for (size_t list = 0; list < expected.size(); ++list) {
     const auto whole = std::span(chosen).subspan(list * list_words, list_words);
-    const auto found = whole.first(1 + c.n_chosen);
+    std::vector<uint32_t> found(whole.begin(), whole.begin() + 1 + c.n_chosen);
+    if (const auto& blocks = candidates[list / c.lists_of_token()]; !blocks.empty()) {
+      const uint32_t n_groups = ChoosableEntriesReference(c.tokens[list / c.lists_of_token()].position,
+                                                          c.window_tokens, c.index.group_tokens) /
+                                c.index.group_tokens;
+      found = AsPlaces(found, GroupsOfBlocks(blocks, c.block_groups, n_groups));
+    }
     const auto scores = ScoresOf(run.device(), c, inputs.args, scratch, list, expected[list].scores.size());
     const auto weights = inputs.WeightsOf(c, list);
     if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], weights, found);
@@ -327,13 +423,11 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
     }
     if (c.most_weight != 0) ExpectWeight(c, expected[list].scores.size(), weights, found);
     if (::testing::Test::HasFatalFailure()) return;
-    ExpectUntouched(found.subspan(1 + found[0]), "what follows a list: " + Describe(c));
+    ExpectUntouched(std::span(found).subspan(1 + found[0]), "what follows a list: " + Describe(c));
     if (c.n_sampled != 0 && !scores.empty()) ExpectSample(c, scores, list, whole);
   }
   ExpectUntouched(std::span(chosen).last(kBeyond), "what follows the lists: " + Describe(c));
-  std::vector<uint32_t> beyond(kBeyond);
-  std::memcpy(beyond.data(), scratch.data() + inputs.scratch_words, kBeyond * sizeof(float));
-  ExpectUntouched(beyond, "what follows scratch: " + Describe(c));
+  ExpectUntouched(std::span(words).last(kBeyond), "what follows scratch: " + Describe(c));
 }
 
 void CheckScore(Device& device, const ScoreCase& c) {

@@ -1,0 +1,217 @@
+// Groups that are chosen in two stages: blocks of them first, then the groups of the best blocks, against the
+// scalar reference.
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "tests/support/index_reference.h"
+#include "tests/support/operations_fixture.h"
+#include "tests/support/score_cases.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
+
+class IndexBlocksTest : public OperationsTest {};
+// What is the CPU's alone, or takes another device too long.
+class HostIndexBlocksTest : public RoundingOperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, IndexBlocksTest, ::testing::ValuesIn(HostModes()), ModeName);
+
+INSTANTIATE_TEST_SUITE_P(Modes, HostIndexBlocksTest, ::testing::ValuesIn(HostModes()), ModeName);
+
+// Every type and reduction, in a batch whose sequences have nothing, fewer blocks than candidates, as many,
+// one more, and all; the last block is whole, or has one group alone.
+TEST_P(IndexBlocksTest, ChoosesForABatch) {
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const KvType type : kIndexTypes) {
+      for (const uint32_t rank : {24U, 12U, 33U}) {
+        for (const HeadReduction reduction :
+             {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa}) {
+          ++turn;
+          const uint32_t group = std::array{4U, 1U, 3U}[turn % 3];
+          ScoreCase c{.index = {type, rank, group, 85, 6},
+                      .n_heads = 9,
+                      .n_kv_heads = 3,
+                      .head_dim = 16,
+                      .reduction = reduction,
+                      .window_tokens = 10,
+                      .n_pinned = turn % 5,
+                      .n_chosen = 11,
+                      .norms = turn % 2 == 0,
+                      .halves = turn % 3 == 0,
+                      .group_score = reduction != HeadReduction::kSum && turn % 2 != 0 ? GroupScore::kMass
+                                                                                       : GroupScore::kLargest,
+                      .block_groups = 4,
+                      .n_candidate_blocks = 5,
+                      .tokens = {}};
+          for (const uint32_t n_groups : {0U, 3U, 20U, 21U, 64U, 85U})
+            c.tokens.push_back(TokenAt(9 + n_groups * group, static_cast<uint32_t>(5 - c.tokens.size())));
+          CheckScore(*device, c);
+        }
+      }
+    }
+  }
+}
+
+// Blocks of one group and of many, of one row and of several; candidates just enough, and nearly all.
+TEST_P(IndexBlocksTest, BlocksOfEverySize) {
+  for (Device* device : devices_) {
+    uint32_t turn = 0;
+    for (const uint32_t block : {1U, 2U, 3U, 4U, 8U, 16U, 32U}) {
+      for (const uint32_t group : {4U, 1U}) {
+        ++turn;
+        const uint32_t n_groups = 1000;
+        const uint32_t n_blocks = (n_groups + block - 1) / block;
+        for (const uint32_t n_candidates : {(30 + block - 1) / block + 1, n_blocks / 3 + 2, n_blocks - 1}) {
+          CheckScore(*device, {.index = {kIndexTypes[turn % 3], 24, group, n_groups, 1},
+                               .n_heads = 6,
+                               .n_kv_heads = 2,
+                               .head_dim = 16,
+                               .reduction = HeadReduction::kSoftmax,
+                               .window_tokens = 10,
+                               .n_pinned = 2,
+                               .n_chosen = 30,
+                               .group_score = turn % 4 < 2 ? GroupScore::kMass : GroupScore::kLargest,
+                               .block_groups = block,
+                               .n_candidate_blocks = n_candidates,
+                               .tokens = {TokenAt(9 + (n_groups - turn % 3) * group, 0)}});
+        }
+      }
+    }
+  }
+}
+
+// A share of the candidates' mass ends the choice, or a step that asks for less does.
+TEST_P(IndexBlocksTest, AShareOfTheMass) {
+  for (Device* device : devices_) {
+    for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kGqa}) {
+      for (const float share : {0.1F, 0.5F, 0.9F, 1.0F}) {
+        for (const uint32_t most : {0U, 7U}) {
+          CheckScore(*device, {.index = {KvType::kInt4, 24, 4, 300, 2},
+                               .n_heads = 6,
+                               .n_kv_heads = 2,
+                               .head_dim = 16,
+                               .reduction = reduction,
+                               .window_tokens = 10,
+                               .n_pinned = 2,
+                               .n_chosen = 60,
+                               .group_score = GroupScore::kMass,
+                               .mass_share = share,
+                               .most_chosen = most,
+                               .block_groups = 4,
+                               .n_candidate_blocks = 31,
+                               .tokens = {TokenAt(1209, 0), TokenAt(700, 1)}});
+        }
+      }
+    }
+  }
+}
+
+// Few different scores: the lower groups of the candidates are chosen.
+TEST_P(IndexBlocksTest, Ties) {
+  for (Device* device : devices_) {
+    for (const uint32_t distinct : {1U, 20U}) {
+      for (const uint32_t n_chosen : {2U, 100U, 390U}) {
+        CheckScore(*device, {.index = {KvType::kInt8, 12, 4, 1000, 1},
+                             .n_heads = 3,
+                             .n_kv_heads = 1,
+                             .head_dim = 8,
+                             .reduction = HeadReduction::kSum,
+                             .n_pinned = std::min(n_chosen, 3U),
+                             .n_chosen = n_chosen,
+                             .block_groups = 4,
+                             .n_candidate_blocks = 100,
+                             .distinct_rows = distinct,
+                             .tokens = {TokenAt(3999, 0)}});
+      }
+    }
+  }
+}
+
+// Shapes of models, with more heads and columns than the others here.
+TEST_P(IndexBlocksTest, ShapesOfModels) {
+  struct Shape {
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t rank;
+  };
+  for (Device* device : devices_) {
+    for (const Shape& shape : {Shape{32, 8, 64, 64}, {24, 8, 128, 128}, {16, 8, 128, 24}, {14, 2, 64, 101}}) {
+      CheckScore(*device, {.index = {KvType::kInt4, shape.rank, 4, 700, 2},
+                           .n_heads = shape.n_heads,
+                           .n_kv_heads = shape.n_kv_heads,
+                           .head_dim = shape.head_dim,
+                           .reduction = HeadReduction::kSoftmax,
+                           .window_tokens = 64,
+                           .n_pinned = 1,
+                           .n_chosen = 64,
+                           .group_score = GroupScore::kMass,
+                           .block_groups = 4,
+                           .n_candidate_blocks = 50,
+                           .tokens = {TokenAt(2863, 1), TokenAt(1234, 0)}});
+    }
+  }
+}
+
+// Spans are the same for any number of threads, of blocks as of candidates.
+TEST_P(HostIndexBlocksTest, ThreadsDoNotChangeAChoice) {
+  ScoreCase c{.index = {KvType::kInt4, 24, 4, 5000, 1},
+              .n_heads = 4,
+              .n_kv_heads = 2,
+              .head_dim = 16,
+              .window_tokens = 64,
+              .n_pinned = 1,
+              .n_chosen = 400,
+              .group_score = GroupScore::kMass,
+              .block_groups = 4,
+              .n_candidate_blocks = 300,
+              .tokens = {TokenAt(19999 + 64, 0)}};
+  for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kGqa}) {
+    c.reduction = reduction;
+    std::vector<std::vector<uint32_t>> choices;
+    for (const DeviceMode mode : {DeviceMode::kHost, DeviceMode::kHostThreads}) {
+      for (Device* device : DevicesOf(mode)) {
+        SelfTestRun run(*device);
+        const ScoreInputs inputs(run, c);
+        run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+        choices.push_back(Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * c.choice_list().words()));
+        EXPECT_EQ(choices.back(), choices.front());
+      }
+    }
+    EXPECT_GE(choices.size(), 2U);
+  }
+}
+
+// Numbers that are none choose what can be read.
+TEST_P(HostIndexBlocksTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
+  for (Device* device : devices_) {
+    for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
+      const ScoreCase c{.index = {KvType::kInt4, 24, 4, 200, 1},
+                        .n_heads = 3,
+                        .n_kv_heads = 1,
+                        .head_dim = 8,
+                        .reduction = reduction,
+                        .n_pinned = 1,
+                        .n_chosen = 50,
+                        .block_groups = 4,
+                        .n_candidate_blocks = 20,
+                        .tokens = {TokenAt(799, 0)}};
+      SelfTestRun run(*device);
+      ScoreInputs inputs(run, c);
+      inputs.args.query = run.Floats(std::vector<float>(inputs.query.size(), std::nanf("")));
+      run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+      const auto chosen = Download<uint32_t>(run, inputs.args.chosen, 1 + c.n_chosen);
+      ASSERT_EQ(chosen[0], c.n_chosen);
+      EXPECT_LT(chosen.back(), 200U);
+      EXPECT_TRUE(std::is_sorted(chosen.begin() + 1, chosen.end(), std::less_equal<>()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing
