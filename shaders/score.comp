@@ -332,19 +332,18 @@ void main() {
         references[h] = reference;
         if (KEEPS != 0 && GROUP > 2) {
           unit_sums[h] = first == 0 ? sum : unit_sums[h] * factor + sum;
-        } else if (KEEPS != 0 && row_begin + h < row_end) {
-          const uint to = p.kept_begin + (token * p.n_rows + row_begin + h) * p.scores_stride;
+        } else if (KEEPS != 0) {
+          const uint to = p.kept_begin + (token * p.n_rows + min(row_begin + h, row_end - 1)) * p.scores_stride;
           if (GROUP == 1) out4[to / 4 + unit] = score;
           if (GROUP == 2) out2[to / 2 + unit] = Logarithm(vec2(weights.x + weights.y, weights.z + weights.w)) + reference;
         }
       }
     }
     if (KEEPS != 0 && GROUP > 2) {
+      // Past the last row it is that one again: on a CPU a condition costs more.
       [[unroll]] for (uint h = 0; h < HEADS; ++h) {
-        if (row_begin + h < row_end) {
-          out1[p.kept_begin + (token * p.n_rows + row_begin + h) * p.scores_stride + unit] =
-              Logarithm(vec2(unit_sums[h])).x + references[h];
-        }
+        out1[p.kept_begin + (token * p.n_rows + min(row_begin + h, row_end - 1)) * p.scores_stride + unit] =
+            Logarithm(vec2(unit_sums[h])).x + references[h];
       }
     }
   }

@@ -238,10 +238,8 @@ class Bench {
                       .angles = angles.get(),
                       .rotary_dim = heads.head_dim};
     args.sides = {.query_side = side.get(), .scales = scales.get()};
-    args.index_shape = {.type = type,
-                        .rank = heads.rank,
-                        .group_tokens = kGroupTokens,
-                        .n_groups = n_entries / kGroupTokens};
+    args.index_shape = {
+        .type = type, .rank = heads.rank, .group_tokens = kGroupTokens, .n_groups = n_entries / kGroupTokens};
     args.window_tokens = kWindow;
     args.n_pinned = 1;
     args.n_chosen = n_chosen;
@@ -292,6 +290,9 @@ class Bench {
                                     ScoreShape{"8B, ", 32, 8, 128, 128}}) {
       for (const uint32_t n_entries : {8192U, 32768U}) {
         Score(heads, HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, GroupScore::kMass);
+        // Four groups to a block, of which a quarter are candidates.
+        Score(heads, HeadReduction::kSoftmax, "in stages", KvType::kInt4, n_entries, GroupScore::kMass, 0.0F,
+              4, n_entries / 64);
       }
     }
   }

@@ -2,6 +2,7 @@
 // scalar reference.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,11 @@ class IndexBlocksTest : public OperationsTest {};
 // What is the CPU's alone, or takes another device too long.
 class HostIndexBlocksTest : public RoundingOperationsTest {};
 
-INSTANTIATE_TEST_SUITE_P(Modes, IndexBlocksTest, ::testing::ValuesIn(HostModes()), ModeName);
+INSTANTIATE_TEST_SUITE_P(Modes, IndexBlocksTest,
+                         ::testing::ValuesIn(ModesOf(Operations::kIndex,
+                                                     {DeviceMode::kPlanned, DeviceMode::kFloor,
+                                                      DeviceMode::kGpu, DeviceMode::kGpuFloor})),
+                         ModeName);
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostIndexBlocksTest, ::testing::ValuesIn(HostModes()), ModeName);
 

@@ -168,10 +168,15 @@ bool HasStages(const ScoreCase& c, size_t token) {
 // The scores are then those of their groups, one after another.
 std::span<const uint32_t> CandidatesOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
                                        std::span<const uint32_t> scratch, size_t token) {
-  if (AsHost(device) == nullptr) return {};
-  const host::ScoreLayout layout = host::LayOutScores(args);
-  return scratch.subspan(layout.candidates_begin + token * host::ScoreLayout::candidate_words(args) + 1,
-                         c.n_candidate_blocks);
+  if (AsHost(device) != nullptr) {
+    const host::ScoreLayout layout = host::LayOutScores(args);
+    return scratch.subspan(layout.candidates_begin + token * host::ScoreLayout::candidate_words(args) + 1,
+                           c.n_candidate_blocks);
+  }
+  const VulkanComputeDevice* vulkan = AsVulkan(device);
+  if (vulkan == nullptr) return {};
+  const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
+  return scratch.subspan(plan.candidates_begin + token * plan.candidate_words + 1, c.n_candidate_blocks);
 }
 
 // Ascending blocks, those of pinned groups among them, and none for which a better one was left out.
@@ -189,7 +194,11 @@ void ExpectGoodCandidates(Device& device, const ScoreCase& c, const GroupScores&
   double best_left_out = -std::numeric_limits<double>::infinity();
   for (size_t block = 0; block < blocks.scores.size(); ++block) {
     const double score = blocks.scores[block];
-    const double tolerance = ScoreTolerance(device, c, blocks.magnitude, score);
+    double tolerance = ScoreTolerance(device, c, blocks.magnitude, score);
+    // Means are of 11 bits.
+    if (AsHost(device) == nullptr) {
+      tolerance += blocks.magnitude * 0x1p-12 * (c.reduction == HeadReduction::kSum ? 1.0 : 2 * score);
+    }
     if (is_candidate[block]) {
       if (block >= n_pinned) worst = std::min(worst, score + tolerance);
     } else {

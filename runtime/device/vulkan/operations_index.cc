@@ -30,7 +30,7 @@ constexpr uint32_t kDirectLocalSize = 8;      // of project_query.comp with DIRE
 constexpr uint32_t kWeightedLocalSize = 128;  // of select_weighted.comp, where it is not narrow
 constexpr uint32_t kCpuMeanWorkgroups = 8;    // of block_means.comp
 constexpr uint32_t kGpuMeanWorkgroups = 256;
-constexpr uint32_t kSampleLocalSize = 128;    // of sample_groups.comp, where it is not narrow
+constexpr uint32_t kSampleLocalSize = 128;  // of sample_groups.comp, where it is not narrow
 
 Status CheckRank(uint32_t rank) {
   if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
@@ -134,11 +134,11 @@ KernelChoice ScoreKernel(const ScoreArgs& args, const ScorePlan& score, const Sc
   const IndexShape index = ScoredIndex(args, pass);
   const bool of_groups = kind.starts_with("groups");
   const bool is_mass = args.group_score == GroupScore::kMass && of_groups;
-  return {
-      .variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
-      .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
-                    HasWholeVectors(index, pass, args.block_groups) ? 1U : 0U, is_mass ? 1U : 0U, pass.stage, pass.keeps ? 1U : 0U},
-      .groups = {of_groups ? pass.group_workgroups : pass.workgroups, groups_y, args.attention.n_tokens}};
+  return {.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
+          .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
+                        HasWholeVectors(index, pass, args.block_groups) ? 1U : 0U, is_mass ? 1U : 0U,
+                        pass.stage, pass.keeps ? 1U : 0U},
+          .groups = {of_groups ? pass.group_workgroups : pass.workgroups, groups_y, args.attention.n_tokens}};
 }
 
 }  // namespace

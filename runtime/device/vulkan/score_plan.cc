@@ -117,7 +117,8 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     pass.scores_begin = take(uint64_t{score.n_lists} * pass.scores_stride);
     return pass;
   };
-  // What is kept takes no more than two bytes an entry and row. A CPU computes what one dispatch takes twice as fast.
+  // What is kept takes no more than two bytes an entry and row. A CPU computes what one dispatch takes twice
+  // as fast.
   const bool keeps = !is_sum && args.group_score == GroupScore::kMass && index.rows() >= 2 &&
                      (!is_cpu || score.list_rows() > score.heads);
   const uint32_t n_blocks = args.block_groups == 0 ? 0 : CeilDiv(index.n_groups, args.block_groups);
@@ -129,7 +130,8 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     score.means_begin = take(uint64_t{score.blocks.scores_stride} * MeanShape(index).group_words());
     score.candidate_words = 1 + args.n_candidate_blocks;
     score.candidates_begin = take(score.candidate_words);
-    score.groups = plan_pass(KVRUN_SCORE_CANDIDATES, args.n_candidate_blocks * args.block_groups, index.rows(), keeps);
+    score.groups =
+        plan_pass(KVRUN_SCORE_CANDIDATES, args.n_candidate_blocks * args.block_groups, index.rows(), keeps);
   }
   score.scratch_words = words;
   return score;

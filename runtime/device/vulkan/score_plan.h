@@ -19,7 +19,7 @@ namespace kvrun {
 // into one dispatch, what was added up so far, float [tokens, n_lists, n_units, entries of a unit in whole
 // vectors]; scores float [tokens * n_lists, scores_stride]. With kSum, scores are all.
 struct ScorePass {
-  uint32_t stage = 0;             // KVRUN_SCORE_ALL, .._BLOCKS or .._CANDIDATES
+  uint32_t stage = 0;  // KVRUN_SCORE_ALL, .._BLOCKS or .._CANDIDATES
   uint32_t n_units = 0;
   uint32_t scores_stride = 0;     // groups, rounded up to vectors
   bool keeps = false;             // else products are computed twice
