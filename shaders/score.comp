@@ -15,7 +15,7 @@
 //
 // Macros: INDEX_F16, INDEX_INT8 or INDEX_INT4; ROWS, GROUPS or SUM; HEADS, rows of z at a time. PROJECTS, with ROWS: each
 // workgroup makes the rows of z by itself, from the query as it is before its norm and rotation, and the first one leaves
-// them for GROUPS. That saves a dispatch, where one costs more than the same sums by every workgroup.
+// them for what follows. That saves a dispatch, where one costs more than the same sums by every workgroup.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -147,9 +147,9 @@ void main() {
 #endif
   const uint sequence = stepp.tokens[token].sequence;
   const uint candidates = p.candidates_begin + token * p.candidate_words;
-  const uint old = ScoredGroups(STAGE, candidates,
-                                ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) /
-                                    p.group_tokens) * GROUP;
+  const uint n_groups =
+      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
+  const uint old = ScoredGroups(STAGE, candidates, n_groups) * GROUP;
   const uint first_group = STAGE == KVRUN_SCORE_BLOCKS ? token * p.scores_stride : sequence * p.n_groups;  // of the index
 
 #ifdef PROJECTS
@@ -353,7 +353,8 @@ void main() {
         if (HOIST == 0) total += sums[h] * exp2(scores[h] - references[h]);
       }
       // Of the rows that did not fit: left here by the dispatch before, and for the next.
-      const uint totals_at = p.totals_begin / 4 + ((token * gl_NumWorkGroups.y + list) * p.n_units + unit) * UNIT_QUADS + first / 4;
+      const uint totals_at =
+          p.totals_begin / 4 + ((token * gl_NumWorkGroups.y + list) * p.n_units + unit) * UNIT_QUADS + first / 4;
       if (p.first_row != 0) total += out4[totals_at];
       if (row_begin + HEADS < row_end) out4[totals_at] = total;
 #else

@@ -37,9 +37,8 @@ void main() {
   const uint list = gl_WorkGroupID.y;
   const uint token = gl_WorkGroupID.z;
   const uint n_groups =
-      ScoredGroups(STAGE, p.candidates_begin + token * p.candidate_words,
-                   ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens);
-  const uint n_vectors = (n_groups + 3) / 4;
+      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
+  const uint n_vectors = (ScoredGroups(STAGE, p.candidates_begin + token * p.candidate_words, n_groups) + 3) / 4;
   const uint first_row = token * p.n_rows + list * p.list_rows;
   const uint to = (p.scores_begin + (token * gl_NumWorkGroups.y + list) * p.scores_stride) / 4;
   for (uint begin = 0; begin < p.list_rows; begin += TOGETHER) {

@@ -78,9 +78,9 @@ vec2 SumAll(uint scores_begin, uint begin, uint end, uint n_pinned, uint n_group
 void main() {
   const uint token = gl_WorkGroupID.x / p.n_lists;
   const uint candidates = p.candidates_begin + token * p.candidate_words;
-  const uint n_groups =
-      ScoredGroups(p.stage, candidates,
-                   ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens);
+  const uint n_old =
+      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
+  const uint n_groups = ScoredGroups(p.stage, candidates, n_old);
   const uint most_chosen = p.stage == KVRUN_SCORE_BLOCKS ? 0 : stepp.most_chosen;
   const uint n_chosen = min(MostChosen(most_chosen, p.n_chosen), n_groups);
   const uint n_pinned = min(p.n_pinned, n_chosen);
