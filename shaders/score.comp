@@ -117,6 +117,12 @@ uvec4 LoadWords(uint first_group, uvec4 entries, uint k) {
                LoadWord(first_group, entries.z, k), LoadWord(first_group, entries.w, k));
 }
 
+// One of a step's words, by a number that is no constant: arrays are then slow memory on some devices.
+uvec4 WordsAt(uvec4 words[STEP_WORDS], uint w) {
+  const uvec4 first = w == 0 ? words[0] : words[1];
+  return w < 2 ? first : w == 2 ? words[2] : words[3];
+}
+
 #ifdef PROJECTS
 #include "include/score_projection.glsl"
 #else
@@ -302,7 +308,9 @@ void main() {
           for (uint w = 0; w < STEP_WORDS; w += VALUE_WORDS) {
             if (k + w < WORDS) {
               vec4 values[VALUE_COLUMNS];
-              [[unroll]] for (uint c = 0; c < VALUE_COLUMNS; ++c) values[c] = Values(words[w + c / PER_WORD], c % PER_WORD);
+              [[unroll]] for (uint c = 0; c < VALUE_COLUMNS; ++c) {
+                values[c] = Values(WordsAt(words, w + c / PER_WORD), c % PER_WORD);
+              }
               [[unroll]] for (uint h = 0; h < HEADS; ++h) {
                 [[unroll]] for (uint c = 0; c < VALUE_COLUMNS; c += 4) {
                   const uint column = (k + w) * PER_WORD + c;
