@@ -178,7 +178,7 @@ ScorePlace PlaceOf(const ScorePlan& plan) {
           .scores_begin = plan.groups.scores_begin,
           .scores_stride = plan.groups.scores_stride,
           .scratch_floats = plan.scratch_words,
-          .candidates_begin = plan.candidates_begin};
+          .candidates_begin = plan.candidates_begin + 1};  // behind their number
 }
 
 std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
