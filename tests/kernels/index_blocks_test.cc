@@ -36,7 +36,10 @@ TEST_P(IndexBlocksTest, ChoosesForABatch) {
       for (const uint32_t rank : {24U, 12U, 33U}) {
         for (const HeadReduction reduction :
              {HeadReduction::kSum, HeadReduction::kSoftmax, HeadReduction::kGqa}) {
+          // Each is kernels to compile: of every two of the three, each pair once.
+          const bool is_one_of_three = (turn / 9 + turn / 3 + turn) % 3 == 0;
           ++turn;
+          if (!IsHost(GetParam()) && !is_one_of_three) continue;
           const uint32_t group = std::array{4U, 1U, 3U}[turn % 3];
           ScoreCase c{.index = {type, rank, group, 85, 6},
                       .n_heads = 9,
