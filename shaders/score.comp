@@ -5,15 +5,17 @@
 //   GROUPS  each group's score: the largest of its entries', or their sum, each the sum of its softmaxes over the rows
 //   SUM     each group's largest product with the one row of z
 //
-// A softmax needs all products before it can weigh one. They are computed twice: kept, they would take more memory than
-// the index, and reading them back costs as much. Products are logarithms to base 2, references whole numbers.
+// A softmax needs all products before it can weigh one. Where a group's score is its entries' sum (and of single entries),
+// ROWS keeps, of each row, the logarithm of each group's sum: score_kept.comp then adds up all rows. Else products are
+// computed twice: kept, they would take more memory than the index. Products are logarithms to base 2, references whole
+// numbers.
 //
 // Workgroups take units (groups, or as many of them as make four entries) in turn: there are as many workgroups as keep
 // the device busy, whatever room the index has.
 //
 // Macros: INDEX_F16, INDEX_INT8 or INDEX_INT4; ROWS, GROUPS or SUM; HEADS, rows of z at a time. PROJECTS, with ROWS: each
 // workgroup makes the rows of z by itself, from the query as it is before its norm and rotation, and the first one leaves
-// them for GROUPS. That saves a dispatch, where one costs more than the same sums by every workgroup.
+// them for what follows. That saves a dispatch, where one costs more than the same sums by every workgroup.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -27,9 +29,11 @@ layout(constant_id = 2) const uint HOIST = 1;
 layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 4) const uint WHOLE_VECTORS = 1;  // four entries are WORDS vectors that lie side by side
 layout(constant_id = 5) const uint MASS = 0;           // GROUPS: a group's score is its entries' sum
+layout(constant_id = 6) const uint STAGE = KVRUN_SCORE_ALL;
+layout(constant_id = 7) const uint KEEPS = 0;  // ROWS: what score_kept.comp needs
 // PROJECTS:
-layout(constant_id = 6) const uint HAS_NORM = 0;
-layout(constant_id = 7) const uint TILE_ROWS = 1;  // neighbours of one KV head, whose side is read once; they divide HEADS
+layout(constant_id = 8) const uint HAS_NORM = 0;
+layout(constant_id = 9) const uint TILE_ROWS = 1;  // neighbours of one KV head, whose side is read once; they divide HEADS
 #include "include/read_only.glsl"
 READ_ONLY(0, index)
 #ifdef PROJECTS
@@ -53,40 +57,35 @@ layout(set = 0, binding = OUT_BINDING, std430) buffer Out2 { vec2 out2[]; };
 layout(set = 0, binding = OUT_BINDING, std430) buffer Out4 { vec4 out4[]; };
 layout(set = 0, binding = STEP_BINDING, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
-
-#if defined(INDEX_F16)
-#define BITS 16
-#elif defined(INDEX_INT8)
-#define BITS 8
+#ifdef PROJECTS  // before there are candidates
+#define CANDIDATE_WORD(i) 0
 #else
-#define BITS 4
+#define CANDIDATE_WORD(i) scratch_uint(i)
 #endif
-#define PER_WORD (32 / BITS)
+#include "include/score_stages.glsl"
 
-// With HOIST the first columns are written out. Not by loops for the driver to unroll: some take minutes.
-#define BLOCK_COLUMNS 32
+// With HOIST z is in registers, up to so many columns of it. They are written out: not by loops for the driver to unroll,
+// of which some take minutes.
+#if HEADS > 3
+#define BLOCK_COLUMNS 64
+#else
+#define BLOCK_COLUMNS 128
+#endif
+#include "include/index_words.glsl"
 #define BLOCK_WORDS (BLOCK_COLUMNS / PER_WORD)
-// Of the loop over the others: whole vectors of columns.
-#define STEP_WORDS (BITS == 16 ? 2 : 1)
-#define STEP_COLUMNS (STEP_WORDS * PER_WORD)
-// With z in registers the four entries take turns: a loop that is four times as long does not fit into what a
-// processor keeps of decoded instructions, and runs at half the speed.
+// Else columns are taken by four words of a row, and of these by whole vectors of columns.
+#define STEP_WORDS 4
+#define VALUE_WORDS (BITS == 16 ? 2 : 1)
+#define VALUE_COLUMNS (VALUE_WORDS * PER_WORD)
 // Shared memory is too small for z, which is read where it lies.
 const bool WIDE = RANK > KVRUN_SHARED_INDEX_RANK;
-const bool ONE_BY_ONE = HEADS > 1 && HOIST != 0 && RANK <= BLOCK_COLUMNS;
-// Where z lies when an invocation takes it into registers.
-#ifdef PROJECTS
-const bool HAS_SHARED_Z = true;
-#else
-const bool HAS_SHARED_Z = !ONE_BY_ONE && !WIDE;
-#endif
-// Of one entry's row.
-const uint WORDS = (RANK * BITS + 31) / 32;
 // Of a row of shared_z: whole vectors.
 const uint COLUMNS = (RANK + 31) / 32 * 32;
 const uint UNIT_GROUPS = GROUP == 1 ? 4 : GROUP == 2 ? 2 : 1;
 const uint UNIT = UNIT_GROUPS * GROUP;
 const uint UNIT_QUADS = (UNIT + 3) / 4;
+// Four entries of which each begins with a vector.
+const uint ROW_VECTORS = WORDS % 4 == 0 ? WHOLE_VECTORS : 0;
 
 const float kSmallest = -16777216.0;
 
@@ -103,87 +102,29 @@ shared float shared_factors[HEADS];
 // 2 to the power of a whole number of at most 0.
 float Power(float exponent) { return uintBitsToFloat(uint(int(max(exponent, -126.0)) + 127) << 23); }
 
-// 32 bits of an entry's row from column k * PER_WORD on; zeros beyond its last.
-uint LoadWord(uint sequence, uint entry, uint k) {
-  const uint bit = (entry % GROUP) * RANK * BITS + 32 * k;
-  const uint at = (sequence * p.n_groups + entry / GROUP) * p.group_words + bit / 32;
-  uint word = index_uint(at);
-  if (RANK * BITS % 32 != 0) {
-    const uint shift = bit % 32;
-    if (shift != 0) word = word >> shift | index_uint(at + 1) << (32 - shift);
-    if (k == WORDS - 1) word &= (1u << (RANK * BITS % 32)) - 1;
-  }
-  return word;
+// Of sums of powers of 2, which may be zero.
+vec2 Logarithm(vec2 sums) { return log2(max(sums, vec2(1e-37))); }
+
+// Where an entry lies that is counted so.
+uint EntryAt(uint list, uint entry) {
+  if (STAGE != KVRUN_SCORE_CANDIDATES) return entry;
+  return GroupAt(STAGE, list, entry / GROUP) * GROUP + entry % GROUP;
 }
 
-// Those of four entries; past the last, that one again.
-uvec4 LoadWords(uint sequence, uint entry, uint last, uint k) {
-  return uvec4(LoadWord(sequence, entry, k), LoadWord(sequence, min(entry + 1, last), k),
-               LoadWord(sequence, min(entry + 2, last), k), LoadWord(sequence, min(entry + 3, last), k));
+// Word k of four entries.
+uvec4 LoadWords(uint first_group, uvec4 entries, uint k) {
+  return uvec4(LoadWord(first_group, entries.x, k), LoadWord(first_group, entries.y, k),
+               LoadWord(first_group, entries.z, k), LoadWord(first_group, entries.w, k));
 }
 
-// Column j of the word of each of four entries.
-vec4 Values(uvec4 words, uint j) {
-#if defined(INDEX_F16)
-  const uvec4 halves = j == 0 ? words & 0xffffu : words >> 16;
-  return vec4(unpackHalf2x16(halves.x).x, unpackHalf2x16(halves.y).x, unpackHalf2x16(halves.z).x,
-              unpackHalf2x16(halves.w).x);
-#else
-  return vec4(ivec4(words << (32 - BITS - BITS * j)) >> (32 - BITS));
-#endif
+// One of a step's words, by a number that is no constant: arrays are then slow memory on some devices.
+uvec4 WordsAt(uvec4 words[STEP_WORDS], uint w) {
+  const uvec4 first = w == 0 ? words[0] : words[1];
+  return w < 2 ? first : w == 2 ? words[2] : words[3];
 }
 
 #ifdef PROJECTS
-const uint VECTOR_COLUMNS = RANK % 4 == 0 ? 1 : 0;
-#include "include/index_side.glsl"
-#include "include/query_heads.glsl"
-#include "include/query_rows.glsl"
-
-shared vec4 shared_inputs[HEADS * KVRUN_MAX_PROJECTED_HEAD_DIM / 4];  // [row, head_dim]
-
-// A row of z may not be read where it lies: it is shared.
-vec4 LoadZ(uint row, uint column) { return vec4(0.0); }
-
-// Rows [row_begin, row_begin + n_rows) of z into shared_z, zeros beyond the last column.
-void ProjectRows(uint token, uint sequence, uint row_begin, uint n_rows) {
-  const uint lane = gl_LocalInvocationIndex;
-  const uint lanes = gl_WorkGroupSize.x;
-  const uint heads = q.n_heads / q.n_rows;  // of a row
-  const uint group = q.n_heads / q.n_kv_heads;
-  const uint vectors = q.head_dim / 4;
-  if (HAS_NORM != 0) FindNorms(token * q.n_heads + row_begin * heads, n_rows * heads);
-  for (uint i = lane; i < n_rows * vectors; i += lanes) {
-    shared_inputs[i] = InputVector(token, row_begin + i / vectors, i % vectors * 4);
-  }
-  barrier();
-  for (uint i = lane; i < HEADS / TILE_ROWS * (COLUMNS / 4); i += lanes) {
-    const uint tile = i / (COLUMNS / 4) * TILE_ROWS;
-    const uint column = i % (COLUMNS / 4) * 4;
-    const uint dims = (row_begin + min(tile, n_rows - 1)) * heads / group * q.head_dim;  // of query_side
-    vec4 sums[TILE_ROWS];
-    [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) sums[r] = vec4(0.0);
-    for (uint v = 0; v < vectors && column < RANK; ++v) {
-      vec4 values[TILE_ROWS];
-      [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) values[r] = shared_inputs[min(tile + r, n_rows - 1) * vectors + v];
-      [[unroll]] for (uint d = 0; d < 4; ++d) {
-        const vec4 side = LoadSide(dims + 4 * v + d, column, RANK);
-        [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) sums[r] += values[r][d] * side;
-      }
-    }
-    [[unroll]] for (uint r = 0; r < TILE_ROWS; ++r) {
-      vec4 z = sums[r];
-      if (q.is_affine != 0) z += LoadSide(q.n_kv_heads * q.head_dim, column, RANK);
-      [[unroll]] for (uint c = 0; c < 4; ++c) {
-        const bool is_column = column + c < RANK;
-        z[c] = is_column ? q.scale * z[c] * scales_float(sequence * RANK + min(column + c, RANK - 1)) : 0.0;
-        if (is_column && gl_WorkGroupID.x == 0 && tile + r < n_rows) {
-          out1[p.z_begin + (token * p.n_rows + row_begin + tile + r) * RANK + column + c] = z[c];
-        }
-      }
-      shared_z[i % (COLUMNS / 4) + (tile + r) * (COLUMNS / 4)] = z;
-    }
-  }
-}
+#include "include/score_projection.glsl"
 #else
 // Four columns of a row of z; zeros beyond the last.
 vec4 LoadZ(uint row, uint column) {
@@ -196,14 +137,6 @@ vec4 LoadZ(uint row, uint column) {
   return value;
 }
 #endif
-
-float Value(uint word, uint j) {
-#if defined(INDEX_F16)
-  return unpackHalf2x16(j == 0 ? word : word >> 16).x;
-#else
-  return float(int(word << (32 - BITS - BITS * j)) >> (32 - BITS));
-#endif
-}
 
 void main() {
   const uint lane = gl_LocalInvocationIndex;
@@ -219,13 +152,16 @@ void main() {
   const uint row_end = p.n_rows;
 #endif
   const uint sequence = stepp.tokens[token].sequence;
-  const uint old =
-      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens * GROUP;
+  const uint candidates = p.candidates_begin + token * p.candidate_words;
+  const uint n_groups =
+      ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
+  const uint old = ScoredGroups(STAGE, candidates, n_groups) * GROUP;
+  const uint first_group = STAGE == KVRUN_SCORE_BLOCKS ? token * p.scores_stride : sequence * p.n_groups;  // of the index
 
 #ifdef PROJECTS
   ProjectRows(token, sequence, row_begin, min(row_end - row_begin, HEADS));
 #else
-  for (uint i = lane; HAS_SHARED_Z && i < HEADS * COLUMNS / 4; i += lanes) {
+  for (uint i = lane; !WIDE && i < HEADS * COLUMNS / 4; i += lanes) {
     shared_z[i] = LoadZ(token * p.n_rows + min(row_begin + i / (COLUMNS / 4), row_end - 1), i % (COLUMNS / 4) * 4);
   }
 #endif
@@ -254,11 +190,7 @@ void main() {
     [[unroll]] for (uint h = 0; h < HEADS; ++h) {
       [[unroll]] for (uint i = 0; i < BLOCK_COLUMNS / 4; ++i) {
         z[h * BLOCK_COLUMNS / 4 + i] = vec4(0.0);
-        if (!HAS_SHARED_Z && 4 * i < RANK) {
-          z[h * BLOCK_COLUMNS / 4 + i] = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), 4 * i);
-        } else if (4 * i < RANK) {
-          z[h * BLOCK_COLUMNS / 4 + i] = shared_z[h * (COLUMNS / 4) + i];
-        }
+        if (4 * i < RANK) z[h * BLOCK_COLUMNS / 4 + i] = shared_z[h * (COLUMNS / 4) + i];
       }
     }
   }
@@ -277,17 +209,29 @@ void main() {
   const uint stride = gl_NumWorkGroups.x * lanes;
   for (uint unit = gl_WorkGroupID.x * lanes + lane; unit * UNIT < old; unit += stride) {
     const uint last = min(unit * UNIT + UNIT, old) - 1;
+#ifdef ROWS
+    float unit_sums[HEADS];
+#else
     vec4 best = vec4(MASS != 0 ? 0.0 : -3e38);
+#endif
     for (uint first = 0; first < UNIT; first += 4) {
       const uint entry = unit * UNIT + first;
+      // Where the four lie; past the last, that one again.
+      uvec4 entries = min(uvec4(entry, entry + 1, entry + 2, entry + 3), uvec4(last));
+      if (GROUP > 2 || WHOLE_VECTORS != 0) {  // in one group, or one block
+        entries = EntryAt(candidates, entry) + (entries - entry);
+      } else {
+        [[unroll]] for (uint e = 0; e < 4; ++e) entries[e] = EntryAt(candidates, entries[e]);
+      }
+      // Of whole vectors.
+      const uint at = p.index_begin / 4 + (first_group * GROUP + entries.x) / 4 * WORDS;
       vec4 scores[HEADS];
       vec4 total = vec4(0.0);
       [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h] = vec4(0.0);
       if (HOIST != 0) {
         uvec4 words[BLOCK_WORDS];  // [k]: word k of each of the four entries
-        if (WHOLE_VECTORS != 0 && WORDS <= BLOCK_WORDS) {
+        if (WHOLE_VECTORS != 0 && ROW_VECTORS == 0) {
           uvec4 rows[BLOCK_WORDS];
-          const uint at = (sequence * p.n_groups * GROUP + entry) / 4 * WORDS;
           [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
             if (k < WORDS) rows[k] = index_uvec4(at + k);
           }
@@ -298,63 +242,88 @@ void main() {
                                rows[(3 * WORDS + k) / 4][(3 * WORDS + k) % 4]);
             }
           }
-        } else {
-          [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
-            if (k < WORDS) words[k] = LoadWords(sequence, entry, last, k);
-          }
         }
-        if (ONE_BY_ONE) {
-          for (uint e = 0; e < 4; ++e) {
-            float score[HEADS];
-            [[unroll]] for (uint h = 0; h < HEADS; ++h) score[h] = 0.0;
-            [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
-              if (k < WORDS) {
-                const uint word = words[k][e];
-                [[unroll]] for (uint j = 0; j < PER_WORD; ++j) {
-                  const uint column = k * PER_WORD + j;
-                  const float value = Value(word, j);
-                  [[unroll]] for (uint h = 0; h < HEADS; ++h) {
-                    score[h] += z[h * BLOCK_COLUMNS / 4 + column / 4][column % 4] * value;
+        // The four take turns: a loop that is four times as long does not fit into what a processor keeps of decoded
+        // instructions, and runs at half the speed.
+        for (uint e = 0; e < 4; ++e) {
+          float score[HEADS];
+          [[unroll]] for (uint h = 0; h < HEADS; ++h) score[h] = 0.0;
+          [[unroll]] for (uint v = 0; v < BLOCK_WORDS / 4; ++v) {
+            if (4 * v < WORDS) {
+              uvec4 vector;
+              if (ROW_VECTORS != 0) vector = index_uvec4(at + e * (WORDS / 4) + v);
+              [[unroll]] for (uint w = 0; w < 4; ++w) {
+                const uint k = 4 * v + w;
+                if (k < WORDS) {
+                  uint word;
+                  if (ROW_VECTORS != 0) {
+                    word = vector[w];
+                  } else if (WHOLE_VECTORS != 0) {
+                    word = words[k][e];
+                  } else {
+                    word = LoadWord(first_group, entries[e], k);
+                  }
+                  [[unroll]] for (uint j = 0; j < PER_WORD; ++j) {
+                    const uint column = k * PER_WORD + j;
+                    const float value = Value(word, j);
+                    [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+                      score[h] += z[h * BLOCK_COLUMNS / 4 + column / 4][column % 4] * value;
+                    }
                   }
                 }
               }
             }
-#ifdef GROUPS
-            float one = 0.0;
-            [[unroll]] for (uint h = 0; h < HEADS; ++h) one += sums[h] * exp2(score[h] - references[h]);
-            total[e] = one;
-#else
-            [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h][e] = score[h];
-#endif
           }
-        } else
-        [[unroll]] for (uint k = 0; k < BLOCK_WORDS; ++k) {
-          if (k < WORDS) {
-            [[unroll]] for (uint j = 0; j < PER_WORD; ++j) {
-              const uint column = k * PER_WORD + j;
-              const vec4 values = Values(words[k], j);
-              [[unroll]] for (uint h = 0; h < HEADS; ++h) {
-                scores[h] += z[h * BLOCK_COLUMNS / 4 + column / 4][column % 4] * values;
+#ifdef GROUPS
+          float one = 0.0;
+          [[unroll]] for (uint h = 0; h < HEADS; ++h) one += sums[h] * exp2(score[h] - references[h]);
+          total[e] = one;
+#else
+          [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h][e] = score[h];
+#endif
+        }
+      } else {
+        for (uint k = 0; k < WORDS; k += STEP_WORDS) {
+          uvec4 words[STEP_WORDS];
+          if (WHOLE_VECTORS != 0 && WORDS <= STEP_WORDS) {
+            uvec4 rows[STEP_WORDS];
+            [[unroll]] for (uint w = 0; w < STEP_WORDS; ++w) rows[w] = w < WORDS ? index_uvec4(at + w) : uvec4(0);
+            [[unroll]] for (uint w = 0; w < STEP_WORDS; ++w) {
+              words[w] = uvec4(0);
+              if (w < WORDS) {
+                words[w] = uvec4(rows[w / 4][w % 4], rows[(WORDS + w) / 4][(WORDS + w) % 4],
+                                 rows[(2 * WORDS + w) / 4][(2 * WORDS + w) % 4],
+                                 rows[(3 * WORDS + w) / 4][(3 * WORDS + w) % 4]);
               }
             }
-          }
-        }
-      }
-      for (uint k = HOIST != 0 ? BLOCK_WORDS : 0; k < WORDS; k += STEP_WORDS) {
-        vec4 values[STEP_COLUMNS];
-        [[unroll]] for (uint w = 0; w < STEP_WORDS; ++w) {
-          const uvec4 words = k + w < WORDS ? LoadWords(sequence, entry, last, k + w) : uvec4(0);
-          [[unroll]] for (uint j = 0; j < PER_WORD; ++j) values[w * PER_WORD + j] = Values(words, j);
-        }
-        [[unroll]] for (uint h = 0; h < HEADS; ++h) {
-          [[unroll]] for (uint c = 0; c < STEP_COLUMNS; c += 4) {
-            vec4 factors;
-            if (WIDE) {
-              factors = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), k * PER_WORD + c);
-            } else {
-              factors = shared_z[h * (COLUMNS / 4) + (k * PER_WORD + c) / 4];
+          } else if (ROW_VECTORS != 0) {
+            uvec4 rows[4];
+            [[unroll]] for (uint e = 0; e < 4; ++e) rows[e] = index_uvec4(at + (e * WORDS + k) / 4);
+            [[unroll]] for (uint w = 0; w < STEP_WORDS; ++w) words[w] = uvec4(rows[0][w], rows[1][w], rows[2][w], rows[3][w]);
+          } else {
+            [[unroll]] for (uint w = 0; w < STEP_WORDS; ++w) {
+              words[w] = k + w < WORDS ? LoadWords(first_group, entries, k + w) : uvec4(0);
             }
-            [[unroll]] for (uint i = 0; i < 4; ++i) scores[h] += factors[i] * values[c + i];
+          }
+          for (uint w = 0; w < STEP_WORDS; w += VALUE_WORDS) {
+            if (k + w < WORDS) {
+              vec4 values[VALUE_COLUMNS];
+              [[unroll]] for (uint c = 0; c < VALUE_COLUMNS; ++c) {
+                values[c] = Values(WordsAt(words, w + c / PER_WORD), c % PER_WORD);
+              }
+              [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+                [[unroll]] for (uint c = 0; c < VALUE_COLUMNS; c += 4) {
+                  const uint column = (k + w) * PER_WORD + c;
+                  vec4 factors;
+                  if (WIDE) {
+                    factors = LoadZ(token * p.n_rows + min(row_begin + h, row_end - 1), column);
+                  } else {
+                    factors = shared_z[h * (COLUMNS / 4) + column / 4];
+                  }
+                  [[unroll]] for (uint i = 0; i < 4; ++i) scores[h] += factors[i] * values[c + i];
+                }
+              }
+            }
           }
         }
       }
@@ -365,20 +334,37 @@ void main() {
         const float reference =
             max(references[h], ceil(max(max(score.x, score.y), max(score.z, score.w))));
         const vec4 weights = exp2(score - reference);
-        sums[h] = sums[h] * Power(references[h] - reference) + ((weights.x + weights.y) + (weights.z + weights.w));
+        const float factor = Power(references[h] - reference);
+        const float sum = (weights.x + weights.y) + (weights.z + weights.w);
+        sums[h] = sums[h] * factor + sum;
         references[h] = reference;
+        if (KEEPS != 0 && GROUP > 2) {
+          unit_sums[h] = first == 0 ? sum : unit_sums[h] * factor + sum;
+        } else if (KEEPS != 0) {
+          const uint to = p.kept_begin + (token * p.n_rows + min(row_begin + h, row_end - 1)) * p.scores_stride;
+          if (GROUP == 1) out4[to / 4 + unit] = score;
+          if (GROUP == 2) out2[to / 2 + unit] = Logarithm(vec2(weights.x + weights.y, weights.z + weights.w)) + reference;
+        }
+      }
+    }
+    if (KEEPS != 0 && GROUP > 2) {
+      // Past the last row it is that one again: on a CPU a condition costs more.
+      [[unroll]] for (uint h = 0; h < HEADS; ++h) {
+        out1[p.kept_begin + (token * p.n_rows + min(row_begin + h, row_end - 1)) * p.scores_stride + unit] =
+            Logarithm(vec2(unit_sums[h])).x + references[h];
       }
     }
   }
 #else
 #if defined(GROUPS)
       [[unroll]] for (uint h = 0; h < HEADS; ++h) {
-        if (!ONE_BY_ONE) total += sums[h] * exp2(scores[h] - references[h]);
+        if (HOIST == 0) total += sums[h] * exp2(scores[h] - references[h]);
       }
       // Of the rows that did not fit: left here by the dispatch before, and for the next.
-      const uint at = p.totals_begin / 4 + ((token * gl_NumWorkGroups.y + list) * p.n_units + unit) * UNIT_QUADS + first / 4;
-      if (p.first_row != 0) total += out4[at];
-      if (row_begin + HEADS < row_end) out4[at] = total;
+      const uint totals_at =
+          p.totals_begin / 4 + ((token * gl_NumWorkGroups.y + list) * p.n_units + unit) * UNIT_QUADS + first / 4;
+      if (p.first_row != 0) total += out4[totals_at];
+      if (row_begin + HEADS < row_end) out4[totals_at] = total;
 #else
       total = scores[0];
 #endif

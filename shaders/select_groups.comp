@@ -26,6 +26,8 @@ READ_ONLY(0, scores)
 layout(set = 0, binding = 1, std430) writeonly buffer Chosen { uint chosen[]; };
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
+#define CANDIDATE_WORD(i) scores_uint(i)
+#include "include/score_stages.glsl"
 
 uint SortableBits(float value) {
   const uint bits = floatBitsToUint(value);
@@ -72,6 +74,7 @@ uint ties_wanted;
 uvec2 count = uvec2(0);
 uint ties;        // of earlier groups
 uint at;          // of `chosen`
+uint candidates;  // where they are listed
 #ifdef MASS
 uint own_mass = 0;
 
@@ -113,7 +116,7 @@ void WriteChosen(uint vector, uvec4 keys) {
     const bool is_tie = !is_sure && keys[i] == tie;
     if (is_sure || (is_tie && ties < ties_wanted)) {
       if (p.tell_at != 0) chosen[at + p.tell_at] = ScoreBits(keys[i]);
-      chosen[at++] = 4 * vector + i;
+      chosen[at++] = GroupAt(p.stage, candidates, 4 * vector + i);
     }
     if (is_tie) ++ties;
   }
@@ -168,11 +171,14 @@ void Narrow() {
 void main() {
   const uint lane = gl_LocalInvocationIndex;
   const uint token = gl_WorkGroupID.x / p.n_lists;
-  const uint n_groups =
+  candidates = p.candidates_begin + token * p.candidate_words;
+  const uint n_old =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
-  const uint n_chosen = min(MostChosen(stepp.most_chosen, p.n_chosen), n_groups);
+  const uint n_groups = ScoredGroups(p.stage, candidates, n_old);
+  const uint most_chosen = p.stage == KVRUN_SCORE_BLOCKS ? 0 : stepp.most_chosen;
+  const uint n_chosen = min(MostChosen(most_chosen, p.n_chosen), n_groups);
   const uint n_pinned = min(p.n_pinned, n_chosen);
-  const uint out_begin = gl_WorkGroupID.x * p.list_words;
+  const uint out_begin = p.chosen_begin + gl_WorkGroupID.x * p.list_words;
   const uint scores_begin = (p.scores_begin + gl_WorkGroupID.x * p.scores_stride) / 4;
   // An invocation's groups: consecutive, in vectors.
   const uint n_vectors = (n_groups + 3) / 4;

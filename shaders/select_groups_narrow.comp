@@ -18,6 +18,8 @@ READ_ONLY(0, scores)
 layout(set = 0, binding = 1, std430) writeonly buffer Chosen { uint chosen[]; };
 layout(set = 0, binding = 2, std140) uniform Step { StepParams stepp; };
 #include "include/choosable.glsl"
+#define CANDIDATE_WORD(i) scores_uint(i)
+#include "include/score_stages.glsl"
 
 // Finite floats in their order: keys from kLow to below kHigh.
 #ifdef MASS
@@ -75,12 +77,15 @@ vec2 SumAll(uint scores_begin, uint begin, uint end, uint n_pinned, uint n_group
 
 void main() {
   const uint token = gl_WorkGroupID.x / p.n_lists;
-  const uint n_groups =
+  const uint candidates = p.candidates_begin + token * p.candidate_words;
+  const uint n_old =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
-  const uint n_chosen = min(MostChosen(stepp.most_chosen, p.n_chosen), n_groups);
+  const uint n_groups = ScoredGroups(p.stage, candidates, n_old);
+  const uint most_chosen = p.stage == KVRUN_SCORE_BLOCKS ? 0 : stepp.most_chosen;
+  const uint n_chosen = min(MostChosen(most_chosen, p.n_chosen), n_groups);
   const uint n_pinned = min(p.n_pinned, n_chosen);
   const uint n_wanted = n_chosen - n_pinned;
-  const uint out_begin = gl_WorkGroupID.x * p.list_words;
+  const uint out_begin = p.chosen_begin + gl_WorkGroupID.x * p.list_words;
   const uint scores_begin = (p.scores_begin + gl_WorkGroupID.x * p.scores_stride) / 4;
   // An invocation's groups: consecutive, in vectors.
   const uint n_vectors = (n_groups + 3) / 4;
@@ -224,7 +229,7 @@ void main() {
     }
     while (mask != 0) {
       if (p.tell_at != 0) chosen[at + p.tell_at] = floatBitsToUint(values[findLSB(mask)]);
-      chosen[at++] = 4 * v + findLSB(mask);
+      chosen[at++] = GroupAt(p.stage, candidates, 4 * v + findLSB(mask));
       mask &= mask - 1;
     }
   }

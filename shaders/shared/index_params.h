@@ -19,6 +19,11 @@ using uint = uint32_t;
 // Dimensions of a head that score.comp has shared memory for, where it projects.
 #define KVRUN_MAX_PROJECTED_HEAD_DIM 128
 
+// Which groups are scored (include/score_stages.glsl).
+#define KVRUN_SCORE_ALL 0
+#define KVRUN_SCORE_BLOCKS 1
+#define KVRUN_SCORE_CANDIDATES 2
+
 struct RotateQueryParams {
   uint n_heads;
   uint head_dim;
@@ -71,6 +76,12 @@ struct ScoreParams {
   uint totals_begin;
   uint scores_begin;
   uint scores_stride;
+  uint kept_begin;
+  uint index_begin;  // of its binding
+  // Where there are stages (shaders/include/score_stages.glsl):
+  uint block_groups;
+  uint candidates_begin;
+  uint candidate_words;  // per token
 };
 
 // Where rows of z are projected by the kernel that scores by them.
@@ -96,6 +107,12 @@ struct SelectGroupsParams {
   // Of select_weighted.comp:
   uint most_weight;
   uint per_weight;  // groups are ranked by score / weight
+  // Where there are stages, of select_groups*.comp:
+  uint stage;
+  uint block_groups;
+  uint candidates_begin;
+  uint candidate_words;  // per token
+  uint chosen_begin;     // of its binding
 };
 
 // out[t, column] = K of entry first_token + t . side[., column] - bias[column].

@@ -206,35 +206,47 @@ class Bench {
     AttendSlots(KvType::kInt8, KvType::kInt4, 208, 4, true);
   }
 
-  // One token's choice among n_entries, SmolLM2's heads and a rank of 24.
-  void Score(HeadReduction reduction, const char* name, KvType type, uint32_t n_entries,
-             GroupScore group_score = GroupScore::kLargest, float mass_share = 0.0F) {
-    constexpr uint32_t kRank = 24;
+  struct ScoreShape {
+    const char* name;
+    uint32_t n_heads;
+    uint32_t n_kv_heads;
+    uint32_t head_dim;
+    uint32_t rank;
+  };
+  static constexpr ScoreShape kSmolLm2 = {"", kHeads, kKvHeads, kHeadDim, 24};
+
+  // One token's choice among n_entries.
+  void Score(const ScoreShape& heads, HeadReduction reduction, const char* name, KvType type,
+             uint32_t n_entries, GroupScore group_score = GroupScore::kLargest, float mass_share = 0.0F,
+             uint32_t block_groups = 0, uint32_t n_candidate_blocks = 0) {
     constexpr uint32_t kGroupTokens = 4;
     constexpr uint32_t kWindow = 64;
-    const auto query = RandomBuffer(kHeads * kHeadDim);
-    const auto angles = RandomBuffer(kHeadDim);
-    const auto side = RandomBuffer(uint64_t{kKvHeads} * kHeadDim * kRank);
-    const auto scales = RandomBuffer(kRank);
+    const uint32_t n_chosen = n_entries / 13 / kGroupTokens;
+    const auto query = RandomBuffer(uint64_t{heads.n_heads} * heads.head_dim);
+    const auto angles = RandomBuffer(heads.head_dim);
+    const auto side = RandomBuffer(uint64_t{heads.n_kv_heads} * heads.head_dim * heads.rank);
+    const auto scales = RandomBuffer(heads.rank);
     const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));
     reinterpret_cast<StepParams*>(step->host().data())->tokens[0] = {0, n_entries + kWindow - 1, 0, 0};
-    const auto chosen = NewBuffer(uint64_t{kKvHeads} * 128, BufferUse::kReadback);
+    const auto chosen = NewBuffer(uint64_t{heads.n_kv_heads} * (n_chosen + 1), BufferUse::kReadback);
     ScoreArgs args{
         .query = query.get(), .attention = {}, .sides = {}, .index_shape = {}, .reduction = reduction};
     args.attention = {.step = step.get(),
-                      .kv_shape = {.n_kv_heads = kKvHeads, .head_dim = kHeadDim},
-                      .n_heads = kHeads,
+                      .kv_shape = {.n_kv_heads = heads.n_kv_heads, .head_dim = heads.head_dim},
+                      .n_heads = heads.n_heads,
                       .n_tokens = 1,
                       .angles = angles.get(),
-                      .rotary_dim = kHeadDim};
+                      .rotary_dim = heads.head_dim};
     args.sides = {.query_side = side.get(), .scales = scales.get()};
     args.index_shape = {
-        .type = type, .rank = kRank, .group_tokens = kGroupTokens, .n_groups = n_entries / kGroupTokens};
+        .type = type, .rank = heads.rank, .group_tokens = kGroupTokens, .n_groups = n_entries / kGroupTokens};
     args.window_tokens = kWindow;
     args.n_pinned = 1;
-    args.n_chosen = 100;
+    args.n_chosen = n_chosen;
     args.group_score = group_score;
     args.mass_share = mass_share;
+    args.block_groups = block_groups;
+    args.n_candidate_blocks = n_candidate_blocks;
     args.chosen = chosen.get();
     const auto index = RandomBuffer(args.index_shape.size_bytes() / sizeof(float));
     args.index = index.get();
@@ -242,17 +254,18 @@ class Bench {
         OrDie(device_->CreateBuffer(device_->ScoreScratchBytes(args), BufferUse::kDevice, "bench"));
     args.scratch = scratch.get();
     const double rows = reduction == HeadReduction::kSum   ? 1
-                        : reduction == HeadReduction::kGqa ? kKvHeads
-                                                           : kHeads;
+                        : reduction == HeadReduction::kGqa ? heads.n_kv_heads
+                                                           : heads.n_heads;
     const auto timed = TimeEach([&](CommandList& list) { return list.ScoreAndSelect(args); });
-    const std::string shape = fmt::format("{}, {} entries", name, n_entries);
+    const std::string shape = fmt::format("{}{}, {} entries", heads.name, name, n_entries);
     double total = 0.0;
     for (const auto& [milliseconds, variant] : timed) {
       total += milliseconds;
-      if (!variant.starts_with("score")) {
+      const bool multiplies = variant.starts_with("score_") || variant.starts_with("project_score");
+      if (!multiplies || variant.starts_with("score_kept") || block_groups != 0) {
         fmt::print("{:<34} {:<26} {:>9.3f}\n", variant, shape, milliseconds);
       } else {
-        Report({milliseconds, variant}, shape, 2.0 * rows * n_entries * kRank,
+        Report({milliseconds, variant}, shape, 2.0 * rows * n_entries * heads.rank,
                static_cast<double>(args.index_shape.size_bytes()));
       }
     }
@@ -261,13 +274,27 @@ class Bench {
 
   void ScoreAll() {
     for (const uint32_t n_entries : {7680U, 32768U}) {
-      Score(HeadReduction::kSoftmax, "softmax", KvType::kInt4, n_entries);
-      Score(HeadReduction::kGqa, "gqa", KvType::kInt4, n_entries);
-      Score(HeadReduction::kSum, "sum", KvType::kInt4, n_entries);
-      Score(HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, GroupScore::kMass);
-      Score(HeadReduction::kSoftmax, "share of mass", KvType::kInt4, n_entries, GroupScore::kMass, 0.9F);
+      const auto score = [&](HeadReduction reduction, const char* name, GroupScore group_score,
+                             float mass_share) {
+        Score(kSmolLm2, reduction, name, KvType::kInt4, n_entries, group_score, mass_share);
+      };
+      score(HeadReduction::kSoftmax, "softmax", GroupScore::kLargest, 0.0F);
+      score(HeadReduction::kGqa, "gqa", GroupScore::kLargest, 0.0F);
+      score(HeadReduction::kSum, "sum", GroupScore::kLargest, 0.0F);
+      score(HeadReduction::kSoftmax, "mass", GroupScore::kMass, 0.0F);
+      score(HeadReduction::kSoftmax, "share of mass", GroupScore::kMass, 0.9F);
     }
-    Score(HeadReduction::kSoftmax, "softmax, f16", KvType::kF16, 7680);
+    Score(kSmolLm2, HeadReduction::kSoftmax, "softmax, f16", KvType::kF16, 7680);
+    // Llama 3.2 and 3.1.
+    for (const ScoreShape& heads : {ScoreShape{"1B, ", 32, 8, 64, 64}, ScoreShape{"3B, ", 24, 8, 128, 128},
+                                    ScoreShape{"8B, ", 32, 8, 128, 128}}) {
+      for (const uint32_t n_entries : {8192U, 32768U}) {
+        Score(heads, HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, GroupScore::kMass);
+        // Four groups to a block, of which a quarter are candidates.
+        Score(heads, HeadReduction::kSoftmax, "in stages", KvType::kInt4, n_entries, GroupScore::kMass, 0.0F,
+              4, n_entries / 64);
+      }
+    }
   }
 
   // One token's attention at a depth of 8,000 with and without mass, layers and ways in turn; what a run

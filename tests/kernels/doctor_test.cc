@@ -69,7 +69,8 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "select_groups",      "project_keys_f16",
                                "accumulate_gram",    "sign_query",
                                "slot_mass",          "sum_weights_f16",
-                               "attention_mass_f32"}) {
+                               "attention_mass_f32", "score_kept",
+                               "block_means_int4"}) {
       ExpectCaught(**device, checks, prefix);
     }
     const DevicePlan& plan = (*device)->plan();

@@ -32,7 +32,7 @@ TEST_P(IndexMassTest, MassesOfGroups) {
     for (const uint32_t group : groups) {
       for (const HeadReduction reduction : kReductions) {
         if (reduction == HeadReduction::kSum) continue;
-        const bool is_many = group == 4 || group == 3;
+        const bool is_many = group >= 2 && group <= 4;
         ScoreCase c{.index = {group == 2 ? KvType::kF16 : KvType::kInt4, 12, group, 43, 4},
                     .n_heads = is_many ? 20U : 6U,
                     .n_kv_heads = is_many ? 1U : 2U,
@@ -49,6 +49,22 @@ TEST_P(IndexMassTest, MassesOfGroups) {
         CheckScore(*device, c);
       }
     }
+  }
+}
+
+// More rows than are added up together on Vulkan, of as many columns as a CPU's driver holds in registers.
+TEST_P(IndexMassTest, ManyRowsOfManyColumns) {
+  for (Device* device : devices_) {
+    CheckScore(*device, {.index = {KvType::kInt4, 128, 4, 43, 2},
+                         .n_heads = 72,
+                         .n_kv_heads = 2,
+                         .head_dim = 16,
+                         .reduction = HeadReduction::kSoftmax,
+                         .window_tokens = 10,
+                         .n_pinned = 2,
+                         .n_chosen = 11,
+                         .group_score = GroupScore::kMass,
+                         .tokens = {TokenAt(170, 1), TokenAt(77, 0)}});
   }
 }
 

@@ -152,7 +152,95 @@ std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreA
   const VulkanComputeDevice* vulkan = AsVulkan(device);
   if (vulkan == nullptr) return {};
   const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
-  return scratch.subspan(plan.scores_begin + list * plan.scores_stride, count);
+  return scratch.subspan(plan.groups.scores_begin + list * plan.groups.scores_stride, count);
+}
+
+// Blocks of a token of which not all are candidates.
+bool HasStages(const ScoreCase& c, size_t token) {
+  if (c.block_groups == 0) return false;
+  const uint32_t n_groups =
+      ChoosableEntriesReference(c.tokens[token].position, c.window_tokens, c.index.group_tokens) /
+      c.index.group_tokens;
+  return CeilDiv(n_groups, c.block_groups) > c.n_candidate_blocks;
+}
+
+// The candidates of a token with two stages, where a device's plan says where they are: blocks, ascending.
+// The scores are then those of their groups, one after another.
+std::span<const uint32_t> CandidatesOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
+                                       std::span<const uint32_t> scratch, size_t token) {
+  if (AsHost(device) != nullptr) {
+    const host::ScoreLayout layout = host::LayOutScores(args);
+    return scratch.subspan(layout.candidates_begin + token * host::ScoreLayout::candidate_words(args) + 1,
+                           c.n_candidate_blocks);
+  }
+  const VulkanComputeDevice* vulkan = AsVulkan(device);
+  if (vulkan == nullptr) return {};
+  const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
+  return scratch.subspan(plan.candidates_begin + token * plan.candidate_words + 1, c.n_candidate_blocks);
+}
+
+// Ascending blocks, those of pinned groups among them, and none for which a better one was left out.
+void ExpectGoodCandidates(Device& device, const ScoreCase& c, const GroupScores& blocks,
+                          std::span<const uint32_t> found) {
+  SCOPED_TRACE(::testing::Message() << "candidates: " << Describe(c));
+  const uint32_t n_pinned = CeilDiv(c.n_pinned, c.block_groups);
+  std::vector<bool> is_candidate(blocks.scores.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_LT(found[i], blocks.scores.size());
+    ASSERT_TRUE(i == 0 || found[i - 1] < found[i]) << found[i] << " after " << found[i - 1];
+    is_candidate[found[i]] = true;
+  }
+  double worst = std::numeric_limits<double>::infinity();
+  double best_left_out = -std::numeric_limits<double>::infinity();
+  for (size_t block = 0; block < blocks.scores.size(); ++block) {
+    const double score = blocks.scores[block];
+    double tolerance = ScoreTolerance(device, c, blocks.magnitude, score);
+    // Means are of 11 bits.
+    if (AsHost(device) == nullptr) {
+      tolerance += blocks.magnitude * 0x1p-12 * (c.reduction == HeadReduction::kSum ? 1.0 : 2 * score);
+    }
+    if (is_candidate[block]) {
+      if (block >= n_pinned) worst = std::min(worst, score + tolerance);
+    } else {
+      ASSERT_GE(block, n_pinned) << "block " << block << " has pinned groups";
+      best_left_out = std::max(best_left_out, score - tolerance);
+    }
+  }
+  EXPECT_GE(worst, best_left_out);
+}
+
+// The candidates of each token, none where it has one stage: those that the device has found, which must be
+// good ones, or where it is not known what it has found, the reference's.
+std::vector<std::vector<uint32_t>> CandidatesOfTokens(Device& device, const ScoreCase& c,
+                                                      const ScoreInputs& inputs,
+                                                      std::span<const uint32_t> scratch) {
+  std::vector<std::vector<uint32_t>> candidates(c.tokens.size());
+  if (c.block_groups == 0) return candidates;
+  const std::vector<GroupScores> blocks = ScoreBlocksReference(inputs.reference, c.block_groups);
+  for (size_t token = 0; token < c.tokens.size(); ++token) {
+    if (!HasStages(c, token)) continue;
+    const auto found = CandidatesOf(device, c, inputs.args, scratch, token);
+    if (!found.empty()) {
+      ExpectGoodCandidates(device, c, blocks[token], found);
+      candidates[token].assign(found.begin(), found.end());
+      continue;
+    }
+    const std::vector<float> scores(blocks[token].scores.begin(), blocks[token].scores.end());
+    candidates[token] =
+        SelectGroupsReference(scores, CeilDiv(c.n_pinned, c.block_groups), c.n_candidate_blocks);
+  }
+  return candidates;
+}
+
+// A choice of groups as places among `groups`, which are ascending; what follows it stays.
+std::vector<uint32_t> AsPlaces(std::span<const uint32_t> choice, std::span<const uint32_t> groups) {
+  std::vector<uint32_t> places(choice.begin(), choice.end());
+  for (uint32_t i = 1; i <= std::min<size_t>(choice[0], choice.size() - 1); ++i) {
+    const auto at = std::lower_bound(groups.begin(), groups.end(), choice[i]);
+    EXPECT_TRUE(at != groups.end() && *at == choice[i]) << "group " << choice[i] << " is no candidate's";
+    places[i] = static_cast<uint32_t>(at - groups.begin());
+  }
+  return places;
 }
 
 // Blocks of a token of which not all are candidates.

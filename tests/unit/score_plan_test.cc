@@ -42,20 +42,43 @@ struct Section {
   uint64_t words;
 };
 
+void AddSections(const ScorePlan& plan, const ScorePass& pass, const ScoreArgs& args, uint32_t group_rows,
+                 std::vector<Section>& sections) {
+  const uint64_t tokens = args.attention.n_tokens;
+  sections.push_back({pass.scores_begin, tokens * plan.n_lists * pass.scores_stride});
+  if (args.reduction == HeadReduction::kSum) return;
+  sections.push_back({pass.softmaxes_begin, tokens * plan.n_rows * pass.workgroups * 2});
+  if (pass.keeps) {
+    sections.push_back({pass.kept_begin, tokens * plan.n_rows * pass.scores_stride});
+  } else if (plan.list_rows() > plan.heads) {
+    const uint64_t entries = uint64_t{pass.n_units} * std::max(4U, (group_rows + 3) / 4 * 4);
+    sections.push_back({pass.totals_begin, tokens * plan.n_lists * entries});
+  }
+}
+
 std::vector<Section> SectionsOf(const ScorePlan& plan, const ScoreArgs& args) {
   const IndexShape& index = args.index_shape;
   const uint64_t tokens = args.attention.n_tokens;
-  std::vector<Section> sections = {{plan.z_begin, tokens * plan.n_rows * index.rank},
-                                   {plan.scores_begin, tokens * plan.n_lists * plan.scores_stride}};
-  if (args.reduction != HeadReduction::kSum) {
-    sections.push_back({plan.softmaxes_begin, tokens * plan.n_rows * plan.workgroups * 2});
-  }
-  if (plan.list_rows() > plan.heads) {
-    const uint64_t entries = uint64_t{plan.n_units} * std::max(4U, (index.rows() + 3) / 4 * 4);
-    sections.push_back({plan.totals_begin, tokens * plan.n_lists * entries});
+  std::vector<Section> sections = {{plan.z_begin, tokens * plan.n_rows * index.rank}};
+  AddSections(plan, plan.groups, args, index.rows(), sections);
+  if (plan.has_stages) {
+    AddSections(plan, plan.blocks, args, 1, sections);
+    sections.push_back({plan.means_begin, tokens * plan.blocks.scores_stride * ((index.rank + 1) / 2)});
+    sections.push_back({plan.candidates_begin, tokens * (1 + args.n_candidate_blocks)});
   }
   std::sort(sections.begin(), sections.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   return sections;
+}
+
+void CheckPass(const ScorePlan& plan, const ScorePass& pass, uint32_t n_groups, uint32_t group_rows) {
+  const uint32_t unit_groups = group_rows == 1 ? 4 : group_rows == 2 ? 2 : 1;
+  EXPECT_GE(pass.n_units * unit_groups, n_groups);
+  EXPECT_GE(pass.scores_stride, n_groups);
+  EXPECT_EQ(pass.scores_stride % 4, 0U);
+  EXPECT_GE(pass.workgroups, 1U);
+  EXPECT_GE(pass.group_workgroups, 1U);
+  EXPECT_LE((pass.workgroups - 1) * plan.local_size, pass.n_units);
+  EXPECT_LE((pass.group_workgroups - 1) * plan.local_size, pass.n_units);
 }
 
 void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
@@ -71,13 +94,12 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
     end = section.begin + section.words;
   }
   EXPECT_LE(end, plan.scratch_words);
-  const uint32_t unit_groups = index.rows() == 1 ? 4 : index.rows() == 2 ? 2 : 1;
-  EXPECT_GE(plan.n_units * unit_groups, index.n_groups);
-  EXPECT_GE(plan.scores_stride, index.n_groups);
-  EXPECT_EQ(plan.scores_stride % 4, 0U);
-  EXPECT_GE(plan.workgroups, 1U);
+  const uint32_t n_blocks = args.block_groups == 0 ? 0 : (index.n_groups - 1) / args.block_groups + 1;
+  ASSERT_EQ(plan.has_stages, n_blocks > args.n_candidate_blocks);
+  if (plan.has_stages) CheckPass(plan, plan.blocks, n_blocks, 1);
+  const uint32_t n_scored = plan.has_stages ? args.n_candidate_blocks * args.block_groups : index.n_groups;
+  CheckPass(plan, plan.groups, n_scored, index.rows());
   EXPECT_LE(plan.local_size, 128U);
-  EXPECT_LE((plan.workgroups - 1) * plan.local_size, plan.n_units);
   EXPECT_EQ(plan.n_rows % plan.n_lists, 0U);
   const std::string type(IndexTypeName(index.type));
   if (args.reduction == HeadReduction::kSum) {
@@ -93,8 +115,7 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
   EXPECT_LE(
       (plan.heads * (KVRUN_SHARED_INDEX_RANK + KVRUN_MAX_PROJECTED_HEAD_DIM) + KVRUN_MAX_NORMED_HEADS) * 4U,
       15U * 1024U);
-  EXPECT_GE(plan.group_workgroups, plan.workgroups);
-  EXPECT_LE((plan.group_workgroups - 1) * plan.local_size, plan.n_units);
+  EXPECT_TRUE(plan.groups.keeps || plan.groups.group_workgroups >= plan.groups.workgroups);
 }
 
 TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
@@ -118,7 +139,18 @@ TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
             for (const uint32_t n_groups : {1U, 43U, 32768U}) {
               const IndexShape index{KvType::kInt4, 24, group, n_groups, 2, rows};
               for (const uint32_t n_tokens : {1U, 7U}) {
-                CheckPlan(device, is_cpu, ArgsOf(n_heads, n_kv_heads, reduction, index, n_tokens));
+                ScoreArgs args = ArgsOf(n_heads, n_kv_heads, reduction, index, n_tokens);
+                CheckPlan(device, is_cpu, args);
+                if (reduction != HeadReduction::kSum) {
+                  args.group_score = GroupScore::kMass;
+                  CheckPlan(device, is_cpu, args);
+                }
+                if (reduction == HeadReduction::kPerKvHead) continue;
+                for (const auto& [block, candidates] : {std::pair{1U, 9U}, {4U, 9U}, {5U, 3U}}) {
+                  args.block_groups = block;
+                  args.n_candidate_blocks = candidates;
+                  CheckPlan(device, is_cpu, args);
+                }
               }
             }
           }
@@ -136,6 +168,43 @@ TEST(ScorePlan, ScratchIsSmall) {
     const ScorePlan plan = PlanScore({}, is_cpu, ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1));
     EXPECT_LE(plan.scratch_words * 4, 16U * 1024U);
   }
+}
+
+// Of each row and entry there are two bytes in the budget, and of each group four (kv_plan_sizes.cc); z and
+// softmaxes are a part of any step's scratch.
+TEST(ScorePlan, WhatIsKeptIsInTheBudget) {
+  for (const bool is_cpu : {false, true}) {
+    for (const uint32_t rows : {1U, 2U, 3U, 4U, 8U}) {
+      for (const uint32_t block : {0U, 4U}) {
+        const IndexShape index{KvType::kInt4, 64, rows, 8192 / rows, 1};
+        ScoreArgs args = ArgsOf(32, 8, HeadReduction::kSoftmax, index, 1);
+        args.group_score = GroupScore::kMass;
+        args.block_groups = block;
+        args.n_candidate_blocks = 2048 / rows / 4;
+        const ScorePlan plan = PlanScore({}, is_cpu, args);
+        EXPECT_EQ(plan.groups.keeps, rows >= 2);  // of a CPU, as they are more than one dispatch takes
+        const uint64_t others =
+            uint64_t{plan.n_rows} * (64 + 2 * plan.groups.workgroups + 2 * plan.blocks.workgroups) * 4;
+        EXPECT_LE(plan.scratch_words * 4, others + uint64_t{32} * 8192 * 2 + 8192 / rows * 4 + 64) << rows;
+      }
+    }
+  }
+}
+
+// A workgroup's shared memory has room for many rows of as many columns; a CPU's registers have less.
+TEST(ScorePlan, ManyRowsTogetherWhereTheyFit) {
+  const auto heads = [](const DevicePlan& device, bool is_cpu, uint32_t rank) {
+    const IndexShape index{KvType::kInt4, rank, 4, 100, 1};
+    return PlanScore(device, is_cpu, ArgsOf(32, 8, HeadReduction::kSoftmax, index, 1)).heads;
+  };
+  for (const uint32_t rank : {24U, 64U, 128U, static_cast<uint32_t>(KVRUN_SHARED_INDEX_RANK)})
+    EXPECT_EQ(heads({}, false, rank), 9U) << rank;
+  EXPECT_EQ(heads({}, false, KVRUN_SHARED_INDEX_RANK + 1), 3U);
+  EXPECT_EQ(heads(Projecting(), true, 64), 9U);
+  EXPECT_EQ(heads(Projecting(), true, 128), 3U);
+  DevicePlan few;
+  few.few_accumulators = true;
+  EXPECT_EQ(heads(few, false, 24), 3U);
 }
 
 TEST(ScorePlan, AQueryIsRotatedInItsProjectionWhereSixBuffersMayBeUsed) {

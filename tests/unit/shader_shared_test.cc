@@ -187,7 +187,10 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
       offsetof(ScoreParams, first_row),       offsetof(ScoreParams, n_units),
       offsetof(ScoreParams, n_workgroups),    offsetof(ScoreParams, z_begin),
       offsetof(ScoreParams, softmaxes_begin), offsetof(ScoreParams, totals_begin),
-      offsetof(ScoreParams, scores_begin),    offsetof(ScoreParams, scores_stride)};
+      offsetof(ScoreParams, scores_begin),    offsetof(ScoreParams, scores_stride),
+      offsetof(ScoreParams, kept_begin),      offsetof(ScoreParams, index_begin),
+      offsetof(ScoreParams, block_groups),    offsetof(ScoreParams, candidates_begin),
+      offsetof(ScoreParams, candidate_words)};
   std::vector<size_t> of_both = of_score;
   for (const size_t offset : of_query) of_both.push_back(offsetof(ProjectScoreParams, query) + offset);
   return {
@@ -205,6 +208,7 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
          offsetof(SignQueryParams, n_added), offsetof(SignQueryParams, z_begin),
          offsetof(SignQueryParams, scale)}}},
       {"score", {sizeof(ScoreParams), of_score}},
+      {"block_means", {sizeof(ScoreParams), of_score}},
       {"project_score_rows", {sizeof(ProjectScoreParams), of_both}},
       {"select_",
        {sizeof(SelectGroupsParams),
@@ -214,7 +218,10 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
          offsetof(SelectGroupsParams, list_words), offsetof(SelectGroupsParams, tell_at),
          offsetof(SelectGroupsParams, scores_begin), offsetof(SelectGroupsParams, scores_stride),
          offsetof(SelectGroupsParams, mass_share), offsetof(SelectGroupsParams, mass_scale),
-         offsetof(SelectGroupsParams, most_weight), offsetof(SelectGroupsParams, per_weight)}}},
+         offsetof(SelectGroupsParams, most_weight), offsetof(SelectGroupsParams, per_weight),
+         offsetof(SelectGroupsParams, stage), offsetof(SelectGroupsParams, block_groups),
+         offsetof(SelectGroupsParams, candidates_begin), offsetof(SelectGroupsParams, candidate_words),
+         offsetof(SelectGroupsParams, chosen_begin)}}},
       {"sample_groups",
        {sizeof(SampleGroupsParams),
         {offsetof(SampleGroupsParams, n_groups), offsetof(SampleGroupsParams, group_tokens),

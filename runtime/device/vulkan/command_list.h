@@ -41,6 +41,7 @@ std::span<const std::byte> ParamBytes(const Params& params) {
 }
 
 struct ProjectKeysParams;
+struct ScorePass;
 struct ScorePlan;
 
 class VulkanCommandList : public CommandList {
@@ -105,11 +106,14 @@ class VulkanCommandList : public CommandList {
   Status RotateQuery(const ScoreArgs& args);
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
   Status SignQuery(const ScoreArgs& args, const ScorePlan& score);
-  Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score);
+  Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
   Status SampleGroups(const ScoreArgs& args, const ScorePlan& score);
-  Status ProjectAndScoreRows(const ScoreArgs& args, const ScorePlan& score);
-  Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, std::string_view kind,
-                      uint32_t first_row, uint32_t groups_y);
+  Status ProjectAndScoreRows(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
+  Status BlockMeans(const ScoreArgs& args, const ScorePlan& score);
+  Status SelectGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
+  Status ScoreKept(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
+  Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass,
+                      std::string_view kind, uint32_t first_row, uint32_t groups_y);
   // Keys in float rows ("rows_f32") or in a KV buffer ("keys_f16", "keys_f32").
   Status BeginPart();
   void OrderAfterEarlier(std::span<const Binding> storage);

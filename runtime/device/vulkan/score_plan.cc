@@ -10,10 +10,12 @@
 namespace kvrun {
 namespace {
 
-// Of the variants: rows of z at a time. More of them hold 4 scores each in registers.
+// Of the variants: rows of z at a time. More of them hold 4 scores each in registers, and with HOIST so many
+// columns of z.
 constexpr uint32_t kFewHeads = 3;
 constexpr uint32_t kManyHeads = 9;
-constexpr uint32_t kMaxRankOfManyHeads = 64;
+constexpr uint32_t kHoistColumnsOfManyHeads = 64;
+constexpr uint32_t kHoistColumns = 128;
 // A CPU's driver of narrower subgroups (SwiftShader) compiles for minutes what holds z in registers.
 constexpr uint32_t kFewestHoistLanes = 8;
 // A CPU's workgroups take many units each: room in which there is nothing to choose then costs nothing.
@@ -49,6 +51,10 @@ std::string_view IndexTypeName(KvType type) {
   return type == KvType::kInt8 ? "int8" : "int4";
 }
 
+IndexShape MeanShape(const IndexShape& index) {
+  return {.type = KvType::kF16, .rank = index.rank, .group_tokens = index.group_tokens, .rows_per_group = 1};
+}
+
 ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) {
   const IndexShape& index = args.index_shape;
   const uint32_t n_tokens = args.attention.n_tokens;
@@ -56,18 +62,16 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   ScorePlan score;
   score.n_rows = RowsOf(args);
   score.n_lists = args.reduction == HeadReduction::kPerKvHead ? args.attention.kv_shape.n_kv_heads : 1;
-  const uint32_t unit_groups = index.rows() <= 2 ? 4 / index.rows() : 1;
-  score.n_units = CeilDiv(index.n_groups, unit_groups);
-  score.scores_stride = CeilDiv(index.n_groups, 4U) * 4;
-
   score.rotates_in_projection = plan.max_storage_buffers >= kRotateProjectBuffers &&
                                 args.query_form != QueryForm::kSigned &&
                                 args.attention.n_heads <= KVRUN_MAX_NORMED_HEADS;
   if (!is_sum) {
-    const bool few = plan.few_accumulators || score.n_rows <= kFewHeads || index.rank > kMaxRankOfManyHeads;
+    // Without shared memory or registers for more.
+    const uint32_t most_columns = Hoists(plan, is_cpu) ? kHoistColumnsOfManyHeads : KVRUN_SHARED_INDEX_RANK;
+    const bool few = plan.few_accumulators || score.n_rows <= kFewHeads || index.rank > most_columns;
     score.heads = few ? kFewHeads : kManyHeads;
   }
-  score.hoist = Hoists(plan, is_cpu);
+  score.hoist = Hoists(plan, is_cpu) && index.rank <= kHoistColumns;
   if (is_cpu) score.narrow_select_lanes = std::clamp(plan.subgroup_width, kCpuLocalSize, kMaxNarrowLanes);
   // On a CPU a dispatch costs more than the same projection by each of few workgroups.
   score.projects_in_scores = MayProjectInScores(plan, is_cpu) && !is_sum && score.rotates_in_projection &&
@@ -79,14 +83,6 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     score.project_tile_rows = std::gcd(sharing, score.heads);
   }
   score.local_size = is_cpu ? kCpuLocalSize : kGpuLocalSize;
-  const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
-  const uint32_t most_workgroups = CeilDiv(score.n_units, score.local_size);
-  const uint32_t of_groups = is_cpu ? CeilDiv(kCpuWorkgroups, tiles * n_tokens) : kGpuWorkgroups;
-  const uint32_t of_rows =
-      score.projects_in_scores ? CeilDiv(kCpuProjectingWorkgroups, tiles * n_tokens) : of_groups;
-  score.workgroups = std::min(of_rows, most_workgroups);
-  score.group_workgroups = std::min(of_groups, most_workgroups);
-
   uint64_t words = 0;
   const auto take = [&words, n_tokens](uint64_t per_token) {
     const auto begin = static_cast<uint32_t>(words);
@@ -94,12 +90,49 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     return begin;
   };
   score.z_begin = take(uint64_t{score.n_rows} * index.rank);
-  if (!is_sum) score.softmaxes_begin = take(uint64_t{score.n_rows} * score.workgroups * 2);
-  if (score.list_rows() > score.heads) {
-    const uint32_t unit_words = CeilDiv(unit_groups * index.rows(), 4U) * 4;
-    score.totals_begin = take(uint64_t{score.n_lists} * score.n_units * unit_words);
+  const auto plan_pass = [&](uint32_t stage, uint32_t n_groups, uint32_t group_rows, bool keeps) {
+    const uint32_t unit_groups = group_rows <= 2 ? 4 / group_rows : 1;
+    ScorePass pass;
+    pass.stage = stage;
+    pass.n_units = CeilDiv(n_groups, unit_groups);
+    pass.scores_stride = CeilDiv(n_groups, 4U) * 4;
+    pass.keeps = keeps;
+    const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
+    const uint32_t most_workgroups = CeilDiv(pass.n_units, score.local_size);
+    const uint32_t of_groups = is_cpu ? CeilDiv(kCpuWorkgroups, tiles * n_tokens) : kGpuWorkgroups;
+    const bool projects = score.projects_in_scores && stage != KVRUN_SCORE_CANDIDATES;
+    const uint32_t of_rows = projects ? CeilDiv(kCpuProjectingWorkgroups, tiles * n_tokens) : of_groups;
+    pass.workgroups = std::min(of_rows, most_workgroups);
+    pass.group_workgroups = std::min(of_groups, most_workgroups);
+    if (!is_sum) pass.softmaxes_begin = take(uint64_t{score.n_rows} * pass.workgroups * 2);
+    if (keeps) {
+      pass.kept_begin = take(uint64_t{score.n_rows} * pass.scores_stride);
+      const uint32_t list_tokens = score.n_lists * n_tokens;
+      pass.group_workgroups = std::min(is_cpu ? CeilDiv(kCpuWorkgroups, list_tokens) : kGpuWorkgroups,
+                                       CeilDiv(pass.scores_stride / 4, score.local_size));
+    } else if (score.list_rows() > score.heads) {
+      const uint32_t unit_words = CeilDiv(unit_groups * group_rows, 4U) * 4;
+      pass.totals_begin = take(uint64_t{score.n_lists} * pass.n_units * unit_words);
+    }
+    pass.scores_begin = take(uint64_t{score.n_lists} * pass.scores_stride);
+    return pass;
+  };
+  // What is kept takes no more than two bytes an entry and row. A CPU computes what one dispatch takes twice
+  // as fast.
+  const bool keeps = !is_sum && args.group_score == GroupScore::kMass && index.rows() >= 2 &&
+                     (!is_cpu || score.list_rows() > score.heads);
+  const uint32_t n_blocks = args.block_groups == 0 ? 0 : CeilDiv(index.n_groups, args.block_groups);
+  score.has_stages = n_blocks > args.n_candidate_blocks;
+  if (!score.has_stages) {
+    score.groups = plan_pass(KVRUN_SCORE_ALL, index.n_groups, index.rows(), keeps);
+  } else {
+    score.blocks = plan_pass(KVRUN_SCORE_BLOCKS, n_blocks, 1, !is_sum);
+    score.means_begin = take(uint64_t{score.blocks.scores_stride} * MeanShape(index).group_words());
+    score.candidate_words = 1 + args.n_candidate_blocks;
+    score.candidates_begin = take(score.candidate_words);
+    score.groups =
+        plan_pass(KVRUN_SCORE_CANDIDATES, args.n_candidate_blocks * args.block_groups, index.rows(), keeps);
   }
-  score.scores_begin = take(uint64_t{score.n_lists} * score.scores_stride);
   score.scratch_words = words;
   return score;
 }

@@ -13,6 +13,7 @@
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "runtime/device/vulkan/score_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
+#include "shaders/shared/index_params.h"
 
 namespace kvrun {
 namespace {
@@ -174,9 +175,10 @@ void AddMassChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
 ScorePlace PlaceOf(const ScorePlan& plan) {
   return {.n_rows = plan.n_rows,
           .n_lists = plan.n_lists,
-          .scores_begin = plan.scores_begin,
-          .scores_stride = plan.scores_stride,
-          .scratch_floats = plan.scratch_words};
+          .scores_begin = plan.groups.scores_begin,
+          .scores_stride = plan.groups.scores_stride,
+          .scratch_floats = plan.scratch_words,
+          .candidates_begin = plan.candidates_begin + 1};  // behind their number
 }
 
 std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
@@ -186,14 +188,25 @@ std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
                      c.n_sampled != 0 ? ", sample_groups_f32_floor" : "");
 }
 
+std::string ScoreVariants(const ScoreCase& c, const ScorePlan& score, const ScorePass& pass,
+                          std::string_view type) {
+  if (c.reduction == HeadReduction::kSum) return fmt::format("score_sum_{}_floor", type);
+  const bool projects = score.projects_in_scores && pass.stage != KVRUN_SCORE_CANDIDATES;
+  const std::string groups =
+      pass.keeps ? "score_kept_f32_floor" : fmt::format("score_groups{}_{}_floor", score.heads, type);
+  return fmt::format("{}score_rows{}_{}_{}, {}", projects ? "project_" : "", score.heads, type,
+                     projects ? "wide" : "floor", groups);
+}
+
 void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const char* how, Checks& checks) {
   const ScorePlan score = PlanScore(plan, is_cpu, ScoreArgsOf(c));
   const std::string_view type = IndexTypeName(c.type);
-  const std::string scored = c.reduction == HeadReduction::kSum
-                                 ? fmt::format("score_sum_{}_floor", type)
-                                 : fmt::format("{2}score_rows{0}_{1}_{3}, score_groups{0}_{1}_floor",
-                                               score.heads, type, score.projects_in_scores ? "project_" : "",
-                                               score.projects_in_scores ? "wide" : "floor");
+  std::string scored = ScoreVariants(c, score, score.groups, type);
+  if (score.has_stages) {
+    scored = fmt::format("block_means_{}_floor, {}, select_groups{}_f32_floor, {}", type,
+                         ScoreVariants(c, score, score.blocks, "f16"),
+                         score.narrow_select_lanes != 0 ? "_narrow" : "", scored);
+  }
   const std::string_view query = score.projects_in_scores      ? ""
                                  : score.rotates_in_projection ? "rotate_project_query_f32_wide"
                                  : c.query_form == QueryForm::kSigned
@@ -219,7 +232,14 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
              "share of the mass", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
+    ScoreCase in_stages{type, 10, 2, HeadReduction::kSoftmax};
+    in_stages.group_score = GroupScore::kMass;
+    in_stages.block_groups = 4;
+    AddScore(plan, is_cpu, in_stages, "mass, in two stages", checks);
   }
+  ScoreCase sum_in_stages{KvType::kInt4, 10, 2, HeadReduction::kSum};
+  sum_in_stages.block_groups = 4;
+  AddScore(plan, is_cpu, sum_in_stages, "sum, in two stages", checks);
   ScoreCase by_weight{KvType::kInt8, 10, 2, HeadReduction::kPerKvHead};
   by_weight.most_weight = 8;
   AddScore(plan, is_cpu, by_weight, "by weight", checks);
