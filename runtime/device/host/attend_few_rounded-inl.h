@@ -53,7 +53,7 @@ HWY_NOINLINE void ScoreBytes(const KvBlock& block, const Ahead& ahead, const Few
   const int16_t* HWY_RESTRICT queries = at.rounded_queries() + first_row * dims;
   float* HWY_RESTRICT scores = at.scores() + first_row * kBlockEntries;
   for (size_t begin = 0; begin < block.n_entries; begin += kLanes) {
-    Vector parts[kRows][kParts];
+    IntVector parts[kRows][kParts];
     for (size_t part = 0; part < kParts; ++part) {
       const int8_t* rows[kEntries];
       IntVector sums[kRows * kEntries];
@@ -74,16 +74,13 @@ HWY_NOINLINE void ScoreBytes(const KvBlock& block, const Ahead& ahead, const Few
           });
         });
       }
-      ForConstants<kRows>([&](auto r) HWY_ATTR {
-        Vector floats[kEntries];
-        ForConstants<kEntries>([&](auto e)
-                                   HWY_ATTR { floats[e] = hn::ConvertTo(d, sums[r * kEntries + e]); });
-        parts[r][part] = SumEach<kEntries>(floats);
-      });
+      ForConstants<kRows>([&](auto r)
+                              HWY_ATTR { parts[r][part] = SumEach<kEntries>(di, sums + r * kEntries); });
     }
     for (size_t r = 0; r < kRows; ++r) {
       const Vector step = hn::Set(d, at.query_steps()[first_row + r]);
-      hn::Store(hn::Mul(SumEach<kParts>(parts[r]), step), d, scores + r * kBlockEntries + begin);
+      const Vector score = hn::ConvertTo(d, SumEach<kParts, kEntries>(di, parts[r]));
+      hn::Store(hn::Mul(score, step), d, scores + r * kBlockEntries + begin);
     }
   }
 }

@@ -228,10 +228,11 @@ class AttendWork {
     return Data<float>(args_.scratch) +
            size_t{item} * AttendSpans::MostSpans(args_) * items_.most_rows() * part_floats_;
   }
-  // A span of an item, if the item has so many.
+  // A span of an item, if the item has so many. First the first one of all items: what the KV heads attend to
+  // may lie in the same records, on the same pages and with scales in the same lines.
   void RunUnit(size_t unit, uint32_t worker) const {
-    const auto i = static_cast<uint32_t>(unit / most_spans_);
-    const auto span = static_cast<uint32_t>(unit % most_spans_);
+    const auto i = static_cast<uint32_t>(unit % items_.size());
+    const auto span = static_cast<uint32_t>(unit / items_.size());
     const AttendItem item = items_[i];
     const AttendSpans spans(args_, source_.CountBlocks(item));
     if (span >= spans.size()) return;
