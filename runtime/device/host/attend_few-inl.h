@@ -92,12 +92,13 @@ HWY_NOINLINE void AddBiasesFew(const AttendRows& rows, const FewLayout& at, cons
   }
 }
 
-// Scores to weights, row by row. k_scales, v_scales: one for each entry, or null.
+// Scores to weights. k_scales, v_scales: one for each entry, or null.
 HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
                              const float* k_scales, const float* v_scales) {
   const Floats d;
   const Vector masked = hn::Set(d, kMaskedScore);
   const size_t n_entries = block.n_entries;
+  alignas(64) float maximum[kPadFloats] = {};
   for (size_t r = 0; r < rows.n_rows; ++r) {
     float* scores = at.scores() + r * kBlockEntries;
     const size_t visible = HWY_MIN(size_t{block.visible[r]}, n_entries);
@@ -111,24 +112,31 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const 
       hn::Store(score, d, scores + i);
       largest = hn::Max(largest, score);
     }
-    const Vector maximum = hn::MaxOfLanes(d, largest);
-    const float correction = hn::GetLane(hn::Exp(d, hn::Sub(hn::Set(d, at.maximum()[r]), maximum)));
-    at.maximum()[r] = hn::GetLane(maximum);
-    at.correction()[r] = correction;
+    maximum[r] = hn::GetLane(hn::MaxOfLanes(d, largest));
+  }
+  for (size_t r = 0; r < rows.n_rows; r += kLanes) {
+    const Vector of_rows = hn::Load(d, maximum + r);
+    const Vector before = hn::IfThenElseZero(hn::FirstN(d, rows.n_rows - r), hn::Load(d, at.maximum() + r));
+    hn::Store(hn::Exp(d, hn::Sub(before, of_rows)), d, at.correction() + r);
+    hn::Store(of_rows, d, at.maximum() + r);
+  }
+  for (size_t r = 0; r < rows.n_rows; ++r) {
+    float* scores = at.scores() + r * kBlockEntries;
     float* const kept = block.kept_weights != nullptr ? block.kept_weights + r * kBlockEntries : nullptr;
     if (kept != nullptr) block.kept_maxima[r] = at.maximum()[r];
+    const Vector of_row = hn::Set(d, at.maximum()[r]);
     Vector weight = hn::Zero(d);
     for (size_t i = 0; i < n_entries; i += kLanes) {
       const Vector score = hn::Load(d, scores + i);
       const auto is_seen = hn::Gt(score, hn::Set(d, 0.5F * kMaskedScore));
-      Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, maximum)));
+      Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, of_row)));
       one = hn::IfThenElse(hn::IsNaN(score), score, one);  // Exp makes it 0
       weight = hn::Add(weight, one);
       if (kept != nullptr) hn::StoreU(one, d, kept + i);
       if (v_scales != nullptr) one = hn::Mul(one, hn::Load(d, v_scales + i));
       hn::Store(one, d, scores + i);
     }
-    at.weight()[r] = at.weight()[r] * correction + hn::GetLane(hn::SumOfLanes(d, weight));
+    at.weight()[r] = at.weight()[r] * at.correction()[r] + hn::GetLane(hn::SumOfLanes(d, weight));
   }
 }
 
@@ -206,8 +214,8 @@ HWY_INLINE Ahead AheadOf(size_t n_entries, KvType type, uint32_t head_dim, const
 
 void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
   const FewLayout at(rows);
-  const bool rounds_keys = RoundsKeys(rows, block.k_type);
-  const bool rounds_values = RoundsValues(rows, block.v_type);
+  const bool rounds_keys = RoundsType(rows, block.k_type);
+  const bool rounds_values = RoundsType(rows, block.v_type);
   LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, at.k_scales());
   const Ahead values = AheadOf(block.n_entries, block.v_type, rows.head_dim, block.v, block.v_scales);
 #if KVRUN_ATTENDS_ROUNDED
