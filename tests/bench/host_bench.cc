@@ -1,12 +1,13 @@
 // Matrix products of the CPU device at a model's shapes. One token: bytes of weights per second, beside what
 // the same threads read of the same memory without arithmetic. A prompt's 256 tokens: operations per second.
 // Results are compared with sums in double before anything is timed. The best of several runs. And attention
-// with and without mass, in turn.
+// with and without mass, in turn, and a decoded token's attention at shapes of models.
 //
 //   host_bench [THREADS [SET]]   SET: an instruction set as `kvrun bench --isa` has it; default: the best
 //   host_bench THREADS read      plain reading alone
 //   host_bench THREADS mass      attention with and without mass alone
 //   host_bench THREADS scores [SET]   scores and choice by an index alone
+//   host_bench THREADS attend [SET [SHAPE]]   a decoded token's attention alone
 #include <fmt/format.h>
 
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -48,6 +49,7 @@ HWY_AFTER_NAMESPACE();
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "platform/base/check.h"
@@ -57,6 +59,7 @@ HWY_AFTER_NAMESPACE();
 #include "runtime/device/host/operations.h"
 #include "runtime/device/self_test_data.h"
 #include "runtime/model/tensor_type.h"
+#include "tests/bench/attend_case.h"
 #include "tests/bench/mass_case.h"
 #include "tests/bench/score_bench.h"
 #include "tests/support/or_die.h"
@@ -282,14 +285,129 @@ void BenchMass(uint32_t n_threads) {
   bench.PromptRows();
 }
 
+// Attention of one token, layer after layer, and all of the same memory read without arithmetic. The best of
+// several runs.
+class AttendBench {
+ public:
+  explicit AttendBench(uint32_t n_threads) : pool_(n_threads) {}
+
+  void Run(const testing::AttendShape& shape) {
+    for (const uint32_t n_entries : {8192U, 32768U})
+      Time(shape, "f16 in memory", n_entries, testing::AttendCase::InMemory(make_, shape, n_entries));
+    for (const uint32_t n_entries : {1040U, 4400U}) {
+      for (const auto& [k_type, v_type, name] : {std::tuple{KvType::kF16, KvType::kF16, "f16 in slots"},
+                                                 {KvType::kFp8, KvType::kFp8, "fp8 in slots"},
+                                                 {KvType::kInt8, KvType::kInt8, "int8 in slots"},
+                                                 {KvType::kInt8, KvType::kInt4, "int8, int4 in slots"},
+                                                 {KvType::kInt4, KvType::kInt4, "int4 in slots"}}) {
+        Time(shape, name, n_entries, testing::AttendCase::InSlots(make_, shape, n_entries, k_type, v_type));
+      }
+    }
+  }
+
+  static void PrintHead() {
+    fmt::print("\n{:<6} {:<20} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9}\n", "shape", "KV", "entries", "ms/token",
+               "ns/entry", "GB/s", "read", "exact ms");
+  }
+
+ private:
+  static constexpr int kAttendRuns = 15;
+
+  // An entry's time is one of a core's and a KV head's.
+  void Time(const testing::AttendShape& shape, std::string_view name, uint32_t n_entries,
+            const testing::AttendCase& of) {
+    Check(of);
+    const double read = Seconds(of, [&](uint32_t layer) {
+      for (Buffer* buffer : of.Memory(layer)) Read(*buffer);
+    });
+    uint64_t read_bytes = 0;
+    for (Buffer* buffer : of.Memory(0)) read_bytes += buffer->size_bytes();
+    const double seconds = Seconds(of, [&](uint32_t layer) { Attend(of, layer, false); });
+    const double exact = Seconds(of, [&](uint32_t layer) { Attend(of, layer, true); });
+    fmt::print("{:<6} {:<20} {:>8} {:>9.2f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.2f}\n", shape.name, name,
+               n_entries, seconds * shape.n_layers * 1e3,
+               seconds * pool_.size() / n_entries / shape.n_kv_heads * 1e9,
+               static_cast<double>(of.layer_bytes()) / seconds / 1e9,
+               static_cast<double>(read_bytes) / read / 1e9, exact * shape.n_layers * 1e3);
+  }
+
+  // Of a layer.
+  template <typename F>
+  static double Seconds(const testing::AttendCase& of, const F& run) {
+    double least = 1e9;
+    for (int i = 0; i < kAttendRuns; ++i) {
+      least = std::min(least, SecondsOf([&] {
+                         for (uint32_t layer = 0; layer < of.n_layers(); ++layer) run(layer);
+                       }));
+    }
+    return least / of.n_layers();
+  }
+
+  void Attend(const testing::AttendCase& of, uint32_t layer, bool exact) {
+    SlotAttentionArgs args = of.Args(layer);
+    const uint64_t bytes =
+        of.has_slots() ? AttendSlotsScratchBytes(args) : AttendScratchBytes(args.attention);
+    if (scratch_ == nullptr || scratch_->size_bytes() < bytes) scratch_ = make_(bytes, BufferUse::kShared);
+    args.attention.scratch = scratch_.get();
+    if (of.has_slots())
+      AttendSlots(pool_, args, exact);
+    else
+      host::Attend(pool_, args.attention, exact);
+  }
+
+  // Rounded results beside exact ones; tests compare these with references.
+  void Check(const testing::AttendCase& of) {
+    const std::span<const float> output(Data<float>(&of.output()), of.output().size_bytes() / sizeof(float));
+    Attend(of, 0, /*exact=*/true);
+    const std::vector<float> expected(output.begin(), output.end());
+    Attend(of, 0, /*exact=*/false);
+    double error = 0.0;
+    double magnitude = 0.0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      error += std::pow(output[i] - expected[i], 2);
+      magnitude += std::pow(expected[i], 2);
+    }
+    KVRUN_CHECK(error <= magnitude * 1e-4);
+  }
+
+  void Read(Buffer& buffer) {
+    const std::span<std::byte> bytes = buffer.host();
+    pool_.ParallelFor(bytes.size() / 64, 64, [&](size_t begin, size_t end, uint32_t worker) {
+      const auto* from = reinterpret_cast<const unsigned char*>(bytes.data());
+      sink_[worker % 16 * 8] += HWY_DYNAMIC_DISPATCH(ReadAll)(from + begin * 64, (end - begin) * 64);
+    });
+  }
+
+  ThreadPool pool_;
+  std::shared_ptr<MemoryAccount> account_ = std::make_shared<MemoryAccount>();
+  testing::BufferMaker make_ = [this](uint64_t size_bytes, BufferUse use) {
+    return NewHostBuffer(account_, size_bytes, use);
+  };
+  std::unique_ptr<Buffer> scratch_;
+  uint64_t sink_[16 * 8] = {};
+};
+
+// shape_name: empty for all.
+void BenchAttention(uint32_t n_threads, std::string_view shape_name) {
+  constexpr testing::AttendShape kShapes[] = {
+      {"135m", 30, 9, 3, 64}, {"1b", 16, 32, 8, 64}, {"3b", 28, 24, 8, 128}, {"8b", 32, 32, 8, 128}};
+  AttendBench bench(n_threads);
+  AttendBench::PrintHead();
+  for (const testing::AttendShape& shape : kShapes) {
+    if (shape_name.empty() || shape.name == shape_name) bench.Run(shape);
+  }
+}
+
 int Main(int argc, char** argv) {
   const uint32_t n_threads = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 2;
   const bool reads_only = argc > 2 && std::string_view(argv[2]) == "read";
   const bool mass_only = argc > 2 && std::string_view(argv[2]) == "mass";
   const bool scores_only = argc > 2 && std::string_view(argv[2]) == "scores";
-  const int set = scores_only ? 3 : 2;
-  if (argc > set && !reads_only && !mass_only) {
-    const Status status = UseInstructionSet(argv[set]);
+  const bool attend_only = argc > 2 && std::string_view(argv[2]) == "attend";
+  const int set_at = scores_only || attend_only ? 3 : 2;
+  const char* const set = argc > set_at ? argv[set_at] : nullptr;
+  if (set != nullptr && !reads_only && !mass_only) {
+    const Status status = UseInstructionSet(set);
     if (!status.ok()) {
       fmt::print(stderr, "host_bench: {}\n", status.message());
       return 1;
@@ -302,6 +420,10 @@ int Main(int argc, char** argv) {
                                                       : "");
   if (mass_only || scores_only) {
     (mass_only ? BenchMass : BenchScores)(n_threads);
+    return 0;
+  }
+  if (attend_only) {
+    BenchAttention(n_threads, argc > 4 ? argv[4] : "");
     return 0;
   }
   fmt::print("{:<6} {:>14} {:>8} {:>8} {:>6} {:>8} {:>6} {:>9} {:>9}\n", "", "", "read", "1 token", "",
@@ -321,7 +443,10 @@ int Main(int argc, char** argv) {
         TensorType::kQ5_K, TensorType::kQ6_K, TensorType::kIQ4_NL, TensorType::kIQ4_XS}) {
     bench.Shape(type, 3072, 768);
   }
-  if (!reads_only) BenchMass(n_threads);
+  if (!reads_only) {
+    BenchMass(n_threads);
+    BenchAttention(n_threads, "");
+  }
   return 0;
 }
 

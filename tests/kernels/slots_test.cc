@@ -256,6 +256,8 @@ TEST_P(HostSlotsTest, AttendsWithSharedHeads) {
 TEST_P(HostSlotsTest, AttendsRounded) {
   constexpr std::pair<KvType, KvType> kPairs[] = {{KvType::kInt8, KvType::kInt4},
                                                   {KvType::kInt8, KvType::kInt8},
+                                                  {KvType::kInt4, KvType::kInt4},
+                                                  {KvType::kInt4, KvType::kFp8},
                                                   {KvType::kF16, KvType::kInt4},
                                                   {KvType::kInt8, KvType::kF16}};
   for (const auto& device : rounding_) {

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "runtime/device/host/attend_layout.h"
 #include "runtime/device/host/prefetch.h"
@@ -30,6 +32,16 @@ constexpr bool kManyRegisters = true;
 #else
 constexpr bool kManyRegisters = false;
 #endif
+
+// Calls function(constant) for 0 .. kCount - 1: indices must be constants for arrays of vectors to lie in
+// registers.
+template <size_t kCount, class F>
+HWY_INLINE void ForConstants(const F& function) {
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (function(std::integral_constant<size_t, kIndex>()), ...);
+  }
+  (std::make_index_sequence<kCount>());
+}
 
 // What an element stands for is this times its scale, times what LoadElements returns.
 constexpr float TypeFactor(KvType type) { return type == KvType::kFp8 ? 256.0F : 1.0F; }
@@ -142,16 +154,37 @@ HWY_INLINE Vector LoadTail(const std::byte* row, const float* scales, size_t beg
   return hn::IfThenElseZero(hn::FirstN(Floats(), dims - begin), elements);
 }
 
-// Lane i: the sum of all lanes of v[i], where there are as many vectors as lanes; else parts of it.
-template <size_t kCount>
-HWY_INLINE Vector SumEach(Vector* HWY_RESTRICT v) {
+#if HWY_TARGET != HWY_SCALAR
+// Of each kJoined lanes of a and b sums, 2 * kJoined lanes: those of a, then those of b.
+template <size_t kJoined, class D, class V = hn::Vec<D>>
+HWY_INLINE V JoinSums(D d, V a, V b) {
+  if constexpr (kJoined == 1) {
+    return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  } else if constexpr (kJoined == 2) {
+    const hn::RepartitionToWide<hn::RebindToUnsigned<D>> pairs;
+    const auto a2 = hn::BitCast(pairs, a);
+    const auto b2 = hn::BitCast(pairs, b);
+    return hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, a2, b2)),
+                   hn::BitCast(d, hn::InterleaveUpper(pairs, a2, b2)));
+  } else if constexpr (kJoined == 4) {
+    return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+  } else {
+    static_assert(kJoined == 8 && kLanes == 16);
+    return hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+  }
+}
+#endif
+
+// Lane i: the sum of all lanes of v[i], where there are as many vectors as lanes. Of fewer what is left to do
+// is SumEach<.., kCount> of vectors of this kind.
+template <size_t kCount, size_t kJoined = 1, class D, class V = hn::Vec<D>>
+HWY_INLINE V SumEach([[maybe_unused]] D d, const V* HWY_RESTRICT v) {
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (kCount > 1) {
-    const Floats d;
-    for (size_t i = 0; i < kCount / 2; ++i) {
-      v[i] = hn::Add(hn::ConcatEven(d, v[2 * i + 1], v[2 * i]), hn::ConcatOdd(d, v[2 * i + 1], v[2 * i]));
-    }
-    return SumEach<kCount / 2>(v);
+    V joined[kCount / 2];
+    ForConstants<kCount / 2>([&](auto i)
+                                 HWY_ATTR { joined[i] = JoinSums<kJoined>(d, v[2 * i], v[2 * i + 1]); });
+    return SumEach<kCount / 2, 2 * kJoined>(d, joined);
   }
 #endif
   return v[0];

@@ -20,6 +20,19 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
+// Adds products of keys with queries, [kRows, dims]; sums: [kRows, kEntries]. All indices are constants: with
+// others GCC 12 stores every sum after each product.
+template <size_t kRows, size_t kEntries>
+HWY_INLINE void AddKeyProducts(const float* HWY_RESTRICT queries, size_t dims, const Vector (&keys)[kEntries],
+                               Vector (&sums)[kRows * kEntries]) {
+  ForConstants<kRows>([&](auto r) HWY_ATTR {
+    const Vector query = hn::Load(Floats(), queries + r * dims);
+    ForConstants<kEntries>([&](auto e) HWY_ATTR {
+      sums[r * kEntries + e] = hn::MulAdd(keys[e], query, sums[r * kEntries + e]);
+    });
+  });
+}
+
 // scores[r * kBlockEntries + entry] = q[r] . k[entry], without scales of whole rows.
 template <KvType kType, size_t kRows>
 HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head_dim, const FewLayout& at,
@@ -28,7 +41,8 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head
   constexpr size_t kParts = kLanes / kEntries;
   const Floats d;
   const size_t n_scales = RowScales(kType, static_cast<uint32_t>(head_dim));
-  const float* HWY_RESTRICT queries = at.queries() + first_row * at.dims;
+  const size_t dims = at.dims;
+  const float* HWY_RESTRICT queries = at.queries() + first_row * dims;
   float* HWY_RESTRICT scores = at.scores() + first_row * kBlockEntries;
   const size_t whole = head_dim / kLanes * kLanes;
   for (size_t begin = 0; begin < block.n_entries; begin += kLanes) {
@@ -36,34 +50,30 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head
     for (size_t part = 0; part < kParts; ++part) {
       const std::byte* rows[kEntries];
       const float* scales[kEntries];
-      Vector sums[kRows][kEntries];
-      for (size_t e = 0; e < kEntries; ++e) {
+      ForConstants<kEntries>([&](auto e) HWY_ATTR {
         // Beyond the last entry: the last again.
         const size_t entry = HWY_MIN(begin + part * kEntries + e, block.n_entries - 1);
         ahead.Prefetch(begin + part * kEntries + e);
         rows[e] = block.k[entry];
         scales[e] = at.k_scales() + entry * n_scales;
-        for (size_t r = 0; r < kRows; ++r) sums[r][e] = hn::Zero(d);
-      }
-      const auto add = [&](size_t i, const Vector(&keys)[kEntries]) HWY_ATTR {
-        for (size_t r = 0; r < kRows; ++r) {
-          const Vector query = hn::Load(d, queries + r * at.dims + i);
-          for (size_t e = 0; e < kEntries; ++e) sums[r][e] = hn::MulAdd(keys[e], query, sums[r][e]);
-        }
-      };
+      });
+      Vector sums[kRows * kEntries];
+      ForConstants<kRows * kEntries>([&](auto k) HWY_ATTR { sums[k] = hn::Zero(d); });
       Vector keys[kEntries];
       for (size_t i = 0; i < whole; i += kLanes) {
-        for (size_t e = 0; e < kEntries; ++e) keys[e] = LoadScaled<kType>(rows[e], scales[e], i);
-        add(i, keys);
+        ForConstants<kEntries>([&](auto e) HWY_ATTR { keys[e] = LoadScaled<kType>(rows[e], scales[e], i); });
+        AddKeyProducts<kRows>(queries + i, dims, keys, sums);
       }
       if (whole < head_dim) {
-        for (size_t e = 0; e < kEntries; ++e) keys[e] = LoadTail<kType>(rows[e], scales[e], whole, head_dim);
-        add(whole, keys);
+        ForConstants<kEntries>(
+            [&](auto e) HWY_ATTR { keys[e] = LoadTail<kType>(rows[e], scales[e], whole, head_dim); });
+        AddKeyProducts<kRows>(queries + whole, dims, keys, sums);
       }
-      for (size_t r = 0; r < kRows; ++r) parts[r][part] = SumEach<kEntries>(sums[r]);
+      ForConstants<kRows>([&](auto r)
+                              HWY_ATTR { parts[r][part] = SumEach<kEntries>(d, sums + r * kEntries); });
     }
     for (size_t r = 0; r < kRows; ++r) {
-      hn::Store(SumEach<kParts>(parts[r]), d, scores + r * kBlockEntries + begin);
+      hn::Store(SumEach<kParts, kEntries>(d, parts[r]), d, scores + r * kBlockEntries + begin);
     }
   }
 }
@@ -82,12 +92,13 @@ HWY_NOINLINE void AddBiasesFew(const AttendRows& rows, const FewLayout& at, cons
   }
 }
 
-// Scores to weights, row by row. k_scales, v_scales: one for each entry, or null.
+// Scores to weights. k_scales, v_scales: one for each entry, or null.
 HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
                              const float* k_scales, const float* v_scales) {
   const Floats d;
   const Vector masked = hn::Set(d, kMaskedScore);
   const size_t n_entries = block.n_entries;
+  alignas(64) float maximum[kPadFloats] = {};
   for (size_t r = 0; r < rows.n_rows; ++r) {
     float* scores = at.scores() + r * kBlockEntries;
     const size_t visible = HWY_MIN(size_t{block.visible[r]}, n_entries);
@@ -101,24 +112,31 @@ HWY_NOINLINE void SoftmaxFew(const AttendRows& rows, const FewLayout& at, const 
       hn::Store(score, d, scores + i);
       largest = hn::Max(largest, score);
     }
-    const Vector maximum = hn::MaxOfLanes(d, largest);
-    const float correction = hn::GetLane(hn::Exp(d, hn::Sub(hn::Set(d, at.maximum()[r]), maximum)));
-    at.maximum()[r] = hn::GetLane(maximum);
-    at.correction()[r] = correction;
+    maximum[r] = hn::GetLane(hn::MaxOfLanes(d, largest));
+  }
+  for (size_t r = 0; r < rows.n_rows; r += kLanes) {
+    const Vector of_rows = hn::Load(d, maximum + r);
+    const Vector before = hn::IfThenElseZero(hn::FirstN(d, rows.n_rows - r), hn::Load(d, at.maximum() + r));
+    hn::Store(hn::Exp(d, hn::Sub(before, of_rows)), d, at.correction() + r);
+    hn::Store(of_rows, d, at.maximum() + r);
+  }
+  for (size_t r = 0; r < rows.n_rows; ++r) {
+    float* scores = at.scores() + r * kBlockEntries;
     float* const kept = block.kept_weights != nullptr ? block.kept_weights + r * kBlockEntries : nullptr;
     if (kept != nullptr) block.kept_maxima[r] = at.maximum()[r];
+    const Vector of_row = hn::Set(d, at.maximum()[r]);
     Vector weight = hn::Zero(d);
     for (size_t i = 0; i < n_entries; i += kLanes) {
       const Vector score = hn::Load(d, scores + i);
       const auto is_seen = hn::Gt(score, hn::Set(d, 0.5F * kMaskedScore));
-      Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, maximum)));
+      Vector one = hn::IfThenElseZero(is_seen, hn::Exp(d, hn::Sub(score, of_row)));
       one = hn::IfThenElse(hn::IsNaN(score), score, one);  // Exp makes it 0
       weight = hn::Add(weight, one);
       if (kept != nullptr) hn::StoreU(one, d, kept + i);
       if (v_scales != nullptr) one = hn::Mul(one, hn::Load(d, v_scales + i));
       hn::Store(one, d, scores + i);
     }
-    at.weight()[r] = at.weight()[r] * correction + hn::GetLane(hn::SumOfLanes(d, weight));
+    at.weight()[r] = at.weight()[r] * at.correction()[r] + hn::GetLane(hn::SumOfLanes(d, weight));
   }
 }
 
@@ -189,13 +207,17 @@ void ForRows(KvType type, const KvBlock& block, const Ahead& ahead, const Attend
   });
 }
 
+HWY_INLINE Ahead AheadOf(size_t n_entries, KvType type, uint32_t head_dim, const std::byte* const* rows,
+                         const std::byte* const* scales) {
+  return {n_entries, RowBytes(type, head_dim), rows, RowScales(type, head_dim) != 0 ? scales : nullptr};
+}
+
 void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next) {
   const FewLayout at(rows);
-  const bool rounds_keys = RoundsKeys(rows, block.k_type);
-  const bool rounds_values = RoundsValues(rows, block.v_type);
+  const bool rounds_keys = RoundsType(rows, block.k_type);
+  const bool rounds_values = RoundsType(rows, block.v_type);
   LoadScales(block.k_type, rows.head_dim, block.n_entries, block.k_scales, at.k_scales());
-  if (!rounds_values) LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, at.v_scales());
-  const Ahead values{block.n_entries, RowBytes(block.v_type, rows.head_dim), block.v, nullptr};
+  const Ahead values = AheadOf(block.n_entries, block.v_type, rows.head_dim, block.v, block.v_scales);
 #if KVRUN_ATTENDS_ROUNDED
   if (rounds_keys) ScoreRoundedFew(rows, at, block, values);
 #endif
@@ -205,13 +227,11 @@ void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next
     AddBiasesFew(rows, at, block, k_scales);
     k_scales = nullptr;
   }
+  if (!rounds_values) LoadScales(block.v_type, rows.head_dim, block.n_entries, block.v_scales, at.v_scales());
   const bool scales_weights = HasRowScale(block.v_type) && !rounds_values;
   SoftmaxFew(rows, at, block, k_scales, scales_weights ? at.v_scales() : nullptr);
   Ahead keys;
-  if (next != nullptr) {
-    keys = {next->n_entries, RowBytes(next->k_type, rows.head_dim), next->k, nullptr};
-    if (RowScales(next->k_type, rows.head_dim) != 0) keys.scales = next->k_scales;
-  }
+  if (next != nullptr) keys = AheadOf(next->n_entries, next->k_type, rows.head_dim, next->k, next->k_scales);
 #if KVRUN_ATTENDS_ROUNDED
   if (rounds_values) AccumulateRoundedFew(rows, at, block, keys);
 #endif

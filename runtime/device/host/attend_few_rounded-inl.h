@@ -1,6 +1,6 @@
-// Attention of few rows to K of int8 and V of int8 or int4, which are whole numbers as they lie there:
-// queries and weights are rounded to 16 bits, and nothing is decoded to floats. Compiled once for each
-// instruction set, hence the guard.
+// Attention of few rows to K and V of int8 or int4, which are whole numbers as they lie there: queries and
+// weights are rounded to 16 bits, and nothing is decoded to floats. Compiled once for each instruction set,
+// hence the guard.
 //
 // No sum can overflow: a query's length is 32,700, a key's at most 16 * 128; weights are at most 32,767 and
 // values 128, and there are 64 of them. Rounding is that of rounded_pairs-inl.h for queries, and 2^-16 of a
@@ -24,10 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
 // Whether products with such keys, or values, are of whole numbers.
-HWY_INLINE bool RoundsKeys([[maybe_unused]] const AttendRows& rows, [[maybe_unused]] KvType type) {
-  return KVRUN_ATTENDS_ROUNDED && rows.rounds && type == KvType::kInt8;
-}
-HWY_INLINE bool RoundsValues([[maybe_unused]] const AttendRows& rows, [[maybe_unused]] KvType type) {
+HWY_INLINE bool RoundsType([[maybe_unused]] const AttendRows& rows, [[maybe_unused]] KvType type) {
   return KVRUN_ATTENDS_ROUNDED && rows.rounds && (type == KvType::kInt8 || type == KvType::kInt4);
 }
 
@@ -53,7 +50,7 @@ HWY_NOINLINE void ScoreBytes(const KvBlock& block, const Ahead& ahead, const Few
   const int16_t* HWY_RESTRICT queries = at.rounded_queries() + first_row * dims;
   float* HWY_RESTRICT scores = at.scores() + first_row * kBlockEntries;
   for (size_t begin = 0; begin < block.n_entries; begin += kLanes) {
-    Vector parts[kRows][kParts];
+    IntVector parts[kRows][kParts];
     for (size_t part = 0; part < kParts; ++part) {
       const int8_t* rows[kEntries];
       IntVector sums[kRows * kEntries];
@@ -74,16 +71,79 @@ HWY_NOINLINE void ScoreBytes(const KvBlock& block, const Ahead& ahead, const Few
           });
         });
       }
-      ForConstants<kRows>([&](auto r) HWY_ATTR {
-        Vector floats[kEntries];
-        ForConstants<kEntries>([&](auto e)
-                                   HWY_ATTR { floats[e] = hn::ConvertTo(d, sums[r * kEntries + e]); });
-        parts[r][part] = SumEach<kEntries>(floats);
-      });
+      ForConstants<kRows>([&](auto r)
+                              HWY_ATTR { parts[r][part] = SumEach<kEntries>(di, sums + r * kEntries); });
     }
     for (size_t r = 0; r < kRows; ++r) {
       const Vector step = hn::Set(d, at.query_steps()[first_row + r]);
-      hn::Store(hn::Mul(SumEach<kParts>(parts[r]), step), d, scores + r * kBlockEntries + begin);
+      const Vector score = hn::ConvertTo(d, SumEach<kParts, kEntries>(di, parts[r]));
+      hn::Store(hn::Mul(score, step), d, scores + r * kBlockEntries + begin);
+    }
+  }
+}
+
+// The same of int4. A lane has four dimensions of a key, as they lie in 16 bits: they are of one block.
+template <size_t kRows>
+HWY_NOINLINE void ScoreNibbles(const KvBlock& block, const Ahead& ahead, size_t head_dim, const FewLayout& at,
+                               size_t first_row) {
+  constexpr size_t kEntries = HWY_MIN(kLanes, (kRows > 2 && !kManyRegisters) ? 2 : 4);
+  constexpr size_t kParts = kLanes / kEntries;
+  constexpr size_t kDims = 4 * kLanes;
+  const Floats d;
+  const Ints di;
+  const Words words;
+  const hn::Rebind<uint16_t, Ints> halves;
+  const hn::Rebind<uint32_t, Ints> bits;
+  const size_t n_scales = RowScales(KvType::kInt4, static_cast<uint32_t>(head_dim));
+  const size_t dims = at.dims;
+  const size_t n_pairs = at.pairs_of_four();
+  const int32_t* HWY_RESTRICT queries = at.query_pairs() + first_row * 2 * n_pairs;
+  float* HWY_RESTRICT scores = at.scores() + first_row * kBlockEntries;
+  const auto is_first = hn::FirstN(d, kInt4BlockElements / 4);
+  for (size_t begin = 0; begin < block.n_entries; begin += kLanes) {
+    Vector parts[kRows][kParts];
+    for (size_t part = 0; part < kParts; ++part) {
+      const std::byte* rows[kEntries];
+      const float* scales[kEntries];
+      Vector sums[kRows * kEntries];
+      ForConstants<kEntries>([&](auto e) HWY_ATTR {
+        // Beyond the last entry: the last again.
+        const size_t entry = HWY_MIN(begin + part * kEntries + e, block.n_entries - 1);
+        ahead.Prefetch(begin + part * kEntries + e);
+        rows[e] = block.k[entry];
+        scales[e] = at.k_scales() + entry * n_scales;
+      });
+      ForConstants<kRows * kEntries>([&](auto k) HWY_ATTR { sums[k] = hn::Zero(d); });
+      // What lies behind a row is multiplied with zeros.
+      for (size_t i = 0; i < dims; i += kDims) {
+        const size_t of_block = i / kInt4BlockElements;
+        const int32_t* const pairs = queries + i / 4;
+        ForConstants<kEntries>([&](auto e) HWY_ATTR {
+          const auto* const from = reinterpret_cast<const uint16_t*>(rows[e] + i / 2);
+          const auto four = hn::PromoteTo(bits, hn::LoadU(halves, from));
+          // The first two of them in the lower word, the others in the upper one, each in its lowest bits.
+          const auto two = hn::BitCast(words, hn::Or(four, hn::ShiftLeft<8>(four)));
+          const IntVector even = hn::BitCast(di, hn::ShiftRight<12>(hn::ShiftLeft<12>(two)));
+          const IntVector odd = hn::BitCast(di, hn::ShiftRight<12>(hn::ShiftLeft<8>(two)));
+          Vector scale = hn::Set(d, scales[e][of_block]);
+          if constexpr (kDims > kInt4BlockElements) {
+            const size_t second = HWY_MIN(of_block + 1, n_scales - 1);
+            scale = hn::IfThenElse(is_first, scale, hn::Set(d, scales[e][second]));
+          }
+          ForConstants<kRows>([&](auto r) HWY_ATTR {
+            const IntVector first_pair = hn::Load(di, pairs + 2 * r * n_pairs);
+            const IntVector second_pair = hn::Load(di, pairs + (2 * r + 1) * n_pairs);
+            const IntVector sum = AddPairs(AddPairs(hn::Zero(di), even, first_pair), odd, second_pair);
+            sums[r * kEntries + e] = hn::MulAdd(hn::ConvertTo(d, sum), scale, sums[r * kEntries + e]);
+          });
+        });
+      }
+      ForConstants<kRows>([&](auto r)
+                              HWY_ATTR { parts[r][part] = SumEach<kEntries>(d, sums + r * kEntries); });
+    }
+    for (size_t r = 0; r < kRows; ++r) {
+      const Vector step = hn::Set(d, at.query_steps()[first_row + r]);
+      hn::Store(hn::Mul(SumEach<kParts, kEntries>(d, parts[r]), step), d, scores + r * kBlockEntries + begin);
     }
   }
 }
@@ -113,6 +173,7 @@ HWY_NOINLINE void LoadScalePlanes(KvType type, uint32_t head_dim, size_t n_entri
 // they stand for.
 HWY_NOINLINE void RoundWeights(const AttendRows& rows, const FewLayout& at, const KvBlock& block) {
   const Floats d;
+  const Ints di;
   const hn::Rebind<uint16_t, Floats> words;
   const hn::Rebind<uint32_t, Floats> bits;
   const size_t n_scales = RowScales(block.v_type, rows.head_dim);
@@ -123,15 +184,16 @@ HWY_NOINLINE void RoundWeights(const AttendRows& rows, const FewLayout& at, cons
       const float* HWY_RESTRICT scales = at.v_scales() + plane * kBlockEntries;
       auto* HWY_RESTRICT to =
           reinterpret_cast<uint16_t*>(at.rounded_weights() + (r * kMaxRowScales + plane) * kBlockEntries);
-      Vector largest = hn::Zero(d);
-      Vector zeros = hn::Zero(d);  // not a number where one of them is none
+      // By their bits what is no number is the largest.
+      IntVector largest_bits = hn::Zero(di);
       for (size_t i = 0; i < block.n_entries; i += kLanes) {
         const Vector weight = hn::Mul(hn::Load(d, weights + i), hn::Load(d, scales + i));
-        largest = hn::Max(hn::Abs(weight), largest);
-        zeros = hn::MulAdd(weight, hn::Zero(d), zeros);
+        largest_bits = hn::Max(hn::BitCast(di, hn::Abs(weight)), largest_bits);
       }
+      const Vector largest = hn::BitCast(d, hn::MaxOfLanes(di, largest_bits));
+      // Infinity is no step either.
       const Vector step =
-          hn::MulAdd(hn::MaxOfLanes(d, largest), hn::Set(d, 1.0F / kLargestWeight), hn::SumOfLanes(d, zeros));
+          hn::MulAdd(largest, hn::Set(d, 1.0F / kLargestWeight), hn::Mul(largest, hn::Zero(d)));
       const Vector inverse = InverseOf(step);
       for (size_t i = 0; i < block.n_entries; i += kLanes) {
         const Vector weight = hn::Mul(hn::Load(d, weights + i), hn::Load(d, scales + i));
@@ -222,8 +284,13 @@ HWY_NOINLINE void AccumulateRows(const KvBlock& block, const Ahead& ahead, const
 
 HWY_INLINE void ScoreRoundedFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
                                 const Ahead& ahead) {
-  ForFours(rows.n_rows, ahead,
-           [&]<size_t kRows>(size_t row, const Ahead& once) { ScoreBytes<kRows>(block, once, at, row); });
+  ForFours(rows.n_rows, ahead, [&]<size_t kRows>(size_t row, const Ahead& once) {
+    if (block.k_type == KvType::kInt4) {
+      ScoreNibbles<kRows>(block, once, rows.head_dim, at, row);
+    } else {
+      ScoreBytes<kRows>(block, once, at, row);
+    }
+  });
 }
 
 // Of weights, which are rounded first.
@@ -248,6 +315,17 @@ HWY_INLINE void BeginRoundedFew(const AttendRows& rows, const FewLayout& at) {
   std::fill_n(at.rounded_queries(), rows.n_rows * at.rounded_dims(), int16_t{0});
   for (uint32_t r = 0; r < rows.n_rows; ++r)
     std::copy_n(rounded + r * at.dims, at.dims, at.rounded_queries() + r * at.rounded_dims());
+  const size_t n_pairs = at.pairs_of_four();
+  std::fill_n(at.query_pairs(), rows.n_rows * 2 * n_pairs, 0);
+  for (uint32_t r = 0; r < rows.n_rows; ++r) {
+    int32_t* const even = at.query_pairs() + 2 * r * n_pairs;
+    for (uint32_t i = 0; i < at.dims / 4; ++i) {
+      uint64_t four;
+      std::memcpy(&four, rounded + r * at.dims + 4 * i, sizeof(four));
+      even[i] = static_cast<int32_t>((four & 0xffff) | (four >> 16 & 0xffff0000));
+      even[n_pairs + i] = static_cast<int32_t>((four >> 16 & 0xffff) | (four >> 32 & 0xffff0000));
+    }
+  }
 }
 
 #endif  // KVRUN_ATTENDS_ROUNDED

@@ -47,11 +47,17 @@ struct FewLayout {
   float* weight_steps() const {
     return query_steps() + kPadFloats + kFewRows * kMaxRowScales * kBlockEntries / 2;
   }
+  // Rounded queries once more, for keys of int4: [n_rows, 2, pairs_of_four], of four dimensions the first and
+  // the third, then the others.
+  size_t pairs_of_four() const { return RoundUp(dims, 4 * kPadFloats) / 4; }
+  int32_t* query_pairs() const {
+    return reinterpret_cast<int32_t*>(weight_steps() + kFewRows * kMaxRowScales);
+  }
   // Of all of it; there need be no memory yet.
   size_t count() const {
     return size_t{2} * kFewRows * dims + kBlockEntries * kFewRows + 3 * kPadFloats +
            2 * kBlockEntries * kMaxRowScales + kFewRows * rounded_dims() / 2 + kPadFloats +
-           kFewRows * kMaxRowScales * (kBlockEntries / 2 + 1);
+           kFewRows * kMaxRowScales * (kBlockEntries / 2 + 1) + kFewRows * 2 * pairs_of_four();
   }
 
   uint32_t dims;

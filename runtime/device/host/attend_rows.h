@@ -43,7 +43,7 @@ struct AttendRows {
   uint32_t n_rows = 0;  // at most kMaxAttendRows
   uint32_t head_dim = 0;
   // Q, K, V and weights may be rounded to 13 to 16 bits, where this is faster. Of a prompt: a row's in blocks
-  // of which it sees all entries. Of few rows: Q where K is int8, weights where V is int8 or int4.
+  // of which it sees all entries. Of few rows: Q where K is int8 or int4, weights where V is.
   bool rounds = false;
   // Rows are computed as many rows are, though they may be few: what a row becomes does not depend on how
   // many others there are.

@@ -17,6 +17,7 @@
 #include "runtime/device/host/attend_layout.h"
 #include "runtime/device/host/attend_rows.h"
 #include "runtime/device/host/host_device.h"
+#include "runtime/device/host/prefetch.h"
 #include "runtime/device/host/thread_pool.h"
 #include "shaders/shared/step_params.h"
 
@@ -228,10 +229,11 @@ class AttendWork {
     return Data<float>(args_.scratch) +
            size_t{item} * AttendSpans::MostSpans(args_) * items_.most_rows() * part_floats_;
   }
-  // A span of an item, if the item has so many.
+  // A span of an item, if the item has so many. First the first one of all items: what the KV heads attend to
+  // may lie in the same records, on the same pages and with scales in the same lines.
   void RunUnit(size_t unit, uint32_t worker) const {
-    const auto i = static_cast<uint32_t>(unit / most_spans_);
-    const auto span = static_cast<uint32_t>(unit % most_spans_);
+    const auto i = static_cast<uint32_t>(unit % items_.size());
+    const auto span = static_cast<uint32_t>(unit / items_.size());
     const AttendItem item = items_[i];
     const AttendSpans spans(args_, source_.CountBlocks(item));
     if (span >= spans.size()) return;
@@ -262,6 +264,7 @@ class AttendWork {
       if (kept_ != nullptr) kept_->Keep(i, nth, block);
     };
     load(first_block, &blocks[0]);
+    if (!args_.are_of_prompt()) PrefetchBlock(blocks[0]);
     for (uint32_t nth = first_block; nth < end_block; ++nth) {
       const KvBlock& block = blocks[(nth - first_block) % 2];
       KvBlock* next = nth + 1 < end_block ? &blocks[(nth + 1 - first_block) % 2] : nullptr;
@@ -269,6 +272,13 @@ class AttendWork {
       if (block.n_entries > 0) AttendBlock(rows, block, next);
     }
     EndAttend(rows, parts);
+  }
+
+  // The first of a unit, which none before it reads ahead of.
+  void PrefetchBlock(const KvBlock& block) const {
+    const Ahead keys{block.n_entries, RowBytes(block.k_type, head_dim_), block.k,
+                     RowScales(block.k_type, head_dim_) != 0 ? block.k_scales : nullptr};
+    for (uint32_t entry = 0; entry < block.n_entries; ++entry) keys.Prefetch(entry);
   }
 
   // Gathers what the item's rows had from entries before these; null: nothing. Where the parts will be.

@@ -10,8 +10,6 @@
 #include <hwy/highway.h>
 
 #include <cstring>
-#include <type_traits>
-#include <utility>
 
 #include "runtime/device/host/attend_elements-inl.h"
 
@@ -85,7 +83,7 @@ void RoundRows(const float* HWY_RESTRICT from, size_t n_rows, size_t dims, int16
         squares[r] = hn::MulAdd(x, x, squares[r]);
       }
     }
-    const Vector step = hn::Mul(hn::Sqrt(SumEach<kLanes>(squares)), hn::Set(d, 1.0F / kRoundedLength));
+    const Vector step = hn::Mul(hn::Sqrt(SumEach<kLanes>(d, squares)), hn::Set(d, 1.0F / kRoundedLength));
     hn::Store(step, d, steps + begin);
     hn::Store(InverseOf(step), d, inverses);
     for (size_t r = 0; r < HWY_MIN(kLanes, n_rows - begin); ++r) {
@@ -97,16 +95,6 @@ void RoundRows(const float* HWY_RESTRICT from, size_t n_rows, size_t dims, int16
       }
     }
   }
-}
-
-// Calls function(constant) for 0 .. kCount - 1: indices must be constants for arrays of vectors to lie in
-// registers.
-template <size_t kCount, class F>
-HWY_INLINE void ForConstants(const F& function) {
-  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (function(std::integral_constant<size_t, kIndex>()), ...);
-  }
-  (std::make_index_sequence<kCount>());
 }
 
 }  // namespace kvrun::host::HWY_NAMESPACE
