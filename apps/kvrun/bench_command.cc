@@ -34,12 +34,6 @@ struct BenchOptions {
   bool io_only = false;
 };
 
-std::vector<std::string> ShapeNames() {
-  std::vector<std::string> names;
-  for (const char* const* name = kvrun_shape_names(); *name != nullptr; ++name) names.emplace_back(*name);
-  return names;
-}
-
 void CheckOptions(const BenchOptions& options) {
   if (options.shared.model.empty() == options.shape.empty()) {
     throw UsageError(
@@ -55,9 +49,7 @@ void CheckOptions(const BenchOptions& options) {
 
 Model OpenOrMake(const BenchOptions& options) {
   if (options.shape.empty()) return OpenModel(options.shared.model);
-  kvrun_model* model = nullptr;
-  Check(kvrun_model_make(options.shape.c_str(), options.layers, &model));
-  return Model(model);
+  return MakeModel(options.shape, options.layers == 0 ? KVRUN_LAYERS_THAT_FIT : options.layers);
 }
 
 uint32_t ContextOf(const BenchOptions& options, uint32_t depth) {
@@ -208,6 +200,11 @@ std::string Table(const Json& results) {
 // The same at all depths. Notes of the plan were said with it.
 void SayPartNote(const BenchOptions& options, const Json& results) {
   if (options.shared.quiet || results.empty()) return;
+  if (options.layers == 0 && IsPart(results.front())) {
+    PrintMessage(fmt::format(
+        "note: {} layers of random weights fit into the memory that is free, and not all {} (--layers)",
+        results.front().value("n_layers", 0U), results.front().value("n_layers_model", 0U)));
+  }
   const Json note = results.front().value("part_note", Json());
   if (note.is_string()) PrintMessage("note: " + TextOf(note));
 }
@@ -275,9 +272,10 @@ Command AddBenchCommand(CLI::App* program) {
   set->AddExample("kvrun bench -m model.gguf -d 0,4096",
                   "measure a model with an empty and with a filled context");
   set->AddExample("kvrun bench --shape Llama-3.1-8B -d 32768 --kv-method kvswap --kv-budget 1/13",
-                  "measure layers of random weights with the KV cache on flash");
-  set->Number("--layers", &options->layers, 1, 1024,
-              "with --shape: how many layers to time (default: all, but 4 of Llama-3.1-8B's 32)");
+                  "measure a model of random weights with the KV cache on flash");
+  set->Number(
+      "--layers", &options->layers, 1, 1024,
+      "with --shape: how many layers to time (default: all, or as many as the free memory has room for)");
   set->Group(HelpGroup::kWork);
   AddWorkOptions(set.get(), options.get());
   AddDeviceOptions(set.get(), &options->shared);

@@ -1,15 +1,23 @@
-// kvrun info: what a model file holds and what its context costs; kvrun version.
+// kvrun info: what a model holds, what its context costs and what a budget of the KV cache buys; kvrun
+// version.
 #include <fmt/format.h>
 
 #include <limits>
 
+#include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
 namespace {
+
+struct InfoOptions {
+  SharedOptions shared;
+  std::string shape;
+};
 
 uint64_t CountOf(const Json& info, const char* key) {
   const Json value = info.value(key, Json());
@@ -21,6 +29,7 @@ std::string InfoText(const Json& info) {
   Json shown = info;
   for (const char* key : {"file_bytes", "kv_bytes_per_token", "kv_bytes"}) shown.erase(key);
   shown.erase("context");
+  shown.erase("kv_plan");
   if (shown.value("chat_form", Json()).is_null()) shown["chat_form"] = "unknown: --chat cannot be used";
   std::string text = Outline(shown, 0);
   const uint64_t per_token = CountOf(info, "kv_bytes_per_token");
@@ -33,28 +42,53 @@ std::string InfoText(const Json& info) {
   return text;
 }
 
-int Info(const SharedOptions& shared) {
-  const Model model = OpenNamedModel(shared);
+// What a budget (or a method) buys, as run and chat would say it.
+std::string PlanText(const Json& plan) {
+  std::string text = fmt::format("{:<26}{}\n", "KV cache", TextOf(plan.value("line", Json())));
+  for (const Json& note : plan.value("notes", Json::array()))
+    text += fmt::format("{:<26}{}\n", "note", TextOf(note));
+  return text;
+}
+
+int Info(const InfoOptions& options) {
+  const SharedOptions& shared = options.shared;
+  const Model model = options.shape.empty() ? OpenNamedModel(shared) : MakeModel(options.shape, 0);
   char* text = nullptr;
   Check(kvrun_model_info_json(model.get(), shared.ctx, &text));
-  const Json info = TakeJson(text);
-  WriteStdout(shared.json ? JsonLine(info) : InfoText(info));
+  Json info = TakeJson(text);
+  const auto n_ctx = static_cast<uint32_t>(CountOf(info, "context"));
+  const SessionPlan plan = TakeConfig(model, shared, 1, n_ctx);
+  const bool asks_for_plan = plan.kv.asks_for_plan();
+  if (asks_for_plan) info["kv_plan"] = AskPlan(plan);
+  if (shared.json) {
+    WriteStdout(JsonLine(info));
+  } else {
+    WriteStdout(InfoText(info) + (asks_for_plan ? PlanText(info["kv_plan"]) : ""));
+  }
   return 0;
 }
 
 }  // namespace
 
 Command AddInfoCommand(CLI::App* program) {
-  auto shared = std::make_shared<SharedOptions>();
-  auto set = std::make_shared<OptionSet>(program, "info", "Show a model's shapes, types and KV size");
-  AddModelOption(set.get(), shared.get());
+  auto options = std::make_shared<InfoOptions>();
+  SharedOptions* shared = &options->shared;
+  auto set = std::make_shared<OptionSet>(program, "info",
+                                         "Show a model's shapes, types and KV size, and what a budget buys");
+  set->Text("-m,--model", &shared->model, "FILE",
+            "the model: a GGUF file, or any part of a model that is split into several files");
+  set->Choice("--shape", &options->shape, ShapeNames(), "instead of a model: a model of this shape");
+  set->Exclude("--model", "--shape");
   set->Number("-c,--ctx", &shared->ctx, 0, std::numeric_limits<uint32_t>::max(),
               "show the KV size at this many tokens (default 0: what the model was trained with)");
   set->AddExample("kvrun info -m model.gguf", "show what a model file holds");
-  set->AddExample("kvrun info -m model.gguf --ctx 32768", "show how large its KV cache is at 32,768 tokens");
+  set->AddExample("kvrun info -m model.gguf --ctx 32768 --kv-budget 1/13",
+                  "show how large its KV cache is at 32,768 tokens, and what a thirteenth of it buys");
+  AddSessionOptions(set.get(), shared);
   set->Group(HelpGroup::kOutput);
+  set->Flag("-q,--quiet", &shared->quiet, "show no notes of a config");
   set->Flag("--json", &shared->json, "print a JSON object");
-  return {set, {shared, &shared->json}, [shared] { return Info(*shared); }};
+  return {set, {options, &shared->json}, [options] { return Info(*options); }};
 }
 
 Command AddVersionCommand(CLI::App* program) {

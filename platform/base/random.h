@@ -8,10 +8,13 @@ namespace kvrun {
 // SplitMix64 (Steele, Lea, Flood 2014). Seeds next to each other give unrelated numbers.
 class Random {
  public:
+  // Random(seed + n * kStep) goes on where Random(seed) is after n numbers.
+  static constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+
   explicit Random(uint64_t seed) : state_(seed) {}
 
   uint64_t Next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15;
+    uint64_t z = state_ += kStep;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     return z ^ (z >> 31);

@@ -3,15 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "platform/io/available_memory.h"
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
 #include "runtime/capi/session_stats.h"
-#include "runtime/kv/kv_folder.h"
 #include "runtime/model/synthetic_model.h"
 
 using kvrun::Status;
@@ -123,15 +124,16 @@ kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model*
     *model = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(shape, "shape"));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::SyntheticShape found, kvrun::FindSyntheticShape(shape));
+    if (n_layers == KVRUN_LAYERS_THAT_FIT) {
+      const std::optional<uint64_t> memory_bytes = kvrun::AvailableMemoryBytes();
+      n_layers = memory_bytes ? kvrun::LayersThatFit(found, *memory_bytes) : found.n_layers;
+    }
     if (n_layers > found.n_layers) {
       return {StatusCode::kInvalidArgument,
               fmt::format("{} has {} layers, and {} were asked for: ask for fewer (--layers)", found.name,
                           found.n_layers, n_layers)};
     }
-    KVRUN_ASSIGN_OR_RETURN(const std::string folder,
-                           kvrun::FindKvFolder(kvrun::FolderUse::kIsMade, kvrun::InMemory::kIsAllowed));
-    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> made,
-                           kvrun::MakeSyntheticModel(found, n_layers, folder));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> made, kvrun::MakeSyntheticModel(found, n_layers));
     *model = new kvrun_model{std::move(made)};
     return Status::Ok();
   });

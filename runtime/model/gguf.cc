@@ -114,8 +114,20 @@ Result<std::unique_ptr<GgufFile>> GgufFile::Parse(std::span<const std::byte> byt
   return file;
 }
 
+Result<std::unique_ptr<GgufFile>> GgufFile::Make(std::vector<std::byte> header, uint64_t data_bytes,
+                                                 MakeBytes make_bytes, std::string name) {
+  auto file = std::make_unique<GgufFile>();
+  file->name_ = std::move(name);
+  file->made_header_ = std::move(header);
+  file->made_bytes_ = file->made_header_.size() + data_bytes;
+  file->make_bytes_ = std::move(make_bytes);
+  const Status status = GgufParser(*file, file->made_header_, file->made_bytes_).Run();
+  if (!status.ok()) return status.WithContext(file->name_);
+  return file;
+}
+
 uint64_t GgufFile::size_bytes() const {
-  uint64_t size_bytes = memory_.empty() ? file_.size_bytes() : memory_.size();
+  uint64_t size_bytes = is_on_disk() ? file_.size_bytes() : std::max(memory_.size(), made_bytes_);
   for (const std::unique_ptr<GgufFile>& part : more_parts_) size_bytes += part->size_bytes();
   return size_bytes;
 }
@@ -128,6 +140,10 @@ Status GgufFile::Read(const GgufTensor& tensor, uint64_t offset_bytes, std::span
   KVRUN_CHECK(offset_bytes <= tensor.size_bytes && to.size() <= tensor.size_bytes - offset_bytes);
   if (to.empty()) return Status::Ok();
   const GgufFile& part = PartOf(tensor);
+  if (part.make_bytes_) {
+    part.make_bytes_(tensor, offset_bytes, to);
+    return Status::Ok();
+  }
   const uint64_t begin = tensor.offset_bytes + offset_bytes;
   if (part.memory_.empty()) {
     const Status status = part.file_.Read(begin, to);
@@ -144,13 +160,13 @@ Result<std::vector<std::byte>> GgufFile::ReadAll(const GgufTensor& tensor) const
 }
 
 Status GgufFile::CheckUnchanged() const {
-  if (memory_.empty()) KVRUN_RETURN_IF_ERROR(file_.CheckUnchanged());
+  if (is_on_disk()) KVRUN_RETURN_IF_ERROR(file_.CheckUnchanged());
   for (const std::unique_ptr<GgufFile>& part : more_parts_) KVRUN_RETURN_IF_ERROR(part->CheckUnchanged());
   return Status::Ok();
 }
 
 std::vector<std::string> GgufFile::paths() const {
-  if (!memory_.empty()) return {};
+  if (!is_on_disk()) return {};
   std::vector<std::string> paths = {name_};
   for (const std::unique_ptr<GgufFile>& part : more_parts_) paths.push_back(part->name_);
   return paths;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +54,14 @@ class GgufFile {
   static Result<std::unique_ptr<GgufFile>> Open(const std::string& path);
   // For tests and fuzzing: `bytes` must outlive the GgufFile; `name` appears in messages.
   static Result<std::unique_ptr<GgufFile>> Parse(std::span<const std::byte> bytes, std::string name);
+  // Fills all of `to` with the tensor's bytes from `offset_bytes` on: the same whenever it is asked, from any
+  // thread.
+  using MakeBytes =
+      std::function<void(const GgufTensor& tensor, uint64_t offset_bytes, std::span<std::byte> to)>;
+  // A file that is nowhere: of a header (GgufWriter::Header) and of `data_bytes` of tensors, which are made
+  // when they are read.
+  static Result<std::unique_ptr<GgufFile>> Make(std::vector<std::byte> header, uint64_t data_bytes,
+                                                MakeBytes make_bytes, std::string name);
 
   const std::string& name() const { return name_; }
   uint32_t version() const { return version_; }
@@ -83,7 +92,7 @@ class GgufFile {
   // kCorrupt where one of its files was cut or written to since it was opened.
   Status CheckUnchanged() const;
 
-  // The files that it consists of, as they were opened; none where it was parsed in memory.
+  // The files that it consists of, as they were opened; none where it was parsed in memory or made.
   std::vector<std::string> paths() const;
   // Whether `path` is a name of one of them.
   bool HasName(const std::string& path) const;
@@ -94,11 +103,15 @@ class GgufFile {
  private:
   friend class GgufParser;
 
+  bool is_on_disk() const { return memory_.empty() && !make_bytes_; }
   const GgufFile& PartOf(const GgufTensor& tensor) const;
 
   std::string name_;
   InputFile file_;
   std::span<const std::byte> memory_;    // the whole file, where it was parsed in memory
+  MakeBytes make_bytes_;                 // where it was made
+  std::vector<std::byte> made_header_;   // then: what keys and tensors point to...
+  uint64_t made_bytes_ = 0;              // ...and how much the file would take
   std::unique_ptr<std::byte[]> header_;  // the beginning of file_, with all that keys and tensors point to
   std::vector<std::unique_ptr<GgufFile>> more_parts_;
   uint32_t version_ = 0;

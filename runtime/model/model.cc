@@ -43,8 +43,13 @@ Result<std::string> Model::Fingerprint() const {
 }
 
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, OpenModelFile(path));
+  return ReadModel(std::move(file));
+}
+
+Result<std::unique_ptr<Model>> ReadModel(std::unique_ptr<GgufFile> file) {
   auto model = std::make_unique<Model>();
-  KVRUN_ASSIGN_OR_RETURN(model->file, OpenModelFile(path));
+  model->file = std::move(file);
   KVRUN_ASSIGN_OR_RETURN(model->config, ReadModelConfig(*model->file));
   KVRUN_ASSIGN_OR_RETURN(model->weights, FindModelWeights(*model->file, model->config));
   KVRUN_RETURN_IF_ERROR(ReadTokenizer(model.get()));

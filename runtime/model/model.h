@@ -35,5 +35,6 @@ struct Model {
 
 // Of a model that is split into several files, any of them is named: the others lie beside it.
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path);
+Result<std::unique_ptr<Model>> ReadModel(std::unique_ptr<GgufFile> file);
 
 }  // namespace kvrun

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "platform/base/status.h"
@@ -14,9 +13,9 @@
 
 namespace kvrun {
 
-// Of the architecture llama.
 struct SyntheticShape {
   std::string_view name;
+  std::string_view architecture = "llama";  // or qwen3, whose heads of Q and K have norms
   uint32_t n_layers = 0;
   uint32_t n_embd = 0;
   uint32_t n_ff = 0;
@@ -29,7 +28,6 @@ struct SyntheticShape {
   TensorType embedding_type = TensorType::kQ8_0;  // these two: Q4_0, Q4_1 or Q8_0
   TensorType matrix_type = TensorType::kQ4_0;     // of the output matrix too, where it has one of its own
   bool has_tied_output = true;
-  uint32_t n_layers_made = 0;  // unless others are asked for; 0: all
 };
 
 // The named ones.
@@ -37,11 +35,14 @@ std::span<const SyntheticShape> SyntheticShapes();
 // An unknown name is answered with the known ones.
 Result<SyntheticShape> FindSyntheticShape(std::string_view name);
 
-// n_layers 0: as many as the shape says. Of fewer than the shape has, Model::n_layers_whole says so. The
-// weights lie in a file without a name in `folder`, which is made where it is missing: their size is that of
-// the model's file, in memory are a few MiB of them at a time. The same arguments make the same weights.
-// There is no tokenizer.
-Result<std::unique_ptr<Model>> MakeSyntheticModel(const SyntheticShape& shape, uint32_t n_layers,
-                                                  const std::string& folder);
+// Of the weights of so many layers and of what is around them.
+uint64_t SyntheticModelBytes(const SyntheticShape& shape, uint32_t n_layers);
+// All layers where their weights take at most three quarters of `memory_bytes`; else as many as do, but at
+// least 2, which the whole model's rates can be told from.
+uint32_t LayersThatFit(const SyntheticShape& shape, uint64_t memory_bytes);
+
+// n_layers 0: all. Of fewer than the shape has, Model::n_layers_whole says so. Weights are made when they are
+// read, the same each time: they take neither memory nor a file. There is no tokenizer.
+Result<std::unique_ptr<Model>> MakeSyntheticModel(const SyntheticShape& shape, uint32_t n_layers = 0);
 
 }  // namespace kvrun

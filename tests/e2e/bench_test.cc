@@ -29,7 +29,7 @@ class Bench : public ::testing::Test {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    model_.model = OrDie(MakeSyntheticModel(kTinyShape, 0, folder_.Path("weights")));
+    model_.model = OrDie(MakeSyntheticModel(kTinyShape));
     const kvrun_engine_options engine_options = EngineOptionsHere();
     ASSERT_EQ(kvrun_engine_create(&model_, &engine_options, &engine_), KVRUN_OK) << LastError();
     kvrun_bench_options_init(&options_);
@@ -143,7 +143,7 @@ TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
   engine_ = nullptr;
   SyntheticShape shape = kTinyShape;
   shape.n_layers = 12;
-  model_.model = OrDie(MakeSyntheticModel(shape, 4, folder_.Path("weights")));
+  model_.model = OrDie(MakeSyntheticModel(shape, 4));
   const kvrun_engine_options engine_options = EngineOptionsHere();
   ASSERT_EQ(kvrun_engine_create(&model_, &engine_options, &engine_), KVRUN_OK) << LastError();
   options_.n_prompt = 40;

@@ -35,7 +35,7 @@ class Dispatches : public ::testing::Test {
     projects_in_scores_ = MayProjectInScores(vulkan->plan(), vulkan->is_cpu());
     has_wide_kernels_ = vulkan->plan().max_storage_buffers >= kAttendSourcesBuffers &&
                         vulkan->plan().use_subgroup_shuffle && vulkan->plan().subgroup_width >= 8;
-    model_.model = OrDie(MakeSyntheticModel(kDeep, 0, folder_.Path("weights")));
+    model_.model = OrDie(MakeSyntheticModel(kDeep));
     kvrun_engine_options options = EngineOptionsHere();
     options.profile = 1;
     ASSERT_EQ(kvrun_engine_create(&model_, &options, &engine_), KVRUN_OK) << LastError();

@@ -1,5 +1,5 @@
 // The toy library's benchmark: what it measures says what it was asked for. A depth of 666 fails, and
-// so does an adapter "nope". Toy-8B has 32 layers, of which 4 are made unless others are asked for.
+// so does an adapter "nope". Toy-8B has 32 layers, of which 4 fit.
 #include <fmt/format.h>
 
 #include "tests/support/fake_kvrun.h"
@@ -7,7 +7,8 @@
 using kvrun::fake::Fail;
 
 kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model) {
-  *model = new kvrun_model{fmt::format("{} of {} layers", shape, n_layers == 0 ? 4 : n_layers)};
+  const uint32_t n_made = n_layers == 0 ? 32 : n_layers == KVRUN_LAYERS_THAT_FIT ? 4 : n_layers;
+  *model = new kvrun_model{fmt::format("{} of {} layers", shape, n_made)};
   return KVRUN_OK;
 }
 

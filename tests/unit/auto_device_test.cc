@@ -31,7 +31,7 @@ const Status kGone(StatusCode::kDevice, "it is gone");
 class AutoDevice : public ::testing::Test {
  protected:
   void SetUp() override {
-    model_ = OrDie(MakeSyntheticModel(kTiny, 0, folder_.Path("weights")));
+    model_ = OrDie(MakeSyntheticModel(kTiny));
     candidates_ = {.gpu = GpuCandidate{.device = kGpu,
                                        .name = "Some GPU",
                                        .driver = "some 1.0",
@@ -256,7 +256,7 @@ TEST(DeviceTrial, AnyNumberOfLayersIsTimedAndAllIsGivenBack) {
     for (const uint32_t n_layers : {1U, 2U, 5U}) {
       SyntheticShape shape = kTiny;
       shape.has_tied_output = is_tied;
-      const auto model = OrDie(MakeSyntheticModel(shape, n_layers, folder.Path("weights")));
+      const auto model = OrDie(MakeSyntheticModel(shape, n_layers));
       const DeviceTimes times =
           OrDie(MeasureDevice(*model, *device, {.budget_seconds = 0.05, .is_cancelled = {}}));
       EXPECT_GT(times.prefill_us, 0.0);
@@ -276,7 +276,7 @@ TEST(DeviceTrial, MoreLayersAndAWiderVocabularyTakeLonger) {
   shape.n_ff = 512;
   const auto measure = [&](uint32_t n_layers, uint32_t n_vocab) {
     shape.n_vocab = n_vocab;
-    const auto model = OrDie(MakeSyntheticModel(shape, n_layers, folder.Path("weights")));
+    const auto model = OrDie(MakeSyntheticModel(shape, n_layers));
     return OrDie(MeasureDevice(*model, *device, {}));
   };
   std::string measured;

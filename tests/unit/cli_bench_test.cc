@@ -126,6 +126,10 @@ TEST(CliBench, APartOfAModelSaysSoAndHasTheWholeBesideIt) {
   EXPECT_PRED2(Contains, result.out, rows);
   EXPECT_PRED2(Contains, result.out, "       9   4 of 32 ");
   EXPECT_PRED2(Contains, result.out, "4 of the model's 32 layers were timed: \"all 32\" is what these take");
+  EXPECT_PRED2(
+      Contains, result.err,
+      "note: 4 layers of random weights fit into the memory that is free, and not all 32 (--layers)");
+  EXPECT_FALSE(Contains(Bench({"--shape", "Toy-8B", "--layers", "4"}).err, "memory that is free"));
   const Json json = BenchJson({"--shape", "Toy-8B", "--layers", "10"});
   EXPECT_EQ(json[0]["n_layers"], 10);
   EXPECT_EQ(json[0]["n_layers_model"], 32);

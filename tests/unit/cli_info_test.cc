@@ -36,6 +36,29 @@ TEST(CliInfo, ShowsShapesAndKvSize) {
   EXPECT_EQ(Json::parse(Cli({"info", "-m", "toy", "--json"}).out)["context"], 4096);
 }
 
+TEST(CliInfo, ShowsWhatABudgetBuys) {
+  const std::string line = "1 sequences of 100 tokens, budget 1/1000";
+  const ProgramResult result = Cli({"info", "-m", "toy", "-c", "100", "--kv-budget", "1/1000"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.out, "KV cache                  " + line + "\n");
+  EXPECT_PRED2(Contains, result.out, "note                      the KV budget (--kv-budget) is raised\n");
+  const Json json =
+      Json::parse(Cli({"info", "--shape", "Toy-8B", "-c", "100", "--kv-budget", "1/1000", "--json"}).out);
+  EXPECT_EQ(json["kv_plan"]["line"], line);
+  EXPECT_EQ(json["context"], 100);
+  EXPECT_FALSE(Contains(Cli({"info", "-m", "toy", "-c", "100"}).out, "KV cache"));
+  const ProgramResult refused = Cli({"info", "-m", "toy", "--kv-budget", "1"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_PRED2(Contains, refused.err, "the smallest that does is 9.0 MiB");
+}
+
+TEST(CliInfo, AsksForAModelOrAShape) {
+  EXPECT_PRED2(Contains, Cli({"info"}).err, "no model is named");
+  EXPECT_PRED2(Contains, Cli({"info", "-m", "toy", "--shape", "Toy-8B"}).err, "cannot be given together");
+  EXPECT_PRED2(Contains, Cli({"info", "--shape", "Toy-2B"}).err, "is not one of Toy-1B, Toy-8B");
+  EXPECT_EQ(Cli({"info", "--shape", "Toy-8B"}, {{"KVRUN_MODEL=missing"}, "", ""}).exit_code, 0);
+}
+
 TEST(CliDoctor, FailsIfATestFails) {
   const ProgramResult good = Cli({"doctor", "-v"});
   EXPECT_EQ(good.exit_code, 0) << good.err;

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/support/or_die.h"
-#include "tests/support/program_runner.h"
 
 namespace kvrun {
 namespace {
@@ -30,8 +31,7 @@ constexpr SyntheticShape kTiny{.name = "tiny",
                                .has_tied_output = false};
 
 std::unique_ptr<Model> Make(const SyntheticShape& shape, uint32_t n_layers = 0) {
-  static const TemporaryFolder folder;
-  return OrDie(MakeSyntheticModel(shape, n_layers, folder.Path("made/here")));
+  return OrDie(MakeSyntheticModel(shape, n_layers));
 }
 
 // Every tensor's mean and deviation are those of weights that keep the size of what they are given.
@@ -93,25 +93,58 @@ TEST(SyntheticModel, IsTheSameEveryTime) {
   EXPECT_EQ(Make(kTiny, 1)->config.n_layers, 1U);
 }
 
+// Loading reads pieces, and a fingerprint some bytes of the middle: they are those of the whole.
+TEST(SyntheticModel, AnyBytesAreThoseOfTheWhole) {
+  const std::unique_ptr<Model> model = Make(kTiny);
+  for (const char* name : {"blk.1.ffn_up.weight", "token_embd.weight", "blk.0.attn_norm.weight"}) {
+    const GgufTensor& tensor = *model->file->FindTensor(name);
+    const std::vector<std::byte> whole = OrDie(model->file->ReadAll(tensor));
+    for (uint64_t begin = 0; begin < 60; ++begin) {
+      for (const uint64_t n : {1, 2, 3, 7, 8, 9, 17, 18, 41, 100}) {
+        std::vector<std::byte> part(n);
+        EXPECT_TRUE(model->file->Read(tensor, begin, part).ok());
+        EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<ptrdiff_t>(begin)))
+            << name << " " << begin << " " << n;
+      }
+    }
+  }
+  EXPECT_TRUE(model->file->paths().empty());
+  EXPECT_TRUE(model->file->CheckUnchanged().ok());
+  EXPECT_FALSE(model->file->HasName("/"));
+}
+
 TEST(SyntheticModel, NamedShapesAreThoseOfTheirModels) {
-  const SyntheticShape shape = OrDie(FindSyntheticShape("SmolLM2-135M"));
-  const std::unique_ptr<Model> model = Make(shape);
-  uint64_t parameters = 0;
-  for (const GgufTensor& tensor : model->file->tensors()) parameters += tensor.elements();
-  EXPECT_EQ(parameters, 134515008U);  // as kvrun info says of the real one
-  EXPECT_EQ(SyntheticShapes().size(), 3U);
+  const std::pair<const char*, uint64_t> shapes[] = {
+      // As kvrun info says of the real ones.
+      {"SmolLM2-135M", 134515008},  {"Llama-3.2-1B", 1235814400}, {"Llama-3.2-3B", 3212749824},
+      {"Llama-3.1-8B", 8030261248}, {"Qwen3-0.6B", 596049920},    {"Qwen3-4B", 4022468096},
+      {"Qwen3-8B", 8190735360}};
+  EXPECT_EQ(SyntheticShapes().size(), std::size(shapes));
+  for (const auto& [name, expected] : shapes) {
+    const std::unique_ptr<Model> model = Make(OrDie(FindSyntheticShape(name)));
+    uint64_t parameters = 0;
+    for (const GgufTensor& tensor : model->file->tensors()) parameters += tensor.elements();
+    EXPECT_EQ(parameters, expected) << name;
+    EXPECT_EQ(model->n_layers_whole, 0U);
+    EXPECT_EQ(model->config.has_qk_norm, std::string_view(name).starts_with("Qwen3"));
+  }
   const auto unknown = FindSyntheticShape("GPT-5");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(unknown.status().message(),
-            "there is no shape \"GPT-5\"; known: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B");
+            "there is no shape \"GPT-5\"; known: SmolLM2-135M, Llama-3.2-1B, Llama-3.2-3B, Llama-3.1-8B, "
+            "Qwen3-0.6B, Qwen3-4B, Qwen3-8B");
 }
 
-TEST(SyntheticModel, SaysWhereItsFileCannotBeMade) {
-  const auto model = MakeSyntheticModel(kTiny, 0, "/proc/nowhere");
-  ASSERT_FALSE(model.ok());
-  EXPECT_NE(model.status().message().find("random weights of tiny in /proc/nowhere: "), std::string::npos)
-      << model.status().message();
+TEST(SyntheticModel, HasAsManyLayersAsFit) {
+  const SyntheticShape shape = OrDie(FindSyntheticShape("Llama-3.1-8B"));
+  const uint64_t whole_bytes = SyntheticModelBytes(shape, 32);
+  EXPECT_NEAR(static_cast<double>(whole_bytes), 4.5e9, 0.1e9);  // 4.5 bits for each of 8.03e9
+  EXPECT_EQ(LayersThatFit(shape, 24'000'000'000), 32U);
+  EXPECT_EQ(LayersThatFit(shape, whole_bytes / 3 * 4 + 4), 32U);
+  EXPECT_EQ(LayersThatFit(shape, whole_bytes / 3 * 4 - 4), 31U);
+  EXPECT_EQ(LayersThatFit(shape, 4'000'000'000), 20U);
+  EXPECT_EQ(LayersThatFit(shape, 0), 2U);
 }
 
 }  // namespace

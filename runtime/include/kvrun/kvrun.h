@@ -673,11 +673,15 @@ KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reu
 
 /* ---- Benchmarks -------------------------------------------------------------------------------------- */
 
-/* Makes a model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B. n_layers 0
- * means all the layers of the shape, but 4 of Llama-3.1-8B's 32; more than the shape has are refused. With
- * fewer, a benchmark also tells the whole model's rates (kvrun_bench_json). The weights are in a nameless
- * file in the default folder of kvrun_option "dir"; there is no tokenizer. kvrun_shape_names returns the
- * names, a list that ends in NULL. */
+/* As n_layers of kvrun_model_make: all where their weights take at most three quarters of the memory that is
+ * available, else as many as do, but at least 2. */
+#define KVRUN_LAYERS_THAT_FIT UINT32_MAX
+
+/* Makes a model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.2-3B, Llama-3.1-8B,
+ * Qwen3-0.6B, Qwen3-4B, Qwen3-8B. n_layers 0 means all the layers of the shape; more than it has are refused.
+ * With fewer, a benchmark also tells the whole model's rates (kvrun_bench_json). Weights are made when an
+ * engine loads them: the model alone, such as for kvrun_kv_plan_json, takes neither memory nor a file. There
+ * is no tokenizer. kvrun_shape_names returns the names, a list that ends in NULL. */
 KVRUN_API kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model);
 KVRUN_API const char* const* kvrun_shape_names(void);
 
