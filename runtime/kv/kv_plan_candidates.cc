@@ -32,17 +32,4 @@ CandidatePlan PlanCandidates(const CandidateInput& input) {
   return plan;
 }
 
-CandidatePlan CandidatesOf(const KvModelShape& model, const KvPlan& plan) {
-  const bool may_be = plan.method.selects() && plan.method.has_adapters() && !plan.method.has_clusters() &&
-                      !plan.method.evicts() && plan.n_sampled == 0 &&
-                      (plan.heads == HeadReduction::kSoftmax || plan.heads == HeadReduction::kGqa);
-  if (!may_be) return {};
-  return PlanCandidates({.n_queries = plan.heads == HeadReduction::kGqa ? model.n_kv_heads : model.n_heads,
-                         .rank = plan.index.rank,
-                         .group_tokens = plan.record.group_tokens,
-                         .n_groups = plan.n_groups(),
-                         .n_pinned = plan.n_pinned,
-                         .n_chosen = std::max(plan.most_chosen(), plan.statics.n_total)});
-}
-
 }  // namespace kvrun

@@ -4,7 +4,6 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/entry_spaces.h"
-#include "runtime/kv/kv_plan_candidates.h"
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_statics.h"
@@ -220,7 +219,6 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 void SizeParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t layers = input.model.n_layers;
   const bool has_clusters = plan.method.has_clusters();
-  plan.candidates = CandidatesOf(input.model, plan);
   const uint64_t read_bytes = plan.slot_record.size_bytes() * (has_clusters ? plan.records_per_cluster() : 1);
   plan.staging_bytes =
       StagingBytes(read_bytes, has_clusters ? kStagedClusters : kStagedRecords, input.io_alignment_bytes);

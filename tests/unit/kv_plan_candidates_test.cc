@@ -5,9 +5,6 @@
 
 #include <algorithm>
 
-#include "runtime/kv/kv_options.h"
-#include "tests/support/kv_plan_cases.h"
-
 namespace kvrun::testing {
 namespace {
 
@@ -75,37 +72,6 @@ TEST(KvPlanCandidates, MoreChosenMoreCandidates) {
     last = plan.n_blocks;
   }
   EXPECT_GT(last, 0U);
-}
-
-constexpr KvModelShape kLlama1B = {16, 32, 8, 64, 2048};
-
-KvPlan PlanOf(KvOptions options, uint32_t n_ctx = 32768) {
-  options.select_entries = 1024;
-  Result<KvPlan> plan = PlanKv(options, kLlama1B, n_ctx, 1, 4096);
-  EXPECT_TRUE(plan.ok()) << plan.status().message();
-  return plan.ok() ? *plan : KvPlan{};
-}
-
-TEST(KvPlanCandidates, APlanHasThemWhereItMay) {
-  KvOptions options = Swap(1.0 / 8);
-  EXPECT_GT(PlanOf(options).candidates.n_blocks, 0U);
-  options.heads = HeadReduction::kGqa;
-  EXPECT_GT(PlanOf(options, 131072).candidates.n_blocks, 0U);
-  options.heads = HeadReduction::kSum;
-  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
-  options.heads = HeadReduction::kPerKvHead;
-  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
-  options.heads = HeadReduction::kSoftmax;
-  options.sample_entries = 64;
-  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
-}
-
-TEST(KvPlanCandidates, OtherIndexesHaveNone) {
-  KvOptions options = Swap(1.0 / 8);
-  options.method = "quest";
-  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
-  options.method = "dynakv";
-  EXPECT_EQ(PlanOf(options).candidates.n_blocks, 0U);
 }
 
 }  // namespace
