@@ -1,6 +1,7 @@
 // What is scored in which stage (ScoreArgs::block_groups), of push constants `p`. Blocks of consecutive groups are chosen
 // first, as if they were groups: those are the candidates, whose groups are then counted through, one block after another.
 // A list of candidates: how many, and they, ascending. Words of it are read by CANDIDATE_WORD(i).
+
 // How many are scored, where so many groups can be chosen.
 uint ScoredGroups(uint stage, uint list, uint n_groups) {
   if (stage == KVRUN_SCORE_BLOCKS) return (n_groups + p.block_groups - 1) / p.block_groups;
