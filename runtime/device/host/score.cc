@@ -28,11 +28,13 @@ constexpr size_t kCopyGrain = 64;  // blocks
 
 // One stage: scratch of the pool, cut into what all workers share and each one's own.
 struct StageMemory {
-  StageMemory(const ScoreArgs& args, const ScoreLayout& layout, bool are_blocks, size_t n_entries)
+  StageMemory(const ScoreArgs& args, const ScoreLayout& layout, bool are_blocks, size_t n_entries,
+              size_t n_workers)
       : tiling(args, kVectors * VectorLanes(), are_blocks),
         rank(args.index_shape.rank),
         n_rows(layout.n_rows),
-        sizes(nullptr, tiling, rank, n_rows, VectorLanes()) {
+        kept_bytes(KeptBytesOf(tiling, n_rows, n_entries, n_workers)),
+        sizes(nullptr, tiling, rank, n_rows, VectorLanes(), kept_bytes) {
     const size_t n_tiles =
         CeilDiv(n_entries, tiling.unit_entries) * CeilDiv(tiling.unit_entries, tiling.tile_entries);
     // The first worker's scratch begins with what the first pass finds, and rounded queries.
@@ -42,12 +44,13 @@ struct StageMemory {
   size_t n_bytes() const { return shared_bytes + sizes.n_bytes; }
   WorkerMemory OfWorker(ThreadPool& pool, size_t worker) const {
     std::byte* const own = pool.Scratch(static_cast<uint32_t>(worker), n_bytes()) + shared_bytes;
-    return WorkerMemory(own, tiling, rank, n_rows, VectorLanes());
+    return WorkerMemory(own, tiling, rank, n_rows, VectorLanes(), kept_bytes);
   }
 
   Tiling tiling;
   size_t rank;
   size_t n_rows;
+  size_t kept_bytes;
   WorkerMemory sizes;
   size_t first_pass_bytes;
   size_t shared_bytes;
@@ -107,9 +110,10 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, b
   const IndexShape& shape = args.index_shape;
   const size_t group_bytes = size_t{shape.group_words()} * 4;
   const bool rounds = KVRUN_SCORES_ROUNDED && !exact && shape.type == KvType::kInt4 && shape.rank % 2 == 0;
-  const StageMemory rows(args, layout, false, size_t{shape.n_groups} * shape.rows());
+  const StageMemory rows(args, layout, false, size_t{shape.n_groups} * shape.rows(), pool.size());
   std::optional<StageMemory> blocks;
-  if (args.block_groups != 0) blocks.emplace(args, layout, true, CeilDiv(shape.n_groups, args.block_groups));
+  if (args.block_groups != 0)
+    blocks.emplace(args, layout, true, CeilDiv(shape.n_groups, args.block_groups), pool.size());
   pool.ReserveScratch(std::max(rows.n_bytes(), blocks ? blocks->n_bytes() : 0));
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);

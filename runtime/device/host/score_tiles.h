@@ -16,8 +16,7 @@ namespace kvrun::host {
 
 inline constexpr float kNoReference = -16777216.0F;
 inline constexpr size_t kTileVectors = 4;
-// Weights that each worker keeps: a third of a core's second-level cache, so that half of what the index
-// takes at 32,728 entries of 9 heads is not computed again (Xeon, 2 MiB: kvswap 79 token/s, 69 with 160 KiB).
+// Weights that each worker keeps at least: a third of a core's second-level cache.
 inline size_t KeptBytes() {
   static const size_t bytes = std::clamp(SecondLevelCacheBytes() / 3, size_t{160} << 10, size_t{1} << 20);
   return bytes;
@@ -62,11 +61,27 @@ struct Tiling {
   size_t tile_weights;  // that are kept of a row
 };
 
+inline size_t KeptTileBytes(const Tiling& tiling, size_t n_rows) {
+  return n_rows * (tiling.tile_weights + 1) * sizeof(float);
+}
+
+// All of them, as far as plans have memory for that, which is two bytes for each entry and row: reading back
+// what lies in a larger cache, or in memory, takes less than the same products again.
+inline size_t KeptBytesOf(const Tiling& tiling, size_t n_rows, size_t n_entries, size_t n_workers) {
+  const size_t n_units = CeilDiv(n_entries, tiling.unit_entries);
+  const size_t unit_tiles = CeilDiv(tiling.unit_entries, tiling.tile_entries);
+  const size_t span_tiles = CeilDiv(n_units, kScoreSpans) * unit_tiles;
+  const size_t all = CeilDiv(kScoreSpans, n_workers) * span_tiles * KeptTileBytes(tiling, n_rows);
+  const size_t planned = n_rows * n_entries * sizeof(uint16_t) / n_workers;
+  return std::max(KeptBytes(), std::min(all, planned));
+}
+
 // What a worker has of its own, in ThreadPool::Scratch.
 struct WorkerMemory {
   // Without memory only n_bytes and n_kept count.
-  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes) {
-    n_kept = KeptBytes() / (n_rows * (tiling.tile_weights + 1) * sizeof(float));
+  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes,
+               size_t kept_bytes)
+      : n_kept(kept_bytes / KeptTileBytes(tiling, n_rows)) {
     const auto take = [this, begin]<typename T>(T*& to, size_t count) {
       to = begin == nullptr ? nullptr : reinterpret_cast<T*>(begin + n_bytes);
       n_bytes += RoundUp<size_t>(count * sizeof(T), 64);
