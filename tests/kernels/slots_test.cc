@@ -254,12 +254,9 @@ TEST_P(HostSlotsTest, AttendsWithSharedHeads) {
 // K and V of whole numbers, with every number of rows and heads that fill vectors in part; entries that do
 // not come in pairs, biases, a space of their own, and other types beside.
 TEST_P(HostSlotsTest, AttendsRounded) {
-  constexpr std::pair<KvType, KvType> kPairs[] = {{KvType::kInt8, KvType::kInt4},
-                                                  {KvType::kInt8, KvType::kInt8},
-                                                  {KvType::kInt4, KvType::kInt4},
-                                                  {KvType::kInt4, KvType::kFp8},
-                                                  {KvType::kF16, KvType::kInt4},
-                                                  {KvType::kInt8, KvType::kF16}};
+  constexpr std::pair<KvType, KvType> kPairs[] = {
+      {KvType::kInt8, KvType::kInt4}, {KvType::kInt8, KvType::kInt8}, {KvType::kInt4, KvType::kInt4},
+      {KvType::kInt4, KvType::kFp8},  {KvType::kF16, KvType::kInt4},  {KvType::kInt8, KvType::kF16}};
   for (const auto& device : rounding_) {
     uint32_t turn = 0;
     for (const auto& [k_type, v_type] : kPairs) {

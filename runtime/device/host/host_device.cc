@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <system_error>
 
 #include <algorithm>
@@ -23,22 +22,11 @@
 namespace kvrun::host {
 namespace {
 
-constexpr uint64_t kLargePageBytes = 2 * kMiB;
-
 // Direct I/O goes straight to large buffers, such as a chunk's hidden states; small ones would waste pages.
 std::align_val_t AlignmentOf(uint64_t size_bytes) {
   constexpr uint64_t kLargeBytes = 512 * kKiB;
   constexpr uint64_t kPageBytes = 4096;
-  if (size_bytes >= kLargePageBytes) return std::align_val_t{kLargePageBytes};
   return std::align_val_t{size_bytes >= kLargeBytes ? kPageBytes : kMemoryAlignmentBytes};
-}
-
-// Entries in slots lie all over a buffer, and on pages of 4 KiB to look up where one lies takes as long as to
-// read it. Large pages within the buffer alone: it takes no more memory so. Where the system has none to give,
-// nothing changes.
-void AdviseLargePages(std::byte* data, uint64_t size_bytes, bool are_wanted) {
-  const uint64_t whole_bytes = size_bytes / kLargePageBytes * kLargePageBytes;
-  if (whole_bytes > 0) madvise(data, whole_bytes, are_wanted ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
 constexpr size_t kQueuedLists = 1024;  // more are possible, but allocate
@@ -88,7 +76,6 @@ Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryA
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("there is not enough memory for {} ({})", part, FormatBytes(size_bytes)));
   }
-  AdviseLargePages(data, size_bytes, true);
   std::memset(data, 0, size_bytes + kMemorySlackBytes);
   return std::unique_ptr<HostMemory>(new HostMemory(std::move(account), part, data, size_bytes));
 }
@@ -101,7 +88,6 @@ HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view 
 
 HostMemory::~HostMemory() {
   account_->Remove(part_, size_bytes_);
-  AdviseLargePages(data_, size_bytes_, false);  // what is next there may use little of them
   ::operator delete[](data_, AlignmentOf(size_bytes_));
 }
 
