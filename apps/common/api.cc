@@ -18,18 +18,6 @@ Model OpenModel(const std::string& path) {
   return Model(model);
 }
 
-std::vector<std::string> ShapeNames() {
-  std::vector<std::string> names;
-  for (const char* const* name = kvrun_shape_names(); *name != nullptr; ++name) names.emplace_back(*name);
-  return names;
-}
-
-Model MakeModel(const std::string& shape, uint32_t n_layers) {
-  kvrun_model* model = nullptr;
-  Check(kvrun_model_make(shape.c_str(), n_layers, &model));
-  return Model(model);
-}
-
 Engine CreateEngine(const Model& model, const kvrun_engine_options& options) {
   kvrun_engine* engine = nullptr;
   Check(kvrun_engine_create(model.get(), &options, &engine));

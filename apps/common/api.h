@@ -33,9 +33,6 @@ using Session = std::unique_ptr<kvrun_session, SessionDestroyer>;
 void Check(kvrun_status status);
 
 Model OpenModel(const std::string& path);
-// The shapes that MakeModel (kvrun_model_make) knows.
-std::vector<std::string> ShapeNames();
-Model MakeModel(const std::string& shape, uint32_t n_layers);
 Engine CreateEngine(const Model& model, const kvrun_engine_options& options);
 Session CreateSession(const Engine& engine, const kvrun_session_options& options);
 

@@ -14,6 +14,7 @@
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
+#include "apps/kvrun/shaped_model.h"
 
 namespace kvrun::cli {
 namespace {

@@ -10,6 +10,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
+#include "apps/kvrun/shaped_model.h"
 
 namespace kvrun::cli {
 namespace {
