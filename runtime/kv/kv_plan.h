@@ -16,14 +16,15 @@
 //   0         int4  int4   32    int4     16
 //
 // Groups of default_group_tokens, 4 sinks pinned, query-centred adapter (query where sinks are 0: centring
-// loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Bytes must have room for 256
-// entries, a share for 320, or for a third of a short context: where a row would leave fewer, the next is
+// loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Bytes must have room for
+// 256 entries, a share for 320, or for a third of a short context: where a row would leave fewer, the next is
 // tried, and where all would, bytes are refused, and a share is raised until there are 512 (docs/quality.md,
-// "Small contexts"). No more are selected than take a quarter of the multiplications that a layer's weights take, or 1,280; slots
-// take the rest of the budget then (C > M), and less is read. They also take what decoding has where prefill
-// is what limits M. Where select_entries or reuse_groups is given, or there is no budget, the first row of
-// all that fits is taken. Without a budget 400 entries are selected, as in the paper; with one, and
-// reuse_groups alone, M = C, which Describe says (where C has room for pinned groups alone, one more).
+// "Small contexts"). No more are selected than take a quarter of the multiplications that a layer's weights
+// take, or 1,280; slots take the rest of the budget then (C > M), and less is read. They also take what
+// decoding has where prefill is what limits M. Where select_entries or reuse_groups is given, or there is no
+// budget, the first row of all that fits is taken. Without a budget 400 entries are selected, as in the
+// paper; with one, and reuse_groups alone, M = C, which Describe says (where C has room for pinned groups
+// alone, one more).
 //
 // C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
 // given and reuse_groups is not, C = M where a row leaves room for that; of rows whose share the budget
@@ -259,8 +260,8 @@ struct StaticPlan {
   uint32_t most_entries = 0;  // of a stream, however its precisions are shared out
 };
 
-// Of groups that are scored: so many consecutive ones are a block, and those of n_blocks blocks are scored one
-// by one (ScoreArgs::block_groups). Zeros: all are.
+// Of groups that are scored: so many consecutive ones are a block, and those of n_blocks blocks are scored
+// one by one (ScoreArgs::block_groups). Zeros: all are.
 struct CandidatePlan {
   uint32_t block_groups = 0;
   uint32_t n_blocks = 0;

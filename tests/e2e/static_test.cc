@@ -385,8 +385,8 @@ TEST_F(StaticSetRun, MemoryStaysWithinThePlan) {
   constexpr uint32_t kLong = 2048;  // a budget is less than prompts of a short context take
   const std::vector<int> ids = SomeIds(kLong, 3, n_vocab());
   for (const std::string options :
-       {"kvswap --kv-static 0.5 --kv-budget 500KiB", "kvswap --kv-static prompt --kv-budget 500KiB",
-        "prkv --kv-group 8 --kv-budget 500KiB", "prkv --kv-group 8 --kv-static prompt --kv-budget 500KiB",
+       {"kvswap --kv-static 0.5 --kv-budget 620KiB", "kvswap --kv-static prompt --kv-budget 620KiB",
+        "prkv --kv-group 8 --kv-budget 620KiB", "prkv --kv-group 8 --kv-static prompt --kv-budget 620KiB",
         "prkv --kv-static 0.5 --kv-select 64", "kvswap --kv-static 1 --kv-select 64 --kv-type int4",
         "kvswap --kv-static prompt --kv-select 40 --kv-type int8", "arkv-flash --kv-select 80 --kv-type f16",
         "arkv-flash --kv-budget 900KiB --kv-moments rows",

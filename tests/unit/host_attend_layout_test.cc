@@ -15,7 +15,9 @@ TEST(AttendLayout, CountsWhatItsPartsTake) {
                           .head_dim = head_dim,
                           .memory = reinterpret_cast<std::byte*>(memory.data())};
     const FewLayout few(rows);
-    EXPECT_EQ(few.weight_steps() + kFewRows * kMaxRowScales, memory.data() + few.count());
+    EXPECT_EQ(few.query_pairs() + kFewRows * 2 * few.pairs_of_four(),
+              reinterpret_cast<int32_t*>(memory.data() + few.count()));
+    EXPECT_GE(reinterpret_cast<float*>(few.query_pairs()), few.weight_steps() + kFewRows * kMaxRowScales);
     EXPECT_EQ(few.rounded_queries() + kFewRows * few.rounded_dims(),
               reinterpret_cast<int16_t*>(few.query_steps()));
     EXPECT_EQ((reinterpret_cast<std::byte*>(few.rounded_queries()) - rows.memory) % 64, 0);

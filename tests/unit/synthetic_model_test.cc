@@ -143,7 +143,7 @@ TEST(SyntheticModel, HasAsManyLayersAsFit) {
   EXPECT_EQ(LayersThatFit(shape, 24'000'000'000), 32U);
   EXPECT_EQ(LayersThatFit(shape, whole_bytes / 3 * 4 + 4), 32U);
   EXPECT_EQ(LayersThatFit(shape, whole_bytes / 3 * 4 - 4), 31U);
-  EXPECT_EQ(LayersThatFit(shape, 4'000'000'000), 20U);
+  EXPECT_EQ(LayersThatFit(shape, 4'000'000'000), 19U);
   EXPECT_EQ(LayersThatFit(shape, 0), 2U);
 }
 
