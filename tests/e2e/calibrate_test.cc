@@ -192,6 +192,19 @@ TEST_P(Calibrate, SidesAreInverseAndOrthonormalUnlessWeighted) {
   }
 }
 
+// To the rounding to halves.
+template <class Values>
+void ExpectNearly(const Values& a, const Values& b) {
+  ASSERT_EQ(a.size(), b.size());
+  float largest = 0.0F;
+  float difference = 0.0F;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(static_cast<float>(a[i])));
+    difference = std::max(difference, std::abs(static_cast<float>(a[i]) - static_cast<float>(b[i])));
+  }
+  EXPECT_LE(difference, 1e-3F * largest);
+}
+
 TEST_P(Calibrate, ALowerRankIsTheFirstColumns) {
   const uint32_t all = opened_->config().kv_dim();
   for (const char* kind : {"plain", "query-centred"}) {
@@ -202,9 +215,10 @@ TEST_P(Calibrate, ALowerRankIsTheFirstColumns) {
     EXPECT_EQ(info["rank"], std::min(all, kMaxDefaultRank));
     const Adapter low = opened_->CalibrateOrDie({.kind = kind, .rank = 4, .texts = texts}, out_, 4);
     for (size_t i = 0; i < high.layers.size(); ++i) {
-      EXPECT_EQ(high.layers[i].key_side, low.layers[i].key_side);
-      EXPECT_EQ(high.layers[i].query_side, low.layers[i].query_side);
-      EXPECT_EQ(high.layers[i].energy, low.layers[i].energy);
+      // Each rank has its own iteration, which ends within 1e-4 of the direction (docs/testing.md).
+      ExpectNearly(high.layers[i].key_side, low.layers[i].key_side);
+      ExpectNearly(high.layers[i].query_side, low.layers[i].query_side);
+      ExpectNearly(high.layers[i].energy, low.layers[i].energy);
     }
   }
 }

@@ -199,8 +199,9 @@ TEST_P(Evicting, AsMuchIsKeptAsThereIsRoomFor) {
     const std::vector<float> said = say(0);
     EXPECT_EQ(said, say(0)) << "a run is not repeatable";
     EXPECT_GT(CompareLogits(full, said, n_vocab()).mean_kl, 1e-6) << "nothing was evicted";
-    // Tiles of a prompt round sums in other ways: what is kept may differ where scores are equal to a bit.
-    EXPECT_LT(CompareLogits(said, say(64), n_vocab()).mean_kl, 0.02);
+    // Tiles of a prompt round sums in other ways, and hidden states between layers to 16 bits: what is kept
+    // may differ where scores are nearly equal.
+    EXPECT_LT(CompareLogits(said, say(64), n_vocab()).mean_kl, 0.03);
   }
 }
 

@@ -385,11 +385,11 @@ TEST_F(StaticSetRun, MemoryStaysWithinThePlan) {
   constexpr uint32_t kLong = 2048;  // a budget is less than prompts of a short context take
   const std::vector<int> ids = SomeIds(kLong, 3, n_vocab());
   for (const std::string options :
-       {"kvswap --kv-static 0.5 --kv-budget 620KiB", "kvswap --kv-static prompt --kv-budget 620KiB",
-        "prkv --kv-group 8 --kv-budget 620KiB", "prkv --kv-group 8 --kv-static prompt --kv-budget 620KiB",
+       {"kvswap --kv-static 0.5 --kv-budget 530KiB", "kvswap --kv-static prompt --kv-budget 530KiB",
+        "prkv --kv-group 8 --kv-budget 530KiB", "prkv --kv-group 8 --kv-static prompt --kv-budget 530KiB",
         "prkv --kv-static 0.5 --kv-select 64", "kvswap --kv-static 1 --kv-select 64 --kv-type int4",
         "kvswap --kv-static prompt --kv-select 40 --kv-type int8", "arkv-flash --kv-select 80 --kv-type f16",
-        "arkv-flash --kv-budget 900KiB --kv-moments rows",
+        "arkv-flash --kv-type f16 --kv-budget 760KiB --kv-moments rows",
         "arkv-flash --kv-select 80 --kv-type int8 --kv-precisions entries",
         "arkv-flash --kv-select 80 --kv-type int4 --kv-precisions quantised"}) {
     SCOPED_TRACE(options);
