@@ -486,13 +486,13 @@ Result<std::optional<KvPlan>> Planner::FitBestSize() {
   return best;
 }
 
-// Whether no type has fewer bits, and the index no fewer columns.
+// Whether no type has fewer bits, the index no fewer columns and the window no fewer entries.
 bool Planner::HasTypesOf(const KvPlan& plan, const KvPlan& other) {
   const auto record_bits = [](const KvPlan& p) {
     return KvElementBits(p.record.k_type) + KvElementBits(p.record.v_type);
   };
   return record_bits(plan) >= record_bits(other) && plan.index.rank >= other.index.rank &&
-         KvElementBits(plan.index.type) >= KvElementBits(other.index.type);
+         plan.window_entries >= other.window_entries && KvElementBits(plan.index.type) >= KvElementBits(other.index.type);
 }
 
 // With a static set, where there is to be one and it leaves room: what observes prompts takes memory, too.

@@ -51,10 +51,13 @@ Shape DrawShape(Random& random) {
   const uint32_t n_kv_heads = draw(1, 16);
   const uint32_t n_heads = n_kv_heads * draw(1, 8);
   const uint32_t n_embd = std::max(head_dim, n_heads * head_dim / draw(1, 2));
+  const uint32_t n_layers = draw(4, 40);  // each draw a statement: compilers order arguments as they like
+  const uint32_t n_ff = n_embd * draw(2, 4);
   Shape shape;
-  shape.model = ModelOf(draw(4, 40), n_heads, n_kv_heads, head_dim, n_embd, n_embd * draw(2, 4));
+  shape.model = ModelOf(n_layers, n_heads, n_kv_heads, head_dim, n_embd, n_ff);
   shape.n_ctx = 100U << draw(0, 10);
-  shape.n_ctx = std::min(shape.n_ctx + draw(0, shape.n_ctx), 131072U);
+  const uint32_t more_tokens = draw(0, shape.n_ctx);
+  shape.n_ctx = std::min(shape.n_ctx + more_tokens, 131072U);
   shape.alignment_bytes = 1U << (draw(0, 1) * 12);
   return shape;
 }
@@ -79,6 +82,7 @@ void ExpectSense(const KvPlan& plan, const KvModelShape& model, uint32_t least) 
   ExpectSound(plan, model);
   EXPECT_GE(EntriesOf(plan) + plan.n_pinned * plan.record.group_tokens,
             std::min(least, (plan.n_ctx + 2) / 3));
+  if (plan.n_cache_slots == plan.n_choosable()) return;  // decoding could hold no more
   EXPECT_GE(static_cast<double>(plan.decode_bytes()), 0.9 * static_cast<double>(plan.budget_bytes));
 }
 
