@@ -156,7 +156,7 @@ void main() {
   const uint n_groups =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
   const uint old = ScoredGroups(STAGE, candidates, n_groups) * GROUP;
-  const uint first_group = STAGE == KVRUN_SCORE_BLOCKS ? token * p.scores_stride : sequence * p.n_groups;  // of the index
+  const uint first_group = sequence * p.n_groups;  // of the index
 
 #ifdef PROJECTS
   ProjectRows(token, sequence, row_begin, min(row_end - row_begin, HEADS));
@@ -218,13 +218,13 @@ void main() {
       const uint entry = unit * UNIT + first;
       // Where the four lie; past the last, that one again.
       uvec4 entries = min(uvec4(entry, entry + 1, entry + 2, entry + 3), uvec4(last));
-      if (GROUP > 2 || WHOLE_VECTORS != 0) {  // in one group, or one block
+      if (GROUP > 2 || WHOLE_VECTORS != 0) {  // in one group, or side by side as all are
         entries = EntryAt(candidates, entry) + (entries - entry);
       } else {
         [[unroll]] for (uint e = 0; e < 4; ++e) entries[e] = EntryAt(candidates, entries[e]);
       }
       // Of whole vectors.
-      const uint at = p.index_begin / 4 + (first_group * GROUP + entries.x) / 4 * WORDS;
+      const uint at = (first_group * GROUP + entries.x) / 4 * WORDS;
       vec4 scores[HEADS];
       vec4 total = vec4(0.0);
       [[unroll]] for (uint h = 0; h < HEADS; ++h) scores[h] = vec4(0.0);

@@ -175,7 +175,7 @@ void main() {
   const uint n_old =
       ChoosableEntries(stepp.tokens[token].position, p.window_tokens, p.group_tokens, p.n_groups) / p.group_tokens;
   const uint n_groups = ScoredGroups(p.stage, candidates, n_old);
-  const uint most_chosen = p.stage == KVRUN_SCORE_BLOCKS ? 0 : stepp.most_chosen;
+  const uint most_chosen = p.stage == KVRUN_SCORE_FIRST ? 0 : stepp.most_chosen;
   const uint n_chosen = min(MostChosen(most_chosen, p.n_chosen), n_groups);
   const uint n_pinned = min(p.n_pinned, n_chosen);
   const uint out_begin = p.chosen_begin + gl_WorkGroupID.x * p.list_words;

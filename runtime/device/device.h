@@ -352,16 +352,15 @@ struct ScoreArgs {
   // kMass; without weights. 0: none, at no cost. Source: methods.md, section 6.
   uint32_t n_sampled = 0;  // at most KVRUN_MAX_SAMPLED
   uint32_t sample_seed = 0;
-  // Two stages, where block_groups is above 0: so many consecutive groups make a block. First each block is
-  // scored as if it were a group of one row, which is the mean of those of its rows whose groups can be
-  // chosen: by its softmaxes over all blocks (with kSum and kGqa as these say). Candidates are the blocks
-  // that hold pinned groups and those with the largest scores (the lower of equals), n_candidate_blocks
-  // together. Then all is as without blocks, but that groups of candidates alone are scored and can be
-  // chosen: softmaxes and masses are over these. Where there are no more blocks than candidates, nothing
-  // differs from one stage. For one list per token, without weights and samples; candidates have room for
-  // n_chosen groups and a block.
-  uint32_t block_groups = 0;
-  uint32_t n_candidate_blocks = 0;
+  // Two stages, where n_candidates is above 0, which is at least n_chosen then. First all groups that can be
+  // chosen are scored by few products: by one row of each KV head, the mean of its heads' (kSoftmax; with kSum
+  // and kGqa by the rows that there are), of which the first first_columns count, as if those behind were
+  // zeros. Candidates are the pinned groups and those with the largest scores (the lower of equals),
+  // n_candidates together. Then all is as with one stage, but that candidates alone are scored and can be
+  // chosen: softmaxes and masses are over these. Where no more groups can be chosen than n_candidates, nothing
+  // differs from one stage. For one list per token, without weights and samples.
+  uint32_t n_candidates = 0;
+  uint32_t first_columns = 0;  // with n_candidates: 1 to the index's rank
   bool tells_scores = false;  // ChoiceList::tells_scores; neither with weights nor with n_sampled
   Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), choice_list().words()]. All that can be chosen
@@ -380,9 +379,9 @@ struct ScoreArgs {
            (weights == nullptr || (!has_share && most_weight <= n_chosen - n_pinned)) &&
            (!per_weight || weights != nullptr) && (!tells_scores || (weights == nullptr && n_sampled == 0)) &&
            (n_sampled == 0 || (group_score == GroupScore::kMass && weights == nullptr)) &&
-           (block_groups == 0 ||
+           (n_candidates == 0 ||
             (reduction != HeadReduction::kPerKvHead && weights == nullptr && n_sampled == 0 &&
-             uint64_t{n_candidate_blocks} * block_groups >= uint64_t{n_chosen} + block_groups)) &&
+             n_candidates >= n_chosen && first_columns >= 1 && first_columns <= index_shape.rank)) &&
            (query_form != QueryForm::kSigned || index_shape.rank == 2 * key_dim) &&
            (query_form != QueryForm::kAffine || reduction != HeadReduction::kGqa);
   }

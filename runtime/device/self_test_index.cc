@@ -23,7 +23,6 @@ constexpr uint32_t kWindow = 10;
 constexpr uint32_t kPosition = 300;
 constexpr uint32_t kOldGroups = (kPosition + 1 - kWindow) / kGroupTokens;
 constexpr uint32_t kChosen = 9;
-constexpr uint32_t kCandidateBlocks = 5;
 constexpr uint32_t kSampleSeed = 3;
 constexpr float kEpsilon = 1e-3F;
 
@@ -108,11 +107,11 @@ std::vector<double> ProjectHead(const ScoreCase& c, const QueryData& data, const
   return z;
 }
 
-// The mean of `n_mean` rows one after another, of each of n values: scored, and, of each n_joined one after
-// another, joined.
+// Rows of an index that are scored by their first n_columns; of each n_joined one after another scores are
+// joined.
 struct Scored {
   std::vector<float> values;
-  uint32_t n_mean = 1;
+  uint32_t n_columns = 0;
   uint32_t n_joined = 1;
 };
 
@@ -120,8 +119,8 @@ struct Scored {
 std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, const Scored& scored,
                                    const ScorePlace& place) {
   const uint32_t heads = c.n_heads / place.n_rows;  // of a row
-  const size_t n_entries = scored.values.size() / RankOf(c) / scored.n_mean;
-  const double factor = (c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0) / scored.n_mean;
+  const size_t n_entries = scored.values.size() / RankOf(c);
+  const double factor = c.reduction == HeadReduction::kGqa ? 1.0 / heads : 1.0;
   std::vector<double> totals(size_t{place.n_lists} * n_entries);
   for (uint32_t row = 0; row < place.n_rows; ++row) {
     std::vector<double> scores(n_entries);
@@ -129,7 +128,7 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
       const std::vector<double> z = ProjectHead(c, data, &data.query[size_t{h} * kHeadDim],
                                                 h * c.n_kv_heads / c.n_heads, h == row * heads);
       for (size_t i = 0; i < scored.values.size(); ++i) {
-        scores[i / z.size() / scored.n_mean] += factor * z[i % z.size()] * scored.values[i];
+        if (i % z.size() < scored.n_columns) scores[i / z.size()] += factor * z[i % z.size()] * scored.values[i];
       }
     }
     if (c.reduction != HeadReduction::kSum) {
@@ -148,6 +147,13 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
                                                         : *std::max_element(one.begin(), one.end()));
   }
   return joined;
+}
+
+// Of the first of two stages.
+std::vector<double> FirstScores(ScoreCase c, const QueryData& data, const Scored& scored) {
+  const bool is_sum = c.reduction == HeadReduction::kSum;
+  if (!is_sum) c.reduction = HeadReduction::kGqa;
+  return ExpectedScores(c, data, scored, {.n_rows = is_sum ? 1 : c.n_kv_heads, .n_lists = 1});
 }
 
 // The pinned group, and then the others, best first.
@@ -212,7 +218,7 @@ bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::sp
          (n == 2 || sum - worst < enough * (1 + kTolerance));
 }
 
-// Ascending blocks with that of the pinned group, and none for which a better one was left out.
+// Ascending groups with the pinned one, and none for which a better one was left out.
 bool AreExpectedCandidates(std::span<const double> scores, std::span<const uint32_t> candidates,
                            double tolerance) {
   std::vector<bool> is_candidate(scores.size());
@@ -222,27 +228,19 @@ bool AreExpectedCandidates(std::span<const double> scores, std::span<const uint3
   }
   double worst = std::numeric_limits<double>::infinity();
   double best_left_out = -worst;
-  for (size_t block = 1; block < scores.size(); ++block) {
-    if (is_candidate[block]) worst = std::min(worst, scores[block]);
-    if (!is_candidate[block]) best_left_out = std::max(best_left_out, scores[block]);
+  for (size_t group = 1; group < scores.size(); ++group) {
+    if (is_candidate[group]) worst = std::min(worst, scores[group]);
+    if (!is_candidate[group]) best_left_out = std::max(best_left_out, scores[group]);
   }
   const double largest = std::abs(*std::max_element(
       scores.begin(), scores.end(), [](double a, double b) { return std::abs(a) < std::abs(b); }));
   return is_candidate[0] && worst >= best_left_out - 2 * tolerance * largest;
 }
 
-// What is scored without blocks: all groups that can be chosen.
+// All groups that can be chosen.
 std::vector<uint32_t> OldGroups() {
   std::vector<uint32_t> groups(kOldGroups);
   std::iota(groups.begin(), groups.end(), 0U);
-  return groups;
-}
-
-std::vector<uint32_t> GroupsOfBlocks(std::span<const uint32_t> blocks, uint32_t block_groups) {
-  std::vector<uint32_t> groups;
-  for (const uint32_t block : blocks) {
-    for (uint32_t i = 0; i < block_groups; ++i) groups.push_back(block * block_groups + i);
-  }
   return groups;
 }
 
@@ -334,8 +332,8 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.n_sampled = c.n_sampled;
   args.sample_seed = kSampleSeed;
   args.tells_scores = c.tells_scores;
-  args.block_groups = c.block_groups;
-  args.n_candidate_blocks = c.block_groups == 0 ? 0 : kCandidateBlocks;
+  args.n_candidates = c.n_candidates;
+  args.first_columns = c.first_columns;
   args.query_form = c.query_form;
   return args;
 }
@@ -369,17 +367,16 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
               chosen.size() * sizeof(uint32_t));
   const uint32_t group_rows = args.index_shape.rows();
   std::vector<uint32_t> groups = OldGroups();
-  if (c.block_groups != 0) {
-    std::vector<uint32_t> candidates(kCandidateBlocks);
+  if (c.n_candidates != 0) {
+    std::vector<uint32_t> candidates(c.n_candidates);
     std::memcpy(candidates.data(), &scratch[place.candidates_begin], candidates.size() * sizeof(uint32_t));
-    const std::vector<double> blocks =
-        ExpectedScores(c, data, {RowsOf(index, c, groups), c.block_groups * group_rows}, place);
-    if (!AreExpectedCandidates(blocks, candidates, tolerance)) {
+    const Scored by_few{RowsOf(index, c, groups), c.first_columns, group_rows};
+    if (!AreExpectedCandidates(FirstScores(c, data, by_few), candidates, tolerance)) {
       return Status(StatusCode::kDevice,
-                    "the candidates are not the blocks with the largest scores; the driver or the kernel is "
-                    "wrong");
+                    "the candidates are not the groups with the largest scores of the first stage; the driver "
+                    "or the kernel is wrong");
     }
-    groups = GroupsOfBlocks(candidates, c.block_groups);
+    groups = std::move(candidates);
   }
   std::vector<float> found;
   for (uint32_t list = 0; list < place.n_lists; ++list) {
@@ -388,7 +385,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     found.insert(found.end(), scores.begin(), scores.end());
     std::vector<uint32_t> choice(chosen.begin() + static_cast<std::ptrdiff_t>(list * list_words),
                                  chosen.begin() + static_cast<std::ptrdiff_t>((list + 1) * list_words));
-    if (c.block_groups != 0) choice = AsPlaces(choice, groups);
+    if (c.n_candidates != 0) choice = AsPlaces(choice, groups);
     if (!IsExpectedChoice(c, scores, std::span(choice).first(std::min<size_t>(choice.size(), 1 + kChosen)))) {
       return Status(
           StatusCode::kDevice,
@@ -405,7 +402,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
                     "kernel is wrong");
     }
   }
-  const Scored rows{RowsOf(index, c, groups), 1, group_rows};
+  const Scored rows{RowsOf(index, c, groups), RankOf(c), group_rows};
   return run.Compare(ExpectedScores(c, data, rows, place), found, tolerance);
 }
 

@@ -23,7 +23,8 @@ struct ScoreCase {
   bool per_weight = false;
   uint32_t n_sampled = 0;
   bool tells_scores = false;
-  uint32_t block_groups = 0;  // ScoreArgs::block_groups: two stages
+  uint32_t n_candidates = 0;  // as in ScoreArgs
+  uint32_t first_columns = 0;
 };
 
 // Without buffers: what plans need.
@@ -31,7 +32,7 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c);
 
 // Where a device leaves the scores of a list's groups in ScoreArgs::scratch. A row is a projected query, of
 // one head or of several added up; each list adds up n_rows / n_lists of them. With two stages they are those
-// of the candidates' groups, one after another, and the candidates' blocks are there, ascending, as words.
+// of the candidates, one after another, and the candidates are there, ascending, as words.
 struct ScorePlace {
   uint32_t n_rows = 0;
   uint32_t n_lists = 0;

@@ -216,8 +216,8 @@ ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
                  .mass_share = plan.mass_share,
                  .n_sampled = plan.n_sampled,
                  .sample_seed = MixBits(plan.sample_seed) + layer,
-                 .block_groups = plan.candidates.block_groups,
-                 .n_candidate_blocks = plan.candidates.n_blocks,
+                 .n_candidates = plan.candidates.n_groups,
+                 .first_columns = plan.candidates.first_columns,
                  .tells_scores = plan.limits_reads(),
                  .scratch = score_scratch_.get(),
                  .chosen = cache_->selector()->chosen(layer)};

@@ -260,11 +260,11 @@ struct StaticPlan {
   uint32_t most_entries = 0;  // of a stream, however its precisions are shared out
 };
 
-// Of groups that are scored: so many consecutive ones are a block, and those of n_blocks blocks are scored
-// one by one (ScoreArgs::block_groups). Zeros: all are.
+// Of the groups that are scored, so many are by all heads: the best by few products
+// (ScoreArgs::n_candidates). Zeros: all are.
 struct CandidatePlan {
-  uint32_t block_groups = 0;
-  uint32_t n_blocks = 0;
+  uint32_t n_groups = 0;
+  uint32_t first_columns = 0;
 };
 
 struct KvPlan {

@@ -93,14 +93,14 @@ uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
   return input.model.n_layers * MappingBytes(plan, plan.n_window_records()) + of_a_layer;
 }
 
-// Of two stages: the blocks' scores and numbers, and, on the CPU, a copy of the candidates' rows.
-uint64_t CandidateBytes(const KvPlan& plan) {
+// Of two stages: the first one's queries and scores, the candidates, and, on the CPU, a copy of their rows.
+uint64_t CandidateBytes(const KvSizeInput& input, const KvPlan& plan) {
   const CandidatePlan& candidates = plan.candidates;
-  if (candidates.block_groups == 0) return 0;
-  const uint64_t blocks = CeilDiv(plan.n_groups(), candidates.block_groups) * uint64_t{4};
-  const uint64_t lists = plan.n_sequences * (candidates.n_blocks + uint64_t{1}) * 4;
-  return blocks + lists +
-         uint64_t{candidates.n_blocks} * candidates.block_groups * plan.index.group_words() * 4;
+  if (candidates.n_groups == 0) return 0;
+  const uint64_t queries = uint64_t{plan.n_sequences} * input.model.n_kv_heads * plan.index.rank * 4;
+  const uint64_t lists = plan.n_sequences * (candidates.n_groups + uint64_t{1}) * 4;
+  return queries + uint64_t{plan.n_groups()} * 4 + lists +
+         uint64_t{candidates.n_groups} * plan.index.group_words() * 4;
 }
 
 // One layer's scores, which all layers share, and each layer's list of what was chosen.
@@ -119,7 +119,7 @@ uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t rows = plan.n_sequences * n_queries * n_groups * plan.index.rows() * 2;
   // With clusters, what they score for their weight, too.
   const uint64_t groups = plan.n_streams * n_groups * (plan.method.has_clusters() ? 8 : 4);
-  return rows + groups + chosen + CandidateBytes(plan);
+  return rows + groups + chosen + CandidateBytes(input, plan);
 }
 
 uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {

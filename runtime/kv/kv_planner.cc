@@ -9,6 +9,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/kv/kv_plan_candidates.h"
 #include "runtime/kv/kv_plan_clusters.h"
 #include "runtime/kv/kv_plan_kept.h"
 #include "runtime/kv/kv_plan_layers.h"
@@ -204,11 +205,24 @@ KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) co
     return plan;
   }
   SetSlots(n_chosen, n_cache_slots, plan);
+  SetCandidates(plan);
   SetSpace(plan);
   SizeParts(input_, plan);
   if (plan.has_statics() && plan.statics.share.by_prompt) SizeForAnyShare(plan);
   SizePrefill(input_, plan);
   return plan;
+}
+
+// Of an index whose first columns tell most.
+void Planner::SetCandidates(KvPlan& plan) const {
+  const bool has_lists = plan.heads == HeadReduction::kPerKvHead;
+  if (!plan.method.has_adapters() || IsOfHeads(plan.adapter_kind) || has_lists || plan.n_sampled > 0) return;
+  plan.candidates =
+      PlanCandidates({.n_queries = plan.heads == HeadReduction::kSoftmax ? model_.n_heads : 1,
+                      .rank = plan.index.rank,
+                      .group_tokens = plan.index.rows(),
+                      .n_groups = plan.n_groups(),
+                      .n_chosen = plan.most_chosen()});
 }
 
 void Planner::SizeForAnyShare(KvPlan& plan) const {

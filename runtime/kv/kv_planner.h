@@ -102,6 +102,7 @@ class Planner {
   void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
   KvPlan Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const;
+  void SetCandidates(KvPlan& plan) const;
   void SizeForAnyShare(KvPlan& plan) const;
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
   void SetSpace(KvPlan& plan) const;

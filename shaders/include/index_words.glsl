@@ -8,9 +8,6 @@
 #define BITS 4
 #endif
 #define PER_WORD (32 / BITS)
-#ifndef INDEX_BEGIN
-#define INDEX_BEGIN p.index_begin
-#endif
 
 // Of one entry's row.
 const uint WORDS = (RANK * BITS + 31) / 32;
@@ -18,7 +15,7 @@ const uint WORDS = (RANK * BITS + 31) / 32;
 // 32 bits of an entry's row from column k * PER_WORD on; zeros beyond its last. first_group: of the entry's sequence.
 uint LoadWord(uint first_group, uint entry, uint k) {
   const uint bit = (entry % GROUP) * RANK * BITS + 32 * k;
-  const uint at = INDEX_BEGIN + (first_group + entry / GROUP) * p.group_words + bit / 32;
+  const uint at = (first_group + entry / GROUP) * p.group_words + bit / 32;
   uint word = index_uint(at);
   if (RANK * BITS % 32 != 0) {
     const uint shift = bit % 32;

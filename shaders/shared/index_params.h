@@ -21,7 +21,7 @@ using uint = uint32_t;
 
 // Which groups are scored (include/score_stages.glsl).
 #define KVRUN_SCORE_ALL 0
-#define KVRUN_SCORE_BLOCKS 1
+#define KVRUN_SCORE_FIRST 1  // all, by few rows of z
 #define KVRUN_SCORE_CANDIDATES 2
 
 struct RotateQueryParams {
@@ -61,6 +61,17 @@ struct SignQueryParams {
   float scale;
 };
 
+// Each of n_first_rows is the mean of n_rows / n_first_rows neighbouring rows of z, columns from
+// first_columns on zeros.
+struct MeanQueriesParams {
+  uint n_rows;  // of z, per token
+  uint n_first_rows;
+  uint rank;
+  uint first_columns;
+  uint z_begin;
+  uint first_z_begin;
+};
+
 struct ScoreParams {
   uint n_groups;  // room, per sequence
   uint group_words;
@@ -77,9 +88,7 @@ struct ScoreParams {
   uint scores_begin;
   uint scores_stride;
   uint kept_begin;
-  uint index_begin;  // of its binding
   // Where there are stages (shaders/include/score_stages.glsl):
-  uint block_groups;
   uint candidates_begin;
   uint candidate_words;  // per token
 };
@@ -109,7 +118,6 @@ struct SelectGroupsParams {
   uint per_weight;  // groups are ranked by score / weight
   // Where there are stages, of select_groups*.comp:
   uint stage;
-  uint block_groups;
   uint candidates_begin;
   uint candidate_words;  // per token
   uint chosen_begin;     // of its binding

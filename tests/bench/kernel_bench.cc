@@ -218,7 +218,7 @@ class Bench {
   // One token's choice among n_entries.
   void Score(const ScoreShape& heads, HeadReduction reduction, const char* name, KvType type,
              uint32_t n_entries, GroupScore group_score = GroupScore::kLargest, float mass_share = 0.0F,
-             uint32_t block_groups = 0, uint32_t n_candidate_blocks = 0) {
+             uint32_t n_candidates = 0, uint32_t first_columns = 0) {
     constexpr uint32_t kGroupTokens = 4;
     constexpr uint32_t kWindow = 64;
     const uint32_t n_chosen = n_entries / 13 / kGroupTokens;
@@ -245,8 +245,8 @@ class Bench {
     args.n_chosen = n_chosen;
     args.group_score = group_score;
     args.mass_share = mass_share;
-    args.block_groups = block_groups;
-    args.n_candidate_blocks = n_candidate_blocks;
+    args.n_candidates = n_candidates;
+    args.first_columns = first_columns;
     args.chosen = chosen.get();
     const auto index = RandomBuffer(args.index_shape.size_bytes() / sizeof(float));
     args.index = index.get();
@@ -262,7 +262,7 @@ class Bench {
     for (const auto& [milliseconds, variant] : timed) {
       total += milliseconds;
       const bool multiplies = variant.starts_with("score_") || variant.starts_with("project_score");
-      if (!multiplies || variant.starts_with("score_kept") || block_groups != 0) {
+      if (!multiplies || variant.starts_with("score_kept") || n_candidates != 0) {
         fmt::print("{:<34} {:<26} {:>9.3f}\n", variant, shape, milliseconds);
       } else {
         Report({milliseconds, variant}, shape, 2.0 * rows * n_entries * heads.rank,
@@ -290,9 +290,9 @@ class Bench {
                                     ScoreShape{"8B, ", 32, 8, 128, 128}}) {
       for (const uint32_t n_entries : {8192U, 32768U}) {
         Score(heads, HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, GroupScore::kMass);
-        // Four groups to a block, of which a quarter are candidates.
+        // A quarter of the groups are candidates, by half of the columns.
         Score(heads, HeadReduction::kSoftmax, "in stages", KvType::kInt4, n_entries, GroupScore::kMass, 0.0F,
-              4, n_entries / 64);
+              n_entries / 16, heads.rank / 2);
       }
     }
   }

@@ -81,18 +81,17 @@ class ScoreBench {
                                               .rank = shape.rank,
                                               .group_tokens = kGroupTokens,
                                               .n_groups = args.index_shape.n_groups,
-                                              .n_pinned = args.n_pinned,
                                               .n_chosen = args.n_chosen});
     fmt::print("{:<5} {:>7} entries: {:>8.2f} ms a token", shape.name, n_entries, one_ms);
-    if (two.block_groups == 0) {
+    if (two.n_groups == 0) {
       fmt::print("\n");
       return;
     }
-    args.block_groups = two.block_groups;
-    args.n_candidate_blocks = two.n_blocks;
+    args.n_candidates = two.n_groups;
+    args.first_columns = two.first_columns;
     const double two_ms = Milliseconds(args, layers, shape.n_layers);
-    fmt::print("; {} blocks of {} first: {:>7.2f} ms ({:.1f} times)\n", two.n_blocks,
-               two.block_groups * kGroupTokens, two_ms, one_ms / two_ms);
+    fmt::print("; {} columns first, {} candidates: {:>7.2f} ms ({:.1f} times)\n", two.first_columns,
+               two.n_groups * kGroupTokens, two_ms, one_ms / two_ms);
   }
 
  private:

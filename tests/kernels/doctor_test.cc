@@ -70,7 +70,7 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "accumulate_gram",    "sign_query",
                                "slot_mass",          "sum_weights_f16",
                                "attention_mass_f32", "score_kept",
-                               "block_means_int4"}) {
+                               "mean_queries"}) {
       ExpectCaught(**device, checks, prefix);
     }
     const DevicePlan& plan = (*device)->plan();

@@ -94,16 +94,13 @@ void Softmax(std::span<double> scores) {
   for (double& score : scores) score /= sum;
 }
 
-// Rows of the index whose mean is scored.
-struct ScoredRows {
-  uint32_t first = 0;
-  uint32_t count = 1;
-};
-
-// What of one token is scored, and how many of these one after another make a score together.
+// What of one token is scored: rows of the index, how many of these one after another make a score together,
+// and by how many of their columns. by_means: by one row of each KV head.
 struct ScoredToken {
-  std::vector<ScoredRows> entries;
+  std::vector<uint32_t> rows;
   uint32_t per_score = 1;
+  uint32_t n_columns = 0;
+  bool by_means = false;
 };
 
 uint32_t ChoosableGroupsOf(const ScoreReferenceArgs& args, const StepToken& token) {
@@ -112,41 +109,35 @@ uint32_t ChoosableGroupsOf(const ScoreReferenceArgs& args, const StepToken& toke
 }
 
 ScoredToken RowsOfGroups(const ScoreReferenceArgs& args, std::span<const uint32_t> groups) {
-  ScoredToken scored{.entries = {}, .per_score = args.shape.rows()};
+  ScoredToken scored{.rows = {}, .per_score = args.shape.rows(), .n_columns = args.shape.rank};
   for (const uint32_t group : groups) {
     for (uint32_t row = 0; row < args.shape.rows(); ++row)
-      scored.entries.push_back({group * args.shape.rows() + row});
+      scored.rows.push_back(group * args.shape.rows() + row);
   }
   return scored;
 }
 
-ScoredToken RowsOfBlocks(const ScoreReferenceArgs& args, uint32_t block_groups, uint32_t n_groups) {
-  ScoredToken scored;
-  for (uint32_t group = 0; group < n_groups; group += block_groups) {
-    const uint32_t n = std::min(block_groups, n_groups - group);
-    scored.entries.push_back({group * args.shape.rows(), n * args.shape.rows()});
-  }
-  return scored;
+std::vector<uint32_t> GroupsBelow(uint32_t n) {
+  std::vector<uint32_t> groups(n);
+  std::iota(groups.begin(), groups.end(), 0U);
+  return groups;
 }
 
-// Of one token: the z rows' scores of every entry (a row of the index, or a mean of rows), then their sums in
+// Of one token: the z rows' scores of every entry (a row of the index), then their sums in
 // each list, then the groups' maxima.
 void ScoreToken(const ScoreReferenceArgs& args, uint32_t sequence, const Projected& projected,
                 const ScoredToken& scored, std::span<GroupScores> lists) {
   const IndexShape& shape = args.shape;
-  const size_t n_entries = scored.entries.size();
+  const size_t n_entries = scored.rows.size();
   const size_t n_rows = projected.z.size() / shape.rank;
   std::vector<double> totals(lists.size() * n_entries);
   for (size_t row = 0; row < n_rows && n_entries != 0; ++row) {
     const size_t list = row * lists.size() / n_rows;
     std::vector<double> scores(n_entries);
     for (size_t entry = 0; entry < n_entries; ++entry) {
-      const ScoredRows& rows = scored.entries[entry];
       double magnitude = 0.0;
-      for (uint32_t i = 0; i < rows.count * shape.rank; ++i) {
-        const uint32_t r = i % shape.rank;
-        const double value =
-            double{IndexValue(args.index, shape, sequence, rows.first + i / shape.rank, r)} / rows.count;
+      for (uint32_t r = 0; r < scored.n_columns; ++r) {
+        const double value = IndexValue(args.index, shape, sequence, scored.rows[entry], r);
         scores[entry] += projected.z[row * shape.rank + r] * value;
         magnitude += projected.magnitudes[row * shape.rank + r] * std::abs(value);
       }
@@ -198,7 +189,13 @@ std::vector<GroupScores> ScoreAll(const ScoreReferenceArgs& args, const ScoredOf
     projected.z = AddRows(projected.z, args.shape.rank, count, factor);
     projected.magnitudes = AddRows(projected.magnitudes, args.shape.rank, count, factor);
     if (args.query_form == QueryForm::kAffine) AddLastRow(args, token.sequence, &projected);
-    ScoreToken(args, token.sequence, projected, scored_of(t), std::span(lists).subspan(t * n_lists, n_lists));
+    const ScoredToken scored = scored_of(t);
+    if (scored.by_means && args.reduction == HeadReduction::kSoftmax) {
+      const uint32_t group = n_heads / n_kv_heads;
+      projected.z = AddRows(projected.z, args.shape.rank, group, 1.0 / group);
+      projected.magnitudes = AddRows(projected.magnitudes, args.shape.rank, group, 1.0 / group);
+    }
+    ScoreToken(args, token.sequence, projected, scored, std::span(lists).subspan(t * n_lists, n_lists));
   }
   return lists;
 }
@@ -223,36 +220,24 @@ uint32_t ChoosableEntriesReference(uint32_t position, uint32_t window_tokens, ui
 
 std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args) {
   const std::vector<std::vector<uint32_t>> all(args.attention.tokens.size());
-  return ScoreCandidatesReference(args, 1, all);
+  return ScoreCandidatesReference(args, all);
 }
 
-std::vector<GroupScores> ScoreBlocksReference(const ScoreReferenceArgs& args, uint32_t block_groups) {
+std::vector<GroupScores> ScoreFirstReference(const ScoreReferenceArgs& args, uint32_t first_columns) {
   return ScoreAll(args, [&](size_t t) {
-    return RowsOfBlocks(args, block_groups, ChoosableGroupsOf(args, args.attention.tokens[t]));
+    ScoredToken scored = RowsOfGroups(args, GroupsBelow(ChoosableGroupsOf(args, args.attention.tokens[t])));
+    scored.n_columns = first_columns;
+    scored.by_means = true;
+    return scored;
   });
 }
 
 std::vector<GroupScores> ScoreCandidatesReference(
-    const ScoreReferenceArgs& args, uint32_t block_groups,
-    std::span<const std::vector<uint32_t>> candidates_of_token) {
+    const ScoreReferenceArgs& args, std::span<const std::vector<uint32_t>> candidates_of_token) {
   return ScoreAll(args, [&](size_t t) {
-    const uint32_t n_groups = ChoosableGroupsOf(args, args.attention.tokens[t]);
-    std::vector<uint32_t> groups(n_groups);
-    std::iota(groups.begin(), groups.end(), 0U);
-    if (!candidates_of_token[t].empty())
-      groups = GroupsOfBlocks(candidates_of_token[t], block_groups, n_groups);
-    return RowsOfGroups(args, groups);
+    if (!candidates_of_token[t].empty()) return RowsOfGroups(args, candidates_of_token[t]);
+    return RowsOfGroups(args, GroupsBelow(ChoosableGroupsOf(args, args.attention.tokens[t])));
   });
-}
-
-std::vector<uint32_t> GroupsOfBlocks(std::span<const uint32_t> candidates, uint32_t block_groups,
-                                     uint32_t n_groups) {
-  std::vector<uint32_t> groups;
-  for (const uint32_t block : candidates) {
-    for (uint32_t g = block * block_groups; g < std::min((block + 1) * block_groups, n_groups); ++g)
-      groups.push_back(g);
-  }
-  return groups;
 }
 
 std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint32_t n_pinned,

@@ -44,17 +44,13 @@ struct GroupScores {
 // Lists [n_tokens, kPerKvHead ? n_kv_heads : 1].
 std::vector<GroupScores> ScoreGroupsReference(const ScoreReferenceArgs& args);
 
-// Blocks of ScoreArgs::block_groups, of one list per token: their scores, of the first stage.
-std::vector<GroupScores> ScoreBlocksReference(const ScoreReferenceArgs& args, uint32_t block_groups);
+// The first of two stages, of one list per token: every group's scores by mean queries and first columns.
+std::vector<GroupScores> ScoreFirstReference(const ScoreReferenceArgs& args, uint32_t first_columns);
 
-// The second stage: the scores of the groups of `candidates`, ascending blocks of each token, one group after
-// another. candidates_of_token[t] empty: of all groups.
-std::vector<GroupScores> ScoreCandidatesReference(const ScoreReferenceArgs& args, uint32_t block_groups,
+// The second stage: the scores of `candidates`, ascending groups of each token, one after another.
+// candidates_of_token[t] empty: of all groups.
+std::vector<GroupScores> ScoreCandidatesReference(const ScoreReferenceArgs& args,
                                                   std::span<const std::vector<uint32_t>> candidates_of_token);
-
-// The groups of n that `candidates` hold, ascending.
-std::vector<uint32_t> GroupsOfBlocks(std::span<const uint32_t> candidates, uint32_t block_groups,
-                                     uint32_t n_groups);
 
 // The n_chosen groups with the largest scores, the lower of equals, the first n_pinned among them; ascending.
 std::vector<uint32_t> SelectGroupsReference(std::span<const float> scores, uint32_t n_pinned,

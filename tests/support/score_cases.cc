@@ -32,9 +32,9 @@ std::string Describe(const ScoreCase& c) {
          (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
          (c.per_weight ? "per weight, " : "") +
          (c.n_sampled != 0 ? std::to_string(c.n_sampled) + " drawn, " : "") +
-         (c.block_groups != 0
-              ? std::to_string(c.n_candidate_blocks) + " blocks of " + std::to_string(c.block_groups) + ", "
-              : "") +
+         (c.n_candidates != 0 ? std::to_string(c.n_candidates) + " candidates by " +
+                                    std::to_string(c.first_columns) + " columns, "
+                              : "") +
          std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
          std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
 }
@@ -155,54 +155,48 @@ std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreA
   return scratch.subspan(plan.groups.scores_begin + list * plan.groups.scores_stride, count);
 }
 
-// Blocks of a token of which not all are candidates.
+// Whether not all groups that a token can choose from are candidates.
 bool HasStages(const ScoreCase& c, size_t token) {
-  if (c.block_groups == 0) return false;
   const uint32_t n_groups =
       ChoosableEntriesReference(c.tokens[token].position, c.window_tokens, c.index.group_tokens) /
       c.index.group_tokens;
-  return CeilDiv(n_groups, c.block_groups) > c.n_candidate_blocks;
+  return c.n_candidates != 0 && n_groups > c.n_candidates;
 }
 
-// The candidates of a token with two stages, where a device's plan says where they are: blocks, ascending.
-// The scores are then those of their groups, one after another.
+// The candidates of a token with two stages, where a device's plan says where they are: ascending.
+// The scores are then theirs, one after another.
 std::span<const uint32_t> CandidatesOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
                                        std::span<const uint32_t> scratch, size_t token) {
   if (AsHost(device) != nullptr) {
     const host::ScoreLayout layout = host::LayOutScores(args);
     return scratch.subspan(layout.candidates_begin + token * host::ScoreLayout::candidate_words(args) + 1,
-                           c.n_candidate_blocks);
+                           c.n_candidates);
   }
   const VulkanComputeDevice* vulkan = AsVulkan(device);
   if (vulkan == nullptr) return {};
   const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
-  return scratch.subspan(plan.candidates_begin + token * plan.candidate_words + 1, c.n_candidate_blocks);
+  return scratch.subspan(plan.candidates_begin + token * plan.candidate_words + 1, c.n_candidates);
 }
 
-// Ascending blocks, those of pinned groups among them, and none for which a better one was left out.
-void ExpectGoodCandidates(Device& device, const ScoreCase& c, const GroupScores& blocks,
+// Ascending groups, those that are pinned among them, and none for which a better one was left out.
+void ExpectGoodCandidates(Device& device, const ScoreCase& c, const GroupScores& first,
                           std::span<const uint32_t> found) {
   SCOPED_TRACE(::testing::Message() << "candidates: " << Describe(c));
-  const uint32_t n_pinned = CeilDiv(c.n_pinned, c.block_groups);
-  std::vector<bool> is_candidate(blocks.scores.size());
+  std::vector<bool> is_candidate(first.scores.size());
   for (size_t i = 0; i < found.size(); ++i) {
-    ASSERT_LT(found[i], blocks.scores.size());
+    ASSERT_LT(found[i], first.scores.size());
     ASSERT_TRUE(i == 0 || found[i - 1] < found[i]) << found[i] << " after " << found[i - 1];
     is_candidate[found[i]] = true;
   }
   double worst = std::numeric_limits<double>::infinity();
   double best_left_out = -std::numeric_limits<double>::infinity();
-  for (size_t block = 0; block < blocks.scores.size(); ++block) {
-    const double score = blocks.scores[block];
-    double tolerance = ScoreTolerance(device, c, blocks.magnitude, score);
-    // Means are of 11 bits.
-    if (AsHost(device) == nullptr) {
-      tolerance += blocks.magnitude * 0x1p-12 * (c.reduction == HeadReduction::kSum ? 1.0 : 2 * score);
-    }
-    if (is_candidate[block]) {
-      if (block >= n_pinned) worst = std::min(worst, score + tolerance);
+  for (size_t group = 0; group < first.scores.size(); ++group) {
+    const double score = first.scores[group];
+    const double tolerance = ScoreTolerance(device, c, first.magnitude, score);
+    if (is_candidate[group]) {
+      if (group >= c.n_pinned) worst = std::min(worst, score + tolerance);
     } else {
-      ASSERT_GE(block, n_pinned) << "block " << block << " has pinned groups";
+      ASSERT_GE(group, c.n_pinned);
       best_left_out = std::max(best_left_out, score - tolerance);
     }
   }
@@ -215,19 +209,18 @@ std::vector<std::vector<uint32_t>> CandidatesOfTokens(Device& device, const Scor
                                                       const ScoreInputs& inputs,
                                                       std::span<const uint32_t> scratch) {
   std::vector<std::vector<uint32_t>> candidates(c.tokens.size());
-  if (c.block_groups == 0) return candidates;
-  const std::vector<GroupScores> blocks = ScoreBlocksReference(inputs.reference, c.block_groups);
+  if (c.n_candidates == 0) return candidates;
+  const std::vector<GroupScores> first = ScoreFirstReference(inputs.reference, c.first_columns);
   for (size_t token = 0; token < c.tokens.size(); ++token) {
     if (!HasStages(c, token)) continue;
     const auto found = CandidatesOf(device, c, inputs.args, scratch, token);
     if (!found.empty()) {
-      ExpectGoodCandidates(device, c, blocks[token], found);
+      ExpectGoodCandidates(device, c, first[token], found);
       candidates[token].assign(found.begin(), found.end());
       continue;
     }
-    const std::vector<float> scores(blocks[token].scores.begin(), blocks[token].scores.end());
-    candidates[token] =
-        SelectGroupsReference(scores, CeilDiv(c.n_pinned, c.block_groups), c.n_candidate_blocks);
+    const std::vector<float> scores(first[token].scores.begin(), first[token].scores.end());
+    candidates[token] = SelectGroupsReference(scores, c.n_pinned, c.n_candidates);
   }
   return candidates;
 }
@@ -391,8 +384,8 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
           .mass_share = c.mass_share,
           .n_sampled = c.n_sampled,
           .sample_seed = c.sample_seed,
-          .block_groups = c.block_groups,
-          .n_candidate_blocks = c.n_candidate_blocks,
+          .n_candidates = c.n_candidates,
+          .first_columns = c.first_columns,
           .scratch = nullptr,
           .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * c.choice_list().words()))};
   if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
@@ -413,17 +406,13 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   const auto candidates = CandidatesOfTokens(run.device(), c, inputs, words);
   if (::testing::Test::HasFatalFailure()) return;
   const std::vector<GroupScores> expected =
-      ScoreCandidatesReference(inputs.reference, c.block_groups, candidates);
+      ScoreCandidatesReference(inputs.reference, candidates);
   ASSERT_EQ(expected.size(), c.n_lists());
   for (size_t list = 0; list < expected.size(); ++list) {
     const auto whole = std::span(chosen).subspan(list * list_words, list_words);
     std::vector<uint32_t> found(whole.begin(), whole.begin() + 1 + c.n_chosen);
-    if (const auto& blocks = candidates[list / c.lists_of_token()]; !blocks.empty()) {
-      const uint32_t n_groups = ChoosableEntriesReference(c.tokens[list / c.lists_of_token()].position,
-                                                          c.window_tokens, c.index.group_tokens) /
-                                c.index.group_tokens;
-      found = AsPlaces(found, GroupsOfBlocks(blocks, c.block_groups, n_groups));
-    }
+    if (const auto& groups = candidates[list / c.lists_of_token()]; !groups.empty())
+      found = AsPlaces(found, groups);
     const auto scores = ScoresOf(run.device(), c, inputs.args, scratch, list, expected[list].scores.size());
     const auto weights = inputs.WeightsOf(c, list);
     if (!scores.empty()) ExpectScores(run.device(), c, scores, list, expected[list], weights, found);

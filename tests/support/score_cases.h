@@ -39,8 +39,8 @@ struct ScoreCase {
   uint32_t most_weight = 0;  // above 0: groups weigh 0 to kLargestWeight, by chance
   bool per_weight = false;
   QueryForm query_form = QueryForm::kProjected;
-  uint32_t block_groups = 0;  // ScoreArgs::block_groups
-  uint32_t n_candidate_blocks = 0;
+  uint32_t n_candidates = 0;  // as in ScoreArgs
+  uint32_t first_columns = 0;
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
 

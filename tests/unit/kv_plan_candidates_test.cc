@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <utility>
 
 namespace kvrun::testing {
 namespace {
@@ -13,19 +13,16 @@ CandidateInput Of1B(uint32_t n_ctx, uint32_t n_chosen) {
           .rank = 64,
           .group_tokens = 4,
           .n_groups = n_ctx / 4,
-          .n_pinned = 1,
           .n_chosen = n_chosen};
 }
-
-uint32_t Groups(const CandidatePlan& plan) { return plan.block_groups * plan.n_blocks; }
 
 TEST(KvPlanCandidates, ALongContextHasTwoStages) {
   for (const uint32_t n_ctx : {8192U, 32768U, 131072U}) {
     const uint32_t n_chosen = n_ctx / 4 / 16;
     const CandidatePlan plan = PlanCandidates(Of1B(n_ctx, n_chosen));
-    EXPECT_EQ(plan.block_groups, 8U);
-    EXPECT_GE(Groups(plan), 2 * n_chosen);
-    EXPECT_LE(Groups(plan), n_ctx / 4 / 2);
+    EXPECT_EQ(plan.first_columns, 32U);
+    EXPECT_GE(plan.n_groups, 2 * n_chosen);
+    EXPECT_LE(plan.n_groups, n_ctx / 4 / 2);
   }
 }
 
@@ -38,12 +35,14 @@ TEST(KvPlanCandidates, CandidatesHaveRoomForWhatIsChosen) {
         input.group_tokens = group;
         input.n_groups = n_ctx / group;
         const CandidatePlan plan = PlanCandidates(input);
-        if (plan.block_groups == 0) {
-          EXPECT_EQ(plan.n_blocks, 0U);
+        if (plan.n_groups == 0) {
+          EXPECT_EQ(plan.first_columns, 0U);
           continue;
         }
-        EXPECT_GE(Groups(plan), n_chosen + plan.block_groups);
-        EXPECT_LE(Groups(plan), input.n_groups / 2 + plan.block_groups);
+        EXPECT_GE(plan.n_groups, n_chosen);
+        EXPECT_LE(plan.n_groups, input.n_groups / 2);
+        EXPECT_GE(plan.first_columns, 1U);
+        EXPECT_LE(plan.first_columns, input.rank);
       }
     }
   }
@@ -51,25 +50,35 @@ TEST(KvPlanCandidates, CandidatesHaveRoomForWhatIsChosen) {
 
 TEST(KvPlanCandidates, ScoresThatTakeLittleHaveOneStage) {
   CandidateInput input = Of1B(8192, 128);
-  EXPECT_GT(PlanCandidates(input).n_blocks, 0U);
+  EXPECT_GT(PlanCandidates(input).n_groups, 0U);
   input.n_queries = 9;
   input.rank = 24;
-  EXPECT_EQ(PlanCandidates(input).n_blocks, 0U);
-  EXPECT_EQ(PlanCandidates(Of1B(2048, 32)).n_blocks, 0U);
+  EXPECT_EQ(PlanCandidates(input).n_groups, 0U);
+  EXPECT_EQ(PlanCandidates(Of1B(2048, 32)).n_groups, 0U);
 }
 
 TEST(KvPlanCandidates, ALargeChoiceHasOneStage) {
-  EXPECT_GT(PlanCandidates(Of1B(32768, 700)).n_blocks, 0U);
-  EXPECT_EQ(PlanCandidates(Of1B(32768, 4096)).n_blocks, 0U);
+  EXPECT_GT(PlanCandidates(Of1B(32768, 700)).n_groups, 0U);
+  EXPECT_EQ(PlanCandidates(Of1B(32768, 4096)).n_groups, 0U);
 }
 
-// Candidates grow with what is chosen.
+// Wide indexes are looked at in part, narrow ones as a whole.
+TEST(KvPlanCandidates, ColumnsOfTheFirstStage) {
+  CandidateInput input = Of1B(131072, 700);
+  for (const auto& [rank, columns] : {std::pair{24U, 24U}, {32U, 32U}, {64U, 32U}, {128U, 32U}, {256U, 64U}}) {
+    input.rank = rank;
+    EXPECT_EQ(PlanCandidates(input).first_columns, columns);
+  }
+}
+
+// Candidates grow with what is chosen, as long as there are any.
 TEST(KvPlanCandidates, MoreChosenMoreCandidates) {
   uint32_t last = 0;
   for (uint32_t n_chosen = 1; n_chosen < 1000; n_chosen += 13) {
     const CandidatePlan plan = PlanCandidates(Of1B(32768, n_chosen));
-    EXPECT_GE(plan.n_blocks, last);
-    last = plan.n_blocks;
+    if (plan.n_groups == 0) continue;
+    EXPECT_GT(plan.n_groups, last);
+    last = plan.n_groups;
   }
   EXPECT_GT(last, 0U);
 }

@@ -42,15 +42,16 @@ struct Section {
   uint64_t words;
 };
 
-void AddSections(const ScorePlan& plan, const ScorePass& pass, const ScoreArgs& args, uint32_t group_rows,
+void AddSections(const ScorePlan& plan, const ScorePass& pass, const ScoreArgs& args,
                  std::vector<Section>& sections) {
+  const uint32_t group_rows = args.index_shape.rows();
   const uint64_t tokens = args.attention.n_tokens;
   sections.push_back({pass.scores_begin, tokens * plan.n_lists * pass.scores_stride});
   if (args.reduction == HeadReduction::kSum) return;
-  sections.push_back({pass.softmaxes_begin, tokens * plan.n_rows * pass.workgroups * 2});
+  sections.push_back({pass.softmaxes_begin, tokens * pass.n_rows * pass.workgroups * 2});
   if (pass.keeps) {
-    sections.push_back({pass.kept_begin, tokens * plan.n_rows * pass.scores_stride});
-  } else if (plan.list_rows() > plan.heads) {
+    sections.push_back({pass.kept_begin, tokens * pass.n_rows * pass.scores_stride});
+  } else if (plan.list_rows(pass) > pass.heads) {
     const uint64_t entries = uint64_t{pass.n_units} * std::max(4U, (group_rows + 3) / 4 * 4);
     sections.push_back({pass.totals_begin, tokens * plan.n_lists * entries});
   }
@@ -60,17 +61,18 @@ std::vector<Section> SectionsOf(const ScorePlan& plan, const ScoreArgs& args) {
   const IndexShape& index = args.index_shape;
   const uint64_t tokens = args.attention.n_tokens;
   std::vector<Section> sections = {{plan.z_begin, tokens * plan.n_rows * index.rank}};
-  AddSections(plan, plan.groups, args, index.rows(), sections);
+  AddSections(plan, plan.groups, args, sections);
   if (plan.has_stages) {
-    AddSections(plan, plan.blocks, args, 1, sections);
-    sections.push_back({plan.means_begin, tokens * plan.blocks.scores_stride * ((index.rank + 1) / 2)});
-    sections.push_back({plan.candidates_begin, tokens * (1 + args.n_candidate_blocks)});
+    sections.push_back({plan.first_z_begin, tokens * plan.n_first_rows * index.rank});
+    AddSections(plan, plan.first, args, sections);
+    sections.push_back({plan.candidates_begin, tokens * (1 + args.n_candidates)});
   }
   std::sort(sections.begin(), sections.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   return sections;
 }
 
-void CheckPass(const ScorePlan& plan, const ScorePass& pass, uint32_t n_groups, uint32_t group_rows) {
+void CheckPass(const ScorePlan& plan, const ScorePass& pass, const ScoreArgs& args, uint32_t n_groups) {
+  const uint32_t group_rows = args.index_shape.rows();
   const uint32_t unit_groups = group_rows == 1 ? 4 : group_rows == 2 ? 2 : 1;
   EXPECT_GE(pass.n_units * unit_groups, n_groups);
   EXPECT_GE(pass.scores_stride, n_groups);
@@ -79,6 +81,38 @@ void CheckPass(const ScorePlan& plan, const ScorePass& pass, uint32_t n_groups, 
   EXPECT_GE(pass.group_workgroups, 1U);
   EXPECT_LE((pass.workgroups - 1) * plan.local_size, pass.n_units);
   EXPECT_LE((pass.group_workgroups - 1) * plan.local_size, pass.n_units);
+  EXPECT_EQ(pass.n_rows % plan.n_lists, 0U);
+  const std::string type(IndexTypeName(args.index_shape.type));
+  if (args.reduction == HeadReduction::kSum) {
+    EXPECT_NE(FindShader("score_sum_" + type + "_floor"), nullptr);
+    EXPECT_EQ(pass.heads, 1U);
+    return;
+  }
+  const std::string heads = std::to_string(pass.heads);
+  EXPECT_NE(FindShader("score_rows" + heads + "_" + type + "_floor"), nullptr);
+  EXPECT_NE(FindShader("project_score_rows" + heads + "_" + type + "_wide"), nullptr);
+  EXPECT_NE(FindShader("score_groups" + heads + "_" + type + "_floor"), nullptr);
+  // Of z, and where it is projected of inputs and norms: of the floor's 16 KiB of shared memory.
+  EXPECT_LE(
+      (pass.heads * (KVRUN_SHARED_INDEX_RANK + KVRUN_MAX_PROJECTED_HEAD_DIM) + KVRUN_MAX_NORMED_HEADS) * 4U,
+      15U * 1024U);
+  EXPECT_TRUE(pass.keeps || pass.group_workgroups >= pass.workgroups);
+}
+
+// The first stage scores all groups by few rows, after all rows of z were made; the second one the
+// candidates.
+void CheckStages(const ScorePlan& plan, const ScoreArgs& args) {
+  EXPECT_NE(FindShader("mean_queries_f32_floor"), nullptr);
+  EXPECT_FALSE(plan.projects_in_scores);
+  EXPECT_EQ(plan.n_rows % plan.n_first_rows, 0U);
+  EXPECT_EQ(plan.n_first_rows,
+            args.reduction == HeadReduction::kSum ? 1U : args.attention.kv_shape.n_kv_heads);
+  EXPECT_EQ(plan.first.n_rows, plan.n_first_rows);
+  EXPECT_EQ(plan.first.z_begin, plan.first_z_begin);
+  EXPECT_EQ(plan.first.stage, static_cast<uint32_t>(KVRUN_SCORE_FIRST));
+  EXPECT_EQ(plan.groups.stage, static_cast<uint32_t>(KVRUN_SCORE_CANDIDATES));
+  EXPECT_EQ(plan.candidate_words, 1 + args.n_candidates);
+  CheckPass(plan, plan.first, args, args.index_shape.n_groups);
 }
 
 void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
@@ -94,28 +128,12 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
     end = section.begin + section.words;
   }
   EXPECT_LE(end, plan.scratch_words);
-  const uint32_t n_blocks = args.block_groups == 0 ? 0 : (index.n_groups - 1) / args.block_groups + 1;
-  ASSERT_EQ(plan.has_stages, n_blocks > args.n_candidate_blocks);
-  if (plan.has_stages) CheckPass(plan, plan.blocks, n_blocks, 1);
-  const uint32_t n_scored = plan.has_stages ? args.n_candidate_blocks * args.block_groups : index.n_groups;
-  CheckPass(plan, plan.groups, n_scored, index.rows());
+  ASSERT_EQ(plan.has_stages, args.n_candidates != 0 && index.n_groups > args.n_candidates);
+  if (plan.has_stages) CheckStages(plan, args);
+  EXPECT_EQ(plan.groups.n_rows, plan.n_rows);
+  EXPECT_EQ(plan.groups.z_begin, plan.z_begin);
+  CheckPass(plan, plan.groups, args, plan.has_stages ? args.n_candidates : index.n_groups);
   EXPECT_LE(plan.local_size, 128U);
-  EXPECT_EQ(plan.n_rows % plan.n_lists, 0U);
-  const std::string type(IndexTypeName(index.type));
-  if (args.reduction == HeadReduction::kSum) {
-    EXPECT_NE(FindShader("score_sum_" + type + "_floor"), nullptr);
-    EXPECT_EQ(plan.heads, 1U);
-    return;
-  }
-  const std::string heads = std::to_string(plan.heads);
-  EXPECT_NE(FindShader("score_rows" + heads + "_" + type + "_floor"), nullptr);
-  EXPECT_NE(FindShader("project_score_rows" + heads + "_" + type + "_wide"), nullptr);
-  EXPECT_NE(FindShader("score_groups" + heads + "_" + type + "_floor"), nullptr);
-  // Of z, and where it is projected of inputs and norms: of the floor's 16 KiB of shared memory.
-  EXPECT_LE(
-      (plan.heads * (KVRUN_SHARED_INDEX_RANK + KVRUN_MAX_PROJECTED_HEAD_DIM) + KVRUN_MAX_NORMED_HEADS) * 4U,
-      15U * 1024U);
-  EXPECT_TRUE(plan.groups.keeps || plan.groups.group_workgroups >= plan.groups.workgroups);
 }
 
 TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
@@ -146,9 +164,9 @@ TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
                   CheckPlan(device, is_cpu, args);
                 }
                 if (reduction == HeadReduction::kPerKvHead) continue;
-                for (const auto& [block, candidates] : {std::pair{1U, 9U}, {4U, 9U}, {5U, 3U}}) {
-                  args.block_groups = block;
-                  args.n_candidate_blocks = candidates;
+                args.first_columns = 8;
+                for (const uint32_t n_candidates : {9U, 42U, 5000U}) {
+                  args.n_candidates = n_candidates;
                   CheckPlan(device, is_cpu, args);
                 }
               }
@@ -171,31 +189,43 @@ TEST(ScorePlan, ScratchIsSmall) {
 }
 
 // Of each row and entry there are two bytes in the budget, and of each group four (kv_plan_sizes.cc); z and
-// softmaxes are a part of any step's scratch.
+// softmaxes are a part of any step's scratch. Two stages, of which the first one's rows and the second one's
+// groups are a quarter each, keep less than one.
 TEST(ScorePlan, WhatIsKeptIsInTheBudget) {
   for (const bool is_cpu : {false, true}) {
     for (const uint32_t rows : {1U, 2U, 3U, 4U, 8U}) {
-      for (const uint32_t block : {0U, 4U}) {
+      for (const uint32_t n_candidates : {0U, 2048 / rows}) {
         const IndexShape index{KvType::kInt4, 64, rows, 8192 / rows, 1};
         ScoreArgs args = ArgsOf(32, 8, HeadReduction::kSoftmax, index, 1);
         args.group_score = GroupScore::kMass;
-        args.block_groups = block;
-        args.n_candidate_blocks = 2048 / rows / 4;
+        args.n_candidates = n_candidates;
+        args.first_columns = 32;
         const ScorePlan plan = PlanScore({}, is_cpu, args);
         EXPECT_EQ(plan.groups.keeps, rows >= 2);  // of a CPU, as they are more than one dispatch takes
-        const uint64_t others =
-            uint64_t{plan.n_rows} * (64 + 2 * plan.groups.workgroups + 2 * plan.blocks.workgroups) * 4;
+        const uint64_t others = uint64_t{plan.n_rows} * (64 + 2 * plan.groups.workgroups) * 4 +
+                                uint64_t{plan.n_first_rows} * (64 + 2 * plan.first.workgroups) * 4;
         EXPECT_LE(plan.scratch_words * 4, others + uint64_t{32} * 8192 * 2 + 8192 / rows * 4 + 64) << rows;
       }
     }
   }
 }
 
+// Where a softmax is of each head, the first stage may be of so few rows that they go together as such.
+TEST(ScorePlan, FewRowsFirst) {
+  const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
+  ScoreArgs args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
+  args.n_candidates = 20;
+  args.first_columns = 16;
+  const ScorePlan plan = PlanScore({}, false, args);
+  EXPECT_EQ(plan.first.heads, 3U);
+  EXPECT_EQ(plan.groups.heads, 9U);
+}
+
 // A workgroup's shared memory has room for many rows of as many columns; a CPU's registers have less.
 TEST(ScorePlan, ManyRowsTogetherWhereTheyFit) {
   const auto heads = [](const DevicePlan& device, bool is_cpu, uint32_t rank) {
     const IndexShape index{KvType::kInt4, rank, 4, 100, 1};
-    return PlanScore(device, is_cpu, ArgsOf(32, 8, HeadReduction::kSoftmax, index, 1)).heads;
+    return PlanScore(device, is_cpu, ArgsOf(32, 8, HeadReduction::kSoftmax, index, 1)).groups.heads;
   };
   for (const uint32_t rank : {24U, 64U, 128U, static_cast<uint32_t>(KVRUN_SHARED_INDEX_RANK)})
     EXPECT_EQ(heads({}, false, rank), 9U) << rank;
@@ -243,6 +273,10 @@ TEST(ScorePlan, ACpuProjectsAQueryWhereItScores) {
   EXPECT_TRUE(projects(args));
   args.attention.kv_shape.head_dim = 2 * KVRUN_MAX_PROJECTED_HEAD_DIM;
   EXPECT_FALSE(projects(args)) << "wider than it has memory for";
+  args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
+  args.n_candidates = 20;
+  args.first_columns = 16;
+  EXPECT_FALSE(projects(args)) << "the first stage needs z before";
   const IndexShape wide{KvType::kInt4, KVRUN_SHARED_INDEX_RANK + 1, 4, 100, 1};
   EXPECT_FALSE(projects(ArgsOf(9, 3, HeadReduction::kSoftmax, wide, 1)));
 }

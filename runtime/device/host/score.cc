@@ -24,72 +24,71 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
-constexpr size_t kCopyGrain = 64;  // blocks
+constexpr size_t kCopyGrain = 64;  // groups
+
+// What a stage scores, and by what.
+struct Scored {
+  const uint8_t* index;
+  const uint8_t* index_end;
+  size_t n_entries;
+  const float* z;  // [n_rows, n_columns]
+  float* scores;
+};
 
 // One stage: scratch of the pool, cut into what all workers share and each one's own.
 struct StageMemory {
-  StageMemory(const ScoreArgs& args, const ScoreLayout& layout, bool are_blocks, size_t n_entries,
-              size_t n_workers)
-      : tiling(args, kVectors * VectorLanes(), are_blocks),
-        rank(args.index_shape.rank),
-        n_rows(layout.n_rows),
+  StageMemory(const ScoreArgs& args, size_t rows, size_t columns, size_t n_entries, size_t n_workers)
+      : tiling(args, kVectors * VectorLanes()),
+        n_rows(rows),
+        n_columns(columns),
         kept_bytes(KeptBytesOf(tiling, n_rows, n_entries, n_workers)),
-        sizes(nullptr, tiling, rank, n_rows, VectorLanes(), kept_bytes) {
+        sizes(nullptr, tiling, n_columns, n_rows, VectorLanes(), kept_bytes) {
     const size_t n_tiles =
         CeilDiv(n_entries, tiling.unit_entries) * CeilDiv(tiling.unit_entries, tiling.tile_entries);
     // The first worker's scratch begins with what the first pass finds, and rounded queries.
     first_pass_bytes = RoundUp<size_t>(FirstPass::Bytes(n_rows, n_tiles), 64);
-    shared_bytes = first_pass_bytes + RoundUp<size_t>(RoundedQueries::Bytes(n_rows, rank), 64);
+    shared_bytes = first_pass_bytes + RoundUp<size_t>(RoundedQueries::Bytes(n_rows, n_columns), 64);
   }
   size_t n_bytes() const { return shared_bytes + sizes.n_bytes; }
   WorkerMemory OfWorker(ThreadPool& pool, size_t worker) const {
     std::byte* const own = pool.Scratch(static_cast<uint32_t>(worker), n_bytes()) + shared_bytes;
-    return WorkerMemory(own, tiling, rank, n_rows, VectorLanes(), kept_bytes);
+    return WorkerMemory(own, tiling, n_columns, n_rows, VectorLanes(), kept_bytes);
   }
 
   Tiling tiling;
-  size_t rank;
   size_t n_rows;
+  size_t n_columns;
   size_t kept_bytes;
   WorkerMemory sizes;
   size_t first_pass_bytes;
   size_t shared_bytes;
 };
 
-// What of an index a stage scores.
-struct Scored {
-  const uint8_t* index;
-  const uint8_t* index_end;
-  size_t n_rows;
-  size_t block_rows = 0;  // as in Scoring
-};
-
 void ScoreStage(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, const StageMemory& stage,
-                const Scored& scored, size_t token, bool rounds, float* scores) {
-  const size_t rank = args.index_shape.rank;
-  float* const scratch = Data<float>(args.scratch);
+                const Scored& scored, bool rounds) {
   std::byte* const shared = pool.Scratch(0, stage.n_bytes());
-  const Scoring s{.args = args,
-                  .layout = layout,
-                  .tiling = stage.tiling,
-                  .index = scored.index,
-                  .index_end = scored.index_end,
-                  .z = scratch + token * layout.n_rows * rank,
-                  .softmaxes = reinterpret_cast<Softmax*>(scratch + layout.softmaxes_begin),
-                  .scores = scores,
-                  .n_entries = CeilDiv(scored.n_rows, std::max<size_t>(1, scored.block_rows)),
-                  .block_rows = scored.block_rows,
-                  .n_index_rows = scored.n_rows,
-                  .first_pass = FirstPass(shared, layout.n_rows),
-                  .rounded = RoundedQueries(shared + stage.first_pass_bytes, layout.n_rows, rank),
-                  .rounds = rounds};
+  const Scoring s{
+      .args = args,
+      .layout = layout,
+      .tiling = stage.tiling,
+      .index = scored.index,
+      .index_end = scored.index_end,
+      .z = scored.z,
+      .n_rows = stage.n_rows,
+      .n_columns = stage.n_columns,
+      .softmaxes = reinterpret_cast<Softmax*>(Data<float>(args.scratch) + layout.softmaxes_begin),
+      .scores = scored.scores,
+      .n_entries = scored.n_entries,
+      .first_pass = FirstPass(shared, stage.n_rows),
+      .rounded = RoundedQueries(shared + stage.first_pass_bytes, stage.n_rows, stage.n_columns),
+      .rounds = rounds};
   if (s.n_entries == 0) return;
-  if (rounds) s.rounded.Round(s.z, rank);
+  if (rounds) s.rounded.Round(s.z, s.n_columns);
   const size_t worker_spans = CeilDiv<size_t>(s.n_spans(), pool.size());
   const auto kept = [&](size_t span) {
     const size_t n_kept = stage.sizes.n_kept / worker_spans;
     return KeptTiles{stage.OfWorker(pool, span / worker_spans).kept +
-                         span % worker_spans * n_kept * layout.n_rows * stage.tiling.tile_weights,
+                         span % worker_spans * n_kept * stage.n_rows * stage.tiling.tile_weights,
                      n_kept};
   };
   if (args.reduction != HeadReduction::kSum) {
@@ -105,16 +104,26 @@ void ScoreStage(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layo
   });
 }
 
+// The index's rows of groups, one after another.
+void CopyGroups(ThreadPool& pool, const uint8_t* index, std::span<const uint32_t> groups, size_t group_bytes,
+                uint8_t* to) {
+  pool.ParallelFor(groups.size(), kCopyGrain, [&](size_t begin, size_t end, uint32_t) {
+    for (size_t i = begin; i < end; ++i)
+      std::memcpy(to + i * group_bytes, index + groups[i] * group_bytes, group_bytes);
+  });
+}
+
 // On scratch that Tilings of this target need.
 void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, bool exact) {
   const IndexShape& shape = args.index_shape;
   const size_t group_bytes = size_t{shape.group_words()} * 4;
+  const size_t n_entries = size_t{shape.n_groups} * shape.rows();
   const bool rounds = KVRUN_SCORES_ROUNDED && !exact && shape.type == KvType::kInt4 && shape.rank % 2 == 0;
-  const StageMemory rows(args, layout, false, size_t{shape.n_groups} * shape.rows(), pool.size());
-  std::optional<StageMemory> blocks;
-  if (args.block_groups != 0)
-    blocks.emplace(args, layout, true, CeilDiv(shape.n_groups, args.block_groups), pool.size());
-  pool.ReserveScratch(std::max(rows.n_bytes(), blocks ? blocks->n_bytes() : 0));
+  const StageMemory all(args, layout.n_rows, shape.rank, n_entries, pool.size());
+  std::optional<StageMemory> first;
+  if (args.n_candidates != 0)
+    first.emplace(args, layout.n_first_rows, args.first_columns, n_entries, pool.size());
+  pool.ReserveScratch(std::max(all.n_bytes(), first ? first->n_bytes() : 0));
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
   for (size_t token = 0; token < args.attention.n_tokens; ++token) {
@@ -122,26 +131,25 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, b
     const uint32_t n_groups = ChoosableGroups(args, row.position);
     const uint8_t* const index =
         Data<uint8_t>(args.index) + row.sequence * size_t{shape.n_groups} * group_bytes;
-    float* const scores = scratch + layout.scores_begin + token * layout.n_lists * shape.n_groups;
-    Scored scored{index, Data<uint8_t>(args.index) + args.index->size_bytes(),
-                  size_t{n_groups} * shape.rows()};
+    Scored scored{.index = index,
+                  .index_end = Data<uint8_t>(args.index) + args.index->size_bytes(),
+                  .n_entries = size_t{n_groups} * shape.rows(),
+                  .z = scratch + token * layout.n_rows * shape.rank,
+                  .scores = scratch + layout.scores_begin + token * layout.n_lists * shape.n_groups};
     if (HasStages(args, n_groups)) {
-      scored.block_rows = size_t{args.block_groups} * shape.rows();
-      ScoreStage(pool, args, layout, *blocks, scored, token, rounds, scratch + layout.blocks_begin);
-      const CandidateGroups candidates = SelectCandidates(args, layout, token, n_groups);
+      MeanQueries(args, layout, token);
+      Scored by_few = scored;
+      by_few.z = scratch + layout.first_z_begin;
+      by_few.scores = scratch + layout.first_scores_begin;
+      ScoreStage(pool, args, layout, *first, by_few, rounds);
+      const auto candidates = SelectCandidates(args, layout, token, n_groups);
       auto* const copy = reinterpret_cast<uint8_t*>(scratch + layout.copy_begin);
-      const size_t block_bytes = args.block_groups * group_bytes;
-      pool.ParallelFor(candidates.blocks.size(), kCopyGrain, [&](size_t begin, size_t end, uint32_t) {
-        for (size_t i = begin; i < end; ++i) {
-          const size_t from = candidates.blocks[i];
-          const size_t n = std::min<size_t>(args.block_groups, n_groups - from * args.block_groups);
-          std::memcpy(copy + i * block_bytes, index + from * block_bytes, n * group_bytes);
-        }
-      });
-      scored = {copy, reinterpret_cast<const uint8_t*>(scratch + layout.n_floats),
-                size_t{candidates.n_groups} * shape.rows()};
+      CopyGroups(pool, index, candidates, group_bytes, copy);
+      scored.index = copy;
+      scored.index_end = reinterpret_cast<const uint8_t*>(scratch + layout.n_floats);
+      scored.n_entries = candidates.size() * shape.rows();
     }
-    ScoreStage(pool, args, layout, rows, scored, token, rounds, scores);
+    ScoreStage(pool, args, layout, all, scored, rounds);
   }
 }
 
@@ -187,12 +195,13 @@ ScoreLayout LayOutScores(const ScoreArgs& args) {
   take(n_tokens * layout.n_rows * args.index_shape.rank);
   if (args.reduction != HeadReduction::kSum) layout.softmaxes_begin = take(kScoreSpans * layout.n_rows * 2);
   layout.scores_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
-  if (args.block_groups != 0) {
-    layout.blocks_begin = take(CeilDiv(args.index_shape.n_groups, args.block_groups));
-    layout.candidates_begin = take(n_tokens * layout.candidate_words(args));
+  if (args.n_candidates != 0) {
+    layout.n_first_rows = args.reduction == HeadReduction::kSum ? 1 : args.attention.kv_shape.n_kv_heads;
+    layout.first_z_begin = take(size_t{layout.n_first_rows} * args.first_columns);
+    layout.first_scores_begin = take(args.index_shape.n_groups);
+    layout.candidates_begin = take(n_tokens * ScoreLayout::candidate_words(args));
     // Rows may be read on for 16 bytes.
-    layout.copy_begin =
-        take(args.n_candidate_blocks * args.block_groups * args.index_shape.group_words() + 4);
+    layout.copy_begin = take(size_t{args.n_candidates} * args.index_shape.group_words() + 4);
   }
   if (args.per_weight) layout.divided_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
   return layout;
@@ -205,29 +214,37 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
 }
 
 bool HasStages(const ScoreArgs& args, uint32_t n_groups) {
-  return args.block_groups != 0 && CeilDiv(n_groups, args.block_groups) > args.n_candidate_blocks;
+  return args.n_candidates != 0 && n_groups > args.n_candidates;
 }
 
-CandidateGroups CandidatesOf(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
-                             uint32_t n_groups) {
+void MeanQueries(const ScoreArgs& args, const ScoreLayout& layout, size_t token) {
+  const size_t rank = args.index_shape.rank;
+  const size_t n_columns = args.first_columns;
+  const size_t group = layout.n_rows / layout.n_first_rows;
+  const float* from = Data<float>(args.scratch) + token * layout.n_rows * rank;
+  float* to = Data<float>(args.scratch) + layout.first_z_begin;
+  std::fill_n(to, layout.n_first_rows * n_columns, 0.0F);
+  const float factor = 1.0F / static_cast<float>(group);
+  for (size_t row = 0; row < layout.n_rows; ++row, from += rank) {
+    float* const mean = to + row / group * n_columns;
+    for (size_t i = 0; i < n_columns; ++i) mean[i] += factor * from[i];
+  }
+}
+
+std::span<const uint32_t> CandidatesOf(const ScoreArgs& args, const ScoreLayout& layout, size_t token) {
   const auto* const list =
       reinterpret_cast<const uint32_t*>(Data<float>(args.scratch) + layout.candidates_begin) +
-      token * layout.candidate_words(args);
-  CandidateGroups candidates{{list + 1, args.n_candidate_blocks},
-                             args.n_candidate_blocks * args.block_groups};
-  const uint32_t last_end = (candidates.blocks.back() + 1) * args.block_groups;
-  if (last_end > n_groups) candidates.n_groups -= last_end - n_groups;
-  return candidates;
+      token * ScoreLayout::candidate_words(args);
+  return {list + 1, list[0]};
 }
 
-CandidateGroups SelectCandidates(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
-                                 uint32_t n_groups) {
+std::span<const uint32_t> SelectCandidates(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
+                                           uint32_t n_groups) {
   float* const scratch = Data<float>(args.scratch);
-  auto* const list =
-      reinterpret_cast<uint32_t*>(scratch + layout.candidates_begin) + token * layout.candidate_words(args);
-  SelectGroups(scratch + layout.blocks_begin, CeilDiv(n_groups, args.block_groups),
-               CeilDiv(args.n_pinned, args.block_groups), args.n_candidate_blocks, 0.0F, list);
-  return CandidatesOf(args, layout, token, n_groups);
+  auto* const list = reinterpret_cast<uint32_t*>(scratch + layout.candidates_begin) +
+                     token * ScoreLayout::candidate_words(args);
+  SelectGroups(scratch + layout.first_scores_begin, n_groups, args.n_pinned, args.n_candidates, 0.0F, list);
+  return CandidatesOf(args, layout, token);
 }
 
 uint64_t ScoreScratchBytes(const ScoreArgs& args) { return LayOutScores(args).n_floats * sizeof(float); }
@@ -244,18 +261,18 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact) {
   const auto select = [&](size_t list) {
     const StepToken& token = step->tokens[list / layout.n_lists];
     uint32_t n_choosable = ChoosableGroups(args, token.position);
-    const bool has_stages = HasStages(args, n_choosable);
-    const CandidateGroups candidates =
-        has_stages ? CandidatesOf(args, layout, list, n_choosable) : CandidateGroups{};
-    if (has_stages) n_choosable = candidates.n_groups;
+    std::span<const uint32_t> candidates;
+    if (HasStages(args, n_choosable)) {
+      candidates = CandidatesOf(args, layout, list);
+      n_choosable = static_cast<uint32_t>(candidates.size());
+    }
     uint32_t* const to = chosen + list * args.choice_list().words();
     const float* scores = scratch + layout.scores_begin + list * n_groups;
     if (args.weights == nullptr) {
       SelectGroups(scores, n_choosable, args.n_pinned, MostChosen(step->most_chosen, args.n_chosen),
                    args.mass_share, to);
       if (args.tells_scores) TellScores(scores, to + args.choice_list().scores_begin(), to);
-      for (uint32_t i = 1; has_stages && i <= to[0]; ++i)
-        to[i] = candidates.blocks[to[i] / args.block_groups] * args.block_groups + to[i] % args.block_groups;
+      for (uint32_t i = 1; !candidates.empty() && i <= to[0]; ++i) to[i] = candidates[to[i]];
       if (args.n_sampled == 0) return;
       const auto place = static_cast<uint32_t>(list % layout.n_lists);
       SampleGroups(scores, n_choosable, args.choice_list(),

@@ -13,21 +13,23 @@ namespace kvrun::host {
 // A row of z is a projected query, of one head or of several added up. In floats from the beginning of
 // scratch: z [n_tokens, n_rows, rank]; of one token's softmaxes, reference and sum over each span's entries
 // [kScoreSpans, n_rows, 2]; scores [n_tokens, n_lists, n_groups]; with per_weight as many more, divided. With
-// two stages, the blocks' scores of one token, candidates [n_tokens, candidate_words()], their number and
-// they, ascending, and the rows of one token's candidates; scores are then those of the candidates' groups,
-// one after another.
+// two stages, of one token: the first stage's rows of z [n_first_rows, first_columns], its scores [n_groups],
+// and the index's rows of the candidates; and candidates [n_tokens, candidate_words()], their number and they,
+// ascending. Scores are then those of the candidates, one after another.
 struct ScoreLayout {
   uint32_t n_rows = 0;   // of z, per token
   uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows
   size_t softmaxes_begin = 0;
   size_t scores_begin = 0;
   size_t divided_begin = 0;
-  size_t blocks_begin = 0;
+  uint32_t n_first_rows = 0;
+  size_t first_z_begin = 0;
+  size_t first_scores_begin = 0;
   size_t candidates_begin = 0;
   size_t copy_begin = 0;
   size_t n_floats = 0;
 
-  static size_t candidate_words(const ScoreArgs& args) { return size_t{1} + args.n_candidate_blocks; }
+  static size_t candidate_words(const ScoreArgs& args) { return size_t{1} + args.n_candidates; }
 };
 ScoreLayout LayOutScores(const ScoreArgs& args);
 
@@ -41,19 +43,15 @@ void ProjectQueries(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& 
 // Groups of a sequence that ends with `position` that can be chosen.
 uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);
 
-// Whether not all blocks of so many groups are candidates.
+// Whether not all of so many groups are candidates.
 bool HasStages(const ScoreArgs& args, uint32_t n_groups);
 
-// Where there are two stages: blocks, ascending, and how many groups they have together.
-struct CandidateGroups {
-  std::span<const uint32_t> blocks;
-  uint32_t n_groups = 0;
-};
-// By the blocks' scores, of a token that can choose from n_groups; and what was selected.
-CandidateGroups SelectCandidates(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
-                                 uint32_t n_groups);
-CandidateGroups CandidatesOf(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
-                             uint32_t n_groups);
+// Where there are two stages: the first stage's rows of z of a token; the candidates by its scores, of a token
+// that can choose from n_groups, ascending; and what was selected.
+void MeanQueries(const ScoreArgs& args, const ScoreLayout& layout, size_t token);
+std::span<const uint32_t> SelectCandidates(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
+                                           uint32_t n_groups);
+std::span<const uint32_t> CandidatesOf(const ScoreArgs& args, const ScoreLayout& layout, size_t token);
 
 // Writes to `chosen` how many groups are chosen, and which, ascending: the first n_pinned, and of the others
 // those with the largest scores, the lower of equals. Scores are no NaNs. mass_share: as in ScoreArgs; scores

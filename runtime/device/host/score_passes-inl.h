@@ -27,7 +27,6 @@
 #include <limits>
 
 #include "runtime/device/host/index_decode-inl.h"
-#include "runtime/device/host/score_blocks-inl.h"
 #include "runtime/device/host/score_rounded-inl.h"
 #include "runtime/device/host/score_tiles.h"
 #include "runtime/device/host/vector_math-inl.h"
@@ -61,16 +60,16 @@ void FindOffsets(const Scoring& s, size_t n, const WorkerMemory& own) {
 
 // products[row, i] = z of row . entry i, of kRows rows.
 template <size_t kRows>
-void Multiply(const float* HWY_RESTRICT tile, const float* HWY_RESTRICT z, size_t rank,
+void Multiply(const float* HWY_RESTRICT tile, const float* HWY_RESTRICT z, size_t n_columns,
               float* HWY_RESTRICT products) {
   const hn::ScalableTag<float> d;
   const size_t n = hn::Lanes(d);
-  const float* const z1 = z + (kRows > 1 ? rank : 0);
-  const float* const z2 = z + (kRows > 2 ? 2 * rank : 0);
+  const float* const z1 = z + (kRows > 1 ? n_columns : 0);
+  const float* const z2 = z + (kRows > 2 ? 2 * n_columns : 0);
   auto a0 = hn::Zero(d), a1 = hn::Zero(d), a2 = hn::Zero(d), a3 = hn::Zero(d);
   auto b0 = hn::Zero(d), b1 = hn::Zero(d), b2 = hn::Zero(d), b3 = hn::Zero(d);
   auto c0 = hn::Zero(d), c1 = hn::Zero(d), c2 = hn::Zero(d), c3 = hn::Zero(d);
-  for (size_t column = 0; column < rank; ++column, tile += kVectors * n) {
+  for (size_t column = 0; column < n_columns; ++column, tile += kVectors * n) {
     const auto v0 = hn::Load(d, tile);
     const auto v1 = hn::Load(d, tile + n);
     const auto v2 = hn::Load(d, tile + 2 * n);
@@ -117,7 +116,7 @@ void Multiply(const float* HWY_RESTRICT tile, const float* HWY_RESTRICT z, size_
 
 // Products of entries beyond a tile's n are the smallest.
 void MaskBeyond(const Scoring& s, size_t n, float* products) {
-  for (size_t row = 0; n < s.tiling.tile_entries && row < s.layout.n_rows; ++row) {
+  for (size_t row = 0; n < s.tiling.tile_entries && row < s.n_rows; ++row) {
     float* const to = products + row * s.tiling.tile_entries;
     for (size_t i = n; i < s.tiling.tile_entries; ++i) to[s.tiling.PlaceOf(i)] = kNoReference;
   }
@@ -125,42 +124,25 @@ void MaskBeyond(const Scoring& s, size_t n, float* products) {
 
 // products[row, i] = z of row . entry i of a tile of floats.
 void MultiplyFloats(const Scoring& s, const float* tile, float* products) {
-  const size_t rank = s.args.index_shape.rank;
   size_t row = 0;
   const auto step = [&](size_t n_rows) {
-    const float* const z = s.z + row * rank;
+    const float* const z = s.z + row * s.n_columns;
     float* const to = products + row * s.tiling.tile_entries;
     if (n_rows == 3) {
-      Multiply<3>(tile, z, rank, to);
+      Multiply<3>(tile, z, s.n_columns, to);
     } else if (n_rows == 2) {
-      Multiply<2>(tile, z, rank, to);
+      Multiply<2>(tile, z, s.n_columns, to);
     } else {
-      Multiply<1>(tile, z, rank, to);
+      Multiply<1>(tile, z, s.n_columns, to);
     }
     row += n_rows;
   };
-  while (row < s.layout.n_rows) step(std::min<size_t>(kTileRows, s.layout.n_rows - row));
-}
-
-// Of a tile of n blocks.
-void MultiplyBlocks(const Scoring& s, size_t first, size_t n, const WorkerMemory& own, float* products) {
-#if KVRUN_SCORES_ROUNDED
-  if (s.rounds) {
-    auto* const groups = reinterpret_cast<uint8_t*>(own.tile);
-    AverageGroups(s, first, n, groups);
-    MultiplyGroups<kMeanBits, kVectors>(groups, s.rounded, products);
-    return MaskBeyond(s, n, products);
-  }
-#endif
-  AverageRows(s, first, n, own);
-  MultiplyFloats(s, own.tile, products);
-  MaskBeyond(s, n, products);
+  while (row < s.n_rows) step(std::min<size_t>(kTileRows, s.n_rows - row));
 }
 
 // The products of a tile of n entries from `first` on; further ones get the smallest.
 void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, const WorkerMemory& own,
                   float* products) {
-  if (s.block_rows != 0) return MultiplyBlocks(s, first, n, own, products);
   const IndexShape& shape = s.args.index_shape;
   if (*offsets_of != n) FindOffsets(s, n, own);
   *offsets_of = n;
@@ -173,13 +155,15 @@ void MultiplyTile(const Scoring& s, size_t first, size_t n, size_t* offsets_of, 
 #if KVRUN_SCORES_ROUNDED
   if (s.rounds) {
     auto* const groups = reinterpret_cast<uint8_t*>(own.tile);
-    DecodeGroups(rows, own.bytes, shape.rank, s.tiling.tile_entries, may_read_on, groups);
-    MultiplyGroups<4, kVectors>(groups, s.rounded, products);
+    // Whole words: what queries have there of columns behind the last is zeros.
+    const size_t n_columns = std::min<size_t>(RoundUp(s.n_columns, RoundedQueries::kWordColumns), shape.rank);
+    DecodeGroups(rows, own.bytes, n_columns, s.tiling.tile_entries, may_read_on, groups);
+    MultiplyGroups<kVectors>(groups, s.rounded, products);
     return MaskBeyond(s, n, products);
   }
 #endif
-  DecodeTile(shape.type, rows, {own.bytes, own.bits}, shape.rank, s.tiling.tile_entries, may_read_on,
-             own.tile);
+  DecodeTile(shape.type, rows, {own.bytes, own.bits, s.tiling.row_bits % 8 != 0}, s.n_columns,
+             s.tiling.tile_entries, may_read_on, own.tile);
   MultiplyFloats(s, own.tile, products);
   MaskBeyond(s, n, products);
 }
@@ -233,7 +217,7 @@ WeighFn ChooseWeigh(const Scoring& s) {
 // First pass: references and sums of a span, and the weights of the first of its tiles.
 void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const WorkerMemory& own) {
   const hn::ScalableTag<float> d;
-  const size_t n_rows = s.layout.n_rows;
+  const size_t n_rows = s.n_rows;
   const WeighFn weigh = ChooseWeigh(s);
   size_t offsets_of = 0;
   size_t nth = 0;
@@ -264,7 +248,7 @@ void FindSoftmaxes(const Scoring& s, size_t span, const KeptTiles& kept, const W
 
 // Of all spans' entries: references, and the reciprocals of the sums as factors.
 void JoinSoftmaxes(const Scoring& s) {
-  const size_t n_rows = s.layout.n_rows;
+  const size_t n_rows = s.n_rows;
   const size_t n_spans = s.n_spans();
   for (size_t row = 0; row < n_rows; ++row) {
     float reference = kNoReference;
@@ -391,9 +375,9 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
   const WeighAgainFn weigh_again = ChooseWeighAgain(s);
   const auto add_up = s.tiling.folds ? AddUpFolded : AddUp;
-  const bool is_mass = s.args.group_score == GroupScore::kMass && s.block_rows == 0;
+  const bool is_mass = s.args.group_score == GroupScore::kMass;
   const auto join = is_mass ? JoinScores<Sum> : JoinScores<Largest>;
-  const size_t n_rows = s.layout.n_rows;
+  const size_t n_rows = s.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;
   const size_t group_rows = s.tiling.group_rows;
   const FirstPass& found = s.first_pass;

@@ -82,8 +82,8 @@ inline void DecodeGroups(const uint8_t* first_row, const int32_t* bytes, size_t 
   }
 }
 
-// kGroups groups of kVectors vectors, of kBits, added to sums.
-template <int kBits, int kGroups, size_t kVectors>
+// kGroups groups of kVectors vectors, added to sums.
+template <int kGroups, size_t kVectors>
 HWY_INLINE void AddGroups(const uint8_t* HWY_RESTRICT groups, const int8_t* HWY_RESTRICT query,
                           VI (&sums)[kVectors]) {
   const DU8 d;
@@ -94,35 +94,29 @@ HWY_INLINE void AddGroups(const uint8_t* HWY_RESTRICT groups, const int8_t* HWY_
     for (size_t g = 0; g < kGroups; ++g) {
       of_vector[g] = hn::Load(d, groups + (g * kVectors + v) * hn::Lanes(d));
     }
-    sums[v] = ScoreDot::template Columns<kBits, kGroups>(sums[v], of_vector, query);
+    sums[v] = ScoreDot::template Columns<4, kGroups>(sums[v], of_vector, query);
   }
 }
 
-// Means of rows are whole numbers of 1/8, which 64 is added to.
-constexpr int kMeanBits = 7;
-constexpr int kMeanSteps = 8;
-
-// products[row, i] = query row . entry i, of a tile of kVectors vectors of entries: rows (4 bits), or means
-// of rows.
-template <int kBits, size_t kVectors>
+// products[row, i] = query row . entry i, of a tile of kVectors vectors of entries.
+template <size_t kVectors>
 HWY_NOINLINE void MultiplyGroups(const uint8_t* HWY_RESTRICT tile, const RoundedQueries& queries,
                                  float* HWY_RESTRICT products) {
-  constexpr int kSteps = kBits == kMeanBits ? kMeanSteps : 1;
   const DI di;
   const DF d;
   const size_t group_bytes = kVectors * hn::Lanes(DU8());
   for (size_t row = 0; row < queries.n_rows; ++row, products += kVectors * hn::Lanes(d)) {
     VI sums[kVectors];
     KVRUN_UNROLL
-    for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Set(di, queries.starts[row] * kSteps);
+    for (size_t v = 0; v < kVectors; ++v) sums[v] = hn::Set(di, queries.starts[row]);
     const int8_t* query = queries.quants + row * queries.stride();
     const uint8_t* groups = tile;
     size_t n_words = queries.n_words;
     for (; n_words >= 3; n_words -= 3, groups += 6 * group_bytes, query += 24)
-      AddGroups<kBits, 6>(groups, query, sums);
+      AddGroups<6>(groups, query, sums);
     for (; n_words > 0; --n_words, groups += 2 * group_bytes, query += 8)
-      AddGroups<kBits, 2>(groups, query, sums);
-    const auto step = hn::Set(d, queries.steps[row] / kSteps);
+      AddGroups<2>(groups, query, sums);
+    const auto step = hn::Set(d, queries.steps[row]);
     KVRUN_UNROLL
     for (size_t v = 0; v < kVectors; ++v)
       hn::Store(hn::Mul(hn::ConvertTo(d, sums[v]), step), d, products + v * hn::Lanes(d));

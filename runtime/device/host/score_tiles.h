@@ -36,10 +36,9 @@ struct Softmax {
 // A unit is what a worker's share consists of: as many whole groups as fit into a tile, or one that takes
 // several tiles.
 struct Tiling {
-  // Of blocks each is an entry, and a group alone.
-  Tiling(const ScoreArgs& args, size_t lanes, bool are_blocks)
+  Tiling(const ScoreArgs& args, size_t lanes)
       : tile_entries(lanes),
-        group_rows(are_blocks ? 1 : args.index_shape.rows()),
+        group_rows(args.index_shape.rows()),
         unit_groups(std::max<size_t>(1, tile_entries / group_rows)),
         unit_entries(unit_groups * group_rows),
         row_bits(size_t{args.index_shape.rank} * KvElementBits(args.index_shape.type)),
@@ -56,7 +55,7 @@ struct Tiling {
   size_t unit_groups;
   size_t unit_entries;
   size_t row_bits;
-  size_t unit_bytes;  // not of blocks
+  size_t unit_bytes;
   bool folds;
   size_t tile_weights;  // that are kept of a row
 };
@@ -79,15 +78,14 @@ inline size_t KeptBytesOf(const Tiling& tiling, size_t n_rows, size_t n_entries,
 // What a worker has of its own, in ThreadPool::Scratch.
 struct WorkerMemory {
   // Without memory only n_bytes and n_kept count.
-  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t rank, size_t n_rows, size_t max_lanes,
+  WorkerMemory(std::byte* begin, const Tiling& tiling, size_t n_columns, size_t n_rows, size_t max_lanes,
                size_t kept_bytes)
       : n_kept(kept_bytes / KeptTileBytes(tiling, n_rows)) {
     const auto take = [this, begin]<typename T>(T*& to, size_t count) {
       to = begin == nullptr ? nullptr : reinterpret_cast<T*>(begin + n_bytes);
       n_bytes += RoundUp<size_t>(count * sizeof(T), 64);
     };
-    take(tile, RoundUp<size_t>(rank, RoundedQueries::kWordColumns) * tiling.tile_entries);
-    take(rows, RoundUp<size_t>(rank, RoundedQueries::kWordColumns) * tiling.tile_entries);
+    take(tile, RoundUp<size_t>(n_columns, RoundedQueries::kWordColumns) * tiling.tile_entries);
     take(products, n_rows * tiling.tile_entries);
     take(totals, tiling.tile_entries);
     take(bytes, tiling.tile_entries);
@@ -97,8 +95,7 @@ struct WorkerMemory {
     take(kept, n_kept * n_rows * tiling.tile_weights);
   }
 
-  float* tile;      // [rank, tile_entries]
-  float* rows;      // [rank, tile_entries]: one of each block's
+  float* tile;      // [n_columns, tile_entries]
   float* products;  // [n_rows, tile_entries]; or [n_rows, tile_weights] weights
   float* totals;    // [tile_entries]
   int32_t* bytes;   // RowOffsets of the tile
@@ -137,12 +134,12 @@ struct Scoring {
   const Tiling& tiling;
   const uint8_t* index;      // of the token's sequence
   const uint8_t* index_end;  // of all sequences
-  const float* z;            // [n_rows, rank]
-  Softmax* softmaxes;        // [kScoreSpans, n_rows]
-  float* scores;             // [n_lists, n_groups]
-  size_t n_entries;          // that can be chosen: rows or blocks
-  size_t block_rows;         // of all blocks but the last; 0: entries are rows
-  size_t n_index_rows;       // that can be chosen
+  const float* z;            // [n_rows, n_columns]
+  size_t n_rows;
+  size_t n_columns;    // of an entry, that are looked at
+  Softmax* softmaxes;  // [kScoreSpans, n_rows]
+  float* scores;       // [n_lists, n_groups]
+  size_t n_entries;    // that can be chosen
   FirstPass first_pass;
   RoundedQueries rounded;  // of z
   bool rounds;             // they are multiplied with, and weights are less exact

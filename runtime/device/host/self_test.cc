@@ -218,8 +218,9 @@ void AddIndexChecks(Checks& checks) {
     c = {type, 10, 2, HeadReduction::kSoftmax};
     c.group_score = GroupScore::kMass;
     c.tells_scores = true;
-    c.block_groups = 4;
-    add_score(c, "blocks first");
+    c.n_candidates = 20;
+    c.first_columns = 8;
+    add_score(c, "in two stages");
     c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.group_score = GroupScore::kMass;
     c.n_sampled = 20;

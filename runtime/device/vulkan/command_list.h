@@ -109,7 +109,7 @@ class VulkanCommandList : public CommandList {
   Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
   Status SampleGroups(const ScoreArgs& args, const ScorePlan& score);
   Status ProjectAndScoreRows(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
-  Status BlockMeans(const ScoreArgs& args, const ScorePlan& score);
+  Status MeanQueries(const ScoreArgs& args, const ScorePlan& score);
   Status SelectGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
   Status ScoreKept(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
   Status ScoreEntries(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass,

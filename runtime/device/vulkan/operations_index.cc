@@ -28,9 +28,8 @@ constexpr uint32_t kQueryLocalSize = 32;      // of project_query.comp
 constexpr uint32_t kSignLocalSize = 32;       // of sign_query.comp
 constexpr uint32_t kDirectLocalSize = 8;      // of project_query.comp with DIRECT
 constexpr uint32_t kWeightedLocalSize = 128;  // of select_weighted.comp, where it is not narrow
-constexpr uint32_t kCpuMeanWorkgroups = 8;    // of block_means.comp
-constexpr uint32_t kGpuMeanWorkgroups = 256;
-constexpr uint32_t kSampleLocalSize = 128;  // of sample_groups.comp, where it is not narrow
+constexpr uint32_t kMeanLocalSize = 32;       // of mean_queries.comp
+constexpr uint32_t kSampleLocalSize = 128;    // of sample_groups.comp, where it is not narrow
 
 Status CheckRank(uint32_t rank) {
   if (rank >= 1 && rank <= KVRUN_MAX_INDEX_RANK) return Status::Ok();
@@ -51,37 +50,23 @@ float QueryScale(const ScoreArgs& args) {
 
 uint32_t IsVector(uint32_t columns) { return columns % 4 == 0 ? 1U : 0U; }
 
-// What a pass reads for an index: the means of blocks, which lie in scratch, or the index.
-IndexShape ScoredIndex(const ScoreArgs& args, const ScorePass& pass) {
-  if (pass.stage != KVRUN_SCORE_BLOCKS) return args.index_shape;
-  IndexShape means = MeanShape(args.index_shape);
-  means.n_groups = pass.scores_stride;
-  return means;
-}
-
-const Buffer* ScoredBuffer(const ScoreArgs& args, const ScorePass& pass) {
-  return pass.stage == KVRUN_SCORE_BLOCKS ? args.scratch : args.index;
-}
-
 ScoreParams ParamsOf(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass,
                      uint32_t first_row) {
   return {.n_groups = args.index_shape.n_groups,
-          .group_words = ScoredIndex(args, pass).group_words(),
+          .group_words = args.index_shape.group_words(),
           .group_tokens = args.index_shape.group_tokens,
           .window_tokens = args.window_tokens,
-          .n_rows = score.n_rows,
-          .list_rows = score.list_rows(),
+          .n_rows = pass.n_rows,
+          .list_rows = score.list_rows(pass),
           .first_row = first_row,
           .n_units = pass.n_units,
           .n_workgroups = pass.workgroups,
-          .z_begin = score.z_begin,
+          .z_begin = pass.z_begin,
           .softmaxes_begin = pass.softmaxes_begin,
           .totals_begin = pass.totals_begin,
           .scores_begin = pass.scores_begin,
           .scores_stride = pass.scores_stride,
           .kept_begin = pass.kept_begin,
-          .index_begin = pass.stage == KVRUN_SCORE_BLOCKS ? score.means_begin : 0,
-          .block_groups = args.block_groups,
           .candidates_begin = score.candidates_begin,
           .candidate_words = score.candidate_words};
 }
@@ -113,17 +98,18 @@ KernelChoice SelectKernel(const ScoreArgs& args, const ScorePlan& score, const S
     kernel.constants = {lanes != 0 ? lanes : kWeightedLocalSize};
     return kernel;
   }
-  const bool ends_early = EndsEarly(args) && pass.stage != KVRUN_SCORE_BLOCKS;
+  const bool ends_early = EndsEarly(args) && pass.stage != KVRUN_SCORE_FIRST;
   kernel.variant =
       fmt::format("select_groups{}{}_f32_floor", lanes != 0 ? "_narrow" : "", ends_early ? "_mass" : "");
   if (lanes != 0) kernel.constants = {lanes};
   return kernel;
 }
 
-// Whether any four entries that are scored together are whole vectors of the index.
-bool HasWholeVectors(const IndexShape& index, const ScorePass& pass, uint32_t block_groups) {
+// Whether any four entries that are scored together are whole vectors of the index. Of candidates, only those
+// of one group lie side by side.
+bool HasWholeVectors(const IndexShape& index, const ScorePass& pass) {
   const uint32_t group = index.rows();
-  if (pass.stage == KVRUN_SCORE_CANDIDATES && group <= 2 && block_groups * group % 4 != 0) return false;
+  if (pass.stage == KVRUN_SCORE_CANDIDATES && group <= 2) return false;
   const bool whole_rows = index.rank * KvElementBits(index.type) % 32 == 0;
   return whole_rows && (group % 4 == 0 || (group <= 2 && index.n_groups * group % 4 == 0));
 }
@@ -131,13 +117,13 @@ bool HasWholeVectors(const IndexShape& index, const ScorePass& pass, uint32_t bl
 // `kind`: "rows9", as variants name what is scored for.
 KernelChoice ScoreKernel(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass,
                          std::string_view kind, uint32_t groups_y) {
-  const IndexShape index = ScoredIndex(args, pass);
+  const IndexShape& index = args.index_shape;
   const bool of_groups = kind.starts_with("groups");
   const bool is_mass = args.group_score == GroupScore::kMass && of_groups;
   return {.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
           .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
-                        HasWholeVectors(index, pass, args.block_groups) ? 1U : 0U, is_mass ? 1U : 0U,
-                        pass.stage, pass.keeps ? 1U : 0U},
+                        HasWholeVectors(index, pass) ? 1U : 0U, is_mass ? 1U : 0U, pass.stage,
+                        pass.keeps ? 1U : 0U},
           .groups = {of_groups ? pass.group_workgroups : pass.workgroups, groups_y, args.attention.n_tokens}};
 }
 
@@ -233,14 +219,14 @@ Status VulkanCommandList::ProjectAndScoreRows(const ScoreArgs& args, const Score
   const ProjectScoreParams params{.score = ParamsOf(args, score, pass, 0),
                                   .query = QueryParamsOf(args, score)};
   KernelChoice kernel =
-      ScoreKernel(args, score, pass, fmt::format("rows{}", score.heads), CeilDiv(score.n_rows, score.heads));
+      ScoreKernel(args, score, pass, fmt::format("rows{}", pass.heads), CeilDiv(pass.n_rows, pass.heads));
   kernel.variant =
-      fmt::format("project_score_rows{}_{}_wide", score.heads, IndexTypeName(ScoredIndex(args, pass).type));
+      fmt::format("project_score_rows{}_{}_wide", pass.heads, IndexTypeName(args.index_shape.type));
   kernel.constants.push_back(attention.norms != nullptr ? 1 : 0);
   kernel.constants.push_back(score.project_tile_rows);
   NoteHostBuffer(AsVulkan(*args.sides.scales));
   NoteHostBuffer(AsVulkan(*attention.angles));
-  const std::array storage = {Binding{MemoryOrEmpty(ScoredBuffer(args, pass)), Access::kRead},
+  const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
                               Binding{MemoryOrEmpty(args.query), Access::kRead},
                               Binding{MemoryOrEmpty(args.sides.query_side), Access::kRead},
                               Binding{MemoryOrEmpty(args.sides.scales), Access::kRead},
@@ -258,7 +244,7 @@ Status VulkanCommandList::ScoreEntries(const ScoreArgs& args, const ScorePlan& s
                                        std::string_view kind, uint32_t first_row, uint32_t groups_y) {
   const ScoreParams params = ParamsOf(args, score, pass, first_row);
   const KernelChoice kernel = ScoreKernel(args, score, pass, kind, groups_y);
-  const std::array storage = {Binding{MemoryOrEmpty(ScoredBuffer(args, pass)), Access::kRead},
+  const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
                               Binding{MemoryOrEmpty(args.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(args.scratch), Access::kReadWrite}};
   return Record({.kernel = kernel,
@@ -283,43 +269,39 @@ Status VulkanCommandList::ScoreKept(const ScoreArgs& args, const ScorePlan& scor
 
 Status VulkanCommandList::ScoreGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass) {
   if (args.reduction == HeadReduction::kSum) return ScoreEntries(args, score, pass, "sum", 0, 1);
-  if (score.projects_in_scores && pass.stage != KVRUN_SCORE_CANDIDATES) {
+  if (score.projects_in_scores) {
     KVRUN_RETURN_IF_ERROR(ProjectAndScoreRows(args, score, pass));
   } else {
-    const uint32_t tiles = CeilDiv(score.n_rows, score.heads);
-    KVRUN_RETURN_IF_ERROR(ScoreEntries(args, score, pass, fmt::format("rows{}", score.heads), 0, tiles));
+    const uint32_t tiles = CeilDiv(pass.n_rows, pass.heads);
+    KVRUN_RETURN_IF_ERROR(ScoreEntries(args, score, pass, fmt::format("rows{}", pass.heads), 0, tiles));
   }
   if (pass.keeps) return ScoreKept(args, score, pass);
-  for (uint32_t row = 0; row < score.list_rows(); row += score.heads) {
+  for (uint32_t row = 0; row < score.list_rows(pass); row += pass.heads) {
     KVRUN_RETURN_IF_ERROR(
-        ScoreEntries(args, score, pass, fmt::format("groups{}", score.heads), row, score.n_lists));
+        ScoreEntries(args, score, pass, fmt::format("groups{}", pass.heads), row, score.n_lists));
   }
   return Status::Ok();
 }
 
-// The means of blocks' rows, for an index.
-Status VulkanCommandList::BlockMeans(const ScoreArgs& args, const ScorePlan& score) {
-  constexpr uint32_t kStepWords = 4;  // of block_means.comp
-  const IndexShape& index = args.index_shape;
-  ScoreParams params = ParamsOf(args, score, score.blocks, 0);
-  params.group_words = index.group_words();
-  const uint32_t row_bits = index.rank * KvElementBits(index.type);
-  const uint32_t steps = CeilDiv(row_bits, kStepWords * 32U);
-  const uint32_t most_workgroups = CeilDiv(score.blocks.scores_stride * steps, score.local_size);
+// Rows of z for the first of two stages.
+Status VulkanCommandList::MeanQueries(const ScoreArgs& args, const ScorePlan& score) {
+  const uint32_t rank = args.index_shape.rank;
+  const MeanQueriesParams params{.n_rows = score.n_rows,
+                                 .n_first_rows = score.n_first_rows,
+                                 .rank = rank,
+                                 .first_columns = args.first_columns,
+                                 .z_begin = score.z_begin,
+                                 .first_z_begin = score.first_z_begin};
   const KernelChoice kernel{
-      .variant = fmt::format("block_means_{}_floor", IndexTypeName(index.type)),
-      .constants = {index.rank, index.rows(), score.local_size, row_bits % (kStepWords * 32) == 0 ? 1U : 0U},
-      .groups = {std::min(most_workgroups, device_.is_cpu() ? kCpuMeanWorkgroups : kGpuMeanWorkgroups), 1,
-                 args.attention.n_tokens}};
-  const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
+      .variant = "mean_queries_f32_floor",
+      .constants = {},
+      .groups = {CeilDiv(rank, kMeanLocalSize), score.n_first_rows, args.attention.n_tokens}};
+  const std::array storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
                               Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
-  return Record({.kernel = kernel,
-                 .storage = storage,
-                 .step = &AsVulkan(*args.attention.step),
-                 .params = ParamBytes(params)});
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
-// Candidates of blocks into scratch, or the choice.
+// Candidates into scratch, or the choice.
 Status VulkanCommandList::SelectGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass) {
   SelectGroupsParams params{.n_groups = args.index_shape.n_groups,
                             .group_tokens = args.index_shape.group_tokens,
@@ -332,19 +314,17 @@ Status VulkanCommandList::SelectGroups(const ScoreArgs& args, const ScorePlan& s
                             .scores_begin = pass.scores_begin,
                             .scores_stride = pass.scores_stride,
                             .mass_share = args.mass_share,
-                            .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows())),
+                            .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows(pass))),
                             .most_weight = args.most_weight,
                             .per_weight = args.per_weight ? 1U : 0U,
                             .stage = pass.stage,
-                            .block_groups = args.block_groups,
                             .candidates_begin = score.candidates_begin,
                             .candidate_words = score.candidate_words,
                             .chosen_begin = 0};
   const Buffer* chosen = args.chosen;
-  if (pass.stage == KVRUN_SCORE_BLOCKS) {
+  if (pass.stage == KVRUN_SCORE_FIRST) {
     chosen = args.scratch;
-    params.n_pinned = CeilDiv(args.n_pinned, args.block_groups);
-    params.n_chosen = args.n_candidate_blocks;
+    params.n_chosen = args.n_candidates;
     params.list_words = score.candidate_words;
     params.tell_at = 0;
     params.chosen_begin = score.candidates_begin;
@@ -366,9 +346,9 @@ Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
   const ScorePlan score = PlanScore(device_.plan(), device_.is_cpu(), args);
   if (!score.projects_in_scores) KVRUN_RETURN_IF_ERROR(ProjectQuery(args, score));
   if (score.has_stages) {
-    KVRUN_RETURN_IF_ERROR(BlockMeans(args, score));
-    KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score, score.blocks));
-    KVRUN_RETURN_IF_ERROR(SelectGroups(args, score, score.blocks));
+    KVRUN_RETURN_IF_ERROR(MeanQueries(args, score));
+    KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score, score.first));
+    KVRUN_RETURN_IF_ERROR(SelectGroups(args, score, score.first));
   }
   KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score, score.groups));
   KVRUN_RETURN_IF_ERROR(SelectGroups(args, score, score.groups));

@@ -191,10 +191,10 @@ std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
 std::string ScoreVariants(const ScoreCase& c, const ScorePlan& score, const ScorePass& pass,
                           std::string_view type) {
   if (c.reduction == HeadReduction::kSum) return fmt::format("score_sum_{}_floor", type);
-  const bool projects = score.projects_in_scores && pass.stage != KVRUN_SCORE_CANDIDATES;
+  const bool projects = score.projects_in_scores;
   const std::string groups =
-      pass.keeps ? "score_kept_f32_floor" : fmt::format("score_groups{}_{}_floor", score.heads, type);
-  return fmt::format("{}score_rows{}_{}_{}, {}", projects ? "project_" : "", score.heads, type,
+      pass.keeps ? "score_kept_f32_floor" : fmt::format("score_groups{}_{}_floor", pass.heads, type);
+  return fmt::format("{}score_rows{}_{}_{}, {}", projects ? "project_" : "", pass.heads, type,
                      projects ? "wide" : "floor", groups);
 }
 
@@ -203,8 +203,8 @@ void AddScore(const DevicePlan& plan, bool is_cpu, const ScoreCase& c, const cha
   const std::string_view type = IndexTypeName(c.type);
   std::string scored = ScoreVariants(c, score, score.groups, type);
   if (score.has_stages) {
-    scored = fmt::format("block_means_{}_floor, {}, select_groups{}_f32_floor, {}", type,
-                         ScoreVariants(c, score, score.blocks, "f16"),
+    scored = fmt::format("mean_queries_f32_floor, {}, select_groups{}_f32_floor, {}",
+                         ScoreVariants(c, score, score.first, type),
                          score.narrow_select_lanes != 0 ? "_narrow" : "", scored);
   }
   const std::string_view query = score.projects_in_scores      ? ""
@@ -234,11 +234,13 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
     ScoreCase in_stages{type, 10, 2, HeadReduction::kSoftmax};
     in_stages.group_score = GroupScore::kMass;
-    in_stages.block_groups = 4;
+    in_stages.n_candidates = 20;
+    in_stages.first_columns = 8;
     AddScore(plan, is_cpu, in_stages, "mass, in two stages", checks);
   }
   ScoreCase sum_in_stages{KvType::kInt4, 10, 2, HeadReduction::kSum};
-  sum_in_stages.block_groups = 4;
+  sum_in_stages.n_candidates = 20;
+  sum_in_stages.first_columns = 5;
   AddScore(plan, is_cpu, sum_in_stages, "sum, in two stages", checks);
   ScoreCase by_weight{KvType::kInt8, 10, 2, HeadReduction::kPerKvHead};
   by_weight.most_weight = 8;

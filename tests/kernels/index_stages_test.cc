@@ -1,9 +1,8 @@
-// Groups that are chosen in two stages: blocks of them first, then the groups of the best blocks, against the
-// scalar reference.
+// Groups that are chosen in two stages: all of them by few products, then the best of those by all heads,
+// against the scalar reference.
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <utility>
 #include <vector>
 
 #include "tests/support/index_reference.h"
@@ -15,21 +14,21 @@ namespace {
 
 constexpr KvType kIndexTypes[] = {KvType::kF16, KvType::kInt8, KvType::kInt4};
 
-class IndexBlocksTest : public OperationsTest {};
+class IndexStagesTest : public OperationsTest {};
 // What is the CPU's alone, or takes another device too long.
-class HostIndexBlocksTest : public RoundingOperationsTest {};
+class HostIndexStagesTest : public RoundingOperationsTest {};
 
-INSTANTIATE_TEST_SUITE_P(Modes, IndexBlocksTest,
+INSTANTIATE_TEST_SUITE_P(Modes, IndexStagesTest,
                          ::testing::ValuesIn(ModesOf(Operations::kIndex,
                                                      {DeviceMode::kPlanned, DeviceMode::kFloor,
                                                       DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
 
-INSTANTIATE_TEST_SUITE_P(Modes, HostIndexBlocksTest, ::testing::ValuesIn(HostModes()), ModeName);
+INSTANTIATE_TEST_SUITE_P(Modes, HostIndexStagesTest, ::testing::ValuesIn(HostModes()), ModeName);
 
-// Every type and reduction, in a batch whose sequences have nothing, fewer blocks than candidates, as many,
-// one more, and all; the last block is whole, or has one group alone.
-TEST_P(IndexBlocksTest, ChoosesForABatch) {
+// Every type and reduction, in a batch whose sequences have nothing, fewer groups than candidates, as many,
+// one more, and all.
+TEST_P(IndexStagesTest, ChoosesForABatch) {
   for (Device* device : devices_) {
     uint32_t turn = 0;
     for (const KvType type : kIndexTypes) {
@@ -53,8 +52,8 @@ TEST_P(IndexBlocksTest, ChoosesForABatch) {
                       .halves = turn % 3 == 0,
                       .group_score = reduction != HeadReduction::kSum && turn % 2 != 0 ? GroupScore::kMass
                                                                                        : GroupScore::kLargest,
-                      .block_groups = 4,
-                      .n_candidate_blocks = 5,
+                      .n_candidates = 20,
+                      .first_columns = turn % 4 == 0 ? rank : turn % 4 == 1 ? 8U : turn % 12 + 1,
                       .tokens = {}};
           for (const uint32_t n_groups : {0U, 3U, 20U, 21U, 64U, 85U})
             c.tokens.push_back(TokenAt(9 + n_groups * group, static_cast<uint32_t>(5 - c.tokens.size())));
@@ -65,36 +64,33 @@ TEST_P(IndexBlocksTest, ChoosesForABatch) {
   }
 }
 
-// Blocks of one group and of many, of one row and of several; candidates just enough, and nearly all.
-TEST_P(IndexBlocksTest, BlocksOfEverySize) {
+// Groups of one row, two, three and four; candidates as many as are chosen, and nearly all.
+TEST_P(IndexStagesTest, AnyNumberOfCandidates) {
   for (Device* device : devices_) {
     uint32_t turn = 0;
-    for (const uint32_t block : {1U, 2U, 3U, 4U, 8U, 16U, 32U}) {
-      for (const uint32_t group : {4U, 1U}) {
+    for (const uint32_t group : {4U, 1U, 2U, 3U, 8U}) {
+      const uint32_t n_groups = 1000;
+      for (const uint32_t n_candidates : {30U, 31U, 335U, n_groups - 1}) {
         ++turn;
-        const uint32_t n_groups = 1000;
-        const uint32_t n_blocks = (n_groups + block - 1) / block;
-        for (const uint32_t n_candidates : {(30 + block - 1) / block + 1, n_blocks / 3 + 2, n_blocks - 1}) {
-          CheckScore(*device, {.index = {kIndexTypes[turn % 3], 24, group, n_groups, 1},
-                               .n_heads = 6,
-                               .n_kv_heads = 2,
-                               .head_dim = 16,
-                               .reduction = HeadReduction::kSoftmax,
-                               .window_tokens = 10,
-                               .n_pinned = 2,
-                               .n_chosen = 30,
-                               .group_score = turn % 4 < 2 ? GroupScore::kMass : GroupScore::kLargest,
-                               .block_groups = block,
-                               .n_candidate_blocks = n_candidates,
-                               .tokens = {TokenAt(9 + (n_groups - turn % 3) * group, 0)}});
-        }
+        CheckScore(*device, {.index = {kIndexTypes[turn % 3], 24, group, n_groups, 1},
+                             .n_heads = 6,
+                             .n_kv_heads = 2,
+                             .head_dim = 16,
+                             .reduction = HeadReduction::kSoftmax,
+                             .window_tokens = 10,
+                             .n_pinned = 2,
+                             .n_chosen = 30,
+                             .group_score = turn % 4 < 2 ? GroupScore::kMass : GroupScore::kLargest,
+                             .n_candidates = n_candidates,
+                             .first_columns = turn % 2 == 0 ? 8U : 24U,
+                             .tokens = {TokenAt(9 + (n_groups - turn % 3) * group, 0)}});
       }
     }
   }
 }
 
 // A share of the candidates' mass ends the choice, or a step that asks for less does.
-TEST_P(IndexBlocksTest, AShareOfTheMass) {
+TEST_P(IndexStagesTest, AShareOfTheMass) {
   for (Device* device : devices_) {
     for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kGqa}) {
       for (const float share : {0.1F, 0.5F, 0.9F, 1.0F}) {
@@ -110,8 +106,8 @@ TEST_P(IndexBlocksTest, AShareOfTheMass) {
                                .group_score = GroupScore::kMass,
                                .mass_share = share,
                                .most_chosen = most,
-                               .block_groups = 4,
-                               .n_candidate_blocks = 31,
+                               .n_candidates = 124,
+                               .first_columns = 8,
                                .tokens = {TokenAt(1209, 0), TokenAt(700, 1)}});
         }
       }
@@ -120,7 +116,7 @@ TEST_P(IndexBlocksTest, AShareOfTheMass) {
 }
 
 // Few different scores: the lower groups of the candidates are chosen.
-TEST_P(IndexBlocksTest, Ties) {
+TEST_P(IndexStagesTest, Ties) {
   for (Device* device : devices_) {
     for (const uint32_t distinct : {1U, 20U}) {
       for (const uint32_t n_chosen : {2U, 100U, 390U}) {
@@ -131,8 +127,8 @@ TEST_P(IndexBlocksTest, Ties) {
                              .reduction = HeadReduction::kSum,
                              .n_pinned = std::min(n_chosen, 3U),
                              .n_chosen = n_chosen,
-                             .block_groups = 4,
-                             .n_candidate_blocks = 100,
+                             .n_candidates = 400,
+                             .first_columns = 4,
                              .distinct_rows = distinct,
                              .tokens = {TokenAt(3999, 0)}});
       }
@@ -141,7 +137,7 @@ TEST_P(IndexBlocksTest, Ties) {
 }
 
 // Shapes of models, with more heads and columns than the others here.
-TEST_P(IndexBlocksTest, ShapesOfModels) {
+TEST_P(IndexStagesTest, ShapesOfModels) {
   struct Shape {
     uint32_t n_heads;
     uint32_t n_kv_heads;
@@ -159,15 +155,15 @@ TEST_P(IndexBlocksTest, ShapesOfModels) {
                            .n_pinned = 1,
                            .n_chosen = 64,
                            .group_score = GroupScore::kMass,
-                           .block_groups = 4,
-                           .n_candidate_blocks = 50,
+                           .n_candidates = 200,
+                           .first_columns = std::min(shape.rank, 32U),
                            .tokens = {TokenAt(2863, 1), TokenAt(1234, 0)}});
     }
   }
 }
 
-// Spans are the same for any number of threads, of blocks as of candidates.
-TEST_P(HostIndexBlocksTest, ThreadsDoNotChangeAChoice) {
+// Spans are the same for any number of threads, in both stages.
+TEST_P(HostIndexStagesTest, ThreadsDoNotChangeAChoice) {
   ScoreCase c{.index = {KvType::kInt4, 24, 4, 5000, 1},
               .n_heads = 4,
               .n_kv_heads = 2,
@@ -176,8 +172,8 @@ TEST_P(HostIndexBlocksTest, ThreadsDoNotChangeAChoice) {
               .n_pinned = 1,
               .n_chosen = 400,
               .group_score = GroupScore::kMass,
-              .block_groups = 4,
-              .n_candidate_blocks = 300,
+              .n_candidates = 1200,
+              .first_columns = 8,
               .tokens = {TokenAt(19999 + 64, 0)}};
   for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kGqa}) {
     c.reduction = reduction;
@@ -196,7 +192,7 @@ TEST_P(HostIndexBlocksTest, ThreadsDoNotChangeAChoice) {
 }
 
 // Numbers that are none choose what can be read.
-TEST_P(HostIndexBlocksTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
+TEST_P(HostIndexStagesTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
   for (Device* device : devices_) {
     for (const HeadReduction reduction : {HeadReduction::kSum, HeadReduction::kSoftmax}) {
       const ScoreCase c{.index = {KvType::kInt4, 24, 4, 200, 1},
@@ -206,8 +202,8 @@ TEST_P(HostIndexBlocksTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
                         .reduction = reduction,
                         .n_pinned = 1,
                         .n_chosen = 50,
-                        .block_groups = 4,
-                        .n_candidate_blocks = 20,
+                        .n_candidates = 80,
+                        .first_columns = 12,
                         .tokens = {TokenAt(799, 0)}};
       SelfTestRun run(*device);
       ScoreInputs inputs(run, c);
