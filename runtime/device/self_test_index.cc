@@ -128,7 +128,8 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
       const std::vector<double> z = ProjectHead(c, data, &data.query[size_t{h} * kHeadDim],
                                                 h * c.n_kv_heads / c.n_heads, h == row * heads);
       for (size_t i = 0; i < scored.values.size(); ++i) {
-        if (i % z.size() < scored.n_columns) scores[i / z.size()] += factor * z[i % z.size()] * scored.values[i];
+        if (i % z.size() < scored.n_columns)
+          scores[i / z.size()] += factor * z[i % z.size()] * scored.values[i];
       }
     }
     if (c.reduction != HeadReduction::kSum) {
@@ -372,9 +373,10 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     std::memcpy(candidates.data(), &scratch[place.candidates_begin], candidates.size() * sizeof(uint32_t));
     const Scored by_few{RowsOf(index, c, groups), c.first_columns, group_rows};
     if (!AreExpectedCandidates(FirstScores(c, data, by_few), candidates, tolerance)) {
-      return Status(StatusCode::kDevice,
-                    "the candidates are not the groups with the largest scores of the first stage; the driver "
-                    "or the kernel is wrong");
+      return Status(
+          StatusCode::kDevice,
+          "the candidates are not the groups with the largest scores of the first stage; the driver "
+          "or the kernel is wrong");
     }
     groups = std::move(candidates);
   }

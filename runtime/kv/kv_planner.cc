@@ -217,12 +217,12 @@ KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) co
 void Planner::SetCandidates(KvPlan& plan) const {
   const bool has_lists = plan.heads == HeadReduction::kPerKvHead;
   if (!plan.method.has_adapters() || IsOfHeads(plan.adapter_kind) || has_lists || plan.n_sampled > 0) return;
-  plan.candidates =
-      PlanCandidates({.n_queries = plan.heads == HeadReduction::kSoftmax ? model_.n_heads : 1,
-                      .rank = plan.index.rank,
-                      .group_tokens = plan.index.rows(),
-                      .n_groups = plan.n_groups(),
-                      .n_chosen = plan.most_chosen()});
+  plan.candidates = PlanCandidates({.n_queries = plan.heads == HeadReduction::kSoftmax ? model_.n_heads : 1,
+                                    .n_kv_heads = model_.n_kv_heads,
+                                    .rank = plan.index.rank,
+                                    .group_tokens = plan.index.rows(),
+                                    .n_groups = plan.n_groups(),
+                                    .n_chosen = plan.most_chosen()});
 }
 
 void Planner::SizeForAnyShare(KvPlan& plan) const {
@@ -506,7 +506,8 @@ bool Planner::HasTypesOf(const KvPlan& plan, const KvPlan& other) {
     return KvElementBits(p.record.k_type) + KvElementBits(p.record.v_type);
   };
   return record_bits(plan) >= record_bits(other) && plan.index.rank >= other.index.rank &&
-         plan.window_entries >= other.window_entries && KvElementBits(plan.index.type) >= KvElementBits(other.index.type);
+         plan.window_entries >= other.window_entries &&
+         KvElementBits(plan.index.type) >= KvElementBits(other.index.type);
 }
 
 // With a static set, where there is to be one and it leaves room: what observes prompts takes memory, too.

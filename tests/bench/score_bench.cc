@@ -78,6 +78,7 @@ class ScoreBench {
     }
     const double one_ms = Milliseconds(args, layers, shape.n_layers);
     const CandidatePlan two = PlanCandidates({.n_queries = shape.n_heads,
+                                              .n_kv_heads = shape.n_kv_heads,
                                               .rank = shape.rank,
                                               .group_tokens = kGroupTokens,
                                               .n_groups = args.index_shape.n_groups,

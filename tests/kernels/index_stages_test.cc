@@ -53,7 +53,9 @@ TEST_P(IndexStagesTest, ChoosesForABatch) {
                       .group_score = reduction != HeadReduction::kSum && turn % 2 != 0 ? GroupScore::kMass
                                                                                        : GroupScore::kLargest,
                       .n_candidates = 20,
-                      .first_columns = turn % 4 == 0 ? rank : turn % 4 == 1 ? 8U : turn % 12 + 1,
+                      .first_columns = turn % 4 == 0   ? rank
+                                       : turn % 4 == 1 ? 8U
+                                                       : turn % 12 + 1,
                       .tokens = {}};
           for (const uint32_t n_groups : {0U, 3U, 20U, 21U, 64U, 85U})
             c.tokens.push_back(TokenAt(9 + n_groups * group, static_cast<uint32_t>(5 - c.tokens.size())));

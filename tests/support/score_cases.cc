@@ -405,8 +405,7 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   std::memcpy(words.data(), scratch.data(), scratch.size() * sizeof(float));
   const auto candidates = CandidatesOfTokens(run.device(), c, inputs, words);
   if (::testing::Test::HasFatalFailure()) return;
-  const std::vector<GroupScores> expected =
-      ScoreCandidatesReference(inputs.reference, candidates);
+  const std::vector<GroupScores> expected = ScoreCandidatesReference(inputs.reference, candidates);
   ASSERT_EQ(expected.size(), c.n_lists());
   for (size_t list = 0; list < expected.size(); ++list) {
     const auto whole = std::span(chosen).subspan(list * list_words, list_words);

@@ -10,6 +10,7 @@ namespace {
 
 CandidateInput Of1B(uint32_t n_ctx, uint32_t n_chosen) {
   return {.n_queries = 32,
+          .n_kv_heads = 8,
           .rank = 64,
           .group_tokens = 4,
           .n_groups = n_ctx / 4,
@@ -62,10 +63,24 @@ TEST(KvPlanCandidates, ALargeChoiceHasOneStage) {
   EXPECT_EQ(PlanCandidates(Of1B(32768, 4096)).n_groups, 0U);
 }
 
+// Few heads that share a KV head, and a narrow index: the first stage would take a third of all.
+TEST(KvPlanCandidates, AFirstStageThatSavesLittleIsNone) {
+  CandidateInput input = Of1B(131072, 700);
+  input.n_queries = 9;
+  input.n_kv_heads = 3;
+  input.rank = 24;
+  EXPECT_EQ(PlanCandidates(input).n_groups, 0U);
+  input.rank = 64;
+  EXPECT_GT(PlanCandidates(input).n_groups, 0U);
+  input.n_kv_heads = 9;
+  EXPECT_EQ(PlanCandidates(input).n_groups, 0U);
+}
+
 // Wide indexes are looked at in part, narrow ones as a whole.
 TEST(KvPlanCandidates, ColumnsOfTheFirstStage) {
   CandidateInput input = Of1B(131072, 700);
-  for (const auto& [rank, columns] : {std::pair{24U, 24U}, {32U, 32U}, {64U, 32U}, {128U, 32U}, {256U, 64U}}) {
+  for (const auto& [rank, columns] :
+       {std::pair{24U, 24U}, {32U, 32U}, {64U, 32U}, {128U, 32U}, {256U, 64U}}) {
     input.rank = rank;
     EXPECT_EQ(PlanCandidates(input).first_columns, columns);
   }

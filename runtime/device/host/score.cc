@@ -67,21 +67,20 @@ struct StageMemory {
 void ScoreStage(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, const StageMemory& stage,
                 const Scored& scored, bool rounds) {
   std::byte* const shared = pool.Scratch(0, stage.n_bytes());
-  const Scoring s{
-      .args = args,
-      .layout = layout,
-      .tiling = stage.tiling,
-      .index = scored.index,
-      .index_end = scored.index_end,
-      .z = scored.z,
-      .n_rows = stage.n_rows,
-      .n_columns = stage.n_columns,
-      .softmaxes = reinterpret_cast<Softmax*>(Data<float>(args.scratch) + layout.softmaxes_begin),
-      .scores = scored.scores,
-      .n_entries = scored.n_entries,
-      .first_pass = FirstPass(shared, stage.n_rows),
-      .rounded = RoundedQueries(shared + stage.first_pass_bytes, stage.n_rows, stage.n_columns),
-      .rounds = rounds};
+  const Scoring s{.args = args,
+                  .layout = layout,
+                  .tiling = stage.tiling,
+                  .index = scored.index,
+                  .index_end = scored.index_end,
+                  .z = scored.z,
+                  .n_rows = stage.n_rows,
+                  .n_columns = stage.n_columns,
+                  .softmaxes = reinterpret_cast<Softmax*>(Data<float>(args.scratch) + layout.softmaxes_begin),
+                  .scores = scored.scores,
+                  .n_entries = scored.n_entries,
+                  .first_pass = FirstPass(shared, stage.n_rows),
+                  .rounded = RoundedQueries(shared + stage.first_pass_bytes, stage.n_rows, stage.n_columns),
+                  .rounds = rounds};
   if (s.n_entries == 0) return;
   if (rounds) s.rounded.Round(s.z, s.n_columns);
   const size_t worker_spans = CeilDiv<size_t>(s.n_spans(), pool.size());

@@ -14,8 +14,8 @@ namespace kvrun::host {
 // scratch: z [n_tokens, n_rows, rank]; of one token's softmaxes, reference and sum over each span's entries
 // [kScoreSpans, n_rows, 2]; scores [n_tokens, n_lists, n_groups]; with per_weight as many more, divided. With
 // two stages, of one token: the first stage's rows of z [n_first_rows, first_columns], its scores [n_groups],
-// and the index's rows of the candidates; and candidates [n_tokens, candidate_words()], their number and they,
-// ascending. Scores are then those of the candidates, one after another.
+// and the index's rows of the candidates; and candidates [n_tokens, candidate_words()], their number and
+// they, ascending. Scores are then those of the candidates, one after another.
 struct ScoreLayout {
   uint32_t n_rows = 0;   // of z, per token
   uint32_t n_lists = 0;  // of chosen groups, per token: each adds up n_rows / n_lists rows
@@ -46,8 +46,8 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position);
 // Whether not all of so many groups are candidates.
 bool HasStages(const ScoreArgs& args, uint32_t n_groups);
 
-// Where there are two stages: the first stage's rows of z of a token; the candidates by its scores, of a token
-// that can choose from n_groups, ascending; and what was selected.
+// Where there are two stages: the first stage's rows of z of a token; the candidates by its scores, of a
+// token that can choose from n_groups, ascending; and what was selected.
 void MeanQueries(const ScoreArgs& args, const ScoreLayout& layout, size_t token);
 std::span<const uint32_t> SelectCandidates(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
                                            uint32_t n_groups);

@@ -114,8 +114,7 @@ HWY_NOINLINE void MultiplyGroups(const uint8_t* HWY_RESTRICT tile, const Rounded
     size_t n_words = queries.n_words;
     for (; n_words >= 3; n_words -= 3, groups += 6 * group_bytes, query += 24)
       AddGroups<6>(groups, query, sums);
-    for (; n_words > 0; --n_words, groups += 2 * group_bytes, query += 8)
-      AddGroups<2>(groups, query, sums);
+    for (; n_words > 0; --n_words, groups += 2 * group_bytes, query += 8) AddGroups<2>(groups, query, sums);
     const auto step = hn::Set(d, queries.steps[row]);
     KVRUN_UNROLL
     for (size_t v = 0; v < kVectors; ++v)
