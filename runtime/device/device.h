@@ -353,16 +353,16 @@ struct ScoreArgs {
   uint32_t n_sampled = 0;  // at most KVRUN_MAX_SAMPLED
   uint32_t sample_seed = 0;
   // Two stages, where n_candidates is above 0, which is at least n_chosen then. First all groups that can be
-  // chosen are scored by few products: by one row of each KV head, the mean of its heads' (kSoftmax; with kSum
-  // and kGqa by the rows that there are), of which the first first_columns count, as if those behind were
-  // zeros. Candidates are the pinned groups and those with the largest scores (the lower of equals),
+  // chosen are scored by few products: by one row of each KV head, the mean of its heads' (kSoftmax; with
+  // kSum and kGqa by the rows that there are), of which the first first_columns count, as if those behind
+  // were zeros. Candidates are the pinned groups and those with the largest scores (the lower of equals),
   // n_candidates together. Then all is as with one stage, but that candidates alone are scored and can be
-  // chosen: softmaxes and masses are over these. Where no more groups can be chosen than n_candidates, nothing
-  // differs from one stage. For one list per token, without weights and samples.
+  // chosen: softmaxes and masses are over these. Where no more groups can be chosen than n_candidates,
+  // nothing differs from one stage. For one list per token, without weights and samples.
   uint32_t n_candidates = 0;
   uint32_t first_columns = 0;  // with n_candidates: 1 to the index's rank
-  bool tells_scores = false;  // ChoiceList::tells_scores; neither with weights nor with n_sampled
-  Buffer* scratch = nullptr;  // at least Device::ScoreScratchBytes
+  bool tells_scores = false;   // ChoiceList::tells_scores; neither with weights nor with n_sampled
+  Buffer* scratch = nullptr;   // at least Device::ScoreScratchBytes
   // kShared, uint32 [n_tokens * (kPerKvHead ? n_kv_heads : 1), choice_list().words()]. All that can be chosen
   // are, where those are fewer than n_chosen; less than n_chosen are with mass_share or weights.
   Buffer* chosen = nullptr;
