@@ -4,6 +4,7 @@
 #include <hwy/base.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace kvrun::host {
 
@@ -14,6 +15,8 @@ HWY_INLINE void PrefetchFar(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 // Rows to be prefetched while others are computed with.
 struct Ahead {
+  static constexpr size_t kLineBytes = 64;
+
   size_t n_entries = 0;
   size_t row_bytes = 0;
   const std::byte* const* rows = nullptr;
@@ -21,7 +24,9 @@ struct Ahead {
 
   HWY_INLINE void Prefetch(size_t entry) const {
     if (entry >= n_entries) return;
-    for (size_t i = 0; i < row_bytes; i += 64) PrefetchFar(rows[entry] + i);
+    // All lines that it touches: rows of a record of one entry begin anywhere in one.
+    const auto in_line = reinterpret_cast<uintptr_t>(rows[entry]) % kLineBytes;
+    for (size_t i = 0; i < in_line + row_bytes; i += kLineBytes) PrefetchFar(rows[entry] - in_line + i);
     if (scales != nullptr) PrefetchFar(scales[entry]);
   }
 };
