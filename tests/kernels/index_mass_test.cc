@@ -153,17 +153,7 @@ TEST_P(HostIndexMassTest, ThreadsDoNotChangeAShareOfTheMass) {
               .tokens = {TokenAt(19999 + 64, 0)}};
   for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kPerKvHead}) {
     c.reduction = reduction;
-    std::vector<std::vector<uint32_t>> choices;
-    for (const DeviceMode mode : {DeviceMode::kHost, DeviceMode::kHostThreads}) {
-      for (Device* device : DevicesOf(mode)) {
-        SelfTestRun run(*device);
-        const ScoreInputs inputs(run, c);
-        run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
-        choices.push_back(Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * c.choice_list().words()));
-        EXPECT_EQ(choices.back(), choices.front());
-      }
-    }
-    EXPECT_GE(choices.size(), 2U);
+    ExpectSameForAnyThreads(c);
   }
 }
 

@@ -427,6 +427,20 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
   ExpectUntouched(std::span(words).last(kBeyond), "what follows scratch: " + Describe(c));
 }
 
+void ExpectSameForAnyThreads(const ScoreCase& c) {
+  std::vector<std::vector<uint32_t>> choices;
+  for (const DeviceMode mode : {DeviceMode::kHost, DeviceMode::kHostThreads}) {
+    for (Device* device : DevicesOf(mode)) {
+      SelfTestRun run(*device);
+      const ScoreInputs inputs(run, c);
+      run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
+      choices.push_back(Download<uint32_t>(run, inputs.args.chosen, c.n_lists() * c.choice_list().words()));
+      EXPECT_EQ(choices.back(), choices.front());
+    }
+  }
+  EXPECT_GE(choices.size(), 2U);
+}
+
 void CheckScore(Device& device, const ScoreCase& c) {
   SelfTestRun run(device);
   const ScoreInputs inputs(run, c);

@@ -91,4 +91,7 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
 // Runs a case once, and expects its choice.
 void CheckScore(Device& device, const ScoreCase& c);
 
+// The CPU's choice with one thread is that with several.
+void ExpectSameForAnyThreads(const ScoreCase& c);
+
 }  // namespace kvrun::testing
