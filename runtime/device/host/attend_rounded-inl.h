@@ -109,7 +109,12 @@ HWY_NOINLINE void SoftmaxRounded(const ManyLayout& at, const Tile& tile, size_t 
   const Vector before = hn::Load(d, at.maximum(tile.index) + lane);
   const Vector maximum = hn::Max(before, largest);
   const Vector correction = Exp2(d, hn::Sub(before, maximum));
-  Vector factor = hn::Mul(Exp2(d, hn::Sub(largest, maximum)), hn::Set(d, 1.0F / kRoundedWeight));
+  // So small weighs nothing beside a row's largest; any smaller, products would not be normal numbers, which
+  // take some processors a hundred times as long.
+  const Vector least = hn::Set(d, -80.0F);
+  const Vector below = hn::Sub(largest, maximum);
+  const Vector bounded = hn::IfThenElse(hn::Lt(below, least), least, below);
+  Vector factor = hn::Mul(Exp2(d, bounded), hn::Set(d, 1.0F / kRoundedWeight));
   const Vector to_low_bits = hn::Set(d, kToLowBits);
   const Vector weight_one = hn::Set(d, kRoundedWeight);
   Vector zeros = hn::Zero(d);  // not a number where a score is none: whole numbers cannot say so
