@@ -495,6 +495,7 @@ struct DeviceInfo {
   std::string plan;                // one line: the paths chosen
   std::vector<std::string> notes;  // quirks that applied, fall-backs taken
   bool is_cpu = false;
+  bool decodes_on_cpu = false;    // whatever computes its prompts
   uint64_t max_buffer_bytes = 0;  // the largest Buffer that an operation can use
 };
 

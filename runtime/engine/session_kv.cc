@@ -159,7 +159,10 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, LayerSharesOf(settings));
   if (speed && layer_time != nullptr && FollowsSpeed(options)) {
     const std::optional<double> layer_us = layer_time->Microseconds();
-    if (layer_us) options.flash_times = {.reads_per_s = *speed, .layer_us = *layer_us};
+    if (layer_us) {
+      options.flash_times = {
+          .reads_per_s = *speed, .layer_us = *layer_us, .share_cores = layer_time->is_on_cpu()};
+    }
   }
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
                          PlanForSpeed(options, shape, n_ctx, n_sequences, alignment_bytes, speed));

@@ -115,6 +115,8 @@ struct FlashTimes {
   double reads_per_s = 0.0;  // of 4 KiB at random, many in flight
   double bytes_per_s = 0.0;  // of longer ones; 0: as many bytes as those of 4 KiB
   double layer_us = 0.0;     // of one token
+  // The device computes on the cores that read: reads take its time, however well they are hidden.
+  bool share_cores = false;
 
   // Of one record.
   double ReadMicroseconds(uint64_t bytes) const;
@@ -126,6 +128,7 @@ struct ReadingPlan {
   double reads = 0.0;               // expected: groups of a layer that no slot has
   double read_us = 0.0;             // they take; 0: not known
   double layer_us = 0.0;            // 0: not known
+  double layer_share = 1.0;         // of it, what reads of more than has slots may take
   bool is_limited_by_time = false;  // else by the budget
 };
 

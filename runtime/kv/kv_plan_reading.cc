@@ -28,8 +28,12 @@ std::string DescribeReading(const KvPlan& plan) {
   if (!reading.is_limited_by_time) return " (as many as the budget has room for)";
   return fmt::format(
       " (as many as flash has time for: {:.0f} reads take {:.2f} ms, of which {:.2g} are to be hidden, and a "
-      "layer takes {:.2f} ms)",
-      reading.reads, reading.read_us / 1e3, reading.hide, reading.layer_us / 1e3);
+      "layer takes {:.2f} ms{})",
+      reading.reads, reading.read_us / 1e3, reading.hide, reading.layer_us / 1e3,
+      reading.layer_share < 1.0
+          ? fmt::format(", {:.2g} of which they may take, as they take time from the same cores",
+                        reading.layer_share)
+          : "");
 }
 
 std::string SameAgain(const KvPlan& plan) {

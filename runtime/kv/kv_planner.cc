@@ -365,6 +365,7 @@ ReadingPlan Planner::ReadingOf(const KvPlan& plan) const {
   const uint64_t bytes = RoundUp(plan.record.size_bytes(), uint64_t{input_.io_alignment_bytes});
   reading.read_us = reading.reads * options_.flash_times->ReadMicroseconds(bytes);
   reading.layer_us = options_.flash_times->layer_us;
+  if (options_.flash_times->share_cores && !options_.hide) reading.layer_share = kShareOfCores;
   return reading;
 }
 
@@ -397,7 +398,9 @@ std::optional<KvPlan> Planner::FitHidden(const Row& row, double hide) const {
     std::optional<KvPlan> plan = FitMostSlots(row, n_chosen);
     if (!plan) return plan;
     plan->reading = ReadingOf(*plan);
-    const bool is_hidden = !limits_reading() || plan->reading->read_us * hide <= plan->reading->layer_us;
+    const ReadingPlan& reading = *plan->reading;
+    const bool is_hidden =
+        !limits_reading() || reading.read_us * hide <= reading.layer_us * reading.layer_share;
     return is_hidden ? plan : std::nullopt;
   };
   uint32_t fits = std::max(best->n_chosen, best->statics.n_total);

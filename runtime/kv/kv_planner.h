@@ -36,6 +36,9 @@ class Planner {
   static constexpr uint32_t kPaperEntries = 400;     // a usual selection
   static constexpr uint32_t kSinkEntries = 4;        // where no number is given
   static constexpr double kUsualHide = 0.9;
+  // Where a device computes on the cores that read, reads of more than has slots may take so much of a
+  // layer's time (docs/quality.md, "As many entries as pay").
+  static constexpr double kShareOfCores = 1.0 / 4;
   // A selection of fewer entries misses too much, or of less than a third of a short context: bytes that
   // leave fewer are refused, and a share that leaves too few is raised (docs/quality.md, "Small contexts").
   static constexpr uint32_t kLeastOfBytes = 256;
@@ -46,7 +49,7 @@ class Planner {
   static constexpr uint32_t kLeastWindow = 64;  // where the window takes what there is
   // Of an own choice, no more entries than take this share of the multiplications that a layer's weights
   // take, or so many (docs/quality.md, "As many entries as pay").
-  static constexpr double kAttentionShare = 1.0 / 4;
+  static constexpr double kAttentionShare = 1.0 / 8;
   static constexpr uint32_t kSurelyPaying = 1280;
   static constexpr double kShareOfBudget = 1.0 / 3;  // or this part of the share of all KV that the budget is
   // Groups that a layer reads at least, of those that are chosen, however slow flash is: fewer cost more than

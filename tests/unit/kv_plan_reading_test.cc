@@ -148,6 +148,29 @@ TEST(KvPlanReading, ReadingIsHiddenAsFarAsAskedFor) {
   }
 }
 
+// Reads take time from a device that computes on the cores that read, hidden or not.
+TEST(KvPlanReading, WhereCoresAreSharedReadsTakeAShareOfALayersTime) {
+  KvOptions options = WithTimes(1.0 / 13, 1e6);
+  const KvPlan apart = Plan(options);
+  options.flash_times->share_cores = true;
+  const KvPlan shared = Plan(options);
+  ExpectSound(shared, kSmolLm2);
+  ASSERT_TRUE(shared.reading.has_value());
+  EXPECT_GT(shared.n_pool_slots, 0U);
+  EXPECT_LT(shared.n_chosen, apart.n_chosen);
+  EXPECT_GT(shared.n_chosen, Plan(Swap(1.0 / 13)).n_chosen);
+  EXPECT_LE(shared.reading->read_us * shared.reading->hide, 600.0 * shared.reading->layer_share);
+  EXPECT_NE(shared.Describe().find("same cores"), std::string::npos) << shared.Describe();
+  // Whoever says what is to be hidden means that, and no more.
+  options.hide = shared.reading->hide;
+  EXPECT_EQ(Plan(options).n_chosen, apart.n_chosen);
+  // Never less than what has slots.
+  options = WithTimes(1.0 / 13, 1e5);
+  options.flash_times->share_cores = true;
+  EXPECT_EQ(Plan(options).n_chosen, Plan(Swap(1.0 / 13)).n_chosen);
+  EXPECT_FALSE(Plan(options).limits_reads());
+}
+
 // Slow flash selects no less than what has slots: it reads less of it.
 TEST(KvPlanReading, SlowFlashSelectsWhatHasSlots) {
   const KvPlan usual = Plan(Swap(1.0 / 13));

@@ -115,7 +115,7 @@ HostDevice::HostDevice(const HostDeviceOptions& options, const ThreadChoice& thr
                   threads.reason.empty() ? "" : fmt::format(" ({})", threads.reason), InstructionSetName(),
                   options.exact_activations ? "float activations" : "activations of 8 bits");
   if (!options.note.empty()) info_.notes.push_back(options.note);
-  info_.is_cpu = true;
+  info_.is_cpu = info_.decodes_on_cpu = true;
   info_.max_buffer_bytes = std::numeric_limits<uint32_t>::max();
 }
 

@@ -32,6 +32,7 @@ DeviceInfo MakeInfo(const PairParts& parts) {
       "the weights are held twice, once for each device: name one of the two devices alone to hold them "
       "once");
   info.is_cpu = prefill.is_cpu && decode.is_cpu;
+  info.decodes_on_cpu = decode.decodes_on_cpu;
   info.max_buffer_bytes = std::min(prefill.max_buffer_bytes, decode.max_buffer_bytes);
   return info;
 }

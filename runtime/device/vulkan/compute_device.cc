@@ -56,7 +56,7 @@ DeviceInfo MakeInfo(const VulkanDevice& vulkan, std::string note) {
   const DevicePlan& plan = vulkan.plan();
   DeviceInfo info;
   info.name = facts.name;
-  info.is_cpu = facts.type == DeviceType::kCpu;
+  info.is_cpu = info.decodes_on_cpu = facts.type == DeviceType::kCpu;
   info.kind = DeviceKindName(facts.type);
   info.driver = fmt::format("{} {}, Vulkan {}", facts.driver_name, facts.driver_info,
                             FormatApiVersion(facts.api_version));
