@@ -31,11 +31,13 @@ KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
                 .n_kv_heads = config.n_kv_heads,
                 .head_dim = config.head_dim,
                 .n_ctx = RoundUp(plan.n_ctx, group)};
-  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}};
+  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}, {}};
   first.n_ctx = plan.prefill_tile_tokens / group * group;
   KvShape later = first;
   later.n_ctx = std::min(plan.prefill_tile_tokens, kChunkRows) / group * group;
-  return {first, later};
+  KvShape several = later;
+  several.n_ctx *= plan.prefill_read_tiles;
+  return {first, later, several};
 }
 
 // Chunks of a block, however much room there is: more read little less.
@@ -212,8 +214,11 @@ Status PrefillTiles::CreateBlockBuffers() {
   const uint64_t parts_bytes = attention.parts_bytes();
   attention.parts_after = commands_.feed_forward()[0];  // that there are some
   uint64_t scratch_bytes = MostScratchBytes(attention, chunk_rows);
+  for (const KvShape& shape : {tiling_.first, tiling_.several}) {
+    attention.kv_shape = shape;
+    scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, chunk_rows));
+  }
   attention.kv_shape = tiling_.first;
-  scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, chunk_rows));
   attention.parts_after = nullptr;
   scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
   take(scratch_bytes);
@@ -263,9 +268,9 @@ uint64_t PrefillTiles::MostScratchBytes(AttentionArgs attention, uint32_t most_r
 
 Status PrefillTiles::CreateAttentionBuffers() {
   if (is_tiled()) {
-    if (whole_tile_ != nullptr) return Status::Ok();
-    KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.later.size_bytes(), BufferUse::kShared));
-    return MakeBuffer(&whole_tile_, sizeof(StepParams), BufferUse::kUpload);
+    if (earlier_ != nullptr) return Status::Ok();
+    KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.several.size_bytes(), BufferUse::kShared));
+    return MakeBuffer(&earlier_step_, sizeof(StepParams), BufferUse::kUpload);
   }
   if (scratch_ != nullptr) return Status::Ok();
   const AttentionArgs attention = TileAttention(0, kChunkRows, commands_.own(), 0);
@@ -275,8 +280,7 @@ Status PrefillTiles::CreateAttentionBuffers() {
 // Between layers of tiles: the adapter's work takes their room.
 void PrefillTiles::DropAttentionBuffers() {
   earlier_.reset();
-  kept_.clear();
-  whole_tile_.reset();
+  earlier_step_.reset();
 }
 
 AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place,
@@ -456,7 +460,6 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
                               PrefillSink& sink) {
   layer_ = layer;
   lists_.clear();
-  kept_.clear();
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   KVRUN_RETURN_IF_ERROR(sink.BeginLayer(layer));
   const Status ran = RunTiles(layer, rows, progress, sink);
@@ -544,6 +547,16 @@ Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<
   return sink.NoteSums(layer);
 }
 
+// The list is over when this returns, whatever has failed.
+template <class Work>
+Status PrefillTiles::Beside(CommandList& list, const Work& work) {
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, device_.Submit(list));
+  const Status worked = work();
+  const Status waited = device_.Wait(value);
+  KVRUN_RETURN_IF_ERROR(worked);
+  return waited;
+}
+
 Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const Chunk& chunk, const Turn& turn,
                                                          PrefillSink& sink) {
   for (ChunkLists& entry : lists_) {
@@ -575,13 +588,22 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
   const auto attend_all = [&]() -> Status {
     for (const Chunk& chunk : chunks) {
       KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunk, progress));
+      const BlockChunk* const before = block.empty() ? nullptr : &block.back();
+      const uint32_t tile_before = before != nullptr ? before->chunk->tile : 0;
+      const Chunk* const next = &chunk != &chunks.back() ? &chunk + 1 : nullptr;
       block.push_back({&chunk, block_qkv_[block.size()], free_parts_.back()});
       free_parts_.pop_back();
-      KVRUN_RETURN_IF_ERROR(BeginChunk(layer, block.back(), rows, sink));
+      KVRUN_RETURN_IF_ERROR(BeginChunk(layer, block.back(), tile_before, next, rows, sink));
     }
-    for (uint32_t tile = 0; tile < chunks.back().tile; ++tile) {
+    KVRUN_RETURN_IF_ERROR(SpillLater(chunks.back().tile));
+    // The first tile, and then as many at a time as are read together.
+    for (uint32_t tile = 0; tile < chunks.back().tile;) {
+      const uint32_t most = tile == 0 ? 1 : plan_.prefill_read_tiles;
+      const uint32_t n = std::min(most, chunks.back().tile - tile);
       KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunks.back(), progress));
-      KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, tile, block, sink));
+      if (tile > 0) KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, tile, n, sink));
+      KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, tile, n, block));
+      tile += n;
     }
     return FinishAttention(layer, block);
   };
@@ -626,11 +648,11 @@ Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> blo
   return waited;
 }
 
-// Up to its own tile, and that is stored.
-Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, std::span<const StepRow> rows,
-                                PrefillSink& sink) {
+// Up to its own tile, and that is stored. While the device computes the queries, the tile before goes to the
+// spill file; while it attends, the hidden states of `next` come.
+Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t tile_before, const Chunk* next,
+                                std::span<const StepRow> rows, PrefillSink& sink) {
   const Chunk& chunk = *in_block.chunk;
-  KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, chunk.tile, later_.get()));
   Turn& turn = TurnOf(chunk);
   KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, &sink));
   StepPlace place = turn.place;
@@ -641,62 +663,76 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, std::span<
   WriteChunk(chunk, rows, place, tapped);
   AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, chunk.tile);
   attention.parts_after = in_block.parts;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> queries, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*queries, layer, chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(queries->Finish());
+  KVRUN_RETURN_IF_ERROR(Beside(*queries, [&]() -> Status {
+    if (tile_before > 0) KVRUN_RETURN_IF_ERROR(SpillLater(tile_before));
+    return sink.LoadEarlier(layer, chunk.tile, later_.get());
+  }));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*list, layer, chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(list->RopeAndStore(attention));
   KVRUN_RETURN_IF_ERROR(sink.Tap(
       *list, {place.step, place.qkv, static_cast<uint32_t>(tapped.size()), chunk.n_rows, chunk.skip_rows}));
   KVRUN_RETURN_IF_ERROR(list->Attend(attention));
   KVRUN_RETURN_IF_ERROR(list->Finish());
-  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+  KVRUN_RETURN_IF_ERROR(Beside(*list, [&]() -> Status {
+    return next != nullptr ? Bring(*next, TurnOf(*next), &sink) : Status::Ok();
+  }));
   KVRUN_RETURN_IF_ERROR(sink.EndTap(first, tapped));
-  KVRUN_RETURN_IF_ERROR(sink.StoreTile(layer, chunk.tile));
-  return SpillLater(chunk.tile);
+  return sink.StoreTile(layer, chunk.tile);
 }
 
-Result<Buffer*> PrefillTiles::EarlierTile(uint32_t layer, uint32_t tile, PrefillSink& sink) {
-  if (tile == 0) return first_.get();
-  std::unique_ptr<Buffer>* place = &earlier_;
-  if (tile <= plan_.prefill_kept_tiles) {
-    kept_.resize(std::max<size_t>(kept_.size(), tile));
-    place = &kept_[tile - 1];
-    if (*place != nullptr) return place->get();
+// Tiles side by side, as one. Each comes by way of `later_`, which none that is computed needs now.
+Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink) {
+  const uint64_t n_planes = uint64_t{2} * tiling_.later.n_kv_heads;
+  const uint64_t plane_bytes = later_->size_bytes() / n_planes;
+  for (uint32_t i = 0; i < n; ++i) {
+    if (is_left_stored(first + i)) {
+      KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, first + i, later_.get()));
+      KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
+    } else {
+      KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(first + i), later_->host()));
+    }
+    const std::byte* from = later_->host().data();
+    std::byte* to = earlier_->host().data() + i * plane_bytes;
+    for (uint64_t plane = 0; plane < n_planes; ++plane) {
+      std::memcpy(to, from, plane_bytes);
+      from += plane_bytes;
+      to += plan_.prefill_read_tiles * plane_bytes;
+    }
   }
-  if (*place == nullptr) {
-    KVRUN_RETURN_IF_ERROR(MakeBuffer(place, later_->size_bytes(), BufferUse::kShared));
-  }
-  Status read;
-  if (is_left_stored(tile)) {
-    read = sink.LoadEarlier(layer, tile, place->get());
-  } else {
-    read = spill_->Read(TileOffset(tile), (*place)->host());
-    if (read.ok()) read = (*place)->Flush(0, later_->size_bytes());
-  }
-  KVRUN_RETURN_IF_ERROR(read);
-  return place->get();
+  return earlier_->Flush(0, earlier_->size_bytes());
 }
 
-// All chunks of the block that come after the tile.
-Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t tile, std::span<BlockChunk> block,
-                                   PrefillSink& sink) {
-  KVRUN_ASSIGN_OR_RETURN(Buffer * kv, EarlierTile(layer, tile, sink));
-  auto* step = reinterpret_cast<StepParams*>(whole_tile_->host().data());
-  for (StepToken& token : step->tokens) token.position = tiling_.shape(tile).n_ctx - 1;
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  for (BlockChunk& in_block : block) {
-    if (in_block.chunk->tile <= tile) continue;
-    StepPlace place = commands_.own();
-    place.step = whole_tile_.get();
-    place.qkv = in_block.qkv;
-    AttentionArgs attention = TileAttention(layer, in_block.chunk->n_rows, place, tile);
-    attention.kv = kv;
-    attention.parts_before = in_block.parts;
-    attention.parts_after = std::exchange(free_parts_.back(), in_block.parts);
-    in_block.parts = attention.parts_after;
-    KVRUN_RETURN_IF_ERROR(list->Attend(attention));
+// All chunks of the block that come after the first of these tiles; in one list those that see as many.
+Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, std::span<BlockChunk> block) {
+  const auto seen = [&](const BlockChunk& of) { return std::min(n, of.chunk->tile - first); };
+  auto begin = std::find_if(block.begin(), block.end(), [&](const auto& c) { return c.chunk->tile > first; });
+  while (begin != block.end()) {
+    const uint32_t n_seen = seen(*begin);
+    const auto end = std::find_if(begin, block.end(), [&](const auto& c) { return seen(c) != n_seen; });
+    auto* step = reinterpret_cast<StepParams*>(earlier_step_->host().data());
+    for (StepToken& token : step->tokens) token.position = n_seen * tiling_.shape(first).n_ctx - 1;
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+    for (; begin != end; ++begin) {
+      StepPlace place = commands_.own();
+      place.step = earlier_step_.get();
+      place.qkv = begin->qkv;
+      AttentionArgs attention = TileAttention(layer, begin->chunk->n_rows, place, first);
+      if (first > 0) {
+        attention.kv = earlier_.get();
+        attention.kv_shape = tiling_.several;
+      }
+      attention.parts_before = begin->parts;
+      attention.parts_after = std::exchange(free_parts_.back(), begin->parts);
+      begin->parts = attention.parts_after;
+      KVRUN_RETURN_IF_ERROR(list->Attend(attention));
+    }
+    KVRUN_RETURN_IF_ERROR(list->Finish());
+    KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
   }
-  KVRUN_RETURN_IF_ERROR(list->Finish());
-  return device_.Execute(*list);
+  return Status::Ok();
 }
 
 // What all chunks have attended to, in the place of their queries: the rest of the layer takes that of the

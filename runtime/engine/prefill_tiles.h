@@ -6,10 +6,9 @@
 // Where K and V do not fit in memory, they are cut into tiles. The first, which is as large as the plan has
 // memory for, stays there until the next layer. The others are a chunk each and lie in the spill file. Chunks
 // of theirs are computed in blocks, of as many as there is room for queries and for what attention has added
-// up: the keys of all, then attention of all to one earlier tile after another, then the rest of the layer.
-// So each earlier tile is read once for a block, and those that are kept until the layer's end once. With x
-// of the context's N entries outside of the first tile, y of them kept, and B rows to a block, attention
-// reads (x - y)^2 N / 2B + (x + y) / 2 times what a layer's KV takes, and the index x times.
+// up: the keys of all, then attention of all to earlier tiles, some at a time, then the rest of the layer. So
+// each earlier tile is read once for a block. With x of the context's N entries outside of the first tile and
+// B rows to a block, attention reads x^2 N / 2B + x / 2 times what a layer's KV takes, and the index x times.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,8 @@ namespace kvrun {
 // How a layer's entries are cut into tiles: `first`, then any number of `later`.
 struct KvTiling {
   KvShape first;
-  KvShape later;  // of no entries where there is one tile
+  KvShape later;    // of no entries where there is one tile
+  KvShape several;  // later tiles side by side, as they are read
 
   const KvShape& shape(uint32_t tile) const { return tile == 0 ? first : later; }
   uint32_t begin(uint32_t tile) const { return tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx; }
@@ -161,10 +161,15 @@ class PrefillTiles {
   // Chunks of later tiles.
   Status RunBlock(uint32_t layer, std::span<const Chunk> chunks, std::span<const StepRow> rows,
                   const StepProgress& progress, PrefillSink& sink);
-  Status BeginChunk(uint32_t layer, BlockChunk& in_block, std::span<const StepRow> rows, PrefillSink& sink);
-  Status AttendEarlier(uint32_t layer, uint32_t tile, std::span<BlockChunk> block, PrefillSink& sink);
-  // The tile's buffer, read where it has to be.
-  Result<Buffer*> EarlierTile(uint32_t layer, uint32_t tile, PrefillSink& sink);
+  // tile_before: of the block, what has not been spilled yet; 0: nothing. next: of the block; or null.
+  Status BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t tile_before, const Chunk* next,
+                    std::span<const StepRow> rows, PrefillSink& sink);
+  // Carries out the list, and work of the host meanwhile.
+  template <class Work>
+  Status Beside(CommandList& list, const Work& work);
+  // So many tiles from this one on, which is the first of all or has been read with them.
+  Status AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, std::span<BlockChunk> block);
+  Status ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink);
   Status FinishAttention(uint32_t layer, std::span<const BlockChunk> block);
   // The rest of the layer; meanwhile hidden states go and come, at last those of `next` (null: none).
   Status FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next);
@@ -213,14 +218,13 @@ class PrefillTiles {
   uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
   KvTiling tiling_;
-  std::unique_ptr<Buffer> first_;              // K and V of one layer, KvShape
-  std::unique_ptr<Buffer> later_;              // the later tile that is computed, or shown
-  std::unique_ptr<Buffer> earlier_;            // a later tile that is attended to, of those that are not kept
-  std::vector<std::unique_ptr<Buffer>> kept_;  // later tiles, from the first on; null: not read yet
-  std::unique_ptr<Buffer> whole_tile_;         // StepParams whose positions see a whole tile
-  std::unique_ptr<Buffer> scratch_;            // of attention
-  std::vector<float> hidden_;                  // [rows, n_embd]; empty where it is spilled
-  StepInputs other_inputs_;  // of the second turn; none where the plan has no memory for them
+  std::unique_ptr<Buffer> first_;         // K and V of one layer, KvShape
+  std::unique_ptr<Buffer> later_;         // the later tile that is computed, or shown
+  std::unique_ptr<Buffer> earlier_;       // later tiles that are attended to, KvTiling::several
+  std::unique_ptr<Buffer> earlier_step_;  // StepParams whose positions see all of what is attended to
+  std::unique_ptr<Buffer> scratch_;       // of attention
+  std::vector<float> hidden_;             // [rows, n_embd]; empty where it is spilled
+  StepInputs other_inputs_;               // of the second turn; none where the plan has no memory for them
   // The commands' own place, and others whose hidden states lie in the logits' memory, which nothing needs
   // before the last layer is computed: one, or as many as a block has chunks; none where it is too small.
   std::vector<Turn> turns_;

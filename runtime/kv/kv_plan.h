@@ -333,8 +333,8 @@ struct KvPlan {
   // Of one layer's entries, the first so many are in memory until the next: the whole context, else a
   // multiple of 256; then the others are in tiles of 256, or as many as the first has where these are fewer.
   uint32_t prefill_tile_tokens = 0;
-  // Of these tiles, the first so many stay in memory, too, while attention goes over them.
-  uint32_t prefill_kept_tiles = 0;
+  // So many of these tiles are read and attended to at a time.
+  uint32_t prefill_read_tiles = 0;
   bool spills_hidden = false;  // hidden states between layers lie on flash; two chunks of 256 rows in memory
   // Of plans of one tile, where memory is left for it: while the device computes a chunk, the next one's
   // inputs are written into their own buffers, and more keys are projected at a time.

@@ -266,6 +266,13 @@ uint64_t InputsAheadBytes(const KvSizeInput& input, const KvPlan& plan) {
          ProjectedBytes(plan, kPrefillChunkTokens - kTiledChunkTokens);
 }
 
+// Earlier tiles are read and attended to several at a time, as each time queries and what was added up come
+// from memory and go there: so many, if they take no more than this part of what prefill has. More where
+// there is room that nothing else takes.
+constexpr uint64_t kReadTiles = 4;
+constexpr uint64_t kReadTilesShare = 4;
+constexpr uint64_t kMostReadTiles = 16;
+
 }  // namespace
 
 void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
@@ -282,36 +289,39 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t kept = whole + in_memory + std::max(image, adapter);
   const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
-  plan.prefill_kept_tiles = 0;
+  plan.prefill_read_tiles = 0;
   plan.spills_hidden = kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;
   const uint64_t ahead = InputsAheadBytes(input, plan);
   plan.has_inputs_ahead = bytes + ahead <= left;
   if (plan.has_inputs_ahead) bytes += ahead;
   if (bytes > left) {
-    // Beside the first tile, the one that is computed; and an earlier one, of a chunk as that is, and entries
+    // Beside the first tile, the one that is computed; and earlier ones, of a chunk as that is, and entries
     // that are read: these make room for the adapter's work. What attention adds up between tiles is not
     // among the KV's memory: it does not grow with the context.
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
-    const uint64_t attending = image + grain_bytes + sizeof(StepParams);
+    uint64_t n_read = std::clamp<uint64_t>(left / kReadTilesShare / grain_bytes, 1, kReadTiles);
+    const auto attending = [&] { return image + n_read * grain_bytes + sizeof(StepParams); };
     const auto tiled_bytes = [&](uint64_t grains) {
-      return spill_bytes + (grains + 1) * grain_bytes + std::max(attending, adapter);
+      return spill_bytes + (grains + 1) * grain_bytes + std::max(attending(), adapter);
     };
+    while (n_read > 1 && tiled_bytes(1) > left) --n_read;
     uint64_t grains = 1;
     while ((grains + 1) * kPrefillChunkTokens < plan.n_ctx && tiled_bytes(grains + 1) <= left) ++grains;
     if (grains * kPrefillChunkTokens < plan.n_ctx) {
       plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
-      // In the room of the adapter's work, until that begins.
-      const uint64_t idle = adapter > attending ? adapter - attending : 0;
+      // More in the room of the adapter's work, until that begins.
+      const uint64_t idle = adapter > attending() ? adapter - attending() : 0;
       const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
-      plan.prefill_kept_tiles = static_cast<uint32_t>(std::min(idle / grain_bytes, n_later));
+      plan.prefill_read_tiles =
+          static_cast<uint32_t>(std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles}));
       bytes = tiled_bytes(grains);
     }
   }
   // Of a short context, tiles and what spills take more than hidden states in memory.
   if (bytes > left && std::min(kept, spilled) < bytes) {
     plan.prefill_tile_tokens = plan.n_ctx;
-    plan.prefill_kept_tiles = 0;
+    plan.prefill_read_tiles = 0;
     plan.spills_hidden = spilled < kept;
     bytes = std::min(kept, spilled);
   }

@@ -34,7 +34,7 @@ struct TilingCase {
   uint32_t n_vocab;
   uint32_t first_tokens;
   uint32_t block_chunks;  // at least
-  uint32_t kept_tiles;
+  uint32_t read_tiles;    // at a time
 
   uint32_t later_tokens() const { return std::min(first_tokens, kMostTileTokens); }
   uint32_t n_later() const { return CeilDiv(kTiledPrompt - first_tokens, later_tokens()); }
@@ -57,7 +57,7 @@ class PromptTiles : public ::testing::TestWithParam<TilingCase> {
         OffloadedOptionsOrDie(loaded_, folder_, "--kv-type f32 --kv-method " + method, kTiledContext);
     if (first_tokens > 0) {
       options->plan.prefill_tile_tokens = first_tokens;
-      options->plan.prefill_kept_tiles = GetParam().kept_tiles;
+      options->plan.prefill_read_tiles = GetParam().read_tiles;
       options->plan.spills_hidden = true;
     }
     plan_ = options->plan;
@@ -86,9 +86,9 @@ class PromptTiles : public ::testing::TestWithParam<TilingCase> {
 
 INSTANTIATE_TEST_SUITE_P(
     Some, PromptTiles,
-    ::testing::Values(TilingCase{kVocabOfOneChunk, 1024, 1, 0}, TilingCase{kVocabOfManyChunks, 1024, 2, 1},
-                      TilingCase{kVocabOfManyChunks, 256, 2, 0}, TilingCase{kVocabOfOneChunk, 64, 1, 7},
-                      TilingCase{kVocabOfManyChunks, 64, 4, 0}),
+    ::testing::Values(TilingCase{kVocabOfOneChunk, 1024, 1, 1}, TilingCase{kVocabOfManyChunks, 1024, 2, 2},
+                      TilingCase{kVocabOfManyChunks, 256, 2, 3}, TilingCase{kVocabOfOneChunk, 64, 1, 7},
+                      TilingCase{kVocabOfManyChunks, 64, 4, 1}),
     [](const ::testing::TestParamInfo<TilingCase>& source) {
       return fmt::format("First{}Vocabulary{}", source.param.first_tokens, source.param.n_vocab);
     });
@@ -121,15 +121,14 @@ TEST_P(PromptTiles, HaveTheLogitsOfPromptsInMemory) {
   }
 }
 
-// Hidden states once a layer; each later tile once for each block after it, or once where it is kept; and as
-// often as what follows a layer goes over all of it.
+// Hidden states once a layer; each later tile once for each block after it; and as often as what follows a
+// layer goes over all of it.
 TEST_P(PromptTiles, ReadAndWriteWhatWasCounted) {
   const TilingCase tiling = GetParam();
   const uint64_t n_later = tiling.n_later();
-  uint64_t n_attended = tiling.kept_tiles;  // tiles that are read
+  uint64_t n_attended = 0;  // tiles that are read
   for (uint64_t done = 0; done < n_later; done += tiling.block_chunks) {
-    const uint64_t last = std::min<uint64_t>(n_later, done + tiling.block_chunks);
-    n_attended += std::max<uint64_t>(last - 1, tiling.kept_tiles) - tiling.kept_tiles;
+    n_attended += std::min<uint64_t>(n_later, done + tiling.block_chunks) - 1;
   }
   for (const auto& [method, n_indexed] : {std::pair<std::string, uint64_t>{"flexgen", 0},
                                           {"kvswap --kv-select 256 --kv-rank 8 --kv-static 0", 1}}) {

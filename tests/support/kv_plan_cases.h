@@ -68,9 +68,9 @@ inline void ExpectSoundPrefill(const KvPlan& plan, const KvModelShape& model) {
   EXPECT_GT(plan.prefill_tile_tokens, 0U);
   EXPECT_LE(plan.prefill_tile_tokens, plan.n_ctx);
   const uint64_t element_bytes = plan.record.k_type == KvType::kF32 ? 4 : 2;
-  EXPECT_GE(Part(plan, "prefill"), (plan.prefill_tile_tokens + uint64_t{256} * plan.prefill_kept_tiles) * 2 *
+  EXPECT_GE(Part(plan, "prefill"), (plan.prefill_tile_tokens + uint64_t{256} * plan.prefill_read_tiles) * 2 *
                                        model.n_kv_heads * model.head_dim * element_bytes);
-  EXPECT_LE(plan.prefill_tile_tokens + 256 * uint64_t{plan.prefill_kept_tiles}, plan.n_ctx + 255);
+  EXPECT_LE(plan.prefill_tile_tokens + 256 * uint64_t{plan.prefill_read_tiles}, plan.n_ctx + 255);
 }
 
 // Of methods that evict: there are lists of single entries in place of slots.
