@@ -238,7 +238,7 @@ void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next
   if (!rounds_values) ForRows<true>(block.v_type, block, keys, rows, at);
 }
 
-void BeginFew(const AttendRows& rows, const float* const* queries, const float* before) {
+void BeginFew(const AttendRows& rows, const float* const* queries, const float* const* before) {
   const FewLayout at(rows);
   const float scale = 1.0F / std::sqrt(static_cast<float>(rows.head_dim));
   std::fill_n(at.queries(), rows.n_rows * at.dims, 0.0F);
@@ -252,19 +252,18 @@ void BeginFew(const AttendRows& rows, const float* const* queries, const float* 
   if (rows.rounds) BeginRoundedFew(rows, at);
 #endif
   for (uint32_t r = 0; before != nullptr && r < rows.n_rows; ++r) {
-    std::copy_n(before, rows.head_dim, at.sums() + r * at.dims);
-    at.maximum()[r] = before[rows.head_dim];
-    at.weight()[r] = before[rows.head_dim + 1];
-    before += AttendPartFloats(rows.head_dim);
+    std::copy_n(before[r], rows.head_dim, at.sums() + r * at.dims);
+    at.maximum()[r] = before[r][rows.head_dim];
+    at.weight()[r] = before[r][rows.head_dim + 1];
   }
 }
 
-void EndFew(const AttendRows& rows, float* parts) {
+void EndFew(const AttendRows& rows, float* const* parts) {
   const FewLayout at(rows);
-  for (uint32_t r = 0; r < rows.n_rows; ++r, parts += AttendPartFloats(rows.head_dim)) {
-    std::copy_n(at.sums() + r * at.dims, rows.head_dim, parts);
-    parts[rows.head_dim] = at.maximum()[r];
-    parts[rows.head_dim + 1] = at.weight()[r];
+  for (uint32_t r = 0; r < rows.n_rows; ++r) {
+    std::copy_n(at.sums() + r * at.dims, rows.head_dim, parts[r]);
+    parts[r][rows.head_dim] = at.maximum()[r];
+    parts[r][rows.head_dim + 1] = at.weight()[r];
   }
 }
 

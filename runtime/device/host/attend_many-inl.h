@@ -224,49 +224,108 @@ void BeginTile(const ManyLayout& at, uint32_t tile) {
   std::fill_n(at.weight(tile), kTileRows, 0.0F);
 }
 
-// What rows had before: `before` as EndMany left it.
-void ResumeMany(const AttendRows& rows, const float* before) {
-  const ManyLayout at(rows);
-  for (uint32_t row = 0; row < rows.n_rows; ++row, before += AttendPartFloats(rows.head_dim)) {
-    const uint32_t tile = row / kTileRows;
-    const uint32_t lane = row % kTileRows;
-    for (uint32_t i = 0; i < rows.head_dim; ++i) at.sums(tile)[i * kTileRows + lane] = before[i];
-    at.maximum(tile)[lane] = before[rows.head_dim];
-    at.weight(tile)[lane] = before[rows.head_dim + 1];
+// Four rows of four numbers each, at strides of their own, to columns. What is between 1 and 4 vectors wide
+// elsewhere is four numbers wide here: on every target, and a line of the cache is written in few turns.
+HWY_INLINE void TransposeFour(const float* const* from, float scale, size_t to_stride,
+                              float* HWY_RESTRICT to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (size_t i = 0; i < 4; ++i) {
+    for (size_t r = 0; r < 4; ++r) to[i * to_stride + r] = from[r][i] * scale;
+  }
+#else
+  const hn::FixedTag<float, 4> d;
+  const auto factor = hn::Set(d, scale);
+  const auto a = hn::Mul(hn::LoadU(d, from[0]), factor);
+  const auto b = hn::Mul(hn::LoadU(d, from[1]), factor);
+  const auto c = hn::Mul(hn::LoadU(d, from[2]), factor);
+  const auto e = hn::Mul(hn::LoadU(d, from[3]), factor);
+  const auto ac_low = hn::InterleaveLower(d, a, c);  // a0 c0 a1 c1
+  const auto be_low = hn::InterleaveLower(d, b, e);
+  const auto ac_high = hn::InterleaveUpper(d, a, c);
+  const auto be_high = hn::InterleaveUpper(d, b, e);
+  hn::StoreU(hn::InterleaveLower(d, ac_low, be_low), d, to);  // a0 b0 c0 e0
+  hn::StoreU(hn::InterleaveUpper(d, ac_low, be_low), d, to + to_stride);
+  hn::StoreU(hn::InterleaveLower(d, ac_high, be_high), d, to + 2 * to_stride);
+  hn::StoreU(hn::InterleaveUpper(d, ac_high, be_high), d, to + 3 * to_stride);
+#endif
+}
+
+// rows of `count` numbers, n (up to kTileRows) of them, times `scale`, to [count, kTileRows].
+HWY_NOINLINE void RowsToLanes(const float* const* rows, uint32_t n, uint32_t count, float scale,
+                              float* HWY_RESTRICT to) {
+  const uint32_t whole = count / 4 * 4;
+  uint32_t r = 0;
+  for (; r + 4 <= n; r += 4) {
+    const float* from[4] = {rows[r], rows[r + 1], rows[r + 2], rows[r + 3]};
+    for (uint32_t i = 0; i < whole; i += 4) {
+      TransposeFour(from, scale, kTileRows, to + size_t{i} * kTileRows + r);
+      for (const float*& row : from) row += 4;
+    }
+    for (uint32_t i = whole; i < count; ++i) {
+      for (uint32_t k = 0; k < 4; ++k) to[size_t{i} * kTileRows + r + k] = rows[r + k][i] * scale;
+    }
+  }
+  for (; r < n; ++r) {
+    for (uint32_t i = 0; i < count; ++i) to[size_t{i} * kTileRows + r] = rows[r][i] * scale;
   }
 }
 
-void BeginMany(const AttendRows& rows, const float* const* queries, const float* before) {
+// And back: lanes of [count, kTileRows] to rows.
+HWY_NOINLINE void LanesToRows(const float* HWY_RESTRICT from, uint32_t n, uint32_t count,
+                              float* const* rows) {
+  alignas(16) float turned[16];
+  const uint32_t whole = count / 4 * 4;
+  uint32_t r = 0;
+  for (; r + 4 <= n; r += 4) {
+    for (uint32_t i = 0; i < whole; i += 4) {
+      const float* const at = from + size_t{i} * kTileRows + r;
+      const float* const columns[4] = {at, at + kTileRows, at + 2 * kTileRows, at + 3 * kTileRows};
+      TransposeFour(columns, 1.0F, 4, turned);
+      for (uint32_t k = 0; k < 4; ++k) std::copy_n(turned + size_t{4} * k, 4, rows[r + k] + i);
+    }
+    for (uint32_t i = whole; i < count; ++i) {
+      for (uint32_t k = 0; k < 4; ++k) rows[r + k][i] = from[size_t{i} * kTileRows + r + k];
+    }
+  }
+  for (; r < n; ++r) {
+    for (uint32_t i = 0; i < count; ++i) rows[r][i] = from[size_t{i} * kTileRows + r];
+  }
+}
+
+// before: what rows had before, as EndMany left it; null: nothing.
+void BeginMany(const AttendRows& rows, const float* const* queries, const float* const* before) {
   const ManyLayout at(rows);
-  const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
+  const uint32_t dim = rows.head_dim;
+  const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(dim));
   for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
     const uint32_t first = tile * kTileRows;
     const uint32_t n = std::min(at.n_rows - first, kTileRows);
     BeginTile(at, tile);
-    float* HWY_RESTRICT to = at.queries(tile);
-    for (uint32_t i = 0; i < rows.head_dim; ++i, to += kTileRows) {
-      for (uint32_t r = 0; r < n; ++r) to[r] = queries[first + r][i] * scale;
-      std::fill(to + n, to + at.lanes(tile), 0.0F);
+    float* const to = at.queries(tile);
+    RowsToLanes(queries + first, n, dim, scale, to);
+    const uint32_t missing = at.lanes(tile) - n;
+    for (uint32_t i = 0; missing > 0 && i < dim; ++i)
+      std::fill_n(to + size_t{i} * kTileRows + n, missing, 0.0F);
+    if (before == nullptr) continue;
+    RowsToLanes(before + first, n, dim, 1.0F, at.sums(tile));
+    for (uint32_t r = 0; r < n; ++r) {
+      at.maximum(tile)[r] = before[first + r][dim];
+      at.weight(tile)[r] = before[first + r][dim + 1];
     }
   }
-  if (before != nullptr) ResumeMany(rows, before);
 }
 
-void EndMany(const AttendRows& rows, float* parts) {
+void EndMany(const AttendRows& rows, float* const* parts) {
   const ManyLayout at(rows);
-  const Floats d;
-  const hn::Rebind<int32_t, Floats> di;
-  const auto offsets = hn::Mul(hn::Iota(di, 0), hn::Set(di, kTileRows));
-  for (uint32_t row = 0; row < rows.n_rows; ++row, parts += AttendPartFloats(rows.head_dim)) {
-    const uint32_t tile = row / kTileRows;
-    const uint32_t lane = row % kTileRows;
-    const float* HWY_RESTRICT sums = at.sums(tile) + lane;
-    uint32_t i = 0;
-    for (; i + kLanes <= rows.head_dim; i += kLanes)
-      hn::StoreU(hn::GatherIndex(d, sums + i * kTileRows, offsets), d, parts + i);
-    for (; i < rows.head_dim; ++i) parts[i] = sums[i * kTileRows];
-    parts[rows.head_dim] = at.maximum(tile)[lane];
-    parts[rows.head_dim + 1] = at.weight(tile)[lane];
+  const uint32_t dim = rows.head_dim;
+  for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
+    const uint32_t first = tile * kTileRows;
+    const uint32_t n = std::min(at.n_rows - first, kTileRows);
+    LanesToRows(at.sums(tile), n, dim, parts + first);
+    for (uint32_t r = 0; r < n; ++r) {
+      parts[first + r][dim] = at.maximum(tile)[r];
+      parts[first + r][dim + 1] = at.weight(tile)[r];
+    }
   }
 }
 

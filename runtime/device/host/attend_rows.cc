@@ -19,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host {
 namespace HWY_NAMESPACE {
 
-void BeginAttendHere(const AttendRows& rows, const float* const* queries, const float* before) {
+void BeginAttendHere(const AttendRows& rows, const float* const* queries, const float* const* before) {
   if (!AreMany(rows)) return BeginFew(rows, queries, before);
 #if KVRUN_ATTENDS_ROUNDED
   if (rows.rounds) BeginRounded(rows, queries);
@@ -38,7 +38,7 @@ void AttendBlockHere(const AttendRows& rows, const KvBlock& block, const KvBlock
   AttendMany(rows, block);
 }
 
-void EndAttendHere(const AttendRows& rows, float* parts) {
+void EndAttendHere(const AttendRows& rows, float* const* parts) {
   if (AreMany(rows)) {
     EndMany(rows, parts);
   } else {
@@ -101,7 +101,7 @@ size_t AttendRowsBytes(uint32_t head_dim) {
   return std::max(FewLayout(rows).count(), ManyLayout(rows).count()) * sizeof(float);
 }
 
-void BeginAttend(const AttendRows& rows, const float* const* queries, const float* before) {
+void BeginAttend(const AttendRows& rows, const float* const* queries, const float* const* before) {
   HWY_DYNAMIC_DISPATCH(BeginAttendHere)(rows, queries, before);
 }
 
@@ -109,7 +109,9 @@ void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* ne
   HWY_DYNAMIC_DISPATCH(AttendBlockHere)(rows, block, next);
 }
 
-void EndAttend(const AttendRows& rows, float* parts) { HWY_DYNAMIC_DISPATCH(EndAttendHere)(rows, parts); }
+void EndAttend(const AttendRows& rows, float* const* parts) {
+  HWY_DYNAMIC_DISPATCH(EndAttendHere)(rows, parts);
+}
 
 void DecodeRows(KvType type, uint32_t head_dim, uint32_t n_entries, const std::byte* const* rows,
                 const std::byte* const* scales, float* to) {

@@ -56,13 +56,13 @@ size_t AttendRowsBytes(uint32_t head_dim);
 // the sum of weights.
 constexpr uint32_t AttendPartFloats(uint32_t head_dim) { return head_dim + 2; }
 
-// queries: of each row, head_dim floats. before: what EndAttend left of the same rows after earlier blocks,
-// [n_rows, AttendPartFloats], as if these had been attended to here; null: there were none.
-void BeginAttend(const AttendRows& rows, const float* const* queries, const float* before);
+// queries: of each row, head_dim floats. before: of each row what EndAttend left of it after earlier blocks,
+// AttendPartFloats, as if these had been attended to here; null: there were none.
+void BeginAttend(const AttendRows& rows, const float* const* queries, const float* const* before);
 // next: what comes after it, for prefetches; null: nothing.
 void AttendBlock(const AttendRows& rows, const KvBlock& block, const KvBlock* next);
-// parts: [n_rows, AttendPartFloats].
-void EndAttend(const AttendRows& rows, float* parts);
+// parts: of each row, AttendPartFloats.
+void EndAttend(const AttendRows& rows, float* const* parts);
 
 // Rows of K or V as numbers: [n_entries (up to kBlockEntries), DecodedRowFloats], 64-byte aligned. Exact.
 constexpr size_t DecodedRowFloats(uint32_t head_dim) { return (size_t{head_dim} + 15) / 16 * 16; }

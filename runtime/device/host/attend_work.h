@@ -241,7 +241,7 @@ class AttendWork {
     auto* parts = reinterpret_cast<float*>(memory + AttendRowsBytes(head_dim_));
     float* to = spans.size() == 1 ? parts : CutParts(i) + size_t{span} * item.n_rows * part_floats_;
     Attend(i, spans.begin(span), spans.begin(span + 1), memory, to);
-    if (spans.size() == 1) Finish(i, to);
+    if (spans.size() == 1 && !goes_on()) Finish(i, to);
   }
 
   void Attend(uint32_t i, uint32_t first_block, uint32_t end_block, std::byte* memory, float* parts) const {
@@ -257,7 +257,11 @@ class AttendWork {
       queries[r] = Data<float>(args_.qkv) + items_.TokenOf(item, r) * stride +
                    size_t{items_.OutputRow(item, r) % args_.n_heads} * head_dim_;
     }
-    BeginAttend(rows, queries, first_block == 0 ? PartsBefore(item, parts) : nullptr);
+    const float* before[kMaxAttendRows] = {};
+    const bool has_before = first_block == 0 && args_.parts_before != nullptr;
+    for (uint32_t r = 0; has_before && r < item.n_rows; ++r)
+      before[r] = Data<float>(args_.parts_before) + PartOffset(item, r);
+    BeginAttend(rows, queries, has_before ? before : nullptr);
     KvBlock blocks[2];
     const auto load = [&](uint32_t nth, KvBlock* block) {
       source_.LoadBlock(item, nth, block);
@@ -271,7 +275,11 @@ class AttendWork {
       if (next != nullptr) load(nth + 1, next);
       if (block.n_entries > 0) AttendBlock(rows, block, next);
     }
-    EndAttend(rows, parts);
+    float* to[kMaxAttendRows] = {};
+    for (uint32_t r = 0; r < item.n_rows; ++r) to[r] = parts + size_t{r} * part_floats_;
+    for (uint32_t r = 0; goes_on() && r < item.n_rows; ++r)
+      to[r] = Data<float>(args_.parts_after) + PartOffset(item, r);
+    EndAttend(rows, to);
   }
 
   // The first of a unit, which none before it reads ahead of.
@@ -281,16 +289,12 @@ class AttendWork {
     for (uint32_t entry = 0; entry < block.n_entries; ++entry) keys.Prefetch(entry);
   }
 
-  // Gathers what the item's rows had from entries before these; null: nothing. Where the parts will be.
-  const float* PartsBefore(const AttendItem& item, float* parts) const {
-    if (args_.parts_before == nullptr) return nullptr;
-    for (uint32_t r = 0; r < item.n_rows; ++r) {
-      std::memcpy(parts + size_t{r} * part_floats_,
-                  Data<float>(args_.parts_before) + size_t{items_.OutputRow(item, r)} * part_floats_,
-                  part_floats_ * sizeof(float));
-    }
-    return parts;
+  // Of a row of an item, in parts of all rows.
+  size_t PartOffset(const AttendItem& item, uint32_t row) const {
+    return size_t{items_.OutputRow(item, row)} * part_floats_;
   }
+  // A prompt's units, each of which is all of an item, leave their parts where more is to be added to them.
+  bool goes_on() const { return args_.parts_after != nullptr && args_.are_of_prompt() && kept_ == nullptr; }
 
   // parts: of the item's rows, complete.
   void Finish(uint32_t i, const float* parts) const {
@@ -302,7 +306,7 @@ class AttendWork {
       if (args_.parts_after == nullptr)
         FinishPart(part, head_dim_, Data<float>(args_.output) + row * head_dim_);
       else
-        std::memcpy(Data<float>(args_.parts_after) + row * part_floats_, part, part_floats_ * sizeof(float));
+        std::memcpy(Data<float>(args_.parts_after) + PartOffset(item, r), part, part_floats_ * sizeof(float));
     }
   }
 
