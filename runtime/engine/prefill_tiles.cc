@@ -36,7 +36,7 @@ KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
   KvShape later = first;
   later.n_ctx = std::min(plan.prefill_tile_tokens, kChunkRows) / group * group;
   KvShape several = later;
-  several.n_ctx *= plan.prefill_read_tiles;
+  several.n_ctx *= std::max(plan.prefill_read_tiles, 1U);
   return {first, later, several};
 }
 
@@ -598,7 +598,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
     KVRUN_RETURN_IF_ERROR(SpillLater(chunks.back().tile));
     // The first tile, and then as many at a time as are read together.
     for (uint32_t tile = 0; tile < chunks.back().tile;) {
-      const uint32_t most = tile == 0 ? 1 : plan_.prefill_read_tiles;
+      const uint32_t most = tile == 0 ? 1 : tiling_.read_tiles();
       const uint32_t n = std::min(most, chunks.back().tile - tile);
       KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunks.back(), progress));
       if (tile > 0) KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, tile, n, sink));
@@ -699,7 +699,7 @@ Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, Pre
     for (uint64_t plane = 0; plane < n_planes; ++plane) {
       std::memcpy(to, from, plane_bytes);
       from += plane_bytes;
-      to += plan_.prefill_read_tiles * plane_bytes;
+      to += tiling_.read_tiles() * plane_bytes;
     }
   }
   return earlier_->Flush(0, earlier_->size_bytes());

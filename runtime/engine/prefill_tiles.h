@@ -33,6 +33,7 @@ struct KvTiling {
   KvShape several;  // later tiles side by side, as they are read
 
   const KvShape& shape(uint32_t tile) const { return tile == 0 ? first : later; }
+  uint32_t read_tiles() const { return later.n_ctx == 0 ? 0 : several.n_ctx / later.n_ctx; }
   uint32_t begin(uint32_t tile) const { return tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx; }
   uint32_t end(uint32_t tile) const { return begin(tile + 1); }
   uint32_t tile_of(uint32_t position) const {
