@@ -460,6 +460,7 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
                               PrefillSink& sink) {
   layer_ = layer;
   lists_.clear();
+  held_first_ = 0;
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   KVRUN_RETURN_IF_ERROR(sink.BeginLayer(layer));
   const Status ran = RunTiles(layer, rows, progress, sink);
@@ -596,14 +597,12 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
       KVRUN_RETURN_IF_ERROR(BeginChunk(layer, block.back(), tile_before, next, rows, sink));
     }
     KVRUN_RETURN_IF_ERROR(SpillLater(chunks.back().tile));
-    // The first tile, and then as many at a time as are read together.
-    for (uint32_t tile = 0; tile < chunks.back().tile;) {
-      const uint32_t most = tile == 0 ? 1 : tiling_.read_tiles();
-      const uint32_t n = std::min(most, chunks.back().tile - tile);
-      KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunks.back(), progress));
-      if (tile > 0) KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, tile, n, sink));
-      KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, tile, n, block));
-      tile += n;
+    KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, 0, 1, block));
+    // Then as many at a time as are read together: first those that the block before has read last.
+    const uint32_t held = held_first_;
+    if (held > 0) KVRUN_RETURN_IF_ERROR(AttendRead(layer, held, progress, block, sink));
+    for (uint32_t tile = 1; tile < chunks.back().tile; tile += tiling_.read_tiles()) {
+      if (tile != held) KVRUN_RETURN_IF_ERROR(AttendRead(layer, tile, progress, block, sink));
     }
     return FinishAttention(layer, block);
   };
@@ -683,11 +682,21 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
   return sink.StoreTile(layer, chunk.tile);
 }
 
+// From this tile on as many as are read together, or as there are before the block's last chunk.
+Status PrefillTiles::AttendRead(uint32_t layer, uint32_t first, const StepProgress& progress,
+                                std::span<BlockChunk> block, PrefillSink& sink) {
+  const uint32_t n = std::min(tiling_.read_tiles(), block.back().chunk->tile - first);
+  KVRUN_RETURN_IF_ERROR(AskProgress(layer, *block.back().chunk, progress));
+  KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, first, n, sink));
+  return AttendEarlier(layer, first, n, block);
+}
+
 // Tiles side by side, as one. Each comes by way of `later_`, which none that is computed needs now.
 Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink) {
   const uint64_t n_planes = uint64_t{2} * tiling_.later.n_kv_heads;
   const uint64_t plane_bytes = later_->size_bytes() / n_planes;
-  for (uint32_t i = 0; i < n; ++i) {
+  const uint32_t n_held = std::exchange(held_first_, 0) == first ? held_tiles_ : 0;
+  for (uint32_t i = n_held; i < n; ++i) {
     if (is_left_stored(first + i)) {
       KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, first + i, later_.get()));
       KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
@@ -702,7 +711,9 @@ Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, Pre
       to += tiling_.read_tiles() * plane_bytes;
     }
   }
-  return earlier_->Flush(0, earlier_->size_bytes());
+  held_first_ = first;
+  held_tiles_ = n;
+  return n > n_held ? earlier_->Flush(0, earlier_->size_bytes()) : Status::Ok();
 }
 
 // All chunks of the block that come after the first of these tiles; in one list those that see as many.

@@ -170,6 +170,8 @@ class PrefillTiles {
   Status Beside(CommandList& list, const Work& work);
   // So many tiles from this one on, which is the first of all or has been read with them.
   Status AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, std::span<BlockChunk> block);
+  Status AttendRead(uint32_t layer, uint32_t first, const StepProgress& progress, std::span<BlockChunk> block,
+                    PrefillSink& sink);
   Status ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink);
   Status FinishAttention(uint32_t layer, std::span<const BlockChunk> block);
   // The rest of the layer; meanwhile hidden states go and come, at last those of `next` (null: none).
@@ -219,9 +221,11 @@ class PrefillTiles {
   uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
   KvTiling tiling_;
-  std::unique_ptr<Buffer> first_;         // K and V of one layer, KvShape
-  std::unique_ptr<Buffer> later_;         // the later tile that is computed, or shown
-  std::unique_ptr<Buffer> earlier_;       // later tiles that are attended to, KvTiling::several
+  std::unique_ptr<Buffer> first_;    // K and V of one layer, KvShape
+  std::unique_ptr<Buffer> later_;    // the later tile that is computed, or shown
+  std::unique_ptr<Buffer> earlier_;  // later tiles that are attended to, KvTiling::several
+  uint32_t held_first_ = 0;          // of the tiles that lie there; 0: none do
+  uint32_t held_tiles_ = 0;
   std::unique_ptr<Buffer> earlier_step_;  // StepParams whose positions see all of what is attended to
   std::unique_ptr<Buffer> scratch_;       // of attention
   std::vector<float> hidden_;             // [rows, n_embd]; empty where it is spilled
