@@ -35,7 +35,7 @@ Status ImportPrompt(Device& device, const StepCommands& commands, OffloadedCache
                          PromptStore::Create(device, commands, cache));
   const bool learns = store->takes_sums();
   for (uint32_t layer = 0; layer < commands.config().n_layers; ++layer) {
-    store->Begin({sequence, 0, n_entries}, {{from.kv_shape(), {}, {}}, from.kv(layer), nullptr, {}});
+    store->Begin({sequence, 0, n_entries}, {{from.kv_shape(), {}}, from.kv(layer), nullptr, {}});
     KVRUN_RETURN_IF_ERROR(store->StoreTile(layer, 0));
     if (learns) {
       KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, from.Sums(layer));

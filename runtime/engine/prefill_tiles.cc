@@ -31,13 +31,11 @@ KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
                 .n_kv_heads = config.n_kv_heads,
                 .head_dim = config.head_dim,
                 .n_ctx = RoundUp(plan.n_ctx, group)};
-  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}, {}};
+  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}};
   first.n_ctx = plan.prefill_tile_tokens / group * group;
   KvShape later = first;
   later.n_ctx = std::min(plan.prefill_tile_tokens, kChunkRows) / group * group;
-  KvShape several = later;
-  several.n_ctx *= std::max(plan.prefill_read_tiles, 1U);
-  return {first, later, several};
+  return {first, later, std::max(plan.prefill_read_tiles, 1U)};
 }
 
 // Chunks of a block, however much room there is: more read little less.
@@ -214,7 +212,7 @@ Status PrefillTiles::CreateBlockBuffers() {
   const uint64_t parts_bytes = attention.parts_bytes();
   attention.parts_after = commands_.feed_forward()[0];  // that there are some
   uint64_t scratch_bytes = MostScratchBytes(attention, chunk_rows);
-  for (const KvShape& shape : {tiling_.first, tiling_.several}) {
+  for (const KvShape& shape : {tiling_.first, tiling_.several()}) {
     attention.kv_shape = shape;
     scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, chunk_rows));
   }
@@ -269,7 +267,7 @@ uint64_t PrefillTiles::MostScratchBytes(AttentionArgs attention, uint32_t most_r
 Status PrefillTiles::CreateAttentionBuffers() {
   if (is_tiled()) {
     if (earlier_ != nullptr) return Status::Ok();
-    KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.several.size_bytes(), BufferUse::kShared));
+    KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.several().size_bytes(), BufferUse::kShared));
     return MakeBuffer(&earlier_step_, sizeof(StepParams), BufferUse::kUpload);
   }
   if (scratch_ != nullptr) return Status::Ok();
@@ -589,8 +587,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
   const auto attend_all = [&]() -> Status {
     for (const Chunk& chunk : chunks) {
       KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunk, progress));
-      const BlockChunk* const before = block.empty() ? nullptr : &block.back();
-      const uint32_t tile_before = before != nullptr ? before->chunk->tile : 0;
+      const uint32_t tile_before = block.empty() ? 0 : block.back().chunk->tile;
       const Chunk* const next = &chunk != &chunks.back() ? &chunk + 1 : nullptr;
       block.push_back({&chunk, block_qkv_[block.size()], free_parts_.back()});
       free_parts_.pop_back();
@@ -601,7 +598,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
     // Then as many at a time as are read together: first those that the block before has read last.
     const uint32_t held = held_first_;
     if (held > 0) KVRUN_RETURN_IF_ERROR(AttendRead(layer, held, progress, block, sink));
-    for (uint32_t tile = 1; tile < chunks.back().tile; tile += tiling_.read_tiles()) {
+    for (uint32_t tile = 1; tile < chunks.back().tile; tile += tiling_.read_tiles) {
       if (tile != held) KVRUN_RETURN_IF_ERROR(AttendRead(layer, tile, progress, block, sink));
     }
     return FinishAttention(layer, block);
@@ -685,7 +682,7 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
 // From this tile on as many as are read together, or as there are before the block's last chunk.
 Status PrefillTiles::AttendRead(uint32_t layer, uint32_t first, const StepProgress& progress,
                                 std::span<BlockChunk> block, PrefillSink& sink) {
-  const uint32_t n = std::min(tiling_.read_tiles(), block.back().chunk->tile - first);
+  const uint32_t n = std::min(tiling_.read_tiles, block.back().chunk->tile - first);
   KVRUN_RETURN_IF_ERROR(AskProgress(layer, *block.back().chunk, progress));
   KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, first, n, sink));
   return AttendEarlier(layer, first, n, block);
@@ -708,7 +705,7 @@ Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, Pre
     for (uint64_t plane = 0; plane < n_planes; ++plane) {
       std::memcpy(to, from, plane_bytes);
       from += plane_bytes;
-      to += tiling_.read_tiles() * plane_bytes;
+      to += tiling_.read_tiles * plane_bytes;
     }
   }
   held_first_ = first;
@@ -733,7 +730,7 @@ Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, s
       AttentionArgs attention = TileAttention(layer, begin->chunk->n_rows, place, first);
       if (first > 0) {
         attention.kv = earlier_.get();
-        attention.kv_shape = tiling_.several;
+        attention.kv_shape = tiling_.several();
       }
       attention.parts_before = begin->parts;
       attention.parts_after = std::exchange(free_parts_.back(), begin->parts);

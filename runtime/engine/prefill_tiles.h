@@ -29,11 +29,16 @@ namespace kvrun {
 // How a layer's entries are cut into tiles: `first`, then any number of `later`.
 struct KvTiling {
   KvShape first;
-  KvShape later;    // of no entries where there is one tile
-  KvShape several;  // later tiles side by side, as they are read
+  KvShape later;            // of no entries where there is one tile
+  uint32_t read_tiles = 1;  // later ones that are read together
 
   const KvShape& shape(uint32_t tile) const { return tile == 0 ? first : later; }
-  uint32_t read_tiles() const { return later.n_ctx == 0 ? 0 : several.n_ctx / later.n_ctx; }
+  // Of those, side by side.
+  KvShape several() const {
+    KvShape all = later;
+    all.n_ctx *= read_tiles;
+    return all;
+  }
   uint32_t begin(uint32_t tile) const { return tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx; }
   uint32_t end(uint32_t tile) const { return begin(tile + 1); }
   uint32_t tile_of(uint32_t position) const {
