@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -32,6 +33,21 @@ std::vector<char*> Pointers(const std::vector<std::string>& texts) {
 void Redirect(const std::string& path, int target) {
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
   if (fd < 0 || ::dup2(fd, target) < 0) _exit(126);
+}
+
+// A program may have ended without reading what is typed: no signal ends the test then. Ignoring SIGPIPE
+// would be inherited by the programs.
+void WriteUnlessClosed(int pipe, const std::string& text) {
+  sigset_t closed;
+  ::sigemptyset(&closed);
+  ::sigaddset(&closed, SIGPIPE);
+  sigset_t before;
+  ::pthread_sigmask(SIG_BLOCK, &closed, &before);
+  if (::write(pipe, text.data(), text.size()) < 0 && errno == EPIPE) {
+    const timespec at_once = {};
+    (void)::sigtimedwait(&closed, nullptr, &at_once);
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace
@@ -137,7 +153,7 @@ bool RunningProgram::WaitForRead() const {
 void RunningProgram::Signal(int number) const { ::kill(pid_, number); }
 
 void RunningProgram::Type(const std::string& text) const {
-  if (!text.empty()) (void)!::write(stdin_fd_, text.data(), text.size());
+  if (!text.empty()) WriteUnlessClosed(stdin_fd_, text);
 }
 
 void RunningProgram::CloseInput() {
