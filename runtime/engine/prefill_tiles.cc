@@ -3,14 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/engine/packed_hidden.h"
 #include "runtime/kv/kv_plan_sizes.h"
-#include "runtime/model/half_float.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
@@ -41,62 +40,9 @@ KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
 // Chunks of a block, however much room there is: more read little less.
 constexpr size_t kMostBlockChunks = 16;
 
-// Of packed hidden states: float scale [rows], the power of two that a row is to be multiplied with, and f16
-// [rows, n_embd]: the largest element of a row is near the largest half that there is, so that none is too
-// large, and few are too small.
-uint64_t PackedBytes(uint64_t rows, const ModelConfig& config) {
-  constexpr uint64_t kPageBytes = 4096;  // that direct I/O takes
-  return RoundUp(rows * (sizeof(float) + config.n_embd * sizeof(uint16_t)), kPageBytes);
-}
-
-// The scale of a row that has what is not finite.
-constexpr float kAsItIs = 0.0F;
-
-// So large that after division by it the largest of a row is below 2^15; a power of two.
-float RowScale(std::span<const float> row) {
-  uint32_t largest = 0;
-  for (const float x : row) largest = std::max(largest, std::bit_cast<uint32_t>(x) & 0x7FFFFFFFU);
-  const uint32_t exponent = largest >> 23;
-  if (exponent == 255) return kAsItIs;
-  return std::bit_cast<float>((std::max(exponent, 15U) - 14) << 23);
-}
-
-// As FloatToHalf and HalfToFloat have them, but for what is not finite or too large. Without branches: the
-// compiler makes vectors of them.
-uint16_t FiniteToHalf(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7FFFFFFFU;
-  const uint32_t normal = (magnitude - 0x38000000U + 0xFFFU + (magnitude >> 13 & 1U)) >> 13;
-  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
-  return static_cast<uint16_t>((bits >> 16 & 0x8000U) | (magnitude < 0x38800000U ? subnormal : normal));
-}
-
-float FiniteToFloat(uint16_t half) {
-  const uint32_t magnitude = half & 0x7FFFU;
-  const uint32_t normal = (magnitude << 13) + 0x38000000U;
-  const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24F);
-  return std::bit_cast<float>((uint32_t{half} & 0x8000U) << 16 | (magnitude < 0x400U ? subnormal : normal));
-}
-
-void PackHidden(std::span<const float> from, float scale, uint16_t* to) {
-  if (scale == kAsItIs) {
-    for (size_t i = 0; i < from.size(); ++i) to[i] = FloatToHalf(from[i]);
-  } else {
-    const float factor = 1.0F / scale;
-    for (size_t i = 0; i < from.size(); ++i) to[i] = FiniteToHalf(from[i] * factor);
-  }
-}
-
-void UnpackHidden(const uint16_t* from, float scale, std::span<float> to) {
-  if (scale == kAsItIs) {
-    for (size_t i = 0; i < to.size(); ++i) to[i] = HalfToFloat(from[i]);
-  } else {
-    for (size_t i = 0; i < to.size(); ++i) to[i] = FiniteToFloat(from[i]) * scale;
-  }
-}
-
 uint64_t ChunkSpillBytes(const KvTiling& tiling, const ModelConfig& config) {
-  return SpillAligned(tiling.later.n_ctx > 0 ? PackedBytes(kChunkRows, config) : ChunkHiddenBytes(config));
+  return SpillAligned(tiling.later.n_ctx > 0 ? PackedHiddenBytes(kChunkRows, config.n_embd)
+                                             : ChunkHiddenBytes(config));
 }
 
 uint64_t HiddenSpillBytes(const KvPlan& plan, const ModelConfig& config) {
@@ -221,8 +167,8 @@ Status PrefillTiles::CreateBlockBuffers() {
   scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
   take(scratch_bytes);
   KVRUN_ASSIGN_OR_RETURN(scratch_, make(scratch_bytes, BufferUse::kDevice));
-  take(PackedBytes(kChunkRows, commands_.config()));
-  KVRUN_ASSIGN_OR_RETURN(packed_, make(PackedBytes(kChunkRows, commands_.config()), BufferUse::kShared));
+  take(PackedBytes(kChunkRows));
+  KVRUN_ASSIGN_OR_RETURN(packed_, make(PackedBytes(kChunkRows), BufferUse::kShared));
   const uint64_t hidden_bytes = ChunkHiddenBytes(commands_.config());
   turns_.resize(1);
   turns_[0].place = commands_.own();
@@ -354,28 +300,15 @@ Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
 }
 
 Status PrefillTiles::LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes) {
-  const size_t n_embd = commands_.config().n_embd;
-  const auto* from = reinterpret_cast<const float*>(bytes.data());
-  auto* scales = reinterpret_cast<float*>(packed_->host().data());
-  auto* to = reinterpret_cast<uint16_t*>(scales + chunk.n_rows);
-  for (size_t row = 0; row < chunk.n_rows; ++row, from += n_embd, to += n_embd) {
-    scales[row] = RowScale({from, n_embd});
-    PackHidden({from, n_embd}, scales[row], to);
-  }
-  return spill_->Write(HiddenOffset(chunk),
-                       packed_->host().first(PackedBytes(chunk.n_rows, commands_.config())));
+  const std::span<std::byte> packed = packed_->host().first(PackedBytes(chunk.n_rows));
+  PackHidden(bytes, chunk.n_rows, packed);
+  return spill_->Write(HiddenOffset(chunk), packed);
 }
 
 Status PrefillTiles::ComePacked(const Chunk& chunk, std::span<std::byte> bytes) {
-  KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk),
-                                     packed_->host().first(PackedBytes(chunk.n_rows, commands_.config()))));
-  const size_t n_embd = commands_.config().n_embd;
-  const auto* scales = reinterpret_cast<const float*>(packed_->host().data());
-  const auto* from = reinterpret_cast<const uint16_t*>(scales + chunk.n_rows);
-  auto* to = reinterpret_cast<float*>(bytes.data());
-  for (size_t row = 0; row < chunk.n_rows; ++row, from += n_embd, to += n_embd) {
-    UnpackHidden(from, scales[row], {to, n_embd});
-  }
+  const std::span<std::byte> packed = packed_->host().first(PackedBytes(chunk.n_rows));
+  KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), packed));
+  UnpackHidden(packed, chunk.n_rows, bytes);
   return Status::Ok();
 }
 
@@ -435,6 +368,10 @@ Status PrefillTiles::FinishAll(PrefillSink* sink) {
 
 uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
   return uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
+}
+
+uint64_t PrefillTiles::PackedBytes(uint64_t n_rows) const {
+  return PackedHiddenBytes(n_rows, commands_.config().n_embd);
 }
 
 uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {

@@ -211,6 +211,7 @@ class PrefillTiles {
   Status LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes);
   Status ComePacked(const Chunk& chunk, std::span<std::byte> bytes);
   uint64_t HiddenBytes(const Chunk& chunk) const;
+  uint64_t PackedBytes(uint64_t n_rows) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
 
