@@ -15,7 +15,7 @@ void main() {
   const uint i = gl_GlobalInvocationID.x % p.head_dim;
   if (row < p.n_rows) {
     const uint stride = p.head_dim + 2;
-    const uint begin = row * p.n_splits * stride;
+    const uint begin = (p.first_row + row) * p.n_splits * stride;
     float maximum = -1e30;
     for (uint s = 0; s < p.n_splits; ++s) maximum = max(maximum, scratch_float(begin + s * stride + p.head_dim));
     float value = 0.0;

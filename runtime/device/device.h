@@ -111,6 +111,13 @@ struct MatMulArgs {
   bool accumulate = false;     // add to what is in output
 };
 
+// What rows have attended to so far, per row of a token's head: float [head_dim + 2], weighted sums of V,
+// largest score, and sum of weights. Rows of a buffer from `first_row` on; of one buffer, several of these.
+struct AttentionParts {
+  Buffer* buffer = nullptr;
+  uint32_t first_row = 0;
+};
+
 // What attention works on: qkv is float [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim]: Q, then K, then V.
 struct AttentionArgs {
   Buffer* qkv = nullptr;
@@ -136,13 +143,13 @@ struct AttentionArgs {
   // their own, and a prompt's rows in the same way however the prompt is cut into chunks.
   bool is_prompt = false;
   // Attend: where the KV buffer holds only some of the entries. Instead of to `output`, results go here,
-  // joined with those of other entries that were attended before (null: none): float [n_tokens * n_heads,
-  // head_dim + 2], weighted sums of V, largest score, and sum of weights. FinishAttention makes the output of
-  // them.
-  Buffer* parts_after = nullptr;
-  const Buffer* parts_before = nullptr;
+  // [n_tokens * n_heads], joined with those of other entries that were attended before (no buffer: none).
+  // FinishAttention makes the output of them.
+  AttentionParts parts_after = {};
+  AttentionParts parts_before = {};
 
   bool are_of_prompt() const { return one_sequence || is_prompt; }
+  bool goes_on() const { return parts_after.buffer != nullptr; }
   uint64_t parts_bytes() const {
     return uint64_t{n_tokens} * n_heads * (kv_shape.head_dim + 2) * sizeof(float);
   }

@@ -115,13 +115,14 @@ Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool 
                      .n_tokens = c.n_tokens,
                      .output = run.Poisoned(expected.size()),
                      .one_sequence = c.n_tokens > 1};
-  Buffer* first_parts = in_parts ? run.Zeros(args.parts_bytes()) : nullptr;
-  args.parts_after = first_parts;
+  // Of two, the second is made first: of a buffer that has more rows on both sides.
+  const uint32_t n_rows = c.n_tokens * c.n_heads();
+  if (in_parts) args.parts_after = {run.Zeros(4 * args.parts_bytes()), 2 * n_rows};
   args.scratch = run.Zeros(device.AttendScratchBytes(args));
   run.Run([&](CommandList& list) { return list.Attend(args); });
   if (in_parts) {
-    args.parts_before = first_parts;
-    args.parts_after = run.Zeros(args.parts_bytes());
+    args.parts_before = args.parts_after;
+    args.parts_after.first_row = n_rows;
     run.Run([&](CommandList& list) -> Status {
       KVRUN_RETURN_IF_ERROR(list.Attend(args));
       return list.FinishAttention(args);

@@ -13,11 +13,10 @@ Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& devic
 
 Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress) {
   const auto end = static_cast<uint32_t>(rows[0].position + rows.size());
-  store_->Begin({rows[0].sequence, rows[0].position, end},
-                {tiles_->tiling(), tiles_->first(), tiles_->later(),
-                 [this](uint32_t tile, uint32_t first_plane, uint32_t n_planes) {
-                   return tiles_->Show(tile, first_plane, n_planes, *store_);
-                 }});
+  store_->Begin(
+      {rows[0].sequence, rows[0].position, end},
+      {tiles_->tiling(), tiles_->first(), tiles_->later(),
+       [this](uint32_t tile, const TilePlanes& planes) { return tiles_->Show(tile, planes, *store_); }});
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(layer, rows, progress, *store_));

@@ -40,6 +40,11 @@ KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
 // Chunks of a block, however much room there is: more read little less.
 constexpr size_t kMostBlockChunks = 16;
 
+// Of a later tile, the keys of all heads; or the values.
+uint64_t TileSideBytes(const KvTiling& tiling) { return tiling.later.size_bytes() / 2; }
+
+uint64_t TileSpillBytes(const KvTiling& tiling) { return 2 * SpillAligned(TileSideBytes(tiling)); }
+
 uint64_t ChunkSpillBytes(const KvTiling& tiling, const ModelConfig& config) {
   return SpillAligned(tiling.later.n_ctx > 0 ? PackedHiddenBytes(kChunkRows, config.n_embd)
                                              : ChunkHiddenBytes(config));
@@ -61,7 +66,7 @@ uint64_t HiddenSpillBytes(const KvPlan& plan, const ModelConfig& config) {
 uint64_t PrefillTiles::SpillBytes(const KvPlan& plan, const ModelConfig& config) {
   const KvTiling tiling = TilingOf(plan, config);
   const uint64_t n_later = tiling.later.n_ctx > 0 ? tiling.tile_of(plan.n_ctx - 1) : 0;
-  return HiddenSpillBytes(plan, config) + n_later * SpillAligned(tiling.later.size_bytes());
+  return HiddenSpillBytes(plan, config) + n_later * TileSpillBytes(tiling);
 }
 
 Result<std::unique_ptr<PrefillTiles>> PrefillTiles::Create(Device& device, StepCommands& commands,
@@ -123,15 +128,33 @@ Status PrefillTiles::End() {
   return commands_.MakeLogits(device_);
 }
 
-// In whole pieces of the file.
-Status PrefillTiles::Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes, PrefillSink& sink) {
+Status PrefillTiles::Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink) {
   if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, later_.get());
-  const uint64_t plane_bytes = later_->size_bytes() / (2 * tiling_.later.n_kv_heads);
-  const uint64_t begin =
-      first_plane * plane_bytes / SpillFile::kOffsetAlignment * SpillFile::kOffsetAlignment;
-  const uint64_t end = std::min(SpillAligned((first_plane + n_planes) * plane_bytes), later_->size_bytes());
-  KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(tile) + begin, later_->host().subspan(begin, end - begin)));
-  return later_->Flush(begin, end - begin);
+  KVRUN_RETURN_IF_ERROR(ReadSpilled(tile, planes, 0, 1, *later_));
+  const uint64_t head_bytes = later_->size_bytes() / tiling_.later.n_kv_heads;
+  return later_->Flush(planes.first_head * head_bytes, planes.n_heads * head_bytes);
+}
+
+// By way of packed_, in whole pieces of the file.
+Status PrefillTiles::ReadSpilled(uint32_t tile, const TilePlanes& planes, uint32_t nth, uint32_t several,
+                                 Buffer& to) {
+  const uint64_t side_bytes = TileSideBytes(tiling_);
+  const uint64_t plane_bytes = side_bytes / tiling_.later.n_kv_heads;
+  const uint64_t first_byte = planes.first_head * plane_bytes;
+  const uint64_t begin = first_byte / SpillFile::kOffsetAlignment * SpillFile::kOffsetAlignment;
+  const uint64_t end = std::min(SpillAligned(first_byte + planes.n_heads * plane_bytes), side_bytes);
+  const std::span<std::byte> side = packed_->host().first(end - begin);
+  for (uint32_t of_values = 0; of_values < (planes.keys_only ? 1U : 2U); ++of_values) {
+    KVRUN_RETURN_IF_ERROR(
+        spill_->Read(TileOffset(tile) + of_values * SpillAligned(side_bytes) + begin, side));
+    const std::byte* from = side.data() + (first_byte - begin);
+    for (uint32_t head = planes.first_head; head < planes.first_head + planes.n_heads; ++head) {
+      const uint64_t place = (uint64_t{2} * head + of_values) * several + nth;
+      std::memcpy(to.host().data() + place * plane_bytes, from, plane_bytes);
+      from += plane_bytes;
+    }
+  }
+  return Status::Ok();
 }
 
 Status PrefillTiles::CreateTiles() {
@@ -156,19 +179,20 @@ Status PrefillTiles::CreateBlockBuffers() {
   const uint32_t chunk_rows = tiling_.later.n_ctx;
   AttentionArgs attention = TileAttention(0, chunk_rows, commands_.own(), 1);
   const uint64_t parts_bytes = attention.parts_bytes();
-  attention.parts_after = commands_.feed_forward()[0];  // that there are some
+  attention.parts_after.buffer = commands_.feed_forward()[0];  // that there are some
   uint64_t scratch_bytes = MostScratchBytes(attention, chunk_rows);
   for (const KvShape& shape : {tiling_.first, tiling_.several()}) {
     attention.kv_shape = shape;
     scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, chunk_rows));
   }
   attention.kv_shape = tiling_.first;
-  attention.parts_after = nullptr;
+  attention.parts_after = {};
   scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
   take(scratch_bytes);
   KVRUN_ASSIGN_OR_RETURN(scratch_, make(scratch_bytes, BufferUse::kDevice));
-  take(PackedBytes(kChunkRows));
-  KVRUN_ASSIGN_OR_RETURN(packed_, make(PackedBytes(kChunkRows), BufferUse::kShared));
+  const uint64_t packed_bytes = std::max(PackedBytes(kChunkRows), TileSideBytes(tiling_));
+  take(packed_bytes);
+  KVRUN_ASSIGN_OR_RETURN(packed_, make(packed_bytes, BufferUse::kShared));
   const uint64_t hidden_bytes = ChunkHiddenBytes(commands_.config());
   turns_.resize(1);
   turns_[0].place = commands_.own();
@@ -179,23 +203,29 @@ Status PrefillTiles::CreateBlockBuffers() {
     return Status::Ok();
   };
   if (take(hidden_bytes)) KVRUN_RETURN_IF_ERROR(add_turn());
+  const uint32_t parts_rows = chunk_rows * commands_.config().n_heads;
   for (Buffer* idle : commands_.feed_forward()) {
-    if (idle->size_bytes() >= parts_bytes) free_parts_.push_back(idle);
+    const auto n = static_cast<uint32_t>(idle->size_bytes() / parts_bytes);
+    for (uint32_t i = 0; i < n; ++i) free_parts_.push_back({idle, i * parts_rows});
   }
+  const auto add_parts = [&]() -> Status {
+    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(parts_bytes, BufferUse::kDevice));
+    free_parts_.push_back({block_memory_.back().get(), 0});
+    return Status::Ok();
+  };
   block_qkv_.push_back(commands_.qkv());
   const uint64_t qkv_bytes = uint64_t{chunk_rows} * commands_.qkv_dim() * sizeof(float);
   // Each chunk of a block has a turn, so that its hidden states come once.
   while (block_qkv_.size() < kMostBlockChunks) {
     const bool needs_turn = turns_.size() == block_qkv_.size();
-    if (!take(qkv_bytes + parts_bytes + (needs_turn ? hidden_bytes : 0))) break;
+    const bool needs_parts = free_parts_.size() < block_qkv_.size() + 2;
+    if (!take(qkv_bytes + (needs_parts ? parts_bytes : 0) + (needs_turn ? hidden_bytes : 0))) break;
     if (needs_turn) KVRUN_RETURN_IF_ERROR(add_turn());
     KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(qkv_bytes, BufferUse::kDevice));
     block_qkv_.push_back(block_memory_.back().get());
+    if (needs_parts) KVRUN_RETURN_IF_ERROR(add_parts());
   }
-  while (free_parts_.size() < block_qkv_.size() + 1) {
-    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(parts_bytes, BufferUse::kDevice));
-    free_parts_.push_back(block_memory_.back().get());
-  }
+  while (free_parts_.size() < block_qkv_.size() + 1) KVRUN_RETURN_IF_ERROR(add_parts());
   return Status::Ok();
 }
 
@@ -379,7 +409,7 @@ uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {
 }
 
 uint64_t PrefillTiles::TileOffset(uint32_t tile) const {
-  return HiddenSpillBytes(plan_, commands_.config()) + (tile - 1) * SpillAligned(tiling_.later.size_bytes());
+  return HiddenSpillBytes(plan_, commands_.config()) + (tile - 1) * TileSpillBytes(tiling_);
 }
 
 // In the commands' own buffer: the other one is the logits' again.
@@ -452,7 +482,17 @@ Status PrefillTiles::SpillStored(uint32_t layer, PrefillSink& sink) {
 
 Status PrefillTiles::SpillLater(uint32_t tile) {
   KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
-  return spill_->Write(TileOffset(tile), later_->host());
+  const uint64_t side_bytes = TileSideBytes(tiling_);
+  const uint64_t plane_bytes = side_bytes / tiling_.later.n_kv_heads;
+  const std::span<std::byte> side = packed_->host().first(side_bytes);
+  for (uint32_t of_values = 0; of_values < 2; ++of_values) {
+    const std::byte* from = later_->host().data() + of_values * plane_bytes;
+    for (uint64_t to = 0; to < side_bytes; to += plane_bytes, from += 2 * plane_bytes) {
+      std::memcpy(side.data() + to, from, plane_bytes);
+    }
+    KVRUN_RETURN_IF_ERROR(spill_->Write(TileOffset(tile) + of_values * SpillAligned(side_bytes), side));
+  }
+  return Status::Ok();
 }
 
 void PrefillTiles::WriteChunk(const Chunk& chunk, std::span<const StepRow> rows, const StepPlace& place,
@@ -625,29 +665,33 @@ Status PrefillTiles::AttendRead(uint32_t layer, uint32_t first, const StepProgre
   return AttendEarlier(layer, first, n, block);
 }
 
-// Tiles side by side, as one. Each comes by way of `later_`, which none that is computed needs now.
+// Tiles side by side, as one.
 Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink) {
-  const uint64_t n_planes = uint64_t{2} * tiling_.later.n_kv_heads;
-  const uint64_t plane_bytes = later_->size_bytes() / n_planes;
   const uint32_t n_held = std::exchange(held_first_, 0) == first ? held_tiles_ : 0;
   for (uint32_t i = n_held; i < n; ++i) {
-    if (is_left_stored(first + i)) {
-      KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, first + i, later_.get()));
-      KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
-    } else {
-      KVRUN_RETURN_IF_ERROR(spill_->Read(TileOffset(first + i), later_->host()));
-    }
-    const std::byte* from = later_->host().data();
-    std::byte* to = earlier_->host().data() + i * plane_bytes;
-    for (uint64_t plane = 0; plane < n_planes; ++plane) {
-      std::memcpy(to, from, plane_bytes);
-      from += plane_bytes;
-      to += tiling_.read_tiles * plane_bytes;
-    }
+    KVRUN_RETURN_IF_ERROR(is_left_stored(first + i)
+                              ? CopyStored(layer, first + i, i, sink)
+                              : ReadSpilled(first + i, AllPlanes(), i, tiling_.read_tiles, *earlier_));
   }
   held_first_ = first;
   held_tiles_ = n;
   return n > n_held ? earlier_->Flush(0, earlier_->size_bytes()) : Status::Ok();
+}
+
+// By way of `later_`, which none that is computed needs now.
+Status PrefillTiles::CopyStored(uint32_t layer, uint32_t tile, uint32_t nth, PrefillSink& sink) {
+  KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, tile, later_.get()));
+  KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
+  const uint64_t n_planes = uint64_t{2} * tiling_.later.n_kv_heads;
+  const uint64_t plane_bytes = later_->size_bytes() / n_planes;
+  const std::byte* from = later_->host().data();
+  std::byte* to = earlier_->host().data() + nth * plane_bytes;
+  for (uint64_t plane = 0; plane < n_planes; ++plane) {
+    std::memcpy(to, from, plane_bytes);
+    from += plane_bytes;
+    to += tiling_.read_tiles * plane_bytes;
+  }
+  return Status::Ok();
 }
 
 // All chunks of the block that come after the first of these tiles; in one list those that see as many.

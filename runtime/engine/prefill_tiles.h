@@ -46,6 +46,15 @@ struct KvTiling {
   }
 };
 
+// Of a tile's planes, [n_kv_heads, 2 (K, V)]: those of some heads.
+struct TilePlanes {
+  uint32_t first_head = 0;
+  uint32_t n_heads = 0;
+  bool keys_only = false;
+
+  friend bool operator==(const TilePlanes&, const TilePlanes&) = default;
+};
+
 // The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn. Later,
 // too, LoadEarlier may be called for a tile that ends before the window that the prompt begins with.
 class PrefillSink {
@@ -97,8 +106,8 @@ class PrefillTiles {
   const KvTiling& tiling() const { return tiling_; }
   Buffer* first() const { return first_.get(); }
   Buffer* later() const { return later_.get(); }  // null: there is one tile
-  // Between layers: `later` holds the planes, of [n_kv_heads, 2], of a tile that is not the first.
-  Status Show(uint32_t tile, uint32_t first_plane, uint32_t n_planes, PrefillSink& sink);
+  // Between layers: `later` holds these planes of a tile that is not the first.
+  Status Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink);
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
   // the commands' hidden buffer; answers which rows these are.
@@ -128,8 +137,8 @@ class PrefillTiles {
   // A chunk of a block.
   struct BlockChunk {
     const Chunk* chunk = nullptr;
-    Buffer* qkv = nullptr;    // its queries; when it has attended to all, the result
-    Buffer* parts = nullptr;  // AttentionArgs::parts_after of what it has attended to
+    Buffer* qkv = nullptr;  // its queries; when it has attended to all, the result
+    AttentionParts parts;   // of what it has attended to
   };
 
   // Where a chunk is computed. Chunks take turns: while the device computes one, the chunk before it leaves
@@ -163,7 +172,11 @@ class PrefillTiles {
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
   // Tiles before the prompt, so that they can be read again.
   Status SpillStored(uint32_t layer, PrefillSink& sink);
+  // A tile lies in the spill file as the keys of all heads, then the values: what needs keys alone reads half
+  // of it.
   Status SpillLater(uint32_t tile);
+  // Into [n_kv_heads, 2, several] planes, the tile's being the nth of several.
+  Status ReadSpilled(uint32_t tile, const TilePlanes& planes, uint32_t nth, uint32_t several, Buffer& to);
   // Chunks of later tiles.
   Status RunBlock(uint32_t layer, std::span<const Chunk> chunks, std::span<const StepRow> rows,
                   const StepProgress& progress, PrefillSink& sink);
@@ -178,6 +191,8 @@ class PrefillTiles {
   Status AttendRead(uint32_t layer, uint32_t first, const StepProgress& progress, std::span<BlockChunk> block,
                     PrefillSink& sink);
   Status ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink);
+  // The nth of those that are read together.
+  Status CopyStored(uint32_t layer, uint32_t tile, uint32_t nth, PrefillSink& sink);
   Status FinishAttention(uint32_t layer, std::span<const BlockChunk> block);
   // The rest of the layer; meanwhile hidden states go and come, at last those of `next` (null: none).
   Status FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next);
@@ -214,6 +229,7 @@ class PrefillTiles {
   uint64_t PackedBytes(uint64_t n_rows) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
+  TilePlanes AllPlanes() const { return {0, tiling_.later.n_kv_heads, false}; }
 
   uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
   bool is_tiled() const { return tiling_.later.n_ctx > 0; }
@@ -244,10 +260,10 @@ class PrefillTiles {
   std::vector<ChunkLists> lists_;  // of the layer that is computed
   // Plans of several tiles have these, and their turns', in the place of the logits' buffer: it is given up
   // meanwhile, so that memory that does not grow with the context does not grow for them either.
-  std::unique_ptr<Buffer> packed_;  // a chunk's hidden states on their way
+  std::unique_ptr<Buffer> packed_;  // a chunk's hidden states on their way; or a tile's keys, or its values
   std::vector<std::unique_ptr<Buffer>> block_memory_;
-  std::vector<Buffer*> block_qkv_;   // of a chunk each: as many as a block has
-  std::vector<Buffer*> free_parts_;  // one more than that, between blocks
+  std::vector<Buffer*> block_qkv_;          // of a chunk each: as many as a block has
+  std::vector<AttentionParts> free_parts_;  // one more than that, between blocks
 };
 
 }  // namespace kvrun

@@ -56,21 +56,22 @@ void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
   tiles_ = std::move(tiles);
   // Rows from the last one back: they are seen by all that stay.
   observed_stride_ = plan().kept.samples_rows ? CeilDiv(prompt.end, plan().kept.observed_rows) : 0;
-  shown_.reset();
+  shown_tile_ = 0;
 }
 
 // They may have to be read.
-Status PromptStore::ShowPlanes(const Planes& planes) {
-  if (!tiles_.show || planes.tile == 0 || shown_ == planes) return Status::Ok();
-  shown_.reset();
-  KVRUN_RETURN_IF_ERROR(tiles_.show(planes.tile, planes.first, planes.n));
+Status PromptStore::Show(uint32_t tile, const TilePlanes& planes) {
+  if (!tiles_.show || tile == 0 || (shown_tile_ == tile && shown_ == planes)) return Status::Ok();
+  shown_tile_ = 0;
+  KVRUN_RETURN_IF_ERROR(tiles_.show(tile, planes));
+  shown_tile_ = tile;
   shown_ = planes;
   return Status::Ok();
 }
 
 Status PromptStore::BeginLayer(uint32_t layer) {
   layer_ = layer;
-  shown_.reset();
+  shown_tile_ = 0;
   queries_.clear();
   query_positions_.clear();
   next_query_ = 0;
@@ -314,7 +315,7 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
                             const ProjectedFn& visit) {
   const KvTiling& tiling = tiles_.tiling;
   for (uint32_t tile = tiling.tile_of(begin); tiling.begin(tile) < prompt_.end; ++tile) {
-    KVRUN_RETURN_IF_ERROR(ShowTile(tile));
+    KVRUN_RETURN_IF_ERROR(ShowKeys(tile));
     const uint32_t tile_end = std::min(prompt_.end, tiling.end(tile));
     const uint32_t first = std::max(begin, tiling.begin(tile));
     if (first >= tile_end) continue;
@@ -328,7 +329,7 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
                                  const RecordsFn& visit) {
   for (uint32_t first = begin; first < end;) {
     const uint32_t tile = tiles_.tiling.tile_of(first);
-    KVRUN_RETURN_IF_ERROR(ShowPlanes({tile, 2 * head, want == Want::kKeys ? 1U : 2U}));
+    KVRUN_RETURN_IF_ERROR(Show(tile, {head, 1, want == Want::kKeys}));
     const uint32_t n = std::min(tiles_.tiling.end(tile), end) - first;
     KVRUN_RETURN_IF_ERROR(VisitEncoded({tile, first, n, head + 1}, plan().record, SpaceOf(layer_),
                                        [&](const Groups& piece, std::span<const std::byte> records) {
@@ -344,8 +345,7 @@ Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::spa
   const KvTiling& tiling = tiles_.tiling;
   const uint32_t n_tiles = tiling.tile_of(prompt_.end - 1) + 1;
   const auto tile_keys = [&](uint32_t tile) -> Result<RowMass::Keys> {
-    // Of all heads: keys and values lie in turn.
-    KVRUN_RETURN_IF_ERROR(ShowTile(tile));
+    KVRUN_RETURN_IF_ERROR(ShowKeys(tile));
     const uint32_t begin = tiling.begin(tile);
     return RowMass::Keys{tiles_.kv(tile), tiling.shape(tile), begin,
                          std::min(tiling.end(tile), prompt_.end) - begin};

@@ -27,9 +27,8 @@ struct KvTiles {
   KvTiling tiling;
   Buffer* first = nullptr;
   Buffer* later = nullptr;
-  // `later` is to hold these planes of a tile that is not the first, of its [n_kv_heads, 2]; empty: there is
-  // one tile.
-  std::function<Status(uint32_t tile, uint32_t first_plane, uint32_t n_planes)> show;
+  // `later` is to hold these planes of a tile that is not the first; empty: there is one tile.
+  std::function<Status(uint32_t tile, const TilePlanes& planes)> show;
 
   Buffer* kv(uint32_t tile) const { return tile == 0 ? first : later; }
 };
@@ -81,15 +80,6 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   bool takes_sums() const { return index() != nullptr && !index()->is_ready(); }
 
  private:
-  // Of KvTiles.
-  struct Planes {
-    uint32_t tile = 0;
-    uint32_t first = 0;
-    uint32_t n = 0;
-
-    friend bool operator==(const Planes&, const Planes&) = default;
-  };
-
   PromptStore(Device& device, const StepCommands& commands, OffloadedCache& cache)
       : device_(device), commands_(commands), cache_(cache) {}
 
@@ -131,8 +121,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status SetMeans(uint32_t layer, uint32_t tile);
   Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
 
-  Status ShowTile(uint32_t tile) { return ShowPlanes({tile, 0, 2 * n_kv_heads()}); }
-  Status ShowPlanes(const Planes& planes);
+  Status Show(uint32_t tile, const TilePlanes& planes);
+  Status ShowKeys(uint32_t tile) { return Show(tile, {0, n_kv_heads(), true}); }
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }
@@ -145,7 +135,8 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   KvRange prompt_;
   uint32_t layer_ = 0;
   KvTiles tiles_;
-  std::optional<Planes> shown_;                                   // of the layer
+  uint32_t shown_tile_ = 0;  // of the layer, of which `later` holds shown_; 0: of none
+  TilePlanes shown_;
   std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;     // kShared, [RecordsAtOnce] of all heads
   std::array<std::unique_ptr<Buffer>, kProjectTurns> projected_;  // kShared, float [ProjectedRows, rank]
   std::optional<LayerSumBuffers> sums_;

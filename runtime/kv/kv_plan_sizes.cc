@@ -21,6 +21,7 @@ constexpr uint64_t kClusterChecksumBytes = 8;  // and how many records there are
 constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
 constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
+constexpr uint64_t kSpillPieceBytes = 64 * kKiB;    // SpillFile::kOffsetAlignment
 constexpr uint64_t kStagedRecords = 32;             // as many as are in flight
 constexpr uint64_t kStagedClusters = 6;             // of the largest size: most are a quarter of it
 
@@ -191,15 +192,15 @@ uint64_t PrefillImageBytes(const KvPlan& plan) {
   return plan.method.has_clusters() ? ClusterImageBytes(plan) : 0;
 }
 
-// Of what a spill file holds, a checksum for each SpillFile::kBufferBytes: at most as much as where all tiles
-// are the smallest, each of which begins a chunk and ends in a piece of its own, and hidden states are as
-// they are.
+// Of what a spill file holds, a checksum for each piece: at most as much as where all tiles are the smallest,
+// each of which begins a chunk, and whose keys and values end in pieces of their own, and hidden states are
+// as they are.
 uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t layer_bytes) {
   const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
   const uint64_t n_chunks = n_tiles + 2;
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
   const uint64_t pieces =
-      n_chunks * CeilDiv(chunk_bytes, kSpillBufferBytes) + layer_bytes / kSpillBufferBytes + n_tiles;
+      n_chunks * CeilDiv(chunk_bytes, kSpillPieceBytes) + layer_bytes / kSpillPieceBytes + 2 * n_tiles;
   return pieces * kChecksumBytes;
 }
 

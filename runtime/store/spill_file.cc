@@ -124,9 +124,9 @@ Status SpillFile::Write(uint64_t offset, std::span<const std::byte> bytes) {
   auto* const memory = const_cast<std::byte*>(bytes.data());
   KVRUN_ASSIGN_OR_RETURN(const bool is_done, TransferInPlace(IoKind::kWrite, offset, memory, bytes.size()));
   if (!is_done) KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kWrite, offset, {memory, bytes.size()}));
-  for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
-    checksums_[(offset + done) / kOffsetAlignment] =
-        Checksum(offset + done, bytes.subspan(done, std::min<uint64_t>(kBufferBytes, bytes.size() - done)));
+  for (uint64_t done = 0; done < bytes.size(); done += kOffsetAlignment) {
+    checksums_[(offset + done) / kOffsetAlignment] = Checksum(
+        offset + done, bytes.subspan(done, std::min<uint64_t>(kOffsetAlignment, bytes.size() - done)));
   }
   stats_.written_bytes += bytes.size();
   return Status::Ok();
@@ -147,7 +147,7 @@ Status SpillFile::Check(uint64_t offset, std::span<std::byte> piece) {
 Status SpillFile::Read(uint64_t offset, std::span<std::byte> bytes) {
   KVRUN_CHECK(offset % kOffsetAlignment == 0);
   KVRUN_CHECK(offset + bytes.size() <= checksums_.size() * kOffsetAlignment);
-  for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
+  for (uint64_t done = 0; done < bytes.size(); done += kOffsetAlignment) {
     if (checksums_[(offset + done) / kOffsetAlignment] != kNotWritten) continue;
     return {StatusCode::kInternal,
             fmt::format("a prompt's intermediate results at {} are read before they were written",
@@ -156,8 +156,8 @@ Status SpillFile::Read(uint64_t offset, std::span<std::byte> bytes) {
   KVRUN_ASSIGN_OR_RETURN(const bool is_there,
                          TransferInPlace(IoKind::kRead, offset, bytes.data(), bytes.size()));
   if (!is_there) KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kRead, offset, bytes));
-  for (uint64_t done = 0; done < bytes.size(); done += kBufferBytes) {
-    const uint64_t n = std::min<uint64_t>(kBufferBytes, bytes.size() - done);
+  for (uint64_t done = 0; done < bytes.size(); done += kOffsetAlignment) {
+    const uint64_t n = std::min<uint64_t>(kOffsetAlignment, bytes.size() - done);
     KVRUN_RETURN_IF_ERROR(Check(offset + done, bytes.subspan(done, n)));
   }
   stats_.read_bytes += bytes.size();

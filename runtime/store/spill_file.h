@@ -2,8 +2,8 @@
 // caller's memory where direct I/O takes it, else through one aligned buffer, some of it at a time while
 // others are under way.
 //
-// A checksum of every piece of up to kBufferBytes (XXH3, its low 32 bits, seeded with the offset) is kept in
-// memory: what comes back bad, old or from another place is found, and never handed out.
+// A checksum of every piece of up to kOffsetAlignment (XXH3, its low 32 bits, seeded with the offset) is kept
+// in memory: what comes back bad, old or from another place is found, and never handed out.
 //
 // Threads: one at a time.
 #pragma once
@@ -36,7 +36,7 @@ class SpillFile {
   static Result<std::unique_ptr<SpillFile>> Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
 
   // Offsets are multiples of kOffsetAlignment: a checksum for each.
-  static constexpr uint64_t kOffsetAlignment = kBufferBytes;
+  static constexpr uint64_t kOffsetAlignment = 64 * 1024;
   Status Write(uint64_t offset, std::span<const std::byte> bytes);
   // Of what one Write has written: from one of these offsets on to another or to its end. What differs from
   // what was written is read once more. After an error `bytes` holds anything, and the prompt has to be

@@ -79,6 +79,7 @@ struct CombineParams {
   uint n_rows;  // n_tokens * n_heads
   uint head_dim;
   uint n_splits;
+  uint first_row;  // of the parts
 };
 
 struct CombineInSpaceParams {
@@ -94,6 +95,8 @@ struct MergeParams {
   uint head_dim;
   uint n_splits;
   uint has_before;
+  uint first_before;  // rows of the buffers, before the first of these
+  uint first_after;
 };
 
 struct SwiGluParams {

@@ -306,7 +306,9 @@ void CheckTiles(Device& device, const AttendShape& shape, uint32_t tile_tokens) 
                      .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
                      .output = PoisonedBuffer(run, Untouched(expected.size())),
                      .one_sequence = true};
-  const std::vector<double> nothing = Untouched(args.parts_bytes() / sizeof(float));
+  // Parts of the tiles take turns in a buffer that has more rows between them.
+  const uint32_t n_rows = args.n_tokens * args.n_heads;
+  Buffer* const parts = PoisonedBuffer(run, Untouched(3 * args.parts_bytes() / sizeof(float)));
   const uint32_t n_tiles = shape.kv.n_ctx / tile_tokens;
   for (uint32_t tile = 0; tile < n_tiles; ++tile) {
     std::vector<StepToken> tokens = shape.tokens;
@@ -322,7 +324,7 @@ void CheckTiles(Device& device, const AttendShape& shape, uint32_t tile_tokens) 
     args.step = run.Step(tokens);
     args.kv = run.Floats(Stored(shape.kv.type, values));
     args.parts_before = args.parts_after;
-    args.parts_after = PoisonedBuffer(run, nothing);
+    args.parts_after = {parts, tile % 2 * 2 * n_rows};
     args.scratch = PoisonedBuffer(run, Untouched(device.AttendScratchBytes(args) / sizeof(float)));
     run.Run([&](CommandList& list) { return list.Attend(args); });
   }

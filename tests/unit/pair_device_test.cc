@@ -125,8 +125,15 @@ class LoggedList : public CommandList {
 
  private:
   static std::vector<const Buffer*> Of(const AttentionArgs& args) {
-    return {args.qkv,    args.step,    args.kv,          args.angles,      args.norms,
-            args.output, args.scratch, args.parts_after, args.parts_before};
+    return {args.qkv,
+            args.step,
+            args.kv,
+            args.angles,
+            args.norms,
+            args.output,
+            args.scratch,
+            args.parts_after.buffer,
+            args.parts_before.buffer};
   }
   static std::vector<const Buffer*> Of(const SlotAttentionArgs& args) {
     std::vector<const Buffer*> buffers = Of(args.attention);
@@ -433,8 +440,8 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
                                 .norms = at(4),
                                 .output = at(5),
                                 .scratch = at(6),
-                                .parts_after = at(7),
-                                .parts_before = at(8)};
+                                .parts_after = {at(7), 1},
+                                .parts_before = {at(8), 2}};
   const IndexSides sides{.query_side = at(9), .key_side = at(10), .bias = at(11), .scales = at(12)};
   SlotAttentionArgs slots{.attention = attention};
   for (uint32_t i = 0; i < kMaxSlotSources; ++i) {

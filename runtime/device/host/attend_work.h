@@ -122,6 +122,10 @@ inline void JoinParts(float* parts, uint32_t n_parts, uint32_t n_rows, uint32_t 
   }
 }
 
+inline float* PartRow(const AttentionParts& parts, uint32_t head_dim, size_t row) {
+  return Data<float>(parts.buffer) + (parts.first_row + row) * AttendPartFloats(head_dim);
+}
+
 inline void FinishPart(const float* part, uint32_t head_dim, float* to) {
   const float factor = 1.0F / part[head_dim + 1];
   for (uint32_t i = 0; i < head_dim; ++i) to[i] = part[i] * factor;
@@ -258,9 +262,9 @@ class AttendWork {
                    size_t{items_.OutputRow(item, r) % args_.n_heads} * head_dim_;
     }
     const float* before[kMaxAttendRows] = {};
-    const bool has_before = first_block == 0 && args_.parts_before != nullptr;
+    const bool has_before = first_block == 0 && args_.parts_before.buffer != nullptr;
     for (uint32_t r = 0; has_before && r < item.n_rows; ++r)
-      before[r] = Data<float>(args_.parts_before) + PartOffset(item, r);
+      before[r] = PartRow(args_.parts_before, head_dim_, items_.OutputRow(item, r));
     BeginAttend(rows, queries, has_before ? before : nullptr);
     KvBlock blocks[2];
     const auto load = [&](uint32_t nth, KvBlock* block) {
@@ -278,7 +282,7 @@ class AttendWork {
     float* to[kMaxAttendRows] = {};
     for (uint32_t r = 0; r < item.n_rows; ++r) to[r] = parts + size_t{r} * part_floats_;
     for (uint32_t r = 0; goes_on() && r < item.n_rows; ++r)
-      to[r] = Data<float>(args_.parts_after) + PartOffset(item, r);
+      to[r] = PartRow(args_.parts_after, head_dim_, items_.OutputRow(item, r));
     EndAttend(rows, to);
   }
 
@@ -289,12 +293,8 @@ class AttendWork {
     for (uint32_t entry = 0; entry < block.n_entries; ++entry) keys.Prefetch(entry);
   }
 
-  // Of a row of an item, in parts of all rows.
-  size_t PartOffset(const AttendItem& item, uint32_t row) const {
-    return size_t{items_.OutputRow(item, row)} * part_floats_;
-  }
   // A prompt's units, each of which is all of an item, leave their parts where more is to be added to them.
-  bool goes_on() const { return args_.parts_after != nullptr && args_.are_of_prompt() && kept_ == nullptr; }
+  bool goes_on() const { return args_.goes_on() && args_.are_of_prompt() && kept_ == nullptr; }
 
   // parts: of the item's rows, complete.
   void Finish(uint32_t i, const float* parts) const {
@@ -303,10 +303,10 @@ class AttendWork {
       const size_t row = items_.OutputRow(item, r);
       const float* part = parts + size_t{r} * part_floats_;
       if (kept_ != nullptr) kept_->NoteSum(i, r, part[head_dim_], part[head_dim_ + 1]);
-      if (args_.parts_after == nullptr)
+      if (!args_.goes_on())
         FinishPart(part, head_dim_, Data<float>(args_.output) + row * head_dim_);
       else
-        std::memcpy(Data<float>(args_.parts_after) + PartOffset(item, r), part, part_floats_ * sizeof(float));
+        std::memcpy(PartRow(args_.parts_after, head_dim_, row), part, part_floats_ * sizeof(float));
     }
   }
 

@@ -93,7 +93,7 @@ void Attend(ThreadPool& pool, const AttentionArgs& args, bool exact) {
 
 void FinishAttention(ThreadPool& pool, const AttentionArgs& args) {
   const uint32_t head_dim = args.kv_shape.head_dim;
-  const auto* parts = Data<float>(args.parts_after);
+  const float* parts = PartRow(args.parts_after, head_dim, 0);
   auto* output = Data<float>(args.output);
   pool.ParallelFor(size_t{args.n_tokens} * args.n_heads, 16, [&](size_t begin, size_t end, uint32_t) {
     for (size_t row = begin; row < end; ++row)

@@ -31,7 +31,7 @@ Status HostCommandList::RopeAndStore(const AttentionArgs& args) {
 
 Status HostCommandList::Attend(const AttentionArgs& args) {
   return Record(
-      "attend", args.parts_after != nullptr ? args.parts_after : args.output,
+      "attend", args.goes_on() ? args.parts_after.buffer : args.output,
       [args, exact = device_.exact_activations()](ThreadPool& pool) { host::Attend(pool, args, exact); });
 }
 

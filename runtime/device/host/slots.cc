@@ -236,8 +236,8 @@ AttentionArgs ApartFrom(const AttentionArgs& args) {
   AttentionArgs apart = args;
   apart.one_sequence = false;
   apart.is_prompt = false;
-  apart.parts_after = nullptr;
-  apart.parts_before = nullptr;
+  apart.parts_after = {};
+  apart.parts_before = {};
   return apart;
 }
 

@@ -91,8 +91,9 @@ AttentionArgs Translator::operator()(const AttentionArgs& args) const {
   own.norms = (*this)(args.norms);
   own.output = (*this)(args.output);
   own.scratch = (*this)(args.scratch);
-  own.parts_after = (*this)(args.parts_after);
-  own.parts_before = (*this)(args.parts_before);
+  own.parts_after.buffer = (*this)(args.parts_after.buffer);
+  const Buffer* before = args.parts_before.buffer;  // read alone
+  own.parts_before.buffer = const_cast<Buffer*>((*this)(before));
   return own;
 }
 

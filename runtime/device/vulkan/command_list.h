@@ -94,7 +94,7 @@ class VulkanCommandList : public CommandList {
   Status Record(const Dispatch& dispatch);
   // Whether the kernel has a variant that reads texels, and all that it reads can be read so.
   bool ReadsTexels(const Dispatch& dispatch) const;
-  Status CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
+  Status CombineSplits(const AttentionParts& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
                        Buffer* output);
   // Of AttendSlots, where records have a space of their own.
   Status CombineInSpace(const SlotAttentionArgs& args, uint32_t n_splits);

@@ -128,7 +128,7 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                             .n_ctx = kv.n_ctx,
                             .span_tokens = args.one_sequence ? args.n_tokens : 1,
                             .n_splits = choice.n_splits,
-                            .keeps_parts = choice.n_splits > 1 || args.parts_after != nullptr ? 1U : 0U,
+                            .keeps_parts = choice.n_splits > 1 || args.goes_on() ? 1U : 0U,
                             .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
                             .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim))};
   const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead},
@@ -141,30 +141,33 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                                 .params = ParamBytes(params)}));
   if (params.keeps_parts == 0) return Status::Ok();
   const uint32_t n_rows = args.n_tokens * args.n_heads;
-  if (args.parts_after == nullptr) {
-    return CombineSplits(*args.scratch, choice.n_splits, n_rows, kv.head_dim, args.output);
+  if (!args.goes_on()) {
+    return CombineSplits({args.scratch, 0}, choice.n_splits, n_rows, kv.head_dim, args.output);
   }
   const MergeParams merge{.n_rows = n_rows,
                           .head_dim = kv.head_dim,
                           .n_splits = choice.n_splits,
-                          .has_before = args.parts_before != nullptr ? 1U : 0U};
+                          .has_before = args.parts_before.buffer != nullptr ? 1U : 0U,
+                          .first_before = args.parts_before.first_row,
+                          .first_after = args.parts_after.first_row};
   const std::array merge_storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead},
-                                    Binding{MemoryOrEmpty(args.parts_before), Access::kRead},
-                                    Binding{MemoryOrEmpty(args.parts_after), Access::kWrite}};
+                                    Binding{MemoryOrEmpty(args.parts_before.buffer), Access::kRead},
+                                    Binding{MemoryOrEmpty(args.parts_after.buffer), Access::kWrite}};
   return Record({.kernel = Linear("merge_splits_f32_floor", uint64_t{n_rows} * (kv.head_dim + 2), 64),
                  .storage = merge_storage,
                  .params = ParamBytes(merge)});
 }
 
 Status VulkanCommandList::FinishAttention(const AttentionArgs& args) {
-  return CombineSplits(*args.parts_after, 1, args.n_tokens * args.n_heads, args.kv_shape.head_dim,
+  return CombineSplits(args.parts_after, 1, args.n_tokens * args.n_heads, args.kv_shape.head_dim,
                        args.output);
 }
 
-Status VulkanCommandList::CombineSplits(const Buffer& parts, uint32_t n_splits, uint32_t n_rows,
+Status VulkanCommandList::CombineSplits(const AttentionParts& parts, uint32_t n_splits, uint32_t n_rows,
                                         uint32_t head_dim, Buffer* output) {
-  const CombineParams combine{.n_rows = n_rows, .head_dim = head_dim, .n_splits = n_splits};
-  const std::array storage = {Binding{MemoryOrEmpty(&parts), Access::kRead},
+  const CombineParams combine{
+      .n_rows = n_rows, .head_dim = head_dim, .n_splits = n_splits, .first_row = parts.first_row};
+  const std::array storage = {Binding{MemoryOrEmpty(parts.buffer), Access::kRead},
                               Binding{MemoryOrEmpty(output), Access::kWrite}};
   return Record({.kernel = Linear("combine_splits_f32_floor", uint64_t{n_rows} * head_dim, 64),
                  .storage = storage,

@@ -184,7 +184,7 @@ Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
     if (plan.sources.at(nth).keeps_scores) KVRUN_RETURN_IF_ERROR(JoinSlotMass(args, plan, nth));
   }
   if (args.space.is_used()) return CombineInSpace(args, plan.n_parts);
-  return CombineSplits(*attention.scratch, plan.n_parts, attention.n_tokens * attention.n_heads,
+  return CombineSplits({attention.scratch, 0}, plan.n_parts, attention.n_tokens * attention.n_heads,
                        attention.kv_shape.head_dim, attention.output);
 }
 
