@@ -45,9 +45,16 @@ uint64_t TileSideBytes(const KvTiling& tiling) { return tiling.later.size_bytes(
 
 uint64_t TileSpillBytes(const KvTiling& tiling) { return 2 * SpillAligned(TileSideBytes(tiling)); }
 
+// Of a chunk's hidden states that are packed at a time: what that takes is not there for a block's chunks.
+constexpr uint32_t kPackedRows = kChunkRows / 2;
+
+uint64_t PackedSpillBytes(const ModelConfig& config) {
+  return SpillAligned(PackedHiddenBytes(kPackedRows, config.n_embd));
+}
+
 uint64_t ChunkSpillBytes(const KvTiling& tiling, const ModelConfig& config) {
-  return SpillAligned(tiling.later.n_ctx > 0 ? PackedHiddenBytes(kChunkRows, config.n_embd)
-                                             : ChunkHiddenBytes(config));
+  if (tiling.later.n_ctx > 0) return CeilDiv(kChunkRows, kPackedRows) * PackedSpillBytes(config);
+  return SpillAligned(ChunkHiddenBytes(config));
 }
 
 uint64_t HiddenSpillBytes(const KvPlan& plan, const ModelConfig& config) {
@@ -190,7 +197,8 @@ Status PrefillTiles::CreateBlockBuffers() {
   scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
   take(scratch_bytes);
   KVRUN_ASSIGN_OR_RETURN(scratch_, make(scratch_bytes, BufferUse::kDevice));
-  const uint64_t packed_bytes = std::max(PackedBytes(kChunkRows), TileSideBytes(tiling_));
+  const uint64_t packed_bytes =
+      std::max(PackedHiddenBytes(kPackedRows, commands_.config().n_embd), TileSideBytes(tiling_));
   take(packed_bytes);
   KVRUN_ASSIGN_OR_RETURN(packed_, make(packed_bytes, BufferUse::kShared));
   const uint64_t hidden_bytes = ChunkHiddenBytes(commands_.config());
@@ -330,15 +338,31 @@ Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
 }
 
 Status PrefillTiles::LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes) {
-  const std::span<std::byte> packed = packed_->host().first(PackedBytes(chunk.n_rows));
-  PackHidden(bytes, chunk.n_rows, packed);
-  return spill_->Write(HiddenOffset(chunk), packed);
+  return VisitPacked(chunk, [&](const PackedRows& rows) -> Status {
+    PackHidden(bytes.subspan(rows.begin_byte, rows.n_bytes), rows.n_rows, rows.packed);
+    return spill_->Write(rows.offset, rows.packed);
+  });
 }
 
 Status PrefillTiles::ComePacked(const Chunk& chunk, std::span<std::byte> bytes) {
-  const std::span<std::byte> packed = packed_->host().first(PackedBytes(chunk.n_rows));
-  KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), packed));
-  UnpackHidden(packed, chunk.n_rows, bytes);
+  return VisitPacked(chunk, [&](const PackedRows& rows) -> Status {
+    KVRUN_RETURN_IF_ERROR(spill_->Read(rows.offset, rows.packed));
+    UnpackHidden(rows.packed, rows.n_rows, bytes.subspan(rows.begin_byte, rows.n_bytes));
+    return Status::Ok();
+  });
+}
+
+template <class Visit>
+Status PrefillTiles::VisitPacked(const Chunk& chunk, const Visit& visit) {
+  const ModelConfig& config = commands_.config();
+  const uint64_t row_bytes = uint64_t{config.n_embd} * sizeof(float);
+  uint64_t offset = HiddenOffset(chunk);
+  for (uint32_t begin = 0; begin < chunk.n_rows; begin += kPackedRows) {
+    const uint32_t n = std::min(kPackedRows, chunk.n_rows - begin);
+    KVRUN_RETURN_IF_ERROR(visit(PackedRows{n, begin * row_bytes, n * row_bytes, offset,
+                                           packed_->host().first(PackedHiddenBytes(n, config.n_embd))}));
+    offset += PackedSpillBytes(config);
+  }
   return Status::Ok();
 }
 
@@ -398,10 +422,6 @@ Status PrefillTiles::FinishAll(PrefillSink* sink) {
 
 uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
   return uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
-}
-
-uint64_t PrefillTiles::PackedBytes(uint64_t n_rows) const {
-  return PackedHiddenBytes(n_rows, commands_.config().n_embd);
 }
 
 uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {

@@ -225,8 +225,17 @@ class PrefillTiles {
   Status LeaveNewer(Turn& turn);
   Status LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes);
   Status ComePacked(const Chunk& chunk, std::span<std::byte> bytes);
+  // Some rows of a chunk, as they lie in its hidden states, in the spill file, and on their way.
+  struct PackedRows {
+    uint32_t n_rows;
+    uint64_t begin_byte;
+    uint64_t n_bytes;
+    uint64_t offset;
+    std::span<std::byte> packed;
+  };
+  template <class Visit>
+  Status VisitPacked(const Chunk& chunk, const Visit& visit);
   uint64_t HiddenBytes(const Chunk& chunk) const;
-  uint64_t PackedBytes(uint64_t n_rows) const;
   uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
   uint64_t TileOffset(uint32_t tile) const;
   TilePlanes AllPlanes() const { return {0, tiling_.later.n_kv_heads, false}; }

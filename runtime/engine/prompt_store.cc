@@ -76,6 +76,7 @@ Status PromptStore::BeginLayer(uint32_t layer) {
   query_positions_.clear();
   next_query_ = 0;
   has_learned_ = false;
+  if (row_mass_) row_mass_->Drop();
   return sums_ ? sums_->Clear() : Status::Ok();
 }
 
@@ -310,12 +311,15 @@ Status PromptStore::ProjectTile(uint32_t tile, uint32_t begin, uint32_t end, con
   return Status::Ok();
 }
 
-// To the prompt's end.
+// To the prompt's end. Meanwhile the sums of rows that are observed: for these, tiles need not be read again.
 Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t rank,
                             const ProjectedFn& visit) {
   const KvTiling& tiling = tiles_.tiling;
-  for (uint32_t tile = tiling.tile_of(begin); tiling.begin(tile) < prompt_.end; ++tile) {
-    KVRUN_RETURN_IF_ERROR(ShowKeys(tile));
+  const bool sums_rows = row_mass_ && !row_mass_->has_sums() && tiling.tile_of(begin) == 0 && n_tiles() > 1;
+  if (sums_rows) KVRUN_RETURN_IF_ERROR(row_mass_->BeginSums(queries_, query_positions_));
+  for (uint32_t tile = tiling.tile_of(begin); tile < n_tiles(); ++tile) {
+    KVRUN_ASSIGN_OR_RETURN(const RowMass::Keys keys, KeysOf(tile));
+    if (sums_rows) KVRUN_RETURN_IF_ERROR(row_mass_->AddSums(keys));
     const uint32_t tile_end = std::min(prompt_.end, tiling.end(tile));
     const uint32_t first = std::max(begin, tiling.begin(tile));
     if (first >= tile_end) continue;
@@ -341,23 +345,32 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
   return Status::Ok();
 }
 
-Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {
+Result<RowMass::Keys> PromptStore::KeysOf(uint32_t tile) {
+  KVRUN_RETURN_IF_ERROR(Show(tile, {0, n_kv_heads(), true}));
   const KvTiling& tiling = tiles_.tiling;
-  const uint32_t n_tiles = tiling.tile_of(prompt_.end - 1) + 1;
-  const auto tile_keys = [&](uint32_t tile) -> Result<RowMass::Keys> {
-    KVRUN_RETURN_IF_ERROR(ShowKeys(tile));
-    const uint32_t begin = tiling.begin(tile);
-    return RowMass::Keys{tiles_.kv(tile), tiling.shape(tile), begin,
-                         std::min(tiling.end(tile), prompt_.end) - begin};
-  };
-  if (rows == Rows::kAll) {
-    return row_mass_->Run(queries_, query_positions_, n_tiles, tile_keys, form, end, mass);
+  const uint32_t begin = tiling.begin(tile);
+  return RowMass::Keys{tiles_.kv(tile), tiling.shape(tile), begin,
+                       std::min(tiling.end(tile), prompt_.end) - begin};
+}
+
+Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {
+  const auto keys_of = [this](uint32_t tile) { return KeysOf(tile); };
+  if (rows == Rows::kAll && row_mass_->has_sums()) return row_mass_->Run(keys_of, form, end, mass);
+  size_t first = 0;
+  size_t n = query_positions_.size();
+  if (rows != Rows::kAll) {
+    const auto [least, most] = std::minmax_element(query_positions_.begin(), query_positions_.end());
+    first = static_cast<size_t>((rows == Rows::kFirst ? least : most) - query_positions_.begin());
+    n = 1;
   }
-  const auto [first, last] = std::minmax_element(query_positions_.begin(), query_positions_.end());
-  const auto row = static_cast<size_t>((rows == Rows::kFirst ? first : last) - query_positions_.begin());
   const size_t dim = commands_.config().q_dim();
-  return row_mass_->Run(std::span(queries_).subspan(row * dim, dim),
-                        std::span(query_positions_).subspan(row, 1), n_tiles, tile_keys, form, end, mass);
+  KVRUN_RETURN_IF_ERROR(row_mass_->BeginSums(std::span(queries_).subspan(first * dim, n * dim),
+                                             std::span(query_positions_).subspan(first, n)));
+  for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
+    KVRUN_ASSIGN_OR_RETURN(const RowMass::Keys keys, KeysOf(tile));
+    KVRUN_RETURN_IF_ERROR(row_mass_->AddSums(keys));
+  }
+  return row_mass_->Run(keys_of, form, end, mass);
 }
 
 Status PromptStore::Index(uint32_t layer) {

@@ -122,7 +122,9 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
 
   Status Show(uint32_t tile, const TilePlanes& planes);
-  Status ShowKeys(uint32_t tile) { return Show(tile, {0, n_kv_heads(), true}); }
+  // Of all heads, while nothing else is shown.
+  Result<RowMass::Keys> KeysOf(uint32_t tile);
+  uint32_t n_tiles() const { return tiles_.tiling.tile_of(prompt_.end - 1) + 1; }
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }

@@ -26,18 +26,33 @@ class RowMass {
   };
   using TileFn = std::function<Result<Keys>(uint32_t tile)>;
 
-  // queries: float [n_rows, n_heads * head_dim], rotated, each at its position. `tiles` is asked for each of
-  // n_tiles tiles in order, twice. mass: [n_moments, n_kv_heads, end], of entries before `end`.
-  Status Run(std::span<const float> queries, std::span<const uint32_t> positions, uint32_t n_tiles,
-             const TileFn& tiles, const MassForm& form, uint32_t end, std::span<float> mass);
+  // What rows give is a share of what they give in all: their sums, over all tiles. They may be added up
+  // while tiles are there for others, and are kept until Run or Drop. queries: float [n_rows, n_heads *
+  // head_dim], rotated, each at its position.
+  Status BeginSums(std::span<const float> queries, std::span<const uint32_t> positions);
+  Status AddSums(const Keys& tile);
+  bool has_sums() const { return rows_ != nullptr; }
+
+  // `tiles` is asked for each tile in order until one begins at `end`. mass: [n_moments, n_kv_heads, end], of
+  // entries before `end`. Takes what has been added up.
+  Status Run(const TileFn& tiles, const MassForm& form, uint32_t end, std::span<float> mass);
+  void Drop();
 
  private:
+  RowMassArgs ArgsOf(const Keys& tile) const;
+  // Of all entries before, on the device.
+  Status GiveTile(const Keys& tile, uint32_t end, const MassForm& form, Buffer& given);
   Result<std::unique_ptr<Buffer>> MakeBuffer(uint64_t size_bytes, BufferUse use) {
     return device_.CreateBuffer(size_bytes, use, "kv");
   }
 
   Device& device_;
   const ModelConfig& config_;
+  uint32_t n_rows_ = 0;
+  bool is_first_ = true;          // tile of the sums
+  std::unique_ptr<Buffer> rows_;  // their queries
+  std::unique_ptr<Buffer> step_;
+  std::unique_ptr<Buffer> sums_;
 };
 
 }  // namespace kvrun
