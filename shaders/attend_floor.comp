@@ -35,6 +35,8 @@ void main() {
   const uint row_begin = (gl_WorkGroupID.x % tiles_per_head) * ROWS;
   const uint split = gl_WorkGroupID.y;
   const uint span = gl_WorkGroupID.z;
+  const uint stream = BoundStream(span, kv_head);
+  if (stream >= p.n_streams) return;
   const uint pairs = p.head_dim / 2;
 
   uint positions[ROWS];
@@ -50,8 +52,7 @@ void main() {
     weight[r] = 0.0;
     [[unroll]] for (uint i = 0; i < MAX_PAIRS_PER_LANE; ++i) sums[r][i] = vec2(0.0);
   }
-  const uint sequence = stepp.tokens[span * p.span_tokens].sequence;
-  const uint k_begin = (sequence * p.n_kv_heads + kv_head) * 2 * p.n_ctx;
+  const uint k_begin = stream * 2 * p.n_ctx;
   const uint v_begin = k_begin + p.n_ctx;
 
   const uvec2 range = SplitRange(positions[ROWS - 1], split, LOCAL_SIZE);

@@ -68,6 +68,8 @@ void main() {
   const uint row_begin = (tile % tiles_per_head) * ROWS;
   const uint split = gl_WorkGroupID.y;
   const uint span = gl_WorkGroupID.z;
+  const uint stream = BoundStream(span, kv_head);
+  if (stream >= p.n_streams) return;
 
   uint positions[ROWS];
   uint q_begin[ROWS];
@@ -82,8 +84,7 @@ void main() {
     if ((lane / HALVES) % ROWS == r) my_q = q_begin[r];
   }
   my_q += lane % HALVES;
-  const uint sequence = stepp.tokens[span * p.span_tokens].sequence;
-  const uint k_begin = (sequence * p.n_kv_heads + kv_head) * 2 * p.n_ctx * VECTORS;
+  const uint k_begin = stream * 2 * p.n_ctx * VECTORS;
   const uint v_begin = k_begin + p.n_ctx * VECTORS;
 
   float maximum[ROWS];

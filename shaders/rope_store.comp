@@ -11,7 +11,7 @@ layout(local_size_x = 32) in;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { RopeStoreParams p; };
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
-// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim]; f16 entries are two to a word.
+// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim], from first_stream on; f16 entries are two to a word.
 layout(set = 0, binding = 1, std430) writeonly buffer Kv { uint kv[]; };
 // [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
 READ_ONLY(2, angles)
@@ -39,14 +39,16 @@ void main() {
   if (token < p.n_tokens) {
     const uint head_begin = (token * n_rows + row) * p.head_dim;
     const bool is_value = row >= p.n_heads + p.n_kv_heads;
-    if (!is_value) {
+    if (!is_value && p.is_rotated == 0) {
       if (p.has_qk_norm != 0) NormHead(head_begin, row < p.n_heads ? 0 : p.head_dim);
       RotateHead(head_begin, token);
     }
     if (row >= p.n_heads) {
       const uint kv_head = is_value ? row - p.n_heads - p.n_kv_heads : row - p.n_heads;
-      const uint plane = (stepp.tokens[token].sequence * p.n_kv_heads + kv_head) * 2 + (is_value ? 1 : 0);
-      StoreHead(head_begin, plane * p.n_ctx + stepp.tokens[token].position);
+      const uint stream = stepp.tokens[token].sequence * p.n_kv_heads + kv_head - p.first_stream;
+      const uint plane = stream * 2 + (is_value ? 1 : 0);
+      // Of streams before the first, the difference is a large number.
+      if (stream < p.n_streams) StoreHead(head_begin, plane * p.n_ctx + stepp.tokens[token].position);
     }
   }
 }

@@ -12,7 +12,7 @@
 namespace kvrun {
 namespace {
 
-constexpr uint64_t kMaxAllocationBytes = 256 * kMiB;
+constexpr uint64_t kMaxAllocationBytes = kGiB;  // that any device has
 constexpr uint32_t kMinSubgroupWidth = 4;
 constexpr uint32_t kMaxSubgroupWidth = 128;
 

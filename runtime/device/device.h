@@ -29,6 +29,9 @@ enum class BufferUse : uint8_t {
   kUpload,    // the host writes, the device reads
   kReadback,  // the device writes, the host reads
   kShared,    // both read and write it: what either wrote reaches the other by Flush and Invalidate
+  // As kDevice: a layer's KV of a shape that FitsKv. Where it is larger than max_buffer_bytes, RopeAndStore,
+  // Attend and DecodeRecords alone take it.
+  kKv,
 };
 
 // Zero-filled when made; on the device it reads as zeros for 256 bytes past its end. Freed with the object,
@@ -503,7 +506,7 @@ struct DeviceInfo {
   std::vector<std::string> notes;  // quirks that applied, fall-backs taken
   bool is_cpu = false;
   bool decodes_on_cpu = false;    // whatever computes its prompts
-  uint64_t max_buffer_bytes = 0;  // the largest Buffer that an operation can use
+  uint64_t max_buffer_bytes = 0;  // the largest Buffer that an operation can use, but for kKv
 };
 
 struct OperationTime {
@@ -520,6 +523,8 @@ class Device {
   // `part` names it in statistics and messages ("kv", "activations").
   virtual Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
                                                        std::string_view part) = 0;
+  // Whether a buffer of BufferUse::kKv can hold it, memory permitting.
+  virtual bool FitsKv(const KvShape& shape) const { return shape.size_bytes() <= info().max_buffer_bytes; }
   // A kDevice buffer with this content.
   virtual Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
                                                           std::string_view part) = 0;

@@ -2,7 +2,7 @@
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendParams p; };
 READ_ONLY(0, qkv)
-// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim]; f16 entries are two to a word.
+// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim], from first_stream on; f16 entries are two to a word.
 READ_ONLY(1, kv)
 layout(set = 0, binding = 2, std430) writeonly buffer Output { float result[]; };
 // [n_tokens * n_heads, n_splits, head_dim + 2], see combine_splits.comp.
@@ -19,6 +19,11 @@ uvec2 TokenAndHead(uint span, uint kv_head, uint row) {
   const uint group = p.n_heads / p.n_kv_heads;
   const uint r = min(row, SpanRows() - 1);
   return uvec2(span * p.span_tokens + r / group, kv_head * group + r % group);
+}
+
+// Among those that are bound; large where it is not one of them.
+uint BoundStream(uint span, uint kv_head) {
+  return stepp.tokens[span * p.span_tokens].sequence * p.n_kv_heads + kv_head - p.first_stream;
 }
 
 // The part [begin, end) of positions 0 .. last that a split covers, in whole blocks.

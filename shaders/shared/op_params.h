@@ -58,6 +58,10 @@ struct RopeStoreParams {
   uint rope_halves;
   uint has_qk_norm;
   float norm_epsilon;
+  // Of streams, a sequence's KV head each, those whose KV is bound.
+  uint first_stream;
+  uint n_streams;
+  uint is_rotated;  // and normalised: for other streams, before
 };
 
 // A query row is one head of one token. Rows that share a KV head are numbered token by token: row i of a
@@ -73,6 +77,9 @@ struct AttendParams {
   uint keeps_parts;  // 0: the result goes to the output (of one part); else parts go to scratch
   uint qkv_stride;
   float scale;
+  // Of streams, a sequence's KV head each, those whose KV is bound: others are none of this dispatch's.
+  uint first_stream;
+  uint n_streams;
 };
 
 struct CombineParams {

@@ -96,6 +96,7 @@ struct RecordCopyParams {
   uint first_token;
   uint n_groups;
   uint means_begin;  // elements, of the records' sequence: [n_kv_heads, 2, head_dim]
+  uint first_head;   // whose KV is the first of n_kv_heads that are bound: records have others, too
 };
 
 #ifdef __cplusplus

@@ -436,5 +436,95 @@ TEST_P(AttentionTest, RopeAndStore) {
   }
 }
 
+// A layer's KV that is larger than what the device binds at once: in windows of some streams.
+class KvWindowTest : public OperationsTest {};
+
+INSTANTIATE_TEST_SUITE_P(Modes, KvWindowTest, ::testing::Values(DeviceMode::kSmallBuffers), ModeName);
+
+void CheckWindows(Device& device, const AttendShape& shape) {
+  const KvShape& kv = shape.kv;
+  ASSERT_GT(kv.size_bytes(), device.info().max_buffer_bytes);
+  ASSERT_TRUE(device.FitsKv(kv)) << Describe(shape);
+  Result<std::unique_ptr<Buffer>> kv_buffer = device.CreateBuffer(kv.size_bytes(), BufferUse::kKv, "test");
+  ASSERT_TRUE(kv_buffer.ok()) << kv_buffer.status().message();
+  SelfTestRun run(device);
+  const std::vector<float> qkv = Queries(shape);
+  const std::vector<float> angles = RandomFloats(shape.tokens.size() * kv.head_dim, 14);
+  std::vector<double> expected(qkv.begin(), qkv.end());
+  AttentionArgs args{
+      .qkv = PoisonedBuffer(run, expected),
+      .step = run.Step(shape.tokens),
+      .kv = kv_buffer->get(),
+      .kv_shape = kv,
+      .n_heads = shape.n_heads,
+      .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
+      .angles = run.Floats(angles),
+      .rotary_dim = kv.head_dim,
+      .output = PoisonedBuffer(run, Untouched(shape.tokens.size() * shape.n_heads * kv.head_dim)),
+      .one_sequence = shape.one_sequence};
+  args.scratch = PoisonedBuffer(run, Untouched(device.AttendScratchBytes(args) / sizeof(float)));
+  run.Run([&](CommandList& list) -> Status {
+    KVRUN_RETURN_IF_ERROR(list.RopeAndStore(args));
+    return list.Attend(args);
+  });
+
+  const AttentionReferenceArgs reference{.tokens = shape.tokens,
+                                         .kv_shape = kv,
+                                         .n_heads = shape.n_heads,
+                                         .angles = angles,
+                                         .norms = {},
+                                         .rotary_dim = kv.head_dim};
+  std::vector<double> expected_kv(kv.size_bytes() / KvElementBytes(kv.type));
+  RopeAndStoreReference(reference, expected, expected_kv);
+  const double tolerance = 2 * LargestMagnitude(expected) * (kv.head_dim + 24) * kRoundoff;
+  EXPECT_TRUE(IsClose(run, args.qkv, expected, tolerance)) << "rotated once: " << Describe(shape);
+  const std::vector<std::byte> stored = run.Bytes(args.kv, kv.size_bytes());
+  ASSERT_TRUE(run.status().ok()) << run.status().message();
+  std::vector<float> entries(expected_kv.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    uint16_t half = 0;
+    if (kv.type == KvType::kF32) {
+      std::memcpy(&entries[i], &stored[i * sizeof(float)], sizeof(float));
+    } else {
+      std::memcpy(&half, &stored[i * sizeof(half)], sizeof(half));
+      entries[i] = HalfToFloat(half);
+    }
+    // Vulkan may round to either neighbour.
+    const double rounding =
+        kv.type == KvType::kF16 ? std::max(std::abs(expected_kv[i]) * 0x1p-10, 0x1p-14) : 0.0;
+    ASSERT_NEAR(entries[i], expected_kv[i], rounding + tolerance) << i << " of KV: " << Describe(shape);
+  }
+  const std::vector<double> attended =
+      AttendReference(reference, std::vector<float>(expected.begin(), expected.end()), entries);
+  EXPECT_TRUE(IsClose(run, args.output, attended, AttendTolerance(shape) + tolerance)) << Describe(shape);
+}
+
+TEST_P(KvWindowTest, SomeStreamsAtATime) {
+  for (Device* device : devices_) {
+    for (const KvType type : kKvTypes) {
+      for (const uint32_t head_dim : {64U, 80U, 128U}) {
+        AttendShape shape;
+        shape.n_heads = 6;
+        // One stream at a time of f32; two or more of f16, which end within a sequence.
+        const uint32_t n_ctx = static_cast<uint32_t>(kSmallBufferBytes / (2 * head_dim * sizeof(float))) - 8;
+        shape.kv = {type, 2, 3, head_dim, n_ctx};
+        shape.tokens = {TokenAt(0, 1), TokenAt(0, 0), TokenAt(n_ctx - 1, 1), TokenAt(1, 0)};
+        CheckWindows(*device, shape);
+        shape.one_sequence = true;
+        shape.tokens = {TokenAt(0, 1), TokenAt(1, 1), TokenAt(2, 1), TokenAt(3, 1), TokenAt(4, 1)};
+        CheckWindows(*device, shape);
+      }
+    }
+  }
+}
+
+TEST_P(KvWindowTest, AStreamThatIsLargerDoesNotFit) {
+  for (Device* device : devices_) {
+    const KvShape shape{KvType::kF32, 1, 2, 64,
+                        static_cast<uint32_t>(kSmallBufferBytes / (2 * 64 * sizeof(float))) + 1};
+    EXPECT_FALSE(device->FitsKv(shape));
+  }
+}
+
 }  // namespace
 }  // namespace kvrun::testing

@@ -79,7 +79,8 @@ void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
 bool VulkanCommandList::ReadsTexels(const Dispatch& dispatch) const {
   if (device_.plan().max_texels == 0 || TexelVariant(dispatch.kernel.variant).empty()) return false;
   return std::all_of(dispatch.storage.begin(), dispatch.storage.end(), [](const Binding& binding) {
-    return binding.access != Access::kRead || binding.memory->texels() != VK_NULL_HANDLE;
+    if (binding.access != Access::kRead) return true;
+    return binding.memory->texels() != VK_NULL_HANDLE && binding.length_bytes == 0;
   });
 }
 
@@ -98,10 +99,16 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   uint32_t texel_buffers_mask = 0;
   for (const Binding& binding : dispatch.storage) {
     if (reads_texels && binding.access == Access::kRead) texel_buffers_mask |= 1U << bindings.size();
-    bindings.push_back({.buffer = binding.memory->handle(),
-                        .offset = 0,
-                        .length_bytes = binding.memory->size_bytes(),
-                        .texels = binding.memory->texels()});
+    bindings.push_back(
+        {.buffer = binding.memory->handle(),
+         .offset = binding.offset_bytes,
+         .length_bytes = binding.length_bytes != 0 ? binding.length_bytes : binding.memory->size_bytes(),
+         .texels = binding.memory->texels()});
+  }
+  for (const BufferBinding& binding : bindings) {
+    if (binding.length_bytes <= plan.max_binding_bytes) continue;
+    return {StatusCode::kUnsupported, fmt::format("{} needs {} at once, more than {} can bind", variant,
+                                                  FormatBytes(binding.length_bytes), device_.info().name)};
   }
   KVRUN_ASSIGN_OR_RETURN(const std::shared_ptr<const ComputePipeline> pipeline,
                          device_.pipelines().Get({

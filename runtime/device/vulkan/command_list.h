@@ -25,6 +25,9 @@ enum class Access : uint8_t { kRead, kWrite, kReadWrite };
 struct Binding {
   const DeviceBuffer* memory = nullptr;
   Access access = Access::kRead;
+  // A part of it, from an offset that the device can bind; 0: all.
+  uint64_t offset_bytes = 0;
+  uint64_t length_bytes = 0;
 };
 
 struct Dispatch {
@@ -94,6 +97,13 @@ class VulkanCommandList : public CommandList {
   Status Record(const Dispatch& dispatch);
   // Whether the kernel has a variant that reads texels, and all that it reads can be read so.
   bool ReadsTexels(const Dispatch& dispatch) const;
+  // Of a layer's KV: as many streams as can be bound at once.
+  struct KvWindow {
+    Binding binding;
+    uint32_t first_stream = 0;
+    uint32_t n_streams = 0;
+  };
+  std::vector<KvWindow> KvWindows(const Buffer& buffer, const KvShape& kv, Access access) const;
   Status CombineSplits(const AttentionParts& parts, uint32_t n_splits, uint32_t n_rows, uint32_t head_dim,
                        Buffer* output);
   // Of AttendSlots, where records have a space of their own.

@@ -118,7 +118,8 @@ Result<DeviceBuffer> VulkanComputeDevice::AllocateFilled(uint64_t size_bytes, Me
 Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::NewBuffer(uint64_t size_bytes, BufferUse use,
                                                                      MemoryKind kind, std::string_view part,
                                                                      uint64_t alignment_bytes) {
-  if (size_bytes > info_.max_buffer_bytes) {
+  if (size_bytes >
+      (use == BufferUse::kKv ? plan().max_allocation_bytes - kSlackBytes : info_.max_buffer_bytes)) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("a buffer of {} for {} is larger than {} allows ({})", FormatBytes(size_bytes),
                               part, info_.name, FormatBytes(info_.max_buffer_bytes)));
@@ -243,6 +244,19 @@ Status VulkanComputeDevice::DropUnusedKernels() {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> nothing, CreateCommandList());
   KVRUN_RETURN_IF_ERROR(nothing->Finish());
   return Execute(*nothing);
+}
+
+bool VulkanComputeDevice::FitsKv(const KvShape& shape) const {
+  return shape.size_bytes() <= plan().max_allocation_bytes - kSlackBytes && KvWindowStreams(shape) > 0;
+}
+
+uint32_t VulkanComputeDevice::KvWindowStreams(const KvShape& shape) const {
+  const uint32_t n_streams = shape.n_sequences * shape.n_kv_heads;
+  if (shape.size_bytes() <= info_.max_buffer_bytes) return n_streams;
+  const uint64_t stream_bytes = shape.size_bytes() / n_streams;
+  const uint64_t alignment = plan().storage_offset_alignment_bytes;
+  const uint64_t step = alignment / std::gcd(stream_bytes, alignment);
+  return static_cast<uint32_t>(info_.max_buffer_bytes / stream_bytes / step * step);
 }
 
 uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {

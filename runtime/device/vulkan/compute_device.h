@@ -30,7 +30,8 @@ class VulkanBuffer : public Buffer {
       : Buffer(size_bytes), memory_(std::move(memory)), use_(use) {}
 
   std::span<std::byte> host() override {
-    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : memory_.bytes().first(size_bytes_);
+    return use_ == BufferUse::kDevice || use_ == BufferUse::kKv ? std::span<std::byte>{}
+                                                                : memory_.bytes().first(size_bytes_);
   }
   Status Flush(uint64_t offset_bytes, uint64_t length_bytes) override {
     return memory_.Flush(offset_bytes, length_bytes);
@@ -76,6 +77,10 @@ class VulkanComputeDevice : public Device {
   ~VulkanComputeDevice() override;
 
   const DeviceInfo& info() const override { return info_; }
+  bool FitsKv(const KvShape& shape) const override;
+  // A sequence's KV head each: of the buffer of a shape that fits, RopeAndStore and Attend bind so many at a
+  // time.
+  uint32_t KvWindowStreams(const KvShape& shape) const;
   Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
                                                std::string_view part) override;
   // In memory that the CPU sees through caches, whatever the use, so that a device on the CPU can compute

@@ -99,46 +99,76 @@ Status VulkanCommandList::MatMul(const MatMulArgs& args) {
 
 Status VulkanCommandList::RopeAndStore(const AttentionArgs& args) {
   const KvShape& kv = args.kv_shape;
-  const RopeStoreParams params{.n_heads = args.n_heads,
-                               .n_kv_heads = kv.n_kv_heads,
-                               .head_dim = kv.head_dim,
-                               .n_ctx = kv.n_ctx,
-                               .n_tokens = args.n_tokens,
-                               .rotary_dim = args.rotary_dim,
-                               .rope_halves = args.rope_halves ? 1U : 0U,
-                               .has_qk_norm = args.norms != nullptr ? 1U : 0U,
-                               .norm_epsilon = args.norm_epsilon};
+  RopeStoreParams params{.n_heads = args.n_heads,
+                         .n_kv_heads = kv.n_kv_heads,
+                         .head_dim = kv.head_dim,
+                         .n_ctx = kv.n_ctx,
+                         .n_tokens = args.n_tokens,
+                         .rotary_dim = args.rotary_dim,
+                         .rope_halves = args.rope_halves ? 1U : 0U,
+                         .has_qk_norm = args.norms != nullptr ? 1U : 0U,
+                         .norm_epsilon = args.norm_epsilon,
+                         .first_stream = 0,
+                         .n_streams = 0,
+                         .is_rotated = 0};
   const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", KvTypeName(kv.type)),
                                      uint64_t{args.n_tokens} * (args.n_heads + 2 * kv.n_kv_heads), 32);
   NoteHostBuffer(AsVulkan(*args.angles));
-  const std::array storage = {
-      Binding{MemoryOrEmpty(args.qkv), Access::kReadWrite}, Binding{MemoryOrEmpty(args.kv), Access::kWrite},
-      Binding{MemoryOrEmpty(args.angles), Access::kRead}, Binding{MemoryOrEmpty(args.norms), Access::kRead}};
-  return Record(
-      {.kernel = kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = ParamBytes(params)});
+  for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kWrite)) {
+    params.first_stream = window.first_stream;
+    params.n_streams = window.n_streams;
+    params.is_rotated = window.first_stream > 0 ? 1U : 0U;
+    const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kReadWrite}, window.binding,
+                                Binding{MemoryOrEmpty(args.angles), Access::kRead},
+                                Binding{MemoryOrEmpty(args.norms), Access::kRead}};
+    KVRUN_RETURN_IF_ERROR(Record(
+        {.kernel = kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = ParamBytes(params)}));
+  }
+  return Status::Ok();
+}
+
+std::vector<VulkanCommandList::KvWindow> VulkanCommandList::KvWindows(const Buffer& buffer, const KvShape& kv,
+                                                                      Access access) const {
+  const DeviceBuffer* const memory = MemoryOrEmpty(&buffer);
+  const uint32_t n_streams = kv.n_sequences * kv.n_kv_heads;
+  const uint32_t at_once = std::max(device_.KvWindowStreams(kv), 1U);  // Record refuses what is too much
+  if (at_once >= n_streams) return {{{memory, access}, 0, n_streams}};
+  const uint64_t stream_bytes = kv.size_bytes() / n_streams;
+  const uint64_t slack_bytes = memory->size_bytes() - kv.size_bytes();
+  std::vector<KvWindow> windows;
+  for (uint32_t first = 0; first < n_streams; first += at_once) {
+    const uint32_t n = std::min(at_once, n_streams - first);
+    windows.push_back({{memory, access, first * stream_bytes, n * stream_bytes + slack_bytes}, first, n});
+  }
+  return windows;
 }
 
 Status VulkanCommandList::Attend(const AttentionArgs& args) {
   const KvShape& kv = args.kv_shape;
   const AttendChoice choice =
       ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.one_sequence);
-  const AttendParams params{.n_heads = args.n_heads,
-                            .n_kv_heads = kv.n_kv_heads,
-                            .head_dim = kv.head_dim,
-                            .n_ctx = kv.n_ctx,
-                            .span_tokens = args.one_sequence ? args.n_tokens : 1,
-                            .n_splits = choice.n_splits,
-                            .keeps_parts = choice.n_splits > 1 || args.goes_on() ? 1U : 0U,
-                            .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
-                            .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim))};
-  const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead},
-                              Binding{MemoryOrEmpty(args.kv), Access::kRead},
-                              Binding{MemoryOrEmpty(args.output), Access::kWrite},
-                              Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
-  KVRUN_RETURN_IF_ERROR(Record({.kernel = choice.kernel,
-                                .storage = storage,
-                                .step = &AsVulkan(*args.step),
-                                .params = ParamBytes(params)}));
+  AttendParams params{.n_heads = args.n_heads,
+                      .n_kv_heads = kv.n_kv_heads,
+                      .head_dim = kv.head_dim,
+                      .n_ctx = kv.n_ctx,
+                      .span_tokens = args.one_sequence ? args.n_tokens : 1,
+                      .n_splits = choice.n_splits,
+                      .keeps_parts = choice.n_splits > 1 || args.goes_on() ? 1U : 0U,
+                      .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
+                      .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim)),
+                      .first_stream = 0,
+                      .n_streams = 0};
+  for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kRead)) {
+    params.first_stream = window.first_stream;
+    params.n_streams = window.n_streams;
+    const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead}, window.binding,
+                                Binding{MemoryOrEmpty(args.output), Access::kWrite},
+                                Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
+    KVRUN_RETURN_IF_ERROR(Record({.kernel = choice.kernel,
+                                  .storage = storage,
+                                  .step = &AsVulkan(*args.step),
+                                  .params = ParamBytes(params)}));
+  }
   if (params.keeps_parts == 0) return Status::Ok();
   const uint32_t n_rows = args.n_tokens * args.n_heads;
   if (!args.goes_on()) {

@@ -58,7 +58,8 @@ RecordCopyParams CopyParams(const KvRecordShape& record, const KvShape& kv, cons
           .n_ctx = kv.n_ctx,
           .first_token = first_token,
           .n_groups = n_groups,
-          .means_begin = space.means_begin};
+          .means_begin = space.means_begin,
+          .first_head = 0};
 }
 
 }  // namespace
@@ -222,14 +223,18 @@ Status VulkanCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shap
 Status VulkanCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record,
                                         const EntrySpace& space, uint32_t n_groups, uint32_t first_token,
                                         const KvShape& kv_shape, Buffer* kv) {
-  const RecordCopyParams params = CopyParams(record, kv_shape, space, first_token, n_groups);
-  const std::array storage = {Binding{MemoryOrEmpty(&records), Access::kRead},
-                              Binding{MemoryOrEmpty(kv), Access::kWrite},
-                              Binding{MemoryOrEmpty(space.constants), Access::kRead}};
-  return Record(
-      {.kernel = ChooseDecodeRecords(record, kv_shape.type, space.is_used(), kv_shape.n_kv_heads, n_groups),
-       .storage = storage,
-       .params = ParamBytes(params)});
+  RecordCopyParams params = CopyParams(record, kv_shape, space, first_token, n_groups);
+  for (const KvWindow& window : KvWindows(*kv, kv_shape, Access::kWrite)) {
+    params.first_head = window.first_stream;
+    params.n_kv_heads = window.n_streams;
+    const std::array storage = {Binding{MemoryOrEmpty(&records), Access::kRead}, window.binding,
+                                Binding{MemoryOrEmpty(space.constants), Access::kRead}};
+    KVRUN_RETURN_IF_ERROR(Record(
+        {.kernel = ChooseDecodeRecords(record, kv_shape.type, space.is_used(), window.n_streams, n_groups),
+         .storage = storage,
+         .params = ParamBytes(params)}));
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvrun
