@@ -24,7 +24,7 @@ class LayerTime {
   // The least of a few steps: what else runs on the machine only makes them longer. Nothing where the device
   // fails, which the session that follows will say.
   std::optional<double> Microseconds();
-  bool is_on_cpu() const { return device_.info().decodes_on_cpu; }
+  const DeviceInfo& device() const { return device_.info(); }
 
  private:
   Result<double> Measure() const;

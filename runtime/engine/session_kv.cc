@@ -156,12 +156,13 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
     speed = SpeedFor(settings, *file);
   }
   KvOptions options = settings.kv;
+  if (layer_time != nullptr) options.max_buffer_bytes = layer_time->device().max_buffer_bytes;
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, LayerSharesOf(settings));
   if (speed && layer_time != nullptr && FollowsSpeed(options)) {
     const std::optional<double> layer_us = layer_time->Microseconds();
     if (layer_us) {
       options.flash_times = {
-          .reads_per_s = *speed, .layer_us = *layer_us, .share_cores = layer_time->is_on_cpu()};
+          .reads_per_s = *speed, .layer_us = *layer_us, .share_cores = layer_time->device().decodes_on_cpu};
     }
   }
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
@@ -179,6 +180,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
   KvOptions same_group = settings.kv;
+  if (layer_time != nullptr) same_group.max_buffer_bytes = layer_time->device().max_buffer_bytes;
   KVRUN_ASSIGN_OR_RETURN(same_group.layer_shares, LayerSharesOf(settings));
   same_group.method = plan.method.name;
   same_group.default_group_tokens = plan.record.group_tokens;

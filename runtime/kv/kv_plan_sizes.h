@@ -13,6 +13,7 @@ struct KvSizeInput {
   KvModelShape model;
   uint32_t io_alignment_bytes = 1;
   bool computes_adapter = false;
+  uint64_t max_buffer_bytes = 0;  // KvOptions::max_buffer_bytes
 };
 
 // Rows of a chunk of prefill, and the grain of prefill tiles.

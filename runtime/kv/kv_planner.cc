@@ -74,7 +74,10 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
   base_.budget_bytes = KvBudgetBytes(options, base_.full_bytes);
   base_.flash_times = options.flash_times;
   base_.adapter_from_file = options.adapter_from_file;
-  input_ = {model, io_alignment_bytes, base_.method.has_adapters() && !options.adapter_from_file};
+  input_ = {.model = model,
+            .io_alignment_bytes = io_alignment_bytes,
+            .computes_adapter = base_.method.has_adapters() && !options.adapter_from_file,
+            .max_buffer_bytes = options.max_buffer_bytes};
 }
 
 // Sources of two precisions leave none for a pool.

@@ -153,5 +153,28 @@ TEST(KvPlanShapes, MoreBudgetNeverBuysLess) {
   EXPECT_GE(n_planned, kShapes / 2);
 }
 
+// A phone binds 128 MiB at a time, of which a layer's KV may take more.
+TEST(KvPlanShapes, TilesAreNoLargerThanADevicesBuffers) {
+  constexpr uint64_t kMostBytes = 128 * kMiB - 256;
+  for (const Named& model : KnownModels()) {
+    for (const uint32_t n_ctx : {32768U, 131072U}) {
+      KvOptions options;
+      options.method = "kvswap";
+      options.budget_bytes = 2 * kGiB;
+      options.max_buffer_bytes = kMostBytes;
+      const Result<KvPlan> plan = PlanKv(options, model.model, n_ctx, 1, 4096);
+      ASSERT_TRUE(plan.ok()) << model.name << ": " << plan.status().message();
+      const uint64_t token_bytes =
+          uint64_t{2} * model.model.n_kv_heads * model.model.head_dim * sizeof(uint16_t);
+      const bool is_tiled = n_ctx * token_bytes > kMostBytes;
+      EXPECT_EQ(plan->prefill_tile_tokens < n_ctx, is_tiled) << model.name << " at " << n_ctx;
+      if (!is_tiled) continue;
+      EXPECT_LE(plan->prefill_tile_tokens * token_bytes, kMostBytes) << model.name << " at " << n_ctx;
+      EXPECT_GT(plan->prefill_tile_tokens * token_bytes, kMostBytes / 2) << model.name << " at " << n_ctx;
+      EXPECT_TRUE(plan->spills_hidden);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvrun::testing
