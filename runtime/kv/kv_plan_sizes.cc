@@ -322,8 +322,8 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
       // More in the room of the adapter's work, until that begins.
       const uint64_t idle = adapter > attending() ? adapter - attending() : 0;
       const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
-      plan.prefill_read_tiles =
-          static_cast<uint32_t>(std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles, most_grains}));
+      plan.prefill_read_tiles = static_cast<uint32_t>(
+          std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles, most_grains}));
       bytes = tiled_bytes(grains);
     }
   }
