@@ -8,7 +8,8 @@
 // of theirs are computed in blocks, of as many as there is room for queries and for what attention has added
 // up: the keys of all, then attention of all to earlier tiles, some at a time, then the rest of the layer. So
 // each earlier tile is read once for a block. With x of the context's N entries outside of the first tile and
-// B rows to a block, attention reads x^2 N / 2B + x / 2 times what a layer's KV takes, and the index x times.
+// B rows to a block, attention reads x^2 N / 2B + x / 2 times what a layer's KV takes, and the index x / 2
+// times: keys alone.
 #pragma once
 
 #include <cstdint>
