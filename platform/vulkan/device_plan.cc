@@ -12,7 +12,8 @@
 namespace kvrun {
 namespace {
 
-constexpr uint64_t kMaxAllocationBytes = kGiB;  // that any device has
+constexpr uint64_t kMaxAllocationBytes = 256 * kMiB;
+constexpr uint64_t kMaxKvBytes = kGiB;  // which any device has
 constexpr uint32_t kMinSubgroupWidth = 4;
 constexpr uint32_t kMaxSubgroupWidth = 128;
 
@@ -136,9 +137,11 @@ Status PlanMemory(const DeviceFacts& facts, DevicePlan& plan) {
   plan.upload = *upload;
   plan.readback = *readback;
   plan.shared = *shared;
-  plan.max_allocation_bytes = facts.max_allocation_bytes == 0
-                                  ? kMaxAllocationBytes
-                                  : std::min(facts.max_allocation_bytes, kMaxAllocationBytes);
+  const auto allocation = [&facts](uint64_t most) {
+    return facts.max_allocation_bytes == 0 ? most : std::min(facts.max_allocation_bytes, most);
+  };
+  plan.max_allocation_bytes = allocation(kMaxAllocationBytes);
+  plan.max_kv_bytes = allocation(kMaxKvBytes);
   const auto alignment = [](uint64_t bytes) { return std::max<uint64_t>(bytes, 4); };
   plan.storage_offset_alignment_bytes = alignment(facts.min_storage_buffer_offset_alignment_bytes);
   plan.uniform_offset_alignment_bytes = alignment(facts.min_uniform_buffer_offset_alignment_bytes);

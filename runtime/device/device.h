@@ -33,6 +33,7 @@ enum class BufferUse : uint8_t {
   // Attend and DecodeRecords alone take it.
   kKv,
 };
+constexpr bool IsOfDevice(BufferUse use) { return use == BufferUse::kDevice || use == BufferUse::kKv; }
 
 // Zero-filled when made; on the device it reads as zeros for 256 bytes past its end. Freed with the object,
 // which must not happen while a submitted list uses it.
@@ -40,7 +41,7 @@ class Buffer {
  public:
   virtual ~Buffer() = default;
   uint64_t size_bytes() const { return size_bytes_; }
-  // The host's view, valid for the buffer's life; empty for kDevice.
+  // The host's view, valid for the buffer's life; empty for kDevice and kKv.
   virtual std::span<std::byte> host() = 0;
   // kShared: what the host wrote there can be seen by lists that start later (Flush), and what complete lists
   // wrote there by the host (Invalidate). Any thread.

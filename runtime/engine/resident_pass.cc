@@ -170,6 +170,18 @@ Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
   const ForwardPassOptions options{.n_sequences = 1, .n_ctx = RoundUp(n_ctx, kMostGroupTokens)};
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
                          ResidentForwardPass::Create(model, std::move(weights), device, options, kSinkRows));
+  // What takes it from there binds a layer as a whole.
+  const uint64_t layer_bytes = pass->kv_shape().size_bytes();
+  if (layer_bytes > device.info().max_buffer_bytes) {
+    return Status(
+        StatusCode::kOutOfMemory,
+        fmt::format("the KV of one layer takes {} for {} tokens, and {} takes at most {} of what others are "
+                    "compared with; use a context of at most {} tokens",
+                    FormatBytes(layer_bytes), options.n_ctx, device.info().name,
+                    FormatBytes(device.info().max_buffer_bytes),
+                    device.info().max_buffer_bytes / (layer_bytes / options.n_ctx) / kMostGroupTokens *
+                        kMostGroupTokens));
+  }
   std::vector<StepRow> rows;
   for (uint32_t begin = 0; begin < ids.size(); begin += static_cast<uint32_t>(rows.size())) {
     if (progress && progress(begin, ids.size())) {

@@ -199,8 +199,8 @@ uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64
   const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
   const uint64_t n_chunks = n_tiles + 2;
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
-  const uint64_t pieces =
-      n_chunks * CeilDiv(chunk_bytes, kSpillPieceBytes) + layer_bytes / kSpillPieceBytes + 2 * n_tiles;
+  const uint64_t pieces = n_chunks * 2 * CeilDiv(chunk_bytes / 2, kSpillPieceBytes) +
+                          layer_bytes / kSpillPieceBytes + 2 * n_tiles;
   return pieces * kChecksumBytes;
 }
 
@@ -291,13 +291,14 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
   plan.prefill_tile_tokens = plan.n_ctx;
   plan.prefill_read_tiles = 0;
-  plan.spills_hidden = kept > left;
+  const bool may_spill = plan.method.needs_file();
+  plan.spills_hidden = may_spill && kept > left;
   uint64_t bytes = plan.spills_hidden ? spilled : kept;
   const uint64_t ahead = InputsAheadBytes(input, plan);
   plan.has_inputs_ahead = bytes + ahead <= left;
   if (plan.has_inputs_ahead) bytes += ahead;
   const uint64_t most_buffer = input.max_buffer_bytes == 0 ? UINT64_MAX : input.max_buffer_bytes;
-  if (bytes > left || whole > most_buffer) {
+  if (may_spill && (bytes > left || whole > most_buffer)) {
     // Beside the first tile, the one that is computed; and earlier ones, of a chunk as that is, and entries
     // that are read: these make room for the adapter's work. What attention adds up between tiles is not
     // among the KV's memory: it does not grow with the context.
@@ -328,7 +329,7 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
     }
   }
   // Of a short context, tiles and what spills take more than hidden states in memory.
-  if (bytes > left && std::min(kept, spilled) < bytes) {
+  if (may_spill && bytes > left && std::min(kept, spilled) < bytes) {
     plan.prefill_tile_tokens = plan.n_ctx;
     plan.prefill_read_tiles = 0;
     plan.spills_hidden = spilled < kept;

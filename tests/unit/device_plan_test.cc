@@ -51,8 +51,10 @@ TEST_P(EveryDevice, PlanIsWithinTheDevice) {
   const DeviceFacts facts = Load(GetParam());
   const DevicePlan plan = Plan(facts);
   EXPECT_NE(facts.queue_families.at(plan.queue_family).flags & VK_QUEUE_COMPUTE_BIT, 0u);
-  EXPECT_LE(plan.max_allocation_bytes, kGiB);
+  EXPECT_LE(plan.max_allocation_bytes, 256 * kMiB);
   EXPECT_LE(plan.max_allocation_bytes, facts.max_allocation_bytes);
+  EXPECT_LE(plan.max_kv_bytes, facts.max_allocation_bytes);
+  EXPECT_GE(plan.max_kv_bytes, kGiB);
   EXPECT_LE(plan.max_binding_bytes, facts.max_storage_buffer_range_bytes);
   EXPECT_GE(plan.max_binding_bytes, 128 * kMiB - 256);
   EXPECT_EQ(plan.max_binding_bytes % plan.storage_offset_alignment_bytes, 0u);
@@ -101,7 +103,7 @@ TEST(DevicePlan, Adreno660KeepsAwayFromHostImportAndBytes) {
 
 TEST(DevicePlan, Adreno740AllocatesInChunksAndAsksForItsSubgroupWidth) {
   const DevicePlan plan = Plan(Load("adreno_740"));
-  EXPECT_EQ(plan.max_allocation_bytes, kGiB);
+  EXPECT_EQ(plan.max_allocation_bytes, 256 * kMiB);
   EXPECT_EQ(plan.max_binding_bytes, 128 * kMiB);
   EXPECT_TRUE(plan.use_subgroup_shuffle);
   EXPECT_EQ(plan.subgroup_width, 64u);

@@ -116,7 +116,7 @@ HostDevice::HostDevice(const HostDeviceOptions& options, const ThreadChoice& thr
                   options.exact_activations ? "float activations" : "activations of 8 bits");
   if (!options.note.empty()) info_.notes.push_back(options.note);
   info_.is_cpu = info_.decodes_on_cpu = true;
-  info_.max_buffer_bytes = std::numeric_limits<uint32_t>::max();
+  info_.max_buffer_bytes = std::numeric_limits<uint64_t>::max();
 }
 
 HostDevice::~HostDevice() {

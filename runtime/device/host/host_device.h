@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <list>
 #include <map>
 #include <memory>
@@ -73,7 +74,7 @@ class HostBuffer : public Buffer {
       : Buffer(bytes.size()), data_(bytes.data()), use_(BufferUse::kShared) {}
 
   std::span<std::byte> host() override {
-    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : std::span(data_, size_bytes_);
+    return IsOfDevice(use_) ? std::span<std::byte>{} : std::span(data_, size_bytes_);
   }
   Status Flush(uint64_t, uint64_t) override { return Status::Ok(); }
   Status Invalidate(uint64_t, uint64_t) override { return Status::Ok(); }
@@ -118,6 +119,9 @@ class HostDevice : public Device {
   ~HostDevice() override;
 
   const DeviceInfo& info() const override { return info_; }
+  bool FitsKv(const KvShape& shape) const override {
+    return shape.size_bytes() <= std::numeric_limits<uint32_t>::max();
+  }
   Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
                                                std::string_view part) override;
   Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,

@@ -55,9 +55,7 @@ class PairBuffer : public Buffer {
   PairBuffer(const PairBuffer&) = delete;
   PairBuffer& operator=(const PairBuffer&) = delete;
 
-  std::span<std::byte> host() override {
-    return use_ == BufferUse::kDevice ? std::span<std::byte>{} : view_.host();
-  }
+  std::span<std::byte> host() override { return IsOfDevice(use_) ? std::span<std::byte>{} : view_.host(); }
   Status Flush(uint64_t offset_bytes, uint64_t length_bytes) override;
   Status Invalidate(uint64_t offset_bytes, uint64_t length_bytes) override;
 

@@ -55,7 +55,7 @@ const DeviceBuffer* VulkanCommandList::MemoryOrEmpty(const Buffer* buffer) const
 }
 
 void VulkanCommandList::NoteHostBuffer(const VulkanBuffer& buffer) {
-  if (buffer.use() == BufferUse::kDevice) return;
+  if (IsOfDevice(buffer.use())) return;
   auto& list = buffer.use() == BufferUse::kUpload ? uploads_ : readbacks_;
   if (std::find(list.begin(), list.end(), &buffer) == list.end()) list.push_back(&buffer);
 }

@@ -118,11 +118,12 @@ Result<DeviceBuffer> VulkanComputeDevice::AllocateFilled(uint64_t size_bytes, Me
 Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::NewBuffer(uint64_t size_bytes, BufferUse use,
                                                                      MemoryKind kind, std::string_view part,
                                                                      uint64_t alignment_bytes) {
-  if (size_bytes >
-      (use == BufferUse::kKv ? plan().max_allocation_bytes - kSlackBytes : info_.max_buffer_bytes)) {
+  const uint64_t most_bytes =
+      use == BufferUse::kKv ? plan().max_kv_bytes - kSlackBytes : info_.max_buffer_bytes;
+  if (size_bytes > most_bytes) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("a buffer of {} for {} is larger than {} allows ({})", FormatBytes(size_bytes),
-                              part, info_.name, FormatBytes(info_.max_buffer_bytes)));
+                              part, info_.name, FormatBytes(most_bytes)));
   }
   const uint64_t padded_bytes = RoundUp<uint64_t>(size_bytes, 16) + kSlackBytes;
   KVRUN_ASSIGN_OR_RETURN(DeviceBuffer memory, AllocateFilled(padded_bytes, kind, part, alignment_bytes));
@@ -247,7 +248,7 @@ Status VulkanComputeDevice::DropUnusedKernels() {
 }
 
 bool VulkanComputeDevice::FitsKv(const KvShape& shape) const {
-  return shape.size_bytes() <= plan().max_allocation_bytes - kSlackBytes && KvWindowStreams(shape) > 0;
+  return shape.size_bytes() <= plan().max_kv_bytes - kSlackBytes && KvWindowStreams(shape) > 0;
 }
 
 uint32_t VulkanComputeDevice::KvWindowStreams(const KvShape& shape) const {

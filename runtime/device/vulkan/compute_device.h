@@ -30,8 +30,7 @@ class VulkanBuffer : public Buffer {
       : Buffer(size_bytes), memory_(std::move(memory)), use_(use) {}
 
   std::span<std::byte> host() override {
-    return use_ == BufferUse::kDevice || use_ == BufferUse::kKv ? std::span<std::byte>{}
-                                                                : memory_.bytes().first(size_bytes_);
+    return IsOfDevice(use_) ? std::span<std::byte>{} : memory_.bytes().first(size_bytes_);
   }
   Status Flush(uint64_t offset_bytes, uint64_t length_bytes) override {
     return memory_.Flush(offset_bytes, length_bytes);
