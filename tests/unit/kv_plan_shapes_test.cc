@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "platform/base/random.h"
+#include "platform/base/units.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "platform/base/units.h"
 #include "runtime/device/vulkan/shader_library.h"
 
 namespace kvrun {
