@@ -43,6 +43,12 @@ constexpr size_t kMostBlockChunks = 16;
 // Of a later tile, the keys of all heads; or the values.
 uint64_t TileSideBytes(const KvTiling& tiling) { return tiling.later.size_bytes() / 2; }
 
+// n planes, each of which begins so many bytes after the one before.
+void CopyPlanes(uint64_t n, uint64_t plane_bytes, const std::byte* from, uint64_t from_stride, std::byte* to,
+                uint64_t to_stride) {
+  for (uint64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, plane_bytes);
+}
+
 uint64_t TileSpillBytes(const KvTiling& tiling) { return 2 * SpillAligned(TileSideBytes(tiling)); }
 
 // Of a chunk's hidden states that are packed at a time: what that takes is not there for a block's chunks.
@@ -154,12 +160,9 @@ Status PrefillTiles::ReadSpilled(uint32_t tile, const TilePlanes& planes, uint32
   for (uint32_t of_values = 0; of_values < (planes.keys_only ? 1U : 2U); ++of_values) {
     KVRUN_RETURN_IF_ERROR(
         spill_->Read(TileOffset(tile) + of_values * SpillAligned(side_bytes) + begin, side));
-    const std::byte* from = side.data() + (first_byte - begin);
-    for (uint32_t head = planes.first_head; head < planes.first_head + planes.n_heads; ++head) {
-      const uint64_t place = (uint64_t{2} * head + of_values) * several + nth;
-      std::memcpy(to.host().data() + place * plane_bytes, from, plane_bytes);
-      from += plane_bytes;
-    }
+    const uint64_t place = (uint64_t{2} * planes.first_head + of_values) * several + nth;
+    CopyPlanes(planes.n_heads, plane_bytes, side.data() + (first_byte - begin), plane_bytes,
+               to.host().data() + place * plane_bytes, 2 * several * plane_bytes);
   }
   return Status::Ok();
 }
@@ -506,10 +509,8 @@ Status PrefillTiles::SpillLater(uint32_t tile) {
   const uint64_t plane_bytes = side_bytes / tiling_.later.n_kv_heads;
   const std::span<std::byte> side = packed_->host().first(side_bytes);
   for (uint32_t of_values = 0; of_values < 2; ++of_values) {
-    const std::byte* from = later_->host().data() + of_values * plane_bytes;
-    for (uint64_t to = 0; to < side_bytes; to += plane_bytes, from += 2 * plane_bytes) {
-      std::memcpy(side.data() + to, from, plane_bytes);
-    }
+    CopyPlanes(tiling_.later.n_kv_heads, plane_bytes, later_->host().data() + of_values * plane_bytes,
+               2 * plane_bytes, side.data(), plane_bytes);
     KVRUN_RETURN_IF_ERROR(spill_->Write(TileOffset(tile) + of_values * SpillAligned(side_bytes), side));
   }
   return Status::Ok();
@@ -704,13 +705,8 @@ Status PrefillTiles::CopyStored(uint32_t layer, uint32_t tile, uint32_t nth, Pre
   KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
   const uint64_t n_planes = uint64_t{2} * tiling_.later.n_kv_heads;
   const uint64_t plane_bytes = later_->size_bytes() / n_planes;
-  const std::byte* from = later_->host().data();
-  std::byte* to = earlier_->host().data() + nth * plane_bytes;
-  for (uint64_t plane = 0; plane < n_planes; ++plane) {
-    std::memcpy(to, from, plane_bytes);
-    from += plane_bytes;
-    to += tiling_.read_tiles * plane_bytes;
-  }
+  CopyPlanes(n_planes, plane_bytes, later_->host().data(), plane_bytes,
+             earlier_->host().data() + nth * plane_bytes, tiling_.read_tiles * plane_bytes);
   return Status::Ok();
 }
 

@@ -17,18 +17,22 @@ constexpr uint32_t kSinkRows = 4;
 // Whole groups are imported.
 constexpr uint32_t kMostGroupTokens = 256;
 
+KvShape ShapeOf(const ModelConfig& config, const ForwardPassOptions& options) {
+  return {.type = options.kv_type,
+          .n_sequences = options.n_sequences,
+          .n_kv_heads = config.n_kv_heads,
+          .head_dim = config.head_dim,
+          .n_ctx = options.n_ctx};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
     const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
     const ForwardPassOptions& options, std::optional<uint32_t> sink_rows) {
   const ModelConfig& config = model.config;
-  const KvShape shape{.type = options.kv_type,
-                      .n_sequences = options.n_sequences,
-                      .n_kv_heads = config.n_kv_heads,
-                      .head_dim = config.head_dim,
-                      .n_ctx = options.n_ctx};
-  KVRUN_ASSIGN_OR_RETURN(ResidentCache cache, ResidentCache::Create(device, shape, config.n_layers));
+  KVRUN_ASSIGN_OR_RETURN(ResidentCache cache,
+                         ResidentCache::Create(device, ShapeOf(config, options), config.n_layers));
   KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
                          StepCommands::Create(config, std::move(weights), device, BufferUse::kDevice));
   std::unique_ptr<ResidentForwardPass> pass(
@@ -168,10 +172,8 @@ Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
                                                              Device& device, std::span<const TokenId> ids,
                                                              uint32_t n_ctx, const StepProgress& progress) {
   const ForwardPassOptions options{.n_sequences = 1, .n_ctx = RoundUp(n_ctx, kMostGroupTokens)};
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
-                         ResidentForwardPass::Create(model, std::move(weights), device, options, kSinkRows));
-  // What takes it from there binds a layer as a whole.
-  const uint64_t layer_bytes = pass->kv_shape().size_bytes();
+  // What takes KV from here binds a layer as a whole.
+  const uint64_t layer_bytes = ShapeOf(model.config, options).size_bytes();
   if (layer_bytes > device.info().max_buffer_bytes) {
     return Status(
         StatusCode::kOutOfMemory,
@@ -182,6 +184,8 @@ Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
                     device.info().max_buffer_bytes / (layer_bytes / options.n_ctx) / kMostGroupTokens *
                         kMostGroupTokens));
   }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
+                         ResidentForwardPass::Create(model, std::move(weights), device, options, kSinkRows));
   std::vector<StepRow> rows;
   for (uint32_t begin = 0; begin < ids.size(); begin += static_cast<uint32_t>(rows.size())) {
     if (progress && progress(begin, ids.size())) {

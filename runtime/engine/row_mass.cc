@@ -46,13 +46,17 @@ RowMassArgs RowMass::ArgsOf(const Keys& tile) const {
   return args;
 }
 
+Status RowMass::Execute(Status (CommandList::*operation)(const RowMassArgs&), const RowMassArgs& args) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  KVRUN_RETURN_IF_ERROR((list.get()->*operation)(args));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  return device_.Execute(*list);
+}
+
 Status RowMass::AddSums(const Keys& tile) {
   RowMassArgs args = ArgsOf(tile);
   args.is_first = std::exchange(is_first_, false);
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(list->SumWeights(args));
-  KVRUN_RETURN_IF_ERROR(list->Finish());
-  return device_.Execute(*list);
+  return Execute(&CommandList::SumWeights, args);
 }
 
 Status RowMass::GiveTile(const Keys& tile, uint32_t end, const MassForm& form, Buffer& given) {
@@ -62,10 +66,7 @@ Status RowMass::GiveTile(const Keys& tile, uint32_t end, const MassForm& form, B
   args.mass_stride = end;
   args.mass_begin = tile.begin;
   args.form = form;
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(list->AttentionMass(args));
-  KVRUN_RETURN_IF_ERROR(list->Finish());
-  return device_.Execute(*list);
+  return Execute(&CommandList::AttentionMass, args);
 }
 
 Status RowMass::Run(const TileFn& tiles, const MassForm& form, uint32_t end, std::span<float> mass) {

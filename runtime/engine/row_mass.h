@@ -40,7 +40,8 @@ class RowMass {
 
  private:
   RowMassArgs ArgsOf(const Keys& tile) const;
-  // Of all entries before, on the device.
+  Status Execute(Status (CommandList::*operation)(const RowMassArgs&), const RowMassArgs& args);
+  // Adds what a tile's entries before `end` receive to `given`, which is Run's mass on the device.
   Status GiveTile(const Keys& tile, uint32_t end, const MassForm& form, Buffer& given);
   Result<std::unique_ptr<Buffer>> MakeBuffer(uint64_t size_bytes, BufferUse use) {
     return device_.CreateBuffer(size_bytes, use, "kv");

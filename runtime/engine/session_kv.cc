@@ -101,6 +101,14 @@ std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
                                  .path = SpeedsPath()});
 }
 
+// What the user says, with what the adapter's file and the device say.
+Result<KvOptions> CompleteOptions(const KvSettings& settings, const LayerTime* layer_time) {
+  KvOptions options = settings.kv;
+  if (layer_time != nullptr) options.max_buffer_bytes = layer_time->device().max_buffer_bytes;
+  KVRUN_ASSIGN_OR_RETURN(options.layer_shares, LayerSharesOf(settings));
+  return options;
+}
+
 // A group that only the storage asks for never costs what can be had without it.
 Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32_t n_ctx,
                             uint32_t n_sequences, uint32_t alignment_bytes, std::optional<double> speed) {
@@ -155,9 +163,7 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
     alignment_bytes = file->mode().alignment_bytes;
     speed = SpeedFor(settings, *file);
   }
-  KvOptions options = settings.kv;
-  if (layer_time != nullptr) options.max_buffer_bytes = layer_time->device().max_buffer_bytes;
-  KVRUN_ASSIGN_OR_RETURN(options.layer_shares, LayerSharesOf(settings));
+  KVRUN_ASSIGN_OR_RETURN(KvOptions options, CompleteOptions(settings, layer_time));
   if (speed && layer_time != nullptr && FollowsSpeed(options)) {
     const std::optional<double> layer_us = layer_time->Microseconds();
     if (layer_us) {
@@ -179,9 +185,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   if (!plan.method.needs_file()) return PrepareByPlan(model, settings, std::move(plan));
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                          OpenKvFile(settings.storage, FileUse::kIsKept));
-  KvOptions same_group = settings.kv;
-  if (layer_time != nullptr) same_group.max_buffer_bytes = layer_time->device().max_buffer_bytes;
-  KVRUN_ASSIGN_OR_RETURN(same_group.layer_shares, LayerSharesOf(settings));
+  KVRUN_ASSIGN_OR_RETURN(KvOptions same_group, CompleteOptions(settings, layer_time));
   same_group.method = plan.method.name;
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;

@@ -11,6 +11,7 @@
 #include "runtime/kv/slot_cache.h"
 #include "runtime/store/group_store.h"
 #include "runtime/store/row_store.h"
+#include "runtime/store/spill_file.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
@@ -20,10 +21,8 @@ constexpr uint64_t kChecksumBytes = 4;
 constexpr uint64_t kClusterChecksumBytes = 8;  // and how many records there are
 constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
-constexpr uint64_t kSpillBufferBytes = 128 * kKiB;  // SpillFile::kBufferBytes
-constexpr uint64_t kSpillPieceBytes = 64 * kKiB;    // SpillFile::kOffsetAlignment
-constexpr uint64_t kStagedRecords = 32;             // as many as are in flight
-constexpr uint64_t kStagedClusters = 6;             // of the largest size: most are a quarter of it
+constexpr uint64_t kStagedRecords = 32;  // as many as are in flight
+constexpr uint64_t kStagedClusters = 6;  // of the largest size: most are a quarter of it
 
 uint64_t KvDim(const KvModelShape& model) { return uint64_t{model.n_kv_heads} * model.head_dim; }
 
@@ -199,8 +198,8 @@ uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64
   const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
   const uint64_t n_chunks = n_tiles + 2;
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
-  const uint64_t pieces = n_chunks * 2 * CeilDiv(chunk_bytes / 2, kSpillPieceBytes) +
-                          layer_bytes / kSpillPieceBytes + 2 * n_tiles;
+  const uint64_t pieces = n_chunks * 2 * CeilDiv(chunk_bytes / 2, SpillFile::kOffsetAlignment) +
+                          layer_bytes / SpillFile::kOffsetAlignment + 2 * n_tiles;
   return pieces * kChecksumBytes;
 }
 
@@ -285,7 +284,7 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
 
   const uint64_t adapter = PrefillAdapterBytes(input, plan);
-  const uint64_t spill_bytes = kSpillBufferBytes + SpillChecksumBytes(input, plan, whole);
+  const uint64_t spill_bytes = SpillFile::kBufferBytes + SpillChecksumBytes(input, plan, whole);
   const uint64_t image = PrefillImageBytes(plan);
   const uint64_t kept = whole + in_memory + std::max(image, adapter);
   const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);

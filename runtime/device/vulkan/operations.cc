@@ -99,25 +99,22 @@ Status VulkanCommandList::MatMul(const MatMulArgs& args) {
 
 Status VulkanCommandList::RopeAndStore(const AttentionArgs& args) {
   const KvShape& kv = args.kv_shape;
-  RopeStoreParams params{.n_heads = args.n_heads,
-                         .n_kv_heads = kv.n_kv_heads,
-                         .head_dim = kv.head_dim,
-                         .n_ctx = kv.n_ctx,
-                         .n_tokens = args.n_tokens,
-                         .rotary_dim = args.rotary_dim,
-                         .rope_halves = args.rope_halves ? 1U : 0U,
-                         .has_qk_norm = args.norms != nullptr ? 1U : 0U,
-                         .norm_epsilon = args.norm_epsilon,
-                         .first_stream = 0,
-                         .n_streams = 0,
-                         .is_rotated = 0};
   const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", KvTypeName(kv.type)),
                                      uint64_t{args.n_tokens} * (args.n_heads + 2 * kv.n_kv_heads), 32);
   NoteHostBuffer(AsVulkan(*args.angles));
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kWrite)) {
-    params.first_stream = window.first_stream;
-    params.n_streams = window.n_streams;
-    params.is_rotated = window.first_stream > 0 ? 1U : 0U;
+    const RopeStoreParams params{.n_heads = args.n_heads,
+                                 .n_kv_heads = kv.n_kv_heads,
+                                 .head_dim = kv.head_dim,
+                                 .n_ctx = kv.n_ctx,
+                                 .n_tokens = args.n_tokens,
+                                 .rotary_dim = args.rotary_dim,
+                                 .rope_halves = args.rope_halves ? 1U : 0U,
+                                 .has_qk_norm = args.norms != nullptr ? 1U : 0U,
+                                 .norm_epsilon = args.norm_epsilon,
+                                 .first_stream = window.first_stream,
+                                 .n_streams = window.n_streams,
+                                 .is_rotated = window.first_stream > 0 ? 1U : 0U};
     const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kReadWrite}, window.binding,
                                 Binding{MemoryOrEmpty(args.angles), Access::kRead},
                                 Binding{MemoryOrEmpty(args.norms), Access::kRead}};
@@ -147,20 +144,19 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
   const KvShape& kv = args.kv_shape;
   const AttendChoice choice =
       ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.one_sequence);
-  AttendParams params{.n_heads = args.n_heads,
-                      .n_kv_heads = kv.n_kv_heads,
-                      .head_dim = kv.head_dim,
-                      .n_ctx = kv.n_ctx,
-                      .span_tokens = args.one_sequence ? args.n_tokens : 1,
-                      .n_splits = choice.n_splits,
-                      .keeps_parts = choice.n_splits > 1 || args.goes_on() ? 1U : 0U,
-                      .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
-                      .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim)),
-                      .first_stream = 0,
-                      .n_streams = 0};
+  const bool keeps_parts = choice.n_splits > 1 || args.goes_on();
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kRead)) {
-    params.first_stream = window.first_stream;
-    params.n_streams = window.n_streams;
+    const AttendParams params{.n_heads = args.n_heads,
+                              .n_kv_heads = kv.n_kv_heads,
+                              .head_dim = kv.head_dim,
+                              .n_ctx = kv.n_ctx,
+                              .span_tokens = args.one_sequence ? args.n_tokens : 1,
+                              .n_splits = choice.n_splits,
+                              .keeps_parts = keeps_parts ? 1U : 0U,
+                              .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
+                              .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim)),
+                              .first_stream = window.first_stream,
+                              .n_streams = window.n_streams};
     const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead}, window.binding,
                                 Binding{MemoryOrEmpty(args.output), Access::kWrite},
                                 Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
@@ -169,7 +165,7 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                                   .step = &AsVulkan(*args.step),
                                   .params = ParamBytes(params)}));
   }
-  if (params.keeps_parts == 0) return Status::Ok();
+  if (!keeps_parts) return Status::Ok();
   const uint32_t n_rows = args.n_tokens * args.n_heads;
   if (!args.goes_on()) {
     return CombineSplits({args.scratch, 0}, choice.n_splits, n_rows, kv.head_dim, args.output);
