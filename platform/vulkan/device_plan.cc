@@ -13,7 +13,7 @@ namespace kvrun {
 namespace {
 
 constexpr uint64_t kMaxAllocationBytes = 256 * kMiB;
-constexpr uint64_t kMaxKvBytes = kGiB;  // which any device has
+constexpr uint64_t kMaxUncutBytes = kGiB;  // which any device has
 constexpr uint32_t kMinSubgroupWidth = 4;
 constexpr uint32_t kMaxSubgroupWidth = 128;
 
@@ -141,7 +141,7 @@ Status PlanMemory(const DeviceFacts& facts, DevicePlan& plan) {
     return facts.max_allocation_bytes == 0 ? most : std::min(facts.max_allocation_bytes, most);
   };
   plan.max_allocation_bytes = allocation(kMaxAllocationBytes);
-  plan.max_kv_bytes = allocation(kMaxKvBytes);
+  plan.max_uncut_bytes = allocation(kMaxUncutBytes);
   const auto alignment = [](uint64_t bytes) { return std::max<uint64_t>(bytes, 4); };
   plan.storage_offset_alignment_bytes = alignment(facts.min_storage_buffer_offset_alignment_bytes);
   plan.uniform_offset_alignment_bytes = alignment(facts.min_uniform_buffer_offset_alignment_bytes);

@@ -35,7 +35,7 @@ struct DevicePlan {
   MemoryUse shared;        // both read and write it, such as KV slots: coherent, and cached if such is
   bool unified_memory = false;
   uint64_t max_allocation_bytes = 0;  // at most 256 MiB; larger tensors are cut into slices
-  uint64_t max_kv_bytes = 0;          // an allocation of what cannot be cut: a layer's KV; at most 1 GiB
+  uint64_t max_uncut_bytes = 0;       // an allocation of what cannot be cut: a layer's KV; at most 1 GiB
   uint64_t max_binding_bytes = 0;     // a multiple of storage_offset_alignment_bytes
   uint64_t max_uniform_binding_bytes = 0;
   uint64_t storage_offset_alignment_bytes = 0;

@@ -140,10 +140,10 @@ Status CheckRequest(const BufferRequest& request, const DevicePlan& plan) {
     return {StatusCode::kInternal,
             fmt::format("a buffer of no size or of a wrong alignment was asked for ({})", request.name)};
   }
-  if (request.size_bytes <= plan.max_kv_bytes) return Status::Ok();
+  if (request.size_bytes <= plan.max_uncut_bytes) return Status::Ok();
   return {StatusCode::kInternal,
           fmt::format("{} for {} are too much for one buffer, which may have at most {}: cut it into slices",
-                      FormatBytes(request.size_bytes), request.name, FormatBytes(plan.max_kv_bytes))};
+                      FormatBytes(request.size_bytes), request.name, FormatBytes(plan.max_uncut_bytes))};
 }
 
 bool HasTexels(const DevicePlan& plan, const BufferRequest& request) {
@@ -197,7 +197,7 @@ Result<Placement> Place(AllocatorState& state, const BufferRequest& request, con
     const auto offset = AllocateIn(*chunk, size_bytes, alignment, request.alignment_bytes);
     if (offset) return Placement{chunk, *offset};
   }
-  const uint64_t limit = state.device->plan().max_kv_bytes;
+  const uint64_t limit = state.device->plan().max_uncut_bytes;
   const uint64_t common = std::min(state.options.chunk_bytes, limit);
   // Mapped memory need not start at the caller's alignment.
   const uint64_t slack =

@@ -587,7 +587,7 @@ Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
   KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
                          StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared));
   std::unique_ptr<SpillFile> spill;
-  const uint64_t spill_bytes = PrefillTiles::SpillBytes(options.plan, model.config);
+  const uint64_t spill_bytes = PrefillSpill::SizeBytes(options.plan, model.config);
   if (spill_bytes > 0) {
     KVRUN_ASSIGN_OR_RETURN(spill, SpillFile::Create(std::move(options.spill), spill_bytes));
   }

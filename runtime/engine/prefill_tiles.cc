@@ -8,79 +8,20 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
-#include "runtime/engine/packed_hidden.h"
 #include "runtime/kv/kv_plan_sizes.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
 namespace {
 
-uint64_t SpillAligned(uint64_t bytes) { return RoundUp(bytes, SpillFile::kOffsetAlignment); }
-
 uint64_t ChunkHiddenBytes(const ModelConfig& config) {
   return uint64_t{kChunkRows} * config.n_embd * sizeof(float);
-}
-
-// Of a plan, in whole groups.
-KvTiling TilingOf(const KvPlan& plan, const ModelConfig& config) {
-  const bool is_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
-  const uint32_t group = plan.record.group_tokens;
-  KvShape first{.type = is_f32 ? KvType::kF32 : KvType::kF16,
-                .n_sequences = 1,
-                .n_kv_heads = config.n_kv_heads,
-                .head_dim = config.head_dim,
-                .n_ctx = RoundUp(plan.n_ctx, group)};
-  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}};
-  first.n_ctx = plan.prefill_tile_tokens / group * group;
-  KvShape later = first;
-  later.n_ctx = std::min(plan.prefill_tile_tokens, kChunkRows) / group * group;
-  return {first, later, std::max(plan.prefill_read_tiles, 1U)};
 }
 
 // Chunks of a block, however much room there is: more read little less.
 constexpr size_t kMostBlockChunks = 16;
 
-// Of a later tile, the keys of all heads; or the values.
-uint64_t TileSideBytes(const KvTiling& tiling) { return tiling.later.size_bytes() / 2; }
-
-// n planes, each of which begins so many bytes after the one before.
-void CopyPlanes(uint64_t n, uint64_t plane_bytes, const std::byte* from, uint64_t from_stride, std::byte* to,
-                uint64_t to_stride) {
-  for (uint64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, plane_bytes);
-}
-
-uint64_t TileSpillBytes(const KvTiling& tiling) { return 2 * SpillAligned(TileSideBytes(tiling)); }
-
-// Of a chunk's hidden states that are packed at a time: what that takes is not there for a block's chunks.
-constexpr uint32_t kPackedRows = kChunkRows / 2;
-
-uint64_t PackedSpillBytes(const ModelConfig& config) {
-  return SpillAligned(PackedHiddenBytes(kPackedRows, config.n_embd));
-}
-
-uint64_t ChunkSpillBytes(const KvTiling& tiling, const ModelConfig& config) {
-  if (tiling.later.n_ctx > 0) return CeilDiv(kChunkRows, kPackedRows) * PackedSpillBytes(config);
-  return SpillAligned(ChunkHiddenBytes(config));
-}
-
-uint64_t HiddenSpillBytes(const KvPlan& plan, const ModelConfig& config) {
-  if (!plan.spills_hidden) return 0;
-  // A chunk begins with each later tile, and one more where a prompt begins within a tile.
-  const KvTiling tiling = TilingOf(plan, config);
-  uint64_t n_chunks = CeilDiv(plan.n_ctx, kChunkRows) + 1;
-  if (tiling.later.n_ctx > 0) {
-    n_chunks = CeilDiv(tiling.first.n_ctx, kChunkRows) + tiling.tile_of(plan.n_ctx - 1) + 1;
-  }
-  return n_chunks * ChunkSpillBytes(tiling, config);
-}
-
 }  // namespace
-
-uint64_t PrefillTiles::SpillBytes(const KvPlan& plan, const ModelConfig& config) {
-  const KvTiling tiling = TilingOf(plan, config);
-  const uint64_t n_later = tiling.later.n_ctx > 0 ? tiling.tile_of(plan.n_ctx - 1) : 0;
-  return HiddenSpillBytes(plan, config) + n_later * TileSpillBytes(tiling);
-}
 
 Result<std::unique_ptr<PrefillTiles>> PrefillTiles::Create(Device& device, StepCommands& commands,
                                                            const KvPlan& plan, SpillFile* spill) {
@@ -94,8 +35,8 @@ PrefillTiles::PrefillTiles(Device& device, StepCommands& commands, const KvPlan&
     : device_(device),
       commands_(commands),
       plan_(plan),
-      spill_(spill),
-      tiling_(TilingOf(plan, commands.config())) {}
+      spill_(plan, commands.config(), spill),
+      tiling_(KvTiling::Of(plan, commands.config())) {}
 
 Status PrefillTiles::CreateTurns() {
   turns_.resize(1);
@@ -143,28 +84,9 @@ Status PrefillTiles::End() {
 
 Status PrefillTiles::Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink) {
   if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, later_.get());
-  KVRUN_RETURN_IF_ERROR(ReadSpilled(tile, planes, 0, 1, *later_));
+  KVRUN_RETURN_IF_ERROR(spill_.ReadTile(tile, planes, 0, 1, later_->host()));
   const uint64_t head_bytes = later_->size_bytes() / tiling_.later.n_kv_heads;
   return later_->Flush(planes.first_head * head_bytes, planes.n_heads * head_bytes);
-}
-
-// By way of packed_, in whole pieces of the file.
-Status PrefillTiles::ReadSpilled(uint32_t tile, const TilePlanes& planes, uint32_t nth, uint32_t several,
-                                 Buffer& to) {
-  const uint64_t side_bytes = TileSideBytes(tiling_);
-  const uint64_t plane_bytes = side_bytes / tiling_.later.n_kv_heads;
-  const uint64_t first_byte = planes.first_head * plane_bytes;
-  const uint64_t begin = first_byte / SpillFile::kOffsetAlignment * SpillFile::kOffsetAlignment;
-  const uint64_t end = std::min(SpillAligned(first_byte + planes.n_heads * plane_bytes), side_bytes);
-  const std::span<std::byte> side = packed_->host().first(end - begin);
-  for (uint32_t of_values = 0; of_values < (planes.keys_only ? 1U : 2U); ++of_values) {
-    KVRUN_RETURN_IF_ERROR(
-        spill_->Read(TileOffset(tile) + of_values * SpillAligned(side_bytes) + begin, side));
-    const uint64_t place = (uint64_t{2} * planes.first_head + of_values) * several + nth;
-    CopyPlanes(planes.n_heads, plane_bytes, side.data() + (first_byte - begin), plane_bytes,
-               to.host().data() + place * plane_bytes, 2 * several * plane_bytes);
-  }
-  return Status::Ok();
 }
 
 Status PrefillTiles::CreateTiles() {
@@ -200,10 +122,9 @@ Status PrefillTiles::CreateBlockBuffers() {
   scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
   take(scratch_bytes);
   KVRUN_ASSIGN_OR_RETURN(scratch_, make(scratch_bytes, BufferUse::kDevice));
-  const uint64_t packed_bytes =
-      std::max(PackedHiddenBytes(kPackedRows, commands_.config().n_embd), TileSideBytes(tiling_));
-  take(packed_bytes);
-  KVRUN_ASSIGN_OR_RETURN(packed_, make(packed_bytes, BufferUse::kShared));
+  take(spill_.room_bytes());
+  KVRUN_ASSIGN_OR_RETURN(spill_room_, make(spill_.room_bytes(), BufferUse::kShared));
+  spill_.UseRoom(spill_room_->host());
   const uint64_t hidden_bytes = ChunkHiddenBytes(commands_.config());
   turns_.resize(1);
   turns_[0].place = commands_.own();
@@ -320,8 +241,7 @@ Status PrefillTiles::Embed(std::span<const StepRow> rows) {
 Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
   KVRUN_RETURN_IF_ERROR(from.Invalidate(0, HiddenBytes(chunk)));
   const std::span<const std::byte> bytes = from.host().first(HiddenBytes(chunk));
-  if (hidden_.empty() && is_tiled()) return LeavePacked(chunk, bytes);
-  if (hidden_.empty()) return spill_->Write(HiddenOffset(chunk), bytes);
+  if (hidden_.empty()) return spill_.WriteHidden(Number(chunk), bytes);
   std::memcpy(hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd, bytes.data(),
               bytes.size());
   return Status::Ok();
@@ -329,44 +249,13 @@ Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
 
 Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
   const std::span<std::byte> bytes = to.host().first(HiddenBytes(chunk));
-  if (hidden_.empty() && is_tiled()) {
-    KVRUN_RETURN_IF_ERROR(ComePacked(chunk, bytes));
-  } else if (hidden_.empty()) {
-    KVRUN_RETURN_IF_ERROR(spill_->Read(HiddenOffset(chunk), bytes));
+  if (hidden_.empty()) {
+    KVRUN_RETURN_IF_ERROR(spill_.ReadHidden(Number(chunk), bytes));
   } else {
     std::memcpy(bytes.data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
                 bytes.size());
   }
   return to.Flush(0, bytes.size());
-}
-
-Status PrefillTiles::LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes) {
-  return VisitPacked(chunk, [&](const PackedRows& rows) -> Status {
-    PackHidden(bytes.subspan(rows.begin_byte, rows.n_bytes), rows.n_rows, rows.packed);
-    return spill_->Write(rows.offset, rows.packed);
-  });
-}
-
-Status PrefillTiles::ComePacked(const Chunk& chunk, std::span<std::byte> bytes) {
-  return VisitPacked(chunk, [&](const PackedRows& rows) -> Status {
-    KVRUN_RETURN_IF_ERROR(spill_->Read(rows.offset, rows.packed));
-    UnpackHidden(rows.packed, rows.n_rows, bytes.subspan(rows.begin_byte, rows.n_bytes));
-    return Status::Ok();
-  });
-}
-
-template <class Visit>
-Status PrefillTiles::VisitPacked(const Chunk& chunk, const Visit& visit) {
-  const ModelConfig& config = commands_.config();
-  const uint64_t row_bytes = uint64_t{config.n_embd} * sizeof(float);
-  uint64_t offset = HiddenOffset(chunk);
-  for (uint32_t begin = 0; begin < chunk.n_rows; begin += kPackedRows) {
-    const uint32_t n = std::min(kPackedRows, chunk.n_rows - begin);
-    KVRUN_RETURN_IF_ERROR(visit(PackedRows{n, begin * row_bytes, n * row_bytes, offset,
-                                           packed_->host().first(PackedHiddenBytes(n, config.n_embd))}));
-    offset += PackedSpillBytes(config);
-  }
-  return Status::Ok();
 }
 
 Status PrefillTiles::LeaveNewer(Turn& turn) {
@@ -425,14 +314,6 @@ Status PrefillTiles::FinishAll(PrefillSink* sink) {
 
 uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
   return uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
-}
-
-uint64_t PrefillTiles::HiddenOffset(const Chunk& chunk) const {
-  return static_cast<uint64_t>(&chunk - chunks_.data()) * ChunkSpillBytes(tiling_, commands_.config());
-}
-
-uint64_t PrefillTiles::TileOffset(uint32_t tile) const {
-  return HiddenSpillBytes(plan_, commands_.config()) + (tile - 1) * TileSpillBytes(tiling_);
 }
 
 // In the commands' own buffer: the other one is the logits' again.
@@ -505,15 +386,7 @@ Status PrefillTiles::SpillStored(uint32_t layer, PrefillSink& sink) {
 
 Status PrefillTiles::SpillLater(uint32_t tile) {
   KVRUN_RETURN_IF_ERROR(later_->Invalidate(0, later_->size_bytes()));
-  const uint64_t side_bytes = TileSideBytes(tiling_);
-  const uint64_t plane_bytes = side_bytes / tiling_.later.n_kv_heads;
-  const std::span<std::byte> side = packed_->host().first(side_bytes);
-  for (uint32_t of_values = 0; of_values < 2; ++of_values) {
-    CopyPlanes(tiling_.later.n_kv_heads, plane_bytes, later_->host().data() + of_values * plane_bytes,
-               2 * plane_bytes, side.data(), plane_bytes);
-    KVRUN_RETURN_IF_ERROR(spill_->Write(TileOffset(tile) + of_values * SpillAligned(side_bytes), side));
-  }
-  return Status::Ok();
+  return spill_.WriteTile(tile, later_->host());
 }
 
 void PrefillTiles::WriteChunk(const Chunk& chunk, std::span<const StepRow> rows, const StepPlace& place,
@@ -690,9 +563,9 @@ Status PrefillTiles::AttendRead(uint32_t layer, uint32_t first, const StepProgre
 Status PrefillTiles::ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink) {
   const uint32_t n_held = std::exchange(held_first_, 0) == first ? held_tiles_ : 0;
   for (uint32_t i = n_held; i < n; ++i) {
-    KVRUN_RETURN_IF_ERROR(is_left_stored(first + i)
-                              ? CopyStored(layer, first + i, i, sink)
-                              : ReadSpilled(first + i, AllPlanes(), i, tiling_.read_tiles, *earlier_));
+    KVRUN_RETURN_IF_ERROR(is_left_stored(first + i) ? CopyStored(layer, first + i, i, sink)
+                                                    : spill_.ReadTile(first + i, AllPlanes(), i,
+                                                                      tiling_.read_tiles, earlier_->host()));
   }
   held_first_ = first;
   held_tiles_ = n;

@@ -20,41 +20,13 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/forward_pass.h"
+#include "runtime/engine/prefill_spill.h"
 #include "runtime/engine/step_commands.h"
 #include "runtime/kv/kv_index.h"
 #include "runtime/kv/kv_plan.h"
 #include "runtime/store/spill_file.h"
 
 namespace kvrun {
-
-// How a layer's entries are cut into tiles: `first`, then any number of `later`.
-struct KvTiling {
-  KvShape first;
-  KvShape later;            // of no entries where there is one tile
-  uint32_t read_tiles = 1;  // later ones that are read together
-
-  const KvShape& shape(uint32_t tile) const { return tile == 0 ? first : later; }
-  // Of those, side by side.
-  KvShape several() const {
-    KvShape all = later;
-    all.n_ctx *= read_tiles;
-    return all;
-  }
-  uint32_t begin(uint32_t tile) const { return tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx; }
-  uint32_t end(uint32_t tile) const { return begin(tile + 1); }
-  uint32_t tile_of(uint32_t position) const {
-    return later.n_ctx == 0 || position < first.n_ctx ? 0 : 1 + (position - first.n_ctx) / later.n_ctx;
-  }
-};
-
-// Of a tile's planes, [n_kv_heads, 2 (K, V)]: those of some heads.
-struct TilePlanes {
-  uint32_t first_head = 0;
-  uint32_t n_heads = 0;
-  bool keys_only = false;
-
-  friend bool operator==(const TilePlanes&, const TilePlanes&) = default;
-};
 
 // The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn. Later,
 // too, LoadEarlier may be called for a tile that ends before the window that the prompt begins with.
@@ -88,12 +60,10 @@ class PrefillSink {
 
 class PrefillTiles {
  public:
-  // For one prompt. `spill` may be null where nothing has to be put aside. The plan must outlive it.
+  // For one prompt. `spill` is of PrefillSpill::SizeBytes, or null where nothing has to be put aside. The
+  // plan must outlive it.
   static Result<std::unique_ptr<PrefillTiles>> Create(Device& device, StepCommands& commands,
                                                       const KvPlan& plan, SpillFile* spill);
-  // What a spill file must hold for prompts of up to n_ctx tokens; 0: none is needed.
-  static uint64_t SpillBytes(const KvPlan& plan, const ModelConfig& config);
-
   // The prompt: consecutive positions of one sequence. Computes its embedding.
   Status Begin(std::span<const StepRow> rows);
   Status RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
@@ -173,11 +143,7 @@ class PrefillTiles {
   Status ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows, PrefillSink& sink);
   // Tiles before the prompt, so that they can be read again.
   Status SpillStored(uint32_t layer, PrefillSink& sink);
-  // A tile lies in the spill file as the keys of all heads, then the values: what needs keys alone reads half
-  // of it.
   Status SpillLater(uint32_t tile);
-  // Into [n_kv_heads, 2, several] planes, the tile's being the nth of several.
-  Status ReadSpilled(uint32_t tile, const TilePlanes& planes, uint32_t nth, uint32_t several, Buffer& to);
   // Chunks of later tiles.
   Status RunBlock(uint32_t layer, std::span<const Chunk> chunks, std::span<const StepRow> rows,
                   const StepProgress& progress, PrefillSink& sink);
@@ -217,38 +183,23 @@ class PrefillTiles {
   // Waits for what runs; the sink, where there is one, gets what was tapped.
   Status Finish(Turn& turn, PrefillSink* sink);
   Status FinishAll(PrefillSink* sink);
-  // Between a buffer and where hidden states lie between layers: memory, or the spill file. There plans of
-  // several tiles, which read and write more, have them in 16 bits; the others as they are, so that a prompt
-  // has the logits that it has in memory.
+  // Between a buffer and where hidden states lie between layers: memory, or the spill file.
   Status Leave(const Chunk& chunk, Buffer& from);
   Status Come(const Chunk& chunk, Buffer& to);
   // What is nowhere but in the turn's buffer.
   Status LeaveNewer(Turn& turn);
-  Status LeavePacked(const Chunk& chunk, std::span<const std::byte> bytes);
-  Status ComePacked(const Chunk& chunk, std::span<std::byte> bytes);
-  // Some rows of a chunk, as they lie in its hidden states, in the spill file, and on their way.
-  struct PackedRows {
-    uint32_t n_rows;
-    uint64_t begin_byte;
-    uint64_t n_bytes;
-    uint64_t offset;
-    std::span<std::byte> packed;
-  };
-  template <class Visit>
-  Status VisitPacked(const Chunk& chunk, const Visit& visit);
   uint64_t HiddenBytes(const Chunk& chunk) const;
-  uint64_t HiddenOffset(const Chunk& chunk) const;  // in the spill file
-  uint64_t TileOffset(uint32_t tile) const;
+  size_t Number(const Chunk& chunk) const { return static_cast<size_t>(&chunk - chunks_.data()); }
   TilePlanes AllPlanes() const { return {0, tiling_.later.n_kv_heads, false}; }
 
   uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
-  bool is_tiled() const { return tiling_.later.n_ctx > 0; }
+  bool is_tiled() const { return tiling_.has_later(); }
   uint32_t n_tiles() const { return tiling_.tile_of(prompt_.end - 1) + 1; }
 
   Device& device_;
   StepCommands& commands_;
   const KvPlan& plan_;
-  SpillFile* spill_;
+  PrefillSpill spill_;
   KvRange prompt_;
   uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
@@ -270,7 +221,7 @@ class PrefillTiles {
   std::vector<ChunkLists> lists_;  // of the layer that is computed
   // Plans of several tiles have these, and their turns', in the place of the logits' buffer: it is given up
   // meanwhile, so that memory that does not grow with the context does not grow for them either.
-  std::unique_ptr<Buffer> packed_;  // a chunk's hidden states on their way; or a tile's keys, or its values
+  std::unique_ptr<Buffer> spill_room_;
   std::vector<std::unique_ptr<Buffer>> block_memory_;
   std::vector<Buffer*> block_qkv_;          // of a chunk each: as many as a block has
   std::vector<AttentionParts> free_parts_;  // one more than that, between blocks

@@ -186,8 +186,8 @@ struct KvOptions {
   std::optional<uint32_t> cut_layer;
   // Not the user's: what is known of the machine.
   std::optional<FlashTimes> flash_times;
-  // Not the user's: what a buffer of the device that computes prompts may have; 0: any number.
-  uint64_t max_buffer_bytes = 0;
+  // Not the user's: what a buffer of the device that computes prompts may have.
+  uint64_t max_buffer_bytes = UINT64_MAX;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };

@@ -140,7 +140,7 @@ void AddTails(const KvSizeInput& input, KvPlan& plan) {
 
 uint32_t ProjectedRows(const KvPlan& plan) {
   const bool is_tiled = plan.prefill_tile_tokens < plan.n_ctx;
-  return plan.has_inputs_ahead && !is_tiled ? kPrefillChunkTokens : kTiledChunkTokens;
+  return plan.has_inputs_ahead && !is_tiled ? kPrefillChunkTokens : kLeastProjectedRows;
 }
 
 uint32_t RecordsAtOnce(const KvPlan& plan) {
@@ -167,7 +167,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (plan.method.has_clusters()) return encoded + ClusterQueryBytes(input, plan);
   if (plan.method.evicts()) return encoded + ObservedRowBytes(input, plan);
   const uint64_t observed = plan.has_statics() ? ObservedRowBytes(input, plan) : 0;
-  const uint64_t projected = observed + ProjectedBytes(plan, kTiledChunkTokens);
+  const uint64_t projected = observed + ProjectedBytes(plan, kLeastProjectedRows);
   if (!input.computes_adapter) return encoded + projected;
   const uint64_t dim = model.head_dim;
   uint64_t sums = (KvDim(model) + 1) * KvDim(model);
@@ -263,7 +263,7 @@ namespace {
 // Of KvPlan::has_inputs_ahead: a chunk's rows, at most as many angles, and projected rows.
 uint64_t InputsAheadBytes(const KvSizeInput& input, const KvPlan& plan) {
   return sizeof(StepParams) + uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float) +
-         ProjectedBytes(plan, kPrefillChunkTokens - kTiledChunkTokens);
+         ProjectedBytes(plan, kPrefillChunkTokens - kLeastProjectedRows);
 }
 
 // Earlier tiles are read and attended to several at a time, as each time queries and what was added up come
@@ -296,13 +296,12 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t ahead = InputsAheadBytes(input, plan);
   plan.has_inputs_ahead = bytes + ahead <= left;
   if (plan.has_inputs_ahead) bytes += ahead;
-  const uint64_t most_buffer = input.max_buffer_bytes == 0 ? UINT64_MAX : input.max_buffer_bytes;
-  if (may_spill && (bytes > left || whole > most_buffer)) {
+  if (may_spill && (bytes > left || whole > input.max_buffer_bytes)) {
     // Beside the first tile, the one that is computed; and earlier ones, of a chunk as that is, and entries
     // that are read: these make room for the adapter's work. What attention adds up between tiles is not
     // among the KV's memory: it does not grow with the context.
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
-    const uint64_t most_grains = std::max<uint64_t>(most_buffer / grain_bytes, 1);
+    const uint64_t most_grains = std::max<uint64_t>(input.max_buffer_bytes / grain_bytes, 1);
     uint64_t n_read =
         std::clamp<uint64_t>(left / kReadTilesShare / grain_bytes, 1, std::min(kReadTiles, most_grains));
     const auto attending = [&] { return image + n_read * grain_bytes + sizeof(StepParams); };

@@ -13,7 +13,7 @@ struct KvSizeInput {
   KvModelShape model;
   uint32_t io_alignment_bytes = 1;
   bool computes_adapter = false;
-  uint64_t max_buffer_bytes = 0;  // KvOptions::max_buffer_bytes
+  uint64_t max_buffer_bytes = UINT64_MAX;  // KvOptions::max_buffer_bytes
 };
 
 // Rows of a chunk of prefill, and the grain of prefill tiles.
@@ -23,8 +23,8 @@ inline constexpr uint32_t kRecordTurns = 2;
 // Groups of a turn, of all KV heads.
 uint32_t RecordsAtOnce(const KvPlan& plan);
 
-// Keys are projected in turns, too: rows of a turn, fewer where the plan has no memory for more.
-inline constexpr uint32_t kTiledChunkTokens = 128;
+// Keys are projected in turns, too: at least so many rows in each.
+inline constexpr uint32_t kLeastProjectedRows = 128;
 inline constexpr uint32_t kProjectTurns = 2;
 uint32_t ProjectedRows(const KvPlan& plan);
 

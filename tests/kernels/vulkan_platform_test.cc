@@ -164,7 +164,7 @@ TEST_P(VulkanPlatform, ABufferThatIsTooLargeIsRefused) {
   for (const auto& device : devices_) {
     DeviceAllocator allocator(*device);
     const auto buffer = allocator.Allocate(
-        {.size_bytes = device->plan().max_kv_bytes + 1, .kind = MemoryKind::kShared, .name = "weights"});
+        {.size_bytes = device->plan().max_uncut_bytes + 1, .kind = MemoryKind::kShared, .name = "weights"});
     ASSERT_FALSE(buffer.ok());
     EXPECT_NE(buffer.status().message().find("weights"), std::string::npos);
     EXPECT_FALSE(allocator.Allocate({.size_bytes = 0, .name = "nothing"}).ok());

@@ -53,8 +53,8 @@ TEST_P(EveryDevice, PlanIsWithinTheDevice) {
   EXPECT_NE(facts.queue_families.at(plan.queue_family).flags & VK_QUEUE_COMPUTE_BIT, 0u);
   EXPECT_LE(plan.max_allocation_bytes, 256 * kMiB);
   EXPECT_LE(plan.max_allocation_bytes, facts.max_allocation_bytes);
-  EXPECT_LE(plan.max_kv_bytes, facts.max_allocation_bytes);
-  EXPECT_GE(plan.max_kv_bytes, kGiB);
+  EXPECT_LE(plan.max_uncut_bytes, facts.max_allocation_bytes);
+  EXPECT_GE(plan.max_uncut_bytes, kGiB);
   EXPECT_LE(plan.max_binding_bytes, facts.max_storage_buffer_range_bytes);
   EXPECT_GE(plan.max_binding_bytes, 128 * kMiB - 256);
   EXPECT_EQ(plan.max_binding_bytes % plan.storage_offset_alignment_bytes, 0u);

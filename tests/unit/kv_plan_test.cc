@@ -286,7 +286,7 @@ TEST(KvPlan, InputsAheadAreOfMemoryThatIsLeft) {
   }
   const KvPlan without = plan_of(low);
   EXPECT_EQ(without.prefill_tile_tokens, without.n_ctx);
-  EXPECT_EQ(ProjectedRows(without), kTiledChunkTokens);
+  EXPECT_EQ(ProjectedRows(without), kLeastProjectedRows);
   EXPECT_EQ(ProjectedRows(plan_of(high)), kPrefillChunkTokens);
 }
 

@@ -119,7 +119,7 @@ Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::NewBuffer(uint64_t si
                                                                      MemoryKind kind, std::string_view part,
                                                                      uint64_t alignment_bytes) {
   const uint64_t most_bytes =
-      use == BufferUse::kKv ? plan().max_kv_bytes - kSlackBytes : info_.max_buffer_bytes;
+      use == BufferUse::kKv ? plan().max_uncut_bytes - kSlackBytes : info_.max_buffer_bytes;
   if (size_bytes > most_bytes) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("a buffer of {} for {} is larger than {} allows ({})", FormatBytes(size_bytes),
@@ -248,7 +248,7 @@ Status VulkanComputeDevice::DropUnusedKernels() {
 }
 
 bool VulkanComputeDevice::FitsKv(const KvShape& shape) const {
-  return shape.size_bytes() <= plan().max_kv_bytes - kSlackBytes && KvWindowStreams(shape) > 0;
+  return shape.size_bytes() <= plan().max_uncut_bytes - kSlackBytes && KvWindowStreams(shape) > 0;
 }
 
 uint32_t VulkanComputeDevice::KvWindowStreams(const KvShape& shape) const {
