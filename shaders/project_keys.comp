@@ -9,6 +9,7 @@
 
 #define LOCAL_SIZE 64
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
+layout(constant_id = 1) const uint HALF_SIDE = 0;       // key_side is f16
 layout(local_size_x = LOCAL_SIZE) in;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectKeysParams p; };

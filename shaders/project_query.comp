@@ -20,7 +20,8 @@
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // rank is a multiple of 4
 layout(constant_id = 1) const uint DIRECT = 0;          // needs head_dim to be a multiple of 4
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;  // LOCAL_SIZE or COLUMN_LANES
-layout(constant_id = 3) const uint HAS_NORM = 0;        // ROTATES
+layout(constant_id = 3) const uint HALF_SIDE = 0;       // query_side is f16
+layout(constant_id = 4) const uint HAS_NORM = 0;        // ROTATES
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { ProjectQueryParams q; };
 READ_ONLY(0, query)

@@ -34,6 +34,7 @@ layout(constant_id = 7) const uint KEEPS = 0;  // ROWS: what score_kept.comp nee
 // PROJECTS:
 layout(constant_id = 8) const uint HAS_NORM = 0;
 layout(constant_id = 9) const uint TILE_ROWS = 1;  // neighbours of one KV head, whose side is read once; they divide HEADS
+layout(constant_id = 10) const uint HALF_SIDE = 0;  // query_side is f16
 #include "include/read_only.glsl"
 READ_ONLY(0, index)
 #ifdef PROJECTS

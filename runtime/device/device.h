@@ -288,8 +288,9 @@ struct IndexShape {
 // Both sides of a layer's adapter. A score is (q . query_side) . (scale * row), with row the quantised
 // (k . key_side - bias).
 struct IndexSides {
-  const Buffer* query_side = nullptr;  // float [n_kv_heads * head_dim (kAffine: + 1), rank]
-  const Buffer* key_side = nullptr;    // float [n_kv_heads * head_dim, rank]
+  bool are_halves = false;             // the sides are f16 in place of float; not with kAffine
+  const Buffer* query_side = nullptr;  // [n_kv_heads * head_dim (kAffine: + 1), rank]
+  const Buffer* key_side = nullptr;    // [n_kv_heads * head_dim, rank]
   const Buffer* bias = nullptr;        // float [rank]: the mean key times key_side
   const Buffer* scales = nullptr;      // kShared, float [n_sequences, rank]; ones for kF16
 };
@@ -527,7 +528,7 @@ class Device {
   // Whether a buffer of BufferUse::kKv can hold it, memory permitting.
   virtual bool FitsKv(const KvShape& shape) const { return shape.size_bytes() <= info().max_buffer_bytes; }
   // A kDevice buffer with this content.
-  virtual Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
+  virtual Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const std::byte> bytes,
                                                           std::string_view part) = 0;
   // The sources stacked in order, all of one type and n_cols; copied, so that they may go.
   virtual Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,

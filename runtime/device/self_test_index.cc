@@ -72,7 +72,7 @@ QueryData MakeQuery(const ScoreCase& c) {
   QueryData data{.query = RandomFloats(size_t{c.n_heads} * kHeadDim, 12),
                  .angles = RandomFloats(kRotaryDim, 13),
                  .norm = RandomFloats(kHeadDim, 14),
-                 .side = RandomFloats((size_t{c.n_kv_heads} * kHeadDim + 1) * kRank, 15),
+                 .side = RoundedToHalf(RandomFloats((size_t{c.n_kv_heads} * kHeadDim + 1) * kRank, 15)),
                  .scales = RandomFloats(RankOf(c), 16)};
   const float largest = c.type == KvType::kF16 ? 1.0F : LargestCode(c.type);
   for (float& scale : data.scales) scale = (1.5F + scale) / largest;
@@ -350,7 +350,9 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   args.attention.step = run.Step({&token, 1});
   args.attention.angles = run.Floats(data.angles);
   args.attention.norms = run.Floats(data.norm);
-  if (c.query_form != QueryForm::kSigned) args.sides.query_side = run.Floats(data.side);
+  args.sides.are_halves = c.query_form == QueryForm::kProjected;
+  if (c.query_form == QueryForm::kProjected) args.sides.query_side = run.Halves(data.side);
+  if (c.query_form == QueryForm::kAffine) args.sides.query_side = run.Floats(data.side);
   args.sides.scales = run.Floats(data.scales);
   args.index = run.Floats(index.words);
   if (c.most_weight != 0) args.weights = run.Floats(WeightsOfLists(place.n_lists));
@@ -423,7 +425,7 @@ Result<std::string> CheckProjectKeys(Device& device, KvType type) {
     stored.resize(values.size() / 2);
     std::memcpy(stored.data(), halves.data(), kv.size_bytes());
   }
-  const std::vector<float> side = RandomFloats(size_t{kDims} * kRank, 21);
+  const std::vector<float> side = RoundedToHalf(RandomFloats(size_t{kDims} * kRank, 21));
   const std::vector<float> bias = RandomFloats(kRank, 22);
   std::vector<double> expected;
   for (uint32_t i = 0; i < kTokens * kRank; ++i) {
@@ -436,8 +438,12 @@ Result<std::string> CheckProjectKeys(Device& device, KvType type) {
   }
   Buffer* out = run.Poisoned(expected.size());
   const Buffer* buffer = run.Floats(stored);
-  const IndexSides sides{
-      .query_side = nullptr, .key_side = run.Floats(side), .bias = run.Floats(bias), .scales = nullptr};
+  const bool are_halves = kv.type == KvType::kF16;
+  const IndexSides sides{.are_halves = are_halves,
+                         .query_side = nullptr,
+                         .key_side = are_halves ? run.Halves(side) : run.Floats(side),
+                         .bias = run.Floats(bias),
+                         .scales = nullptr};
   run.Run(
       [&](CommandList& list) { return list.ProjectKeys(*buffer, kv, kFirst, kTokens, sides, kRank, out); });
   return run.Compare(expected, out, 1e-4);

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <limits>
 
+#include "platform/base/units.h"
+#include "runtime/device/self_test_data.h"
+
 namespace kvrun {
 
 template <typename T>
@@ -20,7 +23,13 @@ T* SelfTestRun::Keep(Result<std::unique_ptr<T>> made, std::vector<std::unique_pt
 }
 
 Buffer* SelfTestRun::Floats(std::span<const float> values) {
-  return Keep(device_.CreateConstants(values, "self-test"), buffers_);
+  return Keep(device_.CreateConstants(std::as_bytes(values), "self-test"), buffers_);
+}
+
+Buffer* SelfTestRun::Halves(std::span<const float> values) {
+  std::vector<uint16_t> halves = ToHalves(values);
+  halves.resize(RoundUp(halves.size(), size_t{2}));  // whole words
+  return Keep(device_.CreateConstants(std::as_bytes(std::span(halves)), "self-test"), buffers_);
 }
 
 Buffer* SelfTestRun::Poisoned(size_t count) {

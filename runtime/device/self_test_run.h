@@ -20,7 +20,8 @@ class SelfTestRun {
 
   // Buffers live as long as the run; null after an error, which Compare reports.
   Buffer* Floats(std::span<const float> values);
-  Buffer* Poisoned(size_t count);  // NaNs: what a kernel leaves out shows
+  Buffer* Halves(std::span<const float> values);  // that f16 holds
+  Buffer* Poisoned(size_t count);                 // NaNs: what a kernel leaves out shows
   Buffer* Step(std::span<const StepToken> tokens, uint32_t most_chosen = 0);
   const Matrix* Weights(TensorType type, uint32_t n_rows, uint32_t n_cols, std::span<const std::byte> data);
   Buffer* Zeros(uint64_t size_bytes);

@@ -106,7 +106,7 @@ class WeightLoader {
       KVRUN_RETURN_IF_ERROR(Loaded(*tensor));
     }
     if (!is_there) return std::unique_ptr<Buffer>();
-    return device_.CreateConstants(values, "weights");
+    return device_.CreateConstants(std::as_bytes(std::span(values)), "weights");
   }
 
   Status Loaded(const GgufTensor& tensor) {

@@ -13,8 +13,10 @@
 #include <Eigen/Eigenvalues>
 
 #include "platform/base/check.h"
+#include "runtime/device/encode_rows.h"
 #include "runtime/kv/dense_products.h"
 #include "runtime/kv/leading_axes.h"
+#include "runtime/model/half_float.h"
 
 namespace kvrun {
 namespace {
@@ -400,6 +402,25 @@ Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uin
 Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank,
                                     uint32_t most_threads) {
   return Compute(kind, sums, rank, most_threads);
+}
+
+void RoundToHalves(LayerAdapter& adapter) {
+  const size_t rank = adapter.rank;
+  const auto largest = [rank](const std::vector<float>& side, size_t column) {
+    float most = 0.0F;
+    for (size_t i = column; i < side.size(); i += rank) most = std::max(most, std::abs(side[i]));
+    return most;
+  };
+  for (size_t column = 0; column < rank; ++column) {
+    const float of_keys = largest(adapter.key_side, column);
+    const float of_queries = largest(adapter.query_side, column);
+    const bool has_both = of_keys > 0.0F && of_queries > 0.0F;
+    const int power = has_both ? (std::ilogb(of_queries) - std::ilogb(of_keys)) / 2 : 0;
+    for (size_t i = column; i < adapter.key_side.size(); i += rank) {
+      adapter.key_side[i] = HalfToFloat(ToFiniteHalf(std::ldexp(adapter.key_side[i], power)));
+      adapter.query_side[i] = HalfToFloat(ToFiniteHalf(std::ldexp(adapter.query_side[i], -power)));
+    }
+  }
 }
 
 void AddKeys(std::span<const float> keys, uint32_t key_dim, std::span<float> sums) {

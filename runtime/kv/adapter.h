@@ -62,6 +62,9 @@ Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const LayerSums& sums, uin
                                     uint32_t most_threads = 1);
 Result<LayerAdapter> ComputeAdapter(AdapterKind kind, const PreciseLayerSums& sums, uint32_t rank,
                                     uint32_t most_threads = 1);
+// As an index keeps it: both sides are what f16 holds. Columns are scaled by powers of two first, so that the
+// largest numbers of both sides are alike.
+void RoundToHalves(LayerAdapter& adapter);
 // As many threads as are worth it, at most.
 inline constexpr uint32_t kMostAdapterThreads = 4;
 // On the host, for keys that are not on the device any more. `keys`: float [n, key_dim].

@@ -34,9 +34,9 @@ Status ClusterIndex::CreateBuffers() {
   }
   std::vector<float> side(size_t{head_dim() + 1} * rank());
   FillAttentionSide(head_dim(), side);
-  KVRUN_ASSIGN_OR_RETURN(attention_side_, device_.CreateConstants(side, "kv"));
+  KVRUN_ASSIGN_OR_RETURN(attention_side_, device_.CreateConstants(std::as_bytes(std::span(side)), "kv"));
   FillNearestSide(head_dim(), side);
-  KVRUN_ASSIGN_OR_RETURN(nearest_side_, device_.CreateConstants(side, "kv"));
+  KVRUN_ASSIGN_OR_RETURN(nearest_side_, device_.CreateConstants(std::as_bytes(std::span(side)), "kv"));
   KVRUN_ASSIGN_OR_RETURN(step_, make(sizeof(StepParams), BufferUse::kUpload));
   KVRUN_ASSIGN_OR_RETURN(angles_, make(n_streams * head_dim() * sizeof(float), BufferUse::kUpload));
   return Status::Ok();

@@ -40,6 +40,22 @@ uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
   return input.model.n_layers * (plan.index.size_bytes() + scales);
 }
 
+// Both sides of an adapter, in numbers of so many bytes.
+uint64_t SideBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t number_bytes) {
+  return 2 * KvDim(input.model) * plan.index.rank * number_bytes;
+}
+
+// And the mean key's projection.
+uint64_t AdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return SideBytes(input, plan, sizeof(uint16_t)) + plan.index.rank * sizeof(float);
+}
+
+// Of each layer; or of one for all, where keys are taken as they are.
+uint64_t AllAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
+  if (plan.method.has_adapters()) return input.model.n_layers * AdapterBytes(input, plan);
+  return plan.method.index == KvIndexKind::kExactKeys ? AdapterBytes(input, plan) : 0;
+}
+
 uint64_t SlotBytes(const KvPlan& plan, uint32_t n_slots) {
   return plan.n_streams * plan.slot_record.size_bytes() * n_slots;
 }
@@ -182,8 +198,9 @@ uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (plan.method.evicts()) return KeptPromptBytes(input, plan);
   const uint64_t statics = StaticPromptBytes(input, plan);
   if (!input.computes_adapter) return statics;
-  return std::max(statics, AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads, input.model.head_dim,
-                                            plan.index.rank));
+  return std::max(statics, SideBytes(input, plan, sizeof(float)) +
+                               AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads,
+                                                input.model.head_dim, plan.index.rank));
 }
 
 // While a layer is computed: earlier entries that are read for it. Gone when its adapter is computed.
@@ -227,6 +244,7 @@ void SizeParts(const KvSizeInput& input, KvPlan& plan) {
     if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});
   };
   add("index", IndexBytes(input, plan));
+  add("adapters", AllAdapterBytes(input, plan));
   // Slots and pool are made when prefill is over.
   add("slots", OwnSlotBytes(input, plan), false);
   add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);

@@ -7,8 +7,11 @@
 #include <utility>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
+#include "runtime/device/encode_rows.h"
 #include "runtime/kv/host_buffer.h"
 #include "runtime/kv/index_rows.h"
+#include "runtime/model/half_float.h"
 
 namespace kvrun {
 namespace {
@@ -29,12 +32,19 @@ std::vector<float> RandomValues(size_t n, float scale, Random& random) {
 }
 
 // Constants of an adapter that the host reads as well.
-Result<std::unique_ptr<Buffer>> CreateShared(Device& device, std::span<const float> values) {
+Result<std::unique_ptr<Buffer>> CreateShared(Device& device, std::span<const std::byte> bytes) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
-                         device.CreateBuffer(values.size_bytes(), BufferUse::kShared, "adapters"));
-  std::memcpy(buffer->host().data(), values.data(), values.size_bytes());
+                         device.CreateBuffer(bytes.size(), BufferUse::kShared, "kv"));
+  std::memcpy(buffer->host().data(), bytes.data(), bytes.size());
   KVRUN_RETURN_IF_ERROR(FlushAll(*buffer));
   return buffer;
+}
+
+// In whole words, as kernels read them.
+std::vector<uint16_t> HalvesOf(std::span<const float> side) {
+  std::vector<uint16_t> halves(RoundUp(side.size(), size_t{2}));
+  std::transform(side.begin(), side.end(), halves.begin(), ToFiniteHalf);
+  return halves;
 }
 
 }  // namespace
@@ -68,13 +78,17 @@ Status LowRankIndex::NoteKeys(uint32_t layer_index, uint32_t sequence, uint32_t 
                               std::span<const float> keys) {
   Layer& layer = layers_[layer_index];
   const size_t rank = plan_.index.rank;
-  for (size_t entry = 0; entry < plan_.record.group_tokens; ++entry) {
-    const std::span<float> row = std::span(projected_).subspan(entry * rank, rank);
-    for (size_t c = 0; c < rank; ++c) row[c] = -layer.bias_values[c];
-    for (size_t i = 0; i < key_dim(); ++i) {
+  const size_t n_entries = plan_.record.group_tokens;
+  for (size_t entry = 0; entry < n_entries; ++entry) {
+    for (size_t c = 0; c < rank; ++c) projected_[entry * rank + c] = -layer.bias_values[c];
+  }
+  for (size_t i = 0; i < key_dim(); ++i) {
+    std::transform(layer.key_side_values.begin() + i * rank, layer.key_side_values.begin() + (i + 1) * rank,
+                   side_row_.begin(), FiniteHalfToFloat);
+    for (size_t entry = 0; entry < n_entries; ++entry) {
       const float value = keys[entry * key_dim() + i];
-      const float* const side = layer.key_side_values.data() + i * rank;
-      for (size_t c = 0; c < rank; ++c) row[c] += value * side[c];
+      float* const row = projected_.data() + entry * rank;
+      for (size_t c = 0; c < rank; ++c) row[c] += value * side_row_[c];
     }
   }
   PackIndexRows(plan_.index, group * plan_.record.group_tokens, projected_, ScalesOf(layer, sequence),
@@ -95,14 +109,18 @@ Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapte
     }
     bias[c] = static_cast<float>(sum);
   }
-  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, adapter.key_side));
-  KVRUN_ASSIGN_OR_RETURN(layer.query_side, device_.CreateConstants(adapter.query_side, "adapters"));
-  KVRUN_ASSIGN_OR_RETURN(layer.bias, CreateShared(device_, bias));
-  layer.sides = {.query_side = layer.query_side.get(),
+  const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
+  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, bytes(HalvesOf(adapter.key_side))));
+  KVRUN_ASSIGN_OR_RETURN(layer.query_side,
+                         device_.CreateConstants(bytes(HalvesOf(adapter.query_side)), "kv"));
+  KVRUN_ASSIGN_OR_RETURN(layer.bias, CreateShared(device_, bytes(bias)));
+  layer.sides = {.are_halves = true,
+                 .query_side = layer.query_side.get(),
                  .key_side = layer.key_side.get(),
                  .bias = layer.bias.get(),
                  .scales = layer.scales.get()};
-  layer.key_side_values = Floats(*layer.key_side);
+  layer.key_side_values = {reinterpret_cast<const uint16_t*>(layer.key_side->host().data()),
+                           adapter.key_side.size()};
   layer.bias_values = Floats(*layer.bias);
   return Status::Ok();
 }
@@ -132,6 +150,7 @@ Status LowRankIndex::PrepareBlank(uint32_t layer) {
 Status LowRankIndex::Learn(uint32_t layer, const LayerSums& sums) {
   KVRUN_ASSIGN_OR_RETURN(learned_,
                          ComputeAdapter(plan_.adapter_kind, sums, plan_.index.rank, ThreadsBeside(device_)));
+  RoundToHalves(*learned_);
   if (plan_.index.type == KvType::kInt4) {
     learned_scales_.emplace(plan_.index.rank);
     learned_scales_->AddMeanSquares(MeanSquaresOfColumns(*learned_, sums), sums.n_keys);
@@ -269,7 +288,8 @@ Status LowRankIndex::IndexOthers(uint32_t layer, uint32_t sequence, const LayerA
 
 Status LowRankIndex::LearnFromStored(uint32_t sequence, StoredKeys& stored) {
   for (uint32_t i = 0; i < layers_.size(); ++i) {
-    KVRUN_ASSIGN_OR_RETURN(const LayerAdapter adapter, ComputeFromStored(i, sequence, stored));
+    KVRUN_ASSIGN_OR_RETURN(LayerAdapter adapter, ComputeFromStored(i, sequence, stored));
+    RoundToHalves(adapter);
     KVRUN_RETURN_IF_ERROR(SetAdapter(i, adapter));
     KVRUN_RETURN_IF_ERROR(IndexStored(i, sequence, adapter, {}, stored));
     KVRUN_RETURN_IF_ERROR(IndexOthers(i, sequence, adapter, stored));

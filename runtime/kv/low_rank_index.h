@@ -60,16 +60,17 @@ class LowRankIndex final : public KvIndex {
     std::unique_ptr<Buffer> query_side;
     std::unique_ptr<Buffer> bias;  // kShared
     IndexSides sides;
-    std::span<const float> key_side_values;  // float [key_dim, rank]: the layer's own, or what all share
-    std::span<const float> bias_values;      // float [rank]
-    std::vector<TakenOut> taken_out;         // of each sequence
+    std::span<const uint16_t> key_side_values;  // f16 [key_dim, rank]: the layer's own, or what all share
+    std::span<const float> bias_values;         // float [rank]
+    std::vector<TakenOut> taken_out;            // of each sequence
   };
 
   LowRankIndex(Device& device, const KvPlan& plan, uint32_t n_layers)
       : device_(device),
         plan_(plan),
         layers_(n_layers),
-        projected_(size_t{plan.record.group_tokens} * plan.index.rank) {}
+        projected_(size_t{plan.record.group_tokens} * plan.index.rank),
+        side_row_(plan.index.rank) {}
 
   Status CreateBuffers();
   // From projected keys of a sequence: the index's column scales, sinks left out. Only where rows are
@@ -98,6 +99,7 @@ class LowRankIndex final : public KvIndex {
   const KvPlan& plan_;
   std::vector<Layer> layers_;
   std::vector<float> projected_;  // of NoteKeys
+  std::vector<float> side_row_;   // of NoteKeys: [rank]
   // Of the layer that is prefilled, until its rows are there: the adapter, and what the prompt's keys say of
   // int4 rows' scales.
   std::optional<LayerAdapter> learned_;

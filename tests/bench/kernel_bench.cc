@@ -81,7 +81,8 @@ class Bench {
   }
 
   std::unique_ptr<Buffer> RandomBuffer(uint64_t floats) {
-    return OrDie(device_->CreateConstants(RandomFloats(floats, 1), "bench"));
+    const std::vector<float> values = RandomFloats(floats, 1);
+    return OrDie(device_->CreateConstants(std::as_bytes(std::span(values)), "bench"));
   }
 
   std::unique_ptr<Matrix> NewMatrix(TensorType type, uint32_t rows, uint32_t cols) {
@@ -224,7 +225,8 @@ class Bench {
     const uint32_t n_chosen = n_entries / 13 / kGroupTokens;
     const auto query = RandomBuffer(uint64_t{heads.n_heads} * heads.head_dim);
     const auto angles = RandomBuffer(heads.head_dim);
-    const auto side = RandomBuffer(uint64_t{heads.n_kv_heads} * heads.head_dim * heads.rank);
+    const auto halves = ToHalves(RandomFloats(size_t{heads.n_kv_heads} * heads.head_dim * heads.rank, 1));
+    const auto side = OrDie(device_->CreateConstants(std::as_bytes(std::span(halves)), "bench"));
     const auto scales = RandomBuffer(heads.rank);
     const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));
     reinterpret_cast<StepParams*>(step->host().data())->tokens[0] = {0, n_entries + kWindow - 1, 0, 0};
@@ -237,7 +239,7 @@ class Bench {
                       .n_tokens = 1,
                       .angles = angles.get(),
                       .rotary_dim = heads.head_dim};
-    args.sides = {.query_side = side.get(), .scales = scales.get()};
+    args.sides = {.are_halves = true, .query_side = side.get(), .scales = scales.get()};
     args.index_shape = {
         .type = type, .rank = heads.rank, .group_tokens = kGroupTokens, .n_groups = n_entries / kGroupTokens};
     args.window_tokens = kWindow;

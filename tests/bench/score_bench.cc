@@ -47,7 +47,9 @@ class ScoreBench {
   void Run(const Shape& shape, uint32_t n_entries) {
     const auto query = Floats(size_t{shape.n_heads} * shape.head_dim, 1.0F);
     const auto angles = Floats(shape.head_dim, 1.0F);
-    const auto side = Floats(size_t{shape.n_kv_heads} * shape.head_dim * shape.rank, 1.0F);
+    const auto halves = ToHalves(RandomFloats(size_t{shape.n_kv_heads} * shape.head_dim * shape.rank, 1));
+    const auto side = NewBuffer(halves.size() * sizeof(uint16_t));
+    std::memcpy(side->host().data(), halves.data(), halves.size() * sizeof(uint16_t));
     const auto scales = Floats(shape.rank, 0.02F);
     const auto step = NewBuffer(sizeof(StepParams));
     reinterpret_cast<StepParams*>(step->host().data())->tokens[0] = {0, n_entries - 1, 0, 0};
@@ -59,7 +61,7 @@ class ScoreBench {
                       .n_tokens = 1,
                       .angles = angles.get(),
                       .rotary_dim = shape.head_dim};
-    args.sides = {.query_side = side.get(), .scales = scales.get()};
+    args.sides = {.are_halves = true, .query_side = side.get(), .scales = scales.get()};
     args.index_shape = {KvType::kInt4, shape.rank, kGroupTokens, n_entries / kGroupTokens, 1};
     args.group_score = GroupScore::kMass;
     args.window_tokens = 64;

@@ -25,7 +25,8 @@ INSTANTIATE_TEST_SUITE_P(Modes, IndexUpkeepTest,
                                                       DeviceMode::kGpu, DeviceMode::kGpuFloor})),
                          ModeName);
 
-void CheckProject(Device& device, const KvShape& kv, uint32_t first_token, uint32_t n_tokens, uint32_t rank) {
+void CheckProject(Device& device, const KvShape& kv, uint32_t first_token, uint32_t n_tokens, uint32_t rank,
+                  bool are_halves) {
   SelfTestRun run(device);
   const uint32_t n_dims = kv.n_kv_heads * kv.head_dim;
   std::vector<float> values = RandomFloats(kv.size_bytes() / KvElementBytes(kv.type), 41);
@@ -45,26 +46,30 @@ void CheckProject(Device& device, const KvShape& kv, uint32_t first_token, uint3
                   values.begin() + static_cast<std::ptrdiff_t>(begin + kv.head_dim));
     }
   }
-  const std::vector<float> key_side = RandomFloats(size_t{n_dims} * rank, 42);
+  const std::vector<float> key_side = RoundedToHalf(RandomFloats(size_t{n_dims} * rank, 42));
   const std::vector<float> bias = RandomFloats(rank, 43);
   const std::vector<double> expected = ProjectReference(keys, n_dims, key_side, bias);
   Buffer* out = PoisonedBuffer(run, Untouched(expected.size()));
   const Buffer* buffer = run.Floats(stored);
-  const IndexSides sides{.key_side = run.Floats(key_side), .bias = run.Floats(bias)};
+  const IndexSides sides{.are_halves = are_halves,
+                         .key_side = are_halves ? run.Halves(key_side) : run.Floats(key_side),
+                         .bias = run.Floats(bias)};
   run.Run([&](CommandList& list) {
     return list.ProjectKeys(*buffer, kv, first_token, n_tokens, sides, rank, out);
   });
   EXPECT_TRUE(IsClose(run, out, expected, ProjectTolerance(keys, n_dims, 1.0)))
-      << n_tokens << " tokens, rank " << rank << ", " << n_dims << " dimensions";
+      << n_tokens << " tokens, rank " << rank << ", " << n_dims << " dimensions, "
+      << (are_halves ? "f16" : "f32");
 }
 
 TEST_P(IndexUpkeepTest, ProjectsKeys) {
   for (Device* device : devices_) {
     for (const KvType type : {KvType::kF16, KvType::kF32}) {
       for (const uint32_t rank : kRanks) {
-        CheckProject(*device, {type, 1, 3, 64, 130}, 0, 130, rank);
-        CheckProject(*device, {type, 1, 2, 10, 50}, 7, 33, rank);
-        CheckProject(*device, {type, 1, 1, 80, 9}, 8, 1, rank);
+        CheckProject(*device, {type, 1, 3, 64, 130}, 0, 130, rank, type == KvType::kF16);
+        CheckProject(*device, {type, 1, 2, 10, 50}, 7, 33, rank, type == KvType::kF32);
+        CheckProject(*device, {type, 1, 1, 80, 9}, 8, 1, rank, true);
+        CheckProject(*device, {type, 1, 1, 80, 9}, 0, 8, rank, false);
       }
     }
   }

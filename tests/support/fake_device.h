@@ -26,7 +26,7 @@ class FakeDevice : public Device {
   Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t, BufferUse, std::string_view) override {
     return None();
   }
-  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float>, std::string_view) override {
+  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const std::byte>, std::string_view) override {
     return None();
   }
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType, uint32_t, std::span<const MatrixSource>) override {

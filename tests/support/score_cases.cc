@@ -337,7 +337,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
     : query(RandomFloats(c.tokens.size() * c.n_heads * c.head_dim, 22)),
       angles(RandomFloats(c.tokens.size() * c.rotary_dim(), 23)),
       norms(RandomFloats(size_t{2} * c.head_dim, 24)),
-      query_side(RandomFloats(c.query_side_rows() * c.index.rank, 25)),
+      query_side(RoundedToHalf(RandomFloats(c.query_side_rows() * c.index.rank, 25))),
       scales(RandomFloats(size_t{c.index.n_sequences} * c.index.rank, 26)),
       index(RandomIndex(c)),
       weights(RandomWeights(c)) {
@@ -372,7 +372,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
                         .norm_epsilon = 1e-5F,
                         .rotary_dim = c.rotary_dim(),
                         .rope_halves = c.halves},
-          .sides = {.query_side = run.Floats(query_side), .scales = run.Floats(scales)},
+          .sides = {.scales = run.Floats(scales)},
           .index = run.Floats(WordsAsFloats(index)),
           .index_shape = c.index,
           .reduction = c.reduction,
@@ -388,7 +388,9 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
           .first_columns = c.first_columns,
           .scratch = nullptr,
           .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * c.choice_list().words()))};
-  if (c.query_form == QueryForm::kSigned) args.sides.query_side = nullptr;
+  args.sides.are_halves = c.query_form == QueryForm::kProjected;
+  if (c.query_form == QueryForm::kProjected) args.sides.query_side = run.Halves(query_side);
+  if (c.query_form == QueryForm::kAffine) args.sides.query_side = run.Floats(query_side);
   if (c.most_weight != 0) args.weights = run.Floats(WordsAsFloats(weights));
   args.most_weight = c.most_weight;
   args.per_weight = c.per_weight;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "platform/io/replace_file.h"
+#include "runtime/device/self_test_data.h"
 #include "runtime/kv/adapter.h"
 #include "runtime/model/gguf.h"
 #include "tests/support/gguf_builder.h"
@@ -31,11 +32,6 @@ constexpr uint32_t kLayers = 3;
 constexpr uint32_t kKeyDim = 10;
 constexpr uint32_t kRank = 4;
 constexpr char kFingerprint[] = "0123456789abcdef0123456789abcdef";
-
-std::vector<float> RoundedToHalf(std::vector<float> values) {
-  for (float& value : values) value = HalfToFloat(FloatToHalf(value));
-  return values;
-}
 
 // Values that f16 holds, so that what is read equals what was written.
 Adapter MakeAdapter(AdapterKind kind) {

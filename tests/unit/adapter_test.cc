@@ -13,6 +13,9 @@
 #include <Eigen/QR>
 #include <Eigen/SVD>
 
+#include "runtime/device/self_test_data.h"
+#include "runtime/model/half_float.h"
+
 namespace kvrun {
 namespace {
 
@@ -125,6 +128,55 @@ Reference Decompose(AdapterKind kind, const Sample& sample) {
   reference.axes = svd.matrixV();
   reference.eigenvalues = svd.singularValues().cwiseAbs2();
   return reference;
+}
+
+std::vector<float> Scaled(std::vector<float> values, float factor) {
+  for (float& value : values) value *= factor;
+  return values;
+}
+
+// Sides of very different sizes: what they give together stays as it was, and both are near 1.
+TEST(Adapter, HalvesOfSidesThatDifferALot) {
+  constexpr uint32_t kDim = 12;
+  constexpr uint32_t kRank = 3;
+  LayerAdapter adapter{.key_dim = kDim,
+                       .rank = kRank,
+                       .key_side = Scaled(RandomFloats(kDim * kRank, 5), 1e6F),
+                       .query_side = Scaled(RandomFloats(kDim * kRank, 6), 1e-6F),
+                       .mean = std::vector<float>(kDim),
+                       .energy = {}};
+  for (size_t i = 0; i < kDim; ++i)
+    adapter.key_side[i * kRank + 2] = adapter.query_side[i * kRank + 2] = 0.0F;
+  const LayerAdapter before = adapter;
+  RoundToHalves(adapter);
+  for (size_t c = 0; c < kRank; ++c) {
+    for (size_t i = 0; i < kDim; ++i) {
+      const float key = adapter.key_side[i * kRank + c];
+      const float query = adapter.query_side[i * kRank + c];
+      EXPECT_EQ(key, HalfToFloat(FloatToHalf(key)));
+      EXPECT_EQ(query, HalfToFloat(FloatToHalf(query)));
+      EXPECT_LE(std::abs(key), 4.0F);
+      EXPECT_LE(std::abs(query), 4.0F);
+      const float product = before.key_side[i * kRank + c] * before.query_side[i * kRank + c];
+      EXPECT_NEAR(key * query, product, 1e-3F * std::abs(product) + 1e-7F) << c << ", " << i;
+    }
+  }
+}
+
+// Sides that are alike stay alike, and halves stay what they are.
+TEST(Adapter, HalvesAreRoundedOnce) {
+  LayerAdapter adapter{.key_dim = 2,
+                       .rank = 1,
+                       .key_side = {0.333F, 70000.0F},
+                       .query_side = {0.333F, 70000.0F},
+                       .mean = {0.0F, 0.0F},
+                       .energy = {}};
+  RoundToHalves(adapter);
+  EXPECT_EQ(adapter.key_side, (std::vector<float>{HalfToFloat(FloatToHalf(0.333F)), 65504.0F}));
+  EXPECT_EQ(adapter.query_side, adapter.key_side);
+  const std::vector<float> once = adapter.key_side;
+  RoundToHalves(adapter);
+  EXPECT_EQ(adapter.key_side, once);
 }
 
 constexpr AdapterKind kHeadKinds[] = {AdapterKind::kHeads, AdapterKind::kSkewed};

@@ -39,7 +39,7 @@ class IndexKeys : public ::testing::Test {
   LayerAdapter NewAdapter(uint32_t rank) {
     return {.key_dim = kKeyDim,
             .rank = rank,
-            .key_side = RandomFloats(size_t{kKeyDim} * rank, 61),
+            .key_side = RoundedToHalf(RandomFloats(size_t{kKeyDim} * rank, 61)),
             .query_side = std::vector<float>(size_t{kKeyDim} * rank),
             .mean = std::vector<float>(kKeyDim, 0.5F),
             .energy = {}};
@@ -197,7 +197,8 @@ class IndexLearns : public IndexKeys {
 TEST_F(IndexLearns, ScalesAreThoseOfProjectedKeys) {
   for (const KvType type : {KvType::kInt4, KvType::kInt8}) {
     const auto index = NewIndex(type, kRank, 4);
-    const LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter_kind, sums(), kRank));
+    LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter_kind, sums(), kRank));
+    RoundToHalves(adapter);
     RunOrDie(index->Learn(0, sums()));
     KnownKeys keys(adapter, keys_);
     NoKeys none;

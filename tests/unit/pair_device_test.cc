@@ -293,7 +293,8 @@ TEST_F(PairDeviceTest, AListIsWhollyOneDevices) {
 // after, and only of what was written.
 TEST_F(PairDeviceTest, CachesAreFlushedAndInvalidatedOnlyAtASwitch) {
   const auto x = NewBuffer("x", 256, BufferUse::kUpload);
-  const auto weight = OrDie(device_->CreateConstants(std::vector<float>{2, 2, 2, 2}, "weight"));
+  const std::vector<float> twos(4, 2.0F);
+  const auto weight = OrDie(device_->CreateConstants(std::as_bytes(std::span(twos)), "weight"));
   const auto a = NewBuffer("a", 256);
   const auto b = NewBuffer("b", 256);
   EXPECT_EQ(TakeLog(), Log{"flush weight"});

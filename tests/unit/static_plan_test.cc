@@ -86,7 +86,7 @@ TEST(StaticPlan, ABudgetAloneMakesOneOfKvswap) {
   }
   // One that was asked for and finds no room is left out, too: it would leave no entries.
   const std::string tight =
-      "kvswap --kv-budget 5460000 --kv-type int4 --kv-rank 12 --kv-window 32 --kv-static ";
+      "kvswap --kv-budget 5737000 --kv-type int4 --kv-rank 12 --kv-window 32 --kv-static ";
   const KvPlan left_out = PlanOf(tight + "0.25", 10240);
   EXPECT_EQ(left_out.n_chosen, PlanOf(tight + "0", 10240).n_chosen);
   EXPECT_GT(left_out.n_chosen, 60U);

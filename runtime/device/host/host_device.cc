@@ -135,11 +135,11 @@ Result<std::unique_ptr<Buffer>> HostDevice::CreateBuffer(uint64_t size_bytes, Bu
   return std::unique_ptr<Buffer>(new HostBuffer(std::move(memory), size_bytes, use));
 }
 
-Result<std::unique_ptr<Buffer>> HostDevice::CreateConstants(std::span<const float> values,
+Result<std::unique_ptr<Buffer>> HostDevice::CreateConstants(std::span<const std::byte> bytes,
                                                             std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
-                         CreateBuffer(values.size_bytes(), BufferUse::kDevice, part));
-  std::copy(values.begin(), values.end(), Data<float>(buffer.get()));
+                         CreateBuffer(bytes.size(), BufferUse::kDevice, part));
+  std::memcpy(Data<std::byte>(buffer.get()), bytes.data(), bytes.size());
   return buffer;
 }
 

@@ -124,7 +124,7 @@ class HostDevice : public Device {
   }
   Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
                                                std::string_view part) override;
-  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
+  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const std::byte> bytes,
                                                   std::string_view part) override;
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                std::span<const MatrixSource> sources) override;

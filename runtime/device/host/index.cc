@@ -15,14 +15,21 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
-void ProjectRows(const float* rows, size_t row_stride, size_t n_rows, size_t n_dims, const float* side,
-                 size_t rank, float* out) {
-  AddProjections(rows, row_stride, n_rows, n_dims, side, rank, out);
+// With the side's rows from `first_dim` on.
+void ProjectRows(const float* rows, size_t row_stride, size_t n_rows, size_t n_dims, const IndexSides& sides,
+                 size_t first_dim, size_t rank, float* out) {
+  const size_t begin = first_dim * rank;
+  if (sides.are_halves) {
+    const auto* const side = Data<hwy::float16_t>(sides.key_side) + begin;
+    AddProjections(rows, row_stride, n_rows, n_dims, side, rank, out);
+  } else {
+    AddProjections(rows, row_stride, n_rows, n_dims, Data<float>(sides.key_side) + begin, rank, out);
+  }
 }
 
 // As ProjectRows, of halves that lie side by side. `floats` holds n_rows * n_dims and a vector more.
-void ProjectHalves(const uint16_t* rows, size_t n_rows, size_t n_dims, const float* side, size_t rank,
-                   float* floats, float* out) {
+void ProjectHalves(const uint16_t* rows, size_t n_rows, size_t n_dims, const IndexSides& sides,
+                   size_t first_dim, size_t rank, float* floats, float* out) {
   const hn::ScalableTag<float> d;
   const hn::Rebind<hwy::float16_t, decltype(d)> dh;
   const auto* halves = reinterpret_cast<const hwy::float16_t*>(rows);
@@ -30,7 +37,7 @@ void ProjectHalves(const uint16_t* rows, size_t n_rows, size_t n_dims, const flo
   for (size_t i = 0; i < n_rows * n_dims; i += hn::Lanes(d)) {
     hn::StoreU(FromHalves(d, hn::LoadU(dh, halves + i)), d, floats + i);
   }
-  AddProjections(floats, n_dims, n_rows, n_dims, side, rank, out);
+  ProjectRows(floats, n_dims, n_rows, n_dims, sides, first_dim, rank, out);
 }
 
 }  // namespace
@@ -72,11 +79,12 @@ void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, ui
       StartRows(Data<float>(sides.bias), n, rank, to);
       for (size_t head = 0; head < kv_shape.n_kv_heads; ++head) {
         const size_t at = (head * 2 * kv_shape.n_ctx + first_token + begin) * head_dim;
-        const float* const side = Data<float>(sides.key_side) + head * head_dim * rank;
         if (kv_shape.type == KvType::kF16) {
-          HWY_DYNAMIC_DISPATCH(ProjectHalves)(Data<uint16_t>(&kv) + at, n, head_dim, side, rank, floats, to);
+          HWY_DYNAMIC_DISPATCH(ProjectHalves)
+          (Data<uint16_t>(&kv) + at, n, head_dim, sides, head * head_dim, rank, floats, to);
         } else {
-          HWY_DYNAMIC_DISPATCH(ProjectRows)(Data<float>(&kv) + at, head_dim, n, head_dim, side, rank, to);
+          HWY_DYNAMIC_DISPATCH(ProjectRows)
+          (Data<float>(&kv) + at, head_dim, n, head_dim, sides, head * head_dim, rank, to);
         }
       }
     }

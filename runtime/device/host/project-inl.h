@@ -16,10 +16,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 
+// The first n, or as many as there are lanes; what is read may be a whole vector.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadSide(D d, const float* from, size_t n) {
+  return LoadFirst(d, from, n);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadSide(D d, const hwy::float16_t* from, size_t n) {
+  const auto all = FromHalves(d, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), from));
+  return n >= hn::Lanes(d) ? all : hn::IfThenElseZero(hn::FirstN(d, n), all);
+}
+
 // out[r, column] += sum over i < n_dims of rows[r * row_stride + i] * side[i * rank + column], of n_rows
-// rows.
+// rows. Number: float, or hwy::float16_t.
+template <class Number>
 HWY_INLINE void AddProjections(const float* rows, size_t row_stride, size_t n_rows, size_t n_dims,
-                               const float* side, size_t rank, float* out) {
+                               const Number* side, size_t rank, float* out) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   for (size_t row = 0; row < n_rows; row += 4) {
@@ -36,7 +48,7 @@ HWY_INLINE void AddProjections(const float* rows, size_t row_stride, size_t n_ro
       auto sum_c = hn::Zero(d);
       auto sum_e = hn::Zero(d);
       for (size_t i = 0; i < n_dims; ++i) {
-        const auto v = LoadFirst(d, side + i * rank + column, n);
+        const auto v = LoadSide(d, side + i * rank + column, n);
         sum_a = hn::MulAdd(hn::Set(d, a[i]), v, sum_a);
         sum_b = hn::MulAdd(hn::Set(d, b[i]), v, sum_b);
         sum_c = hn::MulAdd(hn::Set(d, c[i]), v, sum_c);

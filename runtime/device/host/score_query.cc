@@ -9,6 +9,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "platform/base/check.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/project-inl.h"
 #include "runtime/device/host/score.h"
@@ -18,14 +19,14 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
-// z of one KV head's rows (with sums: of all heads), added to. `own` holds heads that are added up.
-void ProjectHeads(const ScoreArgs& args, const float* query, uint32_t kv_head, uint32_t rows_of_head,
-                  float* sum, float* z) {
+template <class Number>
+void ProjectHeadsBy(const Number* query_side, const ScoreArgs& args, const float* query, uint32_t kv_head,
+                    uint32_t rows_of_head, float* sum, float* z) {
   const size_t head_dim = args.attention.kv_shape.head_dim;
   const size_t rank = args.index_shape.rank;
   const size_t group = args.attention.n_heads / args.attention.kv_shape.n_kv_heads;
   const float* heads = query + kv_head * group * head_dim;
-  const float* const side = Data<float>(args.sides.query_side) + kv_head * head_dim * rank;
+  const Number* const side = query_side + kv_head * head_dim * rank;
   if (rows_of_head == group) {
     AddProjections(heads, head_dim, group, head_dim, side, rank, z);
     return;
@@ -35,6 +36,17 @@ void ProjectHeads(const ScoreArgs& args, const float* query, uint32_t kv_head, u
     for (size_t i = 0; i < head_dim; ++i) sum[i] += heads[h * head_dim + i];
   }
   AddProjections(sum, head_dim, 1, head_dim, side, rank, z);
+}
+
+// z of one KV head's rows (with sums: of all heads), added to. `sum` holds heads that are added up.
+void ProjectHeads(const ScoreArgs& args, const float* query, uint32_t kv_head, uint32_t rows_of_head,
+                  float* sum, float* z) {
+  const Buffer* const side = args.sides.query_side;
+  if (args.sides.are_halves) {
+    ProjectHeadsBy(Data<hwy::float16_t>(side), args, query, kv_head, rows_of_head, sum, z);
+  } else {
+    ProjectHeadsBy(Data<float>(side), args, query, kv_head, rows_of_head, sum, z);
+  }
 }
 
 }  // namespace
@@ -106,6 +118,7 @@ void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
   float* const z = Data<float>(args.scratch) + (token * layout.n_rows + first_kv_head * rows_of_head) * rank;
   const size_t n_z = std::max(1U, rows_of_head * n_kv_heads) * rank;
   if (args.query_form == QueryForm::kAffine) {
+    KVRUN_CHECK(!args.sides.are_halves);
     const size_t n_dims = attention.kv_shape.n_kv_heads * head_dim;
     for (size_t i = 0; i < n_z; i += rank)
       std::copy_n(Data<float>(args.sides.query_side) + n_dims * rank, rank, z + i);

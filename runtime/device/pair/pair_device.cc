@@ -56,12 +56,12 @@ Result<std::unique_ptr<Buffer>> PairDevice::CreateBuffer(uint64_t size_bytes, Bu
   return std::unique_ptr<Buffer>(std::move(buffer));
 }
 
-Result<std::unique_ptr<Buffer>> PairDevice::CreateConstants(std::span<const float> values,
+Result<std::unique_ptr<Buffer>> PairDevice::CreateConstants(std::span<const std::byte> bytes,
                                                             std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PairBuffer> buffer,
-                         NewBuffer(values.size_bytes(), BufferUse::kDevice, part));
-  std::memcpy(host::Data<std::byte>(buffer->On(Side::kDecode)), values.data(), values.size_bytes());
-  KVRUN_RETURN_IF_ERROR(buffer->Flush(0, values.size_bytes()));
+                         NewBuffer(bytes.size(), BufferUse::kDevice, part));
+  std::memcpy(host::Data<std::byte>(buffer->On(Side::kDecode)), bytes.data(), bytes.size());
+  KVRUN_RETURN_IF_ERROR(buffer->Flush(0, bytes.size()));
   return std::unique_ptr<Buffer>(std::move(buffer));
 }
 

@@ -47,7 +47,7 @@ class PairDevice : public Device {
   const DeviceInfo& info() const override { return info_; }
   Result<std::unique_ptr<Buffer>> CreateBuffer(uint64_t size_bytes, BufferUse use,
                                                std::string_view part) override;
-  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
+  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const std::byte> bytes,
                                                   std::string_view part) override;
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                std::span<const MatrixSource> sources) override;

@@ -114,7 +114,8 @@ SlotAttentionArgs Translator::operator()(const SlotAttentionArgs& args) const {
 }
 
 IndexSides Translator::operator()(const IndexSides& sides) const {
-  return {.query_side = (*this)(sides.query_side),
+  return {.are_halves = sides.are_halves,
+          .query_side = (*this)(sides.query_side),
           .key_side = (*this)(sides.key_side),
           .bias = (*this)(sides.bias),
           .scales = (*this)(sides.scales)};

@@ -187,11 +187,11 @@ Status VulkanComputeDevice::Download(const Buffer& from, std::span<std::byte> to
   return Status::Ok();
 }
 
-Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateConstants(std::span<const float> values,
+Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateConstants(std::span<const std::byte> bytes,
                                                                      std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
-                         CreateBuffer(values.size_bytes(), BufferUse::kDevice, part));
-  KVRUN_RETURN_IF_ERROR(Upload(static_cast<VulkanBuffer&>(*buffer).memory(), std::as_bytes(values)));
+                         CreateBuffer(bytes.size(), BufferUse::kDevice, part));
+  KVRUN_RETURN_IF_ERROR(Upload(static_cast<VulkanBuffer&>(*buffer).memory(), bytes));
   return buffer;
 }
 

@@ -86,7 +86,7 @@ class VulkanComputeDevice : public Device {
   // there too: mapped, aligned to `alignment_bytes`. kUnsupported where the device has no such memory.
   Result<std::unique_ptr<VulkanBuffer>> CreateCachedBuffer(uint64_t size_bytes, BufferUse use,
                                                            std::string_view part, uint64_t alignment_bytes);
-  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const float> values,
+  Result<std::unique_ptr<Buffer>> CreateConstants(std::span<const std::byte> bytes,
                                                   std::string_view part) override;
   Result<std::unique_ptr<Matrix>> CreateMatrix(TensorType type, uint32_t n_cols,
                                                std::span<const MatrixSource> sources) override;

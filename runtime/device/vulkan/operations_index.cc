@@ -165,7 +165,8 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
   const bool is_direct = device_.is_cpu() && head_dim % 4 == 0;
   KernelChoice kernel{
       .variant = "project_query_f32_floor",
-      .constants = {IsVector(rank), is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kQueryLocalSize},
+      .constants = {IsVector(rank), is_direct ? 1U : 0U, is_direct ? kDirectLocalSize : kQueryLocalSize,
+                    args.sides.are_halves ? 1U : 0U},
       .groups = {CeilDiv(rank, kTileColumns), score.n_rows / sharing * CeilDiv(sharing, kTileQueries),
                  attention.n_tokens}};
   NoteHostBuffer(AsVulkan(*args.sides.scales));
@@ -224,6 +225,7 @@ Status VulkanCommandList::ProjectAndScoreRows(const ScoreArgs& args, const Score
       fmt::format("project_score_rows{}_{}_wide", pass.heads, IndexTypeName(args.index_shape.type));
   kernel.constants.push_back(attention.norms != nullptr ? 1 : 0);
   kernel.constants.push_back(score.project_tile_rows);
+  kernel.constants.push_back(args.sides.are_halves ? 1 : 0);
   NoteHostBuffer(AsVulkan(*args.sides.scales));
   NoteHostBuffer(AsVulkan(*attention.angles));
   const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
@@ -389,7 +391,7 @@ Status VulkanCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape,
                                  .n_ctx = kv_shape.n_ctx};
   const KernelChoice kernel{
       .variant = fmt::format("project_keys_{}_floor", kv_shape.type == KvType::kF16 ? "f16" : "f32"),
-      .constants = {IsVector(rank)},
+      .constants = {IsVector(rank), sides.are_halves ? 1U : 0U},
       .groups = {CeilDiv(rank, kTileColumns), CeilDiv(n_tokens, kTileRows), 1}};
   const std::array storage = {
       Binding{MemoryOrEmpty(&kv), Access::kRead}, Binding{MemoryOrEmpty(sides.key_side), Access::kRead},
