@@ -41,7 +41,7 @@ class Tune : public ::testing::Test {
   }
 
   // Less than all of its KV takes with what a prefill needs: 112 of 256 tokens are chosen.
-  ProgramResult Run(const Arguments& more, const std::string& budget = "350KiB") const {
+  ProgramResult Run(const Arguments& more, const std::string& budget = "356KiB") const {
     const std::string program = std::filesystem::path(RealProgram()).replace_filename("kvadapt").string();
     Arguments arguments = {"tune",
                            "-m",
@@ -96,7 +96,7 @@ TEST_F(Tune, WritesAConfigThatKvrunTakes) {
   ASSERT_TRUE(config.ok()) << config.status().message();
   ASSERT_EQ(config->solutions.size(), 1U);
   EXPECT_EQ(config->solutions[0].ctx, 256U);
-  EXPECT_EQ(config->solutions[0].budget_bytes, 350U * 1024);
+  EXPECT_EQ(config->solutions[0].budget_bytes, 356U * 1024);
   if (is_whole) {
     EXPECT_NEAR(config->solutions[0].kl, solution["kl"].get<double>(), 1e-3);
   }
@@ -145,7 +145,7 @@ class TuneCalls : public Tune {
     kvrun_engine_options options = EngineOptionsHere();
     options.device = "host";
     ASSERT_EQ(kvrun_engine_create(handle_, &options, &engine_), KVRUN_OK) << kvrun_last_error();
-    options_.budget = "350KiB";
+    options_.budget = "356KiB";
     options_.contexts = {256};
     options_.batches = {1};
     options_.ids = TokensOf(5000);
@@ -334,7 +334,7 @@ TEST_F(Tune, WhatCannotBeTunedIsOneMessage) {
       {{"-f", text_}, "100KiB", "is too small"},
       {{"-f", text_}, "1/2", "is too small"},
       {{"-f", text_, "--batch", "1,4"}, "700KiB", "the KV budget has 175.0 KiB for 1 sequence of 256"},
-      {{"-f", few}, "350KiB", "too few to measure quality"},
+      {{"-f", few}, "356KiB", "too few to measure quality"},
   };
   for (const auto& one : cases) {
     Arguments more = one.more;
