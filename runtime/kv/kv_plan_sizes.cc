@@ -288,7 +288,7 @@ uint64_t InputsAheadBytes(const KvSizeInput& input, const KvPlan& plan) {
 // from memory and go there: so many, if they take no more than this part of what prefill has. More where
 // there is room that nothing else takes.
 constexpr uint64_t kReadTiles = 4;
-constexpr uint64_t kReadTilesShare = 4;
+constexpr uint64_t kReadTilesShare = 6;
 constexpr uint64_t kMostReadTiles = 16;
 
 }  // namespace
