@@ -78,7 +78,9 @@ Status PrefillTiles::End() {
   block_qkv_.clear();
   free_parts_.clear();
   block_memory_.clear();
+  parts_memory_.clear();
   scratch_.reset();
+  KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
   return commands_.MakeLogits(device_);
 }
 
@@ -135,14 +137,10 @@ Status PrefillTiles::CreateBlockBuffers() {
     return Status::Ok();
   };
   if (take(hidden_bytes)) KVRUN_RETURN_IF_ERROR(add_turn());
-  const uint32_t parts_rows = chunk_rows * commands_.config().n_heads;
-  for (Buffer* idle : commands_.feed_forward()) {
-    const auto n = static_cast<uint32_t>(idle->size_bytes() / parts_bytes);
-    for (uint32_t i = 0; i < n; ++i) free_parts_.push_back({idle, i * parts_rows});
-  }
+  FindParts();
   const auto add_parts = [&]() -> Status {
-    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(parts_bytes, BufferUse::kDevice));
-    free_parts_.push_back({block_memory_.back().get(), 0});
+    KVRUN_ASSIGN_OR_RETURN(parts_memory_.emplace_back(), make(parts_bytes, BufferUse::kDevice));
+    free_parts_.push_back({parts_memory_.back().get(), 0});
     return Status::Ok();
   };
   block_qkv_.push_back(commands_.qkv());
@@ -161,6 +159,19 @@ Status PrefillTiles::CreateBlockBuffers() {
   return Status::Ok();
 }
 
+// In the feed-forward network's activations, and in memory of their own.
+void PrefillTiles::FindParts() {
+  const uint32_t chunk_rows = tiling_.later.n_ctx;
+  const uint64_t parts_bytes = TileAttention(0, chunk_rows, commands_.own(), 1).parts_bytes();
+  free_parts_.clear();
+  for (Buffer* idle : commands_.feed_forward()) {
+    const auto n = static_cast<uint32_t>(idle->size_bytes() / parts_bytes);
+    for (uint32_t i = 0; i < n; ++i)
+      free_parts_.push_back({idle, i * chunk_rows * commands_.config().n_heads});
+  }
+  for (const std::unique_ptr<Buffer>& own : parts_memory_) free_parts_.push_back({own.get(), 0});
+}
+
 // For any number of rows.
 uint64_t PrefillTiles::MostScratchBytes(AttentionArgs attention, uint32_t most_rows) const {
   uint64_t most_bytes = 0;
@@ -175,6 +186,8 @@ uint64_t PrefillTiles::MostScratchBytes(AttentionArgs attention, uint32_t most_r
 Status PrefillTiles::CreateAttentionBuffers() {
   if (is_tiled()) {
     if (earlier_ != nullptr) return Status::Ok();
+    KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
+    FindParts();
     KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.several().size_bytes(), BufferUse::kShared));
     return MakeBuffer(&earlier_step_, sizeof(StepParams), BufferUse::kUpload);
   }
@@ -183,8 +196,12 @@ Status PrefillTiles::CreateAttentionBuffers() {
   return MakeBuffer(&scratch_, MostScratchBytes(attention, kChunkRows), BufferUse::kDevice);
 }
 
-// Between layers of tiles: the adapter's work takes their room.
+// Between layers of tiles: the adapter's work takes their room, and that of activations.
 void PrefillTiles::DropAttentionBuffers() {
+  if (!is_tiled()) return;
+  lists_.clear();
+  free_parts_.clear();
+  commands_.GiveUpFeedForward();
   earlier_.reset();
   earlier_step_.reset();
 }

@@ -70,7 +70,8 @@ class PrefillTiles {
                   PrefillSink& sink);
   // After the last layer. Hidden states stay.
   Status End();
-  // Between layers: gives up what attention takes, for other work.
+  // Between layers: gives up what attention takes, and in plans of several tiles what feed-forward networks
+  // do, for other work.
   void DropAttentionBuffers();
 
   // Of the layer that was computed last.
@@ -131,6 +132,7 @@ class PrefillTiles {
   Status CreateTurns();
   Status CreateBlockBuffers();
   Status CreateAttentionBuffers();
+  void FindParts();
   uint64_t MostScratchBytes(AttentionArgs attention, uint32_t most_rows) const;
   void PlanChunks();
   Status Embed(std::span<const StepRow> rows);
@@ -223,6 +225,7 @@ class PrefillTiles {
   // meanwhile, so that memory that does not grow with the context does not grow for them either.
   std::unique_ptr<Buffer> spill_room_;
   std::vector<std::unique_ptr<Buffer>> block_memory_;
+  std::vector<std::unique_ptr<Buffer>> parts_memory_;
   std::vector<Buffer*> block_qkv_;          // of a chunk each: as many as a block has
   std::vector<AttentionParts> free_parts_;  // one more than that, between blocks
 };

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/engine/step_commands.h"
 #include "runtime/engine/storage_speed.h"
 #include "runtime/kv/cluster_rows.h"
 #include "runtime/kv/kv_folder.h"
@@ -138,7 +139,8 @@ KvModelShape ShapeOf(const ModelConfig& config) {
           .n_kv_heads = config.n_kv_heads,
           .head_dim = config.head_dim,
           .n_embd = config.n_embd,
-          .layer_products = of_attention + of_feed_forward};
+          .layer_products = of_attention + of_feed_forward,
+          .feed_forward_bytes = StepCommands::FeedForwardBytes(config)};
 }
 
 bool IsPlainResident(const KvPlan& plan) {

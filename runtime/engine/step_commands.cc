@@ -46,10 +46,22 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
   KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd, BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim(), BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&attended_, rows, config_->q_dim(), BufferUse::kDevice));
-  KVRUN_RETURN_IF_ERROR(make(&gate_up_, rows, 2 * uint64_t{config_->n_ff}, BufferUse::kDevice));
-  KVRUN_RETURN_IF_ERROR(make(&ffn_, rows, config_->n_ff, BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(MakeFeedForward(device));
   KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd, BufferUse::kDevice));
   return MakeLogits(device);
+}
+
+Status StepCommands::MakeFeedForward(Device& device) {
+  if (ffn_ != nullptr) return Status::Ok();
+  const uint64_t third = FeedForwardBytes(*config_) / 3;
+  KVRUN_ASSIGN_OR_RETURN(gate_up_, device.CreateBuffer(2 * third, BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(ffn_, device.CreateBuffer(third, BufferUse::kDevice, "activations"));
+  return Status::Ok();
+}
+
+// Gate and up; their product.
+uint64_t StepCommands::FeedForwardBytes(const ModelConfig& config) {
+  return 3 * uint64_t{kChunkRows} * config.n_ff * sizeof(float);
 }
 
 Status StepCommands::MakeLogits(Device& device) {

@@ -106,8 +106,12 @@ class StepCommands {
   void GiveUpLogits() { logits_.reset(); }
   Status MakeLogits(Device& device);  // if they were given up
 
-  // Activations of the feed-forward network, which hold nothing between one AfterAttention and the next.
+  // Activations of the feed-forward network, which hold nothing between one AfterAttention and the next. They
+  // may be given up meanwhile, as logits.
   std::array<Buffer*, 2> feed_forward() const { return {gate_up_.get(), ffn_.get()}; }
+  void GiveUpFeedForward() { gate_up_.reset(), ffn_.reset(); }
+  Status MakeFeedForward(Device& device);  // if they were given up
+  static uint64_t FeedForwardBytes(const ModelConfig& config);
 
   // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
   Status CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,

@@ -199,6 +199,9 @@ struct KvModelShape {
   uint32_t head_dim = 0;
   uint32_t n_embd = 0;
   uint64_t layer_products = 0;  // multiplications of one token with a layer's weights; 0: not known
+  // A chunk's activations of the feed-forward network: prompts of several tiles give them up for what follows
+  // a layer.
+  uint64_t feed_forward_bytes = 0;
 };
 
 // A part of the budget, as statistics name it.

@@ -316,15 +316,16 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   if (plan.has_inputs_ahead) bytes += ahead;
   if (may_spill && (bytes > left || whole > input.max_buffer_bytes)) {
     // Beside the first tile, the one that is computed; and earlier ones, of a chunk as that is, and entries
-    // that are read: these make room for the adapter's work. What attention adds up between tiles is not
-    // among the KV's memory: it does not grow with the context.
+    // that are read: these make room for the adapter's work, and so do activations. What attention adds up
+    // between tiles is not among the KV's memory: it does not grow with the context.
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
+    const uint64_t after_layer = adapter - std::min(adapter, input.model.feed_forward_bytes);
     const uint64_t most_grains = std::max<uint64_t>(input.max_buffer_bytes / grain_bytes, 1);
     uint64_t n_read =
         std::clamp<uint64_t>(left / kReadTilesShare / grain_bytes, 1, std::min(kReadTiles, most_grains));
     const auto attending = [&] { return image + n_read * grain_bytes + sizeof(StepParams); };
     const auto tiled_bytes = [&](uint64_t grains) {
-      return spill_bytes + (grains + 1) * grain_bytes + std::max(attending(), adapter);
+      return spill_bytes + (grains + 1) * grain_bytes + std::max(attending(), after_layer);
     };
     while (n_read > 1 && tiled_bytes(1) > left) --n_read;
     uint64_t grains = 1;
@@ -337,7 +338,7 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
       plan.has_inputs_ahead = false;
       plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
       // More in the room of the adapter's work, until that begins.
-      const uint64_t idle = adapter > attending() ? adapter - attending() : 0;
+      const uint64_t idle = after_layer > attending() ? after_layer - attending() : 0;
       const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
       plan.prefill_read_tiles = static_cast<uint32_t>(
           std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles, most_grains}));

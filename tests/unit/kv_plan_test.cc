@@ -300,6 +300,20 @@ TEST(KvPlan, InputsAheadAreOfMemoryThatIsLeft) {
   EXPECT_EQ(ProjectedRows(plan_of(high)), kPrefillChunkTokens);
 }
 
+// What follows a layer takes the memory of activations that are idle then: more is left for the first tile.
+TEST(KvPlan, ActivationsMakeRoomForTheAdaptersWork) {
+  KvOptions options = Swap(1.0 / 13);
+  options.rank = 64;
+  KvModelShape model = kLlama8b;
+  const KvPlan without = Plan(options, model, 8192);
+  model.feed_forward_bytes = uint64_t{3} * 256 * 14336 * sizeof(float);
+  const KvPlan with = Plan(options, model, 8192);
+  ASSERT_LT(without.prefill_tile_tokens, 8192U);
+  EXPECT_GT(with.prefill_tile_tokens, without.prefill_tile_tokens) << with.Describe();
+  EXPECT_LE(with.prefill_bytes(), with.budget_bytes);
+  EXPECT_EQ(with.n_chosen, without.n_chosen);
+}
+
 TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   KvOptions options = Swap(1.0 / 34);
   const KvPlan computed = Plan(options);
