@@ -304,9 +304,9 @@ TEST(KvPlan, InputsAheadAreOfMemoryThatIsLeft) {
 TEST(KvPlan, ActivationsMakeRoomForTheAdaptersWork) {
   KvOptions options = Swap(1.0 / 13);
   options.rank = 64;
-  KvModelShape model = kLlama8b;
+  KvModelShape model{.n_layers = 16, .n_heads = 32, .n_kv_heads = 8, .head_dim = 64, .n_embd = 2048};
   const KvPlan without = Plan(options, model, 8192);
-  model.feed_forward_bytes = uint64_t{3} * 256 * 14336 * sizeof(float);
+  model.feed_forward_bytes = uint64_t{3} * 256 * 8192 * sizeof(float);
   const KvPlan with = Plan(options, model, 8192);
   ASSERT_LT(without.prefill_tile_tokens, 8192U);
   EXPECT_GT(with.prefill_tile_tokens, without.prefill_tile_tokens) << with.Describe();
