@@ -157,6 +157,12 @@ HWY_EXPORT(LoadHalvesHere);
 
 }  // namespace
 
+std::vector<uint16_t> ToFiniteHalves(std::span<const float> values) {
+  std::vector<uint16_t> halves(RoundUp(values.size(), size_t{2}));
+  std::transform(values.begin(), values.end(), halves.begin(), ToFiniteHalf);
+  return halves;
+}
+
 void EncodeInt8Row(std::span<const float> row, uint32_t* words, uint16_t* scale) {
   KVRUN_CHECK(row.size() <= kMaxCodecHeadDim);
   HWY_DYNAMIC_DISPATCH(Int8Row)(row, words, scale);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "runtime/model/half_float.h"
 
@@ -13,6 +14,9 @@ namespace kvrun {
 
 // A number as a half; beyond the largest: the largest.
 inline uint16_t ToFiniteHalf(float value) { return FloatToHalf(std::clamp(value, -65504.0F, 65504.0F)); }
+
+// The same of many, with a zero where whole words, as kernels read them, need one more.
+std::vector<uint16_t> ToFiniteHalves(std::span<const float> values);
 
 // What elements are multiplied with to be encoded with this scale.
 inline float InverseOf(float scale) { return scale == 0.0F ? 0.0F : 1.0F / scale; }

@@ -1,6 +1,5 @@
 #include "runtime/device/self_test_data.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -79,12 +78,6 @@ std::vector<float> RandomFloats(size_t count, uint32_t seed) {
 std::vector<float> RoundedToHalf(std::vector<float> values) {
   for (float& value : values) value = HalfToFloat(FloatToHalf(value));
   return values;
-}
-
-std::vector<uint16_t> ToHalves(std::span<const float> values) {
-  std::vector<uint16_t> halves(values.size());
-  std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
-  return halves;
 }
 
 std::vector<std::byte> RandomTensor(TensorType type, size_t n_elements, uint32_t seed) {

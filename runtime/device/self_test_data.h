@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "runtime/model/tensor_type.h"
@@ -16,7 +15,6 @@ std::vector<float> RandomFloats(size_t count, uint32_t seed);
 
 // As f16 holds them.
 std::vector<float> RoundedToHalf(std::vector<float> values);
-std::vector<uint16_t> ToHalves(std::span<const float> values);
 
 // `n_elements` of a GGUF tensor, any bits for quants and moderate scales. n_elements: whole blocks.
 std::vector<std::byte> RandomTensor(TensorType type, size_t n_elements, uint32_t seed);

@@ -7,8 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "platform/base/units.h"
-#include "runtime/device/self_test_data.h"
+#include "runtime/device/encode_rows.h"
 
 namespace kvrun {
 
@@ -27,8 +26,7 @@ Buffer* SelfTestRun::Floats(std::span<const float> values) {
 }
 
 Buffer* SelfTestRun::Halves(std::span<const float> values) {
-  std::vector<uint16_t> halves = ToHalves(values);
-  halves.resize(RoundUp(halves.size(), size_t{2}));  // whole words
+  const std::vector<uint16_t> halves = ToFiniteHalves(values);
   return Keep(device_.CreateConstants(std::as_bytes(std::span(halves)), "self-test"), buffers_);
 }
 

@@ -21,14 +21,21 @@ float RowScale(std::span<const float> row) {
   return std::bit_cast<float>((std::max(exponent, 15U) - 14) << 23);
 }
 
-// As FloatToHalf has it, but for what is not finite or too large. Without branches: the compiler makes
-// vectors of it.
+// As FloatToHalf and HalfToFloat have them, but for what is not finite or too large. Without branches: the
+// compiler makes vectors of them.
 uint16_t FiniteToHalf(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7FFFFFFFU;
   const uint32_t normal = (magnitude - 0x38000000U + 0xFFFU + (magnitude >> 13 & 1U)) >> 13;
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
   return static_cast<uint16_t>((bits >> 16 & 0x8000U) | (magnitude < 0x38800000U ? subnormal : normal));
+}
+
+float FiniteToFloat(uint16_t half) {
+  const uint32_t magnitude = half & 0x7FFFU;
+  const uint32_t normal = (magnitude << 13) + 0x38000000U;
+  const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24F);
+  return std::bit_cast<float>((uint32_t{half} & 0x8000U) << 16 | (magnitude < 0x400U ? subnormal : normal));
 }
 
 void PackRow(std::span<const float> from, float scale, uint16_t* to) {
@@ -44,7 +51,7 @@ void UnpackRow(const uint16_t* from, float scale, std::span<float> to) {
   if (scale == kAsItIs) {
     for (size_t i = 0; i < to.size(); ++i) to[i] = HalfToFloat(from[i]);
   } else {
-    for (size_t i = 0; i < to.size(); ++i) to[i] = FiniteHalfToFloat(from[i]) * scale;
+    for (size_t i = 0; i < to.size(); ++i) to[i] = FiniteToFloat(from[i]) * scale;
   }
 }
 

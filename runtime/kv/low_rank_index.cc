@@ -7,11 +7,9 @@
 #include <utility>
 
 #include "platform/base/check.h"
-#include "platform/base/units.h"
 #include "runtime/device/encode_rows.h"
 #include "runtime/kv/host_buffer.h"
 #include "runtime/kv/index_rows.h"
-#include "runtime/model/half_float.h"
 
 namespace kvrun {
 namespace {
@@ -38,13 +36,6 @@ Result<std::unique_ptr<Buffer>> CreateShared(Device& device, std::span<const std
   std::memcpy(buffer->host().data(), bytes.data(), bytes.size());
   KVRUN_RETURN_IF_ERROR(FlushAll(*buffer));
   return buffer;
-}
-
-// In whole words, as kernels read them.
-std::vector<uint16_t> HalvesOf(std::span<const float> side) {
-  std::vector<uint16_t> halves(RoundUp(side.size(), size_t{2}));
-  std::transform(side.begin(), side.end(), halves.begin(), ToFiniteHalf);
-  return halves;
 }
 
 }  // namespace
@@ -83,8 +74,7 @@ Status LowRankIndex::NoteKeys(uint32_t layer_index, uint32_t sequence, uint32_t 
     for (size_t c = 0; c < rank; ++c) projected_[entry * rank + c] = -layer.bias_values[c];
   }
   for (size_t i = 0; i < key_dim(); ++i) {
-    std::transform(layer.key_side_values.begin() + i * rank, layer.key_side_values.begin() + (i + 1) * rank,
-                   side_row_.begin(), FiniteHalfToFloat);
+    LoadHalves(&layer.key_side_values[i * rank], side_row_);
     for (size_t entry = 0; entry < n_entries; ++entry) {
       const float value = keys[entry * key_dim() + i];
       float* const row = projected_.data() + entry * rank;
@@ -110,9 +100,9 @@ Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapte
     bias[c] = static_cast<float>(sum);
   }
   const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
-  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, bytes(HalvesOf(adapter.key_side))));
+  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, bytes(ToFiniteHalves(adapter.key_side))));
   KVRUN_ASSIGN_OR_RETURN(layer.query_side,
-                         device_.CreateConstants(bytes(HalvesOf(adapter.query_side)), "kv"));
+                         device_.CreateConstants(bytes(ToFiniteHalves(adapter.query_side)), "kv"));
   KVRUN_ASSIGN_OR_RETURN(layer.bias, CreateShared(device_, bytes(bias)));
   layer.sides = {.are_halves = true,
                  .query_side = layer.query_side.get(),

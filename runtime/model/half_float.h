@@ -19,14 +19,6 @@ inline float HalfToFloat(uint16_t half) {
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-// The same of what is finite. Without branches: a compiler makes vectors of it.
-inline float FiniteHalfToFloat(uint16_t half) {
-  const uint32_t magnitude = half & 0x7FFFU;
-  const uint32_t normal = (magnitude << 13) + 0x38000000U;
-  const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24F);
-  return std::bit_cast<float>((uint32_t{half} & 0x8000U) << 16 | (magnitude < 0x400U ? subnormal : normal));
-}
-
 inline uint16_t FloatToHalf(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 16 & 0x8000U;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "platform/base/check.h"
+#include "runtime/device/encode_rows.h"
 #include "runtime/device/open_device.h"
 #include "runtime/device/self_test_data.h"
 #include "runtime/kv/kv_plan.h"
@@ -225,7 +226,8 @@ class Bench {
     const uint32_t n_chosen = n_entries / 13 / kGroupTokens;
     const auto query = RandomBuffer(uint64_t{heads.n_heads} * heads.head_dim);
     const auto angles = RandomBuffer(heads.head_dim);
-    const auto halves = ToHalves(RandomFloats(size_t{heads.n_kv_heads} * heads.head_dim * heads.rank, 1));
+    const auto halves =
+        ToFiniteHalves(RandomFloats(size_t{heads.n_kv_heads} * heads.head_dim * heads.rank, 1));
     const auto side = OrDie(device_->CreateConstants(std::as_bytes(std::span(halves)), "bench"));
     const auto scales = RandomBuffer(heads.rank);
     const auto step = OrDie(device_->CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "bench"));

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/device/encode_rows.h"
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/self_test_data.h"
@@ -47,7 +48,8 @@ class ScoreBench {
   void Run(const Shape& shape, uint32_t n_entries) {
     const auto query = Floats(size_t{shape.n_heads} * shape.head_dim, 1.0F);
     const auto angles = Floats(shape.head_dim, 1.0F);
-    const auto halves = ToHalves(RandomFloats(size_t{shape.n_kv_heads} * shape.head_dim * shape.rank, 1));
+    const auto halves =
+        ToFiniteHalves(RandomFloats(size_t{shape.n_kv_heads} * shape.head_dim * shape.rank, 1));
     const auto side = NewBuffer(halves.size() * sizeof(uint16_t));
     std::memcpy(side->host().data(), halves.data(), halves.size() * sizeof(uint16_t));
     const auto scales = Floats(shape.rank, 0.02F);
