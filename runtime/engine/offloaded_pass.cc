@@ -301,9 +301,7 @@ Result<DecodeLists*> OffloadedForwardPass::ListsFor(uint32_t n_rows, uint32_t n_
 
 Status OffloadedForwardPass::BeginDecode() {
   prefill_.reset();
-  // A prompt that failed has not.
-  KVRUN_RETURN_IF_ERROR(commands_.MakeLogits(device_));
-  KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
+  KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));  // a prompt that failed has not
   if (cache_->in_decode() && attend_scratch_ != nullptr) return Status::Ok();
   steps_.clear();  // recorded with buffers that are gone
   attend_scratch_.reset();
@@ -428,8 +426,7 @@ Status OffloadedForwardPass::ReadProbe(uint32_t position) {
 Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const StepProgress& progress) {
   prefill_.reset();
   steps_.clear();
-  KVRUN_RETURN_IF_ERROR(commands_.MakeLogits(device_));
-  KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
+  KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));
   KVRUN_RETURN_IF_ERROR(DropKernels());
   KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(rows[0].sequence, rows[0].position));
   KVRUN_ASSIGN_OR_RETURN(prefill_, OffloadedPrefill::Create(device_, commands_, *cache_, spill_.get()));

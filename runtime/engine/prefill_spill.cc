@@ -142,7 +142,7 @@ Status PrefillSpill::ReadTile(uint32_t tile, const TilePlanes& planes, uint32_t 
 uint64_t PrefillSpill::HiddenOffset(size_t chunk) const { return chunk * chunk_bytes_; }
 
 uint64_t PrefillSpill::TileOffset(uint32_t tile, bool of_values) const {
-  return tiles_begin_ + (tile - 1) * TileBytes(tiling_) + (of_values ? TileBytes(tiling_) / 2 : 0);
+  return tiles_begin_ + (tile - 1) * TileBytes(tiling_) + (of_values ? Aligned(SideBytes(tiling_)) : 0);
 }
 
 }  // namespace kvrun

@@ -80,8 +80,7 @@ Status PrefillTiles::End() {
   block_memory_.clear();
   parts_memory_.clear();
   scratch_.reset();
-  KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
-  return commands_.MakeLogits(device_);
+  return commands_.MakeGivenUp(device_);
 }
 
 Status PrefillTiles::Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink) {

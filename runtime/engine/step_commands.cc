@@ -46,9 +46,8 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
   KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd, BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim(), BufferUse::kDevice));
   KVRUN_RETURN_IF_ERROR(make(&attended_, rows, config_->q_dim(), BufferUse::kDevice));
-  KVRUN_RETURN_IF_ERROR(MakeFeedForward(device));
   KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd, BufferUse::kDevice));
-  return MakeLogits(device);
+  return MakeGivenUp(device);
 }
 
 Status StepCommands::MakeFeedForward(Device& device) {
@@ -64,7 +63,8 @@ uint64_t StepCommands::FeedForwardBytes(const ModelConfig& config) {
   return 3 * uint64_t{kChunkRows} * config.n_ff * sizeof(float);
 }
 
-Status StepCommands::MakeLogits(Device& device) {
+Status StepCommands::MakeGivenUp(Device& device) {
+  KVRUN_RETURN_IF_ERROR(MakeFeedForward(device));
   if (logits_ != nullptr) return Status::Ok();
   const uint64_t bytes = uint64_t{kMaxOutputRows} * config_->n_vocab * sizeof(float);
   KVRUN_ASSIGN_OR_RETURN(logits_, device.CreateBuffer(bytes, BufferUse::kReadback, "activations"));

@@ -104,13 +104,14 @@ class StepCommands {
   Buffer* logits_buffer() const { return logits_.get(); }
   // While no logits are wanted, other work may have their memory. Nothing that was recorded may name it.
   void GiveUpLogits() { logits_.reset(); }
-  Status MakeLogits(Device& device);  // if they were given up
 
   // Activations of the feed-forward network, which hold nothing between one AfterAttention and the next. They
   // may be given up meanwhile, as logits.
   std::array<Buffer*, 2> feed_forward() const { return {gate_up_.get(), ffn_.get()}; }
   void GiveUpFeedForward() { gate_up_.reset(), ffn_.reset(); }
   Status MakeFeedForward(Device& device);  // if they were given up
+  // All that was given up.
+  Status MakeGivenUp(Device& device);
   static uint64_t FeedForwardBytes(const ModelConfig& config);
 
   // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
