@@ -549,10 +549,11 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> queries, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*queries, layer, chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(queries->Finish());
-  KVRUN_RETURN_IF_ERROR(Beside(*queries, [&]() -> Status {
+  Status spilled_and_loaded = Beside(*queries, [&]() -> Status {
     if (tile_before > 0) KVRUN_RETURN_IF_ERROR(SpillLater(tile_before));
     return sink.LoadEarlier(layer, chunk.tile, later_.get());
-  }));
+  });
+  KVRUN_RETURN_IF_ERROR(spilled_and_loaded);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(list->RopeAndStore(attention));
   KVRUN_RETURN_IF_ERROR(sink.Tap(

@@ -139,7 +139,7 @@ Result<std::unique_ptr<Buffer>> HostDevice::CreateConstants(std::span<const std:
                                                             std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
                          CreateBuffer(bytes.size(), BufferUse::kDevice, part));
-  std::memcpy(Data<std::byte>(buffer.get()), bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), Data<std::byte>(buffer.get()));
   return buffer;
 }
 
