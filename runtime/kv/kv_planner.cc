@@ -543,12 +543,10 @@ Result<std::optional<KvPlan>> Planner::FitAndRead() {
 }
 
 Result<KvPlan> Planner::Partial() {
-  if (options_.budget_fraction) least_entries_ = kLeastOfShare;
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitAndRead());
   if (!best) {
     // With room for a limit of reads, where there may be one.
     if (may_read_more() && limits_reading() && reads_per_layer_ == 0.0) reads_per_layer_ = 1.0;
-    if (options_.budget_fraction) least_entries_ = kRaisedEntries;
     KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
     if (!options_.budget_fraction) return TooLarge(least);
     const std::string note = NoteOfRaise(base_.budget_bytes, least.fillable_bytes);

@@ -41,9 +41,13 @@ class Planner {
   static constexpr double kShareOfCores = 1.0 / 4;
   // A selection of fewer entries misses too much, or of less than a third of a short context: bytes that
   // leave fewer are refused, and a share that leaves too few is raised (docs/quality.md, "Small contexts").
+  // A share's least falls from one number to the other as the context grows, so that raises end without a
+  // jump of what is attended to, nor with less memory for a longer context.
   static constexpr uint32_t kLeastOfBytes = 256;
+  static constexpr uint32_t kMostLeastOfShare = 512;
   static constexpr uint32_t kLeastOfShare = 320;
-  static constexpr uint32_t kRaisedEntries = 512;
+  static constexpr double kMostOfShareUntil =
+      2048;  // tokens of context; beyond, with the root of their number
   static constexpr uint32_t kLeastShare = 3;
   static constexpr uint32_t kFewKept = 128;     // of a list, where entries are evicted
   static constexpr uint32_t kLeastWindow = 64;  // where the window takes what there is
@@ -169,7 +173,6 @@ class Planner {
   KvPlan base_;
   uint32_t cluster_entries_ = 0;  // on average: the size that is tried
   bool leaves_statics_out_ = false;
-  uint32_t least_entries_ = kLeastOfBytes;
   double reads_per_layer_ = 0.0;  // KvPlan::reads_per_layer, of what is tried
   uint32_t group_tokens_ = 0;     // of groups whose size may grow: the size that is tried; 0: as usual
   // Groups; empty: as many as fit.

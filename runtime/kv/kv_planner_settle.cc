@@ -167,7 +167,10 @@ uint32_t Planner::SlotsOf(uint32_t entries) const {
 uint32_t Planner::LeastEntries() const {
   if (evicts()) return std::min(kFewKept, base_.n_ctx);
   if (fills_window()) return std::min(kLeastWindow, base_.n_ctx);
-  return std::min(least_entries_, CeilDiv(base_.n_ctx, kLeastShare));
+  const double falling = kMostLeastOfShare * std::sqrt(kMostOfShareUntil / base_.n_ctx);
+  const uint32_t of_share =
+      static_cast<uint32_t>(std::clamp<double>(falling, kLeastOfShare, kMostLeastOfShare));
+  return std::min(options_.budget_fraction ? of_share : kLeastOfBytes, CeilDiv(base_.n_ctx, kLeastShare));
 }
 
 // The smallest selection: of an own choice, what does not miss too much; else one extent beside the pinned
