@@ -1,6 +1,7 @@
 #include "runtime/kv/kv_plan_sizes.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "platform/base/units.h"
 #include "runtime/kv/entry_spaces.h"
@@ -291,33 +292,46 @@ constexpr uint64_t kReadTiles = 4;
 constexpr uint64_t kReadTilesShare = 6;
 constexpr uint64_t kMostReadTiles = 16;
 
-}  // namespace
+// What the part "prefill" is made of, but PrefillWorkBytes.
+struct PrefillSizer {
+  const KvSizeInput& input;
+  uint64_t left;         // of the budget
+  uint64_t token_bytes;  // of a layer's K and V
+  uint64_t whole;        // of all tokens
+  uint64_t adapter;
+  uint64_t image;
+  uint64_t spill;
 
-void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
-  const bool has_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
-  const uint64_t token_bytes = 2 * KvDim(input.model) * (has_f32 ? 4 : 2);
-  const uint64_t in_memory = uint64_t{plan.n_ctx} * input.model.n_embd * sizeof(float);
-  const uint64_t others = plan.prefill_bytes() + PrefillWorkBytes(input, plan);
-  const uint64_t whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
-  const uint64_t left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
+  PrefillSizer(const KvSizeInput& sizes, const KvPlan& plan) : input(sizes) {
+    const bool has_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
+    const uint64_t others = plan.prefill_bytes() + PrefillWorkBytes(input, plan);
+    left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
+    token_bytes = 2 * KvDim(input.model) * (has_f32 ? 4 : 2);
+    whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
+    adapter = PrefillAdapterBytes(input, plan);
+    image = PrefillImageBytes(plan);
+    spill = SpillFile::kBufferBytes + SpillChecksumBytes(input, plan, whole);
+  }
 
-  const uint64_t adapter = PrefillAdapterBytes(input, plan);
-  const uint64_t spill_bytes = SpillFile::kBufferBytes + SpillChecksumBytes(input, plan, whole);
-  const uint64_t image = PrefillImageBytes(plan);
-  const uint64_t kept = whole + in_memory + std::max(image, adapter);
-  const uint64_t spilled = whole + spill_bytes + std::max(image, adapter);
-  plan.prefill_tile_tokens = plan.n_ctx;
-  plan.prefill_read_tiles = 0;
-  const bool may_spill = plan.method.needs_file();
-  plan.spills_hidden = may_spill && kept > left;
-  uint64_t bytes = plan.spills_hidden ? spilled : kept;
-  const uint64_t ahead = InputsAheadBytes(input, plan);
-  plan.has_inputs_ahead = bytes + ahead <= left;
-  if (plan.has_inputs_ahead) bytes += ahead;
-  if (may_spill && (bytes > left || whole > input.max_buffer_bytes)) {
-    // Beside the first tile, the one that is computed; and earlier ones, of a chunk as that is, and entries
-    // that are read: these make room for the adapter's work, and so do activations. What attention adds up
-    // between tiles is not among the KV's memory: it does not grow with the context.
+  // Of one tile.
+  uint64_t WithHidden(const KvPlan& plan) const {
+    return whole + uint64_t{plan.n_ctx} * input.model.n_embd * sizeof(float) + std::max(image, adapter);
+  }
+  uint64_t WithoutHidden() const { return whole + spill + std::max(image, adapter); }
+
+  // Returns what it takes.
+  uint64_t MakeOneTile(bool spills_hidden, KvPlan& plan) const {
+    plan.prefill_tile_tokens = plan.n_ctx;
+    plan.prefill_read_tiles = 0;
+    plan.spills_hidden = spills_hidden;
+    return spills_hidden ? WithoutHidden() : WithHidden(plan);
+  }
+
+  // Nothing where one tile of several would hold all. Beside the first tile, the one that is computed; and
+  // earlier ones, of a chunk as that is, and entries that are read: these make room for the adapter's work,
+  // and so do activations. What attention adds up between tiles is not among the KV's memory: it does not
+  // grow with the context.
+  std::optional<uint64_t> MakeSeveralTiles(KvPlan& plan) const {
     const uint64_t grain_bytes = kPrefillChunkTokens * token_bytes;
     const uint64_t after_layer = adapter - std::min(adapter, input.model.feed_forward_bytes);
     const uint64_t most_grains = std::max<uint64_t>(input.max_buffer_bytes / grain_bytes, 1);
@@ -325,7 +339,7 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
         std::clamp<uint64_t>(left / kReadTilesShare / grain_bytes, 1, std::min(kReadTiles, most_grains));
     const auto attending = [&] { return image + n_read * grain_bytes + sizeof(StepParams); };
     const auto tiled_bytes = [&](uint64_t grains) {
-      return spill_bytes + (grains + 1) * grain_bytes + std::max(attending(), after_layer);
+      return spill + (grains + 1) * grain_bytes + std::max(attending(), after_layer);
     };
     while (n_read > 1 && tiled_bytes(1) > left) --n_read;
     uint64_t grains = 1;
@@ -333,24 +347,35 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
            grains < most_grains) {
       ++grains;
     }
-    if (grains * kPrefillChunkTokens < plan.n_ctx) {
-      plan.spills_hidden = true;
-      plan.has_inputs_ahead = false;
-      plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
-      // More in the room of the adapter's work, until that begins.
-      const uint64_t idle = after_layer > attending() ? after_layer - attending() : 0;
-      const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
-      plan.prefill_read_tiles = static_cast<uint32_t>(
-          std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles, most_grains}));
-      bytes = tiled_bytes(grains);
-    }
+    if (grains * kPrefillChunkTokens >= plan.n_ctx) return std::nullopt;
+    plan.spills_hidden = true;
+    plan.has_inputs_ahead = false;
+    plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
+    // More in the room of the adapter's work, until that begins.
+    const uint64_t idle = after_layer > attending() ? after_layer - attending() : 0;
+    const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
+    plan.prefill_read_tiles =
+        static_cast<uint32_t>(std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles, most_grains}));
+    return tiled_bytes(grains);
+  }
+};
+
+}  // namespace
+
+void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
+  const PrefillSizer sizer(input, plan);
+  const uint64_t left = sizer.left;
+  const bool may_spill = plan.method.needs_file();
+  uint64_t bytes = sizer.MakeOneTile(may_spill && sizer.WithHidden(plan) > left, plan);
+  const uint64_t ahead = InputsAheadBytes(input, plan);
+  plan.has_inputs_ahead = bytes + ahead <= left;
+  if (plan.has_inputs_ahead) bytes += ahead;
+  if (may_spill && (bytes > left || sizer.whole > input.max_buffer_bytes)) {
+    bytes = sizer.MakeSeveralTiles(plan).value_or(bytes);
   }
   // Of a short context, tiles and what spills take more than hidden states in memory.
-  if (may_spill && bytes > left && std::min(kept, spilled) < bytes) {
-    plan.prefill_tile_tokens = plan.n_ctx;
-    plan.prefill_read_tiles = 0;
-    plan.spills_hidden = spilled < kept;
-    bytes = std::min(kept, spilled);
+  if (may_spill && bytes > left && std::min(sizer.WithHidden(plan), sizer.WithoutHidden()) < bytes) {
+    bytes = sizer.MakeOneTile(sizer.WithoutHidden() < sizer.WithHidden(plan), plan);
   }
   plan.parts.push_back({"prefill", bytes + PrefillWorkBytes(input, plan), true, false});
 }
