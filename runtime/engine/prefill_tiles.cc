@@ -18,8 +18,10 @@ uint64_t ChunkHiddenBytes(const ModelConfig& config) {
   return uint64_t{kChunkRows} * config.n_embd * sizeof(float);
 }
 
-// Chunks of a block, however much room there is: more read little less.
+// Chunks of a block, however much room there is: more read little less. And however little: with fewer, a
+// prompt of 16 tiles reads its KV four times.
 constexpr size_t kMostBlockChunks = 16;
+constexpr size_t kLeastBlockChunks = 3;
 
 }  // namespace
 
@@ -145,10 +147,12 @@ Status PrefillTiles::CreateBlockBuffers() {
   block_qkv_.push_back(commands_.qkv());
   const uint64_t qkv_bytes = uint64_t{chunk_rows} * commands_.qkv_dim() * sizeof(float);
   // Each chunk of a block has a turn, so that its hidden states come once.
-  while (block_qkv_.size() < kMostBlockChunks) {
+  const size_t n_later = CeilDiv(plan_.n_ctx - tiling_.first.n_ctx, chunk_rows);
+  while (block_qkv_.size() < std::min(kMostBlockChunks, n_later)) {
     const bool needs_turn = turns_.size() == block_qkv_.size();
     const bool needs_parts = free_parts_.size() < block_qkv_.size() + 2;
-    if (!take(qkv_bytes + (needs_parts ? parts_bytes : 0) + (needs_turn ? hidden_bytes : 0))) break;
+    const bool has_room = take(qkv_bytes + (needs_parts ? parts_bytes : 0) + (needs_turn ? hidden_bytes : 0));
+    if (!has_room && block_qkv_.size() >= kLeastBlockChunks) break;
     if (needs_turn) KVRUN_RETURN_IF_ERROR(add_turn());
     KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(qkv_bytes, BufferUse::kDevice));
     block_qkv_.push_back(block_memory_.back().get());
