@@ -545,8 +545,11 @@ Result<std::optional<KvPlan>> Planner::FitAndRead() {
 Result<KvPlan> Planner::Partial() {
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitAndRead());
   if (!best) {
-    // With room for a limit of reads, where there may be one.
-    if (may_read_more() && limits_reading() && reads_per_layer_ == 0.0) reads_per_layer_ = 1.0;
+    // With room for a limit of reads, where there may be one. A share is raised to the same before it is
+    // known what reading costs.
+    const bool may_limit =
+        reads_as_is_worth() && hide() > 0.0 && (limits_reading() || options_.budget_fraction);
+    if (may_limit && reads_per_layer_ == 0.0) reads_per_layer_ = 1.0;
     KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
     if (!options_.budget_fraction) return TooLarge(least);
     const std::string note = NoteOfRaise(base_.budget_bytes, least.fillable_bytes);

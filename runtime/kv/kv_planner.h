@@ -143,11 +143,13 @@ class Planner {
   Result<std::optional<KvPlan>> FitBestSize();
   Result<std::optional<KvPlan>> FitBest();
   Result<std::optional<KvPlan>> FitAndRead();
-  // Nobody has said how much is selected, and it is known what reading costs.
-  bool may_read_more() const {
+  // Nobody has said how much is selected.
+  bool reads_as_is_worth() const {
     return has_budget() && fills_budget() && base_.method.defaults.may_select_more_than_slots &&
-           !needs_equal_capacity() && !base_.statics.share.by_prompt && (limits_reading() || hide() == 0.0);
+           !needs_equal_capacity() && !base_.statics.share.by_prompt;
   }
+  // And it is known what reading costs.
+  bool may_read_more() const { return reads_as_is_worth() && (limits_reading() || hide() == 0.0); }
   double hide() const { return options_.hide.value_or(kUsualHide); }
   bool adapts() const { return options_.adapt.value_or(false); }
   bool ReadsTooMuch(const KvPlan& plan) const;

@@ -91,7 +91,7 @@ class ReadingSpeed : public StorageSpeed {
     for (int i = 0; i < 30; ++i) prompt += fmt::format("{}. The quick brown fox jumps. ", 17 * i);
     Arguments arguments = {"run", "-m", model_, "-p", prompt, "--kv-dir", folder_.Path("kv")};
     const Arguments always =
-        Words("-n 6 --ctx 1600 --json --ignore-end --kv-tmpfs --kv-method kvswap --kv-budget 1/8");
+        Words("-n 6 --ctx 2200 --json --ignore-end --kv-tmpfs --kv-method kvswap --kv-budget 1/8");
     arguments.insert(arguments.end(), always.begin(), always.end());
     arguments.insert(arguments.end(), more.begin(), more.end());
     return RunProgram(RealProgram(), arguments, WithDrivers({"XDG_CACHE_HOME=" + folder_.Path("cache")}));

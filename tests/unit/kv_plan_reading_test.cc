@@ -185,6 +185,19 @@ TEST(KvPlanReading, SlowFlashSelectsWhatHasSlots) {
   EXPECT_GE(plan.n_chosen + 1, usual.n_chosen);
 }
 
+// Who is told of a raise before anything is measured is told the same afterwards.
+TEST(KvPlanReading, AShareIsRaisedToTheSameWhateverReadingCosts) {
+  for (const uint32_t n_ctx : {600U, 1500U, 2200U}) {
+    const KvPlan before = Plan(Swap(1.0 / 13), kSmolLm2, n_ctx, 1, 512);
+    ASSERT_TRUE(before.raises_budget) << n_ctx;
+    for (const double reads_per_s : {100.0, 1e5, 1e9}) {
+      const KvPlan plan = Plan(WithTimes(1.0 / 13, reads_per_s), kSmolLm2, n_ctx, 1, 512);
+      EXPECT_EQ(plan.budget_bytes, before.budget_bytes) << n_ctx;
+      EXPECT_EQ(plan.notes.front(), before.notes.front());
+    }
+  }
+}
+
 // What is long takes longer to read.
 TEST(KvPlanReading, LargeRecordsAreReadByBytes) {
   const FlashTimes blocks{.reads_per_s = 1e5, .layer_us = 1000.0};
