@@ -464,6 +464,14 @@ std::optional<KvPlan> Planner::Fit(const Row& row) const {
   return plan;
 }
 
+// Of entries, so that none are gained with fewer bits.
+uint32_t Planner::EnoughFor(const Row& row) const {
+  if (row.k_type == KvType::kInt4 || !base_.method.has_adapters() || base_.method.has_clusters()) {
+    return LeastEntries();
+  }
+  return std::max(LeastEntries(), std::min(kEnoughForWideTypes, base_.n_ctx / 2));
+}
+
 // The first row that leaves room for enough; or for everything, which costs less in 4 bits (KL 0.003) than a
 // part in any.
 std::optional<KvPlan> Planner::FitBestRow() const {
@@ -475,7 +483,7 @@ std::optional<KvPlan> Planner::FitBestRow() const {
     if (!plan) continue;
     const uint32_t entries = EntriesOf(*plan);
     if (!fills_budget() || plan->n_chosen == plan->n_choosable()) return plan;
-    if (entries >= LeastEntries() && !enough) enough = plan;
+    if (entries >= EnoughFor(row) && !enough) enough = plan;
     if (!best || plan->n_chosen > best->n_chosen) best = plan;
   }
   return enough ? enough : best;
@@ -549,7 +557,7 @@ Result<KvPlan> Planner::Partial() {
     // known what reading costs.
     const bool may_limit =
         reads_as_is_worth() && hide() > 0.0 && (limits_reading() || options_.budget_fraction);
-    if (may_limit && reads_per_layer_ == 0.0) reads_per_layer_ = 1.0;
+    if (may_limit && !options_.reads_per_layer) reads_per_layer_ = 1.0;
     KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
     if (!options_.budget_fraction) return TooLarge(least);
     const std::string note = NoteOfRaise(base_.budget_bytes, least.fillable_bytes);
@@ -590,7 +598,7 @@ Planner::Least Planner::FindLeast() const {
     uint64_t bytes = std::max(smallest.prefill_bytes(), smallest.decode_bytes());
     if (fills_budget() || fills_slots()) bytes = std::max(bytes, SuitableFrom(row));
     if (bytes > least.bytes) continue;
-    least = {bytes, fills_budget() && !evicts() ? FillableFrom(row, bytes) : bytes, smallest};
+    least = {bytes, fills_budget() ? FillableFrom(row, bytes) : bytes, smallest};
   }
   return least;
 }

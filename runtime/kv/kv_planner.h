@@ -49,6 +49,9 @@ class Planner {
   static constexpr double kMostOfShareUntil =
       2048;  // tokens of context; beyond, with the root of their number
   static constexpr uint32_t kLeastShare = 3;
+  // Where keys have more than 4 bits, at least so many entries, or half of a short context: more of them in 4
+  // bits are better (docs/quality.md, "Small contexts").
+  static constexpr uint32_t kEnoughForWideTypes = 600;
   static constexpr uint32_t kFewKept = 128;     // of a list, where entries are evicted
   static constexpr uint32_t kLeastWindow = 64;  // where the window takes what there is
   // Of an own choice, no more entries than take this share of the multiplications that a layer's weights
@@ -139,6 +142,7 @@ class Planner {
   std::optional<KvPlan> FitHidden(const Row& row, double hide) const;
   std::optional<KvPlan> FitAsRead(const Row& row) const;
   std::optional<KvPlan> FitLongestWindow(const Row& row) const;
+  uint32_t EnoughFor(const Row& row) const;
   std::optional<KvPlan> FitBestRow() const;
   Result<std::optional<KvPlan>> FitBestSize();
   Result<std::optional<KvPlan>> FitBest();

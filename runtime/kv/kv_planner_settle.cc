@@ -176,7 +176,7 @@ uint32_t Planner::LeastEntries() const {
 // The smallest selection: of an own choice, what does not miss too much; else one extent beside the pinned
 // ones, or few that are kept. Clusters that find no slots go through the pool.
 uint32_t Planner::LeastChosen() const {
-  if (evicts()) return std::min(kLeastKept, base_.n_ctx);
+  if (evicts()) return std::min(options_.budget_fraction ? kFewKept : kLeastKept, base_.n_ctx);
   if (base_.method.has_clusters()) {
     const uint32_t least = fills_budget() ? SlotsOf(LeastEntries()) : 0;
     return std::min(std::max(least, base_.records_per_cluster()), base_.n_choosable());

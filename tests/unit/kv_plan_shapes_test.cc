@@ -113,6 +113,35 @@ TEST(KvPlanShapes, SharesOfAnyModelSelectASensibleNumber) {
   }
 }
 
+// No raise ends in a jump: a context that is 3 % longer has about as much memory, or more.
+TEST(KvPlanShapes, ALongerContextHasNoMuchSmallerShare) {
+  for (const Named& one : KnownModels()) {
+    for (const double share : {1.0 / 8, 1.0 / 13, 1.0 / 34}) {
+      KvPlan before = Plan(Budget(share), one.model, 300, 1, 4096);
+      for (uint32_t n_ctx = 309; n_ctx < 20000; n_ctx += n_ctx * 3 / 100) {
+        const KvPlan plan = Plan(Budget(share), one.model, n_ctx, 1, 4096);
+        SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, plan.Describe()));
+        EXPECT_GE(static_cast<double>(plan.budget_bytes), 0.97 * static_cast<double>(before.budget_bytes));
+        before = plan;
+      }
+    }
+  }
+}
+
+// More entries in 4 bits are better than few in more.
+TEST(KvPlanShapes, WideTypesAreTakenWhereManyEntriesFit) {
+  for (const Named& one : KnownModels()) {
+    for (const double share : {1.0 / 4, 1.0 / 8, 1.0 / 13}) {
+      for (uint32_t n_ctx = 300; n_ctx < 20000; n_ctx += n_ctx / 20) {
+        const KvPlan plan = Plan(Budget(share), one.model, n_ctx, 1, 4096);
+        if (IsResident(plan) || plan.record.k_type == KvType::kInt4) continue;
+        SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, plan.Describe()));
+        EXPECT_GE(EntriesOf(plan), std::min(600U, n_ctx / 2));
+      }
+    }
+  }
+}
+
 // Types, rank and window: what a row of the table decides.
 auto RowOf(const KvPlan& plan) {
   const auto bits = [](KvType type) { return KvElementBits(type); };
