@@ -262,8 +262,9 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *                ("13.5M", "13.5MB" and "13.5MiB" are the same; K, M, G), or a share of the f16 KV of the
  *                whole context ("1/13", "8%"). Bytes are never exceeded: too few are KVRUN_OUT_OF_MEMORY. A
  *                share that is too small for a method, given or chosen, is raised to the least that works
- *                (where entries are selected: 512, of a short context a third), which a note says; with
- *                "full" as a given method it is refused
+ *                (where entries are selected: 512, of a short context a third, of a long one down to 320;
+ *                where they are evicted, 128 of each list), which a note says; with "full" as a given method
+ *                it is refused
  *   type         "f32", "f16", "fp8", "int8", "int4": one for both, or one each for K,V ("fp8,int4")
  *   group        how many consecutive entries are read as one, up to 256
  *   select       how many entries a token reads besides sinks and window. Methods that evict: how many
