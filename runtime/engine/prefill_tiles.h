@@ -221,8 +221,8 @@ class PrefillTiles {
   size_t last_turn_ = 0;
   std::vector<StepRow> tile_rows_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
-  // Plans of several tiles have these, and their turns', in the place of the logits' buffer, which is given up
-  // meanwhile. What the least block takes beyond that, two chunks of rows at most, does not grow with the
+  // Plans of several tiles have these, and their turns', in the place of the logits' buffer, which is given
+  // up meanwhile. What the least block takes beyond that, two chunks of rows at most, does not grow with the
   // context, and is not the KV's.
   std::unique_ptr<Buffer> spill_room_;
   std::vector<std::unique_ptr<Buffer>> block_memory_;
