@@ -301,6 +301,8 @@ struct PrefillSizer {
   uint64_t adapter;
   uint64_t image;
   uint64_t spill;
+  uint64_t with_hidden;  // of one tile and hidden states
+  uint64_t without_hidden;
 
   PrefillSizer(const KvSizeInput& sizes, const KvPlan& plan) : input(sizes) {
     const bool has_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
@@ -311,20 +313,17 @@ struct PrefillSizer {
     adapter = PrefillAdapterBytes(input, plan);
     image = PrefillImageBytes(plan);
     spill = SpillFile::kBufferBytes + SpillChecksumBytes(input, plan, whole);
+    const uint64_t tile = whole + std::max(image, adapter);
+    with_hidden = tile + uint64_t{plan.n_ctx} * input.model.n_embd * sizeof(float);
+    without_hidden = tile + spill;
   }
-
-  // Of one tile.
-  uint64_t WithHidden(const KvPlan& plan) const {
-    return whole + uint64_t{plan.n_ctx} * input.model.n_embd * sizeof(float) + std::max(image, adapter);
-  }
-  uint64_t WithoutHidden() const { return whole + spill + std::max(image, adapter); }
 
   // Returns what it takes.
   uint64_t MakeOneTile(bool spills_hidden, KvPlan& plan) const {
     plan.prefill_tile_tokens = plan.n_ctx;
     plan.prefill_read_tiles = 0;
     plan.spills_hidden = spills_hidden;
-    return spills_hidden ? WithoutHidden() : WithHidden(plan);
+    return spills_hidden ? without_hidden : with_hidden;
   }
 
   // Nothing where one tile of several would hold all. Beside the first tile, the one that is computed; and
@@ -366,7 +365,7 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const PrefillSizer sizer(input, plan);
   const uint64_t left = sizer.left;
   const bool may_spill = plan.method.needs_file();
-  uint64_t bytes = sizer.MakeOneTile(may_spill && sizer.WithHidden(plan) > left, plan);
+  uint64_t bytes = sizer.MakeOneTile(may_spill && sizer.with_hidden > left, plan);
   const uint64_t ahead = InputsAheadBytes(input, plan);
   plan.has_inputs_ahead = bytes + ahead <= left;
   if (plan.has_inputs_ahead) bytes += ahead;
@@ -374,8 +373,8 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
     bytes = sizer.MakeSeveralTiles(plan).value_or(bytes);
   }
   // Of a short context, tiles and what spills take more than hidden states in memory.
-  if (may_spill && bytes > left && std::min(sizer.WithHidden(plan), sizer.WithoutHidden()) < bytes) {
-    bytes = sizer.MakeOneTile(sizer.WithoutHidden() < sizer.WithHidden(plan), plan);
+  if (may_spill && bytes > left && std::min(sizer.with_hidden, sizer.without_hidden) < bytes) {
+    bytes = sizer.MakeOneTile(sizer.without_hidden < sizer.with_hidden, plan);
   }
   plan.parts.push_back({"prefill", bytes + PrefillWorkBytes(input, plan), true, false});
 }

@@ -464,12 +464,10 @@ std::optional<KvPlan> Planner::Fit(const Row& row) const {
   return plan;
 }
 
-// Of entries, so that none are gained with fewer bits.
+// Entries with which a row is taken, though one of fewer bits leaves room for more.
 uint32_t Planner::EnoughFor(const Row& row) const {
-  if (row.k_type == KvType::kInt4 || !base_.method.has_adapters() || base_.method.has_clusters()) {
-    return LeastEntries();
-  }
-  return std::max(LeastEntries(), std::min(kEnoughForWideTypes, base_.n_ctx / 2));
+  const bool is_wide = row.k_type != KvType::kInt4 && base_.method.has_adapters();
+  return is_wide ? std::min(kEnoughForWideTypes, base_.n_ctx / 2) : LeastEntries();
 }
 
 // The first row that leaves room for enough; or for everything, which costs less in 4 bits (KL 0.003) than a
@@ -560,12 +558,14 @@ Result<KvPlan> Planner::Partial() {
     if (may_limit && !options_.reads_per_layer) reads_per_layer_ = 1.0;
     KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
     if (!options_.budget_fraction) return TooLarge(least);
-    const std::string note = NoteOfRaise(base_.budget_bytes, least.fillable_bytes);
-    base_.budget_bytes = least.fillable_bytes;
+    const std::string advice = has_count() ? SelectLess() : "";
+    const uint64_t asked_bytes = std::exchange(base_.budget_bytes, least.fillable_bytes);
     KVRUN_ASSIGN_OR_RETURN(best, FitAndRead());
     KVRUN_CHECK(best.has_value());
     best->raises_budget = true;
-    best->notes.push_back(note);
+    // No reading is measured later that would take the rest.
+    if (evicts()) best->budget_bytes = std::max(best->prefill_bytes(), best->decode_bytes());
+    best->notes.push_back(NoteOfRaise(asked_bytes, best->budget_bytes, advice));
   }
   if (options_.reads_per_layer.value_or(0.0) > 0.0 && !best->limits_reads()) {
     return Status(

@@ -46,8 +46,7 @@ class Planner {
   static constexpr uint32_t kLeastOfBytes = 256;
   static constexpr uint32_t kMostLeastOfShare = 512;
   static constexpr uint32_t kLeastOfShare = 320;
-  static constexpr double kMostOfShareUntil =
-      2048;  // tokens of context; beyond, with the root of their number
+  static constexpr double kMostOfShareUntil = 2048;  // tokens; beyond, it falls with their root
   static constexpr uint32_t kLeastShare = 3;
   // Where keys have more than 4 bits, at least so many entries, or half of a short context: more of them in 4
   // bits are better (docs/quality.md, "Small contexts").
@@ -170,7 +169,7 @@ class Planner {
   uint64_t FillableFrom(const Row& row, uint64_t least_bytes) const;
   Least FindLeast() const;
   Result<Least> FindLeastSize();
-  std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const;
+  std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes, const std::string& advice) const;
   Status TooLarge(const Least& least) const;
 
   const KvOptions& options_;

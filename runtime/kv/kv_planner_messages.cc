@@ -25,7 +25,8 @@ std::string Planner::SelectLess() const {
   return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);
 }
 
-std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) const {
+std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes,
+                                 const std::string& advice) const {
   std::string note = fmt::format(
       "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
       "raised to {}, the least ",
@@ -33,8 +34,6 @@ std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes) con
   const bool selects_few = fills_budget() && !evicts();
   note += selects_few ? fmt::format("with which a token attends to about {} entries", LeastEntries())
                       : "that works";
-  if (!has_count()) return note;
-  const std::string advice = SelectLess();
   return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
 }
 
