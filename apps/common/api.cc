@@ -110,6 +110,7 @@ const char* FinishName(kvrun_finish finish) {
     case KVRUN_FINISH_STOP: return "stop";
     case KVRUN_FINISH_CONTEXT_FULL: return "context_full";
     case KVRUN_FINISH_CANCELLED: return "cancelled";
+    case KVRUN_FINISH_REPEATS: return "repeats";
   }
   return "unknown";
 }

@@ -3,10 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/printable.h"
+#include "apps/common/report.h"
 
 namespace kvrun::cli {
 namespace {
@@ -52,12 +55,25 @@ void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan
 }
 
 // What only the session knows: how fast its device is may decide how much is selected.
-void SayNewNotes(const Session& session, SessionPlan* plan) {
-  if (!plan->tells_plan) return;
-  for (const Json& note : SessionStats(session).value("notes", Json::array())) {
+void TellSession(const Session& session, const SharedOptions& shared, SessionPlan* plan) {
+  if (plan->kv_plan.is_null() || shared.quiet) return;
+  const Json stats = SessionStats(session);
+  for (const Json& note : stats.value("notes", Json::array())) {
     const std::string text = TextOf(note);
     if (IsNew(text, plan)) PrintMessage("note: " + text);
   }
+  if (!shared.verbose) return;
+  const Json& kv = stats.contains("kv") ? stats["kv"] : plan->kv_plan;
+  PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
+  for (const Json& detail : stats.value("details", Json::array())) PrintMessage("note: " + TextOf(detail));
+}
+
+// A path as a person writes it.
+std::string ShortPath(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home != '/' || !path.starts_with(home)) return path;
+  const std::string rest = path.substr(std::strlen(home));
+  return rest.starts_with('/') ? "~" + rest : path;
 }
 
 // Options of one method are mostly none of another's.
@@ -152,9 +168,9 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
     SayContextNotes(model, shared, n_ctx);
     return plan;
   }
+  plan.kv_plan = kv_plan;
   if (shared.quiet) return plan;
-  plan.tells_plan = true;
-  PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
+  PrintMessage(KvSummary(kv_plan));
   for (const Json& note : kv_plan.value("notes", Json::array())) {
     const std::string text = TextOf(note);
     plan.notes.push_back(text);
@@ -170,6 +186,22 @@ void SayContextNotes(const Model& model, const SharedOptions& shared, uint32_t n
   plan.n_ctx = n_ctx;
   plan.n_sequences = 1;
   for (const Json& note : AskPlan(plan).value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
+}
+
+std::string KvSummary(const Json& kv_plan) {
+  const auto bytes_of = [&kv_plan](const char* key) { return kv_plan.value(key, uint64_t{0}); };
+  const uint64_t used = std::max(bytes_of("decode_bytes"), bytes_of("prefill_bytes"));
+  const std::string full = FormatBytes(bytes_of("full_bytes"));
+  const Json folder = kv_plan.value("folder", Json());
+  if (folder.is_string()) {
+    return fmt::format("KV cache: {} of {} in memory, the rest on flash in {}", FormatBytes(used), full,
+                       Printable(ShortPath(TextOf(folder))));
+  }
+  if (kv_plan.value("kept", Json()).is_object()) {
+    return fmt::format("KV cache: {} of {} in memory; what gets little attention is forgotten",
+                       FormatBytes(used), full);
+  }
+  return fmt::format("KV cache: {}, all in memory", FormatBytes(used));
 }
 
 std::string ExplainAdapter(const SessionPlan& plan, const std::string& message) {
@@ -193,7 +225,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   options.progress = Progress::Callback;
   options.progress_user = progress;
   Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
-  SayNewNotes(session, plan);
+  TellSession(session, shared, plan);
   return session;
 }
 

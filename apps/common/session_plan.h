@@ -22,9 +22,9 @@ struct SessionPlan {
   KvOptionList kv;
   // Where the options are a config's: which of its solutions they are, as a message goes on; else empty.
   std::string origin;
-  std::string adapter;      // the file that the config names, where none was given in its place; else empty
-  std::string config;       // its path, where one is named
-  bool tells_plan = false;  // what the budget buys was said
+  std::string adapter;  // the file that the config names, where none was given in its place; else empty
+  std::string config;   // its path, where one is named
+  Json kv_plan;  // what the budget buys (kvrun_kv_plan_json), where one or a method is asked for; else null
   std::vector<std::string> notes;  // of the config and of what the budget buys, that were said
 };
 
@@ -54,7 +54,11 @@ auto ExplainingAdapter(const SessionPlan& plan, const Ask& ask) {
 // Throws where the config is of another device than the one that was loaded; says its notes that are new.
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan);
 
-// Checks the config, too.
+// "KV cache: 13.8 of 180.0 MiB in memory, the rest on flash in ~/.cache/kvrun/kv".
+std::string KvSummary(const Json& kv_plan);
+
+// Checks the config, too. With --verbose it says in detail what the budget buys now that it is known how fast
+// the device is.
 Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,
                      Progress* progress);
 

@@ -49,7 +49,8 @@ void AddQuietOptions(OptionSet* set, SharedOptions* shared);
 // --verbose, of commands that have more to say than they do by themselves.
 void AddVerboseOption(
     OptionSet* set, SharedOptions* shared,
-    const std::string& help = "show more statistics: device, parts of memory, reads from flash");
+    const std::string& help =
+        "say more: how the KV cache is kept, and statistics of device, memory and reads from flash");
 // --quiet, --progress, --json.
 void AddReportOptions(OptionSet* set, SharedOptions* shared);
 

@@ -225,6 +225,9 @@ int Bench(const BenchOptions& options) {
   std::vector<SessionPlan> plans;
   for (const uint32_t depth : options.depths) {
     plans.push_back(PlanSession(model, options.shared, options.sequences, ContextOf(options, depth)));
+    const Json& kv_plan = plans.back().kv_plan;
+    if (!options.shared.quiet && !kv_plan.is_null())
+      PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
   }
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);

@@ -95,9 +95,7 @@ class ChatLoop {
     try {
       const Answer answer = conversation_.Say(message);
       WriteStdout("\n");
-      if (answer.finish == KVRUN_FINISH_CONTEXT_FULL) {
-        PrintMessage(fmt::format("the context of {} tokens is full; /reset starts over", n_ctx_));
-      }
+      SayWhyItEnded(answer);
     } catch (const Interruption&) {
       WriteStderr("\n");  // stopped before the first token
     } catch (const Failure& failure) {
@@ -105,6 +103,20 @@ class ChatLoop {
       PrintMessage(failure.status() == KVRUN_CONTEXT_FULL ? DoesNotFit("the message") : failure.what());
     }
     ClearInterrupt();
+  }
+
+  // Where it is not the model that ended it.
+  void SayWhyItEnded(const Answer& answer) const {
+    switch (answer.finish) {
+      case KVRUN_FINISH_CONTEXT_FULL:
+        return PrintMessage(fmt::format("the context of {} tokens is full; /reset starts over", n_ctx_));
+      case KVRUN_FINISH_LENGTH:
+        return PrintMessage(
+            fmt::format("the answer was ended at its limit of {} (-n N sets another, -n -1 none)",
+                        Counted(answer.tokens.size(), "token")));
+      case KVRUN_FINISH_REPEATS: return PrintMessage("the answer was ended, as it repeated itself");
+      default: return;
+    }
   }
 
   void AddFile(const std::string& path) {
@@ -151,7 +163,8 @@ class ChatLoop {
 
   std::string Statistics() const {
     const Json stats = SessionStats(session_);
-    return SummaryText(stats) + StatisticsText(stats, engine_info_) + ProfileText(stats) +
+    return TurnText(stats) + SummaryText(stats) + StatisticsText(stats, engine_info_) + ProfileText(stats) +
+           SamplingText(options_.conversation.generation.values) + "\n" +
            fmt::format("context  {} of {} tokens\n", conversation_.n_tokens(), n_ctx_);
   }
 
@@ -199,12 +212,11 @@ uint32_t ContextFor(const Model& model, const ChatOptions& options, const std::v
   return std::max(n_ctx, static_cast<uint32_t>(std::min<size_t>(trained, n_tokens + kRoomForTalk)));
 }
 
-void PrintSampling(const Json& model_info, const kvrun_generate_options& values) {
+void SayIgnoredAdvice(const Json& model_info) {
   const Json sampling = model_info.value("sampling", Json::object());
   for (const Json& why : sampling.value("ignored", Json::array())) {
     PrintMessage("note: the model file's advice is ignored: " + TextOf(why));
   }
-  WriteStderr(SamplingText(values) + "\n");
 }
 
 int Converse(const ChatOptions& options, ChatLoop* loop) {
@@ -236,13 +248,13 @@ int Chat(ChatOptions& options) {
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
   conversation.ReadAhead();
-  if (!options.shared.quiet) PrintSampling(model_info, options.conversation.generation.values);
+  if (!options.shared.quiet) SayIgnoredAdvice(model_info);
   ChatLoop loop(options, model, &conversation, session, loaded.info);
   const int exit_code = Converse(options, &loop);
   if (!options.shared.quiet) {
     const Json stats = SessionStats(session);
     WriteStderr(SummaryText(stats) + (options.shared.verbose ? StatisticsText(stats, loaded.info) : "") +
-                ProfileText(stats));
+                ProfileText(stats) + SamplingText(options.conversation.generation.values) + "\n");
   }
   return exit_code;
 }
@@ -261,7 +273,7 @@ Command AddChatCommand(CLI::App* program) {
   set->AddExample("kvrun chat -m model.gguf -f report.txt", "talk about a document");
   set->AddExample("kvrun chat -m model.gguf --system \"Answer in one sentence.\" --kv-budget 1/13",
                   "with an instruction, and the KV cache on flash");
-  AddGenerationOptions(set.get(), &options->conversation.generation, 0, SamplingDefaults::kChat);
+  AddGenerationOptions(set.get(), &options->conversation.generation, kChatMaxTokens, SamplingDefaults::kChat);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   set->Group(HelpGroup::kOutput);
   set->Flag("--no-history", &options->no_history, "do not save what you type for later chats");

@@ -112,7 +112,10 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
       of_chat ? "drop tokens less likely than P times the likeliest (default: the model file's, else 0: off)"
               : "drop tokens less likely than P times the likeliest (0: off)");
   set->Number("--repeat-penalty", &values.repetition_penalty, 0.01F, 100.0F,
-              "the penalty for repeated tokens (1: off)");
+              of_chat ? "the penalty for repeated tokens (1: off; default: 1.1 with models of less than a "
+                        "billion parameters, else off)"
+                      : "the penalty for repeated tokens (1: off; default: with --chat and models of less "
+                        "than a billion parameters 1.1, else off)");
   set->Number("--repeat-window", &values.repetition_window, 0, kMaxU32,
               "how many of the last tokens the penalties look at");
   set->Number(
@@ -121,7 +124,7 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
   set->Number("--frequency-penalty", &values.frequency_penalty, -2.0F, 2.0F,
               "the same, for each time that the token occurs there (0: off)");
   set->Checked("--seed", "N",
-               of_chat ? "seed of the sampler (default -1: a random one, which is printed)"
+               of_chat ? "seed of the sampler (default -1: a random one, which is printed at the end)"
                        : fmt::format("seed of the sampler (default {}; -1: a random one, which is printed)",
                                      values.seed),
                [generation](const std::string& source, const std::string& text) {
@@ -131,7 +134,8 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
                });
   set->TextList("--stop", &generation->stop, "TEXT", "end before this text (may be given several times)");
   set->Flag("--ignore-end", &generation->ignore_end,
-            "go on after the model has ended its answer (for benchmarks)");
+            "go on after the model has ended its answer, and where a chat's answer repeats itself (for "
+            "benchmarks)");
 }
 
 void CheckGenerationOptions(const GenerationOptions& generation) {

@@ -48,6 +48,8 @@ std::string PlanText(const Json& plan) {
   std::string text = fmt::format("{:<26}{}\n", "KV cache", TextOf(plan.value("line", Json())));
   for (const Json& note : plan.value("notes", Json::array()))
     text += fmt::format("{:<26}{}\n", "note", TextOf(note));
+  for (const Json& detail : plan.value("details", Json::array()))
+    text += fmt::format("{:<26}{}\n", "note", TextOf(detail));
   return text;
 }
 

@@ -18,10 +18,11 @@ double NumberOf(const Json& object, const char* key) {
 
 uint64_t CountOf(const Json& object, const char* key) { return static_cast<uint64_t>(NumberOf(object, key)); }
 
+// What the device holds; of the process and of both together MemorySummary speaks.
 std::string MemoryText(const Json& memory) {
   std::string text;
   for (const auto& [part, bytes] : memory.items()) {
-    if (!bytes.is_number()) continue;
+    if (!bytes.is_number() || part == "process" || part == "process_peak" || part == "all") continue;
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", part, FormatBytes(bytes.get<uint64_t>()));
   }
   return text;
@@ -52,26 +53,33 @@ const char* PeakKey(const Json& kv) {
   return NumberOf(kv, "prefill_bytes") > NumberOf(kv, "decode_bytes") ? "prefill_bytes" : "decode_bytes";
 }
 
+// What a phase's memory consists of: phases take turns, and share the budget.
+std::string PartsText(const char* label, const Json& kv, const char* phase, const char* total) {
+  std::string parts;
+  for (const Json& part : kv.value("parts", Json::array())) {
+    if (!part.value(phase, false)) continue;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", TextOf(part.value("name", Json())),
+                         BytesOf(part, "bytes"));
+  }
+  return parts.empty() ? "" : fmt::format("{} {}: {}\n", label, BytesOf(kv, total), parts);
+}
+
 std::string KvSizesText(const Json& kv) {
   std::string text =
       fmt::format("kv       {}: {}", TextOf(kv.value("method", Json("unknown"))), BytesOf(kv, PeakKey(kv)));
   if (HasNumber(kv, "budget_bytes")) text += fmt::format(" (budget {})", BytesOf(kv, "budget_bytes"));
   text += fmt::format(" for {} of f16\n", BytesOf(kv, "full_bytes"));
-  std::string parts;
-  for (const Json& part : kv.value("parts", Json::array())) {
-    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", TextOf(part.value("name", Json())),
-                         BytesOf(part, "bytes"));
-  }
-  return parts.empty() ? text : text + fmt::format("parts    {}\n", parts);
+  return text + PartsText("decoding", kv, "decode", "decode_bytes") +
+         PartsText("prefill ", kv, "prefill", "prefill_bytes");
 }
 
 // "KV 3.4 MiB of a budget of 4.0 MiB (27.0 MiB as f16), 140.2 MiB in all".
 std::string MemorySummary(const Json& stats) {
-  const std::string all = BytesOf(stats.value("memory", Json::object()), "total") + " in all";
+  const Json memory = stats.value("memory", Json::object());
+  const std::string all = BytesOf(memory, HasNumber(memory, "all") ? "all" : "total") + " in all";
   const auto kv = stats.find("kv");
   if (kv == stats.end() || !kv->is_object()) {
-    const Json parts = stats.value("memory", Json::object());
-    return HasNumber(parts, "kv") ? fmt::format("KV {}, {}", BytesOf(parts, "kv"), all) : all;
+    return HasNumber(memory, "kv") ? fmt::format("KV {}, {}", BytesOf(memory, "kv"), all) : all;
   }
   std::string text = "KV " + BytesOf(*kv, PeakKey(*kv));
   if (HasNumber(*kv, "budget_bytes")) {
@@ -79,6 +87,21 @@ std::string MemorySummary(const Json& stats) {
                         BytesOf(*kv, "full_bytes"));
   }
   return text + ", " + all;
+}
+
+std::string SpeedText(const Json& stats) {
+  std::string speed =
+      fmt::format("prompt {} at {:.1f} token/s", Counted(CountOf(stats, "prefill_tokens"), "token"),
+                  NumberOf(stats, "prefill_tps"));
+  if (const uint64_t n_tokens = CountOf(stats, "answer_tokens"); n_tokens > 0) {
+    speed += ", answer " + Counted(n_tokens, "token");
+    // The first token comes from the prompt.
+    if (NumberOf(stats, "decode_tokens") > 0)
+      speed += fmt::format(" at {:.1f} token/s", NumberOf(stats, "decode_tps"));
+  }
+  if (NumberOf(stats, "ttft_ms") > 0)
+    speed += fmt::format(", the first after {:.2f} s", NumberOf(stats, "ttft_ms") / 1e3);
+  return speed;
 }
 
 std::string KvFlashText(const Json& kv) {
@@ -128,16 +151,11 @@ std::string KvLayersText(const Json& layers) {
 }  // namespace
 
 std::string SummaryText(const Json& stats) {
-  std::string speed =
-      fmt::format("prompt {} at {:.1f} token/s", Counted(CountOf(stats, "prefill_tokens"), "token"),
-                  NumberOf(stats, "prefill_tps"));
-  if (NumberOf(stats, "decode_tokens") > 0) {
-    speed += fmt::format(", answer {} at {:.1f} token/s", Counted(CountOf(stats, "decode_tokens"), "token"),
-                         NumberOf(stats, "decode_tps"));
-  }
-  if (NumberOf(stats, "ttft_ms") > 0)
-    speed += fmt::format(", the first after {:.2f} s", NumberOf(stats, "ttft_ms") / 1e3);
-  return fmt::format("speed    {}\nmemory   {}\n", speed, MemorySummary(stats));
+  return fmt::format("speed    {}\nmemory   {}\n", SpeedText(stats), MemorySummary(stats));
+}
+
+std::string TurnText(const Json& stats) {
+  return fmt::format("last     {}\n", SpeedText(stats.value("last", Json::object())));
 }
 
 std::string EndText(kvrun_finish finish, size_t n_tokens, uint32_t n_ctx) {
@@ -151,6 +169,7 @@ std::string EndText(kvrun_finish finish, size_t n_tokens, uint32_t n_ctx) {
     case KVRUN_FINISH_CONTEXT_FULL:
       return line(fmt::format("the context of {} is full; --ctx N makes it larger", Counted(n_ctx, "token")));
     case KVRUN_FINISH_CANCELLED: return line("interrupted");
+    case KVRUN_FINISH_REPEATS: return line("the answer repeated itself; --ignore-end goes on all the same");
   }
   return line("unknown");
 }

@@ -10,6 +10,8 @@ namespace kvrun::cli {
 
 // Two lines, of speed, and of memory against the KV cache's budget. `stats` as in kvrun_session_stats_json.
 std::string SummaryText(const Json& stats);
+// One line before these: the speed of the last turn.
+std::string TurnText(const Json& stats);
 // A third: why an answer of so many tokens ended, and what would let it go on.
 std::string EndText(kvrun_finish finish, size_t n_tokens, uint32_t n_ctx);
 // All else that is known, for --verbose. `engine_info` as in kvrun_engine_info_json.

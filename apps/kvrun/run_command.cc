@@ -10,6 +10,7 @@
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/batch.h"
+#include "apps/kvrun/chat_sampling.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
 #include "apps/kvrun/report.h"
@@ -91,12 +92,14 @@ int RunOne(const RunOptions& options, const Model& model) {
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Check(kvrun_session_feed(session.get(), 0, ids.data(), ids.size()));
   progress.Clear();
+  GenerationOptions generation = options.generation;
+  if (options.chat) AvoidRepetition(*options.set, ModelInfo(model), &generation);
   const std::vector<Answer> answers =
-      options.json_lines ? GenerateInto(session, 1, options.generation,
+      options.json_lines ? GenerateInto(session, 1, generation,
                                         [&model](const GeneratedPiece& piece) {
                                           return TryWriteStdout(JsonLine(PieceJson(model, piece)));
                                         })
-                         : Generate(session, 1, options.generation, !options.shared.json);
+                         : Generate(session, 1, generation, !options.shared.json);
   Report(options, model, session, loaded.info, ids.size(), answers[0]);
   return answers[0].finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
 }

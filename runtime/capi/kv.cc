@@ -7,6 +7,7 @@
 #include "runtime/capi/session_options.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session_kv.h"
+#include "runtime/kv/kv_folder.h"
 
 using kvrun::Status;
 using kvrun::capi::CheckNotNull;
@@ -45,7 +46,12 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
                            kvrun::PlanSessionKv(*model->model, session.kv, n_ctx, session.n_sequences));
     const std::vector<std::string> notes = kvrun::ContextNotes(n_ctx, config);
     plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
-    return kvrun::capi::CopyOut(kvrun::capi::KvPlanInfo(plan), json);
+    kvrun::capi::Json info = kvrun::capi::KvPlanInfo(plan);
+    const std::string& named = session.kv.storage.folder;
+    info["folder"] = plan.method.is_on_flash()
+                         ? kvrun::capi::Json(named.empty() ? kvrun::DefaultKvFolder() : named)
+                         : kvrun::capi::Json();
+    return kvrun::capi::CopyOut(info, json);
   });
 }
 

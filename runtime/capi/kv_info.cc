@@ -177,6 +177,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["v_type"] = KvTypeName(plan.record.v_type);
   info["rotate"] = plan.rotates;
   info["notes"] = plan.notes;
+  info["details"] = plan.details;
   info["adapter_kind"] = plan.method.has_adapters() ? Json(AdapterKindName(plan.adapter_kind)) : Json();
   return info;
 }
@@ -185,7 +186,8 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   const KvStats& stats = report.stats;
   const GroupStoreStats& store = report.store;
   const auto read_bytes = static_cast<double>(store.read_bytes);
-  Json info = SizesInfo(report.plan);
+  Json info = {{"line", report.plan.Describe()}};
+  info.update(SizesInfo(report.plan));
   info["chosen_groups"] = stats.chosen_groups;
   const uint64_t group = report.plan.record.group_tokens;
   info["entries_per_layer"] = stats.choices == 0

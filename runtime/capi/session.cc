@@ -38,6 +38,7 @@ kvrun::Result<kvrun::GenerateOptions> Translate(const kvrun_generate_options& gi
     options.n_logprobs = given.n_logprobs;
   }
   options.ignore_end = given.ignore_end != 0;
+  options.repeat_limit = given.repeat_limit;
   if (given.n_stop > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop, "stop"));
   for (size_t i = 0; i < given.n_stop; ++i) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop[i], "stop[]"));
@@ -53,6 +54,7 @@ kvrun_finish ToC(kvrun::Finish finish) {
     case kvrun::Finish::kStop: return KVRUN_FINISH_STOP;
     case kvrun::Finish::kContextFull: return KVRUN_FINISH_CONTEXT_FULL;
     case kvrun::Finish::kCancelled: return KVRUN_FINISH_CANCELLED;
+    case kvrun::Finish::kRepeats: return KVRUN_FINISH_REPEATS;
   }
   return KVRUN_FINISH_CANCELLED;
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "platform/io/process_memory.h"
 #include "runtime/capi/kv_info.h"
 
 namespace kvrun::capi {
@@ -32,6 +33,21 @@ Json OperationsInfo(const std::vector<OperationTime>& totals, const std::vector<
 
 }  // namespace
 
+namespace {
+
+Json SpeedInfo(const SessionStats& stats) {
+  return {{"prefill_tokens", stats.prefill_tokens},
+          {"prefill_ms", stats.prefill_ms},
+          {"prefill_tps", PerSecond(stats.prefill_tokens, stats.prefill_ms)},
+          {"answer_tokens", stats.answer_tokens},
+          {"decode_tokens", stats.decode_tokens},
+          {"decode_ms", stats.decode_ms},
+          {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
+          {"ttft_ms", stats.ttft_ms}};
+}
+
+}  // namespace
+
 // The parts that kvrun.h names are always there; others follow as the device names them.
 Json MemoryInfo(std::span<const Device::MemoryPart> parts) {
   Json memory = {
@@ -47,16 +63,20 @@ Json MemoryInfo(std::span<const Device::MemoryPart> parts) {
 
 Json SessionStatsInfo(const kvrun_session& session) {
   const SessionStats& stats = session.session->stats();
-  Json info = {{"prefill_tokens", stats.prefill_tokens},
-               {"prefill_ms", stats.prefill_ms},
-               {"prefill_tps", PerSecond(stats.prefill_tokens, stats.prefill_ms)},
-               {"decode_tokens", stats.decode_tokens},
-               {"decode_ms", stats.decode_ms},
-               {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
-               {"ttft_ms", stats.ttft_ms},
-               {"memory", MemoryInfo(session.engine->device().MemoryInUse())},
-               {"operations", OperationsInfo(session.engine->OperationTotals(), session.operations_before)},
-               {"notes", session.session->notes()}};
+  Json info = SpeedInfo(stats);
+  info["last"] = SpeedInfo(session.session->turn_stats());
+  info["memory"] = MemoryInfo(session.engine->device().MemoryInUse());
+  const std::optional<ProcessMemory> process = ReadProcessMemory();
+  info["memory"]["process"] = process ? Json(process->resident_bytes) : Json();
+  info["memory"]["process_peak"] = process ? Json(process->peak_bytes) : Json();
+  // A CPU's device memory is the process's.
+  const uint64_t peak_bytes = process ? process->peak_bytes : 0;
+  const uint64_t device_bytes = info["memory"]["total"].get<uint64_t>();
+  const bool is_shared = session.engine->device().info().is_cpu;
+  info["memory"]["all"] = is_shared ? std::max(peak_bytes, device_bytes) : peak_bytes + device_bytes;
+  info["operations"] = OperationsInfo(session.engine->OperationTotals(), session.operations_before);
+  info["notes"] = session.session->notes();
+  info["details"] = session.session->details();
   if (const std::optional<KvReport> report = session.session->kv_report()) {
     info["kv"] = KvReportInfo(*report, stats.decode_tokens, session.profile);
   }

@@ -110,6 +110,7 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded, prepare());
   const std::vector<std::string>& notes = offloaded.plan.notes;
   parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
+  parts.details = offloaded.plan.details;
   pass_options.kv_type = offloaded.plan.record.k_type;
   if (!IsPlainResident(offloaded.plan)) {
     pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));

@@ -12,7 +12,7 @@ Generation::Generation(Session* session, std::span<const uint32_t> sequences, co
   bytes_.reserve(kUsualTextBytes);
   for (const uint32_t sequence : sequences) {
     SequenceState& state = session->sequences_[sequence];
-    lanes_.push_back({sequence, &state, TextStream(options.stops)});
+    lanes_.push_back({sequence, &state, TextStream(options.stops), RepeatWatch(options.repeat_limit)});
     lanes_.back().begins_text = BeginsText(state);
   }
 }
@@ -115,6 +115,7 @@ void Generation::TakeToken(Lane* lane, TokenId id) {
     return;
   }
   ++lane->result.n_tokens;
+  ++session_->stats_.answer_tokens;
   bytes_.clear();
   if (tokenizer != nullptr && lane->begins_text) bytes_ += tokenizer->Decode({id});
   if (tokenizer != nullptr && !lane->begins_text) tokenizer->AppendToken(id, false, &bytes_);
@@ -123,6 +124,8 @@ void Generation::TakeToken(Lane* lane, TokenId id) {
   if (is_cancelled_) return;
   if (lane->text.stopped()) {
     FinishLane(lane, Finish::kStop);
+  } else if (lane->repeats.Note(id)) {
+    FinishLane(lane, Finish::kRepeats);
   } else if (lane->result.n_tokens == options_.max_tokens) {
     FinishLane(lane, Finish::kLength);
   }

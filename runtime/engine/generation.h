@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/repeat_watch.h"
 #include "runtime/engine/sampler.h"
 #include "runtime/engine/session.h"
 #include "runtime/engine/text_stream.h"
@@ -29,6 +30,7 @@ class Generation {
     uint32_t sequence;
     SequenceState* state;
     TextStream text;
+    RepeatWatch repeats;
     GenerateResult result = {};
     bool begins_text = false;  // nothing but control tokens before
     bool is_active = true;

@@ -42,6 +42,7 @@ Session::Session(Parts parts)
       n_ctx_(parts.n_ctx),
       progress_(std::move(parts.progress)),
       notes_(std::move(parts.notes)),
+      details_(std::move(parts.details)),
       sequences_(parts.n_sequences) {
   for (SequenceState& state : sequences_) state.tokens.reserve(n_ctx_);
   if (progress_) runner_.SetProgress([this](uint64_t rows, uint64_t) { return ReportRows(rows); });
@@ -274,24 +275,49 @@ Status Session::Generate(std::span<const uint32_t> sequences, const GenerateOpti
   Generation generation(this, sequences, options, callback);
   const Status status = generation.Run();
   generation.WriteResults(results);
+  turn_ended_ = true;
   return status;
 }
 
+SessionStats SessionStats::Since(const SessionStats& earlier) const {
+  return {.prefill_tokens = prefill_tokens - earlier.prefill_tokens,
+          .prefill_ms = prefill_ms - earlier.prefill_ms,
+          .answer_tokens = answer_tokens - earlier.answer_tokens,
+          .decode_tokens = decode_tokens - earlier.decode_tokens,
+          .decode_ms = decode_ms - earlier.decode_ms,
+          .ttft_ms = earlier.ttft_ms};
+}
+
+SessionStats Session::turn_stats() const { return stats_.Since(turn_began_); }
+
 void Session::ResetStats() {
   stats_ = {};
+  turn_began_ = {};
+  turn_ended_ = true;
+  turn_work_began_.reset();
   work_began_.reset();
   has_ttft_ = false;
   runner_.ResetKvReport();
 }
 
 void Session::NoteWorkBegins() {
-  if (!work_began_) work_began_ = Clock::now();
+  const Clock::time_point now = Clock::now();
+  if (!work_began_) work_began_ = now;
+  if (!turn_ended_) return;
+  turn_ended_ = false;
+  turn_began_ = stats_;
+  turn_began_.ttft_ms = 0.0;
+  turn_work_began_ = now;
 }
 
 void Session::NoteToken() {
-  if (has_ttft_) return;
+  const auto milliseconds_since = [now = Clock::now()](Clock::time_point begin) {
+    return std::chrono::duration<double, std::milli>(now - begin).count();
+  };
+  if (!has_ttft_) stats_.ttft_ms = milliseconds_since(*work_began_);
   has_ttft_ = true;
-  stats_.ttft_ms = std::chrono::duration<double, std::milli>(Clock::now() - *work_began_).count();
+  if (turn_work_began_) turn_began_.ttft_ms = milliseconds_since(*turn_work_began_);
+  turn_work_began_.reset();
 }
 
 }  // namespace kvrun

@@ -46,10 +46,11 @@ struct GenerateOptions {
   SamplerOptions sampler;
   std::vector<std::string> stops;
   bool ignore_end = false;
-  uint32_t n_logprobs = 0;  // the likeliest of each step that are handed out; at most kMaxLogprobs
+  uint32_t repeat_limit = 0;  // an answer ends that has written the same so many times in a row; 0: none does
+  uint32_t n_logprobs = 0;    // the likeliest of each step that are handed out; at most kMaxLogprobs
 };
 
-enum class Finish : uint8_t { kLength, kEnd, kStop, kContextFull, kCancelled };
+enum class Finish : uint8_t { kLength, kEnd, kStop, kContextFull, kCancelled, kRepeats };
 
 struct GenerateResult {
   uint32_t n_tokens = 0;  // the end-of-generation token excluded
@@ -60,10 +61,14 @@ struct GenerateResult {
 struct SessionStats {
   uint64_t prefill_tokens = 0;
   double prefill_ms = 0.0;
+  uint64_t answer_tokens = 0;  // generated, without those that end an answer
   uint64_t decode_tokens =
       0;                   // computed by decode steps: the first token of an answer comes from the prefill
   double decode_ms = 0.0;  // steps and sampling
   double ttft_ms = 0.0;    // from the first feed (or generation) to the first token
+
+  // What was counted since `earlier`, with the latter's ttft_ms.
+  SessionStats Since(const SessionStats& earlier) const;
 };
 
 // One sequence: what is in it, and how far the device has computed it. At most one token, the last generated,
@@ -91,12 +96,14 @@ class Session {
     uint32_t n_ctx = 0;
     ProgressCallback progress;  // of prefill, in tokens; may be empty
     std::vector<std::string> notes;
+    std::vector<std::string> details;  // notes for experts
   };
   static Result<std::unique_ptr<Session>> Create(Parts parts);
 
   uint32_t n_ctx() const { return n_ctx_; }
   uint32_t n_vocab() const { return runner_.n_vocab(); }
   const std::vector<std::string>& notes() const { return notes_; }
+  const std::vector<std::string>& details() const { return details_; }
   // Tokens whose KV is there; 0 for a sequence that is not in the session.
   uint32_t Length(uint32_t sequence) const;
   // Forgets positions from `length` on, the pending token included.
@@ -111,6 +118,8 @@ class Session {
                   const TokenCallback& callback, std::span<GenerateResult> results);
 
   const SessionStats& stats() const { return stats_; }
+  // Of the last turn: feeds and the call of Generate after them. While a turn is being fed, of that one.
+  SessionStats turn_stats() const;
   // Nothing where all KV stays in memory as it was computed.
   std::optional<KvReport> kv_report() const { return runner_.kv_report(); }
   // Of kv_report() too.
@@ -149,9 +158,14 @@ class Session {
   ProgressCallback progress_;
   FeedProgress feed_;
   std::vector<std::string> notes_;
+  std::vector<std::string> details_;
   std::vector<SequenceState> sequences_;
   SessionStats stats_;
+  SessionStats turn_began_;  // with the turn's own ttft_ms
+  bool turn_ended_ = true;
+  // Since when the first token, and a turn's first one, is waited for.
   std::optional<Clock::time_point> work_began_;
+  std::optional<Clock::time_point> turn_work_began_;
   bool has_ttft_ = false;
   std::vector<StepRow> rows_;
   std::vector<uint32_t> outputs_;

@@ -122,7 +122,7 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
   if (group_tokens != kDefaultGroupTokens && selects_one) {
     Result<KvPlan> plan = plan_with(group_tokens);
     if (plan.ok() && !plan->raises_budget) {
-      plan->notes.push_back(GroupNote(*speed));
+      plan->details.push_back(GroupNote(*speed));
       return plan;
     }
   }
@@ -192,9 +192,11 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;
   std::vector<std::string> notes = std::move(plan.notes);
+  std::vector<std::string> details = std::move(plan.details);
   KVRUN_ASSIGN_OR_RETURN(
       plan, PlanKv(same_group, ShapeOf(model.config), n_ctx, n_sequences, file->mode().alignment_bytes));
   plan.notes = std::move(notes);
+  plan.details = std::move(details);
   return PrepareByPlan(model, settings, std::move(plan));
 }
 

@@ -193,6 +193,12 @@ uint32_t KvPlan::selected_entries() const {
   return (n_chosen - n_pinned) * record.group_tokens + statics.n_entries;
 }
 
+std::vector<std::string> KvPlan::AllNotes() const {
+  std::vector<std::string> all = notes;
+  all.insert(all.end(), details.begin(), details.end());
+  return all;
+}
+
 std::string KvPlan::Describe() const {
   const std::string budget = budget_bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(budget_bytes);
   const double part = 100.0 * static_cast<double>(decode_bytes()) / static_cast<double>(full_bytes);

@@ -346,7 +346,8 @@ struct KvPlan {
   // inputs are written into their own buffers, and more keys are projected at a time.
   bool has_inputs_ahead = false;
   std::vector<KvPart> parts;
-  std::vector<std::string> notes;  // for people: a method that was chosen, a budget that was raised
+  std::vector<std::string> notes;    // for people: a method that was chosen, a budget that was raised
+  std::vector<std::string> details;  // for experts: how much is selected, and why
 
   // Of the newest entries, those that are not rounded to `record`'s types.
   uint32_t exact_entries() const { return window_entries < kExactEntries ? window_entries : kExactEntries; }
@@ -370,6 +371,8 @@ struct KvPlan {
     return std::min(n_usual, std::max(n_cache_slots, std::min(n_pinned + 1, n_groups())));
   }
   ChoiceList choice_list(uint32_t layer) const { return {chosen_of(layer), n_sampled, limits_reads()}; }
+  // Notes and details, as commands for experts say them.
+  std::vector<std::string> AllNotes() const;
   bool limits_reads() const { return reads_per_layer > 0.0; }
   // Groups that are drawn in a step, at most.
   uint32_t most_sampled() const { return ChoiceList{n_chosen, n_sampled}.most_sampled(); }

@@ -386,7 +386,8 @@ bool Planner::ReadsTooMuch(const KvPlan& plan) const {
 double Planner::HiddenReads(const KvPlan& plan) const {
   const ReadingPlan reading = ReadingOf(plan);
   const double hidden = reading.reads * reading.layer_us / (reading.read_us * hide()) / plan.n_streams;
-  return std::max(hidden, kLeastReads * (plan.n_chosen - plan.n_pinned));
+  // Tenths, as the note has it: what is said again as an option is the same.
+  return std::round(std::max(hidden, kLeastReads * (plan.n_chosen - plan.n_pinned)) * 10.0) / 10.0;
 }
 
 // As much as is read while a layer computes, for a share of its time: more than has slots, through the pool.
@@ -574,7 +575,7 @@ Result<KvPlan> Planner::Partial() {
         "less (--kv-select), or leave it out");
   }
   if (adapts()) SetPace(*best);
-  if (best->reading) best->notes.push_back(NoteOfReading(*best));
+  if (best->reading) best->details.push_back(NoteOfReading(*best));
   return *std::move(best);
 }
 

@@ -166,6 +166,7 @@ kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, c
                                 {"chat_form", nullptr},
                                 {"sampling", SamplingInfo(*model)},
                                 {"tensor_types", {{"F32", 3}}},
+                                {"parameters", model->Is("tiny") ? 100'000'000 : 2'000'000'000},
                                 {"kv_bytes_per_token", 1024},
                                 {"kv_bytes", uint64_t{1024} * at},
                                 {"context", at}}
@@ -443,6 +444,8 @@ struct Generator {
         return;
       }
       if (i == stop) return void(result.finish = KVRUN_FINISH_STOP);
+      if (options->repeat_limit == 4 && i == 3 && session->engine->model->Is("loop"))
+        return void(result.finish = KVRUN_FINISH_REPEATS);
       if (options->max_tokens != 0 && i == options->max_tokens)
         return void(result.finish = KVRUN_FINISH_LENGTH);
       if (sequence.tokens.size() + (i > 0 ? 1 : 0) > session->options.n_ctx) {
@@ -483,13 +486,22 @@ kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json)
   nlohmann::json stats = {
       {"prefill_tokens", session->prefill_tokens},
       {"prefill_tps", 100.0},
+      {"answer_tokens", session->decode_tokens},
       {"decode_tokens", session->decode_tokens},
       {"decode_tps", 10.0},
       {"ttft_ms", 5.0},
+      {"last", {{"prefill_tokens", 2}, {"prefill_tps", 50.0}, {"answer_tokens", 1}, {"ttft_ms", 4000.0}}},
       {"memory",
-       {{"weights", 1048576}, {"kv", session->options.n_ctx * (is_f32 ? 8 : 4)}, {"total", 2097152}}}};
+       {{"weights", 1048576},
+        {"kv", session->options.n_ctx * (is_f32 ? 8 : 4)},
+        {"total", 2097152},
+        {"process_peak", 3145728},
+        {"all", 3145728}}}};
   if (kvrun::fake::MethodOf(session->kv) != "full") {
-    stats["kv"] = kvrun::fake::KvStatistics(session->kv, session->engine->profile);
+    stats["kv"] = kvrun::fake::KvStatistics(
+        session->kv, kvrun::fake::PlanLine(session->kv, session->options.n_sequences, session->options.n_ctx),
+        session->engine->profile);
+    stats["details"] = {"a token attends to 8 of 15 entries"};
   }
   if (session->engine->profile) stats["operations"] = {{{"name", "matvec"}, {"count", 3}, {"ms", 1.5}}};
   return HandOut(stats.dump(), json);

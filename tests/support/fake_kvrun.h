@@ -33,7 +33,9 @@ using KvOptions = std::map<std::string, std::string>;
 KvOptions ReadKvOptions(const kvrun_session_options& options);
 // "full" unless said.
 std::string MethodOf(const KvOptions& options);
+// The options as they came, in alphabetical order.
+std::string PlanLine(const KvOptions& options, uint32_t n_sequences, uint32_t n_ctx);
 // The statistics' object "kv".
-nlohmann::json KvStatistics(const KvOptions& options, bool with_layers);
+nlohmann::json KvStatistics(const KvOptions& options, const std::string& line, bool with_layers);
 
 }  // namespace kvrun::fake

@@ -20,8 +20,15 @@ std::string MethodOf(const KvOptions& options) {
   return options.contains("budget") ? "kvswap" : "full";
 }
 
-nlohmann::json KvStatistics(const KvOptions& options, bool with_layers) {
-  nlohmann::json kv = {{"method", MethodOf(options)},
+std::string PlanLine(const KvOptions& kv, uint32_t n_sequences, uint32_t n_ctx) {
+  std::string line = fmt::format("{} sequences of {} tokens", n_sequences, n_ctx);
+  for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);
+  return line;
+}
+
+nlohmann::json KvStatistics(const KvOptions& options, const std::string& line, bool with_layers) {
+  nlohmann::json kv = {{"line", line},
+                       {"method", MethodOf(options)},
                        {"full_bytes", 188743680},
                        {"budget_bytes", 14155776},
                        {"prefill_bytes", 13631488},
@@ -59,7 +66,6 @@ kvrun_status kvrun_kv_option_choices_json(const char* name, char** json) {
   return kvrun::fake::HandOut(has_choices ? R"(["full", "toy"])" : "[]", json);
 }
 
-// The line has the options as they came, in alphabetical order.
 kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
   const kvrun::fake::KvOptions kv = kvrun::fake::ReadKvOptions(*options);
   const auto budget = kv.find("budget");
@@ -67,11 +73,16 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     return Fail(KVRUN_OUT_OF_MEMORY, "a budget of 1 B does not suffice; the smallest that does is 9.0 MiB");
   }
   if (kv.contains("adapter") && kv.at("adapter") == "gone") return Fail(KVRUN_NOT_FOUND, "cannot open gone");
-  std::string line = fmt::format("{} sequences of {} tokens", options->n_sequences,
-                                 options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx);
-  for (const auto& [name, value] : kv) line += fmt::format(", {} {}", name, value);
-  nlohmann::json plan = {
-      {"line", line}, {"on_flash", kvrun::fake::MethodOf(kv) != "full"}, {"notes", nlohmann::json::array()}};
+  const uint32_t n_ctx = options->n_ctx == 0 ? kvrun_model_context_train(model) : options->n_ctx;
+  const bool on_flash = kvrun::fake::MethodOf(kv) != "full";
+  const std::string folder = kv.contains("dir") ? kv.at("dir") : "/fake/kv";
+  nlohmann::json plan = {{"line", kvrun::fake::PlanLine(kv, options->n_sequences, n_ctx)},
+                         {"full_bytes", 188743680},
+                         {"prefill_bytes", on_flash ? 13631488 : 188743680},
+                         {"decode_bytes", on_flash ? 12582912 : 188743680},
+                         {"on_flash", on_flash},
+                         {"folder", on_flash ? nlohmann::json(folder) : nlohmann::json()},
+                         {"notes", nlohmann::json::array()}};
   if (budget != kv.end() && budget->second == "1/1000") {
     plan["notes"].push_back("the KV budget (--kv-budget) is raised");
   }

@@ -144,8 +144,8 @@ class CapiKvSpeedTest : public CapiKvTest {
     const Json plan = Plan();
     EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
     EXPECT_EQ(plan_->record.group_tokens, plan["group"].get<uint32_t>());
-    EXPECT_EQ(Json(plan_->notes), plan["notes"]);
-    notes_ = plan["notes"];
+    EXPECT_EQ(Json(plan_->details), plan["details"]);
+    notes_ = plan["details"];
     return plan["group"];
   }
   bool CanBePlanned(const std::vector<kvrun_option>& more) {
@@ -171,7 +171,7 @@ TEST_F(CapiKvSpeedTest, OfSlowStoragePlanAndSessionTakeLongerGroups) {
   ASSERT_EQ(kvrun_session_create(engine_, &options_, &session), KVRUN_OK) << LastError();
   char* text = nullptr;
   EXPECT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK);
-  EXPECT_EQ(ParseAndFree(text)["notes"].back(), notes_[0]);
+  EXPECT_EQ(ParseAndFree(text)["details"].back(), notes_[0]);
   kvrun_session_destroy(session);
   // What is given, or of another method, or too long for what is asked for, stays as it is.
   for (const auto& more : std::vector<std::vector<kvrun_option>>{
@@ -479,10 +479,11 @@ TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
   };
   for (const auto& [key, value] : expected.items()) EXPECT_EQ(kv[key], value) << key;
   EXPECT_EQ(kv["parts"][0]["name"], "prefill");
+  EXPECT_TRUE(kv["line"].get<std::string>().starts_with("kvswap: ")) << kv["line"];
   EXPECT_FALSE(kv.contains("layers")) << "with profile only";
   EXPECT_TRUE(kv["clusters"].is_null()) << "of methods with clusters only";
   EXPECT_TRUE(kv["kept"].is_null()) << "of methods that evict only";
-  EXPECT_EQ(kv.size(), expected.size() + 3);
+  EXPECT_EQ(kv.size(), expected.size() + 4);
   kvrun_session_stats_reset(session);
   const Json after = statistics()["kv"];
   EXPECT_EQ(after["reads"], 0);

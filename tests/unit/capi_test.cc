@@ -317,11 +317,19 @@ TEST_F(CapiTest, StatisticsAreJsonWithEveryPart) {
   ASSERT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK) << LastError();
   const auto stats = ParseAndFree(text);
   EXPECT_EQ(stats["prefill_tokens"], 3);
+  EXPECT_EQ(stats["answer_tokens"], 5);
   EXPECT_EQ(stats["decode_tokens"], 4);
+  EXPECT_EQ(stats["last"]["answer_tokens"], 5);
+  EXPECT_EQ(stats["last"]["prefill_tokens"], 3);
   EXPECT_GT(stats["decode_tps"].get<double>(), 0.0);
   EXPECT_GT(stats["prefill_tps"].get<double>(), 0.0);
   EXPECT_GT(stats["ttft_ms"].get<double>(), 0.0);
-  EXPECT_EQ(stats["memory"], nlohmann::json::parse(R"({"weights": 1000, "kv": 230, "activations": 0,
+  nlohmann::json memory = stats["memory"];
+  EXPECT_GE(memory["process_peak"], memory["process"]);
+  EXPECT_GT(memory["process"], 1 << 20);
+  EXPECT_GE(memory["all"], memory["process_peak"]);
+  for (const char* of_process : {"process", "process_peak", "all"}) memory.erase(of_process);
+  EXPECT_EQ(memory, nlohmann::json::parse(R"({"weights": 1000, "kv": 230, "activations": 0,
                                                        "staging": 0, "pipelines": 4, "total": 1234})"));
   EXPECT_EQ(stats["operations"], nlohmann::json::parse(R"([{"name": "matmul", "count": 3, "ms": 1.5},
                                                            {"name": "embed", "count": 1, "ms": 0.5}])"));

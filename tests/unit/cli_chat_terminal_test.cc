@@ -27,7 +27,7 @@ class CliChatTerminal : public ::testing::Test {
     return environment;
   }
   TerminalProgram Chat(const std::string& model) const {
-    return TerminalProgram(KVRUN_FAKE_PROGRAM, {"chat", "-m", model, "--quiet", "--temp", "0"},
+    return TerminalProgram(KVRUN_FAKE_PROGRAM, {"chat", "-m", model, "--quiet", "--temp", "0", "-n", "-1"},
                            Environment());
   }
   // As the toy gets a conversation's first message.

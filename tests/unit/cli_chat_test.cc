@@ -176,6 +176,44 @@ TEST(CliChat, StatisticsTellHowFullTheContextIs) {
   EXPECT_PRED2(Contains, result.err, "answer 3 tokens at ");
 }
 
+TEST(CliChat, StatisticsHaveTheLastTurnBesideTheSum) {
+  const ProgramResult result =
+      Cli({"chat", "-m", "toy", "--quiet", "-n", "3", "--temp", "0"}, {{}, "one\n/stats\n", ""});
+  EXPECT_PRED2(Contains, result.err,
+               "last     prompt 2 tokens at 50.0 token/s, answer 1 token, the first after 4.00 s\nspeed    ");
+  EXPECT_PRED2(Contains, result.err, "\nsampling none, ");
+}
+
+// On a terminal that is all that is not asked for.
+TEST(CliChat, ItBeginsWithOneLineAboutTheCacheAndNoJargon) {
+  const ProgramResult result = Cli({"chat", "-m", "toy", "--kv-budget", "1/13"}, {{}, "one\n", ""});
+  const std::string before = result.err.substr(0, result.err.find("speed "));
+  EXPECT_PRED2(Contains, before,
+               "kvrun: KV cache: 13.0 MiB of 180.0 MiB in memory, the rest on flash in /fake/kv\n");
+  for (const char* jargon : {"sampling", "entries", "sequences", "top-p"}) {
+    EXPECT_FALSE(Contains(before, jargon)) << before;
+  }
+}
+
+TEST(CliChat, WhatEndsAnAnswerButTheModelIsSaid) {
+  const auto err = [](const char* model, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"chat", "-m", model};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments, {{}, "one\n", ""}).err;
+  };
+  EXPECT_PRED2(Contains, err("toy", {"-n", "3"}),
+               "kvrun: the answer was ended at its limit of 3 tokens (-n N sets another, -n -1 none)\n");
+  EXPECT_PRED2(Contains, err("loop", {}), "kvrun: the answer was ended, as it repeated itself\n");
+  EXPECT_FALSE(Contains(err("loop", {"--ignore-end", "-n", "5"}), "repeated"));
+  EXPECT_FALSE(Contains(err("toy", {}), "was ended"));
+}
+
+TEST(CliChat, AnAnswerHasALimitUnlessThereIsToBeNone) {
+  EXPECT_PRED2(Contains, Cli({"chat", "--help"}).out, "(default 2048;");
+  const ProgramResult endless = Cli({"chat", "-m", "toy", "--ignore-end", "-q"}, {{}, "one\n", ""});
+  EXPECT_PRED2(Contains, endless.err, "its limit of 2048 tokens");
+}
+
 // What follows "seed " in the line of the sampling.
 std::string PrintedSeed(const ProgramResult& result) {
   const size_t found = result.err.find("seed ");
@@ -186,7 +224,7 @@ std::string PrintedSeed(const ProgramResult& result) {
 TEST(CliChatSampling, SamplesWithASeedThatRepeatsTheAnswers) {
   const ProgramInput input{{}, "one\ntwo\n", ""};
   const ProgramResult result = Cli({"chat", "-m", "toy"}, input);
-  EXPECT_PRED2(Contains, result.err, "sampling: temperature 0.7, top-p 0.95, seed ");
+  EXPECT_PRED2(Contains, result.err, "sampling temperature 0.7, top-p 0.95, seed ");
   EXPECT_PRED2(Contains, result.out, "t=0.7,k=0,p=0.95,m=0,r=1,w=64,s=" + PrintedSeed(result) + ";");
   const ProgramResult other = Cli({"chat", "-m", "toy"}, input);
   EXPECT_NE(PrintedSeed(other), PrintedSeed(result)) << "a random one";
@@ -198,9 +236,24 @@ TEST(CliChatSampling, SamplesWithASeedThatRepeatsTheAnswers) {
   EXPECT_EQ(seven.err, "");
 }
 
+TEST(CliChatSampling, SmallModelsHaveAPenaltyForRepetitionUnlessOneIsGiven) {
+  const auto chat = [](const char* model, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"chat", "-m", model, "-q"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments, {{}, "one\n", ""}).out;
+  };
+  EXPECT_PRED2(Contains, chat("tiny", {}), ",r=1.1,");
+  EXPECT_PRED2(Contains, chat("tiny", {"--repeat-penalty", "1"}), ",r=1,");
+  EXPECT_PRED2(Contains, chat("toy", {}), ",r=1,") << "it has billions of parameters";
+  const ProgramResult run = Cli({"run", "-m", "tiny", "-p", "x", "--chat", "--temp", "1"});
+  EXPECT_PRED2(Contains, run.out, ",r=1.1,");
+  EXPECT_PRED2(Contains, Cli({"run", "-m", "tiny", "-p", "x", "--temp", "1"}).out, ",r=1,")
+      << "what is continued as it is has none";
+}
+
 TEST(CliChatSampling, TheModelFilesAdviceHoldsUntilSomebodySaysOtherwise) {
   const ProgramResult result = Cli({"chat", "-m", "advising"}, {{}, "one\n", ""});
-  EXPECT_PRED2(Contains, result.err, "sampling: temperature 0.25, top-k 20, top-p 0.95, seed ");
+  EXPECT_PRED2(Contains, result.err, "sampling temperature 0.25, top-k 20, top-p 0.95, seed ");
   EXPECT_PRED2(Contains, result.err,
                "note: the model file's advice is ignored: general.sampling.min_p is nan");
   EXPECT_PRED2(Contains, result.out, "t=0.25,k=20,p=0.95,m=0,");
@@ -210,7 +263,7 @@ TEST(CliChatSampling, TheModelFilesAdviceHoldsUntilSomebodySaysOtherwise) {
   EXPECT_EQ(given.err, "");
   const ProgramResult greedy = Cli({"chat", "-m", "advising", "--temp", "0"}, {{}, "one\n", ""});
   EXPECT_EQ(greedy.out.find("t="), std::string::npos) << greedy.out;
-  EXPECT_PRED2(Contains, greedy.err, "sampling: none, always the likeliest token (temperature 0)\n");
+  EXPECT_PRED2(Contains, greedy.err, "sampling none, always the likeliest token (temperature 0)\n");
   const ProgramResult run = Cli({"run", "-m", "advising", "-p", "x"});
   EXPECT_EQ(run.out.find("t="), std::string::npos) << "run stays greedy: " << run.out;
 }

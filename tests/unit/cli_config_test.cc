@@ -40,13 +40,14 @@ class CliConfig : public ::testing::Test {
 };
 
 TEST_F(CliConfig, ItsOptionsReachTheLibraryAndThePlanIsSaidBeforeLoading) {
-  const ProgramResult result = Run(kConfig, {"--progress", "always"});
+  const ProgramResult result = Run(kConfig, {"--progress", "always", "-v"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "5:hello");
-  const std::string plan =
-      "kvrun: KV cache: 1 sequences of 15 tokens, asked 1x15@default, budget 1000, group 8, method kvswap\n";
-  EXPECT_PRED2(Contains, result.err, plan);
-  EXPECT_LT(result.err.find(plan), result.err.find("loading"));
+  EXPECT_PRED2(
+      Contains, result.err,
+      "kvrun: KV cache: 1 sequences of 15 tokens, asked 1x15@default, budget 1000, group 8, method kvswap\n");
+  const size_t summary = result.err.find("on flash in /fake/kv\n");
+  EXPECT_LT(summary, result.err.find("loading")) << result.err;
   EXPECT_PRED2(Contains, Run(kConfig, {"--json"}).out, R"("method":"kvswap")");  // the session has them, too
 }
 
@@ -65,25 +66,26 @@ TEST_F(CliConfig, ControlCharactersInANoteAreShownAsText) {
 }
 
 TEST_F(CliConfig, OptionsOnTheCommandLineAndVariablesTakeThePlaceOfSingleOnes) {
-  const ProgramResult result = Run(kConfig, {"--kv-budget", "1/13", "--kv-rank", "7", "--kv-dir", "/flash"},
-                                   {{"KVRUN_KV_GROUP=4"}, "", ""});
+  const ProgramResult result =
+      Run(kConfig, {"--kv-budget", "1/13", "--kv-rank", "7", "--kv-dir", "/flash", "-v"},
+          {{"KVRUN_KV_GROUP=4"}, "", ""});
   EXPECT_PRED2(Contains, result.err,
                "asked 1x15@/flash, budget 1/13, dir /flash, group 4, method kvswap, rank 7\n");
 }
 
 TEST_F(CliConfig, WithAnotherMethodNoneOfItsOptionsIsTaken) {
-  const ProgramResult result = Run(kConfig, {"--kv-method", "flexgen", "--kv-budget", "2000"});
+  const ProgramResult result = Run(kConfig, {"--kv-method", "flexgen", "--kv-budget", "2000", "-v"});
   EXPECT_PRED2(Contains, result.err, "tokens, budget 2000, method flexgen\n");
   EXPECT_PRED2(
       Contains, result.err,
       ": it was tuned for the method kvswap, and flexgen is asked for: none of its options is taken\n");
-  EXPECT_PRED2(Contains, Run(kConfig, {"--kv-method", "kvswap"}).err,
+  EXPECT_PRED2(Contains, Run(kConfig, {"--kv-method", "kvswap", "-v"}).err,
                "budget 1000, group 8, method kvswap\n");
 }
 
 TEST_F(CliConfig, ItIsAVariableToo) {
-  const ProgramResult result =
-      Cli({"run", "-m", "nobos", "-p", "hello", "-n", "10"}, {{"KVRUN_CONFIG=" + Write(kConfig)}, "", ""});
+  const ProgramResult result = Cli({"run", "-m", "nobos", "-p", "hello", "-n", "10", "-v"},
+                                   {{"KVRUN_CONFIG=" + Write(kConfig)}, "", ""});
   EXPECT_PRED2(Contains, result.err, "budget 1000");
 }
 
@@ -222,14 +224,15 @@ TEST_F(CliConfig, OnlyItsOwnAdapterIsTracedToIt) {
 
 TEST_F(CliConfig, ChatLogitsAndBatchesTakeIt) {
   const std::string config = Write({{"options", {{"budget", "1000"}}}});
-  const ProgramResult chat = Cli({"chat", "-m", "toy", "--config", config}, {{}, "hi\n", ""});
+  const ProgramResult chat = Cli({"chat", "-m", "toy", "--config", config, "-v"}, {{}, "hi\n", ""});
   EXPECT_PRED2(Contains, chat.err, "asked 1x0@default, budget 1000\n");
   const ProgramResult logits = Cli({"logits", "-m", "toy", "--ids", folder_.Write("ids", "1 2 3"), "--out",
-                                    folder_.Path("o"), "--config", config});
+                                    folder_.Path("o"), "--config", config, "-v"});
   EXPECT_EQ(logits.exit_code, 0) << logits.err;
   EXPECT_PRED2(Contains, logits.err, "asked 1x4@default, budget 1000\n");
   const std::string prompts = folder_.Write("prompts", "{\"prompt\": \"a\"}\n{\"prompt\": \"bcd\"}\n");
-  const ProgramResult batch = Cli({"run", "-m", "nobos", "--batch", prompts, "-n", "10", "--config", config});
+  const ProgramResult batch =
+      Cli({"run", "-m", "nobos", "--batch", prompts, "-n", "10", "--config", config, "-v"});
   EXPECT_EQ(batch.exit_code, 0) << batch.err;
   EXPECT_PRED2(Contains, batch.err, "asked 2x13@default, budget 1000\n");
 }

@@ -43,7 +43,7 @@ std::string ExpectedLine() {
 }
 
 TEST(CliKv, EveryOptionReachesTheLibraryAndThePlanIsSaid) {
-  std::vector<std::string> arguments = {"--kv-tmpfs"};
+  std::vector<std::string> arguments = {"--kv-tmpfs", "-v"};
   for (const auto& [name, value] : Options()) {
     arguments.push_back("--kv-" + name);
     arguments.push_back(value);
@@ -56,7 +56,7 @@ TEST(CliKv, EveryOptionReachesTheLibraryAndThePlanIsSaid) {
 
 // One seed says what is drawn, of tokens and of entries, unless there are two.
 TEST(CliKv, ASampleDrawsByTheSeed) {
-  const std::vector<std::string> sample = {"--kv-method", "kvswap", "--kv-sample", "40", "--seed", "5"};
+  const std::vector<std::string> sample = {"--kv-method", "kvswap", "--kv-sample", "40", "--seed", "5", "-v"};
   const auto err = [&](const std::vector<std::string>& more) {
     std::vector<std::string> all = sample;
     all.insert(all.end(), more.begin(), more.end());
@@ -64,7 +64,7 @@ TEST(CliKv, ASampleDrawsByTheSeed) {
   };
   EXPECT_PRED2(Contains, err({}), "method kvswap, sample 40, seed 5\n");
   EXPECT_PRED2(Contains, err({"--kv-seed", "7"}), "method kvswap, sample 40, seed 7\n");
-  EXPECT_FALSE(Contains(Cli(RunHello({"--kv-method", "kvswap", "--seed", "5"})).err, "seed"))
+  EXPECT_FALSE(Contains(Cli(RunHello({"--kv-method", "kvswap", "--seed", "5", "-v"})).err, "seed"))
       << "nothing is drawn";
 }
 
@@ -75,13 +75,13 @@ TEST(CliKv, EveryOptionIsAVariableToo) {
     for (const char c : name) variable += static_cast<char>(c == '-' ? '_' : c - 'a' + 'A');
     input.environment.push_back(variable + "=" + value);
   }
-  EXPECT_PRED2(Contains, Cli(RunHello({}), input).err, ExpectedLine());
+  EXPECT_PRED2(Contains, Cli(RunHello({"-v"}), input).err, ExpectedLine());
   const ProgramResult help = Cli({"run", "--help"});
   for (const auto& [name, value] : Options()) EXPECT_PRED2(Contains, help.out, "--kv-" + name);
 }
 
 TEST(CliKv, TheCommandLineWins) {
-  const ProgramResult result = Cli(RunHello({"--kv-budget", "1/34", "--kv-tmpfs=0"}),
+  const ProgramResult result = Cli(RunHello({"--kv-budget", "1/34", "--kv-tmpfs=0", "-v"}),
                                    {{"KVRUN_KV_BUDGET=1/13", "KVRUN_KV_TMPFS=1"}, "", ""});
   EXPECT_PRED2(Contains, result.err, "tokens, budget 1/34, tmpfs off\n");
 }
@@ -99,13 +99,31 @@ TEST(CliKv, RunChatAndLogitsSayThePlanOnceBeforeTheyLoad) {
     arguments.insert(arguments.end(), kv.begin(), kv.end());
     return arguments;
   };
-  expect_plan(Cli(RunHello(kv)), "1 sequences of 15 tokens, method kvswap");
+  const std::string plan = "13.0 MiB of 180.0 MiB in memory, the rest on flash in /fake/kv\n";
+  expect_plan(Cli(RunHello(kv)), plan);
   expect_plan(Cli(with_kv({"run", "-m", "nobos", "--batch", "-", "-n", "4"}),
                   {{}, "{\"prompt\": \"ab\"}\n{\"prompt\": \"abc\"}\n", ""}),
-              "2 sequences of 7 tokens, method kvswap");
-  expect_plan(Cli(with_kv({"chat", "-m", "toy"}), {{}, "hello\n", ""}), "1 sequences of 4096 tokens");
+              plan);
+  expect_plan(Cli(with_kv({"chat", "-m", "toy"}), {{}, "hello\n", ""}), plan);
   expect_plan(Cli(with_kv({"logits", "-m", "toy", "--ids", "-", "--out", "/dev/null"}), {{}, "1 2 3", ""}),
-              "1 sequences of 4 tokens");
+              plan);
+}
+
+TEST(CliKv, TheFolderIsNamedAsAPersonWritesIt) {
+  const std::vector<std::string> arguments = RunHello({"--kv-method", "kvswap", "--kv-dir", "/home/a/flash"});
+  EXPECT_PRED2(Contains, Cli(arguments, {{"HOME=/home/a"}, "", ""}).err, "on flash in ~/flash\n");
+  EXPECT_PRED2(Contains, Cli(arguments, {{"HOME=/home/ab"}, "", ""}).err, "on flash in /home/a/flash\n");
+}
+
+// Once, as it is in the session: what the library says before it knows the device may be another number.
+TEST(CliKv, DetailsAreForVerboseAndSaidOnce) {
+  const std::string brief = Cli(RunHello({"--kv-method", "kvswap"})).err;
+  EXPECT_FALSE(Contains(brief, "sequences of")) << brief;
+  EXPECT_FALSE(Contains(brief, "a token attends to")) << brief;
+  const std::string verbose = Cli(RunHello({"--kv-method", "kvswap", "-v"})).err;
+  EXPECT_PRED2(Contains, verbose, "kvrun: KV cache: 1 sequences of 15 tokens, method kvswap\n");
+  EXPECT_PRED2(Contains, verbose, "kvrun: note: a token attends to 8 of 15 entries\n");
+  EXPECT_EQ(verbose.find("a token attends to"), verbose.rfind("a token attends to")) << verbose;
 }
 
 TEST(CliKv, NothingIsSaidUnlessItWasAskedForOrWhenQuiet) {
@@ -164,7 +182,10 @@ TEST(CliKv, ABudgetThatDoesNotSufficeFailsBeforeLoading) {
 TEST(CliKv, ABudgetAloneIsGivenAloneAndItsPlanIsSaid) {
   const ProgramResult result = Cli(RunHello({"--kv-budget", "1/13"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_PRED2(Contains, result.err, "kvrun: KV cache: 1 sequences of 15 tokens, budget 1/13\n");
+  EXPECT_PRED2(Contains, result.err,
+               "kvrun: KV cache: 13.0 MiB of 180.0 MiB in memory, the rest on flash in /fake/kv\n");
+  EXPECT_PRED2(Contains, Cli(RunHello({"--kv-budget", "1/13", "-v"})).err,
+               "kvrun: KV cache: 1 sequences of 15 tokens, budget 1/13\n");
   EXPECT_PRED2(Contains, Cli({"run", "--help"}).out, "with --kv-budget, kvswap where");
 }
 
@@ -172,7 +193,8 @@ TEST(CliKv, StatisticsHaveATable) {
   const ProgramResult result = Cli(RunHello({"--kv-method", "kvswap", "-v"}));
   EXPECT_PRED2(Contains, result.err,
                "kv       kvswap: 13.0 MiB (budget 13.5 MiB) for 180.0 MiB of f16\n"
-               "parts    slots 8.0 MiB, index 2.0 MiB\n"
+               "decoding 12.0 MiB: slots 8.0 MiB, index 2.0 MiB\n"
+               "prefill  13.0 MiB: index 2.0 MiB\n"
                "read     7.8 MiB in 250 reads of 32.0 KiB, 512.5 MB/s (threads buffered)\n"
                "written  90.0 MiB\n"
                "groups   1000 chosen, 75.0 % of them in memory\n"

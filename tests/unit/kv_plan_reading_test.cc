@@ -40,8 +40,8 @@ TEST(KvPlanReading, WhereSlotsAloneReadTooLongReadsAreLimited) {
   EXPECT_EQ(plan.n_pool_slots, 0U);
   EXPECT_GE(plan.selected_entries() * 1.02, slots.selected_entries());
   ASSERT_TRUE(plan.reading.has_value());
-  EXPECT_NEAR(plan.reads_per_layer, 600.0 / 50.0 / 0.9, 0.01);
-  EXPECT_NEAR(plan.reading->read_us * 0.9, 600.0, 1.0);
+  EXPECT_DOUBLE_EQ(plan.reads_per_layer, 13.3) << "600 us / 50 us / 0.9, in tenths";
+  EXPECT_NEAR(plan.reading->read_us * 0.9, 600.0, 2.5);
   EXPECT_TRUE(plan.choice_list(0).tells_scores);
   EXPECT_NE(plan.Describe().find("reads 13.3 groups"), std::string::npos) << plan.Describe();
   // As options it is the same.
@@ -215,8 +215,8 @@ TEST(KvPlanReading, OptionsThatItTellsMakeTheSamePlan) {
     for (const double reads_per_s : {3e5, 1e6}) {
       const KvPlan plan = Plan(WithTimes(share, reads_per_s), kSmolLm2, 8192, 1, 512);
       ASSERT_TRUE(plan.reading.has_value());
-      ASSERT_FALSE(plan.notes.empty());
-      EXPECT_NE(plan.notes.back().find(SameAgain(plan)), std::string::npos) << plan.notes.back();
+      ASSERT_FALSE(plan.details.empty());
+      EXPECT_NE(plan.details.back().find(SameAgain(plan)), std::string::npos) << plan.notes.back();
       KvOptions options = Parsed(SameAgain(plan));
       options.method = "kvswap";
       options.budget_fraction = share;

@@ -42,6 +42,7 @@ TEST_F(SessionGenerateTest, ABatchTakesOneStepPerToken) {
   const uint64_t before = log_.n_runs;
   Generate(session.get(), {0, 1, 2, 3}, Tokens(10));
   EXPECT_EQ(log_.n_runs - before, 9U);  // the first token is of the feed's logits
+  EXPECT_EQ(session->stats().answer_tokens, 40U);
   EXPECT_EQ(session->stats().decode_tokens, 36U);
   EXPECT_EQ(session->stats().prefill_tokens, 16U);
   EXPECT_GT(session->stats().ttft_ms, 0.0);
@@ -67,6 +68,27 @@ TEST_F(SessionGenerateTest, AFinishedSequenceDropsOutAndTheOthersGoOn) {
   EXPECT_EQ(results[1].finish, Finish::kLength);
   ASSERT_TRUE(session->Feed(0, {}).ok());  // the end-of-generation token belongs to the conversation
   EXPECT_EQ(session->Length(0), 6U);
+}
+
+TEST_F(SessionGenerateTest, AnAnswerThatRepeatsItselfEndsWhereThatIsAskedFor) {
+  FakePassOptions options;
+  options.n_sequences = 2;
+  options.n_ctx = 1024;
+  options.script = [](uint32_t sequence, uint32_t position) {
+    return static_cast<TokenId>('a' + (sequence == 0 ? position % 40 : (position * position / 3) % 26));
+  };
+  auto session = Make(options);
+  for (const uint32_t sequence : {0U, 1U}) ASSERT_TRUE(session->Feed(sequence, Ids{1, 2, 3}).ok());
+  GenerateOptions generate = Tokens(300);
+  generate.repeat_limit = 4;
+  std::vector<GenerateResult> results;
+  Generate(session.get(), {0, 1}, generate, &results);
+  EXPECT_EQ(results[0].finish, Finish::kRepeats);
+  EXPECT_EQ(results[0].n_tokens, 160U);
+  EXPECT_EQ(results[1].finish, Finish::kLength);
+  generate.repeat_limit = 0;
+  Generate(session.get(), {0}, generate, &results);
+  EXPECT_EQ(results[0].finish, Finish::kLength);
 }
 
 TEST_F(SessionGenerateTest, StopStringsAcrossTokensAreNotShown) {

@@ -107,5 +107,31 @@ TEST_F(SessionTest, StatisticsRunFromTheReset) {
   EXPECT_GT(session->stats().ttft_ms, 0.0);
 }
 
+TEST_F(SessionTest, ATurnIsItsFeedsAndTheAnswerToThem) {
+  auto session = Make();
+  ASSERT_TRUE(session->Feed(0, SomeIds(20)).ok());
+  Generate(session.get(), {0}, Tokens(3));
+  const double first_ms = session->stats().ttft_ms;
+  EXPECT_EQ(session->turn_stats().prefill_tokens, 20U);
+  EXPECT_EQ(session->turn_stats().answer_tokens, 3U);
+  EXPECT_EQ(session->turn_stats().ttft_ms, first_ms);
+  ASSERT_TRUE(session->Feed(0, SomeIds(4)).ok());
+  ASSERT_TRUE(session->Feed(0, SomeIds(5)).ok());
+  EXPECT_EQ(session->turn_stats().answer_tokens, 0U);
+  EXPECT_EQ(session->turn_stats().ttft_ms, 0.0);
+  Generate(session.get(), {0}, Tokens(7));
+  const SessionStats turn = session->turn_stats();
+  EXPECT_EQ(turn.prefill_tokens, 10U);  // with the token that was pending
+  EXPECT_EQ(turn.answer_tokens, 7U);
+  EXPECT_EQ(turn.decode_tokens, 6U);
+  EXPECT_GT(turn.prefill_ms, 0.0);
+  EXPECT_LT(turn.prefill_ms, session->stats().prefill_ms);
+  EXPECT_GT(turn.ttft_ms, 0.0);
+  EXPECT_EQ(session->stats().ttft_ms, first_ms);
+  EXPECT_EQ(session->stats().answer_tokens, 10U);
+  session->ResetStats();
+  EXPECT_EQ(session->turn_stats().answer_tokens, 0U);
+}
+
 }  // namespace
 }  // namespace kvrun

@@ -384,11 +384,11 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what stays,
  * at most)), static (null: there is no static set; else an object: entries (of a list), share, by_prompt,
  * steps, repage, observed_rows, precisions and moments (null: the method has no such choice)), k_type,
- * v_type, rotate, adapter_kind (null if there is none); notes [..] (one if the context is longer than what
- * the model was trained with). A file of adapters is read to check that it suits; the folder for KV is not
- * created. If no group is given, the one that kvswap takes depends on the storage under that folder. Its
- * speed is measured at first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; a note
- * says if the group is not 4. */
+ * v_type, rotate, adapter_kind (null if there is none); folder (where KV lies; null: in memory); notes [..]
+ * (one if the context is longer than what the model was trained with) and details [..] (for experts). A file
+ * of adapters is read to check that it suits; the folder for KV is not created. If no group is given, the one
+ * that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1 to 0.4
+ * seconds on flash) and kept in the user's cache folder; a note says if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -484,6 +484,10 @@ typedef struct kvrun_generate_options {
   uint32_t n_logprobs;        /* up to KVRUN_MAX_LOGPROBS; 0: `logprobs` is not called */
   kvrun_logprobs_fn logprobs; /* not NULL unless n_logprobs is 0 */
   void* logprobs_user;
+  /* An answer ends whose last tokens are one text (of up to 256 tokens) so many times in a row, and are 128
+   * or more together: small models fall into such loops, which have no end. 0: off; 4 is a good number. */
+  uint32_t repeat_limit;
+  uint32_t reserved_tail; /* not read */
 } kvrun_generate_options;
 
 typedef enum kvrun_finish {
@@ -491,7 +495,8 @@ typedef enum kvrun_finish {
   KVRUN_FINISH_END = 1,          /* the model ended */
   KVRUN_FINISH_STOP = 2,         /* a stop string */
   KVRUN_FINISH_CONTEXT_FULL = 3, /* no room for another token */
-  KVRUN_FINISH_CANCELLED = 4     /* the callback asked to stop */
+  KVRUN_FINISH_CANCELLED = 4,    /* the callback asked to stop */
+  KVRUN_FINISH_REPEATS = 5       /* it repeats itself (repeat_limit) */
 } kvrun_finish;
 
 /* Called on the calling thread for each generated token, except the end-of-generation token. text is the part
@@ -517,22 +522,27 @@ KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint
                                               const kvrun_generate_options* options, kvrun_token_fn token,
                                               void* user, kvrun_generate_result* results);
 
-/* JSON object: prefill_tokens, prefill_ms, prefill_tps, decode_tokens, decode_ms, decode_tps, ttft_ms, memory
- * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile, notes [..].
- * If KV is kept in records (any method but "full", or "full" in types other than f16 and f32) there is also
- * kv: method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json); of
- * decoding: chosen_groups (without sinks), drawn_groups (of them, at random), entries_per_layer {mean, least,
- * most} (chosen by a stream of a layer in a step, without sinks), own_hits (chosen groups that were in memory
- * already), stand_in_groups (those that were not read, as others in memory stood in for them), pool_reads
- * (those that were read into the pool that layers share, as they found no room in their
- * layer's reuse buffer), hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an
- * object, of all lists of all layers and sequences, without the window: original (entries that are exact),
- * low (those in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them),
- * lowered (those that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence
- * 0: the share that is exact, 0..1; empty where the method has no such choice]), static (as a plan has it,
- * and chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were
- * laid anew)), stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of
- * reading that it did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode
+/* JSON object: prefill_tokens, prefill_ms, prefill_tps, answer_tokens (generated, without those that end an
+ * answer), decode_tokens (of decode steps: an answer's first token comes from the prefill), decode_ms,
+ * decode_tps, ttft_ms, last (an object with all of these, of the last turn alone: feeds and the call of
+ * kvrun_session_generate after them), memory {weights, kv, activations, staging, total: bytes, of the device;
+ * process: the bytes of memory of this process, as its system counts them, and process_peak, the most so far;
+ * null where the system does not say; all: process_peak, and what the device has beside it}, operations
+ * [{name, count, ms}] with profile, notes [..], details [..] (notes for experts). If KV is kept in records
+ * (any method but "full", or "full" in types other than f16 and f32) there is also kv: line (what it is, for
+ * experts), method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json);
+ * of decoding: chosen_groups (without sinks), drawn_groups (of them, at random), entries_per_layer {mean,
+ * least, most} (chosen by a stream of a layer in a step, without sinks), own_hits (chosen groups that were in
+ * memory already), stand_in_groups (those that were not read, as others in memory stood in for them),
+ * pool_reads (those that were read into the pool that layers share, as they found no room in their layer's
+ * reuse buffer), hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an object,
+ * of all lists of all layers and sequences, without the window: original (entries that are exact), low (those
+ * in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them), lowered (those
+ * that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the share
+ * that is exact, 0..1; empty where the method has no such choice]), static (as a plan has it, and
+ * chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were laid
+ * anew)), stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading
+ * that it did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode
  * ("io_uring direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
  * mean_read_bytes, read_mbps (10^6 bytes/s, while reading), bytes_written. A value is null if nothing was
  * counted for it. Counters start when the session is created, and again with kvrun_session_stats_reset. */
