@@ -107,15 +107,13 @@ class ChatLoop {
 
   // Where it is not the model that ended it.
   void SayWhyItEnded(const Answer& answer) const {
-    switch (answer.finish) {
-      case KVRUN_FINISH_CONTEXT_FULL:
-        return PrintMessage(fmt::format("the context of {} tokens is full; /reset starts over", n_ctx_));
-      case KVRUN_FINISH_LENGTH:
-        return PrintMessage(
-            fmt::format("the answer was ended at its limit of {} (-n N sets another, -n -1 none)",
-                        Counted(answer.tokens.size(), "token")));
-      case KVRUN_FINISH_REPEATS: return PrintMessage("the answer was ended, as it repeated itself");
-      default: return;
+    if (answer.finish == KVRUN_FINISH_CONTEXT_FULL) {
+      PrintMessage(fmt::format("the context of {} tokens is full; /reset starts over", n_ctx_));
+    } else if (answer.finish == KVRUN_FINISH_LENGTH && !options_.shared.quiet) {
+      PrintMessage(fmt::format("the answer was ended at its limit of {} (-n N sets another, -n -1 none)",
+                               Counted(answer.tokens.size(), "token")));
+    } else if (answer.finish == KVRUN_FINISH_REPEATS && !options_.shared.quiet) {
+      PrintMessage("the answer was ended, as it repeated itself");
     }
   }
 

@@ -206,11 +206,12 @@ TEST(CliChat, WhatEndsAnAnswerButTheModelIsSaid) {
   EXPECT_PRED2(Contains, err("loop", {}), "kvrun: the answer was ended, as it repeated itself\n");
   EXPECT_FALSE(Contains(err("loop", {"--ignore-end", "-n", "5"}), "repeated"));
   EXPECT_FALSE(Contains(err("toy", {}), "was ended"));
+  EXPECT_EQ(err("toy", {"-n", "3", "-q"}), "");
 }
 
 TEST(CliChat, AnAnswerHasALimitUnlessThereIsToBeNone) {
   EXPECT_PRED2(Contains, Cli({"chat", "--help"}).out, "(default 2048;");
-  const ProgramResult endless = Cli({"chat", "-m", "toy", "--ignore-end", "-q"}, {{}, "one\n", ""});
+  const ProgramResult endless = Cli({"chat", "-m", "toy", "--ignore-end"}, {{}, "one\n", ""});
   EXPECT_PRED2(Contains, endless.err, "its limit of 2048 tokens");
 }
 

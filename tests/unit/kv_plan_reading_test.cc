@@ -216,7 +216,7 @@ TEST(KvPlanReading, OptionsThatItTellsMakeTheSamePlan) {
       const KvPlan plan = Plan(WithTimes(share, reads_per_s), kSmolLm2, 8192, 1, 512);
       ASSERT_TRUE(plan.reading.has_value());
       ASSERT_FALSE(plan.details.empty());
-      EXPECT_NE(plan.details.back().find(SameAgain(plan)), std::string::npos) << plan.notes.back();
+      EXPECT_NE(plan.details.back().find(SameAgain(plan)), std::string::npos) << plan.details.back();
       KvOptions options = Parsed(SameAgain(plan));
       options.method = "kvswap";
       options.budget_fraction = share;
