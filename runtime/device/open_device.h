@@ -33,6 +33,8 @@ struct OpenDeviceOptions {
   bool validation = false;
   bool profile = false;
   bool remeasure = false;  // "auto" measures devices even where what they do is known
+  // The device's note says which drivers are left out. A failure to open it always does.
+  bool names_left_out = true;
   // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: see ChooseThreads (host/host_cores.h)
   bool exact_activations = false;  // nothing rounds them to 8 bits or 16
@@ -51,8 +53,8 @@ struct GpuCandidate {
 
 struct AutoCandidates {
   std::optional<GpuCandidate> gpu;
-  std::string note;                        // why `gpu` is none though there is one; may be empty
-  std::vector<std::string> left_out = {};  // drivers, with the reason
+  std::string note;           // why `gpu` is none though there is one; may be empty
+  std::string left_out = {};  // which drivers are, in one line; empty where none is
   std::string cpu_name;
   uint32_t n_threads = 0;  // that the CPU would compute with
 };

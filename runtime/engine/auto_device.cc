@@ -25,7 +25,7 @@ class Chooser {
 
   Result<OpenedDevice> Open() {
     KVRUN_ASSIGN_OR_RETURN(const AutoCandidates candidates, source_.find(options_));
-    for (const std::string& left_out : candidates.left_out) Note(left_out);
+    if (!candidates.left_out.empty()) Note(candidates.left_out);
     if (!candidates.gpu && candidates.note.empty()) return Named(options_.device);
     if (!candidates.gpu) {
       Note(candidates.note);
@@ -48,9 +48,15 @@ class Chooser {
  private:
   void Note(std::string note) { notes_.push_back(std::move(note)); }
 
-  Result<OpenedDevice> Named(const std::string& name) {
+  OpenDeviceOptions OptionsFor(const std::string& name) const {
     OpenDeviceOptions options = options_;
     options.device = name;
+    options.names_left_out = false;  // a note has done so
+    return options;
+  }
+
+  Result<OpenedDevice> Named(const std::string& name) {
+    const OpenDeviceOptions options = OptionsFor(name);
     OpenedDevice opened;
     KVRUN_ASSIGN_OR_RETURN(opened.device, source_.open(options));
     opened.notes = std::move(notes_);
@@ -88,8 +94,7 @@ class Chooser {
   // Opened for the trial alone, so that no two hold weights at a time; the GPU where a crash of its driver
   // does not end this process.
   Result<DeviceTimes> Measure(const std::string& name) {
-    OpenDeviceOptions options = options_;
-    options.device = name;
+    OpenDeviceOptions options = OptionsFor(name);
     options.profile = false;
     if (name == kHost || !source_.try_on) {
       KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, source_.open(options));
@@ -131,9 +136,8 @@ class Chooser {
   Result<OpenedDevice> OpenBy(const GpuCandidate& gpu, const DecisionInput& input, DeviceDecision* decided) {
     DeviceDecision& decision = *decided;
     if (decision.is_pair()) {
-      OpenDeviceOptions options = options_;
-      options.device = fmt::format("{}+{}", gpu.device, kHost);
-      Result<std::unique_ptr<Device>> pair = source_.open(options);
+      Result<std::unique_ptr<Device>> pair =
+          source_.open(OptionsFor(fmt::format("{}+{}", gpu.device, kHost)));
       if (pair.ok()) {
         Note(decision.reason);
         return OpenedDevice{std::move(*pair), std::move(notes_), true, KeptTimes()};
@@ -147,9 +151,7 @@ class Chooser {
       host.kept = KeptTimes();
       return host;
     }
-    OpenDeviceOptions options = options_;
-    options.device = gpu.device;
-    Result<std::unique_ptr<Device>> device = source_.open(options);
+    Result<std::unique_ptr<Device>> device = source_.open(OptionsFor(gpu.device));
     if (!device.ok()) {
       Note(fmt::format("computing on the CPU itself, as {} cannot be used: {}", gpu.name,
                        device.status().message()));

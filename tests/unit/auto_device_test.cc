@@ -211,8 +211,30 @@ TEST_F(AutoDevice, MeasuresAgainWhereRatesSeenAreFarOff) {
 
 TEST_F(AutoDevice, DriversThatAreLeftOutAreSaid) {
   candidates_.gpu.reset();
-  candidates_.left_out = {"the Vulkan driver x is left out"};
-  EXPECT_EQ(OrDie(Open()).notes, candidates_.left_out);
+  candidates_.left_out = "the Vulkan driver x is left out";
+  EXPECT_EQ(OrDie(Open()).notes, std::vector<std::string>{candidates_.left_out});
+}
+
+// Nothing that is opened says again which drivers are left out.
+TEST_F(AutoDevice, DriversThatAreLeftOutAreSaidOnce) {
+  candidates_.left_out = "the Vulkan driver x is left out";
+  const auto open = source_.open;
+  size_t n_saying = 0;
+  source_.open = [&](const OpenDeviceOptions& options) {
+    n_saying += options.names_left_out ? 1 : 0;
+    return open(options);
+  };
+  fails_ = {{kGpu, kGone}};
+  OrDie(Open());
+  EXPECT_EQ(opened_, (OpenedNames{kGpu, "host"}));
+  Know({.prefill_us = 10, .decode_us = 10}, {.prefill_us = 1, .decode_us = 100});
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"1+host"});
+  candidates_.gpu.reset();
+  OrDie(Open());
+  EXPECT_EQ(n_saying, 0U);
+  OrDie(Open("name"));
+  EXPECT_EQ(n_saying, 1U);
 }
 
 TEST_F(AutoDevice, TheGpuIsMeasuredApart) {
