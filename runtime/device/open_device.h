@@ -82,10 +82,10 @@ struct LeftOutListing {
 
 // Vulkan's devices, of which there may be none, then the CPU. `left_out` may be null.
 Result<std::vector<DeviceListing>> ListDevices(std::vector<LeftOutListing>* left_out = nullptr);
-// Opens a device for `work` alone, in a process of its own where that can be: a driver that crashes or hangs
-// does not reach this one, and is left out from then on, as the status says. `doing` completes "it crashed
-// while kvrun ...". `is_cancelled` is asked meanwhile, in this process alone: what `work` is given may be
-// empty.
+// Opens a device for `work` alone, in a process of its own where that can be: what it takes of memory is gone
+// afterwards, and a driver that crashes or hangs does not reach this one, and is left out from then on, as
+// the status says. `doing` completes "it crashed while kvrun ...". `is_cancelled` is asked meanwhile, in this
+// process alone: what `work` is given may be empty.
 using DeviceWork = std::function<Result<std::string>(Device&, const std::function<bool()>& is_cancelled)>;
 Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::string& doing,
                                 const DeviceWork& work, const std::function<bool()>& is_cancelled);

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/device/open_device.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 
@@ -319,6 +320,21 @@ TEST_F(DriverTrials, WorkApartAnswersOrDies) {
       sleep_on, [&] { return ++asked > 2; }, 100.0);
   EXPECT_EQ(cancelled.answer.status().code(), StatusCode::kCancelled);
   EXPECT_FALSE(cancelled.is_fault);
+}
+
+// What it takes of memory must not count as this process's.
+TEST_F(DriverTrials, WorkOnTheCpuIsDoneApartToo) {
+  if (!CanTryApart()) GTEST_SKIP() << "this process has other threads";
+  const auto pid = [](Device&, const std::function<bool()>&) -> Result<std::string> {
+    return std::to_string(getpid());
+  };
+  const OpenDeviceOptions cpu = {.device = "host", .n_threads = 1};
+  EXPECT_NE(OrDie(TryOnDevice(cpu, "did this", pid, {})), std::to_string(getpid()));
+  const auto crash = [](Device&, const std::function<bool()>&) -> Result<std::string> { abort(); };
+  const Result<std::string> crashed = TryOnDevice(cpu, "did this", crash, {});
+  EXPECT_EQ(crashed.status().code(), StatusCode::kDevice);
+  EXPECT_NE(crashed.status().message().find("the process that did this crashed (signal 6"), std::string::npos)
+      << crashed.status().message();
 }
 
 TEST_F(DriverTrials, EachIsTriedAloneAndOnce) {

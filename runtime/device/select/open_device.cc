@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -178,7 +179,12 @@ Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::str
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(options));
     return work(*device, IsTrialCopy() ? std::function<bool()>() : is_cancelled);
   };
-  if (IsHostName(options.device)) return open_and_work();
+  if (IsHostName(options.device)) {
+    const TrialOutcome outcome =
+        TryWork(open_and_work, is_cancelled, std::numeric_limits<double>::infinity());
+    if (!outcome.is_fault) return outcome.answer;
+    return Status(StatusCode::kDevice, fmt::format("the process that {} {}", doing, outcome.fault));
+  }
   const Result<FoundDevices> found = LookForDevices(options.validation);
   KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, options));
   if (!choice.vulkan) return open_and_work();
