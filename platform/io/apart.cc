@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -37,6 +38,22 @@ bool WriteAll(int fd, const void* data, size_t size) {
   return true;
 }
 
+// What has called exit() has ended. What is registered for the end after this is of what ran here, and the
+// rest may wait for ever for a lock that the caller of exit() holds, as that of a Vulkan loader would.
+void EndAtOnce() {
+#if defined(__GLIBC__)
+  on_exit([](int status, void*) { _exit(status); }, nullptr);
+#else
+  atexit([] { _exit(EXIT_FAILURE); });  // the status is not to be had
+#endif
+}
+
+// Where memory runs out, this is what the system ends first, and not the parent, or another program.
+void OfferToEnd() {
+  const UniqueFd file(open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (file.valid()) WriteAll(file.get(), "1000", 4);
+}
+
 // What a crash or the user's signal would do to the copy is for the parent to see or to say, not for the
 // handlers that the copy has from it.
 void PrepareCopy(pid_t parent, bool keep_stderr) {
@@ -49,6 +66,8 @@ void PrepareCopy(pid_t parent, bool keep_stderr) {
     signal(number, SIG_IGN);  // the terminal sends them to both
   const rlimit no_core = {0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
+  OfferToEnd();
+  EndAtOnce();
   prctl(PR_SET_DUMPABLE, 0);
   const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
   if (null < 0) return;
@@ -86,12 +105,15 @@ ApartOutcome Await(int fd, const ApartOptions& options) {
 }
 
 // One that has closed its end of the pipe ends now, or is ended.
-pid_t WaitFor(pid_t pid, int* status) {
+pid_t WaitFor(pid_t pid, int* status, bool* was_ended) {
   const Clock::time_point begin = Clock::now();
   for (;;) {
     const pid_t ended = waitpid(pid, status, WNOHANG);
     if (ended != 0 && !(ended < 0 && errno == EINTR)) return ended;
-    if (Clock::now() - begin > std::chrono::seconds(2)) kill(pid, SIGKILL);
+    if (Clock::now() - begin > std::chrono::seconds(2)) {
+      kill(pid, SIGKILL);
+      *was_ended = true;
+    }
     poll(nullptr, 0, 1);
   }
 }
@@ -131,8 +153,10 @@ ApartOutcome RunApart(const std::function<std::string()>& work, const ApartOptio
   // What has answered is done with: its end may take a driver long.
   if (outcome.kind != ApartOutcome::Kind::kExit) kill(pid, SIGKILL);
   int status = 0;
-  const pid_t ended = WaitFor(pid, &status);
+  bool was_ended = false;
+  const pid_t ended = WaitFor(pid, &status, &was_ended);
   if (outcome.kind != ApartOutcome::Kind::kExit || ended != pid) return outcome;
+  if (was_ended) return {ApartOutcome::Kind::kTimedOut, 0, ""};
   if (WIFSIGNALED(status)) return {ApartOutcome::Kind::kSignal, WTERMSIG(status), ""};
   return {ApartOutcome::Kind::kExit, WEXITSTATUS(status), ""};
 }

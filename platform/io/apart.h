@@ -11,7 +11,7 @@ struct ApartOutcome {
     kAnswered,   // `answer` is what the work returned
     kSignal,     // a signal ended it: `number`
     kExit,       // it ended by itself before it answered: `number` is its exit status
-    kTimedOut,   // it did not answer in time, and was ended
+    kTimedOut,   // it did not answer in time, or cannot any more, and was ended
     kCancelled,  // `is_cancelled` said so, and it was ended
     kNotBegun    // the system did not allow another process: `number` is an errno value
   };
@@ -32,7 +32,8 @@ bool CanRunApart();
 
 // Calls `work` in a copy of this process (fork), which sees all that is here and changes none of it. No
 // handler of this process runs there, and no function that was registered for its end. An exception that
-// leaves `work` ends it by SIGABRT. The copy ends when this process does.
+// leaves `work` ends it by SIGABRT. The copy ends when this process does. Where memory is short, the system
+// ends the copy before all others.
 ApartOutcome RunApart(const std::function<std::string()>& work, const ApartOptions& options);
 
 }  // namespace kvrun

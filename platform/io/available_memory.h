@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace kvrun {
 
-// What the system reckons (/proc/meminfo's MemAvailable); nothing where it does not say.
-std::optional<uint64_t> AvailableMemoryBytes();
+// The least of what the system reckons (/proc/meminfo's MemAvailable) and of what each limit on this process
+// leaves: of its control groups (version 1 or 2) and of those that they lie in, where what files hold in
+// memory can be had. Nothing where none of them says. `root` is put before all paths, for tests.
+std::optional<uint64_t> AvailableMemoryBytes(const std::string& root = "");
 
 }  // namespace kvrun

@@ -18,14 +18,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <span>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "platform/base/units.h"
 #include "platform/io/folder.h"
+#include "platform/io/input_file.h"
 #include "platform/io/replace_file.h"
 
 namespace kvrun {
@@ -34,12 +34,19 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "kvrun driver";
-constexpr const char* kTrialEnding = ".trial";
-constexpr const char* kUseEnding = ".use";
+constexpr NoteKind kKinds[] = {NoteKind::kTrial, NoteKind::kApart, NoteKind::kUse};
 constexpr uint32_t kMaxEnds = 2;
+constexpr uint64_t kMaxFileBytes = kMiB;  // more than any of these files has
 constexpr double kDefaultTimeoutS = 20.0;
 
-const char* EndingOf(NoteKind kind) { return kind == NoteKind::kTrial ? kTrialEnding : kUseEnding; }
+const char* EndingOf(NoteKind kind) {
+  switch (kind) {
+    case NoteKind::kTrial: return ".trial";
+    case NoteKind::kApart: return ".apart";
+    case NoteKind::kUse: break;
+  }
+  return ".use";
+}
 
 // Notes of this process, for InterruptTrials: a handler may run at any time, so a slot's state is written
 // last when it is taken.
@@ -81,15 +88,28 @@ std::string MemoryLimits() {
   return limits;
 }
 
-// Nothing where it cannot be opened; `is_dead` where no process holds it.
+// Whether no process holds it. What is no regular file (which may be a pipe, and then would be waited for) is
+// none of these.
 bool IsDead(const std::string& path) {
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  return file.valid() && flock(file.get(), LOCK_SH | LOCK_NB) == 0;
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW));
+  struct stat facts {};
+  return file.valid() && fstat(file.get(), &facts) == 0 && S_ISREG(facts.st_mode) &&
+         flock(file.get(), LOCK_SH | LOCK_NB) == 0;
 }
 
+// Empty where it cannot be read, or is none of these.
 std::string TextOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  const Result<InputFile> file = InputFile::Open(path);
+  if (!file.ok() || file->size_bytes() > kMaxFileBytes) return "";
+  const Result<std::vector<std::byte>> bytes = file->ReadAll();
+  if (!bytes.ok()) return "";
+  return {reinterpret_cast<const char*>(bytes->data()), bytes->size()};
+}
+
+// What was done with the driver.
+std::string DoingIn(const std::string& note) {
+  const std::string text = TextOf(note);
+  return text.substr(0, text.find('\n'));
 }
 
 DriverRecord RecordIn(const std::string& text) {
@@ -115,7 +135,7 @@ Status WriteNote(int fd, const std::string& text, NoteKind kind) {
   if (write(fd, text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
     return StatusFromErrno(errno, "cannot write the note");
   }
-  if (kind == NoteKind::kTrial && fsync(fd) != 0) return StatusFromErrno(errno, "cannot write the note");
+  if (kind != NoteKind::kUse && fsync(fd) != 0) return StatusFromErrno(errno, "cannot write the note");
   return Status::Ok();
 }
 
@@ -185,28 +205,38 @@ DriverRecord DriverNotes::Read(const DriverFile& driver) const {
   DriverRecord record = RecordIn(TextOf(RecordPath(driver)));
   if (record.state == DriverState::kLeftOut) return record;
   if (const auto notes = NotesOf(driver, NoteKind::kTrial); !notes.empty()) {
-    const std::string text = TextOf(notes.front());
     record.state = DriverState::kLeftOut;
-    record.why = fmt::format("kvrun ended while it {}", text.substr(0, text.find('\n')));
+    record.why = fmt::format("kvrun ended while it {}", DoingIn(notes.front()));
     return record;
   }
+  if (const auto notes = NotesOf(driver, NoteKind::kApart); notes.size() >= kMaxEnds) {
+    record.state = DriverState::kLeftOut;
+    record.why = fmt::format("kvrun ended twice while it {}", DoingIn(notes.front()));
+    return record;
+  }
+  return AfterUses(driver, std::move(record));
+}
+
+// What ended processes have left is counted in the record, and goes.
+DriverRecord DriverNotes::AfterUses(const DriverFile& driver, DriverRecord record) const {
   const auto uses = NotesOf(driver, NoteKind::kUse);
   if (uses.empty()) return record;
-  const std::string text = TextOf(uses.front());
+  const std::string doing = DoingIn(uses.front());
   for (const std::string& path : uses) unlink(path.c_str());
   if (record.state != DriverState::kWorks) return record;
   record.n_ends += 1;
   record.was_opened = false;
   const bool is_last = record.n_ends >= kMaxEnds;
-  if (is_last) record.why = fmt::format("kvrun ended twice while it {}", text.substr(0, text.find('\n')));
+  if (is_last) record.why = fmt::format("kvrun ended twice while it {}", doing);
   record.state = is_last ? DriverState::kLeftOut : DriverState::kWorks;
-  Write(driver, record);
+  (void)Write(driver, record);
   if (!is_last) record.state = DriverState::kUntried;
   return record;
 }
 
-void DriverNotes::Write(const DriverFile& driver, const DriverRecord& record) const {
-  if (!folder_ || g_is_copy.load()) return;
+Status DriverNotes::Write(const DriverFile& driver, const DriverRecord& record) const {
+  if (!folder_) return {StatusCode::kNotFound, "there is no folder to keep it in"};
+  if (g_is_copy.load()) return Status::Ok();
   const Json json = {{"format", kFormat},
                      {"version", 1},
                      {"manifest", driver.manifest},
@@ -218,7 +248,7 @@ void DriverNotes::Write(const DriverFile& driver, const DriverRecord& record) co
                      {"why", record.why},
                      {"ends", record.n_ends}};
   const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  (void)ReplaceFile(RecordPath(driver), std::as_bytes(std::span(text)));  // else it is tried again
+  return ReplaceFile(RecordPath(driver), std::as_bytes(std::span(text)));
 }
 
 TrialNote DriverNotes::Begin(const DriverFile& driver, NoteKind kind, const std::string& doing,
@@ -236,14 +266,21 @@ TrialNote DriverNotes::Begin(const DriverFile& driver, NoteKind kind, const std:
     unlink(temporary.c_str());
     return {};
   }
-  if (kind == NoteKind::kTrial) SyncFolder(*folder_);
+  if (kind != NoteKind::kUse) SyncFolder(*folder_);
   return {path, std::move(file), limit_s};
+}
+
+void DriverNotes::ForgetEnds(const DriverFile& driver, const std::string& doing) const {
+  if (!folder_ || g_is_copy.load()) return;
+  for (const std::string& path : NotesOf(driver, NoteKind::kApart)) {
+    if (DoingIn(path) == doing) unlink(path.c_str());
+  }
 }
 
 void DriverNotes::Forget(const DriverFile& driver) const {
   if (!folder_) return;
   unlink(RecordPath(driver).c_str());
-  for (const NoteKind kind : {NoteKind::kTrial, NoteKind::kUse}) {
+  for (const NoteKind kind : kKinds) {
     for (const std::string& path : NotesOf(driver, kind)) unlink(path.c_str());
   }
 }

@@ -27,8 +27,10 @@ struct DriverRecord {
 };
 
 enum class NoteKind : uint8_t {
-  kTrial,  // of what was not tried yet: if kvrun ends meanwhile, the driver is left out; synced to the disk
-  kUse     // of what has worked: if kvrun ends meanwhile, it is tried again; the second time it is left out
+  kTrial,  // here, of what was not tried yet: if kvrun ends meanwhile, the driver is left out
+  kApart,  // in a process of its own, so that no crash of it ends kvrun: if kvrun ends meanwhile, as somebody
+           // killed it or the machine stopped, it is tried again; the second time it is left out
+  kUse     // of what has worked: as kApart, but not synced to the disk
 };
 
 // A file that says that a trial is in progress, locked by this process and gone with this object. One that
@@ -63,10 +65,13 @@ class DriverNotes {
 
   bool is_kept() const { return folder_.has_value(); }
   DriverRecord Read(const DriverFile& driver) const;
-  void Write(const DriverFile& driver, const DriverRecord& record) const;
+  // What cannot be kept is tried again by the next process.
+  Status Write(const DriverFile& driver, const DriverRecord& record) const;
   // `doing` completes "kvrun ended while it ..." in what the next process says. `limit_s`: how long the trial
   // may take, see InterruptTrials.
   TrialNote Begin(const DriverFile& driver, NoteKind kind, const std::string& doing, double limit_s) const;
+  // What has just worked: that kvrun ended once in a trial of the same counts no more.
+  void ForgetEnds(const DriverFile& driver, const std::string& doing) const;
   // Drops all that is known of it, but for trials in progress.
   void Forget(const DriverFile& driver) const;
   // What to delete to have it tried again, in words.
@@ -76,6 +81,7 @@ class DriverNotes {
   std::string Stem(const DriverFile& driver) const;
   std::string RecordPath(const DriverFile& driver) const;
   std::vector<std::string> NotesOf(const DriverFile& driver, NoteKind kind) const;
+  DriverRecord AfterUses(const DriverFile& driver, DriverRecord record) const;
 
   std::optional<std::string> folder_;
 };

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -42,10 +43,18 @@ bool IsTriedAgain(const DriverFile& driver) {
   return true;
 }
 
-std::string Message(const DriverFile& driver, const DriverNotes& notes, const std::string& why) {
+// `not_kept`: why the next start knows nothing of it; empty where it does.
+LeftOutDriver LeftOut(const DriverFile& driver, const DriverNotes& notes, const std::string& why,
+                      const std::string& not_kept = "") {
+  const std::string brief = fmt::format("the Vulkan driver {} is left out: {}", driver.manifest, why);
+  if (!not_kept.empty()) {
+    return {driver, fmt::format("{}; the next start tries it again{}", brief, not_kept), brief};
+  }
   const std::string paths = notes.PathsOf(driver);
-  return fmt::format("the Vulkan driver {} is left out: {}; to try it again set KVRUN_RETRY_DRIVERS=1{}",
-                     driver.manifest, why, paths.empty() ? "" : " or delete " + paths);
+  return {driver,
+          fmt::format("{}; to try it again set KVRUN_RETRY_DRIVERS=1{}", brief,
+                      paths.empty() ? "" : " or delete " + paths),
+          brief};
 }
 
 // An answer of the copy: whether it is a text or a status, then that.
@@ -66,7 +75,7 @@ Result<std::string> Guarded(const std::function<Result<std::string>()>& work) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    return Status(StatusCode::kOutOfMemory, "there is not enough memory to try the Vulkan driver");
+    return Status(StatusCode::kOutOfMemory, "there is not enough memory for a trial of the device");
   }
 }
 
@@ -89,11 +98,13 @@ TrialOutcome OfApart(const ApartOutcome& apart, double limit_s) {
   switch (apart.kind) {
     case ApartOutcome::Kind::kAnswered: return Answer(Unpack(apart.answer));
     case ApartOutcome::Kind::kSignal:
-      // SIGKILL is somebody's, most often the kernel's for want of memory; SIGBUS may be a model's file, cut.
+      if (apart.number == SIGKILL) {
+        return Fault("was killed twice (signal 9, as by a system that is out of memory)", /*is_kept=*/false);
+      }
+      // SIGBUS may be a model's file, cut.
       return Fault(fmt::format("crashed (signal {}, {})", apart.number, strsignal(apart.number)),
-                   apart.number != SIGKILL && apart.number != SIGBUS && apart.number != SIGTERM);
-    case ApartOutcome::Kind::kExit:
-      return Fault(fmt::format("ended the process (exit status {})", apart.number));
+                   apart.number != SIGBUS && apart.number != SIGTERM);
+    case ApartOutcome::Kind::kExit: return Fault(fmt::format("ended the process with code {}", apart.number));
     case ApartOutcome::Kind::kTimedOut: return Fault(fmt::format("hung (no answer within {:g} s)", limit_s));
     case ApartOutcome::Kind::kCancelled:
       return Answer(Status(StatusCode::kCancelled, "the trial of a Vulkan driver was interrupted"));
@@ -107,6 +118,8 @@ TrialOutcome OfApart(const ApartOutcome& apart, double limit_s) {
 
 }  // namespace
 
+NoteKind TrialKind() { return CanTryApart() ? NoteKind::kApart : NoteKind::kTrial; }
+
 bool CanTryApart() { return !IsTrialCopy() && !VulkanInstance::WasCreated() && CanRunApart(); }
 
 TrialOutcome TryWork(const std::function<Result<std::string>()>& work,
@@ -116,14 +129,20 @@ TrialOutcome TryWork(const std::function<Result<std::string>()>& work,
   const auto is_over = [&] {
     return TrialInterruptions() != interruptions || (is_cancelled && is_cancelled());
   };
-  const ApartOutcome outcome = RunApart(
-      [&] {
-        BecomeTrialCopy();
-        return Pack(Guarded(work));
-      },
-      {.limit_s = limit_s,
-       .is_cancelled = is_over,
-       .keep_stderr = InstanceOptions::FromEnvironment().validation});
+  ApartOutcome outcome;
+  const auto is_killed = [&] {
+    return outcome.kind == ApartOutcome::Kind::kSignal && outcome.number == SIGKILL && !is_over();
+  };
+  for (int i = 0; i == 0 || (i == 1 && is_killed()); ++i) {
+    outcome = RunApart(
+        [&] {
+          BecomeTrialCopy();
+          return Pack(Guarded(work));
+        },
+        {.limit_s = limit_s,
+         .is_cancelled = is_over,
+         .keep_stderr = InstanceOptions::FromEnvironment().validation});
+  }
   // A signal to all of a terminal's processes may end the copy before the handler here has run.
   const bool is_users = outcome.kind == ApartOutcome::Kind::kSignal && outcome.number == SIGTERM;
   if (is_users || TrialInterruptions() != interruptions) {
@@ -135,29 +154,52 @@ TrialOutcome TryWork(const std::function<Result<std::string>()>& work,
 LeftOutDriver LeaveOut(const DriverFile& driver, const DriverNotes& notes, const TrialOutcome& outcome,
                        const std::string& doing) {
   const std::string why = fmt::format("it {} while kvrun {}", outcome.fault, doing);
+  std::string not_kept;
   if (outcome.is_kept) {
-    notes.Write(driver, {.state = DriverState::kLeftOut, .was_opened = false, .devices = {}, .why = why});
+    const Status status =
+        notes.Write(driver, {.state = DriverState::kLeftOut, .was_opened = false, .devices = {}, .why = why});
+    if (!status.ok()) not_kept = ", as this cannot be kept: " + status.message();
+  } else {
+    not_kept = ", as it may not be to blame";
   }
-  LeftOutDriver left_out{driver, Message(driver, notes, why)};
+  LeftOutDriver left_out = LeftOut(driver, notes, why, not_kept);
   const std::lock_guard lock(g_mutex);
   g_left_out.push_back(left_out);
   return left_out;
 }
 
+std::string LeftOutRemark(const std::vector<LeftOutDriver>& left_out) {
+  constexpr size_t kMostNames = 4;
+  if (left_out.empty()) return "";
+  if (left_out.size() == 1) {
+    const bool is_known = !left_out[0].driver.manifest.empty();
+    return left_out[0].brief + (is_known ? " (kvrun devices says how to try it again)" : "");
+  }
+  std::string names;
+  const size_t n_names = left_out.size() > kMostNames ? kMostNames - 1 : left_out.size();
+  for (size_t i = 0; i < n_names; ++i) {
+    const std::string& path = left_out[i].driver.manifest;
+    names += (i == 0 ? "" : ", ") + (path.empty() ? "any" : path.substr(path.rfind('/') + 1));
+  }
+  if (n_names < left_out.size()) names += fmt::format(" and {} more", left_out.size() - n_names);
+  return fmt::format("{} Vulkan drivers are left out: {} (kvrun devices says why, and how to try them again)",
+                     left_out.size(), names);
+}
+
 namespace {
 
 // Of this process alone: what is kept in files may have been deleted since, and counts by itself.
-std::string LeftOutHere(const DriverFile& driver) {
+std::optional<LeftOutDriver> LeftOutHere(const DriverFile& driver) {
   const std::lock_guard lock(g_mutex);
   const auto found = std::find_if(g_left_out.begin(), g_left_out.end(),
                                   [&](const LeftOutDriver& one) { return one.driver == driver; });
-  return found == g_left_out.end() ? "" : found->message;
+  return found == g_left_out.end() ? std::nullopt : std::optional(*found);
 }
 
 Status Try(const DriverFile& driver, const DriverNotes& notes, const DriverLook& look, DriverRecord record,
            JudgedDrivers* judged) {
   const double limit_s = DriverTimeoutSeconds();
-  const TrialNote note = notes.Begin(driver, NoteKind::kTrial, kListing, limit_s);
+  const TrialNote note = notes.Begin(driver, TrialKind(), kListing, limit_s);
   const TrialOutcome outcome = TryWork([&] { return look(driver); }, {}, limit_s);
   if (outcome.is_fault) {
     judged->left_out.push_back(LeaveOut(driver, notes, outcome, kListing));
@@ -174,7 +216,8 @@ Status Try(const DriverFile& driver, const DriverNotes& notes, const DriverLook&
   record.devices.clear();
   std::istringstream lines(*outcome.answer);
   for (std::string line; std::getline(lines, line);) record.devices.push_back(line);
-  notes.Write(driver, record);
+  (void)notes.Write(driver, record);
+  notes.ForgetEnds(driver, kListing);
   return Status::Ok();
 }
 
@@ -185,14 +228,14 @@ Result<JudgedDrivers> JudgeDrivers(const std::vector<DriverFile>& drivers, const
   JudgedDrivers judged;
   for (const DriverFile& driver : drivers) {
     if (IsTriedAgain(driver)) notes.Forget(driver);
-    if (const std::string message = LeftOutHere(driver); !message.empty()) {
-      judged.left_out.push_back({driver, message});
+    if (std::optional<LeftOutDriver> here = LeftOutHere(driver)) {
+      judged.left_out.push_back(std::move(*here));
       continue;
     }
     const DriverRecord record = notes.Read(driver);
     const bool is_taken = record.state == DriverState::kWorks || !notes.is_kept();
     if (record.state == DriverState::kLeftOut) {
-      judged.left_out.push_back({driver, Message(driver, notes, record.why)});
+      judged.left_out.push_back(LeftOut(driver, notes, record.why));
     } else if (is_taken && !try_all) {
       judged.usable.push_back(driver);
     } else {

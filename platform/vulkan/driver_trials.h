@@ -14,8 +14,9 @@
 namespace kvrun {
 
 struct LeftOutDriver {
-  DriverFile driver;
+  DriverFile driver;    // without a manifest: any
   std::string message;  // which, why, and how to try it again
+  std::string brief;    // without how
 };
 
 struct JudgedDrivers {
@@ -23,17 +24,23 @@ struct JudgedDrivers {
   std::vector<LeftOutDriver> left_out;
 };
 
+// In one line, for a note beside others: "" where none is left out.
+std::string LeftOutRemark(const std::vector<LeftOutDriver>& left_out);
+
 // How a trial went. An answer that is not ok is the driver's own, and no reason to leave it out.
 struct TrialOutcome {
   Result<std::string> answer{std::string()};
-  bool is_fault = false;  // of the driver: it crashed, hung or ended the process
+  bool is_fault = false;  // of the driver: it crashed, hung, ended the process, or was killed
   bool is_kept = true;    // of a fault: for later starts; else for this process alone
   std::string fault;      // "crashed (signal 6, Aborted)"
 };
 
 // Whether this process may be copied, and has opened no driver that the copy would see.
 bool CanTryApart();
-// Calls `work` apart where that can be, else here, where a crash takes the process with it.
+// Of the note of a trial that begins now.
+NoteKind TrialKind();
+// Calls `work` apart where that can be, else here, where a crash takes the process with it. One that is
+// killed (SIGKILL: by somebody, most often the kernel for want of memory) is called once more.
 TrialOutcome TryWork(const std::function<Result<std::string>()>& work,
                      const std::function<bool()>& is_cancelled, double limit_s);
 

@@ -33,6 +33,8 @@ struct OpenDeviceOptions {
   bool validation = false;
   bool profile = false;
   bool remeasure = false;  // "auto" measures devices even where what they do is known
+  // The device's note says which drivers are left out. A failure to open it always does.
+  bool names_left_out = true;
   // Of the CPU as a device, alone or in a pair:
   uint32_t n_threads = 0;          // at most kMaxThreads; 0: see ChooseThreads (host/host_cores.h)
   bool exact_activations = false;  // nothing rounds them to 8 bits or 16
@@ -51,8 +53,8 @@ struct GpuCandidate {
 
 struct AutoCandidates {
   std::optional<GpuCandidate> gpu;
-  std::string note;                        // why `gpu` is none though there is one; may be empty
-  std::vector<std::string> left_out = {};  // drivers, with the reason
+  std::string note;           // why `gpu` is none though there is one; may be empty
+  std::string left_out = {};  // which drivers are, in one line; empty where none is
   std::string cpu_name;
   uint32_t n_threads = 0;  // that the CPU would compute with
 };
@@ -80,10 +82,10 @@ struct LeftOutListing {
 
 // Vulkan's devices, of which there may be none, then the CPU. `left_out` may be null.
 Result<std::vector<DeviceListing>> ListDevices(std::vector<LeftOutListing>* left_out = nullptr);
-// Opens a device for `work` alone, in a process of its own where that can be: a driver that crashes or hangs
-// does not reach this one, and is left out from then on, as the status says. `doing` completes "it crashed
-// while kvrun ...". `is_cancelled` is asked meanwhile, in this process alone: what `work` is given may be
-// empty.
+// Opens a device for `work` alone, in a process of its own where that can be: what it takes of memory is gone
+// afterwards, and a driver that crashes or hangs does not reach this one, and is left out from then on, as
+// the status says. `doing` completes "it crashed while kvrun ...". `is_cancelled` is asked meanwhile, in this
+// process alone: what `work` is given may be empty.
 using DeviceWork = std::function<Result<std::string>(Device&, const std::function<bool()>& is_cancelled)>;
 Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::string& doing,
                                 const DeviceWork& work, const std::function<bool()>& is_cancelled);

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "platform/io/available_memory.h"
+#include "platform/base/units.h"
 #include "runtime/engine/device_times.h"
 #include "runtime/engine/device_times_file.h"
 #include "runtime/engine/device_trial.h"
@@ -15,6 +15,13 @@ namespace kvrun {
 namespace {
 
 constexpr const char* kHost = "host";
+constexpr const char* kMeasuring = "measured how fast it computes";
+
+// Of main memory, which a Vulkan driver takes at most until it has listed its devices, and beside the weights
+// until it has computed with them: what Mesa's driver for the CPU was seen to take, and some more. (Those of
+// GPUs compile elsewhere, but map much.)
+constexpr uint64_t kLookBytes = 64 * kMiB;
+constexpr uint64_t kDriverBytes = 192 * kMiB;
 
 // One choice by "auto", with what there is to say about it.
 class Chooser {
@@ -24,8 +31,15 @@ class Chooser {
       : model_(model), options_(options), version_(version), is_cancelled_(is_cancelled), source_(source) {}
 
   Result<OpenedDevice> Open() {
+    const std::optional<uint64_t> available = source_.available_bytes();
+    if (available && *available < kLookBytes) {
+      Note(fmt::format(
+          "auto: computing on the CPU: looking for a GPU takes up to {} of memory, and {} are free",
+          FormatBytes(kLookBytes), FormatBytes(*available)));
+      return Named(kHost);
+    }
     KVRUN_ASSIGN_OR_RETURN(const AutoCandidates candidates, source_.find(options_));
-    for (const std::string& left_out : candidates.left_out) Note(left_out);
+    if (!candidates.left_out.empty()) Note(candidates.left_out);
     if (!candidates.gpu && candidates.note.empty()) return Named(options_.device);
     if (!candidates.gpu) {
       Note(candidates.note);
@@ -48,36 +62,38 @@ class Chooser {
  private:
   void Note(std::string note) { notes_.push_back(std::move(note)); }
 
-  Result<OpenedDevice> Named(const std::string& name) {
+  OpenDeviceOptions OptionsFor(const std::string& name) const {
     OpenDeviceOptions options = options_;
     options.device = name;
+    options.names_left_out = false;  // a note has done so
+    return options;
+  }
+
+  Result<OpenedDevice> Named(const std::string& name) {
+    const OpenDeviceOptions options = OptionsFor(name);
     OpenedDevice opened;
     KVRUN_ASSIGN_OR_RETURN(opened.device, source_.open(options));
     opened.notes = std::move(notes_);
     return opened;
   }
 
-  // From the file, or measured and put there. Nothing: the GPU cannot be used, as a note says.
+  // From the file, or measured and put there. Nothing: they cannot be had, as a note says.
   Result<std::optional<TimesEntry>> Times(const GpuCandidate& gpu, const TimesKey& key) {
     const std::optional<std::string>& path = source_.times_path;
     TimesEntry entry{.key = key, .cpu = {}, .gpu = {}};
+    std::string why_again;
     if (path && !options_.remeasure) {
       const Result<TimesEntry> known = FindTimes(*path, key);
       if (known.ok() && known->stale.empty()) return std::optional(*known);
       if (known.ok()) entry.usual = known->usual;
       if (known.ok() || known.status().code() != StatusCode::kNotFound) {
-        Note("devices are measured again: " + (known.ok() ? known->stale : known.status().message()));
+        why_again = known.ok() ? known->stale : known.status().message();
       }
     }
-    const Result<DeviceTimes> of_gpu = Measure(gpu.device);
-    if (!of_gpu.ok() && of_gpu.status().code() == StatusCode::kCancelled) return of_gpu.status();
-    if (!of_gpu.ok()) {
-      Note(fmt::format("computing on the CPU itself, as {} cannot be used: {}", gpu.name,
-                       of_gpu.status().message()));
-      return std::optional<TimesEntry>();
-    }
-    entry.gpu = *of_gpu;
-    KVRUN_ASSIGN_OR_RETURN(entry.cpu, Measure(kHost));
+    if (!FitsTrial(gpu)) return std::optional<TimesEntry>();
+    if (!why_again.empty()) Note("devices are measured again: " + why_again);
+    KVRUN_ASSIGN_OR_RETURN(const bool is_measured, MeasureBoth(gpu, &entry));
+    if (!is_measured) return std::optional<TimesEntry>();
     if (!path) return std::optional(entry);
     if (const Status status = WriteTimes(*path, entry); !status.ok()) {
       Note("the measured speeds of the devices cannot be kept for the next start: " + status.message());
@@ -85,13 +101,45 @@ class Chooser {
     return std::optional(entry);
   }
 
-  // Opened for the trial alone, so that no two hold weights at a time; the GPU where a crash of its driver
-  // does not end this process.
+  // Whether there is memory to measure the GPU, which takes more than to measure the CPU. A note says so if
+  // not.
+  bool FitsTrial(const GpuCandidate& gpu) {
+    const bool is_in_memory = gpu.runs_on_cpu || gpu.has_unified_memory;
+    const uint64_t needed = kDriverBytes + (is_in_memory ? TrialBytes(model_) : 0);
+    const std::optional<uint64_t> available = source_.available_bytes();
+    if (!available || *available >= needed) return true;
+    Note(fmt::format("auto: computing on the CPU: to measure {} takes {} of memory, and {} are free",
+                     gpu.name, FormatBytes(needed), FormatBytes(*available)));
+    return false;
+  }
+
+  // False: one of them cannot be, as a note says.
+  Result<bool> MeasureBoth(const GpuCandidate& gpu, TimesEntry* entry) {
+    const Result<DeviceTimes> of_gpu = Measure(gpu.device);
+    if (!of_gpu.ok() && of_gpu.status().code() == StatusCode::kCancelled) return of_gpu.status();
+    if (!of_gpu.ok()) {
+      Note(fmt::format("computing on the CPU itself, as {} cannot be used: {}", gpu.name,
+                       of_gpu.status().message()));
+      return false;
+    }
+    entry->gpu = *of_gpu;
+    const Result<DeviceTimes> of_cpu = Measure(kHost);
+    if (!of_cpu.ok()) {
+      const StatusCode code = of_cpu.status().code();
+      if (code != StatusCode::kDevice && code != StatusCode::kOutOfMemory) return of_cpu.status();
+      Note("auto: computing on the CPU, though it could not be measured: " + of_cpu.status().message());
+      return false;
+    }
+    entry->cpu = *of_cpu;
+    return true;
+  }
+
+  // Opened for the trial alone, so that no two hold weights at a time; where neither what a trial takes of
+  // memory nor a crash of a driver is this process's.
   Result<DeviceTimes> Measure(const std::string& name) {
-    OpenDeviceOptions options = options_;
-    options.device = name;
+    OpenDeviceOptions options = OptionsFor(name);
     options.profile = false;
-    if (name == kHost || !source_.try_on) {
+    if (!source_.try_on) {
       KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, source_.open(options));
       return MeasureDevice(model_, *device, {.is_cancelled = is_cancelled_});
     }
@@ -102,7 +150,7 @@ class Chooser {
       return TimesToText(times);
     };
     KVRUN_ASSIGN_OR_RETURN(const std::string text,
-                           source_.try_on(options, "measured how fast it computes", measure, is_cancelled_));
+                           source_.try_on(options, kMeasuring, measure, is_cancelled_));
     return TimesFromText(text);
   }
 
@@ -112,7 +160,7 @@ class Chooser {
                            .gpu_name = gpu.name,
                            .gpu_runs_on_cpu = gpu.runs_on_cpu,
                            .has_unified_memory = gpu.has_unified_memory,
-                           .available_bytes = AvailableMemoryBytes()};
+                           .available_bytes = source_.available_bytes()};
     for (const GgufTensor& tensor : model_.file->tensors()) input.weights_bytes += tensor.size_bytes;
     DeviceDecision decision = DecideDevices(input);
     KVRUN_ASSIGN_OR_RETURN(OpenedDevice opened, OpenBy(gpu, input, &decision));
@@ -131,9 +179,8 @@ class Chooser {
   Result<OpenedDevice> OpenBy(const GpuCandidate& gpu, const DecisionInput& input, DeviceDecision* decided) {
     DeviceDecision& decision = *decided;
     if (decision.is_pair()) {
-      OpenDeviceOptions options = options_;
-      options.device = fmt::format("{}+{}", gpu.device, kHost);
-      Result<std::unique_ptr<Device>> pair = source_.open(options);
+      Result<std::unique_ptr<Device>> pair =
+          source_.open(OptionsFor(fmt::format("{}+{}", gpu.device, kHost)));
       if (pair.ok()) {
         Note(decision.reason);
         return OpenedDevice{std::move(*pair), std::move(notes_), true, KeptTimes()};
@@ -147,9 +194,7 @@ class Chooser {
       host.kept = KeptTimes();
       return host;
     }
-    OpenDeviceOptions options = options_;
-    options.device = gpu.device;
-    Result<std::unique_ptr<Device>> device = source_.open(options);
+    Result<std::unique_ptr<Device>> device = source_.open(OptionsFor(gpu.device));
     if (!device.ok()) {
       Note(fmt::format("computing on the CPU itself, as {} cannot be used: {}", gpu.name,
                        device.status().message()));

@@ -2,6 +2,7 @@
 // fastest.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/io/available_memory.h"
 #include "runtime/device/device.h"
 #include "runtime/device/open_device.h"
 #include "runtime/engine/device_times_file.h"
@@ -39,6 +41,8 @@ struct DeviceSource {
   std::function<Result<std::string>(const OpenDeviceOptions&, const std::string& doing, const DeviceWork&,
                                     const std::function<bool()>& is_cancelled)>
       try_on = {};
+  // Of memory: what does not fit is not measured. Nothing: not known.
+  std::function<std::optional<uint64_t>()> available_bytes = [] { return AvailableMemoryBytes(); };
 };
 // Where sessions have `seen` times that are far off those in `kept`, its file says so, and the next choice
 // measures again. A file that cannot be written is none: what is kept stays.
@@ -49,7 +53,8 @@ DeviceSource DevicesHere();
 
 // `version`: of kvrun; what another version measured does not count. `is_cancelled` is asked while devices
 // are measured; it may be empty.
-// A GPU that cannot be opened or measured costs a note, and so do files that cannot be read or written.
+// A GPU that cannot be opened or measured, or for whose measurement there is no memory, costs a note, and so
+// do files that cannot be read or written.
 Result<OpenedDevice> OpenDeviceFor(const Model& model, const OpenDeviceOptions& options,
                                    const std::string& version, const std::function<bool()>& is_cancelled,
                                    const DeviceSource& source = DevicesHere());

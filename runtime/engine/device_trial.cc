@@ -28,6 +28,22 @@ constexpr uint32_t kOutputRows = 32768;
 // Rows of the prefill chunk, the most that the device computes in reasonable time.
 constexpr std::array<uint32_t, 3> kChunks = {kChunkRows, 64, 16};
 
+uint64_t LayerBytes(const Model& model) {
+  uint64_t bytes = 0;
+  const LayerWeights& layer = model.weights.layers[0];
+  for (const GgufTensor* tensor :
+       {layer.q, layer.k, layer.v, layer.attention_output, layer.ffn_gate, layer.ffn_up, layer.ffn_down}) {
+    bytes += tensor->size_bytes;
+  }
+  return bytes;
+}
+
+// Each token reads all weights: so many that they do not stay in a processor's cache.
+uint32_t DecodeLayers(const Model& model) {
+  const uint64_t n_layers = std::max<uint64_t>(kDecodeBytes / std::max<uint64_t>(LayerBytes(model), 1), 2);
+  return static_cast<uint32_t>(std::min<uint64_t>(n_layers, model.config.n_layers));
+}
+
 // The first layers of a model, and the first rows of its largest matrices.
 struct PartOfModel {
   GgufTensor embedding;
@@ -101,7 +117,7 @@ class Trial {
   Result<DeviceTimes> Run() {
     std::function<bool(uint64_t, uint64_t)> progress;
     if (options_.is_cancelled) progress = [this](uint64_t, uint64_t) { return options_.is_cancelled(); };
-    const uint32_t n_decode = DecodeLayers();
+    const uint32_t n_decode = DecodeLayers(whole_);
     const PartOfModel part(whole_, n_decode);
     KVRUN_ASSIGN_OR_RETURN(
         weights_, LoadDeviceWeights(*whole_.file, part.model.config, part.weights, device_, progress));
@@ -118,18 +134,6 @@ class Trial {
     uint32_t n_rows;
     bool has_output;
   };
-
-  // Each token reads all weights: so many that they do not stay in a processor's cache.
-  uint32_t DecodeLayers() const {
-    uint64_t layer_bytes = 0;
-    const LayerWeights& layer = whole_.weights.layers[0];
-    for (const GgufTensor* tensor :
-         {layer.q, layer.k, layer.v, layer.attention_output, layer.ffn_gate, layer.ffn_up, layer.ffn_down}) {
-      layer_bytes += tensor->size_bytes;
-    }
-    const uint64_t n_layers = std::max<uint64_t>(kDecodeBytes / std::max<uint64_t>(layer_bytes, 1), 2);
-    return static_cast<uint32_t>(std::min<uint64_t>(n_layers, whole_.config.n_layers));
-  }
 
   Result<double> MeasureDecode(uint32_t n_layers) {
     TwoDepths depths(whole_, n_layers);
@@ -205,6 +209,13 @@ class Trial {
 
 Result<DeviceTimes> MeasureDevice(const Model& model, Device& device, const TrialOptions& options) {
   return Trial(model, device, options).Run();
+}
+
+uint64_t TrialBytes(const Model& model) {
+  const uint32_t n_layers = DecodeLayers(model);
+  const PartOfModel part(model, n_layers);
+  const bool is_tied = part.weights.output == part.weights.token_embedding;
+  return n_layers * LayerBytes(model) + part.embedding.size_bytes + (is_tied ? 0 : part.output.size_bytes);
 }
 
 }  // namespace kvrun

@@ -23,4 +23,7 @@ struct TrialOptions {
 // layers that were left out; the output by its rows. Loads no more weights than that, and gives all back.
 Result<DeviceTimes> MeasureDevice(const Model& model, Device& device, const TrialOptions& options);
 
+// Of the weights that MeasureDevice loads.
+uint64_t TrialBytes(const Model& model);
+
 }  // namespace kvrun

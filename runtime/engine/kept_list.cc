@@ -31,7 +31,6 @@ Status Refuse(const KeptForm& form, std::string_view why) {
 }
 
 Result<std::vector<Json>> EntriesIn(const KeptForm& form, std::string_view text) {
-  if (text.size() > kMaxFileBytes) return Refuse(form, "it is too long");
   try {
     const Json file = Json::parse(text);
     if (file.at("format") != form.format) return Refuse(form, "it is another kind of file");
@@ -58,6 +57,7 @@ Result<std::vector<Json>> ReadKept(const KeptForm& form, const std::string& path
     return Status(StatusCode::kNotFound, fmt::format("there is no {}", path));
   }
   KVRUN_ASSIGN_OR_RETURN(const InputFile file, InputFile::Open(path));
+  if (file.size_bytes() > kMaxFileBytes) return Refuse(form, "it is too long").WithContext(path);
   KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file.ReadAll());
   Result<std::vector<Json>> entries =
       EntriesIn(form, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});

@@ -8,7 +8,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -37,12 +39,15 @@ std::optional<std::string> Lavapipe() {
 // A machine with a driver that fails, and Mesa's beside it where that is installed.
 class LeftOutDriver : public ::testing::Test {
  protected:
-  void Install(const std::string& mode) {
-    library_ = folder_.Path(mode + ".so");
+  void Install(const std::string& mode, const std::string& name) {
+    library_ = folder_.Path(name + ".so");
     fs::copy_file(std::string(KVRUN_DRIVERS_FOLDER) + "/kvrun_driver_" + mode + ".so", library_);
     manifest_ =
-        folder_.Write(mode + ".json", R"({"file_format_version": "1.0.0", "ICD": {"library_path": ")" +
+        folder_.Write(name + ".json", R"({"file_format_version": "1.0.0", "ICD": {"library_path": ")" +
                                           library_ + R"(", "api_version": "1.1.0"}})");
+  }
+  void Install(const std::string& mode) {
+    Install(mode, mode);
     model_ = WriteModel(folder_, "tiny.gguf", TalkingModel().Build());
   }
 
@@ -55,7 +60,7 @@ class LeftOutDriver : public ::testing::Test {
                                             "XDG_CACHE_HOME=" + folder_.Path("cache"),
                                             "KVRUN_VALIDATION=0",
                                             "KVRUN_DEVICE=auto"};
-    environment.insert(environment.end(), more.begin(), more.end());
+    environment.insert(environment.begin(), more.begin(), more.end());  // the first of a name counts
     return WithDrivers(environment);
   }
 
@@ -92,6 +97,12 @@ class LeftOutDriver : public ::testing::Test {
       count += device.at("index").is_number();
     return count;
   }
+  static size_t LinesWith(const std::string& text, const std::string& part) {
+    size_t count = 0;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) count += line.find(part) != std::string::npos;
+    return count;
+  }
   void ExpectLeftOut(const ProgramResult& devices, const std::string& why) const {
     const Json driver = DriverIn(devices);
     ASSERT_FALSE(driver.is_null()) << devices.out;
@@ -108,7 +119,7 @@ class LeftOutDriver : public ::testing::Test {
     std::error_code error;
     for (fs::directory_iterator i(folder_.Path("cache/kvrun/drivers"), error), end; !error && i != end;
          i.increment(error)) {
-      count += i->path().extension() == ".trial" ? 1 : 0;
+      count += i->path().extension() == ".apart" ? 1 : 0;
     }
     return count;
   }
@@ -121,8 +132,9 @@ class LeftOutDriver : public ::testing::Test {
 };
 
 TEST_F(LeftOutDriver, OneThatCrashesCostsNothing) {
-  const std::pair<const char*, const char*> cases[] = {
-      {"abort", "it crashed (signal 6"}, {"segfault", "it crashed (signal 11"}, {"exit", "exit status 3"}};
+  const std::pair<const char*, const char*> cases[] = {{"abort", "it crashed (signal 6"},
+                                                       {"segfault", "it crashed (signal 11"},
+                                                       {"exit", "it ended the process with code 3"}};
   for (const auto& [mode, why] : cases) {
     SCOPED_TRACE(mode);
     Install(mode);
@@ -133,9 +145,33 @@ TEST_F(LeftOutDriver, OneThatCrashesCostsNothing) {
     const ProgramResult run = Run();
     EXPECT_EQ(run.exit_code, 0) << run.err;
     EXPECT_NE(run.err.find(manifest_ + " is left out: it "), std::string::npos) << run.err;
+    EXPECT_EQ(LinesWith(run.err, "left out"), 1U) << run.err;
     EXPECT_EQ(Tries(), tries) << "it was tried again";
     EXPECT_EQ(Notes(), 0U);
   }
+}
+
+// Whether the device was chosen or named.
+TEST_F(LeftOutDriver, SeveralAreOneLine) {
+  std::string files;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    Install("abort", name);
+    files += manifest_ + ":";
+  }
+  Install("abort");
+  files += Lavapipe().value_or("");
+  const std::vector<std::string> more = {"VK_DRIVER_FILES=" + files, "VK_ICD_FILENAMES=" + files};
+  EXPECT_EQ(Devices(more).exit_code, 0);
+  for (const std::string& device : {std::string("auto"), std::string("0")}) {
+    const ProgramResult run = Run({"--device", device}, Input(more));
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_EQ(LinesWith(run.err, "left out"), 1U) << run.err;
+    EXPECT_NE(run.err.find("4 Vulkan drivers are left out: a.json, b.json, c.json, d.json (kvrun devices"),
+              std::string::npos)
+        << run.err;
+  }
+  // There each has its line, with what it did.
+  EXPECT_EQ(LinesWith(RunProgram(RealProgram(), {"devices"}, Input(more)).out, "it crashed"), 4U);
 }
 
 TEST_F(LeftOutDriver, TheFirstCommandMayBeAnAnswer) {
@@ -193,6 +229,32 @@ TEST_F(LeftOutDriver, OneThatHangsEndsInTime) {
   EXPECT_EQ(Tries(), 1U);
 }
 
+TEST_F(LeftOutDriver, OddFilesInTheirFolderCostNothing) {
+  Install("abort");
+  ExpectLeftOut(Devices(), "it crashed");
+  const std::string folder = folder_.Path("cache/kvrun/drivers");
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder)) files.push_back(entry.path());
+  ASSERT_FALSE(files.empty());
+  const std::vector<std::function<void(const fs::path&)>> odd = {
+      [](const fs::path& path) { ASSERT_EQ(mkfifo(path.c_str(), 0600), 0); },
+      [](const fs::path& path) { fs::create_symlink("/dev/zero", path); },
+      [](const fs::path& path) { fs::create_directory(path); }};
+  for (size_t i = 0; i < odd.size(); ++i) {
+    SCOPED_TRACE(i);
+    for (const fs::path& path : files) {
+      fs::remove_all(path);
+      odd[i](path);
+      const fs::path note = fs::path(path).replace_extension(".1-0.trial");
+      fs::remove_all(note);
+      odd[i](note);
+    }
+    const std::string reason = DriverIn(Devices()).value("reason", "");
+    EXPECT_NE(reason.find("it crashed"), std::string::npos) << reason;
+    EXPECT_EQ(Run().exit_code, 0);
+  }
+}
+
 TEST_F(LeftOutDriver, TheUsersSignalBlamesNoDriver) {
   size_t tries = 0;
   Install("hang");
@@ -217,24 +279,27 @@ TEST_F(LeftOutDriver, TheUsersSignalBlamesNoDriver) {
   }
 }
 
-TEST_F(LeftOutDriver, AKvrunThatDiedInItsTrialIsRemembered) {
+// Killed, with its copy, as where memory runs out: not by the driver, the first time.
+TEST_F(LeftOutDriver, AKvrunThatIsKilledInItsTrialTriesOnceMore) {
+  Install("hang");
+  for (size_t tries = 1; tries <= 2; ++tries) {
+    RunningProgram program(RealProgram(), {"devices"}, Input({"KVRUN_DRIVER_TIMEOUT=600"}));
+    for (int i = 0; i < 1200 && Tries() < tries; ++i) usleep(100'000);
+    ASSERT_EQ(Tries(), tries);
+    program.Signal(SIGKILL);
+    program.Finish();
+    EXPECT_EQ(Notes(), tries);
+  }
+  ExpectLeftOut(Devices(), "kvrun ended twice while it listed its devices");
+  EXPECT_EQ(Tries(), 2U);
+}
+
+TEST_F(LeftOutDriver, ATrialInProgressIsNoVerdict) {
   Install("hang");
   RunningProgram program(RealProgram(), {"devices"}, Input({"KVRUN_DRIVER_TIMEOUT=600"}));
   for (int i = 0; i < 1200 && Tries() == 0; ++i) usleep(100'000);
   ASSERT_EQ(Tries(), 1U);
-  // While it lives, another one tries for itself.
-  ExpectLeftOut(Devices({"KVRUN_DRIVER_TIMEOUT=5", "XDG_CACHE_HOME=" + folder_.Path("cache")}), "it hung");
-  EXPECT_EQ(Tries(), 2U);
-  fs::path record;
-  for (const auto& entry : fs::directory_iterator(folder_.Path("cache/kvrun/drivers"))) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("hang-") && name.ends_with(".json")) record = entry.path();
-  }
-  fs::remove(record);
-  program.Signal(SIGKILL);
-  program.Finish();
-  EXPECT_EQ(Notes(), 1U);
-  ExpectLeftOut(Devices(), "kvrun ended while it listed its devices");
+  ExpectLeftOut(Devices({"KVRUN_DRIVER_TIMEOUT=5"}), "it hung");
   EXPECT_EQ(Tries(), 2U);
 }
 

@@ -28,7 +28,7 @@ static VkResult Fail(void) {
 #if defined(CRASH_SEGFAULT)
   raise(SIGSEGV);
 #elif defined(CRASH_EXIT)
-  _exit(3);
+  exit(3); /* with the loader's lock held, for which the loader's own end waits */
 #elif defined(CRASH_HANG)
   for (;;) pause();
 #else

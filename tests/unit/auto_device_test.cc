@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "platform/base/units.h"
 #include "runtime/engine/device_times_file.h"
 #include "runtime/engine/device_trial.h"
 #include "runtime/model/synthetic_model.h"
@@ -48,6 +50,7 @@ class AutoDevice : public ::testing::Test {
       return OpenDevice({.device = "host", .n_threads = 1});
     };
     source_.times_path = folder_.Path("times.json");
+    source_.available_bytes = [this] { return available_bytes_; };
   }
 
   // What a run before has found.
@@ -80,6 +83,7 @@ class AutoDevice : public ::testing::Test {
   std::map<std::string, Status> fails_;
   std::string fake_ = "none";
   OpenedNames opened_;
+  std::optional<uint64_t> available_bytes_ = 64 * kGiB;
 };
 
 TEST_F(AutoDevice, MeasuresBothAndKeepsWhatItFound) {
@@ -211,11 +215,76 @@ TEST_F(AutoDevice, MeasuresAgainWhereRatesSeenAreFarOff) {
 
 TEST_F(AutoDevice, DriversThatAreLeftOutAreSaid) {
   candidates_.gpu.reset();
-  candidates_.left_out = {"the Vulkan driver x is left out"};
-  EXPECT_EQ(OrDie(Open()).notes, candidates_.left_out);
+  candidates_.left_out = "the Vulkan driver x is left out";
+  EXPECT_EQ(OrDie(Open()).notes, std::vector<std::string>{candidates_.left_out});
 }
 
-TEST_F(AutoDevice, TheGpuIsMeasuredApart) {
+// Nothing that is opened says again which drivers are left out.
+TEST_F(AutoDevice, DriversThatAreLeftOutAreSaidOnce) {
+  candidates_.left_out = "the Vulkan driver x is left out";
+  const auto open = source_.open;
+  size_t n_saying = 0;
+  source_.open = [&](const OpenDeviceOptions& options) {
+    n_saying += options.names_left_out ? 1 : 0;
+    return open(options);
+  };
+  fails_ = {{kGpu, kGone}};
+  OrDie(Open());
+  EXPECT_EQ(opened_, (OpenedNames{kGpu, "host"}));
+  Know({.prefill_us = 10, .decode_us = 10}, {.prefill_us = 1, .decode_us = 100});
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"1+host"});
+  candidates_.gpu.reset();
+  OrDie(Open());
+  EXPECT_EQ(n_saying, 0U);
+  OrDie(Open("name"));
+  EXPECT_EQ(n_saying, 1U);
+}
+
+TEST_F(AutoDevice, WhatDoesNotFitIsNotMeasured) {
+  available_bytes_ = 150 * kMiB;
+  const OpenedDevice opened = OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+  ASSERT_EQ(opened.notes.size(), 1U);
+  EXPECT_NE(opened.notes[0].find("auto: computing on the CPU: to measure Some GPU takes 192"),
+            std::string::npos)
+      << opened.notes[0];
+  EXPECT_NE(opened.notes[0].find("150.0 MiB are free"), std::string::npos) << opened.notes[0];
+  EXPECT_EQ(ReadTimes(*source_.times_path).status().code(), StatusCode::kNotFound) << "it may fit later";
+  // Times that are known cost nothing.
+  Know({.prefill_us = 10, .decode_us = 10}, {.prefill_us = 1, .decode_us = 1});
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{kGpu});
+  std::filesystem::remove(*source_.times_path);
+  // Of a GPU with memory of its own the weights do not count.
+  fails_ = {{kGpu, kGone}};
+  const OpenedNames tried = {kGpu, "host"};
+  available_bytes_ = 192 * kMiB;
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+  candidates_.gpu->has_unified_memory = false;
+  OrDie(Open());
+  EXPECT_EQ(opened_, tried);
+  candidates_.gpu->runs_on_cpu = true;
+  OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+  available_bytes_.reset();
+  OrDie(Open());
+  EXPECT_EQ(opened_, tried) << "what is free is not known";
+}
+
+TEST_F(AutoDevice, WithHardlyAnyMemoryNoDriverIsOpened) {
+  available_bytes_ = 10 * kMiB;
+  source_.find = [](const OpenDeviceOptions&) -> Result<AutoCandidates> {
+    ADD_FAILURE() << "it looked";
+    return kGone;
+  };
+  const OpenedDevice opened = OrDie(Open());
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+  EXPECT_NE(Notes(opened).find("10.0 MiB are free"), std::string::npos) << Notes(opened);
+}
+
+TEST_F(AutoDevice, BothAreMeasuredApart) {
   std::string tried;
   source_.try_on = [&](const OpenDeviceOptions& options, const std::string&, const DeviceWork& work,
                        const std::function<bool()>& is_cancelled) -> Result<std::string> {
@@ -224,13 +293,23 @@ TEST_F(AutoDevice, TheGpuIsMeasuredApart) {
     return work(*device, is_cancelled);
   };
   OrDie(Open());
-  EXPECT_EQ(tried, kGpu) << "and not the CPU";
+  EXPECT_EQ(tried, std::string(kGpu) + "host");
   EXPECT_EQ(OrDie(ReadTimes(*source_.times_path)).size(), 1U);
   candidates_.gpu->driver = "some 2.0";
   source_.try_on = [](const OpenDeviceOptions&, const std::string&, const DeviceWork&,
                       const std::function<bool()>&) -> Result<std::string> { return kGone; };
   EXPECT_NE(Notes(OrDie(Open())).find("Some GPU cannot be used: it is gone"), std::string::npos);
   EXPECT_EQ(opened_, OpenedNames{"host"});
+  // A trial of the CPU that is killed is no reason not to compute.
+  source_.try_on = [](const OpenDeviceOptions& options, const std::string&, const DeviceWork&,
+                      const std::function<bool()>&) -> Result<std::string> {
+    if (options.device == "host") return kGone;
+    return TimesToText({.prefill_us = 1.0, .decode_us = 1.0});
+  };
+  EXPECT_NE(Notes(OrDie(Open())).find("computing on the CPU, though it could not be measured: it is gone"),
+            std::string::npos);
+  EXPECT_EQ(opened_, OpenedNames{"host"});
+  EXPECT_EQ(OrDie(ReadTimes(*source_.times_path)).size(), 1U) << "nothing new";
 }
 
 TEST_F(AutoDevice, CanBeCancelledWhileItMeasures) {
@@ -240,6 +319,20 @@ TEST_F(AutoDevice, CanBeCancelledWhileItMeasures) {
   EXPECT_EQ(opened.status().code(), StatusCode::kCancelled);
   EXPECT_EQ(calls, 30U);
   EXPECT_EQ(ReadTimes(*source_.times_path).status().code(), StatusCode::kNotFound);
+}
+
+TEST(DeviceTrial, ItsWeightsAreThoseThatItLoads) {
+  const TemporaryFolder folder;
+  for (const bool is_tied : {true, false}) {
+    SyntheticShape shape = kTiny;
+    shape.has_tied_output = is_tied;
+    const auto model = OrDie(MakeSyntheticModel(shape, 3));
+    uint64_t tensor_bytes = 0;
+    for (const GgufTensor& tensor : model->file->tensors()) tensor_bytes += tensor.size_bytes;
+    // All of so small a model, but for norms.
+    EXPECT_LE(TrialBytes(*model), tensor_bytes);
+    EXPECT_GE(TrialBytes(*model), tensor_bytes / 10 * 9);
+  }
 }
 
 uint64_t BytesInUse(const Device& device) {

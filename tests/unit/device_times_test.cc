@@ -5,8 +5,6 @@
 
 #include <string>
 
-#include "platform/io/available_memory.h"
-
 namespace kvrun {
 namespace {
 
@@ -99,13 +97,6 @@ TEST(DecideDevices, TwoCopiesOfTheWeightsMustFit) {
   // Nothing is said of a pair that would not have been taken anyway.
   input.gpu = Rates(229, 48);
   EXPECT_EQ(DecideDevices(input).reason.find("two copies"), std::string::npos);
-}
-
-TEST(AvailableMemory, IsSaidByThisSystem) {
-  const std::optional<uint64_t> bytes = AvailableMemoryBytes();
-  ASSERT_TRUE(bytes.has_value());
-  EXPECT_GT(*bytes, uint64_t{1} << 20);
-  EXPECT_LT(*bytes, uint64_t{1} << 50);
 }
 
 }  // namespace

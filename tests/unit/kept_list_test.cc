@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -106,6 +107,8 @@ TEST_F(KeptList, DamageIsRefused) {
   }
   for (const std::string text : {"[]", "null", "\xff\xfe"}) EXPECT_EQ(CodeOf(text), StatusCode::kCorrupt);
   EXPECT_EQ(CodeOf(std::string(2 << 20, ' ') + good), StatusCode::kCorrupt);
+  std::filesystem::resize_file(folder_.Path("other.json"), uint64_t{1} << 42);  // more than memory has
+  EXPECT_EQ(ReadKept(kForm, folder_.Path("other.json")).status().code(), StatusCode::kCorrupt);
 }
 
 TEST_F(KeptList, DamageIsNamedAndReplaced) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <set>
 #include <string>
@@ -27,19 +28,20 @@ namespace {
 constexpr double kTrialTimeouts = 15.0;
 constexpr const char* kOpening = "opened a device of it";
 
-// What a device's note or a failure to choose one says of the drivers that are not used.
-Result<AnyDeviceChoice> WithRemark(Result<AnyDeviceChoice> choice, const FoundDevices& found) {
-  const std::string remark = found.Remark();
+// What a failure to choose a device says of the drivers that are not used, and its note where that is wanted.
+Result<AnyDeviceChoice> WithRemark(Result<AnyDeviceChoice> choice, const FoundDevices& found, bool in_note) {
+  const std::string remark = LeftOutRemark(found.left_out);
   if (remark.empty()) return choice;
-  if (!choice.ok()) return Status(choice.status().code(), choice.status().message() + remark);
-  choice->note = choice->note.empty() ? remark.substr(2) : choice->note + remark;
+  if (!choice.ok()) return Status(choice.status().code(), choice.status().message() + "; " + remark);
+  if (in_note) choice->note += (choice->note.empty() ? "" : "; ") + remark;
   return choice;
 }
 
 // Of what was found, or of nothing where Vulkan is not there.
-Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const std::string& wanted) {
+Result<AnyDeviceChoice> Choose(const Result<FoundDevices>& found, const OpenDeviceOptions& options) {
   const std::string cpu = CpuName();
-  if (found.ok()) return WithRemark(ChooseDevice(found->facts, cpu, wanted), *found);
+  const std::string& wanted = options.device;
+  if (found.ok()) return WithRemark(ChooseDevice(found->facts, cpu, wanted), *found, options.names_left_out);
   if (found.status().code() != StatusCode::kNotFound) return found.status();
   if (wanted == "vulkan") return found.status();
   return ChooseDevice({}, cpu, wanted);
@@ -59,8 +61,9 @@ Result<std::unique_ptr<VulkanComputeDevice>> OpenVulkan(const FoundDevices& foun
   return OpenCheckedDevice(found, *choice.vulkan, options.profile, choice.note, CheckSubgroups);
 }
 
-Result<AnyDeviceChoice> ChoosePrefill(const FoundDevices& found, const std::string& prefill) {
-  return WithRemark(ChoosePrefillDevice(found.facts, CpuName(), prefill), found);
+Result<AnyDeviceChoice> ChoosePrefill(const FoundDevices& found, const std::string& prefill,
+                                      bool names_left_out) {
+  return WithRemark(ChoosePrefillDevice(found.facts, CpuName(), prefill), found, names_left_out);
 }
 
 Status TryToOpenIndex(const FoundDevices& found, size_t index) {
@@ -118,11 +121,11 @@ DoctorReport ReportOf(const LeftOutDriver& left_out) {
 Result<std::unique_ptr<Device>> OpenPair(const std::string& prefill, const OpenDeviceOptions& options) {
   const auto choose = [&](const Result<FoundDevices>& found) -> Result<AnyDeviceChoice> {
     if (!found.ok()) return found.status();
-    return ChoosePrefill(*found, prefill);
+    return ChoosePrefill(*found, prefill, options.names_left_out);
   };
   KVRUN_RETURN_IF_ERROR(TryToOpen(options, choose));
   KVRUN_ASSIGN_OR_RETURN(const FoundDevices found, FindDevices(options.validation));
-  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, ChoosePrefill(found, prefill));
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, ChoosePrefill(found, prefill, options.names_left_out));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> vulkan, OpenVulkan(found, choice, options));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<host::HostDevice> host, CreateHost(options, ""));
   return MakePair(std::move(vulkan), std::move(host));
@@ -139,7 +142,7 @@ Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options) {
     const AutoCandidates chosen = ChooseCandidates(found->facts, ChangesByEnvironment(options.validation));
     candidates.gpu = chosen.gpu;
     candidates.note = chosen.note;
-    for (const LeftOutDriver& driver : found->left_out) candidates.left_out.push_back(driver.message);
+    candidates.left_out = LeftOutRemark(found->left_out);
   }
   return candidates;
 }
@@ -150,7 +153,7 @@ Result<std::vector<DeviceListing>> ListDevices(std::vector<LeftOutListing>* left
   std::vector<DeviceListing> listings;
   if (found.ok()) listings = ListFoundDevices(*found);
   if (found.ok() && left_out != nullptr) {
-    for (const auto& [driver, message] : found->left_out) left_out->push_back({driver.manifest, message});
+    for (const LeftOutDriver& one : found->left_out) left_out->push_back({one.driver.manifest, one.message});
   }
   listings.push_back(host::ListHostDevice(static_cast<uint32_t>(listings.size())));
   return listings;
@@ -161,10 +164,10 @@ Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options) {
   if (IsHostName(options.device)) return OpenHost(options, "");
   KVRUN_ASSIGN_OR_RETURN(const std::optional<std::string> prefill, PrefillDeviceOfPair(options.device));
   if (prefill) return OpenPair(*prefill, options);
-  const auto choose = [&](const Result<FoundDevices>& seen) { return Choose(seen, options.device); };
+  const auto choose = [&](const Result<FoundDevices>& seen) { return Choose(seen, options); };
   KVRUN_RETURN_IF_ERROR(TryToOpen(options, choose));
   const Result<FoundDevices> found = FindDevices(options.validation);
-  KVRUN_ASSIGN_OR_RETURN(AnyDeviceChoice choice, Choose(found, options.device));
+  KVRUN_ASSIGN_OR_RETURN(AnyDeviceChoice choice, Choose(found, options));
   if (!choice.vulkan) return OpenHost(options, std::move(choice.note));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<VulkanComputeDevice> device, OpenVulkan(*found, choice, options));
   return std::unique_ptr<Device>(std::move(device));
@@ -176,9 +179,14 @@ Result<std::string> TryOnDevice(const OpenDeviceOptions& options, const std::str
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(options));
     return work(*device, IsTrialCopy() ? std::function<bool()>() : is_cancelled);
   };
-  if (IsHostName(options.device)) return open_and_work();
+  if (IsHostName(options.device)) {
+    const TrialOutcome outcome =
+        TryWork(open_and_work, is_cancelled, std::numeric_limits<double>::infinity());
+    if (!outcome.is_fault) return outcome.answer;
+    return Status(StatusCode::kDevice, fmt::format("the process that {} {}", doing, outcome.fault));
+  }
   const Result<FoundDevices> found = LookForDevices(options.validation);
-  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, options.device));
+  KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, options));
   if (!choice.vulkan) return open_and_work();
   return TryDevice(*found, *choice.vulkan, doing, open_and_work, is_cancelled,
                    kTrialTimeouts * DriverTimeoutSeconds());
@@ -197,13 +205,13 @@ Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
         StatusCode::kUnsupported,
         fmt::format("a pair of devices has no self-tests of its own: name \"{}\" or \"host\"", *prefill));
   }
-  const auto choose = [&](const Result<FoundDevices>& seen) { return Choose(seen, device); };
+  const auto choose = [&](const Result<FoundDevices>& seen) { return Choose(seen, {.device = device}); };
   const Status trials = device.empty() ? TryToOpenAll() : TryToOpen({.device = device}, choose);
   if (!trials.ok() && trials.code() != StatusCode::kNotFound) return trials;
   const Result<FoundDevices> found = FindDevices(false);
   std::vector<CheckUp> check_ups;
   if (!device.empty()) {
-    KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, device));
+    KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, {.device = device}));
     check_ups.push_back(choice.vulkan ? PlanCheckUp(*found, *choice.vulkan) : host::PlanCheckUp(choice.note));
     return RunCheckUps(check_ups, progress);
   }

@@ -124,7 +124,7 @@ std::optional<DriverFile> DriverOf(const FoundDevices& found, size_t index, cons
 void KeepOpened(const DriverFile& driver, const DriverNotes& notes, DriverRecord record) {
   if (record.was_opened) return;
   record.was_opened = true;
-  notes.Write(driver, record);
+  (void)notes.Write(driver, record);
 }
 
 Result<std::unique_ptr<VulkanComputeDevice>> OpenUnguarded(const FoundDevices& found, size_t index,
@@ -159,12 +159,6 @@ class OpeningNote {
 };
 
 }  // namespace
-
-std::string FoundDevices::Remark() const {
-  std::string remark;
-  for (const LeftOutDriver& driver : left_out) remark += "; " + driver.message;
-  return remark;
-}
 
 Result<FoundDevices> FindDevices(bool validation) {
   KVRUN_ASSIGN_OR_RETURN(JudgedDrivers judged, Judge());
@@ -201,7 +195,7 @@ Result<FoundDevices> LookForDevices(bool validation) {
     const std::string message =
         fmt::format("Vulkan is not used: a driver {} while kvrun {}, though each alone did not",
                     outcome.fault, kTogether);
-    judged.left_out.push_back({{}, message});
+    judged.left_out.push_back({{}, message, message});
   }
   return WithDrivers({}, std::move(judged));
 }
@@ -231,10 +225,13 @@ Result<std::string> TryDevice(const FoundDevices& found, size_t index, const std
   const std::optional<DriverFile> driver = DriverOf(found, index, notes, &record);
   TrialNote note;
   // Another limit than the one of a list of devices: what measures takes longer.
-  if (driver) note = notes.Begin(*driver, NoteKind::kTrial, doing, limit_s);
+  if (driver) note = notes.Begin(*driver, TrialKind(), doing, limit_s);
   const TrialOutcome outcome = TryWork(work, is_cancelled, limit_s);
   if (!outcome.is_fault) {
-    if (driver && outcome.answer.ok()) KeepOpened(*driver, notes, record);
+    if (driver && outcome.answer.ok()) {
+      KeepOpened(*driver, notes, record);
+      notes.ForgetEnds(*driver, doing);
+    }
     return outcome.answer;
   }
   if (!driver) return outcome.answer;

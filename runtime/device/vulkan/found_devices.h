@@ -26,9 +26,6 @@ struct FoundDevices {
   std::vector<DeviceFacts> facts;       // of each device
   std::vector<DriverFile> drivers;      // that were asked
   std::vector<LeftOutDriver> left_out;  // the others
-
-  // "; " and why each is left out; empty where none is.
-  std::string Remark() const;
 };
 
 // No Vulkan loader or driver on the machine is kNotFound; kCancelled if a user's signal ended a trial.
