@@ -123,7 +123,7 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
   LoadedEngine loaded{CreateEngine(model, options), Json()};
   progress->Clear();
   loaded.info = EngineInfo(loaded.engine);
-  if (!shared.quiet) PrintNotes(loaded.info, shared.device);
+  if (!shared.quiet) PrintNotes(loaded.info, shared.device, shared.verbose);
   return loaded;
 }
 

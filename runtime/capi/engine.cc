@@ -55,9 +55,13 @@ kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
     const kvrun::DeviceInfo& info = engine->engine->device().info();
-    const kvrun::capi::Json object = {{"device", info.name},   {"kind", info.kind},
-                                      {"driver", info.driver}, {"is_cpu", info.is_cpu},
-                                      {"plan", info.plan},     {"notes", engine->engine->DeviceNotes()}};
+    const kvrun::capi::Json object = {{"device", info.name},
+                                      {"kind", info.kind},
+                                      {"driver", info.driver},
+                                      {"is_cpu", info.is_cpu},
+                                      {"plan", info.plan},
+                                      {"notes", engine->engine->DeviceNotes()},
+                                      {"details", engine->engine->DeviceDetails()}};
     return kvrun::capi::CopyOut(object, json);
   });
 }

@@ -61,6 +61,8 @@ class Chooser {
 
  private:
   void Note(std::string note) { notes_.push_back(std::move(note)); }
+  // What was chosen, by times that were measured now: known ones were said at an earlier start.
+  void NoteDecision(std::string reason) { (has_measured_ ? notes_ : details_).push_back(std::move(reason)); }
 
   OpenDeviceOptions OptionsFor(const std::string& name) const {
     OpenDeviceOptions options = options_;
@@ -73,7 +75,12 @@ class Chooser {
     const OpenDeviceOptions options = OptionsFor(name);
     OpenedDevice opened;
     KVRUN_ASSIGN_OR_RETURN(opened.device, source_.open(options));
+    return WithNotes(std::move(opened));
+  }
+
+  OpenedDevice WithNotes(OpenedDevice opened) {
     opened.notes = std::move(notes_);
+    opened.details = std::move(details_);
     return opened;
   }
 
@@ -94,6 +101,7 @@ class Chooser {
     if (!why_again.empty()) Note("devices are measured again: " + why_again);
     KVRUN_ASSIGN_OR_RETURN(const bool is_measured, MeasureBoth(gpu, &entry));
     if (!is_measured) return std::optional<TimesEntry>();
+    has_measured_ = true;
     if (!path) return std::optional(entry);
     if (const Status status = WriteTimes(*path, entry); !status.ok()) {
       Note("the measured speeds of the devices cannot be kept for the next start: " + status.message());
@@ -182,14 +190,14 @@ class Chooser {
       Result<std::unique_ptr<Device>> pair =
           source_.open(OptionsFor(fmt::format("{}+{}", gpu.device, kHost)));
       if (pair.ok()) {
-        Note(decision.reason);
-        return OpenedDevice{std::move(*pair), std::move(notes_), true, KeptTimes()};
+        NoteDecision(decision.reason);
+        return WithNotes({.device = std::move(*pair), .can_be_host = true, .kept = KeptTimes()});
       }
       Note("prefill and decoding cannot each have a device of their own here: " + pair.status().message());
       decision = DecideOneDevice(input);
     }
     if (!decision.decode_on_gpu) {
-      Note(decision.reason);
+      NoteDecision(decision.reason);
       KVRUN_ASSIGN_OR_RETURN(OpenedDevice host, Named(kHost));
       host.kept = KeptTimes();
       return host;
@@ -200,8 +208,8 @@ class Chooser {
                        device.status().message()));
       return Named(kHost);
     }
-    Note(decision.reason);
-    return OpenedDevice{std::move(*device), std::move(notes_), true, KeptTimes()};
+    NoteDecision(decision.reason);
+    return WithNotes({.device = std::move(*device), .can_be_host = true, .kept = KeptTimes()});
   }
 
   const Model& model_;
@@ -210,6 +218,8 @@ class Chooser {
   const std::function<bool()>& is_cancelled_;
   const DeviceSource& source_;
   std::vector<std::string> notes_;
+  std::vector<std::string> details_;
+  bool has_measured_ = false;
 };
 
 }  // namespace

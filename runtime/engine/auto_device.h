@@ -27,9 +27,10 @@ struct KeptTimes {
 
 struct OpenedDevice {
   std::unique_ptr<Device> device;
-  std::vector<std::string> notes;  // what was chosen, and why; empty where a device was named
-  bool can_be_host = false;        // chosen for its speed alone: the CPU would do as well
-  std::optional<KeptTimes> kept;   // where the choice was by times
+  std::vector<std::string> notes = {};           // what was chosen, and why; empty where a device was named
+  std::vector<std::string> details = {};         // the same where it is as at an earlier start
+  bool can_be_host = false;                      // chosen for its speed alone: the CPU would do as well
+  std::optional<KeptTimes> kept = std::nullopt;  // where the choice was by times
 };
 
 // Where devices come from, and where is kept what they were measured to do (nothing: nowhere).

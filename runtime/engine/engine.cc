@@ -76,6 +76,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
   };
   auto engine = std::make_unique<Engine>(model, std::move(opened.device), std::move(create_forward_pass));
   engine->choice_notes_ = std::move(opened.notes);
+  engine->choice_details_ = std::move(opened.details);
   engine->kept_times_ = std::move(opened.kept);
   engine->watch_ = watch;
   engine->layer_time_.emplace(model, weights, *engine->device_);

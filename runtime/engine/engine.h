@@ -68,6 +68,8 @@ class Engine {
   const Device& device() const { return *device_; }
   // Why the device was chosen, where none was named, and what the device has to say.
   std::vector<std::string> DeviceNotes() const;
+  // For experts: what is as it was at an earlier start.
+  const std::vector<std::string>& DeviceDetails() const { return choice_details_; }
   // Where "auto" chose the device and it was seen to be much faster or slower than it was measured, that is
   // kept for the next choice.
   ~Engine();
@@ -102,7 +104,8 @@ class Engine {
  private:
   const Model& model_;
   std::unique_ptr<Device> device_;
-  std::vector<std::string> choice_notes_;         // of the device's choice
+  std::vector<std::string> choice_notes_;  // of the device's choice
+  std::vector<std::string> choice_details_;
   std::optional<KeptTimes> kept_times_;           // what it was chosen by
   std::shared_ptr<RateWatch> watch_;              // of sessions on it, null where nothing is kept
   ForwardPassFactory create_forward_pass_;        // holds the weights: goes before the device

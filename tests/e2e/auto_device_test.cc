@@ -67,7 +67,8 @@ TEST_F(AutoDeviceProgram, TheSecondStartMeasuresNothingAndIsTheSame) {
   ASSERT_EQ(::stat(File().c_str(), &before), 0);
 
   const ProgramResult second = Run();
-  EXPECT_EQ(NoteWith(second, "auto: "), reason);
+  EXPECT_EQ(NoteWith(second, "auto: "), "") << "it was said when it was measured";
+  EXPECT_EQ(NoteWith(Run({"KVRUN_VERBOSE=1"}), "auto: "), reason);
   EXPECT_EQ(DeviceOf(second), DeviceOf(first));
   EXPECT_EQ(Json::parse(second.out).at("text"), Json::parse(first.out).at("text"));
   EXPECT_EQ(ReadWholeFile(File()), kept);
@@ -83,7 +84,7 @@ TEST_F(AutoDeviceProgram, WhatIsKeptDecides) {
   entry.cpu = {.prefill_us = 1.0, .decode_us = 1.0};
   entry.gpu = {.prefill_us = 2.0, .decode_us = 2.0};
   RunOrDie(WriteTimes(File(), entry));
-  const ProgramResult on_cpu = Run();
+  const ProgramResult on_cpu = Run({"KVRUN_VERBOSE=1"});
   EXPECT_NE(NoteWith(on_cpu, "auto: computing on the CPU: prefill 1000000 token/s"), "") << on_cpu.err;
   EXPECT_EQ(DeviceOf(on_cpu), entry.key.cpu);
   std::swap(entry.cpu, entry.gpu);
@@ -111,7 +112,8 @@ TEST_F(AutoDeviceProgram, AFolderThatCannotBeWrittenAndADamagedFileCostTheMeasur
 TEST_F(AutoDeviceProgram, WithoutAUsableVulkanDeviceNothingIsMeasured) {
   const ProgramResult unusable = Run({"KVRUN_DEVICE_CLAMP=max_storage_buffers_per_stage=1"});
   EXPECT_NE(NoteWith(unusable, "computing on the CPU itself"), "") << unusable.err;
-  const ProgramResult none = Run({"VK_DRIVER_FILES=/dev/null", "VK_ICD_FILENAMES=/dev/null"});
+  const ProgramResult none =
+      Run({"VK_DRIVER_FILES=/dev/null", "VK_ICD_FILENAMES=/dev/null", "KVRUN_VERBOSE=1"});
   EXPECT_NE(NoteWith(none, "no GPU was found"), "") << none.err;
   EXPECT_EQ(ReadTimes(File()).status().code(), StatusCode::kNotFound);
 }

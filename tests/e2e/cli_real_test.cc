@@ -345,7 +345,7 @@ TEST_F(CliReal, APromptThatIsSpilledHasTheLogitsOfOneInMemory) {
     return std::pair(Floats(out), result.err);
   };
   const auto [in_memory, in_memory_err] = logits("full", {"--kv-method", "full"});
-  const auto [spilled, err] = logits("spilled", {"--kv-method", "kvswap", "--kv-budget", "3700KiB",
+  const auto [spilled, err] = logits("spilled", {"--kv-method", "kvswap", "--kv-budget", "3700KiB", "-v",
                                                  "--kv-dir", folder_.Path("kv"), "--kv-tmpfs"});
   ASSERT_NE(err.find("prefill in tiles of 540, hidden states on flash"), std::string::npos) << err;
   ASSERT_EQ(spilled.size(), in_memory.size());

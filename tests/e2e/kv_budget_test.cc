@@ -37,7 +37,7 @@ TEST_F(KvBudgetAlone, WhereAllKvFitsFullIsTakenAndSaid) {
     const Json full = Parse(result);
     EXPECT_EQ(full["tokens"], without["tokens"]);
     EXPECT_FALSE(full.contains("kv")) << "nothing is kept in records";
-    EXPECT_TRUE(Says(result, "kvrun: KV cache: full: ")) << result.err;
+    EXPECT_TRUE(Says(result, ", all in memory\n")) << result.err;
     EXPECT_TRUE(Says(result, "holds all KV of 400 tokens of context in 1 sequence")) << result.err;
   }
   EXPECT_EQ(Parse(WithBudget("1000000", {"--kv-method", "kvswap"}))["kv"]["method"], "kvswap")
@@ -78,7 +78,7 @@ TEST_F(KvBudgetAlone, ALongContextIsKeptOnFlash) {
                   folder_.Path("kv"), "--kv-tmpfs", "--kv-budget", "1/2"},
                  WithDrivers({}));
   EXPECT_EQ(Parse(result)["kv"]["method"], "kvswap");
-  EXPECT_TRUE(Says(result, "kvrun: KV cache: kvswap: ")) << result.err;
+  EXPECT_TRUE(Says(result, " in memory, the rest on flash in " + folder_.Path("kv") + "\n")) << result.err;
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ class StorageSpeed : public LongRunFixture {
  protected:
   // With the method kvswap, unless told.
   ProgramResult RunWith(Arguments more, const std::string& method = "kvswap") const {
-    more.insert(more.end(), {"--kv-method", method});
+    more.insert(more.end(), {"--kv-method", method, "--verbose"});
     return Run(more, {"XDG_CACHE_HOME=" + folder_.Path("cache")});
   }
   void Keep(double reads_per_s) const {
@@ -91,7 +91,7 @@ class ReadingSpeed : public StorageSpeed {
     for (int i = 0; i < 30; ++i) prompt += fmt::format("{}. The quick brown fox jumps. ", 17 * i);
     Arguments arguments = {"run", "-m", model_, "-p", prompt, "--kv-dir", folder_.Path("kv")};
     const Arguments always =
-        Words("-n 6 --ctx 2200 --json --ignore-end --kv-tmpfs --kv-method kvswap --kv-budget 1/8");
+        Words("-n 6 --ctx 2200 --json --ignore-end --kv-tmpfs --kv-method kvswap --kv-budget 1/8 -v");
     arguments.insert(arguments.end(), always.begin(), always.end());
     arguments.insert(arguments.end(), more.begin(), more.end());
     return RunProgram(RealProgram(), arguments, WithDrivers({"XDG_CACHE_HOME=" + folder_.Path("cache")}));

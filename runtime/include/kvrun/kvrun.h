@@ -237,7 +237,8 @@ KVRUN_API void kvrun_engine_options_init(kvrun_engine_options* options);
 KVRUN_API kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_options* options,
                                            kvrun_engine** engine);
 KVRUN_API void kvrun_engine_destroy(kvrun_engine* engine);
-/* JSON object: device, kind, driver, is_cpu, plan, notes [..]. */
+/* JSON object: device, kind, driver, is_cpu, plan, notes [..], details [..] (notes for experts, such as a
+ * choice by times that were measured at an earlier start). */
 KVRUN_API kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json);
 
 /* ---- Session --------------------------------------------------------------------------------------- */
