@@ -18,6 +18,12 @@ Model OpenModel(const std::string& path) {
   return Model(model);
 }
 
+Model OpenAnyModel(const std::string& path) {
+  kvrun_model* model = nullptr;
+  Check(kvrun_model_open_any(path.c_str(), &model));
+  return Model(model);
+}
+
 Engine CreateEngine(const Model& model, const kvrun_engine_options& options) {
   kvrun_engine* engine = nullptr;
   Check(kvrun_engine_create(model.get(), &options, &engine));

@@ -33,6 +33,7 @@ using Session = std::unique_ptr<kvrun_session, SessionDestroyer>;
 void Check(kvrun_status status);
 
 Model OpenModel(const std::string& path);
+Model OpenAnyModel(const std::string& path);  // kvrun_model_open_any
 Engine CreateEngine(const Model& model, const kvrun_engine_options& options);
 Session CreateSession(const Engine& engine, const kvrun_session_options& options);
 

@@ -10,6 +10,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <sstream>
 #include <utility>
 
 #include "apps/common/colour.h"
@@ -26,6 +30,11 @@ std::string& ProgramName() {
 }
 
 constexpr size_t kReadBytes = 64 * 1024;
+constexpr uint64_t kMib = uint64_t{1} << 20;
+constexpr uint64_t kMaxTextBytes = 1024 * kMib;  // what kvrun_tokenize takes at once
+constexpr uint64_t kMaxSmallFileBytes = kMib;
+// The text, as it grows and as its ids (up to one for each byte).
+constexpr uint64_t kMemoryPerText = 8;
 constexpr unsigned kReaderPollUs = 20'000;
 
 enum class OnSignal : bool { kGoOn, kStop };
@@ -52,17 +61,61 @@ Failure CannotRead(const std::string& name, int error_number) {
                  fmt::format("cannot read {}: {}", name, Reason(error_number)));
 }
 
-std::string ReadDescriptor(int fd, const std::string& name) {
-  std::string text;
+Failure IsTooLong(const std::string& name, const TextLimit& limit) {
+  return Failure(KVRUN_INVALID_ARGUMENT, fmt::format("cannot read {}: it has more than {} MiB, {}", name,
+                                                     limit.n_bytes / kMib, limit.why));
+}
+
+// To `text`, which is to have no more than the limit says.
+void ReadDescriptor(int fd, const std::string& name, const TextLimit& limit, std::string* text) {
+  struct stat facts = {};
+  if (::fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode)) {
+    // Standard input may be a file of which others have read the beginning.
+    const off_t rest = facts.st_size - std::max<off_t>(::lseek(fd, 0, SEEK_CUR), 0);
+    const auto rest_bytes = static_cast<uint64_t>(std::max<off_t>(rest, 0));
+    if (rest_bytes > limit.n_bytes - text->size()) throw IsTooLong(name, limit);
+    text->reserve(text->size() + rest_bytes);
+  }
   char buffer[kReadBytes];
   while (true) {
     if (!WaitReadable(fd)) throw Interruption();
     const ssize_t size = ::read(fd, buffer, sizeof buffer);
-    if (size == 0) return text;
+    if (size == 0) return;
     if (size < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (size < 0) throw CannotRead(name, errno);
-    text.append(buffer, static_cast<size_t>(size));
+    if (static_cast<uint64_t>(size) > limit.n_bytes - text->size()) throw IsTooLong(name, limit);
+    text->append(buffer, static_cast<size_t>(size));
   }
+}
+
+void AppendText(const std::string& path, const TextLimit& limit, std::string* text) {
+  if (path == "-") return ReadDescriptor(STDIN_FILENO, "standard input", limit, text);
+  const int fd = OpenToRead(path);
+  if (fd < 0) throw CannotRead(path, errno);
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  ReadDescriptor(fd, path, limit, text);
+}
+
+// The word behind `name`, which begins a line, of a file of the system; nothing where it says no number.
+std::optional<uint64_t> NumberInFile(const char* path, const std::string& name = "") {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    uint64_t number = 0;
+    if (line.starts_with(name) && (std::istringstream(line.substr(name.size())) >> number)) return number;
+  }
+  return std::nullopt;
+}
+
+uint64_t FreeMemoryBytes() {
+  uint64_t n_bytes = std::numeric_limits<uint64_t>::max();
+  if (const auto kib = NumberInFile("/proc/meminfo", "MemAvailable:")) n_bytes = *kib * 1024;
+  // A container's.
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
+    n_bytes = std::min(n_bytes, NumberInFile(path).value_or(n_bytes));
+  return n_bytes;
 }
 
 mode_t CreationMode() {
@@ -105,15 +158,24 @@ int OpenToRead(const std::string& path) {
   return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 }
 
-std::string ReadText(const std::string& path) {
-  if (path == "-") return ReadDescriptor(STDIN_FILENO, "standard input");
-  const int fd = OpenToRead(path);
-  if (fd < 0) throw CannotRead(path, errno);
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
-  return ReadDescriptor(fd, path);
+TextLimit LimitOfTexts() {
+  const uint64_t room_bytes = FreeMemoryBytes() / kMemoryPerText;
+  if (room_bytes >= kMaxTextBytes)
+    return {kMaxTextBytes, "the most that is read as one text: name a smaller file, or a part of it"};
+  return {std::max(room_bytes, kMaxSmallFileBytes),
+          fmt::format("and memory has room for no more, as a text takes up to {} times its size while it is "
+                      "read: name a smaller file, or end other programs",
+                      kMemoryPerText)};
+}
+
+TextLimit LimitOfSmallFile(const std::string& what) {
+  return {kMaxSmallFileBytes, fmt::format("far more than {} has: name a file that is one", what)};
+}
+
+std::string ReadText(const std::string& path, const TextLimit& limit) {
+  std::string text;
+  AppendText(path, limit, &text);
+  return text;
 }
 
 void CheckTextNames(const std::vector<std::string>& paths) {
@@ -126,8 +188,12 @@ void CheckTextNames(const std::vector<std::string>& paths) {
 }
 
 std::string ReadTexts(const std::vector<std::string>& paths) {
+  const TextLimit limit = LimitOfTexts();
   std::string text;
-  for (size_t i = 0; i < paths.size(); ++i) text += (i == 0 ? "" : "\n\n") + ReadText(paths[i]);
+  for (size_t i = 0; i < paths.size(); ++i) {
+    if (i > 0 && text.size() + 2 <= limit.n_bytes) text += "\n\n";
+    AppendText(paths[i], limit, &text);
+  }
   return text;
 }
 

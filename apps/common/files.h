@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -17,12 +18,23 @@ void GuardStandardStreams();
 // answer EAGAIN.
 int OpenToRead(const std::string& path);
 
+// How much of a file is read: what has more is refused as soon as that is seen, as a device may have no end.
+struct TextLimit {
+  uint64_t n_bytes;
+  std::string why;  // after "it has more than 1 MiB, "
+};
+// Of texts that are read whole: what is encoded at once, and what memory has room for.
+TextLimit LimitOfTexts();
+// Of what people write for kvrun: a list of options, a chat template. `what` as in "a chat template".
+TextLimit LimitOfSmallFile(const std::string& what);
+
 // The whole content of a file; "-" is standard input. Ctrl-C while waiting for it is an Interruption.
-std::string ReadText(const std::string& path);
+std::string ReadText(const std::string& path, const TextLimit& limit = LimitOfTexts());
 
 // Throws a UsageError where a name is empty, or standard input is named twice, which can be read only once.
 void CheckTextNames(const std::vector<std::string>& paths);
-// The texts of all, in their order, with a blank line (two line ends) between each and the next.
+// The texts of all, in their order, with a blank line (two line ends) between each and the next. The limit is
+// that of all together.
 std::string ReadTexts(const std::vector<std::string>& paths);
 
 // Unbuffered. The answer is 0 or an errno value.

@@ -23,13 +23,15 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
+#include "apps/common/printable.h"
 
 namespace kvrun::cli {
 namespace {
 
 int ReportFailure(const Failure& failure, bool json) {
   if (json) {
-    const Json error = {{"status", kvrun_status_name(failure.status())}, {"message", failure.what()}};
+    const Json error = {{"status", kvrun_status_name(failure.status())},
+                        {"message", Clipped(failure.what())}};
     (void)TryWriteStdout(JsonLine({{"error", error}}));
   }
   PrintError(failure.what());

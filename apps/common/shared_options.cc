@@ -23,6 +23,10 @@ std::string BeyondTraining(uint64_t n_ctx, uint32_t trained) {
   return fmt::format(" (its answers get worse beyond {} tokens)", trained);
 }
 
+void CheckModelIsNamed(const SharedOptions& shared) {
+  if (shared.model.empty()) throw UsageError("no model is named: give -m FILE, or set KVRUN_MODEL");
+}
+
 }  // namespace
 
 void AddModelOption(OptionSet* set, SharedOptions* shared) {
@@ -99,8 +103,13 @@ void AddQuietOptions(OptionSet* set, SharedOptions* shared) {
 }
 
 Model OpenNamedModel(const SharedOptions& shared) {
-  if (shared.model.empty()) throw UsageError("no model is named: give -m FILE, or set KVRUN_MODEL");
+  CheckModelIsNamed(shared);
   return OpenModel(shared.model);
+}
+
+Model OpenAnyNamedModel(const SharedOptions& shared) {
+  CheckModelIsNamed(shared);
+  return OpenAnyModel(shared.model);
 }
 
 ProgressMode ProgressModeOf(const SharedOptions& shared) {

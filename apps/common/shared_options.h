@@ -56,6 +56,7 @@ void AddReportOptions(OptionSet* set, SharedOptions* shared);
 
 // Throws UsageError if no model is named.
 Model OpenNamedModel(const SharedOptions& shared);
+Model OpenAnyNamedModel(const SharedOptions& shared);  // also one that cannot be run
 
 ProgressMode ProgressModeOf(const SharedOptions& shared);
 

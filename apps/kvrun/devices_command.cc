@@ -6,6 +6,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/plural.h"
+#include "apps/common/printable.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
@@ -18,7 +19,7 @@ constexpr const char* kNoDevice =
 
 std::string FieldText(const Json& object, const char* key) {
   const Json value = object.value(key, Json());
-  return value.is_null() ? "" : TextOf(value);
+  return value.is_null() ? "" : Printable(TextOf(value));
 }
 
 std::string DeviceText(const Json& device) {

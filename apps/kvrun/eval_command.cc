@@ -65,7 +65,7 @@ std::vector<int32_t> InputIds(const EvalOptions& options, const Model& model) {
 std::vector<std::string> Configs(const EvalOptions& options, const SessionPlan& plan) {
   if (options.configs.empty()) return {plan.kv.Line()};
   std::vector<std::string> configs;
-  std::istringstream lines(ReadText(options.configs));
+  std::istringstream lines(ReadText(options.configs, LimitOfSmallFile("a list of options")));
   for (std::string line; std::getline(lines, line);) {
     if (line.find_first_not_of(" \t\r") != std::string::npos && line[0] != '#') configs.push_back(line);
   }

@@ -190,7 +190,7 @@ void ReadChatTemplate(PromptForm* form) {
     throw Failure(KVRUN_NOT_FOUND, fmt::format("--chat-template: \"{}\" is neither a file nor one of {}",
                                                form->chat_template, ChatTemplateNames()));
   }
-  form->jinja = ReadText(form->chat_template);
+  form->jinja = ReadText(form->chat_template, LimitOfSmallFile("a chat template"));
   const bool has_marks =
       form->jinja.find("{{") != std::string::npos || form->jinja.find("{%") != std::string::npos;
   if (form->jinja.find('\0') != std::string::npos || !has_marks) {

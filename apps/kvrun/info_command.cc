@@ -6,6 +6,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/printable.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
@@ -14,6 +15,8 @@
 
 namespace kvrun::cli {
 namespace {
+
+constexpr size_t kMaxTextBytes = 400;  // of a text of the file, as people are shown it
 
 struct InfoOptions {
   SharedOptions shared;
@@ -25,17 +28,41 @@ uint64_t CountOf(const Json& info, const char* key) {
   return value.is_number() ? value.get<uint64_t>() : 0;
 }
 
+// Names that a file gives may have any length: programs read them whole (--json).
+void ClipTexts(Json* json) {
+  if (json->is_string()) *json = Clipped(json->get<std::string>(), kMaxTextBytes);
+  if (json->is_structured()) {
+    for (Json& value : *json) ClipTexts(&value);
+  }
+}
+
+// Of a file that cannot be run, what it says.
+void LeaveOutUnknown(Json* info) {
+  Json known = Json::object();
+  for (const auto& [key, value] : info->items()) {
+    if (!value.is_null()) known[key] = value;
+  }
+  *info = known;
+}
+
 // The library's object as it is, with the two sizes in bytes made readable and f32 beside f16.
 std::string InfoText(const Json& info) {
   Json shown = info;
-  for (const char* key : {"file_bytes", "kv_bytes_per_token", "kv_bytes"}) shown.erase(key);
-  shown.erase("context");
-  shown.erase("kv_plan");
+  for (const char* key :
+       {"file_bytes", "kv_bytes_per_token", "kv_bytes", "context", "kv_plan", "unsupported"})
+    shown.erase(key);
+  const Json refusal = info.value("unsupported", Json());
   if (shown.value("chat_form", Json()).is_null()) shown["chat_form"] = "unknown: --chat cannot be used";
+  if (!refusal.is_null()) {
+    LeaveOutUnknown(&shown);
+    shown["cannot be run"] = refusal;
+  }
+  ClipTexts(&shown);
   std::string text = Outline(shown, 0);
+  text += fmt::format("{:<26}{}\n", "file size", FormatBytes(CountOf(info, "file_bytes")));
+  if (!refusal.is_null()) return text;
   const uint64_t per_token = CountOf(info, "kv_bytes_per_token");
   const uint64_t full = CountOf(info, "kv_bytes");
-  text += fmt::format("{:<26}{}\n", "file size", FormatBytes(CountOf(info, "file_bytes")));
   text += fmt::format("{:<26}{} (f16), {} (f32)\n", "KV per token", FormatBytes(per_token),
                       FormatBytes(per_token * 2));
   text += fmt::format("{:<26}{} (f16), {} (f32)\n", fmt::format("KV at {} tokens", CountOf(info, "context")),
@@ -55,7 +82,7 @@ std::string PlanText(const Json& plan) {
 
 int Info(const InfoOptions& options) {
   const SharedOptions& shared = options.shared;
-  const Model model = options.shape.empty() ? OpenNamedModel(shared) : MakeModel(options.shape, 0);
+  const Model model = options.shape.empty() ? OpenAnyNamedModel(shared) : MakeModel(options.shape, 0);
   char* text = nullptr;
   Check(kvrun_model_info_json(model.get(), shared.ctx, &text));
   Json info = TakeJson(text);
@@ -84,13 +111,16 @@ Command AddInfoCommand(CLI::App* program) {
   set->Exclude("--model", "--shape");
   set->Number("-c,--ctx", &shared->ctx, 0, std::numeric_limits<uint32_t>::max(),
               "show the KV size at this many tokens (default 0: what the model was trained with)");
-  set->AddExample("kvrun info -m model.gguf", "show what a model file holds");
+  set->AddExample("kvrun info -m model.gguf", "show what a model file holds, also one that kvrun cannot run");
   set->AddExample("kvrun info -m model.gguf --ctx 32768 --kv-budget 1/13",
                   "show how large its KV cache is at 32,768 tokens, and what a thirteenth of it buys");
   AddSessionOptions(set.get(), shared);
   set->Group(HelpGroup::kOutput);
   set->Flag("-q,--quiet", &shared->quiet, "show no notes of a config");
-  set->Flag("--json", &shared->json, "print a JSON object");
+  set->Flag(
+      "--json", &shared->json,
+      "print a JSON object; of a model that is shown but cannot be run, \"unsupported\" says why, and the "
+      "exit code is 0");
   return {set, {options, &shared->json}, [options] { return Info(*options); }};
 }
 

@@ -1,15 +1,19 @@
 #include "apps/kvrun/line_reader.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
+#include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
 
 namespace kvrun::cli {
 namespace {
+
+constexpr size_t kMaxLineBytes = size_t{64} << 20;  // more than a context holds
 
 class PlainLineReader : public LineReader {
  public:
@@ -32,6 +36,12 @@ class PlainLineReader : public LineReader {
       if (size < 0 && errno == EINTR) continue;
       if (size <= 0) return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, {}));
       buffer_.append(chunk, static_cast<size_t>(size));
+      if (buffer_.size() > kMaxLineBytes) {
+        throw Failure(KVRUN_INVALID_ARGUMENT,
+                      fmt::format("standard input has a line of more than {} MiB: end each message with a "
+                                  "line end",
+                                  kMaxLineBytes >> 20));
+      }
     }
     std::string line = buffer_.substr(0, end);
     buffer_.erase(0, end + 1);

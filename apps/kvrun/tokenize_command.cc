@@ -30,7 +30,7 @@ int TokenizeText(const TokenizeOptions& options) {
   const bool has_prompt = !options.prompt.empty() || options.set->OnCommandLine("--prompt");
   CheckTextNames(options.files);
   if (!has_prompt && options.files.empty()) throw UsageError("nothing to encode: give -f FILE or -p TEXT");
-  const Model model = OpenNamedModel(options.shared);
+  const Model model = OpenAnyNamedModel(options.shared);
   const std::string text = ComposePrompt(options.files, has_prompt, options.prompt);
   const uint32_t flags =
       (options.bos ? KVRUN_ENCODE_ADD_BOS : 0U) | (options.special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U);

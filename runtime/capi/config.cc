@@ -83,6 +83,7 @@ kvrun_status kvrun_config_json(const char* path, const kvrun_model* model, const
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    KVRUN_RETURN_IF_ERROR(model->model->computable);
     kvrun_config_options given;
     kvrun_config_options_init(&given);
     KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_config_options", &given));

@@ -26,6 +26,7 @@ kvrun_status kvrun_engine_create(const kvrun_model* model, const kvrun_engine_op
     KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
     *engine = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    KVRUN_RETURN_IF_ERROR(model->model->computable);
     kvrun_engine_options given;
     kvrun_engine_options_init(&given);
     KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_engine_options", &given));

@@ -38,6 +38,7 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    KVRUN_RETURN_IF_ERROR(model->model->computable);
     KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
     KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(session.n_sequences));
     const kvrun::ModelConfig& config = model->model->config;

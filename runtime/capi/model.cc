@@ -90,8 +90,22 @@ kvrun::Result<std::vector<TokenId>> EncodeMessages(const kvrun_model* model,
                            kvrun::ChatTemplate::Choose(*model->model->file, given.chat_template));
     return kvrun::EncodeChat(*tokenizer, chosen, messages, options);
   }
-  if (!model->model->chat_template.ok()) return model->model->chat_template.status();
-  return kvrun::EncodeChat(*tokenizer, *model->model->chat_template, messages, options);
+  const kvrun::Result<kvrun::ChatTemplate>& own = model->model->chat_template();
+  if (!own.ok()) return own.status();
+  return kvrun::EncodeChat(*tokenizer, *own, messages, options);
+}
+
+using OpenFile = kvrun::Result<std::unique_ptr<kvrun::Model>>(const std::string& path);
+
+kvrun_status Open(const char* path, OpenFile* open, kvrun_model** model) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
+    *model = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> opened, open(path));
+    *model = new kvrun_model{std::move(opened)};
+    return Status::Ok();
+  });
 }
 
 }  // namespace
@@ -99,14 +113,11 @@ kvrun::Result<std::vector<TokenId>> EncodeMessages(const kvrun_model* model,
 extern "C" {
 
 kvrun_status kvrun_model_open(const char* path, kvrun_model** model) {
-  return Guard([&]() -> Status {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
-    *model = nullptr;
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
-    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> opened, kvrun::OpenModel(path));
-    *model = new kvrun_model{std::move(opened)};
-    return Status::Ok();
-  });
+  return Open(path, kvrun::OpenModel, model);
+}
+
+kvrun_status kvrun_model_open_any(const char* path, kvrun_model** model) {
+  return Open(path, kvrun::OpenAnyModel, model);
 }
 
 void kvrun_model_close(kvrun_model* model) { delete model; }
@@ -212,9 +223,9 @@ kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_messag
     *text = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
     KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::ChatMessage> list, ReadMessages(messages, count));
-    if (!model->model->chat_template.ok()) return model->model->chat_template.status();
-    KVRUN_ASSIGN_OR_RETURN(const std::string formatted,
-                           model->model->chat_template->Apply(list, true, continued != 0));
+    const kvrun::Result<kvrun::ChatTemplate>& own = model->model->chat_template();
+    if (!own.ok()) return own.status();
+    KVRUN_ASSIGN_OR_RETURN(const std::string formatted, own->Apply(list, true, continued != 0));
     return CopyOut(std::string_view(formatted), text);
   });
 }

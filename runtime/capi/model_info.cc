@@ -92,33 +92,43 @@ Json ModelInfo(const Model& model, uint32_t context) {
   }
   Json types = Json::object();
   for (const auto& [name, count] : tensor_types) types[std::string(name)] = count;
+  for (const auto& [type, unknown] : model.file->unknown_tensors()) {
+    types[fmt::format("type {}", type)] = unknown.n_tensors;
+    parameters += unknown.n_elements;
+  }
+  const bool is_computable = model.computable.ok();
+  const auto number = [is_computable](uint32_t value) {
+    return is_computable || value != 0 ? Json(value) : Json();
+  };
+  const auto if_computable = [is_computable](Json value) { return is_computable ? value : Json(); };
   const uint32_t kv_context = context == 0 ? config.n_ctx_train : context;
   const uint64_t kv_bytes_per_token = config.KvBytesPerToken(KvElementBytes(KvType::kF16));
   Json chat_form = nullptr;
-  if (model.chat_template.ok()) chat_form = model.chat_template->name();
-  return {{"architecture", config.architecture},
+  if (model.chat_template().ok()) chat_form = model.chat_template()->name();
+  return {{"architecture", config.architecture.empty() ? Json() : Json(config.architecture)},
           {"name", config.name},
           {"file_bytes", model.file->size_bytes()},
           {"files", model.file->paths()},
           {"gguf_version", model.file->version()},
-          {"n_layers", config.n_layers},
-          {"n_embd", config.n_embd},
-          {"n_ff", config.n_ff},
-          {"n_heads", config.n_heads},
-          {"n_kv_heads", config.n_kv_heads},
-          {"head_dim", config.head_dim},
-          {"n_vocab", config.n_vocab},
-          {"n_ctx_train", config.n_ctx_train},
+          {"n_layers", number(config.n_layers)},
+          {"n_embd", number(config.n_embd)},
+          {"n_ff", number(config.n_ff)},
+          {"n_heads", number(config.n_heads)},
+          {"n_kv_heads", number(config.n_kv_heads)},
+          {"head_dim", number(config.head_dim)},
+          {"n_vocab", number(config.n_vocab)},
+          {"n_ctx_train", number(config.n_ctx_train)},
           {"sliding_window", config.sliding_window == 0 ? Json() : Json(config.sliding_window)},
-          {"rope", RopeInfo(config.rope)},
+          {"rope", if_computable(RopeInfo(config.rope))},
           {"tokenizer", TokenizerInfo(*model.file)},
           {"chat_form", chat_form},
           {"sampling", SamplingInfo(*model.file)},
           {"tensor_types", types},
           {"parameters", parameters},
-          {"kv_bytes_per_token", kv_bytes_per_token},
-          {"kv_bytes", kv_bytes_per_token * kv_context},
-          {"context", kv_context}};
+          {"kv_bytes_per_token", if_computable(kv_bytes_per_token)},
+          {"kv_bytes", if_computable(kv_bytes_per_token * kv_context)},
+          {"context", number(kv_context)},
+          {"unsupported", is_computable ? Json() : Json(model.computable.message())}};
 }
 
 }  // namespace kvrun::capi

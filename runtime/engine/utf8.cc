@@ -3,6 +3,26 @@
 #include <fmt/format.h>
 
 namespace kvrun {
+namespace {
+
+// More than any message of ours has; its end says what to do.
+constexpr size_t kMaxMessageBytes = 1200;
+constexpr size_t kBeginBytes = 400;
+constexpr size_t kEndBytes = 300;
+
+bool IsWithinCharacter(char byte) { return (static_cast<unsigned char>(byte) & 0xC0U) == 0x80; }
+
+// `text` is valid UTF-8, and is cut between characters.
+std::string WithoutMiddle(std::string_view text) {
+  if (text.size() <= kMaxMessageBytes) return std::string(text);
+  size_t begin = kBeginBytes;
+  while (IsWithinCharacter(text[begin])) --begin;
+  size_t end = text.size() - kEndBytes;
+  while (end < text.size() && IsWithinCharacter(text[end])) ++end;
+  return fmt::format("{}... ({} bytes left out) ...{}", text.substr(0, begin), end - begin, text.substr(end));
+}
+
+}  // namespace
 
 bool IsValidUtf8(std::string_view text) {
   Utf8Repairer repairer;
@@ -32,7 +52,7 @@ std::string MessageText(std::string_view text) {
       shown += fmt::format("\\x{:02x}", byte);
     }
   }
-  return shown;
+  return WithoutMiddle(shown);
 }
 
 void Utf8Repairer::Append(std::string_view bytes, std::string* out) {

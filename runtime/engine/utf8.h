@@ -15,7 +15,8 @@ bool IsValidUtf8(std::string_view text);
 std::string RepairedUtf8(std::string_view text);
 
 // As a message has it, in one line: repaired, and control characters (below 0x20, 0x7f) as \n, \r, \t or
-// \x1b. What is so already is not changed.
+// \x1b. Of more than 1200 bytes, which hold a text of others, the middle is left out, and said to be. What is
+// so already is not changed.
 std::string MessageText(std::string_view text);
 
 // Passes valid UTF-8 on, character by character; each maximal piece of an invalid one becomes one U+FFFD, as

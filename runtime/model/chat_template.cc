@@ -19,6 +19,9 @@ constexpr std::string_view kTemplateNamesKey = "tokenizer.chat_templates";
 constexpr std::string_view kHowToGoOn =
     "name its form with --chat-template, or take a GGUF file that carries the model's chat template";
 
+// Templates of models have some thousands of bytes, and some ten thousand where they describe tools.
+constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
+
 constexpr std::string_view kSpaces = " \t\n\v\f\r";
 constexpr std::string_view kThoughtsStart = "<think>";
 constexpr std::string_view kThoughtsEnd = "</think>";
@@ -90,26 +93,31 @@ Result<ChatTokenTexts> ReadTokenTexts(const GgufFile& file) {
   return tokens;
 }
 
+Result<ChatTemplate> ReadTemplate(std::string_view jinja, ChatTokenTexts tokens) {
+  if (jinja.size() <= kMaxTemplateBytes) return ChatTemplateReader(jinja, std::move(tokens)).Read();
+  return Status(StatusCode::kUnsupported,
+                fmt::format("the chat template has {} bytes; kvrun reads up to {}, as those of models have a "
+                            "few thousand: name one of its forms with --chat-template instead ({})",
+                            jinja.size(), kMaxTemplateBytes, ListTemplateNames()));
+}
+
 }  // namespace
 
 Result<ChatTemplate> ChatTemplate::Recognize(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view jinja, FindTemplate(file));
   KVRUN_ASSIGN_OR_RETURN(ChatTokenTexts tokens, ReadTokenTexts(file));
-  Result<ChatTemplate> result = ChatTemplateReader(jinja, std::move(tokens)).Read();
+  Result<ChatTemplate> result = ReadTemplate(jinja, std::move(tokens));
   if (!result.ok()) return result.status().WithContext(file.name());
   return result;
 }
 
-Result<ChatTemplate> ChatTemplate::FromSource(std::string_view jinja) {
-  return ChatTemplateReader(jinja, {}).Read();
-}
+Result<ChatTemplate> ChatTemplate::FromSource(std::string_view jinja) { return ReadTemplate(jinja, {}); }
 
 Result<ChatTemplate> ChatTemplate::Choose(const GgufFile& file, std::string_view name_or_jinja) {
   KVRUN_ASSIGN_OR_RETURN(ChatTokenTexts tokens, ReadTokenTexts(file));
   const std::string_view named = FindNamedTemplate(name_or_jinja);
-  Result<ChatTemplate> result =
-      ChatTemplateReader(named.empty() ? name_or_jinja : named, std::move(tokens)).Read();
-  if (result.ok()) return result;
+  Result<ChatTemplate> result = ReadTemplate(named.empty() ? name_or_jinja : named, std::move(tokens));
+  if (result.ok() || name_or_jinja.size() > kMaxTemplateBytes) return result;
   const bool is_jinja = name_or_jinja.find("{{") != std::string_view::npos ||
                         name_or_jinja.find("{%") != std::string_view::npos;
   return Status(

@@ -28,10 +28,14 @@ std::string Unescaped(std::string_view literal) {
   return text;
 }
 
-void ReplaceAll(std::string_view what, std::string_view with, std::string* text) {
-  for (size_t at = text->find(what); at != std::string::npos; at = text->find(what, at + with.size())) {
-    text->replace(at, what.size(), with);
+std::string WithReplaced(std::string_view text, std::string_view what, std::string_view with) {
+  std::string result;
+  size_t done = 0;
+  for (size_t at = text.find(what); at != std::string_view::npos; at = text.find(what, done)) {
+    result.append(text, done, at - done).append(with);
+    done = at + what.size();
   }
+  return result.append(text, done);
 }
 
 // Tells the code of a template from its text, and in the code the strings from the rest.
@@ -49,8 +53,13 @@ class JinjaScanner {
   }
 
  private:
+  // One search for all three: a search for each would run to the end for those that are not there, each time.
   size_t NextOpening() const {
-    return std::min({jinja_.find("{{", at_), jinja_.find("{%", at_), jinja_.find("{#", at_)});
+    for (size_t at = jinja_.find('{', at_); at != std::string_view::npos; at = jinja_.find('{', at + 1)) {
+      const std::string_view kind = jinja_.substr(at + 1, 1);
+      if (kind == "{" || kind == "%" || kind == "#") return at;
+    }
+    return std::string_view::npos;
   }
 
   void ScanBlock(std::vector<std::string>* literals, std::string* compact) {
@@ -82,10 +91,9 @@ class JinjaScanner {
     const size_t begin = ++at_;
     while (at_ < jinja_.size() && jinja_[at_] != quote) at_ += jinja_[at_] == '\\' ? 2 : 1;
     const size_t end = std::min(at_, jinja_.size());
-    std::string raw(jinja_.substr(begin, end - begin));
+    const std::string_view raw = jinja_.substr(begin, end - begin);
     literals->push_back(Unescaped(raw));
-    ReplaceAll("\n", "\\n", &raw);
-    *compact += "'" + raw + "'";
+    *compact += "'" + WithReplaced(raw, "\n", "\\n") + "'";
     at_ = std::min(end + 1, jinja_.size());
   }
 
@@ -98,7 +106,7 @@ class JinjaScanner {
 ChatTemplateReader::ChatTemplateReader(std::string_view jinja, ChatTokenTexts tokens)
     : jinja_(jinja), tokens_(std::move(tokens)) {
   JinjaScanner(jinja).Scan(&literals_, &compact_);
-  ReplaceAll("['content']", ".content", &compact_);
+  compact_ = WithReplaced(compact_, "['content']", ".content");
 }
 
 Result<ChatTemplate> ChatTemplateReader::Read() const {
@@ -151,15 +159,20 @@ bool ChatTemplateReader::TrimsContent() const {
 
 // The first text that is assigned to a variable whose name contains `variable_part`, if it is not empty.
 std::string ChatTemplateReader::AssignedLiteral(std::string_view variable_part) const {
-  for (size_t at = compact_.find("='"); at != std::string::npos; at = compact_.find("='", at + 2)) {
-    const size_t line = compact_.rfind('\n', at) + 1;
-    std::string_view target = std::string_view(compact_).substr(line, at - line);
+  std::string_view rest = compact_;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    // A later one is no assignment to a name alone: this one's sign stands before it.
+    const size_t at = line.find("='");
+    if (at == std::string_view::npos) continue;
+    std::string_view target = line.substr(0, at);
     if (target.starts_with('-')) target.remove_prefix(1);
     if (!target.starts_with("set") || target.find(variable_part) == std::string_view::npos) continue;
     if (!std::all_of(target.begin(), target.end(), IsIdentifierCharacter)) continue;
     size_t end = at + 2;
-    while (end < compact_.size() && compact_[end] != '\'') end += compact_[end] == '\\' ? 2 : 1;
-    const std::string_view raw = std::string_view(compact_).substr(at + 2, end - at - 2);
+    while (end < line.size() && line[end] != '\'') end += line[end] == '\\' ? 2 : 1;
+    const std::string_view raw = line.substr(at + 2, end - at - 2);
     if (!raw.empty()) return Unescaped(raw);
   }
   return {};

@@ -73,7 +73,7 @@ bool IsSmallInteger(uint32_t element_type) { return element_type <= static_cast<
 }  // namespace
 
 // How long the header is says the header alone: twice as much is read as long as it does not suffice.
-Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
+Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path, GgufTypes types) {
   KVRUN_ASSIGN_OR_RETURN(InputFile input, InputFile::Open(path));
   std::unique_ptr<std::byte[]> header;
   uint64_t n_read = 0;
@@ -89,6 +89,7 @@ Result<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path) {
     GgufParser parser(*file, {header.get(), n_read}, input.size_bytes());
     const Status status = parser.Run();
     if (status.ok()) {
+      if (types == GgufTypes::kKnown) KVRUN_RETURN_IF_ERROR(file->CheckTypes());
       file->file_ = std::move(input);
       file->header_ = std::move(header);
       return file;
@@ -111,6 +112,7 @@ Result<std::unique_ptr<GgufFile>> GgufFile::Parse(std::span<const std::byte> byt
   file->memory_ = bytes;
   const Status status = GgufParser(*file, bytes, bytes.size()).Run();
   if (!status.ok()) return status.WithContext(file->name_);
+  KVRUN_RETURN_IF_ERROR(file->CheckTypes());
   return file;
 }
 
@@ -189,6 +191,11 @@ Status GgufFile::Append(std::vector<std::unique_ptr<GgufFile>> parts) {
       tensor.part = index;
       tensors_.push_back(tensor);
     }
+    for (const auto& [type, unknown] : part->unknown_tensors_) {
+      unknown_tensors_[type].n_tensors += unknown.n_tensors;
+      unknown_tensors_[type].n_elements += unknown.n_elements;
+    }
+    if (types_status_.ok()) types_status_ = part->types_status_;
     more_parts_.push_back(std::move(part));
   }
   return Status::Ok();

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -47,11 +48,20 @@ struct GgufTensor {
   uint64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
 };
 
+// Tensors of a type that kvrun does not know, which are counted, and have no place in tensors().
+struct GgufUnknownTensors {
+  uint64_t n_tensors = 0;
+  uint64_t n_elements = 0;
+};
+
+// kKnown: a file with a tensor of an unknown type is refused.
+enum class GgufTypes : uint8_t { kKnown, kAny };
+
 // Immutable once opened; safe from several threads.
 class GgufFile {
  public:
   // Keeps the file open. Spans and string_views stay valid as long as the GgufFile.
-  static Result<std::unique_ptr<GgufFile>> Open(const std::string& path);
+  static Result<std::unique_ptr<GgufFile>> Open(const std::string& path, GgufTypes types = GgufTypes::kKnown);
   // For tests and fuzzing: `bytes` must outlive the GgufFile; `name` appears in messages.
   static Result<std::unique_ptr<GgufFile>> Parse(std::span<const std::byte> bytes, std::string name);
   // Fills all of `to` with the tensor's bytes from `offset_bytes` on: the same whenever it is asked, from any
@@ -68,6 +78,10 @@ class GgufFile {
   uint64_t size_bytes() const;  // of all its parts
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
   const GgufTensor* FindTensor(std::string_view name) const;  // null if absent
+  // By the type's number in the file.
+  const std::map<uint32_t, GgufUnknownTensors>& unknown_tensors() const { return unknown_tensors_; }
+  // Ok where there are none; else what Open with GgufTypes::kKnown says of the first.
+  const Status& CheckTypes() const { return types_status_; }
 
   const GgufValue* Find(std::string_view key) const;  // null if absent
   bool Has(std::string_view key) const { return Find(key) != nullptr; }
@@ -118,6 +132,8 @@ class GgufFile {
   std::unordered_map<std::string_view, GgufValue> values_;
   std::vector<GgufTensor> tensors_;
   std::unordered_map<std::string_view, size_t> tensor_index_;
+  std::map<uint32_t, GgufUnknownTensors> unknown_tensors_;
+  Status types_status_;
 };
 
 }  // namespace kvrun

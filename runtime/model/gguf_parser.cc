@@ -295,26 +295,48 @@ Result<uint64_t> GgufParser::ReadAlignment() const {
 
 Status GgufParser::ReadTensors(uint64_t count) {
   KVRUN_ASSIGN_OR_RETURN(const uint64_t alignment, ReadAlignment());
-  std::vector<uint64_t> offsets(count);
+  std::vector<uint64_t> offsets;
+  offsets.reserve(count);
   file_.tensors_.reserve(count);
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t at = cursor_.position();
-    Result<GgufTensor> tensor = ReadTensorInfo(offsets[i]);
-    if (!tensor.ok()) return tensor.status().WithContext(fmt::format("tensor {} of {}", i + 1, count));
-    if (!file_.tensor_index_.emplace(tensor->name, i).second) {
+    const auto where = [&] { return fmt::format("tensor {} of {}", i + 1, count); };
+    uint64_t offset = 0;
+    uint32_t type = 0;
+    Result<GgufTensor> tensor = ReadTensorInfo(offset, type);
+    if (!tensor.ok()) return tensor.status().WithContext(where());
+    if (FindTensorType(type) == nullptr) {
+      CountUnknown(*tensor, type, where());
+      continue;
+    }
+    offsets.push_back(offset);
+    if (!file_.tensor_index_.emplace(tensor->name, file_.tensors_.size()).second) {
       return {StatusCode::kCorrupt,
               fmt::format("tensor {} is there twice, again at byte {}", QuoteForMessage(tensor->name), at)};
     }
     file_.tensors_.push_back(*tensor);
   }
   const uint64_t data_start = RoundUp(cursor_.position(), alignment);
-  for (uint64_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < file_.tensors_.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(PlaceTensor(file_.tensors_[i], offsets[i], alignment, data_start));
   }
   return CheckOverlap();
 }
 
-Result<GgufTensor> GgufParser::ReadTensorInfo(uint64_t& offset) {
+void GgufParser::CountUnknown(const GgufTensor& tensor, uint32_t type, std::string_view where) {
+  GgufUnknownTensors& unknown = file_.unknown_tensors_[type];
+  ++unknown.n_tensors;
+  unknown.n_elements += tensor.elements();
+  if (!file_.types_status_.ok()) return;
+  const Status status = {StatusCode::kUnsupported,
+                         fmt::format("tensor type {} is not supported; kvrun reads {}: quantise the model to "
+                                     "one of them",
+                                     type, KnownTensorTypes())};
+  file_.types_status_ =
+      status.WithContext(QuoteForMessage(tensor.name)).WithContext(where).WithContext(file_.name_);
+}
+
+Result<GgufTensor> GgufParser::ReadTensorInfo(uint64_t& offset, uint32_t& type) {
   GgufTensor tensor;
   const uint64_t at = cursor_.position();
   KVRUN_ASSIGN_OR_RETURN(tensor.name, cursor_.String());
@@ -326,16 +348,10 @@ Result<GgufTensor> GgufParser::ReadTensorInfo(uint64_t& offset) {
     return status.WithContext(QuoteForMessage(tensor.name));
   };
   if (const Status status = ReadShape(tensor); !status.ok()) return with_name(status);
-  const Result<uint32_t> type = cursor_.U32("a tensor type");
-  if (!type.ok()) return with_name(type.status());
-  const TensorTypeInfo* info = FindTensorType(*type);
-  if (info == nullptr) {
-    return with_name(
-        {StatusCode::kUnsupported, fmt::format("tensor type {} is not supported; kvrun reads {}: "
-                                               "quantise the model to one of them",
-                                               *type, KnownTensorTypes())});
-  }
-  tensor.type = info->type;
+  const Result<uint32_t> read_type = cursor_.U32("a tensor type");
+  if (!read_type.ok()) return with_name(read_type.status());
+  type = *read_type;
+  if (const TensorTypeInfo* info = FindTensorType(type); info != nullptr) tensor.type = info->type;
   const Result<uint64_t> read_offset = cursor_.U64("a tensor offset");
   if (!read_offset.ok()) return with_name(read_offset.status());
   offset = *read_offset;

@@ -83,7 +83,9 @@ class GgufParser {
   Result<GgufValue> ReadArray();
   Result<uint64_t> ReadAlignment() const;
   Status ReadTensors(uint64_t count);
-  Result<GgufTensor> ReadTensorInfo(uint64_t& offset);
+  // `type` is the file's number, known or not.
+  Result<GgufTensor> ReadTensorInfo(uint64_t& offset, uint32_t& type);
+  void CountUnknown(const GgufTensor& tensor, uint32_t type, std::string_view where);
   Status ReadShape(GgufTensor& tensor);
   Status PlaceTensor(GgufTensor& tensor, uint64_t offset, uint64_t alignment, uint64_t data_start) const;
   Status CheckOverlap() const;

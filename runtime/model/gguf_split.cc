@@ -51,8 +51,8 @@ bool Contradicts(const GgufFile& part, const GgufFile& first) {
   return false;
 }
 
-Result<std::unique_ptr<GgufFile>> OpenPart(const std::string& path, const Place& expected) {
-  auto part = GgufFile::Open(path);
+Result<std::unique_ptr<GgufFile>> OpenPart(const std::string& path, const Place& expected, GgufTypes types) {
+  auto part = GgufFile::Open(path, types);
   if (part.status().code() == StatusCode::kNotFound) {
     return Status(
         StatusCode::kNotFound,
@@ -76,8 +76,8 @@ Result<std::unique_ptr<GgufFile>> OpenPart(const std::string& path, const Place&
 
 }  // namespace
 
-Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> named, GgufFile::Open(path));
+Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path, GgufTypes types) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> named, GgufFile::Open(path, types));
   KVRUN_ASSIGN_OR_RETURN(const Place place, PlaceOf(*named));
   if (place.count == 1) return named;
   const std::string end = EndOfName(place.number, place.count);
@@ -96,7 +96,7 @@ Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path) {
       continue;
     }
     const std::string part_path = name + EndOfName(expected.number, place.count);
-    KVRUN_ASSIGN_OR_RETURN(parts.emplace_back(), OpenPart(part_path, expected));
+    KVRUN_ASSIGN_OR_RETURN(parts.emplace_back(), OpenPart(part_path, expected, types));
   }
   std::unique_ptr<GgufFile> first = std::move(parts.front());
   parts.erase(parts.begin());
@@ -108,12 +108,14 @@ Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path) {
                     part->name(), first->name()));
   }
   KVRUN_RETURN_IF_ERROR(first->Append(std::move(parts)));
-  if (place.n_tensors == 0 || first->tensors().size() == place.n_tensors) return first;
+  uint64_t n_tensors = first->tensors().size();
+  for (const auto& [type, unknown] : first->unknown_tensors()) n_tensors += unknown.n_tensors;
+  if (place.n_tensors == 0 || n_tensors == place.n_tensors) return first;
   return Status(
       StatusCode::kCorrupt,
       fmt::format("{}: the {} parts of the model hold {} tensors, and should hold {}: one of them is of "
                   "another model or damaged",
-                  first->name(), place.count, first->tensors().size(), place.n_tensors));
+                  first->name(), place.count, n_tensors, place.n_tensors));
 }
 
 }  // namespace kvrun

@@ -12,6 +12,6 @@ namespace kvrun {
 
 // The file, or where it is a part of a split model, whichever, that model. kNotFound where a part is missing,
 // kCorrupt where one is of another model, or there twice; the message names it.
-Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path);
+Result<std::unique_ptr<GgufFile>> OpenModelFile(const std::string& path, GgufTypes types = GgufTypes::kKnown);
 
 }  // namespace kvrun

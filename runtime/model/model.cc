@@ -21,6 +21,10 @@ Status ReadTokenizer(Model* model) {
     return Status::Ok();
   }
   model->tokenizer = std::move(tokenizer).value();
+  if (!model->computable.ok()) {
+    model->config.n_vocab = std::max(model->config.n_vocab, model->tokenizer->n_vocab());
+    return Status::Ok();
+  }
   if (model->tokenizer->n_vocab() > model->config.n_vocab) {
     return Status(
         StatusCode::kCorrupt,
@@ -30,6 +34,36 @@ Status ReadTokenizer(Model* model) {
             model->file->name(), model->tokenizer->n_vocab(), model->config.n_vocab));
   }
   return Status::Ok();
+}
+
+Status ReadShapes(Model* model) {
+  const GgufFile& file = *model->file;
+  if (file.tensors().empty() && file.unknown_tensors().empty()) {
+    return {StatusCode::kUnsupported,
+            fmt::format("{}: it holds no tensors, but a vocabulary at most, which kvrun tokenize takes: name "
+                        "the file with the model's weights",
+                        file.name())};
+  }
+  KVRUN_ASSIGN_OR_RETURN(model->config, ReadModelConfig(file));
+  KVRUN_RETURN_IF_ERROR(file.CheckTypes());
+  KVRUN_ASSIGN_OR_RETURN(model->weights, FindModelWeights(file, model->config));
+  return Status::Ok();
+}
+
+enum class Accept : uint8_t { kComputable, kAny };
+
+Result<std::unique_ptr<Model>> ReadFile(std::unique_ptr<GgufFile> file, Accept accept) {
+  auto model = std::make_unique<Model>();
+  model->file = std::move(file);
+  model->computable = ReadShapes(model.get());
+  if (!model->computable.ok()) {
+    const StatusCode code = model->computable.code();
+    const bool contradicts = code != StatusCode::kUnsupported && code != StatusCode::kNotFound;
+    if (accept == Accept::kComputable || contradicts) return model->computable;
+    model->config = ReadStatedConfig(*model->file);
+  }
+  KVRUN_RETURN_IF_ERROR(ReadTokenizer(model.get()));
+  return model;
 }
 
 }  // namespace
@@ -42,19 +76,23 @@ Result<std::string> Model::Fingerprint() const {
   return fingerprint_;
 }
 
+const Result<ChatTemplate>& Model::chat_template() const {
+  std::call_once(chat_template_once_, [this] { chat_template_ = ChatTemplate::Recognize(*file); });
+  return chat_template_;
+}
+
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, OpenModelFile(path));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, OpenModelFile(path, GgufTypes::kAny));
   return ReadModel(std::move(file));
 }
 
+Result<std::unique_ptr<Model>> OpenAnyModel(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, OpenModelFile(path, GgufTypes::kAny));
+  return ReadFile(std::move(file), Accept::kAny);
+}
+
 Result<std::unique_ptr<Model>> ReadModel(std::unique_ptr<GgufFile> file) {
-  auto model = std::make_unique<Model>();
-  model->file = std::move(file);
-  KVRUN_ASSIGN_OR_RETURN(model->config, ReadModelConfig(*model->file));
-  KVRUN_ASSIGN_OR_RETURN(model->weights, FindModelWeights(*model->file, model->config));
-  KVRUN_RETURN_IF_ERROR(ReadTokenizer(model.get()));
-  model->chat_template = ChatTemplate::Recognize(*model->file);
-  return model;
+  return ReadFile(std::move(file), Accept::kComputable);
 }
 
 }  // namespace kvrun

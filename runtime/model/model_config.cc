@@ -271,4 +271,29 @@ Result<ModelConfig> ReadModelConfig(const GgufFile& file) {
   return ConfigReader(file, *architecture).Read();
 }
 
+ModelConfig ReadStatedConfig(const GgufFile& file) {
+  ModelConfig config;
+  const auto text = [&](std::string_view key) {
+    const Result<std::string_view> value = file.String(key);
+    return value.ok() ? std::string(*value) : std::string();
+  };
+  config.architecture = text("general.architecture");
+  config.name = text("general.name");
+  const auto number = [&](std::string_view suffix) {
+    const Result<uint32_t> value = file.U32(fmt::format("{}.{}", config.architecture, suffix));
+    return value.ok() ? *value : 0U;
+  };
+  config.n_layers = number("block_count");
+  config.n_embd = number("embedding_length");
+  config.n_ff = number("feed_forward_length");
+  config.n_heads = number("attention.head_count");
+  config.n_kv_heads = number("attention.head_count_kv");
+  config.head_dim = number("attention.key_length");
+  config.n_ctx_stated = number("context_length");
+  config.n_ctx_train = config.n_ctx_stated;
+  config.sliding_window = number("attention.sliding_window");
+  config.n_vocab = number("vocab_size");
+  return config;
+}
+
 }  // namespace kvrun

@@ -64,6 +64,10 @@ struct ModelConfig {
 // Reads and checks everything, including that an unknown architecture is named together with the known.
 Result<ModelConfig> ReadModelConfig(const GgufFile& file);
 
+// What a file says of a model that ReadModelConfig refuses, to be shown: 0 and "" where it does not say, and
+// nothing is checked.
+ModelConfig ReadStatedConfig(const GgufFile& file);
+
 // What to rotate by: angle(position, pair) = position * frequencies[pair]; cos and sin are multiplied by
 // `magnitude`. frequencies: [rotary_dim / 2]. Yarn: Peng et al. 2023, section 3; llama3: the file's divisors.
 struct RopeTable {

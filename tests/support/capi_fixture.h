@@ -35,15 +35,20 @@ class CapiFixture : public ::testing::Test {
   static constexpr uint32_t kVocab = 300;
 
  protected:
+  // The file at path_.
+  void Rewrite(const GgufBuilder& builder) const {
+    const Bytes bytes = builder.Build();
+    std::ofstream(path_, std::ios::binary | std::ios::trunc)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  }
+
   void SetUp() override {
     // ctest may run tests at the same time.
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     path_ = ::testing::TempDir() + "kvrun_capi_" + test->name() + std::to_string(::getpid()) + ".gguf";
     TinyModelOptions options;
     options.n_vocab = kVocab;
-    const Bytes bytes = TinyModel(options).Build();
-    std::ofstream(path_, std::ios::binary)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    Rewrite(TinyModel(options));
     ASSERT_EQ(kvrun_model_open(path_.c_str(), &model_), KVRUN_OK) << LastError();
     auto device = std::make_unique<FakeDevice>();
     device_ = device.get();

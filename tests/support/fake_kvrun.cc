@@ -6,7 +6,8 @@
 //   small                  trained with 64 tokens         slow         loading, prefill, decoding take time
 //   devicefail             feeding fails                  transcript   answers with its whole context
 //   endless                generates for long             loud         says on standard error that it decodes
-//   lossy                  its vocabulary is ASCII
+//   lossy                  its vocabulary is ASCII         foreign      only kvrun_model_open_any takes it
+//   wordy                  its file's name for it is long
 // Tokens 0..255 are bytes; the control tokens follow.
 #include "tests/support/fake_kvrun.h"
 
@@ -35,6 +36,7 @@ constexpr int32_t kBos = 256;
 [[maybe_unused]] constexpr int32_t kStart = 257;
 constexpr int32_t kEnd = 258;  // the end-of-generation token
 constexpr uint32_t kVocabSize = 259;
+constexpr const char* kForeign = "foreign: the architecture is not supported";
 constexpr std::string_view kControl[] = {"<bos>", "<start>", "<end>"};
 
 thread_local std::string last_error;
@@ -142,6 +144,13 @@ kvrun_status kvrun_model_open(const char* path, kvrun_model** model) {
   const kvrun_model opened{path};
   if (opened.Is("missing")) return Fail(KVRUN_NOT_FOUND, opened.path + ": no such file");
   if (opened.Is("corrupt")) return Fail(KVRUN_CORRUPT, opened.path + ": bad magic");
+  if (opened.Is("foreign")) return Fail(KVRUN_UNSUPPORTED, kForeign);
+  *model = new kvrun_model(opened);
+  return KVRUN_OK;
+}
+kvrun_status kvrun_model_open_any(const char* path, kvrun_model** model) {
+  const kvrun_model opened{path};
+  if (!opened.Is("foreign")) return kvrun_model_open(path, model);
   *model = new kvrun_model(opened);
   return KVRUN_OK;
 }
@@ -160,7 +169,19 @@ static nlohmann::json SamplingInfo(const kvrun_model& model) {
 
 kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json) {
   const uint32_t at = context == 0 ? kvrun_model_context_train(model) : context;
+  if (model->Is("foreign")) {
+    return HandOut(nlohmann::json{{"architecture", "foreign"},
+                                  {"file_bytes", 1048576},
+                                  {"n_layers", nullptr},
+                                  {"n_vocab", kVocabSize},
+                                  {"tensor_types", {{"F32", 1}, {"type 39", 2}}},
+                                  {"kv_bytes", nullptr},
+                                  {"unsupported", kForeign}}
+                       .dump(),
+                   json);
+  }
   return HandOut(nlohmann::json{{"architecture", "fake"},
+                                {"name", std::string(model->Is("wordy") ? 100000 : 4, 'x')},
                                 {"file_bytes", 1048576},
                                 {"n_layers", 2},
                                 {"chat_form", nullptr},
@@ -169,7 +190,8 @@ kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, c
                                 {"parameters", model->Is("tiny") ? 100'000'000 : 2'000'000'000},
                                 {"kv_bytes_per_token", 1024},
                                 {"kv_bytes", uint64_t{1024} * at},
-                                {"context", at}}
+                                {"context", at},
+                                {"unsupported", nullptr}}
                      .dump(),
                  json);
 }

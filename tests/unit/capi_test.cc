@@ -78,9 +78,7 @@ TEST_F(CapiTest, ModelInfoHasWhatTheFileAdvisesToSampleWith) {
     options.n_vocab = kVocab;
     GgufBuilder builder = TinyModel(options);
     set(&builder);
-    const Bytes bytes = builder.Build();
-    std::ofstream(path_, std::ios::binary | std::ios::trunc)
-        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    Rewrite(builder);
     kvrun_model* model = nullptr;
     EXPECT_EQ(kvrun_model_open(path_.c_str(), &model), KVRUN_OK) << LastError();
     char* text = nullptr;
@@ -159,12 +157,15 @@ TEST_F(CapiTest, AnUnknownChatFormSaysSo) {
   EXPECT_EQ(kvrun_chat_format(model_, &message, 1, 0, &text), KVRUN_UNSUPPORTED);
   EXPECT_EQ(text, nullptr);
   EXPECT_FALSE(LastError().empty());
-  model_->model->chat_template = ChatTemplate::FromSource(
+  Rewrite(TinyModel().Set(
+      "tokenizer.chat_template",
       "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
       "'<|im_end|>' + "
-      "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}");
-  ASSERT_TRUE(model_->model->chat_template.ok()) << model_->model->chat_template.status().message();
-  ASSERT_EQ(kvrun_chat_format(model_, &message, 1, 0, &text), KVRUN_OK) << LastError();
+      "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"));
+  kvrun_model* talking = nullptr;
+  ASSERT_EQ(kvrun_model_open(path_.c_str(), &talking), KVRUN_OK) << LastError();
+  ASSERT_EQ(kvrun_chat_format(talking, &message, 1, 0, &text), KVRUN_OK) << LastError();
+  kvrun_model_close(talking);
   EXPECT_NE(std::string(text).find("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"),
             std::string::npos);
   kvrun_string_free(text);

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/model/gguf.h"
@@ -358,6 +360,57 @@ TEST(ChatTemplateFile, AFormCanBeChosenByNameOrTemplate) {
     for (const char* const* name = ChatTemplateNames(); *name != nullptr; ++name) {
       EXPECT_NE(refused.status().message().find(*name), std::string::npos) << refused.status().message();
     }
+  }
+}
+
+// Half a MiB of each took up to 40 seconds where a search began anew at each expression.
+TEST(ChatTemplateLength, TakesTimeAsItIsLong) {
+  constexpr size_t kBytes = size_t{512} << 10;
+  const std::string code = "{{ ";
+  const std::vector<std::pair<std::string, std::string>> patterns = {
+      {"", "{{ x }}"},
+      {"", "{% if a %}"},
+      {"", "{%- set system = '' -%}"},
+      {"", "{# # #}"},
+      {"", "{# "},
+      {"", "{{ 'a' + "},
+      {"", "{"},
+      {"", "{% set a='system'"},
+      {code, "='"},
+      {code, "=''"},
+      {code, "{{"},
+      {code, "['content']"},
+      {code + "'", "\n"},
+      {code + "'", "\\'"},
+      {code + "'", "<|im_start|>"},
+      {"", "text }} %} #}"},
+  };
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& [begin, pattern] : patterns) {
+    std::string jinja = begin;
+    while (jinja.size() + pattern.size() <= kBytes) jinja += pattern;
+    EXPECT_EQ(ChatTemplate::FromSource(jinja).status().code(), StatusCode::kUnsupported) << pattern;
+    const Result<ChatTemplate> known = ChatTemplate::FromSource(jinja + "'}}}}" + std::string(kChatMl));
+    EXPECT_TRUE(known.ok()) << pattern;
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+}
+
+TEST(ChatTemplateLength, HasABoundThatIsSaid) {
+  constexpr size_t kMaxBytes = size_t{1} << 20;
+  std::string jinja(kChatMl);
+  jinja.resize(kMaxBytes, ' ');
+  EXPECT_TRUE(ChatTemplate::FromSource(jinja).ok());
+  jinja += ' ';
+  const GgufBuilder builder = GgufBuilder().Set("tokenizer.chat_template", jinja);
+  const testing::Bytes bytes = builder.Build();
+  const auto file = GgufFile::Parse(bytes, "test.gguf");
+  ASSERT_TRUE(file.ok());
+  for (const Status& refused : {Recognize(builder).status(), ChatTemplate::FromSource(jinja).status(),
+                                ChatTemplate::Choose(**file, jinja).status()}) {
+    EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+    EXPECT_NE(refused.message().find("has 1048577 bytes; kvrun reads up to 1048576"), std::string::npos)
+        << refused.message();
   }
 }
 

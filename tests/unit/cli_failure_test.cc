@@ -1,6 +1,7 @@
 // What the program says when it fails, and options from the environment.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -124,6 +125,69 @@ TEST(CliFailure, AFileThatCannotBeReadIsNamed) {
   EXPECT_EQ(absent.exit_code, 1);
   EXPECT_EQ(absent.err, "kvrun: cannot read /no/such/file: No such file or directory\n");
   EXPECT_EQ(Cli({"run", "-m", "toy", "-f", "/"}).exit_code, 1);
+}
+
+// Whatever a text is of: what is quoted whole hides what to do.
+TEST(CliFailure, ALongTextIsCutInItsMiddle) {
+  const std::string text(100000, 'q');
+  const std::vector<std::vector<std::string>> long_ones = {
+      {text},
+      {"run", text},
+      {"run", "--" + text},
+      {"run", "-m", "toy", "-p", "x", "--temp", text},
+      {"run", "-m", "toy", "-p", "x", "--kv-type", "bad" + text},
+      {"run", "-m", "toy", "-p", "x", "--progress", text},
+      {"run", "-m", "missing" + text, "-p", "x"},
+      {"run", "-m", "toy", "-f", text},
+      {"bench", "-m", "toy", "-d", text},
+  };
+  for (const auto& arguments : long_ones) {
+    const ProgramResult result = Cli(arguments);
+    SCOPED_TRACE(result.err.substr(0, 200));
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_LT(result.err.size(), 900U);
+    EXPECT_PRED2(Contains, result.err, " bytes left out) ...");
+  }
+  const ProgramResult number = Cli({"run", "-m", "toy", "-p", "x", "--temp", text, "--json"});
+  EXPECT_PRED2(Contains, number.err, "\" is not a number from 0 to 100\n");
+  EXPECT_LT(number.out.size(), 900U);
+  std::string umlauts;
+  for (int i = 0; i < 2000; ++i) umlauts += "\xC3\xA4";
+  for (const std::string& shifted : {umlauts, "a" + umlauts}) {
+    const ProgramResult result = Cli({"run", "-m", "toy", "-p", "x", "--temp", shifted, "--json"});
+    EXPECT_FALSE(Json::parse(result.out, nullptr, false).is_discarded());
+    EXPECT_FALSE(Contains(result.out, "\xEF\xBF\xBD")) << "cut within a character";
+  }
+}
+
+// Of a device that never ends: each is a device or a hole, so that nothing is read for long.
+TEST(CliFailure, AFileWithoutEndIsRefused) {
+  const TemporaryFolder folder;
+  const std::string endless = "/dev/zero";
+  const ProgramResult form =
+      Cli({"run", "-m", "toy", "--chat", "-p", "x", "--chat-template", endless, "--json"});
+  EXPECT_EQ(form.exit_code, 1);
+  EXPECT_EQ(form.err,
+            "kvrun: cannot read /dev/zero: it has more than 1 MiB, far more than a chat template has: name a "
+            "file that is one\n");
+  EXPECT_EQ(Json::parse(form.out)["error"]["status"], "invalid argument");
+  const ProgramResult configs =
+      Cli({"eval", "-m", "toy", "--ids", "-", "--configs", endless}, {{}, "1 2", ""});
+  EXPECT_EQ(configs.exit_code, 1);
+  EXPECT_PRED2(Contains, configs.err,
+               "cannot read /dev/zero: it has more than 1 MiB, far more than a list of");
+  const std::string hole = folder.Write("hole", "");
+  ASSERT_EQ(::truncate(hole.c_str(), off_t{4} << 30), 0);
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"run", "-m", "toy", "-f", hole},
+           {"tokenize", "-m", "toy", "-p", "x", "-f", "/dev/null", "-f", hole},
+           {"run", "-m", "toy", "--batch", hole},
+           {"logits", "-m", "toy", "--nll", folder.Path("out"), "--ids", hole}}) {
+    const ProgramResult result = Cli(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_PRED2(Contains, result.err, "cannot read " + hole + ": it has more than ");
+    EXPECT_PRED2(Contains, result.err, ": name a smaller file, or ");
+  }
 }
 
 TEST(CliFailure, AFullStdoutIsSaid) {

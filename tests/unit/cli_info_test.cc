@@ -52,6 +52,30 @@ TEST(CliInfo, ShowsWhatABudgetBuys) {
   EXPECT_PRED2(Contains, refused.err, "the smallest that does is 9.0 MiB");
 }
 
+// What it says is shown, and that it cannot be run: showing it is what was asked for.
+TEST(CliInfo, ShowsAModelThatCannotBeRun) {
+  const ProgramResult result = Cli({"info", "-m", "foreign"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_PRED2(Contains, result.out,
+               "cannot be run             foreign: the architecture is not supported\n");
+  EXPECT_PRED2(Contains, result.out, "type 39                 2\n");
+  EXPECT_PRED2(Contains, result.out, "n_vocab                   259\n");
+  for (const char* unknown : {"n_layers", "KV", "null"}) EXPECT_FALSE(Contains(result.out, unknown));
+  const Json json = Json::parse(Cli({"info", "-m", "foreign", "--json"}).out);
+  EXPECT_EQ(json["unsupported"], "foreign: the architecture is not supported");
+  EXPECT_TRUE(Json::parse(Cli({"info", "-m", "toy", "--json"}).out)["unsupported"].is_null());
+  EXPECT_FALSE(Contains(Cli({"info", "-m", "toy"}).out, "cannot be run"));
+  EXPECT_EQ(Cli({"run", "-m", "foreign", "-p", "x"}).exit_code, 1);
+  EXPECT_EQ(Cli({"tokenize", "-m", "foreign", "-p", "ab"}).out, "97 98\n");
+}
+
+TEST(CliInfo, ALongNameIsWholeInJsonAlone) {
+  const ProgramResult text = Cli({"info", "-m", "wordy"});
+  EXPECT_LT(text.out.size(), 3000U);
+  EXPECT_PRED2(Contains, text.out, " bytes left out) ");
+  EXPECT_EQ(Json::parse(Cli({"info", "-m", "wordy", "--json"}).out)["name"], std::string(100000, 'x'));
+}
+
 TEST(CliInfo, AsksForAModelOrAShape) {
   EXPECT_PRED2(Contains, Cli({"info"}).err, "no model is named");
   EXPECT_PRED2(Contains, Cli({"info", "-m", "toy", "--shape", "Toy-8B"}).err, "cannot be given together");

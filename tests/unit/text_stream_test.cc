@@ -146,6 +146,20 @@ TEST(Utf8, AMessageIsOneLineThatATerminalOnlyShows) {
   EXPECT_EQ(MessageText(MessageText("\x1B\n")), "\\x1b\\n");
 }
 
+TEST(Utf8, AMessageHasAnEndWhateverItQuotes) {
+  std::string text = "key is \"";
+  for (int i = 0; i < 50000; ++i) text += "\xC3\xA4";
+  for (const std::string& quoted : {text, text + "a"}) {
+    const std::string shown = MessageText(quoted + "\": convert it again");
+    EXPECT_LE(shown.size(), 1200U);
+    EXPECT_TRUE(shown.starts_with("key is \"\xC3\xA4\xC3\xA4")) << shown;
+    EXPECT_TRUE(shown.ends_with("\": convert it again")) << shown;
+    EXPECT_NE(shown.find("\xA4... (99"), std::string::npos) << shown;
+    EXPECT_TRUE(IsValidUtf8(shown));
+    EXPECT_EQ(MessageText(shown), shown);
+  }
+}
+
 TEST(Utf8, KnowsWhatIsValid) {
   EXPECT_TRUE(IsValidUtf8(""));
   EXPECT_TRUE(IsValidUtf8("a\xC3\xA4\xE2\x82\xAC\xF4\x8F\xBF\xBF"));

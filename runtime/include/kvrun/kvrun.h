@@ -121,6 +121,11 @@ KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn p
  * are loaded from it. It must not be truncated or written to until kvrun_engine_create has returned:
  * otherwise that call returns KVRUN_CORRUPT. After that nothing reads the file again. */
 KVRUN_API kvrun_status kvrun_model_open(const char* path, kvrun_model** model);
+/* The same, also for files that no engine can compute: a vocabulary without weights, an architecture or
+ * tensor types that kvrun does not know. Their vocabulary can be used, and kvrun_model_info_json shows what
+ * they say; engines, plans and configs for them are KVRUN_UNSUPPORTED (KVRUN_NOT_FOUND where the file lacks a
+ * key). A damaged file is refused as by kvrun_model_open. */
+KVRUN_API kvrun_status kvrun_model_open_any(const char* path, kvrun_model** model);
 KVRUN_API void kvrun_model_close(kvrun_model* model);
 
 /* JSON object: architecture, name, file_bytes, files [path], gguf_version, n_layers, n_embd, n_ff, n_heads,
@@ -128,7 +133,9 @@ KVRUN_API void kvrun_model_close(kvrun_model* model);
  * attends to the whole context all the same), rope, tokenizer, chat_form (null if unknown), sampling
  * {temperature, top_k (0: off), top_p, min_p: what the file advises, null for each that it does not; ignored
  * [..], if there is any: advice that cannot be used, and why}, tensor_types {type: count}, parameters,
- * kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train), context. */
+ * kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train), context, unsupported (null;
+ * of a file that no engine can compute, why not: then what it does not say is null, as are rope, kv_bytes and
+ * kv_bytes_per_token, and nothing is checked). */
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
 
 KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);
