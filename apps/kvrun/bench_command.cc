@@ -227,6 +227,7 @@ int Bench(const BenchOptions& options) {
     plans.push_back(PlanSession(model, options.shared, options.sequences, ContextOf(options, depth)));
   }
   Progress progress(ProgressModeOf(options.shared));
+  if (!options.shape.empty()) progress.SetLabel("random weights");
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Json results = options.shared.config.empty()
                            ? Measure(options, loaded, options.shared.kv.Line(), options.depths, &progress)
