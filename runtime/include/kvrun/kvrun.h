@@ -109,10 +109,16 @@ KVRUN_API kvrun_status kvrun_retry_drivers(void);
 /* Runs every self-test on the device that `device` names as in kvrun_engine_options. NULL or "" means all
  * devices; a pair of devices is KVRUN_UNSUPPORTED. The CPU's tests run with each instruction set that the
  * processor has; meanwhile this process's engines on the CPU compute with that instruction set too. JSON
- * object: passed (bool), devices: [{name, driver, limits, plan, tests: [{name, passed, detail}]}]. KVRUN_OK
- * means that the tests could be run, whatever they found. */
+ * object: passed (bool), devices: [{name, driver, limits, plan, tests: [{name, passed, detail}], n_left_out
+ * (0)}]. KVRUN_OK means that the tests could be run, whatever they found. */
 KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user,
                                          char** json);
+
+/* The same within max_ms milliseconds, of which each device has an equal part; 0: every self-test. A test
+ * that has begun ends. The first tests are one of each operation; n_left_out tells how many there was no time
+ * for. */
+KVRUN_API kvrun_status kvrun_doctor_within_json(const char* device, uint32_t max_ms,
+                                                kvrun_progress_fn progress, void* user, char** json);
 
 /* ---- Model ----------------------------------------------------------------------------------------- */
 
