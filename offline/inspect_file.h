@@ -13,7 +13,8 @@ namespace kvrun::offline {
 // A JSON object whose "what" is "adapter", "config" or "profile": told from the content, whatever the name.
 //   adapter: kind, rank, n_layers, key_dim, fingerprint, bytes (of the file), layers [{energy: [of columns
 //            0..i, by i]}], reuse {rates [..]} as kvrun_measure_reuse, cluster_thresholds (how many),
-//            entry_means (how many numbers), layer_shares [of layer i]
+//            entry_means (how many numbers), layer_shares [of layer i], made_from, measured_on (texts for
+//            people)
 //   config:  model, fingerprint, device, driver, cpu, storage, method, adapter, solutions [{batch, ctx,
 //            budget_bytes, options {..}, predicted_ms, measured_ms, kl, bound: null where it does not say}]
 //   profile: model, fingerprint, device, driver, cpu, n_cpus, storage, kvrun, folder, alignment_bytes, rates

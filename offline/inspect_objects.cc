@@ -35,7 +35,9 @@ std::string AdapterObject(const Adapter& adapter, uint64_t file_bytes) {
                  {"reuse", {{"rates", rates}}},
                  {"cluster_thresholds", adapter.cluster_thresholds.size()},
                  {"entry_means", adapter.entry_means.size()},
-                 {"layer_shares", adapter.layer_shares}});
+                 {"layer_shares", adapter.layer_shares},
+                 {"made_from", adapter.made_from},
+                 {"measured_on", adapter.measured_on}});
 }
 
 std::string ConfigObject(const KvConfig& config) {

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
 #include "apps/common/report.h"
@@ -12,6 +14,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kTerminalPeriod{100};
 constexpr std::chrono::milliseconds kLogPeriod{1000};
+// Of a log that nobody asked for. What is over soon leaves nothing there.
+constexpr std::chrono::seconds kSparseBegin{3};
+constexpr std::chrono::seconds kSparsePeriod{10};
 
 const char* PhaseName(kvrun_phase phase) {
   switch (phase) {
@@ -42,9 +47,20 @@ std::string Duration(double seconds) {
 
 }  // namespace
 
+std::string DurationText(double seconds) {
+  if (seconds < 90) {
+    const auto whole = std::max<uint64_t>(1, static_cast<uint64_t>(seconds + 0.5));
+    return fmt::format("{} second{}", whole, whole == 1 ? "" : "s");
+  }
+  return seconds < 5400 ? fmt::format("{:.1f} minutes", seconds / 60)
+                        : fmt::format("{:.1f} hours", seconds / 3600);
+}
+
 Progress::Progress(ProgressMode mode)
-    : shown_(mode == ProgressMode::kAlways || (mode == ProgressMode::kAuto && isatty(STDERR_FILENO) == 1)),
-      terminal_(isatty(STDERR_FILENO) == 1) {}
+    : shown_(mode != ProgressMode::kNever),
+      terminal_(isatty(STDERR_FILENO) == 1),
+      sparse_(mode == ProgressMode::kAuto && !terminal_),
+      last_shown_(Clock::now() - kSparsePeriod + kSparseBegin) {}
 
 void Progress::Clear() {
   if (line_open_) WriteStderr("\r\033[K");
@@ -78,7 +94,8 @@ void Progress::Update(kvrun_phase phase, const std::string& what, uint64_t done,
     running_ = true;
   }
   const bool ends = done >= total;
-  if (!starts && !ends && now - last_shown_ < (terminal_ ? kTerminalPeriod : kLogPeriod)) return;
+  if (ends) running_ = false;
+  if (!IsDue(now, starts || ends)) return;
   last_shown_ = now;
   const std::string line = Line(done, total, std::chrono::duration<double>(now - start_).count());
   if (terminal_) {
@@ -88,12 +105,17 @@ void Progress::Update(kvrun_phase phase, const std::string& what, uint64_t done,
   } else {
     WriteStderr(line + "\n");
   }
-  if (ends) running_ = false;
+}
+
+bool Progress::IsDue(Clock::time_point now, bool is_edge) const {
+  if (sparse_) return now - last_shown_ >= kSparsePeriod;
+  return is_edge || now - last_shown_ >= (terminal_ ? kTerminalPeriod : kLogPeriod);
 }
 
 std::string Progress::Line(uint64_t done, uint64_t total, double elapsed_s) const {
   std::string line = what_.empty() ? PhaseName(phase_) : what_;
-  const bool is_labelled = phase_ == KVRUN_PHASE_PREFILL || phase_ == KVRUN_PHASE_EVALUATE;
+  const bool is_labelled =
+      phase_ == KVRUN_PHASE_LOAD || phase_ == KVRUN_PHASE_PREFILL || phase_ == KVRUN_PHASE_EVALUATE;
   if (!label_.empty() && is_labelled) line += " (" + label_ + ")";
   line += fmt::format(": {} of {}", Amount(phase_, done), Amount(phase_, total));
   if (total > 0) line += fmt::format(", {} %", done * 100 / total);
@@ -101,7 +123,7 @@ std::string Progress::Line(uint64_t done, uint64_t total, double elapsed_s) cons
   const double per_second = static_cast<double>(done - first_done_) / elapsed_s;
   if (what_.empty()) line += ", " + Rate(phase_, per_second);
   if (done < total)
-    line += fmt::format(", {} left", Duration(static_cast<double>(total - done) / per_second));
+    line += fmt::format(", {} left", Duration(static_cast<double>(total - done) / per_second + later_s_));
   return line;
 }
 

@@ -10,11 +10,15 @@
 
 namespace kvrun::cli {
 
+// "45 seconds", "3.5 minutes".
+std::string DurationText(double seconds);
+
 enum class ProgressMode : uint8_t { kAuto, kAlways, kNever };
 
 class Progress {
  public:
-  // kAuto shows it if standard error is a terminal.
+  // kAuto shows it on a terminal as it goes, and elsewhere a line every 10 seconds of what takes longer
+  // than 3.
   explicit Progress(ProgressMode mode);
   ~Progress() { Clear(); }
   Progress(const Progress&) = delete;
@@ -22,6 +26,9 @@ class Progress {
 
   // Said after the phase's name, such as "prompt 3 of 16".
   void SetLabel(const std::string& label) { label_ = label; }
+
+  // What is to come after the phases that are shown takes so many seconds more: they count as left.
+  void SetLater(double seconds) { later_s_ = seconds; }
 
   // Removes the line from the terminal, before something else is written there.
   void Clear();
@@ -38,10 +45,14 @@ class Progress {
   // `what` is empty where the phase says it.
   void Update(kvrun_phase phase, const std::string& what, uint64_t done, uint64_t total);
   std::string Line(uint64_t done, uint64_t total, double elapsed_s) const;
+  // `is_edge`: the phase begins or ends.
+  bool IsDue(Clock::time_point now, bool is_edge) const;
 
   bool shown_;
   bool terminal_;
+  bool sparse_;
   std::string label_;
+  double later_s_ = 0.0;
   kvrun_phase phase_ = KVRUN_PHASE_LOAD;
   std::string what_;
   bool running_ = false;  // between the first and the last call of one phase

@@ -98,8 +98,10 @@ void AddVerboseOption(OptionSet* set, SharedOptions* shared, const std::string& 
 void AddQuietOptions(OptionSet* set, SharedOptions* shared) {
   set->Group(HelpGroup::kOutput);
   set->Flag("-q,--quiet", &shared->quiet, "show no progress, notes or statistics");
-  set->Choice("--progress", &shared->progress, {"auto", "always", "never"},
-              "show progress on standard error (default auto: if it is a terminal)");
+  set->Choice(
+      "--progress", &shared->progress, {"auto", "always", "never"},
+      "show progress on standard error (default auto: as it goes if it is a terminal, else a line every 10 "
+      "seconds)");
 }
 
 Model OpenNamedModel(const SharedOptions& shared) {

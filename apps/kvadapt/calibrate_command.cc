@@ -3,6 +3,8 @@
 #include <system_error>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <limits>
@@ -39,6 +41,7 @@ struct CalibrateOptions {
   std::string output;
   std::string sums;
   std::string plot;
+  float minutes = 0.0F;  // 0: kDefaultMinutes, or without a limit where --tokens says how much
   bool restart = false;
   bool force = false;
   bool no_reuse_rates = false;
@@ -46,12 +49,32 @@ struct CalibrateOptions {
   std::string folder;  // for KV, while they are measured
 };
 
-// On two cores of a small machine minutes with a model of 135 million parameters: sixteen pieces of 8192
-// tokens, hundreds of keys for each column.
+// Sixteen pieces of 8192 tokens, hundreds of keys for each column.
 constexpr uint32_t kDefaultTokens = 131072;
+constexpr double kDefaultMinutes = 3.0;
 constexpr uint32_t kSmallContext = 256;
 
 using Ids = std::vector<int32_t>;
+
+// What the whole command may take, from its beginning.
+class Minutes {
+ public:
+  explicit Minutes(const CalibrateOptions& options)
+      : seconds_(options.minutes > 0   ? 60.0 * static_cast<double>(options.minutes)
+                 : options.tokens == 0 ? 60.0 * kDefaultMinutes
+                                       : 0.0) {}
+  // 0: there is no limit. Where the time is up already, what must be is done.
+  uint32_t LeftMs() const {
+    if (seconds_ == 0.0) return 0;
+    const std::chrono::duration<double> spent = Clock::now() - begin_;
+    return static_cast<uint32_t>(std::clamp((seconds_ - spent.count()) * 1e3, 1.0, 4e9));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double seconds_;
+  Clock::time_point begin_ = Clock::now();
+};
 
 void CheckUsage(const CalibrateOptions& options) {
   if (!options.files.empty() && !options.ids.empty())
@@ -153,6 +176,30 @@ class CalibrationRun {
   CalibrationRun(const CalibrationRun&) = delete;
   CalibrationRun& operator=(const CalibrationRun&) = delete;
 
+  // What fits into `left_ms`, by what this device does; before WriteTo.
+  void ChooseByTime(uint32_t left_ms) {
+    kvrun_reuse_options reuse;
+    kvrun_reuse_options_init(&reuse);
+    reuse.skip_layers = options_.no_layer_shares ? 1 : 0;
+    given_.max_ms = left_ms;
+    char* text = nullptr;
+    Check(kvrun_calibrate_time_json(loaded_.engine.get(), &given_, options_.no_reuse_rates ? nullptr : &reuse,
+                                    &text));
+    const Json times = TakeJson(text);
+    given_.n_ctx = times["n_ctx"].get<uint32_t>();
+    given_.max_ms = times["sums_ms"].get<uint32_t>();
+    progress_->SetLater(times["later_s"].get<double>());
+    if (options_.shared.quiet) return;
+    const auto seconds = times["seconds"].get<double>();
+    const auto all_s = times["all_seconds"].get<double>();
+    PrintMessage(fmt::format("note: this takes about {}{}", DurationText(seconds),
+                             all_s <= seconds
+                                 ? ""
+                                 : fmt::format("; without a limit it would take about {} (--minutes {:.0f})",
+                                               DurationText(all_s), std::ceil(1.1 * all_s / 60))));
+  }
+  uint32_t n_ctx() const { return given_.n_ctx; }
+
   Json WriteTo(const std::string& path) const {
     if (!options_.shared.quiet) SayWhatIsGoneOnFrom();
     char* json = nullptr;
@@ -233,34 +280,28 @@ void FinishComplete(const std::function<void()>& work, const std::string& output
   });
 }
 
-int RunCalibrate(const CalibrateOptions& options) {
-  CheckUsage(options);
-  const Model model = OpenNamedModel(options.shared);
-  std::optional<UnratedAdapter> unrated;
-  if (!options.no_reuse_rates) unrated.emplace(options.output);
-  CheckFiles(options, model, unrated);
-  if (!options.no_reuse_rates) CheckFolder(model, options.folder);
-  const std::vector<Ids> texts = ReadTexts(options, model);
-  Progress progress(ProgressModeOf(options.shared));
-  const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const CalibrationRun calibration(loaded, options, texts, &progress);
-  Json result = calibration.WriteTo(unrated ? unrated->path() : options.output);
-  const auto finish = [&] {
-    if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
-    if (!unrated) return;
-    result["reuse"] = MeasureReuseRates(loaded, unrated->path(), texts, options.shared.ctx, options.folder,
-                                        options.no_layer_shares, &progress);
-  };
-  if (unrated) {
-    unrated->Complete(finish, [&] { return calibration.WhatGoesOn(); });
-  } else {
-    FinishComplete(finish, options.output, calibration);
+// "91136 of 131072 tokens, 12 of 20 settings of reuse rates"; each a text of its own.
+Json LeftOut(const Json& result) {
+  Json left_out = Json::array();
+  const auto n_tokens = result["n_tokens"].get<uint64_t>();
+  const auto n_given = result["n_tokens_given"].get<uint64_t>();
+  if (n_tokens < n_given) left_out.push_back(fmt::format("{} of {} tokens", n_given - n_tokens, n_given));
+  for (const Json& what : result.value("reuse", Json::object()).value("left_out", Json::array()))
+    left_out.push_back(what);
+  return left_out;
+}
+
+void SayResult(const CalibrateOptions& options, Json result) {
+  const Json left_out = LeftOut(result);
+  if (!options.shared.quiet) {
+    for (const Json& what : left_out)
+      PrintMessage(fmt::format("note: there was no time for {}; more --minutes have", TextOf(what)));
   }
-  calibration.RemoveCheckpoint();
   if (options.shared.json) {
     result["path"] = options.output;
+    result["left_out"] = left_out;
     WriteStdout(JsonLine(result));
-    return 0;
+    return;
   }
   std::error_code error;
   const uintmax_t bytes = std::filesystem::file_size(options.output, error);
@@ -270,6 +311,36 @@ int RunCalibrate(const CalibrateOptions& options) {
                           FormatBytes(error ? 0 : bytes),
                           Counted(result["n_tokens"].get<uint64_t>(), "token"),
                           Counted(result["n_pieces"].get<uint64_t>(), "piece")));
+}
+
+int RunCalibrate(const CalibrateOptions& options) {
+  const Minutes minutes(options);
+  CheckUsage(options);
+  const Model model = OpenNamedModel(options.shared);
+  std::optional<UnratedAdapter> unrated;
+  if (!options.no_reuse_rates) unrated.emplace(options.output);
+  CheckFiles(options, model, unrated);
+  if (!options.no_reuse_rates) CheckFolder(model, options.folder);
+  const std::vector<Ids> texts = ReadTexts(options, model);
+  Progress progress(ProgressModeOf(options.shared));
+  const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
+  CalibrationRun calibration(loaded, options, texts, &progress);
+  calibration.ChooseByTime(minutes.LeftMs());
+  Json result = calibration.WriteTo(unrated ? unrated->path() : options.output);
+  const auto finish = [&] {
+    if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));
+    if (!unrated) return;
+    progress.SetLater(0.0);
+    result["reuse"] = MeasureReuseRates(loaded, unrated->path(), texts, calibration.n_ctx(), options.folder,
+                                        options.no_layer_shares, minutes.LeftMs(), &progress);
+  };
+  if (unrated) {
+    unrated->Complete(finish, [&] { return calibration.WhatGoesOn(); });
+  } else {
+    FinishComplete(finish, options.output, calibration);
+  }
+  calibration.RemoveCheckpoint();
+  SayResult(options, std::move(result));
   return 0;
 }
 
@@ -290,6 +361,10 @@ Command AddCalibrateCommand(CLI::App* program) {
   set->Number(
       "--tokens", &options->tokens, 0, kMaxU32,
       fmt::format("use at most N tokens in all (default 0: {} of texts, all of --ids)", kDefaultTokens));
+  set->Number("--minutes", &options->minutes, 0.0F, 1440.0F,
+              fmt::format("how long it may take in all: it leaves out, and says, what there is no time for "
+                          "(default 0: {:.0f}; with --tokens no limit)",
+                          kDefaultMinutes));
   set->Choice("--kind", &options->kind, {"plain", "centred", "query", "query-centred", "heads", "skewed"},
               "what counts as energy (default query-centred)");
   set->Number(

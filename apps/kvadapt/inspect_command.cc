@@ -33,6 +33,16 @@ std::string SharesText(const Json& adapter) {
   return fmt::format("{:.2f} to {:.2f}", *least, *most);
 }
 
+// What older files do not say is left out.
+std::string MadeFromText(const Json& adapter) {
+  std::string text;
+  for (const auto& [key, name] : {std::pair{"made_from", "made from"}, {"measured_on", "measured on"}}) {
+    const std::string value = TextOf(adapter.value(key, Json("")));
+    if (!value.empty()) text += fmt::format("{} {}\n", name, Printable(value));
+  }
+  return text;
+}
+
 std::string AdapterText(const std::string& path, const Json& adapter) {
   const auto n_thresholds = adapter["cluster_thresholds"].get<uint64_t>();
   return EnergyTable(adapter) + ReuseTable(adapter) +
@@ -46,6 +56,7 @@ std::string AdapterText(const std::string& path, const Json& adapter) {
              adapter["reuse"]["rates"].empty() ? "none" : Counted(adapter["reuse"]["rates"].size(), "row"),
              n_thresholds == 0 ? "none" : fmt::to_string(n_thresholds),
              adapter["entry_means"].get<uint64_t>() == 0 ? "none" : "there", SharesText(adapter)) +
+         MadeFromText(adapter) +
          fmt::format("of the model with the fingerprint {}\n", Printable(TextOf(adapter["fingerprint"])));
 }
 

@@ -55,7 +55,7 @@ std::string LayerTable(const Json& reuse) {
 
 Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
                        const std::vector<std::vector<int32_t>>& texts, uint32_t n_ctx,
-                       const std::string& folder, bool skips_layers, Progress* progress) {
+                       const std::string& folder, bool skips_layers, uint32_t max_ms, Progress* progress) {
   const auto longest = std::max_element(texts.begin(), texts.end(),
                                         [](const auto& a, const auto& b) { return a.size() < b.size(); });
   kvrun_reuse_options given;
@@ -64,6 +64,7 @@ Json MeasureReuseRates(const LoadedEngine& loaded, const std::string& adapter,
   if (!folder.empty()) given.folder = folder.c_str();
   given.allow_tmpfs = 1;  // rates do not depend on where it lies
   given.skip_layers = skips_layers ? 1 : 0;
+  given.max_ms = max_ms;
   given.progress = Progress::Callback;
   given.progress_user = progress;
   char* json = nullptr;

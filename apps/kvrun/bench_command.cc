@@ -230,6 +230,7 @@ int Bench(const BenchOptions& options) {
       PrintMessage("KV cache: " + TextOf(kv_plan.value("line", Json())));
   }
   Progress progress(ProgressModeOf(options.shared));
+  if (!options.shape.empty()) progress.SetLabel("random weights");
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Json results = options.shared.config.empty()
                            ? Measure(options, loaded, options.shared.kv.Line(), options.depths, &progress)

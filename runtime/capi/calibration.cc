@@ -1,7 +1,10 @@
 #include "runtime/engine/calibration.h"
 
+#include <algorithm>
+
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
+#include "runtime/engine/calibration_time.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;
@@ -22,6 +25,7 @@ kvrun::Result<kvrun::CalibrationOptions> Translate(const kvrun_calibrate_options
   if (given.sums != nullptr) options.sums_path = given.sums;
   options.restarts = given.restart != 0;
   options.keeps_checkpoint = given.keep_checkpoint != 0;
+  options.limit_s = given.max_ms / 1000.0;
   if (given.checkpoint_ms != 0) options.checkpoint_period_s = given.checkpoint_ms / 1000.0;
   if (given.n_texts > 0) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.texts, "texts"));
@@ -48,6 +52,8 @@ Json Info(const kvrun::Calibration& calibration) {
   return {{"kind", kvrun::AdapterKindName(adapter.kind)},
           {"rank", adapter.layers.front().rank},
           {"n_tokens", calibration.n_tokens},
+          {"n_tokens_given", calibration.n_tokens_given},
+          {"made_from", adapter.made_from},
           {"n_pieces", calibration.n_pieces},
           {"resumed_tokens", calibration.n_resumed_tokens},
           {"notes", calibration.notes},
@@ -79,6 +85,33 @@ kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options
     KVRUN_ASSIGN_OR_RETURN(const kvrun::Calibration calibration,
                            engine->engine->Calibrate(calibrate_options, path, progress));
     return json == nullptr ? Status::Ok() : kvrun::capi::CopyOut(Info(calibration), json);
+  });
+}
+
+kvrun_status kvrun_calibrate_time_json(kvrun_engine* engine, const kvrun_calibrate_options* options,
+                                       const kvrun_reuse_options* reuse, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun_calibrate_options given, Read(options));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options, Translate(given));
+    kvrun_reuse_options given_reuse;
+    kvrun_reuse_options_init(&given_reuse);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(reuse, "kvrun_reuse_options", &given_reuse));
+    KVRUN_ASSIGN_OR_RETURN(
+        const kvrun::CalibrationTimes times,
+        engine->engine->TimeCalibration(calibrate_options, reuse != nullptr, given_reuse.skip_layers == 0,
+                                        calibrate_options.limit_s));
+    const bool is_limited = calibrate_options.limit_s > 0.0;
+    const auto sums_ms = static_cast<uint32_t>(std::clamp(times.sums_s * 1e3, 1.0, 4e9));
+    return kvrun::capi::CopyOut(Json{{"n_ctx", times.n_ctx},
+                                     {"sums_ms", is_limited ? sums_ms : 0},
+                                     {"later_s", times.later_s},
+                                     {"seconds", times.seconds},
+                                     {"all_seconds", times.all_seconds}},
+                                json);
   });
 }
 

@@ -28,8 +28,8 @@ Json DoctorToJson(const DoctorReport& report) {
   for (const SelfTestResult& test : report.tests) {
     tests.push_back({{"name", test.name}, {"passed", test.passed}, {"detail", test.detail}});
   }
-  return {{"name", report.name}, {"kind", report.kind}, {"driver", report.driver},
-          {"limits", limits},    {"plan", report.plan}, {"tests", tests}};
+  return {{"name", report.name}, {"kind", report.kind}, {"driver", report.driver},        {"limits", limits},
+          {"plan", report.plan}, {"tests", tests},      {"n_left_out", report.n_left_out}};
 }
 
 // A device on which nothing ran has not passed, and neither has a machine without a device.
@@ -73,6 +73,11 @@ kvrun_status kvrun_retry_drivers(void) {
 }
 
 kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user, char** json) {
+  return kvrun_doctor_within_json(device, 0, progress, user, json);
+}
+
+kvrun_status kvrun_doctor_within_json(const char* device, uint32_t max_ms, kvrun_progress_fn progress,
+                                      void* user, char** json) {
   return kvrun::capi::Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
@@ -80,7 +85,7 @@ kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, v
       return progress != nullptr && progress(user, KVRUN_PHASE_SELF_TEST, done, total) != 0;
     };
     KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::DoctorReport> reports,
-                           kvrun::RunDoctor(device == nullptr ? "" : device, on_progress));
+                           kvrun::RunDoctor(device == nullptr ? "" : device, on_progress, max_ms / 1000.0));
     Json devices = Json::array();
     for (const auto& report : reports) devices.push_back(kvrun::capi::DoctorToJson(report));
     return kvrun::capi::CopyOut(Json{{"passed", kvrun::capi::HasPassed(reports)}, {"devices", devices}},

@@ -22,6 +22,8 @@ Json Info(const kvrun::ReuseMeasurement& measured) {
   Json info = {{"n_ctx", measured.n_ctx}, {"n_steps", measured.n_steps}, {"rank", measured.rank}};
   if (!measured.note.empty()) info["note"] = measured.note;
   info["rates"] = rates;
+  info["measured_on"] = measured.measured_on;
+  info["left_out"] = measured.left_out;
   Json layers = Json::array();
   for (size_t i = 0; i < measured.layer_kls.size(); ++i) {
     layers.push_back({{"kl", measured.layer_kls[i]}, {"share", measured.layer_shares[i]}});
@@ -55,6 +57,7 @@ kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options
     if (given.folder != nullptr) reuse.storage.folder = given.folder;
     reuse.storage.allow_tmpfs = given.allow_tmpfs != 0;
     reuse.measures_layers = given.skip_layers == 0;
+    reuse.limit_s = given.max_ms / 1000.0;
     const auto progress =
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
     KVRUN_ASSIGN_OR_RETURN(

@@ -71,7 +71,8 @@ struct DoctorReport {
   std::string driver;
   std::vector<std::pair<std::string, std::string>> limits;
   std::vector<std::string> plan;
-  std::vector<SelfTestResult> tests;
+  std::vector<SelfTestResult> tests;  // that were run
+  size_t n_left_out = 0;              // tests for which there was no time
 };
 
 // A Vulkan driver that is not used, as it crashed or hung.
@@ -101,10 +102,12 @@ bool IsAutoName(std::string_view wanted);
 // (runtime/engine/auto_device.h).
 // What a Vulkan device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
-// Runs every self-test on the device named (empty: on all, the CPU last). `progress(done, total)` answers
+// Runs every self-test on the device named (empty: on all, the CPU last); with limit_s those that begin
+// before so many seconds are over, of which each device has an equal part. `progress(done, total)` answers
 // true to cancel. While the CPU's run, the process's other devices of that kind compute with the instruction
 // set under test.
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
-                                            const std::function<bool(size_t, size_t)>& progress);
+                                            const std::function<bool(size_t, size_t)>& progress,
+                                            double limit_s = 0.0);
 
 }  // namespace kvrun

@@ -11,6 +11,7 @@
 
 #include "platform/base/units.h"
 #include "platform/io/replace_file.h"
+#include "runtime/engine/calibration_time.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/resident_pass.h"
 
@@ -69,8 +70,8 @@ void CutIntoPieces(std::span<const TokenId> text, uint32_t n_ctx, CalibrationPla
 
 class Calibrator {
  public:
-  // `sums`: what is there already.
-  Calibrator(const Model& model, std::mutex* device_mutex, const CalibrationPlan& plan,
+  // `sums`: what is there already. Pieces that are left out leave `plan` too.
+  Calibrator(const Model& model, std::mutex* device_mutex, CalibrationPlan& plan,
              const CalibrationOptions& options, const ProgressCallback& progress, CalibrationSums sums)
       : model_(model),
         device_mutex_(device_mutex),
@@ -99,11 +100,15 @@ class Calibrator {
                                                          kCalibrationSinks));
     }
     sums_.layers.resize(model_.config.n_layers);
-    while (sums_.n_pieces < plan_.pieces.size()) {
+    n_resumed_ = n_done_;
+    begin_ = Clock::now();
+    while (sums_.n_pieces < PiecesInTime(n_done_)) {
       const std::span<const TokenId> piece = plan_.pieces[sums_.n_pieces];
       KVRUN_RETURN_IF_ERROR(Prefill(piece));
       KVRUN_RETURN_IF_ERROR(EndPiece(piece));
     }
+    plan_.pieces.resize(sums_.n_pieces);
+    plan_.n_tokens = sums_.n_tokens;
     const std::lock_guard lock(*device_mutex_);
     pass_.reset();
     return Status::Ok();
@@ -121,6 +126,16 @@ class Calibrator {
     return layers;
   }
 
+  // "20000 tokens in 3 pieces of at most 8192": nothing of the time there was, so that the same pieces give
+  // the same file.
+  std::string MadeFrom() const {
+    size_t longest = 0;
+    for (const auto& piece : plan_.pieces) longest = std::max(longest, piece.size());
+    const size_t n = plan_.pieces.size();
+    return fmt::format("{} tokens in {} piece{} of at most {}", plan_.n_tokens, n, n == 1 ? "" : "s",
+                       longest);
+  }
+
   // Of whole pieces, where there are more than the file has. A disk that is full must not end what may take
   // hours: it is said in the end.
   void Save() {
@@ -135,8 +150,23 @@ class Calibrator {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Of all, those that will have been summed up, by what tokens took so far.
+  size_t PiecesInTime(uint64_t done) const {
+    if (options_.limit_s <= 0.0) return plan_.pieces.size();
+    const double spent_s = std::chrono::duration<double>(Clock::now() - begin_).count();
+    const double token_s = done > n_resumed_ ? spent_s / static_cast<double>(done - n_resumed_) : 0.0;
+    // Of the piece that has begun some tokens are done.
+    const uint64_t n_begun = done - std::min(done, sums_.n_tokens);
+    return PiecesThatFit(plan_.pieces, sums_.n_pieces, plan_.rank, token_s,
+                         options_.limit_s - spent_s + token_s * static_cast<double>(n_begun));
+  }
+
   Status Ask(uint64_t done) const {
-    if (!progress_ || !progress_(done, plan_.n_tokens)) return Status::Ok();
+    if (!progress_) return Status::Ok();
+    uint64_t total = 0;
+    const size_t n_pieces = std::max<size_t>(PiecesInTime(done), sums_.n_pieces + (done > sums_.n_tokens));
+    for (const auto& piece : std::span(plan_.pieces).first(n_pieces)) total += piece.size();
+    if (!progress_(done, total)) return Status::Ok();
     return {StatusCode::kCancelled, "the calibration was cancelled"};
   }
 
@@ -188,7 +218,7 @@ class Calibrator {
 
   const Model& model_;
   std::mutex* device_mutex_;
-  const CalibrationPlan& plan_;
+  CalibrationPlan& plan_;
   const CalibrationOptions& options_;
   const ProgressCallback& progress_;
   std::unique_ptr<ResidentForwardPass> pass_;
@@ -198,7 +228,9 @@ class Calibrator {
   uint64_t n_saved_pieces_ = 0;
   Clock::time_point last_save_ = Clock::now();
   std::string save_error_;
-  uint64_t n_done_ = 0;       // tokens
+  uint64_t n_done_ = 0;     // tokens
+  uint64_t n_resumed_ = 0;  // of them, those that were done before begin_
+  Clock::time_point begin_ = Clock::now();
   uint64_t n_undrained_ = 0;  // rows in the device's sums
 };
 
@@ -275,6 +307,7 @@ Status RunToTheEnd(Calibrator& calibrator, std::shared_ptr<const DeviceWeights> 
   if (options.keeps_checkpoint) calibrator.Save();
   calibration->adapter.kind = options.kind;
   calibration->adapter.fingerprint = calibrator.sums().fingerprint;
+  calibration->adapter.made_from = calibrator.MadeFrom();
   KVRUN_ASSIGN_OR_RETURN(calibration->adapter.layers, calibrator.Compute());
   if (!options.sums_path.empty()) KVRUN_RETURN_IF_ERROR(WriteSums(calibrator.sums(), options.sums_path));
   return WriteAdapter(calibration->adapter, path);
@@ -341,10 +374,11 @@ Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const D
                                      Device& device, std::mutex* device_mutex,
                                      const CalibrationOptions& options, const std::string& path,
                                      const ProgressCallback& progress) {
-  KVRUN_ASSIGN_OR_RETURN(const CalibrationPlan plan, PlanCalibration(options, model.config));
+  KVRUN_ASSIGN_OR_RETURN(CalibrationPlan plan, PlanCalibration(options, model.config));
   KVRUN_RETURN_IF_ERROR(CheckPaths(model, options, path));
   KVRUN_ASSIGN_OR_RETURN(FoundCheckpoint found, FindCheckpoint(model, options, plan));
   Calibration calibration;
+  calibration.n_tokens_given = plan.n_tokens;
   if (found.sums) {
     calibration.n_resumed_tokens = found.sums->n_tokens;
   } else {

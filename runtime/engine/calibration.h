@@ -40,12 +40,15 @@ struct CalibrationOptions {
   bool restarts = false;          // what the checkpoint holds is not used
   bool keeps_checkpoint = false;  // it is there in the end too, with all sums: the caller removes it
   std::string sums_path;          // where the sums go too that the adapters are computed from; empty: nowhere
+  // Pieces that would not end within so many seconds are left out, but for those that `rank` needs; 0: none.
+  double limit_s = 0.0;
 };
 
 struct Calibration {
   Adapter adapter;
   uint64_t n_tokens = 0;  // in pieces
   uint64_t n_pieces = 0;
+  uint64_t n_tokens_given = 0;     // in all pieces, those too for which there was no time
   uint64_t n_resumed_tokens = 0;   // of them, those that came with the checkpoint
   std::vector<std::string> notes;  // for people
 };
@@ -75,9 +78,9 @@ Result<FoundCheckpoint> FindCheckpoint(const Model& model, const CalibrationOpti
                                        const CalibrationPlan& plan);
 
 // Prefills each piece from an empty context. Takes the mutex while it uses the device, and not while it asks
-// `progress`, in tokens over all pieces (the last of them counts when the adapters are computed). There is no
-// file where the answer is not ok, but for the checkpoint; that `path` and the others can be written is found
-// before anything is computed.
+// `progress`, in tokens over all pieces that there is time for, as far as is known (the last of them counts
+// when the adapters are computed). There is no file where the answer is not ok, but for the checkpoint; that
+// `path` and the others can be written is found before anything is computed.
 Result<Calibration> CalibrateAdapter(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                      Device& device, std::mutex* device_mutex,
                                      const CalibrationOptions& options, const std::string& path,

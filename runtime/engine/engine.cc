@@ -7,6 +7,7 @@
 
 #include "runtime/engine/auto_device.h"
 #include "runtime/engine/calibration.h"
+#include "runtime/engine/calibration_time.h"
 #include "runtime/engine/evaluation.h"
 #include "runtime/engine/needle_evaluation.h"
 #include "runtime/engine/rate_watch.h"
@@ -150,6 +151,13 @@ Result<Calibration> Engine::Calibrate(const CalibrationOptions& options, const s
                                       const ProgressCallback& progress) {
   if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to calibrate");
   return CalibrateAdapter(model_, weights_, *device_, &device_mutex_, options, path, progress);
+}
+
+Result<CalibrationTimes> Engine::TimeCalibration(const CalibrationOptions& options, bool measures_reuse,
+                                                 bool measures_layers, double limit_s) {
+  if (weights_ == nullptr) return Status(StatusCode::kUnsupported, "this engine has no weights to calibrate");
+  return kvrun::TimeCalibration(model_, weights_, *device_, &device_mutex_, options, measures_reuse,
+                                measures_layers, limit_s);
 }
 
 Result<ReuseMeasurement> Engine::MeasureReuse(const std::string& adapter_path, std::span<const TokenId> ids,

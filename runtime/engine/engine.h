@@ -44,6 +44,7 @@ struct NeedleOptions;
 struct EvaluationOptions;
 struct CalibrationOptions;
 struct Calibration;
+struct CalibrationTimes;
 struct ReuseOptions;
 struct ReuseMeasurement;
 
@@ -93,6 +94,11 @@ class Engine {
   // Computes adapters and writes them to `path`. Holds the engine's lock, but not while `progress` is asked.
   Result<Calibration> Calibrate(const CalibrationOptions& options, const std::string& path,
                                 const ProgressCallback& progress);
+
+  // How long Calibrate, and MeasureReuse after it, will take, and what of it to do within limit_s (0: all).
+  // Holds the engine's lock while it measures.
+  Result<CalibrationTimes> TimeCalibration(const CalibrationOptions& options, bool measures_reuse,
+                                           bool measures_layers, double limit_s);
 
   // Of what an adapter's file chooses on a text; into that file. Holds the engine's lock for each setting.
   Result<ReuseMeasurement> MeasureReuse(const std::string& adapter_path, std::span<const TokenId> ids,

@@ -51,6 +51,9 @@ class ReuseRecorder {
   std::unique_ptr<ResidentForwardPass> full_;
 };
 
+inline constexpr uint32_t kReuseWindowEntries = 64;
+inline constexpr uint32_t kReuseSinkEntries = 4;
+
 struct ReuseOptions {
   uint32_t n_ctx = 0;        // of the text, the measured tokens included; 0: DefaultPieceTokens
   KvStorageOptions storage;  // where the KV lies meanwhile
@@ -58,6 +61,8 @@ struct ReuseOptions {
   std::vector<uint32_t> select_entries = {96, 192, 384, 768};  // those that at most half a context holds
   std::vector<double> capacities = {1, 1.25, 1.5, 2, 3, 4};    // times the groups that are chosen
   bool measures_layers = true;                                 // Adapter::layer_shares
+  // Settings and cuts that would not end within so many seconds are left out, or made shorter; 0: none.
+  double limit_s = 0.0;
 };
 
 struct ReuseMeasurement {
@@ -68,6 +73,8 @@ struct ReuseMeasurement {
   uint32_t n_ctx = 0;                     // of the text that was used
   uint32_t n_steps = 0;                   // of it, the last: counted
   uint32_t rank = 0;                      // of the selection
+  std::string measured_on;                // Adapter::measured_on
+  std::vector<std::string> left_out;      // what there was no time for
   std::string note;                       // why there are no rates, where there are none
 };
 
@@ -79,7 +86,8 @@ KvSettings ReuseSettings(const KvStorageOptions& storage, uint32_t rank, uint32_
 // Measures on the first tokens of `ids`, and writes the rates, the thresholds of clusters, the means of
 // entries and the shares of layers into the adapter's file, whose other contents stay; the file is as it was
 // where the answer is not ok. Where the text is too short for any setting, the table is empty, and shares and
-// thresholds stay as they were. `progress`: in tokens.
+// thresholds stay as they were. `progress`: in tokens; one that is decoded counts as those that are prefilled
+// in its time.
 Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const DeviceWeights> weights,
                                       Device& device, std::mutex* device_mutex,
                                       const std::string& adapter_path, std::span<const TokenId> ids,

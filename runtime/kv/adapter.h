@@ -122,6 +122,10 @@ struct Adapter {
   // [n_layers], their mean 1: how many slots a layer should have, by what its cut costs
   // (engine/layer_sensitivity.h). Empty: nothing was measured.
   std::vector<float> layer_shares;
+  // For people: the texts that the layers are computed from, and what the rest was measured on. Empty: older
+  // files do not say it.
+  std::string made_from;
+  std::string measured_on;
 };
 
 // A GGUF file (docs/formats/adapter.md): sides and mean in f16. Written beside the target, which

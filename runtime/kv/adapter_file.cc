@@ -18,7 +18,7 @@ namespace kvrun {
 namespace {
 
 constexpr std::string_view kArchitecture = "kvrun-adapter";
-constexpr uint32_t kVersion = 3;        // 2: without means of entries and shares of layers
+constexpr uint32_t kVersion = 4;        // 3: does not say what it was made from; 2: without means and shares
 constexpr uint32_t kOldestVersion = 1;  // without reuse rates and thresholds
 constexpr std::string_view kVersionKey = "kvrun-adapter.version";
 constexpr std::string_view kKindKey = "kvrun-adapter.kind";
@@ -36,6 +36,8 @@ constexpr std::string_view kReuseRateKey = "kvrun-adapter.reuse.rate";
 constexpr std::string_view kThresholdsKey = "kvrun-adapter.cluster_thresholds";
 constexpr std::string_view kMeansKey = "kvrun-adapter.entry_means";
 constexpr std::string_view kSharesKey = "kvrun-adapter.layer_shares";
+constexpr std::string_view kMadeFromKey = "kvrun-adapter.made_from";
+constexpr std::string_view kMeasuredOnKey = "kvrun-adapter.measured_on";
 constexpr std::string_view kChecksumKey = "kvrun-adapter.checksum";
 
 // Of what a layer may have, beside the mean of all.
@@ -72,6 +74,8 @@ struct Header {
   std::vector<float> cluster_thresholds;
   std::vector<float> entry_means;
   std::vector<float> layer_shares;
+  std::string made_from;
+  std::string measured_on;
 };
 
 void AddHeader(const Header& header, Checksum& checksum) {
@@ -91,6 +95,9 @@ void AddHeader(const Header& header, Checksum& checksum) {
   if (header.version < 3) return;
   checksum.Add(std::as_bytes(std::span(header.entry_means)));
   checksum.Add(std::as_bytes(std::span(header.layer_shares)));
+  if (header.version < 4) return;
+  checksum.Add(header.made_from);
+  checksum.Add(header.measured_on);
 }
 
 // What no measurement can have given: of files to be read and to be written. Empty: nothing.
@@ -152,6 +159,8 @@ Result<Header> HeaderOf(const Adapter& adapter) {
   header.cluster_thresholds = adapter.cluster_thresholds;
   header.entry_means = adapter.entry_means;
   header.layer_shares = adapter.layer_shares;
+  header.made_from = adapter.made_from;
+  header.measured_on = adapter.measured_on;
   for (const LayerAdapter& layer : adapter.layers) {
     if (layer.rank != header.rank || layer.key_dim != header.key_dim) {
       return Status(StatusCode::kInvalidArgument,
@@ -192,6 +201,8 @@ void SetMeasured(const Header& header, GgufWriter& file) {
   if (!header.cluster_thresholds.empty()) file.Set(kThresholdsKey, header.cluster_thresholds);
   if (!header.entry_means.empty()) file.Set(kMeansKey, header.entry_means);
   if (!header.layer_shares.empty()) file.Set(kSharesKey, header.layer_shares);
+  if (!header.made_from.empty()) file.Set(kMadeFromKey, header.made_from);
+  if (!header.measured_on.empty()) file.Set(kMeasuredOnKey, header.measured_on);
 }
 
 Status AddTensors(const Adapter& adapter, GgufWriter& file, Checksum& checksum) {
@@ -260,6 +271,12 @@ Status ReadMeasured(const GgufFile& file, Header* header) {
   }
   if (header->version >= 3 && file.Has(kSharesKey)) {
     KVRUN_ASSIGN_OR_RETURN(header->layer_shares, file.Floats(kSharesKey));
+  }
+  if (header->version >= 4 && file.Has(kMadeFromKey)) {
+    KVRUN_ASSIGN_OR_RETURN(header->made_from, file.String(kMadeFromKey));
+  }
+  if (header->version >= 4 && file.Has(kMeasuredOnKey)) {
+    KVRUN_ASSIGN_OR_RETURN(header->measured_on, file.String(kMeasuredOnKey));
   }
   return Status::Ok();
 }
@@ -413,6 +430,8 @@ Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t 
   adapter.cluster_thresholds = header.cluster_thresholds;
   adapter.entry_means = header.entry_means;
   adapter.layer_shares = header.layer_shares;
+  adapter.made_from = header.made_from;
+  adapter.measured_on = header.measured_on;
   for (uint32_t i = 0; i < header.n_layers; ++i) {
     KVRUN_ASSIGN_OR_RETURN(LayerAdapter layer, ReadLayer(file, header, i, rank, findings));
     adapter.layers.push_back(std::move(layer));

@@ -40,6 +40,7 @@ struct Asked {
   std::vector<Ids> texts;
   kvrun_progress_fn progress = nullptr;
   void* user = nullptr;
+  uint32_t max_ms = 0;
 };
 
 // A model and its engine through the C API.
@@ -78,6 +79,7 @@ class Opened {
     options.n_texts = texts.size();
     options.progress = asked.progress;
     options.progress_user = asked.user;
+    options.max_ms = asked.max_ms;
     char* json = nullptr;
     const kvrun_status status =
         kvrun_calibrate(engine_, &options, path.c_str(), info == nullptr ? nullptr : &json);
@@ -244,6 +246,28 @@ TEST_P(Calibrate, PiecesAreTextsInAnyOrder) {
     ASSERT_EQ(opened_->Calibrate({.kind = kind, .rank = 4, .texts = {first}}, out_), KVRUN_OK);
     EXPECT_FALSE(bytes == ReadWholeFile(out_)) << kind << ": the second piece does not count";
   }
+}
+
+// The same pieces give the same file, whether the time or the text was short.
+TEST_P(Calibrate, PiecesThatThereIsNoTimeForDoNotCount) {
+  const Ids text = Text(6400, 4);
+  Json info;
+  ASSERT_EQ(opened_->Calibrate({.rank = 4, .n_ctx = 64, .texts = {text}, .max_ms = 1}, out_, &info), KVRUN_OK)
+      << kvrun_last_error();
+  const auto n_tokens = info["n_tokens"].get<size_t>();
+  EXPECT_EQ(info["n_tokens_given"], 6400);
+  EXPECT_GE(n_tokens, 64U);
+  EXPECT_LT(n_tokens, 6400U);
+  EXPECT_EQ(info["n_pieces"], n_tokens / 64);
+  const std::string bytes = ReadWholeFile(out_);
+  const Ids first(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(n_tokens));
+  ASSERT_EQ(opened_->Calibrate({.rank = 4, .n_ctx = 64, .texts = {first}}, out_), KVRUN_OK);
+  EXPECT_TRUE(bytes == ReadWholeFile(out_));
+  EXPECT_EQ(OrDie(ReadWholeAdapter(out_)).made_from, info["made_from"]);
+  EXPECT_TRUE(info["made_from"].get<std::string>().starts_with(fmt::format("{} tokens in ", n_tokens)));
+  // What the rank needs is there in any case.
+  ASSERT_EQ(opened_->Calibrate({.rank = 4, .n_ctx = 8, .texts = {text}, .max_ms = 1}, out_, &info), KVRUN_OK);
+  EXPECT_GE(info["n_pieces"].get<int>() * 4, 4);
 }
 
 // Keys of all entries of a layer, [n, kv_dim], as the device cached them.

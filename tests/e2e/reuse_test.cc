@@ -50,7 +50,7 @@ class Reuse : public ::testing::Test {
   }
 
   kvrun_status Measure(const Ids& ids, Json* info, kvrun_progress_fn progress = nullptr, void* user = nullptr,
-                       uint32_t n_ctx = 0) {
+                       uint32_t n_ctx = 0, uint32_t max_ms = 0) {
     kvrun_reuse_options options;
     kvrun_reuse_options_init(&options);
     options.n_ctx = n_ctx;
@@ -59,6 +59,7 @@ class Reuse : public ::testing::Test {
     options.allow_tmpfs = 1;
     options.progress = progress;
     options.progress_user = user;
+    options.max_ms = max_ms;
     char* json = nullptr;
     const kvrun_status status =
         kvrun_measure_reuse(engine_, &options, adapter_.c_str(), ids.data(), ids.size(), &json);
@@ -203,6 +204,65 @@ TEST_F(Reuse, TheTableIsWrittenIntoTheFile) {
             std::string::npos);
   EXPECT_TRUE(info["rates"].empty());
   EXPECT_TRUE(OrDie(ReadWholeAdapter(adapter_)).reuse.empty());
+}
+
+// Of what there is no time for nothing is measured but what the prompt itself says.
+TEST_F(Reuse, WhatThereIsNoTimeForIsLeftOutAndSaid) {
+  Json info;
+  ASSERT_EQ(Measure(SomeIds(700, 3, 300), &info), KVRUN_OK) << kvrun_last_error();
+  EXPECT_TRUE(info["left_out"].empty());
+  EXPECT_EQ(info["measured_on"],
+            "reuse rates: 10 of 10 settings after 572 tokens; shares of layers: 64 steps at 700 tokens");
+  const Adapter whole = OrDie(ReadWholeAdapter(adapter_));
+  EXPECT_EQ(whole.measured_on, info["measured_on"]);
+  EXPECT_EQ(whole.made_from, "400 tokens in 1 piece of at most 400");
+  ASSERT_EQ(Measure(SomeIds(700, 3, 300), &info, nullptr, nullptr, 0, 1), KVRUN_OK) << kvrun_last_error();
+  EXPECT_EQ(info["left_out"], Json({"10 of 10 settings of reuse rates", "shares of layers"}));
+  EXPECT_EQ(info["measured_on"],
+            "reuse rates: 0 of 10 settings after 572 tokens; shares of layers: not measured");
+  EXPECT_TRUE(info["rates"].empty());
+  const Adapter cut = OrDie(ReadWholeAdapter(adapter_));
+  EXPECT_EQ(cut.measured_on, info["measured_on"]);
+  EXPECT_EQ(cut.made_from, whole.made_from);
+  EXPECT_EQ(cut.cluster_thresholds, whole.cluster_thresholds);
+  EXPECT_EQ(cut.entry_means, whole.entry_means);
+  // In any order the rows are in the file's.
+  ASSERT_EQ(Measure(SomeIds(700, 3, 300), &info, nullptr, nullptr, 0, 1000000000), KVRUN_OK);
+  EXPECT_EQ(OrDie(ReadWholeAdapter(adapter_)).reuse, whole.reuse);
+}
+
+TEST_F(Reuse, HowLongItWillTakeIsToldBefore) {
+  const Ids text = SomeIds(700, 3, 300);
+  const int32_t* ids = text.data();
+  const size_t count = text.size();
+  kvrun_calibrate_options options;
+  kvrun_calibrate_options_init(&options);
+  options.texts = &ids;
+  options.counts = &count;
+  options.n_texts = 1;
+  kvrun_reuse_options reuse;
+  kvrun_reuse_options_init(&reuse);
+  const auto times = [&](const kvrun_reuse_options* measured) {
+    char* json = nullptr;
+    EXPECT_EQ(kvrun_calibrate_time_json(engine_, &options, measured, &json), KVRUN_OK) << kvrun_last_error();
+    Json object = Json::parse(json == nullptr ? "null" : json);
+    kvrun_string_free(json);
+    return object;
+  };
+  const Json all = times(&reuse);
+  EXPECT_EQ(all["n_ctx"], 1024);
+  EXPECT_EQ(all["sums_ms"], 0);
+  EXPECT_GT(all["seconds"].get<double>(), all["later_s"].get<double>());
+  EXPECT_GT(all["later_s"].get<double>(), 0.0);
+  EXPECT_EQ(times(nullptr)["later_s"], 0.0);
+  options.max_ms = 1;
+  EXPECT_EQ(times(&reuse)["n_ctx"], 512) << "shorter pieces";
+  options.max_ms = 1000000000;
+  EXPECT_GT(times(&reuse)["sums_ms"].get<double>(), 1000.0);
+  options.n_texts = 0;
+  char* json = nullptr;
+  EXPECT_EQ(kvrun_calibrate_time_json(engine_, &options, &reuse, &json), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(kvrun_last_error()).find("too little text"), std::string::npos);
 }
 
 // Sessions that take the file select by its shares, and as many in all.

@@ -120,7 +120,8 @@ kvrun_status kvrun_retry_drivers(void) {
   return KVRUN_OK;
 }
 
-kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user, char** json) {
+kvrun_status kvrun_doctor_within_json(const char* device, uint32_t max_ms, kvrun_progress_fn progress,
+                                      void* user, char** json) {
   if (device != nullptr && std::string_view(device) == "none") {
     return Fail(KVRUN_NOT_FOUND, "no device is named none");
   }
@@ -128,6 +129,7 @@ kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, v
   progress(user, KVRUN_PHASE_SELF_TEST, 2, 2);
   if (std::getenv("FAKE_NO_DEVICE") != nullptr) return HandOut(R"({"passed": false, "devices": []})", json);
   const bool passed = std::getenv("FAKE_BAD_KERNEL") == nullptr;
+  const bool is_slow = std::getenv("FAKE_SLOW_TESTS") != nullptr;
   const nlohmann::json test = {{"name", "matvec_q4_1"}, {"passed", passed}, {"detail", "error 0.5"}};
   return HandOut(nlohmann::json{{"passed", passed},
                                 {"devices",
@@ -135,7 +137,8 @@ kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, v
                                    {"driver", "fake 1"},
                                    {"limits", {{"max_binding_bytes", 134217728}}},
                                    {"plan", {{"tile", 4}}},
-                                   {"tests", {test}}}}}}
+                                   {"tests", {test}},
+                                   {"n_left_out", is_slow && max_ms != 0 ? max_ms / 1000 : 0}}}}}
                      .dump(),
                  json);
 }

@@ -1,6 +1,9 @@
 // The toy library's benchmark: what it measures says what it was asked for. A depth of 666 fails, and
-// so does an adapter "nope". Toy-8B has 32 layers, of which 4 fit.
+// so does an adapter "nope"; one of 777 takes its time first. Toy-8B has 32 layers, of which 4 fit.
 #include <fmt/format.h>
+
+#include <chrono>
+#include <thread>
 
 #include "tests/support/fake_kvrun.h"
 
@@ -43,6 +46,7 @@ kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* o
   nlohmann::json results = nlohmann::json::array();
   for (size_t i = 0; i < options->n_depths; ++i) {
     const uint32_t depth = options->depths[i];
+    if (depth == 777) std::this_thread::sleep_for(std::chrono::milliseconds(3200));
     if (depth == 666) return Fail(KVRUN_OUT_OF_MEMORY, "at a depth of 666 tokens: too deep");
     if (options->progress(options->progress_user, KVRUN_PHASE_EVALUATE, i + 1, options->n_depths) != 0) {
       return Fail(KVRUN_CANCELLED, "cancelled");

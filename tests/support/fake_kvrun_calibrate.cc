@@ -3,7 +3,8 @@
 // token, a "devicefail" loses the device half way; one that is cancelled leaves the number of tokens that are
 // done in the checkpoint, and of how many, from which the next call of as many goes on, and another is
 // refused. A "fullsums" model finds no room for its sums. Reuse rates are of the text's length: an "unread"
-// model loses the device while they are measured, an "idle" one takes its time, a "short" text has none.
+// model loses the device while they are measured, an "idle" one takes its time, a "short" text has none. For
+// an "hours" model there is time for half the tokens, in pieces of 64, and for some of the rates.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -85,8 +86,24 @@ kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options
   info["layers"] = nlohmann::json::array();
   if (!rates.empty() && options->skip_layers == 0)
     info["layers"] = {{{"kl", 0.01}, {"share", 1.5}}, {{"kl", 0.001}, {"share", 0.5}}};
+  info["left_out"] = nlohmann::json::array();
+  if (engine->model->Is("hours") && options->max_ms != 0)
+    info["left_out"] = {"12 of 20 settings of reuse rates", "shares of layers"};
   if (rates.empty()) info["note"] = "no reuse rates: too short";
   return HandOut(info.dump(), json);
+}
+
+kvrun_status kvrun_calibrate_time_json(kvrun_engine* engine, const kvrun_calibrate_options* options,
+                                       const kvrun_reuse_options* reuse, char** json) {
+  const bool is_cut = engine->model->Is("hours") && options->max_ms != 0;
+  const double all_s = engine->model->Is("hours") ? 1020 : reuse == nullptr ? 3 : 100;
+  return HandOut(nlohmann::json{{"n_ctx", is_cut ? 64 : options->n_ctx},
+                                {"sums_ms", options->max_ms / 2},
+                                {"later_s", is_cut ? 3600 : 0},
+                                {"seconds", is_cut ? options->max_ms / 1000 + 1 : all_s},
+                                {"all_seconds", all_s}}
+                     .dump(),
+                 json);
 }
 
 void kvrun_calibrate_options_init(kvrun_calibrate_options* options) {
@@ -114,7 +131,8 @@ kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options
     texts += " |";
     for (size_t k = 0; k < options->counts[i]; ++k) texts += fmt::format(" {}", options->texts[i][k]);
   }
-  const size_t total = Total(*options);
+  const size_t given = Total(*options);
+  const size_t total = engine->model->Is("hours") && options->max_ms != 0 ? given / 2 : given;
   size_t resumed = 0;
   if (!Resume(*options, &resumed)) return FailAnother(*options);
   for (size_t done = resumed; done <= total; ++done) {
@@ -141,6 +159,8 @@ kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options
   return HandOut(nlohmann::json{{"kind", options->kind},
                                 {"rank", rank},
                                 {"n_tokens", total},
+                                {"n_tokens_given", given},
+                                {"made_from", "tokens"},
                                 {"n_pieces", options->n_texts},
                                 {"resumed_tokens", resumed},
                                 {"notes", nlohmann::json::array()},

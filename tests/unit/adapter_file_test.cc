@@ -52,6 +52,8 @@ Adapter MakeAdapter(AdapterKind kind) {
   adapter.reuse = {{"lru", 4, 96, 8096, 24, 0.75F}, {"non-hit", 16, 384, 8096, 24, 0.0F}};
   adapter.cluster_thresholds = {0.0F, 1.5F, 2.0F, 3.0F, 0.25F, 1.0F};
   adapter.layer_shares = {0.5F, 1.0F, 1.5F};
+  adapter.made_from = "400 tokens in 2 pieces of at most 200";
+  adapter.measured_on = "reuse rates: 2 of 20 settings after 8096 tokens";
   adapter.entry_means = RandomFloats(size_t{kLayers} * kKeyDim * 2, 1.0F, 40);
   return adapter;
 }
@@ -67,6 +69,8 @@ void ExpectEqual(const Adapter& a, const Adapter& b) {
   EXPECT_EQ(a.cluster_thresholds, b.cluster_thresholds);
   EXPECT_EQ(a.entry_means, b.entry_means);
   EXPECT_EQ(a.layer_shares, b.layer_shares);
+  EXPECT_EQ(a.made_from, b.made_from);
+  EXPECT_EQ(a.measured_on, b.measured_on);
   ASSERT_EQ(a.layers.size(), b.layers.size());
   for (size_t i = 0; i < a.layers.size(); ++i) {
     EXPECT_EQ(a.layers[i].key_dim, b.layers[i].key_dim);
@@ -181,9 +185,9 @@ TEST(AdapterFile, ForeignFilesAreRefused) {
   ExpectRefused(Read(model), StatusCode::kInvalidArgument,
                 "is not an adapter of kvrun but a file of 'llama'");
   testing::GgufBuilder newer;
-  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{4});
+  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{5});
   ExpectRefused(Read(testing::WriteModel(folder, "newer", newer.Build())), StatusCode::kUnsupported,
-                "of version 4, and this kvrun reads versions 1 to 3");
+                "of version 5, and this kvrun reads versions 1 to 4");
   newer.Set("kvrun-adapter.version", uint32_t{0});
   ExpectRefused(Read(testing::WriteModel(folder, "older", newer.Build())), StatusCode::kUnsupported,
                 "of version 0");
@@ -269,6 +273,37 @@ TEST(AdapterFile, VersionOneIsStillRead) {
   const auto renamed = OldFile().Set("kvrun-adapter.version", uint32_t{2}).Build();
   ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "renamed", renamed)), StatusCode::kCorrupt,
                 "its checksum is wrong");
+}
+
+// As it was written before a file said what it was made from.
+TEST(AdapterFile, VersionThreeIsStillRead) {
+  uint64_t value = 0;
+  const auto add = [&value](const void* data, size_t size) {
+    value = XXH3_64bits_withSeed(data, size, value);
+  };
+  const uint32_t numbers[] = {1, 1, 2};  // rank, layers, key_dim
+  const float energy = 0.75F;
+  const uint32_t n_rates = 0;
+  const uint16_t halves[] = {0x3c00, 0x3800};
+  add("plain", 5);
+  add("0123", 4);
+  for (const uint32_t& number : numbers) add(&number, sizeof number);
+  add(&energy, sizeof energy);
+  add(&n_rates, sizeof n_rates);
+  for (int i = 0; i < 3; ++i) add("", 0);  // thresholds, means, shares
+  add(halves, sizeof halves);
+  const TemporaryFolder folder;
+  const auto bytes = OldFile()
+                         .Set("kvrun-adapter.version", uint32_t{3})
+                         .Set("kvrun-adapter.checksum", fmt::format("{:016x}", value))
+                         .Build();
+  const auto read = ReadWholeAdapter(testing::WriteModel(folder, "three", bytes));
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->made_from, "");
+  EXPECT_EQ(read->layers[0].key_side, (std::vector<float>{1.0F, 0.5F}));
+  const std::string path = folder.Path("four");
+  ASSERT_TRUE(WriteAdapter(*read, path).ok());
+  EXPECT_EQ(OrDie(ReadWholeAdapter(path)).measured_on, "");
 }
 
 // A file of version 1 of one layer, rank 2, two elements, and all that kinds may have, whose checksum is

@@ -420,6 +420,9 @@ TEST_F(CapiTest, NullArgumentsAreNamed) {
   const uint32_t sequence = 0;
   expect_null(kvrun_devices_json(nullptr), "json");
   expect_null(kvrun_doctor_json(nullptr, nullptr, nullptr, nullptr), "json");
+  expect_null(kvrun_doctor_within_json(nullptr, 1, nullptr, nullptr, nullptr), "json");
+  expect_null(kvrun_calibrate_time_json(nullptr, nullptr, nullptr, nullptr), "json");
+  expect_null(kvrun_calibrate_time_json(nullptr, nullptr, nullptr, &text), "engine");
   kvrun_model* no_model = nullptr;
   kvrun_engine* no_engine = nullptr;
   kvrun_session* no_session = nullptr;

@@ -178,6 +178,22 @@ TEST(CliBench, RefusesWhatMakesNoSense) {
   }
 }
 
+// What takes seconds says so where standard error is no terminal too, unless it is to be quiet.
+TEST(CliBench, ALogHasALineNowAndThen) {
+  const auto arguments = [](const std::string& more) {
+    return std::vector<std::string>{"bench", "--shape", "Toy-8B", "-d", "777,0", more};
+  };
+  RunningProgram loud(KVRUN_FAKE_PROGRAM, arguments("--layers=4"), {});
+  RunningProgram quiet(KVRUN_FAKE_PROGRAM, arguments("-q"), {});
+  RunningProgram never(KVRUN_FAKE_PROGRAM, arguments("--progress=never"), {});
+  const std::string line = "evaluating (random weights): 1 of 2, 50 %";
+  EXPECT_PRED2(Contains, loud.Finish().err, line);
+  EXPECT_EQ(quiet.Finish().err, "");
+  EXPECT_FALSE(Contains(never.Finish().err, line));
+  const ProgramResult soon = Bench({"--shape", "Toy-8B", "-d", "9,0", "--layers=4"});
+  EXPECT_FALSE(Contains(soon.err, "evaluating")) << soon.err;
+}
+
 TEST(CliBench, SaysWhatTheLibraryCouldNotDo) {
   const ProgramResult result = Bench({"-m", "toy", "-d", "1,666", "--json"});
   EXPECT_EQ(result.exit_code, 1);

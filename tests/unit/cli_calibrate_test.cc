@@ -61,6 +61,38 @@ TEST_F(CliCalibrate, IdsAreTakenAsTheyAre) {
   EXPECT_EQ(few.err, "kvadapt: " + ids + " has 3 token ids, fewer than --tokens 4\n");
 }
 
+// The toy's time is 17 minutes, of which three are the default.
+TEST_F(CliCalibrate, TimeIsLimitedUnlessTokensAreNamedAndWhatItIsShortOfIsSaid) {
+  const std::string text = folder_.Write("text", std::string(140, 'x'));
+  const ProgramResult limited = Run({"-f", text, "--progress", "always"}, {}, "hours slow nobos");
+  ASSERT_EQ(limited.exit_code, 0) << limited.err;
+  EXPECT_PRED2(
+      Contains, limited.err,
+      "kvadapt: note: this takes about 3.0 minutes; without a limit it would take about 17.0 minutes "
+      "(--minutes 19)\n");
+  EXPECT_LT(limited.err.find("note: this takes"), limited.err.find("calibrating: ")) << "before it starts";
+  EXPECT_PRED2(Contains, limited.err, "calibrating: 70 of 70, 100 %");
+  EXPECT_PRED2(Contains, limited.err, "1:00 h left\n") << "with what comes later";
+  for (const char* what : {"70 of 140 tokens", "12 of 20 settings of reuse rates", "shares of layers"}) {
+    EXPECT_PRED2(Contains, limited.err,
+                 "kvadapt: note: there was no time for " + std::string(what) + "; more --minutes have\n");
+  }
+  EXPECT_PRED2(Contains, limited.out, "; from 70 tokens in 1 piece\n");
+  EXPECT_PRED2(Contains, Written(), "ctx 64") << "shorter pieces";
+  const Json json = Json::parse(Run({"-f", text, "--json", "-q"}, {}, "hours nobos").out);
+  EXPECT_EQ(json["left_out"].size(), 3U) << json;
+  EXPECT_EQ(Run({"-f", text, "-q"}, {}, "hours nobos").err, "");
+
+  const ProgramResult whole = Run({"-f", text, "--tokens", "140"}, {}, "hours nobos");
+  EXPECT_PRED2(Contains, whole.err, "kvadapt: note: this takes about 17.0 minutes\n");
+  EXPECT_FALSE(Contains(whole.err, "no time for")) << whole.err;
+  EXPECT_PRED2(Contains, whole.out, "; from 140 tokens in 1 piece\n");
+  EXPECT_PRED2(Contains, Written(), "ctx 0");
+  const ProgramResult asked = Run({"-f", text, "--tokens", "140", "--minutes", "0.5"}, {}, "hours nobos");
+  EXPECT_PRED2(Contains, asked.err, "this takes about 30 seconds; without a limit it");
+  EXPECT_PRED2(Contains, Run({"-f", text}).err, "kvadapt: note: this takes about 1.7 minutes\n");
+}
+
 TEST_F(CliCalibrate, TheEnergyHasATable) {
   const ProgramResult result = Run({"-f", ab_, "-f", c_});
   EXPECT_EQ(result.out,

@@ -98,6 +98,20 @@ TEST(CliDoctor, FailsIfATestFails) {
   EXPECT_EQ(Cli({"doctor"}, {{"FAKE_NO_DEVICE=1"}, "", ""}).exit_code, 1);
 }
 
+TEST(CliDoctor, SaysWhatThereWasNoTimeForAndAllRunsIt) {
+  const ProgramInput slow{{"FAKE_SLOW_TESTS=1"}, "", ""};
+  const ProgramResult quick = Cli({"doctor"}, slow);
+  EXPECT_EQ(quick.exit_code, 0);
+  EXPECT_PRED2(Contains, quick.out, "Fake GPU: 1 of 1 self-test passed, 30 left out\n1 device: ");
+  EXPECT_PRED2(Contains, quick.err, "kvrun: testing for 30 seconds at most (--all: every self-test)\n");
+  EXPECT_PRED2(Contains, quick.err, "there was no time for 30 self-tests; --all runs every one, in about ");
+  EXPECT_EQ(Json::parse(Cli({"doctor", "--json"}, slow).out)["devices"][0]["n_left_out"], 30);
+  EXPECT_EQ(Cli({"doctor", "-q"}, slow).err, "");
+  const ProgramResult all = Cli({"doctor", "--all"}, slow);
+  EXPECT_PRED2(Contains, all.out, "Fake GPU: 1 of 1 self-test passed\n");
+  EXPECT_EQ(all.err, "");
+}
+
 TEST(CliVersion, IsPrinted) {
   EXPECT_EQ(Cli({"version"}).out, "kvrun 0.1.0 (fake)\n");
   EXPECT_EQ(Cli({"--version"}).out, "kvrun 0.1.0 (fake)\n");

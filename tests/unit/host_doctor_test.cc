@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "runtime/device/check_up.h"
 #include "runtime/device/host/instruction_sets.h"
 #include "runtime/device/host/self_test.h"
 #include "runtime/device/open_device.h"
@@ -96,6 +97,51 @@ TEST(HostDoctor, CanBeCancelled) {
   EXPECT_EQ(reports.status().code(), StatusCode::kCancelled);
   EXPECT_EQ(calls, 2U);
   EXPECT_EQ(InstructionSetName(), InstructionSets().front().name) << "the best is not in use again";
+}
+
+// One of each operation comes first.
+TEST(HostDoctor, WhatThereIsNoTimeForIsCounted) {
+  size_t planned = 0;
+  const auto reports = RunDoctor(
+      "host",
+      [&](size_t, size_t total) {
+        planned = total;
+        return false;
+      },
+      1e-9);
+  ASSERT_TRUE(reports.ok()) << reports.status().message();
+  EXPECT_EQ(reports->at(0).tests.size(), 0U);
+  EXPECT_EQ(planned, 0U) << "nothing was run";
+  EXPECT_EQ(reports->at(0).n_left_out, InstructionSets().size() * (1 + HostChecks().size()));
+  const auto all = RunDoctor("host", {}, 1e9);
+  ASSERT_TRUE(all.ok()) << all.status().message();
+  EXPECT_EQ(all->at(0).n_left_out, 0U);
+  EXPECT_EQ(all->at(0).tests.size(), reports->at(0).n_left_out);
+}
+
+TEST(CheckUp, OneOfEachOperationComesFirst) {
+  const std::vector<std::string> names = {"a (1)", "a (2)", "b (1)", "a (3)", "b (2)", "c"};
+  EXPECT_EQ(SpreadOut(names), (std::vector<size_t>{0, 2, 5, 1, 4, 3}));
+  struct Check {
+    std::string name;
+  };
+  std::vector<Check> checks;
+  for (const std::string& name : names) checks.push_back({name});
+  const auto run = [&](size_t n_before_the_end) {
+    DoctorReport report;
+    const CheckUpPace pace{.tick = [] { return Status::Ok(); },
+                           .is_over = [&] { return report.tests.size() == n_before_the_end; }};
+    EXPECT_TRUE(RunChecks<Check>(checks, pace, &report, [](const Check& check) {
+                  return SelfTestResult{check.name, true, ""};
+                }).ok());
+    return report;
+  };
+  const DoctorReport part = run(4);
+  EXPECT_EQ(part.n_left_out, 2U);
+  ASSERT_EQ(part.tests.size(), 4U);
+  EXPECT_EQ(part.tests[2].name, "c");
+  EXPECT_EQ(part.tests[3].name, "a (2)");
+  EXPECT_EQ(run(9).n_left_out, 0U);
 }
 
 TEST(HostDoctor, APairIsRefused) {

@@ -21,6 +21,8 @@ TEST(InspectFile, AnAdapterIsToldFromItsContent) {
   adapter.layers.push_back({2, 1, {1.0F, 0.5F}, {1.0F, 0.5F}, {0.0F, 0.0F}, {0.75F}});
   adapter.reuse = {{"lru", 4, 96, 1000, 24, 0.5F}};
   adapter.cluster_thresholds = {1.0F, 2.0F};
+  adapter.made_from = "9 tokens";
+  adapter.measured_on = "reuse rates: 1 of 20 settings";
   const std::string path = folder.Path("kvrun.toml");
   ASSERT_TRUE(WriteAdapter(adapter, path).ok());
   const auto text = InspectFile(path);
@@ -39,6 +41,8 @@ TEST(InspectFile, AnAdapterIsToldFromItsContent) {
                     {"ctx", 1000},     {"capacity", 24}, {"rate", 0.5}};
   EXPECT_EQ(object["reuse"]["rates"][0], row);
   EXPECT_EQ(object["cluster_thresholds"], 2);
+  EXPECT_EQ(object["made_from"], "9 tokens");
+  EXPECT_EQ(object["measured_on"], "reuse rates: 1 of 20 settings");
 }
 
 TEST(InspectFile, WhatIsNoneOfOursIsRefused) {

@@ -32,11 +32,11 @@ class Examination {
 
   size_t n_tests() const { return sets_.size() * (1 + checks_.size()); }
 
-  Result<DoctorReport> Run(const std::function<Status()>& tick) const {
+  Result<DoctorReport> Run(const CheckUpPace& pace) const {
     DoctorReport report = Describe();
     for (const InstructionSet& set : sets_) {
       const ChosenInstructionSet chosen(set);
-      KVRUN_RETURN_IF_ERROR(RunWith(set, tick, report));
+      KVRUN_RETURN_IF_ERROR(RunWith(set, pace, report));
     }
     return report;
   }
@@ -52,23 +52,26 @@ class Examination {
         .driver = listing.driver,
         .limits = {{"memory", FormatBytes(listing.memory_bytes)}, {"instruction sets", names}},
         .plan = {},
-        .tests = {}};
+        .tests = {},
+        .n_left_out = 0};
     if (!note_.empty()) report.plan.push_back("note: " + note_);
     return report;
   }
 
-  Status RunWith(const InstructionSet& set, const std::function<Status()>& tick, DoctorReport& report) const {
+  Status RunWith(const InstructionSet& set, const CheckUpPace& pace, DoctorReport& report) const {
+    if (pace.is_over && pace.is_over()) {
+      report.n_left_out += 1 + checks_.size();
+      return Status::Ok();
+    }
     const Result<Devices> devices = Open();
     report.tests.push_back({set.name + ": opening the device", devices.ok(),
                             devices.ok() ? devices->rounded->info().plan : devices.status().message()});
-    KVRUN_RETURN_IF_ERROR(tick());
+    KVRUN_RETURN_IF_ERROR(pace.tick());
     if (!devices.ok()) return Status::Ok();
-    for (const HostCheck& check : checks_) {
+    return RunChecks<HostCheck>(checks_, pace, &report, [&](const HostCheck& check) {
       HostDevice& device = check.exact_activations ? *devices->exact : *devices->rounded;
-      report.tests.push_back(ToResult(fmt::format("{}: {}", set.name, check.name), check.run(device)));
-      KVRUN_RETURN_IF_ERROR(tick());
-    }
-    return Status::Ok();
+      return ToResult(fmt::format("{}: {}", set.name, check.name), check.run(device));
+    });
   }
 
   std::string note_;
@@ -81,7 +84,7 @@ class Examination {
 CheckUp PlanCheckUp(const std::string& note) {
   const auto examination = std::make_shared<const Examination>(note);
   return {.n_tests = examination->n_tests(),
-          .run = [examination](const std::function<Status()>& tick) { return examination->Run(tick); }};
+          .run = [examination](const CheckUpPace& pace) { return examination->Run(pace); }};
 }
 
 }  // namespace kvrun::host

@@ -114,7 +114,8 @@ DoctorReport ReportOf(const LeftOutDriver& left_out) {
           .driver = left_out.driver.library,
           .limits = {},
           .plan = {},
-          .tests = {{"usable", false, left_out.message}}};
+          .tests = {{"usable", false, left_out.message}},
+          .n_left_out = 0};
 }
 
 // What `prefill` names, and the CPU.
@@ -197,8 +198,9 @@ void InterruptDriverTrials() { InterruptTrials(); }
 void RetryLeftOutDrivers() { RetryDrivers(); }
 
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
-                                            const std::function<bool(size_t, size_t)>& progress) {
-  if (IsHostName(device)) return RunCheckUps({host::PlanCheckUp("")}, progress);
+                                            const std::function<bool(size_t, size_t)>& progress,
+                                            double limit_s) {
+  if (IsHostName(device)) return RunCheckUps({host::PlanCheckUp("")}, progress, limit_s);
   KVRUN_ASSIGN_OR_RETURN(const std::optional<std::string> prefill, PrefillDeviceOfPair(device));
   if (prefill) {
     return Status(
@@ -213,13 +215,13 @@ Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
   if (!device.empty()) {
     KVRUN_ASSIGN_OR_RETURN(const AnyDeviceChoice choice, Choose(found, {.device = device}));
     check_ups.push_back(choice.vulkan ? PlanCheckUp(*found, *choice.vulkan) : host::PlanCheckUp(choice.note));
-    return RunCheckUps(check_ups, progress);
+    return RunCheckUps(check_ups, progress, limit_s);
   }
   if (!found.ok() && found.status().code() != StatusCode::kNotFound) return found.status();
   const size_t n_vulkan = found.ok() ? found->facts.size() : 0;
   for (size_t i = 0; i < n_vulkan; ++i) check_ups.push_back(PlanCheckUp(*found, i));
   check_ups.push_back(host::PlanCheckUp(found.ok() ? "" : found.status().message()));
-  KVRUN_ASSIGN_OR_RETURN(std::vector<DoctorReport> reports, RunCheckUps(check_ups, progress));
+  KVRUN_ASSIGN_OR_RETURN(std::vector<DoctorReport> reports, RunCheckUps(check_ups, progress, limit_s));
   if (!found.ok()) return reports;
   for (const LeftOutDriver& left_out : found->left_out) reports.push_back(ReportOf(left_out));
   return reports;

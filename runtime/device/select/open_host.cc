@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <chrono>
 #include <utility>
 
 #include "platform/io/cpu_name.h"
@@ -60,7 +61,11 @@ AutoCandidates HostCandidates(const OpenDeviceOptions& options) {
 }
 
 Result<std::vector<DoctorReport>> RunCheckUps(const std::vector<CheckUp>& check_ups,
-                                              const std::function<bool(size_t, size_t)>& progress) {
+                                              const std::function<bool(size_t, size_t)>& progress,
+                                              double limit_s) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  const auto spent_s = [begin] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
   size_t done = 0;
   size_t total = 0;
   for (const CheckUp& check_up : check_ups) total += check_up.n_tests;
@@ -70,8 +75,13 @@ Result<std::vector<DoctorReport>> RunCheckUps(const std::vector<CheckUp>& check_
     return Status::Ok();
   };
   std::vector<DoctorReport> reports;
-  for (const CheckUp& check_up : check_ups) {
-    KVRUN_ASSIGN_OR_RETURN(DoctorReport report, check_up.run(tick));
+  for (size_t i = 0; i < check_ups.size(); ++i) {
+    const double begin_s = spent_s();
+    const double end_s = begin_s + (limit_s - begin_s) / static_cast<double>(check_ups.size() - i);
+    CheckUpPace pace{.tick = tick, .is_over = {}};
+    if (limit_s > 0.0) pace.is_over = [=] { return spent_s() >= end_s; };
+    KVRUN_ASSIGN_OR_RETURN(DoctorReport report, check_ups[i].run(pace));
+    done += report.n_left_out;
     reports.push_back(std::move(report));
   }
   return reports;

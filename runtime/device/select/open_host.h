@@ -26,7 +26,9 @@ Result<std::unique_ptr<host::HostDevice>> CreateHost(const OpenDeviceOptions& op
 Result<std::unique_ptr<Device>> OpenHost(const OpenDeviceOptions& options, std::string note);
 // The CPU's part of what "auto" chooses from.
 AutoCandidates HostCandidates(const OpenDeviceOptions& options);
+// limit_s: as RunDoctor; 0: none.
 Result<std::vector<DoctorReport>> RunCheckUps(const std::vector<CheckUp>& check_ups,
-                                              const std::function<bool(size_t, size_t)>& progress);
+                                              const std::function<bool(size_t, size_t)>& progress,
+                                              double limit_s);
 
 }  // namespace kvrun

@@ -63,9 +63,10 @@ void InterruptDriverTrials() {}
 void RetryLeftOutDrivers() {}
 
 Result<std::vector<DoctorReport>> RunDoctor(const std::string& device,
-                                            const std::function<bool(size_t, size_t)>& progress) {
+                                            const std::function<bool(size_t, size_t)>& progress,
+                                            double limit_s) {
   KVRUN_RETURN_IF_ERROR(CheckName(device));
-  return RunCheckUps({host::PlanCheckUp(NoteFor(device))}, progress);
+  return RunCheckUps({host::PlanCheckUp(NoteFor(device))}, progress, limit_s);
 }
 
 }  // namespace kvrun

@@ -145,29 +145,29 @@ class Examination {
 
   size_t n_tests() const { return 1 + checks_.size(); }
 
-  Result<DoctorReport> Run(const std::function<Status()>& tick) const {
+  Result<DoctorReport> Run(const CheckUpPace& pace) const {
     const DeviceFacts& facts = found_.facts[index_];
     DoctorReport report{.name = facts.name,
                         .kind = std::string(DeviceKindName(facts.type)),
                         .driver = fmt::format("{} {}", facts.driver_name, facts.driver_info),
                         .limits = DescribeLimits(facts),
                         .plan = {},
-                        .tests = {}};
+                        .tests = {},
+                        .n_left_out = 0};
     if (!plan_.ok()) {
       report.tests.push_back({"usable", false, plan_.status().message()});
-      KVRUN_RETURN_IF_ERROR(tick());
+      KVRUN_RETURN_IF_ERROR(pace.tick());
       return report;
     }
     report.plan = DescribePlan(*plan_);
     auto device = OpenFoundDevice(found_, index_, false, "");
     report.tests.push_back({"opening the device", device.ok(), device.ok() ? "" : device.status().message()});
-    KVRUN_RETURN_IF_ERROR(tick());
+    KVRUN_RETURN_IF_ERROR(pace.tick());
     if (!device.ok()) return report;
     KVRUN_RETURN_IF_ERROR(BreakKernel(**device));
-    for (const KernelCheck& check : checks_) {
-      report.tests.push_back(ToResult(check.name, check.run(**device)));
-      KVRUN_RETURN_IF_ERROR(tick());
-    }
+    KVRUN_RETURN_IF_ERROR(RunChecks<KernelCheck>(checks_, pace, &report, [&](const KernelCheck& check) {
+      return ToResult(check.name, check.run(**device));
+    }));
     return report;
   }
 
@@ -183,7 +183,7 @@ class Examination {
 CheckUp PlanCheckUp(const FoundDevices& found, size_t index) {
   const auto examination = std::make_shared<const Examination>(found, index);
   return {.n_tests = examination->n_tests(),
-          .run = [examination](const std::function<Status()>& tick) { return examination->Run(tick); }};
+          .run = [examination](const CheckUpPace& pace) { return examination->Run(pace); }};
 }
 
 }  // namespace kvrun

@@ -109,10 +109,16 @@ KVRUN_API kvrun_status kvrun_retry_drivers(void);
 /* Runs every self-test on the device that `device` names as in kvrun_engine_options. NULL or "" means all
  * devices; a pair of devices is KVRUN_UNSUPPORTED. The CPU's tests run with each instruction set that the
  * processor has; meanwhile this process's engines on the CPU compute with that instruction set too. JSON
- * object: passed (bool), devices: [{name, driver, limits, plan, tests: [{name, passed, detail}]}]. KVRUN_OK
- * means that the tests could be run, whatever they found. */
+ * object: passed (bool), devices: [{name, driver, limits, plan, tests: [{name, passed, detail}], n_left_out
+ * (0)}]. KVRUN_OK means that the tests could be run, whatever they found. */
 KVRUN_API kvrun_status kvrun_doctor_json(const char* device, kvrun_progress_fn progress, void* user,
                                          char** json);
+
+/* The same within max_ms milliseconds, of which each device has an equal part; 0: every self-test. A test
+ * that has begun ends. The first tests are one of each operation; n_left_out tells how many there was no time
+ * for. */
+KVRUN_API kvrun_status kvrun_doctor_within_json(const char* device, uint32_t max_ms,
+                                                kvrun_progress_fn progress, void* user, char** json);
 
 /* ---- Model ----------------------------------------------------------------------------------------- */
 
@@ -643,6 +649,8 @@ typedef struct kvrun_calibrate_options {
   uint32_t keep_checkpoint; /* nonzero: `checkpoint` stays at the end, with all sums, for a caller who does
                                more with the adapter and removes the file afterwards: the same call makes the
                                same adapter from it at once */
+  uint32_t max_ms; /* pieces that would not end within so many milliseconds are left out, except those
+                      that the rank needs; 0: none is. The same pieces give the same adapter */
 } kvrun_calibrate_options;
 
 KVRUN_API void kvrun_calibrate_options_init(kvrun_calibrate_options* options);
@@ -652,8 +660,10 @@ KVRUN_API void kvrun_calibrate_options_init(kvrun_calibrate_options* options);
  * none may be a file of the model: KVRUN_INVALID_ARGUMENT otherwise. On an error nothing is written except
  * `checkpoint`, which holds the pieces that are done (docs/formats/sums.md). It is removed when everything is
  * done, unless it is to be kept. json, which may be NULL, becomes an object with kind, rank, n_tokens,
- * n_pieces, resumed_tokens (those that the checkpoint had), notes [text], fingerprint, layers [{energy: [of
- * columns 0..i, by i]}]. */
+ * n_tokens_given (more than n_tokens, if there was no time for all), made_from (text for people, which the
+ * file holds too), n_pieces, resumed_tokens (those that the checkpoint had), notes [text], fingerprint,
+ * layers
+ * [{energy: [of columns 0..i, by i]}]. */
 KVRUN_API kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibrate_options* options,
                                        const char* path, char** json);
 
@@ -663,9 +673,19 @@ KVRUN_API kvrun_status kvrun_calibrate(kvrun_engine* engine, const kvrun_calibra
 KVRUN_API kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine* engine,
                                                        const kvrun_calibrate_options* options, char** json);
 
+typedef struct kvrun_reuse_options kvrun_reuse_options;
+
+/* Tells how long kvrun_calibrate, and kvrun_measure_reuse after it (not, if `reuse` is NULL), will take on
+ * this device, from rates that it measures now, in a second or two; and what to give them so that they end
+ * within max_ms of `options` together (0: no limit). JSON object: n_ctx (for both), sums_ms (max_ms of
+ * kvrun_calibrate; 0: no limit), later_s (for kvrun_measure_reuse), seconds (of both, likely), all_seconds
+ * (of both, if there were no limit). A checkpoint's pieces keep their n_ctx. */
+KVRUN_API kvrun_status kvrun_calibrate_time_json(kvrun_engine* engine, const kvrun_calibrate_options* options,
+                                                 const kvrun_reuse_options* reuse, char** json);
+
 /* ---- Reuse rates: how often a selected group is in memory already ----------------------------------- */
 
-typedef struct kvrun_reuse_options {
+struct kvrun_reuse_options {
   uint32_t struct_size;
   uint32_t n_ctx;             /* at most this many ids are used; 0: kvrun chooses, at most 8192 */
   const char* folder;         /* holds the KV meanwhile; NULL: as kvrun_option "dir" */
@@ -673,7 +693,9 @@ typedef struct kvrun_reuse_options {
   kvrun_progress_fn progress; /* in tokens; may be NULL */
   void* progress_user;
   uint32_t skip_layers; /* nonzero: it is not measured how much each layer's selection matters */
-} kvrun_reuse_options;
+  uint32_t max_ms;      /* what would not end within so many milliseconds is left out, or made shorter; 0: no
+                           limit. The same parts give the same table */
+};
 
 KVRUN_API void kvrun_reuse_options_init(kvrun_reuse_options* options);
 
@@ -686,7 +708,8 @@ KVRUN_API void kvrun_reuse_options_init(kvrun_reuse_options* options);
  * group, select (entries), ctx (tokens before the counted ones), capacity (groups per layer, without sinks),
  * rate (0..1)}]. It also measures, and writes into the file, thresholds for clusters, mean keys and values,
  * and, unless skip_layers is set, what it costs to cut each layer alone: layers [{kl (mean, nats), share (of
- * the slots that a layer gets, relative to the mean)}], empty if it was not measured. */
+ * the slots that a layer gets, relative to the mean)}], empty if it was not measured; measured_on (text for
+ * people, which the file holds too) and left_out [text: what there was no time for]. */
 KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reuse_options* options,
                                            const char* adapter_path, const int32_t* ids, size_t count,
                                            char** json);
