@@ -1,4 +1,4 @@
-"""What scripts/draw-memory and scripts/draw-quality share: reading `kvrun eval --json`, and panels in an SVG."""
+"""What scripts/draw-depth and scripts/draw-quality share: reading their data, and panels in an SVG."""
 import json
 import math
 import sys
@@ -17,15 +17,19 @@ def fail(words):
     sys.exit(f"{Path(sys.argv[0]).name}: {words}")
 
 
-def load(path):
-    """The objects of the JSON array in a file, without configurations that failed."""
+def load_json(path):
     try:
         with open(path, encoding="utf-8") as file:
-            results = json.load(file)
+            return json.load(file)
     except OSError as error:
         fail(f"cannot read {path}: {error.strerror}")
     except ValueError as error:
         fail(f"{path} is not JSON: {error}")
+
+
+def load(path):
+    """The objects of the JSON array in a file, without configurations that failed."""
+    results = load_json(path)
     if not isinstance(results, list) or not all(isinstance(r, dict) for r in results):
         fail(f"{path} is not an array of results")
     ok = [r for r in results if "error" not in r]
@@ -82,7 +86,7 @@ class Axis:
         return (self.scale(value) - first) / (last - first)
 
     def label(self, value):
-        return f"{value:g}{self.unit}"
+        return f"{value:,g}{self.unit}"
 
 
 def linear(least, most, unit="", marks=ticks):
@@ -95,13 +99,13 @@ def logarithmic(values, marks):
 
 
 class Panel:
-    def __init__(self, left, top, height, title, caption, x_axis, y_axis):
+    def __init__(self, left, top, height, title, caption, x_axis, y_axis, width=PANEL_WIDTH):
         self.left, self.top, self.height, self.title, self.caption = left, top, height, title, caption
-        self.x_axis, self.y_axis = x_axis, y_axis
-        self.right, self.bottom = left + PANEL_WIDTH, top + height
+        self.x_axis, self.y_axis, self.width = x_axis, y_axis, width
+        self.right, self.bottom = left + width, top + height
 
     def x(self, value):
-        return self.left + PANEL_WIDTH * self.x_axis.share(value)
+        return self.left + self.width * self.x_axis.share(value)
 
     def y(self, value):
         return self.top + self.height * (1 - self.y_axis.share(value))
@@ -116,7 +120,7 @@ class Panel:
             out.append(line(self.x(value), self.bottom, self.x(value), self.bottom + 5, INK))
             out.append(text(self.x(value), self.bottom + 19, self.x_axis.label(value), anchor="middle"))
         out.append(line(self.left, self.bottom, self.right, self.bottom, INK))
-        out.append(text(self.left + PANEL_WIDTH / 2, self.bottom + 38, self.caption, anchor="middle"))
+        out.append(text(self.left + self.width / 2, self.bottom + 38, self.caption, anchor="middle"))
         return out
 
     def curve(self, data, colour):
