@@ -4,9 +4,9 @@
 #include <fstream>
 #include <initializer_list>
 #include <limits>
-#include <sstream>
 #include <string_view>
-#include <vector>
+
+#include "platform/io/control_groups.h"
 
 namespace kvrun {
 namespace {
@@ -60,77 +60,14 @@ Bytes LeftOfGroup(const std::string& folder, const GroupFiles& files) {
   return *limit - std::min(*limit, kept);
 }
 
-// A mounted hierarchy of control groups that counts memory.
-struct Hierarchy {
-  std::string group;   // whose folder the mount point is: "/", or a container's
-  std::string folder;  // the mount point
-  bool is_version_2 = false;
-};
-
-bool HasWord(std::string_view list, std::string_view word) {
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    if (list.substr(0, comma) == word) return true;
-    list.remove_prefix(std::min(comma + 1, list.size()));
-  }
-  return false;
-}
-
-std::vector<Hierarchy> Hierarchies(const std::string& root) {
-  std::vector<Hierarchy> hierarchies;
-  std::ifstream file(root + "/proc/self/mountinfo");
-  for (std::string line; std::getline(file, line);) {
-    // ID PARENT DEVICE GROUP FOLDER OPTIONS [..] - KIND SOURCE OPTIONS
-    const size_t dash = line.find(" - ");
-    if (dash == std::string::npos) continue;
-    std::istringstream first(line.substr(0, dash));
-    std::istringstream second(line.substr(dash + 3));
-    std::string ignored, kind, options;
-    Hierarchy found;
-    first >> ignored >> ignored >> ignored >> found.group >> found.folder;
-    second >> kind >> ignored >> options;
-    found.is_version_2 = kind == "cgroup2";
-    if (found.is_version_2 || (kind == "cgroup" && HasWord(options, "memory"))) hierarchies.push_back(found);
-  }
-  return hierarchies;
-}
-
-// This process's group in such a hierarchy, as /proc/self/cgroup has it: "ID:CONTROLLERS:GROUP".
-std::string GroupIn(const Hierarchy& hierarchy, const std::string& root) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string_view controllers = std::string_view(line).substr(first + 1, second - first - 1);
-    const bool is_it = hierarchy.is_version_2 ? controllers.empty() : HasWord(controllers, "memory");
-    if (is_it) return line.substr(second + 1);
-  }
-  return "";
-}
-
-// Of the group and all above it, as far as they can be seen.
-Bytes LeftIn(const Hierarchy& hierarchy, const std::string& root) {
-  const GroupFiles& files = hierarchy.is_version_2 ? kVersion2 : kVersion1;
-  const std::string top = root + hierarchy.folder;
-  std::string group = GroupIn(hierarchy, root);
-  // In a container the mount point may be the group itself, which /proc then names as the host does.
-  const std::string above = hierarchy.group == "/" ? "" : hierarchy.group;
-  const bool is_below = group.starts_with(above + "/") && group.find("/..") == std::string::npos;
-  group = is_below ? group.substr(above.size()) : "";
-  Bytes left = LeftOfGroup(top, files);
-  for (size_t end = group.size(); end != 0 && end != std::string::npos; end = group.rfind('/', end - 1)) {
-    left = Least(left, LeftOfGroup(top + group.substr(0, end), files));
-  }
-  return left;
-}
-
 }  // namespace
 
 std::optional<uint64_t> AvailableMemoryBytes(const std::string& root) {
   Bytes available = NumberNamed(root + "/proc/meminfo", "MemAvailable:");
   if (available) *available *= 1024;
-  for (const Hierarchy& hierarchy : Hierarchies(root)) available = Least(available, LeftIn(hierarchy, root));
+  for (const ControlGroup& group : FindControlGroups("memory", root)) {
+    available = Least(available, LeftOfGroup(root + group.folder, group.is_v2 ? kVersion2 : kVersion1));
+  }
   return available;
 }
 

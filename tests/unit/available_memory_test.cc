@@ -14,8 +14,6 @@
 namespace kvrun {
 namespace {
 
-using Bytes = std::optional<uint64_t>;
-
 class AvailableMemory : public ::testing::Test {
  protected:
   void Write(const std::string& path, const std::string& text) const {
@@ -33,13 +31,13 @@ class AvailableMemory : public ::testing::Test {
     Write(folder + "/memory.stat", "anon 7\nfile 8\ninactive_file " + std::to_string(files - 1) +
                                        "\nactive_file 1\nslab_reclaimable 3\n");
   }
-  Bytes Available() const { return AvailableMemoryBytes(folder_.Path("")); }
+  std::optional<uint64_t> Available() const { return AvailableMemoryBytes(folder_.Path("")); }
 
   const TemporaryFolder folder_;
 };
 
 TEST_F(AvailableMemory, IsSaidByThisSystem) {
-  const Bytes bytes = AvailableMemoryBytes();
+  const std::optional<uint64_t> bytes = AvailableMemoryBytes();
   ASSERT_TRUE(bytes.has_value());
   EXPECT_GT(*bytes, uint64_t{1} << 20);
   EXPECT_LT(*bytes, uint64_t{1} << 50);
