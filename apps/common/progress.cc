@@ -122,9 +122,13 @@ std::string Progress::Line(uint64_t done, uint64_t total, double elapsed_s) cons
   if (done <= first_done_ || elapsed_s <= 0) return line;
   const double per_second = static_cast<double>(done - first_done_) / elapsed_s;
   if (what_.empty()) line += ", " + Rate(phase_, per_second);
-  if (done < total)
-    line += fmt::format(", {} left", Duration(static_cast<double>(total - done) / per_second + later_s_));
-  return line;
+  if (done >= total) return line;
+  double left_s = static_cast<double>(total - done) / per_second + later_s_;
+  if (end_) {
+    const double most_s = std::chrono::duration<double>(*end_ - Clock::now()).count();
+    if (most_s > 0.0) left_s = std::min(left_s, most_s);
+  }
+  return line + fmt::format(", {} left", Duration(left_s));
 }
 
 }  // namespace kvrun::cli

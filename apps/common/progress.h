@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace kvrun::cli {
@@ -17,6 +18,8 @@ enum class ProgressMode : uint8_t { kAuto, kAlways, kNever };
 
 class Progress {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // kAuto shows it on a terminal as it goes, and elsewhere a line every 10 seconds of what takes longer
   // than 3.
   explicit Progress(ProgressMode mode);
@@ -30,6 +33,11 @@ class Progress {
   // What is to come after the phases that are shown takes so many seconds more: they count as left.
   void SetLater(double seconds) { later_s_ = seconds; }
 
+  // What is shown will have ended in so many seconds, whatever it looks like: it is cut short by then.
+  void SetLimit(double seconds) {
+    end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+
   // Removes the line from the terminal, before something else is written there.
   void Clear();
 
@@ -40,8 +48,6 @@ class Progress {
   static int Callback(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // `what` is empty where the phase says it.
   void Update(kvrun_phase phase, const std::string& what, uint64_t done, uint64_t total);
   std::string Line(uint64_t done, uint64_t total, double elapsed_s) const;
@@ -53,6 +59,7 @@ class Progress {
   bool sparse_;
   std::string label_;
   double later_s_ = 0.0;
+  std::optional<Clock::time_point> end_;
   kvrun_phase phase_ = KVRUN_PHASE_LOAD;
   std::string what_;
   bool running_ = false;  // between the first and the last call of one phase

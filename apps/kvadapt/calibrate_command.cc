@@ -326,6 +326,7 @@ int RunCalibrate(const CalibrateOptions& options) {
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   CalibrationRun calibration(loaded, options, texts, &progress);
   calibration.ChooseByTime(minutes.LeftMs());
+  if (minutes.LeftMs() > 1) progress.SetLimit(minutes.LeftMs() / 1e3);
   Json result = calibration.WriteTo(unrated ? unrated->path() : options.output);
   const auto finish = [&] {
     if (!options.plot.empty()) WriteResult(options.plot, offline::SvgText(EnergyPlot(result)));

@@ -145,6 +145,7 @@ int Doctor(const SharedOptions& shared, bool runs_all) {
   if (!shared.quiet && !runs_all)
     PrintMessage(
         fmt::format("testing for {} at most (--all: every self-test)", DurationText(kQuickMs / 1e3)));
+  if (!runs_all) progress.SetLimit(kQuickMs / 1e3);
   const auto begin = std::chrono::steady_clock::now();
   char* text = nullptr;
   Check(kvrun_doctor_within_json(all ? nullptr : shared.device.c_str(), runs_all ? 0 : kQuickMs,
@@ -190,8 +191,7 @@ Command AddDoctorCommand(CLI::App* program) {
       std::make_shared<OptionSet>(program, "doctor", "Run self-tests on a device (default: on all of them)");
   AddDeviceOption(set.get(), shared.get());
   set->AddExample("kvrun doctor", "test all devices, for half a minute at most");
-  set->AddExample("kvrun doctor --all", "run every self-test on all devices");
-  set->AddExample("kvrun doctor --device host", "test the CPU itself");
+  set->AddExample("kvrun doctor --device host --all", "run every self-test on the CPU itself");
   AddReportOptions(set.get(), shared.get());
   AddVerboseOption(set.get(), shared.get(), "also each device's driver, limits, plan and passed tests");
   auto runs_all = std::make_shared<bool>(false);

@@ -15,8 +15,10 @@ using Clock = std::chrono::steady_clock;
 
 // Of the time: the sums, with reuse rates and shares of layers to come, or rates alone, or neither.
 constexpr double kSumsShare = 0.45;
-constexpr double kSumsShareBeforeRates = 0.65;
+constexpr double kSumsShareBeforeRates = 0.75;
 constexpr double kSumsShareAlone = 0.95;
+// Cuts of layers that take more of the time are left out, and the sums have it.
+constexpr double kCutsShare = 0.35;
 // A prompt of reuse rates takes no more of the time.
 constexpr double kPromptShare = 0.15;
 constexpr uint32_t kShortestPiece = 512;
@@ -28,7 +30,6 @@ constexpr double kSelectingFactor = 2.0;
 // A step whose logits are compared.
 constexpr double kLogitsFactor = 1.4;
 constexpr uint32_t kFewestCutContext = 1024;
-constexpr uint32_t kFewestCutSteps = 16;
 // Of measuring rates.
 constexpr double kProbeSeconds = 0.7;
 constexpr uint32_t kFirstRows = 16;
@@ -75,9 +76,13 @@ CalibrationTimes ChooseCalibrationTimes(const CalibrationRates& rates, const Cal
     times.sums_s = limit_s - later_s;
     return times;
   }
-  const double share = !job.measures_reuse    ? kSumsShareAlone
-                       : !job.measures_layers ? kSumsShareBeforeRates
-                                              : kSumsShare;
+  CalibrationRates selecting = rates;
+  selecting.step_s *= kSelectingFactor;
+  const bool cuts_layers =
+      job.measures_layers && ChooseCuts(selecting, CutsOf(job.n_ctx), job.n_layers, kCutsShare * limit_s);
+  const double share = !job.measures_reuse ? kSumsShareAlone
+                       : cuts_layers       ? kSumsShare
+                                           : kSumsShareBeforeRates;
   times.sums_s = std::max(share * limit_s, limit_s - later_s);
   const double prompt_s = job.measures_reuse ? kPromptShare * limit_s : times.sums_s;
   const uint32_t shortest = std::max(kShortestPiece, job.rank + 2 * kCalibrationSinks);
@@ -127,15 +132,8 @@ std::optional<CutSize> ChooseCuts(const CalibrationRates& rates, const CutSize& 
                                   double left_s) {
   CutSize size = full;
   while (CutSeconds(rates, size, n_layers) > left_s) {
-    const bool has_more_steps = size.n_steps / 2 >= kFewestCutSteps;
-    const bool has_more_text = size.n_ctx / 2 >= std::max(kFewestCutContext, 8 * size.n_steps);
-    if (!has_more_steps && !has_more_text) return std::nullopt;
-    // In turn: the text is worth as much as the steps.
-    if (has_more_text && (!has_more_steps || size.n_ctx / 64 >= size.n_steps * 2)) {
-      size.n_ctx /= 2;
-    } else {
-      size.n_steps /= 2;
-    }
+    if (size.n_ctx / 2 < std::max(kFewestCutContext, 8 * size.n_steps)) return std::nullopt;
+    size.n_ctx /= 2;
   }
   return size;
 }

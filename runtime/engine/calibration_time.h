@@ -67,8 +67,8 @@ struct CutSize {
   uint32_t n_steps = 0;
   bool operator==(const CutSize&) const = default;
 };
-// The largest on a fixed list of halves that takes no more than left_s; nothing where none does. `full`:
-// where there is time for all.
+// Of all the text, half of it or a quarter, what takes no more than left_s; nothing where none does. `full`:
+// where there is time for all. Of fewer steps shares do more harm than good (docs/quality.md).
 std::optional<CutSize> ChooseCuts(const CalibrationRates& rates, const CutSize& full, uint32_t n_layers,
                                   double left_s);
 double CutSeconds(const CalibrationRates& rates, const CutSize& size, uint32_t n_layers);

@@ -26,6 +26,8 @@ constexpr uint32_t kLeastCutEntries = 32;
 
 // Of a decoded token, in those that are prefilled in its time, until it is measured.
 constexpr double kLikelyStepTokens = 8.0;
+// Of the time after the prompt, at most.
+constexpr double kLayersPart = 0.85;
 // Of a setting, before what it takes can be told.
 constexpr uint32_t kFewestSteps = 8;
 
@@ -171,20 +173,25 @@ class ReuseMeter {
                      Total());
   }
 
-  // Layers have half of what is left after the prompt, where they need it.
-  double SecondsForLayers() const {
-    if (!options_.measures_layers) return 0.0;
-    return std::min(CutSeconds(rates_, FullCuts(plan_), model_.config.n_layers), left_s_ / 2);
+  // Sessions select by the shares of layers; reuse rates are where a search begins. So layers have what they
+  // can make use of, but for a part of what is left after the prompt.
+  std::optional<CutSize> CutsInTime() const {
+    if (!options_.measures_layers) return std::nullopt;
+    return ChooseCuts(rates_, FullCuts(plan_), model_.config.n_layers, kLayersPart * left_s_);
   }
-  double EndOfSettings() const { return options_.limit_s - SecondsForLayers(); }
+  double SecondsForLayers() const {
+    const std::optional<CutSize> cuts = CutsInTime();
+    return cuts ? CutSeconds(rates_, *cuts, model_.config.n_layers) : 0.0;
+  }
+  // What cuts take is uncertain.
+  double EndOfSettings() const { return options_.limit_s - 1.1 * SecondsForLayers(); }
 
   // Of those that are still to come, how many fit, and what then becomes of the layers.
   void PlanAgain(double setting_s) {
     const double left_s = EndOfSettings() - MeterSecondsSince(begin_);
     const auto n_fit = static_cast<size_t>(std::max(left_s, 0.0) / std::max(setting_s, 1e-9));
     n_settings_ = std::min(plan_.settings.size(), n_measured_ + n_fit);
-    if (options_.measures_layers)
-      cuts_ = ChooseCuts(rates_, FullCuts(plan_), model_.config.n_layers, SecondsForLayers());
+    cuts_ = CutsInTime();
   }
 
   Status MeasureSettings(ReuseRecorder* recorder, ReuseMeasurement* measured) {
@@ -196,8 +203,7 @@ class ReuseMeter {
       auto trace = Record(recorder, setting);
       if (gives_up_) {
         n_settings_ = n_measured_;
-        if (options_.measures_layers)
-          cuts_ = ChooseCuts(rates_, FullCuts(plan_), model_.config.n_layers, SecondsForLayers());
+        cuts_ = CutsInTime();
         break;
       }
       if (!trace.ok()) return trace.status();
