@@ -83,7 +83,7 @@ CalibrationTimes ChooseCalibrationTimes(const CalibrationRates& rates, const Cal
   const double share = !job.measures_reuse ? kSumsShareAlone
                        : cuts_layers       ? kSumsShare
                                            : kSumsShareBeforeRates;
-  times.sums_s = std::max(share * limit_s, limit_s - later_s);
+  times.sums_s = std::min(std::max(share * limit_s, limit_s - later_s), kSumsShareAlone * limit_s);
   const double prompt_s = job.measures_reuse ? kPromptShare * limit_s : times.sums_s;
   const uint32_t shortest = std::max(kShortestPiece, job.rank + 2 * kCalibrationSinks);
   const auto is_too_long = [&](uint32_t n_ctx) {
