@@ -167,10 +167,11 @@ TEST_P(ChatForms, ChatPutsTheWholeConversationBeforeTheModel) {
 
   ProgramInput input = WithDrivers();
   input.stdin_text = "a b\nb\n";
-  const ProgramResult chat = RunProgram(RealProgram(),
-                                        {"chat", "-m", path_, "-n", std::to_string(kAnswerTokens), "--temp",
-                                         "0", "--ignore-end", "-q", "--kv-type", "f32"},
-                                        input);
+  const ProgramResult chat =
+      RunProgram(RealProgram(),
+                 {"chat", "-m", path_, "--repeat-penalty", "1", "-n", std::to_string(kAnswerTokens), "--temp",
+                  "0", "--ignore-end", "-q", "--kv-type", "f32"},
+                 input);
   EXPECT_EQ(chat.exit_code, 0) << chat.err;
   EXPECT_EQ(chat.out, first_text + "\n" + second_text + "\n");
 }
@@ -190,9 +191,20 @@ TEST_P(ChatForms, ADocumentDoesNotSpeakForTheAssistant) {
   ASSERT_NE(apart, obeyed) << "the report holds tokens of every form";
 
   const auto run = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> arguments = {
-        "run",          "-m", path_,       "-f", file, "--chat", "-n", std::to_string(kAnswerTokens),
-        "--ignore-end", "-q", "--kv-type", "f32"};
+    std::vector<std::string> arguments = {"run",
+                                          "-m",
+                                          path_,
+                                          "-f",
+                                          file,
+                                          "--chat",
+                                          "--repeat-penalty",
+                                          "1",
+                                          "-n",
+                                          std::to_string(kAnswerTokens),
+                                          "--ignore-end",
+                                          "-q",
+                                          "--kv-type",
+                                          "f32"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const ProgramResult result = RunProgram(RealProgram(), arguments, WithDrivers());
     EXPECT_EQ(result.exit_code, 0) << result.err;
