@@ -501,7 +501,9 @@ typedef struct kvrun_generate_options {
   /* An answer ends whose last tokens are one text (of up to 256 tokens) so many times in a row, and are 128
    * or more together: small models fall into such loops, which have no end. 0: off; 4 is a good number. */
   uint32_t repeat_limit;
-  uint32_t reserved_tail; /* not read */
+  /* Nonzero: what is drawn follows from seed and position alone, so that any sequence of a session draws as
+   * the only one of another would. 0: sequences of equal seeds draw differently. */
+  uint32_t draws_by_seed_alone;
 } kvrun_generate_options;
 
 typedef enum kvrun_finish {
@@ -535,6 +537,12 @@ KVRUN_API void kvrun_generate_options_init(kvrun_generate_options* options);
 KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
                                               const kvrun_generate_options* options, kvrun_token_fn token,
                                               void* user, kvrun_generate_result* results);
+
+/* The same with options of its own for each sequence: options [n], of which NULL stands for the defaults. */
+KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t* sequences,
+                                                   size_t n, const kvrun_generate_options* const* options,
+                                                   kvrun_token_fn token, void* user,
+                                                   kvrun_generate_result* results);
 
 /* JSON object: prefill_tokens, prefill_ms, prefill_tps, answer_tokens (generated, without those that end an
  * answer), decode_tokens (of decode steps: an answer's first token comes from the prefill), decode_ms,
