@@ -19,7 +19,7 @@ constexpr size_t kMovesByShare = 8;
 constexpr int kMaxTrials = 12;
 
 bool IsWithinCharacter(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
-bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r'; }
+bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
 size_t TextBytes(const Model& model, const std::vector<int32_t>& ids) {
   size_t n_bytes = 0;
@@ -157,7 +157,7 @@ int TokenizedText::Quality(size_t token) const {
   if (at == 0 || at == text_.size()) return 3;
   if (IsWithinCharacter(text_[at])) return -1;
   const char before = text_[at - 1];
-  if (before == '\n' || text_[at] == '\n') return 3;
+  if (before == '\n') return 3;
   const std::string_view said = std::string_view(text_).substr(0, IsSpace(before) ? at - 1 : at);
   const bool at_blank = IsSpace(before) || IsSpace(text_[at]);
   if (at_blank && !said.empty() && std::string_view(".!?").find(said.back()) != std::string_view::npos)
@@ -207,8 +207,9 @@ std::vector<LeftOut> CutDocuments(const Model& model, bool parse_special, const 
   const size_t n_around = cutting.Try(0);
   size_t fits = 0;             // so much can be kept
   size_t too_much = n_tokens;  // and so much not
-  size_t kept = n_tokens - std::min(n_tokens, n_whole - space.limit());
-  for (int i = 0; i < kMaxTrials && fits + 1 < too_much; ++i) {
+  // With the lines that say what is left out, of which there may be fewer.
+  size_t kept = space.limit() - std::min<size_t>(space.limit(), n_around);
+  for (int i = 0; i < kMaxTrials && n_around <= space.limit() && fits + 1 < too_much; ++i) {
     kept = std::clamp(kept, fits + 1, too_much - 1);
     const size_t now = cutting.Try(kept);
     if (now <= space.limit()) fits = kept;

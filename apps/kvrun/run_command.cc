@@ -1,6 +1,5 @@
 // kvrun run: one prompt, or a batch of them.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <string>
 #include <vector>

@@ -80,7 +80,7 @@ TEST_F(CliReal, RunAnswersWithTextTokensAndStatistics) {
     EXPECT_GT(object["memory"][part].get<uint64_t>(), 0U) << part;
   }
   const ProgramResult plain = Cli({"run", "-m", path_, "-p", "hello", "-n", "7", "--ignore-end"});
-  EXPECT_EQ(plain.out, object["text"].get<std::string>());
+  EXPECT_EQ(plain.out, object["text"].get<std::string>() + "\n");
   EXPECT_NE(plain.err.find(", answer "), std::string::npos) << plain.err;
 }
 

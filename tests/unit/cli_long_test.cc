@@ -127,8 +127,8 @@ TEST_F(CliLong, CutsWhereALineOrASentenceEnds) {
   EXPECT_PRED2(EndsBefore, of_sentences, ".");
   EXPECT_PRED2(BeginsAfter, of_sentences, "It is 11");
   const std::string of_words = cut(words);
-  EXPECT_TRUE(EndsBefore(of_words, "1") || EndsBefore(of_words, "0") || EndsBefore(of_words, "2"))
-      << of_words;
+  const size_t word = of_words.rfind("word", of_words.find("[... "));
+  EXPECT_NE(std::string("0123456789").find(of_words[word + 7]), std::string::npos) << of_words;
   EXPECT_PRED2(BeginsAfter, of_words, "word11");
 }
 
