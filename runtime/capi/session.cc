@@ -38,6 +38,7 @@ kvrun::Result<kvrun::GenerateOptions> Translate(const kvrun_generate_options& gi
     options.n_logprobs = given.n_logprobs;
   }
   options.ignore_end = given.ignore_end != 0;
+  options.draws_by_seed_alone = given.draws_by_seed_alone != 0;
   if (given.n_stop > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop, "stop"));
   for (size_t i = 0; i < given.n_stop; ++i) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop[i], "stop[]"));
@@ -65,11 +66,40 @@ kvrun::Result<std::span<const TokenId>> CheckIds(const kvrun_session* session, c
   return std::span<const TokenId>(ids, count);
 }
 
-// `given.logprobs` is called where the engine has log-probabilities: where they were asked for.
-kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user, const kvrun_generate_options& given) {
-  if (token == nullptr && given.n_logprobs == 0) return {};
-  return [token, user, tell = given.logprobs,
-          tell_user = given.logprobs_user](const kvrun::GeneratedToken& generated) {
+// Options of a call, as they were given and as the engine takes them: one for all sequences, or one for each.
+struct Translated {
+  std::vector<kvrun_generate_options> given;
+  std::vector<kvrun::GenerateOptions> options;
+
+  Status Add(const kvrun_generate_options* one) {
+    kvrun_generate_options_init(&given.emplace_back());
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(one, "kvrun_generate_options", &given.back()));
+    KVRUN_ASSIGN_OR_RETURN(kvrun::GenerateOptions translated, Translate(given.back()));
+    options.push_back(std::move(translated));
+    return Status::Ok();
+  }
+};
+
+// Whom to tell of a sequence's log-probabilities.
+struct Listener {
+  kvrun_logprobs_fn tell;
+  void* user;
+};
+
+// A listener is called where the engine has log-probabilities: where they were asked for.
+kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user, std::span<const uint32_t> sequences,
+                               const std::vector<kvrun_generate_options>& given) {
+  if (token == nullptr && std::all_of(given.begin(), given.end(), [](const kvrun_generate_options& one) {
+        return one.n_logprobs == 0;
+      })) {
+    return {};
+  }
+  std::array<Listener, KVRUN_MAX_SEQUENCES> listeners{};  // of each sequence of the session
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const kvrun_generate_options& own = given.size() == 1 ? given.front() : given[i];
+    if (sequences[i] < listeners.size()) listeners[sequences[i]] = {own.logprobs, own.logprobs_user};
+  }
+  return [token, user, listeners](const kvrun::GeneratedToken& generated) {
     if (!generated.logprobs.empty()) {
       std::array<kvrun_token_logprob, kvrun::kMaxLogprobs + 1> logprobs;
       const size_t n_likeliest = generated.logprobs.size() - 1;
@@ -77,12 +107,33 @@ kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user, const kvrun_gen
                      [](const kvrun::TokenLogprob& one) {
                        return kvrun_token_logprob{one.id, one.logprob};
                      });
-      tell(tell_user, generated.sequence, logprobs[n_likeliest], logprobs.data(), n_likeliest);
+      const Listener& listener = listeners[generated.sequence];
+      listener.tell(listener.user, generated.sequence, logprobs[n_likeliest], logprobs.data(), n_likeliest);
     }
     if (token == nullptr) return false;
     const char* text = generated.text.empty() ? "" : generated.text.data();
     return token(user, generated.sequence, generated.id, text, generated.text.size()) != 0;
   };
+}
+
+Status Generate(kvrun_session* session, std::span<const uint32_t> sequences, const Translated& how,
+                kvrun_token_fn token, void* user, kvrun_generate_result* results) {
+  std::vector<kvrun::GenerateResult> generated(sequences.size());
+  const Status status = session->session->GenerateEach(
+      sequences, how.options, BindToken(token, user, sequences, how.given), generated);
+  for (size_t i = 0; results != nullptr && i < generated.size(); ++i) {
+    results[i] = {generated[i].n_tokens, ToC(generated[i].finish)};
+  }
+  return status;
+}
+
+Status CheckSequences(const kvrun_session* session, const uint32_t* sequences, size_t n) {
+  KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+  KVRUN_RETURN_IF_ERROR(CheckNotNull(sequences, "sequences"));
+  if (n <= KVRUN_MAX_SEQUENCES) return Status::Ok();
+  return {
+      StatusCode::kInvalidArgument,
+      fmt::format("{} sequences were named to generate for; at most {} go together", n, KVRUN_MAX_SEQUENCES)};
 }
 
 }  // namespace
@@ -173,24 +224,23 @@ kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequ
                                     const kvrun_generate_options* options, kvrun_token_fn token, void* user,
                                     kvrun_generate_result* results) {
   return Guard([&]() -> Status {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(sequences, "sequences"));
-    if (n > KVRUN_MAX_SEQUENCES) {
-      return Status(StatusCode::kInvalidArgument,
-                    fmt::format("{} sequences were named to generate for; at most {} go together", n,
-                                KVRUN_MAX_SEQUENCES));
-    }
-    kvrun_generate_options given;
-    kvrun_generate_options_init(&given);
-    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_generate_options", &given));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::GenerateOptions generate_options, Translate(given));
-    std::vector<kvrun::GenerateResult> generated(n);
-    const Status status = session->session->Generate({sequences, n}, generate_options,
-                                                     BindToken(token, user, given), generated);
-    for (size_t i = 0; results != nullptr && i < n; ++i) {
-      results[i] = {generated[i].n_tokens, ToC(generated[i].finish)};
-    }
-    return status;
+    KVRUN_RETURN_IF_ERROR(CheckSequences(session, sequences, n));
+    Translated how;
+    KVRUN_RETURN_IF_ERROR(how.Add(options));
+    return Generate(session, {sequences, n}, how, token, user, results);
+  });
+}
+
+kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t* sequences, size_t n,
+                                         const kvrun_generate_options* const* options, kvrun_token_fn token,
+                                         void* user, kvrun_generate_result* results) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckSequences(session, sequences, n));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+    Translated how;
+    for (size_t i = 0; i < n; ++i) KVRUN_RETURN_IF_ERROR(how.Add(options[i]));
+    if (n == 0) KVRUN_RETURN_IF_ERROR(how.Add(nullptr));
+    return Generate(session, {sequences, n}, how, token, user, results);
   });
 }
 

@@ -5,14 +5,15 @@
 
 namespace kvrun {
 
-Generation::Generation(Session* session, std::span<const uint32_t> sequences, const GenerateOptions& options,
-                       const TokenCallback& callback)
-    : session_(session), options_(options), callback_(callback), sampler_(options.sampler) {
+Generation::Generation(Session* session, std::span<const uint32_t> sequences,
+                       std::span<const GenerateOptions> options, const TokenCallback& callback)
+    : session_(session), callback_(callback), sampler_(options.front().sampler) {
   lanes_.reserve(sequences.size());
   bytes_.reserve(kUsualTextBytes);
-  for (const uint32_t sequence : sequences) {
-    SequenceState& state = session->sequences_[sequence];
-    lanes_.push_back({sequence, &state, TextStream(options.stops)});
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    SequenceState& state = session->sequences_[sequences[i]];
+    const GenerateOptions& own = options.size() == 1 ? options.front() : options[i];
+    lanes_.push_back({sequences[i], &state, &own, TextStream(own.stops)});
     lanes_.back().begins_text = BeginsText(state);
   }
 }
@@ -93,14 +94,17 @@ Status Generation::SampleLanes() {
 }
 
 Status Generation::SampleLane(Lane* lane) {
+  const GenerateOptions& options = *lane->options;
   TokenId id = 0;
   {
     const AddElapsed timer(&session_->stats_.decode_ms);
     lane->state->has_logits = false;  // sampling changes them
-    if (options_.n_logprobs > 0) raw_logits_.assign(lane->logits.begin(), lane->logits.end());
+    if (options.n_logprobs > 0) raw_logits_.assign(lane->logits.begin(), lane->logits.end());
+    sampler_.SetOptions(options.sampler);
     KVRUN_ASSIGN_OR_RETURN(
-        id, sampler_.Sample(lane->logits, lane->state->tokens, lane->sequence, lane->state->n_generated()));
-    if (options_.n_logprobs > 0) lane->logprobs = LikeliestAnd(raw_logits_, options_.n_logprobs, id);
+        id, sampler_.Sample(lane->logits, lane->state->tokens,
+                            options.draws_by_seed_alone ? 0 : lane->sequence, lane->state->n_generated()));
+    if (options.n_logprobs > 0) lane->logprobs = LikeliestAnd(raw_logits_, options.n_logprobs, id);
   }
   session_->NoteToken();
   TakeToken(lane, id);
@@ -110,7 +114,7 @@ Status Generation::SampleLane(Lane* lane) {
 void Generation::TakeToken(Lane* lane, TokenId id) {
   const Tokenizer* tokenizer = session_->tokenizer_;
   lane->state->tokens.push_back(id);
-  if (tokenizer != nullptr && !options_.ignore_end && tokenizer->IsEndOfGeneration(id)) {
+  if (tokenizer != nullptr && !lane->options->ignore_end && tokenizer->IsEndOfGeneration(id)) {
     FinishLane(lane, Finish::kEnd);
     return;
   }
@@ -123,7 +127,7 @@ void Generation::TakeToken(Lane* lane, TokenId id) {
   if (is_cancelled_) return;
   if (lane->text.stopped()) {
     FinishLane(lane, Finish::kStop);
-  } else if (lane->result.n_tokens == options_.max_tokens) {
+  } else if (lane->result.n_tokens == lane->options->max_tokens) {
     FinishLane(lane, Finish::kLength);
   }
 }

@@ -16,8 +16,8 @@ namespace kvrun {
 
 class Generation {
  public:
-  // All must outlive this; checked by the session.
-  Generation(Session* session, std::span<const uint32_t> sequences, const GenerateOptions& options,
+  // All must outlive this; checked by the session. options: one for all, or one for each sequence.
+  Generation(Session* session, std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
              const TokenCallback& callback);
 
   Status Run();
@@ -28,6 +28,7 @@ class Generation {
   struct Lane {
     uint32_t sequence;
     SequenceState* state;
+    const GenerateOptions* options;
     TextStream text;
     GenerateResult result = {};
     bool begins_text = false;  // nothing but control tokens before
@@ -47,9 +48,8 @@ class Generation {
   void HandOut(const Lane& lane, TokenId id, std::string_view text);
 
   Session* session_;
-  const GenerateOptions& options_;
   const TokenCallback& callback_;
-  Sampler sampler_;
+  Sampler sampler_;  // of all lanes, as its memory is of the vocabulary's size
   std::vector<Lane> lanes_;
   std::string bytes_;  // of the token that was sampled; kept, as a new one would cost an allocation per token
   std::vector<float> raw_logits_;  // kept where log-probabilities are wanted, as sampling changes them

@@ -47,6 +47,9 @@ class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options) : options_(options) {}
 
+  // Of what is sampled from here on.
+  void SetOptions(const SamplerOptions& options) { options_ = options; }
+
   // history: the sequence's tokens so far, prompt included, of which the last n_generated were generated.
   // logits is scratch afterwards. kDevice if a logit is not finite.
   Result<TokenId> Sample(std::span<float> logits, std::span<const TokenId> history, uint32_t stream,

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/engine/generation.h"
 #include "runtime/engine/utf8.h"
@@ -235,7 +236,7 @@ void Session::NoteComputed(const Chunk& chunk) {
   stats_.prefill_tokens += chunk.end - chunk.begin;
 }
 
-Status Session::CheckGenerate(std::span<const uint32_t> sequences, const GenerateOptions& options) const {
+Status Session::CheckSequences(std::span<const uint32_t> sequences) const {
   if (sequences.empty()) return Status(StatusCode::kInvalidArgument, "no sequence to generate for was named");
   uint32_t seen = 0;
   for (const uint32_t sequence : sequences) {
@@ -251,6 +252,10 @@ Status Session::CheckGenerate(std::span<const uint32_t> sequences, const Generat
                                 sequence));
     }
   }
+  return Status::Ok();
+}
+
+Status Session::CheckGenerate(const GenerateOptions& options) const {
   for (const std::string& stop : options.stops) {
     if (stop.empty() || !IsValidUtf8(stop)) {
       return Status(StatusCode::kInvalidArgument, "a stop string is empty or not valid UTF-8");
@@ -267,9 +272,11 @@ Status Session::CheckGenerate(std::span<const uint32_t> sequences, const Generat
   return CheckSamplerOptions(options.sampler);
 }
 
-Status Session::Generate(std::span<const uint32_t> sequences, const GenerateOptions& options,
-                         const TokenCallback& callback, std::span<GenerateResult> results) {
-  KVRUN_RETURN_IF_ERROR(CheckGenerate(sequences, options));
+Status Session::GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
+                             const TokenCallback& callback, std::span<GenerateResult> results) {
+  KVRUN_CHECK(options.size() == 1 || options.size() == sequences.size());
+  KVRUN_RETURN_IF_ERROR(CheckSequences(sequences));
+  for (const GenerateOptions& each : options) KVRUN_RETURN_IF_ERROR(CheckGenerate(each));
   NoteWorkBegins();
   Generation generation(this, sequences, options, callback);
   const Status status = generation.Run();

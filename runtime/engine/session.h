@@ -46,7 +46,8 @@ struct GenerateOptions {
   SamplerOptions sampler;
   std::vector<std::string> stops;
   bool ignore_end = false;
-  uint32_t n_logprobs = 0;  // the likeliest of each step that are handed out; at most kMaxLogprobs
+  uint32_t n_logprobs = 0;           // the likeliest of each step that are handed out; at most kMaxLogprobs
+  bool draws_by_seed_alone = false;  // else which sequence it is counts, too
 };
 
 enum class Finish : uint8_t { kLength, kEnd, kStop, kContextFull, kCancelled };
@@ -108,7 +109,12 @@ class Session {
                     const LogitsCallback& callback);
   // results: empty or as long as sequences.
   Status Generate(std::span<const uint32_t> sequences, const GenerateOptions& options,
-                  const TokenCallback& callback, std::span<GenerateResult> results);
+                  const TokenCallback& callback, std::span<GenerateResult> results) {
+    return GenerateEach(sequences, std::span(&options, 1), callback, results);
+  }
+  // options: one for all, or one for each sequence.
+  Status GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
+                      const TokenCallback& callback, std::span<GenerateResult> results);
 
   const SessionStats& stats() const { return stats_; }
   // Nothing where all KV stays in memory as it was computed.
@@ -131,7 +137,8 @@ class Session {
 
   Status CheckSequence(uint32_t sequence) const;
   Status CheckFeed(uint32_t sequence, std::span<const TokenId> ids) const;
-  Status CheckGenerate(std::span<const uint32_t> sequences, const GenerateOptions& options) const;
+  Status CheckSequences(std::span<const uint32_t> sequences) const;
+  Status CheckGenerate(const GenerateOptions& options) const;
   Status Append(uint32_t sequence, std::span<const TokenId> ids, size_t n_logits,
                 const LogitsCallback* callback);
   Status ComputeChunks(uint32_t sequence, size_t n_logits, const LogitsCallback* callback);

@@ -468,8 +468,16 @@ kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequ
                                     const kvrun_generate_options* options, kvrun_token_fn token, void* user,
                                     kvrun_generate_result* results) {
   if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
+  const std::vector<const kvrun_generate_options*> same(n, options);
+  return kvrun_session_generate_each(session, sequences, n, same.data(), token, user, results);
+}
+
+kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t* sequences, size_t n,
+                                         const kvrun_generate_options* const* options, kvrun_token_fn token,
+                                         void* user, kvrun_generate_result* results) {
   for (size_t i = 0; i < n; ++i) {
-    Generator generator{session, options, token, user, {}, {}};
+    if (options[i]->struct_size != sizeof *options[i]) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
+    Generator generator{session, options[i], token, user, {}, {}};
     generator.Run(sequences[i], session->sequences[sequences[i]]);
     if (!generator.held.empty()) generator.Deliver(sequences[i], -1, generator.held);
     results[i] = generator.result;

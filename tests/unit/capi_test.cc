@@ -519,6 +519,41 @@ TEST(Border, ExceptionsBecomeStatuses) {
   EXPECT_EQ(LastError(), "file \xEF\xBF\xBD");
 }
 
+TEST_F(CapiTest, EachSequenceMayHaveOptionsOfItsOwn) {
+  kvrun_session* session = MakeSession(3);
+  const int32_t prompt[] = {5, 6, 7};
+  for (uint32_t i = 0; i < 3; ++i) ASSERT_EQ(kvrun_session_feed(session, i, prompt, 3), KVRUN_OK);
+  std::vector<int32_t> told;
+  kvrun_generate_options options[2];
+  for (auto& one : options) {
+    kvrun_generate_options_init(&one);
+    one.ignore_end = 1;
+  }
+  options[0].max_tokens = 2;
+  options[1].max_tokens = 4;
+  options[1].n_logprobs = 1;
+  options[1].logprobs_user = &told;
+  options[1].logprobs = [](void* user, uint32_t sequence, kvrun_token_logprob taken,
+                           const kvrun_token_logprob*, size_t) {
+    EXPECT_EQ(sequence, 0U);
+    static_cast<std::vector<int32_t>*>(user)->push_back(taken.token);
+  };
+  const uint32_t sequences[] = {2, 0};
+  const kvrun_generate_options* each[] = {&options[0], &options[1]};
+  kvrun_generate_result results[2];
+  ASSERT_EQ(kvrun_session_generate_each(session, sequences, 2, each, nullptr, nullptr, results), KVRUN_OK)
+      << LastError();
+  EXPECT_EQ(results[0].n_tokens, 2U);
+  EXPECT_EQ(results[1].n_tokens, 4U);
+  EXPECT_EQ(told.size(), 4U);
+  EXPECT_EQ(kvrun_session_generate_each(session, sequences, 2, nullptr, nullptr, nullptr, results),
+            KVRUN_INVALID_ARGUMENT);
+  options[1].top_p = 2.0F;
+  EXPECT_EQ(kvrun_session_generate_each(session, sequences, 2, each, nullptr, nullptr, results),
+            KVRUN_INVALID_ARGUMENT);
+  kvrun_session_destroy(session);
+}
+
 // An older caller's struct ends with what was padding: nothing new lies there.
 static_assert(sizeof(void*) != 8 || offsetof(kvrun_generate_options, presence_penalty) >= 64);
 

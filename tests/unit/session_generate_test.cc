@@ -212,6 +212,42 @@ TEST_F(SessionGenerateTest, ASeedGivesTheSameTextHoweverItIsSplit) {
   EXPECT_NE(whole, run({12}));
 }
 
+TEST_F(SessionGenerateTest, EachSequenceMayHaveOptionsOfItsOwn) {
+  FakePassOptions pass;
+  pass.n_sequences = 4;
+  const auto options = [](uint32_t n, float temperature, uint64_t seed, bool by_seed_alone) {
+    GenerateOptions one = Tokens(n);
+    one.sampler.temperature = temperature;
+    one.sampler.seed = seed;
+    one.draws_by_seed_alone = by_seed_alone;
+    return one;
+  };
+  const std::vector<GenerateOptions> each = {options(8, 0.0F, 0, false), options(3, 2.0F, 7, true),
+                                             options(12, 2.0F, 7, true), options(12, 2.0F, 7, false)};
+  auto session = Make(pass);
+  for (uint32_t i = 0; i < 4; ++i) ASSERT_TRUE(session->Feed(i, SomeIds(5)).ok());
+  std::vector<Ids> ids(4);
+  const std::vector<uint32_t> sequences = {0, 1, 2, 3};
+  std::vector<GenerateResult> results(4);
+  const auto keep = [&](const GeneratedToken& token) {
+    if (token.id >= 0) ids[token.sequence].push_back(token.id);
+    return false;
+  };
+  const uint64_t before = log_.n_runs;
+  ASSERT_TRUE(session->GenerateEach(sequences, each, keep, results).ok());
+  EXPECT_EQ(log_.n_runs - before, 11U) << "together: as many steps as the longest needs";
+  EXPECT_EQ(ids[0], GreedyAfter(SomeIds(5), 8));
+  auto alone = Make(FakePassOptions());
+  ASSERT_TRUE(alone->Feed(0, SomeIds(5)).ok());
+  EXPECT_EQ(ids[2], Generate(alone.get(), {0}, options(12, 2.0F, 7, false))[0].ids)
+      << "by the seed alone it draws as the only sequence does";
+  EXPECT_EQ(ids[1], Ids(ids[2].begin(), ids[2].begin() + 3));
+  EXPECT_NE(ids[3], ids[2]);
+  GenerateOptions bad;
+  bad.sampler.top_p = 2.0F;
+  EXPECT_FALSE(session->GenerateEach(sequences, std::vector{each[0], each[1], each[2], bad}, {}, {}).ok());
+}
+
 // What was fed does not count, nor what was generated before it; what was truncated neither.
 TEST_F(SessionGenerateTest, PresencePenaltyCountsWhatWasGeneratedSinceTheFeed) {
   FakePassOptions pass;

@@ -484,6 +484,10 @@ typedef struct kvrun_generate_options {
   uint32_t n_logprobs;        /* up to KVRUN_MAX_LOGPROBS; 0: `logprobs` is not called */
   kvrun_logprobs_fn logprobs; /* not NULL unless n_logprobs is 0 */
   void* logprobs_user;
+  /* Nonzero: what is drawn follows from seed and position alone, so that any sequence of a session draws as
+   * the only one of another would. 0: sequences of equal seeds draw differently. */
+  uint32_t draws_by_seed_alone;
+  uint32_t reserved_2; /* not read */
 } kvrun_generate_options;
 
 typedef enum kvrun_finish {
@@ -516,6 +520,12 @@ KVRUN_API void kvrun_generate_options_init(kvrun_generate_options* options);
 KVRUN_API kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
                                               const kvrun_generate_options* options, kvrun_token_fn token,
                                               void* user, kvrun_generate_result* results);
+
+/* The same with options of its own for each sequence: options [n], of which NULL stands for the defaults. */
+KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t* sequences,
+                                                   size_t n, const kvrun_generate_options* const* options,
+                                                   kvrun_token_fn token, void* user,
+                                                   kvrun_generate_result* results);
 
 /* JSON object: prefill_tokens, prefill_ms, prefill_tps, decode_tokens, decode_ms, decode_tps, ttft_ms, memory
  * {weights, kv, activations, staging, total: bytes}, operations [{name, count, ms}] with profile, notes [..].
