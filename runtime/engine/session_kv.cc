@@ -175,6 +175,9 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
   }
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
                          PlanForSpeed(options, shape, n_ctx, n_sequences, alignment_bytes, speed));
+  if (plan.method.needs_file() && settings.storage.folder.empty() && !settings.storage.allow_tmpfs) {
+    if (std::string note = NoteOfKvFolder(); !note.empty()) plan.notes.push_back(std::move(note));
+  }
   KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
   return plan;
 }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <utility>
 #include <vector>
 
 namespace kvrun {
@@ -20,19 +21,31 @@ Status Make(const UserFolder& folder, InMemory in_memory) {
 
 }  // namespace
 
-Result<std::string> FindKvFolder(FolderUse use, InMemory in_memory, const std::string& shared) {
+Result<std::string> FindKvFolder(FolderUse use, InMemory in_memory, const std::string& shared,
+                                 std::string* passed_over) {
   std::string reasons;
   for (const UserFolder& parent : UserFolders(shared)) {
     const UserFolder folder = KvIn(parent);
     Status status = CheckUserFolder(folder, in_memory);
     if (status.ok() && use == FolderUse::kIsMade) status = Make(folder, in_memory);
-    if (status.ok()) return folder.path;
+    if (status.ok()) {
+      if (passed_over != nullptr) *passed_over = std::move(reasons);
+      return folder.path;
+    }
     reasons += (reasons.empty() ? "" : "; ") + status.message();
   }
   return Status(
       StatusCode::kIo,
       fmt::format("no folder for the KV cache can be used ({}): name a folder on flash with --kv-dir",
                   reasons));
+}
+
+std::string NoteOfKvFolder(const std::string& shared) {
+  std::string passed_over;
+  const Result<std::string> found =
+      FindKvFolder(FolderUse::kIsTried, InMemory::kIsRefused, shared, &passed_over);
+  if (!found.ok() || passed_over.empty()) return "";
+  return fmt::format("the KV cache lies in {} ({}); --kv-dir names another folder", *found, passed_over);
 }
 
 std::string DefaultKvFolder() {

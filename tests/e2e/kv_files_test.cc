@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
+#include <linux/magic.h>
 #include <linux/seccomp.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -268,6 +270,26 @@ bool TrapIoUring() {
   const sock_fprog program{std::size(code), code};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST_F(KvFiles, AFolderInMemoryIsPassedOverAndSaidOnce) {
+  struct statfs facts {};
+  if (::statfs("/dev/shm", &facts) != 0 || facts.f_type != TMPFS_MAGIC) GTEST_SKIP() << "no tmpfs";
+  const auto notes = [&](const std::string& cache) {
+    const Arguments run = {"run",         "-m",     model_,        "-p",  "hello", "-n", "2",
+                           "--kv-method", "kvswap", "--kv-budget", "1/2", "-c",    "512"};
+    const ProgramResult result =
+        RunProgram(RealProgram(), run, WithDrivers({"HOME=" + folder_.Path(""), "XDG_CACHE_HOME=" + cache}));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string note = "note: the KV cache lies in ";
+    size_t n = 0;
+    for (size_t at = result.err.find(note); at != result.err.npos; at = result.err.find(note, at + 1)) ++n;
+    return n;
+  };
+  const std::string in_memory = fmt::format("/dev/shm/kvrun-test-{}", ::getpid());
+  EXPECT_EQ(notes(in_memory), 1U);
+  fs::remove_all(in_memory);  // what saves time at the next start is kept there
+  EXPECT_EQ(notes(folder_.Path("cache")), 0U);
 }
 
 TEST_F(KvFiles, WithoutIoUringTheNextWayIsTakenAndSaid) {

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -418,6 +420,22 @@ TEST(KvOptions, AHomeThatCannotBeMadeIsPassedOver) {
   struct stat info {};
   ASSERT_EQ(::lstat(own.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777, 0700U);
+}
+
+TEST(KvOptions, AFolderInMemoryIsPassedOverWithAWord) {
+  const std::string cache = fmt::format("/dev/shm/kvrun-test-{}", ::getpid());
+  struct statfs facts {};
+  if (::statfs("/dev/shm", &facts) != 0 || facts.f_type != TMPFS_MAGIC) GTEST_SKIP() << "no tmpfs";
+  const TemporaryFolder folder;
+  const std::string home = folder.Path("home");
+  const Environment environment(cache.c_str(), home.c_str());
+  EXPECT_EQ(
+      NoteOfKvFolder(folder.Path(".")),
+      "the KV cache lies in " + home + "/.cache/kvrun/kv (" + cache +
+          "/kvrun/kv: it lies in memory (tmpfs), where a KV cache saves no memory); --kv-dir names another "
+          "folder");
+  const Environment usual(folder.Path("cache").c_str(), home.c_str());
+  EXPECT_EQ(NoteOfKvFolder(folder.Path(".")), "");
 }
 
 // What another user may have put there is refused, and all that was tried is named.
