@@ -4,70 +4,41 @@
 
 #include <algorithm>
 #include <span>
-#include <string_view>
+#include <utility>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/session_plan.h"
+#include "apps/kvrun/batch_lines.h"
 #include "apps/kvrun/report.h"
 #include "apps/kvrun/token_json.h"
 
 namespace kvrun::cli {
 namespace {
 
-struct Line {
-  std::string where;  // "prompts.jsonl: line 3"
-  std::string prompt;
-};
-
+// A line that can be answered.
 struct Item {
-  size_t index;
+  const BatchLine* line;
   std::vector<int32_t> ids;
 };
 
-std::string ParsePrompt(std::string_view text, const std::string& where) {
-  const Json json = ParseJson(text);
-  if (json.is_discarded()) throw Failure(KVRUN_INVALID_ARGUMENT, where + " is not JSON");
-  const auto prompt = json.is_object() ? json.find("prompt") : json.end();
-  if (prompt == json.end() || !prompt->is_string()) {
-    throw Failure(KVRUN_INVALID_ARGUMENT, where + " is not an object with a \"prompt\" that is a string");
-  }
-  return prompt->get<std::string>();
-}
-
-// Blank lines are skipped.
-std::vector<Line> ReadLines(const std::string& path) {
-  const std::string text = ReadText(path);
-  const std::string name = path == "-" ? "standard input" : path;
-  std::vector<Line> lines;
-  size_t number = 0;
-  for (size_t start = 0; start < text.size();) {
-    const size_t end = std::min(text.find('\n', start), text.size());
-    const std::string_view line = std::string_view(text).substr(start, end - start);
-    start = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = fmt::format("{}: line {}", name, number);
-    lines.push_back({where, ParsePrompt(line, where)});
-  }
-  if (lines.empty()) throw Failure(KVRUN_INVALID_ARGUMENT, name + " has no prompt in it");
-  return lines;
+// Of what is wrong with a line, not with the model, the device or the options of all.
+bool IsOfLineAlone(const Failure& failure) {
+  return failure.status() == KVRUN_INVALID_ARGUMENT || failure.status() == KVRUN_CONTEXT_FULL ||
+         failure.status() == KVRUN_UNSUPPORTED;
 }
 
 class BatchRunner {
  public:
-  BatchRunner(const BatchJob& job, const Model& model, const std::vector<Line>& lines)
-      : job_(job), model_(model), progress_(ProgressModeOf(job.shared)) {
+  BatchRunner(const BatchJob& job, const Model& model, std::vector<BatchLine> lines)
+      : job_(job), model_(model), lines_(std::move(lines)), progress_(ProgressModeOf(job.shared)) {
     uint32_t n_ctx = 0;
     if (job.chat && !job.shared.quiet) NoteLostBytes(model, job.form, job.system, "the system message");
-    for (const Line& line : lines) {
-      const std::string what = line.where + ": the prompt";
-      items_.push_back({items_.size(), job.chat ? EncodeChat(model, job.form, job.system, line.prompt)
-                                                : EncodePlain(model, job.form, line.prompt, what)});
-      if (!job.shared.quiet) NoteLostBytes(model, job.form, line.prompt, what);
-      n_ctx = std::max(n_ctx, ChooseContext(model, job.shared, items_.back().ids.size(),
-                                            job.generation.values.max_tokens, what));
+    for (BatchLine& line : lines_) {
+      if (!line.error) n_ctx = std::max(n_ctx, TakeLine(&line));
+      if (line.error) PrintMessage(line.error->what());
     }
+    if (items_.empty()) return;
     const auto n_sequences = static_cast<uint32_t>(std::min<size_t>(items_.size(), KVRUN_MAX_SEQUENCES));
     SessionPlan plan = PlanSession(model, job.shared, n_sequences, n_ctx, job.generation.values.seed);
     loaded_ = LoadEngine(model, job.shared, &progress_);
@@ -79,34 +50,78 @@ class BatchRunner {
       const size_t count = std::min<size_t>(items_.size() - start, KVRUN_MAX_SEQUENCES);
       if (!RunGroup(std::span(items_).subspan(start, count))) return kExitInterrupted;
     }
-    return 0;
+    WriteErrorsBefore(lines_.size());
+    return items_.size() < lines_.size() ? kExitFailure : 0;
   }
 
  private:
+  // The context that the line needs; 0, and its error set, where it cannot be answered.
+  uint32_t TakeLine(BatchLine* line) {
+    const std::string what = line->where + (line->messages.empty() ? ": the prompt" : ": the conversation");
+    try {
+      std::vector<int32_t> ids = Encode(*line, what);
+      const uint32_t n_ctx =
+          ChooseContext(model_, job_.shared, ids.size(), line->generation.values.max_tokens, what);
+      NoteLost(*line, what);
+      items_.push_back({line, std::move(ids)});
+      return n_ctx;
+    } catch (const Failure& failure) {
+      if (!IsOfLineAlone(failure)) throw;
+      const std::string message = failure.what();
+      line->error.emplace(failure.status(),
+                          message.starts_with(line->where) ? message : line->where + ": " + message);
+      return 0;
+    }
+  }
+
+  std::vector<int32_t> Encode(const BatchLine& line, const std::string& what) const {
+    if (line.messages.empty()) {
+      return job_.chat ? EncodeChat(model_, job_.form, job_.system, line.prompt)
+                       : EncodePlain(model_, job_.form, line.prompt, what);
+    }
+    std::vector<kvrun_chat_message> messages;
+    if (!job_.system.empty() && line.messages.front().role != "system")
+      messages.push_back({"system", job_.system.c_str()});
+    for (const BatchMessage& message : line.messages) {
+      RejectNul(message.role);
+      RejectNul(message.content);
+      messages.push_back({message.role.c_str(), message.content.c_str()});
+    }
+    return EncodeChat(model_, job_.form, messages);
+  }
+
+  void NoteLost(const BatchLine& line, const std::string& what) const {
+    if (job_.shared.quiet) return;
+    std::string text = line.prompt;
+    for (const BatchMessage& message : line.messages) text += message.content;
+    NoteLostBytes(model_, job_.form, text, what);
+  }
+
   // False if it was interrupted.
   bool RunGroup(std::span<const Item> group) {
     kvrun_session_stats_reset(session_.get());
+    std::vector<const GenerationOptions*> generations;
     for (uint32_t i = 0; i < group.size(); ++i) {
-      progress_.SetLabel(fmt::format("prompt {} of {}", group[i].index + 1, items_.size()));
+      progress_.SetLabel(fmt::format("prompt {} of {}", group[i].line->index + 1, lines_.size()));
       Check(kvrun_session_truncate(session_.get(), i, 0));
       Check(kvrun_session_feed(session_.get(), i, group[i].ids.data(), group[i].ids.size()));
+      generations.push_back(&group[i].line->generation);
     }
     progress_.Clear();
     PieceSink sink;
     if (job_.json_lines) {
       sink = [&](const GeneratedPiece& piece) {
-        Json line = {{"index", group[piece.sequence].index}};
+        Json line = group[piece.sequence].line->Beginning();
         line.update(PieceJson(model_, piece));
         return TryWriteStdout(JsonLine(line));
       };
     }
-    const std::vector<Answer> answers =
-        GenerateInto(session_, static_cast<uint32_t>(group.size()), job_.generation, sink);
+    const std::vector<Answer> answers = GenerateEach(session_, generations, sink);
     const Json stats = SessionStats(session_);
     for (size_t i = 0; i < group.size(); ++i) WriteAnswer(group[i], answers[i], stats);
     if (!job_.shared.quiet && !job_.shared.json) {
-      WriteStderr(fmt::format("prompts  {} to {} of {}\n", group.front().index + 1, group.back().index + 1,
-                              items_.size()) +
+      WriteStderr(fmt::format("prompts  {} to {} of {}\n", group.front().line->index + 1,
+                              group.back().line->index + 1, lines_.size()) +
                   SummaryText(stats) + (job_.shared.verbose ? StatisticsText(stats, loaded_.info) : "") +
                   ProfileText(stats));
     }
@@ -114,21 +129,38 @@ class BatchRunner {
                         [](const Answer& answer) { return answer.finish == KVRUN_FINISH_CANCELLED; });
   }
 
-  void WriteAnswer(const Item& item, const Answer& answer, const Json& stats) const {
-    Json object = {{"index", item.index},
-                   {"text", answer.text},
-                   {"tokens", answer.tokens},
-                   {"finish", FinishName(answer.finish)},
-                   {"prompt_tokens", item.ids.size()}};
-    if (job_.generation.values.n_logprobs > 0) object["logprobs"] = LogprobsJson(model_, answer.logprobs);
+  void WriteAnswer(const Item& item, const Answer& answer, const Json& stats) {
+    WriteErrorsBefore(item.line->index);
+    Json object = item.line->Beginning();
+    object.update(Json{{"text", answer.text},
+                       {"tokens", answer.tokens},
+                       {"finish", FinishName(answer.finish)},
+                       {"prompt_tokens", item.ids.size()}});
+    if (item.line->generation.values.n_logprobs > 0)
+      object["logprobs"] = LogprobsJson(model_, answer.logprobs);
     if (job_.shared.json) AddStatistics(stats, loaded_.info, &object);
     WriteStdout(JsonLine(object));
+    n_written_ = item.line->index + 1;
+  }
+
+  // Answers are in the order of their lines, and so are those that say what is wrong.
+  void WriteErrorsBefore(size_t end) {
+    for (; n_written_ < end; ++n_written_) {
+      const BatchLine& line = lines_[n_written_];
+      if (!line.error) continue;
+      Json object = line.Beginning();
+      object["error"] = {{"status", kvrun_status_name(line.error->status())},
+                         {"message", line.error->what()}};
+      WriteStdout(JsonLine(object));
+    }
   }
 
   const BatchJob& job_;
   const Model& model_;
+  std::vector<BatchLine> lines_;
   Progress progress_;
   std::vector<Item> items_;
+  size_t n_written_ = 0;  // lines whose answer is written
   LoadedEngine loaded_;
   Session session_;
 };
@@ -136,9 +168,9 @@ class BatchRunner {
 }  // namespace
 
 int RunBatch(const BatchJob& job) {
-  const std::vector<Line> lines = ReadLines(job.path);
+  std::vector<BatchLine> lines = ReadBatchLines(job.path, job.generation, job.shared.quiet);
   const Model model = OpenNamedModel(job.shared);
-  return BatchRunner(job, model, lines).Run();
+  return BatchRunner(job, model, std::move(lines)).Run();
 }
 
 }  // namespace kvrun::cli

@@ -140,14 +140,14 @@ void CheckGenerationOptions(const GenerationOptions& generation) {
   }
 }
 
-void ChooseSeed(GenerationOptions* generation, bool quiet) {
+void ChooseSeed(GenerationOptions* generation, bool quiet, const std::string& where) {
   if (!generation->has_random_seed) return;
   generation->has_random_seed = false;
   // 32 bits are easily typed again.
   generation->values.seed = std::random_device()();
   if (!quiet) {
-    PrintMessage(fmt::format("note: the seed is {0}; --seed {0} gives the same answer again",
-                             generation->values.seed));
+    PrintMessage(fmt::format("note: {1}the seed is {0}; --seed {0} gives the same answer again",
+                             generation->values.seed, where));
   }
 }
 
@@ -207,6 +207,11 @@ std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, con
   return ids;
 }
 
+std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
+                                const std::vector<kvrun_chat_message>& messages) {
+  return EncodeMessages(model, messages, ChatOptionsOf(form, /*continued=*/false));
+}
+
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
                                 const std::string& text) {
   RejectNul(system);
@@ -214,7 +219,7 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, cons
   std::vector<kvrun_chat_message> messages;
   if (!system.empty()) messages.push_back({"system", system.c_str()});
   messages.push_back({"user", text.c_str()});
-  return EncodeMessages(model, messages, ChatOptionsOf(form, /*continued=*/false));
+  return EncodeChat(model, form, messages);
 }
 
 std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, const std::string& text) {
@@ -253,23 +258,35 @@ std::vector<Answer> Generate(const Session& session, uint32_t n, const Generatio
 
 std::vector<Answer> GenerateInto(const Session& session, uint32_t n, const GenerationOptions& generation,
                                  const PieceSink& sink) {
-  std::vector<const char*> stop;
-  for (const std::string& text : generation.stop) stop.push_back(text.c_str());
-  kvrun_generate_options options = generation.values;
-  options.stop = stop.data();
-  options.n_stop = stop.size();
-  options.ignore_end = generation.ignore_end ? 1 : 0;
+  return GenerateEach(session, std::vector<const GenerationOptions*>(n, &generation), sink);
+}
+
+std::vector<Answer> GenerateEach(const Session& session,
+                                 const std::vector<const GenerationOptions*>& generations,
+                                 const PieceSink& sink) {
+  const size_t n = generations.size();
+  Collector collector{std::vector<Answer>(n), sink, 0, {}, false};
+  std::vector<std::vector<const char*>> stops(n);
+  std::vector<kvrun_generate_options> options(n);
+  std::vector<const kvrun_generate_options*> given(n);
+  for (size_t i = 0; i < n; ++i) {
+    for (const std::string& text : generations[i]->stop) stops[i].push_back(text.c_str());
+    options[i] = generations[i]->values;
+    options[i].stop = stops[i].data();
+    options[i].n_stop = stops[i].size();
+    options[i].ignore_end = generations[i]->ignore_end ? 1 : 0;
+    if (options[i].n_logprobs > 0) options[i].logprobs = OnLogprobs;
+    options[i].logprobs_user = &collector;
+    given[i] = &options[i];
+  }
   std::vector<uint32_t> sequences(n);
   std::iota(sequences.begin(), sequences.end(), 0U);
   std::vector<kvrun_generate_result> results(n, kvrun_generate_result{0, KVRUN_FINISH_CANCELLED});
-  Collector collector{std::vector<Answer>(n), sink, 0, {}, false};
-  if (options.n_logprobs > 0) options.logprobs = OnLogprobs;
-  options.logprobs_user = &collector;
-  const kvrun_status status = kvrun_session_generate(session.get(), sequences.data(), n, &options, OnToken,
-                                                     &collector, results.data());
+  const kvrun_status status = kvrun_session_generate_each(session.get(), sequences.data(), n, given.data(),
+                                                          OnToken, &collector, results.data());
   if (collector.stdout_error != 0) ThrowStdoutError(collector.stdout_error);
   if (status != KVRUN_CANCELLED) Check(status);
-  for (uint32_t i = 0; i < n; ++i) collector.answers[i].finish = results[i].finish;
+  for (size_t i = 0; i < n; ++i) collector.answers[i].finish = results[i].finish;
   return std::move(collector.answers);
 }
 

@@ -28,8 +28,8 @@ struct GenerationOptions {
 enum class SamplingDefaults : uint8_t { kGreedy, kChat };
 void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_t default_max_tokens,
                           SamplingDefaults defaults = SamplingDefaults::kGreedy);
-// Draws the seed where a random one is asked for, and says which it is.
-void ChooseSeed(GenerationOptions* generation, bool quiet);
+// Draws the seed where a random one is asked for, and says which it is, after `where`.
+void ChooseSeed(GenerationOptions* generation, bool quiet, const std::string& where = "");
 void CheckGenerationOptions(const GenerationOptions& generation);
 
 // The files' texts in their order ("-": standard input), then the question: a blank line between each and the
@@ -53,6 +53,9 @@ void ReadChatTemplate(PromptForm* form);
 // A Failure if no token comes of it; `what` names the prompt.
 std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, const std::string& text,
                                  const std::string& what);
+// Of messages as they are, the first of which may be the system's.
+std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
+                                const std::vector<kvrun_chat_message>& messages);
 // A conversation's beginning. `system` may be empty.
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
                                 const std::string& text);
@@ -97,6 +100,10 @@ std::vector<Answer> Generate(const Session& session, uint32_t n, const Generatio
                              bool stream);
 // The same with each token handed to `sink`, which may be empty.
 std::vector<Answer> GenerateInto(const Session& session, uint32_t n, const GenerationOptions& generation,
+                                 const PieceSink& sink);
+// The same with options of its own for each sequence, from 0 on.
+std::vector<Answer> GenerateEach(const Session& session,
+                                 const std::vector<const GenerationOptions*>& generations,
                                  const PieceSink& sink);
 
 }  // namespace kvrun::cli

@@ -68,7 +68,7 @@ void Report(const RunOptions& options, const Model& model, const Session& sessio
     WriteStdout(JsonLine(object));
     return;
   }
-  if (isatty(STDOUT_FILENO) == 1) WriteStdout("\n");
+  if (!answer.text.ends_with('\n')) WriteStdout("\n");
   if (options.shared.quiet) return;
   WriteStderr("\n" + SummaryText(stats) +
               EndText(answer.finish, answer.tokens.size(), kvrun_session_context(session.get())) +
@@ -125,8 +125,10 @@ Command AddRunCommand(CLI::App* program) {
                 "between them");
   set->Text(
       "--batch", &options->batch, "FILE",
-      "a file of JSON lines {\"prompt\": ...} (other keys are ignored); up to 16 run together, and each is "
-      "answered by a JSON line, in order");
+      "a file of JSON lines {\"prompt\": ...} or {\"messages\": [{\"role\", \"content\"}, ...]}, each with "
+      "an "
+      "id and sampling options of its own, if it has any; up to 16 run together, and each is answered by a "
+      "JSON line, in order");
   set->Exclude("--batch", "--prompt");
   set->Exclude("--batch", "--file");
   set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");

@@ -42,7 +42,7 @@ class CliConfig : public ::testing::Test {
 TEST_F(CliConfig, ItsOptionsReachTheLibraryAndThePlanIsSaidBeforeLoading) {
   const ProgramResult result = Run(kConfig, {"--progress", "always"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, "5:hello");
+  EXPECT_EQ(result.out, "5:hello\n");
   const std::string plan =
       "kvrun: KV cache: 1 sequences of 15 tokens, asked 1x15@default, budget 1000, group 8, method kvswap\n";
   EXPECT_PRED2(Contains, result.err, plan);
@@ -107,7 +107,7 @@ TEST_F(CliConfig, WithForceARefusalIsANote) {
   config["device"] = "Other GPU";
   const ProgramResult result = Run(config, {"--force-config"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, "5:hello");
+  EXPECT_EQ(result.out, "5:hello\n");
   EXPECT_EQ(Count(result.err, ": it is of the model other\n"), 1U) << result.err;
   EXPECT_EQ(Count(result.err, ": it is of the device Other GPU\n"), 1U) << result.err;
 }

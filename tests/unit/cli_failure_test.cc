@@ -172,7 +172,7 @@ TEST(CliEnvironment, TheCommandLineWins) {
   const ProgramResult result =
       Cli({"run", "-m", "nobos", "-p", "y", "--json=false", "-n", "2"},
           {{"KVRUN_MODEL=missing", "KVRUN_PROMPT=x", "KVRUN_JSON=1", "KVRUN_MAX_TOKENS=1"}, "", ""});
-  EXPECT_EQ(result.out, "1:");
+  EXPECT_EQ(result.out, "1:\n");
   EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 

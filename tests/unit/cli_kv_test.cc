@@ -51,7 +51,7 @@ TEST(CliKv, EveryOptionReachesTheLibraryAndThePlanIsSaid) {
   const ProgramResult result = Cli(RunHello(arguments));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_PRED2(Contains, result.err, ExpectedLine());
-  EXPECT_EQ(result.out, "5:hello");
+  EXPECT_EQ(result.out, "5:hello\n");
 }
 
 // One seed says what is drawn, of tokens and of entries, unless there are two.

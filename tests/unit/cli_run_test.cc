@@ -1,4 +1,4 @@
-// kvrun run, of one prompt and of a batch.
+// kvrun run, of one prompt.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using testing::JsonLines;
 TEST(CliRun, TextGoesToStdoutAndStatisticsToStderr) {
   const ProgramResult result = Cli({"run", "-m", "toy", "-p", "hello"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, "6:<bos>hello");
+  EXPECT_EQ(result.out, "6:<bos>hello\n");
   for (const char* part : {"\nspeed    prompt 6 tokens at ", ", answer 12 tokens at ", "\nmemory   KV ",
                            " in all\nend      the model ended its text\n"}) {
     EXPECT_PRED2(Contains, result.err, part);
@@ -130,8 +130,8 @@ TEST(CliRun, PenaltiesReachTheLibrary) {
   const std::vector<std::string> run = {"run", "-m", "toy", "-p", "hello"};
   std::vector<std::string> with_both = run;
   with_both.insert(with_both.end(), {"--presence-penalty", "0.5", "--frequency-penalty", "-1.25"});
-  EXPECT_EQ(Cli(with_both).out, "6:pp=0.5,fp=-1.25;<bos>hello");
-  EXPECT_EQ(Cli(run, {{"KVRUN_PRESENCE_PENALTY=2"}, "", ""}).out, "6:pp=2,fp=0;<bos>hello");
+  EXPECT_EQ(Cli(with_both).out, "6:pp=0.5,fp=-1.25;<bos>hello\n");
+  EXPECT_EQ(Cli(run, {{"KVRUN_PRESENCE_PENALTY=2"}, "", ""}).out, "6:pp=2,fp=0;<bos>hello\n");
   for (const char* option : {"--presence-penalty", "--frequency-penalty"}) {
     for (const char* bad : {"2.5", "-2.5", "nan", "much"}) {
       std::vector<std::string> refused = run;
@@ -167,22 +167,6 @@ TEST(CliRun, JsonLinesComeTokenByTokenAndEndAsJsonDoes) {
   EXPECT_TRUE(held[4]["token"].is_null());
 }
 
-TEST(CliRun, JsonLinesOfABatchNameTheirPrompt) {
-  const ProgramResult result =
-      Cli({"run", "-m", "nobos", "--batch", "-", "-n", "2", "--json-lines", "--logprobs", "1"},
-          {{}, "{\"prompt\": \"ab\"}\n{\"prompt\": \"c\"}\n", ""});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  const std::vector<Json> lines = JsonLines(result.out);
-  ASSERT_EQ(lines.size(), 6U) << result.out;
-  EXPECT_EQ(lines[0]["index"], 0);
-  EXPECT_EQ(lines[0]["text"], "2");
-  EXPECT_EQ(lines[0]["logprob"], -0.5);
-  EXPECT_EQ(lines[2]["index"], 1);
-  EXPECT_EQ(lines[4]["index"], 0);
-  EXPECT_EQ(lines[4]["logprobs"].size(), 2U);
-  EXPECT_TRUE(lines[4].contains("device"));
-}
-
 TEST(CliRun, FailuresAreALineOfJsonLinesToo) {
   const ProgramResult failed = Cli({"run", "-m", "missing", "-p", "x", "--json-lines"});
   EXPECT_EQ(failed.exit_code, 1);
@@ -215,8 +199,25 @@ TEST(CliRun, LogprobsAreInJsonAlone) {
 
 TEST(CliRun, QuietSaysNothingBesidesTheText) {
   const ProgramResult result = Cli({"run", "-m", "toy", "-p", "hello", "--quiet"});
-  EXPECT_EQ(result.out, "6:<bos>hello");
+  EXPECT_EQ(result.out, "6:<bos>hello\n");
   EXPECT_EQ(result.err, "");
+}
+
+TEST(CliRun, TheTextEndsWithOneLineEnd) {
+  const std::vector<std::string> run = {"run", "-m", "nobos", "-q", "-p"};
+  const auto out = [&](const std::string& prompt, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = run;
+    arguments.push_back(prompt);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments).out;
+  };
+  EXPECT_EQ(out("ab"), "2:ab\n");
+  EXPECT_EQ(out("ab\n"), "3:ab\n") << "it has one already";
+  EXPECT_EQ(out("ab\n\n"), "4:ab\n\n");
+  EXPECT_EQ(Json::parse(out("ab", {"--json"}))["text"], "2:ab") << "as it was generated";
+  const std::vector<Json> lines = JsonLines(out("ab", {"--json-lines"}));
+  EXPECT_EQ(lines.back()["text"], "2:ab");
+  EXPECT_EQ(lines.size(), 5U);
 }
 
 TEST(CliRun, JsonIsOneObject) {
@@ -245,8 +246,8 @@ TEST(CliRun, JsonSurvivesTextThatIsNotUtf8) {
 TEST(CliRun, TheQuestionFollowsTheFile) {
   const TemporaryFolder folder;
   const std::string file = folder.Write("text", "F\n");
-  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "Q", "-f", file}).out, "[F\n\n\nQ]");
-  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", file}).out, "[F\n]");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "Q", "-f", file}).out, "[F\n\n\nQ]\n");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", file}).out, "[F\n]\n");
 }
 
 TEST(CliRun, SeveralFilesAreReadInTheirOrder) {
@@ -254,9 +255,9 @@ TEST(CliRun, SeveralFilesAreReadInTheirOrder) {
   const std::string a = folder.Write("a", "A\n");
   const std::string b = folder.Write("b", "B");
   const ProgramInput typed{{}, "typed", ""};
-  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", b, "-f", a}).out, "[B\n\nA\n]");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", b, "-f", a}).out, "[B\n\nA\n]\n");
   EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-f", a, "-p", "Q", "-f", "-", "--file", b}, typed).out,
-            "[A\n\n\ntyped\n\nB\n\nQ]");
+            "[A\n\n\ntyped\n\nB\n\nQ]\n");
   const ProgramResult ids = Cli({"tokenize", "-m", "toy", "-f", a, "-f", b});
   EXPECT_EQ(ids.out, "65 10 10 10 66\n") << ids.err;
 }
@@ -274,7 +275,7 @@ TEST(CliRun, StandardInputIsReadOnce) {
 
 TEST(CliRun, ADashIsStandardInput) {
   const ProgramResult result = Cli({"run", "-m", "nobos-transcript", "-f", "-"}, {{}, "typed", ""});
-  EXPECT_EQ(result.out, "[typed]");
+  EXPECT_EQ(result.out, "[typed]\n");
 }
 
 TEST(CliRun, ChatUsesTheModelsFormAndItsControlTokens) {
@@ -317,14 +318,14 @@ TEST(CliRun, TheChatFormCanBeChosen) {
     return Cli(run);
   };
   const std::string rest = "<start>system:S<end><start>user:Q<end><start>assistant:";
-  EXPECT_EQ(answer({"--chat-template", "other-form"}).out, "[<bos>{other-form}" + rest + "]");
+  EXPECT_EQ(answer({"--chat-template", "other-form"}).out, "[<bos>{other-form}" + rest + "]\n");
   const TemporaryFolder folder;
   const std::string file = folder.Write("form.jinja", "{{ x }}");
-  EXPECT_EQ(answer({"--chat-template", file}).out, "[<bos>{{{ x }}}" + rest + "]");
+  EXPECT_EQ(answer({"--chat-template", file}).out, "[<bos>{{{ x }}}" + rest + "]\n");
   EXPECT_EQ(answer({"--chat-template", "toy-form", "--thinking", "off"}).out,
-            "[<bos>{toy-form}" + rest + "(do not think)]");
+            "[<bos>{toy-form}" + rest + "(do not think)]\n");
   EXPECT_EQ(answer({"--chat-template", "toy-form", "--thinking", "on"}).out,
-            "[<bos>{toy-form}" + rest + "(think)]");
+            "[<bos>{toy-form}" + rest + "(think)]\n");
   for (const std::string& wrong : {std::string("third-form"), folder.Path("none.jinja")}) {
     const ProgramResult refused = answer({"--chat-template", wrong});
     EXPECT_EQ(refused.exit_code, 1);
@@ -369,7 +370,7 @@ TEST(CliRun, SamplerOptionsArrive) {
   const ProgramResult result =
       Cli({"run", "-m", "nobos", "-p", "x", "--temp", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p",
            "0.1", "--repeat-penalty", "1.5", "--repeat-window", "9", "--seed", "18446744073709551615"});
-  EXPECT_EQ(result.out, "1:t=0.5,k=7,p=0.9,m=0.1,r=1.5,w=9,s=18446744073709551615;x");
+  EXPECT_EQ(result.out, "1:t=0.5,k=7,p=0.9,m=0.1,r=1.5,w=9,s=18446744073709551615;x\n");
 }
 
 TEST(CliRun, StopStringsEndTheText) {
@@ -380,7 +381,7 @@ TEST(CliRun, StopStringsEndTheText) {
 }
 
 TEST(CliRun, IgnoreEndGoesOn) {
-  EXPECT_EQ(Cli({"run", "-m", "nobos", "-p", "x", "--ignore-end", "-n", "6"}).out, "1:x!!!");
+  EXPECT_EQ(Cli({"run", "-m", "nobos", "-p", "x", "--ignore-end", "-n", "6"}).out, "1:x!!!\n");
 }
 
 TEST(CliRun, ContextIsWhatTheJobNeedsUnlessGiven) {
@@ -419,49 +420,9 @@ TEST(CliRun, AnEmptyPromptNeedsABeginning) {
 }
 
 TEST(CliRun, PromptsMayLookLikeOptionsOrLists) {
-  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "--temp"}).out, "[--temp]");
-  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "[a,b]"}).out, "[[a,b]]");
-  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "{}"}).out, "[{}]");
-}
-
-TEST(CliBatch, AnswersInOrderInGroupsOfSixteen) {
-  std::string input = "\n";
-  for (int i = 0; i < 20; ++i) input += fmt::format("{{\"prompt\": \"p{}\", \"id\": {}}}\r\n", i, i);
-  const ProgramResult result = Cli({"run", "-m", "nobos", "--batch", "-"}, {{}, input, ""});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const std::vector<Json> lines = JsonLines(result.out);
-  ASSERT_EQ(lines.size(), 20U);
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const std::string prompt = fmt::format("p{}", i);
-    EXPECT_EQ(lines[i]["index"], i);
-    EXPECT_EQ(lines[i]["text"], fmt::format("{}:{}", prompt.size(), prompt));
-    EXPECT_EQ(lines[i]["finish"], "end");
-    EXPECT_EQ(lines[i]["tokens"].size(), prompt.size() + 2);
-    EXPECT_FALSE(lines[i].contains("device"));
-  }
-  EXPECT_PRED2(Contains, result.err, "prompts  17 to 20 of 20");
-}
-
-TEST(CliBatch, JsonAddsTheStatistics) {
-  const ProgramResult result =
-      Cli({"run", "-m", "nobos", "--batch", "-", "--json"}, {{}, "{\"prompt\": \"a\"}", ""});
-  const std::vector<Json> lines = JsonLines(result.out);
-  ASSERT_EQ(lines.size(), 1U);
-  EXPECT_EQ(lines[0]["decode_tps"], 10.0);
-}
-
-TEST(CliBatch, ABadLineIsNamed) {
-  const std::string good = "{\"prompt\": \"a\"}\n";
-  for (const char* bad : {"nonsense", "[1]", "{}", "{\"prompt\": 1}", "\"prompt\""}) {
-    const ProgramResult result = Cli({"run", "-m", "toy", "--batch", "-"}, {{}, good + "\n" + bad, ""});
-    EXPECT_EQ(result.exit_code, 1) << bad;
-    EXPECT_EQ(result.out, "");
-    EXPECT_PRED2(Contains, result.err, "standard input: line 3");
-  }
-  EXPECT_PRED2(Contains, Cli({"run", "-m", "toy", "--batch", "-"}).err, "no prompt");
-  const ProgramResult too_long =
-      Cli({"run", "-m", "toy", "--batch", "-", "--ctx", "3"}, {{}, good + "{\"prompt\": \"abcdef\"}", ""});
-  EXPECT_PRED2(Contains, too_long.err, "line 2: the prompt has 7 tokens");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "--temp"}).out, "[--temp]\n");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "[a,b]"}).out, "[[a,b]]\n");
+  EXPECT_EQ(Cli({"run", "-m", "nobos-transcript", "-p", "{}"}).out, "[{}]\n");
 }
 
 }  // namespace

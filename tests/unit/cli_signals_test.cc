@@ -122,7 +122,7 @@ TEST(CliSignals, APipeThatIsOpenedLateIsReadToItsEnd) {
   RunningProgram program(KVRUN_FAKE_PROGRAM, {"run", "-m", "nobos-transcript", "-f", pipe, "-q"}, {});
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(RunShell("{ printf late; sleep 0.1; printf ' text'; } >" + pipe).exit_code, 0);
-  EXPECT_EQ(program.Finish().out, "[late text]");
+  EXPECT_EQ(program.Finish().out, "[late text]\n");
 }
 
 // Each line of prefill that says how much is left: by the tokens and the rate in the same line, whatever the

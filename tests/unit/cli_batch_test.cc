@@ -1,0 +1,233 @@
+// kvrun run --batch: what a line may ask for, and what becomes of one that cannot be answered.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+using testing::JsonLines;
+
+ProgramResult Batch(const std::string& lines, const std::vector<std::string>& more = {},
+                    const std::string& model = "nobos") {
+  std::vector<std::string> arguments = {"run", "-m", model, "--batch", "-"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return Cli(arguments, {{}, lines, ""});
+}
+
+// The text of the answer to a batch of one line.
+std::string TextOf(const std::string& line, const std::vector<std::string>& more = {}) {
+  const ProgramResult result = Batch(line, more);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  return JsonLines(result.out).at(0).value("text", "");
+}
+
+TEST(CliBatch, AnswersInOrderInGroupsOfSixteen) {
+  std::string input = "\n";
+  for (int i = 0; i < 20; ++i) input += fmt::format("{{\"prompt\": \"p{}\", \"id\": {}}}\r\n", i, i);
+  const ProgramResult result = Cli({"run", "-m", "nobos", "--batch", "-"}, {{}, input, ""});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 20U);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const std::string prompt = fmt::format("p{}", i);
+    EXPECT_EQ(lines[i]["index"], i);
+    EXPECT_EQ(lines[i]["text"], fmt::format("{}:{}", prompt.size(), prompt));
+    EXPECT_EQ(lines[i]["finish"], "end");
+    EXPECT_EQ(lines[i]["tokens"].size(), prompt.size() + 2);
+    EXPECT_EQ(lines[i]["id"], i);
+    EXPECT_FALSE(lines[i].contains("device"));
+  }
+  EXPECT_PRED2(Contains, result.err, "prompts  17 to 20 of 20");
+}
+
+TEST(CliBatch, JsonAddsTheStatistics) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "--batch", "-", "--json"}, {{}, "{\"prompt\": \"a\"}", ""});
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_EQ(lines[0]["decode_tps"], 10.0);
+}
+
+TEST(CliBatch, JsonLinesOfABatchNameTheirPrompt) {
+  const ProgramResult result =
+      Cli({"run", "-m", "nobos", "--batch", "-", "-n", "2", "--json-lines", "--logprobs", "1"},
+          {{}, "{\"prompt\": \"ab\"}\n{\"prompt\": \"c\"}\n", ""});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 6U) << result.out;
+  EXPECT_EQ(lines[0]["index"], 0);
+  EXPECT_EQ(lines[0]["text"], "2");
+  EXPECT_EQ(lines[0]["logprob"], -0.5);
+  EXPECT_EQ(lines[2]["index"], 1);
+  EXPECT_EQ(lines[4]["index"], 0);
+  EXPECT_EQ(lines[4]["logprobs"].size(), 2U);
+  EXPECT_TRUE(lines[4].contains("device"));
+}
+
+TEST(CliBatch, ALineHasSamplingOptionsOfItsOwn) {
+  EXPECT_EQ(TextOf(R"({"prompt": "a", "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, )"
+                   R"("repeat_penalty": 1.5, "repeat_window": 9, "seed": 18446744073709551615})"),
+            "1:t=0.5,k=7,p=0.9,m=0.1,r=1.5,w=9,s=18446744073709551615;a");
+  EXPECT_EQ(TextOf(R"({"prompt": "a", "temp": 0.5, "top-k": 3.0, "repetition_penalty": 2, "seed": 4})"),
+            "1:t=0.5,k=3,p=1,m=0,r=2,w=64,s=4;a");
+  EXPECT_EQ(TextOf(R"({"prompt": "a", "presence_penalty": 0.5, "frequency-penalty": -1})"),
+            "1:pp=0.5,fp=-1;a");
+  EXPECT_EQ(TextOf(R"({"prompt": "abc", "max_tokens": 3})"), "3:a");
+  EXPECT_EQ(TextOf(R"({"prompt": "abc", "max_completion_tokens": 2})", {"-n", "4"}), "3:");
+  EXPECT_EQ(TextOf(R"({"prompt": "abc", "max_tokens": -1})", {"-n", "2"}), "3:abc");
+  EXPECT_EQ(TextOf(R"({"prompt": "abc", "stop": "b"})", {"--stop", "a"}), "3:a");
+  EXPECT_EQ(TextOf(R"({"prompt": "abc", "stop": ["zz", "c"]})"), "3:ab");
+  EXPECT_EQ(TextOf(R"({"prompt": "abc", "stop": [], "max_tokens": null})", {"-n", "2", "--stop", "3"}), "3:");
+}
+
+TEST(CliBatch, LinesOfDifferentOptionsRunTogether) {
+  const ProgramResult result = Batch(
+      "{\"prompt\": \"abc\", \"max_tokens\": 2}\n{\"prompt\": \"abc\"}\n"
+      "{\"prompt\": \"abc\", \"temperature\": 1, \"seed\": 3}\n{\"prompt\": \"abc\", \"stop\": \"b\"}\n",
+      {"-n", "3"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_EQ(lines[0]["text"], "3:");
+  EXPECT_EQ(lines[1]["text"], "3:a");
+  EXPECT_EQ(lines[2]["text"], "3:t");
+  EXPECT_EQ(lines[3]["text"], "3:a");
+  EXPECT_PRED2(Contains, result.err, "prompts  1 to 4 of 4");
+}
+
+TEST(CliBatch, TheContextHasRoomForTheLineThatAsksForMost) {
+  const ProgramResult result =
+      Batch("{\"prompt\": \"abcde\", \"max_tokens\": 20}\n{\"prompt\": \"abc\"}\n", {"-n", "10", "--json"});
+  EXPECT_EQ(JsonLines(result.out).at(0)["memory"]["kv"], 25 * 4);
+}
+
+TEST(CliBatch, ASeedOfALinesOwnMayBeRandom) {
+  const std::string line = R"({"prompt": "a", "temperature": 1, "seed": -1})";
+  const ProgramResult result = Batch(line);
+  EXPECT_PRED2(Contains, result.err, "kvrun: note: standard input: line 1: the seed is ");
+  EXPECT_NE(JsonLines(result.out).at(0)["text"], JsonLines(Batch(line).out).at(0)["text"]);
+}
+
+TEST(CliBatch, MessagesAreAChat) {
+  const std::string conversation = R"({"messages": [{"role": "user", "content": "Q"},
+      {"role": "assistant", "content": "A"}, {"role": "user", "content": [{"type": "text", "text": "R"}]}]})";
+  std::string line = conversation;
+  for (size_t at = line.find('\n'); at != line.npos; at = line.find('\n')) line[at] = ' ';
+  const std::string rest = "<start>user:Q<end><start>assistant:A<end><start>user:R<end><start>assistant:]";
+  const auto answer = [&](const std::string& of, const std::vector<std::string>& more) {
+    const ProgramResult result = Batch(of, more, "nobos-transcript");
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return JsonLines(result.out).at(0).value("text", "");
+  };
+  EXPECT_EQ(answer(line, {}), "[<start>system:be good<end>" + rest);
+  EXPECT_EQ(answer(line, {"--chat"}), "[<start>system:be good<end>" + rest);
+  EXPECT_EQ(answer(line, {"--chat", "--system", "S"}), "[<start>system:S<end>" + rest);
+  EXPECT_EQ(
+      answer(R"({"messages": [{"role": "developer", "content": "D"}, {"role": "user", "content": "Q"}]})",
+             {"--chat", "--system", "S"}),
+      "[<start>system:D<end><start>user:Q<end><start>assistant:]");
+  EXPECT_EQ(answer(R"({"custom_id": "x", "body": {"messages": [{"role": "user", "content": "Q"}]}})", {}),
+            "[<start>system:be good<end><start>user:Q<end><start>assistant:]");
+}
+
+TEST(CliBatch, TheIdIsRepeated) {
+  const ProgramResult result = Batch(
+      "{\"prompt\": \"a\", \"id\": \"first\"}\n{\"prompt\": \"b\", \"custom_id\": \"second\"}\n"
+      "{\"prompt\": \"c\", \"id\": 7}\n{\"prompt\": \"d\"}\n",
+      {"--json-lines", "-n", "1"});
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 8U) << result.out;
+  for (const size_t i : {0U, 4U}) {  // tokens, then answers
+    EXPECT_EQ(lines[i]["id"], "first");
+    EXPECT_EQ(lines[i + 1]["custom_id"], "second");
+    EXPECT_EQ(lines[i + 2]["id"], 7);
+    EXPECT_FALSE(lines[i + 3].contains("id"));
+  }
+}
+
+TEST(CliBatch, UnknownKeysAreNamedOnce) {
+  const std::string lines =
+      "{\"prompt\": \"a\", \"model\": \"x\", \"n\": 1}\n{\"prompt\": \"b\", \"n\": 1}\n";
+  const std::string note =
+      "kvrun: note: standard input: kvrun does not know these keys, and goes without them: ";
+  const ProgramResult result = Batch(lines);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_PRED2(Contains, result.err, note + "model, n\n");
+  EXPECT_EQ(result.err.find(note), result.err.rfind(note));
+  EXPECT_FALSE(Contains(Batch("{\"prompt\": \"a\", \"id\": 1, \"seed\": 1}").err, "does not know"));
+  EXPECT_EQ(Batch(lines, {"-q"}).err, "");
+}
+
+TEST(CliBatch, ABadLineIsAnsweredWithWhatIsWrong) {
+  const std::string good = "{\"prompt\": \"a\"}\n";
+  const std::pair<const char*, const char*> kBad[] = {
+      {"nonsense", " is not JSON"},
+      {"[1]", " is not an object"},
+      {"{}", " has neither a \"prompt\" nor \"messages\""},
+      {R"({"prompt": 1})", ": \"prompt\" is 1: it must be a string"},
+      {R"({"prompt": "a", "messages": [{"role": "user", "content": "Q"}]})", " has both"},
+      {R"({"prompt": "a", "temperature": "hot"})",
+       ": \"temperature\" is \"hot\": it must be a number from 0 to 100"},
+      {R"({"prompt": "a", "top_p": 1.5})", ": \"top_p\" is 1.5: it must be a number from 0 to 1"},
+      {R"({"prompt": "a", "max_tokens": 1.5})",
+       ": \"max_tokens\" is 1.5: it must be a whole number from -1 to"},
+      {R"({"prompt": "a", "seed": -2})", ": \"seed\" is -2"},
+      {R"({"prompt": "a", "top_k": true})", ": \"top_k\" is true"},
+      {R"({"prompt": "a", "stop": [""]})", ": \"stop\" is [\"\"]"},
+      {R"({"prompt": "a", "id": [1]})", ": \"id\" is [1]: it must be a string or a number"},
+      {R"({"messages": []})", ": \"messages\" is []"},
+      {R"({"messages": [{"role": "user"}]})", ": a message has no \"content\""},
+      {R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", ": \"content\" is "},
+      {R"({"prompt": ""})", ": the prompt is empty"},
+      {R"({"messages": [{"role": "user", "content": "a\u0000b"}]})", ": the text has a zero byte"},
+      {R"({"prompt": "abcdefghijklmnopqrst"})", ": the prompt has 20 tokens, more than the context of 12"},
+  };
+  for (const auto& [bad, message] : kBad) {
+    const ProgramResult result = Batch(good + "\n" + bad + "\n" + good, {"--ctx", "12"});
+    EXPECT_EQ(result.exit_code, 1) << bad;
+    const std::vector<Json> lines = JsonLines(result.out);
+    ASSERT_EQ(lines.size(), 3U) << bad << result.out << result.err;
+    EXPECT_EQ(lines[0]["text"], "1:a");
+    EXPECT_EQ(lines[1]["index"], 1);
+    const std::string said = lines[1]["error"].value("message", "");
+    EXPECT_TRUE(said.starts_with(std::string("standard input: line 3") + message)) << said;
+    EXPECT_FALSE(lines[1].contains("text"));
+    EXPECT_EQ(lines[2]["index"], 2);
+    EXPECT_EQ(lines[2]["text"], "1:a");
+    EXPECT_PRED2(Contains, result.err, "kvrun: standard input: line 3");
+  }
+  EXPECT_EQ(JsonLines(Batch("{\"id\": \"x\", \"prompt\": 1}").out).at(0)["id"], "x")
+      << "as far as it is known";
+}
+
+TEST(CliBatch, WithoutAGoodLineNothingIsLoaded) {
+  const ProgramResult result = Batch("nonsense\n{\"prompt\": 1}\n", {}, "nodevice");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(JsonLines(result.out).size(), 2U) << result.err;
+  EXPECT_PRED2(Contains, Cli({"run", "-m", "toy", "--batch", "-"}).err, "no prompt");
+}
+
+// More bad ones than a group has places, at the ends and between.
+TEST(CliBatch, AnswersAndErrorsAreInTheirLinesOrder) {
+  std::string input;
+  for (int i = 0; i < 60; ++i) input += i % 3 == 1 ? "{\"prompt\": \"p\"}\n" : "{}\n";
+  const ProgramResult result = Batch(input, {"-q"});
+  EXPECT_EQ(result.exit_code, 1);
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 60U);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    EXPECT_EQ(lines[i]["index"], i);
+    EXPECT_EQ(lines[i].contains("error"), i % 3 != 1) << i;
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
