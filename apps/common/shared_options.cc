@@ -14,9 +14,8 @@ namespace kvrun::cli {
 namespace {
 
 constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
-// With no limit on the answer's length: this much context, or this much more than the prompt.
+// With no limit on the answer's length: this much context, or kOpenEndedRoom more than the prompt.
 constexpr uint64_t kOpenEndedContext = 8192;
-constexpr uint64_t kOpenEndedRoom = 1024;
 
 std::string BeyondTraining(uint64_t n_ctx, uint32_t trained) {
   if (n_ctx <= trained) return "";
@@ -128,26 +127,28 @@ LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progres
 }
 
 uint32_t ChooseContext(const Model& model, const SharedOptions& shared, size_t prompt_tokens,
-                       uint32_t max_tokens, const std::string& what) {
+                       uint32_t max_tokens, const std::string& what, const std::string& hint) {
   const uint32_t trained = kvrun_model_context_train(model.get());
   // With room for an answer.
   const uint64_t enough = prompt_tokens + (max_tokens == 0 ? kOpenEndedRoom : max_tokens);
   if (shared.ctx != 0 && prompt_tokens > shared.ctx) {
-    throw Failure(KVRUN_CONTEXT_FULL,
-                  fmt::format("{} has {} tokens, more than the context of {}: give --ctx {}, or shorten the "
-                              "text{}",
-                              what, prompt_tokens, shared.ctx, enough, BeyondTraining(enough, trained)));
+    throw Failure(
+        KVRUN_CONTEXT_FULL,
+        fmt::format("{} has {} tokens, more than the context of {}: give --ctx {}, or shorten the "
+                    "text{}{}",
+                    what, prompt_tokens, shared.ctx, enough, BeyondTraining(enough, trained), hint));
   }
   if (shared.ctx != 0) return shared.ctx;
   if (prompt_tokens > trained) {
     throw Failure(
         KVRUN_CONTEXT_FULL,
         fmt::format("{} has {} tokens, more than the {} that the model was trained with: shorten the "
-                    "text, or give --ctx {}{}",
-                    what, prompt_tokens, trained, enough, BeyondTraining(enough, trained)));
+                    "text, or give --ctx {}{}{}",
+                    what, prompt_tokens, trained, enough, BeyondTraining(enough, trained), hint));
   }
-  const uint64_t needed = max_tokens != 0 ? uint64_t{prompt_tokens} + max_tokens
-                                          : std::max(kOpenEndedContext, prompt_tokens + kOpenEndedRoom);
+  const uint64_t needed = max_tokens != 0
+                              ? uint64_t{prompt_tokens} + max_tokens
+                              : std::max<uint64_t>(kOpenEndedContext, prompt_tokens + kOpenEndedRoom);
   return static_cast<uint32_t>(std::min<uint64_t>(needed, trained));
 }
 

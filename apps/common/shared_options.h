@@ -65,9 +65,13 @@ struct LoadedEngine {
 // Loads the weights and says which device took them if that may surprise.
 LoadedEngine LoadEngine(const Model& model, const SharedOptions& shared, Progress* progress);
 
+// The room for an answer whose length has no limit.
+inline constexpr uint32_t kOpenEndedRoom = 1024;
+
 // Tokens of context for a prompt and up to `max_tokens` (0: unknown) after it: --ctx, else what is needed, at
-// most what the model was trained with. A Failure if the prompt does not fit; `what` names it.
+// most what the model was trained with. A Failure if the prompt does not fit; `what` names it, and `hint`
+// ends the message.
 uint32_t ChooseContext(const Model& model, const SharedOptions& shared, size_t prompt_tokens,
-                       uint32_t max_tokens, const std::string& what);
+                       uint32_t max_tokens, const std::string& what, const std::string& hint = "");
 
 }  // namespace kvrun::cli

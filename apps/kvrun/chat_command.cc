@@ -20,6 +20,7 @@
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/conversation.h"
 #include "apps/kvrun/line_reader.h"
+#include "apps/kvrun/long_document.h"
 #include "apps/kvrun/report.h"
 #include "apps/kvrun/terminal_line_reader.h"
 #include "apps/kvrun/terminal_modes.h"
@@ -36,6 +37,7 @@ struct ChatOptions {
   SharedOptions shared;
   ConversationOptions conversation;
   std::vector<std::string> files;
+  LongDocuments long_documents;
   bool no_history = false;
   const OptionSet* set = nullptr;
 };
@@ -187,13 +189,29 @@ void NoteLostBytes(const Model& model, const ChatOptions& options, const std::ve
   for (const Document& document : documents) NoteLostBytes(model, form, document.text, document.name);
 }
 
-// 0: as usual.
-uint32_t ContextFor(const Model& model, const ChatOptions& options, const std::vector<Document>& documents) {
+// --long cut: beside them there is room for an answer, and for some talk before it.
+void CutToFit(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
+  PromptSpace space =
+      SpaceForPrompt(model, options.shared, options.conversation.generation.values.max_tokens);
+  const auto talk = static_cast<uint32_t>(std::min<size_t>(kRoomForTalk, space.n_ctx / 4));
+  space.room = options.conversation.generation.values.max_tokens == 0 ? talk : std::max(talk, space.room);
+  const EncodeDocuments encode = [&](const std::vector<Document>& some) {
+    return EncodeFirstTurn(model, options.conversation, some, "?");
+  };
+  const std::vector<LeftOut> left_out =
+      CutDocuments(model, options.conversation.form.parse_special, space, encode, documents);
+  if (!options.shared.quiet) SayLeftOut(left_out, space);
+}
+
+// 0: as usual. May cut the documents, where that is asked for.
+uint32_t ContextFor(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
+  if (!documents->empty() && options.long_documents.cuts()) CutToFit(model, options, documents);
   // An unknown chat form is better said before the weights are loaded.
-  const size_t n_tokens = EncodeFirstTurn(model, options.conversation, documents, "?").size();
-  if (documents.empty()) return options.shared.ctx;
-  const char* what = documents.size() == 1 ? "the document of -f" : "the documents of -f";
-  const uint32_t n_ctx = ChooseContext(model, options.shared, n_tokens, 0, what);
+  const size_t n_tokens = EncodeFirstTurn(model, options.conversation, *documents, "?").size();
+  if (documents->empty()) return options.shared.ctx;
+  const char* what = documents->size() == 1 ? "the document of -f" : "the documents of -f";
+  const uint32_t n_ctx =
+      ChooseContext(model, options.shared, n_tokens, 0, what, "; --long cut leaves out their middle");
   if (options.shared.ctx != 0) return n_ctx;
   const uint32_t trained = kvrun_model_context_train(model.get());
   return std::max(n_ctx, static_cast<uint32_t>(std::min<size_t>(trained, n_tokens + kRoomForTalk)));
@@ -219,10 +237,15 @@ int Converse(const ChatOptions& options, ChatLoop* loop) {
 
 int Chat(ChatOptions& options) {
   CheckGenerationOptions(options.conversation.generation);
+  if (options.long_documents.splits() && !options.files.empty()) {
+    throw UsageError(
+        "--long split: a chat does not ask documents in parts: give --long cut, or ask one question "
+        "with kvrun run --chat -f FILE -p QUESTION --long split");
+  }
   ReadChatTemplate(&options.conversation.form);
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
-  const uint32_t n_ctx = ContextFor(model, options, documents);
+  const uint32_t n_ctx = ContextFor(model, options, &documents);
   if (!options.shared.quiet) NoteLostBytes(model, options, documents);
   const Json model_info = ModelInfo(model);
   ChooseSampling(*options.set, model_info, &options.conversation.generation);
@@ -256,6 +279,9 @@ Command AddChatCommand(CLI::App* program) {
   AddModelOption(set.get(), &options->shared);
   set->TextList("-f,--file", &options->files, "FILE",
                 "a document to talk about, put into the first message (may be given several times)");
+  AddLongOption(set.get(), &options->long_documents,
+                "if the documents of -f are longer than the context: leave out their middle (split is for "
+                "kvrun run); without this they are refused");
   set->Text("--system", &options->conversation.system, "TEXT", "the system message");
   AddPromptFormOptions(set.get(), &options->conversation.form);
   set->AddExample("kvrun chat -m model.gguf -f report.txt", "talk about a document");

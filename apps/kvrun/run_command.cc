@@ -1,6 +1,5 @@
 // kvrun run: one prompt, or a batch of them.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <string>
 #include <vector>
@@ -12,6 +11,8 @@
 #include "apps/kvrun/batch.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
+#include "apps/kvrun/long_document.h"
+#include "apps/kvrun/long_parts.h"
 #include "apps/kvrun/report.h"
 #include "apps/kvrun/token_json.h"
 
@@ -19,6 +20,8 @@ namespace kvrun::cli {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 256;
+constexpr const char* kLongHint =
+    "; --long cut leaves out the middle of the documents, and --long split asks them in parts";
 
 struct RunOptions {
   SharedOptions shared;
@@ -28,6 +31,7 @@ struct RunOptions {
   std::string batch;
   std::string system;
   PromptForm form;
+  LongDocuments long_documents;
   bool chat = false;
   bool json_lines = false;  // shared.json too, then: the last line is what --json says
   const OptionSet* set = nullptr;
@@ -45,8 +49,14 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && (options.has_prompt() || !options.files.empty())) {
     throw UsageError("--batch brings its own prompts: leave out -p and -f");
   }
+  if (options.long_documents.splits() && !options.files.empty() && !(options.chat && options.has_prompt())) {
+    throw UsageError("--long split asks each part of the document a question: give one with -p, and --chat");
+  }
   if (options.generation.values.n_logprobs > 0 && !options.shared.json && options.batch.empty()) {
     throw UsageError("--logprobs goes into JSON: give --json or --json-lines, or a --batch");
+  }
+  if (!options.batch.empty() && options.set->OnCommandLine("--long")) {
+    throw UsageError("--long is for the documents of -f: a --batch has none");
   }
   for (const char* of_chats : {"--system", "--chat-template", "--thinking"}) {
     if (!options.chat && options.set->OnCommandLine(of_chats)) {
@@ -55,14 +65,23 @@ void CheckUsage(const RunOptions& options) {
   }
 }
 
+// What is said of an answer in JSON besides.
+struct SentPrompt {
+  std::vector<int32_t> ids;
+  size_t n_left_out = 0;       // tokens, by --long cut
+  Json parts = Json::array();  // their answers, by --long split
+};
+
 void Report(const RunOptions& options, const Model& model, const Session& session, const Json& engine_info,
-            size_t prompt_tokens, const Answer& answer) {
+            const SentPrompt& prompt, const Answer& answer) {
   const Json stats = SessionStats(session);
   if (options.shared.json) {
     Json object = {{"text", answer.text},
                    {"tokens", answer.tokens},
                    {"finish", FinishName(answer.finish)},
-                   {"prompt_tokens", prompt_tokens}};
+                   {"prompt_tokens", prompt.ids.size()}};
+    if (prompt.n_left_out > 0) object["left_out_tokens"] = prompt.n_left_out;
+    if (!prompt.parts.empty()) object["parts"] = prompt.parts;
     if (options.generation.values.n_logprobs > 0) object["logprobs"] = LogprobsJson(model, answer.logprobs);
     AddStatistics(stats, engine_info, &object);
     WriteStdout(JsonLine(object));
@@ -75,37 +94,118 @@ void Report(const RunOptions& options, const Model& model, const Session& sessio
               (options.shared.verbose ? StatisticsText(stats, engine_info) : "") + ProfileText(stats));
 }
 
-int RunOne(const RunOptions& options, const Model& model) {
-  const std::string text = ComposePrompt(options.files, options.has_prompt(), options.prompt);
-  const std::vector<int32_t> ids = options.chat ? EncodeChat(model, options.form, options.system, text)
-                                                : EncodePlain(model, options.form, text, "the prompt");
-  if (!options.shared.quiet) {
-    NoteLostBytes(model, options.form, text, "the prompt");
-    if (options.chat) NoteLostBytes(model, options.form, options.system, "the system message");
+// A prompt of files and a question, from its text to the end of its answer.
+class PromptRunner {
+ public:
+  PromptRunner(const RunOptions& options, const Model& model)
+      : options_(options),
+        model_(model),
+        space_(SpaceForPrompt(model, options.shared, options.generation.values.max_tokens)),
+        progress_(ProgressModeOf(options.shared)) {}
+
+  int Run() {
+    const uint32_t n_ctx = MakePrompt();
+    SessionPlan plan = PlanSession(model_, options_.shared, 1, n_ctx, options_.generation.values.seed);
+    const LoadedEngine loaded = LoadEngine(model_, options_.shared, &progress_);
+    const Session session = StartSession(loaded, options_.shared, &plan, &progress_);
+    if (parts_.size() > 1) AskAll(session);
+    Check(kvrun_session_feed(session.get(), 0, prompt_.ids.data(), prompt_.ids.size()));
+    progress_.Clear();
+    const Answer answer = Generated(session);
+    Report(options_, model_, session, loaded.info, prompt_, answer);
+    return answer.finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
   }
-  const uint32_t n_ctx =
-      ChooseContext(model, options.shared, ids.size(), options.generation.values.max_tokens, "the prompt");
-  SessionPlan plan = PlanSession(model, options.shared, 1, n_ctx, options.generation.values.seed);
-  Progress progress(ProgressModeOf(options.shared));
-  const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const Session session = StartSession(loaded, options.shared, &plan, &progress);
-  Check(kvrun_session_feed(session.get(), 0, ids.data(), ids.size()));
-  progress.Clear();
-  const std::vector<Answer> answers =
-      options.json_lines ? GenerateInto(session, 1, options.generation,
-                                        [&model](const GeneratedPiece& piece) {
-                                          return TryWriteStdout(JsonLine(PieceJson(model, piece)));
-                                        })
-                         : Generate(session, 1, options.generation, !options.shared.json);
-  Report(options, model, session, loaded.info, ids.size(), answers[0]);
-  return answers[0].finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
-}
+
+ private:
+  // The answer is the context that it needs.
+  uint32_t MakePrompt() {
+    std::vector<Document> documents;
+    for (const std::string& file : options_.files) documents.push_back({file, ReadText(file)});
+    const EncodeDocuments encode = [this](const std::vector<Document>& some) {
+      return Encode(some, options_.has_prompt(), options_.prompt);
+    };
+    prompt_.ids = encode(documents);
+    if (!documents.empty() && prompt_.ids.size() > space_.limit()) {
+      if (options_.long_documents.cuts()) Cut(encode, &documents);
+      if (options_.long_documents.splits()) {
+        parts_ = SplitText(model_, options_.form.parse_special, space_, encode, JoinedText(documents));
+      }
+    }
+    if (!options_.shared.quiet) {
+      NoteLostBytes(model_, options_.form, TextOf(documents, options_.has_prompt(), options_.prompt),
+                    "the prompt");
+      if (options_.chat) NoteLostBytes(model_, options_.form, options_.system, "the system message");
+    }
+    if (parts_.size() > 1) return space_.n_ctx;
+    return ChooseContext(model_, options_.shared, prompt_.ids.size(), options_.generation.values.max_tokens,
+                         "the prompt", documents.empty() ? "" : kLongHint);
+  }
+
+  void Cut(const EncodeDocuments& encode, std::vector<Document>* documents) {
+    const std::vector<LeftOut> left_out =
+        CutDocuments(model_, options_.form.parse_special, space_, encode, documents);
+    if (!options_.shared.quiet) SayLeftOut(left_out, space_);
+    for (const LeftOut& one : left_out) prompt_.n_left_out += one.n_left_out;
+    prompt_.ids = encode(*documents);
+  }
+
+  static std::string TextOf(const std::vector<Document>& documents, bool has_question,
+                            const std::string& question) {
+    if (documents.empty()) return question;
+    return JoinedText(documents) + (has_question ? "\n\n" + question : "");
+  }
+
+  std::vector<int32_t> Encode(const std::vector<Document>& documents, bool has_question,
+                              const std::string& question) const {
+    const std::string text = TextOf(documents, has_question, question);
+    return options_.chat ? EncodeChat(model_, options_.form, options_.system, text)
+                         : EncodePlain(model_, options_.form, text, "the prompt");
+  }
+
+  // The prompt is then the one that joins the parts' answers.
+  void AskAll(const Session& session) {
+    const EncodeQuestion encode = [this](const std::vector<Document>& some, const std::string& question) {
+      return Encode(some, true, question);
+    };
+    AskedParts asked = AskParts({.model = model_,
+                                 .session = session,
+                                 .generation = options_.generation,
+                                 .encode = encode,
+                                 .question = options_.prompt,
+                                 .space = space_,
+                                 .parse_special = options_.form.parse_special,
+                                 .quiet = options_.shared.quiet,
+                                 .progress = &progress_},
+                                parts_);
+    prompt_.ids = std::move(asked.ids);
+    prompt_.parts = std::move(asked.answers);
+    progress_.SetLabel("");
+    Check(kvrun_session_truncate(session.get(), 0, 0));
+  }
+
+  Answer Generated(const Session& session) const {
+    if (!options_.json_lines) return Generate(session, 1, options_.generation, !options_.shared.json)[0];
+    return GenerateInto(session, 1, options_.generation, [this](const GeneratedPiece& piece) {
+      return TryWriteStdout(JsonLine(PieceJson(model_, piece)));
+    })[0];
+  }
+
+  const RunOptions& options_;
+  const Model& model_;
+  const PromptSpace space_;
+  Progress progress_;
+  SentPrompt prompt_;
+  std::vector<std::string> parts_;  // more than one: to be asked one by one
+};
 
 int Run(RunOptions& options) {
   CheckUsage(options);
   if (options.chat) ReadChatTemplate(&options.form);
   ChooseSeed(&options.generation, options.shared.quiet);
-  if (options.batch.empty()) return RunOne(options, OpenNamedModel(options.shared));
+  if (options.batch.empty()) {
+    const Model model = OpenNamedModel(options.shared);
+    return PromptRunner(options, model).Run();
+  }
   const BatchJob job{options.shared, options.generation, options.batch,     options.chat,
                      options.system, options.form,       options.json_lines};
   return RunBatch(job);
@@ -131,6 +231,9 @@ Command AddRunCommand(CLI::App* program) {
       "JSON line, in order");
   set->Exclude("--batch", "--prompt");
   set->Exclude("--batch", "--file");
+  AddLongOption(set.get(), &options->long_documents,
+                "if the documents of -f are longer than the context: leave out their middle, or ask them in "
+                "parts and join the answers (with --chat and -p); without this they are refused");
   set->Flag("--chat", &options->chat, "put the prompt into the model's chat form, as the user's message");
   set->Text("--system", &options->system, "TEXT", "with --chat: the system message");
   AddPromptFormOptions(set.get(), &options->form);

@@ -198,8 +198,9 @@ TEST_P(ChatForms, ADocumentDoesNotSpeakForTheAssistant) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return result.out;
   };
-  EXPECT_EQ(run({}), AnswerTo(apart).first);
-  EXPECT_EQ(run({"--parse-special"}), AnswerTo(obeyed).first);
+  const auto line = [](const std::string& text) { return text.ends_with('\n') ? text : text + "\n"; };
+  EXPECT_EQ(run({}), line(AnswerTo(apart).first));
+  EXPECT_EQ(run({"--parse-special"}), line(AnswerTo(obeyed).first));
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, ChatForms, ::testing::Range(size_t{0}, Forms().size()),

@@ -80,7 +80,7 @@ TEST_F(CliReal, RunAnswersWithTextTokensAndStatistics) {
     EXPECT_GT(object["memory"][part].get<uint64_t>(), 0U) << part;
   }
   const ProgramResult plain = Cli({"run", "-m", path_, "-p", "hello", "-n", "7", "--ignore-end"});
-  EXPECT_EQ(plain.out, object["text"].get<std::string>());
+  EXPECT_EQ(plain.out, object["text"].get<std::string>() + "\n");
   EXPECT_NE(plain.err.find(", answer "), std::string::npos) << plain.err;
 }
 
@@ -305,13 +305,79 @@ TEST_F(CliReal, AChatEqualsItsTokensFedAtOnce) {
   EXPECT_GT(chat.out.size(), first.size() + 1);
 }
 
+// A seed of a line's own gives the answer that it gives alone, wherever the line stands.
+TEST_F(CliReal, ALineOfABatchIsSampledAsItAsks) {
+  if (NoDevice()) GTEST_SKIP() << "no device";
+  const std::string lines = R"({"prompt": "abc", "max_tokens": 3})"
+                            "\n{}\n"
+                            R"({"prompt": "abc", "temperature": 2, "seed": 7, "id": "x"})"
+                            "\n";
+  const ProgramResult result =
+      Cli({"run", "-m", path_, "--batch", "-", "-n", "12", "--ignore-end", "--kv-type", "f32"}, {}, lines);
+  EXPECT_EQ(result.exit_code, 1) << "a line is bad";
+  std::istringstream out(result.out);
+  std::vector<Json> objects;
+  for (std::string line; std::getline(out, line);) objects.push_back(Json::parse(line, nullptr, false));
+  ASSERT_EQ(objects.size(), 3U) << result.out << result.err;
+  EXPECT_EQ(objects[0]["tokens"].size(), 3U);
+  EXPECT_TRUE(objects[1].contains("error"));
+  EXPECT_EQ(objects[2]["id"], "x");
+  const Json alone =
+      RunJson({"-p", "abc", "-n", "12", "--temp", "2", "--seed", "7", "--kv-type", "f32"})["tokens"];
+  EXPECT_EQ(objects[2]["tokens"], alone);
+}
+
+// The prompt has as many tokens as there is room for, but for those that a cut where a line ends costs.
+TEST(CliLongDocument, IsCutOrAskedInParts) {
+  const auto model = TestModelPath();
+  if (!model) GTEST_SKIP() << "the test model is not here";
+  if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+  std::string text = "The ship is called Pequod.\n";
+  for (int i = 0; i < 45; ++i)
+    text += fmt::format("On day {} the sea was calm, \u2014 and nobody spoke.\n", i);
+  const TemporaryFolder folder;
+  const Arguments run = {"run",
+                         "-m",
+                         *model,
+                         "-f",
+                         folder.Write("log.txt", text),
+                         "-p",
+                         "What is the ship called?",
+                         "-n",
+                         "16",
+                         "-c",
+                         "384",
+                         "--chat",
+                         "--json",
+                         "--long"};
+  const auto with = [&](const char* way) {
+    Arguments arguments = run;
+    arguments.push_back(way);
+    return Cli(arguments);
+  };
+  const ProgramResult cut = with("cut");
+  ASSERT_EQ(cut.exit_code, 0) << cut.err;
+  const Json object = Json::parse(cut.out, nullptr, false);
+  EXPECT_LE(object["prompt_tokens"], 368);
+  EXPECT_GE(object["prompt_tokens"], 368 - 48);
+  EXPECT_NE(object["text"].get<std::string>().find("Pequod"), std::string::npos) << object["text"];
+  EXPECT_NE(cut.err.find("tokens, in its middle, are left out"), std::string::npos) << cut.err;
+  const ProgramResult split = with("split");
+  ASSERT_EQ(split.exit_code, 0) << split.err;
+  const Json parts = Json::parse(split.out, nullptr, false)["parts"];
+  ASSERT_GE(parts.size(), 2U) << split.out;
+  for (const Json& part : parts) EXPECT_LE(part["prompt_tokens"], 368);
+  EXPECT_NE(parts[0]["text"].get<std::string>().find("Pequod"), std::string::npos) << parts[0];
+  EXPECT_NE(split.err.find("part 2 of "), std::string::npos) << split.err;
+}
+
 TEST(CliStories, GreedyTextIsThatOfTheModel) {
   const auto model = SharedPath("models/stories260K.gguf");
   if (!model) GTEST_SKIP() << "the model is not here";
   if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
   const ProgramResult result = Cli({"run", "-m", *model, "-p", "Once upon a time", "-n", "20", "-q"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, ", there was a little girl named Lily. She loved to play outsid");
+  EXPECT_EQ(result.out, ", there was a little girl named Lily. She loved to play outsid\n");
 }
 
 TEST(CliStories, TokenizesTheReferencesText) {
