@@ -202,10 +202,12 @@ void NoteLostBytes(const Model& model, const ChatOptions& options, const std::ve
 
 // --long cut: beside them there is room for an answer, and for some talk before it.
 void CutToFit(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
-  PromptSpace space =
-      SpaceForPrompt(model, options.shared, options.conversation.generation.values.max_tokens);
+  // The usual limit of an answer asks for no room: talk has some.
+  const bool asks_for_room = options.set->Given("--max-tokens");
+  const uint32_t max_tokens = asks_for_room ? options.conversation.generation.values.max_tokens : 0;
+  PromptSpace space = SpaceForPrompt(model, options.shared, max_tokens);
   const auto talk = static_cast<uint32_t>(std::min<size_t>(kRoomForTalk, space.n_ctx / 4));
-  space.room = options.conversation.generation.values.max_tokens == 0 ? talk : std::max(talk, space.room);
+  space.room = max_tokens == 0 ? talk : std::max(talk, space.room);
   const EncodeDocuments encode = [&](const std::vector<Document>& some) {
     return EncodeFirstTurn(model, options.conversation, some, "?");
   };
