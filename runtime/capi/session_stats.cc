@@ -70,10 +70,10 @@ Json SessionStatsInfo(const kvrun_session& session) {
   info["memory"]["process"] = process ? Json(process->resident_bytes) : Json();
   info["memory"]["process_peak"] = process ? Json(process->peak_bytes) : Json();
   // A CPU's device memory is the process's.
-  const uint64_t peak_bytes = process ? process->peak_bytes : 0;
+  const uint64_t process_bytes = process ? process->resident_bytes : 0;
   const uint64_t device_bytes = info["memory"]["total"].get<uint64_t>();
   const bool is_shared = session.engine->device().info().is_cpu;
-  info["memory"]["all"] = is_shared ? std::max(peak_bytes, device_bytes) : peak_bytes + device_bytes;
+  info["memory"]["all"] = is_shared ? std::max(process_bytes, device_bytes) : process_bytes + device_bytes;
   info["operations"] = OperationsInfo(session.engine->OperationTotals(), session.operations_before);
   info["notes"] = session.session->notes();
   info["details"] = session.session->details();

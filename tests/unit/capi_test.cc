@@ -328,7 +328,8 @@ TEST_F(CapiTest, StatisticsAreJsonWithEveryPart) {
   nlohmann::json memory = stats["memory"];
   EXPECT_GE(memory["process_peak"], memory["process"]);
   EXPECT_GT(memory["process"], 1 << 20);
-  EXPECT_GE(memory["all"], memory["process_peak"]);
+  EXPECT_GE(memory["all"], memory["process"]);
+  EXPECT_LE(memory["all"], memory["process_peak"].get<uint64_t>() + 1234);
   for (const char* of_process : {"process", "process_peak", "all"}) memory.erase(of_process);
   EXPECT_EQ(memory, nlohmann::json::parse(R"({"weights": 1000, "kv": 230, "activations": 0,
                                                        "staging": 0, "pipelines": 4, "total": 1234})"));

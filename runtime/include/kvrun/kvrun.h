@@ -549,7 +549,7 @@ KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const
  * decode_tps, ttft_ms, last (an object with all of these, of the last turn alone: feeds and the call of
  * kvrun_session_generate after them), memory {weights, kv, activations, staging, total: bytes, of the device;
  * process: the bytes of memory of this process, as its system counts them, and process_peak, the most so far;
- * null where the system does not say; all: process_peak, and what the device has beside it}, operations
+ * null where the system does not say; all: process, and what the device has beside it}, operations
  * [{name, count, ms}] with profile, notes [..], details [..] (notes for experts). If KV is kept in records
  * (any method but "full", or "full" in types other than f16 and f32) there is also kv: line (what it is, for
  * experts), method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json);
