@@ -402,7 +402,7 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * (one if the context is longer than what the model was trained with) and details [..] (for experts). A file
  * of adapters is read to check that it suits; the folder for KV is not created. If no group is given, the one
  * that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1 to 0.4
- * seconds on flash) and kept in the user's cache folder; a note says if the group is not 4. */
+ * seconds on flash) and kept in the user's cache folder; `details` say if the group is not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
