@@ -226,8 +226,9 @@ class BatchReader {
         has_prompt_ = has_prompt_ || name == "prompt";
         has_messages_ = has_messages_ || name == "messages";
       } else if (key == "body" && value.is_object()) {
-        TakeKeys(value, line);  // as the lines of OpenAI's batches have it
-      } else if (std::find(unknown_.begin(), unknown_.end(), key) == unknown_.end()) {
+        TakeKeys(value, line);                       // as the lines of OpenAI's batches have it
+      } else if (key != "method" && key != "url" &&  // which every line of OpenAI's batch files has
+                 std::find(unknown_.begin(), unknown_.end(), key) == unknown_.end()) {
         unknown_.push_back(key);
       }
     }

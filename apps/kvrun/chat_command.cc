@@ -222,7 +222,7 @@ uint32_t ContextFor(const Model& model, const ChatOptions& options, std::vector<
   // An unknown chat form is better said before the weights are loaded.
   const size_t n_tokens = EncodeFirstTurn(model, options.conversation, *documents, "?").size();
   if (documents->empty()) return options.shared.ctx;
-  const char* what = documents->size() == 1 ? "the document of -f" : "the documents of -f";
+  const char* what = documents->size() == 1 ? "the document of -f" : "the text of all documents of -f";
   const uint32_t n_ctx =
       ChooseContext(model, options.shared, n_tokens, 0, what, "; --long cut leaves out their middle");
   if (options.shared.ctx != 0) return n_ctx;

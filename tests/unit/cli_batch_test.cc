@@ -163,6 +163,10 @@ TEST(CliBatch, UnknownKeysAreNamedOnce) {
   EXPECT_PRED2(Contains, result.err, note + "model, n\n");
   EXPECT_EQ(result.err.find(note), result.err.rfind(note));
   EXPECT_FALSE(Contains(Batch("{\"prompt\": \"a\", \"id\": 1, \"seed\": 1}").err, "does not know"));
+  EXPECT_FALSE(
+      Contains(Batch("{\"method\": \"POST\", \"url\": \"/v1/x\", \"body\": {\"prompt\": \"a\"}}").err,
+               "does not know"))
+      << "OpenAI's files have these";
   EXPECT_EQ(Batch(lines, {"-q"}).err, "");
 }
 
