@@ -61,6 +61,15 @@ Json Info(const kvrun::Calibration& calibration) {
           {"layers", layers}};
 }
 
+// What is asked about a calibration before it runs.
+kvrun::Result<kvrun::CalibrationOptions> ReadCalibration(const kvrun_engine* engine,
+                                                         const kvrun_calibrate_options* options) {
+  KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
+  KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+  KVRUN_ASSIGN_OR_RETURN(const kvrun_calibrate_options given, Read(options));
+  return Translate(given);
+}
+
 }  // namespace
 
 extern "C" {
@@ -93,10 +102,8 @@ kvrun_status kvrun_calibrate_time_json(kvrun_engine* engine, const kvrun_calibra
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun_calibrate_options given, Read(options));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options, Translate(given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options,
+                           ReadCalibration(engine, options));
     kvrun_reuse_options given_reuse;
     kvrun_reuse_options_init(&given_reuse);
     KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(reuse, "kvrun_reuse_options", &given_reuse));
@@ -120,10 +127,8 @@ kvrun_status kvrun_calibrate_checkpoint_json(kvrun_engine* engine, const kvrun_c
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(engine, "engine"));
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun_calibrate_options given, Read(options));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options, Translate(given));
+    KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationOptions calibrate_options,
+                           ReadCalibration(engine, options));
     const kvrun::Model& model = engine->engine->model();
     KVRUN_ASSIGN_OR_RETURN(const kvrun::CalibrationPlan plan,
                            kvrun::PlanCalibration(calibrate_options, model.config));

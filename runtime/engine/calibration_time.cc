@@ -35,8 +35,14 @@ constexpr double kProbeSeconds = 0.7;
 constexpr uint32_t kFirstRows = 16;
 constexpr uint32_t kMostRows = 128;
 
+// With steps that select.
+CalibrationRates Selecting(CalibrationRates rates) {
+  rates.step_s *= kSelectingFactor;
+  return rates;
+}
+
 double ReuseSeconds(const CalibrationRates& rates, uint32_t n_ctx) {
-  return rates.PromptSeconds(n_ctx) + kReuseSteps * kSelectingFactor * rates.step_s;
+  return rates.PromptSeconds(n_ctx) + kReuseSteps * Selecting(rates).step_s;
 }
 
 CutSize CutsOf(uint32_t n_ctx) {
@@ -52,10 +58,8 @@ double SumsSeconds(const CalibrationRates& rates, uint64_t n_tokens, uint32_t n_
 double LaterSeconds(const CalibrationRates& rates, const CalibrationJob& job) {
   if (!job.measures_reuse) return 0.0;
   const auto n_ctx = static_cast<uint32_t>(std::min<uint64_t>(job.n_ctx, job.n_tokens));
-  CalibrationRates selecting = rates;
-  selecting.step_s *= kSelectingFactor;
   return ReuseSeconds(rates, n_ctx) +
-         (job.measures_layers ? CutSeconds(selecting, CutsOf(n_ctx), job.n_layers) : 0.0);
+         (job.measures_layers ? CutSeconds(Selecting(rates), CutsOf(n_ctx), job.n_layers) : 0.0);
 }
 
 double ProbeSecondsSince(Clock::time_point begin) {
@@ -76,10 +80,8 @@ CalibrationTimes ChooseCalibrationTimes(const CalibrationRates& rates, const Cal
     times.sums_s = limit_s - later_s;
     return times;
   }
-  CalibrationRates selecting = rates;
-  selecting.step_s *= kSelectingFactor;
-  const bool cuts_layers =
-      job.measures_layers && ChooseCuts(selecting, CutsOf(job.n_ctx), job.n_layers, kCutsShare * limit_s);
+  const bool cuts_layers = job.measures_layers && ChooseCuts(Selecting(rates), CutsOf(job.n_ctx),
+                                                             job.n_layers, kCutsShare * limit_s);
   const double share = !job.measures_reuse ? kSumsShareAlone
                        : cuts_layers       ? kSumsShare
                                            : kSumsShareBeforeRates;
