@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <fstream>
 #include <initializer_list>
-#include <limits>
+#include <sstream>
 #include <string_view>
 
 #include "platform/io/control_groups.h"
@@ -21,10 +21,11 @@ Bytes Least(Bytes a, Bytes b) {
 // Of lines "NAME NUMBER ...".
 Bytes NumberNamed(const std::string& path, std::string_view wanted) {
   std::ifstream file(path);
-  for (std::string name; file >> name;) {
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(wanted)) continue;
+    std::istringstream rest(line.substr(wanted.size()));
     uint64_t number = 0;
-    if (name == wanted) return file >> number ? Bytes(number) : std::nullopt;
-    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+    return rest >> number ? Bytes(number) : std::nullopt;
   }
   return std::nullopt;
 }
@@ -55,9 +56,17 @@ Bytes LeftOfGroup(const std::string& folder, const GroupFiles& files) {
   if (!limit || !usage) return std::nullopt;
   uint64_t can_be_had = 0;
   for (const char* name : files.of_files)
-    can_be_had += NumberNamed(folder + "/memory.stat", name).value_or(0);
+    can_be_had += NumberNamed(folder + "/memory.stat", std::string(name) + " ").value_or(0);
   const uint64_t kept = *usage - std::min(*usage, can_be_had);
   return *limit - std::min(*limit, kept);
+}
+
+// What the process may map yet (ulimit -v). A driver maps more than it uses, so this is on the safe side.
+Bytes LeftOfAddressSpace(const std::string& root) {
+  const Bytes limit = NumberNamed(root + "/proc/self/limits", "Max address space ");
+  const Bytes mapped_kib = NumberNamed(root + "/proc/self/status", "VmSize:");
+  if (!limit || !mapped_kib) return std::nullopt;
+  return *limit - std::min(*limit, *mapped_kib * 1024);
 }
 
 }  // namespace
@@ -68,7 +77,7 @@ std::optional<uint64_t> AvailableMemoryBytes(const std::string& root) {
   for (const ControlGroup& group : FindControlGroups("memory", root)) {
     available = Least(available, LeftOfGroup(root + group.folder, group.is_v2 ? kVersion2 : kVersion1));
   }
-  return available;
+  return Least(available, LeftOfAddressSpace(root));
 }
 
 }  // namespace kvrun

@@ -52,6 +52,21 @@ TEST_F(AvailableMemory, IsTheSystemsWhereNothingLimitsIt) {
   EXPECT_EQ(Available(), 4 * kMiB);
 }
 
+TEST_F(AvailableMemory, IsWhatTheAddressSpaceLeaves) {
+  WriteMemory();
+  Write("proc/self/status", "Name:\tkvrun\nVmPeak:\t    9000 kB\nVmSize:\t    1000 kB\n");
+  const std::string limits =
+      "Limit                     Soft Limit           Hard Limit           Units     \n"
+      "Max cpu time              1                    unlimited            seconds   \nMax address space     "
+      "    ";
+  Write("proc/self/limits", limits + "3000000              4000000              bytes     \n");
+  EXPECT_EQ(Available(), 3'000'000U - 1'024'000U);
+  Write("proc/self/limits", limits + "1000000              4000000              bytes     \n");
+  EXPECT_EQ(Available(), 0U);
+  Write("proc/self/limits", limits + "unlimited            unlimited            bytes     \n");
+  EXPECT_EQ(Available(), 4 * kMiB);
+}
+
 TEST_F(AvailableMemory, IsTheLeastOfAGroupAndThoseAboveIt) {
   WriteMemory();
   Write("proc/self/mountinfo", "41 31 0:38 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw\n");
