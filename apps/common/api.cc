@@ -121,6 +121,17 @@ const char* FinishName(kvrun_finish finish) {
   return "unknown";
 }
 
+Json ParseJson(std::string_view text, std::string* why) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::parse_error& error) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 3: syntax error while ..."
+    const std::string_view said = error.what();
+    *why = said.substr(std::min(said.find("column "), said.size()));
+    return Json(Json::value_t::discarded);
+  }
+}
+
 Json ParseJson(std::string_view text) { return Json::parse(text, nullptr, /*allow_exceptions=*/false); }
 
 std::string DumpJson(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }

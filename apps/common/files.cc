@@ -12,6 +12,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -62,19 +63,26 @@ Failure CannotRead(const std::string& name, int error_number) {
 }
 
 Failure IsTooLong(const std::string& name, const TextLimit& limit) {
-  return Failure(KVRUN_INVALID_ARGUMENT, fmt::format("cannot read {}: it has more than {} MiB, {}", name,
-                                                     limit.n_bytes / kMib, limit.why));
+  const std::string most = limit.n_bytes < kMib ? fmt::format("{} bytes", limit.n_bytes)
+                                                : fmt::format("{} MiB", limit.n_bytes / kMib);
+  return Failure(KVRUN_INVALID_ARGUMENT,
+                 fmt::format("cannot read {}: it has more than {}, {}", name, most, limit.why));
 }
 
-// To `text`, which is to have no more than the limit says.
-void ReadDescriptor(int fd, const std::string& name, const TextLimit& limit, std::string* text) {
+Failure HasNoMemoryFor(const std::string& name) {
+  return Failure(KVRUN_OUT_OF_MEMORY, fmt::format("cannot read {}: there is too little memory for its text: "
+                                                  "name a smaller file, or end other programs",
+                                                  name));
+}
+
+void AppendAll(int fd, const std::string& name, const TextLimit& limit, std::string* text) {
   struct stat facts = {};
   if (::fstat(fd, &facts) == 0 && S_ISREG(facts.st_mode)) {
     // Standard input may be a file of which others have read the beginning.
     const off_t rest = facts.st_size - std::max<off_t>(::lseek(fd, 0, SEEK_CUR), 0);
     const auto rest_bytes = static_cast<uint64_t>(std::max<off_t>(rest, 0));
-    if (rest_bytes > limit.n_bytes - text->size()) throw IsTooLong(name, limit);
-    text->reserve(text->size() + rest_bytes);
+    if (rest_bytes > limit.n_bytes) throw IsTooLong(name, limit);
+    text->reserve(rest_bytes);
   }
   char buffer[kReadBytes];
   while (true) {
@@ -88,15 +96,14 @@ void ReadDescriptor(int fd, const std::string& name, const TextLimit& limit, std
   }
 }
 
-void AppendText(const std::string& path, const TextLimit& limit, std::string* text) {
-  if (path == "-") return ReadDescriptor(STDIN_FILENO, "standard input", limit, text);
-  const int fd = OpenToRead(path);
-  if (fd < 0) throw CannotRead(path, errno);
-  struct Closer {
-    int fd;
-    ~Closer() { ::close(fd); }
-  } closer{fd};
-  ReadDescriptor(fd, path, limit, text);
+std::string ReadDescriptor(int fd, const std::string& name, const TextLimit& limit) {
+  std::string text;
+  try {
+    AppendAll(fd, name, limit, &text);
+  } catch (const std::bad_alloc&) {
+    throw HasNoMemoryFor(name);
+  }
+  return text;
 }
 
 // The word behind `name`, which begins a line, of a file of the system; nothing where it says no number.
@@ -173,9 +180,14 @@ TextLimit LimitOfSmallFile(const std::string& what) {
 }
 
 std::string ReadText(const std::string& path, const TextLimit& limit) {
-  std::string text;
-  AppendText(path, limit, &text);
-  return text;
+  if (path == "-") return ReadDescriptor(STDIN_FILENO, "standard input", limit);
+  const int fd = OpenToRead(path);
+  if (fd < 0) throw CannotRead(path, errno);
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  return ReadDescriptor(fd, path, limit);
 }
 
 void CheckTextNames(const std::vector<std::string>& paths) {
@@ -187,14 +199,22 @@ void CheckTextNames(const std::vector<std::string>& paths) {
   }
 }
 
-std::string ReadTexts(const std::vector<std::string>& paths) {
-  const TextLimit limit = LimitOfTexts();
-  std::string text;
-  for (size_t i = 0; i < paths.size(); ++i) {
-    if (i > 0 && text.size() + 2 <= limit.n_bytes) text += "\n\n";
-    AppendText(paths[i], limit, &text);
+std::vector<std::string> ReadTexts(const std::vector<std::string>& paths) {
+  TextLimit limit = LimitOfTexts();
+  std::vector<std::string> texts;
+  for (const std::string& path : paths) {
+    texts.push_back(ReadText(path, limit));
+    limit.n_bytes -= texts.back().size();
+    limit.why =
+        "which is what the texts before it leave of the most that is read: name a smaller file, or fewer";
   }
-  return text;
+  return texts;
+}
+
+std::string JoinedTexts(const std::vector<std::string>& texts) {
+  std::string joined;
+  for (size_t i = 0; i < texts.size(); ++i) joined += (i == 0 ? "" : "\n\n") + texts[i];
+  return joined;
 }
 
 int TryWriteStdout(std::string_view text) { return WriteAll(STDOUT_FILENO, text.data(), text.size()); }

@@ -33,9 +33,10 @@ std::string ReadText(const std::string& path, const TextLimit& limit = LimitOfTe
 
 // Throws a UsageError where a name is empty, or standard input is named twice, which can be read only once.
 void CheckTextNames(const std::vector<std::string>& paths);
-// The texts of all, in their order, with a blank line (two line ends) between each and the next. The limit is
-// that of all together.
-std::string ReadTexts(const std::vector<std::string>& paths);
+// The texts of all, in their order. The limit is that of all together.
+std::vector<std::string> ReadTexts(const std::vector<std::string>& paths);
+// One text of them, with a blank line (two line ends) between each and the next.
+std::string JoinedTexts(const std::vector<std::string>& texts);
 
 // Unbuffered. The answer is 0 or an errno value.
 int TryWriteStdout(std::string_view text);

@@ -82,6 +82,16 @@ int RunCommand(const ProgramInfo& info, const Command& command) {
   }
 }
 
+// Such as of chat, which says on a terminal what is wrong: once.
+bool SpeaksNoJson(std::span<const CommandInfo> commands, const std::string& name) {
+  const auto command = std::find_if(commands.begin(), commands.end(),
+                                    [&](const CommandInfo& one) { return one.name == name; });
+  return command != commands.end() &&
+         std::none_of(command->options.begin(), command->options.end(), [](const OptionInfo& option) {
+           return std::find(option.names.begin(), option.names.end(), "--json") != option.names.end();
+         });
+}
+
 // Help was asked for, or the command line is wrong. A line that is wrong was not taken apart to its end:
 // whether it asks for JSON is seen from its words.
 int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI::ParseError& error,
@@ -89,10 +99,12 @@ int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI
   std::ostringstream out;
   std::ostringstream unused;
   if (error.get_exit_code() != 0) {
-    const bool json = std::any_of(words.begin(), words.end(), [](const std::string_view word) {
-      return word == "--json" || word == "--json-lines";
-    });
-    const CommandLineError wrong = ExplainParseError(program, DescribeCommands(info), error);
+    const std::vector<CommandInfo> commands = DescribeCommands(info);
+    const CommandLineError wrong = ExplainParseError(program, commands, error);
+    const bool json =
+        std::any_of(words.begin(), words.end(),
+                    [](const std::string_view word) { return word == "--json" || word == "--json-lines"; }) &&
+        !SpeaksNoJson(commands, wrong.command);
     return ReportUsageError(UsageError(wrong.message), json, HelpOf(info, wrong.command));
   }
   (void)program.exit(error, out, unused);

@@ -40,7 +40,8 @@ class BatchRunner {
     }
     if (items_.empty()) return;
     const auto n_sequences = static_cast<uint32_t>(std::min<size_t>(items_.size(), KVRUN_MAX_SEQUENCES));
-    SessionPlan plan = PlanSession(model, job.shared, n_sequences, n_ctx, job.generation.values.seed);
+    SessionPlan plan =
+        PlanSession(model, job.shared, n_sequences, n_ctx, job.generation.of_prompts.values.seed);
     loaded_ = LoadEngine(model, job.shared, &progress_);
     session_ = StartSession(loaded_, job.shared, &plan, &progress_);
   }
@@ -48,7 +49,7 @@ class BatchRunner {
   int Run() {
     for (size_t start = 0; start < items_.size(); start += KVRUN_MAX_SEQUENCES) {
       const size_t count = std::min<size_t>(items_.size() - start, KVRUN_MAX_SEQUENCES);
-      if (!RunGroup(std::span(items_).subspan(start, count))) return kExitInterrupted;
+      if (!RunGroup(start, std::span(items_).subspan(start, count))) return kExitInterrupted;
     }
     WriteErrorsBefore(lines_.size());
     return items_.size() < lines_.size() ? kExitFailure : 0;
@@ -61,7 +62,7 @@ class BatchRunner {
     try {
       std::vector<int32_t> ids = Encode(*line, what);
       const uint32_t n_ctx =
-          ChooseContext(model_, job_.shared, ids.size(), line->generation.values.max_tokens, what);
+          ChooseContext(model_, job_.shared, ids.size(), RoomAskedFor(line->generation), what);
       NoteLost(*line, what);
       items_.push_back({line, std::move(ids)});
       return n_ctx;
@@ -72,6 +73,12 @@ class BatchRunner {
                           message.starts_with(line->where) ? message : line->where + ": " + message);
       return 0;
     }
+  }
+
+  // A line alone that sets no limit is not worth a whole context for each sequence.
+  uint32_t RoomAskedFor(const GenerationOptions& generation) const {
+    const bool all_ask = job_.generation.of_prompts.values.max_tokens == 0;
+    return generation.values.max_tokens == 0 && !all_ask ? kOpenEndedRoom : generation.values.max_tokens;
   }
 
   std::vector<int32_t> Encode(const BatchLine& line, const std::string& what) const {
@@ -97,12 +104,12 @@ class BatchRunner {
     NoteLostBytes(model_, job_.form, text, what);
   }
 
-  // False if it was interrupted.
-  bool RunGroup(std::span<const Item> group) {
+  // `start`: of the group's first among all items. False if it was interrupted.
+  bool RunGroup(size_t start, std::span<const Item> group) {
     kvrun_session_stats_reset(session_.get());
     std::vector<const GenerationOptions*> generations;
     for (uint32_t i = 0; i < group.size(); ++i) {
-      progress_.SetLabel(fmt::format("prompt {} of {}", group[i].line->index + 1, lines_.size()));
+      progress_.SetLabel(fmt::format("prompt {} of {}", start + i + 1, items_.size()));
       Check(kvrun_session_truncate(session_.get(), i, 0));
       Check(kvrun_session_feed(session_.get(), i, group[i].ids.data(), group[i].ids.size()));
       generations.push_back(&group[i].line->generation);
@@ -120,8 +127,7 @@ class BatchRunner {
     const Json stats = SessionStats(session_);
     for (size_t i = 0; i < group.size(); ++i) WriteAnswer(group[i], answers[i], stats);
     if (!job_.shared.quiet && !job_.shared.json) {
-      WriteStderr(fmt::format("prompts  {} to {} of {}\n", group.front().line->index + 1,
-                              group.back().line->index + 1, lines_.size()) +
+      WriteStderr(fmt::format("prompts  {} to {} of {}\n", start + 1, start + group.size(), items_.size()) +
                   SummaryText(stats) + (job_.shared.verbose ? StatisticsText(stats, loaded_.info) : "") +
                   ProfileText(stats));
     }

@@ -4,13 +4,14 @@
 #include <string>
 
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/batch_lines.h"
 #include "apps/kvrun/generation.h"
 
 namespace kvrun::cli {
 
 struct BatchJob {
   const SharedOptions& shared;
-  const GenerationOptions& generation;
+  UsualGeneration generation;
   const std::string& path;
   bool chat;
   const std::string& system;

@@ -89,6 +89,8 @@ std::vector<BatchMessage> MessagesIn(const Field& field) {
     if (role == message.end() || !role->is_string())
       Refuse({"messages[]", message}, "{\"role\", \"content\"}");
     const std::string name = role->get<std::string>();
+    if (name != "system" && name != "developer" && name != "user" && name != "assistant")
+      Refuse({"role", *role}, "one of system, developer, user, assistant");
     // What newer models of OpenAI call the system message.
     messages.push_back({name == "developer" ? "system" : name, ContentOf(message)});
   }
@@ -165,7 +167,7 @@ void TakeId(const Json& object, BatchLine* line) {
 
 class BatchReader {
  public:
-  BatchReader(std::string name, const GenerationOptions& usual) : name_(std::move(name)), usual_(usual) {}
+  BatchReader(std::string name, const UsualGeneration& usual) : name_(std::move(name)), usual_(usual) {}
 
   std::vector<BatchLine> Read(std::string_view text) {
     size_t number = 0;
@@ -188,7 +190,7 @@ class BatchReader {
     BatchLine& line = lines_.emplace_back();
     line.index = lines_.size() - 1;
     line.where = fmt::format("{}: line {}", name_, number);
-    line.generation = usual_;
+    line.generation = usual_.of_prompts;
     try {
       Take(text, &line);
     } catch (const Failure& failure) {
@@ -197,12 +199,13 @@ class BatchReader {
   }
 
   void Take(std::string_view text, BatchLine* line) {
-    const Json json = ParseJson(text);
-    if (json.is_discarded()) throw Failure(KVRUN_INVALID_ARGUMENT, " is not JSON");
+    std::string why;
+    const Json json = ParseJson(text, &why);
+    if (json.is_discarded()) throw Failure(KVRUN_INVALID_ARGUMENT, " is not JSON: " + why);
     if (!json.is_object()) throw Failure(KVRUN_INVALID_ARGUMENT, " is not an object: give {\"prompt\": ...}");
     try {
       TakeId(json, line);
-      has_prompt_ = has_messages_ = false;
+      has_prompt_ = has_messages_ = has_penalty_ = false;
       TakeKeys(json, line);
     } catch (const Failure& failure) {
       throw Failure(failure.status(), std::string(": ") + failure.what());
@@ -212,6 +215,14 @@ class BatchReader {
                                                 ? " has both a \"prompt\" and \"messages\": leave one out"
                                                 : " has neither a \"prompt\" nor \"messages\"");
     }
+    if (has_messages_) TakeUsualOfMessages(line);
+  }
+
+  // What keeps a chat's answer from repeating itself.
+  void TakeUsualOfMessages(BatchLine* line) const {
+    const kvrun_generate_options& usual = usual_.of_messages.values;
+    line->generation.values.repeat_limit = usual.repeat_limit;
+    if (!has_penalty_) line->generation.values.repetition_penalty = usual.repetition_penalty;
   }
 
   // null is as if the key were not there: so do programs write what was not set.
@@ -225,7 +236,9 @@ class BatchReader {
         known->set({key, value}, line);
         has_prompt_ = has_prompt_ || name == "prompt";
         has_messages_ = has_messages_ || name == "messages";
-      } else if (key == "body" && value.is_object()) {
+        has_penalty_ = has_penalty_ || name == "repeat_penalty";
+      } else if (key == "body") {
+        if (!value.is_object()) Refuse({key, value}, "an object: what is asked for");
         TakeKeys(value, line);                       // as the lines of OpenAI's batches have it
       } else if (key != "method" && key != "url" &&  // which every line of OpenAI's batch files has
                  std::find(unknown_.begin(), unknown_.end(), key) == unknown_.end()) {
@@ -235,11 +248,12 @@ class BatchReader {
   }
 
   std::string name_;
-  const GenerationOptions& usual_;
+  const UsualGeneration& usual_;
   std::vector<BatchLine> lines_;
   std::vector<std::string> unknown_;
   bool has_prompt_ = false;    // the line that is read
   bool has_messages_ = false;  // the same
+  bool has_penalty_ = false;   // the same
 };
 
 }  // namespace
@@ -250,7 +264,7 @@ Json BatchLine::Beginning() const {
   return object;
 }
 
-std::vector<BatchLine> ReadBatchLines(const std::string& path, const GenerationOptions& usual, bool quiet) {
+std::vector<BatchLine> ReadBatchLines(const std::string& path, const UsualGeneration& usual, bool quiet) {
   const std::string name = path == "-" ? "standard input" : path;
   BatchReader reader(name, usual);
   std::vector<BatchLine> lines = reader.Read(ReadText(path));

@@ -31,8 +31,14 @@ struct BatchLine {
   Json Beginning() const;
 };
 
+// What a line has that says nothing else.
+struct UsualGeneration {
+  const GenerationOptions& of_prompts;
+  const GenerationOptions& of_messages;
+};
+
 // The lines of a file ("-": standard input), blank ones left out; a Failure if there are none. What is wrong
 // with a line is its `error`. Says which keys are not known, unless `quiet`.
-std::vector<BatchLine> ReadBatchLines(const std::string& path, const GenerationOptions& usual, bool quiet);
+std::vector<BatchLine> ReadBatchLines(const std::string& path, const UsualGeneration& usual, bool quiet);
 
 }  // namespace kvrun::cli

@@ -19,6 +19,7 @@
 #include "apps/kvrun/chat_sampling.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/conversation.h"
+#include "apps/kvrun/documents.h"
 #include "apps/kvrun/line_reader.h"
 #include "apps/kvrun/long_document.h"
 #include "apps/kvrun/report.h"
@@ -51,6 +52,25 @@ bool ConcernsLineOnly(const Failure& failure) {
     case KVRUN_CONTEXT_FULL: return true;
     default: return false;
   }
+}
+
+// --long cut: beside the documents there is room for an answer, and for some talk before it.
+PromptSpace SpaceForDocuments(const ChatOptions& options, uint32_t n_ctx) {
+  // The usual limit of an answer asks for no room: talk has some.
+  const bool asks_for_room = options.set->Given("--max-tokens");
+  const uint32_t max_tokens = asks_for_room ? options.conversation.generation.values.max_tokens : 0;
+  PromptSpace space = SpaceForPrompt(n_ctx, max_tokens);
+  const auto talk = static_cast<uint32_t>(std::min<size_t>(kRoomForTalk, space.n_ctx / 4));
+  space.room = max_tokens == 0 ? talk : std::max(talk, space.room);
+  return space;
+}
+
+void CutToFit(const Model& model, const ChatOptions& options, uint32_t n_ctx, const EncodeDocuments& encode,
+              std::vector<Document>* documents) {
+  const PromptSpace space = SpaceForDocuments(options, n_ctx);
+  const std::vector<LeftOut> left_out =
+      CutDocuments(model, options.conversation.form.parse_special, space, encode, documents);
+  if (!options.shared.quiet) SayLeftOut(left_out, space);
 }
 
 class ChatLoop {
@@ -96,6 +116,7 @@ class ChatLoop {
     NoteLost(message, "the message");
     try {
       const Answer answer = conversation_.Say(message);
+      ++n_answers_;
       WriteStdout("\n");
       SayWhyItEnded(answer);
     } catch (const Interruption&) {
@@ -120,17 +141,18 @@ class ChatLoop {
   }
 
   void AddFile(const std::string& path) {
-    std::string text;
+    Document document{path, ""};
     try {
-      text = ReadText(path);
+      document.text = ReadText(path);
+      if (options_.long_documents.cuts()) Cut(&document);
     } catch (const Interruption&) {
       return ClearInterrupt();
     } catch (const Failure& failure) {
-      return PrintMessage(failure.what());
+      return PrintMessage(failure.status() == KVRUN_CONTEXT_FULL ? DoesNotFit(path) : failure.what());
     }
-    const size_t n_bytes = text.size();
-    NoteLost(text, path);
-    conversation_.AddDocument({path, std::move(text)});
+    const size_t n_bytes = document.text.size();
+    NoteLost(document.text, path);
+    conversation_.AddDocument(std::move(document));
     try {
       conversation_.ReadAhead();
     } catch (const Interruption&) {
@@ -144,6 +166,18 @@ class ChatLoop {
     if (!options_.shared.quiet) {
       PrintMessage(fmt::format("{} ({}) is part of the next message", path, Counted(n_bytes, "byte")));
     }
+  }
+
+  // What was said and added before stays.
+  void Cut(Document* document) const {
+    const EncodeDocuments encode = [this](const std::vector<Document>& last) {
+      std::vector<Document> documents = conversation_.pending();
+      documents.insert(documents.end(), last.begin(), last.end());
+      return conversation_.ContextWith(documents, "?");
+    };
+    std::vector<Document> documents = {*document};
+    CutToFit(model_, options_, n_ctx_, encode, &documents);
+    *document = std::move(documents.front());
   }
 
   void Save(const std::string& path) {
@@ -163,7 +197,8 @@ class ChatLoop {
 
   std::string Statistics() const {
     const Json stats = SessionStats(session_);
-    return TurnText(stats) + SummaryText(stats) + StatisticsText(stats, engine_info_) + ProfileText(stats) +
+    return SummaryText(stats) + (n_answers_ > 1 ? TurnText(stats) : "") +
+           (options_.shared.verbose ? StatisticsText(stats, engine_info_) : "") + ProfileText(stats) +
            SamplingText(options_.conversation.generation.values) + "\n" +
            fmt::format("context  {} of {} tokens\n", conversation_.n_tokens(), n_ctx_);
   }
@@ -182,16 +217,20 @@ class ChatLoop {
   const Json& engine_info_;
   const uint32_t n_ctx_;
   bool edits_lines_ = false;
+  uint64_t n_answers_ = 0;
 };
 
-std::vector<Document> ReadDocuments(const std::vector<std::string>& paths) {
-  std::vector<Document> documents;
-  for (const std::string& path : paths) {
-    if (path.empty()) throw UsageError("--file: it is empty: name a file, or leave the option out");
-    if (path == "-") throw UsageError("--file: chat reads messages from standard input: name a file");
-    documents.push_back({path, ReadText(path)});
+void CheckUsage(const ChatOptions& options) {
+  CheckGenerationOptions(options.conversation.generation);
+  CheckTextNames(options.files);
+  if (std::find(options.files.begin(), options.files.end(), "-") != options.files.end())
+    throw UsageError("--file: chat reads messages from standard input: name a file");
+  // In the environment it is meant for other commands.
+  if (options.long_documents.splits() && !options.files.empty() && options.set->OnCommandLine("--long")) {
+    throw UsageError(
+        "--long split: a chat does not ask documents in parts: give --long cut, or ask one question "
+        "with kvrun run --chat -f FILE -p QUESTION --long split");
   }
-  return documents;
 }
 
 void NoteLostBytes(const Model& model, const ChatOptions& options, const std::vector<Document>& documents) {
@@ -200,27 +239,15 @@ void NoteLostBytes(const Model& model, const ChatOptions& options, const std::ve
   for (const Document& document : documents) NoteLostBytes(model, form, document.text, document.name);
 }
 
-// --long cut: beside them there is room for an answer, and for some talk before it.
-void CutToFit(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
-  // The usual limit of an answer asks for no room: talk has some.
-  const bool asks_for_room = options.set->Given("--max-tokens");
-  const uint32_t max_tokens = asks_for_room ? options.conversation.generation.values.max_tokens : 0;
-  PromptSpace space = SpaceForPrompt(model, options.shared, max_tokens);
-  const auto talk = static_cast<uint32_t>(std::min<size_t>(kRoomForTalk, space.n_ctx / 4));
-  space.room = max_tokens == 0 ? talk : std::max(talk, space.room);
+// 0: as usual. May cut the documents, where that is asked for.
+uint32_t ContextFor(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
   const EncodeDocuments encode = [&](const std::vector<Document>& some) {
     return EncodeFirstTurn(model, options.conversation, some, "?");
   };
-  const std::vector<LeftOut> left_out =
-      CutDocuments(model, options.conversation.form.parse_special, space, encode, documents);
-  if (!options.shared.quiet) SayLeftOut(left_out, space);
-}
-
-// 0: as usual. May cut the documents, where that is asked for.
-uint32_t ContextFor(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
-  if (!documents->empty() && options.long_documents.cuts()) CutToFit(model, options, documents);
+  if (!documents->empty() && options.long_documents.cuts())
+    CutToFit(model, options, LargestContext(model, options.shared), encode, documents);
   // An unknown chat form is better said before the weights are loaded.
-  const size_t n_tokens = EncodeFirstTurn(model, options.conversation, *documents, "?").size();
+  const size_t n_tokens = encode(*documents).size();
   if (documents->empty()) return options.shared.ctx;
   const char* what = documents->size() == 1 ? "the document of -f" : "the text of all documents of -f";
   const uint32_t n_ctx =
@@ -248,12 +275,7 @@ int Converse(const ChatOptions& options, ChatLoop* loop) {
 }
 
 int Chat(ChatOptions& options) {
-  CheckGenerationOptions(options.conversation.generation);
-  if (options.long_documents.splits() && !options.files.empty()) {
-    throw UsageError(
-        "--long split: a chat does not ask documents in parts: give --long cut, or ask one question "
-        "with kvrun run --chat -f FILE -p QUESTION --long split");
-  }
+  CheckUsage(options);
   ReadChatTemplate(&options.conversation.form);
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);

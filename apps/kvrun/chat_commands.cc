@@ -21,7 +21,7 @@ struct KnownCommand {
 constexpr KnownCommand kCommands[] = {
     {"/file", ChatAction::kFile, "PATH", "add a document to the next message; several may be added"},
     {"/save", ChatAction::kSave, "PATH", "write the conversation so far into a new file, as Markdown"},
-    {"/stats", ChatAction::kStats, "", "speed and memory so far"},
+    {"/stats", ChatAction::kStats, "", "speed and memory so far (with -v: what the device and the cache do)"},
     {"/reset", ChatAction::kReset, "", "start over; documents of -f stay"},
     {"/help", ChatAction::kHelp, "", "this list"},
     {"/exit", ChatAction::kExit, "", "end (also Ctrl-D, or Ctrl-C twice)"},

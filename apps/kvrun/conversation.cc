@@ -6,13 +6,6 @@
 namespace kvrun::cli {
 namespace {
 
-// As `run -f FILE -p TEXT` composes them.
-std::string Content(const std::vector<Document>& documents, const std::string& message) {
-  std::string text;
-  for (const Document& document : documents) text += document.text + "\n\n";
-  return text + message;
-}
-
 size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
@@ -21,7 +14,7 @@ size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b
 
 std::vector<int32_t> EncodeFirstTurn(const Model& model, const ConversationOptions& options,
                                      const std::vector<Document>& documents, const std::string& message) {
-  return EncodeChat(model, options.form, options.system, Content(documents, message));
+  return EncodeChat(model, options.form, options.system, ComposedText(documents, message));
 }
 
 Conversation::Conversation(const ConversationOptions& options, std::vector<Document> documents,
@@ -38,13 +31,13 @@ void Conversation::AddDocument(Document document) { pending_.push_back(std::move
 void Conversation::ReadAhead() {
   if (pending_.empty()) return;
   // What is the same whatever the message: Say() looks how much of it its own message has in common.
-  std::vector<int32_t> context = ContextWith("?");
-  context.resize(CommonLength(context, ContextWith("A")));
+  std::vector<int32_t> context = ContextWith(pending_, "?");
+  context.resize(CommonLength(context, ContextWith(pending_, "A")));
   if (context.size() > context_.size()) Feed(context);
 }
 
 Answer Conversation::Say(const std::string& message) {
-  std::vector<int32_t> context = ContextWith(message);
+  std::vector<int32_t> context = ContextWith(pending_, message);
   Feed(context);
   context_ = std::move(context);
   turns_.push_back({std::exchange(pending_, {}), message, ""});
@@ -67,10 +60,11 @@ void Conversation::Reset() {
   held_.clear();
 }
 
-std::vector<int32_t> Conversation::ContextWith(const std::string& message) const {
-  if (context_.empty()) return EncodeFirstTurn(model_, options_, pending_, message);
+std::vector<int32_t> Conversation::ContextWith(const std::vector<Document>& documents,
+                                               const std::string& message) const {
+  if (context_.empty()) return EncodeFirstTurn(model_, options_, documents, message);
   std::vector<int32_t> context = context_;
-  const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, Content(pending_, message));
+  const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, ComposedText(documents, message));
   context.insert(context.end(), turn.begin(), turn.end());
   return context;
 }

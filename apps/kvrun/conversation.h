@@ -7,14 +7,10 @@
 
 #include "apps/common/api.h"
 #include "apps/common/progress.h"
+#include "apps/kvrun/documents.h"
 #include "apps/kvrun/generation.h"
 
 namespace kvrun::cli {
-
-struct Document {
-  std::string name;
-  std::string text;
-};
 
 struct Turn {
   std::vector<Document> documents;  // before the message, in this order
@@ -55,13 +51,16 @@ class Conversation {
 
   void Reset();
 
+  // The whole conversation's tokens, with documents and a message after what was said.
+  std::vector<int32_t> ContextWith(const std::vector<Document>& documents, const std::string& message) const;
+  // The documents of the next message.
+  const std::vector<Document>& pending() const { return pending_; }
+
   const std::vector<Turn>& turns() const { return turns_; }
   // Tokens of what was said so far.
   size_t n_tokens() const { return context_.size(); }
 
  private:
-  // The whole conversation's tokens with a message after what was said.
-  std::vector<int32_t> ContextWith(const std::string& message) const;
   void Feed(const std::vector<int32_t>& context);
 
   const ConversationOptions& options_;

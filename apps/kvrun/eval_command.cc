@@ -57,7 +57,7 @@ std::vector<int32_t> InputIds(const EvalOptions& options, const Model& model) {
   if (!options.files.empty() && !options.ids.empty())
     throw UsageError("give one of -f TEXT and --ids FILE, not both");
   if (!options.ids.empty()) return ReadIds(options.ids, kvrun_model_vocab_size(model.get()));
-  return Tokenize(model, ReadTexts(options.files), KVRUN_ENCODE_BOS_IF_ASKED);
+  return Tokenize(model, JoinedTexts(ReadTexts(options.files)), KVRUN_ENCODE_BOS_IF_ASKED);
 }
 
 // One configuration of the options that were given (and of --config), or those of the lines of a file; lines

@@ -155,13 +155,6 @@ void ChooseSeed(GenerationOptions* generation, bool quiet, const std::string& wh
   }
 }
 
-std::string ComposePrompt(const std::vector<std::string>& files, bool has_question,
-                          const std::string& question) {
-  if (files.empty()) return question;
-  std::string text = ReadTexts(files);
-  return has_question ? text + "\n\n" + question : text;
-}
-
 void AddPromptFormOptions(OptionSet* set, PromptForm* form) {
   set->NonEmptyText(
       "--chat-template", &form->chat_template, "NAME|FILE",

@@ -32,11 +32,6 @@ void AddGenerationOptions(OptionSet* set, GenerationOptions* generation, uint32_
 void ChooseSeed(GenerationOptions* generation, bool quiet, const std::string& where = "");
 void CheckGenerationOptions(const GenerationOptions& generation);
 
-// The files' texts in their order ("-": standard input), then the question: a blank line between each and the
-// next. Without files, the question alone.
-std::string ComposePrompt(const std::vector<std::string>& files, bool has_question,
-                          const std::string& question);
-
 // How prompts and messages become ids.
 struct PromptForm {
   bool parse_special = false;

@@ -36,7 +36,7 @@ void ClipTexts(Json* json) {
   }
 }
 
-// Of a file that cannot be run, what it says.
+// What the file says: not what it could have said.
 void LeaveOutUnknown(Json* info) {
   Json known = Json::object();
   for (const auto& [key, value] : info->items()) {
@@ -52,6 +52,8 @@ std::string InfoText(const Json& info) {
        {"file_bytes", "kv_bytes_per_token", "kv_bytes", "context", "kv_plan", "unsupported"})
     shown.erase(key);
   const Json refusal = info.value("unsupported", Json());
+  if (shown.contains("sampling")) LeaveOutUnknown(&shown["sampling"]);
+  if (shown.value("sampling", Json()).empty()) shown.erase("sampling");
   if (shown.value("chat_form", Json()).is_null()) shown["chat_form"] = "unknown: --chat cannot be used";
   if (!refusal.is_null()) {
     LeaveOutUnknown(&shown);

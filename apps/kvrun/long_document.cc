@@ -119,8 +119,8 @@ void RefuseQuestion(size_t n_around, const PromptSpace& space) {
   throw Failure(
       KVRUN_CONTEXT_FULL,
       fmt::format("the prompt has {} tokens without any of its documents; with an answer of {} that "
-                  "leaves them no room in the context of {}: shorten the question, or give a larger "
-                  "--ctx",
+                  "leaves them no room in the context of {}: give a larger --ctx, or a shorter "
+                  "question",
                   n_around, space.room, space.n_ctx));
 }
 
@@ -128,15 +128,12 @@ void AddLongOption(OptionSet* set, LongDocuments* documents, const std::string& 
   set->Choice("--long", &documents->way, {"cut", "split"}, help);
 }
 
-PromptSpace SpaceForPrompt(const Model& model, const SharedOptions& shared, uint32_t max_tokens) {
-  const uint32_t n_ctx = shared.ctx != 0 ? shared.ctx : kvrun_model_context_train(model.get());
-  return {n_ctx, std::min(max_tokens == 0 ? kOpenEndedRoom : max_tokens, n_ctx / 2)};
+uint32_t LargestContext(const Model& model, const SharedOptions& shared) {
+  return shared.ctx != 0 ? shared.ctx : kvrun_model_context_train(model.get());
 }
 
-std::string JoinedText(const std::vector<Document>& documents) {
-  std::string text;
-  for (size_t i = 0; i < documents.size(); ++i) text += (i == 0 ? "" : "\n\n") + documents[i].text;
-  return text;
+PromptSpace SpaceForPrompt(uint32_t n_ctx, uint32_t max_tokens) {
+  return {n_ctx, std::min(max_tokens == 0 ? kOpenEndedRoom : max_tokens, n_ctx / 2)};
 }
 
 std::string Grouped(uint64_t n) {

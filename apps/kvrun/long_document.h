@@ -9,7 +9,7 @@
 
 #include "apps/common/api.h"
 #include "apps/common/shared_options.h"
-#include "apps/kvrun/conversation.h"
+#include "apps/kvrun/documents.h"
 
 namespace kvrun::cli {
 
@@ -30,14 +30,13 @@ struct PromptSpace {
 
   uint32_t limit() const { return n_ctx - room; }
 };
-// Of --ctx, or of what the model was trained with. max_tokens 0: no limit is known.
-PromptSpace SpaceForPrompt(const Model& model, const SharedOptions& shared, uint32_t max_tokens);
+// max_tokens 0: no limit is known.
+PromptSpace SpaceForPrompt(uint32_t n_ctx, uint32_t max_tokens);
+// --ctx, or what the model was trained with.
+uint32_t LargestContext(const Model& model, const SharedOptions& shared);
 
 // A Failure: a prompt has so many tokens without its documents that these find no room.
 [[noreturn]] void RefuseQuestion(size_t n_around, const PromptSpace& space);
-
-// The texts with a blank line between each and the next.
-std::string JoinedText(const std::vector<Document>& documents);
 
 // "12,345".
 std::string Grouped(uint64_t n);

@@ -12,6 +12,9 @@
 namespace kvrun::cli {
 namespace {
 
+// Of fewer tokens of each nothing can be made.
+constexpr uint32_t kLeastOfAnswer = 32;
+
 std::string WithoutOuterBlanks(const std::string& text) {
   constexpr const char* kBlanks = " \t\r\n";
   const size_t begin = text.find_first_not_of(kBlanks);
@@ -30,9 +33,7 @@ class PartsAsker {
   AskedParts Ask(const std::vector<std::string>& parts) {
     AskedParts asked;
     std::vector<std::string> answers;
-    // Better now than when all parts are asked.
-    const size_t n_around = Joining(std::vector<std::string>(2)).size();
-    if (n_around >= job_.space.limit()) RefuseQuestion(n_around, job_.space);
+    CheckRoomToJoin();  // better now than when all parts are asked
     for (size_t i = 0; i < parts.size(); ++i) {
       const std::string what = fmt::format("part {} of {}", i + 1, parts.size());
       const std::vector<int32_t> ids =
@@ -55,6 +56,20 @@ class PartsAsker {
   }
 
  private:
+  void CheckRoomToJoin() const {
+    const size_t n_around = Joining(std::vector<std::string>(2)).size();
+    const uint32_t of_answers = 2 * std::min(kLeastOfAnswer, generation_.values.max_tokens);
+    if (n_around + of_answers <= job_.space.limit()) return;
+    throw Failure(
+        KVRUN_CONTEXT_FULL,
+        fmt::format("--long split: the prompt that joins two answers has {} tokens without them; with "
+                    "an answer of {} that leaves them {} tokens in the context of {}, and {} are "
+                    "the least that it takes: give a larger --ctx, or a shorter question",
+                    n_around, job_.space.room,
+                    job_.space.limit() - std::min<size_t>(job_.space.limit(), n_around), job_.space.n_ctx,
+                    of_answers));
+  }
+
   void Say(const std::string& text) const {
     if (!job_.quiet) PrintMessage(text);
   }

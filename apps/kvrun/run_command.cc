@@ -1,6 +1,7 @@
 // kvrun run: one prompt, or a batch of them.
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "apps/kvrun/batch.h"
 #include "apps/kvrun/chat_sampling.h"
 #include "apps/kvrun/commands.h"
+#include "apps/kvrun/documents.h"
 #include "apps/kvrun/generation.h"
 #include "apps/kvrun/long_document.h"
 #include "apps/kvrun/long_parts.h"
@@ -39,6 +41,8 @@ struct RunOptions {
 
   // -p "" is a prompt too.
   bool has_prompt() const { return !prompt.empty() || set->OnCommandLine("--prompt"); }
+  // What --long split needs; without it a KVRUN_LONG=split in the environment is of no use.
+  bool asks_about_documents() const { return chat && has_prompt(); }
 };
 
 void CheckUsage(const RunOptions& options) {
@@ -50,7 +54,8 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && (options.has_prompt() || !options.files.empty())) {
     throw UsageError("--batch brings its own prompts: leave out -p and -f");
   }
-  if (options.long_documents.splits() && !options.files.empty() && !(options.chat && options.has_prompt())) {
+  if (options.long_documents.splits() && !options.files.empty() && !options.asks_about_documents() &&
+      options.set->OnCommandLine("--long")) {
     throw UsageError("--long split asks each part of the document a question: give one with -p, and --chat");
   }
   if (options.generation.values.n_logprobs > 0 && !options.shared.json && options.batch.empty()) {
@@ -101,7 +106,7 @@ class PromptRunner {
   PromptRunner(const RunOptions& options, const Model& model)
       : options_(options),
         model_(model),
-        space_(SpaceForPrompt(model, options.shared, options.generation.values.max_tokens)),
+        space_(SpaceForPrompt(LargestContext(model, options.shared), options.generation.values.max_tokens)),
         progress_(ProgressModeOf(options.shared)) {}
 
   int Run() {
@@ -120,21 +125,19 @@ class PromptRunner {
  private:
   // The answer is the context that it needs.
   uint32_t MakePrompt() {
-    std::vector<Document> documents;
-    for (const std::string& file : options_.files) documents.push_back({file, ReadText(file)});
+    std::vector<Document> documents = ReadDocuments(options_.files);
     const EncodeDocuments encode = [this](const std::vector<Document>& some) {
-      return Encode(some, options_.has_prompt(), options_.prompt);
+      return Encode(some, question());
     };
     prompt_.ids = encode(documents);
     if (!documents.empty() && prompt_.ids.size() > space_.limit()) {
       if (options_.long_documents.cuts()) Cut(encode, &documents);
-      if (options_.long_documents.splits()) {
-        parts_ = SplitText(model_, options_.form.parse_special, space_, encode, JoinedText(documents));
+      if (options_.long_documents.splits() && options_.asks_about_documents()) {
+        parts_ = SplitText(model_, options_.form.parse_special, space_, encode, ComposedText(documents, {}));
       }
     }
     if (!options_.shared.quiet) {
-      NoteLostBytes(model_, options_.form, TextOf(documents, options_.has_prompt(), options_.prompt),
-                    "the prompt");
+      NoteLostBytes(model_, options_.form, ComposedText(documents, question()), "the prompt");
       if (options_.chat) NoteLostBytes(model_, options_.form, options_.system, "the system message");
     }
     if (parts_.size() > 1) return space_.n_ctx;
@@ -150,15 +153,13 @@ class PromptRunner {
     prompt_.ids = encode(*documents);
   }
 
-  static std::string TextOf(const std::vector<Document>& documents, bool has_question,
-                            const std::string& question) {
-    if (documents.empty()) return question;
-    return JoinedText(documents) + (has_question ? "\n\n" + question : "");
+  std::optional<std::string> question() const {
+    return options_.has_prompt() ? std::optional(options_.prompt) : std::nullopt;
   }
 
-  std::vector<int32_t> Encode(const std::vector<Document>& documents, bool has_question,
-                              const std::string& question) const {
-    const std::string text = TextOf(documents, has_question, question);
+  std::vector<int32_t> Encode(const std::vector<Document>& documents,
+                              const std::optional<std::string>& question) const {
+    const std::string text = ComposedText(documents, question);
     return options_.chat ? EncodeChat(model_, options_.form, options_.system, text)
                          : EncodePlain(model_, options_.form, text, "the prompt");
   }
@@ -166,7 +167,7 @@ class PromptRunner {
   // The prompt is then the one that joins the parts' answers.
   void AskAll(const Session& session) {
     const EncodeQuestion encode = [this](const std::vector<Document>& some, const std::string& question) {
-      return Encode(some, true, question);
+      return Encode(some, question);
     };
     AskedParts asked = AskParts({.model = model_,
                                  .session = session,
@@ -204,10 +205,17 @@ int Run(RunOptions& options) {
   if (options.chat) ReadChatTemplate(&options.form);
   ChooseSeed(&options.generation, options.shared.quiet);
   const Model model = OpenNamedModel(options.shared);
-  if (options.chat) AvoidRepetition(*options.set, ModelInfo(model), &options.generation);
+  GenerationOptions of_messages = options.generation;
+  AvoidRepetition(*options.set, ModelInfo(model), &of_messages);
+  if (options.chat) options.generation = of_messages;
   if (options.batch.empty()) return PromptRunner(options, model).Run();
-  const BatchJob job{options.shared, options.generation, options.batch,     options.chat,
-                     options.system, options.form,       options.json_lines};
+  const BatchJob job{.shared = options.shared,
+                     .generation = {options.generation, of_messages},
+                     .path = options.batch,
+                     .chat = options.chat,
+                     .system = options.system,
+                     .form = options.form,
+                     .json_lines = options.json_lines};
   return RunBatch(job, model);
 }
 

@@ -1,4 +1,5 @@
 // kvrun tokenize: the ids of a text.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -6,6 +7,7 @@
 #include "apps/common/files.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
+#include "apps/kvrun/documents.h"
 #include "apps/kvrun/generation.h"
 
 namespace kvrun::cli {
@@ -31,7 +33,8 @@ int TokenizeText(const TokenizeOptions& options) {
   CheckTextNames(options.files);
   if (!has_prompt && options.files.empty()) throw UsageError("nothing to encode: give -f FILE or -p TEXT");
   const Model model = OpenAnyNamedModel(options.shared);
-  const std::string text = ComposePrompt(options.files, has_prompt, options.prompt);
+  const std::string text =
+      ComposedText(ReadDocuments(options.files), has_prompt ? std::optional(options.prompt) : std::nullopt);
   const uint32_t flags =
       (options.bos ? KVRUN_ENCODE_ADD_BOS : 0U) | (options.special ? KVRUN_ENCODE_PARSE_SPECIAL : 0U);
   const std::vector<int32_t> ids = Tokenize(model, text, flags);

@@ -138,6 +138,20 @@ TEST(CliBatch, MessagesAreAChat) {
             "[<start>system:be good<end><start>user:Q<end><start>assistant:]");
 }
 
+TEST(CliBatch, MessagesAreKeptFromRepetitionWithoutChatToo) {
+  const auto penalty = [](const std::string& line, const std::vector<std::string>& more) {
+    const std::string text = JsonLines(Batch(line, more, "tiny").out).at(0).value("text", "");
+    const size_t at = text.find(",r=");
+    return at == text.npos ? "" : text.substr(at + 3, text.find(',', at + 1) - at - 3);
+  };
+  const std::string messages = R"({"temp": 0.5, "messages": [{"role": "user", "content": "Q"}])";
+  EXPECT_EQ(penalty(messages + "}", {}), "1.1");
+  EXPECT_EQ(penalty(messages + "}", {"--repeat-penalty", "1.3"}), "1.3");
+  EXPECT_EQ(penalty(messages + R"(, "repetition_penalty": 1})", {}), "1");
+  EXPECT_EQ(penalty(R"({"temp": 0.5, "prompt": "Q"})", {}), "1");
+  EXPECT_EQ(penalty(R"({"temp": 0.5, "prompt": "Q"})", {"--chat"}), "1.1");
+}
+
 TEST(CliBatch, TheIdIsRepeated) {
   const ProgramResult result = Batch(
       "{\"prompt\": \"a\", \"id\": \"first\"}\n{\"prompt\": \"b\", \"custom_id\": \"second\"}\n"
@@ -173,7 +187,11 @@ TEST(CliBatch, UnknownKeysAreNamedOnce) {
 TEST(CliBatch, ABadLineIsAnsweredWithWhatIsWrong) {
   const std::string good = "{\"prompt\": \"a\"}\n";
   const std::pair<const char*, const char*> kBad[] = {
-      {"nonsense", " is not JSON"},
+      {"nonsense", " is not JSON: column 2: syntax error"},
+      {R"({"prompt": "a", })", " is not JSON: column 17: syntax error"},
+      {R"({"body": 3})", ": \"body\" is 3: it must be an object"},
+      {R"({"messages": [{"role": "king", "content": "Q"}]})",
+       ": \"role\" is \"king\": it must be one of system, developer, user, assistant"},
       {"[1]", " is not an object"},
       {"{}", " has neither a \"prompt\" nor \"messages\""},
       {R"({"prompt": 1})", ": \"prompt\" is 1: it must be a string"},

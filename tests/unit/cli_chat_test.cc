@@ -177,11 +177,27 @@ TEST(CliChat, StatisticsTellHowFullTheContextIs) {
 }
 
 TEST(CliChat, StatisticsHaveTheLastTurnBesideTheSum) {
-  const ProgramResult result =
-      Cli({"chat", "-m", "toy", "--quiet", "-n", "3", "--temp", "0"}, {{}, "one\n/stats\n", ""});
-  EXPECT_PRED2(Contains, result.err,
-               "last     prompt 2 tokens at 50.0 token/s, answer 1 token, the first after 4.00 s\nspeed    ");
-  EXPECT_PRED2(Contains, result.err, "\nsampling none, ");
+  const auto err = [](const std::string& input, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"chat", "-m", "toy", "--quiet", "-n", "3", "--temp", "0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments, {{}, input, ""}).err;
+  };
+  const std::string last =
+      "\nlast     prompt 2 tokens at 50.0 token/s, answer 1 token, the first after 4.00 s\n";
+  EXPECT_PRED2(Contains, err("one\ntwo\n/stats\n"), last);
+  const std::string one = err("one\n/stats\n");
+  EXPECT_FALSE(Contains(one, last)) << "it is the sum";
+  EXPECT_PRED2(Contains, one, "\nsampling none, ");
+  EXPECT_FALSE(Contains(one, "in use ")) << "a person wants to know less";
+  EXPECT_PRED2(Contains, err("one\n/stats\n", {"-v"}), "\nin use   ");
+}
+
+TEST(CliChat, JsonIsRefusedOnce) {
+  const ProgramResult result = Cli({"chat", "-m", "toy", "--json"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.out, "");
+  EXPECT_PRED2(Contains, result.err, "\"--json\" is not an option of kvrun chat");
+  EXPECT_PRED2(Contains, Cli({"run", "-m", "toy", "--json", "--nonsense"}).out, "{\"error\"");
 }
 
 // On a terminal that is all that is not asked for.

@@ -281,6 +281,19 @@ TEST_F(CliLong, SplitJoinsInSeveralRoundsWhereAnswersDoNotFit) {
   EXPECT_PRED2(Contains, cut.err, "kvrun: note: the answer from part 1 is too long for the context of 700");
 }
 
+TEST_F(CliLong, SplitIsRefusedWhereAnswersHaveNoRoomToBeJoined) {
+  // The form and the question that joins take 216 tokens here, and two answers 64 at the least.
+  for (const char* ctx : {"330", "370"}) {
+    const ProgramResult result =
+        Run({Letters(5000)}, {"--ctx", ctx, "-n", "100", "--long", "split", "--chat", "-p", "?"});
+    EXPECT_EQ(result.exit_code, 1) << ctx;
+    EXPECT_EQ(result.out, "");
+    EXPECT_PRED2(Contains, result.err, "--long split: the prompt that joins two answers has ");
+    EXPECT_PRED2(Contains, result.err, "give a larger --ctx, or a shorter question");
+    EXPECT_FALSE(Contains(result.err, "part 1 of")) << "before any is asked";
+  }
+}
+
 TEST_F(CliLong, SplitNeedsAQuestionAndAChat) {
   for (const std::vector<std::string>& more :
        std::vector<std::vector<std::string>>{{"--chat"}, {"-p", "Why?"}, {}}) {
@@ -290,6 +303,10 @@ TEST_F(CliLong, SplitNeedsAQuestionAndAChat) {
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_PRED2(Contains, result.err, "--long split asks each part of the document a question");
   }
+  // A variable is meant for the calls that it suits.
+  const ProgramInput in_environment{{"KVRUN_LONG=split"}, "hi\n", ""};
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-f", folder_.Write("e", "x")}, in_environment).exit_code, 0);
+  EXPECT_EQ(Cli({"chat", "-m", "toy", "-f", folder_.Write("e", "x")}, in_environment).exit_code, 0);
   const ProgramResult batch = Cli({"run", "-m", "toy", "--batch", "-", "--long", "cut"}, {{}, "{}", ""});
   EXPECT_EQ(batch.exit_code, 2);
   const ProgramResult chat =
@@ -315,6 +332,16 @@ TEST_F(CliLong, AChatCutsItsDocumentsAndHasRoomForTalk) {
   EXPECT_PRED2(Contains, chat(fits + 1).err, "left out");
   // With as much room for an answer as there is, most of what the model was given can be seen.
   EXPECT_PRED2(Contains, chat(3000, {"-n", "600"}).out, "aaa\n[... 2,5");
+  // And what is added later, to what is left by then.
+  const std::string file = "/file " + folder_.Write("more", Letters(3000)) + "\n";
+  const std::vector<std::string> with_room = {"chat", "-m", "transcript", "--ctx", "1000"};
+  std::vector<std::string> cutting = with_room;
+  cutting.insert(cutting.end(), {"--long", "cut"});
+  const ProgramResult added = Cli(cutting, {{}, "hi\n" + file + file, ""});
+  EXPECT_PRED2(Contains, added.err, "/more is too long for the context of 1000: 2,");
+  EXPECT_PRED2(Contains, added.err, "is part of the next message");
+  EXPECT_PRED2(Contains, added.err, "/more does not fit into what is left of the context of 1000") << "twice";
+  EXPECT_FALSE(Contains(Cli(with_room, {{}, "hi\n" + file, ""}).err, "left out"));
 }
 
 }  // namespace
