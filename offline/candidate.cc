@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/kv/kv_plan_layers.h"
+#include "runtime/kv/plan_kv.h"
 
 namespace kvrun::offline {
 namespace {

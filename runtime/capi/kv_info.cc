@@ -1,4 +1,5 @@
 #include "runtime/capi/kv_info.h"
+#include "runtime/kv/describe_plan.h"
 
 #include <fmt/format.h>
 
@@ -150,7 +151,7 @@ Json LayersInfo(const KvPlan& plan) {
 
 Json KvPlanInfo(const KvPlan& plan) {
   const bool has_index = plan.method.has_index();
-  Json info = {{"line", plan.Describe()}};
+  Json info = {{"line", DescribePlan(plan)}};
   info.update(SizesInfo(plan));
   info["on_flash"] = plan.method.is_on_flash();
   info["group"] = plan.slot_record.group_tokens;
@@ -186,7 +187,7 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
   const KvStats& stats = report.stats;
   const GroupStoreStats& store = report.store;
   const auto read_bytes = static_cast<double>(store.read_bytes);
-  Json info = {{"line", report.plan.Describe()}};
+  Json info = {{"line", DescribePlan(report.plan)}};
   info.update(SizesInfo(report.plan));
   info["chosen_groups"] = stats.chosen_groups;
   const uint64_t group = report.plan.record.group_tokens;

@@ -11,6 +11,7 @@
 #include "runtime/engine/storage_speed.h"
 #include "runtime/kv/cluster_rows.h"
 #include "runtime/kv/kv_folder.h"
+#include "runtime/kv/plan_kv.h"
 
 namespace kvrun {
 namespace {

@@ -10,7 +10,6 @@
 #include "platform/base/check.h"
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/host_buffer.h"
-#include "runtime/kv/kv_plan_kept.h"
 
 namespace kvrun {
 

@@ -9,7 +9,6 @@
 #include "runtime/device/record_codec.h"
 #include "runtime/kv/evicting_ledger.h"
 #include "runtime/kv/host_buffer.h"
-#include "runtime/kv/kv_plan_kept.h"
 
 namespace kvrun {
 namespace {

@@ -50,6 +50,12 @@ struct KeepRule {
   // One score for each entry; the larger stay. Finite, whatever the device computed.
   void (*score)(const KeptView& view, std::span<float> scores);
 };
+
+// Of each entry, while decoding: how many moments of its mass are gathered. None where a prompt's entries
+// stay whatever is attended to.
+inline uint32_t StepMoments(const KeepRule& rule) {
+  return rule.evicts_prompt ? rule.step_form.n_moments : 0;
+}
 std::span<const KeepRule> KeepRules();
 // An unknown name is answered with the known ones.
 Result<const KeepRule*> FindKeepRule(std::string_view name);

@@ -4,9 +4,15 @@
 #include <numeric>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
 #include "runtime/kv/host_buffer.h"
+#include "runtime/store/spill_file.h"
 
 namespace kvrun {
+
+uint64_t VaultListBytes(const KvPlan& plan) {
+  return RoundUp(uint64_t{plan.kept.most_entries} * plan.record.size_bytes(), SpillFile::kOffsetAlignment);
+}
 
 Result<KeptLists> KeptLists::Create(Device& device, const KvPlan& plan, uint32_t n_moments,
                                     std::span<const KeptQuota> quotas) {

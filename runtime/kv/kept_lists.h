@@ -30,6 +30,9 @@ struct KeptQuota {
   uint32_t all() const { return n[0] + n[1]; }
 };
 
+// Of a list, in the file that prompts put aside what is kept in.
+uint64_t VaultListBytes(const KvPlan& plan);
+
 class KeptLists {
  public:
   // quotas: [plan.n_streams]. Without moments entries have no mass. The plan must outlive it.

@@ -24,7 +24,7 @@
 // take, or 1,280; slots take the rest of the budget then (C > M), and less is read. They also take what
 // decoding has where prefill is what limits M. Where select_entries or reuse_groups is given, or there is no
 // budget, the first row of all that fits is taken. Without a budget 400 entries are selected, as in the
-// paper; with one, and reuse_groups alone, M = C, which Describe says (where C has room for pinned groups
+// paper; with one, and reuse_groups alone, M = C, which DescribePlan says (where C has room for pinned groups
 // alone, one more).
 //
 // C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
@@ -433,8 +433,6 @@ struct KvPlan {
   }
   uint64_t prefill_bytes() const;
   uint64_t decode_bytes() const;
-  // One line: what the budget buys.
-  std::string Describe() const;
 
  private:
   // Modulo 2^32: it is added.
@@ -442,15 +440,5 @@ struct KvPlan {
     return layer_extra.empty() ? 0 : static_cast<uint32_t>(layer_extra[layer]);
   }
 };
-
-// True where PlanKv takes the method full whatever the flash is like. False too where it refuses.
-bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
-                      uint32_t n_sequences);
-
-// `io_alignment_bytes`: a power of two; 1 in buffered mode. A budget that cannot hold is kOutOfMemory, with
-// what is needed by part, the smallest budget that could, and how many entries would fit. Options that
-// contradict each other or the method are kInvalidArgument.
-Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
-                      uint32_t n_sequences, uint32_t io_alignment_bytes);
 
 }  // namespace kvrun

@@ -1,4 +1,4 @@
-// What clusters take of a budget. Internal to kv_plan.cc.
+// What clusters take of a budget. Internal to the planner.
 #pragma once
 
 #include <cstdint>

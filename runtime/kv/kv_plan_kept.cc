@@ -6,6 +6,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/kv/kept_lists.h"
 #include "runtime/kv/layer_attention.h"
 #include "runtime/store/spill_file.h"
 #include "shaders/shared/step_params.h"
@@ -43,8 +44,6 @@ bool HasLowRecords(const KvPlan& plan) {
 
 }  // namespace
 
-uint32_t StepMoments(const KeepRule& rule) { return rule.evicts_prompt ? rule.step_form.n_moments : 0; }
-
 void SetKept(uint32_t n, KvPlan& plan) {
   KeptPlan& kept = plan.kept;
   plan.n_chosen = n;
@@ -66,10 +65,6 @@ void SetKept(uint32_t n, KvPlan& plan) {
   kept.most_entries = static_cast<uint32_t>(std::min<uint64_t>(most, plan.n_ctx));
   kept.samples_rows = !RuleOf(plan).observes_last_rows;
   kept.observed_rows = std::min(plan.n_ctx, kept.samples_rows ? kSampledRows : kLastRows);
-}
-
-uint64_t VaultListBytes(const KvPlan& plan) {
-  return RoundUp(uint64_t{plan.kept.most_entries} * plan.record.size_bytes(), SpillFile::kOffsetAlignment);
 }
 
 void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {

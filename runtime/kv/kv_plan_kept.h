@@ -1,4 +1,4 @@
-// What methods that evict take of a budget. Internal to kv_plan.cc. Bytes are those of all layers and
+// What methods that evict take of a budget. Internal to the planner. Bytes are those of all layers and
 // sequences together.
 #pragma once
 
@@ -20,14 +20,7 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan);
 uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan);
 // In prefill, when a layer is computed: what its entries have received, and those of a list that stay.
 uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan);
-// Of a list, in the file that prompts put aside what is kept in.
-uint64_t VaultListBytes(const KvPlan& plan);
-
-// Of each entry, while decoding: how many moments of its mass are gathered. None where a prompt's entries
-// stay whatever is attended to.
-uint32_t StepMoments(const KeepRule& rule);
-
-// What KvPlan::Describe says of it.
+// What DescribePlan says of it.
 std::string DescribeKept(const KvPlan& plan);
 
 }  // namespace kvrun

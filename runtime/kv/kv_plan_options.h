@@ -1,4 +1,4 @@
-// What PlanKv checks before it plans, and the words of its messages. Internal to kv_plan.cc.
+// What PlanKv checks before it plans, and the words of its messages. Internal to the planner.
 #pragma once
 
 #include <cstdint>

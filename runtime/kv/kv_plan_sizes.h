@@ -1,4 +1,4 @@
-// What each part of a KvPlan takes, in bytes. Internal to kv_plan.cc. All sizes are those of all layers and
+// What each part of a KvPlan takes, in bytes. Internal to the planner. All sizes are those of all layers and
 // sequences together.
 #pragma once
 

@@ -19,7 +19,7 @@ void ShareWithStatics(uint32_t n_total, double share, bool is_asked, KvPlan& pla
 // first prompt says it (StaticShare::by_prompt).
 void ChangeStaticShare(double share, KvPlan& plan);
 
-// What KvPlan::Describe says of it.
+// What DescribePlan says of it.
 std::string DescribeStatics(const KvPlan& plan);
 
 // Adds the parts of the set, of all layers and sequences.

@@ -1,5 +1,5 @@
 // Fits a method's plan into a budget: rows of types, from the best that suits, and within a row what is open
-// as large as fits. Internal to kv_plan.cc.
+// as large as fits. Internal to the planner.
 #pragma once
 
 #include <algorithm>

@@ -14,6 +14,7 @@
 
 #include "platform/io/faulty_block_file.h"
 #include "runtime/engine/session_kv.h"
+#include "runtime/kv/plan_kv.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

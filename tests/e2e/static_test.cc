@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/engine/session_kv.h"
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_method.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
@@ -395,7 +396,7 @@ TEST_F(StaticSetRun, MemoryStaysWithinThePlan) {
     SCOPED_TRACE(options);
     const uint64_t before = kv_bytes();
     const auto pass = NewPass(options + " --kv-static-steps 8", 2, 0, kLong);
-    EXPECT_TRUE(plan_.has_statics()) << plan_.Describe();
+    EXPECT_TRUE(plan_.has_statics()) << DescribePlan(plan_);
     EXPECT_LE(std::max(plan_.decode_bytes(), plan_.prefill_bytes()), plan_.budget_bytes);
     uint64_t in_prefill = 0;
     pass->SetProgress([&](uint64_t, uint64_t) {

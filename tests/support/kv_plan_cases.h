@@ -8,8 +8,10 @@
 #include <string_view>
 #include <utility>
 
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/keep_rule.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/kv/plan_kv.h"
 
 namespace kvrun::testing {
 
@@ -39,7 +41,7 @@ inline KvPlan Plan(const KvOptions& options, const KvModelShape& model = kSmolLm
 inline Status Refusal(const KvOptions& options, const KvModelShape& model = kSmolLm2, uint32_t n_ctx = 8192,
                       uint32_t n_sequences = 1, uint32_t alignment = 1) {
   const auto plan = PlanKv(options, model, n_ctx, n_sequences, alignment);
-  EXPECT_FALSE(plan.ok()) << plan->Describe();
+  EXPECT_FALSE(plan.ok()) << DescribePlan(*plan);
   return plan.status();
 }
 
@@ -103,7 +105,7 @@ inline void ExpectSoundLists(const KvPlan& plan, const KvModelShape& model) {
 
 // Sums that hold for every plan that is not of full: counted from the plan's fields, not through its parts.
 inline void ExpectSound(const KvPlan& plan, const KvModelShape& model) {
-  SCOPED_TRACE(plan.Describe());
+  SCOPED_TRACE(DescribePlan(plan));
   EXPECT_LE(plan.decode_bytes(), plan.budget_bytes);
   EXPECT_LE(plan.prefill_bytes(), plan.budget_bytes);
   ExpectSoundPrefill(plan, model);

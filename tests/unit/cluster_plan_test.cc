@@ -4,8 +4,10 @@
 #include <string>
 
 #include "platform/base/units.h"
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/kv/kv_plan.h"
+#include "runtime/kv/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 #include "tests/support/or_die.h"
 
@@ -129,7 +131,8 @@ TEST(ClusterPlan, AnIndexOnFlashLeavesMoreForSlots) {
   EXPECT_GT(saved, 27 * rows - uint64_t{30} * 3 * 20 * 76);
   EXPECT_EQ(in_memory.decode_bytes() - on_flash.decode_bytes(),
             saved - on_flash.row_staging_bytes - uint64_t{30} * 3 * 8);
-  EXPECT_NE(on_flash.Describe().find("index 68 x int8 on flash"), std::string::npos) << on_flash.Describe();
+  EXPECT_NE(DescribePlan(on_flash).find("index 68 x int8 on flash"), std::string::npos)
+      << DescribePlan(on_flash);
   for (const std::string budget : {"--kv-budget 1/4", "--kv-budget 1/13", "--kv-budget 1/34"}) {
     ExpectSound(Must(budget + " --kv-representatives flash"), kSmolLm2);
     // Or for what the budget would not hold otherwise.
@@ -167,7 +170,7 @@ TEST(ClusterPlan, WhatMakesNoSenseIsRefused) {
 }
 
 TEST(ClusterPlan, ThePlansLineSaysWhatClustersAre) {
-  const std::string line = Must("--kv-type fp8 --kv-select 760").Describe();
+  const std::string line = DescribePlan(Must("--kv-type fp8 --kv-select 760"));
   EXPECT_NE(
       line.find(
           "757 of 8192 entries in clusters of 16 on average, 64 at most (4 sinks, up to 16 pending), and "

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/capi/kv_info.h"
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/kv/kv_plan.h"
@@ -73,7 +74,7 @@ TEST(KeptPlan, EveryBudgetIsHeldAndUsed) {
         // In bytes it is the same.
         options.budget_fraction.reset();
         options.budget_bytes = plan.budget_bytes;
-        EXPECT_EQ(Plan(options, kSmolLm2, 8192, n_sequences, 4096).Describe(), plan.Describe());
+        EXPECT_EQ(DescribePlan(Plan(options, kSmolLm2, 8192, n_sequences, 4096)), DescribePlan(plan));
       }
     }
   }
@@ -316,7 +317,7 @@ TEST(KeptPlan, RowsThatAreObserved) {
 
 TEST(KeptPlan, ThePlansLineSaysWhatIsKept) {
   const auto ends = [](const std::string& options, const std::string& end) {
-    const std::string line = PlanFor(options).Describe();
+    const std::string line = DescribePlan(PlanFor(options));
     EXPECT_TRUE(line.ends_with(end)) << line;
   };
   const std::string f16 = "; K f16, V f16; ";

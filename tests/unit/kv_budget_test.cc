@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/kv/describe_plan.h"
+#include "runtime/kv/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {
@@ -50,11 +52,11 @@ TEST(KvBudget, ABudgetAloneMeansKvswap) {
   for (const uint32_t n_sequences : {1U, 4U}) {
     const KvPlan plan = Plan(Share(1.0 / 13), kSmolLm2, 8192, n_sequences, 4096);
     const KvPlan named = Plan(Share(1.0 / 13, "kvswap"), kSmolLm2, 8192, n_sequences, 4096);
-    EXPECT_EQ(plan.Describe(), named.Describe());
+    EXPECT_EQ(DescribePlan(plan), DescribePlan(named));
     EXPECT_EQ(plan.method.name, "kvswap");
     EXPECT_TRUE(plan.notes.empty()) << plan.notes[0];
-    EXPECT_EQ(Plan(Bytes(named.budget_bytes), kSmolLm2, 8192, n_sequences, 4096).Describe(),
-              named.Describe());
+    EXPECT_EQ(DescribePlan(Plan(Bytes(named.budget_bytes), kSmolLm2, 8192, n_sequences, 4096)),
+              DescribePlan(named));
   }
   EXPECT_FALSE(IsSurelyResident(Share(1.0 / 13), kSmolLm2, 8192, 1));
 }
@@ -121,7 +123,7 @@ TEST(KvBudget, AShareThatIsTooSmallIsRaisedToTheLeastThatWorks) {
     for (const uint32_t n_ctx : {512U, 2048U, 8192U}) {
       for (const uint32_t n_sequences : {1U, 3U}) {
         const KvPlan plan = Plan(Share(1e-6, method), kSmolLm2, n_ctx, n_sequences, 4096);
-        SCOPED_TRACE(plan.Describe());
+        SCOPED_TRACE(DescribePlan(plan));
         EXPECT_TRUE(plan.raises_budget);
         const bool selects = plan.method.name == "kvswap";
         EXPECT_TRUE(selects || Needed(plan) == plan.budget_bytes);

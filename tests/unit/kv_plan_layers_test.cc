@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/engine/layer_sensitivity.h"
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_options.h"
 #include "tests/support/kv_plan_cases.h"
 
@@ -105,7 +106,7 @@ TEST(KvPlanLayers, NoLayerIsLeftWithoutAGroup) {
         options.reuse_groups = reuse;
         options.sink_entries = sinks;
         const KvPlan plan = Plan(options);
-        SCOPED_TRACE(plan.Describe());
+        SCOPED_TRACE(DescribePlan(plan));
         EXPECT_GT(plan.least_chosen(), plan.n_pinned);
         EXPECT_LE(plan.most_chosen(), plan.n_groups());
         EXPECT_LE(SumOf(plan.layer_extra), 0);

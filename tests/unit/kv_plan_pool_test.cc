@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/kv/describe_plan.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {
@@ -28,8 +29,8 @@ TEST(KvPlanPool, ALargeSelectionGetsAsManySlotsAsFitBesideThePool) {
     EXPECT_EQ(Part(plan, "pool"), PoolBytes(plan));
     EXPECT_GT(plan.n_cache_slots, 100U);
     EXPECT_GE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget_bytes / 100 * 97);
-    EXPECT_NE(plan.Describe().find("in the cache (lru), a pool of 2 x "), std::string::npos)
-        << plan.Describe();
+    EXPECT_NE(DescribePlan(plan).find("in the cache (lru), a pool of 2 x "), std::string::npos)
+        << DescribePlan(plan);
   }
 }
 

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <string>
 
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_options.h"
+#include "runtime/kv/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {
@@ -43,7 +45,7 @@ TEST(KvPlanReading, WhereSlotsAloneReadTooLongReadsAreLimited) {
   EXPECT_DOUBLE_EQ(plan.reads_per_layer, 13.3) << "600 us / 50 us / 0.9, in tenths";
   EXPECT_NEAR(plan.reading->read_us * 0.9, 600.0, 2.5);
   EXPECT_TRUE(plan.choice_list(0).tells_scores);
-  EXPECT_NE(plan.Describe().find("reads 13.3 groups"), std::string::npos) << plan.Describe();
+  EXPECT_NE(DescribePlan(plan).find("reads 13.3 groups"), std::string::npos) << DescribePlan(plan);
   // As options it is the same.
   KvSettings same;
   ASSERT_TRUE(ParseKvOptions("--kv-method kvswap --kv-budget 1/13 " + SameAgain(plan), &same).ok());
@@ -100,7 +102,7 @@ TEST(KvPlanReading, WithoutALimitAsMuchAsTheBudgetHasRoomFor) {
       options.hide = 0.0;
       const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
       ExpectSound(plan, kSmolLm2);
-      EXPECT_GT(plan.n_chosen, 4 * Plan(Swap(share)).n_chosen) << plan.Describe();
+      EXPECT_GT(plan.n_chosen, 4 * Plan(Swap(share)).n_chosen) << DescribePlan(plan);
       ASSERT_TRUE(plan.reading.has_value());
       EXPECT_FALSE(plan.reading->is_limited_by_time);
       // One more would not fit, or there is none.
@@ -126,7 +128,7 @@ TEST(KvPlanReading, MoreIsSelectedWhereFlashIsFasterAndLayersTakeLonger) {
     const KvPlan plan = Plan(WithTimes(1.0 / 13, reads_per_s));
     ExpectSound(plan, kSmolLm2);
     const uint32_t n_total = std::max(plan.n_chosen, plan.statics.n_total);
-    EXPECT_GE(n_total, before) << plan.Describe();
+    EXPECT_GE(n_total, before) << DescribePlan(plan);
     before = n_total;
   }
   EXPECT_GT(before, 600U);
@@ -139,12 +141,13 @@ TEST(KvPlanReading, ReadingIsHiddenAsFarAsAskedFor) {
     KvOptions options = WithTimes(1.0 / 13, 2e5);
     options.hide = hide;
     const KvPlan plan = Plan(options);
-    ASSERT_TRUE(plan.reading.has_value()) << plan.Describe();
+    ASSERT_TRUE(plan.reading.has_value()) << DescribePlan(plan);
     EXPECT_TRUE(plan.reading->is_limited_by_time);
     EXPECT_LE(plan.reading->read_us * hide, 600.0);
     EXPECT_GE(plan.reading->read_us * hide, 590.0);
     EXPECT_NEAR(plan.reading->read_us, plan.reading->reads * 5.0, 1e-6);
-    EXPECT_NE(plan.Describe().find("as many as flash has time for"), std::string::npos) << plan.Describe();
+    EXPECT_NE(DescribePlan(plan).find("as many as flash has time for"), std::string::npos)
+        << DescribePlan(plan);
   }
 }
 
@@ -160,7 +163,7 @@ TEST(KvPlanReading, WhereCoresAreSharedReadsTakeAShareOfALayersTime) {
   EXPECT_LT(shared.n_chosen, apart.n_chosen);
   EXPECT_GT(shared.n_chosen, Plan(Swap(1.0 / 13)).n_chosen);
   EXPECT_LE(shared.reading->read_us * shared.reading->hide, 600.0 * shared.reading->layer_share);
-  EXPECT_NE(shared.Describe().find("same cores"), std::string::npos) << shared.Describe();
+  EXPECT_NE(DescribePlan(shared).find("same cores"), std::string::npos) << DescribePlan(shared);
   // Whoever says what is to be hidden means that, and no more.
   options.hide = shared.reading->hide;
   EXPECT_EQ(Plan(options).n_chosen, apart.n_chosen);
@@ -286,7 +289,7 @@ TEST(KvPlanSample, ThePoolHasRoomForWhatIsDrawn) {
     EXPECT_EQ(plan.n_pool_slots, plan.n_chosen - plan.n_cache_slots + 101);
     EXPECT_EQ(plan.group_score, GroupScore::kMass);
     EXPECT_FALSE(plan.has_statics());
-    EXPECT_NE(plan.Describe().find(", 400 more drawn at random"), std::string::npos) << plan.Describe();
+    EXPECT_NE(DescribePlan(plan).find(", 400 more drawn at random"), std::string::npos) << DescribePlan(plan);
   }
 }
 

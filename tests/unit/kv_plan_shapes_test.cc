@@ -9,6 +9,8 @@
 
 #include "platform/base/random.h"
 #include "platform/base/units.h"
+#include "runtime/kv/describe_plan.h"
+#include "runtime/kv/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {
@@ -77,7 +79,7 @@ bool IsResident(const KvPlan& plan) { return !plan.method.needs_file(); }
 bool SelectsAll(const KvPlan& plan) { return IsResident(plan) || plan.n_chosen == plan.n_choosable(); }
 
 void ExpectSense(const KvPlan& plan, const KvModelShape& model, uint32_t least) {
-  SCOPED_TRACE(plan.Describe());
+  SCOPED_TRACE(DescribePlan(plan));
   EXPECT_LE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget_bytes);
   if (SelectsAll(plan)) return;
   ExpectSound(plan, model);
@@ -120,7 +122,7 @@ TEST(KvPlanShapes, ALongerContextHasNoMuchSmallerShare) {
       KvPlan before = Plan(Budget(share), one.model, 300, 1, 4096);
       for (uint32_t n_ctx = 309; n_ctx < 20000; n_ctx += n_ctx * 3 / 100) {
         const KvPlan plan = Plan(Budget(share), one.model, n_ctx, 1, 4096);
-        SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, plan.Describe()));
+        SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, DescribePlan(plan)));
         EXPECT_GE(static_cast<double>(plan.budget_bytes), 0.97 * static_cast<double>(before.budget_bytes));
         before = plan;
       }
@@ -135,7 +137,7 @@ TEST(KvPlanShapes, WideTypesAreTakenWhereManyEntriesFit) {
       for (uint32_t n_ctx = 300; n_ctx < 20000; n_ctx += n_ctx / 20) {
         const KvPlan plan = Plan(Budget(share), one.model, n_ctx, 1, 4096);
         if (IsResident(plan) || plan.record.k_type == KvType::kInt4) continue;
-        SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, plan.Describe()));
+        SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, DescribePlan(plan)));
         EXPECT_GE(EntriesOf(plan), std::min(600U, n_ctx / 2));
       }
     }
@@ -163,11 +165,11 @@ TEST(KvPlanShapes, MoreBudgetNeverBuysLess) {
           share * static_cast<double>(Plan(Budget(1.0), shape.model, shape.n_ctx).full_bytes));
       const auto plan = PlanKv(options, shape.model, shape.n_ctx, 1, shape.alignment_bytes);
       if (!plan.ok()) {
-        EXPECT_EQ(last.n_ctx, 0U) << "less was enough: " << last.Describe();
+        EXPECT_EQ(last.n_ctx, 0U) << "less was enough: " << DescribePlan(last);
         continue;
       }
-      SCOPED_TRACE(fmt::format("shape {}, share {}: {}\nafter {}", i, share, plan->Describe(),
-                               last.n_ctx == 0 ? "nothing" : last.Describe()));
+      SCOPED_TRACE(fmt::format("shape {}, share {}: {}\nafter {}", i, share, DescribePlan(*plan),
+                               last.n_ctx == 0 ? "nothing" : DescribePlan(last)));
       ExpectSense(*plan, shape.model, 256);
       if (last.n_ctx != 0 && !SelectsAll(*plan)) {
         ASSERT_FALSE(SelectsAll(last));

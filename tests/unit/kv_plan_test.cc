@@ -9,8 +9,10 @@
 #include <limits>
 #include <string>
 
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/kv_plan_sizes.h"
+#include "runtime/kv/plan_kv.h"
 #include "runtime/kv/slot_cache.h"
 #include "tests/support/kv_plan_cases.h"
 
@@ -31,7 +33,7 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
                            {1.0 / 34, 336, KvType::kInt4, KvType::kInt4, 8, 16}}) {
     for (const uint32_t alignment : {1U, 512U, 4096U}) {
       const KvPlan plan = Plan(Swap(test.fraction), kSmolLm2, 8192, 1, alignment);
-      std::printf("alignment %u: %s\n", alignment, plan.Describe().c_str());
+      std::printf("alignment %u: %s\n", alignment, DescribePlan(plan).c_str());
       ExpectSound(plan, kSmolLm2);
       EXPECT_EQ(plan.full_bytes, uint64_t{8192} * 30 * 2 * 192 * 2);
       EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97);
@@ -104,7 +106,7 @@ TEST(KvPlan, EveryBudgetIsHeldAndUsed) {
        {45.0, 40.0, 34.0, 30.0, 26.0, 20.0, 16.0, 13.0, 10.0, 8.0, 5.0, 4.0, 2.0, 1.25}) {
     const double share = 1 / denominator;
     const KvPlan plan = Plan(Swap(share));
-    std::printf("1/%.0f: %s\n", denominator, plan.Describe().c_str());
+    std::printf("1/%.0f: %s\n", denominator, DescribePlan(plan).c_str());
     ExpectSound(plan, kSmolLm2);
     // Below, the prefill's smallest tiles leave little for the index; where all is selected, no more is
     // needed.
@@ -144,7 +146,7 @@ TEST(KvPlan, FullInRecords) {
 TEST(KvPlan, LargerModelsScaleTheRank) {
   for (const uint32_t n_sequences : {1U, 4U}) {
     const KvPlan relaxed = Plan(Swap(1.0 / 13), kLlama8b, 32768, n_sequences, 4096);
-    std::printf("%s\n", relaxed.Describe().c_str());
+    std::printf("%s\n", DescribePlan(relaxed).c_str());
     ExpectSound(relaxed, kLlama8b);
     EXPECT_EQ(relaxed.full_bytes, uint64_t{4} * 1024 * 1024 * 1024 * n_sequences);
     EXPECT_EQ(relaxed.index.rank, 128U);
@@ -224,27 +226,27 @@ TEST(KvPlan, ASmallReuseBufferDoesNotShrinkTheSelectionSilently) {
   EXPECT_EQ(Plan(options, kSmolLm2, 200).n_chosen, 50U) << "all that there are";
 
   options = Swap(1.0 / 13);
-  EXPECT_EQ(Plan(options).Describe().find("reuse buffer"), std::string::npos);
+  EXPECT_EQ(DescribePlan(Plan(options)).find("reuse buffer"), std::string::npos);
   options.reuse_groups = 1;
   EXPECT_EQ(Plan(options).n_chosen, 2U) << "one beside the pinned one";
   options.reuse_groups = 50;
   const KvPlan plan = Plan(options);
   EXPECT_EQ(plan.n_chosen, 50U);
   EXPECT_NE(
-      plan.Describe().find("; 200 of 8192 entries (no more, as the reuse buffer was given 50 groups) in"),
+      DescribePlan(plan).find("; 200 of 8192 entries (no more, as the reuse buffer was given 50 groups) in"),
       std::string::npos)
-      << plan.Describe();
+      << DescribePlan(plan);
 }
 
 TEST(KvPlan, NoMoreEntriesAreNamedThanThereAre) {
   KvOptions options = Unlimited("kvswap");
   options.select_entries = 604;
-  const std::string all = Plan(options, kSmolLm2, 603).Describe();
+  const std::string all = DescribePlan(Plan(options, kSmolLm2, 603));
   EXPECT_NE(all.find("; all 603 entries in groups of 4 "), std::string::npos) << all;
   EXPECT_NE(all.find(", all in the cache (lru)"), std::string::npos) << all;
-  const std::string pinned = Plan(Unlimited("kvswap"), kSmolLm2, 3).Describe();
+  const std::string pinned = DescribePlan(Plan(Unlimited("kvswap"), kSmolLm2, 3));
   EXPECT_NE(pinned.find("all 3 entries in groups of 4 (3 pinned)"), std::string::npos) << pinned;
-  const std::string flexgen = Plan(Unlimited("flexgen"), kSmolLm2, 603).Describe();
+  const std::string flexgen = DescribePlan(Plan(Unlimited("flexgen"), kSmolLm2, 603));
   EXPECT_NE(flexgen.find("; all 603 entries in groups of 16 "), std::string::npos) << flexgen;
 }
 
@@ -309,7 +311,7 @@ TEST(KvPlan, ActivationsMakeRoomForTheAdaptersWork) {
   model.feed_forward_bytes = uint64_t{3} * 256 * 8192 * sizeof(float);
   const KvPlan with = Plan(options, model, 8192);
   ASSERT_LT(without.prefill_tile_tokens, 8192U);
-  EXPECT_GT(with.prefill_tile_tokens, without.prefill_tile_tokens) << with.Describe();
+  EXPECT_GT(with.prefill_tile_tokens, without.prefill_tile_tokens) << DescribePlan(with);
   EXPECT_LE(with.prefill_bytes(), with.budget_bytes);
   EXPECT_EQ(with.n_chosen, without.n_chosen);
 }
@@ -407,7 +409,7 @@ TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
     ExpectSound(plan, kSmolLm2);
     EXPECT_EQ(plan.record.group_tokens, group_tokens);
     EXPECT_EQ(plan.index.group_tokens, group_tokens);
-    EXPECT_NE(plan.Describe().find("in groups of " + std::to_string(group_tokens)), std::string::npos);
+    EXPECT_NE(DescribePlan(plan).find("in groups of " + std::to_string(group_tokens)), std::string::npos);
     EXPECT_TRUE(plan.notes.empty());
   }
   options.group_tokens = 2;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/capi/kv_info.h"
+#include "runtime/kv/describe_plan.h"
 #include "runtime/kv/kv_method.h"
 #include "runtime/kv/kv_options.h"
 #include "runtime/kv/kv_plan_sizes.h"
@@ -62,13 +63,14 @@ TEST(StaticPlan, ABudgetAloneMakesOneOfKvswap) {
       EXPECT_EQ(plan.statics.n_entries, n_unpinned / 4 * plan.record.group_tokens);
       EXPECT_GE(none.n_chosen, plan.statics.n_total) << "its lists and tables take a little";
       EXPECT_GE(10 * plan.statics.n_total, 9 * none.n_chosen);
-      EXPECT_NE(plan.Describe().find(fmt::format("{} that stay", plan.statics.n_entries)), std::string::npos);
+      EXPECT_NE(DescribePlan(plan).find(fmt::format("{} that stay", plan.statics.n_entries)),
+                std::string::npos);
     }
   }
   // What observes a prompt would leave too little.
   const KvPlan small = PlanOf("kvswap --kv-budget 1/45");
-  EXPECT_FALSE(small.has_statics()) << small.Describe();
-  EXPECT_EQ(small.Describe(), PlanOf("kvswap --kv-budget 1/45 --kv-static 0").Describe());
+  EXPECT_FALSE(small.has_statics()) << DescribePlan(small);
+  EXPECT_EQ(DescribePlan(small), DescribePlan(PlanOf("kvswap --kv-budget 1/45 --kv-static 0")));
   for (const std::string more : {"--kv-select 400", "--kv-reuse 64", "--kv-static 0"}) {
     EXPECT_FALSE(PlanOf("kvswap --kv-budget 1/13 " + more).has_statics()) << more;
   }
@@ -111,8 +113,8 @@ TEST(StaticPlan, DefaultsOfPrkv) {
   EXPECT_EQ(info["static"]["by_prompt"], false);
   EXPECT_EQ(info["static"]["steps"], 128);
   EXPECT_EQ(info["static"]["observed_rows"], 32);
-  EXPECT_NE(plan.Describe().find("256 that stay (chosen again every 128 tokens)"), std::string::npos)
-      << plan.Describe();
+  EXPECT_NE(DescribePlan(plan).find("256 that stay (chosen again every 128 tokens)"), std::string::npos)
+      << DescribePlan(plan);
   EXPECT_EQ(PlanOf("prkv --kv-static-steps 7").statics.steps, 7U);
   EXPECT_EQ(PlanOf("kvswap --kv-static 0.5").statics.steps, 0U);
   EXPECT_EQ(PlanOf("kvswap --kv-static 0.5 --kv-static-steps 9").statics.steps, 9U);
@@ -285,7 +287,7 @@ TEST(StaticPlan, PagesThatAreLaidAnewTakeRoom) {
   EXPECT_EQ(anew.n_stored_groups(), 2 * anew.n_groups());
   EXPECT_EQ(Part(anew, "checksums"), 2 * Part(stays, "checksums"));
   EXPECT_GT(Part(anew, "static lists"), Part(stays, "static lists"));
-  EXPECT_NE(anew.Describe().find("in pages laid anew"), std::string::npos) << anew.Describe();
+  EXPECT_NE(DescribePlan(anew).find("in pages laid anew"), std::string::npos) << DescribePlan(anew);
   EXPECT_EQ(capi::KvPlanInfo(anew)["static"]["repage"], true);
   EXPECT_EQ(PlanOf("prkv --kv-repage on --kv-static 0").n_stored_groups(), stays.n_groups());
   for (const std::string method : {"kvswap", "oracle", "loki", "arkv-flash", "streaming", "full", "dynakv"}) {
