@@ -6,6 +6,7 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/engine/config_file.h"
+#include "runtime/engine/context_length.h"
 #include "runtime/engine/machine.h"
 #include "runtime/engine/utf8.h"
 

@@ -5,6 +5,7 @@
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
 #include "runtime/capi/session_options.h"
+#include "runtime/engine/context_length.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session_kv.h"
 #include "runtime/kv/kv_folder.h"

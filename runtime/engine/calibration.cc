@@ -12,7 +12,7 @@
 #include "platform/base/units.h"
 #include "platform/io/replace_file.h"
 #include "runtime/engine/calibration_time.h"
-#include "runtime/engine/engine.h"
+#include "runtime/engine/context_length.h"
 #include "runtime/engine/resident_pass.h"
 
 namespace kvrun {

@@ -28,8 +28,6 @@ struct EngineOptions {
   std::string version;        // of kvrun: what devices were measured to do is kept for it alone
 };
 
-inline constexpr uint32_t kDefaultMaxContext = 8192;
-
 struct SessionOptions {
   uint32_t n_sequences = 1;
   uint32_t n_ctx = 0;  // 0: what the model was trained with, at most kDefaultMaxContext
@@ -47,12 +45,6 @@ struct Calibration;
 struct CalibrationTimes;
 struct ReuseOptions;
 struct ReuseMeasurement;
-
-// The context that a session gets where `asked` is 0.
-uint32_t ChooseContext(uint32_t asked, const ModelConfig& config);
-
-// What to expect of a context beyond what the model was trained with, or beyond its sliding window.
-std::vector<std::string> ContextNotes(uint32_t n_ctx, const ModelConfig& config);
 
 // Any thread. Steps of its sessions run one after another.
 class Engine {

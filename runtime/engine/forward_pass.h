@@ -73,8 +73,4 @@ struct ForwardPassOptions {
   std::shared_ptr<OffloadedPassOptions> offloaded = nullptr;  // null: resident; its plan says the rest
 };
 
-Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
-                                                       std::shared_ptr<const DeviceWeights> weights,
-                                                       Device& device, const ForwardPassOptions& options);
-
 }  // namespace kvrun

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "runtime/engine/create_forward_pass.h"
+
 namespace kvrun {
 namespace {
 

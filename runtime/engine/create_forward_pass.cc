@@ -1,4 +1,4 @@
-#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/create_forward_pass.h"
 
 #include <utility>
 
