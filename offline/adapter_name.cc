@@ -5,7 +5,7 @@
 
 #include <filesystem>
 
-#include "runtime/engine/utf8.h"
+#include "runtime/engine/text/utf8.h"
 
 namespace kvrun::offline {
 

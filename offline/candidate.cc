@@ -7,8 +7,8 @@
 #include <cmath>
 #include <utility>
 
-#include "runtime/kv/kv_plan_layers.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/planner/kv_plan_layers.h"
+#include "runtime/kv/planner/plan_kv.h"
 
 namespace kvrun::offline {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/engine/config_file.h"
-#include "runtime/kv/kv_plan.h"
+#include "runtime/engine/config/config_file.h"
+#include "runtime/kv/plan/kv_plan.h"
 
 namespace kvrun::offline {
 

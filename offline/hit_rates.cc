@@ -5,7 +5,7 @@
 #include <limits>
 #include <map>
 
-#include "runtime/kv/slot_cache.h"
+#include "runtime/kv/math/slot_cache.h"
 
 namespace kvrun::offline {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "offline/candidate.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/kv/math/adapter.h"
 
 namespace kvrun::offline {
 

@@ -14,8 +14,8 @@
 #include <string_view>
 
 #include "platform/io/input_file.h"
-#include "runtime/engine/calibration_sums.h"
-#include "runtime/engine/config_keys.h"
+#include "runtime/engine/config/config_keys.h"
+#include "runtime/engine/measure/calibration_sums.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/gguf_parser.h"
 

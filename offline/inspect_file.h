@@ -5,8 +5,8 @@
 
 #include "offline/device_profile.h"
 #include "platform/base/status.h"
-#include "runtime/engine/config_file.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/engine/config/config_file.h"
+#include "runtime/kv/math/adapter.h"
 
 namespace kvrun::offline {
 

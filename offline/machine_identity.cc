@@ -2,8 +2,8 @@
 
 #include "offline/probe.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/machine.h"
-#include "runtime/engine/utf8.h"
+#include "runtime/engine/machine/machine.h"
+#include "runtime/engine/text/utf8.h"
 
 namespace kvrun::offline {
 namespace {

@@ -7,7 +7,7 @@
 #include "offline/probe.h"
 #include "platform/base/units.h"
 #include "runtime/capi/handles.h"
-#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/plan/kv_plan.h"
 
 namespace kvrun::offline {
 namespace {

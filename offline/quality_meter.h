@@ -11,7 +11,7 @@
 #include "offline/probe.h"
 #include "offline/solver.h"
 #include "runtime/engine/engine.h"
-#include "runtime/engine/evaluation.h"
+#include "runtime/engine/measure/evaluation.h"
 
 namespace kvrun::offline {
 

@@ -12,7 +12,7 @@
 #include "offline/step_times.h"
 #include "platform/base/status.h"
 #include "runtime/engine/engine.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/planner/kv_options.h"
 
 namespace kvrun::offline {
 

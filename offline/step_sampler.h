@@ -10,7 +10,7 @@
 #include "offline/probe.h"
 #include "offline/time_model.h"
 #include "runtime/engine/engine.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/planner/kv_options.h"
 
 namespace kvrun::offline {
 

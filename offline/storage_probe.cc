@@ -13,7 +13,7 @@
 #include "platform/base/units.h"
 #include "platform/io/block_file.h"
 #include "platform/io/read_rate.h"
-#include "runtime/kv/kv_folder.h"
+#include "runtime/kv/serve/kv_folder.h"
 
 namespace kvrun::offline {
 namespace {

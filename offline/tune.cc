@@ -18,8 +18,8 @@
 #include "offline/tune_explain.h"
 #include "offline/tune_setting.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/math/adapter.h"
 
 namespace kvrun::offline {
 namespace {

@@ -15,7 +15,7 @@
 #include "offline/step_meter.h"
 #include "offline/time_model.h"
 #include "platform/base/status.h"
-#include "runtime/engine/config_file.h"
+#include "runtime/engine/config/config_file.h"
 #include "runtime/include/kvrun/kvrun.h"
 
 namespace kvrun::offline {

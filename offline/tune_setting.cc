@@ -10,7 +10,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/session_kv.h"
+#include "runtime/engine/session/session_kv.h"
 
 namespace kvrun::offline {
 namespace {

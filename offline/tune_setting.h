@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "offline/tune.h"
-#include "runtime/kv/adapter.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/math/adapter.h"
+#include "runtime/kv/planner/kv_options.h"
 #include "runtime/model/model.h"
 
 namespace kvrun::offline {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "platform/base/units.h"
-#include "runtime/kv/slot_cache.h"
+#include "runtime/kv/math/slot_cache.h"
 
 namespace kvrun::offline {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/kv/math/adapter.h"
 
 namespace kvrun::offline {
 

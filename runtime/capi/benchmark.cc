@@ -1,4 +1,4 @@
-#include "runtime/engine/benchmark.h"
+#include "runtime/engine/measure/benchmark.h"
 
 #include <fmt/format.h>
 

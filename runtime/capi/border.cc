@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "runtime/capi/status_code.h"
-#include "runtime/engine/utf8.h"
+#include "runtime/engine/text/utf8.h"
 
 namespace kvrun::capi {
 namespace {

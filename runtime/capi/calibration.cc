@@ -1,10 +1,10 @@
-#include "runtime/engine/calibration.h"
+#include "runtime/engine/measure/calibration.h"
 
 #include <algorithm>
 
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/calibration_time.h"
+#include "runtime/engine/measure/calibration_time.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;

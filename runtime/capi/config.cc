@@ -5,10 +5,10 @@
 #include "platform/base/units.h"
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/config_file.h"
-#include "runtime/engine/context_length.h"
-#include "runtime/engine/machine.h"
-#include "runtime/engine/utf8.h"
+#include "runtime/engine/config/config_file.h"
+#include "runtime/engine/machine/machine.h"
+#include "runtime/engine/session/context_length.h"
+#include "runtime/engine/text/utf8.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;

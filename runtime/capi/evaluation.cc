@@ -1,4 +1,4 @@
-#include "runtime/engine/evaluation.h"
+#include "runtime/engine/measure/evaluation.h"
 
 #include <string>
 #include <vector>

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "runtime/engine/engine.h"
-#include "runtime/engine/session.h"
+#include "runtime/engine/session/session.h"
 #include "runtime/include/kvrun/kvrun.h"
 #include "runtime/model/model.h"
 

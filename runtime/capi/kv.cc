@@ -5,10 +5,10 @@
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
 #include "runtime/capi/session_options.h"
-#include "runtime/engine/context_length.h"
 #include "runtime/engine/engine.h"
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/kv_folder.h"
+#include "runtime/engine/session/context_length.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/serve/kv_folder.h"
 
 using kvrun::Status;
 using kvrun::capi::CheckNotNull;

@@ -1,5 +1,4 @@
 #include "runtime/capi/kv_info.h"
-#include "runtime/kv/describe_plan.h"
 
 #include <fmt/format.h>
 
@@ -7,6 +6,8 @@
 #include <limits>
 #include <string>
 #include <vector>
+
+#include "runtime/kv/planner/describe_plan.h"
 
 namespace kvrun::capi {
 namespace {

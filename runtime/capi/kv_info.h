@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "runtime/capi/border.h"
-#include "runtime/kv/kv_report.h"
+#include "runtime/kv/plan/kv_report.h"
 
 namespace kvrun::capi {
 

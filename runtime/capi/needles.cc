@@ -1,4 +1,4 @@
-#include "runtime/engine/needles.h"
+#include "runtime/engine/measure/needles.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
-#include "runtime/engine/needle_evaluation.h"
+#include "runtime/engine/measure/needle_evaluation.h"
 
 using kvrun::Status;
 using kvrun::capi::CheckNotNull;

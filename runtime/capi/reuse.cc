@@ -1,6 +1,6 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/reuse_trace.h"
+#include "runtime/engine/measure/reuse_trace.h"
 
 using kvrun::Status;
 using kvrun::capi::CheckNotNull;

@@ -1,4 +1,4 @@
-#include "runtime/engine/session.h"
+#include "runtime/engine/session/session.h"
 
 #include <fmt/format.h>
 

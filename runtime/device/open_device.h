@@ -99,7 +99,7 @@ Result<AutoCandidates> FindAutoCandidates(const OpenDeviceOptions& options);
 // "" or "auto", in either case.
 bool IsAutoName(std::string_view wanted);
 // "auto" is here a GPU where Vulkan has one, else the CPU: which is faster depends on the model
-// (runtime/engine/auto_device.h).
+// (runtime/engine/device/auto_device.h).
 // What a Vulkan device can do is clamped by KVRUN_DEVICE_CLAMP; KVRUN_VALIDATION=1 is as options.validation.
 Result<std::unique_ptr<Device>> OpenDevice(const OpenDeviceOptions& options);
 // Runs every self-test on the device named (empty: on all, the CPU last); with limit_s those that begin

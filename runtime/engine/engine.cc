@@ -5,16 +5,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/engine/auto_device.h"
-#include "runtime/engine/calibration.h"
-#include "runtime/engine/calibration_time.h"
-#include "runtime/engine/context_length.h"
-#include "runtime/engine/create_forward_pass.h"
-#include "runtime/engine/evaluation.h"
-#include "runtime/engine/needle_evaluation.h"
-#include "runtime/engine/rate_watch.h"
-#include "runtime/engine/reuse_trace.h"
-#include "runtime/engine/session_kv.h"
+#include "runtime/engine/device/auto_device.h"
+#include "runtime/engine/device/rate_watch.h"
+#include "runtime/engine/forward/create_forward_pass.h"
+#include "runtime/engine/measure/calibration.h"
+#include "runtime/engine/measure/calibration_time.h"
+#include "runtime/engine/measure/evaluation.h"
+#include "runtime/engine/measure/needle_evaluation.h"
+#include "runtime/engine/measure/reuse_trace.h"
+#include "runtime/engine/session/context_length.h"
+#include "runtime/engine/session/session_kv.h"
 
 namespace kvrun {
 

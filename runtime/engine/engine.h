@@ -12,12 +12,12 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/device/open_device.h"
-#include "runtime/engine/auto_device.h"
-#include "runtime/engine/benchmark.h"
-#include "runtime/engine/forward_pass.h"
-#include "runtime/engine/layer_time.h"
-#include "runtime/engine/session.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/engine/device/auto_device.h"
+#include "runtime/engine/machine/layer_time.h"
+#include "runtime/engine/measure/benchmark.h"
+#include "runtime/engine/pass/forward_pass.h"
+#include "runtime/engine/session/session.h"
+#include "runtime/kv/planner/kv_options.h"
 #include "runtime/model/model.h"
 
 namespace kvrun {

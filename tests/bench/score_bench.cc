@@ -13,7 +13,7 @@
 #include "runtime/device/host/host_device.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/self_test_data.h"
-#include "runtime/kv/kv_plan_candidates.h"
+#include "runtime/kv/planner/kv_plan_candidates.h"
 #include "shaders/shared/step_params.h"
 #include "tests/support/or_die.h"
 

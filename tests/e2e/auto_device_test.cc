@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/device/open_device.h"
-#include "runtime/engine/device_times_file.h"
+#include "runtime/engine/device/device_times_file.h"
 #include "tests/support/or_die.h"
 #include "tests/support/real_program.h"
 #include "tests/support/tiny_model_file.h"

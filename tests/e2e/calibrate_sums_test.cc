@@ -12,7 +12,7 @@
 
 #include <Eigen/SVD>
 
-#include "runtime/engine/calibration.h"
+#include "runtime/engine/measure/calibration.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"

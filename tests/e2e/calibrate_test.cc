@@ -16,8 +16,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/capi/handles.h"
-#include "runtime/engine/calibration.h"
-#include "runtime/engine/resident_pass.h"
+#include "runtime/engine/measure/calibration.h"
+#include "runtime/engine/resident/resident_pass.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/real_program.h"

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/engine/config_file.h"
+#include "runtime/engine/config/config_file.h"
 #include "tests/support/long_run_fixture.h"
 #include "tests/support/or_die.h"
 

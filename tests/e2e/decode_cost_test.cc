@@ -14,7 +14,7 @@
 #include "runtime/capi/handles.h"
 #include "runtime/device/vulkan/compute_device.h"
 #include "runtime/include/kvrun/kvrun.h"
-#include "runtime/kv/kv_method.h"
+#include "runtime/kv/plan/kv_method.h"
 #include "tests/support/allocation_counter.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/small_models.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "platform/base/random.h"
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/offloaded_cache.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/serve/record_cache.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

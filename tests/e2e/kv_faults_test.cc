@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "platform/io/faulty_block_file.h"
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "runtime/device/record_codec.h"
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/low_rank_index.h"
-#include "runtime/kv/offloaded_cache.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/index/low_rank_index.h"
+#include "runtime/kv/serve/record_cache.h"
 #include "runtime/model/tensor_type.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
@@ -82,7 +82,7 @@ class KvSwapShortPrompt : public ::testing::Test {
     std::vector<StepRow> rows;
     std::vector<uint32_t> outputs;
     for (uint32_t s = 0; s < ids.size(); ++s) {
-      const uint32_t at = pass.offloaded_cache()->length(s);
+      const uint32_t at = pass.record_cache()->length(s);
       rows.push_back({ids[s][at], at, s});
       outputs.push_back(s);
     }
@@ -93,7 +93,7 @@ class KvSwapShortPrompt : public ::testing::Test {
 
   // What an index says of a sequence's first `n` entries. Empty: at the limit of int8, perhaps clipped, as
   // sinks are, which the scales leave out.
-  static std::vector<Row> IndexRows(OffloadedCache& cache, uint32_t layer, uint32_t sequence, uint32_t n) {
+  static std::vector<Row> IndexRows(RecordCache& cache, uint32_t layer, uint32_t sequence, uint32_t n) {
     const IndexShape& shape = cache.plan().index;
     const auto& index = dynamic_cast<const LowRankIndex&>(*cache.index());
     Buffer& buffer = *index.rows(layer);
@@ -122,7 +122,7 @@ class KvSwapShortPrompt : public ::testing::Test {
     return rows;
   }
 
-  static std::vector<Row> StoredKeys(OffloadedCache& cache, uint32_t layer, uint32_t sequence, uint32_t n) {
+  static std::vector<Row> StoredKeys(RecordCache& cache, uint32_t layer, uint32_t sequence, uint32_t n) {
     const KvRecordShape& shape = cache.plan().record;
     const uint32_t heads = cache.plan().n_streams / cache.plan().n_sequences;
     const uint32_t columns = shape.n_heads * shape.head_dim;
@@ -154,7 +154,7 @@ class KvSwapShortPrompt : public ::testing::Test {
   // Rows that one orthonormal adapter of full rank made have the inner products of the keys, whichever it is:
   // those of all sequences together.
   void ExpectIndexed(ForwardPass& pass, double tolerance) const {
-    OffloadedCache& cache = *pass.offloaded_cache();
+    RecordCache& cache = *pass.record_cache();
     for (uint32_t layer = 0; layer < loaded_.model->config.n_layers; ++layer) {
       std::vector<Row> rows;
       std::vector<Row> keys;
@@ -189,7 +189,7 @@ class KvSwapShortPrompt : public ::testing::Test {
 
   // Groups that the last step chose, of all layers and streams of its first row.
   std::set<std::vector<uint32_t>> Chosen(ForwardPass& pass) const {
-    OffloadedCache& cache = *pass.offloaded_cache();
+    RecordCache& cache = *pass.record_cache();
     std::set<std::vector<uint32_t>> all;
     for (uint32_t layer = 0; layer < loaded_.model->config.n_layers; ++layer) {
       const auto streams = cache.GroupsBeforeWindow(layer, 0, cache.length(0) - 1);
@@ -212,7 +212,7 @@ TEST_F(KvSwapShortPrompt, DecodingMakesTheAdapter) {
         std::pair{"--kv-index f16 --kv-adapter-kind plain", 0.01}}) {
     SCOPED_TRACE(options);
     const auto pass = NewPass(options);
-    OffloadedCache& cache = *pass->offloaded_cache();
+    RecordCache& cache = *pass->record_cache();
     Feed(*pass, ids[0], 0, 5, 5);
     while (cache.length(0) < kFirstChoice) Step(*pass, ids);
     EXPECT_FALSE(cache.index()->is_ready());
@@ -260,9 +260,9 @@ TEST_F(KvSwapShortPrompt, ALongerOneIndexesWhatWasThere) {
     const auto pass = NewPass(fmt::format("--kv-adapter-kind centred --kv-index {}", index));
     Feed(*pass, ids[0], 0, 10, 10);
     for (uint32_t i = 0; i < 3; ++i) Step(*pass, ids);
-    EXPECT_FALSE(pass->offloaded_cache()->index()->is_ready());
+    EXPECT_FALSE(pass->record_cache()->index()->is_ready());
     Feed(*pass, ids[0], 13, 73, 60);
-    EXPECT_TRUE(pass->offloaded_cache()->index()->is_ready());
+    EXPECT_TRUE(pass->record_cache()->index()->is_ready());
     ExpectIndexed(*pass, tolerance);
   }
 }
@@ -279,12 +279,12 @@ TEST_F(KvSwapShortPrompt, ALongerOneIndexesOtherSequences) {
       std::vector<float> logits;
       RunOrDie(pass->Run(rows, {}, logits));
     }
-    EXPECT_FALSE(pass->offloaded_cache()->index()->is_ready());
+    EXPECT_FALSE(pass->record_cache()->index()->is_ready());
     Feed(*pass, ids[1], 0, 60, 60, 1);
-    EXPECT_TRUE(pass->offloaded_cache()->index()->is_ready());
+    EXPECT_TRUE(pass->record_cache()->index()->is_ready());
     ExpectIndexed(*pass, tolerance);
     for (uint32_t i = 0; i < 30; ++i) Step(*pass, ids);
-    if (pass->offloaded_cache()->plan().index.type == KvType::kF16) ExpectIndexed(*pass, tolerance);
+    if (pass->record_cache()->plan().index.type == KvType::kF16) ExpectIndexed(*pass, tolerance);
   }
 }
 
@@ -293,7 +293,7 @@ TEST_F(KvSwapShortPrompt, DecodingIndexesTheWholeBatch) {
   for (const auto& [index, tolerance] : {std::pair{"f16", 0.01}, std::pair{"int8", 0.05}}) {
     SCOPED_TRACE(index);
     const auto pass = NewPass(fmt::format("--kv-index {}", index), 2);
-    OffloadedCache& cache = *pass->offloaded_cache();
+    RecordCache& cache = *pass->record_cache();
     Feed(*pass, ids[0], 0, 5, 5, 0);
     Feed(*pass, ids[1], 0, 20, 20, 1);
     while (cache.length(1) < kFirstChoice) Step(*pass, ids);

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/engine/session_kv.h"
+#include "runtime/engine/session/session_kv.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

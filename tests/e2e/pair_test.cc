@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/device/open_device.h"
-#include "runtime/engine/create_forward_pass.h"
+#include "runtime/engine/forward/create_forward_pass.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"

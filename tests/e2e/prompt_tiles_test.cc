@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "platform/base/units.h"
-#include "runtime/engine/session_kv.h"
+#include "runtime/engine/session/session_kv.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kv/offloaded_cache.h"
+#include "runtime/kv/serve/record_cache.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/small_models.h"
@@ -103,7 +103,7 @@ TEST_F(ReadLimitTest, AfterTruncationNothingIsAttendedToTwice) {
   Say(*pass);
   for (const uint32_t length : {kPrompt - 3, kPrompt - 60, kPrompt - 130}) {
     Feed(*pass, ids_, length, length + 1, 1);
-    OffloadedCache& cache = *pass->offloaded_cache();
+    RecordCache& cache = *pass->record_cache();
     const KvPlan& plan = cache.plan();
     for (uint32_t layer = 0; layer < loaded_.model->config.n_layers; ++layer) {
       for (const std::vector<uint32_t>& groups : cache.GroupsBeforeWindow(layer, 0, length)) {

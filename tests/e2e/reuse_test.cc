@@ -12,10 +12,10 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/capi/handles.h"
-#include "runtime/engine/calibration.h"
-#include "runtime/engine/evaluation.h"
-#include "runtime/engine/reuse_trace.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/engine/measure/calibration.h"
+#include "runtime/engine/measure/evaluation.h"
+#include "runtime/engine/measure/reuse_trace.h"
+#include "runtime/kv/math/adapter.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/real_program.h"

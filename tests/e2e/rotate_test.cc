@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kv/offloaded_cache.h"
+#include "runtime/kv/serve/record_cache.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/or_die.h"
@@ -62,7 +62,7 @@ class RotateTest : public ::testing::TestWithParam<std::string> {
   }
 
   static bool HasMeans(const Both& both, uint32_t sequence = 0) {
-    return both.rotated->offloaded_cache()->spaces().has_means(0, sequence);
+    return both.rotated->record_cache()->spaces().has_means(0, sequence);
   }
 
   TemporaryFolder folder_;
@@ -88,9 +88,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(RotateTest, SaysWhatItSaysWithoutIt) {
   Both both = NewBoth("--kv-method " + GetParam());
-  const KvPlan& plan = both.rotated->offloaded_cache()->plan();
+  const KvPlan& plan = both.rotated->record_cache()->plan();
   EXPECT_TRUE(plan.rotates);
-  EXPECT_FALSE(both.plain->offloaded_cache()->plan().rotates);
+  EXPECT_FALSE(both.plain->record_cache()->plan().rotates);
   ExpectAlike(both, 0, 300, 300);
   EXPECT_TRUE(HasMeans(both));
   ExpectAlike(both, 300, 312, 1);
@@ -105,7 +105,7 @@ TEST_P(RotateTest, SaysTheSameWhereMeansComeLate) {
   ExpectAlike(both, 40, 53, 1);
   EXPECT_FALSE(HasMeans(both));
   ExpectAlike(both, 53, 400, 347);
-  const KvMethod& method = both.rotated->offloaded_cache()->plan().method;
+  const KvMethod& method = both.rotated->record_cache()->plan().method;
   EXPECT_EQ(HasMeans(both), !method.has_clusters() && !method.evicts()) << method.name;
   ExpectAlike(both, 400, 410, 1);
 }
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, RotateFileMeansTest,
 
 TEST_P(RotateFileMeansTest, SaysTheSameFromTheFirstEntryOn) {
   Both both{NewPassOfFile(true), NewPassOfFile(false)};
-  const EntrySpaces& spaces = both.rotated->offloaded_cache()->spaces();
+  const EntrySpaces& spaces = both.rotated->record_cache()->spaces();
   const auto first_mean = [&] { return spaces.MeanKey(0, 0)[0]; };
   const float of_file = first_mean();
   EXPECT_NE(of_file, 0.0F);
@@ -169,7 +169,7 @@ TEST_P(RotateFileMeansTest, SaysTheSameFromTheFirstEntryOn) {
   ExpectAlike(both, 40, 53, 1);
   EXPECT_EQ(first_mean(), of_file);
   ExpectAlike(both, 53, 400, 347);
-  const KvMethod& method = both.rotated->offloaded_cache()->plan().method;
+  const KvMethod& method = both.rotated->record_cache()->plan().method;
   EXPECT_EQ(first_mean() == of_file, method.has_clusters() || method.evicts()) << "a long prompt says others";
   ExpectAlike(both, 400, 410, 1);
 }

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "platform/io/faulty_block_file.h"
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/offloaded_cache.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/planner/plan_kv.h"
+#include "runtime/kv/serve/record_cache.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
@@ -103,7 +103,7 @@ class StaticFaults : public ::testing::TestWithParam<const char*> {
         if (tries >= kMostTries) return n_errors;
         ++n_errors;
         for (const uint32_t s : {0U, 1U}) {
-          has_caught_up_ |= made.pass->offloaded_cache()->length(s) < kBegins[s] + step;
+          has_caught_up_ |= made.pass->record_cache()->length(s) < kBegins[s] + step;
         }
       }
     }

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/session_kv.h"
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/kv_method.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/planner/describe_plan.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

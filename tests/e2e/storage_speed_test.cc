@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "platform/io/block_file.h"
-#include "runtime/engine/storage_speed_file.h"
+#include "runtime/engine/machine/storage_speed_file.h"
 #include "runtime/include/kvrun/kvrun.h"
 #include "tests/support/long_run_fixture.h"
 #include "tests/support/reference_files.h"

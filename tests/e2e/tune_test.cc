@@ -17,7 +17,7 @@
 
 #include "offline/quality_meter.h"
 #include "runtime/capi/handles.h"
-#include "runtime/engine/config_file.h"
+#include "runtime/engine/config/config_file.h"
 #include "runtime/model/gguf.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/real_program.h"

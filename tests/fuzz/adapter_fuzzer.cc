@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/kv/adapter.h"
+#include "runtime/kv/math/adapter.h"
 #include "tests/fuzz/input_as_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes);

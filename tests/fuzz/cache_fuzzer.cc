@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/engine/device_times_file.h"
-#include "runtime/engine/storage_speed_file.h"
+#include "runtime/engine/device/device_times_file.h"
+#include "runtime/engine/machine/storage_speed_file.h"
 #include "tests/fuzz/input_as_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes);

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "runtime/engine/config_file.h"
+#include "runtime/engine/config/config_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes);
 

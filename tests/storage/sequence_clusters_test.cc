@@ -1,6 +1,6 @@
 // Clusters whose entries lie in the order of the text: whatever becomes of clusters, each entry is read as it
 // was stored, and it is written once.
-#include "runtime/kv/sequence_clusters.h"
+#include "runtime/kv/clusters/sequence_clusters.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 #include "platform/base/random.h"
 #include "platform/base/units.h"
-#include "runtime/kv/cluster_records.h"
+#include "runtime/kv/math/cluster_records.h"
 #include "tests/storage/store_fixture.h"
 
 namespace kvrun::testing {

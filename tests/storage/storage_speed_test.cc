@@ -1,5 +1,5 @@
 // The speed that a default depends on, found of files of known speeds, and kept.
-#include "runtime/engine/storage_speed.h"
+#include "runtime/engine/machine/storage_speed.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include "platform/base/units.h"
 #include "platform/io/faulty_block_file.h"
 #include "platform/io/rate_limited_block_file.h"
-#include "runtime/engine/storage_speed_file.h"
+#include "runtime/engine/machine/storage_speed_file.h"
 #include "tests/support/program_runner.h"
 
 namespace kvrun {

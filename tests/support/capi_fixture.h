@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/capi/handles.h"
-#include "runtime/engine/offloaded_pass.h"
+#include "runtime/engine/offloaded/offloaded_pass.h"
 #include "runtime/include/kvrun/kvrun.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/fake_forward_pass.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "platform/base/check.h"
-#include "runtime/engine/create_forward_pass.h"
+#include "runtime/engine/forward/create_forward_pass.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun::testing {

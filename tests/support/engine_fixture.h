@@ -9,7 +9,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/device/open_device.h"
-#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/pass/forward_pass.h"
 #include "runtime/include/kvrun/kvrun.h"
 #include "runtime/model/model.h"
 

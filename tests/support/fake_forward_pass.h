@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/forward_pass.h"
+#include "runtime/engine/pass/forward_pass.h"
 
 namespace kvrun::testing {
 

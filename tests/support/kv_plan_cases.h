@@ -8,10 +8,10 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/keep_rule.h"
-#include "runtime/kv/kv_plan.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/math/keep_rule.h"
+#include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/plan_kv.h"
 
 namespace kvrun::testing {
 

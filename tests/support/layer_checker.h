@@ -9,9 +9,8 @@
 namespace kvrun::testing {
 
 // One line for each include that points upward, sideways or out of the tree, for each mention of Vulkan
-// where there must be none, for each comparison with the name of a KV method outside their table (code asks
-// for a method's traits instead; offline/ may compare), and for each include of one kind of a method's part,
-// such as low_rank_index.h, in runtime/engine. Looks at platform/, runtime/, offline/ and apps/
+// where there must be none, and for each comparison with the name of a KV method outside their table (code
+// asks for a method's traits instead; offline/ may compare). Looks at platform/, runtime/, offline/ and apps/
 // below `root`.
 std::vector<std::string> LayerViolations(const std::filesystem::path& root);
 

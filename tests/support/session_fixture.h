@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/session.h"
+#include "runtime/engine/session/session.h"
 #include "tests/support/fake_forward_pass.h"
 #include "tests/support/fake_tokenizer.h"
 

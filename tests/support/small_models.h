@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/session_kv.h"
+#include "runtime/engine/session/session_kv.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/program_runner.h"
 

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "runtime/device/open_device.h"
-#include "runtime/kv/host_buffer.h"
-#include "runtime/kv/kv_method.h"
-#include "runtime/kv/static_set.h"
+#include "runtime/kv/groups/static_set.h"
+#include "runtime/kv/memory/host_buffer.h"
+#include "runtime/kv/plan/kv_method.h"
 #include "tests/support/or_die.h"
 
 namespace kvrun::testing {

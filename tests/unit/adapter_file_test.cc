@@ -15,7 +15,7 @@
 
 #include "platform/io/replace_file.h"
 #include "runtime/device/self_test_data.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/kv/math/adapter.h"
 #include "runtime/model/gguf.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/or_die.h"

@@ -1,5 +1,5 @@
 // Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
-#include "runtime/kv/adapter.h"
+#include "runtime/kv/math/adapter.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What "auto" opens, measures, keeps and says. The CPU stands for the GPU where something is computed.
-#include "runtime/engine/auto_device.h"
+#include "runtime/engine/device/auto_device.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "platform/base/units.h"
-#include "runtime/engine/device_times_file.h"
-#include "runtime/engine/device_trial.h"
+#include "runtime/engine/device/device_times_file.h"
+#include "runtime/engine/device/device_trial.h"
 #include "runtime/model/synthetic_model.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/or_die.h"

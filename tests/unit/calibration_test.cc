@@ -1,5 +1,5 @@
 // What calibration comes to before anything is computed, and its C API without a device.
-#include "runtime/engine/calibration.h"
+#include "runtime/engine/measure/calibration.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

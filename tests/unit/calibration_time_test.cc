@@ -1,5 +1,5 @@
 // What of a calibration there is time for, by rates as devices have them.
-#include "runtime/engine/calibration_time.h"
+#include "runtime/engine/measure/calibration_time.h"
 
 #include <gtest/gtest.h>
 

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/engine/config_file.h"
-#include "runtime/engine/machine.h"
+#include "runtime/engine/config/config_file.h"
+#include "runtime/engine/machine/machine.h"
 #include "tests/support/capi_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"

@@ -15,8 +15,8 @@
 
 #include "platform/io/block_file.h"
 #include "runtime/capi/kv_info.h"
-#include "runtime/engine/storage_speed.h"
-#include "runtime/engine/storage_speed_file.h"
+#include "runtime/engine/machine/storage_speed.h"
+#include "runtime/engine/machine/storage_speed_file.h"
 #include "tests/support/capi_fixture.h"
 #include "tests/support/program_runner.h"
 

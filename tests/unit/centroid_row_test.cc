@@ -1,5 +1,5 @@
 // Rows of an index of clusters: what a query and a key make of them, against plain arithmetic.
-#include "runtime/kv/centroid_row.h"
+#include "runtime/kv/math/centroid_row.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "platform/base/random.h"
-#include "runtime/kv/key_division.h"
+#include "runtime/kv/math/key_division.h"
 
 namespace kvrun {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/calibration_sums.h"
-#include "runtime/kv/adapter.h"
+#include "runtime/engine/measure/calibration_sums.h"
+#include "runtime/kv/math/adapter.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 

@@ -1,5 +1,5 @@
 // The factor of divisions, on keys whose second half is like the first, or not.
-#include "runtime/kv/cluster_factors.h"
+#include "runtime/kv/math/cluster_factors.h"
 
 #include <gtest/gtest.h>
 

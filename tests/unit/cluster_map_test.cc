@@ -1,5 +1,5 @@
 // Clusters of a stream: examples by hand, and thousands of entries beside a naive partition.
-#include "runtime/kv/cluster_map.h"
+#include "runtime/kv/math/cluster_map.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Where a prompt's clusters lie: an example by hand, and clusters that belong together on purpose.
-#include "runtime/kv/cluster_placement.h"
+#include "runtime/kv/math/cluster_placement.h"
 
 #include <gtest/gtest.h>
 

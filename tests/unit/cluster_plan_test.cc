@@ -4,10 +4,10 @@
 #include <string>
 
 #include "platform/base/units.h"
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/kv_options.h"
-#include "runtime/kv/kv_plan.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/kv_options.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 #include "tests/support/or_die.h"
 

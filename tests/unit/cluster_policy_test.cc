@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kv/slot_cache.h"
+#include "runtime/kv/math/slot_cache.h"
 
 namespace kvrun {
 namespace {

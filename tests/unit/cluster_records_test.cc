@@ -1,5 +1,5 @@
 // A cluster's entries between records of one entry and of several.
-#include "runtime/kv/cluster_records.h"
+#include "runtime/kv/math/cluster_records.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/engine/config_file.h"
+#include "runtime/engine/config/config_file.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <limits>
 #include <string>
 
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/planner/kv_options.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/reference_files.h"
 

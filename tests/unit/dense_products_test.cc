@@ -1,5 +1,5 @@
 // Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
-#include "runtime/kv/dense_products.h"
+#include "runtime/kv/math/dense_products.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What is special of this kept list: tests/unit/kept_list_test.cc has the rest.
-#include "runtime/engine/device_times_file.h"
+#include "runtime/engine/device/device_times_file.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Which device computes what, by what was measured.
-#include "runtime/engine/device_times.h"
+#include "runtime/engine/device/device_times.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Means of layers and sequences, and keys as they were before they were stored.
-#include "runtime/kv/entry_spaces.h"
+#include "runtime/kv/memory/entry_spaces.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/kv/pinned_selector.h"
-#include "runtime/kv/random_selector.h"
+#include "runtime/kv/select/pinned_selector.h"
+#include "runtime/kv/select/random_selector.h"
 
 namespace kvrun {
 namespace {

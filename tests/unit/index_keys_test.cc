@@ -9,8 +9,8 @@
 
 #include "runtime/device/open_device.h"
 #include "runtime/device/self_test_data.h"
-#include "runtime/kv/host_buffer.h"
-#include "runtime/kv/low_rank_index.h"
+#include "runtime/kv/index/low_rank_index.h"
+#include "runtime/kv/memory/host_buffer.h"
 #include "tests/support/index_reference.h"
 #include "tests/support/or_die.h"
 

@@ -1,5 +1,5 @@
 // Rows of an index, quantised on the host: where each lies, and what it stands for.
-#include "runtime/kv/index_rows.h"
+#include "runtime/kv/index/index_rows.h"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "offline/inspect_file.h"
-#include "runtime/engine/calibration_sums.h"
+#include "runtime/engine/measure/calibration_sums.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/tiny_model_file.h"
 

@@ -1,5 +1,5 @@
 // The rules of what is kept, on examples by hand, and shares beside what defines them.
-#include "runtime/kv/keep_rule.h"
+#include "runtime/kv/math/keep_rule.h"
 
 #include <gtest/gtest.h>
 

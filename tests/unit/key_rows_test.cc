@@ -1,4 +1,4 @@
-#include "runtime/kv/key_rows.h"
+#include "runtime/kv/math/key_rows.h"
 
 #include <gtest/gtest.h>
 

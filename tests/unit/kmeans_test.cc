@@ -1,5 +1,5 @@
 // K-means over tiles, and the division of keys, beside plain loops.
-#include "runtime/kv/kmeans.h"
+#include "runtime/kv/math/kmeans.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "platform/base/random.h"
-#include "runtime/kv/key_division.h"
+#include "runtime/kv/math/key_division.h"
 
 namespace kvrun {
 namespace {

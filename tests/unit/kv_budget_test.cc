@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

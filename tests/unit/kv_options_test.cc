@@ -1,4 +1,4 @@
-#include "runtime/kv/kv_options.h"
+#include "runtime/kv/planner/kv_options.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/kv/kv_folder.h"
+#include "runtime/kv/serve/kv_folder.h"
 #include "tests/support/program_runner.h"
 
 namespace kvrun {

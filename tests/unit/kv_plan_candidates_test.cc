@@ -1,5 +1,5 @@
 // How many groups are candidates, and where all are.
-#include "runtime/kv/kv_plan_candidates.h"
+#include "runtime/kv/planner/kv_plan_candidates.h"
 
 #include <gtest/gtest.h>
 

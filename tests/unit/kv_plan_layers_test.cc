@@ -1,5 +1,5 @@
 // Plans in which layers have different shares of the slots, and the shares that follow from what cuts cost.
-#include "runtime/kv/kv_plan_layers.h"
+#include "runtime/kv/planner/kv_plan_layers.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <numeric>
 #include <vector>
 
-#include "runtime/engine/layer_sensitivity.h"
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/kv_options.h"
+#include "runtime/engine/measure/layer_sensitivity.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/kv_options.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "runtime/kv/describe_plan.h"
+#include "runtime/kv/planner/describe_plan.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

@@ -1,14 +1,14 @@
 // Plans that select as much as flash has time for (--kv-hide), and that draw more at random (--kv-sample).
-#include "runtime/kv/kv_plan_reading.h"
+#include "runtime/kv/planner/kv_plan_reading.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/kv_options.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/kv_options.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

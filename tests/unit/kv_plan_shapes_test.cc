@@ -9,8 +9,8 @@
 
 #include "platform/base/random.h"
 #include "platform/base/units.h"
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

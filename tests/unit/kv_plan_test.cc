@@ -1,4 +1,4 @@
-#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/plan/kv_plan.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,11 @@
 #include <limits>
 #include <string>
 
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/kv_method.h"
-#include "runtime/kv/kv_plan_sizes.h"
-#include "runtime/kv/plan_kv.h"
-#include "runtime/kv/slot_cache.h"
+#include "runtime/kv/math/slot_cache.h"
+#include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/kv_plan_sizes.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/kv_plan_cases.h"
 
 namespace kvrun::testing {

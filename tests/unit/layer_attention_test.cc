@@ -1,5 +1,5 @@
 // What layers are told apart by, on examples by hand and beside two passes over the weights themselves.
-#include "runtime/kv/layer_attention.h"
+#include "runtime/kv/math/layer_attention.h"
 
 #include <gtest/gtest.h>
 

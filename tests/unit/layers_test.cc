@@ -95,13 +95,27 @@ TEST_F(LayerChecker, RefusesComparisonsWithAMethodsName) {
 }
 
 TEST_F(LayerChecker, RefusesPartsOfOneKindInTheEngine) {
-  for (const char* header : {"low_rank_index", "random_selector", "group_map"}) {
-    Write("runtime/engine/a.cc", "#include \"runtime/kv/" + std::string(header) + ".h\"\n");
-    ExpectOne("is one kind of a part");
+  for (const char* header : {"index/low_rank_index", "select/random_selector", "clusters/cluster_extents"}) {
+    Write("runtime/engine/offloaded/a.cc", "#include \"runtime/kv/" + std::string(header) + ".h\"\n");
+    ExpectOne("runtime/engine/offloaded may not include");
   }
-  Write("runtime/engine/a.cc", "#include \"runtime/kv/kv_index.h\"\n#include \"runtime/kv/kv_selector.h\"\n");
-  Write("runtime/kv/kv_parts.cc", "#include \"runtime/kv/low_rank_index.h\"\n");
+  Write("runtime/engine/offloaded/a.cc",
+        "#include \"runtime/kv/contracts/kv_index.h\"\n#include \"runtime/kv/contracts/kv_selector.h\"\n");
+  Write("runtime/kv/serve/kv_parts.cc", "#include \"runtime/kv/index/low_rank_index.h\"\n");
   EXPECT_TRUE(LayerViolations(root_).empty());
+}
+
+TEST_F(LayerChecker, RefusesArrowsBetweenFamiliesAndUpwardWithinAFolder) {
+  Write("runtime/kv/groups/a.cc", "#include \"runtime/kv/clusters/cluster_rows.h\"\n");
+  ExpectOne("runtime/kv/groups may not include");
+  Write("runtime/kv/groups/a.cc", "#include \"runtime/kv/serve/kv_thread.h\"\n");
+  ExpectOne("runtime/kv/groups may not include");
+  Write("runtime/kv/groups/a.cc", "#include \"runtime/kv/memory/kv_slots.h\"\n");
+  Write("runtime/engine/session/a.cc", "#include \"runtime/engine/measure/recall.h\"\n");
+  ExpectOne("runtime/engine/session may not include");
+  Write("runtime/engine/session/a.cc", "");
+  Write("runtime/kv/a.h", "");
+  ExpectOne("runtime/kv/a.h: lies in no layer");
 }
 
 TEST_F(LayerChecker, RefusesAMentionOfVulkanInTheEngine) {
@@ -113,10 +127,10 @@ TEST_F(LayerChecker, RefusesVulkanThatIsReachedThroughAnotherHeader) {
   Write("runtime/device/device.h", "#include \"runtime/device/extra.h\"\n");
   Write("runtime/device/vulkan/pipelines.h", "\n");
   Write("runtime/device/extra.h", "#include \"runtime/device/vulkan/pipelines.h\"\n");
-  Write("runtime/kv/a.cc", "#include \"runtime/device/device.h\"\n");
+  Write("runtime/kv/plan/a.cc", "#include \"runtime/device/device.h\"\n");
   const std::vector<std::string> violations = LayerViolations(root_);
   ASSERT_EQ(violations.size(), 2U);  // extra.h itself, and what a.cc reaches
-  EXPECT_NE(violations[1].find("runtime/kv/a.cc: reaches runtime/device/vulkan/pipelines.h"),
+  EXPECT_NE(violations[1].find("runtime/kv/plan/a.cc: reaches runtime/device/vulkan/pipelines.h"),
             std::string::npos)
       << violations[1];
 }

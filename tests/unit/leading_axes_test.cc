@@ -1,5 +1,5 @@
 // Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
-#include "runtime/kv/leading_axes.h"
+#include "runtime/kv/math/leading_axes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/engine/logits_comparison.h"
+#include "runtime/engine/measure/logits_comparison.h"
 
 #include <gtest/gtest.h>
 

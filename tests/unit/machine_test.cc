@@ -1,4 +1,4 @@
-#include "runtime/engine/machine.h"
+#include "runtime/engine/machine/machine.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/context_length.h"
+#include "runtime/engine/session/context_length.h"
 #include "runtime/model/weights.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/reference_files.h"

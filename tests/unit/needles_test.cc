@@ -1,6 +1,6 @@
 // Documents with needles: where they lie, and what cannot be made. A token of the vocabulary is a byte, so
 // that a sentence has 30 of them: " The password is Nozilo", " 85274" and ".".
-#include "runtime/engine/needles.h"
+#include "runtime/engine/measure/needles.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 
 #include "offline/candidate.h"
 #include "offline/step_sampler.h"
-#include "runtime/kv/plan_kv.h"
+#include "runtime/kv/planner/plan_kv.h"
 #include "tests/support/tune_cases.h"
 
 namespace kvrun::offline {

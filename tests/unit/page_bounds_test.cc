@@ -1,4 +1,4 @@
-#include "runtime/kv/page_bounds.h"
+#include "runtime/kv/math/page_bounds.h"
 
 #include <gtest/gtest.h>
 

@@ -11,9 +11,9 @@
 
 #include "runtime/device/open_device.h"
 #include "runtime/device/record_codec.h"
-#include "runtime/kv/host_buffer.h"
-#include "runtime/kv/page_bounds.h"
-#include "runtime/kv/page_index.h"
+#include "runtime/kv/index/page_index.h"
+#include "runtime/kv/math/page_bounds.h"
+#include "runtime/kv/memory/host_buffer.h"
 #include "runtime/model/tensor_type.h"
 #include "tests/support/or_die.h"
 

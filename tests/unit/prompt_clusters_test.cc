@@ -1,5 +1,5 @@
 // A prompt's clusters: an example by hand, and what must hold over many sizes.
-#include "runtime/kv/prompt_clusters.h"
+#include "runtime/kv/math/prompt_clusters.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "platform/base/random.h"
-#include "runtime/kv/key_division.h"
+#include "runtime/kv/math/key_division.h"
 
 namespace kvrun {
 namespace {

@@ -1,5 +1,5 @@
 // What steps say of a device's rates, and when that is far from what was measured.
-#include "runtime/engine/rate_watch.h"
+#include "runtime/engine/device/rate_watch.h"
 
 #include <gtest/gtest.h>
 

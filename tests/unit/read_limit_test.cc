@@ -1,4 +1,4 @@
-#include "runtime/kv/read_limit.h"
+#include "runtime/kv/math/read_limit.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Which answers count as repeating themselves.
-#include "runtime/engine/repeat_watch.h"
+#include "runtime/engine/text/repeat_watch.h"
 
 #include <gtest/gtest.h>
 

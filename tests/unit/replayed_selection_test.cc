@@ -1,4 +1,4 @@
-#include "runtime/kv/replayed_selection.h"
+#include "runtime/kv/replay/replayed_selection.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Reuse rates of traces whose rates can be counted by hand.
-#include "runtime/kv/reuse_rates.h"
+#include "runtime/kv/replay/reuse_rates.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/engine/sampler.h"
+#include "runtime/engine/text/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/logprobs.h"
+#include "runtime/engine/text/logprobs.h"
 
 namespace kvrun {
 namespace {

@@ -1,4 +1,4 @@
-#include "runtime/kv/selection_pace.h"
+#include "runtime/kv/math/selection_pace.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/engine/session.h"
+#include "runtime/engine/session/session.h"
 #include "tests/support/session_fixture.h"
 
 namespace kvrun {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/engine/session.h"
+#include "runtime/engine/session/session.h"
 #include "tests/support/session_fixture.h"
 
 namespace kvrun {

@@ -1,5 +1,5 @@
 // A session as a whole: feeding and generating in turns, truncation, wrong calls, statistics.
-#include "runtime/engine/session.h"
+#include "runtime/engine/session/session.h"
 
 #include <gtest/gtest.h>
 

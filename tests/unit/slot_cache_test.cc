@@ -1,4 +1,4 @@
-#include "runtime/kv/slot_cache.h"
+#include "runtime/kv/math/slot_cache.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "runtime/kv/slot_record_store.h"
+#include "runtime/kv/memory/slot_record_store.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Pages that are laid anew without a static set: what they hold, what their numbers mean in the index and in
 // the store, and what is left of them after a bad read or write.
-#include "runtime/kv/static_pages.h"
+#include "runtime/kv/groups/static_pages.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "runtime/capi/kv_info.h"
-#include "runtime/kv/describe_plan.h"
-#include "runtime/kv/kv_method.h"
-#include "runtime/kv/kv_options.h"
-#include "runtime/kv/kv_plan_sizes.h"
-#include "runtime/kv/kv_plan_statics.h"
+#include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/kv_options.h"
+#include "runtime/kv/planner/kv_plan_sizes.h"
+#include "runtime/kv/planner/kv_plan_statics.h"
 #include "tests/support/kv_plan_cases.h"
 #include "tests/support/or_die.h"
 

@@ -1,6 +1,6 @@
 // The static set: which entries are in it, what its source holds, what is left of groups in slots, what an
 // index is told.
-#include "runtime/kv/static_set.h"
+#include "runtime/kv/groups/static_set.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "runtime/kv/kv_plan_statics.h"
+#include "runtime/kv/planner/kv_plan_statics.h"
 #include "tests/support/static_set_fixture.h"
 
 namespace kvrun::testing {

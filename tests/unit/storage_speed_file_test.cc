@@ -1,5 +1,5 @@
 // What is special of this kept list: tests/unit/kept_list_test.cc has the rest.
-#include "runtime/engine/storage_speed_file.h"
+#include "runtime/engine/machine/storage_speed_file.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/machine.h"
+#include "runtime/engine/machine/machine.h"
 #include "tests/support/program_runner.h"
 
 namespace kvrun {

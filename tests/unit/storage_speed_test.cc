@@ -1,8 +1,8 @@
-#include "runtime/engine/storage_speed.h"
+#include "runtime/engine/machine/storage_speed.h"
 
 #include <gtest/gtest.h>
 
-#include "runtime/kv/kv_plan.h"
+#include "runtime/kv/plan/kv_plan.h"
 
 namespace kvrun {
 namespace {

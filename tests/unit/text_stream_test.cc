@@ -1,4 +1,4 @@
-#include "runtime/engine/text_stream.h"
+#include "runtime/engine/text/text_stream.h"
 
 #include <gtest/gtest.h>
 

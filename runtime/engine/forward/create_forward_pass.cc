@@ -1,0 +1,21 @@
+#include "runtime/engine/forward/create_forward_pass.h"
+
+#include <utility>
+
+#include "runtime/engine/offloaded/offloaded_pass.h"
+#include "runtime/engine/resident/resident_pass.h"
+
+namespace kvrun {
+
+Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
+                                                       std::shared_ptr<const DeviceWeights> weights,
+                                                       Device& device, const ForwardPassOptions& options) {
+  if (options.offloaded != nullptr) {
+    return CreateOffloadedPass(model, std::move(weights), device, std::move(*options.offloaded));
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
+                         ResidentForwardPass::Create(model, std::move(weights), device, options));
+  return std::unique_ptr<ForwardPass>(std::move(pass));
+}
+
+}  // namespace kvrun

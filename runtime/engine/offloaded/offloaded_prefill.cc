@@ -1,0 +1,50 @@
+#include "runtime/engine/offloaded/offloaded_prefill.h"
+
+namespace kvrun {
+
+Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& device, StepCommands& commands,
+                                                                   RecordCache& cache, SpillFile* spill) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PromptStore> store, PromptStore::Create(device, commands, cache));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PrefillTiles> tiles,
+                         PrefillTiles::Create(device, commands, cache.plan(), spill));
+  return std::unique_ptr<OffloadedPrefill>(
+      new OffloadedPrefill(std::move(tiles), std::move(store), commands.config().n_layers));
+}
+
+Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress) {
+  const auto end = static_cast<uint32_t>(rows[0].position + rows.size());
+  store_->Begin(
+      {rows[0].sequence, rows[0].position, end},
+      {tiles_->tiling(), tiles_->first(), tiles_->later(),
+       [this](uint32_t tile, const TilePlanes& planes) { return tiles_->Show(tile, planes, *store_); }});
+  KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(layer, rows, progress, *store_));
+    if (store_->learns() || store_->divides() || store_->observes()) tiles_->DropAttentionBuffers();
+    KVRUN_RETURN_IF_ERROR(store_->Index(layer));
+  }
+  KVRUN_RETURN_IF_ERROR(tiles_->End());
+  return store_->End();
+}
+
+Status ImportPrompt(Device& device, const StepCommands& commands, RecordCache& cache, uint32_t sequence,
+                    uint32_t n_entries, ResidentForwardPass& from) {
+  KVRUN_RETURN_IF_ERROR(cache.BeginPrefill(sequence, 0));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<PromptStore> store,
+                         PromptStore::Create(device, commands, cache));
+  const bool learns = store->takes_sums();
+  for (uint32_t layer = 0; layer < commands.config().n_layers; ++layer) {
+    store->Begin({sequence, 0, n_entries}, {{from.kv_shape(), {}}, from.kv(layer), nullptr, {}});
+    KVRUN_RETURN_IF_ERROR(store->StoreTile(layer, 0));
+    if (learns) {
+      KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, from.Sums(layer));
+      KVRUN_RETURN_IF_ERROR(store->LearnAndIndex(layer, sums));
+    } else {
+      KVRUN_RETURN_IF_ERROR(store->IndexOnly(layer));
+    }
+  }
+  if (learns) cache.index()->NoteReady();
+  return store->End();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,76 @@
+// One step of the model on the device: rows of tokens in, logits out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/kv/memory/resident_cache.h"
+#include "runtime/kv/plan/kv_report.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+class RecordCache;
+
+// A model's weights on a device. Immutable once loaded; shared by the sessions of an engine.
+class DeviceWeights;
+// progress(bytes_done, bytes_total) answers true to cancel; it may be empty.
+Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
+    const Model& model, Device& device, const std::function<bool(uint64_t, uint64_t)>& progress);
+
+struct StepRow {
+  TokenId id = 0;
+  uint32_t position = 0;
+  uint32_t sequence = 0;
+  bool is_prompt = false;  // given, not generated; of a row alone, else that is seen
+};
+
+// Answers true to cancel.
+using StepProgress = std::function<bool(uint64_t done, uint64_t total)>;
+
+// Runs steps against a KV cache and activations of its own. One thread at a time. The seam that sessions are
+// tested through.
+class ForwardPass {
+ public:
+  virtual ~ForwardPass() = default;
+
+  virtual uint32_t max_rows() const = 0;         // of one step: the prefill chunk
+  virtual uint32_t max_output_rows() const = 0;  // of one call of Run
+  virtual uint32_t n_vocab() const = 0;
+
+  // Computes rows, either consecutive positions of one sequence (a prefill chunk), or one row each of
+  // different sequences (a decode step), and writes their KV. Entries at positions before a row's own must be
+  // there. logits: float [outputs.size(), n_vocab], of the rows whose indices `outputs` lists; may be empty.
+  virtual Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                     std::span<float> logits) = 0;
+
+  // More logits of the last Run: for perplexity over a whole chunk, max_output_rows at a time.
+  // outputs: indices of rows of the last Run.
+  virtual Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) = 0;
+
+  // Asked now and then during a Run that takes long, in rows of that Run, while nothing of it is in flight on
+  // the device: other passes may use it meanwhile. Where it answers true, Run answers kCancelled, and the
+  // rows count as never given.
+  virtual void SetProgress(StepProgress) {}
+  // Since the last ResetKvReport; nothing where the KV is not kept in records.
+  virtual std::optional<KvReport> kv_report() const { return std::nullopt; }
+  virtual void ResetKvReport() {}
+  // Where the KV is kept in records, else null. For benchmarks, between steps.
+  virtual RecordCache* record_cache() { return nullptr; }
+};
+
+struct OffloadedPassOptions;
+
+struct ForwardPassOptions {
+  uint32_t n_sequences = 1;
+  uint32_t n_ctx = 0;
+  KvType kv_type = KvType::kF16;                              // f16 or f32, of a resident cache
+  std::shared_ptr<OffloadedPassOptions> offloaded = nullptr;  // null: resident; its plan says the rest
+};
+
+}  // namespace kvrun

@@ -1,0 +1,271 @@
+#include "runtime/engine/pass/step_commands.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <utility>
+
+#include "shaders/shared/step_params.h"
+
+namespace kvrun {
+
+Result<StepInputs> StepInputs::Create(const ModelConfig& config, Device& device, std::string_view part) {
+  StepInputs inputs;
+  KVRUN_ASSIGN_OR_RETURN(inputs.step, device.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, part));
+  const uint64_t angles_bytes = uint64_t{kChunkRows} * config.rope.rotary_dim * sizeof(float);
+  KVRUN_ASSIGN_OR_RETURN(inputs.angles, device.CreateBuffer(angles_bytes, BufferUse::kUpload, part));
+  return inputs;
+}
+
+Result<StepCommands> StepCommands::Create(const ModelConfig& config,
+                                          std::shared_ptr<const DeviceWeights> weights, Device& device,
+                                          BufferUse hidden_use) {
+  StepCommands step;
+  step.config_ = &config;
+  step.weights_ = std::move(weights);
+  step.rope_ = MakeRopeTable(config.rope);
+  for (const float frequency : step.rope_.frequencies) {
+    for (uint32_t place = 0; place < kTurnPositions; ++place)
+      step.turns_.push_back(std::polar(1.0, static_cast<double>(place) * static_cast<double>(frequency)));
+  }
+  KVRUN_RETURN_IF_ERROR(step.CreateBuffers(device, hidden_use));
+  return step;
+}
+
+Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
+  const auto make = [&](std::unique_ptr<Buffer>* buffer, uint64_t rows, uint64_t columns,
+                        BufferUse use) -> Status {
+    KVRUN_ASSIGN_OR_RETURN(*buffer, device.CreateBuffer(rows * columns * sizeof(float), use, "activations"));
+    return Status::Ok();
+  };
+  const uint64_t rows = kChunkRows;
+  KVRUN_ASSIGN_OR_RETURN(inputs_, StepInputs::Create(*config_, device, "activations"));
+  KVRUN_RETURN_IF_ERROR(make(&hidden_, rows, config_->n_embd, hidden_use));
+  KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd, BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim(), BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&attended_, rows, config_->q_dim(), BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd, BufferUse::kDevice));
+  return MakeGivenUp(device);
+}
+
+Status StepCommands::MakeFeedForward(Device& device) {
+  if (ffn_ != nullptr) return Status::Ok();
+  const uint64_t third = FeedForwardBytes(*config_) / 3;
+  KVRUN_ASSIGN_OR_RETURN(gate_up_, device.CreateBuffer(2 * third, BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(ffn_, device.CreateBuffer(third, BufferUse::kDevice, "activations"));
+  return Status::Ok();
+}
+
+// Gate and up; their product.
+uint64_t StepCommands::FeedForwardBytes(const ModelConfig& config) {
+  return 3 * uint64_t{kChunkRows} * config.n_ff * sizeof(float);
+}
+
+Status StepCommands::MakeGivenUp(Device& device) {
+  KVRUN_RETURN_IF_ERROR(MakeFeedForward(device));
+  if (logits_ != nullptr) return Status::Ok();
+  const uint64_t bytes = uint64_t{kMaxOutputRows} * config_->n_vocab * sizeof(float);
+  KVRUN_ASSIGN_OR_RETURN(logits_, device.CreateBuffer(bytes, BufferUse::kReadback, "activations"));
+  return Status::Ok();
+}
+
+AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence,
+                                      bool is_prompt) const {
+  return {.qkv = qkv_.get(),
+          .step = inputs_.step.get(),
+          .kv = nullptr,
+          .kv_shape = {.n_kv_heads = config_->n_kv_heads, .head_dim = config_->head_dim},
+          .n_heads = config_->n_heads,
+          .n_tokens = n_rows,
+          .angles = inputs_.angles.get(),
+          .norms = weights_->layers[layer].qk_norms.get(),
+          .norm_epsilon = config_->rms_epsilon,
+          .rotary_dim = config_->rope.rotary_dim,
+          .rope_halves = config_->rope.pairing == RopePairing::kHalves,
+          .output = attended_.get(),
+          .scratch = nullptr,
+          .one_sequence = one_sequence,
+          .is_prompt = is_prompt};
+}
+
+void StepCommands::WriteRows(const StepPlace& place, std::span<const StepRow> rows, uint32_t first_position) {
+  auto* step = reinterpret_cast<StepParams*>(place.step->host().data());
+  step->n_tokens = static_cast<uint32_t>(rows.size());
+  auto* angles = reinterpret_cast<float*>(place.angles->host().data());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    step->tokens[i].id = static_cast<uint32_t>(rows[i].id);
+    step->tokens[i].position = rows[i].position - first_position;
+    step->tokens[i].sequence = rows[i].sequence;
+  }
+  for (size_t i = 0; i < rope_.frequencies.size(); ++i) WriteAngles(rows, i, angles);
+}
+
+std::span<const float> StepCommands::angles(size_t n_rows) const {
+  return {reinterpret_cast<const float*>(inputs_.angles->host().data()),
+          n_rows * rope_.frequencies.size() * 2};
+}
+
+// Of one frequency. Sines take long: a position's angle is that of the block of positions it is in, turned by
+// its place there. So it does not depend on which other rows there are.
+void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const {
+  const auto frequency = static_cast<double>(rope_.frequencies[nth]);
+  const std::complex<double>* const turns = turns_.data() + nth * kTurnPositions;
+  std::complex<double> block_turn;
+  uint32_t block = UINT32_MAX;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i].position / kTurnPositions != block) {
+      block = rows[i].position / kTurnPositions;
+      block_turn = std::polar(1.0, static_cast<double>(block * kTurnPositions) * frequency);
+    }
+    const std::complex<double>& turn = turns[rows[i].position % kTurnPositions];
+    float* to = angles + (i * rope_.frequencies.size() + nth) * 2;
+    const double cosine = block_turn.real() * turn.real() - block_turn.imag() * turn.imag();
+    const double sine = block_turn.imag() * turn.real() + block_turn.real() * turn.imag();
+    to[0] = static_cast<float>(cosine) * rope_.magnitude;
+    to[1] = static_cast<float>(sine) * rope_.magnitude;
+  }
+}
+
+void StepCommands::WriteMostChosen(uint32_t n_groups) {
+  reinterpret_cast<StepParams*>(inputs_.step->host().data())->most_chosen = n_groups;
+}
+
+void StepCommands::WriteOutputs(const StepPlace& place, std::span<const uint32_t> outputs) {
+  auto* step = reinterpret_cast<StepParams*>(place.step->host().data());
+  step->n_outputs = static_cast<uint32_t>(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) step->tokens[i].output_row = outputs[i];
+}
+
+// One product for each matrix of the stack; their results lie side by side.
+Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args) {
+  for (const StackedMatrix& part : stack) {
+    MatMulArgs product = args;
+    product.weight = part.matrix.get();
+    product.output_offset = part.row_begin;
+    product.bias_offset = part.row_begin;
+    KVRUN_RETURN_IF_ERROR(list.MatMul(product));
+  }
+  return Status::Ok();
+}
+
+Status StepCommands::Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const {
+  return list.Embed(*weights_->token_embedding, *place.step, n_rows, place.hidden);
+}
+
+Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                     const StepPlace& place) const {
+  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
+  return Qkv(list, layer, n_rows, place.qkv);
+}
+
+Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
+                                   Buffer* out) const {
+  return list.RmsNorm(hidden, *weights_->layers[layer].attention_norm, config_->rms_epsilon, n_rows,
+                      config_->n_embd, out);
+}
+
+Status StepCommands::AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
+                                    Buffer* later_out) const {
+  return list.RmsNorms(*hidden_, {weights_->layers[layer].attention_norm.get(), normed_.get()},
+                       {weights_->layers[later].attention_norm.get(), later_out}, config_->rms_epsilon,
+                       n_rows, config_->n_embd);
+}
+
+Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+  return Qkv(list, layer, n_rows, qkv_.get());
+}
+
+Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  return Product(list, weights.qkv,
+                 {.input = normed_.get(),
+                  .output = qkv,
+                  .bias = weights.qkv_bias.get(),
+                  .n_tokens = n_rows,
+                  .output_stride = qkv_dim()});
+}
+
+Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                    const StepPlace& place) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  const uint32_t n_embd = config_->n_embd;
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
+                                {.input = place.attended,
+                                 .output = place.hidden,
+                                 .n_tokens = n_rows,
+                                 .output_stride = n_embd,
+                                 .accumulate = true}));
+  KVRUN_RETURN_IF_ERROR(
+      list.RmsNorm(*place.hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up,
+                                {.input = normed_.get(),
+                                 .output = gate_up_.get(),
+                                 .n_tokens = n_rows,
+                                 .output_stride = 2 * config_->n_ff}));
+  KVRUN_RETURN_IF_ERROR(list.SwiGlu(*gate_up_, n_rows, config_->n_ff, ffn_.get()));
+  return Product(list, weights.ffn_down,
+                 {.input = ffn_.get(),
+                  .output = place.hidden,
+                  .n_tokens = n_rows,
+                  .output_stride = n_embd,
+                  .accumulate = true});
+}
+
+Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed,
+                           Buffer* query) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  for (const StackedMatrix& part : weights.qkv) {
+    if (part.row_begin >= config_->q_dim()) break;
+    KVRUN_RETURN_IF_ERROR(
+        list.MatMul({.weight = part.matrix.get(),
+                     .input = &normed,
+                     .output = query,
+                     .bias = weights.qkv_bias.get(),
+                     .n_tokens = n_rows,
+                     .n_rows = std::min(part.matrix->n_rows(), config_->q_dim() - part.row_begin),
+                     .output_stride = config_->q_dim(),
+                     .output_offset = part.row_begin,
+                     .bias_offset = part.row_begin}));
+  }
+  return Status::Ok();
+}
+
+Status StepCommands::Head(CommandList& list, uint32_t n_outputs) const {
+  KVRUN_RETURN_IF_ERROR(
+      list.GatherRows(*hidden_, *inputs_.step, n_outputs, config_->n_embd, output_rows_.get()));
+  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*output_rows_, *weights_->output_norm, config_->rms_epsilon, n_outputs,
+                                     config_->n_embd, output_rows_.get()));
+  return list.MatMul({.weight = &weights_->output(),
+                      .input = output_rows_.get(),
+                      .output = logits_.get(),
+                      .n_tokens = n_outputs});
+}
+
+std::span<const float> StepCommands::logits() const {
+  const std::span<const std::byte> bytes = logits_->host();
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+Status StepCommands::CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
+                               uint32_t n_sequences) const {
+  if (rows.empty() || rows.size() > max_rows) {
+    return {StatusCode::kInternal,
+            fmt::format("a step of {} rows; 1 to {} can be run", rows.size(), max_rows)};
+  }
+  for (const StepRow& row : rows) {
+    if (row.id < 0 || static_cast<uint32_t>(row.id) >= config_->n_vocab) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("token {} is not in the vocabulary (0 to {})", row.id, config_->n_vocab - 1)};
+    }
+    if (row.position >= n_ctx || row.sequence >= n_sequences) {
+      return {StatusCode::kInternal,
+              fmt::format("position {} of sequence {} is outside of the KV cache ({} x {})", row.position,
+                          row.sequence, n_ctx, n_sequences)};
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

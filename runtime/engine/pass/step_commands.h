@@ -1,0 +1,148 @@
+// The buffers of a step's activations, and the commands that every KV method records alike: all of a layer
+// but its attention.
+#pragma once
+
+#include <array>
+#include <complex>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/pass/device_weights.h"
+#include "runtime/engine/pass/forward_pass.h"
+#include "runtime/model/model.h"
+
+namespace kvrun {
+
+inline constexpr uint32_t kChunkRows = 256;
+inline constexpr uint32_t kMaxOutputRows = 32;
+
+// Which rows a step computes, as the host writes it.
+struct StepInputs {
+  std::unique_ptr<Buffer> step;    // StepParams
+  std::unique_ptr<Buffer> angles;  // float [kChunkRows, rotary_dim / 2, 2]
+
+  static Result<StepInputs> Create(const ModelConfig& config, Device& device, std::string_view part);
+};
+
+// What a step has for itself; all other activations lie in buffers that steps share, one after another. With
+// two places the host writes one step's inputs while the device computes the other.
+struct StepPlace {
+  Buffer* hidden = nullptr;  // the residual stream, float [rows, n_embd]
+  Buffer* step = nullptr;    // StepInputs
+  Buffer* angles = nullptr;
+  Buffer* qkv = nullptr;       // float [rows, qkv_dim]
+  Buffer* attended = nullptr;  // float [rows, q_dim]
+};
+
+class StepCommands {
+ public:
+  // `hidden_use`: kShared where the host moves hidden states of a chunk in and out.
+  static Result<StepCommands> Create(const ModelConfig& config, std::shared_ptr<const DeviceWeights> weights,
+                                     Device& device, BufferUse hidden_use);
+
+  const ModelConfig& config() const { return *config_; }
+  const DeviceLayer& layer(uint32_t index) const { return weights_->layers[index]; }
+  uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
+  Buffer* hidden() const { return hidden_.get(); }  // of own()
+  // Where steps are that say nothing else.
+  StepPlace own() const {
+    return {hidden_.get(), inputs_.step.get(), inputs_.angles.get(), qkv_.get(), attended_.get()};
+  }
+  // Of AttentionNorm, until AfterAttention.
+  const Buffer* normed() const { return normed_.get(); }
+  Buffer* qkv() const { return qkv_.get(); }  // float [rows, qkv_dim]
+  const Buffer* step() const { return inputs_.step.get(); }
+
+  // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
+  // Rows of one sequence are a prompt's; so is a row alone where `is_prompt`.
+  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool one_sequence, bool is_prompt = false) const;
+
+  // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
+  // buffer.
+  void WriteRows(std::span<const StepRow> rows) { WriteRows(own(), rows, 0); }
+  void WriteRows(const StepPlace& place, std::span<const StepRow> rows, uint32_t first_position);
+  // Of the rows that were written: float [n_rows, rotary_dim / 2, 2].
+  std::span<const float> angles(size_t n_rows) const;
+  // How many groups a choice may have in steps from now on; 0: as many as its plan says.
+  void WriteMostChosen(uint32_t n_groups);
+  // Of which rows logits are wanted.
+  void WriteOutputs(std::span<const uint32_t> outputs) { WriteOutputs(own(), outputs); }
+  void WriteOutputs(const StepPlace& place, std::span<const uint32_t> outputs);
+
+  Status Embed(CommandList& list, uint32_t n_rows) const { return Embed(list, n_rows, own()); }
+  Status Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const;
+  // Norm, and the product to Q, K and V.
+  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+    return BeforeAttention(list, layer, n_rows, own());
+  }
+  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  // The output projection and the feed-forward network, added to the residual stream.
+  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+    return AfterAttention(list, layer, n_rows, own());
+  }
+  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  // BeforeAttention in two parts. The norm, by itself or with that of a later layer of the same hidden
+  // states: float [n_rows, n_embd].
+  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+    return AttentionNorm(list, layer, n_rows, *hidden_, normed_.get());
+  }
+  Status AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
+                        Buffer* later_out) const;
+  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  // Q of a layer from hidden states that its norm was applied to: float [n_rows, q_dim], neither normalised
+  // nor rotated.
+  Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
+  // Logits of the rows that WriteOutputs names.
+  Status Head(CommandList& list, uint32_t n_outputs) const;
+  // Of the last step that recorded Head; valid until the next.
+  std::span<const float> logits() const;
+  // Where they will be; null: given up. Until then it may hold anything; what is written is flushed.
+  Buffer* logits_buffer() const { return logits_.get(); }
+  // While no logits are wanted, other work may have their memory. Nothing that was recorded may name it.
+  void GiveUpLogits() { logits_.reset(); }
+
+  // Activations of the feed-forward network, which hold nothing between one AfterAttention and the next. They
+  // may be given up meanwhile, as logits.
+  std::array<Buffer*, 2> feed_forward() const { return {gate_up_.get(), ffn_.get()}; }
+  void GiveUpFeedForward() { gate_up_.reset(), ffn_.reset(); }
+  Status MakeFeedForward(Device& device);  // if they were given up
+  // All that was given up.
+  Status MakeGivenUp(Device& device);
+  static uint64_t FeedForwardBytes(const ModelConfig& config);
+
+  // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
+  Status CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
+                   uint32_t n_sequences) const;
+
+ private:
+  StepCommands() = default;
+  Status CreateBuffers(Device& device, BufferUse hidden_use);
+  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
+                       Buffer* out) const;
+  void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
+  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const;
+  static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
+
+  const ModelConfig* config_ = nullptr;
+  std::shared_ptr<const DeviceWeights> weights_;
+  // Positions whose angles are one multiplication away from each other.
+  static constexpr uint32_t kTurnPositions = 64;
+
+  RopeTable rope_;
+  std::vector<std::complex<double>> turns_;  // [frequencies, kTurnPositions]
+  StepInputs inputs_;
+  std::unique_ptr<Buffer> hidden_;       // [rows, n_embd]
+  std::unique_ptr<Buffer> normed_;       // [rows, n_embd]
+  std::unique_ptr<Buffer> qkv_;          // [rows, qkv_dim]
+  std::unique_ptr<Buffer> attended_;     // [rows, q_dim]
+  std::unique_ptr<Buffer> gate_up_;      // [rows, 2 * n_ff]
+  std::unique_ptr<Buffer> ffn_;          // [rows, n_ff]
+  std::unique_ptr<Buffer> output_rows_;  // [outputs, n_embd]
+  std::unique_ptr<Buffer> logits_;       // [outputs, n_vocab]
+};
+
+}  // namespace kvrun

@@ -1,0 +1,204 @@
+#include "runtime/engine/resident/resident_pass.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "platform/base/check.h"
+#include "platform/base/units.h"
+
+namespace kvrun {
+namespace {
+
+constexpr size_t kMaxRecordedLists = 24;
+// Of texts that others import. As in the reference simulation: left out of means and covariances, whatever is
+// pinned.
+constexpr uint32_t kSinkRows = 4;
+// Whole groups are imported.
+constexpr uint32_t kMostGroupTokens = 256;
+
+KvShape ShapeOf(const ModelConfig& config, const ForwardPassOptions& options) {
+  return {.type = options.kv_type,
+          .n_sequences = options.n_sequences,
+          .n_kv_heads = config.n_kv_heads,
+          .head_dim = config.head_dim,
+          .n_ctx = options.n_ctx};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
+    const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+    const ForwardPassOptions& options, std::optional<uint32_t> sink_rows) {
+  const ModelConfig& config = model.config;
+  KVRUN_ASSIGN_OR_RETURN(ResidentCache cache,
+                         ResidentCache::Create(device, ShapeOf(config, options), config.n_layers));
+  KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
+                         StepCommands::Create(config, std::move(weights), device, BufferUse::kDevice));
+  std::unique_ptr<ResidentForwardPass> pass(
+      new ResidentForwardPass(device, std::move(commands), std::move(cache)));
+  KVRUN_RETURN_IF_ERROR(pass->CreateScratch());
+  pass->sink_rows_ = sink_rows;
+  for (uint32_t i = 0; sink_rows && i < config.n_layers; ++i) {
+    KVRUN_ASSIGN_OR_RETURN(LayerSumBuffers sums, LayerSumBuffers::Create(device, config, "activations"));
+    pass->sums_.push_back(std::move(sums));
+  }
+  return pass;
+}
+
+Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer) {
+  return sums_[layer].Read(commands_.config(), n_summed_, n_skipped_);
+}
+
+Status ResidentForwardPass::ClearSums() {
+  for (LayerSumBuffers& sums : sums_) KVRUN_RETURN_IF_ERROR(sums.Clear());
+  n_summed_ = n_skipped_ = 0;
+  return Status::Ok();
+}
+
+Status ResidentForwardPass::CreateScratch() {
+  uint64_t scratch_bytes = 0;
+  for (uint32_t n = 1; n <= kChunkRows; ++n) {
+    scratch_bytes =
+        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, n > 1, 0, false, true}, 0)));
+  }
+  for (uint32_t n = 1; n <= cache_.shape().n_sequences; ++n) {
+    scratch_bytes =
+        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, false, 0, false, false}, 0)));
+  }
+  KVRUN_ASSIGN_OR_RETURN(scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
+  return Status::Ok();
+}
+
+AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t layer) const {
+  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.one_sequence, shape.is_prompt);
+  args.kv = cache_.layer(layer);
+  args.kv_shape = cache_.shape();
+  args.scratch = scratch_.get();
+  return args;
+}
+
+Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shape, uint32_t index) {
+  const AttentionArgs attention = Attention(shape, index);
+  if (shape.keeps_inputs) {
+    KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *commands_.step(), 1,
+                                          commands_.config().n_embd, inputs_[index].get()));
+  }
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, index, shape.n_rows));
+  KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
+  if (!sums_.empty() && shape.one_sequence) {
+    KVRUN_RETURN_IF_ERROR(sums_[index].Record(list, commands_, *commands_.qkv(), shape.n_rows,
+                                              shape.has_sinks ? std::min(*sink_rows_, shape.n_rows) : 0));
+  }
+  KVRUN_RETURN_IF_ERROR(list.Attend(attention));
+  return commands_.AfterAttention(list, index, shape.n_rows);
+}
+
+Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
+  const auto found =
+      std::find_if(lists_.begin(), lists_.end(), [&](const auto& entry) { return entry.first == shape; });
+  if (found != lists_.end()) {
+    lists_.splice(lists_.begin(), lists_, found);
+    return found->second.get();
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+  if (shape.n_rows > 0) {
+    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, shape.n_rows));
+    for (uint32_t i = 0; i < commands_.config().n_layers; ++i) {
+      KVRUN_RETURN_IF_ERROR(RecordLayer(*list, shape, i));
+    }
+  }
+  if (shape.n_outputs > 0) KVRUN_RETURN_IF_ERROR(commands_.Head(*list, shape.n_outputs));
+  KVRUN_RETURN_IF_ERROR(list->Finish());
+  if (lists_.size() >= kMaxRecordedLists) lists_.pop_back();
+  lists_.emplace_front(shape, std::move(list));
+  return lists_.front().second.get();
+}
+
+Status ResidentForwardPass::Execute(const StepShape& shape, std::span<float> logits) {
+  KVRUN_ASSIGN_OR_RETURN(CommandList * list, ListFor(shape));
+  KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
+  KVRUN_CHECK(logits.size() == size_t{shape.n_outputs} * n_vocab());
+  std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  return Status::Ok();
+}
+
+Status ResidentForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                                std::span<float> logits) {
+  KVRUN_RETURN_IF_ERROR(
+      commands_.CheckRows(rows, kChunkRows, cache_.shape().n_ctx, cache_.shape().n_sequences));
+  KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
+  commands_.WriteRows(rows);
+  commands_.WriteOutputs(outputs);
+  last_rows_ = static_cast<uint32_t>(rows.size());
+  const bool one_sequence = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
+  const bool has_sinks = !sums_.empty() && rows[0].position == 0;
+  KVRUN_RETURN_IF_ERROR(Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks,
+                                 rows[0].is_prompt, !inputs_.empty() && last_rows_ == 1},
+                                logits));
+  if (!sums_.empty() && one_sequence) {
+    n_summed_ += last_rows_;
+    n_skipped_ += has_sinks ? std::min(*sink_rows_, last_rows_) : 0;
+  }
+  return Status::Ok();
+}
+
+Status ResidentForwardPass::KeepInputs() {
+  const uint64_t bytes = uint64_t{commands_.config().n_embd} * sizeof(float);
+  while (inputs_.size() < commands_.config().n_layers) {
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> input,
+                           device_.CreateBuffer(bytes, BufferUse::kReadback, "activations"));
+    inputs_.push_back(std::move(input));
+  }
+  return Status::Ok();
+}
+
+void ResidentForwardPass::AppendInputs(std::vector<float>* inputs) const {
+  for (const std::unique_ptr<Buffer>& input : inputs_) {
+    const auto* values = reinterpret_cast<const float*>(input->host().data());
+    inputs->insert(inputs->end(), values, values + commands_.config().n_embd);
+  }
+}
+
+Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {
+  KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
+  for (const uint32_t row : outputs) KVRUN_CHECK(row < last_rows_);
+  commands_.WriteOutputs(outputs);
+  return Execute({0, false, static_cast<uint32_t>(outputs.size()), false, false}, logits);
+}
+
+Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
+                                                             std::shared_ptr<const DeviceWeights> weights,
+                                                             Device& device, std::span<const TokenId> ids,
+                                                             uint32_t n_ctx, const StepProgress& progress) {
+  const ForwardPassOptions options{.n_sequences = 1, .n_ctx = RoundUp(n_ctx, kMostGroupTokens)};
+  // What takes KV from here binds a layer as a whole.
+  const uint64_t layer_bytes = ShapeOf(model.config, options).size_bytes();
+  if (layer_bytes > device.info().max_buffer_bytes) {
+    return Status(
+        StatusCode::kOutOfMemory,
+        fmt::format("the KV of one layer takes {} for {} tokens, and {} takes at most {} of what others are "
+                    "compared with; use a context of at most {} tokens",
+                    FormatBytes(layer_bytes), options.n_ctx, device.info().name,
+                    FormatBytes(device.info().max_buffer_bytes),
+                    device.info().max_buffer_bytes / (layer_bytes / options.n_ctx) / kMostGroupTokens *
+                        kMostGroupTokens));
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
+                         ResidentForwardPass::Create(model, std::move(weights), device, options, kSinkRows));
+  std::vector<StepRow> rows;
+  for (uint32_t begin = 0; begin < ids.size(); begin += static_cast<uint32_t>(rows.size())) {
+    if (progress && progress(begin, ids.size())) {
+      return Status(StatusCode::kCancelled,
+                    fmt::format("cancelled after {} of {} tokens of the text", begin, ids.size()));
+    }
+    rows.clear();
+    for (const TokenId id : ids.subspan(begin, std::min<size_t>(ids.size() - begin, pass->max_rows()))) {
+      rows.push_back({id, begin + static_cast<uint32_t>(rows.size()), 0});
+    }
+    KVRUN_RETURN_IF_ERROR(pass->Run(rows, {}, {}));
+  }
+  return pass;
+}
+
+}  // namespace kvrun

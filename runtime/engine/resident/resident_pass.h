@@ -1,0 +1,92 @@
+// The forward pass of the method `full` with f16 or f32 entries: all KV in device memory, one recorded list
+// per shape of step.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/pass/forward_pass.h"
+#include "runtime/engine/pass/layer_sums.h"
+#include "runtime/engine/pass/step_commands.h"
+#include "runtime/kv/memory/resident_cache.h"
+
+namespace kvrun {
+
+class ResidentForwardPass : public ForwardPass {
+ public:
+  // `sink_rows`: where given, prompts' keys (but the first so many of them) and queries are summed up per
+  // layer, for adapters.
+  static Result<std::unique_ptr<ResidentForwardPass>> Create(
+      const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
+      const ForwardPassOptions& options, std::optional<uint32_t> sink_rows = std::nullopt);
+
+  uint32_t max_rows() const override { return kChunkRows; }
+  uint32_t max_output_rows() const override { return kMaxOutputRows; }
+  uint32_t n_vocab() const override { return commands_.config().n_vocab; }
+  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+             std::span<float> logits) override;
+  Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
+
+  const KvShape& kv_shape() const { return cache_.shape(); }
+  Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
+  // Of all rows that were summed up since the pass was created, or ClearSums: over any number of prompts,
+  // each from position 0, whose sinks are left out. Steps of a single row are not summed up. Points into
+  // this.
+  Result<LayerSums> Sums(uint32_t layer);
+  Status ClearSums();
+  // From now on steps of a single row keep what each layer takes as its input.
+  Status KeepInputs();
+  // Of the last such step, float [n_layers, n_embd]: appended to `inputs`.
+  void AppendInputs(std::vector<float>* inputs) const;
+
+ private:
+  // Which commands a step needs; its positions and tokens are data.
+  struct StepShape {
+    uint32_t n_rows = 0;        // 0: only logits, of the rows of the step before
+    bool one_sequence = false;  // consecutive positions of one sequence
+    uint32_t n_outputs = 0;
+    bool has_sinks = false;  // and rows are summed up
+    bool is_prompt = false;
+    bool keeps_inputs = false;
+
+    bool operator==(const StepShape&) const = default;
+  };
+
+  ResidentForwardPass(Device& device, StepCommands commands, ResidentCache cache)
+      : device_(device), commands_(std::move(commands)), cache_(std::move(cache)) {}
+
+  Status CreateScratch();
+  Status Execute(const StepShape& shape, std::span<float> logits);
+  Result<CommandList*> ListFor(const StepShape& shape);
+  Status RecordLayer(CommandList& list, const StepShape& shape, uint32_t index);
+  AttentionArgs Attention(const StepShape& shape, uint32_t layer) const;
+
+  Device& device_;
+  StepCommands commands_;
+  mutable ResidentCache cache_;
+  std::optional<uint32_t> sink_rows_;
+  std::vector<LayerSumBuffers> sums_;            // of each layer; empty: none
+  uint64_t n_summed_ = 0;                        // rows in them
+  uint64_t n_skipped_ = 0;                       // of these, sinks
+  std::vector<std::unique_ptr<Buffer>> inputs_;  // of each layer: kReadback, float [n_embd]; empty: not kept
+  std::unique_ptr<Buffer> scratch_;              // of attention
+  uint32_t last_rows_ = 0;
+  std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first
+};
+
+// A text's KV, f16, all in memory, with room for `n_ctx` tokens; and its sums. What passes of other methods
+// go on from (OffloadedPassOptions::import), whatever their groups. kCancelled where `progress`, in tokens,
+// says so.
+Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
+                                                             std::shared_ptr<const DeviceWeights> weights,
+                                                             Device& device, std::span<const TokenId> ids,
+                                                             uint32_t n_ctx, const StepProgress& progress);
+
+}  // namespace kvrun

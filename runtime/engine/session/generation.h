@@ -1,0 +1,61 @@
+// One call of Session::Generate: several sequences continued together, a device step per token.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/session/session.h"
+#include "runtime/engine/text/repeat_watch.h"
+#include "runtime/engine/text/sampler.h"
+#include "runtime/engine/text/text_stream.h"
+
+namespace kvrun {
+
+class Generation {
+ public:
+  // All must outlive this; checked by the session. options: one for all, or one for each sequence.
+  Generation(Session* session, std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
+             const TokenCallback& callback);
+
+  Status Run();
+  // Lanes that did not finish read kCancelled. results: empty or a place for each sequence.
+  void WriteResults(std::span<GenerateResult> results) const;
+
+ private:
+  struct Lane {
+    uint32_t sequence;
+    SequenceState* state;
+    const GenerateOptions* options;
+    TextStream text;
+    RepeatWatch repeats;
+    GenerateResult result = {};
+    bool begins_text = false;  // nothing but control tokens before
+    bool is_active = true;
+    std::span<float> logits = {};
+    std::vector<TokenLogprob> logprobs = {};  // of the token that was sampled
+  };
+
+  bool BeginsText(const SequenceState& state) const;
+  void DropFullLanes();
+  bool HasActiveLane() const;
+  Status ComputeLogits();
+  Status SampleLanes();
+  Status SampleLane(Lane* lane);
+  void TakeToken(Lane* lane, TokenId id);
+  void FinishLane(Lane* lane, Finish finish);
+  void HandOut(const Lane& lane, TokenId id, std::string_view text);
+
+  Session* session_;
+  const TokenCallback& callback_;
+  Sampler sampler_;  // of all lanes, as its memory is of the vocabulary's size
+  std::vector<Lane> lanes_;
+  std::string bytes_;  // of the token that was sampled; kept, as a new one would cost an allocation per token
+  std::vector<float> raw_logits_;  // kept where log-probabilities are wanted, as sampling changes them
+  bool is_cancelled_ = false;
+};
+
+}  // namespace kvrun

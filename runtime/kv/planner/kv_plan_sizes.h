@@ -1,0 +1,49 @@
+// What each part of a KvPlan takes, in bytes. Internal to the planner. All sizes are those of all layers and
+// sequences together.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/kv/plan/kv_plan.h"
+
+namespace kvrun {
+
+// Beside the plan itself, what sizes depend on.
+struct KvSizeInput {
+  KvModelShape model;
+  uint32_t io_alignment_bytes = 1;
+  bool computes_adapter = false;
+  uint64_t max_buffer_bytes = UINT64_MAX;  // KvOptions::max_buffer_bytes
+};
+
+// Rows of a chunk of prefill, and the grain of prefill tiles.
+inline constexpr uint32_t kPrefillChunkTokens = 256;
+// A prompt's groups are encoded in turns, in one buffer each: some are stored while others are encoded.
+inline constexpr uint32_t kRecordTurns = 2;
+// Groups of a turn, of all KV heads.
+uint32_t RecordsAtOnce(const KvPlan& plan);
+
+// Keys are projected in turns, too: at least so many rows in each.
+inline constexpr uint32_t kLeastProjectedRows = 128;
+inline constexpr uint32_t kProjectTurns = 2;
+uint32_t ProjectedRows(const KvPlan& plan);
+
+// The ring that holds the newest entries: from the group of the oldest of `window_entries` on to the group
+// that is being filled, wherever they begin in their groups, and one more, which may still be on its way to
+// flash.
+uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_groups);
+
+// Of EntrySpaces; 0 where records hold entries as they are.
+uint64_t MeanBytes(const KvSizeInput& input, const KvPlan& plan);
+
+// Sets staging_bytes and every part but "prefill", from the plan's other fields.
+void SizeParts(const KvSizeInput& input, KvPlan& plan);
+
+// Sets the only part of full KV in records: its slots and window.
+void SizeResident(const KvSizeInput& input, KvPlan& plan);
+
+// Adds the part "prefill": the largest first tile that fits, hidden states in memory where they fit beside a
+// tile of the whole context. Where nothing fits, the smallest there is: prefill_bytes() exceeds the budget.
+void SizePrefill(const KvSizeInput& input, KvPlan& plan);
+
+}  // namespace kvrun

@@ -1,0 +1,172 @@
+#include "runtime/kv/planner/plan_kv.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "platform/base/check.h"
+#include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/planner/kv_plan_options.h"
+#include "runtime/kv/planner/kv_planner.h"
+
+namespace kvrun {
+namespace {
+
+uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
+
+KvOptions WithMethod(KvOptions options, const KvMethod& method) {
+  options.method = method.name;
+  return options;
+}
+
+// What is said, but for options that full does not have. `unused` has the names of those.
+KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
+  KvOptions full = WithMethod(given, MethodWithoutBudget());
+  const auto drop = [&](bool is_given, auto& option, std::string_view name) {
+    if (is_given) *unused += fmt::format("{}{}", unused->empty() ? "" : ", ", name);
+    option = {};
+  };
+  drop(given.group_tokens.has_value(), full.group_tokens, "group");
+  drop(given.select_entries.has_value(), full.select_entries, "select");
+  drop(given.hide.has_value(), full.hide, "hide");
+  drop(given.reads_per_layer.has_value(), full.reads_per_layer, "reads");
+  drop(given.adapt.has_value(), full.adapt, "adapt");
+  drop(given.sample_entries.has_value(), full.sample_entries, "sample");
+  drop(given.sample_seed.has_value(), full.sample_seed, "seed");
+  drop(given.mass_share.has_value(), full.mass_share, "mass");
+  if (!KeepsRecordsInMemory(given)) drop(given.window_entries.has_value(), full.window_entries, "window");
+  drop(given.sink_entries.has_value(), full.sink_entries, "sinks");
+  drop(given.reuse_groups.has_value(), full.reuse_groups, "reuse");
+  drop(given.rank.has_value(), full.rank, "rank");
+  drop(given.index_type.has_value(), full.index_type, "index");
+  drop(given.heads.has_value(), full.heads, "heads");
+  drop(!given.policy.empty(), full.policy, "policy");
+  drop(given.cluster_entries.has_value(), full.cluster_entries, "cluster");
+  drop(given.max_cluster_entries.has_value(), full.max_cluster_entries, "cluster-max");
+  drop(given.cluster_room.has_value(), full.cluster_room, "cluster-room");
+  drop(given.pending_entries.has_value(), full.pending_entries, "pending");
+  drop(given.upkeep_clusters.has_value(), full.upkeep_clusters, "upkeep");
+  drop(given.split_factor.has_value(), full.split_factor, "split");
+  drop(given.cluster_update.has_value(), full.cluster_update, "update");
+  drop(given.cluster_layout.has_value(), full.cluster_layout, "layout");
+  drop(given.kept_shares.has_value(), full.kept_shares, "shares");
+  drop(given.kept_precisions.has_value(), full.kept_precisions, "precisions");
+  drop(given.attention_moments.has_value(), full.attention_moments, "moments");
+  drop(given.static_share.has_value(), full.static_share, "static");
+  drop(given.static_steps.has_value(), full.static_steps, "static-steps");
+  drop(given.static_repage.has_value(), full.static_repage, "repage");
+  drop(given.rotate.has_value() && !KeepsRecordsInMemory(full), full.rotate, "rotate");
+  drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
+  drop(given.adapter_from_file, full.adapter_from_file, "adapter");
+  drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
+  return full;
+}
+
+// Where a budget is given, and no method.
+class MethodChoice {
+ public:
+  MethodChoice(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences)
+      : options_(options),
+        model_(model),
+        full_options_(OptionsOfFull(options, &unused_)),
+        resident_(Planner(full_options_, model, n_ctx, n_sequences, 1).AllInMemory()) {}
+
+  bool HoldsAll() const { return NeededBytes(resident_) <= resident_.budget_bytes; }
+
+  Result<KvPlan> Plan(uint32_t io_alignment_bytes) const {
+    if (HoldsAll()) return Resident();
+    const KvOptions on_flash = WithMethod(options_, MethodOfBudget());
+    Result<KvPlan> plan = PlanOnFlash(on_flash, io_alignment_bytes);
+    if (plan.ok()) return plan->raises_budget && !IsLess(*plan) ? Resident() : plan;
+    if (plan.status().code() != StatusCode::kOutOfMemory) return plan;
+    // As a share it would be raised to the least that kvswap takes.
+    KvOptions share = on_flash;
+    share.budget_bytes.reset();
+    share.budget_fraction =
+        static_cast<double>(resident_.budget_bytes) / static_cast<double>(resident_.full_bytes);
+    const Result<KvPlan> least = PlanOnFlash(share, io_alignment_bytes);
+    return !least.ok() || IsLess(*least) ? plan : Refuse();
+  }
+
+ private:
+  Result<KvPlan> PlanOnFlash(const KvOptions& options, uint32_t io_alignment_bytes) const {
+    return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).Partial();
+  }
+  bool IsLess(const KvPlan& plan) const { return plan.budget_bytes < NeededBytes(resident_); }
+
+  KvPlan Resident() const {
+    KvPlan plan = resident_;
+    const uint64_t needed = NeededBytes(plan);
+    std::string note;
+    if (HoldsAll()) {
+      note = fmt::format("the KV budget of {} (--kv-budget) holds all KV of {}, which takes {}",
+                         BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
+    } else {
+      note = fmt::format(
+          "the KV budget (--kv-budget) is a share of {}, which is too small for {}: it is raised to {}, the "
+          "least that works, which holds all their KV",
+          BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
+      plan.raises_budget = true;
+      plan.budget_bytes = needed;
+    }
+    note += ": the KV stays in memory (method full)";
+    if (!unused_.empty()) note += fmt::format(", which has no use for the KV options {}", unused_);
+    plan.notes.push_back(note);
+    return plan;
+  }
+
+  Status Refuse() const {
+    return {
+        StatusCode::kOutOfMemory,
+        fmt::format("the KV budget of {} is too small: all KV of {} needs {}, and the method kvswap needs no "
+                    "less for so few tokens; raise the budget to that (--kv-budget), or shorten the context",
+                    BytesText(resident_.budget_bytes), ContextText(resident_),
+                    BytesText(NeededBytes(resident_)))};
+  }
+
+  const KvOptions& options_;
+  const KvModelShape& model_;
+  std::string unused_;
+  KvOptions full_options_;
+  KvPlan resident_;
+};
+
+bool HasBudget(const KvOptions& options) { return options.budget_bytes || options.budget_fraction; }
+
+const KvMethod& DefaultMethod(const KvOptions& options) {
+  return HasBudget(options) ? MethodOfBudget() : MethodWithoutBudget();
+}
+
+// What is refused whatever the method turns out to be.
+Status CheckInput(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequences) {
+  if (!options.method.empty()) KVRUN_RETURN_IF_ERROR(FindKvMethod(options.method).status());
+  KVRUN_RETURN_IF_ERROR(CheckSizes(model, n_ctx, n_sequences));
+  if (!options.method.empty()) return CheckKvOptions(options, model);
+  return CheckKvOptions(WithMethod(options, DefaultMethod(options)), model);
+}
+
+}  // namespace
+
+bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences) {
+  if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
+  if (!options.method.empty()) return !FindKvMethod(options.method)->needs_file();
+  if (!HasBudget(options)) return true;
+  return MethodChoice(options, model, n_ctx, n_sequences).HoldsAll();
+}
+
+Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences, uint32_t io_alignment_bytes) {
+  KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
+  KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
+  if (options.method.empty() && HasBudget(options)) {
+    return MethodChoice(options, model, n_ctx, n_sequences).Plan(io_alignment_bytes);
+  }
+  const KvMethod method = options.method.empty() ? MethodWithoutBudget() : *FindKvMethod(options.method);
+  const KvOptions named = WithMethod(options, method);
+  Planner planner(named, model, n_ctx, n_sequences, io_alignment_bytes);
+  return method.needs_file() ? planner.Partial() : planner.Full();
+}
+
+}  // namespace kvrun

@@ -1,0 +1,96 @@
+#include "runtime/kv/serve/kv_parts.h"
+
+#include "platform/base/check.h"
+#include "runtime/kv/clusters/cluster_index.h"
+#include "runtime/kv/clusters/cluster_ledger.h"
+#include "runtime/kv/index/low_rank_index.h"
+#include "runtime/kv/index/page_index.h"
+#include "runtime/kv/math/page_bounds.h"
+#include "runtime/kv/select/device_selector.h"
+#include "runtime/kv/select/pinned_selector.h"
+#include "runtime/kv/select/random_selector.h"
+
+namespace kvrun {
+namespace {
+
+Result<std::unique_ptr<KvIndex>> MakeLowRankIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                  const Adapter* adapter) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<LowRankIndex> index, LowRankIndex::Create(device, plan, n_layers));
+  for (uint32_t i = 0; adapter != nullptr && i < n_layers; ++i) {
+    KVRUN_RETURN_IF_ERROR(index->SetAdapter(i, adapter->layers[i]));
+  }
+  if (adapter != nullptr) index->NoteReady();
+  return std::unique_ptr<KvIndex>(std::move(index));
+}
+
+// Keys as they are: adapters that change nothing.
+Result<std::unique_ptr<KvIndex>> MakeExactIndex(Device& device, const KvPlan& plan, uint32_t n_layers) {
+  const uint32_t dim = plan.key_dim();
+  LayerAdapter identity{.key_dim = dim,
+                        .rank = dim,
+                        .key_side = std::vector<float>(size_t{dim} * dim),
+                        .query_side = {},
+                        .mean = std::vector<float>(dim),
+                        .energy = {}};
+  for (size_t i = 0; i < dim; ++i) identity.key_side[i * dim + i] = 1.0F;
+  identity.query_side = identity.key_side;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<LowRankIndex> index, LowRankIndex::Create(device, plan, n_layers));
+  KVRUN_RETURN_IF_ERROR(index->SetCommonAdapter(identity));
+  index->NoteReady();
+  return std::unique_ptr<KvIndex>(std::move(index));
+}
+
+Result<std::unique_ptr<KvIndex>> MakePageIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                               PageBoundsFn bounds, const EntrySpaces& spaces) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PageIndex> index,
+                         PageIndex::Create(device, plan, n_layers, bounds, spaces));
+  return std::unique_ptr<KvIndex>(std::move(index));
+}
+
+Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                  RowStore* rows) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ClusterIndex> index,
+                         ClusterIndex::Create(device, plan, n_layers, rows));
+  return std::unique_ptr<KvIndex>(std::move(index));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                                    ClusterSet& clusters, ClusterFiles& store,
+                                                    RecentWindow& window, KvSlots& slots, KvIndex& index,
+                                                    const EntrySpaces& spaces) {
+  KVRUN_CHECK(plan.method.index == KvIndexKind::kCentroids);
+  auto& centroids = static_cast<ClusterIndex&>(index);
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<ClusterLedger> ledger,
+      ClusterLedger::Create(device, plan, n_layers, clusters, store, window, slots, centroids, spaces));
+  return std::unique_ptr<KvLedger>(std::move(ledger));
+}
+
+Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,
+                                           const Adapter* adapter, RowStore* rows,
+                                           const EntrySpaces& spaces) {
+  switch (plan.method.index) {
+    case KvIndexKind::kNone: break;
+    case KvIndexKind::kLowRank: return MakeLowRankIndex(device, plan, n_layers, adapter);
+    case KvIndexKind::kExactKeys: return MakeExactIndex(device, plan, n_layers);
+    case KvIndexKind::kPageBounds: return MakePageIndex(device, plan, n_layers, MinMaxBounds, spaces);
+    case KvIndexKind::kPageSpread: return MakePageIndex(device, plan, n_layers, SpreadBounds, spaces);
+    case KvIndexKind::kCentroids: return MakeClusterIndex(device, plan, n_layers, rows);
+  }
+  return std::unique_ptr<KvIndex>();
+}
+
+std::unique_ptr<KvSelector> MakeSelector(Device& device, const KvPlan& plan, uint32_t n_layers) {
+  switch (plan.method.selector) {
+    case KvSelectorKind::kAll: break;
+    case KvSelectorKind::kTopGroups:
+    case KvSelectorKind::kTopClusters: return std::make_unique<DeviceSelector>(device, plan, n_layers);
+    case KvSelectorKind::kPinned: return std::make_unique<PinnedSelector>(plan, n_layers);
+    case KvSelectorKind::kRandom: return std::make_unique<RandomSelector>(plan, n_layers);
+  }
+  return nullptr;
+}
+
+}  // namespace kvrun

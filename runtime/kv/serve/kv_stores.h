@@ -1,0 +1,32 @@
+// What a cache keeps its records in, on flash: groups or clusters, as its method asks for; or what a method
+// that evicts puts aside there while a prompt is computed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "platform/base/status.h"
+#include "platform/io/block_file.h"
+#include "runtime/kv/plan/kv_plan.h"
+#include "runtime/store/cluster_files.h"
+#include "runtime/store/group_store.h"
+#include "runtime/store/row_store.h"
+#include "runtime/store/spill_file.h"
+
+namespace kvrun {
+
+struct KvStores {
+  std::unique_ptr<GroupStore> groups;
+  std::unique_ptr<ClusterFiles> clusters;
+  std::unique_ptr<RowStore> rows;  // of the index of clusters, where those lie on flash
+  std::unique_ptr<SpillFile> vault;
+
+  bool is_empty() const { return groups == nullptr && clusters == nullptr; }
+};
+
+// The store that the plan's method asks for; reserves its space in the file. `rows_file`: of plans whose
+// index lies on flash; else null.
+Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
+                              std::unique_ptr<BlockFile> rows_file = nullptr);
+
+}  // namespace kvrun
