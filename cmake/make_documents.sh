@@ -74,7 +74,7 @@ man_pages() {
   mapfile -t commands < <(sed -n '/^Commands:$/,/^$/s/^  \([a-z][a-z-]*\)\( .*\)\?$/\1/p' "$work/help")
   [[ ${#commands[@]} -gt 1 ]] || die "$name --help names no commands"
   for command in "${commands[@]}"; do
-    "$program" "$command" --help >"$work/help-command" || die "$name $command --help failed"
+    "$program" "$command" --help all >"$work/help-command" || die "$name $command --help failed"
     man_page "$name-$command" "$work/help-command" ".BR $name (1)" "$sections/$name-command.h2m"
     see_also+=".BR $name-$command (1),"$'\n'
   done

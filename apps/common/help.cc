@@ -119,6 +119,17 @@ std::string Examples(std::span<const Example> examples, size_t width) {
   return text;
 }
 
+bool IsOfTopic(HelpGroup group, HelpTopic topic) {
+  if (topic == HelpTopic::kKv) return group == HelpGroup::kKv || group == HelpGroup::kKvExperts;
+  return topic == HelpTopic::kAll || group != HelpGroup::kKvExperts;
+}
+
+size_t CountExperts(const CommandInfo& command) {
+  return static_cast<size_t>(
+      std::count_if(command.options.begin(), command.options.end(),
+                    [](const OptionInfo& option) { return option.group == HelpGroup::kKvExperts; }));
+}
+
 }  // namespace
 
 const char* HelpGroupTitle(HelpGroup group) {
@@ -137,7 +148,8 @@ const char* HelpGroupTitle(HelpGroup group) {
 
 size_t HelpWidth() { return std::clamp(TerminalWidth(), kLeastWidth, kMostWidth); }
 
-std::string CommandHelp(const std::string& program, const CommandInfo& command, size_t width) {
+std::string CommandHelp(const std::string& program, const CommandInfo& command, HelpTopic topic,
+                        size_t width) {
   std::string text = Paragraph(command.description + ".", width);
   std::string usage = fmt::format("Usage: {} {}", program, command.name);
   for (const OptionInfo& option : command.options) {
@@ -146,6 +158,7 @@ std::string CommandHelp(const std::string& program, const CommandInfo& command, 
   text += "\n" + usage + (command.options.empty() ? "" : " [OPTIONS]") + "\n";
   for (int at = 0; at <= static_cast<int>(HelpGroup::kOutput); ++at) {
     const auto group = static_cast<HelpGroup>(at);
+    if (!IsOfTopic(group, topic)) continue;
     std::string entries;
     for (const OptionInfo& option : command.options) {
       if (option.group == group) entries += Entry(NamesOf(option), option.help, width);
@@ -153,7 +166,11 @@ std::string CommandHelp(const std::string& program, const CommandInfo& command, 
     if (!entries.empty()) text += fmt::format("\n{}:\n{}", HelpGroupTitle(group), entries);
   }
   text += "\nHelp:\n" + Entry("  -h, --help", "this help", width);
-  text += Examples(command.examples, width);
+  if (const size_t n_more = CountExperts(command); topic == HelpTopic::kUsual && n_more > 0) {
+    text += Entry("      --help kv", fmt::format("of the KV cache, with {} options more for experts", n_more),
+                  width);
+  }
+  if (topic != HelpTopic::kKv) text += Examples(command.examples, width);
   const bool has_context =
       std::any_of(command.options.begin(), command.options.end(), [](const OptionInfo& option) {
         return option.group == HelpGroup::kKv || option.group == HelpGroup::kWork;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ enum class HelpGroup {
   kSampling,   // and where an answer ends
   kDevice,     // what computes
   kKv,         // the context and its KV cache, for everybody
-  kKvExperts,  // single parameters of a KV method
+  kKvExperts,  // single parameters of a KV method: shown by `--help kv` alone
   kOutput,     // results, reports, messages
 };
 
@@ -32,7 +33,7 @@ struct OptionInfo {
   std::string help;
   std::string variable;  // "KVRUN_MODEL"
   HelpGroup group = HelpGroup::kInput;
-  bool is_former = false;  // a name that something had, which is answered with the new one; not shown
+  bool is_shown = true;  // false: taken all the same, but not for those who use this command
 
   bool is_flag() const { return kind.empty(); }
 };
@@ -53,8 +54,12 @@ struct CommandInfo {
 // most 100 and at least 40.
 size_t HelpWidth();
 
-// What `PROGRAM COMMAND --help` and `PROGRAM --help` print.
-std::string CommandHelp(const std::string& program, const CommandInfo& command, size_t width);
+// What of a command its help shows: what most want to know, all of the KV cache, or everything.
+enum class HelpTopic : uint8_t { kUsual, kKv, kAll };
+
+// What `PROGRAM COMMAND --help [kv|all]` and `PROGRAM --help` print.
+std::string CommandHelp(const std::string& program, const CommandInfo& command, HelpTopic topic,
+                        size_t width);
 std::string ProgramHelp(const std::string& program, const std::string& description,
                         std::span<const CommandInfo> commands, std::span<const Example> examples,
                         size_t width);

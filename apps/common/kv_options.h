@@ -43,7 +43,10 @@ class KvOptionList {
   std::vector<Said> options_;
 };
 
-// --kv-method, --kv-budget, --kv-type and so on.
-void AddKvOptions(OptionSet* set, KvOptionList* kv);
+// Whether a command shows what is there to compare methods with, or takes it without a word.
+enum class KvComparisons : uint8_t { kHidden, kShown };
+
+// --kv-method, --kv-budget, --kv-type and so on: the library's rows.
+void AddKvOptions(OptionSet* set, KvOptionList* kv, KvComparisons comparisons);
 
 }  // namespace kvrun::cli

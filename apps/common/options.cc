@@ -106,11 +106,13 @@ uint64_t ParseSeed(const std::string& source, const std::string& text) {
 OptionSet::OptionSet(CLI::App* program, const std::string& command, const std::string& description)
     : info_{command, description, {}, {}}, app_(program->add_subcommand(command, description)) {
   app_->formatter_fn([this](const CLI::App* app, const std::string&, CLI::AppFormatMode) {
-    return CommandHelp(app->get_parent()->get_name(), Describe(), HelpWidth());
+    return CommandHelp(app->get_parent()->get_name(), Describe(), help_topic_, HelpWidth());
   });
 }
 
 void OptionSet::Offer(const std::vector<std::string>& choices) { info_.options.back().choices = choices; }
+
+void OptionSet::Hide() { info_.options.back().is_shown = false; }
 
 void OptionSet::AddExample(const std::string& line, const std::string& what) {
   info_.examples.push_back({line, what});
@@ -124,12 +126,12 @@ void OptionSet::Renamed(const std::string& former, const std::string& name) {
   Add(former, "", "", [name](const std::string& source, const std::vector<std::string>&) {
     throw UsageError(fmt::format("{}: it is called {} now", source, name));
   });
-  info_.options.back().is_former = true;
+  Hide();
 }
 
 CommandInfo OptionSet::Describe() const {
   CommandInfo shown = info_;
-  std::erase_if(shown.options, [](const OptionInfo& option) { return option.is_former; });
+  std::erase_if(shown.options, [](const OptionInfo& option) { return !option.is_shown; });
   return shown;
 }
 

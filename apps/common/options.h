@@ -33,6 +33,10 @@ class OptionSet {
   void Group(HelpGroup group) { group_ = group; }
   // Values that completion offers for the option that was added last, where its type does not name them.
   void Offer(const std::vector<std::string>& choices);
+  // The option that was added last is taken, and shown nowhere.
+  void Hide();
+  // What `--help` shows.
+  void SetHelpTopic(HelpTopic topic) { help_topic_ = topic; }
   // Shown by `--help`; `line` is a whole command.
   void AddExample(const std::string& line, const std::string& what);
 
@@ -100,6 +104,7 @@ class OptionSet {
 
   CommandInfo info_;
   HelpGroup group_ = HelpGroup::kInput;
+  HelpTopic help_topic_ = HelpTopic::kUsual;
   CLI::App* app_;
   std::vector<Binding> bindings_;  // as many as info_.options
 };

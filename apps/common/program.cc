@@ -118,6 +118,17 @@ int AnswerParseError(const ProgramInfo& info, const CLI::App& program, const CLI
   return 0;
 }
 
+// What stands behind --help.
+HelpTopic TopicOf(std::span<char* const> words) {
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    const std::string_view word = words[i];
+    if (word != "--help" && word != "-h") continue;
+    const std::string_view next = words[i + 1];
+    return next == "kv" ? HelpTopic::kKv : next == "all" ? HelpTopic::kAll : HelpTopic::kUsual;
+  }
+  return HelpTopic::kUsual;
+}
+
 // What is given up goes back to the system: the budget of the KV cache is one of resident memory. Without
 // this glibc raises its threshold with every large block that is freed, and keeps the next ones.
 void ReturnMemoryAtOnce() {
@@ -150,7 +161,10 @@ int RunProgram(const ProgramInfo& info, int argc, char** argv) {
   program.formatter_fn([&](const CLI::App*, const std::string&, CLI::AppFormatMode) {
     return ProgramHelp(info.name, info.description, DescribeCommands(info), info.examples, HelpWidth());
   });
-  for (const AddCommand add : info.commands) added.push_back(add(&program));
+  for (const AddCommand add : info.commands) {
+    added.push_back(add(&program));
+    added.back().options->SetHelpTopic(TopicOf({argv, static_cast<size_t>(argc)}));
+  }
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -55,8 +55,8 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared) {
             "with --device auto: measure again how fast the devices compute the model");
 }
 
-void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
-  AddKvOptions(set, &shared->kv);
+void AddSessionOptions(OptionSet* set, SharedOptions* shared, KvComparisons comparisons) {
+  AddKvOptions(set, &shared->kv, comparisons);
   set->Group(HelpGroup::kKv);
   set->NonEmptyText(
       "--config", &shared->config, "FILE",
@@ -72,14 +72,15 @@ void AddSessionOptions(OptionSet* set, SharedOptions* shared) {
       });
 }
 
-void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context) {
+void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context,
+                      KvComparisons comparisons) {
   AddDeviceOptions(set, shared);
   set->Flag("--profile", &shared->profile, "time each operation on the device");
   set->Flag("--validation", &shared->validation, "enable the Vulkan validation layer");
   set->Group(HelpGroup::kKv);
   set->Number("-c,--ctx", &shared->ctx, 0, kMaxU32,
               fmt::format("tokens of context per sequence (default 0: {})", default_context));
-  AddSessionOptions(set, shared);
+  AddSessionOptions(set, shared, comparisons);
 }
 
 void AddReportOptions(OptionSet* set, SharedOptions* shared) {

@@ -39,11 +39,13 @@ void AddDeviceOption(OptionSet* set, SharedOptions* shared);
 // --device, --threads, --exact-activations.
 void AddDeviceOptions(OptionSet* set, SharedOptions* shared);
 // --kv-method and the others of its kind, --config, --force-config.
-void AddSessionOptions(OptionSet* set, SharedOptions* shared);
+void AddSessionOptions(OptionSet* set, SharedOptions* shared,
+                       KvComparisons comparisons = KvComparisons::kHidden);
 // The same, --ctx, --profile, --validation, and what belongs to the device.
 // `default_context` says what a --ctx of 0 means.
 void AddEngineOptions(OptionSet* set, SharedOptions* shared,
-                      const std::string& default_context = kContextAsNeeded);
+                      const std::string& default_context = kContextAsNeeded,
+                      KvComparisons comparisons = KvComparisons::kHidden);
 // --quiet, --progress.
 void AddQuietOptions(OptionSet* set, SharedOptions* shared);
 // --verbose, of commands that have more to say than they do by themselves.

@@ -291,7 +291,7 @@ Command AddBenchCommand(CLI::App* program) {
       "best)");
   set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
-  AddSessionOptions(set.get(), &options->shared);
+  AddSessionOptions(set.get(), &options->shared, KvComparisons::kShown);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] {
             ChooseCpuForIsa(&options->shared);

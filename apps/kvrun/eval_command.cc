@@ -284,7 +284,8 @@ Command AddEvalCommand(CLI::App* program) {
   AddNeedleOptions(set.get(), options.get());
   set->Text("--configs", &options->configs, "FILE",
             "a file with a line of --kv-... options for each configuration; one prefill serves all");
-  AddEngineOptions(set.get(), &options->shared, "the whole text, or 6144 with --mode decode");
+  AddEngineOptions(set.get(), &options->shared, "the whole text, or 6144 with --mode decode",
+                   KvComparisons::kShown);
   set->Exclude("--configs", "--config");
   set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --kv-method kvswap --kv-budget 1/13",
                   "compare kvswap with full attention on a text");

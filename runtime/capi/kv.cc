@@ -34,6 +34,14 @@ kvrun_status kvrun_kv_option_choices_json(const char* name, char** json) {
   });
 }
 
+kvrun_status kvrun_kv_options_json(char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    return kvrun::capi::CopyOut(kvrun::capi::KvOptionsInfo(), json);
+  });
+}
+
 kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/kv/planner/describe_plan.h"
+#include "runtime/kv/planner/kv_option_table.h"
 
 namespace kvrun::capi {
 namespace {
@@ -149,6 +150,22 @@ Json LayersInfo(const KvPlan& plan) {
 }
 
 }  // namespace
+
+Json KvOptionsInfo() {
+  Json info = Json::array();
+  for (const KvOptionRow& row : KvOptionRows()) {
+    Json option = {{"name", row.name},
+                   {"value", row.value},
+                   {"audience", KvOptionAudienceName(row.audience)},
+                   {"config", !row.config.comment.empty()},
+                   {"help", row.help}};
+    if (row.most > 0) option.update({{"least", row.least}, {"most", row.most}});
+    if (row.words != nullptr) option["words"] = row.words();
+    if (row.words_of_comparisons != nullptr) option["comparisons"] = row.words_of_comparisons();
+    info.push_back(std::move(option));
+  }
+  return info;
+}
 
 Json KvPlanInfo(const KvPlan& plan) {
   const bool has_index = plan.method.has_index();

@@ -1,4 +1,5 @@
-// What the C API says of a session's KV cache in JSON form: what its budget buys, and what was done with it.
+// What the C API says of a session's KV cache in JSON form: which options there are, what its budget buys,
+// and what was done with it.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +8,9 @@
 #include "runtime/kv/plan/kv_report.h"
 
 namespace kvrun::capi {
+
+// As kvrun_kv_options_json.
+Json KvOptionsInfo();
 
 // As kvrun_kv_plan_json.
 Json KvPlanInfo(const KvPlan& plan);

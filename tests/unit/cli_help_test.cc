@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/support/cli_fixture.h"
+#include "tests/support/reference_files.h"
 
 namespace kvrun {
 namespace {
@@ -39,9 +40,8 @@ const std::vector<std::string> kAdaptCommands = {"calibrate", "probe",  "tune",
 TEST(CliHelp, OptionsStandInGroupsInTheirOrder) {
   const std::string help = Cli({"run", "--help"}).out;
   size_t before = 0;
-  for (const char* group :
-       {"\nModel and prompt:\n", "\nSampling:\n", "\nDevice:\n", "\nContext and KV cache:\n",
-        "\nKV cache, for experts:\n", "\nOutput:\n", "\nExamples:\n"}) {
+  for (const char* group : {"\nModel and prompt:\n", "\nSampling:\n", "\nDevice:\n",
+                            "\nContext and KV cache:\n", "\nOutput:\n", "\nExamples:\n"}) {
     const size_t at = help.find(group);
     ASSERT_NE(at, help.npos) << group << help;
     EXPECT_LT(before, at) << group;
@@ -56,10 +56,46 @@ TEST(CliHelp, OptionsStandInGroupsInTheirOrder) {
   EXPECT_TRUE(in_group("--top-k", "Sampling"));
   EXPECT_TRUE(in_group("--device", "Device"));
   EXPECT_TRUE(in_group("--kv-budget", "Context and KV cache"));
-  for (const char* option : {"--kv-rank", "--kv-shares", "--kv-precisions", "--kv-moments"}) {
-    EXPECT_TRUE(in_group(option, "KV cache, for experts")) << option;
-  }
   EXPECT_TRUE(in_group("--json", "Output"));
+  EXPECT_FALSE(Contains(help, "--kv-rank"));
+  EXPECT_PRED2(Contains, help, "--help kv");
+  EXPECT_LE(Count(help, "\n  -") + Count(help, "\n      --"), 47U) << "45 options, and two of help";
+}
+
+TEST(CliHelp, OfTheKvCacheHasWhatExpertsChoose) {
+  const std::string help = Cli({"run", "--help", "kv"}).out;
+  for (const char* option :
+       {"--kv-budget", "--ctx", "--kv-rank", "--kv-shares", "--kv-precisions", "--kv-tmpfs"})
+    EXPECT_PRED2(Contains, help, std::string(option)) << help;
+  EXPECT_FALSE(Contains(help, "--top-k N")) << "the cache alone";
+  EXPECT_FALSE(Contains(help, "--kv-moments")) << "nobody should choose it";
+  EXPECT_FALSE(Contains(help, "oracle"));
+  const std::string of_eval = Cli({"eval", "--help", "kv"}).out;
+  EXPECT_PRED2(Contains, of_eval, "--kv-moments");
+  const std::string all = Cli({"run", "--help", "all"}).out;
+  EXPECT_PRED2(Contains, all, "\nKV cache, for experts:\n");
+  EXPECT_PRED2(Contains, all, "--top-k N");
+  EXPECT_EQ(Cli({"run", "--help", "whatever"}).out, Cli({"run", "--help"}).out);
+}
+
+// tests/data/options.txt has every option that a program ever had: what somebody has in a script goes on
+// working.
+TEST(CliHelp, EveryOptionThatThereWasIsTaken) {
+  size_t n = 0;
+  for (const std::string& line :
+       Lines(testing::ReadFileOrDie(std::string(KVRUN_SOURCE_DIR) + "/tests/data/options.txt"))) {
+    std::istringstream words(line);
+    std::string program;
+    std::string command;
+    std::string option;
+    words >> program >> command >> option;
+    // Without a model, or a value, none gets far.
+    const ProgramResult result = program == "kvrun" ? Cli({command, option}) : Adapt({command, option});
+    EXPECT_FALSE(Contains(result.err, "is not an option of")) << line << result.err;
+    ++n;
+  }
+  EXPECT_GE(n, 475U);
+  EXPECT_PRED2(Contains, Cli({"run", "--no-such"}).err, "is not an option of");
 }
 
 TEST(CliHelp, IsAsWideAsTheTerminalAndNoWiderThanAHundred) {

@@ -76,7 +76,7 @@ TEST(CliKv, EveryOptionIsAVariableToo) {
     input.environment.push_back(variable + "=" + value);
   }
   EXPECT_PRED2(Contains, Cli(RunHello({"-v"}), input).err, ExpectedLine());
-  const ProgramResult help = Cli({"run", "--help"});
+  const ProgramResult help = Cli({"run", "--help", "kv"});
   for (const auto& [name, value] : Options()) EXPECT_PRED2(Contains, help.out, "--kv-" + name);
 }
 

@@ -153,9 +153,9 @@ TEST(ConfigFile, UnknownKeysAreErrorsEverywhere) {
               "c.toml:5:1: there is no key \"gpu\" in [machine]; known: device, ");
   ExpectError(With("method", "dir = \"/\"\n"), "c.toml:7:1: there is no key \"dir\" in [kv]; known: method");
   ExpectError(With("", "zoo = 1\nkv-group = 4\n"), "c.toml:12:1: there is no key \"zoo\" in [[solution]]; ",
-              "budget_bytes, group, select, hide, reads, adapt, sample, seed, mass, reuse, static, window, "
-              "sinks, rank, type, index, heads, policy, "
-              "adapter, adapter_kind, predicted_ms, measured_ms, kl, bound");
+              "budget_bytes, type, group, select, hide, reads, adapt, sample, seed, mass, window, sinks, "
+              "reuse, rank, index, heads, static, policy, adapter, adapter_kind, predicted_ms, measured_ms, "
+              "kl, bound");
 }
 
 TEST(ConfigFile, ValuesOfAWrongTypeSayWhichIsMeant) {

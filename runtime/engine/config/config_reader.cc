@@ -200,7 +200,7 @@ Status ReadKv(const Section& file, KvConfig* config) {
 
 Status ReadOption(const Section& section, const ConfigOptionKey& row, NamedKvOptions* options) {
   std::string value;
-  if (row.is_count) {
+  if (row.row->config.is_count) {
     int64_t count = 0;
     // What the option takes is its own matter.
     KVRUN_RETURN_IF_ERROR(section.Count(row.key, std::numeric_limits<int64_t>::min(),
@@ -209,14 +209,14 @@ Status ReadOption(const Section& section, const ConfigOptionKey& row, NamedKvOpt
   } else {
     KVRUN_RETURN_IF_ERROR(section.Text(row.key, &value));
   }
-  KVRUN_RETURN_IF_ERROR(CheckOption(section, row.key, row.option, value));
-  options->emplace_back(row.option, std::move(value));
+  KVRUN_RETURN_IF_ERROR(CheckOption(section, row.key, row.row->name, value));
+  options->emplace_back(row.row->name, std::move(value));
   return Status::Ok();
 }
 
 Status ReadOptions(const Section& section, NamedKvOptions* options) {
   std::vector<const ConfigOptionKey*> rows;
-  for (const ConfigOptionKey& row : kConfigOptionKeys) {
+  for (const ConfigOptionKey& row : ConfigOptionKeys()) {
     if (section.Find(row.key) != nullptr) rows.push_back(&row);
   }
   std::sort(rows.begin(), rows.end(), [&section](const ConfigOptionKey* a, const ConfigOptionKey* b) {
@@ -228,7 +228,7 @@ Status ReadOptions(const Section& section, NamedKvOptions* options) {
 
 std::vector<std::string_view> SolutionKeys() {
   std::vector<std::string_view> keys = {"batch", "ctx", "budget_bytes"};
-  for (const ConfigOptionKey& row : kConfigOptionKeys) keys.push_back(row.key);
+  for (const ConfigOptionKey& row : ConfigOptionKeys()) keys.push_back(row.key);
   for (const std::string_view key : {"predicted_ms", "measured_ms", "kl", "bound"}) keys.push_back(key);
   return keys;
 }

@@ -74,9 +74,9 @@ void WriteMachine(const KvConfig& config, Writer* writer) {
 }
 
 void WriteOption(std::string_view name, const std::string& value, Writer* writer) {
-  for (const ConfigOptionKey& row : kConfigOptionKeys) {
-    if (row.option != name) continue;
-    writer->Key(row.key, row.is_count && IsCount(value) ? value : Quoted(value), row.comment);
+  for (const auto& [key, row] : ConfigOptionKeys()) {
+    if (row->name != name) continue;
+    writer->Key(key, row->config.is_count && IsCount(value) ? value : Quoted(value), row->config.comment);
   }
 }
 

@@ -258,104 +258,26 @@ KVRUN_API kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char**
 
 typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
 
-/* An option of the KV cache, by name. If two have the same name, the later one counts. An entry is one
- * token's K and V in one layer; the index is what kvrun keeps in memory to predict which entries a token
- * attends to.
- *   method       "full": all KV is in memory. "flexgen": all KV is on flash and is read again for every
- *                token. "kvswap": all KV is on flash, and each token reads what it is predicted to attend
- *                to. The default is "full" if there is no budget or the budget holds all KV of the context
- *                (which a note says), otherwise "kvswap". "dynakv": as kvswap, but entries whose keys are
- *                alike lie together, in clusters that follow the text as it is generated. "prkv": pages of
- *                each KV head, chosen by bounds of their keys, beside a static set. "arkv-flash": kvswap
- *                beside a static set, of which layers keep a share of their own as it is stored. To compare
- *                with (docs/comparators.md): "streaming", "random", "oracle", "quest", "meanstd", "loki",
- *                "infinigen", "infinigen*". Methods that evict (docs/evicting.md), that is, keep in memory
- *                what gets attention and forget the rest: "arkv", "h2o", "snapkv", "defensivekv",
- *                "lazyeviction". A method that you give is kept
- *   budget       memory for all that grows with the context: bytes ("14155776"), bytes with a unit of 1024s
- *                ("13.5M", "13.5MB" and "13.5MiB" are the same; K, M, G), or a share of the f16 KV of the
- *                whole context ("1/13", "8%"). Bytes are never exceeded: too few are KVRUN_OUT_OF_MEMORY. A
- *                share that is too small for a method, given or chosen, is raised to the least that works
- *                (where entries are selected: 512, of a short context a third, of a long one down to 320;
- *                where they are evicted, 128 of each list), which a note says; with "full" as a given method
- *                it is refused
- *   type         "f32", "f16", "fp8", "int8", "int4": one for both, or one each for K,V ("fp8,int4")
- *   group        how many consecutive entries are read as one, up to 256
- *   select       how many entries a token reads besides sinks and window. Methods that evict: how many
- *                entries each list (of a KV head of a layer) keeps besides the window, on average; by
- *                default as many as the budget holds, or all
- *   hide         how much is selected follows the speed of flash: so much that this share of the time in
- *                which a token reads, from 0 to 1, passes while the device computes. 0: as much as the
- *                budget has room for. Default: 0.9, where a budget, and neither select nor reuse, is given.
- *                Of kvswap
- *   reads        of the groups that a token selects and no slot holds, so many are read of a layer, on
- * average over layers and tokens, from 0: those that matter most. Others that lie in slots stand in for the
- * rest. 0: all are read. Default: as many as flash has time for, where hide has its default and not all that
- * has slots can be read while a layer computes; else 0. Not with a pool, sample, adapt and heads "sum". Of
- * kvswap and other methods with adapters adapt        "on": while decoding, fewer entries are selected where
- * reads are late (hide says how late), and more where they are early, never more than the plan has room for,
- * nor fewer than have slots. Results then depend on the machine's load. Default: "off". Of kvswap sample
- * entries, in whole groups, that are drawn at random from those that are not selected, and attended to in
- * place of them. Default: 0. Of kvswap and other methods with adapters seed         what sample draws by: the
- * same number, text and options draw the same. Default: 0 mass         a selection ends where its predicted
- * share of the attention reaches this, above 0 and at most 1 ("0.95"); select is the most then window how
- * many of the newest entries stay in memory sinks        how many of the first entries are always attended to
- *   reuse        how many groups per layer stay in memory in case they are chosen again, from 0; if
- *                fewer than are selected, the rest is read for every token, into a pool that layers share
- *   rank         how many columns of the index groups are scored with, from 1
- *   index        the index's type: "f16", "int8", "int4"
- *   heads        how the heads' scores become one: "sum", "softmax", "gqa", "per-kv-head"
- *   cluster      dynakv: how many entries a cluster has on average, from 1
- *   cluster-max  dynakv: how many it has at most, from 2; by default four times "cluster"
- *   cluster-room dynakv: for how many clusters of a KV head the index has room, from 1; by default a quarter
- *                more than a context of clusters of "cluster" entries takes
- *   pending      dynakv: how many entries of a KV head may wait for their cluster to be read, from 1
- *   upkeep       dynakv: how many clusters a token of a sequence changes at most, besides those that must be,
- *                from 1; what is left waits for a later token. By default two thirds as many as there are KV
- *                heads in all layers
- *   split        dynakv: a cluster is divided where its variance is so many times that of the first ones
- *   update       dynakv: how clusters follow the text: "adaptive", "static" (divided by size
- *                alone), "local" (what waits together becomes clusters of its own)
- *   layout       dynakv: "dual-head" (two clusters grow towards each other in a pool, so that neighbours of
- *                two pools adjoin); to compare with: "cluster" (each by itself), "sequence" (entries in the
- *                order of the text)
- *   representatives  dynakv: where the rows of the index lie that clusters are chosen by: "memory", "flash"
- *                (read again for each token, a layer ahead; memory holds those of a few layers)
- *   shares       methods that evict: how lists share what is kept: "even" (each has as many entries),
- *                "heads" (a layer's KV heads share by their scores), "layers" (layers share by the entropy
- *                of their scores, and heads as before). kvswap: "layers" (default with an adapter's file
- *                that has shares of layers) gives slots to layers by what it costs to cut them alone, "even"
- *                does not; nor with adapt, or static "prompt"
- *   precisions   arkv, and arkv-flash's static set: what is kept as "type" says, and what in 8 bits (in 4,
- *                where 8 are stored): "bytes" (a share of a layer's
- *                memory is exact, as its attention asks for; the rest holds as many of 8 bits as fit),
- *                "entries" (a share of its entries is exact), "original" (all are exact), "quantised" (all
- *                have 8 bits)
- *   moments      arkv, arkv-flash: what a layer's attention is measured over: "keys", "rows"
- *   static       methods that select groups: of what is selected, the share that is a static set, 0 to 1:
- *                the entries that a prompt's last tokens attend to most stay in memory, and are left out of
- *                what groups hold. "prompt": the first prompt says the share (PRKV). By default prkv
- *                0.25, arkv-flash 0.5, kvswap 0.25 where a budget alone says how much is selected (no
- *                "select", no "reuse"), else 0. "select" counts both
- *   static-steps the static set is chosen again after so many tokens: the last 32 are computed again, as a
- *                prompt. 0: prompts alone choose it. By default 0; prkv and arkv-flash: 128
- *   repage       methods with pages ("prkv", "quest", "meanstd"): "on": whenever the static set is chosen,
- *                all other entries are written to flash again, in pages of their own. By default "off":
- *                pages stay as they are, and what is in the set is left out of them
- *   rotate       "on": K and V are stored rotated (a Hadamard matrix for each head) and less their means,
- * which changes nothing of attention, and costs less of it in 4 bits. By default "on" where K or V is stored
- * in int4, else "off" policy       which group to give up: "fifo", "lru", "non-hit", "lfu", "cluster" adapter
- * a file of adapters for the index; without one they are computed from the first prompt. dynakv: its
- * thresholds of clusters, in place of "split", which comes before them adapter-kind "plain", "centred",
- * "query", "query-centred", "heads", "skewed" dir          a folder on flash; by default the first usable one
- * of $XDG_CACHE_HOME/kvrun/kv,
- *                ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
- *                session
- *   io           how flash is read: "auto" (default), "io_uring", "aio", "threads"
- *   direct       whether to bypass the page cache: "auto" (default: if possible), "on", "off"
- *   tmpfs        "on": dir may be in memory, for tests
- * Options that you do not give are chosen from the budget. Those that you give and that exceed a budget of
- * bytes are an error. */
+/* An option of the KV cache, by name. If two have the same name, the later one counts. Those that most
+ * sessions need:
+ *
+ *   budget   memory for all that grows with the context: bytes ("14155776"), bytes with a unit of 1024s
+ *            ("13.5M", "13.5MiB"; K, M, G), or a share of the f16 KV of the whole context ("1/13", "8%").
+ *            Bytes are never exceeded: too few are KVRUN_OUT_OF_MEMORY. A share that is too small for a
+ *            method, given or chosen, is raised to the least that works, which a note says
+ *   method   "full": all KV is in memory. "kvswap": all KV is on flash, and each token reads what it is
+ *            predicted to attend to. "dynakv": the same, in clusters of entries whose keys are alike. The
+ *            default is "full" if there is no budget or the budget holds all KV of the context (which a note
+ *            says), otherwise "kvswap". docs/methods.md has the others
+ *   adapter  a file from `kvadapt calibrate`; without one adapters are computed from the first prompt
+ *   dir      a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
+ *            ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the
+ *            session
+ *   type     "f32", "f16", "fp8", "int8", "int4": of K and V both, or one each ("fp8,int4")
+ *   select   how many entries (one token's K and V in one layer) a token reads
+ *
+ * docs/options.md lists all of them, and so does kvrun_kv_options_json. Options that you do not give are
+ * chosen from the budget. Those that you give and that exceed a budget of bytes are an error. */
 typedef struct kvrun_option {
   const char* name;
   const char* value;
@@ -377,6 +299,12 @@ KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
 /* KVRUN_OK if there is such an option and it can have this value; otherwise the message says what is
  * possible. */
 KVRUN_API kvrun_status kvrun_kv_option_check(const char* name, const char* value);
+/* Every option, in the order of docs/options.md. JSON array of {name, value (what its value is called, as
+ * "N"; empty: "on" or "off"), audience: "everybody", "experts", or "comparisons" (what only serves to compare
+ * methods with each other), config (whether configs of `kvadapt tune` have it), help (a line of text), least
+ * and most (where it takes whole numbers), words (where it takes one of a few), comparisons (of those: such
+ * as only serve to compare)}. */
+KVRUN_API kvrun_status kvrun_kv_options_json(char** json);
 /* The words that this option takes, such as "full" of "method". JSON array of strings; empty where the value
  * is a number, bytes or a path, and where there is no such option. */
 KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** json);

@@ -152,20 +152,25 @@ constexpr KvMethod ArkvMethod() {
   return method;
 }
 
+constexpr KvMethod ToCompare(KvMethod method) {
+  method.is_for_comparison = true;
+  return method;
+}
+
 constexpr std::array kMethods = {kFull,
                                  kFlexgen,
                                  kKvswap,
                                  DynaKvMethod(),
                                  PrkvMethod(),
                                  ArkvFlashMethod(),
-                                 StreamingMethod(),
-                                 RandomMethod(),
-                                 OracleMethod(),
-                                 QuestMethod(),
-                                 MeanStdMethod(),
-                                 LokiMethod(),
-                                 InfiniGenMethod(),
-                                 InfiniGenOfSumsMethod(),
+                                 ToCompare(StreamingMethod()),
+                                 ToCompare(RandomMethod()),
+                                 ToCompare(OracleMethod()),
+                                 ToCompare(QuestMethod()),
+                                 ToCompare(MeanStdMethod()),
+                                 ToCompare(LokiMethod()),
+                                 ToCompare(InfiniGenMethod()),
+                                 ToCompare(InfiniGenOfSumsMethod()),
                                  ArkvMethod(),
                                  Keeping("h2o"),
                                  Keeping("snapkv"),

@@ -70,6 +70,7 @@ struct KvMethod {
   GroupScore group_score = GroupScore::kLargest;
   KvDefaults defaults = {};
   std::string_view keep_rule = {};  // of the table of KeepRules, with kKept
+  bool is_for_comparison = false;   // nobody chooses it but to compare others with it
 
   // A step attends to a part of what lies before its window.
   bool selects() const { return selector != KvSelectorKind::kAll; }

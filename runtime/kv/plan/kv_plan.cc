@@ -13,6 +13,11 @@ uint64_t Sum(const std::vector<KvPart>& parts, bool KvPart::*counts) {
 
 }  // namespace
 
+bool KeepsRecordsInMemory(const KvOptions& options) {
+  const KvType k_type = options.k_type.value_or(options.v_type.value_or(KvType::kF16));
+  return k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
+}
+
 std::string_view KvTypeName(KvType type) {
   switch (type) {
     case KvType::kF16: return "f16";

@@ -193,6 +193,9 @@ struct KvOptions {
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };
 
+// Of full: f16 and f32 planes do not hold such types.
+bool KeepsRecordsInMemory(const KvOptions& options);
+
 struct KvModelShape {
   uint32_t n_layers = 0;
   uint32_t n_heads = 0;

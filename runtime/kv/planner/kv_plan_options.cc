@@ -10,6 +10,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/math/slot_cache.h"
+#include "runtime/kv/planner/kv_option_table.h"
 #include "runtime/kv/planner/kv_plan_statics.h"
 #include "shaders/shared/sample_params.h"
 #include "shaders/shared/step_params.h"
@@ -36,7 +37,6 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
 // Of methods that evict all are right.
 Status CheckShares(const KvOptions& options, const KvMethod& method) {
   if (method.evicts() || !options.kept_shares) return Status::Ok();
-  if (!method.defaults.follows_layer_shares) return NotFor(options, "shares", "shares of what is kept");
   if (*options.kept_shares == KeptShares::kHeads) {
     return Invalid(
         fmt::format("--kv-shares heads does not go with the KV method {}, whose heads have as many "
@@ -59,75 +59,18 @@ Status CheckShares(const KvOptions& options, const KvMethod& method) {
 // What a method does not have is refused, so that no setting is without effect.
 Status CheckMethodHasOptions(const KvOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.method));
-  if (!method.counts_groups()) {
-    if (options.select_entries && !method.evicts()) return NotFor(options, "select", "selected entries");
-    if (options.reuse_groups) return NotFor(options, "reuse", "reuse buffer");
-    if (!options.policy.empty()) return NotFor(options, "policy", "replacement policy");
+  for (const KvOptionRow& row : KvOptionRows()) {
+    if (row.field.lacks == nullptr || !row.field.is_given(options)) continue;
+    const std::string_view what = row.field.lacks(method, options);
+    if (!what.empty()) return NotFor(options, row.name, what);
   }
-  if (!method.has_adapters()) {
-    const std::string_view what = method.has_index() ? "choice of index" : "index";
-    if (options.rank) return NotFor(options, "rank", what);
-    if (options.index_type) return NotFor(options, "index", what);
-    if (options.adapter_kind) return NotFor(options, "adapter-kind", "adapter");
-    // Of clusters, an adapter's file has the thresholds.
-    if (options.adapter_from_file && !method.has_clusters()) return NotFor(options, "adapter", "adapter");
+  if (method.has_clusters() && options.heads && *options.heads != HeadReduction::kPerKvHead) {
+    return Invalid(
+        fmt::format("--kv-heads {} does not go with the KV method {}, whose clusters are of one KV "
+                    "head each: leave it out",
+                    HeadReductionName(*options.heads), options.method));
   }
-  if (!method.has_clusters()) {
-    if (options.cluster_entries) return NotFor(options, "cluster", "clusters");
-    if (options.max_cluster_entries) return NotFor(options, "cluster-max", "clusters");
-    if (options.cluster_room) return NotFor(options, "cluster-room", "clusters");
-    if (options.pending_entries) return NotFor(options, "pending", "clusters");
-    if (options.upkeep_clusters) return NotFor(options, "upkeep", "clusters");
-    if (options.split_factor) return NotFor(options, "split", "clusters");
-    if (options.cluster_update) return NotFor(options, "update", "clusters");
-    if (options.cluster_layout) return NotFor(options, "layout", "clusters");
-    if (options.rows_on_flash) return NotFor(options, "representatives", "clusters");
-  } else {
-    if (options.mass_share) return NotFor(options, "mass", "selection that ends by mass");
-    if (options.heads && *options.heads != HeadReduction::kPerKvHead) {
-      return Invalid(
-          fmt::format("--kv-heads {} does not go with the KV method {}, whose clusters are of one KV "
-                      "head each: leave it out",
-                      HeadReductionName(*options.heads), options.method));
-    }
-  }
-  KVRUN_RETURN_IF_ERROR(CheckShares(options, method));
-  if (!method.goes_by_score()) {
-    if (options.kept_precisions) return NotFor(options, "precisions", "choice of precisions");
-    if (options.attention_moments) return NotFor(options, "moments", "moments of attention");
-  }
-  if (!method.may_have_statics()) {
-    if (options.static_share) return NotFor(options, "static", "selected groups");
-    if (options.static_steps) return NotFor(options, "static-steps", "selected groups");
-  }
-  if (options.static_repage && !(method.may_have_statics() && method.has_pages())) {
-    return NotFor(options, "repage", "bounds of pages");
-  }
-  if (options.mass_share && !method.has_index()) return NotFor(options, "mass", "scores of an index");
-  if (options.hide && !method.defaults.may_select_more_than_slots) {
-    return NotFor(options, "hide", "selection that follows the speed of flash");
-  }
-  if (options.adapt.value_or(false) && !method.defaults.may_select_more_than_slots) {
-    return NotFor(options, "adapt", "selection that follows the speed of flash");
-  }
-  const bool may_sample = method.has_adapters() && method.counts_groups() && !method.goes_by_score();
-  if (options.reads_per_layer && !may_sample) {
-    return NotFor(options, "reads", "groups that others can stand in for");
-  }
-  if (options.sample_entries && !may_sample) return NotFor(options, "sample", "masses to sample groups by");
-  if (options.sample_seed && !may_sample) return NotFor(options, "seed", "sampling");
-  if (options.heads && !method.has_index()) return NotFor(options, "heads", "reduction of heads");
-  if (method.selects()) return Status::Ok();
-  if (options.sink_entries) return NotFor(options, "sinks", "pinned sinks");
-  if (method.is_on_flash()) return Status::Ok();
-  if (options.group_tokens) return NotFor(options, "group", "groups");
-  if (method.evicts()) return Status::Ok();
-  const KvType k_type = options.k_type.value_or(KvType::kF16);
-  const bool rounds =
-      k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
-  if (options.window_entries && !rounds) return NotFor(options, "window", "recent window in f16 and f32");
-  if (options.rotate && !rounds) return NotFor(options, "rotate", "records in f16 and f32");
-  return Status::Ok();
+  return CheckShares(options, method);
 }
 
 Status CheckClusterOptions(const KvOptions& options) {

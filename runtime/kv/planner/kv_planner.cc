@@ -44,11 +44,6 @@ std::string ContextText(const KvPlan& plan) {
   return fmt::format("{} tokens of context in {}", plan.n_ctx, Counted(plan.n_sequences, "sequence"));
 }
 
-bool KeepsRecordsInMemory(const KvOptions& options) {
-  const KvType k_type = options.k_type.value_or(options.v_type.value_or(KvType::kF16));
-  return k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
-}
-
 std::span<const Planner::Row> Planner::Rows() {
   static constexpr std::array kRows = {
       Row{3.0 / 4, KvType::kF16, KvType::kF16, 4, KvType::kInt8, 64},

@@ -17,8 +17,6 @@ namespace kvrun {
 
 // "8192 tokens of context in 1 sequence".
 std::string ContextText(const KvPlan& plan);
-// Of full: f16 and f32 planes do not hold such types.
-bool KeepsRecordsInMemory(const KvOptions& options);
 
 // For one method, which `options` names; they and the model must outlive it.
 class Planner {

@@ -7,6 +7,7 @@
 
 #include "platform/base/check.h"
 #include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/planner/kv_option_table.h"
 #include "runtime/kv/planner/kv_plan_options.h"
 #include "runtime/kv/planner/kv_planner.h"
 
@@ -22,44 +23,18 @@ KvOptions WithMethod(KvOptions options, const KvMethod& method) {
 
 // What is said, but for options that full does not have. `unused` has the names of those.
 KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
-  KvOptions full = WithMethod(given, MethodWithoutBudget());
-  const auto drop = [&](bool is_given, auto& option, std::string_view name) {
-    if (is_given) *unused += fmt::format("{}{}", unused->empty() ? "" : ", ", name);
-    option = {};
-  };
-  drop(given.group_tokens.has_value(), full.group_tokens, "group");
-  drop(given.select_entries.has_value(), full.select_entries, "select");
-  drop(given.hide.has_value(), full.hide, "hide");
-  drop(given.reads_per_layer.has_value(), full.reads_per_layer, "reads");
-  drop(given.adapt.has_value(), full.adapt, "adapt");
-  drop(given.sample_entries.has_value(), full.sample_entries, "sample");
-  drop(given.sample_seed.has_value(), full.sample_seed, "seed");
-  drop(given.mass_share.has_value(), full.mass_share, "mass");
-  if (!KeepsRecordsInMemory(given)) drop(given.window_entries.has_value(), full.window_entries, "window");
-  drop(given.sink_entries.has_value(), full.sink_entries, "sinks");
-  drop(given.reuse_groups.has_value(), full.reuse_groups, "reuse");
-  drop(given.rank.has_value(), full.rank, "rank");
-  drop(given.index_type.has_value(), full.index_type, "index");
-  drop(given.heads.has_value(), full.heads, "heads");
-  drop(!given.policy.empty(), full.policy, "policy");
-  drop(given.cluster_entries.has_value(), full.cluster_entries, "cluster");
-  drop(given.max_cluster_entries.has_value(), full.max_cluster_entries, "cluster-max");
-  drop(given.cluster_room.has_value(), full.cluster_room, "cluster-room");
-  drop(given.pending_entries.has_value(), full.pending_entries, "pending");
-  drop(given.upkeep_clusters.has_value(), full.upkeep_clusters, "upkeep");
-  drop(given.split_factor.has_value(), full.split_factor, "split");
-  drop(given.cluster_update.has_value(), full.cluster_update, "update");
-  drop(given.cluster_layout.has_value(), full.cluster_layout, "layout");
-  drop(given.kept_shares.has_value(), full.kept_shares, "shares");
-  drop(given.kept_precisions.has_value(), full.kept_precisions, "precisions");
-  drop(given.attention_moments.has_value(), full.attention_moments, "moments");
-  drop(given.static_share.has_value(), full.static_share, "static");
-  drop(given.static_steps.has_value(), full.static_steps, "static-steps");
-  drop(given.static_repage.has_value(), full.static_repage, "repage");
-  drop(given.rotate.has_value() && !KeepsRecordsInMemory(full), full.rotate, "rotate");
-  drop(given.rows_on_flash.has_value(), full.rows_on_flash, "representatives");
-  drop(given.adapter_from_file, full.adapter_from_file, "adapter");
-  drop(given.adapter_kind.has_value(), full.adapter_kind, "adapter-kind");
+  const KvMethod& method = MethodWithoutBudget();
+  KvOptions full = WithMethod(given, method);
+  // What full has may depend on the types, and on nothing else that is said.
+  KvOptions types;
+  types.k_type = given.k_type;
+  types.v_type = given.v_type;
+  for (const KvOptionRow& row : KvOptionRows()) {
+    const KvOptionField& field = row.field;
+    if (field.lacks == nullptr || !field.is_given(given) || field.lacks(method, types).empty()) continue;
+    *unused += fmt::format("{}{}", unused->empty() ? "" : ", ", row.name);
+    field.leave_out(&full);
+  }
   return full;
 }
 
