@@ -1,5 +1,4 @@
-# kvrun_embed_shaders(TARGET): compiles every variant of shaders/variants.txt to SPIR-V, validates it and embeds it
-# in TARGET, where runtime/device/vulkan/shader_library.h finds it by name.
+# kvrun_embed_shaders(TARGET): compiles every variant of shaders/variants.txt to SPIR-V and embeds it in TARGET, where runtime/device/vulkan/shader_library.h finds it by name.
 #
 # What depends only on the list (the table and the assembler file that includes the binaries) is written when
 # CMake configures; each variant is one command of the build, with a depfile.
@@ -8,7 +7,19 @@
 set(KVRUN_SPIRV_DIR "" CACHE PATH "Folder of another build's shaders, which are taken as they are; empty: compile them")
 enable_language(ASM)
 find_program(KVRUN_GLSLC glslc REQUIRED)
-find_program(KVRUN_SPIRV_VAL spirv-val REQUIRED)
+find_program(KVRUN_SPIRV_OPT spirv-opt REQUIRED)
+
+# What makes a shader small and plain: functions are inlined, variables become values, what is constant or unused goes. Left
+# out of spirv-opt -O: unrolling of loops and elimination of redundancy, which take four fifths of the compiler's time and
+# make binaries two and a half times as large; drivers do both by themselves (docs/decisions.md).
+set(KVRUN_SPIRV_PASSES
+  --wrap-opkill --eliminate-dead-branches --merge-return --inline-entry-points-exhaustive --eliminate-dead-functions
+  --eliminate-dead-code-aggressive --private-to-local --eliminate-local-single-block --eliminate-local-single-store
+  --eliminate-dead-code-aggressive --scalar-replacement=100 --convert-local-access-chains --eliminate-local-single-block
+  --eliminate-local-single-store --eliminate-dead-code-aggressive --ssa-rewrite --eliminate-dead-code-aggressive --ccp
+  --eliminate-dead-code-aggressive --eliminate-dead-branches --if-conversion --copy-propagate-arrays --reduce-load-size
+  --eliminate-dead-code-aggressive --merge-blocks --simplify-instructions --eliminate-dead-inserts --cfg-cleanup
+  --eliminate-dead-code-aggressive --strip-debug)
 
 # Sets OUT to one line such as "glslc: shaderc 2023.2-1, spirv-tools 2022.4, glslang 11.13.0-1".
 function(kvrun_shader_compiler_version out)
@@ -27,14 +38,13 @@ function(kvrun_compile_shader spv file)
   endif()
   list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE macros)
   cmake_path(GET spv STEM variant)
-  # Renamed only once it is valid, so that a rejected binary is never taken for an up-to-date one.
+  # scripts/test has spirv-val look at all of them.
   add_custom_command(
     OUTPUT ${spv}
-    COMMAND ${KVRUN_GLSLC} --target-env=vulkan1.1 -O -Werror -fshader-stage=compute
+    COMMAND ${KVRUN_GLSLC} --target-env=vulkan1.1 -O0 -Werror -fshader-stage=compute
       -I ${CMAKE_SOURCE_DIR}/shaders/include -I ${CMAKE_SOURCE_DIR}/shaders ${macros}
       -MD -MF ${spv}.d -MT ${spv} -o ${spv}.tmp ${source}
-    COMMAND ${KVRUN_SPIRV_VAL} --target-env vulkan1.1 ${spv}.tmp
-    COMMAND ${CMAKE_COMMAND} -E rename ${spv}.tmp ${spv}
+    COMMAND ${KVRUN_SPIRV_OPT} --target-env=vulkan1.1 ${KVRUN_SPIRV_PASSES} ${spv}.tmp -o ${spv}
     DEPENDS ${source}
     DEPFILE ${spv}.d
     COMMENT "Shader ${variant}"
