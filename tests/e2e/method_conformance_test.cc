@@ -1,0 +1,180 @@
+// What every row of the table of methods keeps to, whatever it selects or forgets. A row that cannot is in a
+// list, with the reason.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "runtime/kv/plan/kv_method.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/small_models.h"
+
+namespace kvrun::testing {
+namespace {
+
+constexpr uint32_t kConformanceContext = 160;
+constexpr size_t kConformancePrompt = 100;
+constexpr size_t kConformanceTokens = 8;
+
+struct Exclusion {
+  std::string_view property;
+  std::string_view method;
+  std::string_view reason;
+};
+constexpr Exclusion kExclusions[] = {
+    {"AllHeldIsFullAttention", "arkv-flash", "a part of its static set has 8 bits whatever the budget"},
+    {"ABatchIsEachAlone", "kvswap", "adapters are learned from the first prompt, and are all sequences'"},
+    {"ABatchIsEachAlone", "arkv-flash", "as kvswap"},
+    {"ABatchIsEachAlone", "loki", "as kvswap"},
+    {"ABatchIsEachAlone", "infinigen", "as kvswap"},
+    {"ABatchIsEachAlone", "infinigen*", "as kvswap"},
+    {"ABatchIsEachAlone", "dynakv",
+     "a prompt's clusters begin with keys drawn by the sequence's number, too"},
+};
+
+bool IsExcluded(std::string_view property, std::string_view method) {
+  return std::any_of(std::begin(kExclusions), std::end(kExclusions),
+                     [&](const Exclusion& one) { return one.property == property && one.method == method; });
+}
+
+class MethodConformance : public ::testing::TestWithParam<KvMethod> {
+ protected:
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    const std::vector<SmallModel> models = SmallModels();
+    const auto model =
+        std::find_if(models.begin(), models.end(), [](const SmallModel& m) { return m.name == "SelfMade"; });
+    loaded_ = LoadSmallModel(*model, folder_);
+  }
+
+  bool IsExcludedHere() const {
+    const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    return IsExcluded(test.substr(0, test.find('/')), GetParam().name);
+  }
+
+  // A third of the KV, or what the method takes at the least: full takes all, in 8 bits.
+  std::string Usual() const { return GetParam().needs_file() ? "--kv-budget 1/3" : "--kv-type int8"; }
+  // As much as there is, and nothing rounded.
+  std::string Everything() const {
+    const KvMethod& method = GetParam();
+    if (method.counts_groups()) return "--kv-type f32 --kv-select 4096 --kv-window 6";
+    return method.selects() ? "--kv-type f32 --kv-window 4096" : "--kv-type f32";
+  }
+
+  std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences = 1) {
+    const bool is_resident = !GetParam().needs_file() && options == "--kv-type f32";
+    if (is_resident) return NewFull(n_sequences);
+    auto offloaded =
+        OffloadedOptionsOrDie(loaded_, folder_, fmt::format("--kv-method {} {}", GetParam().name, options),
+                              kConformanceContext, n_sequences);
+    plan_ = offloaded->plan;
+    return loaded_.NewPass(
+        {.n_sequences = n_sequences, .n_ctx = kConformanceContext, .offloaded = std::move(offloaded)});
+  }
+  std::unique_ptr<ForwardPass> NewFull(uint32_t n_sequences = 1) {
+    return loaded_.NewPass({.n_sequences = n_sequences,
+                            .n_ctx = kConformanceContext,
+                            .kv_type = KvType::kF32,
+                            .offloaded = nullptr});
+  }
+
+  size_t n_vocab() const { return loaded_.model->config.n_vocab; }
+
+  // The logits of a prompt's last token, and of tokens one by one.
+  std::vector<float> Say(ForwardPass& pass, size_t seed, uint32_t sequence = 0) const {
+    const std::vector<int> ids = SomeIds(kConformancePrompt + kConformanceTokens, seed, n_vocab());
+    std::vector<float> said = Feed(pass, ids, 0, kConformancePrompt, kConformancePrompt, sequence);
+    for (size_t at = kConformancePrompt; at < ids.size(); ++at) {
+      const std::vector<float> logits = Feed(pass, ids, at, at + 1, 1, sequence);
+      said.insert(said.end(), logits.begin(), logits.end());
+    }
+    return said;
+  }
+
+  uint64_t KvBytes() const {
+    uint64_t bytes = 0;
+    for (const Device::MemoryPart& part : loaded_.device->MemoryInUse()) {
+      if (part.part == "kv") bytes += part.bytes;
+    }
+    return bytes;
+  }
+
+  TemporaryFolder folder_;
+  LoadedModel loaded_;
+  KvPlan plan_;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, MethodConformance, ::testing::ValuesIn(KvMethods().begin(), KvMethods().end()),
+                         [](const ::testing::TestParamInfo<KvMethod>& source) {
+                           std::string name(source.param.name);
+                           std::replace(name.begin(), name.end(), '*', 'S');
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST_P(MethodConformance, AllHeldIsFullAttention) {
+  if (IsExcludedHere()) return;
+  const LogitsDifference difference =
+      CompareLogits(Say(*NewFull(), 3), Say(*NewPass(Everything()), 3), n_vocab());
+  EXPECT_LE(difference.max_absolute, 0.02);
+  EXPECT_EQ(difference.wrong_top1, 0U);
+}
+
+TEST_P(MethodConformance, MemoryStaysWithinThePlan) {
+  const uint64_t before = KvBytes();
+  const auto pass = NewPass(Usual(), 2);
+  Say(*pass, 3);
+  Say(*pass, 4, 1);
+  const uint64_t planned = std::max(plan_.decode_bytes(), plan_.prefill_bytes());
+  EXPECT_GT(KvBytes(), before);
+  EXPECT_LE(KvBytes() - before, planned);
+  EXPECT_LE(planned, plan_.budget_bytes);
+}
+
+TEST_P(MethodConformance, SaysTheSameAgain) {
+  const std::vector<float> said = Say(*NewPass(Usual()), 3);
+  EXPECT_EQ(said, Say(*NewPass(Usual()), 3));
+}
+
+// Other text was there before: nothing of it is left. What is learned from a session's first prompt is.
+TEST_P(MethodConformance, FromTheBeginningItIsAsNew) {
+  const auto pass = NewPass(Usual());
+  const std::vector<float> expected = Say(*pass, 3);
+  Say(*pass, 5);
+  EXPECT_EQ(expected, Say(*pass, 3));
+}
+
+TEST_P(MethodConformance, ABatchIsEachAlone) {
+  if (IsExcludedHere()) return;
+  // As much for each as alone, whatever a share of two contexts would be rounded to.
+  const std::string options = GetParam().counts_groups() ? "--kv-type f32 --kv-select 32 --kv-window 16"
+                              : GetParam().evicts()      ? "--kv-type f32 --kv-select 48 --kv-window 16"
+                                                         : "--kv-type f32 --kv-window 16";
+  const std::string usual = GetParam().needs_file() ? options : "--kv-type int8";
+  const auto both = NewPass(usual, 2);
+  for (const uint32_t sequence : {0U, 1U}) {
+    SCOPED_TRACE(sequence);
+    const std::vector<float> alone = Say(*NewPass(usual), 3 + sequence);
+    const LogitsDifference difference = CompareLogits(alone, Say(*both, 3 + sequence, sequence), n_vocab());
+    EXPECT_LE(difference.max_absolute, 2e-3);
+    EXPECT_EQ(difference.wrong_top1, 0U);
+  }
+}
+
+// An exclusion that names nothing excludes nothing.
+TEST(MethodConformanceList, NamesRowsOfTheTable) {
+  for (const Exclusion& one : kExclusions) {
+    EXPECT_TRUE(FindKvMethod(one.method).ok()) << one.method;
+    EXPECT_FALSE(one.reason.empty());
+  }
+}
+
+}  // namespace
+}  // namespace kvrun::testing
