@@ -122,17 +122,18 @@ const char* FinishName(kvrun_finish finish) {
 }
 
 Json ParseJson(std::string_view text, std::string* why) {
+  if (why == nullptr) return Json::parse(text, nullptr, /*allow_exceptions=*/false);
   try {
     return Json::parse(text);
-  } catch (const Json::parse_error& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 3: syntax error while ..."
+  } catch (const Json::exception& error) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 3: syntax error while ...", or
+    // "[json.exception.out_of_range.406] number overflow parsing '1e999'".
     const std::string_view said = error.what();
-    *why = said.substr(std::min(said.find("column "), said.size()));
+    const size_t place = said.find("column ");
+    *why = said.substr(place != said.npos ? place : said.find("] ") + 2);
     return Json(Json::value_t::discarded);
   }
 }
-
-Json ParseJson(std::string_view text) { return Json::parse(text, nullptr, /*allow_exceptions=*/false); }
 
 std::string DumpJson(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 

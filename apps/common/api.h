@@ -56,10 +56,8 @@ Json SessionStats(const Session& session);
 const char* FinishName(kvrun_finish finish);
 
 // Parsing and writing live in one file because they take seconds to compile.
-// is_discarded() if the text is not JSON.
-Json ParseJson(std::string_view text);
-// The same; what is wrong with a text that is none goes into `why`: "column 3: ..." of the line it is in.
-Json ParseJson(std::string_view text, std::string* why);
+// is_discarded() if the text is not JSON; what is wrong with it goes into `why`: "column 3: ..." of its line.
+Json ParseJson(std::string_view text, std::string* why = nullptr);
 // On one line; bytes that are not UTF-8 become U+FFFD.
 std::string DumpJson(const Json& json);
 // The same, and the end of the line.

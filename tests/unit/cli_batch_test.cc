@@ -189,6 +189,7 @@ TEST(CliBatch, ABadLineIsAnsweredWithWhatIsWrong) {
   const std::pair<const char*, const char*> kBad[] = {
       {"nonsense", " is not JSON: column 2: syntax error"},
       {R"({"prompt": "a", })", " is not JSON: column 17: syntax error"},
+      {R"({"prompt": "a", "seed": 1e999})", " is not JSON: number overflow"},
       {R"({"body": 3})", ": \"body\" is 3: it must be an object"},
       {R"({"messages": [{"role": "king", "content": "Q"}]})",
        ": \"role\" is \"king\": it must be one of system, developer, user, assistant"},
