@@ -11,10 +11,13 @@ namespace kvrun::cli {
 namespace {
 
 // The library's rows: what an option is called, what it takes and who chooses it.
-Json KvOptionRows() {
-  char* text = nullptr;
-  Check(kvrun_kv_options_json(&text));
-  return TakeJson(text);
+const Json& KvOptionRows() {
+  static const Json rows = [] {
+    char* text = nullptr;
+    Check(kvrun_kv_options_json(&text));
+    return TakeJson(text);
+  }();
+  return rows;
 }
 
 std::vector<std::string> WordsOf(const Json& row, KvComparisons comparisons) {

@@ -161,9 +161,10 @@ int RunProgram(const ProgramInfo& info, int argc, char** argv) {
   program.formatter_fn([&](const CLI::App*, const std::string&, CLI::AppFormatMode) {
     return ProgramHelp(info.name, info.description, DescribeCommands(info), info.examples, HelpWidth());
   });
+  const HelpTopic topic = TopicOf({argv, static_cast<size_t>(argc)});
   for (const AddCommand add : info.commands) {
     added.push_back(add(&program));
-    added.back().options->SetHelpTopic(TopicOf({argv, static_cast<size_t>(argc)}));
+    added.back().options->SetHelpTopic(topic);
   }
   try {
     program.parse(argc, argv);

@@ -206,7 +206,7 @@ int Run(RunOptions& options) {
   ChooseSeed(&options.generation, options.shared.quiet);
   const Model model = OpenNamedModel(options.shared);
   GenerationOptions of_messages = options.generation;
-  AvoidRepetition(*options.set, ModelInfo(model), &of_messages);
+  if (options.chat || !options.batch.empty()) AvoidRepetition(*options.set, ModelInfo(model), &of_messages);
   if (options.chat) options.generation = of_messages;
   if (options.batch.empty()) return PromptRunner(options, model).Run();
   const BatchJob job{.shared = options.shared,

@@ -72,12 +72,6 @@ kvrun_status kvrun_kv_options_json(char** json) {
   return kvrun::fake::HandOut(rows.dump(), json);
 }
 
-// The method has choices of the toy's own.
-kvrun_status kvrun_kv_option_choices_json(const char* name, char** json) {
-  const bool has_choices = std::string_view(name) == "method";
-  return kvrun::fake::HandOut(has_choices ? R"(["full", "toy"])" : "[]", json);
-}
-
 kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options, char** json) {
   const kvrun::fake::KvOptions kv = kvrun::fake::ReadKvOptions(*options);
   const auto budget = kv.find("budget");

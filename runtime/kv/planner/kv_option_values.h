@@ -1,4 +1,5 @@
-// How values of options are read: what a row of the table names as its `set`. Internal to kv_option_table.cc.
+// How values of options are read: what a row of the table names as its `set`. Internal to kv_options.cc and
+// kv_option_table.cc.
 #pragma once
 
 #include <fmt/format.h>

@@ -5,16 +5,10 @@
 #include <algorithm>
 
 #include "runtime/kv/planner/kv_option_table.h"
+#include "runtime/kv/planner/kv_option_values.h"
 
 namespace kvrun {
 namespace {
-
-std::string NamesOfAll() {
-  std::string names;
-  for (const KvOptionRow& row : KvOptionRows())
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
-  return names;
-}
 
 // Separated by blanks; what stands between double quotes is as it is, but for \" and \\.
 Result<std::vector<std::string>> Words(std::string_view line) {
@@ -48,7 +42,7 @@ Result<std::vector<std::string>> Words(std::string_view line) {
 Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings) {
   if (const KvOptionRow* row = FindKvOption(name)) return row->set({*row, value}, settings);
   return {StatusCode::kInvalidArgument,
-          fmt::format("there is no KV option \"{}\"; known: {}", name, NamesOfAll())};
+          fmt::format("there is no KV option \"{}\"; known: {}", name, option_values::Names(KvOptionRows()))};
 }
 
 std::vector<std::string> KvOptionChoices(std::string_view name) {
