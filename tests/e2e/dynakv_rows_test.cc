@@ -166,13 +166,7 @@ TEST_F(DynaKvRows, APromptThatIsGivenUpLeavesWhatWasThere) {
 // What the device holds is what the plan says, and less by rows of all but three layers.
 TEST_F(DynaKvRows, MemoryIsWhatThePlanSays) {
   constexpr uint32_t kContext = 1000;
-  const auto kv_bytes = [&] {
-    uint64_t bytes = 0;
-    for (const Device::MemoryPart& part : loaded_.device->MemoryInUse()) {
-      if (part.part == "kv") bytes += part.bytes;
-    }
-    return bytes;
-  };
+  const auto kv_bytes = [&] { return KvBytesInUse(loaded_); };
   const auto held = [&](const char* where) {
     const uint64_t before = kv_bytes();
     const auto pass = NewPass("--kv-cluster 4", where, kContext);

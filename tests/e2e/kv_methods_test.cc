@@ -28,10 +28,7 @@ class KvMethodsTest : public ::testing::TestWithParam<KvMethod> {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    const std::vector<SmallModel> models = SmallModels();
-    const auto model =
-        std::find_if(models.begin(), models.end(), [](const SmallModel& m) { return m.name == "SelfMade"; });
-    loaded_ = LoadSmallModel(*model, folder_);
+    loaded_ = LoadSmallModel(SmallModels().front(), folder_);  // the self-made one, which is always there
   }
 
   KvPlan plan_;
@@ -84,13 +81,7 @@ std::vector<KvMethod> MethodsThatSelect() {
   return methods;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, KvMethodsTest, ::testing::ValuesIn(MethodsThatSelect()),
-                         [](const ::testing::TestParamInfo<KvMethod>& source) {
-                           std::string name(source.param.name);
-                           std::replace(name.begin(), name.end(), '*', 'S');
-                           std::erase(name, '-');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(All, KvMethodsTest, ::testing::ValuesIn(MethodsThatSelect()), MethodTestName);
 
 TEST_P(KvMethodsTest, EverythingSelectedIsFullAttention) {
   const KvMethod& method = GetParam();
@@ -159,13 +150,7 @@ TEST_P(KvMethodsTest, APartSelectedIsNot) {
 // What the device holds for KV after prompts and tokens, with what lies on the host (tables of slots, lists,
 // checksums, staging) not counted, is at most what the plan says; nor is less planned than is held.
 TEST_P(KvMethodsTest, MemoryStaysWithinThePlan) {
-  const auto kv_bytes = [&] {
-    uint64_t bytes = 0;
-    for (const Device::MemoryPart& part : loaded_.device->MemoryInUse()) {
-      if (part.part == "kv") bytes += part.bytes;
-    }
-    return bytes;
-  };
+  const auto kv_bytes = [&] { return KvBytesInUse(loaded_); };
   const uint64_t before = kv_bytes();
   const auto pass = NewPass(fmt::format("--kv-method {} --kv-budget 90%", GetParam().name), 2);
   Say(*pass, 2);

@@ -48,10 +48,7 @@ class MethodConformance : public ::testing::TestWithParam<KvMethod> {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    const std::vector<SmallModel> models = SmallModels();
-    const auto model =
-        std::find_if(models.begin(), models.end(), [](const SmallModel& m) { return m.name == "SelfMade"; });
-    loaded_ = LoadSmallModel(*model, folder_);
+    loaded_ = LoadSmallModel(SmallModels().front(), folder_);  // the self-made one, which is always there
   }
 
   bool IsExcludedHere() const {
@@ -98,26 +95,13 @@ class MethodConformance : public ::testing::TestWithParam<KvMethod> {
     return said;
   }
 
-  uint64_t KvBytes() const {
-    uint64_t bytes = 0;
-    for (const Device::MemoryPart& part : loaded_.device->MemoryInUse()) {
-      if (part.part == "kv") bytes += part.bytes;
-    }
-    return bytes;
-  }
-
   TemporaryFolder folder_;
   LoadedModel loaded_;
   KvPlan plan_;
 };
 
 INSTANTIATE_TEST_SUITE_P(All, MethodConformance, ::testing::ValuesIn(KvMethods().begin(), KvMethods().end()),
-                         [](const ::testing::TestParamInfo<KvMethod>& source) {
-                           std::string name(source.param.name);
-                           std::replace(name.begin(), name.end(), '*', 'S');
-                           std::erase(name, '-');
-                           return name;
-                         });
+                         MethodTestName);
 
 TEST_P(MethodConformance, AllHeldIsFullAttention) {
   if (IsExcludedHere()) return;
@@ -128,13 +112,13 @@ TEST_P(MethodConformance, AllHeldIsFullAttention) {
 }
 
 TEST_P(MethodConformance, MemoryStaysWithinThePlan) {
-  const uint64_t before = KvBytes();
+  const uint64_t before = KvBytesInUse(loaded_);
   const auto pass = NewPass(Usual(), 2);
   Say(*pass, 3);
   Say(*pass, 4, 1);
   const uint64_t planned = std::max(plan_.decode_bytes(), plan_.prefill_bytes());
-  EXPECT_GT(KvBytes(), before);
-  EXPECT_LE(KvBytes() - before, planned);
+  EXPECT_GT(KvBytesInUse(loaded_), before);
+  EXPECT_LE(KvBytesInUse(loaded_) - before, planned);
   EXPECT_LE(planned, plan_.budget_bytes);
 }
 

@@ -376,13 +376,7 @@ TEST_F(StaticSetRun, TheFirstPromptSaysTheShare) {
 
 // What the device holds while a prompt is computed, and while decoding, is at most what the plan says.
 TEST_F(StaticSetRun, MemoryStaysWithinThePlan) {
-  const auto kv_bytes = [&] {
-    uint64_t bytes = 0;
-    for (const Device::MemoryPart& part : loaded_.device->MemoryInUse()) {
-      if (part.part == "kv") bytes += part.bytes;
-    }
-    return bytes;
-  };
+  const auto kv_bytes = [&] { return KvBytesInUse(loaded_); };
   constexpr uint32_t kLong = 2048;  // a budget is less than prompts of a short context take
   const std::vector<int> ids = SomeIds(kLong, 3, n_vocab());
   for (const std::string options :

@@ -1,7 +1,5 @@
 #include "tests/support/small_models.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 
 #include "tests/support/or_die.h"
@@ -25,6 +23,21 @@ std::vector<SmallModel> SmallModels() {
 LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folder, Device* device) {
   if (!model.path.empty()) return LoadModelOrDie(model.path, device);
   return LoadDeepModel(TinyModelOptions().n_layers, folder, device);
+}
+
+uint64_t KvBytesInUse(const LoadedModel& loaded) {
+  uint64_t bytes = 0;
+  for (const Device::MemoryPart& part : loaded.device->MemoryInUse()) {
+    if (part.part == "kv") bytes += part.bytes;
+  }
+  return bytes;
+}
+
+std::string MethodTestName(const ::testing::TestParamInfo<KvMethod>& source) {
+  std::string name(source.param.name);
+  std::replace(name.begin(), name.end(), '*', 'S');
+  std::erase(name, '-');
+  return name;
 }
 
 LoadedModel LoadDeepModel(uint32_t n_layers, const TemporaryFolder& folder, Device* device) {

@@ -1,6 +1,8 @@
 // Models small enough for many runs: one that needs no file, and those of ../shared that are there.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/plan/kv_method.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/program_runner.h"
 
@@ -24,6 +27,12 @@ LoadedModel LoadSmallModel(const SmallModel& model, const TemporaryFolder& folde
 
 // The self-made one with so many layers.
 LoadedModel LoadDeepModel(uint32_t n_layers, const TemporaryFolder& folder, Device* device = nullptr);
+
+// What the model's device holds for KV.
+uint64_t KvBytesInUse(const LoadedModel& loaded);
+
+// Of a test that is instantiated for methods: their names, as far as a test's may have their letters.
+std::string MethodTestName(const ::testing::TestParamInfo<KvMethod>& source);
 
 // What the options of a command line make of the model's KV, with its file in `folder`.
 std::shared_ptr<OffloadedPassOptions> OffloadedOptionsOrDie(const LoadedModel& loaded,
