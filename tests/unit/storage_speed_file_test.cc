@@ -1,4 +1,4 @@
-// What is special of this kept list: tests/unit/kept_list_test.cc has the rest.
+// What is special of this measurement file: tests/unit/measurement_file_test.cc has the rest.
 #include "runtime/engine/machine/storage_speed_file.h"
 
 #include <gtest/gtest.h>
