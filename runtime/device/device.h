@@ -141,18 +141,16 @@ struct AttentionArgs {
   bool rope_halves = false;   // pairs are (i, i + rotary_dim / 2), else (2i, 2i + 1)
   Buffer* output = nullptr;   // Attend: float [n_tokens, n_heads * head_dim]
   Buffer* scratch = nullptr;  // Attend: at least Device::AttendScratchBytes
-  // All rows are of one sequence at consecutive positions (a prefill chunk).
-  bool one_sequence = false;
-  // A row alone is a prompt's. On the CPU itself rows of a prompt and decoded tokens are rounded in ways of
-  // their own, and a prompt's rows in the same way however the prompt is cut into chunks.
-  bool is_prompt = false;
+  // Rows are a chunk of a prompt: one sequence's, at consecutive positions. Else each is by itself. On the
+  // CPU itself rows of a prompt and others are rounded in ways of their own, and a prompt's rows in the same
+  // way however the prompt is cut into chunks.
+  bool of_prompt = false;
   // Attend: where the KV buffer holds only some of the entries. Instead of to `output`, results go here,
   // [n_tokens * n_heads], joined with those of other entries that were attended before (no buffer: none).
   // FinishAttention makes the output of them.
   AttentionParts parts_after = {};
   AttentionParts parts_before = {};
 
-  bool are_of_prompt() const { return one_sequence || is_prompt; }
   bool goes_on() const { return parts_after.buffer != nullptr; }
   uint64_t parts_bytes() const {
     return uint64_t{n_tokens} * n_heads * (kv_shape.head_dim + 2) * sizeof(float);

@@ -114,7 +114,7 @@ Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool 
                      .n_heads = c.n_heads(),
                      .n_tokens = c.n_tokens,
                      .output = run.Poisoned(expected.size()),
-                     .one_sequence = c.n_tokens > 1};
+                     .of_prompt = c.n_tokens > 1};
   // Of two, the second is made first: of a buffer that has more rows on both sides.
   const uint32_t n_rows = c.n_tokens * c.n_heads();
   if (in_parts) args.parts_after = {run.Zeros(4 * args.parts_bytes()), 2 * n_rows};

@@ -147,7 +147,7 @@ class Bench {
                        .n_heads = kHeads,
                        .n_tokens = tokens,
                        .output = output.get(),
-                       .one_sequence = tokens > 1};
+                       .of_prompt = tokens > 1};
     const auto scratch =
         OrDie(device_->CreateBuffer(device_->AttendScratchBytes(args), BufferUse::kDevice, "bench"));
     args.scratch = scratch.get();

@@ -62,13 +62,13 @@ class Batch : public ::testing::TestWithParam<SmallModel> {
   // In an order that is not the sequences' own.
   std::vector<float> Step(ForwardPass& pass, const std::vector<std::vector<int>>& ids,
                           const std::vector<size_t>& prompt_sizes, size_t step) const {
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     std::vector<uint32_t> outputs;
     const auto n = static_cast<uint32_t>(ids.size());
     for (uint32_t i = 0; i < n; ++i) {
       const uint32_t s = n - 1 - i;
       const size_t at = prompt_sizes[s] + step;
-      rows.push_back({ids[s][at], static_cast<uint32_t>(at), s});
+      rows.Add(SpanKind::kDecode, {ids[s][at], static_cast<uint32_t>(at), s});
       outputs.push_back(s);  // so that row s of the logits is of sequence s
     }
     std::vector<float> logits(n * n_vocab());

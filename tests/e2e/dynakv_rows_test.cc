@@ -124,13 +124,13 @@ TEST_F(DynaKvRows, ABatchIsTheSame) {
       Append(&said, Feed(pass, SomeIds(kContext, s, n_vocab()), 0, positions[s], positions[s], s));
     }
     for (uint32_t step = 0; step < 150; ++step) {
-      std::vector<StepRow> rows;
+      ForwardStep rows;
       std::vector<uint32_t> outputs;
       if (step == 70) positions[3] -= 60;
       for (uint32_t s = 0; s < 4; ++s) {
         if ((step + s) % 5 == 0 || (s == 2 && step > 20 && step < 60)) continue;
         const uint32_t at = positions[s]++;
-        rows.push_back({SomeIds(kContext, s + step / 70, n_vocab())[at], at, s});
+        rows.Add(SpanKind::kDecode, {SomeIds(kContext, s + step / 70, n_vocab())[at], at, s});
         outputs.push_back(static_cast<uint32_t>(rows.size() - 1));
       }
       std::vector<float> logits(rows.size() * n_vocab());
@@ -152,8 +152,8 @@ TEST_F(DynaKvRows, APromptThatIsGivenUpLeavesWhatWasThere) {
     std::vector<float> said = Feed(pass, ids, 0, 90, 90);
     Append(&said, Feed(pass, ids, 90, 120, 1));
     pass.SetProgress([](uint64_t done, uint64_t /*total*/) { return done < 300; });
-    std::vector<StepRow> rows;
-    for (uint32_t i = 120; i < 220; ++i) rows.push_back({ids[i], i, 0});
+    ForwardStep rows;
+    for (uint32_t i = 120; i < 220; ++i) rows.Add(SpanKind::kPrompt, {ids[i], i, 0});
     EXPECT_FALSE(pass.Run(rows, {}, {}).ok());
     pass.SetProgress(nullptr);
     Append(&said, Feed(pass, ids, 120, 180, 1));

@@ -161,12 +161,12 @@ TEST_P(DynaKv, ABatchIsFullAttention) {
       Feed(pass, SomeIds(kContext, s, n_vocab()), 0, positions[s], positions[s], s);
     }
     for (uint32_t step = 0; step < 60; ++step) {
-      std::vector<StepRow> rows;
+      ForwardStep rows;
       std::vector<uint32_t> outputs;
       for (uint32_t s = 0; s < 4; ++s) {
         if ((step + s) % 5 == 0) continue;  // not in every step
         const uint32_t at = positions[s]++;
-        rows.push_back({SomeIds(kContext, s, n_vocab())[at], at, s});
+        rows.Add(SpanKind::kDecode, {SomeIds(kContext, s, n_vocab())[at], at, s});
         outputs.push_back(static_cast<uint32_t>(rows.size() - 1));
       }
       std::vector<float> logits(rows.size() * n_vocab());
@@ -188,8 +188,8 @@ TEST_P(DynaKv, APromptThatIsGivenUpLeavesWhatWasThere) {
   Feed(*full, ids, 0, 90, 90);
   Feed(*pass, ids, 0, 90, 90);
   pass->SetProgress([](uint64_t done, uint64_t /*total*/) { return done < 300; });
-  std::vector<StepRow> rows;
-  for (uint32_t i = 90; i < 200; ++i) rows.push_back({ids[i], i, 0});
+  ForwardStep rows;
+  for (uint32_t i = 90; i < 200; ++i) rows.Add(SpanKind::kPrompt, {ids[i], i, 0});
   EXPECT_FALSE(pass->Run(rows, {}, {}).ok());
   pass->SetProgress(nullptr);
   ExpectSame("one token", Feed(*full, ids, 90, 91, 1), Feed(*pass, ids, 90, 91, 1));

@@ -76,8 +76,8 @@ class Evicting : public ::testing::TestWithParam<KvMethod> {
     EXPECT_EQ(difference.wrong_top1, 0U) << name;
   }
   Status RunOne(ForwardPass& pass, std::span<const int> ids, uint32_t position) {
-    const StepRow row{ids[position], position, 0};
-    return pass.Run({&row, 1}, {}, {});
+    const ForwardStep row(SpanKind::kDecode, {ids[position], position, 0});
+    return pass.Run(row, {}, {});
   }
 
   TemporaryFolder folder_;
@@ -139,11 +139,11 @@ TEST_P(Evicting, EverythingKeptIsFullAttentionInABatch) {
         Feed(pass, Ids(s + 9 * round), 0, kPrompts[s], kPrompts[s], s);
       }
       for (size_t step = 0; step < 10; ++step) {
-        std::vector<StepRow> rows;
+        ForwardStep rows;
         std::vector<uint32_t> outputs;
         for (uint32_t s = 0; s < 4; ++s) {
           const size_t at = kPrompts[s] + step + (round == 1 && s % 2 == 0 ? 10 : 0);
-          rows.push_back({Ids(s)[at], static_cast<uint32_t>(at), s});
+          rows.Add(SpanKind::kDecode, {Ids(s)[at], static_cast<uint32_t>(at), s});
           outputs.push_back(s);
         }
         std::vector<float> logits(4 * n_vocab());
@@ -272,8 +272,8 @@ TEST_P(Evicting, ShortPromptsInLongContexts) {
   const auto pass = NewPass("--kv-select 30", 1, 64);
   uint64_t asked = 0;
   pass->SetProgress([&](uint64_t done, uint64_t total) { return ++asked > 3 && done > total * 3 / 4; });
-  std::vector<StepRow> rows;
-  for (uint32_t i = 0; i < 200; ++i) rows.push_back({Ids(7)[i], i, 0});
+  ForwardStep rows;
+  for (uint32_t i = 0; i < 200; ++i) rows.Add(SpanKind::kPrompt, {Ids(7)[i], i, 0});
   EXPECT_EQ(pass->Run(rows, {}, {}).code(), StatusCode::kCancelled);
   pass->SetProgress({});
   const std::vector<float> said = Decode(*pass, ids, 0, 20);
@@ -290,8 +290,8 @@ TEST_P(Evicting, APromptThatIsCancelledLosesNothing) {
     if (is_cancelled) {
       uint64_t asked = 0;
       pass->SetProgress([&](uint64_t, uint64_t) { return ++asked > 3; });
-      std::vector<StepRow> rows;
-      for (uint32_t i = 0; i < 200; ++i) rows.push_back({ids[i], i, 1});
+      ForwardStep rows;
+      for (uint32_t i = 0; i < 200; ++i) rows.Add(SpanKind::kPrompt, {ids[i], i, 1});
       EXPECT_EQ(pass->Run(rows, {}, {}).code(), StatusCode::kCancelled);
       pass->SetProgress({});
     }

@@ -130,8 +130,10 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
     std::vector<float> logits(n_vocab);
     for (size_t part = first_part; part < Conversation().size(); ++part) {
       const auto [begin, end] = Conversation()[part];
-      std::vector<StepRow> rows;
-      for (uint32_t i = begin; i < end; ++i) rows.push_back({ids[(i + part) % kContext], i, 0});
+      ForwardStep rows;
+      for (uint32_t i = begin; i < end; ++i)
+        rows.Add(end - begin == 1 ? SpanKind::kDecode : SpanKind::kPrompt,
+                 {ids[(i + part) % kContext], i, 0});
       const uint32_t last = end - begin - 1;
       said.status = pass.Run(rows, {&last, 1}, logits);
       if (!said.status.ok()) return said;

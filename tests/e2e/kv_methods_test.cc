@@ -53,11 +53,11 @@ class KvMethodsTest : public ::testing::TestWithParam<KvMethod> {
     }
     std::vector<float> said;
     for (size_t step = 0; step < kTokens; ++step) {
-      std::vector<StepRow> rows;
+      ForwardStep rows;
       std::vector<uint32_t> outputs;
       for (uint32_t s = 0; s < n_sequences; ++s) {
         const size_t at = kPrompts[s] + step;
-        rows.push_back({ids[s][at], static_cast<uint32_t>(at), s});
+        rows.Add(SpanKind::kDecode, {ids[s][at], static_cast<uint32_t>(at), s});
         outputs.push_back(s);
       }
       std::vector<float> logits(n_sequences * n_vocab);

@@ -79,11 +79,11 @@ class KvSwapShortPrompt : public ::testing::Test {
 
   // Each sequence's next token, from ids[sequence] at its length.
   void Step(ForwardPass& pass, const std::vector<std::vector<int>>& ids) const {
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     std::vector<uint32_t> outputs;
     for (uint32_t s = 0; s < ids.size(); ++s) {
       const uint32_t at = pass.record_cache()->length(s);
-      rows.push_back({ids[s][at], at, s});
+      rows.Add(SpanKind::kDecode, {ids[s][at], at, s});
       outputs.push_back(s);
     }
     std::vector<float> logits(outputs.size() * pass.n_vocab());
@@ -275,7 +275,8 @@ TEST_F(KvSwapShortPrompt, ALongerOneIndexesOtherSequences) {
     Feed(*pass, ids[0], 0, 9, 9, 0);
     Feed(*pass, ids[2], 0, 30, 30, 2);
     for (uint32_t i = 0; i < 10; ++i) {  // 40 entries: enough for scales of its own
-      const std::vector<StepRow> rows = {{ids[2][30 + i], 30 + i, 2}};
+      ForwardStep rows;
+      rows.Add(SpanKind::kDecode, {ids[2][30 + i], 30 + i, 2});
       std::vector<float> logits;
       RunOrDie(pass->Run(rows, {}, logits));
     }

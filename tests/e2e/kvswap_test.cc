@@ -176,11 +176,11 @@ TEST_P(KvSwap, ABatchIsEachAlone) {
   }
   std::vector<std::vector<float>> said(kSequences);
   for (size_t step = 0; step < 6; ++step) {
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     const std::vector<uint32_t> outputs = {0, 1, 2, 3};
     for (uint32_t s = 0; s < kSequences; ++s) {
       const size_t at = kPrompts[s] + step;
-      rows.push_back({ids[s][at], static_cast<uint32_t>(at), s});
+      rows.Add(SpanKind::kDecode, {ids[s][at], static_cast<uint32_t>(at), s});
     }
     std::vector<float> logits(kSequences * n_vocab());
     RunOrDie(together->Run(rows, outputs, logits));
@@ -209,7 +209,9 @@ TEST_P(KvSwap, ABatchOfShortPromptsIsEachAlone) {
     for (ForwardPass* pass : {together.get(), full.get()}) Feed(*pass, ids, 0, ids.size(), ids.size(), s);
   }
   for (uint32_t step = 0; step < 12; ++step) {
-    const std::vector<StepRow> rows = {{10, 5 + step, 0}, {20, 6 + step, 1}};
+    ForwardStep rows;
+    rows.Add(SpanKind::kDecode, {10, 5 + step, 0});
+    rows.Add(SpanKind::kDecode, {20, 6 + step, 1});
     const std::vector<uint32_t> outputs = {0, 1};
     std::vector<float> logits(2 * n_vocab());
     RunOrDie(full->Run(rows, outputs, logits));

@@ -95,6 +95,12 @@ class MethodConformance : public ::testing::TestWithParam<KvMethod> {
     return said;
   }
 
+  void ExpectSameLogits(std::span<const float> expected, std::span<const float> found) const {
+    const LogitsDifference difference = CompareLogits(expected, found, n_vocab());
+    EXPECT_LE(difference.max_absolute, 2e-3);
+    EXPECT_EQ(difference.wrong_top1, 0U);
+  }
+
   TemporaryFolder folder_;
   LoadedModel loaded_;
   KvPlan plan_;
@@ -146,10 +152,59 @@ TEST_P(MethodConformance, ABatchIsEachAlone) {
   for (const uint32_t sequence : {0U, 1U}) {
     SCOPED_TRACE(sequence);
     const std::vector<float> alone = Say(*NewPass(usual), 3 + sequence);
-    const LogitsDifference difference = CompareLogits(alone, Say(*both, 3 + sequence, sequence), n_vocab());
-    EXPECT_LE(difference.max_absolute, 2e-3);
-    EXPECT_EQ(difference.wrong_top1, 0U);
+    ExpectSameLogits(alone, Say(*both, 3 + sequence, sequence));
   }
+}
+
+// A draft, of which a part is taken back, says what its tokens say one by one.
+TEST_P(MethodConformance, ADraftIsItsTokensOneByOne) {
+  constexpr size_t kDraft = 5;
+  const std::vector<int> ids = SomeIds(kConformancePrompt + kDraft, 3, n_vocab());
+  const std::vector<int> others = SomeIds(kConformancePrompt + kDraft, 4, n_vocab());
+  const auto one_by_one = NewPass(Usual());
+  const auto drafted = NewPass(Usual());
+  Feed(*one_by_one, ids, 0, kConformancePrompt, kConformancePrompt);
+  Feed(*drafted, ids, 0, kConformancePrompt, kConformancePrompt);
+  std::vector<float> expected;
+  for (size_t at = kConformancePrompt; at < ids.size(); ++at) {
+    const std::vector<float> logits = Feed(*one_by_one, ids, at, at + 1, 1);
+    expected.insert(expected.end(), logits.begin(), logits.end());
+  }
+  ForwardStep draft;
+  draft.Add(SpanKind::kVerify, std::span(ids).subspan(kConformancePrompt), kConformancePrompt, 0);
+  std::vector<float> found(kDraft * n_vocab());
+  RunOrDie(drafted->Run(draft, std::vector<uint32_t>{0, 1, 2, 3, 4}, found));
+  ExpectSameLogits(expected, found);
+  // Two of them are right, and others follow.
+  const size_t right = kConformancePrompt + 2;
+  ExpectSameLogits(Feed(*one_by_one, others, right, right + 3, 1),
+                   Feed(*drafted, others, right, right + 3, 1));
+}
+
+// What a server has at once: a prompt, a token of an answer, and a draft.
+TEST_P(MethodConformance, AStepOfSeveralKindsIsItsSpansOneAfterAnother) {
+  const std::vector<int> ids = SomeIds(kConformancePrompt + kConformanceTokens, 3, n_vocab());
+  const auto text = [&](uint32_t begin, uint32_t end) { return std::span(ids).subspan(begin, end - begin); };
+  const auto begin = [&] {
+    auto pass = NewPass(Usual(), 3);
+    Feed(*pass, ids, 0, 70, 70, 0);
+    Feed(*pass, ids, 0, 90, 90, 2);
+    return pass;
+  };
+  const auto apart = begin();
+  std::vector<float> expected = Feed(*apart, ids, 0, 60, 60, 1);
+  for (const auto& [at, sequence] : {std::pair(70U, 0U), {90U, 2U}, {91U, 2U}, {92U, 2U}}) {
+    const std::vector<float> logits = Feed(*apart, ids, at, at + 1, 1, sequence);
+    expected.insert(expected.end(), logits.begin(), logits.end());
+  }
+  ForwardStep step;  // rows 0; 1 to 60; 61 to 63
+  step.Add(SpanKind::kDecode, text(70, 71), 70, 0);
+  step.Add(SpanKind::kPrompt, text(0, 60), 0, 1);
+  step.Add(SpanKind::kVerify, text(90, 93), 90, 2);
+  const auto together = begin();
+  std::vector<float> found(expected.size());
+  RunOrDie(together->Run(step, std::vector<uint32_t>{60, 0, 61, 62, 63}, found));
+  ExpectSameLogits(expected, found);
 }
 
 // An exclusion that names nothing excludes nothing.

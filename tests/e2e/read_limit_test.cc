@@ -86,7 +86,9 @@ TEST_F(ReadLimitTest, ARunRepeatsAloneAndInABatch) {
   Feed(*pass, ids_, 0, kPrompt, kPrompt, 1);  // the first makes the adapters
   Feed(*pass, ids_, 0, 300, 300, 0);
   for (uint32_t i = 0; i < kSteps; ++i) {
-    const std::vector<StepRow> rows = {{ids_[300 + i], 300 + i, 0}, {ids_[kPrompt + i], kPrompt + i, 1}};
+    ForwardStep rows;
+    rows.Add(SpanKind::kDecode, {ids_[300 + i], 300 + i, 0});
+    rows.Add(SpanKind::kDecode, {ids_[kPrompt + i], kPrompt + i, 1});
     const std::vector<uint32_t> outputs = {1};
     std::vector<float> found(pass->n_vocab());
     RunOrDie(pass->Run(rows, outputs, found));

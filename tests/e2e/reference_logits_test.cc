@@ -96,10 +96,10 @@ class TypeReferenceLogits : public ::testing::TestWithParam<TensorType> {
     const auto first = std::span(ids).first(prompt);
     std::vector<float> logits = LogitsOf(*pass, first, last - last / 2);
     for (size_t i = prompt; i < ids.size(); ++i) {
-      const StepRow row{ids[i], static_cast<uint32_t>(i), 0};
+      const ForwardStep row(SpanKind::kDecode, {ids[i], static_cast<uint32_t>(i), 0});
       const uint32_t output = 0;
       std::vector<float> one(n_vocab);
-      const Status status = pass->Run({&row, 1}, {&output, 1}, one);
+      const Status status = pass->Run(row, {&output, 1}, one);
       if (!status.ok()) ADD_FAILURE() << status.message();
       logits.insert(logits.end(), one.begin(), one.end());
     }

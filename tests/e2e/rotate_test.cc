@@ -194,7 +194,9 @@ TEST_F(RotateKvswapTest, SequencesHaveMeansOfTheirOwn) {
   EXPECT_TRUE(HasMeans(both, 0));
   EXPECT_FALSE(HasMeans(both, 1));
   for (uint32_t at = 0; at < 8; ++at) {
-    const std::vector<StepRow> rows = {{ids_[at + 300], 300 + at, 0}, {ids_[at + 100], 100 + at, 1}};
+    ForwardStep rows;
+    rows.Add(SpanKind::kDecode, {ids_[at + 300], 300 + at, 0});
+    rows.Add(SpanKind::kDecode, {ids_[at + 100], 100 + at, 1});
     const std::vector<uint32_t> outputs = {0, 1};
     std::vector<float> found(2 * both.rotated->n_vocab());
     std::vector<float> expected(found.size());

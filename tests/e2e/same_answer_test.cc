@@ -70,9 +70,9 @@ class SameAnswer : public ::testing::TestWithParam<SmallModel> {
     const std::vector<int> ids = SomeIds(kLengths[nth], std::min(nth, kPrompts - 2), pass.n_vocab());
     std::vector<float> logits(pass.n_vocab());
     for (size_t begin = 0; begin < ids.size(); begin += chunk) {
-      std::vector<StepRow> rows;
+      ForwardStep rows;
       for (size_t i = begin; i < std::min(begin + chunk, ids.size()); ++i)
-        rows.push_back({ids[i], static_cast<uint32_t>(i), sequence, /*is_prompt=*/true});
+        rows.Add(SpanKind::kPrompt, {ids[i], static_cast<uint32_t>(i), sequence});
       const auto last = static_cast<uint32_t>(rows.size() - 1);
       const Status status = pass.Run(rows, std::span(&last, 1), logits);
       if (!status.ok()) ADD_FAILURE() << status.message();
@@ -83,12 +83,13 @@ class SameAnswer : public ::testing::TestWithParam<SmallModel> {
   // Of prompts [begin, end), in sequences from 0 on, in one step.
   static void Step(ForwardPass& pass, size_t step, uint32_t begin, uint32_t end, Answers& answers) {
     const size_t n_vocab = pass.n_vocab();
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     std::vector<uint32_t> outputs;
     for (uint32_t s = begin; s < end; ++s) {
       const auto last = answers[s].end() - static_cast<ptrdiff_t>(n_vocab);
       const auto best = std::max_element(last, answers[s].end()) - last;
-      rows.push_back({static_cast<TokenId>(best), static_cast<uint32_t>(kLengths[s] + step), s - begin});
+      rows.Add(SpanKind::kDecode,
+               {static_cast<TokenId>(best), static_cast<uint32_t>(kLengths[s] + step), s - begin});
       outputs.push_back(s - begin);
     }
     std::vector<float> logits(rows.size() * n_vocab);

@@ -104,8 +104,8 @@ TEST_F(SampleTest, SlotsAndBatchesDoNotChangeWhatIsDrawn) {
   Feed(*pass, ids_, 0, kSamplePrompt, kSamplePrompt, 1);  // the first makes the adapters
   Feed(*pass, ids_, 0, 300, 300, 0);
   for (uint32_t i = 0; i < expected.size(); ++i) {
-    const std::vector<StepRow> rows = {{ids_[300 + i], 300 + i, 0},
-                                       {ids_[kSamplePrompt + i], kSamplePrompt + i, 1}};
+    ForwardStep rows(SpanKind::kDecode, {ids_[300 + i], 300 + i, 0});
+    rows.Add(SpanKind::kDecode, {ids_[kSamplePrompt + i], kSamplePrompt + i, 1});
     const std::vector<uint32_t> outputs = {1};
     std::vector<float> found(pass->n_vocab());
     RunOrDie(pass->Run(rows, outputs, found));

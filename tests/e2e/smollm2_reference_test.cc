@@ -52,8 +52,10 @@ class Evaluator {
   Evaluation Run() {
     for (size_t begin = 0; begin < ids_.size(); begin += pass_.max_rows()) {
       const size_t n = std::min<size_t>(pass_.max_rows(), ids_.size() - begin);
-      std::vector<StepRow> rows;
-      for (size_t i = 0; i < n; ++i) rows.push_back({ids_[begin + i], static_cast<uint32_t>(begin + i), 0});
+      ForwardStep rows;
+      for (size_t i = 0; i < n; ++i)
+        rows.Add(n == 1 ? SpanKind::kDecode : SpanKind::kPrompt,
+                 {ids_[begin + i], static_cast<uint32_t>(begin + i), 0});
       const Status status = pass_.Run(rows, {}, {});
       if (!status.ok()) ADD_FAILURE() << status.message();
       TakeLogits(begin, static_cast<uint32_t>(n));

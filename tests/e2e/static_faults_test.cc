@@ -72,8 +72,9 @@ class StaticFaults : public ::testing::TestWithParam<const char*> {
   }
   // One token of each sequence; its logits are added.
   Status Step(ForwardPass& pass, uint32_t step, std::vector<float>* said) const {
-    std::vector<StepRow> rows;
-    for (const uint32_t s : {0U, 1U}) rows.push_back({IdsOf(s)[kBegins[s] + step], kBegins[s] + step, s});
+    ForwardStep rows;
+    for (const uint32_t s : {0U, 1U})
+      rows.Add(SpanKind::kDecode, {IdsOf(s)[kBegins[s] + step], kBegins[s] + step, s});
     std::vector<float> logits(2 * loaded_.model->config.n_vocab);
     const Status status = pass.Run(rows, std::vector<uint32_t>{0, 1}, logits);
     if (status.ok()) said->insert(said->end(), logits.begin(), logits.end());
@@ -181,8 +182,8 @@ TEST_P(StaticFaults, APromptThatCannotBeginLosesNothing) {
   said.clear();
   for (uint32_t step = 0; step < kSteps; ++step) {
     if (step == kCompleted) {
-      std::vector<StepRow> rows;
-      for (uint32_t i = 0; i < 16; ++i) rows.push_back({IdsOf(1)[i], kBegins[0] + step + i, 0});
+      ForwardStep rows;
+      for (uint32_t i = 0; i < 16; ++i) rows.Add(SpanKind::kPrompt, {IdsOf(1)[i], kBegins[0] + step + i, 0});
       const Status status = made.pass->Run(rows, {}, {});
       EXPECT_TRUE(IsClearError(status)) << status.message();
     }

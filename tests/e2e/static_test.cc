@@ -87,8 +87,8 @@ class StaticSetRun : public ::testing::Test {
   void Cancel(ForwardPass& pass, uint32_t sequence, uint32_t begin, uint64_t n) const {
     uint64_t asked = 0;
     pass.SetProgress([&](uint64_t, uint64_t) { return ++asked > n; });
-    std::vector<StepRow> rows;
-    for (uint32_t i = begin; i < 300; ++i) rows.push_back({Ids(7)[i], i, sequence});
+    ForwardStep rows;
+    for (uint32_t i = begin; i < 300; ++i) rows.Add(SpanKind::kPrompt, {Ids(7)[i], i, sequence});
     EXPECT_EQ(pass.Run(rows, {}, {}).code(), StatusCode::kCancelled);
     pass.SetProgress({});
   }
@@ -96,12 +96,12 @@ class StaticSetRun : public ::testing::Test {
   std::vector<float> DecodeTogether(ForwardPass& pass, std::span<const uint32_t> sequences, size_t n) const {
     std::vector<float> said;
     for (size_t step = 0; step < n; ++step) {
-      std::vector<StepRow> rows;
+      ForwardStep rows;
       std::vector<uint32_t> outputs;
       for (const uint32_t s : sequences) {
         const size_t at = kPrompts[s] + step;
         outputs.push_back(static_cast<uint32_t>(rows.size()));
-        rows.push_back({Ids(s)[at], static_cast<uint32_t>(at), s});
+        rows.Add(SpanKind::kDecode, {Ids(s)[at], static_cast<uint32_t>(at), s});
       }
       std::vector<float> logits(rows.size() * n_vocab());
       RunOrDie(pass.Run(rows, outputs, logits));

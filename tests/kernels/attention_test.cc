@@ -18,7 +18,7 @@ constexpr float kQueryScale = 3.0F;  // so that weights differ
 struct AttendShape {
   KvShape kv;
   uint32_t n_heads = 0;
-  bool one_sequence = false;
+  bool of_prompt = false;
   std::vector<StepToken> tokens;
 
   size_t qkv_count() const { return tokens.size() * (n_heads + 2 * kv.n_kv_heads) * kv.head_dim; }
@@ -29,7 +29,7 @@ std::string Describe(const AttendShape& shape) {
          ::testing::PrintToString(shape.n_heads) + "/" + ::testing::PrintToString(shape.kv.n_kv_heads) +
          " heads, " + ::testing::PrintToString(shape.tokens.size()) + " tokens from " +
          ::testing::PrintToString(shape.tokens[0].position) +
-         (shape.kv.type == KvType::kF16 ? ", f16" : ", f32") + (shape.one_sequence ? ", one sequence" : "");
+         (shape.kv.type == KvType::kF16 ? ", f16" : ", f32") + (shape.of_prompt ? ", one sequence" : "");
 }
 
 std::vector<float> Queries(const AttendShape& shape) {
@@ -87,7 +87,7 @@ Buffer* Attend(SelfTestRun& run, const AttendShape& shape, const std::vector<flo
                      .n_heads = shape.n_heads,
                      .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
                      .output = PoisonedBuffer(run, Untouched(n_outputs)),
-                     .one_sequence = shape.one_sequence};
+                     .of_prompt = shape.of_prompt};
   const size_t scratch_floats = run.device().AttendScratchBytes(args) / sizeof(float);
   args.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
   run.Run([&](CommandList& list) { return list.Attend(args); });
@@ -172,7 +172,7 @@ void CheckPrefillInChunks(Device& device, std::span<const uint32_t> head_dims, u
         constexpr uint32_t kGroups[] = {1, 3, 2, 7, 4, 8};
         AttendShape shape{.kv = {type, 2, 3, head_dim, 300},
                           .n_heads = 3 * kGroups[turn++ % 6],
-                          .one_sequence = true,
+                          .of_prompt = true,
                           .tokens = {}};
         for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(position + t, 1));
         CheckAttend(device, shape);
@@ -195,7 +195,7 @@ TEST_P(HostAttentionTest, RoundedSumsDoNotOverflow) {
     for (const float value : {1.0F, -1.0F}) {
       for (const uint32_t head_dim : {2U, 64U, 256U}) {
         AttendShape shape{
-            .kv = {KvType::kF16, 1, 1, head_dim, 300}, .n_heads = 4, .one_sequence = true, .tokens = {}};
+            .kv = {KvType::kF16, 1, 1, head_dim, 300}, .n_heads = 4, .of_prompt = true, .tokens = {}};
         for (uint32_t t = 0; t < 40; ++t) shape.tokens.push_back(TokenAt(200 + t, 0));
         CheckAttendOf(*device, shape, std::vector<float>(shape.qkv_count(), kQueryScale),
                       std::vector<float>(shape.kv.size_bytes() / 2, value));
@@ -206,7 +206,7 @@ TEST_P(HostAttentionTest, RoundedSumsDoNotOverflow) {
 
 // What was never written attracts nothing, and keys of zeros are not divided by their length.
 TEST_P(HostAttentionTest, RoundedZeros) {
-  AttendShape shape{.kv = {KvType::kF16, 1, 1, 64, 300}, .n_heads = 4, .one_sequence = true, .tokens = {}};
+  AttendShape shape{.kv = {KvType::kF16, 1, 1, 64, 300}, .n_heads = 4, .of_prompt = true, .tokens = {}};
   for (uint32_t t = 0; t < 40; ++t) shape.tokens.push_back(TokenAt(100 + t, 0));
   for (const auto& device : rounding_) {
     CheckAttendOf(*device, shape, Queries(shape), std::vector<float>(shape.kv.size_bytes() / 2, 0.0F));
@@ -254,7 +254,7 @@ void CheckThatNaNsAreNotLost(Device& device, const AttendShape& shape) {
 TEST_P(HostAttentionTest, NaNsAreNotLost) {
   for (const uint32_t n_tokens : {1U, 3U, 40U}) {
     for (const KvType type : kKvTypes) {
-      AttendShape shape{.kv = {type, 1, 1, 64, 300}, .n_heads = 3, .one_sequence = true, .tokens = {}};
+      AttendShape shape{.kv = {type, 1, 1, 64, 300}, .n_heads = 3, .of_prompt = true, .tokens = {}};
       for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(100 + t, 0));
       for (Device* device : devices_) CheckThatNaNsAreNotLost(*device, shape);
       for (const auto& device : rounding_) CheckThatNaNsAreNotLost(*device, shape);
@@ -265,10 +265,9 @@ TEST_P(HostAttentionTest, NaNsAreNotLost) {
 // More query heads of one KV head than rows of a tile.
 TEST_P(HostAttentionTest, ManyHeadsOfOne) {
   for (Device* device : devices_) {
-    CheckAttend(*device, {.kv = {KvType::kF16, 1, 1, 16, 80},
-                          .n_heads = 200,
-                          .one_sequence = false,
-                          .tokens = {TokenAt(79, 0)}});
+    CheckAttend(
+        *device,
+        {.kv = {KvType::kF16, 1, 1, 16, 80}, .n_heads = 200, .of_prompt = false, .tokens = {TokenAt(79, 0)}});
   }
 }
 
@@ -280,7 +279,7 @@ TEST_P(AttentionTest, Splits) {
         for (const uint32_t position : {0U, 31U, 32U, 64U, 500U, 2099U}) {
           const AttendShape shape{.kv = {type, 1, 1, head_dim, 2100},
                                   .n_heads = 1,
-                                  .one_sequence = false,
+                                  .of_prompt = false,
                                   .tokens = {TokenAt(position, 0)}};
           CheckAttend(*device, shape);
         }
@@ -305,7 +304,7 @@ void CheckTiles(Device& device, const AttendShape& shape, uint32_t tile_tokens) 
                      .n_heads = shape.n_heads,
                      .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
                      .output = PoisonedBuffer(run, Untouched(expected.size())),
-                     .one_sequence = true};
+                     .of_prompt = true};
   // Parts of the tiles take turns in a buffer that has more rows between them.
   const uint32_t n_rows = args.n_tokens * args.n_heads;
   Buffer* const parts = PoisonedBuffer(run, Untouched(3 * args.parts_bytes() / sizeof(float)));
@@ -339,8 +338,7 @@ TEST_P(AttentionTest, PrefillOverTiles) {
     for (const KvType type : kKvTypes) {
       for (const uint32_t head_dim : {64U, 80U}) {
         for (const auto& [position, n_tokens] : {std::pair{200U, ChunkTokens()}, {287U, 1U}, {200U, 2U}}) {
-          AttendShape shape{
-              .kv = {type, 1, 3, head_dim, 288}, .n_heads = 9, .one_sequence = true, .tokens = {}};
+          AttendShape shape{.kv = {type, 1, 3, head_dim, 288}, .n_heads = 9, .of_prompt = true, .tokens = {}};
           for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(position + t, 0));
           CheckTiles(*device, shape, 96);
         }
@@ -461,7 +459,7 @@ void CheckWindows(Device& device, const AttendShape& shape) {
       .angles = run.Floats(angles),
       .rotary_dim = kv.head_dim,
       .output = PoisonedBuffer(run, Untouched(shape.tokens.size() * shape.n_heads * kv.head_dim)),
-      .one_sequence = shape.one_sequence};
+      .of_prompt = shape.of_prompt};
   args.scratch = PoisonedBuffer(run, Untouched(device.AttendScratchBytes(args) / sizeof(float)));
   run.Run([&](CommandList& list) -> Status {
     KVRUN_RETURN_IF_ERROR(list.RopeAndStore(args));
@@ -510,7 +508,7 @@ TEST_P(KvWindowTest, SomeStreamsAtATime) {
         shape.kv = {type, 2, 3, head_dim, n_ctx};
         shape.tokens = {TokenAt(0, 1), TokenAt(0, 0), TokenAt(n_ctx - 1, 1), TokenAt(1, 0)};
         CheckWindows(*device, shape);
-        shape.one_sequence = true;
+        shape.of_prompt = true;
         shape.tokens = {TokenAt(0, 1), TokenAt(1, 1), TokenAt(2, 1), TokenAt(3, 1), TokenAt(4, 1)};
         CheckWindows(*device, shape);
       }

@@ -90,9 +90,10 @@ std::vector<float> LogitsOf(ForwardPass& pass, std::span<const int> ids, size_t 
   size_t written = 0;
   for (size_t begin = 0; begin < ids.size(); begin += pass.max_rows()) {
     const size_t n = std::min<size_t>(pass.max_rows(), ids.size() - begin);
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     for (size_t i = 0; i < n; ++i)
-      rows.push_back({ids[begin + i], static_cast<uint32_t>(begin + i), sequence});
+      rows.Add(n == 1 ? SpanKind::kDecode : SpanKind::kPrompt,
+               {ids[begin + i], static_cast<uint32_t>(begin + i), sequence});
     RunOrDie(pass.Run(rows, {}, {}));
     std::vector<uint32_t> wanted;
     for (size_t i = 0; i < n; ++i) {

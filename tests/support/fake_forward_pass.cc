@@ -38,35 +38,38 @@ std::vector<float> FakeForwardPass::LogitsAfter(std::span<const TokenId> tokens,
 }
 
 // What the interface's contract forbids.
-std::string FakeForwardPass::FindMisuse(std::span<const StepRow> rows) const {
+std::string FakeForwardPass::FindMisuse(const ForwardStep& step) const {
+  const std::span<const StepRow> rows = step.rows();
   if (rows.empty() || rows.size() > options_.max_rows) return "number of rows";
   std::set<uint32_t> sequences;
-  bool is_chunk = true;
   for (size_t i = 0; i < rows.size(); ++i) {
     const StepRow& row = rows[i];
     if (row.sequence >= options_.n_sequences || row.position >= options_.n_ctx) return "row out of range";
     if (row.id < 0 || static_cast<uint32_t>(row.id) >= options_.n_vocab) return "id out of range";
     const bool follows =
         i > 0 && row.sequence == rows[i - 1].sequence && row.position == rows[i - 1].position + 1;
-    is_chunk = is_chunk && (i == 0 || follows);
-    sequences.insert(row.sequence);
     const size_t place = size_t{row.sequence} * options_.n_ctx + row.position;
     if (row.position > 0 && !follows && kv_[place - 1] == 0) return "an earlier entry is missing";
   }
-  return is_chunk || sequences.size() == rows.size() ? "" : "neither a chunk nor one row per sequence";
+  for (const KvSpan& span : step.kv().spans) {
+    if (!sequences.insert(span.sequence).second) return "two spans of a sequence";
+    if (span.kind == SpanKind::kDecode && span.n_rows > 1)
+      return "generated tokens of a sequence in one step";
+  }
+  return "";
 }
 
-Status FakeForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+Status FakeForwardPass::Run(const ForwardStep& step, std::span<const uint32_t> outputs,
                             std::span<float> logits) {
   FakePassLog* log = options_.log;
   const int run = log == nullptr ? 0 : static_cast<int>(log->n_runs++);
   if (log != nullptr && log->fail_at_run == run) return Status(StatusCode::kDevice, "the fake device failed");
   if (log != nullptr && log->n_running++ > 0) ++log->n_overlaps;
   Status status;
-  if (const std::string misuse = FindMisuse(rows); !misuse.empty()) {
+  if (const std::string misuse = FindMisuse(step); !misuse.empty()) {
     status = Status(StatusCode::kInternal, "forward pass misused: " + misuse);
   } else {
-    status = ComputeRows(rows);
+    status = ComputeRows(step.rows());
     if (status.ok()) status = WriteLogits(outputs, logits);
     if (log != nullptr && log->nan_at_run == run) logits[3] = std::numeric_limits<float>::quiet_NaN();
   }

@@ -42,8 +42,7 @@ class FakeForwardPass : public ForwardPass {
   uint32_t max_rows() const override { return options_.max_rows; }
   uint32_t max_output_rows() const override { return options_.max_output_rows; }
   uint32_t n_vocab() const override { return options_.n_vocab; }
-  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
-             std::span<float> logits) override;
+  Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override;
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
   void SetProgress(StepProgress progress) override { progress_ = std::move(progress); }
   std::optional<KvReport> kv_report() const override { return options_.kv_report; }
@@ -54,7 +53,7 @@ class FakeForwardPass : public ForwardPass {
   static std::vector<float> LogitsAfter(std::span<const TokenId> tokens, uint32_t n_vocab);
 
  private:
-  std::string FindMisuse(std::span<const StepRow> rows) const;
+  std::string FindMisuse(const ForwardStep& step) const;
   Status ComputeRows(std::span<const StepRow> rows);
   Status WriteLogits(std::span<const uint32_t> outputs, std::span<float> logits);
 

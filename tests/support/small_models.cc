@@ -71,9 +71,10 @@ std::vector<float> Feed(ForwardPass& pass, std::span<const int> ids, size_t begi
                         uint32_t sequence) {
   std::vector<float> logits(pass.n_vocab());
   for (size_t at = begin; at < end; at += chunk) {
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     for (size_t i = at; i < std::min(at + chunk, end); ++i) {
-      rows.push_back({ids[i], static_cast<uint32_t>(i), sequence});
+      rows.Add(std::min(at + chunk, end) - at == 1 ? SpanKind::kDecode : SpanKind::kPrompt,
+               {ids[i], static_cast<uint32_t>(i), sequence});
     }
     const uint32_t last = static_cast<uint32_t>(rows.size() - 1);
     const Status status = pass.Run(rows, std::span(&last, 1), logits);

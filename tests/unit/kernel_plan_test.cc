@@ -112,7 +112,7 @@ struct AttendCase {
   KvShape kv;
   uint32_t n_heads;
   uint32_t n_tokens;
-  bool one_sequence;
+  bool of_prompt;
 };
 
 std::vector<AttendCase> AttendCases() {
@@ -132,16 +132,16 @@ std::vector<AttendCase> AttendCases() {
 }
 
 void CheckAttend(const DevicePlan& plan, bool is_cpu, const AttendCase& c) {
-  const AttendChoice choice = ChooseAttend(plan, is_cpu, c.kv, c.n_heads, c.n_tokens, c.one_sequence);
+  const AttendChoice choice = ChooseAttend(plan, is_cpu, c.kv, c.n_heads, c.n_tokens, c.of_prompt);
   const std::string& variant = choice.kernel.variant;
   SCOPED_TRACE(variant + ", head size " + std::to_string(c.kv.head_dim));
   ASSERT_NE(FindShader(variant), nullptr);
   EXPECT_GE(choice.n_splits, 1U);
   EXPECT_LE(choice.n_splits, std::max(1U, c.kv.n_ctx / 128));
   EXPECT_EQ(choice.kernel.groups[1], choice.n_splits);
-  EXPECT_EQ(choice.kernel.groups[2], c.one_sequence ? 1U : c.n_tokens);
+  EXPECT_EQ(choice.kernel.groups[2], c.of_prompt ? 1U : c.n_tokens);
   const auto rows = static_cast<uint32_t>(variant[6] - '0');
-  const uint32_t span_rows = (c.one_sequence ? c.n_tokens : 1) * (c.n_heads / c.kv.n_kv_heads);
+  const uint32_t span_rows = (c.of_prompt ? c.n_tokens : 1) * (c.n_heads / c.kv.n_kv_heads);
   const uint32_t tiles = CeilDiv(span_rows, rows) * c.kv.n_kv_heads;
   for (const uint32_t groups : choice.kernel.groups) EXPECT_LE(groups, 65535U);
   if (variant.ends_with("_floor")) {

@@ -41,14 +41,14 @@ TEST(RateWatch, StepsOfSeveralSequencesDoNotCount) {
                               watch);
   EXPECT_EQ(pass->max_rows(), 100U);
   for (uint32_t position = 0; position < 2 * kWatchedSteps; ++position) {
-    std::vector<StepRow> rows;
-    for (uint32_t i = 0; i < 100; ++i) rows.push_back({1, position, i});
+    ForwardStep rows;
+    for (uint32_t i = 0; i < 100; ++i) rows.Add(SpanKind::kDecode, {1, position, i});
     ASSERT_TRUE(pass->Run(rows, {}, {}).ok());
   }
   EXPECT_EQ(watch->Seen(), DeviceTimes());
   for (uint32_t position = 0; position < kWatchedSteps; ++position) {
-    const StepRow row = {1, 2 * kWatchedSteps + position, 0};
-    ASSERT_TRUE(pass->Run({&row, 1}, {}, {}).ok());
+    const ForwardStep row(SpanKind::kDecode, {1, 2 * kWatchedSteps + position, 0});
+    ASSERT_TRUE(pass->Run(row, {}, {}).ok());
   }
   EXPECT_GT(watch->Seen().decode_us, 0.0);
   EXPECT_EQ(watch->Seen().prefill_us, 0.0);

@@ -44,12 +44,12 @@ class AttendItems {
   AttendItems(const AttentionArgs& args, uint32_t n_workers, uint32_t most_rows = kMaxAttendRows)
       : group_(args.n_heads / args.kv_shape.n_kv_heads),
         n_kv_heads_(args.kv_shape.n_kv_heads),
-        span_tokens_(args.one_sequence ? args.n_tokens : 1),
+        span_tokens_(args.of_prompt ? args.n_tokens : 1),
         span_rows_(span_tokens_ * group_),
         tile_rows_(most_rows) {
     const uint32_t n_spans = args.n_tokens / span_tokens_;
     const auto count = [&] { return n_spans * n_kv_heads_ * CeilDiv(span_rows_, tile_rows_); };
-    while (args.are_of_prompt() && n_workers > 1 && tile_rows_ > kLeastPromptRows && count() < 4 * n_workers)
+    while (args.of_prompt && n_workers > 1 && tile_rows_ > kLeastPromptRows && count() < 4 * n_workers)
       tile_rows_ = tile_rows_ == kMaxAttendRows ? 64 : tile_rows_ / 2;
     tiles_ = CeilDiv(span_rows_, tile_rows_);
     count_ = count();
@@ -88,11 +88,11 @@ class AttendSpans {
  public:
   AttendSpans(const AttentionArgs& args, uint32_t n_blocks)
       : n_blocks_(n_blocks),
-        span_blocks_(args.are_of_prompt() ? n_blocks
-                                          : std::max(kLeastUnitBlocks, CeilDiv(n_blocks, MostSpans(args)))) {}
+        span_blocks_(args.of_prompt ? n_blocks
+                                    : std::max(kLeastUnitBlocks, CeilDiv(n_blocks, MostSpans(args)))) {}
 
   static uint32_t MostSpans(const AttentionArgs& args) {
-    return args.are_of_prompt() ? 1 : CeilDiv(kUnitsOfToken, args.kv_shape.n_kv_heads);
+    return args.of_prompt ? 1 : CeilDiv(kUnitsOfToken, args.kv_shape.n_kv_heads);
   }
   uint32_t size() const { return CeilDiv(n_blocks_, span_blocks_); }
   uint32_t begin(uint32_t span) const { return std::min(span * span_blocks_, n_blocks_); }
@@ -133,7 +133,7 @@ inline void FinishPart(const float* part, uint32_t head_dim, float* to) {
 
 // What parts of cut items are kept in: [items, spans, rows of an item, part].
 inline uint64_t CutPartsBytes(const AttentionArgs& args, uint32_t most_rows = kMaxAttendRows) {
-  if (args.are_of_prompt()) return 16;
+  if (args.of_prompt) return 16;
   const AttendItems items(args, 1, most_rows);
   return uint64_t{items.size()} * AttendSpans::MostSpans(args) * items.most_rows() *
          AttendPartFloats(args.kv_shape.head_dim) * sizeof(float);
@@ -211,7 +211,7 @@ class AttendWork {
     const size_t n_units = size_t{items_.size()} * most_spans_;
     // A prompt's last items see the most entries: first these, one by one, so that none of them is left when
     // all else is done.
-    if (args_.are_of_prompt()) {
+    if (args_.of_prompt) {
       pool_.ParallelFor(
           n_units, 1,
           [&](size_t begin, size_t end, uint32_t worker) {
@@ -253,7 +253,7 @@ class AttendWork {
     const AttendRows rows{.n_rows = item.n_rows,
                           .head_dim = head_dim_,
                           .rounds = rounds_,
-                          .is_prompt = args_.are_of_prompt(),
+                          .is_prompt = args_.of_prompt,
                           .memory = memory};
     const size_t stride = size_t{args_.n_heads + 2 * args_.kv_shape.n_kv_heads} * head_dim_;
     const float* queries[kMaxAttendRows] = {};
@@ -272,7 +272,7 @@ class AttendWork {
       if (kept_ != nullptr) kept_->Keep(i, nth, block);
     };
     load(first_block, &blocks[0]);
-    if (!args_.are_of_prompt()) PrefetchBlock(blocks[0]);
+    if (!args_.of_prompt) PrefetchBlock(blocks[0]);
     for (uint32_t nth = first_block; nth < end_block; ++nth) {
       const KvBlock& block = blocks[(nth - first_block) % 2];
       KvBlock* next = nth + 1 < end_block ? &blocks[(nth + 1 - first_block) % 2] : nullptr;
@@ -294,7 +294,7 @@ class AttendWork {
   }
 
   // A prompt's units, each of which is all of an item, leave their parts where more is to be added to them.
-  bool goes_on() const { return args_.goes_on() && args_.are_of_prompt() && kept_ == nullptr; }
+  bool goes_on() const { return args_.goes_on() && args_.of_prompt && kept_ == nullptr; }
 
   // parts: of the item's rows, complete.
   void Finish(uint32_t i, const float* parts) const {

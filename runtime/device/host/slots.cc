@@ -234,8 +234,7 @@ void CheckSource(const SlotAttentionArgs& args, const SlotSource& source) {
 // Each token attends on its own.
 AttentionArgs ApartFrom(const AttentionArgs& args) {
   AttentionArgs apart = args;
-  apart.one_sequence = false;
-  apart.is_prompt = false;
+  apart.of_prompt = false;
   apart.parts_after = {};
   apart.parts_before = {};
   return apart;

@@ -262,7 +262,7 @@ uint32_t VulkanComputeDevice::KvWindowStreams(const KvShape& shape) const {
 
 uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {
   const uint32_t n_splits =
-      ChooseAttend(plan(), is_cpu(), args.kv_shape, args.n_heads, args.n_tokens, args.one_sequence).n_splits;
+      ChooseAttend(plan(), is_cpu(), args.kv_shape, args.n_heads, args.n_tokens, args.of_prompt).n_splits;
   if (n_splits == 1 && !args.goes_on()) return 16;
   return uint64_t{args.n_tokens} * args.n_heads * n_splits * (args.kv_shape.head_dim + 2) * sizeof(float);
 }

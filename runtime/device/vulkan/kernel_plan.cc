@@ -80,12 +80,12 @@ KernelChoice ChooseMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, 
 }
 
 AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv, uint32_t n_heads,
-                          uint32_t n_tokens, bool one_sequence) {
+                          uint32_t n_tokens, bool of_prompt) {
   const uint32_t vector_dims = kv.type == KvType::kF16 ? 8 : 4;
   const uint32_t lanes = plan.subgroup_width;
   const bool subgroup = plan.use_subgroup_shuffle && SubgroupAttendFits(kv.head_dim, vector_dims, lanes);
-  const uint32_t span_tokens = one_sequence ? n_tokens : 1;
-  const uint32_t spans = one_sequence ? 1 : n_tokens;
+  const uint32_t span_tokens = of_prompt ? n_tokens : 1;
+  const uint32_t spans = of_prompt ? 1 : n_tokens;
   const uint32_t span_rows = span_tokens * (n_heads / kv.n_kv_heads);
 
   uint32_t max_rows = plan.few_accumulators || !subgroup ? 4 : 8;

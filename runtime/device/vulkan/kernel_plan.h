@@ -43,7 +43,7 @@ struct AttendChoice {
 };
 
 AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv, uint32_t n_heads,
-                          uint32_t n_tokens, bool one_sequence);
+                          uint32_t n_tokens, bool of_prompt);
 
 // The entries are the mapping table's, which is data: what is chosen depends on how many it may name.
 AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, uint32_t n_heads,

@@ -143,14 +143,14 @@ std::vector<VulkanCommandList::KvWindow> VulkanCommandList::KvWindows(const Buff
 Status VulkanCommandList::Attend(const AttentionArgs& args) {
   const KvShape& kv = args.kv_shape;
   const AttendChoice choice =
-      ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.one_sequence);
+      ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.of_prompt);
   const bool keeps_parts = choice.n_splits > 1 || args.goes_on();
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kRead)) {
     const AttendParams params{.n_heads = args.n_heads,
                               .n_kv_heads = kv.n_kv_heads,
                               .head_dim = kv.head_dim,
                               .n_ctx = kv.n_ctx,
-                              .span_tokens = args.one_sequence ? args.n_tokens : 1,
+                              .span_tokens = args.of_prompt ? args.n_tokens : 1,
                               .n_splits = choice.n_splits,
                               .keeps_parts = keeps_parts ? 1U : 0U,
                               .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,

@@ -183,10 +183,11 @@ class Trial {
   }
 
   Result<double> TimeOf(const Step& step) {
-    std::vector<StepRow> rows;
+    ForwardStep rows;
     for (uint32_t i = 0; i < step.n_rows; ++i) {
       const auto id = static_cast<TokenId>(random_.Below(n_ids_));
-      rows.push_back({id, (step.n_rows == 1 ? kDecodePosition : 0) + i, 0});
+      rows.Add(step.n_rows == 1 ? SpanKind::kDecode : SpanKind::kPrompt,
+               {id, (step.n_rows == 1 ? kDecodePosition : 0) + i, 0});
     }
     const uint32_t output = 0;
     logits_.resize(step.has_output ? step.pass->n_vocab() : 0);

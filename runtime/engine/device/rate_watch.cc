@@ -32,16 +32,13 @@ class WatchedPass : public ForwardPass {
   uint32_t max_output_rows() const override { return pass_->max_output_rows(); }
   uint32_t n_vocab() const override { return pass_->n_vocab(); }
 
-  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
-             std::span<float> logits) override {
+  Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override {
     const auto begin = std::chrono::steady_clock::now();
-    Status status = pass_->Run(rows, outputs, logits);
-    const std::chrono::duration<double, std::micro> step = std::chrono::steady_clock::now() - begin;
-    // A decoding step of several sequences is none that was measured.
-    const bool is_one_sequence =
-        rows.size() == 1 || (rows.size() > 1 && rows[0].sequence == rows[1].sequence);
-    if (status.ok() && is_one_sequence) {
-      watch_->Add(static_cast<uint32_t>(rows.size()), rows.back().position, step.count());
+    Status status = pass_->Run(step, outputs, logits);
+    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
+    // A step of several sequences is none that was measured.
+    if (status.ok() && step.kv().spans.size() == 1) {
+      watch_->Add(static_cast<uint32_t>(step.size()), step.rows().back().position, elapsed.count());
     }
     return status;
   }

@@ -28,9 +28,9 @@ Result<double> LayerTime::Measure() const {
                          CreateForwardPass(model_, weights_, device_, {.n_sequences = 1, .n_ctx = kSteps}));
   std::optional<Clock::duration> least;
   for (uint32_t i = 0; i < kSteps; ++i) {
-    const StepRow row{0, i, 0};
+    const ForwardStep step(SpanKind::kDecode, {0, i, 0});
     const Clock::time_point begin = Clock::now();
-    KVRUN_RETURN_IF_ERROR(pass->Run({&row, 1}, {}, {}));
+    KVRUN_RETURN_IF_ERROR(pass->Run(step, {}, {}));
     const Clock::duration elapsed = Clock::now() - begin;
     if (i > 0) least = least ? std::min(*least, elapsed) : elapsed;
   }

@@ -141,7 +141,7 @@ class Benchmark {
   uint64_t done_ = 0;  // tokens, for progress
   uint64_t total_ = 0;
   bool is_warm_ = false;  // prefill's pipelines were made
-  std::vector<StepRow> rows_;
+  ForwardStep step_;
   std::vector<uint32_t> outputs_;
   std::vector<float> logits_;
 };
@@ -219,12 +219,12 @@ Status Benchmark::Prefill(ForwardPass& pass, uint32_t sequence, uint32_t n_token
       [this, before](uint64_t done, uint64_t) { return progress_ && progress_(before + done, total_); });
   for (uint32_t begin = 0; begin < n_tokens;) {
     const uint32_t end = std::min(n_tokens, begin + pass.max_rows());
-    rows_.clear();
-    for (uint32_t i = begin; i < end; ++i) rows_.push_back({RandomId(), i, sequence});
+    step_.Clear();
+    for (uint32_t i = begin; i < end; ++i) step_.Add(SpanKind::kPrompt, {RandomId(), i, sequence});
     const bool is_last = end == n_tokens;
     const uint32_t last_row = end - begin - 1;
     logits_.resize(is_last ? pass.n_vocab() : 0);
-    KVRUN_RETURN_IF_ERROR(pass.Run(rows_, {&last_row, is_last ? 1U : 0U}, logits_));
+    KVRUN_RETURN_IF_ERROR(pass.Run(step_, {&last_row, is_last ? 1U : 0U}, logits_));
     KVRUN_RETURN_IF_ERROR(NoteProgress(end - begin));
     begin = end;
   }
@@ -281,14 +281,14 @@ Status Benchmark::Fill(Pass& pass, uint32_t depth) {
 }
 
 Status Benchmark::DecodeStep(ForwardPass& pass, uint32_t position) {
-  rows_.clear();
+  step_.Clear();
   outputs_.clear();
   for (uint32_t i = 0; i < options_.n_sequences; ++i) {
-    rows_.push_back({RandomId(), position, i});
+    step_.Add(SpanKind::kDecode, {RandomId(), position, i});
     outputs_.push_back(i);
   }
   logits_.resize(size_t{options_.n_sequences} * pass.n_vocab());
-  KVRUN_RETURN_IF_ERROR(pass.Run(rows_, outputs_, logits_));
+  KVRUN_RETURN_IF_ERROR(pass.Run(step_, outputs_, logits_));
   return NoteProgress(options_.n_sequences);
 }
 

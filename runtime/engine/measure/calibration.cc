@@ -171,16 +171,16 @@ class Calibrator {
   }
 
   Status Prefill(std::span<const TokenId> piece) {
-    std::vector<StepRow> rows;
-    for (size_t begin = 0; begin < piece.size(); begin += rows.size()) {
+    ForwardStep step;
+    for (size_t begin = 0; begin < piece.size(); begin += step.size()) {
       KVRUN_RETURN_IF_ERROR(Ask(n_done_));
       size_t n_rows = std::min<size_t>(piece.size() - begin, pass_->max_rows());
       // Single rows are not summed up.
       if (begin + n_rows + 1 == piece.size()) --n_rows;
-      rows.clear();
-      for (size_t i = begin; i < begin + n_rows; ++i) rows.push_back({piece[i], static_cast<uint32_t>(i), 0});
+      step.Clear();
+      step.Add(SpanKind::kPrompt, piece.subspan(begin, n_rows), static_cast<uint32_t>(begin), 0);
       const std::lock_guard lock(*device_mutex_);
-      KVRUN_RETURN_IF_ERROR(pass_->Run(rows, {}, {}));
+      KVRUN_RETURN_IF_ERROR(pass_->Run(step, {}, {}));
       n_done_ += n_rows;
       n_undrained_ += n_rows;
       if (n_undrained_ >= options_.rows_per_drain) KVRUN_RETURN_IF_ERROR(DrainTo(&piece_));

@@ -150,12 +150,13 @@ Result<CalibrationRates> MeasureCalibrationRates(const Model& model,
   std::vector<Buffer*> layers;
   for (uint32_t i = 0; i < model.config.n_layers; ++i) layers.push_back(pass->kv(i));
   KVRUN_RETURN_IF_ERROR(FillRandomly(device, pass->kv_shape(), layers, n_ctx));
-  std::vector<StepRow> rows;
+  ForwardStep step;
   const auto seconds_of = [&](uint32_t n_rows, uint32_t position) -> Result<double> {
-    rows.clear();
-    for (uint32_t i = 0; i < n_rows; ++i) rows.push_back({0, position + i, 0});
+    step.Clear();
+    for (uint32_t i = 0; i < n_rows; ++i)
+      step.Add(n_rows > 1 ? SpanKind::kPrompt : SpanKind::kDecode, {0, position + i, 0});
     const Clock::time_point begin = Clock::now();
-    KVRUN_RETURN_IF_ERROR(pass->Run(rows, {}, {}));
+    KVRUN_RETURN_IF_ERROR(pass->Run(step, {}, {}));
     return ProbeSecondsSince(begin);
   };
   CalibrationRates rates;

@@ -72,9 +72,9 @@ Status Evaluation::ReadKeys() {
 }
 
 Status Evaluation::RunPrompt(ForwardPass& pass) {
-  std::vector<StepRow> rows;
-  for (uint32_t i = 0; i < n_prefill(); ++i) rows.push_back({ids_[i], i, 0});
-  return pass.Run(rows, {}, {});
+  ForwardStep prompt;
+  prompt.Add(SpanKind::kPrompt, std::span(ids_).first(n_prefill()), 0, 0);
+  return pass.Run(prompt, {}, {});
 }
 
 Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
@@ -86,10 +86,10 @@ Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const 
   for (uint32_t step = 0; step < n_steps_; ++step) {
     if (progress && progress(step, n_steps_)) return Cancelled();
     const uint32_t position = n_prefill() + step;
-    const StepRow row{ids_[position], position, 0};
+    const ForwardStep decode(SpanKind::kDecode, {ids_[position], position, 0});
     if (hooks.before) hooks.before(step);
     const Clock::time_point begin = Clock::now();
-    KVRUN_RETURN_IF_ERROR(pass.Run({&row, 1}, {&output, 1}, logits));
+    KVRUN_RETURN_IF_ERROR(pass.Run(decode, {&output, 1}, logits));
     elapsed += Clock::now() - begin;
     KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
     if (hooks.after) hooks.after(step, logits);

@@ -43,10 +43,10 @@ Status NeedleEvaluation::AskRun(const NeedleDocument& document, NeedleRun* run) 
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   if (computes_prompt) {
-    std::vector<StepRow> rows;
-    for (const TokenId id : document.ids) rows.push_back({id, static_cast<uint32_t>(rows.size()), 0});
+    ForwardStep prompt;
+    prompt.Add(SpanKind::kPrompt, document.ids, 0, 0);
     pass->SetProgress(progress_);
-    KVRUN_RETURN_IF_ERROR(pass->Run(rows, {}, {}));
+    KVRUN_RETURN_IF_ERROR(pass->Run(prompt, {}, {}));
   }
   KVRUN_ASSIGN_OR_RETURN(run->n_steps, AskAll(*pass, document, &run->right));
   if (const std::optional<KvReport> report = pass->kv_report()) run->report = *report;
@@ -75,8 +75,8 @@ Result<bool> NeedleEvaluation::AskOne(ForwardPass& pass, uint32_t position, cons
     if (progress_ && progress_(i, ids.size())) {
       return Status(StatusCode::kCancelled, "the evaluation was cancelled");
     }
-    const StepRow row{ids[i], position + static_cast<uint32_t>(i), 0};
-    KVRUN_RETURN_IF_ERROR(pass.Run({&row, 1}, {&output, 1}, logits));
+    const ForwardStep step(SpanKind::kDecode, {ids[i], position + static_cast<uint32_t>(i), 0});
+    KVRUN_RETURN_IF_ERROR(pass.Run(step, {&output, 1}, logits));
     KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
     ++*n_steps;
     if (i + 1 < needle.question.size()) continue;

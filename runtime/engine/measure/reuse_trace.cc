@@ -84,8 +84,8 @@ Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_
   probe->wanted = true;
   for (uint32_t step = 0; step < n_steps; ++step) {
     if (progress && progress(step, n_steps)) return Cancelled();
-    const StepRow row{ids_[n_prefill_ + step], n_prefill_ + step, 0};
-    KVRUN_RETURN_IF_ERROR(pass->Run({&row, 1}, {}, {}));
+    const ForwardStep decode(SpanKind::kDecode, {ids_[n_prefill_ + step], n_prefill_ + step, 0});
+    KVRUN_RETURN_IF_ERROR(pass->Run(decode, {}, {}));
     for (size_t i = 0; i < trace.streams.size(); ++i)
       trace.streams[i].push_back(probe->chosen[i / n_streams][i % n_streams]);
   }

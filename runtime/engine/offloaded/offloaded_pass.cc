@@ -15,6 +15,7 @@
 #include "runtime/engine/offloaded/offloaded_prefill.h"
 #include "runtime/engine/pass/recent_tokens.h"
 #include "runtime/engine/pass/step_commands.h"
+#include "runtime/engine/pass/step_parts.h"
 #include "runtime/kv/math/selection_pace.h"
 #include "runtime/kv/serve/kv_thread.h"
 #include "runtime/kv/serve/record_cache.h"
@@ -43,7 +44,8 @@ class OffloadedForwardPass : public ForwardPass {
         commands_(std::move(commands)),
         cache_(std::move(cache)),
         spill_(std::move(spill)),
-        probe_(std::move(probe)) {}
+        probe_(std::move(probe)),
+        parts_(commands_.config().n_vocab) {}
 
   Status Init();
   Status Import(ResidentForwardPass& from, uint32_t n_entries) {
@@ -53,8 +55,7 @@ class OffloadedForwardPass : public ForwardPass {
   uint32_t max_rows() const override { return cache_->plan().n_ctx; }
   uint32_t max_output_rows() const override { return kMaxOutputRows; }
   uint32_t n_vocab() const override { return commands_.config().n_vocab; }
-  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
-             std::span<float> logits) override;
+  Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override;
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
   void SetProgress(StepProgress progress) override { progress_ = std::move(progress); }
   std::optional<KvReport> kv_report() const override;
@@ -62,6 +63,7 @@ class OffloadedForwardPass : public ForwardPass {
   RecordCache* record_cache() override { return cache_.get(); }
 
  private:
+  Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress);
   Status CatchUp(std::span<const StepRow> rows);
   Status ChooseStaticsAgain(std::span<const StepRow> rows);
@@ -111,7 +113,8 @@ class OffloadedForwardPass : public ForwardPass {
   std::vector<std::unique_ptr<Buffer>> queries_;  // of each layer, where probed: kReadback, float [qkv_dim]
   std::vector<std::unique_ptr<Buffer>> inputs_;   // of each layer, where probed: kUpload, float [n_embd]
   std::vector<DecodeLists> steps_;
-  std::vector<KvRow> kv_rows_;
+  StepParts parts_;
+  KvStep kv_step_;
   uint32_t last_rows_ = 0;
   uint32_t first_kept_row_ = 0;
   std::vector<float>
@@ -154,7 +157,7 @@ void OffloadedForwardPass::ResetKvReport() {
 
 Status OffloadedForwardPass::Init() {
   const KvPlan& plan = cache_->plan();
-  kv_rows_.reserve(plan.n_sequences);
+  kv_step_.spans.reserve(plan.n_sequences);
   if (plan.has_statics()) static_report_.emplace();
   if (plan.n_usual > 0) pace_.emplace(plan.n_least(), plan.n_usual, plan.n_chosen, plan.hide);
   if (plan.has_statics() && plan.statics.steps > 0) recent_.resize(plan.n_sequences);
@@ -194,7 +197,7 @@ Status OffloadedForwardPass::Init() {
 Status OffloadedForwardPass::GiveNorms() {
   std::vector<float> norms(size_t{2} * commands_.config().head_dim);
   for (uint32_t layer = 0; layer < n_layers(); ++layer) {
-    const Buffer* const of_layer = commands_.Attention(layer, 1, false).norms;
+    const Buffer* const of_layer = commands_.Attention(layer, 1, /*of_prompt=*/false).norms;
     if (of_layer == nullptr) continue;
     KVRUN_RETURN_IF_ERROR(device_.Download(*of_layer, std::as_writable_bytes(std::span(norms))));
     KVRUN_RETURN_IF_ERROR(cache_->spaces().SetNorms(layer, norms));
@@ -205,7 +208,7 @@ Status OffloadedForwardPass::GiveNorms() {
 ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_->plan();
   ScoreArgs args{.query = query_.get(),
-                 .attention = commands_.Attention(layer, n_rows, false),
+                 .attention = commands_.Attention(layer, n_rows, /*of_prompt=*/false),
                  .sides = {},
                  .index_shape = {},
                  .reduction = plan.heads,
@@ -226,7 +229,7 @@ ScoreArgs OffloadedForwardPass::Score(uint32_t layer, uint32_t n_rows) const {
 }
 
 SlotAttentionArgs OffloadedForwardPass::SlotAttention(uint32_t layer, uint32_t n_rows) const {
-  SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, false)};
+  SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, /*of_prompt=*/false)};
   cache_->AddSources(layer, &args);
   args.attention.kv_shape.n_sequences = cache_->plan().n_sequences;
   args.attention.scratch = attend_scratch_.get();
@@ -325,9 +328,7 @@ Status OffloadedForwardPass::BeginDecode() {
 // From the longest of the step's sequences.
 Status OffloadedForwardPass::Learn() {
   steps_.clear();  // recorded with adapters that will be gone
-  const auto longest = std::max_element(kv_rows_.begin(), kv_rows_.end(), [](const KvRow& a, const KvRow& b) {
-    return a.position < b.position;
-  });
+  const auto longest = std::ranges::max_element(kv_step_.spans, {}, &KvSpan::first_position);
   KVRUN_RETURN_IF_ERROR(cache_->LearnFromStored(longest->sequence));
   return BeginDecode();
 }
@@ -367,16 +368,16 @@ Status OffloadedForwardPass::WriteRowsToScore() {
 Status OffloadedForwardPass::RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
                                        std::span<float> logits) {
   KVRUN_RETURN_IF_ERROR(BeginDecode());
-  kv_rows_.clear();
-  for (const StepRow& row : rows) kv_rows_.push_back({row.sequence, row.position});
-  KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_rows_));
-  if (cache_->NeedsLearning(kv_rows_)) KVRUN_RETURN_IF_ERROR(Learn());
+  kv_step_.spans.clear();
+  for (const StepRow& row : rows) kv_step_.spans.push_back({row.sequence, row.position});
+  KVRUN_RETURN_IF_ERROR(cache_->BeginStep(kv_step_));
+  if (cache_->NeedsLearning()) KVRUN_RETURN_IF_ERROR(Learn());
   KVRUN_RETURN_IF_ERROR(WriteRowsToScore());
   commands_.WriteRows(rows);
   commands_.WriteOutputs(outputs);
   if (pace_) commands_.WriteMostChosen(pace_->count());
   if (scores())
-    KVRUN_RETURN_IF_ERROR(cache_->index()->WriteInputs({kv_rows_, commands_.angles(rows.size())}));
+    KVRUN_RETURN_IF_ERROR(cache_->index()->WriteInputs({kv_step_, commands_.angles(rows.size())}));
   if (takes_inputs()) WriteInputs();
   if (is_probed()) cache_->NoteAttended();
   KVRUN_ASSIGN_OR_RETURN(DecodeLists * step,
@@ -438,7 +439,7 @@ Status OffloadedForwardPass::ComputeAgain(uint32_t sequence, uint32_t begin) {
   const RecentTokens& recent = recent_[sequence];
   std::vector<StepRow> rows;
   for (uint32_t position = begin; position < recent.end; ++position) {
-    rows.push_back({recent.At(position), position, sequence, /*is_prompt=*/true});
+    rows.push_back({recent.At(position), position, sequence});
   }
   KVRUN_RETURN_IF_ERROR(RunPrompt(rows, {}));
   recent_[sequence].chosen_at = recent.end;
@@ -482,14 +483,25 @@ Status OffloadedForwardPass::ChooseStaticsAgain(std::span<const StepRow> rows) {
   return Status::Ok();
 }
 
-Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+Status OffloadedForwardPass::Run(const ForwardStep& step, std::span<const uint32_t> outputs,
                                  std::span<float> logits) {
   const KvPlan& plan = cache_->plan();
-  KVRUN_RETURN_IF_ERROR(commands_.CheckRows(rows, plan.n_ctx, plan.n_ctx, plan.n_sequences));
+  KVRUN_RETURN_IF_ERROR(commands_.CheckStep(step, max_rows(), plan.n_ctx, plan.n_sequences));
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows && logits.size() == outputs.size() * n_vocab());
+  return parts_.Run(
+      step, outputs, logits,
+      [this](const StepPart& part, std::span<const uint32_t> part_outputs, std::span<float> part_logits) {
+        return RunPart(part, part_outputs, part_logits);
+      });
+}
+
+// A row of a prompt alone is computed as a token that was generated: tiles would cost more.
+Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint32_t> outputs,
+                                     std::span<float> logits) {
+  const std::span<const StepRow> rows = part.rows;
   last_rows_ = static_cast<uint32_t>(rows.size());
   row_hidden_.clear();
-  const bool is_prompt = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
+  const bool is_prompt = part.is_prompt && rows.size() > 1;
   KVRUN_RETURN_IF_ERROR(CatchUp(is_prompt ? rows.first(1) : rows));
   if (!is_prompt) {
     KVRUN_RETURN_IF_ERROR(ChooseStaticsAgain(rows));
@@ -498,7 +510,7 @@ Status OffloadedForwardPass::Run(std::span<const StepRow> rows, std::span<const 
     return Status::Ok();
   }
   // What was evicted leaves gaps that no prompt attends across.
-  const bool goes_on = plan.method.evicts() && rows[0].position > 0;
+  const bool goes_on = cache_->plan().method.evicts() && rows[0].position > 0;
   KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs) : RunPrompt(rows, progress_));
   NoteTokens(rows);
   if (!recent_.empty()) recent_[rows[0].sequence].chosen_at = rows.back().position + 1;

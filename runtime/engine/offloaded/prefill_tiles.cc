@@ -180,7 +180,6 @@ uint64_t PrefillTiles::MostScratchBytes(AttentionArgs attention, uint32_t most_r
   uint64_t most_bytes = 0;
   for (uint32_t n = 1; n <= most_rows; ++n) {
     attention.n_tokens = n;
-    attention.one_sequence = n > 1;
     most_bytes = std::max(most_bytes, device_.AttendScratchBytes(attention));
   }
   return most_bytes;
@@ -211,7 +210,7 @@ void PrefillTiles::DropAttentionBuffers() {
 
 AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place,
                                           uint32_t tile) const {
-  AttentionArgs attention = commands_.Attention(layer, n_rows, n_rows > 1, /*is_prompt=*/true);
+  AttentionArgs attention = commands_.Attention(layer, n_rows, /*of_prompt=*/true);
   attention.qkv = place.qkv;
   attention.step = place.step;
   attention.angles = place.angles;

@@ -9,6 +9,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/engine/pass/forward_step.h"
 #include "runtime/kv/memory/resident_cache.h"
 #include "runtime/kv/plan/kv_report.h"
 #include "runtime/model/model.h"
@@ -23,13 +24,6 @@ class DeviceWeights;
 Result<std::shared_ptr<const DeviceWeights>> LoadDeviceWeights(
     const Model& model, Device& device, const std::function<bool(uint64_t, uint64_t)>& progress);
 
-struct StepRow {
-  TokenId id = 0;
-  uint32_t position = 0;
-  uint32_t sequence = 0;
-  bool is_prompt = false;  // given, not generated; of a row alone, else that is seen
-};
-
 // Answers true to cancel.
 using StepProgress = std::function<bool(uint64_t done, uint64_t total)>;
 
@@ -43,14 +37,14 @@ class ForwardPass {
   virtual uint32_t max_output_rows() const = 0;  // of one call of Run
   virtual uint32_t n_vocab() const = 0;
 
-  // Computes rows, either consecutive positions of one sequence (a prefill chunk), or one row each of
-  // different sequences (a decode step), and writes their KV. Entries at positions before a row's own must be
-  // there. logits: float [outputs.size(), n_vocab], of the rows whose indices `outputs` lists; may be empty.
-  virtual Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
-                     std::span<float> logits) = 0;
+  // Computes a step's rows and writes their KV. Entries before a span must be there; those from its first
+  // position on are forgotten. What a sequence gets does not depend on the others of the step. After an error
+  // none of the rows count as given. logits: float [outputs.size(), n_vocab], of the rows of the step that
+  // `outputs` lists, at most max_output_rows(); may be empty.
+  virtual Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) = 0;
 
-  // More logits of the last Run: for perplexity over a whole chunk, max_output_rows at a time.
-  // outputs: indices of rows of the last Run.
+  // More logits of the last Run, of one prompt or of spans of one row: for perplexity over a whole chunk,
+  // max_output_rows() at a time. outputs: indices of its rows.
   virtual Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) = 0;
 
   // Asked now and then during a Run that takes long, in rows of that Run, while nothing of it is in flight on

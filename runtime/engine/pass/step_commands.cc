@@ -10,6 +10,24 @@
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
+namespace {
+
+// A sequence has one span, and what is generated one row.
+Status CheckSpans(std::span<const KvSpan> spans) {
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const bool has_another =
+        std::any_of(spans.begin(), spans.begin() + static_cast<ptrdiff_t>(i),
+                    [&](const KvSpan& span) { return span.sequence == spans[i].sequence; });
+    if (has_another || (spans[i].kind == SpanKind::kDecode && spans[i].n_rows > 1)) {
+      return {
+          StatusCode::kInternal,
+          fmt::format("sequence {} has several spans or generated tokens in one step", spans[i].sequence)};
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
 
 Result<StepInputs> StepInputs::Create(const ModelConfig& config, Device& device, std::string_view part) {
   StepInputs inputs;
@@ -71,8 +89,7 @@ Status StepCommands::MakeGivenUp(Device& device) {
   return Status::Ok();
 }
 
-AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_sequence,
-                                      bool is_prompt) const {
+AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool of_prompt) const {
   return {.qkv = qkv_.get(),
           .step = inputs_.step.get(),
           .kv = nullptr,
@@ -86,8 +103,7 @@ AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool one_
           .rope_halves = config_->rope.pairing == RopePairing::kHalves,
           .output = attended_.get(),
           .scratch = nullptr,
-          .one_sequence = one_sequence,
-          .is_prompt = is_prompt};
+          .of_prompt = of_prompt};
 }
 
 void StepCommands::WriteRows(const StepPlace& place, std::span<const StepRow> rows, uint32_t first_position) {
@@ -248,8 +264,9 @@ std::span<const float> StepCommands::logits() const {
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
-Status StepCommands::CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
+Status StepCommands::CheckStep(const ForwardStep& step, uint32_t max_rows, uint32_t n_ctx,
                                uint32_t n_sequences) const {
+  const std::span<const StepRow> rows = step.rows();
   if (rows.empty() || rows.size() > max_rows) {
     return {StatusCode::kInternal,
             fmt::format("a step of {} rows; 1 to {} can be run", rows.size(), max_rows)};
@@ -265,7 +282,7 @@ Status StepCommands::CheckRows(std::span<const StepRow> rows, uint32_t max_rows,
                           row.sequence, n_ctx, n_sequences)};
     }
   }
-  return Status::Ok();
+  return CheckSpans(step.kv().spans);
 }
 
 }  // namespace kvrun

@@ -58,8 +58,7 @@ class StepCommands {
   const Buffer* step() const { return inputs_.step.get(); }
 
   // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
-  // Rows of one sequence are a prompt's; so is a row alone where `is_prompt`.
-  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool one_sequence, bool is_prompt = false) const;
+  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool of_prompt) const;
 
   // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
   // buffer.
@@ -114,9 +113,8 @@ class StepCommands {
   Status MakeGivenUp(Device& device);
   static uint64_t FeedForwardBytes(const ModelConfig& config);
 
-  // Refuses rows that are not in the vocabulary or the cache, as ForwardPass::Run describes.
-  Status CheckRows(std::span<const StepRow> rows, uint32_t max_rows, uint32_t n_ctx,
-                   uint32_t n_sequences) const;
+  // Refuses rows that are not in the vocabulary or the cache, and spans that ForwardPass::Run does not take.
+  Status CheckStep(const ForwardStep& step, uint32_t max_rows, uint32_t n_ctx, uint32_t n_sequences) const;
 
  private:
   StepCommands() = default;

@@ -57,9 +57,9 @@ class StepRunner {
   void ResetKvReport() { pass_->ResetKvReport(); }
 
   // At most max_rows() rows and max_output_rows() outputs.
-  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits) {
+  Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) {
     const std::lock_guard lock(*device_mutex_);
-    return pass_->Run(rows, outputs, logits);
+    return pass_->Run(step, outputs, logits);
   }
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) {
     const std::lock_guard lock(*device_mutex_);
@@ -67,9 +67,9 @@ class StepRunner {
   }
 
   // Any number of outputs.
-  Status RunAll(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits) {
+  Status RunAll(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) {
     const size_t n_first = std::min<size_t>(outputs.size(), max_output_rows());
-    KVRUN_RETURN_IF_ERROR(Run(rows, outputs.first(n_first), logits.first(n_first * n_vocab())));
+    KVRUN_RETURN_IF_ERROR(Run(step, outputs.first(n_first), logits.first(n_first * n_vocab())));
     for (size_t done = n_first; done < outputs.size();) {
       const size_t n = std::min<size_t>(outputs.size() - done, max_output_rows());
       KVRUN_RETURN_IF_ERROR(

@@ -60,18 +60,17 @@ Status ResidentForwardPass::CreateScratch() {
   uint64_t scratch_bytes = 0;
   for (uint32_t n = 1; n <= kChunkRows; ++n) {
     scratch_bytes =
-        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, n > 1, 0, false, true}, 0)));
+        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({.n_rows = n, .of_prompt = true}, 0)));
   }
   for (uint32_t n = 1; n <= cache_.shape().n_sequences; ++n) {
-    scratch_bytes =
-        std::max(scratch_bytes, device_.AttendScratchBytes(Attention({n, false, 0, false, false}, 0)));
+    scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(Attention({.n_rows = n}, 0)));
   }
   KVRUN_ASSIGN_OR_RETURN(scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
   return Status::Ok();
 }
 
 AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t layer) const {
-  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.one_sequence, shape.is_prompt);
+  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.of_prompt);
   args.kv = cache_.layer(layer);
   args.kv_shape = cache_.shape();
   args.scratch = scratch_.get();
@@ -86,7 +85,7 @@ Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shap
   }
   KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, index, shape.n_rows));
   KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
-  if (!sums_.empty() && shape.one_sequence) {
+  if (!sums_.empty() && shape.of_prompt && shape.n_rows > 1) {
     KVRUN_RETURN_IF_ERROR(sums_[index].Record(list, commands_, *commands_.qkv(), shape.n_rows,
                                               shape.has_sinks ? std::min(*sink_rows_, shape.n_rows) : 0));
   }
@@ -123,20 +122,31 @@ Status ResidentForwardPass::Execute(const StepShape& shape, std::span<float> log
   return Status::Ok();
 }
 
-Status ResidentForwardPass::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+Status ResidentForwardPass::Run(const ForwardStep& step, std::span<const uint32_t> outputs,
                                 std::span<float> logits) {
   KVRUN_RETURN_IF_ERROR(
-      commands_.CheckRows(rows, kChunkRows, cache_.shape().n_ctx, cache_.shape().n_sequences));
+      commands_.CheckStep(step, kChunkRows, cache_.shape().n_ctx, cache_.shape().n_sequences));
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
-  commands_.WriteRows(rows);
+  return parts_.Run(
+      step, outputs, logits,
+      [this](const StepPart& part, std::span<const uint32_t> part_outputs, std::span<float> part_logits) {
+        return RunPart(part, part_outputs, part_logits);
+      });
+}
+
+Status ResidentForwardPass::RunPart(const StepPart& part, std::span<const uint32_t> outputs,
+                                    std::span<float> logits) {
+  commands_.WriteRows(part.rows);
   commands_.WriteOutputs(outputs);
-  last_rows_ = static_cast<uint32_t>(rows.size());
-  const bool one_sequence = rows.size() > 1 && rows[0].sequence == rows[1].sequence;
-  const bool has_sinks = !sums_.empty() && rows[0].position == 0;
-  KVRUN_RETURN_IF_ERROR(Execute({last_rows_, one_sequence, static_cast<uint32_t>(outputs.size()), has_sinks,
-                                 rows[0].is_prompt, !inputs_.empty() && last_rows_ == 1},
+  last_rows_ = static_cast<uint32_t>(part.rows.size());
+  const bool has_sinks = !sums_.empty() && part.rows[0].position == 0;
+  KVRUN_RETURN_IF_ERROR(Execute({.n_rows = last_rows_,
+                                 .of_prompt = part.is_prompt,
+                                 .n_outputs = static_cast<uint32_t>(outputs.size()),
+                                 .has_sinks = has_sinks,
+                                 .keeps_inputs = !inputs_.empty() && last_rows_ == 1},
                                 logits));
-  if (!sums_.empty() && one_sequence) {
+  if (!sums_.empty() && part.is_prompt && last_rows_ > 1) {
     n_summed_ += last_rows_;
     n_skipped_ += has_sinks ? std::min(*sink_rows_, last_rows_) : 0;
   }
@@ -164,7 +174,7 @@ Status ResidentForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::s
   KVRUN_CHECK(outputs.size() <= kMaxOutputRows);
   for (const uint32_t row : outputs) KVRUN_CHECK(row < last_rows_);
   commands_.WriteOutputs(outputs);
-  return Execute({0, false, static_cast<uint32_t>(outputs.size()), false, false}, logits);
+  return Execute({.n_outputs = static_cast<uint32_t>(outputs.size())}, logits);
 }
 
 Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
@@ -186,17 +196,16 @@ Result<std::unique_ptr<ResidentForwardPass>> PrefillInMemory(const Model& model,
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
                          ResidentForwardPass::Create(model, std::move(weights), device, options, kSinkRows));
-  std::vector<StepRow> rows;
-  for (uint32_t begin = 0; begin < ids.size(); begin += static_cast<uint32_t>(rows.size())) {
+  ForwardStep step;
+  for (uint32_t begin = 0; begin < ids.size(); begin += static_cast<uint32_t>(step.size())) {
     if (progress && progress(begin, ids.size())) {
       return Status(StatusCode::kCancelled,
                     fmt::format("cancelled after {} of {} tokens of the text", begin, ids.size()));
     }
-    rows.clear();
-    for (const TokenId id : ids.subspan(begin, std::min<size_t>(ids.size() - begin, pass->max_rows()))) {
-      rows.push_back({id, begin + static_cast<uint32_t>(rows.size()), 0});
-    }
-    KVRUN_RETURN_IF_ERROR(pass->Run(rows, {}, {}));
+    step.Clear();
+    step.Add(SpanKind::kPrompt, ids.subspan(begin, std::min<size_t>(ids.size() - begin, pass->max_rows())),
+             begin, 0);
+    KVRUN_RETURN_IF_ERROR(pass->Run(step, {}, {}));
   }
   return pass;
 }

@@ -15,6 +15,7 @@
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/layer_sums.h"
 #include "runtime/engine/pass/step_commands.h"
+#include "runtime/engine/pass/step_parts.h"
 #include "runtime/kv/memory/resident_cache.h"
 
 namespace kvrun {
@@ -30,8 +31,7 @@ class ResidentForwardPass : public ForwardPass {
   uint32_t max_rows() const override { return kChunkRows; }
   uint32_t max_output_rows() const override { return kMaxOutputRows; }
   uint32_t n_vocab() const override { return commands_.config().n_vocab; }
-  Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
-             std::span<float> logits) override;
+  Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override;
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
 
   const KvShape& kv_shape() const { return cache_.shape(); }
@@ -49,20 +49,23 @@ class ResidentForwardPass : public ForwardPass {
  private:
   // Which commands a step needs; its positions and tokens are data.
   struct StepShape {
-    uint32_t n_rows = 0;        // 0: only logits, of the rows of the step before
-    bool one_sequence = false;  // consecutive positions of one sequence
+    uint32_t n_rows = 0;  // 0: only logits, of the rows of the step before
+    bool of_prompt = false;
     uint32_t n_outputs = 0;
     bool has_sinks = false;  // and rows are summed up
-    bool is_prompt = false;
     bool keeps_inputs = false;
 
     bool operator==(const StepShape&) const = default;
   };
 
   ResidentForwardPass(Device& device, StepCommands commands, ResidentCache cache)
-      : device_(device), commands_(std::move(commands)), cache_(std::move(cache)) {}
+      : device_(device),
+        commands_(std::move(commands)),
+        cache_(std::move(cache)),
+        parts_(commands_.config().n_vocab) {}
 
   Status CreateScratch();
+  Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status Execute(const StepShape& shape, std::span<float> logits);
   Result<CommandList*> ListFor(const StepShape& shape);
   Status RecordLayer(CommandList& list, const StepShape& shape, uint32_t index);
@@ -77,6 +80,7 @@ class ResidentForwardPass : public ForwardPass {
   uint64_t n_skipped_ = 0;                       // of these, sinks
   std::vector<std::unique_ptr<Buffer>> inputs_;  // of each layer: kReadback, float [n_embd]; empty: not kept
   std::unique_ptr<Buffer> scratch_;              // of attention
+  StepParts parts_;
   uint32_t last_rows_ = 0;
   std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first
 };

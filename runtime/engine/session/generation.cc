@@ -53,24 +53,24 @@ bool Generation::HasActiveLane() const {
 // One step for the active lanes, except those whose logits are there from their feed. A lane without a
 // pending token (after a truncation, a cancel) computes its last token again.
 Status Generation::ComputeLogits() {
-  std::vector<StepRow>& rows = session_->rows_;
+  ForwardStep& step = session_->step_;
   std::vector<uint32_t>& outputs = session_->outputs_;
   std::vector<float>& logits = session_->logits_;
   const uint32_t n_vocab = session_->n_vocab();
-  rows.clear();
+  step.Clear();
   outputs.clear();
   for (const Lane& lane : lanes_) {
     const SequenceState& state = *lane.state;
     if (!lane.is_active || state.has_logits) continue;
     const uint32_t position = state.has_pending_token() ? state.n_computed : state.n_computed - 1;
-    outputs.push_back(static_cast<uint32_t>(rows.size()));
-    rows.push_back({state.tokens[position], position, lane.sequence});
+    outputs.push_back(static_cast<uint32_t>(step.size()));
+    step.Add(SpanKind::kDecode, {state.tokens[position], position, lane.sequence});
   }
-  if (!rows.empty()) {
-    logits.resize(rows.size() * n_vocab);
+  if (!step.empty()) {
+    logits.resize(step.size() * n_vocab);
     const AddElapsed timer(&session_->stats_.decode_ms);
-    KVRUN_RETURN_IF_ERROR(session_->runner_.RunAll(rows, outputs, logits));
-    session_->stats_.decode_tokens += rows.size();
+    KVRUN_RETURN_IF_ERROR(session_->runner_.RunAll(step, outputs, logits));
+    session_->stats_.decode_tokens += step.size();
   }
   size_t row = 0;
   for (Lane& lane : lanes_) {

@@ -181,9 +181,10 @@ bool Session::ReportRows(uint64_t rows_of_chunk) {
 
 Status Session::ComputeChunk(const Chunk& chunk, const LogitsCallback* callback) {
   SequenceState& state = sequences_[chunk.sequence];
-  rows_.clear();
-  for (uint32_t i = chunk.begin; i < chunk.end; ++i)
-    rows_.push_back({state.tokens[i], i, chunk.sequence, chunk.is_prompt});
+  step_.Clear();
+  step_.Add(chunk.is_prompt ? SpanKind::kPrompt : SpanKind::kDecode,
+            std::span(state.tokens).subspan(chunk.begin, chunk.end - chunk.begin), chunk.begin,
+            chunk.sequence);
   state.has_logits = false;
   if (chunk.is_last) state.logits.resize(n_vocab());
   if (chunk.end > chunk.first_logits) return ComputeAndHandOut(chunk, *callback);
@@ -191,9 +192,9 @@ Status Session::ComputeChunk(const Chunk& chunk, const LogitsCallback* callback)
   {
     const AddElapsed timer(&stats_.prefill_ms);
     if (chunk.is_last) {
-      KVRUN_RETURN_IF_ERROR(runner_.Run(rows_, {&last_row, 1}, state.logits));
+      KVRUN_RETURN_IF_ERROR(runner_.Run(step_, {&last_row, 1}, state.logits));
     } else {
-      KVRUN_RETURN_IF_ERROR(runner_.Run(rows_, {}, {}));
+      KVRUN_RETURN_IF_ERROR(runner_.Run(step_, {}, {}));
     }
   }
   NoteComputed(chunk);
@@ -215,7 +216,7 @@ Status Session::ComputeAndHandOut(const Chunk& chunk, const LogitsCallback& call
     const auto logits = std::span<float>(logits_).first(n * n_vocab());
     {
       const AddElapsed timer(&stats_.prefill_ms);
-      KVRUN_RETURN_IF_ERROR(done == 0 ? runner_.Run(rows_, outputs, logits)
+      KVRUN_RETURN_IF_ERROR(done == 0 ? runner_.Run(step_, outputs, logits)
                                       : runner_.MoreLogits(outputs, logits));
     }
     done += n;

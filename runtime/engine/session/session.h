@@ -174,7 +174,7 @@ class Session {
   std::optional<Clock::time_point> work_began_;
   std::optional<Clock::time_point> turn_work_began_;
   bool has_ttft_ = false;
-  std::vector<StepRow> rows_;
+  ForwardStep step_;
   std::vector<uint32_t> outputs_;
   std::vector<float> logits_;
 };

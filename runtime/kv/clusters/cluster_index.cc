@@ -94,16 +94,17 @@ Status ClusterIndex::RecordSearch(CommandList& list, uint32_t layer, uint32_t n_
 // A list's "position" is its last cluster.
 Status ClusterIndex::WriteInputs(const KvStepInputs& inputs) {
   auto& step = *reinterpret_cast<StepParams*>(step_->host().data());
-  const size_t n_angles = inputs.angles.size() / inputs.rows.size();
-  step.n_tokens = static_cast<uint32_t>(inputs.rows.size()) * heads();
+  const std::span<const KvSpan> spans = inputs.step.spans;
+  const size_t n_angles = inputs.angles.size() / spans.size();
+  step.n_tokens = static_cast<uint32_t>(spans.size()) * heads();
   KVRUN_CHECK(step.n_tokens <= KVRUN_MAX_STEP_TOKENS);
   const std::span<float> angles = Floats(*angles_);
-  for (size_t row = 0; row < inputs.rows.size(); ++row) {
+  for (size_t row = 0; row < spans.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
       const size_t at = row * heads() + head;
       step.tokens[at] = {.id = 0,
                          .position = end_cluster_ - 1,
-                         .sequence = inputs.rows[row].sequence * heads() + head,
+                         .sequence = spans[row].sequence * heads() + head,
                          .output_row = 0};
       std::copy_n(inputs.angles.begin() + row * n_angles, n_angles, angles.begin() + at * n_angles);
     }
@@ -127,11 +128,11 @@ uint32_t ClusterIndex::Nearest(uint32_t layer, uint32_t row, uint32_t head) cons
   return found[0] == 1 && found[1] < plan_.clusters.n_clusters ? found[1] : kNoCluster;
 }
 
-void ClusterIndex::KeepNearest(uint32_t layer, std::span<const KvRow> rows) {
-  for (uint32_t row = 0; row < rows.size(); ++row) {
+void ClusterIndex::KeepNearest(uint32_t layer, const KvStep& step) {
+  for (uint32_t row = 0; row < step.spans.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
       const uint32_t nearest = Nearest(layer, row, head);
-      if (nearest != kNoCluster) rows_->Keep(layer, rows[row].sequence * heads() + head, nearest);
+      if (nearest != kNoCluster) rows_->Keep(layer, step.spans[row].sequence * heads() + head, nearest);
     }
   }
 }

@@ -31,11 +31,11 @@ class ClusterIndex final : public KvIndex {
   Status WriteInputs(const KvStepInputs& inputs) override;
 
   // --- Rows that lie on flash: in time for the device.
-  Status BeginStep(std::span<const KvRow> rows) { return rows_->BeginStep(rows); }
+  Status BeginStep(const KvStep& step) { return rows_->BeginStep(step); }
   Status EndLayer(uint32_t layer) override { return rows_->EndLayer(layer); }
   Status PrepareStep() override { return rows_->PrepareStep(); }
   // The choice of the layer is known: the rows of what is nearest (which is received) stay at hand.
-  void KeepNearest(uint32_t layer, std::span<const KvRow> rows);
+  void KeepNearest(uint32_t layer, const KvStep& step);
 
   // --- Keys whose cluster is sought in the next step. `row`: of the step; head: of the row's.
   std::span<float> Key(uint32_t layer, uint32_t row, uint32_t head);  // [head_dim], to be written

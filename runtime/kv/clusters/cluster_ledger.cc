@@ -55,7 +55,6 @@ ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_laye
       key_(plan.record.head_dim),
       has_scales_(size_t{n_layers} * plan.n_streams),
       is_new_(size_t{n_layers} * plan.n_streams * plan.clusters.n_clusters) {
-  rows_.reserve(plan.n_sequences);
   n_changed_.reserve(plan.n_sequences);
   places_.reserve(plan.clusters.n_kept());
 }
@@ -154,21 +153,21 @@ uint32_t ClusterLedger::FreePlace(const ClusterPlace& at) const {
   return place;
 }
 
-Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
+Status ClusterLedger::BeginStep(const KvStep& step) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
-  rows_.assign(rows.begin(), rows.end());
-  n_changed_.assign(rows.size(), 0);
-  for (const KvRow& row : rows) {
-    KVRUN_CHECK(row.position <= lengths_[row.sequence]);
-    KVRUN_RETURN_IF_ERROR(Forget(row.sequence, row.position));
+  step_ = &step;
+  n_changed_.assign(step.spans.size(), 0);
+  for (const KvSpan& span : step.spans) {
+    KVRUN_CHECK(span.first_position <= lengths_[span.sequence]);
+    KVRUN_RETURN_IF_ERROR(Forget(span.sequence, span.first_position));
   }
   uint32_t end = 0;
   for (uint32_t i = 0; i < n_layers_; ++i) {
-    for (uint32_t row = 0; row < rows.size(); ++row) {
+    for (uint32_t row = 0; row < step.spans.size(); ++row) {
       for (uint32_t head = 0; head < heads(); ++head) {
-        const uint32_t stream = rows[row].sequence * heads() + head;
+        const uint32_t stream = step.spans[row].sequence * heads() + head;
         end = std::max(end, clusters_.map(i, stream).end_used());
-        const uint32_t position = leaving(rows[row]);
+        const uint32_t position = leaving(step.spans[row]);
         if (position == kNoEntry) continue;
         KVRUN_ASSIGN_OR_RETURN(const auto record, window_.Read(i, stream, position));
         spaces_.DecodeKeys(i, stream, plan_.window_record, record, plan_.record.head_dim,
@@ -178,7 +177,7 @@ Status ClusterLedger::BeginStep(std::span<const KvRow> rows) {
     KVRUN_RETURN_IF_ERROR(index_.FlushKeys(i));
   }
   index_.SetEnd(end);
-  return index_.BeginStep(rows);
+  return index_.BeginStep(step);
 }
 
 // The entry that leaves the window: kept in memory.
@@ -205,13 +204,13 @@ Status ClusterLedger::NameKept(const ClusterPlace& at, uint32_t n_sinks, uint32_
 
 Status ClusterLedger::BeginLayer(uint32_t layer) {
   KVRUN_RETURN_IF_ERROR(index_.ReceiveNearest(layer));
-  index_.KeepNearest(layer, rows_);
-  for (const KvRow& row : rows_) {
-    const uint32_t position = leaving(row);
-    const bool arrives = position != kNoEntry && settled(layer, row.sequence) <= position;
+  index_.KeepNearest(layer, *step_);
+  for (const KvSpan& span : step_->spans) {
+    const uint32_t position = leaving(span);
+    const bool arrives = position != kNoEntry && settled(layer, span.sequence) <= position;
     const uint32_t end = position == kNoEntry ? 0 : position + 1;
     for (uint32_t head = 0; head < heads(); ++head) {
-      const ClusterPlace at{layer, row.sequence * heads() + head};
+      const ClusterPlace at{layer, span.sequence * heads() + head};
       if (arrives) KVRUN_RETURN_IF_ERROR(Arrive(at, position));
       const bool is_sink = position < plan_.clusters.n_sinks;
       KVRUN_RETURN_IF_ERROR(NameKept(at, std::min(plan_.clusters.n_sinks, end),
@@ -280,9 +279,9 @@ Status ClusterLedger::DivideLocal(const ClusterPlace& at, uint32_t cluster) {
   return Status::Ok();
 }
 
-uint32_t ClusterLedger::Allowed(const KvRow& row, uint32_t layer) const {
+uint32_t ClusterLedger::Allowed(const KvSpan& span, uint32_t layer) const {
   const uint64_t most = plan_.clusters.upkeep_clusters;
-  const uint64_t phase = row.position * most % n_layers_;
+  const uint64_t phase = span.first_position * most % n_layers_;
   return static_cast<uint32_t>((most * (layer + 1) + phase) / n_layers_);
 }
 
@@ -292,7 +291,7 @@ uint32_t ClusterLedger::Allowed(const KvRow& row, uint32_t layer) const {
 // attended to in any case. So does what there is no time for.
 Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
                                       std::span<const uint32_t> chosen) {
-  const uint32_t allowed = Allowed(rows_[row], at.layer);
+  const uint32_t allowed = Allowed(step_->spans[row], at.layer);
   const auto change_one = [&] {
     if (n_changed_[row] >= allowed) {
       ++n_put_off_;
@@ -331,9 +330,10 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
 }
 
 Status ClusterLedger::MaintainLayer(uint32_t layer, const KvSelector& selector) {
-  for (uint32_t row = 0; row < rows_.size(); ++row) {
-    broken_[rows_[row].sequence] = MaintainRow(layer, row, selector);
-    KVRUN_RETURN_IF_ERROR(broken_[rows_[row].sequence]);
+  for (uint32_t row = 0; row < step_->spans.size(); ++row) {
+    Status& broken = broken_[step_->spans[row].sequence];
+    broken = MaintainRow(layer, row, selector);
+    KVRUN_RETURN_IF_ERROR(broken);
   }
   return Status::Ok();
 }
@@ -347,12 +347,13 @@ void ClusterLedger::CountWanted(const ClusterPlace& at, std::span<const uint32_t
 }
 
 Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector& selector) {
-  const uint32_t sequence = rows_[row].sequence;
-  const uint32_t position = leaving(rows_[row]);
+  const KvSpan& span = step_->spans[row];
+  const uint32_t sequence = span.sequence;
+  const uint32_t position = leaving(span);
   const bool settles = position != kNoEntry && settled(layer, sequence) <= position;
   for (uint32_t i = 0; i < heads(); ++i) {
     const uint32_t head =
-        (i + rows_[row].position) % heads();  // each is the first to change clusters in turn
+        (i + span.first_position) % heads();  // each is the first to change clusters in turn
     const ClusterPlace at{layer, sequence * heads() + head};
     const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
     CountWanted(at, selector.LastChoice(step));
@@ -370,7 +371,7 @@ Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector
 
 void ClusterLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                                      std::vector<uint32_t>* positions) const {
-  const KvRow& of = rows_[row];
+  const KvSpan& of = step_->spans[row];
   const uint32_t end = leaving(of) == kNoEntry ? 0 : leaving(of) + 1;
   for (uint32_t sink = 0; sink < std::min(plan_.clusters.n_sinks, end); ++sink) positions->push_back(sink);
   const uint32_t stream = of.sequence * heads() + head;
@@ -381,8 +382,8 @@ void ClusterLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head
   if (arrives) positions->push_back(end - 1);
 }
 
-void ClusterLedger::EndStep(std::span<const KvRow> rows) {
-  for (const KvRow& row : rows) lengths_[row.sequence] = row.position + 1;
+void ClusterLedger::EndStep() {
+  for (const KvSpan& span : step_->spans) lengths_[span.sequence] = span.end();
 }
 
 std::optional<ClusterReport> ClusterLedger::clusters() const {

@@ -56,14 +56,14 @@ class ClusterLedger final : public KvLedger {
   Status StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) override;
   Status EndPrefill(uint32_t sequence, uint32_t length) override;
 
-  Status BeginStep(std::span<const KvRow> rows) override;
+  Status BeginStep(const KvStep& step) override;
   Status BeginLayer(uint32_t layer) override;
   Status MaintainLayer(uint32_t layer, const KvSelector& selector) override;
   bool maintains() const override { return true; }
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const override { args->Add(kept_.source(layer)); }
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
-  void EndStep(std::span<const KvRow> rows) override;
+  void EndStep() override;
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records) override;
@@ -120,7 +120,7 @@ class ClusterLedger final : public KvLedger {
   // Clusters that a row's upkeep may have changed when a layer is over: an equal share of each layer, and
   // what those before have left. Where there are more layers than clusters, other layers have one for each
   // token.
-  uint32_t Allowed(const KvRow& row, uint32_t layer) const;
+  uint32_t Allowed(const KvSpan& span, uint32_t layer) const;
   Status MaintainPending(const ClusterPlace& at, uint32_t row, std::span<const uint32_t> chosen);
   void CountWanted(const ClusterPlace& at, std::span<const uint32_t> chosen);
   Status MaintainRow(uint32_t layer, uint32_t row, const KvSelector& selector);
@@ -132,8 +132,9 @@ class ClusterLedger final : public KvLedger {
   uint32_t& settled(uint32_t layer, uint32_t sequence) {
     return settled_[size_t{layer} * lengths_.size() + sequence];
   }
-  uint32_t leaving(const KvRow& row) const {
-    return row.position >= plan_.window_entries ? row.position - plan_.window_entries : kNoEntry;
+  uint32_t leaving(const KvSpan& span) const {
+    return span.first_position >= plan_.window_entries ? span.first_position - plan_.window_entries
+                                                       : kNoEntry;
   }
 
   Device& device_;
@@ -149,7 +150,7 @@ class ClusterLedger final : public KvLedger {
   std::vector<uint32_t> lengths_;    // of each sequence
   std::vector<uint32_t> settled_;    // [n_layers, n_sequences]: entries before it have left the window
   std::vector<Status> broken_;       // of each sequence: why it has to be computed again
-  std::vector<KvRow> rows_;          // of the step
+  const KvStep* step_ = nullptr;     // the last that began
   std::vector<uint32_t> n_changed_;  // [rows]: clusters that upkeep has changed in this step
   uint64_t n_put_off_ = 0;           // ClusterReport::put_off
   std::vector<uint32_t> places_;     // of a stream's mapping table of kept entries

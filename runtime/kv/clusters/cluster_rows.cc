@@ -248,12 +248,13 @@ Status ClusterRows::Close() {
 
 // --- Decode.
 
-Status ClusterRows::BeginStep(std::span<const KvRow> rows) {
+Status ClusterRows::BeginStep(const KvStep& step) {
   if (store_ == nullptr) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(Close());
   std::fill(wanted_.begin(), wanted_.end(), uint8_t{0});
   const uint32_t heads = plan_.heads_per_sequence();
-  for (const KvRow& row : rows) std::fill_n(wanted_.begin() + row.sequence * heads, heads, uint8_t{1});
+  for (const KvSpan& span : step.spans)
+    std::fill_n(wanted_.begin() + span.sequence * heads, heads, uint8_t{1});
   for (uint32_t layer = 0; layer < std::min(1 + plan_.method.lookahead, n_layers_); ++layer) {
     KVRUN_RETURN_IF_ERROR(Fetch(layer));
   }

@@ -55,7 +55,7 @@ class ClusterRows {
   Status Close();
 
   // --- Decode. Lists of the step's rows of the layers that the step predicts first are there.
-  Status BeginStep(std::span<const KvRow> rows);
+  Status BeginStep(const KvStep& step);
   // As KvIndex has them: what is predicted when a layer is carried out is there when that is served.
   Status EndLayer(uint32_t layer);
   Status PrepareStep();

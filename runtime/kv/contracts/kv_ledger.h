@@ -50,8 +50,9 @@ class KvLedger : public StoredKeys {
   // Slots are there, and gone: so is what the ledger keeps for decoding alone.
   virtual Status BeginDecode() { return Status::Ok(); }
   virtual void LeaveDecode() {}
-  // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
-  virtual Status BeginStep(std::span<const KvRow> rows) = 0;
+  // Spans of one row each; they stay where they are until the next BeginStep. Entries from there on are
+  // forgotten.
+  virtual Status BeginStep(const KvStep& step) = 0;
   // Groups that a step before this one completed go to the store: those that this step leaves no room or use
   // for where they are, before any layer is served; and all of them, at any time.
   virtual Status StoreLeavingGroups() { return Status::Ok(); }
@@ -74,8 +75,8 @@ class KvLedger : public StoredKeys {
   virtual std::optional<ClusterReport> clusters() const { return std::nullopt; }
   // Nothing: no entry is evicted.
   virtual std::optional<KeptReport> kept() const { return std::nullopt; }
-  // The step has succeeded: the rows' entries are there.
-  virtual void EndStep(std::span<const KvRow> rows) = 0;
+  // The step has succeeded: its entries are there.
+  virtual void EndStep() = 0;
 
   // --- The space of records (EntrySpaces), whose means have just been set.
   // Whether it can be changed for entries that are there.

@@ -38,7 +38,7 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
       shares_(size_t{n_layers} * plan.n_sequences) {
   KVRUN_CHECK(plan.record.group_tokens == 1 && plan.record.n_heads == 1);
   layers_.reserve(n_layers);
-  rows_.reserve(plan.n_sequences);
+  seen_.reserve(plan.n_sequences);
   if (rule.tracks_recurrence) {
     recurrences_.resize(size_t{n_layers} * plan.n_streams);
     for (auto& list : recurrences_) list.reserve(plan.kept.most_entries);
@@ -141,11 +141,12 @@ Status EvictingLedger::Forget(uint32_t sequence, uint32_t length) {
   return Status::Ok();
 }
 
-Status EvictingLedger::BeginStep(std::span<const KvRow> rows) {
+Status EvictingLedger::BeginStep(const KvStep& step) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
-  for (const KvRow& row : rows) {
-    KVRUN_CHECK(row.position <= sequences_[row.sequence].length);
-    KVRUN_RETURN_IF_ERROR(Forget(row.sequence, row.position));
+  step_ = &step;
+  for (const KvSpan& span : step.spans) {
+    KVRUN_CHECK(span.first_position <= sequences_[span.sequence].length);
+    KVRUN_RETURN_IF_ERROR(Forget(span.sequence, span.first_position));
   }
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(layers_[layer].Refresh());
@@ -153,21 +154,21 @@ Status EvictingLedger::BeginStep(std::span<const KvRow> rows) {
       KVRUN_RETURN_IF_ERROR(mass->Invalidate(0, mass->size_bytes()));
     }
     if (rule_.tracks_recurrence) NoteRecurrences(layer);
-    for (const KvRow& row : rows) {
-      const uint32_t end = window_.FirstGroup(row.position + 1);
-      for (uint32_t position = sequences_[row.sequence].settled; position < end; ++position) {
-        KVRUN_RETURN_IF_ERROR(SettleEntry(layer, row.sequence, position));
+    for (const KvSpan& span : step.spans) {
+      const uint32_t end = window_.FirstGroup(span.end());
+      for (uint32_t position = sequences_[span.sequence].settled; position < end; ++position) {
+        KVRUN_RETURN_IF_ERROR(SettleEntry(layer, span.sequence, position));
       }
-      KVRUN_RETURN_IF_ERROR(ClearWindowMass(layer, row.sequence, row.position));
+      KVRUN_RETURN_IF_ERROR(ClearWindowMass(layer, span.sequence, span.first_position));
     }
     KVRUN_RETURN_IF_ERROR(layers_[layer].FlushTables());
   }
-  for (const KvRow& row : rows) {
-    Sequence& sequence = sequences_[row.sequence];
-    sequence.settled = std::max(sequence.settled, window_.FirstGroup(row.position + 1));
-    window_.NoteFirstGroup(row.sequence, sequence.settled);
+  for (const KvSpan& span : step.spans) {
+    Sequence& sequence = sequences_[span.sequence];
+    sequence.settled = std::max(sequence.settled, window_.FirstGroup(span.end()));
+    window_.NoteFirstGroup(span.sequence, sequence.settled);
   }
-  rows_.assign(rows.begin(), rows.end());
+  if (rule_.tracks_recurrence) seen_.assign(step.spans.begin(), step.spans.end());
   return Status::Ok();
 }
 
@@ -386,33 +387,34 @@ void EvictingLedger::DropRecurrences(uint32_t layer, uint32_t stream) {
 
 // What the last step has given, if it has succeeded.
 void EvictingLedger::NoteRecurrences(uint32_t layer) {
-  for (const KvRow& row : rows_) {
-    if (row.position >= sequences_[row.sequence].length) continue;
-    const auto note = [&row](float mass, Recurrence& entry) {
+  for (const KvSpan& span : seen_) {
+    const uint32_t now = span.first_position;
+    if (now >= sequences_[span.sequence].length) continue;
+    const auto note = [now](float mass, Recurrence& entry) {
       if (mass <= kRecurrenceWeight) return;
       // A truncated sequence goes on before what it has seen.
-      const uint32_t gap = row.position - std::min(row.position, entry.seen_at);
+      const uint32_t gap = now - std::min(now, entry.seen_at);
       entry.longest_gap = std::max(entry.longest_gap, gap);
-      entry.seen_at = row.position;
+      entry.seen_at = now;
     };
-    for (uint32_t stream = row.sequence * heads(); stream < (row.sequence + 1) * heads(); ++stream) {
+    for (uint32_t stream = span.sequence * heads(); stream < (span.sequence + 1) * heads(); ++stream) {
       std::vector<Recurrence>& list = recurrences_[ListOf(layer, stream)];
       const KeptLists::Masses masses = layers_[layer].masses(stream, KeptTier::kOriginal);
       for (size_t i = 0; i < list.size(); ++i) note(masses.values[masses.places[i]], list[i]);
-      for (uint32_t position = sequences_[row.sequence].settled; position <= row.position; ++position) {
+      for (uint32_t position = sequences_[span.sequence].settled; position <= now; ++position) {
         note(WindowMass(layer, stream, position, 0), WindowRecurrence(layer, stream, position));
       }
     }
   }
 }
 
-void EvictingLedger::EndStep(std::span<const KvRow> rows) {
-  for (const KvRow& row : rows) sequences_[row.sequence].length = row.position + 1;
+void EvictingLedger::EndStep() {
+  for (const KvSpan& span : step_->spans) sequences_[span.sequence].length = span.end();
 }
 
 void EvictingLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                                       std::vector<uint32_t>* positions) const {
-  const uint32_t stream = rows_[row].sequence * heads() + head;
+  const uint32_t stream = step_->spans[row].sequence * heads() + head;
   for (const KeptTier tier : kKeptTiers) {
     const std::span<const uint32_t> kept = layers_[layer].positions(stream, tier);
     positions->insert(positions->end(), kept.begin(), kept.end());

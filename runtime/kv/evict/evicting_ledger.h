@@ -56,14 +56,14 @@ class EvictingLedger final : public KvLedger {
 
   Status BeginDecode() override;
   void LeaveDecode() override { layers_.clear(); }
-  Status BeginStep(std::span<const KvRow> rows) override;
+  Status BeginStep(const KvStep& step) override;
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const override;
   Buffer* window_mass(uint32_t layer) const override {
     return n_moments_ == 0 ? nullptr : window_mass_[layer].get();
   }
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
-  void EndStep(std::span<const KvRow> rows) override;
+  void EndStep() override;
   std::optional<KeptReport> kept() const override;
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
@@ -171,7 +171,8 @@ class EvictingLedger final : public KvLedger {
   std::vector<std::unique_ptr<Buffer>> window_mass_;  // [n_layers], kShared
   std::vector<std::vector<Recurrence>> recurrences_;  // [n_layers, n_streams]: of kOriginal; or none
   std::vector<Recurrence> window_recurrences_;        // [n_layers, n_streams, n_window_slots], or none
-  std::vector<KvRow> rows_;                           // of the step
+  const KvStep* step_ = nullptr;                      // the last that began
+  std::vector<KvSpan> seen_;                          // of that step, until recurrences are noted of it
   uint64_t n_lowered_ = 0;
 
   // Of one list, while it is looked at.

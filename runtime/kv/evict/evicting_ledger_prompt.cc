@@ -37,7 +37,7 @@ Status EvictingLedger::UndoPrefill() {
 
 void EvictingLedger::Clear(uint32_t sequence) {
   sequences_[sequence] = {};
-  std::erase_if(rows_, [sequence](const KvRow& row) { return row.sequence == sequence; });
+  std::erase_if(seen_, [sequence](const KvSpan& span) { return span.sequence == sequence; });
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     shares_[size_t{layer} * plan_.n_sequences + sequence] = {};
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {

@@ -34,7 +34,6 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
   if (index != nullptr && index->takes_keys()) keys_.resize(size_t{group_tokens()} * plan.key_dim());
   fetches_.reserve(kKeysAtOnce);
   groups_.reserve(kKeysAtOnce);
-  step_rows_.reserve(plan.n_sequences);
 }
 
 // The window of a sequence that is to end at `length`: what it has lost comes back as it was stored. Nothing
@@ -150,7 +149,7 @@ void SequenceLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t hea
                                       std::vector<uint32_t>* positions) const {
   if (statics_ == nullptr) return;
   for (const KeptTier tier : kKeptTiers) {
-    const auto some = statics_->positions(layer, step_rows_[row].sequence * heads() + head, tier);
+    const auto some = statics_->positions(layer, step_->spans[row].sequence * heads() + head, tier);
     positions->insert(positions->end(), some.begin(), some.end());
   }
 }
@@ -212,29 +211,29 @@ Status SequenceLedger::EndPrefill(uint32_t sequence, uint32_t length) {
   return Status::Ok();
 }
 
-Status SequenceLedger::BeginStep(std::span<const KvRow> rows) {
+Status SequenceLedger::BeginStep(const KvStep& step) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
-  step_rows_.assign(rows.begin(), rows.end());
-  for (const KvRow& row : rows) {
-    KVRUN_CHECK(row.position <= lengths_[row.sequence]);
-    KVRUN_RETURN_IF_ERROR(Prepare(row.sequence, row.position));
+  step_ = &step;
+  for (const KvSpan& span : step.spans) {
+    KVRUN_CHECK(span.first_position <= lengths_[span.sequence]);
+    KVRUN_RETURN_IF_ERROR(Prepare(span.sequence, span.first_position));
   }
   return Status::Ok();
 }
 
 // The row's window does not hold it, its entry takes its place in the ring, or an entry of it becomes one
 // that is rounded: what is stored is made of exact ones.
-bool SequenceLedger::IsLeaving(const KvRow& row, uint32_t group) const {
-  return group < window_.FirstGroup(row.position + 1) ||
-         row.position / group_tokens() - group >= plan_.n_window_slots ||
-         row.position >= plan_.exact_entries() + group * group_tokens();
+bool SequenceLedger::IsLeaving(const KvSpan& span, uint32_t group) const {
+  return group < window_.FirstGroup(span.end()) ||
+         span.first_position / group_tokens() - group >= plan_.n_window_slots ||
+         span.first_position >= plan_.exact_entries() + group * group_tokens();
 }
 
 Status SequenceLedger::StoreLeavingGroups() {
-  for (const KvRow& row : step_rows_) {
-    uint32_t& stored = groups_stored_[row.sequence];
-    for (; stored < lengths_[row.sequence] / group_tokens() && IsLeaving(row, stored); ++stored) {
-      KVRUN_RETURN_IF_ERROR(StoreGroup(row.sequence, stored));
+  for (const KvSpan& span : step_->spans) {
+    uint32_t& stored = groups_stored_[span.sequence];
+    for (; stored < lengths_[span.sequence] / group_tokens() && IsLeaving(span, stored); ++stored) {
+      KVRUN_RETURN_IF_ERROR(StoreGroup(span.sequence, stored));
     }
   }
   return Status::Ok();
@@ -275,8 +274,8 @@ void SequenceLedger::DecodeKeys(uint32_t layer, uint32_t stream, const KvRecordS
                      keys.subspan(size_t{first} * key_dim + stream % heads() * head_columns));
 }
 
-void SequenceLedger::EndStep(std::span<const KvRow> rows) {
-  for (const KvRow& row : rows) lengths_[row.sequence] = row.position + 1;
+void SequenceLedger::EndStep() {
+  for (const KvSpan& span : step_->spans) lengths_[span.sequence] = span.end();
 }
 
 Status SequenceLedger::ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,

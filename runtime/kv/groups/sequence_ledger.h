@@ -49,10 +49,10 @@ class SequenceLedger final : public KvLedger {
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const override;
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
-  Status BeginStep(std::span<const KvRow> rows) override;
+  Status BeginStep(const KvStep& step) override;
   Status StoreLeavingGroups() override;
   Status StoreCompletedGroups() override;
-  void EndStep(std::span<const KvRow> rows) override;
+  void EndStep() override;
 
   bool can_shift() const override { return true; }
   Status Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts) override;
@@ -74,7 +74,7 @@ class SequenceLedger final : public KvLedger {
   Status FetchGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
                      std::span<std::byte> records);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
-  bool IsLeaving(const KvRow& row, uint32_t group) const;
+  bool IsLeaving(const KvSpan& span, uint32_t group) const;
   Status StoreGroup(uint32_t sequence, uint32_t group);
   void DecodeKeys(uint32_t layer, uint32_t stream, const KvRecordShape& shape,
                   std::span<const std::byte> record, uint32_t first, std::span<float> keys) const;
@@ -93,7 +93,7 @@ class SequenceLedger final : public KvLedger {
   KvIndex* index_;
   StaticSet* statics_;
   const EntrySpaces& spaces_;
-  std::vector<KvRow> step_rows_;
+  const KvStep* step_ = nullptr;   // the last that began
   std::vector<uint32_t> lengths_;  // of each sequence
   std::vector<Status> broken_;     // of each sequence: what has made its entries useless
   std::vector<uint32_t> first_window_groups_;

@@ -9,15 +9,39 @@
 
 namespace kvrun {
 
-// A new entry of a step.
-struct KvRow {
-  uint32_t sequence = 0;
-  uint32_t position = 0;
+// Why rows are computed.
+enum class SpanKind : uint8_t {
+  kPrompt,  // a text that is given: each row attends to everything before it
+  kDecode,  // a token that was generated: one row, which attends to what the method selects
+  kVerify,  // a draft: what decoding its tokens one after another gives
 };
 
-// A step's rows, and the angles of their positions as the device has them: float [n_rows, rotary_dim / 2, 2].
+// New entries of one sequence at consecutive positions. Entries from `first_position` on are forgotten.
+struct KvSpan {
+  uint32_t sequence = 0;
+  uint32_t first_position = 0;
+  uint32_t n_rows = 1;
+  SpanKind kind = SpanKind::kDecode;
+
+  uint32_t end() const { return first_position + n_rows; }
+};
+
+// Spans of sequences that differ; a step's rows are counted through all of them. Of a step that the parts of
+// a method are handed (RecordCache::BeginStep) each span has one row, so that row i is span i: how a method
+// chooses for several rows of a sequence at once is not decided yet, and they are computed one after another.
+struct KvStep {
+  std::vector<KvSpan> spans;
+
+  size_t n_rows() const {
+    size_t n = 0;
+    for (const KvSpan& span : spans) n += span.n_rows;
+    return n;
+  }
+};
+
+// A step, and the angles of its positions as the device has them: float [n_rows, rotary_dim / 2, 2].
 struct KvStepInputs {
-  std::span<const KvRow> rows;
+  const KvStep& step;
   std::span<const float> angles;
 };
 

@@ -23,7 +23,6 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
     all_.resize(plan.n_groups());
     std::iota(all_.begin(), all_.end(), 0U);
   }
-  rows_.reserve(plan.n_sequences);
   // Where a prompt says the static set's share, all may be chosen.
   const uint32_t most_needed = std::max(plan.n_needed(), plan.statics.n_total);
   if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * most_needed);
@@ -38,8 +37,8 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
   stats_.layer_loads.resize(n_layers);
 }
 
-void LayerServer::BeginStep(std::span<const KvRow> rows) {
-  rows_.assign(rows.begin(), rows.end());
+void LayerServer::BeginStep(const KvStep& step) {
+  step_ = &step;
   if (read_limit_) read_limit_->DropStep();  // what a step that was given up has left
 }
 
@@ -55,7 +54,8 @@ void LayerServer::ResetStats() {
 }
 
 StreamStep LayerServer::StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const {
-  const uint32_t sequence = row < rows_.size() ? rows_[row].sequence : 0;
+  const bool has_row = step_ != nullptr && row < step_->spans.size();
+  const uint32_t sequence = has_row ? step_->spans[row].sequence : 0;
   StreamStep step{layer, row, head, sequence * heads() + head, position, window_.FirstGroup(position + 1)};
   if (extents_ != nullptr) step.n_groups = extents_->n_extents(step);
   return step;
@@ -78,17 +78,17 @@ Status LayerServer::Serve(uint32_t layer) {
 Status LayerServer::FillTables(uint32_t layer) {
   KVRUN_RETURN_IF_ERROR(PlanLayer(layer));
   KVRUN_RETURN_IF_ERROR(ReadPlanned(layer));
-  for (uint32_t row = 0; row < rows_.size(); ++row) {
+  for (uint32_t row = 0; row < step_->spans.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      KVRUN_RETURN_IF_ERROR(NameSlots(StreamStepOf(layer, row, head, rows_[row].position)));
+      KVRUN_RETURN_IF_ERROR(NameSlots(StreamStepOf(layer, row, head, step_->spans[row].first_position)));
     }
   }
   return slots_.FlushTables(layer);
 }
 
 void LayerServer::EmptyTables(uint32_t layer) {
-  for (const KvRow& row : rows_) {
-    for (uint32_t head = 0; head < heads(); ++head) slots_.Empty(layer, row.sequence * heads() + head);
+  for (const KvSpan& span : step_->spans) {
+    for (uint32_t head = 0; head < heads(); ++head) slots_.Empty(layer, span.sequence * heads() + head);
   }
   (void)slots_.FlushTables(layer);  // the first error is the one to tell
 }
@@ -101,9 +101,9 @@ Status LayerServer::PlanLayer(uint32_t layer) {
   with_samples_.clear();
   if (!plan_.method.is_on_flash()) return Status::Ok();  // everything is where it is attended to
   if (selector_ != nullptr) KVRUN_RETURN_IF_ERROR(selector_->Receive(layer));
-  for (uint32_t row = 0; row < rows_.size(); ++row) {
+  for (uint32_t row = 0; row < step_->spans.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
-      KVRUN_RETURN_IF_ERROR(PlanStream(StreamStepOf(layer, row, head, rows_[row].position)));
+      KVRUN_RETURN_IF_ERROR(PlanStream(StreamStepOf(layer, row, head, step_->spans[row].first_position)));
     }
   }
   return Status::Ok();
@@ -231,8 +231,8 @@ void LayerServer::CompactFetched(uint32_t layer) {
 
 void LayerServer::DropPlanned(uint32_t layer) {
   for (size_t i = 0; i < planned_.size(); ++i) {
-    const KvRow& row = rows_[i / heads()];
-    const auto stream = static_cast<uint32_t>(row.sequence * heads() + i % heads());
+    const KvSpan& span = step_->spans[i / heads()];
+    const auto stream = static_cast<uint32_t>(span.sequence * heads() + i % heads());
     for (const SlotLoad& load : planned_[i].loads) slots_.cache(layer, stream)->Drop(load.slot);
   }
 }
@@ -247,14 +247,14 @@ Status LayerServer::NameSlots(const StreamStep& step) {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
     if (plan_.has_slot_biases()) {
       NameBiased(step, plan);
-      return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
+      return window_.BeginEntry(step.layer, step.stream, step.position);
     }
     if (own != nullptr) own->Name(step.stream, plan.slots);
     if (const SlotBuffers* pool = slots_.pool(step.layer); pool != nullptr) {
       pool->NameFirst(step.stream, static_cast<uint32_t>(plan.rest.size()));
     }
   }
-  return window_.BeginEntry(step.layer, step.stream, rows_[step.row].position);
+  return window_.BeginEntry(step.layer, step.stream, step.position);
 }
 
 // Of a record, the entries that count.
@@ -310,7 +310,7 @@ void LayerServer::AddGroupPositions(const StreamStep& step, std::vector<uint32_t
 
 void LayerServer::AddPositions(uint32_t layer, uint32_t row, uint32_t head,
                                std::vector<uint32_t>* positions) {
-  const StreamStep step = StreamStepOf(layer, row, head, rows_[row].position);
+  const StreamStep step = StreamStepOf(layer, row, head, step_->spans[row].first_position);
   if (extents_ == nullptr) return AddGroupPositions(step, positions);
   const SlotCache::PlanResult& plan = planned_[size_t{row} * heads() + head];
   const auto add = [&](uint32_t record, const std::byte* at) {

@@ -35,10 +35,10 @@ class LayerServer {
   // Null: all entries of a group count.
   void SetStatics(StaticSet* statics) { statics_ = statics; }
 
-  void BeginStep(std::span<const KvRow> rows);
+  // As for KvLedger::BeginStep.
+  void BeginStep(const KvStep& step);
   // The step has succeeded.
   void EndStep();
-  std::span<const KvRow> rows() const { return rows_; }
   // The layer's choice is known. After an error the layer's tables name nothing: the device reads them
   // nevertheless.
   Status Serve(uint32_t layer);
@@ -86,7 +86,7 @@ class LayerServer {
   StaticSet* statics_ = nullptr;
   std::optional<ReadLimit> read_limit_;         // where the plan has one
   std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
-  std::vector<KvRow> rows_;                     // of the step
+  const KvStep* step_ = nullptr;                // the last that began
   std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * KvPlan::n_needed()
   std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads
   std::vector<GroupSample> samples_;            // of a layer's rows and heads

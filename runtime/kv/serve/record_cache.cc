@@ -21,6 +21,7 @@ RecordCache::RecordCache(Device& device, const KvPlan& plan, uint32_t n_layers, 
       window_(plan_),
       slots_(device, plan_, n_layers),
       server_(plan_, n_layers, window_, slots_) {
+  step_.spans.reserve(plan_.n_sequences);
   if (stores_.is_empty() && !plan_.method.evicts())
     in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(0), n_layers);
 }
@@ -91,11 +92,11 @@ GroupStoreStats RecordCache::store_stats() const {
   return stores_.groups != nullptr ? stores_.groups->stats() : GroupStoreStats();
 }
 
-bool RecordCache::NeedsLearning(std::span<const KvRow> rows) const {
+bool RecordCache::NeedsLearning() const {
   if (index_ == nullptr || index_->is_ready()) return false;
-  return std::any_of(rows.begin(), rows.end(), [this](const KvRow& row) {
-    return row.position >= index_->min_entries_to_learn() &&
-           window_.FirstGroup(row.position + 1) > plan_.least_chosen();
+  return std::any_of(step_.spans.begin(), step_.spans.end(), [this](const KvSpan& span) {
+    return span.first_position >= index_->min_entries_to_learn() &&
+           window_.FirstGroup(span.end()) > plan_.least_chosen();
   });
 }
 
@@ -200,14 +201,16 @@ void RecordCache::AddSources(uint32_t layer, SlotAttentionArgs* args) {
   args->Add({window_.records(layer), window_.shape(), window_.table(layer), ledger_->window_mass(layer)});
 }
 
-Status RecordCache::BeginStep(std::span<const KvRow> rows) {
+Status RecordCache::BeginStep(const KvStep& step) {
+  for (const KvSpan& span : step.spans) KVRUN_CHECK(span.n_rows == 1);
+  step_ = step;
   notes_attended_ = false;
   counts_text_runs_ = std::exchange(counts_next_, false);
-  KVRUN_RETURN_IF_ERROR(ledger_->BeginStep(rows));
-  for (const KvRow& row : rows) {
-    if (row.position == 0) KVRUN_RETURN_IF_ERROR(spaces_.Forget(row.sequence));
+  KVRUN_RETURN_IF_ERROR(ledger_->BeginStep(step_));
+  for (const KvSpan& span : step_.spans) {
+    if (span.first_position == 0) KVRUN_RETURN_IF_ERROR(spaces_.Forget(span.sequence));
   }
-  server_.BeginStep(rows);
+  server_.BeginStep(step_);
   return Status::Ok();
 }
 

@@ -56,9 +56,9 @@ class RecordCache {
   StoredKeys& stored_keys() { return *ledger_; }
   EntrySpaces& spaces() { return spaces_; }
 
-  // Whether the index has not learned, though a row cannot have all groups before its window chosen, and its
-  // sequence has enough entries.
-  bool NeedsLearning(std::span<const KvRow> rows) const;
+  // Whether the index has not learned, though a row of the step cannot have all groups before its window
+  // chosen, and its sequence has enough entries.
+  bool NeedsLearning() const;
   // The index learns from a sequence's entries. Gives up slots, where there is flash: decoding has to begin
   // again.
   Status LearnFromStored(uint32_t sequence);
@@ -125,8 +125,8 @@ class RecordCache {
   // What a layer attends to: own slots and pool, where there are such, what the ledger keeps, and the window.
   void AddSources(uint32_t layer, SlotAttentionArgs* args);
 
-  // Rows are new entries, one of each sequence. Entries at or after a row's position are forgotten.
-  Status BeginStep(std::span<const KvRow> rows);
+  // Spans of one row each. Entries from there on are forgotten.
+  Status BeginStep(const KvStep& step);
   // KV thread: groups that an earlier step completed go to the store, those that are leaving before any layer
   // is served (KvLedger::StoreLeavingGroups). Where the index takes records, all, before the step is
   // submitted.
@@ -139,10 +139,10 @@ class RecordCache {
   bool maintains() const { return ledger_->maintains(); }
   // KV thread: all layers are maintained.
   Status PrepareStep() { return index_ != nullptr ? index_->PrepareStep() : Status::Ok(); }
-  // The step has succeeded: the rows' entries are there.
+  // The step has succeeded: its entries are there.
   void EndStep() {
     server_.EndStep();
-    ledger_->EndStep(server_.rows());
+    ledger_->EndStep();
   }
 
   // What the step's row attended to before its window, of each stream of its sequence: groups, or with
@@ -208,6 +208,7 @@ class RecordCache {
   std::unique_ptr<StaticSet> statics_;       // null: there is none
   std::unique_ptr<KvLedger> ledger_;
   LayerServer server_;
+  KvStep step_;  // the last that began: the parts look at it
   std::optional<ReadLog> read_log_;
   bool has_static_share_ = false;
   uint64_t repaged_bytes_ = 0;
