@@ -22,7 +22,8 @@ constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelecto
           .policy = KvPolicyKind::kByName};
 }
 
-// KVSwap's selection; what a budget chooses has a static set beside it (measured: docs/static.md).
+// KVSwap's selection; what a budget chooses has a static set beside it (measured:
+// docs/methods/static-set.md).
 constexpr KvMethod KvswapMethod() {
   KvMethod method = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
   method.defaults.goes_by_mass = true;
@@ -71,7 +72,7 @@ constexpr KvMethod ArkvFlashMethod() {
   return method;
 }
 
-// --- Comparators (docs/comparators.md says how close each is to its source).
+// --- Comparators (docs/methods/comparators.md says how close each is to its source).
 
 constexpr KvMethod RandomMethod() { return Selecting("random", KvIndexKind::kNone, KvSelectorKind::kRandom); }
 
