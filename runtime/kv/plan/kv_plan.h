@@ -19,13 +19,13 @@
 // loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Bytes must have room for
 // 256 entries; a share for 512, of more than 2,048 tokens for 512 * sqrt(2048 / tokens), but for 320 at
 // least; both for no more than a third of a short context. Where a row would leave fewer, the next is tried,
-// and where all would, bytes are refused, and a share is raised until there are as many (docs/quality.md,
-// "Small contexts"). No more are selected than take an eighth of the multiplications that a layer's weights
-// take, or 1,280; slots take the rest of the budget then (C > M), and less is read. They also take what
-// decoding has where prefill is what limits M. Where select_entries or reuse_groups is given, or there is no
-// budget, the first row of all that fits is taken. Without a budget 400 entries are selected, as in the
-// paper; with one, and reuse_groups alone, M = C, which DescribePlan says (where C has room for pinned groups
-// alone, one more).
+// and where all would, bytes are refused, and a share is raised until there are as many
+// (docs/measurements/quality.md, "Small contexts"). No more are selected than take an eighth of the
+// multiplications that a layer's weights take, or 1,280; slots take the rest of the budget then (C > M), and
+// less is read. They also take what decoding has where prefill is what limits M. Where select_entries or
+// reuse_groups is given, or there is no budget, the first row of all that fits is taken. Without a budget 400
+// entries are selected, as in the paper; with one, and reuse_groups alone, M = C, which DescribePlan says
+// (where C has room for pinned groups alone, one more).
 //
 // C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
 // given and reuse_groups is not, C = M where a row leaves room for that; of rows whose share the budget
