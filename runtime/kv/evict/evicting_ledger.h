@@ -8,7 +8,8 @@
 // A sequence that has lost entries cannot be truncated before its window, and a prompt is computed row by row
 // where the sequence has entries.
 //
-// Sources: see keep_rule.h, layer_attention.h; design/methods.md, section 4.
+// Sources: see keep_rule.h, layer_attention.h; docs/methods/evicting.md says how close each method is to its
+// own.
 //
 // Threads: one at a time.
 #pragma once

@@ -45,7 +45,7 @@ constexpr KvMethod DynaKvMethod() {
   return method;
 }
 
-// PRKV (design/methods.md, section 3): pages of each KV head chosen by bounds of their keys, beside a static
+// PRKV (docs/methods/static-set.md): pages of each KV head chosen by bounds of their keys, beside a static
 // set.
 constexpr KvMethod PrkvMethod() {
   KvMethod method = Selecting("prkv", KvIndexKind::kPageBounds, KvSelectorKind::kTopGroups);
@@ -59,7 +59,7 @@ constexpr KvMethod PrkvMethod() {
   return method;
 }
 
-// What ARKV would evict lies on flash, and is chosen by kvswap's index (design/methods.md, section 4).
+// What ARKV would evict lies on flash, and is chosen by kvswap's index (docs/methods/static-set.md).
 constexpr KvMethod ArkvFlashMethod() {
   KvMethod method = kKvswap;
   method.name = "arkv-flash";

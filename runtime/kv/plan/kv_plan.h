@@ -33,8 +33,8 @@
 //
 // Where neither is given, and it is known how fast flash is read and a layer computed (or `hide` is 0), more
 // is selected than has slots: as much as is read while a layer computes (ReadingPlan), never less than with
-// C = M. C is then as large as fits. Source: methods.md, section 6. Where even what has slots takes longer to
-// read, reads are limited to what does not (KvPlan::reads_per_layer), but to no less than 4 % of M.
+// C = M. C is then as large as fits. Where even what has slots takes longer to read, reads are limited to
+// what does not (KvPlan::reads_per_layer), but to no less than 4 % of M.
 //
 // Samples (sample_entries) lie in the pool. With them there is no static set unless it is asked for.
 //
@@ -252,7 +252,7 @@ struct KeptPlan {
 
 // The static set: entries of each stream of a layer that lie in memory one by one all the time, and are left
 // out of the groups that they are in. They are those that the last rows of a prompt attend to most.
-// Source: PRKV, section 4.1; design/methods.md, section 3.
+// Source: PRKV, section 4.1; docs/methods/static-set.md says what is different.
 struct StaticPlan {
   uint32_t n_entries = 0;  // of a stream; 0: there is none
   // Of what is attended to before the window: this share is the static set's, groups are the rest.
