@@ -196,10 +196,11 @@ struct SlotShape {
   }
 };
 
-// How much attention an entry receives, its *mass*: the softmax weights that rows give it. In a row the query
-// heads of a KV head give an entry a weight each. Of these weights (first moment), and of their squares
-// (second), the mean or the largest is what the row gives, and that joins what is there already.
-// PRKV takes the mean of heads, ARKV two moments (docs/methods/static-set.md, docs/methods/evicting.md).
+// The *mass* of an entry is how much attention it receives: the softmax weights that rows of queries give it,
+// added up. Rows that give it 0.5, 0.1 and 0 give it a mass of 0.6. In a row the query heads of a KV head
+// give an entry a weight each. Of these weights (first moment), and of their squares (second), the mean or
+// the largest is what the row gives, and that joins what is there already. PRKV takes the mean of heads, ARKV
+// two moments (docs/methods/static-set.md, docs/methods/evicting.md).
 struct MassForm {
   enum class Heads : uint8_t { kMean, kLargest };
   enum class Rows : uint8_t { kAdd, kLargest, kReplace };
