@@ -11,7 +11,7 @@ find_program(KVRUN_SPIRV_OPT spirv-opt REQUIRED)
 
 # What makes a shader small and plain: functions are inlined, variables become values, what is constant or unused goes. Left
 # out of spirv-opt -O: unrolling of loops and elimination of redundancy, which take four fifths of the compiler's time and
-# make binaries two and a half times as large; drivers do both by themselves (docs/decisions.md).
+# make binaries two and a half times as large; drivers do both by themselves (docs/decisions/operations.md).
 set(KVRUN_SPIRV_PASSES
   --wrap-opkill --eliminate-dead-branches --merge-return --inline-entry-points-exhaustive --eliminate-dead-functions
   --eliminate-dead-code-aggressive --private-to-local --eliminate-local-single-block --eliminate-local-single-store

@@ -208,7 +208,8 @@ std::vector<uint32_t> Ranks(const SearchSetting& setting, bool from_file) {
 }
 
 // By falling size; those that were dominated wherever they were tried are left out (fp8 beside int8, which
-// takes the same bytes, has a tenth of the error and is cheaper to decode; docs/performance.md).
+// takes the same bytes, has a tenth of the error and is cheaper to decode;
+// docs/measurements/kvswap-settings.md).
 std::vector<EntryTypes> EntryTypePairs() {
   return {{KvType::kInt4, KvType::kInt4}, {KvType::kInt8, KvType::kInt4}, {KvType::kFp8, KvType::kInt4},
           {KvType::kInt8, KvType::kInt8}, {KvType::kFp8, KvType::kFp8},   {KvType::kF16, KvType::kF16}};

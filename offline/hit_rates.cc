@@ -10,7 +10,8 @@
 namespace kvrun::offline {
 namespace {
 
-// Of English texts on SmolLM2-135M (docs/performance.md): misses at C = M, and how they fall as C grows.
+// Of English texts on SmolLM2-135M (docs/measurements/kvswap-settings.md): misses at C = M, and how they fall
+// as C grows.
 constexpr double kUsualMisses = 0.22;
 constexpr double kUsualFall = 0.8;
 constexpr double kFewestMisses = 1e-3;

@@ -8,7 +8,7 @@ namespace kvrun::offline {
 namespace {
 
 // What is believed before anything is measured: how much log KL changes with a term, and how sure that is.
-// From measurements on SmolLM2-135M at 1/13 and 1/34 (docs/performance.md).
+// From measurements on SmolLM2-135M at 1/13 and 1/34 (docs/measurements/kvswap-settings.md).
 struct Belief {
   double mean;
   double deviation;

@@ -127,7 +127,7 @@ Status PlanMemory(const DeviceFacts& facts, DevicePlan& plan) {
   auto local = ChooseMemory(facts, 0, {{kLocal, 16}, {kVisible, -4}, {kCached, -2}});
   const auto upload = ChooseMemory(facts, kVisible, {{kLocal, near}, {kCoherent, 4}, {kCached, -2}});
   const auto readback = ChooseMemory(facts, kVisible, {{kCached, 16}, {kLocal, near}, {kCoherent, 4}});
-  // The CPU reads it too, which takes far longer without a cache (docs/performance.md, "A real GPU"). Where
+  // The CPU reads it too, which takes far longer without a cache (docs/measurements/gpu.md). Where
   // what is cached is not coherent, it is rather not cached.
   const auto shared = ChooseMemory(facts, kVisible, {{kCoherent, 16}, {kCached, 8}, {kLocal, near}});
   if (!local || !upload || !readback || !shared) {

@@ -194,10 +194,11 @@ struct SlotShape {
   }
 };
 
-// How much attention an entry receives, its *mass*: the softmax weights that rows give it. In a row the query
-// heads of a KV head give an entry a weight each. Of these weights (first moment), and of their squares
-// (second), the mean or the largest is what the row gives, and that joins what is there already.
-// Source: methods.md, sections 3 and 4.
+// The *mass* of an entry is how much attention it receives: the softmax weights that rows of queries give it,
+// added up. Rows that give it 0.5, 0.1 and 0 give it a mass of 0.6. In a row the query heads of a KV head
+// give an entry a weight each. Of these weights (first moment), and of their squares (second), the mean or
+// the largest is what the row gives, and that joins what is there already. PRKV takes the mean of heads, ARKV
+// two moments (docs/methods/static-set.md, docs/methods/evicting.md).
 struct MassForm {
   enum class Heads : uint8_t { kMean, kLargest };
   enum class Rows : uint8_t { kAdd, kLargest, kReplace };
@@ -264,7 +265,10 @@ struct SlotAttentionArgs {
   const SlotSource& window() const { return sources.at(n_sources - 1); }
 };
 
-// How the heads' scores become one score of a group (methods.md, section 1).
+// How the heads' scores become one score of a group. kSum, as in KVSwap: raw scores are added up, so one row
+// of the index is multiplied with one query. kSoftmax: a softmax of each head, so that a head that cares
+// about one entry is not drowned. kGqa: a softmax of each KV head, by the mean of its queries. kPerKvHead:
+// each KV head chooses groups of its own.
 enum class HeadReduction : uint8_t { kSum, kSoftmax, kGqa, kPerKvHead };
 
 // The index of one layer: rows of `rank` columns, one for every entry or a few for a whole group, [n_streams'
@@ -359,7 +363,7 @@ struct ScoreArgs {
   // attended to with the bias -log p_g stands for all of them: sums over entries of exp(score + bias), and of
   // these times V, are what they are over all groups, on average. Systematic: running sums of p_g are cut at
   // u, u + 1, .., with u from sample_seed, the token's position and the list's place in the token. With
-  // kMass; without weights. 0: none, at no cost. Source: methods.md, section 6.
+  // kMass; without weights. 0: none, at no cost.
   uint32_t n_sampled = 0;  // at most KVRUN_MAX_SAMPLED
   uint32_t sample_seed = 0;
   // Two stages, where n_candidates is above 0, which is at least n_chosen then. First all groups that can be

@@ -4,7 +4,7 @@
 // which changes nothing of attention: H D is orthogonal, a mean key adds the same to all scores of a query,
 // and weights add up to one. D changes signs, always the same ones. H is a Hadamard matrix / sqrt(its size),
 // for each block of the largest power of two that divides head_dim: it is its own inverse.
-// Source: design/methods.md, section 6 (QuaRot, arXiv 2404.00456, rotates in the same way).
+// QuaRot (arXiv 2404.00456) rotates in the same way; docs/decisions/kv-cache.md says what it wins.
 //
 // Threads: any.
 #pragma once

@@ -97,7 +97,7 @@ TEST_F(Eval, EverythingAttendedToIsFull) {
   }
 }
 
-// methods.md, section 1: without it the paper's method loses 29 points and more.
+// Without it KVSwap loses 29 points of accuracy and more, by its paper.
 TEST_F(Eval, TheRecentWindowMatters) {
   const std::string options =
       "--kv-method kvswap --kv-rank 12 --kv-index int8 --kv-adapter-kind plain --kv-select 100 --kv-sinks 0 "

@@ -233,7 +233,8 @@ HitRates Replay(const std::vector<std::vector<Step>>& streams, std::string_view 
 }
 
 // A step chooses 106 records about. With twice as many slots these four streams have as many hits of records
-// with both, and with half as many, as many of clusters; over all 90 there are more (docs/decisions.md).
+// with both, and with half as many, as many of clusters; over all 90 there are more
+// (docs/decisions/clusters.md).
 TEST(ClusterPolicy, HasMoreHitsThanLru) {
   const std::vector<std::vector<Step>> streams = ReadChoices();
   ASSERT_EQ(streams.size(), 4U);

@@ -22,8 +22,8 @@ namespace {
 TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
   struct Case {
     double fraction;
-    uint32_t least_entries;  // selection.md, "strictly within", less 7 to 9 %: the window is exact, the
-                             // static set has lists, adapters are counted
+    uint32_t least_entries;  // ../shared/reference/selection.md, "strictly within", less 7 to 9 %: the window
+                             // is exact, the static set has lists, adapters are counted
     KvType k_type;
     KvType v_type;
     uint32_t rank;

@@ -17,9 +17,10 @@ namespace {
 
 constexpr const char* kBeginning = R"(# Options of the KV cache
 
-Every option is `--kv-NAME VALUE` on the command line, `KVRUN_KV_NAME` in the environment, `NAME` in the C API (`kvrun_option`),
-and, where this page says so, `NAME` with `_` for `-` in a [config](config.md). `kvrun run --help kv` shows the same.
-What is not given follows from the budget; [ARCHITECTURE.md](ARCHITECTURE.md) explains the terms, [methods.md](methods.md) the methods.
+Every option is `--kv-NAME VALUE` on the command line, `KVRUN_KV_NAME` in the environment, `NAME` in the C API
+(`kvrun_option`), and, where this page says so, `NAME` with `_` for `-` in a [config](config.md). `kvrun run --help kv`
+shows the same. What is not given follows from the budget. [ARCHITECTURE.md](ARCHITECTURE.md) explains the terms, and
+[methods](methods/README.md) the methods.
 
 This page is made from the table in `runtime/kv/planner/kv_option_table.cc`, and a test compares them
 (`KVRUN_UPDATE_OPTIONS=1 build/release/tests/kvrun_unit_tests --gtest_filter='OptionsPage*'` writes it anew).

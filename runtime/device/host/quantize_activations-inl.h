@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Below this, 256 * 127 / largest is infinite; such a block counts as zeros.
 inline constexpr float kSmallestLargest = 1e-33F;
 // A block is fine where its largest magnitude squared is so many times the mean of its row's blocks: one
-// in ten of a model's, which hold most of what rounding costs (docs/decisions.md).
+// in ten of a model's, which hold most of what rounding costs (docs/decisions/cpu.md).
 inline constexpr float kFineFrom = 2.25F;
 
 using ActivationTag = hn::CappedTag<float, 16>;

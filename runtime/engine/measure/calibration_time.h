@@ -68,7 +68,7 @@ struct CutSize {
   bool operator==(const CutSize&) const = default;
 };
 // Of all the text, half of it or a quarter, what takes no more than left_s; nothing where none does. `full`:
-// where there is time for all. Of fewer steps shares do more harm than good (docs/quality.md).
+// where there is time for all. Of fewer steps shares do more harm than good (docs/measurements/reading.md).
 std::optional<CutSize> ChooseCuts(const CalibrationRates& rates, const CutSize& full, uint32_t n_layers,
                                   double left_s);
 double CutSeconds(const CalibrationRates& rates, const CutSize& size, uint32_t n_layers);

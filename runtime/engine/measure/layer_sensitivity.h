@@ -1,6 +1,6 @@
 // How much each layer's selection matters: the KL to all KV in memory where that layer alone attends to a few
 // entries, and the shares of slots that follow from it. Source: none; that layers differ by a factor of
-// hundreds was measured (docs/quality.md).
+// hundreds was measured (docs/measurements/reading.md).
 #pragma once
 
 #include <cstdint>

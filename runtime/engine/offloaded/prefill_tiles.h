@@ -1,7 +1,7 @@
 // Computes a prompt layer by layer, chunk after chunk: one layer's K and V are in memory at a time, as they
 // were computed. While the device computes a chunk, the host prepares and submits the next one. Hidden states
 // between layers lie in a spill file where the plan has no memory for them. What becomes of a layer's K and V
-// is its sink's business. Source: design/methods.md, section 1, Prefill.
+// is its sink's business. docs/methods/kvswap.md follows a prompt through it.
 //
 // Where K and V do not fit in memory, they are cut into tiles. The first, which is as large as the plan has
 // memory for, stays there until the next layer. The others are a chunk each and lie in the spill file. Chunks

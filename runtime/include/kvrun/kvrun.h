@@ -268,7 +268,7 @@ typedef enum kvrun_kv_type { KVRUN_KV_F16 = 0, KVRUN_KV_F32 = 1 } kvrun_kv_type;
  *   method   "full": all KV is in memory. "kvswap": all KV is on flash, and each token reads what it is
  *            predicted to attend to. "dynakv": the same, in clusters of entries whose keys are alike. The
  *            default is "full" if there is no budget or the budget holds all KV of the context (which a note
- *            says), otherwise "kvswap". docs/methods.md has the others
+ *            says), otherwise "kvswap". docs/methods/README.md has the others
  *   adapter  a file from `kvadapt calibrate`; without one adapters are computed from the first prompt
  *   dir      a folder on flash; by default the first usable one of $XDG_CACHE_HOME/kvrun/kv,
  *            ~/.cache/kvrun/kv and /var/tmp/kvrun-UID/kv. The file in it has no name and is gone with the

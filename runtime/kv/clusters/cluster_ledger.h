@@ -6,7 +6,7 @@
 //   pending entries                  kept in memory until their cluster is there (ClusterMap)
 //   the window                       from settled() on: nowhere else
 //
-// Source: DynaKV, sections 4 and 5; design/methods.md, section 2.
+// Source: DynaKV, sections 4 and 5; docs/methods/dynakv.md says what is different.
 //
 // Threads: one at a time; during a step the KV thread alone.
 #pragma once

@@ -1,6 +1,6 @@
 // Divides a prompt's entries of one KV head of a layer into clusters of keys that are alike: K-means, whose
 // products the device computes.
-// Source: DynaKV, section 4.1 (the initial partition); design/methods.md, section 2.
+// Source: DynaKV, section 4.1 (the initial partition).
 //
 // Threads: one at a time.
 #pragma once

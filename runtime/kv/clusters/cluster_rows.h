@@ -114,7 +114,7 @@ class ClusterRows {
   bool MustRead(uint32_t layer, uint32_t stream) const;
   bool IsAtHand(uint32_t layer, uint32_t stream) const;
   // Begins to read the lists of the step's rows, where they have to be read. One layer each time: requests of
-  // slots wait behind larger ones (docs/dynakv.md).
+  // slots wait behind larger ones (docs/methods/dynakv.md).
   Status Begin(uint32_t layer);
   // They are in the layer's part, which the device scores no more for another layer.
   Status Fetch(uint32_t layer);

@@ -1,4 +1,6 @@
-// Of which records an extent consists, where extents are not records themselves: a cluster of several.
+// An *extent* is what is chosen as one: a group of consecutive entries, or a cluster. A *record* is what is
+// read as one piece of fixed size. A group is one record. A cluster of 18 entries in records of 4 is five:
+// for such methods this says which.
 //
 // Threads: one at a time; during a step the KV thread alone.
 #pragma once

@@ -1,5 +1,6 @@
-// What is there of each sequence, and where: how many entries, which of them are stored, what the window
-// holds. Stores what leaves the window, forgets, and reads back.
+// A *ledger* is the book of what there is of each sequence, and where: "1,203 entries; groups 0 to 283 are
+// stored; the window holds the last 67". It also stores what leaves the window, forgets, and reads back. Each
+// family of methods has its own.
 //
 // Threads: one at a time; during a step the KV thread alone.
 #pragma once

@@ -2,13 +2,15 @@
 // gone. What stays of a prompt is said by the attention of its last rows, or of all of them; afterwards each
 // entry that leaves the window competes with those of its list. The method's KeepRule says how.
 //
-// While a prompt is computed, what other sequences have kept, and what stays of the prompt's layers so far,
-// lies in a file (the vault): memory is the prompt's.
+// While a prompt is computed, memory is the prompt's. What other sequences have kept, and what stays of the
+// prompt's layers so far, lies in a file meanwhile, the *vault*: when a second document is read, the lists of
+// the first are there until it is done.
 //
 // A sequence that has lost entries cannot be truncated before its window, and a prompt is computed row by row
 // where the sequence has entries.
 //
-// Sources: see keep_rule.h, layer_attention.h; design/methods.md, section 4.
+// Sources: see keep_rule.h, layer_attention.h; docs/methods/evicting.md says how close each method is to its
+// own.
 //
 // Threads: one at a time.
 #pragma once

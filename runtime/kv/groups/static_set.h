@@ -1,4 +1,6 @@
-// The static set (StaticPlan): which entries of each stream are in it, and, while decoding, sources of
+// The *static set* (StaticPlan): entries that a prompt's end attends to most, which stay in memory. If entry
+// 17 is in it, group 4 (entries 16 to 19) is attended to without it. This knows which entries of each stream
+// (a sequence, or a KV head of one, which chooses on its own) are in it, and, while decoding, sources of
 // attention that hold them: one, or one for each precision (KeptTier). In slots, a group's other entries lie
 // in front, and only these count.
 //

@@ -1,5 +1,5 @@
 // An index of keys projected by adapters: a row of `rank` columns for every entry.
-// Source: KVSwap, section 3.2; design/methods.md, section 1.
+// Source: KVSwap, section 3.2; docs/methods/kvswap.md says when adapters are made.
 #pragma once
 
 #include <memory>

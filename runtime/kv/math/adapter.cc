@@ -43,7 +43,7 @@ constexpr std::array kKindNames = {
 };
 
 // Directions that no query uses are not divided by zero: the smallest eigenvalue of the queries' second
-// moment, as a share of the largest (measured with it: methods.md, section 1).
+// moment, as a share of the largest (what was measured was measured with it).
 constexpr double kSmallestEigenvalue = 1e-4;
 
 // Vectors whose products are computed at once, where something follows of them.

@@ -1,7 +1,6 @@
 // Low-rank adapters of K: which few directions of a layer's keys are kept in memory to score entries with.
-// Sources: KVSwap, section 3.2 (kind kPlain); design/methods.md, section 1 (those weighed by queries and
-// centred); Loki (arXiv 2406.02542) and InfiniGen (arXiv 2406.19707), section 4.3 (those of each head on its
-// own).
+// Sources: KVSwap, section 3.2 (kind kPlain); Loki (arXiv 2406.02542) and InfiniGen (arXiv 2406.19707),
+// section 4.3 (those of each head on its own). The kinds weighed by queries and centred are no paper's.
 #pragma once
 
 #include <cstdint>

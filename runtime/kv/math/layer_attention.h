@@ -1,5 +1,5 @@
 // What ARKV tells layers apart by: how spread out a layer's attention is, and what follows for the precision
-// of its entries. Pure functions. Source: ARKV, sections IV-C to IV-F; design/methods.md, section 4.
+// of its entries. Pure functions. Source: ARKV, sections IV-C to IV-F, with its published constants.
 #pragma once
 
 #include <cstdint>

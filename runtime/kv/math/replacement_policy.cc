@@ -42,7 +42,7 @@ uint64_t WeightOf(const SlotView& view, uint32_t slot) {
 // What has not changed of late, then the least frequency^4 / records: what was chosen less often of late, a
 // large cluster before a small one. Then what was used earlier. Of equals the later cluster, record by
 // record, so that a cluster goes or stays whole: one that lacks a record is read whole. Source: DynaKV,
-// section 6.2, but for the frequency; docs/decisions.md has the figures.
+// section 6.2, but for the frequency; docs/decisions/clusters.md has the figures.
 bool SeldomThenLarge(const SlotView& view, uint32_t a, uint32_t b) {
   const bool a_is_reserved = IsReserved(view, a);
   if (a_is_reserved != IsReserved(view, b)) return !a_is_reserved;

@@ -1,5 +1,6 @@
-// Entries that lie in memory one by one, and are always attended to: a source of attention beside slots and
-// window. A record of one entry each, in the types of what is stored.
+// *Kept* entries lie in memory one by one, and are always attended to: a source of attention beside slots and
+// window. dynakv keeps the first entries of a text here, and those that have left the window while their
+// cluster is on flash. A record of one entry each, in the types of what is stored.
 //
 // Threads: one at a time.
 #pragma once

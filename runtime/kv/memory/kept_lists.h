@@ -1,6 +1,8 @@
-// What a method that evicts keeps of one layer, on the device: entries one by one, in one or two precisions,
-// each a source of attention with a mapping table and the mass that its entries receive. The lists of a layer
-// (streams) share its places: how many each may have is its quota.
+// What a method that evicts keeps of one layer, on the device. A *list* is what it keeps of one stream (a KV
+// head of a sequence), entry by entry: the entries at 3, 17 and 1,250, say, of 8,000. A *tier* is the entries
+// of one precision: 200 exact ones and 400 of 8 bits are two tiers. Each tier is a source of attention with a
+// mapping table and the mass that its entries receive. The lists of a layer share its places: how many each
+// may have is its quota.
 //
 // Threads: one at a time, while no step is under way.
 #pragma once

@@ -1,5 +1,7 @@
-// Memory for chosen groups while decoding: each layer's own slots, what they hold, and a pool that layers
-// share for what finds none of these; with the mapping tables that tell the device where chosen groups lie.
+// Memory for chosen groups while decoding. A *slot* holds one record. A layer has *own slots*, in which a
+// group stays until another takes its place. What finds none of these goes into the *pool*, slots that layers
+// share: of 500 chosen groups 160 may lie in own slots, and 340 are read into the pool. Mapping tables tell
+// the device where chosen groups lie ("group 17 is in slot 3").
 //
 // The pool has parts, which layers take in turn (KvPlan::pool_parts): what lies there is read anew for each
 // layer of each step. A method may have slots alone, the pool alone, or both.

@@ -1,6 +1,7 @@
-// The newest entries of every stream: a ring of records in f16 (f32 where the stored K or V is f32), one
-// buffer per layer. What is recent gets much of the attention: stored in few bits it costs several times what
-// all older entries together do (docs/decisions: "The newest entries stay exact").
+// The *window*: the newest entries of every stream, always attended to. Of 8,000 entries with a window of 64
+// these are 7,936 to 7,999. A ring of records in f16 (f32 where the stored K or V is f32), one buffer per
+// layer. What is recent gets much of the attention: stored in few bits it costs several times what all older
+// entries together do (docs/decisions/kv-cache.md, "The newest entries stay exact").
 //
 // Entries other than the newest KvPlan::exact_entries() are rounded to what their stored records hold,
 // wherever they lie. Not the first KvPlan::n_exact_entries: the groups that hold them

@@ -22,7 +22,8 @@ constexpr KvMethod Selecting(std::string_view name, KvIndexKind index, KvSelecto
           .policy = KvPolicyKind::kByName};
 }
 
-// KVSwap's selection; what a budget chooses has a static set beside it (measured: docs/static.md).
+// KVSwap's selection; what a budget chooses has a static set beside it (measured:
+// docs/methods/static-set.md).
 constexpr KvMethod KvswapMethod() {
   KvMethod method = Selecting("kvswap", KvIndexKind::kLowRank, KvSelectorKind::kTopGroups);
   method.defaults.goes_by_mass = true;
@@ -44,7 +45,7 @@ constexpr KvMethod DynaKvMethod() {
   return method;
 }
 
-// PRKV (design/methods.md, section 3): pages of each KV head chosen by bounds of their keys, beside a static
+// PRKV (docs/methods/static-set.md): pages of each KV head chosen by bounds of their keys, beside a static
 // set.
 constexpr KvMethod PrkvMethod() {
   KvMethod method = Selecting("prkv", KvIndexKind::kPageBounds, KvSelectorKind::kTopGroups);
@@ -58,7 +59,7 @@ constexpr KvMethod PrkvMethod() {
   return method;
 }
 
-// What ARKV would evict lies on flash, and is chosen by kvswap's index (design/methods.md, section 4).
+// What ARKV would evict lies on flash, and is chosen by kvswap's index (docs/methods/static-set.md).
 constexpr KvMethod ArkvFlashMethod() {
   KvMethod method = kKvswap;
   method.name = "arkv-flash";
@@ -71,7 +72,7 @@ constexpr KvMethod ArkvFlashMethod() {
   return method;
 }
 
-// --- Comparators (docs/comparators.md says how close each is to its source).
+// --- Comparators (docs/methods/comparators.md says how close each is to its source).
 
 constexpr KvMethod RandomMethod() { return Selecting("random", KvIndexKind::kNone, KvSelectorKind::kRandom); }
 

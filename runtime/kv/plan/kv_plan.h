@@ -19,13 +19,13 @@
 // loses them), softmaxes summed, lru; as many entries selected as fit, and C = M. Bytes must have room for
 // 256 entries; a share for 512, of more than 2,048 tokens for 512 * sqrt(2048 / tokens), but for 320 at
 // least; both for no more than a third of a short context. Where a row would leave fewer, the next is tried,
-// and where all would, bytes are refused, and a share is raised until there are as many (docs/quality.md,
-// "Small contexts"). No more are selected than take an eighth of the multiplications that a layer's weights
-// take, or 1,280; slots take the rest of the budget then (C > M), and less is read. They also take what
-// decoding has where prefill is what limits M. Where select_entries or reuse_groups is given, or there is no
-// budget, the first row of all that fits is taken. Without a budget 400 entries are selected, as in the
-// paper; with one, and reuse_groups alone, M = C, which DescribePlan says (where C has room for pinned groups
-// alone, one more).
+// and where all would, bytes are refused, and a share is raised until there are as many
+// (docs/measurements/quality.md, "Small contexts"). No more are selected than take an eighth of the
+// multiplications that a layer's weights take, or 1,280; slots take the rest of the budget then (C > M), and
+// less is read. They also take what decoding has where prefill is what limits M. Where select_entries or
+// reuse_groups is given, or there is no budget, the first row of all that fits is taken. Without a budget 400
+// entries are selected, as in the paper; with one, and reuse_groups alone, M = C, which DescribePlan says
+// (where C has room for pinned groups alone, one more).
 //
 // C < M: what finds no slot of its layer's own is read into a pool that layers share. Where select_entries is
 // given and reuse_groups is not, C = M where a row leaves room for that; of rows whose share the budget
@@ -33,8 +33,8 @@
 //
 // Where neither is given, and it is known how fast flash is read and a layer computed (or `hide` is 0), more
 // is selected than has slots: as much as is read while a layer computes (ReadingPlan), never less than with
-// C = M. C is then as large as fits. Source: methods.md, section 6. Where even what has slots takes longer to
-// read, reads are limited to what does not (KvPlan::reads_per_layer), but to no less than 4 % of M.
+// C = M. C is then as large as fits. Where even what has slots takes longer to read, reads are limited to
+// what does not (KvPlan::reads_per_layer), but to no less than 4 % of M.
 //
 // Samples (sample_entries) lie in the pool. With them there is no static set unless it is asked for.
 //
@@ -252,7 +252,7 @@ struct KeptPlan {
 
 // The static set: entries of each stream of a layer that lie in memory one by one all the time, and are left
 // out of the groups that they are in. They are those that the last rows of a prompt attend to most.
-// Source: PRKV, section 4.1; design/methods.md, section 3.
+// Source: PRKV, section 4.1; docs/methods/static-set.md says what is different.
 struct StaticPlan {
   uint32_t n_entries = 0;  // of a stream; 0: there is none
   // Of what is attended to before the window: this share is the static set's, groups are the rest.

@@ -9,7 +9,7 @@ namespace {
 
 // A layer's multiplications below which a second stage saves no time that counts (0.2 ms on two cores).
 constexpr uint64_t kCheapProducts = uint64_t{8} << 20;
-// How many times what is chosen candidates are (docs/quality.md, "Scoring in two stages").
+// How many times what is chosen candidates are (docs/measurements/reading.md, "Scoring in two stages").
 constexpr uint32_t kCandidatesOfChosen = 4;
 // Where candidates are a larger share of all, or the first stage of all products, too little is saved.
 constexpr uint32_t kMostCandidateShare = 2;

@@ -35,29 +35,29 @@ class Planner {
   static constexpr uint32_t kSinkEntries = 4;        // where no number is given
   static constexpr double kUsualHide = 0.9;
   // Where a device computes on the cores that read, reads of more than has slots may take so much of a
-  // layer's time (docs/quality.md, "As many entries as pay").
+  // layer's time (docs/measurements/reading.md, "As many entries as pay").
   static constexpr double kShareOfCores = 1.0 / 4;
   // A selection of fewer entries misses too much, or of less than a third of a short context: bytes that
-  // leave fewer are refused, and a share that leaves too few is raised (docs/quality.md, "Small contexts").
-  // A share's least falls from one number to the other as the context grows, so that raises end without a
-  // jump of what is attended to, nor with less memory for a longer context.
+  // leave fewer are refused, and a share that leaves too few is raised (docs/measurements/quality.md, "Small
+  // contexts"). A share's least falls from one number to the other as the context grows, so that raises end
+  // without a jump of what is attended to, nor with less memory for a longer context.
   static constexpr uint32_t kLeastOfBytes = 256;
   static constexpr uint32_t kMostLeastOfShare = 512;
   static constexpr uint32_t kLeastOfShare = 320;
   static constexpr double kMostOfShareUntil = 2048;  // tokens; beyond, it falls with their root
   static constexpr uint32_t kLeastShare = 3;
   // Where keys have more than 4 bits, at least so many entries, or half of a short context: more of them in 4
-  // bits are better (docs/quality.md, "Small contexts").
+  // bits are better (docs/measurements/quality.md, "Small contexts").
   static constexpr uint32_t kEnoughForWideTypes = 600;
   static constexpr uint32_t kFewKept = 128;     // of a list, where entries are evicted
   static constexpr uint32_t kLeastWindow = 64;  // where the window takes what there is
   // Of an own choice, no more entries than take this share of the multiplications that a layer's weights
-  // take, or so many (docs/quality.md, "As many entries as pay").
+  // take, or so many (docs/measurements/reading.md, "As many entries as pay").
   static constexpr double kAttentionShare = 1.0 / 8;
   static constexpr uint32_t kSurelyPaying = 1280;
   static constexpr double kShareOfBudget = 1.0 / 3;  // or this part of the share of all KV that the budget is
   // Groups that a layer reads at least, of those that are chosen, however slow flash is: fewer cost more than
-  // they win (docs/quality.md).
+  // they win (docs/measurements/reading.md).
   static constexpr double kLeastReads = 0.04;
   // Of own slots, those whose groups are chosen again in the next step: measured on three texts, 0.7 to 0.8.
   static constexpr double kChosenAgain = 0.75;

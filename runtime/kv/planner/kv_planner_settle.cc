@@ -15,17 +15,18 @@ constexpr double kShareBeforePrompts = 0.25;  // of the static set, where prompt
 constexpr uint32_t kLeastKept = 16;           // of a list: as many as the smallest window has
 constexpr std::string_view kDefaultPolicy = "lru";
 constexpr std::string_view kDefaultClusterPolicy = "cluster";
-// Of clusters. Not measured, but for what docs/dynakv.md says.
+// Of clusters. Not measured, but for what docs/methods/dynakv.md says.
 constexpr uint32_t kMostClusterEntries = 1024;
 constexpr uint32_t kMeansOfLargestCluster = 4;
 constexpr uint32_t kLeastMaxClusterEntries = 2;  // what is divided has two
 constexpr double kClusterRoom = 1.25;            // divisions while decoding take room, too
 constexpr uint32_t kSpareClusters = 8;
-// Of the lists. A third of them has a cluster to store for each token, more in bursts (docs/dynakv.md).
+// Of the lists. A third of them has a cluster to store for each token, more in bursts
+// (docs/methods/dynakv.md).
 constexpr double kUpkeepShare = 2.0 / 3.0;
 constexpr uint32_t kPendingEntries = 16;  // as in DynaKV's Figure 11
-// With it clusters stay as large as they were on average, on two texts (docs/dynakv.md): with 1.5 they grow,
-// with 1.1 there is no room in the end.
+// With it clusters stay as large as they were on average, on two texts (docs/methods/dynakv.md): with 1.5
+// they grow, with 1.1 there is no room in the end.
 constexpr double kSplitFactor = 1.25;
 
 }  // namespace
